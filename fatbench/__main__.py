@@ -1,0 +1,3 @@
+from fatbench.cli import main
+
+main()

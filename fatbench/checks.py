@@ -1,0 +1,68 @@
+"""What a type cannot say: rules between settings of one cell, checked before anything is imported or run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from fatbench.errors import SpecError
+from fatbench.kinds import number
+
+
+def cohort(spec: Mapping[str, Any]) -> int:
+    """m = max(1, int(C * K)): clients that take part in a round (methods: 0, conventions)."""
+    clients = int(spec["partition"].get("clients") or 1)
+    return max(1, int(float(number(spec["protocol"].get("participation", 1.0))) * clients + 1e-9))
+
+
+def check(spec: Mapping[str, Any], place: str) -> None:
+    """Refuse a cell whose settings contradict each other or its data set. SpecError says which and why."""
+    from fatbench.data.catalogue import CATALOGUE
+
+    facts = CATALOGUE.get(spec["data"]["name"])
+    partition, protocol = spec["partition"], spec["protocol"]
+    clients = partition.get("clients")
+
+    n_train = spec["train"] or (facts.train if facts else None)
+    if facts and facts.train:
+        for key, have in (("train", facts.train), ("test", facts.test)):
+            if spec[key] and spec[key] > have:
+                raise SpecError(f"{place}: {key}: {spec[key]} images asked for, {spec['data']['name']} has {have}")
+    if n_train:
+        if spec["validation"] >= n_train:
+            raise SpecError(f"{place}: validation: {spec['validation']} held-out images of {n_train} leave none to train on")
+        if clients and clients > n_train - spec["validation"]:
+            left = n_train - spec["validation"]
+            raise SpecError(f"{place}: partition: {clients} clients, but only {left} training images")
+
+    rule = protocol.get("rule")
+    if rule and "top" in rule and clients:
+        m = cohort(spec)
+        if rule["top"] > m / 2:
+            raise SpecError(f"{place}: rule: top: {rule['top']} is more than half of the {m} clients of a round")
+    if partition["name"] == "shah" and clients and partition.get("own_share") is None:
+        skew = float(number(partition["skew"]))
+        if (clients - 1) * skew >= 100:
+            raise SpecError(
+                f"{place}: partition: skew: (clients - 1) * skew must be below 100, got ({clients} - 1) * {skew:g}"
+            )
+    if facts and facts.classes and partition["name"] == "classes_per_client":
+        if partition["classes"] > facts.classes:
+            raise SpecError(f"{place}: partition: classes: {partition['classes']} of {facts.classes} classes")
+    if partition["name"] == "by_writer" and facts and not facts.writers:
+        raise SpecError(f"{place}: partition: by_writer: {spec['data']['name']} does not say who wrote which example")
+    if protocol["name"] == "centralized" and clients != 1:
+        raise SpecError(f"{place}: protocol: centralized needs 'partition: {{name: iid, clients: 1}}'")
+    if spec["monitor"] is not None:
+        check_attack(spec["monitor"], spec, f"{place}: monitor")
+
+
+def check_attack(attack: Mapping[str, Any], spec: Mapping[str, Any], place: str) -> None:
+    """Refuse an attack that the cell's data set has too few classes for."""
+    from fatbench.data.catalogue import CATALOGUE
+
+    facts = CATALOGUE.get(spec["data"]["name"])
+    if attack["name"] == "autoattack" and facts and facts.classes and facts.classes < 4:
+        raise SpecError(
+            f"{place}: AutoAttack's targeted losses need at least 4 classes, {spec['data']['name']} has {facts.classes}"
+        )

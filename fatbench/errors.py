@@ -1,0 +1,46 @@
+"""Errors a person can cause: one clear message, one documented exit code, never a traceback."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class FatbenchError(Exception):
+    """A mistake the reader of the message can mend; `exit_code` is what the command line returns."""
+
+    exit_code = 2
+
+
+class SpecError(FatbenchError):
+    """An invalid suite, cell or option (exit 2: nothing was run or written)."""
+
+
+class NothingMatched(FatbenchError):
+    """A filter that leaves nothing to do (exit 3)."""
+
+    exit_code = 3
+
+
+class DatabaseError(FatbenchError):
+    """A database that needs an upgrade, or is not one of ours (exit 4)."""
+
+    exit_code = 4
+
+
+class MachineError(FatbenchError):
+    """Something this machine cannot do: no such GPU, a data set missing or damaged (exit 5)."""
+
+    exit_code = 5
+
+
+def did_you_mean(given: str, known: Iterable[str]) -> str:
+    """The tail of an error message: the nearest known name, or all of them.
+
+    Returns " (did you mean 'x'?)", or " (known: a, b, c)" where nothing is near.
+    """
+    names = sorted(set(known))
+    near = difflib.get_close_matches(str(given), names, n=1, cutoff=0.6)
+    if near:
+        return f" (did you mean '{near[0]}'?)"
+    return f" (known: {', '.join(names)})" if names else ""

@@ -1,0 +1,65 @@
+"""Randomness from named streams: every draw has a key, no draw depends on what was drawn before it elsewhere.
+
+    generator(cell_seed, "client", round, k)        a torch.Generator
+    numpy_generator(cell_seed, "partition")         a numpy.random.Generator
+
+Two keys give independent streams; the same key gives the same stream on every run, which is what makes a run that
+was killed and resumed equal to one that was not.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import numpy
+    import torch
+
+
+def stream(seed: int, *key: str | int) -> int:
+    """The 63-bit seed of the stream named `key` under the cell's `seed`."""
+    name = json.dumps([seed, *key], separators=(",", ":")).encode()
+    return int.from_bytes(hashlib.blake2b(name, digest_size=8).digest(), "big") >> 1
+
+
+def generator(seed: int, *key: str | int, device: torch.device | str = "cpu") -> torch.Generator:
+    """A torch generator at the start of the stream named `key`."""
+    import torch
+
+    return torch.Generator(device=device).manual_seed(stream(seed, *key))
+
+
+def numpy_generator(seed: int, *key: str | int) -> numpy.random.Generator:
+    """A numpy generator at the start of the stream named `key`."""
+    import numpy
+
+    return numpy.random.default_rng(stream(seed, *key))
+
+
+@contextmanager
+def forked(seed: int, *key: str | int, device: torch.device | str = "cpu") -> Iterator[None]:
+    """Run code that draws from the global generators (dropout, third-party attacks) inside the stream named `key`.
+
+    Torch's, numpy's and Python's global generators are seeded on entry and put back as they were on exit.
+    """
+    import random
+
+    import numpy
+    import torch
+
+    device = torch.device(device)
+    python_state, numpy_state = random.getstate(), numpy.random.get_state()
+    cuda = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices=cuda):
+        torch.manual_seed(stream(seed, *key))
+        random.seed(stream(seed, *key))
+        numpy.random.seed(stream(seed, *key) % 2**32)
+        try:
+            yield
+        finally:
+            random.setstate(python_state)
+            numpy.random.set_state(numpy_state)

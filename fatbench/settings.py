@@ -1,0 +1,63 @@
+"""Settings: flag > environment (FATBENCH_DB, FATBENCH_DATA, ...) > fatbench.toml in the working directory > default."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tomllib
+from pathlib import Path
+
+from fatbench.errors import SpecError, did_you_mean
+
+KEYS = ("db", "data", "files", "device", "jobs", "precision")
+
+
+def setting(key: str, flag: object = None) -> str | None:
+    """The value of one setting, or None where nobody set it. SpecError: fatbench.toml cannot be read."""
+    if flag is not None:
+        return str(flag)
+    if value := os.environ.get(f"FATBENCH_{key.upper()}"):
+        return value
+    value = _file().get(key)
+    return None if value is None else str(value)
+
+
+def _file() -> dict[str, object]:
+    path = Path("fatbench.toml")
+    if not path.is_file():
+        return {}
+    try:
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise SpecError(f"{path}: {error}") from None
+    for key in content:
+        if key not in KEYS:
+            raise SpecError(f"{path}: unknown setting '{key}'{did_you_mean(key, KEYS)}")
+    return content
+
+
+def database(flag: str | None = None) -> str:
+    """The database's URL or path; results/fatbench.db by default."""
+    return setting("db", flag) or "results/fatbench.db"
+
+
+def data_folder(flag: str | None = None) -> Path:
+    """Where data sets are: the user's cache folder by default."""
+    if value := setting("data", flag):
+        return Path(value).expanduser()
+    if sys.platform == "darwin":
+        cache = Path.home() / "Library" / "Caches"
+    else:
+        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return cache / "fatbench"
+
+
+def files_folder(db: str, flag: str | None = None) -> Path:
+    """Where checkpoints and logs are: beside a SQLite file, else results/files."""
+    if value := setting("files", flag):
+        return Path(value).expanduser()
+    path = db.removeprefix("sqlite:///")
+    if "://" in path:
+        return Path("results/files")
+    file = Path(path)
+    return file.with_name(f"{file.stem}-files")

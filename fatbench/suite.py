@@ -1,0 +1,674 @@
+"""Suite files: a base cell, axes over it, presets and the tables they fill; YAML in, checked cells out.
+
+The format is described in suites/README.md. Nothing here imports torch: a suite is expanded and every name, key and
+value checked against the source of the function it will reach, before a GPU second is spent.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import hashlib
+import itertools
+import json
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from ruamel.yaml import YAML
+from ruamel.yaml.comments import CommentedMap, CommentedSeq
+from ruamel.yaml.constructor import DuplicateKeyError
+from ruamel.yaml.error import YAMLError
+
+from fatbench import checks, registry
+from fatbench.errors import NothingMatched, SpecError, did_you_mean
+from fatbench.registry import Map
+
+PRESETS = ("paper", "quick", "smoke")
+CHECKPOINTS = ("last", "best-val", "best-test")
+SUITE_KEYS = ("name", "title", "description", "extends", "seeds", "base", "axes", "grid", "evaluate", "presets", "tables")
+GRID_KEYS = ("product", "zip", "include", "exclude", "overrides")
+PRESET_KEYS = ("note", "seeds", "base", "axes", "evaluate", "overrides")
+EVALUATE_KEYS = ("n", "batch", "checkpoints", "attacks")
+TABLE_KEYS = ("id", "title", "where", "rows", "across", "values", "best", "published", "note")
+PUBLISHED_KEYS = ("file", "match", "rows", "labels", "values", "std", "unit")
+
+Key = dict[str, str]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One fully specified experiment. `id` is the hash of its canonical spec less defaults."""
+
+    id: str
+    key: Key  # axis -> label, in the order of the suite
+    spec: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """One evaluation attack of a suite; `id` names its stage together with the round it is run on."""
+
+    label: str  # the metric's name: "pgd20"
+    attack: dict[str, Any]
+    n: int | None  # first n test examples; None = all the cell has
+    batch: int
+
+    @property
+    def id(self) -> str:
+        short = registry.without_defaults("Attack", self.attack)
+        return f"{self.label}-{digest([short, self.n, self.batch])[:8]}"
+
+    def stage(self, round: int) -> str:
+        return f"{self.id}@{round}"
+
+
+@dataclass(frozen=True)
+class Published:
+    """Where the paper's numbers for a table are, and how its labels map to ours."""
+
+    file: Path
+    match: dict[str, str]
+    rows: dict[str, str]  # axis -> CSV column
+    labels: dict[str, str]  # our label -> the CSV's
+    values: dict[str, str]  # heading -> CSV column; "{axis}" stands for the label of an `across` axis
+    std: dict[str, str]
+    unit: str  # "percent", or "plain" for distances and counts
+
+
+@dataclass(frozen=True)
+class Table:
+    """One table of a paper (or of ours): which axes label rows and column groups, which numbers stand in them."""
+
+    id: str
+    title: str
+    where: dict[str, list[str]]
+    rows: list[str]
+    across: list[str]
+    values: dict[str, str]  # heading -> source, see suites/README.md
+    best: dict[str, str]  # heading -> "max" | "min" | "none"
+    published: Published | None
+    note: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What one preset of a suite asks for."""
+
+    suite: str
+    preset: str
+    note: str
+    cells: list[Cell]
+    evaluations: list[Evaluation]
+    checkpoints: list[str]
+    excluded: list[tuple[Key, str]] = field(default_factory=list)
+
+    def unique(self) -> list[Cell]:
+        """The cells to run: grid points that come to the same experiment are run once."""
+        return list({cell.id: cell for cell in self.cells}.values())
+
+
+@dataclass(frozen=True)
+class Suite:
+    """A checked suite file."""
+
+    name: str
+    title: str
+    description: str
+    file: Path
+    raw: Map
+    tables: list[Table]
+
+    def presets(self) -> list[str]:
+        return list(self.raw["presets"])
+
+    def axes(self) -> dict[str, list[str]]:
+        return {axis: list(values) for axis, values in self.raw.get("axes", {}).items()}
+
+    def plan(self, preset: str = "paper", seeds: Sequence[int] | None = None, where: str | None = None) -> Plan:
+        """The cells and evaluations of a preset. SpecError: no such preset, invalid cell; NothingMatched: `where`."""
+        plan = expand(self, preset, seeds)
+        return select(plan, where) if where else plan
+
+
+def digest(value: Any) -> str:
+    """The hex SHA-256 of a value's canonical JSON."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def identity(spec: Mapping[str, Any]) -> str:
+    """The identity of a canonical cell: 12 hex digits of the hash of its JSON, settings at their default left out."""
+    return digest(registry.without_defaults("Experiment", {"name": "cell", **spec}))[:12]
+
+
+def canonical(spec: Mapping[str, Any], place: str = "cell") -> dict[str, Any]:
+    """The canonical form of one cell, every default filled in and checked. SpecError names file, line and key."""
+    signature = registry.describe("Experiment", "cell")
+    full = registry.check_settings(signature, spec if isinstance(spec, Map) else Map(spec), place)
+    checks.check(full, place)
+    return full
+
+
+# --- finding and reading -----------------------------------------------------------------------------------------
+
+
+def folders() -> list[Path]:
+    """Where suites are looked for by name: ./suites, then those that came with the program."""
+    package = Path(__file__).parent
+    return [Path("suites"), package.parent / "suites", package / "suites"]
+
+
+def available() -> dict[str, Path]:
+    """Name -> file of every suite that can be run by name."""
+    found: dict[str, Path] = {}
+    for folder in folders():
+        if folder.is_dir():
+            for file in sorted(folder.glob("*.yaml")):
+                found.setdefault(file.stem, file)
+    return dict(sorted(found.items()))
+
+
+def locate(name: str) -> Path:
+    """The file of a suite given by name or by path. SpecError: there is none."""
+    if name.endswith((".yaml", ".yml")) or os.sep in name:
+        path = Path(name)
+        if not path.is_file():
+            raise SpecError(f"{name}: no such suite file")
+        return path
+    known = available()
+    if name not in known:
+        raise SpecError(f"no suite is named '{name}'{did_you_mean(name, known)}")
+    return known[name]
+
+
+def load(name: str) -> Suite:
+    """Read and check a suite by name or path; the cells of a preset are checked by `plan`. SpecError on any mistake."""
+    file = locate(name)
+    raw = _resolve(file, ())
+    place = str(file)
+    _keys(raw, SUITE_KEYS, place)
+    for key in ("name", "title", "base", "presets"):
+        if key not in raw:
+            raise SpecError(f"{place}: '{key}' is missing")
+    _mapping(raw, "base", place)
+    axes = _mapping(raw, "axes", place)
+    for axis in axes:
+        labels = _mapping(axes, axis, place)
+        if not labels:
+            raise SpecError(f"{axes.place(axis)}: an axis needs at least one label")
+        for label in labels:
+            _mapping(labels, label, place)
+    _keys(_mapping(raw, "grid", place), GRID_KEYS, place)
+    _keys(_mapping(raw, "evaluate", place), EVALUATE_KEYS, place)
+    presets = _mapping(raw, "presets", place)
+    for preset in presets:
+        _keys(_mapping(presets, preset, place), PRESET_KEYS, place)
+    if "paper" not in presets:
+        raise SpecError(f"{raw.place('presets')}: a preset named 'paper' is missing")
+    return Suite(
+        name=_text(raw, "name", place),
+        title=_text(raw, "title", place),
+        description=str(raw.get("description", "")).strip(),
+        file=file,
+        raw=raw,
+        tables=[_read_table(node, raw, file) for node in raw.get("tables", [])],
+    )
+
+
+def _resolve(file: Path, below: tuple[Path, ...]) -> Map:
+    """The suite's mapping with what it extends merged under it."""
+    resolved = file.resolve()
+    if resolved in below:
+        chain = " -> ".join(p.stem for p in (*below, resolved))
+        raise SpecError(f"{file}: a suite cannot extend itself ({chain})")
+    raw = read_yaml(file)
+    if "extends" not in raw:
+        return raw
+    name = _text(raw, "extends", str(file))
+    try:
+        beside = file.parent / name
+        parent = beside if beside.is_file() else locate(name)
+    except SpecError as error:
+        raise SpecError(f"{raw.place('extends')}: {error}") from None
+    merged = _resolve(parent, (*below, resolved))
+    for key, value in raw.items():
+        if key in ("base", "axes", "evaluate", "presets") and key in merged and isinstance(value, Map):
+            value = merge(merged[key], value)
+        merged[key] = value
+        merged.where[key] = raw.where[key]
+    return merged
+
+
+def read_yaml(file: Path) -> Map:
+    """A YAML 1.2 file as Maps that know their lines. SpecError: unreadable, not a mapping, a key given twice."""
+    try:
+        tree = YAML(typ="rt", pure=True).load(file.read_text(encoding="utf-8"))
+    except DuplicateKeyError as error:
+        mark = error.problem_mark
+        key = re.search(r'duplicate key "?([^"\s]+)"?', str(error.problem or ""))
+        raise SpecError(f"{file}:{mark.line + 1}: the key '{key[1] if key else '?'}' is given twice") from None
+    except YAMLError as error:
+        mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
+        line = f":{mark.line + 1}" if mark is not None else ""
+        raise SpecError(f"{file}{line}: not readable as YAML: {getattr(error, 'problem', None) or error}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise SpecError(f"{file}: {getattr(error, 'strerror', None) or error}") from None
+    if not isinstance(tree, CommentedMap):
+        raise SpecError(f"{file}: expected a mapping at the top level")
+    return _plain(tree, file)
+
+
+def _plain(node: Any, file: Path) -> Any:
+    """ruamel's tree as Maps, lists and plain Python values."""
+    if isinstance(node, CommentedMap):
+        items = {str(key): _plain(value, file) for key, value in node.items()}
+        where = {str(key): f"{file}:{node.lc.key(key)[0] + 1}" for key in node}
+        return Map(items, where, at=f"{file}:{node.lc.line + 1}")
+    if isinstance(node, CommentedSeq):
+        return [_plain(item, file) for item in node]
+    for kind in (bool, int, float, str):
+        if isinstance(node, kind):
+            return kind(node)
+    return node
+
+
+def merge(under: Any, over: Any) -> Any:
+    """`over` laid on `under`: mappings key by key, but a mapping that names another function replaces the whole."""
+    if not (isinstance(under, Map) and isinstance(over, Map)):
+        return copy.copy(over)
+    if "name" in over and over["name"] != under.get("name"):
+        return copy.copy(over)
+    merged = Map(under, under.where, under.at)
+    for key, value in over.items():
+        merged[key] = merge(under[key], value) if key in under else value
+        if key in over.where:
+            merged.where[key] = over.where[key]
+    return merged
+
+
+# --- from a suite to cells ---------------------------------------------------------------------------------------
+
+
+def expand(suite: Suite, preset: str, seeds: Sequence[int] | None = None) -> Plan:
+    """All grid points of a preset as checked cells, in the order of the file; see `Suite.plan`."""
+    raw, file = suite.raw, suite.file
+    if preset not in raw["presets"]:
+        raise SpecError(f"suite '{suite.name}' has no preset '{preset}'{did_you_mean(preset, raw['presets'])}")
+    chosen = raw["presets"][preset]
+    chosen = chosen if isinstance(chosen, Map) else Map()
+    grid = raw.get("grid") or Map()
+    axes = _restricted(raw.get("axes") or Map(), chosen)
+    base = merge(raw["base"], chosen["base"]) if "base" in chosen else raw["base"]
+    overrides = [*_overrides(grid, axes, file), *_overrides(chosen, axes, file)]
+    excludes = [
+        (_condition(item, "when", axes, file), _text(item, "reason", str(file)), item)
+        for item in _list_of_maps(grid, "exclude", file)
+    ]
+    if seeds is None:
+        seeds = _seeds(chosen if "seeds" in chosen else raw, file)
+    cells, excluded = [], []
+    for key in _points(grid, axes, file):
+        if reason := next((why for when, why, _ in excludes if _matches(key, when)), None):
+            excluded.append((key, reason))
+            continue
+        spec = base
+        for axis, label in key.items():
+            spec = merge(spec, _patch(axes[axis][label]))
+        for when, patch in overrides:
+            if _matches(key, when):
+                spec = merge(spec, patch)
+        place = f"{file}: {', '.join(f'{a}={v}' for a, v in key.items()) or 'base'} ({preset})"
+        if "seed" in spec:
+            raise SpecError(f"{spec.place('seed')}: seeds are given by 'seeds' of the suite, not in a cell")
+        first = canonical(merge(spec, Map({"seed": 0})), place)
+        for seed in seeds:
+            full = {**first, "seed": seed}
+            cells.append(Cell(identity(full), key, full))
+    if not cells:
+        raise SpecError(f"{file}: preset '{preset}' leaves an empty grid")
+    evaluate = raw.get("evaluate") or Map()
+    if "evaluate" in chosen:
+        evaluate = merge(evaluate, chosen["evaluate"])
+    evaluations, checkpoints = _evaluations(evaluate, file)
+    for cell in cells:
+        for evaluation in evaluations:
+            checks.check_attack(evaluation.attack, cell.spec, f"{file}: evaluate: {evaluation.label}")
+        if "best-val" in checkpoints and not cell.spec["validation"]:
+            raise SpecError(f"{file}: evaluate: checkpoint best-val needs 'validation: N' held-out examples in the cell")
+        if set(checkpoints) - {"last"} and cell.spec["monitor"] is None:
+            raise SpecError(f"{file}: evaluate: checkpoints {checkpoints} need 'monitor', the attack run during training")
+    return Plan(suite.name, preset, str(chosen.get("note", "")).strip(), cells, evaluations, checkpoints, excluded)
+
+
+def _patch(node: Any) -> Map:
+    return node if isinstance(node, Map) else Map()
+
+
+def _restricted(axes: Map, preset: Map) -> Map:
+    """The axes with only the labels that the preset keeps."""
+    if "axes" not in preset:
+        return axes
+    kept = Map(axes, axes.where, axes.at)
+    for axis, labels in _patch(preset["axes"]).items():
+        place = preset["axes"].place(axis)
+        if axis not in axes:
+            raise SpecError(f"{place}: no axis is named '{axis}'{did_you_mean(axis, axes)}")
+        labels = [str(label) for label in (labels if isinstance(labels, list) else [labels])]
+        for label in labels:
+            if label not in axes[axis]:
+                raise SpecError(f"{place}: axis '{axis}' has no label '{label}'{did_you_mean(label, axes[axis])}")
+        if not labels:
+            raise SpecError(f"{place}: no label is left on axis '{axis}': the grid is empty")
+        kept[axis] = Map({label: axes[axis][label] for label in labels}, axes[axis].where, axes[axis].at)
+    return kept
+
+
+def _points(grid: Map, axes: Map, file: Path) -> Iterator[Key]:
+    """Grid points: the product of the named axes and zipped groups, then the points to include, each once."""
+    groups: list[list[Key]] = []
+    zipped = grid.get("zip", [])
+    in_zip = {axis for group in zipped for axis in group}
+    product = grid.get("product", [axis for axis in axes if axis not in in_zip])
+    for axis in product:
+        if axis not in axes:
+            raise SpecError(f"{grid.place('product')}: no axis is named '{axis}'{did_you_mean(str(axis), axes)}")
+        groups.append([{axis: label} for label in axes[axis]])
+    for group in zipped:
+        for axis in group:
+            if axis not in axes:
+                raise SpecError(f"{grid.place('zip')}: no axis is named '{axis}'{did_you_mean(str(axis), axes)}")
+        lengths = {axis: len(axes[axis]) for axis in group}
+        if len(set(lengths.values())) > 1:
+            raise SpecError(f"{grid.place('zip')}: zipped axes differ in length: {lengths}")
+        groups.append(
+            [dict(zip(group, labels, strict=True)) for labels in zip(*(axes[axis] for axis in group), strict=True)]
+        )
+    seen = set()
+    points = (dict(itertools.chain(*(part.items() for part in parts))) for parts in itertools.product(*groups))
+    included = ({str(a): str(v) for a, v in item.items()} for item in _list_of_maps(grid, "include", file))
+    for point in itertools.chain(points, included):
+        for axis, label in point.items():
+            if axis not in axes:
+                raise SpecError(f"{grid.place('include')}: no axis is named '{axis}'{did_you_mean(axis, axes)}")
+            if label not in axes[axis]:
+                break  # a label that this preset leaves out
+        else:
+            ordered = {axis: point[axis] for axis in axes if axis in point}
+            if (name := tuple(ordered.items())) not in seen:
+                seen.add(name)
+                yield ordered
+
+
+def _overrides(node: Map, axes: Map, file: Path) -> list[tuple[dict[str, list[str]], Map]]:
+    return [
+        (_condition(item, "when", axes, file), _mapping(item, "set", str(file)))
+        for item in _list_of_maps(node, "overrides", file)
+    ]
+
+
+def _condition(item: Map, key: str, axes: Map, file: Path) -> dict[str, list[str]]:
+    """A `when:` mapping axis -> label or list of labels."""
+    condition = _mapping(item, key, str(file))
+    for axis in condition:
+        if axis not in axes:
+            raise SpecError(f"{condition.place(axis)}: no axis is named '{axis}'{did_you_mean(axis, axes)}")
+    return {axis: _labels(value) for axis, value in condition.items()}
+
+
+def _labels(value: Any) -> list[str]:
+    return [str(item) for item in (value if isinstance(value, list) else [value])]
+
+
+def _matches(key: Key, condition: Mapping[str, Sequence[str]]) -> bool:
+    return all(key.get(axis) in labels for axis, labels in condition.items())
+
+
+def _seeds(node: Map, file: Path) -> list[int]:
+    seeds = node.get("seeds", [0])
+    if isinstance(seeds, str):
+        return parse_seeds(seeds, node.place("seeds"))
+    if not (isinstance(seeds, list) and seeds and all(type(s) is int and s >= 0 for s in seeds)):
+        raise SpecError(f"{node.place('seeds')}: expected seeds such as [6, 7] or \"0-4\", got {seeds!r}")
+    if len(set(seeds)) != len(seeds):
+        raise SpecError(f"{node.place('seeds')}: a seed is given twice: {seeds!r}")
+    return seeds
+
+
+def parse_seeds(text: str, place: str = "--seeds") -> list[int]:
+    """ "0-4", "6,7" or "3" as a list of seeds. SpecError otherwise."""
+    seeds: list[int] = []
+    for part in text.split(","):
+        match = re.fullmatch(r"\s*(\d+)(?:\s*-\s*(\d+))?\s*", part)
+        if not match or (match[2] and int(match[2]) < int(match[1])):
+            raise SpecError(f"{place}: expected seeds such as 0-4 or 6,7, got '{text}'")
+        seeds += range(int(match[1]), int(match[2] or match[1]) + 1)
+    return list(dict.fromkeys(seeds))
+
+
+def _evaluations(node: Map, file: Path) -> tuple[list[Evaluation], list[str]]:
+    checkpoints = [str(c) for c in node.get("checkpoints", ["last"])]
+    for checkpoint in checkpoints:
+        if checkpoint not in CHECKPOINTS:
+            place = node.place("checkpoints")
+            raise SpecError(f"{place}: no checkpoint is named '{checkpoint}'{did_you_mean(checkpoint, CHECKPOINTS)}")
+    n, batch = node.get("n"), node.get("batch", 500)
+    for key, value in (("n", n), ("batch", batch)):
+        if not (value is None and key == "n") and (type(value) is not int or value < 1):
+            raise SpecError(f"{node.place(key)}: expected a number of test images, got {value!r}")
+    attacks = _mapping(node, "attacks", str(file))
+    for label in attacks:
+        if not re.fullmatch(r"[a-z][a-z0-9_]*", label):
+            raise SpecError(f"{attacks.place(label)}: a metric's name is lower case letters, digits and _")
+    return [
+        Evaluation(label, registry.check("Attack", attack, attacks.place(label)), n, batch)
+        for label, attack in attacks.items()
+        if attack is not None
+    ], checkpoints
+
+
+# --- tables ------------------------------------------------------------------------------------------------------
+
+SOURCE = re.compile(r"(?:(?P<stage>train|gap):)?(?P<metric>[a-z_][a-z0-9_]*)(?:\[(?P<client>\d+)\])?(?:@(?P<round>\d+))?\Z")
+
+
+def _read_table(node: Any, raw: Map, file: Path) -> Table:
+    if not isinstance(node, Map):
+        raise SpecError(f"{raw.place('tables')}: a table is a mapping")
+    place = node.at
+    _keys(node, TABLE_KEYS, place)
+    for key in ("id", "title", "rows", "values"):
+        if key not in node:
+            raise SpecError(f"{place}: the table's '{key}' is missing")
+    axes = raw.get("axes") or Map()
+    where = {axis: _labels(value) for axis, value in _mapping(node, "where", place).items()}
+    rows, across = _labels(node["rows"]), _labels(node.get("across", []))
+    for key, names in (("where", list(where)), ("rows", rows), ("across", across)):
+        for axis in names:
+            if axis not in axes:
+                raise SpecError(f"{node.place(key)}: no axis is named '{axis}'{did_you_mean(axis, axes)}")
+    for axis, labels in where.items():
+        for label in labels:
+            if label not in axes[axis]:
+                raise SpecError(f"{node.place('where')}: axis '{axis}' has no label '{label}'{did_you_mean(label, axes[axis])}")
+    values = {heading: str(source) for heading, source in _mapping(node, "values", place).items()}
+    for heading, source in values.items():
+        if not SOURCE.match(source):
+            raise SpecError(f"{node['values'].place(heading)}: cannot read the source '{source}' (see suites/README.md)")
+    best = node.get("best", "max")
+    best = {heading: str(best.get(heading, "max") if isinstance(best, Map) else best) for heading in values}
+    for heading, which in best.items():
+        if which not in ("max", "min", "none"):
+            raise SpecError(f"{node.place('best')}: {heading}: expected max, min or none, got '{which}'")
+    published = None
+    if "published" in node:
+        source = _mapping(node, "published", place)
+        _keys(source, PUBLISHED_KEYS, place)
+        csv = next((p for p in (file.parent / str(source.get("file")), *(f / str(source.get("file")) for f in folders())) if p.is_file()), None)
+        if csv is None:
+            raise SpecError(f"{source.place('file')}: no such file: {source.get('file')}")
+        maps = {k: {a: str(v) for a, v in _mapping(source, k, place).items()} for k in ("match", "rows", "labels", "values", "std")}
+        unit = str(source.get("unit", "percent"))
+        if unit not in ("percent", "plain"):
+            raise SpecError(f"{source.place('unit')}: expected percent or plain, got '{unit}'")
+        for heading in (*maps["values"], *maps["std"]):
+            if heading not in values:
+                raise SpecError(f"{source.place('values')}: the table has no column '{heading}'{did_you_mean(heading, values)}")
+        published = Published(csv, unit=unit, **maps)
+    return Table(
+        _text(node, "id", place), _text(node, "title", place), where, rows, across, values, best, published,
+        str(node.get("note", "")).strip(),
+    )  # fmt: skip
+
+
+# --- filters -----------------------------------------------------------------------------------------------------
+
+_TOKEN = re.compile(r"\s*(?:(?P<op>!=|==|=|<=|>=|<|>|\(|\))|(?P<quoted>'[^']*'|\"[^\"]*\")|(?P<word>[^\s()=!<>]+))")
+
+
+def select(plan: Plan, where: str) -> Plan:
+    """The plan with only the cells that a filter such as "model=nin and rule=sfat" keeps.
+
+    A name is an axis, a setting by its dotted path, or a call of the cell (`model`, `rule`: compared with its name).
+    SpecError: cannot be read, or an unknown name; NothingMatched: no cell is left.
+    """
+    test = _parse_filter(where)
+    known = set()
+    for cell in plan.cells:
+        known |= set(_facts(cell))
+    cells = [cell for cell in plan.cells if test(_facts(cell), known)]
+    if not cells:
+        raise NothingMatched(f"-k '{where}' matches none of the {len(plan.unique())} cells of '{plan.suite}'")
+    return replace(plan, cells=cells)
+
+
+def _facts(cell: Cell) -> dict[str, str]:
+    """Everything a filter can ask of a cell: name -> value as text."""
+    facts: dict[str, str] = {}
+
+    def walk(node: Any, path: tuple[str, ...]) -> None:
+        if isinstance(node, Mapping):
+            if "name" in node:
+                facts[".".join(path)] = facts.setdefault(path[-1], str(node["name"]))
+                facts[".".join(path)] = str(node["name"])
+            for key, value in node.items():
+                walk(value, (*path, key))
+        elif path[-1] != "name":
+            facts[".".join(path)] = str(node)
+            facts.setdefault(path[-1], str(node))
+
+    for key, value in cell.spec.items():
+        walk(value, (key,))
+    facts |= {"id": cell.id, **{axis.lower(): label for axis, label in cell.key.items()}, **cell.key}
+    return facts
+
+
+def _parse_filter(text: str) -> Any:
+    tokens: list[str] = []
+    position = 0
+    while text[position:].strip():
+        match = _TOKEN.match(text, position)
+        if not match:
+            raise SpecError(f"-k: cannot read '{text[position:].strip()}' in '{text}'")
+        tokens.append(match.group().strip())
+        position = match.end()
+    tokens.append("")
+
+    def fail(what: str) -> SpecError:
+        return SpecError(f"-k: {what} in '{text}' (write for example: model=nin and not rule=sfat)")
+
+    def either() -> Any:
+        left = both()
+        while tokens[0].lower() == "or":
+            tokens.pop(0)
+            left = functools.partial(lambda a, b, f, k: a(f, k) or b(f, k), left, both())
+        return left
+
+    def both() -> Any:
+        left = negation()
+        while tokens[0].lower() == "and":
+            tokens.pop(0)
+            left = functools.partial(lambda a, b, f, k: a(f, k) and b(f, k), left, negation())
+        return left
+
+    def negation() -> Any:
+        if tokens[0].lower() == "not":
+            tokens.pop(0)
+            return functools.partial(lambda a, f, k: not a(f, k), negation())
+        if tokens[0] == "(":
+            tokens.pop(0)
+            inside = either()
+            if tokens.pop(0) != ")":
+                raise fail("a ')' is missing")
+            return inside
+        return comparison()
+
+    def comparison() -> Any:
+        name = tokens.pop(0)
+        if not name or tokens[0] not in ("=", "==", "!=", "<", ">", "<=", ">="):
+            raise fail(f"expected name=value at '{name}'")
+        op, value = tokens.pop(0), tokens.pop(0).strip("'\"")
+
+        def test(facts: dict[str, str], known: set[str]) -> bool:
+            if name not in known:
+                plain = [k for k in known if "." not in k]
+                raise SpecError(f"-k: no cell has '{name}'{did_you_mean(name, plain)}")
+            if name not in facts:
+                return op == "!="
+            return _compare(facts[name], op, value)
+
+        return test
+
+    result = either()
+    if tokens[0]:
+        raise fail(f"unexpected '{tokens[0]}'")
+    return result
+
+
+def _compare(have: str, op: str, want: str) -> bool:
+    if op in ("=", "=="):
+        return have.lower() == want.lower()
+    if op == "!=":
+        return have.lower() != want.lower()
+    try:
+        from fatbench.kinds import number
+
+        a, b = float(number(have)), float(number(want))
+    except ValueError:
+        return False
+    return {"<": a < b, ">": a > b, "<=": a <= b, ">=": a >= b}[op]
+
+
+# --- small checks of the file's own structure --------------------------------------------------------------------
+
+
+def _keys(node: Map, known: Iterable[str], place: str) -> None:
+    for key in node:
+        if key not in known:
+            raise SpecError(f"{node.place(key)}: unknown key '{key}'{did_you_mean(key, known)}")
+
+
+def _mapping(node: Map, key: str, place: str) -> Map:
+    value = node.get(key)
+    if value is None:
+        return Map(at=place)
+    if not isinstance(value, Map):
+        raise SpecError(f"{node.place(key)}: expected a mapping, got {value!r}")
+    return value
+
+
+def _list_of_maps(node: Map, key: str, file: Path) -> list[Map]:
+    value = node.get(key, [])
+    if not (isinstance(value, list) and all(isinstance(item, Map) for item in value)):
+        raise SpecError(f"{node.place(key)}: expected a list of mappings")
+    return value
+
+
+def _text(node: Map, key: str, place: str) -> str:
+    value = node.get(key)
+    if not isinstance(value, str) or not value.strip():
+        raise SpecError(f"{node.place(key) if key in node else place + ': ' + key}: expected a text, got {value!r}")
+    return value.strip()
