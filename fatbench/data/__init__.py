@@ -1,0 +1,175 @@
+"""Data sets: readers of the published files, below one root, into uint8 arrays.
+
+A wrong checksum is an error unless the suite names the data as a variant of the set, `variant: NAME`; every data set
+carries the SHA-256 of its arrays, so that two tables can be held to the same images. Nothing here imports torch, and
+numpy comes with the first reader that is called. `catalogue` has the facts, `disk` what the command line does.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from fatbench.data.disk import prepare, status, verify
+from fatbench.errors import SpecError
+from fatbench.kinds import Count, Natural, Share
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+__all__ = ["DATASETS", "Dataset", "prepare", "status", "verify"]
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """One data set in memory: images (N, C, H, W) uint8, labels (N,) int64 in 0..classes-1.
+
+    `writers` and `test_writers` (N,) int64 say whose example each is (CelebA: the celebrity's number), or None.
+    `fingerprint` is the SHA-256 over all arrays; `variant` the name the suite gave to other files than the published.
+    """
+
+    train_images: NDArray[np.uint8]
+    train_labels: NDArray[np.int64]
+    test_images: NDArray[np.uint8]
+    test_labels: NDArray[np.int64]
+    classes: int
+    writers: NDArray[np.int64] | None
+    test_writers: NDArray[np.int64] | None
+    name: str
+    variant: str | None
+    fingerprint: str
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """(C, H, W) of one image."""
+        channels, height, width = self.train_images.shape[1:]
+        return channels, height, width
+
+
+def cifar10(root: Path, *, variant: str | None = None) -> Dataset:
+    """CIFAR-10: 50,000 + 10,000 colour images of 32x32 in 10 classes.
+
+    Reads root/cifar-10-batches-py/{data_batch_1..5,test_batch}, or unpacks root/cifar-10-python.tar.gz. The files are
+    pickles and are read without executing anything. Source: Krizhevsky 2009.
+    """
+    from fatbench.data import cifar, common
+
+    return common.finish("cifar10", variant, cifar.load("cifar10", root))
+
+
+def cifar100(root: Path, *, variant: str | None = None) -> Dataset:
+    """CIFAR-100 with its 100 fine labels: 50,000 + 10,000 colour images of 32x32.
+
+    Reads root/cifar-100-python/{train,test}, or unpacks root/cifar-100-python.tar.gz, as `cifar10` does.
+    Source: Krizhevsky 2009.
+    """
+    from fatbench.data import cifar, common
+
+    return common.finish("cifar100", variant, cifar.load("cifar100", root))
+
+
+def svhn(root: Path, *, variant: str | None = None) -> Dataset:
+    """SVHN, cropped digits: 73,257 + 26,032 colour images of 32x32 in 10 classes; the extra set is not used.
+
+    Reads {train,test}_32x32.mat in root, root/svhn or root/SVHN. The published label 10 is the digit 0.
+    Source: Netzer et al. 2011.
+    """
+    from fatbench.data import arrays, common
+
+    return common.finish("svhn", variant, arrays.load_svhn(root))
+
+
+def celeba(
+    root: Path,
+    *,
+    split: Literal["recipe", "json"] = "recipe",
+    sample: Share = 0.05,
+    least: Count = 5,
+    seed: Natural = 0,
+    variant: str | None = None,
+) -> Dataset:
+    """CelebA as in LEAF: is this celebrity smiling, one writer per celebrity, 84x84 colour images.
+
+    `split: recipe` makes LEAF's split from root/celeba/{identity_CelebA.txt,list_attr_celeba.txt} (or from LEAF's
+    all_data/*.json): the draws of `preprocess.sh -s niid --sf SAMPLE -k LEAST -t sample --tf 0.9` with both its seeds
+    set to `seed`. `split: json` takes LEAF's own train/*.json and test/*.json, in root/celeba or root/celeba/data.
+    Images come from img_align_celeba, a folder or the published zip; they carry no checksum of their own, the lists do.
+    Source: Caldas et al. 2018 (LEAF); paper: 455 clients (SFAT Table 19), which draw is not stated.
+    """
+    from fatbench.data import common, folders
+
+    if split == "json" and (sample, least, seed) != (0.05, 5, 0):
+        raise SpecError("celeba: sample, least and seed belong to 'split: recipe'; LEAF's json files are a made draw")
+    return common.finish("celeba", variant, folders.load_celeba(root, split, sample, least, seed))
+
+
+def mnist(root: Path, *, variant: str | None = None) -> Dataset:
+    """MNIST: 60,000 + 10,000 grey images of 28x28 in 10 classes.
+
+    Reads root/MNIST/raw/{train,t10k}-{images-idx3,labels-idx1}-ubyte[.gz]; of both, the .gz. Source: LeCun et al. 1998.
+    """
+    from fatbench.data import arrays, common
+
+    return common.finish("mnist", variant, arrays.load_idx("mnist", root))
+
+
+def fashion_mnist(root: Path, *, variant: str | None = None) -> Dataset:
+    """Fashion-MNIST: 60,000 + 10,000 grey images of 28x28 in 10 classes.
+
+    Reads root/FashionMNIST/raw/..., the same files as `mnist`. Source: Xiao et al. 2017.
+    """
+    from fatbench.data import arrays, common
+
+    return common.finish("fashion_mnist", variant, arrays.load_idx("fashion_mnist", root))
+
+
+def cinic10(root: Path, *, enlarge: bool = False, variant: str | None = None) -> Dataset:
+    """CINIC-10: 90,000 training and 90,000 test colour images of 32x32 in the 10 classes of CIFAR-10.
+
+    Reads root/CINIC-10/{train,valid,test}/<class>/*.png, or unpacks root/CINIC-10.tar.gz. `enlarge` adds the 90,000
+    validation images after the training images. The unpacked images have no published checksums: their numbers are
+    checked. Their order is that of a hash of their names, so that the first n are a fair sample.
+    Source: Darlow et al. 2018.
+    """
+    from fatbench.data import common, folders
+
+    counts = (180_000 if enlarge else 90_000, 90_000)
+    return common.finish("cinic10", variant, folders.load_cinic(root, enlarge), counts)
+
+
+def image_folder(root: Path, *, path: str, size: Count, variant: str | None = None) -> Dataset:
+    """Any images: path/train/<class>/*.png (or .jpg, ...) and path/test/<class>/*.png, `path` absolute or below root.
+
+    Classes are the folders of train in the order of their names. Every image becomes RGB and, where it is not
+    `size` x `size` already, is resized (bicubic) without cropping. The order is that of a hash of class and file name,
+    so that the first n are a fair sample.
+    """
+    from fatbench.data import common, folders
+
+    return common.finish("image_folder", variant, folders.load_image_folder(root, path, size))
+
+
+def digits(root: Path, *, variant: str | None = None) -> Dataset:
+    """Scikit-learn's digits: 1,797 grey images of 8x8 in 10 classes, always at hand.
+
+    Every fifth image of each class is a test image (355), the rest train (1,442). Values 0..16 become 0..255.
+    `root` is not used. Source: Alpaydin and Kaynak 1998 (the test set of the UCI collection).
+    """
+    from fatbench.data import arrays, common
+
+    return common.finish("digits", variant, arrays.load_digits())
+
+
+DATASETS = {
+    "cifar10": cifar10,
+    "cifar100": cifar100,
+    "svhn": svhn,
+    "celeba": celeba,
+    "mnist": mnist,
+    "fashion_mnist": fashion_mnist,
+    "cinic10": cinic10,
+    "image_folder": image_folder,
+    "digits": digits,
+}

@@ -1,0 +1,176 @@
+"""MNIST and Fashion-MNIST (idx files), SVHN (.mat files), scikit-learn's digits (a csv inside the package)."""
+
+from __future__ import annotations
+
+import gzip
+import importlib.util
+import io
+import warnings
+from pathlib import Path
+
+import numpy as np
+
+from fatbench.data import catalogue
+from fatbench.data.common import (
+    Check,
+    Images,
+    Labels,
+    Loaded,
+    as_labels,
+    md5,
+    missing,
+    parsing,
+    read,
+)
+from fatbench.errors import MachineError
+
+# --- MNIST, Fashion-MNIST -----------------------------------------------------------------------------------------
+
+IDX_IMAGES, IDX_LABELS = 0x00000803, 0x00000801  # unsigned bytes, 3 and 1 dimensions
+
+
+def load_idx(name: str, root: Path) -> Loaded:
+    """The arrays of `name` ("mnist" or "fashion_mnist")."""
+    facts, files = catalogue.named(name), catalogue.files(name)
+    assert facts.classes is not None and facts.shape is not None
+    folder = root / facts.folder
+    packed = [root / file.path for file in files]
+    chosen = [
+        path.with_suffix("") if path.with_suffix("").is_file() and not path.is_file() else path for path in packed
+    ]
+    if not any(path.is_file() for path in chosen):
+        raise missing(name, root, folder)
+    contents, checks = [], []
+    for path, file in zip(chosen, files, strict=True):
+        data = read(path)
+        expected = file.md5 if path.suffix == ".gz" else catalogue.gunzipped(name, path.name)
+        checks.append(Check(path, expected, md5(data)))
+        if path.suffix == ".gz":
+            with parsing(path, "a gzip file"):
+                data = gzip.decompress(data)
+        contents.append(data)
+    train_images, train_labels, test_images, test_labels = (
+        read_idx(data, path) for data, path in zip(contents, chosen, strict=True)
+    )
+    return Loaded(
+        where=folder,
+        train_images=train_images.reshape(-1, 1, *train_images.shape[1:]),
+        train_labels=train_labels.astype(np.int64),
+        test_images=test_images.reshape(-1, 1, *test_images.shape[1:]),
+        test_labels=test_labels.astype(np.int64),
+        classes=facts.classes,
+        checks=tuple(checks),
+        whole=True,
+    )
+
+
+def read_idx(data: bytes, path: Path) -> Images:
+    """The uint8 array of an idx file: (N, H, W) where its name says images, else (N,).
+
+    Damaged: another magic number, or a size that is not what the header says.
+    """
+    images = "images" in path.name
+    dimensions = 3 if images else 1
+    header = 4 * (1 + dimensions)
+    with parsing(path, "an idx file"):
+        if len(data) < header:
+            raise ValueError(f"{len(data)} bytes")
+        magic, *shape = (int(number) for number in np.frombuffer(data, ">u4", 1 + dimensions))
+        if magic != (IDX_IMAGES if images else IDX_LABELS):
+            raise ValueError(f"magic number {magic:#010x}")
+        expected = header + int(np.prod(shape, dtype=object))
+        if len(data) != expected:
+            raise ValueError(f"{len(data):,} bytes, its header says {expected:,}")
+        return np.frombuffer(data, np.uint8, offset=header).reshape(shape).copy()  # writable
+
+
+# --- SVHN ---------------------------------------------------------------------------------------------------------
+
+
+def svhn_files(root: Path) -> tuple[Path, Path]:
+    """The training and the test file, each in root, root/svhn or root/SVHN; where it is in none, in root/svhn."""
+    train, test = (
+        next((path for path in (root / name, root / "svhn" / name, root / "SVHN" / name) if path.is_file()),
+             root / "svhn" / name)
+        for name in (Path(file.path).name for file in catalogue.files("svhn"))
+    )  # fmt: skip
+    return train, test
+
+
+def load_svhn(root: Path) -> Loaded:
+    """The arrays of SVHN's two .mat files."""
+    facts, published, paths = catalogue.named("svhn"), catalogue.files("svhn"), svhn_files(root)
+    assert facts.classes is not None
+    if not any(path.is_file() for path in paths):
+        raise missing("svhn", root, *(root / folder / paths[0].name for folder in ("", "svhn", "SVHN")))
+    (train_images, train_labels, train_md5), (test_images, test_labels, test_md5) = map(read_mat, paths)
+    return Loaded(
+        where=paths[0].parent,
+        train_images=train_images,
+        train_labels=train_labels,
+        test_images=test_images,
+        test_labels=test_labels,
+        classes=facts.classes,
+        checks=(
+            Check(paths[0], published[0].md5, train_md5),
+            Check(paths[1], published[1].md5, test_md5),
+        ),
+        whole=True,
+    )
+
+
+def read_mat(path: Path) -> tuple[Images, Labels, str]:
+    """One file: images (N, 3, 32, 32) uint8, labels (N,) int64 with the published 10 as 0, the file's md5."""
+    import scipy.io
+
+    data = read(path)
+    with parsing(path, "an SVHN .mat file"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        content = scipy.io.loadmat(io.BytesIO(data), variable_names=("X", "y"))
+        pixels, labels = content["X"], as_labels(content["y"].reshape(-1))
+        if pixels.dtype != np.uint8 or pixels.ndim != 4:
+            raise ValueError("X is not an array of bytes in four dimensions")
+        if pixels.shape[3] != len(labels):
+            raise ValueError(f"{pixels.shape[3]} images, {len(labels)} labels")
+        labels[labels == 10] = 0
+        return np.ascontiguousarray(pixels.transpose(3, 2, 0, 1)), labels, md5(data)
+
+
+# --- digits -------------------------------------------------------------------------------------------------------
+
+DIGITS_MD5 = "a0339c30a8a5312a1b6f9e5c719dcce5"
+
+
+def digits_file() -> Path:
+    """Where scikit-learn keeps its digits; found without importing scikit-learn, which takes seconds."""
+    found = importlib.util.find_spec("sklearn")
+    if found is None or not found.submodule_search_locations:
+        raise MachineError("scikit-learn is not installed: the digits are inside it")
+    return Path(found.submodule_search_locations[0], "datasets", "data", "digits.csv.gz")
+
+
+def load_digits() -> Loaded:
+    """Every fifth image of each class, in file order, is a test image; v in 0..16 becomes round(255 v / 16)."""
+    path = digits_file()
+    data = read(path)
+    with parsing(path, "a gzip file"):
+        text = gzip.decompress(data)
+    with parsing(path, "scikit-learn's digits"):
+        table = np.loadtxt(io.BytesIO(text), delimiter=",", dtype=np.int64, ndmin=2)
+        if table.shape[1] != 65 or table[:, :64].min() < 0 or table[:, :64].max() > 16:
+            raise ValueError("not 64 values in 0..16 and a label in each line")
+    images = ((table[:, :64] * 255 + 8) // 16).astype(np.uint8).reshape(-1, 1, 8, 8)
+    labels = table[:, 64].copy()
+    rank = np.empty_like(labels)  # 0, 1, 2, ... within each class
+    for label in np.unique(labels):
+        rank[labels == label] = np.arange(np.count_nonzero(labels == label))
+    test = rank % 5 == 4
+    return Loaded(
+        where=path,
+        train_images=images[~test],
+        train_labels=labels[~test],
+        test_images=images[test],
+        test_labels=labels[test],
+        classes=10,
+        checks=(Check(path, DIGITS_MD5, md5(text)),),  # of the text: gzip may be repacked
+    )

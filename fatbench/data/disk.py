@@ -1,0 +1,224 @@
+"""Data sets on disk, for the command line: what is there, whether it is whole, and fetching what is published.
+
+Imports neither torch nor numpy; `prepare` imports torchvision once something has to be fetched.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fatbench.data import catalogue
+from fatbench.errors import MachineError, SpecError
+
+if TYPE_CHECKING:
+    from fatbench.data.common import Check, Loaded
+
+VARIANT = "complete, checksums differ from the published files (a variant)"
+TIMEOUT = 30  # seconds without a byte from the server
+
+
+def status(root: Path) -> list[dict[str, Any]]:
+    """One row for each set of the catalogue, as `verify` gives it, but images in folders are only counted.
+
+    An `image_folder` is named by a suite, not by the root, and has no row.
+    """
+    return [_inspect(name, root, thorough=False) for name in catalogue.CATALOGUE if name != "image_folder"]
+
+
+def verify(name: str, root: Path) -> dict[str, Any]:
+    """Read all of one set and hold it against its published checksums.
+
+    Returns a row: name, title, where (path), state ("complete", "missing", "damaged" or "variant"), message (one
+    line), n (images on disk), train and test (images of each as a suite has them by default; None where only reading
+    would tell), bytes on disk, fingerprint (None where not all is read at once), files ([{file, expected, found}]).
+    Of CelebA the published zip is hashed; images in a folder are counted, and those of the default split read.
+    SpecError: no such set, or an image_folder, which is named by a suite and not by the root.
+    """
+    if name == "image_folder":
+        raise SpecError("image_folder: these images are your own, there are no published files to hold them against")
+    return _inspect(name, root, thorough=True)
+
+
+def prepare(name: str, root: Path, say: Callable[[str], None] = lambda line: None) -> dict[str, Any]:
+    """Fetch what is missing of one set through torchvision, check it, and return what `verify` says of it.
+
+    A set that is whole, or a variant of it, is left as it is. `say` is given a line for each file that is fetched.
+    MachineError: a file cannot be fetched or written, or what is there is damaged. SpecError: no such set.
+    """
+    facts = catalogue.named(name)
+    if name == "image_folder":
+        raise SpecError("image_folder: these images are your own, there is nothing to fetch")
+    row = verify(name, root)
+    if row["state"] in ("complete", "variant"):
+        return row
+    archive = catalogue.archive(name)
+    wanted = [archive] if archive else [file for file in catalogue.files(name) if not _there(name, file, root)]
+    if row["state"] == "damaged" and (archive or not wanted):
+        raise MachineError(f"{row['message']}; move what is there away, then 'fatbench data prepare {name}' fetches it")
+    for file in wanted:
+        say(f"{facts.title}: fetching {file.urls[0]}")
+        fetch(file, root)
+    row = verify(name, root)
+    if row["state"] != "complete":
+        raise MachineError(f"{facts.title} in {row['where']}: {row['message']}")
+    return row
+
+
+def _there(name: str, file: catalogue.File, root: Path) -> bool:
+    """Whether a published file, or what is made of it, is where the reader looks."""
+    path = root / file.path
+    if name == "svhn":
+        from fatbench.data.arrays import svhn_files
+
+        return any(each.name == path.name and each.exists() for each in svhn_files(root))
+    return path.exists() or (path.suffix in (".gz", ".zip") and path.with_suffix("").exists())
+
+
+def fetch(file: catalogue.File, root: Path) -> None:
+    """Fetch one published file to its place below the root, whole and with the right checksum, or not at all.
+
+    MachineError: no address has it, the checksum is wrong, or it cannot be written.
+    """
+    target = root / file.path
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".fetch-", dir=target.parent) as staging:
+            problem = _download(file, Path(staging))
+            if problem is None:
+                os.replace(Path(staging, target.name), target)
+    except OSError as error:
+        raise MachineError(f"cannot write {target}: {error.strerror or error}") from None
+    if problem is not None:
+        raise MachineError(f"could not fetch {file.urls[-1]} ({problem}): put the published file at {target}")
+
+
+def _download(file: catalogue.File, folder: Path) -> str | None:
+    """Try each address in turn. Returns None, or why the last one failed."""
+    try:
+        from torchvision.datasets.utils import download_url
+    except Exception as error:  # a torchvision built for another torch raises RuntimeError, and others
+        raise MachineError(f"torchvision cannot be imported, and it does the fetching: {error}") from None
+    problem = "no address is known"
+    with _timeout(TIMEOUT):
+        for url in file.urls:
+            try:
+                download_url(url, str(folder), Path(file.path).name, file.md5)
+                return None
+            except Exception as error:  # urllib, http, ssl, gdown and torchvision each have their own
+                lines = str(error).strip().splitlines()
+                problem = lines[0] if lines else type(error).__name__
+    return problem
+
+
+@contextmanager
+def _timeout(seconds: float) -> Iterator[None]:
+    before = socket.getdefaulttimeout()
+    socket.setdefaulttimeout(seconds)
+    try:
+        yield
+    finally:
+        socket.setdefaulttimeout(before)
+
+
+def _inspect(name: str, root: Path, *, thorough: bool) -> dict[str, Any]:
+    from fatbench.data.common import Missing
+
+    facts = catalogue.named(name)
+    row: dict[str, Any] = {
+        "name": name,
+        "title": facts.title,
+        "where": str(root / facts.folder),
+        "state": "complete",
+        "n": 0,
+        "train": None,
+        "test": None,
+        "bytes": 0,
+        "message": "complete",
+        "fingerprint": None,
+        "files": [],
+    }
+    try:
+        where, n, checks, loaded = _look(name, root, thorough)
+    except Missing as error:
+        return row | {"state": "missing", "message": str(error)}
+    except MachineError as error:
+        return row | {"state": "damaged", "message": str(error), "bytes": _size(name, root)}
+    row |= {"where": str(where), "n": n, "bytes": _size(name, root)}
+    row["files"] = [{"file": str(c.file), "expected": c.expected, "found": c.found} for c in checks]
+    if loaded is not None:
+        from fatbench.data.common import fingerprint
+
+        row |= {"train": len(loaded.train_labels), "test": len(loaded.test_labels), "fingerprint": fingerprint(loaded)}
+    elif facts.exact and n:
+        row |= {"train": facts.train, "test": facts.test}
+    if any(check.expected != check.found for check in checks):
+        row |= {"state": "variant", "message": VARIANT}
+    elif name in ("cinic10", "celeba"):
+        published = 270_000 if name == "cinic10" else catalogue.CELEBA_IMAGES
+        if n == 0:
+            row["message"] = "complete, to be unpacked on first use"
+        elif n != published:
+            row |= {"state": "damaged", "message": f"{where} holds {n:,} of the {published:,} published images"}
+    return row
+
+
+def _look(name: str, root: Path, thorough: bool) -> tuple[Path, int, tuple[Check, ...], Loaded | None]:
+    """(where, number of images, checksums, what was loaded). Missing, Damaged, MachineError as the readers raise."""
+    from fatbench.data import arrays, cifar, folders
+    from fatbench.data.common import Check, md5_of
+
+    if name in ("cinic10", "celeba"):
+        checks: tuple[Check, ...] = ()
+        packed: list[catalogue.File | None]
+        if name == "cinic10":
+            where, n = folders.survey_cinic(root)
+            packed = [catalogue.archive(name)]
+        else:
+            where, n, checks = folders.survey_celeba(root)
+            packed = [file for file in catalogue.files(name) if file.path.endswith(".zip")]
+        if not thorough:
+            return where, n, checks, None
+        for file in packed:
+            if file is not None and (root / file.path).is_file():
+                checks = (*checks, Check(root / file.path, file.md5, md5_of(root / file.path)))
+        if name == "cinic10":
+            loaded = folders.load_cinic(root, enlarge=True)
+            return loaded.where, loaded.n, checks, None
+        return where, n, checks, folders.load_celeba(root, folders.celeba_split(where), 0.05, 5, 0)
+    if name == "digits":
+        loaded = arrays.load_digits()
+    elif name == "svhn":
+        loaded = arrays.load_svhn(root)
+    elif name in ("cifar10", "cifar100"):
+        loaded = cifar.load(name, root)
+    else:
+        loaded = arrays.load_idx(name, root)
+    return loaded.where, loaded.n, loaded.checks, loaded
+
+
+def _size(name: str, root: Path) -> int:
+    """Bytes that the files of the set take below the root (the digits: inside scikit-learn)."""
+    if name == "digits":
+        from fatbench.data.arrays import digits_file
+
+        return digits_file().stat().st_size
+    archive = catalogue.archive(name)
+    places = [root / catalogue.named(name).folder, *([root / archive.path] if archive else [])]
+    if name == "svhn":
+        from fatbench.data.arrays import svhn_files
+
+        places = list(svhn_files(root))
+    return sum(_bytes(place) for place in places)
+
+
+def _bytes(place: Path) -> int:
+    if not place.is_dir():
+        return place.stat().st_size if place.is_file() else 0
+    with os.scandir(place) as entries:
+        return sum(_bytes(Path(e.path)) if e.is_dir() else e.stat().st_size for e in entries)

@@ -1,0 +1,368 @@
+"""Sets that are folders of images: any image folder, CINIC-10, CelebA with LEAF's split."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import random
+import zipfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fatbench.data import catalogue
+from fatbench.data.common import (
+    Check,
+    Damaged,
+    Images,
+    Labels,
+    Loaded,
+    Missing,
+    md5,
+    missing,
+    parsing,
+    read,
+    reading,
+    unpacked,
+)
+
+CHUNK = 256  # images a thread decodes at a time
+
+
+def decode(paths: Sequence[Path], size: int, *, resize: bool = True, fetch: Callable[[Path], bytes] = read) -> Images:
+    """The images of files as (N, 3, size, size) uint8, RGB.
+
+    resize: bicubic to size x size without cropping; else another size is an error. `fetch` returns a file's bytes.
+    Damaged: a file that is missing, no image, or of another size.
+    """
+    from PIL import Image
+
+    pixels = np.empty((len(paths), 3, size, size), np.uint8)
+
+    def some(start: int) -> None:
+        for index in range(start, min(start + CHUNK, len(paths))):
+            data = fetch(paths[index])
+            with parsing(paths[index], "an image"), Image.open(io.BytesIO(data)) as image:
+                picture = image.convert("RGB")
+                if picture.size != (size, size):
+                    if not resize:
+                        raise ValueError(f"{picture.width}x{picture.height}, not {size}x{size}")
+                    picture = picture.resize((size, size), Image.Resampling.BICUBIC)
+                pixels[index] = np.asarray(picture).transpose(2, 0, 1)
+
+    with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as pool:  # Pillow releases the GIL while it decodes
+        list(pool.map(some, range(0, len(paths), CHUNK)))
+    return pixels
+
+
+def mixed(classes: Mapping[str, Sequence[Path]], order: Sequence[str]) -> tuple[list[Path], Labels]:
+    """The files of all classes and the number of each one's class, in the order of a hash of class and file name.
+
+    So the order is the same everywhere, and the first n images are a fair sample of the classes.
+    """
+    rows = [
+        (hashlib.blake2b(f"{name}/{file.name}".encode()).digest(), file, number)
+        for number, name in enumerate(order)
+        for file in classes.get(name, ())
+    ]
+    rows.sort(key=lambda row: row[0])
+    return [file for _, file, _ in rows], np.array([number for _, _, number in rows], dtype=np.int64)
+
+
+def listed(folder: Path) -> dict[str, list[Path]]:
+    """The images of each class folder. Damaged: there is no such folder."""
+    with reading(folder):
+        return catalogue.class_folders(folder)
+
+
+# --- any image folder ---------------------------------------------------------------------------------------------
+
+
+def load_image_folder(root: Path, path: str, size: int) -> Loaded:
+    """path/train/<class>/* and path/test/<class>/*, `path` absolute or below the root."""
+    folder = Path(root, Path(path).expanduser())
+    if not folder.is_dir():
+        raise Missing(f"data: {{name: image_folder, path: {path}}}: there is no folder {folder}")
+    train, test = listed(folder / "train"), listed(folder / "test")
+    if len(train) < 2:
+        raise Damaged(f"{folder / 'train'} has {len(train)} class folders, at least 2 are needed")
+    if strangers := sorted(set(test) - set(train)):
+        raise Damaged(f"{folder / 'test' / strangers[0]}: '{strangers[0]}' is not a class of {folder / 'train'}")
+    for name, files in train.items():
+        if not files:
+            raise Damaged(f"{folder / 'train' / name} holds no images")
+    train_files, train_labels = mixed(train, list(train))
+    test_files, test_labels = mixed(test, list(train))
+    if not test_files:
+        raise Damaged(f"{folder / 'test'} holds no images")
+    return Loaded(
+        where=folder,
+        train_images=decode(train_files, size),
+        train_labels=train_labels,
+        test_images=decode(test_files, size),
+        test_labels=test_labels,
+        classes=len(train),
+    )
+
+
+# --- CINIC-10 -----------------------------------------------------------------------------------------------------
+
+CINIC_SPLITS = ("train", "valid", "test")
+
+
+def cinic_folder(root: Path) -> Path:
+    """The folder that holds train, valid and test, the archive unpacked first where only that is there."""
+
+    def place(parts: tuple[str, ...]) -> tuple[str, ...] | None:
+        split, name, file = parts[-3:] if len(parts) >= 3 else ("", "", "")
+        wanted = split in CINIC_SPLITS and name in catalogue.CINIC_CLASSES and file.endswith(".png")
+        return (split, name, file) if wanted else None
+
+    return unpacked("cinic10", root, place)
+
+
+def cinic_files(folder: Path, split: str) -> dict[str, list[Path]]:
+    """The files of one split by class. Damaged: other classes than the ten."""
+    classes = listed(folder / split)
+    if set(classes) != set(catalogue.CINIC_CLASSES):
+        odd = sorted(set(classes) ^ set(catalogue.CINIC_CLASSES))[0]
+        problem = "is missing" if odd in catalogue.CINIC_CLASSES else "is no class of CINIC-10"
+        raise Damaged(f"{folder / split / odd} {problem}")
+    return classes
+
+
+def load_cinic(root: Path, enlarge: bool) -> Loaded:
+    """CINIC-10; the training set is train, with `enlarge` train and valid."""
+    folder = cinic_folder(root)
+    order = catalogue.CINIC_CLASSES
+    parts = [mixed(cinic_files(folder, split), order) for split in (("train", "valid") if enlarge else ("train",))]
+    train_files = [file for files, _ in parts for file in files]
+    test_files, test_labels = mixed(cinic_files(folder, "test"), order)
+    return Loaded(
+        where=folder,
+        train_images=decode(train_files, 32, resize=False),
+        train_labels=np.concatenate([labels for _, labels in parts]),
+        test_images=decode(test_files, 32, resize=False),
+        test_labels=test_labels,
+        classes=len(order),
+    )
+
+
+def survey_cinic(root: Path) -> tuple[Path, int]:
+    """(folder, number of images) without decoding any; an archive that is not unpacked is not counted (0)."""
+    folder = root / catalogue.named("cinic10").folder
+    published = catalogue.archive("cinic10")
+    assert published is not None
+    if not folder.is_dir():
+        if (root / published.path).is_file():
+            return root / published.path, 0
+        raise missing("cinic10", root, folder, root / published.path)
+    return folder, sum(len(files) for split in CINIC_SPLITS for files in cinic_files(folder, split).values())
+
+
+# --- CelebA -------------------------------------------------------------------------------------------------------
+
+Shots = list[tuple[str, int]]  # one celebrity's images in order: (file name, 1 where it smiles, else 0)
+Celebrities = dict[int, Shots]
+
+LISTS = ("identity_CelebA.txt", "list_attr_celeba.txt")
+IMAGES = "img_align_celeba"
+
+
+def load_celeba(root: Path, split: str, sample: float, least: int, seed: int) -> Loaded:
+    """CelebA, 84x84, by celebrity; see `fatbench.data.celeba` for the settings."""
+    base = celeba_folder(root)
+    checks: tuple[Check, ...] = ()
+    if split == "json":
+        train, test = (read_leaf(_json_files(base, part)) for part in ("train", "test"))
+    elif _find(base, LISTS[0]) is None and _find(base, "all_data") is not None:
+        train, test = leaf_recipe(read_leaf(_json_files(base, "all_data")), sample, least, seed)
+    else:
+        celebrities, checks = read_lists(base)
+        train, test = leaf_recipe(celebrities, sample, least, seed)
+    with celeba_images(base) as (place, fetch):
+        train_files, train_labels, writers = _rows(train, place)
+        test_files, test_labels, test_writers = _rows(test, place)
+        return Loaded(
+            where=base,
+            # LEAF: PIL's default filter, nearest until Pillow 7 and bicubic since / here: bicubic.
+            train_images=decode(train_files, 84, fetch=fetch),
+            train_labels=train_labels,
+            test_images=decode(test_files, 84, fetch=fetch),
+            test_labels=test_labels,
+            classes=2,
+            checks=checks,
+            writers=writers,
+            test_writers=test_writers,
+        )
+
+
+def celeba_folder(root: Path) -> Path:
+    """root/celeba. Missing: there is none."""
+    base = root / catalogue.named("celeba").folder
+    if not base.is_dir():
+        raise missing("celeba", root, base)
+    return base
+
+
+def celeba_split(base: Path) -> str:
+    """Which `split` the files at hand are for: "json" where LEAF's own split is there, else "recipe"."""
+    return "recipe" if _find(base, "train") is None else "json"
+
+
+def _find(base: Path, name: str) -> Path | None:
+    """`name` where torchvision or LEAF keep it: in celeba, celeba/raw, celeba/data or celeba/data/raw."""
+    places = (base, base / "raw", base / "data", base / "data" / "raw")
+    return next((place / name for place in places if (place / name).exists()), None)
+
+
+def _json_files(base: Path, part: str) -> list[Path]:
+    folder = _find(base, part)
+    files = sorted(folder.glob("*.json")) if folder is not None else []
+    if not files:
+        raise Damaged(f"{folder or base / part}: LEAF's {part}/*.json is missing (made by its preprocess.sh)")
+    return files
+
+
+def read_leaf(files: Sequence[Path]) -> Celebrities:
+    """The celebrities of LEAF's json files, {"users": [...], "user_data": {user: {"x": [name], "y": [0 or 1]}}}."""
+    celebrities: Celebrities = {}
+    for file in files:
+        data = read(file)
+        with parsing(file, "a LEAF json file"):
+            content = json.loads(data)
+            for user in content["users"]:
+                entry = content["user_data"][user]
+                celebrities[int(user)] = [
+                    _shot(name, label) for name, label in zip(entry["x"], entry["y"], strict=True)
+                ]
+    return celebrities
+
+
+def _shot(name: Any, label: Any) -> tuple[str, int]:
+    if not isinstance(name, str) or not name or Path(name).name != name:
+        raise ValueError(f"{name!r} is no file name")
+    if label not in (0, 1):  # LEAF writes 0.0 and 1.0
+        raise ValueError(f"label {label!r} is not 0 or 1")
+    return name, int(label)
+
+
+def read_lists(base: Path) -> tuple[Celebrities, tuple[Check, ...]]:
+    """The celebrities of the published lists, in the order in which they first appear, and the lists' checksums."""
+    checks, texts = [], []
+    published = {Path(file.path).name: file.md5 for file in catalogue.files("celeba")}
+    for name in LISTS:
+        path = _find(base, name) or base / name
+        data = read(path)
+        checks.append(Check(path, published[name], md5(data)))
+        with parsing(path, "a list of CelebA"):
+            texts.append(data.decode("utf-8").splitlines())
+    identities, attributes = texts
+    smiles: dict[str, int] = {}
+    with parsing(checks[1].file, "a list of CelebA"):
+        column = 1 + attributes[1].split().index("Smiling")
+        for line in attributes[2:]:
+            if fields := line.split():
+                smiles[fields[0]] = {"1": 1, "-1": 0}[fields[column]]
+        if len(smiles) != int(attributes[0]):
+            raise ValueError(f"{len(smiles):,} lines, its head says {int(attributes[0]):,}")
+    celebrities: Celebrities = {}
+    with parsing(checks[0].file, "a list of CelebA"):
+        for line in identities:
+            if line.strip():
+                name, celebrity = line.split()
+                if name not in smiles:
+                    raise ValueError(f"{name} is not in {LISTS[1]}")
+                celebrities.setdefault(int(celebrity), []).append(_shot(name, smiles[name]))
+        if (total := sum(map(len, celebrities.values()))) != len(smiles):
+            raise ValueError(f"{total:,} images, {LISTS[1]} has {len(smiles):,}")
+    return celebrities, tuple(checks)
+
+
+def leaf_recipe(celebrities: Celebrities, sample: float, least: int, seed: int) -> tuple[Celebrities, Celebrities]:
+    """(training, test) images of each celebrity by LEAF's recipe, draw for draw.
+
+    Celebrities with fewer than `least` images are left out; the others are shuffled and taken until `sample` of all
+    images is reached (the last one only in part, and left out if fewer than `least` remain); 0.9 of each one's images,
+    rounded down, train. Source: LEAF, data/utils/{sample,remove_users,split_data}.py with --smplseed and --spltseed
+    equal to `seed`. LEAF without these flags draws unseeded, so no published split can be had from its recipe alone.
+    Damaged: nothing is left.
+    """
+    kept = {celebrity: shots for celebrity, shots in celebrities.items() if len(shots) >= least}
+    wanted = int(sample * sum(map(len, kept.values())))
+    order, rng = list(kept), random.Random(seed)
+    rng.shuffle(order)
+    drawn: Celebrities = {}
+    count = 0
+    for celebrity in order:
+        if count >= wanted:
+            break
+        shots = kept[celebrity]
+        if count + len(shots) > wanted:
+            shots = [shots[index] for index in rng.sample(range(wanted - count), wanted - count)]
+        count += len(shots)
+        drawn[celebrity] = shots
+    train: Celebrities = {}
+    test: Celebrities = {}
+    rng = random.Random(seed)
+    for celebrity, shots in drawn.items():
+        if len(shots) < max(least, 2):
+            continue
+        n_train = 1 if len(shots) == 2 else max(1, int(0.9 * len(shots)))
+        chosen = set(rng.sample(range(len(shots)), n_train))
+        train[celebrity] = [shot for index, shot in enumerate(shots) if index in chosen]
+        test[celebrity] = [shot for index, shot in enumerate(shots) if index not in chosen]
+    if not train:
+        raise Damaged(f"CelebA: sample {sample} of {len(kept)} celebrities with at least {least} images leaves none")
+    return train, test
+
+
+def _rows(celebrities: Celebrities, place: Path) -> tuple[list[Path], Labels, Labels]:
+    """Files, labels and celebrities, one row an image, celebrity after celebrity."""
+    rows = [(name, smile, celebrity) for celebrity, shots in celebrities.items() for name, smile in shots]
+    labels, writers = (np.array([row[column] for row in rows], dtype=np.int64) for column in (1, 2))
+    return [place / name for name, _, _ in rows], labels, writers
+
+
+@contextmanager
+def celeba_images(base: Path) -> Iterator[tuple[Path, Callable[[Path], bytes]]]:
+    """(folder or zip file of the aligned images, function from a path below it to the file's bytes)."""
+    folder, packed = _find(base, IMAGES), _find(base, f"{IMAGES}.zip")
+    if folder is not None:
+        yield folder, read
+        return
+    if packed is None:
+        raise Damaged(f"{base / IMAGES} is missing, and so is {base / IMAGES}.zip")
+    with reading(packed), parsing(packed, "a zip file"):
+        archive = zipfile.ZipFile(packed)
+
+    def fetch(path: Path) -> bytes:
+        try:
+            member = archive.getinfo(f"{IMAGES}/{path.name}")
+        except KeyError:
+            raise Damaged(f"{path} is missing") from None
+        with parsing(path, "a whole member of the zip file"):
+            return archive.read(member)
+
+    with archive:
+        yield packed, fetch
+
+
+def survey_celeba(root: Path) -> tuple[Path, int, tuple[Check, ...]]:
+    """(folder, number of images there, checksums of the lists) without decoding any image."""
+    base = celeba_folder(root)
+    checks: tuple[Check, ...] = ()
+    if any(_find(base, name) is not None for name in LISTS) or _find(base, "train") is _find(base, "all_data") is None:
+        _, checks = read_lists(base)
+    with celeba_images(base) as (place, _):
+        if place.is_dir():
+            with os.scandir(place) as entries:
+                return base, sum(entry.name.endswith(".jpg") for entry in entries), checks
+        with zipfile.ZipFile(place) as archive:
+            return base, sum(name.endswith(".jpg") for name in archive.namelist()), checks

@@ -1,0 +1,1052 @@
+"""The data layer on small files in the published layouts; pickles that attack; files that are damaged."""
+
+from __future__ import annotations
+
+import errno
+import gzip
+import io
+import json
+import os
+import pickle
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+from urllib.error import URLError
+
+import data_layouts as layouts
+import numpy as np
+import pytest
+from PIL import Image
+
+from fatbench import registry
+from fatbench.data import DATASETS, Dataset, catalogue, cifar, common, disk, folders
+from fatbench.errors import MachineError, SpecError
+
+CELEBRITIES = {7: 5, 3: 6, 11: 5, 2: 4}  # celebrity -> number of images; the last has too few
+
+# Every set of the table: how to write a small one, and the settings to read it with.
+SMALL: dict[str, tuple[Callable[[Path], Any], dict[str, Any]]] = {
+    "cifar10": (layouts.write_cifar10, {}),
+    "cifar100": (layouts.write_cifar100, {}),
+    "svhn": (lambda root: layouts.write_svhn(root / "svhn"), {}),
+    "celeba": (lambda root: layouts.write_celeba(root, CELEBRITIES), {"sample": 1.0}),
+    "mnist": (layouts.write_mnist, {}),
+    "fashion_mnist": (lambda root: layouts.write_mnist(root, "FashionMNIST"), {}),
+    "cinic10": (layouts.write_cinic, {}),
+    "image_folder": (lambda root: layouts.write_image_folder(root / "mine"), {"path": "mine", "size": 12}),
+    "digits": (lambda root: None, {}),
+}
+
+
+def small(name: str, root: Path) -> Dataset:
+    write, settings = SMALL[name]
+    write(root)
+    return DATASETS[name](root, variant="small", **settings)
+
+
+def publish(monkeypatch: pytest.MonkeyPatch, root: Path, name: str) -> None:
+    """Make the files under the root the published ones of `name`."""
+    sums = tuple(
+        catalogue.File(file.path, common.md5((root / file.path).read_bytes()), file.urls)
+        for file in catalogue.files(name)
+    )
+    monkeypatch.setattr(catalogue, "files", lambda asked: sums if asked == name else ())
+
+
+def message(error: type[Exception], call: Callable[[], Any]) -> str:
+    with pytest.raises(error) as caught:
+        call()
+    found = str(caught.value)
+    assert len(found.splitlines()) == 1
+    return found
+
+
+# --- every member of the table ------------------------------------------------------------------------------------
+
+
+def test_the_catalogue_and_this_file_cover_the_table() -> None:
+    assert list(catalogue.CATALOGUE) == list(DATASETS) == registry.names("Data")
+    assert set(SMALL) == set(DATASETS)
+
+
+@pytest.mark.parametrize("name", DATASETS)
+def test_a_data_set_is_what_the_engine_expects(name: str, tmp_path: Path) -> None:
+    data = small(name, tmp_path)
+    for images, labels in ((data.train_images, data.train_labels), (data.test_images, data.test_labels)):
+        assert images.dtype == np.uint8 and images.ndim == 4 and images.flags.c_contiguous and images.flags.writeable
+        assert labels.dtype == np.int64 and labels.shape == (len(images),) and labels.flags.writeable
+        assert len(images) > 0 and labels.min() >= 0 and labels.max() < data.classes
+    assert data.train_images.shape[1:] == data.test_images.shape[1:] == data.shape
+    facts = catalogue.named(name)
+    assert facts.shape in (None, data.shape) and facts.classes in (None, data.classes)
+    assert data.name == name and data.variant == "small"
+    if name == "celeba":
+        assert data.writers is not None and data.test_writers is not None
+        assert data.writers.dtype == np.int64 and data.writers.shape == data.train_labels.shape
+        assert data.test_writers.shape == data.test_labels.shape
+    else:
+        assert data.writers is None and data.test_writers is None
+
+
+@pytest.mark.parametrize("name", DATASETS)
+def test_the_same_files_give_the_same_fingerprint_and_one_pixel_another(name: str, tmp_path: Path) -> None:
+    data = small(name, tmp_path)
+    assert DATASETS[name](tmp_path, variant="again", **SMALL[name][1]).fingerprint == data.fingerprint
+    fields = {
+        field: getattr(data, field)
+        for field in (
+            "train_images",
+            "train_labels",
+            "test_images",
+            "test_labels",
+            "classes",
+            "writers",
+            "test_writers",
+        )
+    }
+    loaded = common.Loaded(where=tmp_path, **fields)
+    assert common.fingerprint(loaded) == data.fingerprint
+    for field in ("train_images", "train_labels", "test_images", "test_labels", "writers"):
+        if fields[field] is not None:
+            fields[field].flat[-1] ^= 1
+            assert common.fingerprint(loaded) != data.fingerprint
+            fields[field].flat[-1] ^= 1
+
+
+@pytest.mark.parametrize("name", sorted(set(DATASETS) - {"digits", "image_folder"}))
+def test_a_set_that_is_not_there_says_where_it_should_be(name: str, tmp_path: Path) -> None:
+    found = message(common.Missing, lambda: DATASETS[name](tmp_path))
+    assert found.startswith(f"{catalogue.named(name).title} is not in {tmp_path} (looked for ")
+    assert f"'fatbench data prepare {name}'" in found
+    assert common.Missing.exit_code == 5
+
+
+@pytest.mark.parametrize("name", ["cifar10", "cifar100", "svhn", "mnist", "fashion_mnist", "celeba"])
+def test_a_wrong_checksum_is_an_error_that_says_how_to_name_a_variant(name: str, tmp_path: Path) -> None:
+    write, settings = SMALL[name]
+    write(tmp_path)
+    found = message(common.Differs, lambda: DATASETS[name](tmp_path, **settings))
+    first = catalogue.files(name)[0]
+    at = next(tmp_path.rglob(Path(first.path).name))
+    assert found.startswith(f"{at} (and ") and f"its md5 should be {first.md5}" in found
+    assert f"it is {common.md5(at.read_bytes())}" in found
+    assert f"data: {{name: {name}, variant: NAME}}" in found
+
+
+@pytest.mark.parametrize("name", ["cifar10", "cifar100", "svhn", "mnist", "fashion_mnist"])
+def test_published_files_are_read_without_a_variant_and_refused_with_one(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    SMALL[name][0](tmp_path)
+    publish(monkeypatch, tmp_path, name)
+    assert DATASETS[name](tmp_path).variant is None
+    found = message(MachineError, lambda: DATASETS[name](tmp_path, variant="jpeg"))
+    assert "are the published ones: leave the variant out" in found and "variant: jpeg" in found
+
+
+def test_an_empty_variant_is_no_name(tmp_path: Path) -> None:
+    assert "expected a name" in message(SpecError, lambda: DATASETS["digits"](tmp_path, variant=" "))
+
+
+def test_truncated_files_are_named(tmp_path: Path) -> None:
+    """Every file of every small set in turn is cut at several places; each time the message names it."""
+    for name in sorted(set(DATASETS) - {"digits"}):
+        write, settings = SMALL[name]
+        root = tmp_path / name
+        write(root)
+        used = [file for file in sorted(root.rglob("*")) if file.is_file() and file.suffix != ".txt"]
+        if name == "celeba":
+            used = [file for file in used if int(file.stem) <= 16]  # the fourth celebrity's are not used
+        for file in used[:8]:
+            whole = file.read_bytes()
+            for cut in {0, 1, len(whole) // 3, len(whole) - 1}:
+                file.write_bytes(whole[:cut])
+                if name in ("celeba", "cinic10", "image_folder") and cut == len(whole) - 1:
+                    continue  # Pillow does not need the last byte
+                found = message(common.Damaged, lambda: DATASETS[name](root, variant="small", **settings))  # noqa: B023
+                assert found.startswith(f"{file} is truncated or damaged, not "), (name, cut)
+            file.write_bytes(whole)
+        DATASETS[name](root, variant="small", **settings)
+
+
+@pytest.mark.parametrize(
+    ("name", "file"),
+    [
+        ("cifar10", "cifar-10-batches-py/data_batch_3"),
+        ("cifar100", "cifar-100-python/test"),
+        ("svhn", "svhn/test_32x32.mat"),
+        ("mnist", "MNIST/raw/t10k-labels-idx1-ubyte.gz"),
+        ("celeba", "celeba/list_attr_celeba.txt"),
+        ("celeba", "celeba/img_align_celeba/000003.jpg"),
+    ],
+)
+def test_one_missing_file_is_named(name: str, file: str, tmp_path: Path) -> None:
+    write, settings = SMALL[name]
+    write(tmp_path)
+    (tmp_path / file).unlink()
+    found = message(common.Damaged, lambda: DATASETS[name](tmp_path, variant="small", **settings))
+    assert found.startswith(f"{tmp_path / file} is missing")
+
+
+def test_a_file_that_cannot_be_opened_is_named(tmp_path: Path) -> None:
+    layouts.write_cifar10(tmp_path)
+    batch = tmp_path / "cifar-10-batches-py" / "data_batch_2"
+    batch.unlink()
+    batch.mkdir()
+    found = message(MachineError, lambda: DATASETS["cifar10"](tmp_path, variant="small"))
+    assert found == f"cannot read {batch}: Is a directory"
+
+
+# --- CIFAR --------------------------------------------------------------------------------------------------------
+
+
+def test_cifar10_images_are_channel_planes_in_file_order(tmp_path: Path) -> None:
+    """A row of 3072 bytes is 1024 red, 1024 green, 1024 blue, each row by row."""
+    images, labels = layouts.write_cifar10(tmp_path, n=10)
+    data = DATASETS["cifar10"](tmp_path, variant="small")
+    assert data.train_images.shape == (50, 3, 32, 32) and data.test_images.shape == (10, 3, 32, 32)
+    assert data.train_images[12, 1, 5, 7] == images[12, 1024 + 5 * 32 + 7]
+    assert np.array_equal(np.concatenate([data.train_images, data.test_images]).reshape(60, 3072), images)
+    assert np.array_equal(np.concatenate([data.train_labels, data.test_labels]), labels)
+
+
+def test_cifar100_has_the_fine_labels(tmp_path: Path) -> None:
+    _, labels = layouts.write_cifar100(tmp_path)
+    data = DATASETS["cifar100"](tmp_path, variant="small")
+    assert data.classes == 100 and np.array_equal(data.train_labels, labels[:100])
+
+
+@pytest.mark.parametrize("protocol", [3, 4])
+def test_a_batch_that_python_3_pickled_is_read_too(protocol: int, tmp_path: Path) -> None:
+    images = layouts.pixels(3, 3072)
+    file = tmp_path / "data_batch_1"
+    file.write_bytes(pickle.dumps({"data": images, "labels": [1, 2, 3]}, protocol=protocol))
+    found, labels, _ = cifar.read_batch(file, "labels")
+    assert np.array_equal(found, images) and labels.tolist() == [1, 2, 3]
+    file.write_bytes(pickle.dumps({"data": np.asfortranarray(images), "labels": [1, 2, 3]}, protocol=protocol))
+    assert np.array_equal(cifar.read_batch(file, "labels")[0], images)
+
+
+class Touch:
+    """Unpickled by pickle.load, makes a file."""
+
+    def __init__(self, file: Path):
+        self.file = file
+
+    def __reduce__(self) -> Any:
+        return os.system, (f"touch {self.file}",)
+
+
+@pytest.mark.parametrize("protocol", [0, 2, 4])
+def test_a_pickle_that_would_run_a_command_is_refused(protocol: int, tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    evil = pickle.dumps({"data": Touch(victim), "labels": [1]}, protocol=protocol)
+    pickle.loads(evil)
+    assert victim.exists()  # the attack works on a plain unpickler
+    victim.unlink()
+    layouts.write_cifar10(tmp_path)
+    batch = tmp_path / "cifar-10-batches-py" / "data_batch_4"
+    batch.write_bytes(evil)
+    for variant in (None, "jpeg"):
+        found = message(cifar.Refused, lambda: DATASETS["cifar10"](tmp_path, variant=variant))  # noqa: B023
+        assert found.startswith(f"{batch}: refusing to execute {os.system.__module__}.system;")
+    assert not victim.exists()
+    row = disk.verify("cifar10", tmp_path)
+    assert row["state"] == "damaged" and "refusing to execute" in row["message"] and not victim.exists()
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [
+        ("builtins", "eval"),
+        ("__builtin__", "getattr"),
+        ("_codecs", "encode"),
+        ("copyreg", "_reconstructor"),
+        ("numpy", "load"),
+        ("numpy", "array"),
+        ("numpy.core.multiarray", "scalar"),
+        ("numpy", "ndarray.tofile"),
+        ("pickle", "loads"),
+    ],
+)
+def test_every_other_global_is_refused(module: str, name: str, tmp_path: Path) -> None:
+    file = tmp_path / "data_batch_1"
+    for code in (f"c{module}\n{name}\n.".encode(), b"\x80\x04" + _unicode(module) + _unicode(name) + b"\x93."):
+        file.write_bytes(code)
+        assert f"refusing to execute {module}.{name}" in message(
+            cifar.Refused, lambda: cifar.read_batch(file, "labels")
+        )
+
+
+def _unicode(string: str) -> bytes:
+    return b"\x8c" + bytes([len(string)]) + string.encode()
+
+
+def test_no_numpy_code_is_reached_through_the_pickle() -> None:
+    """The three names that are known lead to classes of ours: numpy's own would take a forged array of objects."""
+    unpickler = cifar._Unpickler(b"", Path("file"))
+    for known in unpickler.known.values():
+        assert known.__module__ == cifar.__name__
+    forged = layouts.cifar_batch(layouts.pixels(1, 3072), [1]).replace(layouts.text("u1"), layouts.text("O8"))
+    file = Path(tempfile.mkdtemp()) / "data_batch_1"
+    file.write_bytes(forged)
+    assert "no uint8 array of 3072 columns" in message(common.Damaged, lambda: cifar.read_batch(file, "labels"))
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (pickle.dumps([1, 2], protocol=2), "no dictionary"),
+        (pickle.dumps({"labels": [1]}, protocol=2), "data"),
+        (layouts.cifar_batch(layouts.pixels(2, 3071), [1, 2]), "no uint8 array of 3072 columns"),
+        (layouts.cifar_batch(layouts.pixels(2, 3072), [1, 2, 3]), "2 images, 3 labels"),
+        (layouts.cifar_batch(layouts.pixels(1, 3072), [1], "fine_labels"), "labels"),
+        (pickle.dumps({"data": 5, "labels": [1]}, protocol=2), "no uint8 array"),
+        (b"\x80\x02}(U\x04dataP.", "persistent"),
+        (b"not a pickle", ""),
+    ],
+)
+def test_other_pickles_are_no_batch(content: bytes, problem: str, tmp_path: Path) -> None:
+    file = tmp_path / "data_batch_1"
+    file.write_bytes(content)
+    found = message(common.Damaged, lambda: cifar.read_batch(file, "labels"))
+    assert found.startswith(f"{file} is truncated or damaged, not a CIFAR batch (") and problem in found
+
+
+def test_labels_must_be_whole_numbers_of_a_class(tmp_path: Path) -> None:
+    layouts.write_cifar10(tmp_path)
+    batch = tmp_path / "cifar-10-batches-py" / "data_batch_1"
+    batch.write_bytes(layouts.cifar_batch(layouts.pixels(2, 3072), [3, 10]))
+    found = message(common.Damaged, lambda: DATASETS["cifar10"](tmp_path, variant="small"))
+    assert found == f"{batch.parent}: training labels run from 0 to 10, not 0 to 9"
+    for labels in (["1", "2"], [0.5, 1.5], [[1], [2]], None):
+        batch.write_bytes(pickle.dumps({"data": layouts.pixels(2, 3072), "labels": labels}, protocol=4))
+        assert "labels are not a list of whole numbers" in message(
+            common.Damaged, lambda: DATASETS["cifar10"](tmp_path, variant="small")
+        )
+
+
+# --- archives -----------------------------------------------------------------------------------------------------
+
+
+def test_the_published_archive_is_unpacked_once_and_whole(tmp_path: Path) -> None:
+    images, _ = layouts.write_cifar10(tmp_path)
+    folder, archive = tmp_path / "cifar-10-batches-py", tmp_path / "cifar-10-python.tar.gz"
+    layouts.tar_folder(archive, folder, folder.name)
+    with ThreadPoolExecutor(4) as pool:  # several workers start at once
+        found = list(pool.map(lambda _: DATASETS["cifar10"](tmp_path, variant="small"), range(4)))
+    assert all(np.array_equal(data.train_images.reshape(-1, 3072), images[:50]) for data in found)
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == [folder.name, archive.name]
+    assert folder.stat().st_mode & 0o777 == 0o755
+    archive.unlink()
+    DATASETS["cifar10"](tmp_path, variant="small")
+
+
+def test_the_worker_that_unpacks_last_takes_what_the_first_one_unpacked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layouts.write_cifar10(tmp_path)
+    folder, archive = tmp_path / "cifar-10-batches-py", tmp_path / "cifar-10-python.tar.gz"
+    layouts.tar_folder(archive, folder, folder.name)
+    rename = os.rename
+
+    def late(source: Path, target: Path) -> None:
+        shutil.copytree(source, target)
+        rename(source, target)
+
+    monkeypatch.setattr(os, "rename", late)
+    assert len(DATASETS["cifar10"](tmp_path, variant="small").train_labels) == 50
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == [folder.name, archive.name]
+
+
+def test_an_archive_writes_nothing_but_the_files_of_the_set(tmp_path: Path) -> None:
+    root = tmp_path / "deep" / "root"
+    root.mkdir(parents=True)
+    batch = layouts.cifar_batch(layouts.pixels(10, 3072), list(range(10)))
+    with tarfile.open(root / "cifar-10-python.tar.gz", "w:gz") as tar:
+        for name in ("../../escape", "/tmp/fatbench-escape", "cifar-10-batches-py/../../escape", "other"):
+            layouts.tar_add(tar, name, b"escaped")
+        link = tarfile.TarInfo("cifar-10-batches-py/test_batch")
+        link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
+        tar.addfile(link)
+        for name in ("data_batch_1", "data_batch_2", "data_batch_3", "data_batch_4", "data_batch_5"):
+            layouts.tar_add(tar, f"cifar-10-batches-py/{name}", batch)
+    found = message(common.Damaged, lambda: DATASETS["cifar10"](root, variant="small"))
+    assert found == f"{root / 'cifar-10-batches-py' / 'test_batch'} is missing"
+    files = [file for file in tmp_path.rglob("*") if file.is_file()]
+    assert {file.name for file in files} == {"cifar-10-python.tar.gz", *(f"data_batch_{i}" for i in range(1, 6))}
+    assert not Path("/tmp/fatbench-escape").exists()
+
+
+def test_a_damaged_archive_leaves_nothing_behind(tmp_path: Path) -> None:
+    layouts.write_cifar10(tmp_path)
+    archive = tmp_path / "cifar-10-python.tar.gz"
+    layouts.tar_folder(archive, tmp_path / "cifar-10-batches-py", "cifar-10-batches-py")
+    whole = archive.read_bytes()
+    for content in (whole[: len(whole) // 2], b"no archive", b"", gzip.compress(b"no tar")):
+        archive.write_bytes(content)
+        found = message(common.Damaged, lambda: DATASETS["cifar10"](tmp_path, variant="small"))
+        assert found.startswith(f"{archive} is truncated or damaged, not a whole archive (")
+        assert [entry.name for entry in tmp_path.iterdir()] == [archive.name]
+    with tarfile.open(archive, "w:gz") as tar:
+        layouts.tar_add(tar, "readme", b"hello")
+    assert message(common.Damaged, lambda: DATASETS["cifar10"](tmp_path, variant="small")) == (
+        f"{archive} holds none of the files of CIFAR-10"
+    )
+
+
+def test_a_root_that_cannot_be_written_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    layouts.write_cifar10(tmp_path)
+    archive = tmp_path / "cifar-10-python.tar.gz"
+    layouts.tar_folder(archive, tmp_path / "cifar-10-batches-py", "cifar-10-batches-py")
+
+    def refuse(**_: Any) -> str:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(tempfile, "mkdtemp", refuse)
+    found = message(MachineError, lambda: DATASETS["cifar10"](tmp_path, variant="small"))
+    assert found == f"cannot unpack {archive} into {tmp_path}: Read-only file system"
+
+
+# --- MNIST, SVHN, digits ------------------------------------------------------------------------------------------
+
+
+def test_mnist_packed_and_unpacked_are_the_same_images(tmp_path: Path) -> None:
+    images = layouts.write_mnist(tmp_path / "a", n=20)
+    layouts.write_mnist(tmp_path / "b", n=20, packed=False)
+    packed, unpacked = (DATASETS["mnist"](tmp_path / root, variant="small") for root in "ab")
+    assert packed.fingerprint == unpacked.fingerprint
+    assert np.array_equal(packed.train_images[:, 0], images[:20])
+    assert np.array_equal(packed.test_images[:, 0], images[20:])
+    assert packed.test_labels.tolist() == [i % 10 for i in range(20, 40)]
+
+
+def test_mnist_unpacked_is_held_against_the_checksums_after_gunzip(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layouts.write_mnist(tmp_path, packed=False)
+    found = message(common.Differs, lambda: DATASETS["mnist"](tmp_path))
+    assert "its md5 should be 6bbc9ace898e44ae57da46a324031adb" in found
+    raw = tmp_path / "MNIST" / "raw"
+    sums = {file.name: common.md5(file.read_bytes()) for file in raw.iterdir()}
+    monkeypatch.setattr(catalogue, "gunzipped", lambda name, file: sums[file])
+    assert DATASETS["mnist"](tmp_path).variant is None
+    monkeypatch.setattr(catalogue, "gunzipped", lambda name, file: None)
+    found = message(common.Differs, lambda: DATASETS["mnist"](tmp_path))
+    assert "there is no published checksum to hold this file against" in found
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (layouts.idx(layouts.pixels(20, 28, 28))[:-1], "15,695 bytes, its header says 15,696"),
+        (layouts.idx(layouts.pixels(20, 28, 28)) + b"x", "15,697 bytes, its header says 15,696"),
+        (layouts.idx(layouts.pixels(20)), "magic number 0x00000801"),
+        (b"\x00\x00\x08\x03" + b"\xff" * 12, "its header says"),
+    ],
+)
+def test_idx_files_that_are_not_what_their_header_says(content: bytes, problem: str, tmp_path: Path) -> None:
+    layouts.write_mnist(tmp_path, packed=False)
+    file = tmp_path / "MNIST" / "raw" / "train-images-idx3-ubyte"
+    file.write_bytes(content)
+    found = message(common.Damaged, lambda: DATASETS["mnist"](tmp_path, variant="small"))
+    assert found.startswith(f"{file} is truncated or damaged, not an idx file (") and problem in found
+
+
+def test_mnist_of_another_size_or_count_is_inconsistent(tmp_path: Path) -> None:
+    layouts.write_mnist(tmp_path, packed=False)
+    raw = tmp_path / "MNIST" / "raw"
+    (raw / "t10k-images-idx3-ubyte").write_bytes(layouts.idx(layouts.pixels(20, 14, 14)))
+    found = message(common.Damaged, lambda: DATASETS["mnist"](tmp_path, variant="small"))
+    assert found == f"{raw}: test images have shape (1, 14, 14), (1, 28, 28) is published"
+    (raw / "t10k-images-idx3-ubyte").write_bytes(layouts.idx(layouts.pixels(19, 28, 28)))
+    found = message(common.Damaged, lambda: DATASETS["mnist"](tmp_path, variant="small"))
+    assert found == f"{raw}: 19 test images, but 20 labels"
+    (raw / "t10k-images-idx3-ubyte").write_bytes(layouts.idx(layouts.pixels(0, 28, 28)))
+    (raw / "t10k-labels-idx1-ubyte").write_bytes(layouts.idx(layouts.pixels(0)))
+    assert (
+        message(common.Damaged, lambda: DATASETS["mnist"](tmp_path, variant="small")) == f"{raw} holds no test images"
+    )
+
+
+@pytest.mark.parametrize("place", ["", "svhn", "SVHN"])
+def test_svhn_turns_its_axes_and_calls_the_digit_0_by_its_name(place: str, tmp_path: Path) -> None:
+    """Published X[y, x, c, n] is image n's [c, y, x] here; labels 1..9, 10 are 1..9, 0."""
+    x = layouts.write_svhn(tmp_path / place)
+    data = DATASETS["svhn"](tmp_path, variant="small")
+    assert data.train_images[4, 2, 10, 20] == x[10, 20, 2, 4]
+    assert np.array_equal(data.train_images, x.transpose(3, 2, 0, 1))
+    assert data.train_labels[:10].tolist() == [1, 2, 3, 4, 5, 6, 7, 8, 9, 0]
+
+
+def test_svhn_files_may_lie_apart_and_the_missing_one_is_fetched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layouts.write_svhn(tmp_path / "svhn")
+    publish(monkeypatch, tmp_path, "svhn")
+    before = DATASETS["svhn"](tmp_path).fingerprint
+    (tmp_path / "svhn" / "train_32x32.mat").rename(tmp_path / "train_32x32.mat")
+    test = tmp_path / "svhn" / "test_32x32.mat"
+    content = test.read_bytes()
+    test.unlink()
+    assert message(common.Damaged, lambda: DATASETS["svhn"](tmp_path)) == f"{test} is missing"
+    downloads(monkeypatch, lambda url, folder, name, md5: Path(folder, name).write_bytes(content) and None)
+    row = disk.prepare("svhn", tmp_path)
+    assert (row["state"], row["n"], row["fingerprint"]) == ("complete", 40, before)
+    assert row["bytes"] == len(content) + (tmp_path / "train_32x32.mat").stat().st_size
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        ({"X": layouts.pixels(32, 32, 3, 4)}, "'y'"),
+        ({"X": layouts.pixels(32, 32, 3, 4), "y": np.ones((5, 1), np.uint8)}, "4 images, 5 labels"),
+        ({"X": np.zeros((32, 32, 3, 4)), "y": np.ones((4, 1))}, "labels are not a list of whole numbers"),
+        ({"X": np.zeros((32, 32, 3, 4)), "y": np.ones((4, 1), np.uint8)}, "not an array of bytes in four dimensions"),
+    ],
+)
+def test_other_mat_files_are_no_svhn(content: dict[str, Any], problem: str, tmp_path: Path) -> None:
+    import scipy.io
+
+    layouts.write_svhn(tmp_path)
+    file = tmp_path / "test_32x32.mat"
+    scipy.io.savemat(file, content)
+    found = message(common.Damaged, lambda: DATASETS["svhn"](tmp_path, variant="small"))
+    assert found.startswith(f"{file} is truncated or damaged, not an SVHN .mat file (") and problem in found
+
+
+def test_digits_are_scikit_learns() -> None:
+    """Every fifth image of a class is tested on; 16 becomes 255, 8 becomes 128 (127.5 up), 1 becomes 16."""
+    from sklearn.datasets import load_digits
+
+    data, source = DATASETS["digits"](Path("nowhere")), load_digits()
+    assert (len(data.train_labels), len(data.test_labels)) == (1442, 355)
+    assert (catalogue.named("digits").train, catalogue.named("digits").test) == (1442, 355)
+    seen = [0] * 10
+    train, test = [], []
+    for index, label in enumerate(source.target):
+        (test if seen[label] % 5 == 4 else train).append(index)
+        seen[label] += 1
+    for images, labels, indices in (
+        (data.train_images, data.train_labels, train),
+        (data.test_images, data.test_labels, test),
+    ):
+        assert np.array_equal(images[:, 0], np.floor(source.images[indices] * 255 / 16 + 0.5))
+        assert np.array_equal(labels, source.target[indices])
+    assert [int((data.test_labels == label).sum()) for label in range(10)] == [count // 5 for count in seen]
+    value = {int(v): int(p) for v, p in zip(source.images[train].ravel(), data.train_images.ravel(), strict=True)}
+    assert (value[0], value[1], value[8], value[16]) == (0, 16, 128, 255)
+
+
+# --- folders of images --------------------------------------------------------------------------------------------
+
+
+def test_image_folder_reads_resizes_and_labels(tmp_path: Path) -> None:
+    folder = layouts.write_image_folder(tmp_path / "mine")
+    layouts.save(folder / "train" / "ant" / "grey.jpg", (30, 20), 100, mode="L")
+    (folder / "train" / "ant" / "notes.txt").write_text("not an image")
+    (folder / "train" / ".cache").mkdir()
+    for path in ("mine", str(folder)):
+        data = DATASETS["image_folder"](tmp_path, path=path, size=12)
+        assert data.classes == 2 and data.shape == (3, 12, 12) and data.variant is None
+        assert sorted(zip(data.train_labels.tolist(), data.train_images[:, 0, 0, 0].tolist(), strict=True)) == [
+            (0, 10), (0, 10), (0, 10), (0, 100), (1, 200), (1, 200), (1, 200),
+        ]  # fmt: skip
+        assert sorted(data.test_images[:, 0, 5, 5].tolist()) == [10, 200]
+        assert data.test_images[:, 0, 5, 5].tolist() == [10 if label == 0 else 200 for label in data.test_labels]
+    assert DATASETS["image_folder"](tmp_path, path="mine", size=5).shape == (3, 5, 5)
+
+
+def test_the_first_images_of_a_folder_are_of_all_classes(tmp_path: Path) -> None:
+    """Read class after class, the first 40 of 80 would be of one class; by hash about half are, here 20 +- 10."""
+    folder = layouts.write_image_folder(tmp_path / "mine", n=40)
+    labels = DATASETS["image_folder"](tmp_path, path="mine", size=12).train_labels
+    assert labels.sum() == 40 and 10 <= labels[:40].sum() <= 30
+    (folder / "train" / "ant" / "0.png").unlink()  # the others keep their order
+    without = DATASETS["image_folder"](tmp_path, path="mine", size=12)
+    assert len(without.train_labels) == 79
+
+
+def test_image_folders_that_cannot_be_used(tmp_path: Path) -> None:
+    def read() -> Dataset:
+        return DATASETS["image_folder"](tmp_path, path="mine", size=12)
+
+    assert "there is no folder" in message(common.Missing, read)
+    folder = layouts.write_image_folder(tmp_path / "mine")
+    layouts.save(folder / "test" / "cow" / "1.png", (12, 12), 0, mode="L")
+    assert "'cow' is not a class of" in message(common.Damaged, read)
+    (folder / "test" / "cow" / "1.png").unlink()
+    (folder / "test" / "cow").rmdir()
+    (folder / "train" / "cow").mkdir()
+    assert message(common.Damaged, read) == f"{folder / 'train' / 'cow'} holds no images"
+    (folder / "train" / "cow").rmdir()
+    (folder / "train" / "bee" / "0.png").write_text("text")
+    assert message(common.Damaged, read).startswith(f"{folder / 'train' / 'bee' / '0.png'} is truncated or damaged")
+    (folder / "train" / "bee").rename(tmp_path / "bee")
+    (folder / "test" / "bee" / "t.png").unlink()
+    (folder / "test" / "bee").rmdir()
+    assert "has 1 class folders, at least 2 are needed" in message(common.Damaged, read)
+    (tmp_path / "bee").rename(folder / "train" / "bee")
+    (folder / "train" / "bee" / "0.png").unlink()
+    (folder / "test" / "ant" / "t.png").unlink()
+    assert message(common.Damaged, read) == f"{folder / 'test'} holds no images"
+    (folder / "test" / "ant").rmdir()
+    (folder / "test").rmdir()
+    assert message(common.Damaged, read) == f"{folder / 'test'} is missing"
+
+
+def test_cinic10_splits_and_classes(tmp_path: Path) -> None:
+    """Red is 10 * class + split: 0 train, 1 valid, 2 test."""
+    layouts.write_cinic(tmp_path)
+    data = DATASETS["cinic10"](tmp_path, variant="small")
+    assert data.train_images[:, 0, 0, 0].tolist() == (10 * data.train_labels).tolist()
+    assert data.test_images[:, 0, 0, 0].tolist() == (10 * data.test_labels + 2).tolist()
+    assert sorted(data.train_labels.tolist()) == sorted(list(range(10)) * 2)
+    large = DATASETS["cinic10"](tmp_path, enlarge=True, variant="small")
+    assert np.array_equal(large.train_images[:20], data.train_images)
+    assert large.train_images[20:, 0, 0, 0].tolist() == (10 * large.train_labels[20:] + 1).tolist()
+    assert np.array_equal(large.test_images, data.test_images)
+
+
+def test_cinic10_counts_classes_and_sizes_are_checked(tmp_path: Path) -> None:
+    folder = layouts.write_cinic(tmp_path)
+    found = message(common.Differs, lambda: DATASETS["cinic10"](tmp_path))
+    assert found.startswith(f"{folder} holds 20 training and 20 test images, 90,000 and 90,000 are published; ")
+    assert "180,000" in message(common.Differs, lambda: DATASETS["cinic10"](tmp_path, enlarge=True))
+    layouts.save(folder / "train" / "cat" / "odd.png", (32, 30), (0, 0, 0))
+    found = message(common.Damaged, lambda: DATASETS["cinic10"](tmp_path, variant="small"))
+    assert found.startswith(f"{folder / 'train' / 'cat' / 'odd.png'} is") and "32x30, not 32x32" in found
+    (folder / "test" / "cow").mkdir()
+    found = message(common.Damaged, lambda: DATASETS["cinic10"](tmp_path, variant="small"))
+    assert found == f"{folder / 'test' / 'cow'} is no class of CINIC-10"
+    (folder / "test" / "cow").rename(folder / "test" / "spare")
+    (folder / "test" / "spare").rmdir()
+    (folder / "test" / "dog").rename(tmp_path / "dog")
+    found = message(common.Damaged, lambda: DATASETS["cinic10"](tmp_path, variant="small"))
+    assert found == f"{folder / 'test' / 'dog'} is missing"
+
+
+def test_cinic10_from_its_archive(tmp_path: Path) -> None:
+    folder = layouts.write_cinic(tmp_path)
+    before = DATASETS["cinic10"](tmp_path, variant="small").fingerprint
+    layouts.tar_folder(tmp_path / "CINIC-10.tar.gz", folder, "")
+    assert disk._inspect("cinic10", tmp_path, thorough=False)["message"] == "complete, to be unpacked on first use"
+    assert DATASETS["cinic10"](tmp_path, variant="small").fingerprint == before
+
+
+# --- CelebA -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("seed", "sample", "trained", "tested"),
+    [
+        (0, 0.5, {15: 18, 13: 5}, {15: [10, 18], 13: [5]}),
+        (3, 0.5, {11: 4, 13: 6, 14: 4, 16: 8}, {11: [0], 13: [3], 14: [2], 16: [7]}),
+        (3, 0.8, {11: 4, 13: 6, 14: 4, 16: 9, 15: 13}, {11: [0], 13: [3], 14: [2], 16: [6], 15: [7, 5]}),
+        (7, 0.8, {15: 18, 11: 4, 16: 9, 14: 4}, {15: [15, 17], 11: [3], 16: [7], 14: [3]}),
+        (
+            7, 1.0, {15: 18, 11: 4, 16: 9, 14: 4, 12: 5, 13: 6},
+            {15: [15, 17], 11: [3], 16: [7], 14: [3], 12: [4], 13: [3]},
+        ),
+    ],
+)  # fmt: skip
+def test_the_recipe_draws_what_leafs_scripts_draw(
+    seed: int, sample: float, trained: dict[int, int], tested: dict[int, list[int]]
+) -> None:
+    """The numbers are what LEAF's sample.py, remove_users.py (-k 5) and split_data.py (0.9) gave, both seeds equal,
+    for celebrities 10..16 with 3, 5, 6, 7, 5, 20, 10 images, of whom metadata_to_json.py leaves out the first."""
+    sizes = {10: 3, 11: 5, 12: 6, 13: 7, 14: 5, 15: 20, 16: 10}
+    celebrities = {c: [(f"{c}_{i}", i % 2) for i in range(n)] for c, n in sizes.items()}
+    train, test = folders.leaf_recipe(celebrities, sample, 5, seed)
+    assert {c: len(shots) for c, shots in train.items()} == trained and list(train) == list(trained)
+    assert {c: [int(name.split("_")[1]) for name, _ in shots] for c, shots in test.items()} == tested
+    for c in train:
+        assert not set(train[c]) & set(test[c])
+        assert set(train[c]) | set(test[c]) <= set(celebrities[c])
+
+
+def test_a_recipe_that_leaves_nobody() -> None:
+    celebrities = {1: [("a", 0)] * 5}
+    assert "leaves none" in message(common.Damaged, lambda: folders.leaf_recipe(celebrities, 1.0, 6, 0))
+    assert "leaves none" in message(common.Damaged, lambda: folders.leaf_recipe(celebrities, 0.1, 5, 0))
+
+
+def celeba(root: Path, **settings: Any) -> Dataset:
+    return DATASETS["celeba"](root, variant="small", **settings)
+
+
+def test_celeba_by_celebrity(tmp_path: Path) -> None:
+    """Images 1-5 are celebrity 7's, 6-11 are 3's, 12-16 are 11's, 17-20 are 2's (too few); even ones smile."""
+    layouts.write_celeba(tmp_path, CELEBRITIES)
+    data = celeba(tmp_path, sample=1.0)
+    assert data.shape == (3, 84, 84) and data.classes == 2
+    assert data.writers is not None and data.test_writers is not None
+    assert {w: int((data.writers == w).sum()) for w in data.writers.tolist()} == {7: 4, 3: 5, 11: 4}
+    assert sorted(data.test_writers.tolist()) == [3, 7, 11]
+    owner = {i: 7 if i <= 5 else 3 if i <= 11 else 11 for i in range(1, 17)}
+    seen = []
+    for images, labels, writers in (
+        (data.train_images, data.train_labels, data.writers),
+        (data.test_images, data.test_labels, data.test_writers),
+    ):
+        for image, label, writer in zip(images, labels, writers, strict=True):
+            number = int(image[0, 40, 40])
+            seen.append(number)
+            assert label == (number % 2 == 0) and writer == owner[number]
+    assert sorted(seen) == list(range(1, 17))
+
+
+def test_celeba_from_the_zip_is_the_same(tmp_path: Path) -> None:
+    base = layouts.write_celeba(tmp_path, CELEBRITIES)
+    before = celeba(tmp_path, sample=1.0).fingerprint
+    layouts.zip_images(base)
+    assert celeba(tmp_path, sample=1.0).fingerprint == before
+    packed = base / "img_align_celeba.zip"
+    whole = packed.read_bytes()
+    packed.write_bytes(whole[: len(whole) // 2])
+    assert message(common.Damaged, lambda: celeba(tmp_path, sample=1.0)).startswith(f"{packed} is truncated or damaged")
+    first = whole.index(b"\xff\xd8")
+    packed.write_bytes(whole[:first] + b"????" + whole[first + 4 :])
+    assert message(common.Damaged, lambda: celeba(tmp_path, sample=1.0)).startswith(
+        f"{packed / '000001.jpg'} is truncated or damaged, not a whole member of the zip file"
+    )
+    packed.unlink()
+    assert "img_align_celeba.zip" in message(common.Damaged, lambda: celeba(tmp_path, sample=1.0))
+
+
+def test_celeba_with_the_split_that_leaf_wrote(tmp_path: Path) -> None:
+    base = layouts.write_celeba(tmp_path, CELEBRITIES)
+    layouts.write_leaf(
+        base / "data" / "train" / "all_data_niid_05_keep_5_train_9.json",
+        {"3": [("000006.jpg", 1.0), ("000007.jpg", 0.0)], "7": [("000001.jpg", 0)]},
+    )
+    layouts.write_leaf(
+        base / "data" / "test" / "all_data_niid_05_keep_5_test_9.json",
+        {"3": [("000008.jpg", 1.0)], "7": [("000002.jpg", 1)]},
+    )
+    data = DATASETS["celeba"](tmp_path, split="json")
+    assert data.writers is not None and data.test_writers is not None
+    assert data.train_images[:, 0, 40, 40].tolist() == [6, 7, 1] and data.writers.tolist() == [3, 3, 7]
+    assert data.train_labels.tolist() == [1, 0, 0] and data.test_labels.tolist() == [1, 1]
+    assert data.test_writers.tolist() == [3, 7]
+    found = message(SpecError, lambda: celeba(tmp_path, split="json", sample=0.2))
+    assert "belong to 'split: recipe'" in found
+
+
+def test_celeba_recipe_from_leafs_all_data(tmp_path: Path) -> None:
+    """all_data holds what the lists hold, so the recipe draws the same images."""
+    base = layouts.write_celeba(tmp_path, CELEBRITIES)
+    before = celeba(tmp_path, sample=1.0, seed=5)
+    celebrities, _ = folders.read_lists(base)
+    layouts.write_leaf(
+        base / "data" / "all_data" / "all_data.json",
+        {str(c): shots for c, shots in celebrities.items() if len(shots) >= 5},
+    )
+    for name in folders.LISTS:
+        (base / name).unlink()
+    assert celeba(tmp_path, sample=1.0, seed=5).fingerprint == before.fingerprint
+    assert celeba(tmp_path, sample=1.0, seed=6).fingerprint != before.fingerprint
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        ("{", "Expecting property name"),
+        ('{"users": ["1"]}', "user_data"),
+        ('{"users": ["anna"], "user_data": {"anna": {"x": [], "y": []}}}', "anna"),
+        ('{"users": ["1"], "user_data": {"1": {"x": ["a.jpg"], "y": []}}}', "zip() argument 2 is shorter"),
+        ('{"users": ["1"], "user_data": {"1": {"x": ["a.jpg"], "y": [2]}}}', "label 2 is not 0 or 1"),
+        ('{"users": ["1"], "user_data": {"1": {"x": ["../a.jpg"], "y": [1]}}}', "is no file name"),
+        ('{"users": ["1"], "user_data": {"1": {"x": [3], "y": [1]}}}', "3 is no file name"),
+    ],
+)
+def test_other_json_files_are_not_leafs(content: str, problem: str, tmp_path: Path) -> None:
+    base = layouts.write_celeba(tmp_path, CELEBRITIES, images=False)
+    file = base / "train" / "all.json"
+    file.parent.mkdir()
+    file.write_text(content)
+    found = message(common.Damaged, lambda: celeba(tmp_path, split="json"))
+    assert found.startswith(f"{file} is truncated or damaged, not a LEAF json file (") and problem in found
+
+
+def test_leafs_json_files_that_are_not_there(tmp_path: Path) -> None:
+    base = layouts.write_celeba(tmp_path, CELEBRITIES, images=False)
+    assert f"{base / 'train'}: LEAF's train/*.json is missing" in message(
+        common.Damaged, lambda: celeba(tmp_path, split="json")
+    )
+
+
+@pytest.mark.parametrize(
+    ("file", "change", "problem"),
+    [
+        ("list_attr_celeba.txt", lambda text: text.replace("Smiling", "Frowning"), "Smiling"),
+        ("list_attr_celeba.txt", lambda text: text[: text.index("000015")], "14 lines, its head says 20"),
+        ("list_attr_celeba.txt", lambda text: text.replace(" -1  1", " -1  7", 1), "7"),
+        ("list_attr_celeba.txt", lambda text: "", "list index out of range"),
+        ("identity_CelebA.txt", lambda text: text[: text.index("000015")], "14 images, list_attr_celeba.txt has 20"),
+        ("identity_CelebA.txt", lambda text: text.replace("000003.jpg", "000033.jpg"), "000033.jpg is not in"),
+        ("identity_CelebA.txt", lambda text: text.replace(" 7", " seven", 1), "seven"),
+        ("identity_CelebA.txt", lambda text: text.replace(" 7", "", 1), "not enough values to unpack"),
+    ],
+)
+def test_damaged_lists_of_celeba(file: str, change: Callable[[str], str], problem: str, tmp_path: Path) -> None:
+    base = layouts.write_celeba(tmp_path, CELEBRITIES, images=False)
+    (base / file).write_text(change((base / file).read_text()))
+    found = message(common.Damaged, lambda: celeba(tmp_path, sample=1.0))
+    assert found.startswith(f"{base / file} is truncated or damaged, not a list of CelebA (") and problem in found
+
+
+# --- the catalogue ------------------------------------------------------------------------------------------------
+
+
+def test_the_catalogue_needs_neither_torch_nor_numpy() -> None:
+    code = (
+        "import sys\n"
+        "from fatbench.data import DATASETS, catalogue, disk\n"
+        "from fatbench import registry\n"
+        "registry.check('Data', {'name': 'image_folder', 'path': 'x', 'size': 32})\n"
+        "catalogue.facts({'name': 'cifar10'}); [catalogue.files(name) for name in DATASETS]\n"
+        "print(sorted({'torch', 'torchvision', 'numpy', 'sklearn'} & set(sys.modules)))\n"
+        "from pathlib import Path\n"
+        "disk.status(Path('nowhere')); DATASETS['digits'](Path('nowhere'))\n"
+        "print(sorted({'torch', 'torchvision', 'sklearn'} & set(sys.modules)))\n"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert out == "[]\n[]\n"
+
+
+def test_checksums_and_addresses_are_torchvisions() -> None:
+    from torchvision import datasets as tv
+
+    for name, (_, class_name) in catalogue._TORCHVISION.items():
+        published = str(vars(getattr(tv, class_name)))
+        for file in catalogue.files(name):
+            assert file.md5 is not None and file.md5 in published and Path(file.path).name in published
+    archive = catalogue.archive("cifar100")
+    assert archive is not None
+    assert (archive.path, archive.md5, archive.urls) == (
+        tv.CIFAR100.filename,
+        tv.CIFAR100.tgz_md5,
+        (tv.CIFAR100.url,),
+    )
+    assert [file.path for file in catalogue.files("cifar10")] == [
+        f"{tv.CIFAR10.base_folder}/{file}" for file, _ in tv.CIFAR10.train_list + tv.CIFAR10.test_list
+    ]
+    assert catalogue.files("fashion_mnist")[0].urls == (tv.FashionMNIST.mirrors[0] + "train-images-idx3-ubyte.gz",)
+    assert [f.md5 for f in catalogue.files("svhn")] == [tv.SVHN.split_list[s][2] for s in ("train", "test")]
+
+
+def test_a_torchvision_without_the_attribute_is_a_clear_error() -> None:
+    found = message(MachineError, lambda: catalogue.torchvision_attribute("cifar10", "sha512"))
+    assert found == "this version of torchvision has no CIFAR10.sha512: its checksums cannot be read"
+
+
+def test_facts_follow_the_settings(tmp_path: Path) -> None:
+    assert catalogue.facts({"name": "cifar10"}).memory == 60_000 * 3 * 32 * 32
+    assert catalogue.facts({"name": "cinic10", "enlarge": True}).train == 180_000
+    drawn = catalogue.facts({"name": "celeba", "sample": 0.05})
+    assert (drawn.train, drawn.test, drawn.exact) == (8802, 1212, False)
+    assert drawn == catalogue.facts({"name": "celeba"}) == catalogue.named("celeba")
+    assert catalogue.facts({"name": "celeba", "split": "json"}).train is None
+    spec = {"name": "image_folder", "path": "mine", "size": 16}
+    assert catalogue.facts(spec, tmp_path).train is None and catalogue.facts(spec, tmp_path).shape == (3, 16, 16)
+    assert catalogue.facts(spec).memory is None
+    layouts.write_image_folder(tmp_path / "mine")
+    found = catalogue.facts(spec, tmp_path)
+    assert (found.classes, found.train, found.test) == (2, 6, 2)
+    assert "did you mean 'cifar10'?" in message(SpecError, lambda: catalogue.facts({"name": "cifar1O"}))
+
+
+@pytest.mark.parametrize(
+    ("node", "problem"),
+    [
+        ({"name": "image_folder", "path": "x", "size": 0}, "greater than or equal to 1"),
+        ({"name": "image_folder", "size": 32}, "'image_folder' needs 'path'"),
+        ({"name": "cifar10", "varient": "x"}, "did you mean 'variant'?"),
+        ({"name": "cifar10", "variant": 5}, "should be a valid string"),
+        ({"name": "celeba", "sample": 0}, "greater than 0"),
+        ({"name": "celeba", "split": "random"}, "'recipe' or 'json'"),
+    ],
+)
+def test_settings_are_checked_before_anything_is_read(node: dict[str, Any], problem: str) -> None:
+    assert problem in message(SpecError, lambda: registry.check("Data", node))
+
+
+# --- the command line's side --------------------------------------------------------------------------------------
+
+
+def test_status_of_an_empty_root(tmp_path: Path) -> None:
+    rows = {row["name"]: row for row in disk.status(tmp_path / "none")}
+    assert set(rows) == set(DATASETS) - {"image_folder"}
+    assert {row["state"] for name, row in rows.items() if name != "digits"} == {"missing"}
+    assert {row["bytes"] for name, row in rows.items() if name != "digits"} == {0}
+    digits = rows["digits"]
+    assert (digits["state"], digits["n"], digits["train"], digits["test"]) == ("complete", 1797, 1442, 355)
+    assert json.loads(json.dumps(list(rows.values())))
+
+
+def test_status_tells_variants_damage_and_published_files_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("cifar10", "svhn", "mnist", "celeba", "cinic10"):
+        SMALL[name][0](tmp_path)
+    (tmp_path / "svhn" / "test_32x32.mat").write_bytes(b"x")
+    rows = {row["name"]: row for row in disk.status(tmp_path)}
+    row = rows["cifar10"]
+    assert row["state"] == "variant"
+    assert row["message"] == "complete, checksums differ from the published files (a variant)"
+    assert (row["n"], row["train"], row["test"]) == (60, 50, 10)
+    folder = tmp_path / "cifar-10-batches-py"
+    assert row["where"] == str(folder) and row["bytes"] == sum(file.stat().st_size for file in folder.iterdir())
+    assert row["fingerprint"] == DATASETS["cifar10"](tmp_path, variant="small").fingerprint
+    assert [file["expected"] for file in row["files"]] == [file.md5 for file in catalogue.files("cifar10")]
+    assert rows["svhn"]["state"] == "damaged" and rows["svhn"]["message"].startswith(str(tmp_path / "svhn"))
+    assert rows["celeba"]["state"] == "variant" and rows["celeba"]["n"] == 20
+    assert rows["cinic10"]["state"] == "damaged"
+    assert "holds 60 of the 270,000 published images" in rows["cinic10"]["message"]
+    publish(monkeypatch, tmp_path, "mnist")
+    row = disk.verify("mnist", tmp_path)
+    assert (row["state"], row["message"], row["n"]) == ("complete", "complete", 40)
+
+
+def test_status_counts_images_in_folders_without_reading_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    base = layouts.write_celeba(tmp_path, CELEBRITIES)
+    sums = [common.Check(base / name, "same", "same") for name in folders.LISTS]
+    monkeypatch.setattr(folders, "read_lists", lambda base: ({}, tuple(sums)))
+    monkeypatch.setattr(folders, "decode", lambda *_: pytest.fail("an image was read"))
+    row = disk._inspect("celeba", tmp_path, thorough=False)
+    assert row["state"] == "damaged" and row["message"] == f"{base} holds 20 of the 202,599 published images"
+    monkeypatch.setattr(catalogue, "CELEBA_IMAGES", 20)
+    assert disk._inspect("celeba", tmp_path, thorough=False)["state"] == "complete"
+    layouts.zip_images(base)
+    assert disk._inspect("celeba", tmp_path, thorough=False)["state"] == "complete"
+
+
+def test_verify_hashes_the_zip_of_celeba_and_reads_the_split(tmp_path: Path) -> None:
+    base = layouts.write_celeba(tmp_path, {c: 40 for c in range(10)})
+    layouts.zip_images(base)
+    row = disk.verify("celeba", tmp_path)
+    assert row["state"] == "variant" and row["n"] == 400 and row["fingerprint"] is not None
+    assert [Path(file["file"]).name for file in row["files"]] == [*folders.LISTS, "img_align_celeba.zip"]
+    assert row["files"][2]["expected"] == "00d2c5bc6d35e252742224ab0c1e8fcb"
+    assert row["files"][2]["found"] == common.md5((base / "img_align_celeba.zip").read_bytes())
+
+
+def test_verify_reads_all_of_cinic10(tmp_path: Path) -> None:
+    folder = layouts.write_cinic(tmp_path)
+    assert disk.verify("cinic10", tmp_path)["n"] == 60
+    (folder / "valid" / "cat" / "valid-0.png").write_bytes(b"x")
+    row = disk.verify("cinic10", tmp_path)
+    assert row["state"] == "damaged" and "valid-0.png is truncated or damaged" in row["message"]
+
+
+def test_only_known_published_sets_can_be_verified_or_prepared(tmp_path: Path) -> None:
+    for command in (disk.verify, disk.prepare):
+        assert "did you mean 'mnist'?" in message(SpecError, lambda: command("minst", tmp_path))  # noqa: B023
+        assert "these images are your own" in message(SpecError, lambda: command("image_folder", tmp_path))  # noqa: B023
+
+
+def downloads(monkeypatch: pytest.MonkeyPatch, download: Callable[..., None]) -> None:
+    from torchvision.datasets import utils
+
+    monkeypatch.setattr(utils, "download_url", download)
+
+
+def test_prepare_offline_says_where_to_put_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = []
+
+    def offline(url: str, folder: str, name: str, md5: str) -> None:
+        tried.append(url)
+        Path(folder, name).write_bytes(b"half of it")
+        raise URLError("Name or service not known")
+
+    downloads(monkeypatch, offline)
+    found = message(MachineError, lambda: disk.prepare("mnist", tmp_path))
+    target = tmp_path / "MNIST" / "raw" / "train-images-idx3-ubyte.gz"
+    assert found.startswith("could not fetch http") and "Name or service not known" in found
+    assert found.endswith(f": put the published file at {target}")
+    assert tried == list(catalogue.files("mnist")[0].urls)  # both mirrors
+    assert [file for file in tmp_path.rglob("*") if file.is_file()] == []
+
+
+def test_prepare_fetches_what_is_missing_and_checks_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    elsewhere = tmp_path / "server"
+    layouts.write_mnist(elsewhere)
+    publish(monkeypatch, elsewhere, "mnist")
+    fetched, said = [], []
+
+    def serve(url: str, folder: str, name: str, md5: str) -> None:
+        data = (elsewhere / "MNIST" / "raw" / name).read_bytes()
+        assert common.md5(data) == md5
+        fetched.append(name)
+        Path(folder, name).write_bytes(data)
+
+    downloads(monkeypatch, serve)
+    root = tmp_path / "root"
+    (root / "MNIST" / "raw").mkdir(parents=True)
+    first = "train-images-idx3-ubyte.gz"
+    (root / "MNIST" / "raw" / first).write_bytes((elsewhere / "MNIST" / "raw" / first).read_bytes())
+    row = disk.prepare("mnist", root, said.append)
+    assert row["state"] == "complete" and len(fetched) == 3 and first not in fetched
+    assert said[0].startswith("MNIST: fetching http") and len(said) == 3
+    assert sorted(entry.name for entry in (root / "MNIST" / "raw").iterdir()) == sorted([first, *fetched])
+    assert disk.prepare("mnist", root)["state"] == "complete" and len(fetched) == 3  # nothing is fetched twice
+
+
+def test_prepare_unpacks_an_archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = tmp_path / "server"
+    layouts.write_cifar10(server)
+    publish(monkeypatch, server, "cifar10")
+    packed = server / "cifar-10-python.tar.gz"
+    layouts.tar_folder(packed, server / "cifar-10-batches-py", "cifar-10-batches-py")
+    downloads(monkeypatch, lambda url, folder, name, md5: Path(folder, name).write_bytes(packed.read_bytes()) and None)
+    root = tmp_path / "root"
+    assert disk.prepare("cifar10", root)["n"] == 60
+    assert DATASETS["cifar10"](root).variant is None
+
+
+def test_prepare_leaves_a_variant_alone_and_does_not_mend_damage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    downloads(monkeypatch, lambda *_: pytest.fail("something was fetched"))
+    layouts.write_cifar10(tmp_path)
+    assert disk.prepare("cifar10", tmp_path)["state"] == "variant"
+    assert disk.prepare("digits", tmp_path)["state"] == "complete"
+    batch = tmp_path / "cifar-10-batches-py" / "data_batch_1"
+    batch.write_bytes(b"x")
+    found = message(MachineError, lambda: disk.prepare("cifar10", tmp_path))
+    assert found.startswith(f"{batch} is truncated") and "move what is there away" in found
+    assert batch.read_bytes() == b"x"
+
+
+def test_prepare_says_what_is_still_wrong_after_fetching(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    layouts.write_mnist(tmp_path)
+    (tmp_path / "MNIST" / "raw" / "train-images-idx3-ubyte.gz").rename(tmp_path / "kept")
+    content = (tmp_path / "kept").read_bytes()
+    downloads(monkeypatch, lambda url, folder, name, md5: Path(folder, name).write_bytes(content) and None)
+    found = message(MachineError, lambda: disk.prepare("mnist", tmp_path))
+    assert found == f"MNIST in {tmp_path / 'MNIST' / 'raw'}: {disk.VARIANT}"
+
+
+def test_prepare_on_a_disk_that_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(**_: Any) -> Any:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(tempfile, "TemporaryDirectory", full)
+    found = message(MachineError, lambda: disk.prepare("svhn", tmp_path))
+    assert found == f"cannot write {tmp_path / 'svhn' / 'train_32x32.mat'}: No space left on device"
+
+
+def test_images_are_not_held_open(tmp_path: Path) -> None:
+    """A picture that Pillow cannot read leaves no open file (warnings are errors here)."""
+    buffer = io.BytesIO()
+    Image.new("RGB", (12, 12)).save(buffer, "PNG")
+    file = tmp_path / "a.png"
+    file.write_bytes(buffer.getvalue()[:50])
+    message(common.Damaged, lambda: folders.decode([file], 12))
