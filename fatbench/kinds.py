@@ -24,7 +24,7 @@ def number(value: Any) -> Any:
             raise ValueError("division by zero")
         return float(match[1]) / denominator
     if isinstance(value, bool):
-        raise ValueError("Input should be a number, not true or false")
+        raise ValueError("should be a number")
     return value
 
 

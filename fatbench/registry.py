@@ -261,8 +261,7 @@ def _value(setting: Setting, value: Any, place: str) -> Any:
         read = _adapter(setting.annotation).validate_python(value)
     except ValidationError as error:
         problem = error.errors()[0]
-        message = problem["msg"].removeprefix("Value error, ").removeprefix("Input should be")
-        what = f"should be{message}" if problem["msg"].startswith("Input should be") else message
+        what = problem["msg"].removeprefix("Value error, ").removeprefix("Input ")
         raise SpecError(f"{place}: {what}, got {_shown(value)}") from None
     if isinstance(value, str) and isinstance(read, float):  # "8/255" stays a string, written one way
         if match := kinds.FRACTION.match(value):

@@ -1,0 +1,87 @@
+"""Accuracy under attack, kept per example: which of n images a model still classifies correctly.
+
+Bits are True where the model is right on the attacked image. The verdict is always taken in float32, whatever the
+precision of the attack, so a low-precision success that float32 does not confirm is not counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fatbench.local import load, pixels, precision_context
+from fatbench.rng import generator
+from fatbench.rounds import Problem, Tensors
+
+
+def attacked(
+    problem: Problem,
+    state: Tensors,
+    images: Tensor,
+    labels: Tensor,
+    attack: Callable[..., Tensor],
+    key: tuple[str | int, ...],
+    *,
+    batch: int,
+    start: int = 0,
+) -> Iterator[tuple[int, Tensor]]:
+    """Chunks (start, correct (b,) bool on the CPU) of `batch` images from `start` on, in order.
+
+    images (n, C, H, W) uint8, labels (n,). The attack's randomness is keyed by `key` and the chunk's first image, so
+    a stage that was interrupted goes on as if it had not been.
+    """
+    model = load(problem, state).eval()
+    for first in range(start, len(labels), batch):
+        x, y = pixels(images[first : first + batch], problem.path), labels[first : first + batch]
+        noise = generator(problem.seed, *key, first, device=problem.device)
+        with precision_context(problem):
+            adversarial = attack(model, x, y, noise)
+        with torch.no_grad():
+            yield first, (model(adversarial).argmax(1) == y).cpu()
+
+
+def accuracy(
+    problem: Problem,
+    state: Tensors,
+    images: Tensor,
+    labels: Tensor,
+    attack: Callable[..., Tensor],
+    key: tuple[str | int, ...],
+    batch: int = 500,
+) -> float:
+    """The share of images classified correctly under the attack."""
+    bits = [bits for _, bits in attacked(problem, state, images, labels, attack, key, batch=batch)]
+    return float(torch.cat(bits).double().mean())
+
+
+def zero_gradients(problem: Problem, state: Tensors, images: Tensor, labels: Tensor, batch: int = 500) -> float:
+    """The share of images whose loss has no gradient at all: gradient attacks cannot move those.
+
+    NIN ends in a ReLU, so an image whose logits are all zero is of this kind; see Athalye et al. 2018 on what such a
+    number does to robust accuracy.
+    """
+    model = load(problem, state).eval()
+    dead = 0
+    for first in range(0, len(labels), batch):
+        x = pixels(images[first : first + batch], problem.path).requires_grad_()
+        loss = torch.nn.functional.cross_entropy(model(x).float(), labels[first : first + batch], reduction="sum")
+        gradient = torch.autograd.grad(loss, x)[0]
+        dead += int((gradient.flatten(1).abs().amax(1) == 0).sum())
+    return dead / len(labels)
+
+
+def packed(bits: Tensor) -> bytes:
+    """Bits (b,) bool as bytes, eight to one, the first in the highest bit."""
+    import numpy
+
+    return numpy.packbits(bits.numpy()).tobytes()
+
+
+def unpacked(data: bytes, n: int) -> Any:
+    """The first n bits of `packed` bytes as a numpy bool array."""
+    import numpy
+
+    return numpy.unpackbits(numpy.frombuffer(data, dtype=numpy.uint8), count=n).astype(bool)

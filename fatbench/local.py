@@ -1,0 +1,207 @@
+"""Local training: what a client does between receiving theta^t and sending theta_k.
+
+`train_cohort` is the one door; behind it one loop that reads like the papers' and can lay tensors out in two ways
+(`Problem.path`): "loop", contiguous NCHW and torch.optim.SGD step by step; "fast", channels_last and a fused optimiser
+step. They agree to rounding. Nothing inside a step waits for the device.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fatbench.rng import forked, generator, numpy_generator
+from fatbench.rounds import Cost, Problem, Stats, Tensors, Update
+
+
+@dataclass(frozen=True)
+class LocalSGD:
+    """The settings of one round's local training, as the protocol was given them."""
+
+    epochs: int
+    batch: int
+    lr: float
+    momentum: float
+    weight_decay: float
+    clip: float | None
+    objective: Any
+    proximal: Any = None
+
+
+def draw_cohort(problem: Problem, round: int, participation: float) -> list[int]:
+    """m = max(1, int(C K)) clients in random order; the released SFAT depends on the order, so it is always drawn."""
+    clients = len(problem.shards)
+    m = max(1, int(participation * clients + 1e-9))
+    return numpy_generator(problem.seed, "cohort", round).permutation(clients)[:m].tolist()
+
+
+def trainable(model: nn.Module) -> list[str]:
+    """Names of the parameters that training changes."""
+    return [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+
+
+def pixels(images: Tensor, path: str) -> Tensor:
+    """Stored images (B, C, H, W) uint8 as floats in [0, 1], laid out for the path."""
+    layout = torch.channels_last if path == "fast" else torch.contiguous_format
+    return images.to(torch.float32).div_(255).contiguous(memory_format=layout)
+
+
+def precision_context(problem: Problem) -> contextlib.AbstractContextManager[Any]:
+    """autocast to bfloat16 where asked for; weights and the optimiser stay in float32."""
+    if problem.precision == "bf16":
+        return torch.autocast(problem.device.type, torch.bfloat16)
+    return contextlib.nullcontext()
+
+
+def load(problem: Problem, state: Tensors) -> nn.Module:
+    """The problem's model holding a copy of `state`, laid out for the path."""
+    model = problem.model
+    model.load_state_dict(state)
+    if problem.path == "fast":
+        model.to(memory_format=torch.channels_last)
+    return model
+
+
+def train_cohort(
+    problem: Problem,
+    broadcast: Tensors,
+    cohort: Sequence[int],
+    round: int,
+    local: LocalSGD,
+    *,
+    gradient_shift: Mapping[int, Tensors] | None = None,
+    weight_shift: Mapping[int, Tensors] | None = None,
+    broadcast_loss: bool = False,
+) -> list[Update]:
+    """Every client of the cohort trained from `broadcast`; updates in the order of the cohort.
+
+    gradient_shift[k] is added to every gradient of client k (SCAFFOLD: c - c_k); weight_shift[k] is subtracted from
+    its weights after every step (the released SCAFFOLD). broadcast_loss: also the loss of theta^t on the client's data.
+    """
+    updates = []
+    for k in cohort:
+        loss = _broadcast_loss(problem, broadcast, k, round, local) if broadcast_loss else None
+        updates.append(
+            _train_client(
+                problem,
+                broadcast,
+                k,
+                round,
+                local,
+                gradient_shift[k] if gradient_shift else {},
+                weight_shift[k] if weight_shift else {},
+                loss,
+            )
+        )
+    return updates
+
+
+def _train_client(
+    problem: Problem,
+    broadcast: Tensors,
+    k: int,
+    round: int,
+    local: LocalSGD,
+    gradient_shift: Tensors,
+    weight_shift: Tensors,
+    broadcast_loss: float | None,
+) -> Update:
+    model = load(problem, broadcast)
+    named = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    weights = list(named.values())
+    theta = [broadcast[name] for name in named]
+    added = [gradient_shift[name] for name in named] if gradient_shift else []
+    entries = model.state_dict() if weight_shift else {}  # shares storage with the model
+    optimiser = torch.optim.SGD(
+        weights,
+        lr=local.lr,
+        momentum=local.momentum,
+        weight_decay=local.weight_decay,
+        foreach=problem.path == "fast" or None,
+    )
+    shard = problem.shards[k]
+    n = len(shard)
+    noise = generator(problem.seed, "attack", round, k, device=problem.device)
+    order = generator(problem.seed, "order", round, k)
+    correct = torch.zeros((), device=problem.device)
+    steps, effective, horizon = 0, 0.0, 0.0
+    with forked(problem.seed, "dropout", round, k, device=problem.device):
+        for epoch in range(local.epochs):
+            last = epoch == local.epochs - 1
+            losses, sizes = [], []
+            for batch in shard[torch.randperm(n, generator=order).to(shard.device)].split(local.batch):
+                x, y = pixels(problem.images[batch], problem.path), problem.labels[batch]
+                with precision_context(problem):
+                    loss, hits = local.objective(model, x, y, noise)
+                gradients = torch.autograd.grad(loss, weights)
+                with torch.no_grad():
+                    if local.proximal is not None:
+                        gradients = torch._foreach_add(gradients, local.proximal(weights, theta, round))
+                    if added:
+                        gradients = torch._foreach_add(gradients, added)
+                for parameter, gradient in zip(weights, gradients, strict=True):
+                    parameter.grad = gradient
+                if local.clip is not None:
+                    nn.utils.clip_grad_norm_(weights, local.clip)
+                optimiser.step()
+                if weight_shift:
+                    with torch.no_grad():
+                        for name, shift in weight_shift.items():
+                            entries[name].sub_(shift)
+                correct += hits.sum()
+                if last:
+                    losses.append(loss.detach())
+                    sizes.append(len(batch))
+                steps += 1
+                horizon = local.momentum * horizon + 1.0
+                effective += horizon
+    model.zero_grad(set_to_none=True)
+    means = torch.stack(losses).double().tolist()
+    total = sum(mean * size for mean, size in zip(means, sizes, strict=True))
+    stats = Stats(
+        loss=total / n,
+        loss_released=total / len(sizes),
+        accuracy=float(correct) / (n * local.epochs),
+        steps=steps,
+        momentum_steps=effective,
+        batches=len(sizes),
+        broadcast_loss=broadcast_loss,
+    )
+    return Update(k, n, {name: value.detach().clone(memory_format=torch.contiguous_format) for name, value in model.state_dict().items()}, stats)
+
+
+def _broadcast_loss(problem: Problem, broadcast: Tensors, k: int, round: int, local: LocalSGD) -> float:
+    """The mean objective of theta^t on client k's data: one pass without a step (AFL, q-FFL)."""
+    model = load(problem, broadcast)
+    shard = problem.shards[k]
+    noise = generator(problem.seed, "broadcast_loss", round, k, device=problem.device)
+    losses, sizes = [], []
+    with forked(problem.seed, "broadcast_loss", round, k, device=problem.device):
+        for batch in shard.split(local.batch):
+            with precision_context(problem):
+                x = pixels(problem.images[batch], problem.path)
+                losses.append(local.objective(model, x, problem.labels[batch], noise)[0].detach())
+            sizes.append(len(batch))
+    means = torch.stack(losses).double().tolist()
+    return sum(mean * size for mean, size in zip(means, sizes, strict=True)) / len(shard)
+
+
+def cost(updates: Sequence[Update], local: LocalSGD, broadcast: Tensors, up: int = 1, down: int = 1) -> Cost:
+    """What the round cost; `up` and `down` count models on the wire per participant.
+
+    Image passes are those of the objective, counted by the registry from the suite's settings, so they are added by
+    the experiment, which knows them.
+    """
+    size = sum(value.numel() * value.element_size() for value in broadcast.values())
+    return Cost(
+        gradient_steps=sum(u.stats.steps for u in updates),
+        forward=sum(u.n for u in updates) * local.epochs,
+        backward=sum(u.n for u in updates) * local.epochs,
+        bytes_up=up * size * len(updates),
+        bytes_down=down * size * len(updates),
+    )

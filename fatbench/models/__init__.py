@@ -1,0 +1,37 @@
+"""Models: functions from an image shape and a number of classes to a network, one file each.
+
+    MODELS["nin"]((3, 32, 32), 10, width=192)      -> nn.Module, (B, 3, 32, 32) in [0, 1] to logits (B, 10)
+
+Normalisation, where a model has any, is inside it: attacks work in [0, 1]. Weights are drawn from torch's global
+generator, which the engine seeds. The line `Parameters:` of a docstring is the number of trainable parameters in
+terms of the settings and of `channels`, `size` (the side of the image) and `classes`; `fatbench plan` reads it
+without importing torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import nn
+
+from fatbench.models.leaf_cnn import leaf_cnn
+from fatbench.models.nin import nin
+from fatbench.models.resnet import resnet18
+from fatbench.models.small_cnn import small_cnn
+
+
+def logit_parameters(model: nn.Module) -> list[str]:
+    """The names of the parameters of the layer that emits the logits: the last module that has any of its own."""
+    names: list[str] = []
+    for prefix, module in model.named_modules():
+        own = [f"{prefix}.{name}".removeprefix(".") for name, _ in module.named_parameters(recurse=False)]
+        names = own or names
+    return names
+
+
+MODELS: dict[str, Callable[..., nn.Module]] = {
+    "nin": nin,
+    "small_cnn": small_cnn,
+    "resnet18": resnet18,
+    "leaf_cnn": leaf_cnn,
+}

@@ -1,0 +1,26 @@
+"""Dropout whose mask does not depend on how the tensor lies in memory."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+
+class Dropout(nn.Module):
+    """Dropout with probability p; the mask is drawn in the order (B, C, H, W) whatever the memory format.
+
+    torch's own draws in memory order, so that channels_last and contiguous runs of one cell would differ.
+    """
+
+    def __init__(self, p: float) -> None:
+        super().__init__()
+        self.p = p
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training or self.p == 0:
+            return x
+        keep = torch.rand(x.shape, device=x.device) >= self.p
+        return x * keep / (1 - self.p)
+
+    def extra_repr(self) -> str:
+        return f"p={self.p}"

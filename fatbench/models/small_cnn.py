@@ -1,0 +1,58 @@
+"""SmallCNN, the SVHN model of the SFAT paper (P001; methods.md 6.1)."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fatbench.kinds import Count
+from fatbench.models.shapes import image_side
+
+
+def small_cnn(shape: tuple[int, int, int], classes: int, *, width: Count = 64) -> nn.Module:
+    """SmallCNN: three blocks of two 3x3 convolutions with batch normalisation, then two linear layers.
+
+    Maps (B, C, H, W) in [0, 1] to (B, classes); H = W >= 8. The blocks have `width`, 2 * width and 3 * width + 4
+    channels (64, 128, 196 at the default), the hidden linear layer 4 * width (256); its input follows from the image
+    size (3136 at 32 x 32). Batch normalisation stands before the ReLU. Initial weights are PyTorch's.
+    ValueError: images not square or smaller than 8 x 8.
+
+    The layers are called batchnorm1_1 and so on as in the release, because `sfat_released` goes by their names.
+
+    Source: P001 Table 6 and its released models.py.
+    Parameters: width*(9*channels+198*width+328+4*classes+(12*width+16)*(size//8)*(size//8)) + 168 + classes
+    """
+    return SmallCNN(shape[0], image_side("small_cnn", shape, 8), classes, width)
+
+
+class SmallCNN(nn.Module):
+    """See `small_cnn`."""
+
+    def __init__(self, channels: int, size: int, classes: int, width: int) -> None:
+        super().__init__()
+        first, second, third = width, 2 * width, 3 * width + 4
+        self.block1_conv1 = nn.Conv2d(channels, first, 3, padding=1)
+        self.batchnorm1_1 = nn.BatchNorm2d(first)
+        self.block1_conv2 = nn.Conv2d(first, first, 3, padding=1)
+        self.batchnorm1_2 = nn.BatchNorm2d(first)
+        self.block2_conv1 = nn.Conv2d(first, second, 3, padding=1)
+        self.batchnorm2_1 = nn.BatchNorm2d(second)
+        self.block2_conv2 = nn.Conv2d(second, second, 3, padding=1)
+        self.batchnorm2_2 = nn.BatchNorm2d(second)
+        self.block3_conv1 = nn.Conv2d(second, third, 3, padding=1)
+        self.batchnorm3_1 = nn.BatchNorm2d(third)
+        self.block3_conv2 = nn.Conv2d(third, third, 3, padding=1)
+        self.batchnorm3_2 = nn.BatchNorm2d(third)
+        self.fc1 = nn.Linear(third * (size // 8) ** 2, 4 * width)
+        self.fc2 = nn.Linear(4 * width, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, C, H, W) -> (B, classes)."""
+        x = F.relu(self.batchnorm1_1(self.block1_conv1(x)))
+        x = F.max_pool2d(F.relu(self.batchnorm1_2(self.block1_conv2(x))), 2)
+        x = F.relu(self.batchnorm2_1(self.block2_conv1(x)))
+        x = F.max_pool2d(F.relu(self.batchnorm2_2(self.block2_conv2(x))), 2)
+        x = F.relu(self.batchnorm3_1(self.block3_conv1(x)))
+        x = F.max_pool2d(F.relu(self.batchnorm3_2(self.block3_conv2(x))), 2)
+        logits: Tensor = self.fc2(F.relu(self.fc1(x.flatten(1))))
+        return logits

@@ -1,0 +1,17 @@
+"""One algorithm box of a paper, one file: generators that turn a problem and a state into successive rounds."""
+
+from __future__ import annotations
+
+from fatbench.protocols.centralized import centralized
+from fatbench.protocols.fedavg import fedavg
+from fatbench.protocols.fednova import fednova
+from fatbench.protocols.scaffold import scaffold
+from fatbench.protocols.scaffold_sfat import scaffold_sfat
+
+PROTOCOLS = {
+    "fedavg": fedavg,
+    "scaffold": scaffold,
+    "scaffold_sfat": scaffold_sfat,
+    "fednova": fednova,
+    "centralized": centralized,
+}

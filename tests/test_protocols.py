@@ -1,0 +1,241 @@
+"""Protocols on quadratics: client k minimises (1/2)||w - a_k||^2, whose gradient is w - a_k, so every round has a
+closed form. One image a client: its pixels are a_k, so full-batch steps and known targets.
+
+tau SGD steps of rate lr from theta end at a_k + (1 - lr)^tau (theta - a_k).
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fatbench import aggregation, objectives
+from fatbench.protocols import PROTOCOLS
+from fatbench.rounds import Problem, State
+
+TARGETS = [[51, 102], [204, 0], [255, 153]]  # a_k in 1/255
+A = torch.tensor(TARGETS) / 255
+
+
+class Point(nn.Module):
+    """A model that is one point."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.zeros(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.w.expand(len(x), 2)
+
+
+def quadratic(model: nn.Module, x: Tensor, y: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    loss = 0.5 * (model.w - x.flatten(1)).square().sum(1).mean()
+    return loss, torch.ones(len(x), dtype=torch.bool)
+
+
+def problem(copies: tuple[int, ...] = (1, 1, 1), seed: int = 0) -> Problem:
+    """Three clients with `copies[k]` copies of the image a_k."""
+    images = torch.tensor([TARGETS[k] for k, n in enumerate(copies) for _ in range(n)], dtype=torch.uint8)
+    starts = [sum(copies[:k]) for k in range(len(copies))]
+    shards = [torch.arange(s, s + n) for s, n in zip(starts, copies, strict=True)]
+    return Problem(
+        Point(), images.reshape(-1, 1, 1, 2), torch.zeros(len(images), dtype=torch.int64), shards, seed,
+        torch.device("cpu"), path="loop",
+    )  # fmt: skip
+
+
+def rule(name: str, **settings: object) -> object:
+    return functools.partial(aggregation.RULES[name], **settings)
+
+
+def run(name: str, on: Problem, rounds: int = 1, start: State | None = None, **settings: object) -> list:
+    defaults = {"rounds": rounds, "batch": 100, "lr": 0.1, "objective": quadratic}
+    if name != "centralized":
+        defaults |= {"epochs": 4, "rule": rule("samples")}
+    theta = start or State(0, {"w": torch.tensor([1.0, -1.0])})
+    return list(PROTOCOLS[name](on, theta, **{**defaults, **settings}))
+
+
+def after(theta: Tensor, target: Tensor, steps: int, lr: float = 0.1) -> Tensor:
+    return target + (1 - lr) ** steps * (theta - target)
+
+
+THETA = torch.tensor([1.0, -1.0])
+
+
+def test_fedavg_is_the_mean_of_the_closed_forms():
+    result = run("fedavg", problem(), epochs=4)[0]
+    for update in result.updates:
+        torch.testing.assert_close(update.model["w"], after(THETA, A[update.client], 4))
+    torch.testing.assert_close(result.state.model["w"], after(THETA, A.mean(0), 4))
+    assert result.cost.gradient_steps == 12
+    assert result.cost.bytes_up == result.cost.bytes_down == 3 * 2 * 4
+
+
+def test_fedavg_weights_by_samples():
+    result = run("fedavg", problem((1, 2, 5)))[0]
+    expected = (after(THETA, A[0], 4) + 2 * after(THETA, A[1], 4) + 5 * after(THETA, A[2], 4)) / 8
+    torch.testing.assert_close(result.state.model["w"], expected)
+
+
+def test_stats_of_a_client():
+    """Two images, batch 1, two epochs, momentum 0.5: 4 steps, ||a||_1 = 1 + 1.5 + 1.75 + 1.875 = 6.125."""
+    update = run("fedavg", problem((2, 2, 2)), batch=1, epochs=2, momentum=0.5)[0].updates[0]
+    assert (update.stats.steps, update.stats.batches, update.n) == (4, 2, 2)
+    assert update.stats.momentum_steps == pytest.approx(6.125)
+    assert update.stats.accuracy == 1.0
+
+
+def test_the_loss_is_that_of_the_last_epoch_before_each_step():
+    """One step a round of 2 epochs: the last epoch's loss is that at a + 0.9 (theta - a)."""
+    result = run("fedavg", problem(), epochs=2)[0]
+    for update in result.updates:
+        expected = 0.5 * (0.9 * (THETA - A[update.client])).square().sum()
+        assert update.stats.loss == pytest.approx(float(expected), rel=1e-5)
+
+
+def test_fedprox_has_its_closed_form_and_mu_zero_is_fedavg():
+    """One step from theta has no pull; the second adds mu (w - theta): w2 = w1 - lr (w1 - a + mu (w1 - theta))."""
+    prox = functools.partial(objectives.PROXIMALS["squared"], mu=0.5)
+    update = run("fedavg", problem(), epochs=2, proximal=prox)[0].updates[0]
+    w1 = after(THETA, A[update.client], 1)
+    torch.testing.assert_close(update.model["w"], w1 - 0.1 * (w1 - A[update.client] + 0.5 * (w1 - THETA)))
+    none = run("fedavg", problem(), rounds=3, proximal=functools.partial(objectives.PROXIMALS["squared"], mu=0.0))
+    torch.testing.assert_close(none[-1].state.model, run("fedavg", problem(), rounds=3)[-1].state.model)
+
+
+def test_fednova_with_equal_steps_is_fedavg():
+    nova, avg = (run(name, problem(), rounds=3, momentum=0.9)[-1].state.model for name in ("fednova", "fedavg"))
+    torch.testing.assert_close(nova, avg)
+
+
+def test_fednova_removes_the_bias_of_unequal_steps():
+    """Batch 1 and 1, 2, 5 copies: tau = 4, 8, 20, p = n/8. theta - tau_eff sum p_k (theta - y_k)/tau_k."""
+    result = run("fednova", problem((1, 2, 5)), batch=1)[0]
+    p, tau = torch.tensor([1, 2, 5]) / 8, torch.tensor([4.0, 8.0, 20.0])
+    delta = torch.stack([THETA - after(THETA, A[k], int(tau[k])) for k in range(3)])
+    expected = THETA - (p * tau).sum() * (p / tau) @ delta
+    torch.testing.assert_close(result.state.model["w"], expected)
+
+
+def test_scaffold_with_one_client_is_sgd():
+    one = problem((1,))
+    result = run("scaffold", one, rounds=5)[-1].state.model["w"]
+    torch.testing.assert_close(result, after(THETA, A[0], 20))
+
+
+def scaffold_by_hand(theta: Tensor, rounds: int, lr: float, tau: int) -> Tensor:
+    """Karimireddy et al., option II, three clients, all participating."""
+    c, own = torch.zeros(2), [torch.zeros(2) for _ in range(3)]
+    for _ in range(rounds):
+        ends, new = [], []
+        for k in range(3):
+            y = theta.clone()
+            for _ in range(tau):
+                y = y - lr * (y - A[k] - own[k] + c)
+            ends.append(y)
+            new.append(own[k] - c + (theta - y) / (tau * lr))
+        c = c + sum(n - o for n, o in zip(new, own, strict=True)) / 3
+        own, theta = new, sum(ends) / 3
+    return theta
+
+
+def test_scaffold_follows_the_algorithm_box():
+    result = run("scaffold", problem(), rounds=4, epochs=5)
+    torch.testing.assert_close(result[-1].state.model["w"], scaffold_by_hand(THETA, 4, 0.1, 5))
+    total = sum(own["w"] for own in result[-1].state.clients.values())
+    torch.testing.assert_close(total, 3 * result[-1].state.server["c/w"])  # sum_k c_k = K c
+
+
+def test_scaffold_divides_by_all_clients_when_few_take_part():
+    result = run("scaffold", problem(), rounds=1, participation=0.34)[0]
+    assert len(result.updates) == 1
+    torch.testing.assert_close(result.state.server["c/w"], result.updates[0].extra["w"] / 3)
+
+
+def test_momentum_needs_the_momentum_aware_divisor():
+    """lr 0.1, momentum 0.9, 5 steps: lr tau_k overflows, lr ||a_k||_1 converges to the mean of the targets."""
+    good = run("scaffold", problem(), rounds=60, lr=0.02, epochs=5, momentum=0.9)[-1].state.model["w"]
+    bad = run("scaffold", problem(), rounds=60, lr=0.02, epochs=5, momentum=0.9, divisor="literal")
+    torch.testing.assert_close(good, A.mean(0), atol=2e-3, rtol=0)
+    variates = max(float(own["w"].abs().max()) for own in bad[-1].state.clients.values())
+    assert variates > 1e6 or variates != variates
+
+
+def released_scaffold(rounds: int, constant: float, tau: int, lr: float) -> Tensor:
+    """The release's update in its own units: y <- y - l (c - c_k), c_k+ = c_k - c + (theta - y)/(tau l)."""
+    theta, c, own = THETA.double(), torch.zeros(2).double(), [torch.zeros(2).double() for _ in range(3)]
+    for _ in range(rounds):
+        ends, new = [], []
+        for k in range(3):
+            y = theta.clone()
+            for _ in range(tau):
+                y = y - lr * (y - A[k])
+                y = y - constant * (c - own[k])
+            ends.append(y)
+            new.append(own[k] - c + (theta - y) / (tau * constant))
+        c = c + sum(n - o for n, o in zip(new, own, strict=True)) / 3
+        own, theta = new, sum(ends) / 3
+    return theta
+
+
+@pytest.mark.parametrize("constant", [1e-4, 1e-2])
+def test_the_released_scaffold_does_not_depend_on_its_constant(constant):
+    ours = run("scaffold_sfat", problem(), rounds=4, epochs=5)[-1].state.model["w"]
+    torch.testing.assert_close(ours, released_scaffold(4, constant, 5, 0.1).float(), atol=1e-5, rtol=1e-5)
+
+
+def test_centralized_is_sgd_on_everything():
+    pool = replace(problem(), shards=[torch.arange(3)])
+    result = run("centralized", pool, rounds=4)
+    torch.testing.assert_close(result[-1].state.model["w"], after(THETA, A.mean(0), 4))
+    assert result[0].cost.bytes_up == 0
+
+
+@pytest.mark.parametrize("name", PROTOCOLS)
+def test_every_protocol_goes_on_from_any_round_bit_for_bit(name):
+    """Every member of the table: stop after round 2, start again from that state, get the same bytes."""
+    on = replace(problem((2, 3, 4)), shards=[torch.arange(9)]) if name == "centralized" else problem((2, 3, 4))
+    settings = {"batch": 2, "momentum": 0.9} | ({} if name == "centralized" else {"participation": 0.7})
+    whole = run(name, on, rounds=5, **settings)
+    rest = run(name, on, rounds=5, start=whole[1].state, **settings)
+    assert [r.index for r in rest] == [2, 3, 4]
+    for a, b in zip(whole[2:], rest, strict=True):
+        assert [u.client for u in a.updates] == [u.client for u in b.updates]
+        assert torch.equal(a.state.model["w"], b.state.model["w"])
+
+
+@pytest.mark.parametrize("name", [n for n in PROTOCOLS if n != "centralized"])
+@pytest.mark.parametrize("k", range(3))
+def test_identical_clients_are_a_fixed_point_at_their_optimum(name, k):
+    on = replace(problem(), shards=[torch.tensor([k])] * 3)
+    start = State(0, {"w": A[k].clone()})
+    torch.testing.assert_close(run(name, on, rounds=3, start=start)[-1].state.model["w"], A[k])
+
+
+def test_a_cohort_is_drawn_in_random_order_without_repetition():
+    orders = [[u.client for u in r.updates] for r in run("fedavg", problem(), rounds=12)]
+    assert all(sorted(order) == [0, 1, 2] for order in orders)
+    assert len({tuple(order) for order in orders}) > 1
+    assert {len(r.updates) for r in run("fedavg", problem(), rounds=3, participation=0.67)} == {2}
+
+
+def test_gradient_clipping_bounds_the_step():
+    update = run("fedavg", problem(), epochs=1, clip=0.01)[0].updates[0]
+    assert float((update.model["w"] - THETA).norm()) == pytest.approx(0.1 * 0.01, rel=1e-3)
+
+
+def test_learning_rate_decay_is_per_round():
+    """Rates 0.1 and 0.05, one step a round: factors 0.9 and 0.95."""
+    result = run("fedavg", problem(), rounds=2, epochs=1, lr_decay=0.5)[-1].state.model["w"]
+    torch.testing.assert_close(result, A.mean(0) + 0.9 * 0.95 * (THETA - A.mean(0)))
+
+
+def test_broadcast_loss_is_measured_only_for_rules_that_ask():
+    assert run("fedavg", problem())[0].updates[0].stats.broadcast_loss is None
+    update = run("fedavg", problem(), rule=rule("q_ffl", q=1.0))[0].updates[0]
+    assert update.stats.broadcast_loss == pytest.approx(0.5 * float((THETA - A[update.client]).square().sum()), rel=1e-5)

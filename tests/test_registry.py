@@ -1,0 +1,189 @@
+"""The registry: settings read from source, canonical forms, identities."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fatbench import registry, suite
+from fatbench.errors import SpecError
+from fatbench.registry import Map
+
+PGD = {"name": "pgd", "eps": "8/255", "step": "2/255", "steps": 10}
+
+
+def test_defaults_are_filled_in_and_fractions_stay_text():
+    canonical = registry.check("Attack", {"name": "pgd", "eps": "8/255", "step": " 2 / 255 ", "steps": 10})
+    assert canonical["eps"] == "8/255"
+    assert canonical["step"] == "2/255"
+    assert canonical["start"] == "uniform"
+
+
+def test_a_bare_name_is_a_call_without_settings():
+    assert registry.check("Rule", "samples") == {"name": "samples"}
+
+
+@pytest.mark.parametrize(
+    ("node", "message"),
+    [
+        ({"name": "pgdd", "eps": 0.1}, "no attack is named 'pgdd' (did you mean 'pgd'?)"),
+        ({**PGD, "epsilon": 1}, "epsilon: 'pgd' has no setting 'epsilon' (did you mean 'eps'?)"),
+        ({"name": "pgd", "eps": 0.1, "step": 0.1}, ": 'pgd' needs 'steps'"),
+        ({**PGD, "eps": "-8/255"}, "eps: should be greater than or equal to 0, got '-8/255'"),
+        ({**PGD, "eps": -1}, "eps: should be greater than or equal to 0, got -1"),
+        ({**PGD, "eps": 2}, "eps: should be less than or equal to 1, got 2"),
+        ({**PGD, "eps": "8/0"}, "eps: division by zero, got '8/0'"),
+        ({**PGD, "eps": "eight"}, "eps: should be a valid number, got 'eight'"),
+        ({**PGD, "eps": True}, "eps: should be a number, got True"),
+        ({**PGD, "steps": 0}, "steps: should be greater than or equal to 1, got 0"),
+        ({**PGD, "steps": 2.5}, "steps: should be a valid integer, got 2.5"),
+        ({**PGD, "start": "nowhere"}, "start: should be 'uniform', 'none' or 'gaussian', got 'nowhere'"),
+        ([1], ": expected a mapping with a name, got [1]"),
+        ({"eps": 1}, ": 'name' is missing: which attack?"),
+    ],
+)
+def test_mistakes_get_one_clear_message(node, message):
+    with pytest.raises(SpecError) as caught:
+        registry.check("Attack", node)
+    assert message in str(caught.value)
+
+
+def test_messages_carry_file_and_line():
+    node = Map({"name": "pgd", "eps": -1, "step": 0.1, "steps": 1}, {"eps": "a.yaml:7"}, "a.yaml:5")
+    with pytest.raises(SpecError, match=r"^a\.yaml:7: eps: should be greater"):
+        registry.check("Attack", node)
+
+
+def test_build_binds_numbers_and_nested_calls():
+    objective = registry.build("Objective", registry.check("Objective", {"name": "at", "attack": PGD}))
+    assert objective.keywords["attack"].keywords["eps"] == 8 / 255
+    assert objective.keywords["attack"].keywords["steps"] == 10
+
+
+def test_every_member_of_every_table_is_described_and_is_that_function():
+    """The source says what importing says: same names, same keyword-only settings, a summary line."""
+    for kind, (module, table) in registry.TABLES.items():
+        entries = getattr(importlib.import_module(module), table)
+        assert registry.names(kind) == list(entries)
+        for name, function in entries.items():
+            signature = registry.describe(kind, name)
+            settings = [s.name for s in signature.settings]
+            assert settings == list(function.__kwdefaults__ or {}) + [
+                s for s in settings if s not in (function.__kwdefaults__ or {})
+            ] or set(settings) == set(_keyword_only(function))
+            assert signature.summary.endswith(".") or signature.summary, f"{kind} {name} has no docstring"
+
+
+def _keyword_only(function):
+    code = function.__code__
+    return code.co_varnames[code.co_argcount : code.co_argcount + code.co_kwonlyargcount]
+
+
+def test_defaults_never_change():
+    """A cell's identity leaves out settings at their default, so a default is part of every identity: to change one
+    is to give the function another name. New settings may be added (regenerate: FATBENCH_GOLDEN=1 pytest)."""
+    file = Path(__file__).parent / "golden" / "defaults.json"
+    now = {
+        f"{kind}.{name}.{setting.name}": setting.default
+        for kind in registry.TABLES
+        for name in registry.names(kind)
+        for setting in registry.describe(kind, name).settings
+        if setting.default is not registry.REQUIRED
+    }
+    if os.environ.get("FATBENCH_GOLDEN"):
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(json.dumps(now, indent=1, sort_keys=True) + "\n")
+    pinned = json.loads(file.read_text())
+    changed = {key: (value, now.get(key, "gone")) for key, value in pinned.items() if now.get(key, "gone") != value}
+    assert not changed
+    assert set(now) == set(pinned), "new settings: regenerate the golden file"
+
+
+def cell(**changes):
+    spec = {
+        "seed": 6,
+        "data": "digits",
+        "partition": {"name": "iid", "clients": 2},
+        "model": {"name": "nin", "width": 16},
+        "protocol": {
+            "name": "fedavg", "rounds": 2, "epochs": 1, "batch": 32, "lr": 0.01,
+            "objective": {"name": "at", "attack": PGD}, "rule": "samples",
+        },
+    }  # fmt: skip
+    spec.update(changes)
+    return suite.canonical(spec)
+
+
+def test_identity_ignores_defaults_and_order_but_nothing_else():
+    plain = cell()
+    assert suite.identity(plain) == suite.identity(cell(validation=0, monitor_every=1))
+    assert suite.identity(plain) == suite.identity(dict(reversed(plain.items())))
+    assert suite.identity(plain) != suite.identity(cell(seed=7))
+    assert suite.identity(plain) != suite.identity(cell(validation=10))
+    assert len(suite.identity(plain)) == 12
+
+
+def test_an_int_and_the_same_float_are_one_cell():
+    one, two = cell(), cell()
+    one["protocol"]["lr"], two["protocol"]["lr"] = 1, 1.0
+    assert suite.identity(suite.canonical(one)) == suite.identity(suite.canonical(two))
+
+
+def test_canonical_is_idempotent():
+    assert suite.canonical(cell()) == cell()
+
+
+def test_passes_add_up_through_nested_calls():
+    forward, backward = registry.passes("Objective", cell()["protocol"]["objective"])
+    assert (forward, backward) == (11, 11)
+    forward, _ = registry.passes("Protocol", {**cell()["protocol"], "participation": 0.5, "rounds": 4})
+    assert forward == 4 * 0.5 * 11
+
+
+def test_planning_does_not_import_torch():
+    code = (
+        "import sys; from fatbench import suite, plan, cli, show, progress\n"
+        "p = suite.load('sfat-cifar10').plan('paper'); [plan.cell_work(c, p) for c in p.cells]\n"
+        "assert 'torch' not in sys.modules and 'pandas' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parent.parent)
+
+
+def test_a_plugin_extends_the_tables(tmp_path):
+    plugin = tmp_path / "mine.py"
+    plugin.write_text(
+        "from fatbench.rounds import Mixing\n\n\n"
+        "def first_only(updates, context, *, floor: float = 0.0):\n"
+        '    """All weight on the first client."""\n'
+        "    return Mixing([1.0] + [floor] * (len(updates) - 1))\n\n\n"
+        'RULES = {"first_only": first_only}\n'
+    )
+    script = (
+        "import sys; from pathlib import Path; from fatbench import registry\n"
+        "registry.add_plugin(Path(sys.argv[1]))\n"
+        "spec = registry.check('Rule', {'name': 'first_only'})\n"
+        "assert spec == {'name': 'first_only', 'floor': 0.0}\n"
+        "assert registry.build('Rule', spec)([1, 2], None).weights == [1.0, 0.0]\n"
+    )
+    subprocess.run([sys.executable, "-c", script, str(plugin)], check=True)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("def broken(:\n", "invalid syntax"),
+        ("x = 1\n", "none of the tables"),
+        ("def samples(u, c): ...\nRULES = {'samples': samples}\n", "there is already a rule named 'samples'"),
+    ],
+)
+def test_plugin_mistakes(tmp_path, text, message):
+    plugin = tmp_path / "bad.py"
+    plugin.write_text(text)
+    with pytest.raises(SpecError, match=message):
+        registry.add_plugin(plugin)
