@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fatbench.errors import SpecError
 from fatbench.kinds import number
+
+if TYPE_CHECKING:
+    from fatbench.data.catalogue import Facts
 
 
 def cohort(spec: Mapping[str, Any]) -> int:
@@ -15,18 +18,23 @@ def cohort(spec: Mapping[str, Any]) -> int:
     return max(1, int(float(number(spec["protocol"].get("participation", 1.0))) * clients + 1e-9))
 
 
+def known(data: Mapping[str, Any]) -> Facts | None:
+    """What the catalogue knows of a data set; None of one that a plugin brings."""
+    from fatbench.data.catalogue import CATALOGUE, facts
+
+    return facts(data) if data["name"] in CATALOGUE else None
+
+
 def check(spec: Mapping[str, Any], place: str) -> None:
     """Refuse a cell whose settings contradict each other or its data set. SpecError says which and why."""
-    from fatbench.data.catalogue import CATALOGUE
-
-    facts = CATALOGUE.get(spec["data"]["name"])
+    facts = known(spec["data"])
     partition, protocol = spec["partition"], spec["protocol"]
     clients = partition.get("clients")
 
     n_train = spec["train"] or (facts.train if facts else None)
-    if facts and facts.train:
+    if facts and facts.exact:
         for key, have in (("train", facts.train), ("test", facts.test)):
-            if spec[key] and spec[key] > have:
+            if spec[key] and have and spec[key] > have:
                 raise SpecError(f"{place}: {key}: {spec[key]} images asked for, {spec['data']['name']} has {have}")
     if n_train:
         if spec["validation"] >= n_train:
@@ -49,7 +57,7 @@ def check(spec: Mapping[str, Any], place: str) -> None:
     if facts and facts.classes and partition["name"] == "classes_per_client":
         if partition["classes"] > facts.classes:
             raise SpecError(f"{place}: partition: classes: {partition['classes']} of {facts.classes} classes")
-    if partition["name"] == "by_writer" and facts and not facts.writers:
+    if partition["name"] == "by_writer" and facts and spec["data"]["name"] != "celeba":
         raise SpecError(f"{place}: partition: by_writer: {spec['data']['name']} does not say who wrote which example")
     if protocol["name"] == "centralized" and clients != 1:
         raise SpecError(f"{place}: protocol: centralized needs 'partition: {{name: iid, clients: 1}}'")
@@ -59,9 +67,7 @@ def check(spec: Mapping[str, Any], place: str) -> None:
 
 def check_attack(attack: Mapping[str, Any], spec: Mapping[str, Any], place: str) -> None:
     """Refuse an attack that the cell's data set has too few classes for."""
-    from fatbench.data.catalogue import CATALOGUE
-
-    facts = CATALOGUE.get(spec["data"]["name"])
+    facts = known(spec["data"])
     if attack["name"] == "autoattack" and facts and facts.classes and facts.classes < 4:
         raise SpecError(
             f"{place}: AutoAttack's targeted losses need at least 4 classes, {spec['data']['name']} has {facts.classes}"

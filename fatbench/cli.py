@@ -26,10 +26,15 @@ if TYPE_CHECKING:
     from fatbench.worker import Job
 
 SCHEMA_VERSION = 1
+ORDER = "suite plan run status report show logs evaluate export import data db doctor".split()
 
 
 class Suggesting(typer.core.TyperGroup):
-    """A command group whose "no such command" names the nearest one."""
+    """A command group whose "no such command" names the nearest one, and whose help follows a user's day."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        names = super().list_commands(ctx)
+        return sorted(names, key=lambda name: ORDER.index(name) if name in ORDER else len(ORDER))
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         if args and self.get_command(ctx, args[0]) is None and not args[0].startswith("-"):
@@ -519,8 +524,8 @@ def data_prepare(
 
     root = settings.data_folder(str(data) if data else None)
     for name in names:
-        datasets.prepare(name, root)
-        print(f"{name}: ready in {root}")
+        row = datasets.prepare(name, root, lambda line: print(line, file=sys.stderr))
+        print(f"{name}: {row['state']} in {row['where']}")
 
 
 @data_app.command("verify")
@@ -532,8 +537,13 @@ def data_verify(
     from fatbench import settings
 
     root = settings.data_folder(str(data) if data else None)
+    bad = 0
     for name in names:
-        print(f"{name}: {datasets.verify(name, root)}")
+        row = datasets.verify(name, root)
+        bad += row["state"] not in ("complete", "variant")
+        print(f"{name}: {row['state']}{': ' + row['message'] if row['message'] else ''}")
+    if bad:
+        raise typer.Exit(MachineError.exit_code)
 
 
 @db_app.command("upgrade")

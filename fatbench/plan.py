@@ -12,8 +12,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from fatbench import registry
-from fatbench.checks import cohort
-from fatbench.data.catalogue import CATALOGUE
+from fatbench.checks import cohort, known
 from fatbench.suite import Cell, Evaluation, Plan, digest
 
 
@@ -38,7 +37,7 @@ class Work:
 
 def training(spec: Mapping[str, Any]) -> Work | None:
     """The work of a cell's training, its monitoring included. None: the data set's size is unknown."""
-    facts = CATALOGUE.get(spec["data"]["name"])
+    facts = known(spec["data"])
     total = spec["train"] or (facts.train if facts else None)
     if facts is None or not total:
         return None
@@ -71,7 +70,7 @@ def training(spec: Mapping[str, Any]) -> Work | None:
 
 def evaluation(spec: Mapping[str, Any], evaluations: Iterable[Evaluation], checkpoints: int) -> Work | None:
     """The work of attacking `checkpoints` models of a cell; AutoAttack's is what it costs if every image survives."""
-    facts = CATALOGUE.get(spec["data"]["name"])
+    facts = known(spec["data"])
     available = spec["test"] or (facts.test if facts else None)
     if not available:
         return None
@@ -85,7 +84,7 @@ def evaluation(spec: Mapping[str, Any], evaluations: Iterable[Evaluation], check
 
 def parameters(spec: Mapping[str, Any]) -> float | None:
     """The number of parameters of a cell's model, from its docstring; None where that does not say."""
-    facts = CATALOGUE.get(spec["data"]["name"])
+    facts = known(spec["data"])
     if facts is None or not facts.shape or not facts.classes:
         return None
     channels, size, _ = facts.shape
@@ -95,7 +94,7 @@ def parameters(spec: Mapping[str, Any]) -> float | None:
 def cell_work(cell: Cell, plan: Plan) -> Work | None:
     """Training and all evaluations of one cell."""
     train = training(cell.spec)
-    test = evaluation(cell.spec, plan.evaluations, len(plan.checkpoints))
+    test = evaluation(cell.spec, cell.evaluations, len(plan.checkpoints))
     return None if train is None or test is None else train + test
 
 
@@ -117,11 +116,11 @@ def seconds(cells: Iterable[Cell], plan: Plan, rates: Mapping[str, float]) -> tu
 
     `rates`: image passes per second by `kind`, from cells that this machine has trained before.
     """
-    known, unknown = 0.0, 0
+    total, unknown = 0.0, 0
     for cell in cells:
         work, rate = cell_work(cell, plan), rates.get(kind(cell.spec))
         if work is None or not rate:
             unknown += 1
         else:
-            known += work.image_passes / rate
-    return known, unknown
+            total += work.image_passes / rate
+    return total, unknown

@@ -27,11 +27,14 @@ class Row:
 
 def of(plan: Plan, store: Store | None) -> list[Row]:
     """The state of each cell of a plan."""
-    jobs = {cell.id: Job(cell.id, cell.spec, plan.evaluations, plan.checkpoints, plan.suite, plan.preset)
-            for cell in plan.unique()}  # fmt: skip
+    cells = plan.unique()
+    jobs = {
+        cell.id: Job(cell.id, cell.spec, list(cell.evaluations), plan.checkpoints, plan.suite, plan.preset)
+        for cell in cells
+    }
     rows = {} if store is None else _by_cell(store.stages(list(jobs)))
     result = []
-    for cell in plan.unique():
+    for cell in cells:
         mine = rows.get(cell.id, {})
         train = mine.get("train")
         status, done, wanted = _state(jobs[cell.id], mine)

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from fatbench import progress, registry, settings
-from fatbench.errors import FatbenchError, MachineError, NothingMatched, SpecError, did_you_mean
+from fatbench.errors import MachineError, NothingMatched, SpecError, did_you_mean
 from fatbench.store import Store
-from fatbench.suite import Plan
+from fatbench.suite import Plan, digest
 from fatbench.watch import Watch
 from fatbench.worker import Job, Machine
 
@@ -22,7 +22,8 @@ EXECUTORS = ("local", "ray", "slurm")
 def jobs_of(plan: Plan) -> list[Job]:
     """A plan's cells as jobs, each once."""
     return [
-        Job(cell.id, cell.spec, plan.evaluations, plan.checkpoints, plan.suite, plan.preset) for cell in plan.unique()
+        Job(cell.id, cell.spec, list(cell.evaluations), plan.checkpoints, plan.suite, plan.preset)
+        for cell in plan.unique()
     ]
 
 
@@ -123,16 +124,9 @@ def _executor(name: str) -> Any:
 
 
 def check_data(jobs: Sequence[Job], root: Path) -> None:
-    """Refuse to start when a data set of the run is missing or damaged. MachineError names it and what to do."""
-    from fatbench import data
-
-    for spec in {str(sorted(job.spec["data"].items())): job.spec["data"] for job in jobs}.values():
-        try:
-            data.ready(spec, root)
-        except FatbenchError:
-            raise
-        except OSError as error:
-            raise MachineError(f"{spec['name']}: {error}") from None
+    """Read every data set of the run once, before any worker starts. MachineError: missing, damaged or not as named."""
+    for spec in {digest(job.spec["data"]): job.spec["data"] for job in jobs}.values():
+        registry.build("Data", spec)(root)
 
 
 def _say_what_would_run(jobs: Sequence[Job], url: str, what: str) -> None:

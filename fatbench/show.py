@@ -59,7 +59,7 @@ def suite(chosen: Suite) -> None:
             f"\n[bold]preset {preset}[/bold]: {len(plan.unique())} cells, seeds {', '.join(map(str, seeds))}"
             + (f"\n  {plan.note}" if plan.note else "")
         )
-        metrics = ", ".join(evaluation.label for evaluation in plan.evaluations)
+        metrics = ", ".join(plan.metrics())
         console.print(f"  evaluated at {', '.join(plan.checkpoints)}: {metrics or 'nothing'}")
         for key, reason in plan.excluded:
             console.print(f"  left out: {', '.join(key.values())}: {reason}", style="dim")
@@ -186,12 +186,15 @@ def evaluation(results: Sequence[Mapping[str, Any]]) -> None:
 
 def datasets(root: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     table = _table("data set", "state", "train", "test", "where", right=("train", "test"))
+    colours = {"complete": "green", "variant": "yellow", "damaged": "red", "missing": "dim"}
     for row in rows:
-        table.add_row(
-            str(row["name"]), str(row["state"]), str(row.get("train") or ""), str(row.get("test") or ""), str(row.get("where") or "")
-        )  # fmt: skip
+        counts = (str(row["train"] or ""), str(row["test"] or ""))
+        table.add_row(row["name"], f"[{colours[row['state']]}]{row['state']}[/]", *counts, str(row["where"] or ""))
     console = _console()
     console.print(table)
+    for row in rows:
+        if row["state"] in ("variant", "damaged"):
+            console.print(f"{row['name']}: {row['message']}", markup=False)
     console.print(f"looked in {root} (--data, FATBENCH_DATA)", style="dim")
 
 

@@ -32,20 +32,11 @@ CHECKPOINTS = ("last", "best-val", "best-test")
 SUITE_KEYS = ("name", "title", "description", "extends", "seeds", "base", "axes", "grid", "evaluate", "presets", "tables")
 GRID_KEYS = ("product", "zip", "include", "exclude", "overrides")
 PRESET_KEYS = ("note", "seeds", "base", "axes", "evaluate", "overrides")
-EVALUATE_KEYS = ("n", "batch", "checkpoints", "attacks")
+EVALUATE_KEYS = ("n", "batch", "checkpoints", "attacks", "overrides")
 TABLE_KEYS = ("id", "title", "where", "rows", "across", "values", "best", "published", "note")
 PUBLISHED_KEYS = ("file", "match", "rows", "labels", "values", "std", "unit")
 
 Key = dict[str, str]
-
-
-@dataclass(frozen=True)
-class Cell:
-    """One fully specified experiment. `id` is the hash of its canonical spec less defaults."""
-
-    id: str
-    key: Key  # axis -> label, in the order of the suite
-    spec: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -64,6 +55,16 @@ class Evaluation:
 
     def stage(self, round: int) -> str:
         return f"{self.id}@{round}"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One fully specified experiment. `id` is the hash of its canonical spec less defaults."""
+
+    id: str
+    key: Key  # axis -> label, in the order of the suite
+    spec: dict[str, Any]
+    evaluations: tuple[Evaluation, ...]  # what the suite asks of the trained model; not part of the identity
 
 
 @dataclass(frozen=True)
@@ -102,13 +103,22 @@ class Plan:
     preset: str
     note: str
     cells: list[Cell]
-    evaluations: list[Evaluation]
     checkpoints: list[str]
     excluded: list[tuple[Key, str]] = field(default_factory=list)
 
     def unique(self) -> list[Cell]:
-        """The cells to run: grid points that come to the same experiment are run once."""
-        return list({cell.id: cell for cell in self.cells}.values())
+        """The cells to run: grid points that come to the same experiment are run once, with the evaluations of all."""
+        cells: dict[str, Cell] = {}
+        for cell in self.cells:
+            if (first := cells.get(cell.id)) and first.evaluations != cell.evaluations:
+                cell = replace(first, evaluations=tuple(dict.fromkeys((*first.evaluations, *cell.evaluations))))
+            cells.setdefault(cell.id, cell)
+            cells[cell.id] = cell if first else cells[cell.id]
+        return list(cells.values())
+
+    def metrics(self) -> list[str]:
+        """The names of all evaluation metrics, in the order of the suite."""
+        return list(dict.fromkeys(evaluation.label for cell in self.cells for evaluation in cell.evaluations))
 
 
 @dataclass(frozen=True)
@@ -310,6 +320,11 @@ def expand(suite: Suite, preset: str, seeds: Sequence[int] | None = None) -> Pla
     ]
     if seeds is None:
         seeds = _seeds(chosen if "seeds" in chosen else raw, file)
+    evaluate = raw.get("evaluate") or Map()
+    if "evaluate" in chosen:
+        evaluate = merge(evaluate, chosen["evaluate"])
+    checkpoints = _checkpoints(evaluate)
+    by_point = _overrides(evaluate, axes, file)
     cells, excluded = [], []
     for key in _points(grid, axes, file):
         if reason := next((why for when, why, _ in excludes if _matches(key, when)), None):
@@ -325,23 +340,23 @@ def expand(suite: Suite, preset: str, seeds: Sequence[int] | None = None) -> Pla
         if "seed" in spec:
             raise SpecError(f"{spec.place('seed')}: seeds are given by 'seeds' of the suite, not in a cell")
         first = canonical(merge(spec, Map({"seed": 0})), place)
+        asked = evaluate
+        for when, patch in by_point:
+            if _matches(key, when):
+                asked = merge(asked, patch)
+        evaluations = _evaluations(asked, file)
+        for evaluation in evaluations:
+            checks.check_attack(evaluation.attack, first, f"{place}: evaluate: {evaluation.label}")
+        if "best-val" in checkpoints and not first["validation"]:
+            raise SpecError(f"{place}: checkpoint best-val needs 'validation: N' held-out images")
+        if set(checkpoints) - {"last"} and first["monitor"] is None:
+            raise SpecError(f"{place}: checkpoints {', '.join(checkpoints)} need 'monitor', an attack run during training")
         for seed in seeds:
             full = {**first, "seed": seed}
-            cells.append(Cell(identity(full), key, full))
+            cells.append(Cell(identity(full), key, full, evaluations))
     if not cells:
         raise SpecError(f"{file}: preset '{preset}' leaves an empty grid")
-    evaluate = raw.get("evaluate") or Map()
-    if "evaluate" in chosen:
-        evaluate = merge(evaluate, chosen["evaluate"])
-    evaluations, checkpoints = _evaluations(evaluate, file)
-    for cell in cells:
-        for evaluation in evaluations:
-            checks.check_attack(evaluation.attack, cell.spec, f"{file}: evaluate: {evaluation.label}")
-        if "best-val" in checkpoints and not cell.spec["validation"]:
-            raise SpecError(f"{file}: evaluate: checkpoint best-val needs 'validation: N' held-out examples in the cell")
-        if set(checkpoints) - {"last"} and cell.spec["monitor"] is None:
-            raise SpecError(f"{file}: evaluate: checkpoints {checkpoints} need 'monitor', the attack run during training")
-    return Plan(suite.name, preset, str(chosen.get("note", "")).strip(), cells, evaluations, checkpoints, excluded)
+    return Plan(suite.name, preset, str(chosen.get("note", "")).strip(), cells, checkpoints, excluded)
 
 
 def _patch(node: Any) -> Map:
@@ -449,12 +464,16 @@ def parse_seeds(text: str, place: str = "--seeds") -> list[int]:
     return list(dict.fromkeys(seeds))
 
 
-def _evaluations(node: Map, file: Path) -> tuple[list[Evaluation], list[str]]:
+def _checkpoints(node: Map) -> list[str]:
     checkpoints = [str(c) for c in node.get("checkpoints", ["last"])]
     for checkpoint in checkpoints:
         if checkpoint not in CHECKPOINTS:
             place = node.place("checkpoints")
             raise SpecError(f"{place}: no checkpoint is named '{checkpoint}'{did_you_mean(checkpoint, CHECKPOINTS)}")
+    return checkpoints
+
+
+def _evaluations(node: Map, file: Path) -> tuple[Evaluation, ...]:
     n, batch = node.get("n"), node.get("batch", 500)
     for key, value in (("n", n), ("batch", batch)):
         if not (value is None and key == "n") and (type(value) is not int or value < 1):
@@ -463,11 +482,11 @@ def _evaluations(node: Map, file: Path) -> tuple[list[Evaluation], list[str]]:
     for label in attacks:
         if not re.fullmatch(r"[a-z][a-z0-9_]*", label):
             raise SpecError(f"{attacks.place(label)}: a metric's name is lower case letters, digits and _")
-    return [
+    return tuple(
         Evaluation(label, registry.check("Attack", attack, attacks.place(label)), n, batch)
         for label, attack in attacks.items()
         if attack is not None
-    ], checkpoints
+    )
 
 
 # --- tables ------------------------------------------------------------------------------------------------------
