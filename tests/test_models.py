@@ -1,0 +1,186 @@
+"""Models: shapes, parameter counts against the docstrings, initial weights, the release's names, refused sizes."""
+
+from __future__ import annotations
+
+import ast
+import re
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+from fatbench import registry
+from fatbench.models import MODELS, logit_parameters
+
+SHAPES = [(1, 8, 8), (3, 8, 8), (1, 28, 28), (3, 32, 32), (3, 84, 84)]
+
+
+def expected_parameters(name: str, **values: int) -> float:
+    """The value of the docstring's `Parameters:` line. Only + - * / // of numbers and names may occur in it."""
+    line = re.search(r"^\s*Parameters:\s*(.+?)\s*$", registry.describe("Model", name).doc, re.MULTILINE)
+    assert line, name
+    tree = ast.parse(line[1], mode="eval")
+    allowed = (
+        ast.Expression, ast.BinOp, ast.Add, ast.Sub, ast.Mult, ast.Div, ast.FloorDiv, ast.Name, ast.Load, ast.Constant,
+    )  # fmt: skip
+    assert all(isinstance(node, allowed) for node in ast.walk(tree)), line[1]
+    return float(eval(compile(tree, name, "eval"), dict(values)))
+
+
+def default_width(name: str) -> int:
+    return next(int(s.default) for s in registry.describe("Model", name).settings if s.name == "width")
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("name", MODELS)
+def test_every_model(name: str, shape: tuple[int, int, int]) -> None:
+    """Images to finite logits (B, classes), each its own whatever else is in the batch; the gradient reaches every
+    parameter; the docstring counts the parameters right."""
+    torch.manual_seed(0)
+    model = MODELS[name](shape, 7, width=9)
+    x = torch.rand(3, *shape)
+    model.train()
+    logits = model(x)
+    assert logits.shape == (3, 7)
+    assert logits.isfinite().all()
+    logits.exp().sum().backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+    model.eval()
+    torch.testing.assert_close(model(x)[:1], model(x[:1]), rtol=1e-4, atol=1e-6)
+    count = sum(p.numel() for p in model.parameters())
+    assert count == expected_parameters(name, width=9, channels=shape[0], size=shape[1], classes=7)
+
+
+@pytest.mark.parametrize("width", [2, 6, 7, 31, None])
+@pytest.mark.parametrize("name", MODELS)
+def test_parameter_count(name: str, width: int | None) -> None:
+    settings = {} if width is None else {"width": width}
+    with torch.device("meta"):
+        model = MODELS[name]((3, 32, 32), 100, **settings)
+    expected = expected_parameters(name, width=width or default_width(name), channels=3, size=32, classes=100)
+    assert sum(p.numel() for p in model.parameters()) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "classes", "count"),
+    [
+        # layer by layer 14,592 + 30,880 + 15,456 + 460,992 + 2 * 37,056 + 331,968 + 37,056 + 1,930
+        ("nin", (3, 32, 32), 10, 966_986),
+        # blocks 38,976 + 221,952 + 572,712 with their batch normalisation, linear 803,072 + 2,570
+        ("small_cnn", (3, 32, 32), 10, 1_639_282),
+        ("resnet18", (3, 32, 32), 10, 11_173_962),  # the number that is usually quoted
+        ("leaf_cnn", (3, 84, 84), 2, 31_202),  # 896 + 3 * 9,248 + 4 * 64 + 2,306
+    ],
+)
+def test_published_size(name: str, shape: tuple[int, int, int], classes: int, count: int) -> None:
+    with torch.device("meta"):
+        model = MODELS[name](shape, classes)
+    assert sum(p.numel() for p in model.parameters()) == count
+
+
+def test_nin_initial_weights() -> None:
+    """N(0, 0.05) and zeros at every width; He's deviation sqrt(2 / fan-in) where asked for."""
+    torch.manual_seed(0)
+    for width in (96, 192):
+        for layer in MODELS["nin"]((3, 32, 32), 10, width=width).modules():
+            if isinstance(layer, nn.Conv2d):
+                assert layer.bias is not None
+                assert not layer.bias.any()
+                assert layer.weight.std().item() == pytest.approx(0.05, rel=0.06)
+                assert abs(layer.weight.mean().item()) < 0.005
+    for layer in MODELS["nin"]((3, 32, 32), 10, init="he").modules():
+        if isinstance(layer, nn.Conv2d):
+            fan_in = layer.weight[0].numel()
+            assert layer.weight.std().item() == pytest.approx((2 / fan_in) ** 0.5, rel=0.06)
+
+
+def test_nin_layers() -> None:
+    """Widths 192, 160, 96 as published; logits are never negative; at 32 x 32 the last map is 8 x 8."""
+    torch.manual_seed(0)
+    model = MODELS["nin"]((3, 32, 32), 10).eval()
+    convolutions = [m for m in model.modules() if isinstance(m, nn.Conv2d)]
+    assert [m.out_channels for m in convolutions] == [192, 160, 96, 192, 192, 192, 192, 192, 10]
+    assert [m.kernel_size[0] for m in convolutions] == [5, 1, 1, 5, 1, 1, 3, 1, 1]
+    sizes = []
+    convolutions[-1].register_forward_hook(lambda _module, _inputs, output: sizes.append(output.shape))
+    assert (model(torch.rand(2, 3, 32, 32)) >= 0).all()
+    assert sizes == [(2, 10, 8, 8)]
+
+
+def test_dropout_only_in_training() -> None:
+    torch.manual_seed(0)
+    model = MODELS["nin"]((1, 8, 8), 10, width=48, init="he")
+    x = torch.rand(4, 1, 8, 8)
+    assert not torch.equal(model.train()(x), model(x))
+    assert torch.equal(model.eval()(x), model(x))
+
+
+def test_small_cnn_layers() -> None:
+    """64, 128, 196 channels and 3136 -> 256 -> 10 as published."""
+    with torch.device("meta"):
+        model = MODELS["small_cnn"]((3, 32, 32), 10)
+    assert [m.out_channels for m in model.modules() if isinstance(m, nn.Conv2d)] == [64, 64, 128, 128, 196, 196]
+    linear = [(m.in_features, m.out_features) for m in model.modules() if isinstance(m, nn.Linear)]
+    assert linear == [(3136, 256), (256, 10)]
+
+
+def test_names_the_release_goes_by() -> None:
+    """A-04: the letters "bn" find ResNet's own normalisation layers, but not those of its shortcuts nor SmallCNN's."""
+    found = {}
+    for name in ("resnet18", "small_cnn", "nin"):
+        with torch.device("meta"):
+            model = MODELS[name]((3, 32, 32), 10)
+        layers = [key for key, module in model.named_modules() if isinstance(module, nn.BatchNorm2d)]
+        found[name] = ([key for key in layers if "bn" in key], [key for key in layers if "bn" not in key])
+    blocks = [f"layer{stage}.{block}.bn{n}" for stage in (1, 2, 3, 4) for block in (0, 1) for n in (1, 2)]
+    assert found["resnet18"] == (["bn1", *blocks], [f"layer{stage}.0.shortcut.1" for stage in (2, 3, 4)])
+    assert found["small_cnn"] == ([], [f"batchnorm{block}_{n}" for block in (1, 2, 3) for n in (1, 2)])
+    assert found["nin"] == ([], [])
+
+
+def test_leaf_cnn_pools_round_up() -> None:
+    """84 -> 42 -> 21 -> 11 -> 6, so 32 * 36 = 1152 features; 8 -> 4 -> 2 -> 1 -> 1."""
+    with torch.device("meta"):
+        assert MODELS["leaf_cnn"]((3, 84, 84), 2).get_submodule("fc").in_features == 1152
+        assert MODELS["leaf_cnn"]((3, 8, 8), 2).get_submodule("fc").in_features == 32
+
+
+@pytest.mark.parametrize(
+    ("name", "names"),
+    [
+        ("nin", ["layers.20.weight", "layers.20.bias"]),
+        ("small_cnn", ["fc2.weight", "fc2.bias"]),
+        ("resnet18", ["linear.weight", "linear.bias"]),
+        ("leaf_cnn", ["fc.weight", "fc.bias"]),
+    ],
+)
+def test_logit_parameters(name: str, names: list[str]) -> None:
+    with torch.device("meta"):
+        model = MODELS[name]((3, 32, 32), 10)
+    assert logit_parameters(model) == names
+    assert dict(model.named_parameters())[names[1]].shape == (10,)
+
+
+def test_logit_parameters_of_a_bare_layer() -> None:
+    assert logit_parameters(nn.Linear(2, 3)) == ["weight", "bias"]
+
+
+@pytest.mark.parametrize(("name", "smallest"), [("nin", 4), ("small_cnn", 8), ("resnet18", 8), ("leaf_cnn", 2)])
+def test_refused_sizes(name: str, smallest: int) -> None:
+    """The smallest size that is named works; one less, and anything not square, is refused."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model = MODELS[name]((1, smallest, smallest), 2, width=4).eval()
+        assert model(torch.rand(2, 1, smallest, smallest)).shape == (2, 2)
+    less = smallest - 1
+    message = f"{name}: needs images of at least {smallest}x{smallest}, got {less}x{less}"
+    with pytest.raises(ValueError, match=message):
+        MODELS[name]((1, less, less), 2)
+    with pytest.raises(ValueError, match=f"{name}: needs square images, got 32x28"):
+        MODELS[name]((1, 32, 28), 2)
+
+
+def test_nin_too_narrow() -> None:
+    with pytest.raises(ValueError, match="nin: width must be at least 2, got 1"):
+        MODELS["nin"]((3, 32, 32), 10, width=1)
