@@ -1,0 +1,357 @@
+"""Partitions: the published tables and ranges exactly, properties of every member, and what is refused."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import numpy
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from fatbench import registry
+from fatbench.partitions import PARTITIONS
+
+CIFAR = numpy.arange(50_000) % 10  # balanced, like CIFAR-10's labels
+# The published counts of SVHN's training labels 1 .. 9, 0, in that order: 73,257 together.
+SVHN_COUNTS = [13861, 10585, 8497, 7458, 6882, 5727, 5595, 5045, 4659, 4948]
+SVHN = numpy.repeat(numpy.roll(numpy.arange(10), -1), SVHN_COUNTS)
+
+
+def rng(seed: int = 0) -> numpy.random.Generator:
+    return numpy.random.default_rng(seed)
+
+
+def shards(name: str, labels: NDArray[Any], seed: int = 0, **arguments: Any) -> list[NDArray[Any]]:
+    return PARTITIONS[name](labels, rng(seed), None, **arguments)
+
+
+def histograms(labels: NDArray[Any], parts: list[NDArray[Any]]) -> list[list[int]]:
+    return [numpy.bincount(labels[part], minlength=10).tolist() for part in parts]
+
+
+# --- exact -------------------------------------------------------------------------------------------------------
+
+
+def test_iid() -> None:
+    """11 examples, 3 clients: 3 each and 2 to nobody. Not the order of the labels."""
+    parts = shards("iid", numpy.zeros(11), clients=3)
+    assert [len(part) for part in parts] == [3, 3, 3]
+    every = shards("iid", CIFAR, clients=5)
+    assert [len(part) for part in every] == [10_000] * 5
+    assert all(900 < count < 1100 for histogram in histograms(CIFAR, every) for count in histogram)  # 1000 +- 30
+
+
+@pytest.mark.parametrize(
+    ("classes", "table"),
+    [
+        (2, [[0, 5], [1, 6], [2, 7], [3, 8], [4, 9]]),
+        (4, [[0, 2, 5, 7], [0, 3, 5, 8], [1, 3, 6, 8], [1, 4, 6, 9], [2, 4, 7, 9]]),
+    ],
+)
+def test_classes_per_client_tables(classes: int, table: list[list[int]]) -> None:
+    """methods.md 5.2, CIFAR-10 and 5 clients: 5000 of each class in Non-IID(2), 2500 in Non-IID(4). No draw is made."""
+    labels = rng(1).permutation(CIFAR)
+    parts = shards("classes_per_client", labels, clients=5, classes=classes)
+    for held, histogram in zip(table, histograms(labels, parts), strict=True):
+        assert histogram == [10_000 // classes if label in held else 0 for label in range(10)]
+    again = shards("classes_per_client", labels, seed=7, clients=5, classes=classes)
+    assert all((a == b).all() for a, b in zip(parts, again, strict=True))
+
+
+def test_classes_per_client_slices() -> None:
+    """Labels 1 1 0 0 2 2 2, 3 clients of 1 class: slices of 2 of the stable order 2 3 0 1 4 5 6; example 6 is left."""
+    parts = shards("classes_per_client", numpy.array([1, 1, 0, 0, 2, 2, 2]), clients=3, classes=1)
+    assert [part.tolist() for part in parts] == [[2, 3], [0, 1], [4, 5]]
+
+
+def test_classes_per_client_permuted() -> None:
+    """A seed deals the classes anew: still 2 whole classes each, the same for one seed, not those of the table."""
+    parts = shards("classes_per_client", CIFAR, clients=5, classes=2, class_perm_seed=1)
+    held = [[label for label, count in enumerate(h) if count] for h in histograms(CIFAR, parts)]
+    assert sorted(label for classes in held for label in classes) == list(range(10))
+    assert held != [[0, 5], [1, 6], [2, 7], [3, 8], [4, 9]]
+    again = shards("classes_per_client", CIFAR, seed=9, clients=5, classes=2, class_perm_seed=1)
+    assert all((a == b).all() for a, b in zip(parts, again, strict=True))
+
+
+@pytest.mark.parametrize(("clients", "percent"), [(5, 92), (8, 86), (10, 82), (20, 62), (25, 52), (50, 2)])
+def test_shah_own_share(clients: int, percent: int) -> None:
+    """methods.md 5.3: the share of its own chunk that a client gets at skew 2, and 2 per cent of every other."""
+    labels = numpy.arange(50_000) // (50_000 // clients)  # chunk numbers instead of classes
+    labels = numpy.minimum(labels, clients - 1)
+    chunk = 50_000 // clients
+    for k, part in enumerate(shards("shah", labels, clients=clients)):
+        counts = numpy.bincount(labels[part], minlength=clients)
+        assert counts[k] == chunk * percent // 100
+        assert (numpy.delete(counts, k) == chunk * 2 // 100).all()
+
+
+def test_shah_of_fifty_clients_is_iid() -> None:
+    """methods.md 12.7: with K = 50 and s = 2 every client holds 100 of every class."""
+    labels = rng(2).permutation(CIFAR)
+    assert histograms(labels, shards("shah", labels, clients=50)) == [[100] * 10] * 50
+
+
+def test_shah_fixed_share() -> None:
+    """own_share 0.92 with 20 clients of 2500: 2300 of the own chunk, the other 200 from 19 chunks (10 or 11 each)."""
+    labels = numpy.arange(50_000) // 2500
+    for k, part in enumerate(shards("shah", labels, clients=20, own_share=0.92)):
+        counts = numpy.bincount(labels[part], minlength=20)
+        assert counts[k] == 2300
+        assert set(numpy.delete(counts, k).tolist()) == {10, 11}
+        assert len(part) == 2500
+    alone = shards("shah", CIFAR, clients=1)
+    assert alone[0].tolist() == list(range(50_000))
+
+
+def test_shah_with_validation_held_out() -> None:
+    """49,000 examples, 50 clients: a chunk of 980 is 19 or 20 of each; everyone has 980, every chunk is used up."""
+    labels = numpy.arange(49_000) // 980
+    parts = shards("shah", labels, clients=50)
+    counts = numpy.array([numpy.bincount(labels[part], minlength=50) for part in parts])
+    assert set(numpy.unique(counts).tolist()) == {19, 20}
+    assert (counts.sum(0) == 980).all()
+    assert (counts.sum(1) == 980).all()
+
+
+EIGHT_OF_49, NINE_OF_50 = [8, 6, 1, 6, 1, 2, 7, 4, 7, 7], [1, 1, 9, 6, 4, 4, 9, 1, 8, 7]
+PUBLISHED: list[tuple[tuple[int, int], NDArray[Any], dict[str, int], list[int], int]] = [
+    # published range, labels, settings, sizes: P001 Tables 14, 17, 18
+    ((6000, 13000), CIFAR, {"clients": 5, "shards": 50, "split_seed": 24}, [6, 12, 10, 9, 13], 1000),
+    ((1000, 8000), CIFAR, {"clients": 10, "shards": 50, "split_seed": 10}, [8, 7, 1, 6, 1, 2, 7, 4, 7, 7], 1000),
+    ((5860, 26370), SVHN, {"clients": 5, "shards": 50, "split_seed": 142}, [4, 18, 8, 13, 7], 1465),
+    ((1465, 13185), SVHN, {"clients": 10, "shards": 50, "split_seed": 0}, NINE_OF_50, 1465),
+    (
+        (50, 16700),
+        SVHN,
+        {"clients": 10, "shards": 1465, "max_shards": 1465, "split_seed": 1492},
+        [331, 304, 72, 29, 39, 4, 334, 242, 1, 109],
+        50,
+    ),
+    # the same with 1000 validation examples held out, where the shards have another size
+    ((6000, 13000), CIFAR[:49_000], {"clients": 5, "shards": 49, "split_seed": 24}, [6, 11, 10, 9, 13], 1000),
+    ((1000, 8000), CIFAR[:49_000], {"clients": 10, "shards": 49, "split_seed": 10}, EIGHT_OF_49, 1000),
+    ((5880, 12740), CIFAR[:49_000], {"clients": 5, "shards": 50, "split_seed": 24}, [6, 12, 10, 9, 13], 980),
+    ((980, 7840), CIFAR[:49_000], {"clients": 10, "shards": 50, "split_seed": 10}, [8, 7, 1, 6, 1, 2, 7, 4, 7, 7], 980),
+    ((5780, 26010), SVHN[:72_257], {"clients": 5, "shards": 50, "split_seed": 142}, [4, 18, 8, 13, 7], 1445),
+    ((1445, 13005), SVHN[:72_257], {"clients": 10, "shards": 50, "split_seed": 0}, NINE_OF_50, 1445),
+    (
+        (50, 16700),
+        SVHN[:72_257],
+        {"clients": 10, "shards": 1445, "max_shards": 1465, "split_seed": 4113},
+        [252, 58, 194, 44, 45, 17, 198, 302, 1, 334],
+        50,
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("sizes", "labels", "arguments", "counts", "shard"), PUBLISHED)
+def test_published_ranges(
+    sizes: tuple[int, int], labels: NDArray[Any], arguments: dict[str, int], counts: list[int], shard: int
+) -> None:
+    """split_seed gives the published smallest and largest client, whatever the seed of the cell."""
+    parts = shards("unequal_shards", labels, **arguments)
+    assert [len(part) for part in parts] == [count * shard for count in counts]
+    assert (min(map(len, parts)), max(map(len, parts))) == sizes
+    again = shards("unequal_shards", labels, seed=5, **arguments)
+    assert all((a == b).all() for a, b in zip(parts, again, strict=True))
+
+
+def test_unequal_shards_are_label_shards() -> None:
+    """50 shards of 1000 of balanced CIFAR-10: a shard has one class, so that clients hold whole thousands of each."""
+    for seed in range(3):
+        parts = shards("unequal_shards", CIFAR, seed=seed, clients=5, shards=50)
+        assert all(count % 1000 == 0 for h in histograms(CIFAR, parts) for count in h)
+        assert sum(map(len, parts)) == 50_000
+    sizes = {tuple(map(len, shards("unequal_shards", CIFAR, seed=seed, clients=5, shards=50))) for seed in range(5)}
+    assert len(sizes) > 1  # without split_seed the generator decides
+
+
+class Drawn:
+    """Stands in for a generator whose draws are given, so that the rounding can be followed."""
+
+    def __init__(self, *draws: int) -> None:
+        self.draws = numpy.array(draws)
+
+    def integers(self, low: int, high: int, size: int) -> NDArray[Any]:
+        assert (low, high, size) == (1, 31, len(self.draws))
+        return self.draws
+
+    def permutation(self, n: int) -> NDArray[Any]:
+        return numpy.arange(n)
+
+
+@pytest.mark.parametrize(
+    ("draws", "total", "expected"),
+    [
+        ((5, 10, 15), 6, [1, 2, 3]),  # scaled exactly
+        ((1, 1, 1), 5, [2, 2, 1]),  # 1.67 each, rounded 2 2 2, one too many: 1 1 1, then 1, 1, 0
+        ((2, 3, 4), 4, [1, 1, 2]),  # .89 1.33 1.78, rounded 1 1 2
+        ((1, 1, 1), 4, [2, 1, 1]),  # 1.33 each, rounded 1 1 1, one left over: to the first of the smallest
+        ((13, 5, 6), 10, [5, 3, 2]),  # 5.42 2.08 2.5, rounded 5 2 2
+        ((1, 29, 30), 10, [1, 5, 4]),  # .17 4.83 5 -> 0 5 5, at least one: 1 5 5, one too many: 1 + (0, 4, 3)
+    ],
+)
+def test_unequal_shards_rounding(draws: tuple[int, ...], total: int, expected: list[int]) -> None:
+    """One example a shard, so that sizes are numbers of shards."""
+    stand_in: Any = Drawn(*draws)
+    parts = PARTITIONS["unequal_shards"](numpy.zeros(total), stand_in, None, clients=3, shards=total, shard_size=1)
+    assert [len(part) for part in parts] == expected
+
+
+def test_dirichlet_concentration() -> None:
+    """alpha = 1000: near 1000 of every class. alpha = 0.05: most of a class with one or two clients."""
+    even = numpy.array(histograms(CIFAR, shards("dirichlet", CIFAR, clients=5, alpha=1000.0)))
+    assert abs(even - 1000).max() < 150
+    skewed = numpy.array(histograms(CIFAR, shards("dirichlet", CIFAR, clients=5, alpha=0.05)))
+    assert (numpy.sort(skewed, axis=0)[-2:].sum(0) / 5000).mean() > 0.9
+    assert even.sum() == skewed.sum() == 50_000
+
+
+def test_dirichlet_minimum() -> None:
+    """Skewed draws are repeated until everyone has enough; an unreachable minimum is an error, not a loop."""
+    assert min(map(len, shards("dirichlet", CIFAR[:500], clients=5, alpha=0.3, min_size=40))) >= 40
+    with pytest.raises(
+        ValueError,
+        match=r"dirichlet: no draw of 1000 gave each of 20 clients 25 examples at alpha=0.01; raise alpha or lower",
+    ):
+        shards("dirichlet", CIFAR[:500], clients=20, alpha=0.01, min_size=25)
+
+
+def test_by_writer() -> None:
+    """Writers 7, 2 and 9 with 3, 2 and 1 images: at least 2 keeps writer 2 and writer 7, in this order."""
+    labels, writers = numpy.zeros(6), numpy.array([7, 2, 7, 9, 2, 7])
+    parts = PARTITIONS["by_writer"](labels, rng(), writers, min_images=2)
+    assert [part.tolist() for part in parts] == [[1, 4], [0, 2, 5]]
+    one = [
+        PARTITIONS["by_writer"](labels, rng(seed), writers, min_images=1, clients=1)[0].tolist() for seed in range(20)
+    ]
+    assert {tuple(part) for part in one} == {(1, 4), (0, 2, 5), (3,)}
+
+
+# --- every partition ----------------------------------------------------------------------------------------------
+
+
+@st.composite
+def problems(draw: st.DrawFn, name: str) -> tuple[NDArray[Any], NDArray[Any], dict[str, Any]]:
+    """Labels, writers and settings of a partition within its ranges; what it may refuse is left to other tests."""
+    size = draw(st.integers(40, 400))
+    generator = rng(draw(st.integers(0, 10_000)))
+    labels, writers = generator.integers(0, draw(st.integers(1, 10)), size), generator.integers(0, 6, size)
+    clients = draw(st.integers(1, 8))
+    known: dict[str, st.SearchStrategy[Any]] = {
+        "clients": st.just(clients),
+        "classes": st.integers(1, 4),
+        "class_perm_seed": st.none() | st.integers(0, 5),
+        "skew": st.floats(0, 99.9 / max(clients - 1, 1)),
+        "own_share": st.none() | st.floats(0.01, 1),
+        "shards": st.integers(clients, 20),
+        "shard_size": st.just(None) | st.integers(1, 2),
+        "max_shards": st.integers(1, 40),
+        "split_seed": st.none() | st.integers(0, 5),
+        "alpha": st.floats(0.5, 100),
+        "min_size": st.integers(1, 2),
+        "min_images": st.integers(1, 3),
+    }
+    arguments = {setting.name: draw(known[setting.name]) for setting in registry.describe("Partition", name).settings}
+    if name == "by_writer":
+        assume(len(numpy.unique(writers)) >= 6)
+        arguments["clients"] = draw(st.none() | st.integers(1, 6))
+        arguments["min_images"] = 1
+    return labels, writers, arguments
+
+
+def handed_out(name: str, labels: NDArray[Any], arguments: dict[str, int]) -> int:
+    """How many examples somebody holds, from the docstrings."""
+    n = len(labels)
+    if name in ("iid", "shah"):
+        return n // arguments["clients"] * arguments["clients"]
+    if name == "classes_per_client":
+        slices = arguments["clients"] * arguments["classes"]
+        return n // slices * slices
+    if name == "unequal_shards":
+        return (arguments["shard_size"] or n // arguments["shards"]) * arguments["shards"]
+    return n
+
+
+@pytest.mark.parametrize("name", PARTITIONS)
+@settings(deadline=None, max_examples=50)
+@given(data=st.data())
+def test_every_partition(name: str, data: st.DataObject) -> None:
+    """One non-empty sorted int64 array a client, disjoint, complete but for the documented rest, the same again."""
+    labels, writers, arguments = data.draw(problems(name))
+    seed = data.draw(st.integers(0, 1000))
+    before = labels.copy()
+    parts = PARTITIONS[name](labels, rng(seed), writers, **arguments)
+    together = numpy.concatenate(parts)
+    assert (labels == before).all()
+    assert arguments.get("clients") in (None, len(parts))
+    assert all(part.dtype == numpy.int64 and len(part) and (numpy.diff(part) > 0).all() for part in parts)
+    assert len(numpy.unique(together)) == len(together)
+    assert together.min() >= 0
+    assert together.max() < len(labels)
+    if arguments.get("clients") is None or name != "by_writer":
+        assert len(together) == handed_out(name, labels, arguments)
+    if name in ("iid", "classes_per_client", "shah"):
+        assert {len(part) for part in parts} == {len(together) // len(parts)}
+    again = PARTITIONS[name](labels, rng(seed), writers, **arguments)
+    assert all((a == b).all() for a, b in zip(parts, again, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "message"),
+    [
+        ("iid", {"clients": 11}, "iid: 11 clients, but only 10 examples"),
+        ("shah", {"clients": 11, "skew": 1.0}, "shah: 11 clients, but only 10 examples"),
+        (
+            "shah",
+            {"clients": 5, "skew": 25.0},
+            r"shah: \(clients - 1\) \* skew must be below 100 per cent, got \(5 - 1\) \* 25 = 100",
+        ),
+        (
+            "classes_per_client",
+            {"clients": 6, "classes": 2},
+            "classes_per_client: 6 clients with 2 slices each, but only 10 examples",
+        ),
+        ("classes_per_client", {"clients": 11, "classes": 1}, "classes_per_client: 11 clients, but only 10 examples"),
+        ("unequal_shards", {"clients": 11, "shards": 10}, "unequal_shards: 11 clients but only 10 shards"),
+        (
+            "unequal_shards",
+            {"clients": 5, "shards": 11},
+            "unequal_shards: 11 shards of 1 examples, but only 10 examples",
+        ),
+        (
+            "unequal_shards",
+            {"clients": 5, "shards": 5, "shard_size": 3},
+            "unequal_shards: 5 shards of 3 examples, but only 10 examples",
+        ),
+        (
+            "dirichlet",
+            {"clients": 2, "alpha": 1.0},
+            "dirichlet: 2 clients with at least 10 examples, but only 10 examples",
+        ),
+        ("dirichlet", {"clients": 11, "alpha": 1.0, "min_size": 1}, "dirichlet: 11 clients with at least 1 examples"),
+        ("by_writer", {}, "by_writer: this data set does not say who wrote"),
+    ],
+)
+def test_refused(name: str, arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        shards(name, numpy.arange(10), **arguments)
+
+
+def test_too_few_writers() -> None:
+    writers = numpy.array([1, 1, 1, 2, 2, 3])
+    with pytest.raises(ValueError, match="by_writer: 3 clients, but only 2 of 3 writers have 2 examples or more"):
+        PARTITIONS["by_writer"](writers, rng(), writers, clients=3, min_images=2)
+    with pytest.raises(ValueError, match="by_writer: one client per writer, but only 0 of 3 writers have 5 examples"):
+        PARTITIONS["by_writer"](writers, rng(), writers)
+
+
+def test_partitions_without_torch() -> None:
+    code = "import sys, fatbench.partitions as p; assert 'torch' not in sys.modules; print(len(p.PARTITIONS))"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert int(out.stdout) == len(PARTITIONS)
