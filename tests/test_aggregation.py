@@ -1,0 +1,542 @@
+"""Aggregation rules and `mix`: exact small numbers, properties of every rule, the release transcribed by itself."""
+
+from __future__ import annotations
+
+import math
+import random
+import subprocess
+import sys
+from dataclasses import replace
+
+import numpy
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from fatbench import registry
+from fatbench.aggregation import IMPROPER, NEEDS_BROADCAST_LOSS, RULES, mix, project_to_simplex
+from fatbench.rounds import Context, Mixing, Stats, Tensors, Update
+
+STATS = Stats(loss=1.0, loss_released=1.0, accuracy=0.5, steps=1, momentum_steps=1.0, batches=1)
+
+
+def client(k: int, n: int = 1, loss: float = 1.0, model: Tensors | None = None, **stats: float) -> Update:
+    """Client k with N_k = n and mean loss `loss`; the released loss is the same unless given."""
+    numbers = {"loss": loss, "loss_released": loss, "broadcast_loss": loss, **stats}
+    return Update(k, n, model or {"fc.weight": torch.tensor([float(k)])}, replace(STATS, **numbers))  # type: ignore[arg-type]
+
+
+def context(m: int = 3, **changes: object) -> Context:
+    base = Context(round=1, rounds=11, clients=m, broadcast={"fc.weight": torch.zeros(1)}, server={}, seed=0, lr=0.1)
+    return replace(base, **changes)  # type: ignore[arg-type]
+
+
+# Three clients with N = 1, 2, 5 and losses 3, 1, 2: client 1 has the smallest loss. N_k L_k = 3, 2, 10.
+THREE = [client(0, 1, 3.0), client(1, 2, 1.0), client(2, 5, 2.0)]
+
+
+def weights(rule: str, updates: list[Update] = THREE, at: Context | None = None, **arguments: object) -> list[float]:
+    return RULES[rule](updates, at or context(len(updates)), **arguments).weights
+
+
+# --- exact numbers ------------------------------------------------------------------------------------------------
+
+
+def test_fedavg() -> None:
+    """N_k / 8, and 1 / 3."""
+    assert weights("samples") == [1 / 8, 2 / 8, 5 / 8]
+    assert weights("uniform") == pytest.approx([1 / 3] * 3)
+
+
+def test_sfat() -> None:
+    """alpha 1/3 is r = 2. P N = 1, 4, 5, together 10; batch normalisation keeps N_k / N."""
+    mixing = RULES["sfat"](THREE, context(), alpha=1 / 3, top=1)
+    assert mixing.weights == pytest.approx([0.1, 0.4, 0.5])
+    assert mixing.norm == pytest.approx([1 / 8, 2 / 8, 5 / 8])
+    assert mixing.norm_match == "modules"
+    assert mixing.selected == (1,)
+
+
+@pytest.mark.parametrize(("alpha", "r"), [(1 / 11, 1.2), (3 / 23, 1.3), (1 / 6, 1.4)])
+def test_sfat_published_slack(alpha: float, r: float) -> None:
+    """Five equal clients: the selected one gets r / (4 + r), the others 1 / (4 + r)."""
+    updates = [client(k, 10, loss) for k, loss in enumerate([3.0, 2.0, 1.0, 5.0, 4.0])]
+    expected = [1 / (4 + r)] * 5
+    expected[2] = r / (4 + r)
+    assert weights("sfat", updates, alpha=alpha, top=1) == pytest.approx(expected)
+
+
+def test_sfat_without_slack_is_fedavg() -> None:
+    assert weights("sfat", alpha=0.0, top=1) == pytest.approx(weights("samples"))
+
+
+def test_sfat_first_round() -> None:
+    """Round 0 is plain FedAvg with nobody selected, unless asked for."""
+    at = context(round=0)
+    plain = RULES["sfat"](THREE, at, alpha=1 / 3, top=1)
+    assert plain == Mixing(weights("samples"))
+    assert weights("sfat", at=at, alpha=1 / 3, top=1, first_round=True) == pytest.approx([0.1, 0.4, 0.5])
+
+
+def test_sfat_rankings() -> None:
+    """Losses 3, 1, 2 pick client 1; N_k L_k = 3, 4, 10 picks client 0; the release's number here picks client 2."""
+    updates = [
+        client(0, 1, 3.0, loss_released=30.0),
+        client(1, 4, 1.0, loss_released=20.0),
+        client(2, 5, 2.0, loss_released=10.0),
+    ]
+    chosen = {
+        by: RULES["sfat"](updates, context(), alpha=1 / 3, top=1, rank_by=by).selected
+        for by in ("mean_loss", "nk_weighted", "released")
+    }
+    assert chosen == {"mean_loss": (1,), "nk_weighted": (0,), "released": (2,)}
+
+
+def test_sfat_ties_and_nan() -> None:
+    """Of equal losses the lower client number is taken, wherever it stands; a NaN is never the smallest or largest."""
+    updates = [client(5, 1, math.nan), client(9, 1, 1.0), client(3, 1, 1.0)]
+    assert RULES["sfat"](updates, context(10), alpha=1 / 3, top=1).selected == (2,)
+    assert RULES["resfat_up_large"](updates, context(10), alpha=1 / 3, top=1).selected == (2,)
+
+
+def test_resfat() -> None:
+    """r = 1/2 on the smallest loss: 1, 1, 5 of 7. r = 2 on the largest: 2, 2, 5 of 9."""
+    assert weights("resfat_deemph", r=0.5) == pytest.approx([1 / 7, 1 / 7, 5 / 7])
+    assert weights("resfat_up_large", alpha=1 / 3) == pytest.approx([2 / 9, 2 / 9, 5 / 9])
+    assert RULES["resfat_deemph"](THREE, context(), r=0.5).norm == pytest.approx([1 / 8, 2 / 8, 5 / 8])
+    assert weights("resfat_deemph", r=2.0) == pytest.approx(weights("sfat", alpha=1 / 3, top=1))
+
+
+def test_sfat_annealed() -> None:
+    """alpha 1/3: r falls from 2 in round 0 to 1 in round 10 of 11; in round 5 it is 1.5, P N = 1, 3, 5 of 9."""
+    assert weights("sfat_annealed", at=context(round=5), alpha=1 / 3, top=1) == pytest.approx([1 / 9, 3 / 9, 5 / 9])
+    assert weights("sfat_annealed", at=context(round=10), alpha=1 / 3, top=1) == pytest.approx(weights("samples"))
+    first = weights("sfat_annealed", at=context(round=0), alpha=1 / 3, top=1, first_round=True)
+    assert first == pytest.approx([0.1, 0.4, 0.5])
+    only = weights("sfat_annealed", at=context(round=0, rounds=1), alpha=1 / 3, top=1, first_round=True)
+    assert only == pytest.approx([0.1, 0.4, 0.5])
+
+
+@pytest.mark.parametrize("rule", ["sfat", "sfat_annealed", "resfat_deemph", "resfat_up_large"])
+def test_at_most_half_selected(rule: str) -> None:
+    slack = {"r": 0.5} if rule == "resfat_deemph" else {"alpha": 0.1}
+    with pytest.raises(ValueError, match=rf"{rule}: top=2 of 3 participants, but at most half of them \(1\)"):
+        RULES[rule](THREE, context(), top=2, **slack)
+
+
+@pytest.mark.parametrize(
+    ("m", "top", "r", "total"),
+    [(5, 1, 1.4, 0.931), (5, 1, 1.2, 0.963), (5, 1, 0.8, 1.0435), (5, 1, 0.6, 1.0952), (20, 4, 1.2, 0.990)],
+)
+def test_released_weights_do_not_sum_to_one(m: int, top: int, r: float, total: float) -> None:
+    """methods.md 2.7.5, where the real function was run: the sum when position 0 is not selected, to its digits."""
+    updates = [client(k, 10, float(m - k)) for k in range(m)]  # the last `top` positions are selected
+    mixing = RULES["sfat_released"](updates, context(m), r=r, top=top)
+    assert mixing.selected == tuple(range(m - top, m))
+    assert sum(mixing.weights) == pytest.approx(total, abs=0.0005)
+    assert mixing.norm is not None
+    assert sum(mixing.norm) == pytest.approx(m / (m - 1 + r))  # "bn" tensors
+    updates.reverse()
+    mixing = RULES["sfat_released"](updates, context(m), r=r, top=top)
+    assert sum(mixing.weights) == pytest.approx(1.0)
+    assert mixing.norm is not None
+    assert sum(mixing.norm) == pytest.approx(1.0)
+
+
+def test_released_exact() -> None:
+    """m = 3, r = 2, client 1 selected: others among positions 1, 2 is one, divisor 1 + 2 * 2 = 5; bn: 2 + 2 = 4."""
+    mixing = RULES["sfat_released"](THREE, context(), r=2.0, top=1)
+    assert mixing.weights == pytest.approx([1 / 5, 2 / 5, 1 / 5])
+    assert mixing.norm == pytest.approx([1 / 4, 1 / 4, 1 / 4])
+    assert mixing.norm_match == "substring"
+    control = RULES["fedavg_shrink"](THREE, context(), r=2.0, top=1)
+    assert control.weights == pytest.approx([4 / 15] * 3)
+    assert control.norm == pytest.approx([1 / 4] * 3)
+
+
+def test_released_edges() -> None:
+    """r = 1 and round 0 are the plain mean; ties select more than `top`; more than m selects everyone."""
+    for arguments, at in (({"r": 1.0, "top": 1}, context()), ({"r": 1.4, "top": 1}, context(round=0))):
+        for rule in ("sfat_released", "fedavg_shrink"):
+            mixing = RULES[rule](THREE, at, **arguments)
+            assert mixing.weights == pytest.approx(weights("uniform"))
+            assert mixing.norm == pytest.approx(weights("uniform"))
+    tied = [client(0, 1, 2.0), client(1, 1, 1.0), client(2, 1, 1.0)]
+    assert RULES["sfat_released"](tied, context(), r=2.0, top=1).selected == (1, 2)
+    everyone = RULES["sfat_released"](THREE, context(), r=2.0, top=7)
+    assert everyone.selected == (0, 1, 2)
+    assert sum(everyone.weights) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(("chosen", "total"), list(enumerate([0.985, 0.952, 0.967, 0.974, 0.974])))
+def test_unequal_released_sums(chosen: int, total: float) -> None:
+    """methods.md 2.7.5: sizes 6, 7, 11, 13, 13 thousand, r = 1.2, by who is selected."""
+    sizes = [6000, 7000, 11000, 13000, 13000]
+    updates = [client(k, n, 0.5 if k == chosen else 1.0) for k, n in enumerate(sizes)]
+    assert sum(weights("sfat_unequal_released", updates, r=1.2, top=1)) == pytest.approx(total, abs=0.0005)
+
+
+def released_by_description(updates: list[Update], r: float, top: int) -> dict[str, numpy.ndarray]:
+    """methods.md 2.7.3-2.7.5, key by key with sums and a divisor, as prose describes it; no weights anywhere."""
+    m = len(updates)
+    scores = [-u.stats.loss_released for u in updates]
+    bar = numpy.sort(scores)[::-1][min(top, m) - 1]
+    model = {}
+    for key in updates[0].model:
+        tensors = [u.model[key].double().numpy() for u in updates]
+        numerator, others = tensors[0] * (r if scores[0] >= bar else 1.0), 0
+        for score, tensor in zip(scores[1:], tensors[1:], strict=True):
+            if score >= bar and "bn" not in key:
+                numerator = numerator + r * tensor
+            else:
+                others += 1
+                numerator = numerator + tensor
+        model[key] = numerator / (others + (m - others) * r)
+    return model
+
+
+class Net(nn.Module):
+    """One of everything: a convolution, BN found by the letters and BN not found by them, a frozen parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(1, 2, 1)
+        self.bn1 = nn.BatchNorm2d(2)
+        self.batchnorm1_1 = nn.BatchNorm2d(2)
+        self.fixed = nn.Parameter(torch.randn(3), requires_grad=False)
+        self.fc = nn.Linear(2, 2)
+
+
+def cohort(m: int, seed: int = 0) -> list[Update]:
+    """m clients with random models, sizes and losses, in random order."""
+    draw = random.Random(seed)
+    torch.manual_seed(seed)
+    fixed = torch.randn(3)
+    updates = []
+    for k in range(m):
+        model = {key: torch.randn_like(v) if v.is_floating_point() else v for key, v in Net().state_dict().items()}
+        model["fixed"] = fixed
+        for key in model:
+            if key.endswith("running_var"):
+                model[key] = model[key].abs() + 0.1
+            if key.endswith("num_batches_tracked"):
+                model[key] = torch.tensor(draw.randrange(1000))
+        loss = draw.uniform(0.1, 3.0)
+        updates.append(
+            client(k, draw.randrange(1, 500), loss, model, loss_released=loss * draw.uniform(1, 30), batches=2)
+        )
+    draw.shuffle(updates)
+    return updates
+
+
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("r", [1.4, 0.6])
+def test_released_against_its_description(seed: int, r: float) -> None:
+    updates = cohort(m := 3 + seed % 6, seed)
+    broadcast = Net().state_dict()
+    mixing = RULES["sfat_released"](updates, context(m), r=r, top=1 + seed % 3)
+    mixed = mix(updates, mixing, broadcast, Net())
+    for key, expected in released_by_description(updates, r, 1 + seed % 3).items():
+        if broadcast[key].is_floating_point():
+            numpy.testing.assert_allclose(mixed[key].numpy(), expected, rtol=2e-6, atol=1e-6, err_msg=key)
+        else:
+            assert mixed[key].item() == int(expected + 1e-6), key  # as load_state_dict cuts it off
+
+
+def test_fedsoftbetter() -> None:
+    """Losses 0, ln 2, ln 4 at temperature 1: exp = 1, 1/2, 1/4; times N = 1, 2, 4 gives thirds."""
+    updates = [client(0, 1, 0.0), client(1, 2, math.log(2)), client(2, 4, math.log(4))]
+    assert weights("fedsoftbetter", updates, temperature=1.0) == pytest.approx([1 / 3] * 3)
+    assert weights("fedsoftbetter", updates, temperature=0.0) == pytest.approx([1 / 7, 2 / 7, 4 / 7])
+    assert RULES["fedsoftbetter"](updates, context(round=0), temperature=1.0).weights == pytest.approx([1 / 3] * 3)
+
+
+def test_fedsoftbetter_released() -> None:
+    """64 examples in one batch: l = L / 64, so -20 on l is 0.3125 on L. Two batches of 32 double l."""
+    updates = [client(k, 64, loss, batches=1) for k, loss in enumerate([0.5, 1.0, 2.0])]
+    assert weights("fedsoftbetter_released", updates) == pytest.approx(weights("fedsoftbetter", updates))
+    twice = [client(k, 64, loss, batches=2) for k, loss in enumerate([0.5, 1.0, 2.0])]
+    expected = weights("fedsoftbetter", updates, temperature=0.625)
+    assert weights("fedsoftbetter_released", twice) == pytest.approx(expected)
+
+
+def test_fedwavg() -> None:
+    """theta^t's last layer is (1, 0); the clients' are (2, 0), (0, 3), (-1, 0): cosines 1, 0, -1."""
+    broadcast = {"a.weight": torch.ones(4), "fc.weight": torch.tensor([[1.0]]), "fc.bias": torch.tensor([0.0])}
+    layers = [(2.0, 0.0), (0.0, 3.0), (-1.0, 0.0)]
+    updates = []
+    for k, (w, b) in enumerate(layers):
+        model = {"a.weight": torch.randn(4), "fc.weight": torch.tensor([[w]]), "fc.bias": torch.tensor([b])}
+        updates.append(client(k, k + 1, model=model))
+    at = context(broadcast=broadcast)
+    total = math.e**2 + 1 + math.e**-2
+    assert weights("fedwavg", updates, at, q=2.0) == pytest.approx([math.e**2 / total, 1 / total, math.e**-2 / total])
+    assert weights("fedwavg", updates, at, q=0.0) == pytest.approx([1 / 3] * 3)
+    assert weights("fedwavg", updates, at, q=0.0, by_samples=True) == pytest.approx([1 / 6, 2 / 6, 3 / 6])
+    # the bias of theta^t is 0, so its cosine is 0 with everything
+    assert weights("fedwavg", updates, at, q=2.0, last_layer="last_tensor") == pytest.approx([1 / 3] * 3)
+    # weights alone: cosines 1, 0 (a zero weight), -1
+    assert weights("fedwavg", updates, at, q=2.0, last_layer="weight_only") == pytest.approx(
+        [math.e**2 / total, 1 / total, math.e**-2 / total]
+    )
+    with pytest.raises(ValueError, match="fedwavg: the model has no layer with a 'weight'"):
+        RULES["fedwavg"](updates, context(broadcast={"scale": torch.ones(1)}))
+
+
+def test_afl() -> None:
+    """Equal N: lambda starts at (1/3, 1/3, 1/3). Losses 3, 1, 2 and gamma 0.1 give (.6333, .4333, .5333), 0.6 too much
+    together, 0.2 each: (.4333, .2333, .3333). That is what the next round mixes with."""
+    updates = [client(k, 4, loss) for k, loss in enumerate([3.0, 1.0, 2.0])]
+    first = RULES["afl"](updates, context(), gamma=0.1)
+    assert first.weights == pytest.approx([1 / 3] * 3)
+    assert first.server["lambda"].tolist() == pytest.approx([13 / 30, 7 / 30, 10 / 30])
+    second = RULES["afl"](updates, context(round=1, server=first.server), gamma=0.1)
+    assert second.weights == pytest.approx([13 / 30, 7 / 30, 10 / 30])
+
+
+def test_afl_partial() -> None:
+    """Clients 2 and 0 of 4: lambda is 1/4 each; gamma 0.1 and losses 2, 1 make it (.35, .25, .45, .25), 0.3 too much
+    together: (.275, .175, .375, .175). Where the participants have no weight left, N_k decides."""
+    updates = [client(2, 1, 2.0), client(0, 3, 1.0)]
+    mixing = RULES["afl"](updates, context(4), gamma=0.1)
+    assert mixing.weights == [0.5, 0.5]
+    assert mixing.server["lambda"].tolist() == pytest.approx([0.275, 0.175, 0.375, 0.175])
+    elsewhere = {"lambda": torch.tensor([0.0, 1.0, 0.0, 0.0])}
+    assert RULES["afl"](updates, context(4, server=elsewhere), gamma=0.1).weights == [0.25, 0.75]
+    everyone = RULES["afl"]([client(1, 1), client(0, 3)], context(2), gamma=0.1)
+    assert everyone.weights == [0.25, 0.75]  # N_k / N, by client and not by place
+
+
+@settings(deadline=None)
+@given(st.lists(st.floats(-5, 5), min_size=1, max_size=12))
+def test_simplex_projection(values: list[float]) -> None:
+    """Against bisection for the threshold t with sum max(v - t, 0) = 1, which needs no sorting."""
+    v = numpy.array(values)
+    low, high = v.min() - 1, v.max()
+    for _ in range(100):
+        middle = (low + high) / 2
+        low, high = (middle, high) if numpy.maximum(v - middle, 0).sum() > 1 else (low, middle)
+    assert project_to_simplex(values) == pytest.approx(numpy.maximum(v - low, 0).tolist(), abs=1e-9)
+
+
+def test_q_ffl() -> None:
+    """One weight; theta^t = 0, theta_k = 1 and 2, lr 0.1 (L = 10), F = 1 and 4, q = 1: numerators L F = 10, 40;
+    |D|^2 = 100, 400; divisor 100 + 10 + 400 + 40 = 550, so w = 1/55 and 4/55 and 50/55 stays."""
+    updates = [client(k, 7, loss, {"fc.weight": torch.tensor([w])}) for k, (loss, w) in enumerate([(1, 1.0), (4, 2.0)])]
+    mixing = RULES["q_ffl"](updates, context(2), q=1.0)
+    assert mixing.weights == pytest.approx([1 / 55, 4 / 55])
+    assert mixing.broadcast == pytest.approx(50 / 55)
+    plain = RULES["q_ffl"](updates, context(2), q=0.0)
+    assert plain.weights == pytest.approx([0.5, 0.5])
+    assert plain.broadcast == pytest.approx(0.0, abs=1e-12)
+
+
+def test_q_ffl_leaves_running_averages_out() -> None:
+    """The distance is that of the weight alone; a running mean that moved by 100 does not count."""
+    still, moved = {"bn.running_mean": torch.zeros(2)}, {"bn.running_mean": torch.full((2,), 100.0)}
+    with_buffer = [client(0, 1, 1.0, {"fc.weight": torch.ones(1), **moved})]
+    without = [client(0, 1, 1.0, {"fc.weight": torch.ones(1)})]
+    at = context(1, broadcast={"fc.weight": torch.zeros(1), **still})
+    assert weights("q_ffl", with_buffer, at, q=1.0) == weights("q_ffl", without, q=1.0)
+
+
+def test_q_ffl_extreme_losses() -> None:
+    """10^400 and 10^-400 are out of range; the ratio of numerator and divisor is not."""
+    for loss in (0.1, 10.0):
+        mixing = RULES["q_ffl"]([client(0, 1, loss), client(1, 1, loss)], context(2), q=400.0)
+        assert all(math.isfinite(w) for w in mixing.weights)
+
+
+@pytest.mark.parametrize("rule", sorted(NEEDS_BROADCAST_LOSS))
+def test_missing_broadcast_loss(rule: str) -> None:
+    updates = [client(4, broadcast_loss=None)]  # type: ignore[arg-type]
+    arguments = {"q": 1.0} if rule == "q_ffl" else {"gamma": 0.1}
+    with pytest.raises(ValueError, match=f"{rule}: client 4 did not measure the loss of the broadcast model"):
+        RULES[rule](updates, context(5), **arguments)
+
+
+# --- every rule ---------------------------------------------------------------------------------------------------
+
+STRATEGIES = {
+    "Momentum": st.floats(0, 0.9),
+    "Positive": st.floats(0.1, 3),
+    "NonNegative": st.floats(0, 5),
+    "Real": st.floats(-30, 30),
+    "Probability": st.floats(0, 1),
+    "bool": st.booleans(),
+}
+
+
+@st.composite
+def situations(draw: st.DrawFn, rule: str) -> tuple[list[Update], Context, dict[str, object]]:
+    """A cohort, a context and settings of `rule` within the ranges that its annotations allow."""
+    updates = cohort(draw(st.integers(2, 7)), draw(st.integers(0, 10_000)))
+    arguments: dict[str, object] = {}
+    for setting in registry.describe("Rule", rule).settings:
+        if setting.annotation == "Count":
+            arguments[setting.name] = draw(st.integers(1, len(updates) // 2))
+        elif setting.annotation.startswith("Literal"):
+            choices = eval(setting.annotation.removeprefix("Literal"))
+            arguments[setting.name] = draw(st.sampled_from(choices))
+        else:
+            arguments[setting.name] = draw(STRATEGIES[setting.annotation])
+    at = context(
+        len(updates) + draw(st.integers(0, 2)), round=draw(st.integers(0, 10)), broadcast=cohort(1, 99)[0].model
+    )
+    return updates, at, arguments
+
+
+@pytest.mark.parametrize("rule", RULES)
+@settings(deadline=None, max_examples=20)
+@given(data=st.data())
+def test_weights_of_every_rule(rule: str, data: st.DataObject) -> None:
+    """Non-negative, one per update; a proper rule's sum to 1, and go with the client wherever it stands in the list."""
+    updates, at, arguments = data.draw(situations(rule))
+    mixing = RULES[rule](updates, at, **arguments)
+    for given_weights in (mixing.weights, mixing.norm or mixing.weights):
+        assert len(given_weights) == len(updates)
+        assert all(w >= 0 and isinstance(w, float) for w in given_weights)
+        if rule not in IMPROPER:
+            assert math.fsum(given_weights) == pytest.approx(1.0, abs=1e-9)
+    if rule == "q_ffl":
+        assert math.fsum(mixing.weights) + mixing.broadcast == pytest.approx(1.0, abs=1e-9)
+    elif rule not in IMPROPER:
+        assert mixing.broadcast == 0
+        order = data.draw(st.permutations(range(len(updates))))
+        moved = RULES[rule]([updates[k] for k in order], at, **arguments)
+        assert moved.weights == pytest.approx([mixing.weights[k] for k in order])
+        assert {order[k] for k in moved.selected} == set(mixing.selected)
+
+
+@pytest.mark.parametrize("rule", [rule for rule in RULES if rule == "q_ffl" or rule not in IMPROPER])
+@settings(deadline=None, max_examples=10)
+@given(data=st.data())
+def test_identical_models_are_fixed(rule: str, data: st.DataObject) -> None:
+    """Clients that all return theta^t leave it there, in q-FedAvg too; the released rules and their control do not."""
+    updates, at, arguments = data.draw(situations(rule))
+    updates = [replace(update, model=at.broadcast) for update in updates]
+    mixed = mix(updates, RULES[rule](updates, at, **arguments), at.broadcast, frozen_net())
+    for key, value in at.broadcast.items():
+        torch.testing.assert_close(mixed[key], value, rtol=1e-6, atol=1e-6)
+
+
+def test_improper_rules_are_improper() -> None:
+    """Each name in IMPROPER has weights that do not sum to 1 where client 0 is not selected; every one is a rule."""
+    assert set(RULES) >= IMPROPER | NEEDS_BROADCAST_LOSS
+    for rule in sorted(IMPROPER):
+        total = sum(weights(rule, q=1.0)) if rule == "q_ffl" else sum(weights(rule, r=1.4, top=1))
+        assert abs(total - 1) > 0.01, rule
+
+
+def test_every_rule_documented() -> None:
+    for rule in RULES:
+        assert "Source:" in registry.describe("Rule", rule).doc, rule
+    for rule in NEEDS_BROADCAST_LOSS:
+        assert registry.passes("Rule", {"name": rule, "q": 1.0, "gamma": 1.0}) == (1.0, 0.0)
+
+
+def test_rules_without_torch() -> None:
+    """The table is there, and a rule that needs no tensors runs, before torch is imported."""
+    code = "import sys, fatbench.aggregation as a; assert 'torch' not in sys.modules; print(len(a.RULES))"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert int(out.stdout) == len(RULES)
+
+
+# --- mix ----------------------------------------------------------------------------------------------------------
+
+
+def frozen_net() -> Net:
+    torch.manual_seed(0)
+    return Net()
+
+
+def test_mix_by_kind_of_tensor() -> None:
+    """Clients of zeros and fours, N = 1 and 3, weights .5 / .5, norm .2 / .8: every kind of tensor by its own rule."""
+    model = frozen_net()
+    zero = {key: torch.zeros_like(v) for key, v in model.state_dict().items()}
+    four = {key: torch.full_like(v, 4) for key, v in model.state_dict().items()}
+    updates = [client(0, 1, model=zero), client(1, 3, model=four)]
+    mixed = mix(updates, Mixing([0.5, 0.5], norm=[0.2, 0.8]), zero, model)
+    expected = {
+        "conv.weight": 2.0, "conv.bias": 2.0, "fc.weight": 2.0, "fc.bias": 2.0,  # weights
+        "bn1.weight": 3.2, "bn1.bias": 3.2, "batchnorm1_1.weight": 3.2, "batchnorm1_1.bias": 3.2,  # norm, by type
+        "bn1.running_mean": 3.0, "bn1.running_var": 3.0,  # N_k / N
+        "batchnorm1_1.running_mean": 3.0, "batchnorm1_1.running_var": 3.0,
+        "bn1.num_batches_tracked": 0, "batchnorm1_1.num_batches_tracked": 0, "fixed": 0.0,  # the first client's
+    }  # fmt: skip
+    assert list(mixed) == list(zero)
+    assert set(expected) == set(mixed)
+    for key, value in mixed.items():
+        assert value.flatten().tolist() == [pytest.approx(expected[key])] * value.numel(), key
+    assert all(mixed[key].dtype == zero[key].dtype and mixed[key].shape == zero[key].shape for key in zero)
+
+
+def test_mix_released_by_substring() -> None:
+    """The same, as the release does it: .5/.5 everywhere, .2/.8 where the name contains "bn", counters cut off."""
+    model = frozen_net()
+    zero = {key: torch.zeros_like(v) for key, v in model.state_dict().items()}
+    seven = {key: torch.full_like(v, 7) for key, v in model.state_dict().items()}
+    updates = [client(0, 1, model=zero), client(1, 3, model=seven)]
+    mixed = mix(updates, Mixing([0.5, 0.5], norm=[0.2, 0.8], norm_match="substring"), zero, model)
+    for key, value in mixed.items():
+        expected = 5.6 if "bn" in key else 3.5
+        if key.endswith("num_batches_tracked"):
+            expected = int(expected)
+        assert value.flatten().tolist() == [pytest.approx(expected)] * value.numel(), key
+
+
+def test_mix_keeps_some_of_the_broadcast() -> None:
+    """0.25 * 8 + 0.5 * 0 + 0.25 * 4 = 3 for parameters; buffers are the clients' alone: (0 + 3 * 4) / 4 = 3."""
+    model = nn.BatchNorm1d(1)
+    eight, zero, four = ({key: torch.full_like(v, x) for key, v in model.state_dict().items()} for x in (8, 0, 4))
+    updates = [client(0, 1, model=zero), client(1, 3, model=four)]
+    mixed = mix(updates, Mixing([0.5, 0.25], broadcast=0.25), eight, model)
+    assert [mixed[key].item() for key in ("weight", "bias", "running_mean", "running_var")] == [3, 3, 3, 3]
+
+
+def test_mix_precision() -> None:
+    """bfloat16 is summed in float32: 256 + 1 clients of 1 mean 1, which a running bfloat16 sum cannot give; float64
+    keeps what float32 would lose."""
+    model = nn.Linear(1, 1, bias=False).to(torch.bfloat16)
+    updates = [client(k, 1, model={"weight": torch.ones(1, 1, dtype=torch.bfloat16)}) for k in range(512)]
+    assert mix(updates, Mixing([1 / 512] * 512), updates[0].model, model)["weight"].item() == 1
+    fine = 1 + 1e-12
+    updates = [client(k, 1, model={"weight": torch.full((1, 1), fine, dtype=torch.float64)}) for k in range(2)]
+    assert mix(updates, Mixing([0.5, 0.5]), updates[0].model, model.double())["weight"].item() == fine
+
+
+def test_mix_leaves_out_clients_without_weight() -> None:
+    model = nn.Linear(1, 1)
+    nan = {key: torch.full_like(v, math.nan) for key, v in model.state_dict().items()}
+    fine = {key: torch.ones_like(v) for key, v in model.state_dict().items()}
+    updates = [client(0, model=fine), client(1, model=nan)]
+    assert mix(updates, Mixing([1.0, 0.0]), fine, model)["weight"].item() == 1
+
+
+def test_mix_does_not_touch_its_inputs() -> None:
+    """The result shares no memory with the broadcast weights or an update, and nothing that went in has changed."""
+    model = frozen_net()
+    updates = cohort(3)
+    before = [{key: value.clone() for key, value in update.model.items()} for update in updates]
+    mixed = mix(updates, Mixing([1.0, 0.0, 0.0]), updates[0].model, model)
+    for value in mixed.values():
+        value.add_(1)
+    for update, old in zip(updates, before, strict=True):
+        for key, value in update.model.items():
+            torch.testing.assert_close(value, old[key], rtol=0, atol=0)
+
+
+def test_mix_errors() -> None:
+    model = nn.Linear(1, 1)
+    state = dict(model.state_dict())
+    updates = [client(0, model=state), client(1, model=state)]
+    with pytest.raises(ValueError, match="mix: 1 weights for 2 updates"):
+        mix(updates, Mixing([1.0]), state, model)
+    with pytest.raises(ValueError, match="mix: 3 weights for 2 updates"):
+        mix(updates, Mixing([0.5, 0.5], norm=[1.0, 0.0, 0.0]), state, model)
+    with pytest.raises(
+        ValueError, match=r"mix: model and broadcast weights differ in _orig_mod\.bias, _orig_mod\.weig"
+    ):
+        mix(updates, Mixing([0.5, 0.5]), {f"_orig_mod.{key}": value for key, value in state.items()}, model)
