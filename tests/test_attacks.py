@@ -1,0 +1,625 @@
+"""Attacks: closed forms on two pixels, agreement with torchattacks and AutoAttack, properties of every table entry."""
+
+from __future__ import annotations
+
+import importlib
+import io
+import logging
+import random
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+import numpy
+import pyautoattack
+import pytest
+import torch
+import torchattacks
+from hypothesis import given as drawn
+from hypothesis import settings as examples
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from fatbench import __version__, attacks, registry
+from fatbench.attacks import ATTACKS, implementation
+from fatbench.errors import SpecError
+
+torch.set_num_threads(1)
+
+OURS = [name for name in ATTACKS if name not in ("autoattack", "torchattacks")]
+# Settings without a default, for any attack that has one of these names; torchattacks takes those of the attack.
+VALUES = {"eps": "8/255", "step": "2/255", "steps": 3}
+FREE = {"torchattacks": {"attack": "PGD", "eps": "8/255", "alpha": "2/255", "steps": 3}}
+
+
+def spec(name: str, **values: object) -> dict[str, object]:
+    """A canonical call of the attack: every required setting from VALUES, `values` where the attack takes them."""
+    node: dict[str, object] = dict(FREE.get(name, {}))
+    for setting in registry.describe("Attack", name).settings:
+        if setting.name in values:
+            node[setting.name] = values[setting.name]
+        elif setting.default is registry.REQUIRED and setting.name not in node:
+            node[setting.name] = VALUES[setting.name]
+    if name in FREE:
+        node.update({key: value for key, value in values.items() if key in node})
+    return registry.check("Attack", {"name": name, **node})
+
+
+def generator(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def linear(*rows: list[float]) -> nn.Module:
+    """A linear classifier without bias: one row of weights per class, images of shape (B, 1, 1, pixels)."""
+    layer = nn.Linear(len(rows[0]), len(rows), bias=False)
+    layer.weight.data = torch.tensor(rows, dtype=torch.float32)
+    return nn.Sequential(nn.Flatten(), layer).eval()
+
+
+def conv(classes: int = 4, channels: int = 3) -> nn.Module:
+    """A small network with batch norm and dropout, in eval mode; its running statistics are not the initial ones."""
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        model = nn.Sequential(
+            nn.Conv2d(channels, 8, 3, padding=1),
+            nn.BatchNorm2d(8),
+            nn.Tanh(),
+            nn.Dropout(0.5),
+            nn.Conv2d(8, 8, 3, stride=2, padding=1),
+            nn.Tanh(),
+            nn.Flatten(),
+            nn.LazyLinear(classes),
+        )
+        for _ in range(3):
+            model(torch.rand(8, channels, 6, 6))
+    return model.eval()
+
+
+def batch(size: int = 5, classes: int = 4, channels: int = 3, seed: int = 0) -> tuple[Tensor, Tensor]:
+    g = generator(seed)
+    x = torch.randint(0, 256, (size, channels, 6, 6), generator=g) / 255
+    return x, torch.randint(0, classes, (size,), generator=g)
+
+
+def pixels(*values: float) -> Tensor:
+    return torch.tensor(values).reshape(1, 1, 1, -1)
+
+
+# --- closed forms on two pixels -----------------------------------------------------------------------------------
+# f(x) = (x_1 - 2 x_2, 0). The gradient of the cross-entropy of class 0 is (p_0 - 1) (1, -2): its sign is (-1, +1).
+
+
+@pytest.mark.parametrize(("label", "expected"), [(0, (0.4, 0.6)), (1, (0.6, 0.4))])
+def test_fgsm_moves_each_pixel_by_eps(label: int, expected: tuple[float, float]) -> None:
+    x_adv = attacks.fgsm(linear([1, -2], [0, 0]), pixels(0.5, 0.5), torch.tensor([label]), generator(), eps=0.1)
+    assert torch.allclose(x_adv, pixels(*expected))
+
+
+def test_fgsm_stays_in_the_box() -> None:
+    x_adv = attacks.fgsm(linear([1, -2], [0, 0]), pixels(0.05, 1.0), torch.tensor([0]), generator(), eps=0.1)
+    assert x_adv.tolist() == pixels(0.0, 1.0).tolist()
+
+
+@pytest.mark.parametrize(
+    ("steps", "expected"), [(1, (0.46, 0.54)), (2, (0.42, 0.58)), (3, (0.4, 0.6)), (9, (0.4, 0.6))]
+)
+def test_pgd_walks_to_the_corner_of_the_ball(steps: int, expected: tuple[float, float]) -> None:
+    """Steps of 0.04 from 0.5: 0.46, 0.42, then the projection at 0.5 - 0.1."""
+    x_adv = attacks.pgd(
+        linear([1, -2], [0, 0]), pixels(0.5, 0.5), torch.tensor([0]), generator(),
+        eps=0.1, step=0.04, steps=steps, start="none",
+    )  # fmt: skip
+    assert torch.allclose(x_adv, pixels(*expected))
+
+
+def test_pgd_without_start_and_one_step_of_eps_is_fgsm() -> None:
+    model, (x, y) = conv(), batch()
+    x_adv = attacks.pgd(model, x, y, generator(), eps=0.03, step=0.03, steps=1, start="none")
+    assert torch.equal(x_adv, attacks.fgsm(model, x, y, generator(), eps=0.03))
+
+
+def test_pgd_starts() -> None:
+    """With steps of size 0 what is left is the start, projected; the noise is that of the generator."""
+    x, y = batch()
+    noise = torch.empty(x.shape).uniform_(-0.03, 0.03, generator=generator())
+    normal = torch.randn(x.shape, generator=generator())
+    expected = {"none": x, "uniform": (x + noise).clamp(0, 1), "gaussian": (x + 0.001 * normal).clamp(0, 1)}
+    for start, image in expected.items():
+        x_adv = attacks.pgd(conv(), x, y, generator(), eps=0.03, step=0.0, steps=1, start=start)  # type: ignore[arg-type]
+        assert torch.allclose(x_adv, image, atol=1e-7), start
+
+
+def test_fgsm_p001_is_a_random_start_and_one_step() -> None:
+    """The start (u_1, u_2) from the generator, one step of (-step, +step), projected on the ball."""
+    x, step = pixels(0.5, 0.5), 1 / 255
+    noise = torch.empty(x.shape).uniform_(-4 / 255, 4 / 255, generator=generator(3))
+    moved = (noise + step * pixels(-1, 1)).clamp(-4 / 255, 4 / 255)
+    x_adv = attacks.fgsm_p001(linear([1, -2], [0, 0]), x, torch.tensor([0]), generator(3), eps=4 / 255, step=step)
+    assert torch.allclose(x_adv, x + moved)
+    assert (x_adv - x).abs().min() < 3 / 255  # FGSM moves every pixel by 4/255
+
+
+def test_pgd_kl_goes_on_where_its_start_went() -> None:
+    """For two linear classes KL(p(x) || p(x')) grows with |w (x' - x)|, so the steps follow sign(w noise) sign(w)."""
+    w, x = torch.tensor([1.0, -2.0]), pixels(0.5, 0.5)
+    seen = set()
+    for seed in range(8):
+        noise = torch.randn(x.shape, generator=generator(seed)).flatten()
+        side = (w @ noise).sign()
+        seen.add(side.item())
+        x_adv = attacks.pgd_kl(
+            linear([1, -2], [0, 0]), x, torch.tensor([0]), generator(seed), eps=0.1, step=0.04, steps=5
+        )
+        assert torch.allclose(x_adv.flatten(), 0.5 + 0.1 * side * w.sign())
+    assert seen == {-1.0, 1.0}
+
+
+def test_cw_follows_the_most_likely_wrong_class() -> None:
+    """z = (x_1, x_2, -6 x_2) at (0.5, 0.1): the best wrong class is 1 (z_1 = 0.1 > z_2 = -0.6), so x_2 must rise.
+
+    The cross-entropy gradient of x_2 is p_1 - 6 p_2 < 0 (e^0.1 = 1.11 against 6 e^-0.6 = 3.29): PGD lowers it.
+    """
+    model, x, y = linear([1, 0], [0, 1], [0, -6]), pixels(0.5, 0.1), torch.tensor([0])
+    x_adv = attacks.cw(model, x, y, generator(), eps=0.02, step=0.02, steps=3)
+    assert torch.allclose(x_adv, pixels(0.48, 0.12))
+    x_adv = attacks.pgd(model, x, y, generator(), eps=0.02, step=0.02, steps=3)
+    assert torch.allclose(x_adv, pixels(0.48, 0.08))
+
+
+def test_cw_stops_at_minus_kappa() -> None:
+    """An image already misclassified by more than kappa has loss 0 and gradient 0: it stays at its random start."""
+    model, x, y = linear([1, 0], [0, 1]), pixels(0.1, 0.9), torch.tensor([0])
+    start = x + torch.empty(x.shape).uniform_(-0.02, 0.02, generator=generator())
+    assert torch.allclose(attacks.cw(model, x, y, generator(), eps=0.02, step=0.01, kappa=0.5), start)
+    assert torch.allclose(attacks.cw(model, x, y, generator(), eps=0.02, step=0.01, kappa=50), pixels(0.08, 0.92))
+
+
+@pytest.mark.parametrize("classes", [2, 3, 10, 100])
+def test_cw_is_right_for_any_number_of_classes(classes: int) -> None:
+    """One step against the released loss (one-hot masks, 10 written into it) with the number of classes put right."""
+    x, y = batch(6, classes)
+    model = conv(classes)
+    start = (x + torch.empty(x.shape).uniform_(-0.03, 0.03, generator=generator())).clamp(0, 1).requires_grad_()
+    onehot, z = nn.functional.one_hot(y, classes), model(start)
+    real, other = (onehot * z).sum(1), ((1 - onehot) * z - onehot * 10000).max(1)[0]
+    loss = -torch.clamp(real - other + 50, min=0).sum()
+    gradient = torch.autograd.grad(loss, start)[0]
+    expected = torch.clamp(torch.clamp(start + 0.01 * gradient.sign(), x - 0.03, x + 0.03), 0, 1)
+    x_adv = attacks.cw(model, x, y, generator(), eps=0.03, step=0.01, steps=1)
+    assert torch.allclose(x_adv, expected, atol=1e-7)
+
+
+# --- agreement with torchattacks ----------------------------------------------------------------------------------
+
+
+def test_fgsm_equals_torchattacks_bit_for_bit() -> None:
+    model, (x, y) = conv(), batch(16)
+    assert torch.equal(attacks.fgsm(model, x, y, generator(), eps=8 / 255), torchattacks.FGSM(model, 8 / 255)(x, y))
+
+
+@pytest.mark.parametrize("random_start", [True, False])
+def test_pgd_equals_torchattacks(random_start: bool) -> None:
+    """Same seed, same start, same step: the same images (torchattacks projects the difference: 1 ulp of rounding)."""
+    model, (x, y) = conv(), batch(16)
+    theirs = torchattacks.PGD(model, eps=8 / 255, alpha=2 / 255, steps=10, random_start=random_start)
+    with torch.random.fork_rng():
+        torch.manual_seed(5)
+        expected = theirs(x, y)
+    x_adv = attacks.pgd(
+        model, x, y, generator(5), eps=8 / 255, step=2 / 255, steps=10, start="uniform" if random_start else "none"
+    )
+    assert torch.allclose(x_adv, expected, atol=2e-7, rtol=0)
+    assert (x_adv - x).abs().max() > 7.9 / 255
+
+
+def test_pgd_kl_equals_torchattacks() -> None:
+    """TPGD clips its start to the box and TRADES does not, so the images are ones that the noise keeps inside."""
+    model, (x, y) = conv(), batch(16)
+    x = 0.1 + 0.8 * x
+    with torch.random.fork_rng():
+        torch.manual_seed(5)
+        expected = torchattacks.TPGD(model, eps=8 / 255, alpha=2 / 255, steps=10)(x)
+    x_adv = attacks.pgd_kl(model, x, y, generator(5), eps=8 / 255, step=2 / 255, steps=10)
+    assert torch.allclose(x_adv, expected, atol=2e-7, rtol=0)
+
+
+# --- every attack in the table ------------------------------------------------------------------------------------
+
+
+def check_ball_and_box(name: str, eps: float, step: float, steps: int, seed: int, size: int) -> None:
+    model, (x, y) = conv(), batch(size, seed=seed)
+    attack = registry.build("Attack", spec(name, eps=eps, step=step, alpha=step, steps=steps))
+    x_adv = attack(model, x, y, generator(seed))
+    assert x_adv.shape == x.shape and x_adv.dtype == x.dtype and not x_adv.requires_grad
+    assert x_adv.min() >= 0 and x_adv.max() <= 1
+    assert (x_adv - x).abs().max() <= (0 if name == "natural" else eps + 1e-6)
+    if eps == 0:
+        assert torch.equal(x_adv, x)
+
+
+RADII = st.sampled_from([0.0, 1 / 255, 8 / 255]) | st.floats(0, 1)
+
+
+@pytest.mark.parametrize("name", [name for name in ATTACKS if name != "autoattack"])
+@drawn(eps=RADII, step=RADII, steps=st.integers(1, 4), seed=st.integers(0, 99), size=st.integers(1, 4))
+@examples(max_examples=25, deadline=None)
+def test_ball_and_box(name: str, eps: float, step: float, steps: int, seed: int, size: int) -> None:
+    check_ball_and_box(name, eps, step, steps, seed, size)
+
+
+@pytest.mark.parametrize(("eps", "size"), [(0.0, 3), (8 / 255, 1), (0.3, 6)])
+def test_ball_and_box_of_autoattack(eps: float, size: int) -> None:
+    check_ball_and_box("autoattack", eps, 0, 1, 0, size)
+
+
+def global_states() -> list[object]:
+    return [torch.get_rng_state().tolist(), random.getstate(), numpy.random.get_state()[1].tolist()]  # noqa: NPY002
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+def test_the_generator_alone_decides(name: str) -> None:
+    """Same generator seed, same images, whatever the global generators hold; and these are left as they were."""
+    model, (x, y) = conv(), batch(4)
+    attack = registry.build("Attack", spec(name, eps=0.5))
+    torch.manual_seed(1)
+    random.seed(1)
+    numpy.random.seed(1)  # noqa: NPY002
+    before = global_states()
+    first = attack(model, x, y, generator(7))
+    assert global_states() == before
+    torch.manual_seed(2)
+    assert torch.equal(attack(model, x, y, generator(7)), first)
+    if name not in ("natural", "fgsm"):  # the two that draw nothing
+        assert not torch.equal(attack(model, x, y, generator(8)), first)
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+def test_the_model_is_left_alone(name: str, capfd: pytest.CaptureFixture[str]) -> None:
+    """Modes, weights, buffers, gradients, which weights require a gradient: all as before; nothing is printed."""
+    model, (x, y) = conv(), batch(4)
+    model[0].weight.requires_grad_(False)
+    model[4].eval().train()  # a module in another mode than the rest stays in it
+    modes = [module.training for module in model.modules()]
+    state = {key: value.clone() for key, value in model.state_dict().items()}
+    copies = x.clone(), y.clone()
+    registry.build("Attack", spec(name, eps=0.3))(model, x, y, generator())
+    assert [module.training for module in model.modules()] == modes
+    assert [weight.requires_grad for weight in model.parameters()] == [False] + [True] * 7
+    assert all(weight.grad is None for weight in model.parameters())
+    assert all(torch.equal(value, state[key]) for key, value in model.state_dict().items())
+    assert torch.equal(x, copies[0]) and torch.equal(y, copies[1]) and not x.requires_grad
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+def test_works_where_gradients_are_off_and_in_any_layout(name: str) -> None:
+    """Inside no_grad, and on channels_last images with the same result in the same layout."""
+    model, (x, y) = conv(), batch(4)
+    attack = registry.build("Attack", spec(name, eps=0.3))
+    with torch.no_grad():
+        expected = attack(model, x, y, generator())
+    last = x.contiguous(memory_format=torch.channels_last)
+    x_adv = attack(model, last, y, generator())
+    assert x_adv.is_contiguous(memory_format=torch.channels_last)
+    assert torch.allclose(x_adv, expected, atol=1e-6)
+
+
+class Recorded(nn.Module):
+    """A model that remembers the types of its logits and of the gradients that reach them."""
+
+    def __init__(self, model: nn.Module):
+        super().__init__()
+        self.model = model
+        self.types: set[torch.dtype] = set()
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.model(x)
+        self.types.add(logits.dtype)
+        return logits
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+def test_works_under_autocast(name: str) -> None:
+    """The logits are bfloat16, the images float32, in the ball."""
+    model, (x, y) = Recorded(conv()).eval(), batch(4)
+    with torch.autocast("cpu", torch.bfloat16):
+        x_adv = registry.build("Attack", spec(name, eps=0.3))(model, x, y, generator())
+    assert model.types == (set() if name == "natural" else {torch.bfloat16})
+    assert x_adv.dtype == torch.float32
+    assert (x_adv - x).abs().max() <= 0.3 + 1e-6
+
+
+def test_logits_are_never_half_precision() -> None:
+    for given, expected in (
+        (torch.float16, torch.float32),
+        (torch.bfloat16, torch.float32),
+        (torch.float32, torch.float32),
+        (torch.float64, torch.float64),
+    ):
+        assert attacks.predict(nn.Identity(), torch.zeros(1, 2, dtype=given)).dtype == expected
+
+
+class HostSync(TorchDispatchMode):
+    """Fails on an operation whose result or shape depends on the data: on a GPU each of these waits for the device."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        tags = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
+        by_number = func is torch.ops.aten.index.Tensor and all(index.dtype == torch.int64 for index in args[1])
+        assert by_number or not tags & set(func.tags), f"{func} waits for the device"
+        return func(*args, **(kwargs or {}))
+
+
+def test_host_sync_is_noticed() -> None:
+    with pytest.raises(AssertionError, match="waits for the device"), HostSync():
+        torch.ones(2).sum().item()
+    with pytest.raises(AssertionError, match="waits for the device"), HostSync():
+        torch.ones(2)[torch.tensor([True, False])]
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_no_step_waits_for_the_device(name: str) -> None:
+    model, (x, y) = conv(), batch(4)
+    with HostSync():
+        registry.build("Attack", spec(name))(model, x, y, generator())
+
+
+class Passes:
+    """Image passes through a model: forward by a hook, backward by a hook on the logits."""
+
+    def __init__(self, model: nn.Module):
+        self.forward = self.backward = 0
+        model.register_forward_hook(self._count)
+
+    def _count(self, module: nn.Module, inputs: object, logits: Tensor) -> None:
+        self.forward += len(logits)
+        if logits.requires_grad:
+            logits.register_hook(self._count_backward)
+
+    def _count_backward(self, gradient: Tensor) -> None:
+        self.backward += len(gradient)
+
+
+@pytest.mark.parametrize("steps", [1, 4])
+@pytest.mark.parametrize("name", OURS)
+def test_passes_are_those_of_the_docstring(name: str, steps: int) -> None:
+    model, (x, y) = conv(), batch(4)
+    passes, call = Passes(model), spec(name, steps=steps)
+    registry.build("Attack", call)(model, x, y, generator())
+    assert (passes.forward / 4, passes.backward / 4) == registry.passes("Attack", call)
+
+
+def test_only_the_gradient_by_the_image_is_computed() -> None:
+    """The backward kernels are asked for the input's gradient alone, although the weights require theirs."""
+    asked = []
+
+    class Masks(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+            if "convolution_backward" in str(func) or "batch_norm_backward" in str(func):
+                asked.append(list(args[-1]))
+            assert "linear_backward" not in str(func)
+            return func(*args, **(kwargs or {}))
+
+    model, (x, y) = conv(), batch(4)
+    with Masks():
+        attacks.fgsm(model, x, y, generator(), eps=0.1)
+    assert asked == [[True, False, False]] * 3
+
+
+# --- AutoAttack ---------------------------------------------------------------------------------------------------
+
+
+def flat(classes: int, slope: float = 1.0, margin: float = 0.0) -> nn.Module:
+    """A random linear classifier of 2 x 2 images; a margin in favour of class 0 that no attack can overcome."""
+    model = nn.Sequential(nn.Flatten(), nn.Linear(4, classes))
+    model[1].weight.data = slope * torch.randn(classes, 4, generator=generator(4))
+    model[1].bias.data = margin * torch.eye(classes)[0] + 0.01 * torch.arange(classes)
+    return model.eval()
+
+
+def test_autoattack_is_the_package_called_directly() -> None:
+    """The same seed into pyautoattack itself: the same images, and some of them successful, some not."""
+    model, x = flat(5), torch.rand(8, 1, 2, 2, generator=generator())
+    y = model(x).argmax(1)
+    x_adv = attacks.autoattack(model, x, y, generator(3), eps=0.05)
+    assert all(weight.grad is None for weight in model.parameters())
+    seed = int(torch.randint(2**31, (1,), generator=generator(3)))
+    adversary = pyautoattack.AutoAttack(model, norm="Linf", eps=0.05, seed=seed, version="standard")
+    adversary.apgd_targeted.n_target_classes = adversary.fab.n_target_classes = 4
+    with torch.random.fork_rng():
+        expected, predicted = adversary.run_standard_evaluation(x, y, batch_size=8)
+    assert torch.equal(x_adv, expected)
+    assert 0 < (predicted == y).sum() < 8
+    assert torch.equal(x_adv[predicted == y], x[predicted == y])  # what withstands comes back as it was
+
+
+def test_autoattack_standard_is_the_published_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """100 steps of APGD-CE, 9 targets of APGD-T and FAB-T with 100 steps, 5000 queries, p 0.8; one restart each."""
+    seen = []
+    package, run = pyautoattack.AutoAttack, pyautoattack.AutoAttack.run_standard_evaluation
+    spy = lambda adversary, *a, **k: seen.append(adversary) or run(adversary, *a, **k)  # noqa: E731
+    monkeypatch.setattr(package, "run_standard_evaluation", spy)
+    x = torch.rand(1, 1, 2, 2, generator=generator())
+    for classes in (10, 100, 6, 4):
+        attacks.autoattack(flat(classes), x, torch.tensor([0]), generator(), eps=1.0)
+    for adversary, targets in zip(seen, (9, 9, 5, 3), strict=True):
+        assert adversary.attacks_to_run == ["apgd-ce", "apgd-t", "fab-t", "square"]
+        assert adversary.norm == "Linf" and adversary.epsilon == 1.0
+        assert adversary.apgd.n_iter == adversary.apgd_targeted.n_iter == adversary.fab.n_iter == 100
+        assert adversary.apgd.n_restarts == adversary.apgd_targeted.n_restarts == adversary.fab.n_restarts == 1
+        assert adversary.apgd_targeted.n_target_classes == adversary.fab.n_target_classes == targets
+        assert adversary.square.n_queries == 5000 and adversary.square.p_init == 0.8
+
+
+def test_autoattack_costs_what_its_docstring_says_at_most() -> None:
+    """10 classes and a margin of 50 that nothing overcomes: every stage runs to its end, and the bound is attained."""
+    model = flat(10, margin=50)
+    passes, call = Passes(model), spec("autoattack", eps="8/255")
+    x = torch.rand(1, 1, 2, 2, generator=generator())
+    x_adv = registry.build("Attack", call)(model, x, torch.tensor([0]), generator())
+    assert torch.equal(x_adv, x)
+    assert (passes.forward, passes.backward) == registry.passes("Attack", call) == (7865, 1910)
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+def test_autoattack_refuses_fewer_than_four_classes(classes: int) -> None:
+    message = rf"AutoAttack needs at least 4 classes \(targeted DLR loss\), the model has {classes}"
+    with pytest.raises(attacks.AttackError, match=message):
+        attacks.autoattack(flat(classes), torch.rand(1, 1, 2, 2), torch.tensor([0]), generator(), eps=0.1)
+
+
+def test_an_attack_error_is_a_mistake_of_the_caller() -> None:
+    """The command line shows its message alone and returns 2; other code may catch it as a ValueError."""
+    assert issubclass(attacks.AttackError, ValueError) and attacks.AttackError("").exit_code == 2
+
+
+def test_autoattack_leaves_tracing_and_logging_as_they_were() -> None:
+    """The package's check for dynamic defences ends every trace, which would cut a coverage measurement short."""
+
+    def trace(frame: object, event: str, argument: object) -> None:
+        return None
+
+    outer = sys.gettrace()
+    stream = logging.StreamHandler(io.StringIO())
+    logging.getLogger().addHandler(stream)
+    try:
+        sys.settrace(trace)
+        model = nn.Sequential(flat(4), nn.Softmax(1)).eval()  # the package warns of probabilities
+        x = torch.rand(2, 1, 2, 2, generator=generator())
+        attacks.autoattack(model, x, torch.tensor([0, 1]), generator(), eps=1.0)
+        assert sys.gettrace() is trace
+    finally:
+        sys.settrace(outer)
+        logging.getLogger().removeHandler(stream)
+    assert stream.stream.getvalue() == ""
+    assert not logging.getLogger("auto-attack").disabled
+
+
+def test_the_authors_own_package_is_used_where_it_is_installed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A stand-in with the signature of github.com/fra31/auto-attack: bs= and images alone for an answer."""
+    (tmp_path / "autoattack.py").write_text(
+        "class AutoAttack:\n"
+        "    def __init__(self, model, norm='Linf', eps=.3, seed=None, verbose=True, attacks_to_run=[],\n"
+        "                 version='standard', is_tf_model=False, device='cuda', log_path=None):\n"
+        "        print('setting parameters for standard version')\n"
+        "        self.eps, self.apgd_targeted, self.fab = eps, type('', (), {})(), type('', (), {})()\n"
+        "    def run_standard_evaluation(self, x_orig, y_orig, bs=250, return_labels=False):\n"
+        "        assert bs == len(x_orig) and self.fab.n_target_classes == 3 and not self.verbose\n"
+        "        return (x_orig + self.eps).clamp(0, 1)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    x = torch.rand(2, 1, 2, 2)
+    try:
+        x_adv = attacks.autoattack(flat(4), x, torch.tensor([0, 1]), generator(), eps=0.1)
+        assert torch.equal(x_adv, (x + 0.1).clamp(0, 1))
+        assert implementation("autoattack") == "autoattack (version unknown)"
+    finally:
+        sys.modules.pop("autoattack", None)
+    (tmp_path / "autoattack.py").rename(tmp_path / "elsewhere.py")
+    (tmp_path / "autoattack").mkdir()  # a folder of that name is no package
+    importlib.invalidate_caches()
+    assert implementation("autoattack").startswith("pyautoattack")
+    assert capfd.readouterr() == ("", "")
+
+
+# --- torchattacks by name -----------------------------------------------------------------------------------------
+
+
+def test_torchattacks_by_name_is_the_package_called_directly() -> None:
+    model, (x, y) = conv(), batch(8)
+    x_adv = attacks.torchattacks(model, x, y, generator(), attack="MIFGSM", eps=0.03, alpha=0.01, steps=4)
+    assert torch.equal(x_adv, torchattacks.MIFGSM(model, eps=0.03, alpha=0.01, steps=4)(x, y))
+
+
+def test_torchattacks_with_a_seed_of_its_own_takes_the_generators() -> None:
+    """Square's default seed is 0 on every batch; here it is drawn, unless the suite gives it."""
+    model, x = flat(5), torch.rand(8, 1, 2, 2, generator=generator())
+    y = model(x).argmax(1)
+
+    def square(draw: int, **settings: int) -> Tensor:
+        return attacks.torchattacks(model, x, y, generator(draw), attack="Square", eps=0.5, n_queries=9, **settings)
+
+    assert torch.equal(square(1), square(1))
+    assert not torch.equal(square(1), square(2))
+    assert torch.equal(square(1, seed=4), square(2, seed=4))
+
+
+def test_torchattacks_works_for_a_model_without_weights(capfd: pytest.CaptureFixture[str]) -> None:
+    """The package prints that it failed to set the device; here it does not."""
+    model = nn.Flatten().eval()
+    x = pixels(0.5, 0.25)
+    x_adv = attacks.torchattacks(model, x, torch.tensor([0]), generator(), attack="FGSM", eps=0.1)
+    assert torch.allclose(x_adv, pixels(0.4, 0.35))
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("name", ["FAB", "CW", "DeepFool"])
+def test_an_attack_that_calls_backward_leaves_no_gradient_on_the_weights(name: str) -> None:
+    """These do, on every weight that requires a gradient; so does the FAB of AutoAttack."""
+    model, x = flat(5), torch.rand(8, 1, 2, 2, generator=generator())
+    y = model(x).argmax(1)
+    classes = {"n_classes": 5} if name == "FAB" else {}
+    attacks.torchattacks(model, x, y, generator(), attack=name, steps=2, **classes)
+    assert all(weight.grad is None and weight.requires_grad for weight in model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("attack", "settings", "message"),
+    [
+        ("AutoAttack", {}, "torchattacks.AutoAttack runs 10 steps .* use the attack named 'autoattack'"),
+        ("MultiAttack", {}, "torchattacks has no attack 'MultiAttack'"),
+        ("LGV", {}, "torchattacks has no attack 'LGV'"),
+        ("MIFGMS", {}, r"torchattacks has no attack 'MIFGMS' \(did you mean 'MIFGSM'\?\)"),
+        ("pgd", {}, r"torchattacks has no attack 'pgd' \(known: .* PGD, "),
+        ("???", {}, r"torchattacks has no attack '\?\?\?' \(known: APGD, APGDT, BIM, "),
+        ("PGD", {"step": 0.1}, r"torchattacks.PGD has no setting 'step' \(did you mean 'steps'\?\)"),
+        ("FGSM", {"zz": 1}, r"torchattacks.FGSM has no setting 'zz' \(known: eps\)"),
+    ],
+)
+def test_torchattacks_refuses(attack: str, settings: dict[str, float], message: str) -> None:
+    with pytest.raises(attacks.AttackError, match=message):
+        attacks.torchattacks(conv(), *batch(1), generator(), attack=attack, **settings)
+
+
+# --- provenance and the suite's view ------------------------------------------------------------------------------
+
+
+def test_implementation() -> None:
+    assert {name: implementation(name) for name in ATTACKS} == {
+        **dict.fromkeys(OURS, f"fatbench {__version__}"),
+        "autoattack": f"pyautoattack {pyautoattack.__version__}",
+        "torchattacks": f"torchattacks {torchattacks.__version__}",
+    }
+    with pytest.raises(SpecError, match=r"no attack is named 'pdg' \(did you mean 'pgd'\?\)"):
+        implementation("pdg")
+
+
+def test_implementation_of_a_plugin_is_its_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    signature = types.SimpleNamespace(file="/elsewhere/my_attacks.py")
+    monkeypatch.setattr(registry, "describe", lambda kind, name: signature)
+    assert implementation("mine") == "my_attacks.py"
+
+
+@pytest.mark.parametrize(
+    ("node", "message"),
+    [
+        ({"name": "fgsm", "eps": -0.1}, "eps: should be greater than or equal to 0, got -0.1"),
+        ({"name": "fgsm", "eps": 8}, "eps: should be less than or equal to 1, got 8"),
+        ({"name": "fgsm"}, "'fgsm' needs 'eps'"),
+        ({"name": "pgd", "eps": "8/255", "step": "2/255", "steps": 0}, "steps: should be greater than or equal to 1"),
+        ({"name": "pgd", "eps": 0.1, "step": 0.1, "steps": 1, "start": "normal"}, "start: should be 'uniform', '"),
+        ({"name": "autoattack", "eps": 0.1, "version": "rand"}, "version: should be 'standard', got 'rand'"),
+    ],
+)
+def test_a_suite_with_a_bad_setting_is_refused(node: dict[str, object], message: str) -> None:
+    with pytest.raises(SpecError, match=message):
+        registry.check("Attack", node)
+
+
+def test_importing_the_module_imports_no_attack_package() -> None:
+    code = "import sys, fatbench.attacks; print({'torchattacks', 'pyautoattack', 'torchvision'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"
