@@ -220,13 +220,13 @@ class Seen(nn.Module):
 @example(size=100, ratio=29, seed=0)  # 0.29 * 100 is 28.999999999999996
 @examples(max_examples=60, deadline=None)
 def test_mixed_at_replaces_exactly_floor_ratio_b(size: int, ratio: int, seed: int) -> None:
-    """The attack paints its images 2 + label; ratios in whole per cent, so the count is an integer division."""
+    """The attack adds 2 + label to its images; ratios in whole per cent, so the count is an integer division."""
     x, y = torch.rand(size, 1, 2, 2), torch.arange(size) % 3
     model, attacked = Seen(), []
 
     def paint(model: nn.Module, x: Tensor, y: Tensor, generator: torch.Generator) -> Tensor:
         attacked.append((len(x), model.training))
-        return torch.ones_like(x) * (2 + y).reshape(-1, 1, 1, 1)
+        return x + (2 + y).reshape(-1, 1, 1, 1)
 
     objectives.mixed_at(model, x, y, generator(seed), attack=paint, ratio=ratio / 100)
     count = ratio * size // 100
@@ -236,7 +236,7 @@ def test_mixed_at_replaces_exactly_floor_ratio_b(size: int, ratio: int, seed: in
     painted = mixed[:, 0, 0, 0] >= 2
     assert painted.sum() == count
     assert torch.equal(mixed[~painted], x[~painted])
-    assert torch.equal(mixed[painted][:, 0, 0, 0], 2.0 + y[painted])  # each with its own label, in its own place
+    assert torch.equal(mixed[painted], x[painted] + (2 + y[painted]).reshape(-1, 1, 1, 1))  # its own label and place
 
 
 def test_mixed_at_draws_the_subset_from_the_generator() -> None:
