@@ -94,6 +94,7 @@ def run(
         data=str(root),
         precision=precision,  # type: ignore[arg-type]
         retry_failed=retry_failed,
+        checkpoint_seconds=settings.checkpoint_seconds(),
         plugins=tuple(str(file) for file in registry.plugins()),
     )
     with Store.open(url, create=True) as store:

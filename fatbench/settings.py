@@ -9,7 +9,7 @@ from pathlib import Path
 
 from fatbench.errors import SpecError, did_you_mean
 
-KEYS = ("db", "data", "files", "device", "jobs", "precision")
+KEYS = ("db", "data", "files", "device", "jobs", "precision", "checkpoint_seconds")
 
 
 def setting(key: str, flag: object = None) -> str | None:
@@ -61,3 +61,12 @@ def files_folder(db: str, flag: str | None = None) -> Path:
         return Path("results/files")
     file = Path(path)
     return file.with_name(f"{file.stem}-files")
+
+
+def checkpoint_seconds() -> float:
+    """At least this many seconds between two checkpoints of a cell's training; 30 by default."""
+    value = setting("checkpoint_seconds")
+    try:
+        return 30.0 if value is None else float(value)
+    except ValueError:
+        raise SpecError(f"checkpoint_seconds: expected seconds, got '{value}'") from None

@@ -21,7 +21,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Literal
 
-from fatbench import registry, selection
+from fatbench import checkpoints, registry, selection
 from fatbench.errors import FatbenchError, MachineError
 from fatbench.store import Number, Stolen, Store
 from fatbench.suite import Evaluation
@@ -72,14 +72,6 @@ class Event:
     message: str = ""
 
 
-def stages(job: Job, store: Store) -> list[str]:
-    """The stages of a job that are known now: `train`, and the evaluations once training says which rounds to take."""
-    row = store.stages([job.cell]).get((job.cell, "train"))
-    if row is None or row.status != "done":
-        return ["train"]
-    return ["train", *(e.stage(r) for r in evaluation_rounds(job, row.record) for e in job.evaluations)]
-
-
 def evaluation_rounds(job: Job, record: Mapping[str, Any]) -> list[int]:
     """The rounds whose models the job's evaluations attack; each once."""
     rounds = [int(record[name]["round"]) for name in job.checkpoints if name in record]
@@ -116,13 +108,13 @@ def work(
 def _train(job: Job, machine: Machine, store: Store, folder: Path, notify: Any, stop: Any) -> Outcome:
     row = store.stages([job.cell]).get((job.cell, "train"))
     if row is not None and row.status == "done":
+        checkpoints.sweep(folder, _files(row.record))  # what a process killed after its last commit has left
         return "done"
     rounds = int(job.spec["protocol"]["rounds"])
     run = _claim(job, "train", machine, store, rounds)
     if run is None:
         return "elsewhere" if row is None or row.status == "running" else "failed"
     try:
-        from fatbench import checkpoints
         from fatbench.experiment import experiment
 
         bound, ready = _ready(job, machine)
@@ -131,9 +123,13 @@ def _train(job: Job, machine: Machine, store: Store, folder: Path, notify: Any, 
         record: dict[str, Any] = dict(row.record)
         state = ready.initial
         if row.checkpoint:
-            state = checkpoints.load_state(folder / row.checkpoint, machine.device)
-        keep = _files(record)
-        checkpoints.sweep(folder, {row.checkpoint or "", *keep})
+            try:
+                state = checkpoints.load_state(folder / row.checkpoint, machine.device)
+            except MachineError as error:
+                log.warning("%s: training begins again", error)
+                store.restart(run)
+                record = {}
+        checkpoints.sweep(folder, {row.checkpoint or "", *_files(record)})
         log.info("train: from round %d of %d on %s", state.round, rounds, machine.device)
         notify(Event(job.cell, "train", "start", state.round, rounds))
         passes = registry.passes("Objective", job.spec["protocol"]["objective"])
@@ -157,18 +153,19 @@ def _train(job: Job, machine: Machine, store: Store, folder: Path, notify: Any, 
                 for file, model in models.items():
                     round_of = str(int(file[6:12]))
                     checkpoints.save_model(folder / file, model, **_header(job, round_of, ready.classes))
-                pointer = None
-                if count < rounds:
-                    pointer = f"state-{count:06d}.safetensors"
-                    checkpoints.save_state(folder / pointer, result.state)
+                if count == rounds:
+                    store.finish(run, pending, round=count, record=record)
+                    checkpoints.sweep(folder, _files(record))
+                    break
+                pointer = f"state-{count:06d}.safetensors"
+                checkpoints.save_state(folder / pointer, result.state)
                 store.commit(run, numbers=pending, round=count, checkpoint=pointer, record=record)
-                checkpoints.sweep(folder, {pointer or "", *_files(record)})
+                checkpoints.sweep(folder, {pointer, *_files(record)})
                 pending, models, committed = [], {}, time.monotonic()
             if stopping:
                 store.release(run)
                 notify(Event(job.cell, "train", "interrupted", count, rounds))
                 return "interrupted"
-        store.finish(run)
         notify(Event(job.cell, "train", "done", rounds, rounds))
         return "done"
     except BaseException as error:
@@ -226,7 +223,6 @@ def _attack(
 ) -> Outcome:
     import torch
 
-    from fatbench import checkpoints
     from fatbench.attacks import implementation
     from fatbench.evaluation import attacked, packed, unpacked, zero_gradients
 

@@ -1,0 +1,231 @@
+"""Killed at any instant, the same work again: the same numbers, none lost, none twice.
+
+Workers run in processes of their own and kill themselves with SIGKILL at every point of the commit protocol: before
+and after each checkpoint file and each transaction.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from fatbench import suite
+from fatbench.run import jobs_of
+from fatbench.store import Store
+from fatbench.worker import Job, Machine, work
+
+SUITE = """
+name: crash
+title: Three rounds of two clients on a few digits
+seeds: [3]
+base:
+  data: digits
+  train: 80
+  test: 40
+  validation: 16
+  client_holdout: 0.1
+  partition: {name: shah, clients: 2, skew: 2}
+  model: {name: nin, width: 4, init: he}
+  protocol:
+    name: scaffold
+    rounds: 3
+    epochs: 1
+    batch: 16
+    lr: 0.05
+    momentum: 0.9
+    objective: {name: at, attack: {name: pgd, eps: 8/255, step: 4/255, steps: 2}}
+    rule: {name: sfat, alpha: 1/6, top: 1}
+  monitor: {name: pgd, eps: 8/255, step: 4/255, steps: 2}
+evaluate:
+  n: 40
+  batch: 15
+  checkpoints: [last, best-val, best-test]
+  attacks:
+    natural: natural
+    pgd2: {name: pgd, eps: 8/255, step: 4/255, steps: 2}
+presets:
+  paper: {}
+"""
+
+
+@pytest.fixture
+def job(tmp_path) -> Job:
+    file = tmp_path / "crash.yaml"
+    file.write_text(SUITE)
+    return jobs_of(suite.load(str(file)).plan())[0]
+
+
+def machine(folder: Path, every: float = 0.0) -> Machine:
+    return Machine(
+        db=str(folder / "r.db"), files=str(folder / "files"), data=str(folder / "data"), checkpoint_seconds=every
+    )
+
+
+def child(job: Job, machine: Machine, crash: tuple[str, str, int] | None) -> None:
+    """Work in this process; with `crash` = (function, before|after, k) die there the k-th time it is called."""
+    from fatbench import checkpoints
+
+    calls = 0
+
+    def deadly(holder, name: str, when: str, k: int) -> None:
+        real = getattr(holder, name)
+
+        def wrapped(*args, **kwargs):
+            nonlocal calls
+            calls += 1
+            if when == "before" and calls == k:
+                os.kill(os.getpid(), signal.SIGKILL)
+            result = real(*args, **kwargs)
+            if when == "after" and calls == k:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return result
+
+        setattr(holder, name, wrapped)
+
+    if crash:
+        function, when, k = crash
+        holder = Store if function in ("commit", "finish", "claim") else checkpoints
+        deadly(holder, function, when, k)
+    with Store.open(machine.db, create=True) as store:
+        os._exit(0 if work(job, machine, store) == "done" else 3)
+
+
+@pytest.fixture(scope="module")
+def spawn():
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch", "fatbench.worker", "fatbench.experiment", "fatbench.attacks"])
+
+    def run(job: Job, machine: Machine, crash: tuple[str, str, int] | None = None) -> int:
+        process = context.Process(target=child, args=(job, machine, crash))
+        process.start()
+        process.join(120)
+        assert process.exitcode is not None
+        return process.exitcode
+
+    return run
+
+
+def numbers(machine: Machine) -> list[tuple]:
+    """Every number but the wall times, sorted; floats exactly."""
+    with Store.open(machine.db) as store:
+        rows = store.measurements()
+    keys = ("cell", "stage", "round", "client", "metric", "value", "n")
+    return sorted(tuple(row[key] for key in keys) for row in rows if row["metric"] != "seconds")
+
+
+def outcomes(machine: Machine, job: Job) -> list:
+    with Store.open(machine.db) as store:
+        return [store.outcomes(job.cell, stage) for _, stage in sorted(store.stages([job.cell]))]
+
+
+CRASHES = [
+    *[("commit", when, k) for when in ("before", "after") for k in (1, 2, 3, 5)],
+    *[("save_state", when, k) for when in ("before", "after") for k in (1, 2)],
+    *[("save_model", when, k) for when in ("before", "after") for k in (1, 2)],
+    *[("finish", when, k) for when in ("before", "after") for k in (1, 2)],
+    ("claim", "after", 1),
+    ("claim", "after", 2),
+]
+
+
+def test_killed_anywhere_the_same_numbers_come_out(job, tmp_path, spawn):
+    undisturbed = machine(tmp_path / "whole")
+    assert spawn(job, undisturbed) == 0
+    expected = numbers(undisturbed)
+    assert len(expected) > 60
+    for number, crash in enumerate(CRASHES):
+        place = machine(tmp_path / f"crash{number}")
+        assert spawn(job, place, crash) == -signal.SIGKILL, f"{crash} was never reached"
+        assert spawn(job, place) == 0
+        assert numbers(place) == expected, crash
+        assert outcomes(place, job) == outcomes(undisturbed, job), crash
+        left = {file.name for file in (tmp_path / f"crash{number}" / "files" / job.cell).glob("*.safetensors*")}
+        whole = {file.name for file in (tmp_path / "whole" / "files" / job.cell).glob("*.safetensors*")}
+        assert left == whole, crash
+        with Store.open(place.db) as store:
+            assert {row.status for row in store.stages([job.cell]).values()} == {"done"}
+
+
+def test_many_kills_in_a_row_and_rare_checkpoints(job, tmp_path, spawn):
+    """Checkpoints every 1,000 s: nothing is committed before the last round, and nothing is lost for it."""
+    undisturbed, rare = machine(tmp_path / "a"), machine(tmp_path / "b", every=1000.0)
+    assert spawn(job, undisturbed) == 0
+    for crash in (("finish", "before", 1), ("finish", "before", 1), ("commit", "before", 2)):
+        assert spawn(job, rare, crash) == -signal.SIGKILL
+    assert spawn(job, rare) == 0
+    assert numbers(rare) == numbers(undisturbed)
+
+
+def test_stopping_after_a_round_and_going_on(job, tmp_path, spawn):
+    whole, stopped = machine(tmp_path / "a"), machine(tmp_path / "b", every=1000.0)
+    assert spawn(job, whole) == 0
+    with Store.open(stopped.db, create=True) as store:
+        results = []
+        for _ in range(20):
+            results.append(work(job, stopped, store, stop=lambda: True))
+            if results[-1] == "done":
+                break
+        assert results.count("interrupted") == len(results) - 1 >= 4
+    assert numbers(stopped) == numbers(whole)
+
+
+def test_done_work_is_not_done_again(job, tmp_path):
+    place = machine(tmp_path)
+    with Store.open(place.db, create=True) as store:
+        assert work(job, place, store) == "done"
+        before, events = numbers(place), []
+        assert work(job, place, store, events.append) == "done"
+        assert events == []
+        assert numbers(place) == before
+
+
+def test_an_attack_added_later_does_not_train_again(job, tmp_path):
+    from dataclasses import replace
+
+    from fatbench.suite import Evaluation
+
+    place = machine(tmp_path)
+    with Store.open(place.db, create=True) as store:
+        assert work(job, place, store) == "done"
+        fgsm = Evaluation("fgsm", {"name": "fgsm", "eps": "8/255"}, 40, 15)
+        events = []
+        assert work(replace(job, evaluations=[*job.evaluations, fgsm]), place, store, events.append) == "done"
+        assert {event.stage.split("-")[0] for event in events} == {"fgsm"}
+        assert any(row["metric"] == "fgsm" for row in store.measurements([job.cell]))
+
+
+def test_models_that_are_gone_are_said_to_be_gone(job, tmp_path):
+    from dataclasses import replace
+
+    from fatbench.suite import Evaluation
+
+    place = machine(tmp_path)
+    with Store.open(place.db, create=True) as store:
+        assert work(job, place, store) == "done"
+        for file in (tmp_path / "files" / job.cell).glob("model-*"):
+            file.unlink()
+        more = replace(job, evaluations=[Evaluation("fgsm", {"name": "fgsm", "eps": "8/255"}, 40, 15)])
+        assert work(more, place, store) == "failed"
+        errors = [row.error for row in store.stages([job.cell]).values() if row.error]
+    assert all("is not here" in error and "Traceback" not in error for error in errors) and errors
+
+
+def test_a_training_that_diverges_is_a_row_with_its_reason(job, tmp_path):
+    import copy
+    from dataclasses import replace
+
+    spec = copy.deepcopy(job.spec)
+    spec["protocol"]["lr"] = 1e30
+    wild = replace(job, cell="wild", spec=spec)
+    place = machine(tmp_path)
+    with Store.open(place.db, create=True) as store:
+        assert work(wild, place, store) == "failed"
+        row = store.stages(["wild"])["wild", "train"]
+        assert row.status == "failed"
+        assert "Diverged" in row.error and "training loss of client" in row.error
+        assert work(wild, place, store) == "failed"  # not tried again without being asked
+        assert work(job, place, store) == "done"
