@@ -116,17 +116,24 @@ def suite_list(format: Format = "text") -> None:
     from fatbench import suite
 
     _format(format, ("text", "json"))
-    rows = []
+    rows, invalid = [], 0
     for name in suite.available():
-        found = suite.load(name)
-        sizes = {preset: len(found.plan(preset).unique()) for preset in found.presets()}
+        try:
+            found = suite.load(name)
+            sizes = {preset: len(found.plan(preset).unique()) for preset in found.presets()}
+        except SpecError as error:
+            invalid += 1
+            print(f"fatbench: {error}", file=sys.stderr)
+            continue
         rows.append({"name": name, "title": found.title, "presets": sizes})
     if format == "json":
         _json({"suites": rows})
-        return
-    from fatbench import show
+    else:
+        from fatbench import show
 
-    show.suites(rows)
+        show.suites(rows)
+    if invalid:
+        raise typer.Exit(SpecError.exit_code)
 
 
 @suite_app.command("show")
@@ -578,7 +585,7 @@ def main() -> None:
     logging.getLogger("fatbench").addHandler(logging.NullHandler())
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     try:
-        app(standalone_mode=True)
+        app(prog_name="fatbench")
     except FatbenchError as error:
         print(f"fatbench: {error}", file=sys.stderr)
         sys.exit(error.exit_code)

@@ -110,10 +110,11 @@ class Plan:
         """The cells to run: grid points that come to the same experiment are run once, with the evaluations of all."""
         cells: dict[str, Cell] = {}
         for cell in self.cells:
-            if (first := cells.get(cell.id)) and first.evaluations != cell.evaluations:
-                cell = replace(first, evaluations=tuple(dict.fromkeys((*first.evaluations, *cell.evaluations))))
-            cells.setdefault(cell.id, cell)
-            cells[cell.id] = cell if first else cells[cell.id]
+            first = cells.get(cell.id)
+            if first is not None and first.evaluations != cell.evaluations:
+                both = {evaluation.id: evaluation for evaluation in (*first.evaluations, *cell.evaluations)}
+                cell = replace(first, evaluations=tuple(both.values()))
+            cells[cell.id] = cell if first is None or cell.evaluations != first.evaluations else first
         return list(cells.values())
 
     def metrics(self) -> list[str]:
@@ -311,11 +312,12 @@ def expand(suite: Suite, preset: str, seeds: Sequence[int] | None = None) -> Pla
     chosen = raw["presets"][preset]
     chosen = chosen if isinstance(chosen, Map) else Map()
     grid = raw.get("grid") or Map()
-    axes = _restricted(raw.get("axes") or Map(), chosen)
+    every = raw.get("axes") or Map()
+    axes = _restricted(every, chosen)
     base = merge(raw["base"], chosen["base"]) if "base" in chosen else raw["base"]
-    overrides = [*_overrides(grid, axes, file), *_overrides(chosen, axes, file)]
+    overrides = [*_overrides(grid, every, file), *_overrides(chosen, every, file)]
     excludes = [
-        (_condition(item, "when", axes, file), _text(item, "reason", str(file)), item)
+        (_condition(item, "when", every, file), _text(item, "reason", str(file)), item)
         for item in _list_of_maps(grid, "exclude", file)
     ]
     if seeds is None:
@@ -324,9 +326,9 @@ def expand(suite: Suite, preset: str, seeds: Sequence[int] | None = None) -> Pla
     if "evaluate" in chosen:
         evaluate = merge(evaluate, chosen["evaluate"])
     checkpoints = _checkpoints(evaluate)
-    by_point = _overrides(evaluate, axes, file)
+    by_point = _overrides(evaluate, every, file)
     cells, excluded = [], []
-    for key in _points(grid, axes, file):
+    for key in _points(grid, axes, every, file):
         if reason := next((why for when, why, _ in excludes if _matches(key, when)), None):
             excluded.append((key, reason))
             continue
@@ -382,8 +384,11 @@ def _restricted(axes: Map, preset: Map) -> Map:
     return kept
 
 
-def _points(grid: Map, axes: Map, file: Path) -> Iterator[Key]:
-    """Grid points: the product of the named axes and zipped groups, then the points to include, each once."""
+def _points(grid: Map, axes: Map, every: Map, file: Path) -> Iterator[Key]:
+    """Grid points: the product of the named axes and zipped groups, then the points to include, each once.
+
+    `axes` are those of the preset, `every` those of the suite.
+    """
     groups: list[list[Key]] = []
     zipped = grid.get("zip", [])
     in_zip = {axis for group in zipped for axis in group}
@@ -404,18 +409,22 @@ def _points(grid: Map, axes: Map, file: Path) -> Iterator[Key]:
         )
     seen = set()
     points = (dict(itertools.chain(*(part.items() for part in parts))) for parts in itertools.product(*groups))
-    included = ({str(a): str(v) for a, v in item.items()} for item in _list_of_maps(grid, "include", file))
-    for point in itertools.chain(points, included):
-        for axis, label in point.items():
-            if axis not in axes:
-                raise SpecError(f"{grid.place('include')}: no axis is named '{axis}'{did_you_mean(axis, axes)}")
-            if label not in axes[axis]:
-                break  # a label that this preset leaves out
-        else:
+    if not groups and "include" in grid:
+        points = iter(())
+    for point in itertools.chain(points, _included(grid, every, file)):
+        if all(label in axes[axis] for axis, label in point.items()):  # else: a label that this preset leaves out
             ordered = {axis: point[axis] for axis in axes if axis in point}
             if (name := tuple(ordered.items())) not in seen:
                 seen.add(name)
                 yield ordered
+
+
+def _included(grid: Map, axes: Map, file: Path) -> Iterator[Key]:
+    """The points of `include`: each item a mapping axis -> label or list of labels, of which it takes all combinations."""
+    for item in _list_of_maps(grid, "include", file):
+        labels = _known_labels(item, axes)
+        for combination in itertools.product(*labels.values()):
+            yield dict(zip(labels, combination, strict=True))
 
 
 def _overrides(node: Map, axes: Map, file: Path) -> list[tuple[dict[str, list[str]], Map]]:
@@ -427,11 +436,18 @@ def _overrides(node: Map, axes: Map, file: Path) -> list[tuple[dict[str, list[st
 
 def _condition(item: Map, key: str, axes: Map, file: Path) -> dict[str, list[str]]:
     """A `when:` mapping axis -> label or list of labels."""
-    condition = _mapping(item, key, str(file))
-    for axis in condition:
+    return _known_labels(_mapping(item, key, str(file)), axes)
+
+
+def _known_labels(node: Map, axes: Map) -> dict[str, list[str]]:
+    """axis -> labels, each of them checked."""
+    for axis in node:
         if axis not in axes:
-            raise SpecError(f"{condition.place(axis)}: no axis is named '{axis}'{did_you_mean(axis, axes)}")
-    return {axis: _labels(value) for axis, value in condition.items()}
+            raise SpecError(f"{node.place(axis)}: no axis is named '{axis}'{did_you_mean(axis, axes)}")
+        for label in _labels(node[axis]):
+            if label not in axes[axis]:
+                raise SpecError(f"{node.place(axis)}: axis '{axis}' has no label '{label}'{did_you_mean(label, axes[axis])}")
+    return {axis: _labels(value) for axis, value in node.items()}
 
 
 def _labels(value: Any) -> list[str]:

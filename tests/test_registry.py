@@ -187,3 +187,19 @@ def test_plugin_mistakes(tmp_path, text, message):
     plugin.write_text(text)
     with pytest.raises(SpecError, match=message):
         registry.add_plugin(plugin)
+
+
+def test_grid_points_that_are_one_cell_are_run_once_with_the_evaluations_of_both(tmp_path):
+    file = tmp_path / "two.yaml"
+    spec = json.dumps({key: value for key, value in cell().items() if key != "seed"})
+    file.write_text(
+        "name: two\ntitle: T\nseeds: [1]\n"
+        f"base: {spec}\n"
+        "axes: {a: {x: {}, y: {}}}\n"
+        "evaluate: {attacks: {natural: natural}, overrides: [{when: {a: y}, set: {attacks: {fgsm: {name: fgsm, eps: 0.1}}}}]}\n"
+        "presets: {paper: {}}\n"
+    )
+    plan = suite.load(str(file)).plan()
+    assert len(plan.cells) == 2
+    assert [[e.label for e in c.evaluations] for c in plan.unique()] == [["natural", "fgsm"]]
+    assert plan.metrics() == ["natural", "fgsm"]

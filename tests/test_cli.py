@@ -1,0 +1,333 @@
+"""The command line as people and scripts meet it: texts, exit codes, JSON shapes, settings, start-up times."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from fatbench import __version__, cli
+
+TINY = """
+name: tiny
+title: Two cells that take a second
+seeds: [1]
+base:
+  data: digits
+  train: 60
+  test: 30
+  validation: 10
+  partition: {name: shah, clients: 2, skew: 2}
+  model: {name: nin, width: 4, init: he}
+  protocol:
+    name: fedavg
+    rounds: 2
+    epochs: 1
+    batch: 16
+    lr: 0.05
+    objective: {name: at, attack: {name: pgd, eps: 8/255, step: 4/255, steps: 1}}
+    rule: samples
+  monitor: {name: pgd, eps: 8/255, step: 4/255, steps: 1}
+axes:
+  method:
+    FAT: {}
+    SFAT: {protocol: {rule: {name: sfat, alpha: 1/6, top: 1}}}
+evaluate:
+  checkpoints: [last, best-val, best-test]
+  attacks:
+    natural: natural
+    fgsm: {name: fgsm, eps: 8/255}
+presets:
+  paper: {}
+  smoke: {overrides: [{set: {protocol: {rounds: 1}}}]}
+tables:
+  - {id: A, title: Tiny, rows: [method], values: {natural: natural, FGSM: fgsm}}
+"""
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    """An empty folder to work in, with one suite file."""
+    for name in list(os.environ):
+        if name.startswith("FATBENCH_"):
+            monkeypatch.delenv(name)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("COLUMNS", "200")
+    (tmp_path / "tiny.yaml").write_text(TINY)
+    return tmp_path
+
+
+@pytest.fixture
+def run(monkeypatch, capsys):
+    """Call the program in this process: (exit code, stdout, stderr)."""
+
+    def call(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["fatbench", *arguments])
+        with pytest.raises(SystemExit) as exit:
+            cli.main()
+        out, err = capsys.readouterr()
+        code = exit.value.code
+        return (code if isinstance(code, int) else 0), out, err
+
+    return call
+
+
+def test_no_arguments_and_help_and_version(run):
+    code, out, err = run()
+    assert "Usage: fatbench" in out + err
+    for flag in ("--help", "-h"):
+        code, out, err = run(flag)
+        assert code == 0
+        assert "Commands:" in out
+    assert run("--version") == (0, f"fatbench {__version__}\n", "")
+    for group in (["suite"], ["plan", "suite"], ["run"], ["run", "suite"], ["data"], ["db"], ["report"]):
+        code, out, _ = run(*group, "-h")
+        assert code == 0
+        assert "Usage: fatbench " + " ".join(group) in out
+
+
+def test_start_up_is_quick_and_without_torch():
+    """The promise is 0.3 s; a loaded machine gets three tries and some slack."""
+    times = []
+    for _ in range(3):
+        begin = time.perf_counter()
+        subprocess.run([sys.executable, "-m", "fatbench", "--help"], check=True, capture_output=True)
+        times.append(time.perf_counter() - begin)
+    assert min(times) < 0.9
+    code = (
+        "import sys; sys.argv = ['fatbench', 'status', '--db', '/nowhere/x.db']\n"
+        "from fatbench import cli\n"
+        "try: cli.main()\n"
+        "except SystemExit: pass\n"
+        "assert not {'torch', 'pandas', 'numpy', 'sklearn'} & set(sys.modules), sys.modules.keys()\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+
+
+MISTAKES = [
+    (["suit", "list"], 2, "fatbench: no command is named 'suit' (did you mean 'suite'?)"),
+    (["plan", "suite", "sfat-cifar"], 2, "fatbench: no suite is named 'sfat-cifar' (did you mean 'sfat-cifar10'?)"),
+    (["plan", "suite", "nothere.yaml"], 2, "fatbench: nothere.yaml: no such suite file"),
+    (
+        ["plan", "suite", "tiny.yaml", "--preset", "quik"], 2,
+        "fatbench: suite 'tiny' has no preset 'quik' (known: paper, smoke)",
+    ),
+    (["plan", "suite", "tiny.yaml", "--smoke", "--preset", "paper"], 2, "fatbench: --smoke and --preset paper contradict each other"),
+    (["plan", "suite", "tiny.yaml", "-k", "modl=nin"], 2, "fatbench: -k: no cell has 'modl' (did you mean 'model'?)"),
+    (["plan", "suite", "tiny.yaml", "-k", "model"], 2, "fatbench: -k: expected name=value at 'model' in 'model'"),
+    (["plan", "suite", "tiny.yaml", "-k", "model=vit"], 3, "fatbench: -k 'model=vit' matches none of the 2 cells of 'tiny'"),
+    (["plan", "suite", "tiny.yaml", "--seeds", "4-1"], 2, "fatbench: --seeds: expected seeds such as 0-4 or 6,7, got '4-1'"),
+    (["plan", "suite", "tiny.yaml", "--format", "xml"], 2, "fatbench: --format: no format is named 'xml' (known: json, text)"),
+    (["run", "suite", "tiny.yaml", "--device", "tpu"], 2, "fatbench: --device: expected auto, cpu, cuda or cuda:0,1, got 'tpu'"),
+    (["run", "suite", "tiny.yaml", "--device", "cuda:7"], 5, "fatbench: --device cuda:7: there is no GPU 7 here"),
+    (["run", "suite", "tiny.yaml", "--precision", "fp8"], 2, "fatbench: --precision: expected fp32 or bf16, got 'fp8'"),
+    (["run", "suite", "tiny.yaml", "--executor", "k8s"], 2, "fatbench: --executor: no executor is named 'k8s'"),
+    (["run", "suite", "sfat-cifar10", "--device", "cpu"], 5, "cifar10"),
+    (["run", "cell", "ab"], 2, "fatbench: 'ab': give at least the first 4 letters"),
+    (["run", "cell", "ffffffffffff"], 3, "fatbench: no suite has a cell 'ffffffffffff'"),
+    (["show", "abcd"], 3, "fatbench: no cell 'abcd' in the database"),
+    (["logs", "abcd"], 3, "fatbench: no cell 'abcd' in the database"),
+    (["report", "tiny.yaml", "--format", "latx"], 2, "fatbench: --format: no format is named 'latx' (did you mean 'latex'?)"),
+    (["report", "tiny.yaml", "--select", "best"], 2, "fatbench: --select: no checkpoint is named 'best'"),
+    (["report"], 3, "fatbench: the database holds no results yet"),
+    (["export"], 3, "fatbench: the database holds no results yet"),
+    (["evaluate", "no.safetensors"], 5, "fatbench: no.safetensors: no such checkpoint"),
+    (["data", "verify", "cifar11"], 2, "cifar11"),
+    (["status", "--db", "tiny.yaml"], 4, "fatbench: tiny.yaml is not a fatbench database"),
+    (["plan", "suite", "tiny.yaml", "--plugin", "none.py"], 2, "fatbench: plugin "),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("arguments", "code", "message"), MISTAKES, ids=[" ".join(m[0]) for m in MISTAKES])
+def test_a_mistake_is_one_message_and_the_documented_code(run, place, arguments, code, message):
+    given, out, err = run(*arguments)
+    assert message in err
+    assert given == code
+    assert out == ""
+    assert "Traceback" not in err
+    assert len(err.strip().splitlines()) <= 2
+    assert sorted(p.name for p in place.iterdir()) in (["tiny.yaml"], ["cache", "tiny.yaml"])  # nothing was written
+
+
+def test_unknown_options_are_usage_errors(run, place):
+    code, _, err = run("plan", "suite", "tiny.yaml", "--smok")
+    assert code == 2
+    assert "No such option: --smok" in err
+
+
+def test_json_shapes(run, place):
+    code, out, _ = run("suite", "list", "--format", "json")
+    listed = json.loads(out)
+    assert listed["schema_version"] == 1
+    one = next(s for s in listed["suites"] if s["name"] == "sfat-cifar10")
+    assert set(one["presets"]) >= {"paper", "quick", "smoke"}
+    code, out, _ = run("plan", "suite", "tiny.yaml", "--format", "json")
+    plan = json.loads(out)
+    assert (plan["suite"], plan["preset"], len(plan["cells"])) == ("tiny", "paper", 2)
+    cell = plan["cells"][0]
+    assert {"id", "spec", "work"} <= set(cell)
+    assert cell["work"]["image_passes"] > 0
+    code, out, _ = run("status", "tiny.yaml", "--format", "json")
+    assert json.loads(out)["cells"] == {"done": 0, "failed": 0, "running": 0, "todo": 2}
+
+
+def test_plan_counts_by_hand(run, place):
+    """50 training images, 2 clients of 25, 2 rounds, 1 epoch, batch 16: 2 * 2 * 2 steps. AT with one step: 2 forward,
+    2 backward an image. Monitor every round on 30 + 10 images: natural 1 forward, attack 1 + 1 forward, 1 backward.
+    Evaluation at up to 3 checkpoints on 30 images: natural 1 forward, FGSM 1 + 1 forward, 1 backward."""
+    _, out, _ = run("plan", "suite", "tiny.yaml", "--format", "json")
+    work = json.loads(out)["cells"][0]["work"]
+    assert work["gradient_steps"] == 8
+    assert work["forward"] == 2 * 50 * 2 + 2 * 40 * 3 + 3 * 30 * 3
+    assert work["backward"] == 2 * 50 * 2 + 2 * 40 * 1 + 3 * 30 * 1
+    assert work["image_passes"] == work["forward"] + work["backward"]
+
+
+def test_settings_flag_over_environment_over_file(run, place, monkeypatch):
+    (place / "fatbench.toml").write_text('db = "tiny.yaml"\n')
+    assert run("status")[0] == 4  # the file's
+    monkeypatch.setenv("FATBENCH_DB", "absent.db")
+    assert run("status")[0] == 0  # the environment's
+    assert run("status", "--db", "tiny.yaml")[0] == 4  # the flag's
+    (place / "fatbench.toml").write_text("dbb = 1\n")
+    monkeypatch.delenv("FATBENCH_DB")
+    code, _, err = run("status")
+    assert (code, err) == (2, "fatbench: fatbench.toml: unknown setting 'dbb' (did you mean 'db'?)\n")
+    (place / "fatbench.toml").write_text("db = \n")
+    assert run("status")[0] == 2
+
+
+def fatbench(*arguments: str, **kwargs) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        [sys.executable, "-m", "fatbench", *arguments], capture_output=True, text=True, timeout=300, **kwargs
+    )
+
+
+def test_a_user_s_way_from_plan_to_table(run, place):
+    """Run, look, report, export, import elsewhere, evaluate a checkpoint, run again: nothing left to do."""
+    done = fatbench("run", "suite", "tiny.yaml", "--jobs", "2", "--device", "cpu")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == ""
+    assert "2 of 2 cells done" in done.stderr
+
+    code, out, _ = run("status", "tiny.yaml", "--format", "json")
+    status = json.loads(out)
+    assert status["cells"] == {"done": 2, "failed": 0, "running": 0, "todo": 0}
+    id = status["list"][0]["id"]
+    assert run("status", "tiny.yaml")[1].count("done") >= 2
+    assert "tiny" in run("status")[1]
+
+    code, out, _ = run("show", id[:6], "--format", "json")
+    numbers = json.loads(out)["numbers"]
+    assert {"natural", "fgsm", "train_loss", "weight", "drift_post"} <= {row["metric"] for row in numbers}
+    assert "fgsm" in run("show", id)[1]
+    assert "round 2" in run("logs", id)[1]
+
+    for format in ("markdown", "latex", "csv", "json", "html", "terminal"):
+        code, out, err = run("report", "tiny.yaml", "--format", format)
+        assert (code, err) == (0, ""), format
+        assert "SFAT" in out
+    code, out, _ = run("report", "tiny.yaml", "--format", "json", "--select", "best-test")
+    rows = json.loads(out)["tables"][0]["rows"]
+    assert [row["key"]["method"] for row in rows] == ["FAT", "SFAT"]
+    measured = rows[0]["measured"]["fgsm"]
+    assert 0 <= measured["mean"] <= 1
+    assert measured["n"] == 30
+    assert run("report", "tiny.yaml", "--format", "latex", "-o", "t.tex")[0] == 0
+    assert r"\begin{table" in (place / "t.tex").read_text()
+    assert run("report", "tiny.yaml", "-o", "no/such/t.tex")[0] == 2
+
+    assert run("export", "-o", "r.jsonl")[0] == 0
+    assert run("import", "r.jsonl", "--db", "other.db")[0] == 0
+    first = run("report", "tiny.yaml", "--format", "json")[1]
+    assert run("report", "tiny.yaml", "--format", "json", "--db", "other.db")[1] == first
+    assert run("import", "r.jsonl", "--db", "other.db")[0] == 0
+    assert run("report", "tiny.yaml", "--format", "json", "--db", "other.db")[1] == first
+
+    model = sorted(Path("results/fatbench-files", id).glob("model-*.safetensors"))[-1]
+    code, out, _ = run(
+        "evaluate", str(model), "--attack", "natural", "--attack", "{name: fgsm, eps: 8/255}", "--format", "json"
+    )
+    again = {r["label"]: r["accuracy"] for r in json.loads(out)["results"]}
+    assert again["natural"] == next(
+        row["value"] for row in numbers if row["metric"] == "natural" and row["stage"] != "train" and row["round"] == 2
+    )
+    code, _, err = run("evaluate", str(model), "--attack", "fgsmm")
+    assert (code, "did you mean 'fgsm'" in err) == (2, True)
+
+    again = fatbench("run", "suite", "tiny.yaml", "--device", "cpu")
+    assert again.returncode == 0
+    assert "train" not in again.stderr
+    assert run("run", "suite", "tiny.yaml", "-n")[1].startswith("suite tiny, preset paper: 2 cells, 0 to run")
+    assert run("db", "check")[0] == 0
+    assert run("db", "upgrade")[0] == 0
+    assert "torch" in run("doctor")[1]
+
+
+def test_data_commands(run, place):
+    code, out, _ = run("data", "list", "--format", "json")
+    states = {row["name"]: row["state"] for row in json.loads(out)["datasets"]}
+    assert states["digits"] == "complete"
+    assert states["cifar10"] == "missing"
+    assert run("data", "verify", "digits")[0] == 0
+    code, out, _ = run("data", "verify", "cifar10", "digits")
+    assert code == 5
+    assert "cifar10: missing" in out
+
+
+def test_a_broken_method_fails_alone(place):
+    """A plugin whose rule raises: exit 1, the traceback in the logs, the other cell done, --retry-failed mends it."""
+    (place / "mine.py").write_text(
+        "import os\nfrom fatbench.aggregation import uniform\n\n\n"
+        "def moody(updates, context):\n"
+        '    """Raises while the file `broken` is there."""\n'
+        "    if os.path.exists('broken'):\n"
+        "        raise RuntimeError('not today')\n"
+        "    return uniform(updates, context)\n\n\n"
+        'RULES = {"moody": moody}\n'
+    )
+    (place / "tiny.yaml").write_text(TINY.replace("{name: sfat, alpha: 1/6, top: 1}", "moody"))
+    (place / "broken").touch()
+    run = ("run", "suite", "tiny.yaml", "--plugin", "mine.py", "--device", "cpu")
+    first = fatbench(*run, "--jobs", "1")
+    assert first.returncode == 1, first.stderr
+    assert "1 of 2 cells done, 1 failed" in first.stderr
+    assert "Traceback" not in first.stderr
+    cell = next(line.split()[1] for line in first.stderr.splitlines() if line.startswith("  failed:"))
+    assert "RuntimeError: not today" in fatbench("logs", cell).stdout
+    second = fatbench(*run)
+    assert second.returncode == 1
+    assert "train" not in second.stderr
+    (place / "broken").unlink()
+    third = fatbench(*run, "--retry-failed", "--jobs", "1")
+    assert third.returncode == 0, third.stderr
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals")
+def test_interrupted_and_killed_the_same_command_goes_on(place):
+    """SIGINT ends with 130 after a checkpoint; kill -9 of the whole group loses nothing that was committed."""
+    import signal
+
+    (place / "tiny.yaml").write_text(TINY.replace("rounds: 2", "rounds: 40").replace("train: 60", "train: 600"))
+    env = {**os.environ, "FATBENCH_CHECKPOINT_SECONDS": "0"}
+    command = [sys.executable, "-m", "fatbench", "run", "suite", "tiny.yaml", "--device", "cpu", "--jobs", "1"]
+    for number, expected in ((signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)):
+        process = subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True)
+        assert process.stderr is not None
+        for line in process.stderr:
+            if " train " in line and "/" in line.split()[2]:  # a round is done
+                break
+        process.send_signal(number)
+        process.stderr.read()
+        assert process.wait(60) == expected
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    status = json.loads(fatbench("status", "tiny.yaml", "--format", "json").stdout)
+    assert status["cells"]["done"] == 2
+    assert "ok" in fatbench("db", "check").stdout
