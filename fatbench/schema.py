@@ -1,0 +1,127 @@
+"""The tables of the database, as the newest migration leaves them, and the public view `measurements`."""
+
+from __future__ import annotations
+
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    CheckConstraint,
+    Column,
+    Float,
+    ForeignKey,
+    ForeignKeyConstraint,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    PrimaryKeyConstraint,
+    String,
+    Table,
+    Text,
+    column,
+    table,
+)
+
+APPLICATION_ID = 0x66617462  # "fatb", in the header of our SQLite files
+REVISIONS = ("0001",)  # of the schema, oldest first, as in migrations/versions; METADATA is the last one's
+
+METADATA = MetaData()
+# byte order on every database, so that an export does not depend on the server's language
+NAME = String(190).with_variant(Text(), "sqlite").with_variant(Text(collation="C"), "postgresql")
+TIME = String(24)
+STATUS = "status IN ('todo', 'running', 'done', 'failed', 'interrupted')"
+
+CELLS = Table(
+    "cells",
+    METADATA,
+    Column("id", NAME, primary_key=True),
+    Column("spec", Text, nullable=False),  # canonical JSON, every default filled in
+    Column("seed", BigInteger),
+    Column("created", TIME, nullable=False),
+)
+RUNS = Table(
+    "runs",
+    METADATA,
+    Column("id", Integer, primary_key=True),
+    Column("uid", String(32), nullable=False, unique=True),  # the run's name on every machine
+    Column("cell", NAME, ForeignKey("cells.id"), nullable=False),
+    Column("stage", NAME, nullable=False),
+    Column("suite", Text, nullable=False),
+    Column("preset", Text),
+    Column("status", String(12), CheckConstraint(STATUS, name="runs_status"), nullable=False),
+    Column("started", TIME, nullable=False),
+    Column("ended", TIME),
+    Column("host", Text),
+    Column("pid", Integer),
+    Column("process", Text),  # which process of which boot the pid means
+    Column("device", Text),
+    Column("precision", Text),
+    Column("commit", Text),
+    Column("dirty", Boolean),
+    Column("versions", Text),  # JSON
+    Column("log", Text),
+    Column("error", Text),
+    Column("extra", Text, nullable=False),  # JSON: the rest of the provenance
+    Index("runs_cell", "cell"),
+)
+STAGES = Table(
+    "stages",
+    METADATA,
+    Column("cell", NAME, ForeignKey("cells.id"), nullable=False),
+    Column("stage", NAME, nullable=False),
+    Column("status", String(12), CheckConstraint(STATUS, name="stages_status"), nullable=False),
+    Column("round", Integer, nullable=False),
+    Column("total", Integer, nullable=False),
+    Column("checkpoint", Text),
+    Column("record", Text, nullable=False),  # JSON
+    Column("run", Integer, ForeignKey("runs.id")),
+    Column("error", Text),
+    Column("heartbeat", TIME),
+    PrimaryKeyConstraint("cell", "stage", name="stages_key"),
+    Index("stages_run", "run"),
+)
+NUMBERS = Table(
+    "numbers",
+    METADATA,
+    Column("cell", NAME, nullable=False),
+    Column("stage", NAME, nullable=False),
+    Column("round", Integer, nullable=False),
+    Column("client", Integer, nullable=False),  # -1: not about one client (a NULL would escape the key)
+    Column("metric", NAME, nullable=False),
+    Column("value", Float(53), nullable=False),
+    Column("n", Integer, nullable=False),
+    Column("run", Integer, ForeignKey("runs.id"), nullable=False),
+    Column("created", TIME, nullable=False),
+    PrimaryKeyConstraint("cell", "stage", "round", "client", "metric", name="numbers_key"),
+    ForeignKeyConstraint(["cell", "stage"], ["stages.cell", "stages.stage"], name="numbers_stage"),
+    sqlite_with_rowid=False,  # the key is the table: half the size
+)
+OUTCOMES = Table(
+    "outcomes",
+    METADATA,
+    Column("cell", NAME, nullable=False),
+    Column("stage", NAME, nullable=False),
+    Column("start", Integer, nullable=False),  # the first example of the chunk
+    Column("n", Integer, nullable=False),
+    Column("bits", LargeBinary, nullable=False),  # eight examples a byte, the first in the highest bit
+    PrimaryKeyConstraint("cell", "stage", "start", name="outcomes_key"),
+    ForeignKeyConstraint(["cell", "stage"], ["stages.cell", "stages.stage"], name="outcomes_stage"),
+)
+VERSION = Table(  # as Alembic makes it; a name of our own, for a PostgreSQL database may have other tenants
+    "fatbench_version",
+    MetaData(),
+    Column("version_num", String(32), nullable=False),
+    PrimaryKeyConstraint("version_num", name="fatbench_version_pkc"),
+)
+VIEW_SQL = """\
+CREATE VIEW measurements AS
+SELECT n.cell, r.suite, n.stage, n.round, n.metric, n.value, n.n, c.seed, r."commit", r.device, r."precision",
+  n.created, n.client, r.preset, r.dirty, n.run
+FROM numbers n JOIN runs r ON r.id = n.run JOIN cells c ON c.id = n.cell"""
+VIEW = table(
+    "measurements",
+    *map(column, ("cell", "suite", "stage", "round", "metric", "value", "n", "seed", "commit", "device", "precision")),
+    *map(column, ("created", "client", "preset")),
+    column("dirty", Boolean),
+    column("run"),
+)
