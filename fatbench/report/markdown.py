@@ -1,0 +1,60 @@
+"""GitHub's Markdown: one pipe table a grid, published numbers in brackets behind the measured ones."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from fatbench.report import text
+from fatbench.report.grid import Column, Grid, Value
+
+
+def render(grids: Sequence[Grid]) -> str:
+    return "\n".join(_grid(grid) for grid in grids)
+
+
+def escape(words: str) -> str:
+    """Text that Markdown shows as it is."""
+    return re.sub(r"([\\`*_|<>#~])", r"\\\1", words.replace("&", "&amp;")).replace("\n", " ")
+
+
+def _grid(grid: Grid) -> str:
+    from tabulate import tabulate
+
+    heads = [escape(axis) for axis in grid.axes]
+    for group in grid.groups:
+        heads += [escape(f"{group.label}: {c.heading}" if group.label else c.heading) for c in grid.columns]
+    rows = []
+    for row in grid.rows:
+        cells = [escape(row.key.get(axis, "")) for axis in grid.axes]
+        for group_values in row.values:
+            cells += [_cell(value, column) for value, column in zip(group_values, grid.columns, strict=True)]
+        rows.append(cells)
+    align = ["left"] * len(grid.axes) + ["right"] * (len(heads) - len(grid.axes))
+    table = tabulate(rows, heads, tablefmt="pipe", colalign=align if rows else None, disable_numparse=True)
+    lines = [f"### {escape(f'{grid.id}: {grid.title}')}", "", table, ""]
+    if grid.label:
+        lines[1:1] = ["", f"**{escape(grid.label)}**"]
+    lines += [f"- *{escape(what)}*: {escape(note)}" for what, note in grid.notes]
+    lines += [f"- {mark} {escape(note)}" for mark, note in grid.footnotes]
+    return "\n".join(lines) + "\n"
+
+
+def _cell(value: Value, column: Column) -> str:
+    if not value.planned:
+        return ""
+    if value.mean is None:
+        measured = text.MISSING
+    else:
+        measured = text.number(value.mean, column)
+        measured = {"best": f"**{measured}**", "second": f"<u>{measured}</u>"}.get(value.rank, measured)
+        measured = " ".join(filter(None, [measured, text.spread(value, column)]))
+        if value.partial:
+            measured += f" [{value.partial}]"
+    measured += "".join(value.marks)
+    if value.published is None:
+        return measured
+    published = f"pub. {text.published(value, column)}"
+    if value.published_mark:
+        published += f"<sup>{value.published_mark}</sup>"
+    return f"{measured} ({', '.join(filter(None, [published, text.difference(value, column)]))})"

@@ -1,0 +1,154 @@
+"""What produced the numbers of a table, and whether it was the same for all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, eq=False)
+class Origin:
+    """Where a stage of a cell was run. Compared by identity: `Origins` gives equal content one object."""
+
+    device: str
+    precision: str
+    commit: str
+    dirty: bool
+    data: tuple[str, str | None, str] | None  # name, variant, fingerprint
+    attack: str  # implementation and version
+    versions: tuple[tuple[str, str], ...]
+
+
+class Origins:
+    """Every origin of a report, each once."""
+
+    def __init__(self) -> None:
+        self._known: dict[Any, Origin] = {}
+
+    def of(self, row: Mapping[str, Any]) -> Origin:
+        """The origin that a measurement or a run states, flat or under `provenance`."""
+        nested = row.get("provenance")
+        said: Mapping[str, Any] = nested if isinstance(nested, Mapping) else row
+        data, versions = said.get("data"), said.get("versions")
+        content = (
+            str(said.get("device") or ""),
+            str(said.get("precision") or ""),
+            str(said.get("commit") or ""),
+            bool(said.get("dirty")),
+            (data["name"], data.get("variant"), data.get("fingerprint", "")) if isinstance(data, Mapping) else None,
+            str(said.get("attack") or ""),
+            tuple(sorted(versions.items())) if isinstance(versions, Mapping) else (),
+        )
+        if content not in self._known:
+            self._known[content] = Origin(*content)
+        return self._known[content]
+
+
+@dataclass
+class Facts:
+    """The origins behind a table: each with the stages it is behind and the cells they belong to."""
+
+    origins: dict[tuple[str, Origin], set[str]] = field(default_factory=dict)  # (what, origin) -> cells
+    sizes: dict[tuple[str, str], set[int]] = field(default_factory=dict)  # (data set, metric) -> numbers of test images
+
+    def add(self, cell: str, dataset: str, metric: str, n: int, stages: Iterable[tuple[str, Iterable[Origin]]]) -> None:
+        """One number was used: `metric` ("" for a training number), its n, and the stages it was read from."""
+        for stage, origins in stages:
+            what = "training" if stage == "train" else metric
+            for origin in origins:
+                self.origins.setdefault((what, origin), set()).add(cell)
+        if metric and n:
+            self.sizes.setdefault((dataset, metric), set()).add(n)
+
+    @property
+    def data(self) -> dict[str, list[tuple[str | None, str]]]:
+        """Data set -> its variants and fingerprints."""
+        found: dict[str, list[tuple[str | None, str]]] = {}
+        for _, origin in self.origins:
+            if origin.data is not None and origin.data[1:] not in found.setdefault(origin.data[0], []):
+                found[origin.data[0]].append(origin.data[1:])
+        return found
+
+    def values(self, of: Any) -> dict[str, dict[str, int]]:
+        """Text of one fact -> what it is behind -> number of cells; `of` is a function of an Origin."""
+        seen: dict[str, dict[str, set[str]]] = {}
+        for (what, origin), cells in self.origins.items():
+            if text := of(origin):
+                seen.setdefault(text, {}).setdefault(what, set()).update(cells)
+        return {text: {what: len(cells) for what, cells in places.items()} for text, places in seen.items()}
+
+    def attacks(self) -> dict[str, list[str]]:
+        """Metric -> the implementations it was measured with."""
+        found: dict[str, list[str]] = {}
+        for what, origin in self.origins:
+            if what != "training" and origin.attack and origin.attack not in found.setdefault(what, []):
+                found[what].append(origin.attack)
+        return found
+
+    def versions(self) -> dict[str, list[str]]:
+        """Package -> the versions that were used."""
+        found: dict[str, list[str]] = {}
+        for _, origin in self.origins:
+            for package, version in origin.versions:
+                if version not in found.setdefault(package, []):
+                    found[package].append(version)
+        return found
+
+    def notes(self) -> Iterable[tuple[str, str]]:
+        """What stands under a table. A fact that is not the same for all its numbers is said to be mixed."""
+        devices, precisions, codes = self.values(_device), self.values(_precision), self.values(_code)
+        versions, attacks = self.versions(), self.attacks()
+        yield "machine", f"{'; '.join(devices) or 'device unknown'}, {', '.join(precisions) or 'precision unknown'}"
+        torch = f"; torch {', '.join(versions['torch'])}" if "torch" in versions else ""
+        yield "code", f"{'; '.join(codes) or 'commit unknown'}{torch}"
+        if attacks:
+            by_code: dict[str, list[str]] = {}
+            for metric, implementations in attacks.items():
+                by_code.setdefault(" and ".join(implementations), []).append(metric)
+            yield "attacks", "; ".join(f"{', '.join(metrics)}: {code}" for code, metrics in by_code.items())
+        for what, text in self.mixed().items():
+            yield "MIXED", f"{what}: {text}"
+
+    def mixed(self) -> dict[str, str]:
+        """Every fact that has more than one value, with what each is behind."""
+        found: dict[str, str] = {}
+        for name, of in (("device", _device), ("precision", _precision), ("code", _code)):
+            values = self.values(of)
+            if len(values) > 1:
+                found[name] = "; ".join(f"{text} ({_places(places)})" for text, places in values.items())
+        for name, versions_of_data in self.data.items():
+            if len(versions_of_data) > 1:
+                found[f"{name} files"] = ", ".join(
+                    f"{variant or 'published'} [{fingerprint[:8]}]" for variant, fingerprint in versions_of_data
+                )
+        for metric, implementations in self.attacks().items():
+            if len(implementations) > 1:
+                found[f"{metric} attack"] = ", ".join(implementations)
+        for package, versions in self.versions().items():
+            if len(versions) > 1:
+                found[f"{package} version"] = ", ".join(versions)
+        for (dataset, metric), sizes in self.sizes.items():
+            if len(sizes) > 1:
+                found[f"{metric} test images of {dataset}"] = ", ".join(map(str, sorted(sizes)))
+        return found
+
+
+def _device(origin: Origin) -> str:
+    return origin.device
+
+
+def _precision(origin: Origin) -> str:
+    return origin.precision
+
+
+def _code(origin: Origin) -> str:
+    if not origin.commit:
+        return ""
+    known = set(origin.commit) <= set("0123456789abcdef")
+    commit = f"commit {origin.commit[:10]}" if known else origin.commit
+    return f"{commit} with uncommitted changes" if origin.dirty else commit
+
+
+def _places(places: Mapping[str, int]) -> str:
+    return ", ".join(f"{what} of {n} cell{'s' * (n != 1)}" for what, n in places.items())

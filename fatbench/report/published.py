@@ -1,0 +1,106 @@
+"""The paper's numbers: rows of a CSV found by the labels of a grid point. Never mixed with measured ones."""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from fatbench.errors import SpecError
+from fatbench.suite import Published
+
+Entry = tuple[float | None, float | None, str]  # value, std, flag
+NOTHING: Entry = (None, None, "")
+
+
+class Lookup:
+    """A published table. SpecError: the file cannot be read or lacks a column that the suite names."""
+
+    def __init__(self, published: Published) -> None:
+        self.published = published
+        self.name = f"{published.file.parent.name}/{published.file.name}" if published.file.parent.name else published.file.name
+        self.problems: list[str] = []
+        self.scale = 0.01 if published.unit == "percent" else 1.0
+        rows, self.columns = _read(published.file)
+        for column in (*published.match, *published.rows.values()):
+            if column not in self.columns:
+                raise SpecError(f"{published.file}: there is no column '{column}' (the columns: {', '.join(self.columns)})")
+        self.rows = [row for row in rows if all(_same(row[c], v) for c, v in published.match.items())]
+
+    def find(self, point: Mapping[str, str], heading: str) -> Entry:
+        """(value, std, flag) for a grid point and a heading; Nones where the paper has no such number."""
+        published = self.published
+        if heading not in published.values:
+            return NOTHING
+        labels = published.labels
+        row = self._row({c: labels.get(point.get(a, ""), point.get(a, "")) for a, c in published.rows.items()})
+        if row is None:
+            return NOTHING
+        column = self._column(published.values[heading], point)
+        value = _number(row.get(column, ""), self.scale)
+        if value is None:
+            return NOTHING
+        std = None
+        if heading in published.std:
+            std = _number(row.get(self._column(published.std[heading], point), ""), self.scale)
+        return value, std, self._flag(row.get("flag", ""), column)
+
+    def _row(self, wanted: Mapping[str, str]) -> dict[str, str] | None:
+        found = [row for row in self.rows if all(_same(row[column], value) for column, value in wanted.items())]
+        if len(found) > 1:
+            where = ", ".join(f"{column}={value}" for column, value in wanted.items())
+            problem = f"{len(found)} rows of {self.name} have {where or 'no condition on them'}: none is shown"
+            if problem not in self.problems:
+                self.problems.append(problem)
+            return None
+        return found[0] if found else None
+
+    def _column(self, name: str, point: Mapping[str, str]) -> str:
+        """The CSV column, each "{axis}" replaced by the point's label in the paper's words."""
+
+        def label(match: re.Match[str]) -> str:
+            ours = point.get(match[1], "")
+            return self.published.labels.get(ours, ours)
+
+        column = re.sub(r"\{([^{}]+)\}", label, name)
+        if column not in self.columns and "{" not in name:
+            raise SpecError(f"{self.published.file}: there is no column '{column}' (the columns: {', '.join(self.columns)})")
+        return column
+
+    def _flag(self, text: str, column: str) -> str:
+        """A flag that names columns is about those alone; otherwise it is about the whole row."""
+        named = [c for c in self.columns if re.search(rf"(?<!\w){re.escape(c)}(?!\w)", text)]
+        if not text or (named and column not in named):
+            return ""
+        if text == "u2":
+            return "second best in its row of the paper"
+        return re.sub(r"(?<!\w)(\w+)\?", r"\1 doubtful as printed", text)
+
+
+def _read(file: Path) -> tuple[list[dict[str, str]], list[str]]:
+    try:
+        with file.open(encoding="utf-8", newline="") as stream:
+            reader = csv.DictReader(stream)
+            rows = [{key: value or "" for key, value in row.items() if key is not None} for row in reader]
+            return rows, list(reader.fieldnames or [])
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise SpecError(f"{file}: {getattr(error, 'strerror', None) or error}") from None
+
+
+def _same(have: str, want: str) -> bool:
+    """Equal as text, or as numbers: 1.0 is 1."""
+    if have.strip() == want.strip():
+        return True
+    try:
+        return float(have) == float(want)
+    except ValueError:
+        return False
+
+
+def _number(text: str, scale: float) -> float | None:
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return value * scale if scale != 1.0 else value

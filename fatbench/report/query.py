@@ -1,0 +1,163 @@
+"""What a report reads from the database: only the columns and the rows that its tables show.
+
+`Store.measurements`, `stages` and `runs` give the same and more, as dicts; on 10,000 cells they take several seconds.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy import select as sql
+
+from fatbench.report.flags import joined
+from fatbench.report.grid import Outcomes, Source, Stages
+from fatbench.schema import NUMBERS, RUNS, STAGES
+from fatbench.selection import MONITORED, Checkpoint, checkpoint_round
+from fatbench.store import batches
+
+if TYPE_CHECKING:
+    from fatbench.store import Store
+    from fatbench.suite import Evaluation, Plan, Suite
+
+
+@dataclass
+class Found:
+    rows: list[Mapping[str, Any]] = field(default_factory=list)
+    rounds: dict[tuple[str, str], int] = field(default_factory=dict)  # (cell, checkpoint) -> round
+    runs: list[Mapping[str, Any]] = field(default_factory=list)
+    outcomes: Outcomes | None = None
+
+
+def gather(suite: Suite, plan: Plan, store: Store, select: Checkpoint) -> Found:
+    """The numbers, checkpoints and runs that the suite's tables need of the plan's cells."""
+    sources = [Source.parse(text) for table in suite.tables for text in table.values.values()]
+    cells = [cell.id for cell in plan.unique()]
+    checkpoints = {select} if any(source.stage == "evaluation" for source in sources) else set()
+    if any(source.stage == "gap" for source in sources):
+        checkpoints |= {"best-test", "last"}
+    found = Found(outcomes=functools.cache(lambda cell, stage: joined(store.outcomes(cell, stage)) if stage else None))
+    found.rounds = _rounds(cells, store, checkpoints)
+    names, evaluations, stages = Stages(), _evaluations(plan), set()
+    for round, there in _by_round(plan, found.rounds, checkpoints).items():
+        here = {names.name(evaluation, round) for evaluation in evaluations}
+        found.rows += _numbers(there, store, NUMBERS.c.stage.in_(sorted(here)))
+        stages |= here
+    metrics = {source.metric for source in sources if source.stage == "train"}
+    if metrics:
+        # Without "@round" a training number is the last round's: of some suites that is one row in a hundred.
+        ends = {int(cell.spec["protocol"]["rounds"]) for cell in plan.cells}
+        at = {r for s in sources if s.stage == "train" for r in ([s.round] if s.round else ends)}
+        here = (NUMBERS.c.stage == "train") & NUMBERS.c.metric.in_(sorted(metrics)) & NUMBERS.c.round.in_(sorted(at))
+        found.rows += _numbers(cells, store, here)
+    found.runs = _runs(cells, store, stages)
+    return found
+
+
+def _evaluations(plan: Plan) -> list[Evaluation]:
+    """Every evaluation of a plan once; the seeds of a point share theirs."""
+    by_point = {id(cell.evaluations): cell.evaluations for cell in plan.cells}
+    return list({repr(e): e for evaluations in by_point.values() for e in evaluations}.values())
+
+
+def _by_round(
+    plan: Plan, rounds: Mapping[tuple[str, str], int], checkpoints: Iterable[str]
+) -> dict[int, dict[str, None]]:
+    """Round -> the cells with a checkpoint there: a database finds a few stages of each cell faster than all."""
+    found: dict[int, dict[str, None]] = {}
+    for cell in plan.unique():
+        for checkpoint in checkpoints:
+            at = int(cell.spec["protocol"]["rounds"]) if checkpoint == "last" else rounds.get((cell.id, checkpoint))
+            if at is not None:
+                found.setdefault(at, {})[cell.id] = None
+    return found
+
+
+def _rounds(cells: Sequence[str], store: Store, checkpoints: Iterable[str]) -> dict[tuple[str, str], int]:
+    """The rounds of the best-* checkpoints, from the records of the train stages."""
+    wanted = [checkpoint for checkpoint in checkpoints if checkpoint in MONITORED]
+    if not wanted:
+        return {}
+    rounds = {}
+    lacking = []
+    query = sql(STAGES.c.cell, STAGES.c.record).where(STAGES.c.stage == "train")
+    for cell, text in _fetch(store, query, STAGES.c.cell, cells):
+        record = json.loads(text)
+        for checkpoint in wanted:
+            if checkpoint in record:
+                rounds[cell, checkpoint] = int(record[checkpoint]["round"])
+            else:
+                lacking.append(cell)
+    if lacking:  # results of another program, say, that have numbers but no record
+        metrics = [MONITORED[checkpoint] for checkpoint in wanted]
+        here = (NUMBERS.c.stage == "train") & NUMBERS.c.metric.in_(metrics) & (NUMBERS.c.client == -1)
+        series: dict[tuple[str, str], dict[int, float]] = {}
+        for row in _numbers(lacking, store, here):
+            series.setdefault((row["cell"], row["metric"]), {})[row["round"]] = row["value"]
+        for checkpoint in wanted:
+            for cell in lacking:
+                best = checkpoint_round(series.get((cell, MONITORED[checkpoint]), {}))
+                if best is not None:
+                    rounds.setdefault((cell, checkpoint), best)
+    return rounds
+
+
+def _fetch(store: Store, query: Any, key: Any, cells: Iterable[str]) -> Iterator[Any]:
+    """The rows of `query` whose `key` is among `cells`."""
+    with store.reading() as connection:
+        for part in batches(cells):
+            yield from connection.execute(query.where(key.in_(part))).all()  # four times faster than row by row
+
+
+_COLUMNS = ("cell", "stage", "round", "client", "metric", "value", "n")
+
+
+def _numbers(cells: Iterable[str], store: Store, where: Any) -> list[Mapping[str, Any]]:
+    query = sql(*(NUMBERS.c[name] for name in _COLUMNS)).where(where)
+    return [dict(zip(_COLUMNS, row, strict=True)) for row in _fetch(store, query, NUMBERS.c.cell, cells)]
+
+
+_PROVENANCE = (RUNS.c.device, RUNS.c.precision, RUNS.c.commit, RUNS.c.dirty, RUNS.c.versions, RUNS.c.extra)
+_BROKEN = ("failed", "interrupted")
+
+
+def _runs(cells: Sequence[str], store: Store, stages: Iterable[str]) -> list[Mapping[str, Any]]:
+    """The runs behind numbers of these stages and of training, as {"cell", "stage", "provenance"}.
+
+    Where all runs of each stage say the same, one stands for all cells ("cell": None). A train run that failed or was
+    interrupted counts where it left numbers behind.
+    """
+    known: dict[tuple[Any, ...], Mapping[str, Any]] = {}
+
+    def origin(columns: tuple[Any, ...]) -> Mapping[str, Any]:
+        if columns not in known:
+            device, precision, commit, dirty, versions, extra = columns
+            known[columns] = {
+                **json.loads(extra), "device": device, "precision": precision, "commit": commit, "dirty": dirty,
+                "versions": json.loads(versions) if versions else {},
+            }  # fmt: skip
+        return known[columns]
+
+    here = RUNS.c.stage.in_(["train", *sorted(stages)])
+    distinct = sql(RUNS.c.stage, RUNS.c.status, *_PROVENANCE).where(here).distinct()
+    shared = {tuple(row) for row in _fetch(store, distinct, RUNS.c.cell, cells)}
+    if len({row[0] for row in shared}) == len(shared) and all(row[1] not in _BROKEN for row in shared):
+        return [{"cell": None, "stage": row[0], "provenance": origin(row[2:])} for row in sorted(shared, key=repr)]
+
+    runs = []
+    broken: dict[str, list[tuple[int, Mapping[str, Any]]]] = {}
+    every = sql(RUNS.c.id, RUNS.c.cell, RUNS.c.stage, RUNS.c.status, *_PROVENANCE).where(here).order_by(RUNS.c.id)
+    for id, cell, stage, status, *columns in _fetch(store, every, RUNS.c.cell, cells):
+        run = {"cell": cell, "stage": stage, "provenance": origin(tuple(columns))}
+        if stage == "train" and status in _BROKEN:
+            broken.setdefault(cell, []).append((id, run))
+        else:
+            runs.append(run)
+    if broken:
+        left = sql(NUMBERS.c.run).where(NUMBERS.c.stage == "train", NUMBERS.c.metric == "train_loss").distinct()
+        used = {row.run for row in _fetch(store, left, NUMBERS.c.cell, broken)}
+        runs += [run for tried in broken.values() for id, run in tried if id in used]
+    return runs

@@ -1,0 +1,148 @@
+"""The report as data: CSV, one line a number, and JSON. Fractions in [0, 1], unrounded, differences as well."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from fatbench.report.grid import Column, Grid, Value
+
+SCHEMA_VERSION = 1
+BEFORE = ("suite", "table")
+AFTER = (
+    "heading", "metric", "unit", "checkpoint", "mean", "std", "seeds", "seeds_planned", "n", "published", "published_std",
+    "difference", "flags", "published_flag", "preset", "variant", "device", "precision", "commit", "label",
+)  # fmt: skip
+
+
+def render_csv(grids: Sequence[Grid]) -> str:
+    """One line for each number of each table; the axes of all tables are columns, empty where a table lacks one.
+
+    An axis with the name of another column is written "axis:NAME"; several seeds, n or flags are separated by ";".
+    """
+    axes = list(dict.fromkeys(axis for grid in grids for axis in (*grid.axes, *_across(grid))))
+    names = {axis: f"axis:{axis}" if axis in (*BEFORE, *AFTER) else axis for axis in axes}
+    stream = io.StringIO()
+    writer = csv.DictWriter(stream, [*BEFORE, *names.values(), *AFTER], lineterminator="\n", restval="")
+    writer.writeheader()
+    for grid in grids:
+        facts = grid.facts
+        shared = {
+            "suite": grid.suite, "table": grid.id, "checkpoint": grid.select, "preset": grid.preset, "label": grid.label,
+            "variant": _joined({variant for versions in facts.data.values() for variant, _ in versions if variant}),
+            "device": _joined(facts.values(lambda origin: origin.device)),
+            "precision": _joined(facts.values(lambda origin: origin.precision)),
+            "commit": _joined(facts.values(lambda origin: f"{origin.commit}{'+dirty' * origin.dirty}" * bool(origin.commit))),
+        }  # fmt: skip
+        for row in grid.rows:
+            for group, values in zip(grid.groups, row.values, strict=True):
+                key = {names[axis]: label for axis, label in {**row.key, **group.key}.items()}
+                for column, value in zip(grid.columns, values, strict=True):
+                    if value.planned:
+                        writer.writerow({**shared, **key, **_line(column, value)})
+    return stream.getvalue()
+
+
+def _line(column: Column, value: Value) -> dict[str, Any]:
+    line = {
+        "heading": column.heading,
+        "metric": metric(column),
+        "unit": "fraction" if column.unit == "percent" else "plain",
+        "mean": value.mean,
+        "std": value.std,
+        "seeds": _joined(value.seeds),
+        "seeds_planned": value.wanted,
+        "n": _joined(n for n in value.n if n),
+        "published": value.published,
+        "published_std": value.published_std,
+        "difference": value.difference,
+        "flags": _joined(value.flags),
+        "published_flag": value.published_flag,
+    }
+    return {name: "" if item is None else item for name, item in line.items()}
+
+
+def _joined(items: Any) -> str:
+    return ";".join(str(item) for item in items)
+
+
+def _across(grid: Grid) -> list[str]:
+    return list(dict.fromkeys(axis for group in grid.groups for axis in group.key))
+
+
+def metric(column: Column) -> str:
+    """The name of a column's number in JSON and CSV: "pgd20", "gap:pgd20", "train:drift_post@10"."""
+    return column.source.metric if column.source.stage == "evaluation" else column.source.text
+
+
+def render_json(grids: Sequence[Grid]) -> str:
+    content = {"schema_version": SCHEMA_VERSION, "tables": [_table(grid) for grid in grids]}
+    return json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def _table(grid: Grid) -> dict[str, Any]:
+    """One table; each (row, group of columns) is a row, its key holding the labels of both."""
+    rows = []
+    for row in grid.rows:
+        for group, values in zip(grid.groups, row.values, strict=True):
+            planned = [(c, v) for c, v in zip(grid.columns, values, strict=True) if v.planned]
+            if not planned:
+                continue
+            rows.append(
+                {
+                    "key": {**row.key, **group.key},
+                    "measured": {metric(c): _measured(v) for c, v in planned},
+                    "published": {
+                        metric(c): {"mean": v.published, "std": v.published_std, "flag": v.published_flag}
+                        for c, v in planned
+                        if v.published is not None
+                    },
+                    "flags": [f"{metric(c)}: {flag}" for c, v in planned for flag in v.flags],
+                }
+            )
+    facts = grid.facts
+    return {
+        "id": grid.id,
+        "title": grid.title,
+        "suite": grid.suite,
+        "preset": grid.preset,
+        "label": grid.label,
+        "checkpoint": grid.select,
+        "seeds": grid.seeds,
+        "metrics": {metric(c): {"heading": c.heading, "unit": _unit(c), "best": c.best} for c in grid.columns},
+        "rows": rows,
+        "data": [
+            {"name": name, "variant": variant, "fingerprint": fingerprint}
+            for name, versions in facts.data.items()
+            for variant, fingerprint in versions
+        ],
+        "devices": list(facts.values(lambda origin: origin.device)),
+        "precisions": list(facts.values(lambda origin: origin.precision)),
+        "commits": list(facts.values(lambda origin: origin.commit)),
+        "dirty": any(origin.dirty for _, origin in facts.origins),
+        "attacks": facts.attacks(),
+        "versions": facts.versions(),
+        "mixed": facts.mixed(),
+        "notes": [f"{what}: {note}" for what, note in grid.notes],
+    }
+
+
+def _unit(column: Column) -> str:
+    return "fraction" if column.unit == "percent" else "plain"
+
+
+def _measured(value: Value) -> dict[str, Any]:
+    n = [n for n in value.n if n]
+    return {
+        "mean": value.mean,
+        "std": value.std,
+        "seeds": list(value.seeds),
+        "n": (n[0] if len(n) == 1 else n) if n else None,
+        "seeds_planned": value.wanted,
+        "difference": value.difference,
+        "rank": value.rank or None,
+        "flags": list(value.flags),
+    }

@@ -1,0 +1,50 @@
+"""Which round's model is evaluated: the last, the best on held-out validation images, the best on the test images.
+
+Rounds are counts of completed rounds, from 1. Torch-free: the engine asks while it trains, the report when it reads.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, Literal
+
+Checkpoint = Literal["last", "best-val", "best-test"]
+
+# checkpoint -> the number logged during training whose highest value names it. The papers take the best round on the
+# test set (methods: 11.1), which is optimistic; best-val is the honest counterpart.
+MONITORED: dict[str, str] = {"best-val": "val_monitor", "best-test": "monitor"}
+
+WORDS: dict[str, str] = {
+    "last": "last round",
+    "best-val": "best by held-out validation",
+    "best-test": "best on the test set, as the papers choose it",
+}
+
+
+def checkpoint_round(series: Mapping[int, float]) -> int | None:
+    """The round with the highest value; later rounds win ties (the SFAT release compares with >=).
+
+    series: round -> accuracy in [0, 1]. A NaN never wins. None: nothing was measured.
+    """
+    measured = [(value, round) for round, value in series.items() if not math.isnan(value)]
+    return max(measured)[1] if measured else None
+
+
+def update(record: Mapping[str, Any], round: int, series: Mapping[str, float]) -> dict[str, Any]:
+    """The checkpoints after one more round, as a train stage keeps them: checkpoint -> {"round", "value"}.
+
+    series: the round's numbers by metric. "last" is always this round and has no value; the others appear once their
+    metric has been measured.
+    """
+    new: dict[str, Any] = {**record, "last": {"round": round}}
+    for checkpoint, metric in MONITORED.items():
+        if metric not in series:
+            continue
+        values = {round: series[metric]}
+        if old := record.get(checkpoint):
+            values[old["round"]] = old["value"]
+        best = checkpoint_round(values)
+        if best is not None:
+            new[checkpoint] = {"round": best, "value": values[best]}
+    return new
