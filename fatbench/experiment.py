@@ -32,8 +32,9 @@ from torch import Tensor
 from fatbench.evaluation import accuracy
 from fatbench.kinds import Attack, Count, Data, Model, Natural, Partition, Probability, Protocol
 from fatbench.local import trainable
-from fatbench.rng import forked, numpy_generator
+from fatbench.rng import forked
 from fatbench.rounds import Problem, Round, State, Tensors
+from fatbench.splits import split
 from fatbench.store import Number
 
 
@@ -77,41 +78,25 @@ def setup(
     client_holdout: float = 0.0,
     **_: Any,
 ) -> Setup:
-    """Read the data, hold out, partition, initialise. MachineError: data missing or damaged; ValueError: no such split.
-
-    The validation images are the same for every seed and method of a data set; the partition depends on the seed.
-    """
+    """Read the data, hold out, partition, initialise. MachineError: data missing or damaged; ValueError: no such split."""
     dataset = data(place.data)
-    images, labels = dataset.train_images[:train], dataset.train_labels[:train]
-    writers = None if dataset.writers is None else dataset.writers[:train]
-    order = numpy_generator(0, "validation", len(labels)).permutation(len(labels))
-    rest = order[validation:]
-    rest.sort()
+    chosen = split(dataset, seed, partition, train, validation, client_holdout)
 
     def tensors(indices: Any) -> tuple[Tensor, Tensor]:
         return (
-            torch.from_numpy(images[indices]).to(place.device),
-            torch.from_numpy(labels[indices]).to(place.device, torch.int64),
+            torch.from_numpy(dataset.train_images[indices]).to(place.device),
+            torch.from_numpy(dataset.train_labels[indices]).to(place.device, torch.int64),
         )
 
-    train_images, train_labels = tensors(rest)
-    shards = partition(
-        labels[rest], numpy_generator(seed, "partition"), None if writers is None else writers[rest]
-    )
-    kept, held = [], []
-    for k, shard in enumerate(shards):
-        shuffled = numpy_generator(seed, "client_holdout", k).permutation(shard)
-        cut = int(client_holdout * len(shard))
-        kept.append(torch.from_numpy(shuffled[cut:] if cut else shard).to(place.device, torch.int64))
-        held.append(torch.from_numpy(shuffled[:cut]).to(place.device, torch.int64))
-    if empty := [k for k, shard in enumerate(kept) if len(shard) == 0]:
-        raise ValueError(f"partition: clients {empty} have no training example")
+    def on_device(shards: list[Any]) -> list[Tensor]:
+        return [torch.from_numpy(shard).to(place.device, torch.int64) for shard in shards]
+
+    images, labels = tensors(chosen.train)
     with forked(seed, "model"):
-        network = model(tuple(images.shape[1:]), dataset.classes)
+        network = model(dataset.shape, dataset.classes)
     network.to(place.device)
-    problem = Problem(
-        network, train_images, train_labels, kept, seed, place.device, place.precision, place.path
-    )
+    shards = on_device(chosen.shards)
+    problem = Problem(network, images, labels, shards, seed, place.device, place.precision, place.path)
     start = {name: value.detach().clone() for name, value in network.state_dict().items()}
     return Setup(
         problem=problem,
@@ -120,8 +105,8 @@ def setup(
             torch.from_numpy(dataset.test_images[:test]).to(place.device),
             torch.from_numpy(dataset.test_labels[:test]).to(place.device, torch.int64),
         ),
-        validation=tensors(order[:validation]) if validation else None,
-        held=held,
+        validation=tensors(chosen.validation) if validation else None,
+        held=on_device(chosen.held),
         classes=dataset.classes,
         data={"name": dataset.name, "variant": dataset.variant, "fingerprint": dataset.fingerprint},
     )

@@ -219,9 +219,9 @@ def check(kind: str, node: Any, place: str = "") -> dict[str, Any]:
     if isinstance(node, str):
         node = Map({"name": node}, at=place)
     if not isinstance(node, Mapping):
-        raise SpecError(f"{place}: expected a mapping with a name, got {_shown(node)}")
+        raise SpecError(f"{place or kind.lower()}: expected a mapping with a name, got {_shown(node)}")
     if "name" not in node:
-        raise SpecError(f"{place}: 'name' is missing: which {kind.lower()}?{did_you_mean('', names(kind))}")
+        raise SpecError(f"{place or kind.lower()}: 'name' is missing: which {kind.lower()}?{did_you_mean('', names(kind))}")
     if not isinstance(node["name"], str):
         raise SpecError(f"{_place(node, 'name', place)}: expected a name, got {_shown(node['name'])}")
     signature = describe(kind, node["name"], _place(node, "name", place))
@@ -242,7 +242,8 @@ def check_settings(signature: Signature, node: Mapping[str, Any], place: str = "
         if setting.name in node:
             canonical[setting.name] = _value(setting, node[setting.name], _place(node, setting.name, place))
         elif setting.default is REQUIRED:
-            raise SpecError(f"{place or getattr(node, 'at', '')}: '{signature.name}' needs '{setting.name}'")
+            where = place or getattr(node, "at", "")
+            raise SpecError(f"{where}{': ' if where else ''}'{signature.name}' needs '{setting.name}'")
         else:
             canonical[setting.name] = _value(setting, setting.default, setting.name)
     for key in node:

@@ -55,7 +55,10 @@ def forked(seed: int, *key: str | int, device: torch.device | str = "cpu") -> It
     python_state, numpy_state = random.getstate(), numpy.random.get_state()
     cuda = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices=cuda):
-        torch.manual_seed(stream(seed, *key))
+        if cuda:
+            with torch.cuda.device(device):
+                torch.cuda.manual_seed(stream(seed, *key))
+        torch.default_generator.manual_seed(stream(seed, *key))
         random.seed(stream(seed, *key))
         numpy.random.seed(stream(seed, *key) % 2**32)
         try:

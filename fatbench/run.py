@@ -11,6 +11,7 @@ from typing import Any
 
 from fatbench import progress, registry, settings
 from fatbench.errors import MachineError, NothingMatched, SpecError, did_you_mean
+from fatbench.splits import split
 from fatbench.store import Store
 from fatbench.suite import Plan, digest
 from fatbench.watch import Watch
@@ -125,9 +126,22 @@ def _executor(name: str) -> Any:
 
 
 def check_data(jobs: Sequence[Job], root: Path) -> None:
-    """Read every data set of the run once, before any worker starts. MachineError: missing, damaged or not as named."""
-    for spec in {digest(job.spec["data"]): job.spec["data"] for job in jobs}.values():
-        registry.build("Data", spec)(root)
+    """Read every data set of the run once and deal it to the clients, before any worker starts.
+
+    MachineError: missing, damaged or not as named; SpecError: it cannot be split as the cell says.
+    """
+    keys = ("data", "partition", "seed", "train", "validation", "client_holdout")
+    splits = {digest([job.spec[key] for key in keys]): job for job in jobs}
+    datasets: dict[str, Any] = {}
+    for job in splits.values():
+        name = digest(job.spec["data"])
+        if name not in datasets:
+            datasets = {name: registry.build("Data", job.spec["data"])(root)}  # one in memory at a time
+        spec = {key: registry.kinds.number(job.spec[key]) for key in keys[2:]}
+        try:
+            split(datasets[name], partition=registry.build("Partition", job.spec["partition"]), **spec)
+        except ValueError as error:
+            raise SpecError(f"cell {job.cell}: partition: {str(error).removeprefix('partition: ')}") from None
 
 
 def _say_what_would_run(jobs: Sequence[Job], url: str, what: str) -> None:

@@ -34,7 +34,7 @@ def test_a_bare_name_is_a_call_without_settings():
     [
         ({"name": "pgdd", "eps": 0.1}, "no attack is named 'pgdd' (did you mean 'pgd'?)"),
         ({**PGD, "epsilon": 1}, "epsilon: 'pgd' has no setting 'epsilon' (did you mean 'eps'?)"),
-        ({"name": "pgd", "eps": 0.1, "step": 0.1}, ": 'pgd' needs 'steps'"),
+        ({"name": "pgd", "eps": 0.1, "step": 0.1}, "'pgd' needs 'steps'"),
         ({**PGD, "eps": "-8/255"}, "eps: should be greater than or equal to 0, got '-8/255'"),
         ({**PGD, "eps": -1}, "eps: should be greater than or equal to 0, got -1"),
         ({**PGD, "eps": 2}, "eps: should be less than or equal to 1, got 2"),
@@ -44,8 +44,8 @@ def test_a_bare_name_is_a_call_without_settings():
         ({**PGD, "steps": 0}, "steps: should be greater than or equal to 1, got 0"),
         ({**PGD, "steps": 2.5}, "steps: should be a valid integer, got 2.5"),
         ({**PGD, "start": "nowhere"}, "start: should be 'uniform', 'none' or 'gaussian', got 'nowhere'"),
-        ([1], ": expected a mapping with a name, got [1]"),
-        ({"eps": 1}, ": 'name' is missing: which attack?"),
+        ([1], "attack: expected a mapping with a name, got [1]"),
+        ({"eps": 1}, "attack: 'name' is missing: which attack?"),
     ],
 )
 def test_mistakes_get_one_clear_message(node, message):
