@@ -1,0 +1,1348 @@
+"""The suite files that are shipped, and how suite files are read: what they ask for, what they share, what they refuse.
+
+After a deliberate change of a suite, of a default or of a setting's name, write the golden identities anew with
+
+    FATBENCH_UPDATE_GOLDEN=1 pytest tests/test_suites.py -k golden
+
+and look at the difference: a cell whose identity changes is a cell that has to be trained again.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import json
+import os
+import re
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fatbench import registry
+from fatbench import suite as suites
+from fatbench.checks import cohort
+from fatbench.errors import NothingMatched, SpecError
+from fatbench.kinds import number
+from fatbench.suite import Cell, Plan, Suite, Table, load, parse_seeds
+
+ROOT = Path(__file__).parent.parent
+FOLDER = ROOT / "suites"
+GOLDEN = Path(__file__).parent / "golden" / "suite_ids.json"
+NAMES = sorted(file.stem for file in FOLDER.glob("*.yaml"))
+PRESETS = ("paper", "quick", "smoke")
+OF_THE_ISSUE = {
+    "sfat-cifar10", "sfat-cifar100", "sfat-svhn", "sfat-celeba", "sfat-clients", "sfat-local-methods", "sfat-strength",
+    "sfat-per-client", "sfat-local-epochs", "sfat-reverse", "sfat-softbetter", "sfat-anneal", "sfat-drift", "sfat-mu",
+    "sfat-unequal", "sfat-participation", "sfat-standard", "sfat-audit",
+}  # fmt: skip
+OURS = sorted(OF_THE_ISSUE)
+
+
+@cache
+def read(name: str) -> Suite:
+    return load(str(FOLDER / f"{name}.yaml"))
+
+
+@cache
+def plan(name: str, preset: str = "paper") -> Plan:
+    return read(name).plan(preset)
+
+
+def cell(name: str, preset: str = "paper", **key: str) -> Cell:
+    """The first-seed cell of the one grid point with these labels and no other axes."""
+    wanted = {axis.replace("_", " "): label for axis, label in key.items()}
+    found = [c for c in plan(name, preset).cells if c.key == wanted]
+    assert found, f"{name} has no point {wanted}"
+    return found[0]
+
+
+def short(kind: str, call: dict[str, Any]) -> dict[str, Any]:
+    """A call of a canonical cell as one would write it: settings at their default left out."""
+    return registry.without_defaults(kind, call)
+
+
+def points(table: Table, plan: Plan) -> list[dict[str, str]]:
+    """The grid points that a table shows, each once."""
+    keys = [c.key for c in plan.cells if all(c.key.get(axis) in labels for axis, labels in table.where.items())]
+    return [dict(items) for items in dict.fromkeys(tuple(key.items()) for key in keys)]
+
+
+# --- what is shipped ----------------------------------------------------------------------------------------------
+
+
+def test_every_suite_of_the_issue_is_there() -> None:
+    assert set(NAMES) >= OF_THE_ISSUE
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("preset", PRESETS)
+def test_plans(name: str, preset: str) -> None:
+    suite, asked = read(name), plan(name, preset)
+    assert suite.name == name
+    assert suite.description and suite.tables
+    assert asked.unique() and all(c.evaluations for c in asked.cells)
+    assert bool(asked.note) == (preset != "paper"), "a reduced preset says under its tables what was reduced"
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("preset", PRESETS)
+def test_every_table_has_rows_and_one_point_to_a_row(name: str, preset: str) -> None:
+    asked = plan(name, preset)
+    for table in read(name).tables:
+        places = [tuple(p.get(axis) for axis in (*table.rows, *table.across)) for p in points(table, asked)]
+        assert places, table.id
+        assert all(None not in place for place in places), table.id
+        assert len(places) == len(set(places)), f"{table.id}: two points in one row"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_point_is_in_a_table(name: str) -> None:
+    shown = [p for table in read(name).tables for p in points(table, plan(name))]
+    assert all(c.key in shown for c in plan(name).cells)
+
+
+def _logged() -> set[str]:
+    """The metrics that a training round logs, from the table at the head of experiment.py."""
+    text = (ROOT / "fatbench" / "experiment.py").read_text().split('"""')[1]
+    return {name for row in re.findall(r"^\| ([a-z_, ]+) \|", text, re.MULTILINE) for name in row.split(", ")} - {
+        "metric"
+    }
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_column_has_a_source(name: str) -> None:
+    metrics, logged = plan(name).metrics(), _logged()
+    assert {"drift_post", "grad_var", "monitor"} <= logged
+    for table in read(name).tables:
+        for heading, text in table.values.items():
+            source = suites.SOURCE.match(text)
+            assert source is not None
+            known = logged if source["stage"] == "train" else metrics
+            assert source["metric"] in known, f"{table.id}: {heading}: {text}"
+            if source["round"]:
+                rounds = {c.spec["protocol"]["rounds"] for c in plan(name).cells}
+                assert int(source["round"]) <= min(rounds)
+            if source["client"]:
+                clients = {c.spec["partition"]["clients"] for c in plan(name).cells}
+                assert int(source["client"]) < min(clients)
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_smoke_is_small_enough_for_any_machine(name: str) -> None:
+    """A few thousand digits' worth of training per cell, no download, no AutoAttack."""
+    asked = plan(name, "smoke")
+    assert "autoattack" not in asked.metrics()
+    for c in asked.unique():
+        spec = c.spec
+        assert spec["data"]["name"] == "digits"
+        assert spec["train"] <= 340 and spec["test"] <= 100
+        assert spec["protocol"]["rounds"] <= 2
+        forward, _ = registry.passes("Protocol", spec["protocol"])
+        assert forward * spec["train"] <= 12_000, f"{c.key}: {forward * spec['train']} image passes"
+        assert all(e.n is not None and e.n <= 100 for e in c.evaluations)
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_quick_is_the_same_structure_at_a_hundredth_of_the_work(name: str) -> None:
+    paper, quick = plan(name), plan(name, "quick")
+    assert {tuple(c.key.items()) for c in paper.cells} == {tuple(c.key.items()) for c in quick.cells}
+    assert {c.spec["seed"] for c in quick.cells} == {6}
+
+    def work(asked: Plan) -> float:
+        per_image = [(registry.passes("Protocol", c.spec["protocol"])[0], c.spec) for c in asked.unique()]
+        return sum(f * (s["train"] or 50_000) for f, s in per_image)
+
+    assert work(quick) <= work(paper) / (6 if name == "sfat-celeba" else 50)
+    assert work(quick) <= 80e6
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_same_attacks_keep_their_names_in_every_preset(name: str) -> None:
+    """PGD-20 has 20 steps in smoke too, and eps follows the data set: a metric's name never changes its meaning."""
+    for preset in PRESETS:
+        for c in plan(name, preset).cells:
+            svhn = (c.key.get("dataset") == "SVHN") or (
+                "dataset" not in c.key and read(name).raw["base"]["data"]["name"] == "svhn"
+            )
+            eps, step = ("4/255", "1/255") if svhn else ("8/255", "2/255")
+            attacks = {e.label: short("Attack", e.attack) for e in c.evaluations}
+            assert attacks["natural"] == {"name": "natural"}
+            assert attacks["fgsm"] == {"name": "fgsm", "eps": eps}
+            assert attacks["fgsm_p001"] == {"name": "fgsm_p001", "eps": eps, "step": "1/255" if svhn else "8/255"}
+            assert attacks["pgd20"] == {"name": "pgd", "eps": eps, "step": step, "steps": 20}
+            assert attacks["cw"] == {"name": "cw", "eps": eps, "step": step}  # 30 steps, kappa 50
+            if "autoattack" in attacks:
+                assert attacks["autoattack"] == {"name": "autoattack", "eps": eps}
+            assert set(attacks) <= {"natural", "fgsm", "fgsm_p001", "pgd20", "cw", "autoattack"}
+            monitor = c.spec["monitor"]
+            assert monitor == {"name": "natural"} or (monitor["eps"], monitor["step"], monitor["steps"]) == (
+                eps,
+                step,
+                20,
+            )
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_autoattack_is_where_the_paper_has_it(name: str) -> None:
+    expected = name in ("sfat-cifar10", "sfat-cifar100", "sfat-svhn", "sfat-audit")
+    assert ("autoattack" in plan(name).metrics()) == expected
+    assert "autoattack" not in plan(name, "quick").metrics()
+
+
+# --- golden identities --------------------------------------------------------------------------------------------
+
+
+def _ids(name: str) -> dict[str, list[Any]]:
+    result = {}
+    for preset in read(name).presets():
+        ids = sorted(c.id for c in plan(name, preset).unique())
+        result[preset] = [len(ids), hashlib.sha256("\n".join(ids).encode()).hexdigest()[:16]]
+    return result
+
+
+def test_golden_identities() -> None:
+    """Number of cells and hash of their sorted identities, for every suite and preset."""
+    found = {name: _ids(name) for name in NAMES}
+    if os.environ.get("FATBENCH_UPDATE_GOLDEN"):
+        rows = [f'  "{name}": {json.dumps(presets)}' for name, presets in found.items()]
+        GOLDEN.write_text("{\n" + ",\n".join(rows) + "\n}\n", encoding="utf-8")
+    golden = json.loads(GOLDEN.read_text(encoding="utf-8"))
+    changed = sorted(name for name in {*found, *golden} if found.get(name) != golden.get(name))
+    assert not changed, (
+        f"identities differ from {GOLDEN.name}; if meant, set FATBENCH_UPDATE_GOLDEN=1 and run this again"
+    )
+
+
+# --- what is shared -----------------------------------------------------------------------------------------------
+
+SHARED: list[list[tuple[str, dict[str, str]]]] = [
+    [  # FAT, FedAvg, Non-IID, CIFAR-10
+        ("sfat-cifar10", {"partition": "Non-IID", "optimizer": "FedAvg", "method": "FAT"}),
+        ("sfat-audit", {"dataset": "CIFAR-10", "method": "FAT"}),
+        ("sfat-local-methods", {"local": "AT", "method": "FAT"}),
+        ("sfat-strength", {"dataset": "CIFAR-10", "eps": "8/255"}),
+        ("sfat-per-client", {"dataset": "CIFAR-10", "method": "FAT", "holdout": "none"}),
+        ("sfat-local-epochs", {"dataset": "CIFAR-10", "E": "10", "method": "FAT"}),
+        ("sfat-reverse", {"dataset": "CIFAR-10", "r": "1.0"}),
+        ("sfat-softbetter", {"dataset": "CIFAR-10", "method": "FAT"}),
+        ("sfat-anneal", {"dataset": "CIFAR-10", "method": "FAT"}),
+        ("sfat-drift", {"dataset": "CIFAR-10", "split": "equal", "optimizer": "FedAvg", "method": "FAT"}),
+        ("sfat-standard", {"training": "AT", "alpha": "0"}),
+    ],
+    [  # SFAT, FedAvg, Non-IID, CIFAR-10
+        ("sfat-cifar10", {"partition": "Non-IID", "optimizer": "FedAvg", "method": "SFAT"}),
+        ("sfat-audit", {"dataset": "CIFAR-10", "method": "SFAT"}),
+        ("sfat-per-client", {"dataset": "CIFAR-10", "method": "SFAT", "holdout": "none"}),
+        ("sfat-local-epochs", {"dataset": "CIFAR-10", "E": "10", "method": "SFAT"}),
+        ("sfat-reverse", {"dataset": "CIFAR-10", "r": "1.4"}),
+        ("sfat-softbetter", {"dataset": "CIFAR-10", "method": "SFAT"}),
+        ("sfat-anneal", {"dataset": "CIFAR-10", "method": "SFAT"}),
+        ("sfat-drift", {"dataset": "CIFAR-10", "split": "equal", "optimizer": "FedAvg", "method": "SFAT"}),
+        ("sfat-standard", {"training": "AT", "alpha": "1/6"}),
+    ],
+    [  # SFAT at alpha 1/11, FedAvg, Non-IID, CIFAR-10
+        ("sfat-local-methods", {"local": "AT", "method": "SFAT"}),
+        ("sfat-reverse", {"dataset": "CIFAR-10", "r": "1.2"}),
+        ("sfat-drift", {"dataset": "CIFAR-10", "split": "equal", "optimizer": "FedAvg", "method": "SFAT 1/11"}),
+        ("sfat-standard", {"training": "AT", "alpha": "1/11"}),
+    ],
+    [  # FAT, FedAvg, Non-IID, SVHN: three files give SVHN's settings
+        ("sfat-svhn", {"partition": "Non-IID", "optimizer": "FedAvg", "method": "FAT"}),
+        ("sfat-audit", {"dataset": "SVHN", "method": "FAT"}),
+        ("sfat-strength", {"dataset": "SVHN", "eps": "4/255"}),
+        ("sfat-per-client", {"dataset": "SVHN", "method": "FAT", "holdout": "none"}),
+        ("sfat-local-epochs", {"dataset": "SVHN", "E": "2", "method": "FAT"}),
+        ("sfat-reverse", {"dataset": "SVHN", "r": "1.0"}),
+        ("sfat-softbetter", {"dataset": "SVHN", "method": "FAT"}),
+        ("sfat-anneal", {"dataset": "SVHN", "method": "FAT"}),
+        ("sfat-drift", {"dataset": "SVHN", "split": "equal", "optimizer": "FedAvg", "method": "FAT"}),
+    ],
+    [  # SFAT, FedAvg, Non-IID, SVHN: alpha 1/11 is both Table 3's and Table 10's r = 1.2
+        ("sfat-svhn", {"partition": "Non-IID", "optimizer": "FedAvg", "method": "SFAT"}),
+        ("sfat-audit", {"dataset": "SVHN", "method": "SFAT"}),
+        ("sfat-local-epochs", {"dataset": "SVHN", "E": "2", "method": "SFAT"}),
+        ("sfat-reverse", {"dataset": "SVHN", "r": "1.2"}),
+        ("sfat-anneal", {"dataset": "SVHN", "method": "SFAT"}),
+    ],
+    [  # FedProx, SVHN
+        ("sfat-svhn", {"partition": "Non-IID", "optimizer": "FedProx", "method": "SFAT"}),
+        ("sfat-mu", {"mu": "0.01", "method": "SFAT"}),
+        ("sfat-drift", {"dataset": "SVHN", "split": "equal", "optimizer": "FedProx", "method": "SFAT"}),
+    ],
+    [  # FedProx, CIFAR-10
+        ("sfat-cifar10", {"partition": "Non-IID", "optimizer": "FedProx", "method": "SFAT"}),
+        ("sfat-drift", {"dataset": "CIFAR-10", "split": "equal", "optimizer": "FedProx", "method": "SFAT"}),
+    ],
+    [  # 20 clients, SVHN: Table 20's ratio 1.0 repeats Table 16
+        ("sfat-clients", {"dataset": "SVHN", "clients": "20", "skew": "s=2", "method": "SFAT"}),
+        ("sfat-participation", {"participation": "1.0", "method": "SFAT"}),
+    ],
+    [  # 20 clients, CIFAR-100
+        ("sfat-cifar100", {"partition": "Non-IID", "optimizer": "FedAvg", "method": "SFAT"}),
+        ("sfat-clients", {"dataset": "CIFAR-100", "clients": "20", "skew": "s=2", "method": "SFAT"}),
+        ("sfat-audit", {"dataset": "CIFAR-100", "method": "SFAT"}),
+    ],
+    [  # as released
+        ("sfat-cifar10", {"partition": "Non-IID", "optimizer": "FedAvg", "method": "SFAT (released)"}),
+        ("sfat-audit", {"dataset": "CIFAR-10", "method": "SFAT (released)"}),
+    ],
+    [
+        ("sfat-cifar100", {"partition": "Non-IID", "optimizer": "FedAvg", "method": "SFAT (released)"}),
+        ("sfat-audit", {"dataset": "CIFAR-100", "method": "SFAT (released)"}),
+    ],
+    [
+        ("sfat-svhn", {"partition": "Non-IID", "optimizer": "FedAvg", "method": "SFAT (released)"}),
+        ("sfat-audit", {"dataset": "SVHN", "method": "SFAT (released)"}),
+    ],
+    [  # the unequal split of Table 14 is Table 17's
+        ("sfat-drift", {"dataset": "CIFAR-10", "split": "unequal", "optimizer": "FedProx", "method": "SFAT"}),
+        (
+            "sfat-unequal",
+            {"dataset": "CIFAR-10", "split": "CIFAR-10 K=5 6000-13000", "optimizer": "FedProx", "method": "SFAT"},
+        ),
+    ],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("group", SHARED, ids=lambda group: group[0][0] + " " + " ".join(group[0][1].values()))
+def test_suites_share_cells(group: list[tuple[str, dict[str, str]]]) -> None:
+    """What one suite has trained, another only evaluates."""
+    assert len({cell(name, **key).id for name, key in group}) == 1
+
+
+def test_different_experiments_are_different_cells() -> None:
+    fat = cell("sfat-cifar10", partition="Non-IID", optimizer="FedAvg", method="FAT").id
+    others = [
+        cell("sfat-cifar10", partition="IID", optimizer="FedAvg", method="FAT"),
+        cell("sfat-cifar10", partition="Non-IID", optimizer="FedProx", method="FAT"),
+        cell("sfat-cifar10", partition="Non-IID", optimizer="SCAFFOLD", method="FAT"),
+        cell("sfat-local-epochs", dataset="CIFAR-10", E="1", method="FAT"),
+        cell("sfat-audit", dataset="CIFAR-10", method="FAT shrunk"),
+        cell("sfat-standard", training="standard", alpha="0"),
+    ]
+    assert len({fat, *(c.id for c in others)}) == 7
+    holdout = cell("sfat-per-client", dataset="SVHN", method="FAT", holdout="10%")
+    assert holdout.id != cell("sfat-per-client", dataset="SVHN", method="FAT", holdout="none").id
+
+
+# --- the paper's settings (methods.md 10.2) -----------------------------------------------------------------------
+
+AT_8 = {"name": "at", "attack": {"name": "pgd", "eps": "8/255", "step": "2/255", "steps": 10}}
+AT_4 = {"name": "at", "attack": {"name": "pgd", "eps": "4/255", "step": "1/255", "steps": 10}}
+SETTINGS: dict[str, dict[str, Any]] = {
+    "sfat-cifar10": {
+        "data": "cifar10", "model": {"name": "nin"}, "clients": 5, "top": 1, "epochs": 10, "batch": 32,
+        "objective": AT_8, "alpha": {"FedAvg": "1/6", "FedProx": "1/11", "SCAFFOLD": "1/11"},
+        "r": {"FedAvg": 1.4, "FedProx": 1.2, "SCAFFOLD (released)": 1.2},
+    },
+    "sfat-cifar100": {
+        "data": "cifar100", "model": {"name": "resnet18"}, "clients": 20, "top": 4, "epochs": 3,
+        "batch": 128, "objective": AT_8, "alpha": {"FedAvg": "1/11", "FedProx": "1/11", "SCAFFOLD": "3/23"},
+        "r": {"FedAvg": 1.2, "FedProx": 1.2, "SCAFFOLD (released)": 1.3},
+    },
+    "sfat-svhn": {
+        "data": "svhn", "model": {"name": "small_cnn"}, "clients": 5, "top": 1, "epochs": 2, "batch": 128,
+        "objective": AT_4, "alpha": {"FedAvg": "1/11", "FedProx": "1/11", "SCAFFOLD": "1/11"},
+        "r": {"FedAvg": 1.2, "FedProx": 1.2, "SCAFFOLD (released)": 1.2},
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_settings_of_tables_3_and_21(name: str) -> None:
+    want = SETTINGS[name]
+    for c in plan(name).cells:
+        spec, protocol, optimizer, method = c.spec, c.spec["protocol"], c.key["optimizer"], c.key["method"]
+        assert short("Data", spec["data"]) == {"name": want["data"]}
+        assert short("Model", spec["model"]) == want["model"]
+        assert spec["seed"] in (6, 7, 8)
+        assert (spec["validation"], spec["train"], spec["test"], spec["client_holdout"]) == (1000, None, None, 0.0)
+        assert (spec["monitor_every"], spec["monitor_n"]) == (1, None)
+        assert protocol["rounds"] == 100
+        assert (protocol["batch"], protocol["lr"], protocol["momentum"]) == (want["batch"], 0.01, 0.9)
+        assert (protocol["weight_decay"], protocol.get("lr_decay", 1.0), protocol["clip"]) == (0.0, 1.0, None)
+        assert short("Objective", protocol["objective"]) == want["objective"]
+        if optimizer == "Centralized":
+            assert (protocol["name"], spec["partition"]) == ("centralized", {"name": "iid", "clients": 1})
+            continue
+        assert protocol["epochs"] == want["epochs"]
+        assert protocol["participation"] == 1.0
+        clients = 5 if c.key["partition"] == "Non-IID K=5" else want["clients"]
+        iid = c.key["partition"] == "IID"
+        shah = {"name": "shah", "clients": clients}  # the default skew is the release's 2
+        assert short("Partition", spec["partition"]) == ({"name": "iid", "clients": clients} if iid else shah)
+        assert iid or spec["partition"]["skew"] == 2
+        kind = {"SCAFFOLD": "scaffold", "SCAFFOLD (released)": "scaffold_sfat"}.get(optimizer, "fedavg")
+        assert protocol["name"] == kind
+        proximal = {
+            "FedProx": {"name": "norm_per_tensor", "mu": 0.01},
+            "FedProx (squared)": {"name": "squared", "mu": 0.01},
+        }
+        term = protocol.get("proximal")
+        assert (term and short("Proximal", term)) == proximal.get(optimizer)
+        rule, top = short("Rule", protocol["rule"]), 1 if clients == 5 else want["top"]
+        if method == "FAT":
+            assert rule == {"name": "samples"}
+        elif method == "SFAT":
+            alpha = want["alpha"][optimizer.split(" ")[0]]
+            assert rule == {"name": "sfat", "alpha": alpha, "top": top}
+            assert protocol["rule"]["rank_by"] == "mean_loss"
+        else:
+            assert rule == {"name": "sfat_released", "r": want["r"][optimizer], "top": top}
+    assert plan(name).checkpoints == ["last", "best-val", "best-test"]
+
+
+def test_rows_of_tables_3_and_21() -> None:
+    """12 cells and the centralised one, times three seeds; readings beyond the paper come on top."""
+    both = [("Non-IID", o, m) for o in ("FedAvg", "FedProx", "SCAFFOLD") for m in ("FAT", "SFAT")]
+    table_21 = {*both, *(("IID", o, m) for _, o, m in both), ("IID", "Centralized", "AT")}
+    variants = {
+        ("Non-IID", "FedProx (squared)", "FAT"), ("Non-IID", "FedProx (squared)", "SFAT"),
+        ("Non-IID", "SCAFFOLD (released)", "FAT"), ("Non-IID", "SCAFFOLD (released)", "SFAT"),
+        ("Non-IID", "SCAFFOLD (released)", "SFAT (released)"), ("Non-IID", "FedAvg", "SFAT (released)"),
+        ("Non-IID", "FedProx", "SFAT (released)"),
+    }  # fmt: skip
+    for name in ("sfat-cifar10", "sfat-svhn"):
+        assert {tuple(c.key.values()) for c in plan(name).cells} == table_21 | variants
+        assert len(plan(name).cells) == 3 * 20
+    five = {("Non-IID K=5", o, m) for _, o, m in both}
+    assert {tuple(c.key.values()) for c in plan("sfat-cifar100").cells} == table_21 | variants | five
+
+
+def test_tables_stand_in_the_order_of_the_paper() -> None:
+    """Rows by optimiser, variants under the row that they vary; Non-IID left of IID, as in Table 21."""
+    rows = {}
+    for table in read("sfat-cifar10").tables:
+        shown = points(table, plan("sfat-cifar10"))
+        rows[table.id] = list(dict.fromkeys(tuple(p[axis] for axis in table.rows) for p in shown))
+        if table.id == "T21":
+            assert list(dict.fromkeys(p["partition"] for p in shown)) == ["Non-IID", "IID"]
+    pairs = [(o, m) for o in ("FedAvg", "FedProx", "SCAFFOLD") for m in ("FAT", "SFAT")]
+    assert rows["T3"] == pairs
+    assert rows["T21"] == [*pairs, ("Centralized", "AT")]
+    assert rows["T3-variants"][:3] == [("FedAvg", "FAT"), ("FedAvg", "SFAT"), ("FedAvg", "SFAT (released)")]
+
+
+def _rule(c: Cell) -> tuple[Any, ...]:
+    rule = c.spec["protocol"]["rule"]
+    return (rule["name"], rule.get("alpha", rule.get("r")), rule.get("top"))
+
+
+def test_clients() -> None:
+    """Tables 1 and 16: K/5 up-weighted, alpha 1/11; the own share of s = 2 against a fixed 92 per cent."""
+    for c in plan("sfat-clients").cells:
+        k = int(c.key["clients"])
+        assert c.spec["partition"]["clients"] == k
+        assert c.spec["partition"]["own_share"] == (0.92 if c.key["skew"] == "own share 92%" else None)
+        assert _rule(c) == (("sfat", "1/11", k // 5) if c.key["method"] == "SFAT" else ("samples", None, None))
+    assert {c.key["dataset"] for c in plan("sfat-clients").cells if c.key["skew"] != "s=2"} == {"CIFAR-10"}
+
+
+def test_local_methods() -> None:
+    attack = {"eps": "8/255", "step": "2/255", "steps": 10}
+    want = {
+        "AT": AT_8,
+        "TRADES": {"name": "trades", "attack": {"name": "pgd_kl", **attack}},
+        "MART": {"name": "mart", "attack": {"name": "pgd", **attack, "start": "gaussian"}},
+    }
+    for c in plan("sfat-local-methods").cells:
+        assert short("Objective", c.spec["protocol"]["objective"]) == want[c.key["local"]]
+        assert c.spec["protocol"]["objective"].get("beta", 6.0) == 6.0
+        assert _rule(c) == (("sfat", "1/11", 1) if c.key["method"] == "SFAT" else ("samples", None, None))
+
+
+def test_strength() -> None:
+    """Training eps as in Table 5, step eps/4; the monitor and the evaluation keep the full radius."""
+    found: dict[str, list[str]] = {}
+    for c in plan("sfat-strength").cells:
+        attack = c.spec["protocol"]["objective"]["attack"]
+        assert number(attack["step"]) == pytest.approx(number(attack["eps"]) / 4)
+        found.setdefault(c.key["dataset"], []).append(attack["eps"])
+        assert c.spec["monitor"]["eps"] == {"CIFAR-10": "8/255", "SVHN": "4/255"}[c.key["dataset"]]
+    assert {d: sorted(set(eps)) for d, eps in found.items()} == {
+        "CIFAR-10": ["2/255", "4/255", "8/255"],
+        "SVHN": ["1/255", "2/255", "4/255"],
+    }
+
+
+def test_two_set_suites_use_alpha_of_table_3() -> None:
+    for name in ("sfat-per-client", "sfat-local-epochs", "sfat-softbetter", "sfat-anneal", "sfat-audit"):
+        for c in plan(name).cells:
+            if c.key["method"] in ("SFAT", "SFAT-annealed"):
+                want = (
+                    ("1/6", 1)
+                    if c.key["dataset"] == "CIFAR-10"
+                    else ("1/11", 4 if c.key["dataset"] == "CIFAR-100" else 1)
+                )
+                assert _rule(c)[1:] == want, (name, c.key)
+
+
+def test_per_client() -> None:
+    held = {c.spec["client_holdout"] for c in plan("sfat-per-client").cells if c.key["holdout"] == "10%"}
+    assert held == {0.1}
+    assert {c.key["dataset"] for c in plan("sfat-per-client").cells if c.key["holdout"] == "10%"} == {"SVHN"}
+
+
+def test_local_epochs() -> None:
+    found = {(c.key["dataset"], c.spec["protocol"]["epochs"]) for c in plan("sfat-local-epochs").cells}
+    assert found == {("CIFAR-10", 10), ("CIFAR-10", 5), ("CIFAR-10", 1), ("SVHN", 5), ("SVHN", 2), ("SVHN", 1)}
+
+
+def test_reverse() -> None:
+    rules = {c.key["r"]: _rule(c) for c in plan("sfat-reverse").cells}
+    assert rules == {
+        "1.4": ("sfat", "1/6", 1),
+        "1.2": ("sfat", "1/11", 1),
+        "1.0": ("samples", None, None),
+        "0.8": ("resfat_deemph", 0.8, 1),
+        "0.6": ("resfat_deemph", 0.6, 1),
+        "1.2 on the largest loss": ("resfat_up_large", "1/11", 1),
+        "1.4 on the largest loss": ("resfat_up_large", "1/6", 1),
+    }
+
+
+def test_softbetter_and_anneal() -> None:
+    rules = {c.key["method"]: c.spec["protocol"]["rule"] for c in plan("sfat-softbetter").cells}
+    assert rules["FedSoftBetter"] == {"name": "fedsoftbetter", "temperature": 0.3125}
+    assert rules["FedSoftBetter (released)"] == {"name": "fedsoftbetter_released", "temperature": -20.0}
+    annealed = {c.key["dataset"]: _rule(c) for c in plan("sfat-anneal").cells if c.key["method"] == "SFAT-annealed"}
+    assert annealed == {"CIFAR-10": ("sfat_annealed", "1/6", 1), "SVHN": ("sfat_annealed", "1/11", 1)}
+
+
+def test_mu() -> None:
+    found = {c.key["mu"]: short("Proximal", c.spec["protocol"]["proximal"]) for c in plan("sfat-mu").cells}
+    assert found == {mu: {"name": "norm_per_tensor", "mu": float(mu)} for mu in ("0.01", "0.05", "0.1")}
+
+
+def test_unequal() -> None:
+    """Splits that hit the published ranges in shards; a fifth of the clients up-weighted; three rankings."""
+    shards = {"name": "unequal_shards", "shard_size": None}
+    want = {
+        "CIFAR-10 K=5 6000-13000": {**shards, "clients": 5, "shards": 50, "max_shards": 30, "split_seed": 24},
+        "CIFAR-10 K=10 1000-8000": {**shards, "clients": 10, "shards": 50, "max_shards": 30, "split_seed": 10},
+        "SVHN K=5 5860-26370": {**shards, "clients": 5, "shards": 50, "max_shards": 30, "split_seed": 142},
+        "SVHN K=10 1465-13185": {**shards, "clients": 10, "shards": 50, "max_shards": 30, "split_seed": 0},
+        "SVHN K=10 50-16700": {**shards, "clients": 10, "shards": 1445, "max_shards": 1465, "split_seed": 4113},
+    }
+    rankings = {"SFAT": "mean_loss", "SFAT by size and loss": "nk_weighted", "SFAT by released loss": "released"}
+    for c in plan("sfat-unequal").cells:
+        assert c.spec["partition"] == want[c.key["split"]]
+        assert c.key["split"].startswith(c.key["dataset"])
+        assert c.spec["data"]["name"] == {"CIFAR-10": "cifar10", "SVHN": "svhn"}[c.key["dataset"]]
+        if c.key["method"] != "FAT":
+            rule = c.spec["protocol"]["rule"]
+            assert rule["top"] == c.spec["partition"]["clients"] // 5
+            assert rule["rank_by"] == rankings[c.key["method"]]
+            assert rule["alpha"] == (
+                "1/6" if (c.key["dataset"], c.key["optimizer"]) == ("CIFAR-10", "FedAvg") else "1/11"
+            )
+
+
+def test_unequal_splits_have_the_published_sizes() -> None:
+    """In shards, as the release deals them: SVHN 5860-26370 is 4 to 18 shards of 1465, 50-16700 is 1 to 334 of 50."""
+    numpy = pytest.importorskip("numpy")
+    from fatbench.partitions import unequal_shards
+
+    shard = {"CIFAR-10": 49_000 // 50, "SVHN": 72_257 // 50}
+    want = {"K=5 6000-13000": (6, 13), "K=10 1000-8000": (1, 8), "K=5 5860-26370": (4, 18), "K=10 1465-13185": (1, 9)}
+    for split, settings in {c.key["split"]: c.spec["partition"] for c in plan("sfat-unequal").cells}.items():
+        dataset, _, rest = split.partition(" ")
+        labels = numpy.arange(49_000 if dataset == "CIFAR-10" else 72_257) % 10
+        keywords = {key: value for key, value in settings.items() if key != "name"}
+        sizes = [len(part) for part in unequal_shards(labels, numpy.random.default_rng(0), None, **keywords)]
+        if rest in want:
+            assert (min(sizes), max(sizes)) == tuple(n * shard[dataset] for n in want[rest])
+        else:
+            assert (min(sizes), max(sizes)) == (50, 16_700)
+
+
+def test_participation() -> None:
+    found = {}
+    for c in plan("sfat-participation").cells:
+        assert c.spec["partition"]["clients"] == 20
+        if c.key["method"] == "SFAT":
+            found[c.key["participation"]] = (cohort(c.spec), *_rule(c))
+    assert found == {
+        "0.2": (4, "sfat", "1/11", 1),
+        "0.4": (8, "sfat", "1/11", 2),
+        "0.6": (12, "sfat", "1/11", 2),
+        "0.8": (16, "sfat", "1/11", 3),
+        "1.0": (20, "sfat", "1/11", 4),
+    }
+
+
+def test_standard() -> None:
+    for c in plan("sfat-standard").cells:
+        standard = c.key["training"] == "standard"
+        assert short("Objective", c.spec["protocol"]["objective"]) == ({"name": "standard"} if standard else AT_8)
+        assert c.spec["monitor"]["name"] == ("natural" if standard else "pgd")
+        assert c.spec["partition"]["clients"] == (8 if "top" in c.key else 5)
+    tops = {c.key["top"]: _rule(c) for c in plan("sfat-standard").cells if "top" in c.key}
+    assert tops["0 of 8"] == ("samples", None, None)
+    assert [tops[f"{n} of 8"] for n in (1, 2, 3, 4)] == [("sfat", "1/11", n) for n in (1, 2, 3, 4)]
+
+
+def test_celeba() -> None:
+    for c in plan("sfat-celeba").cells:
+        assert c.spec["partition"] == {"name": "by_writer", "clients": 455, "min_images": 2}
+        assert cohort(c.spec) == 10
+        assert c.spec["protocol"]["epochs"] == 1 and c.spec["protocol"]["batch"] == 32
+        assert _rule(c) == (("sfat", "1/6", 4) if c.key["method"] == "SFAT" else ("samples", None, None))
+
+
+def test_audit_has_control_and_release_with_the_same_factor() -> None:
+    r = {"CIFAR-10": (1.4, 1), "SVHN": (1.2, 1), "CIFAR-100": (1.2, 4)}
+    for c in plan("sfat-audit").cells:
+        name = {"FAT shrunk": "fedavg_shrink", "SFAT (released)": "sfat_released"}.get(c.key["method"])
+        if name:
+            assert _rule(c) == (name, *r[c.key["dataset"]])
+
+
+# --- the published numbers ----------------------------------------------------------------------------------------
+
+REPEATS = {"T3-variants", "T3-5-clients", "audit", "T11-variants"}  # show published numbers of other tables again
+# Which tables show which file.
+EXPECTED = {
+    "sfat-t1.csv": {("sfat-clients", "T1")},
+    "sfat-t2.csv": {("sfat-local-methods", "T2")},
+    "sfat-t3.csv": {
+        *((name, table) for name in SETTINGS for table in ("T3", "T3-variants")),
+        ("sfat-cifar100", "T3-5-clients"), ("sfat-audit", "audit"),
+    },
+    "sfat-t5.csv": {("sfat-strength", "T5")},
+    "sfat-t7.csv": {("sfat-per-client", "T7")},
+    "sfat-t8.csv": {("sfat-per-client", table) for table in ("T8-train", "T8-test", "T8-gap")},
+    "sfat-t9.csv": {("sfat-local-epochs", "T9")},
+    "sfat-t10.csv": {("sfat-reverse", "T10")},
+    "sfat-t11.csv": {("sfat-softbetter", "T11"), ("sfat-softbetter", "T11-variants")},
+    "sfat-t12.csv": {("sfat-anneal", "T12")},
+    "sfat-t13.csv": {("sfat-drift", "T13")},
+    "sfat-t14.csv": {("sfat-drift", "T14")},
+    "sfat-t15.csv": {("sfat-mu", "T15")},
+    "sfat-t16.csv": {("sfat-clients", "T16")},
+    "sfat-t17.csv": {("sfat-unequal", "T17")},
+    "sfat-t18.csv": {("sfat-unequal", "T18")},
+    "sfat-t19.csv": {("sfat-celeba", "T19")},
+    "sfat-t20.csv": {("sfat-participation", "T20-natural"), ("sfat-participation", "T20-pgd20")},
+    "sfat-t21.csv": {(name, "T21") for name in SETTINGS},
+}  # fmt: skip
+# Columns that say what a row is, and Table 12's r, which the method and the data set determine.
+KEYS = {"dataset", "optimizer", "method", "K", "local", "eps_train", "metric", "E", "r", "mu", "sizes", "flag"}
+
+
+@cache
+def _csv(file: Path) -> list[dict[str, str]]:
+    with file.open(newline="", encoding="utf-8") as stream:
+        return list(csv.DictReader(stream))
+
+
+Hit = tuple[int, str, str]  # row of the file, column, text
+
+
+def published(table: Table, point: dict[str, str]) -> dict[str, list[Hit]]:
+    """heading -> the CSV fields that the mapping of suites/README.md finds for a grid point."""
+    source = table.published
+    assert source is not None
+
+    def theirs(label: str) -> str:
+        return source.labels.get(label, label)
+
+    rows = [
+        (index, row)
+        for index, row in enumerate(_csv(source.file))
+        if all(row[column] == value for column, value in source.match.items())
+        and all(row[column] == theirs(point[axis]) for axis, column in source.rows.items())
+    ]
+    found = {}
+    for heading in source.values:
+        hits = []
+        for columns in (source.values, source.std):
+            if heading in columns:
+                column = re.sub(r"\{(.+?)\}", lambda match: theirs(point[match[1]]), columns[heading])
+                hits += [(index, column, row[column]) for index, row in rows]
+        found[heading] = hits
+    return found
+
+
+def _tables() -> Iterator[tuple[str, Table]]:
+    for name in OURS:
+        for table in read(name).tables:
+            if table.published is not None:
+                yield name, table
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_every_row_of_a_table_finds_its_published_numbers(name: str) -> None:
+    for table in (table for of, table in _tables() if of == name):
+        assert table.published is not None
+        for point in points(table, plan(name)):
+            found = published(table, point)
+            if point.get("method") == "FAT shrunk":  # a control that no paper has
+                assert not any(found.values())
+                continue
+            for heading, hits in found.items():
+                fields = 1 + (heading in table.published.std)
+                assert len(hits) == fields, f"{table.id}: {point}: {heading}: {hits}"
+                assert all(float(text) >= 0 for _, _, text in hits), f"{table.id}: {point}: {heading}: {hits}"
+
+
+def test_every_published_number_is_shown_where_it_is_meant_to_be() -> None:
+    """No field of any sfat-t*.csv is left out, and none turns up in another table."""
+    shown: dict[str, dict[tuple[int, str], set[tuple[str, str]]]] = {}
+    for name, table in _tables():
+        assert table.published is not None
+        for point in points(table, plan(name)):
+            for hits in published(table, point).values():
+                for index, column, text in hits:
+                    if text:
+                        fields = shown.setdefault(table.published.file.name, {})
+                        fields.setdefault((index, column), set()).add((name, table.id))
+    files = sorted((FOLDER / "published").glob("sfat-t*.csv"))
+    assert {file.name for file in files} == set(EXPECTED) == set(shown)
+    for file in files:
+        every = {
+            (index, column)
+            for index, row in enumerate(_csv(file))
+            for column, text in row.items()
+            if text and column not in KEYS
+        }
+        assert set(shown[file.name]) == every, file.name
+        assert {place for places in shown[file.name].values() for place in places} == EXPECTED[file.name]
+        for field, places in shown[file.name].items():
+            assert len([table for _, table in places if table not in REPEATS]) == 1, (file.name, field, places)
+
+
+@pytest.mark.parametrize(
+    ("name", "id", "point", "heading", "text"),
+    [
+        ("sfat-cifar10", "T3", {"optimizer": "SCAFFOLD", "method": "SFAT"}, "AA", ["33.32", "0.01"]),
+        ("sfat-cifar10", "T3-variants", {"optimizer": "FedProx (squared)", "method": "FAT"}, "CW", ["31.65", "0.36"]),
+        ("sfat-cifar10", "T21", {"optimizer": "Centralized", "method": "AT", "partition": "IID"}, "PGD-20", ["38.18"]),
+        ("sfat-cifar10", "T21", {"optimizer": "FedProx", "method": "SFAT", "partition": "Non-IID"}, "AA", ["31.98"]),
+        ("sfat-cifar100", "T3-5-clients", {"optimizer": "FedAvg", "method": "SFAT"}, "natural", ["35.65", "0.54"]),
+        ("sfat-svhn", "T3", {"optimizer": "FedAvg", "method": "FAT"}, "FGSM (released)", ["88.13", "0.18"]),
+        ("sfat-audit", "audit", {"dataset": "SVHN", "method": "SFAT (released)"}, "PGD-20", ["72.04", "0.32"]),
+        ("sfat-clients", "T16", {"dataset": "CIFAR-100", "clients": "25", "method": "FAT"}, "CW", ["13.23"]),
+        ("sfat-clients", "T1", {"clients": "50", "method": "SFAT"}, "PGD-20", ["34.35"]),
+        ("sfat-strength", "T5", {"dataset": "SVHN", "eps": "1/255"}, "gap", ["4.65"]),
+        ("sfat-per-client", "T8-gap", {"method": "SFAT"}, "client 3", ["20.17"]),
+        ("sfat-local-epochs", "T9", {"dataset": "SVHN", "E": "1", "method": "SFAT"}, "CW", ["71.05"]),
+        ("sfat-reverse", "T10", {"dataset": "CIFAR-10", "r": "0.6"}, "FGSM (released)", ["28.81"]),
+        ("sfat-anneal", "T12", {"dataset": "SVHN", "method": "SFAT-annealed"}, "natural", ["91.68"]),
+        ("sfat-drift", "T14", {"optimizer": "FedProx", "method": "SFAT"}, "70", ["9.06"]),
+        (
+            "sfat-unequal",
+            "T18",
+            {"split": "SVHN K=10 50-16700", "optimizer": "FedProx", "method": "FAT"},
+            "CW",
+            ["70.90"],
+        ),
+        ("sfat-participation", "T20-pgd20", {"participation": "0.4", "method": "SFAT"}, "PGD-20", ["73.01"]),
+    ],
+)
+def test_published_numbers(name: str, id: str, point: dict[str, str], heading: str, text: list[str]) -> None:
+    """Read off the paper's tables by hand."""
+    table = next(t for t in read(name).tables if t.id == id)
+    assert [found for _, _, found in published(table, point)[heading]] == text
+
+
+def test_fgsm_compares_with_the_released_attack_only() -> None:
+    for name, table in _tables():
+        assert table.published is not None
+        assert "FGSM" not in table.published.values, name
+        if "FGSM (released)" in table.published.values:
+            assert (table.values["FGSM (released)"], table.values["FGSM"]) == ("fgsm_p001", "fgsm")
+
+
+def test_only_distances_are_plain_numbers() -> None:
+    plain = {table.id for _, table in _tables() if table.published is not None and table.published.unit == "plain"}
+    assert plain == {"T13", "T14"}
+
+
+# --- how suite files are read -------------------------------------------------------------------------------------
+
+TINY = """\
+name: s
+title: A suite
+seeds: [6]
+base:
+  data: {name: cifar10}
+  validation: 1000
+  partition: {name: shah, clients: 5}
+  model: {name: nin}
+  protocol:
+    name: fedavg
+    rounds: 2
+    epochs: 1
+    batch: 32
+    lr: 0.01
+    objective: {name: at, attack: {name: pgd, eps: 8/255, step: 2/255, steps: 10}}
+    rule: {name: sfat, alpha: 1/6, top: 1}
+  monitor: {name: pgd, eps: 8/255, step: 2/255, steps: 20}
+axes:
+  E:
+    one: {}
+    two: {protocol: {epochs: 2}}
+  K:
+    five: {}
+    ten: {partition: {clients: 10}}
+grid:
+  product: [E, K]
+evaluate:
+  checkpoints: [last]
+  attacks:
+    pgd20: {name: pgd, eps: 8/255, step: 2/255, steps: 20}
+presets:
+  paper: {}
+  smoke: {note: small, axes: {E: [one]}}
+tables:
+  - id: T
+    title: A table
+    rows: [E]
+    across: [K]
+    values: {PGD-20: pgd20}
+"""
+
+
+@pytest.fixture
+def suite_from(tmp_path: Path) -> Callable[..., Suite]:
+    """A suite from TINY with pieces of its text replaced."""
+
+    def make(*changes: tuple[str, str], name: str = "s.yaml") -> Suite:
+        text = TINY
+        for old, new in changes:
+            assert text.count(old) == 1, f"{old!r} is {text.count(old)} times in TINY"
+            text = text.replace(old, new)
+        (tmp_path / name).write_text(text, encoding="utf-8")
+        return load(str(tmp_path / name))
+
+    return make
+
+
+@pytest.fixture
+def message(suite_from: Callable[..., Suite], tmp_path: Path) -> Callable[..., str]:
+    """The message with which TINY, changed, is refused; the folder's name left out."""
+
+    def fail(*changes: tuple[str, str], preset: str = "paper") -> str:
+        with pytest.raises(SpecError) as caught:
+            suite_from(*changes).plan(preset)
+        assert caught.value.exit_code == 2
+        return str(caught.value).replace(f"{tmp_path}{os.sep}", "")
+
+    return fail
+
+
+def keys(plan: Plan) -> list[str]:
+    return [" ".join(c.key.values()) for c in plan.cells]
+
+
+def test_product_in_the_order_of_the_file(suite_from: Callable[..., Suite]) -> None:
+    assert keys(suite_from().plan()) == ["one five", "one ten", "two five", "two ten"]
+    turned = suite_from(("product: [E, K]", "product: [K, E]")).plan()
+    assert keys(turned) == ["one five", "two five", "one ten", "two ten"]
+
+
+def test_axes_patch_the_base(suite_from: Callable[..., Suite]) -> None:
+    specs = {" ".join(c.key.values()): c.spec for c in suite_from().plan().cells}
+    assert {k: (s["protocol"]["epochs"], s["partition"]["clients"]) for k, s in specs.items()} == {
+        "one five": (1, 5),
+        "one ten": (1, 10),
+        "two five": (2, 5),
+        "two ten": (2, 10),
+    }
+
+
+def test_zip_advances_together(suite_from: Callable[..., Suite]) -> None:
+    assert keys(suite_from(("product: [E, K]", "zip: [[E, K]]")).plan()) == ["one five", "two ten"]
+
+
+def test_include_takes_lists_and_adds_to_the_product(suite_from: Callable[..., Suite]) -> None:
+    only = suite_from(("product: [E, K]", "product: []\n  include: [{E: [one, two], K: ten}, {E: one, K: ten}]"))
+    assert keys(only.plan()) == ["one ten", "two ten"]
+    assert keys(only.plan("smoke")) == ["one ten"]
+    more = suite_from(("product: [E, K]", "product: [E]\n  include: [{E: one, K: ten}]"))
+    assert keys(more.plan()) == ["one", "two", "one ten"]
+
+
+def test_exclude_says_why(suite_from: Callable[..., Suite]) -> None:
+    change = ("product: [E, K]", "exclude: [{when: {E: two, K: [ten]}, reason: too dear}]")
+    plan = suite_from(change).plan()
+    assert keys(plan) == ["one five", "one ten", "two five"]
+    assert plan.excluded == [({"E": "two", "K": "ten"}, "too dear")]
+
+
+def test_overrides_come_after_the_axes_and_the_last_one_wins(suite_from: Callable[..., Suite]) -> None:
+    grid = (
+        "\n  overrides:\n    - {set: {protocol: {lr: 0.1}}}"
+        "\n    - {when: {E: two}, set: {protocol: {epochs: 3, lr: 0.2}}}"
+    )
+    suite = suite_from(
+        ("product: [E, K]", f"product: [E, K]{grid}"),
+        ("axes: {E: [one]}}", "overrides: [{when: {E: two, K: ten}, set: {protocol: {epochs: 4}}}]}"),
+    )
+    found = {" ".join(c.key.values()): c.spec["protocol"] for c in suite.plan().cells}
+    assert [(p["epochs"], p["lr"]) for p in found.values()] == [(1, 0.1), (1, 0.1), (3, 0.2), (3, 0.2)]
+    found = {" ".join(c.key.values()): c.spec["protocol"] for c in suite.plan("smoke").cells}
+    assert [(p["epochs"], p["lr"]) for p in found.values()] == [(1, 0.1), (1, 0.1), (3, 0.2), (4, 0.2)]
+
+
+def test_a_call_of_another_name_replaces_the_whole(suite_from: Callable[..., Suite]) -> None:
+    suite = suite_from(
+        ("two: {protocol: {epochs: 2}}", "two: {protocol: {rule: {name: sfat_released, r: 1.4, top: 1}}}")
+    )
+    rules = [short("Rule", c.spec["protocol"]["rule"]) for c in suite.plan().cells]
+    assert rules[0] == {"name": "sfat", "alpha": "1/6", "top": 1}
+    assert rules[2] == {"name": "sfat_released", "r": 1.4, "top": 1}
+
+
+def test_evaluation_can_depend_on_the_axes(suite_from: Callable[..., Suite]) -> None:
+    change = ("  checkpoints: [last]\n", "  overrides: [{when: {E: two}, set: {attacks: {pgd20: {eps: 4/255}}}}]\n")
+    plan = suite_from(change).plan()
+    assert [c.evaluations[0].attack["eps"] for c in plan.cells] == ["8/255", "8/255", "4/255", "4/255"]
+    assert plan.metrics() == ["pgd20"]
+
+
+def test_a_preset_takes_an_attack_out(suite_from: Callable[..., Suite]) -> None:
+    suite = suite_from(
+        ("{note: small,", "{note: small, evaluate: {attacks: {pgd20: null, fgsm: {name: fgsm, eps: 8/255}}},")
+    )
+    assert (suite.plan().metrics(), suite.plan("smoke").metrics()) == (["pgd20"], ["fgsm"])
+
+
+def test_points_that_are_one_experiment_are_run_once(suite_from: Callable[..., Suite]) -> None:
+    plan = suite_from(("ten: {partition: {clients: 10}}", "ten: {}")).plan()
+    assert (len(plan.cells), len(plan.unique())) == (4, 2)
+
+
+def test_seeds(suite_from: Callable[..., Suite]) -> None:
+    suite = suite_from(("seeds: [6]", 'seeds: "0-2"'))
+    assert [c.spec["seed"] for c in suite.plan().cells][:3] == [0, 1, 2]
+    assert {c.spec["seed"] for c in suite.plan("paper", seeds=[9]).cells} == {9}
+    assert parse_seeds("0-2,7, 1") == [0, 1, 2, 7]
+
+
+def test_identity_ignores_defaults_and_how_a_suite_is_written(suite_from: Callable[..., Suite]) -> None:
+    ids = [c.id for c in suite_from().plan().cells]
+    spelt = suite_from(("clients: 5}", "skew: 2.0, clients: 5}"), ("rounds: 2\n", "momentum: 0.0\n    rounds: 2\n"))
+    assert [c.id for c in spelt.plan().cells] == ids
+    assert [c.id for c in suite_from(("alpha: 1/6", "alpha: 0.1667")).plan().cells] != ids
+    evaluated = suite_from(("steps: 20}\npresets", "steps: 20}\n    fgsm: {name: fgsm, eps: 8/255}\npresets"))
+    assert [c.id for c in evaluated.plan().cells] == ids
+
+
+def test_extends_merges_and_keeps_lines(suite_from: Callable[..., Suite], tmp_path: Path) -> None:
+    suite_from()
+    child = tmp_path / "child.yaml"
+    child.write_text(
+        "name: child\ntitle: A child\nextends: s\nbase: {protocol: {rounds: 7}}\n"
+        "axes: {K: {two: {partition: {clients: 2}}}}\n"
+    )
+    with pytest.raises(SpecError, match="no suite is named 's'"):
+        load(str(child))  # by name only where suites are looked for; beside it, by file
+    child.write_text(child.read_text().replace("extends: s\n", "extends: s.yaml\n"))
+    plan = load(str(child)).plan()
+    assert keys(plan) == ["one five", "one ten", "one two", "two five", "two ten", "two two"]
+    assert {c.spec["protocol"]["rounds"] for c in plan.cells} == {7}
+    child.write_text(child.read_text().replace("clients: 2", "clients: two"))
+    with pytest.raises(SpecError) as caught:
+        load(str(child)).plan()
+    assert str(caught.value) == f"{child}:5: clients: should be a valid integer, got 'two'"
+
+
+def test_filters(suite_from: Callable[..., Suite]) -> None:
+    suite = suite_from()
+    assert keys(suite.plan(where="E=two and not K=five")) == ["two ten"]
+    assert keys(suite.plan(where="clients>5 or epochs=2")) == ["one ten", "two five", "two ten"]
+    assert len(suite.plan(where="rule=sfat and model=nin").cells) == 4
+    with pytest.raises(NothingMatched, match="matches none of the 4 cells of 's'"):
+        suite.plan(where="model=resnet18")
+    for text, said in [
+        ("modle=nin", "-k: no cell has 'modle' (did you mean 'model'?)"),
+        ("model", "-k: expected name=value at 'model' in 'model' (write for example: model=nin and not rule=sfat)"),
+        ("(E=one", "-k: a ')' is missing in '(E=one' (write for example: model=nin and not rule=sfat)"),
+        ("E=one K=five", "-k: unexpected 'K' in 'E=one K=five' (write for example: model=nin and not rule=sfat)"),
+    ]:
+        with pytest.raises(SpecError) as caught:
+            suite.plan(where=text)
+        assert str(caught.value) == said
+
+
+# --- bad input ----------------------------------------------------------------------------------------------------
+
+BAD: list[tuple[str, tuple[str, str], str]] = [
+    ("unknown key", ("axes:\n", "axis:\n"), "s.yaml:18: axis: unknown key 'axis' (did you mean 'axes'?)"),
+    (
+        "unknown key in grid",
+        ("product: [E", "prodct: [E"),
+        "s.yaml:26: prodct: unknown key 'prodct' (did you mean 'product'?)",
+    ),
+    (
+        "unknown key in evaluate",
+        ("  checkpoints:", "  checkpoint:"),
+        "s.yaml:28: checkpoint: unknown key 'checkpoint' (did you mean 'checkpoints'?)",
+    ),
+    (
+        "unknown key in a preset",
+        ("{note: small,", "{notes: small,"),
+        "s.yaml:33: notes: unknown key 'notes' (did you mean 'note'?)",
+    ),
+    (
+        "unknown key in a table",
+        ("    across: [K]", "    accross: [K]"),
+        "s.yaml:38: accross: unknown key 'accross' (did you mean 'across'?)",
+    ),
+    (
+        "unknown key of a cell",
+        ("  validation: 1000", "  validaton: 1000"),
+        "s.yaml:6: validaton: 'cell' has no setting 'validaton' (did you mean 'validation'?)",
+    ),
+    (
+        "unknown setting",
+        ("    epochs: 1\n", "    epoch: 1\n"),
+        "s.yaml:12: epoch: 'fedavg' has no setting 'epoch' (did you mean 'epochs'?)",
+    ),
+    (
+        "unknown setting of a nested call",
+        ("alpha: 1/6, top: 1", "alfa: 1/6, top: 1"),
+        "s.yaml:16: alfa: 'sfat' has no setting 'alfa' (did you mean 'alpha'?)",
+    ),
+    ("missing setting", ("    batch: 32\n", ""), "s.yaml:9: protocol: 'fedavg' needs 'batch'"),
+    (
+        "misspelt protocol",
+        ("name: fedavg", "name: fedavgg"),
+        "s.yaml:10: name: no protocol is named 'fedavgg' (did you mean 'fedavg'?)",
+    ),
+    (
+        "misspelt rule",
+        ("name: sfat,", "name: sfta,"),
+        "s.yaml:16: name: no rule is named 'sfta' (did you mean 'sfat'?)",
+    ),
+    (
+        "misspelt attack",
+        ("attack: {name: pgd", "attack: {name: pdg"),
+        "s.yaml:15: name: no attack is named 'pdg' (did you mean 'pgd'?)",
+    ),
+    (
+        "misspelt model",
+        ("model: {name: nin}", "model: {name: resnet81}"),
+        "s.yaml:8: name: no model is named 'resnet81' (did you mean 'resnet18'?)",
+    ),
+    (
+        "misspelt data",
+        ("data: {name: cifar10}", "data: {name: cifra10}"),
+        "s.yaml:5: name: no data is named 'cifra10' (did you mean 'cifar10'?)",
+    ),
+    (
+        "misspelt partition",
+        ("name: shah", "name: shaw"),
+        "s.yaml:7: name: no partition is named 'shaw' (did you mean 'shah'?)",
+    ),
+    (
+        "misspelt objective",
+        ("objective: {name: at,", "objective: {name: mrat,"),
+        "s.yaml:15: name: no objective is named 'mrat' (did you mean 'mart'?)",
+    ),
+    (
+        "misspelt evaluation attack",
+        ("pgd20: {name: pgd", "pgd20: {name: pgdd"),
+        "s.yaml:30: name: no attack is named 'pgdd' (did you mean 'pgd'?)",
+    ),
+    ("text for a count", ("rounds: 2", "rounds: many"), "s.yaml:11: rounds: should be a valid integer, got 'many'"),
+    ("number as text", ("rounds: 2", 'rounds: "2"'), "s.yaml:11: rounds: should be a valid integer, got '2'"),
+    ("fraction of a round", ("rounds: 2", "rounds: 2.5"), "s.yaml:11: rounds: should be a valid integer, got 2.5"),
+    ("a truth value for a number", ("lr: 0.01", "lr: true"), "s.yaml:14: lr: should be a number, got True"),
+    (
+        "a list for a call",
+        ("rule: {name: sfat, alpha: 1/6, top: 1}", "rule: [sfat]"),
+        "s.yaml:16: rule: expected a mapping with a name, got ['sfat']",
+    ),
+    (
+        "a call without a name",
+        ("{name: nin}", "{width: 3}"),
+        "s.yaml:8: model: 'name' is missing: which model? (known: leaf_cnn, nin, resnet18, small_cnn)",
+    ),
+    (
+        "unknown choice",
+        ("clients: 5}", "clients: 5}\n  train: none"),
+        "s.yaml:8: train: should be a valid integer, got 'none'",
+    ),
+    ("infinite", ("lr: 0.01", "lr: .inf"), "s.yaml:14: lr: should be a finite number, got inf"),
+    (
+        "negative eps",
+        ("attack: {name: pgd, eps: 8/255", "attack: {name: pgd, eps: -8/255"),
+        "s.yaml:15: eps: should be greater than or equal to 0, got '-8/255'",
+    ),
+    (
+        "eps above one",
+        ("attack: {name: pgd, eps: 8/255", "attack: {name: pgd, eps: 8"),
+        "s.yaml:15: eps: should be less than or equal to 1, got 8",
+    ),
+    ("no such fraction", ("alpha: 1/6", "alpha: 1/0"), "s.yaml:16: alpha: division by zero, got '1/0'"),
+    ("alpha of one", ("alpha: 1/6", "alpha: 1"), "s.yaml:16: alpha: should be less than 1, got 1"),
+    ("no step", ("steps: 10", "steps: 0"), "s.yaml:15: steps: should be greater than or equal to 1, got 0"),
+    (
+        "more than half selected",
+        ("top: 1", "top: 3"),
+        "s.yaml: E=one, K=five (paper): rule: top: 3 is more than half of the 5 clients of a round",
+    ),
+    (
+        "more than half of the participants",
+        ("    batch: 32", "    participation: 0.2\n    batch: 32"),
+        "s.yaml: E=one, K=five (paper): rule: top: 1 is more than half of the 1 clients of a round",
+    ),
+    (
+        "skew too large",
+        ("clients: 5}", "clients: 5, skew: 25}"),
+        "s.yaml: E=one, K=five (paper): partition: skew: (clients - 1) * skew must be below 100, got (5 - 1) * 25",
+    ),
+    (
+        "more clients than images",
+        ("clients: 5}", "clients: 50000, skew: 0}"),
+        "s.yaml: E=one, K=five (paper): partition: 50000 clients, but only 49000 training images",
+    ),
+    (
+        "all held out",
+        ("validation: 1000", "validation: 50000"),
+        "s.yaml: E=one, K=five (paper): validation: 50000 held-out images of 50000 leave none to train on",
+    ),
+    (
+        "more images than there are",
+        ("validation: 1000", "train: 50001"),
+        "s.yaml: E=one, K=five (paper): train: 50001 images asked for, cifar10 has 50000",
+    ),
+    (
+        "more classes than there are",
+        ("{name: shah, clients: 5}", "{name: classes_per_client, clients: 5, classes: 11}"),
+        "s.yaml: E=one, K=five (paper): partition: classes: 11 of 10 classes",
+    ),
+    (
+        "nobody wrote it",
+        ("{name: shah, clients: 5}", "{name: by_writer, clients: 5}"),
+        "s.yaml: E=one, K=five (paper): partition: by_writer: cifar10 does not say who wrote which example",
+    ),
+    (
+        "unknown checkpoint",
+        ("checkpoints: [last]", "checkpoints: [best]"),
+        "s.yaml:28: checkpoints: no checkpoint is named 'best' (did you mean 'best-val'?)",
+    ),
+    ("no images", ("checkpoints: [last]", "n: 0"), "s.yaml:28: n: expected a number of test images, got 0"),
+    (
+        "a metric in capitals",
+        ("    pgd20: {", "    PGD-20: {"),
+        "s.yaml:30: PGD-20: a metric's name is lower case letters, digits and _",
+    ),
+    (
+        "key given twice",
+        ("    epochs: 1\n", "    epochs: 1\n    epochs: 2\n"),
+        "s.yaml:13: the key 'epochs' is given twice",
+    ),
+    ("key given twice in braces", ("alpha: 1/6, top: 1", "top: 1, top: 2"), "s.yaml:16: the key 'top' is given twice"),
+    (
+        "not YAML",
+        ("title: A suite", "title: [A suite"),
+        "s.yaml:3: not readable as YAML: expected ',' or ']', but got ':'",
+    ),
+    (
+        "a tab",
+        ("    rounds: 2", "\trounds: 2"),
+        "s.yaml:11: not readable as YAML: found character '\\t' that cannot start any token",
+    ),
+    (
+        "a base that is no mapping",
+        ("base:\n", "base: 3\nnothing:\n"),
+        "s.yaml:5: nothing: unknown key 'nothing' (known: axes, base, description, evaluate, extends, grid, name, "
+        "presets, seeds, tables, title)",
+    ),
+    ("no presets", ("presets:\n", "tables_:\n"), "s.yaml:31: tables_: unknown key 'tables_' (did you mean 'tables'?)"),
+    ("no paper preset", ("  paper: {}", "  papper: {}"), "s.yaml:31: presets: a preset named 'paper' is missing"),
+    ("title that is no text", ("title: A suite", "title: 3"), "s.yaml:2: title: expected a text, got 3"),
+    (
+        "an axis without labels",
+        ("  K:\n    five: {}\n    ten: {partition: {clients: 10}}", "  K: {}"),
+        "s.yaml:22: K: an axis needs at least one label",
+    ),
+    ("a label that is no patch", ("one: {}", "one: 1"), "s.yaml:20: one: expected a mapping, got 1"),
+    (
+        "everything excluded",
+        ("product: [E, K]", "exclude: [{when: {}, reason: nothing left}]"),
+        "s.yaml: preset 'paper' leaves an empty grid",
+    ),
+    (
+        "exclude without a reason",
+        ("product: [E, K]", "exclude: [{when: {E: one}}]"),
+        "s.yaml: reason: expected a text, got None",
+    ),
+    (
+        "unknown axis in product",
+        ("product: [E, K]", "product: [E, k]"),
+        "s.yaml:26: product: no axis is named 'k' (known: E, K)",
+    ),
+    (
+        "unknown axis in when",
+        ("product: [E, K]", "overrides: [{when: {F: one}, set: {}}]"),
+        "s.yaml:26: F: no axis is named 'F' (known: E, K)",
+    ),
+    (
+        "unknown label in when",
+        ("product: [E, K]", "overrides: [{when: {E: three}, set: {}}]"),
+        "s.yaml:26: E: axis 'E' has no label 'three' (known: one, two)",
+    ),
+    (
+        "unknown label in include",
+        ("product: [E, K]", "include: [{E: on, K: ten}]"),
+        "s.yaml:26: E: axis 'E' has no label 'on' (did you mean 'one'?)",
+    ),
+    (
+        "a seed in a cell",
+        ("  validation: 1000", "  seed: 3"),
+        "s.yaml:6: seed: seeds are given by 'seeds' of the suite, not in a cell",
+    ),
+    ("no seeds", ("seeds: [6]", "seeds: []"), 's.yaml:3: seeds: expected seeds such as [6, 7] or "0-4", got []'),
+    ("a seed twice", ("seeds: [6]", "seeds: [6, 6]"), "s.yaml:3: seeds: a seed is given twice: [6, 6]"),
+    (
+        "seeds backwards",
+        ("seeds: [6]", 'seeds: "4-0"'),
+        "s.yaml:3: seeds: expected seeds such as 0-4 or 6,7, got '4-0'",
+    ),
+    ("unknown axis in a table", ("rows: [E]", "rows: [e]"), "s.yaml:37: rows: no axis is named 'e' (known: E, K)"),
+    (
+        "unknown label in a table",
+        ("    rows: [E]", "    where: {E: ona}\n    rows: [E]"),
+        "s.yaml:37: where: axis 'E' has no label 'ona' (did you mean 'one'?)",
+    ),
+    (
+        "unreadable source",
+        ("PGD-20: pgd20", "PGD-20: best:pgd20"),
+        "s.yaml:39: PGD-20: cannot read the source 'best:pgd20' (see suites/README.md)",
+    ),
+    (
+        "best of what",
+        ("    rows: [E]", "    best: highest\n    rows: [E]"),
+        "s.yaml:37: best: PGD-20: expected max, min or none, got 'highest'",
+    ),
+    ("a table without an id", ("  - id: T\n    title", "  - title"), "s.yaml:35: the table's 'id' is missing"),
+    (
+        "published file missing",
+        ("    rows: [E]", "    published: {file: published/none.csv}\n    rows: [E]"),
+        "s.yaml:37: file: no such file: published/none.csv",
+    ),
+    (
+        "published heading missing",
+        ("    rows: [E]", "    published: {file: published/sfat-t3.csv, values: {PGD20: pgd20}}\n    rows: [E]"),
+        "s.yaml:37: values: the table has no column 'PGD20' (did you mean 'PGD-20'?)",
+    ),
+    (
+        "published unit",
+        ("    rows: [E]", "    published: {file: published/sfat-t3.csv, unit: points}\n    rows: [E]"),
+        "s.yaml:37: unit: expected percent or plain, got 'points'",
+    ),
+]
+
+
+@pytest.mark.parametrize(("change", "said"), [bad[1:] for bad in BAD], ids=[bad[0] for bad in BAD])
+def test_refused(change: tuple[str, str], said: str, message: Callable[..., str]) -> None:
+    assert message(change) == said
+
+
+def test_refused_in_combination(message: Callable[..., str]) -> None:
+    point = "s.yaml: E=one, K=five (paper)"
+    assert (
+        message(("  validation: 1000\n", ""), ("checkpoints: [last]", "checkpoints: [best-val]"))
+        == f"{point}: checkpoint best-val needs 'validation: N' held-out images"
+    )
+    monitor = ("  monitor: {name: pgd, eps: 8/255, step: 2/255, steps: 20}\n", "")
+    assert (
+        message(monitor, ("checkpoints: [last]", "checkpoints: [last, best-test]"))
+        == f"{point}: checkpoints last, best-test need 'monitor', an attack run during training"
+    )
+    assert (
+        message(("    five: {}\n", ""), ("product: [E, K]", "zip: [[E, K]]"))
+        == "s.yaml:25: zip: zipped axes differ in length: {'E': 2, 'K': 1}"
+    )
+    celeba = ("data: {name: cifar10}", "data: {name: celeba}")
+    auto = ("{name: pgd, eps: 8/255, step: 2/255, steps: 20}\npresets", "{name: autoattack, eps: 8/255}\npresets")
+    assert (
+        message(celeba, auto)
+        == f"{point}: evaluate: pgd20: AutoAttack's targeted losses need at least 4 classes, celeba has 2"
+    )
+    centralized = (
+        "    name: fedavg\n    rounds: 2\n    epochs: 1\n",
+        "    name: centralized\n    rounds: 2\n",
+    )
+    assert (
+        message(
+            centralized,
+            ("    rule: {name: sfat, alpha: 1/6, top: 1}\n", ""),
+            ("two: {protocol: {epochs: 2}}", "two: {}"),
+        )
+        == f"{point}: protocol: centralized needs 'partition: {{name: iid, clients: 1}}'"
+    )
+
+
+def test_refused_in_a_preset(message: Callable[..., str], suite_from: Callable[..., Suite]) -> None:
+    axes = "axes: {E: [one]}}"
+    for new, said in [
+        ("axes: {F: [one]}}", "s.yaml:33: F: no axis is named 'F' (known: E, K)"),
+        ("axes: {E: [tow]}}", "s.yaml:33: E: axis 'E' has no label 'tow' (did you mean 'two'?)"),
+        ("axes: {E: []}}", "s.yaml:33: E: no label is left on axis 'E': the grid is empty"),
+        ("base: {modle: {name: nin}}}", "s.yaml:33: modle: 'cell' has no setting 'modle' (did you mean 'model'?)"),
+    ]:
+        assert message((axes, new), preset="smoke") == said
+    with pytest.raises(SpecError) as caught:
+        suite_from().plan("smok")
+    assert str(caught.value) == "suite 's' has no preset 'smok' (did you mean 'smoke'?)"
+
+
+def test_a_suite_cannot_extend_itself(suite_from: Callable[..., Suite], tmp_path: Path) -> None:
+    with pytest.raises(SpecError) as caught:
+        suite_from(("name: s\n", "name: s\nextends: s.yaml\n"))
+    assert str(caught.value) == f"{tmp_path / 's.yaml'}: a suite cannot extend itself (s -> s)"
+    (tmp_path / "t.yaml").write_text("name: t\nextends: u.yaml\n")
+    (tmp_path / "u.yaml").write_text("name: u\nextends: t.yaml\n")
+    with pytest.raises(SpecError) as caught:
+        load(str(tmp_path / "t.yaml"))
+    assert str(caught.value) == f"{tmp_path / 't.yaml'}: a suite cannot extend itself (t -> u -> t)"
+
+
+def test_extends_what_is_not_there(suite_from: Callable[..., Suite], tmp_path: Path) -> None:
+    with pytest.raises(SpecError) as caught:
+        suite_from(("name: s\n", "name: s\nextends: sfat-cifra10\n"))
+    assert str(caught.value) == (
+        f"{tmp_path / 's.yaml'}:2: extends: no suite is named 'sfat-cifra10' (did you mean 'sfat-cifar10'?)"
+    )
+
+
+def test_files_that_are_no_suites(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("list.yaml").write_text("- name: s\n")
+    Path("empty.yaml").write_text("")
+    Path("latin.yaml").write_bytes(b"name: caf\xe9\n")
+    Path("folder.yaml").mkdir()
+    Path("short.yaml").write_text("name: short\n")
+    for file, said in [
+        ("none.yaml", "none.yaml: no such suite file"),
+        ("folder.yaml", "folder.yaml: no such suite file"),
+        ("list.yaml", "list.yaml: expected a mapping at the top level"),
+        ("empty.yaml", "empty.yaml: expected a mapping at the top level"),
+        ("latin.yaml", "latin.yaml: 'utf-8' codec can't decode byte 0xe9 in position 9: invalid continuation byte"),
+        ("short.yaml", "short.yaml: 'title' is missing"),
+        ("sfat-cifar01", "no suite is named 'sfat-cifar01' (did you mean 'sfat-cifar10'?)"),
+    ]:
+        with pytest.raises(SpecError) as caught:
+            load(file)
+        assert str(caught.value) == said
+
+
+def test_reading_a_suite_imports_no_torch() -> None:
+    import subprocess
+    import sys
+
+    code = (
+        "import sys; from fatbench.suite import load; load(sys.argv[1]).plan();"
+        "assert not {'torch', 'numpy'} & set(sys.modules), 'a suite is checked before torch is imported'"
+    )
+    file = FOLDER / "sfat-cifar10.yaml"
+    subprocess.run([sys.executable, "-c", code, str(file)], check=True, cwd=ROOT)
