@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fatbench import checkpoints, registry, run, settings
+from fatbench import checkpoints, registry, settings
 from fatbench.errors import MachineError, SpecError
+from fatbench.executors import local
 
 
 def checkpoint(
@@ -25,7 +26,7 @@ def checkpoint(
     An attack is a name, or YAML such as "{name: pgd, eps: 8/255, step: 2/255, steps: 20}". SpecError, MachineError.
     """
     specs = [(text, registry.check("Attack", _read(text), "--attack")) for text in attacks]
-    lane = run.lanes_of(device, 1, 1)[0]
+    lane = local.lanes(device, 1)[0]
     import torch
 
     from fatbench.evaluation import accuracy
@@ -61,4 +62,6 @@ def _read(text: str) -> Any:
     try:
         return YAML(typ="safe", pure=True).load(text)
     except YAMLError:
-        raise SpecError(f"--attack: cannot read '{text}' as a YAML mapping such as {{name: fgsm, eps: 8/255}}") from None
+        raise SpecError(
+            f"--attack: cannot read '{text}' as a YAML mapping such as {{name: fgsm, eps: 8/255}}"
+        ) from None

@@ -1,8 +1,8 @@
-"""`fatbench run`: from a plan to finished cells. Everything that can be wrong is found before the first worker starts."""
+"""`fatbench run`: from a plan to finished cells. What can be wrong is found before the first worker starts."""
 
 from __future__ import annotations
 
-import os
+import importlib
 import signal
 import sys
 from collections.abc import Sequence
@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from fatbench import progress, registry, settings
-from fatbench.errors import MachineError, NothingMatched, SpecError, did_you_mean
+from fatbench.errors import NothingMatched, SpecError, did_you_mean
+from fatbench.kinds import number
 from fatbench.splits import split
 from fatbench.store import Store
 from fatbench.suite import Plan, digest
@@ -26,39 +27,6 @@ def jobs_of(plan: Plan) -> list[Job]:
         Job(cell.id, cell.spec, list(cell.evaluations), plan.checkpoints, plan.suite, plan.preset)
         for cell in plan.unique()
     ]
-
-
-def lanes_of(device: str | None, jobs: int | None, per_gpu: int) -> list[str]:
-    """The devices that work side by side. MachineError: no such GPU; SpecError: not a device."""
-    wanted = settings.setting("device", device) or "auto"
-    if jobs is None and (number := settings.setting("jobs")):
-        if not number.isdigit() or int(number) < 1:
-            raise SpecError(f"jobs: expected a number of cells side by side, got '{number}'")
-        jobs = int(number)
-    if wanted == "cpu":
-        return ["cpu"] * (jobs or _cores())
-    if wanted == "auto" or wanted.startswith("cuda"):
-        import torch
-
-        have = torch.cuda.device_count()
-        if wanted == "auto" and have == 0:
-            return ["cpu"] * (jobs or _cores())
-        if wanted in ("auto", "cuda"):
-            gpus = list(range(have)) or [0]
-        else:
-            try:
-                gpus = [int(part) for part in wanted.removeprefix("cuda:").split(",")]
-            except ValueError:
-                raise SpecError(f"--device: expected auto, cpu, cuda or cuda:0,1, got '{wanted}'") from None
-        if missing := [gpu for gpu in gpus if gpu >= have]:
-            raise MachineError(f"--device {wanted}: there is no GPU {missing[0]} here ({have} found; fatbench doctor)")
-        lanes = [f"cuda:{gpu}" for _ in range(per_gpu) for gpu in gpus]
-        return lanes[:jobs] if jobs else lanes
-    raise SpecError(f"--device: expected auto, cpu, cuda or cuda:0,1, got '{wanted}'")
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def run(
@@ -87,28 +55,30 @@ def run(
     if dry_run:
         _say_what_would_run(jobs, url, what)
         return
-    lanes = lanes_of(device, jobs_at_once, per_gpu)
+    chosen: Any = importlib.import_module(f"fatbench.executors.{executor}")
+    lanes = chosen.lanes(device, jobs_at_once, per_gpu, url)
     check_data(jobs, root)
-    machine = Machine(
-        db=url,
-        files=str(settings.files_folder(url)),
-        data=str(root),
+    with Store.open(url, create=True) as store:
+        before = progress.of_jobs(jobs, store)
+        address = str(store.path or url)
+    machine = Machine(  # a worker may have another working directory
+        db=address,
+        files=str(settings.files_folder(url).absolute()),
+        data=str(root.absolute()),
         precision=precision,  # type: ignore[arg-type]
         retry_failed=retry_failed,
         checkpoint_seconds=settings.checkpoint_seconds(),
         plugins=tuple(str(file) for file in registry.plugins()),
     )
-    with Store.open(url, create=True) as store:
-        before = progress.of_jobs(jobs, store)
     left = [job for job in jobs if before[job.cell] != "done" and (retry_failed or before[job.cell] != "failed")]
     failed = [job.cell for job in jobs if before[job.cell] == "failed" and job not in left]
     wish = _Wish()
-    with Watch(what, jobs, before, lanes if executor == "local" else [executor]) as watch:
+    lanes = lanes[: len(left)]
+    with Watch(what, jobs, before, lanes if executor == "local" else [executor] * len(lanes)) as watch:
+        outcomes = {}
         if left:
             with wish:
-                outcomes = _executor(executor)(left, machine, lanes[: len(left)], watch.see, wish.ask, fail_fast=fail_fast)
-        else:
-            outcomes = {}
+                outcomes = chosen.run(left, machine, lanes, watch.see, wish.ask, fail_fast=fail_fast)
         failed += [cell for cell, outcome in outcomes.items() if outcome == "failed"]
         interrupted = [cell for cell, outcome in outcomes.items() if outcome == "interrupted"]
         elsewhere = [cell for cell, outcome in outcomes.items() if outcome == "elsewhere"]
@@ -117,12 +87,6 @@ def run(
         raise SystemExit(wish.code)
     if failed or interrupted:
         raise SystemExit(1)
-
-
-def _executor(name: str) -> Any:
-    import importlib
-
-    return importlib.import_module(f"fatbench.executors.{name}").run
 
 
 def check_data(jobs: Sequence[Job], root: Path) -> None:
@@ -137,7 +101,7 @@ def check_data(jobs: Sequence[Job], root: Path) -> None:
         name = digest(job.spec["data"])
         if name not in datasets:
             datasets = {name: registry.build("Data", job.spec["data"])(root)}  # one in memory at a time
-        spec = {key: registry.kinds.number(job.spec[key]) for key in keys[2:]}
+        spec = {key: number(job.spec[key]) for key in keys[2:]}
         try:
             split(datasets[name], partition=registry.build("Partition", job.spec["partition"]), **spec)
         except ValueError as error:
@@ -169,17 +133,17 @@ class _Wish:
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> _Wish:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            self._before[number] = signal.signal(number, self._hear)
+        for which in (signal.SIGINT, signal.SIGTERM):
+            self._before[which] = signal.signal(which, self._hear)
         return self
 
     def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
+        for which, handler in self._before.items():
+            signal.signal(which, handler)
 
-    def _hear(self, number: int, _: object) -> None:
+    def _hear(self, which: int, _: object) -> None:
         self.times += 1
-        self.code = 128 + number
+        self.code = 128 + which
         if self.times == 1:
             print(
                 "\nfatbench: finishing and checkpointing the current round; again to stop at once"

@@ -10,6 +10,7 @@ from pathlib import Path
 from fatbench.errors import SpecError, did_you_mean
 
 KEYS = ("db", "data", "files", "device", "jobs", "precision", "checkpoint_seconds")
+TABLES = ("slurm",)
 
 
 def setting(key: str, flag: object = None) -> str | None:
@@ -18,8 +19,8 @@ def setting(key: str, flag: object = None) -> str | None:
         return str(flag)
     if value := os.environ.get(f"FATBENCH_{key.upper()}"):
         return value
-    value = _file().get(key)
-    return None if value is None else str(value)
+    found = _file().get(key)
+    return None if found is None else str(found)
 
 
 def _file() -> dict[str, object]:
@@ -30,10 +31,18 @@ def _file() -> dict[str, object]:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise SpecError(f"{path}: {error}") from None
-    for key in content:
-        if key not in KEYS:
-            raise SpecError(f"{path}: unknown setting '{key}'{did_you_mean(key, KEYS)}")
+    for key, value in content.items():
+        if key not in KEYS + TABLES:
+            raise SpecError(f"{path}: unknown setting '{key}'{did_you_mean(key, KEYS + TABLES)}")
+        if isinstance(value, dict) != (key in TABLES):
+            raise SpecError(f"{path}: {key}: expected {f'a table [{key}]' if key in TABLES else 'one value'}")
     return content
+
+
+def table(name: str) -> dict[str, object]:
+    """A table of fatbench.toml, such as [slurm]; empty where there is none. SpecError: the file cannot be read."""
+    value = _file().get(name)
+    return dict(value) if isinstance(value, dict) else {}
 
 
 def database(flag: str | None = None) -> str:
@@ -59,7 +68,7 @@ def files_folder(db: str, flag: str | None = None) -> Path:
     path = db.removeprefix("sqlite:///")
     if "://" in path:
         return Path("results/files")
-    file = Path(path)
+    file = Path(path).expanduser()
     return file.with_name(f"{file.stem}-files")
 
 

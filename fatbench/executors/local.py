@@ -1,23 +1,64 @@
 """Worker processes on this machine: one a lane, each takes the next cell when it is free.
 
 A worker that dies (killed, out of memory, a crash in a library) takes only its cell with it: the cell is marked
-failed, a new worker takes the next one.
+failed, a new worker takes the next one. So workers share nothing with one another, not even the lock of a queue, which
+would die with the worker that holds it: each has a pipe of its own.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import multiprocessing
 import os
-import queue
 import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from multiprocessing import resource_tracker
+from multiprocessing.connection import wait
 from typing import Any
 
+from fatbench.errors import MachineError
+from fatbench.executors import Worker, asked, attempt, bury, me, release
 from fatbench.worker import Event, Job, Machine, Outcome
+
+
+def lanes(device: str | None, jobs: int | None, per_gpu: int = 1, url: str = "") -> list[str]:
+    """A GPU or a core a lane. MachineError: no such GPU; SpecError: not a device."""
+    wanted, jobs = asked(device, jobs)
+    have = 0
+    if wanted != "cpu":
+        import torch
+
+        have = torch.cuda.device_count()
+    if wanted == "cpu" or (wanted == "auto" and have == 0):
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        return ["cpu"] * (jobs or cores)
+    numbers = wanted.partition(":")[2]
+    gpus = [int(part) for part in numbers.split(",")] if numbers else list(range(have)) or [0]
+    if missing := [gpu for gpu in gpus if gpu >= have]:
+        raise MachineError(f"--device {wanted}: there is no GPU {missing[0]} here ({have} found; fatbench doctor)")
+    return [f"cuda:{gpu}" for _ in range(per_gpu) for gpu in gpus][:jobs]
+
+
+@dataclass
+class _Lane:
+    """A worker process, our end of its pipe, and the cell it has in hand."""
+
+    process: Any
+    pipe: Any
+    job: Job | None = None
+
+    def tell(self, item: Job | None) -> None:
+        """A cell to work on, or None: end after the round at hand. A worker that is gone does not mind."""
+        with contextlib.suppress(OSError):
+            self.pipe.send(item)
+
+    @property
+    def worker(self) -> Worker:
+        return Worker(me().host, self.process.pid)
 
 
 def run(
@@ -29,102 +70,100 @@ def run(
     *,
     fail_fast: bool = False,
 ) -> dict[str, Outcome]:
-    """Work through `jobs` on one process per lane; outcome per cell.
-
-    stop() is 0 to go on, 1 to end after the round at hand (it is checkpointed), 2 to end at once.
-    """
+    """Work through `jobs` on one process per lane; outcome per cell."""
     context = multiprocessing.get_context("spawn")
-    events: Any = context.Queue()
-    stopping = context.Event()
     waiting = list(jobs)
     outcomes: dict[str, Outcome] = {}
-    workers: dict[int, tuple[Any, Any, Job | None]] = {}
+    workers: dict[int, _Lane] = {}
+    halted = False
 
-    def start(lane: int) -> tuple[Any, Any, Job | None]:
-        inbox = context.SimpleQueue()
-        lane_machine = replace(machine, device=lanes[lane])
-        process = context.Process(target=_serve, args=(lane, lane_machine, inbox, events, stopping), daemon=True)
+    def start(device: str) -> _Lane:
+        ours, theirs = context.Pipe()
+        process = context.Process(target=_serve, args=(replace(machine, device=device), theirs), daemon=True)
+        # Ctrl-C reaches every process of the terminal; the parent decides, and the child is deaf from its first instant
+        resource_tracker.ensure_running()  # which would unblock the signals
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
         process.start()
-        return process, inbox, None
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        theirs.close()
+        return _Lane(process, ours)
+
+    def over(lane: int, job: Job, outcome: Outcome) -> None:
+        outcomes[job.cell] = outcome
+        watch(lane, Event(job.cell, "cell", outcome))
+        if outcome == "failed" and fail_fast:
+            halt()
+
+    def halt() -> None:
+        nonlocal halted
+        if not halted:
+            halted = True
+            waiting.clear()
+            for worker in workers.values():
+                worker.tell(None)
 
     try:
-        while waiting or any(job for _, _, job in workers.values()):
+        while waiting or any(worker.job for worker in workers.values()):
             wish = stop()
             if wish:
-                stopping.set()
-                waiting.clear()
+                halt()
             if wish >= 2:
                 break
-            for lane in range(len(lanes)):
-                process, inbox, job = workers.get(lane) or (None, None, None)
-                if job is None and waiting:
-                    if process is None or not process.is_alive():
-                        process, inbox, _ = start(lane)
-                    job = waiting.pop(0)
-                    inbox.put(job)
-                    workers[lane] = (process, inbox, job)
-                elif job is not None and not process.is_alive() and events.empty():
-                    outcomes[job.cell] = _bury(job, process.exitcode, machine, watch, lane)
-                    watch(lane, Event(job.cell, "cell", "failed"))
-                    workers.pop(lane)
-                    if fail_fast:
-                        stopping.set()
-                        waiting.clear()
-            try:
-                lane, item = events.get(timeout=0.1)
-            except queue.Empty:
-                continue
-            if isinstance(item, Event):
-                watch(lane, item)
-                continue
-            process, inbox, job = workers[lane]
-            if job is not None:
-                outcomes[job.cell] = item
-                watch(lane, Event(job.cell, "cell", item))
-                workers[lane] = (process, inbox, None)
-                if item == "failed" and fail_fast:
-                    stopping.set()
-                    waiting.clear()
+            for lane, device in enumerate(lanes):
+                if waiting and (lane not in workers or workers[lane].job is None):
+                    if lane not in workers or not workers[lane].process.is_alive():
+                        workers[lane] = start(device)
+                    workers[lane].job = waiting.pop(0)
+                    workers[lane].tell(workers[lane].job)
+            busy = {lane: worker for lane, worker in workers.items() if worker.job is not None}
+            ready = wait([worker.pipe for worker in busy.values()], timeout=0.1)
+            for lane, worker in busy.items():
+                job = worker.job
+                assert job is not None
+                try:
+                    # a process started by a worker that died can keep its end of the pipe open
+                    if worker.pipe not in ready and (worker.process.is_alive() or worker.pipe.poll()):
+                        continue
+                    item = worker.pipe.recv() if worker.pipe in ready else None
+                except (EOFError, OSError):
+                    item = None
+                if isinstance(item, Event):
+                    watch(lane, item)
+                    continue
+                if item is None:
+                    del workers[lane]
+                    text = _death(worker.process)
+                    item = bury(job, machine, worker.worker, text, watch, lane)
+                worker.job = None
+                over(lane, job, item)
     finally:
-        for process, inbox, job in workers.values():
-            if process.is_alive() and job is None:
-                inbox.put(None)
+        for worker in workers.values():
+            if worker.job is None:
+                worker.tell(None)
         end = time.monotonic() + 5
-        for process, _, job in workers.values():
-            process.join(0 if job is not None else max(0.0, end - time.monotonic()))
-            if process.is_alive():
-                process.kill()
-                process.join()
-            if job is not None:
-                _release(job, machine)
+        for worker in workers.values():
+            worker.process.join(0 if worker.job else max(0.0, end - time.monotonic()))
+            if worker.process.is_alive():
+                worker.process.kill()
+                worker.process.join()
+            worker.pipe.close()
+            if worker.job is not None:
+                release(worker.job, machine, worker.worker)
     for job in jobs:
         outcomes.setdefault(job.cell, "interrupted")
     return outcomes
 
 
-def _bury(job: Job, code: int | None, machine: Machine, watch: Callable[[int, Event], None], lane: int) -> Outcome:
-    """Mark what a dead worker was doing as failed."""
-    from fatbench.store import Store
-
-    name = signal.Signals(-code).name if code is not None and code < 0 else f"exit code {code}"
-    hint = " (out of memory?)" if name == "SIGKILL" else ""
-    text = f"the worker process ended with {name}{hint}"
-    with Store.open(machine.db) as store:
-        for (_, stage), row in store.stages([job.cell]).items():
-            if row.status == "running" and row.run is not None:
-                store.fail(row.run, text)
-                watch(lane, Event(job.cell, stage, "failed", message=text))
-    return "failed"
-
-
-def _release(job: Job, machine: Machine) -> None:
-    """Give back what a killed worker had claimed; it goes on from the last checkpoint."""
-    from fatbench.store import Store
-
-    with Store.open(machine.db) as store:
-        for row in store.stages([job.cell]).values():
-            if row.status == "running" and row.run is not None:
-                store.release(row.run)
+def _death(process: Any) -> str:
+    """How a worker process ended, in words."""
+    process.join(5)
+    code = process.exitcode
+    if code is None:
+        process.kill()
+        process.join()
+        return "the worker process closed its pipe without an answer"
+    name = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+    return f"the worker process ended with {name}{' (out of memory?)' if name == 'SIGKILL' else ''}"
 
 
 def _die_with_parent() -> None:
@@ -134,23 +173,30 @@ def _die_with_parent() -> None:
         ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
 
 
-def _serve(lane: int, machine: Machine, inbox: Any, events: Any, stopping: Any) -> None:
-    """A worker's life: take a job, do it, say how it went, until there is none."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides; a worker ends after its round
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+def _serve(machine: Machine, pipe: Any) -> None:
+    """A worker's life: take a job, do it, say how it went, until there is none or the parent is gone."""
     _die_with_parent()
-    parent = os.getppid()
-    from fatbench.store import Store
-    from fatbench.worker import work
+    stopped = False
 
     def notify(event: Event) -> None:
-        events.put((lane, event))
+        with contextlib.suppress(OSError):  # the parent is gone: the stage is not to blame
+            pipe.send(event)
+
+    def next_job() -> Job | None:
+        try:
+            job: Job | None = pipe.recv()
+            return job
+        except (EOFError, OSError):
+            return None
 
     def stop() -> bool:
-        return stopping.is_set() or os.getppid() != parent
+        nonlocal stopped
+        stopped = stopped or (pipe.poll() and next_job() is None)
+        return stopped
 
-    with Store.open(machine.db) as store:
-        while (job := inbox.get()) is not None:
-            events.put((lane, work(job, machine, store, notify, stop)))
-            if os.getppid() != parent:
-                return
+    while not stopped and (job := next_job()) is not None:
+        outcome = attempt(job, machine, notify, stop)
+        try:
+            pipe.send(outcome)
+        except OSError:
+            return
