@@ -8,7 +8,7 @@ from __future__ import annotations
 import errno
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from fatbench.errors import MachineError
@@ -58,7 +58,7 @@ def sweep(folder: Path, keep: Iterable[str]) -> None:
             file.unlink(missing_ok=True)
 
 
-def _write(file: Path, tensors: Tensors, header: dict[str, object]) -> None:
+def _write(file: Path, tensors: Tensors, header: Mapping[str, object]) -> None:
     from safetensors.torch import save
 
     temporary = file.with_name(f"{file.name}.{os.getpid()}.tmp")

@@ -38,7 +38,9 @@ def check(spec: Mapping[str, Any], place: str) -> None:
                 raise SpecError(f"{place}: {key}: {spec[key]} images asked for, {spec['data']['name']} has {have}")
     if n_train:
         if spec["validation"] >= n_train:
-            raise SpecError(f"{place}: validation: {spec['validation']} held-out images of {n_train} leave none to train on")
+            raise SpecError(
+                f"{place}: validation: {spec['validation']} held-out images of {n_train} leave none to train on"
+            )
         if clients and clients > n_train - spec["validation"]:
             left = n_train - spec["validation"]
             raise SpecError(f"{place}: partition: {clients} clients, but only {left} training images")
@@ -54,9 +56,9 @@ def check(spec: Mapping[str, Any], place: str) -> None:
             raise SpecError(
                 f"{place}: partition: skew: (clients - 1) * skew must be below 100, got ({clients} - 1) * {skew:g}"
             )
-    if facts and facts.classes and partition["name"] == "classes_per_client":
-        if partition["classes"] > facts.classes:
-            raise SpecError(f"{place}: partition: classes: {partition['classes']} of {facts.classes} classes")
+    per_client = partition["classes"] if partition["name"] == "classes_per_client" else 0
+    if facts and facts.classes and per_client > facts.classes:
+        raise SpecError(f"{place}: partition: classes: {per_client} of {facts.classes} classes")
     if partition["name"] == "by_writer" and facts and spec["data"]["name"] != "celeba":
         raise SpecError(f"{place}: partition: by_writer: {spec['data']['name']} does not say who wrote which example")
     if protocol["name"] == "centralized" and clients != 1:

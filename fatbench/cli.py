@@ -13,7 +13,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
@@ -21,12 +21,27 @@ from fatbench import __version__
 from fatbench.errors import FatbenchError, MachineError, NothingMatched, SpecError, did_you_mean
 
 if TYPE_CHECKING:
+    from fatbench.selection import Checkpoint
     from fatbench.store import Store
     from fatbench.suite import Plan
     from fatbench.worker import Job
 
 SCHEMA_VERSION = 1
-ORDER = "suite plan run status report show logs evaluate export import data db doctor".split()
+ORDER = [
+    "suite",
+    "plan",
+    "run",
+    "status",
+    "report",
+    "show",
+    "logs",
+    "evaluate",
+    "export",
+    "import",
+    "data",
+    "db",
+    "doctor",
+]
 
 
 class Suggesting(typer.core.TyperGroup):
@@ -288,7 +303,9 @@ def _find_job(id: str) -> Job:
     from fatbench import run, suite
 
     if len(id) < 4:
-        raise SpecError(f"'{id}': give at least the first 4 letters of a cell's id (fatbench plan suite NAME lists them)")
+        raise SpecError(
+            f"'{id}': give at least the first 4 letters of a cell's id (fatbench plan suite NAME lists them)"
+        )
     found: dict[str, Job] = {}
     for name in suite.available():
         chosen = suite.load(name)
@@ -403,7 +420,9 @@ Select = Annotated[str, typer.Option("--select", help="Checkpoint: last, best-va
 @app.command("report")
 def report(
     name: Annotated[str | None, typer.Argument(help="A suite's name or file; none: every suite with results.")] = None,
-    format: Annotated[str | None, typer.Option("--format", help="markdown, latex, csv, json, html or terminal.")] = None,
+    format: Annotated[
+        str | None, typer.Option("--format", help="markdown, latex, csv, json, html or terminal.")
+    ] = None,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Write to this file.")] = None,
     select: Select = "last",
     published: Annotated[bool, typer.Option("--published/--no-published", help="Show the paper's numbers.")] = True,
@@ -417,7 +436,9 @@ def report(
     from fatbench import report as reporting
     from fatbench import suite
 
-    format = _format(format or ("terminal" if sys.stdout.isatty() and output is None else "markdown"), reporting.FORMATS)
+    format = _format(
+        format or ("terminal" if sys.stdout.isatty() and output is None else "markdown"), reporting.FORMATS
+    )
     if select not in suite.CHECKPOINTS:
         raise SpecError(f"--select: no checkpoint is named '{select}'{did_you_mean(select, suite.CHECKPOINTS)}")
     grids = []
@@ -429,7 +450,7 @@ def report(
             if name is None and (store is None or known is None):
                 continue
             plan = _plan(one, known, smoke, seeds, where)
-            grids += reporting.tables(chosen, plan, store, select=select, published=published)
+            grids += reporting.tables(chosen, plan, store, select=cast("Checkpoint", select), published=published)
     if not grids and name is None:
         raise NothingMatched("the database holds no results yet: fatbench run suite NAME")
     text = reporting.render(grids, format)
@@ -445,7 +466,9 @@ def report(
 @app.command("evaluate")
 def evaluate(
     checkpoint: Annotated[Path, typer.Argument(help="A model file written by a run.", show_default=False)],
-    attack: Annotated[list[str] | None, typer.Option("--attack", help="natural, or {name: pgd, eps: 8/255, ...}.")] = None,
+    attack: Annotated[
+        list[str] | None, typer.Option("--attack", help="natural, or {name: pgd, eps: 8/255, ...}.")
+    ] = None,
     n: Annotated[int | None, typer.Option("-n", min=1, help="First n test images.")] = None,
     batch: Annotated[int, typer.Option("--batch", min=1)] = 500,
     device: Device = None,

@@ -7,6 +7,7 @@ Numbers of a round (stage `train`; `client` is set where it says per client):
 | train_loss | mean training loss over the last local epoch, clients weighted by examples; also per client |
 | train_accuracy | accuracy on the training inputs (adversarial under AT), running over the round; also per client |
 | holdout_accuracy | per client: accuracy under the monitor on the client's held-out share (client_holdout > 0) |
+| holdout_gap | per client that took part: train_accuracy minus holdout_accuracy |
 | weight | per client: the weight w_k |
 | selected | per client: 1 where the rule singled the client out, else 0 |
 | drift_post, drift_pre | mean L2 distance of the clients' parameters from the new, and from the broadcast model |
@@ -33,7 +34,7 @@ from fatbench.evaluation import accuracy
 from fatbench.kinds import Attack, Count, Data, Model, Natural, Partition, Probability, Protocol
 from fatbench.local import trainable
 from fatbench.rng import forked
-from fatbench.rounds import Problem, Round, State, Tensors
+from fatbench.rounds import Problem, Round, State
 from fatbench.splits import split
 from fatbench.store import Number
 
@@ -78,7 +79,7 @@ def setup(
     client_holdout: float = 0.0,
     **_: Any,
 ) -> Setup:
-    """Read the data, hold out, partition, initialise. MachineError: data missing or damaged; ValueError: no such split."""
+    """Read the data, hold out, partition, initialise. MachineError: data missing or damaged; ValueError: no split."""
     dataset = data(place.data)
     chosen = split(dataset, seed, partition, train, validation, client_holdout)
 
@@ -142,7 +143,9 @@ def experiment(
     for result in protocol(ready.problem, state):
         for update in result.updates:
             if not math.isfinite(update.stats.loss):
-                raise Diverged(f"round {result.index + 1}: training loss of client {update.client} is {update.stats.loss}")
+                raise Diverged(
+                    f"round {result.index + 1}: training loss of client {update.client} is {update.stats.loss}"
+                )
         count = result.index + 1
         seconds = time.perf_counter() - begin
         numbers = [
@@ -155,7 +158,7 @@ def experiment(
             Number("seconds", seconds, count),
         ]
         if monitor is not None and (count % monitor_every == 0 or count == rounds):
-            numbers += _monitor(ready, result.state.model, count, monitor, monitor_n)
+            numbers += _monitor(ready, result, count, monitor, monitor_n)
         yield result, numbers
         begin = time.perf_counter()
 
@@ -186,13 +189,15 @@ def _distance(a: list[Tensor], b: list[Tensor]) -> float:
     return float(torch.stack(torch._foreach_norm(torch._foreach_sub(a, b))).double().norm())
 
 
-def _monitor(ready: Setup, model: Tensors, count: int, monitor: Any, n: int | None) -> Iterator[Number]:
+def _monitor(ready: Setup, result: Round, count: int, monitor: Any, n: int | None) -> Iterator[Number]:
     from fatbench.attacks import natural
 
-    for prefix, split in (("", ready.test), ("val_", ready.validation)):
-        if split is None:
+    model = result.state.model
+    trained = {update.client: update.stats.accuracy for update in result.updates}
+    for prefix, held_out in (("", ready.test), ("val_", ready.validation)):
+        if held_out is None:
             continue
-        images, labels = split[0][:n], split[1][:n]
+        images, labels = held_out[0][:n], held_out[1][:n]
         for metric, attack in (("natural", natural), ("monitor", monitor)):
             key = ("monitor", prefix + metric, count)
             value = accuracy(ready.problem, model, images, labels, attack, key)
@@ -202,6 +207,8 @@ def _monitor(ready: Setup, model: Tensors, count: int, monitor: Any, n: int | No
             images, labels = ready.problem.images[held], ready.problem.labels[held]
             value = accuracy(ready.problem, model, images, labels, monitor, ("monitor", "holdout", count, k))
             yield Number("holdout_accuracy", value, count, n=len(held), client=k)
+            if k in trained:
+                yield Number("holdout_gap", trained[k] - value, count, n=len(held), client=k)
 
 
 EXPERIMENTS = {"cell": experiment}

@@ -172,7 +172,15 @@ def _train_client(
         batches=len(sizes),
         broadcast_loss=broadcast_loss,
     )
-    return Update(k, n, {name: value.detach().clone(memory_format=torch.contiguous_format) for name, value in model.state_dict().items()}, stats)
+    return Update(
+        k,
+        n,
+        {
+            name: value.detach().clone(memory_format=torch.contiguous_format)
+            for name, value in model.state_dict().items()
+        },
+        stats,
+    )
 
 
 def _broadcast_loss(problem: Problem, broadcast: Tensors, k: int, round: int, local: LocalSGD) -> float:

@@ -13,6 +13,7 @@ from typing import Any
 
 from fatbench import registry
 from fatbench.checks import cohort, known
+from fatbench.kinds import number
 from fatbench.suite import Cell, Evaluation, Plan, digest
 
 
@@ -42,7 +43,7 @@ def training(spec: Mapping[str, Any]) -> Work | None:
     if facts is None or not total:
         return None
     protocol = spec["protocol"]
-    images = (total - spec["validation"]) * (1 - float(registry.kinds.number(spec["client_holdout"])))
+    images = (total - spec["validation"]) * (1 - float(number(spec["client_holdout"])))
     clients = spec["partition"].get("clients") or 1
     m, rounds = cohort(spec), protocol["rounds"]
     forward, backward = registry.passes("Protocol", protocol, participation=m / clients)
@@ -60,9 +61,7 @@ def training(spec: Mapping[str, Any]) -> Work | None:
     )
     if spec["monitor"] is not None:
         times = math.ceil(rounds / spec["monitor_every"])
-        tested = sum(
-            min(n, spec["monitor_n"] or n) for n in (spec["test"] or facts.test or 0, spec["validation"]) if n
-        )
+        tested = sum(min(n, spec["monitor_n"] or n) for n in (spec["test"] or facts.test or 0, spec["validation"]) if n)
         forward, backward = registry.passes("Attack", spec["monitor"])
         work += Work(forward=times * tested * (forward + 2), backward=times * tested * backward)
     return work
@@ -99,6 +98,7 @@ def cell_work(cell: Cell, plan: Plan) -> Work | None:
 
 
 def total(works: Iterable[Work | None]) -> Work:
+    """The sum of what is known."""
     result = Work()
     for work in works:
         if work is not None:

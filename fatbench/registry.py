@@ -114,7 +114,7 @@ def _table(tree: ast.Module, table: str) -> dict[str, str]:
         entries = {}
         for key, function in zip(value.keys, value.values, strict=True):
             if not (isinstance(key, ast.Constant) and isinstance(function, ast.Name)):
-                raise SpecError(f"table {table}: every entry must be written \"name\": function")
+                raise SpecError(f'table {table}: every entry must be written "name": function')
             entries[str(key.value)] = function.id
         return entries
     return {}
@@ -158,6 +158,7 @@ def add_plugin(file: Path) -> None:
 
 
 def plugins() -> tuple[Path, ...]:
+    """The plugin files in use, for other processes to add."""
     return tuple(_PLUGINS)
 
 
@@ -178,9 +179,7 @@ def _signatures(kind: str) -> dict[str, Signature]:
                 for argument, default in zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True)
             )
             free = node.args.kwarg is not None
-            found[name] = Signature(
-                kind, name, ast.get_docstring(node) or "", settings, free, str(origin), node.lineno
-            )
+            found[name] = Signature(kind, name, ast.get_docstring(node) or "", settings, free, str(origin), node.lineno)
     return found
 
 
@@ -201,7 +200,7 @@ def describe(kind: str, name: str, place: str = "") -> Signature:
 @functools.cache
 def _adapter(annotation: str) -> TypeAdapter[Any]:
     names = {**vars(kinds), "Literal": Literal}
-    return TypeAdapter(eval(annotation, names), config=ConfigDict(strict=True))  # noqa: S307 (our own source)
+    return TypeAdapter(eval(annotation, names), config=ConfigDict(strict=True))
 
 
 def _nested(annotation: str) -> tuple[str | None, bool]:
@@ -212,7 +211,7 @@ def _nested(annotation: str) -> tuple[str | None, bool]:
 
 
 def check(kind: str, node: Any, place: str = "") -> dict[str, Any]:
-    """The canonical form of `node`, a mapping {name: ..., setting: value}: every default filled in, every value checked.
+    """The canonical form of `node`, a mapping {name: ..., setting: value}: defaults filled in, values checked.
 
     A bare string is short for {name: string}. SpecError: unknown name or key, missing key, wrong type or range.
     """
@@ -221,7 +220,9 @@ def check(kind: str, node: Any, place: str = "") -> dict[str, Any]:
     if not isinstance(node, Mapping):
         raise SpecError(f"{place or kind.lower()}: expected a mapping with a name, got {_shown(node)}")
     if "name" not in node:
-        raise SpecError(f"{place or kind.lower()}: 'name' is missing: which {kind.lower()}?{did_you_mean('', names(kind))}")
+        raise SpecError(
+            f"{place or kind.lower()}: 'name' is missing: which {kind.lower()}?{did_you_mean('', names(kind))}"
+        )
     if not isinstance(node["name"], str):
         raise SpecError(f"{_place(node, 'name', place)}: expected a name, got {_shown(node['name'])}")
     signature = describe(kind, node["name"], _place(node, "name", place))
@@ -301,7 +302,7 @@ def bind(signature: Signature, spec: Mapping[str, Any]) -> dict[str, Any]:
         if kind is not None:
             arguments[key] = None if value is None else build(kind, value)
         else:
-            is_number = key not in by_name or isinstance(value, str) and _is_number(by_name[key].annotation)
+            is_number = key not in by_name or (isinstance(value, str) and _is_number(by_name[key].annotation))
             arguments[key] = kinds.number(value) if is_number and isinstance(value, str) else value
     return arguments
 

@@ -52,7 +52,7 @@ def forked(seed: int, *key: str | int, device: torch.device | str = "cpu") -> It
     import torch
 
     device = torch.device(device)
-    python_state, numpy_state = random.getstate(), numpy.random.get_state()
+    python_state, numpy_state = random.getstate(), numpy.random.get_state()  # noqa: NPY002
     cuda = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices=cuda):
         if cuda:
@@ -60,9 +60,9 @@ def forked(seed: int, *key: str | int, device: torch.device | str = "cpu") -> It
                 torch.cuda.manual_seed(stream(seed, *key))
         torch.default_generator.manual_seed(stream(seed, *key))
         random.seed(stream(seed, *key))
-        numpy.random.seed(stream(seed, *key) % 2**32)
+        numpy.random.seed(stream(seed, *key) % 2**32)  # noqa: NPY002
         try:
             yield
         finally:
             random.setstate(python_state)
-            numpy.random.set_state(numpy_state)
+            numpy.random.set_state(numpy_state)  # noqa: NPY002

@@ -35,6 +35,7 @@ def _table(*columns: str, right: Sequence[str] = ()) -> Table:
 
 
 def suites(rows: Sequence[Mapping[str, Any]]) -> None:
+    """`suite list`."""
     presets = list(dict.fromkeys(preset for row in rows for preset in row["presets"]))
     table = _table("suite", "title", *presets, right=presets)
     for row in rows:
@@ -45,6 +46,7 @@ def suites(rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def suite(chosen: Suite) -> None:
+    """`suite show`."""
     console = _console()
     console.print(f"[bold]{chosen.name}[/bold]  {chosen.title}")
     if chosen.description:
@@ -70,6 +72,7 @@ def suite(chosen: Suite) -> None:
 
 
 def plan(what: Plan, works: Mapping[str, Work | None], total: Work, time: tuple[float, int]) -> None:
+    """`plan suite`; time is (seconds, cells of unknown speed)."""
     from fatbench.watch import _duration
 
     console = _console()
@@ -113,6 +116,7 @@ def _bytes(value: float) -> str:
 
 
 def status(what: Plan, rows: Sequence[Row]) -> None:
+    """`status NAME`."""
     console = _console()
     axes = list(dict.fromkeys(axis for row in rows for axis in row.cell.key))
     table = _table("cell", *axes, "seed", "state", "rounds", "stages", right=("seed", "rounds", "stages"))
@@ -130,6 +134,7 @@ def status(what: Plan, rows: Sequence[Row]) -> None:
 
 
 def all_status(counts: Mapping[tuple[str, str], Mapping[str, int]]) -> None:
+    """`status`: what the database holds."""
     console = _console()
     if not counts:
         console.print("nothing has been run yet: fatbench run suite NAME (fatbench suite list)")
@@ -148,6 +153,7 @@ def cell(
     numbers: Sequence[Mapping[str, Any]],
     runs: Sequence[Mapping[str, Any]],
 ) -> None:
+    """`show CELL`: settings, stages, the last round's numbers, the runs behind them."""
     import json
 
     console = _console()
@@ -155,16 +161,21 @@ def cell(
     console.print(json.dumps(spec, indent=2), markup=False)
     table = _table("stage", "state", "done", "run", right=("done", "run"))
     for (_, stage), row in sorted(stages.items()):
-        table.add_row(stage, f"[{COLOURS.get(row.status, '')}]{row.status}[/]", f"{row.round}/{row.total}", str(row.run or ""))
+        table.add_row(
+            stage, f"[{COLOURS.get(row.status, '')}]{row.status}[/]", f"{row.round}/{row.total}", str(row.run or "")
+        )
     console.print(table)
-    table = _table("stage", "round", "metric", "client", "value", "n", "run", right=("round", "client", "value", "n", "run"))
+    table = _table(
+        "stage", "round", "metric", "client", "value", "n", "run", right=("round", "client", "value", "n", "run")
+    )
     last = max((row["round"] for row in numbers if row["stage"] == "train"), default=0)
     for row in numbers:
         if row["stage"] == "train" and row["round"] != last:
             continue
         client = "" if row["client"] < 0 else str(row["client"])
         table.add_row(
-            row["stage"], str(row["round"]), row["metric"], client, f"{row['value']:.6g}", str(row["n"] or ""), str(row["run"])
+            row["stage"], str(row["round"]), row["metric"], client, f"{row['value']:.6g}", str(row["n"] or ""),
+            str(row["run"]),
         )  # fmt: skip
     console.print(table)
     hidden = sum(row["stage"] == "train" and row["round"] != last for row in numbers)
@@ -178,6 +189,7 @@ def cell(
 
 
 def evaluation(results: Sequence[Mapping[str, Any]]) -> None:
+    """`evaluate`."""
     table = _table("attack", "accuracy", "n", right=("accuracy", "n"))
     for row in results:
         table.add_row(row["label"], f"{100 * row['accuracy']:.2f} %", str(row["n"]))
@@ -185,6 +197,7 @@ def evaluation(results: Sequence[Mapping[str, Any]]) -> None:
 
 
 def datasets(root: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """`data list`."""
     table = _table("data set", "state", "train", "test", "where", right=("train", "test"))
     colours = {"complete": "green", "variant": "yellow", "damaged": "red", "missing": "dim"}
     for row in rows:

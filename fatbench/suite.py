@@ -29,7 +29,19 @@ from fatbench.registry import Map
 
 PRESETS = ("paper", "quick", "smoke")
 CHECKPOINTS = ("last", "best-val", "best-test")
-SUITE_KEYS = ("name", "title", "description", "extends", "seeds", "base", "axes", "grid", "evaluate", "presets", "tables")
+SUITE_KEYS = (
+    "name",
+    "title",
+    "description",
+    "extends",
+    "seeds",
+    "base",
+    "axes",
+    "grid",
+    "evaluate",
+    "presets",
+    "tables",
+)
 GRID_KEYS = ("product", "zip", "include", "exclude", "overrides")
 PRESET_KEYS = ("note", "seeds", "base", "axes", "evaluate", "overrides")
 EVALUATE_KEYS = ("n", "batch", "checkpoints", "attacks", "overrides")
@@ -345,14 +357,16 @@ def expand(suite: Suite, preset: str, seeds: Sequence[int] | None = None) -> Pla
         asked = evaluate
         for when, patch in by_point:
             if _matches(key, when):
-                asked = merge(asked, patch)
+                asked = merge(asked, _without_removed(patch, evaluate))
         evaluations = _evaluations(asked, file)
         for evaluation in evaluations:
             checks.check_attack(evaluation.attack, first, f"{place}: evaluate: {evaluation.label}")
         if "best-val" in checkpoints and not first["validation"]:
             raise SpecError(f"{place}: checkpoint best-val needs 'validation: N' held-out images")
         if set(checkpoints) - {"last"} and first["monitor"] is None:
-            raise SpecError(f"{place}: checkpoints {', '.join(checkpoints)} need 'monitor', an attack run during training")
+            raise SpecError(
+                f"{place}: checkpoints {', '.join(checkpoints)} need 'monitor', an attack run during training"
+            )
         for seed in seeds:
             full = {**first, "seed": seed}
             cells.append(Cell(identity(full), key, full, evaluations))
@@ -363,6 +377,16 @@ def expand(suite: Suite, preset: str, seeds: Sequence[int] | None = None) -> Pla
 
 def _patch(node: Any) -> Map:
     return node if isinstance(node, Map) else Map()
+
+
+def _without_removed(patch: Map, evaluate: Map) -> Map:
+    """A patch of `evaluate` less the attacks that the preset has taken out (attack: null)."""
+    removed = {label for label, attack in (evaluate.get("attacks") or {}).items() if attack is None}
+    if not removed or not isinstance(patch.get("attacks"), Map):
+        return patch
+    attacks = patch["attacks"]
+    kept = Map({k: v for k, v in attacks.items() if k not in removed}, attacks.where, attacks.at)
+    return Map({**patch, "attacks": kept}, patch.where, patch.at)
 
 
 def _restricted(axes: Map, preset: Map) -> Map:
@@ -384,13 +408,15 @@ def _restricted(axes: Map, preset: Map) -> Map:
     return kept
 
 
-def _points(grid: Map, axes: Map, every: Map, file: Path) -> Iterator[Key]:
-    """Grid points: the product of the named axes and zipped groups, then the points to include, each once.
+def _points(grid: Map, axes: Map, every: Map, file: Path) -> list[Key]:
+    """Grid points: the product of the named axes and zipped groups, and the points to include, each once.
 
-    `axes` are those of the preset, `every` those of the suite.
+    In the order of the axes and their labels in the file. `axes` are those of the preset, `every` those of the suite.
     """
     groups: list[list[Key]] = []
     zipped = grid.get("zip", [])
+    if not (isinstance(zipped, list) and all(isinstance(group, list) and group for group in zipped)):
+        raise SpecError(f"{grid.place('zip')}: expected a list of lists of axes, such as [[dataset, model]]")
     in_zip = {axis for group in zipped for axis in group}
     product = grid.get("product", [axis for axis in axes if axis not in in_zip])
     for axis in product:
@@ -407,20 +433,22 @@ def _points(grid: Map, axes: Map, every: Map, file: Path) -> Iterator[Key]:
         groups.append(
             [dict(zip(group, labels, strict=True)) for labels in zip(*(axes[axis] for axis in group), strict=True)]
         )
-    seen = set()
-    points = (dict(itertools.chain(*(part.items() for part in parts))) for parts in itertools.product(*groups))
-    if not groups and "include" in grid:
-        points = iter(())
+    found: dict[tuple[int, ...], Key] = {}
+    if axes and not groups and "include" not in grid:
+        raise SpecError(
+            f"{grid.place('product')}: no axis is in the product and there is no include: the grid is empty"
+        )
+    combinations = itertools.product(*groups) if groups or "include" not in grid else ()
+    points = (dict(itertools.chain(*(part.items() for part in parts))) for parts in combinations)
     for point in itertools.chain(points, _included(grid, every, file)):
         if all(label in axes[axis] for axis, label in point.items()):  # else: a label that this preset leaves out
-            ordered = {axis: point[axis] for axis in axes if axis in point}
-            if (name := tuple(ordered.items())) not in seen:
-                seen.add(name)
-                yield ordered
+            place = tuple(list(every[axis]).index(point[axis]) if axis in point else -1 for axis in every)
+            found[place] = {axis: point[axis] for axis in every if axis in point}
+    return [found[place] for place in sorted(found)]
 
 
 def _included(grid: Map, axes: Map, file: Path) -> Iterator[Key]:
-    """The points of `include`: each item a mapping axis -> label or list of labels, of which it takes all combinations."""
+    """The points of `include`: each item maps axes to labels or lists of them, and stands for all combinations."""
     for item in _list_of_maps(grid, "include", file):
         labels = _known_labels(item, axes)
         for combination in itertools.product(*labels.values()):
@@ -446,7 +474,9 @@ def _known_labels(node: Map, axes: Map) -> dict[str, list[str]]:
             raise SpecError(f"{node.place(axis)}: no axis is named '{axis}'{did_you_mean(axis, axes)}")
         for label in _labels(node[axis]):
             if label not in axes[axis]:
-                raise SpecError(f"{node.place(axis)}: axis '{axis}' has no label '{label}'{did_you_mean(label, axes[axis])}")
+                raise SpecError(
+                    f"{node.place(axis)}: axis '{axis}' has no label '{label}'{did_you_mean(label, axes[axis])}"
+                )
     return {axis: _labels(value) for axis, value in node.items()}
 
 
@@ -463,7 +493,7 @@ def _seeds(node: Map, file: Path) -> list[int]:
     if isinstance(seeds, str):
         return parse_seeds(seeds, node.place("seeds"))
     if not (isinstance(seeds, list) and seeds and all(type(s) is int and s >= 0 for s in seeds)):
-        raise SpecError(f"{node.place('seeds')}: expected seeds such as [6, 7] or \"0-4\", got {seeds!r}")
+        raise SpecError(f'{node.place("seeds")}: expected seeds such as [6, 7] or "0-4", got {seeds!r}')
     if len(set(seeds)) != len(seeds):
         raise SpecError(f"{node.place('seeds')}: a seed is given twice: {seeds!r}")
     return seeds
@@ -507,7 +537,9 @@ def _evaluations(node: Map, file: Path) -> tuple[Evaluation, ...]:
 
 # --- tables ------------------------------------------------------------------------------------------------------
 
-SOURCE = re.compile(r"(?:(?P<stage>train|gap):)?(?P<metric>[a-z_][a-z0-9_]*)(?:\[(?P<client>\d+)\])?(?:@(?P<round>\d+))?\Z")
+SOURCE = re.compile(
+    r"(?:(?P<stage>train|gap):)?(?P<metric>[a-z_][a-z0-9_]*)(?:\[(?P<client>\d+)\])?(?:@(?P<round>\d+))?\Z"
+)
 
 
 def _read_table(node: Any, raw: Map, file: Path) -> Table:
@@ -528,11 +560,15 @@ def _read_table(node: Any, raw: Map, file: Path) -> Table:
     for axis, labels in where.items():
         for label in labels:
             if label not in axes[axis]:
-                raise SpecError(f"{node.place('where')}: axis '{axis}' has no label '{label}'{did_you_mean(label, axes[axis])}")
+                raise SpecError(
+                    f"{node.place('where')}: axis '{axis}' has no label '{label}'{did_you_mean(label, axes[axis])}"
+                )
     values = {heading: str(source) for heading, source in _mapping(node, "values", place).items()}
     for heading, source in values.items():
         if not SOURCE.match(source):
-            raise SpecError(f"{node['values'].place(heading)}: cannot read the source '{source}' (see suites/README.md)")
+            raise SpecError(
+                f"{node['values'].place(heading)}: cannot read the source '{source}' (see suites/README.md)"
+            )
     best = node.get("best", "max")
     best = {heading: str(best.get(heading, "max") if isinstance(best, Map) else best) for heading in values}
     for heading, which in best.items():
@@ -540,18 +576,30 @@ def _read_table(node: Any, raw: Map, file: Path) -> Table:
             raise SpecError(f"{node.place('best')}: {heading}: expected max, min or none, got '{which}'")
     published = None
     if "published" in node:
-        source = _mapping(node, "published", place)
-        _keys(source, PUBLISHED_KEYS, place)
-        csv = next((p for p in (file.parent / str(source.get("file")), *(f / str(source.get("file")) for f in folders())) if p.is_file()), None)
+        paper = _mapping(node, "published", place)
+        _keys(paper, PUBLISHED_KEYS, place)
+        csv = next(
+            (
+                p
+                for p in (file.parent / str(paper.get("file")), *(f / str(paper.get("file")) for f in folders()))
+                if p.is_file()
+            ),
+            None,
+        )
         if csv is None:
-            raise SpecError(f"{source.place('file')}: no such file: {source.get('file')}")
-        maps = {k: {a: str(v) for a, v in _mapping(source, k, place).items()} for k in ("match", "rows", "labels", "values", "std")}
-        unit = str(source.get("unit", "percent"))
+            raise SpecError(f"{paper.place('file')}: no such file: {paper.get('file')}")
+        maps = {
+            k: {a: str(v) for a, v in _mapping(paper, k, place).items()}
+            for k in ("match", "rows", "labels", "values", "std")
+        }
+        unit = str(paper.get("unit", "percent"))
         if unit not in ("percent", "plain"):
-            raise SpecError(f"{source.place('unit')}: expected percent or plain, got '{unit}'")
+            raise SpecError(f"{paper.place('unit')}: expected percent or plain, got '{unit}'")
         for heading in (*maps["values"], *maps["std"]):
             if heading not in values:
-                raise SpecError(f"{source.place('values')}: the table has no column '{heading}'{did_you_mean(heading, values)}")
+                raise SpecError(
+                    f"{paper.place('values')}: the table has no column '{heading}'{did_you_mean(heading, values)}"
+                )
         published = Published(csv, unit=unit, **maps)
     return Table(
         _text(node, "id", place), _text(node, "title", place), where, rows, across, values, best, published,

@@ -71,9 +71,7 @@ class Watch:
             tail = f": {event.message}" if event.message else ""
             self._line(f"{event.cell} {event.stage} {where}{tail}")
 
-    def summary(
-        self, cells: int, failed: Sequence[str], interrupted: Sequence[str], elsewhere: Sequence[str]
-    ) -> None:
+    def summary(self, cells: int, failed: Sequence[str], interrupted: Sequence[str], elsewhere: Sequence[str]) -> None:
         """The last lines: what was done and what to do about the rest."""
         if self.live.is_started:
             self.live.stop()
@@ -92,10 +90,10 @@ class Watch:
     def render(self) -> Any:
         left = self.total - self.done - self.failed
         speed = self._speed()
-        head = Text.assemble(
-            (self.what, "bold"), f"   {self.done}/{self.total} cells", (f"  {self.failed} failed" if self.failed else "", "red"),
-            f"  {left} left", f"   {speed:,.0f} images/s" if speed else "", f"   {self._time_left()}",
-        )  # fmt: skip
+        failed = (f"  {self.failed} failed" if self.failed else "", "red")
+        rate = f"   {speed:,.0f} images/s" if speed else ""
+        counts = f"   {self.done}/{self.total} cells"
+        head = Text.assemble((self.what, "bold"), counts, failed, f"  {left} left", rate, f"   {self._time_left()}")
         table = Table.grid(padding=(0, 2))
         for lane, device in enumerate(self.lanes):
             if lane not in self.at:

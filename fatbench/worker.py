@@ -229,7 +229,9 @@ def _attack(
     stage = evaluation.stage(round)
     file = folder / f"model-{round:06d}.safetensors"
     if not file.exists():
-        raise MachineError(f"the model of round {round} is not here ({file}): its results were imported or it was removed")
+        raise MachineError(
+            f"the model of round {round} is not here ({file}): its results were imported or it was removed"
+        )
     if "ready" not in shared:
         shared["ready"] = _ready(job, machine)[1]
     ready = shared["ready"]

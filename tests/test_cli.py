@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -87,19 +87,17 @@ def test_no_arguments_and_help_and_version(run):
         assert "Commands:" in out
     assert run("--version") == (0, f"fatbench {__version__}\n", "")
     for group in (["suite"], ["plan", "suite"], ["run"], ["run", "suite"], ["data"], ["db"], ["report"]):
-        code, out, _ = run(*group, "-h")
+        _, out, _ = run(*group, "-h")
         assert code == 0
         assert "Usage: fatbench " + " ".join(group) in out
 
 
 def test_start_up_is_quick_and_without_torch():
-    """The promise is 0.3 s; a loaded machine gets three tries and some slack."""
-    times = []
-    for _ in range(3):
-        begin = time.perf_counter()
-        subprocess.run([sys.executable, "-m", "fatbench", "--help"], check=True, capture_output=True)
-        times.append(time.perf_counter() - begin)
-    assert min(times) < 0.9
+    """The promise is 0.3 s on a quiet machine; processor time, with slack, is what a busy one can hold to."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run([sys.executable, "-m", "fatbench", "--help"], check=True, capture_output=True)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 0.6
     code = (
         "import sys; sys.argv = ['fatbench', 'status', '--db', '/nowhere/x.db']\n"
         "from fatbench import cli\n"
@@ -110,38 +108,37 @@ def test_start_up_is_quick_and_without_torch():
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
 
 
-MISTAKES = [
-    (["suit", "list"], 2, "fatbench: no command is named 'suit' (did you mean 'suite'?)"),
-    (["plan", "suite", "sfat-cifar"], 2, "fatbench: no suite is named 'sfat-cifar' (did you mean 'sfat-cifar10'?)"),
-    (["plan", "suite", "nothere.yaml"], 2, "fatbench: nothere.yaml: no such suite file"),
-    (
-        ["plan", "suite", "tiny.yaml", "--preset", "quik"], 2,
-        "fatbench: suite 'tiny' has no preset 'quik' (known: paper, smoke)",
-    ),
-    (["plan", "suite", "tiny.yaml", "--smoke", "--preset", "paper"], 2, "fatbench: --smoke and --preset paper contradict each other"),
-    (["plan", "suite", "tiny.yaml", "-k", "modl=nin"], 2, "fatbench: -k: no cell has 'modl' (did you mean 'model'?)"),
-    (["plan", "suite", "tiny.yaml", "-k", "model"], 2, "fatbench: -k: expected name=value at 'model' in 'model'"),
-    (["plan", "suite", "tiny.yaml", "-k", "model=vit"], 3, "fatbench: -k 'model=vit' matches none of the 2 cells of 'tiny'"),
-    (["plan", "suite", "tiny.yaml", "--seeds", "4-1"], 2, "fatbench: --seeds: expected seeds such as 0-4 or 6,7, got '4-1'"),
-    (["plan", "suite", "tiny.yaml", "--format", "xml"], 2, "fatbench: --format: no format is named 'xml' (known: json, text)"),
-    (["run", "suite", "tiny.yaml", "--device", "tpu"], 2, "fatbench: --device: expected auto, cpu, cuda or cuda:0,1, got 'tpu'"),
-    (["run", "suite", "tiny.yaml", "--device", "cuda:7"], 5, "fatbench: --device cuda:7: there is no GPU 7 here"),
-    (["run", "suite", "tiny.yaml", "--precision", "fp8"], 2, "fatbench: --precision: expected fp32 or bf16, got 'fp8'"),
-    (["run", "suite", "tiny.yaml", "--executor", "k8s"], 2, "fatbench: --executor: no executor is named 'k8s'"),
+PLAN = ["plan", "suite", "tiny.yaml"]
+RUN = ["run", "suite", "tiny.yaml"]
+MISTAKES = [  # arguments, exit code, the message on stderr
+    (["suit", "list"], 2, "no command is named 'suit' (did you mean 'suite'?)"),
+    (["plan", "suite", "sfat-cifar"], 2, "no suite is named 'sfat-cifar' (did you mean 'sfat-cifar10'?)"),
+    (["plan", "suite", "nothere.yaml"], 2, "nothere.yaml: no such suite file"),
+    ([*PLAN, "--preset", "quik"], 2, "suite 'tiny' has no preset 'quik' (known: paper, smoke)"),
+    ([*PLAN, "--smoke", "--preset", "paper"], 2, "--smoke and --preset paper contradict each other"),
+    ([*PLAN, "-k", "modl=nin"], 2, "-k: no cell has 'modl' (did you mean 'model'?)"),
+    ([*PLAN, "-k", "model"], 2, "-k: expected name=value at 'model' in 'model'"),
+    ([*PLAN, "-k", "model=vit"], 3, "-k 'model=vit' matches none of the 2 cells of 'tiny'"),
+    ([*PLAN, "--seeds", "4-1"], 2, "--seeds: expected seeds such as 0-4 or 6,7, got '4-1'"),
+    ([*PLAN, "--format", "xml"], 2, "--format: no format is named 'xml' (known: json, text)"),
+    ([*RUN, "--device", "tpu"], 2, "--device: expected auto, cpu, cuda or cuda:0,1, got 'tpu'"),
+    ([*RUN, "--device", "cuda:7"], 5, "--device cuda:7: there is no GPU 7 here"),
+    ([*RUN, "--precision", "fp8"], 2, "--precision: expected fp32 or bf16, got 'fp8'"),
+    ([*RUN, "--executor", "k8s"], 2, "--executor: no executor is named 'k8s'"),
     (["run", "suite", "sfat-cifar10", "--device", "cpu"], 5, "cifar10"),
-    (["run", "cell", "ab"], 2, "fatbench: 'ab': give at least the first 4 letters"),
-    (["run", "cell", "ffffffffffff"], 3, "fatbench: no suite has a cell 'ffffffffffff'"),
-    (["show", "abcd"], 3, "fatbench: no cell 'abcd' in the database"),
-    (["logs", "abcd"], 3, "fatbench: no cell 'abcd' in the database"),
-    (["report", "tiny.yaml", "--format", "latx"], 2, "fatbench: --format: no format is named 'latx' (did you mean 'latex'?)"),
-    (["report", "tiny.yaml", "--select", "best"], 2, "fatbench: --select: no checkpoint is named 'best'"),
-    (["report"], 3, "fatbench: the database holds no results yet"),
-    (["export"], 3, "fatbench: the database holds no results yet"),
-    (["evaluate", "no.safetensors"], 5, "fatbench: no.safetensors: no such checkpoint"),
+    (["run", "cell", "ab"], 2, "'ab': give at least the first 4 letters"),
+    (["run", "cell", "ffffffffffff"], 3, "no suite has a cell 'ffffffffffff'"),
+    (["show", "abcd"], 3, "no cell 'abcd' in the database"),
+    (["logs", "abcd"], 3, "no cell 'abcd' in the database"),
+    (["report", "tiny.yaml", "--format", "latx"], 2, "--format: no format is named 'latx' (did you mean 'latex'?)"),
+    (["report", "tiny.yaml", "--select", "best"], 2, "--select: no checkpoint is named 'best'"),
+    (["report"], 3, "the database holds no results yet"),
+    (["export"], 3, "the database holds no results yet"),
+    (["evaluate", "no.safetensors"], 5, "no.safetensors: no such checkpoint"),
     (["data", "verify", "cifar11"], 2, "cifar11"),
-    (["status", "--db", "tiny.yaml"], 4, "fatbench: tiny.yaml is not a fatbench database"),
-    (["plan", "suite", "tiny.yaml", "--plugin", "none.py"], 2, "fatbench: plugin "),
-]  # fmt: skip
+    (["status", "--db", "tiny.yaml"], 4, "tiny.yaml is not a fatbench database"),
+    ([*PLAN, "--plugin", "none.py"], 2, "plugin "),
+]
 
 
 @pytest.mark.parametrize(("arguments", "code", "message"), MISTAKES, ids=[" ".join(m[0]) for m in MISTAKES])
@@ -162,25 +159,26 @@ def test_unknown_options_are_usage_errors(run, place):
 
 
 def test_json_shapes(run, place):
-    code, out, _ = run("suite", "list", "--format", "json")
+    _, out, _ = run("suite", "list", "--format", "json")
     listed = json.loads(out)
     assert listed["schema_version"] == 1
     one = next(s for s in listed["suites"] if s["name"] == "sfat-cifar10")
     assert set(one["presets"]) >= {"paper", "quick", "smoke"}
-    code, out, _ = run("plan", "suite", "tiny.yaml", "--format", "json")
+    _, out, _ = run("plan", "suite", "tiny.yaml", "--format", "json")
     plan = json.loads(out)
     assert (plan["suite"], plan["preset"], len(plan["cells"])) == ("tiny", "paper", 2)
     cell = plan["cells"][0]
     assert {"id", "spec", "work"} <= set(cell)
     assert cell["work"]["image_passes"] > 0
-    code, out, _ = run("status", "tiny.yaml", "--format", "json")
+    _, out, _ = run("status", "tiny.yaml", "--format", "json")
     assert json.loads(out)["cells"] == {"done": 0, "failed": 0, "running": 0, "todo": 2}
 
 
 def test_plan_counts_by_hand(run, place):
     """50 training images, 2 clients of 25, 2 rounds, 1 epoch, batch 16: 2 * 2 * 2 steps. AT with one step: 2 forward,
     2 backward an image. Monitor every round on 30 + 10 images: natural 1 forward, attack 1 + 1 forward, 1 backward.
-    Evaluation at up to 3 checkpoints on 30 images: natural 1 forward, FGSM 1 + 1 forward, 1 backward."""
+    Evaluation at up to 3 checkpoints on 30 images: natural 1 forward, FGSM 1 + 1 forward, 1 backward.
+    """
     _, out, _ = run("plan", "suite", "tiny.yaml", "--format", "json")
     work = json.loads(out)["cells"][0]["work"]
     assert work["gradient_steps"] == 8
@@ -216,14 +214,14 @@ def test_a_user_s_way_from_plan_to_table(run, place):
     assert done.stdout == ""
     assert "2 of 2 cells done" in done.stderr
 
-    code, out, _ = run("status", "tiny.yaml", "--format", "json")
+    _, out, _ = run("status", "tiny.yaml", "--format", "json")
     status = json.loads(out)
     assert status["cells"] == {"done": 2, "failed": 0, "running": 0, "todo": 0}
     id = status["list"][0]["id"]
     assert run("status", "tiny.yaml")[1].count("done") >= 2
     assert "tiny" in run("status")[1]
 
-    code, out, _ = run("show", id[:6], "--format", "json")
+    _, out, _ = run("show", id[:6], "--format", "json")
     numbers = json.loads(out)["numbers"]
     assert {"natural", "fgsm", "train_loss", "weight", "drift_post"} <= {row["metric"] for row in numbers}
     assert "fgsm" in run("show", id)[1]
@@ -233,7 +231,7 @@ def test_a_user_s_way_from_plan_to_table(run, place):
         code, out, err = run("report", "tiny.yaml", "--format", format)
         assert (code, err) == (0, ""), format
         assert "SFAT" in out
-    code, out, _ = run("report", "tiny.yaml", "--format", "json", "--select", "best-test")
+    _, out, _ = run("report", "tiny.yaml", "--format", "json", "--select", "best-test")
     rows = json.loads(out)["tables"][0]["rows"]
     assert [row["key"]["method"] for row in rows] == ["FAT", "SFAT"]
     measured = rows[0]["measured"]["fgsm"]
@@ -251,7 +249,7 @@ def test_a_user_s_way_from_plan_to_table(run, place):
     assert run("report", "tiny.yaml", "--format", "json", "--db", "other.db")[1] == first
 
     model = sorted(Path("results/fatbench-files", id).glob("model-*.safetensors"))[-1]
-    code, out, _ = run(
+    _, out, _ = run(
         "evaluate", str(model), "--attack", "natural", "--attack", "{name: fgsm, eps: 8/255}", "--format", "json"
     )
     again = {r["label"]: r["accuracy"] for r in json.loads(out)["results"]}
@@ -271,7 +269,7 @@ def test_a_user_s_way_from_plan_to_table(run, place):
 
 
 def test_data_commands(run, place):
-    code, out, _ = run("data", "list", "--format", "json")
+    _, out, _ = run("data", "list", "--format", "json")
     states = {row["name"]: row["state"] for row in json.loads(out)["datasets"]}
     assert states["digits"] == "complete"
     assert states["cifar10"] == "missing"

@@ -238,4 +238,6 @@ def test_learning_rate_decay_is_per_round():
 def test_broadcast_loss_is_measured_only_for_rules_that_ask():
     assert run("fedavg", problem())[0].updates[0].stats.broadcast_loss is None
     update = run("fedavg", problem(), rule=rule("q_ffl", q=1.0))[0].updates[0]
-    assert update.stats.broadcast_loss == pytest.approx(0.5 * float((THETA - A[update.client]).square().sum()), rel=1e-5)
+    assert update.stats.broadcast_loss == pytest.approx(
+        0.5 * float((THETA - A[update.client]).square().sum()), rel=1e-5
+    )

@@ -87,7 +87,8 @@ def _keyword_only(function):
 
 def test_defaults_never_change():
     """A cell's identity leaves out settings at their default, so a default is part of every identity: to change one
-    is to give the function another name. New settings may be added (regenerate: FATBENCH_GOLDEN=1 pytest)."""
+    is to give the function another name. New settings may be added (regenerate: FATBENCH_GOLDEN=1 pytest).
+    """
     file = Path(__file__).parent / "golden" / "defaults.json"
     now = {
         f"{kind}.{name}.{setting.name}": setting.default
@@ -196,7 +197,9 @@ def test_grid_points_that_are_one_cell_are_run_once_with_the_evaluations_of_both
         "name: two\ntitle: T\nseeds: [1]\n"
         f"base: {spec}\n"
         "axes: {a: {x: {}, y: {}}}\n"
-        "evaluate: {attacks: {natural: natural}, overrides: [{when: {a: y}, set: {attacks: {fgsm: {name: fgsm, eps: 0.1}}}}]}\n"
+        "evaluate:\n"
+        "  attacks: {natural: natural}\n"
+        "  overrides: [{when: {a: y}, set: {attacks: {fgsm: {name: fgsm, eps: 0.1}}}}]\n"
         "presets: {paper: {}}\n"
     )
     plan = suite.load(str(file)).plan()

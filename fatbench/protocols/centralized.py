@@ -40,5 +40,12 @@ def centralized(
         local = LocalSGD(1, batch, lr * lr_decay**t, momentum, weight_decay, clip, objective)
         updates = train_cohort(problem, state.model, [0], t, local)
         after = replace(state, round=t + 1, model=updates[0].model)
-        yield Round(t, state.model, updates, Mixing([1.0]), after, replace(cost(updates, local, state.model), bytes_up=0, bytes_down=0))
+        yield Round(
+            t,
+            state.model,
+            updates,
+            Mixing([1.0]),
+            after,
+            replace(cost(updates, local, state.model), bytes_up=0, bytes_down=0),
+        )
         state = after
