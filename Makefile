@@ -1,0 +1,77 @@
+# Each target does all the set-up it needs. Needs Python 3.11 to 3.13 and a package registry; see `make help`.
+
+PYTHON ?= python3
+VENV ?= .venv
+# Test processes: one for each core this process may use, at most 8 (each holds torch, about 1 GB).
+WORKERS ?= auto
+# Further arguments of pytest: make test ARGS='-k pgd'
+ARGS ?=
+
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+DEMO := .demo
+
+# Colour where the result goes to a terminal, also when make collects the output (-j, -O); NO_COLOR wins.
+COLOUR := $(if $(NO_COLOR),,$(if $(MAKE_TERMOUT),FORCE_COLOR=1))
+
+.DEFAULT_GOAL := help
+.PHONY: help env demo test check lint format golden wheel constraints clean
+.DELETE_ON_ERROR:
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+
+env: $(STAMP) ## the environment, in .venv
+
+# uv installs in seconds what takes pip minutes. Where uv cannot be had, or does not find what pip finds (it does not
+# read pip's configuration), pip does it all.
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))' || { \
+	    echo "make: $(PYTHON) is not Python 3.11 to 3.13; say which one to use: make PYTHON=python3.12 ..." >&2; exit 1; }
+	@echo "make: installing into $(VENV)" >&2
+	@$(PYTHON) -m venv --clear $(VENV)
+	@if $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt uv \
+	    && $(BIN)/uv pip install --quiet --python $(BIN)/python --constraint constraints.txt \
+	        --build-constraint constraints.txt --editable '.[dev]'; \
+	then :; \
+	else \
+	    echo "make: uv could not do it, pip is slower" >&2; \
+	    $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'; \
+	fi
+	@touch $@
+
+demo: $(STAMP) ## the smoke preset of sfat-cifar10 on scikit-learn's digits, and its tables (about a minute)
+	@rm -rf $(DEMO) && mkdir $(DEMO)
+	@$(BIN)/fatbench run suite sfat-cifar10 --smoke --db $(DEMO)/fatbench.db
+	@$(COLOUR) $(BIN)/fatbench report sfat-cifar10 --preset smoke --db $(DEMO)/fatbench.db
+
+# One thread a process: the arrays are small, and the workers already fill the cores.
+test: $(STAMP) ## the tests; make test ARGS='-k pgd' runs some
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(WORKERS) --maxprocesses 8 --dist worksteal $(ARGS)
+
+check: lint test ## all that must pass before a commit
+
+lint: $(STAMP) ## ruff, mypy, and every suite file
+	@$(BIN)/ruff check
+	@$(BIN)/ruff format --check
+	@$(BIN)/mypy
+	@$(BIN)/fatbench suite check suites/*.yaml
+
+format: $(STAMP) ## put the code into the shape that lint asks for
+	@$(BIN)/ruff check --fix
+	@$(BIN)/ruff format
+
+golden: $(STAMP) ## write the files under tests/golden anew; look at the difference before committing it
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest --quiet --update-golden -m golden
+
+wheel: $(STAMP) ## the wheel and the source archive, in dist/
+	@$(BIN)/python -m hatchling build
+
+constraints: $(STAMP) ## newest versions that resolve, as the pins of constraints.txt
+	@head -2 constraints.txt > constraints.new
+	@echo uv | $(BIN)/uv pip compile --quiet pyproject.toml - --extra dev --extra postgres --upgrade \
+	    --python-version 3.11 --no-header --no-annotate >> constraints.new
+	@mv constraints.new constraints.txt
+
+clean: ## remove the environment, the demo and the caches; results stay
+	@rm -rf $(VENV) $(DEMO) build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache

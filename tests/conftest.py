@@ -1,0 +1,60 @@
+"""What holds for every test: one thread, settings and caches of nobody, no network, the same examples each time."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from collections.abc import Iterator
+
+import hypothesis
+import pytest
+
+# Before torch is imported: the arrays are small, and several processes share the cores (`make test`).
+for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+    os.environ.setdefault(_name, "1")
+
+# The same examples on every run, whatever ran before; no time limit per example, for machines differ.
+hypothesis.settings.register_profile("fatbench", derandomize=True, deadline=None, database=None)
+hypothesis.settings.load_profile("fatbench")
+
+pytest_plugins = ("databases",)  # fixtures url, other_url: an empty database on SQLite and on PostgreSQL
+
+KEEP = ("FATBENCH_UPDATE_GOLDEN",)  # meant for the tests themselves
+TERMINAL = ("NO_COLOR", "FORCE_COLOR", "CLICOLOR", "CLICOLOR_FORCE", "COLUMNS", "LINES", "TERM")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _nobodys_machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Settings, terminal and home folder of the person who runs the tests change nothing, and nothing is left there."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in [*os.environ]:
+            if name.startswith("FATBENCH_") and name not in KEEP:
+                patch.delenv(name)
+        for name in TERMINAL:
+            patch.delenv(name, raising=False)
+        home = tmp_path_factory.mktemp("home")
+        patch.setenv("HOME", str(home))
+        patch.setenv("XDG_CACHE_HOME", str(home / ".cache"))
+        patch.setenv("XDG_CONFIG_HOME", str(home / ".config"))
+        patch.setenv("PYTHONWARNINGS", "default")  # programs that tests start show their warnings and go on
+        if "torch" in sys.modules:  # a plugin of pytest was quicker than the lines above
+            sys.modules["torch"].set_num_threads(1)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_network() -> Iterator[None]:
+    """A test that would fetch something fails at once, with and without a network, instead of waiting for it."""
+    connect = socket.socket.connect
+
+    def guarded(self: socket.socket, address: object) -> None:
+        if self.family in (socket.AF_INET, socket.AF_INET6):
+            host = str(address[0]) if isinstance(address, tuple) else str(address)
+            if host not in ("127.0.0.1", "::1", "localhost"):
+                raise OSError(f"tests do not use the network: {host}")
+        connect(self, address)  # type: ignore[arg-type]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(socket.socket, "connect", guarded)
+        yield

@@ -1,0 +1,186 @@
+"""What an installed copy holds, what it asks for, and whether the pins and bounds agree."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import importlib.metadata
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+from hatchling.builders.wheel import WheelBuilder
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
+import fatbench
+
+ROOT = Path(__file__).parent.parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+
+# Distribution -> what Python calls it, where the two differ.
+MODULES = {
+    "annotated-types": "annotated_types",
+    "pillow": "PIL",
+    "psycopg": "psycopg",
+    "ruamel-yaml": "ruamel",
+    "scikit-learn": "sklearn",
+}
+# Dependencies that no `import` statement names, and why they are there.
+UNSEEN = {
+    "pandas": "read_sql on the public view is how people open the database",
+    "pyautoattack": "imported by name, for `autoattack` may stand in its place",
+    "scikit-learn": "its digits are read as data, without importing it",
+    "timm": "the vision transformers; torchattacks and plugins build on it",
+    "torchattacks": "imported by name when a suite asks for it",
+}
+# Modules that need not be installed: the extra, or the package that stands in, says so.
+OPTIONAL = {"autoattack"}
+
+
+def requirements(*extras: str) -> dict[str, Requirement]:
+    """Canonical name -> requirement, of the package and of these extras."""
+    lines = [*PROJECT["dependencies"], *(line for e in extras for line in PROJECT["optional-dependencies"][e])]
+    return {canonicalize_name(r.name): r for r in map(Requirement, lines)}
+
+
+def pins() -> dict[str, Version]:
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    split = [line.split("==") for line in lines if not line.startswith("#")]
+    return {canonicalize_name(name): Version(version) for name, version in split}
+
+
+def tree(folder: str) -> set[str]:
+    return {
+        str(path.relative_to(ROOT))
+        for path in (ROOT / folder).rglob("*")
+        if path.is_file() and path.parent.name != "__pycache__"
+    }
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    (built,) = WheelBuilder(str(ROOT)).build(directory=str(tmp_path_factory.mktemp("dist")), versions=["standard"])
+    return Path(built)
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel, unpacked: what an installer does with it."""
+    folder = tmp_path_factory.mktemp("site")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(folder)
+    return folder
+
+
+def test_wheel_holds_the_package_and_the_suites_and_nothing_else(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        names = {name for name in archive.namelist() if ".dist-info/" not in name}
+    expected = tree("fatbench") | {f"fatbench/{name}" for name in tree("suites")}
+    assert names == expected
+    assert {"fatbench/migrations/env.py", "fatbench/suites/README.md", "fatbench/suites/sfat-cifar10.yaml"} <= names
+    assert "fatbench/suites/published/sfat-t3.csv" in names
+    assert wheel.name == f"fatbench-{fatbench.__version__}-py3-none-any.whl"
+
+
+def run_installed(installed: Path, folder: Path, *arguments: str) -> str:
+    env = {**os.environ, "PYTHONPATH": str(installed)}
+    done = subprocess.run([sys.executable, *arguments], cwd=folder, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_installed_copy_finds_its_own_suites(installed: Path, tmp_path: Path) -> None:
+    code = "import fatbench.suite as s; print(*(f'{n}\\t{f}' for n, f in s.available().items()), sep='\\n')"
+    found = dict(line.split("\t") for line in run_installed(installed, tmp_path, "-c", code).splitlines())
+    assert sorted(found) == sorted(path.stem for path in (ROOT / "suites").glob("*.yaml"))
+    assert {Path(file).parent for file in found.values()} == {installed / "fatbench" / "suites"}
+
+
+def test_installed_copy_plans_and_makes_its_database(installed: Path, tmp_path: Path) -> None:
+    """`extends`, the published numbers and the migrations are found without a checkout."""
+    out = run_installed(installed, tmp_path, "-m", "fatbench", "suite", "show", "sfat-cifar10")
+    assert "sfat-cifar10" in out
+    code = (
+        "from fatbench.store import Store; Store.open('x.db', create=True); import fatbench; print(fatbench.__file__)"
+    )
+    assert run_installed(installed, tmp_path, "-c", code).strip() == str(installed / "fatbench" / "__init__.py")
+    assert (tmp_path / "x.db").stat().st_size > 0
+
+
+def test_console_script_points_at_a_function() -> None:
+    module, function = PROJECT["scripts"]["fatbench"].split(":")
+    assert callable(getattr(importlib.import_module(module), function))
+
+
+def imported() -> dict[str, set[str]]:
+    """Third-party module -> files of the package that import it."""
+    found: dict[str, set[str]] = {}
+    for path in (ROOT / "fatbench").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            if isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+                names = [node.module]
+            for name in {name.split(".")[0] for name in names} - sys.stdlib_module_names - {"fatbench", *OPTIONAL}:
+                found.setdefault(name, set()).add(str(path.relative_to(ROOT)))
+    return found
+
+
+def test_what_is_imported_is_declared() -> None:
+    declared = requirements(*(e for e in PROJECT["optional-dependencies"] if e != "dev"))
+    known = {MODULES.get(name, name.replace("-", "_")) for name in declared}
+    undeclared = {module: sorted(files) for module, files in imported().items() if module not in known}
+    assert undeclared == {}
+
+
+def test_what_is_declared_is_used() -> None:
+    """Each dependency is imported, or stands in UNSEEN with its reason; a reason outlived is removed."""
+    used = set(imported())
+    unused = {name for name in requirements() if MODULES.get(name, name.replace("-", "_")) not in used}
+    assert unused == set(UNSEEN)
+
+
+def test_every_dependency_has_a_lower_bound_that_its_pin_meets() -> None:
+    pinned = pins()
+    for name, requirement in requirements("dev", "postgres").items():
+        assert [s.operator for s in requirement.specifier] == [">="], f"{name}: a lower bound and nothing tighter"
+        assert pinned[name] in requirement.specifier, f"{name}: constraints.txt pins {pinned[name]}"
+
+
+def test_constraints_are_pins_alone() -> None:
+    """Names and versions: no address, no path, nothing twice."""
+    lines = [x for x in (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines() if not x.startswith("#")]
+    assert [line for line in lines if not re.fullmatch(r"[a-z0-9-]+==[0-9][0-9a-z.]*", line)] == []
+    assert len(pins()) == len(lines)
+
+
+def test_torch_and_torchvision_are_one_build() -> None:
+    """torchvision's metadata names the one torch it was compiled for."""
+    lines = importlib.metadata.requires("torchvision") or []
+    (torch,) = [r for r in map(Requirement, lines) if r.name == "torch" and (r.marker is None or r.marker.evaluate())]
+    assert Version(importlib.metadata.version("torch")) in torch.specifier
+
+
+def test_the_changelog_has_this_version() -> None:
+    text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    assert re.search(rf"^## \[{re.escape(fatbench.__version__)}\] - (unreleased|\d{{4}}-\d\d-\d\d)$", text, re.M)
+
+
+@pytest.mark.skipif(not shutil.which("make"), reason="make is not installed")
+def test_make_help_lists_what_the_documents_name() -> None:
+    out = subprocess.run(
+        ["make", "-C", ROOT, "--no-print-directory", "help"], capture_output=True, text=True, check=True
+    )
+    listed = set(re.findall(r"^make ([a-z]+) ", out.stdout, re.M))
+    named = set()
+    for file in ("README.md", "CONTRIBUTING.md", "suites/README.md"):
+        named |= set(re.findall(r"(?:^|`)make ([a-z]+)", (ROOT / file).read_text(encoding="utf-8"), re.M))
+    assert {"demo", "test", "check"} <= named & listed
+    assert named <= listed
