@@ -1,0 +1,93 @@
+"""Databases for tests: fresh SQLite files, and a private PostgreSQL server where its binaries are found."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from sqlalchemy import create_engine
+
+
+def _binaries() -> Path | None:
+    for name in ("initdb", "postgres"):
+        if found := shutil.which(name):
+            folder = Path(found).resolve().parent
+            if (folder / "initdb").exists() and (folder / "postgres").exists():
+                return folder
+    return None
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[str]:
+    """The folder of the socket of a server of our own, reachable by nobody else; skipped where there is none.
+
+    It refuses to run as root, so root starts it as another user.
+    """
+    pytest.importorskip("psycopg")
+    binaries = _binaries()
+    if binaries is None:
+        pytest.skip("no PostgreSQL server is installed here")
+    folder = Path(tempfile.mkdtemp(prefix="fatbench-pg-", dir="/tmp"))  # a socket's path may have 107 bytes
+    user = None
+    if os.geteuid() == 0:
+        known = [entry.pw_name for entry in pwd.getpwall()]
+        user = next((name for name in ("postgres", "nobody") if name in known), None)
+        if user is None:
+            pytest.skip("PostgreSQL does not run as root and there is no other user to run it as")
+        shutil.chown(folder, user)
+    data = folder / "data"
+    make = [binaries / "initdb", "-D", data, "-U", "postgres", "--auth=trust", "--no-sync", "-E", "UTF8"]
+    subprocess.run(make, check=True, capture_output=True, user=user, cwd="/")
+    command = [binaries / "postgres", "-D", data, "-k", folder, "-c", "listen_addresses=", "-c", "fsync=off"]
+    with (folder / "log").open("wb") as log:
+        server = subprocess.Popen(command, stdout=log, stderr=log, user=user, cwd="/")
+    try:
+        end = time.monotonic() + 60
+        while subprocess.run([binaries / "pg_isready", "-q", "-h", folder], check=False).returncode != 0:
+            assert server.poll() is None and time.monotonic() < end, (folder / "log").read_text()
+            time.sleep(0.05)
+        yield str(folder)
+    finally:
+        server.send_signal(signal.SIGINT)
+        server.wait(60)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture
+def new_postgres(postgres_server: str) -> Callable[[], str]:
+    """A function that gives the URL of an empty place: a schema of its own, which is faster made than a database."""
+
+    def make() -> str:
+        name = f"t{uuid.uuid4().hex}"
+        engine = create_engine(f"postgresql+psycopg://postgres@/postgres?host={postgres_server}")
+        with engine.begin() as connection:
+            connection.exec_driver_sql(f"CREATE SCHEMA {name}")
+        engine.dispose()
+        return f"postgresql://postgres:geheim@/postgres?host={postgres_server}&options=-csearch_path%3D{name}"
+
+    return make
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """Where a database may be made, once on each kind of server."""
+    if request.param == "sqlite":
+        return str(tmp_path / "results" / "x.db")
+    return str(request.getfixturevalue("new_postgres")())
+
+
+@pytest.fixture
+def other_url(request: pytest.FixtureRequest, url: str, tmp_path: Path) -> str:
+    """Another place of the same kind."""
+    if "://" not in url:
+        return str(tmp_path / "elsewhere" / "y.db")
+    return str(request.getfixturevalue("new_postgres")())

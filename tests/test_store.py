@@ -1,0 +1,1070 @@
+"""The store: a stage is worked on by one process at a time, and a kill at any instant loses or doubles nothing.
+
+Every promise is tested on SQLite and, where a server's binaries are found, on PostgreSQL.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import json
+import math
+import multiprocessing
+import os
+import random
+import re
+import signal
+import socket
+import sqlite3
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import insert, inspect, text, update
+
+from fatbench import database, schema
+from fatbench.database import NETWORK, alembic_config, check, shown_url, upgrade
+from fatbench.errors import DatabaseError, MachineError, SpecError
+from fatbench.schema import CELLS, NUMBERS, OUTCOMES, REVISIONS, RUNS, STAGES, VERSION
+from fatbench.store import NoDatabase, Number, StageRow, Stolen, Store, _machine, alive, now
+
+pytest_plugins = ("databases",)
+
+CELL = "0123456789ab"
+SPEC = {"seed": 7, "model": {"name": "nin"}, "eps": "8/255"}
+SPAWN = multiprocessing.get_context("spawn")
+
+
+@pytest.fixture
+def store(url: str) -> Iterator[Store]:
+    with Store.open(url, create=True) as opened:
+        opened.add_cell(CELL, SPEC)
+        yield opened
+
+
+def claim(store: Store, stage: str = "train", *, cell: str = CELL, retry: bool = False, **more: Any) -> int | None:
+    provenance = {"preset": "smoke", "device": "cpu", "precision": "fp32", "commit": "abc", "dirty": False, **more}
+    return store.claim(cell, stage, suite="s", total=3, provenance=provenance, retry_failed=retry)
+
+
+def taken(store: Store, stage: str = "train", **more: Any) -> int:
+    run = claim(store, stage, **more)
+    assert run is not None
+    return run
+
+
+def row(store: Store, stage: str = "train") -> StageRow:
+    return store.stages([CELL])[CELL, stage]
+
+
+def dead(store: Store, run: int) -> None:
+    """Make a run look as one whose process is gone."""
+    with store.writing() as connection:
+        connection.execute(update(RUNS).where(RUNS.c.id == run).values(pid=2**22 + 1))
+
+
+def ago(seconds: float) -> str:
+    return (datetime.now(UTC) - timedelta(seconds=seconds)).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+# --- a stage's life ----------------------------------------------------------------------------------------------
+
+
+def test_a_stage_from_claim_to_done(store: Store) -> None:
+    run = taken(store)
+    assert row(store) == StageRow(CELL, "train", "running", 0, 3, None, {}, run, None, row(store).heartbeat, True)
+    store.commit(
+        run, numbers=[Number("loss", 2.5, 1, n=80)], round=1, checkpoint="state-1", record={"best": {"round": 1}}
+    )
+    store.commit(
+        run, numbers=[Number("loss", 1.5, 2, n=80), Number("w", 0.25, 2, client=0)], round=2, checkpoint="state-2"
+    )
+    assert (row(store).round, row(store).checkpoint, row(store).record) == (2, "state-2", {"best": {"round": 1}})
+    store.finish(run, [Number("loss", 0.5, 3, n=80)], round=3, record={"best": {"round": 3}})
+    last = row(store)
+    assert (last.status, last.round, last.checkpoint, last.alive) == ("done", 3, None, False)
+    assert last.record == {"best": {"round": 3}}
+    assert [(m["metric"], m["round"], m["client"], m["value"], m["n"]) for m in store.measurements([CELL])] == [
+        ("loss", 1, -1, 2.5, 80), ("loss", 2, -1, 1.5, 80), ("w", 2, 0, 0.25, 0), ("loss", 3, -1, 0.5, 80),
+    ]  # fmt: skip
+    assert claim(store) is None, "what is done is not done again"
+    assert claim(store, retry=True) is None
+
+
+def test_a_number_carries_its_provenance(store: Store) -> None:
+    run = taken(store, versions={"torch": "2.15"}, path="loop")
+    store.describe_run(run, {"data": "cifar10 jpeg75", "log": "log.txt"}, total=9)
+    store.commit(run, numbers=[Number("loss", 2.5, 1)], round=1)
+    (number,) = store.measurements()
+    created = number.pop("created")
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", created)
+    assert number == {
+        "cell": CELL, "suite": "s", "stage": "train", "round": 1, "metric": "loss", "value": 2.5, "n": 0, "seed": 7,
+        "commit": "abc", "device": "cpu", "precision": "fp32", "client": -1, "preset": "smoke", "dirty": False,
+        "run": run,
+    }  # fmt: skip
+    (attempt,) = store.runs([CELL])
+    assert attempt["versions"] == {"torch": "2.15"}
+    assert (attempt["path"], attempt["data"], attempt["log"]) == ("loop", "cifar10 jpeg75", "log.txt")
+    assert (attempt["host"], attempt["pid"], attempt["status"]) == (socket.gethostname(), os.getpid(), "running")
+    assert row(store).total == 9
+
+
+def test_the_public_view_has_the_promised_columns_first(store: Store) -> None:
+    """The names and their order are in the description of the command line; more may follow."""
+    promised = ["cell", "suite", "stage", "round", "metric", "value", "n", "seed", "commit", "device", "precision"]
+    promised += ["created"]
+    with store.reading() as connection:
+        assert list(connection.execute(text("SELECT * FROM measurements")).keys())[:12] == promised
+
+
+def test_released_goes_on_from_its_checkpoint(store: Store) -> None:
+    run = taken(store)
+    store.commit(run, round=1, checkpoint="state-1", record={"a": 1})
+    store.release(run)
+    assert (row(store).status, row(store).alive) == ("interrupted", False)
+    again = taken(store)
+    assert again != run
+    assert (row(store).round, row(store).checkpoint, row(store).record) == (1, "state-1", {"a": 1})
+    assert [(r["id"], r["status"]) for r in store.runs()] == [(run, "interrupted"), (again, "running")]
+
+
+def test_failed_is_retried_on_demand_and_goes_on(store: Store) -> None:
+    run = taken(store)
+    store.commit(run, numbers=[Number("loss", 2.5, 1)], round=1, checkpoint="state-1")
+    store.fail(run, "Traceback ...\nRuntimeError: out of memory \udce4 \0")
+    assert row(store).status == "failed"
+    assert row(store).error == "Traceback ...\nRuntimeError: out of memory \\udce4 \\x00"
+    assert claim(store) is None
+    again = taken(store, retry=True)
+    assert (row(store).round, row(store).checkpoint, row(store).error) == (1, "state-1", None)
+    store.finish(again, [Number("loss", 1.5, 2)])
+    assert [r["status"] for r in store.runs()] == ["failed", "done"]
+    assert store.runs()[0]["error"].endswith("\\x00")
+    assert [m["run"] for m in store.measurements()] == [run, again]
+
+
+def test_stages_are_claimed_one_by_one(store: Store) -> None:
+    assert claim(store, "a@1") is not None
+    assert claim(store, "b@1") is not None
+    assert claim(store, "a@1") is None
+
+
+def test_an_unknown_cell_cannot_be_claimed(store: Store) -> None:
+    with pytest.raises(ValueError, match="there is no cell nobody: add_cell first"):
+        claim(store, cell="nobody")
+
+
+def test_a_known_cell_stays_as_it_is(store: Store) -> None:
+    """Identity leaves out defaults, so the same id may come with a spec that names more of them."""
+    store.add_cell(CELL, {**SPEC, "new": "default"})
+    store.add_cells({"b": {"seed": 2**80}, "a": {}})
+    assert store.cells() == {CELL: SPEC, "a": {}, "b": {"seed": 2**80}}
+    assert list(store.cells()) == sorted([CELL, "a", "b"])
+    assert store.cells(["a", "c"]) == {"a": {}}
+
+
+def test_restart_takes_back_an_unfinished_stage(store: Store) -> None:
+    run = taken(store)
+    store.commit(run, numbers=[Number("loss", 2.5, 1)], round=1, checkpoint="lost", record={"a": 1})
+    store.restart(run)
+    assert (row(store).round, row(store).checkpoint, row(store).record) == (0, None, {})
+    assert store.measurements() == []
+    store.commit(run, numbers=[Number("loss", 2.5, 1)], round=1)
+    store.finish(run)
+    with pytest.raises(Stolen, match="no longer holds"):
+        store.restart(run)
+
+
+# --- outcomes ----------------------------------------------------------------------------------------------------
+
+
+def test_outcomes_follow_one_another(store: Store) -> None:
+    run = taken(store, "pgd20@3")
+    store.commit(run, round=10, outcomes=(0, 10, b"\xff\xc0"))
+    store.commit(run, round=13, outcomes=(10, 3, b"\xa0"))
+    assert store.outcomes(CELL, "pgd20@3") == [(0, 10, b"\xff\xc0"), (10, 3, b"\xa0")]
+    assert row(store, "pgd20@3").round == 13
+    assert store.outcomes(CELL, "train") == []
+
+
+@pytest.mark.parametrize(
+    "chunk", [(0, 10, b"\xff"), (0, 9, b"\xff\x80"), (1, 9, b"\xff\x80"), (0, 0, b""), (0, 10, b"\xff\xff\xff")]
+)
+def test_outcomes_that_do_not_fit_are_refused(store: Store, chunk: tuple[int, int, bytes]) -> None:
+    run = taken(store, "pgd20@3")
+    with pytest.raises(ValueError, match=r"do not lead from 0 examples to 10"):
+        store.commit(run, numbers=[Number("a", 1.0, 3)], round=10, outcomes=chunk)
+    assert (row(store, "pgd20@3").round, store.measurements()) == (0, [])
+
+
+# --- what is refused ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_values_that_are_not_finite_are_refused(store: Store, value: float) -> None:
+    """SQLite would store NaN as NULL."""
+    run = taken(store)
+    with pytest.raises(ValueError, match=f"^loss of round 2 is {value}: not a finite number$"):
+        store.commit(run, numbers=[Number("w", 1.0, 2), Number("loss", value, 2)], round=2)
+    with pytest.raises(ValueError, match="not a finite number"):
+        store.finish(run, [Number("loss", value, 2)])
+    assert (row(store).round, row(store).status, store.measurements()) == (0, "running", [])
+
+
+def test_a_number_is_written_once(store: Store) -> None:
+    run = taken(store)
+    store.commit(run, numbers=[Number("w", 1.0, 1, client=4)], round=1)
+    with pytest.raises(
+        ValueError, match=f"{CELL} train: w of client 4 of round 1 is there already; nothing was written"
+    ):
+        store.commit(run, numbers=[Number("new", 1.0, 2), Number("w", 1.0, 1, client=4)], round=2, checkpoint="x")
+    with pytest.raises(ValueError, match="w of round 2 is given twice"):
+        store.commit(run, numbers=[Number("w", 1.0, 2), Number("w", 2.0, 2)], round=2)
+    assert (row(store).round, row(store).checkpoint, len(store.measurements())) == (1, None, 1)
+
+
+def test_rounds_do_not_go_back(store: Store) -> None:
+    run = taken(store)
+    store.commit(run, round=2)
+    with pytest.raises(ValueError, match="round 1 after round 2"):
+        store.commit(run, round=1)
+
+
+def test_a_record_must_be_json(store: Store) -> None:
+    run = taken(store)
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        store.commit(run, round=1, record={"a": math.nan})
+    assert row(store).round == 0
+
+
+def test_provenance_cannot_pose_as_a_column(store: Store) -> None:
+    with pytest.raises(ValueError, match="provenance: 'uid' is the database's own"):
+        claim(store, uid="0")
+
+
+def test_an_unknown_run_is_a_mistake(store: Store) -> None:
+    with pytest.raises(ValueError, match="there is no run 99"):
+        store.commit(99, round=1)
+
+
+# --- whose stage it is -------------------------------------------------------------------------------------------
+
+
+def test_a_dead_process_loses_its_stage_and_may_write_no_more(store: Store) -> None:
+    run = taken(store)
+    store.commit(run, numbers=[Number("loss", 2.5, 1)], round=1, checkpoint="state-1")
+    assert claim(store) is None
+    dead(store, run)
+    assert (row(store).status, row(store).alive) == ("running", False)
+    again = taken(store)
+    assert (row(store).run, row(store).round, row(store).checkpoint) == (again, 1, "state-1")
+    assert [r["status"] for r in store.runs()] == ["interrupted", "running"]
+    before = (store.stages(), store.measurements(), store.runs())
+    for late in (
+        lambda: store.commit(run, numbers=[Number("loss", 9.0, 2)], round=2, checkpoint="evil"),
+        lambda: store.finish(run, [Number("loss", 9.0, 2)]),
+        lambda: store.heartbeat(run),
+        lambda: store.describe_run(run, {"data": "x"}),
+        lambda: store.restart(run),
+    ):
+        with pytest.raises(Stolen, match=rf"^{CELL} train: run {run} \(interrupted\) no longer holds this stage"):
+            late()
+    store.release(run)
+    assert (store.stages(), store.measurements(), store.runs()) == before
+    store.fail(run, "too late")
+    assert store.stages() == before[0]
+    assert [r["status"] for r in store.runs()] == ["failed", "running"]
+    assert Stolen.exit_code == 1
+    store.finish(again)
+
+
+def test_a_reused_pid_is_not_the_old_process(store: Store) -> None:
+    """Our own pid is alive, but this process did not start when the run's did."""
+    run = taken(store)
+    with store.writing() as connection:
+        connection.execute(update(RUNS).values(process=f"{_machine()} 1"))
+    assert taken(store) != run
+
+
+def test_a_zombie_is_dead(store: Store) -> None:
+    """A killed worker that nobody has waited for still has its pid."""
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    try:
+        run = taken(store, pid=child.pid)
+        assert claim(store) is None
+        child.kill()
+        while Path(f"/proc/{child.pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z":
+            time.sleep(0.01)
+        assert taken(store) != run
+    finally:
+        child.communicate()
+
+
+def test_another_machine_is_given_fifteen_minutes(store: Store) -> None:
+    run = taken(store, host="elsewhere", pid=1)
+    assert claim(store) is None
+    for seconds, free in ((14 * 60, False), (16 * 60, True)):
+        with store.writing() as connection:
+            connection.execute(update(STAGES).values(heartbeat=ago(seconds)))
+        assert row(store).alive is not free
+        assert (claim(store) is not None) is free
+    with store.writing() as connection:
+        connection.execute(update(STAGES).values(run=run, heartbeat=ago(16 * 60)))
+        connection.execute(update(RUNS).where(RUNS.c.id == run).values(status="running"))
+    store.heartbeat(run)
+    assert claim(store) is None, "a heartbeat keeps the stage"
+
+
+MACHINE, BOOT, NAMESPACE = "m1", "b1", "pid:[4026531836]"
+
+
+@pytest.mark.parametrize(
+    ("theirs", "beat", "expected"),
+    [
+        (f"m1 b0 {NAMESPACE} 5", 1.0, False),  # the same machine, before it was started again
+        (f"m2 b0 {NAMESPACE} 5", 1.0, True),  # another machine of the same name
+        ("m1 b1 pid:[4026532000] 5", 1.0, True),  # a container of the same host name: its pids are not ours
+        ("m1 b1 pid:[4026532000] 5", 1000.0, False),
+        (f"m1 b1 {NAMESPACE} 5", 1.0, False),  # pid reused
+        ("", 1.0, True),
+        (None, 1000.0, False),
+    ],
+)
+def test_who_is_alive(monkeypatch: pytest.MonkeyPatch, theirs: str | None, beat: float, expected: bool) -> None:
+    monkeypatch.setattr("fatbench.store._machine", lambda: f"{MACHINE} {BOOT} {NAMESPACE}")
+    assert alive(socket.gethostname(), os.getpid(), theirs, ago(beat), 900.0) is expected
+
+
+def test_who_is_alive_without_proc(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Elsewhere than on Linux there is only the pid."""
+    monkeypatch.setattr("fatbench.store._machine", lambda: "")
+    monkeypatch.setattr(Path, "read_text", _no_file)
+    assert alive(socket.gethostname(), os.getpid(), None, None, 900.0)
+    assert not alive(socket.gethostname(), 2**22 + 1, None, now(), 900.0)
+
+
+def _no_file(*_: Any, **__: Any) -> str:
+    raise FileNotFoundError
+
+
+# --- many processes ----------------------------------------------------------------------------------------------
+
+
+def _race(url: str, start: Any, results: Any) -> None:
+    """Open (and maybe make) the database and claim twenty stages at the same time as others do."""
+    start.wait()
+    with Store.open(url, create=True) as store:
+        store.add_cell(CELL, SPEC)
+        won = [stage for stage in range(20) if claim(store, str(stage)) is not None]
+    results.put(won)
+    time.sleep(60)  # stay alive: what a dead process holds is free
+
+
+def test_of_racing_processes_exactly_one_wins(url: str) -> None:
+    """Three processes make one database at the same time and claim the same stages."""
+    start, results = SPAWN.Barrier(3), SPAWN.Queue()
+    racers = [SPAWN.Process(target=_race, args=(url, start, results), daemon=True) for _ in range(3)]
+    for racer in racers:
+        racer.start()
+    try:
+        won = [results.get(timeout=60) for _ in racers]
+        assert sorted(stage for stages in won for stage in stages) == list(range(20))
+    finally:
+        for racer in racers:
+            racer.kill()
+            racer.join()
+    with Store.open(url) as store:
+        assert len(store.runs()) == 20
+        assert taken(store, "0")
+    assert "whole" in check(url)
+
+
+def _endless(url: str, ready: Any) -> None:
+    """Go on with the stage, five numbers and one outcome a round, until killed."""
+    with Store.open(url) as store:
+        run = taken(store)
+        ready.set()
+        before = row(store).round
+        while True:
+            before += 1
+            numbers = [Number(f"m{i}", before + i / 8, before, client=i - 1) for i in range(5)]
+            bits = bytes([128 * (before % 2)])
+            store.commit(
+                run, numbers=numbers, round=before, checkpoint=f"state-{before}", record={"at": before},
+                outcomes=(before - 1, 1, bits),
+            )  # fmt: skip
+
+
+def test_killed_at_random_instants_nothing_is_lost_or_doubled(url: str) -> None:
+    """Twenty processes go on where the one before was killed; pointer, record, numbers and outcomes always agree."""
+    with Store.open(url, create=True) as store:
+        store.add_cell(CELL, SPEC)
+    moments = random.Random(5)
+    reached = 0
+    context = multiprocessing.get_context("fork")
+    for _ in range(20):
+        ready = context.Event()
+        worker = context.Process(target=_endless, args=(url, ready))
+        worker.start()
+        assert ready.wait(30)
+        time.sleep(moments.uniform(0.0, 0.06))
+        worker.kill()
+        worker.join()
+        with Store.open(url) as store:
+            at = row(store)
+            assert (at.status, at.alive) == ("running", False)
+            assert at.round >= reached
+            reached = at.round
+            assert (at.checkpoint, at.record) == ((f"state-{reached}", {"at": reached}) if reached else (None, {}))
+            found = {(m["metric"], m["round"], m["client"]): m["value"] for m in store.measurements()}
+            assert len(store.measurements()) == 5 * reached
+            assert found == {(f"m{i}", r, i - 1): r + i / 8 for r in range(1, reached + 1) for i in range(5)}
+            assert [bits[0] >> 7 for _, _, bits in store.outcomes(CELL, "train")] == [
+                r % 2 for r in range(1, reached + 1)
+            ]
+    assert reached > 20, "the processes were killed before they did anything"
+    with Store.open(url) as store:
+        assert len(store.runs()) == 20
+        assert [r["status"] for r in store.runs()[:-1]] == ["interrupted"] * 19
+    assert "whole" in check(url)
+
+
+def _create_and_die(path: str, moment: float) -> None:
+    signal.setitimer(signal.ITIMER_REAL, moment)
+    signal.signal(signal.SIGALRM, lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+    Store.open(path, create=True).close()
+
+
+def test_killed_while_it_is_made(tmp_path: Path) -> None:
+    """Whatever was there when the process that made the database was killed, the next one opens or makes it."""
+    context = multiprocessing.get_context("fork")
+    for moment in range(1, 21):
+        path = str(tmp_path / f"{moment}.db")
+        maker = context.Process(target=_create_and_die, args=(path, moment * 0.002))
+        maker.start()
+        maker.join()
+        with Store.open(path, create=True) as store:
+            store.add_cell(CELL, SPEC)
+        assert "whole" in check(path)
+
+
+def test_used_after_a_fork(store: Store) -> None:
+    run = taken(store)
+    child = multiprocessing.get_context("fork").Process(target=store.commit, args=(run,), kwargs={"round": 1})
+    child.start()
+    child.join()
+    assert child.exitcode == 0
+    store.commit(run, round=2)
+    assert row(store).round == 2
+
+
+def test_a_reader_does_not_wait_for_a_writer(store: Store) -> None:
+    run = taken(store)
+    with store.writing() as connection:
+        connection.execute(update(STAGES).values(total=77))
+        assert row(store).total == 3
+    assert row(store).total == 77
+    assert run == row(store).run
+
+
+# --- reading much ------------------------------------------------------------------------------------------------
+
+
+def _fill(store: Store, cells: int, metrics: int) -> list[str]:
+    ids = [f"{i:012x}" for i in range(cells)]
+    names = [f"metric{i}" for i in range(metrics)]
+    moment = now()
+    with store.writing() as connection:
+        connection.execute(
+            insert(CELLS), [{"id": c, "spec": json.dumps(SPEC), "seed": 7, "created": moment} for c in ids]
+        )
+        connection.execute(
+            insert(RUNS),
+            [
+                {
+                    "id": i + 1, "uid": f"{i:032x}", "cell": c, "stage": "train", "suite": "s", "status": "done",
+                    "started": moment, "extra": "{}", "device": "cpu", "commit": "abc", "precision": "fp32",
+                    "versions": '{"torch":"2.15"}',
+                }
+                for i, c in enumerate(ids)
+            ],
+        )  # fmt: skip
+        connection.execute(
+            insert(STAGES),
+            [
+                {"cell": c, "stage": "train", "status": "done", "round": 1, "total": 1, "record": "{}", "run": i + 1}
+                for i, c in enumerate(ids)
+            ],
+        )
+        connection.execute(
+            insert(NUMBERS),
+            [
+                {
+                    "cell": c, "stage": "train", "round": 1, "client": -1, "metric": m, "value": i + j / 16, "n": 100,
+                    "run": i + 1, "created": moment,
+                }
+                for i, c in enumerate(ids)
+                for j, m in enumerate(names)
+            ],
+        )  # fmt: skip
+    return ids
+
+
+def test_ten_thousand_cells_are_read_in_a_second(tmp_path: Path) -> None:
+    """A report on 10,000 cells is promised in 2 s; reading its 100,000 numbers may take half of that."""
+    with Store.open(str(tmp_path / "x.db"), create=True) as store:
+        ids = _fill(store, 10_000, 10)
+        took = []
+        for _ in range(3):
+            begin = time.process_time()
+            numbers = store.measurements(ids, metrics=[f"metric{i}" for i in range(10)])
+            took.append(time.process_time() - begin)
+        assert len(numbers) == 100_000
+        assert numbers[12345] == {**numbers[12345], "cell": ids[1234], "metric": "metric5", "value": 1234 + 5 / 16}
+        assert min(took) < 1.0
+        assert len(store.stages(ids)) == 10_000
+        assert len(store.runs(ids)) == 10_000
+
+
+def test_more_ids_than_a_statement_has_parameters(store: Store) -> None:
+    """SQLite allows 32,766 in one statement and PostgreSQL 65,535."""
+    ids = _fill(store, 3, 1)
+    many = [*reversed(ids), *(f"x{i}" for i in range(70_000)), ids[0]]
+    assert [m["cell"] for m in store.measurements(many)] == ids
+    assert [cell for cell, _ in store.stages(many)] == ids
+    assert [run["cell"] for run in store.runs(many)] == ids
+    assert list(store.cells(many)) == ids
+
+
+def test_filters(store: Store) -> None:
+    for stage in ("a", "b"):
+        run = taken(store, stage)
+        store.finish(run, [Number("x", 1.0, 1), Number("y", 2.0, 1)])
+    assert [(m["stage"], m["metric"]) for m in store.measurements(stages=["b"])] == [("b", "x"), ("b", "y")]
+    assert [(m["stage"], m["metric"]) for m in store.measurements(metrics=["y"])] == [("a", "y"), ("b", "y")]
+    assert [(m["stage"], m["metric"]) for m in store.measurements([CELL], stages=["a"], metrics=["x"])] == [("a", "x")]
+    assert store.measurements([]) == store.measurements(stages=[]) == store.measurements(metrics=[]) == []
+    assert store.stages([]) == {}
+    assert store.runs([]) == []
+
+
+def test_order_is_that_of_bytes_everywhere(store: Store) -> None:
+    """A server's language would put "B" between "a" and "c"."""
+    run = taken(store)
+    store.finish(run, [Number(metric, 1.0, 1) for metric in ("b", "B", "a", "_", "é", "c")])
+    assert [m["metric"] for m in store.measurements()] == ["B", "_", "a", "b", "c", "é"]
+
+
+def test_values_come_back_bit_for_bit(store: Store) -> None:
+    values = [0.1, 1 / 3, 5e-324, 1.7976931348623157e308, -2.5, 0.0, -0.0, 2**53 + 1.0]
+    run = taken(store)
+    store.finish(run, [Number(f"{i}", value, 1) for i, value in enumerate(values)])
+    found = [m["value"] for m in store.measurements()]
+    assert [value.hex() for value in found] == [(value + 0.0).hex() for value in values], "and -0.0 is 0.0"
+
+
+def test_rates(store: Store) -> None:
+    """Two cells of kind 7: (300 + 100 + 100) passes in (2 + 3) seconds; what another machine measured says nothing."""
+    for cell, seed, seconds, host in (
+        ("a", 7, 2.0, None),
+        ("b", 7, 3.0, None),
+        ("c", 8, 1.0, "elsewhere"),
+        ("d", 9, 0.0, None),
+    ):
+        store.add_cell(cell, {"seed": seed})
+        run = taken(store, cell=cell, **({"host": host} if host else {}))
+        passes = 300.0 if cell == "a" else 50.0
+        numbers = [("forward", passes), ("backward", 100.0 if cell == "a" else 50.0), ("seconds", seconds)]
+        store.finish(run, [Number(name, value, 1) for name, value in numbers])
+    assert store.rates(lambda spec: str(spec["seed"])) == {"7": (300 + 100 + 50 + 50) / 5}
+
+
+# --- opening -----------------------------------------------------------------------------------------------------
+
+
+def refused(error: type[Exception], url: str | Path, message: str, *, create: bool = False) -> None:
+    """Opening fails with exactly this message; {} stands for the address."""
+    with pytest.raises(error, match=f"^{re.escape(message.replace('{}', shown_url(str(url))))}$"):
+        Store.open(str(url), create=create)
+
+
+def test_nothing_there_yet(tmp_path: Path) -> None:
+    refused(NoDatabase, tmp_path / "no" / "x.db", "{} does not exist: nothing has been run yet")
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "x.db").touch()
+    refused(NoDatabase, tmp_path / "x.db", "{} is empty: nothing has been run yet")
+    with pytest.raises(NoDatabase, match="does not exist"):
+        check(str(tmp_path / "y.db"))
+    with pytest.raises(NoDatabase, match="is empty"):
+        upgrade(str(tmp_path / "x.db"))
+    with Store.open(str(tmp_path / "x.db"), create=True) as store:
+        assert store.cells() == {}
+    assert NoDatabase.exit_code == DatabaseError.exit_code == 4
+
+
+def test_an_empty_postgres_database(new_postgres: Callable[[], str]) -> None:
+    url = new_postgres()
+    refused(NoDatabase, url, "{} is empty: nothing has been run yet")
+    with pytest.raises(NoDatabase, match="is empty"):
+        upgrade(url)
+
+
+@pytest.mark.parametrize("create", [False, True])
+def test_files_of_others(tmp_path: Path, create: bool) -> None:
+    note = tmp_path / "note.txt"
+    note.write_text("Dear diary, today SQLite")
+    refused(DatabaseError, note, "{} is not a fatbench database (nor any SQLite file)", create=create)
+    assert note.read_text() == "Dear diary, today SQLite"
+    refused(DatabaseError, tmp_path, "{} is a folder, not a fatbench database", create=create)
+    for statement in ("CREATE TABLE cells(id)", "PRAGMA application_id = 42"):
+        other = tmp_path / f"{len(statement)}.db"
+        connection = sqlite3.connect(other)
+        connection.execute("CREATE TABLE t(x)")
+        connection.execute(statement)
+        connection.commit()
+        connection.close()
+        before = other.read_bytes()
+        refused(DatabaseError, other, "{} is not a fatbench database", create=create)
+        with pytest.raises(DatabaseError, match="is not a fatbench database"):
+            upgrade(str(other))
+        assert other.read_bytes() == before
+
+
+def test_another_program_in_the_postgres_database(new_postgres: Callable[[], str]) -> None:
+    """Its tables may be there beside ours, unless they have the same names."""
+    url = new_postgres()
+    _execute(url, "CREATE TABLE alembic_version(version_num text); INSERT INTO alembic_version VALUES ('theirs')")
+    with Store.open(url, create=True) as store:
+        store.add_cell(CELL, SPEC)
+    assert "1 cells" in check(url)
+    url = new_postgres()
+    _execute(url, "CREATE TABLE runs(id int)")
+    refused(DatabaseError, url, "{} is not a fatbench database: it has another program's 'runs'", create=True)
+
+
+def _execute(url: str, statement: str) -> None:
+    """Something done to a database behind the store's back."""
+    with database.Database(url).writing() as connection:
+        connection.execute(text(statement))
+
+
+def test_an_older_database_is_upgraded(url: str) -> None:
+    """One that was stamped before the first revision: no table of ours but the version's, and that is empty."""
+    with database.Database(url, create=True) as old:
+        old._ready_file(create=True)
+        with old.writing() as connection:
+            VERSION.create(connection)
+            if old.path is not None:
+                connection.exec_driver_sql(f"PRAGMA application_id = {schema.APPLICATION_ID}")
+    for create in (False, True):
+        refused(DatabaseError, url, "{} was written by an older fatbench: run 'fatbench db upgrade'", create=create)
+    with pytest.raises(DatabaseError, match="run 'fatbench db upgrade'"):
+        check(url)
+    assert upgrade(url) == f"{shown_url(url)} was upgraded from schema none to {REVISIONS[-1]}"
+    assert upgrade(url) == f"{shown_url(url)} is up to date (schema {REVISIONS[-1]})"
+    with Store.open(url) as store:
+        store.add_cell(CELL, SPEC)
+        store.finish(taken(store), [Number("loss", 1.0, 1)])
+        assert len(store.measurements()) == 1
+    assert "whole" in check(url)
+
+
+def test_a_failed_upgrade_leaves_all_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "x.db"
+    connection = sqlite3.connect(path)
+    connection.executescript(f"PRAGMA application_id = {schema.APPLICATION_ID}; CREATE TABLE numbers(x)")
+    connection.close()
+    before = path.read_bytes()
+    with pytest.raises(Exception, match="table numbers already exists"):
+        upgrade(str(path))
+    connection = sqlite3.connect(path)
+    assert connection.execute("SELECT name FROM sqlite_master").fetchall() == [("numbers",)]
+    connection.close()
+    assert path.read_bytes() == before
+
+
+def test_a_newer_database_is_refused(store: Store, url: str) -> None:
+    with store.writing() as connection:
+        connection.execute(update(VERSION).values(version_num="9999"))
+    message = f"{{}} was written by a newer fatbench (schema 9999, this program knows {REVISIONS[-1]})"
+    message += ": install a newer fatbench"
+    for create in (False, True):
+        refused(DatabaseError, url, message, create=create)
+    for command in (check, upgrade):
+        with pytest.raises(DatabaseError, match="install a newer fatbench"):
+            command(url)
+
+
+def test_a_damaged_file(tmp_path: Path) -> None:
+    path = tmp_path / "x.db"
+    with Store.open(str(path), create=True) as store:
+        _fill(store, 200, 5)
+    content = bytearray(path.read_bytes())
+    for page in range(2, len(content) // 4096 - 1):
+        content[page * 4096 : page * 4096 + 100] = b"\xaa" * 100
+    path.write_bytes(content)
+    with pytest.raises(DatabaseError, match=f"^{re.escape(str(path))} is damaged: "):
+        check(str(path))
+    path.write_bytes(content[:20000])
+    with pytest.raises(DatabaseError, match=f"^{re.escape(str(path))} is damaged: "), Store.open(str(path)) as store:
+        store.measurements()
+
+
+def test_check_names_what_does_not_belong(tmp_path: Path) -> None:
+    path = tmp_path / "x.db"
+    with Store.open(str(path), create=True) as store:
+        store.add_cell(CELL, SPEC)
+        run = taken(store, "pgd20@3")
+        store.commit(run, round=8, outcomes=(0, 8, b"\xff"))
+    connection = sqlite3.connect(path)
+    connection.execute("UPDATE outcomes SET start = 4")
+    connection.execute("INSERT INTO numbers VALUES ('nobody', 'train', 1, -1, 'loss', 1.0, 0, ?, '')", (run,))
+    connection.execute("ALTER TABLE runs DROP COLUMN log")
+    connection.commit()
+    connection.close()
+    with pytest.raises(DatabaseError, match="is damaged: ") as caught:
+        check(str(path))
+    message = str(caught.value)
+    assert "numbers ('nobody', 'train', 1, -1, 'loss') belongs to no stages" in message
+    assert f"outcomes of {CELL} pgd20@3: the chunk at 4 does not follow 0" in message
+    assert "the schema is not as it was made" in message and "log" in message
+
+
+def test_check_says_what_there_is(store: Store, url: str) -> None:
+    store.finish(taken(store), [Number("loss", 1.0, 1), Number("x", 1.0, 1)])
+    expected = f"{shown_url(url)} is whole (schema 0001): 1 cells, 1 runs, 1 stages, 2 numbers, 0 outcomes"
+    assert check(url) == expected
+
+
+# --- what a machine cannot do ------------------------------------------------------------------------------------
+
+
+def _as_nobody(action: Callable[[], object]) -> str:
+    """What `action` raises when a user does it who may not write here: "Type: message", "" for nothing."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            if os.geteuid() == 0:
+                os.setgroups([])
+                os.setgid(65534)
+                os.setuid(65534)
+            said = ""
+            try:
+                action()
+            except Exception as error:
+                said = f"{type(error).__name__}: {error}"
+                if not isinstance(error, (MachineError, DatabaseError)):
+                    said += traceback.format_exc()
+            os.write(writer, said.encode())
+        finally:
+            os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader) as stream:
+        said = stream.read()
+    os.waitpid(child, 0)
+    return said
+
+
+@pytest.fixture
+def locked(tmp_path: Path) -> Iterator[Path]:
+    """A folder with a database that may be read but not written."""
+    folder = tmp_path / "locked"
+    with Store.open(str(folder / "x.db"), create=True) as store:
+        store.add_cell(CELL, SPEC)
+    for place in (*tmp_path.parents[:2], tmp_path, folder):  # pytest's folders are for one user only
+        place.chmod(0o755)
+    folder.chmod(0o555)
+    (folder / "x.db").chmod(0o444)
+    yield folder
+    folder.chmod(0o755)
+
+
+def test_a_read_only_folder(locked: Path) -> None:
+    """It can be read from, not written to, and nothing can be made in it."""
+    path = locked / "x.db"
+
+    def read() -> None:
+        with Store.open(str(path)) as store:
+            assert list(store.cells()) == [CELL]
+            assert store.stages() == {}
+
+    def write() -> None:
+        with Store.open(str(path)) as store:
+            claim(store)
+
+    assert _as_nobody(read) == ""
+    assert _as_nobody(write) == f"MachineError: {path} cannot be written"
+    assert _as_nobody(lambda: Store.open(str(path), create=True)) == f"MachineError: {path}: {locked} cannot be written"
+    new = locked / "y.db"
+    assert _as_nobody(lambda: Store.open(str(new), create=True)) == f"MachineError: {new}: {locked} cannot be written"
+    deep = locked / "deep" / "y.db"
+    said = _as_nobody(lambda: Store.open(str(deep), create=True))
+    assert said == f"MachineError: {deep}: cannot make its folder: Permission denied"
+    assert sorted(p.name for p in locked.iterdir()) == ["x.db"]
+
+
+def test_a_read_only_file(locked: Path) -> None:
+    path = locked / "x.db"
+    locked.chmod(0o777)
+    assert _as_nobody(lambda: Store.open(str(path), create=True)) == f"MachineError: {path}: {path} cannot be written"
+    path.chmod(0o000)
+    assert _as_nobody(lambda: Store.open(str(path))) == f"MachineError: {path} cannot be read: Permission denied"
+    assert MachineError.exit_code == 5
+
+
+def test_a_folder_that_cannot_be(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    path = tmp_path / "file" / "x.db"
+    refused(MachineError, path, "{}: cannot make its folder: File exists", create=True)
+    refused(NoDatabase, path, "{} does not exist: nothing has been run yet")
+
+
+def test_a_full_database_takes_the_transaction_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SQLite's own limit on the number of pages gives the same error as a full disk."""
+    with Store.open(str(tmp_path / "x.db"), create=True) as store:
+        store.add_cell(CELL, SPEC)
+        run = taken(store)
+        store.commit(run, numbers=[Number("loss", 1.0, 1)], round=1, checkpoint="state-1")
+        connect = store._connect
+
+        def cramped() -> sqlite3.Connection:
+            connection = connect()
+            connection.execute("PRAGMA max_page_count = 30")
+            return connection
+
+        monkeypatch.setattr(store._engine.pool, "_creator", cramped)
+        with pytest.raises(MachineError, match=r"x\.db: the disk is full; nothing of this step was written$"):
+            store.commit(run, numbers=[Number(f"m{i}", 1.0, 2) for i in range(5000)], round=2, checkpoint="state-2")
+        assert (row(store).round, row(store).checkpoint, len(store.measurements())) == (1, "state-1", 1)
+        store.commit(run, numbers=[Number("loss", 1.0, 2)], round=2, checkpoint="state-2")
+    assert "2 numbers" in check(str(tmp_path / "x.db"))
+
+
+def _mount(folder: Path, size: str) -> bool:
+    mount = ctypes.CDLL(None, use_errno=True).mount
+    return bool(mount(b"none", str(folder).encode(), b"tmpfs", 0, f"size={size}".encode()) == 0)
+
+
+def test_a_full_disk(tmp_path: Path) -> None:
+    """A file system of 400 kB, filled up: the step that does not fit is taken back and the database stays whole."""
+    if os.geteuid() != 0 or not _mount(tmp_path, "400k"):
+        pytest.skip("only root may mount a file system")
+    try:
+        path = str(tmp_path / "x.db")
+        with Store.open(path, create=True) as store:
+            store.add_cell(CELL, SPEC)
+            run = taken(store)
+            done = 0
+            with pytest.raises(MachineError, match=r"x\.db: (the disk is full|reading or writing failed)"):
+                for round in range(1, 1000):
+                    numbers = [Number(f"m{i}", 1.0, round) for i in range(100)]
+                    store.commit(run, numbers=numbers, round=round, checkpoint=f"state-{round}")
+                    done = round
+            assert done > 3
+            assert (row(store).round, row(store).checkpoint, len(store.measurements())) == (
+                done,
+                f"state-{done}",
+                100 * done,
+            )
+            assert _mount_larger(tmp_path)
+            store.commit(run, numbers=[Number("m0", 1.0, done + 1)], round=done + 1)
+        assert "whole" in check(path)
+        with (tmp_path / "ballast").open("wb") as ballast, pytest.raises(OSError, match=os.strerror(errno.ENOSPC)):
+            while True:
+                ballast.write(bytes(1 << 16))
+                ballast.flush()
+        refused_new = str(tmp_path / "new.db")
+        with pytest.raises(MachineError, match=r"new\.db: (the disk is full|reading or writing failed)"):
+            Store.open(refused_new, create=True)
+    finally:
+        subprocess.run(["umount", str(tmp_path)], check=True)
+
+
+def _mount_larger(folder: Path) -> bool:
+    return subprocess.run(["mount", "-o", "remount,size=2m", str(folder)], check=False).returncode == 0
+
+
+def test_an_unreachable_server() -> None:
+    with pytest.raises(MachineError, match=r"^postgresql://me:\*\*\*@127\.0\.0\.1:1/x: ") as caught:
+        Store.open("postgresql://me:secret@127.0.0.1:1/x", create=True)
+    assert "refused" in str(caught.value)
+    assert "secret" not in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_postgres_database_that_is_not_there(postgres_server: str) -> None:
+    url = f"postgresql://postgres:geheim@/nowhere?host={postgres_server}"
+    with pytest.raises(MachineError, match='database "nowhere" does not exist') as caught:
+        Store.open(url, create=True)
+    assert "geheim" not in str(caught.value)
+
+
+def test_a_postgres_user_who_may_not_write(new_postgres: Callable[[], str]) -> None:
+    url = new_postgres()
+    with Store.open(url, create=True) as store:
+        store.add_cell(CELL, SPEC)
+    name = url.rpartition("%3D")[2]
+    grant = f"GRANT SELECT ON ALL TABLES IN SCHEMA {name} TO reader"
+    _execute(url, f"CREATE ROLE reader LOGIN; GRANT USAGE ON SCHEMA {name} TO reader; {grant}")
+    with Store.open(url.replace("postgres:geheim", "reader:geheim")) as store:
+        assert list(store.cells()) == [CELL]
+        with pytest.raises(MachineError, match="cannot be written: permission denied for table cells"):
+            claim(store)
+
+
+# --- addresses ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("results/x.db", "results/x.db"),
+        ("sqlite:///results/a:b@c.db", "sqlite:///results/a:b@c.db"),
+        ("postgresql://me@host/db", "postgresql://me@host/db"),
+        ("postgresql://me:secret@host:5432/db", "postgresql://me:***@host:5432/db"),
+        ("postgresql://me:se:c/r@et@host/db", "postgresql://me:***@host/db"),
+        ("postgresql://:secret@host/db", "postgresql://:***@host/db"),
+        ("postgresql:///db?host=/tmp&user=me&password=secret", "postgresql:///db?host=/tmp&user=me&password=***"),
+        ("postgresql:///db?sslpassword=secret&host=/tmp", "postgresql:///db?sslpassword=***&host=/tmp"),
+        ("postgresql://me:secret@host:notaport/db", "postgresql://me:***@host:notaport/db"),
+    ],
+)
+def test_passwords_are_never_shown(url: str, shown: str) -> None:
+    assert shown_url(url) == shown
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("", "the database's address is empty: give a file such as results/fatbench.db, or a URL"),
+        ("oracel://me:secret@h/x", "{}: no kind of database is named 'oracel' (known: sqlite, postgresql, ...)"),
+        (
+            "postgresql://me:secret@host:notaport/db",
+            "{}: not a database URL (sqlite:///FILE, postgresql://USER:PASSWORD@HOST/NAME)",
+        ),
+        ("://x", "{}: not a database URL (sqlite:///FILE, postgresql://USER:PASSWORD@HOST/NAME)"),
+        ("sqlite://x.db", "{}: a SQLite URL has three slashes, sqlite:///FILE"),
+        ("sqlite://", "{}: the workers need a file that they can all open, sqlite:///FILE"),
+        ("sqlite:///:memory:", "{}: the workers need a file that they can all open, sqlite:///FILE"),
+    ],
+)
+def test_addresses_that_are_none(url: str, message: str) -> None:
+    for create in (False, True):
+        refused(SpecError, url, message, create=create)
+    assert "secret" not in message.replace("{}", shown_url(url))
+
+
+def test_a_driver_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "psycopg", None)
+    message = "{}: the driver 'psycopg' is not installed: pip install 'fatbench[postgres]'"
+    for kind in ("postgresql", "postgres", "postgresql+psycopg"):
+        refused(SpecError, f"{kind}://me:secret@host/db", message)
+
+
+def test_the_ways_to_name_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    Store.open("a b?#%20.db", create=True).close()
+    Store.open("sqlite:///deep/er/b.db", create=True).close()
+    Store.open(f"sqlite:///{tmp_path}/c.db", create=True).close()
+    Store.open("~/d.db", create=True).close()
+    found = sorted(str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*") if p.is_file())
+    assert found == ["a b?#%20.db", "c.db", "deep/er/b.db", "home/d.db"]
+    with Store.open("c.db") as store:
+        monkeypatch.chdir("/")
+        assert store.cells() == {}, "a relative path is one from where it was opened"
+
+
+# --- the schema --------------------------------------------------------------------------------------------------
+
+
+def _schema(url: str) -> Any:
+    """All that a database says of its schema."""
+    with database.Database(url).reading() as connection:
+        if connection.dialect.name == "sqlite":
+            rows = connection.exec_driver_sql("SELECT name, sql FROM sqlite_master ORDER BY name").fetchall()
+            return [(name, sql and re.sub(r"\s+", " ", sql)) for name, sql in rows]
+        found = inspect(connection)
+        return [
+            (
+                name, [{**c, "type": str(c["type"])} for c in found.get_columns(name)], found.get_pk_constraint(name),
+                found.get_foreign_keys(name), found.get_indexes(name), found.get_unique_constraints(name),
+                found.get_check_constraints(name),
+            )
+            for name in sorted(found.get_table_names())
+        ] + [found.get_view_definition(name) for name in found.get_view_names()]  # fmt: skip
+
+
+def test_the_migrations_make_the_schema(url: str, other_url: str) -> None:
+    """From nothing to the newest revision by migrations, and in one go: the same tables, keys, indexes and view."""
+    from alembic import command
+
+    Store.open(url, create=True).close()
+    migrated = database.Database(other_url, create=True)
+    migrated._ready_file(create=True)
+    with migrated.writing() as connection:
+        config = alembic_config()
+        config.attributes["connection"] = connection
+        command.upgrade(config, "head")
+    assert len(_schema(url)) >= 7
+    assert _schema(url) == _schema(other_url)
+
+
+def test_the_list_of_revisions_is_that_of_the_migrations() -> None:
+    from alembic.script import ScriptDirectory
+
+    script = ScriptDirectory.from_config(alembic_config())
+    assert tuple(reversed([revision.revision for revision in script.walk_revisions()])) == REVISIONS
+
+
+def test_sqlite_is_set_up_to_survive(tmp_path: Path) -> None:
+    path = tmp_path / "x.db"
+    with Store.open(str(path), create=True) as store, store.reading() as connection:
+        for pragma, value in (
+            ("journal_mode", "wal"),
+            ("synchronous", 2),
+            ("foreign_keys", 1),
+            ("busy_timeout", 60000),
+        ):
+            assert connection.exec_driver_sql(f"PRAGMA {pragma}").scalar() == value
+        assert connection.exec_driver_sql("PRAGMA application_id").scalar() == int.from_bytes(b"fatb", "big")
+    assert [p.name for p in tmp_path.iterdir()] == ["x.db"], "one file when nobody has it open"
+
+
+def test_no_write_ahead_log_on_a_network_file_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "x.db"
+    Store.open(str(path), create=True).close()
+    monkeypatch.setattr(database, "_on_network", lambda path: True)
+    with Store.open(str(path), create=True) as store, store.reading() as connection:
+        assert connection.exec_driver_sql("PRAGMA journal_mode").scalar() == "delete"
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [("/home/me/x.db", True), ("/home/local/x.db", False), ("/homes/x.db", False), ("/x.db", False)],
+)
+def test_network_file_systems(monkeypatch: pytest.MonkeyPatch, path: str, expected: bool) -> None:
+    mounts = f"/dev/sda / ext4 rw 0 0\nserver:/home /home {NETWORK[1]} rw 0 0\n/dev/sdb /home/local xfs rw 0 0\n"
+    monkeypatch.setattr(Path, "read_text", lambda self: mounts)
+    assert database._on_network(Path(path)) is expected
+
+
+def test_foreign_keys_hold(store: Store) -> None:
+    with pytest.raises(Exception, match=r"(?i)foreign key"), store.writing() as connection:
+        connection.execute(insert(OUTCOMES).values(cell="x", stage="y", start=0, n=1, bits=b"\0"))
+
+
+def test_imports_are_light() -> None:
+    """`--help` and `report` must not wait for torch, pandas or alembic."""
+    heavy = ("torch", "pandas", "numpy", "alembic")
+    code = f"import sys, fatbench.store, fatbench.exchange; print([m for m in {heavy} if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
