@@ -256,9 +256,12 @@ def _read(form: TypeAdapter[Any], line: str, at: str) -> Any:
         value = json.loads(line, parse_constant=_no_constant)
     except json.JSONDecodeError as error:
         cut = "" if line.endswith("\n") else "; the file was cut off here"
-        raise ExchangeError(f"{at}: not JSON ({error.msg} at column {error.colno}){cut}") from None
+        reason = f"{error.msg.removesuffix(' at')} at column {error.colno}"
+        raise ExchangeError(f"{at}: not JSON ({reason}){cut}") from None
     except (ValueError, RecursionError) as error:
         raise ExchangeError(f"{at}: {error}") from None
+    if not isinstance(value, dict):
+        raise ExchangeError(f"{at}: expected a JSON object, got a {type(value).__name__}")
     try:
         return form.validate_python(value)
     except ValidationError as error:

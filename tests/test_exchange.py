@@ -1,0 +1,562 @@
+"""Results between machines: exported and imported is the same, twice is once, and a bad file changes nothing."""
+
+from __future__ import annotations
+
+import errno
+import io
+import json
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from sqlalchemy import update
+
+from fatbench import exchange
+from fatbench.database import check
+from fatbench.errors import MachineError, SpecError
+from fatbench.exchange import ExchangeError, import_
+from fatbench.schema import RUNS, STAGES
+from fatbench.store import Number, Store
+
+pytest_plugins = ("databases",)
+
+PROVENANCE = {"preset": "quick", "device": "H200", "precision": "bf16", "commit": "abc", "dirty": True,
+              "versions": {"torch": "2.15"}, "data": "cifar10 jpeg75"}  # fmt: skip
+
+
+@pytest.fixture
+def store(url: str) -> Iterator[Store]:
+    with Store.open(url, create=True) as opened:
+        yield opened
+
+
+@pytest.fixture
+def other(other_url: str) -> Iterator[Store]:
+    with Store.open(other_url, create=True) as opened:
+        yield opened
+
+
+def claim(store: Store, cell: str, stage: str, *, retry_failed: bool = False) -> int:
+    run = store.claim(cell, stage, suite="s", total=4, provenance=PROVENANCE, retry_failed=retry_failed)
+    assert run is not None
+    return run
+
+
+def fill(store: Store) -> None:
+    """Two cells: one done with an evaluation, one under way after a failure."""
+    store.add_cells({"b": {"seed": 1, "eps": "8/255"}, "a": {"seed": 2**70}})
+    run = claim(store, "b", "train")
+    store.commit(run, numbers=[Number("loss", 0.1, 1, n=9), Number("w", 1 / 3, 1, client=2)], round=1, checkpoint="s1")
+    store.finish(run, [Number("loss", 5e-324, 2, n=9)], round=2, record={"best": {"round": 2, "value": 0.25}})
+    run = claim(store, "b", "pgd20-x@2")
+    store.commit(run, round=9, outcomes=(0, 9, b"\xff\x80"))
+    store.commit(run, round=12, outcomes=(9, 3, b"\x40"))
+    store.finish(run, [Number("pgd20", 10 / 12, 2, n=12)])
+    run = claim(store, "a", "train")
+    store.commit(run, numbers=[Number("loss", 2.5, 1)], round=1, checkpoint="s1")
+    store.fail(run, "Traceback: ä \udce4")
+    run = claim(store, "a", "train", retry_failed=True)
+    store.commit(run, numbers=[Number("loss", 1.5, 2)], round=2, checkpoint="s2")
+
+
+def exported(store: Store, cells: list[str] | None = None) -> str:
+    stream = io.StringIO()
+    exchange.export(store, stream, cells)
+    return stream.getvalue()
+
+
+def put(tmp_path: Path, text: str) -> Path:
+    file = tmp_path / "results.jsonl"
+    file.write_text(text, encoding="utf-8")
+    return file
+
+
+def content(store: Store) -> Any:
+    """All that a person can see of a store; run ids are its own."""
+    runs = store.runs()
+    place = {run["id"]: i for i, run in enumerate(sorted(runs, key=lambda run: run["uid"]))}
+    numbers = [{**m, "run": place[m["run"]]} for m in store.measurements()]
+    stages = store.stages()
+    return store.cells(), stages, numbers, runs, [store.outcomes(*key) for key in stages]
+
+
+# --- there and back ----------------------------------------------------------------------------------------------
+
+
+def test_export_import_export_is_the_same(store: Store, other: Store, tmp_path: Path) -> None:
+    fill(store)
+    text = exported(store)
+    assert exported(store) == text
+    counts = import_(other, put(tmp_path, text))
+    assert counts == {"cells": 2, "new cells": 2, "new stages": 3, "new numbers": 6, "numbers already here": 0}
+    assert exported(other) == text
+    assert other.cells() == store.cells()
+    assert other.outcomes("b", "pgd20-x@2") == [(0, 9, b"\xff\x80"), (9, 3, b"\x40")]
+    mine, theirs = content(store)[2], content(other)[2]
+    assert mine == theirs, "the public view shows the same numbers with the same provenance"
+    assert (theirs[0]["device"], theirs[0]["dirty"], theirs[0]["suite"], theirs[-1]["seed"]) == ("H200", True, "s", 1)
+
+
+def test_importing_twice_changes_nothing(store: Store, other: Store, tmp_path: Path) -> None:
+    fill(store)
+    file = put(tmp_path, exported(store))
+    import_(other, file)
+    before = content(other)
+    counts = import_(other, file)
+    assert counts == {"cells": 2, "new cells": 0, "new stages": 0, "new numbers": 0, "numbers already here": 6}
+    assert content(other) == before
+    before = content(store)
+    assert import_(store, file)["numbers already here"] == 6
+    assert content(store) == before, "nor does importing what came from here"
+
+
+def test_what_a_file_looks_like(tmp_path: Path) -> None:
+    with Store.open(str(tmp_path / "x.db"), create=True) as store:
+        fill(store)
+        header, a, b = (json.loads(line) for line in exported(store).splitlines())
+    assert header == {"format": "fatbench results", "schema_version": 1, "cells": 2}
+    assert (a["cell"], b["cell"]) == ("a", "b")
+    assert [(run["stage"], run["status"]) for run in a["runs"]] == [("train", "failed"), ("train", "interrupted")]
+    (train,) = a["stages"]
+    assert (train["status"], train["round"], train["run"], train["error"]) == ("interrupted", 2, 1, None)
+    assert [n[:6] for n in train["numbers"]] == [[1, -1, "loss", 2.5, 0, 0], [2, -1, "loss", 1.5, 0, 1]]
+    assert b["stages"][0]["outcomes"] == [[0, 9, "/4A="], [9, 3, "QA=="]]
+    assert b["spec"] == {"seed": 1, "eps": "8/255"}
+    assert b["runs"][0]["extra"] == {"data": "cifar10 jpeg75"}
+    assert "checkpoint" not in exported_keys(a) | exported_keys(b)
+    assert "process" not in exported_keys(a)
+
+
+def exported_keys(value: Any) -> set[str]:
+    if isinstance(value, dict):
+        return set(value) | {key for item in value.values() for key in exported_keys(item)}
+    return {key for item in value for key in exported_keys(item)} if isinstance(value, list) else set()
+
+
+def test_a_choice_of_cells(store: Store) -> None:
+    fill(store)
+    assert [json.loads(line).get("cell") for line in exported(store, ["b", "nobody", "b"]).splitlines()] == [None, "b"]
+    assert exported(store, []) == '{"cells":0,"format":"fatbench results","schema_version":1}\n'
+
+
+def test_a_finished_cell_imports_as_done(store: Store, other: Store, tmp_path: Path) -> None:
+    fill(store)
+    import_(other, put(tmp_path, exported(store)))
+    train = other.stages()["b", "train"]
+    assert (train.status, train.round, train.checkpoint) == ("done", 2, None)
+    assert train.record == {"best": {"round": 2, "value": 0.25}}
+    assert other.claim("b", "train", suite="s", total=4, provenance={}) is None
+    unfinished = other.stages()["a", "train"]
+    assert (unfinished.status, unfinished.round, unfinished.checkpoint, unfinished.alive) == (
+        "interrupted",
+        2,
+        None,
+        False,
+    )
+    run = claim(other, "a", "train")
+    other.restart(run)
+    other.finish(run, [Number("loss", 2.5, 1)])
+
+
+names = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=8)
+values = st.floats(allow_nan=False, allow_infinity=False)
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | values | names, lambda inner: st.lists(inner, max_size=3)
+)
+stages_of = st.fixed_dictionaries(
+    {
+        "commits": st.lists(
+            st.tuples(st.lists(st.tuples(names, st.integers(-1, 3), values), max_size=4), st.integers(1, 20)),
+            max_size=3,
+        ),
+        "record": st.dictionaries(names, json_values, max_size=2),
+        "end": st.sampled_from(["finish", "fail", "release", "go on"]),
+    }
+)
+worlds = st.dictionaries(
+    names,
+    st.tuples(st.dictionaries(names, json_values, max_size=3), st.dictionaries(names, stages_of, max_size=3)),
+    max_size=3,
+)
+
+
+def build(store: Store, world: Any) -> None:
+    """Put a generated world into a store by the calls that the engine makes."""
+    store.add_cells({cell: spec for cell, (spec, _) in world.items()})
+    for cell, (_, stages) in world.items():
+        for stage, what in stages.items():
+            run = claim(store, cell, stage)
+            position = 0
+            for numbers, n in what["commits"]:
+                unique = {(metric, client): value for metric, client, value in numbers}
+                rows = [
+                    Number(metric, value, position + n, client=client) for (metric, client), value in unique.items()
+                ]
+                outcomes = (position, n, bytes([n * 11 % 256] * ((n + 7) // 8)))
+                position += n
+                store.commit(
+                    run, numbers=rows, round=position, outcomes=outcomes, record=what["record"], checkpoint="c"
+                )
+            match what["end"]:
+                case "finish":
+                    store.finish(run)
+                case "fail":
+                    store.fail(run, f"{cell}\n{stage}")
+                case "release":
+                    store.release(run)
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(worlds)
+def test_any_results_survive_the_journey(tmp_path_factory: pytest.TempPathFactory, world: Any) -> None:
+    folder = tmp_path_factory.mktemp("world")
+    with Store.open(str(folder / "a.db"), create=True) as here, Store.open(str(folder / "b.db"), create=True) as there:
+        build(here, world)
+        text = exported(here)
+        file = put(folder, text)
+        import_(there, file)
+        assert exported(there) == text
+        before = content(there)
+        import_(there, file)
+        assert content(there) == before
+        assert content(there)[2] == content(here)[2]
+    assert "whole" in check(str(folder / "b.db"))
+
+
+# --- merging -----------------------------------------------------------------------------------------------------
+
+
+def test_results_that_went_on_elsewhere_are_completed(store: Store, other: Store, tmp_path: Path) -> None:
+    """The first export is taken half way, the second when all is done; importing the first again changes nothing."""
+    store.add_cell("a", {"seed": 1})
+    run = claim(store, "a", "train")
+    store.commit(run, numbers=[Number("loss", 2.5, 1)], round=1, checkpoint="s1", outcomes=(0, 1, b"\x80"))
+    early = put(tmp_path, exported(store))
+    import_(other, early)
+    assert other.stages()["a", "train"].status == "interrupted"
+    store.commit(run, numbers=[Number("loss", 1.5, 2)], round=2, checkpoint="s2", outcomes=(1, 1, b"\x80"))
+    later = tmp_path / "later.jsonl"
+    exchange.export(store, later)
+    assert import_(other, later)["new numbers"] == 1
+    assert other.stages()["a", "train"].round == 2
+    store.finish(run, [Number("loss", 0.5, 3)], round=3)
+    exchange.export(store, later)
+    counts = import_(other, later)
+    assert (counts["new stages"], counts["new numbers"], counts["numbers already here"]) == (1, 1, 2)
+    assert exported(other) == exported(store)
+    before = content(other)
+    import_(other, early)
+    assert content(other) == before
+    assert [run["status"] for run in other.runs()] == ["done"]
+
+
+def test_a_stage_that_can_go_on_here_is_left_alone(store: Store, other: Store, tmp_path: Path) -> None:
+    """The file knows one round more, but its checkpoint is elsewhere and ours is here."""
+    for place, rounds in ((store, 3), (other, 2)):
+        place.add_cell("a", {"seed": 1})
+        run = claim(place, "a", "train")
+        for round in range(1, rounds + 1):
+            place.commit(run, numbers=[Number("loss", 1.0 / round, round)], round=round, checkpoint=f"s{round}")
+        place.release(run)
+    counts = import_(other, put(tmp_path, exported(store)))
+    assert (counts["new stages"], counts["new numbers"], counts["numbers already here"]) == (0, 0, 2)
+    assert (other.stages()["a", "train"].round, other.stages()["a", "train"].checkpoint) == (2, "s2")
+    run = claim(other, "a", "train")
+    other.commit(run, numbers=[Number("loss", 1.0 / 3, 3)], round=3, checkpoint="s3")
+    assert len(other.measurements()) == 3
+
+
+def test_finished_work_replaces_what_is_not_finished_here(store: Store, other: Store, tmp_path: Path) -> None:
+    store.add_cell("a", {"seed": 1})
+    other.add_cell("a", {"seed": 1})
+    run = claim(store, "a", "e@1")
+    store.commit(run, round=12, outcomes=(0, 12, b"\xff\xf0"))
+    store.finish(run, [Number("pgd20", 1.0, 1, n=12)])
+    run = claim(other, "a", "e@1")
+    other.commit(run, round=5, outcomes=(0, 5, b"\xf8"))
+    file = put(tmp_path, exported(store))
+    counts = import_(other, file)
+    assert counts["new stages"] == 0, "a live process is at it"
+    assert other.stages()["a", "e@1"].alive
+    other.release(run)
+    assert import_(other, file)["new stages"] == 1
+    assert other.stages()["a", "e@1"].status == "done"
+    assert other.outcomes("a", "e@1") == [(0, 12, b"\xff\xf0")]
+    assert "whole" in check_of(other)
+
+
+def check_of(store: Store) -> str:
+    url = store._engine.url.render_as_string(hide_password=False)
+    return check(str(store.path) if store.path else url)
+
+
+def test_what_was_measured_besides_is_added(store: Store, other: Store, tmp_path: Path) -> None:
+    """A later version measures one thing more in the same stage."""
+    for place, extra in ((store, [Number("extra", 1.0, 1)]), (other, [])):
+        place.add_cell("a", {"seed": 1})
+        place.finish(claim(place, "a", "train"), [Number("loss", 0.5, 1), *extra])
+    counts = import_(other, put(tmp_path, exported(store)))
+    assert (counts["new stages"], counts["new numbers"], counts["numbers already here"]) == (0, 1, 1)
+    assert [m["metric"] for m in other.measurements()] == ["extra", "loss"]
+
+
+def test_a_dead_run_here_is_no_live_one(store: Store, other: Store, tmp_path: Path) -> None:
+    for place in (store, other):
+        place.add_cell("a", {"seed": 1})
+    store.finish(claim(store, "a", "train"), [Number("loss", 0.5, 1)])
+    run = claim(other, "a", "train")
+    with other.writing() as connection:
+        connection.execute(update(RUNS).where(RUNS.c.id == run).values(pid=2**22 + 1))
+    assert import_(other, put(tmp_path, exported(store)))["new stages"] == 1
+
+
+# --- conflicts and damage ----------------------------------------------------------------------------------------
+
+
+def unchanged(store: Store, file: Path, message: str, **more: Any) -> None:
+    """Importing fails with exactly this message ({} stands for the file) and changes nothing."""
+    before = content(store)
+    with pytest.raises(ExchangeError, match=f"^{re.escape(message.replace('{}', str(file)))}$"):
+        import_(store, file, **more)
+    assert content(store) == before
+
+
+def test_another_value_for_the_same_number(store: Store, other: Store, tmp_path: Path) -> None:
+    """The new cell before it in the file is not imported either."""
+    for place, value, n in ((store, 0.5, 9), (other, 0.25, 9)):
+        place.add_cell("b", {"seed": 1})
+        place.finish(claim(place, "b", "train"), [Number("loss", 1.0, 1), Number("w", value, 2, n=n, client=3)])
+    store.add_cell("a", {"seed": 1})
+    file = put(tmp_path, exported(store))
+    unchanged(
+        other, file,
+        "{}:3: cell b train: w of client 3 of round 2 is 0.5 (n=9) there and 0.25 (n=9) here; nothing was imported",
+    )  # fmt: skip
+    assert "a" not in other.cells()
+    text = file.read_text().replace(",0.5,9,", ",0.25,10,")
+    unchanged(
+        other, put(tmp_path, text),
+        "{}:3: cell b train: w of client 3 of round 2 is 0.25 (n=10) there and 0.25 (n=9) here; nothing was imported",
+    )  # fmt: skip
+
+
+def test_other_outcomes_for_the_same_examples(store: Store, other: Store, tmp_path: Path) -> None:
+    """Cut otherwise is the same; one bit is not."""
+    for place, chunks in (
+        (store, [(0, 9, b"\xff\x80"), (9, 3, b"\x40")]),
+        (other, [(0, 5, b"\xf8"), (5, 7, b"\xf4")]),
+    ):
+        place.add_cell("a", {"seed": 1})
+        run = claim(place, "a", "e@1")
+        for start, n, bits in chunks:
+            place.commit(run, round=start + n, outcomes=(start, n, bits))
+        place.finish(run)
+    file = put(tmp_path, exported(store))
+    assert import_(other, file)["new stages"] == 0
+    assert other.outcomes("a", "e@1") == [(0, 5, b"\xf8"), (5, 7, b"\xf4")]
+    file.write_text(file.read_text().replace("QA==", "AA=="))
+    unchanged(other, file, "{}:2: cell a e@1: the outcomes per example differ from those here; nothing was imported")
+
+
+@pytest.fixture
+def lines(tmp_path: Path) -> list[str]:
+    with Store.open(str(tmp_path / "source.db"), create=True) as source:
+        fill(source)
+        return exported(source).splitlines(keepends=True)
+
+
+@pytest.fixture
+def empty(tmp_path: Path) -> Iterator[Store]:
+    with Store.open(str(tmp_path / "empty.db"), create=True) as opened:
+        yield opened
+
+
+def test_a_truncated_file(empty: Store, lines: list[str], tmp_path: Path) -> None:
+    """Cut anywhere: between two lines, within one, before the last line's end."""
+    text = "".join(lines)
+    unchanged(empty, put(tmp_path, "".join(lines[:2])), "{}: ends after 1 of 2 cells: it was cut off")
+    unchanged(empty, put(tmp_path, lines[0]), "{}: ends after 0 of 2 cells: it was cut off")
+    unchanged(empty, put(tmp_path, ""), "{}: empty; expected a file written by 'fatbench export'")
+    for cut in range(len(lines[0]) + 1, len(text) - 1, 97):
+        file = put(tmp_path, text[:cut])
+        with pytest.raises(ExchangeError, match=rf"^{re.escape(str(file))}(:\d: .*cut off here|: ends after \d of 2)"):
+            import_(empty, file)
+        assert content(empty) == ({}, {}, [], [], [])
+    import_(empty, put(tmp_path, text[:-1]))
+    assert len(empty.cells()) == 2, "a last line without its end is whole"
+
+
+def changed(line: str, change: Callable[[Any], Any]) -> str:
+    value = json.loads(line)
+    change(value)
+    return json.dumps(value) + "\n"
+
+
+def stage(cell: Any, name: str) -> Any:
+    return next(s for s in cell["stages"] if s["stage"] == name)
+
+
+BAD_CELLS: list[tuple[Callable[[Any], Any], str]] = [
+    (lambda c: c.pop("spec"), "spec: Field required"),
+    (lambda c: c.update(colour="red"), "colour: Extra inputs are not permitted"),
+    (lambda c: c.update(cell=""), "cell: String should have at least 1 character"),
+    (
+        lambda c: c["stages"][0].update(status="finished"),
+        "stages.0.status: Input should be 'todo', 'running', 'done', 'failed' or 'interrupted'",
+    ),
+    (lambda c: c["stages"][0].update(round="2"), "stages.0.round: Input should be a valid integer"),
+    (lambda c: c["stages"][0].update(round=-1), "stages.0.round: Input should be greater than or equal to 0"),
+    (
+        lambda c: c["runs"][0].update(started="yesterday"),
+        r"runs.0.started: String should match pattern '^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z$'",
+    ),
+    (
+        lambda c: stage(c, "train")["numbers"][0].__setitem__(3, "0.5"),
+        "stages.1.numbers.0.3: Input should be a valid number",
+    ),
+    (
+        lambda c: stage(c, "train")["numbers"][0].__setitem__(0, 1.5),
+        "stages.1.numbers.0.0: Input should be a valid integer",
+    ),
+    (lambda c: stage(c, "train")["numbers"][0].pop(), "stages.1.numbers.0.6: Field required"),
+    (lambda c: stage(c, "train")["numbers"][0].__setitem__(5, 7), "cell b train: there is no run 7"),
+    (lambda c: stage(c, "train").update(run=2), "cell b train: there is no run 2"),
+    (
+        lambda c: stage(c, "train")["numbers"].append(stage(c, "train")["numbers"][0]),
+        "cell b: number (1, -1, 'loss') is there twice",
+    ),
+    (lambda c: c["stages"].append(c["stages"][0]), "cell b: stage pgd20-x@2 is there twice"),
+    (lambda c: c["runs"].append(c["runs"][0]), "cell b: run {uid} is there twice"),
+    (lambda c: stage(c, "pgd20-x@2")["outcomes"].pop(0), "cell b pgd20-x@2: the outcomes from 9 on do not fit"),
+    (
+        lambda c: stage(c, "pgd20-x@2")["outcomes"][0].__setitem__(2, "/w=="),
+        "cell b pgd20-x@2: the outcomes from 0 on do not fit",
+    ),
+    (
+        lambda c: stage(c, "pgd20-x@2")["outcomes"][0].__setitem__(2, "//"),
+        "cell b pgd20-x@2: outcomes: Incorrect padding",
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("number", range(len(BAD_CELLS)))
+def test_a_line_that_cannot_be(empty: Store, lines: list[str], tmp_path: Path, number: int) -> None:
+    change, message = BAD_CELLS[number]
+    uid = json.loads(lines[2])["runs"][0]["uid"]
+    file = put(tmp_path, "".join(lines[:2]) + changed(lines[2], change))
+    unchanged(empty, file, "{}:3: " + message.replace("{uid}", uid))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("not json\n", "{}:3: not JSON (Expecting value at column 1)"),
+        ("\n", "{}:3: not JSON (Expecting value at column 1)"),
+        ('{"cell": "b', "{}:3: not JSON (Unterminated string starting at column 10); the file was cut off here"),
+        ("[]\n", "{}:3: expected a JSON object, got a list"),
+        ('{"cell": NaN}\n', "{}:3: NaN is not a number"),
+    ],
+)
+def test_a_line_that_is_no_cell(empty: Store, lines: list[str], tmp_path: Path, text: str, message: str) -> None:
+    unchanged(empty, put(tmp_path, "".join(lines[:2]) + text), message)
+
+
+def test_more_lines_than_promised(empty: Store, lines: list[str], tmp_path: Path) -> None:
+    file = put(tmp_path, "".join([*lines, lines[2]]))
+    unchanged(empty, file, "{}:4: more than the 2 cells that the first line promises")
+
+
+@pytest.mark.parametrize(
+    ("header", "message"),
+    [
+        ("Dear diary\n", "{}:1: not a file written by 'fatbench export'"),
+        ("{}\n", "{}:1: not a file written by 'fatbench export'"),
+        ("[1]\n", "{}:1: not a file written by 'fatbench export'"),
+        (
+            '{"format": "fatbench results", "schema_version": 2, "cells": 2}\n',
+            "{}:1: written by another fatbench (schema_version 2; this one reads 1)",
+        ),
+        ('{"format": "fatbench results", "schema_version": 1}\n', "{}:1: cells: Field required"),
+    ],
+)
+def test_files_of_others(empty: Store, lines: list[str], tmp_path: Path, header: str, message: str) -> None:
+    unchanged(empty, put(tmp_path, header + "".join(lines[1:])), message)
+
+
+def test_files_that_are_no_text(empty: Store, tmp_path: Path) -> None:
+    file = tmp_path / "model.pt"
+    file.write_bytes(b"\x80\x02\xff")
+    unchanged(empty, file, "{}: not a text file; expected one written by 'fatbench export'")
+
+
+def test_text_that_cannot_be_stored(store: Store, lines: list[str], tmp_path: Path) -> None:
+    file = put(tmp_path, "".join(lines[:2]) + changed(lines[2], lambda c: c["runs"][0].update(suite="\udce4")))
+    unchanged(store, file, "{}:3: text that cannot be stored (a NUL, or half of a surrogate pair)")
+
+
+def test_a_run_of_another_cell(empty: Store, lines: list[str], tmp_path: Path) -> None:
+    uid = json.loads(lines[1])["runs"][0]["uid"]
+    file = put(tmp_path, "".join(lines[:2]) + changed(lines[2], lambda c: c["runs"][0].update(uid=uid)))
+    unchanged(empty, file, "{}:3: contradicts what is here: UNIQUE constraint failed: runs.uid")
+
+
+def test_identities_are_checked(empty: Store, lines: list[str], tmp_path: Path) -> None:
+    file = put(tmp_path, "".join(lines))
+    unchanged(
+        empty, file, "{}:3: cell b: its spec is that of c; was the file edited?",
+        identify=lambda spec: "a" if spec["seed"] == 2**70 else "c",
+    )  # fmt: skip
+
+    def strange(spec: Any) -> str:
+        raise SpecError("no model is named 'nim' (did you mean 'nin'?)")
+
+    unchanged(empty, file, "{}:2: cell a: no model is named 'nim' (did you mean 'nin'?)", identify=strange)
+    unchanged(empty, file, "{}:2: cell a: 'model'", identify=lambda spec: spec["model"])
+    import_(empty, file, identify=lambda spec: "a" if spec["seed"] == 2**70 else "b")
+    assert len(empty.cells()) == 2
+
+
+# --- files -------------------------------------------------------------------------------------------------------
+
+
+def test_a_file_is_whole_or_not_there(empty: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fill(empty)
+    file = tmp_path / "out" / "results.jsonl"
+    with pytest.raises(MachineError, match=f"^cannot write {re.escape(str(file))}: No such file or directory$"):
+        exchange.export(empty, file)
+    file.parent.mkdir()
+    assert exchange.export(empty, str(file)) == 2
+    assert file.read_text(encoding="utf-8") == exported(empty)
+
+    def full(connection: Any, cells: Any) -> Iterator[str]:
+        yield "half a line"
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(exchange, "_lines", full)
+    before = file.read_bytes()
+    with pytest.raises(MachineError, match="No space left on device"):
+        exchange.export(empty, file)
+    assert file.read_bytes() == before
+    assert [p.name for p in file.parent.iterdir()] == ["results.jsonl"]
+
+
+def test_a_file_that_cannot_be_read(empty: Store, tmp_path: Path) -> None:
+    for file, reason in ((tmp_path / "no.jsonl", "No such file or directory"), (tmp_path, "Is a directory")):
+        with pytest.raises(MachineError, match=f"^cannot read {re.escape(str(file))}: {reason}$"):
+            import_(empty, file)
+
+
+def test_a_stage_nobody_ran(store: Store, other: Store, tmp_path: Path) -> None:
+    """A row without a run (no command makes one yet) travels too."""
+    store.add_cell("a", {"seed": 1})
+    store.release(claim(store, "a", "train"))
+    with store.writing() as connection:
+        connection.execute(update(STAGES).values(status="todo", run=None))
+    text = exported(store)
+    import_(other, put(tmp_path, text))
+    assert exported(other) == text
+    assert claim(other, "a", "train")
