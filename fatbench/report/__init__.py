@@ -1,7 +1,7 @@
 """Tables: a query, a grid, a format. Nothing here imports torch.
 
-    grids = tables(suite, plan, store, select="best-test")
-    print(render(grids, "latex"))
+grids = tables(suite, plan, store, select="best-test")
+print(render(grids, "latex"))
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from fatbench.errors import SpecError, did_you_mean
-from fatbench.report.grid import Grid, Source, build
-from fatbench.selection import MONITORED, Checkpoint
+from fatbench.report.grid import Grid, build
+from fatbench.selection import Checkpoint
 
 if TYPE_CHECKING:
     from fatbench.store import Store

@@ -21,7 +21,8 @@ SIGMAS = 3.0
 ZERO_GRADIENTS = 0.01  # share of images without any loss gradient above which attacks are not to be trusted
 
 NO_GRADIENT = (
-    f"the loss has no gradient on more than {100 * ZERO_GRADIENTS:g}% of the images: gradient attacks overstate robustness"
+    f"the loss has no gradient on more than {100 * ZERO_GRADIENTS:g}% of the images:"
+    " gradient attacks overstate robustness"
 )
 RULE = (
     "natural >= fgsm >= pgd20 >= autoattack is checked per cell up to 3 standard errors of the difference"

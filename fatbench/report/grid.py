@@ -23,7 +23,7 @@ from fatbench.selection import MONITORED, WORDS, Checkpoint, checkpoint_round
 from fatbench.suite import SOURCE, Cell, Evaluation, Key, Plan, Suite, Table
 
 # Training numbers that are shares in [0, 1]; every other training number is plain.
-FRACTIONS = ("train_accuracy", "holdout_accuracy", "natural", "monitor", "val_natural", "val_monitor")
+FRACTIONS = ("train_accuracy", "holdout_accuracy", "holdout_gap", "natural", "monitor", "val_natural", "val_monitor")
 
 
 @dataclass(frozen=True)
@@ -109,6 +109,8 @@ class Group:
 
 @dataclass(frozen=True)
 class Row:
+    """A row: its labels and its values."""
+
     key: Key
     values: list[list[Value]]  # [group][column]
 
@@ -245,7 +247,8 @@ class _Numbers:
             self.provenance.setdefault((run["cell"], run["stage"]), {})[origins.of(run)] = None
 
     def origins(self, cell: str, stage: str) -> Iterable[provenance.Origin]:
-        return self.provenance.get((cell, stage)) or self.provenance.get((None, stage), ())
+        """Where a stage of a cell was run."""
+        return self.provenance.get((cell, stage)) or self.provenance.get((None, stage)) or ()
 
     def round(self, cell: str, checkpoint: str) -> int | None:
         """The round whose model a checkpoint is; None while it is not known."""
@@ -270,7 +273,7 @@ class _Numbers:
         return self._evaluations(cell, self.select).get(source.metric)
 
     def _evaluations(self, cell: Cell, checkpoint: str) -> dict[str, _Found]:
-        """Every evaluation of a cell at a checkpoint that has been made, by metric, with what is suspicious about it."""
+        """Every evaluation that has been made of a cell at a checkpoint, by metric, with its flags."""
         known = self.evaluated.get((cell.id, checkpoint))
         if known is not None:
             return known
@@ -317,10 +320,9 @@ class _Numbers:
 def _grid(suite: Suite, plan: Plan, table: Table, numbers: _Numbers, with_published: bool) -> Grid | None:
     buckets = _buckets(plan, table)
     sources = {heading: Source.parse(text) for heading, text in table.values.items()}
-    evaluated = {e.label for cells in buckets.values() for e in cells[0].evaluations}
-    absent = [h for h, s in sources.items() if s.stage != "train" and s.metric not in evaluated]
-    headings = [heading for heading in sources if heading not in absent]
-    if not buckets or not headings:
+    absent = _absent(sources, buckets)
+    headings = [heading for heading in sources if heading not in absent] or list(sources)
+    if not buckets:
         return None
     row_keys = list(dict.fromkeys(row for row, _ in buckets))
     group_keys = list(dict.fromkeys(group for _, group in buckets))
@@ -332,9 +334,9 @@ def _grid(suite: Suite, plan: Plan, table: Table, numbers: _Numbers, with_publis
         values = []
         for group_key in group_keys:
             cells = buckets.get((row_key, group_key), [])
-            values.append([_value(cells, sources[h], numbers, facts) for h in headings])
-            if lookup and cells:
-                for heading, value in zip(headings, values[-1], strict=True):
+            values.append([_value(cells if h not in absent else [], sources[h], numbers, facts) for h in headings])
+            for heading, value in zip(headings, values[-1], strict=True):
+                if lookup and value.planned:
                     entry = lookup.find(cells[0].key, heading)
                     value.published, value.published_std, value.published_flag = entry
         rows.append(Row(dict(row_key), values))
@@ -346,11 +348,18 @@ def _grid(suite: Suite, plan: Plan, table: Table, numbers: _Numbers, with_publis
         plain_published = table.published is not None and table.published.unit == "plain"
         plain = not source.fraction or (plain_published and heading in table.published.values)  # type: ignore[union-attr]
         columns.append(
-            Column(heading, source, table.best[heading], "plain" if plain else "percent", _digits(shown) if plain else 2)
+            Column(
+                heading, source, table.best[heading], "plain" if plain else "percent", _digits(shown) if plain else 2
+            )
         )
     for position, column in enumerate(columns):
-        for group in range(len(group_keys)):
-            _rank([row.values[group][position] for row in rows], column.best)
+        for group, group_key in enumerate(group_keys):
+            contests: dict[str, list[Value]] = {}  # an accuracy on one data set is not better than on another
+            for row_key, row in zip(row_keys, rows, strict=True):
+                for cell in buckets.get((row_key, group_key), ())[:1]:
+                    contests.setdefault(repr(cell.spec["data"]), []).append(row.values[group][position])
+            for contest in contests.values():
+                _rank(contest, column.best)
 
     cells = list({cell.id: cell for bucket in buckets.values() for cell in bucket}.values())
     grid = Grid(
@@ -396,6 +405,20 @@ def _buckets(plan: Plan, table: Table) -> dict[tuple[_Names, _Names], list[Cell]
             )
         buckets.setdefault(place, []).append(cell)
     return buckets
+
+
+def _absent(sources: Mapping[str, Source], buckets: Mapping[Any, list[Cell]]) -> dict[str, str]:
+    """Heading -> why none of the cells can have such a number: a reduced preset lacks the attack, or ends before."""
+    cells = [cell for bucket in buckets.values() for cell in bucket[:1]]
+    evaluated = {evaluation.label for cell in cells for evaluation in cell.evaluations}
+    rounds = max((int(cell.spec["protocol"]["rounds"]) for cell in cells), default=0)
+    absent = {}
+    for heading, source in sources.items():
+        if source.stage != "train" and source.metric not in evaluated:
+            absent[heading] = "not evaluated in this preset"
+        elif source.stage == "train" and (source.round or 0) > rounds:
+            absent[heading] = f"training ends after round {rounds} in this preset"
+    return absent
 
 
 def _inside(key: Key, table: Table) -> bool:
@@ -488,7 +511,7 @@ def _notes(
     plan: Plan,
     table: Table,
     cells: Sequence[Cell],
-    absent: Sequence[str],
+    absent: Mapping[str, str],
     lookup: Lookup | None,
 ) -> Iterable[tuple[str, str]]:
     """What the numbers are and where they come from, always in this order."""
@@ -498,31 +521,29 @@ def _notes(
         preset += f": {grid.label}"
     yield "suite", f"{preset}. {plan.note}".removesuffix(". ")
     yield "data", _data(facts, cells)
-    checkpoint = WORDS[grid.select]
-    if grid.select == "last":
-        checkpoint += f" ({_listed({str(cell.spec['protocol']['rounds']) for cell in cells})})"
-    if any(column.source.stage == "evaluation" for column in grid.columns) and grid.select not in plan.checkpoints:
-        checkpoint += f"; this preset evaluates {_listed(plan.checkpoints)} only"
-    yield "checkpoint", checkpoint
+    yield "checkpoint", "; ".join(_checkpoint(grid, plan, cells))
     seeds = ", ".join(map(str, grid.seeds))
     spread = "mean ± sample standard deviation over seeds (ddof 1)" if len(grid.seeds) > 1 else "one seed, no spread"
     yield "seeds", f"{seeds}; {spread}"
     if any(value.mean is not None for value in grid.all()):
         yield from facts.notes()
     if any(value.rank for value in grid.all()):
-        over = "of the rows in a column" if len(grid.groups) < 2 else "of the rows in a column of a group"
-        yield "marks", f"bold: best, underlined: second, {over}; measured numbers only"
+        several = len({repr(cell.spec["data"]) for cell in cells}) > 1
+        over = "of a column" + " on the same data" * several
+        yield "marks", f"bold: best, underlined: second {over}; measured numbers only"
     values = list(grid.all())
     missing = sum(value.planned and value.mean is None for value in values)
-    partial = sum(bool(value.partial) for value in values)
+    partial = [value for value in values if value.partial]
     planned = sum(value.planned for value in values)
     if missing:
         yield "missing", f"{missing} of {planned} numbers are not measured yet (--)"
     if partial:
-        yield "incomplete", f"{partial} of {planned} numbers lack seeds, as said at them"
-    if absent:
-        yield "left out", f"{', '.join(absent)}: not evaluated in this preset"
-    if not all(value.planned for value in values):
+        fewest = min(partial, key=lambda value: len(value.seeds))
+        example = f"[{len(fewest.seeds)}/{fewest.wanted}] is {fewest.partial}"
+        yield "incomplete", f"{len(partial)} of {planned} numbers lack seeds, as said at them: {example}"
+    for why in dict.fromkeys(absent.values()):
+        yield "left out", f"{', '.join(heading for heading in absent if absent[heading] == why)}: {why}"
+    if any(not value.planned for value in values):
         holes = (why for key, why in plan.excluded if _inside(key, table))
         if reasons := list(dict.fromkeys(holes)):
             yield "not run", "; ".join(reasons)
@@ -534,6 +555,21 @@ def _notes(
         yield "checks", checking.RULE
     if table.note:
         yield "note", table.note
+
+
+def _checkpoint(grid: Grid, plan: Plan, cells: Sequence[Cell]) -> Iterable[str]:
+    """Which round's model the numbers are of."""
+    stages = {column.source.stage for column in grid.columns}
+    last = f"{WORDS['last']} ({_listed({str(cell.spec['protocol']['rounds']) for cell in cells})})"
+    if "evaluation" in stages:
+        yield last if grid.select == "last" else WORDS[grid.select]
+        if grid.select not in plan.checkpoints:
+            yield f"this preset evaluates {_listed(plan.checkpoints)} only"
+    if "gap" in stages:
+        yield f"gap: {WORDS['best-test']}, minus {last}"
+    if "train" in stages:
+        ends = any(column.source.stage == "train" and column.source.round is None for column in grid.columns)
+        yield f"training numbers: after the {last if ends else 'round that the column names'}"
 
 
 def _points(grid: Grid) -> str:
@@ -567,4 +603,3 @@ def _listed(items: Iterable[str]) -> str:
         items = sorted(items, key=lambda item: (len(item), item))
     parts = list(items)
     return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}" if parts else ""
-

@@ -17,10 +17,12 @@ PAGE = """\
 <meta name="color-scheme" content="light dark">
 <title>{{ title }}</title>
 <style>
-:root { --ink: #1d1f23; --paper: #fff; --soft: #686e79; --line: #d9dce1; --band: #f4f5f7; --up: #1a7f45; --down: #b3362b;
+:root { --ink: #1d1f23; --paper: #fff; --soft: #686e79; --line: #d9dce1; --band: #f4f5f7;
+  --up: #1a7f45; --down: #b3362b;
   --warn-ink: #6b3d00; --warn: #fff1d6; --warn-line: #e7b765; }
 @media (prefers-color-scheme: dark) {
-  :root { --ink: #e4e6ea; --paper: #16181c; --soft: #9aa1ad; --line: #363b44; --band: #1e2127; --up: #5fcf8f; --down: #f28b80;
+  :root { --ink: #e4e6ea; --paper: #16181c; --soft: #9aa1ad; --line: #363b44; --band: #1e2127;
+    --up: #5fcf8f; --down: #f28b80;
     --warn-ink: #ffd89a; --warn: #3a2a10; --warn-line: #80602a; }
 }
 body { margin: 2rem auto; padding: 0 1.5rem; max-width: 80rem; background: var(--paper); color: var(--ink);
@@ -29,8 +31,8 @@ h1 { font-size: 1.5rem; margin: 0 0 1.5rem; }
 h2 { font-size: 1.1rem; margin: 0 0 .6rem; }
 h2 .id { color: var(--soft); font-weight: 500; margin-right: .5em; }
 section { margin: 0 0 3rem; }
-.warn { display: inline-block; margin: 0 0 .8rem; padding: .25rem .7rem; border: 1px solid var(--warn-line); border-radius: 4px;
-  background: var(--warn); color: var(--warn-ink); font-weight: 600; }
+.warn { display: inline-block; margin: 0 0 .8rem; padding: .25rem .7rem; border: 1px solid var(--warn-line);
+  border-radius: 4px; background: var(--warn); color: var(--warn-ink); font-weight: 600; }
 .scroll { overflow-x: auto; }
 table { border-collapse: collapse; border-top: 2px solid var(--ink); border-bottom: 2px solid var(--ink);
   font-variant-numeric: tabular-nums; }
@@ -70,7 +72,9 @@ dd { margin: 0; max-width: 70rem; }
 <table>
 <thead>
 {% if t.groups %}<tr>{% for axis in t.grid.axes %}<th></th>{% endfor %}
-{% for group in t.groups %}<th class="group first" colspan="{{ t.grid.columns|length }}">{{ group }}</th>{% endfor %}</tr>
+{% for group in t.groups -%}
+<th class="group first" colspan="{{ t.grid.columns|length }}">{{ group }}</th>
+{% endfor %}</tr>
 {% endif %}<tr>{% for axis in t.grid.axes %}<th class="axis" scope="col">{{ axis }}</th>{% endfor %}
 {% for group in t.grid.groups %}{% for column in t.grid.columns -%}
 <th scope="col"{% if loop.first and t.groups %} class="first"{% endif %}>{{ column.heading }}</th>
@@ -109,6 +113,7 @@ dd { margin: 0; max-width: 70rem; }
 
 
 def render(grids: Sequence[Grid]) -> str:
+    """The page with all grids."""
     import jinja2
 
     environment = jinja2.Environment(autoescape=True, trim_blocks=True, keep_trailing_newline=True)
@@ -119,8 +124,8 @@ def render(grids: Sequence[Grid]) -> str:
 def _grid(grid: Grid) -> dict[str, Any]:
     rows = []
     for row, labels, block in zip(grid.rows, text.row_labels(grid), text.blocks(grid), strict=True):
-        groups = [[_cell(v, c) for v, c in zip(values, grid.columns, strict=True)] for values in row.values]
-        rows.append({"labels": labels, "block": block, "groups": groups})
+        cells = [[_cell(v, c) for v, c in zip(values, grid.columns, strict=True)] for values in row.values]
+        rows.append({"labels": labels, "block": block, "groups": cells})
     groups = [group.label for group in grid.groups]
     return {"grid": grid, "rows": rows, "groups": groups if any(groups) else []}
 

@@ -10,6 +10,7 @@ from fatbench.report.grid import Column, Grid, Value
 
 
 def render(grids: Sequence[Grid]) -> str:
+    """A heading, a table and a list of notes for each grid."""
     return "\n".join(_grid(grid) for grid in grids)
 
 

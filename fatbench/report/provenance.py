@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -70,13 +70,13 @@ class Facts:
                 found[origin.data[0]].append(origin.data[1:])
         return found
 
-    def values(self, of: Any) -> dict[str, dict[str, int]]:
-        """Text of one fact -> what it is behind -> number of cells; `of` is a function of an Origin."""
+    def values(self, of: Callable[[Origin], str]) -> dict[str, dict[str, set[str]]]:
+        """Text of one fact -> what it is behind -> the cells; "" (nothing said) is left out."""
         seen: dict[str, dict[str, set[str]]] = {}
         for (what, origin), cells in self.origins.items():
             if text := of(origin):
                 seen.setdefault(text, {}).setdefault(what, set()).update(cells)
-        return {text: {what: len(cells) for what, cells in places.items()} for text, places in seen.items()}
+        return seen
 
     def attacks(self) -> dict[str, list[str]]:
         """Metric -> the implementations it was measured with."""
@@ -116,7 +116,8 @@ class Facts:
         for name, of in (("device", _device), ("precision", _precision), ("code", _code)):
             values = self.values(of)
             if len(values) > 1:
-                found[name] = "; ".join(f"{text} ({_places(places)})" for text, places in values.items())
+                everywhere = len({frozenset(places) for places in values.values()}) == 1
+                found[name] = "; ".join(f"{text} ({_places(places, everywhere)})" for text, places in values.items())
         for name, versions_of_data in self.data.items():
             if len(versions_of_data) > 1:
                 found[f"{name} files"] = ", ".join(
@@ -150,5 +151,8 @@ def _code(origin: Origin) -> str:
     return f"{commit} with uncommitted changes" if origin.dirty else commit
 
 
-def _places(places: Mapping[str, int]) -> str:
-    return ", ".join(f"{what} of {n} cell{'s' * (n != 1)}" for what, n in places.items())
+def _places(places: Mapping[str, set[str]], everywhere: bool) -> str:
+    """ "2 cells", or "training of 2 cells" and the like where the values are not behind the same things."""
+    cells = len(set().union(*places.values()))
+    count = f"{cells} cell{'s' * (cells != 1)}"
+    return count if everywhere else f"{', '.join(places)} of {count}"

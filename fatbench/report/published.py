@@ -19,13 +19,17 @@ class Lookup:
 
     def __init__(self, published: Published) -> None:
         self.published = published
-        self.name = f"{published.file.parent.name}/{published.file.name}" if published.file.parent.name else published.file.name
+        self.name = (
+            f"{published.file.parent.name}/{published.file.name}" if published.file.parent.name else published.file.name
+        )
         self.problems: list[str] = []
         self.scale = 0.01 if published.unit == "percent" else 1.0
         rows, self.columns = _read(published.file)
         for column in (*published.match, *published.rows.values()):
             if column not in self.columns:
-                raise SpecError(f"{published.file}: there is no column '{column}' (the columns: {', '.join(self.columns)})")
+                raise SpecError(
+                    f"{published.file}: there is no column '{column}' (the columns: {', '.join(self.columns)})"
+                )
         self.rows = [row for row in rows if all(_same(row[c], v) for c, v in published.match.items())]
 
     def find(self, point: Mapping[str, str], heading: str) -> Entry:
@@ -65,7 +69,9 @@ class Lookup:
 
         column = re.sub(r"\{([^{}]+)\}", label, name)
         if column not in self.columns and "{" not in name:
-            raise SpecError(f"{self.published.file}: there is no column '{column}' (the columns: {', '.join(self.columns)})")
+            raise SpecError(
+                f"{self.published.file}: there is no column '{column}' (the columns: {', '.join(self.columns)})"
+            )
         return column
 
     def _flag(self, text: str, column: str) -> str:

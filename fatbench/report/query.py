@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 @dataclass
 class Found:
+    """What `build` wants to be given."""
+
     rows: list[Mapping[str, Any]] = field(default_factory=list)
     rounds: dict[tuple[str, str], int] = field(default_factory=dict)  # (cell, checkpoint) -> round
     runs: list[Mapping[str, Any]] = field(default_factory=list)
@@ -39,13 +41,13 @@ def gather(suite: Suite, plan: Plan, store: Store, select: Checkpoint) -> Found:
     checkpoints = {select} if any(source.stage == "evaluation" for source in sources) else set()
     if any(source.stage == "gap" for source in sources):
         checkpoints |= {"best-test", "last"}
-    found = Found(outcomes=functools.cache(lambda cell, stage: joined(store.outcomes(cell, stage)) if stage else None))
+    found = Found(outcomes=functools.cache(lambda cell, stage: joined(store.outcomes(cell, stage))))
     found.rounds = _rounds(cells, store, checkpoints)
     names, evaluations, stages = Stages(), _evaluations(plan), set()
     for round, there in _by_round(plan, found.rounds, checkpoints).items():
-        here = {names.name(evaluation, round) for evaluation in evaluations}
-        found.rows += _numbers(there, store, NUMBERS.c.stage.in_(sorted(here)))
-        stages |= here
+        names_here = {names.name(evaluation, round) for evaluation in evaluations}
+        found.rows += _numbers(there, store, NUMBERS.c.stage.in_(sorted(names_here)))
+        stages |= names_here
     metrics = {source.metric for source in sources if source.stage == "train"}
     if metrics:
         # Without "@round" a training number is the last round's: of some suites that is one row in a hundred.
@@ -147,7 +149,7 @@ def _runs(cells: Sequence[str], store: Store, stages: Iterable[str]) -> list[Map
     if len({row[0] for row in shared}) == len(shared) and all(row[1] not in _BROKEN for row in shared):
         return [{"cell": None, "stage": row[0], "provenance": origin(row[2:])} for row in sorted(shared, key=repr)]
 
-    runs = []
+    runs: list[Mapping[str, Any]] = []
     broken: dict[str, list[tuple[int, Mapping[str, Any]]]] = {}
     every = sql(RUNS.c.id, RUNS.c.cell, RUNS.c.stage, RUNS.c.status, *_PROVENANCE).where(here).order_by(RUNS.c.id)
     for id, cell, stage, status, *columns in _fetch(store, every, RUNS.c.cell, cells):

@@ -9,12 +9,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from fatbench.report.grid import Column, Grid, Value
+from fatbench.report.provenance import Origin
 
 SCHEMA_VERSION = 1
 BEFORE = ("suite", "table")
 AFTER = (
-    "heading", "metric", "unit", "checkpoint", "mean", "std", "seeds", "seeds_planned", "n", "published", "published_std",
-    "difference", "flags", "published_flag", "preset", "variant", "device", "precision", "commit", "label",
+    "heading", "metric", "unit", "checkpoint", "mean", "std", "seeds", "seeds_planned", "n", "published",
+    "published_std", "difference", "flags", "published_flag", "preset", "variant", "device", "precision", "commit",
+    "label",
 )  # fmt: skip
 
 
@@ -31,11 +33,12 @@ def render_csv(grids: Sequence[Grid]) -> str:
     for grid in grids:
         facts = grid.facts
         shared = {
-            "suite": grid.suite, "table": grid.id, "checkpoint": grid.select, "preset": grid.preset, "label": grid.label,
+            "suite": grid.suite, "table": grid.id, "checkpoint": grid.select, "preset": grid.preset,
+            "label": grid.label,
             "variant": _joined({variant for versions in facts.data.values() for variant, _ in versions if variant}),
             "device": _joined(facts.values(lambda origin: origin.device)),
             "precision": _joined(facts.values(lambda origin: origin.precision)),
-            "commit": _joined(facts.values(lambda origin: f"{origin.commit}{'+dirty' * origin.dirty}" * bool(origin.commit))),
+            "commit": _joined(facts.values(_commit)),
         }  # fmt: skip
         for row in grid.rows:
             for group, values in zip(grid.groups, row.values, strict=True):
@@ -65,6 +68,10 @@ def _line(column: Column, value: Value) -> dict[str, Any]:
     return {name: "" if item is None else item for name, item in line.items()}
 
 
+def _commit(origin: Origin) -> str:
+    return f"{origin.commit}+dirty" if origin.commit and origin.dirty else origin.commit
+
+
 def _joined(items: Any) -> str:
     return ";".join(str(item) for item in items)
 
@@ -79,6 +86,7 @@ def metric(column: Column) -> str:
 
 
 def render_json(grids: Sequence[Grid]) -> str:
+    """{"schema_version", "tables": [...]}; scripts may rely on what is there, more keys may come."""
     content = {"schema_version": SCHEMA_VERSION, "tables": [_table(grid) for grid in grids]}
     return json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 

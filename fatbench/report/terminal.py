@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from fatbench.report import text
@@ -31,7 +32,7 @@ def render(grids: Sequence[Grid]) -> str:
             console.print()
         _print(console, grid)
     assert isinstance(console.file, io.StringIO)
-    return console.file.getvalue()
+    return "".join(f"{line.rstrip(' ')}\n" for line in console.file.getvalue().splitlines())
 
 
 def _print(console: Console, grid: Grid) -> None:
@@ -40,92 +41,150 @@ def _print(console: Console, grid: Grid) -> None:
     console.print(Text.assemble((grid.id, "bold cyan"), "  ", (grid.name, "bold")))
     if grid.label:
         console.print(Text(grid.label, "bold black on yellow"))
-    beside, parts = _layout(console, grid)
-    for part in parts:
-        console.print(_table(grid, part, beside))
-    width = max(len(what) for what, _ in grid.notes)
-    from rich.table import Table
-
-    notes = Table.grid(padding=(0, 2))
-    notes.add_column(min_width=min(width, 10), style="dim italic", justify="right")
-    notes.add_column(overflow="fold", style="dim")
+    beside, blocks = _layout(grid, console.width)
+    for block in blocks:
+        console.print(block.table())
+    flowing = Text()
+    if grid.has_published:
+        flowing.append(f"dim: the paper's number{'' if beside else ', under ours,'} and the difference.", "dim")
     for what, note in grid.notes:
-        style = "yellow" if what == "MIXED" else ""
-        notes.add_row(Text(what, style), Text(note, style))
+        if what == "MIXED":
+            continue
+        flowing.append("  " if flowing else "")
+        flowing.append(f"{what}: ", "italic dim cyan")
+        flowing.append(note.rstrip("."), "dim")
+        flowing.append(".", "dim")
+    console.print(flowing)
+    for what, note in grid.notes:
+        if what == "MIXED":
+            console.print(Text.assemble((f"{what}: ", "bold yellow"), (note, "yellow")))
     for mark, note in grid.footnotes:
-        notes.add_row(Text(mark, "red"), Text(note))
-    console.print(notes)
+        console.print(Text.assemble((mark, "red"), f" {note}"))
 
 
-def _layout(console: Console, grid: Grid) -> tuple[bool, list[list[Place]]]:
-    """(paper beside ours, the columns of each block): the first arrangement that fits the terminal."""
+@dataclass(frozen=True)
+class Block:
+    """A part of a grid's columns, the row labels before them."""
+
+    grid: Grid
+    labels: list[list[Text]]  # [axis][row]
+    places: Sequence[Place]
+    cells: dict[Place, list[Text]]  # [place][row]
+
+    def heads(self) -> list[Text]:
+        from rich.text import Text
+
+        heads, before = [Text(axis) for axis in self.grid.axes], None
+        for g, c in self.places:
+            head = Text(self.grid.columns[c].heading)
+            if label := self.grid.groups[g].label:  # over the first column of the group in this block
+                head = Text.assemble((label if g != before else " ", "cyan"), "\n", head)
+            before = g
+            heads.append(head)
+        return heads
+
+    def columns(self) -> list[list[Text]]:
+        return [*self.labels, *(self.cells[place] for place in self.places)]
+
+    def width(self) -> int:
+        """Letters from edge to edge: two between columns, one at each side."""
+        widest = [
+            max(len(line) for text in (head, *column) for line in text.plain.split("\n"))
+            for head, column in zip(self.heads(), self.columns(), strict=True)
+        ]
+        return sum(widest) + 2 * (len(widest) - 1) + 2
+
+    def table(self) -> Table:
+        from rich import box
+        from rich.table import Table
+
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1), collapse_padding=True, header_style="bold")
+        for position, head in enumerate(self.heads()):
+            several = position == 0 and len(self.grid.axes) > 1
+            head.justify = "left" if position < len(self.grid.axes) else "right"
+            table.add_column(head, no_wrap=True, style="bold" if several else "")
+        begins = [*text.blocks(self.grid)[1:], False]
+        for row, end in zip(zip(*self.columns(), strict=True), begins, strict=True):
+            table.add_row(*row, end_section=end)
+        return table
+
+
+def _layout(grid: Grid, width: int) -> tuple[bool, list[Block]]:
+    """(paper beside ours, blocks): all in one with the paper's numbers beside ours, or under them, or in blocks."""
+    from rich.text import Text
+
     places = [(g, c) for g in range(len(grid.groups)) for c in range(len(grid.columns))]
-
-    def fits(part: list[Place], beside: bool) -> bool:
-        return console.measure(_table(grid, part, beside)).maximum <= console.width
-
+    labels = [[Text(row[axis]) for row in text.row_labels(grid)] for axis in range(len(grid.axes))]
+    block = None
     for beside in (True, False):
-        if fits(places, beside):
-            return beside, [places]
-    parts: list[list[Place]] = []
+        cells = {(g, c): _cells([row.values[g][c] for row in grid.rows], grid.columns[c], beside) for g, c in places}
+        block = Block(grid, labels, places, cells)
+        if block.width() <= width:
+            return beside, [block]
+    assert block is not None
+    blocks: list[Block] = []
     for g in range(len(grid.groups)):
         group = [place for place in places if place[0] == g]
         for count in range(1, len(group) + 1):
             size = -(-len(group) // count)
-            cut = [group[i : i + size] for i in range(0, len(group), size)]
-            if size == 1 or all(fits(part, False) for part in cut):
+            cut = [replace(block, places=group[i : i + size]) for i in range(0, len(group), size)]
+            if size == 1 or all(part.width() <= width for part in cut):
                 break
-        parts += cut
-    return False, parts
+        blocks += cut
+    return False, blocks
 
 
-def _table(grid: Grid, places: Sequence[Place], beside: bool) -> Table:
-    from rich import box
-    from rich.table import Table
+def _cells(values: Sequence[Value], column: Column, beside: bool) -> list[Text]:
+    """A column's cells, each part as wide as its widest, so that points stand under points."""
     from rich.text import Text
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1), collapse_padding=True, header_style="bold")
-    for axis in grid.axes:
-        table.add_column(Text(axis), no_wrap=True, style="bold" if axis == grid.axes[0] and len(grid.axes) > 1 else "")
-    before = None
-    for g, c in places:
-        column = grid.columns[c]
-        head = Text(column.heading)
-        if grid.groups[g].label:
-            # The group's label stands over its first column, and again where a block of columns begins.
-            head = Text.assemble((grid.groups[g].label if g != before else " ", "cyan"), "\n", head)
-        before = g
-        table.add_column(head, justify="right", no_wrap=True)
-    block = text.blocks(grid)
-    for index, (row, labels) in enumerate(zip(grid.rows, text.row_labels(grid), strict=True)):
-        cells = [_cell(row.values[g][c], grid.columns[c], beside) for g, c in places]
-        end = index + 1 < len(grid.rows) and block[index + 1]
-        table.add_row(*(Text(label) for label in labels), *cells, end_section=end)
-    return table
+    parts = [_parts(value, column) for value in values]
+    widths = [max(len("".join(words for words, _ in row[i])) for row in parts) for i in range(5)]
+    cells = []
+    for row in parts:
+        lines = [Text(), Text()]
+        for i, part in enumerate(row):
+            words = "".join(word for word, _ in part)
+            space = " " * (widths[i] - len(words))
+            left = i in (0, 2, 4)  # numbers end, what follows them begins, at the same place
+            gap = " " * (i == 4 and widths[4] > 0)
+            pieces = [*part, (space, "")] if not left else [(gap + space, ""), *part]
+            lines[i >= 2].append_text(Text.assemble(*pieces))
+        ours, paper = lines
+        upper, lower = sum(widths[:2]), sum(widths[2:]) + (widths[4] > 0)
+        width = max(len(column.heading), upper + 2 + lower if beside and lower else max(upper, lower))
+        if beside:
+            ours.pad_left(width - upper - (2 + lower if lower else 0))
+        else:
+            for line in lines:
+                line.pad_left(width - len(line))
+        if not paper.plain.strip() and not (beside and any(widths[2:])):
+            cells.append(ours)
+        else:
+            cells.append(Text.assemble(ours, "  " if beside else "\n", paper))
+    return cells
 
 
-def _cell(value: Value, column: Column, beside: bool) -> Text:
-    from rich.text import Text
+Part = list[tuple[str, str]]  # words with their styles
 
-    cell = Text()
+
+def _parts(value: Value, column: Column) -> tuple[Part, Part, Part, Part, Part]:
+    """Our number; its spread, seeds and marks; the paper's number; its mark; the difference."""
     if not value.planned:
-        return cell
-    if value.mean is None:
-        cell.append(text.MISSING, "dim")
-    else:
-        cell.append(text.number(value.mean, column), {"best": "bold", "second": "underline"}.get(value.rank, ""))
-        if spread := text.spread(value, column):
-            cell.append(f" {spread}", "dim")
-        if value.partial:
-            cell.append(f" {text.share(value)}", "yellow")
+        return [], [], [], [], []
+    rank = {"best": "bold", "second": "underline"}.get(value.rank, "")
+    ours = [(text.MISSING, "dim") if value.mean is None else (text.number(value.mean, column), rank)]
+    tail = []
+    if spread := text.spread(value, column):
+        tail.append((f" {spread}", "dim"))
+    if share := text.share(value):
+        tail.append((f" {share}", "yellow"))
     if value.marks:
-        cell.append("".join(value.marks), "red")
-    if value.published is not None:
-        cell.append("  " if beside else "\n")
-        cell.append(text.published(value, column), "dim")
-        cell.append(value.published_mark, "dim italic")
-        if difference := text.difference(value, column):
-            better = (value.difference or 0) * (-1 if column.best == "min" else 1)
-            neutral = column.best == "none" or float(difference) == 0
-            cell.append(f" {difference}", "dim" if neutral else "green" if better > 0 else "red")
-    return cell
+        tail.append(("".join(value.marks), "red"))
+    if value.published is None:
+        return ours, tail, [], [], []
+    paper, mark = [(text.published(value, column), "dim")], [(value.published_mark, "dim italic")]
+    difference = text.difference(value, column)
+    better = (value.difference or 0) * (-1 if column.best == "min" else 1)
+    neutral = column.best == "none" or not difference or float(difference) == 0
+    return ours, tail, paper, mark, [(difference, "dim" if neutral else "green" if better > 0 else "red")]

@@ -39,6 +39,7 @@ def published(value: Value, column: Column) -> str:
 
 
 def difference(value: Value, column: Column) -> str:
+    """Ours minus the paper's, or nothing."""
     return "" if value.difference is None else signed(value.difference, column)
 
 

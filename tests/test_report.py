@@ -1,0 +1,997 @@
+"""Report: numbers to grids to six formats. A synthetic suite and synthetic numbers; golden files for the text formats.
+
+FATBENCH_UPDATE_GOLDEN=1 pytest tests/test_report.py writes the golden files anew; look at the difference.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import random
+import re
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+from rich.measure import Measurement
+
+from fatbench import report, selection, suite
+from fatbench.errors import SpecError
+from fatbench.report import flags, latex, markdown, terminal
+from fatbench.report.grid import Grid, Source, Value, build
+from fatbench.store import Number, Store
+from fatbench.suite import Cell, Plan, Suite
+
+GOLDEN = Path(__file__).parent / "golden"
+EXTENSIONS = {"markdown": "md", "latex": "tex", "csv": "csv", "json": "json"}
+
+SUITE = """\
+name: tiny
+title: A suite for the report's tests
+seeds: [6, 7]
+base:
+  data: {name: cifar10, variant: jpeg75}
+  validation: 1000
+  partition: {name: shah, clients: 5, skew: 2}
+  model: {name: nin}
+  protocol:
+    name: fedavg
+    rounds: 3
+    epochs: 1
+    batch: 32
+    lr: 0.01
+    objective: {name: at, attack: {name: pgd, eps: 8/255, step: 2/255, steps: 10}}
+    rule: {name: samples}
+  monitor: {name: pgd, eps: 8/255, step: 2/255, steps: 20}
+axes:
+  split:
+    Non-IID: {}
+    IID: {partition: {name: iid, clients: 5}}
+  method:
+    FAT: {}
+    "SFAT_2 & 50% #1": {protocol: {rule: {name: sfat, alpha: 1/6, top: 1}}}
+    Uniform: {protocol: {rule: {name: uniform}}}
+grid:
+  exclude: [{when: {split: IID, method: Uniform}, reason: the same as FAT on equal shards}]
+evaluate:
+  checkpoints: [last, best-test]
+  attacks:
+    natural: {name: natural}
+    fgsm: {name: fgsm, eps: 8/255}
+    pgd20: {name: pgd, eps: 8/255, step: 2/255, steps: 20}
+    autoattack: {name: autoattack, eps: 8/255}
+presets:
+  paper: {}
+  smoke:
+    note: nothing but a check that everything runs
+    seeds: [6]
+    overrides: [{set: {protocol: {rounds: 1}}}]
+    evaluate: {n: 10, attacks: {autoattack: null}}
+tables:
+  - id: T1
+    title: Accuracy of FAT & co. (100%)
+    rows: [method]
+    across: [split]
+    values: {natural: natural, PGD-20: pgd20, AA: autoattack}
+    best: {natural: max, PGD-20: max, AA: none}
+    published:
+      file: published/tiny.csv
+      match: {dataset: CIFAR-10}
+      rows: {method: method}
+      labels: {Non-IID: niid, IID: iid, "SFAT_2 & 50% #1": SFAT}
+      values: {natural: "{split}_natural", PGD-20: "{split}_pgd20"}
+      std: {PGD-20: "{split}_pgd20_std"}
+    note: One of two tables.
+  - id: T2
+    title: What training logged
+    where: {split: Non-IID, method: [FAT, Uniform]}
+    rows: [method]
+    values:
+      {drift 2: "train:drift_post@2", drift: train:drift_post, client 1: "train:train_accuracy[1]", gap: gap:pgd20}
+    best: {drift 2: min, drift: min, gap: min}
+"""
+PUBLISHED = """\
+dataset,method,niid_natural,iid_natural,niid_pgd20,niid_pgd20_std,iid_pgd20,flag
+CIFAR-10,FAT,57.45,69.35,32.58,0.01,37.43,
+CIFAR-10,SFAT,63.44,67.43,37.17,0.03,,iid_natural?
+CIFAR-100,FAT,1,2,3,4,5,
+"""
+ODD = "SFAT_2 & 50% #1"
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Suite:
+    return written(tmp_path_factory.mktemp("suites"))
+
+
+def written(folder: Path, text: str = SUITE, published: str = PUBLISHED) -> Suite:
+    """A suite and its published numbers, written to a folder and read."""
+    (folder / "published").mkdir(exist_ok=True)
+    (folder / "published" / "tiny.csv").write_text(published)
+    (folder / "tiny.yaml").write_text(text)
+    return suite.load(str(folder / "tiny.yaml"))
+
+
+def without_published(text: str) -> str:
+    return re.sub(r"    published:\n(      .*\n)+", "", text)
+
+
+PROVENANCE = {
+    "device": "NVIDIA H200", "precision": "fp32", "commit": "1a2b3c4d5e6f7a8b9c0d", "dirty": False,
+    "data": {"name": "cifar10", "variant": "jpeg75", "fingerprint": "ab" * 32}, "versions": {"torch": "2.15.0"},
+}  # fmt: skip
+VERSIONS = {"autoattack": "pyautoattack 0.2.0"}
+
+Values = dict[tuple[str, str, int], dict[str, float]]  # (split, method, seed) -> metric -> accuracy
+
+
+def number(cell: Cell, stage: str, metric: str, round: int, value: float, n: int, client: int = -1) -> dict[str, Any]:
+    said = dict(PROVENANCE)
+    if stage != "train":
+        said["attack"] = VERSIONS.get(metric, "fatbench 0.1.0")
+    row = {"cell": cell.id, "stage": stage, "metric": metric, "round": round, "client": client, "value": value, "n": n}
+    return {**row, "provenance": said}
+
+
+def rows_of(plan: Plan, values: Values, *, best: int = 2) -> list[dict[str, Any]]:
+    """Rows as the store would give them: evaluations at the last round, and PGD-20 at round `best`, 0.01 above."""
+    rows = []
+    for cell in plan.unique():
+        rounds = cell.spec["protocol"]["rounds"]
+        mine = values.get((cell.key["split"], cell.key["method"], cell.spec["seed"]))
+        if mine is None:
+            continue
+        for round in range(1, rounds + 1):
+            rows.append(number(cell, "train", "monitor", round, 0.3 + 0.1 * (round == best), 1000))
+            rows.append(number(cell, "train", "drift_post", round, 10.0 + round, 0))
+            rows.append(number(cell, "train", "train_accuracy", round, 0.5, 900, client=1))
+        for evaluation in cell.evaluations:
+            if evaluation.label in mine:
+                n = evaluation.n or 10_000
+                value = mine[evaluation.label]
+                rows.append(number(cell, evaluation.stage(rounds), evaluation.label, rounds, value, n))
+                if evaluation.label == "pgd20" and best < rounds:
+                    rows.append(number(cell, evaluation.stage(best), "pgd20", best, value + 0.01, n))
+    return rows
+
+
+def accuracies(natural: float, pgd20: float, autoattack: float | None = None) -> dict[str, float]:
+    values = {"natural": natural, "fgsm": (natural + pgd20) / 2, "pgd20": pgd20}
+    return values if autoattack is None else {**values, "autoattack": autoattack}
+
+
+# Chosen so that each mean is exact: FAT natural 0.58 and 0.59 have mean 0.585, std 0.01/sqrt(2) = 0.00707.
+VALUES: Values = {
+    ("Non-IID", "FAT", 6): accuracies(0.58, 0.33, 0.30),
+    ("Non-IID", "FAT", 7): accuracies(0.59, 0.32, 0.29),
+    ("Non-IID", ODD, 6): accuracies(0.64, 0.37, 0.33),
+    ("Non-IID", ODD, 7): accuracies(0.62, 0.36, 0.31),
+    ("Non-IID", "Uniform", 6): accuracies(0.64, 0.31),
+    ("Non-IID", "Uniform", 7): accuracies(0.62, 0.31),
+    ("IID", "FAT", 6): accuracies(0.70, 0.40),
+}
+
+
+@pytest.fixture(scope="module")
+def paper(tiny: Suite) -> list[Grid]:
+    plan = tiny.plan("paper")
+    return build(tiny, plan, rows_of(plan, VALUES))
+
+
+def at(grid: Grid, method: str, heading: str, split: str = "") -> Value:
+    row = next(row for row in grid.rows if row.key["method"] == method)
+    group = next(i for i, group in enumerate(grid.groups) if group.label == split)
+    column = next(i for i, column in enumerate(grid.columns) if column.heading == heading)
+    return row.values[group][column]
+
+
+def notes(grid: Grid) -> dict[str, str]:
+    return dict(grid.notes)
+
+
+# --- the grid ----------------------------------------------------------------------------------------------------
+
+
+def test_mean_spread_and_difference(paper: list[Grid]) -> None:
+    """By hand: (0.58 + 0.59)/2 = 0.585; deviations 0.005, ddof 1: sqrt(2 * 0.005^2 / 1); published 57.45 %."""
+    value = at(paper[0], "FAT", "natural", "Non-IID")
+    assert value.mean == pytest.approx(0.585, abs=1e-12)
+    assert value.std == pytest.approx(0.00707106781, abs=1e-10)
+    assert (value.seeds, value.wanted, value.n) == ((6, 7), 2, (10_000,))
+    assert value.published == pytest.approx(0.5745)
+    assert value.difference == pytest.approx(0.0105, abs=1e-12)
+    assert at(paper[0], "FAT", "PGD-20", "Non-IID").published_std == pytest.approx(0.0001)
+
+
+def test_one_seed_has_no_spread_and_says_what_is_missing(paper: list[Grid]) -> None:
+    value = at(paper[0], "FAT", "natural", "IID")
+    assert (value.mean, value.std, value.seeds, value.partial) == (0.70, None, (6,), "1 of 2 seeds")
+
+
+def test_missing_and_not_planned(paper: list[Grid]) -> None:
+    missing, excluded = at(paper[0], ODD, "natural", "IID"), at(paper[0], "Uniform", "natural", "IID")
+    assert (missing.planned, missing.mean, missing.published) == (True, None, pytest.approx(0.6743))
+    assert (excluded.planned, excluded.published) == (False, None)
+    # IID: FAT lacks AA, SFAT all three; Non-IID: Uniform lacks AA
+    assert notes(paper[0])["missing"] == "5 of 15 numbers are not measured yet (--)"
+    assert notes(paper[0])["not run"] == "the same as FAT on equal shards"
+    assert notes(paper[0])["incomplete"].startswith("2 of 15 numbers lack seeds")
+
+
+def test_ties_share_the_best_and_the_next_is_second(paper: list[Grid]) -> None:
+    """natural: SFAT and Uniform both 0.63, FAT 0.585; PGD-20: 0.365, 0.325, 0.31; AA is not compared."""
+
+    def ranks(heading: str) -> list[str]:
+        return [at(paper[0], method, heading, "Non-IID").rank for method in ("FAT", ODD, "Uniform")]
+
+    assert ranks("natural") == ["second", "best", "best"]
+    assert ranks("PGD-20") == ["second", "best", ""]
+    assert ranks("AA") == ["", "", ""]
+    assert at(paper[0], "FAT", "natural", "IID").rank == ""  # alone in its column
+
+
+def test_sources(paper: list[Grid]) -> None:
+    """Drift is 10 + round: 12 after round 2, 13 after the last of 3. PGD-20 is 0.01 higher at the best round."""
+    grid = paper[1]
+    assert [row.key["method"] for row in grid.rows] == ["FAT", "Uniform"]
+    assert at(grid, "FAT", "drift 2").mean == 12
+    assert at(grid, "FAT", "drift").mean == 13
+    assert at(grid, "FAT", "client 1").mean == 0.5
+    assert at(grid, "FAT", "gap").mean == pytest.approx(0.01)
+    assert [column.unit for column in grid.columns] == ["plain", "plain", "percent", "percent"]
+    assert at(grid, "FAT", "drift").rank == at(grid, "Uniform", "drift").rank == "best"
+
+
+@pytest.mark.parametrize("best, pgd20", [(1, 0.335), (2, 0.335), (3, 0.325)])
+def test_best_test_takes_the_round_of_the_best_monitor(tiny: Suite, best: int, pgd20: float) -> None:
+    """FAT's PGD-20 is 0.325 at the last round; 0.01 more at an earlier best round; the same where the best is last."""
+    plan = tiny.plan("paper")
+    grid = build(tiny, plan, rows_of(plan, VALUES, best=best), "best-test")[0]
+    assert at(grid, "FAT", "PGD-20", "Non-IID").mean == pytest.approx(pgd20)
+    assert notes(grid)["checkpoint"] == "best on the test set, as the papers choose it"
+    known = {(cell.id, "best-test"): 3 for cell in plan.cells}
+    told = build(tiny, plan, rows_of(plan, VALUES, best=best), "best-test", rounds=known)[0]
+    assert at(told, "FAT", "PGD-20", "Non-IID").mean == pytest.approx(0.325)
+
+
+def test_a_checkpoint_that_is_not_evaluated_is_said(tiny: Suite) -> None:
+    plan = tiny.plan("paper")
+    grid = build(tiny, plan, rows_of(plan, VALUES), "best-val")[0]
+    assert all(value.mean is None for value in grid.all())
+    assert notes(grid)["checkpoint"] == "best by held-out validation; this preset evaluates last and best-test only"
+
+
+def test_no_published(tiny: Suite) -> None:
+    plan = tiny.plan("paper")
+    grids = build(tiny, plan, rows_of(plan, VALUES), published=False)
+    assert not any(grid.has_published for grid in grids)
+    for name in report.FORMATS:
+        assert "57.45" not in report.render(grids, name)
+
+
+def test_an_empty_database_gives_empty_tables(tiny: Suite) -> None:
+    grids = report.tables(tiny, tiny.plan("paper"), None)
+    assert [grid.id for grid in grids] == ["T1", "T2"]
+    assert all(value.mean is None for grid in grids for value in grid.all())
+    for name in report.FORMATS:
+        assert report.render(grids, name).endswith("\n")
+
+
+def test_points_lumped_together_are_refused(tiny: Suite, tmp_path: Path) -> None:
+    text = SUITE.replace("    across: [split]\n", "").replace('"{split}_', '"niid_')
+    bad = written(tmp_path, text)
+    with pytest.raises(SpecError) as error:
+        build(bad, bad.plan("paper"), [])
+    expected = (
+        "table T1: a row holds more than one point of the grid: name the axis split in 'rows', 'across' or 'where'"
+    )
+    assert str(error.value) == expected
+
+
+def test_published_mistakes(tmp_path: Path) -> None:
+    bad = written(tmp_path, published=PUBLISHED.replace("method,", "Method,", 1))
+    with pytest.raises(SpecError, match=r"tiny.csv: there is no column 'method' \(the columns: dataset, Method, "):
+        build(bad, bad.plan("paper"), [])
+    written(tmp_path, published=PUBLISHED + "CIFAR-10,FAT,1,2,3,4,5,\n")
+    grid = build(bad, bad.plan("paper"), [])[0]
+    assert at(grid, "FAT", "natural", "Non-IID").published is None
+    assert ("published", "2 rows of published/tiny.csv have method=FAT: none is shown") in grid.notes
+
+
+def test_a_published_flag_marks_the_column_it_names(paper: list[Grid]) -> None:
+    assert at(paper[0], ODD, "natural", "IID").published_mark == "a"
+    assert at(paper[0], ODD, "natural", "Non-IID").published_mark == ""
+    assert paper[0].footnotes == [("a", "as published: iid_natural doubtful as printed")]
+
+
+def test_rows_on_other_data_are_not_compared(tmp_path: Path) -> None:
+    """An accuracy on SVHN is no better than one on CIFAR-10: each data set has its own best."""
+    text = SUITE.replace("IID: {partition: {name: iid, clients: 5}}", "SVHN: {data: {name: svhn, variant: jpeg75}}")
+    text = text.replace("split: IID", "split: SVHN").replace("    across: [split]\n", "")
+    text = text.replace("    rows: [method]\n", "    rows: [split, method]\n", 1)
+    two = written(tmp_path, without_published(text))
+    plan = two.plan("paper")
+    values = {**VALUES, ("SVHN", "FAT", 6): accuracies(0.9, 0.5), ("SVHN", ODD, 6): accuracies(0.8, 0.6)}
+    grid = build(two, plan, rows_of(plan, values))[0]
+    assert [row.values[0][0].rank for row in grid.rows] == ["second", "best", "best", "best", "second"]
+
+
+# --- checks of the numbers themselves ----------------------------------------------------------------------------
+
+
+def test_consistency_rule() -> None:
+    """n = 10000, p = 0.30: independent bound 3 sqrt(2 * 0.3 * 0.7 / 10000) = 0.01944."""
+    weak = (0.30, 10_000)
+    assert not flags.violated(weak, (0.319, 10_000))
+    assert flags.violated(weak, (0.3200, 10_000))
+    assert not flags.violated(weak, (0.28, 10_000))
+    # The same difference of 100 images, paired: 110 against 10 is 100 > 3 sqrt(120) = 32.9; 1000 against 900 is not.
+    assert flags.violated(weak, (0.31, 10_000), (110, 10))
+    assert not flags.violated(weak, (0.31, 10_000), (1000, 900))
+    assert not flags.violated((0.3, 0), (0.9, 0))
+
+
+def test_outcomes_are_joined_and_compared_bit_by_bit() -> None:
+    """Images 0..9 in two chunks of 6 and 4: bits 110100 0011 and 010111 0000: only strong: 4, 5; only weak: 0, 8, 9."""
+    weak = flags.joined([(6, 4, bytes([0b00110000])), (0, 6, bytes([0b11010000]))])
+    strong = flags.joined([(0, 6, bytes([0b01011100])), (6, 4, bytes([0b00000000]))])
+    assert weak == (0b1101000011, 10)
+    assert flags.discordant(weak, strong) == (2, 3)
+    assert flags.discordant(weak, (0, 9)) is None
+    with pytest.raises(ValueError, match="outcomes have a gap at image 6"):
+        flags.joined([(0, 6, b"\0"), (7, 1, b"\0")])
+
+
+def test_violations_become_flags_with_their_seeds(tiny: Suite) -> None:
+    plan = tiny.plan("paper")
+    values = dict(VALUES)
+    values["Non-IID", "FAT", 7] = {**accuracies(0.59, 0.32), "autoattack": 0.40}
+    grids = build(tiny, plan, rows_of(plan, values))
+    text = "autoattack is above pgd20 by more than 3 standard errors (seed 7)"
+    value = at(grids[0], "FAT", "AA", "Non-IID")
+    assert (value.flags, value.marks) == ((text,), ("†",))
+    assert ("†", text) in grids[0].footnotes
+    assert notes(grids[0])["checks"].startswith("natural >= fgsm >= pgd20 >= autoattack is checked")
+    assert at(grids[0], "FAT", "PGD-20", "Non-IID").flags == ()
+    for name in ("markdown", "csv", "json", "html", "terminal"):
+        assert re.sub(r"\s+", " ", text) in re.sub(r"\s+", " ", report.render(grids, name))
+    assert r"\textsuperscript{\textdagger{}}" in report.render(grids, "latex")
+
+    paired = {"pgd20": (0b1111, 4), "autoattack": (0b1111, 4)}  # the stored outcomes are what counts
+    outcomes = lambda cell, stage: paired.get(stage.split("-")[0])  # noqa: E731
+    assert not any(v.flags for v in build(tiny, plan, rows_of(plan, values), outcomes=outcomes)[0].all())
+
+
+def test_stored_flags_and_zero_gradients(tiny: Suite) -> None:
+    plan = tiny.plan("paper")
+    rows = rows_of(plan, VALUES)
+    cell = next(c for c in plan.cells if c.key == {"split": "Non-IID", "method": "FAT"} and c.spec["seed"] == 6)
+    natural, pgd20 = (next(e for e in cell.evaluations if e.label == label) for label in ("natural", "pgd20"))
+    rows.append(number(cell, pgd20.stage(3), "flag_black_box_beats_white_box", 3, 1.0, 0))
+    rows.append(number(cell, pgd20.stage(3), "flag_not_raised", 3, 0.0, 0))
+    rows.append(number(cell, natural.stage(3), "zero_gradients", 3, 0.02, 10_000))
+    grid = build(tiny, plan, rows)[0]
+    dead = f"{flags.NO_GRADIENT} (seed 6)"
+    assert at(grid, "FAT", "PGD-20", "Non-IID").flags == ("black box beats white box (seed 6)", dead)
+    assert at(grid, "FAT", "AA", "Non-IID").flags == (dead,)
+    assert at(grid, "FAT", "natural", "Non-IID").flags == ()
+    assert at(grid, "FAT", "PGD-20", "Non-IID").marks == ("†", "‡")
+    assert at(grid, "FAT", "AA", "Non-IID").marks == ("‡",)
+
+
+# --- where numbers come from -------------------------------------------------------------------------------------
+
+
+def test_notes_say_where_numbers_come_from(paper: list[Grid]) -> None:
+    said = notes(paper[0])
+    assert said["suite"] == "tiny, preset paper"
+    assert said["data"] == "CIFAR-10, variant jpeg75: not the published files; n = 10000 test images"
+    assert said["checkpoint"] == "last round (3)"
+    assert said["seeds"] == "6, 7; mean ± sample standard deviation over seeds (ddof 1)"
+    assert said["machine"] == "NVIDIA H200, fp32"
+    assert said["code"] == "commit 1a2b3c4d5e; torch 2.15.0"
+    assert said["attacks"] == "natural, pgd20: fatbench 0.1.0; autoattack: pyautoattack 0.2.0"
+    assert "MIXED" not in said
+    assert said["note"] == "One of two tables."
+
+
+MIXTURES: list[tuple[dict[str, Any], str]] = [
+    ({"device": "cpu (x)"}, "device: cpu (x) (1 cell); NVIDIA H200 (6 cells)"),
+    ({"precision": "bf16"}, "precision: bf16 (1 cell); fp32 (6 cells)"),
+    ({"dirty": True}, "code: commit 1a2b3c4d5e with uncommitted changes (1 cell); commit 1a2b3c4d5e (6 cells)"),
+    ({"commit": "release 0.2"}, "code: release 0.2 (1 cell); commit 1a2b3c4d5e (6 cells)"),
+    (
+        {"data": {"name": "cifar10", "variant": None, "fingerprint": "cd" * 32}},
+        "cifar10 files: published [cdcdcdcd], jpeg75 [abababab]",
+    ),
+    ({"versions": {"torch": "2.11.0"}}, "torch version: 2.11.0, 2.15.0"),
+    ({"attack": "fatbench 9"}, "pgd20 attack: fatbench 9, fatbench 0.1.0"),
+]
+
+
+@pytest.mark.parametrize("change, said", MIXTURES, ids=[next(iter(change)) for change, _ in MIXTURES])
+def test_mixed_provenance_is_said(tiny: Suite, change: dict[str, Any], said: str) -> None:
+    """One cell of seven was made otherwise: every fact that differs has its own line, in every format."""
+    plan = tiny.plan("paper")
+    rows = rows_of(plan, VALUES)
+    for row in rows:
+        if row["cell"] == plan.cells[0].id and (row["stage"] != "train" or "attack" not in change):
+            row["provenance"] = {**row["provenance"], **change}
+    grids = build(tiny, plan, rows)
+    assert said in [text for what, text in grids[0].notes if what == "MIXED"]
+    plain = re.sub(r"\\([_#&%])", r"\1", re.sub(r"\s+", " ", report.render(grids, "markdown")))
+    assert f"*MIXED*: {said}" in plain
+    assert json.loads(report.render(grids, "json"))["tables"][0]["mixed"]
+
+
+def test_training_and_evaluation_on_other_machines(tiny: Suite) -> None:
+    plan = tiny.plan("paper")
+    rows = rows_of(plan, VALUES)
+    for row in rows:
+        if row["stage"] == "train":
+            row["provenance"] = {**row["provenance"], "precision": "bf16"}
+    mixed = [text for what, text in build(tiny, plan, rows)[0].notes if what == "MIXED"]
+    expected = "precision: bf16 (training of 7 cells); fp32 (natural, pgd20, autoattack of 7 cells)"
+    assert mixed == [expected]
+
+
+def test_mixed_numbers_of_images_are_said(tiny: Suite) -> None:
+    plan = tiny.plan("paper")
+    rows = rows_of(plan, VALUES)
+    next(row for row in rows if row["metric"] == "natural")["n"] = 500
+    grid = build(tiny, plan, rows)[0]
+    assert ("MIXED", "natural test images of cifar10: 500, 10000") in grid.notes
+    expected = "500 and 10000 for natural, 10000 for pgd20, autoattack"
+    assert notes(grid)["data"] == f"CIFAR-10, variant jpeg75: not the published files; test images: {expected}"
+
+
+def test_published_files_are_not_called_a_variant(tiny: Suite) -> None:
+    plan = tiny.plan("paper")
+    rows = rows_of(plan, VALUES)
+    for row in rows:
+        row["provenance"] = {**row["provenance"], "data": {"name": "cifar10", "variant": None, "fingerprint": "cd"}}
+    assert notes(build(tiny, plan, rows)[0])["data"] == "CIFAR-10; n = 10000 test images"
+
+
+# --- formats -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", EXTENSIONS)
+@pytest.mark.parametrize("preset", ["paper", "smoke"])
+def test_golden(tiny: Suite, preset: str, name: str) -> None:
+    plan = tiny.plan(preset)
+    text = report.render(build(tiny, plan, rows_of(plan, VALUES)), name)
+    file = GOLDEN / f"report_{preset}.{EXTENSIONS[name]}"
+    if os.environ.get("FATBENCH_UPDATE_GOLDEN"):
+        file.write_text(text, encoding="utf-8")
+    assert text == file.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", report.FORMATS)
+def test_a_reduced_preset_is_labelled_in_every_format(tiny: Suite, name: str) -> None:
+    plan = tiny.plan("smoke")
+    grids = build(tiny, plan, rows_of(plan, VALUES))
+    text = report.render(grids, name)
+    label = "SMOKE PRESET - not comparable with published numbers"
+    assert text.count(label) >= len(grids) == 2
+    assert all(grid.title.endswith(f"[{label}]") for grid in grids)
+    if name == "csv":
+        assert all(row["label"] == label and row["preset"] == "smoke" for row in csv.DictReader(io.StringIO(text)))
+    if name == "json":
+        assert all(label in table["title"] for table in json.loads(text)["tables"])
+    assert "SMOKE" not in report.render(build(tiny, tiny.plan("paper"), []), name)
+
+
+def test_an_attack_that_the_preset_lacks_is_left_out_and_said(tiny: Suite) -> None:
+    grid = build(tiny, tiny.plan("smoke"), [])[0]
+    assert [column.heading for column in grid.columns] == ["natural", "PGD-20"]
+    assert notes(grid)["left out"] == "AA: not evaluated in this preset"
+
+
+def test_a_round_that_the_preset_does_not_reach_is_left_out_and_said(tiny: Suite, tmp_path: Path) -> None:
+    """Smoke has one round, the column asks for the second. A table of such columns alone stays, empty."""
+    grid = build(tiny, tiny.plan("smoke"), [])[1]
+    assert [column.heading for column in grid.columns] == ["drift", "client 1", "gap"]
+    assert notes(grid)["left out"] == "drift 2: training ends after round 1 in this preset"
+    assert notes(grid)["missing"] == "6 of 6 numbers are not measured yet (--)"
+    text = re.sub(r"values:\n +\{drift 2.*", 'values: {drift 2: "train:drift_post@2"}', SUITE)
+    only = written(tmp_path, text.replace("    best: {drift 2: min, drift: min, gap: min}\n", ""))
+    grid = build(only, only.plan("smoke"), [])[1]
+    assert [column.heading for column in grid.columns] == ["drift 2"]
+    assert not any(value.planned for value in grid.all()) and "missing" not in notes(grid)
+    for name in report.FORMATS:
+        assert "drift 2" in report.render([grid], name) or name == "csv"
+
+
+def test_json_is_as_promised(paper: list[Grid]) -> None:
+    content = json.loads(report.render(paper, "json"))
+    assert content["schema_version"] == 1
+    table = content["tables"][0]
+    assert (table["id"], table["title"]) == ("T1", "Accuracy of FAT & co. (100%)")
+    row = next(row for row in table["rows"] if row["key"] == {"method": "FAT", "split": "Non-IID"})
+    measured = row["measured"]["pgd20"]
+    assert measured["mean"] == pytest.approx(0.325)
+    assert measured["std"] == pytest.approx(statistics.stdev([0.33, 0.32]))
+    assert (measured["seeds"], measured["n"]) == ([6, 7], 10_000)
+    assert row["published"]["pgd20"]["mean"] == pytest.approx(0.3258)
+    assert row["published"]["pgd20"]["std"] == pytest.approx(0.0001)
+    assert row["flags"] == []
+    missing = next(row for row in table["rows"] if row["key"] == {"method": ODD, "split": "IID"})["measured"]["pgd20"]
+    assert (missing["mean"], missing["std"], missing["seeds"], missing["n"]) == (None, None, [], None)
+    assert len(table["rows"]) == 5  # the excluded point is no row
+    drift = content["tables"][1]["rows"][0]["measured"]
+    assert set(drift) == {"train:drift_post@2", "train:drift_post", "train:train_accuracy[1]", "gap:pgd20"}
+
+
+def test_csv_has_a_line_a_number(paper: list[Grid]) -> None:
+    rows = list(csv.DictReader(io.StringIO(report.render(paper, "csv"))))
+    assert len(rows) == 5 * 3 + 2 * 4
+    line = next(r for r in rows if (r["method"], r["split"], r["metric"]) == ("FAT", "Non-IID", "natural"))
+    assert float(line["mean"]) == pytest.approx(0.585)
+    assert float(line["difference"]) == pytest.approx(0.0105)
+    facts = {key: line[key] for key in ("suite", "table", "heading", "seeds", "n", "preset", "variant", "checkpoint")}
+    assert facts == {
+        "suite": "tiny", "table": "T1", "heading": "natural", "seeds": "6;7", "n": "10000", "preset": "paper",
+        "variant": "jpeg75", "checkpoint": "last",
+    }  # fmt: skip
+    missing = next(r for r in rows if (r["method"], r["split"], r["metric"]) == (ODD, "IID", "natural"))
+    assert (missing["mean"], missing["seeds"], missing["published"]) == ("", "", "0.6743000000000001")
+
+
+def test_an_axis_with_the_name_of_a_column(tmp_path: Path) -> None:
+    odd = written(tmp_path, without_published(SUITE).replace("split", "variant").replace("method", "n"))
+    rows = list(csv.DictReader(io.StringIO(report.render(build(odd, odd.plan("paper"), []), "csv"))))
+    assert (rows[0]["axis:n"], rows[0]["axis:variant"], rows[0]["n"]) == ("FAT", "Non-IID", "")
+
+
+def test_an_unknown_format() -> None:
+    with pytest.raises(SpecError) as error:
+        report.render([], "latx")
+    assert str(error.value) == "no format is named 'latx' (did you mean 'latex'?)"
+
+
+def printable(grids: list[Grid]) -> set[str]:
+    """Every decimal that may stand in a table: means, spreads, published, differences, as printed."""
+    allowed = set()
+    for grid in grids:
+        for row in grid.rows:
+            for group in row.values:
+                for column, value in zip(grid.columns, group, strict=True):
+                    scale = 100 if column.unit == "percent" else 1
+                    for x in (value.mean, value.std, value.published, value.published_std, value.difference):
+                        if x is not None:
+                            allowed.add(f"{abs(scale * x):.{column.digits}f}")
+    return allowed
+
+
+class Cells(HTMLParser):
+    """The text of all table cells of a page."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inside, self.text = False, ""
+
+    def handle_starttag(self, tag: str, attrs: Any) -> None:
+        self.inside |= tag == "td"
+
+    def handle_endtag(self, tag: str) -> None:
+        self.inside &= tag != "td"
+
+    def handle_data(self, data: str) -> None:
+        if self.inside:
+            self.text += f" {data}"
+
+
+def body_of(name: str, text: str) -> str:
+    """The bodies of the tables alone."""
+    if name == "latex":
+        return " ".join(re.findall(r"\\midrule(.*?)\\bottomrule", text, re.DOTALL))
+    if name == "markdown":
+        return " ".join(line for line in text.splitlines() if line.startswith("|"))
+    if name == "html":
+        parser = Cells()
+        parser.feed(text)
+        return parser.text
+    return " ".join(part.split("dim:")[0].split("suite:")[0] for part in re.split(r"\n(?=T\d  )", text))
+
+
+@given(st.integers(0, 2**32 - 1))
+def test_every_number_printed_is_in_the_data(tiny: Suite, seed: int) -> None:
+    """Whatever was measured: no decimal stands in a table that no value rounds to, and no value is left out."""
+    R = random.Random(seed)
+    plan = tiny.plan("paper")
+    values = {
+        (split, method, s): accuracies(R.random(), R.random(), R.random())
+        for split in ("Non-IID", "IID") for method in ("FAT", ODD, "Uniform") for s in (6, 7) if R.random() < 0.7
+    }  # fmt: skip
+    grids = build(tiny, plan, rows_of(plan, values))
+    allowed = printable(grids)
+    for name in ("markdown", "latex", "html", "terminal"):
+        found = set(re.findall(r"\d+\.\d+", body_of(name, report.render(grids, name))))
+        assert found == allowed, name
+
+
+# --- each format's own ways --------------------------------------------------------------------------------------
+
+AWKWARD = r"a_b & 5% #1 {x} ~ ^ \\ $ | <i> *b* `c` ε K̂ 漢"
+
+
+def test_escaping() -> None:
+    assert latex.escape("a_b & 5% #1 {x} ~ ^ $") == r"a\_b \& 5\% \#1 \{x\} \textasciitilde{} \textasciicircum{} \$"
+    assert latex.escape("\\ | < >") == r"\textbackslash{} \textbar{} \textless{} \textgreater{}"
+    assert latex.escape("ε ≤ K̂ ± é 漢 ﬁ") == r"$\varepsilon$ $\leq$ $\hat{K}$ $\pm$ é ? fi"
+    assert markdown.escape("a_b | *c* <i> & #1") == r"a\_b \| \*c\* \<i\> &amp; \#1"
+
+
+def awkward(tmp_path: Path) -> list[Grid]:
+    """The paper grids with every text replaced by one full of special characters."""
+    text = without_published(SUITE).replace(ODD, "odd").replace("Accuracy of FAT & co. (100%)", "TITLE")
+    plain = written(tmp_path, text)
+    plan = plain.plan("smoke")
+    grids = build(plain, plan, rows_of(plan, VALUES))
+    for grid in grids:
+        object.__setattr__(grid, "name", AWKWARD)
+        object.__setattr__(grid, "axes", [AWKWARD])
+        for row in grid.rows:
+            row.key.clear()
+            row.key[AWKWARD] = AWKWARD
+        grid.notes.append((AWKWARD, AWKWARD))
+        grid.footnotes.append(("†", AWKWARD))
+    return grids
+
+
+def test_special_characters_in_every_format(tmp_path: Path) -> None:
+    grids = awkward(tmp_path)
+    page = report.render(grids, "html")
+    assert "<i>" not in page and "&lt;i&gt;" in page
+    assert AWKWARD in report.render(grids, "terminal").replace("\n", " ")
+    assert AWKWARD in [row[AWKWARD] for row in csv.DictReader(io.StringIO(report.render(grids, "csv")))]
+    cells = [line.replace(r"\|", "") for line in report.render(grids, "markdown").splitlines() if line.startswith("|")]
+    assert len({line.count("|") for line in cells[: len(grids[0].rows) + 2]}) == 1  # no label opened a column
+
+
+needs_latex = pytest.mark.skipif(not shutil.which("pdflatex"), reason="pdflatex is not installed")
+DOCUMENT = """\
+\\documentclass{article}
+\\usepackage[a4paper,margin=2.5cm]{geometry}
+\\usepackage{booktabs}
+\\usepackage{graphicx}
+\\begin{document}
+\\input{table.tex}
+\\end{document}
+"""
+
+
+def compiled(fragment: str, folder: Path) -> str:
+    """What pdflatex says; the test fails where it does not compile."""
+    (folder / "table.tex").write_text(fragment, encoding="utf-8")
+    (folder / "main.tex").write_text(DOCUMENT)
+    command = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "main.tex"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, timeout=120, check=False)
+    said = done.stdout.decode("utf-8", "replace")
+    assert done.returncode == 0, said[-2000:]
+    return said
+
+
+@needs_latex
+def test_latex_compiles_and_fits(tiny: Suite, tmp_path: Path) -> None:
+    plan = tiny.plan("smoke")
+    grids = build(tiny, plan, rows_of(plan, VALUES))
+    said = compiled(report.render(grids, "latex"), tmp_path)
+    assert "Overfull" not in said and "too large" not in said
+
+
+@needs_latex
+def test_latex_of_special_characters_compiles(tmp_path: Path) -> None:
+    said = compiled(report.render(awkward(tmp_path), "latex"), tmp_path)
+    assert "Missing character" not in said
+
+
+def big(folder: Path, rows: int, headings: int) -> list[Grid]:
+    """A table with so many rows and headings, each with a published number, in two groups."""
+    text = SUITE[: SUITE.index("tables:")].replace(
+        f'    "{ODD}": {{protocol: {{rule: {{name: sfat, alpha: 1/6, top: 1}}}}}}\n', ""
+    )
+    more = "".join(f"    m{i}: {{protocol: {{epochs: {i + 2}}}}}\n" for i in range(rows - 2))
+    text = text.replace("    Uniform:", f"{more}    Uniform:")
+    values = ", ".join(f"column {i}: pgd20" for i in range(headings))
+    columns = ", ".join(f'column {i}: "{{split}}_pgd20"' for i in range(headings))
+    stds = ", ".join(f"column {i}: niid_pgd20_std" for i in range(headings))
+    text += f"""\
+tables:
+  - id: big
+    title: Big
+    rows: [method]
+    across: [split]
+    values: {{{values}}}
+    published:
+      file: published/tiny.csv
+      match: {{dataset: CIFAR-10}}
+      labels: {{Non-IID: niid, IID: iid}}
+      values: {{{columns}}}
+      std: {{{stds}}}
+"""
+    published = "\n".join(PUBLISHED.splitlines()[:2]) + "\n"  # one row, for every method
+    found = written(folder, text, published)
+    plan = found.plan("paper")
+    here = {(cell.key["split"], cell.key["method"]) for cell in plan.cells}
+    return build(found, plan, rows_of(plan, {(s, m, seed): accuracies(0.6, 0.3) for s, m in here for seed in (6, 7)}))
+
+
+@pytest.mark.parametrize(
+    "rows, headings, style, turned, tabulars",
+    [
+        (3, 1, "beside", False, [1]),
+        (3, 3, "under", False, [1]),
+        (3, 5, "under", False, [2]),
+        (11, 5, "under", True, [1]),
+        (60, 2, "under", False, [1, 1, 1]),
+    ],
+)
+def test_latex_layouts(tmp_path: Path, rows: int, headings: int, style: str, turned: bool, tabulars: list[int]) -> None:
+    """Beside where it fits, then under, then in blocks, then turned, then on several pages; and each compiles."""
+    grids = big(tmp_path, rows, headings)
+    layout = latex._layout(grids[0])
+    assert (layout.style, layout.turned, [len(part) for part in layout.floats]) == (style, turned, tabulars)
+    shown = [(place, row) for part in layout.floats for places, these in part for place in places for row in these]
+    assert sorted(shown) == [((g, c), r) for g in (0, 1) for c in range(headings) for r in range(len(grids[0].rows))]
+    text = report.render(grids, "latex")
+    assert text.startswith("% needs \\usepackage{booktabs} and \\usepackage{graphicx}\n")
+    assert text.count(r"\label{") == 1
+    if shutil.which("pdflatex"):
+        said = compiled(text, tmp_path)
+        assert "Overfull" not in said and "too large" not in said
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 120, 200])
+@pytest.mark.parametrize("headings", [1, 3, 6])
+def test_terminal_fits_and_keeps_every_number(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, width: int, headings: int
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    grids = big(tmp_path, 3, headings)
+    text = report.render(grids, "terminal")
+    assert max(map(len, text.splitlines())) <= width
+    assert "…" not in text
+    planned = sum(value.planned for value in grids[0].all())
+    assert text.count("30.00") == planned
+    assert text.count("32.58 ±0.01") + text.count("37.43 ±0.01") == planned
+    wide = Console(width=10_000)
+    for block in terminal._layout(grids[0], width)[1]:
+        assert block.width() == Measurement.get(wide, wide.options, block.table()).maximum
+
+
+def test_terminal_colours_on_request(paper: list[Grid], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
+    assert "\x1b" not in report.render(paper, "terminal")
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm-256color")
+    text = report.render(paper, "terminal")
+    assert "\x1b[1m63.00\x1b[0m" in text  # best
+    assert "\x1b[4m58.50\x1b[0m" in text  # second
+    assert "\x1b[32m+1.05\x1b[0m" in text  # better than the paper
+    assert "\x1b[31m-0.44\x1b[0m" in text
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert "\x1b[32m" not in report.render(paper, "terminal")
+
+
+def test_terminal_points_stand_under_points(paper: list[Grid], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    lines = report.render(paper, "terminal").splitlines()
+    table = [line for line in lines if re.match(r" (FAT|SFAT|Uniform)", line)][:3]
+    assert len({line.index(".") for line in table}) == 1
+
+
+class Tags(HTMLParser):
+    """Checks that every tag that is opened is closed, and notes what is fetched."""
+
+    VOID = ("meta", "br", "link", "img")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.fetched: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: Any) -> None:
+        self.fetched += [value for name, value in attrs if name in ("src", "href") or tag in ("script", "link")]
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def test_html_is_one_well_formed_page_that_fetches_nothing(paper: list[Grid]) -> None:
+    text = report.render(paper, "html")
+    tags = Tags()
+    tags.feed(text)
+    assert tags.open == [] and tags.fetched == []
+    assert "url(" not in text and "@import" not in text and "http" not in text
+    assert "prefers-color-scheme: dark" in text
+
+
+def test_markdown_columns_agree(paper: list[Grid]) -> None:
+    for block in report.render(paper, "markdown").split("###")[1:]:
+        assert len({line.count("|") for line in block.splitlines() if line.startswith("|")}) == 1
+
+
+# --- from the database -------------------------------------------------------------------------------------------
+
+
+def fill(store: Store, plan: Plan, rows: list[dict[str, Any]], record: Callable[[Cell], dict[str, Any]]) -> None:
+    """Put rows into a database as the engine would: a run a stage, done."""
+    for cell in plan.unique():
+        store.add_cell(cell.id, cell.spec)
+        mine = [row for row in rows if row["cell"] == cell.id]
+        for stage in dict.fromkeys(row["stage"] for row in mine):
+            here = [row for row in mine if row["stage"] == stage]
+            run = store.claim(
+                cell.id, stage, suite="tiny", total=0, provenance={"preset": "paper", **here[0]["provenance"]}
+            )
+            assert run is not None
+            numbers = [Number(r["metric"], r["value"], r["round"], r["n"], r["client"]) for r in here]
+            store.commit(run, numbers=numbers, round=max(r["round"] for r in here), record=record(cell))
+            store.finish(run)
+
+
+@pytest.mark.parametrize("select", ["last", "best-test"])
+@pytest.mark.parametrize("recorded", [True, False], ids=["record", "series"])
+def test_the_database_gives_the_same_tables(tiny: Suite, tmp_path: Path, select: Any, recorded: bool) -> None:
+    """What is read from a database is what `build` makes of the rows; the best round is recorded or searched."""
+    plan = tiny.plan("paper")
+    rows = rows_of(plan, VALUES)
+    with Store.open(str(tmp_path / "test.db"), create=True) as store:
+        fill(store, plan, rows, lambda cell: {"best-test": {"round": 2, "value": 0.4}} if recorded else {})
+        found = report.tables(tiny, plan, store, select=select)
+        every = build(tiny, plan, store.measurements(), select, runs=store.runs())
+    expected = build(tiny, plan, rows, select)
+    for name in ("markdown", "json", "csv"):
+        assert report.render(found, name) == report.render(expected, name)
+        assert report.render(every, name) == report.render(expected, name)
+
+
+def test_a_run_that_failed_counts_where_it_left_numbers(tiny: Suite, tmp_path: Path) -> None:
+    """Training failed on machine A after round 1 and went on on B; on C it failed at once. A and B made the numbers."""
+    plan = tiny.plan("paper")
+    cell = plan.cells[0]
+    final = cell.evaluations[0]
+    with Store.open(str(tmp_path / "test.db"), create=True) as store:
+        store.add_cell(cell.id, cell.spec)
+        for device, rounds in (("A", [1]), ("C", []), ("B", [2, 3])):
+            run = store.claim(
+                cell.id,
+                "train",
+                suite="tiny",
+                total=3,
+                provenance={"device": device, "commit": "abc"},
+                retry_failed=True,
+            )
+            assert run is not None
+            for round in rounds:
+                store.commit(run, numbers=[Number("train_loss", 1.0, round, 10)], round=round)
+            if device == "B":
+                store.finish(run)
+            else:
+                store.fail(run, "out of memory")
+        run = store.claim(cell.id, final.stage(3), suite="tiny", total=0, provenance={"device": "B", "commit": "abc"})
+        assert run is not None
+        store.finish(run, [Number(final.label, 0.5, 3, 10_000)])
+        grid = report.tables(tiny, plan, store)[0]
+    assert at(grid, "FAT", "natural", "Non-IID").mean == 0.5
+    mixed = [text for what, text in grid.notes if what == "MIXED"]
+    assert mixed == ["device: B (training, natural of 1 cell); A (training of 1 cell)"]
+
+
+def test_paired_outcomes_are_read_from_the_database(tiny: Suite, tmp_path: Path) -> None:
+    """12 of 16 images against 4 of 16: more than 3 sigma if independent (0.5 > 0.46), but 8 of 8 discordant is
+    8 < 3 sqrt(8) = 8.49 paired, so that there is no flag.
+    """
+    plan = tiny.plan("paper")
+    cell = plan.cells[0]
+    fgsm, pgd20 = (next(e for e in cell.evaluations if e.label == label) for label in ("fgsm", "pgd20"))
+    assert flags.violated((4 / 16, 16), (12 / 16, 16))
+    with Store.open(str(tmp_path / "test.db"), create=True) as store:
+        store.add_cell(cell.id, cell.spec)
+        for evaluation, bits in ((fgsm, 0xF000), (pgd20, 0xFFF0)):
+            run = store.claim(cell.id, evaluation.stage(3), suite="tiny", total=16, provenance={})
+            assert run is not None
+            store.commit(run, round=16, outcomes=(0, 16, bits.to_bytes(2, "big")))
+            store.finish(run, [Number(evaluation.label, bits.bit_count() / 16, 3, 16)])
+        grid = report.tables(tiny, plan, store)[0]
+    value = at(grid, "FAT", "PGD-20", "Non-IID")
+    assert (value.mean, value.flags) == (0.75, ())
+
+
+def test_ten_thousand_cells_in_time(tmp_path: Path) -> None:
+    """build and render of 10,000 cells in 2 s of processor time; reading them from the database is beside that."""
+    text = SUITE[: SUITE.index("axes:")].replace("[6, 7]", '"0-9"') + "axes:\n  epochs:\n"
+    text += "".join(f"    E{i}: {{protocol: {{epochs: {i + 1}}}}}\n" for i in range(40)) + "  batch:\n"
+    text += "".join(f"    B{i}: {{protocol: {{batch: {i + 1}}}}}\n" for i in range(25))
+    text += (
+        SUITE[SUITE.index("evaluate:") : SUITE.index("tables:")]
+        + """\
+tables:
+  - {id: T, title: Big, rows: [epochs, batch], values: {natural: natural, FGSM: fgsm, PGD-20: pgd20, AA: autoattack}}
+"""
+    )
+    found = written(tmp_path, text.replace("    overrides: [{set: {protocol: {rounds: 1}}}]\n", ""))
+    plan = found.plan("paper")
+    assert len(plan.unique()) == 10_000
+    R = random.Random(0)
+    # one row object per provenance, as the database's reader shares them
+    rows: list[dict[str, Any]] = []
+    runs = [{"cell": None, "stage": "train", "provenance": PROVENANCE}]
+    names = {e.label: e.stage(3) for e in plan.cells[0].evaluations}
+    runs += [{"cell": None, "stage": stage, "provenance": PROVENANCE} for stage in names.values()]
+    for cell in plan.cells:
+        for metric, stage in names.items():
+            row = {"cell": cell.id, "stage": stage, "metric": metric, "round": 3, "client": -1}
+            rows.append({**row, "value": R.random(), "n": 10_000})
+    begin = time.process_time()
+    grids = build(found, plan, rows, runs=runs)
+    report.render(grids, "json")
+    report.render(grids, "markdown")
+    assert time.process_time() - begin < 2.0
+    assert len(grids[0].rows) == 1000
+
+
+def test_nothing_heavy_is_imported(tiny: Suite, tmp_path: Path) -> None:
+    """A report needs neither torch nor pandas nor numpy: each would take longer than the report."""
+    code = (
+        "import sys; from fatbench import suite, report; s = suite.load(sys.argv[1]);"
+        "g = report.tables(s, s.plan('paper'), None); [report.render(g, f) for f in report.FORMATS];"
+        "from fatbench.report import query; print([m for m in ('torch', 'pandas', 'numpy') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(tiny.file)], capture_output=True, text=True, check=False)
+    assert (done.stdout.strip(), done.stderr) == ("[]", "")
+
+
+# --- which checkpoint --------------------------------------------------------------------------------------------
+
+
+def test_checkpoint_round() -> None:
+    assert selection.checkpoint_round({1: 0.2, 2: 0.4, 3: 0.3}) == 2
+    assert selection.checkpoint_round({1: 0.4, 5: 0.4, 3: 0.4}) == 5  # later rounds win ties
+    assert selection.checkpoint_round({1: float("nan"), 2: 0.0}) == 2
+    assert selection.checkpoint_round({}) is None
+    assert selection.checkpoint_round({1: float("nan")}) is None
+
+
+@given(st.lists(st.one_of(st.none(), st.sampled_from([0.1, 0.2, 0.3, float("nan")])), min_size=1, max_size=12))
+def test_a_record_kept_round_by_round_names_the_same_round(series: list[float | None]) -> None:
+    """What training records as it goes is what the whole series says; None: not measured that round."""
+    record: dict[str, Any] = {}
+    for round, value in enumerate(series, 1):
+        record = selection.update(record, round, {"train_loss": 1.0} if value is None else {"monitor": value})
+    measured = {round: value for round, value in enumerate(series, 1) if value is not None}
+    best = selection.checkpoint_round(measured)
+    assert record.get("best-test", {}).get("round") == best
+    assert record["last"] == {"round": len(series)}
+    assert "best-val" not in record
+    if best is not None:
+        assert record["best-test"]["value"] == measured[best]
+
+
+@pytest.mark.parametrize(
+    "text, expected",
+    [
+        ("pgd20", Source("pgd20", "evaluation", "pgd20", -1, None)),
+        ("gap:pgd20", Source("gap:pgd20", "gap", "pgd20", -1, None)),
+        ("train:drift_post@10", Source("train:drift_post@10", "train", "drift_post", -1, 10)),
+        ("train:train_accuracy[0]", Source("train:train_accuracy[0]", "train", "train_accuracy", 0, None)),
+    ],
+)
+def test_source_syntax(text: str, expected: Source) -> None:
+    assert Source.parse(text) == expected
