@@ -466,11 +466,10 @@ def _value(cells: Sequence[Cell], source: Source, numbers: _Numbers, facts: prov
 
 
 def _rank(values: Sequence[Value], best: str) -> None:
-    """Mark the best and the second of one heading; ties share a rank. One number alone is neither."""
-    means = [value.mean for value in values if value.mean is not None]
-    if best == "none" or len(means) < 2:
+    """Mark the best and the second of one heading; ties share a rank. Nothing is best where all are the same."""
+    order = sorted({value.mean for value in values if value.mean is not None}, reverse=best == "max")
+    if best == "none" or len(order) < 2:
         return
-    order = sorted(set(means), reverse=best == "max")
     for value in values:
         if value.mean is not None and value.mean in order[:2]:
             value.rank = "best" if value.mean == order[0] else "second"
