@@ -23,7 +23,7 @@ from fatbench.errors import FatbenchError, MachineError, NothingMatched, SpecErr
 if TYPE_CHECKING:
     from fatbench.selection import Checkpoint
     from fatbench.store import Store
-    from fatbench.suite import Plan
+    from fatbench.suite import Plan, Suite
     from fatbench.worker import Job
 
 SCHEMA_VERSION = 1
@@ -106,9 +106,14 @@ def _json(value: dict[str, Any]) -> None:
 def _plan(name: str, preset: str | None, smoke: bool, seeds: str | None, where: str | None) -> Plan:
     from fatbench import suite
 
+    return _planned(suite.load(name), preset, smoke, seeds, where)
+
+
+def _planned(chosen: Suite, preset: str | None, smoke: bool, seeds: str | None, where: str | None) -> Plan:
+    from fatbench import suite
+
     if smoke and preset not in (None, "smoke"):
         raise SpecError(f"--smoke and --preset {preset} contradict each other")
-    chosen = suite.load(name)
     numbers = suite.parse_seeds(seeds) if seeds else None
     return chosen.plan("smoke" if smoke else preset or "paper", numbers, where)
 
@@ -334,7 +339,7 @@ def status(
     format: Format = "text",
 ) -> None:
     """Progress: how many cells are done, failed, running, left."""
-    from fatbench import progress, show, suite
+    from fatbench import progress, show
 
     _format(format, ("text", "json"))
     with _existing(db) as store:
@@ -345,7 +350,7 @@ def status(
             else:
                 show.all_status(counts)
             return
-        plan = _plan(name, _preset(preset, smoke, suite.load(name), store), smoke, seeds, where)
+        _, plan = _plan_in(name, preset, smoke, seeds, where, store)
         rows = progress.of(plan, store)
         if format == "json":
             cells = [{"id": row.cell.id, "key": row.cell.key, "status": row.status} for row in rows]
@@ -354,15 +359,16 @@ def status(
             show.status(plan, rows)
 
 
-def _preset(preset: str | None, smoke: bool, chosen: Any, store: Store | None) -> str | None:
-    """The preset to look at: the one asked for, else the first that has anything in the database, else paper."""
-    if preset or smoke or store is None:
-        return preset
-    known = set(store.cells())
-    for name in chosen.presets():
-        if any(cell.id in known for cell in chosen.plan(name).cells):
-            return str(name)
-    return None
+def _plan_in(
+    name: str, preset: str | None, smoke: bool, seeds: str | None, where: str | None, store: Store | None
+) -> tuple[Suite, Plan]:
+    """A suite and the plan to look at: the preset asked for, else the first that has been run, else paper."""
+    from fatbench import progress, suite
+
+    chosen = suite.load(name)
+    if preset is None and not smoke and store is not None:
+        preset = progress.preset_run(chosen, store)
+    return chosen, _planned(chosen, preset, smoke, seeds, where)
 
 
 Cell = Annotated[str, typer.Argument(help="A cell's id, or its first letters.", show_default=False)]
@@ -433,8 +439,8 @@ def report(
     db: Db = None,
 ) -> None:
     """Tables: measured beside published, mean and spread over seeds."""
+    from fatbench import progress, suite
     from fatbench import report as reporting
-    from fatbench import suite
 
     format = _format(
         format or ("terminal" if sys.stdout.isatty() and output is None else "markdown"), reporting.FORMATS
@@ -443,13 +449,9 @@ def report(
         raise SpecError(f"--select: no checkpoint is named '{select}'{did_you_mean(select, suite.CHECKPOINTS)}")
     grids = []
     with _existing(db) as store:
-        names = [name] if name else list(suite.available())
-        for one in names:
-            chosen = suite.load(one)
-            known = _preset(preset, smoke, chosen, store)
-            if name is None and (store is None or known is None):
-                continue
-            plan = _plan(one, known, smoke, seeds, where)
+        run = set() if name or store is None else {one for one, _ in progress.by_suite(store)}
+        for one in [name] if name else [one for one in suite.available() if one in run]:
+            chosen, plan = _plan_in(one, preset, smoke, seeds, where, store)
             grids += reporting.tables(chosen, plan, store, select=cast("Checkpoint", select), published=published)
     if not grids and name is None:
         raise NothingMatched("the database holds no results yet: fatbench run suite NAME")

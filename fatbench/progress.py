@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from sqlalchemy import select
+
+from fatbench.schema import RUNS
 from fatbench.store import StageRow, Store
-from fatbench.suite import Cell, Plan
+from fatbench.suite import Cell, Plan, Suite
 from fatbench.worker import Job, evaluation_rounds
 
 STATES = ("done", "failed", "running", "todo")
@@ -79,6 +82,17 @@ def count(rows: Iterable[Row]) -> dict[str, int]:
     """{"done": n, "failed": n, "running": n, "todo": n}."""
     states = [row.status for row in rows]
     return {state: states.count(state) for state in STATES}
+
+
+def preset_run(suite: Suite, store: Store) -> str | None:
+    """The first preset of a suite that has been run, by this suite or, cells being shared, by another; else None."""
+    query = select(RUNS.c.preset).where(RUNS.c.suite == suite.name).distinct()
+    with store.reading() as connection:
+        run = {row.preset for row in connection.execute(query)}
+    if found := next((preset for preset in suite.presets() if preset in run), None):
+        return found
+    known = set(store.cells())
+    return next((p for p in suite.presets() if any(cell.id in known for cell in suite.plan(p).cells)), None)
 
 
 def by_suite(store: Store) -> dict[tuple[str, str], dict[str, int]]:

@@ -165,7 +165,11 @@ def digest(value: Any) -> str:
 
 def identity(spec: Mapping[str, Any]) -> str:
     """The identity of a canonical cell: 12 hex digits of the hash of its JSON, settings at their default left out."""
-    return digest(registry.without_defaults("Experiment", {"name": "cell", **spec}))[:12]
+    return _identity(registry.without_defaults("Experiment", {"name": "cell", **spec}))
+
+
+def _identity(short: Mapping[str, Any]) -> str:
+    return digest(short)[:12]
 
 
 def canonical(spec: Mapping[str, Any], place: str = "cell") -> dict[str, Any]:
@@ -367,9 +371,9 @@ def expand(suite: Suite, preset: str, seeds: Sequence[int] | None = None) -> Pla
             raise SpecError(
                 f"{place}: checkpoints {', '.join(checkpoints)} need 'monitor', an attack run during training"
             )
+        short = registry.without_defaults("Experiment", {"name": "cell", **first})
         for seed in seeds:
-            full = {**first, "seed": seed}
-            cells.append(Cell(identity(full), key, full, evaluations))
+            cells.append(Cell(_identity({**short, "seed": seed}), key, {**first, "seed": seed}, evaluations))
     if not cells:
         raise SpecError(f"{file}: preset '{preset}' leaves an empty grid")
     return Plan(suite.name, preset, str(chosen.get("note", "")).strip(), cells, checkpoints, excluded)

@@ -14,7 +14,11 @@ from fatbench.rounds import Problem
 
 SIZES = {"leaf_cnn": (3, 32, 32), "resnet18": (3, 16, 16)}
 PGD = functools.partial(attacks.pgd, eps=8 / 255, step=4 / 255, steps=2)
-KL = functools.partial(attacks.ATTACKS["pgd_kl"], eps=8 / 255, step=4 / 255, steps=2) if "pgd_kl" in attacks.ATTACKS else PGD
+KL = (
+    functools.partial(attacks.ATTACKS["pgd_kl"], eps=8 / 255, step=4 / 255, steps=2)
+    if "pgd_kl" in attacks.ATTACKS
+    else PGD
+)
 OBJECTIVES = {
     "standard": objectives.standard,
     "at": functools.partial(objectives.at, attack=PGD),

@@ -1,0 +1,36 @@
+"""Every suite runs in its smoke preset, from the cells to its tables."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from fatbench import progress, report, suite
+from fatbench.run import check_data, jobs_of
+from fatbench.store import Store
+from fatbench.worker import Machine, work
+
+SUITES = [name for name in suite.available() if not name.endswith("-jpeg75")]  # their smoke cells are the parents'
+
+
+@pytest.mark.parametrize("name", SUITES)
+def test_every_suite_runs_in_smoke(name, tmp_path):
+    machine = Machine(db=str(tmp_path / "r.db"), files=str(tmp_path / "files"), data=str(tmp_path / "data"))
+    chosen = suite.load(name)
+    plan = chosen.plan("smoke")
+    jobs = jobs_of(plan)
+    check_data(jobs, tmp_path / "data")
+    with Store.open(machine.db, create=True) as store:
+        for job in jobs:
+            assert work(job, machine, store) == "done", [row.error for row in store.stages([job.cell]).values()]
+        assert progress.count(progress.of(plan, store))["done"] == len(jobs)
+        for select in ("last", "best-val", "best-test"):
+            tables = json.loads(report.render(report.tables(chosen, plan, store, select=select), "json"))["tables"]
+            assert tables
+            for table in tables:
+                assert table["rows"], table["id"]
+                measured = [value for row in table["rows"] for value in row["measured"].values() if value]
+                assert measured, f"{name} {table['id']}: no number at all"
+        text = report.render(report.tables(chosen, plan, store), "markdown")
+        assert "SMOKE" in text
