@@ -85,9 +85,9 @@ def _keyword_only(function):
     return code.co_varnames[code.co_argcount : code.co_argcount + code.co_kwonlyargcount]
 
 
-def test_defaults_never_change():
+def test_golden_defaults_never_change():
     """A cell's identity leaves out settings at their default, so a default is part of every identity: to change one
-    is to give the function another name. New settings may be added (regenerate: FATBENCH_GOLDEN=1 pytest).
+    is to give the function another name. New settings may be added (regenerate: make golden).
     """
     file = Path(__file__).parent / "golden" / "defaults.json"
     now = {
@@ -97,7 +97,7 @@ def test_defaults_never_change():
         for setting in registry.describe(kind, name).settings
         if setting.default is not registry.REQUIRED
     }
-    if os.environ.get("FATBENCH_GOLDEN"):
+    if os.environ.get("FATBENCH_UPDATE_GOLDEN"):
         file.parent.mkdir(exist_ok=True)
         file.write_text(json.dumps(now, indent=1, sort_keys=True) + "\n")
     pinned = json.loads(file.read_text())
