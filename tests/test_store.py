@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import insert, inspect, text, update
+from sqlalchemy import insert, inspect, select, text, update
 
 from fatbench import database, schema
 from fatbench.database import NETWORK, alembic_config, check, shown_url, upgrade
@@ -403,13 +403,14 @@ def _endless(url: str, ready: Any) -> None:
 
 
 def test_killed_at_random_instants_nothing_is_lost_or_doubled(url: str) -> None:
-    """Twenty processes go on where the one before was killed; pointer, record, numbers and outcomes always agree."""
+    """Twenty processes and more go on where the one before was killed; pointer, record, numbers, outcomes agree."""
     with Store.open(url, create=True) as store:
         store.add_cell(CELL, SPEC)
     moments = random.Random(5)
-    reached = 0
+    reached = kills = 0
     context = multiprocessing.get_context("fork")
-    for _ in range(20):
+    while kills < 20 or (reached < 40 and kills < 200):  # on a busy machine some die before their first commit
+        kills += 1
         ready = context.Event()
         worker = context.Process(target=_endless, args=(url, ready))
         worker.start()
@@ -429,10 +430,9 @@ def test_killed_at_random_instants_nothing_is_lost_or_doubled(url: str) -> None:
             assert [bits[0] >> 7 for _, _, bits in store.outcomes(CELL, "train")] == [
                 r % 2 for r in range(1, reached + 1)
             ]
-    assert reached > 20, "the processes were killed before they did anything"
+    assert reached >= 40
     with Store.open(url) as store:
-        assert len(store.runs()) == 20
-        assert [r["status"] for r in store.runs()[:-1]] == ["interrupted"] * 19
+        assert [r["status"] for r in store.runs()] == ["interrupted"] * (kills - 1) + ["running"]
     assert "whole" in check(url)
 
 
@@ -472,6 +472,14 @@ def test_a_reader_does_not_wait_for_a_writer(store: Store) -> None:
         assert row(store).total == 3
     assert row(store).total == 77
     assert run == row(store).run
+
+
+def test_a_reader_sees_one_state(store: Store) -> None:
+    with store.reading() as connection:
+        before = connection.execute(select(STAGES)).all()
+        claim(store)
+        assert connection.execute(select(STAGES)).all() == before == []
+    assert len(store.stages()) == 1
 
 
 # --- reading much ------------------------------------------------------------------------------------------------
