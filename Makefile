@@ -43,7 +43,8 @@ $(STAMP): pyproject.toml constraints.txt
 demo: $(STAMP) ## the smoke preset of sfat-cifar10 on scikit-learn's digits, and its tables (about a minute)
 	@rm -rf $(DEMO) && mkdir $(DEMO)
 	@$(BIN)/fatbench run suite sfat-cifar10 --smoke --db $(DEMO)/fatbench.db
-	@$(COLOUR) $(BIN)/fatbench report sfat-cifar10 --preset smoke --db $(DEMO)/fatbench.db
+	@[ -t 1 ] || export COLUMNS=$${COLUMNS:-160}; \
+	$(COLOUR) $(BIN)/fatbench report sfat-cifar10 --preset smoke --format terminal --db $(DEMO)/fatbench.db
 
 # One thread a process: the arrays are small, and the workers already fill the cores.
 test: $(STAMP) ## the tests; make test ARGS='-k pgd' runs some
