@@ -7,14 +7,17 @@ instant leaves a state from which the same command goes on and ends with the sam
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import json
 import logging
 import platform
 import subprocess
 import sys
+import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -105,6 +108,25 @@ def work(
         gc.collect()
 
 
+@contextlib.contextmanager
+def _beating(machine: Machine, run: int) -> Iterator[None]:
+    """Say once a minute that this run lives, so that no other host takes a stage over whose rounds take long."""
+    over = threading.Event()
+
+    def beat() -> None:
+        while not over.wait(60):
+            with contextlib.suppress(Exception), Store.open(machine.db) as store:  # `commit` finds out what is wrong
+                store.heartbeat(run)
+
+    thread = threading.Thread(target=beat, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
 def _train(job: Job, machine: Machine, store: Store, folder: Path, notify: Any, stop: Any) -> Outcome:
     row = store.stages([job.cell]).get((job.cell, "train"))
     if row is not None and row.status == "done":
@@ -115,72 +137,79 @@ def _train(job: Job, machine: Machine, store: Store, folder: Path, notify: Any, 
     if run is None:
         return "elsewhere" if row is None or row.status == "running" else "failed"
     try:
-        from fatbench.experiment import experiment
-
-        bound, ready = _ready(job, machine)
-        store.describe_run(run, {"data": ready.data})
-        row = store.stages([job.cell])[(job.cell, "train")]
-        record: dict[str, Any] = dict(row.record)
-        state = ready.initial
-        if row.checkpoint:
-            try:
-                state = checkpoints.load_state(folder / row.checkpoint, machine.device)
-            except MachineError as error:
-                log.warning("%s: training begins again", error)
-                store.restart(run)
-                record = {}
-        checkpoints.sweep(folder, {row.checkpoint or "", *_files(record)})
-        log.info("train: from round %d of %d on %s", state.round, rounds, machine.device)
-        notify(Event(job.cell, "train", "start", state.round, rounds))
-        passes = registry.passes("Objective", job.spec["protocol"]["objective"])
-        pending: list[Number] = []
-        models: dict[str, Any] = {}  # file name -> model of a best round not yet written
-        committed = time.monotonic()
-        for result, numbers in experiment(ready, state, passes, **bound):
-            count = result.index + 1
-            pending += numbers
-            series = {n.metric: n.value for n in numbers if n.client < 0}
-            record = selection.update(record, count, series)
-            for file in _files(record):
-                if file == f"model-{count:06d}.safetensors":
-                    models[file] = result.state.model
-            models = {file: model for file, model in models.items() if file in _files(record)}
-            images = series["forward"] + series["backward"]
-            notify(Event(job.cell, "train", "progress", count, rounds, images))
-            log.info("round %d: %s", count, " ".join(f"{k}={v:.6g}" for k, v in series.items() if k != "seconds"))
-            stopping = count < rounds and stop()
-            if count == rounds or stopping or time.monotonic() - committed >= machine.checkpoint_seconds:
-                for file, model in models.items():
-                    round_of = str(int(file[6:12]))
-                    checkpoints.save_model(folder / file, model, **_header(job, round_of, ready.classes))
-                if count == rounds:
-                    store.finish(run, pending, round=count, record=record)
-                    checkpoints.sweep(folder, _files(record))
-                    break
-                pointer = f"state-{count:06d}.safetensors"
-                checkpoints.save_state(folder / pointer, result.state)
-                store.commit(run, numbers=pending, round=count, checkpoint=pointer, record=record)
-                checkpoints.sweep(folder, {pointer, *_files(record)})
-                pending, models, committed = [], {}, time.monotonic()
-            if stopping:
-                store.release(run)
-                notify(Event(job.cell, "train", "interrupted", count, rounds))
-                return "interrupted"
-        notify(Event(job.cell, "train", "done", rounds, rounds))
-        return "done"
+        with _beating(machine, run):
+            return _rounds(run, rounds, job, machine, store, folder, notify, stop)
     except BaseException as error:
         return _failed(error, run, job, "train", store, notify)
 
 
+def _rounds(
+    run: int, rounds: int, job: Job, machine: Machine, store: Store, folder: Path, notify: Any, stop: Any
+) -> Outcome:
+    """Train from where the stage is to the last round, or until asked to stop."""
+    from fatbench.experiment import experiment
+
+    bound, ready = _ready(job, machine)
+    store.describe_run(run, {"data": ready.data})
+    row = store.stages([job.cell])[(job.cell, "train")]
+    record: dict[str, Any] = dict(row.record)
+    state = ready.initial
+    if row.checkpoint:
+        try:
+            state = checkpoints.load_state(folder / row.checkpoint, machine.device)
+        except MachineError as error:
+            log.warning("%s: training begins again", error)
+            store.restart(run)
+            record = {}
+    checkpoints.sweep(folder, {row.checkpoint or "", *_files(record)})
+    log.info("train: from round %d of %d on %s", state.round, rounds, machine.device)
+    notify(Event(job.cell, "train", "start", state.round, rounds))
+    passes = registry.passes("Objective", job.spec["protocol"]["objective"])
+    pending: list[Number] = []
+    models: dict[int, Any] = {}  # round -> its model, of rounds that count and are not yet written
+    committed = time.monotonic()
+    for result, numbers in experiment(ready, state, passes, **bound):
+        count = result.index + 1
+        pending += numbers
+        series = {n.metric: n.value for n in numbers if n.client < 0}
+        record = selection.update(record, count, series)
+        models = {r: m for r, m in {**models, count: result.state.model}.items() if _file(r) in _files(record)}
+        images = series["forward"] + series["backward"]
+        notify(Event(job.cell, "train", "progress", count, rounds, images))
+        log.info("round %d: %s", count, " ".join(f"{k}={v:.6g}" for k, v in series.items() if k != "seconds"))
+        stopping = count < rounds and stop()
+        if count == rounds or stopping or time.monotonic() - committed >= machine.checkpoint_seconds:
+            for r, model in models.items():
+                checkpoints.save_model(folder / _file(r), model, **_header(job, r, ready.classes))
+            if count == rounds:
+                store.finish(run, pending, round=count, record=record)
+                checkpoints.sweep(folder, _files(record))
+                break
+            pointer = f"state-{count:06d}.safetensors"
+            checkpoints.save_state(folder / pointer, result.state)
+            store.commit(run, numbers=pending, round=count, checkpoint=pointer, record=record)
+            checkpoints.sweep(folder, {pointer, *_files(record)})
+            pending, models, committed = [], {}, time.monotonic()
+        if stopping:
+            store.release(run)
+            notify(Event(job.cell, "train", "interrupted", count, rounds))
+            return "interrupted"
+    notify(Event(job.cell, "train", "done", rounds, rounds))
+    return "done"
+
+
 def _files(record: Mapping[str, Any]) -> list[str]:
     """The model files that a train stage's record names."""
-    return sorted({f"model-{int(best['round']):06d}.safetensors" for best in record.values()})
+    return sorted({_file(int(best["round"])) for best in record.values()})
 
 
-def _header(job: Job, round: str, classes: int) -> dict[str, str]:
-    import json
+def _file(round: int) -> str:
+    return f"model-{round:06d}.safetensors"
 
-    return {"cell": job.cell, "round": round, "spec": json.dumps(job.spec), "classes": str(classes)}
+
+def _header(job: Job, round: int, classes: int) -> dict[str, str]:
+    """What a model's file says of it: enough to attack it outside any suite."""
+    return {"cell": job.cell, "round": str(round), "spec": json.dumps(job.spec), "classes": str(classes)}
 
 
 def _evaluate(job: Job, machine: Machine, store: Store, folder: Path, notify: Any, stop: Any) -> Outcome:
@@ -200,7 +229,8 @@ def _evaluate(job: Job, machine: Machine, store: Store, folder: Path, notify: An
                 worst = "failed" if row is not None and row.status == "failed" else "elsewhere"
                 continue
             try:
-                outcome = _attack(run, round, evaluation, job, machine, store, folder, shared, notify, stop)
+                with _beating(machine, run):
+                    outcome = _attack(run, round, evaluation, job, machine, store, folder, shared, notify, stop)
             except BaseException as error:
                 outcome = _failed(error, run, job, stage, store, notify)
             if outcome == "interrupted":
@@ -227,7 +257,7 @@ def _attack(
     from fatbench.evaluation import attacked, packed, unpacked, zero_gradients
 
     stage = evaluation.stage(round)
-    file = folder / f"model-{round:06d}.safetensors"
+    file = folder / _file(round)
     if not file.exists():
         raise MachineError(
             f"the model of round {round} is not here ({file}): its results were imported or it was removed"
