@@ -29,7 +29,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))' || { \
 	    echo "make: $(PYTHON) is not Python 3.11 to 3.13; say which one to use: make PYTHON=python3.12 ..." >&2; exit 1; }
 	@echo "make: installing into $(VENV)" >&2
-	@$(PYTHON) -m venv --clear $(VENV)
+	@$(PYTHON) -m venv $(VENV)
 	@if $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt uv \
 	    && $(BIN)/uv pip install --quiet --python $(BIN)/python --constraint constraints.txt \
 	        --build-constraint constraints.txt --editable '.[dev]'; \
@@ -63,7 +63,7 @@ format: $(STAMP) ## put the code into the shape that lint asks for
 	@$(BIN)/ruff format
 
 golden: $(STAMP) ## write the files under tests/golden anew; look at the difference before committing it
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest --quiet --update-golden -m golden
+	@FATBENCH_UPDATE_GOLDEN=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest --quiet -k golden
 
 wheel: $(STAMP) ## the wheel and the source archive, in dist/
 	@$(BIN)/python -m hatchling build
