@@ -84,9 +84,13 @@ def _sqlite(path: Path, mode: str) -> Callable[[], sqlite3.Connection]:
     def connect() -> sqlite3.Connection:
         address = f"file:{quote(str(path))}?mode={mode}"
         connection = sqlite3.connect(address, uri=True, timeout=60, isolation_level=None, check_same_thread=False)
-        connection.execute("PRAGMA foreign_keys = ON")
-        # a commit must outlive a power cut: the engine then deletes the checkpoint that the one before pointed to
-        connection.execute("PRAGMA synchronous = FULL")
+        try:
+            connection.execute("PRAGMA foreign_keys = ON")
+            # a commit must outlive a power cut: the engine then deletes the checkpoint that the one before pointed to
+            connection.execute("PRAGMA synchronous = FULL")
+        except sqlite3.Error:
+            connection.close()
+            raise
         return connection
 
     return connect
