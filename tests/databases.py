@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import pwd
 import shutil
-import signal
 import subprocess
 import tempfile
 import time
@@ -24,6 +23,17 @@ def _binaries() -> Path | None:
             if (folder / "initdb").exists() and (folder / "postgres").exists():
                 return folder
     return None
+
+
+# Runs a server until standard input ends, as it does when the tests are over or were killed, then removes its folder.
+GUARDED = """
+folder=$1; shift
+"$@" < /dev/null &
+read -r _
+kill -INT $!
+wait $!
+rm -rf "$folder"
+"""
 
 
 @pytest.fixture(scope="session")
@@ -45,11 +55,29 @@ def postgres_server() -> Iterator[str]:
             pytest.skip("PostgreSQL does not run as root and there is no other user to run it as")
         shutil.chown(folder, user)
     data = folder / "data"
-    make = [binaries / "initdb", "-D", data, "-U", "postgres", "--auth=trust", "--no-sync", "-E", "UTF8"]
+    make = [str(binaries / "initdb"), "-D", str(data), "-U", "postgres", "--auth=trust", "--no-sync", "-E", "UTF8"]
     subprocess.run(make, check=True, capture_output=True, user=user, cwd="/")
-    command = [binaries / "postgres", "-D", data, "-k", folder, "-c", "listen_addresses=", "-c", "fsync=off"]
+    arguments = [
+        str(binaries / "postgres"),
+        "-D",
+        str(data),
+        "-k",
+        str(folder),
+        "-c",
+        "listen_addresses=",
+        "-c",
+        "fsync=off",
+    ]
     with (folder / "log").open("wb") as log:
-        server = subprocess.Popen(command, stdout=log, stderr=log, user=user, cwd="/")
+        server = subprocess.Popen(
+            ["sh", "-c", GUARDED, "sh", str(folder), *arguments],
+            stdin=subprocess.PIPE,
+            stdout=log,
+            stderr=log,
+            user=user,
+            cwd="/",
+        )
+    assert server.stdin is not None
     try:
         end = time.monotonic() + 60
         while subprocess.run([binaries / "pg_isready", "-q", "-h", folder], check=False).returncode != 0:
@@ -57,7 +85,7 @@ def postgres_server() -> Iterator[str]:
             time.sleep(0.05)
         yield str(folder)
     finally:
-        server.send_signal(signal.SIGINT)
+        server.stdin.close()
         server.wait(60)
         shutil.rmtree(folder, ignore_errors=True)
 
