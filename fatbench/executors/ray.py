@@ -227,7 +227,9 @@ def _connected(ray: Any, lanes: Sequence[str] = ()) -> Iterator[None]:
             ray.init(log_to_driver=False, logging_level="ERROR", **options)
         except (OSError, RuntimeError, ValueError) as error:
             where = f"RAY_ADDRESS={address}" if address else "Ray does not start here"
-            raise MachineError(f"{where}: {str(error).splitlines()[0]}") from None
+            token = address and isinstance(error, ConnectionError) and not isinstance(error, ConnectionRefusedError)
+            hint = " (a cluster that asks for a token wants RAY_AUTH_MODE=token)" if token else ""
+            raise MachineError(f"{where}: {str(error).splitlines()[0]}{hint}") from None
         finally:
             for number, handler in zip(numbers, before, strict=True):
                 signal.signal(number, handler)
