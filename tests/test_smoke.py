@@ -9,6 +9,7 @@ import pytest
 from fatbench import progress, report, suite
 from fatbench.run import check_data, jobs_of
 from fatbench.store import Store
+from fatbench.suite import SOURCE
 from fatbench.worker import Machine, work
 
 SUITES = [name for name in suite.available() if not name.endswith("-jpeg75")]  # their smoke cells are the parents'
@@ -20,6 +21,11 @@ def test_every_suite_runs_in_smoke(name, tmp_path):
     chosen = suite.load(name)
     plan = chosen.plan("smoke")
     jobs = jobs_of(plan)
+    rounds = max(cell.spec["protocol"]["rounds"] for cell in plan.cells)
+    beyond = {  # tables that only have columns of later rounds than smoke reaches
+        table.id: all(int(SOURCE.match(source)["round"] or 0) > rounds for source in table.values.values())
+        for table in chosen.tables
+    }
     check_data(jobs, tmp_path / "data")
     with Store.open(machine.db, create=True) as store:
         for job in jobs:
@@ -27,8 +33,8 @@ def test_every_suite_runs_in_smoke(name, tmp_path):
         assert progress.count(progress.of(plan, store))["done"] == len(jobs)
         for select in ("last", "best-val", "best-test"):
             tables = json.loads(report.render(report.tables(chosen, plan, store, select=select), "json"))["tables"]
-            assert tables
-            for table in tables:
+            reached = [table for table in tables if not beyond[table["id"]]]
+            for table in reached:
                 assert table["rows"], table["id"]
                 measured = [value for row in table["rows"] for value in row["measured"].values() if value]
                 assert measured, f"{name} {table['id']}: no number at all"
