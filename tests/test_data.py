@@ -929,7 +929,7 @@ def test_status_counts_images_in_folders_without_reading_them(tmp_path: Path, mo
 
 
 def test_verify_hashes_the_zip_of_celeba_and_reads_the_split(tmp_path: Path) -> None:
-    base = layouts.write_celeba(tmp_path, {c: 40 for c in range(10)})
+    base = layouts.write_celeba(tmp_path, dict.fromkeys(range(10), 40))
     layouts.zip_images(base)
     row = disk.verify("celeba", tmp_path)
     assert row["state"] == "variant" and row["n"] == 400 and row["fingerprint"] is not None
