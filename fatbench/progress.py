@@ -70,7 +70,8 @@ def _state(job: Job, rows: Mapping[str, StageRow]) -> tuple[str, int, int]:
         wanted += [e.stage(r) for r in evaluation_rounds(job, train.record) for e in job.evaluations]
     else:
         wanted += [e.id for e in job.evaluations]  # which rounds is not known yet
-    states = [rows[stage].status if stage in rows else "todo" for stage in wanted]
+    found = (rows.get(stage) for stage in wanted)
+    states = ["todo" if row is None or (row.status == "running" and not row.alive) else row.status for row in found]
     done = states.count("done")
     for state in ("running", "failed"):
         if state in states:
