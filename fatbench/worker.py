@@ -154,6 +154,9 @@ def _rounds(
     row = store.stages([job.cell])[(job.cell, "train")]
     record: dict[str, Any] = dict(row.record)
     state = ready.initial
+    if row.round and not row.checkpoint:  # imported unfinished: its numbers are here, what to go on from is not
+        store.restart(run)
+        record = {}
     if row.checkpoint:
         try:
             state = checkpoints.load_state(folder / row.checkpoint, machine.device)
