@@ -40,14 +40,34 @@ def load_state(file: Path, device: str) -> State:
     return State(int(header["round"]), model, server, clients)
 
 
-def save_model(file: Path, model: Tensors, **header: str) -> None:
-    """Write a model's state_dict with text about it in the file's header."""
-    _write(file, model, header)
+def save_model(file: Path, model: Tensors, own: Mapping[int, Tensors], **header: str) -> None:
+    """Write a model's state_dict, and the tensors that single clients have of their own, with text about them."""
+    tensors = {f"own/{k}/{name}": value for k, part in own.items() for name, value in part.items()}
+    _write(file, {**model, **tensors}, header)
 
 
-def load_model(file: Path, device: str) -> tuple[Tensors, dict[str, str]]:
-    """(state_dict, header) of a file written by `save_model`."""
-    return _read(file, device)
+def load_model(file: Path, device: str) -> tuple[Tensors, dict[int, Tensors], dict[str, str]]:
+    """(state_dict, per client its own tensors, header) of a file written by `save_model`."""
+    tensors, header = _read(file, device)
+    model: Tensors = {}
+    own: dict[int, Tensors] = {}
+    for name, value in tensors.items():
+        if name.startswith("own/"):
+            _, k, rest = name.split("/", 2)
+            own.setdefault(int(k), {})[rest] = value
+        else:
+            model[name] = value
+    return model, own, header
+
+
+def save_artifacts(file: Path, artifacts: Tensors) -> None:
+    """Write what a round wants kept beside its numbers. MachineError: disk full or folder not writable."""
+    _write(file, artifacts, {})
+
+
+def load_artifacts(file: Path) -> Tensors:
+    """Read what `save_artifacts` wrote, on the CPU. MachineError: missing or damaged."""
+    return _read(file, "cpu")[0]
 
 
 def sweep(folder: Path, keep: Iterable[str]) -> None:

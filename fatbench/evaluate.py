@@ -29,10 +29,10 @@ def checkpoint(
     lane = local.lanes(device, 1)[0]
     import torch
 
-    from fatbench.evaluation import accuracy
+    from fatbench.evaluation import accuracy, models_of
     from fatbench.experiment import Place, setup
 
-    state, header = checkpoints.load_model(file, lane)
+    model, own, header = checkpoints.load_model(file, lane)
     if "spec" not in header:
         raise MachineError(f"{file}: no settings in it; give a model-*.safetensors of a run")
     spec = json.loads(header["spec"])
@@ -47,7 +47,11 @@ def checkpoint(
     results = []
     for text, attack in specs:
         function = registry.build("Attack", attack)
-        value = accuracy(ready.problem, state, images, labels, function, ("evaluate", text), batch)
+        bits = [
+            accuracy(ready.problem, one, images, labels, function, ("evaluate", text), batch)[0]
+            for one in models_of(model, own).values()
+        ]
+        value = float(torch.cat(bits).double().mean())
         results.append({"label": attack["name"], "attack": attack, "accuracy": value, "n": len(labels)})
     return results
 

@@ -6,11 +6,12 @@ precision of the attack, so a low-precision success that float32 does not confir
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from fatbench.local import load, pixels, precision_context
 from fatbench.rng import generator
@@ -27,20 +28,21 @@ def attacked(
     *,
     batch: int,
     start: int = 0,
-) -> Iterator[tuple[int, Tensor]]:
-    """Chunks (start, correct (b,) bool on the CPU) of `batch` images from `start` on, in order.
+) -> Iterator[tuple[int, Tensor, Tensor]]:
+    """Chunks (start, correct (b,) bool, cross-entropy (b,) float64, both on the CPU) of `batch` images from `start` on.
 
     images (n, C, H, W) uint8, labels (n,). The attack's randomness is keyed by `key` and the chunk's first image, so
     a stage that was interrupted goes on as if it had not been.
     """
     model = load(problem, state).eval()
     for first in range(start, len(labels), batch):
-        x, y = pixels(images[first : first + batch], problem.path), labels[first : first + batch]
+        x, y = pixels(problem, images[first : first + batch]), labels[first : first + batch]
         noise = generator(problem.seed, *key, first, device=problem.device)
         with precision_context(problem):
             adversarial = attack(model, x, y, noise)
         with torch.no_grad():
-            yield first, (model(adversarial).argmax(1) == y).cpu()
+            logits = model(adversarial).double()
+        yield first, (logits.argmax(1) == y).cpu(), F.cross_entropy(logits, y, reduction="none").cpu()
 
 
 def accuracy(
@@ -51,10 +53,26 @@ def accuracy(
     attack: Callable[..., Tensor],
     key: tuple[str | int, ...],
     batch: int = 500,
-) -> float:
-    """The share of images classified correctly under the attack."""
-    bits = [bits for _, bits in attacked(problem, state, images, labels, attack, key, batch=batch)]
-    return float(torch.cat(bits).double().mean())
+) -> tuple[Tensor, float]:
+    """(which images are classified correctly under the attack, (n,) bool on the CPU; their mean cross-entropy)."""
+    chunks = list(attacked(problem, state, images, labels, attack, key, batch=batch))
+    return torch.cat([bits for _, bits, _ in chunks]), float(torch.cat([losses for _, _, losses in chunks]).mean())
+
+
+def models_of(model: Tensors, own: Mapping[int, Tensors]) -> dict[int, Tensors]:
+    """The models that stand for a round, by client; the one global model as {-1: model}."""
+    return {k: {**model, **tensors} for k, tensors in sorted(own.items())} or {-1: model}
+
+
+def edge_accuracy(problem: Problem, state: Tensors, images: Tensor, labels: Tensor, batch: int = 500) -> float:
+    """The accuracy of the small device's own classifier, `edge_logits` of the model, on clean images."""
+    model = load(problem, state).eval()
+    right = 0
+    with torch.no_grad():
+        for first in range(0, len(labels), batch):
+            logits = model.edge_logits(pixels(problem, images[first : first + batch]))  # type: ignore[operator]
+            right += int((logits.argmax(1) == labels[first : first + batch]).sum())
+    return right / len(labels)
 
 
 def zero_gradients(problem: Problem, state: Tensors, images: Tensor, labels: Tensor, batch: int = 500) -> float:
@@ -66,7 +84,7 @@ def zero_gradients(problem: Problem, state: Tensors, images: Tensor, labels: Ten
     model = load(problem, state).eval()
     dead = 0
     for first in range(0, len(labels), batch):
-        x = pixels(images[first : first + batch], problem.path).requires_grad_()
+        x = pixels(problem, images[first : first + batch]).requires_grad_()
         loss = torch.nn.functional.cross_entropy(model(x).float(), labels[first : first + batch], reduction="sum")
         gradient = torch.autograd.grad(loss, x)[0]
         dead += int((gradient.flatten(1).abs().amax(1) == 0).sum())

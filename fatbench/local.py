@@ -1,8 +1,8 @@
 """Local training: what a client does between receiving theta^t and sending theta_k.
 
 `train_cohort` is the one door; behind it one loop that reads like the papers' and can lay tensors out in two ways
-(`Problem.path`): "loop", contiguous NCHW and torch.optim.SGD step by step; "fast", channels_last and a fused optimiser
-step. They agree to rounding. Nothing inside a step waits for the device.
+(`Problem.path`): "loop", contiguous NCHW and one tensor after the other; "fast", channels_last and all tensors at once.
+They agree to rounding. Nothing inside a step waits for the device.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from fatbench.rng import forked, generator, numpy_generator
 from fatbench.rounds import Cost, Problem, Stats, Tensors, Update
@@ -45,10 +46,12 @@ def trainable(model: nn.Module) -> list[str]:
     return [name for name, parameter in model.named_parameters() if parameter.requires_grad]
 
 
-def pixels(images: Tensor, path: str) -> Tensor:
-    """Stored images (B, C, H, W) uint8 as floats in [0, 1], laid out for the path."""
-    layout = torch.channels_last if path == "fast" else torch.contiguous_format
-    return images.to(torch.float32).div_(255).contiguous(memory_format=layout)
+def pixels(problem: Problem, images: Tensor) -> Tensor:
+    """Stored images (B, C, H, W) uint8 as floats in [0, 1], at the problem's size and laid out for its path."""
+    x = images.to(torch.float32).div_(255)
+    if problem.size is not None and x.shape[-1] != problem.size:
+        x = F.interpolate(x, size=(problem.size, problem.size), mode="bilinear", antialias=x.shape[-1] > problem.size)
+    return x.contiguous(memory_format=torch.channels_last if problem.path == "fast" else torch.contiguous_format)
 
 
 def precision_context(problem: Problem) -> contextlib.AbstractContextManager[Any]:
@@ -117,17 +120,12 @@ def _train_client(
     theta = [broadcast[name] for name in named]
     added = [gradient_shift[name] for name in named] if gradient_shift else []
     entries = model.state_dict() if weight_shift else {}  # shares storage with the model
-    optimiser = torch.optim.SGD(
-        weights,
-        lr=local.lr,
-        momentum=local.momentum,
-        weight_decay=local.weight_decay,
-        foreach=problem.path == "fast" or None,
-    )
+    velocity: list[Tensor] = []  # momentum starts at zero every round
     shard = problem.shards[k]
     n = len(shard)
     noise = generator(problem.seed, "attack", round, k, device=problem.device)
     order = generator(problem.seed, "order", round, k)
+    views = generator(problem.seed, "augment", round, k, device=problem.device)
     correct = torch.zeros((), device=problem.device)
     steps, effective, horizon = 0, 0.0, 0.0
     with forked(problem.seed, "dropout", round, k, device=problem.device):
@@ -135,7 +133,9 @@ def _train_client(
             last = epoch == local.epochs - 1
             losses, sizes = [], []
             for batch in shard[torch.randperm(n, generator=order).to(shard.device)].split(local.batch):
-                x, y = pixels(problem.images[batch], problem.path), problem.labels[batch]
+                x, y = pixels(problem, problem.images[batch]), problem.labels[batch]
+                if problem.augment is not None:
+                    x = problem.augment(x, views)
                 with precision_context(problem):
                     loss, hits = local.objective(model, x, y, noise)
                 gradients = torch.autograd.grad(loss, weights)
@@ -144,11 +144,7 @@ def _train_client(
                         gradients = torch._foreach_add(gradients, local.proximal(weights, theta, round))
                     if added:
                         gradients = torch._foreach_add(gradients, added)
-                for parameter, gradient in zip(weights, gradients, strict=True):
-                    parameter.grad = gradient
-                if local.clip is not None:
-                    nn.utils.clip_grad_norm_(weights, local.clip)
-                optimiser.step()
+                    velocity = sgd_step(weights, gradients, velocity, local, problem.path)
                 if weight_shift:
                     with torch.no_grad():
                         for name, shift in weight_shift.items():
@@ -160,7 +156,6 @@ def _train_client(
                 steps += 1
                 horizon = local.momentum * horizon + 1.0
                 effective += horizon
-    model.zero_grad(set_to_none=True)
     means = torch.stack(losses).double().tolist()
     total = sum(mean * size for mean, size in zip(means, sizes, strict=True))
     stats = Stats(
@@ -183,6 +178,41 @@ def _train_client(
     )
 
 
+def sgd_step(
+    weights: Sequence[Tensor],
+    gradients: Sequence[Tensor],
+    velocity: Sequence[Tensor],
+    local: LocalSGD,
+    path: str = "fast",
+) -> list[Tensor]:
+    """One step of SGD on `weights`, in place, and the velocity after it. `velocity` is empty before the first step.
+
+    g is clipped to norm `clip`; d = g + weight_decay w; v = momentum v + d; w = w - lr v, as torch.optim.SGD does it.
+    Written out because making that optimiser imports torch's compiler, which costs every worker seconds.
+    """
+    if local.clip is not None:
+        norm = torch.stack(torch._foreach_norm(gradients)).norm()
+        factor = (local.clip / (norm + 1e-6)).clamp(max=1.0)
+        gradients = [gradient * factor for gradient in gradients]
+    if path == "loop":
+        after = []
+        for position, (w, g) in enumerate(zip(weights, gradients, strict=True)):
+            d = g.add(w, alpha=local.weight_decay) if local.weight_decay else g
+            v = velocity[position].mul(local.momentum).add(d) if velocity and local.momentum else d
+            w.sub_(v, alpha=local.lr)
+            after.append(v)
+        return after
+    change = list(gradients)
+    if local.weight_decay:
+        change = list(torch._foreach_add(change, weights, alpha=local.weight_decay))
+    if velocity and local.momentum:
+        torch._foreach_mul_(velocity, local.momentum)
+        torch._foreach_add_(velocity, change)
+        change = list(velocity)
+    torch._foreach_add_(weights, change, alpha=-local.lr)
+    return change
+
+
 def _broadcast_loss(problem: Problem, broadcast: Tensors, k: int, round: int, local: LocalSGD) -> float:
     """The mean objective of theta^t on client k's data: one pass without a step (AFL, q-FFL)."""
     model = load(problem, broadcast)
@@ -192,7 +222,7 @@ def _broadcast_loss(problem: Problem, broadcast: Tensors, k: int, round: int, lo
     with forked(problem.seed, "broadcast_loss", round, k, device=problem.device):
         for batch in shard.split(local.batch):
             with precision_context(problem):
-                x = pixels(problem.images[batch], problem.path)
+                x = pixels(problem, problem.images[batch])
                 losses.append(local.objective(model, x, problem.labels[batch], noise)[0].detach())
             sizes.append(len(batch))
     means = torch.stack(losses).double().tolist()

@@ -42,6 +42,10 @@ TABLES = {
     "Objective": ("fatbench.objectives", "OBJECTIVES"),
     "Proximal": ("fatbench.objectives", "PROXIMALS"),
     "Attack": ("fatbench.attacks", "ATTACKS"),
+    "Augment": ("fatbench.augment", "AUGMENTS"),
+    "Probe": ("fatbench.probes", "PROBES"),
+    "Defence": ("fatbench.defences", "DEFENCES"),
+    "Inversion": ("fatbench.inversions", "INVERSIONS"),
 }
 
 

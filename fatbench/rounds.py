@@ -11,13 +11,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Protocol
 
 if TYPE_CHECKING:
-    from torch import Tensor, device, nn
+    from torch import Generator, Tensor, device, nn
 
+Metrics = dict[str, "float | dict[int, float]"]  # name -> a number, or one per client
 Tensors = dict[str, "Tensor"]
 
 
@@ -29,10 +30,14 @@ class Problem:
     images: Tensor  # (N, C, H, W) uint8, on the device
     labels: Tensor  # (N,) int64, on the device
     shards: list[Tensor]  # per client (N_k,) int64 indices into images, on the device
+    classes: int  # C
     seed: int
     device: device
     precision: Literal["fp32", "bf16"] = "fp32"
     path: Literal["loop", "fast"] = "fast"
+    size: int | None = None  # side in pixels that images are resized to before a model or an attack sees them
+    augment: Callable[[Tensor, Generator], Tensor] | None = None  # what training does to a batch before the attack
+    auxiliary: Tensor | None = None  # (A, C, H, W) uint8, unlabelled images of the server's own (FedAUX)
 
 
 @dataclass(frozen=True)
@@ -85,6 +90,8 @@ class Mixing:
     norm_match: Literal["modules", "substring"] = "modules"
     selected: tuple[int, ...] = ()  # positions in the list of updates that the rule singled out
     server: Tensors = field(default_factory=dict)  # state the rule wants to see next round
+    metrics: Metrics = field(default_factory=dict)  # numbers the rule found on its way, e.g. AdFL's scores
+    artifacts: Tensors = field(default_factory=dict)  # what is kept of every round for the report, e.g. AdFL's images
 
 
 @dataclass(frozen=True)
@@ -108,7 +115,11 @@ class Round:
     mixing: Mixing | None
     state: State  # after the round: go on from here
     cost: Cost
-    models: dict[int, Tensors] | None = None  # per client, where a protocol has no single global model
+    # Where a protocol has no single global model: per client, the tensors that stand in place of those of state.model,
+    # so that client k's model is {**state.model, **own[k]}. Accuracies are then means over these models.
+    own: dict[int, Tensors] = field(default_factory=dict)
+    metrics: Metrics = field(default_factory=dict)  # numbers of the protocol's own, besides those of every protocol
+    artifacts: Tensors = field(default_factory=dict)  # as in Mixing
 
 
 @dataclass(frozen=True)
@@ -117,10 +128,9 @@ class Context:
 
     round: int
     rounds: int
-    clients: int  # K, all clients
+    problem: Problem  # the architecture, the number of clients, the shape of the images; a rule never looks at the data
     broadcast: Tensors  # theta^t
     server: Tensors  # what the rule left in Mixing.server last round
-    seed: int
     lr: float
 
 

@@ -38,6 +38,7 @@ def run(
     per_gpu: int = 1,
     executor: str = "local",
     precision: str | None = None,
+    microbatch: int | None = None,
     retry_failed: bool = False,
     fail_fast: bool = False,
     dry_run: bool = False,
@@ -66,6 +67,7 @@ def run(
         files=str(settings.files_folder(url).absolute()),
         data=str(root.absolute()),
         precision=precision,  # type: ignore[arg-type]
+        microbatch=microbatch,
         retry_failed=retry_failed,
         checkpoint_seconds=settings.checkpoint_seconds(),
         plugins=tuple(str(file) for file in registry.plugins()),
@@ -97,6 +99,8 @@ def check_data(jobs: Sequence[Job], root: Path) -> None:
     keys = ("data", "partition", "seed", "train", "validation", "client_holdout")
     splits = {digest([job.spec[key] for key in keys]): job for job in jobs}
     datasets: dict[str, Any] = {}
+    for job in {digest([job.spec.get(key) for key in AUXILIARY]): job for job in jobs}.values():
+        _check_auxiliary(job, root)
     for job in splits.values():
         name = digest(job.spec["data"])
         if name not in datasets:
@@ -106,6 +110,23 @@ def check_data(jobs: Sequence[Job], root: Path) -> None:
             split(datasets[name], partition=registry.build("Partition", job.spec["partition"]), **spec)
         except ValueError as error:
             raise SpecError(f"cell {job.cell}: partition: {str(error).removeprefix('partition: ')}") from None
+
+
+AUXILIARY = ("data", "train", "auxiliary", "auxiliary_n")
+
+
+def _check_auxiliary(job: Job, root: Path) -> None:
+    """Read the server's images too, and refuse those of the test set."""
+    if job.spec.get("auxiliary") is None:
+        return
+    from fatbench.splits import auxiliary_images
+
+    own = registry.build("Data", job.spec["data"])(root)
+    other = own if job.spec["auxiliary"] == job.spec["data"] else registry.build("Data", job.spec["auxiliary"])(root)
+    try:
+        auxiliary_images(own, other, job.spec["train"], job.spec["auxiliary_n"])
+    except SpecError as error:
+        raise SpecError(f"cell {job.cell}: {error}") from None
 
 
 def _say_what_would_run(jobs: Sequence[Job], url: str, what: str) -> None:

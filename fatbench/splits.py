@@ -6,10 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from fatbench.errors import SpecError
 from fatbench.rng import numpy_generator
 
 if TYPE_CHECKING:
-    from numpy import int64
+    from numpy import int64, uint8
     from numpy.typing import NDArray
 
     from fatbench.data import Dataset
@@ -53,3 +54,20 @@ def split(
     if empty := [k for k, shard in enumerate(kept) if len(shard) == 0]:
         raise ValueError(f"partition: clients {empty} have no training example")
     return Split(rest, order[:validation], kept, held)
+
+
+def auxiliary_images(dataset: Dataset, other: Dataset, train: int | None, n: int | None) -> NDArray[uint8]:
+    """The first n unlabelled images (n, C, H, W) for the server: `other`'s training images.
+
+    Of the cell's own data set only those after the first `train`, which no client has. SpecError: none is left, another
+    shape, or an image of the test set among them.
+    """
+    images = other.train_images[train if other is dataset else 0 :][:n] if train or other is not dataset else None
+    if images is None or not len(images):
+        raise SpecError("auxiliary: all training images are the clients'; set 'train' or name another data set")
+    if images.shape[1:] != dataset.shape:
+        raise SpecError(f"auxiliary: images of shape {images.shape[1:]}, the clients have {dataset.shape}")
+    test = {image.tobytes() for image in dataset.test_images}
+    if shared := sum(image.tobytes() in test for image in images):
+        raise SpecError(f"auxiliary: {shared} of {len(images)} images are in the test set")
+    return images

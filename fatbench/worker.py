@@ -56,6 +56,7 @@ class Machine:
     device: str = "cpu"
     precision: Literal["fp32", "bf16"] = "fp32"
     path: Literal["loop", "fast"] = "fast"
+    microbatch: int | None = None
     retry_failed: bool = False
     checkpoint_seconds: float = 30.0
     threads: int = 1
@@ -169,21 +170,27 @@ def _rounds(
     notify(Event(job.cell, "train", "start", state.round, rounds))
     passes = registry.passes("Objective", job.spec["protocol"]["objective"])
     pending: list[Number] = []
-    models: dict[int, Any] = {}  # round -> its model, of rounds that count and are not yet written
+    models: dict[int, Any] = {}  # round -> (its model, the clients' own tensors), of rounds that count, not yet written
+    artifacts: dict[int, Any] = {}
     committed = time.monotonic()
     for result, numbers in experiment(ready, state, passes, **bound):
         count = result.index + 1
         pending += numbers
         series = {n.metric: n.value for n in numbers if n.client < 0}
         record = selection.update(record, count, series)
-        models = {r: m for r, m in {**models, count: result.state.model}.items() if _file(r) in _files(record)}
+        latest = (result.state.model, result.own)
+        models = {r: m for r, m in {**models, count: latest}.items() if _file(r) in _files(record)}
+        if kept := {**result.artifacts, **(result.mixing.artifacts if result.mixing else {})}:
+            artifacts[count] = kept
         images = series["forward"] + series["backward"]
         notify(Event(job.cell, "train", "progress", count, rounds, images))
         log.info("round %d: %s", count, " ".join(f"{k}={v:.6g}" for k, v in series.items() if k != "seconds"))
         stopping = count < rounds and stop()
         if count == rounds or stopping or time.monotonic() - committed >= machine.checkpoint_seconds:
-            for r, model in models.items():
-                checkpoints.save_model(folder / _file(r), model, **_header(job, r, ready.classes))
+            for r, (model, own) in models.items():
+                checkpoints.save_model(folder / _file(r), model, own, **_header(job, r, ready.classes))
+            for r, kept in artifacts.items():
+                checkpoints.save_artifacts(artifact_file(folder, r), kept)
             if count == rounds:
                 store.finish(run, pending, round=count, record=record)
                 checkpoints.sweep(folder, _files(record))
@@ -192,7 +199,7 @@ def _rounds(
             checkpoints.save_state(folder / pointer, result.state)
             store.commit(run, numbers=pending, round=count, checkpoint=pointer, record=record)
             checkpoints.sweep(folder, {pointer, *_files(record)})
-            pending, models, committed = [], {}, time.monotonic()
+            pending, models, artifacts, committed = [], {}, {}, time.monotonic()
         if stopping:
             store.release(run)
             notify(Event(job.cell, "train", "interrupted", count, rounds))
@@ -208,6 +215,11 @@ def _files(record: Mapping[str, Any]) -> list[str]:
 
 def _file(round: int) -> str:
     return f"model-{round:06d}.safetensors"
+
+
+def artifact_file(folder: Path, round: int) -> Path:
+    """Where what a round keeps beside its numbers (`Mixing.artifacts`) is, in a cell's folder."""
+    return folder / "artifacts" / f"round-{round:06d}.safetensors"
 
 
 def _header(job: Job, round: int, classes: int) -> dict[str, str]:
@@ -257,7 +269,7 @@ def _attack(
     import torch
 
     from fatbench.attacks import implementation
-    from fatbench.evaluation import attacked, packed, unpacked, zero_gradients
+    from fatbench.evaluation import attacked, models_of, packed, unpacked, zero_gradients
 
     stage = evaluation.stage(round)
     file = folder / _file(round)
@@ -269,37 +281,46 @@ def _attack(
         shared["ready"] = _ready(job, machine)[1]
     ready = shared["ready"]
     if shared.get("round") != round:
-        shared["model"], shared["round"] = checkpoints.load_model(file, machine.device)[0], round
-    model = shared["model"]
+        shared["models"], shared["round"] = models_of(*checkpoints.load_model(file, machine.device)[:2]), round
+    models = shared["models"]
     images, labels = ready.test[0][: evaluation.n], ready.test[1][: evaluation.n]
-    total = len(labels)
+    n = len(labels)
+    total = n * len(models)
     store.describe_run(run, {"data": ready.data, "attack": implementation(evaluation.attack["name"])}, total=total)
     done = store.outcomes(job.cell, stage)
-    bits = [torch.from_numpy(unpacked(data, n)) for _, n, data in done]
+    bits = [torch.from_numpy(unpacked(data, length)) for _, length, data in done]
     position = sum(len(b) for b in bits)
     notify(Event(job.cell, stage, "start", position, total))
     attack = registry.build("Attack", evaluation.attack)
     cost = sum(registry.passes("Attack", evaluation.attack)) + 1
     begin = time.perf_counter()
-    chunks = attacked(
-        ready.problem, model, images, labels, attack, ("evaluate", evaluation.id, round), batch=evaluation.batch,
-        start=position,
-    )  # fmt: skip
-    for start, correct in chunks:
-        bits.append(correct)
-        position = start + len(correct)
-        store.commit(run, round=position, outcomes=(start, len(correct), packed(correct)))
-        notify(Event(job.cell, stage, "progress", position, total, cost * len(correct)))
-        if position < total and stop():
-            store.release(run)
-            notify(Event(job.cell, stage, "interrupted", position, total))
-            return "interrupted"
-    value = float(torch.cat(bits).double().mean())
-    numbers = [Number(evaluation.label, value, round, n=total), Number("seconds", time.perf_counter() - begin, round)]
+    for place, (k, model) in enumerate(models.items()):  # all images on one model, then on the next
+        first = place * n
+        if position >= first + n:
+            continue
+        key = ("evaluate", evaluation.id, round, *((k,) if k >= 0 else ()))
+        chunks = attacked(
+            ready.problem, model, images, labels, attack, key, batch=evaluation.batch, start=position - first
+        )
+        for start, correct, _ in chunks:
+            bits.append(correct)
+            position = first + start + len(correct)
+            store.commit(run, round=position, outcomes=(first + start, len(correct), packed(correct)))
+            notify(Event(job.cell, stage, "progress", position, total, cost * len(correct)))
+            if position < total and stop():
+                store.release(run)
+                notify(Event(job.cell, stage, "interrupted", position, total))
+                return "interrupted"
+    right = torch.cat(bits).double().reshape(len(models), n).mean(1)
+    value = float(right.mean())
+    numbers = [Number(evaluation.label, value, round, n=n), Number("seconds", time.perf_counter() - begin, round)]
+    if list(models) != [-1]:
+        numbers += [Number(evaluation.label, float(v), round, n, k) for k, v in zip(models, right, strict=True)]
     if evaluation.attack["name"] == "natural":
-        numbers.append(Number("zero_gradients", zero_gradients(ready.problem, model, images, labels), round, n=total))
+        dead = [zero_gradients(ready.problem, model, images, labels) for model in models.values()]
+        numbers.append(Number("zero_gradients", sum(dead) / len(dead), round, n=n))
     store.finish(run, numbers)
-    log.info("%s: %s=%.6f on %d images", stage, evaluation.label, value, total)
+    log.info("%s: %s=%.6f on %d images", stage, evaluation.label, value, n)
     notify(Event(job.cell, stage, "done", total, total))
     return "done"
 
@@ -341,7 +362,8 @@ def _ready(job: Job, machine: Machine) -> tuple[dict[str, Any], Any]:
     torch.set_num_threads(machine.threads)
     signature = registry.describe("Experiment", "cell")
     bound = registry.bind(signature, job.spec)
-    return bound, setup(Place(Path(machine.data), device, machine.precision, machine.path), **bound)
+    place = Place(Path(machine.data), device, machine.precision, machine.path, machine.microbatch)
+    return bound, setup(place, **bound)
 
 
 def _claim(job: Job, stage: str, machine: Machine, store: Store, total: int) -> int | None:
@@ -352,7 +374,8 @@ def _claim(job: Job, stage: str, machine: Machine, store: Store, total: int) -> 
         total=total,
         retry_failed=machine.retry_failed,
         provenance={**provenance(machine.device), "preset": job.preset, "precision": machine.precision,
-                    "path": machine.path, "threads": machine.threads},
+                    "path": machine.path, "threads": machine.threads,
+                    **({"microbatch": machine.microbatch} if machine.microbatch else {})},
     )  # fmt: skip
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 
 import pytest
 import torch
 
-from fatbench import attacks, models, objectives, rng
+from fatbench import attacks, microbatch, models, objectives, rng
 from fatbench import local as local_module
 from fatbench.local import LocalSGD, train_cohort
 from fatbench.rounds import Problem
@@ -36,7 +37,7 @@ def problem(model: str, path: str, seed: int = 3, precision: str = "fp32") -> Pr
     images = torch.randint(0, 256, (24, *shape), dtype=torch.uint8, generator=rng.generator(seed, "images"))
     labels = torch.randint(0, 10, (24,), generator=rng.generator(seed, "labels"))
     shards = [torch.arange(0, 14), torch.arange(14, 24)]
-    return Problem(network, images, labels, shards, seed, torch.device("cpu"), precision, path)
+    return Problem(network, images, labels, shards, 10, seed, torch.device("cpu"), precision, path)
 
 
 def local(objective: str, **changes) -> LocalSGD:
@@ -57,7 +58,7 @@ def test_the_loop_and_the_fast_path_agree(model, objective, monkeypatch):
     In float64, because the sign step of an attack turns a rounding error of a zero gradient into a whole step.
     """
     pixels = local_module.pixels
-    monkeypatch.setattr(local_module, "pixels", lambda images, path: pixels(images, path).double())
+    monkeypatch.setattr(local_module, "pixels", lambda problem, images: pixels(problem, images).double())
     results = []
     for path in ("loop", "fast"):
         on = problem(model, path)
@@ -135,3 +136,84 @@ def test_a_step_does_not_wait_for_the_device(monkeypatch):
     settings = LocalSGD(1, 8, 0.02, 0.9, 0.0, None, objective)
     train_cohort(on, start, [0], 0, settings)
     assert waits == []
+
+
+@pytest.mark.parametrize("path", ["loop", "fast"])
+@pytest.mark.parametrize("settings", [{}, {"momentum": 0.9}, {"momentum": 0.9, "weight_decay": 0.1}, {"clip": 0.5}])
+def test_the_step_is_torchs(path, settings):
+    """Five steps on ||w - t||^2 / 2 against torch.optim.SGD and clip_grad_norm_."""
+    changes = {"momentum": 0.0, "weight_decay": 0.0, "clip": None, **settings}
+    local = LocalSGD(epochs=1, batch=1, lr=0.3, objective=None, **changes)
+    target = [torch.tensor([[1.0, -2.0], [3.0, 0.5]]), torch.tensor([4.0])]
+    ours = [torch.zeros(2, 2), torch.zeros(1)]
+    theirs = [torch.nn.Parameter(torch.zeros(2, 2)), torch.nn.Parameter(torch.zeros(1))]
+    optimiser = torch.optim.SGD(theirs, lr=0.3, momentum=changes["momentum"], weight_decay=changes["weight_decay"])
+    velocity: list[torch.Tensor] = []
+    for _ in range(5):
+        velocity = local_module.sgd_step(
+            ours, [w - t for w, t in zip(ours, target, strict=True)], velocity, local, path
+        )
+        for w, t in zip(theirs, target, strict=True):
+            w.grad = w.detach() - t
+        if local.clip:
+            torch.nn.utils.clip_grad_norm_(theirs, local.clip)
+        optimiser.step()
+    for a, b in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(a, b.detach(), rtol=1e-6, atol=1e-7)
+
+
+def test_resized_and_augmented_images_reach_the_objective():
+    """8 x 8 images are seen at 16 x 16, in [0, 1], flipped by the augmentation; a training pass draws its own noise."""
+    seen = []
+
+    def objective(model, x, y, generator):
+        seen.append(x)
+        return objectives.standard(model, x, y, generator)
+
+    on = replace(problem("resnet18", "loop"), size=16, augment=lambda x, noise: x.flip(3))
+    train_cohort(on, dict(on.model.state_dict()), [0], 0, LocalSGD(1, 14, 0.1, 0.0, 0.0, None, objective))
+    assert seen[0].shape == (14, 3, 16, 16)
+    assert 0 <= float(seen[0].min()) and float(seen[0].max()) <= 1
+    first = torch.randperm(14, generator=rng.generator(on.seed, "order", 0, 0))[0]
+    expected = torch.nn.functional.interpolate(on.images[first][None] / 255, (16, 16), mode="bilinear").flip(3)
+    torch.testing.assert_close(seen[0][:1], expected)
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_a_microbatch_gives_the_same_model(objective, monkeypatch):
+    """In float64, for every objective: what an attack, a forward and a backward see does not depend on the parts."""
+    pixels = local_module.pixels
+    monkeypatch.setattr(local_module, "pixels", lambda problem, images: pixels(problem, images).double())
+    results = []
+    for parts in (None, 3):
+        on = problem("nin", "loop")
+        on.model.double()
+        for module in on.model.modules():
+            if hasattr(module, "p"):
+                module.p = 0.0
+        if parts:
+            microbatch.bound(on.model, parts)
+        results.append(train(on, objective))
+    for a, b in zip(*results, strict=True):
+        for name in a.model:
+            torch.testing.assert_close(a.model[name], b.model[name], rtol=1e-9, atol=1e-11, msg=name)
+
+
+def test_a_microbatch_holds_less():
+    """What is saved for the backward pass of 24 images in parts of 4 is less than a third of what it is at once."""
+
+    def held(parts):
+        on = problem("nin", "loop")
+        if parts:
+            microbatch.bound(on.model, parts)
+        sizes = []
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: sizes.append(t.numel()) or t, lambda t: t):
+            on.model(on.images / 255).sum()
+        return sum(sizes)
+
+    assert held(4) < held(None) / 3
+
+
+def test_batch_normalisation_refuses_a_microbatch():
+    with pytest.raises(ValueError, match="--microbatch: batch normalisation needs its whole batch"):
+        microbatch.bound(problem("resnet18", "loop").model, 4)

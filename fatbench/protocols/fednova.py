@@ -54,7 +54,7 @@ def fednova(
         cohort = draw_cohort(problem, t, participation)
         local = LocalSGD(epochs, batch, lr * lr_decay**t, momentum, weight_decay, clip, objective, proximal)
         updates = train_cohort(problem, state.model, cohort, t, local)
-        context = Context(t, rounds, len(problem.shards), state.model, state.server, problem.seed, local.lr)
+        context = Context(t, rounds, problem, state.model, state.server, local.lr)
         p = rule(updates, context)
         effective = sum(w * u.stats.momentum_steps for w, u in zip(p.weights, updates, strict=True))
         weights = [w * effective / u.stats.momentum_steps for w, u in zip(p.weights, updates, strict=True)]

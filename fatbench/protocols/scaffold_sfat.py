@@ -74,7 +74,7 @@ def scaffold_sfat(
             for u in trained
         ]
         memory = {k: v for k, v in state.server.items() if not k.startswith(("s/", "start/"))}
-        context = Context(t, rounds, len(problem.shards), state.model, memory, problem.seed, local.lr)
+        context = Context(t, rounds, problem, state.model, memory, local.lr)
         mixing = rule(updates, context)
         new = {u.client: {n: own[u.client][n] + u.extra[n] for n in names} for u in updates}
         s = {n: s[n] + sum(u.extra[n] for u in updates) / len(updates) for n in names}

@@ -1,0 +1,36 @@
+"""Bounded activation memory: a batch goes through a network in parts, and its gradient stays what it was."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+
+def bound(model: nn.Module, parts: int) -> None:
+    """Make `model`, or its `backbone` where it has one, take at most `parts` images at a time.
+
+    Between the parts nothing is kept but inputs and outputs: the activations of a part are computed again when its
+    gradient is asked for, at the price of one more forward pass. Works under every objective and every attack, because
+    it is the network that is bounded and not the loop around it. Names of parameters and buffers stay.
+    ValueError: the network has batch normalisation, whose statistics are those of the whole batch.
+    """
+    network: nn.Module = getattr(model, "backbone", model)
+    if any(isinstance(module, _BatchNorm) for module in network.modules()):
+        raise ValueError("--microbatch: batch normalisation needs its whole batch, and this model has it")
+    network.forward = _in_parts(network.forward, parts)  # type: ignore[method-assign]
+
+
+def _in_parts(forward: Callable[[Tensor], Tensor], size: int) -> Callable[[Tensor], Tensor]:
+    from torch.utils.checkpoint import checkpoint
+
+    def bounded(x: Tensor) -> Tensor:
+        if len(x) <= size:
+            return forward(x)
+        if not torch.is_grad_enabled():
+            return torch.cat([forward(part) for part in x.split(size)])
+        return torch.cat([checkpoint(forward, part, use_reentrant=False) for part in x.split(size)])
+
+    return bounded

@@ -1,0 +1,79 @@
+"""Probes: what is measured on the models of a round, besides accuracy, whenever the monitor runs.
+
+    PROBES["svcca"](problem, result, images, labels, attack, generator, blocks="1,9")  -> {"svcca_b1_c0_c3_clean": ...}
+
+`images` (n, C, H, W) uint8 and `labels` (n,) are the test set, `attack` is the monitor, `generator` its noise. A probe
+returns numbers by name, each a float, or one per client.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Generator, Tensor
+
+from fatbench.kinds import Count, Share
+from fatbench.local import load, pixels, precision_context
+from fatbench.rounds import Metrics, Problem, Round
+from fatbench.svcca import activations
+from fatbench.svcca import svcca as correlation
+
+
+def svcca(
+    problem: Problem,
+    result: Round,
+    images: Tensor,
+    labels: Tensor,
+    attack: Callable[..., Tensor],
+    generator: Generator,
+    *,
+    blocks: str = "1,9",
+    pairs: str = "0-3,0-1,0-server,3-server",
+    n: Count = 2000,
+    batch: Count = 100,
+    variance: Share = 0.99,
+) -> Metrics:
+    """SV-CCA of client and server models: how alike two networks see the same images, 1 being the same up to rotation.
+
+    For every block (1-based) and pair, on the first n test images, clean and as the monitor attacks the server's model:
+    each image is the mean over its visual tokens; the directions that hold `variance` of the variance are kept; the
+    number is the mean canonical correlation. Named svcca_b<block>_<pair>_<clean|adv>; a pair of which a client did not
+    take part in the round is left out. ValueError: the model has not so many blocks.
+
+    Source: P000 Figures 3 and 20-25 (clients 1 and 4, captions: 1 and 2, numbered from 1 there and from 0 here; A-16);
+    Raghu et al. 2017; methods.md 11.4.
+    """
+    states = {"server": result.state.model, **{f"c{u.client}": u.model for u in result.updates}}
+    wanted = [tuple(_name(side) for side in pair.split("-")) for pair in pairs.split(",")]
+    wanted = [(a, b) for a, b in wanted if a in states and b in states]
+    chosen = [int(block) for block in blocks.split(",")]
+    inputs: dict[str, list[Tensor]] = {"clean": [], "adv": []}
+    model = load(problem, states["server"]).eval()
+    for first in range(0, min(n, len(labels)), batch):
+        last = min(first + batch, n)
+        x = pixels(problem, images[first:last])
+        inputs["clean"].append(x)
+        with precision_context(problem):
+            inputs["adv"].append(attack(model, x, labels[first:last], generator))
+    seen: dict[tuple[str, int, str], Tensor] = {}
+    for name in sorted({side for pair in wanted for side in pair}):
+        model = load(problem, states[name]).eval()
+        with torch.no_grad():
+            for block in chosen:
+                for kind, batches in inputs.items():
+                    seen[name, block, kind] = torch.cat([activations(model, x, block) for x in batches])
+    return {
+        f"svcca_b{block}_{a}_{b}_{kind}": correlation(seen[a, block, kind], seen[b, block, kind], variance)
+        for block in chosen
+        for a, b in wanted
+        for kind in inputs
+    }
+
+
+def _name(side: str) -> str:
+    return side if side == "server" else f"c{int(side)}"
+
+
+PROBES: dict[str, Callable[..., Any]] = {"svcca": svcca}
