@@ -277,32 +277,33 @@ def fedwavg(
 ) -> Mixing:
     """FedWAvg: w = softmax(q c), c_k the cosine between the last layers of theta^t and theta_k.
 
-    q >= 0; 0 is `uniform`. The last layer is the last module, in the order of the state_dict, that has a `weight`:
-    all its parameters, its weight alone, or the last tensor alone (often a bias: what a naive reading gives). For a
-    model with several layers of logits that is only the last of them. `by_samples` multiplies by N_k. A last layer of
+    q >= 0; 0 is `uniform`. The last layer is every module that emits logits: all their parameters, their weights alone,
+    or the last tensor alone (often a bias: what a naive reading gives). `by_samples` multiplies by N_k. A last layer of
     zeros has cosine 0.
 
     Source: P000 Eq. 3 and Algorithm 1; methods.md 2.6, A-17.
     """
-    keys = _last_layer(list(context.broadcast), last_layer)
-    ours = _flat(context.broadcast, keys)
-    cosines = []
-    for update in updates:
-        theirs = _flat(update.model, keys)
-        norms = float(ours.norm() * theirs.norm())
-        cosines.append(float(ours @ theirs) / norms if norms > 0 else 0.0)
+    from fatbench.models import logit_parameters
+
+    names = logit_parameters(context.problem.model)
+    if last_layer == "weight_only":
+        names = [name for name in names if name.split(".")[-1] == "weight"]
+    cosines = last_layer_cosines(updates, context.broadcast, names[-1:] if last_layer == "last_tensor" else names)
     return Mixing(_softmax([q * c for c in cosines], [update.n if by_samples else 1 for update in updates]))
 
 
-def _last_layer(keys: list[str], which: str) -> list[str]:
-    layer = next((key.removesuffix("weight") for key in reversed(keys) if key.split(".")[-1] == "weight"), None)
-    if layer is None:
-        raise ValueError("fedwavg: the model has no layer with a 'weight'")
-    found = [key for key in keys if key in (f"{layer}weight", f"{layer}bias")]
-    return {"weight_only": [f"{layer}weight"], "last_tensor": found[-1:]}.get(which, found)
+def last_layer_cosines(updates: Sequence[Update], broadcast: Tensors, names: Sequence[str]) -> list[float]:
+    """c_k of FedWAvg for every update: the cosine between the tensors `names` of theta^t and of theta_k, as one vector."""
+    ours = _flat(broadcast, names)
+    cosines = []
+    for update in updates:
+        theirs = _flat(update.model, names)
+        norms = float(ours.norm() * theirs.norm())
+        cosines.append(float(ours @ theirs) / norms if norms > 0 else 0.0)
+    return cosines
 
 
-def _flat(model: Tensors, keys: list[str]) -> Tensor:
+def _flat(model: Tensors, keys: Sequence[str]) -> Tensor:
     import torch
 
     return torch.cat([model[key].detach().to("cpu", torch.float64).flatten() for key in keys])
