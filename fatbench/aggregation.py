@@ -293,7 +293,7 @@ def fedwavg(
 
 
 def last_layer_cosines(updates: Sequence[Update], broadcast: Tensors, names: Sequence[str]) -> list[float]:
-    """c_k of FedWAvg for every update: the cosine between the tensors `names` of theta^t and of theta_k, as one vector."""
+    """c_k of FedWAvg for every update: the cosine between the tensors `names` of theta^t and theta_k."""
     ours = _flat(broadcast, names)
     cosines = []
     for update in updates:

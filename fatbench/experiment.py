@@ -10,12 +10,22 @@ Numbers of a round (stage `train`; `client` is set where it says per client):
 | holdout_gap | per client that took part: train_accuracy minus holdout_accuracy |
 | weight | per client: the weight w_k |
 | selected | per client: 1 where the rule singled the client out, else 0 |
+| last_layer_cosine | per client: cosine between the layers of logits of theta^t and theta_k (P000 Eq. 3) |
+| fedwavg_weight | per client: the weight of Eq. 3 at q = 1, whether the rule uses it or not |
 | drift_post, drift_pre | mean L2 distance of the clients' parameters from the new, and from the broadcast model |
 | grad_var | (1/m) sum_k ||g_k - mean g||^2 with g_k = theta^t - theta_k |
 | natural, monitor | test accuracy, clean and under the monitor (every `monitor_every` rounds, and the last) |
-| val_natural, val_monitor | the same on the validation images |
+| natural_loss, monitor_loss | mean cross-entropy on the same images |
+| natural_class, monitor_class | accuracy by class, the class in place of a client (per_class) |
+| val_natural, val_monitor, ... | the same on the validation images |
+| edge_natural | clean test accuracy of the small device's own classifier, mean over devices, where a model has one |
+| label_clients | round 1, the class in place of a client: how many clients hold examples of it (per_class) |
+| edge_parameters, edge_flops, edge_memory | round 1: what training costs a client (`fatbench.footprint`) |
 | gradient_steps, forward, backward | what the round cost: optimiser steps, image passes of training |
 | bytes_up, bytes_down, seconds | bytes on the wire, wall time of training |
+
+and whatever the protocol, its rule and the probe measure besides. Where a protocol has no single global model,
+accuracies are means over the clients' models, and also per client.
 """
 
 from __future__ import annotations
@@ -30,12 +40,16 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from fatbench.evaluation import accuracy
-from fatbench.kinds import Attack, Count, Data, Model, Natural, Partition, Probability, Protocol
+from fatbench import microbatch
+from fatbench.aggregation import last_layer_cosines
+from fatbench.evaluation import accuracy, edge_accuracy, models_of
+from fatbench.footprint import footprint
+from fatbench.kinds import Attack, Augment, Count, Data, Model, Natural, Partition, Probability, Probe, Protocol
 from fatbench.local import trainable
-from fatbench.rng import forked
-from fatbench.rounds import Problem, Round, State
-from fatbench.splits import split
+from fatbench.models import logit_parameters
+from fatbench.rng import forked, generator
+from fatbench.rounds import Metrics, Problem, Round, State
+from fatbench.splits import auxiliary_images, split
 from fatbench.store import Number
 
 
@@ -47,6 +61,7 @@ class Place:
     device: torch.device
     precision: Literal["fp32", "bf16"] = "fp32"
     path: Literal["loop", "fast"] = "fast"
+    microbatch: int | None = None
 
 
 @dataclass(frozen=True)
@@ -77,9 +92,16 @@ def setup(
     test: int | None = None,
     validation: int = 0,
     client_holdout: float = 0.0,
+    size: int | None = None,
+    augment: Callable[..., Any] | None = None,
+    auxiliary: Callable[..., Any] | None = None,
+    auxiliary_n: int | None = None,
     **_: Any,
 ) -> Setup:
-    """Read the data, hold out, partition, initialise. MachineError: data missing or damaged; ValueError: no split."""
+    """Read the data, hold out, partition, initialise.
+
+    MachineError: data missing or damaged; SpecError: auxiliary images that cannot be used; ValueError: no split.
+    """
     dataset = data(place.data)
     chosen = split(dataset, seed, partition, train, validation, client_holdout)
 
@@ -94,10 +116,18 @@ def setup(
 
     images, labels = tensors(chosen.train)
     with forked(seed, "model"):
-        network = model(dataset.shape, dataset.classes)
+        network = model(dataset.shape if size is None else (dataset.shape[0], size, size), dataset.classes)
+    if place.microbatch is not None:
+        microbatch.bound(network, place.microbatch)
     network.to(place.device)
-    shards = on_device(chosen.shards)
-    problem = Problem(network, images, labels, shards, seed, place.device, place.precision, place.path)
+    unlabelled = None
+    if auxiliary is not None:
+        other = dataset if _same(auxiliary, data) else auxiliary(place.data)
+        unlabelled = torch.from_numpy(auxiliary_images(dataset, other, train, auxiliary_n)).to(place.device)
+    problem = Problem(
+        network, images, labels, on_device(chosen.shards), dataset.classes, seed, place.device, place.precision,
+        place.path, size, augment, unlabelled,
+    )  # fmt: skip
     start = {name: value.detach().clone() for name, value in network.state_dict().items()}
     return Setup(
         problem=problem,
@@ -111,6 +141,11 @@ def setup(
         classes=dataset.classes,
         data={"name": dataset.name, "variant": dataset.variant, "fingerprint": dataset.fingerprint},
     )
+
+
+def _same(a: Callable[..., Any], b: Callable[..., Any]) -> bool:
+    """Whether two bound readers read the same data set."""
+    return (a.func, a.keywords) == (b.func, b.keywords)  # type: ignore[attr-defined]
 
 
 def experiment(
@@ -130,15 +165,24 @@ def experiment(
     monitor: Attack | None = None,
     monitor_every: Count = 1,
     monitor_n: Count | None = None,
+    size: Count | None = None,
+    augment: Augment | None = None,
+    auxiliary: Data | None = None,
+    auxiliary_n: Count | None = None,
+    per_class: bool = False,
+    probe: Probe | None = None,
 ) -> Iterator[tuple[Round, list[Number]]]:
     """Train a cell from `state` on: each round with its numbers. Diverged: a training loss is not finite.
 
     train, test: only the first N images; validation: N training images held out for the checkpoint best-val;
     client_holdout: share of each client's examples held out for per-client accuracy; monitor: the attack run on the
-    first `monitor_n` test (and validation) images every `monitor_every` rounds. `passes` are forward and backward
-    image passes per training image of one local epoch.
+    first `monitor_n` test (and validation) images every `monitor_every` rounds; size: side in pixels to resize images
+    to, on the device, before augmentation and attacks; augment: what training does to a batch; auxiliary: a data set
+    whose first `auxiliary_n` training images the server has, unlabelled; per_class: accuracies by class too; probe:
+    what is measured on the clients' models whenever the monitor runs. `passes` are forward and backward image passes
+    per training image of one local epoch.
     """
-    rounds = protocol.keywords["rounds"]  # type: ignore[attr-defined]
+    rounds, batch = protocol.keywords["rounds"], protocol.keywords["batch"]  # type: ignore[attr-defined]
     begin = time.perf_counter()
     for result in protocol(ready.problem, state):
         for update in result.updates:
@@ -149,7 +193,9 @@ def experiment(
         count = result.index + 1
         seconds = time.perf_counter() - begin
         numbers = [
-            *_training(result, trainable(ready.problem.model)),
+            *_training(result, ready.problem),
+            *_named(count, result.metrics),
+            *_named(count, result.mixing.metrics if result.mixing else {}),
             Number("gradient_steps", result.cost.gradient_steps, count),
             Number("forward", result.cost.forward * passes[0], count),
             Number("backward", result.cost.backward * passes[1], count),
@@ -157,13 +203,36 @@ def experiment(
             Number("bytes_down", result.cost.bytes_down, count),
             Number("seconds", seconds, count),
         ]
+        if count == 1:
+            numbers += _once(ready, batch, per_class)
         if monitor is not None and (count % monitor_every == 0 or count == rounds):
-            numbers += _monitor(ready, result, count, monitor, monitor_n)
+            numbers += _monitor(ready, result, count, monitor, monitor_n, per_class)
+            if probe is not None:
+                noise = generator(seed, "probe", count, device=ready.problem.device)
+                numbers += _named(count, probe(ready.problem, result, *ready.test, monitor, noise))
         yield result, numbers
         begin = time.perf_counter()
 
 
-def _training(result: Round, names: list[str]) -> Iterator[Number]:
+def _named(count: int, metrics: Metrics) -> Iterator[Number]:
+    """Metrics as numbers of a round."""
+    for name, value in metrics.items():
+        if isinstance(value, dict):
+            yield from (Number(name, one, count, client=k) for k, one in value.items())
+        else:
+            yield Number(name, value, count)
+
+
+def _once(ready: Setup, batch: int, per_class: bool) -> Iterator[Number]:
+    """What does not change from round to round."""
+    problem = ready.problem
+    yield from _named(1, footprint(problem, batch))
+    if per_class:
+        held = torch.stack([problem.labels[shard].bincount(minlength=ready.classes) > 0 for shard in problem.shards])
+        yield from _named(1, {"label_clients": dict(enumerate(held.sum(0).double().tolist()))})
+
+
+def _training(result: Round, problem: Problem) -> Iterator[Number]:
     """The numbers that the round itself holds."""
     count, updates = result.index + 1, result.updates
     total = sum(u.n for u in updates)
@@ -175,6 +244,14 @@ def _training(result: Round, names: list[str]) -> Iterator[Number]:
         if result.mixing is not None:
             yield Number("weight", result.mixing.weights[position], count, client=update.client)
             yield Number("selected", float(position in result.mixing.selected), count, client=update.client)
+    if not all(update.model for update in updates):
+        return  # no client sent a model, so there is no drift
+    cosines = last_layer_cosines(updates, result.broadcast, logit_parameters(problem.model))
+    exponents = [math.exp(cosine) for cosine in cosines]
+    for update, cosine, exponent in zip(updates, cosines, exponents, strict=True):
+        yield Number("last_layer_cosine", cosine, count, client=update.client)
+        yield Number("fedwavg_weight", exponent / sum(exponents), count, client=update.client)
+    names = trainable(problem.model)
     before = [result.broadcast[name] for name in names]
     after = [result.state.model[name] for name in names]
     clients = [[u.model[name] for name in names] for u in updates]
@@ -189,26 +266,59 @@ def _distance(a: list[Tensor], b: list[Tensor]) -> float:
     return float(torch.stack(torch._foreach_norm(torch._foreach_sub(a, b))).double().norm())
 
 
-def _monitor(ready: Setup, result: Round, count: int, monitor: Any, n: int | None) -> Iterator[Number]:
+def _monitor(ready: Setup, result: Round, count: int, monitor: Any, n: int | None, per_class: bool) -> Iterator[Number]:
+    """Accuracies and losses on test and validation images, and on what clients hold out."""
     from fatbench.attacks import natural
 
-    model = result.state.model
-    trained = {update.client: update.stats.accuracy for update in result.updates}
+    problem = ready.problem
+    models = models_of(result.state.model, result.own)
+    clean_only = getattr(monitor, "func", monitor) is natural
     for prefix, held_out in (("", ready.test), ("val_", ready.validation)):
         if held_out is None:
             continue
         images, labels = held_out[0][:n], held_out[1][:n]
+        found: dict[str, list[tuple[Tensor, float]]] = {}
         for metric, attack in (("natural", natural), ("monitor", monitor)):
-            key = ("monitor", prefix + metric, count)
-            value = accuracy(ready.problem, model, images, labels, attack, key)
-            yield Number(prefix + metric, value, count, n=len(labels))
+            if metric == "monitor" and clean_only:
+                found[metric] = found["natural"]
+                continue
+            found[metric] = [
+                accuracy(problem, model, images, labels, attack, ("monitor", prefix + metric, count, *_of(k)))
+                for k, model in models.items()
+            ]
+        for metric, results in found.items():
+            bits = torch.stack([right for right, _ in results]).double()
+            yield Number(prefix + metric, float(bits.mean()), count, n=len(labels))
+            yield Number(f"{prefix}{metric}_loss", sum(x for _, x in results) / len(results), count, n=len(labels))
+            if result.own:
+                yield from (
+                    Number(prefix + metric, float(one.mean()), count, len(labels), k)
+                    for k, one in zip(models, bits, strict=True)
+                )
+            if per_class:
+                for c in range(ready.classes):
+                    of_class = labels.cpu() == c
+                    if here := int(of_class.sum()):
+                        yield Number(f"{prefix}{metric}_class", float(bits[:, of_class].mean()), count, here, c)
+    if hasattr(problem.model, "edge_logits"):
+        images, labels = ready.test[0][:n], ready.test[1][:n]
+        edges = [edge_accuracy(problem, model, images, labels) for model in models.values()]
+        yield Number("edge_natural", sum(edges) / len(edges), count, n=len(labels))
+    trained = {update.client: update.stats.accuracy for update in result.updates}
     for k, held in enumerate(ready.held):
         if len(held):
-            images, labels = ready.problem.images[held], ready.problem.labels[held]
-            value = accuracy(ready.problem, model, images, labels, monitor, ("monitor", "holdout", count, k))
+            images, labels = problem.images[held], problem.labels[held]
+            model = models.get(k, result.state.model)
+            right, _ = accuracy(problem, model, images, labels, monitor, ("monitor", "holdout", count, k))
+            value = float(right.double().mean())
             yield Number("holdout_accuracy", value, count, n=len(held), client=k)
             if k in trained:
                 yield Number("holdout_gap", trained[k] - value, count, n=len(held), client=k)
+
+
+def _of(k: int) -> tuple[int, ...]:
+    """The client in the key of a random stream; nothing for the one global model."""
+    return (k,) if k >= 0 else ()
 
 
 EXPERIMENTS = {"cell": experiment}

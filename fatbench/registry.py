@@ -343,7 +343,8 @@ def _plugin_module(file: Path) -> Any:
 
 _OPERATORS = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
-    ast.FloorDiv: operator.floordiv,
+    ast.FloorDiv: operator.floordiv, ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.GtE: operator.ge,
+    ast.Lt: operator.lt,
 }  # fmt: skip
 
 
@@ -360,28 +361,35 @@ def passes(kind: str, spec: Mapping[str, Any] | None, **replaced: float) -> tupl
 
 
 def formula(kind: str, spec: Mapping[str, Any], label: str, **variables: float) -> float | None:
-    """The value of the docstring's line `label: <expression>` for these settings; None where there is no such line."""
+    """The value of the docstring's line `label: <expression>` for these settings; None where there is no such line.
+
+    Several lines of one label are terms of a sum. Comparisons count as 1 or 0; `a or b` is b where a is not set.
+    """
     signature = describe(kind, spec["name"])
-    line = re.search(rf"^\s*{label}:\s*(.+?)\s*$", signature.doc, re.MULTILINE)
-    if line is None:
-        return None
+    lines = re.findall(rf"^\s*{label}:\s*(.+?)\s*$", signature.doc, re.MULTILINE)
     nested = {setting.name: _nested(setting.annotation)[0] for setting in signature.settings}
 
-    def evaluate(node: ast.expr) -> float:
+    def evaluate(node: ast.expr) -> Any:
         match node:
-            case ast.Constant(value=int() | float() as value):
-                return float(value)
+            case ast.Constant(value=value):
+                return value
             case ast.Name(id=name) if name in variables:
                 return variables[name]
             case ast.Name(id=name) if name in nested:
                 if kind_of := nested[name]:
                     return (formula(kind_of, spec[name], label) or 0.0) if spec[name] is not None else 0.0
-                return float(kinds.number(spec[name]))
-            case ast.BinOp(left=left, op=op, right=right):
-                return float(_OPERATORS[type(op)](evaluate(left), evaluate(right)))
-        raise SpecError(f"{signature.file}:{signature.line}: cannot read '{label}: {line[1]}' of '{signature.name}'")
+                return kinds.number(spec[name]) if not isinstance(spec[name], bool) else spec[name]
+            case ast.BinOp(left=left, op=op, right=right) if type(op) in _OPERATORS:
+                return _OPERATORS[type(op)](evaluate(left), evaluate(right))
+            case ast.Compare(left=left, ops=[op], comparators=[right]) if type(op) in _OPERATORS:
+                return _OPERATORS[type(op)](evaluate(left), evaluate(right))
+            case ast.BoolOp(op=ast.Or(), values=[left, right]):
+                return evaluate(left) or evaluate(right)
+        raise SpecError(f"{signature.file}:{signature.line}: cannot read a line '{label}:' of '{signature.name}'")
 
-    return evaluate(ast.parse(line[1], mode="eval").body)
+    if not lines:
+        return None
+    return math.fsum(float(evaluate(ast.parse(line, mode="eval").body)) for line in lines)
 
 
 def without_defaults(kind: str, spec: Mapping[str, Any]) -> dict[str, Any]:
