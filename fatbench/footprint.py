@@ -47,7 +47,9 @@ def footprint(problem: Problem, batch: int, *, moments: int = 1) -> dict[str, fl
 
 def _on_the_device(model: nn.Module) -> nn.Module:
     """A copy, without storage, of the part that a client trains."""
-    part = nn.Sequential(model.extractor, model.classifier) if hasattr(model, "edge_logits") else model
+    part = model
+    if hasattr(model, "edge_logits"):
+        part = nn.Sequential(model.get_submodule("extractor"), model.get_submodule("classifier"))
     part = copy.deepcopy(part).to("meta")
     for module in part.modules():
         module.__dict__.pop("forward", None)  # what `microbatch.bound` put there: a matter of this machine

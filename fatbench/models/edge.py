@@ -1,0 +1,289 @@
+"""Models of an edge and a server: a small device runs the front of a network, a server the rest (P003; methods.md 6.4).
+
+| paper | here | what |
+|---|---|---|
+| W_e | extractor | the edge's feature extractor, images (B, C, H, W) -> features H (B, c, h, w) |
+| W_c | classifier | the edge's own classifier on these features |
+| W_t, W_s | server | the server's network on these features |
+
+`forward(x)` is server(extractor(x)), the deployed model; `edge_logits(x)` is classifier(extractor(x)), what the device
+can answer alone. The names of an edge's tensors begin with "extractor." or "classifier.". The `whole_*` models have
+no classifier: the same networks for protocols that train all of it on the device (FedAvg, FedAUX).
+
+The shallow ResNet-18 is its first convolution and its first stage; the classifier of that edge is the other three
+stages. Residual and attention blocks are timm's, imported where one is built. No model here normalises its input (P003
+does not say); initial weights are PyTorch's, of a transformer timm's.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from fatbench.kinds import Count
+from fatbench.models.resnet import BasicBlock
+from fatbench.models.shapes import image_side
+
+Shape = tuple[int, int, int]
+
+
+def edge_vit(
+    shape: Shape,
+    classes: int,
+    *,
+    width: Count = 64,
+    stem: Literal[3, 7] = 3,
+    dim: Count = 768,
+    depth: Count = 12,
+    heads: Count = 12,
+    patch: Count = 4,
+    takes: Count | None = None,
+) -> nn.Module:
+    """FedVKD: a shallow ResNet-18 on the edge, a vision transformer with a distillation token on the server.
+
+    Maps (B, C, H, W) in [0, 1] to (B, classes), the mean of both heads; H = W >= 8. The edge emits (width, H, W), or
+    (width, H / 4, W / 4) with `stem` 7, the ImageNet stem (stride 2 and a pool; 3: stride 1, no pool). A convolution of
+    `patch` x `patch` with that stride makes tokens of `dim` numbers; a class token, a distillation token and learned
+    positions are added; `depth` blocks of `heads` heads; one linear head on each of the two tokens. The defaults are
+    ViT-B on 32 x 32 images; 11 blocks is what Xiao et al. 2021 set against a stem of convolutions. `takes`: channels
+    that the server takes, by default what the edge emits. ValueError: images not square or smaller than 8 x 8, `dim`
+    that `heads` does not divide, an edge that emits another shape than the server takes.
+
+    Source: P003 section 3.3 and Fig. 2; Touvron et al. 2021 for the two tokens. The projection stands on the server,
+    so that what crosses the wire is the extractor's output, as P003's equations have it.
+    Parameters: width*(stem*stem*channels+2724*width+150)+(8*width+2*dim+3)*classes+dim*(patch*patch*width+7+depth*(12*dim+13)+(size*4//(3*stem-5)//patch)*(size*4//(3*stem-5)//patch))
+    """  # noqa: E501
+    extractor = _shallow(shape, width, stem, "edge_vit")
+    server = _vit("edge_vit", extractor, shape, classes, takes or width, dim, depth, heads, patch)
+    return EdgeServer(extractor, _rest(width, classes), server, ("server.head", "server.head_dist"))
+
+
+def whole_vit(
+    shape: Shape,
+    classes: int,
+    *,
+    width: Count = 64,
+    stem: Literal[3, 7] = 3,
+    dim: Count = 768,
+    depth: Count = 12,
+    heads: Count = 12,
+    patch: Count = 4,
+) -> nn.Module:
+    """The network that `edge_vit` deploys, as one: the hybrid transformer that P003's FedAvg (ViT) and FedAUX (ViT) train.
+
+    Settings, shapes and errors as in `edge_vit`.
+
+    Source: P003 section 4.1.
+    Parameters: width*(stem*stem*channels+36*width+10)+(2*dim+2)*classes+dim*(patch*patch*width+7+depth*(12*dim+13)+(size*4//(3*stem-5)//patch)*(size*4//(3*stem-5)//patch))
+    """  # noqa: E501
+    extractor = _shallow(shape, width, stem, "whole_vit")
+    server = _vit("whole_vit", extractor, shape, classes, width, dim, depth, heads, patch)
+    return Whole(extractor, server, ("server.head", "server.head_dist"))
+
+
+def edge_resnet(
+    shape: Shape,
+    classes: int,
+    *,
+    width: Count = 64,
+    stem: Literal[3, 7] = 3,
+    planes: Count = 16,
+    blocks: Count = 12,
+    takes: Count | None = None,
+) -> nn.Module:
+    """FedGKT in P003: a shallow ResNet-18 on the edge, a bottleneck ResNet-109 on the server.
+
+    Maps (B, C, H, W) in [0, 1] to (B, classes); H = W >= 8. The server has three stages of `blocks` bottleneck blocks
+    with `planes`, 2 and 4 times as many planes (12 blocks: 3 * 12 * 3 convolutions and a linear layer, hence 109), and
+    no stem. FedGKT's takes 16 channels; here it takes what the edge emits, unless `takes` says otherwise. The first
+    block of every stage has a 1x1 convolution on its shortcut. `stem` as in `edge_vit`. ValueError: images not square
+    or smaller than 8 x 8, an edge that emits another shape than the server takes.
+
+    Source: P003 section 4.1 ("ResNet-109", "ResNet-113"); He et al. 2020 (FedGKT); A-40.
+    Parameters: width*(stem*stem*channels+2724*width+150)+(8*width+1)*classes+planes*(5*width+473*planes+140+(blocks-1)*(357*planes+84)+16*classes)+classes
+    """  # noqa: E501
+    extractor = _shallow(shape, width, stem, "edge_resnet")
+    server = _bottlenecks("edge_resnet", extractor, shape, classes, takes or width, planes, blocks)
+    return EdgeServer(extractor, _rest(width, classes), server, ("server.fc",))
+
+
+def edge_resnet8(
+    shape: Shape, classes: int, *, width: Count = 16, planes: Count = 16, blocks: Count = 6, takes: Count | None = None
+) -> nn.Module:
+    """FedGKT's own pair: ResNet-8 on the edge, a bottleneck ResNet-55 on the server.
+
+    Maps (B, C, H, W) in [0, 1] to (B, classes). The edge emits the output of its 3x3 stem, (width, H, W); its
+    classifier is two bottleneck blocks of `width` planes and a linear layer. The server as in `edge_resnet`.
+    ValueError: images not square, an edge that emits another shape than the server takes.
+
+    Source: He et al. 2020, in the form of FedML's `resnet8_56` and `resnet56_server`; methods.md 6.4.
+    Parameters: width*(9*channels+35*width+34)+(4*width+1)*classes+planes*(5*width+473*planes+140+(blocks-1)*(357*planes+84)+16*classes)+classes
+    """  # noqa: E501
+    image_side("edge_resnet8", shape, 4)
+    extractor = nn.Sequential(OrderedDict(_stem(shape[0], width, 3)))
+    classifier = nn.Sequential(_stage(width, width, 2, 1), *_answer(4 * width, classes).values())
+    server = _bottlenecks("edge_resnet8", extractor, shape, classes, takes or width, planes, blocks)
+    return EdgeServer(extractor, classifier, server, ("server.fc",))
+
+
+def whole_resnet(
+    shape: Shape, classes: int, *, width: Count = 64, stem: Literal[3, 7] = 3, planes: Count = 16, blocks: Count = 12
+) -> nn.Module:
+    """The network that `edge_resnet` deploys, as one: the "ResNet-113" that P003's FedAvg (CNN) and FedAUX (CNN) train.
+
+    Settings, shapes and errors as in `edge_resnet`. 113 = 109 + 4; counted as here, the extractor has five convolutions.
+
+    Source: P003 section 4.1; A-40.
+    Parameters: width*(stem*stem*channels+36*width+10)+planes*(5*width+473*planes+140+(blocks-1)*(357*planes+84)+16*classes)+classes
+    """  # noqa: E501
+    extractor = _shallow(shape, width, stem, "whole_resnet")
+    return Whole(
+        extractor, _bottlenecks("whole_resnet", extractor, shape, classes, width, planes, blocks), ("server.fc",)
+    )
+
+
+class Whole(nn.Module):
+    """An extractor and what stands behind it, trained as one. `logit_layers` names the modules that emit logits."""
+
+    def __init__(self, extractor: nn.Module, server: nn.Module, logit_layers: tuple[str, ...]) -> None:
+        super().__init__()
+        self.extractor = extractor
+        self.server = server
+        self.logit_layers = logit_layers
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, C, H, W) -> (B, classes), the deployed answer."""
+        logits: Tensor = self.server(self.extractor(x))
+        return logits
+
+
+class EdgeServer(Whole):
+    """An edge (extractor and classifier) and a server behind the same extractor."""
+
+    def __init__(
+        self, extractor: nn.Module, classifier: nn.Module, server: nn.Module, logit_layers: tuple[str, ...]
+    ) -> None:
+        super().__init__(extractor, server, logit_layers)
+        self.classifier = classifier
+
+    def extract(self, x: Tensor) -> Tensor:
+        """(B, C, H, W) -> features (B, c, h, w), what crosses the wire."""
+        features: Tensor = self.extractor(x)
+        return features
+
+    def edge_logits(self, x: Tensor) -> Tensor:
+        """(B, C, H, W) -> (B, classes), the device's own answer."""
+        logits: Tensor = self.classifier(self.extractor(x))
+        return logits
+
+
+# --- edges -------------------------------------------------------------------------------------------------------
+
+
+def _stem(channels: int, width: int, side: int) -> dict[str, nn.Module]:
+    stride = 1 if side == 3 else 2
+    layers: dict[str, nn.Module] = {
+        "conv1": nn.Conv2d(channels, width, side, stride, padding=side // 2, bias=False),
+        "bn1": nn.BatchNorm2d(width),
+        "relu": nn.ReLU(),
+    }
+    return layers if side == 3 else {**layers, "maxpool": nn.MaxPool2d(3, 2, padding=1)}
+
+
+def _shallow(shape: Shape, width: int, stem: int, name: str) -> nn.Module:
+    """ResNet-18 up to its first stage: (B, C, H, W) -> (B, width, H, W), a quarter of the side with stem 7."""
+    image_side(name, shape, 8)
+    layer1 = nn.Sequential(BasicBlock(width, width, 1), BasicBlock(width, width, 1))
+    return nn.Sequential(OrderedDict({**_stem(shape[0], width, stem), "layer1": layer1}))
+
+
+def _rest(width: int, classes: int) -> nn.Module:
+    """ResNet-18 behind its first stage: (B, width, h, w) -> (B, classes)."""
+    stages = {
+        f"layer{i + 1}": nn.Sequential(
+            BasicBlock(2 ** (i - 1) * width, 2**i * width, 2), BasicBlock(2**i * width, 2**i * width, 1)
+        )
+        for i in (1, 2, 3)
+    }
+    return nn.Sequential(OrderedDict({**stages, **_answer(8 * width, classes)}))
+
+
+def _answer(width: int, classes: int) -> dict[str, nn.Module]:
+    return {"pool": nn.AdaptiveAvgPool2d(1), "flatten": nn.Flatten(), "fc": nn.Linear(width, classes)}
+
+
+# --- servers -----------------------------------------------------------------------------------------------------
+
+
+def _vit(
+    name: str,
+    extractor: nn.Module,
+    shape: Shape,
+    classes: int,
+    channels: int,
+    dim: int,
+    depth: int,
+    heads: int,
+    patch: int,
+) -> nn.Module:
+    """timm's distilled vision transformer on features; in eval mode its answer is the mean of both heads."""
+    if dim % heads:
+        raise ValueError(f"{name}: dim {dim} is not a multiple of heads {heads}")
+    side = max(patch, _emitted(extractor, shape)[1] // patch * patch)  # whole patches only
+    _meet(name, extractor, shape, (channels, side, side))
+    from timm.models.deit import VisionTransformerDistilled
+
+    server: nn.Module = VisionTransformerDistilled(
+        img_size=side,
+        patch_size=patch,
+        in_chans=channels,
+        num_classes=classes,
+        embed_dim=dim,
+        depth=depth,
+        num_heads=heads,
+    )
+    return server
+
+
+def _bottlenecks(
+    name: str, extractor: nn.Module, shape: Shape, classes: int, channels: int, planes: int, blocks: int
+) -> nn.Module:
+    """Three stages of bottleneck blocks on features, strides 1, 2, 2: (B, channels, h, w) -> (B, classes)."""
+    _, height, width = _emitted(extractor, shape)
+    _meet(name, extractor, shape, (channels, height, width))
+    stages = {
+        "layer1": _stage(channels, planes, blocks, 1),
+        "layer2": _stage(4 * planes, 2 * planes, blocks, 2),
+        "layer3": _stage(8 * planes, 4 * planes, blocks, 2),
+    }
+    return nn.Sequential(OrderedDict({**stages, **_answer(16 * planes, classes)}))
+
+
+def _stage(channels: int, planes: int, blocks: int, stride: int) -> nn.Sequential:
+    from timm.models.resnet import Bottleneck
+
+    shortcut = nn.Sequential(
+        nn.Conv2d(channels, 4 * planes, 1, stride, bias=False),
+        nn.BatchNorm2d(4 * planes),
+    )
+    return nn.Sequential(
+        Bottleneck(channels, planes, stride, shortcut), *(Bottleneck(4 * planes, planes) for _ in range(blocks - 1))
+    )
+
+
+def _emitted(extractor: nn.Module, shape: Shape) -> tuple[int, ...]:
+    """The shape (c, h, w) of the features of one image."""
+    extractor.eval()
+    with torch.no_grad():
+        emitted = tuple(extractor(torch.zeros(1, *shape)).shape[1:])
+    extractor.train()
+    return emitted
+
+
+def _meet(name: str, extractor: nn.Module, shape: Shape, takes: Shape) -> None:
+    emitted = _emitted(extractor, shape)
+    if emitted != takes:
+        raise ValueError(f"{name}: the edge emits features of shape {emitted}, the server takes {takes}")
