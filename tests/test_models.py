@@ -16,20 +16,42 @@ from fatbench.models import MODELS, logit_parameters
 SHAPES = [(1, 8, 8), (3, 8, 8), (1, 28, 28), (3, 32, 32), (3, 84, 84)]
 
 
-def expected_parameters(name: str, **values: int) -> float:
-    """The value of the docstring's `Parameters:` line. Only + - * / // of numbers and names may occur in it."""
-    line = re.search(r"^\s*Parameters:\s*(.+?)\s*$", registry.describe("Model", name).doc, re.MULTILINE)
-    assert line, name
-    tree = ast.parse(line[1], mode="eval")
+# the settings of a small member, where it is not `width` that makes it small
+SMALL = {
+    "vit": {"patch": 4, "dim": 16, "depth": 2, "heads": 2, "head": "cls_vis", "d1": 6, "d2": 5},
+}
+OTHERS = {
+    "vit": [
+        {"patch": 8, "dim": 64, "depth": 3, "heads": 4, "mlp": 2, "head": head, "head_norm": norm}
+        for head in ("cls", "vis", "cls_vis")
+        for norm in ("bn", "ln", "none")
+    ]
+    + [{"dim": dim, "heads": heads, "head": "cls_vis"} for dim, heads in ((256, 4), (384, 6), (448, 7), (768, 12))],
+}
+
+
+def expected_parameters(name: str, **values: object) -> float:
+    """The sum of the docstring's `Parameters:` lines for these settings, the others at their defaults.
+
+    Only + - * / // of numbers and names may occur, comparisons (true is 1) and `x or y` for a setting that may be None.
+    """
+    signature = registry.describe("Model", name)
+    lines = re.findall(r"^\s*Parameters:\s*(.+?)\s*$", signature.doc, re.MULTILINE)
+    assert lines, name
     allowed = (
         ast.Expression, ast.BinOp, ast.Add, ast.Sub, ast.Mult, ast.Div, ast.FloorDiv, ast.Name, ast.Load, ast.Constant,
+        ast.Compare, ast.Eq, ast.NotEq, ast.GtE, ast.BoolOp, ast.Or,
     )  # fmt: skip
-    assert all(isinstance(node, allowed) for node in ast.walk(tree)), line[1]
-    return float(eval(compile(tree, name, "eval"), dict(values)))
+    total = 0.0
+    for line in lines:
+        tree = ast.parse(line, mode="eval")
+        assert all(isinstance(node, allowed) for node in ast.walk(tree)), line
+        total += eval(compile(tree, name, "eval"), {s.name: s.default for s in signature.settings} | values)
+    return total
 
 
-def default_width(name: str) -> int:
-    return next(int(s.default) for s in registry.describe("Model", name).settings if s.name == "width")
+def trainable(model: nn.Module) -> list[nn.Parameter]:
+    return [p for p in model.parameters() if p.requires_grad]
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -38,28 +60,34 @@ def test_every_model(name: str, shape: tuple[int, int, int]) -> None:
     """Images to finite logits (B, classes), each its own whatever else is in the batch; the gradient reaches every
     parameter; the docstring counts the parameters right."""
     torch.manual_seed(0)
-    model = MODELS[name](shape, 7, width=9)
+    settings = SMALL.get(name, {"width": 9})
+    model = MODELS[name](shape, 7, **settings)
     x = torch.rand(3, *shape)
     model.train()
     logits = model(x)
     assert logits.shape == (3, 7)
     assert logits.isfinite().all()
     logits.exp().sum().backward()
-    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in trainable(model))
     model.eval()
     torch.testing.assert_close(model(x)[:1], model(x[:1]), rtol=1e-4, atol=1e-6)
-    count = sum(p.numel() for p in model.parameters())
-    assert count == expected_parameters(name, width=9, channels=shape[0], size=shape[1], classes=7)
+    count = sum(p.numel() for p in trainable(model))
+    assert count == expected_parameters(name, **settings, channels=shape[0], size=shape[1], classes=7)
 
 
-@pytest.mark.parametrize("width", [2, 6, 7, 31, None])
-@pytest.mark.parametrize("name", MODELS)
-def test_parameter_count(name: str, width: int | None) -> None:
-    settings = {} if width is None else {"width": width}
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        (name, settings)
+        for name in MODELS
+        for settings in [{}, *(OTHERS[name] if name in SMALL else [{"width": w} for w in (2, 6, 7, 31)])]
+    ],
+)
+def test_parameter_count(name: str, settings: dict[str, object]) -> None:
     with torch.device("meta"):
         model = MODELS[name]((3, 32, 32), 100, **settings)
-    expected = expected_parameters(name, width=width or default_width(name), channels=3, size=32, classes=100)
-    assert sum(p.numel() for p in model.parameters()) == expected
+    expected = expected_parameters(name, **settings, channels=3, size=32, classes=100)
+    assert sum(p.numel() for p in trainable(model)) == expected
 
 
 @pytest.mark.parametrize(

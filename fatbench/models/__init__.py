@@ -18,10 +18,18 @@ from fatbench.models.leaf_cnn import leaf_cnn
 from fatbench.models.nin import nin
 from fatbench.models.resnet import resnet18
 from fatbench.models.small_cnn import small_cnn
+from fatbench.models.vit import vit
 
 
 def logit_parameters(model: nn.Module) -> list[str]:
-    """The names of the parameters of the layer that emits the logits: the last module that has any of its own."""
+    """The names of the parameters of the layers that emit the logits, in the order of the model's parameters.
+
+    The modules named in the model's `logit_layers` where it has that attribute (a head with two classifiers has two);
+    else the last module that has parameters of its own.
+    """
+    if hasattr(model, "logit_layers"):
+        prefixes = tuple(f"{layer}." for layer in model.logit_layers)  # type: ignore[union-attr]
+        return [name for name, _ in model.named_parameters() if name.startswith(prefixes)]
     names: list[str] = []
     for prefix, module in model.named_modules():
         own = [f"{prefix}.{name}".removeprefix(".") for name, _ in module.named_parameters(recurse=False)]
@@ -34,4 +42,5 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "small_cnn": small_cnn,
     "resnet18": resnet18,
     "leaf_cnn": leaf_cnn,
+    "vit": vit,
 }

@@ -1,0 +1,121 @@
+"""Published weights into a transformer's backbone, from timm's hub or from a file; never a silent random start.
+
+    load_pretrained("vit", model, "timm", "vit_small_patch16_224", position="pos_embed")
+    load_pretrained("t2t", model, "81.5_T2T_ViT_14.pth.tar", None, position="pos_embed")
+
+A published state has the names of the backbone's own tensors and a classifier called `head`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import pickle
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from fatbench.errors import MachineError
+from fatbench.models.heads import ClsHead
+from fatbench.models.transformer import Transformer
+
+CLASSIFIER = ("head.weight", "head.bias")
+SHOWN = 3  # mismatching tensors named in a message
+
+
+def load_pretrained(name: str, model: Transformer, weights: str, timm_name: str | None, position: str) -> None:
+    """Overwrite the backbone of `model` with published weights: `weights` is "timm" or the path of a file.
+
+    The position table `position` is interpolated (bicubic, timm's `resample_abs_pos_embed`; the class token's entry is
+    kept) where the grid of patches has another size. The classifier is taken over by a CLS head with as many classes;
+    any other head starts at random, as it must for a new task.
+
+    ValueError: timm has no such weights, or they are another architecture's (the first tensors that differ, with both
+    shapes). MachineError: they cannot be reached or read.
+    """
+    if weights == "timm":
+        if timm_name is None:
+            raise ValueError(f"{name}: timm has no weights for these settings; give `weights` the path of a file")
+        source, state = f"timm's {timm_name}", from_timm(name, timm_name)
+    else:
+        source, state = weights, from_file(name, Path(weights))
+    classifier = {key: state.pop(key) for key in CLASSIFIER if key in state}
+    wanted = model.backbone.state_dict()
+    if position in state and position in wanted:
+        state[position] = resized(state[position], wanted[position])
+    if differences := mismatches(state, wanted):
+        more = f"; and {len(differences) - SHOWN} more" if len(differences) > SHOWN else ""
+        raise ValueError(
+            f"{name}: {source} holds another architecture than these settings: {'; '.join(differences[:SHOWN])}{more}"
+        )
+    model.backbone.load_state_dict(state)
+    head = model.head
+    if isinstance(head, ClsHead) and [v.shape for v in classifier.values()] == [
+        head.fc.weight.shape,
+        head.fc.bias.shape,
+    ]:
+        head.fc.load_state_dict({key.removeprefix("head."): value for key, value in classifier.items()})
+
+
+def resized(table: Tensor, wanted: Tensor) -> Tensor:
+    """A position table (1, 1 + n * n, D) for as many tokens as `wanted` has; as it is where its form is another."""
+    old, new = (round((t.shape[1] - 1) ** 0.5) if t.dim() == 3 else 0 for t in (table, wanted))
+    if old == new or not old or table.shape != (1, old * old + 1, wanted.shape[2]):
+        return table
+    from timm.layers.pos_embed import resample_abs_pos_embed
+
+    return resample_abs_pos_embed(table, new_size=[new, new], old_size=[old, old])
+
+
+def mismatches(state: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> list[str]:
+    """What keeps `state` from being loaded, in the order of the model's tensors, then those that only it has."""
+    found = []
+    for key, value in wanted.items():
+        if key not in state:
+            found.append(f"{key} is missing, {shape(value)} needed")
+        elif state[key].shape != value.shape:
+            found.append(f"{key} is {shape(state[key])}, {shape(value)} needed")
+    return found + [f"{key} is {shape(value)}, none needed" for key, value in state.items() if key not in wanted]
+
+
+def shape(tensor: Tensor) -> str:
+    """ "768x3x16x16"."""
+    return "x".join(map(str, tensor.shape)) or "a number"
+
+
+def from_timm(name: str, timm_name: str) -> dict[str, Tensor]:
+    """The weights timm publishes under `timm_name`. MachineError: no network and none in the cache."""
+    import timm
+
+    try:
+        return dict(timm.create_model(timm_name, pretrained=True).state_dict())
+    except Exception as error:  # whatever the hub's client of the day raises
+        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise MachineError(
+            f"{name}: cannot get timm's {timm_name}: {first}. Where the hub cannot be reached, give `weights` the path "
+            "of a .safetensors or .pth file with these weights"
+        ) from error
+
+
+def from_file(name: str, path: Path) -> dict[str, Tensor]:
+    """The state stored in a .safetensors file or a torch checkpoint, exponential moving average first, as published."""
+    if not path.is_file():
+        raise MachineError(f"{name}: weights: no file {path}")
+    try:
+        if path.suffix == ".safetensors":
+            return load_file(path)
+        with torch.serialization.safe_globals([argparse.Namespace]):  # training scripts store their arguments, too
+            stored: Any = torch.load(path, map_location="cpu", weights_only=True)
+    except (OSError, RuntimeError, ValueError, EOFError, pickle.UnpicklingError, SafetensorError) as error:
+        raise MachineError(f"{name}: weights: cannot read {path}: {str(error).strip().splitlines()[0]}") from error
+    for key in ("state_dict_ema", "model_ema", "state_dict", "model"):
+        if isinstance(stored, Mapping) and isinstance(stored.get(key), Mapping):
+            stored = stored[key]
+            break
+    if not (isinstance(stored, Mapping) and stored and all(isinstance(value, Tensor) for value in stored.values())):
+        raise MachineError(f"{name}: weights: {path} holds no state of named tensors")
+    return {str(key).removeprefix("module."): value for key, value in stored.items()}

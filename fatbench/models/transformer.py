@@ -1,0 +1,71 @@
+"""What the vision transformers share: normalisation, backbone, head; and the checks of their shapes (P000)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from fatbench.models.shapes import image_side
+
+# (mean, std) per colour, in units of the [0, 1] pixel range
+NORMALISATIONS = {
+    "half": ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5)),  # timm's ViT and TNT
+    "imagenet": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),  # T2T-ViT
+    "none": ((0.0, 0.0, 0.0), (1.0, 1.0, 1.0)),
+}
+
+
+class Transformer(nn.Module):
+    """A backbone and a head: images (B, C, H, W) in [0, 1] to logits (B, classes).
+
+    `backbone` maps normalised images to tokens (B, 1 + N, D), the class token first, and has `blocks`. Mean and std are
+    no part of the state: no client uploads them and no aggregation rule sees them. Images that are not in colour get
+    the mean of the three colours' values.
+    """
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, backbone: nn.Module, head: nn.Module, normalise: str, channels: int) -> None:
+        super().__init__()
+        mean, std = (torch.tensor(values).view(1, 3, 1, 1) for values in NORMALISATIONS[normalise])
+        if channels != 3:
+            mean, std = mean.mean(1, keepdim=True), std.mean(1, keepdim=True)
+        self.register_buffer("mean", mean, persistent=False)
+        self.register_buffer("std", std, persistent=False)
+        self.backbone = backbone
+        self.head = head
+        self.logit_layers = tuple(f"head.{name}" for name in head.logit_layers)  # type: ignore[union-attr]
+
+    @property
+    def blocks(self) -> nn.ModuleList:
+        """The backbone's blocks, first to last."""
+        return self.backbone.blocks  # type: ignore[return-value]
+
+    def tokens(self, x: Tensor) -> Tensor:
+        """(B, C, H, W) in [0, 1] -> (B, 1 + N, D), after the last LayerNorm."""
+        tokens: Tensor = self.backbone((x - self.mean) / self.std)
+        return tokens
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, C, H, W) in [0, 1] -> (B, classes)."""
+        logits: Tensor = self.head(self.tokens(x))
+        return logits
+
+
+def check_grid(model: str, shape: tuple[int, int, int], patch: int, head: str) -> int:
+    """The side of the square images that patches of `patch` pixels tile. ValueError: they do not, or see below."""
+    size = image_side(model, shape, patch)
+    if size % patch:
+        raise ValueError(f"{model}: patches of {patch}x{patch} do not tile images of {size}x{size}")
+    if head == "cls_vis" and size == patch:
+        raise ValueError(
+            f"{model}: head cls_vis needs at least two patches, got images of {size}x{size}, patch {patch}"
+        )
+    return size
+
+
+def check_heads(model: str, dim: int, heads: int, setting: str = "dim") -> None:
+    """ValueError: `dim` cannot be shared equally among the attention heads."""
+    if dim % heads:
+        raise ValueError(f"{model}: {setting} {dim} is not a multiple of its {heads} attention heads")

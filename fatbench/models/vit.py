@@ -1,0 +1,72 @@
+"""Vision Transformer on timm's blocks (P000; methods.md 6.2)."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from torch import nn
+
+from fatbench.kinds import Count
+from fatbench.models import heads as heads_module
+from fatbench.models.pretrained import load_pretrained
+from fatbench.models.transformer import Transformer, check_grid, check_heads
+
+TIMM = {(16, 384, 12, 6, 4): "vit_small_patch16_224", (16, 768, 12, 12, 4): "vit_base_patch16_224"}
+
+
+def vit(
+    shape: tuple[int, int, int],
+    classes: int,
+    *,
+    head: Literal["cls", "vis", "cls_vis"] = "cls",
+    patch: Count = 16,
+    dim: Count = 384,
+    depth: Count = 12,
+    heads: Count = 6,
+    mlp: Count = 4,
+    d1: Count | None = None,
+    d2: Count | None = None,
+    head_norm: Literal["bn", "ln", "none"] = "bn",
+    normalise: Literal["half", "imagenet", "none"] = "half",
+    weights: str | None = None,
+) -> nn.Module:
+    """Vision Transformer; ViT-S/16 at the defaults, ViT-B/16 with dim 768 and heads 12.
+
+    Maps (B, C, H, W) in [0, 1] to (B, classes); H = W, a multiple of `patch`. `depth` blocks of `heads` attention heads
+    and an MLP `mlp` times as wide as `dim`, a class token, learned positions. No dropout, no drop path.
+
+    `head`: which tokens are classified (fatbench/models/heads.py); `d1`, `d2`, `head_norm` belong to cls_vis.
+    `normalise`: pixel mean and std, 0.5 and 0.5 ("half", those of timm's weights) or ImageNet's.
+    `weights`: None, from scratch; "timm", those of timm's vit_small_patch16_224 or vit_base_patch16_224; or the path of
+    a file with such a model's weights (fatbench/models/pretrained.py: positions are interpolated, the classifier is
+    new unless it fits).
+
+    ValueError: images not square or not tiled by the patches, dim not a multiple of heads, weights of another model.
+    MachineError: weights that cannot be reached or read.
+
+    Source: Dosovitskiy et al. 2021; P000 Tables 1-3.
+    Parameters: dim*(channels*patch*patch + (size//patch)*(size//patch) + 5) + (dim+1)*classes
+    Parameters: depth*((2*mlp+4)*dim*dim + (mlp+9)*dim)
+    Parameters: (head == "cls_vis")*(d1 or 48 + 16*(dim >= 384) + 32*(dim >= 448))*(dim + 2*(head_norm != "none") + 1)
+    Parameters: (head == "cls_vis")*((d2 or 24 + 24*(dim >= 384))*(dim + 2*(head_norm != "none")) + classes)
+    Parameters: (head == "cls_vis")*(d1 or 48 + 16*(dim >= 384) + 32*(dim >= 448))*(d2 or 24 + 24*(dim >= 384))*classes
+    """
+    from timm.models.vision_transformer import VisionTransformer  # here, because it takes seconds
+
+    size = check_grid("vit", shape, patch, head)
+    check_heads("vit", dim, heads)
+    backbone = VisionTransformer(
+        img_size=size,
+        patch_size=patch,
+        in_chans=shape[0],
+        num_classes=0,
+        global_pool="",
+        embed_dim=dim,
+        depth=depth,
+        num_heads=heads,
+        mlp_ratio=mlp,
+    )
+    model = Transformer(backbone, heads_module.build(head, dim, classes, d1, d2, head_norm), normalise, shape[0])
+    if weights is not None:
+        load_pretrained("vit", model, weights, TIMM.get((patch, dim, depth, heads, mlp)), position="pos_embed")
+    return model
