@@ -1,0 +1,79 @@
+"""SV-CCA: how alike two networks see the same images (Raghu et al. 2017; P000 Figs. 4, 5; methods.md 11.4).
+
+    a = activations(model, x, block=1)         -> (B, D), the mean over each image's visual tokens after a block
+    svcca(a_client, a_server)                  -> the mean canonical correlation, in [0, 1]
+
+Use many images: at least 2000, five per dimension. With as many dimensions as images everything correlates.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+
+def svcca(a: Tensor, b: Tensor, variance: float = 0.99) -> float:
+    """Mean canonical correlation of activations a (n, p) and b (n, q), row i of both for image i; in [0, 1].
+
+    In float64. Both are centred and reduced to the leading singular directions that hold `variance` of the squared norm. Those
+    are orthonormal bases of the two subspaces (the left singular vectors), so the canonical correlations are the
+    singular values of their product; the mean is over the smaller number of directions. Rotating, scaling or shifting
+    the columns of a or b changes nothing.
+
+    nan: activations that are not finite (a model that diverged) or the same for every image have no correlation.
+    ValueError: not the same images, or too few: with at least n - 1 directions in all, correlations of 1 are forced.
+    """
+    if a.dim() != 2 or b.dim() != 2 or len(a) != len(b):
+        raise ValueError(f"svcca: expected (n, p) and (n, q), got {tuple(a.shape)} and {tuple(b.shape)}")
+    left, right = leading_directions(a, variance), leading_directions(b, variance)
+    if left is None or right is None:
+        return float("nan")
+    p, q = left.shape[1], right.shape[1]
+    if p + q > len(a) - 1:
+        raise ValueError(
+            f"svcca: {len(a)} images are too few to compare {p} with {q} dimensions; more than {p + q} needed"
+        )
+    correlations = torch.linalg.svdvals(left.T @ right).clamp(0, 1)
+    return float(correlations.mean())
+
+
+def leading_directions(a: Tensor, variance: float) -> Tensor | None:
+    """An orthonormal basis (n, k) of the fewest singular directions of the centred a (n, p) that hold `variance`.
+
+    None: a is not finite, or all its rows are equal.
+    """
+    a = a.double()
+    centred = a - a.mean(0)
+    if not bool(centred.isfinite().all()):
+        return None
+    u, s, _ = torch.linalg.svd(centred, full_matrices=False)
+    if s[0] <= 1e-12 * a.norm():
+        return None
+    share = s.square().cumsum(0) / s.square().sum()
+    return u[:, : int((share < variance).sum()) + 1]
+
+
+@torch.no_grad()
+def activations(model: nn.Module, x: Tensor, block: int) -> Tensor:
+    """The mean over each image's visual tokens after block `block` (from 1): images (B, C, H, W) -> (B, D).
+
+    The class token is left out. `model` is a transformer of fatbench/models, in the mode it is in; its head does not
+    run. ValueError: it has no such block, or no blocks.
+    """
+    blocks = getattr(model, "blocks", None)
+    if blocks is None:
+        raise ValueError(f"svcca: {type(model).__name__} has no blocks; it takes a vision transformer")
+    if not 1 <= block <= len(blocks):
+        raise ValueError(f"svcca: block {block} of a model with {len(blocks)} blocks")
+    found: list[Tensor] = []
+
+    def keep(_module: nn.Module, _inputs: object, output: Tensor | tuple[Tensor, Tensor]) -> None:
+        tokens = output if isinstance(output, Tensor) else output[-1]  # a TNT block returns pixel and patch tokens
+        found.append(tokens[:, 1:].mean(1))
+
+    handle = blocks[block - 1].register_forward_hook(keep)
+    try:
+        model.tokens(x)  # type: ignore[operator]
+    finally:
+        handle.remove()
+    return found[0]
