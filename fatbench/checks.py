@@ -65,6 +65,40 @@ def check(spec: Mapping[str, Any], place: str) -> None:
         raise SpecError(f"{place}: protocol: centralized needs 'partition: {{name: iid, clients: 1}}'")
     if spec["monitor"] is not None:
         check_attack(spec["monitor"], spec, f"{place}: monitor")
+    _check_model(spec["model"], spec["size"] or (facts.shape[1] if facts and facts.shape else None), place)
+    if spec["probe"] is not None:
+        _check_probe(spec, clients, place)
+
+
+def _check_model(model: Mapping[str, Any], size: int | None, place: str) -> None:
+    """Refuse a vision transformer whose images or widths do not come out even."""
+    patch, dim, heads = (model.get(key) for key in ("patch", "dim", "heads"))
+    if patch and size and size % patch:
+        raise SpecError(
+            f"{place}: model: patch: patches of {patch}x{patch} do not tile images of {size}x{size} (see 'size')"
+        )
+    if dim and heads and dim % heads:
+        raise SpecError(f"{place}: model: dim: {dim} is not a multiple of its {heads} attention heads")
+
+
+def _check_probe(spec: Mapping[str, Any], clients: int | None, place: str) -> None:
+    """Refuse blocks that the model has not, and clients that there are not."""
+    if spec["monitor"] is None:
+        raise SpecError(f"{place}: probe: needs 'monitor': it runs when the monitor does, on images that it attacks")
+    probe, depth = spec["probe"], spec["model"].get("depth")
+    for key in ("blocks", "pairs"):
+        for part in str(probe[key]).replace("-", ",").split(",") if key in probe else ():
+            if part == "server" and key == "pairs":
+                continue
+            if not part.strip().isdecimal():
+                raise SpecError(f"{place}: probe: {key}: expected {PROBE_SHAPES[key]}, got '{probe[key]}'")
+            if key == "blocks" and depth and not 1 <= int(part) <= depth:
+                raise SpecError(f"{place}: probe: blocks: block {int(part)} of a model with {depth} blocks")
+            if key == "pairs" and clients and int(part) >= clients:
+                raise SpecError(f"{place}: probe: pairs: client {int(part)} of {clients} (counted from 0)")
+
+
+PROBE_SHAPES = {"blocks": "numbers such as 1,9", "pairs": "pairs such as 0-3,0-server"}
 
 
 def check_attack(attack: Mapping[str, Any], spec: Mapping[str, Any], place: str) -> None:

@@ -86,7 +86,7 @@ def parameters(spec: Mapping[str, Any]) -> float | None:
     facts = known(spec["data"])
     if facts is None or not facts.shape or not facts.classes:
         return None
-    channels, size, _ = facts.shape
+    channels, size = facts.shape[0], spec["size"] or facts.shape[1]
     return registry.formula("Model", spec["model"], "Parameters", channels=channels, size=size, classes=facts.classes)
 
 
@@ -108,7 +108,7 @@ def total(works: Iterable[Work | None]) -> Work:
 
 def kind(spec: Mapping[str, Any]) -> str:
     """What a measured speed is valid for: the same model on images of the same data set at the same batch size."""
-    return digest([spec["model"], spec["data"]["name"], spec["protocol"]["batch"]])[:12]
+    return digest([spec["model"], spec["data"]["name"], spec.get("size"), spec["protocol"]["batch"]])[:12]
 
 
 def seconds(cells: Iterable[Cell], plan: Plan, rates: Mapping[str, float]) -> tuple[float, int]:

@@ -1,0 +1,162 @@
+"""What the engine measures, on cells where the right number is known: single clients' models, classes, auxiliary sets."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from fatbench import checkpoints, registry, suite
+from fatbench.data import DATASETS, Dataset
+from fatbench.errors import SpecError
+from fatbench.run import check_data, jobs_of
+from fatbench.splits import auxiliary_images
+from fatbench.store import Store
+from fatbench.worker import Machine, artifact_file, work
+
+# Client k's model answers class k whatever it sees: the shared weights with a bias of its own.
+PLUGIN = '''
+from fatbench.kinds import Count, Objective
+from fatbench.rounds import Cost, Round, State, Stats, Update
+
+
+def stubborn(problem, state, *, rounds: Count, batch: Count, objective: Objective):
+    """Clients that never change their mind."""
+    import torch
+
+    for t in range(state.round, rounds):
+        own = {k: {"fc2.bias": 1e6 * torch.eye(problem.classes)[k]} for k in range(len(problem.shards))}
+        stats = Stats(1.0, 1.0, 0.5, 1, 1.0, 1)
+        updates = [Update(k, len(shard), {}, stats) for k, shard in enumerate(problem.shards)]
+        state = State(t + 1, state.model)
+        yield Round(t, state.model, updates, None, state, Cost(), own=own, metrics={"said": {0: 1.5, 1: 2.5}, "t": t},
+                    artifacts={"pictures": torch.full((2, 1, 3, 3), t, dtype=torch.uint8)})
+
+
+PROTOCOLS = {"stubborn": stubborn}
+'''
+SUITE = """
+name: stubborn
+title: Clients that never change their mind
+base:
+  data: digits
+  train: 80
+  test: 40
+  partition: {name: iid, clients: 3}
+  model: {name: small_cnn, width: 2}
+  per_class: true
+  protocol: {name: stubborn, rounds: 2, batch: 8, objective: {name: standard}}
+  monitor: natural
+evaluate: {n: 30, batch: 7, attacks: {natural: natural}}
+presets: {paper: {}}
+"""
+
+
+@pytest.fixture
+def cell(tmp_path, monkeypatch):
+    monkeypatch.setattr(registry, "_PLUGINS", [])
+    plugin, file = tmp_path / "stubborn.py", tmp_path / "stubborn.yaml"
+    plugin.write_text(PLUGIN)
+    file.write_text(SUITE)
+    registry.add_plugin(plugin)
+    yield jobs_of(suite.load(str(file)).plan())[0]
+    registry._signatures.cache_clear()
+
+
+def numbers(store: Store, cell: str) -> dict[tuple[str, str, int, int], float]:
+    rows = store.measurements([cell])
+    return {(row["stage"].split("-")[0], row["metric"], row["round"], row["client"]): row["value"] for row in rows}
+
+
+def test_clients_with_models_of_their_own(cell, tmp_path):
+    """Client k is right on the images of class k, so accuracies are shares of classes; stopped in between or not."""
+    labels = DATASETS["digits"](tmp_path).test_labels
+    machine = Machine(db=str(tmp_path / "r.db"), files=str(tmp_path / "files"), data="", checkpoint_seconds=0.0)
+    with Store.open(machine.db, create=True) as store:
+        times = iter([True, False, False, False, False, True])  # after round 1, then in the middle of client 1's images
+        assert work(cell, machine, store, stop=lambda: next(times, False)) == "interrupted"
+        assert work(cell, machine, store, stop=lambda: next(times, False)) == "interrupted"
+        assert work(cell, machine, store) == "done"
+        found = numbers(store, cell.cell)
+    of_class = [float(np.mean(labels[:40] == k)) for k in range(10)]
+    assert found["train", "natural", 2, -1] == pytest.approx(sum(of_class[:3]) / 3)
+    assert [found["train", "natural", 2, k] for k in range(3)] == pytest.approx(of_class[:3])
+    first = [float(np.mean(labels[:30] == k)) for k in range(3)]
+    assert [found["natural", "natural", 2, k] for k in range(3)] == pytest.approx(first)
+    assert found["natural", "natural", 2, -1] == pytest.approx(sum(first) / 3)
+    # Of the images of class 1, one client of three is right; of class 5, none.
+    assert found["train", "natural_class", 2, 1] == pytest.approx(1 / 3)
+    assert found["train", "natural_class", 2, 5] == 0
+    assert (found["train", "said", 1, 1], found["train", "t", 2, -1]) == (2.5, 1)
+    assert not any(metric.startswith("drift") for _, metric, _, _ in found)  # nobody uploaded a model
+    for count in (1, 2):
+        kept = checkpoints.load_artifacts(artifact_file(Path(machine.files) / cell.cell, count))
+        assert torch.equal(kept["pictures"], torch.full((2, 1, 3, 3), count - 1, dtype=torch.uint8))
+
+
+def test_how_many_clients_hold_a_class(cell, tmp_path):
+    machine = Machine(db=str(tmp_path / "r.db"), files=str(tmp_path / "files"), data="")
+    with Store.open(machine.db, create=True) as store:
+        assert work(cell, machine, store) == "done"
+        found = numbers(store, cell.cell)
+    held = [found["train", "label_clients", 1, c] for c in range(10)]
+    assert all(count == int(count) and 0 <= count <= 3 for count in held)
+    assert sum(held) > 20  # 80 digits, dealt at random to three: nearly every class is everywhere
+
+
+def dataset(train: int, test: int, seed: int = 0, side: int = 4) -> Dataset:
+    images = np.random.default_rng(seed).integers(0, 256, (train + test, 1, side, side), dtype=np.uint8)
+    labels = np.zeros(train + test, np.int64)
+    return Dataset(images[:train], labels[:train], images[train:], labels[train:], 2, None, None, "made", None, "")
+
+
+def test_auxiliary_images():
+    """Of the clients' own data set those that no client has; of another one the first; never one of the test set."""
+    own, other = dataset(10, 5), dataset(8, 2, seed=1)
+    assert np.array_equal(auxiliary_images(own, own, 6, None), own.train_images[6:])
+    assert np.array_equal(auxiliary_images(own, own, 6, 3), own.train_images[6:9])
+    assert np.array_equal(auxiliary_images(own, other, 6, 3), other.train_images[:3])
+    with pytest.raises(SpecError, match="auxiliary: all training images are the clients'; set 'train'"):
+        auxiliary_images(own, own, None, None)
+    with pytest.raises(SpecError, match="all training images are the clients'"):
+        auxiliary_images(own, own, 10, None)
+    with pytest.raises(SpecError, match=r"auxiliary: images of shape \(1, 5, 5\), the clients have \(1, 4, 4\)"):
+        auxiliary_images(own, dataset(3, 1, side=5), None, None)
+    leaky = dataset(8, 2, seed=1)
+    leaky.train_images[3] = own.test_images[2]
+    with pytest.raises(SpecError, match="auxiliary: 1 of 8 images are in the test set"):
+        auxiliary_images(own, leaky, None, None)
+
+
+def test_an_auxiliary_set_is_refused_before_anything_runs(cell, tmp_path):
+    cell.spec["auxiliary"] = cell.spec["data"]
+    cell.spec["train"] = None
+    with pytest.raises(SpecError, match=f"cell {cell.cell}: auxiliary: all training images are the clients'"):
+        check_data([cell], tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model": {"name": "vit", "patch": 5}, "size": 32}, "patches of 5x5 do not tile images of 32x32"),
+        ({"model": {"name": "vit", "patch": 4, "dim": 50}}, "model: dim: 50 is not a multiple of its 6 attention heads"),
+        ({"model": {"name": "vit", "patch": 4, "depth": 6}, "probe": "svcca"}, "block 9 of a model with 6 blocks"),
+        ({"model": {"name": "vit", "patch": 4}, "probe": "svcca"}, "pairs: client 3 of 3 "),
+        ({"model": {"name": "vit", "patch": 4}, "probe": {"name": "svcca", "blocks": "one"}}, "such as 1,9, got 'one'"),
+        ({"probe": "svcca", "monitor": None}, "probe: needs 'monitor'"),
+    ],
+)
+def test_settings_that_contradict_each_other(changes, message):
+    spec = {
+        "seed": 0,
+        "data": "digits",
+        "partition": {"name": "iid", "clients": 3},
+        "model": {"name": "small_cnn"},
+        "protocol": {"name": "fedavg", "rounds": 1, "epochs": 1, "batch": 8, "lr": 0.1, "objective": "standard",
+                     "rule": "samples"},
+        "monitor": "natural",
+    }  # fmt: skip
+    with pytest.raises(SpecError, match=message):
+        suite.canonical({**spec, **changes})
