@@ -14,6 +14,7 @@ not are named in IMPROPER. The module does not import torch before it has tensor
 | alpha, r | alpha, r | slack; r = (1 + alpha) / (1 - alpha) multiplies the weight of the selected clients (P001) |
 | top | K-hat | how many clients are selected |
 | context.broadcast | theta^t | the weights the round began with |
+| cross[i, k, c] | probability | how model i reads the image that model k drew of label c (P004) |
 | server["lambda"] | lambda | AFL's distribution over all clients |
 """
 
@@ -23,8 +24,9 @@ import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Literal
 
-from fatbench.kinds import Count, Momentum, NonNegative, Positive, Real
-from fatbench.rounds import Context, Mixing, Tensors, Update
+from fatbench.kinds import Count, Momentum, NonNegative, Positive, Radius, Real
+from fatbench.rng import generator
+from fatbench.rounds import Context, Mixing, Problem, Tensors, Update
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -277,23 +279,31 @@ def fedwavg(
 ) -> Mixing:
     """FedWAvg: w = softmax(q c), c_k the cosine between the last layers of theta^t and theta_k.
 
-    q >= 0; 0 is `uniform`. The last layer is every module that emits logits: all their parameters, their weights alone,
-    or the last tensor alone (often a bias: what a naive reading gives). `by_samples` multiplies by N_k. A last layer of
-    zeros has cosine 0.
+    q >= 0; 0 is `uniform`. The last layer is every parameter of every module that emits logits, together: both
+    classifiers of a head that has two. `weight_only` takes their weights, `last_tensor` the last tensor alone (often a
+    bias: what a naive reading gives). `by_samples` multiplies by N_k. A last layer of zeros has cosine 0.
 
     Source: P000 Eq. 3 and Algorithm 1; methods.md 2.6, A-17.
     """
     from fatbench.models import logit_parameters
 
-    names = logit_parameters(context.problem.model)
-    if last_layer == "weight_only":
-        names = [name for name in names if name.split(".")[-1] == "weight"]
-    cosines = last_layer_cosines(updates, context.broadcast, names[-1:] if last_layer == "last_tensor" else names)
+    layers = logit_parameters(context.problem.model)
+    match last_layer:
+        case "weight_only":
+            layers = [name for name in layers if name.split(".")[-1] == "weight"]
+        case "last_tensor":
+            layers = layers[-1:]
+    cosines = last_layer_cosines(updates, context.broadcast, layers)
     return Mixing(_softmax([q * c for c in cosines], [update.n if by_samples else 1 for update in updates]))
 
 
 def last_layer_cosines(updates: Sequence[Update], broadcast: Tensors, names: Sequence[str]) -> list[float]:
-    """c_k of FedWAvg for every update: the cosine between the tensors `names` of theta^t and theta_k."""
+    """c_k of P000 Eq. 3, per update: the cosine between theta^t and theta_k in the tensors `names`, flattened together.
+
+    0 where either is all zeros. ValueError: no names.
+    """
+    if not names:
+        raise ValueError("fedwavg: the model has no layer with parameters that emits logits")
     ours = _flat(broadcast, names)
     cosines = []
     for update in updates:
@@ -303,10 +313,124 @@ def last_layer_cosines(updates: Sequence[Update], broadcast: Tensors, names: Seq
     return cosines
 
 
-def _flat(model: Tensors, keys: Sequence[str]) -> Tensor:
+def _flat(model: Tensors, names: Sequence[str]) -> Tensor:
     import torch
 
-    return torch.cat([model[key].detach().to("cpu", torch.float64).flatten() for key in keys])
+    return torch.cat([model[name].detach().to("cpu", torch.float64).flatten() for name in names])
+
+
+def adfl(
+    updates: Sequence[Update],
+    context: Context,
+    *,
+    start: Literal["noise", "black", "white"] = "noise",
+    steps: Count = 100,
+    step: Radius = 0.01,
+) -> Mixing:
+    """AdFL: a client counts by how well its images, one drawn by its model for every label, are read across models.
+
+    From `start`, model k draws an image of every label c by steps of targeted iterated FGSM, x <- clip(x - step * sign
+    of the gradient of CE(f_k(x), c), 0, 1), without an epsilon ball. p[i, k, c] is the probability of c that model i
+    gives that image where c is its prediction, else 0. S_i = sum over k != i and c of p[i, k, c] + p[k, i, c], and
+    w_i = S_i / sum S; all S zero: 1 / m. N_k is ignored. Models run in eval mode; p is read in float32 whatever the
+    precision. `step` 0.01 and 100 `steps` span [0, 1]. Uses no data, only the shape of the images.
+
+    The noise is uniform, new every round, and the same for every model, so that equal models draw equal images and
+    have equal weights. Costs m * C * steps backward passes and m^2 * C forward passes on the server, no bytes.
+    Metrics per client: adfl_score, S; adfl_hit, the share of a model's images that it reads as their label itself.
+    Artifacts: adfl_images (m, C, channels, H, W) uint8, adfl_cross p (m, m, C), adfl_weights (m,), in the order of the
+    updates, whose clients are adfl_clients (m,).
+
+    Source: P004; methods.md 9, A-44, A-46. Start, steps and step are not stated there.
+    """
+    import torch
+
+    problem = context.problem
+    side = problem.images.shape[-2:] if problem.size is None else (problem.size, problem.size)
+    shape = (problem.classes, problem.images.shape[1], *side)
+    if start == "noise":
+        draw = generator(problem.seed, "adfl", context.round, device=problem.device)
+        blank = torch.rand(shape, generator=draw, device=problem.device)
+    else:
+        blank = torch.full(shape, 1.0 if start == "white" else 0.0, device=problem.device)
+    images = draw_images(problem, [update.model for update in updates], blank, steps, step)
+    cross = _cross_prediction(problem, updates, images)
+    others = cross.sum(2).fill_diagonal_(0)  # [i, k]: how model i reads the images of model k
+    scores = [float(score) for score in others.sum(1) + others.sum(0)]
+    weights = _normalised(scores) if math.fsum(scores) > 0 else [1 / len(updates)] * len(updates)
+    hits = (cross.diagonal().T > 0).double().mean(1).tolist()
+    clients = [update.client for update in updates]
+    return Mixing(
+        weights,
+        metrics={
+            "adfl_score": dict(zip(clients, scores, strict=True)),
+            "adfl_hit": dict(zip(clients, hits, strict=True)),
+        },
+        artifacts={
+            "adfl_images": (images * 255).round().to("cpu", torch.uint8),
+            "adfl_cross": cross,
+            "adfl_weights": torch.tensor(weights, dtype=torch.float64),
+            "adfl_clients": torch.tensor(clients),
+        },
+    )
+
+
+def draw_images(problem: Problem, states: Sequence[Tensors], blank: Tensor, steps: int, step: float) -> Tensor:
+    """Image c of model k, (m, C, channels, H, W) in [0, 1]: from blank[c] towards what model k reads as label c.
+
+    The C images of a model go through it together. On an accelerator on the fast path so do all m models, as one with
+    stacked weights; on a CPU their grouped convolutions cost more than they save.
+    """
+    import torch
+
+    from fatbench.local import load
+
+    if problem.path == "fast" and problem.device.type != "cpu":
+        model = load(problem, states[0]).eval()
+        stacked = {name: torch.stack([state[name] for state in states]) for name in states[0]}
+        together = torch.vmap(lambda weights, x: torch.func.functional_call(model, weights, (x,)))
+        return _towards_labels(
+            problem, lambda x: together(stacked, x), blank.expand(len(states), *blank.shape), steps, step
+        )
+    drawn = []
+    for state in states:
+        model = load(problem, state).eval()
+        drawn.append(_towards_labels(problem, model, blank, steps, step))
+    return torch.stack(drawn)
+
+
+def _towards_labels(problem: Problem, model: Callable[[Tensor], Tensor], x: Tensor, steps: int, step: float) -> Tensor:
+    """Targeted iterated FGSM on x (..., C, channels, H, W) whose logits (..., C, C) have the targets 0 .. C - 1."""
+    import torch
+
+    from fatbench.local import precision_context
+
+    for _ in range(steps):
+        x = x.detach().requires_grad_()
+        with precision_context(problem):
+            logits = model(x)
+        # summed, every image has the gradient of its own loss; -log p of the target, without the log's loss of digits
+        loss = -logits.float().log_softmax(-1).diagonal(dim1=-2, dim2=-1).sum()
+        x = (x.detach() - step * torch.autograd.grad(loss, x)[0].sign()).clamp(0, 1)
+    return x.detach()
+
+
+def _cross_prediction(problem: Problem, updates: Sequence[Update], images: Tensor) -> Tensor:
+    """p (m, m, C) float64 on the CPU: the probability of c that model i gives image c of model k, 0 where it misreads."""
+    import torch
+
+    from fatbench.local import load
+
+    m, classes = images.shape[:2]
+    labels = torch.arange(classes, device=images.device).expand(m, classes)
+    read = []
+    with torch.no_grad():
+        for update in updates:
+            model = load(problem, update.model).eval()
+            probabilities = model(images.flatten(0, 1)).float().softmax(1).view(m, classes, classes)
+            right = probabilities.argmax(2) == labels
+            read.append(torch.where(right, probabilities.gather(2, labels[..., None])[..., 0], 0.0).nan_to_num())
+    return torch.stack(read).to("cpu", torch.float64)
 
 
 def afl(updates: Sequence[Update], context: Context, *, gamma: Positive = 0.01) -> Mixing:
@@ -314,23 +438,17 @@ def afl(updates: Sequence[Update], context: Context, *, gamma: Positive = 0.01) 
 
     w_k is lambda_k over the participants; afterwards lambda <- projection onto the simplex of lambda + gamma L, with
     L_k the loss of theta^t on client k and 0 for clients that do not take part. lambda, over all K clients, is kept in
-    `server["lambda"]`. It starts at N_k / N where everyone takes part in the first round; otherwise at 1 / K, since a
-    rule does not know the N_k of the absent. Participants without any weight at all are mixed by samples.
+    `server["lambda"]` and starts at N_k / N. Participants without any weight at all are mixed by samples.
 
     Source: Mohri et al. 2019; methods.md 2.9, A-49. Nothing published to compare with (A-28).
     Forward: 1
     """
     import torch
 
-    clients = context.clients
     if "lambda" in context.server:
         share = [float(x) for x in context.server["lambda"].tolist()]
-    elif len(updates) == clients:
-        share = [0.0] * clients
-        for update, part in zip(updates, _normalised([float(update.n) for update in updates]), strict=True):
-            share[update.client] = part
     else:
-        share = [1 / clients] * clients
+        share = _normalised([float(len(shard)) for shard in context.problem.shards])
     weights = [share[update.client] for update in updates]
     if math.fsum(weights) <= 0:
         weights = [float(update.n) for update in updates]
@@ -507,6 +625,7 @@ RULES: dict[str, Callable[..., Mixing]] = {
     "fedsoftbetter": fedsoftbetter,
     "fedsoftbetter_released": fedsoftbetter_released,
     "fedwavg": fedwavg,
+    "adfl": adfl,
     "afl": afl,
     "q_ffl": q_ffl,
 }

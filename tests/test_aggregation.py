@@ -13,11 +13,19 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import nn
+from torch import Tensor, nn
 
 from fatbench import registry
-from fatbench.aggregation import IMPROPER, NEEDS_BROADCAST_LOSS, RULES, mix, project_to_simplex
-from fatbench.rounds import Context, Mixing, Stats, Tensors, Update
+from fatbench.aggregation import (
+    IMPROPER,
+    NEEDS_BROADCAST_LOSS,
+    RULES,
+    draw_images,
+    last_layer_cosines,
+    mix,
+    project_to_simplex,
+)
+from fatbench.rounds import Context, Mixing, Problem, Stats, Tensors, Update
 
 STATS = Stats(loss=1.0, loss_released=1.0, accuracy=0.5, steps=1, momentum_steps=1.0, batches=1)
 
@@ -28,8 +36,21 @@ def client(k: int, n: int = 1, loss: float = 1.0, model: Tensors | None = None, 
     return Update(k, n, model or {"fc.weight": torch.tensor([float(k)])}, replace(STATS, **numbers))  # type: ignore[arg-type]
 
 
-def context(m: int = 3, **changes: object) -> Context:
-    base = Context(round=1, rounds=11, clients=m, broadcast={"fc.weight": torch.zeros(1)}, server={}, seed=0, lr=0.1)
+def problem(m: int = 3, model: nn.Module | None = None, sizes: list[int] | None = None, **changes: object) -> Problem:
+    """m clients with an image each, or as many as `sizes` says; images of 2 x 2, three classes."""
+    sizes = sizes or [1] * m
+    images = torch.zeros(sum(sizes), 1, 2, 2, dtype=torch.uint8)
+    shards = list(torch.arange(sum(sizes)).split(sizes))
+    base = Problem(
+        model or Net(), images, torch.zeros(len(images), dtype=torch.int64), shards, 3, 0, torch.device("cpu")
+    )
+    return replace(base, **changes)  # type: ignore[arg-type]
+
+
+def context(m: int = 3, on: Problem | None = None, **changes: object) -> Context:
+    base = Context(
+        round=1, rounds=11, problem=on or problem(m), broadcast={"fc.weight": torch.zeros(1)}, server={}, lr=0.1
+    )
     return replace(base, **changes)  # type: ignore[arg-type]
 
 
@@ -206,7 +227,11 @@ class Net(nn.Module):
         self.bn1 = nn.BatchNorm2d(2)
         self.batchnorm1_1 = nn.BatchNorm2d(2)
         self.fixed = nn.Parameter(torch.randn(3), requires_grad=False)
-        self.fc = nn.Linear(2, 2)
+        self.fc = nn.Linear(2, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, 1, 2, 2) -> (B, 3)."""
+        return self.fc(self.batchnorm1_1(self.bn1(self.conv(x))).mean((2, 3)))
 
 
 def cohort(m: int, seed: int = 0) -> list[Update]:
@@ -262,16 +287,31 @@ def test_fedsoftbetter_released() -> None:
     assert weights("fedsoftbetter_released", twice) == pytest.approx(expected)
 
 
+class Heads(nn.Module):
+    """A body and two layers of logits, of which the first is not the last module."""
+
+    def __init__(self, layers: tuple[str, ...] = ()) -> None:
+        super().__init__()
+        self.a = nn.Linear(2, 2, bias=False)
+        self.visual = nn.Linear(1, 1, bias=False)
+        self.fc = nn.Linear(1, 1)
+        if layers:
+            self.logit_layers = layers
+
+
 def test_fedwavg() -> None:
     """theta^t's last layer is (1, 0); the clients' are (2, 0), (0, 3), (-1, 0): cosines 1, 0, -1."""
-    broadcast = {"a.weight": torch.ones(4), "fc.weight": torch.tensor([[1.0]]), "fc.bias": torch.tensor([0.0])}
-    layers = [(2.0, 0.0), (0.0, 3.0), (-1.0, 0.0)]
-    updates = []
-    for k, (w, b) in enumerate(layers):
-        model = {"a.weight": torch.randn(4), "fc.weight": torch.tensor([[w]]), "fc.bias": torch.tensor([b])}
-        updates.append(client(k, k + 1, model=model))
-    at = context(broadcast=broadcast)
+
+    def weights_of(w: float, b: float) -> Tensors:
+        fc = {"fc.weight": torch.tensor([[w]]), "fc.bias": torch.tensor([b])}
+        return {"a.weight": torch.randn(2, 2), "visual.weight": torch.ones(1, 1), **fc}
+
+    updates = [
+        client(k, k + 1, model=weights_of(*last)) for k, last in enumerate([(2.0, 0.0), (0.0, 3.0), (-1.0, 0.0)])
+    ]
+    at = context(on=problem(model=Heads()), broadcast=weights_of(1.0, 0.0))
     total = math.e**2 + 1 + math.e**-2
+    assert last_layer_cosines(updates, at.broadcast, ["fc.weight", "fc.bias"]) == pytest.approx([1.0, 0.0, -1.0])
     assert weights("fedwavg", updates, at, q=2.0) == pytest.approx([math.e**2 / total, 1 / total, math.e**-2 / total])
     assert weights("fedwavg", updates, at, q=0.0) == pytest.approx([1 / 3] * 3)
     assert weights("fedwavg", updates, at, q=0.0, by_samples=True) == pytest.approx([1 / 6, 2 / 6, 3 / 6])
@@ -281,8 +321,129 @@ def test_fedwavg() -> None:
     assert weights("fedwavg", updates, at, q=2.0, last_layer="weight_only") == pytest.approx(
         [math.e**2 / total, 1 / total, math.e**-2 / total]
     )
-    with pytest.raises(ValueError, match="fedwavg: the model has no layer with a 'weight'"):
-        RULES["fedwavg"](updates, context(broadcast={"scale": torch.ones(1)}))
+
+
+def test_fedwavg_of_a_head_with_two_classifiers() -> None:
+    """theta^t is (1, 1, 0) in visual.weight, fc.weight, fc.bias, client 0 (1, 1, 0), client 1 (1, -1, 0): cosines 1 and
+    0. fc alone, which is what a model without logit_layers has, would be 1 and -1."""
+    theta = {"a.weight": torch.ones(2, 2), "visual.weight": torch.ones(1, 1), "fc.weight": torch.ones(1, 1)}
+    theta["fc.bias"] = torch.zeros(1)
+    updates = [client(0, model=theta), client(1, model={**theta, "fc.weight": -torch.ones(1, 1)})]
+    both = context(2, problem(model=Heads(("visual", "fc"))), broadcast=theta)
+    assert weights("fedwavg", updates, both) == pytest.approx([math.e / (math.e + 1), 1 / (math.e + 1)])
+    only = context(2, problem(model=Heads()), broadcast=theta)
+    assert weights("fedwavg", updates, only) == pytest.approx([math.e**2 / (math.e**2 + 1), 1 / (math.e**2 + 1)])
+    with pytest.raises(ValueError, match="fedwavg: the model has no layer with parameters that emits logits"):
+        RULES["fedwavg"](updates, replace(only, problem=problem(model=nn.ReLU())))
+
+
+class TwoPixels(nn.Module):
+    """Logits of 2 classes, linear in 2 pixels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(2, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(x.flatten(1))
+
+
+def two_pixels(scale: float, flip: float = 1.0) -> Tensors:
+    """Label 0 is pixel 0 brighter than pixel 1, at `scale` the difference; flip -1: the other way round."""
+    return {"fc.weight": scale * flip * torch.tensor([[1.0, 0.0], [0.0, 1.0]]), "fc.bias": torch.zeros(2)}
+
+
+def pixels_problem(**changes: object) -> Problem:
+    images = torch.zeros(3, 1, 1, 2, dtype=torch.uint8)
+    return problem(model=TwoPixels(), **{"images": images, "classes": 2, **changes})
+
+
+def sigmoid(x: float) -> float:
+    return 1 / (1 + math.exp(-x))
+
+
+@pytest.mark.parametrize("start", ["black", "white", "noise"])
+def test_adfl(start: str) -> None:
+    """Logits are s times the pixels. For label 0 pixel 0 rises and pixel 1 falls, by 0.5 twice and cut to [0, 1]: from
+    any start the image of label 0 is (1, 0), that of label 1 (0, 1). Models of scale 1 and 2 read them with p =
+    sigmoid(1) and sigmoid(2). The third reads everything the other way round: its images are (0, 1) and (1, 0), which
+    the others read wrong, and theirs it reads wrong.
+
+    S_1 = 2 sigmoid(1) + 2 sigmoid(2) (its reading of 2's images, and 2's of its own) = S_2, S_3 = 0.
+    """
+    updates = [client(4, model=two_pixels(1)), client(1, model=two_pixels(2)), client(7, model=two_pixels(1, -1))]
+    mixing = RULES["adfl"](updates, context(on=pixels_problem()), start=start, steps=2, step=0.5)
+    low, high = sigmoid(1), sigmoid(2)
+    images = mixing.artifacts["adfl_images"]
+    assert images.dtype == torch.uint8
+    assert images.flatten(2).tolist() == [[[255, 0], [0, 255]]] * 2 + [[[0, 255], [255, 0]]]
+    cross = mixing.artifacts["adfl_cross"]
+    assert cross[..., 0].tolist() == cross[..., 1].tolist()
+    expected = [[low, low, 0.0], [high, high, 0.0], [0.0, 0.0, low]]
+    torch.testing.assert_close(cross[..., 0], torch.tensor(expected).double(), atol=1e-6, rtol=0)
+    assert mixing.metrics["adfl_score"] == pytest.approx({4: 2 * low + 2 * high, 1: 2 * low + 2 * high, 7: 0.0})
+    assert mixing.metrics["adfl_hit"] == {4: 1.0, 1: 1.0, 7: 1.0}
+    assert mixing.weights == pytest.approx([0.5, 0.5, 0.0])
+    assert mixing.artifacts["adfl_weights"].tolist() == mixing.weights
+    assert mixing.artifacts["adfl_clients"].tolist() == [4, 1, 7]
+
+
+def test_adfl_scores_need_no_symmetry() -> None:
+    """Scales 1, 2, 3: p is sigmoid of the reader's scale whoever drew the image. S_i = 2 (2 s_i + s_j + s_k)."""
+    s = [sigmoid(x) for x in (1, 2, 3)]
+    updates = [client(k, model=two_pixels(k + 1)) for k in range(3)]
+    mixing = RULES["adfl"](updates, context(on=pixels_problem()), steps=1, step=1.0)
+    assert mixing.weights == pytest.approx([(share + sum(s)) / (4 * sum(s)) for share in s], abs=1e-6)
+
+
+def test_adfl_misses() -> None:
+    """A bias of 5 for label 1 that no pixel can outweigh: the image of label 0 is not hit by its own model, and nobody
+    else is asked: of two such models both read only label 1, with p = sigmoid(5 + 1)."""
+    model = {**two_pixels(1), "fc.bias": torch.tensor([0.0, 5.0])}
+    mixing = RULES["adfl"]([client(0, model=model), client(1, model=model)], context(on=pixels_problem()), step=0.1)
+    assert mixing.metrics["adfl_hit"] == {0: 0.5, 1: 0.5}
+    assert mixing.metrics["adfl_score"] == pytest.approx({0: 2 * sigmoid(6), 1: 2 * sigmoid(6)})
+
+
+@pytest.mark.parametrize("scales", [(1, -1), (math.nan, math.nan)])
+def test_adfl_without_any_score_is_uniform(scales: tuple[float, float]) -> None:
+    """Two models that read each other wrong, and two that diverged."""
+    updates = [client(k, k + 1, model=two_pixels(scale)) for k, scale in enumerate(scales)]
+    assert weights("adfl", updates, context(on=pixels_problem()), steps=3, step=0.5) == [0.5, 0.5]
+
+
+def test_adfl_of_equal_models_is_uniform() -> None:
+    """methods.md 12.11, with noise: equal models draw equal images, in another round others."""
+    model = cohort(1)[0].model
+    updates = [client(k, k + 1, model=model) for k in range(5)]
+    first, second = (RULES["adfl"](updates, context(5, round=t), steps=4, step=0.02) for t in (0, 1))
+    assert first.weights == pytest.approx([0.2] * 5)
+    images = first.artifacts["adfl_images"]
+    assert images.shape == (5, 3, 1, 2, 2)
+    assert all(torch.equal(images[0], other) for other in images)
+    assert not torch.equal(images, second.artifacts["adfl_images"])
+
+
+def test_adfl_draws_at_the_size_the_models_see() -> None:
+    updates = cohort(2)
+    mixing = RULES["adfl"](updates, context(on=problem(2, size=5)), steps=1, step=0.1)
+    assert mixing.artifacts["adfl_images"].shape == (2, 3, 1, 5, 5)
+
+
+def test_adfl_together_is_one_by_one() -> None:
+    """Stacked weights, which is how an accelerator draws, against one model after the other. In float64 on the CPU,
+    where the two agree to rounding and no sign of a gradient is near enough to zero to flip."""
+
+    class Accelerator:
+        type = "not a CPU"
+
+    states = [{k: v.double() if v.is_floating_point() else v for k, v in u.model.items()} for u in cohort(4)]
+    blank = torch.rand(3, 1, 2, 2, generator=torch.Generator().manual_seed(0)).double()
+    one = problem(model=Net().double())
+    drawn = draw_images(one, states, blank, 5, 0.05)
+    together = draw_images(replace(one, device=Accelerator()), states, blank, 5, 0.05)  # type: ignore[arg-type]
+    torch.testing.assert_close(together, drawn)
+    assert not torch.equal(drawn[0], drawn[1])
 
 
 def test_afl() -> None:
@@ -297,16 +458,17 @@ def test_afl() -> None:
 
 
 def test_afl_partial() -> None:
-    """Clients 2 and 0 of 4: lambda is 1/4 each; gamma 0.1 and losses 2, 1 make it (.35, .25, .45, .25), 0.3 too much
-    together: (.275, .175, .375, .175). Where the participants have no weight left, N_k decides."""
+    """Clients 2 and 0 of 4 equal ones: lambda is 1/4 each; gamma 0.1 and losses 2, 1 make it (.35, .25, .45, .25), 0.3
+    too much together: (.275, .175, .375, .175). Where the participants have no weight left, N_k decides. It starts at
+    N_k / N, of the absent too: shards of 1, 2, 3 and 4 are shares 0.1 and 0.3 for clients 0 and 2."""
     updates = [client(2, 1, 2.0), client(0, 3, 1.0)]
     mixing = RULES["afl"](updates, context(4), gamma=0.1)
     assert mixing.weights == [0.5, 0.5]
     assert mixing.server["lambda"].tolist() == pytest.approx([0.275, 0.175, 0.375, 0.175])
     elsewhere = {"lambda": torch.tensor([0.0, 1.0, 0.0, 0.0])}
     assert RULES["afl"](updates, context(4, server=elsewhere), gamma=0.1).weights == [0.25, 0.75]
-    everyone = RULES["afl"]([client(1, 1), client(0, 3)], context(2), gamma=0.1)
-    assert everyone.weights == [0.25, 0.75]  # N_k / N, by client and not by place
+    unequal = context(on=problem(sizes=[1, 2, 3, 4]))
+    assert RULES["afl"](updates, unequal, gamma=0.1).weights == pytest.approx([0.75, 0.25])
 
 
 @settings(deadline=None)
@@ -365,6 +527,7 @@ STRATEGIES = {
     "NonNegative": st.floats(0, 5),
     "Real": st.floats(-30, 30),
     "Probability": st.floats(0, 1),
+    "Radius": st.floats(0, 0.2),
     "bool": st.booleans(),
 }
 
