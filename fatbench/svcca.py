@@ -15,13 +15,13 @@ from torch import Tensor, nn
 def svcca(a: Tensor, b: Tensor, variance: float = 0.99) -> float:
     """Mean canonical correlation of activations a (n, p) and b (n, q), row i of both for image i; in [0, 1].
 
-    In float64. Both are centred and reduced to the leading singular directions that hold `variance` of the squared norm. Those
-    are orthonormal bases of the two subspaces (the left singular vectors), so the canonical correlations are the
-    singular values of their product; the mean is over the smaller number of directions. Rotating, scaling or shifting
-    the columns of a or b changes nothing.
+    In float64. Both are centred and reduced to the leading singular directions that hold `variance` of the squared
+    norm. Those are orthonormal bases of the two subspaces (the left singular vectors), so the canonical correlations
+    are the singular values of their product; the mean is over the smaller number of directions. Rotating, scaling or
+    shifting a or b changes nothing.
 
     nan: activations that are not finite (a model that diverged) or the same for every image have no correlation.
-    ValueError: not the same images, or too few: with at least n - 1 directions in all, correlations of 1 are forced.
+    ValueError: not the same images, or too few: with more than n - 1 directions in all, correlations of 1 are forced.
     """
     if a.dim() != 2 or b.dim() != 2 or len(a) != len(b):
         raise ValueError(f"svcca: expected (n, p) and (n, q), got {tuple(a.shape)} and {tuple(b.shape)}")

@@ -19,14 +19,17 @@ SHAPES = [(1, 8, 8), (3, 8, 8), (1, 28, 28), (3, 32, 32), (3, 84, 84)]
 # the settings of a small member, where it is not `width` that makes it small
 SMALL = {
     "vit": {"patch": 4, "dim": 16, "depth": 2, "heads": 2, "head": "cls_vis", "d1": 6, "d2": 5},
+    "tnt": {"patch": 4, "dim": 16, "inner": 8, "depth": 2, "heads": 2, "head": "cls_vis", "d1": 6, "d2": 5},
+    "t2t": {"patch": 4, "dim": 16, "token_dim": 8, "depth": 2, "heads": 2, "head": "cls_vis", "d1": 6, "d2": 5},
 }
+HEADS = [{"head": head, "head_norm": norm} for head in ("cls", "vis", "cls_vis") for norm in ("bn", "ln", "none")]
 OTHERS = {
-    "vit": [
-        {"patch": 8, "dim": 64, "depth": 3, "heads": 4, "mlp": 2, "head": head, "head_norm": norm}
-        for head in ("cls", "vis", "cls_vis")
-        for norm in ("bn", "ln", "none")
-    ]
+    "vit": [{"patch": 8, "dim": 64, "depth": 3, "heads": 4, "mlp": 2, **head} for head in HEADS]
     + [{"dim": dim, "heads": heads, "head": "cls_vis"} for dim, heads in ((256, 4), (384, 6), (448, 7), (768, 12))],
+    "tnt": [{"patch": 8, "pixels": 2, "dim": 64, "inner": 12, "depth": 3, "heads": 4, "mlp": 2, **h} for h in HEADS]
+    + [{"dim": 640, "inner": 40, "heads": 10, "inner_heads": 2, "head": "cls_vis"}],
+    "t2t": [{"patch": 8, "dim": 64, "token_dim": 32, "depth": 3, "heads": 4, "mlp": 2, **head} for head in HEADS]
+    + [{"dim": 448, "heads": 7, "depth": 19, "head": "cls_vis"}],
 }
 
 

@@ -86,7 +86,7 @@ def test_refused() -> None:
 
 @pytest.mark.parametrize("name", SMALL)
 def test_activations(name: str) -> None:
-    """(B, D) after each block; after the last one, the mean of what the last LayerNorm is given, less the class token."""
+    """After the last block: the mean of what the last LayerNorm is given, the class token left out."""
     model = small(name)
     x = torch.rand(4, 3, 16, 16)
     found = [activations(model, x, block) for block in (1, 2, 3)]

@@ -18,6 +18,8 @@ from fatbench.models.leaf_cnn import leaf_cnn
 from fatbench.models.nin import nin
 from fatbench.models.resnet import resnet18
 from fatbench.models.small_cnn import small_cnn
+from fatbench.models.t2t import t2t
+from fatbench.models.tnt import tnt
 from fatbench.models.vit import vit
 
 
@@ -43,4 +45,6 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "resnet18": resnet18,
     "leaf_cnn": leaf_cnn,
     "vit": vit,
+    "tnt": tnt,
+    "t2t": t2t,
 }

@@ -1,0 +1,236 @@
+"""Tokens-to-Token ViT, which timm does not have (P000; methods.md 6.2).
+
+Names of modules and parameters are those of the authors' release, so that their checkpoints load as they are.
+
+    Symbol (paper)     | here              | what
+    T2T module         | TokensToToken     | image -> N tokens: three soft splits, performers between
+    soft split         | F.unfold          | overlapping patches, one token each
+    T2T transformer    | Performer         | one layer of linear attention with m random features
+    w                  | w                 | (m, token_dim), the features' directions; never trained
+    PE                 | pos_embed         | (1, 1 + N, D), sinusoids; never trained
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fatbench.kinds import Count
+from fatbench.models import heads as heads_module
+from fatbench.models.pretrained import load_pretrained
+from fatbench.models.transformer import Transformer, check_grid, check_heads
+
+
+def t2t(
+    shape: tuple[int, int, int],
+    classes: int,
+    *,
+    head: Literal["cls", "vis", "cls_vis"] = "cls",
+    patch: Count = 16,
+    dim: Count = 384,
+    token_dim: Count = 64,
+    depth: Count = 14,
+    heads: Count = 6,
+    mlp: Count = 3,
+    d1: Count | None = None,
+    d2: Count | None = None,
+    head_norm: Literal["bn", "ln", "none"] = "bn",
+    normalise: Literal["half", "imagenet", "none"] = "imagenet",
+    weights: str | None = None,
+) -> nn.Module:
+    """Tokens-to-Token ViT with performers; T2T-ViT-14 at the defaults.
+
+    Maps (B, C, H, W) in [0, 1] to (B, classes); H = W, a multiple of `patch`. Three overlapping splits, 7x7 with stride
+    patch / 4, then twice 3x3 with stride 2, leave (H / patch)^2 tokens; between them a performer of `token_dim`
+    channels and token_dim / 2 random features. `patch` is 4, 8, ..., 28, so that the 7x7 windows leave no gap. Then
+    `depth` blocks as in ViT, queries, keys and values without bias. A class token; fixed sinusoid positions.
+
+    The random features and the positions are parameters that are never trained: equal on every client, in the state.
+    paper's code: dropout 0.1 within the performers / here: none, as everywhere in P000.
+    With `weights`, attention is scaled by dim^-1/2, as the published weights were trained, else by (dim / heads)^-1/2.
+
+    `head`, `d1`, `d2`, `head_norm`, `normalise` and `weights` as for `vit`, but timm has no weights: give the path of
+    the authors' 81.5_T2T_ViT_14.pth.tar.
+
+    ValueError: images not square or not tiled by the patches, any other patch, dim not a multiple of heads, token_dim
+    odd, weights of another model. MachineError: weights that cannot be read.
+
+    Source: Yuan et al. 2021 and yitu-opensource/T2T-ViT, models/t2t_vit.py; P000 Tables 1-3.
+    Parameters: token_dim*(147*channels + 33*token_dim + 34) + 98*channels + (9*token_dim+1)*dim
+    Parameters: depth*((2*mlp+4)*dim*dim + (mlp+6)*dim) + 3*dim + (dim+1)*classes
+    Parameters: (head == "cls_vis")*(d1 or 48 + 16*(dim >= 384) + 32*(dim >= 448))*(dim + 2*(head_norm != "none") + 1)
+    Parameters: (head == "cls_vis")*((d2 or 24 + 24*(dim >= 384))*(dim + 2*(head_norm != "none")) + classes)
+    Parameters: (head == "cls_vis")*(d1 or 48 + 16*(dim >= 384) + 32*(dim >= 448))*(d2 or 24 + 24*(dim >= 384))*classes
+    """
+    if patch % 4 or patch > 28:
+        raise ValueError(f"t2t: patch must be 4, 8, 12, 16, 20, 24 or 28, got {patch}")
+    size = check_grid("t2t", shape, patch, head)
+    check_heads("t2t", dim, heads)
+    if token_dim % 2:
+        raise ValueError(f"t2t: token_dim must be even, for half as many random features, got {token_dim}")
+    scale = (dim if weights is not None else dim // heads) ** -0.5
+    backbone = T2T(shape[0], size, patch, dim, token_dim, depth, heads, mlp, scale)
+    model = Transformer(backbone, heads_module.build(head, dim, classes, d1, d2, head_norm), normalise, shape[0])
+    if weights is not None:
+        load_pretrained("t2t", model, weights, None, position="pos_embed")
+    return model
+
+
+class T2T(nn.Module):
+    """The backbone: normalised images (B, C, H, W) -> tokens (B, 1 + N, D), after the last LayerNorm."""
+
+    def __init__(
+        self,
+        channels: int,
+        size: int,
+        patch: int,
+        dim: int,
+        token_dim: int,
+        depth: int,
+        heads: int,
+        mlp: int,
+        scale: float,
+    ) -> None:
+        super().__init__()
+        self.tokens_to_token = TokensToToken(channels, dim, token_dim, stride=patch // 4)
+        self.cls_token = nn.Parameter(torch.empty(1, 1, dim))
+        self.pos_embed = nn.Parameter(sinusoids(1 + (size // patch) ** 2, dim), requires_grad=False)
+        self.blocks = nn.ModuleList(Block(dim, heads, mlp, scale) for _ in range(depth))
+        self.norm = nn.LayerNorm(dim)
+        nn.init.trunc_normal_(self.cls_token, std=0.02)
+        for module in self.modules():
+            if isinstance(module, nn.Linear):
+                nn.init.trunc_normal_(module.weight, std=0.02)
+                if module.bias is not None:
+                    nn.init.zeros_(module.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, C, H, W) -> (B, 1 + N, D)."""
+        x = self.tokens_to_token(x)
+        x = torch.cat((self.cls_token.expand(len(x), -1, -1), x), dim=1) + self.pos_embed
+        for block in self.blocks:
+            x = block(x)
+        tokens: Tensor = self.norm(x)
+        return tokens
+
+
+class TokensToToken(nn.Module):
+    """Three soft splits with a performer after each of the first two: the image's side shrinks by stride, 2 and 2."""
+
+    def __init__(self, channels: int, dim: int, token_dim: int, stride: int) -> None:
+        super().__init__()
+        self.stride = stride
+        self.attention1 = Performer(channels * 7 * 7, token_dim)
+        self.attention2 = Performer(token_dim * 3 * 3, token_dim)
+        self.project = nn.Linear(token_dim * 3 * 3, dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, C, H, W) -> (B, N, D)."""
+        x = F.unfold(x, 7, stride=self.stride, padding=math.ceil((7 - self.stride) / 2))
+        x = as_image(self.attention1(x.transpose(1, 2)))
+        x = F.unfold(x, 3, stride=2, padding=1)
+        x = as_image(self.attention2(x.transpose(1, 2)))
+        x = F.unfold(x, 3, stride=2, padding=1)
+        tokens: Tensor = self.project(x.transpose(1, 2))
+        return tokens
+
+
+class Performer(nn.Module):
+    """A layer of attention whose softmax kernel is estimated with m positive random features, linear in the tokens.
+
+    SM(q, k) = E_w[exp(w'q - |q|^2 / 2) exp(w'k - |k|^2 / 2)], m = dim / 2. The values, not the input, are added back,
+    because the input has another width.
+    """
+
+    def __init__(self, width: int, dim: int) -> None:
+        super().__init__()
+        self.kqv = nn.Linear(width, 3 * dim)
+        self.proj = nn.Linear(dim, dim)
+        self.norm1 = nn.LayerNorm(width)
+        self.norm2 = nn.LayerNorm(dim)
+        self.mlp = nn.Sequential(nn.Linear(dim, dim), nn.GELU(), nn.Linear(dim, dim))
+        m = dim // 2
+        self.w = nn.Parameter(nn.init.orthogonal_(torch.empty(m, dim)) * math.sqrt(m), requires_grad=False)
+
+    def features(self, x: Tensor) -> Tensor:
+        """(B, N, dim) -> (B, N, m): exp(w'x - |x|^2 / 2) / sqrt(m)."""
+        return torch.exp(x @ self.w.T - x.square().sum(-1, keepdim=True) / 2) / math.sqrt(len(self.w))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, N, width) -> (B, N, dim)."""
+        k, q, v = self.kqv(self.norm1(x)).chunk(3, dim=-1)
+        with torch.autocast("cuda" if x.is_cuda else "cpu", enabled=False):  # exponentials of differences: not in bf16
+            k, q, values = (t.to(self.w.dtype) for t in (k, q, v))
+            k, q = self.features(k), self.features(q)
+            total = q @ k.sum(1).unsqueeze(2)
+            y = q @ (k.transpose(1, 2) @ values) / (total + 1e-8)
+        x = v + self.proj(y)
+        x = x + self.mlp(self.norm2(x))
+        return x
+
+
+class Block(nn.Module):
+    """A pre-norm block of self-attention and MLP."""
+
+    def __init__(self, dim: int, heads: int, mlp: int, scale: float) -> None:
+        super().__init__()
+        self.norm1 = nn.LayerNorm(dim)
+        self.attn = Attention(dim, heads, scale)
+        self.norm2 = nn.LayerNorm(dim)
+        self.mlp = Mlp(dim, mlp * dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, N, D) -> (B, N, D)."""
+        x = x + self.attn(self.norm1(x))
+        x = x + self.mlp(self.norm2(x))
+        return x
+
+
+class Attention(nn.Module):
+    """Self-attention with a scale of one's own, which timm's has not."""
+
+    def __init__(self, dim: int, heads: int, scale: float) -> None:
+        super().__init__()
+        self.heads, self.scale = heads, scale
+        self.qkv = nn.Linear(dim, 3 * dim, bias=False)
+        self.proj = nn.Linear(dim, dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, N, D) -> (B, N, D)."""
+        b, n, dim = x.shape
+        q, k, v = self.qkv(x).reshape(b, n, 3, self.heads, dim // self.heads).permute(2, 0, 3, 1, 4).unbind(0)
+        y = F.scaled_dot_product_attention(q, k, v, scale=self.scale)
+        mixed: Tensor = self.proj(y.transpose(1, 2).reshape(b, n, dim))
+        return mixed
+
+
+class Mlp(nn.Module):
+    """Two linear layers with a GELU between them."""
+
+    def __init__(self, dim: int, hidden: int) -> None:
+        super().__init__()
+        self.fc1 = nn.Linear(dim, hidden)
+        self.fc2 = nn.Linear(hidden, dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, N, D) -> (B, N, D)."""
+        y: Tensor = self.fc2(F.gelu(self.fc1(x)))
+        return y
+
+
+def as_image(tokens: Tensor) -> Tensor:
+    """(B, n * n, D) -> (B, D, n, n)."""
+    side = math.isqrt(tokens.shape[1])
+    return tokens.transpose(1, 2).unflatten(2, (side, side))
+
+
+def sinusoids(n: int, dim: int) -> Tensor:
+    """(1, n, dim): position p has sin(p / 10000^(2i / dim)) at 2i and its cosine at 2i + 1."""
+    position = torch.arange(n, dtype=torch.float64)[:, None]
+    channel = torch.arange(dim)
+    angle = position / 10000 ** (2 * (channel // 2).double() / dim)
+    return torch.where(channel % 2 == 0, angle.sin(), angle.cos()).float()[None]

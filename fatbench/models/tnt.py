@@ -1,0 +1,84 @@
+"""Transformer in Transformer on timm's blocks (P000; methods.md 6.2)."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from torch import nn
+
+from fatbench.kinds import Count
+from fatbench.models import heads as heads_module
+from fatbench.models.pretrained import load_pretrained
+from fatbench.models.transformer import Transformer, check_grid, check_heads
+
+TIMM = {(16, 4, 384, 24, 12, 6, 4, 4): "tnt_s_patch16_224"}
+
+
+def tnt(
+    shape: tuple[int, int, int],
+    classes: int,
+    *,
+    head: Literal["cls", "vis", "cls_vis"] = "cls",
+    patch: Count = 16,
+    pixels: Count = 4,
+    dim: Count = 384,
+    inner: Count = 24,
+    depth: Count = 12,
+    heads: Count = 6,
+    inner_heads: Count = 4,
+    mlp: Count = 4,
+    d1: Count | None = None,
+    d2: Count | None = None,
+    head_norm: Literal["bn", "ln", "none"] = "bn",
+    normalise: Literal["half", "imagenet", "none"] = "half",
+    weights: str | None = None,
+) -> nn.Module:
+    """Transformer in Transformer; TNT-S at the defaults.
+
+    Maps (B, C, H, W) in [0, 1] to (B, classes); H = W, a multiple of `patch`. Each patch is also a sequence of
+    `pixels` x `pixels` "pixels" of `inner` channels, from a 7x7 convolution within the patch of stride patch / pixels.
+    A block attends among the pixels of each patch (`inner_heads` heads, an MLP 4 times as wide), adds them, projected,
+    to the patch's token of `dim` channels, and attends among the tokens (`heads` heads, an MLP `mlp` times as wide).
+    With patch 4 each pixel is one of the image's. A class token, learned positions. No dropout, no drop path.
+
+    `head`, `d1`, `d2`, `head_norm`, `normalise` and `weights` as for `vit`; "timm": tnt_s_patch16_224.
+
+    ValueError: images not square or not tiled by the patches, patch not a multiple of pixels, dim or inner not a
+    multiple of its heads, weights of another model. MachineError: weights that cannot be reached or read.
+
+    Source: Han et al. 2021; P000 Tables 1-3.
+    Parameters: (49*channels+1)*inner + pixels*pixels*inner*(dim+3) + dim*((size//patch)*(size//patch) + 7)
+    Parameters: depth*(12*inner*inner + 10*inner + pixels*pixels*inner*(dim+2) + (2*mlp+4)*dim*dim + (mlp+8)*dim)
+    Parameters: (dim+1)*classes
+    Parameters: (head == "cls_vis")*(d1 or 48 + 16*(dim >= 384) + 32*(dim >= 448))*(dim + 2*(head_norm != "none") + 1)
+    Parameters: (head == "cls_vis")*((d2 or 24 + 24*(dim >= 384))*(dim + 2*(head_norm != "none")) + classes)
+    Parameters: (head == "cls_vis")*(d1 or 48 + 16*(dim >= 384) + 32*(dim >= 448))*(d2 or 24 + 24*(dim >= 384))*classes
+    """
+    from timm.models.tnt import TNT  # here, because it takes seconds
+
+    from fatbench.models.fused import fuse
+
+    size = check_grid("tnt", shape, patch, head)
+    check_heads("tnt", dim, heads)
+    check_heads("tnt", inner, inner_heads, "inner")
+    if patch % pixels:
+        raise ValueError(f"tnt: a patch of {patch}x{patch} is not divided into {pixels}x{pixels} equal pixels")
+    backbone = TNT(
+        img_size=size,
+        patch_size=patch,
+        in_chans=shape[0],
+        num_classes=0,
+        global_pool="",
+        embed_dim=dim,
+        inner_dim=inner,
+        depth=depth,
+        num_heads_inner=inner_heads,
+        num_heads_outer=heads,
+        mlp_ratio=mlp,
+        first_stride=patch // pixels,
+    )
+    model = Transformer(fuse(backbone), heads_module.build(head, dim, classes, d1, d2, head_norm), normalise, shape[0])
+    if weights is not None:
+        published = TIMM.get((patch, pixels, dim, inner, depth, heads, inner_heads, mlp))
+        load_pretrained("tnt", model, weights, published, position="patch_pos")
+    return model
