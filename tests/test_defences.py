@@ -1,0 +1,198 @@
+"""Defences: what is sent, what is withheld, and the closed forms that say how often and how private."""
+
+from __future__ import annotations
+
+import math
+
+import numpy
+import pytest
+import torch
+from torch import Tensor
+
+from fatbench import registry
+from fatbench.defences import (
+    DEFENCES,
+    Upload,
+    gaussian_epsilon,
+    laplace_epsilon,
+    update_count_distribution,
+)
+from fatbench.errors import SpecError
+
+AT = Upload(seed=3, client=1, epoch=2, step=4)
+REQUIRED = {
+    "random_binary": {"rate": 0.3}, "locked_binary": {"rate": 0.3}, "pruning": {"rate": 0.3},
+    "gaussian": {"noise": 0.1}, "laplace": {"noise": 0.1},
+}  # fmt: skip
+
+
+def gradient(seed: int = 0) -> dict[str, Tensor]:
+    draw = torch.Generator().manual_seed(seed)
+    shapes = {"vit.pos_embed": (1, 50, 20), "vit.patch_embed.proj.weight": (20, 3, 8, 8), "head.bias": (10,)}
+    return {name: torch.randn(shape, generator=draw) for name, shape in shapes.items()}
+
+
+def flat(values: dict[str, Tensor]) -> Tensor:
+    return torch.cat([v.flatten() for v in values.values()])
+
+
+@pytest.mark.parametrize("name", DEFENCES)
+def test_a_defence_is_a_pure_function_and_withheld_entries_are_zero(name):
+    before = gradient()
+    sent, mask = DEFENCES[name](before, AT, **REQUIRED.get(name, {}))
+    again, _ = DEFENCES[name](gradient(), AT, **REQUIRED.get(name, {}))
+    torch.testing.assert_close(before, gradient(), rtol=0, atol=0)
+    torch.testing.assert_close(sent, again, rtol=0, atol=0)
+    assert {n: (v.shape, v.dtype) for n, v in sent.items()} == {n: (v.shape, v.dtype) for n, v in before.items()}
+    for key, contributes in (mask or {}).items():
+        assert contributes.dtype == torch.bool
+        assert not sent[key][~contributes].any()
+        torch.testing.assert_close(sent[key][contributes], before[key][contributes], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("name", ["random_binary", "locked_binary", "pruning"])
+def test_rate_zero_is_no_defence(name):
+    sent, mask = DEFENCES[name](gradient(), AT, rate=0.0)
+    torch.testing.assert_close(sent, gradient(), rtol=0, atol=0)
+    assert all(m.all() for m in (mask or {}).values())
+
+
+def test_the_rate_is_the_share_of_zeros():
+    """n = 4,850 entries: four standard deviations of a share are 4 sqrt(R (1 - R) / n) <= 0.029."""
+    for rate in (0.2, 0.5, 0.8):
+        _, mask = DEFENCES["random_binary"](gradient(), AT, rate=rate)
+        assert float((~flat(mask)).float().mean()) == pytest.approx(rate, abs=0.029)
+
+
+def test_who_shares_a_mask_and_for_how_long():
+    def mask(name: str, client: int, epoch: int, step: int, **settings: object) -> Tensor:
+        return flat(DEFENCES[name](gradient(), Upload(0, client, epoch, step), rate=0.5, **settings)[1])
+
+    def same(name: str, **settings: object) -> tuple[bool, bool, bool]:
+        """Is the mask the same in the next step, the next epoch, for the next client?"""
+        first = mask(name, 0, 0, 0, **settings)
+        others = [(0, 0, 1), (0, 1, 0), (1, 0, 0)]
+        return tuple(torch.equal(first, mask(name, *other, **settings)) for other in others)
+
+    assert same("random_binary") == (True, False, False)
+    assert same("random_binary", period="step") == (False, False, False)
+    assert same("locked_binary") == (True, True, False)
+    assert same("locked_binary", shared=True) == (True, True, True)
+
+
+def test_the_mask_of_a_tensor_does_not_depend_on_the_others():
+    _, all_of_them = DEFENCES["random_binary"](gradient(), AT, rate=0.5)
+    alone = {"head.bias": gradient()["head.bias"]}
+    assert torch.equal(DEFENCES["random_binary"](alone, AT, rate=0.5)[1]["head.bias"], all_of_them["head.bias"])
+
+
+def test_rates_per_layer():
+    _, mask = DEFENCES["random_binary"](gradient(), AT, rate=0.0, layers={"pos_embed": 0.9, "vit": 0.5, "head": 0.0})
+    shares = {name: float((~m).float().mean()) for name, m in mask.items()}
+    assert shares["vit.pos_embed"] == pytest.approx(0.9, abs=0.04)
+    assert shares["vit.patch_embed.proj.weight"] == pytest.approx(0.5, abs=0.04)
+    assert shares["head.bias"] == 0
+
+
+def test_fixed_position_withholds_the_position_embedding_alone():
+    sent, mask = DEFENCES["fixed_position"](gradient(), AT)
+    assert list(mask) == ["vit.pos_embed"]
+    assert not sent["vit.pos_embed"].any()
+    assert torch.equal(sent["head.bias"], gradient()["head.bias"])
+
+
+def test_gaussian_noise_has_its_size_and_the_gradient_is_cut_in_l2():
+    sent, _ = DEFENCES["gaussian"](gradient(), AT, noise=0.0, clip=2.0)
+    assert float(flat(sent).norm()) == pytest.approx(2, rel=1e-5)
+    noise = flat(DEFENCES["gaussian"](gradient(), AT, noise=0.5, clip=2.0)[0]) - flat(sent)
+    assert float(noise.std()) == pytest.approx(1.0, rel=0.05)
+    short = {"w": torch.tensor([0.3, 0.4])}
+    torch.testing.assert_close(DEFENCES["gaussian"](short, AT, noise=0.0, clip=2.0)[0], short)
+
+
+def test_laplace_noise_has_its_size_and_the_gradient_is_cut_in_l1():
+    """The mean absolute value of Laplace noise is its scale, its standard deviation sqrt(2) times that."""
+    sent, _ = DEFENCES["laplace"](gradient(), AT, noise=0.0, clip=2.0)
+    assert float(flat(sent).abs().sum()) == pytest.approx(2, rel=1e-5)
+    noise = flat(DEFENCES["laplace"](gradient(), AT, noise=0.5, clip=2.0)[0]) - flat(sent)
+    assert float(noise.abs().mean()) == pytest.approx(1.0, rel=0.06)
+    assert float(noise.std()) == pytest.approx(math.sqrt(2), rel=0.08)
+
+
+def test_pruning_keeps_the_largest():
+    sent, mask = DEFENCES["pruning"]({"w": torch.tensor([3.0, -1.0, 0.5, -4.0])}, AT, rate=0.5)
+    assert mask is None
+    assert sent["w"].tolist() == [3.0, 0.0, 0.0, -4.0]
+
+
+@pytest.mark.parametrize(("rate", "words"), [(1.0, "at 1 nothing is sent"), (1.5, "got 1.5"), (-0.1, "got -0.1")])
+@pytest.mark.parametrize("name", ["random_binary", "locked_binary", "pruning"])
+def test_a_rate_outside_its_range_is_refused(name, rate, words):
+    with pytest.raises(ValueError, match=words):
+        DEFENCES[name](gradient(), AT, rate=rate)
+    with pytest.raises(SpecError, match="rate"):
+        registry.check("Defence", {"name": name, "rate": rate})
+
+
+def test_other_mistakes():
+    with pytest.raises(ValueError, match=r"no learned positions \(no parameter named pos_embed\)"):
+        DEFENCES["fixed_position"]({"w": torch.ones(2)}, AT)
+    with pytest.raises(ValueError, match=r"no parameter is named 'block\.\.\.'"):
+        DEFENCES["random_binary"](gradient(), AT, rate=0.1, layers={"block": 0.5})
+    with pytest.raises(ValueError, match=r"must be in \[0, 1\), got 1"):
+        DEFENCES["random_binary"](gradient(), AT, rate=0.1, layers={"head": 1.0})
+    with pytest.raises(ValueError, match="delta must be in"):
+        gaussian_epsilon(1.0, 0.0)
+
+
+def test_settings_of_a_suite_are_checked_and_fractions_read():
+    spec = registry.check("Defence", {"name": "random_binary", "rate": "1/5", "layers": {"pos_embed": "1/2"}})
+    sent, mask = registry.build("Defence", spec)(gradient(), AT)
+    assert float((~mask["vit.pos_embed"]).float().mean()) == pytest.approx(0.5, abs=0.07)
+    assert sent.keys() == gradient().keys()
+    with pytest.raises(SpecError, match="layers"):
+        registry.check("Defence", {"name": "random_binary", "rate": 0.2, "layers": {"pos_embed": 1}})
+
+
+def test_epsilon_of_one_gaussian_solves_its_equation_and_known_values():
+    """sigma = sqrt(2 ln(1.25 / delta)) / eps is the classical sufficient noise for eps < 1, so the exact one is below.
+
+    Composition: 100 uploads at sigma = 10 are one at sigma = 1. delta(0) = 2 Phi(mu / 2) - 1.
+    """
+    delta = 1e-5
+    classical = math.sqrt(2 * math.log(1.25 / delta)) / 0.9
+    assert 0.5 < gaussian_epsilon(classical, delta) < 0.9
+    assert gaussian_epsilon(10, delta, uploads=100) == pytest.approx(gaussian_epsilon(1, delta), rel=1e-9)
+    assert gaussian_epsilon(1, delta, sensitivity=2) == pytest.approx(gaussian_epsilon(0.5, delta), rel=1e-9)
+    mu = 0.2
+    assert gaussian_epsilon(1 / mu, math.erf(mu / 2 / math.sqrt(2))) == pytest.approx(0, abs=1e-9)
+    assert gaussian_epsilon(0, delta) == laplace_epsilon(0) == math.inf
+    assert laplace_epsilon(0.1, uploads=3) == pytest.approx(30)
+    # sigma 1e-3: mu = 1000, epsilon = mu^2 / 2 + mu Phi^-1(1 - delta) up to a relative 1e-5; 4.2649 is the quantile
+    assert gaussian_epsilon(1e-3, delta) == pytest.approx(500_000 + 4264.9, rel=2e-5)
+
+
+@pytest.mark.parametrize(("noise", "uploads"), [(1.0, 1), (2.0, 10), (0.5, 1), (5.0, 100)])
+def test_epsilon_agrees_with_an_accountant(noise, uploads):
+    """Opacus' accountant of privacy loss random variables at sampling rate 1 has an error of 0.01 in epsilon."""
+    accountants = pytest.importorskip("opacus.accountants")
+    accountant = accountants.PRVAccountant()
+    accountant.history = [(noise, 1.0, uploads)]
+    with numpy.errstate(divide="ignore"):  # it takes a logarithm of 0 at rate 1
+        expected = accountant.get_epsilon(1e-5)
+    assert gaussian_epsilon(noise, 1e-5, uploads) == pytest.approx(expected, abs=0.011)
+
+
+@pytest.mark.parametrize("rate", [0.2, 0.5, 0.8])
+def test_update_counts_are_a_distribution_and_the_printed_ones_are_not(rate):
+    for kind in ("random", "locked", "locked_shared"):
+        assert sum(update_count_distribution(10, 5, rate, kind)) == pytest.approx(1)
+    means = {0.2: 9.997, 0.5: 9.69, 0.8: 6.72}  # methods.md 8.4
+    law = update_count_distribution(10, 5, rate)
+    assert sum(f * p for f, p in enumerate(law)) == pytest.approx(means[rate], abs=0.005)
+    assert update_count_distribution(10, 5, rate, "locked")[0] == pytest.approx(rate**5)
+    assert update_count_distribution(10, 5, rate, "locked_shared")[0] == pytest.approx(rate)
+
+
+def test_the_printed_formula_sums_to_what_the_specification_says():
+    assert sum(update_count_distribution(10, 5, 0.2, "printed")) == pytest.approx(2.8e31, rel=0.02)
