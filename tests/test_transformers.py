@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import argparse
+import math
+import re
+from pathlib import Path
+
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import nn
 
+from fatbench import registry
+from fatbench.errors import MachineError
 from fatbench.models import MODELS, logit_parameters
 from fatbench.models.heads import ClsVisHead, cross_covariance, power_normalised
+from fatbench.models.t2t import Performer, sinusoids
 
 HEADS = ("cls", "vis", "cls_vis")
 SMALL = {
@@ -207,3 +216,394 @@ def test_refused_shapes(name: str) -> None:
         MODELS[name]((3, 4, 4), 5, **settings, head="cls_vis")
     with pytest.raises(ValueError, match=f"{name}: dim 16 is not a multiple of its 3 attention heads"):
         MODELS[name]((3, 16, 16), 5, **{**settings, "heads": 3})
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "message"),
+    [
+        ("tnt", {"inner": 6}, "tnt: inner 6 is not a multiple of its 4 attention heads"),
+        ("tnt", {"pixels": 3}, "tnt: a patch of 4x4 is not divided into 3x3 equal pixels"),
+        ("t2t", {"patch": 6}, "t2t: patch must be 4, 8, 12, 16, 20, 24 or 28, got 6"),
+        ("t2t", {"patch": 32}, "t2t: patch must be 4, 8, 12, 16, 20, 24 or 28, got 32"),
+        ("t2t", {"token_dim": 7}, "t2t: token_dim must be even, for half as many random features, got 7"),
+    ],
+)
+def test_refused_settings(name: str, settings: dict[str, int], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        small(name, **settings)
+
+
+# --- TNT and T2T ----------------------------------------------------------------------------------------------------
+
+
+def test_fused_attention_is_timms() -> None:
+    """Values and gradients of timm's own TNT attention, from the same parameters."""
+    from timm.models.tnt import Attention
+
+    from fatbench.models.fused import FusedAttention
+
+    fused = small("tnt").backbone.blocks[0].attn_out
+    assert type(fused) is FusedAttention
+    plain = Attention(16, 16, num_heads=2)
+    plain.load_state_dict(fused.state_dict())
+    results = []
+    for attention in (plain, fused):
+        x = torch.rand(3, 7, 16, generator=torch.Generator().manual_seed(0)).requires_grad_()
+        y = attention(x)
+        results.append((y, torch.autograd.grad(y.square().sum(), x)[0]))
+    torch.testing.assert_close(results[0], results[1], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("patch", [4, 8, 12, 16, 20, 24, 28])
+def test_soft_splits_of_every_patch(patch: int) -> None:
+    """(size / patch)^2 tokens and the class token, without a gap: every input pixel has a gradient."""
+    torch.manual_seed(0)
+    settings = {**SMALL["t2t"], "patch": patch, "depth": 1, "head": "vis"}
+    model = MODELS["t2t"]((1, 3 * patch, 3 * patch), 5, **settings)
+    x = torch.rand(1, 1, 3 * patch, 3 * patch, requires_grad=True)
+    tokens = model.tokens(x)
+    assert tokens.shape == (1, 10, 16)
+    weights = torch.rand(tokens.shape)
+    assert (torch.autograd.grad((tokens * weights).sum(), x)[0] != 0).all()
+
+
+def test_frozen_tensors_of_t2t() -> None:
+    """The performers' features and the positions are in the state, never trained and no classifier's."""
+    model = small("t2t", head="cls_vis")
+    frozen = {name for name, p in model.named_parameters() if not p.requires_grad}
+    assert frozen == {
+        "backbone.pos_embed",
+        "backbone.tokens_to_token.attention1.w",
+        "backbone.tokens_to_token.attention2.w",
+    }
+    assert frozen < model.state_dict().keys()
+    w = model.backbone.tokens_to_token.attention1.w
+    torch.testing.assert_close(w @ w.T, 4 * torch.eye(4), atol=1e-5, rtol=0)  # m orthogonal rows of length sqrt(m)
+
+
+def test_sinusoids_by_hand() -> None:
+    """Position 3, 4 channels: sin 3, cos 3, sin 3/100, cos 3/100."""
+    table = sinusoids(5, 4)
+    assert table.shape == (1, 5, 4)
+    expected = [math.sin(3), math.cos(3), math.sin(0.03), math.cos(0.03)]
+    torch.testing.assert_close(table[0, 3], torch.tensor(expected))
+
+
+def test_the_performer_estimates_softmax_attention() -> None:
+    """With many random features the mean over draws of w is softmax(q k' ) v: the kernel is unbiased."""
+    torch.manual_seed(0)
+    performer = Performer(6, 4)
+    x, y = torch.randn(1, 5, 4) / 2, torch.randn(1, 5, 4) / 2
+    performer.w = nn.Parameter(torch.randn(200_000, 4), requires_grad=False)
+    kernel = performer.features(x) @ performer.features(y).transpose(1, 2)
+    torch.testing.assert_close(kernel, (x @ y.transpose(1, 2)).exp(), rtol=0.05, atol=0)
+
+
+def released_t2t(state: dict[str, torch.Tensor], x: torch.Tensor, depth: int, heads: int, scale: float) -> torch.Tensor:
+    """The authors' forward pass on normalised images, from a state with their names; the class token after it."""
+
+    def affine(name: str, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.linear(x, state[f"{name}.weight"], state.get(f"{name}.bias"))
+
+    def norm(name: str, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.layer_norm(x, x.shape[-1:], state[f"{name}.weight"], state[f"{name}.bias"])
+
+    def performer(name: str, x: torch.Tensor) -> torch.Tensor:
+        w = state[f"{name}.w"]
+        k, q, v = torch.split(affine(f"{name}.kqv", norm(f"{name}.norm1", x)), w.shape[1], dim=-1)
+        kp, qp = (
+            torch.exp(torch.einsum("bti,mi->btm", t, w) - (t * t).sum(-1, keepdim=True) / 2) / len(w) ** 0.5
+            for t in (k, q)
+        )
+        total = torch.einsum("bti,bi->bt", qp, kp.sum(1)).unsqueeze(2)
+        y = torch.einsum("bti,bni->btn", qp, torch.einsum("bin,bim->bnm", v, kp)) / (total + 1e-8)
+        y = v + affine(f"{name}.proj", y)
+        hidden = nn.functional.gelu(affine(f"{name}.mlp.0", norm(f"{name}.norm2", y)))
+        return y + affine(f"{name}.mlp.2", hidden)
+
+    for step, (kernel, stride, padding) in enumerate([(7, 4, 2), (3, 2, 1), (3, 2, 1)]):
+        x = nn.Unfold(kernel, stride=stride, padding=padding)(x).transpose(1, 2)
+        if step < 2:
+            x = performer(f"tokens_to_token.attention{step + 1}", x)
+            side = round(x.shape[1] ** 0.5)
+            x = x.transpose(1, 2).reshape(len(x), -1, side, side)
+    x = affine("tokens_to_token.project", x)
+    x = torch.cat([state["cls_token"].expand(len(x), -1, -1), x], 1) + state["pos_embed"]
+    for i in range(depth):
+        b, n, c = x.shape
+        qkv = affine(f"blocks.{i}.attn.qkv", norm(f"blocks.{i}.norm1", x))
+        q, k, v = qkv.reshape(b, n, 3, heads, c // heads).permute(2, 0, 3, 1, 4)
+        y = ((q @ k.transpose(-2, -1)) * scale).softmax(-1) @ v
+        x = x + affine(f"blocks.{i}.attn.proj", y.transpose(1, 2).reshape(b, n, c))
+        hidden = nn.functional.gelu(affine(f"blocks.{i}.mlp.fc1", norm(f"blocks.{i}.norm2", x)))
+        x = x + affine(f"blocks.{i}.mlp.fc2", hidden)
+    return norm("norm", x)[:, 0]
+
+
+def released_t2t_shapes(depth: int = 14, dim: int = 384, token: int = 64, mlp: int = 3) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of the published T2T-ViT-14 (yitu-opensource/T2T-ViT, models/), its 1000 classes included."""
+    shapes: dict[str, tuple[int, ...]] = {"cls_token": (1, 1, dim), "pos_embed": (1, 197, dim)}
+
+    def affine(name: str, out: int, width: int, bias: bool = True) -> None:
+        shapes[f"{name}.weight"] = (out, width)
+        if bias:
+            shapes[f"{name}.bias"] = (out,)
+
+    def norm(name: str, width: int) -> None:
+        shapes[f"{name}.weight"] = shapes[f"{name}.bias"] = (width,)
+
+    for name, width in (("tokens_to_token.attention1", 3 * 49), ("tokens_to_token.attention2", token * 9)):
+        shapes[f"{name}.w"] = (token // 2, token)
+        affine(f"{name}.kqv", 3 * token, width)
+        affine(f"{name}.proj", token, token)
+        norm(f"{name}.norm1", width)
+        norm(f"{name}.norm2", token)
+        affine(f"{name}.mlp.0", token, token)
+        affine(f"{name}.mlp.2", token, token)
+    affine("tokens_to_token.project", dim, token * 9)
+    for i in range(depth):
+        norm(f"blocks.{i}.norm1", dim)
+        affine(f"blocks.{i}.attn.qkv", 3 * dim, dim, bias=False)
+        affine(f"blocks.{i}.attn.proj", dim, dim)
+        norm(f"blocks.{i}.norm2", dim)
+        affine(f"blocks.{i}.mlp.fc1", mlp * dim, dim)
+        affine(f"blocks.{i}.mlp.fc2", dim, mlp * dim)
+    norm("norm", dim)
+    affine("head", 1000, dim)
+    return shapes
+
+
+def test_t2t_has_the_names_of_the_release() -> None:
+    with torch.device("meta"):
+        backbone = MODELS["t2t"]((3, 224, 224), 1000).backbone
+    ours = {name: tuple(value.shape) for name, value in backbone.state_dict().items()}
+    released = released_t2t_shapes()
+    assert ours == {name: shape for name, shape in released.items() if not name.startswith("head.")}
+    assert round(sum(map(math.prod, released.values())) / 1e6, 1) == 21.5  # as its README says
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "count"),
+    [
+        ("vit", {}, 22_050_664),  # timm's table: 22.05 M
+        ("vit", {"dim": 768, "heads": 12}, 86_567_656),  # 86.57 M
+        ("tnt", {}, 23_768_584),  # 23.77 M
+        ("t2t", {}, 21_545_550),  # 21.5 M; 80,000 of them are never trained
+    ],
+)
+def test_published_size(name: str, settings: dict[str, int], count: int) -> None:
+    """1000 classes at 224 x 224; the spec's 21.67 M of ViT-S with 10 classes follows from the first."""
+    with torch.device("meta"):
+        model = MODELS[name]((3, 224, 224), 1000, **settings)
+    assert sum(p.numel() for p in model.parameters()) == count
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [("vit", {}), ("tnt", {"head": "cls_vis"}), ("t2t", {"head": "cls_vis", "dim": 448, "heads": 7})],
+)
+def test_plan_counts_the_parameters(name: str, settings: dict[str, object]) -> None:
+    """The docstring's lines, read from the source as `fatbench plan` does, against the model."""
+    spec = registry.check("Model", {"name": name, **settings})
+    with torch.device("meta"):
+        model = MODELS[name]((3, 224, 224), 10, **settings)
+    counted = registry.formula("Model", spec, "Parameters", channels=3, size=224, classes=10)
+    assert counted == sum(p.numel() for p in model.parameters() if p.requires_grad)
+
+
+# --- published weights ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Files with random weights in the form they are published in, and the logits they give for `IMAGE`."""
+    import timm
+    from safetensors.torch import save_file
+
+    folder = tmp_path_factory.mktemp("published")
+    x = (IMAGE - 0.5) / 0.5
+    torch.manual_seed(0)
+    for name in ("vit_small_patch16_224", "tnt_s_patch16_224"):
+        net = timm.create_model(name, pretrained=False).eval()
+        with torch.no_grad():
+            torch.save(net(x), folder / f"{name}.logits")
+        torch.save(
+            {"epoch": 3, "args": argparse.Namespace(lr=1), "state_dict": net.state_dict()}, folder / f"{name}.pth"
+        )
+        save_file(net.state_dict(), folder / f"{name}.safetensors")
+    state = {name: torch.randn(shape) * 0.05 for name, shape in released_t2t_shapes().items()}
+    stored = {"state_dict": {}, "state_dict_ema": {f"module.{k}": v for k, v in state.items()}}
+    torch.save(stored, folder / "81.5_T2T_ViT_14.pth.tar")
+    mean, std = (torch.tensor(v).view(3, 1, 1) for v in ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)))
+    token = released_t2t(state, (IMAGE - mean) / std, 14, 6, 384**-0.5)
+    torch.save(token @ state["head.weight"].T + state["head.bias"], folder / "81.5_T2T_ViT_14.logits")
+    return folder
+
+
+IMAGE = torch.rand(1, 3, 224, 224, generator=torch.Generator().manual_seed(0))
+PUBLISHED = {
+    "vit": "vit_small_patch16_224.pth",
+    "tnt": "tnt_s_patch16_224.pth",
+    "t2t": "81.5_T2T_ViT_14.pth.tar",
+}
+
+
+def logits_of(file: Path) -> torch.Tensor:
+    return torch.load(file.with_name(file.name.removesuffix(".tar")).with_suffix(".logits"))
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_weights_give_the_published_logits(name: str, published: Path) -> None:
+    """Against timm's own models (and the release's equations for T2T) with the same 1000 classes."""
+    file = published / PUBLISHED[name]
+    model = MODELS[name]((3, 224, 224), 1000, weights=str(file)).eval()
+    with torch.no_grad():
+        ours = model(IMAGE)
+    assert logits_of(file).std() > 0.01
+    torch.testing.assert_close(ours, logits_of(file), rtol=1e-4, atol=1e-5)
+
+
+def test_safetensors_hold_the_same(published: Path) -> None:
+    states = []
+    for suffix in (".pth", ".safetensors"):
+        file = published / f"vit_small_patch16_224{suffix}"
+        states.append(MODELS["vit"]((3, 224, 224), 1000, weights=str(file)).state_dict())
+    assert all(torch.equal(states[0][name], value) for name, value in states[1].items())
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_a_new_task_gets_a_new_head(head: str, published: Path) -> None:
+    """Ten classes: the backbone is the published one, the head the one that this seed draws without weights, too."""
+    file = published / "vit_small_patch16_224.safetensors"
+    models = []
+    for weights in (None, str(file)):
+        torch.manual_seed(5)
+        models.append(MODELS["vit"]((3, 224, 224), 10, head=head, weights=weights))
+    scratch, loaded = models
+    assert all(torch.equal(value, loaded.head.state_dict()[name]) for name, value in scratch.head.state_dict().items())
+    norm = load_file(file)["blocks.11.mlp.fc2.weight"]
+    assert torch.equal(loaded.backbone.state_dict()["blocks.11.mlp.fc2.weight"], norm)
+    assert not torch.equal(scratch.backbone.state_dict()["blocks.11.mlp.fc2.weight"], norm)
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_positions_of_another_size_are_interpolated(name: str, published: Path) -> None:
+    """14 x 14 patches to 4 x 4: the class token's entry stays; the others' mean stays about what it was."""
+    model = MODELS[name]((3, 64, 64), 10, weights=str(published / PUBLISHED[name]))
+    key = "patch_pos" if name == "tnt" else "pos_embed"
+    stored = torch.load(published / PUBLISHED[name], weights_only=False)
+    state = stored.get("state_dict_ema") or stored["state_dict"]
+    old, new = state.get(key, state.get(f"module.{key}")), model.backbone.state_dict()[key]
+    assert new.shape == (1, 17, 384)
+    assert torch.equal(new[:, 0], old[:, 0])
+    grid = old[0, 1:].T.unflatten(1, (14, 14))[None]
+    expected = nn.functional.interpolate(grid, (4, 4), mode="bicubic", antialias=True, align_corners=False)
+    torch.testing.assert_close(new[0, 1:], expected[0].flatten(1).T)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "file", "message"),
+    [
+        (
+            "vit",
+            {"dim": 192, "heads": 3},
+            "vit_small_patch16_224.pth",
+            "cls_token is 1x1x384, 1x1x192 needed; pos_embed is 1x197x384, 1x197x192 needed; "
+            "patch_embed.proj.weight is 384x3x16x16, 192x3x16x16 needed; and 147 more",
+        ),
+        (
+            "vit",
+            {"depth": 11},
+            "vit_small_patch16_224.pth",
+            "blocks.11.norm1.weight is 384, none needed; blocks.11.norm1.bias is 384, none needed; "
+            "blocks.11.attn.qkv.weight is 1152x384, none needed; and 9 more",
+        ),
+        (
+            "vit",
+            {"patch": 32},
+            "vit_small_patch16_224.pth",
+            "patch_embed.proj.weight is 384x3x16x16, 384x3x32x32 needed",
+        ),
+        (
+            "tnt",
+            {"depth": 1},
+            "vit_small_patch16_224.pth",
+            "patch_pos is missing, 1x197x384 needed; pixel_pos is missing, 1x24x4x4 needed; ",
+        ),
+        ("t2t", {"depth": 1}, "tnt_s_patch16_224.pth", "pos_embed is missing, 1x197x384 needed; "),
+        ("t2t", {"token_dim": 32}, "81.5_T2T_ViT_14.pth.tar", "tokens_to_token.attention1.w is 32x64, 16x32 needed; "),
+    ],
+)
+def test_weights_of_another_architecture(
+    name: str, settings: dict[str, int], file: str, message: str, published: Path
+) -> None:
+    path = str(published / file)
+    expected = f"{name}: {path} holds another architecture than these settings: {message}"
+    with pytest.raises(ValueError, match=re.escape(expected)):
+        MODELS[name]((3, 224, 224), 10, weights=path, **settings)
+
+
+def test_weights_that_cannot_be_read(tmp_path: Path) -> None:
+    torch.save([1, 2], tmp_path / "list.pth")
+    torch.save({"state_dict": {"epoch": 1}}, tmp_path / "numbers.pth")
+    for suffix in ("pth", "safetensors"):
+        (tmp_path / f"broken.{suffix}").write_bytes(b"not a checkpoint")
+    for name, message in [
+        ("none.pth", "vit: weights: no file "),
+        ("", "vit: weights: no file "),
+        ("list.pth", "list.pth holds no state of named tensors"),
+        ("numbers.pth", "numbers.pth holds no state of named tensors"),
+        ("broken.pth", "vit: weights: cannot read "),
+        ("broken.safetensors", "vit: weights: cannot read "),
+    ]:
+        with pytest.raises(MachineError, match=message):
+            small("vit", weights=str(tmp_path / name))
+
+
+class Hostile:
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return print, ("a checkpoint ran code",)
+
+
+def test_a_checkpoint_runs_no_code(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    torch.save({"state_dict": Hostile()}, tmp_path / "hostile.pth")
+    with pytest.raises(MachineError, match="vit: weights: cannot read "):
+        small("vit", weights=str(tmp_path / "hostile.pth"))
+    assert capsys.readouterr().out == ""
+
+
+def test_timm_without_network_or_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Never a silent random start: what the hub raises becomes a message that says what to do instead."""
+    import timm
+
+    def unreachable(name: str, pretrained: bool) -> None:
+        assert (name, pretrained) == ("vit_small_patch16_224", True)
+        raise OSError("We couldn't connect to the hub\nand more")
+
+    monkeypatch.setattr(timm, "create_model", unreachable)
+    message = (
+        "vit: cannot get timm's vit_small_patch16_224: We couldn't connect to the hub. Where the hub cannot be reached"
+    )
+    with pytest.raises(MachineError, match=message):
+        MODELS["vit"]((3, 32, 32), 10, weights="timm")
+    for name in SMALL:
+        with pytest.raises(
+            ValueError, match=f"{name}: timm has no weights for these settings; give `weights` the path"
+        ):
+            small(name, weights="timm")
+
+
+def test_timms_own_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    """weights: timm takes what timm's factory returns, here a network with weights of a known seed."""
+    import timm
+
+    create = timm.create_model
+
+    def seeded(name: str, pretrained: bool) -> nn.Module:
+        torch.manual_seed(7)
+        return create(name, pretrained=False)
+
+    monkeypatch.setattr(timm, "create_model", seeded)
+    model = MODELS["tnt"]((3, 224, 224), 10, weights="timm")
+    theirs = seeded("tnt_s_patch16_224", True).state_dict()
+    assert all(torch.equal(value, theirs[name]) for name, value in model.backbone.state_dict().items())
