@@ -15,6 +15,7 @@ from collections.abc import Callable
 from torch import nn
 
 from fatbench.models.leaf_cnn import leaf_cnn
+from fatbench.models.mcmahan_cnn import mcmahan_cnn
 from fatbench.models.nin import nin
 from fatbench.models.resnet import resnet18
 from fatbench.models.small_cnn import small_cnn
@@ -44,6 +45,7 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "small_cnn": small_cnn,
     "resnet18": resnet18,
     "leaf_cnn": leaf_cnn,
+    "mcmahan_cnn": mcmahan_cnn,
     "vit": vit,
     "tnt": tnt,
     "t2t": t2t,
