@@ -1,0 +1,114 @@
+"""How much of an image a reconstruction gives away: numbers per pair, and whose picture it is.
+
+Images are (V, C, H, W), float in [0, 1]; what lies outside is clamped, because that is what would be shown. Every
+measure of a pair returns (V,); all are symmetric but for the clamp. A number alone misleads: a flat grey image has a
+high SSIM beside a smooth original, and a picture of 8 dB can still be told from a thousand others. `BASELINES` are what
+somebody who has seen no gradient would answer, and `identified` says whether the picture points at its original.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+WINDOW, SIGMA = 11, 1.5  # of SSIM's Gaussian
+K1, K2 = 0.01, 0.03
+
+
+def mse(a: Tensor, b: Tensor) -> Tensor:
+    """Mean squared error of the clamped images: (V,)."""
+    return (a.clamp(0, 1) - b.clamp(0, 1)).square().flatten(1).mean(1)
+
+
+def psnr(a: Tensor, b: Tensor) -> Tensor:
+    """Peak signal-to-noise ratio in dB, 10 log10(1 / MSE): (V,), infinite where the clamped images are equal."""
+    return -10 * mse(a, b).log10()
+
+
+def ssim(a: Tensor, b: Tensor) -> Tensor:
+    """Structural similarity: (V,), the mean over channels and over all positions where the window fits.
+
+    An 11 x 11 Gaussian of standard deviation 1.5, K1 = 0.01, K2 = 0.03, population covariances. What breaching calls
+    SSIM is a complex-wavelet variant, so its numbers do not compare (A-36). ValueError: a side shorter than the window.
+
+    Source: Wang, Bovik, Sheikh and Simoncelli 2004.
+    """
+    if min(a.shape[-2:]) < WINDOW:
+        raise ValueError(f"ssim: its window is {WINDOW} x {WINDOW}, the images are {a.shape[-2]} x {a.shape[-1]}")
+    a, b = a.clamp(0, 1), b.clamp(0, 1)
+    distance = torch.arange(WINDOW, device=a.device, dtype=a.dtype) - WINDOW // 2
+    line = (-distance.square() / (2 * SIGMA**2)).exp()
+    line = line / line.sum()
+
+    def local(x: Tensor) -> Tensor:
+        x = x.flatten(0, 1).unsqueeze(1)
+        return F.conv2d(F.conv2d(x, line.view(1, 1, 1, -1)), line.view(1, 1, -1, 1)).unflatten(0, a.shape[:2])
+
+    mean_a, mean_b = local(a), local(b)
+    var_a, var_b = local(a * a) - mean_a**2, local(b * b) - mean_b**2
+    cov = local(a * b) - mean_a * mean_b
+    luminance = (2 * mean_a * mean_b + K1**2) / (mean_a**2 + mean_b**2 + K1**2)
+    structure = (2 * cov + K2**2) / (var_a + var_b + K2**2)
+    return (luminance * structure).flatten(1).mean(1)
+
+
+def correlation(a: Tensor, b: Tensor) -> Tensor:
+    """Pearson correlation over all pixels and channels: (V,) in [-1, 1], 0 where an image is constant."""
+    a, b = (x.clamp(0, 1).flatten(1) for x in (a, b))
+    a, b = a - a.mean(1, keepdim=True), b - b.mean(1, keepdim=True)
+    length = a.norm(dim=1) * b.norm(dim=1)
+    return torch.where(length > 0, (a * b).sum(1) / length.clamp(min=1e-30), torch.zeros_like(length))
+
+
+def shrink(images: Tensor, side: int = 32) -> Tensor:
+    """The images at `side` x `side` by area averaging: what an upsampled CIFAR image was before, nearly."""
+    return F.interpolate(images, size=(side, side), mode="area")
+
+
+def identified(images: Tensor, candidates: Tensor, truth: Tensor) -> Tensor:
+    """(V,) bool: is the picture's original the likeliest among N candidates (N, C, H, W)? truth: (V,) int64 indices.
+
+    Likeliest by correlation, so that a wrong brightness or contrast does not hide whose picture it is; a sign does. A
+    tie is a failure: a constant picture identifies nobody. Chance is 1 / N. Pass both at the same size, e.g. 32 x 32.
+    """
+    pictures, originals = (x.clamp(0, 1).flatten(1).double() for x in (images, candidates))
+    pictures = F.normalize(pictures - pictures.mean(1, keepdim=True), dim=1)
+    originals = F.normalize(originals - originals.mean(1, keepdim=True), dim=1)
+    scores = pictures @ originals.T
+    own = scores.gather(1, truth.unsqueeze(1))
+    rivals = scores.scatter(1, truth.unsqueeze(1), -torch.inf)
+    return (own > rivals.amax(1, keepdim=True) + 1e-9).squeeze(1)
+
+
+def best_of(measure: Callable[[Tensor, Tensor], Tensor], pictures: Tensor, originals: Tensor) -> Tensor:
+    """(V,): the best value of a measure over the pairs of P pictures (V, P, C, H, W) and B originals (V, B, C, H, W).
+
+    For an upload of a batch: was any of its images recovered? Also the oracle's choice, with one original and the
+    pictures of P solvers: an upper bound that no attacker reaches, to be shown as such.
+    """
+    victims, count, batch = *pictures.shape[:2], originals.shape[1]
+    left = pictures.unsqueeze(2).expand(-1, -1, batch, -1, -1, -1).flatten(0, 2)
+    right = originals.unsqueeze(1).expand(-1, count, -1, -1, -1, -1).flatten(0, 2)
+    return measure(left, right).view(victims, -1).amax(1)
+
+
+def grey(images: Tensor) -> Tensor:
+    """Baseline: 0.5 everywhere."""
+    return torch.full_like(images, 0.5)
+
+
+def mean_colour(images: Tensor) -> Tensor:
+    """Baseline: the image's own mean colour, which an attacker does not know."""
+    return images.mean((-2, -1), keepdim=True).expand_as(images)
+
+
+def another_image(images: Tensor) -> Tensor:
+    """Baseline: the next image of the set, which has the statistics of a photograph and nothing of this one."""
+    return images.roll(1, 0)
+
+
+MEASURES = {"psnr": psnr, "ssim": ssim, "mse": mse, "correlation": correlation}
+BASELINES = {"grey": grey, "mean_colour": mean_colour, "another_image": another_image}
