@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
 from fatbench.kinds import Count, Momentum, NonNegative, Positive, Radius, Real
@@ -416,7 +417,7 @@ def _towards_labels(problem: Problem, model: Callable[[Tensor], Tensor], x: Tens
 
 
 def _cross_prediction(problem: Problem, updates: Sequence[Update], images: Tensor) -> Tensor:
-    """p (m, m, C) float64 on the CPU: the probability of c that model i gives image c of model k, 0 where it misreads."""
+    """p (m, m, C) float64 on the CPU: the probability of c model i gives image c of model k, 0 if it is misread."""
     import torch
 
     from fatbench.local import load
@@ -575,6 +576,16 @@ def mix(updates: Sequence[Update], mixing: Mixing, broadcast: Tensors, model: nn
         for keys, terms in groups:
             result.update(_weighted_sum(keys, terms, broadcast))
     return {key: result[key] for key in broadcast}
+
+
+def scaled(mixing: Mixing, rate: float) -> Mixing:
+    """The mixing that goes `rate` times as far from theta^t: theta^t + rate * (what `mixing` gives - theta^t)."""
+    return replace(
+        mixing,
+        weights=[rate * weight for weight in mixing.weights],
+        norm=None if mixing.norm is None else [rate * weight for weight in mixing.norm],
+        broadcast=1 - rate + rate * mixing.broadcast,
+    )
 
 
 def _weighted_sum(keys: list[str], terms: list[tuple[Tensors, float]], like: Tensors) -> Tensors:

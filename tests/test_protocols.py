@@ -43,8 +43,8 @@ def problem(copies: tuple[int, ...] = (1, 1, 1), seed: int = 0) -> Problem:
     starts = [sum(copies[:k]) for k in range(len(copies))]
     shards = [torch.arange(s, s + n) for s, n in zip(starts, copies, strict=True)]
     return Problem(
-        Point(), images.reshape(-1, 1, 1, 2), torch.zeros(len(images), dtype=torch.int64), shards, seed,
-        torch.device("cpu"), path="loop",
+        Point(), images.reshape(-1, 1, 1, 2), torch.zeros(len(images), dtype=torch.int64), shards, 2,
+        seed, torch.device("cpu"), path="loop",
     )  # fmt: skip
 
 
@@ -157,13 +157,107 @@ def test_scaffold_divides_by_all_clients_when_few_take_part():
     torch.testing.assert_close(result.state.server["c/w"], result.updates[0].extra["w"] / 3)
 
 
-def test_momentum_needs_the_momentum_aware_divisor():
-    """lr 0.1, momentum 0.9, 5 steps: lr tau_k overflows, lr ||a_k||_1 converges to the mean of the targets."""
-    good = run("scaffold", problem(), rounds=60, lr=0.02, epochs=5, momentum=0.9)[-1].state.model["w"]
-    bad = run("scaffold", problem(), rounds=60, lr=0.02, epochs=5, momentum=0.9, divisor="literal")
+@pytest.mark.parametrize("name", ["scaffold", "fedgate"])
+def test_momentum_needs_the_momentum_aware_divisor(name):
+    """lr 0.02, momentum 0.9, 5 steps: lr tau_k overflows, lr ||a_k||_1 converges to the mean of the targets."""
+    good = run(name, problem(), rounds=60, lr=0.02, epochs=5, momentum=0.9)[-1].state.model["w"]
+    bad = run(name, problem(), rounds=60, lr=0.02, epochs=5, momentum=0.9, divisor="literal")
     torch.testing.assert_close(good, A.mean(0), atol=2e-3, rtol=0)
     variates = max(float(own["w"].abs().max()) for own in bad[-1].state.clients.values())
     assert variates > 1e6 or variates != variates
+
+
+@pytest.mark.parametrize("name", ["scaffold", "fedgate"])
+def test_the_divisor_is_of_the_rate_of_the_round(name):
+    """The second round, at a quarter of the first rate, begins with what the first left behind, and what it leaves is
+    again an average gradient, (theta - y_k) / S_k with S_k = 3 * 0.025."""
+    result = run(name, problem(), rounds=2, epochs=3, lr_decay=0.25)
+    theta = result[1].broadcast["w"]
+    for update in result[1].updates:
+        before = result[0].state.clients[update.client]["w"]
+        shift = before - result[0].state.server["c/w"] if name == "scaffold" else before
+        y = theta.clone()
+        for _ in range(3):
+            y = y - 0.025 * (y - A[update.client] - shift)
+        torch.testing.assert_close(update.model["w"], y)
+        gradient = (theta - y) / (0.025 * 3)
+        after_round = result[1].state.clients[update.client]["w"]
+        if name == "scaffold":
+            torch.testing.assert_close(after_round, before - result[0].state.server["c/w"] + gradient)
+        else:
+            torch.testing.assert_close(after_round, before + gradient - (theta - result[1].state.model["w"]) / 0.075)
+
+
+def test_fedgate_with_one_client_is_sgd():
+    result = run("fedgate", problem((1,)), rounds=5)[-1]
+    torch.testing.assert_close(result.state.model["w"], after(THETA, A[0], 20))
+    assert result.state.clients[0]["w"].tolist() == [0.0, 0.0]
+
+
+def fedgate_by_hand(theta: Tensor, rounds: int, lr: float, tau: int, gamma: float) -> tuple[Tensor, list[Tensor]]:
+    """Haddadpour et al., three clients, all participating."""
+    delta = [torch.zeros(2) for _ in range(3)]
+    for _ in range(rounds):
+        ends = []
+        for k in range(3):
+            y = theta.clone()
+            for _ in range(tau):
+                y = y - lr * (y - A[k] - delta[k])
+            ends.append(y)
+        mean = sum(ends) / 3
+        delta = [d + (mean - y) / (lr * tau) for d, y in zip(delta, ends, strict=True)]
+        theta = theta - gamma * (theta - mean)
+    return theta, delta
+
+
+@pytest.mark.parametrize("gamma", [1.0, 0.5])
+def test_fedgate_follows_the_algorithm_box(gamma):
+    """And sum_k delta_k stays 0 (methods.md 12.5). The unscaled mean is sent besides where it is not the broadcast."""
+    result = run("fedgate", problem(), rounds=4, epochs=5, rule=rule("uniform"), server_lr=gamma)[-1]
+    theta, delta = fedgate_by_hand(THETA, 4, 0.1, 5, gamma)
+    torch.testing.assert_close(result.state.model["w"], theta)
+    for k in range(3):
+        torch.testing.assert_close(result.state.clients[k]["w"], delta[k])
+    torch.testing.assert_close(sum(own["w"] for own in result.state.clients.values()), torch.zeros(2))
+    assert result.cost.bytes_down == (1 if gamma == 1 else 2) * result.cost.bytes_up == (1 if gamma == 1 else 2) * 24
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_fedgate_is_scaffold_under_full_participation(momentum):
+    """methods.md 12.4: the same trajectory, delta_k = c_k - c."""
+    settings = {"rounds": 6, "epochs": 5, "momentum": momentum, "lr": 0.05}
+    gate, fold = (run(name, problem(), **settings) for name in ("fedgate", "scaffold"))
+    for a, b in zip(gate, fold, strict=True):
+        torch.testing.assert_close(a.state.model["w"], b.state.model["w"])
+        for k in range(3):
+            torch.testing.assert_close(
+                a.state.clients[k]["w"], b.state.clients[k]["w"] - b.state.server["c/w"], atol=1e-5, rtol=1e-5
+            )
+
+
+def test_fedgate_only_those_who_took_part_track():
+    result = run("fedgate", problem(), rounds=1, participation=0.67)[0]
+    assert set(result.state.clients) == {u.client for u in result.updates}
+    assert len(result.updates) == 2
+
+
+@pytest.mark.parametrize("name", ["scaffold", "fedgate"])
+@pytest.mark.parametrize("method", ["sfat", "q_ffl"])
+def test_the_server_rate_shortens_the_step_of_any_rule(name, method):
+    """theta + (1/2) (what the rule alone gives - theta), also where the rule keeps some of theta itself (q-FFL)."""
+    chosen = rule("sfat", alpha=0.2, top=1, first_round=True) if method == "sfat" else rule("q_ffl", q=1.0)
+    if method == "q_ffl":  # neither measures the broadcast loss: give the rule what it asks for
+        chosen = _with_losses(chosen)
+    whole, half = (run(name, problem(), rule=chosen, server_lr=rate)[0] for rate in (1.0, 0.5))
+    torch.testing.assert_close(half.state.model["w"], THETA + 0.5 * (whole.state.model["w"] - THETA))
+
+
+def _with_losses(chosen):
+    def asked(updates, context):
+        measured = [replace(u, stats=replace(u.stats, broadcast_loss=1.0 + u.client)) for u in updates]
+        return chosen(measured, context)
+
+    return asked
 
 
 def released_scaffold(rounds: int, constant: float, tau: int, lr: float) -> Tensor:
@@ -241,3 +335,68 @@ def test_broadcast_loss_is_measured_only_for_rules_that_ask():
     assert update.stats.broadcast_loss == pytest.approx(
         0.5 * float((THETA - A[update.client]).square().sum()), rel=1e-5
     )
+
+
+def cross_entropy_of(w: Tensor) -> float:
+    """Of label 0 and logits (w_1, w_2), which is what Point gives for any image."""
+    return float(torch.log1p(torch.exp(w[1] - w[0])))
+
+
+def test_validators_never_train_and_lower_the_rate():
+    """Clients 0 and 1 train, client 2 validates: log(1 + exp(w_2 - w_1)) of each new model. The targets pull w_2 - w_1
+    from -4 up, so the loss rises from round to round: the first is the least there is, and from then on the rate is
+    lr / sqrt(rounds passed) of the round before, 1, 1, 2, 3, ... One step of rate r: theta + r (mean of a - theta)."""
+    start = State(0, {"w": torch.tensor([3.0, -1.0])})
+    result = run("fedavg", problem(), rounds=5, epochs=1, validators=1, start=start)
+    theta, target = start.model["w"], A[:2].mean(0)
+    for t, r in enumerate(result):
+        assert sorted(u.client for u in r.updates) == [0, 1]
+        rate = 0.1 / max(t, 1) ** 0.5
+        assert r.metrics["lr"] == pytest.approx(rate)
+        theta = theta + rate * (target - theta)
+        torch.testing.assert_close(r.state.model["w"], theta)
+        assert r.metrics["validation_loss"] == pytest.approx(cross_entropy_of(theta), rel=1e-5)
+
+
+def test_the_rate_stays_while_the_validation_loss_falls():
+    """From w_2 - w_1 = 4 down to 0.3, the loss falls every round. With lr_decay both factors apply."""
+    start = State(0, {"w": torch.tensor([-1.0, 3.0])})
+    result = run("fedavg", problem(), rounds=4, epochs=1, validators=1, start=start, lr_decay=0.5)
+    assert [r.metrics["lr"] for r in result] == pytest.approx([0.1, 0.05, 0.025, 0.0125])
+    losses = [r.metrics["validation_loss"] for r in result]
+    assert losses == sorted(losses, reverse=True)
+
+
+def test_the_rate_falls_again_from_where_it_is():
+    """Best so far 0, last failure after 4 rounds: the rate is lr / 2 until round 9 fails as well, then lr / 3."""
+    known = {"validation/least": torch.tensor(0.0), "validation/passed": torch.tensor(4.0)}
+    result = run("fedavg", problem(), rounds=10, validators=1, start=State(8, {"w": THETA}, known))
+    assert [r.metrics["lr"] for r in result] == pytest.approx([0.1 / 2, 0.1 / 3])
+    assert float(result[-1].state.server["validation/least"]) == 0.0
+
+
+def test_participation_is_of_those_who_train():
+    """10 clients of which 5 validate, 0.4 of the others: 2, drawn from 0 .. 4."""
+    on = replace(problem((10,)), shards=list(torch.arange(10).split(1)))
+    rounds = run("fedavg", on, rounds=8, validators=5, participation=0.4)
+    assert {len(r.updates) for r in rounds} == {2}
+    assert {u.client for r in rounds for u in r.updates} == {0, 1, 2, 3, 4}
+    assert run("fedavg", problem())[0].metrics == {}
+
+
+def test_validation_resumes_bit_for_bit_beside_a_rule_with_memory():
+    """AFL keeps lambda, the protocol its validation: neither sees the other's, and both go on after round 2."""
+    settings = {"rounds": 5, "validators": 1, "rule": rule("afl", gamma=0.5), "batch": 2, "participation": 0.67}
+    on = problem((2, 3, 4))
+    whole = run("fedavg", on, **settings)
+    assert set(whole[-1].state.server) == {"lambda", "validation/least", "validation/passed"}
+    rest = run("fedavg", on, start=whole[1].state, **settings)
+    for a, b in zip(whole[2:], rest, strict=True):
+        assert torch.equal(a.state.model["w"], b.state.model["w"])
+        assert a.metrics == b.metrics
+        assert all(torch.equal(a.state.server[name], b.state.server[name]) for name in a.state.server)
+
+
+def test_somebody_has_to_train():
+    with pytest.raises(ValueError, match="fedavg: validators=3 of 3 clients leave nobody to train"):
+        run("fedavg", problem(), validators=3)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fatbench.protocols.centralized import centralized
 from fatbench.protocols.fedavg import fedavg
+from fatbench.protocols.fedgate import fedgate
 from fatbench.protocols.fednova import fednova
 from fatbench.protocols.scaffold import scaffold
 from fatbench.protocols.scaffold_sfat import scaffold_sfat
@@ -12,6 +13,7 @@ PROTOCOLS = {
     "fedavg": fedavg,
     "scaffold": scaffold,
     "scaffold_sfat": scaffold_sfat,
+    "fedgate": fedgate,
     "fednova": fednova,
     "centralized": centralized,
 }

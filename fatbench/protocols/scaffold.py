@@ -25,7 +25,7 @@ from typing import Literal
 
 import torch
 
-from fatbench.aggregation import mix
+from fatbench.aggregation import mix, scaled
 from fatbench.kinds import Count, Momentum, NonNegative, Objective, Positive, Rule, Share
 from fatbench.local import LocalSGD, cost, draw_cohort, train_cohort, trainable
 from fatbench.rounds import Context, Problem, Round, State, Tensors, Update
@@ -70,11 +70,8 @@ def scaffold(
         updates = [replace(u, extra=_change(u, state.model, c, local.lr, divisor)) for u in trained]
 
         memory = {k: v for k, v in state.server.items() if not k.startswith("c/")}
-        context = Context(t, rounds, len(problem.shards), state.model, memory, problem.seed, local.lr)
-        mixing = rule(updates, context)
-        if server_lr != 1.0:
-            weights = [server_lr * w for w in mixing.weights]
-            mixing = replace(mixing, weights=weights, broadcast=mixing.broadcast + 1.0 - server_lr)
+        context = Context(t, rounds, problem, state.model, memory, local.lr)
+        mixing = scaled(rule(updates, context), server_lr)
         new = {u.client: {name: own[u.client][name] + u.extra[name] for name in names} for u in updates}
         c = {name: c[name] + sum(u.extra[name] for u in updates) / len(problem.shards) for name in names}
         after = State(
