@@ -76,4 +76,4 @@ def activations(model: nn.Module, x: Tensor, block: int) -> Tensor:
         model.tokens(x)  # type: ignore[operator]
     finally:
         handle.remove()
-    return found[0]
+    return torch.cat(found)  # several where --microbatch cuts the batch

@@ -10,6 +10,7 @@ import torch
 from sklearn.cross_decomposition import CCA
 from test_transformers import SMALL, small
 
+from fatbench import microbatch
 from fatbench.models import MODELS
 from fatbench.svcca import activations, leading_directions, svcca
 
@@ -98,6 +99,13 @@ def test_activations(name: str) -> None:
     handle.remove()
     torch.testing.assert_close(found[2], seen[0][:, 1:].mean(1))
     assert not any(module._forward_hooks for module in model.modules())
+
+
+def test_activations_of_a_bounded_batch() -> None:
+    model, x = small("vit"), torch.rand(5, 3, 16, 16)
+    whole = activations(model, x, 2)
+    microbatch.bound(model, 2)
+    torch.testing.assert_close(activations(model, x, 2), whole)
 
 
 def test_activations_leave_batch_normalisation_alone() -> None:

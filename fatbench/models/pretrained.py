@@ -94,9 +94,8 @@ def from_timm(name: str, timm_name: str) -> dict[str, Tensor]:
     try:
         return dict(timm.create_model(timm_name, pretrained=True).state_dict())
     except Exception as error:  # whatever the hub's client of the day raises
-        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise MachineError(
-            f"{name}: cannot get timm's {timm_name}: {first}. Where the hub cannot be reached, give `weights` the path "
+            f"{name}: cannot get timm's {timm_name}: {first_line(error)}. Where the hub cannot be reached, give `weights` the path "
             "of a .safetensors or .pth file with these weights"
         ) from error
 
@@ -111,7 +110,7 @@ def from_file(name: str, path: Path) -> dict[str, Tensor]:
         with torch.serialization.safe_globals([argparse.Namespace]):  # training scripts store their arguments, too
             stored: Any = torch.load(path, map_location="cpu", weights_only=True)
     except (OSError, RuntimeError, ValueError, EOFError, pickle.UnpicklingError, SafetensorError) as error:
-        raise MachineError(f"{name}: weights: cannot read {path}: {str(error).strip().splitlines()[0]}") from error
+        raise MachineError(f"{name}: weights: cannot read {path}: {first_line(error)}") from error
     for key in ("state_dict_ema", "model_ema", "state_dict", "model"):
         if isinstance(stored, Mapping) and isinstance(stored.get(key), Mapping):
             stored = stored[key]
@@ -119,3 +118,8 @@ def from_file(name: str, path: Path) -> dict[str, Tensor]:
     if not (isinstance(stored, Mapping) and stored and all(isinstance(value, Tensor) for value in stored.values())):
         raise MachineError(f"{name}: weights: {path} holds no state of named tensors")
     return {str(key).removeprefix("module."): value for key, value in stored.items()}
+
+
+def first_line(error: Exception) -> str:
+    """What an error says first, less its full stop; its kind where it says nothing."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
