@@ -95,8 +95,8 @@ def from_timm(name: str, timm_name: str) -> dict[str, Tensor]:
         return dict(timm.create_model(timm_name, pretrained=True).state_dict())
     except Exception as error:  # whatever the hub's client of the day raises
         raise MachineError(
-            f"{name}: cannot get timm's {timm_name}: {first_line(error)}. Where the hub cannot be reached, give `weights` the path "
-            "of a .safetensors or .pth file with these weights"
+            f"{name}: cannot get timm's {timm_name}: {first_line(error)}. Where the hub cannot be reached, "
+            "give `weights` the path of a .safetensors or .pth file with these weights"
         ) from error
 
 
