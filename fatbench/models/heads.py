@@ -77,7 +77,7 @@ class ClsVisHead(nn.Module):
         visual = tokens[:, 1:]
         a = F.relu(self.norm1(self.branch1(visual).flatten(0, 1)).unflatten(0, visual.shape[:2]))
         b = F.relu(self.norm2(self.branch2(visual).flatten(0, 1)).unflatten(0, visual.shape[:2]))
-        with torch.autocast(tokens.device.type, enabled=False):  # small products whose ratio matters: not in bf16
+        with torch.autocast("cuda" if tokens.is_cuda else "cpu", enabled=False):  # small products: not in bf16
             covariance = cross_covariance(a.to(self.start.dtype), b.to(self.start.dtype))
             second_order = power_normalised(covariance, self.start)
         logits: Tensor = self.cls_fc(tokens[:, 0]) + self.visual_fc(self.dropout(second_order.flatten(1)))
