@@ -29,12 +29,11 @@ def build(name: str, shape: tuple[int, int, int] = (3, 32, 32), classes: int = 7
 
 
 def expected_parameters(name: str, **values: float) -> float:
-    """The docstring's `Parameters:` line, with the defaults of settings that are not given."""
-    doc = getattr(edge, name).__doc__
-    line = re.search(r"^\s*Parameters:\s*(.+?)\s*$", doc, re.MULTILINE)
-    assert line
+    """The sum of the docstring's `Parameters:` lines, with the defaults of settings that are not given."""
+    lines = re.findall(r"^\s*Parameters:\s*(.+?)\s*$", getattr(edge, name).__doc__, re.MULTILINE)
+    assert lines
     defaults = {k: v for k, v in getattr(edge, name).__kwdefaults__.items() if v is not None}
-    return float(eval(line[1], {**defaults, **values}))
+    return sum(float(eval(line, {**defaults, **values})) for line in lines)
 
 
 @pytest.mark.parametrize("shape", SHAPES)

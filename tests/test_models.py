@@ -21,6 +21,11 @@ SMALL = {
     "vit": {"patch": 4, "dim": 16, "depth": 2, "heads": 2, "head": "cls_vis", "d1": 6, "d2": 5},
     "tnt": {"patch": 4, "dim": 16, "inner": 8, "depth": 2, "heads": 2, "head": "cls_vis", "d1": 6, "d2": 5},
     "t2t": {"patch": 4, "dim": 16, "token_dim": 8, "depth": 2, "heads": 2, "head": "cls_vis", "d1": 6, "d2": 5},
+    "edge_vit": {"width": 9, "dim": 12, "depth": 2, "heads": 3},
+    "whole_vit": {"width": 9, "dim": 12, "depth": 2, "heads": 3},
+    "edge_resnet": {"width": 9, "planes": 2, "blocks": 2},
+    "edge_resnet8": {"width": 9, "planes": 2, "blocks": 2},
+    "whole_resnet": {"width": 9, "planes": 2, "blocks": 2},
 }
 HEADS = [{"head": head, "head_norm": norm} for head in ("cls", "vis", "cls_vis") for norm in ("bn", "ln", "none")]
 OTHERS = {
@@ -30,6 +35,11 @@ OTHERS = {
     + [{"dim": 640, "inner": 40, "heads": 10, "inner_heads": 2, "head": "cls_vis"}],
     "t2t": [{"patch": 8, "dim": 64, "token_dim": 32, "depth": 3, "heads": 4, "mlp": 2, **head} for head in HEADS]
     + [{"dim": 448, "heads": 7, "depth": 19, "head": "cls_vis"}],
+    "edge_vit": [{"width": 7, "stem": 7, "dim": 10, "depth": 3, "heads": 5, "patch": 2}, {"patch": 8}],
+    "whole_vit": [{"width": 7, "stem": 7, "dim": 10, "depth": 3, "heads": 5, "patch": 2}, {"patch": 8}],
+    "edge_resnet": [{"width": 7, "stem": 7, "planes": 3, "blocks": 1}],
+    "edge_resnet8": [{"width": 7, "planes": 3, "blocks": 1}],
+    "whole_resnet": [{"width": 7, "stem": 7, "planes": 3, "blocks": 1}],
 }
 
 
@@ -70,7 +80,8 @@ def test_every_model(name: str, shape: tuple[int, int, int]) -> None:
     logits = model(x)
     assert logits.shape == (3, 7)
     assert logits.isfinite().all()
-    logits.exp().sum().backward()
+    answers = logits + model.edge_logits(x) if hasattr(model, "edge_logits") else logits  # the edge's classifier too
+    answers.exp().sum().backward()
     assert all(p.grad is not None and p.grad.isfinite().all() for p in trainable(model))
     model.eval()
     torch.testing.assert_close(model(x)[:1], model(x[:1]), rtol=1e-4, atol=1e-6)

@@ -14,6 +14,7 @@ from collections.abc import Callable
 
 from torch import nn
 
+from fatbench.models.edge import edge_resnet, edge_resnet8, edge_vit, whole_resnet, whole_vit
 from fatbench.models.leaf_cnn import leaf_cnn
 from fatbench.models.mcmahan_cnn import mcmahan_cnn
 from fatbench.models.nin import nin
@@ -49,4 +50,9 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "vit": vit,
     "tnt": tnt,
     "t2t": t2t,
+    "edge_vit": edge_vit,
+    "whole_vit": whole_vit,
+    "edge_resnet": edge_resnet,
+    "edge_resnet8": edge_resnet8,
+    "whole_resnet": whole_resnet,
 }

@@ -54,8 +54,11 @@ def edge_vit(
 
     Source: P003 section 3.3 and Fig. 2; Touvron et al. 2021 for the two tokens. The projection stands on the server,
     so that what crosses the wire is the extractor's output, as P003's equations have it.
-    Parameters: width*(stem*stem*channels+2724*width+150)+(8*width+2*dim+3)*classes+dim*(patch*patch*width+7+depth*(12*dim+13)+(size*4//(3*stem-5)//patch)*(size*4//(3*stem-5)//patch))
-    """  # noqa: E501
+    Parameters: width*(stem*stem*channels+36*width+10)
+    Parameters: width*(2688*width+140)+(8*width+1)*classes
+    Parameters: dim*(patch*patch*width+7+depth*(12*dim+13))+2*(dim+1)*classes
+    Parameters: dim*(size*4//(3*stem-5)//patch)*(size*4//(3*stem-5)//patch)
+    """
     extractor = _shallow(shape, width, stem, "edge_vit")
     server = _vit("edge_vit", extractor, shape, classes, takes or width, dim, depth, heads, patch)
     return EdgeServer(extractor, _rest(width, classes), server, ("server.head", "server.head_dist"))
@@ -72,13 +75,15 @@ def whole_vit(
     heads: Count = 12,
     patch: Count = 4,
 ) -> nn.Module:
-    """The network that `edge_vit` deploys, as one: the hybrid transformer that P003's FedAvg (ViT) and FedAUX (ViT) train.
+    """The network that `edge_vit` deploys, as one: the hybrid transformer of P003's FedAvg (ViT) and FedAUX (ViT).
 
     Settings, shapes and errors as in `edge_vit`.
 
     Source: P003 section 4.1.
-    Parameters: width*(stem*stem*channels+36*width+10)+(2*dim+2)*classes+dim*(patch*patch*width+7+depth*(12*dim+13)+(size*4//(3*stem-5)//patch)*(size*4//(3*stem-5)//patch))
-    """  # noqa: E501
+    Parameters: width*(stem*stem*channels+36*width+10)
+    Parameters: dim*(patch*patch*width+7+depth*(12*dim+13))+2*(dim+1)*classes
+    Parameters: dim*(size*4//(3*stem-5)//patch)*(size*4//(3*stem-5)//patch)
+    """
     extractor = _shallow(shape, width, stem, "whole_vit")
     server = _vit("whole_vit", extractor, shape, classes, width, dim, depth, heads, patch)
     return Whole(extractor, server, ("server.head", "server.head_dist"))
@@ -103,8 +108,10 @@ def edge_resnet(
     or smaller than 8 x 8, an edge that emits another shape than the server takes.
 
     Source: P003 section 4.1 ("ResNet-109", "ResNet-113"); He et al. 2020 (FedGKT); A-40.
-    Parameters: width*(stem*stem*channels+2724*width+150)+(8*width+1)*classes+planes*(5*width+473*planes+140+(blocks-1)*(357*planes+84)+16*classes)+classes
-    """  # noqa: E501
+    Parameters: width*(stem*stem*channels+36*width+10)
+    Parameters: width*(2688*width+140)+(8*width+1)*classes
+    Parameters: planes*(5*width+473*planes+140+(blocks-1)*(357*planes+84))+(16*planes+1)*classes
+    """
     extractor = _shallow(shape, width, stem, "edge_resnet")
     server = _bottlenecks("edge_resnet", extractor, shape, classes, takes or width, planes, blocks)
     return EdgeServer(extractor, _rest(width, classes), server, ("server.fc",))
@@ -120,8 +127,9 @@ def edge_resnet8(
     ValueError: images not square, an edge that emits another shape than the server takes.
 
     Source: He et al. 2020, in the form of FedML's `resnet8_56` and `resnet56_server`; methods.md 6.4.
-    Parameters: width*(9*channels+35*width+34)+(4*width+1)*classes+planes*(5*width+473*planes+140+(blocks-1)*(357*planes+84)+16*classes)+classes
-    """  # noqa: E501
+    Parameters: width*(9*channels+35*width+34)+(4*width+1)*classes
+    Parameters: planes*(5*width+473*planes+140+(blocks-1)*(357*planes+84))+(16*planes+1)*classes
+    """
     image_side("edge_resnet8", shape, 4)
     extractor = nn.Sequential(OrderedDict(_stem(shape[0], width, 3)))
     classifier = nn.Sequential(_stage(width, width, 2, 1), *_answer(4 * width, classes).values())
@@ -134,11 +142,12 @@ def whole_resnet(
 ) -> nn.Module:
     """The network that `edge_resnet` deploys, as one: the "ResNet-113" that P003's FedAvg (CNN) and FedAUX (CNN) train.
 
-    Settings, shapes and errors as in `edge_resnet`. 113 = 109 + 4; counted as here, the extractor has five convolutions.
+    Settings, shapes and errors as in `edge_resnet`. 113 = 109 + 4, but the extractor has five convolutions.
 
     Source: P003 section 4.1; A-40.
-    Parameters: width*(stem*stem*channels+36*width+10)+planes*(5*width+473*planes+140+(blocks-1)*(357*planes+84)+16*classes)+classes
-    """  # noqa: E501
+    Parameters: width*(stem*stem*channels+36*width+10)
+    Parameters: planes*(5*width+473*planes+140+(blocks-1)*(357*planes+84))+(16*planes+1)*classes
+    """
     extractor = _shallow(shape, width, stem, "whole_resnet")
     return Whole(
         extractor, _bottlenecks("whole_resnet", extractor, shape, classes, width, planes, blocks), ("server.fc",)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from fatbench.protocols.centralized import centralized
+from fatbench.protocols.fedaux import fedaux
 from fatbench.protocols.fedavg import fedavg
+from fatbench.protocols.fedgkt import fedgkt
 from fatbench.protocols.fedgate import fedgate
 from fatbench.protocols.fednova import fednova
+from fatbench.protocols.fedvkd import fedvkd
 from fatbench.protocols.scaffold import scaffold
 from fatbench.protocols.scaffold_sfat import scaffold_sfat
 
@@ -15,5 +18,8 @@ PROTOCOLS = {
     "scaffold_sfat": scaffold_sfat,
     "fedgate": fedgate,
     "fednova": fednova,
+    "fedgkt": fedgkt,
+    "fedvkd": fedvkd,
+    "fedaux": fedaux,
     "centralized": centralized,
 }
