@@ -5,8 +5,8 @@ from __future__ import annotations
 from fatbench.protocols.centralized import centralized
 from fatbench.protocols.fedaux import fedaux
 from fatbench.protocols.fedavg import fedavg
-from fatbench.protocols.fedgkt import fedgkt
 from fatbench.protocols.fedgate import fedgate
+from fatbench.protocols.fedgkt import fedgkt
 from fatbench.protocols.fednova import fednova
 from fatbench.protocols.fedvkd import fedvkd
 from fatbench.protocols.scaffold import scaffold
