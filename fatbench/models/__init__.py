@@ -1,11 +1,11 @@
-"""Models: functions from an image shape and a number of classes to a network, one file each.
+"""Models: functions from an image shape and a number of classes to a network.
 
     MODELS["nin"]((3, 32, 32), 10, width=192)      -> nn.Module, (B, 3, 32, 32) in [0, 1] to logits (B, 10)
 
 Normalisation, where a model has any, is inside it: attacks work in [0, 1]. Weights are drawn from torch's global
-generator, which the engine seeds. The line `Parameters:` of a docstring is the number of trainable parameters in
-terms of the settings and of `channels`, `size` (the side of the image) and `classes`; `fatbench plan` reads it
-without importing torch.
+generator, which the engine seeds. The lines `Parameters:` of a docstring add up to the number of trainable parameters
+in terms of the settings and of `channels`, `size` (the side of the image) and `classes`; `fatbench plan` reads them
+without importing torch. A vision transformer is a backbone and a head, put together in `transformer.Transformer`.
 """
 
 from __future__ import annotations
