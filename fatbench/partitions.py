@@ -11,13 +11,14 @@ the same partition.
 |---|---|---|
 | clients | K | number of clients |
 | skew | s | per cent of every other client's chunk that a client gets (P001) |
-| classes | c of Non-IID(c) | slices of label-sorted data per client (P000) |
+| classes | c of Non-IID(c) | slices of label-sorted data per client (P000); labels a client draws (P004) |
+| groups, p | M, p | groups of classes and of clients, and how likely an example stays with its own (P003) |
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import numpy
 from numpy.typing import NDArray
@@ -244,6 +245,103 @@ def by_writer(
     return [_sorted(order[starts[k] : starts[k + 1]]) for k in kept]
 
 
+# P004 Table 1: the probabilities of labels 0 .. 9. The text says only where the mass of its other two runs lies.
+PRINTED = (0.035, 0.045, 0.10, 0.21, 0.21, 0.20, 0.10, 0.045, 0.035, 0.02)
+LABEL_TABLES = {"middle": PRINTED, "low": PRINTED[3:] + PRINTED[:3], "high": PRINTED[-4:] + PRINTED[:-4]}
+
+
+def label_table(
+    labels: Labels,
+    rng: numpy.random.Generator,
+    writers: Labels | None,
+    *,
+    clients: Count,
+    classes: Count,
+    table: Literal["middle", "low", "high"] = "middle",
+) -> Shards:
+    """Each client draws `classes` labels by a table of probabilities; a label's examples are divided among its holders.
+
+    The labels of a client are drawn one after the other, without replacement, in these proportions (per cent):
+
+    | table | 0 | 1 | 2 | 3 | 4 | 5 | 6 | 7 | 8 | 9 |
+    |---|---|---|---|---|---|---|---|---|---|---|
+    | middle (MNIST run 1) | 3.5 | 4.5 | 10 | 21 | 21 | 20 | 10 | 4.5 | 3.5 | 2 |
+    | low (MNIST run 2) | 21 | 21 | 20 | 10 | 4.5 | 3.5 | 2 | 3.5 | 4.5 | 10 |
+    | high (MNIST run 3) | 10 | 4.5 | 3.5 | 2 | 3.5 | 4.5 | 10 | 21 | 21 | 20 |
+
+    The holders of a label get equal parts of its examples, which differ by one where the division leaves a remainder,
+    so that a label held by many gives few to each. The examples of a label that nobody drew belong to nobody. Labels
+    without examples are not drawn.
+
+    Source: P004 Table 1; methods.md 5.6, A-46. Not stated there: the tables of runs 2 and 3 (here the printed one,
+    rolled until its three common labels are 0, 1, 2 and 7, 8, 9), and how many examples of a label a holder gets.
+    ValueError: a label above 9, more labels per client than occur, or a label with fewer examples than holders.
+    """
+    labels = numpy.asarray(labels)
+    if labels.max() > 9:
+        raise ValueError(f"label_table: the table has labels 0 to 9, but there is a label {labels.max()}")
+    present = numpy.unique(labels)
+    if classes > len(present):
+        raise ValueError(f"label_table: classes={classes} labels for each client, but only {len(present)} occur")
+    held = drawn_labels(rng, clients, classes, numpy.asarray(LABEL_TABLES[table])[present])
+    shards: list[list[NDArray[Any]]] = [[] for _ in range(clients)]
+    for column, label in enumerate(present):
+        holders, members = numpy.flatnonzero(held[:, column]), numpy.flatnonzero(labels == label)
+        if len(holders) > len(members):
+            raise ValueError(f"label_table: {len(holders)} clients hold label {label}, of {len(members)} examples")
+        if len(holders):
+            for k, part in zip(holders, numpy.array_split(rng.permutation(members), len(holders)), strict=True):
+                shards[k].append(part)
+    return [_sorted(numpy.concatenate(parts)) for parts in shards]
+
+
+def drawn_labels(
+    rng: numpy.random.Generator, clients: int, classes: int, table: NDArray[numpy.float64]
+) -> NDArray[numpy.bool_]:
+    """Which of the labels of `table`, proportions (L,), each client of `label_table` draws: (clients, L) bool."""
+    held = numpy.zeros((clients, len(table)), dtype=bool)
+    for k in range(clients):
+        held[k, rng.choice(len(table), classes, replace=False, p=table / table.sum())] = True
+    return held
+
+
+def group_skew(
+    labels: Labels,
+    rng: numpy.random.Generator,
+    writers: Labels | None,
+    *,
+    clients: Count,
+    groups: Count,
+    p: Share,
+) -> Shards:
+    """Every group of classes has a group of clients, which gets an example of it with probability p.
+
+    The C classes are cut into `groups` groups of consecutive ones (label * groups // C), the clients, in random order,
+    into as many of equal number, or differing by one. Each other group of clients gets an example with probability
+    (1 - p) / (groups - 1); inside a group all clients are equally likely. p = 1 / groups is IID, in P003 0.1 with 10
+    groups of one client each, against its 0.2. Every example is handed out; sizes are random.
+
+    Source: P003, after Fang et al. 2020; methods.md 5.5, A-43. Not stated there: which classes make a group.
+    ValueError: more groups than clients or classes, one group with p below 1, or a client that gets nothing.
+    """
+    labels = numpy.asarray(labels)
+    classes = int(labels.max()) + 1
+    if groups > min(clients, classes):
+        raise ValueError(f"group_skew: {groups} groups of {classes} classes and {clients} clients: at least one each")
+    if groups == 1 and p < 1:
+        raise ValueError(f"group_skew: p={p:g}, but with one group there is no other")
+    own = labels * groups // classes
+    elsewhere = (own + rng.integers(1, max(groups, 2), len(labels))) % groups
+    group = numpy.where(rng.random(len(labels)) < p, own, elsewhere)
+    owner = numpy.empty(len(labels), dtype=numpy.int64)
+    for g, members in enumerate(numpy.array_split(rng.permutation(clients), groups)):
+        owner[group == g] = rng.choice(members, int((group == g).sum()))
+    sizes = numpy.bincount(owner, minlength=clients)
+    if not sizes.all():
+        raise ValueError(f"group_skew: client {sizes.argmin()} of {clients} gets none of {len(labels)} examples")
+    return [numpy.flatnonzero(owner == k).astype(numpy.int64) for k in range(clients)]
+
+
 def _chunk(name: str, labels: Labels, clients: int, slices: int = 1) -> int:
     size = len(labels) // (clients * slices)
     if size == 0:
@@ -263,4 +361,6 @@ PARTITIONS: dict[str, Callable[..., Shards]] = {
     "unequal_shards": unequal_shards,
     "dirichlet": dirichlet,
     "by_writer": by_writer,
+    "label_table": label_table,
+    "group_skew": group_skew,
 }

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from fatbench import registry
-from fatbench.partitions import PARTITIONS
+from fatbench.partitions import LABEL_TABLES, PARTITIONS, drawn_labels
 
 CIFAR = numpy.arange(50_000) % 10  # balanced, like CIFAR-10's labels
 # The published counts of SVHN's training labels 1 .. 9, 0, in that order: 73,257 together.
@@ -233,6 +233,87 @@ def test_by_writer() -> None:
     assert {tuple(part) for part in one} == {(1, 4), (0, 2, 5), (3,)}
 
 
+# P004 Table 1 and, by methods.md 5.6, in how many of 100 clients a label is to be found with 3 and with 4 labels each
+TABLE = [3.5, 4.5, 10, 21, 21, 20, 10, 4.5, 3.5, 2]
+INCLUDED = {
+    3: [0.12, 0.16, 0.33, 0.58, 0.58, 0.56, 0.33, 0.16, 0.12, 0.07],
+    4: [0.18, 0.23, 0.46, 0.73, 0.73, 0.71, 0.46, 0.23, 0.18, 0.11],
+}
+
+
+def test_label_tables() -> None:
+    """The printed vector; rolled so that 21, 21, 20 stand at 0, 1, 2 and at 7, 8, 9. Each sums to 1."""
+    assert [100 * p for p in LABEL_TABLES["middle"]] == pytest.approx(TABLE)
+    assert [100 * p for p in LABEL_TABLES["low"]] == pytest.approx(TABLE[3:] + TABLE[:3])
+    assert [100 * p for p in LABEL_TABLES["high"]] == pytest.approx(TABLE[-4:] + TABLE[:-4])
+    assert [100 * p for p in LABEL_TABLES["low"][:3]] == [100 * p for p in LABEL_TABLES["high"][7:]] == [21, 21, 20]
+
+
+@pytest.mark.parametrize("classes", INCLUDED)
+def test_label_table_inclusion(classes: int) -> None:
+    """20,000 clients: one standard error is at most 0.0036, and the published values are rounded to 0.01."""
+    held = drawn_labels(rng(), 20_000, classes, numpy.array(LABEL_TABLES["middle"]))
+    assert (held.sum(1) == classes).all()
+    assert abs(held.mean(0) - INCLUDED[classes]).max() < 0.005 + 0.0108
+
+
+def test_label_table_divides_a_label_among_its_holders() -> None:
+    """30 clients of 3 labels: exactly 3 each, those who share a label have as many of it, to one, and all of it."""
+    parts = shards("label_table", CIFAR, clients=30, classes=3)
+    counts = numpy.array(histograms(CIFAR, parts))
+    assert ((counts > 0).sum(1) == 3).all()
+    for label in range(10):
+        held = counts[:, label][counts[:, label] > 0]
+        assert held.sum() == (5000 if len(held) else 0)
+        if len(held):
+            assert held.max() - held.min() <= 1
+    many = shards("label_table", CIFAR, clients=1000, classes=1, table="low")
+    common = sum(int(CIFAR[part[0]]) < 3 for part in many)
+    assert common == pytest.approx(620, abs=60)  # 21 + 21 + 20 per cent; one standard error is 15
+
+
+def test_label_table_of_every_label() -> None:
+    """10 of 10 labels: everyone holds everything, and equal parts are random parts."""
+    labels = numpy.arange(200) % 10
+    parts = shards("label_table", labels, clients=4, classes=10)
+    assert histograms(labels, parts) == [[5] * 10] * 4
+    assert parts[0].tolist() != list(range(50))
+
+
+def test_label_nobody_drew() -> None:
+    """One client, one label: the other nine belong to nobody. Labels without examples are not drawn."""
+    part = shards("label_table", CIFAR, clients=1, classes=1)[0]
+    assert len(part) == 5000
+    assert len(set(CIFAR[part])) == 1
+    labels = numpy.array([2, 2, 5, 5])
+    drawn = {int(labels[shards("label_table", labels, seed=seed, clients=1, classes=1)[0][0]]) for seed in range(40)}
+    assert drawn == {2, 5}
+
+
+@pytest.mark.parametrize(("p", "groups", "own"), [(0.2, 10, 0.2), (0.1, 10, 0.1), (0.9, 5, 0.9), (1.0, 2, 1.0)])
+def test_group_skew(p: float, groups: int, own: float) -> None:
+    """Every group of clients has p of one group of consecutive classes and (1 - p) / (M - 1) of each other one."""
+    parts = shards("group_skew", CIFAR, clients=10, groups=groups, p=p)
+    counts = numpy.array(histograms(CIFAR, parts))
+    assert counts.sum() == 50_000
+    by_group = counts.reshape(10, groups, 10 // groups).sum(2) / (50_000 / groups)  # client, group of classes
+    favourite = by_group.argmax(1)
+    together = numpy.array([by_group[favourite == g].sum(0) for g in range(groups)])
+    if p > 1 / groups:
+        assert (numpy.bincount(favourite, minlength=groups) == 10 // groups).all()
+        assert numpy.diagonal(together) == pytest.approx(own, abs=0.02)
+        assert together[~numpy.eye(groups, dtype=bool)] == pytest.approx((1 - p) / (groups - 1), abs=0.02)
+    else:  # IID
+        assert counts == pytest.approx(500, abs=100)
+    if p > 1 / groups:  # inside a group all clients are alike, and which client is in which is random
+        assert counts[favourite == 0].sum(1) == pytest.approx(5000, rel=0.06)
+        other = shards("group_skew", CIFAR, seed=1, clients=10, groups=groups, p=p)
+        assert (
+            numpy.array(histograms(CIFAR, other)).reshape(10, groups, -1).sum(2).argmax(1).tolist()
+            != favourite.tolist()
+        )
+
+
 # --- every partition ----------------------------------------------------------------------------------------------
 
 
@@ -256,18 +337,28 @@ def problems(draw: st.DrawFn, name: str) -> tuple[NDArray[Any], NDArray[Any], di
         "alpha": st.floats(0.5, 100),
         "min_size": st.integers(1, 2),
         "min_images": st.integers(1, 3),
+        "table": st.sampled_from(sorted(LABEL_TABLES)),
+        "groups": st.integers(1, min(clients, int(labels.max()) + 1)),
+        "p": st.floats(0.1, 1),
     }
     arguments = {setting.name: draw(known[setting.name]) for setting in registry.describe("Partition", name).settings}
     if name == "by_writer":
         assume(len(numpy.unique(writers)) >= 6)
         arguments["clients"] = draw(st.none() | st.integers(1, 6))
         arguments["min_images"] = 1
+    if name == "label_table":
+        assume(arguments["classes"] <= len(numpy.unique(labels)))
+        assume(numpy.bincount(labels)[numpy.unique(labels)].min() >= clients)
+    if name == "group_skew":
+        assume(arguments["groups"] > 1 or arguments["p"] == 1)
     return labels, writers, arguments
 
 
-def handed_out(name: str, labels: NDArray[Any], arguments: dict[str, int]) -> int:
-    """How many examples somebody holds, from the docstrings."""
+def handed_out(name: str, labels: NDArray[Any], arguments: dict[str, int], held: NDArray[Any]) -> int:
+    """How many examples somebody holds, from the docstrings; `held` are the labels of those that somebody does."""
     n = len(labels)
+    if name == "label_table":
+        return int(numpy.isin(labels, held).sum())
     if name in ("iid", "shah"):
         return n // arguments["clients"] * arguments["clients"]
     if name == "classes_per_client":
@@ -286,7 +377,11 @@ def test_every_partition(name: str, data: st.DataObject) -> None:
     labels, writers, arguments = data.draw(problems(name))
     seed = data.draw(st.integers(0, 1000))
     before = labels.copy()
-    parts = PARTITIONS[name](labels, rng(seed), writers, **arguments)
+    try:
+        parts = PARTITIONS[name](labels, rng(seed), writers, **arguments)
+    except ValueError as error:
+        assume(not (name == "group_skew" and "gets none of" in str(error)))
+        raise
     together = numpy.concatenate(parts)
     assert (labels == before).all()
     assert arguments.get("clients") in (None, len(parts))
@@ -295,7 +390,7 @@ def test_every_partition(name: str, data: st.DataObject) -> None:
     assert together.min() >= 0
     assert together.max() < len(labels)
     if arguments.get("clients") is None or name != "by_writer":
-        assert len(together) == handed_out(name, labels, arguments)
+        assert len(together) == handed_out(name, labels, arguments, labels[together])
     if name in ("iid", "classes_per_client", "shah"):
         assert {len(part) for part in parts} == {len(together) // len(parts)}
     again = PARTITIONS[name](labels, rng(seed), writers, **arguments)
@@ -336,11 +431,43 @@ def test_every_partition(name: str, data: st.DataObject) -> None:
         ),
         ("dirichlet", {"clients": 11, "alpha": 1.0, "min_size": 1}, "dirichlet: 11 clients with at least 1 examples"),
         ("by_writer", {}, "by_writer: this data set does not say who wrote"),
+        (
+            "label_table",
+            {"clients": 1, "classes": 11},
+            "label_table: classes=11 labels for each client, but only 10 occur",
+        ),
+        ("label_table", {"clients": 2, "classes": 10}, "label_table: 2 clients hold label 0, of 1 examples"),
+        (
+            "group_skew",
+            {"clients": 4, "groups": 5, "p": 0.2},
+            "group_skew: 5 groups of 10 classes and 4 clients: at least one each",
+        ),
+        (
+            "group_skew",
+            {"clients": 11, "groups": 11, "p": 0.2},
+            "group_skew: 11 groups of 10 classes and 11 clients: at least one each",
+        ),
+        (
+            "group_skew",
+            {"clients": 2, "groups": 1, "p": 0.5},
+            "group_skew: p=0.5, but with one group there is no other",
+        ),
     ],
 )
 def test_refused(name: str, arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         shards(name, numpy.arange(10), **arguments)
+
+
+def test_label_table_has_ten_labels() -> None:
+    with pytest.raises(ValueError, match="label_table: the table has labels 0 to 9, but there is a label 10"):
+        shards("label_table", numpy.arange(11), clients=1, classes=3)
+
+
+def test_group_skew_of_a_client_without_examples() -> None:
+    """p = 1 and only class 1 of 0 and 1: the client of the other group has nothing."""
+    with pytest.raises(ValueError, match=r"group_skew: client [01] of 2 gets none of 5 examples"):
+        shards("group_skew", numpy.ones(5, dtype=int), clients=2, groups=2, p=1.0)
 
 
 def test_too_few_writers() -> None:
