@@ -9,13 +9,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 from fatbench import registry
 from fatbench.errors import MachineError
 from fatbench.models import MODELS, logit_parameters
 from fatbench.models.heads import ClsVisHead, cross_covariance, power_normalised
+from fatbench.models.pretrained import from_file
 from fatbench.models.t2t import Performer, sinusoids
 
 HEADS = ("cls", "vis", "cls_vis")
@@ -414,86 +415,76 @@ def test_plan_counts_the_parameters(name: str, settings: dict[str, object]) -> N
 # --- published weights ----------------------------------------------------------------------------------------------
 
 
+IMAGE = torch.rand(1, 3, 224, 224, generator=torch.Generator().manual_seed(0))
+PUBLISHED = {"vit": "vit_small_patch16_224.pth", "tnt": "tnt_s_patch16_224.pth", "t2t": "81.5_T2T_ViT_14.pth.tar"}
+SHORT = {"vit": "vit.safetensors", "tnt": "tnt.pth", "t2t": "t2t.pth.tar"}  # their first two blocks
+
+
 @pytest.fixture(scope="module")
 def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Files with random weights in the form they are published in, and the logits they give for `IMAGE`."""
+    """Files with random weights in the form they are published in, whole and with two blocks, and their logits."""
     import timm
-    from safetensors.torch import save_file
 
     folder = tmp_path_factory.mktemp("published")
-    x = (IMAGE - 0.5) / 0.5
     torch.manual_seed(0)
-    for name in ("vit_small_patch16_224", "tnt_s_patch16_224"):
-        net = timm.create_model(name, pretrained=False).eval()
+    for name in ("vit", "tnt"):
+        net = timm.create_model(PUBLISHED[name].removesuffix(".pth"), pretrained=False).eval()
         with torch.no_grad():
-            torch.save(net(x), folder / f"{name}.logits")
-        torch.save(
-            {"epoch": 3, "args": argparse.Namespace(lr=1), "state_dict": net.state_dict()}, folder / f"{name}.pth"
-        )
-        save_file(net.state_dict(), folder / f"{name}.safetensors")
-    state = {name: torch.randn(shape) * 0.05 for name, shape in released_t2t_shapes().items()}
-    stored = {"state_dict": {}, "state_dict_ema": {f"module.{k}": v for k, v in state.items()}}
-    torch.save(stored, folder / "81.5_T2T_ViT_14.pth.tar")
+            torch.save(net((IMAGE - 0.5) / 0.5), folder / f"{name}.logits")
+        stored = {"epoch": 3, "args": argparse.Namespace(lr=1), "state_dict": net.state_dict()}
+        torch.save(stored, folder / PUBLISHED[name])
+        short = {key: value for key, value in net.state_dict().items() if not re.match(r"blocks\.([2-9]|1\d)\.", key)}
+        torch.save({"model": short}, folder / f"{name}.pth")
+        save_file(short, folder / f"{name}.safetensors")
     mean, std = (torch.tensor(v).view(3, 1, 1) for v in ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)))
-    token = released_t2t(state, (IMAGE - mean) / std, 14, 6, 384**-0.5)
-    torch.save(token @ state["head.weight"].T + state["head.bias"], folder / "81.5_T2T_ViT_14.logits")
+    for name, depth in ((PUBLISHED["t2t"], 14), (SHORT["t2t"], 2)):
+        state = {key: torch.randn(shape) * 0.05 for key, shape in released_t2t_shapes(depth).items()}
+        stored = {"state_dict": {}, "state_dict_ema": {f"module.{key}": value for key, value in state.items()}}
+        torch.save(stored, folder / name)
+        if depth == 14:
+            token = released_t2t(state, (IMAGE - mean) / std, depth, 6, 384**-0.5)
+            torch.save(token @ state["head.weight"].T + state["head.bias"], folder / "t2t.logits")
     return folder
-
-
-IMAGE = torch.rand(1, 3, 224, 224, generator=torch.Generator().manual_seed(0))
-PUBLISHED = {
-    "vit": "vit_small_patch16_224.pth",
-    "tnt": "tnt_s_patch16_224.pth",
-    "t2t": "81.5_T2T_ViT_14.pth.tar",
-}
-
-
-def logits_of(file: Path) -> torch.Tensor:
-    return torch.load(file.with_name(file.name.removesuffix(".tar")).with_suffix(".logits"))
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_published_weights_give_the_published_logits(name: str, published: Path) -> None:
     """Against timm's own models (and the release's equations for T2T) with the same 1000 classes."""
-    file = published / PUBLISHED[name]
-    model = MODELS[name]((3, 224, 224), 1000, weights=str(file)).eval()
+    model = MODELS[name]((3, 224, 224), 1000, weights=str(published / PUBLISHED[name])).eval()
     with torch.no_grad():
         ours = model(IMAGE)
-    assert logits_of(file).std() > 0.01
-    torch.testing.assert_close(ours, logits_of(file), rtol=1e-4, atol=1e-5)
+    theirs = torch.load(published / f"{name}.logits")
+    assert theirs.std() > 0.01
+    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
 
 
 def test_safetensors_hold_the_same(published: Path) -> None:
-    states = []
-    for suffix in (".pth", ".safetensors"):
-        file = published / f"vit_small_patch16_224{suffix}"
-        states.append(MODELS["vit"]((3, 224, 224), 1000, weights=str(file)).state_dict())
+    files = [str(published / f"vit{suffix}") for suffix in (".pth", ".safetensors")]
+    states = [MODELS["vit"]((3, 224, 224), 1000, depth=2, weights=file).state_dict() for file in files]
     assert all(torch.equal(states[0][name], value) for name, value in states[1].items())
 
 
 @pytest.mark.parametrize("head", HEADS)
 def test_a_new_task_gets_a_new_head(head: str, published: Path) -> None:
     """Ten classes: the backbone is the published one, the head the one that this seed draws without weights, too."""
-    file = published / "vit_small_patch16_224.safetensors"
+    file = published / "vit.safetensors"
     models = []
     for weights in (None, str(file)):
         torch.manual_seed(5)
-        models.append(MODELS["vit"]((3, 224, 224), 10, head=head, weights=weights))
-    scratch, loaded = models
-    assert all(torch.equal(value, loaded.head.state_dict()[name]) for name, value in scratch.head.state_dict().items())
-    norm = load_file(file)["blocks.11.mlp.fc2.weight"]
-    assert torch.equal(loaded.backbone.state_dict()["blocks.11.mlp.fc2.weight"], norm)
-    assert not torch.equal(scratch.backbone.state_dict()["blocks.11.mlp.fc2.weight"], norm)
+        models.append(MODELS["vit"]((3, 224, 224), 10, depth=2, head=head, weights=weights))
+    scratch, loaded = (model.state_dict() for model in models)
+    stored = load_file(file)
+    for name, value in loaded.items():
+        expected = scratch[name] if name.startswith("head.") else stored[name.removeprefix("backbone.")]
+        assert torch.equal(value, expected), name
 
 
-@pytest.mark.parametrize("name", PUBLISHED)
+@pytest.mark.parametrize("name", SHORT)
 def test_positions_of_another_size_are_interpolated(name: str, published: Path) -> None:
-    """14 x 14 patches to 4 x 4: the class token's entry stays; the others' mean stays about what it was."""
-    model = MODELS[name]((3, 64, 64), 10, weights=str(published / PUBLISHED[name]))
+    """14 x 14 patches to 4 x 4, bicubic; the class token's entry stays."""
+    model = MODELS[name]((3, 64, 64), 10, depth=2, weights=str(published / SHORT[name]))
     key = "patch_pos" if name == "tnt" else "pos_embed"
-    stored = torch.load(published / PUBLISHED[name], weights_only=False)
-    state = stored.get("state_dict_ema") or stored["state_dict"]
-    old, new = state.get(key, state.get(f"module.{key}")), model.backbone.state_dict()[key]
+    old, new = from_file(name, published / SHORT[name])[key], model.backbone.state_dict()[key]
     assert new.shape == (1, 17, 384)
     assert torch.equal(new[:, 0], old[:, 0])
     grid = old[0, 1:].T.unflatten(1, (14, 14))[None]
@@ -502,45 +493,36 @@ def test_positions_of_another_size_are_interpolated(name: str, published: Path) 
 
 
 @pytest.mark.parametrize(
-    ("name", "settings", "file", "message"),
+    ("name", "settings", "message"),
     [
         (
             "vit",
             {"dim": 192, "heads": 3},
-            "vit_small_patch16_224.pth",
             "cls_token is 1x1x384, 1x1x192 needed; pos_embed is 1x197x384, 1x197x192 needed; "
-            "patch_embed.proj.weight is 384x3x16x16, 192x3x16x16 needed; and 147 more",
+            "patch_embed.proj.weight is 384x3x16x16, 192x3x16x16 needed; and 27 more",
         ),
         (
             "vit",
-            {"depth": 11},
-            "vit_small_patch16_224.pth",
-            "blocks.11.norm1.weight is 384, none needed; blocks.11.norm1.bias is 384, none needed; "
-            "blocks.11.attn.qkv.weight is 1152x384, none needed; and 9 more",
-        ),
-        (
-            "vit",
-            {"patch": 32},
-            "vit_small_patch16_224.pth",
-            "patch_embed.proj.weight is 384x3x16x16, 384x3x32x32 needed",
-        ),
-        (
-            "tnt",
             {"depth": 1},
-            "vit_small_patch16_224.pth",
-            "patch_pos is missing, 1x197x384 needed; pixel_pos is missing, 1x24x4x4 needed; ",
+            "blocks.1.attn.proj.bias is 384, none needed; blocks.1.attn.proj.weight is 384x384, none needed; "
+            "blocks.1.attn.qkv.bias is 1152, none needed; and 9 more",
         ),
-        ("t2t", {"depth": 1}, "tnt_s_patch16_224.pth", "pos_embed is missing, 1x197x384 needed; "),
-        ("t2t", {"token_dim": 32}, "81.5_T2T_ViT_14.pth.tar", "tokens_to_token.attention1.w is 32x64, 16x32 needed; "),
+        ("vit", {"patch": 32}, "patch_embed.proj.weight is 384x3x16x16, 384x3x32x32 needed"),
+        ("tnt", {"pixels": 2}, "pixel_pos is 1x24x4x4, 1x24x2x2 needed; norm1_proj.weight is 384, 96 needed; "),
+        ("t2t", {"token_dim": 32}, "tokens_to_token.attention1.w is 32x64, 16x32 needed; "),
     ],
 )
-def test_weights_of_another_architecture(
-    name: str, settings: dict[str, int], file: str, message: str, published: Path
-) -> None:
-    path = str(published / file)
+def test_weights_of_another_architecture(name: str, settings: dict[str, int], message: str, published: Path) -> None:
+    path = str(published / SHORT[name])
     expected = f"{name}: {path} holds another architecture than these settings: {message}"
     with pytest.raises(ValueError, match=re.escape(expected)):
-        MODELS[name]((3, 224, 224), 10, weights=path, **settings)
+        MODELS[name]((3, 224, 224), 10, **{"depth": 2, "weights": path, **settings})
+
+
+def test_weights_of_another_backbone(published: Path) -> None:
+    message = "vit.safetensors holds another architecture than these settings: patch_pos is missing, 1x197x384 needed; "
+    with pytest.raises(ValueError, match=message):
+        MODELS["tnt"]((3, 224, 224), 10, depth=1, weights=str(published / "vit.safetensors"))
 
 
 def test_weights_that_cannot_be_read(tmp_path: Path) -> None:
@@ -597,13 +579,14 @@ def test_timms_own_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     """weights: timm takes what timm's factory returns, here a network with weights of a known seed."""
     import timm
 
-    create = timm.create_model
+    create, made = timm.create_model, []
 
-    def seeded(name: str, pretrained: bool) -> nn.Module:
-        torch.manual_seed(7)
-        return create(name, pretrained=False)
+    def unpublished(name: str, pretrained: bool) -> nn.Module:
+        assert pretrained
+        made.append(create(name, pretrained=False))
+        return made[0]
 
-    monkeypatch.setattr(timm, "create_model", seeded)
+    monkeypatch.setattr(timm, "create_model", unpublished)
     model = MODELS["tnt"]((3, 224, 224), 10, weights="timm")
-    theirs = seeded("tnt_s_patch16_224", True).state_dict()
+    theirs = made[0].state_dict()
     assert all(torch.equal(value, theirs[name]) for name, value in model.backbone.state_dict().items())
