@@ -33,6 +33,7 @@ ORDER = [
     "run",
     "status",
     "report",
+    "plot",
     "show",
     "logs",
     "evaluate",
@@ -173,7 +174,11 @@ def suite_check(files: Annotated[list[str], typer.Argument(help="Suite files or 
     for file in files:
         try:
             found = suite.load(file)
-            sizes = {preset: len(found.plan(preset).unique()) for preset in found.presets()}
+            sizes = {}
+            for preset in found.presets():
+                plan = found.plan(preset)
+                sizes[preset] = len(plan.unique())
+                _check_report(found, plan)
         except FatbenchError as error:
             mistakes += 1
             print(f"fatbench: {error}", file=sys.stderr)
@@ -181,6 +186,16 @@ def suite_check(files: Annotated[list[str], typer.Argument(help="Suite files or 
             print(f"{file}: ok ({', '.join(f'{preset} {n} cells' for preset, n in sizes.items())})")
     if mistakes:
         raise typer.Exit(2)
+
+
+def _check_report(chosen: Suite, plan: Plan) -> None:
+    """Whether the tables and figures can be filled. SpecError names the file."""
+    from fatbench import report as reporting
+
+    try:
+        reporting.check(chosen, plan)
+    except SpecError as error:
+        raise SpecError(f"{chosen.file}: {error} ({plan.preset})") from None
 
 
 @plan_app.command("suite")
@@ -245,6 +260,10 @@ Device = Annotated[str | None, typer.Option("--device", help="auto, cpu, cuda, o
 PerGpu = Annotated[int, typer.Option("--per-gpu", min=1, help="Cells side by side on each GPU.")]
 Executor = Annotated[str, typer.Option("--executor", help="local, ray or slurm.")]
 Precision = Annotated[str | None, typer.Option("--precision", help="fp32, or bf16 (weights stay fp32).")]
+Microbatch = Annotated[
+    int | None,
+    typer.Option("--microbatch", min=1, help="At most so many images in the network at once: less memory."),
+]
 Retry = Annotated[bool, typer.Option("--retry-failed", help="Run failed stages again.")]
 FailFast = Annotated[bool, typer.Option("--fail-fast", help="Stop at the first failure.")]
 DryRun = Annotated[bool, typer.Option("-n", "--dry-run", help="Say what would run, run nothing.")]
@@ -262,6 +281,7 @@ def run_suite(
     per_gpu: PerGpu = 1,
     executor: Executor = "local",
     precision: Precision = None,
+    microbatch: Microbatch = None,
     retry_failed: Retry = False,
     fail_fast: FailFast = False,
     dry_run: DryRun = False,
@@ -276,8 +296,8 @@ def run_suite(
     plan = _plan(name, preset, smoke, seeds, where)
     run.run(
         run.jobs_of(plan), what=f"suite {plan.suite}, preset {plan.preset}", jobs_at_once=jobs, device=device,
-        per_gpu=per_gpu, executor=executor, precision=precision, retry_failed=retry_failed, fail_fast=fail_fast,
-        dry_run=dry_run, db=db, data=data,
+        per_gpu=per_gpu, executor=executor, precision=precision, microbatch=microbatch, retry_failed=retry_failed,
+        fail_fast=fail_fast, dry_run=dry_run, db=db, data=data,
     )  # fmt: skip
 
 
@@ -286,6 +306,7 @@ def run_cell(
     id: Annotated[str, typer.Argument(help="A cell's id, or its first letters.", show_default=False)],
     device: Device = None,
     precision: Precision = None,
+    microbatch: Microbatch = None,
     retry_failed: Retry = False,
     dry_run: DryRun = False,
     plugin: Plugin = None,
@@ -299,7 +320,7 @@ def run_cell(
     job = _find_job(id)
     run.run(
         [job], what=f"cell {job.cell} of suite {job.suite}, preset {job.preset}", jobs_at_once=1, device=device,
-        precision=precision, retry_failed=retry_failed, dry_run=dry_run, db=db, data=data,
+        precision=precision, microbatch=microbatch, retry_failed=retry_failed, dry_run=dry_run, db=db, data=data,
     )  # fmt: skip
 
 
@@ -375,11 +396,25 @@ Cell = Annotated[str, typer.Argument(help="A cell's id, or its first letters.", 
 
 
 @app.command("show")
-def show_cell(cell: Cell, db: Db = None, format: Format = "text") -> None:
-    """Every number of a cell with what produced it."""
+def show_cell(
+    cell: Cell,
+    artifacts: Annotated[bool, typer.Option("--artifacts", help="What a round kept beside its numbers.")] = False,
+    round: Annotated[int | None, typer.Option("--round", min=1, help="Of this round; default: the last kept.")] = None,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="Folder for pictures; default: results/figures.")
+    ] = None,
+    db: Db = None,
+    format: Format = "text",
+) -> None:
+    """Every number of a cell with what produced it; or, as pictures, what a round kept beside them."""
     from fatbench import show
 
     _format(format, ("text", "json"))
+    if not artifacts and (round is not None or output is not None):
+        raise SpecError("--round and -o go with --artifacts")
+    if artifacts:
+        _show_artifacts(cell, round, output or FIGURES, db, format)
+        return
     with _existing(db) as store:
         id = _cell_in(store, cell)
         assert store is not None
@@ -391,6 +426,37 @@ def show_cell(cell: Cell, db: Db = None, format: Format = "text") -> None:
         _json({"cell": id, "spec": spec, "numbers": numbers, "runs": runs})
     else:
         show.cell(id, spec, stages, numbers, runs)
+
+
+def _show_artifacts(cell: str, round: int | None, folder: Path, db: str | None, format: str) -> None:
+    from fatbench import settings
+
+    with _existing(db) as store:
+        id = _cell_in(store, cell)
+    from fatbench.report import artifacts
+
+    files = settings.files_folder(settings.database(db)) / id
+    kept = artifacts.rounds(files)
+    if not kept:
+        raise NothingMatched(f"cell {id} kept nothing beside its numbers, or it is not here: {files / 'artifacts'}")
+    if round is not None and round not in kept:
+        raise SpecError(f"--round: cell {id} kept nothing of round {round}{did_you_mean(str(round), map(str, kept))}")
+    round = round or max(kept)
+    tensors = artifacts.load(kept[round])
+    written = []
+    for picture in artifacts.pictures(tensors):
+        file = folder / f"{id}-round-{round:06d}-{picture.name}.png"
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            file.write_bytes(picture.png())
+        except OSError as error:
+            raise SpecError(f"-o {folder}: {error.strerror}") from None
+        written.append(str(file))
+    words = artifacts.lines(tensors)
+    if format == "json":
+        _json({"cell": id, "round": round, "rounds": list(kept), "files": written, "values": words})
+    else:
+        print("\n".join([*written, *words]))
 
 
 @app.command("logs")
@@ -439,7 +505,7 @@ def report(
     db: Db = None,
 ) -> None:
     """Tables: measured beside published, mean and spread over seeds."""
-    from fatbench import progress, suite
+    from fatbench import progress, settings, suite
     from fatbench import report as reporting
 
     format = _format(
@@ -455,6 +521,8 @@ def report(
             grids += reporting.tables(chosen, plan, store, select=cast("Checkpoint", select), published=published)
     if not grids and name is None:
         raise NothingMatched("the database holds no results yet: fatbench run suite NAME")
+    if format == "html":
+        reporting.illustrate(grids, settings.files_folder(settings.database(db)))
     text = reporting.render(grids, format)
     if output is None:
         sys.stdout.write(text)
@@ -463,6 +531,59 @@ def report(
         output.write_text(text, encoding="utf-8")
     except OSError as error:
         raise SpecError(f"-o {output}: {error.strerror}") from None
+
+
+FIGURES = Path("results/figures")
+PLOT_FORMATS = ("pdf", "svg", "png", "csv")
+
+
+@app.command("plot")
+def plot(
+    name: Name,
+    figure: Annotated[str | None, typer.Option("--figure", metavar="ID", help="Only this figure.")] = None,
+    format: Annotated[str, typer.Option("--format", help="pdf, svg or png; csv: the numbers drawn.")] = "pdf",
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="Folder; default: results/figures, of csv stdout.")
+    ] = None,
+    preset: Preset = None,
+    smoke: Smoke = False,
+    where: Where = None,
+    seeds: Seeds = None,
+    db: Db = None,
+) -> None:
+    """Figures: curves over the rounds, mean and spread over seeds; prints the files it wrote."""
+    from fatbench import report as reporting
+    from fatbench import settings
+
+    _format(format, PLOT_FORMATS)
+    with _existing(db) as store:
+        chosen, plan = _plan_in(name, preset, smoke, seeds, where, store)
+        if not chosen.figures:
+            raise NothingMatched(f"suite '{chosen.name}' has no figures")
+        plots = reporting.figures(chosen, plan, store, figure)
+        for missing in reporting.unknown(plots, plan, store):
+            print(f"fatbench: {missing}", file=sys.stderr)
+    if format == "csv":
+        from fatbench.report import series
+
+        text = series.render_csv(plots)
+        if output is None:
+            sys.stdout.write(text)
+            return
+        file = output / f"{plan.suite}-figures.csv"
+        try:
+            output.mkdir(parents=True, exist_ok=True)
+            file.write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise SpecError(f"-o {output}: {error.strerror}") from None
+        print(file)
+        return
+    files = settings.files_folder(settings.database(db))
+    some = reporting.drawable(plots, files)
+    if not some:
+        raise NothingMatched(f"nothing is measured of what the figures of '{chosen.name}' show ({plan.preset})")
+    for path in reporting.draw(some, output or FIGURES, format, files):
+        print(path)
 
 
 @app.command("evaluate")

@@ -68,6 +68,8 @@ def suite(chosen: Suite) -> None:
     console.print()
     for table in chosen.tables:
         console.print(f"  table {table.id}: {table.title}")
+    for figure in chosen.figures:
+        console.print(f"  figure {figure.id}: {figure.title}")
     console.print(f"\n[dim]{chosen.file}[/dim]")
 
 

@@ -1,4 +1,4 @@
-"""Suite files: a base cell, axes over it, presets and the tables they fill; YAML in, checked cells out.
+"""Suite files: a base cell, axes over it, presets, tables and figures; YAML in, checked cells out.
 
 The format is described in suites/README.md. Nothing here imports torch: a suite is expanded and every name, key and
 value checked against the source of the function it will reach, before a GPU second is spent.
@@ -41,14 +41,23 @@ SUITE_KEYS = (
     "evaluate",
     "presets",
     "tables",
+    "figures",
 )
 GRID_KEYS = ("product", "zip", "include", "exclude", "overrides")
 PRESET_KEYS = ("note", "seeds", "base", "axes", "evaluate", "overrides")
 EVALUATE_KEYS = ("n", "batch", "checkpoints", "attacks", "overrides")
-TABLE_KEYS = ("id", "title", "where", "rows", "across", "values", "best", "published", "note")
+TABLE_KEYS = (
+    "id", "title", "where", "rows", "across", "values", "best", "compete", "paired", "published", "note",
+)  # fmt: skip
+SOURCE_KEYS = ("source", "where")
+PAIRED_KEYS = ("axis", "against")
+FIGURE_KEYS = ("id", "title", "kind", "where", "panels", "lines", "series", "scale", "note")
+KINDS = ("lines", "bars", "heatmap", "images")  # of figures
+SERIES = "series"  # among the panels of a figure: a panel for each heading
 PUBLISHED_KEYS = ("file", "match", "rows", "labels", "values", "std", "unit")
 
 Key = dict[str, str]
+Condition = dict[str, list[str]]  # axis -> labels, one of which a point must have
 
 
 @dataclass(frozen=True)
@@ -98,12 +107,31 @@ class Table:
 
     id: str
     title: str
-    where: dict[str, list[str]]
+    where: Condition
     rows: list[str]
     across: list[str]
     values: dict[str, str]  # heading -> source, see suites/README.md
     best: dict[str, str]  # heading -> "max" | "min" | "none"
     published: Published | None
+    note: str
+    conditions: dict[str, Condition] = field(default_factory=dict)  # heading -> which points its numbers are of
+    compete: str = "column"  # or "row": among what the best and the second are marked
+    paired: tuple[str, str] | None = None  # (axis, label): each other label is tested against this one, by seed
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One figure: which axes make panels and which lines, and what is drawn over the rounds."""
+
+    id: str
+    title: str
+    kind: str  # one of KINDS
+    where: Condition
+    panels: list[str]  # axes, and SERIES
+    lines: list[str]
+    series: dict[str, str]  # heading -> source, see suites/README.md
+    conditions: dict[str, Condition]
+    scale: str  # of the vertical axis: "linear" or "log"
     note: str
 
 
@@ -144,6 +172,7 @@ class Suite:
     file: Path
     raw: Map
     tables: list[Table]
+    figures: list[Figure] = field(default_factory=list)
 
     def presets(self) -> list[str]:
         return list(self.raw["presets"])
@@ -243,6 +272,7 @@ def load(name: str) -> Suite:
         file=file,
         raw=raw,
         tables=[_read_table(node, raw, file) for node in raw.get("tables", [])],
+        figures=_read_figures(raw, file),
     )
 
 
@@ -540,10 +570,10 @@ def _evaluations(node: Map, file: Path) -> tuple[Evaluation, ...]:
     )
 
 
-# --- tables ------------------------------------------------------------------------------------------------------
+# --- tables and figures ------------------------------------------------------------------------------------------
 
 SOURCE = re.compile(
-    r"(?:(?P<stage>train|gap):)?(?P<metric>[a-z_][a-z0-9_]*)(?:\[(?P<client>\d+)\])?(?:@(?P<round>\d+))?\Z"
+    r"(?:(?P<stage>train|gap|artifact):)?(?P<metric>[a-z_][a-z0-9_]*)(?:\[(?P<client>\d+|\*)\])?(?:@(?P<round>\d+))?\Z"
 )
 
 
@@ -556,21 +586,12 @@ def _read_table(node: Any, raw: Map, file: Path) -> Table:
         if key not in node:
             raise SpecError(f"{place}: the table's '{key}' is missing")
     axes = raw.get("axes") or Map()
-    where = {axis: _labels(value) for axis, value in _mapping(node, "where", place).items()}
-    rows, across = _labels(node["rows"]), _labels(node.get("across", []))
-    for key, names in (("where", list(where)), ("rows", rows), ("across", across)):
-        for axis in names:
-            if axis not in axes:
-                raise SpecError(f"{node.place(key)}: no axis is named '{axis}'{did_you_mean(axis, axes)}")
-    for axis, labels in where.items():
-        for label in labels:
-            if label not in axes[axis]:
-                raise SpecError(
-                    f"{node.place('where')}: axis '{axis}' has no label '{label}'{did_you_mean(label, axes[axis])}"
-                )
-    values = {heading: str(source) for heading, source in _mapping(node, "values", place).items()}
+    where = _read_where(node, axes, place)
+    rows, across = _read_axes(node, "rows", axes), _read_axes(node, "across", axes)
+    values, conditions = _read_sources(node, "values", axes, place)
     for heading, source in values.items():
-        if not SOURCE.match(source):
+        match = SOURCE.match(source)
+        if not match or match["stage"] == "artifact" or match["client"] == "*":
             raise SpecError(
                 f"{node['values'].place(heading)}: cannot read the source '{source}' (see suites/README.md)"
             )
@@ -579,6 +600,9 @@ def _read_table(node: Any, raw: Map, file: Path) -> Table:
     for heading, which in best.items():
         if which not in ("max", "min", "none"):
             raise SpecError(f"{node.place('best')}: {heading}: expected max, min or none, got '{which}'")
+    compete = _choice(node, "compete", ("column", "row"))
+    if compete == "row" and not across:
+        raise SpecError(f"{node.place('compete')}: row: a row competes over the axes of 'across', and there are none")
     published = None
     if "published" in node:
         paper = _mapping(node, "published", place)
@@ -608,8 +632,126 @@ def _read_table(node: Any, raw: Map, file: Path) -> Table:
         published = Published(csv, unit=unit, **maps)
     return Table(
         _text(node, "id", place), _text(node, "title", place), where, rows, across, values, best, published,
-        str(node.get("note", "")).strip(),
+        str(node.get("note", "")).strip(), conditions, compete, _read_paired(node, [*rows, *across], axes, place),
     )  # fmt: skip
+
+
+def _read_figures(raw: Map, file: Path) -> list[Figure]:
+    figures = [_read_figure(node, raw) for node in _list_of_maps(raw, "figures", file)]
+    for position, figure in enumerate(figures):
+        if figure.id in [other.id for other in figures[:position]]:  # it is the name of a file
+            raise SpecError(f"{raw['figures'][position].place('id')}: two figures have the id '{figure.id}'")
+    return figures
+
+
+def _read_figure(node: Map, raw: Map) -> Figure:
+    place = node.at
+    _keys(node, FIGURE_KEYS, place)
+    for key in ("id", "title", "series"):
+        if key not in node:
+            raise SpecError(f"{place}: the figure's '{key}' is missing")
+    axes = raw.get("axes") or Map()
+    where, lines = _read_where(node, axes, place), _read_axes(node, "lines", axes)
+    panels = _read_axes(node, "panels", Map({**axes, SERIES: Map()}))
+    id, kind = _text(node, "id", place), _choice(node, "kind", KINDS)
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", id):
+        raise SpecError(f"{node.place('id')}: it names a file: letters, digits, '.', '_' and '-', not '{id}'")
+    series, conditions = _read_sources(node, "series", axes, place)
+    if not series:
+        raise SpecError(f"{node.place('series')}: a figure needs at least one series")
+    for heading, source in series.items():
+        if wrong := _not_drawn(source, kind):
+            raise SpecError(f"{node['series'].place(heading)}: {wrong}")
+    if kind == "bars" and len({source.endswith("[*]") for source in series.values()}) > 1:
+        raise SpecError(f"{node.place('series')}: bars are either all over an index, [*], or none of them")
+    return Figure(
+        id, _text(node, "title", place), kind, where, panels, lines, series, conditions,
+        _choice(node, "scale", ("linear", "log")), str(node.get("note", "")).strip(),
+    )  # fmt: skip
+
+
+def _not_drawn(source: str, kind: str) -> str:
+    """Why a figure of this kind cannot show a source; empty where it can."""
+    match = SOURCE.match(source)
+    stage = "artifact" if kind in ("heatmap", "images") else "train"
+    if match is None:
+        near = did_you_mean(source.split(":")[0], ("train", "artifact")) if ":" in source else ""
+        return f"cannot read the source '{source}'{near or ' (see suites/README.md)'}"
+    if match["stage"] != stage:
+        shows = "a tensor kept of a round" if stage == "artifact" else "a number logged during training"
+        return f"a figure of kind {kind} shows {shows}, not '{source}' (did you mean '{stage}:{match['metric']}'?)"
+    if match["round"]:
+        which = "shows all rounds" if kind == "lines" else "shows the last round"
+        return f"a figure of kind {kind} {which}: leave '@{match['round']}' out of '{source}'"
+    if stage == "artifact" and match["client"]:
+        return f"a tensor is shown whole: leave '[{match['client']}]' out of '{source}'"
+    return ""
+
+
+def _read_where(node: Map, axes: Map, place: str) -> Condition:
+    """The `where` of a table, a figure or a heading: only these points."""
+    where = {axis: _labels(value) for axis, value in _mapping(node, "where", place).items()}
+    for axis, labels in where.items():
+        if axis not in axes:
+            raise SpecError(f"{node.place('where')}: no axis is named '{axis}'{did_you_mean(axis, axes)}")
+        for label in labels:
+            if label not in axes[axis]:
+                raise SpecError(
+                    f"{node.place('where')}: axis '{axis}' has no label '{label}'{did_you_mean(label, axes[axis])}"
+                )
+    return where
+
+
+def _read_axes(node: Map, key: str, axes: Map) -> list[str]:
+    names = _labels(node.get(key, []))
+    for axis in names:
+        if axis not in axes:
+            raise SpecError(f"{node.place(key)}: no axis is named '{axis}'{did_you_mean(axis, axes)}")
+    return names
+
+
+def _read_sources(node: Map, key: str, axes: Map, place: str) -> tuple[dict[str, str], dict[str, Condition]]:
+    """(heading -> source, heading -> condition where it has one): a heading is a source, or {source, where}."""
+    sources: dict[str, str] = {}
+    conditions: dict[str, Condition] = {}
+    headings = _mapping(node, key, place)
+    for heading, value in headings.items():
+        if isinstance(value, Map):
+            _keys(value, SOURCE_KEYS, value.at)
+            if "source" not in value:
+                raise SpecError(f"{headings.place(heading)}: the heading's 'source' is missing")
+            if where := _read_where(value, axes, value.at):
+                conditions[heading] = where
+            value = value["source"]
+        sources[heading] = str(value)
+    return sources, conditions
+
+
+def _read_paired(node: Map, axes_shown: Sequence[str], axes: Map, place: str) -> tuple[str, str] | None:
+    if "paired" not in node:
+        return None
+    paired = _mapping(node, "paired", place)
+    _keys(paired, PAIRED_KEYS, place)
+    axis, against = _text(paired, "axis", paired.at), str(paired.get("against"))
+    if axis not in axes_shown:
+        raise SpecError(
+            f"{paired.place('axis')}: the table has no axis '{axis}' in 'rows' or 'across'"
+            f"{did_you_mean(axis, axes_shown)}"
+        )
+    if against not in axes[axis]:
+        raise SpecError(
+            f"{paired.place('against')}: axis '{axis}' has no label '{against}'{did_you_mean(against, axes[axis])}"
+        )
+    return axis, against
+
+
+def _choice(node: Map, key: str, known: Sequence[str]) -> str:
+    """One of the known words; the first where none is given."""
+    chosen = str(node.get(key, known[0]))
+    if chosen not in known:
+        words = f"{', '.join(known[:-1])} or {known[-1]}"
+        raise SpecError(f"{node.place(key)}: expected {words}, got '{chosen}'{did_you_mean(chosen, known)}")
+    return chosen
 
 
 # --- filters -----------------------------------------------------------------------------------------------------

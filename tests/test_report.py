@@ -8,6 +8,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
 import os
 import random
 import re
@@ -30,7 +31,7 @@ from rich.measure import Measurement
 from fatbench import report, selection, suite
 from fatbench.errors import SpecError
 from fatbench.report import flags, latex, markdown, terminal
-from fatbench.report.grid import Grid, Source, Value, build
+from fatbench.report.grid import EVERY, Grid, Source, Value, build
 from fatbench.store import Number, Store
 from fatbench.suite import Cell, Plan, Suite
 
@@ -294,6 +295,18 @@ def test_no_published(tiny: Suite) -> None:
         assert "57.45" not in report.render(grids, name)
 
 
+def test_an_accuracy_by_class_is_a_fraction_with_the_class_in_brackets(tmp_path: Path) -> None:
+    """natural_class of class 3 is 0.25 after the last round, as a per cent."""
+    text = SUITE.replace('client 1: "train:train_accuracy[1]"', 'client 1: "train:natural_class[3]"')
+    found = written(tmp_path, text)
+    plan = found.plan("paper", seeds=[6])
+    rows = [number(cell, "train", "natural_class", 3, 0.25, 100, client=3) for cell in plan.cells]
+    rows += [number(cell, "train", "natural_class", 3, 0.75, 100, client=2) for cell in plan.cells]
+    grid = build(found, plan, rows)[1]
+    assert at(grid, "FAT", "client 1").mean == 0.25
+    assert next(column for column in grid.columns if column.heading == "client 1").unit == "percent"
+
+
 def test_an_empty_database_gives_empty_tables(tiny: Suite) -> None:
     grids = report.tables(tiny, tiny.plan("paper"), None)
     assert [grid.id for grid in grids] == ["T1", "T2"]
@@ -339,6 +352,170 @@ def test_rows_on_other_data_are_not_compared(tmp_path: Path) -> None:
     values = {**VALUES, ("SVHN", "FAT", 6): accuracies(0.9, 0.5), ("SVHN", ODD, 6): accuracies(0.8, 0.6)}
     grid = build(two, plan, rows_of(plan, values))[0]
     assert [row.values[0][0].rank for row in grid.rows] == ["second", "best", "best", "best", "second"]
+
+
+# --- headings with a condition, rows that compete, paired tests --------------------------------------------------
+
+CONDITIONED = """\
+  - id: C
+    title: Two splits in one row
+    rows: [method]
+    values:
+      skewed: {source: natural, where: {split: Non-IID}}
+      even: {source: natural, where: {split: IID}}
+      even, PGD-20: {source: pgd20, where: {split: [IID]}}
+    published:
+      file: published/tiny.csv
+      match: {dataset: CIFAR-10}
+      rows: {method: method}
+      labels: {Non-IID: niid, IID: iid, "SFAT_2 & 50% #1": SFAT}
+      values: {skewed: "{split}_natural", even: iid_natural}
+"""
+
+
+def conditioned(folder: Path, more: str = "", preset: str = "paper") -> Grid:
+    """The table C of the tiny suite, with these lines more."""
+    found = written(folder, SUITE[: SUITE.index("  - id: T1")] + CONDITIONED + more)
+    plan = found.plan(preset)
+    return build(found, plan, rows_of(plan, VALUES))[0]
+
+
+def test_a_heading_shows_the_points_of_its_condition(tmp_path: Path) -> None:
+    """FAT: 0.585 over two seeds on skewed shards, 0.70 with one seed on even ones; Uniform has no even shards."""
+    grid = conditioned(tmp_path)
+    assert [row.key["method"] for row in grid.rows] == ["FAT", ODD, "Uniform"]
+    skewed, even, pgd20 = (at(grid, "FAT", heading) for heading in ("skewed", "even", "even, PGD-20"))
+    assert (skewed.mean, skewed.seeds) == (pytest.approx(0.585), (6, 7))
+    assert (even.mean, even.seeds, even.wanted, pgd20.mean) == (0.70, (6,), 2, 0.40)
+    assert (skewed.published, even.published) == (pytest.approx(0.5745), pytest.approx(0.6935))
+    assert (skewed.labels, even.labels) == ({"split": "Non-IID"}, {"split": "IID"})
+    assert [at(grid, "Uniform", heading).planned for heading in ("skewed", "even")] == [True, False]
+    assert notes(grid)["columns"] == "'skewed': split Non-IID; 'even' and 'even, PGD-20': split IID"
+    assert [at(grid, method, "skewed").rank for method in ("FAT", ODD, "Uniform")] == ["second", "best", "best"]
+    assert grid.points[0] == ("Non-IID, FAT", grid.points[0][1]) and len(grid.points) == 10
+
+
+def test_a_condition_is_part_of_the_key_in_json_and_csv(tmp_path: Path) -> None:
+    grid = conditioned(tmp_path)
+    table = json.loads(report.render([grid], "json"))["tables"][0]
+    assert [row["key"] for row in table["rows"][:2]] == [
+        {"method": "FAT", "split": "Non-IID"}, {"method": "FAT", "split": "IID"},
+    ]  # fmt: skip
+    assert [set(row["measured"]) for row in table["rows"][:2]] == [{"natural"}, {"natural", "pgd20"}]
+    assert [row["measured"]["natural"]["mean"] for row in table["rows"][:2]] == [pytest.approx(0.585), 0.70]
+    assert table["columns"][1] == {
+        "heading": "even", "metric": "natural", "where": {"split": ["IID"]}, "unit": "fraction", "best": "max",
+    }  # fmt: skip
+    lines = list(csv.DictReader(io.StringIO(report.render([grid], "csv"))))
+    assert [(row["split"], row["heading"], row["metric"]) for row in lines[:3]] == [
+        ("Non-IID", "skewed", "natural"), ("IID", "even", "natural"), ("IID", "even, PGD-20", "pgd20"),
+    ]  # fmt: skip
+    assert len(lines) == 2 * 3 + 1
+    for name in ("markdown", "latex", "html", "terminal"):
+        assert "even, PGD-20" in report.render([grid], name)
+
+
+def test_a_heading_that_finds_several_points_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SpecError) as error:
+        found = written(
+            tmp_path, (SUITE[: SUITE.index("  - id: T1")] + CONDITIONED).replace("split: [IID]", "method: FAT")
+        )
+        build(found, found.plan(), [])
+    assert str(error.value) == (
+        "table C: a row holds under 'even, PGD-20' more than one point of the grid: name the axis split in 'rows',"
+        " 'across', 'where' or that of the heading"
+    )
+
+
+def test_a_heading_whose_points_a_preset_leaves_out(tmp_path: Path) -> None:
+    text = (SUITE[: SUITE.index("  - id: T1")] + CONDITIONED).replace(
+        "seeds: [6]\n", "seeds: [6]\n    axes: {split: [IID]}\n"
+    )
+    found = written(tmp_path, text)
+    grid = build(found, found.plan("smoke"), [])[0]
+    assert [column.heading for column in grid.columns] == ["even", "even, PGD-20"]
+    assert notes(grid)["left out"] == "skewed: not in the grid of this preset"
+
+
+def test_the_groups_of_a_row_compete(tmp_path: Path) -> None:
+    """natural, seed 6: FAT 0.58 skewed and 0.70 even, SFAT 0.64 and nothing: SFAT wins its column and no row."""
+    text = SUITE.replace("    across: [split]\n", "    across: [split]\n    compete: row\n")
+    grids = []
+    for one in (SUITE, text):
+        found = written(tmp_path, one)
+        plan = found.plan("paper", seeds=[6])
+        grids.append(build(found, plan, rows_of(plan, VALUES))[0])
+    column, row = grids
+    assert [at(column, "FAT", "natural", split).rank for split in ("Non-IID", "IID")] == ["second", ""]
+    assert at(column, ODD, "natural", "Non-IID").rank == "best"
+    assert [at(row, "FAT", "natural", split).rank for split in ("Non-IID", "IID")] == ["second", "best"]
+    assert at(row, ODD, "natural", "Non-IID").rank == ""  # alone in its row
+    assert notes(column)["marks"] == "bold: best, underlined: second of a column; measured numbers only"
+    assert notes(row)["marks"] == (
+        "bold: best, underlined: second of a row under the same heading; measured numbers only"
+    )
+    assert r"\underline{58.00}" in report.render([row], "latex")
+
+
+def test_paired_differences_stand_under_the_table_and_in_json(tmp_path: Path) -> None:
+    """SFAT - FAT on skewed shards: seeds 6 and 7 differ by 0.06 and 0.03, mean 0.045, std 0.03 / sqrt 2 = 0.0212.
+
+    t = 0.045 / 0.015 = 3 with one degree of freedom: p = 1 - 2 atan(3) / pi = 0.205. Wilcoxon of two differences of one
+    sign: 2 of 4 patterns, p = 0.5. On even shards only FAT has a number.
+    """
+    text = SUITE.replace("    across: [split]\n", "    across: [split]\n    paired: {axis: method, against: FAT}\n")
+    found = written(tmp_path, text)
+    plan = found.plan()
+    grid = build(found, plan, rows_of(plan, VALUES))[0]
+    shown = [text for what, text in grid.notes if what == "paired"]
+    assert shown[0] == (
+        "differences between runs of the same seed, mean ± sample standard deviation (ddof 1); p of the paired t test"
+        " and of Wilcoxon's signed-rank test, two-sided, not corrected for 5 comparisons"
+    )
+    assert shown[1] == f"Non-IID: {ODD} - FAT, natural: +4.50 ± 2.12 points, n = 2, t test p = 0.2, Wilcoxon p = 0.5"
+    assert shown[3] == f"Non-IID: {ODD} - FAT, AA: +2.50 ± 0.71 points, n = 2, t test p = 0.13, Wilcoxon p = 0.5"
+    assert len(shown) == 1 + 5  # Uniform has no AA
+    tests = json.loads(report.render([grid], "json"))["tables"][0]["paired"]
+    assert len(tests) == 5
+    first = tests[0]
+    assert first["t_p"] == pytest.approx(1 - 2 * math.atan(3) / math.pi)
+    assert (first["mean"], first["std"]) == (pytest.approx(0.045), pytest.approx(0.03 / math.sqrt(2)))
+    assert {key: first[key] for key in ("key", "label", "against", "metric", "n", "seeds", "wilcoxon_p")} == {
+        "key": {"split": "Non-IID"}, "label": ODD, "against": "FAT", "metric": "natural", "n": 2, "seeds": [6, 7],
+        "wilcoxon_p": 0.5,
+    }  # fmt: skip
+    for name in ("markdown", "latex", "html", "terminal"):
+        assert "Wilcoxon" in report.render([grid], name)
+    one = found.plan(seeds=[6])
+    assert not [text for what, text in build(found, one, rows_of(one, VALUES))[0].notes if what == "paired"]
+    assert "paired" not in json.loads(report.render(build(found, one, rows_of(one, VALUES)), "json"))["tables"][0]
+
+
+def test_pictures_stand_on_the_page(tmp_path: Path) -> None:
+    """What a cell kept of its last round is shown once, under the first table that shows the cell."""
+    import numpy as np
+    from safetensors.numpy import save_file
+
+    found = written(tmp_path)
+    plan = found.plan("paper")
+    grids = build(found, plan, rows_of(plan, VALUES))
+    plain = report.render(grids, "html")
+    report.illustrate(grids, tmp_path)
+    assert report.render(grids, "html") == plain and "<img" not in plain
+    cell = next(cell for cell in plan.cells if cell.key == {"split": "Non-IID", "method": "FAT"})
+    folder = tmp_path / cell.id / "artifacts"
+    folder.mkdir(parents=True)
+    for round, value in ((1, 0.25), (3, 0.5)):
+        kept = {"adfl_images": np.zeros((2, 3, 1, 4, 4), np.uint8), "adfl_weights": np.array([value, 1 - value])}
+        save_file(kept, folder / f"round-{round:06d}.safetensors")
+    report.illustrate(grids, tmp_path)
+    assert [len(grid.pictures) for grid in grids] == [1, 0]
+    page = report.render(grids, "html")
+    tags = Tags()
+    tags.feed(page)
+    assert tags.open == []
+    assert len(tags.fetched) == 1 and tags.fetched[0].startswith("data:image/png;base64,iVBOR")
+    assert f"Non-IID, FAT, cell {cell.id}, round 3: adfl_images. adfl_weights: 0.5 0.5" in page
 
 
 # --- checks of the numbers themselves ----------------------------------------------------------------------------
@@ -769,6 +946,44 @@ def test_latex_layouts(tmp_path: Path, rows: int, headings: int, style: str, tur
         assert "Overfull" not in said and "too large" not in said
 
 
+def test_latex_of_six_groups_of_three_headings_is_split_by_group(tmp_path: Path) -> None:
+    """Twelve rows, six groups, three headings, each with a published number: two floats of three whole groups."""
+    text = SUITE[: SUITE.index("axes:")] + "axes:\n  model:\n"
+    text += "".join(f"    model {i}: {{protocol: {{epochs: {i + 1}}}}}\n" for i in range(12)) + "  aggregator:\n"
+    text += "".join(f"    Aggregator {i}: {{protocol: {{batch: {i + 1}}}}}\n" for i in range(6))
+    text += SUITE[SUITE.index("evaluate:") : SUITE.index("tables:")].replace("    overrides: [{set", "    #[{set")
+    text += """\
+tables:
+  - id: wide
+    title: Wide
+    rows: [model]
+    across: [aggregator]
+    values: {NT: natural, AT: fgsm, "AT, PGD-7": pgd20}
+    compete: row
+    published:
+      file: published/tiny.csv
+      match: {dataset: CIFAR-10, method: FAT}
+      values: {NT: niid_natural, AT: iid_natural, "AT, PGD-7": niid_pgd20}
+"""
+    found = written(tmp_path, text)
+    plan = found.plan()
+    rows = []
+    for place, cell in enumerate(plan.cells):
+        for evaluation in cell.evaluations:
+            rows.append(number(cell, evaluation.stage(3), evaluation.label, 3, 0.5 + 0.0001 * place, 10_000))
+    grids = build(found, plan, rows)
+    layout = latex._layout(grids[0])
+    assert layout.style == "under" and not layout.turned
+    assert [[len(places) for places, _ in part] for part in layout.floats] == [[9], [9]]
+    assert [[sorted({g for g, _ in places}) for places, _ in part] for part in layout.floats] == [
+        [[0, 1, 2]],
+        [[3, 4, 5]],
+    ]
+    if shutil.which("pdflatex"):
+        said = compiled(report.render(grids, "latex"), tmp_path)
+        assert "Overfull" not in said and "too large" not in said
+
+
 @pytest.mark.parametrize("width", [60, 80, 100, 120, 200])
 @pytest.mark.parametrize("headings", [1, 3, 6])
 def test_terminal_fits_and_keeps_every_number(
@@ -1005,6 +1220,8 @@ def test_a_record_kept_round_by_round_names_the_same_round(series: list[float | 
         ("gap:pgd20", Source("gap:pgd20", "gap", "pgd20", -1, None)),
         ("train:drift_post@10", Source("train:drift_post@10", "train", "drift_post", -1, 10)),
         ("train:train_accuracy[0]", Source("train:train_accuracy[0]", "train", "train_accuracy", 0, None)),
+        ("train:weight[*]", Source("train:weight[*]", "train", "weight", EVERY, None)),
+        ("artifact:adfl_cross", Source("artifact:adfl_cross", "artifact", "adfl_cross", -1, None)),
     ],
 )
 def test_source_syntax(text: str, expected: Source) -> None:

@@ -21,7 +21,7 @@ from typing import Any
 
 import pytest
 
-from fatbench import registry
+from fatbench import registry, report
 from fatbench import suite as suites
 from fatbench.checks import cohort
 from fatbench.errors import NothingMatched, SpecError
@@ -89,13 +89,15 @@ def test_plans(name: str, preset: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("preset", PRESETS)
-def test_every_table_has_rows_and_one_point_to_a_row(name: str, preset: str) -> None:
+def test_every_table_has_rows_and_one_point_to_a_place(name: str, preset: str) -> None:
     asked = plan(name, preset)
+    report.check(read(name), asked)  # SpecError: two points at one place of a table or a figure
     for table in read(name).tables:
         places = [tuple(p.get(axis) for axis in (*table.rows, *table.across)) for p in points(table, asked)]
         assert places, table.id
         assert all(None not in place for place in places), table.id
-        assert len(places) == len(set(places)), f"{table.id}: two points in one row"
+    if preset == "paper":
+        assert len(report.figures(read(name), asked, None)) == len(read(name).figures), "a figure without a point"
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -107,27 +109,39 @@ def test_every_point_is_in_a_table(name: str) -> None:
 def _logged() -> set[str]:
     """The metrics that a training round logs, from the table at the head of experiment.py."""
     text = (ROOT / "fatbench" / "experiment.py").read_text().split('"""')[1]
-    return {name for row in re.findall(r"^\| ([a-z_, ]+) \|", text, re.MULTILINE) for name in row.split(", ")} - {
-        "metric"
-    }
+    named = {name for row in re.findall(r"^\| ([a-z_, ]+) \|", text, re.MULTILINE) for name in row.split(", ")}
+    return named - {"metric"}
+
+
+def _logged_besides() -> set[str]:
+    """Names that rules, protocols and probes may log: every word in quotes in their source."""
+    files = [ROOT / "fatbench" / "aggregation.py", *(ROOT / "fatbench" / "protocols").glob("*.py")]
+    return {name for file in files for name in re.findall(r"\"([a-z][a-z0-9_]*)\"", file.read_text())}
+
+
+PROBED = re.compile(r"svcca_b\d+_(c\d+)_(c\d+|server)_(clean|adv)")
+OF_A_CLASS = re.compile(r".*_class|label_clients")
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_column_has_a_source(name: str) -> None:
-    metrics, logged = plan(name).metrics(), _logged()
-    assert {"drift_post", "grad_var", "monitor"} <= logged
-    for table in read(name).tables:
-        for heading, text in table.values.items():
-            source = suites.SOURCE.match(text)
-            assert source is not None
-            known = logged if source["stage"] == "train" else metrics
-            assert source["metric"] in known, f"{table.id}: {heading}: {text}"
-            if source["round"]:
-                rounds = {c.spec["protocol"]["rounds"] for c in plan(name).cells}
-                assert int(source["round"]) <= min(rounds)
-            if source["client"]:
-                clients = {c.spec["partition"]["clients"] for c in plan(name).cells}
-                assert int(source["client"]) < min(clients)
+    metrics, logged = plan(name).metrics(), _logged() | _logged_besides()
+    assert {"drift_post", "grad_var", "monitor"} <= _logged()
+    shown = [(t.id, h, text) for t in read(name).tables for h, text in t.values.items()]
+    shown += [(f.id, h, text) for f in read(name).figures for h, text in f.series.items()]
+    for id, heading, text in shown:
+        source = suites.SOURCE.match(text)
+        assert source is not None
+        if source["stage"] == "artifact":
+            continue
+        known = logged if source["stage"] == "train" else metrics
+        assert source["metric"] in known or PROBED.fullmatch(source["metric"]), f"{id}: {heading}: {text}"
+        if source["round"]:
+            rounds = {c.spec["protocol"]["rounds"] for c in plan(name).cells}
+            assert int(source["round"]) <= min(rounds)
+        if (source["client"] or "*") != "*" and not OF_A_CLASS.fullmatch(source["metric"]):
+            clients = {c.spec["partition"]["clients"] for c in plan(name).cells}
+            assert int(source["client"]) < min(clients)
 
 
 @pytest.mark.parametrize("name", OURS)
@@ -1062,7 +1076,7 @@ BAD: list[tuple[str, tuple[str, str], str]] = [
     (
         "a call without a name",
         ("{name: nin}", "{width: 3}"),
-        "s.yaml:8: model: 'name' is missing: which model? (known: leaf_cnn, nin, resnet18, small_cnn)",
+        f"s.yaml:8: model: 'name' is missing: which model? (known: {', '.join(sorted(registry.names('Model')))})",
     ),
     (
         "unknown choice",
@@ -1153,8 +1167,8 @@ BAD: list[tuple[str, tuple[str, str], str]] = [
     (
         "a base that is no mapping",
         ("base:\n", "base: 3\nnothing:\n"),
-        "s.yaml:5: nothing: unknown key 'nothing' (known: axes, base, description, evaluate, extends, grid, name, "
-        "presets, seeds, tables, title)",
+        "s.yaml:5: nothing: unknown key 'nothing' (known: axes, base, description, evaluate, extends, figures, "
+        "grid, name, presets, seeds, tables, title)",
     ),
     ("no presets", ("presets:\n", "tables_:\n"), "s.yaml:31: tables_: unknown key 'tables_' (did you mean 'tables'?)"),
     ("no paper preset", ("  paper: {}", "  papper: {}"), "s.yaml:31: presets: a preset named 'paper' is missing"),
@@ -1239,7 +1253,152 @@ BAD: list[tuple[str, tuple[str, str], str]] = [
         ("    rows: [E]", "    published: {file: published/sfat-t3.csv, unit: points}\n    rows: [E]"),
         "s.yaml:37: unit: expected percent or plain, got 'points'",
     ),
+    (
+        "unknown key of a heading",
+        ("PGD-20: pgd20", "PGD-20: {source: pgd20, were: {E: one}}"),
+        "s.yaml:39: were: unknown key 'were' (did you mean 'where'?)",
+    ),
+    (
+        "a heading without a source",
+        ("PGD-20: pgd20", "PGD-20: {where: {E: one}}"),
+        "s.yaml:39: PGD-20: the heading's 'source' is missing",
+    ),
+    (
+        "unknown axis in a heading",
+        ("PGD-20: pgd20", "PGD-20: {source: pgd20, where: {F: one}}"),
+        "s.yaml:39: where: no axis is named 'F' (known: E, K)",
+    ),
+    (
+        "unknown label in a heading",
+        ("PGD-20: pgd20", "PGD-20: {source: pgd20, where: {E: on}}"),
+        "s.yaml:39: where: axis 'E' has no label 'on' (did you mean 'one'?)",
+    ),
+    (
+        "a tensor in a table",
+        ("PGD-20: pgd20", 'PGD-20: "artifact:adfl_cross"'),
+        "s.yaml:39: PGD-20: cannot read the source 'artifact:adfl_cross' (see suites/README.md)",
+    ),
+    (
+        "every client in a table",
+        ("PGD-20: pgd20", 'PGD-20: "train:weight[*]"'),
+        "s.yaml:39: PGD-20: cannot read the source 'train:weight[*]' (see suites/README.md)",
+    ),
+    (
+        "who competes",
+        ("    rows: [E]", "    compete: rows\n    rows: [E]"),
+        "s.yaml:37: compete: expected column or row, got 'rows' (did you mean 'row'?)",
+    ),
+    (
+        "a row of one",
+        ("    across: [K]", "    compete: row"),
+        "s.yaml:38: compete: row: a row competes over the axes of 'across', and there are none",
+    ),
+    (
+        "paired along an axis that is not shown",
+        ("    across: [K]", "    paired: {axis: K, against: five}"),
+        "s.yaml:38: axis: the table has no axis 'K' in 'rows' or 'across' (known: E)",
+    ),
+    (
+        "paired against nobody",
+        ("    across: [K]", "    across: [K]\n    paired: {axis: K, against: fife}"),
+        "s.yaml:39: against: axis 'K' has no label 'fife' (did you mean 'five'?)",
+    ),
 ]
+FIGURE = (
+    "    values: {PGD-20: pgd20}\n",
+    "    values: {PGD-20: pgd20}\nfigures:\n  - id: F\n    title: A figure\n    panels: [K]\n    lines: [E]\n"
+    "    series: {natural: 'train:natural'}\n",
+)
+BAD_FIGURES: list[tuple[str, tuple[str, str], str]] = [
+    ("unknown key", ("lines:", "lins:"), "s.yaml:44: lins: unknown key 'lins' (did you mean 'lines'?)"),
+    ("no id", ("  - id: F\n    title", "  - title"), "s.yaml:41: the figure's 'id' is missing"),
+    (
+        "an id that is no file name",
+        ("id: F", "id: F/1"),
+        "s.yaml:41: id: it names a file: letters, digits, '.', '_' and '-', not 'F/1'",
+    ),
+    ("unknown axis", ("panels: [K]", "panels: [KK]"), "s.yaml:43: panels: no axis is named 'KK' (did you mean 'K'?)"),
+    (
+        "unknown kind",
+        ("lines: [E]", "kind: bar"),
+        "s.yaml:44: kind: expected lines, bars, heatmap or images, got 'bar' (did you mean 'bars'?)",
+    ),
+    (
+        "unknown scale",
+        ("lines: [E]", "scale: logs"),
+        "s.yaml:44: scale: expected linear or log, got 'logs' (did you mean 'log'?)",
+    ),
+    (
+        "unknown label",
+        ("lines: [E]", "where: {E: tow}"),
+        "s.yaml:44: where: axis 'E' has no label 'tow' (did you mean 'two'?)",
+    ),
+    (
+        "an evaluation",
+        ("train:natural", "natural"),
+        "s.yaml:45: natural: a figure of kind lines shows a number logged during training, not 'natural' (did you mean"
+        " 'train:natural'?)",
+    ),
+    (
+        "a misspelt stage",
+        ("train:natural", "trian:natural"),
+        "s.yaml:45: natural: cannot read the source 'trian:natural' (did you mean 'train'?)",
+    ),
+    (
+        "a round",
+        ("train:natural", "train:natural@3"),
+        "s.yaml:45: natural: a figure of kind lines shows all rounds: leave '@3' out of 'train:natural@3'",
+    ),
+    (
+        "a heat map of a number",
+        ("lines: [E]", "kind: heatmap"),
+        "s.yaml:45: natural: a figure of kind heatmap shows a tensor kept of a round, not 'train:natural' (did you mean"
+        " 'artifact:natural'?)",
+    ),
+    ("no series", ("{natural: 'train:natural'}", "{}"), "s.yaml:45: series: a figure needs at least one series"),
+    (
+        "bars with and without an index",
+        ("lines: [E]\n    series: {", "kind: bars\n    series: {a: 'train:natural_class[*]', "),
+        "s.yaml:45: series: bars are either all over an index, [*], or none of them",
+    ),
+]
+
+
+@pytest.mark.parametrize(("change", "said"), [bad[1:] for bad in BAD_FIGURES], ids=[bad[0] for bad in BAD_FIGURES])
+def test_figures_refused(change: tuple[str, str], said: str, message: Callable[..., str]) -> None:
+    assert FIGURE[1].count(change[0]) == 1
+    assert message((FIGURE[0], FIGURE[1].replace(*change))) == said
+
+
+def test_figures_are_read(suite_from: Callable[..., Suite]) -> None:
+    """Defaults, the pseudo-axis `series`, and what is only known once the grid is: one point to a line, one unit."""
+    figure = suite_from(FIGURE).figures[0]
+    assert (figure.kind, figure.panels, figure.lines, figure.scale, figure.conditions) == (
+        "lines", ["K"], ["E"], "linear", {},
+    )  # fmt: skip
+    assert figure.series == {"natural": "train:natural"}
+    two = ("series: {natural: 'train:natural'}", "series: {loss: 'train:natural_loss', natural: 'train:natural'}")
+    lumped = "figure F: a line shows more than one point of the grid: name the axis E in 'panels', 'lines' or 'where'"
+    mixed = "figure F: natural in per cent and loss share a panel: make two figures, or add 'series' to 'panels'"
+    for change, said in [(("    lines: [E]\n", ""), lumped), (two, mixed)]:
+        wrong = suite_from((FIGURE[0], FIGURE[1].replace(*change)))
+        with pytest.raises(SpecError) as caught:
+            report.check(wrong, wrong.plan())
+        assert str(caught.value) == said
+    apart = suite_from((FIGURE[0], FIGURE[1].replace(*two).replace("panels: [K]", "panels: [K, series]")))
+    report.check(apart, apart.plan())
+    picked = suite_from(
+        (
+            FIGURE[0],
+            FIGURE[1]
+            .replace("    lines: [E]\n", "")
+            .replace("'train:natural'", "{source: 'train:natural', where: {E: two}}"),
+        )
+    )
+    report.check(picked, picked.plan())
+    assert picked.figures[0].conditions == {"natural": {"E": ["two"]}}
+    with pytest.raises(SpecError, match=r"s\.yaml:46: id: two figures have the id 'F'"):
+        suite_from((FIGURE[0], FIGURE[1] + "  - {id: F, title: Again, series: {natural: 'train:natural'}}\n"))
 
 
 @pytest.mark.parametrize(("change", "said"), [bad[1:] for bad in BAD], ids=[bad[0] for bad in BAD])

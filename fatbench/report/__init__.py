@@ -1,13 +1,15 @@
-"""Tables: a query, a grid, a format. Nothing here imports torch.
+"""Tables and figures: a query, a grid or curves, a format. Nothing here imports torch.
 
 grids = tables(suite, plan, store, select="best-test")
 print(render(grids, "latex"))
+files = draw(figures(suite, plan, store), Path("results/figures"), "pdf")
 """
 
 from __future__ import annotations
 
 import importlib
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fatbench.errors import SpecError, did_you_mean
@@ -15,10 +17,23 @@ from fatbench.report.grid import Grid, build
 from fatbench.selection import Checkpoint
 
 if TYPE_CHECKING:
+    from fatbench.report.series import Plot
     from fatbench.store import Store
     from fatbench.suite import Plan, Suite
 
-__all__ = ["FORMATS", "Grid", "build", "render", "tables"]
+__all__ = [
+    "FORMATS",
+    "Grid",
+    "build",
+    "check",
+    "draw",
+    "drawable",
+    "figures",
+    "illustrate",
+    "render",
+    "tables",
+    "unknown",
+]
 
 _RENDERERS = {
     "markdown": ("markdown", "render"),
@@ -57,3 +72,89 @@ def tables(
     return build(
         suite, plan, found.rows, select, published, rounds=found.rounds, runs=found.runs, outcomes=found.outcomes
     )
+
+
+def check(suite: Suite, plan: Plan) -> None:
+    """SpecError: a table or a figure that no numbers could fill: several points of the grid at one place, say."""
+    from fatbench.report import grid, series
+
+    for table in suite.tables:
+        grid.places_of(plan, table)
+    for figure in suite.figures:
+        series.check(plan, figure)
+
+
+def figures(suite: Suite, plan: Plan, store: Store | None, only: str | None = None) -> list[Plot]:
+    """The figures of a suite, or the one with an id, with what the database has. SpecError: no such figure."""
+    from fatbench.report import query, series
+
+    ids = [figure.id for figure in suite.figures]
+    if only is not None and only not in ids:
+        raise SpecError(f"suite '{suite.name}' has no figure '{only}'{did_you_mean(only, ids)}")
+    wanted = [figure for figure in suite.figures if only in (None, figure.id)]
+    if store is None:
+        return series.build(suite, plan, [], wanted)
+    found = query.gather_series(wanted, plan, store)
+    return series.build(suite, plan, found.rows, wanted, runs=found.runs)
+
+
+def drawable(plots: Sequence[Plot], files: Path) -> list[Plot]:
+    """Those of which something is measured, or was kept on this machine: files is where the cells' folders are."""
+    return [
+        plot
+        for plot in plots
+        if not plot.empty
+        or any(
+            line.source.stage == "artifact" and (files / cell / "artifacts").is_dir()
+            for panel in plot.panels
+            for line in panel.lines
+            for cell in line.cells
+        )
+    ]
+
+
+def unknown(plots: Sequence[Plot], plan: Plan, store: Store | None) -> list[str]:
+    """One line for each number that a figure shows and training never logged, where it has logged others."""
+    from fatbench.report import query
+
+    lacking = {
+        (plot.figure.id, heading, text.removeprefix("train:").split("[")[0])
+        for plot in plots
+        for heading, text in plot.figure.series.items()
+        if text.startswith("train:")
+        and not any(line.points for panel in plot.panels for line in panel.lines if line.heading == heading)
+    }
+    known = query.logged(plan, store) if lacking and store is not None else []
+    return [
+        f"figure {id}: {heading}: nothing is logged as '{metric}'{did_you_mean(metric, known)}"
+        for id, heading, metric in sorted(lacking)
+        if known and metric not in known
+    ]
+
+
+def draw(plots: Sequence[Plot], folder: Path, format: str, files: Path | None = None) -> list[Path]:
+    """Write figures as files, see `plots.draw`."""
+    from fatbench.report import plots as drawing
+
+    return drawing.draw(plots, folder, format, files)
+
+
+def illustrate(grids: Sequence[Grid], files: Path) -> None:
+    """Give each table what its cells kept of their last round, as small pictures, once a point of the grid.
+
+    files: where the cells' own folders are. Only the format html shows them.
+    """
+    done: set[str] = set()
+    for grid in grids:
+        for label, cell in grid.points:
+            if label in done or not (files / cell / "artifacts").is_dir():
+                continue
+            from fatbench.report import artifacts
+
+            for round, file in list(artifacts.rounds(files / cell).items())[-1:]:
+                done.add(label)
+                tensors = artifacts.load(file)
+                where = f"{label}, cell {cell}, round {round}"
+                words = "; ".join(artifacts.lines(tensors))
+                for picture in artifacts.pictures(tensors, tile=32, brief=True):
+                    grid.pictures.append((f"{where}: {picture.name}. {words}".rstrip(". "), picture.uri()))

@@ -18,22 +18,28 @@ from fatbench.data.catalogue import CATALOGUE
 from fatbench.errors import SpecError
 from fatbench.report import flags as checking
 from fatbench.report import provenance
+from fatbench.report.paired import Paired, paired
 from fatbench.report.published import Lookup
 from fatbench.selection import MONITORED, WORDS, Checkpoint, checkpoint_round
-from fatbench.suite import SOURCE, Cell, Evaluation, Key, Plan, Suite, Table
+from fatbench.suite import SOURCE, Cell, Condition, Evaluation, Key, Plan, Suite, Table
 
 # Training numbers that are shares in [0, 1]; every other training number is plain.
-FRACTIONS = ("train_accuracy", "holdout_accuracy", "holdout_gap", "natural", "monitor", "val_natural", "val_monitor")
+FRACTIONS = (
+    "train_accuracy", "holdout_accuracy", "holdout_gap", "natural", "monitor", "val_natural", "val_monitor",
+    "natural_class", "monitor_class", "val_natural_class", "val_monitor_class", "edge_natural", "adfl_hit",
+    "identification",
+)  # fmt: skip
+EVERY = -2  # the client of a source "metric[*]": a line each
 
 
 @dataclass(frozen=True)
 class Source:
-    """Where a column's numbers come from: the parsed form of "pgd20", "train:drift_post@10" or "gap:pgd20"."""
+    """Where numbers come from: the parsed form of "pgd20", "train:drift_post@10", "gap:pgd20" or "train:weight[*]"."""
 
     text: str
-    stage: str  # "evaluation", "train" or "gap"
+    stage: str  # "evaluation", "train", "gap" or "artifact"
     metric: str
-    client: int
+    client: int  # -1: not about one client; EVERY: of each
     round: int | None
 
     @classmethod
@@ -45,7 +51,7 @@ class Source:
             text,
             match["stage"] or "evaluation",
             match["metric"],
-            -1 if client is None else int(client),
+            -1 if client is None else EVERY if client == "*" else int(client),
             None if round is None else int(round),
         )
 
@@ -63,6 +69,7 @@ class Column:
     best: str  # "max", "min" or "none"
     unit: str  # "percent": fractions printed times 100; "plain": as they are
     digits: int  # after the point
+    where: Condition = field(default_factory=dict)  # the points its numbers are of, where the heading says so
 
 
 @dataclass
@@ -83,6 +90,7 @@ class Value:
     marks: tuple[str, ...] = ()  # footnote marks of the flags
     published_flag: str = ""
     published_mark: str = ""
+    labels: Key = field(default_factory=dict)  # of the axes in the heading's condition
 
     @property
     def difference(self) -> float | None:
@@ -116,6 +124,17 @@ class Row:
 
 
 @dataclass(frozen=True)
+class Comparison:
+    """A label of the paired axis against another, under one heading: differences between runs of the same seed."""
+
+    key: Key  # the labels of the other axes
+    label: str
+    against: str
+    column: Column
+    test: Paired
+
+
+@dataclass(frozen=True)
 class Grid:
     """One table, ready to print."""
 
@@ -133,6 +152,9 @@ class Grid:
     facts: provenance.Facts
     notes: list[tuple[str, str]] = field(default_factory=list)  # (what, text), shown under the table
     footnotes: list[tuple[str, str]] = field(default_factory=list)  # (mark, text)
+    points: list[tuple[str, str]] = field(default_factory=list)  # (labels, cell), one a point and seed
+    paired: list[Comparison] = field(default_factory=list)  # the tests that the table asks for
+    pictures: list[tuple[str, str]] = field(default_factory=list)  # (caption, data URI), for the page alone
 
     @property
     def title(self) -> str:
@@ -173,7 +195,7 @@ def build(
     is found in the rows of stage "train". runs: what ran, with its provenance; default: what the rows say.
     SpecError: a table lumps together points of the grid that differ in an axis it does not name.
     """
-    numbers = _Numbers(plan, rows, select, rounds or {}, outcomes, runs)
+    numbers = Numbers(plan, rows, select, rounds or {}, outcomes, runs)
     return [grid for table in suite.tables if (grid := _grid(suite, plan, table, numbers, published)) is not None]
 
 
@@ -209,7 +231,7 @@ class Stages:
         return name
 
 
-class _Numbers:
+class Numbers:
     """The measurements of a plan, by cell, stage, metric, round and client."""
 
     def __init__(
@@ -317,15 +339,15 @@ class _Numbers:
                 one.flags = (*stored, *raised.get(metric, ()))
 
 
-def _grid(suite: Suite, plan: Plan, table: Table, numbers: _Numbers, with_published: bool) -> Grid | None:
-    buckets = _buckets(plan, table)
-    sources = {heading: Source.parse(text) for heading, text in table.values.items()}
-    absent = _absent(sources, buckets)
-    headings = [heading for heading in sources if heading not in absent] or list(sources)
-    if not buckets:
+def _grid(suite: Suite, plan: Plan, table: Table, numbers: Numbers, with_published: bool) -> Grid | None:
+    found = places_of(plan, table)
+    if not found:
         return None
-    row_keys = list(dict.fromkeys(row for row, _ in buckets))
-    group_keys = list(dict.fromkeys(group for _, group in buckets))
+    sources = {heading: Source.parse(text) for heading, text in table.values.items()}
+    absent = _absent(sources, found)
+    headings = [heading for heading in sources if heading not in absent] or list(sources)
+    row_keys = list(dict.fromkeys(row for row, _ in found))
+    group_keys = list(dict.fromkeys(group for _, group in found))
     lookup = Lookup(table.published) if with_published and table.published else None
 
     facts = provenance.Facts()
@@ -333,35 +355,39 @@ def _grid(suite: Suite, plan: Plan, table: Table, numbers: _Numbers, with_publis
     for row_key in row_keys:
         values = []
         for group_key in group_keys:
-            cells = buckets.get((row_key, group_key), [])
-            values.append([_value(cells if h not in absent else [], sources[h], numbers, facts) for h in headings])
+            here = found.get((row_key, group_key), {})
+            shown = {h: [] if h in absent else here.get(h, []) for h in headings}
+            values.append([_value(cells, sources[h], numbers, facts) for h, cells in shown.items()])
             for heading, value in zip(headings, values[-1], strict=True):
-                if lookup and value.planned:
-                    entry = lookup.find(cells[0].key, heading)
-                    value.published, value.published_std, value.published_flag = entry
+                if not value.planned:
+                    continue
+                point = here[heading][0].key
+                value.labels = {axis: point[axis] for axis in table.conditions.get(heading, ())}
+                if lookup:
+                    value.published, value.published_std, value.published_flag = lookup.find(point, heading)
         rows.append(Row(dict(row_key), values))
 
     columns = []
     for position, heading in enumerate(headings):
-        shown = [v for row in rows for group in row.values for v in (group[position].mean, group[position].published)]
+        printed = [v for row in rows for group in row.values for v in (group[position].mean, group[position].published)]
         source = sources[heading]
         plain_published = table.published is not None and table.published.unit == "plain"
         plain = not source.fraction or (plain_published and heading in table.published.values)  # type: ignore[union-attr]
-        columns.append(
-            Column(
-                heading, source, table.best[heading], "plain" if plain else "percent", _digits(shown) if plain else 2
-            )
-        )
+        unit, digits = ("plain", _digits(printed)) if plain else ("percent", 2)
+        columns.append(Column(heading, source, table.best[heading], unit, digits, table.conditions.get(heading, {})))
     for position, column in enumerate(columns):
-        for group, group_key in enumerate(group_keys):
-            contests: dict[str, list[Value]] = {}  # an accuracy on one data set is not better than on another
-            for row_key, row in zip(row_keys, rows, strict=True):
-                for cell in buckets.get((row_key, group_key), ())[:1]:
-                    contests.setdefault(repr(cell.spec["data"]), []).append(row.values[group][position])
-            for contest in contests.values():
-                _rank(contest, column.best)
+        # an accuracy on one data set is not better than on another
+        contests: dict[tuple[Names, str], list[Value]] = {}
+        for row_key, row in zip(row_keys, rows, strict=True):
+            for group, group_key in enumerate(group_keys):
+                for cell in found.get((row_key, group_key), {}).get(column.heading, ())[:1]:
+                    side = row_key if table.compete == "row" else group_key
+                    contests.setdefault((side, repr(cell.spec["data"])), []).append(row.values[group][position])
+        for contest in contests.values():
+            _rank(contest, column.best)
 
-    cells = list({cell.id: cell for bucket in buckets.values() for cell in bucket}.values())
+    bucket = [cell for here in found.values() for cells in here.values() for cell in cells]
+    cells = list({cell.id: cell for cell in bucket}.values())
     grid = Grid(
         suite=suite.name,
         preset=plan.preset,
@@ -375,57 +401,91 @@ def _grid(suite: Suite, plan: Plan, table: Table, numbers: _Numbers, with_publis
         select=numbers.select,
         seeds=sorted({int(cell.spec["seed"]) for cell in cells}),
         facts=facts,
+        points=list(dict.fromkeys((", ".join(cell.key.values()), cell.id) for cell in bucket)),
     )
     _footnotes(grid)
+    if table.paired is not None:
+        grid.paired.extend(_comparisons(grid, *table.paired))
     grid.notes.extend(_notes(grid, suite, plan, table, cells, absent, lookup))
     return grid
 
 
-_Names = tuple[tuple[str, str], ...]
+Names = tuple[tuple[str, str], ...]
 
 
-def _buckets(plan: Plan, table: Table) -> dict[tuple[_Names, _Names], list[Cell]]:
-    """(labels of the row, labels of the group) -> its cells, one a seed."""
-    buckets: dict[tuple[_Names, _Names], list[Cell]] = {}
-    points: dict[tuple[_Names, _Names], Key] = {}
+Places = dict[tuple[Names, Names], dict[str, list[Cell]]]
+
+
+def places_of(plan: Plan, table: Table) -> Places:
+    """(labels of the row, labels of the group) -> heading -> its cells, one a seed; only what some heading shows."""
+    words = ("table", "a row holds", "'rows', 'across' or 'where'")
+    return places(plan, table.id, table.where, table.rows, table.across, list(table.values), table.conditions, words)
+
+
+def places(
+    plan: Plan,
+    id: str,
+    where: Condition,
+    first: Sequence[str],
+    second: Sequence[str],
+    headings: Sequence[str],
+    conditions: Mapping[str, Condition],
+    words: tuple[str, str, str],
+) -> Places:
+    """The cells of a table or a figure: (labels of the first axes, of the second) -> heading -> cells, one a seed.
+
+    words: what it is, what may hold only one point of the grid, and where to say which. SpecError: it holds several.
+    """
+    kinds: list[Condition] = []
+    for heading in headings:
+        if conditions.get(heading, {}) not in kinds:
+            kinds.append(conditions.get(heading, {}))
+    points: dict[tuple[Names, Names, int], Key] = {}
+    cells: dict[tuple[Names, Names], dict[int, list[Cell]]] = {}
     for cell in plan.cells:
         key = cell.key
-        if not _inside(key, table):
+        if not _inside(key, where):
             continue
-        place = (
-            tuple((axis, key.get(axis, "")) for axis in table.rows),
-            tuple((axis, key.get(axis, "")) for axis in table.across),
-        )
-        first = points.setdefault(place, key)
-        if first is not key and first != key:
-            axes = sorted(axis for axis in {*first, *key} if first.get(axis) != key.get(axis))
-            raise SpecError(
-                f"table {table.id}: a row holds more than one point of the grid: name the axis {' and '.join(axes)}"
-                " in 'rows', 'across' or 'where'"
-            )
-        buckets.setdefault(place, []).append(cell)
-    return buckets
+        a, b = tuple((axis, key.get(axis, "")) for axis in first), tuple((axis, key.get(axis, "")) for axis in second)
+        for kind, condition in enumerate(kinds):
+            if condition and not _inside(key, condition):
+                continue
+            known = points.setdefault((a, b, kind), key)
+            if known is not key and known != key:
+                axes = sorted(axis for axis in {*known, *key} if known.get(axis) != key.get(axis))
+                what, holds, say = words
+                if condition:
+                    heading = next(h for h in headings if conditions.get(h) == condition)
+                    holds, say = f"{holds} under '{heading}'", f"{say.replace(' or', ',')} or that of the heading"
+                raise SpecError(
+                    f"{what} {id}: {holds} more than one point of the grid: name the axis {' and '.join(axes)} in {say}"
+                )
+            cells.setdefault((a, b), {}).setdefault(kind, []).append(cell)
+    at = {heading: kinds.index(conditions.get(heading, {})) for heading in headings}
+    return {place: {h: here[k] for h, k in at.items() if k in here} for place, here in cells.items()}
 
 
-def _absent(sources: Mapping[str, Source], buckets: Mapping[Any, list[Cell]]) -> dict[str, str]:
+def _absent(sources: Mapping[str, Source], found: Places) -> dict[str, str]:
     """Heading -> why none of the cells can have such a number: a reduced preset lacks the attack, or ends before."""
-    cells = [cell for bucket in buckets.values() for cell in bucket[:1]]
-    evaluated = {evaluation.label for cell in cells for evaluation in cell.evaluations}
-    rounds = max((int(cell.spec["protocol"]["rounds"]) for cell in cells), default=0)
     absent = {}
     for heading, source in sources.items():
-        if source.stage != "train" and source.metric not in evaluated:
+        cells = [cell for here in found.values() for cell in here.get(heading, ())[:1]]
+        rounds = max((int(cell.spec["protocol"]["rounds"]) for cell in cells), default=0)
+        if not cells:
+            absent[heading] = "not in the grid of this preset"
+        elif source.stage == "train":
+            if (source.round or 0) > rounds:
+                absent[heading] = f"training ends after round {rounds} in this preset"
+        elif not any(evaluation.label == source.metric for cell in cells for evaluation in cell.evaluations):
             absent[heading] = "not evaluated in this preset"
-        elif source.stage == "train" and (source.round or 0) > rounds:
-            absent[heading] = f"training ends after round {rounds} in this preset"
     return absent
 
 
-def _inside(key: Key, table: Table) -> bool:
-    return all(key.get(axis) in labels for axis, labels in table.where.items())
+def _inside(key: Key, where: Condition) -> bool:
+    return all(key.get(axis) in labels for axis, labels in where.items())
 
 
-def _value(cells: Sequence[Cell], source: Source, numbers: _Numbers, facts: provenance.Facts) -> Value:
+def _value(cells: Sequence[Cell], source: Source, numbers: Numbers, facts: provenance.Facts) -> Value:
     """Mean and spread over the seeds of one place."""
     if not cells:
         return Value(planned=False)
@@ -484,6 +544,23 @@ def _digits(numbers: Iterable[float | None]) -> int:
     return 6 if largest else 2
 
 
+def _comparisons(grid: Grid, axis: str, against: str) -> Iterable[Comparison]:
+    """Each label of an axis against one of them, at the same labels of all others, under each heading."""
+    values: dict[tuple[tuple[Names, int], str], Value] = {}  # (the other labels, heading), label
+    for row in grid.rows:
+        for group, here in zip(grid.groups, row.values, strict=True):
+            key = {**row.key, **group.key}
+            rest = tuple((other, label) for other, label in key.items() if other != axis)
+            values |= {((rest, position), key[axis]): value for position, value in enumerate(here)}
+    for (place, label), value in values.items():
+        base = values.get((place, against))
+        if label == against or base is None:
+            continue
+        mine, theirs = (dict(zip(one.seeds, one.values, strict=True)) for one in (value, base))
+        if (test := paired(mine, theirs)) is not None:
+            yield Comparison(dict(place[0]), label, against, grid.columns[place[1]], test)
+
+
 SYMBOLS = ("†", "‡", "§", "¶")
 
 
@@ -519,8 +596,10 @@ def _notes(
     if grid.label:
         preset += f": {grid.label}"
     yield "suite", f"{preset}. {plan.note}".removesuffix(". ")
-    yield "data", _data(facts, cells)
+    yield "data", data_note(facts, cells)
     yield "checkpoint", "; ".join(_checkpoint(grid, plan, cells))
+    if text := _conditions(grid.columns):
+        yield "columns", text
     seeds = ", ".join(map(str, grid.seeds))
     spread = "mean ± sample standard deviation over seeds (ddof 1)" if len(grid.seeds) > 1 else "one seed, no spread"
     yield "seeds", f"{seeds}; {spread}"
@@ -528,7 +607,8 @@ def _notes(
         yield from facts.notes()
     if any(value.rank for value in grid.all()):
         several = len({repr(cell.spec["data"]) for cell in cells}) > 1
-        over = "of a column" + " on the same data" * several
+        over = f"of a {table.compete}" + " under the same heading" * (table.compete == "row")
+        over += " on the same data" * several
         yield "marks", f"bold: best, underlined: second {over}; measured numbers only"
     values = list(grid.all())
     missing = sum(value.planned and value.mean is None for value in values)
@@ -543,7 +623,7 @@ def _notes(
     for why in dict.fromkeys(absent.values()):
         yield "left out", f"{', '.join(heading for heading in absent if absent[heading] == why)}: {why}"
     if any(not value.planned for value in values):
-        holes = (why for key, why in plan.excluded if _inside(key, table))
+        holes = (why for key, why in plan.excluded if _inside(key, table.where))
         if reasons := list(dict.fromkeys(holes)):
             yield "not run", "; ".join(reasons)
     if lookup is not None and grid.has_published:
@@ -552,8 +632,40 @@ def _notes(
             yield "published", problem
     if any(value.marks for value in values):
         yield "checks", checking.RULE
+    yield from _tests(grid.paired)
     if table.note:
         yield "note", table.note
+
+
+def _tests(comparisons: Sequence[Comparison]) -> Iterable[tuple[str, str]]:
+    """What the paired tests are, and one line for each."""
+    from fatbench.report import text
+
+    if comparisons:
+        count = f"{len(comparisons)} comparison{'s' * (len(comparisons) > 1)}"
+        what = "differences between runs of the same seed, mean ± sample standard deviation (ddof 1)"
+        tests = "p of the paired t test and of Wilcoxon's signed-rank test, two-sided, not corrected for"
+        yield "paired", f"{what}; {tests} {count}"
+    for one in comparisons:
+        test, column, unit = one.test, one.column, " points" * (one.column.unit == "percent")
+        where = ", ".join(one.key.values())
+        who = f"{where + ': ' if where else ''}{one.label} - {one.against}, {column.heading}"
+        difference = f"{text.signed(test.mean, column)} ± {text.number(test.std, column)}{unit}, n = {len(test.seeds)}"
+        yield "paired", f"{who}: {difference}, t test {_p(test.t_p)}, Wilcoxon {_p(test.wilcoxon_p)}"
+
+
+def _p(value: float | None) -> str:
+    return "undefined: no difference varies" if value is None else f"p = {value:.2g}"
+
+
+def _conditions(columns: Iterable[Column]) -> str:
+    """ "'NT': training NT; 'Acc' and 'Robust': training AT": which points the headings show, where they say so."""
+    shown: dict[str, list[str]] = {}
+    for column in columns:
+        if column.where:
+            said = ", ".join(f"{axis} {' or '.join(labels)}" for axis, labels in column.where.items())
+            shown.setdefault(said, []).append(f"'{column.heading}'")
+    return "; ".join(f"{_listed(headings)}: {said}" for said, headings in shown.items())
 
 
 def _checkpoint(grid: Grid, plan: Plan, cells: Sequence[Cell]) -> Iterable[str]:
@@ -575,7 +687,7 @@ def _points(grid: Grid) -> str:
     return ", in points" if all(column.unit == "percent" for column in grid.columns) else ""
 
 
-def _data(facts: provenance.Facts, cells: Sequence[Cell]) -> str:
+def data_note(facts: provenance.Facts, cells: Sequence[Cell]) -> str:
     """Data sets with their variant, and on how many test images each metric was measured."""
     shown = []
     said = facts.data

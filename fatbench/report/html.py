@@ -57,6 +57,8 @@ dl { display: grid; grid-template-columns: max-content 1fr; gap: .1rem 1rem; mar
   color: var(--soft); }
 dt { font-style: italic; }
 dd { margin: 0; max-width: 70rem; }
+figure { margin: 1rem 0 0; } figure img { max-width: 100%; background: #fff; }
+figcaption { font-size: .85rem; color: var(--soft); }
 .mixed { color: var(--warn-ink); font-weight: 600; }
 @media (max-width: 40rem) { body { padding: 0 .7rem; } dl { grid-template-columns: 1fr; } dt { margin-top: .3rem; } }
 @media print { body { max-width: none; margin: 0; } section { break-inside: avoid; } }
@@ -105,6 +107,9 @@ dd { margin: 0; max-width: 70rem; }
 {% endfor %}
 {% for mark, note in t.grid.footnotes %}<dt>{{ mark }}</dt><dd>{{ note }}</dd>
 {% endfor %}</dl>
+{% for caption, uri in t.grid.pictures %}<figure><img src="{{ uri }}" alt="{{ caption }}">
+<figcaption>{{ caption }}</figcaption></figure>
+{% endfor %}
 </section>
 {% endfor %}
 </body>

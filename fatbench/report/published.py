@@ -79,8 +79,8 @@ class Lookup:
         named = [c for c in self.columns if re.search(rf"(?<!\w){re.escape(c)}(?!\w)", text)]
         if not text or (named and column not in named):
             return ""
-        if text == "u2":
-            return "second best in its row of the paper"
+        text = re.sub(r"^u2 ?", "second best in its row of the paper; ", text).removesuffix("; ")
+        text = text.replace("glitch:(", "printed as (")
         return re.sub(r"(?<!\w)(\w+)\?", r"\1 doubtful as printed", text)
 
 

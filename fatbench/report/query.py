@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import select as sql
 
 from fatbench.report.flags import joined
-from fatbench.report.grid import Outcomes, Source, Stages
+from fatbench.report.grid import EVERY, Outcomes, Source, Stages
 from fatbench.schema import NUMBERS, RUNS, STAGES
 from fatbench.selection import MONITORED, Checkpoint, checkpoint_round
 from fatbench.store import batches
 
 if TYPE_CHECKING:
     from fatbench.store import Store
-    from fatbench.suite import Evaluation, Plan, Suite
+    from fatbench.suite import Evaluation, Figure, Plan, Suite
 
 
 @dataclass
@@ -57,6 +57,26 @@ def gather(suite: Suite, plan: Plan, store: Store, select: Checkpoint) -> Found:
         found.rows += _numbers(cells, store, here)
     found.runs = _runs(cells, store, stages)
     return found
+
+
+def gather_series(figures: Sequence[Figure], plan: Plan, store: Store) -> Found:
+    """The numbers over all rounds, and the runs, that figures need of the plan's cells."""
+    cells = [cell.id for cell in plan.unique()]
+    wanted: dict[str, set[int]] = {}
+    for source in (Source.parse(text) for figure in figures for text in figure.series.values()):
+        if source.stage == "train":
+            wanted.setdefault(source.metric, set()).add(source.client)
+    found = Found(runs=_runs(cells, store, ()))
+    for metric, clients in wanted.items():
+        here = (NUMBERS.c.stage == "train") & (NUMBERS.c.metric == metric)
+        found.rows += _numbers(cells, store, here if EVERY in clients else here & NUMBERS.c.client.in_(sorted(clients)))
+    return found
+
+
+def logged(plan: Plan, store: Store) -> list[str]:
+    """The names of all numbers that training has logged of the plan's cells."""
+    query = sql(NUMBERS.c.metric).where(NUMBERS.c.stage == "train").distinct()
+    return sorted({row.metric for row in _fetch(store, query, NUMBERS.c.cell, [cell.id for cell in plan.unique()])})
 
 
 def _evaluations(plan: Plan) -> list[Evaluation]:

@@ -8,7 +8,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from fatbench.report.grid import Column, Grid, Value
+from fatbench.report.grid import Column, Comparison, Grid, Value
 from fatbench.report.provenance import Origin
 
 SCHEMA_VERSION = 1
@@ -45,7 +45,8 @@ def render_csv(grids: Sequence[Grid]) -> str:
                 key = {names[axis]: label for axis, label in {**row.key, **group.key}.items()}
                 for column, value in zip(grid.columns, values, strict=True):
                     if value.planned:
-                        writer.writerow({**shared, **key, **_line(column, value)})
+                        more = {names[axis]: label for axis, label in value.labels.items()}
+                        writer.writerow({**shared, **key, **more, **_line(column, value)})
     return stream.getvalue()
 
 
@@ -77,7 +78,8 @@ def _joined(items: Any) -> str:
 
 
 def _across(grid: Grid) -> list[str]:
-    return list(dict.fromkeys(axis for group in grid.groups for axis in group.key))
+    groups = (axis for group in grid.groups for axis in group.key)
+    return list(dict.fromkeys([*groups, *(axis for column in grid.columns for axis in column.where)]))
 
 
 def metric(column: Column) -> str:
@@ -92,26 +94,36 @@ def render_json(grids: Sequence[Grid]) -> str:
 
 
 def _table(grid: Grid) -> dict[str, Any]:
-    """One table; each (row, group of columns) is a row, its key holding the labels of both."""
+    """One table; each point of the grid is a row, its key holding the labels of row, group and heading."""
     rows = []
     for row in grid.rows:
         for group, values in zip(grid.groups, row.values, strict=True):
-            planned = [(c, v) for c, v in zip(grid.columns, values, strict=True) if v.planned]
-            if not planned:
-                continue
-            rows.append(
-                {
-                    "key": {**row.key, **group.key},
-                    "measured": {metric(c): _measured(v) for c, v in planned},
-                    "published": {
-                        metric(c): {"mean": v.published, "std": v.published_std, "flag": v.published_flag}
-                        for c, v in planned
-                        if v.published is not None
-                    },
-                    "flags": [f"{metric(c)}: {flag}" for c, v in planned for flag in v.flags],
-                }
-            )
+            points: dict[tuple[tuple[str, str], ...], list[tuple[Column, Value]]] = {}
+            for column, value in zip(grid.columns, values, strict=True):
+                if value.planned:
+                    points.setdefault(tuple(value.labels.items()), []).append((column, value))
+            for labels, planned in points.items():
+                rows.append(
+                    {
+                        "key": {**row.key, **group.key, **dict(labels)},
+                        "measured": {metric(c): _measured(v) for c, v in planned},
+                        "published": {
+                            metric(c): {"mean": v.published, "std": v.published_std, "flag": v.published_flag}
+                            for c, v in planned
+                            if v.published is not None
+                        },
+                        "flags": [f"{metric(c)}: {flag}" for c, v in planned for flag in v.flags],
+                    }
+                )
     facts = grid.facts
+    more: dict[str, Any] = {}
+    if any(column.where for column in grid.columns):  # two headings may then show the same metric
+        more["columns"] = [
+            {"heading": c.heading, "metric": metric(c), "where": c.where, "unit": _unit(c), "best": c.best}
+            for c in grid.columns
+        ]
+    if grid.paired:
+        more["paired"] = [_paired(comparison) for comparison in grid.paired]
     return {
         "id": grid.id,
         "title": grid.title,
@@ -135,6 +147,7 @@ def _table(grid: Grid) -> dict[str, Any]:
         "versions": facts.versions(),
         "mixed": facts.mixed(),
         "notes": [f"{what}: {note}" for what, note in grid.notes],
+        **more,
     }
 
 
@@ -153,4 +166,22 @@ def _measured(value: Value) -> dict[str, Any]:
         "difference": value.difference,
         "rank": value.rank or None,
         "flags": list(value.flags),
+    }
+
+
+def _paired(comparison: Comparison) -> dict[str, Any]:
+    test = comparison.test
+    return {
+        "key": comparison.key,
+        "label": comparison.label,
+        "against": comparison.against,
+        "heading": comparison.column.heading,
+        "metric": metric(comparison.column),
+        "unit": _unit(comparison.column),
+        "mean": test.mean,
+        "std": test.std,
+        "n": len(test.seeds),
+        "seeds": list(test.seeds),
+        "t_p": test.t_p,
+        "wilcoxon_p": test.wilcoxon_p,
     }

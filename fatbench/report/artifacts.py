@@ -1,0 +1,280 @@
+"""What a round keeps beside its numbers, as pictures and lines of text. Any names; the shape says how it is shown.
+
+| tensor | shown as |
+|---|---|
+| (n, ch, H, W), ch 1 or 3 | a row of images; those of one shape stand under each other |
+| (a, b, ch, H, W) | a sheet of a rows and b columns of images |
+| (a, b) | a heat map |
+| (a, b, c) | heat maps: the mean over c, then each of c |
+| (n,), () | a line of text |
+
+Where there is a vector NAME_clients (a,), rows of NAME_... are labelled with the clients it names, else counted.
+Images are uint8, or floats in [0, 1]. Pillow and numpy only: neither torch nor matplotlib.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from PIL import Image, ImageDraw, ImageFont, ImageOps
+
+from fatbench.errors import MachineError
+
+Tensors = dict[str, np.ndarray]
+
+ROW = 10  # images of a flat stack beside each other
+GAP = 2  # pixels between two images
+MARGIN = 4  # around a picture
+LARGEST = 256  # rows or columns of a matrix that is drawn
+NUMBERS = 12  # rows or columns of a matrix whose values are written into it
+INK, SOFT, BLANK = (29, 31, 35), (104, 110, 121), (217, 220, 225)
+# matplotlib's cividis at nine equal steps, from low to high: even for the eye, and the same for the colour-blind
+CIVIDIS = (
+    (0, 34, 78), (18, 53, 112), (59, 73, 108), (87, 93, 109), (112, 113, 115), (138, 134, 120), (165, 156, 116),
+    (195, 179, 105), (254, 232, 56),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A picture of one tensor, or of several that stand under each other."""
+
+    name: str
+    image: Image.Image
+
+    def png(self) -> bytes:
+        """The file's bytes, the same for the same picture."""
+        stream = io.BytesIO()
+        self.image.save(stream, "PNG", optimize=True)
+        return stream.getvalue()
+
+    def uri(self) -> str:
+        """The file as a data URI, for a page that fetches nothing."""
+        return f"data:image/png;base64,{base64.b64encode(self.png()).decode()}"
+
+
+def rounds(folder: Path) -> dict[int, Path]:
+    """Round -> its file, in order, of a cell's folder; empty where nothing was kept."""
+    found = {}
+    for file in sorted((folder / "artifacts").glob("round-*.safetensors")):
+        if match := re.fullmatch(r"round-(\d+)\.safetensors", file.name):
+            found[int(match[1])] = file
+    return found
+
+
+def load(file: Path) -> Tensors:
+    """The tensors of a round, by name. MachineError: damaged."""
+    from safetensors import SafetensorError
+    from safetensors.numpy import load_file
+
+    try:
+        return dict(sorted(load_file(file).items()))
+    except (SafetensorError, OSError, ValueError, KeyError) as error:
+        raise MachineError(f"{file}: damaged, or not a file of ours ({error})") from None
+
+
+def latest(folders: Sequence[Path], name: str) -> tuple[int, Tensors] | None:
+    """(round, tensors) of the last round that kept a tensor of this name, in the first of some cells that has one."""
+    for folder in folders:
+        for round, file in reversed(rounds(folder).items()):
+            if name in (tensors := load(file)):
+                return round, tensors
+    return None
+
+
+def is_images(tensor: np.ndarray) -> bool:
+    """Whether the last three dimensions are channels, height and width."""
+    return tensor.ndim in (4, 5) and tensor.shape[-3] in (1, 3) and min(tensor.shape) > 0
+
+
+def is_matrix(tensor: np.ndarray) -> bool:
+    """Whether a heat map can be drawn of it."""
+    return tensor.ndim in (2, 3) and min(tensor.shape) > 0 and max(tensor.shape) <= LARGEST
+
+
+def pictures(tensors: Tensors, tile: int = 64, brief: bool = False) -> list[Picture]:
+    """Sheets and heat maps of all that can be drawn.
+
+    tile: about the side of an image, in pixels; brief: of a tensor (a, b, c) only the mean over c.
+    """
+    shown: list[Picture] = []
+    stacks: dict[object, Tensors] = {}
+    for name, tensor in tensors.items():
+        if is_images(tensor):
+            stacks.setdefault(tensor.shape if tensor.ndim == 4 else name, {})[name] = tensor
+        elif is_matrix(tensor):
+            labels = clients(name, tensors)
+            shown.append(Picture(name, heat_map(name, flat(tensor) if brief else tensor, tile, labels)))
+    for stack in stacks.values():
+        shown.append(Picture("-".join(stack), sheet(stack, tile, clients(next(iter(stack)), tensors))))
+    return sorted(shown, key=lambda picture: picture.name)
+
+
+def clients(name: str, tensors: Tensors) -> list[str]:
+    """What labels the rows of a tensor: the clients that NAME_clients names, else 0, 1, ..."""
+    rows = len(tensors[name])
+    named = tensors.get(f"{name.split('_')[0]}_clients")
+    return [str(k) for k in (named if named is not None and named.shape == (rows,) else range(rows))]
+
+
+def lines(tensors: Tensors) -> list[str]:
+    """What is no picture, in words: a vector's numbers, the shape and range of anything else."""
+    said = []
+    for name, tensor in tensors.items():
+        if is_images(tensor) or is_matrix(tensor):
+            continue
+        if tensor.ndim <= 1 and tensor.size <= 64:
+            said.append(f"{name}: {' '.join(f'{value:.4g}' for value in np.atleast_1d(tensor))}".rstrip())
+        elif tensor.size:
+            said.append(f"{name}: {tensor.shape}, from {tensor.min():.4g} to {tensor.max():.4g}")
+        else:
+            said.append(f"{name}: {tensor.shape}, empty")
+    return said
+
+
+def sheet(stack: Mapping[str, np.ndarray], tile: int = 64, rows: Sequence[str] = ()) -> Image.Image:
+    """Images in rows and columns with their indices: a tensor (a, b, ch, H, W), or some (n, ch, H, W) of one shape."""
+    first = next(iter(stack.values()))
+    bands: list[list[tuple[str, np.ndarray, int]]] = []  # label, images, the index of the first
+    if first.ndim == 5:
+        bands.append([(rows[row] if rows else str(row), images, 0) for row, images in enumerate(first)])
+    else:
+        for start in range(0, len(first), ROW):
+            bands.append([(name, images[start : start + ROW], start) for name, images in stack.items()])
+    high, wide = (_scaled(side, max(first.shape[-2:]), tile) for side in first.shape[-2:])
+    labels = [label for band in bands for label, _, _ in band] if len(stack) > 1 or first.ndim == 5 else [""]
+    left = _text_width(labels) + (6 if any(labels) else 0)
+    most = max(len(images) for band in bands for _, images, _ in band)
+    height = TOP + sum(LINE + len(band) * (high + GAP) for band in bands)
+    page = Image.new("RGB", (max(left + most * (wide + GAP), _text_width(list(stack)) + 4), height), "white")
+    draw = ImageDraw.Draw(page)
+    draw.text((0, 0), ", ".join(stack), INK, _font())
+    y = TOP
+    for band in bands:
+        start = band[0][2]
+        for column in range(len(band[0][1])):
+            _centred(draw, left + column * (wide + GAP) + wide / 2, y, str(start + column), SOFT)
+        y += LINE
+        for label, images, _ in band:
+            if any(labels):
+                draw.text((0, y + high / 2 - LINE / 2), label, SOFT, _font())
+            for column, image in enumerate(images):
+                page.paste(_image(image, (wide, high)), (left + column * (wide + GAP), y))
+            y += high + GAP
+    return ImageOps.expand(page, MARGIN, "white")
+
+
+def heat_map(name: str, tensor: np.ndarray, tile: int = 64, labels: Sequence[str] = ()) -> Image.Image:
+    """A matrix in colours, rows downward; of (a, b, c) the mean over c, then each. One scale, said in the title."""
+    maps = [("" if tensor.ndim == 2 else "mean", flat(tensor))]
+    if tensor.ndim == 3 and tensor.shape[2] > 1:
+        maps += [(f"[{c}]", tensor[:, :, c]) for c in range(tensor.shape[2])]
+    values = tensor.astype(np.float64)
+    finite = values[np.isfinite(values)]
+    low, high = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 0.0)
+    rows, columns = tensor.shape[:2]
+    down = list(labels) or [str(row) for row in range(rows)]
+    along = down if columns == rows else [str(column) for column in range(columns)]
+    written = max(rows, columns) <= NUMBERS
+    side = 34 if written else max(2, min(34, 5 * tile // max(rows, columns)))
+    left = _text_width(down) + 6 if written else 0
+    wide, tall = left + columns * side + 12, (2 if written else 1) * LINE + rows * side + 8
+    across = max(1, min(len(maps), math.ceil(math.sqrt(len(maps) * tall / wide))))
+    title = f"{name}: {low:.4g} (dark) to {high:.4g} (light)"
+    width = max(across * wide, _text_width([title]) + 4)
+    page = Image.new("RGB", (width, TOP + math.ceil(len(maps) / across) * tall), "white")
+    draw = ImageDraw.Draw(page)
+    draw.text((0, 0), title, INK, _font())
+    for number, (label, matrix) in enumerate(maps):
+        x, y = (number % across) * wide + left, TOP + (number // across) * tall
+        draw.text((x, y), label, INK, _font())
+        if written:
+            for column in range(columns):
+                _centred(draw, x + (column + 0.5) * side, y + LINE, along[column], SOFT)
+            y += LINE
+        for row in range(rows):
+            if written:
+                draw.text((x - left, y + LINE + (row + 0.5) * side - LINE / 2), down[row], SOFT, _font())
+            for column in range(columns):
+                value = float(matrix[row, column])
+                share = (value - low) / (high - low) if high > low else 0.0
+                x0, y0 = x + column * side, y + LINE + row * side
+                draw.rectangle((x0, y0, x0 + side - 1, y0 + side - 1), colour(share) if math.isfinite(value) else BLANK)
+                if written and math.isfinite(value):
+                    ink = (255, 255, 255) if share < 0.6 else INK
+                    _centred(draw, x0 + side / 2, y0 + side / 2 - LINE / 2, f"{value:.2g}", ink)
+    return ImageOps.expand(page, MARGIN, "white")
+
+
+def colour(share: float) -> tuple[int, int, int]:
+    """CIVIDIS between its steps, for a share in [0, 1]."""
+    place = min(max(share, 0.0), 1.0) * (len(CIVIDIS) - 1)
+    below = min(int(place), len(CIVIDIS) - 2)
+    r, g, b = (round(a + (z - a) * (place - below)) for a, z in zip(CIVIDIS[below], CIVIDIS[below + 1], strict=True))
+    return r, g, b
+
+
+def flat(tensor: np.ndarray) -> np.ndarray:
+    """A matrix as it is; of (a, b, c) the mean over c of what is a number, and not a number where nothing is."""
+    if tensor.ndim == 2:
+        return tensor
+    known = np.isfinite(tensor)
+    count = known.sum(-1)
+    total = np.where(known, tensor, 0).sum(-1, dtype=np.float64)
+    return np.where(count > 0, total / np.maximum(count, 1), np.nan)
+
+
+def pixels(image: np.ndarray) -> np.ndarray:
+    """(ch, H, W) uint8, or floats in [0, 1], as (H, W, 3) uint8."""
+    if image.dtype != np.uint8:
+        image = np.rint(255 * np.clip(np.nan_to_num(image.astype(np.float64)), 0, 1)).astype(np.uint8)
+    return np.repeat(image, 3 // len(image), axis=0).transpose(1, 2, 0)
+
+
+def tiled(tensor: np.ndarray) -> tuple[np.ndarray, tuple[int, int], tuple[int, int]]:
+    """(one picture (H, W, 3) uint8, (rows, columns) of images in it, (height, width) of each with its margin)."""
+    flat_rows = range(0, len(tensor), ROW)
+    rows = list(tensor) if tensor.ndim == 5 else [tensor[start : start + ROW] for start in flat_rows]
+    high, wide = tensor.shape[-2] + GAP, tensor.shape[-1] + GAP
+    page = np.full((len(rows) * high, len(rows[0]) * wide, 3), 255, np.uint8)
+    for y, images in enumerate(rows):
+        for x, image in enumerate(images):
+            page[y * high : (y + 1) * high - GAP, x * wide : (x + 1) * wide - GAP] = pixels(image)
+    return page, (len(rows), len(rows[0])), (high, wide)
+
+
+def _image(image: np.ndarray, size: tuple[int, int]) -> Image.Image:
+    return Image.fromarray(np.ascontiguousarray(pixels(image))).resize(
+        size, Image.Resampling.NEAREST if size[0] >= image.shape[-1] else Image.Resampling.BOX
+    )
+
+
+def _scaled(side: int, longest: int, tile: int) -> int:
+    """A side in pixels: whole multiples of small images, large ones shrunk to `tile`."""
+    return side * (tile // longest) if longest <= tile else max(1, round(side * tile / longest))
+
+
+# --- text --------------------------------------------------------------------------------------------------------
+
+LINE = 13  # pixels of a line of text
+TOP = 17  # of the title
+
+
+def _font() -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
+    """Pillow's own font, the same on every machine."""
+    return ImageFont.load_default(size=11)
+
+
+def _text_width(words: Sequence[str]) -> int:
+    return math.ceil(max(_font().getbbox(text)[2] for text in words)) if any(words) else 0
+
+
+def _centred(draw: ImageDraw.ImageDraw, x: float, y: float, words: str, ink: tuple[int, int, int]) -> None:
+    draw.text((x - _font().getbbox(words)[2] / 2, y), words, ink, _font())

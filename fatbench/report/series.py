@@ -1,0 +1,230 @@
+"""From measurements to curves: one plot per figure of a suite, its numbers over the rounds, mean and spread over seeds.
+
+A plot holds fractions in [0, 1] and plain numbers, unrounded; `plots` draws it and `render_csv` writes it. Nothing here
+imports torch, numpy or matplotlib.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from fatbench.errors import SpecError
+from fatbench.report import provenance
+from fatbench.report.grid import EVERY, Numbers, Places, Source, data_note, label, places
+from fatbench.suite import SERIES, Cell, Figure, Key, Plan, Suite
+
+
+@dataclass(frozen=True)
+class Point:
+    """The mean over the seeds that have a number there."""
+
+    round: int
+    mean: float
+    std: float | None  # ddof 1; None below two seeds
+    seeds: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Line:
+    """One curve, or one bar of each group: a heading at one combination of labels, perhaps of one client or class."""
+
+    key: Key  # the labels of the axes in `lines`
+    heading: str
+    source: Source
+    index: int | None  # of a source "metric[*]"
+    points: list[Point]  # in order of rounds; empty where nothing is measured
+    wanted: int  # seeds that the plan asks for
+    cells: tuple[str, ...]  # the cells behind it, in order of seeds
+
+    @property
+    def partial(self) -> bool:
+        """Whether seeds are missing at some point."""
+        return any(len(point.seeds) < self.wanted for point in self.points)
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One pair of axes: its labels and its lines."""
+
+    key: Key  # the labels of the axes in `panels`; SERIES: the heading
+    lines: list[Line]
+
+
+@dataclass(frozen=True)
+class Plot:
+    """One figure, ready to draw."""
+
+    suite: str
+    preset: str
+    figure: Figure
+    label: str  # "SMOKE PRESET - not comparable with published numbers"; empty for the preset `paper`
+    panels: list[Panel]
+    facts: provenance.Facts
+    notes: list[tuple[str, str]] = field(default_factory=list)  # (what, text)
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing has been measured of it."""
+        return not any(line.points for panel in self.panels for line in panel.lines)
+
+
+def places_of(plan: Plan, figure: Figure) -> Places:
+    """(labels of the panel, labels of the line) -> heading -> its cells. SpecError: a line of several points."""
+    panels = [axis for axis in figure.panels if axis != SERIES]
+    words = ("figure", "a line shows", "'panels', 'lines' or 'where'")
+    return places(
+        plan, figure.id, figure.where, panels, figure.lines, list(figure.series), figure.conditions, words
+    )  # fmt: skip
+
+
+def check(plan: Plan, figure: Figure) -> None:
+    """SpecError: a line of several points of the grid, or fractions and plain numbers in one panel."""
+    places_of(plan, figure)
+    if SERIES in figure.panels or figure.kind in ("heatmap", "images"):
+        return
+    by_unit: dict[bool, list[str]] = {}
+    for heading, text in figure.series.items():
+        by_unit.setdefault(Source.parse(text).fraction, []).append(heading)
+    if len(by_unit) > 1:
+        raise SpecError(
+            f"figure {figure.id}: {', '.join(by_unit[True])} in per cent and {', '.join(by_unit[False])} share a panel:"
+            f" make two figures, or add '{SERIES}' to 'panels'"
+        )
+
+
+def build(
+    suite: Suite,
+    plan: Plan,
+    rows: Iterable[Mapping[str, Any]],
+    figures: Sequence[Figure] | None = None,
+    *,
+    runs: Iterable[Mapping[str, Any]] | None = None,
+) -> list[Plot]:
+    """The figures of a suite (default: all) that the plan's cells have a line in; rows and runs as for `grid.build`.
+
+    SpecError as for `check`.
+    """
+    numbers = Numbers(plan, rows, "last", {}, None, runs)
+    values: dict[tuple[str, str], dict[int, dict[int, float]]] = {}  # (cell, metric) -> client -> round -> value
+    for (cell, stage, metric, round, client), (value, _) in numbers.by_key.items():
+        if stage == "train" and math.isfinite(value):
+            values.setdefault((cell, metric), {}).setdefault(client, {})[round] = value
+    plots = (_plot(suite, plan, figure, numbers, values) for figure in (suite.figures if figures is None else figures))
+    return [plot for plot in plots if plot is not None]
+
+
+Values = Mapping[tuple[str, str], Mapping[int, Mapping[int, float]]]
+
+
+def _plot(suite: Suite, plan: Plan, figure: Figure, numbers: Numbers, values: Values) -> Plot | None:
+    check(plan, figure)
+    found = places_of(plan, figure)
+    if not found:
+        return None
+    sources = {heading: Source.parse(text) for heading, text in figure.series.items()}
+    facts = provenance.Facts()
+    panels: dict[tuple[tuple[str, str], ...], Panel] = {}
+    for (panel_names, line_names), here in found.items():
+        for heading, cells in here.items():
+            names = dict(panel_names)
+            key = {axis: heading if axis == SERIES else names[axis] for axis in figure.panels}
+            panel = panels.setdefault(tuple(key.items()), Panel(key, []))
+            panel.lines.extend(_lines(dict(line_names), heading, sources[heading], cells, values))
+    cells_shown = {cell.id: cell for here in found.values() for cells in here.values() for cell in cells}
+    for panel in panels.values():
+        for line in panel.lines:
+            for id in line.cells if line.points or line.source.stage == "artifact" else ():
+                facts.add(id, cells_shown[id].spec["data"]["name"], "", 0, [("train", numbers.origins(id, "train"))])
+    plot = Plot(suite.name, plan.preset, figure, label(plan.preset), list(panels.values()), facts)
+    plot.notes.extend(_notes(plot, plan, list(cells_shown.values())))
+    return plot
+
+
+def _lines(key: Key, heading: str, source: Source, cells: Sequence[Cell], values: Values) -> Iterable[Line]:
+    """The lines of one heading at one place: one, or one for each client or class that was measured."""
+    ids = tuple(cell.id for cell in cells)
+    by_client = [values.get((id, source.metric), {}) for id in ids]
+    clients = [source.client]
+    if source.client == EVERY:
+        clients = sorted({client for found in by_client for client in found if client >= 0})
+    for client in clients:
+        series = {int(cell.spec["seed"]): found.get(client, {}) for cell, found in zip(cells, by_client, strict=True)}
+        rounds = sorted({round for found in series.values() for round in found})
+        index = client if source.client == EVERY else None
+        yield Line(key, heading, source, index, [_point(series, round) for round in rounds], len(cells), ids)
+
+
+def _point(series: Mapping[int, Mapping[int, float]], round: int) -> Point:
+    there = {seed: values[round] for seed, values in series.items() if round in values}
+    mean = math.fsum(there.values()) / len(there)
+    std = None
+    if len(there) > 1:
+        std = math.sqrt(math.fsum((value - mean) ** 2 for value in there.values()) / (len(there) - 1))
+    return Point(round, mean, std, tuple(there))
+
+
+def index_of(source: Source) -> str:
+    """What the index of "metric[*]" counts."""
+    return "class" if source.metric.endswith("_class") or source.metric.startswith("label_") else "client"
+
+
+def _notes(plot: Plot, plan: Plan, cells: Sequence[Cell]) -> Iterable[tuple[str, str]]:
+    """What the lines are and where they come from, as under a table."""
+    preset = f"{plot.suite}, preset {plot.preset}"
+    if plot.label:
+        preset += f": {plot.label}"
+    yield "suite", f"{preset}. {plan.note}".removesuffix(". ")
+    yield "data", data_note(plot.facts, cells)
+    lines = [line for panel in plot.panels for line in panel.lines]
+    seeds = sorted({int(cell.spec["seed"]) for cell in cells})
+    shown = "line: mean, band" if plot.figure.kind == "lines" else "bar: mean, whisker"
+    one = "one seed, no spread" if plot.figure.kind in ("lines", "bars") else "the first that has a tensor is shown"
+    spread = f"{shown}: ± sample standard deviation over seeds (ddof 1)"
+    several = any(point.std is not None for line in lines for point in line.points)
+    yield "seeds", f"{', '.join(map(str, seeds))}; {spread if several else one}"
+    if plot.facts.origins:
+        yield from plot.facts.notes()
+    if partial := sum(line.partial for line in lines):
+        yield "incomplete", f"{partial} of {len(lines)} lines lack seeds, at some rounds or all"
+    if plot.figure.note:
+        yield "note", plot.figure.note
+
+
+FIELDS = (
+    "heading", "metric", "unit", "index", "round", "mean", "std", "seeds", "seeds_planned", "preset", "label",
+)  # fmt: skip
+FIRST = ("suite", "figure")
+
+
+def render_csv(plots: Sequence[Plot]) -> str:
+    """One line for each point of each line; the axes of all figures are columns, empty where a figure lacks one.
+
+    Fractions in [0, 1], unrounded. An axis with the name of another column is written "axis:NAME".
+    """
+    keys = [{**panel.key, **line.key} for plot in plots for panel in plot.panels for line in panel.lines]
+    axes = [axis for axis in dict.fromkeys(axis for key in keys for axis in key) if axis != SERIES]
+    names = {axis: f"axis:{axis}" if axis in (*FIRST, *FIELDS) else axis for axis in axes}
+    stream = io.StringIO()
+    writer = csv.DictWriter(stream, [*FIRST, *names.values(), *FIELDS], lineterminator="\n", restval="")
+    writer.writeheader()
+    for plot in plots:
+        for panel in plot.panels:
+            for line in panel.lines:
+                key = {names[axis]: said for axis, said in {**panel.key, **line.key}.items() if axis != SERIES}
+                for point in line.points:
+                    writer.writerow(
+                        {
+                            "suite": plot.suite, "figure": plot.figure.id, **key, "heading": line.heading,
+                            "metric": line.source.metric, "unit": "fraction" if line.source.fraction else "plain",
+                            "index": "" if line.index is None else line.index, "round": point.round,
+                            "mean": point.mean, "std": "" if point.std is None else point.std,
+                            "seeds": ";".join(map(str, point.seeds)), "seeds_planned": line.wanted,
+                            "preset": plot.preset, "label": plot.label,
+                        }
+                    )  # fmt: skip
+    return stream.getvalue()

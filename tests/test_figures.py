@@ -1,0 +1,502 @@
+"""Figures: numbers to curves to files, and what rounds keep beside their numbers. Synthetic numbers, small pictures."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+from safetensors.numpy import save_file
+
+from fatbench import cli, report, suite
+from fatbench.errors import MachineError, NothingMatched, SpecError
+from fatbench.report import artifacts, plots, series
+from fatbench.store import Number, Store
+from fatbench.suite import Cell, Plan, Suite
+
+SUITE = """\
+name: drawn
+title: A suite for the figures' tests
+seeds: [1, 2]
+base:
+  data: digits
+  partition: {name: shah, clients: 2, skew: 2}
+  model: {name: nin}
+  protocol:
+    name: fedavg
+    rounds: 2
+    epochs: 1
+    batch: 16
+    lr: 0.05
+    objective: {name: at, attack: {name: pgd, eps: 8/255, step: 4/255, steps: 1}}
+    rule: samples
+axes:
+  split: {skewed: {}, even: {partition: {name: iid, clients: 2}}}
+  method: {FAT: {}, Uniform: {protocol: {rule: uniform}}}
+evaluate: {attacks: {natural: natural}}
+presets:
+  paper: {}
+  smoke: {note: nothing but a check, seeds: [1], overrides: [{set: {protocol: {rounds: 1}}}]}
+tables:
+  - {id: T, title: A table, rows: [split, method], values: {natural: natural}}
+figures:
+  - id: curves
+    title: Accuracy
+    panels: [split]
+    lines: [method]
+    series: {clean: "train:natural", attacked: "train:monitor"}
+    note: A note.
+  - id: weights
+    title: Weights
+    where: {split: skewed}
+    panels: [method]
+    series: {weight: "train:weight[*]"}
+  - id: classes
+    title: By class
+    kind: bars
+    where: {split: skewed}
+    lines: [method]
+    series: {accuracy: "train:natural_class[*]"}
+  - id: labels
+    title: Two headings
+    kind: bars
+    where: {split: skewed}
+    lines: [method]
+    series: {one: "train:natural", two: {source: "train:monitor", where: {method: FAT}}}
+  - id: cross
+    title: Cross-prediction
+    kind: heatmap
+    where: {split: skewed}
+    lines: [method]
+    series: {p: "artifact:adfl_cross"}
+  - id: images
+    title: Images
+    kind: images
+    where: {split: skewed, method: FAT}
+    series: {images: "artifact:adfl_images"}
+"""
+PROVENANCE = {"device": "cpu", "precision": "fp32", "commit": "1a2b3c4d5e6f7a8b", "versions": {"torch": "2.15.0"}}
+
+
+@pytest.fixture
+def drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Suite:
+    monkeypatch.chdir(tmp_path)
+    return written()
+
+
+def written(change: tuple[str, str] = ("", "")) -> Suite:
+    """The suite with a piece of its text replaced, in the working directory."""
+    assert change[0] in SUITE
+    Path("drawn.yaml").write_text(SUITE.replace(*change) if change[0] else SUITE)
+    return suite.load("drawn.yaml")
+
+
+def cell(plan: Plan, split: str, method: str, seed: int) -> Cell:
+    return next(c for c in plan.cells if c.key == {"split": split, "method": method} and c.spec["seed"] == seed)
+
+
+def row(of: Cell, metric: str, round: int, value: float, client: int = -1) -> dict[str, Any]:
+    where = {"cell": of.id, "stage": "train", "metric": metric, "round": round, "client": client}
+    return {**where, "value": value, "n": 10, "provenance": PROVENANCE}
+
+
+def rows_of(plan: Plan) -> list[dict[str, Any]]:
+    """natural: 0.1 * round + 0.1 * seed, 0.5 more for Uniform; monitor a half; weights 1/4 and 3/4; two classes."""
+    rows = []
+    for one in plan.cells:
+        seed = one.spec["seed"]
+        for round in range(1, one.spec["protocol"]["rounds"] + 1):
+            value = 0.1 * round + 0.1 * seed + 0.5 * (one.key["method"] == "Uniform")
+            rows += [row(one, "natural", round, value), row(one, "monitor", round, value / 2)]
+            rows += [row(one, "weight", round, 0.25, 0), row(one, "weight", round, 0.75, 1)]
+            rows += [row(one, "natural_class", round, value, 0), row(one, "natural_class", round, value / 4, 1)]
+    return rows
+
+
+def plot_of(found: list[series.Plot], id: str) -> series.Plot:
+    return next(plot for plot in found if plot.figure.id == id)
+
+
+def line(plot: series.Plot, heading: str, index: int | None = None, **labels: str) -> series.Line:
+    """The one line with these labels, of panel or line."""
+    found = [
+        one
+        for panel in plot.panels
+        for one in panel.lines
+        if labels.items() <= {**panel.key, **one.key}.items() and (one.heading, one.index) == (heading, index)
+    ]
+    assert len(found) == 1
+    return found[0]
+
+
+# --- the numbers -------------------------------------------------------------------------------------------------
+
+
+def test_mean_and_spread_over_seeds_round_by_round(drawn: Suite) -> None:
+    """FAT, round r: 0.1 r + 0.1 and 0.1 r + 0.2, so mean 0.1 r + 0.15 and std 0.1 / sqrt(2)."""
+    plan = drawn.plan()
+    plot = plot_of(series.build(drawn, plan, rows_of(plan)), "curves")
+    assert [panel.key for panel in plot.panels] == [{"split": "skewed"}, {"split": "even"}]
+    found = line(plot, "clean", split="skewed", method="FAT")
+    assert [point.round for point in found.points] == [1, 2]
+    assert [point.mean for point in found.points] == pytest.approx([0.25, 0.35])
+    assert [point.std for point in found.points] == pytest.approx([0.1 / math.sqrt(2)] * 2)
+    assert [point.seeds for point in found.points] == [(1, 2), (1, 2)]
+    assert not found.partial
+    assert line(plot, "attacked", split="even", method="Uniform").points[1].mean == pytest.approx(0.425)
+    said = dict(plot.notes)
+    assert said["suite"] == "drawn, preset paper"
+    assert said["seeds"] == "1, 2; line: mean, band: ± sample standard deviation over seeds (ddof 1)"
+    assert (said["machine"], said["code"]) == ("cpu, fp32", "commit 1a2b3c4d5e; torch 2.15.0")
+    assert said["note"] == "A note."
+
+
+def test_a_line_each_for_the_clients_that_are_there(drawn: Suite) -> None:
+    plan = drawn.plan()
+    plot = plot_of(series.build(drawn, plan, rows_of(plan)), "weights")
+    for index, value in ((0, 0.25), (1, 0.75)):
+        points = line(plot, "weight", index, method="FAT").points
+        assert [(point.mean, point.std) for point in points] == [(value, 0.0)] * 2
+    assert len(plot.panels[0].lines) == 2
+
+
+def test_missing_seeds_and_numbers_that_are_none(drawn: Suite) -> None:
+    """Seed 2 stopped after round 1, and one loss was not a number: each point says its seeds, and the note how many."""
+    plan = drawn.plan()
+    second = cell(plan, "skewed", "FAT", 2)
+    rows = [r for r in rows_of(plan) if not (r["cell"] == second.id and r["round"] == 2)]
+    rows.append(row(second, "natural", 2, math.nan))
+    plot = plot_of(series.build(drawn, plan, rows), "curves")
+    points = line(plot, "clean", split="skewed", method="FAT").points
+    assert [(point.seeds, point.std is None) for point in points] == [((1, 2), False), ((1,), True)]
+    assert points[1].mean == pytest.approx(0.3)
+    assert dict(plot.notes)["incomplete"] == "2 of 8 lines lack seeds, at some rounds or all"
+
+
+def test_the_database_gives_the_same_curves(drawn: Suite) -> None:
+    plan = drawn.plan()
+    with Store.open("test.db", create=True) as store:
+        fill(store, plan, rows_of(plan))
+        found = report.figures(drawn, plan, store)
+        assert [plot.figure.id for plot in report.figures(drawn, plan, store, "weights")] == ["weights"]
+        with pytest.raises(SpecError) as caught:
+            report.figures(drawn, plan, store, "curve")
+        assert str(caught.value) == "suite 'drawn' has no figure 'curve' (did you mean 'curves'?)"
+        assert report.unknown(found, plan, store) == []
+        odd = written(("train:natural_class[*]", "train:natural_clas[*]"))
+        assert report.unknown(report.figures(odd, plan, store), plan, store) == [
+            "figure classes: accuracy: nothing is logged as 'natural_clas' (did you mean 'natural_class'?)"
+        ]
+    expected = series.build(drawn, plan, rows_of(plan))
+    assert series.render_csv(found) == series.render_csv(expected)
+    assert [plot.notes for plot in found] == [plot.notes for plot in expected]
+
+
+def test_csv_has_a_line_a_point(drawn: Suite) -> None:
+    plan = drawn.plan()
+    lines = list(csv.DictReader(io.StringIO(series.render_csv(series.build(drawn, plan, rows_of(plan))))))
+    curves, weights = 2 * 2 * 2 * 2, 2 * 2 * 2
+    assert len(lines) == curves + weights + weights + (2 + 1) * 2
+    first = lines[0]
+    said = ("figure", "split", "method", "heading", "metric", "unit", "round", "seeds")
+    assert {key: first[key] for key in said} == {
+        "figure": "curves", "split": "skewed", "method": "FAT", "heading": "clean", "metric": "natural",
+        "unit": "fraction", "round": "1", "seeds": "1;2",
+    }  # fmt: skip
+    assert float(first["mean"]) == pytest.approx(0.25)
+    weight = next(one for one in lines if one["figure"] == "weights" and one["index"] == "1")
+    assert (weight["unit"], weight["mean"], weight["method"]) == ("plain", "0.75", "FAT")
+
+
+def fill(store: Store, plan: Plan, rows: list[dict[str, Any]]) -> None:
+    """Rows as the engine would leave them: training done."""
+    for one in plan.unique():
+        store.add_cell(one.id, one.spec)
+        run = store.claim(one.id, "train", suite="drawn", total=2, provenance={"preset": plan.preset, **PROVENANCE})
+        assert run is not None
+        mine = [r for r in rows if r["cell"] == one.id]
+        numbers = [Number(r["metric"], r["value"], r["round"], r["n"], r["client"]) for r in mine]
+        store.commit(run, numbers=numbers, round=max(r["round"] for r in mine))
+        store.finish(run)
+
+
+# --- the files ---------------------------------------------------------------------------------------------------
+
+
+def keep(folder: Path, round: int, **more: np.ndarray) -> None:
+    """What AdFL keeps of a round with clients 4 and 7, and two labels."""
+    (folder / "artifacts").mkdir(parents=True, exist_ok=True)
+    kept = {
+        "adfl_images": np.arange(2 * 2 * 1 * 4 * 4, dtype=np.uint8).reshape(2, 2, 1, 4, 4),
+        "adfl_cross": np.array([[[1, 0], [0.5, 1]], [[0, 0], [1, 1]]], np.float32),
+        "adfl_weights": np.array([0.25, 0.75]),
+        "adfl_clients": np.array([4, 7]),
+    }
+    save_file({**kept, **more}, folder / "artifacts" / f"round-{round:06d}.safetensors")
+
+
+@pytest.mark.parametrize("format", plots.FORMATS)
+def test_every_kind_is_drawn_and_drawn_again_the_same(drawn: Suite, format: str) -> None:
+    """The same numbers give the same bytes; the title, the label of a reduced preset and the provenance are inside."""
+    plan = drawn.plan("smoke")
+    keep(Path("files", cell(plan, "skewed", "FAT", 1).id), 1)
+    ids = [figure.id for figure in drawn.figures if format == "png" or figure.id in ("curves", "cross")]
+    found = [plot for plot in series.build(drawn, plan, rows_of(plan)) if plot.figure.id in ids]
+    first, second = (report.draw(found, Path(folder), format, Path("files")) for folder in ("a", "b"))
+    assert [path.name for path in first] == [f"drawn-{id}-smoke.{format}" for id in ids]
+    for one, other in zip(first, second, strict=True):
+        assert one.read_bytes() == other.read_bytes()
+    label = "SMOKE PRESET - not comparable with published numbers"
+    if format == "svg":
+        text = first[0].read_text()
+        assert f"<dc:title>Accuracy [{label}]</dc:title>" in text
+        assert "machine: cpu, fp32; code: commit 1a2b3c4d5e" in text and "dc:date" not in text
+    elif format == "png":
+        with Image.open(first[0]) as image:
+            assert image.text["Title"] == f"Accuracy [{label}]"  # type: ignore[attr-defined]
+            assert "commit 1a2b3c4d5e" in image.text["Description"]  # type: ignore[attr-defined]
+    else:
+        data = first[0].read_bytes()
+        assert data.startswith(b"%PDF") and b"CreationDate" not in data and label.encode() in data
+
+
+def axes_of(plot: series.Plot, files: Path | None = None) -> list[Any]:
+    """matplotlib's axes of a plot of one page."""
+    [(names, panels)] = plots._pages(plot)
+    return plots._page(plot, names, panels, files).axes
+
+
+def test_curves_as_drawn(drawn: Suite) -> None:
+    """In per cent, over rounds; lines of two dimensions differ in colour by label and in style by heading."""
+    plan = drawn.plan()
+    plot = plot_of(series.build(drawn, plan, rows_of(plan)), "curves")
+    axes = axes_of(plot)
+    assert [one.get_title() for one in axes] == ["skewed", "even"]
+    assert [(one.get_xlabel(), one.get_ylabel()) for one in axes] == [("round", "per cent")] * 2
+    lines = axes[0].get_lines()
+    assert list(lines[0].get_ydata()) == pytest.approx([25, 35])
+    looks = [(one.get_color(), one.get_linestyle()) for one in lines]  # FAT clean, FAT attacked, Uniform ...
+    a, b = plots.COLOURS[:2]
+    assert sorted(looks) == sorted([(a, "-"), (a, "--"), (b, "-"), (b, "--")])
+    assert axes[0].get_ylim() == axes[1].get_ylim()
+    assert len(axes[0].collections) == 4  # the bands
+    legend = axes[0].figure.legends[0]
+    assert [text.get_text() for text in legend.get_texts()] == ["FAT", "Uniform", "clean", "attacked"]
+
+
+def test_lines_of_one_dimension_differ_in_colour_and_style(drawn: Suite) -> None:
+    plan = drawn.plan()
+    plot = plot_of(series.build(drawn, plan, rows_of(plan)), "weights")
+    axes = axes_of(plot)
+    assert [(one.get_color(), one.get_linestyle()) for one in axes[0].get_lines()] == [
+        (plots.COLOURS[0], "-"), (plots.COLOURS[1], "--"),
+    ]  # fmt: skip
+    assert [text.get_text() for text in axes[0].figure.legends[0].get_texts()] == ["client 0", "client 1"]
+    assert axes[0].get_ylabel() == "weight"
+
+
+def test_bars_as_drawn(drawn: Suite) -> None:
+    """Over classes at the last round: class 0 of FAT is 0.35 and class 1 a quarter. Over labels without an index."""
+    plan = drawn.plan()
+    found = series.build(drawn, plan, rows_of(plan))
+    [axes] = axes_of(plot_of(found, "classes"))
+    heights = sorted(bar.get_height() for bar in axes.patches)
+    assert heights == pytest.approx(sorted([35, 35 / 4, 85, 85 / 4]))
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("class", "accuracy (%)")
+    assert [text.get_text() for text in axes.get_xticklabels()] == ["0", "1"]
+    [axes] = axes_of(plot_of(found, "labels"))
+    assert [text.get_text() for text in axes.get_xticklabels()] == ["FAT", "Uniform"]
+    assert sorted(bar.get_height() for bar in axes.patches) == pytest.approx([17.5, 35, 85])
+
+
+def test_heat_maps_and_images_as_drawn(drawn: Suite) -> None:
+    """The mean over the last dimension, clients at the axes, of the last round and the first seed that has one."""
+    plan = drawn.plan()
+    found = series.build(drawn, plan, rows_of(plan))
+    keep(Path(cell(plan, "skewed", "FAT", 2).id), 1, adfl_cross=np.zeros((2, 2, 2), np.float32))
+    keep(Path(cell(plan, "skewed", "FAT", 2).id), 2)
+    heat, empty, *_ = axes_of(plot_of(found, "cross"), Path("."))
+    assert heat.get_title() == "FAT, p, round 2"
+    assert heat.images[0].get_array().tolist() == [[0.5, 0.75], [0, 1]]
+    assert [text.get_text() for text in heat.get_yticklabels()] == ["4", "7"]
+    assert empty.get_title() == "Uniform, p"
+    assert [text.get_text() for text in empty.texts] == ["no file of it here"]
+    [sheet] = axes_of(plot_of(found, "images"), Path("."))
+    assert sheet.images[0].get_array().shape == (12, 12, 3)
+    assert [text.get_text() for text in sheet.get_yticklabels()] == ["4", "7"]
+
+
+def test_many_panels_become_pages(drawn: Suite) -> None:
+    """13 labels on the first axis and 2 on the second are 26 panels: a page for each label of the first."""
+    labels = ", ".join(f"L{i}: {{protocol: {{epochs: {i + 2}}}}}" for i in range(13))
+    many = written(("  method: {FAT", f"  size: {{{labels}}}\n  method: {{FAT"))
+    raw = Path("drawn.yaml").read_text()
+    Path("drawn.yaml").write_text(
+        raw[: raw.index("figures:")]
+        + "figures:\n  - {id: F, title: Many, where: {split: skewed}, panels: [size, method],"
+        + " series: {natural: 'train:natural'}}\n"
+    )
+    many = suite.load("drawn.yaml")
+    plan = many.plan()
+    [plot] = series.build(many, plan, [])
+    pages = plots._pages(plot)
+    assert [(names, len(panels)) for names, panels in pages][:2] == [({"size": "L0"}, 2), ({"size": "L1"}, 2)]
+    assert plots._file_name(plot, pages[12][0]) == "drawn-F-l12"
+
+
+def test_without_matplotlib(drawn: Suite, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = drawn.plan()
+    found = series.build(drawn, plan, rows_of(plan))
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(MachineError) as caught:
+        report.draw(found, Path("a"), "pdf")
+    assert str(caught.value) == "plots need matplotlib: pip install 'fatbench[plots]'"
+    assert not Path("a").exists()
+
+
+# --- what rounds keep --------------------------------------------------------------------------------------------
+
+
+def test_sheets_and_heat_maps_and_lines(tmp_path: Path) -> None:
+    """Names do not matter, shapes do: images of one shape share a sheet, matrices are drawn, vectors are said."""
+    stack = np.full((12, 3, 4, 4), 0.5, np.float32)
+    keep(tmp_path, 5, original=(255 * stack).astype(np.uint8), odd=np.zeros((2, 2, 2, 2)), reconstruction=stack)
+    kept = artifacts.rounds(tmp_path)
+    assert list(kept) == [5]
+    tensors = artifacts.load(kept[5])
+    found = {picture.name: picture for picture in artifacts.pictures(tensors, tile=8)}
+    assert list(found) == ["adfl_cross", "adfl_images", "original-reconstruction"]
+    assert artifacts.lines(tensors) == [
+        "adfl_clients: 4 7", "adfl_weights: 0.25 0.75", "odd: (2, 2, 2, 2), from 0 to 0",
+    ]  # fmt: skip
+    page = np.asarray(found["original-reconstruction"].image)
+    for grey in (127, 128):  # uint8 rounds 127.5 down, a float is rounded to even
+        assert (page == grey).all(axis=2).sum() >= 12 * 8 * 8  # each image eight pixels wide
+    assert found["adfl_images"].png() == artifacts.pictures(tensors, tile=8)[1].png()
+    assert artifacts.clients("adfl_cross", tensors) == ["4", "7"]
+    assert artifacts.clients("original", tensors)[:2] == ["0", "1"]
+
+
+def test_colours_and_pixels() -> None:
+    """Cividis at its ends and half way; floats are clipped to [0, 1], and grey has three equal channels."""
+    assert artifacts.colour(0) == artifacts.CIVIDIS[0]
+    assert artifacts.colour(1) == artifacts.CIVIDIS[-1]
+    assert artifacts.colour(0.5) == artifacts.CIVIDIS[4]
+    assert artifacts.pixels(np.array([[[-1.0, 0.5, 2.0]]])).tolist() == [[[0] * 3, [128] * 3, [255] * 3]]
+    one = artifacts.flat(np.array([[[1.0, np.nan], [np.nan, np.nan]]]))
+    assert one[0, 0] == 1 and np.isnan(one[0, 1])
+
+
+def test_a_damaged_file_is_said(tmp_path: Path) -> None:
+    (tmp_path / "artifacts").mkdir()
+    file = tmp_path / "artifacts" / "round-000001.safetensors"
+    file.write_bytes(b"no tensors")
+    with pytest.raises(MachineError, match="damaged, or not a file of ours"):
+        artifacts.load(file)
+    assert artifacts.rounds(tmp_path / "nowhere") == {}
+
+
+# --- the command line --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    """Call the program in this process: (exit code, stdout, stderr)."""
+
+    def call(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["fatbench", *arguments])
+        with pytest.raises(SystemExit) as exit:
+            cli.main()
+        out, err = capsys.readouterr()
+        return (exit.value.code if isinstance(exit.value.code, int) else 0), out, err
+
+    return call
+
+
+def test_plot_from_the_command_line(drawn: Suite, run: Callable[..., tuple[int, str, str]]) -> None:
+    assert run("plot", "drawn.yaml") == (
+        NothingMatched.exit_code, "", "fatbench: nothing is measured of what the figures of 'drawn' show (paper)\n",
+    )  # fmt: skip
+    plan = drawn.plan()
+    with Store.open("results/fatbench.db", create=True) as store:
+        fill(store, plan, rows_of(plan))
+    code, out, err = run("plot", "drawn.yaml", "--figure", "curves", "--format", "svg")
+    assert (code, out, err) == (0, "results/figures/drawn-curves.svg\n", "")
+    assert Path("results/figures/drawn-curves.svg").stat().st_size > 0
+    code, out, err = run("plot", "drawn.yaml", "--format", "csv", "--figure", "weights")
+    assert (code, err, out.count("\n")) == (0, "", 1 + 8)
+    assert run("plot", "drawn.yaml", "--format", "csv", "-o", "there")[1] == "there/drawn-figures.csv\n"
+    code, out, err = run("plot", "drawn.yaml", "--figure", "curve")
+    assert (code, err) == (2, "fatbench: suite 'drawn' has no figure 'curve' (did you mean 'curves'?)\n")
+    code, _, err = run("plot", "drawn.yaml", "--format", "jpg")
+    assert (code, err) == (2, "fatbench: --format: no format is named 'jpg' (did you mean 'png'?)\n")
+    Path("file").touch()
+    code, _, err = run("plot", "drawn.yaml", "--figure", "curves", "-o", "file/there")
+    assert (code, err) == (2, "fatbench: -o file/there: Not a directory\n")
+    assert "figure curves: Accuracy" in run("suite", "show", "drawn.yaml")[1]
+    assert run("suite", "check", "drawn.yaml")[0] == 0
+    written(("    lines: [method]\n    series: {clean", "    series: {clean"))
+    code, _, err = run("suite", "check", "drawn.yaml")
+    assert code == 2
+    assert err == (
+        "fatbench: drawn.yaml: figure curves: a line shows more than one point of the grid: name the axis method in"
+        " 'panels', 'lines' or 'where' (paper)\n"
+    )
+    text = Path("drawn.yaml").read_text()
+    Path("drawn.yaml").write_text(text[: text.index("figures:")])
+    assert run("plot", "drawn.yaml") == (3, "", "fatbench: suite 'drawn' has no figures\n")
+
+
+def test_show_what_a_round_kept(drawn: Suite, run: Callable[..., tuple[int, str, str]]) -> None:
+    plan = drawn.plan()
+    with Store.open("results/fatbench.db", create=True) as store:
+        fill(store, plan, rows_of(plan))
+    one = plan.cells[0].id
+    folder = Path("results/fatbench-files", one)
+    code, _, err = run("show", one, "--artifacts")
+    assert (code, err) == (
+        3, f"fatbench: cell {one} kept nothing beside its numbers, or it is not here: {folder / 'artifacts'}\n",
+    )  # fmt: skip
+    keep(folder, 1)
+    keep(folder, 2)
+    code, out, err = run("show", one[:6], "--artifacts", "-o", "out")
+    files = [f"out/{one}-round-000002-{name}.png" for name in ("adfl_cross", "adfl_images")]
+    assert (code, err) == (0, "")
+    assert out.splitlines() == [*files, "adfl_clients: 4 7", "adfl_weights: 0.25 0.75"]
+    for file in files:
+        with Image.open(file) as image:
+            assert min(image.size) > 16
+    said = json.loads(run("show", one, "--artifacts", "--round", "1", "--format", "json", "-o", "out")[1])
+    assert (said["round"], said["rounds"], len(said["files"])) == (1, [1, 2], 2)
+    assert run("show", one, "--artifacts", "--round", "3")[::2] == (
+        2, f"fatbench: --round: cell {one} kept nothing of round 3 (known: 1, 2)\n",
+    )  # fmt: skip
+    assert run("show", one, "--round", "1")[::2] == (2, "fatbench: --round and -o go with --artifacts\n")
+    page = run("report", "drawn.yaml", "--format", "html")[1]
+    assert len(re.findall("data:image/png;base64,", page)) == 2
+
+
+def test_looking_imports_neither_torch_nor_matplotlib(drawn: Suite) -> None:
+    code = (
+        "import sys; sys.argv = ['fatbench', *sys.argv[1:]]\n"
+        "from fatbench import cli\n"
+        "try: cli.main()\n"
+        "except SystemExit: pass\n"
+        "heavy = {'torch', 'matplotlib', 'numpy', 'PIL', 'pandas'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+    )
+    for arguments in (
+        ["plot", "--help"], ["suite", "check", "drawn.yaml"], ["report", "drawn.yaml"],
+        ["plot", "drawn.yaml", "--format", "csv"],
+    ):  # fmt: skip
+        subprocess.run([sys.executable, "-c", code, *arguments], check=True, capture_output=True)
