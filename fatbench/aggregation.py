@@ -387,12 +387,14 @@ def draw_images(problem: Problem, states: Sequence[Tensors], blank: Tensor, step
     from fatbench.local import load
 
     if problem.path == "fast" and problem.device.type != "cpu":
+        from torch.nn.attention import SDPBackend, sdpa_kernel
+
         model = load(problem, states[0]).eval()
         stacked = {name: torch.stack([state[name] for state in states]) for name in states[0]}
         together = torch.vmap(lambda weights, x: torch.func.functional_call(model, weights, (x,)))
-        return _towards_labels(
-            problem, lambda x: together(stacked, x), blank.expand(len(states), *blank.shape), steps, step
-        )
+        start = blank.expand(len(states), *blank.shape)
+        with sdpa_kernel(SDPBackend.MATH):  # fused attention does not take a further dimension
+            return _towards_labels(problem, lambda x: together(stacked, x), start, steps, step)
     drawn = []
     for state in states:
         model = load(problem, state).eval()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import random
 import subprocess
@@ -24,7 +25,9 @@ from fatbench.aggregation import (
     last_layer_cosines,
     mix,
     project_to_simplex,
+    scaled,
 )
+from fatbench.models import MODELS
 from fatbench.rounds import Context, Mixing, Problem, Stats, Tensors, Update
 
 STATS = Stats(loss=1.0, loss_released=1.0, accuracy=0.5, steps=1, momentum_steps=1.0, batches=1)
@@ -430,20 +433,28 @@ def test_adfl_draws_at_the_size_the_models_see() -> None:
     assert mixing.artifacts["adfl_images"].shape == (2, 3, 1, 5, 5)
 
 
-def test_adfl_together_is_one_by_one() -> None:
-    """Stacked weights, which is how an accelerator draws, against one model after the other. In float64 on the CPU,
-    where the two agree to rounding and no sign of a gradient is near enough to zero to flip."""
+@pytest.mark.parametrize("model", ["resnet18", "vit"])
+def test_adfl_together_is_one_by_one(model: str) -> None:
+    """Stacked weights, which is how an accelerator draws, against one model after the other, with batch normalisation
+    and with attention. In float64, where no gradient comes so near to zero that rounding turns its sign."""
 
     class Accelerator:
         type = "not a CPU"
 
-    states = [{k: v.double() if v.is_floating_point() else v for k, v in u.model.items()} for u in cohort(4)]
-    blank = torch.rand(3, 1, 2, 2, generator=torch.Generator().manual_seed(0)).double()
-    one = problem(model=Net().double())
-    drawn = draw_images(one, states, blank, 5, 0.05)
-    together = draw_images(replace(one, device=Accelerator()), states, blank, 5, 0.05)  # type: ignore[arg-type]
+    small: dict[str, dict[str, object]] = {
+        "resnet18": {"width": 4},
+        "vit": {"patch": 4, "dim": 12, "depth": 1, "heads": 2},
+    }
+    torch.manual_seed(0)
+    networks = [MODELS[model]((3, 8, 8), 3, **small[model]).double() for _ in range(3)]
+    states = [network.state_dict() for network in networks]
+    blank = torch.rand(3, 3, 8, 8, dtype=torch.float64)
+    one = problem(model=copy.deepcopy(networks[0]))
+    drawn = draw_images(one, states, blank, 3, 0.05)
+    together = draw_images(replace(one, device=Accelerator()), states, blank, 3, 0.05)  # type: ignore[arg-type]
     torch.testing.assert_close(together, drawn)
     assert not torch.equal(drawn[0], drawn[1])
+    assert not torch.equal(drawn[0], blank)
 
 
 def test_afl() -> None:
@@ -634,6 +645,19 @@ def test_mix_by_kind_of_tensor() -> None:
     for key, value in mixed.items():
         assert value.flatten().tolist() == [pytest.approx(expected[key])] * value.numel(), key
     assert all(mixed[key].dtype == zero[key].dtype and mixed[key].shape == zero[key].shape for key in zero)
+
+
+def test_scaled() -> None:
+    """Half as far: theta^t 8, clients 0 and 4, weights .25 / .5 (norm .5 / .25), 0.25 stays: 4, then 8 - (8 - 4) / 2."""
+    model = frozen_net()
+    zero, four, eight = ({key: torch.full_like(v, n) for key, v in model.state_dict().items()} for n in (0, 4, 8))
+    updates = [client(0, model=zero), client(1, model=four)]
+    whole = Mixing([0.25, 0.5], broadcast=0.25, norm=[0.5, 0.25])
+    assert scaled(whole, 1.0) == whole
+    for rate, weight, norm in ((1.0, 4.0, 3.0), (0.5, 6.0, 5.5)):
+        mixed = mix(updates, scaled(whole, rate), eight, model)
+        assert mixed["conv.bias"].tolist() == [weight] * 2
+        assert mixed["bn1.bias"].tolist() == [norm] * 2
 
 
 def test_mix_released_by_substring() -> None:
