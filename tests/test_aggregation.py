@@ -7,6 +7,7 @@ import math
 import random
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy
@@ -356,9 +357,8 @@ def two_pixels(scale: float, flip: float = 1.0) -> Tensors:
     return {"fc.weight": scale * flip * torch.tensor([[1.0, 0.0], [0.0, 1.0]]), "fc.bias": torch.zeros(2)}
 
 
-def pixels_problem(**changes: object) -> Problem:
-    images = torch.zeros(3, 1, 1, 2, dtype=torch.uint8)
-    return problem(model=TwoPixels(), **{"images": images, "classes": 2, **changes})
+def pixels_problem() -> Problem:
+    return problem(model=TwoPixels(), images=torch.zeros(3, 1, 1, 2, dtype=torch.uint8), classes=2)
 
 
 def sigmoid(x: float) -> float:
@@ -433,20 +433,30 @@ def test_adfl_draws_at_the_size_the_models_see() -> None:
     assert mixing.artifacts["adfl_images"].shape == (2, 3, 1, 5, 5)
 
 
-@pytest.mark.parametrize("model", ["resnet18", "vit"])
-def test_adfl_together_is_one_by_one(model: str) -> None:
+class Attention(nn.Module):
+    """Eight rows of pixels that attend to each other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv = nn.Linear(24, 3 * 8)
+        self.fc = nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, 3, 8, 8) -> (B, 3)."""
+        q, k, v = self.qkv(x.transpose(1, 2).flatten(2)).chunk(3, -1)
+        return self.fc(nn.functional.scaled_dot_product_attention(q, k, v).mean(1))
+
+
+@pytest.mark.parametrize("make", [lambda: MODELS["resnet18"]((3, 8, 8), 3, width=4), Attention])
+def test_adfl_together_is_one_by_one(make: Callable[[], nn.Module]) -> None:
     """Stacked weights, which is how an accelerator draws, against one model after the other, with batch normalisation
     and with attention. In float64, where no gradient comes so near to zero that rounding turns its sign."""
 
     class Accelerator:
         type = "not a CPU"
 
-    small: dict[str, dict[str, object]] = {
-        "resnet18": {"width": 4},
-        "vit": {"patch": 4, "dim": 12, "depth": 1, "heads": 2},
-    }
     torch.manual_seed(0)
-    networks = [MODELS[model]((3, 8, 8), 3, **small[model]).double() for _ in range(3)]
+    networks = [make().double() for _ in range(3)]
     states = [network.state_dict() for network in networks]
     blank = torch.rand(3, 3, 8, 8, dtype=torch.float64)
     one = problem(model=copy.deepcopy(networks[0]))
@@ -648,7 +658,7 @@ def test_mix_by_kind_of_tensor() -> None:
 
 
 def test_scaled() -> None:
-    """Half as far: theta^t 8, clients 0 and 4, weights .25 / .5 (norm .5 / .25), 0.25 stays: 4, then 8 - (8 - 4) / 2."""
+    """theta^t 8, clients 0 and 4, weights .25 / .5 (norm .5 / .25), .25 stays: 4, and half as far 8 - (8 - 4) / 2."""
     model = frozen_net()
     zero, four, eight = ({key: torch.full_like(v, n) for key, v in model.state_dict().items()} for n in (0, 4, 8))
     updates = [client(0, model=zero), client(1, model=four)]
