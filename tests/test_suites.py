@@ -114,8 +114,9 @@ def _logged() -> set[str]:
 
 
 def _logged_besides() -> set[str]:
-    """Names that rules, protocols and probes may log: every word in quotes in their source."""
-    files = [ROOT / "fatbench" / "aggregation.py", *(ROOT / "fatbench" / "protocols").glob("*.py")]
+    """Names that rules, protocols and the footprint may log: every word in quotes in their source."""
+    package = ROOT / "fatbench"
+    files = [package / "aggregation.py", package / "footprint.py", *(package / "protocols").glob("*.py")]
     return {name for file in files for name in re.findall(r"\"([a-z][a-z0-9_]*)\"", file.read_text())}
 
 

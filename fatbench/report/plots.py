@@ -114,22 +114,19 @@ def _page(plot: Plot, names: Key, panels: Sequence[Panel], files: Path | None) -
             len(panels), [list(dict.fromkeys(panel.key[axis] for panel in panels)) for axis in free]
         )
     width = max(5.2, columns * WIDE * (1.4 if kind == "images" else 1))
-    title = _wrapped(plot.figure.title, width, 9)
-    if names:
-        title += "\n" + _wrapped(", ".join(f"{axis} {label}" for axis, label in names.items()), width, 9)
+    size = 10.5 if plot.label else 9  # bold letters are wider
+    cut = ", ".join(f"{axis} {label}" for axis, label in names.items())
+    title = "\n".join(_wrapped(text, width, size) for text in (plot.figure.title, cut, plot.label) if text)
     caption = _wrapped(". ".join(f"{what}: {note}" for what, note in plot.notes), width, 5.5)
     name, looks, entries = _looks(plot, panels)
     below = 0.1 + 0.085 * (caption.count("\n") + 1)
     per_row = max(1, int(width / (0.5 + 0.062 * max(map(len, entries), default=1))))
     legend = 0.155 * -(-len(entries) // per_row) + 0.1 if len(entries) > 1 else 0
-    height = rows * HIGH + below + legend + 0.16 * (title.count("\n") + 2)
+    height = rows * HIGH + below + legend + 0.16 * (title.count("\n") + 1)
     bottom = (below + legend) / height
     figure = Figure(figsize=(width, height), layout="constrained")
     figure.get_layout_engine().set(rect=(0, bottom, 1, 1 - bottom))  # type: ignore[union-attr, call-arg]
-    if plot.label:
-        figure.suptitle(f"{title}\n{_wrapped(plot.label, width, 9)}", fontsize=9, color="#8A1C00", fontweight="bold")
-    else:
-        figure.suptitle(title, fontsize=9)
+    figure.suptitle(title, fontsize=9, **({"color": "#8A1C00", "fontweight": "bold"} if plot.label else {}))
     figure.text(0.06 / width, 0.05 / height, caption, fontsize=5.5, color="#555555", va="bottom", ha="left")
     grid = figure.subplots(rows, columns, squeeze=False)
     for axes in grid.flat[len(tiles) :]:
@@ -141,7 +138,7 @@ def _page(plot: Plot, names: Key, panels: Sequence[Panel], files: Path | None) -
             maps += _tensor(plot, panel, line, names, axes, files)
             continue
         {"lines": _curves, "bars": _bars}[kind](panel, axes, name, looks)
-        axes.set_title(", ".join(label for axis, label in panel.key.items() if axis not in names))
+        axes.set_title(_wrapped(", ".join(label for axis, label in panel.key.items() if axis not in names), WIDE, 8))
         axes.set_yscale(plot.figure.scale)
         axes.set_ylabel(_unit(panel))
         same = panel.key.get(SERIES, "")
@@ -337,12 +334,12 @@ def _tensor(plot: Plot, panel: Panel, line: Line, names: Key, axes: Axes, files:
     said, metric = ", ".join([*key.values(), *line.key.values(), line.heading]), line.source.metric
     found = None if files is None else artifacts.latest([files / cell for cell in line.cells], metric)
     if found is None:
-        axes.set_title(said)
+        axes.set_title(_wrapped(said, WIDE, 8))
         _nothing(axes, "no file of it here")
         return []
     round, tensors = found
     tensor, rows = tensors[metric], artifacts.clients(metric, tensors)
-    axes.set_title(f"{said}, round {round}")
+    axes.set_title(_wrapped(f"{said}, round {round}", WIDE, 8))
     if plot.figure.kind == "images" and artifacts.is_images(tensor):
         _sheet(axes, tensor, rows)
     elif plot.figure.kind == "heatmap" and artifacts.is_matrix(tensor):
