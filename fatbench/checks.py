@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -61,6 +62,10 @@ def check(spec: Mapping[str, Any], place: str) -> None:
         raise SpecError(f"{place}: partition: classes: {per_client} of {facts.classes} classes")
     if partition["name"] == "by_writer" and facts and spec["data"]["name"] != "celeba":
         raise SpecError(f"{place}: partition: by_writer: {spec['data']['name']} does not say who wrote which example")
+    if spec["model"]["name"].startswith("edge_") != (protocol["name"] in ("fedgkt", "fedvkd")):
+        wants = "a model of an edge and a server (edge_vit, ...)" if protocol["name"] in ("fedgkt", "fedvkd") else None
+        wants = wants or f"a model that is trained whole ({spec['model']['name'].replace('edge_', 'whole_')}?)"
+        raise SpecError(f"{place}: model: {protocol['name']} trains {wants}, not {spec['model']['name']}")
     if protocol["name"] == "centralized" and clients != 1:
         raise SpecError(f"{place}: protocol: centralized needs 'partition: {{name: iid, clients: 1}}'")
     if spec["monitor"] is not None:
@@ -85,7 +90,9 @@ def _check_probe(spec: Mapping[str, Any], clients: int | None, place: str) -> No
     """Refuse blocks that the model has not, and clients that there are not."""
     if spec["monitor"] is None:
         raise SpecError(f"{place}: probe: needs 'monitor': it runs when the monitor does, on images that it attacks")
-    probe, depth = spec["probe"], spec["model"].get("depth")
+    probe, depth, width = spec["probe"], spec["model"].get("depth"), spec["model"].get("dim")
+    if width and probe.get("n", math.inf) <= 2 * width:
+        raise SpecError(f"{place}: probe: n: {probe['n']} images are too few for a model of width {width}")
     for key in ("blocks", "pairs"):
         for part in str(probe[key]).replace("-", ",").split(",") if key in probe else ():
             if part == "server" and key == "pairs":

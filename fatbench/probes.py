@@ -8,6 +8,7 @@ returns numbers by name, each a float, or one per client.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -40,7 +41,8 @@ def svcca(
     For every block (1-based) and pair, on the first n test images, clean and as the monitor attacks the server's model:
     each image is the mean over its visual tokens; the directions that hold `variance` of the variance are kept; the
     number is the mean canonical correlation. Named svcca_b<block>_<pair>_<clean|adv>; a pair of which a client did not
-    take part in the round is left out. ValueError: the model has not so many blocks.
+    take part in the round is left out, and so is a number that activations without variance do not have.
+    ValueError: the model has not so many blocks, or n images are too few for its width.
 
     Source: P000 Figures 3 and 20-25 (clients 1 and 4, captions: 1 and 2, numbered from 1 there and from 0 here; A-16);
     Raghu et al. 2017; methods.md 11.4.
@@ -64,12 +66,13 @@ def svcca(
             for block in chosen:
                 for kind, batches in inputs.items():
                     seen[name, block, kind] = torch.cat([activations(model, x, block) for x in batches])
-    return {
+    found = {
         f"svcca_b{block}_{a}_{b}_{kind}": correlation(seen[a, block, kind], seen[b, block, kind], variance)
         for block in chosen
         for a, b in wanted
         for kind in inputs
     }
+    return {name: value for name, value in found.items() if math.isfinite(value)}
 
 
 def _name(side: str) -> str:
