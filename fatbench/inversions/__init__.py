@@ -1,0 +1,38 @@
+"""Inversions: attacks that rebuild training images from what a client uploaded.
+
+    pictures = INVERSIONS["patch_ls"](seen, model, (3, 224, 224), generator)
+
+`seen` is a list of `Seen` (fatbench/inversions/seen.py), one for each round in which the same V victims were watched:
+the weights that were sent to them, their V gradients after the defence, the masks where these are on the wire, labels.
+`model` is the architecture, in any state of its weights (they come from `seen`), `shape` (C, H, W) that of the images
+as the model takes them. The result is (V, P, C, H, W) in [0, 1]: one picture for each upload (P = 1), or as many as it
+has examples (april_opt). Nothing here sees an original; `fatbench.image_metrics` compares.
+
+| inversion | reads | exact | where it stops |
+|---|---|---|---|
+| april | positions, first attention | one image, D >= C p p, block 0 without norm and residuals | an ordinary block 0 |
+| april_opt | all gradients | never | time |
+| patch_ls | positions, patch embedding | one image, D >= N, any ViT | two images; masks; positions withheld |
+| patch_span | patch embedding | up to length, one upsampled image | two images; masks; rounding to 8 bits |
+| masked | positions, patch embedding | m rounds at the same weights that leave nothing out | a single round at high R |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor
+
+from fatbench.inversions.april import april
+from fatbench.inversions.april_opt import april_opt
+from fatbench.inversions.masked import masked
+from fatbench.inversions.patch_ls import patch_ls
+from fatbench.inversions.patch_span import patch_span
+
+INVERSIONS: dict[str, Callable[..., Tensor]] = {
+    "april": april,
+    "april_opt": april_opt,
+    "patch_ls": patch_ls,
+    "patch_span": patch_span,
+    "masked": masked,
+}
