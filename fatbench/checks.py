@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 
 def cohort(spec: Mapping[str, Any]) -> int:
-    """m = max(1, int(C * K)): clients that take part in a round (methods: 0, conventions)."""
-    clients = int(spec["partition"].get("clients") or 1)
+    """m = max(1, int(C * K)): clients that take part in a round, of those that train (methods: 0, conventions)."""
+    clients = int(spec["partition"].get("clients") or 1) - spec["protocol"].get("validators", 0)
     return max(1, int(float(number(spec["protocol"].get("participation", 1.0))) * clients + 1e-9))
 
 
@@ -57,7 +57,15 @@ def check(spec: Mapping[str, Any], place: str) -> None:
             raise SpecError(
                 f"{place}: partition: skew: (clients - 1) * skew must be below 100, got ({clients} - 1) * {skew:g}"
             )
-    per_client = partition["classes"] if partition["name"] == "classes_per_client" else 0
+    validators = protocol.get("validators", 0)
+    if clients and validators >= clients:
+        raise SpecError(f"{place}: protocol: validators: {validators} of {clients} clients leave nobody to train")
+    if partition["name"] == "group_skew" and facts and facts.classes:
+        groups = partition["groups"]
+        if groups > min(clients, facts.classes):
+            what = f"{groups} groups of {facts.classes} classes and {clients} clients: at least one each"
+            raise SpecError(f"{place}: partition: groups: {what}")
+    per_client = partition["classes"] if partition["name"] in ("classes_per_client", "label_table") else 0
     if facts and facts.classes and per_client > facts.classes:
         raise SpecError(f"{place}: partition: classes: {per_client} of {facts.classes} classes")
     if partition["name"] == "by_writer" and facts and spec["data"]["name"] != "celeba":

@@ -1,4 +1,4 @@
-"""What the engine measures, on cells where the right number is known: single clients' models, classes, auxiliary sets."""
+"""What the engine measures where the right number is known: models of single clients, classes, auxiliary images."""
 
 from __future__ import annotations
 
@@ -137,15 +137,35 @@ def test_an_auxiliary_set_is_refused_before_anything_runs(cell, tmp_path):
         check_data([cell], tmp_path)
 
 
+FEDAVG = {
+    "name": "fedavg", "rounds": 1, "epochs": 1, "batch": 8, "lr": 0.1, "objective": "standard", "rule": "samples"
+}  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"model": {"name": "vit", "patch": 5}, "size": 32}, "patches of 5x5 do not tile images of 32x32"),
-        ({"model": {"name": "vit", "patch": 4, "dim": 50}}, "model: dim: 50 is not a multiple of its 6 attention heads"),
+        ({"model": {"name": "vit", "patch": 4, "dim": 50}}, "dim: 50 is not a multiple of its 6 attention heads"),
         ({"model": {"name": "vit", "patch": 4, "depth": 6}, "probe": "svcca"}, "block 9 of a model with 6 blocks"),
         ({"model": {"name": "vit", "patch": 4}, "probe": "svcca"}, "pairs: client 3 of 3 "),
         ({"model": {"name": "vit", "patch": 4}, "probe": {"name": "svcca", "blocks": "one"}}, "such as 1,9, got 'one'"),
         ({"probe": "svcca", "monitor": None}, "probe: needs 'monitor'"),
+        (
+            {"model": {"name": "vit", "patch": 4, "dim": 12}, "probe": {"name": "svcca", "n": 24}},
+            "probe: n: 24 images are too few for a model of width 12",
+        ),
+        ({"model": "edge_vit"}, r"model: fedavg trains a model that is trained whole \(whole_vit\?\), not edge_vit"),
+        ({"protocol": {**FEDAVG, "validators": 3}}, "validators: 3 of 3 clients leave nobody to train"),
+        ({"partition": {"name": "label_table", "clients": 3, "classes": 11}}, "partition: classes: 11 of 10 classes"),
+        (
+            {"partition": {"name": "group_skew", "clients": 3, "groups": 4, "p": 0.5}},
+            "groups: 4 groups of 10 classes and 3 clients: at least one each",
+        ),
+        (
+            {"partition": {"name": "group_skew", "clients": 3, "groups": 3, "p": 1.5}},
+            "should be less than or equal to 1, got 1.5",
+        ),
     ],
 )
 def test_settings_that_contradict_each_other(changes, message):
@@ -154,9 +174,8 @@ def test_settings_that_contradict_each_other(changes, message):
         "data": "digits",
         "partition": {"name": "iid", "clients": 3},
         "model": {"name": "small_cnn"},
-        "protocol": {"name": "fedavg", "rounds": 1, "epochs": 1, "batch": 8, "lr": 0.1, "objective": "standard",
-                     "rule": "samples"},
+        "protocol": FEDAVG,
         "monitor": "natural",
-    }  # fmt: skip
+    }
     with pytest.raises(SpecError, match=message):
         suite.canonical({**spec, **changes})

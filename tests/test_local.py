@@ -184,7 +184,7 @@ def test_resized_and_augmented_images_reach_the_objective():
     on = replace(problem("resnet18", "loop"), size=16, augment=lambda x, noise: x.flip(3))
     train_cohort(on, dict(on.model.state_dict()), [0], 0, LocalSGD(1, 14, 0.1, 0.0, 0.0, None, objective))
     assert seen[0].shape == (14, 3, 16, 16)
-    assert 0 <= float(seen[0].min()) and float(seen[0].max()) <= 1
+    assert float(seen[0].min()) >= 0 and float(seen[0].max()) <= 1
     first = torch.randperm(14, generator=rng.generator(on.seed, "order", 0, 0))[0]
     expected = torch.nn.functional.interpolate(on.images[first][None] / 255, (16, 16), mode="bilinear").flip(3)
     torch.testing.assert_close(seen[0][:1], expected)

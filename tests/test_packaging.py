@@ -37,8 +37,6 @@ MODULES = {
 UNSEEN = {
     "pandas": "read_sql on the public view is how people open the database",
     "pyautoattack": "imported by name, for `autoattack` may stand in its place",
-    "scikit-learn": "its digits are read as data, without importing it",
-    "timm": "the vision transformers; torchattacks and plugins build on it",
     "torchattacks": "imported by name when a suite asks for it",
 }
 # Modules that need not be installed: the extra, or the package that stands in, says so.

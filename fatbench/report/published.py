@@ -77,6 +77,8 @@ class Lookup:
     def _flag(self, text: str, column: str) -> str:
         """A flag that names columns is about those alone; otherwise it is about the whole row."""
         named = [c for c in self.columns if re.search(rf"(?<!\w){re.escape(c)}(?!\w)", text)]
+        if text.startswith("u2") and not named:  # the underline of the transformers' tables is at the robust accuracy
+            named = [c for c in self.columns if "robust" in c]
         if not text or (named and column not in named):
             return ""
         text = re.sub(r"^u2 ?", "second best in its row of the paper; ", text).removesuffix("; ")
