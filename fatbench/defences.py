@@ -28,7 +28,7 @@ from typing import Literal
 
 import torch
 from scipy.optimize import brentq
-from scipy.stats import norm
+from scipy.special import log_ndtr
 from torch import Tensor
 
 from fatbench.kinds import Momentum, NonNegative, Positive
@@ -220,7 +220,7 @@ def gaussian_epsilon(noise: float, delta: float, uploads: int = 1, sensitivity: 
     mu = sensitivity * math.sqrt(uploads) / noise
 
     def excess(epsilon: float) -> float:  # log delta(epsilon) - log delta, through logarithms: exp(epsilon) overflows
-        first, second = norm.logcdf(mu / 2 - epsilon / mu), epsilon + norm.logcdf(-mu / 2 - epsilon / mu)
+        first, second = log_ndtr(mu / 2 - epsilon / mu), epsilon + log_ndtr(-mu / 2 - epsilon / mu)
         return float(first + math.log1p(-math.exp(min(second - first, -1e-16))) - math.log(delta))
 
     if excess(0.0) <= 0:

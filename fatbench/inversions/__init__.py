@@ -23,11 +23,12 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from fatbench.inversions.april import april
+from fatbench.inversions.april import APRIL, april
 from fatbench.inversions.april_opt import april_opt
 from fatbench.inversions.masked import masked
 from fatbench.inversions.patch_ls import patch_ls
 from fatbench.inversions.patch_span import patch_span
+from fatbench.inversions.seen import EMBEDDING, PATCH
 
 INVERSIONS: dict[str, Callable[..., Tensor]] = {
     "april": april,
@@ -36,3 +37,6 @@ INVERSIONS: dict[str, Callable[..., Tensor]] = {
     "patch_span": patch_span,
     "masked": masked,
 }
+
+# The gradients that an inversion reads, by the ends of their names; one that is not here reads all of them.
+READS = {"april": APRIL, "patch_ls": EMBEDDING, "patch_span": (PATCH,), "masked": EMBEDDING}

@@ -1,0 +1,294 @@
+"""Inversions on small ViTs in float64: exact where theory says exact, nothing where it says nothing.
+
+The small model: images 3 x 16 x 16, patch 4, so N = 16 patches of 48 values, width 64 >= 48 and >= 17 tokens.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fatbench.defences import DEFENCES, Upload, none
+from fatbench.image_metrics import correlation, psnr
+from fatbench.inversions import INVERSIONS
+from fatbench.inversions.april import without_block0_norm
+from fatbench.inversions.april_opt import _distance
+from fatbench.inversions.seen import (
+    EMBEDDING,
+    Geometry,
+    Seen,
+    bilinear,
+    down,
+    eavesdrop,
+    gradients,
+    normal_matrix,
+    recovered_labels,
+    rows,
+    to_images,
+    to_patches,
+    up,
+)
+
+SHAPE = (3, 16, 16)
+
+
+def vit(side: int = 16, dim: int = 64, seed: int = 0) -> nn.Module:
+    """A small ViT on timm's blocks that normalises inside."""
+    from timm.models.vision_transformer import VisionTransformer
+
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = VisionTransformer(
+            img_size=side, patch_size=4, embed_dim=dim, depth=2, num_heads=2, num_classes=5
+        ).double()
+    mean, std = (torch.tensor(v, dtype=torch.float64).view(1, 3, 1, 1) for v in ((0.4, 0.5, 0.6), (0.2, 0.3, 0.25)))
+    model.register_buffer("mean", mean, persistent=False)
+    model.register_buffer("std", std, persistent=False)
+    model.register_forward_pre_hook(lambda m, args: ((args[0] - m.mean) / m.std,))
+    return model.eval()
+
+
+def images(count: int = 3, side: int = 16, latent: int | None = None, seed: int = 1) -> Tensor:
+    size = latent or side
+    draw = torch.Generator().manual_seed(seed)
+    x = 0.1 + 0.8 * torch.rand(count, 3, size, size, generator=draw, dtype=torch.float64)
+    return F.interpolate(x, size=(side, side), mode="bilinear") if latent else x
+
+
+def look(
+    model: nn.Module, x: Tensor, defence: object = none, epoch: int = 0, batch: int = 1, names: object = None
+) -> Seen:
+    """What is seen of the images x, `batch` to an upload."""
+    x = x.unflatten(0, (-1, batch))
+    y = torch.arange(x.shape[0] * batch).view(-1, batch) % 5
+    weights = {n: p.detach() for n, p in model.state_dict().items()}
+    uploads = [Upload(0, v, epoch) for v in range(len(x))]
+    return eavesdrop(weights, gradients(model, weights, x, y, names), y, defence, uploads)
+
+
+def binary(rate: float) -> object:
+    return functools.partial(DEFENCES["random_binary"], rate=rate)
+
+
+def invert(
+    name: str, seen: Seen | list[Seen], model: nn.Module, shape: tuple[int, int, int] = SHAPE, **settings: object
+) -> Tensor:
+    seen = seen if isinstance(seen, list) else [seen]
+    return INVERSIONS[name](seen, model, shape, torch.Generator().manual_seed(0), **settings)
+
+
+# --- the parts ---------------------------------------------------------------------------------------------------
+
+
+def test_gradients_of_many_uploads_are_those_of_each_alone():
+    model, x = vit(), images(4)
+    y = torch.tensor([[0, 1], [2, 3]])
+    weights = dict(model.state_dict())
+    together = gradients(model, weights, x.view(2, 2, *SHAPE), y)
+    for v in range(2):
+        loss = F.cross_entropy(model(x[2 * v : 2 * v + 2]), y[v])
+        alone = torch.autograd.grad(loss, list(model.parameters()))
+        for (name, _), g in zip(model.named_parameters(), alone, strict=True):
+            torch.testing.assert_close(together[name][v], g)
+    assert set(gradients(model, weights, x[:, None], y.view(4, 1), EMBEDDING)) == {
+        "patch_embed.proj.weight",
+        "pos_embed",
+    }
+
+
+def test_the_gradient_of_the_patch_embedding_is_the_one_of_the_tokens_times_the_patches():
+    model, x = vit(), images()
+    seen = look(model, x)
+    A, M = seen.gradient["pos_embed"][:, 0, 1:], seen.gradient["patch_embed.proj.weight"].flatten(2)
+    torch.testing.assert_close(M, A.transpose(1, 2) @ to_patches((x - model.mean) / model.std, 4))
+
+
+def test_patches_upsampling_and_its_normal_equations():
+    """up is F.interpolate, down its adjoint, and the normal matrix is up^T (gram x 1) up on unit vectors."""
+    at, u = (
+        Geometry(3, 4, 4, 1, 64),
+        rows(bilinear(16, 5, torch.zeros(1, dtype=torch.float64)), Geometry(3, 4, 4, 1, 64)),
+    )
+    x = images(2)
+    assert torch.equal(to_images(to_patches(x, 4), at), x)
+    z = torch.rand(2, 3, 5, 5, dtype=torch.float64)
+    torch.testing.assert_close(to_images(up(z, u), at), F.interpolate(z, size=(16, 16), mode="bilinear"))
+    r = torch.rand(2, 16, 48, dtype=torch.float64)
+    torch.testing.assert_close((up(z, u) * r).sum(), (z * down(r, u)).sum())
+    gram = torch.rand(1, 16, 16, dtype=torch.float64)
+    unit = torch.eye(25, dtype=torch.float64).view(25, 1, 5, 5)
+    columns = down(gram @ up(unit, u), u).flatten(1).T
+    torch.testing.assert_close(normal_matrix(gram, u)[0], columns)
+
+
+def test_the_label_of_one_example_is_in_the_sign_of_the_bias_gradient():
+    model, x = vit(), images(5)
+    assert recovered_labels(look(model, x).gradient["head.bias"]).tolist() == [0, 1, 2, 3, 4]
+
+
+# --- exact where theory says exact -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("solver", ["lstsq", "ridge", "tsvd", "box"])
+def test_patch_ls_is_exact_on_an_ordinary_vit(solver):
+    model, x = vit(), images()
+    pictures = invert("patch_ls", look(model, x, names=EMBEDDING), model, solver=solver)
+    assert pictures.shape == (3, 1, *SHAPE)
+    assert (psnr(pictures[:, 0].double(), x) > 100).all()
+
+
+def test_patch_ls_behind_the_upsampling_is_exact_for_more_patches_than_the_model_is_wide():
+    """32 x 32 at patch 4: 64 patches and width 32, but 8 x 8 unknowns a channel instead of 32 x 32."""
+    model, x = vit(side=32, dim=32), images(2, side=32, latent=8)
+    seen = look(model, x)
+    exact = invert("patch_ls", seen, model, (3, 32, 32), solver="upsample", latent=8)
+    assert (psnr(exact[:, 0].double(), x) > 80).all()
+    with pytest.raises(ValueError, match=r"64 unknown patches, and a model of width 32 gives a system of rank 32"):
+        invert("patch_ls", seen, model, (3, 32, 32))
+    with pytest.raises(ValueError, match=r"latent 24 is 576 unknowns a channel, and the system has rank at most 512"):
+        invert("patch_ls", seen, model, (3, 32, 32), solver="upsample", latent=24)
+
+
+def test_april_is_exact_without_norm_and_residuals_and_yields_nothing_with_them():
+    model, x = vit(), images()
+    changed = without_block0_norm(model)
+    exact = invert("april", look(changed, x), changed)
+    assert (psnr(exact[:, 0].double(), x) > 90).all()
+    nothing = invert("april", look(model, x), model)
+    assert (psnr(nothing[:, 0].double(), x) < 12).all()
+    assert "blocks.0.norm1.weight" not in changed.state_dict()
+    assert "blocks.0.norm1.weight" in model.state_dict()
+
+
+def test_april_on_a_narrow_model_is_the_patch_of_least_norm():
+    """Width 32 < 48 values of a patch: the token is exact, the patch is its projection on the rows of the embedding."""
+    model, x = vit(dim=32), images()
+    changed = without_block0_norm(model)
+    weight = changed.patch_embed.proj.weight.detach().flatten(1)
+    patches = to_patches((x - model.mean) / model.std, 4) @ torch.linalg.pinv(weight) @ weight
+    expected = to_images(patches, Geometry(3, 4, 4, 1, 32)) * model.std + model.mean
+    pictures = invert("april", look(changed, x), changed)[:, 0].double()
+    torch.testing.assert_close(pictures, expected.clamp(0, 1), atol=1e-4, rtol=0)
+
+
+def test_masks_at_the_same_weights_are_laid_over_each_other():
+    """R = 0.3 over 12 rounds withholds 0.3^12 = 5e-7 of the entries: nothing of 4,000, so the answer is exact."""
+    model, x = vit(), images(1)
+    seen = [look(model, x, binary(0.3), epoch, names=EMBEDDING) for epoch in range(12)]
+    assert float(psnr(invert("masked", seen, model, latent=None)[:, 0].double(), x)) > 90
+    assert float(psnr(invert("patch_ls", seen, model)[:, 0].double(), x)) < 30
+
+
+# --- nothing where it says nothing -------------------------------------------------------------------------------
+
+
+def test_fixed_position_leaves_patch_ls_and_april_a_picture_that_does_not_depend_on_the_image():
+    model, x = vit(), images()
+    seen = look(model, x, DEFENCES["fixed_position"])
+    for name in ("patch_ls", "april"):
+        pictures = invert(name, seen, model)
+        torch.testing.assert_close(pictures, pictures[:1].expand_as(pictures))
+    with pytest.raises(ValueError, match="nothing of the gradient of the positions was sent; patch_span"):
+        invert("masked", seen, model, latent=None)
+
+
+def test_fixed_position_still_gives_the_span_of_the_patches_away():
+    """32 x 32 at patch 8: N = 16 patches of 192 values, and 8 x 8 x 3 unknowns behind the upsampling."""
+    from timm.models.vision_transformer import VisionTransformer
+
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = VisionTransformer(img_size=32, patch_size=8, embed_dim=64, depth=1, num_heads=2, num_classes=5).double()
+    x = images(2, side=32, latent=8)
+    seen = look(model, x, DEFENCES["fixed_position"])
+    pictures = invert("patch_span", seen, model, (3, 32, 32), latent=8)
+    assert pictures.shape == (2, 1, 3, 32, 32)
+    # Without normalisation in the model the image itself is the eigenvector, up to its length: the correlation is 1
+    # but for what the length cuts off at 0 and 1.
+    assert (correlation(pictures[:, 0].double(), x) > 0.9).all()
+
+
+def test_two_images_in_an_upload_are_a_mixture():
+    model, x = vit(), images(4)
+    pictures = invert("patch_ls", look(model, x, batch=2, names=EMBEDDING), model)
+    assert pictures.shape == (2, 1, *SHAPE)
+    for b in range(2):
+        assert (psnr(pictures[:, 0].double(), x.unflatten(0, (2, 2))[:, b]) < 25).all()
+
+
+# --- masks -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["patch_ls", "masked"])
+def test_rate_zero_is_no_defence(name):
+    model, x = vit(), images(2)
+    settings = {"latent": None} if name == "masked" else {}
+    free = invert(name, look(model, x, names=EMBEDDING), model, **settings)
+    zero = invert(name, look(model, x, binary(0.0), names=EMBEDDING), model, **settings)
+    assert torch.equal(free, zero)
+    assert (psnr(zero[:, 0].double(), x) > 100).all()
+
+
+@pytest.mark.parametrize(("rate", "rounds"), [(0.2, 1), (0.5, 1), (0.5, 3)])
+def test_the_attacker_who_knows_the_mask_is_no_worse_than_the_one_who_does_not(rate, rounds):
+    model, x = vit(), images(4, latent=6)
+    seen = [look(model, x, binary(rate), epoch, names=EMBEDDING) for epoch in range(rounds)]
+    plain = psnr(invert("patch_ls", seen, model, solver="upsample", latent=6)[:, 0].double(), x).mean()
+    known = psnr(invert("masked", seen, model, latent=6)[:, 0].double(), x).mean()
+    assert float(known) > float(plain) - 0.5
+
+
+def test_a_mask_that_is_not_sent_is_inferred_from_the_zeros():
+    model, x = vit(), images(1, latent=6)
+    seen = look(model, x, binary(0.3), names=EMBEDDING)
+    hidden = Seen(seen.weights, seen.gradient, seen.labels)
+    torch.testing.assert_close(invert("masked", seen, model, latent=6), invert("masked", hidden, model, latent=6))
+
+
+def test_rounds_at_moving_weights_are_systems_of_their_own():
+    x = images(1, latent=6)
+    seen = [look(vit(seed=s), x, binary(0.3), s, names=EMBEDDING) for s in range(4)]
+    one, four = (psnr(invert("masked", s, vit(), latent=6)[:, 0].double(), x) for s in (seen[:1], seen))
+    assert float(four) > float(one)
+
+
+# --- optimisation, and mistakes ----------------------------------------------------------------------------------
+
+
+def test_gradient_matching_comes_nearer_on_an_ordinary_vit_and_returns_a_batch():
+    model, x = vit(), images(2, latent=2)
+    near, far = (
+        invert("april_opt", look(model, x[:1]), model, steps=steps, lr=0.03, latent=2)[0].double() for steps in (80, 1)
+    )
+    assert float(psnr(near, x[:1])) > float(psnr(far, x[:1])) + 3
+    assert invert("april_opt", look(model, x, batch=2), model, steps=1).shape == (1, 2, *SHAPE)
+
+
+def test_gradient_matching_can_leave_out_what_was_withheld():
+    """At the image itself the distance over the surviving entries is 0, and that to the zeros is not."""
+    model, x = vit(), images(1)
+    seen = look(model, x, binary(0.5))
+    target = {n: g[0] for n, g in seen.gradient.items()}
+    kept = {n: m[0].double() for n, m in seen.mask.items()}
+    assert float(_distance(model, seen.weights, x, seen.labels[0], target, kept, 0.5)) < 1e-12
+    assert float(_distance(model, seen.weights, x, seen.labels[0], target, {}, 0.5)) > 0.1
+
+
+def test_models_that_cannot_be_inverted_are_refused_by_name():
+    seen = Seen({"conv.weight": torch.ones(2, 3, 4, 4)}, {"conv.weight": torch.ones(1, 2, 3, 4, 4)}, torch.zeros(1, 1))
+    for name in INVERSIONS:
+        with pytest.raises(ValueError, match=rf"{name} needs (learned positions|a patch embedding)"):
+            invert(name, seen, nn.Identity())
+    model = vit()
+    fixed = {n: w for n, w in model.state_dict().items() if n != "pos_embed"}
+    some = look(model, images(1))
+    with pytest.raises(ValueError, match="april needs learned positions: a parameter named pos_embed; found none"):
+        invert("april", Seen(fixed, some.gradient, some.labels), model)
+    with pytest.raises(ValueError, match=r"32 x 32 images are 64 patches of 3 channels, the model has 17 positions"):
+        invert("patch_ls", some, model, (3, 32, 32))
+    with pytest.raises(ValueError, match="needs blocks with attn, norm2 and mlp"):
+        without_block0_norm(nn.Identity())
