@@ -262,3 +262,6 @@ DEFENCES: dict[str, Callable[..., tuple[Gradient, Mask]]] = {
     "laplace": laplace,
     "pruning": pruning,
 }
+
+# Defences that depend on the gradient as a whole, by its norm: of a part of it they would do something else.
+WHOLE = frozenset({"gaussian", "laplace"})

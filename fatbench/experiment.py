@@ -235,6 +235,8 @@ def _once(ready: Setup, batch: int, per_class: bool) -> Iterator[Number]:
 def _training(result: Round, problem: Problem) -> Iterator[Number]:
     """The numbers that the round itself holds."""
     count, updates = result.index + 1, result.updates
+    if not updates:
+        return
     total = sum(u.n for u in updates)
     yield Number("train_loss", sum(u.n * u.stats.loss for u in updates) / total, count, n=total)
     yield Number("train_accuracy", sum(u.n * u.stats.accuracy for u in updates) / total, count, n=total)

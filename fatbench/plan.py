@@ -49,8 +49,8 @@ def training(spec: Mapping[str, Any]) -> Work | None:
     forward, backward = registry.passes("Protocol", protocol, participation=m / clients)
     per_client = math.ceil(images / clients / protocol["batch"])
     size = 4 * (parameters(spec) or 0.0)
-    up = registry.formula("Protocol", protocol, "Up") or 0.0
-    down = registry.formula("Protocol", protocol, "Down") or 0.0
+    up = registry.formula("Protocol", protocol, "Up", batches=per_client) or 0.0
+    down = registry.formula("Protocol", protocol, "Down", batches=per_client) or 0.0
     work = Work(
         gradient_steps=rounds * m * protocol.get("epochs", 1) * per_client,
         forward=forward * images,

@@ -28,7 +28,7 @@ from fatbench.inversions.april_opt import april_opt
 from fatbench.inversions.masked import masked
 from fatbench.inversions.patch_ls import patch_ls
 from fatbench.inversions.patch_span import patch_span
-from fatbench.inversions.seen import EMBEDDING, PATCH
+from fatbench.inversions.seen import EMBEDDING
 
 INVERSIONS: dict[str, Callable[..., Tensor]] = {
     "april": april,
@@ -39,4 +39,4 @@ INVERSIONS: dict[str, Callable[..., Tensor]] = {
 }
 
 # The gradients that an inversion reads, by the ends of their names; one that is not here reads all of them.
-READS = {"april": APRIL, "patch_ls": EMBEDDING, "patch_span": (PATCH,), "masked": EMBEDDING}
+READS = {"april": APRIL, "patch_ls": EMBEDDING, "patch_span": EMBEDDING, "masked": EMBEDDING}

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Generator, Tensor, nn
@@ -74,10 +75,10 @@ def without_block0_norm(model: nn.Module) -> nn.Module:
 class _AprilBlock(nn.Module):
     """See `without_block0_norm`."""
 
-    def __init__(self, block: nn.Module) -> None:
+    def __init__(self, block: Any) -> None:
         super().__init__()
         self.attn, self.norm2, self.mlp = block.attn, block.norm2, block.mlp
 
     def forward(self, x: Tensor) -> Tensor:
-        attended: Tensor = self.attn(x)
-        return self.mlp(self.norm2(attended))  # type: ignore[no-any-return,operator]
+        out: Tensor = self.mlp(self.norm2(self.attn(x)))
+        return out
