@@ -46,7 +46,7 @@ def training(spec: Mapping[str, Any]) -> Work | None:
     images = (total - spec["validation"]) * (1 - float(number(spec["client_holdout"])))
     clients = spec["partition"].get("clients") or 1
     m, rounds = cohort(spec), protocol["rounds"]
-    forward, backward = registry.passes("Protocol", protocol, participation=m / clients)
+    forward, backward = registry.passes("Protocol", protocol, participation=m / clients, images=images)
     per_client = math.ceil(images / clients / protocol["batch"])
     size = 4 * (parameters(spec) or 0.0)
     up = registry.formula("Protocol", protocol, "Up", batches=per_client) or 0.0

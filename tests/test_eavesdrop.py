@@ -17,7 +17,7 @@ from fatbench.rounds import Problem, Round, State
 
 
 def problem() -> Problem:
-    """20 smooth 12 x 12 images, a ViT of one block: 9 patches of 16 values, 32 wide, so that everything is determined."""
+    """20 smooth 12 x 12 images, a ViT of one block: 9 patches of 16 values, 32 wide, so all is determined."""
     with rng.forked(0, "model"):
         model = MODELS["vit"]((1, 12, 12), 10, patch=4, dim=32, depth=1, heads=2)
     small = torch.rand(20, 1, 6, 6, generator=rng.generator(0, "images"))

@@ -67,8 +67,8 @@ def eavesdrop(
     grey picture and another image score. Of a batch the best pair counts. Only the gradients that the inversion reads
     are computed. `objective` counts work alone: the loss is the cross-entropy. ValueError: fewer images than victims.
 
-    Forward: watched
-    Backward: watched
+    Forward: rounds * victims * batch * watched / images
+    Backward: rounds * victims * batch * watched / images
     """
     model = without_block0_norm(problem.model) if block0 == "bare" else problem.model
     theta: Tensors = {name: state.model[name] for name in model.state_dict()}
