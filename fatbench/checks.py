@@ -74,6 +74,10 @@ def check(spec: Mapping[str, Any], place: str) -> None:
         wants = "a model of an edge and a server (edge_vit, ...)" if protocol["name"] in ("fedgkt", "fedvkd") else None
         wants = wants or f"a model that is trained whole ({spec['model']['name'].replace('edge_', 'whole_')}?)"
         raise SpecError(f"{place}: model: {protocol['name']} trains {wants}, not {spec['model']['name']}")
+    if protocol["name"] == "fedvkd" and spec["model"]["name"] != "edge_vit":
+        raise SpecError(f"{place}: model: fedvkd needs a server with a distillation head: edge_vit")
+    if protocol["name"] == "fedaux" and spec["auxiliary"] is None:
+        raise SpecError(f"{place}: auxiliary: fedaux needs unlabelled images: name a data set")
     if protocol["name"] == "centralized" and clients != 1:
         raise SpecError(f"{place}: protocol: centralized needs 'partition: {{name: iid, clients: 1}}'")
     if spec["monitor"] is not None:

@@ -20,7 +20,7 @@ Numbers of a round (stage `train`; `client` is set where it says per client):
 | val_natural, val_monitor, ... | the same on the validation images |
 | edge_natural | clean test accuracy of the small device's own classifier, mean over devices, where a model has one |
 | label_clients | round 1, the class in place of a client: how many clients hold examples of it (per_class) |
-| edge_parameters, edge_flops, edge_memory | round 1: what training costs a client (`fatbench.footprint`) |
+| edge_parameters, edge_flops, edge_step_flops, edge_memory | round 1: what training costs a client (`footprint`) |
 | gradient_steps, forward, backward | what the round cost: optimiser steps, image passes of training |
 | bytes_up, bytes_down, seconds | bytes on the wire, wall time of training |
 
@@ -32,7 +32,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -48,7 +48,7 @@ from fatbench.kinds import Attack, Augment, Count, Data, Model, Natural, Partiti
 from fatbench.local import trainable
 from fatbench.models import logit_parameters
 from fatbench.rng import forked, generator
-from fatbench.rounds import Metrics, Problem, Round, State
+from fatbench.rounds import Problem, Round, State
 from fatbench.splits import auxiliary_images, split
 from fatbench.store import Number
 
@@ -182,7 +182,8 @@ def experiment(
     what is measured on the clients' models whenever the monitor runs. `passes` are forward and backward image passes
     per training image of one local epoch.
     """
-    rounds, batch = protocol.keywords["rounds"], protocol.keywords["batch"]  # type: ignore[attr-defined]
+    settings = protocol.keywords  # type: ignore[attr-defined]
+    rounds = settings["rounds"]
     begin = time.perf_counter()
     for result in protocol(ready.problem, state):
         for update in result.updates:
@@ -204,17 +205,18 @@ def experiment(
             Number("seconds", seconds, count),
         ]
         if count == 1:
-            numbers += _once(ready, batch, per_class)
+            numbers += _once(ready, settings, per_class)
         if monitor is not None and (count % monitor_every == 0 or count == rounds):
             numbers += _monitor(ready, result, count, monitor, monitor_n, per_class)
             if probe is not None:
                 noise = generator(seed, "probe", count, device=ready.problem.device)
                 numbers += _named(count, probe(ready.problem, result, *ready.test, monitor, noise))
         yield result, numbers
+        del result  # FedGKT's features, before those of the next round are made
         begin = time.perf_counter()
 
 
-def _named(count: int, metrics: Metrics) -> Iterator[Number]:
+def _named(count: int, metrics: Mapping[str, float | dict[int, float]]) -> Iterator[Number]:
     """Metrics as numbers of a round."""
     for name, value in metrics.items():
         if isinstance(value, dict):
@@ -223,10 +225,12 @@ def _named(count: int, metrics: Metrics) -> Iterator[Number]:
             yield Number(name, value, count)
 
 
-def _once(ready: Setup, batch: int, per_class: bool) -> Iterator[Number]:
+def _once(ready: Setup, settings: Mapping[str, Any], per_class: bool) -> Iterator[Number]:
     """What does not change from round to round."""
     problem = ready.problem
-    yield from _named(1, footprint(problem, batch))
+    adaptive = settings.get("optimiser") in ("adam", "adamw")
+    moments = 2 if adaptive else int(settings.get("momentum", 0) > 0)
+    yield from _named(1, footprint(problem, settings["batch"], moments=moments))
     if per_class:
         held = torch.stack([problem.labels[shard].bincount(minlength=ready.classes) > 0 for shard in problem.shards])
         yield from _named(1, {"label_clients": dict(enumerate(held.sum(0).double().tolist()))})

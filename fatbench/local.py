@@ -116,7 +116,7 @@ def _train_client(
 ) -> Update:
     model = load(problem, broadcast)
     named = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
-    weights = list(named.values())
+    weights: list[Tensor] = list(named.values())
     theta = [broadcast[name] for name in named]
     added = [gradient_shift[name] for name in named] if gradient_shift else []
     entries = model.state_dict() if weight_shift else {}  # shares storage with the model
@@ -179,9 +179,9 @@ def _train_client(
 
 
 def sgd_step(
-    weights: Sequence[Tensor],
+    weights: list[Tensor],
     gradients: Sequence[Tensor],
-    velocity: Sequence[Tensor],
+    velocity: list[Tensor],
     local: LocalSGD,
     path: str = "fast",
 ) -> list[Tensor]:
@@ -191,7 +191,7 @@ def sgd_step(
     Written out because making that optimiser imports torch's compiler, which costs every worker seconds.
     """
     if local.clip is not None:
-        norm = torch.stack(torch._foreach_norm(gradients)).norm()
+        norm = torch.stack(torch._foreach_norm(list(gradients))).norm()
         factor = (local.clip / (norm + 1e-6)).clamp(max=1.0)
         gradients = [gradient * factor for gradient in gradients]
     if path == "loop":

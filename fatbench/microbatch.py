@@ -20,7 +20,7 @@ def bound(model: nn.Module, parts: int) -> None:
     network: nn.Module = getattr(model, "backbone", model)
     if any(isinstance(module, _BatchNorm) for module in network.modules()):
         raise ValueError("--microbatch: batch normalisation needs its whole batch, and this model has it")
-    network.forward = _in_parts(network.forward, parts)  # type: ignore[method-assign]
+    network.forward = _in_parts(network.forward, parts)
 
 
 def _in_parts(forward: Callable[[Tensor], Tensor], size: int) -> Callable[[Tensor], Tensor]:

@@ -200,6 +200,7 @@ def _rounds(
             store.commit(run, numbers=pending, round=count, checkpoint=pointer, record=record)
             checkpoints.sweep(folder, {pointer, *_files(record)})
             pending, models, artifacts, committed = [], {}, {}, time.monotonic()
+        del result, latest, kept  # what crossed the wire can be large
         if stopping:
             store.release(run)
             notify(Event(job.cell, "train", "interrupted", count, rounds))

@@ -14,7 +14,6 @@ from fatbench.image_metrics import (
     correlation,
     grey,
     identified,
-    mean_colour,
     mse,
     psnr,
     shrink,

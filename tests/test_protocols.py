@@ -290,8 +290,9 @@ def test_centralized_is_sgd_on_everything():
     assert result[0].cost.bytes_up == 0
 
 
-# Those of distillation need an edge and a server, or unlabelled images: test_distillation, test_auxiliary.
-ONE_MODEL = [name for name in PROTOCOLS if name not in ("fedgkt", "fedvkd", "fedaux")]
+# Those need an edge and a server, unlabelled images, or a model that gradients are sent of: they have their own tests.
+ELSEWHERE = ("fedgkt", "fedvkd", "fedaux", "fedsgd", "eavesdrop")
+ONE_MODEL = [name for name in PROTOCOLS if name not in ELSEWHERE]
 
 
 @pytest.mark.parametrize("name", ONE_MODEL)

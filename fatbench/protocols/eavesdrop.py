@@ -78,9 +78,9 @@ def eavesdrop(
     if need > len(shard):
         raise ValueError(f"eavesdrop: {rounds} rounds of {victims} victims need {need} images, there are {len(shard)}")
     bias = [name for name in logit_parameters(model) if name.endswith("bias")][-1]
-    reads = READS.get(getattr(inversion, "func", inversion).__name__)
-    everything = weights == "moving" or reads is None or getattr(defence, "func", defence).__name__ in WHOLE
-    names = None if everything else (*reads, bias)
+    names = READS.get(getattr(inversion, "func", inversion).__name__)
+    if weights == "moving" or getattr(defence, "func", defence).__name__ in WHOLE:
+        names = None
     known = torch.unique(torch.cat([shard[:need], torch.arange(min(candidates, len(problem.images)))]))
     gallery = torch.cat(
         [image_metrics.shrink(pixels(problem, problem.images[part]), SMALL) for part in known.split(250)]
@@ -92,7 +92,7 @@ def eavesdrop(
         seen: list[Seen] = []
         now = theta
         for j in range(watched):
-            gradient = gradients(model, now, x, y, names)
+            gradient = gradients(model, now, x, y, None if names is None else (*names, bias))
             uploads = [Upload(problem.seed, t * victims + v, j) for v in range(victims)]
             seen.append(overheard(now, gradient, y, defence, uploads))
             if weights == "moving":
@@ -145,10 +145,15 @@ def _compared(pictures: Tensor, originals: Tensor, truth: Tensor, gallery: Tenso
         "identification": torch.stack(hits).any(0),
     }
     first, first_small = originals[:, 0], small_originals[:, 0]
-    for name, guess in (("grey", image_metrics.grey(first)), ("another", image_metrics.another_image(first))):
-        found[f"{name}_psnr"] = image_metrics.psnr(guess, first)
-        found[f"{name}_ssim"] = image_metrics.ssim(guess, first)
-        found[f"{name}_ssim32"] = image_metrics.ssim(image_metrics.shrink(guess, SMALL), first_small)
+    grey, another = image_metrics.grey(first), image_metrics.another_image(first)
+    found |= {
+        "grey_psnr": image_metrics.psnr(grey, first),
+        "grey_ssim": image_metrics.ssim(grey, first),
+        "grey_ssim32": image_metrics.ssim(image_metrics.shrink(grey, SMALL), first_small),
+        "another_psnr": image_metrics.psnr(another, first),
+        "another_ssim": image_metrics.ssim(another, first),
+        "another_ssim32": image_metrics.ssim(image_metrics.shrink(another, SMALL), first_small),
+    }
     return {name: values.double().clamp(max=300) for name, values in found.items()}  # an exact picture: 300 dB
 
 
