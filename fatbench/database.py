@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 import sqlite3
+import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -247,7 +248,7 @@ class Database:
     # --- opening -------------------------------------------------------------------------------------------------
 
     def _ready_file(self, create: bool) -> None:
-        """Check, and where `create` says so make, the SQLite file's folder; look at the first bytes of the file."""
+        """Check, and where `create` says so make, the SQLite file's folder; what the file holds SQLite will say."""
         path = self.path
         if path is None:
             return
@@ -259,19 +260,20 @@ class Database:
             for place in (path.parent, path):
                 if place.exists() and not os.access(place, os.W_OK):
                     raise MachineError(f"{self.shown}: {place} cannot be written")
+        # Never open the file but through SQLite: closing any other handle drops all locks this process has on it, so
+        # that another process, believing itself alone, removes the log (sqlite.org/howtocorrupt.html, 2.2).
         try:
-            with path.open("rb") as file:
-                head = file.read(16)
+            mode = path.stat().st_mode
         except (FileNotFoundError, NotADirectoryError):
             if create:
                 return
             raise NoDatabase(f"{self.shown} does not exist: nothing has been run yet") from None
-        except IsADirectoryError:
-            raise DatabaseError(f"{self.shown} is a folder, not a fatbench database") from None
         except OSError as error:
             raise MachineError(f"{self.shown} cannot be read: {error.strerror}") from None
-        if head and head != b"SQLite format 3\0":
-            raise DatabaseError(f"{self.shown} is not a fatbench database (nor any SQLite file)")
+        if stat.S_ISDIR(mode):
+            raise DatabaseError(f"{self.shown} is a folder, not a fatbench database")
+        if not os.access(path, os.R_OK):
+            raise MachineError(f"{self.shown} cannot be read: Permission denied")
 
     def _revision(self, connection: Connection) -> str | None:
         """The revision of the schema, "" where it is older than the first; None: an empty database."""

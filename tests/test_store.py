@@ -1078,3 +1078,24 @@ def test_imports_are_light() -> None:
     code = f"import sys, fatbench.store, fatbench.exchange; print([m for m in {heavy} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
+
+
+def test_a_second_connection_of_a_process_leaves_the_locks_of_the_first(tmp_path):
+    """A worker's heartbeat opens the database again; another process that comes and goes must still see the worker.
+
+    POSIX drops all of a process's locks on a file when it closes any handle of it. Were the file looked at other than
+    through SQLite, the other process would take itself for the last, and remove the log that the worker writes to.
+    """
+    file = tmp_path / "r.db"
+    with Store.open(str(file), create=True) as worker:
+        worker.add_cell("a" * 12, {"seed": 0})
+        with Store.open(str(file)) as heartbeat:
+            assert heartbeat.cells()
+        visit = "import sqlite3, sys; c = sqlite3.connect(sys.argv[1]); c.execute('SELECT * FROM cells'); c.close()"
+        subprocess.run([sys.executable, "-c", visit, str(file)], check=True)
+        assert file.with_name("r.db-wal").exists()
+        worker.add_cell("b" * 12, {"seed": 1})
+    with sqlite3.connect(file) as connection:
+        assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+        assert connection.execute("SELECT count(*) FROM cells").fetchone() == (2,)
+    connection.close()
