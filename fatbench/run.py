@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fatbench import progress, registry, settings
-from fatbench.errors import NothingMatched, SpecError, did_you_mean
+from fatbench.errors import MachineError, NothingMatched, SpecError, did_you_mean
 from fatbench.kinds import number
 from fatbench.splits import split
 from fatbench.store import Store
@@ -94,8 +94,12 @@ def run(
 def check_data(jobs: Sequence[Job], root: Path) -> None:
     """Read every data set of the run once and deal it to the clients, before any worker starts.
 
-    MachineError: missing, damaged or not as named; SpecError: it cannot be split as the cell says.
+    MachineError: missing, damaged or not as named, or a file of weights is not there; SpecError: the data cannot be
+    split as the cell says.
     """
+    for weights in sorted({str(job.spec["model"].get("weights") or "timm") for job in jobs} - {"timm"}):
+        if not Path(weights).expanduser().is_file():
+            raise MachineError(f"model: weights: {weights}: no such file")
     keys = ("data", "partition", "seed", "train", "validation", "client_holdout")
     splits = {digest([job.spec[key] for key in keys]): job for job in jobs}
     datasets: dict[str, Any] = {}

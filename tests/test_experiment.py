@@ -10,7 +10,7 @@ import torch
 
 from fatbench import checkpoints, registry, suite
 from fatbench.data import DATASETS, Dataset
-from fatbench.errors import SpecError
+from fatbench.errors import MachineError, SpecError
 from fatbench.run import check_data, jobs_of
 from fatbench.splits import auxiliary_images
 from fatbench.store import Store
@@ -140,6 +140,12 @@ def test_an_auxiliary_set_is_refused_before_anything_runs(cell, tmp_path):
 FEDAVG = {
     "name": "fedavg", "rounds": 1, "epochs": 1, "batch": 8, "lr": 0.1, "objective": "standard", "rule": "samples"
 }  # fmt: skip
+
+
+def test_missing_weights_are_refused_before_anything_runs(cell, tmp_path):
+    cell.spec["model"] = {"name": "vit", "weights": "nowhere/vit.pth"}
+    with pytest.raises(MachineError, match=r"model: weights: nowhere/vit\.pth: no such file"):
+        check_data([cell], tmp_path)
 
 
 @pytest.mark.parametrize(
