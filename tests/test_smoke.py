@@ -12,7 +12,9 @@ from fatbench.store import Store
 from fatbench.suite import SOURCE
 from fatbench.worker import Machine, work
 
-SUITES = [name for name in suite.available() if not name.endswith(("-jpeg75", "-jpeg"))]  # their smoke cells are the parents'
+SUITES = [
+    name for name in suite.available() if not name.endswith(("-jpeg75", "-jpeg"))
+]  # their smoke cells are the parents'
 
 
 @pytest.mark.parametrize("name", SUITES)
