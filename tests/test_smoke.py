@@ -12,9 +12,8 @@ from fatbench.store import Store
 from fatbench.suite import SOURCE
 from fatbench.worker import Machine, work
 
-SUITES = [
-    name for name in suite.available() if not name.endswith(("-jpeg75", "-jpeg"))
-]  # their smoke cells are the parents'
+# Without the variants of a data set: their smoke cells are those of the suite they extend.
+SUITES = [name for name in suite.available() if not name.endswith(("-jpeg75", "-jpeg"))]
 
 
 @pytest.mark.parametrize("name", SUITES)
