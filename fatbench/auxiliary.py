@@ -21,7 +21,7 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
-from fatbench.local import load, pixels, precision_context, trainable
+from fatbench.local import copied, load, pixels, precision_context, trainable
 from fatbench.models import logit_parameters
 from fatbench.optimisers import Descent, Memory, step
 from fatbench.rng import forked, generator
@@ -125,7 +125,7 @@ def pretrain(problem: Problem, start: Tensors, epochs: int, batch: int, lr: floa
                 losses.append(loss.detach())
                 sizes.append(len(rows))
     mean = sum(a * b for a, b in zip(torch.stack(losses).double().tolist(), sizes, strict=True)) / sum(sizes)
-    return {name: value.detach().clone() for name, value in model.state_dict().items()}, mean
+    return copied(model), mean
 
 
 def contrast(projected: Tensor) -> Tensor:

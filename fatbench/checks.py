@@ -70,11 +70,12 @@ def check(spec: Mapping[str, Any], place: str) -> None:
         raise SpecError(f"{place}: partition: classes: {per_client} of {facts.classes} classes")
     if partition["name"] == "by_writer" and facts and spec["data"]["name"] != "celeba":
         raise SpecError(f"{place}: partition: by_writer: {spec['data']['name']} does not say who wrote which example")
-    if spec["model"]["name"].startswith("edge_") != (protocol["name"] in ("fedgkt", "fedvkd")):
-        wants = "a model of an edge and a server (edge_vit, ...)" if protocol["name"] in ("fedgkt", "fedvkd") else None
-        wants = wants or f"a model that is trained whole ({spec['model']['name'].replace('edge_', 'whole_')}?)"
-        raise SpecError(f"{place}: model: {protocol['name']} trains {wants}, not {spec['model']['name']}")
-    if protocol["name"] == "fedvkd" and spec["model"]["name"] != "edge_vit":
+    model, distils = spec["model"]["name"], protocol["name"] in ("fedgkt", "fedvkd")
+    if model.startswith("edge_") != distils:
+        whole = f"a model that is trained whole ({model.replace('edge_', 'whole_')}?)"
+        wants = "a model of an edge and a server (edge_vit, ...)" if distils else whole
+        raise SpecError(f"{place}: model: {protocol['name']} trains {wants}, not {model}")
+    if protocol["name"] == "fedvkd" and model != "edge_vit":
         raise SpecError(f"{place}: model: fedvkd needs a server with a distillation head: edge_vit")
     if protocol["name"] == "fedaux" and spec["auxiliary"] is None:
         raise SpecError(f"{place}: auxiliary: fedaux needs unlabelled images: name a data set")

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from fatbench.local import load, pixels, precision_context, trainable
+from fatbench.local import copied, load, pixels, precision_context, trainable
 from fatbench.optimisers import Descent, packed, step, unpacked
 from fatbench.rng import forked, generator
 from fatbench.rounds import Problem, State, Stats, Tensors
@@ -151,15 +151,6 @@ def train_edge(problem: Problem, state: State, k: int, round: int, how: EdgeTrai
         batches=len(sizes),
     )
     return {**copied(model, EDGE), **packed(memory, names)}, stats
-
-
-def copied(model: nn.Module, prefix: str | tuple[str, ...]) -> Tensors:
-    """Copies of the parameters and buffers whose names begin with `prefix`."""
-    return {
-        name: value.detach().clone(memory_format=torch.contiguous_format)
-        for name, value in model.state_dict().items()
-        if name.startswith(prefix)
-    }
 
 
 # --- between edge and server -------------------------------------------------------------------------------------

@@ -64,6 +64,11 @@ def models_of(model: Tensors, own: Mapping[int, Tensors]) -> dict[int, Tensors]:
     return {k: {**model, **tensors} for k, tensors in sorted(own.items())} or {-1: model}
 
 
+def of_client(k: int) -> tuple[int, ...]:
+    """The client of `models_of` in the key of a random stream; nothing for the one global model."""
+    return (k,) if k >= 0 else ()
+
+
 def edge_accuracy(problem: Problem, state: Tensors, images: Tensor, labels: Tensor, batch: int = 500) -> float:
     """The accuracy of the small device's own classifier, `edge_logits` of the model, on clean images."""
     model = load(problem, state).eval()

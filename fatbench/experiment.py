@@ -42,7 +42,7 @@ from torch import Tensor
 
 from fatbench import microbatch
 from fatbench.aggregation import last_layer_cosines
-from fatbench.evaluation import accuracy, edge_accuracy, models_of
+from fatbench.evaluation import accuracy, edge_accuracy, models_of, of_client
 from fatbench.footprint import footprint
 from fatbench.kinds import Attack, Augment, Count, Data, Model, Natural, Partition, Probability, Probe, Protocol
 from fatbench.local import trainable
@@ -289,7 +289,7 @@ def _monitor(ready: Setup, result: Round, count: int, monitor: Any, n: int | Non
                 found[metric] = found["natural"]
                 continue
             found[metric] = [
-                accuracy(problem, model, images, labels, attack, ("monitor", prefix + metric, count, *_of(k)))
+                accuracy(problem, model, images, labels, attack, ("monitor", prefix + metric, count, *of_client(k)))
                 for k, model in models.items()
             ]
         for metric, results in found.items():
@@ -320,11 +320,6 @@ def _monitor(ready: Setup, result: Round, count: int, monitor: Any, n: int | Non
             yield Number("holdout_accuracy", value, count, n=len(held), client=k)
             if k in trained:
                 yield Number("holdout_gap", trained[k] - value, count, n=len(held), client=k)
-
-
-def _of(k: int) -> tuple[int, ...]:
-    """The client in the key of a random stream; nothing for the one global model."""
-    return (k,) if k >= 0 else ()
 
 
 EXPERIMENTS = {"cell": experiment}

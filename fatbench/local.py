@@ -70,6 +70,20 @@ def load(problem: Problem, state: Tensors) -> nn.Module:
     return model
 
 
+def copied(model: nn.Module, prefix: str | tuple[str, ...] = "") -> Tensors:
+    """Copies of the parameters and buffers whose names begin with `prefix`, contiguous whatever the path."""
+    return {
+        name: value.detach().clone(memory_format=torch.contiguous_format)
+        for name, value in model.state_dict().items()
+        if name.startswith(prefix)
+    }
+
+
+def step_divisor(update: Update, lr: float, divisor: str) -> float:
+    """S_k of SCAFFOLD and FedGATE: lr ||a_k||_1, which counts momentum, or with "literal" lr tau_k, which does not."""
+    return lr * (update.stats.momentum_steps if divisor == "momentum" else update.stats.steps)
+
+
 def train_cohort(
     problem: Problem,
     broadcast: Tensors,
@@ -170,10 +184,7 @@ def _train_client(
     return Update(
         k,
         n,
-        {
-            name: value.detach().clone(memory_format=torch.contiguous_format)
-            for name, value in model.state_dict().items()
-        },
+        copied(model),
         stats,
     )
 

@@ -270,7 +270,7 @@ def _attack(
     import torch
 
     from fatbench.attacks import implementation
-    from fatbench.evaluation import attacked, models_of, packed, unpacked, zero_gradients
+    from fatbench.evaluation import attacked, models_of, of_client, packed, unpacked, zero_gradients
 
     stage = evaluation.stage(round)
     file = folder / _file(round)
@@ -299,7 +299,7 @@ def _attack(
         first = place * n
         if position >= first + n:
             continue
-        key = ("evaluate", evaluation.id, round, *((k,) if k >= 0 else ()))
+        key = ("evaluate", evaluation.id, round, *of_client(k))
         chunks = attacked(
             ready.problem, model, images, labels, attack, key, batch=evaluation.batch, start=position - first
         )

@@ -34,7 +34,7 @@ from fatbench.aggregation import NEEDS_BROADCAST_LOSS, mix
 from fatbench.auxiliary import certainty, divide, pretrain, represent
 from fatbench.distillation import divergence
 from fatbench.kinds import Count, Momentum, Natural, NonNegative, Objective, Positive, Rule, Share
-from fatbench.local import LocalSGD, cost, draw_cohort, load, pixels, precision_context, train_cohort, trainable
+from fatbench.local import LocalSGD, copied, cost, draw_cohort, load, pixels, precision_context, train_cohort, trainable
 from fatbench.optimisers import Descent, packed, step, unpacked
 from fatbench.rng import forked, generator
 from fatbench.rounds import Context, Metrics, Problem, Round, State, Tensors, Update
@@ -135,10 +135,7 @@ def fedaux(
                         loss = divergence(z, teacher[rows], 1.0)
                         memory = step(weights, torch.autograd.grad(loss, weights), memory, descent)
                         losses.append(loss.detach())
-            theta = {
-                name: value.detach().clone(memory_format=torch.contiguous_format)
-                for name, value in model.state_dict().items()
-            }
+            theta = copied(model)
             metrics["distillation_loss"] = float(torch.stack(losses).mean())
         passes = len(distil) * distillation_epochs
         simclr = 2 * len(distil) + 2 * len(negatives) if t == 0 else 0

@@ -25,7 +25,7 @@ import torch
 
 from fatbench.aggregation import mix, scaled
 from fatbench.kinds import Count, Momentum, NonNegative, Objective, Positive, Rule, Share
-from fatbench.local import LocalSGD, cost, draw_cohort, train_cohort, trainable
+from fatbench.local import LocalSGD, cost, draw_cohort, step_divisor, train_cohort, trainable
 from fatbench.rounds import Context, Problem, Round, State, Tensors, Update
 
 
@@ -84,5 +84,5 @@ def fedgate(
 
 def _tracked(delta: Tensors, mean: Tensors, update: Update, lr: float, divisor: str) -> Tensors:
     """delta_k + (theta-bar - y_k) / S_k."""
-    steps = update.stats.momentum_steps if divisor == "momentum" else update.stats.steps
-    return {name: delta[name] + (mean[name] - update.model[name]) / (lr * steps) for name in delta}
+    s_k = step_divisor(update, lr, divisor)
+    return {name: delta[name] + (mean[name] - update.model[name]) / s_k for name in delta}

@@ -32,7 +32,6 @@ from fatbench.distillation import (
     EdgeTraining,
     check_model,
     clean_pass,
-    copied,
     divergence,
     edge_of,
     knowledge,
@@ -42,7 +41,7 @@ from fatbench.distillation import (
     wire,
 )
 from fatbench.kinds import Count, Momentum, NonNegative, Objective, Positive
-from fatbench.local import load, precision_context, trainable
+from fatbench.local import copied, load, precision_context, trainable
 from fatbench.optimisers import Descent, packed, step, unpacked
 from fatbench.rng import forked
 from fatbench.rounds import Cost, Problem, Round, State, Update

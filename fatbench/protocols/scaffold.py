@@ -27,7 +27,7 @@ import torch
 
 from fatbench.aggregation import mix, scaled
 from fatbench.kinds import Count, Momentum, NonNegative, Objective, Positive, Rule, Share
-from fatbench.local import LocalSGD, cost, draw_cohort, train_cohort, trainable
+from fatbench.local import LocalSGD, cost, draw_cohort, step_divisor, train_cohort, trainable
 from fatbench.rounds import Context, Problem, Round, State, Tensors, Update
 
 
@@ -86,5 +86,5 @@ def scaffold(
 
 def _change(update: Update, broadcast: Tensors, c: Tensors, lr: float, divisor: str) -> Tensors:
     """c_k+ - c_k = (theta^t - y) / S_k - c."""
-    steps = update.stats.momentum_steps if divisor == "momentum" else update.stats.steps
-    return {name: (broadcast[name] - update.model[name]) / (lr * steps) - c[name] for name in c}
+    s_k = step_divisor(update, lr, divisor)
+    return {name: (broadcast[name] - update.model[name]) / s_k - c[name] for name in c}
