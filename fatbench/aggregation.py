@@ -622,6 +622,12 @@ def _softmax(exponents: Sequence[float], factors: Sequence[float] | None = None)
 # Rules for which every client must measure theta^t on its own data (Stats.broadcast_loss): one forward pass more.
 NEEDS_BROADCAST_LOSS = frozenset({"afl", "q_ffl"})
 
+
+def needs_broadcast_loss(rule: Callable[..., Mixing]) -> bool:
+    """Whether a rule, its settings bound or not, is one of NEEDS_BROADCAST_LOSS."""
+    return getattr(rule, "func", rule).__name__ in NEEDS_BROADCAST_LOSS
+
+
 # Rules whose weights do not sum to 1, or that keep some of theta^t.
 IMPROPER = frozenset({"sfat_released", "sfat_unequal_released", "fedavg_shrink", "q_ffl"})
 

@@ -61,13 +61,8 @@ def load_model(file: Path, device: str) -> tuple[Tensors, dict[int, Tensors], di
 
 
 def save_artifacts(file: Path, artifacts: Tensors) -> None:
-    """Write what a round wants kept beside its numbers. MachineError: disk full or folder not writable."""
+    """Write what a round wants kept beside its numbers; `report.artifacts.load` reads it. MachineError: as for `save_state`."""
     _write(file, artifacts, {})
-
-
-def load_artifacts(file: Path) -> Tensors:
-    """Read what `save_artifacts` wrote, on the CPU. MachineError: missing or damaged."""
-    return _read(file, "cpu")[0]
 
 
 def sweep(folder: Path, keep: Iterable[str]) -> None:

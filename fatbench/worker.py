@@ -299,7 +299,7 @@ def _attack(
         first = place * n
         if position >= first + n:
             continue
-        key = ("evaluate", evaluation.id, round, *of_client(k))
+        key: tuple[str | int, ...] = ("evaluate", evaluation.id, round, *of_client(k))
         chunks = attacked(
             ready.problem, model, images, labels, attack, key, batch=evaluation.batch, start=position - first
         )

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from fatbench import checkpoints, registry, suite
+from fatbench import registry, suite
 from fatbench.data import DATASETS, Dataset
 from fatbench.errors import MachineError, SpecError
+from fatbench.report import artifacts
 from fatbench.run import check_data, jobs_of
 from fatbench.splits import auxiliary_images
 from fatbench.store import Store
@@ -92,8 +93,8 @@ def test_clients_with_models_of_their_own(cell, tmp_path):
     assert (found["train", "said", 1, 1], found["train", "t", 2, -1]) == (2.5, 1)
     assert not any(metric.startswith("drift") for _, metric, _, _ in found)  # nobody uploaded a model
     for count in (1, 2):
-        kept = checkpoints.load_artifacts(artifact_file(Path(machine.files) / cell.cell, count))
-        assert torch.equal(kept["pictures"], torch.full((2, 1, 3, 3), count - 1, dtype=torch.uint8))
+        kept = artifacts.load(artifact_file(Path(machine.files) / cell.cell, count))
+        assert torch.equal(torch.from_numpy(kept["pictures"]), torch.full((2, 1, 3, 3), count - 1, dtype=torch.uint8))
 
 
 def test_how_many_clients_hold_a_class(cell, tmp_path):

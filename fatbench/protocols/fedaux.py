@@ -30,7 +30,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fatbench.aggregation import NEEDS_BROADCAST_LOSS, mix
+from fatbench.aggregation import mix, needs_broadcast_loss
 from fatbench.auxiliary import certainty, divide, pretrain, represent
 from fatbench.distillation import divergence
 from fatbench.kinds import Count, Momentum, Natural, NonNegative, Objective, Positive, Rule, Share
@@ -83,7 +83,6 @@ def fedaux(
     Down: 1
     """
     distil, negatives = divide(problem, "fedaux")
-    asks = getattr(rule, "func", rule).__name__ in NEEDS_BROADCAST_LOSS
     names = trainable(problem.model)
     metrics: Metrics = {}
     if state.round == 0:
@@ -112,7 +111,7 @@ def fedaux(
     for t in range(state.round, rounds):
         cohort = draw_cohort(problem, t, participation)
         local = LocalSGD(epochs, batch, lr * lr_decay**t, momentum, weight_decay, clip, objective)
-        updates = train_cohort(problem, state.model, cohort, t, local, broadcast_loss=asks)
+        updates = train_cohort(problem, state.model, cohort, t, local, broadcast_loss=needs_broadcast_loss(rule))
         remembered = {k: v for k, v in state.server.items() if not k.startswith(("aux/", "optimiser/"))}
         mixing = rule(updates, Context(t, rounds, problem, state.model, remembered, local.lr))
         theta = mix(updates, mixing, state.model, problem.model)

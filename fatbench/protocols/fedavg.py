@@ -27,7 +27,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from fatbench.aggregation import NEEDS_BROADCAST_LOSS, mix
+from fatbench.aggregation import mix, needs_broadcast_loss
 from fatbench.attacks import natural
 from fatbench.evaluation import accuracy
 from fatbench.kinds import Count, Momentum, Natural, NonNegative, Objective, Positive, Proximal, Rule, Share
@@ -72,12 +72,11 @@ def fedavg(
     if clients < 1:
         raise ValueError(f"fedavg: validators={validators} of {len(problem.shards)} clients leave nobody to train")
     training = replace(problem, shards=problem.shards[:clients])
-    asks = getattr(rule, "func", rule).__name__ in NEEDS_BROADCAST_LOSS
     for t in range(state.round, rounds):
         cohort = draw_cohort(training, t, participation)
         rate = lr * lr_decay**t / math.sqrt(float(state.server.get("validation/passed", 1.0)))
         local = LocalSGD(epochs, batch, rate, momentum, weight_decay, clip, objective, proximal)
-        updates = train_cohort(problem, state.model, cohort, t, local, broadcast_loss=asks)
+        updates = train_cohort(problem, state.model, cohort, t, local, broadcast_loss=needs_broadcast_loss(rule))
         memory = {name: value for name, value in state.server.items() if not name.startswith("validation/")}
         mixing = rule(updates, Context(t, rounds, problem, state.model, memory, local.lr))
         model = mix(updates, mixing, state.model, problem.model)
