@@ -61,7 +61,10 @@ def load_model(file: Path, device: str) -> tuple[Tensors, dict[int, Tensors], di
 
 
 def save_artifacts(file: Path, artifacts: Tensors) -> None:
-    """Write what a round wants kept beside its numbers; `report.artifacts.load` reads it. MachineError: as for `save_state`."""
+    """Write what a round wants kept beside its numbers. MachineError: disk full or folder not writable.
+
+    `fatbench.report.artifacts.load` reads it, without torch.
+    """
     _write(file, artifacts, {})
 
 
