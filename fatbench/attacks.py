@@ -36,6 +36,7 @@ from fatbench import __version__, registry
 from fatbench.errors import SpecError, did_you_mean
 from fatbench.kinds import Count, NonNegative, Radius
 from fatbench.rng import forked
+from fatbench.streams import normal, uniform
 
 
 class AttackError(SpecError, ValueError):
@@ -180,14 +181,12 @@ def _cross_entropy(model: nn.Module, y: Tensor) -> Callable[[Tensor], Tensor]:
 
 
 def _uniform_start(x: Tensor, eps: float, generator: torch.Generator) -> Tensor:
-    # Drawn in the order of the shape, whatever the memory layout of x: channels_last gives the same images.
-    noise = torch.empty(x.shape, dtype=x.dtype, device=x.device).uniform_(-eps, eps, generator=generator)
-    return (x + noise).clamp(0, 1)
+    return (x + uniform(x, -eps, eps, generator)).clamp(0, 1)
 
 
 def _gaussian_start(x: Tensor, generator: torch.Generator) -> Tensor:
     # Not clipped to the box, as in the code of TRADES and MART: the first step's projection does that.
-    return x + 0.001 * torch.randn(x.shape, dtype=x.dtype, device=x.device, generator=generator)
+    return x + 0.001 * normal(x, generator)
 
 
 def _ascend(loss: Callable[[Tensor], Tensor], x: Tensor, x_adv: Tensor, eps: float, step: float, steps: int) -> Tensor:
