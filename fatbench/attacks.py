@@ -191,13 +191,13 @@ def _gaussian_start(x: Tensor, generator: torch.Generator) -> Tensor:
 
 def _ascend(loss: Callable[[Tensor], Tensor], x: Tensor, x_adv: Tensor, eps: float, step: float, steps: int) -> Tensor:
     """`steps` sign steps up the loss from x_adv, projected on the eps ball around x and the box after each."""
-    x = x.detach()
+    x, x_adv = x.detach(), x_adv.detach()
     low, high = (x - eps).clamp(min=0), (x + eps).clamp(max=1)
     for _ in range(steps):
-        x_adv = x_adv.detach().requires_grad_()
         with torch.enable_grad():
-            (gradient,) = torch.autograd.grad(loss(x_adv), x_adv)
-        x_adv = x_adv.detach().add(gradient.sign(), alpha=step).clamp(low, high)
+            (gradient,) = torch.autograd.grad(loss(x_adv.requires_grad_()), x_adv)
+        with torch.no_grad():
+            x_adv = x_adv.add(gradient.sign(), alpha=step).clamp(low, high)
     return x_adv
 
 

@@ -1,0 +1,81 @@
+"""What does not depend on the machine: dispatcher operations and host synchronisations, counted while code runs.
+
+    with Counter() as counted:
+        step()
+    counted.operations, counted.launches, counted.syncs
+
+An operation is what reaches the dispatcher below autograd. Not every one starts a kernel: views, empty tensors, and
+`detach`, by which autograd keeps the output of a layer (twice for a ReLU, and only while something counts), do not;
+`launches` are the others. A synchronisation is an operation whose result or shape the host must know before it goes on.
+On a CPU `.cpu()` does nothing and is not seen; tests/test_local.py looks for it by name.
+"""
+
+from __future__ import annotations
+
+from collections import Counter as Tally
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from fatbench.local import LocalSGD, train_cohort
+from fatbench.rounds import Problem
+
+WAITS = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
+NO_KERNEL = {"detach", "empty", "empty_like", "empty_strided", "new_empty"}
+
+
+class Counter(TorchDispatchMode):
+    """Counts operations by name, and those that make the host wait for the device."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: Tally[str] = Tally()
+        self.launches = 0
+        self.syncs = 0
+
+    @property
+    def operations(self) -> int:
+        return self.seen.total()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        name = func.overloadpacket.__name__
+        self.seen[name] += 1
+        self.launches += not (func.is_view or name in NO_KERNEL)
+        self.syncs += _waits(func, args, result)
+        return result
+
+
+def _waits(func: Any, args: Any, result: Any) -> bool:
+    if func is torch.ops.aten.index.Tensor:  # by numbers the shape is known, by a mask it is not
+        return any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in args[1])
+    if WAITS & set(func.tags):
+        return True
+    given = args[-1] if func is torch.ops.aten.copy_.default else args[0] if args else None
+    on_device = isinstance(given, torch.Tensor) and given.device.type != "cpu"
+    return on_device and isinstance(result, torch.Tensor) and result.device.type == "cpu"
+
+
+def per_batch(run: Callable[[int], object]) -> tuple[int, int, int]:
+    """(operations, launches, synchronisations) that `run(3)` has more than `run(2)`: those of the third batch."""
+    counts = []
+    for batches in (2, 3):
+        with Counter() as counted:
+            run(batches)
+        counts.append((counted.operations, counted.launches, counted.syncs))
+    operations, launches, syncs = (more - less for less, more in zip(*counts, strict=True))
+    return operations, launches, syncs
+
+
+def cohort_batches(problem: Problem, objective: Any, batch: int = 32) -> Callable[[int], object]:
+    """run(n): one client trained for n batches through `train_cohort`, with momentum and weight decay."""
+    start = {name: value.clone() for name, value in problem.model.state_dict().items()}
+    local = LocalSGD(1, batch, 0.01, 0.9, 1e-4, None, objective)
+
+    def run(batches: int) -> object:
+        problem.shards[:] = [torch.arange(batches * batch, device=problem.device)]
+        return train_cohort(problem, start, [0], 0, local)
+
+    return run
