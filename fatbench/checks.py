@@ -83,7 +83,13 @@ def check(spec: Mapping[str, Any], place: str) -> None:
         raise SpecError(f"{place}: protocol: centralized needs 'partition: {{name: iid, clients: 1}}'")
     if spec["monitor"] is not None:
         check_attack(spec["monitor"], spec, f"{place}: monitor")
-    _check_model(spec["model"], spec["size"] or (facts.shape[1] if facts and facts.shape else None), place)
+    size = spec["size"] or (facts.shape[1] if facts and facts.shape else None)
+    _check_model(spec["model"], size, place)
+    compares = protocol["name"] == "eavesdrop" or (spec["probe"] or {}).get("name") == "leakage"
+    if compares and size and size < 11:
+        raise SpecError(
+            f"{place}: size: pictures are compared by SSIM, whose window is 11 x 11; images are {size} x {size}"
+        )
     if spec["probe"] is not None:
         _check_probe(spec, clients, place)
 
@@ -91,6 +97,8 @@ def check(spec: Mapping[str, Any], place: str) -> None:
 def _check_model(model: Mapping[str, Any], size: int | None, place: str) -> None:
     """Refuse a vision transformer whose images or widths do not come out even."""
     patch, dim, heads = (model.get(key) for key in ("patch", "dim", "heads"))
+    if size and "stem" in model:  # patches are cut from the edge's feature map, a quarter of the image behind stem 7
+        size = size * 4 // (3 * model["stem"] - 5)
     if patch and size and size % patch:
         raise SpecError(
             f"{place}: model: patch: patches of {patch}x{patch} do not tile images of {size}x{size} (see 'size')"

@@ -60,7 +60,7 @@ class Place:
     data: Path
     device: torch.device
     precision: Literal["fp32", "bf16"] = "fp32"
-    path: Literal["loop", "fast"] = "fast"
+    path: Literal["loop", "fast", "stacked"] = "fast"
     microbatch: int | None = None
 
 
@@ -171,6 +171,7 @@ def experiment(
     auxiliary_n: Count | None = None,
     per_class: bool = False,
     probe: Probe | None = None,
+    probe_every: Count | None = None,
 ) -> Iterator[tuple[Round, list[Number]]]:
     """Train a cell from `state` on: each round with its numbers. Diverged: a training loss is not finite.
 
@@ -179,8 +180,8 @@ def experiment(
     first `monitor_n` test (and validation) images every `monitor_every` rounds; size: side in pixels to resize images
     to, on the device, before augmentation and attacks; augment: what training does to a batch; auxiliary: a data set
     whose first `auxiliary_n` training images the server has, unlabelled; per_class: accuracies by class too; probe:
-    what is measured on the clients' models whenever the monitor runs. `passes` are forward and backward image passes
-    per training image of one local epoch.
+    what else is measured when the monitor runs; probe_every: of these rounds only its multiples, and the last. `passes`
+    are forward and backward image passes per training image of one local epoch.
     """
     settings = protocol.keywords  # type: ignore[attr-defined]
     rounds = settings["rounds"]
@@ -208,7 +209,7 @@ def experiment(
             numbers += _once(ready, settings, per_class)
         if monitor is not None and (count % monitor_every == 0 or count == rounds):
             numbers += _monitor(ready, result, count, monitor, monitor_n, per_class)
-            if probe is not None:
+            if probe is not None and (probe_every is None or count % probe_every == 0 or count == rounds):
                 noise = generator(seed, "probe", count, device=ready.problem.device)
                 numbers += _named(count, probe(ready.problem, result, *ready.test, monitor, noise))
         yield result, numbers

@@ -15,6 +15,10 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
+from fatbench import image_metrics
+from fatbench.decoder import feature_inversion
+from fatbench.inversions.matching import matching
+from fatbench.inversions.seen import Seen, gradients
 from fatbench.kinds import Count, Share
 from fatbench.local import load, pixels, precision_context
 from fatbench.rounds import Metrics, Problem, Round
@@ -75,8 +79,65 @@ def svcca(
     return {name: value for name, value in found.items() if math.isfinite(value)}
 
 
+def leakage(
+    problem: Problem,
+    result: Round,
+    images: Tensor,
+    labels: Tensor,
+    attack: Callable[..., Tensor],
+    generator: Generator,
+    *,
+    victims: Count = 16,
+    steps: Count = 1000,
+    width: Count = 64,
+    candidates: Count = 1000,
+) -> Metrics:
+    """What the round's first upload gives away of its client's first `victims` examples, one by one.
+
+    Uploaded feature maps are inverted by a decoder (`fatbench.decoder`, `steps` steps, `width` channels) that the
+    attacker trains on images of its own, here the test images, through the client's own extractor: leak_*; and through
+    the extractor that all clients began with, which the server knows: leak_initial_*. Of a client that uploads its
+    model, the gradient of one example at the broadcast weights is inverted by gradient matching (`steps` steps):
+    leak_*. It is the most that a local step can give away; an update of many steps over many examples gives away less.
+
+    Numbers, means over the victims: psnr (dB), ssim, correlation, identification (is the example the likeliest of the
+    first `candidates` training images); and leak_grey_psnr, leak_grey_ssim for a flat grey picture.
+
+    Source: ours; P003 names the question in its limitations. Geiping et al. 2020 for the gradient.
+    """
+    update = result.updates[0]
+    chosen = problem.shards[update.client][:victims]
+    x = pixels(problem, problem.images[chosen]).contiguous()
+    known = torch.unique(torch.cat([chosen, torch.arange(min(candidates, len(problem.images))).to(chosen)]))
+    gallery = pixels(problem, problem.images[known])
+    truth = torch.searchsorted(known, chosen)
+    pictures: dict[str, Tensor] = {}
+    if "features" in update.extra:
+        own = pixels(problem, images)
+        sent = update.extra["features"][: len(chosen)]
+        edges = {"leak": {**result.state.model, **result.own[update.client]}, "leak_initial": result.state.model}
+        for name, edge in edges.items():
+            extractor = load(problem, edge).get_submodule("extractor")
+            pictures[name] = feature_inversion(extractor, own, sent, generator, steps=steps, width=width)
+    elif update.model:
+        y = problem.labels[chosen]
+        gradient = gradients(problem.model, result.broadcast, x[:, None], y[:, None])
+        seen = [Seen(result.broadcast, gradient, y[:, None])]
+        shape = (x.shape[1], x.shape[2], x.shape[3])
+        pictures["leak"] = matching(seen, problem.model, shape, generator, steps=steps)[:, 0]
+    pictures["leak_grey"] = image_metrics.grey(x)
+    found: Metrics = {}
+    for name, made in pictures.items():
+        found[f"{name}_psnr"] = float(image_metrics.psnr(made, x).mean())
+        found[f"{name}_ssim"] = float(image_metrics.ssim(made, x).mean())
+        if name != "leak_grey":
+            found[f"{name}_correlation"] = float(image_metrics.correlation(made, x).mean())
+            found[f"{name}_identification"] = float(image_metrics.identified(made, gallery, truth).double().mean())
+    return found
+
+
 def _name(side: str) -> str:
     return side if side == "server" else f"c{int(side)}"
 
 
-PROBES: dict[str, Callable[..., Any]] = {"svcca": svcca}
+PROBES: dict[str, Callable[..., Any]] = {"svcca": svcca, "leakage": leakage}

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from fatbench import registry, suite
+from fatbench import probes, registry, suite
 from fatbench.data import DATASETS, Dataset
 from fatbench.errors import MachineError, SpecError
 from fatbench.report import artifacts
@@ -107,6 +107,19 @@ def test_how_many_clients_hold_a_class(cell, tmp_path):
     assert sum(held) > 20  # 80 digits, dealt at random to three: nearly every class is everywhere
 
 
+def test_a_probe_has_its_own_rounds(cell, tmp_path, monkeypatch):
+    """Of the three rounds the monitor looks at all, the probe at those that 2 divides, and the last."""
+    monkeypatch.setitem(probes.PROBES, "svcca", lambda *_, **__: {"probed": 1.0})
+    cell.spec["protocol"]["rounds"] = 3
+    cell.spec.update(probe={"name": "svcca"}, probe_every=2)
+    machine = Machine(db=str(tmp_path / "r.db"), files=str(tmp_path / "files"), data="")
+    with Store.open(machine.db, create=True) as store:
+        assert work(cell, machine, store) == "done"
+        found = numbers(store, cell.cell)
+    assert sorted(t for stage, metric, t, k in found if (stage, metric, k) == ("train", "natural", -1)) == [1, 2, 3]
+    assert sorted(t for _, metric, t, _ in found if metric == "probed") == [2, 3]
+
+
 def dataset(train: int, test: int, seed: int = 0, side: int = 4) -> Dataset:
     images = np.random.default_rng(seed).integers(0, 256, (train + test, 1, side, side), dtype=np.uint8)
     labels = np.zeros(train + test, np.int64)
@@ -161,6 +174,11 @@ def test_missing_weights_are_refused_before_anything_runs(cell, tmp_path):
         (
             {"model": {"name": "vit", "patch": 4, "dim": 12}, "probe": {"name": "svcca", "n": 24}},
             "probe: n: 24 images are too few for a model of width 12",
+        ),
+        ({"probe": "leakage"}, "pictures are compared by SSIM, whose window is 11 x 11; images are 8 x 8"),
+        (
+            {"model": {"name": "whole_vit", "stem": 7, "patch": 4, "dim": 12, "heads": 3}, "size": 24},
+            "patches of 4x4 do not tile images of 6x6",
         ),
         ({"model": "edge_vit"}, r"model: fedavg trains a model that is trained whole \(whole_vit\?\), not edge_vit"),
         ({"protocol": {**FEDAVG, "validators": 3}}, "validators: 3 of 3 clients leave nobody to train"),

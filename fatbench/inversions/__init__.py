@@ -12,6 +12,7 @@ has examples (april_opt). Nothing here sees an original; `fatbench.image_metrics
 |---|---|---|---|
 | april | positions, first attention | one image, D >= C p p, block 0 without norm and residuals | an ordinary block 0 |
 | april_opt | all gradients | never | time |
+| matching | all gradients | never, but any model | time |
 | patch_ls | positions, patch embedding | one image, D >= N, any ViT | two images; masks; positions withheld |
 | patch_span | patch embedding | up to length, one upsampled image | two images; masks; rounding to 8 bits |
 | masked | positions, patch embedding | m rounds at the same weights that leave nothing out | a single round at high R |
@@ -26,6 +27,7 @@ from torch import Tensor
 from fatbench.inversions.april import APRIL, april
 from fatbench.inversions.april_opt import april_opt
 from fatbench.inversions.masked import masked
+from fatbench.inversions.matching import matching
 from fatbench.inversions.patch_ls import patch_ls
 from fatbench.inversions.patch_span import patch_span
 from fatbench.inversions.seen import EMBEDDING
@@ -33,6 +35,7 @@ from fatbench.inversions.seen import EMBEDDING
 INVERSIONS: dict[str, Callable[..., Tensor]] = {
     "april": april,
     "april_opt": april_opt,
+    "matching": matching,
     "patch_ls": patch_ls,
     "patch_span": patch_span,
     "masked": masked,

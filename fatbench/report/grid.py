@@ -28,6 +28,8 @@ FRACTIONS = (
     "train_accuracy", "holdout_accuracy", "holdout_gap", "natural", "monitor", "val_natural", "val_monitor",
     "natural_class", "monitor_class", "val_natural_class", "val_monitor_class", "edge_natural", "adfl_hit",
     "identification",
+    "leak_identification",
+    "leak_initial_identification",
 )  # fmt: skip
 EVERY = -2  # the client of a source "metric[*]": a line each
 
