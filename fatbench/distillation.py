@@ -15,7 +15,7 @@ The released FedGKT goes by the number of the batch, which under a shuffling loa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -26,7 +26,7 @@ from torch.func import functional_call
 from fatbench.local import copied, load, pixels, precision_context, trainable
 from fatbench.optimisers import Descent, packed, step, unpacked
 from fatbench.rng import forked, generator
-from fatbench.rounds import Problem, State, Stats, Tensors
+from fatbench.rounds import Metrics, Problem, State, Stats, Tensors
 
 EDGE = ("extractor.", "classifier.")
 Keep = Literal["float32", "bfloat16", "recompute"]
@@ -248,6 +248,23 @@ def knowledge(sent: Sent, k: int, logits: Tensor) -> Tensors:
     """What client k gets back and keeps: the server's logits for its own examples, and which examples they are."""
     own = sent.owned[k]
     return {"knowledge/ids": sent.ids[own].clone(), "knowledge/logits": logits[own].clone()}
+
+
+def uploads(sent: Sent, **said: Tensor) -> dict[int, Tensors]:
+    """What each client uploads: its features where they are kept, its rows of what is `said` (N, ...), its labels."""
+    features = {} if sent.features is None else {"features": sent.features}
+    everything = {**features, **said, "labels": sent.labels}
+    return {k: {name: rows[own] for name, rows in everything.items()} for k, own in sent.owned.items()}
+
+
+def server_work(losses: Sequence[Tensor], steps: int, examples: int, epochs: int, clean: bool) -> Metrics:
+    """The numbers of a round's work on the server: `losses` are sums over the batches of its last epoch."""
+    return {
+        "server_loss": float(torch.stack(list(losses)).double().sum()) / examples,
+        "server_steps": float(steps),
+        "server_forward": float(examples * (epochs + clean)),
+        "server_backward": float(examples * epochs),
+    }
 
 
 def wire(sent: Sent, extra: Mapping[int, Tensors], down: Tensor) -> tuple[int, int]:

@@ -36,8 +36,10 @@ from fatbench.distillation import (
     edge_of,
     knowledge,
     server_batches,
+    server_work,
     train_edge,
     transfer,
+    uploads,
     wire,
 )
 from fatbench.kinds import Count, Momentum, NonNegative, Objective, Positive
@@ -115,14 +117,7 @@ def fedvkd(
         if server_logits == "clean":
             taught = clean_pass(problem, sent, server_batch)
 
-        extra = {
-            k: {
-                **({"features": sent.features[own]} if sent.features is not None else {}),
-                "answers": answers[own],
-                "labels": sent.labels[own],
-            }
-            for k, own in sent.owned.items()
-        }
+        extra = uploads(sent, answers=answers)
         up, down = wire(sent, extra, taught)
         after = State(
             round=t + 1,
@@ -139,12 +134,7 @@ def fedvkd(
             after,
             Cost(sum(stats.steps for _, stats in trained.values()), examples * epochs, examples * epochs, up, down),
             own={k: edge_of(after, k) for k in clients},
-            metrics={
-                "server_loss": float(torch.stack(losses).double().sum()) / examples,
-                "server_steps": float(steps),
-                "server_forward": float(examples * (server_epochs + (server_logits == "clean"))),
-                "server_backward": float(examples * server_epochs),
-            },
+            metrics=server_work(losses, steps, examples, server_epochs, server_logits == "clean"),
         )
         state = after
         del sent, extra  # the features, before those of the next round are made
