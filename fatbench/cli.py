@@ -260,6 +260,10 @@ Device = Annotated[str | None, typer.Option("--device", help="auto, cpu, cuda, o
 PerGpu = Annotated[int, typer.Option("--per-gpu", min=1, help="Cells side by side on each GPU.")]
 Executor = Annotated[str, typer.Option("--executor", help="local, ray or slurm.")]
 Precision = Annotated[str | None, typer.Option("--precision", help="fp32, or bf16 (weights stay fp32).")]
+PathOption = Annotated[
+    str,
+    typer.Option("--path", help="Local training: loop, fast, stacked (clients at once), or auto: stacked on GPUs."),
+]
 Microbatch = Annotated[
     int | None,
     typer.Option("--microbatch", min=1, help="At most so many images in the network at once: less memory."),
@@ -281,6 +285,7 @@ def run_suite(
     per_gpu: PerGpu = 1,
     executor: Executor = "local",
     precision: Precision = None,
+    path: PathOption = "auto",
     microbatch: Microbatch = None,
     retry_failed: Retry = False,
     fail_fast: FailFast = False,
@@ -296,8 +301,8 @@ def run_suite(
     plan = _plan(name, preset, smoke, seeds, where)
     run.run(
         run.jobs_of(plan), what=f"suite {plan.suite}, preset {plan.preset}", jobs_at_once=jobs, device=device,
-        per_gpu=per_gpu, executor=executor, precision=precision, microbatch=microbatch, retry_failed=retry_failed,
-        fail_fast=fail_fast, dry_run=dry_run, db=db, data=data,
+        per_gpu=per_gpu, executor=executor, precision=precision, path=path, microbatch=microbatch,
+        retry_failed=retry_failed, fail_fast=fail_fast, dry_run=dry_run, db=db, data=data,
     )  # fmt: skip
 
 
@@ -306,6 +311,7 @@ def run_cell(
     id: Annotated[str, typer.Argument(help="A cell's id, or its first letters.", show_default=False)],
     device: Device = None,
     precision: Precision = None,
+    path: PathOption = "auto",
     microbatch: Microbatch = None,
     retry_failed: Retry = False,
     dry_run: DryRun = False,
@@ -320,7 +326,8 @@ def run_cell(
     job = _find_job(id)
     run.run(
         [job], what=f"cell {job.cell} of suite {job.suite}, preset {job.preset}", jobs_at_once=1, device=device,
-        precision=precision, microbatch=microbatch, retry_failed=retry_failed, dry_run=dry_run, db=db, data=data,
+        precision=precision, path=path, microbatch=microbatch, retry_failed=retry_failed, dry_run=dry_run, db=db,
+        data=data,
     )  # fmt: skip
 
 

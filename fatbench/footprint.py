@@ -50,7 +50,7 @@ def _on_the_device(model: nn.Module) -> nn.Module:
     part = model
     if hasattr(model, "edge_logits"):
         part = nn.Sequential(model.get_submodule("extractor"), model.get_submodule("classifier"))
-    part = copy.deepcopy(part).to("meta")
+    part = copy.deepcopy(part).to("meta", torch.float32)
     for module in part.modules():
         module.__dict__.pop("forward", None)  # what `microbatch.bound` put there: a matter of this machine
     return part

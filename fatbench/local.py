@@ -2,12 +2,14 @@
 
 `train_cohort` is the one door; behind it one loop that reads like the papers' and can lay tensors out in two ways
 (`Problem.path`): "loop", contiguous NCHW and one tensor after the other; "fast", channels_last and all tensors at once.
-They agree to rounding. Nothing inside a step waits for the device.
+"stacked" trains as many clients at once as fit, by `fatbench.stacked`, and is "fast" in all else. They agree to
+rounding. Nothing inside a step waits for the device.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -51,7 +53,7 @@ def pixels(problem: Problem, images: Tensor) -> Tensor:
     x = images.to(torch.float32).div_(255)
     if problem.size is not None and x.shape[-1] != problem.size:
         x = F.interpolate(x, size=(problem.size, problem.size), mode="bilinear", antialias=x.shape[-1] > problem.size)
-    return x.contiguous(memory_format=torch.channels_last if problem.path == "fast" else torch.contiguous_format)
+    return x.contiguous(memory_format=torch.contiguous_format if problem.path == "loop" else torch.channels_last)
 
 
 def precision_context(problem: Problem) -> contextlib.AbstractContextManager[Any]:
@@ -65,7 +67,7 @@ def load(problem: Problem, state: Tensors) -> nn.Module:
     """The problem's model holding a copy of `state`, laid out for the path."""
     model = problem.model
     model.load_state_dict(state)
-    if problem.path == "fast":
+    if problem.path != "loop":
         model.to(memory_format=torch.channels_last)
     return model
 
@@ -100,6 +102,16 @@ def train_cohort(
     gradient_shift[k] is added to every gradient of client k (SCAFFOLD: c - c_k); weight_shift[k] is subtracted from
     its weights after every step (the released SCAFFOLD). broadcast_loss: also the loss of theta^t on the client's data.
     """
+    settings: dict[str, Any] = {
+        "gradient_shift": gradient_shift, "weight_shift": weight_shift, "broadcast_loss": broadcast_loss
+    }  # fmt: skip
+    if problem.path == "stacked":
+        from fatbench import stacked  # here, because it is made of what is in this module
+
+        size = stacked.size(problem, broadcast, cohort, round, local, **settings)
+        if size > 1:
+            stacks = [part.tolist() for part in torch.tensor(cohort).tensor_split(math.ceil(len(cohort) / size))]
+            return [u for part in stacks for u in stacked.train(problem, broadcast, part, round, local, **settings)]
     updates = []
     for k in cohort:
         loss = _broadcast_loss(problem, broadcast, k, round, local) if broadcast_loss else None
@@ -141,7 +153,6 @@ def _train_client(
     order = generator(problem.seed, "order", round, k)
     views = generator(problem.seed, "augment", round, k, device=problem.device)
     correct = torch.zeros((), device=problem.device)
-    steps, effective, horizon = 0, 0.0, 0.0
     with forked(problem.seed, "dropout", round, k, device=problem.device):
         for epoch in range(local.epochs):
             last = epoch == local.epochs - 1
@@ -167,26 +178,43 @@ def _train_client(
                 if last:
                     losses.append(loss.detach())
                     sizes.append(len(batch))
-                steps += 1
-                horizon = local.momentum * horizon + 1.0
-                effective += horizon
     means = torch.stack(losses).double().tolist()
+    return Update(k, n, copied(model), stats(local, n, means, sizes, float(correct), broadcast_loss))
+
+
+def stats(
+    local: LocalSGD,
+    n: int,
+    means: Sequence[float],
+    sizes: Sequence[int],
+    correct: float,
+    broadcast_loss: float | None,
+    stack: int = 1,
+) -> Stats:
+    """What a client with `n` examples reports; `means` and `sizes` are those of the batches of its last epoch."""
     total = sum(mean * size for mean, size in zip(means, sizes, strict=True))
-    stats = Stats(
+    steps = local.epochs * len(sizes)
+    effective, horizon = 0.0, 0.0
+    for _ in range(steps):
+        horizon = local.momentum * horizon + 1.0
+        effective += horizon
+    return Stats(
         loss=total / n,
         loss_released=total / len(sizes),
-        accuracy=float(correct) / (n * local.epochs),
+        accuracy=correct / (n * local.epochs),
         steps=steps,
         momentum_steps=effective,
         batches=len(sizes),
         broadcast_loss=broadcast_loss,
+        stack=stack,
     )
-    return Update(
-        k,
-        n,
-        copied(model),
-        stats,
-    )
+
+
+def clipped(gradients: Sequence[Tensor], bound: float) -> list[Tensor]:
+    """The gradients of one client, scaled to a joint norm of at most `bound`."""
+    norm = torch.stack(torch._foreach_norm(list(gradients))).norm()
+    factor = (bound / (norm + 1e-6)).clamp(max=1.0)
+    return [gradient * factor for gradient in gradients]
 
 
 def sgd_step(
@@ -202,9 +230,7 @@ def sgd_step(
     Written out because making that optimiser imports torch's compiler, which costs every worker seconds.
     """
     if local.clip is not None:
-        norm = torch.stack(torch._foreach_norm(list(gradients))).norm()
-        factor = (local.clip / (norm + 1e-6)).clamp(max=1.0)
-        gradients = [gradient * factor for gradient in gradients]
+        gradients = clipped(gradients, local.clip)
     if path == "loop":
         after = []
         for position, (w, g) in enumerate(zip(weights, gradients, strict=True)):

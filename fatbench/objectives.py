@@ -7,6 +7,9 @@ scalar to call backward() on, the mean over the batch; `correct` (B,) bool says 
 trained on (the adversarial ones, where there are any) it classified right, before the step. The attack sees the model
 in eval mode (dropout off, running batch-norm statistics, which it leaves alone), the loss in train mode, and the model
 is left in train mode (SFAT's update.py; P000 does not say).
+
+Where the batch holds K clients (`fatbench.streams`), `loss` is (K,), each client's mean: the formula of a loss is a
+function of logits that `per_client` calls. An objective without that is never stacked, and trains client by client.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ from torch import Tensor, nn
 
 from fatbench.attacks import predict
 from fatbench.kinds import Attack, NonNegative, Probability
+from fatbench.streams import clients_of, per_client, subset
 
 
 def standard(model: nn.Module, x: Tensor, y: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -29,7 +33,7 @@ def standard(model: nn.Module, x: Tensor, y: Tensor, generator: torch.Generator)
     Backward: 1
     """
     model.train()
-    return _cross_entropy(model, x, y)
+    return _cross_entropy(model, x, y, generator)
 
 
 def at(model: nn.Module, x: Tensor, y: Tensor, generator: torch.Generator, *, attack: Attack) -> tuple[Tensor, Tensor]:
@@ -40,7 +44,7 @@ def at(model: nn.Module, x: Tensor, y: Tensor, generator: torch.Generator, *, at
     Forward: attack + 1
     Backward: attack + 1
     """
-    return _cross_entropy(model, _adversarial(model, x, y, generator, attack), y)
+    return _cross_entropy(model, _adversarial(model, x, y, generator, attack), y, generator)
 
 
 def trades(
@@ -54,9 +58,13 @@ def trades(
     Forward: attack + 2
     Backward: attack + 2
     """
+
+    def loss(adversarial: Tensor, clean: Tensor, y: Tensor) -> Tensor:
+        divergence = _kl(clean.log_softmax(1), adversarial.log_softmax(1))
+        return F.cross_entropy(clean, y) + beta * divergence.mean()
+
     adversarial, clean = _both(model, x, y, generator, attack)
-    divergence = _kl(clean.log_softmax(1), adversarial.log_softmax(1))
-    return F.cross_entropy(clean, y) + beta * divergence.mean(), _correct(adversarial, y)
+    return per_client(loss, generator, adversarial, clean, y), _correct(adversarial, y)
 
 
 def mart(
@@ -71,14 +79,18 @@ def mart(
     Forward: attack + 2
     Backward: attack + 2
     """
+
+    def loss(adversarial: Tensor, clean: Tensor, y: Tensor) -> Tensor:
+        p_adversarial, log_p_clean = adversarial.softmax(1), clean.log_softmax(1)
+        label = y.unsqueeze(1)
+        likely_wrong = p_adversarial.detach().scatter(1, label, -1.0).argmax(1)
+        boosted = F.cross_entropy(adversarial, y) + F.nll_loss((1.0001 - p_adversarial + 1e-12).log(), likely_wrong)
+        divergence = _kl(log_p_clean, (p_adversarial + 1e-12).log())
+        weight = 1.0000001 - log_p_clean.exp().gather(1, label).squeeze(1)
+        return boosted + beta * (divergence * weight).mean()
+
     adversarial, clean = _both(model, x, y, generator, attack)
-    p_adversarial, log_p_clean = adversarial.softmax(1), clean.log_softmax(1)
-    label = y.unsqueeze(1)
-    likely_wrong = p_adversarial.detach().scatter(1, label, -1.0).argmax(1)
-    boosted = F.cross_entropy(adversarial, y) + F.nll_loss((1.0001 - p_adversarial + 1e-12).log(), likely_wrong)
-    divergence = _kl(log_p_clean, (p_adversarial + 1e-12).log())
-    weight = 1.0000001 - log_p_clean.exp().gather(1, label).squeeze(1)
-    return boosted + beta * (divergence * weight).mean(), _correct(adversarial, y)
+    return per_client(loss, generator, adversarial, clean, y), _correct(adversarial, y)
 
 
 def mixed_at(
@@ -99,13 +111,14 @@ def mixed_at(
     Forward: ratio * attack + 1
     Backward: ratio * attack + 1
     """
-    count = math.floor(ratio * len(x) + 1e-9)  # 0.29 * 100 is 28.999999999999996 in floats, and means 29
+    each = len(x) // len(clients_of(generator))
+    count = math.floor(ratio * each + 1e-9)  # 0.29 * 100 is 28.999999999999996 in floats, and means 29
     if count:
-        chosen = torch.randperm(len(x), generator=generator, device=x.device)[:count]
+        chosen = subset(x, count, generator)
         x_adv = _adversarial(model, x[chosen], y[chosen], generator, attack)
         x = x.index_put((chosen,), x_adv)
     model.train()
-    return _cross_entropy(model, x, y)
+    return _cross_entropy(model, x, y, generator)
 
 
 def _adversarial(model: nn.Module, x: Tensor, y: Tensor, generator: torch.Generator, attack: Attack) -> Tensor:
@@ -126,9 +139,9 @@ def _kl(log_p: Tensor, log_q: Tensor) -> Tensor:
     return (log_p.exp() * (log_p - log_q)).sum(1)
 
 
-def _cross_entropy(model: nn.Module, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+def _cross_entropy(model: nn.Module, x: Tensor, y: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     logits = predict(model, x)
-    return F.cross_entropy(logits, y), _correct(logits, y)
+    return per_client(F.cross_entropy, generator, logits, y), _correct(logits, y)
 
 
 def _correct(logits: Tensor, y: Tensor) -> Tensor:

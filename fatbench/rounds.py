@@ -34,7 +34,7 @@ class Problem:
     seed: int
     device: device
     precision: Literal["fp32", "bf16"] = "fp32"
-    path: Literal["loop", "fast"] = "fast"
+    path: Literal["loop", "fast", "stacked"] = "fast"
     size: int | None = None  # side in pixels that images are resized to before a model or an attack sees them
     augment: Callable[[Tensor, Generator], Tensor] | None = None  # what training does to a batch before the attack
     auxiliary: Tensor | None = None  # (A, C, H, W) uint8, unlabelled images of the server's own (FedAUX)
@@ -61,6 +61,7 @@ class Stats:
     momentum_steps: float  # ||a_k||_1 of FedNova; equals `steps` without momentum
     batches: int  # per epoch
     broadcast_loss: float | None = None  # mean loss of theta^t on the client's data; only where the rule asks for it
+    stack: int = 1  # clients that were trained as one program with this one, itself among them
 
 
 @dataclass(frozen=True)

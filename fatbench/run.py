@@ -19,6 +19,7 @@ from fatbench.watch import Watch
 from fatbench.worker import Job, Machine
 
 EXECUTORS = ("local", "ray", "slurm")
+PATHS = ("auto", "loop", "fast", "stacked")
 
 
 def jobs_of(plan: Plan) -> list[Job]:
@@ -38,6 +39,7 @@ def run(
     per_gpu: int = 1,
     executor: str = "local",
     precision: str | None = None,
+    path: str = "auto",
     microbatch: int | None = None,
     retry_failed: bool = False,
     fail_fast: bool = False,
@@ -51,6 +53,10 @@ def run(
     precision = settings.setting("precision", precision) or "fp32"
     if precision not in ("fp32", "bf16"):
         raise SpecError(f"--precision: expected fp32 or bf16, got '{precision}'")
+    if path not in PATHS:
+        raise SpecError(f"--path: expected {', '.join(PATHS)}, got '{path}'{did_you_mean(path, PATHS)}")
+    if path == "stacked" and microbatch is not None:
+        raise SpecError(f"--path stacked and --microbatch {microbatch} contradict each other: more and less at once")
     url = settings.database(db)
     root = settings.data_folder(str(data) if data else None)
     if dry_run:
@@ -67,6 +73,7 @@ def run(
         files=str(settings.files_folder(url).absolute()),
         data=str(root.absolute()),
         precision=precision,  # type: ignore[arg-type]
+        path=path,  # type: ignore[arg-type]
         microbatch=microbatch,
         retry_failed=retry_failed,
         checkpoint_seconds=settings.checkpoint_seconds(),

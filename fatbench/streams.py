@@ -23,7 +23,7 @@ class Streams(Generator):
 
     def __new__(cls, clients: Sequence[Generator]) -> Streams:
         """All on one device."""
-        self = super().__new__(cls, device=clients[0].device)
+        self = super().__new__(cls, device=clients[0].device)  # type: ignore[call-arg]
         self.clients = clients
         return self
 

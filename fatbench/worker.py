@@ -55,7 +55,7 @@ class Machine:
     data: str
     device: str = "cpu"
     precision: Literal["fp32", "bf16"] = "fp32"
-    path: Literal["loop", "fast"] = "fast"
+    path: Literal["auto", "loop", "fast", "stacked"] = "auto"
     microbatch: int | None = None
     retry_failed: bool = False
     checkpoint_seconds: float = 30.0
@@ -182,6 +182,8 @@ def _rounds(
         models = {r: m for r, m in {**models, count: latest}.items() if _file(r) in _files(record)}
         if kept := {**result.artifacts, **(result.mixing.artifacts if result.mixing else {})}:
             artifacts[count] = kept
+        if count == state.round + 1 and (stack := max((u.stats.stack for u in result.updates), default=1)) > 1:
+            store.describe_run(run, {"stack": stack})
         images = series["forward"] + series["backward"]
         notify(Event(job.cell, "train", "progress", count, rounds, images))
         log.info("round %d: %s", count, " ".join(f"{k}={v:.6g}" for k, v in series.items() if k != "seconds"))
@@ -363,8 +365,15 @@ def _ready(job: Job, machine: Machine) -> tuple[dict[str, Any], Any]:
     torch.set_num_threads(machine.threads)
     signature = registry.describe("Experiment", "cell")
     bound = registry.bind(signature, job.spec)
-    place = Place(Path(machine.data), device, machine.precision, machine.path, machine.microbatch)
+    place = Place(Path(machine.data), device, machine.precision, path_of(machine), machine.microbatch)
     return bound, setup(place, **bound)
+
+
+def path_of(machine: Machine) -> Literal["loop", "fast", "stacked"]:
+    """The path asked for; "auto": stacked on a GPU, where small networks cost launches of kernels, else fast."""
+    if machine.path != "auto":
+        return machine.path
+    return "stacked" if machine.device.startswith("cuda") and machine.microbatch is None else "fast"
 
 
 def _claim(job: Job, stage: str, machine: Machine, store: Store, total: int) -> int | None:
@@ -375,7 +384,7 @@ def _claim(job: Job, stage: str, machine: Machine, store: Store, total: int) -> 
         total=total,
         retry_failed=machine.retry_failed,
         provenance={**provenance(machine.device), "preset": job.preset, "precision": machine.precision,
-                    "path": machine.path, "threads": machine.threads,
+                    "path": path_of(machine), "threads": machine.threads,
                     **({"microbatch": machine.microbatch} if machine.microbatch else {})},
     )  # fmt: skip
 

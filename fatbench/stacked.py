@@ -1,0 +1,357 @@
+"""The stacked path: the clients of a cohort trained as one program, for devices where launching kernels is the cost.
+
+| loop (`fatbench.local`) | here | what |
+|---|---|---|
+| weights, state of one model | (K, ...) | those of K clients, one above the other |
+| x, y of a batch | (K * B, ...) | the clients' batches one after the other |
+| noise, order, views | one each per client | the same streams, hence the same draws |
+| loss | (K,) | each client's mean |
+
+    for every batch, the clients that have as many images left taken together:
+        loss (K,) <- objective(stacked model, x, y)         one forward and backward for all of them
+        weights (K, ...) <- SGD(weights, d sum(loss) / d weights)       no loss depends on another's weights
+
+Both agree to rounding: grouped convolutions and batched products add up in another order. What was built for one client
+at a time runs here unchanged, because attacks treat every image for itself and the model does the stacking (`Stacked`).
+
+Several clients at once need several times the memory. What one takes is measured, and so many are stacked as fit. The
+numbers of a client depend, in the last bits, on who is stacked with it: a run is reproduced bit for bit where the
+stacks are the same, as they are whenever the whole cohort fits.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import math
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cache, partial
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Generator, Tensor, nn
+from torch.nn import functional as F
+from torch.nn.utils.rnn import pad_sequence
+from torch.overrides import TorchFunctionMode
+
+from fatbench.footprint import footprint
+from fatbench.local import LocalSGD, clipped, copied, load, pixels, precision_context, sgd_step, stats, trainable
+from fatbench.models.dropout import Dropout
+from fatbench.rng import forked, generator
+from fatbench.rounds import Problem, Tensors, Update
+from fatbench.streams import Streams
+
+log = logging.getLogger("fatbench")
+
+SHARE = 0.75  # of the free memory may be filled: allocators fragment, and kernels want workspace
+
+
+class CannotStack(RuntimeError):
+    """What the clients of a problem are trained with needs them one at a time."""
+
+
+class Stacked(nn.Module):
+    """K models of one architecture as one: images (K * B, C, H, W), client by client, to logits (K * B, classes).
+
+    `tensors`: parameters and buffers by name, (K, ...); batch norm writes its running statistics into them. `dropout`:
+    the stream of each client's masks.
+    """
+
+    def __init__(self, model: nn.Module, tensors: Tensors, dropout: Sequence[Generator]) -> None:
+        super().__init__()
+        self.model = model
+        self.tensors = tensors
+        self.dropout = dropout
+        self.masked = [module for module in model.modules() if isinstance(module, Dropout)]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(K * B, C, H, W) -> (K * B, classes)."""
+
+        def one(tensors: Tensors, x: Tensor) -> Tensor:
+            logits: Tensor = torch.func.functional_call(self.model, tensors, (x,))
+            return logits
+
+        for module in self.masked:
+            module.streams = self.dropout
+        try:
+            with _FusedAttention():
+                every = torch.vmap(one, randomness="different")
+                logits: Tensor = every(self.tensors, x.unflatten(0, (len(self.dropout), -1)))
+        finally:
+            for module in self.masked:
+                module.streams = None
+        return logits.flatten(0, 1)
+
+    def part(self, i: int, j: int, names: Sequence[str]) -> tuple[Stacked, list[Tensor]]:
+        """Clients i to j - 1 in the same storage, and their weights `names` as leaves to take gradients by."""
+        tensors = {name: tensor[i:j] for name, tensor in self.tensors.items()}
+        weights = [tensors[name].requires_grad_() for name in names]
+        return Stacked(self.model, tensors, self.dropout[i:j]), weights
+
+
+class _FusedAttention(TorchFunctionMode):
+    """Under vmap attention keeps its fused kernels, which take no further dimension: clients join the batch."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function is F.scaled_dot_product_attention and len(args) == 3 and (kwargs or {}).get("attn_mask") is None:
+            return _Attention.apply(*args, kwargs or {})
+        return function(*args, **(kwargs or {}))
+
+
+class _Attention(torch.autograd.Function):
+    @staticmethod
+    def forward(q: Tensor, k: Tensor, v: Tensor, settings: dict[str, Any]) -> Tensor:
+        return F.scaled_dot_product_attention(q, k, v, **settings)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        pass
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, *args: Any) -> tuple[Tensor, int]:
+        *qkv, settings = args
+        joined = [
+            (t.expand(info.batch_size, *t.shape) if at is None else t.movedim(at, 0)).flatten(0, 1)
+            for t, at in zip(qkv, in_dims, strict=False)
+        ]
+        y: Tensor = F.scaled_dot_product_attention(*joined, **settings)
+        return y.unflatten(0, (info.batch_size, -1)), 0
+
+
+def train(
+    problem: Problem,
+    broadcast: Tensors,
+    cohort: Sequence[int],
+    round: int,
+    local: LocalSGD,
+    *,
+    gradient_shift: Mapping[int, Tensors] | None = None,
+    weight_shift: Mapping[int, Tensors] | None = None,
+    broadcast_loss: bool = False,
+) -> list[Update]:
+    """`local.train_cohort` for clients that are all stacked, in the order of `cohort`.
+
+    CannotStack: the objective gives no loss per client, or something drew from a stream that is no client's.
+    """
+    problem = replace(problem, path="loop")  # tensors as they come: their channels are not what lies innermost here
+    clients = sorted(cohort, key=lambda k: -len(problem.shards[k]))  # so that those of one batch length are neighbours
+    sizes = [len(problem.shards[k]) for k in clients]
+    before = _broadcast_losses(problem, broadcast, clients, round, local) if broadcast_loss else [None] * len(clients)
+
+    def streams(name: str, device: torch.device | str = problem.device) -> list[Generator]:
+        return [generator(problem.seed, name, round, k, device=device) for k in clients]
+
+    model = load(problem, broadcast)
+    names = trainable(model)
+    stack = _stack(model, streams("dropout"))
+    theta = [broadcast[name] for name in names]
+    shifts = _columns(gradient_shift, clients)
+    added = [shifts[name] for name in names] if shifts else []
+    weight_shifts = _columns(weight_shift, clients)
+    clip, unclipped = local.clip, replace(local, clip=None)
+    velocity = [torch.zeros_like(stack.tensors[name]) for name in names]  # momentum starts at zero every round
+    noise, order, views = streams("attack"), streams("order", "cpu"), streams("augment")
+    correct = torch.zeros(len(clients), device=problem.device)
+    losses: list[Tensor] = []
+    parts: list[tuple[int, int, int]] = []  # of the last epoch: batch length and clients of every loss
+    part = cache(lambda i, j: (*stack.part(i, j, names), [v[i:j] for v in velocity], Streams(noise[i:j])))
+    with forked(problem.seed, "dropout", round, device=problem.device):
+        for epoch in range(local.epochs):
+            last = epoch == local.epochs - 1
+            orders = pad_sequence(
+                [problem.shards[k][torch.randperm(n, generator=g).to(problem.shards[k].device)]
+                 for k, n, g in zip(clients, sizes, order, strict=True)], batch_first=True,
+            )  # fmt: skip
+            for start, length, i, j in groups(sizes, local.batch):
+                together, weights, v, from_each = part(i, j)
+                batch = orders[i:j, start : start + length].flatten()
+                x, y = pixels(problem, problem.images[batch]), problem.labels[batch]
+                if problem.augment is not None:
+                    x = torch.cat([problem.augment(own, g) for own, g in zip(x.split(length), views[i:j], strict=True)])
+                with precision_context(problem):
+                    loss, hits = _objective(local, together, x, y, from_each)
+                gradients = list(torch.autograd.grad(loss.sum(), weights))
+                with torch.no_grad():
+                    if local.proximal is not None:
+                        pull = _each(lambda own: local.proximal(own, theta, round), weights)
+                        gradients = list(torch._foreach_add(gradients, pull))
+                    if added:
+                        gradients = list(torch._foreach_add(gradients, [a[i:j] for a in added]))
+                    if clip is not None:
+                        gradients = _each(partial(clipped, bound=clip), gradients)
+                    sgd_step(weights, gradients, v, unclipped)
+                    for name, tensor in weight_shifts.items():
+                        together.tensors[name].sub_(tensor[i:j])
+                    correct[i:j] += hits.unflatten(0, (j - i, length)).sum(1)
+                if last:
+                    losses.append(loss.detach())
+                    parts.append((length, i, j))
+    found = _per_client(losses, parts, len(clients))
+    rows = zip(clients, sizes, found, correct.tolist(), before, strict=True)
+    updates = {}
+    for at, (k, n, (means, lengths), right, first) in enumerate(rows):
+        own = {name: tensor[at].detach().clone() for name, tensor in stack.tensors.items()}
+        updates[k] = Update(k, n, own, stats(local, n, means, lengths, right, first, stack=len(clients)))
+    return [updates[k] for k in cohort]
+
+
+def groups(sizes: Sequence[int], batch: int) -> Iterator[tuple[int, int, int, int]]:
+    """The steps of one epoch of clients with `sizes` examples, falling: (start, length, i, j).
+
+    Clients i to j - 1 have `length` images in their batch that begins at `start`. Nothing is padded: batch norm takes
+    its statistics from whole batches.
+    """
+    for start in range(0, sizes[0], batch):
+        i = 0
+        for length, same in itertools.groupby(min(batch, n - start) for n in sizes if n > start):
+            j = i + len(list(same))
+            yield start, length, i, j
+            i = j
+
+
+def _broadcast_losses(
+    problem: Problem, broadcast: Tensors, clients: Sequence[int], round: int, local: LocalSGD
+) -> list[float | None]:
+    """The mean objective of theta^t on each client's data; clients by falling size."""
+
+    def streams() -> list[Generator]:
+        return [generator(problem.seed, "broadcast_loss", round, k, device=problem.device) for k in clients]
+
+    stack = _stack(load(problem, broadcast), streams())
+    noise, sizes = streams(), [len(problem.shards[k]) for k in clients]
+    shards = pad_sequence([problem.shards[k] for k in clients], batch_first=True)
+    part = cache(lambda i, j: (stack.part(i, j, trainable(stack.model))[0], Streams(noise[i:j])))
+    losses, parts = [], []
+    with forked(problem.seed, "broadcast_loss", round, device=problem.device):
+        for start, length, i, j in groups(sizes, local.batch):
+            together, from_each = part(i, j)
+            batch = shards[i:j, start : start + length].flatten()
+            with precision_context(problem):
+                x = pixels(problem, problem.images[batch])
+                loss, _ = _objective(local, together, x, problem.labels[batch], from_each)
+            losses.append(loss.detach())
+            parts.append((length, i, j))
+    found = _per_client(losses, parts, len(clients))
+    return [
+        sum(mean * length for mean, length in zip(means, lengths, strict=True)) / n
+        for n, (means, lengths) in zip(sizes, found, strict=True)
+    ]
+
+
+def _stack(model: nn.Module, dropout: Sequence[Generator]) -> Stacked:
+    """As many copies of the model's state as there are streams."""
+    tensors = {name: value.expand(len(dropout), *value.shape).clone() for name, value in copied(model).items()}
+    return Stacked(model, tensors, dropout)
+
+
+def _columns(shifts: Mapping[int, Tensors] | None, clients: Sequence[int]) -> Tensors:
+    """Tensors of every client as one (K, ...) by name; empty where there are none."""
+    if not shifts:
+        return {}
+    return {name: torch.stack([shifts[k][name] for k in clients]) for name in shifts[clients[0]]}
+
+
+def _each(function: Callable[[list[Tensor]], Sequence[Tensor]], stacks: Sequence[Tensor]) -> list[Tensor]:
+    """`function` of every client's own tensors, what it gives stacked again."""
+    results = [function(list(own)) for own in zip(*(stack.unbind() for stack in stacks), strict=True)]
+    return [torch.stack(parts) for parts in zip(*results, strict=True)]
+
+
+def _objective(local: LocalSGD, model: Stacked, x: Tensor, y: Tensor, noise: Streams) -> tuple[Tensor, Tensor]:
+    """The objective's loss (K,) and hits (K * B,). CannotStack: as for `train`."""
+    before = _positions(noise)
+    loss, hits = local.objective(model, x, y, noise)
+    if loss.shape != (len(noise.clients),):
+        raise CannotStack(f"the objective gives a loss of shape {tuple(loss.shape)}, not one per client")
+    if not all(map(torch.equal, before, _positions(noise))):
+        raise CannotStack("model, attack or objective draw from a generator that no client has to itself")
+    return loss, hits
+
+
+def _positions(noise: Streams) -> list[Tensor]:
+    """Where the generators stand that belong to no client. Their states are on the host, nothing waits."""
+    cuda = [torch.cuda.get_rng_state(noise.device)] if noise.device.type == "cuda" else []
+    return [noise.get_state(), torch.get_rng_state(), *cuda]
+
+
+def _per_client(
+    losses: Sequence[Tensor], parts: Sequence[tuple[int, int, int]], clients: int
+) -> list[tuple[list[float], list[int]]]:
+    """Losses of parts sorted by client: (means of its batches, their lengths). The one place that waits."""
+    found: list[tuple[list[float], list[int]]] = [([], []) for _ in range(clients)]
+    values = iter(torch.cat(list(losses)).double().tolist())
+    for length, i, j in parts:
+        for at in range(i, j):
+            found[at][0].append(next(values))
+            found[at][1].append(length)
+    return found
+
+
+# --- how many fit -------------------------------------------------------------------------------------------------
+
+# model -> what is known of training it: bytes a client takes, None where it cannot be stacked; the last size of a stack
+_KNOWN: WeakKeyDictionary[nn.Module, dict[Any, int | None]] = WeakKeyDictionary()
+
+
+def size(
+    problem: Problem, broadcast: Tensors, cohort: Sequence[int], round: int, local: LocalSGD, **settings: Any
+) -> int:
+    """The largest number of clients that fit into one stack: at most the cohort, 1 where they cannot be stacked.
+
+    `settings` are those of `train`. What a client takes is found once per model, by training one on one batch; how
+    much is free is asked every time.
+    """
+    if len(cohort) == 1:
+        return 1
+    known = _KNOWN.setdefault(problem.model, {})
+    key = (local.objective, local.proximal, local.batch)
+    if key not in known:
+        known[key] = _bytes_of_one(problem, broadcast, cohort, round, local, settings)
+    each, free = known[key], _free(problem.device)
+    if each is None:
+        return 1
+    leaves = len(cohort) * sum(value.numel() * value.element_size() for value in broadcast.values())  # the updates
+    most = max(1, min(len(cohort), int(SHARE * (free - leaves) / each)))
+    if known.get("last") != most:
+        known["last"] = most
+        log.info("stacks of at most %d of %d clients: one takes %.4g MB, %.4g MB free", most, len(cohort),
+                 each / 1e6, free / 1e6)  # fmt: skip
+    return most
+
+
+def _bytes_of_one(
+    problem: Problem, broadcast: Tensors, cohort: Sequence[int], round: int, local: LocalSGD, settings: dict[str, Any]
+) -> int | None:
+    """Bytes that training takes per client of a stack; None, and a line in the log, where it cannot be stacked.
+
+    On a GPU measured: the peak while the client with most images trains on its first batch as a stack of one. On a CPU
+    counted by `footprint`: there nobody says what a process had at its peak.
+    """
+    k = max(cohort, key=lambda k: len(problem.shards[k]))
+    first = replace(problem, shards=[shard[: local.batch] for shard in problem.shards])
+    cuda = problem.device.type == "cuda"
+    if cuda:
+        torch.cuda.reset_peak_memory_stats(problem.device)
+        before = torch.cuda.memory_allocated(problem.device)
+    try:
+        train(first, broadcast, [k], round, replace(local, epochs=1), **settings)
+    except Exception as error:  # whatever it is, the clients can be trained one by one, or fail there with more reason
+        log.warning("clients are not stacked: %s", str(error).partition("\n")[0] or type(error).__name__)
+        return None
+    if cuda:
+        return torch.cuda.max_memory_allocated(problem.device) - before
+    whole = replace(problem, model=nn.Sequential(problem.model))  # of an edge and a server, both
+    counted = footprint(whole, min(local.batch, len(problem.shards[k])), moments=int(local.momentum > 0))
+    return 2 * math.ceil(counted["edge_memory"])  # TRADES and MART keep two forward passes for their backward pass
+
+
+def _free(device: torch.device) -> int:
+    """Bytes of the device's memory that can be had."""
+    if device.type == "cuda":
+        cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return int(torch.cuda.mem_get_info(device)[0]) + cached
+    pages = os.sysconf("SC_AVPHYS_PAGES") if "SC_AVPHYS_PAGES" in os.sysconf_names else os.sysconf("SC_PHYS_PAGES") // 4
+    return pages * os.sysconf("SC_PAGE_SIZE")
