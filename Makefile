@@ -23,7 +23,8 @@ help: ## this list
 
 env: $(STAMP) ## the environment, in .venv
 
-# uv installs in seconds what takes pip minutes. Where uv cannot be had, or does not find what pip finds (it does not
+# uv installs in seconds what takes pip minutes; bytecode is made once, and not by each of the many processes that the
+# tests start where PYTHONDONTWRITEBYTECODE is set. Where uv cannot be had, or does not find what pip finds (it does not
 # read pip's configuration), pip does it all.
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))' || { \
@@ -31,7 +32,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@echo "make: installing into $(VENV)" >&2
 	@$(PYTHON) -m venv $(VENV)
 	@if $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt uv \
-	    && $(BIN)/uv pip install --quiet --python $(BIN)/python --constraint constraints.txt \
+	    && $(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python --constraint constraints.txt \
 	        --build-constraint constraints.txt --editable '.[dev]'; \
 	then :; \
 	else \
