@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import io
 import logging
@@ -25,6 +26,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from fatbench import __version__, attacks, registry
 from fatbench.attacks import ATTACKS, implementation
 from fatbench.errors import SpecError
+from fatbench.streams import Streams
 
 torch.set_num_threads(1)
 
@@ -191,6 +193,58 @@ def test_cw_is_right_for_any_number_of_classes(classes: int) -> None:
     assert torch.allclose(x_adv, expected, atol=1e-7)
 
 
+# --- the two verdicts ---------------------------------------------------------------------------------------------
+
+STEPPED = {"pgd": {"eps": 0.1, "step": 0.03}, "cw": {"eps": 0.1, "step": 0.03}}
+
+
+@pytest.mark.parametrize("parts", [5, 32])
+@pytest.mark.parametrize("name", STEPPED)
+def test_any_is_the_union_over_the_steps(name: str, parts: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loop without compaction, stopped after 0, 1, ..., 6 steps: every image's first wrong iterate, or its last."""
+    monkeypatch.setattr(attacks, "PART", parts)
+    model, (x, y) = conv(), batch(24)
+    y[: len(y) // 2] = model(x[: len(y) // 2]).argmax(1)
+    attack = functools.partial(ATTACKS[name], model, x, y, **STEPPED[name])
+    start = (x + torch.empty(x.shape).uniform_(-0.1, 0.1, generator=generator())).clamp(0, 1)
+    iterates = torch.stack([start, *(attack(generator(), steps=steps) for steps in range(1, 7))])
+    wrong = torch.stack([model(iterate).argmax(1) != y for iterate in iterates])
+    first = torch.where(wrong.any(0), wrong.int().argmax(0), 6)
+    expected = iterates[first, torch.arange(len(y))]
+    x_adv = attack(generator(), steps=6, verdict="any")
+    assert torch.equal(model(x_adv).argmax(1) != y, wrong.any(0))
+    torch.testing.assert_close(x_adv, expected, atol=1e-6, rtol=0)
+    assert len(first.unique()) > 3 and not wrong.any(0).all()  # images fall at several steps, and some never
+
+
+class HalfBlind(nn.Module):
+    """In half precision it gets every image wrong; in float32 it is the model."""
+
+    def __init__(self, model: nn.Module):
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.model(x)
+        return logits.roll(1, 1) if torch.is_autocast_enabled("cpu") else logits
+
+
+@pytest.mark.parametrize("name", STEPPED)
+def test_any_takes_float32_for_the_judge(name: str) -> None:
+    """Every image is wrong under autocast and right in float32, at each step: none is left standing before the last."""
+    model, x = HalfBlind(flat(5, margin=50)).eval(), torch.rand(6, 1, 2, 2, generator=generator())
+    y = torch.zeros(6, dtype=torch.int64)
+    with torch.autocast("cpu", torch.bfloat16):
+        walked = [ATTACKS[name](model, x, y, generator(), steps=3, verdict=v, **STEPPED[name]) for v in ("any", "last")]
+    assert torch.equal(*walked)
+
+
+def test_any_refuses_several_clients() -> None:
+    several = Streams([generator(0), generator(1)])
+    with pytest.raises(attacks.AttackError, match="no batch may hold several clients"):
+        attacks.pgd(conv(), *batch(4), several, eps=0.1, step=0.1, steps=1, verdict="any")
+
+
 # --- agreement with torchattacks ----------------------------------------------------------------------------------
 
 
@@ -326,7 +380,8 @@ def test_works_under_autocast(name: str) -> None:
     model, (x, y) = Recorded(conv()).eval(), batch(4)
     with torch.autocast("cpu", torch.bfloat16):
         x_adv = registry.build("Attack", spec(name, eps=0.3))(model, x, y, generator())
-    assert model.types == (set() if name == "natural" else {torch.bfloat16})
+    confirmed = {torch.float32} if name == "autoattack" else set()
+    assert model.types == (set() if name == "natural" else {torch.bfloat16} | confirmed)
     assert x_adv.dtype == torch.float32
     assert (x_adv - x).abs().max() <= 0.3 + 1e-6
 
@@ -432,6 +487,24 @@ def test_autoattack_is_the_package_called_directly() -> None:
     assert torch.equal(x_adv, expected)
     assert 0 < (predicted == y).sum() < 8
     assert torch.equal(x_adv[predicted == y], x[predicted == y])  # what withstands comes back as it was
+
+
+def test_autoattack_in_half_precision_counts_what_float_confirms() -> None:
+    """Broken are the images that the package breaks in float32, and what withstands comes back as it was.
+
+    For a model that is always wrong under autocast every stage runs again in float32, and the package's images result.
+    """
+    model, x = flat(5), torch.rand(8, 1, 2, 2, generator=generator())
+    y = model(x).argmax(1)
+    expected = attacks.autoattack(model, x, y, generator(3), eps=0.05)
+    broken = model(expected).argmax(1) != y
+    with torch.autocast("cpu", torch.bfloat16):
+        x_adv = attacks.autoattack(model, x, y, generator(3), eps=0.05)
+        blind = attacks.autoattack(HalfBlind(model).eval(), x, y, generator(3), eps=0.05)
+    assert torch.equal(model(x_adv).argmax(1) != y, broken)
+    assert torch.equal(x_adv[~broken], x[~broken])
+    assert torch.equal(blind, expected)
+    assert 0 < broken.sum() < 8
 
 
 def test_autoattack_standard_is_the_published_one(monkeypatch: pytest.MonkeyPatch) -> None:
