@@ -6,7 +6,7 @@
 the weights that were sent to them, their V gradients after the defence, the masks where these are on the wire, labels.
 `model` is the architecture, in any state of its weights (they come from `seen`), `shape` (C, H, W) that of the images
 as the model takes them. The result is (V, P, C, H, W) in [0, 1]: one picture for each upload (P = 1), or as many as it
-has examples (april_opt). Nothing here sees an original; `fatbench.image_metrics` compares.
+has examples (april_opt), or several guesses (oracle). Nothing here sees an original; `fatbench.image_metrics` compares.
 
 | inversion | reads | exact | where it stops |
 |---|---|---|---|
@@ -15,7 +15,8 @@ has examples (april_opt). Nothing here sees an original; `fatbench.image_metrics
 | matching | all gradients | never, but any model | time |
 | patch_ls | positions, patch embedding | one image, D >= N, any ViT | two images; masks; positions withheld |
 | patch_span | patch embedding | up to length, one upsampled image | two images; masks; rounding to 8 bits |
-| masked | positions, patch embedding | m rounds at the same weights that leave nothing out | a single round at high R |
+| masked | positions, patch embedding | m rounds at the same weights that leave nothing out | positions withheld |
+| oracle | as patch_ls or april | - | no attack: every solver, the best picked with the truth |
 """
 
 from __future__ import annotations
@@ -24,10 +25,11 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from fatbench.inversions.april import APRIL, april
+from fatbench.inversions.april import APRIL, QKV, april
 from fatbench.inversions.april_opt import april_opt
 from fatbench.inversions.masked import masked
 from fatbench.inversions.matching import matching
+from fatbench.inversions.oracle import oracle
 from fatbench.inversions.patch_ls import patch_ls
 from fatbench.inversions.patch_span import patch_span
 from fatbench.inversions.seen import EMBEDDING
@@ -39,7 +41,14 @@ INVERSIONS: dict[str, Callable[..., Tensor]] = {
     "patch_ls": patch_ls,
     "patch_span": patch_span,
     "masked": masked,
+    "oracle": oracle,
 }
 
 # The gradients that an inversion reads, by the ends of their names; one that is not here reads all of them.
-READS = {"april": APRIL, "patch_ls": EMBEDDING, "patch_span": EMBEDDING, "masked": EMBEDDING}
+READS = {
+    "april": APRIL,
+    "patch_ls": EMBEDDING,
+    "patch_span": EMBEDDING,
+    "masked": EMBEDDING,
+    "oracle": (*EMBEDDING, QKV),
+}

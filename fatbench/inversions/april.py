@@ -25,18 +25,27 @@ import torch
 from torch import Generator, Tensor, nn
 
 from fatbench.inversions.seen import PATCH, POSITION, Seen, find, geometry, patch_gradient, shown, to_images
+from fatbench.kinds import NonNegative
 
 QKV = "blocks.0.attn.qkv.weight"
 APRIL = (POSITION, QKV)  # the gradients it reads
 
 
-def april(seen: Sequence[Seen], model: nn.Module, shape: tuple[int, int, int], generator: Generator) -> Tensor:
+def april(
+    seen: Sequence[Seen],
+    model: nn.Module,
+    shape: tuple[int, int, int],
+    generator: Generator,
+    *,
+    cut: NonNegative = 0.0,
+) -> Tensor:
     """Closed-form APRIL: least squares for the tokens, then for the patches: (V, 1, C, H, W) in [0, 1].
 
     Takes the upload as if it were complete; of several rounds the mean (at the first round's weights). Exact for one
     image where D >= 1 + N and D >= C p p; with D < C p p, as in ViT-S/16, the patch of least norm that explains its
     token, about 24 dB without any defence. paper (Eq. 9): multiplies by E where an inverse is meant, and forgets the
-    bias / here: the pseudo-inverse, the bias taken off first. ValueError: no learned positions, no joint weight of
+    bias / here: the pseudo-inverse, the bias taken off first. `cut`: singular values of A below `cut` times the largest
+    count as zero; 0: those below rounding. ValueError: no learned positions, no joint weight of
     queries, keys, values.
     """
     at = geometry(seen[0], shape, "april")
@@ -50,7 +59,7 @@ def april(seen: Sequence[Seen], model: nn.Module, shape: tuple[int, int, int], g
     embedding = find(weights, PATCH, "april", "a patch embedding")
     A = mean(position).flatten(1, -2)
     right = weights[qkv].T @ mean(qkv)
-    Z = torch.linalg.pinv(A.transpose(1, 2)) @ right
+    Z = torch.linalg.pinv(A.transpose(1, 2), rtol=cut or None) @ right
     tokens = (Z - weights[position].flatten(0, -2))[:, at.prefix :] - weights[embedding.removesuffix("weight") + "bias"]
     patches = tokens @ torch.linalg.pinv(patch_gradient({PATCH: weights[embedding][None]}, "april")[0]).T
     return shown(to_images(patches, at), model)

@@ -62,7 +62,7 @@ def patch_ls(
     added to it; tsvd: smaller ones are dropped). box: also 0 <= x <= 1. tv: also total variation, `strength` its
     weight. upsample: ridge on a `latent` x `latent` image behind bilinear upsampling. strength null: chosen by
     generalised cross-validation (tv: the largest weight that still fits the data as well as the noise allows), without
-    the truth. Give it for an oracle's choice (`fatbench.image_metrics.best_of` over several).
+    the truth; inversion `oracle` tries all.
 
     ValueError: no learned positions; more patches than the model is wide, or more latent pixels than equations.
     """
@@ -125,20 +125,34 @@ def filtered(A: Tensor, M: Tensor, solver: str, strength: float | None = None) -
 
 def latent_ls(A: Tensor, M: Tensor, u: Tensor, strength: float | None = None) -> Tensor:
     """The normalised image (V, C, l, l) behind the upsampling `u`, by ridge on the normal equations."""
-    side = u.shape[2]
-    right = down(A @ M, u).flatten(2).transpose(1, 2)  # (V, l l, C)
     answers = []
-    for a, m, r in zip(A, M, right, strict=True):
-        eigen, Q = torch.linalg.eigh(normal_matrix((a @ a.T)[None], u)[0])
-        eigen, gamma = eigen.clamp(min=0), Q.T @ r
+    for a, m in zip(A, M, strict=True):
+        eigen, Q, gamma = _latent_system(a, m, u)
         grid = torch.tensor(STRENGTHS).to(A) * eigen[-1] if strength is None else (strength * eigen[-1])[None]
         grid = grid.clamp(min=EPS * float(eigen[-1]) + 1e-300)[:, None]
         explained = gamma.square().sum(1) * (eigen + 2 * grid) / (eigen + grid).square()
-        freedom = m.numel() - r.shape[1] * (eigen / (eigen + grid)).sum(1)
+        freedom = m.numel() - gamma.shape[1] * (eigen / (eigen + grid)).sum(1)
         score = (m.square().sum() - explained.sum(1)).clamp(min=0) / freedom.square()
-        ridge = grid[score.argmin()]
-        answers.append((Q @ (gamma / (eigen + ridge)[:, None])).T.unflatten(1, (side, side)))
+        answers.append(_latent_image(eigen, Q, gamma, grid[score.argmin()], u))
     return torch.stack(answers)
+
+
+def latent_all(A: Tensor, M: Tensor, u: Tensor, strengths: Sequence[float]) -> Tensor:
+    """The answers of `latent_ls` at each of several strengths: (P, V, C, l, l)."""
+    systems = [_latent_system(a, m, u) for a, m in zip(A, M, strict=True)]
+    return torch.stack(
+        [torch.stack([_latent_image(*s, strength * s[0][-1] + 1e-300, u) for s in systems]) for strength in strengths]
+    )
+
+
+def _latent_system(a: Tensor, m: Tensor, u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Eigenvalues and vectors of the normal equations behind `u`, and their right side (l l, C) in those vectors."""
+    eigen, Q = torch.linalg.eigh(normal_matrix((a @ a.T)[None], u)[0])
+    return eigen.clamp(min=0), Q, Q.T @ down((a @ m)[None], u)[0].flatten(1).T
+
+
+def _latent_image(eigen: Tensor, Q: Tensor, gamma: Tensor, ridge: Tensor, u: Tensor) -> Tensor:
+    return (Q @ (gamma / (eigen + ridge)[:, None])).T.unflatten(1, (u.shape[2],) * 2)
 
 
 def _split(
