@@ -386,7 +386,7 @@ def draw_images(problem: Problem, states: Sequence[Tensors], blank: Tensor, step
 
     from fatbench.local import load
 
-    if problem.path == "fast" and problem.device.type != "cpu":
+    if problem.path != "loop" and problem.device.type != "cpu":
         from torch.nn.attention import SDPBackend, sdpa_kernel
 
         model = load(problem, states[0]).eval()

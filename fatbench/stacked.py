@@ -12,7 +12,8 @@
         weights (K, ...) <- SGD(weights, d sum(loss) / d weights)       no loss depends on another's weights
 
 Both agree to rounding: grouped convolutions and batched products add up in another order. What was built for one client
-at a time runs here unchanged, because attacks treat every image for itself and the model does the stacking (`Stacked`).
+at a time runs here unchanged, because attacks treat every image for itself and the model does the stacking: `Folded`
+where the network is one of convolutions, else `Stacked`.
 
 Several clients at once need several times the memory. What one takes is measured, and so many are stacked as fit. The
 numbers of a client depend, in the last bits, on who is stacked with it: a run is reproduced bit for bit where the
@@ -37,12 +38,13 @@ from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 from torch.overrides import TorchFunctionMode
 
+from fatbench.folded import Folded, folds
 from fatbench.footprint import footprint
 from fatbench.local import LocalSGD, clipped, copied, load, pixels, precision_context, sgd_step, stats, trainable
 from fatbench.models.dropout import Dropout
 from fatbench.rng import forked, generator
 from fatbench.rounds import Problem, Tensors, Update
-from fatbench.streams import Streams
+from fatbench.streams import Streams, uniform
 
 log = logging.getLogger("fatbench")
 
@@ -56,14 +58,14 @@ class CannotStack(RuntimeError):
 class Stacked(nn.Module):
     """K models of one architecture as one: images (K * B, C, H, W), client by client, to logits (K * B, classes).
 
-    `tensors`: parameters and buffers by name, (K, ...); batch norm writes its running statistics into them. `dropout`:
-    the stream of each client's masks.
+    By vmap, so any architecture. `tensors`, `leaves`, `dropout` as for `Folded`.
     """
 
-    def __init__(self, model: nn.Module, tensors: Tensors, dropout: Sequence[Generator]) -> None:
+    def __init__(self, model: nn.Module, tensors: Tensors, dropout: Sequence[Generator], names: Sequence[str]) -> None:
         super().__init__()
         self.model = model
         self.tensors = tensors
+        self.leaves = [tensors[name].requires_grad_() for name in names]
         self.dropout = dropout
         self.masked = [module for module in model.modules() if isinstance(module, Dropout)]
 
@@ -84,12 +86,6 @@ class Stacked(nn.Module):
             for module in self.masked:
                 module.streams = None
         return logits.flatten(0, 1)
-
-    def part(self, i: int, j: int, names: Sequence[str]) -> tuple[Stacked, list[Tensor]]:
-        """Clients i to j - 1 in the same storage, and their weights `names` as leaves to take gradients by."""
-        tensors = {name: tensor[i:j] for name, tensor in self.tensors.items()}
-        weights = [tensors[name].requires_grad_() for name in names]
-        return Stacked(self.model, tensors, self.dropout[i:j]), weights
 
 
 class _FusedAttention(TorchFunctionMode):
@@ -146,18 +142,25 @@ def train(
 
     model = load(problem, broadcast)
     names = trainable(model)
-    stack = _stack(model, streams("dropout"))
+    masks = streams("dropout")
+    form, state = _form(problem, model), _copies(model, len(clients))
     theta = [broadcast[name] for name in names]
     shifts = _columns(gradient_shift, clients)
     added = [shifts[name] for name in names] if shifts else []
     weight_shifts = _columns(weight_shift, clients)
     clip, unclipped = local.clip, replace(local, clip=None)
-    velocity = [torch.zeros_like(stack.tensors[name]) for name in names]  # momentum starts at zero every round
+    velocity = [torch.zeros_like(state[name]) for name in names]  # momentum starts at zero every round
     noise, order, views = streams("attack"), streams("order", "cpu"), streams("augment")
     correct = torch.zeros(len(clients), device=problem.device)
     losses: list[Tensor] = []
     parts: list[tuple[int, int, int]] = []  # of the last epoch: batch length and clients of every loss
-    part = cache(lambda i, j: (*stack.part(i, j, names), [v[i:j] for v in velocity], Streams(noise[i:j])))
+
+    @cache
+    def part(i: int, j: int) -> tuple[Stacked | Folded, list[Tensor], list[Tensor], Streams]:
+        own = {name: tensor[i:j] for name, tensor in state.items()}
+        weights = [state[name][i:j] for name in names]
+        return form(model, own, masks[i:j], names), weights, [v[i:j] for v in velocity], Streams(noise[i:j])
+
     with forked(problem.seed, "dropout", round, device=problem.device):
         for epoch in range(local.epochs):
             last = epoch == local.epochs - 1
@@ -173,7 +176,8 @@ def train(
                     x = torch.cat([problem.augment(own, g) for own, g in zip(x.split(length), views[i:j], strict=True)])
                 with precision_context(problem):
                     loss, hits = _objective(local, together, x, y, from_each)
-                gradients = list(torch.autograd.grad(loss.sum(), weights))
+                gradients = list(torch.autograd.grad(loss.sum(), together.leaves))
+                gradients = [g.reshape(w.shape) for g, w in zip(gradients, weights, strict=True)]
                 with torch.no_grad():
                     if local.proximal is not None:
                         pull = _each(lambda own: local.proximal(own, theta, round), weights)
@@ -184,7 +188,7 @@ def train(
                         gradients = _each(partial(clipped, bound=clip), gradients)
                     sgd_step(weights, gradients, v, unclipped)
                     for name, tensor in weight_shifts.items():
-                        together.tensors[name].sub_(tensor[i:j])
+                        state[name][i:j].sub_(tensor[i:j])
                     correct[i:j] += hits.unflatten(0, (j - i, length)).sum(1)
                 if last:
                     losses.append(loss.detach())
@@ -193,7 +197,7 @@ def train(
     rows = zip(clients, sizes, found, correct.tolist(), before, strict=True)
     updates = {}
     for at, (k, n, (means, lengths), right, first) in enumerate(rows):
-        own = {name: tensor[at].detach().clone() for name, tensor in stack.tensors.items()}
+        own = {name: tensor[at].detach().clone() for name, tensor in state.items()}
         updates[k] = Update(k, n, own, stats(local, n, means, lengths, right, first, stack=len(clients)))
     return [updates[k] for k in cohort]
 
@@ -220,10 +224,16 @@ def _broadcast_losses(
     def streams() -> list[Generator]:
         return [generator(problem.seed, "broadcast_loss", round, k, device=problem.device) for k in clients]
 
-    stack = _stack(load(problem, broadcast), streams())
+    model = load(problem, broadcast)
+    masks, form, state = streams(), _form(problem, model), _copies(model, len(clients))
     noise, sizes = streams(), [len(problem.shards[k]) for k in clients]
     shards = pad_sequence([problem.shards[k] for k in clients], batch_first=True)
-    part = cache(lambda i, j: (stack.part(i, j, trainable(stack.model))[0], Streams(noise[i:j])))
+
+    @cache
+    def part(i: int, j: int) -> tuple[Stacked | Folded, Streams]:
+        own = {name: tensor[i:j] for name, tensor in state.items()}
+        return form(model, own, masks[i:j], trainable(model)), Streams(noise[i:j])
+
     losses, parts = [], []
     with forked(problem.seed, "broadcast_loss", round, device=problem.device):
         for start, length, i, j in groups(sizes, local.batch):
@@ -241,10 +251,22 @@ def _broadcast_losses(
     ]
 
 
-def _stack(model: nn.Module, dropout: Sequence[Generator]) -> Stacked:
-    """As many copies of the model's state as there are streams."""
-    tensors = {name: value.expand(len(dropout), *value.shape).clone() for name, value in copied(model).items()}
-    return Stacked(model, tensors, dropout)
+def _copies(model: nn.Module, clients: int) -> Tensors:
+    """The model's state once for every client, (K, ...)."""
+    return {name: value.expand(clients, *value.shape).clone() for name, value in copied(model).items()}
+
+
+def _form(problem: Problem, model: nn.Module) -> type[Stacked] | type[Folded]:
+    """How the problem's model is stacked: folded where that gives the same, by vmap else."""
+    if model not in _FOLDS:
+        x = pixels(problem, problem.images[:1]).expand(4, -1, -1, -1)
+        x = uniform(x, 0.0, 1.0, generator(0, "folds", device=x.device))
+        with forked(0, "folds", device=x.device):
+            _FOLDS[model] = folds(model, copied(model), x, Stacked)
+    return Folded if _FOLDS[model] else Stacked
+
+
+_FOLDS: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
 
 
 def _columns(shifts: Mapping[int, Tensors] | None, clients: Sequence[int]) -> Tensors:
@@ -260,21 +282,21 @@ def _each(function: Callable[[list[Tensor]], Sequence[Tensor]], stacks: Sequence
     return [torch.stack(parts) for parts in zip(*results, strict=True)]
 
 
-def _objective(local: LocalSGD, model: Stacked, x: Tensor, y: Tensor, noise: Streams) -> tuple[Tensor, Tensor]:
+def _objective(local: LocalSGD, model: Stacked | Folded, x: Tensor, y: Tensor, noise: Streams) -> tuple[Tensor, Tensor]:
     """The objective's loss (K,) and hits (K * B,). CannotStack: as for `train`."""
     before = _positions(noise)
     loss, hits = local.objective(model, x, y, noise)
     if loss.shape != (len(noise.clients),):
         raise CannotStack(f"the objective gives a loss of shape {tuple(loss.shape)}, not one per client")
-    if not all(map(torch.equal, before, _positions(noise))):
+    if before != _positions(noise):
         raise CannotStack("model, attack or objective draw from a generator that no client has to itself")
     return loss, hits
 
 
-def _positions(noise: Streams) -> list[Tensor]:
+def _positions(noise: Streams) -> list[bytes]:
     """Where the generators stand that belong to no client. Their states are on the host, nothing waits."""
     cuda = [torch.cuda.get_rng_state(noise.device)] if noise.device.type == "cuda" else []
-    return [noise.get_state(), torch.get_rng_state(), *cuda]
+    return [state.numpy().tobytes() for state in (noise.get_state(), torch.get_rng_state(), *cuda)]
 
 
 def _per_client(
@@ -333,10 +355,11 @@ def _bytes_of_one(
     k = max(cohort, key=lambda k: len(problem.shards[k]))
     first = replace(problem, shards=[shard[: local.batch] for shard in problem.shards])
     cuda = problem.device.type == "cuda"
-    if cuda:
-        torch.cuda.reset_peak_memory_stats(problem.device)
-        before = torch.cuda.memory_allocated(problem.device)
     try:
+        _form(problem, load(problem, broadcast))  # first, because it holds memory that training does not
+        if cuda:
+            torch.cuda.reset_peak_memory_stats(problem.device)
+            before = torch.cuda.memory_allocated(problem.device)
         train(first, broadcast, [k], round, replace(local, epochs=1), **settings)
     except Exception as error:  # whatever it is, the clients can be trained one by one, or fail there with more reason
         log.warning("clients are not stacked: %s", str(error).partition("\n")[0] or type(error).__name__)

@@ -27,11 +27,15 @@ class Dropout(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if not self.training or self.p == 0:
             return x
-        if self.streams is None:
-            keep = torch.rand(x.shape, device=x.device) >= self.p
-        else:
-            keep = _EachItsOwn.apply(x.detach(), self.streams) >= self.p
+        keep = self.uniform(x) >= self.p
         return x * keep / (1 - self.p)
+
+    def uniform(self, x: Tensor) -> Tensor:
+        """Numbers in [0, 1) of x's shape."""
+        if self.streams is None:
+            return torch.rand(x.shape, device=x.device)
+        drawn: Tensor = _EachItsOwn.apply(x.detach(), self.streams)
+        return drawn
 
     def extra_repr(self) -> str:
         return f"p={self.p}"
