@@ -27,7 +27,7 @@ from fatbench.inversions.seen import (
 )
 from fatbench.kinds import Count
 
-STRENGTHS = (1e-12, 1e-10, 1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1)
+STRENGTHS = (1e-12, 1e-8, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2)
 CUTS = (0.0, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1)
 
 
@@ -42,7 +42,7 @@ def oracle(
 ) -> Tensor:
     """All that an attack that does not adapt would answer, over its solvers and strengths: (V, P, C, H, W) in [0, 1].
 
-    patch_ls: ridge, tsvd and upsample (if `latent` x `latent` is determined) at ten strengths each, relative to the
+    patch_ls: ridge, tsvd and upsample (if `latent` x `latent` is determined) at seven strengths each, relative to the
     largest eigenvalue; april: seven cut-offs of the singular values. Every measure takes the best of the P pictures.
     ValueError: as the attack.
     """

@@ -69,8 +69,8 @@ def eavesdrop(
     are computed. `rounding`: the images, once resized, have 256 levels again, as a file of that size has. `objective`
     counts work alone: the loss is the cross-entropy. ValueError: fewer images than victims.
 
-    Forward: rounds * victims * batch * watched / images
-    Backward: rounds * victims * batch * watched / images
+    Forward: rounds * victims * batch * (1 + (watched - 1) * (weights == "moving")) / images
+    Backward: rounds * victims * batch * (1 + (watched - 1) * (weights == "moving")) / images
     """
     model = without_block0_norm(problem.model) if block0 == "bare" else problem.model
     # The weights never change and follow from the seed, so no state carries them: 88 MB a cell for ViT-S/16.
@@ -119,7 +119,8 @@ def eavesdrop(
         for name in ("psnr", "correlation32", "identification"):
             numbers[f"{name}_victim"] = dict(enumerate(found[name].tolist(), start=t * victims))
         state = State(t + 1, {}, sums)
-        cost = Cost(0, victims * batch * watched, victims * batch * watched, 0, 0)
+        images = victims * batch * (watched if weights == "moving" else 1)
+        cost = Cost(0, images, images, 0, 0)
         yield Round(
             t,
             theta,
