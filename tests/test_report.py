@@ -1123,6 +1123,24 @@ def test_a_run_that_failed_counts_where_it_left_numbers(tiny: Suite, tmp_path: P
     assert mixed == ["device: B (training, natural of 1 cell); A (training of 1 cell)"]
 
 
+def test_a_table_says_which_of_its_cells_failed(tiny: Suite, tmp_path: Path) -> None:
+    """A cell that failed and one that was run again since: the first is named under the tables it belongs to."""
+    plan = tiny.plan("paper")
+    broken, mended = plan.cells[:2]
+    with Store.open(str(tmp_path / "test.db"), create=True) as store:
+        for cell, tries in ((broken, 1), (mended, 2)):
+            store.add_cell(cell.id, cell.spec)
+            for last in range(tries):
+                run = store.claim(cell.id, "train", suite="tiny", total=3, provenance={}, retry_failed=True)
+                assert run is not None
+                if last:
+                    store.finish(run)
+                else:
+                    store.fail(run, "out of memory")
+        grid = report.tables(tiny, plan, store)[0]
+    assert [text for what, text in grid.notes if what == "failed"] == [f"1 cell: {broken.id} (see fatbench logs)"]
+
+
 def test_paired_outcomes_are_read_from_the_database(tiny: Suite, tmp_path: Path) -> None:
     """12 of 16 images against 4 of 16: more than 3 sigma if independent (0.5 > 0.46), but 8 of 8 discordant is
     8 < 3 sqrt(8) = 8.49 paired, so that there is no flag.

@@ -70,8 +70,9 @@ def tables(
 
     found = query.gather(suite, plan, store, select)
     return build(
-        suite, plan, found.rows, select, published, rounds=found.rounds, runs=found.runs, outcomes=found.outcomes
-    )
+        suite, plan, found.rows, select, published, rounds=found.rounds, runs=found.runs, outcomes=found.outcomes,
+        failed=found.failed,
+    )  # fmt: skip
 
 
 def check(suite: Suite, plan: Plan) -> None:

@@ -189,16 +189,20 @@ def build(
     rounds: Mapping[tuple[str, str], int] | None = None,
     runs: Iterable[Mapping[str, Any]] | None = None,
     outcomes: Outcomes | None = None,
+    failed: frozenset[str] = frozenset(),
 ) -> list[Grid]:
     """The tables of a suite that the plan's cells have a row in.
 
     rows: measurements (cell, stage, metric, round, client, value, n; with device, precision, commit, ... or a
     `provenance` mapping). rounds: (cell, "best-test" or "best-val") -> round, where the caller knows it; otherwise it
-    is found in the rows of stage "train". runs: what ran, with its provenance; default: what the rows say.
+    is found in the rows of stage "train". runs: what ran, with its provenance; default: what the rows say. failed:
+    cells of which something failed, and was not run again since.
     SpecError: a table lumps together points of the grid that differ in an axis it does not name.
     """
     numbers = Numbers(plan, rows, select, rounds or {}, outcomes, runs)
-    return [grid for table in suite.tables if (grid := _grid(suite, plan, table, numbers, published)) is not None]
+    return [
+        grid for table in suite.tables if (grid := _grid(suite, plan, table, numbers, published, failed)) is not None
+    ]
 
 
 @dataclass(slots=True)
@@ -341,7 +345,9 @@ class Numbers:
                 one.flags = (*stored, *raised.get(metric, ()))
 
 
-def _grid(suite: Suite, plan: Plan, table: Table, numbers: Numbers, with_published: bool) -> Grid | None:
+def _grid(
+    suite: Suite, plan: Plan, table: Table, numbers: Numbers, with_published: bool, failed: frozenset[str]
+) -> Grid | None:
     found = places_of(plan, table)
     if not found:
         return None
@@ -409,6 +415,9 @@ def _grid(suite: Suite, plan: Plan, table: Table, numbers: Numbers, with_publish
     if table.paired is not None:
         grid.paired.extend(_comparisons(grid, *table.paired))
     grid.notes.extend(_notes(grid, suite, plan, table, cells, absent, lookup))
+    if broken := failed & {cell.id for cell in cells}:
+        count = f"{len(broken)} cell{'s' * (len(broken) > 1)}"
+        grid.notes.append(("failed", f"{count}: {', '.join(sorted(broken))} (see fatbench logs)"))
     return grid
 
 

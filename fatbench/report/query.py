@@ -32,6 +32,7 @@ class Found:
     rounds: dict[tuple[str, str], int] = field(default_factory=dict)  # (cell, checkpoint) -> round
     runs: list[Mapping[str, Any]] = field(default_factory=list)
     outcomes: Outcomes | None = None
+    failed: frozenset[str] = frozenset()  # cells
 
 
 def gather(suite: Suite, plan: Plan, store: Store, select: Checkpoint) -> Found:
@@ -56,6 +57,8 @@ def gather(suite: Suite, plan: Plan, store: Store, select: Checkpoint) -> Found:
         here = (NUMBERS.c.stage == "train") & NUMBERS.c.metric.in_(sorted(metrics)) & NUMBERS.c.round.in_(sorted(at))
         found.rows += _numbers(cells, store, here)
     found.runs = _runs(cells, store, stages)
+    broken = sql(STAGES.c.cell).where(STAGES.c.status == "failed").distinct()
+    found.failed = frozenset(row.cell for row in _fetch(store, broken, STAGES.c.cell, cells))
     return found
 
 
