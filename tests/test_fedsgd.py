@@ -182,6 +182,7 @@ def test_update_counts_follow_the_closed_form(defence, kind):
     law = torch.tensor(update_count_distribution(6, 3, 0.8, kind), dtype=torch.float64)
     assert float((measured - law).abs().max()) < 4 * 0.0035
     assert last.metrics["never_updated"] == pytest.approx(float(measured[0]))
+    assert last.metrics["updated_share"] == pytest.approx(dict(enumerate(measured.tolist())))
     assert last.metrics["updated_rounds"] == pytest.approx(float((torch.arange(7) * measured).sum()))
 
 

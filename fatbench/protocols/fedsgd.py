@@ -35,7 +35,7 @@ from fatbench.defences import Upload
 from fatbench.kinds import Count, Defence, Objective, Positive
 from fatbench.local import load, pixels, precision_context, trainable
 from fatbench.rng import forked, generator
-from fatbench.rounds import Cost, Mixing, Problem, Round, State, Stats, Tensors, Update
+from fatbench.rounds import Cost, Metrics, Mixing, Problem, Round, State, Stats, Tensors, Update
 
 BETA1, BETA2, EPS = 0.9, 0.999, 1e-8  # Adam's
 
@@ -61,10 +61,10 @@ def fedsgd(
     1e-4 does not train from scratch with SGD); an entry that no client sent keeps its weight and its moments, whose
     bias is corrected by the number of steps.
 
-    Numbers of a round: never_updated, the share of entries that no round so far has moved, and updated_rounds, the mean
-    number of rounds that moved one; artifact update_counts, how many entries were moved in 0, 1, ... rounds (with
-    `steps` null that is Fig. 6: epochs). ValueError: the model has batch normalisation, whose statistics are no
-    gradient.
+    Numbers of a round: never_updated, the share of entries that no round so far has moved; updated_rounds, the mean
+    number of rounds that moved one; updated_share, the share that 0, 1, ... rounds moved (with `steps` null that is
+    Fig. 6: epochs). Artifact update_counts: the same as numbers of entries. ValueError: the model has batch
+    normalisation, whose statistics are no gradient.
 
     Forward: rounds * objective
     Backward: rounds * objective
@@ -106,13 +106,14 @@ def fedsgd(
         last = {upload.client: upload.extra for upload in uploads}  # a client that paused sent nothing
         updates = [_with_stats(k, torch.stack(parts), last.get(k, {})) for k, parts in sorted(sums.items())]
         share = histogram.double() / histogram.sum()
-        numbers = {
+        numbers: Metrics = {
             "never_updated": float(share[0]),
             "updated_rounds": float((share * torch.arange(t + 2, device=share.device)).sum()),
+            "updated_share": dict(enumerate(share.tolist())),
         }
         mixing = Mixing([1 / len(updates)] * len(updates), artifacts={"update_counts": histogram})
         after = State(t + 1, theta, memory, state.clients)
-        yield Round(t, sent, updates, mixing, after, cost, metrics={**numbers})
+        yield Round(t, sent, updates, mixing, after, cost, metrics=numbers)
         state = after
 
 
