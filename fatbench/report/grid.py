@@ -27,7 +27,7 @@ from fatbench.suite import SOURCE, Cell, Condition, Evaluation, Key, Plan, Suite
 FRACTIONS = (
     "train_accuracy", "holdout_accuracy", "holdout_gap", "natural", "monitor", "val_natural", "val_monitor",
     "natural_class", "monitor_class", "val_natural_class", "val_monitor_class", "edge_natural", "adfl_hit",
-    "identification",
+    "identification", "identification_ci", "label_recovery", "never_updated", "updated_share",
     "leak_identification",
     "leak_initial_identification",
 )  # fmt: skip
