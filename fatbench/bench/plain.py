@@ -156,3 +156,25 @@ def lean(model: nn.Module, data: Tensor, labels: Tensor, batch: int, *, eps: flo
             torch._foreach_mul_(velocity, 0.9)
             torch._foreach_add_(velocity, change)
             torch._foreach_add_(weights, velocity, alpha=-0.01)
+
+
+def margin_pgd(model: nn.Module, *, eps: float, step: float, steps: int) -> Callable[[Tensor, Tensor], Tensor]:
+    """CW-inf as a class of torchattacks: its PGD on the margin loss. The CW of the package is another attack, in L2."""
+    import torchattacks
+
+    class CW(torchattacks.PGD):
+        def forward(self, images: Tensor, labels: Tensor) -> Tensor:
+            adv = (images + torch.empty_like(images).uniform_(-self.eps, self.eps)).clamp(0, 1).detach()
+            onehot = F.one_hot(labels, 10)
+            for _ in range(self.steps):
+                adv.requires_grad = True
+                logits = self.get_logits(adv)
+                real, other = (onehot * logits).sum(1), ((1 - onehot) * logits - onehot * 10000).max(1)[0]
+                cost = -torch.clamp(real - other + 50, min=0).sum()
+                gradient = torch.autograd.grad(cost, adv)[0]
+                adv = adv.detach() + self.alpha * gradient.sign()
+                adv = (images + (adv - images).clamp(-self.eps, self.eps)).clamp(0, 1).detach()
+            return adv
+
+    attack: Callable[[Tensor, Tensor], Tensor] = CW(model, eps=eps, alpha=step, steps=steps)
+    return attack

@@ -1,0 +1,400 @@
+"""The rows of the benchmark's table: each a function of a `Bench` that returns its lines.
+
+Goals are those of issue 5: by kind of device, "cpu" for two cores and "cuda" for a GPU of the H200's class.
+"""
+
+from __future__ import annotations
+
+import functools
+import statistics
+import textwrap
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from fatbench import attacks, models, objectives
+from fatbench.bench import counters, many, plain
+from fatbench.bench.measure import Bench, amx, child, cores, fatbench, interleaved, line, program, ratios, wall
+from fatbench.data import digits
+from fatbench.evaluation import accuracy
+from fatbench.local import LocalSGD, load, pixels, train_cohort
+from fatbench.rng import forked, generator
+from fatbench.rounds import Problem, Tensors
+
+Lines = list[dict[str, Any]]
+Path_ = Literal["loop", "fast", "stacked"]
+
+PGD7: dict[str, Any] = {"eps": 8 / 255, "step": 2 / 255, "steps": 7}
+PGD10: dict[str, Any] = {**PGD7, "steps": 10}
+AT = functools.partial(objectives.at, attack=functools.partial(attacks.pgd, **PGD10))
+NOISE = "same batches, noise and dropout masks"
+
+
+def noise_problem(
+    bench: Bench, network: torch.nn.Module, sizes: list[int], side: int, path: Path_, precision: str = "fp32"
+) -> Problem:
+    """Clients with `sizes` images of noise: for times, which do not depend on what is in an image."""
+    total = sum(sizes)
+    g = generator(0, "bench")
+    images = torch.randint(0, 256, (total, 3, side, side), dtype=torch.uint8, generator=g).to(bench.device)
+    labels = torch.randint(0, 10, (total,), generator=g).to(bench.device)
+    shards = list(torch.arange(total, device=bench.device).split(sizes))
+    return Problem(network.to(bench.device), images, labels, shards, 10, 0, bench.device, precision, path)  # type: ignore[arg-type]
+
+
+def initial(network: torch.nn.Module) -> Tensors:
+    """A copy of the network's state, contiguous."""
+    return {
+        name: value.detach().clone(memory_format=torch.contiguous_format)
+        for name, value in network.state_dict().items()
+    }
+
+
+def built(name: str, shape: tuple[int, int, int], **settings: Any) -> torch.nn.Module:
+    """A registered model with 10 classes, the same weights each time."""
+    with forked(0, "model"):
+        network: torch.nn.Module = models.MODELS[name](shape, 10, **settings)
+    return network
+
+
+# --- training -----------------------------------------------------------------------------------------------------
+
+
+def at_nin(bench: Bench) -> Lines:
+    """One AT round of NIN: 5 clients, PGD-10, batch 32."""
+    clients, batches = (1, 1) if bench.quick else (5, 20 if bench.gpu else 1)
+    cohort = list(range(clients))
+    local = LocalSGD(1, 32, 0.01, 0.9, 0.0, None, AT)
+    network = built("nin", (3, 32, 32))
+    start = initial(network)
+    on = noise_problem(bench, network, [32 * batches] * clients, 32, "loop")
+    ways: dict[str, Problem] = {"loop": on, "fast": replace(on, path="fast")}
+    ways["bf16"] = replace(on, path="stacked" if bench.gpu else "fast", precision="bf16")
+    if bench.gpu:
+        ways["stacked"] = replace(on, path="stacked")
+    results: dict[str, list[Tensors]] = {}
+
+    def people() -> None:
+        results["plain"] = plain.train(on, start, cohort, local, lambda noise: plain.pgd(noise, **PGD10))
+
+    def ours(name: str) -> None:
+        results[name] = [update.model for update in train_cohort(ways[name], start, cohort, 0, local)]
+
+    acts: dict[str, Callable[[], object]] = {"plain": people}
+    acts |= {name: functools.partial(ours, name) for name in ways if name != "loop" or bench.quick}
+    seconds = interleaved(bench.device, acts, bench.repeats(3))
+    passes = clients * batches * 32 * 11
+    work = f"AT round, NIN, {clients} clients, PGD-10, batch 32, {batches} batches each"
+    best = "stacked" if bench.gpu else "fast"
+    rate = {name: passes / statistics.median(times) for name, times in seconds.items()}
+
+    def note(name: str) -> str:
+        said = f"{rate[name]:.0f} passes/s against {rate['plain']:.0f}; {NOISE}: {_apart(results, name, start)}"
+        idle = name == "bf16" and not bench.gpu and not amx()
+        return f"{said}; the goal of 5x is for a CPU with AMX, which this one has not" if idle else said
+
+    bf16 = {"cpu": 5.0 if amx() else None, "cuda": 10.0}
+    return [
+        line(f"{work}, fp32", "the plain loop", {"cpu": 1.9, "cuda": None}, ratios(seconds, "plain", best),
+             note=note(best)),
+        line(f"{work}, bf16", "the plain loop, fp32", bf16, ratios(seconds, "plain", "bf16"), note=note("bf16")),
+    ]  # fmt: skip
+
+
+def _apart(results: dict[str, list[Tensors]], name: str, start: Tensors) -> str:
+    """How far two sets of clients' weights are apart, as a share of how far training moved them."""
+
+    def flat(tensors: Tensors) -> Tensor:
+        return torch.cat([value.double().flatten() for value in tensors.values()])
+
+    begin = flat(start)
+    pairs = [(flat(a), flat(b)) for a, b in zip(results["plain"], results[name], strict=True)]
+    share = max(float((a - b).norm() / (a - begin).norm()) for a, b in pairs)
+    return f"weights differ by {share:.1g} of what training changed"
+
+
+def at_vit(bench: Bench) -> Lines:
+    """One AT round of ViT-S/16 at 224: PGD-7 on half of every batch."""
+    import timm
+
+    clients, batch, batches = (1, 2, 1) if bench.quick else (5, 24, 4) if bench.gpu else (1, 4, 1)
+    cohort = list(range(clients))
+    inner = functools.partial(attacks.pgd, **PGD7)
+    local = LocalSGD(1, batch, 0.01, 0.9, 0.0, None, functools.partial(objectives.mixed_at, attack=inner, ratio=0.5))
+    network = built("vit", (3, 224, 224), patch=16, dim=384, depth=12, heads=6)
+    theirs = timm.create_model("vit_small_patch16_224", num_classes=10)
+    start, start_theirs = initial(network), initial(theirs)
+    sizes = [batch * batches] * clients
+    on = replace(noise_problem(bench, network, sizes, 32, "stacked" if bench.gpu else "fast"), size=224)
+    other = replace(noise_problem(bench, theirs, sizes, 32, "loop"), size=224)
+    low = replace(on, precision="bf16")
+    acts: dict[str, Callable[[], object]] = {
+        "plain": lambda: plain.train(
+            other, start_theirs, cohort, local, lambda _: plain.torchattacks_pgd(theirs, **PGD7), ratio=0.5
+        ),
+        "fp32": lambda: train_cohort(on, start, cohort, 0, local),
+        "bf16": lambda: train_cohort(low, start, cohort, 0, local),
+    }
+    seconds = interleaved(bench.device, acts, bench.repeats(3))
+    work = f"AT round, ViT-S/16 at 224, {clients} clients, PGD-7, ratio 0.5, batch {batch}, {batches} batches each"
+    against = "timm + torchattacks, fp32"
+    images = clients * batches * batch
+    note = f"{images / statistics.median(seconds['bf16']):.2f} images/s in bf16"
+    lines = [
+        line(f"{work}, fp32", against, {"cpu": 1.4, "cuda": None}, ratios(seconds, "plain", "fp32")),
+        line(f"{work}, bf16", against, {"cpu": None, "cuda": 4.0}, ratios(seconds, "plain", "bf16"), note=note),
+    ]
+    if bench.gpu:
+        rate = _flops(acts["bf16"]) / statistics.median(seconds["bf16"]) / _matrix_rate(bench)
+        lines.append(line(f"{work}, bf16", "a large bf16 matrix product", {"cuda": 40.0}, [100 * rate], "%"))
+    return lines
+
+
+def _flops(act: Callable[[], object]) -> float:
+    from torch.utils.flop_counter import FlopCounterMode
+
+    with FlopCounterMode(display=False) as counted:
+        act()
+    return float(counted.get_total_flops())
+
+
+def _matrix_rate(bench: Bench, n: int = 8192) -> float:
+    """Operations per second of a large bfloat16 matrix product."""
+    a = torch.randn(n, n, device=bench.device, dtype=torch.bfloat16)
+    times = [wall(bench.device, lambda: a @ a) for _ in range(10)]
+    return 2.0 * n**3 / statistics.median(times)
+
+
+def operations(bench: Bench) -> Lines:
+    """Operations of a batch of AT; tests/test_counters.py gates them."""
+    lines = []
+    for name, lean in (("nin", 625), ("resnet18", 1651)):
+        on = noise_problem(bench, built(name, (3, 8, 8), width=6), [], 8, "fast")
+        on = replace(on, images=torch.zeros(96, 3, 8, 8, dtype=torch.uint8), labels=torch.arange(96) % 10)
+        on = replace(on, images=on.images.to(bench.device), labels=on.labels.to(bench.device))
+        every, launches, syncs = counters.per_batch(counters.cohort_batches(on, AT))
+        note = f"{every} operations with views and autograd's own detaches; {syncs} host synchronisations (goal 0)"
+        goals = dict.fromkeys(("cpu", "cuda"), float(lean))
+        lines.append(line(f"kernel launches of an AT batch, PGD-10, {name}", "a lean eager loop", goals, [launches],
+                          "launches", note))  # fmt: skip
+    return lines
+
+
+# --- evaluation ---------------------------------------------------------------------------------------------------
+
+# A radius at which about a quarter of the images withstand, as of CIFAR-10 at 8/255 under adversarial training.
+EPS = 24 / 255
+
+
+@functools.cache
+def _victim(bench: Bench) -> tuple[Problem, Tensors, Tensor, Tensor]:
+    """A network trained on scikit-learn's digits at 16x16: (problem, its state, test images, test labels)."""
+    dataset = digits(Path())
+    network = built("small_cnn", (1, 16, 16), width=32)
+    images, labels = (torch.from_numpy(a).to(bench.device) for a in (dataset.train_images, dataset.train_labels))
+    shard = torch.arange(len(labels), device=bench.device)
+    on = Problem(network.to(bench.device), images, labels, [shard], 10, 0, bench.device, "fp32", "fast", 16)
+    local = LocalSGD(4, 32, 0.05, 0.9, 0.0, None, objectives.standard)
+    (update,) = train_cohort(on, initial(network), [0], 0, local)
+    tests = (torch.from_numpy(a).to(bench.device) for a in (dataset.test_images, dataset.test_labels))
+    test_images, test_labels = tests
+    return on, update.model, test_images, test_labels
+
+
+def pgd_cw_fgsm(bench: Bench) -> Lines:
+    """PGD-20 + CW + FGSM of one checkpoint, against torchattacks one after another."""
+    on, state, images, labels = _victim(bench)
+    n = 16 if bench.quick else len(labels)
+    images, labels = images[:n], labels[:n]
+    step = EPS / 4
+    loop = load(replace(on, path="loop", model=built("small_cnn", (1, 16, 16), width=32).to(bench.device)), state)
+    robust: dict[str, list[float]] = {}
+
+    def theirs() -> None:
+        import torchattacks
+
+        loop.eval()
+        x = pixels(replace(on, path="loop"), images)
+        three = (
+            torchattacks.PGD(loop, eps=EPS, alpha=step, steps=20),
+            plain.margin_pgd(loop, eps=EPS, step=step, steps=30),
+            torchattacks.FGSM(loop, eps=EPS),
+        )
+        with forked(0, "bench"):
+            attacked = [loop(attack(x, labels)).argmax(1) for attack in three]
+        robust["theirs"] = [float((predicted == labels).double().mean()) for predicted in attacked]
+
+    def ours(name: str, verdict: str, precision: str) -> None:
+        settings: dict[str, Any] = {"eps": EPS, "step": step, "verdict": verdict}
+        three = (
+            functools.partial(attacks.pgd, steps=20, **settings),
+            functools.partial(attacks.cw, steps=30, **settings),
+            functools.partial(attacks.fgsm, eps=EPS),
+        )
+        how = replace(on, precision=precision)  # type: ignore[arg-type]
+        robust[name] = [
+            float(accuracy(how, state, images, labels, attack, ("bench", i))[0].double().mean())
+            for i, attack in enumerate(three)
+        ]
+
+    ways = {f"{verdict} {p}": (verdict, p) for verdict in ("any", "last") for p in ("fp32", "bf16")}
+    acts: dict[str, Callable[[], object]] = {"theirs": theirs}
+    acts |= {name: functools.partial(ours, name, *way) for name, way in ways.items()}
+    seconds = interleaved(bench.device, acts, bench.repeats(3))
+    work = f"PGD-20 + CW + FGSM, {n} digits at 16x16, SmallCNN, eps 24/255"
+
+    def one(name: str, what: str, goals: dict[str, float | None]) -> dict[str, Any]:
+        shown = ["/".join(f"{100 * value:.1f}" for value in robust[key]) for key in (name, "theirs")]
+        note = f"accuracies {shown[0]} % against {shown[1]} % at the last step"
+        return line(
+            f"{work}, {what}", "torchattacks, one after another", goals, ratios(seconds, "theirs", name), note=note
+        )
+
+    return [
+        one("any fp32", "verdict any, fp32", {"cpu": 3.0, "cuda": None}),
+        one("any bf16", "verdict any, bf16 confirmed by fp32", {"cpu": 6.0, "cuda": 6.0}),
+        one("last fp32", "verdict last (the papers'), fp32", {}),
+        one("last bf16", "verdict last (the papers'), bf16", {}),
+    ]
+
+
+def autoattack(bench: Bench) -> Lines:
+    """AutoAttack standard, against the package as it is."""
+    on, state, images, labels = _victim(bench)
+    n, batch = (2, 2) if bench.quick else (len(labels), len(labels)) if bench.gpu else (32, 16)
+    attack = functools.partial(attacks.autoattack, eps=EPS)
+    ways = {
+        "package": replace(on, path="loop", model=built("small_cnn", (1, 16, 16), width=32).to(bench.device)),
+        "fp32": on,
+        "bf16": replace(on, precision="bf16"),
+    }
+    seconds: dict[str, list[float]] = {name: [] for name in ways}
+    right: dict[str, list[Tensor]] = {name: [] for name in ways}
+
+    def one(name: str, first: int) -> None:
+        part = slice(first, first + batch)
+        bits, _ = accuracy(ways[name], state, images[part], labels[part], attack, ("bench", first), batch)
+        right[name].append(bits)
+
+    for first in range(0, n, batch):  # the parts take turns, as repeats would
+        acts = {name: functools.partial(one, name, first) for name in ways}
+        for name, times in interleaved(bench.device, acts, 1).items():
+            seconds[name] += times
+    bits = {name: torch.cat(parts) for name, parts in right.items()}
+
+    def note(name: str) -> str:
+        differ = int((bits[name] != bits["package"]).sum())
+        robust = [100 * float(bits[key].double().mean()) for key in (name, "package")]
+        return f"robust {robust[0]:.1f} % against {robust[1]:.1f} %, {differ} of {n} verdicts differ"
+
+    work = f"AutoAttack standard, {n} digits at 16x16 (the goal is for 1,000 images), SmallCNN, eps 24/255"
+    return [
+        line(f"{work}, {name}", "the package as it is", goals, ratios(seconds, "package", name), note=note(name))
+        for name, goals in (("fp32", {}), ("bf16", {"cpu": 1.5, "cuda": 2.0}))
+    ]
+
+
+# --- the program --------------------------------------------------------------------------------------------------
+
+
+def cells(bench: Bench) -> Lines:
+    """A table of small cells with as many workers as cores, against one after another."""
+    file = many.table_suite(bench.folder / "bench-cells.yaml", seeds=1 if bench.quick else 3)
+    jobs = 16 if bench.gpu else min(2, cores())
+    seconds = interleaved(
+        bench.device,
+        {"one": lambda: many.run(bench, file, 1), "many": lambda: many.run(bench, file, jobs)},
+        bench.repeats(2),
+    )
+    number = 3 if bench.quick else 9
+    note = f"{3600 * number / statistics.median(seconds['many']):.0f} cells an hour, starting the program included"
+    work = f"{number} cells of FAT, SFAT, Re-SFAT on digits, --jobs {jobs}"
+    goals = {"cpu": 1.3, "cuda": 4.0}
+    return [line(work, "--jobs 1", goals, ratios(seconds, "one", "many"), note=note)]
+
+
+CELL_OF_NIN = textwrap.dedent(
+    """
+    import json, resource, sys, time, torch
+    torch.set_num_threads(1)
+    (clients, cohort, each), device = map(int, sys.argv[1:4]), sys.argv[4]
+    peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024  # of the process, in MB
+    before = peak()
+    from fatbench import registry
+    from fatbench.rounds import Problem, State
+    pgd = {"name": "pgd", "eps": "8/255", "step": "2/255", "steps": 1}  # more steps take no more memory
+    protocol = registry.build("Protocol", registry.check("Protocol", {
+        "name": "fedavg", "rounds": 1, "epochs": 1, "batch": 32, "lr": 0.01, "momentum": 0.9,
+        "participation": cohort / clients, "objective": {"name": "at", "attack": pgd}, "rule": {"name": "samples"}}))
+    network = registry.build("Model", registry.check("Model", "nin"))((3, 32, 32), 10).to(device)
+    images = torch.full((50_000, 3, 32, 32), 1, dtype=torch.uint8, device=device)
+    labels = torch.arange(50_000, device=device) % 10
+    shards = [torch.arange(each, device=device) + each * k for k in range(clients)]
+    state = State(0, {name: value.clone() for name, value in network.state_dict().items()})
+    path = "fast" if device == "cpu" else "stacked"
+    on = Problem(network, images, labels, shards, 10, 0, torch.device(device), "fp32", path)
+    begin = time.perf_counter()
+    for result in protocol(on, state): pass
+    if device != "cpu": torch.cuda.synchronize()
+    seconds = time.perf_counter() - begin
+    megabytes = peak() - before if device == "cpu" else torch.cuda.max_memory_allocated() / 2**20
+    print(json.dumps({"megabytes": megabytes, "seconds": seconds}))
+    """
+)
+
+
+def cell_of_nin(bench: Bench, clients: int, cohort: int, each: int = 32) -> dict[str, float]:
+    """Peak memory over the import of torch (on a GPU: of the device), and seconds, of a round of NIN in a new process.
+
+    On 50,000 images, of which each client of the cohort trains on `each`, one batch.
+    """
+    found: dict[str, float] = child(CELL_OF_NIN, str(clients), str(cohort), str(each), bench.device.type)
+    return found
+
+
+def memory(bench: Bench) -> Lines:
+    """Peak memory of a NIN cell on 50,000 images, and of one with a hundred times the clients."""
+    few, several = (cell_of_nin(bench, clients, 5)["megabytes"] for clients in (5, 500))
+    work = "peak memory of a NIN cell, 50,000 images, 5 clients a round"
+    lines = [
+        line(f"{work}, of 5", "the import of torch", {"cpu": 1500.0}, [few], "MB"),
+        line(f"{work}, of 500", "5 clients", {"cpu": 5.0}, [100 * (several / few - 1)], "% more", f"{several:.0f} MB"),
+    ]
+    if bench.gpu:
+        cohort = cell_of_nin(bench, 50, 50)["megabytes"]
+        lines.append(line("peak memory of a NIN cohort of 50", "-", {"cuda": 8192.0}, [cohort], "MB"))
+    return lines
+
+
+def command_line(bench: Bench) -> Lines:
+    """--help, plan of the largest suite, report of 10,000 cells."""
+    number = 100 if bench.quick else 10_000
+    file, db = many.database(bench.folder, number)
+    largest = many.largest()
+    commands = {
+        "fatbench --help": (0.3, fatbench("--help")),
+        f"fatbench plan suite {largest}": (1.0, fatbench("plan", "suite", largest)),
+        f"fatbench report of {number:,} cells": (
+            2.0, fatbench("report", str(file), "--db", db, "--format", "markdown", "--no-published")),
+    }  # fmt: skip
+    lines = []
+    for work, (goal, command) in commands.items():
+        times = [wall(bench.device, functools.partial(program, command)) for _ in range(bench.repeats(5))]
+        lines.append(line(work, "-", {"cpu": goal}, times, "s"))
+    return lines
+
+
+ROWS: dict[str, Callable[[Bench], Lines]] = {
+    "at_nin": at_nin,
+    "at_vit": at_vit,
+    "operations": operations,
+    "pgd_cw_fgsm": pgd_cw_fgsm,
+    "autoattack": autoattack,
+    "cells": cells,
+    "memory": memory,
+    "command_line": command_line,
+}
