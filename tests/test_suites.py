@@ -121,7 +121,7 @@ def _logged_besides() -> set[str]:
 
 
 PROBED = re.compile(r"svcca_b\d+_(c\d+)_(c\d+|server)_(clean|adv)")
-OF_A_CLASS = re.compile(r".*_class|label_clients")
+OF_A_CLASS = re.compile(r".*_class|label_clients|updated_share")
 
 
 @pytest.mark.parametrize("name", NAMES)
