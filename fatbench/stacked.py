@@ -366,8 +366,7 @@ def _bytes_of_one(
         return None
     if cuda:
         return torch.cuda.max_memory_allocated(problem.device) - before
-    whole = replace(problem, model=nn.Sequential(problem.model))  # of an edge and a server, both
-    counted = footprint(whole, min(local.batch, len(problem.shards[k])), moments=int(local.momentum > 0))
+    counted = footprint(problem, min(local.batch, len(problem.shards[k])), moments=int(local.momentum > 0))
     return 2 * math.ceil(counted["edge_memory"])  # TRADES and MART keep two forward passes for their backward pass
 
 

@@ -1,0 +1,481 @@
+"""Clients trained as one program: what each gets is what the readable loop gives it alone, or it is not stacked."""
+
+from __future__ import annotations
+
+import functools
+import re
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import settings as examples
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from fatbench import (
+    aggregation,
+    attacks,
+    augment,
+    checkpoints,
+    defences,
+    inversions,
+    models,
+    objectives,
+    rng,
+    run,
+    stacked,
+    suite,
+    worker,
+)
+from fatbench import local as local_module
+from fatbench.bench import counters
+from fatbench.errors import SpecError
+from fatbench.local import LocalSGD, train_cohort
+from fatbench.protocols import PROTOCOLS
+from fatbench.rounds import Problem, Round, State, Update
+from fatbench.store import Store
+from fatbench.streams import Streams, clients_of, normal, subset, uniform
+
+CPU = torch.device("cpu")
+SHARDS = (7, 6, 3, 7, 4)  # in batches of 4: 4 and 3, 4 and 2, 3, 4 and 3, 4
+SIZES = {"leaf_cnn": (3, 32, 32), "bare_vit": (3, 12, 12)}
+TINY = {"patch": 4, "dim": 16, "depth": 1, "heads": 2, "head": "cls_vis", "d1": 6, "d2": 5}
+SETTINGS = {
+    "nin": {"width": 6, "init": "he"},
+    "leaf_cnn": {},
+    "vit": TINY,
+    "bare_vit": {"patch": 4, "dim": 64, "depth": 1, "heads": 2},
+    "tnt": {**TINY, "inner": 8},
+    "t2t": {**TINY, "token_dim": 8},
+    "whole_vit": {"width": 4, "dim": 16, "depth": 1, "heads": 2},
+    "edge_vit": {"width": 4, "dim": 16, "depth": 1, "heads": 2},
+    "whole_resnet": {"width": 4, "planes": 4, "blocks": 1},
+    "edge_resnet8": {"width": 4, "planes": 4, "blocks": 1},
+}
+TRAINED_WHOLE = [model for model in models.MODELS if not model.startswith("edge_")]  # those are FedGKT's and FedVKD's
+
+
+OTHERS = [name for name in objectives.OBJECTIVES if name != "mart"]
+
+
+def objective(name: str) -> Callable[..., tuple[Tensor, Tensor]]:
+    inner = {"eps": 8 / 255, "step": 4 / 255, "steps": 2}
+    if name == "standard":
+        return objectives.standard
+    if name == "trades":
+        return functools.partial(objectives.trades, attack=functools.partial(attacks.pgd_kl, **inner))
+    attack = functools.partial(attacks.pgd, **inner, start="gaussian" if name == "mart" else "uniform")
+    return functools.partial(objectives.OBJECTIVES[name], attack=attack)
+
+
+def network(model: str, seed: int = 3) -> nn.Module:
+    with rng.forked(seed, "model"):
+        return models.MODELS[model.removeprefix("bare_")](
+            SIZES.get(model, (3, 8, 8)), 10, **SETTINGS.get(model, {"width": 4})
+        )
+
+
+def problem(model: str | nn.Module, path: str, shards: tuple[int, ...] = SHARDS, seed: int = 3) -> Problem:
+    shape = SIZES.get(model, (3, 8, 8)) if isinstance(model, str) else (3, 8, 8)
+    n = sum(shards)
+    images = torch.randint(0, 256, (n, *shape), dtype=torch.uint8, generator=rng.generator(seed, "images"))
+    labels = torch.randint(0, 10, (n,), generator=rng.generator(seed, "labels"))
+    parts = list(torch.randperm(n, generator=rng.generator(seed, "deal")).split(shards))
+    on = network(model, seed) if isinstance(model, str) else model
+    return Problem(on, images, labels, parts, 10, seed, CPU, "fp32", path)
+
+
+def local(name: str = "at", **changes: object) -> LocalSGD:
+    settings = {"epochs": 1, "batch": 4, "lr": 0.02, "momentum": 0.9, "weight_decay": 1e-3, "clip": None}
+    return LocalSGD(**{**settings, **changes}, objective=objective(name))
+
+
+def state_of(on: Problem) -> dict[str, Tensor]:
+    return {name: value.clone() for name, value in on.model.state_dict().items()}
+
+
+def train(on: Problem, how: LocalSGD, cohort: tuple[int, ...] = (3, 1, 0, 2, 4), **settings: object) -> list[Update]:
+    return train_cohort(on, state_of(on), list(cohort), 1, how, **settings)
+
+
+def agree(ours: list[Update], theirs: list[Update]) -> None:
+    """In float64, to rounding; counts exactly."""
+    for a, b in zip(ours, theirs, strict=True):
+        assert (a.client, a.n) == (b.client, b.n)
+        for name in ("steps", "momentum_steps", "batches", "accuracy"):
+            assert getattr(a.stats, name) == getattr(b.stats, name), name
+        for name in ("loss", "loss_released", "broadcast_loss"):
+            if getattr(b.stats, name) is not None:
+                assert getattr(a.stats, name) == pytest.approx(getattr(b.stats, name), rel=1e-9), name
+        assert list(a.model) == list(b.model)
+        for name in a.model:
+            torch.testing.assert_close(a.model[name], b.model[name], rtol=1e-8, atol=1e-10, msg=name)
+
+
+def same(ours: list[Update], theirs: list[Update]) -> None:
+    """Bit for bit."""
+    for a, b in zip(ours, theirs, strict=True):
+        assert a.stats == b.stats
+        assert all(torch.equal(a.model[name], b.model[name]) for name in a.model)
+
+
+@pytest.fixture
+def double(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Images, and so all computing, in float64: the sign of a gradient makes a whole step of a rounding error."""
+    pixels = local_module.pixels
+    for name, module in list(sys.modules.items()):
+        if name.startswith("fatbench.") and getattr(module, "pixels", None) is pixels:
+            monkeypatch.setattr(module, "pixels", lambda problem, images: pixels(problem, images).double())
+
+
+# --- the same numbers ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [*((model, "mart") for model in TRAINED_WHOLE), *(("nin", name) for name in OTHERS), ("small_cnn", "trades")],
+)
+def test_stacked_clients_are_those_of_the_loop(model: str, name: str, double: None) -> None:
+    """Every model that is trained whole, with batch norm and dropout, and every objective; clients of unequal size."""
+    results = []
+    for path in ("loop", "stacked"):
+        on = problem(model, path)
+        on.model.double()
+        results.append(train(on, local(name)))
+    agree(*results)
+    assert [u.stats.stack for u in results[1]] == [5] * 5
+
+
+@pytest.mark.parametrize(("model", "proximal"), [("small_cnn", "squared"), ("vit", "norm_per_tensor")])
+def test_all_that_a_protocol_asks_of_local_training(model: str, proximal: str, double: None) -> None:
+    """Epochs, clipping, proximal terms, shifts of gradients, weights and buffers, the loss of theta^t, augmentation."""
+    results = []
+    for path in ("loop", "stacked"):
+        on = replace(problem(model, path), augment=functools.partial(augment.crop_flip, padding=1), size=12)
+        on = replace(on, model=models.MODELS[model]((3, 12, 12), 10, **SETTINGS.get(model, {"width": 4})))
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            on.model.load_state_dict({k: torch.rand(v.shape).to(v.dtype) for k, v in on.model.state_dict().items()})
+        on.model.double()
+        floats = {name: value for name, value in on.model.state_dict().items() if value.is_floating_point()}
+        weights = {k: {name: 1e-3 * (k + 1) * torch.ones_like(v) for name, v in floats.items()} for k in range(5)}
+        pull = functools.partial(objectives.PROXIMALS[proximal], mu=0.1)
+        how = replace(local("trades", epochs=2, clip=0.5), proximal=pull)
+        results.append(train(on, how, gradient_shift=weights, weight_shift=weights, broadcast_loss=True))
+    agree(*results)
+    assert results[1][0].stats.stack == 5 and results[1][0].stats.broadcast_loss is not None
+
+
+def test_in_bf16_weights_stay_in_fp32_and_the_loss_is_near() -> None:
+    exact, low = (train(replace(problem("nin", p), precision="bf16"), local("standard")) for p in ("fast", "stacked"))
+    for a, b in zip(exact, low, strict=True):
+        assert all(value.dtype == torch.float32 for value in b.model.values())
+        assert a.stats.loss == pytest.approx(b.stats.loss, rel=0.05) and b.stats.stack == 5
+
+
+def test_the_same_bytes_again_and_the_global_generators_left_alone() -> None:
+    before = torch.get_rng_state()
+    first = train(problem("nin", "stacked"), local())
+    assert torch.equal(before, torch.get_rng_state())
+    torch.rand(3)
+    same(first, train(problem("nin", "stacked"), local()))
+
+
+def test_a_step_of_five_clients_is_not_much_more_to_launch_than_one_of_one() -> None:
+    """NIN, PGD-10: each of the loop's five clients launches what the stack launches twice at most for all of them."""
+    pgd = functools.partial(attacks.pgd, eps=8 / 255, step=2 / 255, steps=10)
+    how = LocalSGD(1, 4, 0.01, 0.9, 1e-4, None, functools.partial(objectives.at, attack=pgd))
+    counts = {}
+    for path, cohort in (("fast", [0]), ("stacked", [0, 1, 2, 3, 4])):
+        on = problem("nin", path, (12,) * 5)
+        start, shards = state_of(on), list(on.shards)
+
+        def batches(n: int, on=on, start=start, shards=shards, cohort=cohort) -> None:
+            on.shards[:] = [shard[: 4 * n] for shard in shards]
+            train_cohort(on, start, cohort, 0, how)
+
+        batches(1)
+        counts[path] = counters.per_batch(batches)
+    assert counts["stacked"][1] < 1.5 * counts["fast"][1]
+    assert counts["stacked"][2] == 0
+
+
+# --- every protocol -----------------------------------------------------------------------------------------------
+
+NIN = {"batch": 4, "lr": 0.05, "rule": aggregation.RULES["uniform"]}
+TOGETHER = {**NIN, "epochs": 2, "momentum": 0.9, "participation": 0.8}
+SHARED = {"batch": 4, "lr": 0.01, "epochs": 1, "server_epochs": 1, "server_batch": 4, "server_lr": 0.01}
+COHORT: dict[str, tuple[str, dict[str, object]]] = {  # model, settings
+    "fedavg": ("nin", {**TOGETHER, "rule": functools.partial(aggregation.RULES["q_ffl"], q=1.0)}),
+    "scaffold": ("nin", TOGETHER),
+    "scaffold_sfat": ("small_cnn", {**TOGETHER, "buffers": True}),
+    "fedgate": ("nin", TOGETHER),
+    "fednova": ("nin", TOGETHER),
+    # At its own rate Adam makes whole steps of the rounding noise of gradients that are zero.
+    "fedaux": ("small_cnn", {**TOGETHER, "privacy": "none", "distillation_lr": 1e-7}),
+}
+ALONE: dict[str, tuple[str, dict[str, object]]] = {  # one model, or training of their own
+    "centralized": ("nin", {"batch": 4, "lr": 0.05}),
+    "fedgkt": ("edge_resnet8", SHARED),
+    "fedvkd": ("edge_vit", SHARED),
+    "fedsgd": ("nin", {"batch": 4, "lr": 0.05, "defence": defences.DEFENCES["none"]}),
+    "eavesdrop": ("bare_vit", {"victims": 2, "candidates": 10, "defence": defences.DEFENCES["none"],
+                               "inversion": inversions.INVERSIONS["patch_ls"]}),
+}  # fmt: skip
+
+
+def rounds(name: str, model: str, path: str, how: dict[str, object], *, double: bool) -> list[Round]:
+    """Two rounds of a protocol with five clients of unequal size."""
+    on = problem(model, path, (7, 4, 7, 3, 6))
+    on = replace(on, auxiliary=on.images.flip(3) if name == "fedaux" else None)
+    if double:
+        on.model.double()
+    if name == "centralized":
+        on = replace(on, shards=[torch.arange(27)])
+    chosen = {"rounds": 2, "objective": objective("standard" if name == "eavesdrop" else "at"), **how}
+    return list(PROTOCOLS[name](on, State(0, state_of(on)), **chosen))
+
+
+def test_every_protocol_is_here() -> None:
+    assert {*COHORT, *ALONE} == {*PROTOCOLS}
+
+
+@pytest.mark.parametrize("name", COHORT)
+def test_every_protocol_gives_the_same_on_every_path(name: str, double: None) -> None:
+    model, how = COHORT[name]
+    loop, fast, together = (rounds(name, model, path, how, double=True) for path in ("loop", "fast", "stacked"))
+    assert {u.stats.stack for r in together for u in r.updates} == {4}
+    for other in (fast, together):
+        for a, b in zip(loop, other, strict=True):
+            assert [u.client for u in a.updates] == [u.client for u in b.updates]
+            for x, y in ((a.state.model, b.state.model), (a.state.server, b.state.server)):
+                assert list(x) == list(y)
+                for key in x:  # a server's arithmetic may be in float32
+                    torch.testing.assert_close(x[key], y[key], rtol=1e-5, atol=1e-6, msg=key)
+
+
+@pytest.mark.parametrize("name", ALONE)
+def test_a_protocol_without_a_cohort_to_stack_is_as_on_the_fast_path(name: str) -> None:
+    model, how = ALONE[name]
+    fast, other = (rounds(name, model, path, how, double=False) for path in ("fast", "stacked"))
+    for a, b in zip(fast, other, strict=True):
+        assert all(torch.equal(a.state.model[key], b.state.model[key]) for key in a.state.model)
+        assert a.metrics == b.metrics and [u.stats for u in a.updates] == [u.stats for u in b.updates]
+
+
+def test_a_run_that_was_stopped_ends_with_the_same_bytes(tmp_path: Path) -> None:
+    on = problem("nin", "stacked", (7, 4, 7, 3, 6))
+    start = state_of(on)
+    box = functools.partial(PROTOCOLS["scaffold"], rounds=3, objective=objective("at"), **TOGETHER)
+    straight = list(box(on, State(0, start)))
+    checkpoints.save_state(tmp_path / "state", straight[0].state)
+    for weight in on.model.parameters():
+        nn.init.normal_(weight)
+    again = list(box(replace(on, model=network("nin", 8)), checkpoints.load_state(tmp_path / "state", "cpu")))
+    for a, b in zip(straight[1:], again, strict=True):
+        assert [u.stats for u in a.updates] == [u.stats for u in b.updates]
+        assert all(torch.equal(a.state.model[key], b.state.model[key]) for key in a.state.model)
+
+
+# --- what fits, and what cannot be stacked ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("clients", "stacks"), [(5, [5]), (4, [3, 2]), (2, [2, 2, 1]), (1, []), (0, [])])
+def test_no_stack_is_larger_than_what_fits(clients: int, stacks: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    on = problem("nin", "stacked")
+    fast = train(problem("nin", "fast"), local("standard"))
+    updates = 5 * sum(value.numel() * value.element_size() for value in on.model.state_dict().values())
+    monkeypatch.setattr(stacked, "_bytes_of_one", lambda *_: 1000)
+    monkeypatch.setattr(stacked, "_free", lambda _: updates + 1001 * clients / stacked.SHARE)
+    seen = []
+    real = stacked.train
+    monkeypatch.setattr(
+        stacked, "train", lambda p, b, cohort, *a, **k: seen.append(cohort) or real(p, b, cohort, *a, **k)
+    )
+    got = train(on, local("standard"))
+    assert [len(cohort) for cohort in seen if len(cohort) > 1] == [size for size in stacks if size > 1]
+    assert [u.client for u in got] == [u.client for u in fast]
+    for a, b in zip(got, fast, strict=True):
+        for name in a.model:
+            torch.testing.assert_close(a.model[name], b.model[name], rtol=1e-4, atol=1e-6)
+    if not stacks:
+        same(got, fast)
+
+
+def test_what_a_client_takes_is_counted_on_a_cpu_and_more_for_more_images(monkeypatch: pytest.MonkeyPatch) -> None:
+    on = problem("nin", "stacked")
+    few, many = (stacked._bytes_of_one(on, state_of(on), [0, 2], 0, local(batch=b), {}) for b in (1, 4))
+    assert few is not None and many is not None and 1.5 * few < many
+    assert stacked._free(CPU) > 1e6
+
+
+def plain_mean(model: nn.Module, x: Tensor, y: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    model.train()
+    logits = model(x)
+    return nn.functional.cross_entropy(logits, y), logits.argmax(1) == y
+
+
+def draws_for_all(model: nn.Module, x: Tensor, y: Tensor, generator: torch.Generator) -> Tensor:
+    return (x + 0.01 * torch.rand(x.shape, generator=generator)).clamp(0, 1)
+
+
+class Unstackable(nn.Module):
+    """A model of another's making: torch's own dropout, or a look at its numbers."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__()
+        self.what = what
+        self.body = nn.Sequential(nn.Flatten(), nn.Linear(192, 10), nn.Dropout(0.5 if what == "dropout" else 0.0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.what == "look" and float(x.detach().mean()) > 2:
+            return x
+        return self.body(x)
+
+
+@pytest.mark.parametrize(
+    ("model", "training", "reason"),
+    [
+        ("nin", plain_mean, r"the objective gives a loss of shape \(\), not one per client"),
+        (
+            "nin",
+            functools.partial(objectives.at, attack=draws_for_all),
+            "from a generator that no client has to itself",
+        ),
+        (Unstackable("dropout"), objectives.standard, "from a generator that no client has to itself"),
+        (Unstackable("look"), objectives.standard, r"vmap"),
+    ],
+)
+def test_what_cannot_be_stacked_trains_one_by_one_and_says_why(
+    model: str | nn.Module, training: object, reason: str, caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(stacked.log, "propagate", True)
+    on, how = problem(model, "stacked"), replace(local(), objective=training)
+    start = state_of(on)
+    got = train_cohort(on, start, [0, 1], 1, how)
+    assert len(caplog.records) == 1 and "clients are not stacked: " in caplog.text
+    assert re.search(reason, caplog.text)
+    same(got, train_cohort(replace(on, path="fast"), start, [0, 1], 1, how))
+
+
+# --- folded or by vmap --------------------------------------------------------------------------------------------
+
+
+class Mixing(nn.Module):
+    """Channels that look at each other: folded, clients would."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Conv2d(3, 4, 3), nn.Linear(4, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.first(x).softmax(1).mean((2, 3)))
+
+
+def test_convolutional_networks_fold_and_others_do_not() -> None:
+    def form(model: nn.Module) -> type[nn.Module]:
+        on = problem(model, "stacked")
+        return stacked._form(on, on.model)
+
+    assert {form(network(m)) for m in ("nin", "small_cnn", "resnet18", "mcmahan_cnn", "whole_resnet")} == {
+        stacked.Folded
+    }
+    assert form(network("vit")) is form(network("whole_vit")) is form(Mixing()) is stacked.Stacked
+
+
+def test_what_does_not_fold_is_stacked_all_the_same(double: None) -> None:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        mixing = Mixing().double()
+    start = state_of(problem(mixing, "loop"))
+    ours, theirs = (train_cohort(problem(mixing, p), start, [0, 1], 0, local()) for p in ("stacked", "loop"))
+    agree(ours, theirs)
+    assert ours[0].stats.stack == 2
+
+
+# --- batches and draws --------------------------------------------------------------------------------------------
+
+
+@examples(max_examples=40)
+@given(sizes=st.lists(st.integers(1, 30), min_size=1, max_size=6), batch=st.integers(1, 12))
+def test_every_client_sees_the_batches_it_would_see_alone(sizes: list[int], batch: int) -> None:
+    """Of split(batch), in order; and those who go together have as many images and are neighbours."""
+    sizes = sorted(sizes, reverse=True)
+    seen: list[list[int]] = [[] for _ in sizes]
+    for start, length, i, j in stacked.groups(sizes, batch):
+        assert i < j
+        for at in range(i, j):
+            assert sum(seen[at]) == start
+            seen[at].append(length)
+    assert seen == [[len(part) for part in torch.arange(n).split(batch)] for n in sizes]
+
+
+def test_draws_are_each_clients_own() -> None:
+    def streams() -> list[torch.Generator]:
+        return [rng.generator(0, "attack", k) for k in range(3)]
+
+    x, together = torch.zeros(6, 2, 3), Streams(streams())
+    for draw in (functools.partial(uniform, low=-1.0, high=2.0), normal):
+        alone = torch.cat([draw(x[:2], generator=g) for g in streams()])
+        assert torch.equal(draw(x, generator=Streams(streams())), alone)
+    chosen = subset(x, 1, together)
+    assert [int(i) // 2 for i in chosen] == [0, 1, 2]
+    assert [int(i) % 2 for i in chosen] == [int(torch.randperm(2, generator=g)[0]) for g in streams()]
+    assert len(clients_of(together)) == 3 and clients_of(together.clients[0]) == (together.clients[0],)
+
+
+# --- from the command line to the database ------------------------------------------------------------------------
+
+SUITE = """
+name: stack
+title: Two rounds of three clients on a few digits
+seeds: [3]
+base:
+  data: digits
+  train: 60
+  test: 20
+  partition: {name: shah, clients: 3, skew: 2}
+  model: {name: nin, width: 4, init: he}
+  protocol: {name: fedavg, rounds: 2, epochs: 1, batch: 16, lr: 0.05, objective: standard, rule: uniform}
+evaluate: {n: 20, attacks: {natural: natural}}
+presets: {paper: {}}
+"""
+
+
+def test_path_and_stack_are_recorded_with_every_number(tmp_path: Path) -> None:
+    (tmp_path / "s.yaml").write_text(SUITE)
+    [job] = run.jobs_of(suite.load(str(tmp_path / "s.yaml")).plan())
+    found = {}
+    for path in ("auto", "stacked"):
+        machine = worker.Machine(f"{tmp_path}/{path}.db", f"{tmp_path}/{path}", str(tmp_path), path=path)
+        with Store.open(machine.db, create=True) as store:
+            assert worker.work(job, machine, store) == "done"
+            [train] = [row for row in store.runs([job.cell]) if row["stage"] == "train"]
+            losses = [n["value"] for n in store.measurements([job.cell]) if n["metric"] == "train_loss"]
+        found[path] = (train["path"], train.get("stack"), losses)
+    assert found["auto"][:2] == ("fast", None) and found["stacked"][:2] == ("stacked", 3)
+    assert found["auto"][2] == pytest.approx(found["stacked"][2], rel=1e-4)
+
+
+def test_auto_is_stacked_on_a_gpu_unless_memory_is_bounded() -> None:
+    machine = worker.Machine("", "", "")
+    on_gpu = replace(machine, device="cuda:1")
+    assert [worker.path_of(m) for m in (machine, on_gpu, replace(on_gpu, microbatch=4))] == ["fast", "stacked", "fast"]
+    assert worker.path_of(replace(on_gpu, path="loop")) == "loop"
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"path": "stackd"}, r"--path: expected auto, loop, fast, stacked, got 'stackd' \(did you mean 'stacked'\?\)"),
+        ({"path": "stacked", "microbatch": 4}, "--path stacked and --microbatch 4 contradict each other"),
+    ],
+)
+def test_a_path_that_there_is_not_is_refused(settings: dict[str, object], message: str) -> None:
+    with pytest.raises(SpecError, match=message):
+        run.run([], what="", **settings)
