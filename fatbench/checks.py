@@ -90,6 +90,8 @@ def check(spec: Mapping[str, Any], place: str) -> None:
         raise SpecError(
             f"{place}: size: pictures are compared by SSIM, whose window is 11 x 11; images are {size} x {size}"
         )
+    if protocol["name"] == "eavesdrop":
+        _check_inversion(protocol["inversion"], spec["model"], size, place)
     if spec["probe"] is not None:
         _check_probe(spec, clients, place)
 
@@ -105,6 +107,34 @@ def _check_model(model: Mapping[str, Any], size: int | None, place: str) -> None
         )
     if dim and heads and dim % heads:
         raise SpecError(f"{place}: model: dim: {dim} is not a multiple of its {heads} attention heads")
+
+
+def _check_inversion(inversion: Mapping[str, Any], model: Mapping[str, Any], size: int | None, place: str) -> None:
+    """Refuse a network without patches and learned positions, and more unknowns than the gradient has equations."""
+    name, place = inversion["name"], f"{place}: inversion"
+    if name not in ("april", "april_opt", "patch_ls", "patch_span", "masked", "oracle"):
+        return
+    if "patch" not in model:
+        raise SpecError(
+            f"{place}: {name} needs a transformer with a patch embedding and learned positions: {{name: vit}}"
+        )
+    width = model.get("dim")
+    if not (size and width) or name in ("april", "april_opt") or inversion.get("of") == "april":
+        return
+    patches, latent = (size // model["patch"]) ** 2, inversion.get("latent")
+    if inversion.get("solver", "upsample") != "upsample":
+        latent = None
+    rank = min(patches, width)
+    if width < patches and (latent is None or name in ("patch_span", "oracle")):
+        raise SpecError(
+            f"{place}: {name}: images of {size} pixels are {patches} unknown patches, and a model of width {width} "
+            f"gives a system of rank {rank}; take a wider model, larger patches, or an upsampling prior"
+        )
+    if latent is not None and name != "patch_span" and latent**2 > rank * model["patch"] ** 2:
+        raise SpecError(
+            f"{place}: {name}: latent: {latent} is {latent**2} unknowns a channel, and the system has rank at most "
+            f"{rank * model['patch'] ** 2}"
+        )
 
 
 def _check_probe(spec: Mapping[str, Any], clients: int | None, place: str) -> None:

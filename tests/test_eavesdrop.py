@@ -7,8 +7,9 @@ import functools
 import pytest
 import torch
 
-from fatbench import rng
+from fatbench import checks, rng
 from fatbench.defences import DEFENCES
+from fatbench.errors import SpecError
 from fatbench.inversions import INVERSIONS
 from fatbench.models import MODELS
 from fatbench.objectives import standard
@@ -96,3 +97,30 @@ def test_moving_weights_are_broadcast_anew() -> None:
 def test_more_victims_than_images() -> None:
     with pytest.raises(ValueError, match="10 rounds of 3 victims need 30 images, there are 20"):
         watch("none", "patch_ls", rounds=10, victims=3)
+
+
+VIT = {"name": "vit", "patch": 4, "dim": 32, "heads": 2, "depth": 1}
+
+
+@pytest.mark.parametrize(
+    ("inversion", "model", "size", "message"),
+    [
+        ({"name": "april"}, {"name": "small_cnn"}, 12, "april needs a transformer with a patch embedding"),
+        ({"name": "patch_ls", "solver": "ridge", "latent": 32}, VIT, 32, "64 unknown patches, and a model of width 32"),
+        ({"name": "patch_span", "latent": 8}, VIT, 32, "gives a system of rank 32"),
+        ({"name": "masked", "latent": 24}, VIT, 32, "latent: 24 is 576 unknowns a channel, .* at most 512"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_solved_is_refused_before_anything_runs(inversion, model, size, message) -> None:
+    """Too few equations, and networks without what the attack reads; a rate outside [0, 1) by its type."""
+    protocol = {"name": "eavesdrop", "inversion": inversion}
+    cell = dict.fromkeys(("train", "test", "monitor", "probe", "auxiliary")) | {
+        "data": {"name": "digits"},
+        "size": size,
+    }
+    cell |= {"validation": 0, "partition": {"name": "iid", "clients": 1}, "model": model, "protocol": protocol}
+    with pytest.raises(SpecError, match=f"here: inversion: .*{message}"):
+        checks.check(cell, "here")
+    checks.check(
+        cell | {"model": {**VIT, "dim": 64}, "protocol": {**protocol, "inversion": {**inversion, "latent": 8}}}, ""
+    )
