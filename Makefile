@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV ?= .venv
 # Test processes: one for each core this process may use, at most 8 (each holds torch, about 1 GB).
 WORKERS ?= auto
-# Further arguments of pytest: make test ARGS='-k pgd'
+# Further arguments of pytest or of the benchmark: make test ARGS='-k pgd'
 ARGS ?=
 
 BIN := $(VENV)/bin
@@ -15,7 +15,7 @@ DEMO := .demo
 COLOUR := $(if $(NO_COLOR),,$(if $(MAKE_TERMOUT),FORCE_COLOR=1))
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo test check lint format golden wheel constraints clean
+.PHONY: help env demo test bench check lint format golden wheel constraints clean
 .DELETE_ON_ERROR:
 
 help: ## this list
@@ -50,6 +50,10 @@ demo: $(STAMP) ## the smoke preset of sfat-cifar10 on scikit-learn's digits, and
 # One thread a process: the arrays are small, and the workers already fill the cores.
 test: $(STAMP) ## the tests; make test ARGS='-k pgd' runs some
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(WORKERS) --maxprocesses 8 --dist worksteal $(ARGS)
+
+# Minutes on two quiet cores; on a GPU where there is one. Nothing else should run beside it.
+bench: $(STAMP) ## how fast it is, against what people run: results/bench; make bench ARGS='--rows at_nin'
+	@OMP_NUM_THREADS=1 $(BIN)/python -m fatbench.bench -o results/bench $(ARGS)
 
 check: lint test ## all that must pass before a commit
 

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
 
 from fatbench.local import LocalSGD, train_cohort
 from fatbench.rounds import Problem
@@ -56,6 +57,30 @@ def _waits(func: Any, args: Any, result: Any) -> bool:
     given = args[-1] if func is torch.ops.aten.copy_.default else args[0] if args else None
     on_device = isinstance(given, torch.Tensor) and given.device.type != "cpu"
     return on_device and isinstance(result, torch.Tensor) and result.device.type == "cpu"
+
+
+class Flops(TorchDispatchMode):
+    """Counts floating-point operations by the formulas of `torch.utils.flop_counter`.
+
+    Its own mode keeps track of modules by hooks that fail where autograd.grad is asked for a leaf (torch 2.15).
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.total = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if formula := flop_registry.get(func.overloadpacket):
+            self.total += formula(*args, **(kwargs or {}), out_val=result)
+        return result
+
+
+def flops(act: Callable[[], object]) -> int:
+    """The floating-point operations of matrix products, convolutions and attention while `act` runs."""
+    with Flops() as counted:
+        act()
+    return counted.total
 
 
 def per_batch(run: Callable[[int], object]) -> tuple[int, int, int]:

@@ -51,7 +51,7 @@ def pgd(noise: torch.Generator, *, eps: float, step: float, steps: int) -> Attac
     def attack(model: nn.Module, data: Tensor, target: Tensor) -> Tensor:
         model.eval()
         kappa = torch.zeros(len(data))
-        start = torch.empty(data.shape, device=data.device).uniform_(-eps, eps, generator=noise)
+        start = torch.empty_like(data).uniform_(-eps, eps, generator=noise)
         x_adv = torch.clamp(data + start, 0, 1).detach()
         for _ in range(steps):
             x_adv.requires_grad_()

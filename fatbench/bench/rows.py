@@ -149,17 +149,9 @@ def at_vit(bench: Bench) -> Lines:
         line(f"{work}, bf16", against, {"cpu": None, "cuda": 4.0}, ratios(seconds, "plain", "bf16"), note=note),
     ]
     if bench.gpu:
-        rate = _flops(acts["bf16"]) / statistics.median(seconds["bf16"]) / _matrix_rate(bench)
+        rate = counters.flops(acts["bf16"]) / statistics.median(seconds["bf16"]) / _matrix_rate(bench)
         lines.append(line(f"{work}, bf16", "a large bf16 matrix product", {"cuda": 40.0}, [100 * rate], "%"))
     return lines
-
-
-def _flops(act: Callable[[], object]) -> float:
-    from torch.utils.flop_counter import FlopCounterMode
-
-    with FlopCounterMode(display=False) as counted:
-        act()
-    return float(counted.get_total_flops())
 
 
 def _matrix_rate(bench: Bench, n: int = 8192) -> float:
