@@ -51,13 +51,15 @@ def training(spec: Mapping[str, Any]) -> Work | None:
     size = 4 * (parameters(spec) or 0.0)
     up = registry.formula("Protocol", protocol, "Up", batches=per_client) or 0.0
     down = registry.formula("Protocol", protocol, "Down", batches=per_client) or 0.0
+    steps = registry.formula("Protocol", protocol, "Steps")  # of a protocol that does not train for `epochs`
+    disk = size * (3 + (up - 1) * (clients + 1)) if up else 3 * size
     work = Work(
-        gradient_steps=rounds * m * protocol.get("epochs", 1) * per_client,
+        gradient_steps=rounds * m * protocol.get("epochs", 1) * per_client if steps is None else steps,
         forward=forward * images,
         backward=backward * images,
         bytes_up=up * size * m * rounds,
         bytes_down=down * size * m * rounds,
-        disk=size * (3 + (up - 1) * (clients + 1)) if up else 3 * size,
+        disk=0 if steps == 0 else disk,
     )
     if spec["monitor"] is not None:
         times = math.ceil(rounds / spec["monitor_every"])

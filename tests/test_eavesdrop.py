@@ -7,7 +7,7 @@ import functools
 import pytest
 import torch
 
-from fatbench import checks, rng
+from fatbench import checks, plan, rng, suite
 from fatbench.defences import DEFENCES
 from fatbench.errors import SpecError
 from fatbench.inversions import INVERSIONS
@@ -124,3 +124,10 @@ def test_what_cannot_be_solved_is_refused_before_anything_runs(inversion, model,
     checks.check(
         cell | {"model": {**VIT, "dim": 64}, "protocol": {**protocol, "inversion": {**inversion, "latent": 8}}}, ""
     )
+
+
+def test_a_plan_knows_that_nothing_is_trained():
+    spec = suite.load("april-masks").plan("quick").cells[0].spec
+    work = plan.training(spec)
+    assert (work.gradient_steps, work.disk) == (0, 0)
+    assert work.forward == 100

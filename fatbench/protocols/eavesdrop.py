@@ -69,6 +69,7 @@ def eavesdrop(
     are computed. `rounding`: the images, once resized, have 256 levels again, as a file of that size has. `objective`
     counts work alone: the loss is the cross-entropy. ValueError: fewer images than victims.
 
+    Steps: 0
     Forward: rounds * victims * batch * (1 + (watched - 1) * (weights == "moving")) / images
     Backward: rounds * victims * batch * (1 + (watched - 1) * (weights == "moving")) / images
     """
