@@ -17,6 +17,7 @@ from fatbench.image_metrics import best_of, correlation, psnr
 from fatbench.inversions import INVERSIONS
 from fatbench.inversions.april import without_block0_norm
 from fatbench.inversions.april_opt import _distance
+from fatbench.inversions.patch_ls import tv_denoised
 from fatbench.inversions.seen import (
     EMBEDDING,
     Geometry,
@@ -139,6 +140,26 @@ def test_patch_ls_is_exact_on_an_ordinary_vit(solver):
     pictures = invert("patch_ls", look(model, x, names=EMBEDDING), model, solver=solver)
     assert pictures.shape == (3, 1, *SHAPE)
     assert (psnr(pictures[:, 0].double(), x) > 100).all()
+
+
+def test_total_variation_of_two_pixels_moves_each_by_the_weight():
+    """min (w - x)^2 / 2 + t |w_1 - w_2|: both move by t towards each other until they meet in the mean."""
+    x = torch.tensor([0.0, 1.0], dtype=torch.float64).view(1, 1, 1, 2)
+    for weight, expected in ((0.1, [0.1, 0.9]), (0.3, [0.3, 0.7]), (2.0, [0.5, 0.5])):
+        found = tv_denoised(x, weight, iterations=2000)
+        torch.testing.assert_close(found.flatten(), torch.tensor(expected, dtype=torch.float64), atol=1e-3, rtol=0)
+
+
+def test_total_variation_helps_where_the_gradient_is_noisy_and_the_picture_has_areas():
+    """Four areas of one colour; the weight is chosen without the truth."""
+    model = vit()
+    x = images(3, latent=2).unflatten(2, (2, 8))[:, :, :, :1].expand(-1, -1, -1, 8, -1).flatten(2, 3)
+    x = x.unflatten(3, (2, 8))[..., :1].expand(-1, -1, -1, -1, 8).flatten(3, 4).contiguous()
+    seen = look(model, x, functools.partial(DEFENCES["gaussian"], noise=1e-6, clip=1e3), names=EMBEDDING)
+    plain, smooth = (
+        psnr(invert("patch_ls", seen, model, solver=s)[:, 0].double(), x).mean() for s in ("lstsq", "tv")
+    )  # fmt: skip
+    assert float(smooth) > float(plain) + 0.8
 
 
 def test_patch_ls_behind_the_upsampling_is_exact_for_more_patches_than_the_model_is_wide():
