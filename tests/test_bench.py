@@ -137,7 +137,7 @@ def test_a_series_is_drawn(tmp_path: Path) -> None:
 
 def test_a_database_of_many_cells_is_reported(tmp_path: Path) -> None:
     """40 cells, 20 points with two seeds each: two columns of means, every one 0.5."""
-    file, db = many.database(tmp_path, 40)
+    file, db = many.database(tmp_path, 10, 2, 2)
     assert len(suite.load(str(file)).plan("paper").unique()) == 40
     command = [sys.executable, "-m", "fatbench", "report", str(file), "--db", db, "--format", "csv"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)

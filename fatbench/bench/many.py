@@ -75,15 +75,16 @@ def largest() -> str:
     return max(suite.available(), key=lambda name: len(suite.load(name).plan("paper").unique()))
 
 
-def database(folder: Path, cells: int) -> tuple[Path, str]:
-    """(a suite of so many cells, a database in which all of them are done), with numbers made up."""
-    rates, splits = 10, 2
+def database(folder: Path, rates: int, splits: int, seeds: int) -> tuple[Path, str]:
+    """(a suite of rates * splits * seeds cells, a database in which all of them are done), with numbers made up."""
+    cells = rates * splits * seeds
     file = folder / f"bench-{cells}.yaml"
     rate = "\n".join(f"    '{0.001 * i:.3f}': {{protocol: {{lr: {0.001 * i:.3f}}}}}" for i in range(1, rates + 1))
     clients = "\n".join(f"    '{k}': {{partition: {{clients: {k}}}}}" for k in range(2, 2 + splits))
     axes = f"  lr:\n{rate}\n  clients:\n{clients}\n"
-    seeds = cells // (rates * splits)
-    text = SUITE.format(name=file.stem, last=seeds - 1, train=1000, rounds=2, axes=axes, rows="clients, lr")
+    text = SUITE.format(
+        name=file.stem, last=seeds - 1, train=1000, rounds=2, axes=axes, rows="lr]\n    across: [clients"
+    )
     file.write_text(text, encoding="utf-8")
     db = folder / f"bench-{cells}.db"
     plan = suite.load(str(file)).plan("paper").unique()

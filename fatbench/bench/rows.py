@@ -6,6 +6,7 @@ Goals are those of issue 5: by kind of device, "cpu" for two cores and "cuda" fo
 from __future__ import annotations
 
 import functools
+import math
 import statistics
 import textwrap
 from collections.abc import Callable
@@ -364,8 +365,9 @@ def memory(bench: Bench) -> Lines:
 
 def command_line(bench: Bench) -> Lines:
     """--help, plan of the largest suite, report of 10,000 cells."""
-    number = 100 if bench.quick else 10_000
-    file, db = many.database(bench.folder, number)
+    sizes = (10, 2, 5) if bench.quick else (100, 10, 10)
+    number = math.prod(sizes)
+    file, db = many.database(bench.folder, *sizes)
     largest = many.largest()
     commands = {
         "fatbench --help": (0.3, fatbench("--help")),
