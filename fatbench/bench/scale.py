@@ -38,7 +38,7 @@ def _nin(bench: Bench, label: str, sizes: list[tuple[int, int]]) -> Series:
 
 def cells(bench: Bench) -> Series:
     """Runs of more and more cells that have next to nothing to train: what a cell costs beside its training."""
-    sizes = (3, 6) if bench.quick else (3, 12, 48, 198, 399)
+    sizes = (3, 6) if bench.quick else (3, 30, 150, 399)
     jobs, seconds = cores(), []
     for size in sizes:
         file = many.table_suite(bench.folder / f"bench-{size}-cells.yaml", size // 3, rounds=1, train=64)
