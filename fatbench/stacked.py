@@ -52,7 +52,7 @@ SHARE = 0.75  # of the free memory may be filled: allocators fragment, and kerne
 
 
 class CannotStack(RuntimeError):
-    """What the clients of a problem are trained with needs them one at a time."""
+    """What the clients of a problem are trained with needs them one at a time, as --path fast has them."""
 
 
 class Stacked(nn.Module):
@@ -289,7 +289,7 @@ def _objective(local: LocalSGD, model: Stacked | Folded, x: Tensor, y: Tensor, n
     if loss.shape != (len(noise.clients),):
         raise CannotStack(f"the objective gives a loss of shape {tuple(loss.shape)}, not one per client")
     if before != _positions(noise):
-        raise CannotStack("model, attack or objective draw from a generator that no client has to itself")
+        raise CannotStack("model, attack or objective draw from a generator that no client has to itself: --path fast")
     return loss, hits
 
 

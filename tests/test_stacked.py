@@ -170,11 +170,13 @@ def test_all_that_a_protocol_asks_of_local_training(model: str, proximal: str, d
     assert results[1][0].stats.stack == 5 and results[1][0].stats.broadcast_loss is not None
 
 
-def test_in_bf16_weights_stay_in_fp32_and_the_loss_is_near() -> None:
-    exact, low = (train(replace(problem("nin", p), precision="bf16"), local("standard")) for p in ("fast", "stacked"))
+@pytest.mark.parametrize("model", ["nin", "bare_vit"])
+def test_in_bf16_weights_stay_in_fp32_and_the_loss_is_near(model: str) -> None:
+    """Folded and by vmap: to what bf16 resolves, as on the fast path in bf16."""
+    exact, low = (train(replace(problem(model, p), precision="bf16"), local("standard")) for p in ("fast", "stacked"))
     for a, b in zip(exact, low, strict=True):
         assert all(value.dtype == torch.float32 for value in b.model.values())
-        assert a.stats.loss == pytest.approx(b.stats.loss, rel=0.05) and b.stats.stack == 5
+        assert a.stats.loss == pytest.approx(b.stats.loss, rel=0.01) and b.stats.stack == 5
 
 
 def test_the_same_bytes_again_and_the_global_generators_left_alone() -> None:
