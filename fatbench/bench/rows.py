@@ -315,8 +315,13 @@ CELL_OF_NIN = textwrap.dedent(
     import json, resource, sys, time, torch
     torch.set_num_threads(1)
     (clients, cohort, each), device = map(int, sys.argv[1:4]), sys.argv[4]
-    peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024  # of the process, in MB
-    before = peak()
+    def resident(line):  # MB; what getrusage calls the peak begins with that of the process that started this one
+        try:
+            text = open("/proc/self/status").read()
+            return int(text.partition(line + ":")[2].split()[0]) / 1024
+        except OSError:
+            return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    before = resident("VmRSS")
     from fatbench import registry
     from fatbench.rounds import Problem, State
     pgd = {"name": "pgd", "eps": "8/255", "step": "2/255", "steps": 1}  # more steps take no more memory
@@ -334,7 +339,7 @@ CELL_OF_NIN = textwrap.dedent(
     for result in protocol(on, state): pass
     if device != "cpu": torch.cuda.synchronize()
     seconds = time.perf_counter() - begin
-    megabytes = peak() - before if device == "cpu" else torch.cuda.max_memory_allocated() / 2**20
+    megabytes = resident("VmHWM") - before if device == "cpu" else torch.cuda.max_memory_allocated() / 2**20
     print(json.dumps({"megabytes": megabytes, "seconds": seconds}))
     """
 )

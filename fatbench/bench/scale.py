@@ -30,8 +30,8 @@ def _nin(bench: Bench, label: str, sizes: list[tuple[int, int]]) -> Series:
         "x": [size[varied] for size in sizes],
         "label": label,
         "y": {
-            "peak memory over torch, MB": [one["megabytes"] for one in measured],
-            "seconds a round, one batch of 4 images each": [one["seconds"] for one in measured],
+            "peak memory over torch (MB)": [one["megabytes"] for one in measured],
+            "seconds a round, 4 images a client": [one["seconds"] for one in measured],
         },
     }
 
@@ -67,7 +67,7 @@ def draw(file: Path, made: Series) -> None:
     """A panel for each of the series' quantities."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(4.2 * len(made["y"]), 3.2), layout="constrained")
+    figure = Figure(figsize=(4.4 * len(made["y"]), 3.4), layout="constrained")
     panels = figure.subplots(1, len(made["y"]), squeeze=False)[0]
     for axes, (label, values) in zip(panels, made["y"].items(), strict=True):
         axes.plot(made["x"], values, marker="o", color="0.2")
