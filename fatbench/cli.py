@@ -262,7 +262,7 @@ Executor = Annotated[str, typer.Option("--executor", help="local, ray or slurm."
 Precision = Annotated[str | None, typer.Option("--precision", help="fp32, or bf16 (weights stay fp32).")]
 PathOption = Annotated[
     str,
-    typer.Option("--path", help="Local training: loop, fast, stacked (clients at once), or auto: stacked on GPUs."),
+    typer.Option("--path", help="Local training: fast, loop (as the papers write it), stacked (clients at once)."),
 ]
 Microbatch = Annotated[
     int | None,
@@ -285,7 +285,7 @@ def run_suite(
     per_gpu: PerGpu = 1,
     executor: Executor = "local",
     precision: Precision = None,
-    path: PathOption = "auto",
+    path: PathOption = "fast",
     microbatch: Microbatch = None,
     retry_failed: Retry = False,
     fail_fast: FailFast = False,
@@ -311,7 +311,7 @@ def run_cell(
     id: Annotated[str, typer.Argument(help="A cell's id, or its first letters.", show_default=False)],
     device: Device = None,
     precision: Precision = None,
-    path: PathOption = "auto",
+    path: PathOption = "fast",
     microbatch: Microbatch = None,
     retry_failed: Retry = False,
     dry_run: DryRun = False,

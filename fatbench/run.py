@@ -19,7 +19,7 @@ from fatbench.watch import Watch
 from fatbench.worker import Job, Machine
 
 EXECUTORS = ("local", "ray", "slurm")
-PATHS = ("auto", "loop", "fast", "stacked")
+PATHS = ("loop", "fast", "stacked")
 
 
 def jobs_of(plan: Plan) -> list[Job]:
@@ -39,7 +39,7 @@ def run(
     per_gpu: int = 1,
     executor: str = "local",
     precision: str | None = None,
-    path: str = "auto",
+    path: str = "fast",
     microbatch: int | None = None,
     retry_failed: bool = False,
     fail_fast: bool = False,

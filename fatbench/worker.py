@@ -55,7 +55,7 @@ class Machine:
     data: str
     device: str = "cpu"
     precision: Literal["fp32", "bf16"] = "fp32"
-    path: Literal["auto", "loop", "fast", "stacked"] = "auto"
+    path: Literal["loop", "fast", "stacked"] = "fast"
     microbatch: int | None = None
     retry_failed: bool = False
     checkpoint_seconds: float = 30.0
@@ -365,15 +365,8 @@ def _ready(job: Job, machine: Machine) -> tuple[dict[str, Any], Any]:
     torch.set_num_threads(machine.threads)
     signature = registry.describe("Experiment", "cell")
     bound = registry.bind(signature, job.spec)
-    place = Place(Path(machine.data), device, machine.precision, path_of(machine), machine.microbatch)
+    place = Place(Path(machine.data), device, machine.precision, machine.path, machine.microbatch)
     return bound, setup(place, **bound)
-
-
-def path_of(machine: Machine) -> Literal["loop", "fast", "stacked"]:
-    """The path asked for; "auto": stacked on a GPU, where small networks cost launches of kernels, else fast."""
-    if machine.path != "auto":
-        return machine.path
-    return "stacked" if machine.device.startswith("cuda") and machine.microbatch is None else "fast"
 
 
 def _claim(job: Job, stage: str, machine: Machine, store: Store, total: int) -> int | None:
@@ -384,7 +377,7 @@ def _claim(job: Job, stage: str, machine: Machine, store: Store, total: int) -> 
         total=total,
         retry_failed=machine.retry_failed,
         provenance={**provenance(machine.device), "preset": job.preset, "precision": machine.precision,
-                    "path": path_of(machine), "threads": machine.threads,
+                    "path": machine.path, "threads": machine.threads,
                     **({"microbatch": machine.microbatch} if machine.microbatch else {})},
     )  # fmt: skip
 

@@ -454,28 +454,21 @@ def test_path_and_stack_are_recorded_with_every_number(tmp_path: Path) -> None:
     (tmp_path / "s.yaml").write_text(SUITE)
     [job] = run.jobs_of(suite.load(str(tmp_path / "s.yaml")).plan())
     found = {}
-    for path in ("auto", "stacked"):
+    for path in ("fast", "stacked"):
         machine = worker.Machine(f"{tmp_path}/{path}.db", f"{tmp_path}/{path}", str(tmp_path), path=path)
         with Store.open(machine.db, create=True) as store:
             assert worker.work(job, machine, store) == "done"
             [train] = [row for row in store.runs([job.cell]) if row["stage"] == "train"]
             losses = [n["value"] for n in store.measurements([job.cell]) if n["metric"] == "train_loss"]
         found[path] = (train["path"], train.get("stack"), losses)
-    assert found["auto"][:2] == ("fast", None) and found["stacked"][:2] == ("stacked", 3)
-    assert found["auto"][2] == pytest.approx(found["stacked"][2], rel=1e-4)
-
-
-def test_auto_is_stacked_on_a_gpu_unless_memory_is_bounded() -> None:
-    machine = worker.Machine("", "", "")
-    on_gpu = replace(machine, device="cuda:1")
-    assert [worker.path_of(m) for m in (machine, on_gpu, replace(on_gpu, microbatch=4))] == ["fast", "stacked", "fast"]
-    assert worker.path_of(replace(on_gpu, path="loop")) == "loop"
+    assert found["fast"][:2] == ("fast", None) and found["stacked"][:2] == ("stacked", 3)
+    assert found["fast"][2] == pytest.approx(found["stacked"][2], rel=1e-4)
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"path": "stackd"}, r"--path: expected auto, loop, fast, stacked, got 'stackd' \(did you mean 'stacked'\?\)"),
+        ({"path": "stackd"}, r"--path: expected loop, fast, stacked, got 'stackd' \(did you mean 'stacked'\?\)"),
         ({"path": "stacked", "microbatch": 4}, "--path stacked and --microbatch 4 contradict each other"),
     ],
 )
