@@ -227,7 +227,7 @@ def plan_suite(
         return
     with _existing(db) as store:
         rates = store.rates(planning.kind) if store else {}
-    show.plan(plan, works, planning.total(works.values()), planning.seconds(plan.unique(), plan, rates))
+    show.plan(plan, works, planning.total(works.values()), planning.seconds(plan.unique(), works, rates))
 
 
 def _add_plugins(files: list[Path] | None) -> None:

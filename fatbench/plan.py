@@ -113,14 +113,16 @@ def kind(spec: Mapping[str, Any]) -> str:
     return digest([spec["model"], spec["data"]["name"], spec.get("size"), spec["protocol"]["batch"]])[:12]
 
 
-def seconds(cells: Iterable[Cell], plan: Plan, rates: Mapping[str, float]) -> tuple[float, int]:
+def seconds(
+    cells: Iterable[Cell], works: Mapping[str, Work | None], rates: Mapping[str, float]
+) -> tuple[float, int]:
     """(estimated seconds of work on one lane, cells that nothing comparable was measured for).
 
     `rates`: image passes per second by `kind`, from cells that this machine has trained before.
     """
     total, unknown = 0.0, 0
     for cell in cells:
-        work, rate = cell_work(cell, plan), rates.get(kind(cell.spec))
+        work, rate = works[cell.id], rates.get(kind(cell.spec))
         if work is None or not rate:
             unknown += 1
         else:

@@ -207,6 +207,7 @@ def _adapter(annotation: str) -> TypeAdapter[Any]:
     return TypeAdapter(eval(annotation, names), config=ConfigDict(strict=True))
 
 
+@functools.cache
 def _nested(annotation: str) -> tuple[str | None, bool]:
     """(kind, may be None) of an annotation such as "Attack" or "Attack | None"; (None, ...) for a plain value."""
     optional = annotation.endswith(" | None")
@@ -366,7 +367,7 @@ def formula(kind: str, spec: Mapping[str, Any], label: str, **variables: float) 
     Several lines of one label are terms of a sum. Comparisons count as 1 or 0; `a or b` is b where a is not set.
     """
     signature = describe(kind, spec["name"])
-    lines = re.findall(rf"^\s*{label}:\s*(.+?)\s*$", signature.doc, re.MULTILINE)
+    lines = _lines(signature.doc, label)
     nested = {setting.name: _nested(setting.annotation)[0] for setting in signature.settings}
 
     def evaluate(node: ast.expr) -> Any:
@@ -389,7 +390,14 @@ def formula(kind: str, spec: Mapping[str, Any], label: str, **variables: float) 
 
     if not lines:
         return None
-    return math.fsum(float(evaluate(ast.parse(line, mode="eval").body)) for line in lines)
+    return math.fsum(float(evaluate(line)) for line in lines)
+
+
+@functools.cache
+def _lines(doc: str, label: str) -> list[ast.expr]:
+    """The expressions of a docstring's lines `label: <expression>`."""
+    texts = re.findall(rf"^\s*{label}:\s*(.+?)\s*$", doc, re.MULTILINE)
+    return [ast.parse(text, mode="eval").body for text in texts]
 
 
 def without_defaults(kind: str, spec: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,15 +7,17 @@ import platform
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
 from fatbench.plan import Work
-from fatbench.progress import STATES, Row
 from fatbench.suite import Plan, Suite
+
+if TYPE_CHECKING:
+    from fatbench.progress import Row
 
 COLOURS = {"done": "green", "failed": "red", "running": "yellow", "todo": "dim", "interrupted": "yellow"}
 
@@ -119,6 +121,8 @@ def _bytes(value: float) -> str:
 
 def status(what: Plan, rows: Sequence[Row]) -> None:
     """`status NAME`."""
+    from fatbench.progress import STATES
+
     console = _console()
     axes = list(dict.fromkeys(axis for row in rows for axis in row.cell.key))
     table = _table("cell", *axes, "seed", "state", "rounds", "stages", right=("seed", "rounds", "stages"))
@@ -137,6 +141,8 @@ def status(what: Plan, rows: Sequence[Row]) -> None:
 
 def all_status(counts: Mapping[tuple[str, str], Mapping[str, int]]) -> None:
     """`status`: what the database holds."""
+    from fatbench.progress import STATES
+
     console = _console()
     if not counts:
         console.print("nothing has been run yet: fatbench run suite NAME (fatbench suite list)")

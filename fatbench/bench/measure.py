@@ -68,7 +68,7 @@ def line(
 ) -> dict[str, Any]:
     """One line of the table: the median of what was measured and its spread. Ratios are to grow, other units to fall.
 
-    `goals`: by kind of device, "cpu" and "cuda"; None where the issue sets none that applies to this machine.
+    `goals`: by kind of device, "cpu" and "cuda"; None where there is none that applies to this machine.
     """
     values = sorted(measured)
     return {

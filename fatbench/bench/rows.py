@@ -1,6 +1,6 @@
 """The rows of the benchmark's table: each a function of a `Bench` that returns its lines.
 
-Goals are those of issue 5: by kind of device, "cpu" for two cores and "cuda" for a GPU of the H200's class.
+Goals are by kind of device, "cpu" for two cores and "cuda" for a GPU of the H200's class.
 """
 
 from __future__ import annotations
