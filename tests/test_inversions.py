@@ -17,6 +17,7 @@ from fatbench.image_metrics import best_of, correlation, psnr
 from fatbench.inversions import INVERSIONS
 from fatbench.inversions.april import without_block0_norm
 from fatbench.inversions.april_opt import _distance
+from fatbench.inversions.masked import _covariance
 from fatbench.inversions.patch_ls import tv_denoised
 from fatbench.inversions.seen import (
     EMBEDDING,
@@ -337,3 +338,16 @@ def test_models_that_cannot_be_inverted_are_refused_by_name():
         invert("patch_ls", some, model, (3, 32, 32))
     with pytest.raises(ValueError, match="needs blocks with attn, norm2 and mlp"):
         without_block0_norm(nn.Identity())
+
+
+def test_a_token_that_nothing_was_sent_of() -> None:
+    """Pruning may withhold a whole row of A: its covariance with the others is then zero, not a failure."""
+    g = torch.Generator().manual_seed(0)
+    A = torch.randn(6, 2, generator=g, dtype=torch.float64) @ torch.randn(2, 40, generator=g, dtype=torch.float64)
+    a = torch.ones_like(A)
+    a[2] = 0
+    S = _covariance(A * a, a, 2)
+    rest = [0, 1, 3, 4, 5]
+    assert float(S[2, rest].abs().max()) < 1e-6
+    assert torch.allclose(S[rest][:, rest], A[rest] @ A[rest].T / 40, atol=0.3)
+    assert float(torch.linalg.eigvalsh(S).min()) > 0

@@ -215,7 +215,7 @@ def _covariance(A: Tensor, a: Tensor, rank: int, rounds: int = 30) -> Tensor:
         inverse = torch.linalg.inv((a.T @ _outer(F)).unflatten(1, (rank, rank)) + variance * eye)
         c = (inverse @ (A.T @ F)[:, :, None]).squeeze(2)  # (D, rank)
         second = a @ (_outer(c) + variance * inverse.flatten(1))  # (N, rank * rank)
-        ridge = 1e-6 * second[:, :: rank + 1].mean(1)
+        ridge = (1e-6 * second[:, :: rank + 1].mean(1)).clamp(min=1e-12)  # of a token that nothing was sent of, 0
         F = torch.linalg.solve(second.unflatten(1, (rank, rank)) + ridge[:, None, None] * eye, (A @ c)[:, :, None])
         F = F.squeeze(2)
         doubt = variance * (a.T @ _outer(F) * inverse.flatten(1)).sum()
