@@ -113,9 +113,7 @@ def kind(spec: Mapping[str, Any]) -> str:
     return digest([spec["model"], spec["data"]["name"], spec.get("size"), spec["protocol"]["batch"]])[:12]
 
 
-def seconds(
-    cells: Iterable[Cell], works: Mapping[str, Work | None], rates: Mapping[str, float]
-) -> tuple[float, int]:
+def seconds(cells: Iterable[Cell], works: Mapping[str, Work | None], rates: Mapping[str, float]) -> tuple[float, int]:
     """(estimated seconds of work on one lane, cells that nothing comparable was measured for).
 
     `rates`: image passes per second by `kind`, from cells that this machine has trained before.
