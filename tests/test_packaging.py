@@ -37,7 +37,6 @@ MODULES = {
 UNSEEN = {
     "pandas": "read_sql on the public view is how people open the database",
     "pyautoattack": "imported by name, for `autoattack` may stand in its place",
-    "torchattacks": "imported by name when a suite asks for it",
 }
 # Modules that need not be installed: the extra, or the package that stands in, says so.
 OPTIONAL = {"autoattack"}

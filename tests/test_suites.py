@@ -120,7 +120,9 @@ def _logged_besides() -> set[str]:
     return {name for file in files for name in re.findall(r"\"([a-z][a-z0-9_]*)\"", file.read_text())}
 
 
-PROBED = re.compile(r"svcca_b\d+_(c\d+)_(c\d+|server)_(clean|adv)")
+PROBED = re.compile(
+    r"svcca_b\d+_(c\d+)_(c\d+|server)_(clean|adv)|leak(_initial|_grey)?_(psnr|ssim|correlation|identification)"
+)
 OF_A_CLASS = re.compile(r".*_class|label_clients|updated_share")
 
 
