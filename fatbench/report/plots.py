@@ -314,6 +314,10 @@ def _bars(panel: Panel, axes: Axes, name: Names, looks: dict[str, Look]) -> None
             edgecolor="white", linewidth=0, error_kw={"elinewidth": 0.7, "ecolor": "#333333"},
         )  # fmt: skip
     axes.set_xticks(range(len(groups)), groups)
+    if max(map(len, groups), default=0) * len(groups) > 40:  # side by side they would run into each other
+        axes.tick_params(axis="x", rotation=30)
+        for label in axes.get_xticklabels():
+            label.set(ha="right", rotation_mode="anchor")
     if over_index:
         axes.set_xlabel(index_of(lines[0].source))
     axes.grid(axis="x", visible=False)
