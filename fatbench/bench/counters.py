@@ -20,7 +20,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-from fatbench.local import LocalSGD, train_cohort
+from fatbench.local import LocalSGD, copied, train_cohort
 from fatbench.rounds import Problem
 
 WAITS = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
@@ -96,7 +96,7 @@ def per_batch(run: Callable[[int], object]) -> tuple[int, int, int]:
 
 def cohort_batches(problem: Problem, objective: Any, batch: int = 32) -> Callable[[int], object]:
     """run(n): one client trained for n batches through `train_cohort`, with momentum and weight decay."""
-    start = {name: value.clone() for name, value in problem.model.state_dict().items()}
+    start = copied(problem.model)
     local = LocalSGD(1, batch, 0.01, 0.9, 1e-4, None, objective)
 
     def run(batches: int) -> object:

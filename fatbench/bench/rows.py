@@ -22,7 +22,7 @@ from fatbench.bench import counters, many, plain
 from fatbench.bench.measure import Bench, amx, child, cores, fatbench, interleaved, line, program, ratios, wall
 from fatbench.data import digits
 from fatbench.evaluation import accuracy
-from fatbench.local import LocalSGD, load, pixels, train_cohort
+from fatbench.local import LocalSGD, copied, load, pixels, train_cohort
 from fatbench.rng import forked, generator
 from fatbench.rounds import Problem, Tensors
 
@@ -47,14 +47,6 @@ def noise_problem(
     return Problem(network.to(bench.device), images, labels, shards, 10, 0, bench.device, precision, path)  # type: ignore[arg-type]
 
 
-def initial(network: torch.nn.Module) -> Tensors:
-    """A copy of the network's state, contiguous."""
-    return {
-        name: value.detach().clone(memory_format=torch.contiguous_format)
-        for name, value in network.state_dict().items()
-    }
-
-
 def built(name: str, shape: tuple[int, int, int], **settings: Any) -> torch.nn.Module:
     """A registered model with 10 classes, the same weights each time."""
     with forked(0, "model"):
@@ -71,7 +63,7 @@ def at_nin(bench: Bench) -> Lines:
     cohort = list(range(clients))
     local = LocalSGD(1, 32, 0.01, 0.9, 0.0, None, AT)
     network = built("nin", (3, 32, 32))
-    start = initial(network)
+    start = copied(network)
     on = noise_problem(bench, network, [32 * batches] * clients, 32, "loop")
     ways: dict[str, Problem] = {"loop": on, "fast": replace(on, path="fast")}
     ways["bf16"] = replace(on, path="stacked" if bench.gpu else "fast", precision="bf16")
@@ -128,7 +120,7 @@ def at_vit(bench: Bench) -> Lines:
     local = LocalSGD(1, batch, 0.01, 0.9, 0.0, None, functools.partial(objectives.mixed_at, attack=inner, ratio=0.5))
     network = built("vit", (3, 224, 224), patch=16, dim=384, depth=12, heads=6)
     theirs = timm.create_model("vit_small_patch16_224", num_classes=10)
-    start, start_theirs = initial(network), initial(theirs)
+    start, start_theirs = copied(network), copied(theirs)
     sizes = [batch * batches] * clients
     on = replace(noise_problem(bench, network, sizes, 32, "stacked" if bench.gpu else "fast"), size=224)
     other = replace(noise_problem(bench, theirs, sizes, 32, "loop"), size=224)
@@ -192,7 +184,7 @@ def _victim(bench: Bench) -> tuple[Problem, Tensors, Tensor, Tensor]:
     shard = torch.arange(len(labels), device=bench.device)
     on = Problem(network.to(bench.device), images, labels, [shard], 10, 0, bench.device, "fp32", "fast", 16)
     local = LocalSGD(4, 32, 0.05, 0.9, 0.0, None, objectives.standard)
-    (update,) = train_cohort(on, initial(network), [0], 0, local)
+    (update,) = train_cohort(on, copied(network), [0], 0, local)
     tests = (torch.from_numpy(a).to(bench.device) for a in (dataset.test_images, dataset.test_labels))
     test_images, test_labels = tests
     return on, update.model, test_images, test_labels

@@ -17,10 +17,9 @@ from typing import Literal
 import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor, nn
-from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from fatbench.inversions.seen import POSITION, Seen, Tensors, find
+from fatbench.inversions.seen import POSITION, Seen, Tensors, differentiable, find
 from fatbench.kinds import Count, NonNegative, Positive
 
 
@@ -91,10 +90,8 @@ def _one(
 def _distance(
     model: nn.Module, weights: Tensors, x: Tensor, y: Tensor, target: Tensors, kept: Tensors, alpha: float
 ) -> Tensor:
-    theta = {name: weights[name].detach().requires_grad_(True) for name in target}
-    loss = F.cross_entropy(functional_call(model, {**weights, **theta}, (x,)), y)
-    found = torch.autograd.grad(loss, list(theta.values()), create_graph=True)
-    own = {name: g * kept[name] if name in kept else g for name, g in zip(theta, found, strict=True)}
+    found = differentiable(model, weights, x, y, target)
+    own = {name: g * kept[name] if name in kept else g for name, g in found.items()}
     gap = torch.stack([(own[name] - target[name]).square().sum() for name in target]).sum()
     size = torch.stack([g.square().sum() for g in target.values()]).sum().clamp(min=1e-30)
     position = find(target, POSITION, "april_opt", "the gradient of the positions")

@@ -12,12 +12,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-import torch.nn.functional as F
 from torch import Generator, Tensor, nn
-from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from fatbench.inversions.seen import Seen, Tensors
+from fatbench.inversions.seen import Seen, Tensors, differentiable
 from fatbench.kinds import Count, NonNegative, Positive
 from fatbench.optimisers import Descent, Memory, step
 
@@ -59,10 +57,8 @@ def matching(
 
 
 def _angle(model: nn.Module, weights: Tensors, x: Tensor, y: Tensor, target: Tensors) -> Tensor:
-    theta = {name: weights[name].detach().requires_grad_() for name in target}
-    loss = F.cross_entropy(functional_call(model, {**weights, **theta}, (x,)), y)
-    own = torch.autograd.grad(loss, list(theta.values()), create_graph=True)
-    both = torch.stack([(g * target[name]).sum() for name, g in zip(theta, own, strict=True)]).sum()
-    lengths = torch.stack([g.square().sum() for g in own]).sum().sqrt()
+    own = differentiable(model, weights, x, y, target)
+    both = torch.stack([(g * target[name]).sum() for name, g in own.items()]).sum()
+    lengths = torch.stack([g.square().sum() for g in own.values()]).sum().sqrt()
     wanted = torch.stack([g.square().sum() for g in target.values()]).sum().sqrt()
     return 1 - both / (lengths * wanted).clamp(min=1e-30)

@@ -13,16 +13,14 @@ import torch
 from torch import Generator, Tensor, nn
 
 from fatbench.inversions.april import april
-from fatbench.inversions.patch_ls import determined, filtered, latent_all
+from fatbench.inversions.patch_ls import averaged, determined, filtered, latent_all
 from fatbench.inversions.seen import (
     Seen,
     bilinear,
     geometry,
-    patch_gradient,
     rows,
     shown,
     to_images,
-    token_gradient,
     up,
 )
 from fatbench.kinds import Count
@@ -42,15 +40,14 @@ def oracle(
 ) -> Tensor:
     """All that an attack that does not adapt would answer, over its solvers and strengths: (V, P, C, H, W) in [0, 1].
 
-    patch_ls: ridge, tsvd and upsample (if `latent` x `latent` is determined) at seven strengths each, relative to the
+    patch_ls: ridge, tsvd and upsample at seven strengths each, relative to the
     largest eigenvalue; april: seven cut-offs of the singular values. Every measure takes the best of the P pictures.
     ValueError: as the attack.
     """
     if of == "april":
         return torch.cat([april(seen, model, shape, generator, cut=cut) for cut in CUTS], 1)
     at = geometry(seen[0], shape, "oracle")
-    A = torch.stack([token_gradient(s.gradient, at, "oracle") for s in seen]).double().mean(0)
-    M = torch.stack([patch_gradient(s.gradient, "oracle") for s in seen]).double().mean(0)
+    A, M = averaged(seen, at, "oracle")
     determined(at, None, "oracle")
     determined(at, latent, "oracle")
     u = rows(bilinear(shape[1], latent, A), at)

@@ -67,8 +67,7 @@ def patch_ls(
     ValueError: no learned positions; more patches than the model is wide, or more latent pixels than equations.
     """
     at = geometry(seen[0], shape, "patch_ls")
-    A = torch.stack([token_gradient(s.gradient, at, "patch_ls") for s in seen]).double().mean(0)
-    M = torch.stack([patch_gradient(s.gradient, "patch_ls") for s in seen]).double().mean(0)
+    A, M = averaged(seen, at, "patch_ls")
     determined(at, latent if solver == "upsample" else None, "patch_ls")
     if solver == "upsample":
         u = rows(bilinear(shape[1], latent, A), at)
@@ -76,6 +75,12 @@ def patch_ls(
     if solver in ("box", "tv"):
         return shown(_split(A, M, at, model, solver, strength, iterations), model)
     return shown(to_images(filtered(A, M, solver, strength)[0], at), model)
+
+
+def averaged(seen: Sequence[Seen], at: Geometry, method: str) -> tuple[Tensor, Tensor]:
+    """A (V, N, D) and M (V, D, K), float64: the means of several rounds, withheld entries being zeros."""
+    A = torch.stack([token_gradient(s.gradient, at, method) for s in seen]).double().mean(0)
+    return A, torch.stack([patch_gradient(s.gradient, method) for s in seen]).double().mean(0)
 
 
 def determined(at: Geometry, latent: int | None, method: str) -> None:

@@ -12,7 +12,7 @@ V: independent uploads (victims), solved together; N = (H / p)^2 patches, D the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,6 +59,16 @@ def gradients(model: nn.Module, weights: Tensors, x: Tensor, y: Tensor, names: S
     with sdpa_kernel(SDPBackend.MATH):  # the fused kernels have no rule for vmap
         result: Tensors = vmap(grad(loss), in_dims=(None, 0, 0))(wanted, x, y)
     return {name: g.detach() for name, g in result.items()}
+
+
+def differentiable(model: nn.Module, weights: Tensors, x: Tensor, y: Tensor, names: Iterable[str]) -> Tensors:
+    """The gradient of one upload (B, C, H, W), (B,) by the parameters `names`, itself differentiable by x.
+
+    Inside `sdpa_kernel(SDPBackend.MATH)`: the fused attention kernels have no second derivative.
+    """
+    theta = {name: weights[name].detach().requires_grad_() for name in names}
+    loss = F.cross_entropy(functional_call(model, {**weights, **theta}, (x,)), y)
+    return dict(zip(theta, torch.autograd.grad(loss, list(theta.values()), create_graph=True), strict=True))
 
 
 def eavesdrop(

@@ -414,10 +414,7 @@ def _grid(
     _footnotes(grid)
     if table.paired is not None:
         grid.paired.extend(_comparisons(grid, *table.paired))
-    grid.notes.extend(_notes(grid, suite, plan, table, cells, absent, lookup))
-    if broken := failed & {cell.id for cell in cells}:
-        count = f"{len(broken)} cell{'s' * (len(broken) > 1)}"
-        grid.notes.append(("failed", f"{count}: {', '.join(sorted(broken))} (see fatbench logs)"))
+    grid.notes.extend(_notes(grid, suite, plan, table, cells, absent, lookup, failed))
     return grid
 
 
@@ -600,6 +597,7 @@ def _notes(
     cells: Sequence[Cell],
     absent: Mapping[str, str],
     lookup: Lookup | None,
+    failed: frozenset[str],
 ) -> Iterable[tuple[str, str]]:
     """What the numbers are and where they come from, always in this order."""
     facts = grid.facts
@@ -646,6 +644,9 @@ def _notes(
     yield from _tests(grid.paired)
     if table.note:
         yield "note", table.note
+    if broken := failed & {cell.id for cell in cells}:
+        count = f"{len(broken)} cell{'s' * (len(broken) > 1)}"
+        yield "failed", f"{count}: {', '.join(sorted(broken))} (see fatbench logs)"
 
 
 def _tests(comparisons: Sequence[Comparison]) -> Iterable[tuple[str, str]]:
