@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from fatbench.local import copied, load, pixels, precision_context, trainable
+from fatbench.local import copied, load, pixels, precision_context, stats, trainable
 from fatbench.optimisers import Descent, packed, step, unpacked
 from fatbench.rng import forked, generator
 from fatbench.rounds import Metrics, Problem, State, Stats, Tensors
@@ -123,7 +123,6 @@ def train_edge(problem: Problem, state: State, k: int, round: int, how: EdgeTrai
     order = generator(problem.seed, "order", round, k)
     views = generator(problem.seed, "augment", round, k, device=problem.device)
     correct = torch.zeros((), device=problem.device)
-    steps = 0
     with forked(problem.seed, "dropout", round, k, device=problem.device):
         for _ in range(how.epochs):
             losses, sizes = [], []
@@ -139,18 +138,8 @@ def train_edge(problem: Problem, state: State, k: int, round: int, how: EdgeTrai
                 correct += hits.sum()
                 losses.append(loss.detach())
                 sizes.append(len(rows))
-                steps += 1
     means = torch.stack(losses).double().tolist()
-    total = sum(mean * size for mean, size in zip(means, sizes, strict=True))
-    stats = Stats(
-        loss=total / n,
-        loss_released=total / len(sizes),
-        accuracy=float(correct) / (n * how.epochs),
-        steps=steps,
-        momentum_steps=float(steps),
-        batches=len(sizes),
-    )
-    return {**copied(model, EDGE), **packed(memory, names)}, stats
+    return {**copied(model, EDGE), **packed(memory, names)}, stats(how.epochs, 0.0, n, means, sizes, float(correct))
 
 
 # --- between edge and server -------------------------------------------------------------------------------------

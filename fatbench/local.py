@@ -179,29 +179,32 @@ def _train_client(
                     losses.append(loss.detach())
                     sizes.append(len(batch))
     means = torch.stack(losses).double().tolist()
-    return Update(k, n, copied(model), stats(local, n, means, sizes, float(correct), broadcast_loss))
+    return Update(
+        k, n, copied(model), stats(local.epochs, local.momentum, n, means, sizes, float(correct), broadcast_loss)
+    )
 
 
 def stats(
-    local: LocalSGD,
+    epochs: int,
+    momentum: float,
     n: int,
     means: Sequence[float],
     sizes: Sequence[int],
     correct: float,
-    broadcast_loss: float | None,
+    broadcast_loss: float | None = None,
     stack: int = 1,
 ) -> Stats:
     """What a client with `n` examples reports; `means` and `sizes` are those of the batches of its last epoch."""
     total = sum(mean * size for mean, size in zip(means, sizes, strict=True))
-    steps = local.epochs * len(sizes)
+    steps = epochs * len(sizes)
     effective, horizon = 0.0, 0.0
     for _ in range(steps):
-        horizon = local.momentum * horizon + 1.0
+        horizon = momentum * horizon + 1.0
         effective += horizon
     return Stats(
         loss=total / n,
         loss_released=total / len(sizes),
-        accuracy=correct / (n * local.epochs),
+        accuracy=correct / (n * epochs),
         steps=steps,
         momentum_steps=effective,
         batches=len(sizes),

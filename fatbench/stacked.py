@@ -198,7 +198,9 @@ def train(
     updates = {}
     for at, (k, n, (means, lengths), right, first) in enumerate(rows):
         own = {name: tensor[at].detach().clone() for name, tensor in state.items()}
-        updates[k] = Update(k, n, own, stats(local, n, means, lengths, right, first, stack=len(clients)))
+        updates[k] = Update(
+            k, n, own, stats(local.epochs, local.momentum, n, means, lengths, right, first, stack=len(clients))
+        )
     return [updates[k] for k in cohort]
 
 
