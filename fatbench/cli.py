@@ -268,6 +268,10 @@ Microbatch = Annotated[
     int | None,
     typer.Option("--microbatch", min=1, help="At most so many images in the network at once: less memory."),
 ]
+TogetherOption = Annotated[
+    int,
+    typer.Option("--together", min=1, help="Cells that each worker trains as one program, on --path stacked."),
+]
 Retry = Annotated[bool, typer.Option("--retry-failed", help="Run failed stages again.")]
 FailFast = Annotated[bool, typer.Option("--fail-fast", help="Stop at the first failure.")]
 DryRun = Annotated[bool, typer.Option("-n", "--dry-run", help="Say what would run, run nothing.")]
@@ -287,6 +291,7 @@ def run_suite(
     precision: Precision = None,
     path: PathOption = "fast",
     microbatch: Microbatch = None,
+    together: TogetherOption = 1,
     retry_failed: Retry = False,
     fail_fast: FailFast = False,
     dry_run: DryRun = False,
@@ -302,7 +307,7 @@ def run_suite(
     run.run(
         run.jobs_of(plan), what=f"suite {plan.suite}, preset {plan.preset}", jobs_at_once=jobs, device=device,
         per_gpu=per_gpu, executor=executor, precision=precision, path=path, microbatch=microbatch,
-        retry_failed=retry_failed, fail_fast=fail_fast, dry_run=dry_run, db=db, data=data,
+        together=together, retry_failed=retry_failed, fail_fast=fail_fast, dry_run=dry_run, db=db, data=data,
     )  # fmt: skip
 
 

@@ -35,7 +35,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
@@ -52,6 +52,9 @@ from fatbench.rounds import Problem, Round, State
 from fatbench.splits import auxiliary_images, split
 from fatbench.store import Number
 
+if TYPE_CHECKING:
+    from fatbench.together import Seat
+
 
 @dataclass(frozen=True)
 class Place:
@@ -62,6 +65,7 @@ class Place:
     precision: Literal["fp32", "bf16"] = "fp32"
     path: Literal["loop", "fast", "stacked"] = "fast"
     microbatch: int | None = None
+    together: Seat | None = None
 
 
 @dataclass(frozen=True)
@@ -126,7 +130,7 @@ def setup(
         unlabelled = torch.from_numpy(auxiliary_images(dataset, other, train, auxiliary_n)).to(place.device)
     problem = Problem(
         network, images, labels, on_device(chosen.shards), dataset.classes, seed, place.device, place.precision,
-        place.path, size, augment, unlabelled,
+        place.path, size, augment, unlabelled, place.together,
     )  # fmt: skip
     start = {name: value.detach().clone() for name, value in network.state_dict().items()}
     return Setup(

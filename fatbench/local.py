@@ -9,7 +9,6 @@ rounding. Nothing inside a step waits for the device.
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -102,16 +101,17 @@ def train_cohort(
     gradient_shift[k] is added to every gradient of client k (SCAFFOLD: c - c_k); weight_shift[k] is subtracted from
     its weights after every step (the released SCAFFOLD). broadcast_loss: also the loss of theta^t on the client's data.
     """
-    settings: dict[str, Any] = {
-        "gradient_shift": gradient_shift, "weight_shift": weight_shift, "broadcast_loss": broadcast_loss
-    }  # fmt: skip
+    gradient_shift, weight_shift = gradient_shift or {}, weight_shift or {}
     if problem.path == "stacked":
         from fatbench import stacked  # here, because it is made of what is in this module
 
-        size = stacked.size(problem, broadcast, cohort, round, local, **settings)
-        if size > 1:
-            stacks = [part.tolist() for part in torch.tensor(cohort).tensor_split(math.ceil(len(cohort) / size))]
-            return [u for part in stacks for u in stacked.train(problem, broadcast, part, round, local, **settings)]
+        clients = [
+            stacked.Client(problem, broadcast, k, round, gradient_shift.get(k, {}), weight_shift.get(k, {}))
+            for k in cohort
+        ]
+        at_once = stacked.train_cohort if problem.together is None else problem.together.train_cohort
+        if (trained := at_once(clients, local, broadcast_loss)) is not None:
+            return trained
     updates = []
     for k in cohort:
         loss = _broadcast_loss(problem, broadcast, k, round, local) if broadcast_loss else None
@@ -122,8 +122,8 @@ def train_cohort(
                 k,
                 round,
                 local,
-                gradient_shift[k] if gradient_shift else {},
-                weight_shift[k] if weight_shift else {},
+                gradient_shift.get(k, {}),
+                weight_shift.get(k, {}),
                 loss,
             )
         )

@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Literal, Protocol
 if TYPE_CHECKING:
     from torch import Generator, Tensor, device, nn
 
+    from fatbench.together import Seat
+
 Metrics = dict[str, "float | dict[int, float]"]  # name -> a number, or one per client
 Tensors = dict[str, "Tensor"]
 
@@ -38,6 +40,7 @@ class Problem:
     size: int | None = None  # side in pixels that images are resized to before a model or an attack sees them
     augment: Callable[[Tensor, Generator], Tensor] | None = None  # what training does to a batch before the attack
     auxiliary: Tensor | None = None  # (A, C, H, W) uint8, unlabelled images of the server's own (FedAUX)
+    together: Seat | None = None  # where this cell's clients are trained in one program with those of other cells
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ import importlib
 import signal
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,7 @@ def run(
     precision: str | None = None,
     path: str = "fast",
     microbatch: int | None = None,
+    together: int = 1,
     retry_failed: bool = False,
     fail_fast: bool = False,
     dry_run: bool = False,
@@ -57,6 +59,12 @@ def run(
         raise SpecError(f"--path: expected {', '.join(PATHS)}, got '{path}'{did_you_mean(path, PATHS)}")
     if path == "stacked" and microbatch is not None:
         raise SpecError(f"--path stacked and --microbatch {microbatch} contradict each other: more and less at once")
+    if together > 1 and path != "stacked":
+        raise SpecError(f"--together {together} trains cells in one program: it needs --path stacked, not {path}")
+    if together > 1 and executor != "local":
+        raise SpecError(
+            f"--together {together}: {executor} gives every cell a process of its own; use --executor local"
+        )
     url = settings.database(db)
     root = settings.data_folder(str(data) if data else None)
     if dry_run:
@@ -82,7 +90,7 @@ def run(
     left = [job for job in jobs if before[job.cell] != "done" and (retry_failed or before[job.cell] != "failed")]
     failed = [job.cell for job in jobs if before[job.cell] == "failed" and job not in left]
     wish = _Wish()
-    lanes = lanes[: len(left)]
+    lanes, machine = _shared(lanes[: len(left)], len(left), together, machine)
     with Watch(what, jobs, before, lanes if executor == "local" else [executor] * len(lanes)) as watch:
         outcomes = {}
         if left:
@@ -96,6 +104,12 @@ def run(
         raise SystemExit(wish.code)
     if failed or interrupted:
         raise SystemExit(1)
+
+
+def _shared(devices: list[str], cells: int, together: int, machine: Machine) -> tuple[list[str], Machine]:
+    """A lane for every cell that is worked on at a time: `together` on a device, fewer where others would be idle."""
+    here = max(1, min(together, -(-cells // max(1, len(devices)))))
+    return [device for device in devices for _ in range(here)][:cells], replace(machine, together=here)
 
 
 def check_data(jobs: Sequence[Job], root: Path) -> None:

@@ -26,9 +26,9 @@ import itertools
 import logging
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from functools import cache, partial
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -117,37 +117,59 @@ class _Attention(torch.autograd.Function):
         return y.unflatten(0, (info.batch_size, -1)), 0
 
 
-def train(
-    problem: Problem,
-    broadcast: Tensors,
-    cohort: Sequence[int],
-    round: int,
-    local: LocalSGD,
-    *,
-    gradient_shift: Mapping[int, Tensors] | None = None,
-    weight_shift: Mapping[int, Tensors] | None = None,
-    broadcast_loss: bool = False,
-) -> list[Update]:
-    """`local.train_cohort` for clients that are all stacked, in the order of `cohort`.
+@dataclass(frozen=True)
+class Client:
+    """A client to be trained: whose data, from which model, in which round, and what its protocol adds to a step."""
 
+    problem: Problem
+    broadcast: Tensors
+    k: int
+    round: int
+    gradient_shift: Tensors = field(default_factory=dict)  # as in `local.train_cohort`, of this client
+    weight_shift: Tensors = field(default_factory=dict)
+
+    @property
+    def n(self) -> int:
+        return len(self.problem.shards[self.k])
+
+    def stream(self, name: str, device: torch.device | str | None = None) -> Generator:
+        problem = self.problem
+        return generator(problem.seed, name, self.round, self.k, device=device or problem.device)
+
+
+def train_cohort(clients: Sequence[Client], local: LocalSGD, broadcast_loss: bool = False) -> list[Update] | None:
+    """All clients trained, in as few stacks as fit. None: they cannot be stacked, or there is nothing to stack."""
+    most = size(clients, local, broadcast_loss)
+    if most == 1:
+        return None
+    stacks = torch.arange(len(clients)).tensor_split(math.ceil(len(clients) / most))
+    return [u for stack in stacks for u in train([clients[i] for i in stack.tolist()], local, broadcast_loss)]
+
+
+def train(clients: Sequence[Client], local: LocalSGD, broadcast_loss: bool = False) -> list[Update]:
+    """What `local.train_cohort` does, for clients that are all stacked; updates in their order.
+
+    They may be of several problems, each with its own data, seed and model to begin with: of one architecture, and
+    alike in all that a batch goes through (precision, size, augmentation).
     CannotStack: the objective gives no loss per client, or something drew from a stream that is no client's.
     """
-    problem = replace(problem, path="loop")  # tensors as they come: their channels are not what lies innermost here
-    clients = sorted(cohort, key=lambda k: -len(problem.shards[k]))  # so that those of one batch length are neighbours
-    sizes = [len(problem.shards[k]) for k in clients]
-    before = _broadcast_losses(problem, broadcast, clients, round, local) if broadcast_loss else [None] * len(clients)
+    places = sorted(range(len(clients)), key=lambda at: -clients[at].n)  # those of one batch length are neighbours
+    clients = [clients[at] for at in places]
+    problem = replace(clients[0].problem, path="loop")  # tensors as they come: channels are not what lies innermost
+    sizes = [client.n for client in clients]
+    images, labels, shards = _pooled(clients)
+    before = _broadcast_losses(clients, local) if broadcast_loss else [None] * len(clients)
 
     def streams(name: str, device: torch.device | str = problem.device) -> list[Generator]:
-        return [generator(problem.seed, name, round, k, device=device) for k in clients]
+        return [client.stream(name, device) for client in clients]
 
-    model = load(problem, broadcast)
+    model = load(problem, clients[0].broadcast)
     names = trainable(model)
     masks = streams("dropout")
-    form, state = _form(problem, model), _copies(model, len(clients))
-    theta = [broadcast[name] for name in names]
-    shifts = _columns(gradient_shift, clients)
+    form, state = _form(problem, model), _columns([client.broadcast for client in clients])
+    shifts = _columns([client.gradient_shift for client in clients])
     added = [shifts[name] for name in names] if shifts else []
-    weight_shifts = _columns(weight_shift, clients)
+    weight_shifts = _columns([client.weight_shift for client in clients])
     clip, unclipped = local.clip, replace(local, clip=None)
     velocity = [torch.zeros_like(state[name]) for name in names]  # momentum starts at zero every round
     noise, order, views = streams("attack"), streams("order", "cpu"), streams("augment")
@@ -155,23 +177,26 @@ def train(
     losses: list[Tensor] = []
     parts: list[tuple[int, int, int]] = []  # of the last epoch: batch length and clients of every loss
 
+    def pull(own: list[Tensor], client: Client) -> Sequence[Tensor]:
+        return local.proximal(own, [client.broadcast[name] for name in names], client.round)
+
     @cache
     def part(i: int, j: int) -> tuple[Stacked | Folded, list[Tensor], list[Tensor], Streams]:
         own = {name: tensor[i:j] for name, tensor in state.items()}
         weights = [state[name][i:j] for name in names]
         return form(model, own, masks[i:j], names), weights, [v[i:j] for v in velocity], Streams(noise[i:j])
 
-    with forked(problem.seed, "dropout", round, device=problem.device):
+    with forked(problem.seed, "dropout", clients[0].round, device=problem.device):
         for epoch in range(local.epochs):
             last = epoch == local.epochs - 1
             orders = pad_sequence(
-                [problem.shards[k][torch.randperm(n, generator=g).to(problem.shards[k].device)]
-                 for k, n, g in zip(clients, sizes, order, strict=True)], batch_first=True,
+                [shard[torch.randperm(n, generator=g).to(shard.device)]
+                 for shard, n, g in zip(shards, sizes, order, strict=True)], batch_first=True,
             )  # fmt: skip
             for start, length, i, j in groups(sizes, local.batch):
                 together, weights, v, from_each = part(i, j)
                 batch = orders[i:j, start : start + length].flatten()
-                x, y = pixels(problem, problem.images[batch]), problem.labels[batch]
+                x, y = pixels(problem, images[batch]), labels[batch]
                 if problem.augment is not None:
                     x = torch.cat([problem.augment(own, g) for own, g in zip(x.split(length), views[i:j], strict=True)])
                 with precision_context(problem):
@@ -180,12 +205,11 @@ def train(
                 gradients = [g.reshape(w.shape) for g, w in zip(gradients, weights, strict=True)]
                 with torch.no_grad():
                     if local.proximal is not None:
-                        pull = _each(lambda own: local.proximal(own, theta, round), weights)
-                        gradients = list(torch._foreach_add(gradients, pull))
+                        gradients = list(torch._foreach_add(gradients, _each(pull, weights, clients[i:j])))
                     if added:
                         gradients = list(torch._foreach_add(gradients, [a[i:j] for a in added]))
                     if clip is not None:
-                        gradients = _each(partial(clipped, bound=clip), gradients)
+                        gradients = _each(lambda own, _: clipped(own, clip), gradients, clients[i:j])
                     sgd_step(weights, gradients, v, unclipped)
                     for name, tensor in weight_shifts.items():
                         state[name][i:j].sub_(tensor[i:j])
@@ -194,14 +218,13 @@ def train(
                     losses.append(loss.detach())
                     parts.append((length, i, j))
     found = _per_client(losses, parts, len(clients))
-    rows = zip(clients, sizes, found, correct.tolist(), before, strict=True)
+    rows = zip(places, clients, found, correct.tolist(), before, strict=True)
     updates = {}
-    for at, (k, n, (means, lengths), right, first) in enumerate(rows):
+    for at, (place, client, (means, lengths), right, first) in enumerate(rows):
         own = {name: tensor[at].detach().clone() for name, tensor in state.items()}
-        updates[k] = Update(
-            k, n, own, stats(local.epochs, local.momentum, n, means, lengths, right, first, stack=len(clients))
-        )
-    return [updates[k] for k in cohort]
+        said = stats(local.epochs, local.momentum, client.n, means, lengths, right, first, stack=len(clients))
+        updates[place] = Update(client.k, client.n, own, said)
+    return [updates[place] for place in range(len(clients))]
 
 
 def groups(sizes: Sequence[int], batch: int) -> Iterator[tuple[int, int, int, int]]:
@@ -218,18 +241,15 @@ def groups(sizes: Sequence[int], batch: int) -> Iterator[tuple[int, int, int, in
             i = j
 
 
-def _broadcast_losses(
-    problem: Problem, broadcast: Tensors, clients: Sequence[int], round: int, local: LocalSGD
-) -> list[float | None]:
-    """The mean objective of theta^t on each client's data; clients by falling size."""
-
-    def streams() -> list[Generator]:
-        return [generator(problem.seed, "broadcast_loss", round, k, device=problem.device) for k in clients]
-
-    model = load(problem, broadcast)
-    masks, form, state = streams(), _form(problem, model), _copies(model, len(clients))
-    noise, sizes = streams(), [len(problem.shards[k]) for k in clients]
-    shards = pad_sequence([problem.shards[k] for k in clients], batch_first=True)
+def _broadcast_losses(clients: Sequence[Client], local: LocalSGD) -> list[float]:
+    """The mean objective of each client's theta^t on its data; clients by falling size."""
+    problem = replace(clients[0].problem, path="loop")
+    model = load(problem, clients[0].broadcast)
+    form, state = _form(problem, model), _columns([client.broadcast for client in clients])
+    masks, noise = ([client.stream("broadcast_loss") for client in clients] for _ in range(2))
+    sizes = [client.n for client in clients]
+    images, labels, shards = _pooled(clients)
+    orders = pad_sequence(shards, batch_first=True)
 
     @cache
     def part(i: int, j: int) -> tuple[Stacked | Folded, Streams]:
@@ -237,13 +257,12 @@ def _broadcast_losses(
         return form(model, own, masks[i:j], trainable(model)), Streams(noise[i:j])
 
     losses, parts = [], []
-    with forked(problem.seed, "broadcast_loss", round, device=problem.device):
+    with forked(problem.seed, "broadcast_loss", clients[0].round, device=problem.device):
         for start, length, i, j in groups(sizes, local.batch):
             together, from_each = part(i, j)
-            batch = shards[i:j, start : start + length].flatten()
+            batch = orders[i:j, start : start + length].flatten()
             with precision_context(problem):
-                x = pixels(problem, problem.images[batch])
-                loss, _ = _objective(local, together, x, problem.labels[batch], from_each)
+                loss, _ = _objective(local, together, pixels(problem, images[batch]), labels[batch], from_each)
             losses.append(loss.detach())
             parts.append((length, i, j))
     found = _per_client(losses, parts, len(clients))
@@ -253,9 +272,18 @@ def _broadcast_losses(
     ]
 
 
-def _copies(model: nn.Module, clients: int) -> Tensors:
-    """The model's state once for every client, (K, ...)."""
-    return {name: value.expand(clients, *value.shape).clone() for name, value in copied(model).items()}
+def _pooled(clients: Sequence[Client]) -> tuple[Tensor, Tensor, list[Tensor]]:
+    """The images and labels of all problems, each data set once, and every client's indices into them."""
+    first: dict[int, int] = {}  # id of a data set -> where it begins
+    sets: list[Problem] = []
+    for client in clients:
+        if id(client.problem.images) not in first:
+            first[id(client.problem.images)] = sum(len(other.labels) for other in sets)
+            sets.append(client.problem)
+    shards = [client.problem.shards[client.k] + first[id(client.problem.images)] for client in clients]
+    if len(sets) == 1:
+        return sets[0].images, sets[0].labels, shards
+    return torch.cat([one.images for one in sets]), torch.cat([one.labels for one in sets]), shards
 
 
 def _form(problem: Problem, model: nn.Module) -> type[Stacked] | type[Folded]:
@@ -271,16 +299,17 @@ def _form(problem: Problem, model: nn.Module) -> type[Stacked] | type[Folded]:
 _FOLDS: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
 
 
-def _columns(shifts: Mapping[int, Tensors] | None, clients: Sequence[int]) -> Tensors:
-    """Tensors of every client as one (K, ...) by name; empty where there are none."""
-    if not shifts:
-        return {}
-    return {name: torch.stack([shifts[k][name] for k in clients]) for name in shifts[clients[0]]}
+def _columns(tensors: Sequence[Tensors]) -> Tensors:
+    """Every client's tensors as one (K, ...) by name."""
+    return {name: torch.stack([own[name] for own in tensors]) for name in tensors[0]}
 
 
-def _each(function: Callable[[list[Tensor]], Sequence[Tensor]], stacks: Sequence[Tensor]) -> list[Tensor]:
+def _each(
+    function: Callable[[list[Tensor], Client], Sequence[Tensor]], stacks: Sequence[Tensor], clients: Sequence[Client]
+) -> list[Tensor]:
     """`function` of every client's own tensors, what it gives stacked again."""
-    results = [function(list(own)) for own in zip(*(stack.unbind() for stack in stacks), strict=True)]
+    owns = zip(*(stack.unbind() for stack in stacks), strict=True)
+    results = [function(list(own), client) for own, client in zip(owns, clients, strict=True)]
     return [torch.stack(parts) for parts in zip(*results, strict=True)]
 
 
@@ -320,55 +349,52 @@ def _per_client(
 _KNOWN: WeakKeyDictionary[nn.Module, dict[Any, int | None]] = WeakKeyDictionary()
 
 
-def size(
-    problem: Problem, broadcast: Tensors, cohort: Sequence[int], round: int, local: LocalSGD, **settings: Any
-) -> int:
-    """The largest number of clients that fit into one stack: at most the cohort, 1 where they cannot be stacked.
+def size(clients: Sequence[Client], local: LocalSGD, broadcast_loss: bool = False) -> int:
+    """The largest number of clients that fit into one stack: at most all of them, 1 where they cannot be stacked.
 
-    `settings` are those of `train`. What a client takes is found once per model, by training one on one batch; how
-    much is free is asked every time.
+    What a client takes is found once per model, by training one on one batch; how much is free is asked every time.
     """
-    if len(cohort) == 1:
+    if len(clients) == 1:
         return 1
+    problem = clients[0].problem
     known = _KNOWN.setdefault(problem.model, {})
     key = (local.objective, local.proximal, local.batch)
     if key not in known:
-        known[key] = _bytes_of_one(problem, broadcast, cohort, round, local, settings)
+        known[key] = _bytes_of_one(clients, local, broadcast_loss)
     each, free = known[key], _free(problem.device)
     if each is None:
         return 1
-    leaves = len(cohort) * sum(value.numel() * value.element_size() for value in broadcast.values())  # the updates
-    most = max(1, min(len(cohort), int(SHARE * (free - leaves) / each)))
+    model = sum(value.numel() * value.element_size() for value in clients[0].broadcast.values())
+    most = max(1, min(len(clients), int(SHARE * (free - len(clients) * model) / each)))  # the updates are there at last
     if known.get("last") != most:
         known["last"] = most
-        log.info("stacks of at most %d of %d clients: one takes %.4g MB, %.4g MB free", most, len(cohort),
+        log.info("stacks of at most %d of %d clients: one takes %.4g MB, %.4g MB free", most, len(clients),
                  each / 1e6, free / 1e6)  # fmt: skip
     return most
 
 
-def _bytes_of_one(
-    problem: Problem, broadcast: Tensors, cohort: Sequence[int], round: int, local: LocalSGD, settings: dict[str, Any]
-) -> int | None:
+def _bytes_of_one(clients: Sequence[Client], local: LocalSGD, broadcast_loss: bool = False) -> int | None:
     """Bytes that training takes per client of a stack; None, and a line in the log, where it cannot be stacked.
 
     On a GPU measured: the peak while the client with most images trains on its first batch as a stack of one. On a CPU
     counted by `footprint`: there nobody says what a process had at its peak.
     """
-    k = max(cohort, key=lambda k: len(problem.shards[k]))
+    client = max(clients, key=lambda client: client.n)
+    problem = client.problem
     first = replace(problem, shards=[shard[: local.batch] for shard in problem.shards])
     cuda = problem.device.type == "cuda"
     try:
-        _form(problem, load(problem, broadcast))  # first, because it holds memory that training does not
+        _form(problem, load(problem, client.broadcast))  # first, because it holds memory that training does not
         if cuda:
             torch.cuda.reset_peak_memory_stats(problem.device)
             before = torch.cuda.memory_allocated(problem.device)
-        train(first, broadcast, [k], round, replace(local, epochs=1), **settings)
+        train([replace(client, problem=first)], replace(local, epochs=1), broadcast_loss)
     except Exception as error:  # whatever it is, the clients can be trained one by one, or fail there with more reason
         log.warning("clients are not stacked: %s", str(error).partition("\n")[0] or type(error).__name__)
         return None
     if cuda:
         return torch.cuda.max_memory_allocated(problem.device) - before
-    counted = footprint(problem, min(local.batch, len(problem.shards[k])), moments=int(local.momentum > 0))
+    counted = footprint(problem, min(local.batch, client.n), moments=int(local.momentum > 0))
     return 2 * math.ceil(counted["edge_memory"])  # TRADES and MART keep two forward passes for their backward pass
 
 

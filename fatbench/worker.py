@@ -22,12 +22,15 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from fatbench import checkpoints, registry, selection
 from fatbench.errors import FatbenchError, MachineError
 from fatbench.store import Number, Stolen, Store
 from fatbench.suite import Evaluation
+
+if TYPE_CHECKING:
+    from fatbench.together import Together
 
 log = logging.getLogger("fatbench")
 
@@ -57,10 +60,12 @@ class Machine:
     precision: Literal["fp32", "bf16"] = "fp32"
     path: Literal["loop", "fast", "stacked"] = "fast"
     microbatch: int | None = None
+    together: int = 1  # cells that one process trains as one program
     retry_failed: bool = False
     checkpoint_seconds: float = 30.0
     threads: int = 1
     plugins: tuple[str, ...] = ()
+    meeting: Together | None = None  # of the cells of a worker process, made there
 
 
 @dataclass(frozen=True)
@@ -365,7 +370,12 @@ def _ready(job: Job, machine: Machine) -> tuple[dict[str, Any], Any]:
     torch.set_num_threads(machine.threads)
     signature = registry.describe("Experiment", "cell")
     bound = registry.bind(signature, job.spec)
-    place = Place(Path(machine.data), device, machine.precision, machine.path, machine.microbatch)
+    seat = None
+    if machine.meeting is not None:
+        from fatbench.together import Seat
+
+        seat = Seat(machine.meeting, json.dumps(job.spec["model"], sort_keys=True))
+    place = Place(Path(machine.data), device, machine.precision, machine.path, machine.microbatch, seat)
     return bound, setup(place, **bound)
 
 
@@ -378,7 +388,8 @@ def _claim(job: Job, stage: str, machine: Machine, store: Store, total: int) -> 
         retry_failed=machine.retry_failed,
         provenance={**provenance(machine.device), "preset": job.preset, "precision": machine.precision,
                     "path": machine.path, "threads": machine.threads,
-                    **({"microbatch": machine.microbatch} if machine.microbatch else {})},
+                    **({"microbatch": machine.microbatch} if machine.microbatch else {}),
+                    **({"together": machine.together} if machine.together > 1 else {})},
     )  # fmt: skip
 
 
@@ -440,6 +451,8 @@ def _log_to(file: Path) -> logging.Handler:
         handler = logging.FileHandler(file, encoding="utf-8")
     except OSError as error:
         raise MachineError(f"cannot write {file}: {error.strerror}") from None
+    own = threading.get_ident()  # a process can have several cells in hand, each in a thread
+    handler.addFilter(lambda record: record.thread == own)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     log.addHandler(handler)
     log.setLevel(logging.INFO)

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from fatbench import cli, suite
+from fatbench import cli, run, suite
 from fatbench.errors import MachineError, SpecError
 from fatbench.executors import Worker, asked, attempt, bury, local, me, ray, release, slurm
 from fatbench.run import jobs_of
@@ -260,6 +260,70 @@ def test_a_killed_worker_takes_only_its_cell_with_it(jobs, machine, forks):
     again = replace(machine, retry_failed=True)
     assert local.run(jobs[:1], again, ["cpu"], ignore, never) == {jobs[0].cell: "done"}
     assert numbers(machine, jobs[0]) == undisturbed(machine, jobs[0])
+
+
+def test_cells_in_one_program_have_numbers_logs_and_failures_of_their_own(jobs, machine, forks):
+    """Three lanes of one process, then two: the fourth cell joins when the first is done. One diverges."""
+    place = replace(machine, path="stacked", together=3)
+    spec = copy.deepcopy(jobs[0].spec)
+    spec["seed"] = 2
+    cells = [*jobs, replace(jobs[0], cell="other", spec=spec), diverging(jobs[0])]
+    outcomes = local.run(cells, place, ["cpu"] * 3, ignore, never)
+    assert outcomes == {job.cell: "done" for job in cells[:4]} | {cells[4].cell: "failed"}
+    assert "Diverged: round 1" in rows(place, cells[4])["train"][1]
+    for job in cells[:4]:
+        ours, alone = numbers(place, job), undisturbed(replace(machine, path="stacked"), job)
+        assert [row[:4] for row in ours] == [row[:4] for row in alone]
+        for row, other in zip(ours, alone, strict=True):
+            if row[3] == "train_loss":
+                assert row[4] == pytest.approx(other[4], rel=0.01)
+        log = (Path(place.files) / job.cell / "log.txt").read_text()
+        assert [log.count(f"round {r}:") for r in range(1, 6)] == [1, 1, 1, 1, 0]
+    with Store.open(place.db) as store:
+        assert {run["together"] for run in store.runs([job.cell for job in cells])} == {3}
+
+
+def test_a_killed_process_takes_the_cells_of_all_its_lanes_with_it(jobs, machine, forks):
+    """SIGKILL once all three have begun; a new process, of as many lanes, does the rest."""
+    place = replace(machine, path="stacked", together=3)
+    begun: set[str] = set()
+
+    def watch(lane: int, event: Event) -> None:
+        if event.kind == "start" and event.stage == "train" and len(begun) < 3:
+            begun.add(event.cell)
+            if len(begun) == 3:
+                os.kill(pid_of(place, cells[0]), signal.SIGKILL)
+
+    cells = [*map(lasting, jobs), replace(jobs[0], cell="later")]
+    outcomes = local.run(cells, place, ["cpu"] * 3, watch, never)
+    assert outcomes == {job.cell: "failed" for job in cells[:3]} | {"later": "done"}
+    for job in cells[:3]:
+        assert rows(place, job) == {"train": ("failed", "the worker process ended with SIGKILL (out of memory?)")}
+
+
+@pytest.mark.parametrize("wish", [1, 2])
+def test_stopping_cells_in_one_program(wish, jobs, machine, forks):
+    """After the round at hand, or at once: nothing stays in hand, and the same run goes on to the end."""
+    place = replace(machine, path="stacked", together=2)
+    cells, asked_for = [lasting(job) for job in jobs[:2]], [0]
+    seen = Watcher(cells[1].cell, "progress", partial(asked_for.__setitem__, 0, wish))
+    outcomes = local.run(cells, place, ["cpu"] * 2, seen, lambda: asked_for[0])
+    assert set(outcomes.values()) == {"interrupted"}
+    with Store.open(place.db) as store:
+        stages = [store.stages([job.cell])[job.cell, "train"] for job in cells]
+    assert [row.status for row in stages] == ["interrupted"] * 2
+    assert all((row.round >= 1) == (wish == 1) for row in stages)
+
+
+def test_lanes_share_devices_only_where_there_are_more_cells_than_devices():
+    def shared(devices: list[str], cells: int, together: int) -> tuple[list[str], int]:
+        lanes, place = run._shared(devices, cells, together, Machine("", "", ""))
+        return lanes, place.together
+
+    assert shared(["cuda:0"], 9, 4) == (["cuda:0"] * 4, 4)
+    assert shared(["cuda:0", "cuda:1"], 3, 9) == (["cuda:0", "cuda:0", "cuda:1"], 2)
+    assert shared(["cpu", "cpu"], 2, 9) == (["cpu", "cpu"], 1)
+    assert shared([], 0, 9) == ([], 1)
 
 
 def test_more_lanes_than_cells_and_stopping_after_the_round(jobs, machine, forks):

@@ -5,8 +5,10 @@ from __future__ import annotations
 import functools
 import re
 import sys
-from collections.abc import Callable
-from dataclasses import replace
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -29,6 +31,7 @@ from fatbench import (
     run,
     stacked,
     suite,
+    together,
     worker,
 )
 from fatbench import local as local_module
@@ -249,9 +252,9 @@ def test_every_protocol_is_here() -> None:
 @pytest.mark.parametrize("name", COHORT)
 def test_every_protocol_gives_the_same_on_every_path(name: str, double: None) -> None:
     model, how = COHORT[name]
-    loop, fast, together = (rounds(name, model, path, how, double=True) for path in ("loop", "fast", "stacked"))
-    assert {u.stats.stack for r in together for u in r.updates} == {4}
-    for other in (fast, together):
+    loop, fast, at_once = (rounds(name, model, path, how, double=True) for path in ("loop", "fast", "stacked"))
+    assert {u.stats.stack for r in at_once for u in r.updates} == {4}
+    for other in (fast, at_once):
         for a, b in zip(loop, other, strict=True):
             assert [u.client for u in a.updates] == [u.client for u in b.updates]
             for x, y in ((a.state.model, b.state.model), (a.state.server, b.state.server)):
@@ -284,6 +287,130 @@ def test_a_run_that_was_stopped_ends_with_the_same_bytes(tmp_path: Path) -> None
         assert all(torch.equal(a.state.model[key], b.state.model[key]) for key in a.state.model)
 
 
+# --- cells together -----------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Cell:
+    """A cell of a table: FedAvg under one rule, with a seed, data and clients of its own."""
+
+    rule: str
+    seed: int
+    shards: tuple[int, ...] = SHARDS
+    how: dict[str, object] = field(default_factory=dict)
+
+    def train(self, path: str, seat: together.Seat | None = None) -> list[Round]:
+        on = replace(problem("nin", path, self.shards, self.seed), together=seat)
+        on.model.double()
+        settings = {"alpha": 0.2, "top": 1} if self.rule == "sfat" else {}
+        rule = functools.partial(aggregation.RULES[self.rule], **settings)
+        chosen = {**TOGETHER, "objective": objective("at"), "rounds": 2, "rule": rule, **self.how}
+        return list(PROTOCOLS["fedavg"](on, State(0, state_of(on)), **chosen))
+
+
+def meet(cells: Sequence[Cell]) -> list[list[Round] | Exception]:
+    """What the thread of each cell came to."""
+    meeting, results = together.Together(), [None] * len(cells)
+
+    def work(at: int) -> None:
+        try:
+            with meeting.cell():
+                results[at] = cells[at].train("stacked", together.Seat(meeting, "nin"))
+        except Exception as error:
+            results[at] = error
+
+    threads = [threading.Thread(target=work, args=(at,), daemon=True) for at in range(len(cells))]
+    with meeting.turn:  # nobody begins before all have come
+        for thread in threads:
+            thread.start()
+        while meeting.cells < len(cells):
+            time.sleep(0.001)
+    for thread in threads:
+        thread.join(60)
+    assert not any(thread.is_alive() for thread in threads) and meeting.cells == 0 and not meeting.waiting
+    return results
+
+
+def agree_in_all_rounds(ours: list[Round], theirs: list[Round]) -> None:
+    assert len(ours) == len(theirs)
+    for a, b in zip(ours, theirs, strict=True):
+        agree(a.updates, b.updates)
+        for name in b.state.model:
+            torch.testing.assert_close(a.state.model[name], b.state.model[name], rtol=1e-8, atol=1e-10, msg=name)
+
+
+def stacks(rounds: list[Round]) -> list[int]:
+    return [max(update.stats.stack for update in one.updates) for one in rounds]
+
+
+def test_a_table_trained_as_one_program_is_its_cells_alone(double: None) -> None:
+    """Rules, seeds, data, sizes and numbers of clients differ; who has more rounds than the others goes on alone."""
+    cells = [
+        Cell("uniform", 3),
+        Cell("sfat", 3),
+        Cell("sfat", 4, (7, 5, 3)),
+        Cell("samples", 5, (9, 4), {"rounds": 3, "proximal": functools.partial(objectives.PROXIMALS["squared"], mu=0)}),
+        Cell("samples", 6, how={"rounds": 1}),
+    ]
+    found = meet(cells)
+    for cell, ours in zip(cells, found, strict=True):
+        agree_in_all_rounds(ours, cell.train("loop"))
+    # 80 % of 5, 5, 3 and 5 clients; a proximal term, though it is nothing, is another program
+    assert [stacks(ours) for ours in found] == [[4 + 4 + 2 + 4, 4 + 4 + 2]] * 3 + [[1, 1, 1], [14]]
+
+
+def test_cells_that_are_not_alike_meet_and_train_apart(double: None) -> None:
+    cells = [Cell("uniform", 3), Cell("uniform", 4), Cell("uniform", 3, how={"lr": 0.01})]
+    cells += [Cell("uniform", 3, how={"objective": objective("standard")}), Cell("uniform", 3, how={"batch": 3})]
+    found = meet(cells)
+    for cell, ours in zip(cells, found, strict=True):
+        agree_in_all_rounds(ours, cell.train("loop"))
+    assert [stacks(ours) for ours in found] == [[8, 8], [8, 8], [4, 4], [4, 4], [4, 4]]
+
+
+def test_a_cell_that_fails_leaves_the_others_to_meet(double: None) -> None:
+    wrong = {"rule": functools.partial(aggregation.RULES["sfat"], alpha=0.2, top=3)}  # more than half of four
+    cells = [Cell("uniform", 3), Cell("uniform", 4, how=wrong), Cell("uniform", 5)]
+    found = meet(cells)
+    assert isinstance(found[1], ValueError)
+    for at in (0, 2):
+        agree_in_all_rounds(found[at], cells[at].train("loop"))
+        assert stacks(found[at]) == [12, 8]
+
+
+def test_what_goes_wrong_in_the_common_program_is_told_to_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stacked, "_bytes_of_one", lambda *_: 1)
+    monkeypatch.setattr(stacked, "train", lambda *_: (_ for _ in ()).throw(MemoryError("too many")))
+    assert [str(error) for error in meet([Cell("uniform", 3), Cell("uniform", 4)])] == ["too many"] * 2
+
+
+def test_cells_that_cannot_be_stacked_train_one_after_another(double: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stacked, "_bytes_of_one", lambda *_: None)
+    found = meet([Cell("uniform", 3), Cell("uniform", 4)])
+    assert [stacks(ours) for ours in found] == [[1, 1]] * 2
+
+
+def test_three_cells_are_little_more_to_launch_than_one() -> None:
+    """Kernels of a batch, of one cell of five clients and of a program of three such cells."""
+
+    def launches(cells: int) -> float:
+        ons = [problem("nin", "stacked", (12,) * 5, seed) for seed in range(cells)]
+        shards = [list(on.shards) for on in ons]
+        starts = [state_of(on) for on in ons]
+
+        def batches(n: int) -> None:
+            for on, whole in zip(ons, shards, strict=True):
+                on.shards[:] = [shard[: 4 * n] for shard in whole]
+            clients = [stacked.Client(on, start, k, 0) for on, start in zip(ons, starts, strict=True) for k in range(5)]
+            stacked.train(clients, local())
+
+        batches(1)
+        return counters.per_batch(batches)[1]
+
+    one, three = launches(1), launches(3)
+    assert three < 1.5 * one
+
+
 # --- what fits, and what cannot be stacked ------------------------------------------------------------------------
 
 
@@ -296,11 +423,9 @@ def test_no_stack_is_larger_than_what_fits(clients: int, stacks: list[int], monk
     monkeypatch.setattr(stacked, "_free", lambda _: updates + 1001 * clients / stacked.SHARE)
     seen = []
     real = stacked.train
-    monkeypatch.setattr(
-        stacked, "train", lambda p, b, cohort, *a, **k: seen.append(cohort) or real(p, b, cohort, *a, **k)
-    )
+    monkeypatch.setattr(stacked, "train", lambda clients, *a, **k: seen.append(clients) or real(clients, *a, **k))
     got = train(on, local("standard"))
-    assert [len(cohort) for cohort in seen if len(cohort) > 1] == [size for size in stacks if size > 1]
+    assert [len(clients) for clients in seen if len(clients) > 1] == [size for size in stacks if size > 1]
     assert [u.client for u in got] == [u.client for u in fast]
     for a, b in zip(got, fast, strict=True):
         for name in a.model:
@@ -311,7 +436,8 @@ def test_no_stack_is_larger_than_what_fits(clients: int, stacks: list[int], monk
 
 def test_what_a_client_takes_is_counted_on_a_cpu_and_more_for_more_images(monkeypatch: pytest.MonkeyPatch) -> None:
     on = problem("nin", "stacked")
-    few, many = (stacked._bytes_of_one(on, state_of(on), [0, 2], 0, local(batch=b), {}) for b in (1, 4))
+    clients = [stacked.Client(on, state_of(on), k, 0) for k in (0, 2)]
+    few, many = (stacked._bytes_of_one(clients, local(batch=b)) for b in (1, 4))
     assert few is not None and many is not None and 1.5 * few < many
     assert stacked._free(CPU) > 1e6
 
@@ -423,14 +549,14 @@ def test_draws_are_each_clients_own() -> None:
     def streams() -> list[torch.Generator]:
         return [rng.generator(0, "attack", k) for k in range(3)]
 
-    x, together = torch.zeros(6, 2, 3), Streams(streams())
+    x, every = torch.zeros(6, 2, 3), Streams(streams())
     for draw in (functools.partial(uniform, low=-1.0, high=2.0), normal):
         alone = torch.cat([draw(x[:2], generator=g) for g in streams()])
         assert torch.equal(draw(x, generator=Streams(streams())), alone)
-    chosen = subset(x, 1, together)
+    chosen = subset(x, 1, every)
     assert [int(i) // 2 for i in chosen] == [0, 1, 2]
     assert [int(i) % 2 for i in chosen] == [int(torch.randperm(2, generator=g)[0]) for g in streams()]
-    assert len(clients_of(together)) == 3 and clients_of(together.clients[0]) == (together.clients[0],)
+    assert len(clients_of(every)) == 3 and clients_of(every.clients[0]) == (every.clients[0],)
 
 
 # --- from the command line to the database ------------------------------------------------------------------------
@@ -471,6 +597,8 @@ def test_path_and_stack_are_recorded_with_every_number(tmp_path: Path) -> None:
     [
         ({"path": "stackd"}, r"--path: expected loop, fast, stacked, got 'stackd' \(did you mean 'stacked'\?\)"),
         ({"path": "stacked", "microbatch": 4}, "--path stacked and --microbatch 4 contradict each other"),
+        ({"together": 3}, "--together 3 trains cells in one program: it needs --path stacked, not fast"),
+        ({"together": 3, "path": "stacked", "executor": "ray"}, "--together 3: ray gives every cell a process"),
     ],
 )
 def test_a_path_that_there_is_not_is_refused(settings: dict[str, object], message: str) -> None:

@@ -1,4 +1,7 @@
-"""Worker processes on this machine: one a lane, each takes the next cell when it is free.
+"""Worker processes on this machine, each takes the next cell when it is free.
+
+A lane is what one cell at a time goes through. Every lane has a process of its own; with `--together N`, N lanes share
+one, each a thread there, and train as one program (`fatbench.together`).
 
 A worker that dies (killed, out of memory, a crash in a library) takes only its cell with it: the cell is marked
 failed, a new worker takes the next one. So workers share nothing with one another, not even the lock of a queue, which
@@ -13,6 +16,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -45,7 +49,7 @@ def lanes(device: str | None, jobs: int | None, per_gpu: int = 1, url: str = "")
 
 @dataclass
 class _Lane:
-    """A worker process, our end of its pipe, and the cell it has in hand."""
+    """A worker process, our end of the lane's pipe, and the cell it has in hand."""
 
     process: Any
     pipe: Any
@@ -70,23 +74,29 @@ def run(
     *,
     fail_fast: bool = False,
 ) -> dict[str, Outcome]:
-    """Work through `jobs` on one process per lane; outcome per cell."""
+    """Work through `jobs`, `machine.together` neighbouring lanes a process; outcome per cell."""
     context = multiprocessing.get_context("spawn")
     waiting = list(jobs)
     outcomes: dict[str, Outcome] = {}
     workers: dict[int, _Lane] = {}
     halted = False
 
-    def start(device: str) -> _Lane:
-        ours, theirs = context.Pipe()
-        process = context.Process(target=_serve, args=(replace(machine, device=device), theirs), daemon=True)
+    def company(lane: int) -> list[int]:
+        first = lane - lane % machine.together
+        return list(range(first, min(first + machine.together, len(lanes))))
+
+    def start(members: Sequence[int]) -> None:
+        pipes = [context.Pipe() for _ in members]
+        here = replace(machine, device=lanes[members[0]])
+        process = context.Process(target=_serve, args=(here, [theirs for _, theirs in pipes]), daemon=True)
         # Ctrl-C reaches every process of the terminal; the parent decides, and the child is deaf from its first instant
         resource_tracker.ensure_running()  # which would unblock the signals
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
         process.start()
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        theirs.close()
-        return _Lane(process, ours)
+        for lane, (ours, theirs) in zip(members, pipes, strict=True):
+            theirs.close()
+            workers[lane] = _Lane(process, ours)
 
     def over(lane: int, job: Job, outcome: Outcome) -> None:
         outcomes[job.cell] = outcome
@@ -109,12 +119,16 @@ def run(
                 halt()
             if wish >= 2:
                 break
-            for lane, device in enumerate(lanes):
-                if waiting and (lane not in workers or workers[lane].job is None):
-                    if lane not in workers or not workers[lane].process.is_alive():
-                        workers[lane] = start(device)
-                    workers[lane].job = waiting.pop(0)
-                    workers[lane].tell(workers[lane].job)
+            for lane in range(len(lanes)):
+                if not waiting or (lane in workers and workers[lane].job is not None):
+                    continue
+                if lane not in workers or not workers[lane].process.is_alive():
+                    members = company(lane)
+                    if any(other in workers and workers[other].job for other in members):
+                        continue  # a process has died, and not all it had in hand is buried yet
+                    start(members)
+                workers[lane].job = waiting.pop(0)
+                workers[lane].tell(workers[lane].job)
             busy = {lane: worker for lane, worker in workers.items() if worker.job is not None}
             ready = wait([worker.pipe for worker in busy.values()], timeout=0.1)
             for lane, worker in busy.items():
@@ -141,8 +155,9 @@ def run(
             if worker.job is None:
                 worker.tell(None)
         end = time.monotonic() + 5
+        at_work = {worker.process.pid for worker in workers.values() if worker.job}
         for worker in workers.values():
-            worker.process.join(0 if worker.job else max(0.0, end - time.monotonic()))
+            worker.process.join(0 if worker.process.pid in at_work else max(0.0, end - time.monotonic()))
             if worker.process.is_alive():
                 worker.process.kill()
                 worker.process.join()
@@ -173,9 +188,24 @@ def _die_with_parent() -> None:
         ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
 
 
-def _serve(machine: Machine, pipe: Any) -> None:
-    """A worker's life: take a job, do it, say how it went, until there is none or the parent is gone."""
+def _serve(machine: Machine, pipes: Sequence[Any]) -> None:
+    """A worker process's life: that of its one lane, or of several, each in a thread."""
     _die_with_parent()
+    if len(pipes) == 1:
+        _take(machine, pipes[0])
+        return
+    from fatbench.together import Together
+
+    machine = replace(machine, meeting=Together())
+    threads = [threading.Thread(target=_take, args=(machine, pipe), daemon=True) for pipe in pipes]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def _take(machine: Machine, pipe: Any) -> None:
+    """Take a job, do it, say how it went, until there is none or the parent is gone."""
     stopped = False
 
     def notify(event: Event) -> None:
@@ -195,7 +225,8 @@ def _serve(machine: Machine, pipe: Any) -> None:
         return stopped
 
     while not stopped and (job := next_job()) is not None:
-        outcome = attempt(job, machine, notify, stop)
+        with machine.meeting.cell() if machine.meeting else contextlib.nullcontext():
+            outcome = attempt(job, machine, notify, stop)
         try:
             pipe.send(outcome)
         except OSError:
