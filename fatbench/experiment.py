@@ -109,16 +109,19 @@ def setup(
     dataset = data(place.data)
     chosen = split(dataset, seed, partition, train, validation, client_holdout)
 
-    def tensors(indices: Any) -> tuple[Tensor, Tensor]:
-        return (
-            torch.from_numpy(dataset.train_images[indices]).to(place.device),
-            torch.from_numpy(dataset.train_labels[indices]).to(place.device, torch.int64),
-        )
+    def tensors(part: str, images: Any, labels: Any, indices: Any) -> tuple[Tensor, Tensor]:
+        def make() -> tuple[Tensor, Tensor]:
+            chosen = torch.from_numpy(images[indices]), torch.from_numpy(labels[indices])
+            return chosen[0].to(place.device), chosen[1].to(place.device, torch.int64)
+
+        if place.together is None:
+            return make()
+        return place.together.shared((dataset.fingerprint, part, train, test, validation), make)
 
     def on_device(shards: list[Any]) -> list[Tensor]:
         return [torch.from_numpy(shard).to(place.device, torch.int64) for shard in shards]
 
-    images, labels = tensors(chosen.train)
+    images, labels = tensors("train", dataset.train_images, dataset.train_labels, chosen.train)
     with forked(seed, "model"):
         network = model(dataset.shape if size is None else (dataset.shape[0], size, size), dataset.classes)
     if place.microbatch is not None:
@@ -136,11 +139,10 @@ def setup(
     return Setup(
         problem=problem,
         initial=State(0, start),
-        test=(
-            torch.from_numpy(dataset.test_images[:test]).to(place.device),
-            torch.from_numpy(dataset.test_labels[:test]).to(place.device, torch.int64),
+        test=tensors("test", dataset.test_images, dataset.test_labels, slice(test)),
+        validation=(
+            tensors("validation", dataset.train_images, dataset.train_labels, chosen.validation) if validation else None
         ),
-        validation=tensors(chosen.validation) if validation else None,
         held=on_device(chosen.held),
         classes=dataset.classes,
         data={"name": dataset.name, "variant": dataset.variant, "fingerprint": dataset.fingerprint},

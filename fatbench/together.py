@@ -7,8 +7,9 @@ and the threads go on in turn:
     one cell's thread:  work ... | its cohort is to be trained: wait | ... aggregate, measure, commit ... | wait
     the last to come:   all waiting cohorts that are alike -> one stack (`fatbench.stacked`) -> everybody goes on
 
-So nothing but training happens at once, nothing is shared, and a cell that fails, ends or is stopped leaves the
-others to meet without it. Who is stacked with whom depends on who is there; a cell's numbers depend on it to rounding.
+So nothing but training happens at once, nothing is shared but images, and a cell that fails, ends or is stopped leaves
+the others to meet without it. Who is stacked with whom depends on who is there; a cell's numbers depend on it to
+rounding.
 """
 
 from __future__ import annotations
@@ -16,9 +17,12 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
+from weakref import WeakValueDictionary
+
+from torch import Tensor
 
 from fatbench import stacked
 from fatbench.local import LocalSGD
@@ -46,6 +50,7 @@ class Together:
         self.arriving = threading.Lock()
         self.cells = 0  # that are at work
         self.waiting: list[_Waiting] = []
+        self.tensors: WeakValueDictionary[Hashable, Tensor] = WeakValueDictionary()  # of data that cells have in common
 
     @contextlib.contextmanager
     def cell(self) -> Iterator[None]:
@@ -101,6 +106,15 @@ class Seat:
 
     meeting: Together
     model: str
+
+    def shared(self, key: Hashable, make: Callable[[], tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+        """Images and labels that `key` says all of, once for all cells that have them."""
+        known = self.meeting.tensors
+        images, labels = known.get((key, 0)), known.get((key, 1))
+        if images is None or labels is None:
+            images, labels = make()
+            known[key, 0], known[key, 1] = images, labels
+        return images, labels
 
     def train_cohort(
         self, clients: list[stacked.Client], local: LocalSGD, broadcast_loss: bool = False

@@ -24,6 +24,7 @@ from fatbench import (
     augment,
     checkpoints,
     defences,
+    experiment,
     inversions,
     models,
     objectives,
@@ -388,6 +389,25 @@ def test_cells_that_cannot_be_stacked_train_one_after_another(double: None, monk
     monkeypatch.setattr(stacked, "_bytes_of_one", lambda *_: None)
     found = meet([Cell("uniform", 3), Cell("uniform", 4)])
     assert [stacks(ours) for ours in found] == [[1, 1]] * 2
+
+
+def test_cells_that_meet_have_the_images_once(tmp_path: Path) -> None:
+    (tmp_path / "s.yaml").write_text(SUITE)
+    [job] = run.jobs_of(suite.load(str(tmp_path / "s.yaml")).plan())
+    meeting = together.Together()
+    machine = worker.Machine("", "", str(tmp_path), path="stacked", meeting=meeting)
+
+    def ready(**changes: object) -> experiment.Setup:
+        return worker._ready(replace(job, spec={**job.spec, **changes}), machine)[1]
+
+    first, other_seed, fewer = ready(), ready(seed=4), ready(train=50)
+    assert first.problem.images is other_seed.problem.images and first.test[0] is other_seed.test[0]
+    assert first.problem.seed != other_seed.problem.seed
+    assert (len(first.problem.images), len(fewer.problem.images)) == (60, 50)
+    alone = worker._ready(job, replace(machine, meeting=None))[1]
+    assert torch.equal(first.problem.images, alone.problem.images) and torch.equal(first.test[1], alone.test[1])
+    del first, other_seed, fewer
+    assert not meeting.tensors
 
 
 def test_three_cells_are_little_more_to_launch_than_one() -> None:
