@@ -42,6 +42,7 @@ from torch import Tensor
 
 from fatbench import microbatch
 from fatbench.aggregation import last_layer_cosines
+from fatbench.arithmetic import exact
 from fatbench.evaluation import accuracy, edge_accuracy, models_of, of_client
 from fatbench.footprint import footprint
 from fatbench.kinds import Attack, Augment, Count, Data, Model, Natural, Partition, Probability, Probe, Protocol
@@ -106,6 +107,7 @@ def setup(
 
     MachineError: data missing or damaged; SpecError: auxiliary images that cannot be used; ValueError: no split.
     """
+    exact(place.device, place.precision)
     dataset = data(place.data)
     chosen = split(dataset, seed, partition, train, validation, client_holdout)
 

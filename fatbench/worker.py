@@ -365,8 +365,6 @@ def _ready(job: Job, machine: Machine) -> tuple[dict[str, Any], Any]:
     from fatbench.experiment import Place, setup
 
     device = torch.device(machine.device)
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
     torch.set_num_threads(machine.threads)
     signature = registry.describe("Experiment", "cell")
     bound = registry.bind(signature, job.spec)
