@@ -299,9 +299,10 @@ class Cell:
     seed: int
     shards: tuple[int, ...] = SHARDS
     how: dict[str, object] = field(default_factory=dict)
+    model: str = "nin"
 
     def train(self, path: str, seat: together.Seat | None = None) -> list[Round]:
-        on = replace(problem("nin", path, self.shards, self.seed), together=seat)
+        on = replace(problem(self.model, path, self.shards, self.seed), together=seat)
         on.model.double()
         settings = {"alpha": 0.2, "top": 1} if self.rule == "sfat" else {}
         rule = functools.partial(aggregation.RULES[self.rule], **settings)
@@ -316,7 +317,7 @@ def meet(cells: Sequence[Cell]) -> list[list[Round] | Exception]:
     def work(at: int) -> None:
         try:
             with meeting.cell():
-                results[at] = cells[at].train("stacked", together.Seat(meeting, "nin"))
+                results[at] = cells[at].train("stacked", together.Seat(meeting, cells[at].model))
         except Exception as error:
             results[at] = error
 
@@ -358,6 +359,15 @@ def test_a_table_trained_as_one_program_is_its_cells_alone(double: None) -> None
         agree_in_all_rounds(ours, cell.train("loop"))
     # 80 % of 5, 5, 3 and 5 clients; a proximal term, though it is nothing, is another program
     assert [stacks(ours) for ours in found] == [[4 + 4 + 2 + 4, 4 + 4 + 2]] * 3 + [[1, 1, 1], [14]]
+
+
+def test_two_models_at_once_each_in_a_program_of_its_own(double: None) -> None:
+    """By vmap, as those that do not fold; batch norm has its statistics for itself."""
+    cells = [Cell("uniform", seed, model=model) for model in ("vit", "small_cnn") for seed in (3, 4)]
+    found = meet(cells)
+    for cell, ours in zip(cells, found, strict=True):
+        agree_in_all_rounds(ours, cell.train("loop"))
+        assert stacks(ours) == [8, 8]
 
 
 def test_cells_that_are_not_alike_meet_and_train_apart(double: None) -> None:
