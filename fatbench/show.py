@@ -192,8 +192,16 @@ def cell(
     for run in runs:
         console.print(
             f"run {run['id']}: {run['stage']} {run['status']}, {run['started']} on {run['host']}, {run['device']},"
-            f" {run['precision']}, commit {str(run['commit'])[:12]}{' (modified)' if run['dirty'] else ''}"
+            f" {run['precision']}, {_path(run)}commit {str(run['commit'])[:12]}{' (modified)' if run['dirty'] else ''}"
         )
+
+
+def _path(run: Mapping[str, Any]) -> str:
+    """How a run trained, where it was not in the usual way: "stacked 45 clients of up to 9 cells, "."""
+    if run["stage"] != "train" or run.get("path") in (None, "fast"):
+        return ""
+    many = [f"{run[key]} {what}" for key, what in (("stack", "clients"), ("together", "cells")) if run.get(key)]
+    return f"{run['path']} {' of up to '.join(many)}".strip() + ", "
 
 
 def evaluation(results: Sequence[Mapping[str, Any]]) -> None:
