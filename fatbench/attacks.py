@@ -43,11 +43,17 @@ from fatbench.kinds import Count, NonNegative, Radius
 from fatbench.rng import forked
 from fatbench.streams import Streams, normal, uniform
 
-Loss = Callable[[Tensor, Tensor], Tensor]  # of logits (B, classes) and labels (B,): a scalar to ascend
+Loss = Callable[[Tensor, Tensor], Tensor]  # of logits (B, classes) and labels (B,), or what else: a scalar to ascend
 
-# Images that a CPU takes at once where nothing depends on it: from 64 on the activations of NIN leave the cache, and an
-# image takes 1.25 times as long in float32, 1.6 (with a backward pass) to 2.7 times (without) in bfloat16.
+# Images that a CPU takes at once where nothing depends on it: the activations of 500 images of NIN are gigabytes, and
+# from 64 on an image takes 1.1 (in a process that keeps its memory, `fatbench.memory`) to 1.5 times as long. Below 32
+# nothing is gained, and small networks lose.
 PART = 32
+
+
+def part_of(x: Tensor) -> int:
+    """How many of the images x go through a model at once that takes every image for itself."""
+    return PART if x.device.type == "cpu" else max(1, len(x))
 
 
 class AttackError(SpecError, ValueError):
@@ -80,7 +86,7 @@ def fgsm(model: nn.Module, x: Tensor, y: Tensor, generator: torch.Generator, *, 
     Forward: 1
     Backward: 1
     """
-    return _ascend(model, _cross_entropy, x, y, x, eps, eps, 1)
+    return _ascend(model, _cross_entropy, x, y, x, eps, eps, 1, generator)
 
 
 def fgsm_p001(
@@ -95,7 +101,7 @@ def fgsm_p001(
     Forward: 1
     Backward: 1
     """
-    return _ascend(model, _cross_entropy, x, y, _uniform_start(x, eps, generator), eps, step, 1)
+    return _ascend(model, _cross_entropy, x, y, _uniform_start(x, eps, generator), eps, step, 1, generator)
 
 
 def pgd(
@@ -125,8 +131,7 @@ def pgd(
         x_start = _gaussian_start(x, generator)
     else:
         x_start = x
-    walk = _walk(verdict, generator)
-    return walk(model, _cross_entropy, x, y, x_start, eps, step, steps)
+    return _ascend(model, _cross_entropy, x, y, x_start, eps, step, steps, generator, verdict)
 
 
 def pgd_kl(
@@ -153,10 +158,10 @@ def pgd_kl(
     with torch.enable_grad():
         target = predict(model, x.detach()).detach().softmax(1)
 
-    def divergence(logits: Tensor, y: Tensor) -> Tensor:
+    def divergence(logits: Tensor, target: Tensor) -> Tensor:
         return F.kl_div(logits.log_softmax(1), target, reduction="sum")
 
-    return _ascend(model, divergence, x, y, _gaussian_start(x, generator), eps, step, steps)
+    return _ascend(model, divergence, x, target, _gaussian_start(x, generator), eps, step, steps, generator)
 
 
 def cw(
@@ -187,8 +192,7 @@ def cw(
         other = logits.scatter(1, label, -torch.inf).max(1).values
         return -(logits.gather(1, label).squeeze(1) - other + kappa).clamp(min=0).sum()
 
-    walk = _walk(verdict, generator)
-    return walk(model, margin, x, y, _uniform_start(x, eps, generator), eps, step, steps)
+    return _ascend(model, margin, x, y, _uniform_start(x, eps, generator), eps, step, steps, generator, verdict)
 
 
 def _cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
@@ -205,54 +209,73 @@ def _gaussian_start(x: Tensor, generator: torch.Generator) -> Tensor:
     return x + 0.001 * normal(x, generator)
 
 
-def _walk(verdict: str, generator: torch.Generator) -> Callable[..., Tensor]:
-    if verdict == "last":
-        return _ascend
-    if isinstance(generator, Streams):  # the model maps images to clients by their places in the batch
-        raise AttackError("verdict 'any' takes images out of the batch, so no batch may hold several clients")
-    return _ascend_until_wrong
-
-
 def _ascend(
-    model: nn.Module, loss: Loss, x: Tensor, y: Tensor, x_adv: Tensor, eps: float, step: float, steps: int
+    model: nn.Module,
+    loss: Loss,
+    x: Tensor,
+    y: Tensor,
+    x_adv: Tensor,
+    eps: float,
+    step: float,
+    steps: int,
+    generator: torch.Generator,
+    verdict: Literal["last", "any"] = "last",
 ) -> Tensor:
-    """`steps` sign steps up the loss from x_adv, projected on the eps ball around x and the box after each."""
-    x, x_adv = x.detach(), x_adv.detach()
+    """`steps` sign steps up the loss from x_adv, projected on the eps ball around x and the box after each.
+
+    `y`: what the loss takes, one row per image. On a CPU at most PART images go through the model at once, unless the
+    batch holds several clients: a model of those maps images to clients by their places in the batch.
+    """
+    several = isinstance(generator, Streams)
+    if several and verdict == "any":
+        raise AttackError("verdict 'any' takes images out of the batch, so no batch may hold several clients")
+    walk = _to_the_last if verdict == "last" else _until_wrong
+    return walk(model, loss, x, y, x_adv.detach(), eps, step, steps, len(x) if several else part_of(x))
+
+
+@torch.no_grad()
+def _to_the_last(
+    model: nn.Module, loss: Loss, x: Tensor, y: Tensor, x_adv: Tensor, eps: float, step: float, steps: int, part: int
+) -> Tensor:
+    """The iterate after the last step."""
     low, high = (x - eps).clamp(min=0), (x + eps).clamp(max=1)
     for _ in range(steps):
-        with torch.enable_grad():
-            (gradient,) = torch.autograd.grad(loss(predict(model, x_adv.requires_grad_()), y), x_adv)
-        with torch.no_grad():
-            x_adv = x_adv.add(gradient.sign(), alpha=step).clamp(low, high)
+        _, gradient = _gradient(model, loss, x_adv, y, part)
+        x_adv = x_adv.add(gradient.sign(), alpha=step).clamp(low, high)
     return x_adv
 
 
-def _ascend_until_wrong(
-    model: nn.Module, loss: Loss, x: Tensor, y: Tensor, x_adv: Tensor, eps: float, step: float, steps: int
+@torch.no_grad()
+def _until_wrong(
+    model: nn.Module, loss: Loss, x: Tensor, y: Tensor, x_adv: Tensor, eps: float, step: float, steps: int, part: int
 ) -> Tensor:
-    """As `_ascend`, but every image stays at the first iterate that the model gets wrong; the others go on without it.
+    """Of every image the first iterate that the model gets wrong, else the last; those left are attacked together.
 
-    The host looks once per step which are left. On a CPU the batch is attacked in parts of PART images.
+    The host looks once per step which are left.
     """
-    if len(x) > PART and x.device.type == "cpu":
-        parts = zip(x.split(PART), y.split(PART), x_adv.split(PART), strict=True)
-        return torch.cat([_ascend_until_wrong(model, loss, *part, eps, step, steps) for part in parts])
-    x, x_adv = x.detach(), x_adv.detach()
     low, high = (x - eps).clamp(min=0), (x + eps).clamp(max=1)
     result, place = x_adv.clone(), torch.arange(len(x), device=x.device)
     for _ in range(steps):
-        with torch.enable_grad():
-            logits = predict(model, x_adv.requires_grad_())
-            (gradient,) = torch.autograd.grad(loss(logits, y), x_adv)
-        with torch.no_grad():
-            left = (~_wrong(model, x_adv, y, logits)).nonzero().squeeze(1)
-            if len(left) == 0:
-                break
-            x_adv = x_adv.add(gradient.sign(), alpha=step).clamp(low, high)
-            if len(left) < len(y):
-                x_adv, y, low, high, place = (tensor[left] for tensor in (x_adv, y, low, high, place))
-            result[place] = x_adv
+        logits, gradient = _gradient(model, loss, x_adv, y, part)
+        left = (~_wrong(model, x_adv, y, logits)).nonzero().squeeze(1)
+        if len(left) == 0:
+            break
+        x_adv = x_adv.add(gradient.sign(), alpha=step).clamp(low, high)
+        if len(left) < len(y):
+            x_adv, y, low, high, place = (tensor[left] for tensor in (x_adv, y, low, high, place))
+        result[place] = x_adv
     return result
+
+
+def _gradient(model: nn.Module, loss: Loss, x: Tensor, y: Tensor, part: int) -> tuple[Tensor, Tensor]:
+    """The logits of x and the gradient of the loss by x, `part` images at a time."""
+    if len(x) > part:
+        pairs = zip(x.split(part), y.split(part), strict=True)
+        logits, gradients = zip(*(_gradient(model, loss, *pair, part) for pair in pairs), strict=True)
+        return torch.cat(logits), torch.cat(gradients)
+    with torch.enable_grad():
+        one = predict(model, x.requires_grad_())
+        return one, torch.autograd.grad(loss(one, y), x)[0]
 
 
 def _wrong(model: nn.Module, x: Tensor, y: Tensor, logits: Tensor) -> Tensor:
@@ -327,7 +350,7 @@ def _in_half_precision(adversary: Any, victim: _Logits, x: Tensor, y: Tensor, se
     An image that half precision takes for broken, and float32 does not, is attacked by the same stage in float32: else
     that stage, which stops at what it takes for a success, would be weaker than the package's.
     """
-    victim.part = PART if x.device.type == "cpu" else None
+    victim.part = part_of(x)
     adversary.apgd.loss, adversary.fab.targeted = "ce", True
 
     def right(images: Tensor, labels: Tensor, half: bool) -> Tensor:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from fatbench.attacks import part_of
 from fatbench.local import load, pixels, precision_context
 from fatbench.rng import generator
 from fatbench.rounds import Problem, Tensors
@@ -41,7 +42,7 @@ def attacked(
         with precision_context(problem):
             adversarial = attack(model, x, y, noise)
         with torch.no_grad():
-            logits = model(adversarial).double()
+            logits = torch.cat([model(part) for part in adversarial.split(part_of(adversarial))]).double()
         yield first, (logits.argmax(1) == y).cpu(), F.cross_entropy(logits, y, reduction="none").cpu()
 
 

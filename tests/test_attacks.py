@@ -245,6 +245,43 @@ def test_any_refuses_several_clients() -> None:
         attacks.pgd(conv(), *batch(4), several, eps=0.1, step=0.1, steps=1, verdict="any")
 
 
+# --- in parts ------------------------------------------------------------------------------------------------------
+
+
+class Sizes(nn.Module):
+    """The model, and how many images it was given at a time."""
+
+    def __init__(self, model: nn.Module):
+        super().__init__()
+        self.model, self.seen = model, []
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen.append(len(x))
+        logits: Tensor = self.model(x)
+        return logits
+
+
+@pytest.mark.parametrize("name", [name for name in OURS if name != "natural"])
+def test_parts_give_what_the_whole_gives(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same noise and steps, through a network with batch norm; never more than PART images at once."""
+    model, (x, y) = Sizes(conv()), batch(13)
+    attack = registry.build("Attack", spec(name))
+    whole = attack(model, x, y, generator())
+    assert set(model.seen) == {13}
+    model.seen.clear()
+    monkeypatch.setattr(attacks, "PART", 5)
+    torch.testing.assert_close(attack(model, x, y, generator()), whole, atol=1e-6, rtol=0)
+    assert model.seen[-3:] == [5, 5, 3]
+
+
+@pytest.mark.parametrize("name", ["fgsm", "pgd", "pgd_kl", "cw"])
+def test_a_batch_of_several_clients_is_never_split(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attacks, "PART", 5)
+    model, (x, y) = Sizes(conv()), batch(12)
+    registry.build("Attack", spec(name))(model, x, y, Streams([generator(0), generator(1)]))
+    assert set(model.seen) == {12}
+
+
 # --- agreement with torchattacks ----------------------------------------------------------------------------------
 
 
