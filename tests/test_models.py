@@ -226,3 +226,14 @@ def test_refused_sizes(name: str, smallest: int) -> None:
 def test_nin_too_narrow() -> None:
     with pytest.raises(ValueError, match="nin: width must be at least 2, got 1"):
         MODELS["nin"]((3, 32, 32), 10, width=1)
+
+
+def test_the_first_convolution_of_nin_is_a_convolution() -> None:
+    """With channels innermost, where it is computed by columns: the output and all gradients of nn.Conv2d."""
+    first = MODELS["nin"]((3, 9, 9), 4, width=6).layers[0].double()
+    x = torch.rand(2, 3, 9, 9, dtype=torch.float64).contiguous(memory_format=torch.channels_last).requires_grad_()
+    seen = [first(x), nn.functional.conv2d(x, first.weight, first.bias, padding=2)]
+    assert first(x).grad_fn.next_functions[0][0].name() == "CatBackward0"  # type: ignore[union-attr]
+    gradients = [torch.autograd.grad(y.square().sum(), [x, first.weight, first.bias]) for y in seen]
+    for a, b in zip((seen[0], *gradients[0]), (seen[1], *gradients[1]), strict=True):
+        torch.testing.assert_close(a, b)

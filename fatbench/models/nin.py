@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Literal
 
+import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from fatbench.kinds import Count
 from fatbench.models.dropout import Dropout
@@ -41,7 +43,7 @@ class NIN(nn.Module):
         super().__init__()
         second, third = 5 * width // 6, width // 2
         self.layers = nn.Sequential(
-            nn.Conv2d(channels, width, 5, padding=2),
+            _First(channels, width, 5, padding=2),
             nn.ReLU(),
             nn.Conv2d(width, second, 1),
             nn.ReLU(),
@@ -77,3 +79,20 @@ class NIN(nn.Module):
         """(B, C, H, W) -> (B, classes), all >= 0."""
         logits: Tensor = self.layers(x).mean((2, 3))
         return logits
+
+
+class _First(nn.Conv2d):
+    """The convolution of the images, their size kept; on a CPU with channels innermost by columns, then by rows.
+
+    There the gradient by 3 channels is computed as if they were 16, which takes a tenth of an attack's step; moved by
+    every column of the kernel they are 15. Equal up to rounding.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.device.type != "cpu" or x.is_contiguous():
+            return super().forward(x)
+        k = self.kernel_size[0]
+        padded = F.pad(x, (k // 2, k // 2))
+        moved = torch.cat([padded[..., j : j + x.shape[3]] for j in range(k)], 1)
+        weight = self.weight.permute(0, 3, 1, 2).reshape(self.out_channels, -1, k, 1)
+        return F.conv2d(moved, weight, self.bias, padding=(k // 2, 0))
