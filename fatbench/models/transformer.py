@@ -35,6 +35,7 @@ class Transformer(nn.Module):
         self.register_buffer("std", std, persistent=False)
         self.backbone = backbone
         self.head = head
+        self.attentions = [module for module in backbone.modules() if hasattr(module, "fused_attn")]  # timm's
         self.logit_layers = tuple(f"head.{name}" for name in head.logit_layers)  # type: ignore[union-attr]
 
     @property
@@ -49,6 +50,10 @@ class Transformer(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, C, H, W) in [0, 1] -> (B, classes)."""
+        # In bfloat16 a CPU takes 1.2 (197 tokens) to 1.6 times (65) as long for fused attention with its backward pass.
+        fused = x.device.type != "cpu" or not torch.is_autocast_enabled("cpu")
+        for attention in self.attentions:
+            attention.fused_attn = fused  # type: ignore[assignment]
         logits: Tensor = self.head(self.tokens(x))
         return logits
 
