@@ -45,15 +45,15 @@ from fatbench.streams import Streams, normal, uniform
 
 Loss = Callable[[Tensor, Tensor], Tensor]  # of logits (B, classes) and labels (B,), or what else: a scalar to ascend
 
-# Images that a CPU takes at once where nothing depends on it: the activations of 500 images of NIN are gigabytes, and
-# from 64 on an image takes 1.1 (in a process that keeps its memory, `fatbench.memory`) to 1.5 times as long. Below 32
-# nothing is gained, and small networks lose.
-PART = 32
+# What a CPU takes at once where nothing depends on it: 32 images of CIFAR-10, or as many smaller ones as have as many
+# values. The activations of 500 images of NIN are gigabytes, and from 64 on an image takes up to 1.5 times as long; of
+# 8x8 pixels 32 images take as long as 64. Larger images are taken by 32 too: halving that gains nothing.
+PART = 32 * 3 * 32 * 32
 
 
 def part_of(x: Tensor) -> int:
     """How many of the images x go through a model at once that takes every image for itself."""
-    return PART if x.device.type == "cpu" else max(1, len(x))
+    return max(32, PART // max(1, x[:1].numel())) if x.device.type == "cpu" else max(1, len(x))
 
 
 class AttackError(SpecError, ValueError):
@@ -223,8 +223,8 @@ def _ascend(
 ) -> Tensor:
     """`steps` sign steps up the loss from x_adv, projected on the eps ball around x and the box after each.
 
-    `y`: what the loss takes, one row per image. On a CPU at most PART images go through the model at once, unless the
-    batch holds several clients: a model of those maps images to clients by their places in the batch.
+    `y`: what the loss takes, one row per image. At most `part_of` images go through the model at once, unless the batch
+    holds several clients: a model of those maps images to clients by their places in the batch.
     """
     several = isinstance(generator, Streams)
     if several and verdict == "any":
