@@ -15,15 +15,17 @@ import torch
 
 from fatbench.bench import scale, table
 from fatbench.bench.measure import Bench, provenance
-from fatbench.bench.rows import ROWS
+from fatbench.bench.rows import BY_HAND, ROWS
 from fatbench.bench.scale import SERIES
 
 
 def main() -> None:
     """Run the rows and series asked for; what is there in the folder of others stays."""
     parser = argparse.ArgumentParser(prog="python -m fatbench.bench", description=__doc__.splitlines()[0])
-    parser.add_argument("--rows", nargs="+", metavar="NAME", choices=[*ROWS, *SERIES], default=[*ROWS, *SERIES],
-                        help=f"default: all of {', '.join([*ROWS, *SERIES])}")  # fmt: skip
+    every = [*ROWS, *SERIES]
+    parser.add_argument("--rows", nargs="+", metavar="NAME", choices=every,
+                        default=[name for name in every if name not in BY_HAND],
+                        help=f"of {', '.join(every)}; default: all but {', '.join(BY_HAND)}")  # fmt: skip
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--threads", type=int, default=1, help="of torch, on both sides (default: 1, as workers have)")
     parser.add_argument("--quick", action="store_true", help="the least that shows that it works")

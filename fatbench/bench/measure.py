@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from fatbench import worker
+from fatbench import memory, worker
 
 Seconds = dict[str, list[float]]
 
@@ -38,13 +38,27 @@ class Bench:
         return 1 if self.quick else full
 
 
-def interleaved(device: torch.device, variants: Mapping[str, Callable[[], object]], repeats: int) -> Seconds:
-    """Wall seconds of every variant, run in turn (A B A B), so that a machine that slows down slows both."""
+def interleaved(
+    device: torch.device, variants: Mapping[str, Callable[[], object]], repeats: int, theirs: str = ""
+) -> Seconds:
+    """Wall seconds of every variant, run in turn (A B A B), so that a machine that slows down slows both.
+
+    `theirs`, what people run, has memory as their processes have it; the others keep it, as workers do.
+    """
     seconds: Seconds = {name: [] for name in variants}
     for _ in range(repeats):
         for name, act in variants.items():
+            memory.keep(name != theirs)
             seconds[name].append(wall(device, act))
     return seconds
+
+
+def matrix_rate(device: torch.device, precision: str) -> float:
+    """Operations per second of a large matrix product: what passes could reach at most."""
+    n, dtype = 8192 if device.type == "cuda" else 1024, {"fp32": torch.float32, "bf16": torch.bfloat16}[precision]
+    a = torch.randn(n, n, device=device, dtype=dtype)
+    times = [wall(device, lambda: a @ a) for _ in range(10)]
+    return 2.0 * n**3 / statistics.median(times)
 
 
 def wall(device: torch.device, act: Callable[[], object]) -> float:
