@@ -226,3 +226,6 @@ def test_on_a_gpu_float32_is_float32_and_has_the_same_bits_each_time(monkeypatch
     assert not cudnn.allow_tf32 and not cublas.allow_tf32 and not asked
     arithmetic.exact(torch.device("cuda:1"), "fp32")
     assert asked == [((True,), {"warn_only": True})] and os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
+    arithmetic.exact(torch.device("cuda:1"), "bf16")
+    assert asked[1:] == [((False,), {})]
