@@ -196,8 +196,9 @@ def operations(bench: Bench) -> Lines:
 
 # --- evaluation ---------------------------------------------------------------------------------------------------
 
-# A radius at which about a quarter of the images withstand, as of CIFAR-10 at 8/255 under adversarial training.
-EPS = 32 / 255
+# With the training in `pgd_cw_fgsm` about half of the images are right unattacked and a quarter withstand PGD-20, as of
+# CIFAR-10 at 8/255 after federated adversarial training: what verdict "any" saves depends on both.
+EPS = 16 / 255
 
 
 def _victim(
@@ -222,8 +223,8 @@ def _as_people(on: Problem) -> Problem:
 
 def pgd_cw_fgsm(bench: Bench) -> Lines:
     """PGD-20 + CW + FGSM of one checkpoint, against torchattacks one after another."""
-    fast = functools.partial(attacks.fgsm, eps=16 / 255)
-    local = LocalSGD(2, 32, 0.02, 0.9, 0.0, None, functools.partial(objectives.at, attack=fast))
+    fast = functools.partial(attacks.fgsm, eps=EPS)
+    local = LocalSGD(1, 32, 0.02, 0.9, 0.0, None, functools.partial(objectives.at, attack=fast))
     on, state, images, labels = _victim(bench, 32, 64, 64 if bench.quick else 480, local)
     n = 8 if bench.quick else 1000 if bench.gpu else 64
     images, labels = images[:n], labels[:n]
@@ -262,11 +263,12 @@ def pgd_cw_fgsm(bench: Bench) -> Lines:
     acts: dict[str, Callable[[], object]] = {"theirs": theirs}
     acts |= {name: functools.partial(ours, name, *way) for name, way in ways.items()}
     seconds = interleaved(bench.device, acts, bench.repeats(3), theirs="theirs")
-    work = f"PGD-20 + CW + FGSM, {n} digits at 32x32, SmallCNN of width 64 trained with FGSM, eps 32/255"
+    natural = 100 * float(accuracy(on, state, images, labels, attacks.natural, ("bench",))[0].double().mean())
+    work = f"PGD-20 + CW + FGSM, {n} digits at 32x32, SmallCNN of width 64 trained with FGSM, eps 16/255"
 
     def one(name: str, what: str, goals: dict[str, float | None]) -> dict[str, Any]:
         shown = ["/".join(f"{100 * value:.1f}" for value in robust[key]) for key in (name, "theirs")]
-        note = f"accuracies {shown[0]} % against {shown[1]} % at the last step"
+        note = f"accuracies {shown[0]} % against {shown[1]} % at the last step, {natural:.1f} % unattacked"
         return line(
             f"{work}, {what}", "torchattacks, one after another", goals, ratios(seconds, "theirs", name), note=note
         )
