@@ -40,7 +40,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 
-from fatbench import microbatch
+from fatbench import memory, microbatch
 from fatbench.aggregation import last_layer_cosines
 from fatbench.arithmetic import exact
 from fatbench.evaluation import accuracy, edge_accuracy, models_of, of_client
@@ -108,6 +108,8 @@ def setup(
     MachineError: data missing or damaged; SpecError: auxiliary images that cannot be used; ValueError: no split.
     """
     exact(place.device, place.precision)
+    if place.device.type == "cpu":
+        memory.keep()
     dataset = data(place.data)
     chosen = split(dataset, seed, partition, train, validation, client_holdout)
 

@@ -24,7 +24,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from fatbench import checkpoints, memory, registry, selection
+from fatbench import checkpoints, registry, selection
 from fatbench.errors import FatbenchError, MachineError
 from fatbench.store import Number, Stolen, Store
 from fatbench.suite import Evaluation
@@ -366,8 +366,6 @@ def _ready(job: Job, machine: Machine) -> tuple[dict[str, Any], Any]:
 
     device = torch.device(machine.device)
     torch.set_num_threads(machine.threads)
-    if device.type == "cpu":
-        memory.keep()
     signature = registry.describe("Experiment", "cell")
     bound = registry.bind(signature, job.spec)
     seat = None

@@ -194,20 +194,10 @@ def test_the_same_bytes_again_and_the_global_generators_left_alone() -> None:
 def test_a_step_of_five_clients_is_not_much_more_to_launch_than_one_of_one() -> None:
     """NIN, PGD-10: each of the loop's five clients launches what the stack launches twice at most for all of them."""
     pgd = functools.partial(attacks.pgd, eps=8 / 255, step=2 / 255, steps=10)
-    how = LocalSGD(1, 4, 0.01, 0.9, 1e-4, None, functools.partial(objectives.at, attack=pgd))
-    counts = {}
-    for path, cohort in (("fast", [0]), ("stacked", [0, 1, 2, 3, 4])):
-        on = problem("nin", path, (12,) * 5)
-        start, shards = state_of(on), list(on.shards)
-
-        def batches(n: int, on=on, start=start, shards=shards, cohort=cohort) -> None:
-            on.shards[:] = [shard[: 4 * n] for shard in shards]
-            train_cohort(on, start, cohort, 0, how)
-
-        batches(1)
-        counts[path] = counters.per_batch(batches)
-    assert counts["stacked"][1] < 1.5 * counts["fast"][1]
-    assert counts["stacked"][2] == 0
+    at = functools.partial(objectives.at, attack=pgd)
+    alone = counters.per_batch(counters.cohort_batches(problem("nin", "fast", (12,)), at, 4))
+    five = counters.per_batch(counters.program_batches([problem("nin", "stacked", (12,) * 5)], at, 4))
+    assert five[1] < 1.5 * alone[1] and five[2] == 0
 
 
 # --- every protocol -----------------------------------------------------------------------------------------------
@@ -423,22 +413,11 @@ def test_cells_that_meet_have_the_images_once(tmp_path: Path) -> None:
 def test_three_cells_are_little_more_to_launch_than_one() -> None:
     """Kernels of a batch, of one cell of five clients and of a program of three such cells."""
 
-    def launches(cells: int) -> float:
-        ons = [problem("nin", "stacked", (12,) * 5, seed) for seed in range(cells)]
-        shards = [list(on.shards) for on in ons]
-        starts = [state_of(on) for on in ons]
-
-        def batches(n: int) -> None:
-            for on, whole in zip(ons, shards, strict=True):
-                on.shards[:] = [shard[: 4 * n] for shard in whole]
-            clients = [stacked.Client(on, start, k, 0) for on, start in zip(ons, starts, strict=True) for k in range(5)]
-            stacked.train(clients, local())
-
-        batches(1)
-        return counters.per_batch(batches)[1]
-
-    one, three = launches(1), launches(3)
-    assert three < 1.5 * one
+    problems = [problem("nin", "stacked", (12,) * 5, seed) for seed in range(3)]
+    one, three = (
+        counters.per_batch(counters.program_batches(some, objective("at"), 4)) for some in (problems[:1], problems)
+    )
+    assert three[1] < 1.5 * one[1] and three[2] == 0
 
 
 # --- what fits, and what cannot be stacked ------------------------------------------------------------------------

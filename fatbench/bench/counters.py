@@ -13,13 +13,15 @@ On a CPU `.cpu()` does nothing and is not seen; tests/test_local.py looks for it
 from __future__ import annotations
 
 from collections import Counter as Tally
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
+from fatbench import stacked
 from fatbench.local import LocalSGD, copied, train_cohort
 from fatbench.rounds import Problem
 
@@ -103,4 +105,20 @@ def cohort_batches(problem: Problem, objective: Any, batch: int = 32) -> Callabl
         problem.shards[:] = [torch.arange(batches * batch, device=problem.device)]
         return train_cohort(problem, start, [0], 0, local)
 
+    return run
+
+
+def program_batches(problems: Sequence[Problem], objective: Any, batch: int) -> Callable[[int], object]:
+    """run(n): all clients of all problems trained for n batches as one program."""
+    starts, shards = [copied(problem.model) for problem in problems], [list(problem.shards) for problem in problems]
+    local = LocalSGD(1, batch, 0.01, 0.9, 1e-4, None, objective)
+
+    def run(batches: int) -> object:
+        clients = []
+        for problem, whole, start in zip(problems, shards, starts, strict=True):
+            on = replace(problem, shards=[shard[: batches * batch] for shard in whole])
+            clients += [stacked.Client(on, start, k, 0) for k in range(len(whole))]
+        return stacked.train(clients, local)
+
+    run(1)  # finds out how the model is stacked
     return run

@@ -61,13 +61,13 @@ def table_suite(file: Path, seeds: int, *, rounds: int = 4, train: int = 500) ->
     return file
 
 
-def run(bench: Bench, file: Path, jobs: int) -> None:
-    """All cells of a suite from nothing, as a person runs them."""
+def run(bench: Bench, file: Path, jobs: int, *how: str) -> None:
+    """All cells of a suite from nothing, as a person runs them; `how`: further options."""
     db = bench.folder / "run.db"
     for old in bench.folder.glob("run*"):
         shutil.rmtree(old) if old.is_dir() else old.unlink()
     where = ["--per-gpu", str(jobs)] if bench.gpu else ["--jobs", str(jobs)]
-    program(fatbench("run", "suite", str(file), "--db", str(db), "--device", bench.device.type, *where))
+    program(fatbench("run", "suite", str(file), "--db", str(db), "--device", bench.device.type, *where, *how))
 
 
 def largest() -> str:

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from fatbench import memory, worker
+from fatbench.arithmetic import exact
 
 Seconds = dict[str, list[float]]
 
@@ -43,14 +44,26 @@ def interleaved(
 ) -> Seconds:
     """Wall seconds of every variant, run in turn (A B A B), so that a machine that slows down slows both.
 
-    `theirs`, what people run, has memory as their processes have it; the others keep it, as workers do.
+    `theirs`, what people run, has memory and float32 as torch comes; the others have them as workers have, where those
+    whose names end in "bf16" run under that precision.
     """
     seconds: Seconds = {name: [] for name in variants}
     for _ in range(repeats):
         for name, act in variants.items():
             memory.keep(name != theirs)
+            if name == theirs:
+                _as_torch_comes(device)
+            else:
+                exact(device, "bf16" if name.endswith("bf16") else "fp32")
             seconds[name].append(wall(device, act))
     return seconds
+
+
+def _as_torch_comes(device: torch.device) -> None:
+    """The opposite of `exact`."""
+    if device.type == "cuda":
+        exact(device, "bf16")
+        torch.backends.cudnn.allow_tf32 = True
 
 
 def matrix_rate(device: torch.device, precision: str) -> float:

@@ -8,7 +8,7 @@ from typing import Any
 
 from fatbench.bench import many
 from fatbench.bench.measure import Bench, cores, wall
-from fatbench.bench.rows import cell_of_nin
+from fatbench.bench.rows import cell
 
 Series = dict[str, Any]
 
@@ -24,7 +24,7 @@ def cohort(bench: Bench) -> Series:
 
 
 def _nin(bench: Bench, label: str, sizes: list[tuple[int, int]]) -> Series:
-    measured = [cell_of_nin(bench, clients, cohort, each=4) for clients, cohort in sizes]
+    measured = [cell(bench, clients, cohort, each=4) for clients, cohort in sizes]
     varied = 0 if sizes[0][0] != sizes[-1][0] else 1
     return {
         "x": [size[varied] for size in sizes],
