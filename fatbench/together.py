@@ -1,15 +1,15 @@
 """Cells of one process trained as one program: a table's cells often differ only in what happens once a round.
 
-FAT, SFAT and Re-SFAT over several seeds are fifteen or more clients a GPU could train at once, five at a time because
-each cell has its own server. Here every cell keeps its own thread, in which all of its code runs as it would alone,
-and the threads go on in turn:
+FAT, SFAT and Re-SFAT over three seeds have 45 clients, which a GPU could train at once and gets five at a time, because
+each cell has a server of its own. Here every cell has a thread, in which all of its code runs as it would alone, and
+the threads go on in turn:
 
     one cell's thread:  work ... | its cohort is to be trained: wait | ... aggregate, measure, commit ... | wait
     the last to come:   all waiting cohorts that are alike -> one stack (`fatbench.stacked`) -> everybody goes on
 
 So nothing but training happens at once, nothing is shared but images, and a cell that fails, ends or is stopped leaves
-the others to meet without it. Who is stacked with whom depends on who is there; a cell's numbers depend on it to
-rounding.
+the others to meet without it. A cell's numbers depend on its company to rounding; the same company gives the same
+bytes.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from fatbench.rounds import Update
 class _Waiting:
     """A cohort that is to be trained, and what came of it."""
 
+    cell: str
     alike: Hashable
     clients: list[stacked.Client]
     local: LocalSGD
@@ -79,7 +80,7 @@ class Together:
         """Once every cell waits: train all, those that are alike in one program."""
         if not self.waiting or len(self.waiting) < self.cells:
             return
-        cohorts, self.waiting = self.waiting, []
+        cohorts, self.waiting = sorted(self.waiting, key=lambda cohort: cohort.cell), []  # whoever came first
         for kind in dict.fromkeys(cohort.alike for cohort in cohorts):
             _train([cohort for cohort in cohorts if cohort.alike == kind])
         self.turn.notify_all()
@@ -102,9 +103,10 @@ def _train(cohorts: Sequence[_Waiting]) -> None:
 
 @dataclass(frozen=True)
 class Seat:
-    """A cell's place in a meeting; cells of one `model`, which says all that its suite does, may train as one."""
+    """The place of a `cell` in a meeting; those of one `model`, which says all that a suite does, may train as one."""
 
     meeting: Together
+    cell: str
     model: str
 
     def shared(self, key: Hashable, make: Callable[[], tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
@@ -126,7 +128,7 @@ class Seat:
             _shown(problem.augment), tuple(_shown(getattr(local, own.name)) for own in fields(local)),
             bool(first.gradient_shift), bool(first.weight_shift), broadcast_loss,
         )  # fmt: skip
-        return self.meeting.train(_Waiting(alike, clients, local, broadcast_loss))
+        return self.meeting.train(_Waiting(self.cell, alike, clients, local, broadcast_loss))
 
 
 def _shown(value: Any) -> Hashable:

@@ -372,7 +372,7 @@ def _ready(job: Job, machine: Machine) -> tuple[dict[str, Any], Any]:
     if machine.meeting is not None:
         from fatbench.together import Seat
 
-        seat = Seat(machine.meeting, json.dumps(job.spec["model"], sort_keys=True))
+        seat = Seat(machine.meeting, job.cell, json.dumps(job.spec["model"], sort_keys=True))
     place = Place(Path(machine.data), device, machine.precision, machine.path, machine.microbatch, seat)
     return bound, setup(place, **bound)
 

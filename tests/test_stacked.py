@@ -290,10 +290,12 @@ class Cell:
     shards: tuple[int, ...] = SHARDS
     how: dict[str, object] = field(default_factory=dict)
     model: str = "nin"
+    double: bool = True
 
     def train(self, path: str, seat: together.Seat | None = None) -> list[Round]:
         on = replace(problem(self.model, path, self.shards, self.seed), together=seat)
-        on.model.double()
+        if self.double:
+            on.model.double()
         settings = {"alpha": 0.2, "top": 1} if self.rule == "sfat" else {}
         rule = functools.partial(aggregation.RULES[self.rule], **settings)
         chosen = {**TOGETHER, "objective": objective("at"), "rounds": 2, "rule": rule, **self.how}
@@ -307,7 +309,7 @@ def meet(cells: Sequence[Cell]) -> list[list[Round] | Exception]:
     def work(at: int) -> None:
         try:
             with meeting.cell():
-                results[at] = cells[at].train("stacked", together.Seat(meeting, cells[at].model))
+                results[at] = cells[at].train("stacked", together.Seat(meeting, str(at), cells[at].model))
         except Exception as error:
             results[at] = error
 
@@ -349,6 +351,15 @@ def test_a_table_trained_as_one_program_is_its_cells_alone(double: None) -> None
         agree_in_all_rounds(ours, cell.train("loop"))
     # 80 % of 5, 5, 3 and 5 clients; a proximal term, though it is nothing, is another program
     assert [stacks(ours) for ours in found] == [[4 + 4 + 2 + 4, 4 + 4 + 2]] * 3 + [[1, 1, 1], [14]]
+
+
+def test_the_same_company_gives_the_same_bytes() -> None:
+    """Whoever comes first to a meeting."""
+    cells = [Cell("uniform", seed, double=False) for seed in (3, 4, 5)]
+    first, again = meet(cells), meet(cells)
+    for a, b in zip(first, again, strict=True):
+        for one, other in zip(a, b, strict=True):
+            same(one.updates, other.updates)
 
 
 def test_two_models_at_once_each_in_a_program_of_its_own(double: None) -> None:

@@ -79,6 +79,7 @@ def at_nin(bench: Bench) -> Lines:
     network = built("nin", (3, 32, 32))
     start = copied(network)
     on = noise_problem(bench, network, [32 * batches] * clients, 32, "loop")
+    theirs = _as_people(on)
     ways: dict[str, Problem] = {"loop": on, "fast": replace(on, path="fast")}
     ways["bf16"] = replace(on, path="stacked" if bench.gpu else "fast", precision="bf16")
     if bench.gpu:
@@ -86,7 +87,7 @@ def at_nin(bench: Bench) -> Lines:
     results: dict[str, list[Tensors]] = {}
 
     def people() -> None:
-        results["plain"] = plain.train(on, start, cohort, local, lambda noise: plain.pgd(noise, **PGD10))
+        results["plain"] = plain.train(theirs, start, cohort, local, lambda noise: plain.pgd(noise, **PGD10))
 
     def ours(name: str) -> None:
         results[name] = [update.model for update in train_cohort(ways[name], start, cohort, 0, local)]
@@ -220,7 +221,7 @@ def _victim(
 
 
 def _as_people(on: Problem) -> Problem:
-    """The problem with a network of its own, laid out as torch does it."""
+    """The problem with a network of its own: the fast path leaves the one it trains with channels innermost."""
     return replace(on, path="loop", model=copy.deepcopy(on.model))
 
 
