@@ -6,6 +6,7 @@ import functools
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ import torch
 
 from fatbench import attacks, models, objectives, registry, rng, suite
 from fatbench import local as local_module
-from fatbench.bench import many, plain, table
+from fatbench.bench import many, plain, rows, table
 from fatbench.bench.counters import flops
 from fatbench.bench.measure import interleaved, line, ratios
 from fatbench.bench.rows import ROWS
@@ -147,3 +148,14 @@ def test_a_database_of_many_cells_is_reported(tmp_path: Path) -> None:
 def test_rows_and_series_are_named_apart() -> None:
     assert not ROWS.keys() & SERIES.keys()
     assert all(row.__doc__ for row in (*ROWS.values(), *SERIES.values()))
+
+
+def test_what_people_run_is_laid_out_as_torch_does_it() -> None:
+    """After our side has trained the network with channels innermost."""
+    on = replace(problem(), path="fast")
+    local = LocalSGD(1, 8, 0.1, 0.9, 0.0, None, objectives.standard)
+    train_cohort(on, {name: value.clone() for name, value in on.model.state_dict().items()}, [0], 0, local)
+    convolutions = [weight for weight in on.model.parameters() if weight.dim() == 4 and weight.shape[-1] > 1]
+    assert not any(weight.is_contiguous() for weight in convolutions)
+    theirs = rows._as_people(on)
+    assert all(weight.is_contiguous() for weight in theirs.model.parameters()) and theirs.path == "loop"
