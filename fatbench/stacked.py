@@ -157,8 +157,8 @@ def train(clients: Sequence[Client], local: LocalSGD, broadcast_loss: bool = Fal
     clients = [clients[at] for at in places]
     problem = replace(clients[0].problem, path="loop")  # tensors as they come: channels are not what lies innermost
     sizes = [client.n for client in clients]
-    images, labels, shards = _pooled(clients)
-    before = _broadcast_losses(clients, local) if broadcast_loss else [None] * len(clients)
+    images, labels, shards = pool = _pooled(clients)
+    before = _broadcast_losses(clients, pool, local) if broadcast_loss else [None] * len(clients)
 
     def streams(name: str, device: torch.device | str = problem.device) -> list[Generator]:
         return [client.stream(name, device) for client in clients]
@@ -241,14 +241,14 @@ def groups(sizes: Sequence[int], batch: int) -> Iterator[tuple[int, int, int, in
             i = j
 
 
-def _broadcast_losses(clients: Sequence[Client], local: LocalSGD) -> list[float]:
-    """The mean objective of each client's theta^t on its data; clients by falling size."""
+def _broadcast_losses(clients: Sequence[Client], pool: Pool, local: LocalSGD) -> list[float]:
+    """The mean objective of each client's theta^t on its data, of `_pooled`; clients by falling size."""
     problem = replace(clients[0].problem, path="loop")
     model = load(problem, clients[0].broadcast)
     form, state = _form(problem, model), _columns([client.broadcast for client in clients])
     masks, noise = ([client.stream("broadcast_loss") for client in clients] for _ in range(2))
     sizes = [client.n for client in clients]
-    images, labels, shards = _pooled(clients)
+    images, labels, shards = pool
     orders = pad_sequence(shards, batch_first=True)
 
     @cache
@@ -272,7 +272,10 @@ def _broadcast_losses(clients: Sequence[Client], local: LocalSGD) -> list[float]
     ]
 
 
-def _pooled(clients: Sequence[Client]) -> tuple[Tensor, Tensor, list[Tensor]]:
+Pool = tuple[Tensor, Tensor, list[Tensor]]
+
+
+def _pooled(clients: Sequence[Client]) -> Pool:
     """The images and labels of all problems, each data set once, and every client's indices into them."""
     first: dict[int, int] = {}  # id of a data set -> where it begins
     sets: list[Problem] = []
