@@ -101,32 +101,18 @@ def train_cohort(
     gradient_shift[k] is added to every gradient of client k (SCAFFOLD: c - c_k); weight_shift[k] is subtracted from
     its weights after every step (the released SCAFFOLD). broadcast_loss: also the loss of theta^t on the client's data.
     """
-    gradient_shift, weight_shift = gradient_shift or {}, weight_shift or {}
+    shifts = {k: (gradient_shift[k] if gradient_shift else {}, weight_shift[k] if weight_shift else {}) for k in cohort}
     if problem.path == "stacked":
         from fatbench import stacked  # here, because it is made of what is in this module
 
-        clients = [
-            stacked.Client(problem, broadcast, k, round, gradient_shift.get(k, {}), weight_shift.get(k, {}))
-            for k in cohort
-        ]
+        clients = [stacked.Client(problem, broadcast, k, round, *shifts[k]) for k in cohort]
         at_once = stacked.train_cohort if problem.together is None else problem.together.train_cohort
         if (trained := at_once(clients, local, broadcast_loss)) is not None:
             return trained
     updates = []
     for k in cohort:
         loss = _broadcast_loss(problem, broadcast, k, round, local) if broadcast_loss else None
-        updates.append(
-            _train_client(
-                problem,
-                broadcast,
-                k,
-                round,
-                local,
-                gradient_shift.get(k, {}),
-                weight_shift.get(k, {}),
-                loss,
-            )
-        )
+        updates.append(_train_client(problem, broadcast, k, round, local, *shifts[k], loss))
     return updates
 
 
