@@ -86,7 +86,7 @@ def fgsm(model: nn.Module, x: Tensor, y: Tensor, generator: torch.Generator, *, 
     Forward: 1
     Backward: 1
     """
-    return _ascend(model, _cross_entropy, x, y, x, eps, eps, 1, generator)
+    return _ascend(model, cross_entropy, x, y, x, eps, eps, 1, generator)
 
 
 def fgsm_p001(
@@ -101,7 +101,7 @@ def fgsm_p001(
     Forward: 1
     Backward: 1
     """
-    return _ascend(model, _cross_entropy, x, y, _uniform_start(x, eps, generator), eps, step, 1, generator)
+    return _ascend(model, cross_entropy, x, y, _uniform_start(x, eps, generator), eps, step, 1, generator)
 
 
 def pgd(
@@ -131,7 +131,7 @@ def pgd(
         x_start = _gaussian_start(x, generator)
     else:
         x_start = x
-    return _ascend(model, _cross_entropy, x, y, x_start, eps, step, steps, generator, verdict)
+    return _ascend(model, cross_entropy, x, y, x_start, eps, step, steps, generator, verdict)
 
 
 def pgd_kl(
@@ -195,8 +195,9 @@ def cw(
     return _ascend(model, margin, x, y, _uniform_start(x, eps, generator), eps, step, steps, generator, verdict)
 
 
-def _cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
-    # A sum, not a mean: the sign is the same, and a division by B could underflow the gradient of a confident image.
+def cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
+    """The sum over images."""
+    # Not a mean: the sign is the same, and a division by B could underflow the gradient of a confident image.
     return F.cross_entropy(logits, y, reduction="sum")
 
 
@@ -240,7 +241,7 @@ def _to_the_last(
     """The iterate after the last step."""
     low, high = (x - eps).clamp(min=0), (x + eps).clamp(max=1)
     for _ in range(steps):
-        _, gradient = _gradient(model, loss, x_adv, y, part)
+        _, gradient = gradient_of(model, loss, x_adv, y, part)
         x_adv = x_adv.add(gradient.sign(), alpha=step).clamp(low, high)
     return x_adv
 
@@ -256,7 +257,7 @@ def _until_wrong(
     low, high = (x - eps).clamp(min=0), (x + eps).clamp(max=1)
     result, place = x_adv.clone(), torch.arange(len(x), device=x.device)
     for _ in range(steps):
-        logits, gradient = _gradient(model, loss, x_adv, y, part)
+        logits, gradient = gradient_of(model, loss, x_adv, y, part)
         left = (~_wrong(model, x_adv, y, logits)).nonzero().squeeze(1)
         if len(left) == 0:
             break
@@ -267,11 +268,11 @@ def _until_wrong(
     return result
 
 
-def _gradient(model: nn.Module, loss: Loss, x: Tensor, y: Tensor, part: int) -> tuple[Tensor, Tensor]:
+def gradient_of(model: nn.Module, loss: Loss, x: Tensor, y: Tensor, part: int) -> tuple[Tensor, Tensor]:
     """The logits of x and the gradient of the loss by x, `part` images at a time."""
     if len(x) > part:
         pairs = zip(x.split(part), y.split(part), strict=True)
-        logits, gradients = zip(*(_gradient(model, loss, *pair, part) for pair in pairs), strict=True)
+        logits, gradients = zip(*(gradient_of(model, loss, *pair, part) for pair in pairs), strict=True)
         return torch.cat(logits), torch.cat(gradients)
     with torch.enable_grad():
         one = predict(model, x.requires_grad_())

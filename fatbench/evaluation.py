@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fatbench.attacks import part_of
+from fatbench.attacks import cross_entropy, gradient_of, part_of
 from fatbench.local import load, pixels, precision_context
 from fatbench.rng import generator
 from fatbench.rounds import Problem, Tensors
@@ -90,9 +90,8 @@ def zero_gradients(problem: Problem, state: Tensors, images: Tensor, labels: Ten
     model = load(problem, state).eval()
     dead = 0
     for first in range(0, len(labels), batch):
-        x = pixels(problem, images[first : first + batch]).requires_grad_()
-        loss = torch.nn.functional.cross_entropy(model(x).float(), labels[first : first + batch], reduction="sum")
-        gradient = torch.autograd.grad(loss, x)[0]
+        x = pixels(problem, images[first : first + batch])
+        _, gradient = gradient_of(model, cross_entropy, x, labels[first : first + batch], part_of(x))
         dead += int((gradient.flatten(1).abs().amax(1) == 0).sum())
     return dead / len(labels)
 
