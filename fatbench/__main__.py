@@ -1,5 +1,5 @@
 """`python -m fatbench` is the command `fatbench`."""
 
-from fatbench.cli import main
+from fatbench.cli.app import main
 
 main()

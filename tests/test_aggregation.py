@@ -17,8 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from fatbench import registry
-from fatbench.aggregation import (
+from fatbench.engine.rounds import Context, Mixing, Problem, Stats, Tensors, Update
+from fatbench.methods.rules import (
     IMPROPER,
     NEEDS_BROADCAST_LOSS,
     RULES,
@@ -29,7 +29,7 @@ from fatbench.aggregation import (
     scaled,
 )
 from fatbench.models import MODELS
-from fatbench.rounds import Context, Mixing, Problem, Stats, Tensors, Update
+from fatbench.suite import signatures
 
 STATS = Stats(loss=1.0, loss_released=1.0, accuracy=0.5, steps=1, momentum_steps=1.0, batches=1)
 
@@ -558,7 +558,7 @@ def situations(draw: st.DrawFn, rule: str) -> tuple[list[Update], Context, dict[
     """A cohort, a context and settings of `rule` within the ranges that its annotations allow."""
     updates = cohort(draw(st.integers(2, 7)), draw(st.integers(0, 10_000)))
     arguments: dict[str, object] = {}
-    for setting in registry.describe("Rule", rule).settings:
+    for setting in signatures.describe("Rule", rule).settings:
         if setting.annotation == "Count":
             arguments[setting.name] = draw(st.integers(1, len(updates) // 2))
         elif setting.annotation.startswith("Literal"):
@@ -616,9 +616,9 @@ def test_improper_rules_are_improper() -> None:
 
 def test_every_rule_documented() -> None:
     for rule in RULES:
-        assert "Source:" in registry.describe("Rule", rule).doc, rule
+        assert "Source:" in signatures.describe("Rule", rule).doc, rule
     for rule in NEEDS_BROADCAST_LOSS:
-        assert registry.passes("Rule", {"name": rule, "q": 1.0, "gamma": 1.0}) == (1.0, 0.0)
+        assert signatures.passes("Rule", {"name": rule, "q": 1.0, "gamma": 1.0}) == (1.0, 0.0)
 
 
 def test_rules_without_torch() -> None:

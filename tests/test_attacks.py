@@ -23,10 +23,12 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fatbench import __version__, attacks, registry
-from fatbench.attacks import ATTACKS, implementation
+from fatbench import __version__
+from fatbench.engine.fast.draws import Streams
 from fatbench.errors import SpecError
-from fatbench.streams import Streams
+from fatbench.methods import attacks
+from fatbench.methods.attacks import ATTACKS, implementation
+from fatbench.suite import signatures
 
 torch.set_num_threads(1)
 
@@ -39,14 +41,14 @@ FREE = {"torchattacks": {"attack": "PGD", "eps": "8/255", "alpha": "2/255", "ste
 def spec(name: str, **values: object) -> dict[str, object]:
     """A canonical call of the attack: every required setting from VALUES, `values` where the attack takes them."""
     node: dict[str, object] = dict(FREE.get(name, {}))
-    for setting in registry.describe("Attack", name).settings:
+    for setting in signatures.describe("Attack", name).settings:
         if setting.name in values:
             node[setting.name] = values[setting.name]
-        elif setting.default is registry.REQUIRED and setting.name not in node:
+        elif setting.default is signatures.REQUIRED and setting.name not in node:
             node[setting.name] = VALUES[setting.name]
     if name in FREE:
         node.update({key: value for key, value in values.items() if key in node})
-    return registry.check("Attack", {"name": name, **node})
+    return signatures.check("Attack", {"name": name, **node})
 
 
 def generator(seed: int = 0) -> torch.Generator:
@@ -265,7 +267,7 @@ class Sizes(nn.Module):
 def test_parts_give_what_the_whole_gives(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same noise and steps, through a network with batch norm; never more images at once than a part has."""
     model, (x, y) = Sizes(conv()), batch(13)
-    attack = registry.build("Attack", spec(name))
+    attack = signatures.build("Attack", spec(name))
     whole = attack(model, x, y, generator())
     assert set(model.seen) == {13}
     model.seen.clear()
@@ -283,7 +285,7 @@ def test_a_part_of_small_images_has_more_of_them(size: tuple[int, int, int], par
 def test_a_batch_of_several_clients_is_never_split(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attacks, "part_of", lambda x: 5)
     model, (x, y) = Sizes(conv()), batch(12)
-    registry.build("Attack", spec(name))(model, x, y, Streams([generator(0), generator(1)]))
+    signatures.build("Attack", spec(name))(model, x, y, Streams([generator(0), generator(1)]))
     assert set(model.seen) == {12}
 
 
@@ -326,7 +328,7 @@ def test_pgd_kl_equals_torchattacks() -> None:
 
 def check_ball_and_box(name: str, eps: float, step: float, steps: int, seed: int, size: int) -> None:
     model, (x, y) = conv(), batch(size, seed=seed)
-    attack = registry.build("Attack", spec(name, eps=eps, step=step, alpha=step, steps=steps))
+    attack = signatures.build("Attack", spec(name, eps=eps, step=step, alpha=step, steps=steps))
     x_adv = attack(model, x, y, generator(seed))
     assert x_adv.shape == x.shape and x_adv.dtype == x.dtype and not x_adv.requires_grad
     assert x_adv.min() >= 0 and x_adv.max() <= 1
@@ -358,7 +360,7 @@ def global_states() -> list[object]:
 def test_the_generator_alone_decides(name: str) -> None:
     """Same generator seed, same images, whatever the global generators hold; and these are left as they were."""
     model, (x, y) = conv(), batch(4)
-    attack = registry.build("Attack", spec(name, eps=0.5))
+    attack = signatures.build("Attack", spec(name, eps=0.5))
     torch.manual_seed(1)
     random.seed(1)
     numpy.random.seed(1)  # noqa: NPY002
@@ -380,7 +382,7 @@ def test_the_model_is_left_alone(name: str, capfd: pytest.CaptureFixture[str]) -
     modes = [module.training for module in model.modules()]
     state = {key: value.clone() for key, value in model.state_dict().items()}
     copies = x.clone(), y.clone()
-    registry.build("Attack", spec(name, eps=0.3))(model, x, y, generator())
+    signatures.build("Attack", spec(name, eps=0.3))(model, x, y, generator())
     assert [module.training for module in model.modules()] == modes
     assert [weight.requires_grad for weight in model.parameters()] == [False] + [True] * 7
     assert all(weight.grad is None for weight in model.parameters())
@@ -393,7 +395,7 @@ def test_the_model_is_left_alone(name: str, capfd: pytest.CaptureFixture[str]) -
 def test_works_where_gradients_are_off_and_in_any_layout(name: str) -> None:
     """Inside no_grad, and on channels_last images with the same result in the same layout."""
     model, (x, y) = conv(), batch(4)
-    attack = registry.build("Attack", spec(name, eps=0.3))
+    attack = signatures.build("Attack", spec(name, eps=0.3))
     with torch.no_grad():
         expected = attack(model, x, y, generator())
     last = x.contiguous(memory_format=torch.channels_last)
@@ -421,7 +423,7 @@ def test_works_under_autocast(name: str) -> None:
     """The logits are bfloat16, the images float32, in the ball."""
     model, (x, y) = Recorded(conv()).eval(), batch(4)
     with torch.autocast("cpu", torch.bfloat16):
-        x_adv = registry.build("Attack", spec(name, eps=0.3))(model, x, y, generator())
+        x_adv = signatures.build("Attack", spec(name, eps=0.3))(model, x, y, generator())
     confirmed = {torch.float32} if name == "autoattack" else set()
     assert model.types == (set() if name == "natural" else {torch.bfloat16} | confirmed)
     assert x_adv.dtype == torch.float32
@@ -459,7 +461,7 @@ def test_host_sync_is_noticed() -> None:
 def test_no_step_waits_for_the_device(name: str) -> None:
     model, (x, y) = conv(), batch(4)
     with HostSync():
-        registry.build("Attack", spec(name))(model, x, y, generator())
+        signatures.build("Attack", spec(name))(model, x, y, generator())
 
 
 class Passes:
@@ -483,8 +485,8 @@ class Passes:
 def test_passes_are_those_of_the_docstring(name: str, steps: int) -> None:
     model, (x, y) = conv(), batch(4)
     passes, call = Passes(model), spec(name, steps=steps)
-    registry.build("Attack", call)(model, x, y, generator())
-    assert (passes.forward / 4, passes.backward / 4) == registry.passes("Attack", call)
+    signatures.build("Attack", call)(model, x, y, generator())
+    assert (passes.forward / 4, passes.backward / 4) == signatures.passes("Attack", call)
 
 
 def test_only_the_gradient_by_the_image_is_computed() -> None:
@@ -572,9 +574,9 @@ def test_autoattack_costs_what_its_docstring_says_at_most() -> None:
     model = flat(10, margin=50)
     passes, call = Passes(model), spec("autoattack", eps="8/255")
     x = torch.rand(1, 1, 2, 2, generator=generator())
-    x_adv = registry.build("Attack", call)(model, x, torch.tensor([0]), generator())
+    x_adv = signatures.build("Attack", call)(model, x, torch.tensor([0]), generator())
     assert torch.equal(x_adv, x)
-    assert (passes.forward, passes.backward) == registry.passes("Attack", call) == (7865, 1910)
+    assert (passes.forward, passes.backward) == signatures.passes("Attack", call) == (7865, 1910)
 
 
 @pytest.mark.parametrize("classes", [2, 3])
@@ -731,7 +733,7 @@ def test_implementation_of_a_plugin_is_its_file(monkeypatch: pytest.MonkeyPatch)
 )
 def test_a_suite_with_a_bad_setting_is_refused(node: dict[str, object], message: str) -> None:
     with pytest.raises(SpecError, match=message):
-        registry.check("Attack", node)
+        signatures.check("Attack", node)
 
 
 def test_importing_the_module_imports_no_attack_package() -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fatbench.augment import AUGMENTS, crop_flip
-from fatbench.rng import generator
+from fatbench.engine.randomness import generator
+from fatbench.methods.augmentations import AUGMENTS, crop_flip
 
 
 def slow(x: torch.Tensor, noise: torch.Generator, padding: int, flip: bool) -> torch.Tensor:

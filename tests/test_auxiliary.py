@@ -12,13 +12,23 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fatbench import aggregation, checkpoints, objectives
-from fatbench.auxiliary import certainty, contrast, divide, listening, pretrain, represent, separator, view
+from fatbench.engine.rounds import Problem, Round, State, Stats, Update
+from fatbench.methods import objectives, rules
+from fatbench.methods.protocols.auxiliary import (
+    certainty,
+    contrast,
+    divide,
+    listening,
+    pretrain,
+    represent,
+    separator,
+    view,
+)
+from fatbench.methods.protocols.fedaux import ensemble, fedaux
+from fatbench.methods.protocols.fedavg import fedavg
 from fatbench.models import MODELS
 from fatbench.models.edge import whole_vit
-from fatbench.protocols.fedaux import ensemble, fedaux
-from fatbench.protocols.fedavg import fedavg
-from fatbench.rounds import Problem, Round, State, Stats, Update
+from fatbench.run import checkpoints
 
 CPU = torch.device("cpu")
 
@@ -225,7 +235,7 @@ def test_scores_are_probabilities_of_being_the_clients_own(privacy: str) -> None
 def aux(on: Problem, state: State, rounds: int = 1, **settings: object) -> Iterator[Round]:
     defaults = {
         "rounds": rounds, "epochs": 1, "batch": 4, "lr": 0.05, "momentum": 0.9, "objective": objectives.standard,
-        "rule": functools.partial(aggregation.samples), "distillation_lr": 0.01, "distillation_batch": 8,
+        "rule": functools.partial(rules.samples), "distillation_lr": 0.01, "distillation_batch": 8,
         "epsilon": 1.0,
     }  # fmt: skip
     return fedaux(on, state, **{**defaults, **settings})
@@ -237,7 +247,7 @@ def test_without_distillation_it_is_fedavg() -> None:
     theirs = list(
         fedavg(
             on, state, rounds=2, epochs=1, batch=4, lr=0.05, momentum=0.9, objective=objectives.standard,
-            rule=functools.partial(aggregation.samples),
+            rule=functools.partial(rules.samples),
         )
     )  # fmt: skip
     for a, b in zip(ours, theirs, strict=True):
@@ -322,7 +332,7 @@ def test_counted_work() -> None:
 
 def test_rules_with_memory_and_robust_objectives_compose() -> None:
     on, state = problem(pictures(20))
-    rule = functools.partial(aggregation.RULES["sfat"], alpha=0.2, top=1)
+    rule = functools.partial(rules.RULES["sfat"], alpha=0.2, top=1)
     results = list(aux(on, state, 2, rule=rule))
     assert sum(results[1].mixing.weights) == pytest.approx(1)
     assert len(set(results[1].mixing.weights)) == 2

@@ -12,15 +12,19 @@ from pathlib import Path
 import pytest
 import torch
 
-from fatbench import attacks, models, objectives, registry, rng, suite
-from fatbench import local as local_module
+from fatbench import models
 from fatbench.bench import many, plain, rows, table
 from fatbench.bench.counters import flops
 from fatbench.bench.measure import interleaved, line, ratios
 from fatbench.bench.rows import ROWS
 from fatbench.bench.scale import SERIES, draw
-from fatbench.local import LocalSGD, train_cohort
-from fatbench.rounds import Problem
+from fatbench.engine import local as local_module
+from fatbench.engine import randomness as rng
+from fatbench.engine.local import LocalSGD, train_cohort
+from fatbench.engine.rounds import Problem
+from fatbench.methods import attacks, objectives
+from fatbench.suite import cells as suite
+from fatbench.suite import signatures
 
 PGD = {"eps": 8 / 255, "step": 4 / 255, "steps": 2}
 
@@ -78,16 +82,16 @@ def test_passes_are_those_that_torch_counts(model: str, objective: str) -> None:
     on = problem(model, **({"patch": 4, "dim": 16, "depth": 2, "heads": 2} if model == "vit" else {}))
     x, y, network = on.images[:4] / 255, on.labels[:4], on.model
     weights = list(network.parameters())
-    attack = registry.check("Attack", {"name": "pgd_kl" if objective == "trades" else "pgd", **PGD})
+    attack = signatures.check("Attack", {"name": "pgd_kl" if objective == "trades" else "pgd", **PGD})
     call = {"name": objective} if objective == "standard" else {"name": objective, "attack": attack}
-    node = registry.check("Objective", call)
+    node = signatures.check("Objective", call)
     forward = flops(lambda: network(x))
     seen = x.clone().requires_grad_()
     to_image = flops(lambda: torch.autograd.grad(network(seen).sum(), seen)) - forward
     to_weights = flops(lambda: torch.autograd.grad(network(x).sum(), weights)) - forward
-    forwards, backwards = registry.passes("Objective", node)
-    of_attack = backwards - registry.passes("Objective", {**node, "attack": None})[1] if "attack" in node else 0
-    function = registry.build("Objective", node)
+    forwards, backwards = signatures.passes("Objective", node)
+    of_attack = backwards - signatures.passes("Objective", {**node, "attack": None})[1] if "attack" in node else 0
+    function = signatures.build("Objective", node)
 
     def step() -> None:
         loss, _ = function(network, x, y, torch.Generator().manual_seed(0))

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from fatbench import __version__, cli
+from fatbench import __version__
+from fatbench.cli import app as cli
 
 TINY = """
 name: tiny
@@ -100,7 +101,7 @@ def test_start_up_is_quick_and_without_torch():
     assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 0.6
     code = (
         "import sys; sys.argv = ['fatbench', 'status', '--db', '/nowhere/x.db']\n"
-        "from fatbench import cli\n"
+        "from fatbench.cli import app as cli\n"
         "try: cli.main()\n"
         "except SystemExit: pass\n"
         "assert not {'torch', 'pandas', 'numpy', 'sklearn'} & set(sys.modules), sys.modules.keys()\n"
@@ -282,7 +283,7 @@ def test_data_commands(run, place):
 def test_a_broken_method_fails_alone(place):
     """A plugin whose rule raises: exit 1, the traceback in the logs, the other cell done, --retry-failed mends it."""
     (place / "mine.py").write_text(
-        "import os\nfrom fatbench.aggregation import uniform\n\n\n"
+        "import os\nfrom fatbench.methods.rules import uniform\n\n\n"
         "def moody(updates, context):\n"
         '    """Raises while the file `broken` is there."""\n'
         "    if os.path.exists('broken'):\n"

@@ -11,10 +11,12 @@ import functools
 import pytest
 import torch
 
-from fatbench import attacks, models, objectives, rng
+from fatbench import models
 from fatbench.bench import counters, plain
-from fatbench.local import LocalSGD
-from fatbench.rounds import Problem
+from fatbench.engine import randomness as rng
+from fatbench.engine.local import LocalSGD
+from fatbench.engine.rounds import Problem
+from fatbench.methods import attacks, objectives
 
 PGD10 = {"eps": 8 / 255, "step": 2 / 255, "steps": 10}
 AT = functools.partial(objectives.at, attack=functools.partial(attacks.pgd, **PGD10))

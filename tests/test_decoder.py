@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fatbench.decoder import feature_inversion
+from fatbench.methods.inversions.decoder import feature_inversion
 from fatbench.models.edge import edge_vit
 
 

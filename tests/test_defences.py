@@ -9,15 +9,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from fatbench import registry
-from fatbench.defences import (
+from fatbench.errors import SpecError
+from fatbench.methods.defences import (
     DEFENCES,
     Upload,
     gaussian_epsilon,
     laplace_epsilon,
     update_count_distribution,
 )
-from fatbench.errors import SpecError
+from fatbench.suite import signatures
 
 AT = Upload(seed=3, client=1, epoch=2, step=4)
 REQUIRED = {
@@ -131,7 +131,7 @@ def test_a_rate_outside_its_range_is_refused(name, rate, words):
     with pytest.raises(ValueError, match=words):
         DEFENCES[name](gradient(), AT, rate=rate)
     with pytest.raises(SpecError, match="rate"):
-        registry.check("Defence", {"name": name, "rate": rate})
+        signatures.check("Defence", {"name": name, "rate": rate})
 
 
 def test_other_mistakes():
@@ -146,12 +146,12 @@ def test_other_mistakes():
 
 
 def test_settings_of_a_suite_are_checked_and_fractions_read():
-    spec = registry.check("Defence", {"name": "random_binary", "rate": "1/5", "layers": {"pos_embed": "1/2"}})
-    sent, mask = registry.build("Defence", spec)(gradient(), AT)
+    spec = signatures.check("Defence", {"name": "random_binary", "rate": "1/5", "layers": {"pos_embed": "1/2"}})
+    sent, mask = signatures.build("Defence", spec)(gradient(), AT)
     assert float((~mask["vit.pos_embed"]).float().mean()) == pytest.approx(0.5, abs=0.07)
     assert sent.keys() == gradient().keys()
     with pytest.raises(SpecError, match="layers"):
-        registry.check("Defence", {"name": "random_binary", "rate": 0.2, "layers": {"pos_embed": 1}})
+        signatures.check("Defence", {"name": "random_binary", "rate": 0.2, "layers": {"pos_embed": 1}})
 
 
 def test_epsilon_of_one_gaussian_solves_its_equation_and_known_values():

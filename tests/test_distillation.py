@@ -13,14 +13,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fatbench import attacks, checkpoints, distillation, objectives
-from fatbench.distillation import divergence, match, server_batches
-from fatbench.evaluation import accuracy
-from fatbench.local import load
+from fatbench.engine.accuracy import accuracy
+from fatbench.engine.local import load
+from fatbench.engine.rounds import Problem, Round, State
+from fatbench.methods import attacks, objectives
+from fatbench.methods.protocols import distillation
+from fatbench.methods.protocols.distillation import divergence, match, server_batches
+from fatbench.methods.protocols.fedgkt import fedgkt
+from fatbench.methods.protocols.fedvkd import fedvkd
 from fatbench.models.edge import edge_resnet8, edge_vit
-from fatbench.protocols.fedgkt import fedgkt
-from fatbench.protocols.fedvkd import fedvkd
-from fatbench.rounds import Problem, Round, State
+from fatbench.run import checkpoints
 
 BOXES = {"fedgkt": fedgkt, "fedvkd": fedvkd}
 CPU = torch.device("cpu")

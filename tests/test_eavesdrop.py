@@ -7,14 +7,17 @@ import functools
 import pytest
 import torch
 
-from fatbench import checks, plan, rng, suite
-from fatbench.defences import DEFENCES
+from fatbench.engine import randomness as rng
+from fatbench.engine.rounds import Problem, Round, State
 from fatbench.errors import SpecError
-from fatbench.inversions import INVERSIONS
+from fatbench.methods.defences import DEFENCES
+from fatbench.methods.inversions import INVERSIONS
+from fatbench.methods.objectives import standard
+from fatbench.methods.protocols.eavesdrop import eavesdrop
 from fatbench.models import MODELS
-from fatbench.objectives import standard
-from fatbench.protocols.eavesdrop import eavesdrop
-from fatbench.rounds import Problem, Round, State
+from fatbench.suite import cells as suite
+from fatbench.suite import checks
+from fatbench.suite import cost as plan
 
 
 def problem() -> Problem:

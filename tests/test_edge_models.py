@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from fatbench import registry
 from fatbench.models import edge
+from fatbench.suite import signatures
 
 VIT = {"dim": 12, "depth": 2, "heads": 3}
 RESNET = {"planes": 2, "blocks": 2}
@@ -197,4 +197,4 @@ def test_settings_can_be_read_without_importing(name: str) -> None:
     for argument, default in zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True):
         assert argument.annotation is not None
         assert default is not None
-        registry._adapter(ast.unparse(argument.annotation)).validate_python(ast.literal_eval(default))
+        signatures._adapter(ast.unparse(argument.annotation)).validate_python(ast.literal_eval(default))

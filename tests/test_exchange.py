@@ -15,12 +15,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sqlalchemy import update
 
-from fatbench import exchange
-from fatbench.database import check
 from fatbench.errors import MachineError, SpecError
-from fatbench.exchange import ExchangeError, import_
-from fatbench.schema import RUNS, STAGES
-from fatbench.store import Number, Store
+from fatbench.store import lines
+from fatbench.store.database import check
+from fatbench.store.lines import ExchangeError, import_
+from fatbench.store.schema import RUNS, STAGES
+from fatbench.store.stages import Number, Store
 
 pytest_plugins = ("databases",)
 
@@ -65,7 +65,7 @@ def fill(store: Store) -> None:
 
 def exported(store: Store, cells: list[str] | None = None) -> str:
     stream = io.StringIO()
-    exchange.export(store, stream, cells)
+    lines.export(store, stream, cells)
     return stream.getvalue()
 
 
@@ -240,11 +240,11 @@ def test_results_that_went_on_elsewhere_are_completed(store: Store, other: Store
     assert other.stages()["a", "train"].status == "interrupted"
     store.commit(run, numbers=[Number("loss", 1.5, 2)], round=2, checkpoint="s2", outcomes=(1, 1, b"\x80"))
     later = tmp_path / "later.jsonl"
-    exchange.export(store, later)
+    lines.export(store, later)
     assert import_(other, later)["new numbers"] == 1
     assert other.stages()["a", "train"].round == 2
     store.finish(run, [Number("loss", 0.5, 3)], round=3)
-    exchange.export(store, later)
+    lines.export(store, later)
     counts = import_(other, later)
     assert (counts["new stages"], counts["new numbers"], counts["numbers already here"]) == (1, 1, 2)
     assert exported(other) == exported(store)
@@ -527,9 +527,9 @@ def test_a_file_is_whole_or_not_there(empty: Store, tmp_path: Path, monkeypatch:
     fill(empty)
     file = tmp_path / "out" / "results.jsonl"
     with pytest.raises(MachineError, match=f"^cannot write {re.escape(str(file))}: No such file or directory$"):
-        exchange.export(empty, file)
+        lines.export(empty, file)
     file.parent.mkdir()
-    assert exchange.export(empty, str(file)) == 2
+    assert lines.export(empty, str(file)) == 2
     assert file.read_text(encoding="utf-8") == exported(empty)
 
     def full(connection: Any, cells: Any) -> Iterator[str]:
@@ -539,7 +539,7 @@ def test_a_file_is_whole_or_not_there(empty: Store, tmp_path: Path, monkeypatch:
     monkeypatch.setattr(exchange, "_lines", full)
     before = file.read_bytes()
     with pytest.raises(MachineError, match="No space left on device"):
-        exchange.export(empty, file)
+        lines.export(empty, file)
     assert file.read_bytes() == before
     assert [p.name for p in file.parent.iterdir()] == ["results.jsonl"]
 

@@ -17,13 +17,15 @@ from pathlib import Path
 
 import pytest
 
-from fatbench import cli, run, suite
+from fatbench.cli import app as cli
 from fatbench.errors import MachineError, SpecError
-from fatbench.executors import Worker, asked, attempt, bury, local, me, ray, release, slurm
-from fatbench.run import jobs_of
-from fatbench.run import run as run_all
-from fatbench.store import Store
-from fatbench.worker import Event, Job, Machine, work
+from fatbench.run import start as run
+from fatbench.run.executors import Worker, asked, attempt, bury, local, me, ray, release, slurm
+from fatbench.run.start import jobs_of
+from fatbench.run.start import run as run_all
+from fatbench.run.worker import Event, Job, Machine, work
+from fatbench.store.stages import Store
+from fatbench.suite import cells as suite
 
 pytest_plugins = ("databases",)
 

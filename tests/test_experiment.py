@@ -10,19 +10,22 @@ import numpy as np
 import pytest
 import torch
 
-from fatbench import arithmetic, probes, registry, suite
 from fatbench.data import DATASETS, Dataset
+from fatbench.engine import precision
+from fatbench.engine.splits import auxiliary_images
 from fatbench.errors import MachineError, SpecError
+from fatbench.methods import probes
 from fatbench.report import artifacts
-from fatbench.run import check_data, jobs_of
-from fatbench.splits import auxiliary_images
-from fatbench.store import Store
-from fatbench.worker import Machine, artifact_file, work
+from fatbench.run.start import check_data, jobs_of
+from fatbench.run.worker import Machine, artifact_file, work
+from fatbench.store.stages import Store
+from fatbench.suite import cells as suite
+from fatbench.suite import signatures
 
 # Client k's model answers class k whatever it sees: the shared weights with a bias of its own.
 PLUGIN = '''
-from fatbench.kinds import Count, Objective
-from fatbench.rounds import Cost, Round, State, Stats, Update
+from fatbench.suite.types import Count, Objective
+from fatbench.engine.rounds import Cost, Round, State, Stats, Update
 
 
 def stubborn(problem, state, *, rounds: Count, batch: Count, objective: Objective):
@@ -63,9 +66,9 @@ def cell(tmp_path, monkeypatch):
     plugin, file = tmp_path / "stubborn.py", tmp_path / "stubborn.yaml"
     plugin.write_text(PLUGIN)
     file.write_text(SUITE)
-    registry.add_plugin(plugin)
+    signatures.add_plugin(plugin)
     yield jobs_of(suite.load(str(file)).plan())[0]
-    registry._signatures.cache_clear()
+    signatures._signatures.cache_clear()
 
 
 def numbers(store: Store, cell: str) -> dict[tuple[str, str, int, int], float]:
@@ -220,12 +223,12 @@ def test_on_a_gpu_float32_is_float32_and_has_the_same_bits_each_time(monkeypatch
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
     asked = []
     monkeypatch.setattr(torch, "use_deterministic_algorithms", lambda *a, **k: asked.append((a, k)))
-    arithmetic.exact(torch.device("cpu"), "fp32")
+    precision.exact(torch.device("cpu"), "fp32")
     assert cudnn.allow_tf32 and cublas.allow_tf32 and not asked
-    arithmetic.exact(torch.device("cuda:1"), "bf16")
+    precision.exact(torch.device("cuda:1"), "bf16")
     assert not cudnn.allow_tf32 and not cublas.allow_tf32 and not asked
-    arithmetic.exact(torch.device("cuda:1"), "fp32")
+    precision.exact(torch.device("cuda:1"), "fp32")
     assert asked == [((True,), {"warn_only": True})] and os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
     monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
-    arithmetic.exact(torch.device("cuda:1"), "bf16")
+    precision.exact(torch.device("cuda:1"), "bf16")
     assert asked[1:] == [((False,), {})]

@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fatbench.defences import DEFENCES, Upload, update_count_distribution
-from fatbench.protocols.fedsgd import batch_indices, fedsgd
-from fatbench.rounds import Problem, Round, State
+from fatbench.engine.rounds import Problem, Round, State
+from fatbench.methods.defences import DEFENCES, Upload, update_count_distribution
+from fatbench.methods.protocols.fedsgd import batch_indices, fedsgd
 
 TARGETS = [[51, 102], [204, 0], [255, 153]]  # a_k in 1/255
 A = torch.tensor(TARGETS) / 255

@@ -18,11 +18,13 @@ import pytest
 from PIL import Image
 from safetensors.numpy import save_file
 
-from fatbench import cli, report, suite
+from fatbench import report
+from fatbench.cli import app as cli
 from fatbench.errors import MachineError, NothingMatched, SpecError
 from fatbench.report import artifacts, plots, series
-from fatbench.store import Number, Store
-from fatbench.suite import Cell, Plan, Suite
+from fatbench.store.stages import Number, Store
+from fatbench.suite import cells as suite
+from fatbench.suite.cells import Cell, Plan, Suite
 
 SUITE = """\
 name: drawn
@@ -489,7 +491,7 @@ def test_show_what_a_round_kept(drawn: Suite, run: Callable[..., tuple[int, str,
 def test_looking_imports_neither_torch_nor_matplotlib(drawn: Suite) -> None:
     code = (
         "import sys\n"
-        "from fatbench import cli\n"
+        "from fatbench.cli import app as cli\n"
         "for line in ('plot --help', 'suite check drawn.yaml', 'report drawn.yaml', 'plot drawn.yaml --format csv'):\n"
         "    sys.argv = ['fatbench', *line.split()]\n"
         "    try: cli.main()\n"

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fatbench.footprint import footprint
-from fatbench.microbatch import bound
-from fatbench.rounds import Problem
+from fatbench.engine.footprint import footprint
+from fatbench.engine.microbatch import bound
+from fatbench.engine.rounds import Problem
 
 
 def problem(model: nn.Module, shape: tuple[int, int, int], classes: int, size: int | None = None) -> Problem:

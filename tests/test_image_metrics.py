@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fatbench.image_metrics import (
+from fatbench.methods.inversions.image_measures import (
     BASELINES,
     MEASURES,
     another_image,

@@ -12,14 +12,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fatbench.defences import DEFENCES, Upload, none
-from fatbench.image_metrics import best_of, correlation, psnr
-from fatbench.inversions import INVERSIONS
-from fatbench.inversions.april import without_block0_norm
-from fatbench.inversions.april_opt import _distance
-from fatbench.inversions.masked import _covariance
-from fatbench.inversions.patch_ls import tv_denoised
-from fatbench.inversions.seen import (
+from fatbench.methods.defences import DEFENCES, Upload, none
+from fatbench.methods.inversions import INVERSIONS
+from fatbench.methods.inversions.april import without_block0_norm
+from fatbench.methods.inversions.april_opt import _distance
+from fatbench.methods.inversions.image_measures import best_of, correlation, psnr
+from fatbench.methods.inversions.masked import _covariance
+from fatbench.methods.inversions.patch_ls import tv_denoised
+from fatbench.methods.inversions.upload import (
     EMBEDDING,
     Geometry,
     Seen,

@@ -6,11 +6,11 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
-from fatbench.image_metrics import correlation
-from fatbench.inversions.matching import matching
-from fatbench.inversions.seen import Seen, gradients
-from fatbench.probes import leakage
-from fatbench.rounds import Cost, Problem, Round, State, Stats, Update
+from fatbench.engine.rounds import Cost, Problem, Round, State, Stats, Update
+from fatbench.methods.inversions.image_measures import correlation
+from fatbench.methods.inversions.matching import matching
+from fatbench.methods.inversions.upload import Seen, gradients
+from fatbench.methods.probes import leakage
 
 SHAPE = (3, 12, 12)
 STATS = Stats(0.0, 0.0, 0.0, 1, 1.0, 1)

@@ -8,10 +8,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fatbench import attacks, microbatch, models, objectives, rng
-from fatbench import local as local_module
-from fatbench.local import LocalSGD, train_cohort
-from fatbench.rounds import Problem
+from fatbench import models
+from fatbench.engine import local as local_module
+from fatbench.engine import microbatch
+from fatbench.engine import randomness as rng
+from fatbench.engine.local import LocalSGD, train_cohort
+from fatbench.engine.rounds import Problem
+from fatbench.methods import attacks, objectives
 
 SIZES = {"leaf_cnn": (3, 32, 32), "resnet18": (3, 16, 16)}
 TINY = {"patch": 4, "dim": 16, "depth": 2, "heads": 2, "head": "cls_vis", "d1": 6, "d2": 5}

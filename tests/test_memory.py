@@ -9,7 +9,7 @@ import pytest
 
 PROGRAM = """
 import resource, sys, torch
-from fatbench import memory
+from fatbench.engine import memory
 memory.keep(sys.argv[1] == "keep")
 def faults():
     begin = resource.getrusage(resource.RUSAGE_SELF).ru_minflt

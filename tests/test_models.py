@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from fatbench import registry
 from fatbench.models import MODELS, logit_parameters
+from fatbench.suite import signatures
 
 SHAPES = [(1, 8, 8), (3, 8, 8), (1, 28, 28), (3, 32, 32), (3, 84, 84)]
 
@@ -48,7 +48,7 @@ def expected_parameters(name: str, **values: object) -> float:
 
     Only + - * / // of numbers and names may occur, comparisons (true is 1) and `x or y` for a setting that may be None.
     """
-    signature = registry.describe("Model", name)
+    signature = signatures.describe("Model", name)
     lines = re.findall(r"^\s*Parameters:\s*(.+?)\s*$", signature.doc, re.MULTILINE)
     assert lines, name
     allowed = (

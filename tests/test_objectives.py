@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fatbench import objectives, registry
 from fatbench.errors import SpecError
-from fatbench.objectives import OBJECTIVES, PROXIMALS
+from fatbench.methods import objectives
+from fatbench.methods.objectives import OBJECTIVES, PROXIMALS
+from fatbench.suite import signatures
 
 torch.set_num_threads(1)
 
@@ -26,8 +27,8 @@ WITH_ATTACK = [name for name in OBJECTIVES if name != "standard"]
 
 def spec(name: str, attack: object = INNER) -> dict[str, object]:
     """A canonical call of the objective, every setting but the attack at its default."""
-    takes = {setting.name for setting in registry.describe("Objective", name).settings}
-    return registry.check("Objective", {"name": name, **({"attack": attack} if "attack" in takes else {})})
+    takes = {setting.name for setting in signatures.describe("Objective", name).settings}
+    return signatures.check("Objective", {"name": name, **({"attack": attack} if "attack" in takes else {})})
 
 
 def generator(seed: int = 0) -> torch.Generator:
@@ -111,7 +112,7 @@ def test_at_under_fgsm_in_closed_form() -> None:
     """f(x) = (x_1 - 2 x_2, 0), x = (.5, .5), class 0, eps .1: x_adv = (.4, .6), z = (-.8, 0), CE = log(1 + e^.8)."""
     layer = nn.Linear(2, 2, bias=False)
     layer.weight.data = torch.tensor([[1.0, -2.0], [0.0, 0.0]])
-    attack = registry.build("Attack", registry.check("Attack", {"name": "fgsm", "eps": 0.1}))
+    attack = signatures.build("Attack", signatures.check("Attack", {"name": "fgsm", "eps": 0.1}))
     model, x = nn.Sequential(nn.Flatten(), layer), torch.full((1, 1, 1, 2), 0.5)
     loss, correct = objectives.at(model, x, torch.tensor([0]), generator(), attack=attack)
     assert loss.item() == pytest.approx(math.log(1 + math.exp(0.8)), abs=1e-6)
@@ -261,7 +262,7 @@ def test_attack_in_eval_mode_loss_in_train_mode(name: str) -> None:
     for before in (True, False):
         model = Seen().train(before)
         x, y = torch.rand(4, 1, 2, 2), torch.arange(4) % 3
-        registry.build("Objective", spec(name))(model, x, y, generator())
+        signatures.build("Objective", spec(name))(model, x, y, generator())
         modes = [training for training, _ in model.calls]
         trained = modes.count(True)
         assert modes == [False] * (len(modes) - trained) + [True] * trained and trained >= 1
@@ -273,10 +274,10 @@ def test_attack_in_eval_mode_loss_in_train_mode(name: str) -> None:
 def test_batch_norm_counts_the_training_forwards_alone(name: str) -> None:
     """The attack leaves the running statistics alone; TRADES and MART update them twice a step."""
     model = conv()
-    registry.build("Objective", spec(name))(model, *batch(), generator())
+    signatures.build("Objective", spec(name))(model, *batch(), generator())
     assert model[1].num_batches_tracked == {"standard": 1, "at": 1, "mixed_at": 1, "trades": 2, "mart": 2}[name]
     alone = conv()
-    registry.build("Objective", spec(name, "natural"))(alone, *batch(), generator())
+    signatures.build("Objective", spec(name, "natural"))(alone, *batch(), generator())
     assert model[1].num_batches_tracked == alone[1].num_batches_tracked
 
 
@@ -311,9 +312,9 @@ def test_passes_are_those_of_the_docstring(name: str, inner: object) -> None:
     """One training step with its backward: attack and loss together, for B = 6 (half of which is whole)."""
     model, (x, y) = conv(), batch(6)
     passes, call = Passes(model), spec(name, inner)
-    loss, _ = registry.build("Objective", call)(model, x, y, generator())
+    loss, _ = signatures.build("Objective", call)(model, x, y, generator())
     loss.backward()
-    assert (passes.forward / 6, passes.backward / 6) == registry.passes("Objective", call)
+    assert (passes.forward / 6, passes.backward / 6) == signatures.passes("Objective", call)
 
 
 @pytest.mark.parametrize("autocast", [False, True])
@@ -323,7 +324,7 @@ def test_every_weight_gets_its_gradient(name: str, inner: object, autocast: bool
     """Also where attack and loss share an autocast region and with it the half-precision copies of the weights."""
     model, (x, y) = conv(), batch()
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-        loss, correct = registry.build("Objective", spec(name, inner))(model, x, y, generator())
+        loss, correct = signatures.build("Objective", spec(name, inner))(model, x, y, generator())
     assert loss.shape == () and loss.dtype == torch.float32 and loss.isfinite()
     assert correct.shape == (6,) and correct.dtype == torch.bool
     assert all(weight.grad is None for weight in model.parameters())  # the attack leaves none behind
@@ -338,7 +339,7 @@ def test_the_generator_alone_decides(name: str) -> None:
     """Without dropout nothing is drawn from the global generator, and nothing depends on it."""
     state, losses = torch.get_rng_state(), []
     for seed in (1, 1, 2):
-        loss, _ = registry.build("Objective", spec(name))(conv(), *batch(), generator(seed))
+        loss, _ = signatures.build("Objective", spec(name))(conv(), *batch(), generator(seed))
         losses.append(loss.item())
     assert torch.equal(torch.get_rng_state(), state)
     assert losses[0] == losses[1]
@@ -352,7 +353,7 @@ def test_dropout_is_drawn_from_the_global_generator(name: str) -> None:
     for seed in (1, 1, 2):
         with torch.random.fork_rng():
             torch.manual_seed(seed)
-            loss, _ = registry.build("Objective", spec(name))(conv(0.5), *batch(), generator())
+            loss, _ = signatures.build("Objective", spec(name))(conv(0.5), *batch(), generator())
         losses.append(loss.item())
     assert losses[0] == losses[1] != losses[2]
 
@@ -360,7 +361,7 @@ def test_dropout_is_drawn_from_the_global_generator(name: str) -> None:
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_layout_does_not_matter(name: str) -> None:
     x, y = batch()
-    call = registry.build("Objective", spec(name))
+    call = signatures.build("Objective", spec(name))
     plain, _ = call(conv(), x, y, generator())
     last, _ = call(
         conv().to(memory_format=torch.channels_last), x.contiguous(memory_format=torch.channels_last), y, generator()
@@ -375,7 +376,7 @@ def test_mixed_at_keeps_the_layout() -> None:
     model.register_forward_pre_hook(
         lambda module, inputs: layouts.append(inputs[0].is_contiguous(memory_format=torch.channels_last))
     )
-    call = registry.build("Objective", spec("mixed_at"))
+    call = signatures.build("Objective", spec("mixed_at"))
     call(model, x.contiguous(memory_format=torch.channels_last), y, generator())
     assert layouts == [True] * 4
 
@@ -394,7 +395,7 @@ class HostSync(TorchDispatchMode):
 def test_no_step_waits_for_the_device(name: str) -> None:
     model, (x, y) = conv(0.5), batch()
     with HostSync():
-        loss, _ = registry.build("Objective", spec(name))(model, x, y, generator())
+        loss, _ = signatures.build("Objective", spec(name))(model, x, y, generator())
         loss.backward()
 
 
@@ -409,7 +410,7 @@ def test_no_step_waits_for_the_device(name: str) -> None:
 )
 def test_a_suite_with_a_bad_setting_is_refused(node: dict[str, object], message: str) -> None:
     with pytest.raises(SpecError, match=message):
-        registry.check("Objective", node)
+        signatures.check("Objective", node)
 
 
 # --- proximal terms -----------------------------------------------------------------------------------------------
@@ -476,5 +477,5 @@ def test_norm_per_tensor_is_bounded_however_near() -> None:
 @pytest.mark.parametrize("name", PROXIMALS)
 def test_proximal_settings(name: str) -> None:
     with pytest.raises(SpecError, match=r"mu: should be greater than or equal to 0, got -0\.1"):
-        registry.check("Proximal", {"name": name, "mu": -0.1})
-    assert registry.check("Proximal", {"name": "norm_per_tensor", "mu": 0.01})["skip_first"] is True
+        signatures.check("Proximal", {"name": name, "mu": -0.1})
+    assert signatures.check("Proximal", {"name": "norm_per_tensor", "mu": 0.01})["skip_first"] is True

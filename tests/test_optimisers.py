@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fatbench.optimisers import OPTIMISERS, Descent, packed, step, unpacked
+from fatbench.engine.optimisers import OPTIMISERS, Descent, packed, step, unpacked
 
 THEIRS = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
 NAMES = ["a", "b.c"]

@@ -95,7 +95,7 @@ def run_installed(installed: Path, folder: Path, *arguments: str) -> str:
 
 
 def test_installed_copy_finds_its_own_suites(installed: Path, tmp_path: Path) -> None:
-    code = "import fatbench.suite as s; print(*(f'{n}\\t{f}' for n, f in s.available().items()), sep='\\n')"
+    code = "import fatbench.suite.cells as s; print(*(f'{n}\\t{f}' for n, f in s.available().items()), sep='\\n')"
     found = dict(line.split("\t") for line in run_installed(installed, tmp_path, "-c", code).splitlines())
     assert sorted(found) == sorted(path.stem for path in (ROOT / "suites").glob("*.yaml"))
     assert {Path(file).parent for file in found.values()} == {installed / "fatbench" / "suites"}
@@ -105,9 +105,7 @@ def test_installed_copy_plans_and_makes_its_database(installed: Path, tmp_path: 
     """`extends`, the published numbers and the migrations are found without a checkout."""
     out = run_installed(installed, tmp_path, "-m", "fatbench", "suite", "show", "sfat-cifar10")
     assert "sfat-cifar10" in out
-    code = (
-        "from fatbench.store import Store; Store.open('x.db', create=True); import fatbench; print(fatbench.__file__)"
-    )
+    code = "from fatbench.store.stages import Store; Store.open('x.db', create=True); import fatbench; print(fatbench.__file__)"
     assert run_installed(installed, tmp_path, "-c", code).strip() == str(installed / "fatbench" / "__init__.py")
     assert (tmp_path / "x.db").stat().st_size > 0
 

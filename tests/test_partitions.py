@@ -12,8 +12,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from fatbench import registry
-from fatbench.partitions import LABEL_TABLES, PARTITIONS, drawn_labels
+from fatbench.methods.partitions import LABEL_TABLES, PARTITIONS, drawn_labels
+from fatbench.suite import signatures
 
 CIFAR = numpy.arange(50_000) % 10  # balanced, like CIFAR-10's labels
 # The published counts of SVHN's training labels 1 .. 9, 0, in that order: 73,257 together.
@@ -341,7 +341,7 @@ def problems(draw: st.DrawFn, name: str) -> tuple[NDArray[Any], NDArray[Any], di
         "groups": st.integers(1, min(clients, int(labels.max()) + 1)),
         "p": st.floats(0.1, 1),
     }
-    arguments = {setting.name: draw(known[setting.name]) for setting in registry.describe("Partition", name).settings}
+    arguments = {setting.name: draw(known[setting.name]) for setting in signatures.describe("Partition", name).settings}
     if name == "by_writer":
         assume(len(numpy.unique(writers)) >= 6)
         arguments["clients"] = draw(st.none() | st.integers(1, 6))

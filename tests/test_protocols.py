@@ -13,9 +13,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fatbench import aggregation, objectives
-from fatbench.protocols import PROTOCOLS
-from fatbench.rounds import Problem, State
+from fatbench.engine.rounds import Problem, State
+from fatbench.methods import objectives, rules
+from fatbench.methods.protocols import PROTOCOLS
 
 TARGETS = [[51, 102], [204, 0], [255, 153]]  # a_k in 1/255
 A = torch.tensor(TARGETS) / 255
@@ -49,7 +49,7 @@ def problem(copies: tuple[int, ...] = (1, 1, 1), seed: int = 0) -> Problem:
 
 
 def rule(name: str, **settings: object) -> object:
-    return functools.partial(aggregation.RULES[name], **settings)
+    return functools.partial(rules.RULES[name], **settings)
 
 
 def run(name: str, on: Problem, rounds: int = 1, start: State | None = None, **settings: object) -> list:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from fatbench.protocols import PROTOCOLS
+from fatbench.methods.protocols import PROTOCOLS
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")

@@ -11,22 +11,23 @@ from pathlib import Path
 
 import pytest
 
-from fatbench import registry, suite
 from fatbench.errors import SpecError
-from fatbench.registry import Map
+from fatbench.suite import cells as suite
+from fatbench.suite import signatures
+from fatbench.suite.signatures import Map
 
 PGD = {"name": "pgd", "eps": "8/255", "step": "2/255", "steps": 10}
 
 
 def test_defaults_are_filled_in_and_fractions_stay_text():
-    canonical = registry.check("Attack", {"name": "pgd", "eps": "8/255", "step": " 2 / 255 ", "steps": 10})
+    canonical = signatures.check("Attack", {"name": "pgd", "eps": "8/255", "step": " 2 / 255 ", "steps": 10})
     assert canonical["eps"] == "8/255"
     assert canonical["step"] == "2/255"
     assert canonical["start"] == "uniform"
 
 
 def test_a_bare_name_is_a_call_without_settings():
-    assert registry.check("Rule", "samples") == {"name": "samples"}
+    assert signatures.check("Rule", "samples") == {"name": "samples"}
 
 
 @pytest.mark.parametrize(
@@ -50,29 +51,29 @@ def test_a_bare_name_is_a_call_without_settings():
 )
 def test_mistakes_get_one_clear_message(node, message):
     with pytest.raises(SpecError) as caught:
-        registry.check("Attack", node)
+        signatures.check("Attack", node)
     assert message in str(caught.value)
 
 
 def test_messages_carry_file_and_line():
     node = Map({"name": "pgd", "eps": -1, "step": 0.1, "steps": 1}, {"eps": "a.yaml:7"}, "a.yaml:5")
     with pytest.raises(SpecError, match=r"^a\.yaml:7: eps: should be greater"):
-        registry.check("Attack", node)
+        signatures.check("Attack", node)
 
 
 def test_build_binds_numbers_and_nested_calls():
-    objective = registry.build("Objective", registry.check("Objective", {"name": "at", "attack": PGD}))
+    objective = signatures.build("Objective", signatures.check("Objective", {"name": "at", "attack": PGD}))
     assert objective.keywords["attack"].keywords["eps"] == 8 / 255
     assert objective.keywords["attack"].keywords["steps"] == 10
 
 
 def test_every_member_of_every_table_is_described_and_is_that_function():
     """The source says what importing says: same names, same keyword-only settings, a summary line."""
-    for kind, (module, table) in registry.TABLES.items():
+    for kind, (module, table) in signatures.TABLES.items():
         entries = getattr(importlib.import_module(module), table)
-        assert registry.names(kind) == list(entries)
+        assert signatures.names(kind) == list(entries)
         for name, function in entries.items():
-            signature = registry.describe(kind, name)
+            signature = signatures.describe(kind, name)
             settings = [s.name for s in signature.settings]
             assert settings == list(function.__kwdefaults__ or {}) + [
                 s for s in settings if s not in (function.__kwdefaults__ or {})
@@ -92,10 +93,10 @@ def test_golden_defaults_never_change():
     file = Path(__file__).parent / "golden" / "defaults.json"
     now = {
         f"{kind}.{name}.{setting.name}": setting.default
-        for kind in registry.TABLES
-        for name in registry.names(kind)
-        for setting in registry.describe(kind, name).settings
-        if setting.default is not registry.REQUIRED
+        for kind in signatures.TABLES
+        for name in signatures.names(kind)
+        for setting in signatures.describe(kind, name).settings
+        if setting.default is not signatures.REQUIRED
     }
     if os.environ.get("FATBENCH_UPDATE_GOLDEN"):
         file.parent.mkdir(exist_ok=True)
@@ -141,15 +142,15 @@ def test_canonical_is_idempotent():
 
 
 def test_passes_add_up_through_nested_calls():
-    forward, backward = registry.passes("Objective", cell()["protocol"]["objective"])
+    forward, backward = signatures.passes("Objective", cell()["protocol"]["objective"])
     assert (forward, backward) == (11, 11)
-    forward, _ = registry.passes("Protocol", {**cell()["protocol"], "participation": 0.5, "rounds": 4})
+    forward, _ = signatures.passes("Protocol", {**cell()["protocol"], "participation": 0.5, "rounds": 4})
     assert forward == 4 * 0.5 * 11
 
 
 def test_planning_does_not_import_torch():
     code = (
-        "import sys; from fatbench import suite, plan, cli, show, progress\n"
+        "import sys; from fatbench.suite import cells, cost; from fatbench.cli import app, show; from fatbench.run import progress\n"
         "p = suite.load('sfat-cifar10').plan('paper'); [plan.cell_work(c, p) for c in p.cells]\n"
         "assert 'torch' not in sys.modules and 'pandas' not in sys.modules"
     )
@@ -159,18 +160,18 @@ def test_planning_does_not_import_torch():
 def test_a_plugin_extends_the_tables(tmp_path):
     plugin = tmp_path / "mine.py"
     plugin.write_text(
-        "from fatbench.rounds import Mixing\n\n\n"
+        "from fatbench.engine.rounds import Mixing\n\n\n"
         "def first_only(updates, context, *, floor: float = 0.0):\n"
         '    """All weight on the first client."""\n'
         "    return Mixing([1.0] + [floor] * (len(updates) - 1))\n\n\n"
         'RULES = {"first_only": first_only}\n'
     )
     script = (
-        "import sys; from pathlib import Path; from fatbench import registry\n"
-        "registry.add_plugin(Path(sys.argv[1]))\n"
-        "spec = registry.check('Rule', {'name': 'first_only'})\n"
+        "import sys; from pathlib import Path; from fatbench.suite import signatures as registry\n"
+        "signatures.add_plugin(Path(sys.argv[1]))\n"
+        "spec = signatures.check('Rule', {'name': 'first_only'})\n"
         "assert spec == {'name': 'first_only', 'floor': 0.0}\n"
-        "assert registry.build('Rule', spec)([1, 2], None).weights == [1.0, 0.0]\n"
+        "assert signatures.build('Rule', spec)([1, 2], None).weights == [1.0, 0.0]\n"
     )
     subprocess.run([sys.executable, "-c", script, str(plugin)], check=True)
 
@@ -187,7 +188,7 @@ def test_plugin_mistakes(tmp_path, text, message):
     plugin = tmp_path / "bad.py"
     plugin.write_text(text)
     with pytest.raises(SpecError, match=message):
-        registry.add_plugin(plugin)
+        signatures.add_plugin(plugin)
 
 
 def test_grid_points_that_are_one_cell_are_run_once_with_the_evaluations_of_both(tmp_path):

@@ -28,12 +28,14 @@ from hypothesis import strategies as st
 from rich.console import Console
 from rich.measure import Measurement
 
-from fatbench import report, selection, suite
+from fatbench import report
 from fatbench.errors import SpecError
 from fatbench.report import flags, latex, markdown, terminal
 from fatbench.report.grid import EVERY, Grid, Source, Value, build
-from fatbench.store import Number, Store
-from fatbench.suite import Cell, Plan, Suite
+from fatbench.store import selection
+from fatbench.store.stages import Number, Store
+from fatbench.suite import cells as suite
+from fatbench.suite.cells import Cell, Plan, Suite
 
 GOLDEN = Path(__file__).parent / "golden"
 EXTENSIONS = {"markdown": "md", "latex": "tex", "csv": "csv", "json": "json"}
@@ -1197,7 +1199,7 @@ tables:
 def test_nothing_heavy_is_imported(tiny: Suite, tmp_path: Path) -> None:
     """A report needs neither torch nor pandas nor numpy: each would take longer than the report."""
     code = (
-        "import sys; from fatbench import suite, report; s = suite.load(sys.argv[1]);"
+        "import sys; from fatbench import report; from fatbench.suite import cells as suite; s = suite.load(sys.argv[1]);"
         "g = report.tables(s, s.plan('paper'), None); [report.render(g, f) for f in report.FORMATS];"
         "from fatbench.report import query; print([m for m in ('torch', 'pandas', 'numpy') if m in sys.modules])"
     )

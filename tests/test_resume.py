@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from fatbench import suite
-from fatbench.run import jobs_of
-from fatbench.store import Store
-from fatbench.worker import Job, Machine, work
+from fatbench.run.start import jobs_of
+from fatbench.run.worker import Job, Machine, work
+from fatbench.store.stages import Store
+from fatbench.suite import cells as suite
 
 SUITE = """
 name: crash
@@ -67,7 +67,7 @@ def machine(folder: Path, every: float = 0.0) -> Machine:
 
 def child(job: Job, machine: Machine, crash: tuple[str, str, int] | None) -> None:
     """Work in this process; with `crash` = (function, before|after, k) die there the k-th time it is called."""
-    from fatbench import checkpoints
+    from fatbench.run import checkpoints
 
     calls = 0
 
@@ -97,7 +97,9 @@ def child(job: Job, machine: Machine, crash: tuple[str, str, int] | None) -> Non
 @pytest.fixture(scope="module")
 def spawn():
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "fatbench.worker", "fatbench.experiment", "fatbench.attacks"])
+    context.set_forkserver_preload(
+        ["torch", "fatbench.run.worker", "fatbench.engine.experiment", "fatbench.methods.attacks"]
+    )
 
     def run(job: Job, machine: Machine, crash: tuple[str, str, int] | None = None) -> int:
         process = context.Process(target=child, args=(job, machine, crash))
@@ -190,7 +192,7 @@ def test_done_work_is_not_done_again(job, tmp_path):
 def test_an_attack_added_later_does_not_train_again(job, tmp_path):
     from dataclasses import replace
 
-    from fatbench.suite import Evaluation
+    from fatbench.suite.cells import Evaluation
 
     place = machine(tmp_path)
     with Store.open(place.db, create=True) as store:
@@ -205,7 +207,7 @@ def test_an_attack_added_later_does_not_train_again(job, tmp_path):
 def test_models_that_are_gone_are_said_to_be_gone(job, tmp_path):
     from dataclasses import replace
 
-    from fatbench.suite import Evaluation
+    from fatbench.suite.cells import Evaluation
 
     place = machine(tmp_path)
     with Store.open(place.db, create=True) as store:

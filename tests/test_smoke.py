@@ -6,11 +6,13 @@ import json
 
 import pytest
 
-from fatbench import progress, report, suite
-from fatbench.run import check_data, jobs_of
-from fatbench.store import Store
-from fatbench.suite import SOURCE
-from fatbench.worker import Machine, work
+from fatbench import report
+from fatbench.run import progress
+from fatbench.run.start import check_data, jobs_of
+from fatbench.run.worker import Machine, work
+from fatbench.store.stages import Store
+from fatbench.suite import cells as suite
+from fatbench.suite.cells import SOURCE
 
 # Without the variants of a data set: their smoke cells are those of the suite they extend.
 SUITES = [name for name in suite.available() if not name.endswith(("-jpeg75", "-jpeg"))]

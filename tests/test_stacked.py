@@ -18,31 +18,24 @@ from hypothesis import settings as examples
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from fatbench import (
-    aggregation,
-    attacks,
-    augment,
-    checkpoints,
-    defences,
-    experiment,
-    inversions,
-    models,
-    objectives,
-    rng,
-    run,
-    stacked,
-    suite,
-    together,
-    worker,
-)
-from fatbench import local as local_module
+from fatbench import models
 from fatbench.bench import counters
+from fatbench.engine import experiment
+from fatbench.engine import local as local_module
+from fatbench.engine import randomness as rng
+from fatbench.engine.fast import cells as together
+from fatbench.engine.fast import clients as stacked
+from fatbench.engine.fast.draws import Streams, clients_of, normal, subset, uniform
+from fatbench.engine.local import LocalSGD, train_cohort
+from fatbench.engine.rounds import Problem, Round, State, Update
 from fatbench.errors import SpecError
-from fatbench.local import LocalSGD, train_cohort
-from fatbench.protocols import PROTOCOLS
-from fatbench.rounds import Problem, Round, State, Update
-from fatbench.store import Store
-from fatbench.streams import Streams, clients_of, normal, subset, uniform
+from fatbench.methods import attacks, defences, inversions, objectives, rules
+from fatbench.methods import augmentations as augment
+from fatbench.methods.protocols import PROTOCOLS
+from fatbench.run import checkpoints, worker
+from fatbench.run import start as run
+from fatbench.store.stages import Store
+from fatbench.suite import cells as suite
 
 CPU = torch.device("cpu")
 SHARDS = (7, 6, 3, 7, 4)  # in batches of 4: 4 and 3, 4 and 2, 3, 4 and 3, 4
@@ -202,11 +195,11 @@ def test_a_step_of_five_clients_is_not_much_more_to_launch_than_one_of_one() -> 
 
 # --- every protocol -----------------------------------------------------------------------------------------------
 
-NIN = {"batch": 4, "lr": 0.05, "rule": aggregation.RULES["uniform"]}
+NIN = {"batch": 4, "lr": 0.05, "rule": rules.RULES["uniform"]}
 TOGETHER = {**NIN, "epochs": 2, "momentum": 0.9, "participation": 0.8}
 SHARED = {"batch": 4, "lr": 0.01, "epochs": 1, "server_epochs": 1, "server_batch": 4, "server_lr": 0.01}
 COHORT: dict[str, tuple[str, dict[str, object]]] = {  # model, settings
-    "fedavg": ("nin", {**TOGETHER, "rule": functools.partial(aggregation.RULES["q_ffl"], q=1.0)}),
+    "fedavg": ("nin", {**TOGETHER, "rule": functools.partial(rules.RULES["q_ffl"], q=1.0)}),
     "scaffold": ("nin", TOGETHER),
     "scaffold_sfat": ("small_cnn", {**TOGETHER, "buffers": True}),
     "fedgate": ("nin", TOGETHER),
@@ -297,7 +290,7 @@ class Cell:
         if self.double:
             on.model.double()
         settings = {"alpha": 0.2, "top": 1} if self.rule == "sfat" else {}
-        rule = functools.partial(aggregation.RULES[self.rule], **settings)
+        rule = functools.partial(rules.RULES[self.rule], **settings)
         chosen = {**TOGETHER, "objective": objective("at"), "rounds": 2, "rule": rule, **self.how}
         return list(PROTOCOLS["fedavg"](on, State(0, state_of(on)), **chosen))
 
@@ -381,7 +374,7 @@ def test_cells_that_are_not_alike_meet_and_train_apart(double: None) -> None:
 
 
 def test_a_cell_that_fails_leaves_the_others_to_meet(double: None) -> None:
-    wrong = {"rule": functools.partial(aggregation.RULES["sfat"], alpha=0.2, top=3)}  # more than half of four
+    wrong = {"rule": functools.partial(rules.RULES["sfat"], alpha=0.2, top=3)}  # more than half of four
     cells = [Cell("uniform", 3), Cell("uniform", 4, how=wrong), Cell("uniform", 5)]
     found = meet(cells)
     assert isinstance(found[1], ValueError)

@@ -28,11 +28,11 @@ from typing import Any
 import pytest
 from sqlalchemy import insert, inspect, select, text, update
 
-from fatbench import database, schema
-from fatbench.database import NETWORK, alembic_config, check, shown_url, upgrade
 from fatbench.errors import DatabaseError, MachineError, SpecError
-from fatbench.schema import CELLS, NUMBERS, OUTCOMES, REVISIONS, RUNS, STAGES, VERSION
-from fatbench.store import NoDatabase, Number, StageRow, Stolen, Store, _machine, alive, now
+from fatbench.store import database, schema
+from fatbench.store.database import NETWORK, alembic_config, check, shown_url, upgrade
+from fatbench.store.schema import CELLS, NUMBERS, OUTCOMES, REVISIONS, RUNS, STAGES, VERSION
+from fatbench.store.stages import NoDatabase, Number, StageRow, Stolen, Store, _machine, alive, now
 
 pytest_plugins = ("databases",)
 
@@ -340,13 +340,13 @@ MACHINE, BOOT, NAMESPACE = "m1", "b1", "pid:[4026531836]"
     ],
 )
 def test_who_is_alive(monkeypatch: pytest.MonkeyPatch, theirs: str | None, beat: float, expected: bool) -> None:
-    monkeypatch.setattr("fatbench.store._machine", lambda: f"{MACHINE} {BOOT} {NAMESPACE}")
+    monkeypatch.setattr("fatbench.store.stages._machine", lambda: f"{MACHINE} {BOOT} {NAMESPACE}")
     assert alive(socket.gethostname(), os.getpid(), theirs, ago(beat), 900.0) is expected
 
 
 def test_who_is_alive_without_proc(monkeypatch: pytest.MonkeyPatch) -> None:
     """Elsewhere than on Linux there is only the pid."""
-    monkeypatch.setattr("fatbench.store._machine", lambda: "")
+    monkeypatch.setattr("fatbench.store.stages._machine", lambda: "")
     monkeypatch.setattr(Path, "read_text", _no_file)
     assert alive(socket.gethostname(), os.getpid(), None, None, 900.0)
     assert not alive(socket.gethostname(), 2**22 + 1, None, now(), 900.0)

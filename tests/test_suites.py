@@ -21,12 +21,13 @@ from typing import Any
 
 import pytest
 
-from fatbench import registry, report
-from fatbench import suite as suites
-from fatbench.checks import cohort
+from fatbench import report
 from fatbench.errors import NothingMatched, SpecError
-from fatbench.kinds import number
-from fatbench.suite import Cell, Plan, Suite, Table, load, parse_seeds
+from fatbench.suite import cells as suites
+from fatbench.suite import signatures
+from fatbench.suite.cells import Cell, Plan, Suite, Table, load, parse_seeds
+from fatbench.suite.checks import cohort
+from fatbench.suite.types import number
 
 ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "suites"
@@ -61,7 +62,7 @@ def cell(name: str, preset: str = "paper", **key: str) -> Cell:
 
 def short(kind: str, call: dict[str, Any]) -> dict[str, Any]:
     """A call of a canonical cell as one would write it: settings at their default left out."""
-    return registry.without_defaults(kind, call)
+    return signatures.without_defaults(kind, call)
 
 
 def points(table: Table, plan: Plan) -> list[dict[str, str]]:
@@ -108,7 +109,7 @@ def test_every_point_is_in_a_table(name: str) -> None:
 
 def _logged() -> set[str]:
     """The metrics that a training round logs, from the table at the head of experiment.py."""
-    text = (ROOT / "fatbench" / "experiment.py").read_text().split('"""')[1]
+    text = (ROOT / "fatbench" / "engine" / "experiment.py").read_text().split('"""')[1]
     named = {name for row in re.findall(r"^\| ([a-z_, ]+) \|", text, re.MULTILINE) for name in row.split(", ")}
     return named - {"metric"}
 
@@ -116,7 +117,11 @@ def _logged() -> set[str]:
 def _logged_besides() -> set[str]:
     """Names that rules, protocols and the footprint may log: every word in quotes in their source."""
     package = ROOT / "fatbench"
-    files = [package / "aggregation.py", package / "footprint.py", *(package / "protocols").glob("*.py")]
+    files = [
+        package / "methods" / "rules.py",
+        package / "engine" / "footprint.py",
+        *(package / "methods" / "protocols").glob("*.py"),
+    ]
     return {name for file in files for name in re.findall(r"\"([a-z][a-z0-9_]*)\"", file.read_text())}
 
 
@@ -158,7 +163,7 @@ def test_smoke_is_small_enough_for_any_machine(name: str) -> None:
         assert spec["data"]["name"] == "digits"
         assert spec["train"] <= 340 and spec["test"] <= 100
         assert spec["protocol"]["rounds"] <= 2
-        forward, _ = registry.passes("Protocol", spec["protocol"])
+        forward, _ = signatures.passes("Protocol", spec["protocol"])
         assert forward * spec["train"] <= 12_000, f"{c.key}: {forward * spec['train']} image passes"
         assert all(e.n is not None and e.n <= 100 for e in c.evaluations)
 
@@ -170,7 +175,7 @@ def test_quick_is_the_same_structure_at_a_hundredth_of_the_work(name: str) -> No
     assert {c.spec["seed"] for c in quick.cells} == {6}
 
     def work(asked: Plan) -> float:
-        per_image = [(registry.passes("Protocol", c.spec["protocol"])[0], c.spec) for c in asked.unique()]
+        per_image = [(signatures.passes("Protocol", c.spec["protocol"])[0], c.spec) for c in asked.unique()]
         return sum(f * (s["train"] or 50_000) for f, s in per_image)
 
     assert work(quick) <= work(paper) / (6 if name == "sfat-celeba" else 50)
@@ -562,7 +567,7 @@ def test_unequal() -> None:
 def test_unequal_splits_have_the_published_sizes() -> None:
     """In shards, as the release deals them: SVHN 5860-26370 is 4 to 18 shards of 1465, 50-16700 is 1 to 334 of 50."""
     numpy = pytest.importorskip("numpy")
-    from fatbench.partitions import unequal_shards
+    from fatbench.methods.partitions import unequal_shards
 
     shard = {"CIFAR-10": 49_000 // 50, "SVHN": 72_257 // 50}
     want = {"K=5 6000-13000": (6, 13), "K=10 1000-8000": (1, 8), "K=5 5860-26370": (4, 18), "K=10 1465-13185": (1, 9)}
@@ -1080,7 +1085,7 @@ BAD: list[tuple[str, tuple[str, str], str]] = [
     (
         "a call without a name",
         ("{name: nin}", "{width: 3}"),
-        f"s.yaml:8: model: 'name' is missing: which model? (known: {', '.join(sorted(registry.names('Model')))})",
+        f"s.yaml:8: model: 'name' is missing: which model? (known: {', '.join(sorted(signatures.names('Model')))})",
     ),
     (
         "unknown choice",
@@ -1504,7 +1509,7 @@ def test_reading_a_suite_imports_no_torch() -> None:
     import sys
 
     code = (
-        "import sys; from fatbench.suite import load; load(sys.argv[1]).plan();"
+        "import sys; from fatbench.suite.cells import load; load(sys.argv[1]).plan();"
         "assert not {'torch', 'numpy'} & set(sys.modules), 'a suite is checked before torch is imported'"
     )
     file = FOLDER / "sfat-cifar10.yaml"

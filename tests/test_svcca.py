@@ -10,9 +10,9 @@ import torch
 from sklearn.cross_decomposition import CCA
 from test_transformers import SMALL, small
 
-from fatbench import microbatch
+from fatbench.engine import microbatch
+from fatbench.methods.svcca import activations, leading_directions, svcca
 from fatbench.models import MODELS
-from fatbench.svcca import activations, leading_directions, svcca
 
 
 def data(*shape: int, seed: int = 0) -> torch.Tensor:

@@ -12,12 +12,12 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from fatbench import registry
 from fatbench.errors import MachineError
 from fatbench.models import MODELS, logit_parameters
 from fatbench.models.heads import ClsVisHead, cross_covariance, power_normalised
 from fatbench.models.pretrained import from_file
 from fatbench.models.t2t import Performer, sinusoids
+from fatbench.suite import signatures
 
 HEADS = ("cls", "vis", "cls_vis")
 SMALL = {
@@ -405,10 +405,10 @@ def test_published_size(name: str, settings: dict[str, int], count: int) -> None
 )
 def test_plan_counts_the_parameters(name: str, settings: dict[str, object]) -> None:
     """The docstring's lines, read from the source as `fatbench plan` does, against the model."""
-    spec = registry.check("Model", {"name": name, **settings})
+    spec = signatures.check("Model", {"name": name, **settings})
     with torch.device("meta"):
         model = MODELS[name]((3, 224, 224), 10, **settings)
-    counted = registry.formula("Model", spec, "Parameters", channels=3, size=224, classes=10)
+    counted = signatures.formula("Model", spec, "Parameters", channels=3, size=224, classes=10)
     assert counted == sum(p.numel() for p in model.parameters() if p.requires_grad)
 
 

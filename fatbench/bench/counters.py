@@ -21,9 +21,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-from fatbench import stacked
-from fatbench.local import LocalSGD, copied, train_cohort
-from fatbench.rounds import Problem
+from fatbench.engine.fast import clients as stacked
+from fatbench.engine.local import LocalSGD, copied, train_cohort
+from fatbench.engine.rounds import Problem
 
 WAITS = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 NO_KERNEL = {"detach", "empty", "empty_like", "empty_strided", "new_empty"}

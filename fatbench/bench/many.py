@@ -8,10 +8,10 @@ from pathlib import Path
 
 from sqlalchemy import insert
 
-from fatbench import suite
 from fatbench.bench.measure import Bench, fatbench, program
-from fatbench.schema import NUMBERS, RUNS, STAGES
-from fatbench.store import Store, now
+from fatbench.store.schema import NUMBERS, RUNS, STAGES
+from fatbench.store.stages import Store, now
+from fatbench.suite import cells as suite
 
 SUITE = """\
 name: {name}

@@ -17,8 +17,9 @@ from typing import Any
 
 import torch
 
-from fatbench import memory, worker
-from fatbench.arithmetic import exact
+from fatbench.engine import memory
+from fatbench.engine.precision import exact
+from fatbench.run import worker
 
 Seconds = dict[str, list[float]]
 

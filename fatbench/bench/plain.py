@@ -3,7 +3,7 @@
 `train` is a federated round as SFAT's release has it: one client after another, a DataLoader of single images, weight
 gradients computed and thrown away inside PGD, and a look at every image's prediction from Python in every step (its
 `kappa` counts the steps that an image withstands). Batches, noise and dropout come from the streams of
-`fatbench.local`, so that both sides compute the same thing.
+`fatbench.engine.local`, so that both sides compute the same thing.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset
 from torchvision.transforms import functional as images
 
-from fatbench.local import LocalSGD
-from fatbench.rng import forked, generator
-from fatbench.rounds import Problem, Tensors
+from fatbench.engine.local import LocalSGD
+from fatbench.engine.randomness import forked, generator
+from fatbench.engine.rounds import Problem, Tensors
 
 Attack = Callable[[nn.Module, Tensor, Tensor], Tensor]
 

@@ -19,7 +19,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from fatbench import attacks, models, objectives
+from fatbench import models
 from fatbench.bench import counters, many, plain
 from fatbench.bench.measure import (
     Bench,
@@ -35,10 +35,11 @@ from fatbench.bench.measure import (
     wall,
 )
 from fatbench.data import digits
-from fatbench.evaluation import accuracy
-from fatbench.local import LocalSGD, copied, load, pixels, train_cohort
-from fatbench.rng import forked, generator
-from fatbench.rounds import Problem, Tensors
+from fatbench.engine.accuracy import accuracy
+from fatbench.engine.local import LocalSGD, copied, load, pixels, train_cohort
+from fatbench.engine.randomness import forked, generator
+from fatbench.engine.rounds import Problem, Tensors
+from fatbench.methods import attacks, objectives
 
 Lines = list[dict[str, Any]]
 Path_ = Literal["loop", "fast", "stacked"]
@@ -383,16 +384,17 @@ CELL = textwrap.dedent(
         except OSError:
             return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     before = resident("VmRSS")
-    from fatbench import memory, registry
-    from fatbench.arithmetic import exact
-    from fatbench.rounds import Problem, State
+    from fatbench.engine import memory
+    from fatbench.suite import signatures
+    from fatbench.engine.precision import exact
+    from fatbench.engine.rounds import Problem, State
     memory.keep()
     exact(torch.device(device), "fp32")
     pgd = {"name": "pgd", "eps": "8/255", "step": "2/255", "steps": 1}  # more steps take no more memory
-    protocol = registry.build("Protocol", registry.check("Protocol", {
+    protocol = signatures.build("Protocol", signatures.check("Protocol", {
         "name": "fedavg", "rounds": 1, "epochs": 1, "batch": 32, "lr": 0.01, "momentum": 0.9,
         "participation": cohort / clients, "objective": {"name": "at", "attack": pgd}, "rule": {"name": "samples"}}))
-    network = registry.build("Model", registry.check("Model", model))((3, side, side), 10).to(device)
+    network = signatures.build("Model", signatures.check("Model", model))((3, side, side), 10).to(device)
     images = torch.full((50_000, 3, 32, 32), 1, dtype=torch.uint8, device=device)
     labels = torch.arange(50_000, device=device) % 10
     shards = [torch.arange(each, device=device) + each * k for k in range(clients)]

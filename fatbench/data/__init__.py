@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal
 
 from fatbench.data.disk import prepare, status, verify
 from fatbench.errors import SpecError
-from fatbench.kinds import Count, Natural, Share
+from fatbench.suite.types import Count, Natural, Share
 
 if TYPE_CHECKING:
     import numpy as np

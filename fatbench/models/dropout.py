@@ -14,7 +14,7 @@ class Dropout(nn.Module):
 
     torch's own draws in memory order, so that channels_last and contiguous runs of one cell would differ.
 
-    The mask comes from the global generator. `streams`: while several clients run as one program (`fatbench.stacked`,
+    The mask comes from the global generator. `streams`: while several clients run as one program (`fatbench.engine.fast.clients`,
     under vmap), the generator that each of them draws from instead.
     """
 

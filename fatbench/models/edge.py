@@ -23,9 +23,9 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from fatbench.kinds import Count
 from fatbench.models.resnet import BasicBlock
 from fatbench.models.shapes import image_side
+from fatbench.suite.types import Count
 
 Shape = tuple[int, int, int]
 

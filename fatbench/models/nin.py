@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fatbench.kinds import Count
 from fatbench.models.dropout import Dropout
 from fatbench.models.shapes import image_side
+from fatbench.suite.types import Count
 
 
 def nin(

@@ -5,8 +5,8 @@ from __future__ import annotations
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fatbench.kinds import Count
 from fatbench.models.shapes import image_side
+from fatbench.suite.types import Count
 
 
 def resnet18(shape: tuple[int, int, int], classes: int, *, width: Count = 64) -> nn.Module:

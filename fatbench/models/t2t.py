@@ -19,10 +19,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fatbench.kinds import Count
 from fatbench.models import heads as heads_module
 from fatbench.models.pretrained import load_pretrained
 from fatbench.models.transformer import Transformer, check_grid, check_heads
+from fatbench.suite.types import Count
 
 
 def t2t(

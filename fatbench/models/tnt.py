@@ -6,10 +6,10 @@ from typing import Literal
 
 from torch import nn
 
-from fatbench.kinds import Count
 from fatbench.models import heads as heads_module
 from fatbench.models.pretrained import load_pretrained
 from fatbench.models.transformer import Transformer, check_grid, check_heads
+from fatbench.suite.types import Count
 
 TIMM = {(16, 4, 384, 24, 12, 6, 4, 4): "tnt_s_patch16_224"}
 

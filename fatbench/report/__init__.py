@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING
 
 from fatbench.errors import SpecError, did_you_mean
 from fatbench.report.grid import Grid, build
-from fatbench.selection import Checkpoint
+from fatbench.store.selection import Checkpoint
 
 if TYPE_CHECKING:
     from fatbench.report.series import Plot
-    from fatbench.store import Store
-    from fatbench.suite import Plan, Suite
+    from fatbench.store.stages import Store
+    from fatbench.suite.cells import Plan, Suite
 
 __all__ = [
     "FORMATS",

@@ -14,7 +14,7 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from fatbench.kinds import number
+from fatbench.suite.types import number
 
 CHAIN = ("natural", "fgsm", "pgd20", "autoattack")  # metric names, from weak to strong
 SIGMAS = 3.0

@@ -20,8 +20,8 @@ from fatbench.report import flags as checking
 from fatbench.report import provenance
 from fatbench.report.paired import Paired, paired
 from fatbench.report.published import Lookup
-from fatbench.selection import MONITORED, WORDS, Checkpoint, checkpoint_round
-from fatbench.suite import SOURCE, Cell, Condition, Evaluation, Key, Plan, Suite, Table
+from fatbench.store.selection import MONITORED, WORDS, Checkpoint, checkpoint_round
+from fatbench.suite.cells import SOURCE, Cell, Condition, Evaluation, Key, Plan, Suite, Table
 
 # Training numbers that are shares in [0, 1]; every other training number is plain.
 FRACTIONS = (

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from fatbench.errors import MachineError, SpecError
 from fatbench.report.series import Line, Panel, Plot, index_of
-from fatbench.suite import SERIES, Key
+from fatbench.suite.cells import SERIES, Key
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

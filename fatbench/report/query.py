@@ -15,13 +15,13 @@ from sqlalchemy import select as sql
 
 from fatbench.report.flags import joined
 from fatbench.report.grid import EVERY, Outcomes, Source, Stages
-from fatbench.schema import NUMBERS, RUNS, STAGES
-from fatbench.selection import MONITORED, Checkpoint, checkpoint_round
-from fatbench.store import batches
+from fatbench.store.schema import NUMBERS, RUNS, STAGES
+from fatbench.store.selection import MONITORED, Checkpoint, checkpoint_round
+from fatbench.store.stages import batches
 
 if TYPE_CHECKING:
-    from fatbench.store import Store
-    from fatbench.suite import Evaluation, Figure, Plan, Suite
+    from fatbench.store.stages import Store
+    from fatbench.suite.cells import Evaluation, Figure, Plan, Suite
 
 
 @dataclass

@@ -16,7 +16,7 @@ from typing import Any
 from fatbench.errors import SpecError
 from fatbench.report import provenance
 from fatbench.report.grid import EVERY, Numbers, Places, Source, data_note, label, places
-from fatbench.suite import SERIES, Cell, Figure, Key, Plan, Suite
+from fatbench.suite.cells import SERIES, Cell, Figure, Key, Plan, Suite
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,267 @@
+"""What the commands print for people: plain text that rich colours on a terminal. Imports no torch."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from fatbench.suite.cells import Plan, Suite
+from fatbench.suite.cost import Work
+
+if TYPE_CHECKING:
+    from fatbench.run.progress import Row
+
+COLOURS = {"done": "green", "failed": "red", "running": "yellow", "todo": "dim", "interrupted": "yellow"}
+
+
+def _console() -> Console:
+    console = Console(highlight=False, soft_wrap=False)
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console.width = 200  # a pipe has no width: do not cut what a script may want
+    return console
+
+
+def _table(*columns: str, right: Sequence[str] = ()) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    for column in columns:
+        table.add_column(column, justify="right" if column in right else "left", overflow="fold")
+    return table
+
+
+def suites(rows: Sequence[Mapping[str, Any]]) -> None:
+    """`suite list`."""
+    presets = list(dict.fromkeys(preset for row in rows for preset in row["presets"]))
+    table = _table("suite", "title", *presets, right=presets)
+    for row in rows:
+        table.add_row(row["name"], row["title"], *(str(row["presets"].get(p, "")) for p in presets))
+    console = _console()
+    console.print(table)
+    console.print("Numbers are cells per preset; one cell is one training run with one seed.", style="dim")
+
+
+def suite(chosen: Suite) -> None:
+    """`suite show`."""
+    console = _console()
+    console.print(f"[bold]{chosen.name}[/bold]  {chosen.title}")
+    if chosen.description:
+        console.print(chosen.description)
+    console.print()
+    for axis, labels in chosen.axes().items():
+        console.print(f"  {axis}: {', '.join(labels)}")
+    for preset in chosen.presets():
+        plan = chosen.plan(preset)
+        seeds = sorted({cell.spec["seed"] for cell in plan.cells})
+        console.print(
+            f"\n[bold]preset {preset}[/bold]: {len(plan.unique())} cells, seeds {', '.join(map(str, seeds))}"
+            + (f"\n  {plan.note}" if plan.note else "")
+        )
+        metrics = ", ".join(plan.metrics())
+        console.print(f"  evaluated at {', '.join(plan.checkpoints)}: {metrics or 'nothing'}")
+        for key, reason in plan.excluded:
+            console.print(f"  left out: {', '.join(key.values())}: {reason}", style="dim")
+    console.print()
+    for table in chosen.tables:
+        console.print(f"  table {table.id}: {table.title}")
+    for figure in chosen.figures:
+        console.print(f"  figure {figure.id}: {figure.title}")
+    console.print(f"\n[dim]{chosen.file}[/dim]")
+
+
+def plan(what: Plan, works: Mapping[str, Work | None], total: Work, time: tuple[float, int]) -> None:
+    """`plan suite`; time is (seconds, cells of unknown speed)."""
+    from fatbench.run.watch import _duration
+
+    console = _console()
+    cells = what.unique()
+    axes = list(dict.fromkeys(axis for cell in cells for axis in cell.key))
+    table = _table("cell", *axes, "seed", "steps", "image passes", right=("seed", "steps", "image passes"))
+    for cell in cells:
+        work = works[cell.id]
+        counts = ("?", "?") if work is None else (_short(work.gradient_steps), _short(work.image_passes))
+        table.add_row(cell.id, *(cell.key.get(axis, "") for axis in axes), str(cell.spec["seed"]), *counts)
+    console.print(table)
+    console.print(f"suite {what.suite}, preset {what.preset}: {len(cells)} cells")
+    console.print(
+        f"{_short(total.gradient_steps)} gradient steps, {_short(total.forward)} forward and"
+        f" {_short(total.backward)} backward image passes (AutoAttack counted as if every image survived)"
+    )
+    console.print(
+        f"{_bytes(total.bytes_up)} up and {_bytes(total.bytes_down)} down a federation's wire,"
+        f" {_bytes(total.disk)} of checkpoints on this disk"
+    )
+    known, unknown = time
+    if unknown == len(cells):
+        console.print("time: unknown; run a cell and this machine's speed is known from then on", style="dim")
+    else:
+        rest = f"; nothing comparable measured for {unknown} cells" if unknown else ""
+        console.print(f"time: about {_duration(known)} on one lane, from what this database has measured{rest}")
+
+
+def _short(value: float) -> str:
+    for unit, size in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if value >= size:
+            return f"{value / size:.3g} {unit}"
+    return f"{value:.0f}"
+
+
+def _bytes(value: float) -> str:
+    for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if value >= size:
+            return f"{value / size:.3g} {unit}"
+    return f"{value:.0f} B"
+
+
+def status(what: Plan, rows: Sequence[Row]) -> None:
+    """`status NAME`."""
+    from fatbench.run.progress import STATES
+
+    console = _console()
+    axes = list(dict.fromkeys(axis for row in rows for axis in row.cell.key))
+    table = _table("cell", *axes, "seed", "state", "rounds", "stages", right=("seed", "rounds", "stages"))
+    for row in rows:
+        state = f"[{COLOURS.get(row.status, '')}]{row.status}[/]"
+        table.add_row(
+            row.cell.id, *(row.cell.key.get(axis, "") for axis in axes), str(row.cell.spec["seed"]), state,
+            f"{row.round}/{row.total}", f"{row.stages_done}/{row.stages}",
+        )  # fmt: skip
+    console.print(table)
+    counts = {state: sum(row.status == state for row in rows) for state in STATES}
+    console.print(f"suite {what.suite}, preset {what.preset}: " + ", ".join(f"{n} {s}" for s, n in counts.items()))
+    for row in [row for row in rows if row.status == "failed"][:5]:
+        console.print(f"failed: {row.cell.id}: {row.error} (fatbench logs {row.cell.id})", style="red")
+
+
+def all_status(counts: Mapping[tuple[str, str], Mapping[str, int]]) -> None:
+    """`status`: what the database holds."""
+    from fatbench.run.progress import STATES
+
+    console = _console()
+    if not counts:
+        console.print("nothing has been run yet: fatbench run suite NAME (fatbench suite list)")
+        return
+    table = _table("suite", "preset", *STATES, right=STATES)
+    for (name, preset), states in counts.items():
+        table.add_row(name, preset, *(str(states[state]) for state in STATES))
+    console.print(table)
+    console.print("Cells by the state of their training; fatbench status NAME counts evaluations too.", style="dim")
+
+
+def cell(
+    id: str,
+    spec: Mapping[str, Any],
+    stages: Mapping[tuple[str, str], Any],
+    numbers: Sequence[Mapping[str, Any]],
+    runs: Sequence[Mapping[str, Any]],
+) -> None:
+    """`show CELL`: settings, stages, the last round's numbers, the runs behind them."""
+    import json
+
+    console = _console()
+    console.print(f"[bold]cell {id}[/bold]")
+    console.print(json.dumps(spec, indent=2), markup=False)
+    table = _table("stage", "state", "done", "run", right=("done", "run"))
+    for (_, stage), row in sorted(stages.items()):
+        table.add_row(
+            stage, f"[{COLOURS.get(row.status, '')}]{row.status}[/]", f"{row.round}/{row.total}", str(row.run or "")
+        )
+    console.print(table)
+    table = _table(
+        "stage", "round", "metric", "client", "value", "n", "run", right=("round", "client", "value", "n", "run")
+    )
+    last = max((row["round"] for row in numbers if row["stage"] == "train"), default=0)
+    for row in numbers:
+        if row["stage"] == "train" and row["round"] != last:
+            continue
+        client = "" if row["client"] < 0 else str(row["client"])
+        table.add_row(
+            row["stage"], str(row["round"]), row["metric"], client, f"{row['value']:.6g}", str(row["n"] or ""),
+            str(row["run"]),
+        )  # fmt: skip
+    console.print(table)
+    hidden = sum(row["stage"] == "train" and row["round"] != last for row in numbers)
+    if hidden:
+        console.print(f"{hidden} numbers of earlier rounds not shown: --format json has them all", style="dim")
+    for run in runs:
+        console.print(
+            f"run {run['id']}: {run['stage']} {run['status']}, {run['started']} on {run['host']}, {run['device']},"
+            f" {run['precision']}, {_path(run)}commit {str(run['commit'])[:12]}{' (modified)' if run['dirty'] else ''}"
+        )
+
+
+def _path(run: Mapping[str, Any]) -> str:
+    """How a run trained, where it was not in the usual way: "stacked 45 clients of up to 9 cells, "."""
+    if run["stage"] != "train" or run.get("path") in (None, "fast"):
+        return ""
+    many = [f"{run[key]} {what}" for key, what in (("stack", "clients"), ("together", "cells")) if run.get(key)]
+    return f"{run['path']} {' of up to '.join(many)}".strip() + ", "
+
+
+def evaluation(results: Sequence[Mapping[str, Any]]) -> None:
+    """`evaluate`."""
+    table = _table("attack", "accuracy", "n", right=("accuracy", "n"))
+    for row in results:
+        table.add_row(row["label"], f"{100 * row['accuracy']:.2f} %", str(row["n"]))
+    _console().print(table)
+
+
+def datasets(root: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """`data list`."""
+    table = _table("data set", "state", "train", "test", "where", right=("train", "test"))
+    colours = {"complete": "green", "variant": "yellow", "damaged": "red", "missing": "dim"}
+    for row in rows:
+        counts = (str(row["train"] or ""), str(row["test"] or ""))
+        table.add_row(row["name"], f"[{colours[row['state']]}]{row['state']}[/]", *counts, str(row["where"] or ""))
+    console = _console()
+    console.print(table)
+    for row in rows:
+        if row["state"] in ("variant", "damaged"):
+            console.print(f"{row['name']}: {row['message']}", markup=False)
+    console.print(f"looked in {root} (--data, FATBENCH_DATA)", style="dim")
+
+
+def doctor(db: str | None, data: Path | None) -> None:
+    """Versions, devices, folders: what a bug report needs."""
+    from fatbench import __version__, settings
+    from fatbench.run import worker
+    from fatbench.store import stages as store
+
+    console = _console()
+    code = worker.code_version()
+    lines: list[tuple[str, str]] = [
+        ("fatbench", f"{__version__}, commit {code['commit']}{' (modified)' if code['dirty'] else ''}"),
+        ("python", f"{platform.python_version()} at {sys.executable}"),
+        ("system", f"{platform.platform()}, {worker._processor()}, {os.cpu_count()} cores"),
+    ]
+    try:
+        import torch
+
+        lines.append(("torch", f"{torch.__version__}, threads {torch.get_num_threads()}"))
+        for i in range(torch.cuda.device_count()):
+            properties = torch.cuda.get_device_properties(i)
+            lines.append((f"cuda:{i}", f"{properties.name}, {properties.total_memory / 2**30:.0f} GiB"))
+        if not torch.cuda.device_count():
+            lines.append(("cuda", "no GPU found"))
+    except (ImportError, OSError) as error:
+        lines.append(("torch", f"does not import: {error}"))
+    versions = worker.provenance("cpu")["versions"]
+    lines.append(("packages", ", ".join(f"{name} {v}" for name, v in versions.items() if name != "python")))
+    url = settings.database(db)
+    try:
+        state = store.check(url)
+    except Exception as error:
+        state = f"{error}"
+    lines.append(("database", f"{store.shown_url(url)}: {state}"))
+    lines.append(("data", str(settings.data_folder(str(data) if data else None))))
+    lines.append(("checkpoints", str(settings.files_folder(url))))
+    table = Table.grid(padding=(0, 2))
+    for name, text in lines:
+        table.add_row(f"[bold]{name}[/bold]", text)
+    console.print(table)

@@ -1,0 +1,110 @@
+"""Accuracy under attack, kept per example: which of n images a model still classifies correctly.
+
+Bits are True where the model is right on the attacked image. The verdict is always taken in float32, whatever the
+precision of the attack, so a low-precision success that float32 does not confirm is not counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from fatbench.engine.local import load, pixels, precision_context
+from fatbench.engine.randomness import generator
+from fatbench.engine.rounds import Problem, Tensors
+from fatbench.methods.attacks import cross_entropy, gradient_of, part_of
+
+
+def attacked(
+    problem: Problem,
+    state: Tensors,
+    images: Tensor,
+    labels: Tensor,
+    attack: Callable[..., Tensor],
+    key: tuple[str | int, ...],
+    *,
+    batch: int,
+    start: int = 0,
+) -> Iterator[tuple[int, Tensor, Tensor]]:
+    """Chunks (start, correct (b,) bool, cross-entropy (b,) float64, both on the CPU) of `batch` images from `start` on.
+
+    images (n, C, H, W) uint8, labels (n,). The attack's randomness is keyed by `key` and the chunk's first image, so
+    a stage that was interrupted goes on as if it had not been.
+    """
+    model = load(problem, state).eval()
+    for first in range(start, len(labels), batch):
+        x, y = pixels(problem, images[first : first + batch]), labels[first : first + batch]
+        noise = generator(problem.seed, *key, first, device=problem.device)
+        with precision_context(problem):
+            adversarial = attack(model, x, y, noise)
+        with torch.no_grad():
+            logits = torch.cat([model(part) for part in adversarial.split(part_of(adversarial))]).double()
+        yield first, (logits.argmax(1) == y).cpu(), F.cross_entropy(logits, y, reduction="none").cpu()
+
+
+def accuracy(
+    problem: Problem,
+    state: Tensors,
+    images: Tensor,
+    labels: Tensor,
+    attack: Callable[..., Tensor],
+    key: tuple[str | int, ...],
+    batch: int = 500,
+) -> tuple[Tensor, float]:
+    """(which images are classified correctly under the attack, (n,) bool on the CPU; their mean cross-entropy)."""
+    chunks = list(attacked(problem, state, images, labels, attack, key, batch=batch))
+    return torch.cat([bits for _, bits, _ in chunks]), float(torch.cat([losses for _, _, losses in chunks]).mean())
+
+
+def models_of(model: Tensors, own: Mapping[int, Tensors]) -> dict[int, Tensors]:
+    """The models that stand for a round, by client; the one global model as {-1: model}."""
+    return {k: {**model, **tensors} for k, tensors in sorted(own.items())} or {-1: model}
+
+
+def of_client(k: int) -> tuple[int, ...]:
+    """The client of `models_of` in the key of a random stream; nothing for the one global model."""
+    return (k,) if k >= 0 else ()
+
+
+def edge_accuracy(problem: Problem, state: Tensors, images: Tensor, labels: Tensor, batch: int = 500) -> float:
+    """The accuracy of the small device's own classifier, `edge_logits` of the model, on clean images."""
+    model = load(problem, state).eval()
+    right = 0
+    with torch.no_grad():
+        for first in range(0, len(labels), batch):
+            logits = model.edge_logits(pixels(problem, images[first : first + batch]))  # type: ignore[operator]
+            right += int((logits.argmax(1) == labels[first : first + batch]).sum())
+    return right / len(labels)
+
+
+def zero_gradients(problem: Problem, state: Tensors, images: Tensor, labels: Tensor, batch: int = 500) -> float:
+    """The share of images whose loss has no gradient at all: gradient attacks cannot move those.
+
+    NIN ends in a ReLU, so an image whose logits are all zero is of this kind; see Athalye et al. 2018 on what such a
+    number does to robust accuracy.
+    """
+    model = load(problem, state).eval()
+    dead = 0
+    for first in range(0, len(labels), batch):
+        x = pixels(problem, images[first : first + batch])
+        _, gradient = gradient_of(model, cross_entropy, x, labels[first : first + batch], part_of(x))
+        dead += int((gradient.flatten(1).abs().amax(1) == 0).sum())
+    return dead / len(labels)
+
+
+def packed(bits: Tensor) -> bytes:
+    """Bits (b,) bool as bytes, eight to one, the first in the highest bit."""
+    import numpy
+
+    return numpy.packbits(bits.numpy()).tobytes()
+
+
+def unpacked(data: bytes, n: int) -> Any:
+    """The first n bits of `packed` bytes as a numpy bool array."""
+    import numpy
+
+    return numpy.unpackbits(numpy.frombuffer(data, dtype=numpy.uint8), count=n).astype(bool)

@@ -1,0 +1,410 @@
+"""The stacked path: the clients of a cohort trained as one program, for devices where launching kernels is the cost.
+
+| loop (`fatbench.engine.local`) | here | what |
+|---|---|---|
+| weights, state of one model | (K, ...) | those of K clients, one above the other |
+| x, y of a batch | (K * B, ...) | the clients' batches one after the other |
+| noise, order, views | one each per client | the same streams, hence the same draws |
+| loss | (K,) | each client's mean |
+
+    for every batch, the clients that have as many images left taken together:
+        loss (K,) <- objective(stacked model, x, y)         one forward and backward for all of them
+        weights (K, ...) <- SGD(weights, d sum(loss) / d weights)       no loss depends on another's weights
+
+Both agree to rounding: grouped convolutions and batched products add up in another order. What was built for one client
+at a time runs here unchanged, because attacks treat every image for itself and the model does the stacking: `Folded`
+where the network is one of convolutions, else `Stacked`.
+
+Several clients at once need several times the memory. What one takes is measured, and so many are stacked as fit. The
+numbers of a client depend, in the last bits, on who is stacked with it: a run is reproduced bit for bit where the
+stacks are the same, as they are whenever the whole cohort fits.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import math
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Generator, Tensor, nn
+from torch.nn import functional as F
+from torch.nn.utils.rnn import pad_sequence
+from torch.overrides import TorchFunctionMode
+
+from fatbench.engine.fast.channels import Folded, folds
+from fatbench.engine.fast.draws import Streams, uniform
+from fatbench.engine.footprint import footprint
+from fatbench.engine.local import LocalSGD, clipped, copied, load, pixels, precision_context, sgd_step, stats, trainable
+from fatbench.engine.randomness import forked, generator
+from fatbench.engine.rounds import Problem, Tensors, Update
+from fatbench.models.dropout import Dropout
+
+log = logging.getLogger("fatbench")
+
+SHARE = 0.75  # of the free memory may be filled: allocators fragment, and kernels want workspace
+
+
+class CannotStack(RuntimeError):
+    """What the clients of a problem are trained with needs them one at a time, as --path fast has them."""
+
+
+class Stacked(nn.Module):
+    """K models of one architecture as one: images (K * B, C, H, W), client by client, to logits (K * B, classes).
+
+    By vmap, so any architecture. `tensors`, `leaves`, `dropout` as for `Folded`.
+    """
+
+    def __init__(self, model: nn.Module, tensors: Tensors, dropout: Sequence[Generator], names: Sequence[str]) -> None:
+        super().__init__()
+        self.model = model
+        self.tensors = tensors
+        self.leaves = [tensors[name].requires_grad_() for name in names]
+        self.dropout = dropout
+        self.masked = [module for module in model.modules() if isinstance(module, Dropout)]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(K * B, C, H, W) -> (K * B, classes)."""
+
+        def one(tensors: Tensors, x: Tensor) -> Tensor:
+            logits: Tensor = torch.func.functional_call(self.model, tensors, (x,))
+            return logits
+
+        for module in self.masked:
+            module.streams = self.dropout
+        try:
+            with _FusedAttention():
+                every = torch.vmap(one, randomness="different")
+                logits: Tensor = every(self.tensors, x.unflatten(0, (len(self.dropout), -1)))
+        finally:
+            for module in self.masked:
+                module.streams = None
+        return logits.flatten(0, 1)
+
+
+class _FusedAttention(TorchFunctionMode):
+    """Under vmap attention keeps its fused kernels, which take no further dimension: clients join the batch."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function is F.scaled_dot_product_attention and len(args) == 3 and (kwargs or {}).get("attn_mask") is None:
+            return _Attention.apply(*args, kwargs or {})
+        return function(*args, **(kwargs or {}))
+
+
+class _Attention(torch.autograd.Function):
+    @staticmethod
+    def forward(q: Tensor, k: Tensor, v: Tensor, settings: dict[str, Any]) -> Tensor:
+        return F.scaled_dot_product_attention(q, k, v, **settings)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        pass
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, *args: Any) -> tuple[Tensor, int]:
+        *qkv, settings = args
+        joined = [
+            (t.expand(info.batch_size, *t.shape) if at is None else t.movedim(at, 0)).flatten(0, 1)
+            for t, at in zip(qkv, in_dims, strict=False)
+        ]
+        y: Tensor = F.scaled_dot_product_attention(*joined, **settings)
+        return y.unflatten(0, (info.batch_size, -1)), 0
+
+
+@dataclass(frozen=True)
+class Client:
+    """A client to be trained: whose data, from which model, in which round, and what its protocol adds to a step."""
+
+    problem: Problem
+    broadcast: Tensors
+    k: int
+    round: int
+    gradient_shift: Tensors = field(default_factory=dict)  # as in `local.train_cohort`, of this client
+    weight_shift: Tensors = field(default_factory=dict)
+
+    @property
+    def n(self) -> int:
+        return len(self.problem.shards[self.k])
+
+    def stream(self, name: str, device: torch.device | str | None = None) -> Generator:
+        problem = self.problem
+        return generator(problem.seed, name, self.round, self.k, device=device or problem.device)
+
+
+def train_cohort(clients: Sequence[Client], local: LocalSGD, broadcast_loss: bool = False) -> list[Update] | None:
+    """All clients trained, in as few stacks as fit. None: they cannot be stacked, or there is nothing to stack."""
+    most = size(clients, local, broadcast_loss)
+    if most == 1:
+        return None
+    stacks = torch.arange(len(clients)).tensor_split(math.ceil(len(clients) / most))
+    return [u for stack in stacks for u in train([clients[i] for i in stack.tolist()], local, broadcast_loss)]
+
+
+def train(clients: Sequence[Client], local: LocalSGD, broadcast_loss: bool = False) -> list[Update]:
+    """What `local.train_cohort` does, for clients that are all stacked; updates in their order.
+
+    They may be of several problems, each with its own data, seed and model to begin with: of one architecture, and
+    alike in all that a batch goes through (precision, size, augmentation).
+    CannotStack: the objective gives no loss per client, or something drew from a stream that is no client's.
+    """
+    places = sorted(range(len(clients)), key=lambda at: -clients[at].n)  # those of one batch length are neighbours
+    clients = [clients[at] for at in places]
+    problem = replace(clients[0].problem, path="loop")  # tensors as they come: channels are not what lies innermost
+    sizes = [client.n for client in clients]
+    images, labels, shards = pool = _pooled(clients)
+    before = _broadcast_losses(clients, pool, local) if broadcast_loss else [None] * len(clients)
+
+    def streams(name: str, device: torch.device | str = problem.device) -> list[Generator]:
+        return [client.stream(name, device) for client in clients]
+
+    model = load(problem, clients[0].broadcast)
+    names = trainable(model)
+    masks = streams("dropout")
+    form, state = _form(problem, model), _columns([client.broadcast for client in clients])
+    shifts = _columns([client.gradient_shift for client in clients])
+    added = [shifts[name] for name in names] if shifts else []
+    weight_shifts = _columns([client.weight_shift for client in clients])
+    clip, unclipped = local.clip, replace(local, clip=None)
+    velocity = [torch.zeros_like(state[name]) for name in names]  # momentum starts at zero every round
+    noise, order, views = streams("attack"), streams("order", "cpu"), streams("augment")
+    correct = torch.zeros(len(clients), device=problem.device)
+    losses: list[Tensor] = []
+    parts: list[tuple[int, int, int]] = []  # of the last epoch: batch length and clients of every loss
+
+    def pull(own: list[Tensor], client: Client) -> Sequence[Tensor]:
+        return local.proximal(own, [client.broadcast[name] for name in names], client.round)
+
+    @cache
+    def part(i: int, j: int) -> tuple[Stacked | Folded, list[Tensor], list[Tensor], Streams]:
+        own = {name: tensor[i:j] for name, tensor in state.items()}
+        weights = [state[name][i:j] for name in names]
+        return form(model, own, masks[i:j], names), weights, [v[i:j] for v in velocity], Streams(noise[i:j])
+
+    with forked(problem.seed, "dropout", clients[0].round, device=problem.device):
+        for epoch in range(local.epochs):
+            last = epoch == local.epochs - 1
+            orders = pad_sequence(
+                [shard[torch.randperm(n, generator=g).to(shard.device)]
+                 for shard, n, g in zip(shards, sizes, order, strict=True)], batch_first=True,
+            )  # fmt: skip
+            for start, length, i, j in groups(sizes, local.batch):
+                together, weights, v, from_each = part(i, j)
+                batch = orders[i:j, start : start + length].flatten()
+                x, y = pixels(problem, images[batch]), labels[batch]
+                if problem.augment is not None:
+                    x = torch.cat([problem.augment(own, g) for own, g in zip(x.split(length), views[i:j], strict=True)])
+                with precision_context(problem):
+                    loss, hits = _objective(local, together, x, y, from_each)
+                gradients = list(torch.autograd.grad(loss.sum(), together.leaves))
+                gradients = [g.reshape(w.shape) for g, w in zip(gradients, weights, strict=True)]
+                with torch.no_grad():
+                    if local.proximal is not None:
+                        gradients = list(torch._foreach_add(gradients, _each(pull, weights, clients[i:j])))
+                    if added:
+                        gradients = list(torch._foreach_add(gradients, [a[i:j] for a in added]))
+                    if clip is not None:
+                        gradients = _each(lambda own, _: clipped(own, clip), gradients, clients[i:j])
+                    sgd_step(weights, gradients, v, unclipped)
+                    for name, tensor in weight_shifts.items():
+                        state[name][i:j].sub_(tensor[i:j])
+                    correct[i:j] += hits.unflatten(0, (j - i, length)).sum(1)
+                if last:
+                    losses.append(loss.detach())
+                    parts.append((length, i, j))
+    found = _per_client(losses, parts, len(clients))
+    rows = zip(places, clients, found, correct.tolist(), before, strict=True)
+    updates = {}
+    for at, (place, client, (means, lengths), right, first) in enumerate(rows):
+        own = {name: tensor[at].detach().clone() for name, tensor in state.items()}
+        said = stats(local.epochs, local.momentum, client.n, means, lengths, right, first, stack=len(clients))
+        updates[place] = Update(client.k, client.n, own, said)
+    return [updates[place] for place in range(len(clients))]
+
+
+def groups(sizes: Sequence[int], batch: int) -> Iterator[tuple[int, int, int, int]]:
+    """The steps of one epoch of clients with `sizes` examples, falling: (start, length, i, j).
+
+    Clients i to j - 1 have `length` images in their batch that begins at `start`. Nothing is padded: batch norm takes
+    its statistics from whole batches.
+    """
+    for start in range(0, sizes[0], batch):
+        i = 0
+        for length, same in itertools.groupby(min(batch, n - start) for n in sizes if n > start):
+            j = i + len(list(same))
+            yield start, length, i, j
+            i = j
+
+
+def _broadcast_losses(clients: Sequence[Client], pool: Pool, local: LocalSGD) -> list[float]:
+    """The mean objective of each client's theta^t on its data, of `_pooled`; clients by falling size."""
+    problem = replace(clients[0].problem, path="loop")
+    model = load(problem, clients[0].broadcast)
+    form, state = _form(problem, model), _columns([client.broadcast for client in clients])
+    masks, noise = ([client.stream("broadcast_loss") for client in clients] for _ in range(2))
+    sizes = [client.n for client in clients]
+    images, labels, shards = pool
+    orders = pad_sequence(shards, batch_first=True)
+
+    @cache
+    def part(i: int, j: int) -> tuple[Stacked | Folded, Streams]:
+        own = {name: tensor[i:j] for name, tensor in state.items()}
+        return form(model, own, masks[i:j], trainable(model)), Streams(noise[i:j])
+
+    losses, parts = [], []
+    with forked(problem.seed, "broadcast_loss", clients[0].round, device=problem.device):
+        for start, length, i, j in groups(sizes, local.batch):
+            together, from_each = part(i, j)
+            batch = orders[i:j, start : start + length].flatten()
+            with precision_context(problem):
+                loss, _ = _objective(local, together, pixels(problem, images[batch]), labels[batch], from_each)
+            losses.append(loss.detach())
+            parts.append((length, i, j))
+    found = _per_client(losses, parts, len(clients))
+    return [
+        sum(mean * length for mean, length in zip(means, lengths, strict=True)) / n
+        for n, (means, lengths) in zip(sizes, found, strict=True)
+    ]
+
+
+Pool = tuple[Tensor, Tensor, list[Tensor]]
+
+
+def _pooled(clients: Sequence[Client]) -> Pool:
+    """The images and labels of all problems, each data set once, and every client's indices into them."""
+    first: dict[int, int] = {}  # id of a data set -> where it begins
+    sets: list[Problem] = []
+    for client in clients:
+        if id(client.problem.images) not in first:
+            first[id(client.problem.images)] = sum(len(other.labels) for other in sets)
+            sets.append(client.problem)
+    shards = [client.problem.shards[client.k] + first[id(client.problem.images)] for client in clients]
+    if len(sets) == 1:
+        return sets[0].images, sets[0].labels, shards
+    return torch.cat([one.images for one in sets]), torch.cat([one.labels for one in sets]), shards
+
+
+def _form(problem: Problem, model: nn.Module) -> type[Stacked] | type[Folded]:
+    """How the problem's model is stacked: folded where that gives the same, by vmap else."""
+    if model not in _FOLDS:
+        x = pixels(problem, problem.images[:1]).expand(4, -1, -1, -1)
+        x = uniform(x, 0.0, 1.0, generator(0, "folds", device=x.device))
+        with forked(0, "folds", device=x.device):
+            _FOLDS[model] = folds(model, copied(model), x, Stacked)
+    return Folded if _FOLDS[model] else Stacked
+
+
+_FOLDS: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
+
+
+def _columns(tensors: Sequence[Tensors]) -> Tensors:
+    """Every client's tensors as one (K, ...) by name."""
+    return {name: torch.stack([own[name] for own in tensors]) for name in tensors[0]}
+
+
+def _each(
+    function: Callable[[list[Tensor], Client], Sequence[Tensor]], stacks: Sequence[Tensor], clients: Sequence[Client]
+) -> list[Tensor]:
+    """`function` of every client's own tensors, what it gives stacked again."""
+    owns = zip(*(stack.unbind() for stack in stacks), strict=True)
+    results = [function(list(own), client) for own, client in zip(owns, clients, strict=True)]
+    return [torch.stack(parts) for parts in zip(*results, strict=True)]
+
+
+def _objective(local: LocalSGD, model: Stacked | Folded, x: Tensor, y: Tensor, noise: Streams) -> tuple[Tensor, Tensor]:
+    """The objective's loss (K,) and hits (K * B,). CannotStack: as for `train`."""
+    before = _positions(noise)
+    loss, hits = local.objective(model, x, y, noise)
+    if loss.shape != (len(noise.clients),):
+        raise CannotStack(f"the objective gives a loss of shape {tuple(loss.shape)}, not one per client")
+    if before != _positions(noise):
+        raise CannotStack("model, attack or objective draw from a generator that no client has to itself: --path fast")
+    return loss, hits
+
+
+def _positions(noise: Streams) -> list[bytes]:
+    """Where the generators stand that belong to no client. Their states are on the host, nothing waits."""
+    cuda = [torch.cuda.get_rng_state(noise.device)] if noise.device.type == "cuda" else []
+    return [state.numpy().tobytes() for state in (noise.get_state(), torch.get_rng_state(), *cuda)]
+
+
+def _per_client(
+    losses: Sequence[Tensor], parts: Sequence[tuple[int, int, int]], clients: int
+) -> list[tuple[list[float], list[int]]]:
+    """Losses of parts sorted by client: (means of its batches, their lengths). The one place that waits."""
+    found: list[tuple[list[float], list[int]]] = [([], []) for _ in range(clients)]
+    values = iter(torch.cat(list(losses)).double().tolist())
+    for length, i, j in parts:
+        for at in range(i, j):
+            found[at][0].append(next(values))
+            found[at][1].append(length)
+    return found
+
+
+# --- how many fit -------------------------------------------------------------------------------------------------
+
+# model -> what is known of training it: bytes a client takes, None where it cannot be stacked; the last size of a stack
+_KNOWN: WeakKeyDictionary[nn.Module, dict[Any, int | None]] = WeakKeyDictionary()
+
+
+def size(clients: Sequence[Client], local: LocalSGD, broadcast_loss: bool = False) -> int:
+    """The largest number of clients that fit into one stack: at most all of them, 1 where they cannot be stacked.
+
+    What a client takes is found once per model, by training one on one batch; how much is free is asked every time.
+    """
+    if len(clients) == 1:
+        return 1
+    problem = clients[0].problem
+    known = _KNOWN.setdefault(problem.model, {})
+    key = (local.objective, local.proximal, local.batch)
+    if key not in known:
+        known[key] = _bytes_of_one(clients, local, broadcast_loss)
+    each, free = known[key], _free(problem.device)
+    if each is None:
+        return 1
+    model = sum(value.numel() * value.element_size() for value in clients[0].broadcast.values())
+    most = max(1, min(len(clients), int(SHARE * (free - len(clients) * model) / each)))  # the updates are there at last
+    if known.get("last") != most:
+        known["last"] = most
+        log.info("stacks of at most %d of %d clients: one takes %.4g MB, %.4g MB free", most, len(clients),
+                 each / 1e6, free / 1e6)  # fmt: skip
+    return most
+
+
+def _bytes_of_one(clients: Sequence[Client], local: LocalSGD, broadcast_loss: bool = False) -> int | None:
+    """Bytes that training takes per client of a stack; None, and a line in the log, where it cannot be stacked.
+
+    On a GPU measured: the peak while the client with most images trains on its first batch as a stack of one. On a CPU
+    counted by `footprint`: there nobody says what a process had at its peak.
+    """
+    client = max(clients, key=lambda client: client.n)
+    problem = client.problem
+    first = replace(problem, shards=[shard[: local.batch] for shard in problem.shards])
+    cuda = problem.device.type == "cuda"
+    try:
+        _form(problem, load(problem, client.broadcast))  # first, because it holds memory that training does not
+        if cuda:
+            torch.cuda.reset_peak_memory_stats(problem.device)
+            before = torch.cuda.memory_allocated(problem.device)
+        train([replace(client, problem=first)], replace(local, epochs=1), broadcast_loss)
+    except Exception as error:  # whatever it is, the clients can be trained one by one, or fail there with more reason
+        log.warning("clients are not stacked: %s", str(error).partition("\n")[0] or type(error).__name__)
+        return None
+    if cuda:
+        return torch.cuda.max_memory_allocated(problem.device) - before
+    counted = footprint(problem, min(local.batch, client.n), moments=int(local.momentum > 0))
+    return 2 * math.ceil(counted["edge_memory"])  # TRADES and MART keep two forward passes for their backward pass
+
+
+def _free(device: torch.device) -> int:
+    """Bytes of the device's memory that can be had."""
+    if device.type == "cuda":
+        cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return int(torch.cuda.mem_get_info(device)[0]) + cached
+    pages = os.sysconf("SC_AVPHYS_PAGES") if "SC_AVPHYS_PAGES" in os.sysconf_names else os.sysconf("SC_PHYS_PAGES") // 4
+    return pages * os.sysconf("SC_PAGE_SIZE")

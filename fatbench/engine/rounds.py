@@ -1,0 +1,144 @@
+"""What passes between the parts of the engine: a problem, its state, updates, rounds. Plain data, no behaviour.
+
+| here | papers | what |
+|---|---|---|
+| Problem.shards[k] | D_k | indices of client k's training examples |
+| State.model | theta^t | parameters and buffers after round t |
+| Update.model | theta_k | client k's parameters and buffers after local training |
+| Update.n | N_k | training examples of client k |
+| Mixing.weights | w_k | theta^{t+1} = broadcast * theta^t + sum_k w_k theta_k |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal, Protocol
+
+if TYPE_CHECKING:
+    from torch import Generator, Tensor, device, nn
+
+    from fatbench.engine.fast.cells import Seat
+
+Metrics = dict[str, "float | dict[int, float]"]  # name -> a number, or one per client
+Tensors = dict[str, "Tensor"]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What a protocol works on: a model's architecture and the clients' data, all on one device."""
+
+    model: nn.Module  # its weights are overwritten at will; the truth is in State.model
+    images: Tensor  # (N, C, H, W) uint8, on the device
+    labels: Tensor  # (N,) int64, on the device
+    shards: list[Tensor]  # per client (N_k,) int64 indices into images, on the device
+    classes: int  # C
+    seed: int
+    device: device
+    precision: Literal["fp32", "bf16"] = "fp32"
+    path: Literal["loop", "fast", "stacked"] = "fast"
+    size: int | None = None  # side in pixels that images are resized to before a model or an attack sees them
+    augment: Callable[[Tensor, Generator], Tensor] | None = None  # what training does to a batch before the attack
+    auxiliary: Tensor | None = None  # (A, C, H, W) uint8, unlabelled images of the server's own (FedAUX)
+    together: Seat | None = None  # where this cell's clients are trained in one program with those of other cells
+
+
+@dataclass(frozen=True)
+class State:
+    """All that a protocol needs to go on after a crash. `round` counts the rounds completed."""
+
+    round: int
+    model: Tensors  # state_dict of the global model
+    server: Tensors = field(default_factory=dict)  # e.g. SCAFFOLD's c, AFL's lambda
+    clients: dict[int, Tensors] = field(default_factory=dict)  # e.g. SCAFFOLD's c_k; only clients that have any
+
+
+@dataclass(frozen=True)
+class Stats:
+    """What a client reports of its local training, as Python numbers."""
+
+    loss: float  # mean training loss per example over the last local epoch, each batch before its step
+    loss_released: float  # sum over batches of mean loss * batch size, / number of batches, last epoch (SFAT release)
+    accuracy: float  # on the training inputs (adversarial under AT), running over all local epochs of the round
+    steps: int  # tau_k
+    momentum_steps: float  # ||a_k||_1 of FedNova; equals `steps` without momentum
+    batches: int  # per epoch
+    broadcast_loss: float | None = None  # mean loss of theta^t on the client's data; only where the rule asks for it
+    stack: int = 1  # clients that were trained as one program with this one, itself among them
+
+
+@dataclass(frozen=True)
+class Update:
+    """What one client uploads in one round: all that the server, a rule or an eavesdropper may see."""
+
+    client: int
+    n: int
+    model: Tensors  # state_dict after local training
+    stats: Stats
+    extra: Tensors = field(default_factory=dict)  # what the protocol uploads besides, e.g. c_k+ - c_k
+
+
+@dataclass(frozen=True)
+class Mixing:
+    """How the server combines the updates: weights (m,), in the order of the updates.
+
+    theta^{t+1} = broadcast * theta^t + sum_k weights[k] * theta_k. A proper rule has non-negative weights, broadcast
+    0 and sum 1; those that do not are the released and control variants, and say so.
+    `norm` are the weights of normalisation layers (None: as the others); `norm_match` says which tensors those are:
+    "modules" by the type of the layer, "substring" by the letters "bn" in the name, as the SFAT release does.
+    """
+
+    weights: list[float]
+    broadcast: float = 0.0
+    norm: list[float] | None = None
+    norm_match: Literal["modules", "substring"] = "modules"
+    selected: tuple[int, ...] = ()  # positions in the list of updates that the rule singled out
+    server: Tensors = field(default_factory=dict)  # state the rule wants to see next round
+    metrics: Metrics = field(default_factory=dict)  # numbers the rule found on its way, e.g. AdFL's scores
+    artifacts: Tensors = field(default_factory=dict)  # what is kept of every round for the report, e.g. AdFL's images
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a round cost, counted, not estimated."""
+
+    gradient_steps: int = 0
+    forward: int = 0  # image passes
+    backward: int = 0
+    bytes_up: int = 0
+    bytes_down: int = 0
+
+
+@dataclass(frozen=True)
+class Round:
+    """One round, seen from outside."""
+
+    index: int  # from 0
+    broadcast: Tensors
+    updates: list[Update]
+    mixing: Mixing | None
+    state: State  # after the round: go on from here
+    cost: Cost
+    # Where a protocol has no single global model: per client, the tensors that stand in place of those of state.model,
+    # so that client k's model is {**state.model, **own[k]}. Accuracies are then means over these models.
+    own: dict[int, Tensors] = field(default_factory=dict)
+    metrics: Metrics = field(default_factory=dict)  # numbers of the protocol's own, besides those of every protocol
+    artifacts: Tensors = field(default_factory=dict)  # as in Mixing
+
+
+@dataclass(frozen=True)
+class Context:
+    """What an aggregation rule may know besides the updates."""
+
+    round: int
+    rounds: int
+    problem: Problem  # the architecture, the number of clients, the shape of the images; a rule never looks at the data
+    broadcast: Tensors  # theta^t
+    server: Tensors  # what the rule left in Mixing.server last round
+    lr: float
+
+
+class ProtocolFunction(Protocol):
+    """The shape of every protocol: settings are keyword-only, a resumed run passes the last round's state."""
+
+    def __call__(self, problem: Problem, state: State) -> Iterator[Round]: ...

@@ -1,0 +1,73 @@
+"""Which images train on which client, which are held out: numpy only, so that a run can be refused before it starts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from fatbench.engine.randomness import numpy_generator
+from fatbench.errors import SpecError
+
+if TYPE_CHECKING:
+    from numpy import int64, uint8
+    from numpy.typing import NDArray
+
+    from fatbench.data import Dataset
+
+
+@dataclass(frozen=True, eq=False)
+class Split:
+    """Indices into the data set's training images: `train` and `validation` are disjoint; shards index `train`."""
+
+    train: NDArray[int64]
+    validation: NDArray[int64]
+    shards: list[NDArray[int64]]  # per client, positions in `train`
+    held: list[NDArray[int64]]  # per client, positions in `train` held out from its shard
+
+
+def split(
+    dataset: Dataset,
+    seed: int,
+    partition: Callable[..., Any],
+    train: int | None = None,
+    validation: int = 0,
+    client_holdout: float = 0.0,
+) -> Split:
+    """Take the first `train` images, hold `validation` of them out, deal the rest to clients.
+
+    The validation images are the same for every seed and method of a data set; the partition depends on the seed.
+    ValueError: the partition cannot be made of these labels, or leaves a client without examples.
+    """
+    labels = dataset.train_labels[:train]
+    writers = None if dataset.writers is None else dataset.writers[:train]
+    order = numpy_generator(0, "validation", len(labels)).permutation(len(labels))
+    rest = order[validation:]
+    rest.sort()
+    shards = partition(labels[rest], numpy_generator(seed, "partition"), None if writers is None else writers[rest])
+    kept, held = [], []
+    for k, shard in enumerate(shards):
+        cut = int(client_holdout * len(shard))
+        shuffled = numpy_generator(seed, "client_holdout", k).permutation(shard) if cut else shard
+        kept.append(shuffled[cut:])
+        held.append(shuffled[:cut])
+    if empty := [k for k, shard in enumerate(kept) if len(shard) == 0]:
+        raise ValueError(f"partition: clients {empty} have no training example")
+    return Split(rest, order[:validation], kept, held)
+
+
+def auxiliary_images(dataset: Dataset, other: Dataset, train: int | None, n: int | None) -> NDArray[uint8]:
+    """The first n unlabelled images (n, C, H, W) for the server: `other`'s training images.
+
+    Of the cell's own data set only those after the first `train`, which no client has. SpecError: none is left, another
+    shape, or an image of the test set among them.
+    """
+    images = other.train_images[train if other is dataset else 0 :][:n] if train or other is not dataset else None
+    if images is None or not len(images):
+        raise SpecError("auxiliary: all training images are the clients'; set 'train' or name another data set")
+    if images.shape[1:] != dataset.shape:
+        raise SpecError(f"auxiliary: images of shape {images.shape[1:]}, the clients have {dataset.shape}")
+    test = {image.tobytes() for image in dataset.test_images}
+    if shared := sum(image.tobytes() in test for image in images):
+        raise SpecError(f"auxiliary: {shared} of {len(images)} images are in the test set")
+    return images

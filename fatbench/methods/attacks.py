@@ -1,0 +1,495 @@
+"""Evasion attacks: functions that perturb a batch of images inside an L-infinity ball and the [0, 1] box.
+
+    x_adv = ATTACKS["pgd"](model, x, y, generator, eps=8 / 255, step=2 / 255, steps=20)
+
+`model` maps (B, C, H, W) to logits (B, classes) and is in eval mode; `x` is (B, C, H, W), float in [0, 1]; `y` is
+(B,) int64; `generator` is a torch.Generator on the device of `x`. The result has the shape, type and memory layout
+of `x`, lies in the box, and within eps of `x` (up to float rounding, 6e-8). eps = 0 returns x. Radii and steps are in
+units of the pixel range: 8/255, not 8.
+
+Of the losses only the gradient by the image is computed: autograd.grad prunes the weight gradients (measured for
+convolution, linear, attention and normalisation layers: the same backward kernels as with frozen weights). The
+weights are not frozen for the time of an attack because autocast keeps the half-precision copies of weights only
+where these require a gradient.
+
+`verdict` of an attack that takes steps says which of its iterates is handed over. "last": the one after the last step,
+which the papers' columns judge, and training uses. "any": the first that the model gets wrong, the start included: the
+worst case over the steps, for whoever asks what an attack can do, and several times faster, because that image is
+attacked no further. The two are different numbers; "any" is never above "last" but for rounding.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.metadata
+import importlib.util
+import inspect
+import io
+import logging
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fatbench import __version__
+from fatbench.engine.fast.draws import Streams, normal, uniform
+from fatbench.engine.randomness import forked
+from fatbench.errors import SpecError, did_you_mean
+from fatbench.suite import signatures
+from fatbench.suite.types import Count, NonNegative, Radius
+
+Loss = Callable[[Tensor, Tensor], Tensor]  # of logits (B, classes) and labels (B,), or what else: a scalar to ascend
+
+# What a CPU takes at once where nothing depends on it: 32 images of CIFAR-10, or as many smaller ones as have as many
+# values. The activations of 500 images of NIN are gigabytes, and from 64 on an image takes up to 1.5 times as long; of
+# 8x8 pixels 32 images take as long as 64. Larger images are taken by 32 too: halving that gains nothing.
+PART = 32 * 3 * 32 * 32
+
+
+def part_of(x: Tensor) -> int:
+    """How many of the images x go through a model at once that takes every image for itself."""
+    return max(32, PART // max(1, x[:1].numel())) if x.device.type == "cpu" else max(1, len(x))
+
+
+class AttackError(SpecError, ValueError):
+    """An attack that cannot run as it was asked for: unknown to its package, or not on this many classes."""
+
+
+def predict(model: nn.Module, x: Tensor) -> Tensor:
+    """The logits (B, classes) of `x`; float32 where autocast made them half precision, which no loss survives."""
+    logits: Tensor = model(x)
+    return logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
+
+
+# --- gradient attacks ---------------------------------------------------------------------------------------------
+
+
+def natural(model: nn.Module, x: Tensor, y: Tensor, generator: torch.Generator) -> Tensor:
+    """No attack: the images as they are.
+
+    Forward: 0
+    Backward: 0
+    """
+    return x
+
+
+def fgsm(model: nn.Module, x: Tensor, y: Tensor, generator: torch.Generator, *, eps: Radius) -> Tensor:
+    """Fast gradient sign method: one step of size eps along the sign of the cross-entropy gradient, no random start.
+
+    Goodfellow, Shlens and Szegedy 2015 (arXiv 1412.6572), section 4.
+
+    Forward: 1
+    Backward: 1
+    """
+    return _ascend(model, cross_entropy, x, y, x, eps, eps, 1, generator)
+
+
+def fgsm_p001(
+    model: nn.Module, x: Tensor, y: Tensor, generator: torch.Generator, *, eps: Radius, step: Radius
+) -> Tensor:
+    """What SFAT's evaluation file calls FGSM: uniform random start in the ball, one step of size `step`, projection.
+
+    SFAT (P001), eval_pgd.py, the FGSM columns of its tables. CIFAR: eps 8/255, step 8/255. SVHN: eps 4/255, step
+    1/255, a quarter of the radius, so a much weaker attack than `fgsm`. The paper has the step of training and a random
+    start; the label that the file prints says "without random start". Published FGSM numbers compare with this only.
+
+    Forward: 1
+    Backward: 1
+    """
+    return _ascend(model, cross_entropy, x, y, _uniform_start(x, eps, generator), eps, step, 1, generator)
+
+
+def pgd(
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    generator: torch.Generator,
+    *,
+    eps: Radius,
+    step: Radius,
+    steps: Count,
+    start: Literal["uniform", "none", "gaussian"] = "uniform",
+    verdict: Literal["last", "any"] = "last",
+) -> Tensor:
+    """Projected gradient descent: `steps` sign steps on the cross-entropy, each followed by a projection.
+
+    Madry et al. 2018 (arXiv 1706.06083), section 2.1. `start`: "uniform" in the ball, clipped to the box; "none" at
+    the image; "gaussian" at x + 0.001 N(0, 1), which is MART's. `verdict`: see the module; with "any" the passes are at
+    most those below.
+
+    Forward: steps
+    Backward: steps
+    """
+    if start == "uniform":
+        x_start = _uniform_start(x, eps, generator)
+    elif start == "gaussian":
+        x_start = _gaussian_start(x, generator)
+    else:
+        x_start = x
+    return _ascend(model, cross_entropy, x, y, x_start, eps, step, steps, generator, verdict)
+
+
+def pgd_kl(
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    generator: torch.Generator,
+    *,
+    eps: Radius,
+    step: Radius,
+    steps: Count,
+) -> Tensor:
+    """The inner attack of TRADES: `steps` sign steps that increase KL(p(x) || p(x_adv)), from x + 0.001 N(0, 1).
+
+    Zhang et al. 2019 (arXiv 1901.08573), Algorithm 1. The labels are not used. There is no setting for the start: at
+    x itself the divergence is zero and so is its gradient.
+
+    Forward: steps + 1
+    Backward: steps
+    """
+    # Detached, not made under no_grad: inside autocast that leaves half-precision copies of the weights without history
+    # in autocast's cache (PyTorch issues 65766, 112583; mended in 2.15), and a loss made in the same autocast region,
+    # as TRADES's is, does not reach the weights.
+    with torch.enable_grad():
+        target = predict(model, x.detach()).detach().softmax(1)
+
+    def divergence(logits: Tensor, target: Tensor) -> Tensor:
+        return F.kl_div(logits.log_softmax(1), target, reduction="sum")
+
+    return _ascend(model, divergence, x, target, _gaussian_start(x, generator), eps, step, steps, generator)
+
+
+def cw(
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    generator: torch.Generator,
+    *,
+    eps: Radius,
+    step: Radius,
+    steps: Count = 30,
+    kappa: NonNegative = 50.0,
+    verdict: Literal["last", "any"] = "last",
+) -> Tensor:
+    """CW-inf: PGD on the margin loss -max(z_y - max_{j != y} z_j + kappa, 0), uniform random start.
+
+    The loss of Carlini and Wagner 2017 (arXiv 1608.04644), f_6, inside PGD as in Madry et al.; SFAT (P001), column CW:
+    30 steps in the code, no count in the paper. Any number of classes from 2 (the released file has 10 written into
+    its loss). torchattacks' CW is another attack, in L2. At kappa 50 the maximum practically never cuts in. `verdict`:
+    see the module; with "any" the passes are at most those below.
+
+    Forward: steps
+    Backward: steps
+    """
+
+    def margin(logits: Tensor, y: Tensor) -> Tensor:
+        label = y.unsqueeze(1)
+        other = logits.scatter(1, label, -torch.inf).max(1).values
+        return -(logits.gather(1, label).squeeze(1) - other + kappa).clamp(min=0).sum()
+
+    return _ascend(model, margin, x, y, _uniform_start(x, eps, generator), eps, step, steps, generator, verdict)
+
+
+def cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
+    """The sum over images."""
+    # Not a mean: the sign is the same, and a division by B could underflow the gradient of a confident image.
+    return F.cross_entropy(logits, y, reduction="sum")
+
+
+def _uniform_start(x: Tensor, eps: float, generator: torch.Generator) -> Tensor:
+    return (x + uniform(x, -eps, eps, generator)).clamp(0, 1)
+
+
+def _gaussian_start(x: Tensor, generator: torch.Generator) -> Tensor:
+    # Not clipped to the box, as in the code of TRADES and MART: the first step's projection does that.
+    return x + 0.001 * normal(x, generator)
+
+
+def _ascend(
+    model: nn.Module,
+    loss: Loss,
+    x: Tensor,
+    y: Tensor,
+    x_adv: Tensor,
+    eps: float,
+    step: float,
+    steps: int,
+    generator: torch.Generator,
+    verdict: Literal["last", "any"] = "last",
+) -> Tensor:
+    """`steps` sign steps up the loss from x_adv, projected on the eps ball around x and the box after each.
+
+    `y`: what the loss takes, one row per image. At most `part_of` images go through the model at once, unless the batch
+    holds several clients: a model of those maps images to clients by their places in the batch.
+    """
+    several = isinstance(generator, Streams)
+    if several and verdict == "any":
+        raise AttackError("verdict 'any' takes images out of the batch, so no batch may hold several clients")
+    walk = _to_the_last if verdict == "last" else _until_wrong
+    return walk(model, loss, x, y, x_adv.detach(), eps, step, steps, len(x) if several else part_of(x))
+
+
+@torch.no_grad()
+def _to_the_last(
+    model: nn.Module, loss: Loss, x: Tensor, y: Tensor, x_adv: Tensor, eps: float, step: float, steps: int, part: int
+) -> Tensor:
+    """The iterate after the last step."""
+    low, high = (x - eps).clamp(min=0), (x + eps).clamp(max=1)
+    for _ in range(steps):
+        _, gradient = gradient_of(model, loss, x_adv, y, part)
+        x_adv = x_adv.add(gradient.sign(), alpha=step).clamp(low, high)
+    return x_adv
+
+
+@torch.no_grad()
+def _until_wrong(
+    model: nn.Module, loss: Loss, x: Tensor, y: Tensor, x_adv: Tensor, eps: float, step: float, steps: int, part: int
+) -> Tensor:
+    """Of every image the first iterate that the model gets wrong, else the last; those left are attacked together.
+
+    The host looks once per step which are left.
+    """
+    low, high = (x - eps).clamp(min=0), (x + eps).clamp(max=1)
+    result, place = x_adv.clone(), torch.arange(len(x), device=x.device)
+    for _ in range(steps):
+        logits, gradient = gradient_of(model, loss, x_adv, y, part)
+        left = (~_wrong(model, x_adv, y, logits)).nonzero().squeeze(1)
+        if len(left) == 0:
+            break
+        x_adv = x_adv.add(gradient.sign(), alpha=step).clamp(low, high)
+        if len(left) < len(y):
+            x_adv, y, low, high, place = (tensor[left] for tensor in (x_adv, y, low, high, place))
+        result[place] = x_adv
+    return result
+
+
+def gradient_of(model: nn.Module, loss: Loss, x: Tensor, y: Tensor, part: int) -> tuple[Tensor, Tensor]:
+    """The logits of x and the gradient of the loss by x, `part` images at a time."""
+    if len(x) > part:
+        pairs = zip(x.split(part), y.split(part), strict=True)
+        logits, gradients = zip(*(gradient_of(model, loss, *pair, part) for pair in pairs), strict=True)
+        return torch.cat(logits), torch.cat(gradients)
+    with torch.enable_grad():
+        one = predict(model, x.requires_grad_())
+        return one, torch.autograd.grad(loss(one, y), x)[0]
+
+
+def _wrong(model: nn.Module, x: Tensor, y: Tensor, logits: Tensor) -> Tensor:
+    """Which images (B,) the model gets wrong, in float32 also where the logits were made under autocast."""
+    wrong = logits.argmax(1) != y
+    if torch.is_autocast_enabled(x.device.type) and len(doubtful := wrong.nonzero().squeeze(1)):
+        with torch.autocast(x.device.type, enabled=False):
+            wrong[doubtful] = predict(model, x[doubtful]).argmax(1) != y[doubtful]
+    return wrong
+
+
+# --- attacks of other packages ------------------------------------------------------------------------------------
+
+
+def autoattack(
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    generator: torch.Generator,
+    *,
+    eps: Radius,
+    version: Literal["standard"] = "standard",
+) -> Tensor:
+    """AutoAttack: APGD-CE (100 steps), targeted APGD-DLR, targeted FAB (9 classes each), Square (5000 queries).
+
+    Croce and Hein 2020 (arXiv 2003.01690), by its authors' code: the package `autoattack` where it is installed,
+    else `pyautoattack`; `implementation("autoattack")` says which. A stage attacks only what withstood those before it;
+    an image that is misclassified already, or withstands all stages, comes back unperturbed.
+
+    The targets are the 9 most likely wrong classes, so all of them with 10 classes; the packages fail below 10, where
+    all C - 1 are taken here. AttackError: fewer than 4 classes, where the targeted DLR loss has no value.
+
+    Under autocast the stages are run by `_in_half_precision`, and float32 decides what a success is; without, the
+    package runs them itself. The passes below are at most: those of an image that withstands every stage, in float32
+    and with 10 classes or more.
+
+    Forward: 7865
+    Backward: 1910
+    """
+    if eps == 0:
+        return x
+    with _foreign(model, generator, x.device) as (victim, seed):
+        classes = victim(x[:1]).shape[1]
+        if classes < 4:
+            raise AttackError(f"AutoAttack needs at least 4 classes (targeted DLR loss), the model has {classes}")
+        package = _autoattack_package()
+        adversary = importlib.import_module(package).AutoAttack(
+            victim, norm="Linf", eps=eps, seed=seed, version=version, device=x.device
+        )
+        adversary.verbose = False
+        adversary.apgd_targeted.n_target_classes = adversary.fab.n_target_classes = min(9, classes - 1)
+        evaluate = adversary.run_standard_evaluation
+        # The packages reshape gradients with view(), which a channels_last tensor does not have.
+        images = x.detach().contiguous()
+        if torch.is_autocast_enabled(x.device.type):
+            x_adv = _in_half_precision(adversary, victim, images, y, seed)
+        elif package == "pyautoattack":
+            x_adv, _ = evaluate(images, y, batch_size=len(x))
+        else:
+            x_adv = evaluate(images, y, bs=len(x))
+    return torch.empty_like(x).copy_(x_adv)
+
+
+# The stages of the standard version in their order: an attribute of the package's AutoAttack, and whether it may run in
+# half precision. FAB may not: it walks along the boundary, and there bfloat16 does not know on which side it is.
+STAGES = (("apgd", True), ("apgd_targeted", True), ("fab", False), ("square", True))
+
+
+def _in_half_precision(adversary: Any, victim: _Logits, x: Tensor, y: Tensor, seed: int) -> Tensor:
+    """The stages of AutoAttack on what is still right in float32; only a success that float32 confirms is one.
+
+    An image that half precision takes for broken, and float32 does not, is attacked by the same stage in float32: else
+    that stage, which stops at what it takes for a success, would be weaker than the package's.
+    """
+    victim.part = part_of(x)
+    adversary.apgd.loss, adversary.fab.targeted = "ce", True
+
+    def right(images: Tensor, labels: Tensor, half: bool) -> Tensor:
+        with torch.no_grad(), torch.autocast(x.device.type, enabled=half):
+            return victim(images).argmax(1) == labels
+
+    x_adv, standing = x.clone(), right(x, y, half=False)
+    for name, may in STAGES:
+        stage = getattr(adversary, name)
+        stage.seed = seed
+        places = standing.nonzero().squeeze(1)
+        for half in (True, False) if may else (False,):
+            if len(places) == 0:
+                break
+            with torch.autocast(x.device.type, enabled=half):
+                found = stage.perturb(x[places], y[places])
+            holds = right(found, y[places], half=False)
+            broken = places[~holds]
+            x_adv[broken], standing[broken] = found[~holds], False
+            places = places[holds & ~right(found, y[places], half=True)]
+    return x_adv
+
+
+def torchattacks(
+    model: nn.Module, x: Tensor, y: Tensor, generator: torch.Generator, *, attack: str, **settings: Any
+) -> Tensor:
+    """Any attack of the package torchattacks, by the name of its class, with that class's settings.
+
+    {name: torchattacks, attack: MIFGSM, eps: 8/255, steps: 10}. Those that are not L-infinity attacks (CW, JSMA,
+    OnePixel, ...) leave the ball. A seed the class takes is drawn from the generator unless it is given. AttackError:
+    no such attack or setting; AutoAttack (10 APGD steps instead of 100: use `autoattack`). The passes are not known.
+    """
+    with _foreign(model, generator, x.device) as (victim, seed):
+        package = importlib.import_module("torchattacks")
+        if attack == "AutoAttack":
+            raise AttackError(
+                "torchattacks.AutoAttack runs 10 steps of APGD and FAB instead of 100 and gives other numbers than "
+                "AutoAttack; use the attack named 'autoattack'"
+            )
+        known: dict[str, Any] = {
+            name: value
+            for name, value in vars(package).items()
+            if inspect.isclass(value) and issubclass(value, package.attack.Attack)
+        }
+        for name in ("AutoAttack", *package.__wrapper__):  # the wrappers take attacks or data, not images alone
+            known.pop(name, None)
+        if attack not in known:
+            raise AttackError(f"torchattacks has no attack '{attack}'{did_you_mean(attack, known)}")
+        accepted = [name for name in inspect.signature(known[attack]).parameters if name != "model"]
+        for name in settings:
+            if name not in accepted:
+                raise AttackError(f"torchattacks.{attack} has no setting '{name}'{did_you_mean(name, accepted)}")
+        if "seed" in accepted:
+            settings.setdefault("seed", seed)
+        adversary = known[attack](victim, **settings)
+        with torch.enable_grad():
+            x_adv = adversary(x.detach().contiguous(), y)
+    return torch.empty_like(x).copy_(x_adv.detach())
+
+
+def implementation(name: str) -> str:
+    """The code behind a registered attack, with its version: "fatbench 0.1.0", "pyautoattack 0.2.0", a plugin's file.
+
+    SpecError: no attack is named so.
+    """
+    file = Path(signatures.describe("Attack", name).file)
+    if file.resolve() != Path(__file__).resolve():
+        return file.name
+    package = {"autoattack": _autoattack_package(), "torchattacks": "torchattacks"}.get(name)
+    if package is None:
+        return f"fatbench {__version__}"
+    try:
+        return f"{package} {importlib.metadata.version(package)}"
+    except importlib.metadata.PackageNotFoundError:  # imported from a checkout on the path
+        return f"{package} (version unknown)"
+
+
+def _autoattack_package() -> str:
+    # Not on the registry, so whoever has the authors' own package installed it on purpose. No origin: a mere folder.
+    found = importlib.util.find_spec("autoattack")
+    return "autoattack" if found is not None and found.origin else "pyautoattack"
+
+
+class _Logits(nn.Module):
+    """The model as the packages expect one: a module in eval mode whose logits are float32; `part` images at a time."""
+
+    def __init__(self, model: nn.Module):
+        super().__init__()
+        self.model = model
+        self.part: int | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.part is None or len(x) <= self.part:
+            return predict(self.model, x)
+        return torch.cat([predict(self.model, part) for part in x.split(self.part)])
+
+
+@contextlib.contextmanager
+def _foreign(model: nn.Module, generator: torch.Generator, device: torch.device) -> Iterator[tuple[_Logits, int]]:
+    """Run another package's attack on `model`: yields the module to hand to it and a seed drawn from the generator.
+
+    Nothing of it is left behind: the global random states, the modes of all modules, which weights require a
+    gradient (FAB calls backward(), which would fill .grad), the tracing function (AutoAttack's check for dynamic
+    defences clears it, and with it a coverage run). It prints, logs and warns nothing.
+    """
+    seed = int(torch.randint(2**31, (1,), generator=generator, device=generator.device))
+    modes = [(module, module.training) for module in model.modules()]
+    weights = [weight for weight in model.parameters() if weight.requires_grad]
+    trace, logger = sys.gettrace(), logging.getLogger("auto-attack")
+    logged = logger.disabled
+    with (
+        forked(seed, "attack", device=device),
+        warnings.catch_warnings(),
+        contextlib.redirect_stdout(io.StringIO()),
+    ):
+        warnings.simplefilter("ignore")
+        try:
+            logger.disabled = True
+            for weight in weights:
+                weight.requires_grad_(False)
+            yield _Logits(model).eval(), seed
+        finally:
+            sys.settrace(trace)
+            logger.disabled = logged
+            for weight in weights:
+                weight.requires_grad_(True)
+            for module, training in modes:
+                module.training = training
+
+
+ATTACKS: dict[str, Callable[..., Tensor]] = {
+    "natural": natural,
+    "fgsm": fgsm,
+    "fgsm_p001": fgsm_p001,
+    "pgd": pgd,
+    "pgd_kl": pgd_kl,
+    "cw": cw,
+    "autoattack": autoattack,
+    "torchattacks": torchattacks,
+}

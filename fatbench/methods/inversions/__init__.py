@@ -1,0 +1,54 @@
+"""Inversions: attacks that rebuild training images from what a client uploaded.
+
+    pictures = INVERSIONS["patch_ls"](seen, model, (3, 224, 224), generator)
+
+`seen` is a list of `Seen` (fatbench/inversions/seen.py), one for each round in which the same V victims were watched:
+the weights that were sent to them, their V gradients after the defence, the masks where these are on the wire, labels.
+`model` is the architecture, in any state of its weights (they come from `seen`), `shape` (C, H, W) that of the images
+as the model takes them. The result is (V, P, C, H, W) in [0, 1]: one picture for each upload (P = 1), or as many as it
+has examples (april_opt), or several guesses (oracle). Nothing here sees an original; `fatbench.methods.inversions.image_measures` compares.
+
+| inversion | reads | exact | where it stops |
+|---|---|---|---|
+| april | positions, first attention | one image, D >= C p p, block 0 without norm and residuals | an ordinary block 0 |
+| april_opt | all gradients | never | time |
+| matching | all gradients | never, but any model | time |
+| patch_ls | positions, patch embedding | one image, D >= N, any ViT | two images; masks; positions withheld |
+| patch_span | patch embedding | up to length, one upsampled image | two images; masks; rounding to 8 bits |
+| masked | positions, patch embedding | m rounds at the same weights that leave nothing out | positions withheld |
+| oracle | as patch_ls or april | - | no attack: every solver, the best picked with the truth |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor
+
+from fatbench.methods.inversions.april import APRIL, QKV, april
+from fatbench.methods.inversions.april_opt import april_opt
+from fatbench.methods.inversions.masked import masked
+from fatbench.methods.inversions.matching import matching
+from fatbench.methods.inversions.oracle import oracle
+from fatbench.methods.inversions.patch_ls import patch_ls
+from fatbench.methods.inversions.patch_span import patch_span
+from fatbench.methods.inversions.upload import EMBEDDING
+
+INVERSIONS: dict[str, Callable[..., Tensor]] = {
+    "april": april,
+    "april_opt": april_opt,
+    "matching": matching,
+    "patch_ls": patch_ls,
+    "patch_span": patch_span,
+    "masked": masked,
+    "oracle": oracle,
+}
+
+# The gradients that an inversion reads, by the ends of their names; one that is not here reads all of them.
+READS = {
+    "april": APRIL,
+    "patch_ls": EMBEDDING,
+    "patch_span": EMBEDDING,
+    "masked": EMBEDDING,
+    "oracle": (*EMBEDDING, QKV),
+}

@@ -1,0 +1,70 @@
+"""What an uploaded feature map gives away: a decoder from features to images, trained on images of one's own.
+
+The eavesdropper is given the client's extractor and unlabelled images like the client's. FedVKD and FedGKT never send
+the extractor, so this is the most that a feature map can give away to such a decoder, and not what a wire alone shows.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Generator, Tensor, nn
+from torch.nn import functional as F
+
+from fatbench.engine.optimisers import Descent, Memory, step
+from fatbench.engine.randomness import forked
+
+
+def feature_inversion(
+    extractor: nn.Module,
+    images: Tensor,
+    features: Tensor,
+    generator: Generator,
+    *,
+    steps: int = 2000,
+    batch: int = 64,
+    lr: float = 0.001,
+    width: int = 64,
+) -> Tensor:
+    """Images (n, C, H, W) in [0, 1] that a decoder makes of uploaded `features` (n, c, h, w).
+
+    `images` (A, C, H, W), floats in [0, 1], are auxiliary ones: the decoder is trained on their features under the same
+    `extractor` (frozen, eval mode) for `steps` batches of Adam to give them back, by mean squared error. H must be h
+    times a power of two. Everything random comes from `generator` (on the CPU). The extractor's mode is restored.
+    ValueError: features that are no such fraction of the images, or of another shape than the extractor's.
+    """
+    training = extractor.training
+    extractor.eval()
+    with torch.no_grad():
+        emitted = extractor(images[:1]).shape[1:]
+    if emitted != features.shape[1:]:
+        raise ValueError(
+            f"decoder: features of shape {tuple(features.shape[1:])}, the extractor's are {tuple(emitted)}"
+        )
+    factor = images.shape[-1] // emitted[-1]
+    if factor & (factor - 1) or factor * emitted[-1] != images.shape[-1]:
+        raise ValueError(
+            f"decoder: images of side {images.shape[-1]} are not features of side {emitted[-1]} times a power of two"
+        )
+    seed = int(torch.randint(2**62, (), generator=generator))
+    with forked(seed, "decoder", device=images.device):
+        network = decoder(emitted[0], images.shape[1], factor.bit_length() - 1, width).to(images.device)
+    weights = list(network.parameters())
+    memory: Memory = {}
+    for _ in range(steps):
+        x = images[torch.randint(len(images), (batch,), generator=generator).to(images.device)]
+        with torch.no_grad():
+            h = extractor(x)
+        loss = F.mse_loss(network(h), x)
+        memory = step(weights, torch.autograd.grad(loss, weights), memory, Descent("adam", lr))
+    extractor.train(training)
+    with torch.no_grad():
+        return torch.cat([network(part).clamp(0, 1) for part in features.float().split(batch)])
+
+
+def decoder(channels: int, colours: int, doublings: int, width: int) -> nn.Module:
+    """3x3 convolutions with ReLU, the side doubled `doublings` times in between: (B, channels, h, w) to images."""
+    layers: list[nn.Module] = [nn.Conv2d(channels, width, 3, padding=1), nn.ReLU()]
+    for _ in range(doublings):
+        layers += [nn.Upsample(scale_factor=2.0), nn.Conv2d(width, width, 3, padding=1), nn.ReLU()]
+    layers += [nn.Conv2d(width, width, 3, padding=1), nn.ReLU(), nn.Conv2d(width, colours, 3, padding=1)]
+    return nn.Sequential(*layers)

@@ -1,0 +1,288 @@
+"""The attacker who knows that entries are withheld: systems built from what survived, and from nothing else.
+
+A masked update is no noisy update. With a = 1 where an entry of A was sent and b = 1 where one of M was,
+
+    M_d = A_d^T X + noise for the entries of row d with b = 1,    A_d ~ N(0, S), some of its entries known,
+
+for each of the D columns d. The missing entries of A are integrated out: what they could explain of a column does not
+count, and a column that nothing is missing of counts in full, so that a few of those suffice. The image is that of
+largest posterior probability. In turn:
+
+1. S, the covariance of the tokens' gradients, from the entries that were sent (probabilistic principal components with
+   missing entries; A has few directions: the first five of ViT-S/16 at random weights hold 99 % of it);
+2. the missing entries of A, given S and X, and how uncertain they still are (one small system a column);
+3. X by a Newton step on what is left, and the noise from the residual; back to 2, as long as the noise falls.
+
+Rounds at the same weights are first laid over each other: an entry that any of them sent is known exactly, so m fresh
+masks withhold R^m. Rounds at other weights have their own A. Rescaling by 1 / (1 - R) would do nothing, because A and M
+share it.
+
+Ours; not in P002, whose attacker takes masked updates as complete (A-54). The elimination of A: Golub and Pereyra 1973,
+with Kaufman's approximation; the components: Tipping and Bishop 1999. Symbols: fatbench/inversions/seen.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Generator, Tensor, nn
+
+from fatbench.methods.inversions.patch_ls import determined, filtered, latent_ls
+from fatbench.methods.inversions.upload import (
+    Geometry,
+    Seen,
+    bilinear,
+    down,
+    geometry,
+    normal_matrix,
+    normalisation,
+    patch_gradient,
+    rows,
+    shown,
+    to_images,
+    token_gradient,
+    up,
+)
+from fatbench.suite.types import Count, Natural, Positive
+
+# Prior variances of a normalised image (0.5 is one standard deviation of ours): of pixels, and behind the upsampling of
+# the difference of neighbours and of the brightness, which are those of photographs.
+PIXEL, DIFFERENCE, BRIGHTNESS = 0.25, 0.03, 2.0
+Map = Callable[[Tensor], Tensor]
+
+
+class System(NamedTuple):
+    """Columns of the gradient, of one set of weights or of several side by side."""
+
+    A: Tensor  # (N, D), zero where unknown
+    M: Tensor  # (D, K)
+    a: Tensor  # as A: True, or 1, where known
+    b: Tensor  # as M
+
+
+class Completed(NamedTuple):
+    """A with its missing entries' posterior mean, and the systems they came from, padded to the longest column."""
+
+    A: Tensor  # (N, D)
+    spread: Tensor  # (N, N): covariance of the columns, each times the share of its row of M that was sent; their sum
+    loose: Tensor  # (D,): trace of the covariance of a column
+    lost: Tensor  # (D, k) int64: tokens whose entry is missing, then padding
+    real: Tensor  # (D, k): 0 where padded
+    factor: Tensor  # (D, k, k): Cholesky
+
+
+def masked(
+    seen: Sequence[Seen],
+    model: nn.Module,
+    shape: tuple[int, int, int],
+    generator: Generator,
+    *,
+    latent: Count | None = 32,
+    iterations: Natural = 8,
+    inner: Count = 6,
+    floor: Positive = 1e-4,
+    rank: Count = 32,
+) -> Tensor:
+    """The image behind one or several masked uploads of it, its gradient completed: (V, 1, C, H, W) in [0, 1].
+
+    Masks are those of the upload; where there are none, a zero is taken for a withheld entry. Where all rounds together
+    leave nothing out, the system is that of `patch_ls` and is solved at once. `latent`: the image is `latent` x
+    `latent` behind bilinear upsampling; null: the pixels themselves. `iterations` 0: A is completed from its own
+    entries alone; `inner`: steps of conjugate gradients; `floor`: smallest variance of the noise in units of A's mean
+    square; `rank`: principal components of A.
+
+    ValueError: nothing of the gradient of the positions was sent; too many unknowns, as in `patch_ls`.
+    """
+    at = geometry(seen[0], shape, "masked")
+    determined(at, latent, "masked")
+    groups = _merged(seen, at)
+    u = rows(bilinear(shape[1], latent, groups[0].A), at) if latent else None
+    mean, std = normalisation(model, groups[0].A)
+    pictures = []
+    for v in range(len(seen[0].labels)):
+        systems = [System(*(part[v] for part in group)) for group in groups]
+        if not all(s.a.any() for s in systems):
+            raise ValueError("masked: nothing of the gradient of the positions was sent; patch_span does without it")
+        if complete := [s for s in systems if s.a.all() and s.b.all()]:
+            A, M = torch.cat([s.A for s in complete], 1)[None], torch.cat([s.M for s in complete])[None]
+            X = filtered(A, M, "ridge")[0] if u is None else up(latent_ls(A, M, u), u)
+        else:
+            low, high = float((-mean / std).min()), float(((1 - mean) / std).max())
+            X = _alternate(_side_by_side(systems), u, low, high, iterations, inner, floor, rank)[None]
+        pictures.append(shown(to_images(X, at), model))
+    return torch.cat(pictures)
+
+
+def _merged(seen: Sequence[Seen], at: Geometry) -> list[System]:
+    """One system (V, ...) for each set of weights: the known entries of all its rounds, zero elsewhere; float64."""
+    groups: list[tuple[Seen, System]] = []
+    for s in seen:
+        A, M = token_gradient(s.gradient, at, "masked").double(), patch_gradient(s.gradient, "masked").double()
+        mask = {name: g != 0 for name, g in s.gradient.items()} if s.mask is None else s.mask
+        mask = {name: mask.get(name, torch.ones_like(g, dtype=torch.bool)) for name, g in s.gradient.items()}
+        a, b = token_gradient(mask, at, "masked"), patch_gradient(mask, "masked")
+        for position, (other, (A0, M0, a0, b0)) in enumerate(groups):
+            if all(w is other.weights[name] or torch.equal(w, other.weights[name]) for name, w in s.weights.items()):
+                groups[position] = (other, System(torch.where(a0, A0, A), torch.where(b0, M0, M), a | a0, b | b0))
+                break
+        else:
+            groups.append((s, System(A, M, a, b)))
+    return [system for _, system in groups]
+
+
+def _side_by_side(systems: Sequence[System]) -> System:
+    """All columns as one system, each set of weights with A at unit size, so that a gradient of any length counts."""
+    sizes = [s.A[s.a].square().mean().sqrt().clamp(min=1e-30) for s in systems]
+    return System(
+        torch.cat([s.A / size for s, size in zip(systems, sizes, strict=True)], 1),
+        torch.cat([s.M / size for s, size in zip(systems, sizes, strict=True)]),
+        torch.cat([s.a for s in systems], 1).to(systems[0].A),
+        torch.cat([s.b for s in systems]).to(systems[0].A),
+    )
+
+
+def _alternate(
+    known: System, u: Tensor | None, low: float, high: float, iterations: int, inner: int, floor: float, rank: int
+) -> Tensor:
+    """X (N, K). The unknown is z (l l, C), or X itself."""
+    A, M, a, b = known
+    share = b.mean(1)
+
+    def lift(z: Tensor) -> Tensor:
+        return z if u is None else up(z.T.unflatten(1, (u.shape[2],) * 2)[None], u)[0]
+
+    def drop(X: Tensor) -> Tensor:
+        return X if u is None else down(X[None], u)[0].flatten(1).T
+
+    def step(z: Tensor, right: Tensor, A: Tensor, weigh: Map, weight: Tensor, spread: Tensor, noise: float) -> Tensor:
+        """z and the solution of (A weigh A^T + spread + noise / prior) d = right - noise / prior z."""
+
+        def apply(d: Tensor) -> Tensor:
+            D = lift(d)
+            return drop(A @ weigh(A.T @ D) + spread @ D) + noise * (prior @ d)
+
+        near = (A * weight) @ A.T + spread
+        near = near if u is None else normal_matrix(near[None], u)[0]
+        near = near + noise * prior
+        near.diagonal().add_(1e-12 * near.diagonal().mean())
+        return z + _conjugate_gradients(apply, torch.linalg.cholesky(near), drop(right) - noise * (prior @ z), inner)
+
+    X = torch.zeros(len(A), M.shape[1]).to(A)
+    z = drop(X)
+    prior = torch.eye(len(A)).to(A) / PIXEL if u is None else _smooth(u.shape[2]).to(A)
+    precision = torch.linalg.inv(_covariance(A, a, min(rank, len(A))))
+    full = _completed(known, X, precision, 1.0)
+    trust = (floor / (floor + PIXEL * full.loose))[:, None]  # little where the missing entries could explain much
+    z = step(
+        z, full.A @ (trust * b * M), full.A, lambda E: trust * b * E, trust[:, 0] * share, 0 * full.spread, floor
+    )  # fmt: skip
+    X = lift(z).clamp(low, high)
+    noise = float((b * (M - full.A.T @ X)).square().sum() / b.sum())
+    for turn in range(iterations):
+        level = max(noise, floor)
+        full = _completed(known, X, precision, level)
+        gap = b * (M - full.A.T @ X)
+        weight = share * (1 - full.real.sum(1) / b.sum(1).clamp(min=1)).clamp(min=0.1)
+        tried = step(
+            z,
+            full.A @ gap - full.spread @ X,
+            full.A,
+            lambda E, full=full, X=X: _unexplained(b * E, b, X, full),  # type: ignore[misc]
+            weight,
+            full.spread,
+            level,
+        )
+        found = lift(tried).clamp(low, high)
+        gone = float((b * (M - full.A.T @ found)).square().sum() / b.sum())
+        if turn and gone > noise / 2:  # the first may rise: A was completed without M before
+            break
+        z, X, noise = tried, found, min(noise, gone)
+        if noise < floor:
+            break
+    return X
+
+
+def _covariance(A: Tensor, a: Tensor, rank: int, rounds: int = 30) -> Tensor:
+    """S (N, N) of the columns of A (N, D), of which `a` says what is known: F F^T + variance, F (N, rank), by EM."""
+    both = (a @ a.T).clamp(min=1)
+    eigen, Q = torch.linalg.eigh((A @ A.T) / both)
+    F = Q[:, -rank:] * eigen[-rank:].clamp(min=1e-4 * float(eigen[-1])).sqrt()
+    eye = torch.eye(rank).to(A)
+    variance = 0.1
+    for _ in range(rounds):
+        inverse = torch.linalg.inv((a.T @ _outer(F)).unflatten(1, (rank, rank)) + variance * eye)
+        c = (inverse @ (A.T @ F)[:, :, None]).squeeze(2)  # (D, rank)
+        second = a @ (_outer(c) + variance * inverse.flatten(1))  # (N, rank * rank)
+        ridge = (1e-6 * second[:, :: rank + 1].mean(1)).clamp(min=1e-12)  # of a token that nothing was sent of, 0
+        F = torch.linalg.solve(second.unflatten(1, (rank, rank)) + ridge[:, None, None] * eye, (A @ c)[:, :, None])
+        F = F.squeeze(2)
+        doubt = variance * (a.T @ _outer(F) * inverse.flatten(1)).sum()
+        variance = max(float(((a * (A - F @ c.T)).square().sum() + doubt) / a.sum()), 1e-5)
+    return F @ F.T + variance * torch.eye(len(A)).to(A)
+
+
+def _outer(rows: Tensor) -> Tensor:
+    return (rows[:, :, None] * rows[:, None, :]).flatten(1)
+
+
+def _completed(known: System, X: Tensor, precision: Tensor, noise: float) -> Completed:
+    """A's missing entries from its own known ones, of the prior with this precision, and from M, given X."""
+    A, M, a, b = known
+    longest, widest = int((1 - a).sum(0).max()), int(b.sum(1).max())
+    order, columns = (
+        (1 - a).T.argsort(dim=1, descending=True, stable=True),
+        b.argsort(dim=1, descending=True, stable=True),
+    )
+    lost, seen = order[:, : max(longest, 1)], columns[:, : max(widest, 1)]
+    real = (1 - a).T.gather(1, lost)
+    pull = ((b * (M - A.T @ X)) @ X.T - noise * (A.T @ precision)).gather(1, lost) * real
+    full, loose, factors = A.clone(), A.new_zeros(A.shape[1]), []
+    spread = A.new_zeros(len(A), len(A))
+    share = b.mean(1)
+    start = 0
+    for i, j, r, p in zip(lost.split(64), seen.split(64), real.split(64), pull.split(64), strict=True):
+        part = torch.arange(start, start + len(i), device=A.device)
+        start += len(i)
+        x = X[i[:, :, None], j[:, None, :]] * b[part].gather(1, j)[:, None, :]
+        pair = (i[:, :, None], i[:, None, :])
+        both = r[:, :, None] * r[:, None, :]
+        gram = both * (x @ x.transpose(1, 2) + noise * precision[pair])
+        gram.diagonal(dim1=1, dim2=2).mul_(1 + 1e-10).add_(1 - r)
+        factor = torch.linalg.cholesky(gram)
+        full[i.T, part] += (torch.cholesky_solve(p[:, :, None], factor).squeeze(2) * r).T
+        doubt = noise * both * torch.cholesky_inverse(factor)
+        loose[part] = doubt.diagonal(dim1=1, dim2=2).sum(1)
+        spread.index_put_(pair, share[part, None, None] * doubt, accumulate=True)
+        factors.append(factor)
+    return Completed(full, spread, loose, lost, real, torch.cat(factors))
+
+
+def _unexplained(E: Tensor, b: Tensor, X: Tensor, full: Completed) -> Tensor:
+    """What of a change E (D, K) of the known entries of M no change of the missing entries of A makes up for."""
+    moved = (E @ X.T).gather(1, full.lost) * full.real
+    answer = torch.cholesky_solve(moved[:, :, None], full.factor).squeeze(2) * full.real
+    return E - b * (torch.zeros(len(E), len(X)).to(E).scatter_add(1, full.lost, answer) @ X)
+
+
+def _smooth(side: int) -> Tensor:
+    """The precision (l l, l l) of a photograph's prior: neighbours differ little, the brightness is free."""
+    d = torch.eye(side, dtype=torch.float64).diff(dim=0)
+    one, line = torch.eye(side, dtype=torch.float64), d.T @ d
+    return (torch.kron(line, one) + torch.kron(one, line)) / DIFFERENCE + torch.eye(side**2).to(one) / BRIGHTNESS
+
+
+def _conjugate_gradients(apply: Map, factor: Tensor, r: Tensor, steps: int) -> Tensor:
+    """The solution of apply(d) = r, preconditioned with a Cholesky factor of something near it."""
+    d = torch.zeros_like(r)
+    y = torch.cholesky_solve(r, factor)
+    p, power = y, (r * y).sum()
+    for _ in range(steps):
+        q = apply(p)
+        length = power / (p * q).sum().clamp(min=1e-300)
+        d, r = d + length * p, r - length * q
+        y = torch.cholesky_solve(r, factor)
+        power, before = (r * y).sum(), power
+        p = y + power / before.clamp(min=1e-300) * p
+    return d

@@ -1,0 +1,64 @@
+"""Gradient matching: search the image whose gradient points where the one that was sent points. For any model.
+
+    min over x in [0, 1]   1 - cos(grad L(x, y), g) + tv TV(x)
+
+P002 and P003 compare with nothing of this kind; it is what is usually meant by inverting a gradient, and needs neither
+a transformer nor learned positions. Geiping et al. 2020 (arXiv 2003.14053), equation 4: Adam on the signs of the
+gradient, its rate divided by ten after 3/8, 5/8 and 7/8 of the steps, the image clamped to the box after each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Generator, Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from fatbench.engine.optimisers import Descent, Memory, step
+from fatbench.methods.inversions.upload import Seen, Tensors, differentiable
+from fatbench.suite.types import Count, NonNegative, Positive
+
+
+def matching(
+    seen: Sequence[Seen],
+    model: nn.Module,
+    shape: tuple[int, int, int],
+    generator: Generator,
+    *,
+    steps: Count = 1000,
+    lr: Positive = 0.1,
+    tv: NonNegative = 0.01,
+) -> Tensor:
+    """Images whose gradient has the direction of the one that was sent: (V, B, C, H, W) in [0, 1].
+
+    B is the number of labels of an upload; of several rounds the distances are added. All gradients of the upload are
+    matched; `tv` weighs the mean absolute difference of neighbouring pixels.
+    """
+    model.eval()
+    pictures = []
+    for v in range(len(seen[0].labels)):
+        labels = seen[0].labels[v]
+        device = labels.device
+        x = torch.rand(len(labels), *shape, generator=generator, device=generator.device).to(device)
+        memory: Memory = {}
+        with sdpa_kernel(SDPBackend.MATH):  # the fused kernels have no second derivative
+            for i in range(steps):
+                x.requires_grad_()
+                loss = sum(_angle(model, s.weights, x, labels, {n: g[v] for n, g in s.gradient.items()}) for s in seen)
+                rough = x.diff(dim=-1).abs().mean() + x.diff(dim=-2).abs().mean()
+                (slope,) = torch.autograd.grad(loss + tv * rough, x)
+                x = x.detach()
+                decay = 0.1 ** sum(i >= steps * part // 8 for part in (3, 5, 7))
+                memory = step([x], [slope.sign()], memory, Descent("adam", lr * decay))
+                x.clamp_(0, 1)
+        pictures.append(x)
+    return torch.stack(pictures)
+
+
+def _angle(model: nn.Module, weights: Tensors, x: Tensor, y: Tensor, target: Tensors) -> Tensor:
+    own = differentiable(model, weights, x, y, target)
+    both = torch.stack([(g * target[name]).sum() for name, g in own.items()]).sum()
+    lengths = torch.stack([g.square().sum() for g in own.values()]).sum().sqrt()
+    wanted = torch.stack([g.square().sum() for g in target.values()]).sum().sqrt()
+    return 1 - both / (lengths * wanted).clamp(min=1e-30)

@@ -1,0 +1,56 @@
+"""No attack but an upper bound: every solver of an attack at every strength, the best of which the truth picks.
+
+Judges a defence apart from the solver that met it: what no choice of regularisation recovers, the system does not hold.
+An attacker has no truth to pick with, so its numbers stand beside those of an attack and never in their place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from torch import Generator, Tensor, nn
+
+from fatbench.methods.inversions.april import april
+from fatbench.methods.inversions.patch_ls import averaged, determined, filtered, latent_all
+from fatbench.methods.inversions.upload import (
+    Seen,
+    bilinear,
+    geometry,
+    rows,
+    shown,
+    to_images,
+    up,
+)
+from fatbench.suite.types import Count
+
+STRENGTHS = (1e-12, 1e-8, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2)
+CUTS = (0.0, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1)
+
+
+def oracle(
+    seen: Sequence[Seen],
+    model: nn.Module,
+    shape: tuple[int, int, int],
+    generator: Generator,
+    *,
+    of: Literal["patch_ls", "april"] = "patch_ls",
+    latent: Count = 32,
+) -> Tensor:
+    """All that an attack that does not adapt would answer, over its solvers and strengths: (V, P, C, H, W) in [0, 1].
+
+    patch_ls: ridge, tsvd and upsample at seven strengths each, relative to the
+    largest eigenvalue; april: seven cut-offs of the singular values. Every measure takes the best of the P pictures.
+    ValueError: as the attack.
+    """
+    if of == "april":
+        return torch.cat([april(seen, model, shape, generator, cut=cut) for cut in CUTS], 1)
+    at = geometry(seen[0], shape, "oracle")
+    A, M = averaged(seen, at, "oracle")
+    determined(at, None, "oracle")
+    determined(at, latent, "oracle")
+    u = rows(bilinear(shape[1], latent, A), at)
+    patches = [filtered(A, M, solver, strength)[0] for solver in ("ridge", "tsvd") for strength in STRENGTHS]
+    patches += [up(z, u) for z in latent_all(A, M, u, STRENGTHS)]
+    return torch.cat([shown(to_images(x, at), model) for x in patches], 1)

@@ -1,0 +1,213 @@
+"""Least squares through the patch embedding: one image back from two tensors of its gradient, on an ordinary ViT.
+
+The embedding is linear and the position table is added to its output, so for one image, whatever the network above
+does,
+
+    M = A^T X,    A = d loss / d E_pos (N, D) without the class token,    M = d loss / d W_embed (D, C p p),
+
+which is D equations for the N unknowns of every pixel offset: exact where A has rank N. Two images in a batch add up,
+M = A_1^T X_1 + A_2^T X_2 against A = A_1 + A_2, and what is solved for is a mixture. Symbols:
+fatbench/inversions/seen.py.
+
+Ours; methods.md 8.1b.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+import torch
+from torch import Generator, Tensor, nn
+
+from fatbench.methods.inversions.upload import (
+    Geometry,
+    Seen,
+    bilinear,
+    down,
+    geometry,
+    normal_matrix,
+    normalisation,
+    patch_gradient,
+    rows,
+    shown,
+    to_images,
+    to_patches,
+    token_gradient,
+    up,
+)
+from fatbench.suite.types import Count, NonNegative
+
+EPS = torch.finfo(torch.float64).eps
+STRENGTHS = [10 ** (t / 4) for t in range(-64, 1)]  # of the regularisation, relative to the largest eigenvalue
+
+
+def patch_ls(
+    seen: Sequence[Seen],
+    model: nn.Module,
+    shape: tuple[int, int, int],
+    generator: Generator,
+    *,
+    solver: Literal["lstsq", "ridge", "tsvd", "box", "tv", "upsample"] = "ridge",
+    strength: NonNegative | None = None,
+    latent: Count = 32,
+    iterations: Count = 100,
+) -> Tensor:
+    """The image whose patches explain the gradient of the patch embedding best: (V, 1, C, H, W) in [0, 1].
+
+    Takes the upload as if it were complete: of several rounds the mean, withheld entries being zeros, so that it is the
+    attacker who does not adapt. A constant factor such as 1 / (1 - R) cancels.
+
+    lstsq: the plain solution. ridge, tsvd: regularised, `strength` relative to the largest eigenvalue of A A^T (ridge:
+    added to it; tsvd: smaller ones are dropped). box: also 0 <= x <= 1. tv: also total variation, `strength` its
+    weight. upsample: ridge on a `latent` x `latent` image behind bilinear upsampling. strength null: chosen by
+    generalised cross-validation (tv: the largest weight that still fits the data as well as the noise allows), without
+    the truth; inversion `oracle` tries all.
+
+    ValueError: no learned positions; more patches than the model is wide, or more latent pixels than equations.
+    """
+    at = geometry(seen[0], shape, "patch_ls")
+    A, M = averaged(seen, at, "patch_ls")
+    determined(at, latent if solver == "upsample" else None, "patch_ls")
+    if solver == "upsample":
+        u = rows(bilinear(shape[1], latent, A), at)
+        return shown(to_images(up(latent_ls(A, M, u, strength), u), at), model)
+    if solver in ("box", "tv"):
+        return shown(_split(A, M, at, model, solver, strength, iterations), model)
+    return shown(to_images(filtered(A, M, solver, strength)[0], at), model)
+
+
+def averaged(seen: Sequence[Seen], at: Geometry, method: str) -> tuple[Tensor, Tensor]:
+    """A (V, N, D) and M (V, D, K), float64: the means of several rounds, withheld entries being zeros."""
+    A = torch.stack([token_gradient(s.gradient, at, method) for s in seen]).double().mean(0)
+    return A, torch.stack([patch_gradient(s.gradient, method) for s in seen]).double().mean(0)
+
+
+def determined(at: Geometry, latent: int | None, method: str) -> None:
+    """ValueError: the equations do not determine the image; names the rank and the unknowns."""
+    rank = min(at.patches, at.width)
+    if latent is None and at.width < at.patches:
+        raise ValueError(
+            f"{method}: images of {at.grid * at.patch} pixels are {at.patches} unknown patches, and a model of width "
+            f"{at.width} gives a system of rank {rank}; take a wider model, larger patches, or an upsampling prior"
+        )
+    if latent is not None and latent**2 > rank * at.patch**2:
+        raise ValueError(
+            f"{method}: latent {latent} is {latent**2} unknowns a channel, and the system has rank at most "
+            f"{rank * at.patch**2}"
+        )
+
+
+def filtered(A: Tensor, M: Tensor, solver: str, strength: float | None = None) -> tuple[Tensor, Tensor]:
+    """X (V, N, K) of M = A^T X by a filter on the singular values of A, and the ridge (V,) that was added to A A^T.
+
+    strength null: lstsq drops what is below rounding; ridge and tsvd minimise |residual|^2 / (equations - effective
+    unknowns)^2 (Golub, Heath and Wahba 1979).
+    """
+    V, s, Uh = torch.linalg.svd(A, full_matrices=False)  # A = V s U^T, so A^T = U s V^T
+    eigen, beta = s.square(), Uh @ M
+    top = eigen[:, :1]
+    if solver == "lstsq":
+        strength, solver = (max(A.shape[1:]) * EPS) ** 2, "tsvd"
+    if solver == "tsvd":
+        filters = (eigen[:, None] >= torch.tensor(STRENGTHS).to(A)[:, None] * top[:, None]).to(A)
+        fixed = None if strength is None else (eigen >= strength * top).to(A)
+    else:
+        grid = torch.tensor(STRENGTHS).to(A)[:, None] * top[:, None]
+        filters = eigen[:, None] / (eigen[:, None] + grid).clamp(min=1e-300)
+        fixed = None if strength is None else eigen / (eigen + strength * top).clamp(min=1e-300)
+    power = beta.square().sum(2)
+    rest = (M.square().sum((1, 2)) - power.sum(1)).clamp(min=0)
+    score = (rest[:, None] + ((1 - filters).square() * power[:, None]).sum(2)) / (
+        (A.shape[2] - filters.sum(2)).clamp(min=1e-6).square()
+    )
+    best = score.argmin(1)
+    chosen = filters[torch.arange(len(A), device=A.device), best] if fixed is None else fixed
+    ridge = torch.tensor(STRENGTHS).to(A)[best] * top[:, 0]
+    inverse = torch.where(chosen > 0, chosen / s.clamp(min=1e-300), 0)
+    return V @ (inverse.unsqueeze(2) * beta), ridge
+
+
+def latent_ls(A: Tensor, M: Tensor, u: Tensor, strength: float | None = None) -> Tensor:
+    """The normalised image (V, C, l, l) behind the upsampling `u`, by ridge on the normal equations."""
+    answers = []
+    for a, m in zip(A, M, strict=True):
+        eigen, Q, gamma = _latent_system(a, m, u)
+        grid = torch.tensor(STRENGTHS).to(A) * eigen[-1] if strength is None else (strength * eigen[-1])[None]
+        grid = grid.clamp(min=EPS * float(eigen[-1]) + 1e-300)[:, None]
+        explained = gamma.square().sum(1) * (eigen + 2 * grid) / (eigen + grid).square()
+        freedom = m.numel() - gamma.shape[1] * (eigen / (eigen + grid)).sum(1)
+        score = (m.square().sum() - explained.sum(1)).clamp(min=0) / freedom.square()
+        answers.append(_latent_image(eigen, Q, gamma, grid[score.argmin()], u))
+    return torch.stack(answers)
+
+
+def latent_all(A: Tensor, M: Tensor, u: Tensor, strengths: Sequence[float]) -> Tensor:
+    """The answers of `latent_ls` at each of several strengths: (P, V, C, l, l)."""
+    systems = [_latent_system(a, m, u) for a, m in zip(A, M, strict=True)]
+    return torch.stack(
+        [torch.stack([_latent_image(*s, strength * s[0][-1] + 1e-300, u) for s in systems]) for strength in strengths]
+    )
+
+
+def _latent_system(a: Tensor, m: Tensor, u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Eigenvalues and vectors of the normal equations behind `u`, and their right side (l l, C) in those vectors."""
+    eigen, Q = torch.linalg.eigh(normal_matrix((a @ a.T)[None], u)[0])
+    return eigen.clamp(min=0), Q, Q.T @ down((a @ m)[None], u)[0].flatten(1).T
+
+
+def _latent_image(eigen: Tensor, Q: Tensor, gamma: Tensor, ridge: Tensor, u: Tensor) -> Tensor:
+    return (Q @ (gamma / (eigen + ridge)[:, None])).T.unflatten(1, (u.shape[2],) * 2)
+
+
+def _split(
+    A: Tensor, M: Tensor, at: Geometry, model: nn.Module, solver: str, strength: float | None, iterations: int
+) -> Tensor:
+    """Least squares with a prior, by splitting X = W (ADMM): X fits the data, W obeys the prior."""
+    start, ridge = filtered(A, M, "ridge")
+    mean, std = normalisation(model, A)
+    low, high = -mean / std, (1 - mean) / std
+    rho = ridge.clamp(min=1e-10 * float(A.square().sum((1, 2)).max()))[:, None, None]
+    eigen, Q = torch.linalg.eigh(A @ A.transpose(1, 2))
+    right = A @ M
+
+    def solve(prior: Callable[[Tensor], Tensor]) -> Tensor:
+        W = prior(to_images(start, at))
+        Y = torch.zeros_like(W)
+        for _ in range(iterations):
+            target = right + rho * to_patches(W - Y, at.patch)
+            X = to_images(Q @ ((Q.transpose(1, 2) @ target) / (eigen[:, :, None] + rho)), at)
+            W = prior(X + Y)
+            Y = Y + X - W
+        return W
+
+    def box(x: Tensor) -> Tensor:
+        return x.maximum(low).minimum(high)
+
+    if solver == "box":
+        return solve(box)
+    if strength is not None:
+        return solve(lambda x: box(tv_denoised(x, strength)))
+    noise = (M - A.transpose(1, 2) @ start).square().sum((1, 2)) * A.shape[2] / max(A.shape[2] - at.patches, 1)
+    best = solve(box)
+    for weight in (1e-3, 1e-2, 3e-2, 1e-1):
+        tried = solve(lambda x, weight=weight: box(tv_denoised(x, weight)))  # type: ignore[misc]
+        fits = (M - A.transpose(1, 2) @ to_patches(tried, at.patch)).square().sum((1, 2)) <= 1.1 * noise
+        best = torch.where(fits[:, None, None, None], tried, best)
+    return best
+
+
+def tv_denoised(x: Tensor, weight: float, iterations: int = 10) -> Tensor:
+    """argmin over w of |w - x|^2 / 2 + weight TV(w), isotropic, by projection of the dual (Chambolle 2004)."""
+    p, q = torch.zeros_like(x), torch.zeros_like(x)
+
+    def divergence() -> Tensor:
+        return (p - p.roll(1, -1)) + (q - q.roll(1, -2))
+
+    for _ in range(iterations):
+        slope = divergence() - x / weight
+        right, below = slope.roll(-1, -1) - slope, slope.roll(-1, -2) - slope
+        right[..., -1], below[..., -1, :] = 0, 0
+        length = 1 + 0.25 * (right.square() + below.square()).sqrt()
+        p, q = (p + 0.25 * right) / length, (q + 0.25 * below) / length
+    return x - weight * divergence()

@@ -1,0 +1,111 @@
+"""What the patch embedding's gradient tells alone: the span of the patches, where the positions are withheld.
+
+M = A^T X, so the rows of M span what the rows of X span, if A (unknown here) has rank N. An image behind a known
+upsampling, X = up(z), has all its patches in that span,
+
+    up(z) (I - P) = 0,    P the projector on the N largest right singular vectors of M (D, C p p),
+
+which are many more equations than the l^2 C unknowns z, and homogeneous: z is the eigenvector of the smallest
+eigenvalue of S = up^T (1 x (I - P)) up, up to its length and its sign. These come from the gradient that each candidate
+would cause. Needs N < C p p and N <= D, and the image as it was upsampled: rounding it to 8 bits hides the small
+singular values that hold most of the span.
+
+Ours; not in P002, whose comparison takes the fixed position for safe. Symbols: fatbench/inversions/seen.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Generator, Tensor, nn
+
+from fatbench.methods.inversions.upload import (
+    PATCH,
+    Seen,
+    bilinear,
+    geometry,
+    gradients,
+    normalisation,
+    patch_gradient,
+    rows,
+    shown,
+    to_images,
+    up,
+)
+from fatbench.suite.types import Count, Positive
+
+SPREADS = (
+    0.25,
+    0.5,
+    1.0,
+)  # tried lengths of the normalised image: standard deviation of its pixels, in units of 1 / std
+
+
+def patch_span(
+    seen: Sequence[Seen],
+    model: nn.Module,
+    shape: tuple[int, int, int],
+    generator: Generator,
+    *,
+    latent: Count = 32,
+    iterations: Count = 20,
+    cut: Positive = 1e-8,
+) -> Tensor:
+    """The image behind the upsampling whose patches lie in the row space of the patch gradient: (V, 1, C, H, W).
+
+    Reads the gradient of the patch embedding alone, the mean of several rounds at the same weights. Singular values
+    below `cut` times the largest do not count as span. Of the lengths and signs of the answer the one whose own
+    gradient is most like what was sent. ValueError: more patches than the span could tell from anything.
+    """
+    at = geometry(seen[0], shape, "patch_span")
+    M = torch.stack([patch_gradient(s.gradient, "patch_span") for s in seen]).double().mean(0)
+    if not at.patches < M.shape[2] or at.patches > at.width:
+        raise ValueError(
+            f"patch_span: {at.patches} patches span everything: it needs fewer than {M.shape[2]} (values of a patch) "
+            f"and at most {at.width} (width)"
+        )
+    u = rows(bilinear(shape[1], latent, M), at)
+    z = torch.stack([_eigenvector(m, u, at.channels, at.patches, iterations, cut, generator) for m in M])
+    z = z / z.flatten(1).std(1)[:, None, None, None]
+    _, std = normalisation(model, z)
+    spread = [sign * length * z for length in SPREADS for sign in (1, -1)]
+    pictures = torch.stack([shown(to_images(up(0.5 * s / std.mean(), u), at), model) for s in spread])
+    likeness = torch.stack([_likeness(seen[0], model, picture) for picture in pictures])
+    return pictures[likeness.argmax(0), torch.arange(len(M))]
+
+
+def _likeness(seen: Seen, model: nn.Module, pictures: Tensor) -> Tensor:
+    """(V,): cosine between the gradient of the patch embedding that a picture causes and the one that was sent."""
+    kind = next(w for w in seen.weights.values() if w.is_floating_point()).dtype
+    caused = gradients(model, seen.weights, pictures.to(kind), seen.labels[:, :1], (PATCH,))
+    return F.cosine_similarity(
+        patch_gradient(caused, "patch_span").flatten(1), patch_gradient(seen.gradient, "patch_span").flatten(1)
+    )
+
+
+def _eigenvector(
+    m: Tensor, u: Tensor, channels: int, patches: int, iterations: int, cut: float, generator: Generator
+) -> Tensor:
+    """(C, l, l): the smallest eigenvector of S, by inverse iteration on its Cholesky factor."""
+    _, s, Vh = torch.linalg.svd(m, full_matrices=False)
+    rank = min(patches, int((s > cut * s[0]).sum()))
+    outside = torch.eye(m.shape[1], dtype=m.dtype, device=m.device) - Vh[:rank].T @ Vh[:rank]
+    grid, patch, latent = u.shape
+    S = m.new_zeros(channels, latent, latent, channels, latent, latent)
+    Q = outside.view(channels, patch, patch, channels, patch, patch)
+    touched = [row.abs().sum(0).nonzero().flatten() for row in u]  # latent rows behind a row of patches
+    for r in range(grid):
+        for c in range(grid):
+            a, b = touched[r], touched[c]
+            ua, ub = u[r][:, a], u[c][:, b]
+            block = torch.einsum("hijgkl,ia,jb,kd,le->habgde", Q, ua, ub, ua, ub)
+            S[:, a[0] : a[-1] + 1, b[0] : b[-1] + 1, :, a[0] : a[-1] + 1, b[0] : b[-1] + 1] += block
+    S = S.reshape(channels * latent**2, -1)
+    S.diagonal().add_(1e-12 * float(S.diagonal().mean()))
+    L = torch.linalg.cholesky(S)
+    z = torch.randn(len(S), 1, generator=generator, device=generator.device).to(S)
+    for _ in range(iterations):
+        z = torch.cholesky_solve(z / z.norm(), L)
+    return (z / z.norm()).view(channels, latent, latent)

@@ -1,0 +1,206 @@
+"""What an eavesdropper sees, and what every inversion does with it: address, cut into patches, put together again.
+
+| here | papers | what |
+|---|---|---|
+| A, (V, N, D) | d loss / d E_pos | gradient at each patch's token; the class token's row is dropped |
+| M, (V, D, C p p) | d loss / d W_embed | gradient of the patch embedding: M = A^T X for one image |
+| X, (V, N, C p p) | x_s | the patches, normalised as the model does it |
+| u, (H, l) | - | bilinear upsampling from l to H pixels, along one side |
+
+V: independent uploads (victims), solved together; N = (H / p)^2 patches, D the width of the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from fatbench.methods.defences import Upload
+
+Tensors = dict[str, Tensor]
+PATCH, POSITION = "patch_embed.proj.weight", "pos_embed"
+EMBEDDING = (PATCH, POSITION)  # what the solvers read: enough to pass as `names` to `gradients`
+
+
+@dataclass(frozen=True)
+class Seen:
+    """V uploads of one round, each of one batch of B examples, all from the same broadcast weights."""
+
+    weights: Tensors  # what the server sent
+    gradient: Tensors  # name -> (V, ...): what each client sent, after its defence
+    labels: Tensor  # (V, B) int64: known, or recovered by `recovered_labels`
+    mask: Tensors | None = (
+        None  # name -> (V, ...) bool, False where an entry was withheld; None or no name: nothing was
+    )
+
+
+def gradients(model: nn.Module, weights: Tensors, x: Tensor, y: Tensor, names: Sequence[str] | None = None) -> Tensors:
+    """The gradient of each of V uploads, before any defence: name -> (V, ...).
+
+    x: (V, B, C, H, W) in [0, 1], y: (V, B); cross-entropy, mean over the batch, model in eval mode. `names`: only the
+    parameters whose names end in one of them, all V at once (torch.func), so that `EMBEDDING` of ViT-S/16 takes 1.5 MB
+    an upload instead of 87.
+    """
+    model.eval()
+    chosen = {n: w.detach() for n, w in weights.items() if n in dict(model.named_parameters())}
+    wanted = {n: w for n, w in chosen.items() if names is None or n.endswith(tuple(names))}
+    rest = {n: w for n, w in weights.items() if n not in wanted}
+
+    def loss(theta: Tensors, images: Tensor, labels: Tensor) -> Tensor:
+        return F.cross_entropy(functional_call(model, {**rest, **theta}, (images,)), labels)
+
+    with sdpa_kernel(SDPBackend.MATH):  # the fused kernels have no rule for vmap
+        result: Tensors = vmap(grad(loss), in_dims=(None, 0, 0))(wanted, x, y)
+    return {name: g.detach() for name, g in result.items()}
+
+
+def differentiable(model: nn.Module, weights: Tensors, x: Tensor, y: Tensor, names: Iterable[str]) -> Tensors:
+    """The gradient of one upload (B, C, H, W), (B,) by the parameters `names`, itself differentiable by x.
+
+    Inside `sdpa_kernel(SDPBackend.MATH)`: the fused attention kernels have no second derivative.
+    """
+    theta = {name: weights[name].detach().requires_grad_() for name in names}
+    loss = F.cross_entropy(functional_call(model, {**weights, **theta}, (x,)), y)
+    return dict(zip(theta, torch.autograd.grad(loss, list(theta.values()), create_graph=True), strict=True))
+
+
+def eavesdrop(
+    weights: Tensors, gradient: Tensors, labels: Tensor, defence: Callable[..., Any], uploads: Sequence[Upload]
+) -> Seen:
+    """V gradients (V, ...) after a defence, one `Upload` each; zeros stand where entries were withheld."""
+    sent = [defence({n: g[v] for n, g in gradient.items()}, at) for v, at in enumerate(uploads)]
+    masks = [mask for _, mask in sent if mask is not None]
+    return Seen(
+        weights,
+        {name: torch.stack([s[name] for s, _ in sent]) for name in gradient},
+        labels,
+        {name: torch.stack([m[name] for m in masks]) for name in masks[0]} if masks else None,
+    )
+
+
+def recovered_labels(bias_gradient: Tensor) -> Tensor:
+    """(V,) int64: the label of a single example from the gradient (V, classes) of the last layer's bias.
+
+    It is softmax - onehot, so the label's entry is the only negative one. From a batch of B: the most likely of its
+    labels. Source: Zhao, Mopuri and Bilen 2020 (iDLG).
+    """
+    return bias_gradient.argmin(1)
+
+
+# --- addresses ---------------------------------------------------------------------------------------------------
+
+
+def find(tensors: Tensors, suffix: str, method: str, what: str) -> str:
+    """The one name that is or ends in `suffix`. ValueError: the model has no such tensor, or the upload lacks it."""
+    found = [name for name in tensors if name == suffix or name.endswith("." + suffix)]
+    if len(found) != 1:
+        raise ValueError(f"{method} needs {what}: a parameter named {suffix}; found {', '.join(found) or 'none'}")
+    return found[0]
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """How an image becomes tokens: g x g patches of C x p x p pixels, `prefix` tokens before them, D wide."""
+
+    channels: int
+    grid: int
+    patch: int
+    prefix: int
+    width: int
+
+    @property
+    def patches(self) -> int:
+        return self.grid * self.grid
+
+
+def geometry(seen: Seen, shape: tuple[int, int, int], method: str) -> Geometry:
+    """Read from the weights. ValueError: no patch embedding, no learned positions, or images of another size."""
+    weight = seen.weights[find(seen.weights, PATCH, method, "a patch embedding")]
+    position = seen.weights[find(seen.weights, POSITION, method, "learned positions")]
+    (width, channels, patch, _), grid = weight.shape, shape[1] // weight.shape[-1]
+    prefix = position.shape[-2] - grid * grid
+    if prefix < 0 or channels != shape[0]:
+        raise ValueError(
+            f"{method}: {shape[0]} x {shape[1]} x {shape[2]} images are {grid * grid} patches of {channels} channels, "
+            f"the model has {position.shape[-2]} positions"
+        )
+    return Geometry(channels, grid, patch, prefix, width)
+
+
+def token_gradient(tensors: Tensors, at: Geometry, method: str) -> Tensor:
+    """A (V, N, D) of an upload, or the mask of it."""
+    return tensors[find(tensors, POSITION, method, "the gradient of the positions")].flatten(1, -2)[:, at.prefix :]
+
+
+def patch_gradient(tensors: Tensors, method: str) -> Tensor:
+    """M (V, D, C p p) of an upload, or the mask of it."""
+    return tensors[find(tensors, PATCH, method, "the gradient of the patch embedding")].flatten(2)
+
+
+# --- images ------------------------------------------------------------------------------------------------------
+
+
+def normalisation(model: nn.Module, like: Tensor) -> tuple[Tensor, Tensor]:
+    """(mean, std), each (1, C, 1, 1), of a model that normalises inside; 0 and 1 of one that does not."""
+    zero, one = like.new_zeros(1, 1, 1, 1), like.new_ones(1, 1, 1, 1)
+    mean, std = getattr(model, "mean", zero), getattr(model, "std", one)
+    return mean.to(like), std.to(like)
+
+
+def to_patches(images: Tensor, patch: int) -> Tensor:
+    """(V, C, H, W) -> (V, N, C p p), the order of a convolution's weight."""
+    return F.unfold(images, patch, stride=patch).transpose(1, 2)
+
+
+def to_images(patches: Tensor, at: Geometry) -> Tensor:
+    """The inverse of `to_patches`."""
+    return F.fold(patches.transpose(1, 2), (at.grid * at.patch,) * 2, at.patch, stride=at.patch)
+
+
+def shown(normalised: Tensor, model: nn.Module) -> Tensor:
+    """Normalised images (V, C, H, W) as pictures (V, 1, C, H, W) in [0, 1], float32; what is no number becomes grey."""
+    mean, std = normalisation(model, normalised)
+    return (normalised * std + mean).nan_to_num(0.5, 1, 0).clamp(0, 1).float().unsqueeze(1)
+
+
+def bilinear(side: int, latent: int, like: Tensor) -> Tensor:
+    """u (side, latent): what F.interpolate does to one side of an image of `latent` pixels."""
+    eye = torch.eye(latent, dtype=torch.float64).view(1, 1, latent, latent)
+    return F.interpolate(eye, size=(side, latent), mode="bilinear")[0, 0].to(like)
+
+
+def rows(u: Tensor, at: Geometry) -> Tensor:
+    """u as (g, p, l): one block of rows for each row of patches."""
+    return u.unflatten(0, (at.grid, at.patch))
+
+
+def up(latent: Tensor, u: Tensor) -> Tensor:
+    """Images behind the upsampling: (V, C, l, l) and u of `rows` -> patches (V, N, C p p)."""
+    tall = torch.einsum("ria,vhab->vhrib", u, latent)
+    return torch.einsum("vhrib,cjb->vrchij", tall, u).flatten(3).flatten(1, 2)
+
+
+def down(patches: Tensor, u: Tensor) -> Tensor:
+    """The adjoint of `up`: (V, N, C p p) -> (V, C, l, l)."""
+    grid, patch, _ = u.shape
+    x = patches.unflatten(2, (-1, patch, patch)).unflatten(1, (grid, grid))
+    return torch.einsum("vrchib,ria->vhab", torch.einsum("vrchij,cjb->vrchib", x, u), u)
+
+
+def normal_matrix(gram: Tensor, u: Tensor) -> Tensor:
+    """up^T (gram x identity) up for one channel: (V, l l, l l) from A A^T (V, N, N); all channels share it.
+
+    The system itself, one equation for each entry of M, is never built.
+    """
+    grid, _, latent = u.shape
+    overlap = torch.einsum("ria,qib->rqab", u, u)
+    gram = gram.view(-1, grid, grid, grid, grid)
+    half = torch.einsum("vrcqd,cdbe->vrqbe", gram, overlap)
+    return torch.einsum("rqaf,vrqbe->vabfe", overlap, half).reshape(-1, latent**2, latent**2)

@@ -1,0 +1,366 @@
+"""Partitions: who holds which training examples.
+
+    PARTITIONS["shah"](labels, rng, None, clients=5, skew=2)   -> [indices of client 0, indices of client 1, ...]
+
+A partition gets the labels (N,), a numpy generator, the writer of every example (N,) or None, and its settings. It
+returns one sorted int64 array of example indices per client; the arrays are disjoint and none is empty. Where an
+example belongs to nobody (a remainder that does not divide), the docstring says so. The same generator state gives
+the same partition.
+
+| here | papers | what |
+|---|---|---|
+| clients | K | number of clients |
+| skew | s | per cent of every other client's chunk that a client gets (P001) |
+| classes | c of Non-IID(c) | slices of label-sorted data per client (P000); labels a client draws (P004) |
+| groups, p | M, p | groups of classes and of clients, and how likely an example stays with its own (P003) |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+import numpy
+from numpy.typing import NDArray
+
+from fatbench.engine.randomness import numpy_generator
+from fatbench.suite.types import Count, Natural, NonNegative, Positive, Share
+
+Labels = NDArray[Any]
+Shards = list[NDArray[numpy.int64]]
+
+DIRICHLET_DRAWS = 1000
+
+
+def iid(labels: Labels, rng: numpy.random.Generator, writers: Labels | None, *, clients: Count) -> Shards:
+    """Equal random parts of N // clients examples each; the remainder of the division belongs to nobody.
+
+    Source: methods.md 5.1; P001's released `cifar_iid`. ValueError: more clients than examples.
+    """
+    size = _chunk("iid", labels, clients)
+    order = rng.permutation(len(labels))
+    return [_sorted(order[k * size : (k + 1) * size]) for k in range(clients)]
+
+
+def classes_per_client(
+    labels: Labels,
+    rng: numpy.random.Generator,
+    writers: Labels | None,
+    *,
+    clients: Count,
+    classes: Count,
+    class_perm_seed: Natural | None = None,
+) -> Shards:
+    """Non-IID(c): the label-sorted examples in clients * classes equal slices; client k gets slices k, K + k, ...
+
+    No draw is made: with CIFAR-10's balanced labels, 5 clients and 2 classes, client 0 holds classes 0 and 5, client 1
+    holds 1 and 6, and so on. `class_perm_seed` sorts the classes in a random order instead. A slice has
+    N // (clients * classes) examples; the last few examples of the sorted order belong to nobody. Where labels are not
+    balanced, slices cut classes, so that a client may hold a little of a further class.
+
+    Paper (P000): "randomly selected classes"; here as in the partitioner it names, FedTorch's, which is deterministic.
+    Source: methods.md 5.2. ValueError: fewer examples than slices.
+    """
+    size = _chunk("classes_per_client", labels, clients, classes)
+    labels = numpy.asarray(labels)
+    if class_perm_seed is not None:
+        place = numpy_generator(class_perm_seed, "classes_per_client").permutation(int(labels.max()) + 1)
+        labels = place[labels]
+    order = numpy.argsort(labels, kind="stable")
+    slices = order[: clients * classes * size].reshape(classes, clients, size)
+    return [_sorted(slices[:, k].ravel()) for k in range(clients)]
+
+
+def shah(
+    labels: Labels,
+    rng: numpy.random.Generator,
+    writers: Labels | None,
+    *,
+    clients: Count,
+    skew: NonNegative = 2.0,
+    own_share: Share | None = None,
+) -> Shards:
+    """Shah skew: client k takes most of the k-th chunk of the label-sorted examples and `skew` per cent of each other.
+
+    The sorted examples are cut into `clients` chunks of N // clients; the remainder belongs to nobody. Client k gets
+    100 - (clients - 1) * skew per cent of chunk k: 92 with 5 clients and skew 2, 62 with 20, and 2 with 50, which is
+    IID. `own_share`, where given, replaces `skew`: client k gets that fraction of chunk k whatever the number of
+    clients, the others share the rest equally. Shares that are no whole number of examples are rounded so that every
+    client has N // clients examples and every chunk is handed out completely. Chunks are cut by position, so that
+    they split classes where the number of clients does not divide that of classes.
+
+    Source: Shah et al. 2021; methods.md 5.3, A-13. Here: a stable sort and a seeded generator; the release has neither.
+    ValueError: more clients than examples, or (clients - 1) * skew >= 100.
+    """
+    size = _chunk("shah", labels, clients)
+    if own_share is None and (clients - 1) * skew >= 100:
+        raise ValueError(
+            f"shah: (clients - 1) * skew must be below 100 per cent, got ({clients} - 1) * {skew:g} = "
+            f"{(clients - 1) * skew:g}"
+        )
+    own = 1 - (clients - 1) * skew / 100 if own_share is None else own_share
+    # Client j + d gets the d-th part of chunk j. The parts are cut alike in every chunk, hence the equal sizes.
+    cuts = numpy.rint(size * (own + (1 - own) / max(clients - 1, 1) * numpy.arange(clients - 1))).astype(int)
+    order = numpy.argsort(labels, kind="stable")
+    shards: list[list[NDArray[Any]]] = [[] for _ in range(clients)]
+    for j in range(clients):
+        chunk = rng.permutation(order[j * size : (j + 1) * size])
+        for d, part in enumerate(numpy.split(chunk, cuts)):
+            shards[(j + d) % clients].append(part)
+    return [_sorted(numpy.concatenate(parts)) for parts in shards]
+
+
+def unequal_shards(
+    labels: Labels,
+    rng: numpy.random.Generator,
+    writers: Labels | None,
+    *,
+    clients: Count,
+    shards: Count,
+    shard_size: Count | None = None,
+    max_shards: Count = 30,
+    split_seed: Natural | None = None,
+) -> Shards:
+    """Label-sorted shards of equal size, a random number of them to each client: unequal and label-skewed.
+
+    Each client draws a number in 1 .. max_shards; the numbers are scaled to add up to `shards` and rounded, at least
+    one each. If rounding gives too many, every client gets one shard and the rest are handed out in the order of the
+    clients until none is left; if it gives too few, the client with the fewest gets those left over. Which shards a
+    client gets is random. `shard_size` is N // shards where not given; examples behind the last shard belong to nobody.
+
+    `split_seed` makes the split a fixed one, the same for every seed of the cell. P001 gives no seeds, only ranges of
+    sizes. These hit them exactly, whatever `shard_size` is, since they fix the numbers of shards:
+
+    | published range (P001 Tables 14, 17, 18) | settings | with validation held out |
+    |---|---|---|
+    | CIFAR-10 6000-13000, K=5 | clients 5, shards 50, split_seed 24 | the same, or shards 49 |
+    | CIFAR-10 1000-8000, K=10 | clients 10, shards 50, split_seed 10 | the same, or shards 49 |
+    | SVHN 5860-26370, K=5 | clients 5, shards 50, split_seed 142 | the same |
+    | SVHN 1465-13185, K=10 | clients 10, shards 50, split_seed 0 | the same |
+    | SVHN 50-16700, K=10 | clients 10, shards 1465, max_shards 1465, split_seed 1492 | shards 1445, split_seed 4113 |
+
+    Here: at least one shard each, where the release can leave a client without data.
+    Source: methods.md 5.4, A-12; P001's released `*_noniid_unequal`, after McMahan et al. 2017.
+    ValueError: more clients than shards, or shards that ask for more examples than there are.
+    """
+    total = len(labels)
+    size = total // shards if shard_size is None else shard_size
+    if clients > shards:
+        raise ValueError(f"unequal_shards: {clients} clients but only {shards} shards")
+    if size == 0 or shards * size > total:
+        raise ValueError(f"unequal_shards: {shards} shards of {max(size, 1)} examples, but only {total} examples")
+    if split_seed is not None:
+        rng = numpy_generator(split_seed, "unequal_shards")
+    counts = shard_counts(rng, clients, shards, max_shards)
+    # One random order of the shards, cut by the counts, is the same distribution as the release's draws in turn.
+    owned = numpy.split(rng.permutation(shards), numpy.cumsum(counts)[:-1])
+    pieces = numpy.argsort(labels, kind="stable")[: shards * size].reshape(shards, size)
+    return [_sorted(pieces[own].ravel()) for own in owned]
+
+
+def shard_counts(rng: numpy.random.Generator, clients: int, shards: int, max_shards: int) -> NDArray[numpy.int64]:
+    """How many shards each client of `unequal_shards` gets (clients,): at least 1, together `shards`."""
+    drawn = rng.integers(1, max_shards + 1, clients)
+    counts: NDArray[numpy.int64] = numpy.maximum(numpy.around(drawn / drawn.sum() * shards).astype(numpy.int64), 1)
+    left = shards - int(counts.sum())
+    if left > 0:
+        counts[counts.argmin()] += left
+    elif left < 0:  # one each, then the rest in turn until the shards are gone
+        further = numpy.minimum(numpy.cumsum(counts - 1), shards - clients)
+        counts = 1 + numpy.diff(further, prepend=0)
+    return counts
+
+
+def dirichlet(
+    labels: Labels,
+    rng: numpy.random.Generator,
+    writers: Labels | None,
+    *,
+    clients: Count,
+    alpha: Positive,
+    min_size: Count = 10,
+) -> Shards:
+    """Each class is divided among the clients in proportions drawn from Dirichlet(alpha, ..., alpha).
+
+    Small alpha: few clients hold most of a class; large alpha: near IID, with unequal sizes. Every example is handed
+    out. The whole draw is repeated until every client has `min_size` examples, at most 1000 times.
+
+    Source: Hsu et al. 2019, in the form that is used most (Yurochkin et al. 2019): per class over clients, where Hsu
+    et al. draw per client over classes and keep sizes equal. ValueError: fewer than clients * min_size examples, or
+    no draw with min_size everywhere.
+    """
+    total = len(labels)
+    if clients * min_size > total:
+        raise ValueError(f"dirichlet: {clients} clients with at least {min_size} examples, but only {total} examples")
+    classes = [numpy.flatnonzero(labels == label) for label in numpy.unique(labels)]
+    for _ in range(DIRICHLET_DRAWS):
+        cuts = [
+            numpy.floor(numpy.cumsum(rng.dirichlet(numpy.full(clients, alpha)))[:-1] * len(members)).astype(int)
+            for members in classes
+        ]
+        sizes = [numpy.diff(cut, prepend=0, append=len(own)) for cut, own in zip(cuts, classes, strict=True)]
+        if numpy.sum(sizes, axis=0).min() >= min_size:
+            break
+    else:
+        raise ValueError(
+            f"dirichlet: no draw of {DIRICHLET_DRAWS} gave each of {clients} clients {min_size} examples at "
+            f"alpha={alpha:g}; raise alpha or lower min_size or clients"
+        )
+    shards: list[list[NDArray[Any]]] = [[] for _ in range(clients)]
+    for cut, members in zip(cuts, classes, strict=True):
+        for shard, part in zip(shards, numpy.split(rng.permutation(members), cut), strict=True):
+            shard.append(part)
+    return [_sorted(numpy.concatenate(parts)) for parts in shards]
+
+
+def by_writer(
+    labels: Labels,
+    rng: numpy.random.Generator,
+    writers: Labels | None,
+    *,
+    clients: Count | None = None,
+    min_images: Count = 5,
+) -> Shards:
+    """One client per writer (LEAF: per celebrity) with at least `min_images` examples, in the order of writer ids.
+
+    Writers with fewer belong to nobody. `clients` draws that many of the writers without replacement, as LEAF's user
+    fraction does (455 in P001 Table 19); None takes all.
+
+    Source: Caldas et al. 2018 (LEAF); methods.md 5.7. ValueError: a data set without writers, or fewer writers with
+    min_images examples than clients.
+    """
+    if writers is None:
+        raise ValueError("by_writer: this data set does not say who wrote (or who is on) an image")
+    names, owner, sizes = numpy.unique(writers, return_inverse=True, return_counts=True)
+    kept = numpy.flatnonzero(sizes >= min_images)
+    if len(kept) < (clients or 1):
+        asked = "one client per writer" if clients is None else f"{clients} clients"
+        raise ValueError(
+            f"by_writer: {asked}, but only {len(kept)} of {len(names)} writers have {min_images} examples or more"
+        )
+    if clients is not None:
+        kept = numpy.sort(rng.choice(kept, clients, replace=False))
+    order = numpy.argsort(owner, kind="stable")
+    starts = numpy.concatenate([[0], numpy.cumsum(sizes)])
+    return [_sorted(order[starts[k] : starts[k + 1]]) for k in kept]
+
+
+# P004 Table 1: the probabilities of labels 0 .. 9. The text says only where the mass of its other two runs lies.
+PRINTED = (0.035, 0.045, 0.10, 0.21, 0.21, 0.20, 0.10, 0.045, 0.035, 0.02)
+LABEL_TABLES = {"middle": PRINTED, "low": PRINTED[3:] + PRINTED[:3], "high": PRINTED[-4:] + PRINTED[:-4]}
+
+
+def label_table(
+    labels: Labels,
+    rng: numpy.random.Generator,
+    writers: Labels | None,
+    *,
+    clients: Count,
+    classes: Count,
+    table: Literal["middle", "low", "high"] = "middle",
+) -> Shards:
+    """Each client draws `classes` labels by a table of probabilities; a label's examples are divided among its holders.
+
+    The labels of a client are drawn one after the other, without replacement, in these proportions (per cent):
+
+    | table | 0 | 1 | 2 | 3 | 4 | 5 | 6 | 7 | 8 | 9 |
+    |---|---|---|---|---|---|---|---|---|---|---|
+    | middle (MNIST run 1) | 3.5 | 4.5 | 10 | 21 | 21 | 20 | 10 | 4.5 | 3.5 | 2 |
+    | low (MNIST run 2) | 21 | 21 | 20 | 10 | 4.5 | 3.5 | 2 | 3.5 | 4.5 | 10 |
+    | high (MNIST run 3) | 10 | 4.5 | 3.5 | 2 | 3.5 | 4.5 | 10 | 21 | 21 | 20 |
+
+    The holders of a label get equal parts of its examples, which differ by one where the division leaves a remainder,
+    so that a label held by many gives few to each. The examples of a label that nobody drew belong to nobody. Labels
+    without examples are not drawn.
+
+    Source: P004 Table 1; methods.md 5.6, A-46. Not stated there: the tables of runs 2 and 3 (here the printed one,
+    rolled until its three common labels are 0, 1, 2 and 7, 8, 9), and how many examples of a label a holder gets.
+    ValueError: a label above 9, more labels per client than occur, or a label with fewer examples than holders.
+    """
+    labels = numpy.asarray(labels)
+    if labels.max() > 9:
+        raise ValueError(f"label_table: the table has labels 0 to 9, but there is a label {labels.max()}")
+    present = numpy.unique(labels)
+    if classes > len(present):
+        raise ValueError(f"label_table: classes={classes} labels for each client, but only {len(present)} occur")
+    held = drawn_labels(rng, clients, classes, numpy.asarray(LABEL_TABLES[table])[present])
+    shards: list[list[NDArray[Any]]] = [[] for _ in range(clients)]
+    for column, label in enumerate(present):
+        holders, members = numpy.flatnonzero(held[:, column]), numpy.flatnonzero(labels == label)
+        if len(holders) > len(members):
+            raise ValueError(f"label_table: {len(holders)} clients hold label {label}, of {len(members)} examples")
+        if len(holders):
+            for k, part in zip(holders, numpy.array_split(rng.permutation(members), len(holders)), strict=True):
+                shards[k].append(part)
+    return [_sorted(numpy.concatenate(parts)) for parts in shards]
+
+
+def drawn_labels(
+    rng: numpy.random.Generator, clients: int, classes: int, table: NDArray[numpy.float64]
+) -> NDArray[numpy.bool_]:
+    """Which of the labels of `table`, proportions (L,), each client of `label_table` draws: (clients, L) bool."""
+    held = numpy.zeros((clients, len(table)), dtype=bool)
+    for k in range(clients):
+        held[k, rng.choice(len(table), classes, replace=False, p=table / table.sum())] = True
+    return held
+
+
+def group_skew(
+    labels: Labels,
+    rng: numpy.random.Generator,
+    writers: Labels | None,
+    *,
+    clients: Count,
+    groups: Count,
+    p: Share,
+) -> Shards:
+    """Every group of classes has a group of clients, which gets an example of it with probability p.
+
+    The C classes are cut into `groups` groups of consecutive ones (label * groups // C), the clients, in random order,
+    into as many of equal number, or differing by one. Each other group of clients gets an example with probability
+    (1 - p) / (groups - 1); inside a group all clients are equally likely. p = 1 / groups is IID, in P003 0.1 with 10
+    groups of one client each, against its 0.2. Every example is handed out; sizes are random.
+
+    Source: P003, after Fang et al. 2020; methods.md 5.5, A-43. Not stated there: which classes make a group.
+    ValueError: more groups than clients or classes, one group with p below 1, or a client that gets nothing.
+    """
+    labels = numpy.asarray(labels)
+    classes = int(labels.max()) + 1
+    if groups > min(clients, classes):
+        raise ValueError(f"group_skew: {groups} groups of {classes} classes and {clients} clients: at least one each")
+    if groups == 1 and p < 1:
+        raise ValueError(f"group_skew: p={p:g}, but with one group there is no other")
+    own = labels * groups // classes
+    elsewhere = (own + rng.integers(1, max(groups, 2), len(labels))) % groups
+    group = numpy.where(rng.random(len(labels)) < p, own, elsewhere)
+    owner = numpy.empty(len(labels), dtype=numpy.int64)
+    for g, members in enumerate(numpy.array_split(rng.permutation(clients), groups)):
+        owner[group == g] = rng.choice(members, int((group == g).sum()))
+    sizes = numpy.bincount(owner, minlength=clients)
+    if not sizes.all():
+        raise ValueError(f"group_skew: client {sizes.argmin()} of {clients} gets none of {len(labels)} examples")
+    return [numpy.flatnonzero(owner == k).astype(numpy.int64) for k in range(clients)]
+
+
+def _chunk(name: str, labels: Labels, clients: int, slices: int = 1) -> int:
+    size = len(labels) // (clients * slices)
+    if size == 0:
+        parts = f"{clients} clients" if slices == 1 else f"{clients} clients with {slices} slices each"
+        raise ValueError(f"{name}: {parts}, but only {len(labels)} examples")
+    return size
+
+
+def _sorted(indices: NDArray[Any]) -> NDArray[numpy.int64]:
+    return numpy.sort(indices).astype(numpy.int64)
+
+
+PARTITIONS: dict[str, Callable[..., Shards]] = {
+    "iid": iid,
+    "classes_per_client": classes_per_client,
+    "shah": shah,
+    "unequal_shards": unequal_shards,
+    "dirichlet": dirichlet,
+    "by_writer": by_writer,
+    "label_table": label_table,
+    "group_skew": group_skew,
+}

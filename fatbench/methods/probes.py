@@ -1,0 +1,143 @@
+"""Probes: what is measured on the models of a round, besides accuracy, whenever the monitor runs.
+
+    PROBES["svcca"](problem, result, images, labels, attack, generator, blocks="1,9")  -> {"svcca_b1_c0_c3_clean": ...}
+
+`images` (n, C, H, W) uint8 and `labels` (n,) are the test set, `attack` is the monitor, `generator` its noise. A probe
+returns numbers by name, each a float, or one per client.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Generator, Tensor
+
+from fatbench.engine.local import load, pixels, precision_context
+from fatbench.engine.rounds import Metrics, Problem, Round
+from fatbench.methods.inversions import image_measures
+from fatbench.methods.inversions.decoder import feature_inversion
+from fatbench.methods.inversions.matching import matching
+from fatbench.methods.inversions.upload import Seen, gradients
+from fatbench.methods.svcca import activations
+from fatbench.methods.svcca import svcca as correlation
+from fatbench.suite.types import Count, Share
+
+
+def svcca(
+    problem: Problem,
+    result: Round,
+    images: Tensor,
+    labels: Tensor,
+    attack: Callable[..., Tensor],
+    generator: Generator,
+    *,
+    blocks: str = "1,9",
+    pairs: str = "0-3,0-1,0-server,3-server",
+    n: Count = 2000,
+    batch: Count = 100,
+    variance: Share = 0.99,
+) -> Metrics:
+    """SV-CCA of client and server models: how alike two networks see the same images, 1 being the same up to rotation.
+
+    For every block (1-based) and pair, on the first n test images, clean and as the monitor attacks the server's model:
+    each image is the mean over its visual tokens; the directions that hold `variance` of the variance are kept; the
+    number is the mean canonical correlation. Named svcca_b<block>_<pair>_<clean|adv>; a pair of which a client did not
+    take part in the round is left out, and so is a number that activations without variance do not have.
+    ValueError: the model has not so many blocks, or n images are too few for its width.
+
+    Source: P000 Figures 3 and 20-25 (clients 1 and 4, captions: 1 and 2, numbered from 1 there and from 0 here; A-16);
+    Raghu et al. 2017; methods.md 11.4.
+    """
+    states = {"server": result.state.model, **{f"c{u.client}": u.model for u in result.updates}}
+    wanted = [tuple(_name(side) for side in pair.split("-")) for pair in pairs.split(",")]
+    wanted = [(a, b) for a, b in wanted if a in states and b in states]
+    chosen = [int(block) for block in blocks.split(",")]
+    inputs: dict[str, list[Tensor]] = {"clean": [], "adv": []}
+    model = load(problem, states["server"]).eval()
+    for first in range(0, min(n, len(labels)), batch):
+        last = min(first + batch, n)
+        x = pixels(problem, images[first:last])
+        inputs["clean"].append(x)
+        with precision_context(problem):
+            inputs["adv"].append(attack(model, x, labels[first:last], generator))
+    seen: dict[tuple[str, int, str], Tensor] = {}
+    for name in sorted({side for pair in wanted for side in pair}):
+        model = load(problem, states[name]).eval()
+        with torch.no_grad():
+            for block in chosen:
+                for kind, batches in inputs.items():
+                    seen[name, block, kind] = torch.cat([activations(model, x, block) for x in batches])
+    found = {
+        f"svcca_b{block}_{a}_{b}_{kind}": correlation(seen[a, block, kind], seen[b, block, kind], variance)
+        for block in chosen
+        for a, b in wanted
+        for kind in inputs
+    }
+    return {name: value for name, value in found.items() if math.isfinite(value)}
+
+
+def leakage(
+    problem: Problem,
+    result: Round,
+    images: Tensor,
+    labels: Tensor,
+    attack: Callable[..., Tensor],
+    generator: Generator,
+    *,
+    victims: Count = 16,
+    steps: Count = 1000,
+    width: Count = 64,
+    candidates: Count = 1000,
+) -> Metrics:
+    """What the round's first upload gives away of its client's first `victims` examples, one by one.
+
+    Uploaded feature maps are inverted by a decoder (`fatbench.methods.inversions.decoder`, `steps` steps, `width` channels) that the
+    attacker trains on images of its own, here the test images, through the client's own extractor: leak_*; and through
+    the extractor that all clients began with, which the server knows: leak_initial_*. Of a client that uploads its
+    model, the gradient of one example at the broadcast weights is inverted by gradient matching (`steps` steps):
+    leak_*. It is the most that a local step can give away; an update of many steps over many examples gives away less.
+
+    Numbers, means over the victims: psnr (dB), ssim, correlation, identification (is the example the likeliest of the
+    first `candidates` training images); and leak_grey_psnr, leak_grey_ssim for a flat grey picture.
+
+    Source: ours; P003 names the question in its limitations. Geiping et al. 2020 for the gradient.
+    """
+    update = result.updates[0]
+    chosen = problem.shards[update.client][:victims]
+    x = pixels(problem, problem.images[chosen]).contiguous()
+    known = torch.unique(torch.cat([chosen, torch.arange(min(candidates, len(problem.images))).to(chosen)]))
+    gallery = pixels(problem, problem.images[known])
+    truth = torch.searchsorted(known, chosen)
+    pictures: dict[str, Tensor] = {}
+    if "features" in update.extra:
+        own = pixels(problem, images)
+        sent = update.extra["features"][: len(chosen)]
+        edges = {"leak": {**result.state.model, **result.own[update.client]}, "leak_initial": result.state.model}
+        for name, edge in edges.items():
+            extractor = load(problem, edge).get_submodule("extractor")
+            pictures[name] = feature_inversion(extractor, own, sent, generator, steps=steps, width=width)
+    elif update.model:
+        y = problem.labels[chosen]
+        gradient = gradients(problem.model, result.broadcast, x[:, None], y[:, None])
+        seen = [Seen(result.broadcast, gradient, y[:, None])]
+        shape = (x.shape[1], x.shape[2], x.shape[3])
+        pictures["leak"] = matching(seen, problem.model, shape, generator, steps=steps)[:, 0]
+    pictures["leak_grey"] = image_measures.grey(x)
+    found: Metrics = {}
+    for name, made in pictures.items():
+        found[f"{name}_psnr"] = float(image_measures.psnr(made, x).mean())
+        found[f"{name}_ssim"] = float(image_measures.ssim(made, x).mean())
+        if name != "leak_grey":
+            found[f"{name}_correlation"] = float(image_measures.correlation(made, x).mean())
+            found[f"{name}_identification"] = float(image_measures.identified(made, gallery, truth).double().mean())
+    return found
+
+
+def _name(side: str) -> str:
+    return side if side == "server" else f"c{int(side)}"
+
+
+PROBES: dict[str, Callable[..., Any]] = {"svcca": svcca, "leakage": leakage}

@@ -1,0 +1,51 @@
+"""Centralised training: all data in one place, the upper reference of SFAT's Table 21.
+
+One "round" is one epoch, so that curves and checkpoints line up with the federated runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from fatbench.engine.local import LocalSGD, cost, train_cohort
+from fatbench.engine.rounds import Mixing, Problem, Round, State
+from fatbench.suite.types import Count, Momentum, NonNegative, Objective, Positive
+
+
+def centralized(
+    problem: Problem,
+    state: State,
+    *,
+    rounds: Count,
+    batch: Count,
+    lr: Positive,
+    objective: Objective,
+    lr_decay: Positive = 1.0,
+    momentum: Momentum = 0.0,
+    weight_decay: NonNegative = 0.0,
+    clip: Positive | None = None,
+) -> Iterator[Round]:
+    """SGD on one shard that holds everything; `rounds` epochs.
+
+    The momentum buffer starts at zero every epoch here, because an epoch is a round and rounds can be resumed; the
+    release keeps it (Centralized_AT.py). Needs a partition with one client.
+
+    Forward: rounds * objective
+    Backward: rounds * objective
+    Up: 0
+    Down: 0
+    """
+    for t in range(state.round, rounds):
+        local = LocalSGD(1, batch, lr * lr_decay**t, momentum, weight_decay, clip, objective)
+        updates = train_cohort(problem, state.model, [0], t, local)
+        after = replace(state, round=t + 1, model=updates[0].model)
+        yield Round(
+            t,
+            state.model,
+            updates,
+            Mixing([1.0]),
+            after,
+            replace(cost(updates, local, state.model), bytes_up=0, bytes_down=0),
+        )
+        state = after

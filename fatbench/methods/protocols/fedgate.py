@@ -1,0 +1,88 @@
+"""FedGATE: every client tracks how its average gradient differs from that of all, and subtracts the difference.
+
+| paper | here | what |
+|---|---|---|
+| delta_k | state.clients[k] | client k's tracker, starts at 0 |
+| theta-bar | mean | the rule's mean of the participants' models |
+| S_k | divisor(...) | lr tau_k for plain SGD |
+| gamma | server_lr | server rate, 1 |
+
+    client:  y <- theta^t;  each step  g <- grad(y) - delta_k;  y <- SGD(y, g)
+    server:  theta-bar = sum_k w_k y_k;   theta^{t+1} = theta^t - gamma (theta^t - theta-bar)
+    client:  delta_k <- delta_k + (theta-bar - y_k) / S_k
+
+Haddadpour et al. 2021, algorithm 1, without compression; as FedTorch has it, but for the divisor: there it is
+lr tau_k of whichever client came last. Under full participation, with equal weights and steps, this is SCAFFOLD with
+delta_k = c_k - c, and it has the same trap: with momentum S_k must count every step with the momentum it still exerts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Literal
+
+import torch
+
+from fatbench.engine.local import LocalSGD, cost, draw_cohort, step_divisor, train_cohort, trainable
+from fatbench.engine.rounds import Context, Problem, Round, State, Tensors, Update
+from fatbench.methods.rules import mix, scaled
+from fatbench.suite.types import Count, Momentum, NonNegative, Objective, Positive, Rule, Share
+
+
+def fedgate(
+    problem: Problem,
+    state: State,
+    *,
+    rounds: Count,
+    epochs: Count,
+    batch: Count,
+    lr: Positive,
+    objective: Objective,
+    rule: Rule,
+    lr_decay: Positive = 1.0,
+    momentum: Momentum = 0.0,
+    weight_decay: NonNegative = 0.0,
+    clip: Positive | None = None,
+    participation: Share = 1.0,
+    server_lr: Positive = 1.0,
+    divisor: Literal["momentum", "literal"] = "momentum",
+) -> Iterator[Round]:
+    """FedGATE under an aggregation rule; the published one takes the plain mean, rule `uniform`.
+
+    Only trainable parameters are tracked. `divisor: literal` is lr tau_k whatever the momentum. A client reads
+    theta-bar off the next broadcast, so nothing crosses the wire besides the models; with server_lr other than 1 it
+    has to be sent.
+
+    Forward: rounds * participation * epochs * objective
+    Backward: rounds * participation * epochs * objective
+    Up: 1
+    Down: 1
+    """
+    names = trainable(problem.model)
+    zeros = {name: torch.zeros_like(state.model[name]) for name in names}
+    down = 1 if server_lr == 1.0 else 2
+    for t in range(state.round, rounds):
+        cohort = draw_cohort(problem, t, participation)
+        local = LocalSGD(epochs, batch, lr * lr_decay**t, momentum, weight_decay, clip, objective)
+        delta = {k: state.clients.get(k, zeros) for k in cohort}
+        shift = {k: {name: -delta[k][name] for name in names} for k in cohort}
+        updates = train_cohort(problem, state.model, cohort, t, local, gradient_shift=shift)
+
+        mixing = rule(updates, Context(t, rounds, problem, state.model, state.server, local.lr))
+        mean = mix(updates, mixing, state.model, problem.model)
+        new = {u.client: _tracked(delta[u.client], mean, u, local.lr, divisor) for u in updates}
+        mixing = scaled(mixing, server_lr)
+        after = State(
+            round=t + 1,
+            model=mix(updates, mixing, state.model, problem.model),
+            server=mixing.server,
+            clients={**state.clients, **new},
+        )
+        yield Round(t, state.model, updates, mixing, after, cost(updates, local, state.model, up=1, down=down))
+        state = after
+
+
+def _tracked(delta: Tensors, mean: Tensors, update: Update, lr: float, divisor: str) -> Tensors:
+    """delta_k + (theta-bar - y_k) / S_k."""
+    s_k = step_divisor(update, lr, divisor)
+    return {name: delta[name] + (mean[name] - update.model[name]) / s_k for name in delta}

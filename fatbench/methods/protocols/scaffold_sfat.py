@@ -1,0 +1,88 @@
+"""SCAFFOLD as the SFAT release runs it (update.py:221-347, SFAT.py:83-154), where it differs from the paper's.
+
+| release | here | what |
+|---|---|---|
+| lr * (c, c_k) | state.server, state.clients | variates in units of displacement per step: S, S_k |
+| y <- y - lr (c - c_k) | weight_shift | the correction is applied to the weights after the optimiser's step |
+
+    client:  each step  y <- SGD(y, grad);  y <- y - (S - S_k)
+             S_k+ = S_k - S + (theta^t - y) / tau_k
+    server:  theta^{t+1} = sum_k w_k y_k;   S <- S + (1/m) sum_k (S_k+ - S_k)       (m participants, not K)
+
+The constant 1e-4 the release multiplies and divides by cancels, so it does not appear. Its variates start as copies of
+the initial model in the release; `copy_start` restores that (it cancels after the first round of full participation).
+paper: variates on every state_dict entry / here: on trainable parameters, because shifting BatchNorm's running variance
+makes it negative; `buffers: true` restores the release.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+
+from fatbench.engine.local import LocalSGD, cost, draw_cohort, train_cohort, trainable
+from fatbench.engine.rounds import Context, Problem, Round, State
+from fatbench.methods.rules import mix
+from fatbench.suite.types import Count, Momentum, NonNegative, Objective, Positive, Rule, Share
+
+
+def scaffold_sfat(
+    problem: Problem,
+    state: State,
+    *,
+    rounds: Count,
+    epochs: Count,
+    batch: Count,
+    lr: Positive,
+    objective: Objective,
+    rule: Rule,
+    momentum: Momentum = 0.0,
+    weight_decay: NonNegative = 0.0,
+    clip: Positive | None = None,
+    participation: Share = 1.0,
+    copy_start: bool = False,
+    buffers: bool = False,
+) -> Iterator[Round]:
+    """The released SCAFFOLD variant: weight-space correction, variates divided by the number of participants.
+
+    Forward: rounds * participation * epochs * objective
+    Backward: rounds * participation * epochs * objective
+    Up: 2
+    Down: 2
+    """
+    floats = [name for name, value in state.model.items() if value.is_floating_point()]
+    names = floats if buffers else trainable(problem.model)
+    # released: S = lr * (initial model) with lr = 1e-4, so in units of displacement the copy is the model times 1e-4
+    start = {name: (1e-4 * state.model[name] if copy_start else torch.zeros_like(state.model[name])) for name in names}
+    if copy_start and state.round > 0:
+        start = {name: state.server[f"start/{name}"] for name in names}
+    s = {name: state.server.get(f"s/{name}", start[name]) for name in names}
+    kept = {f"start/{name}": start[name] for name in names} if copy_start else {}
+    for t in range(state.round, rounds):
+        cohort = draw_cohort(problem, t, participation)
+        local = LocalSGD(epochs, batch, lr, momentum, weight_decay, clip, objective)
+        own = {k: state.clients.get(k, start) for k in cohort}
+        shift = {k: {name: s[name] - own[k][name] for name in names} for k in cohort}
+        trained = train_cohort(problem, state.model, cohort, t, local, weight_shift=shift)
+        updates = [
+            replace(
+                u,
+                extra={n: (state.model[n] - u.model[n]) / u.stats.steps - s[n] for n in names},
+            )
+            for u in trained
+        ]
+        memory = {k: v for k, v in state.server.items() if not k.startswith(("s/", "start/"))}
+        context = Context(t, rounds, problem, state.model, memory, local.lr)
+        mixing = rule(updates, context)
+        new = {u.client: {n: own[u.client][n] + u.extra[n] for n in names} for u in updates}
+        s = {n: s[n] + sum(u.extra[n] for u in updates) / len(updates) for n in names}
+        after = State(
+            round=t + 1,
+            model=mix(updates, mixing, state.model, problem.model),
+            server={**mixing.server, **kept, **{f"s/{n}": s[n] for n in names}},
+            clients={**state.clients, **new},
+        )
+        yield Round(t, state.model, updates, mixing, after, cost(updates, local, state.model, up=2, down=2))
+        state = after

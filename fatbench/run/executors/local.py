@@ -1,0 +1,233 @@
+"""Worker processes on this machine, each takes the next cell when it is free.
+
+A lane is what one cell at a time goes through. Every lane has a process of its own; with `--together N`, N lanes share
+one, each a thread there, and train as one program (`fatbench.engine.fast.cells`).
+
+A worker that dies (killed, out of memory, a crash in a library) takes only its cell with it: the cell is marked
+failed, a new worker takes the next one. So workers share nothing with one another, not even the lock of a queue, which
+would die with the worker that holds it: each has a pipe of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from multiprocessing import resource_tracker
+from multiprocessing.connection import wait
+from typing import Any
+
+from fatbench.errors import MachineError
+from fatbench.run.executors import Worker, asked, attempt, bury, me, release
+from fatbench.run.worker import Event, Job, Machine, Outcome
+
+
+def lanes(device: str | None, jobs: int | None, per_gpu: int = 1, url: str = "") -> list[str]:
+    """A GPU or a core a lane. MachineError: no such GPU; SpecError: not a device."""
+    wanted, jobs = asked(device, jobs)
+    have = 0
+    if wanted != "cpu":
+        import torch
+
+        have = torch.cuda.device_count()
+    if wanted == "cpu" or (wanted == "auto" and have == 0):
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        return ["cpu"] * (jobs or cores)
+    numbers = wanted.partition(":")[2]
+    gpus = [int(part) for part in numbers.split(",")] if numbers else list(range(have)) or [0]
+    if missing := [gpu for gpu in gpus if gpu >= have]:
+        raise MachineError(f"--device {wanted}: there is no GPU {missing[0]} here ({have} found; fatbench doctor)")
+    return [f"cuda:{gpu}" for _ in range(per_gpu) for gpu in gpus][:jobs]
+
+
+@dataclass
+class _Lane:
+    """A worker process, our end of the lane's pipe, and the cell it has in hand."""
+
+    process: Any
+    pipe: Any
+    job: Job | None = None
+
+    def tell(self, item: Job | None) -> None:
+        """A cell to work on, or None: end after the round at hand. A worker that is gone does not mind."""
+        with contextlib.suppress(OSError):
+            self.pipe.send(item)
+
+    @property
+    def worker(self) -> Worker:
+        return Worker(me().host, self.process.pid)
+
+
+def run(
+    jobs: Sequence[Job],
+    machine: Machine,
+    lanes: Sequence[str],
+    watch: Callable[[int, Event], None],
+    stop: Callable[[], int],
+    *,
+    fail_fast: bool = False,
+) -> dict[str, Outcome]:
+    """Work through `jobs`, `machine.together` neighbouring lanes a process; outcome per cell."""
+    context = multiprocessing.get_context("spawn")
+    waiting = list(jobs)
+    outcomes: dict[str, Outcome] = {}
+    workers: dict[int, _Lane] = {}
+    halted = False
+
+    def company(lane: int) -> list[int]:
+        first = lane - lane % machine.together
+        return list(range(first, min(first + machine.together, len(lanes))))
+
+    def start(members: Sequence[int]) -> None:
+        pipes = [context.Pipe() for _ in members]
+        here = replace(machine, device=lanes[members[0]])
+        process = context.Process(target=_serve, args=(here, [theirs for _, theirs in pipes]), daemon=True)
+        # Ctrl-C reaches every process of the terminal; the parent decides, and the child is deaf from its first instant
+        resource_tracker.ensure_running()  # which would unblock the signals
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+        process.start()
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        for lane, (ours, theirs) in zip(members, pipes, strict=True):
+            theirs.close()
+            workers[lane] = _Lane(process, ours)
+
+    def over(lane: int, job: Job, outcome: Outcome) -> None:
+        outcomes[job.cell] = outcome
+        watch(lane, Event(job.cell, "cell", outcome))
+        if outcome == "failed" and fail_fast:
+            halt()
+
+    def halt() -> None:
+        nonlocal halted
+        if not halted:
+            halted = True
+            waiting.clear()
+            for worker in workers.values():
+                worker.tell(None)
+
+    try:
+        while waiting or any(worker.job for worker in workers.values()):
+            wish = stop()
+            if wish:
+                halt()
+            if wish >= 2:
+                break
+            for lane in range(len(lanes)):
+                if not waiting or (lane in workers and workers[lane].job is not None):
+                    continue
+                if lane not in workers or not workers[lane].process.is_alive():
+                    members = company(lane)
+                    if any(other in workers and workers[other].job for other in members):
+                        continue  # a process has died, and not all it had in hand is buried yet
+                    start(members)
+                workers[lane].job = waiting.pop(0)
+                workers[lane].tell(workers[lane].job)
+            busy = {lane: worker for lane, worker in workers.items() if worker.job is not None}
+            ready = wait([worker.pipe for worker in busy.values()], timeout=0.1)
+            for lane, worker in busy.items():
+                job = worker.job
+                assert job is not None
+                try:
+                    # a process started by a worker that died can keep its end of the pipe open
+                    if worker.pipe not in ready and (worker.process.is_alive() or worker.pipe.poll()):
+                        continue
+                    item = worker.pipe.recv() if worker.pipe in ready else None
+                except (EOFError, OSError):
+                    item = None
+                if isinstance(item, Event):
+                    watch(lane, item)
+                    continue
+                if item is None:
+                    del workers[lane]
+                    text = _death(worker.process)
+                    item = bury(job, machine, worker.worker, text, watch, lane)
+                worker.job = None
+                over(lane, job, item)
+    finally:
+        for worker in workers.values():
+            if worker.job is None:
+                worker.tell(None)
+        end = time.monotonic() + 5
+        at_work = {worker.process.pid for worker in workers.values() if worker.job}
+        for worker in workers.values():
+            worker.process.join(0 if worker.process.pid in at_work else max(0.0, end - time.monotonic()))
+            if worker.process.is_alive():
+                worker.process.kill()
+                worker.process.join()
+            worker.pipe.close()
+            if worker.job is not None:
+                release(worker.job, machine, worker.worker)
+    for job in jobs:
+        outcomes.setdefault(job.cell, "interrupted")
+    return outcomes
+
+
+def _death(process: Any) -> str:
+    """How a worker process ended, in words."""
+    process.join(5)
+    code = process.exitcode
+    if code is None:
+        process.kill()
+        process.join()
+        return "the worker process closed its pipe without an answer"
+    name = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+    return f"the worker process ended with {name}{' (out of memory?)' if name == 'SIGKILL' else ''}"
+
+
+def _die_with_parent() -> None:
+    """Ask Linux to kill this process when its parent dies, so that a killed run leaves no worker behind."""
+    if sys.platform == "linux":
+        pr_set_pdeathsig = 1
+        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
+
+
+def _serve(machine: Machine, pipes: Sequence[Any]) -> None:
+    """A worker process's life: that of its one lane, or of several, each in a thread."""
+    _die_with_parent()
+    if len(pipes) == 1:
+        _take(machine, pipes[0])
+        return
+    from fatbench.engine.fast.cells import Together
+
+    machine = replace(machine, meeting=Together())
+    threads = [threading.Thread(target=_take, args=(machine, pipe), daemon=True) for pipe in pipes]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def _take(machine: Machine, pipe: Any) -> None:
+    """Take a job, do it, say how it went, until there is none or the parent is gone."""
+    stopped = False
+
+    def notify(event: Event) -> None:
+        with contextlib.suppress(OSError):  # the parent is gone: the stage is not to blame
+            pipe.send(event)
+
+    def next_job() -> Job | None:
+        try:
+            job: Job | None = pipe.recv()
+            return job
+        except (EOFError, OSError):
+            return None
+
+    def stop() -> bool:
+        nonlocal stopped
+        stopped = stopped or (pipe.poll() and next_job() is None)
+        return stopped
+
+    while not stopped and (job := next_job()) is not None:
+        with machine.meeting.cell() if machine.meeting else contextlib.nullcontext():
+            outcome = attempt(job, machine, notify, stop)
+        try:
+            pipe.send(outcome)
+        except OSError:
+            return

@@ -1,0 +1,203 @@
+"""`fatbench run`: from a plan to finished cells. What can be wrong is found before the first worker starts."""
+
+from __future__ import annotations
+
+import importlib
+import signal
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from fatbench import settings
+from fatbench.engine.splits import split
+from fatbench.errors import MachineError, NothingMatched, SpecError, did_you_mean
+from fatbench.run import progress
+from fatbench.run.watch import Watch
+from fatbench.run.worker import Job, Machine
+from fatbench.store.stages import Store
+from fatbench.suite import signatures
+from fatbench.suite.cells import Plan, digest
+from fatbench.suite.types import number
+
+EXECUTORS = ("local", "ray", "slurm")
+PATHS = ("loop", "fast", "stacked")
+
+
+def jobs_of(plan: Plan) -> list[Job]:
+    """A plan's cells as jobs, each once."""
+    return [
+        Job(cell.id, cell.spec, list(cell.evaluations), plan.checkpoints, plan.suite, plan.preset)
+        for cell in plan.unique()
+    ]
+
+
+def run(
+    jobs: Sequence[Job],
+    *,
+    what: str,
+    jobs_at_once: int | None = None,
+    device: str | None = None,
+    per_gpu: int = 1,
+    executor: str = "local",
+    precision: str | None = None,
+    path: str = "fast",
+    microbatch: int | None = None,
+    together: int = 1,
+    retry_failed: bool = False,
+    fail_fast: bool = False,
+    dry_run: bool = False,
+    db: str | None = None,
+    data: Path | None = None,
+) -> None:
+    """Run jobs; returns when all is done, else raises SystemExit with the documented code."""
+    if executor not in EXECUTORS:
+        raise SpecError(f"--executor: no executor is named '{executor}'{did_you_mean(executor, EXECUTORS)}")
+    precision = settings.setting("precision", precision) or "fp32"
+    if precision not in ("fp32", "bf16"):
+        raise SpecError(f"--precision: expected fp32 or bf16, got '{precision}'")
+    if path not in PATHS:
+        raise SpecError(f"--path: expected {', '.join(PATHS)}, got '{path}'{did_you_mean(path, PATHS)}")
+    if path == "stacked" and microbatch is not None:
+        raise SpecError(f"--path stacked and --microbatch {microbatch} contradict each other: more and less at once")
+    if together > 1 and path != "stacked":
+        raise SpecError(f"--together {together} trains cells in one program: it needs --path stacked, not {path}")
+    if together > 1 and executor != "local":
+        raise SpecError(
+            f"--together {together}: {executor} gives every cell a process of its own; use --executor local"
+        )
+    url = settings.database(db)
+    root = settings.data_folder(str(data) if data else None)
+    if dry_run:
+        _say_what_would_run(jobs, url, what)
+        return
+    chosen: Any = importlib.import_module(f"fatbench.run.executors.{executor}")
+    lanes = chosen.lanes(device, jobs_at_once, per_gpu, url)
+    check_data(jobs, root)
+    with Store.open(url, create=True) as store:
+        before = progress.of_jobs(jobs, store)
+        address = str(store.path or url)
+    machine = Machine(  # a worker may have another working directory
+        db=address,
+        files=str(settings.files_folder(url).absolute()),
+        data=str(root.absolute()),
+        precision=precision,  # type: ignore[arg-type]
+        path=path,  # type: ignore[arg-type]
+        microbatch=microbatch,
+        retry_failed=retry_failed,
+        checkpoint_seconds=settings.checkpoint_seconds(),
+        plugins=tuple(str(file) for file in signatures.plugins()),
+    )
+    left = [job for job in jobs if before[job.cell] != "done" and (retry_failed or before[job.cell] != "failed")]
+    failed = [job.cell for job in jobs if before[job.cell] == "failed" and job not in left]
+    wish = _Wish()
+    lanes, machine = _shared(lanes[: len(left)], len(left), together, machine)
+    with Watch(what, jobs, before, lanes if executor == "local" else [executor] * len(lanes)) as watch:
+        outcomes = {}
+        if left:
+            with wish:
+                outcomes = chosen.run(left, machine, lanes, watch.see, wish.ask, fail_fast=fail_fast)
+        failed += [cell for cell, outcome in outcomes.items() if outcome == "failed"]
+        interrupted = [cell for cell, outcome in outcomes.items() if outcome == "interrupted"]
+        elsewhere = [cell for cell, outcome in outcomes.items() if outcome == "elsewhere"]
+        watch.summary(len(jobs), failed, interrupted, elsewhere)
+    if wish.code:
+        raise SystemExit(wish.code)
+    if failed or interrupted:
+        raise SystemExit(1)
+
+
+def _shared(devices: list[str], cells: int, together: int, machine: Machine) -> tuple[list[str], Machine]:
+    """A lane for every cell that is worked on at a time: `together` on a device, fewer where others would be idle."""
+    here = max(1, min(together, -(-cells // max(1, len(devices)))))
+    return [device for device in devices for _ in range(here)][:cells], replace(machine, together=here)
+
+
+def check_data(jobs: Sequence[Job], root: Path) -> None:
+    """Read every data set of the run once and deal it to the clients, before any worker starts.
+
+    MachineError: missing, damaged or not as named, or a file of weights is not there; SpecError: the data cannot be
+    split as the cell says.
+    """
+    for weights in sorted({str(job.spec["model"].get("weights") or "timm") for job in jobs} - {"timm"}):
+        if not Path(weights).expanduser().is_file():
+            raise MachineError(f"model: weights: {weights}: no such file")
+    keys = ("data", "partition", "seed", "train", "validation", "client_holdout")
+    splits = {digest([job.spec[key] for key in keys]): job for job in jobs}
+    datasets: dict[str, Any] = {}
+    for job in {digest([job.spec.get(key) for key in AUXILIARY]): job for job in jobs}.values():
+        _check_auxiliary(job, root)
+    for job in splits.values():
+        name = digest(job.spec["data"])
+        if name not in datasets:
+            datasets = {name: signatures.build("Data", job.spec["data"])(root)}  # one in memory at a time
+        spec = {key: number(job.spec[key]) for key in keys[2:]}
+        try:
+            split(datasets[name], partition=signatures.build("Partition", job.spec["partition"]), **spec)
+        except ValueError as error:
+            raise SpecError(f"cell {job.cell}: partition: {str(error).removeprefix('partition: ')}") from None
+
+
+AUXILIARY = ("data", "train", "auxiliary", "auxiliary_n")
+
+
+def _check_auxiliary(job: Job, root: Path) -> None:
+    """Read the server's images too, and refuse those of the test set."""
+    if job.spec.get("auxiliary") is None:
+        return
+    from fatbench.engine.splits import auxiliary_images
+
+    own = signatures.build("Data", job.spec["data"])(root)
+    other = own if job.spec["auxiliary"] == job.spec["data"] else signatures.build("Data", job.spec["auxiliary"])(root)
+    try:
+        auxiliary_images(own, other, job.spec["train"], job.spec["auxiliary_n"])
+    except SpecError as error:
+        raise SpecError(f"cell {job.cell}: {error}") from None
+
+
+def _say_what_would_run(jobs: Sequence[Job], url: str, what: str) -> None:
+    from fatbench.store.stages import NoDatabase
+
+    try:
+        with Store.open(url) as store:
+            states = progress.of_jobs(jobs, store)
+    except NoDatabase:
+        states = {job.cell: "todo" for job in jobs}
+    left = [job for job in jobs if states[job.cell] != "done"]
+    if not jobs:
+        raise NothingMatched("nothing to run")
+    print(f"{what}: {len(jobs)} cells, {len(left)} to run")
+    for job in left:
+        print(f"{job.cell}  {states[job.cell]}")
+
+
+class _Wish:
+    """What the user asked for by signals: 1 after the first, 2 after the second; `code` is the exit status."""
+
+    def __init__(self) -> None:
+        self.times = 0
+        self.code = 0
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> _Wish:
+        for which in (signal.SIGINT, signal.SIGTERM):
+            self._before[which] = signal.signal(which, self._hear)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for which, handler in self._before.items():
+            signal.signal(which, handler)
+
+    def _hear(self, which: int, _: object) -> None:
+        self.times += 1
+        self.code = 128 + which
+        if self.times == 1:
+            print(
+                "\nfatbench: finishing and checkpointing the current round; again to stop at once"
+                " (the same command goes on from the last checkpoint)",
+                file=sys.stderr,
+            )
+
+    def ask(self) -> int:
+        return self.times

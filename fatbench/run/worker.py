@@ -1,0 +1,460 @@
+"""One cell's work, stage by stage: train, then every evaluation on every checkpoint the suite asks for.
+
+The database is the truth. A training round's numbers, the name of the checkpoint to go on from and the best rounds so
+far are committed in one transaction, after the checkpoint file they name is on disk; so a process killed at any
+instant leaves a state from which the same command goes on and ends with the same bytes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import logging
+import platform
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from fatbench.errors import FatbenchError, MachineError
+from fatbench.run import checkpoints
+from fatbench.store import selection
+from fatbench.store.stages import Number, Stolen, Store
+from fatbench.suite import signatures
+from fatbench.suite.cells import Evaluation
+
+if TYPE_CHECKING:
+    from fatbench.engine.fast.cells import Together
+
+log = logging.getLogger("fatbench")
+
+Outcome = Literal["done", "failed", "interrupted", "elsewhere"]
+
+
+@dataclass(frozen=True)
+class Job:
+    """A cell and what a suite wants to know of it; plain data, so that it travels to other processes and machines."""
+
+    cell: str
+    spec: dict[str, Any]
+    evaluations: list[Evaluation]
+    checkpoints: list[str]
+    suite: str
+    preset: str
+
+
+@dataclass(frozen=True)
+class Machine:
+    """How this run is carried out: what `fatbench run` was told about the machine."""
+
+    db: str
+    files: str
+    data: str
+    device: str = "cpu"
+    precision: Literal["fp32", "bf16"] = "fp32"
+    path: Literal["loop", "fast", "stacked"] = "fast"
+    microbatch: int | None = None
+    together: int = 1  # cells that one process trains as one program
+    retry_failed: bool = False
+    checkpoint_seconds: float = 30.0
+    threads: int = 1
+    plugins: tuple[str, ...] = ()
+    meeting: Together | None = None  # of the cells of a worker process, made there
+
+
+@dataclass(frozen=True)
+class Event:
+    """What a worker tells whoever watches."""
+
+    cell: str
+    stage: str  # a stage, or "cell" when all of a cell's work is over
+    kind: Literal["start", "progress", "done", "failed", "interrupted", "elsewhere"]
+    round: int = 0
+    total: int = 0
+    images: float = 0.0  # image passes since the last event
+    message: str = ""
+
+
+def evaluation_rounds(job: Job, record: Mapping[str, Any]) -> list[int]:
+    """The rounds whose models the job's evaluations attack; each once."""
+    rounds = [int(record[name]["round"]) for name in job.checkpoints if name in record]
+    return list(dict.fromkeys(rounds))
+
+
+def work(
+    job: Job,
+    machine: Machine,
+    store: Store,
+    notify: Callable[[Event], None] = lambda event: None,
+    stop: Callable[[], bool] = lambda: False,
+) -> Outcome:
+    """Do what is not done of a job. A failure is stored with its traceback and returned, not raised.
+
+    `stop` is asked after every round and every chunk of an evaluation; when it says so, the work so far is committed.
+    """
+    for file in machine.plugins:
+        signatures.add_plugin(Path(file))
+    store.add_cell(job.cell, job.spec)
+    folder = Path(machine.files) / job.cell
+    handler = _log_to(folder / "log.txt")
+    try:
+        outcome = _train(job, machine, store, folder, notify, stop)
+        if outcome != "done":
+            return outcome
+        return _evaluate(job, machine, store, folder, notify, stop)
+    finally:
+        log.removeHandler(handler)
+        handler.close()
+        gc.collect()
+
+
+@contextlib.contextmanager
+def _beating(machine: Machine, run: int) -> Iterator[None]:
+    """Say once a minute that this run lives, so that no other host takes a stage over whose rounds take long."""
+    over = threading.Event()
+
+    def beat() -> None:
+        while not over.wait(60):
+            with contextlib.suppress(Exception), Store.open(machine.db) as store:  # `commit` finds out what is wrong
+                store.heartbeat(run)
+
+    thread = threading.Thread(target=beat, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def _train(job: Job, machine: Machine, store: Store, folder: Path, notify: Any, stop: Any) -> Outcome:
+    row = store.stages([job.cell]).get((job.cell, "train"))
+    if row is not None and row.status == "done":
+        checkpoints.sweep(folder, _files(row.record))  # what a process killed after its last commit has left
+        return "done"
+    rounds = int(job.spec["protocol"]["rounds"])
+    run = _claim(job, "train", machine, store, rounds)
+    if run is None:
+        return "elsewhere" if row is None or row.status == "running" else "failed"
+    try:
+        with _beating(machine, run):
+            return _rounds(run, rounds, job, machine, store, folder, notify, stop)
+    except BaseException as error:
+        return _failed(error, run, job, "train", store, notify)
+
+
+def _rounds(
+    run: int, rounds: int, job: Job, machine: Machine, store: Store, folder: Path, notify: Any, stop: Any
+) -> Outcome:
+    """Train from where the stage is to the last round, or until asked to stop."""
+    from fatbench.engine.experiment import experiment
+
+    bound, ready = _ready(job, machine)
+    store.describe_run(run, {"data": ready.data})
+    row = store.stages([job.cell])[(job.cell, "train")]
+    record: dict[str, Any] = dict(row.record)
+    state = ready.initial
+    if row.round and not row.checkpoint:  # imported unfinished: its numbers are here, what to go on from is not
+        store.restart(run)
+        record = {}
+    if row.checkpoint:
+        try:
+            state = checkpoints.load_state(folder / row.checkpoint, machine.device)
+        except MachineError as error:
+            log.warning("%s: training begins again", error)
+            store.restart(run)
+            record = {}
+    checkpoints.sweep(folder, {row.checkpoint or "", *_files(record)})
+    log.info("train: from round %d of %d on %s", state.round, rounds, machine.device)
+    notify(Event(job.cell, "train", "start", state.round, rounds))
+    passes = signatures.passes("Objective", job.spec["protocol"]["objective"])
+    pending: list[Number] = []
+    models: dict[int, Any] = {}  # round -> (its model, the clients' own tensors), of rounds that count, not yet written
+    artifacts: dict[int, Any] = {}
+    committed = time.monotonic()
+    for result, numbers in experiment(ready, state, passes, **bound):
+        count = result.index + 1
+        pending += numbers
+        series = {n.metric: n.value for n in numbers if n.client < 0}
+        record = selection.update(record, count, series)
+        latest = (result.state.model, result.own)
+        models = {r: m for r, m in {**models, count: latest}.items() if _file(r) in _files(record)}
+        if kept := {**result.artifacts, **(result.mixing.artifacts if result.mixing else {})}:
+            artifacts[count] = kept
+        if count == state.round + 1 and (stack := max((u.stats.stack for u in result.updates), default=1)) > 1:
+            store.describe_run(run, {"stack": stack})
+        images = series["forward"] + series["backward"]
+        notify(Event(job.cell, "train", "progress", count, rounds, images))
+        log.info("round %d: %s", count, " ".join(f"{k}={v:.6g}" for k, v in series.items() if k != "seconds"))
+        stopping = count < rounds and stop()
+        if count == rounds or stopping or time.monotonic() - committed >= machine.checkpoint_seconds:
+            for r, (model, own) in models.items():
+                checkpoints.save_model(folder / _file(r), model, own, **_header(job, r, ready.classes))
+            for r, kept in artifacts.items():
+                checkpoints.save_artifacts(artifact_file(folder, r), kept)
+            if count == rounds:
+                store.finish(run, pending, round=count, record=record)
+                checkpoints.sweep(folder, _files(record))
+                break
+            pointer = f"state-{count:06d}.safetensors"
+            checkpoints.save_state(folder / pointer, result.state)
+            store.commit(run, numbers=pending, round=count, checkpoint=pointer, record=record)
+            checkpoints.sweep(folder, {pointer, *_files(record)})
+            pending, models, artifacts, committed = [], {}, {}, time.monotonic()
+        del result, latest, kept  # what crossed the wire can be large
+        if stopping:
+            store.release(run)
+            notify(Event(job.cell, "train", "interrupted", count, rounds))
+            return "interrupted"
+    notify(Event(job.cell, "train", "done", rounds, rounds))
+    return "done"
+
+
+def _files(record: Mapping[str, Any]) -> list[str]:
+    """The model files that a train stage's record names."""
+    return sorted({_file(int(best["round"])) for best in record.values()})
+
+
+def _file(round: int) -> str:
+    return f"model-{round:06d}.safetensors"
+
+
+def artifact_file(folder: Path, round: int) -> Path:
+    """Where what a round keeps beside its numbers (`Mixing.artifacts`) is, in a cell's folder."""
+    return folder / "artifacts" / f"round-{round:06d}.safetensors"
+
+
+def _header(job: Job, round: int, classes: int) -> dict[str, str]:
+    """What a model's file says of it: enough to attack it outside any suite."""
+    return {"cell": job.cell, "round": str(round), "spec": json.dumps(job.spec), "classes": str(classes)}
+
+
+def _evaluate(job: Job, machine: Machine, store: Store, folder: Path, notify: Any, stop: Any) -> Outcome:
+    """Every evaluation of the job that is not done; one that fails leaves the others to run."""
+    record = store.stages([job.cell])[(job.cell, "train")].record
+    rows = store.stages([job.cell])
+    worst: Outcome = "done"
+    shared: dict[str, Any] = {}
+    for round in evaluation_rounds(job, record):
+        for evaluation in job.evaluations:
+            stage = evaluation.stage(round)
+            row = rows.get((job.cell, stage))
+            if row is not None and row.status == "done":
+                continue
+            run = _claim(job, stage, machine, store, 0)
+            if run is None:
+                worst = "failed" if row is not None and row.status == "failed" else "elsewhere"
+                continue
+            try:
+                with _beating(machine, run):
+                    outcome = _attack(run, round, evaluation, job, machine, store, folder, shared, notify, stop)
+            except BaseException as error:
+                outcome = _failed(error, run, job, stage, store, notify)
+            if outcome == "interrupted":
+                return outcome
+            worst = outcome if outcome != "done" else worst
+    return worst
+
+
+def _attack(
+    run: int,
+    round: int,
+    evaluation: Evaluation,
+    job: Job,
+    machine: Machine,
+    store: Store,
+    folder: Path,
+    shared: dict[str, Any],
+    notify: Any,
+    stop: Any,
+) -> Outcome:
+    import torch
+
+    from fatbench.engine.accuracy import attacked, models_of, of_client, packed, unpacked, zero_gradients
+    from fatbench.methods.attacks import implementation
+
+    stage = evaluation.stage(round)
+    file = folder / _file(round)
+    if not file.exists():
+        raise MachineError(
+            f"the model of round {round} is not here ({file}): its results were imported or it was removed"
+        )
+    if "ready" not in shared:
+        shared["ready"] = _ready(job, machine)[1]
+    ready = shared["ready"]
+    if shared.get("round") != round:
+        shared["models"], shared["round"] = models_of(*checkpoints.load_model(file, machine.device)[:2]), round
+    models = shared["models"]
+    images, labels = ready.test[0][: evaluation.n], ready.test[1][: evaluation.n]
+    n = len(labels)
+    total = n * len(models)
+    store.describe_run(run, {"data": ready.data, "attack": implementation(evaluation.attack["name"])}, total=total)
+    done = store.outcomes(job.cell, stage)
+    bits = [torch.from_numpy(unpacked(data, length)) for _, length, data in done]
+    position = sum(len(b) for b in bits)
+    notify(Event(job.cell, stage, "start", position, total))
+    attack = signatures.build("Attack", evaluation.attack)
+    cost = sum(signatures.passes("Attack", evaluation.attack)) + 1
+    begin = time.perf_counter()
+    for place, (k, model) in enumerate(models.items()):  # all images on one model, then on the next
+        first = place * n
+        if position >= first + n:
+            continue
+        key: tuple[str | int, ...] = ("evaluate", evaluation.id, round, *of_client(k))
+        chunks = attacked(
+            ready.problem, model, images, labels, attack, key, batch=evaluation.batch, start=position - first
+        )
+        for start, correct, _ in chunks:
+            bits.append(correct)
+            position = first + start + len(correct)
+            store.commit(run, round=position, outcomes=(first + start, len(correct), packed(correct)))
+            notify(Event(job.cell, stage, "progress", position, total, cost * len(correct)))
+            if position < total and stop():
+                store.release(run)
+                notify(Event(job.cell, stage, "interrupted", position, total))
+                return "interrupted"
+    right = torch.cat(bits).double().reshape(len(models), n).mean(1)
+    value = float(right.mean())
+    numbers = [Number(evaluation.label, value, round, n=n), Number("seconds", time.perf_counter() - begin, round)]
+    if list(models) != [-1]:
+        numbers += [Number(evaluation.label, float(v), round, n, k) for k, v in zip(models, right, strict=True)]
+    if evaluation.attack["name"] == "natural":
+        dead = [zero_gradients(ready.problem, model, images, labels) for model in models.values()]
+        numbers.append(Number("zero_gradients", sum(dead) / len(dead), round, n=n))
+    store.finish(run, numbers)
+    log.info("%s: %s=%.6f on %d images", stage, evaluation.label, value, n)
+    notify(Event(job.cell, stage, "done", total, total))
+    return "done"
+
+
+def _failed(error: BaseException, run: int, job: Job, stage: str, store: Store, notify: Any) -> Outcome:
+    """Store a failure with its traceback; a mistake a person can cause keeps its own message."""
+    if isinstance(error, (KeyboardInterrupt, SystemExit)):
+        store.release(run)
+        raise error
+    if isinstance(error, Stolen):
+        log.warning("%s: taken over by another process", stage)
+        return "elsewhere"
+    text = f"{type(error).__name__}: {error}" if isinstance(error, FatbenchError) else traceback.format_exc()
+    log.error("%s failed\n%s", stage, text)
+    store.fail(run, text)
+    last = f"{type(error).__name__}: {error}".splitlines()[0]
+    notify(Event(job.cell, stage, "failed", message=last))
+    _free_memory()
+    return "failed"
+
+
+def _free_memory() -> None:
+    """After an out-of-memory failure the next cell starts with the memory back."""
+    torch = sys.modules.get("torch")
+    gc.collect()
+    if torch is not None and torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def _ready(job: Job, machine: Machine) -> tuple[dict[str, Any], Any]:
+    """(the cell's settings bound to their functions, the cell's Setup)."""
+    import torch
+
+    from fatbench.engine.experiment import Place, setup
+
+    device = torch.device(machine.device)
+    torch.set_num_threads(machine.threads)
+    signature = signatures.describe("Experiment", "cell")
+    bound = signatures.bind(signature, job.spec)
+    seat = None
+    if machine.meeting is not None:
+        from fatbench.engine.fast.cells import Seat
+
+        seat = Seat(machine.meeting, job.cell, json.dumps(job.spec["model"], sort_keys=True))
+    place = Place(Path(machine.data), device, machine.precision, machine.path, machine.microbatch, seat)
+    return bound, setup(place, **bound)
+
+
+def _claim(job: Job, stage: str, machine: Machine, store: Store, total: int) -> int | None:
+    return store.claim(
+        job.cell,
+        stage,
+        suite=job.suite,
+        total=total,
+        retry_failed=machine.retry_failed,
+        provenance={**provenance(machine.device), "preset": job.preset, "precision": machine.precision,
+                    "path": machine.path, "threads": machine.threads,
+                    **({"microbatch": machine.microbatch} if machine.microbatch else {}),
+                    **({"together": machine.together} if machine.together > 1 else {})},
+    )  # fmt: skip
+
+
+PACKAGES = ("torch", "torchvision", "timm", "torchattacks", "pyautoattack", "autoattack", "numpy", "scikit-learn")
+
+
+@cache
+def provenance(device: str) -> dict[str, Any]:
+    """What produced a number: code version, machine, library versions."""
+    versions = {"python": platform.python_version()}
+    for package in (*PACKAGES, "fatbench"):
+        try:
+            versions[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    name = device
+    if device.startswith("cuda"):
+        import torch
+
+        name = torch.cuda.get_device_name(device)
+    else:
+        name = f"cpu ({_processor()})"
+    return {"device": name, "versions": versions, **code_version()}
+
+
+@cache
+def code_version() -> dict[str, Any]:
+    """{"commit": hash, "dirty": bool} of the code that runs; the package's version where it is not a git checkout."""
+    from fatbench import __version__
+
+    root = Path(__file__).parent.parent.parent
+
+    def git(*arguments: str) -> str | None:
+        try:
+            done = subprocess.run(["git", *arguments], cwd=root, capture_output=True, text=True, timeout=20, check=True)
+        except (OSError, subprocess.SubprocessError):
+            return None
+        return done.stdout.strip()
+
+    if not (root / ".git").exists() or (commit := git("rev-parse", "HEAD")) is None:
+        return {"commit": f"release {__version__}", "dirty": False}
+    return {"commit": commit, "dirty": bool(git("status", "--porcelain", "--", "fatbench"))}
+
+
+def _processor() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def _log_to(file: Path) -> logging.Handler:
+    """Append this worker's log to the cell's file. MachineError: the folder cannot be written."""
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        handler = logging.FileHandler(file, encoding="utf-8")
+    except OSError as error:
+        raise MachineError(f"cannot write {file}: {error.strerror}") from None
+    own = threading.get_ident()  # a process can have several cells in hand, each in a thread
+    handler.addFilter(lambda record: record.thread == own)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    log.propagate = False
+    return handler

@@ -1,0 +1,424 @@
+"""A database to open: its address, its connections, what can go wrong with it, its schema's version.
+
+SQLite is the default; PostgreSQL is for several machines. Every error of a driver that a person can cause becomes a
+`FatbenchError` with one clear message, and no message shows a password.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sqlite3
+import stat
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, cast
+from urllib.parse import quote
+from weakref import finalize
+
+from sqlalchemy import Connection, and_, create_engine, event, func, insert, inspect, select, text
+from sqlalchemy.engine import URL, make_url
+from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError, NoSuchModuleError
+from sqlalchemy.pool import NullPool
+
+from fatbench.errors import DatabaseError, FatbenchError, MachineError, SpecError
+from fatbench.store.schema import APPLICATION_ID, METADATA, OUTCOMES, REVISIONS, VERSION, VIEW, VIEW_SQL
+
+NETWORK = ("nfs", "nfs4", "cifs", "smb3", "smbfs", "lustre", "gpfs", "beegfs", "ceph", "fuse.sshfs", "afs", "glusterfs")
+
+
+class NoDatabase(DatabaseError):
+    """There is no database yet: nothing has been run."""
+
+
+# --- addresses ---------------------------------------------------------------------------------------------------
+
+
+def shown_url(url: str) -> str:
+    """A database's address as it may be printed: without passwords."""
+    masked = re.sub(r"(://[^/?#:@]*):.*@", r"\1:***@", url)
+    return re.sub(r"(?i)([?&][^=&]*(?:password|passwd|pwd|secret|token)[^=&]*)=[^&]*", r"\1=***", masked)
+
+
+def _parsed(url: str) -> URL:
+    """A URL, or the path of a SQLite file, as SQLAlchemy's URL. SpecError: neither."""
+    if "://" not in url:
+        if not url.strip():
+            raise SpecError("the database's address is empty: give a file such as results/fatbench.db, or a URL")
+        return URL.create("sqlite", database=str(Path(url).expanduser().absolute()))
+    try:
+        parsed = make_url(url)
+    except (ArgumentError, ValueError):
+        raise SpecError(
+            f"{shown_url(url)}: not a database URL (sqlite:///FILE, postgresql://USER:PASSWORD@HOST/NAME)"
+        ) from None
+    if parsed.drivername in ("postgres", "postgresql"):
+        return parsed.set(drivername="postgresql+psycopg")
+    if parsed.drivername in ("sqlite", "sqlite+pysqlite"):
+        if parsed.host:
+            raise SpecError(f"{shown_url(url)}: a SQLite URL has three slashes, sqlite:///FILE")
+        if not parsed.database or parsed.database == ":memory:":
+            raise SpecError(f"{shown_url(url)}: the workers need a file that they can all open, sqlite:///FILE")
+        return URL.create("sqlite", database=str(Path(parsed.database).absolute()))
+    return parsed
+
+
+def _on_network(path: Path) -> bool:
+    """Whether a file is on a network file system, as far as Linux says."""
+    try:
+        mounts = [line.split() for line in Path("/proc/self/mounts").read_text().splitlines()]
+    except OSError:
+        return False
+    at = os.path.realpath(path.parent)
+    inside = [(len(m[1]), m[2]) for m in mounts if m[1] == "/" or at == m[1] or at.startswith(m[1] + "/")]
+    return max(inside, default=(0, ""))[1] in NETWORK
+
+
+# --- connections -------------------------------------------------------------------------------------------------
+
+
+def _sqlite(path: Path, mode: str) -> Callable[[], sqlite3.Connection]:
+    """A function that connects to a SQLite file; transactions are begun by `_begin`, not by the driver."""
+
+    def connect() -> sqlite3.Connection:
+        address = f"file:{quote(str(path))}?mode={mode}"
+        connection = sqlite3.connect(address, uri=True, timeout=60, isolation_level=None, check_same_thread=False)
+        try:
+            connection.execute("PRAGMA foreign_keys = ON")
+            # a commit must outlive a power cut: the engine then deletes the checkpoint that the one before pointed to
+            connection.execute("PRAGMA synchronous = FULL")
+        except sqlite3.Error:
+            connection.close()
+            raise
+        return connection
+
+    return connect
+
+
+def _begin(connection: Connection) -> None:
+    """Writers take the lock at once: one that read first could find that it may not write any more."""
+    write = connection.get_execution_options().get("fatbench_write")
+    connection.exec_driver_sql("BEGIN IMMEDIATE" if write else "BEGIN")
+
+
+def lock(connection: Connection) -> None:
+    """Keep other processes from changing the schema, or adding the same cell, until the transaction ends.
+
+    On SQLite a transaction that writes is alone anyway.
+    """
+    if connection.dialect.name == "postgresql":
+        connection.execute(select(func.pg_advisory_xact_lock(APPLICATION_ID)))
+
+
+class Database:
+    """An open database. Each transaction has a connection of its own, so it may be used after a fork."""
+
+    def __init__(self, url: str, *, create: bool = False):
+        """Use `open`; this checks only the address."""
+        parsed = _parsed(url)
+        self.shown = shown_url(url)
+        self.path = Path(cast(str, parsed.database)) if parsed.drivername == "sqlite" else None
+        self._secret = parsed.password
+        self._letting_go: Callable[[], object] = lambda: None
+        if self.path is None:
+            if parsed.drivername == "postgresql+psycopg" and "connect_timeout" not in parsed.query:
+                parsed = parsed.update_query_dict({"connect_timeout": "20"})
+            try:
+                self._engine = create_engine(parsed, poolclass=NullPool)
+            except NoSuchModuleError:
+                kind = parsed.drivername
+                raise SpecError(
+                    f"{self.shown}: no kind of database is named '{kind}' (known: sqlite, postgresql, ...)"
+                ) from None
+            except ModuleNotFoundError as error:
+                kind = parsed.get_backend_name()
+                how = "pip install 'fatbench[postgres]'" if kind == "postgresql" else f"pip install {error.name}"
+                raise SpecError(f"{self.shown}: the driver '{error.name}' is not installed: {how}") from None
+            except (ArgumentError, TypeError, ValueError) as error:
+                raise SpecError(f"{self.shown}: {self._safe(str(error))}") from None
+        else:
+            mode = "rwc" if create else "rw"
+            if not create and not (os.access(self.path, os.W_OK) and os.access(self.path.parent, os.W_OK)):
+                # to read from a folder that cannot be written, SQLite must be told that nobody else does either
+                log = Path(f"{self.path}-wal")
+                mode = "ro" if log.exists() and log.stat().st_size else "ro&immutable=1"
+            self._connect = _sqlite(self.path, mode)
+            self._engine = create_engine("sqlite://", creator=self._connect, poolclass=NullPool)
+            event.listen(self._engine, "begin", _begin)
+        snapshot = {"isolation_level": "REPEATABLE READ"} if self._engine.dialect.name == "postgresql" else {}
+        self._reader = self._engine.execution_options(**snapshot)
+        self._writer = self._engine.execution_options(fatbench_write=True)
+
+    @classmethod
+    def open(cls, url: str, *, create: bool = False) -> Self:
+        """The database at `url`: a SQLAlchemy URL or the path of a SQLite file.
+
+        create: make the file, its folder and the schema where they are missing. NoDatabase: missing, and not to be
+        created. DatabaseError: not ours, of another version, damaged. MachineError: cannot be read, written or
+        reached. SpecError: no such kind of database.
+        """
+        database = cls(url, create=create)
+        database._ready_file(create)
+        with database.reading() as connection:
+            revision = database._revision(connection)
+        if revision is not None:
+            database._demand_current(revision)
+        elif create:
+            with database.writing() as connection:
+                database._create(connection)
+        else:
+            raise NoDatabase(f"{database.shown} is empty: nothing has been run yet")
+        if database.path is not None:
+            if create:
+                database._set_journal()
+            database._keep()
+        return database
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let go of the database. Nothing is pending: every method is a transaction of its own."""
+        self._letting_go()
+
+    # --- transactions and what can go wrong in them --------------------------------------------------------------
+
+    @contextmanager
+    def reading(self) -> Iterator[Connection]:
+        """A transaction that sees one state of the database throughout."""
+        with self._explaining(), self._reader.begin() as connection:
+            yield connection
+
+    @contextmanager
+    def writing(self) -> Iterator[Connection]:
+        """A transaction that writes all or nothing; on SQLite it is the only writer from its first statement on."""
+        with self._explaining(), self._writer.begin() as connection:
+            yield connection
+
+    @contextmanager
+    def _explaining(self) -> Iterator[None]:
+        try:
+            yield
+        except IntegrityError:
+            raise
+        except (DBAPIError, sqlite3.Error) as error:
+            explained = self._explained(error)
+            if explained is None:
+                raise
+            raise explained from error
+
+    def _safe(self, message: str) -> str:
+        return message.replace(str(self._secret), "***") if self._secret else message
+
+    def _explained(self, error: DBAPIError | sqlite3.Error) -> FatbenchError | None:
+        """What a driver's error means to a person; None where it can only be a mistake of ours."""
+        original, shown = error.orig if isinstance(error, DBAPIError) else error, self.shown
+        if isinstance(original, sqlite3.Error):
+            code = getattr(original, "sqlite_errorcode", 0) & 0xFF
+            if code == sqlite3.SQLITE_FULL:
+                return MachineError(f"{shown}: the disk is full; nothing of this step was written")
+            if code == sqlite3.SQLITE_READONLY:
+                return MachineError(f"{shown} cannot be written")
+            if code in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM):
+                return MachineError(f"{shown} cannot be opened (is its folder there, and writable?)")
+            if code == sqlite3.SQLITE_IOERR:
+                return MachineError(f"{shown}: reading or writing failed ({original}): is the disk full or damaged?")
+            if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+                return MachineError(f"{shown}: another process has been writing for more than a minute")
+            if code == sqlite3.SQLITE_NOTADB:
+                return DatabaseError(f"{shown} is not a fatbench database (nor any SQLite file)")
+            if code == sqlite3.SQLITE_CORRUPT:
+                return DatabaseError(f"{shown} is damaged: {original}")
+            return None
+        state = getattr(original, "sqlstate", None) or getattr(original, "pgcode", None)
+        reason = " ".join(self._safe(str(original)).split())
+        if state == "53100":
+            return MachineError(f"{shown}: the server's disk is full; nothing of this step was written")
+        if state in ("25006", "42501"):
+            return MachineError(f"{shown} cannot be written: {reason}")
+        if type(original).__name__ == "OperationalError":
+            return MachineError(f"{shown}: {reason}")
+        return None
+
+    # --- opening -------------------------------------------------------------------------------------------------
+
+    def _ready_file(self, create: bool) -> None:
+        """Check, and where `create` says so make, the SQLite file's folder; what the file holds SQLite will say."""
+        path = self.path
+        if path is None:
+            return
+        if create:
+            try:
+                path.parent.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise MachineError(f"{self.shown}: cannot make its folder: {error.strerror}") from None
+            for place in (path.parent, path):
+                if place.exists() and not os.access(place, os.W_OK):
+                    raise MachineError(f"{self.shown}: {place} cannot be written")
+        # Never open the file but through SQLite: closing any other handle drops all locks this process has on it, so
+        # that another process, believing itself alone, removes the log (sqlite.org/howtocorrupt.html, 2.2).
+        try:
+            mode = path.stat().st_mode
+        except (FileNotFoundError, NotADirectoryError):
+            if create:
+                return
+            raise NoDatabase(f"{self.shown} does not exist: nothing has been run yet") from None
+        except OSError as error:
+            raise MachineError(f"{self.shown} cannot be read: {error.strerror}") from None
+        if stat.S_ISDIR(mode):
+            raise DatabaseError(f"{self.shown} is a folder, not a fatbench database")
+        if not os.access(path, os.R_OK):
+            raise MachineError(f"{self.shown} cannot be read: Permission denied")
+
+    def _revision(self, connection: Connection) -> str | None:
+        """The revision of the schema, "" where it is older than the first; None: an empty database."""
+        tables = set(inspect(connection).get_table_names())
+        if self.path is not None:
+            id = connection.exec_driver_sql("PRAGMA application_id").scalar()
+            if not tables and id in (0, APPLICATION_ID):
+                return None
+            if id != APPLICATION_ID:
+                raise DatabaseError(f"{self.shown} is not a fatbench database")
+        if VERSION.name in tables:
+            return connection.scalar(select(VERSION.c.version_num)) or ""
+        if self.path is None:
+            if foreign := sorted(tables & {*METADATA.tables, VIEW.name}):
+                raise DatabaseError(f"{self.shown} is not a fatbench database: it has another program's '{foreign[0]}'")
+            return None
+        return ""
+
+    def _demand_current(self, revision: str) -> None:
+        if revision == REVISIONS[-1]:
+            return
+        if not revision or revision in REVISIONS:
+            raise DatabaseError(f"{self.shown} was written by an older fatbench: run 'fatbench db upgrade'")
+        raise DatabaseError(
+            f"{self.shown} was written by a newer fatbench (schema {revision}, this program knows {REVISIONS[-1]}):"
+            " install a newer fatbench"
+        )
+
+    def _create(self, connection: Connection) -> None:
+        """Make the schema unless another process has just done so."""
+        lock(connection)
+        revision = self._revision(connection)
+        if revision is not None:
+            self._demand_current(revision)
+            return
+        METADATA.create_all(connection, checkfirst=False)
+        VERSION.create(connection)
+        connection.execute(insert(VERSION).values(version_num=REVISIONS[-1]))
+        connection.execute(text(VIEW_SQL))
+        if self.path is not None:
+            connection.exec_driver_sql(f"PRAGMA application_id = {APPLICATION_ID}")
+
+    def _set_journal(self) -> None:
+        """A write-ahead log, so that readers and writers do not wait for each other; not on a network file system.
+
+        The log needs memory shared by all processes, which a network file system cannot give.
+        """
+        assert self.path is not None
+        wanted = "delete" if _on_network(self.path) else "wal"
+        with self._explaining(), self._engine.connect() as connection:
+            raw = connection.connection.driver_connection
+            assert raw is not None
+            if raw.execute("PRAGMA journal_mode").fetchone()[0] == wanted:
+                return
+            try:
+                raw.execute(f"PRAGMA journal_mode = {wanted}")
+            except sqlite3.OperationalError as error:
+                # in use this instant: whoever opens it next tries again, and either mode is safe
+                if error.sqlite_errorcode & 0xFF not in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+                    raise
+
+    def _keep(self) -> None:
+        """Keep the SQLite file open: the last one to close it writes its log back, too slow to do at every commit."""
+        with self._explaining():
+            connection = self._connect()
+            self._letting_go = finalize(self, connection.close)
+            connection.execute("SELECT count(*) FROM cells").fetchone()
+
+
+# --- schema: upgrade and check -----------------------------------------------------------------------------------
+
+
+def upgrade(url: str) -> str:
+    """Bring a database to this program's schema; what was done, in a sentence. Errors as for `Database.open`."""
+    database = Database(url)
+    database._ready_file(create=False)
+    with database.writing() as connection:
+        lock(connection)
+        revision = database._revision(connection)
+        if revision is None:
+            raise NoDatabase(f"{database.shown} is empty: nothing has been run yet")
+        if revision == REVISIONS[-1]:
+            return f"{database.shown} is up to date (schema {revision})"
+        if revision and revision not in REVISIONS:
+            database._demand_current(revision)
+        from alembic import command
+
+        config = alembic_config()
+        config.attributes["connection"] = connection
+        command.upgrade(config, "head")
+    return f"{database.shown} was upgraded from schema {revision or 'none'} to {REVISIONS[-1]}"
+
+
+def alembic_config() -> Any:
+    """Alembic's configuration: where the migrations are. The connection goes into its attributes."""
+    from alembic.config import Config
+
+    config = Config()
+    config.set_main_option("script_location", str(Path(__file__).parent / "migrations").replace("%", "%%"))
+    return config
+
+
+def check(url: str) -> str:
+    """What a database holds, in a sentence, when it is whole and of this version. DatabaseError says what is wrong."""
+    with Database.open(url) as database, database.reading() as connection:
+        if problems := list(_problems(connection)):
+            more = f" (and {len(problems) - 5} more)" if len(problems) > 5 else ""
+            raise DatabaseError(f"{database.shown} is damaged: {'; '.join(problems[:5])}{more}")
+        tables = METADATA.sorted_tables
+        counts = [f"{connection.scalar(select(func.count()).select_from(part))} {part.name}" for part in tables]
+        return f"{database.shown} is whole (schema {REVISIONS[-1]}): {', '.join(counts)}"
+
+
+def _problems(connection: Connection) -> Iterator[str]:
+    """What cannot be in a database that only this program wrote."""
+    if connection.dialect.name == "sqlite":
+        for (line,) in connection.exec_driver_sql("PRAGMA integrity_check(20)"):
+            if line != "ok":
+                yield line
+    from alembic.autogenerate import compare_metadata
+    from alembic.migration import MigrationContext
+
+    def ours(name: str | None, kind: str, parents: Any) -> bool:
+        return kind != "table" or name in METADATA.tables
+
+    context = MigrationContext.configure(connection, opts={"version_table": VERSION.name, "include_name": ours})
+    for difference in compare_metadata(context, METADATA):
+        yield f"the schema is not as it was made: {difference}"
+    for child in METADATA.sorted_tables:
+        for constraint in child.foreign_key_constraints:
+            parent = constraint.referred_table
+            pairs = [(key.parent, key.column) for key in constraint.elements]
+            orphan = (
+                select(*child.primary_key)
+                .select_from(child.outerjoin(parent, and_(*(mine == theirs for mine, theirs in pairs))))
+                .where(pairs[0][1].is_(None), *(mine.is_not(None) for mine, _ in pairs))
+                .limit(5)
+            )
+            for row in connection.execute(orphan):
+                yield f"{child.name} {tuple(row)} belongs to no {parent.name}"
+    key = (OUTCOMES.c.cell, OUTCOMES.c.stage, OUTCOMES.c.start)
+    chunks = select(*key, OUTCOMES.c.n, func.length(OUTCOMES.c.bits)).order_by(*key)
+    where, position = None, 0
+    for cell, stage, start, n, length in connection.execute(chunks):
+        position = position if where == (cell, stage) else 0
+        if start != position or length != (n + 7) // 8:
+            yield f"outcomes of {cell} {stage}: the chunk at {start} does not follow {position}"
+        where, position = (cell, stage), start + n

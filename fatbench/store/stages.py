@@ -1,0 +1,565 @@
+"""The database: cells, their stages of work, numbers; one transaction a round, numbers appended and never edited.
+
+    with Store.open("results/fatbench.db", create=True) as store:
+        store.add_cell(cell, spec)
+        run = store.claim(cell, "train", suite="sfat-cifar10", total=100, provenance={"device": "cpu"})
+        store.commit(run, numbers=[Number("pgd20", 0.31, round=1)], round=1, checkpoint="state-000001.safetensors")
+        store.finish(run)
+
+| noun | here |
+|---|---|
+| cell | an experiment, by the hash of its spec |
+| stage | a resumable piece of a cell's work: training, or one attack on one saved model |
+| run | one attempt at a stage by one process: where, when, with which code; every number names its run |
+| number | a row of the public view `measurements` |
+
+A stage's pointer (round, checkpoint, record), its numbers and its outcomes move in the same transaction, so a process
+killed at any instant loses what it had not committed and nothing is there twice. Only the run that holds a stage may
+write to it; a run whose stage was taken over gets `Stolen` and has written nothing.
+
+SQLite is the default, PostgreSQL is for several machines. Times are UTC, ISO 8601 with milliseconds.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import socket
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal, cast
+
+from sqlalchemy import Connection, and_, func, insert, select, update
+from sqlalchemy.exc import IntegrityError
+
+from fatbench.errors import FatbenchError
+from fatbench.store.database import Database, NoDatabase, check, lock, shown_url, upgrade
+from fatbench.store.schema import CELLS, NUMBERS, OUTCOMES, RUNS, STAGES, VIEW
+
+__all__ = ["NoDatabase", "Number", "StageRow", "Status", "Stolen", "Store", "check", "shown_url", "upgrade"]
+
+Status = Literal["todo", "running", "done", "failed", "interrupted"]
+
+STALE = 15 * 60.0  # seconds without a sign of life after which a run on another machine is taken for dead
+
+# --- what goes in and comes out ----------------------------------------------------------------------------------
+
+
+class Stolen(FatbenchError):
+    """The stage is no longer this run's: somebody took it over, or it is over. Nothing was written."""
+
+    exit_code = 1
+
+
+@dataclass(frozen=True)
+class Number:
+    """One measurement as the engine hands it over."""
+
+    metric: str  # "pgd20", "train_loss", "weight", ...
+    value: float
+    round: int  # rounds completed when it was measured (1-based count; 0 = the initial model)
+    n: int = 0  # examples behind it; 0 = not a mean over examples
+    client: int = -1  # -1 = not about one client
+
+
+@dataclass(frozen=True)
+class StageRow:
+    """A stage as it stands in the database."""
+
+    cell: str
+    stage: str  # "train", or "<label>-<hash8 of the attack spec and n>@<round>" for an evaluation
+    status: Status
+    round: int  # train: rounds completed; evaluation: examples done
+    total: int
+    checkpoint: str | None  # file name of the state to go on from, relative to the cell's folder
+    record: dict[str, Any]  # small JSON the stage keeps for itself (best rounds so far, ...)
+    run: int | None  # the last run that claimed it
+    error: str | None  # traceback of the last failure
+    heartbeat: float | None  # seconds since the epoch
+    alive: bool = False  # running, and its process is there: nobody else can claim it
+
+
+def dumps(value: Any) -> str:
+    """Canonical JSON: sorted keys, no spaces. ValueError: NaN or infinity."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
+def now() -> str:
+    """The time as it is stored."""
+    return _time(datetime.now(UTC))
+
+
+def _time(moment: datetime) -> str:
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _epoch(stored: str | None) -> float | None:
+    return None if stored is None else datetime.fromisoformat(stored).timestamp()
+
+
+def _printable(message: str) -> str:
+    """Text that any database takes: no NUL, no half of a surrogate pair."""
+    return message.encode("utf-8", "backslashreplace").decode().replace("\0", "\\x00")
+
+
+# --- who is alive ------------------------------------------------------------------------------------------------
+
+
+@cache
+def _machine() -> str:
+    """This machine, its boot and our pid namespace: within these a pid and a start time mean one process."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        namespace = os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return ""
+    try:
+        machine = Path("/etc/machine-id").read_text().strip()
+    except OSError:
+        machine = ""
+    return f"{machine} {boot} {namespace}"
+
+
+def _born(pid: int) -> str | None:
+    """When a process started, in clock ticks since boot; None where it is gone (a zombie is), "" where unknown."""
+    try:
+        state, *rest = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return None if state in "ZX" else rest[18]
+    except OSError:
+        pass
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return None
+    except OSError:  # somebody else's process
+        pass
+    return ""
+
+
+def alive(host: str | None, pid: int | None, process: str | None, heartbeat: str | None, stale: float) -> bool:
+    """Whether the run of this process may still be going on.
+
+    Certain where the pid can be looked up here. Across machines, and across containers that share a host name, only
+    the heartbeat speaks.
+    """
+    if host == socket.gethostname() and pid is not None:
+        machine, _, born = (process or "").rpartition(" ")
+        here = _machine()
+        if machine == here:
+            found = _born(pid)
+            return found is not None and (not found or found == born)
+        if machine and here:
+            (id, boot, namespace), (our_id, our_boot, our_namespace) = machine.split(" "), here.split(" ")
+            initial = "pid:[4026531836]"  # not a container
+            if id and id == our_id and boot != our_boot and namespace == our_namespace == initial:
+                return False  # the machine was started again since
+    age = datetime.now(UTC).timestamp() - (_epoch(heartbeat) or 0.0)
+    return age < stale
+
+
+# --- the store ---------------------------------------------------------------------------------------------------
+
+
+class Store(Database):
+    """The cells, stages and numbers in a database. Every method is one transaction."""
+
+    stale = STALE
+
+    # --- cells ---------------------------------------------------------------------------------------------------
+
+    def add_cell(self, cell: str, spec: Mapping[str, Any]) -> None:
+        """Make a cell known; one that is known stays as it is."""
+        self.add_cells({cell: spec})
+
+    def add_cells(self, specs: Mapping[str, Mapping[str, Any]]) -> None:
+        """Make cells known, id -> spec, in one transaction; those that are known stay as they are."""
+        with self.reading() as connection:
+            new = specs.keys() - _known(connection, specs)
+        if not new:
+            return
+        with self.writing() as connection:
+            lock(connection)
+            new -= _known(connection, new)
+            if new:
+                connection.execute(insert(CELLS), [cell_row(cell, specs[cell], now()) for cell in sorted(new)])
+
+    def cells(self, cells: Sequence[str] | None = None) -> dict[str, dict[str, Any]]:
+        """id -> spec, of all cells or those asked for."""
+        query = select(CELLS.c.id, CELLS.c.spec).order_by(CELLS.c.id)
+        with self.reading() as connection:
+            return {row.id: json.loads(row.spec) for row in fetch(connection, query, CELLS.c.id, cells)}
+
+    # --- the life of a stage -------------------------------------------------------------------------------------
+
+    def claim(
+        self,
+        cell: str,
+        stage: str,
+        *,
+        suite: str,
+        total: int,
+        provenance: Mapping[str, Any],
+        retry_failed: bool = False,
+    ) -> int | None:
+        """Take a stage to work on: the id of the new run, or None where there is nothing to take.
+
+        A stage can be taken that was never begun, was interrupted, failed (with `retry_failed`), or whose run is dead:
+        its process is gone from this machine, or another machine has not been heard of for 15 minutes. None: done,
+        failed, or in another process's hands. A stage goes on from its round and checkpoint, also after a failure.
+        `total` 0 leaves the total as it is. `provenance` fills the columns of `runs` of the same names; the rest of
+        it is kept as JSON.
+        """
+        with self.writing() as connection:
+            # the cell's row is the lock: there may be no row of the stage yet
+            if connection.scalar(select(CELLS.c.id).where(CELLS.c.id == cell).with_for_update(key_share=True)) is None:
+                raise ValueError(f"there is no cell {cell}: add_cell first")
+            key = (STAGES.c.cell == cell) & (STAGES.c.stage == stage)
+            row = connection.execute(
+                select(STAGES, RUNS.c.host, RUNS.c.pid, RUNS.c.process)
+                .outerjoin(RUNS, RUNS.c.id == STAGES.c.run)
+                .where(key)
+                .with_for_update(of=STAGES)
+            ).first()
+            if row is not None:
+                if row.status == "done" or (row.status == "failed" and not retry_failed):
+                    return None
+                if row.status == "running":
+                    if alive(row.host, row.pid, row.process, row.heartbeat, self.stale):
+                        return None
+                    _end(connection, row.run, "interrupted", row.heartbeat)
+            moment = now()
+            values = _run_values(provenance)
+            attempt = {"uid": os.urandom(16).hex(), "cell": cell, "stage": stage, "suite": suite, "started": moment}
+            added = connection.execute(insert(RUNS).values(status="running", **attempt, **values)).inserted_primary_key
+            assert added is not None
+            state = {"status": "running", "run": added[0], "error": None, "heartbeat": moment}
+            if row is None:
+                start = {"cell": cell, "stage": stage, "round": 0, "total": total, "record": "{}"}
+                connection.execute(insert(STAGES).values(**start, **state))
+            else:
+                connection.execute(update(STAGES).where(key).values(total=total or row.total, **state))
+            return int(added[0])
+
+    def commit(
+        self,
+        run: int,
+        *,
+        numbers: Iterable[Number] = (),
+        round: int,
+        checkpoint: str | None = None,
+        record: Mapping[str, Any] | None = None,
+        outcomes: tuple[int, int, bytes] | None = None,
+    ) -> None:
+        """Write a step of a stage in one transaction: its numbers, its outcomes and the pointer to go on from.
+
+        round: rounds (train) or examples (evaluation) completed, never less than before. checkpoint: the file to go
+        on from at that round, None where none is needed. record: None leaves it as it is. outcomes: (first example,
+        how many, packed bits), the chunk that follows what is there. Stolen: the stage is not this run's any more.
+        ValueError: a value that is not finite, a number that is there already, a chunk that does not fit.
+        """
+        rows = list(numbers)
+        with self._appending(run, rows), self.writing() as connection:
+            owned = _owned(connection, run)
+            if round < owned.round:
+                raise ValueError(f"{owned.cell} {owned.stage}: round {round} after round {owned.round}")
+            values: dict[str, Any] = {"round": round, "checkpoint": checkpoint, "heartbeat": now()}
+            if record is not None:
+                values["record"] = dumps(record)
+            _set(connection, owned, values)
+            _append(connection, owned, run, rows)
+            if outcomes is not None:
+                start, n, bits = outcomes
+                if start != owned.round or start + n != round or n < 1 or len(bits) != (n + 7) // 8:
+                    raise ValueError(
+                        f"{owned.cell} {owned.stage}: {n} outcomes from {start} on in {len(bits)} bytes do not lead"
+                        f" from {owned.round} examples to {round}"
+                    )
+                chunk = {"cell": owned.cell, "stage": owned.stage, "start": start, "n": n, "bits": bits}
+                connection.execute(insert(OUTCOMES), [chunk])
+
+    def finish(
+        self,
+        run: int,
+        numbers: Iterable[Number] = (),
+        *,
+        round: int | None = None,
+        record: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Declare a stage done, with its last numbers, round and record; nothing is left to go on from.
+
+        Stolen, ValueError as for `commit`.
+        """
+        rows = list(numbers)
+        with self._appending(run, rows), self.writing() as connection:
+            owned = _owned(connection, run)
+            moment = now()
+            values: dict[str, Any] = {"status": "done", "checkpoint": None, "error": None, "heartbeat": moment}
+            if round is not None:
+                values["round"] = round
+            if record is not None:
+                values["record"] = dumps(record)
+            _set(connection, owned, values)
+            _append(connection, owned, run, rows)
+            _end(connection, run, "done", moment)
+
+    def fail(self, run: int, error: str) -> None:
+        """Declare a run failed, with its traceback; what was committed stays, and a retry goes on from there.
+
+        Where the stage has been taken over, only the run is marked.
+        """
+        self._give_up(run, "failed", _printable(error))
+
+    def release(self, run: int) -> None:
+        """Give a stage back to be gone on with: the run was interrupted. Nothing happens where it was taken over."""
+        self._give_up(run, "interrupted", None)
+
+    def heartbeat(self, run: int) -> None:
+        """Say that a run is still going on, between commits that are far apart. Stolen: it should not."""
+        with self.writing() as connection:
+            _set(connection, _owned(connection, run), {"heartbeat": now()})
+
+    def describe_run(self, run: int, provenance: Mapping[str, Any], *, total: int | None = None) -> None:
+        """Add to a run's provenance what was not known when it began, and to its stage how much there is to do."""
+        with self.writing() as connection:
+            owned = _owned(connection, run)
+            known, rest = _split(provenance)
+            extra = connection.execute(select(RUNS.c.extra).where(RUNS.c.id == run)).scalar_one()
+            known["extra"] = dumps({**json.loads(extra), **rest})
+            connection.execute(update(RUNS).where(RUNS.c.id == run).values(**known))
+            if total is not None:
+                _set(connection, owned, {"total": total})
+
+    def restart(self, run: int) -> None:
+        """Begin a stage again from nothing: for when the checkpoint that its numbers lead up to is lost or damaged.
+
+        The one place where numbers are taken away; they belong to a model that nobody has. Stolen as for `commit`.
+        """
+        with self.writing() as connection:
+            owned = _owned(connection, run)
+            for part in (NUMBERS, OUTCOMES):
+                connection.execute(part.delete().where(part.c.cell == owned.cell, part.c.stage == owned.stage))
+            _set(connection, owned, {"round": 0, "checkpoint": None, "record": "{}", "heartbeat": now()})
+
+    def _give_up(self, run: int, status: Status, error: str | None) -> None:
+        with self.writing() as connection:
+            moment = now()
+            mine = (STAGES.c.run == run) & (STAGES.c.status == "running")
+            connection.execute(update(STAGES).where(mine).values(status=status, error=error, heartbeat=moment))
+            connection.execute(
+                update(RUNS)
+                .where(RUNS.c.id == run, RUNS.c.status.in_(["running", "interrupted"]))
+                .values(status=status, error=error, ended=func.coalesce(RUNS.c.ended, moment))
+            )
+
+    @contextmanager
+    def _appending(self, run: int, numbers: Sequence[Number]) -> Iterator[None]:
+        """Refuse numbers that cannot be stored; name the one that is there already."""
+        seen = set()
+        for number in numbers:
+            if not math.isfinite(number.value):
+                raise ValueError(f"{number.metric} of round {number.round} is {number.value}: not a finite number")
+            key = (number.metric, number.round, number.client)
+            if key in seen:
+                raise ValueError(f"{_named(number)} is given twice")
+            seen.add(key)
+        try:
+            yield
+        except IntegrityError as error:
+            with self.reading() as connection:
+                owner = connection.execute(select(RUNS.c.cell, RUNS.c.stage).where(RUNS.c.id == run)).one()
+                for number in numbers:
+                    where = [NUMBERS.c.cell == owner.cell, NUMBERS.c.stage == owner.stage]
+                    where += [NUMBERS.c.round == number.round, NUMBERS.c.client == number.client]
+                    if connection.execute(select(NUMBERS).where(*where, NUMBERS.c.metric == number.metric)).first():
+                        raise ValueError(
+                            f"{owner.cell} {owner.stage}: {_named(number)} is there already; nothing was written"
+                        ) from error
+            raise
+
+    # --- reading -------------------------------------------------------------------------------------------------
+
+    def stages(self, cells: Sequence[str] | None = None) -> dict[tuple[str, str], StageRow]:
+        """(cell, stage) -> its row, of all cells or those asked for."""
+        query = (
+            select(STAGES, RUNS.c.host, RUNS.c.pid, RUNS.c.process)
+            .outerjoin(RUNS, and_(RUNS.c.id == STAGES.c.run, STAGES.c.status == "running"))
+            .order_by(STAGES.c.cell, STAGES.c.stage)
+        )
+        result = {}
+        with self.reading() as connection:
+            for row in fetch(connection, query, STAGES.c.cell, cells):
+                cell, stage, status, round, total, checkpoint, record, run, error, beat, host, pid, process = row
+                held = status == "running" and alive(host, pid, process, beat, self.stale)
+                result[cell, stage] = StageRow(
+                    cell, stage, status, round, total, checkpoint, json.loads(record), run, error, _epoch(beat), held
+                )
+        return result
+
+    def measurements(
+        self,
+        cells: Sequence[str] | None = None,
+        *,
+        stages: Sequence[str] | None = None,
+        metrics: Sequence[str] | None = None,
+    ) -> list[dict[str, Any]]:
+        """Rows of the public view, by cell, stage, round, client and metric; of all cells or those asked for."""
+        order = ("cell", "stage", "round", "client", "metric")
+        query = select(VIEW).order_by(*(VIEW.c[name] for name in order))
+        if stages is not None:
+            query = query.where(VIEW.c.stage.in_(list(stages)))
+        if metrics is not None:
+            query = query.where(VIEW.c.metric.in_(list(metrics)))
+        names = [c.name for c in VIEW.c]
+        with self.reading() as connection:
+            return [dict(zip(names, row, strict=True)) for row in fetch(connection, query, VIEW.c.cell, cells)]
+
+    def outcomes(self, cell: str, stage: str) -> list[tuple[int, int, bytes]]:
+        """The chunks of a stage's outcomes in order: (first example, how many, packed bits)."""
+        query = select(OUTCOMES.c.start, OUTCOMES.c.n, OUTCOMES.c.bits).order_by(OUTCOMES.c.start)
+        with self.reading() as connection:
+            rows = connection.execute(query.where(OUTCOMES.c.cell == cell, OUTCOMES.c.stage == stage))
+            return [(start, n, bytes(bits)) for start, n, bits in rows]
+
+    def runs(self, cells: Sequence[str] | None = None) -> list[dict[str, Any]]:
+        """Every attempt at a stage, oldest first: its columns and the rest of its provenance in one mapping."""
+        parts: dict[str | None, Any] = {None: {}}  # thousands of runs share the same few versions
+
+        def loaded(part: str | None) -> Any:
+            if part not in parts:
+                parts[part] = json.loads(cast(str, part))
+            return parts[part]
+
+        names = [c.name for c in RUNS.c]
+        result = []
+        with self.reading() as connection:
+            for row in fetch(connection, select(RUNS), RUNS.c.cell, cells):
+                run = dict(zip(names, row, strict=True))
+                del run["process"]
+                run["versions"] = dict(loaded(run["versions"]))
+                result.append({**loaded(run.pop("extra")), **run})
+        return sorted(result, key=lambda run: run["id"])
+
+    def rates(self, kind: Callable[[Mapping[str, Any]], str]) -> dict[str, float]:
+        """Image passes per second that training reached on this machine, by the kind of its cell's spec.
+
+        The seconds of cells that were trained as one program are those of all of them: each counts its share.
+        """
+        mine = [NUMBERS.c.stage == "train", NUMBERS.c.client == -1, RUNS.c.host == socket.gethostname()]
+        query = (
+            select(CELLS.c.spec, RUNS.c.extra, NUMBERS.c.metric, func.sum(NUMBERS.c.value))
+            .select_from(NUMBERS)
+            .join(RUNS, RUNS.c.id == NUMBERS.c.run)
+            .join(CELLS, CELLS.c.id == NUMBERS.c.cell)
+            .where(*mine, NUMBERS.c.metric.in_(["forward", "backward", "seconds"]))
+            .group_by(CELLS.c.id, CELLS.c.spec, RUNS.c.id, RUNS.c.extra, NUMBERS.c.metric)
+        )
+        passes: dict[str, float] = {}
+        seconds: dict[str, float] = {}
+        with self.reading() as connection:
+            for spec, extra, metric, value in connection.execute(query):
+                name = kind(json.loads(spec))
+                if metric == "seconds":
+                    seconds[name] = seconds.get(name, 0.0) + value / json.loads(extra).get("together", 1)
+                else:
+                    passes[name] = passes.get(name, 0.0) + value
+        return {name: passes[name] / time for name, time in seconds.items() if time > 0 and passes.get(name)}
+
+
+# --- pieces of the transactions ----------------------------------------------------------------------------------
+
+
+def batches(values: Iterable[str], size: int = 500) -> Iterator[list[str]]:
+    """Distinct values in order, so many at a time: databases limit the parameters of a statement."""
+    ordered = sorted(set(values))
+    for first in range(0, len(ordered), size):
+        yield ordered[first : first + size]
+
+
+def fetch(connection: Connection, query: Any, key: Any, values: Iterable[str] | None) -> Iterator[Any]:
+    """The rows of `query` whose `key` is among `values` (None: all rows); any number of values."""
+    if values is None:
+        yield from connection.execute(query)
+        return
+    for part in batches(values):
+        yield from connection.execute(query.where(key.in_(part)))
+
+
+def _known(connection: Connection, cells: Iterable[str]) -> set[str]:
+    return {row.id for row in fetch(connection, select(CELLS.c.id), CELLS.c.id, cells)}
+
+
+def cell_row(cell: str, spec: Mapping[str, Any], created: str) -> dict[str, Any]:
+    """A row of `cells`."""
+    seed = spec.get("seed")
+    fits = isinstance(seed, int) and not isinstance(seed, bool) and -(2**63) <= seed < 2**63
+    return {"id": cell, "spec": dumps(spec), "seed": seed if fits else None, "created": created}
+
+
+PROVENANCE = ("preset", "host", "pid", "device", "precision", "commit", "dirty", "versions", "log")
+
+
+def _split(provenance: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """(values of columns, the rest)."""
+    known = {key: value for key, value in provenance.items() if key in PROVENANCE}
+    if known.get("versions") is not None:
+        known["versions"] = dumps(known["versions"])
+    rest = {key: value for key, value in provenance.items() if key not in PROVENANCE}
+    if taken := sorted(rest.keys() & RUNS.c.keys()):
+        raise ValueError(f"provenance: '{taken[0]}' is the database's own")
+    return known, rest
+
+
+def _run_values(provenance: Mapping[str, Any]) -> dict[str, Any]:
+    known, rest = _split(provenance)
+    host, pid = known.setdefault("host", socket.gethostname()), known.setdefault("pid", os.getpid())
+    if host == socket.gethostname() and (machine := _machine()):
+        known["process"] = f"{machine} {_born(pid) or ''}"
+    return {**known, "extra": dumps(rest)}
+
+
+def _owned(connection: Connection, run: int) -> Any:
+    """The stage that a run holds, locked. Stolen: it does not hold it."""
+    query = select(STAGES).where(STAGES.c.run == run, STAGES.c.status == "running").with_for_update()
+    owned = connection.execute(query).first()
+    if owned is not None:
+        return owned
+    was = connection.execute(select(RUNS.c.cell, RUNS.c.stage, RUNS.c.status).where(RUNS.c.id == run)).first()
+    if was is None:
+        raise ValueError(f"there is no run {run}")
+    raise Stolen(
+        f"{was.cell} {was.stage}: run {run} ({was.status}) no longer holds this stage; another process took it over,"
+        " and nothing more of this run is written"
+    )
+
+
+def _set(connection: Connection, owned: Any, values: Mapping[str, Any]) -> None:
+    key = (STAGES.c.cell == owned.cell) & (STAGES.c.stage == owned.stage)
+    connection.execute(update(STAGES).where(key).values(**values))
+
+
+def _end(connection: Connection, run: int | None, status: Status, moment: str | None) -> None:
+    connection.execute(update(RUNS).where(RUNS.c.id == run).values(status=status, ended=moment))
+
+
+def _append(connection: Connection, owned: Any, run: int, numbers: Sequence[Number]) -> None:
+    moment = now()
+    rows = [
+        {
+            "cell": owned.cell, "stage": owned.stage, "round": number.round, "client": number.client,
+            "metric": number.metric, "value": float(number.value) + 0.0,  # SQLite has no -0.0, so nobody has
+            "n": number.n, "run": run, "created": moment,
+        }
+        for number in numbers
+    ]  # fmt: skip
+    if rows:
+        connection.execute(insert(NUMBERS), rows)
+
+
+def _named(number: Number) -> str:
+    client = f" of client {number.client}" if number.client >= 0 else ""
+    return f"{number.metric}{client} of round {number.round}"

@@ -1,0 +1,128 @@
+"""What a run will cost, counted from the suite alone: image passes, gradient steps, bytes, disk; and time, where known.
+
+Nothing is run and torch is not imported: passes come from the docstrings (`fatbench.suite.signatures.formula`), which tests
+compare with what really happens.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from fatbench.suite import signatures
+from fatbench.suite.cells import Cell, Evaluation, Plan, digest
+from fatbench.suite.checks import cohort, known
+from fatbench.suite.types import number
+
+
+@dataclass(frozen=True)
+class Work:
+    """Counted work; None where the data set's size is not known before it is read."""
+
+    gradient_steps: float = 0
+    forward: float = 0  # image passes
+    backward: float = 0
+    bytes_up: float = 0
+    bytes_down: float = 0
+    disk: float = 0
+
+    @property
+    def image_passes(self) -> float:
+        return self.forward + self.backward
+
+    def __add__(self, other: Work) -> Work:
+        return Work(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(Work)))
+
+
+def training(spec: Mapping[str, Any]) -> Work | None:
+    """The work of a cell's training, its monitoring included. None: the data set's size is unknown."""
+    facts = known(spec["data"])
+    total = spec["train"] or (facts.train if facts else None)
+    if facts is None or not total:
+        return None
+    protocol = spec["protocol"]
+    images = (total - spec["validation"]) * (1 - float(number(spec["client_holdout"])))
+    clients = spec["partition"].get("clients") or 1
+    m, rounds = cohort(spec), protocol["rounds"]
+    forward, backward = signatures.passes("Protocol", protocol, participation=m / clients, images=images)
+    per_client = math.ceil(images / clients / protocol["batch"])
+    size = 4 * (parameters(spec) or 0.0)
+    up = signatures.formula("Protocol", protocol, "Up", batches=per_client) or 0.0
+    down = signatures.formula("Protocol", protocol, "Down", batches=per_client) or 0.0
+    steps = signatures.formula("Protocol", protocol, "Steps")  # of a protocol that does not train for `epochs`
+    disk = size * (3 + (up - 1) * (clients + 1)) if up else 3 * size
+    work = Work(
+        gradient_steps=rounds * m * protocol.get("epochs", 1) * per_client if steps is None else steps,
+        forward=forward * images,
+        backward=backward * images,
+        bytes_up=up * size * m * rounds,
+        bytes_down=down * size * m * rounds,
+        disk=0 if steps == 0 else disk,
+    )
+    if spec["monitor"] is not None:
+        times = math.ceil(rounds / spec["monitor_every"])
+        tested = sum(min(n, spec["monitor_n"] or n) for n in (spec["test"] or facts.test or 0, spec["validation"]) if n)
+        forward, backward = signatures.passes("Attack", spec["monitor"])
+        work += Work(forward=times * tested * (forward + 2), backward=times * tested * backward)
+    return work
+
+
+def evaluation(spec: Mapping[str, Any], evaluations: Iterable[Evaluation], checkpoints: int) -> Work | None:
+    """The work of attacking `checkpoints` models of a cell; AutoAttack's is what it costs if every image survives."""
+    facts = known(spec["data"])
+    available = spec["test"] or (facts.test if facts else None)
+    if not available:
+        return None
+    work = Work()
+    for item in evaluations:
+        n = min(available, item.n or available)
+        forward, backward = signatures.passes("Attack", item.attack)
+        work += Work(forward=checkpoints * n * (forward + 1), backward=checkpoints * n * backward, disk=n / 8)
+    return work
+
+
+def parameters(spec: Mapping[str, Any]) -> float | None:
+    """The number of parameters of a cell's model, from its docstring; None where that does not say."""
+    facts = known(spec["data"])
+    if facts is None or not facts.shape or not facts.classes:
+        return None
+    channels, size = facts.shape[0], spec["size"] or facts.shape[1]
+    return signatures.formula("Model", spec["model"], "Parameters", channels=channels, size=size, classes=facts.classes)
+
+
+def cell_work(cell: Cell, plan: Plan) -> Work | None:
+    """Training and all evaluations of one cell."""
+    train = training(cell.spec)
+    test = evaluation(cell.spec, cell.evaluations, len(plan.checkpoints))
+    return None if train is None or test is None else train + test
+
+
+def total(works: Iterable[Work | None]) -> Work:
+    """The sum of what is known."""
+    result = Work()
+    for work in works:
+        if work is not None:
+            result += work
+    return result
+
+
+def kind(spec: Mapping[str, Any]) -> str:
+    """What a measured speed is valid for: the same model on images of the same data set at the same batch size."""
+    return digest([spec["model"], spec["data"]["name"], spec.get("size"), spec["protocol"]["batch"]])[:12]
+
+
+def seconds(cells: Iterable[Cell], works: Mapping[str, Work | None], rates: Mapping[str, float]) -> tuple[float, int]:
+    """(estimated seconds of work on one lane, cells that nothing comparable was measured for).
+
+    `rates`: image passes per second by `kind`, from cells that this machine has trained before.
+    """
+    total, unknown = 0.0, 0
+    for cell in cells:
+        work, rate = works[cell.id], rates.get(kind(cell.spec))
+        if work is None or not rate:
+            unknown += 1
+        else:
+            total += work.image_passes / rate
+    return total, unknown

@@ -1,0 +1,423 @@
+"""What a suite may call: the tables of functions, read from their source without importing them.
+
+Every extensible module ends in a table, `RULES = {"sfat": sfat, ...}`. The keyword-only arguments of a function in
+it are its settings: name, type (an annotation from `fatbench.suite.types`, a Literal, bool or str) and default. The
+docstring's first line says what it is; lines `Forward: <expression>` and `Backward: <expression>` give the image
+passes of one call per image, in terms of its settings, and are what `fatbench plan` adds up.
+
+    describe("Attack", "pgd")      -> Signature, from the source alone
+    check("Attack", node)          -> the canonical mapping, every default filled in; SpecError names file, line, key
+    build("Attack", spec)          -> the function with its settings bound; imports its module
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import importlib
+import importlib.util
+import math
+import operator
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+from fatbench.errors import SpecError, did_you_mean
+from fatbench.suite import types as kinds
+
+PACKAGE = Path(__file__).parent.parent
+
+# kind (the annotation) -> (module, name of its table)
+TABLES = {
+    "Experiment": ("fatbench.engine.experiment", "EXPERIMENTS"),
+    "Data": ("fatbench.data", "DATASETS"),
+    "Partition": ("fatbench.methods.partitions", "PARTITIONS"),
+    "Model": ("fatbench.models", "MODELS"),
+    "Protocol": ("fatbench.methods.protocols", "PROTOCOLS"),
+    "Rule": ("fatbench.methods.rules", "RULES"),
+    "Objective": ("fatbench.methods.objectives", "OBJECTIVES"),
+    "Proximal": ("fatbench.methods.objectives", "PROXIMALS"),
+    "Attack": ("fatbench.methods.attacks", "ATTACKS"),
+    "Augment": ("fatbench.methods.augmentations", "AUGMENTS"),
+    "Probe": ("fatbench.methods.probes", "PROBES"),
+    "Defence": ("fatbench.methods.defences", "DEFENCES"),
+    "Inversion": ("fatbench.methods.inversions", "INVERSIONS"),
+}
+
+
+class Map(dict):
+    """A mapping read from YAML that remembers where each key stands: `where[key]` is "file:line"."""
+
+    where: dict[str, str]
+
+    def __init__(self, items: Mapping[str, Any] = {}, where: dict[str, str] | None = None, at: str = ""):
+        super().__init__(items)
+        self.where = dict(where or {})
+        self.at = at
+
+    def place(self, key: str) -> str:
+        """ "file:line: key", or the key alone where the place is unknown."""
+        place = self.where.get(key) or self.at
+        return f"{place}: {key}" if place else key
+
+
+REQUIRED: Any = object()
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One keyword-only argument: its name, its annotation as written, its default (REQUIRED where it has none)."""
+
+    name: str
+    annotation: str
+    default: Any
+
+
+@dataclass(frozen=True)
+class Signature:
+    """What the source says of one registered function."""
+
+    kind: str
+    name: str
+    doc: str
+    settings: tuple[Setting, ...]
+    free: bool  # takes **settings, checked only when it is called (a torchattacks attack)
+    file: str
+    line: int
+
+    @property
+    def summary(self) -> str:
+        return self.doc.strip().splitlines()[0] if self.doc.strip() else ""
+
+
+@functools.cache
+def _source(file: Path) -> ast.Module:
+    return ast.parse(file.read_text(encoding="utf-8"), str(file))
+
+
+def _module_file(module: str) -> Path:
+    relative = Path(*module.split(".")[1:])
+    file = PACKAGE / relative / "__init__.py"
+    return file if file.exists() else (PACKAGE / relative).with_suffix(".py")
+
+
+def _table(tree: ast.Module, table: str) -> dict[str, str]:
+    """The entries of the module-level dict literal named `table`: key -> name of the function."""
+    for statement in tree.body:
+        match statement:
+            case ast.Assign(targets=[ast.Name(id=name)], value=ast.Dict() as value) if name == table:
+                pass
+            case ast.AnnAssign(target=ast.Name(id=name), value=ast.Dict() as value) if name == table:
+                pass
+            case _:
+                continue
+        entries = {}
+        for key, function in zip(value.keys, value.values, strict=True):
+            if not (isinstance(key, ast.Constant) and isinstance(function, ast.Name)):
+                raise SpecError(f'table {table}: every entry must be written "name": function')
+            entries[str(key.value)] = function.id
+        return entries
+    return {}
+
+
+def _function(tree: ast.Module, name: str, file: Path) -> tuple[ast.FunctionDef, Path]:
+    """The definition of `name` in a module, through one `from fatbench.x import name` where it is imported."""
+    for statement in tree.body:
+        if isinstance(statement, ast.FunctionDef) and statement.name == name:
+            return statement, file
+        if isinstance(statement, ast.ImportFrom) and statement.module:
+            for alias in statement.names:
+                if (alias.asname or alias.name) == name:
+                    origin = _module_file(statement.module)
+                    return _function(_source(origin), alias.name, origin)
+    raise SpecError(f"{file}: '{name}' is in the table but is no function of this module")
+
+
+_PLUGINS: list[Path] = []
+
+
+def add_plugin(file: Path) -> None:
+    """Let the tables of a Python file extend ours. SpecError: unreadable, no table in it, or a name already taken."""
+    try:
+        tree = _source(file)
+    except (OSError, SyntaxError, ValueError) as error:
+        raise SpecError(f"plugin {file}: {error}") from None
+    if file in _PLUGINS:
+        return
+    found = False
+    for kind, (_, table) in TABLES.items():
+        for name in _table(tree, table):
+            found = True
+            if name in names(kind):
+                raise SpecError(f"plugin {file}: there is already a {kind.lower()} named '{name}'")
+    if not found:
+        tables = ", ".join(table for _, table in TABLES.values())
+        raise SpecError(f"plugin {file}: none of the tables {tables} is in it")
+    _PLUGINS.append(file)
+    _signatures.cache_clear()
+
+
+def plugins() -> tuple[Path, ...]:
+    """The plugin files in use, for other processes to add."""
+    return tuple(_PLUGINS)
+
+
+@functools.cache
+def _signatures(kind: str) -> dict[str, Signature]:
+    module, table = TABLES[kind]
+    found = {}
+    for file in (_module_file(module), *_PLUGINS):
+        tree = _source(file)
+        for name, function in _table(tree, table).items():
+            node, origin = _function(tree, function, file)
+            settings = tuple(
+                Setting(
+                    argument.arg,
+                    ast.unparse(argument.annotation) if argument.annotation else "Any",
+                    REQUIRED if default is None else ast.literal_eval(default),
+                )
+                for argument, default in zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True)
+            )
+            free = node.args.kwarg is not None
+            found[name] = Signature(kind, name, ast.get_docstring(node) or "", settings, free, str(origin), node.lineno)
+    return found
+
+
+def names(kind: str) -> list[str]:
+    """The names a suite may use for this kind, in the order of the table."""
+    return list(_signatures(kind))
+
+
+def describe(kind: str, name: str, place: str = "") -> Signature:
+    """The signature of one registered function. SpecError: no such name."""
+    known = _signatures(kind)
+    if name not in known:
+        prefix = f"{place}: " if place else ""
+        raise SpecError(f"{prefix}no {kind.lower()} is named '{name}'{did_you_mean(name, known)}")
+    return known[name]
+
+
+@functools.cache
+def _adapter(annotation: str) -> TypeAdapter[Any]:
+    names = {**vars(kinds), "Literal": Literal}
+    return TypeAdapter(eval(annotation, names), config=ConfigDict(strict=True))
+
+
+@functools.cache
+def _nested(annotation: str) -> tuple[str | None, bool]:
+    """(kind, may be None) of an annotation such as "Attack" or "Attack | None"; (None, ...) for a plain value."""
+    optional = annotation.endswith(" | None")
+    bare = annotation.removesuffix(" | None")
+    return (bare if bare in TABLES else None), optional
+
+
+def check(kind: str, node: Any, place: str = "") -> dict[str, Any]:
+    """The canonical form of `node`, a mapping {name: ..., setting: value}: defaults filled in, values checked.
+
+    A bare string is short for {name: string}. SpecError: unknown name or key, missing key, wrong type or range.
+    """
+    if isinstance(node, str):
+        node = Map({"name": node}, at=place)
+    if not isinstance(node, Mapping):
+        raise SpecError(f"{place or kind.lower()}: expected a mapping with a name, got {_shown(node)}")
+    if "name" not in node:
+        raise SpecError(
+            f"{place or kind.lower()}: 'name' is missing: which {kind.lower()}?{did_you_mean('', names(kind))}"
+        )
+    if not isinstance(node["name"], str):
+        raise SpecError(f"{_place(node, 'name', place)}: expected a name, got {_shown(node['name'])}")
+    signature = describe(kind, node["name"], _place(node, "name", place))
+    rest = Map({k: v for k, v in node.items() if k != "name"}, getattr(node, "where", None), getattr(node, "at", ""))
+    return {"name": signature.name, **check_settings(signature, rest, place)}
+
+
+def check_settings(signature: Signature, node: Mapping[str, Any], place: str = "") -> dict[str, Any]:
+    """The canonical settings of a call of one function, without its name. SpecError as for `check`."""
+    known = {setting.name: setting for setting in signature.settings}
+    for key in node:
+        if key not in known and not signature.free:
+            raise SpecError(
+                f"{_place(node, key, place)}: '{signature.name}' has no setting '{key}'{did_you_mean(key, known)}"
+            )
+    canonical: dict[str, Any] = {}
+    for setting in signature.settings:
+        if setting.name in node:
+            canonical[setting.name] = _value(setting, node[setting.name], _place(node, setting.name, place))
+        elif setting.default is REQUIRED:
+            where = place or getattr(node, "at", "")
+            raise SpecError(f"{where}{': ' if where else ''}'{signature.name}' needs '{setting.name}'")
+        else:
+            canonical[setting.name] = _value(setting, setting.default, setting.name)
+    for key in node:
+        if key not in known:
+            canonical[key] = node[key]
+    return canonical
+
+
+def _value(setting: Setting, value: Any, place: str) -> Any:
+    kind, optional = _nested(setting.annotation)
+    if kind is not None:
+        if optional and value is None:
+            return None
+        return check(kind, value, place)
+    try:
+        read = _adapter(setting.annotation).validate_python(value)
+    except ValidationError as error:
+        problem = error.errors()[0]
+        what = problem["msg"].removeprefix("Value error, ").removeprefix("Input ")
+        raise SpecError(f"{place}: {what}, got {_shown(value)}") from None
+    if isinstance(value, str) and isinstance(read, float):  # "8/255" stays a string, written one way
+        if match := kinds.FRACTION.match(value):
+            return f"{match[1]}/{match[2]}"
+        raise SpecError(f"{place}: expected a number or a fraction such as 8/255, got {_shown(value)}")
+    if isinstance(read, float) and not math.isfinite(read):
+        raise SpecError(f"{place}: should be a finite number, got {_shown(value)}")
+    return read
+
+
+def _place(node: Mapping[str, Any], key: str, fallback: str) -> str:
+    return node.place(key) if isinstance(node, Map) and (key in node.where or node.at) else (fallback or key)
+
+
+def _shown(value: Any) -> str:
+    return repr(dict(value) if isinstance(value, Map) else value)
+
+
+# --- from a canonical mapping to a call -------------------------------------------------------------------------
+
+
+def build(kind: str, spec: Mapping[str, Any]) -> Any:
+    """The registered function with the settings of a canonical `spec` bound to it; fractions become floats here."""
+    signature = describe(kind, spec["name"])
+    return functools.partial(function(kind, signature.name), **bind(signature, spec))
+
+
+def bind(signature: Signature, spec: Mapping[str, Any]) -> dict[str, Any]:
+    """The keyword arguments of a call, nested calls built, fractions turned into floats."""
+    by_name = {setting.name: setting for setting in signature.settings}
+    arguments = {}
+    for key, value in spec.items():
+        if key == "name":
+            continue
+        kind = _nested(by_name[key].annotation)[0] if key in by_name else None
+        if kind is not None:
+            arguments[key] = None if value is None else build(kind, value)
+        else:
+            is_number = key not in by_name or (isinstance(value, str) and _is_number(by_name[key].annotation))
+            arguments[key] = kinds.number(value) if is_number and isinstance(value, str) else value
+    return arguments
+
+
+def _is_number(annotation: str) -> bool:
+    return annotation.removesuffix(" | None") in {
+        "Real", "Positive", "NonNegative", "Radius", "Probability", "Share", "Momentum", "Count", "Natural",
+    }  # fmt: skip
+
+
+def function(kind: str, name: str) -> Any:
+    """The registered function itself; imports the module (or the plugin) that holds it."""
+    module, table = TABLES[kind]
+    entries = getattr(importlib.import_module(module), table)
+    if name in entries:
+        return entries[name]
+    for file in _PLUGINS:
+        entries = getattr(_plugin_module(file), table, {})
+        if name in entries:
+            return entries[name]
+    raise SpecError(f"no {kind.lower()} is named '{name}'")
+
+
+@functools.cache
+def _plugin_module(file: Path) -> Any:
+    spec = importlib.util.spec_from_file_location(f"fatbench_plugin_{file.stem}", file)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+# --- image passes ------------------------------------------------------------------------------------------------
+
+_OPERATORS = {
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv, ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.GtE: operator.ge,
+    ast.Lt: operator.lt,
+}  # fmt: skip
+
+
+def passes(kind: str, spec: Mapping[str, Any] | None, **replaced: float) -> tuple[float, float]:
+    """(forward, backward) passes per image of one call, from the docstring's Forward: and Backward: lines.
+
+    In an expression a setting stands for its value (or for the one in `replaced`), and a nested call for its own
+    passes. A function without the lines costs nothing beside what it calls.
+    """
+    if spec is None:
+        return 0.0, 0.0
+    forward, backward = (formula(kind, spec, label, **replaced) for label in ("Forward", "Backward"))
+    return forward or 0.0, backward or 0.0
+
+
+def formula(kind: str, spec: Mapping[str, Any], label: str, **variables: float) -> float | None:
+    """The value of the docstring's line `label: <expression>` for these settings; None where there is no such line.
+
+    Several lines of one label are terms of a sum. Comparisons count as 1 or 0; `a or b` is b where a is not set.
+    """
+    signature = describe(kind, spec["name"])
+    lines = _lines(signature.doc, label)
+    nested = {setting.name: _nested(setting.annotation)[0] for setting in signature.settings}
+
+    def evaluate(node: ast.expr) -> Any:
+        match node:
+            case ast.Constant(value=value):
+                return value
+            case ast.Name(id=name) if name in variables:
+                return variables[name]
+            case ast.Name(id=name) if name in nested:
+                if kind_of := nested[name]:
+                    return (formula(kind_of, spec[name], label) or 0.0) if spec[name] is not None else 0.0
+                return kinds.number(spec[name]) if not isinstance(spec[name], bool) else spec[name]
+            case ast.BinOp(left=left, op=op, right=right) if type(op) in _OPERATORS:
+                return _OPERATORS[type(op)](evaluate(left), evaluate(right))
+            case ast.Compare(left=left, ops=[op], comparators=[right]) if type(op) in _OPERATORS:
+                return _OPERATORS[type(op)](evaluate(left), evaluate(right))
+            case ast.BoolOp(op=ast.Or(), values=[left, right]):
+                return evaluate(left) or evaluate(right)
+        raise SpecError(f"{signature.file}:{signature.line}: cannot read a line '{label}:' of '{signature.name}'")
+
+    if not lines:
+        return None
+    return math.fsum(float(evaluate(line)) for line in lines)
+
+
+@functools.cache
+def _lines(doc: str, label: str) -> list[ast.expr]:
+    """The expressions of a docstring's lines `label: <expression>`."""
+    texts = re.findall(rf"^\s*{label}:\s*(.+?)\s*$", doc, re.MULTILINE)
+    return [ast.parse(text, mode="eval").body for text in texts]
+
+
+def without_defaults(kind: str, spec: Mapping[str, Any]) -> dict[str, Any]:
+    """A canonical mapping less every setting that has its default: what a cell's identity is the hash of.
+
+    So a setting added later, with the default that keeps the old behaviour, leaves identities as they are. A default
+    must therefore never change its meaning: tests/golden/defaults.json pins them.
+    """
+    signature = describe(kind, spec["name"])
+    short: dict[str, Any] = {"name": spec["name"]} if kind != "Experiment" else {}
+    by_name = {setting.name: setting for setting in signature.settings}
+    for key, value in spec.items():
+        if key == "name":
+            continue
+        setting = by_name.get(key)
+        if setting is None:
+            short[key] = value
+            continue
+        if setting.default is not REQUIRED and value == _value(setting, setting.default, key):
+            continue
+        nested = _nested(setting.annotation)[0]
+        short[key] = without_defaults(nested, value) if nested and value is not None else value
+    return short

@@ -1,0 +1,56 @@
+"""The types a setting in a suite file may have: each is a Python type with a range, checked before anything runs.
+
+A function's keyword-only arguments are its settings; their annotations name the types below. `fatbench.suite.signatures`
+reads the annotations from the source, so that a suite is checked without importing torch.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Annotated, Any
+
+from annotated_types import Ge, Gt, Le, Lt
+from pydantic import BeforeValidator
+
+FRACTION = re.compile(r"\s*(-?\d+(?:\.\d+)?)\s*/\s*(\d+(?:\.\d+)?)\s*\Z")
+
+
+def number(value: Any) -> Any:
+    """The float that a fraction such as "8/255" stands for; anything else is returned as it is."""
+    if isinstance(value, str) and (match := FRACTION.match(value)):
+        denominator = float(match[2])
+        if denominator == 0:
+            raise ValueError("division by zero")
+        return float(match[1]) / denominator
+    if isinstance(value, bool):
+        raise ValueError("should be a number")
+    return value
+
+
+_read = BeforeValidator(number)
+
+Count = Annotated[int, Ge(1), _read]  # 1, 2, 3, ...
+Natural = Annotated[int, Ge(0), _read]  # 0, 1, 2, ...
+Real = Annotated[float, _read]
+Positive = Annotated[float, Gt(0), _read]
+NonNegative = Annotated[float, Ge(0), _read]
+Radius = Annotated[float, Ge(0), Le(1), _read]  # an epsilon or a step, in units of the [0, 1] pixel range
+Probability = Annotated[float, Ge(0), Le(1), _read]
+Share = Annotated[float, Gt(0), Le(1), _read]  # a fraction of something that must not be empty
+Momentum = Annotated[float, Ge(0), Lt(1), _read]
+
+# Settings that are themselves calls, {name: ..., key: value}: the annotation says in which table the name is looked up.
+# Inside the called function the value is a callable that already holds its settings.
+Attack = Callable[..., Any]
+Objective = Callable[..., Any]
+Rule = Callable[..., Any]
+Proximal = Callable[..., Any]
+Partition = Callable[..., Any]
+Model = Callable[..., Any]
+Protocol = Callable[..., Any]
+Data = Callable[..., Any]
+Augment = Callable[..., Any]
+Probe = Callable[..., Any]
+Defence = Callable[..., Any]
+Inversion = Callable[..., Any]
