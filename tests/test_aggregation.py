@@ -29,7 +29,7 @@ from fatbench.methods.rules import (
     scaled,
 )
 from fatbench.models import MODELS
-from fatbench.suite import signatures
+from fatbench.suite import formulas, signatures
 
 STATS = Stats(loss=1.0, loss_released=1.0, accuracy=0.5, steps=1, momentum_steps=1.0, batches=1)
 
@@ -618,7 +618,7 @@ def test_every_rule_documented() -> None:
     for rule in RULES:
         assert "Source:" in signatures.describe("Rule", rule).doc, rule
     for rule in NEEDS_BROADCAST_LOSS:
-        assert signatures.passes("Rule", {"name": rule, "q": 1.0, "gamma": 1.0}) == (1.0, 0.0)
+        assert formulas.passes("Rule", {"name": rule, "q": 1.0, "gamma": 1.0}) == (1.0, 0.0)
 
 
 def test_rules_without_torch() -> None:

@@ -28,7 +28,7 @@ from fatbench.engine.fast.draws import Streams
 from fatbench.errors import SpecError
 from fatbench.methods import attacks
 from fatbench.methods.attacks import ATTACKS, implementation
-from fatbench.suite import signatures
+from fatbench.suite import formulas, signatures
 
 torch.set_num_threads(1)
 
@@ -486,7 +486,7 @@ def test_passes_are_those_of_the_docstring(name: str, steps: int) -> None:
     model, (x, y) = conv(), batch(4)
     passes, call = Passes(model), spec(name, steps=steps)
     signatures.build("Attack", call)(model, x, y, generator())
-    assert (passes.forward / 4, passes.backward / 4) == signatures.passes("Attack", call)
+    assert (passes.forward / 4, passes.backward / 4) == formulas.passes("Attack", call)
 
 
 def test_only_the_gradient_by_the_image_is_computed() -> None:
@@ -576,7 +576,7 @@ def test_autoattack_costs_what_its_docstring_says_at_most() -> None:
     x = torch.rand(1, 1, 2, 2, generator=generator())
     x_adv = signatures.build("Attack", call)(model, x, torch.tensor([0]), generator())
     assert torch.equal(x_adv, x)
-    assert (passes.forward, passes.backward) == signatures.passes("Attack", call) == (7865, 1910)
+    assert (passes.forward, passes.backward) == formulas.passes("Attack", call) == (7865, 1910)
 
 
 @pytest.mark.parametrize("classes", [2, 3])
@@ -716,7 +716,7 @@ def test_implementation() -> None:
 
 def test_implementation_of_a_plugin_is_its_file(monkeypatch: pytest.MonkeyPatch) -> None:
     signature = types.SimpleNamespace(file="/elsewhere/my_attacks.py")
-    monkeypatch.setattr(registry, "describe", lambda kind, name: signature)
+    monkeypatch.setattr(signatures, "describe", lambda kind, name: signature)
     assert implementation("mine") == "my_attacks.py"
 
 

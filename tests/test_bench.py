@@ -23,8 +23,7 @@ from fatbench.engine import randomness as rng
 from fatbench.engine.local import LocalSGD, train_cohort
 from fatbench.engine.rounds import Problem
 from fatbench.methods import attacks, objectives
-from fatbench.suite import cells as suite
-from fatbench.suite import signatures
+from fatbench.suite import files, formulas, signatures
 
 PGD = {"eps": 8 / 255, "step": 4 / 255, "steps": 2}
 
@@ -89,8 +88,8 @@ def test_passes_are_those_that_torch_counts(model: str, objective: str) -> None:
     seen = x.clone().requires_grad_()
     to_image = flops(lambda: torch.autograd.grad(network(seen).sum(), seen)) - forward
     to_weights = flops(lambda: torch.autograd.grad(network(x).sum(), weights)) - forward
-    forwards, backwards = signatures.passes("Objective", node)
-    of_attack = backwards - signatures.passes("Objective", {**node, "attack": None})[1] if "attack" in node else 0
+    forwards, backwards = formulas.passes("Objective", node)
+    of_attack = backwards - formulas.passes("Objective", {**node, "attack": None})[1] if "attack" in node else 0
     function = signatures.build("Objective", node)
 
     def step() -> None:
@@ -143,7 +142,7 @@ def test_a_series_is_drawn(tmp_path: Path) -> None:
 def test_a_database_of_many_cells_is_reported(tmp_path: Path) -> None:
     """40 cells, 20 points with two seeds each: two columns of means, every one 0.5."""
     file, db = many.database(tmp_path, 10, 2, 2)
-    assert len(suite.load(str(file)).plan("paper").unique()) == 40
+    assert len(files.load(str(file)).plan("paper").unique()) == 40
     command = [sys.executable, "-m", "fatbench", "report", str(file), "--db", db, "--format", "csv"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout.count(",last,0.5,0.0,0;1,2,100,") == 40

@@ -15,9 +15,7 @@ from fatbench.methods.inversions import INVERSIONS
 from fatbench.methods.objectives import standard
 from fatbench.methods.protocols.eavesdrop import eavesdrop
 from fatbench.models import MODELS
-from fatbench.suite import cells as suite
-from fatbench.suite import checks
-from fatbench.suite import cost as plan
+from fatbench.suite import cells, cost, files
 
 
 def problem() -> Problem:
@@ -117,21 +115,26 @@ VIT = {"name": "vit", "patch": 4, "dim": 32, "heads": 2, "depth": 1}
 )  # fmt: skip
 def test_what_cannot_be_solved_is_refused_before_anything_runs(inversion, model, size, message) -> None:
     """Too few equations, and networks without what the attack reads; a rate outside [0, 1) by its type."""
-    protocol = {"name": "eavesdrop", "inversion": inversion}
-    cell = dict.fromkeys(("train", "test", "monitor", "probe", "auxiliary")) | {
-        "data": {"name": "digits"},
-        "size": size,
-    }
-    cell |= {"validation": 0, "partition": {"name": "iid", "clients": 1}, "model": model, "protocol": protocol}
-    with pytest.raises(SpecError, match=f"here: inversion: .*{message}"):
-        checks.check(cell, "here")
-    checks.check(
-        cell | {"model": {**VIT, "dim": 64}, "protocol": {**protocol, "inversion": {**inversion, "latent": 8}}}, ""
-    )
+
+    def cell(**changes):
+        protocol = {
+            "name": "eavesdrop",
+            "rounds": 1,
+            "objective": "standard",
+            "defence": "none",
+            "inversion": inversion,
+        }
+        spec = {"seed": 0, "data": "digits", "size": size, "partition": {"name": "iid", "clients": 1}, "model": model}
+        return cells.canonical({**spec, "protocol": protocol, **changes}, "here")
+
+    with pytest.raises(SpecError, match=f"here: protocol: inversion: .*{message}"):
+        cell()
+    inversion = {**inversion, "latent": 8} if "latent" in inversion else inversion
+    cell(model={**VIT, "dim": 64})
 
 
 def test_a_plan_knows_that_nothing_is_trained():
-    spec = suite.load("april-masks").plan("quick").cells[0].spec
-    work = plan.training(spec)
+    spec = files.load("april-masks").plan("quick").cells[0].spec
+    work = cost.training(spec)
     assert (work.gradient_steps, work.disk) == (0, 0)
     assert work.forward == 100

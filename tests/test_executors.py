@@ -25,7 +25,7 @@ from fatbench.run.start import jobs_of
 from fatbench.run.start import run as run_all
 from fatbench.run.worker import Event, Job, Machine, work
 from fatbench.store.stages import Store
-from fatbench.suite import cells as suite
+from fatbench.suite import files
 
 pytest_plugins = ("databases",)
 
@@ -71,7 +71,7 @@ def jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Job]:
     """Three cells of about a second; the folder they are in is the working directory."""
     monkeypatch.chdir(tmp_path)
     Path("crew.yaml").write_text(SUITE)
-    return jobs_of(suite.load("crew.yaml").plan())
+    return jobs_of(files.load("crew.yaml").plan())
 
 
 @pytest.fixture

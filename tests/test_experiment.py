@@ -19,8 +19,7 @@ from fatbench.report import artifacts
 from fatbench.run.start import check_data, jobs_of
 from fatbench.run.worker import Machine, artifact_file, work
 from fatbench.store.stages import Store
-from fatbench.suite import cells as suite
-from fatbench.suite import signatures
+from fatbench.suite import cells, files, signatures
 
 # Client k's model answers class k whatever it sees: the shared weights with a bias of its own.
 PLUGIN = '''
@@ -62,12 +61,12 @@ presets: {paper: {}}
 
 @pytest.fixture
 def cell(tmp_path, monkeypatch):
-    monkeypatch.setattr(registry, "_PLUGINS", [])
+    monkeypatch.setattr(signatures, "_PLUGINS", [])
     plugin, file = tmp_path / "stubborn.py", tmp_path / "stubborn.yaml"
     plugin.write_text(PLUGIN)
     file.write_text(SUITE)
     signatures.add_plugin(plugin)
-    yield jobs_of(suite.load(str(file)).plan())[0]
+    yield jobs_of(files.load(str(file)).plan())[0]
     signatures._signatures.cache_clear()
 
 
@@ -208,7 +207,7 @@ def test_settings_that_contradict_each_other(changes, message):
         "monitor": "natural",
     }
     with pytest.raises(SpecError, match=message):
-        suite.canonical({**spec, **changes})
+        cells.canonical({**spec, **changes})
 
 
 def test_on_a_gpu_float32_is_float32_and_has_the_same_bits_each_time(monkeypatch, request):

@@ -23,8 +23,9 @@ from fatbench.cli import app as cli
 from fatbench.errors import MachineError, NothingMatched, SpecError
 from fatbench.report import artifacts, plots, series
 from fatbench.store.stages import Number, Store
-from fatbench.suite import cells as suite
-from fatbench.suite.cells import Cell, Plan, Suite
+from fatbench.suite import files
+from fatbench.suite.cells import Cell, Plan
+from fatbench.suite.files import Suite
 
 SUITE = """\
 name: drawn
@@ -100,7 +101,7 @@ def written(change: tuple[str, str] = ("", "")) -> Suite:
     """The suite with a piece of its text replaced, in the working directory."""
     assert change[0] in SUITE
     Path("drawn.yaml").write_text(SUITE.replace(*change) if change[0] else SUITE)
-    return suite.load("drawn.yaml")
+    return files.load("drawn.yaml")
 
 
 def cell(plan: Plan, split: str, method: str, seed: int) -> Cell:
@@ -348,7 +349,7 @@ def test_many_panels_become_pages(drawn: Suite) -> None:
         + "figures:\n  - {id: F, title: Many, where: {split: skewed}, panels: [size, method],"
         + " series: {natural: 'train:natural'}}\n"
     )
-    many = suite.load("drawn.yaml")
+    many = files.load("drawn.yaml")
     plan = many.plan()
     [plot] = series.build(many, plan, [])
     pages = plots._pages(plot)

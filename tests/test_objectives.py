@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from fatbench.errors import SpecError
 from fatbench.methods import objectives
 from fatbench.methods.objectives import OBJECTIVES, PROXIMALS
-from fatbench.suite import signatures
+from fatbench.suite import formulas, signatures
 
 torch.set_num_threads(1)
 
@@ -314,7 +314,7 @@ def test_passes_are_those_of_the_docstring(name: str, inner: object) -> None:
     passes, call = Passes(model), spec(name, inner)
     loss, _ = signatures.build("Objective", call)(model, x, y, generator())
     loss.backward()
-    assert (passes.forward / 6, passes.backward / 6) == signatures.passes("Objective", call)
+    assert (passes.forward / 6, passes.backward / 6) == formulas.passes("Objective", call)
 
 
 @pytest.mark.parametrize("autocast", [False, True])

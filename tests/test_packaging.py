@@ -95,7 +95,7 @@ def run_installed(installed: Path, folder: Path, *arguments: str) -> str:
 
 
 def test_installed_copy_finds_its_own_suites(installed: Path, tmp_path: Path) -> None:
-    code = "import fatbench.suite.cells as s; print(*(f'{n}\\t{f}' for n, f in s.available().items()), sep='\\n')"
+    code = "import fatbench.suite.files as s; print(*(f'{n}\\t{f}' for n, f in s.available().items()), sep='\\n')"
     found = dict(line.split("\t") for line in run_installed(installed, tmp_path, "-c", code).splitlines())
     assert sorted(found) == sorted(path.stem for path in (ROOT / "suites").glob("*.yaml"))
     assert {Path(file).parent for file in found.values()} == {installed / "fatbench" / "suites"}

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from fatbench.errors import SpecError
-from fatbench.suite import cells as suite
-from fatbench.suite import signatures
-from fatbench.suite.signatures import OFFERS, Map
+from fatbench.suite import cells, files, formulas, signatures
+from fatbench.suite.places import Map
+from fatbench.suite.signatures import OFFERS
 
 PGD = {"name": "pgd", "eps": "8/255", "step": "2/255", "steps": 10}
 
@@ -119,7 +119,7 @@ def cell(**changes):
         },
     }  # fmt: skip
     spec.update(changes)
-    return suite.canonical(spec)
+    return cells.canonical(spec)
 
 
 # --- settings classes ---------------------------------------------------------------------------------------------
@@ -178,7 +178,7 @@ def tiny(tmp_path, monkeypatch):
     signatures.add_plugin(tmp_path / "caller.py")
     yield
     sys.modules.pop("tinyclass", None)
-    for cached in (signatures._signatures, signatures._class_signature, signatures._nested):
+    for cached in (signatures._signatures, signatures._class_signature, signatures.nested):
         cached.cache_clear()
 
 
@@ -216,10 +216,10 @@ def test_a_settings_class_is_built_with_its_nested_calls(tiny):
 def test_a_settings_class_stands_for_its_own_passes_in_an_expression(tiny):
     """The class: 2 epochs * 11 passes + 5 images forward, 22 backward; 3 rounds of it, and once `other`."""
     spec = signatures.check("Protocol", {"name": "twice", "rounds": 3, "local": LOCAL})
-    assert signatures.passes("Protocol", spec, images=5) == (3 * (22 + 5), 3 * 22)
-    assert signatures.formula("Protocol", spec, "Steps") == 6
+    assert formulas.passes("Protocol", spec, images=5) == (3 * (22 + 5), 3 * 22)
+    assert formulas.formula("Protocol", spec, "Steps") == 6
     spec = signatures.check("Protocol", {"name": "twice", "rounds": 3, "local": LOCAL, "other": LOCAL})
-    assert signatures.passes("Protocol", spec, images=5) == (4 * (22 + 5), 3 * 22)
+    assert formulas.passes("Protocol", spec, images=5) == (4 * (22 + 5), 3 * 22)
 
 
 @pytest.mark.parametrize(
@@ -303,35 +303,35 @@ def test_what_every_kind_is_called_with_is_written_down():
 
 def test_identity_ignores_defaults_and_order_but_nothing_else():
     plain = cell()
-    assert suite.identity(plain) == suite.identity(cell(validation=0, monitor_every=1))
-    assert suite.identity(plain) == suite.identity(dict(reversed(plain.items())))
-    assert suite.identity(plain) != suite.identity(cell(seed=7))
-    assert suite.identity(plain) != suite.identity(cell(validation=10))
-    assert len(suite.identity(plain)) == 12
+    assert cells.identity(plain) == cells.identity(cell(validation=0, monitor_every=1))
+    assert cells.identity(plain) == cells.identity(dict(reversed(plain.items())))
+    assert cells.identity(plain) != cells.identity(cell(seed=7))
+    assert cells.identity(plain) != cells.identity(cell(validation=10))
+    assert len(cells.identity(plain)) == 12
 
 
 def test_an_int_and_the_same_float_are_one_cell():
     one, two = cell(), cell()
     one["protocol"]["lr"], two["protocol"]["lr"] = 1, 1.0
-    assert suite.identity(suite.canonical(one)) == suite.identity(suite.canonical(two))
+    assert cells.identity(cells.canonical(one)) == cells.identity(cells.canonical(two))
 
 
 def test_canonical_is_idempotent():
-    assert suite.canonical(cell()) == cell()
+    assert cells.canonical(cell()) == cell()
 
 
 def test_passes_add_up_through_nested_calls():
-    forward, backward = signatures.passes("Objective", cell()["protocol"]["objective"])
+    forward, backward = formulas.passes("Objective", cell()["protocol"]["objective"])
     assert (forward, backward) == (11, 11)
-    forward, _ = signatures.passes("Protocol", {**cell()["protocol"], "participation": 0.5, "rounds": 4})
+    forward, _ = formulas.passes("Protocol", {**cell()["protocol"], "participation": 0.5, "rounds": 4})
     assert forward == 4 * 0.5 * 11
 
 
 def test_planning_does_not_import_torch():
     code = (
-        "import sys; from fatbench.suite import cells, cost; from fatbench.cli import app, show\n"
+        "import sys; from fatbench.suite import cost, files; from fatbench.cli import app, show\n"
         "from fatbench.run import progress\n"
-        "p = cells.load('sfat-cifar10').plan('paper'); [cost.cell_work(c, p) for c in p.cells]\n"
+        "p = files.load('sfat-cifar10').plan('paper'); [cost.cell_work(c, p) for c in p.cells]\n"
         "assert 'torch' not in sys.modules and 'pandas' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parent.parent)
@@ -383,7 +383,7 @@ def test_grid_points_that_are_one_cell_are_run_once_with_the_evaluations_of_both
         "  overrides: [{when: {a: y}, set: {attacks: {fgsm: {name: fgsm, eps: 0.1}}}}]\n"
         "presets: {paper: {}}\n"
     )
-    plan = suite.load(str(file)).plan()
+    plan = files.load(str(file)).plan()
     assert len(plan.cells) == 2
     assert [[e.label for e in c.evaluations] for c in plan.unique()] == [["natural", "fgsm"]]
     assert plan.metrics() == ["natural", "fgsm"]

@@ -34,8 +34,9 @@ from fatbench.report import flags, latex, markdown, terminal
 from fatbench.report.grid import EVERY, Grid, Source, Value, build
 from fatbench.store import selection
 from fatbench.store.stages import Number, Store
-from fatbench.suite import cells as suite
-from fatbench.suite.cells import Cell, Plan, Suite
+from fatbench.suite import files
+from fatbench.suite.cells import Cell, Plan
+from fatbench.suite.files import Suite
 
 GOLDEN = Path(__file__).parent / "golden"
 EXTENSIONS = {"markdown": "md", "latex": "tex", "csv": "csv", "json": "json"}
@@ -124,7 +125,7 @@ def written(folder: Path, text: str = SUITE, published: str = PUBLISHED) -> Suit
     (folder / "published").mkdir(exist_ok=True)
     (folder / "published" / "tiny.csv").write_text(published)
     (folder / "tiny.yaml").write_text(text)
-    return suite.load(str(folder / "tiny.yaml"))
+    return files.load(str(folder / "tiny.yaml"))
 
 
 def without_published(text: str) -> str:
@@ -1199,7 +1200,7 @@ tables:
 def test_nothing_heavy_is_imported(tiny: Suite, tmp_path: Path) -> None:
     """A report needs neither torch nor pandas nor numpy: each would take longer than the report."""
     code = (
-        "import sys; from fatbench import report; from fatbench.suite import cells as suite; s = suite.load(sys.argv[1]);"
+        "import sys; from fatbench import report; from fatbench.suite import files; s = files.load(sys.argv[1]);"
         "g = report.tables(s, s.plan('paper'), None); [report.render(g, f) for f in report.FORMATS];"
         "from fatbench.report import query; print([m for m in ('torch', 'pandas', 'numpy') if m in sys.modules])"
     )

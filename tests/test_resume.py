@@ -16,7 +16,7 @@ import pytest
 from fatbench.run.start import jobs_of
 from fatbench.run.worker import Job, Machine, work
 from fatbench.store.stages import Store
-from fatbench.suite import cells as suite
+from fatbench.suite import files
 
 SUITE = """
 name: crash
@@ -56,7 +56,7 @@ presets:
 def job(tmp_path) -> Job:
     file = tmp_path / "crash.yaml"
     file.write_text(SUITE)
-    return jobs_of(suite.load(str(file)).plan())[0]
+    return jobs_of(files.load(str(file)).plan())[0]
 
 
 def machine(folder: Path, every: float = 0.0) -> Machine:

@@ -11,17 +11,17 @@ from fatbench.run import progress
 from fatbench.run.start import check_data, jobs_of
 from fatbench.run.worker import Machine, work
 from fatbench.store.stages import Store
-from fatbench.suite import cells as suite
-from fatbench.suite.cells import SOURCE
+from fatbench.suite import files
+from fatbench.suite.tables import SOURCE
 
 # Without the variants of a data set: their smoke cells are those of the suite they extend.
-SUITES = [name for name in suite.available() if not name.endswith(("-jpeg75", "-jpeg"))]
+SUITES = [name for name in files.available() if not name.endswith(("-jpeg75", "-jpeg"))]
 
 
 @pytest.mark.parametrize("name", SUITES)
 def test_every_suite_runs_in_smoke(name, tmp_path):
     machine = Machine(db=str(tmp_path / "r.db"), files=str(tmp_path / "files"), data=str(tmp_path / "data"))
-    chosen = suite.load(name)
+    chosen = files.load(name)
     plan = chosen.plan("smoke")
     jobs = jobs_of(plan)
     rounds = max(cell.spec["protocol"]["rounds"] for cell in plan.cells)

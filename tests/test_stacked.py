@@ -35,7 +35,7 @@ from fatbench.methods.protocols import PROTOCOLS
 from fatbench.run import checkpoints, worker
 from fatbench.run import start as run
 from fatbench.store.stages import Store
-from fatbench.suite import cells as suite
+from fatbench.suite import files
 
 CPU = torch.device("cpu")
 SHARDS = (7, 6, 3, 7, 4)  # in batches of 4: 4 and 3, 4 and 2, 3, 4 and 3, 4
@@ -397,7 +397,7 @@ def test_cells_that_cannot_be_stacked_train_one_after_another(double: None, monk
 
 def test_cells_that_meet_have_the_images_once(tmp_path: Path) -> None:
     (tmp_path / "s.yaml").write_text(SUITE)
-    [job] = run.jobs_of(suite.load(str(tmp_path / "s.yaml")).plan())
+    [job] = run.jobs_of(files.load(str(tmp_path / "s.yaml")).plan())
     meeting = together.Together()
     machine = worker.Machine("", "", str(tmp_path), path="stacked", meeting=meeting)
 
@@ -592,7 +592,7 @@ presets: {paper: {}}
 
 def test_path_and_stack_are_recorded_with_every_number(tmp_path: Path) -> None:
     (tmp_path / "s.yaml").write_text(SUITE)
-    [job] = run.jobs_of(suite.load(str(tmp_path / "s.yaml")).plan())
+    [job] = run.jobs_of(files.load(str(tmp_path / "s.yaml")).plan())
     found = {}
     for path in ("fast", "stacked"):
         machine = worker.Machine(f"{tmp_path}/{path}.db", f"{tmp_path}/{path}", str(tmp_path), path=path)

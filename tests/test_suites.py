@@ -23,10 +23,12 @@ import pytest
 
 from fatbench import report
 from fatbench.errors import NothingMatched, SpecError
-from fatbench.suite import cells as suites
-from fatbench.suite import signatures
-from fatbench.suite.cells import Cell, Plan, Suite, Table, load, parse_seeds
-from fatbench.suite.checks import cohort
+from fatbench.suite import formulas, signatures, tables
+from fatbench.suite.cells import Cell, Plan
+from fatbench.suite.facts import cohort
+from fatbench.suite.files import Suite, load
+from fatbench.suite.model import parse_seeds
+from fatbench.suite.tables import Table
 from fatbench.suite.types import number
 
 ROOT = Path(__file__).parent.parent
@@ -138,7 +140,7 @@ def test_every_column_has_a_source(name: str) -> None:
     shown = [(t.id, h, text) for t in read(name).tables for h, text in t.values.items()]
     shown += [(f.id, h, text) for f in read(name).figures for h, text in f.series.items()]
     for id, heading, text in shown:
-        source = suites.SOURCE.match(text)
+        source = tables.SOURCE.match(text)
         assert source is not None
         if source["stage"] == "artifact":
             continue
@@ -163,7 +165,7 @@ def test_smoke_is_small_enough_for_any_machine(name: str) -> None:
         assert spec["data"]["name"] == "digits"
         assert spec["train"] <= 340 and spec["test"] <= 100
         assert spec["protocol"]["rounds"] <= 2
-        forward, _ = signatures.passes("Protocol", spec["protocol"])
+        forward, _ = formulas.passes("Protocol", spec["protocol"])
         assert forward * spec["train"] <= 12_000, f"{c.key}: {forward * spec['train']} image passes"
         assert all(e.n is not None and e.n <= 100 for e in c.evaluations)
 
@@ -175,7 +177,7 @@ def test_quick_is_the_same_structure_at_a_hundredth_of_the_work(name: str) -> No
     assert {c.spec["seed"] for c in quick.cells} == {6}
 
     def work(asked: Plan) -> float:
-        per_image = [(signatures.passes("Protocol", c.spec["protocol"])[0], c.spec) for c in asked.unique()]
+        per_image = [(formulas.passes("Protocol", c.spec["protocol"])[0], c.spec) for c in asked.unique()]
         return sum(f * (s["train"] or 50_000) for f, s in per_image)
 
     assert work(quick) <= work(paper) / (6 if name == "sfat-celeba" else 50)
@@ -188,7 +190,7 @@ def test_same_attacks_keep_their_names_in_every_preset(name: str) -> None:
     for preset in PRESETS:
         for c in plan(name, preset).cells:
             svhn = (c.key.get("dataset") == "SVHN") or (
-                "dataset" not in c.key and read(name).raw["base"]["data"]["name"] == "svhn"
+                "dataset" not in c.key and read(name).contents.base["data"]["name"] == "svhn"
             )
             eps, step = ("4/255", "1/255") if svhn else ("8/255", "2/255")
             attacks = {e.label: short("Attack", e.attack) for e in c.evaluations}
@@ -1109,12 +1111,12 @@ BAD: list[tuple[str, tuple[str, str], str]] = [
     (
         "more than half selected",
         ("top: 1", "top: 3"),
-        "s.yaml: E=one, K=five (paper): rule: top: 3 is more than half of the 5 clients of a round",
+        "s.yaml: E=one, K=five (paper): protocol: rule: top: 3 is more than half of the 5 clients of a round",
     ),
     (
         "more than half of the participants",
         ("    batch: 32", "    participation: 0.2\n    batch: 32"),
-        "s.yaml: E=one, K=five (paper): rule: top: 1 is more than half of the 1 clients of a round",
+        "s.yaml: E=one, K=five (paper): protocol: rule: top: 1 is more than half of the 1 clients of a round",
     ),
     (
         "skew too large",
@@ -1196,7 +1198,7 @@ BAD: list[tuple[str, tuple[str, str], str]] = [
     (
         "exclude without a reason",
         ("product: [E, K]", "exclude: [{when: {E: one}}]"),
-        "s.yaml: reason: expected a text, got None",
+        "s.yaml:26: the exclusion's 'reason' is missing",
     ),
     (
         "unknown axis in product",
@@ -1234,7 +1236,7 @@ BAD: list[tuple[str, tuple[str, str], str]] = [
     (
         "unknown label in a table",
         ("    rows: [E]", "    where: {E: ona}\n    rows: [E]"),
-        "s.yaml:37: where: axis 'E' has no label 'ona' (did you mean 'one'?)",
+        "s.yaml:37: E: axis 'E' has no label 'ona' (did you mean 'one'?)",
     ),
     (
         "unreadable source",
@@ -1275,12 +1277,12 @@ BAD: list[tuple[str, tuple[str, str], str]] = [
     (
         "unknown axis in a heading",
         ("PGD-20: pgd20", "PGD-20: {source: pgd20, where: {F: one}}"),
-        "s.yaml:39: where: no axis is named 'F' (known: E, K)",
+        "s.yaml:39: F: no axis is named 'F' (known: E, K)",
     ),
     (
         "unknown label in a heading",
         ("PGD-20: pgd20", "PGD-20: {source: pgd20, where: {E: on}}"),
-        "s.yaml:39: where: axis 'E' has no label 'on' (did you mean 'one'?)",
+        "s.yaml:39: E: axis 'E' has no label 'on' (did you mean 'one'?)",
     ),
     (
         "a tensor in a table",
@@ -1340,7 +1342,7 @@ BAD_FIGURES: list[tuple[str, tuple[str, str], str]] = [
     (
         "unknown label",
         ("lines: [E]", "where: {E: tow}"),
-        "s.yaml:44: where: axis 'E' has no label 'tow' (did you mean 'two'?)",
+        "s.yaml:44: E: axis 'E' has no label 'tow' (did you mean 'two'?)",
     ),
     (
         "an evaluation",
@@ -1509,7 +1511,7 @@ def test_reading_a_suite_imports_no_torch() -> None:
     import sys
 
     code = (
-        "import sys; from fatbench.suite.cells import load; load(sys.argv[1]).plan();"
+        "import sys; from fatbench.suite.files import load; load(sys.argv[1]).plan();"
         "assert not {'torch', 'numpy'} & set(sys.modules), 'a suite is checked before torch is imported'"
     )
     file = FOLDER / "sfat-cifar10.yaml"

@@ -17,7 +17,7 @@ from fatbench.models import MODELS, logit_parameters
 from fatbench.models.heads import ClsVisHead, cross_covariance, power_normalised
 from fatbench.models.pretrained import from_file
 from fatbench.models.t2t import Performer, sinusoids
-from fatbench.suite import signatures
+from fatbench.suite import formulas, signatures
 
 HEADS = ("cls", "vis", "cls_vis")
 SMALL = {
@@ -408,7 +408,7 @@ def test_plan_counts_the_parameters(name: str, settings: dict[str, object]) -> N
     spec = signatures.check("Model", {"name": name, **settings})
     with torch.device("meta"):
         model = MODELS[name]((3, 224, 224), 10, **settings)
-    counted = signatures.formula("Model", spec, "Parameters", channels=3, size=224, classes=10)
+    counted = formulas.formula("Model", spec, "Parameters", channels=3, size=224, classes=10)
     assert counted == sum(p.numel() for p in model.parameters() if p.requires_grad)
 
 

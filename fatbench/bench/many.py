@@ -11,7 +11,7 @@ from sqlalchemy import insert
 from fatbench.bench.measure import Bench, fatbench, program
 from fatbench.store.schema import NUMBERS, RUNS, STAGES
 from fatbench.store.stages import Store, now
-from fatbench.suite import cells as suite
+from fatbench.suite import files
 
 SUITE = """\
 name: {name}
@@ -72,7 +72,7 @@ def run(bench: Bench, file: Path, jobs: int, *how: str) -> None:
 
 def largest() -> str:
     """The suite with the most cells."""
-    return max(suite.available(), key=lambda name: len(suite.load(name).plan("paper").unique()))
+    return max(files.available(), key=lambda name: len(files.load(name).plan("paper").unique()))
 
 
 def database(folder: Path, rates: int, splits: int, seeds: int) -> tuple[Path, str]:
@@ -87,7 +87,7 @@ def database(folder: Path, rates: int, splits: int, seeds: int) -> tuple[Path, s
     )
     file.write_text(text, encoding="utf-8")
     db = folder / f"bench-{cells}.db"
-    plan = suite.load(str(file)).plan("paper").unique()
+    plan = files.load(str(file)).plan("paper").unique()
     moment, number = now(), itertools.count(1)
     runs, stages, numbers = [], [], []
     for cell in plan:

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from fatbench.run.worker import Job
     from fatbench.store.selection import Checkpoint
     from fatbench.store.stages import Store
-    from fatbench.suite.cells import Plan, Suite
+    from fatbench.suite.cells import Plan
+    from fatbench.suite.files import Suite
 
 SCHEMA_VERSION = 1
 ORDER = [
@@ -105,17 +106,17 @@ def _json(value: dict[str, Any]) -> None:
 
 
 def _plan(name: str, preset: str | None, smoke: bool, seeds: str | None, where: str | None) -> Plan:
-    from fatbench.suite import cells as suite
+    from fatbench.suite import files
 
-    return _planned(suite.load(name), preset, smoke, seeds, where)
+    return _planned(files.load(name), preset, smoke, seeds, where)
 
 
 def _planned(chosen: Suite, preset: str | None, smoke: bool, seeds: str | None, where: str | None) -> Plan:
-    from fatbench.suite import cells as suite
+    from fatbench.suite import model
 
     if smoke and preset not in (None, "smoke"):
         raise SpecError(f"--smoke and --preset {preset} contradict each other")
-    numbers = suite.parse_seeds(seeds) if seeds else None
+    numbers = model.parse_seeds(seeds) if seeds else None
     return chosen.plan("smoke" if smoke else preset or "paper", numbers, where)
 
 
@@ -134,13 +135,13 @@ Format = Annotated[str, typer.Option("--format", help="text or json.")]
 @suite_app.command("list")
 def suite_list(format: Format = "text") -> None:
     """What there is: every suite with its presets and numbers of cells."""
-    from fatbench.suite import cells as suite
+    from fatbench.suite import files
 
     _format(format, ("text", "json"))
     rows, invalid = [], 0
-    for name in suite.available():
+    for name in files.available():
         try:
-            found = suite.load(name)
+            found = files.load(name)
             sizes = {preset: len(found.plan(preset).unique()) for preset in found.presets()}
         except SpecError as error:
             invalid += 1
@@ -161,20 +162,20 @@ def suite_list(format: Format = "text") -> None:
 def suite_show(name: Name) -> None:
     """One suite in words: what it is for, its axes, presets, attacks and tables."""
     from fatbench.cli import show
-    from fatbench.suite import cells as suite
+    from fatbench.suite import files
 
-    show.suite(suite.load(name))
+    show.suite(files.load(name))
 
 
 @suite_app.command("check")
 def suite_check(files: Annotated[list[str], typer.Argument(help="Suite files or names.", show_default=False)]) -> None:
     """Validate suite files, every preset, without running anything."""
-    from fatbench.suite import cells as suite
+    from fatbench.suite import files
 
     mistakes = 0
     for file in files:
         try:
-            found = suite.load(file)
+            found = files.load(file)
             sizes = {}
             for preset in found.presets():
                 plan = found.plan(preset)
@@ -340,15 +341,15 @@ def run_cell(
 def _find_job(id: str) -> Job:
     """The job of a cell given by the first letters of its id, in whatever suite and preset it is."""
     from fatbench.run import start as run
-    from fatbench.suite import cells as suite
+    from fatbench.suite import files
 
     if len(id) < 4:
         raise SpecError(
             f"'{id}': give at least the first 4 letters of a cell's id (fatbench plan suite NAME lists them)"
         )
     found: dict[str, Job] = {}
-    for name in suite.available():
-        chosen = suite.load(name)
+    for name in files.available():
+        chosen = files.load(name)
         for preset in chosen.presets():
             for job in run.jobs_of(chosen.plan(preset)):
                 if job.cell.startswith(id):
@@ -400,9 +401,9 @@ def _plan_in(
 ) -> tuple[Suite, Plan]:
     """A suite and the plan to look at: the preset asked for, else the first that has been run, else paper."""
     from fatbench.run import progress
-    from fatbench.suite import cells as suite
+    from fatbench.suite import files
 
-    chosen = suite.load(name)
+    chosen = files.load(name)
     if preset is None and not smoke and store is not None:
         preset = progress.preset_run(chosen, store)
     return chosen, _planned(chosen, preset, smoke, seeds, where)
@@ -524,17 +525,17 @@ def report(
     from fatbench import report as reporting
     from fatbench import settings
     from fatbench.run import progress
-    from fatbench.suite import cells as suite
+    from fatbench.suite import files, model
 
     format = _format(
         format or ("terminal" if sys.stdout.isatty() and output is None else "markdown"), reporting.FORMATS
     )
-    if select not in suite.CHECKPOINTS:
-        raise SpecError(f"--select: no checkpoint is named '{select}'{did_you_mean(select, suite.CHECKPOINTS)}")
+    if select not in model.CHECKPOINTS:
+        raise SpecError(f"--select: no checkpoint is named '{select}'{did_you_mean(select, model.CHECKPOINTS)}")
     grids = []
     with _existing(db) as store:
         run = set() if name or store is None else {one for one, _ in progress.by_suite(store)}
-        for one in [name] if name else [one for one in suite.available() if one in run]:
+        for one in [name] if name else [one for one in files.available() if one in run]:
             chosen, plan = _plan_in(one, preset, smoke, seeds, where, store)
             grids += reporting.tables(chosen, plan, store, select=cast("Checkpoint", select), published=published)
     if not grids and name is None:
@@ -664,11 +665,11 @@ def import_(
     from fatbench import settings
     from fatbench.store import lines
     from fatbench.store.stages import Store
-    from fatbench.suite import cells as suite
+    from fatbench.suite import cells
 
     with Store.open(settings.database(db), create=True) as store:
         for file in files:
-            summary = lines.import_(store, file, identify=suite.identity)
+            summary = lines.import_(store, file, identify=cells.identity)
             print(f"{file}: {', '.join(f'{count} {what}' for what, count in summary.items())}")
 
 

@@ -13,8 +13,9 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from fatbench.suite.cells import Plan, Suite
+from fatbench.suite.cells import Plan
 from fatbench.suite.cost import Work
+from fatbench.suite.files import Suite
 
 if TYPE_CHECKING:
     from fatbench.run.progress import Row

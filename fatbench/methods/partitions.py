@@ -60,6 +60,8 @@ def classes_per_client(
 
     Paper (P000): "randomly selected classes"; here as in the partitioner it names, FedTorch's, which is deterministic.
     Source: methods.md 5.2. ValueError: fewer examples than slices.
+
+    Refuse if classes > data.classes: classes: {classes} of {data.classes} classes
     """
     size = _chunk("classes_per_client", labels, clients, classes)
     labels = numpy.asarray(labels)
@@ -91,6 +93,9 @@ def shah(
 
     Source: Shah et al. 2021; methods.md 5.3, A-13. Here: a stable sort and a seeded generator; the release has neither.
     ValueError: more clients than examples, or (clients - 1) * skew >= 100.
+
+    Refuse if own_share is None and (clients - 1) * skew >= 100: skew: (clients - 1) * skew must be below 100, got
+        ({clients} - 1) * {skew}
     """
     size = _chunk("shah", labels, clients)
     if own_share is None and (clients - 1) * skew >= 100:
@@ -228,6 +233,8 @@ def by_writer(
 
     Source: Caldas et al. 2018 (LEAF); methods.md 5.7. ValueError: a data set without writers, or fewer writers with
     min_images examples than clients.
+
+    Refuse if 'writers' not in data.parts: by_writer: {data.name} does not say who wrote which example
     """
     if writers is None:
         raise ValueError("by_writer: this data set does not say who wrote (or who is on) an image")
@@ -276,6 +283,8 @@ def label_table(
     Source: P004 Table 1; methods.md 5.6, A-46. Not stated there: the tables of runs 2 and 3 (here the printed one,
     rolled until its three common labels are 0, 1, 2 and 7, 8, 9), and how many examples of a label a holder gets.
     ValueError: a label above 9, more labels per client than occur, or a label with fewer examples than holders.
+
+    Refuse if classes > data.classes: classes: {classes} of {data.classes} classes
     """
     labels = numpy.asarray(labels)
     if labels.max() > 9:
@@ -323,6 +332,9 @@ def group_skew(
 
     Source: P003, after Fang et al. 2020; methods.md 5.5, A-43. Not stated there: which classes make a group.
     ValueError: more groups than clients or classes, one group with p below 1, or a client that gets nothing.
+
+    Refuse if groups > min(clients, data.classes): groups: {groups} groups of {data.classes} classes and {clients}
+        clients: at least one each
     """
     labels = numpy.asarray(labels)
     classes = int(labels.max()) + 1

@@ -23,7 +23,7 @@ from fatbench.methods.inversions.matching import matching
 from fatbench.methods.inversions.upload import Seen, gradients
 from fatbench.methods.svcca import activations
 from fatbench.methods.svcca import svcca as correlation
-from fatbench.suite.types import Count, Share
+from fatbench.suite.types import Blocks, Count, Pairs, Share
 
 
 def svcca(
@@ -34,8 +34,8 @@ def svcca(
     attack: Callable[..., Tensor],
     generator: Generator,
     *,
-    blocks: str = "1,9",
-    pairs: str = "0-3,0-1,0-server,3-server",
+    blocks: Blocks = "1,9",
+    pairs: Pairs = "0-3,0-1,0-server,3-server",
     n: Count = 2000,
     batch: Count = 100,
     variance: Share = 0.99,
@@ -50,6 +50,11 @@ def svcca(
 
     Source: P000 Figures 3 and 20-25 (clients 1 and 4, captions: 1 and 2, numbered from 1 there and from 0 here; A-16);
     Raghu et al. 2017; methods.md 11.4.
+
+    Refuse if n <= 2 * model.dim: n: {n} images are too few for a model of width {model.dim}
+    Refuse if max(numbers(blocks)) > model.depth: blocks: block {max(numbers(blocks))} of a model with
+        {model.depth} blocks
+    Refuse if max(numbers(pairs)) >= clients: pairs: client {max(numbers(pairs))} of {clients} (counted from 0)
     """
     states = {"server": result.state.model, **{f"c{u.client}": u.model for u in result.updates}}
     wanted = [tuple(_name(side) for side in pair.split("-")) for pair in pairs.split(",")]
@@ -104,6 +109,8 @@ def leakage(
     first `candidates` training images); and leak_grey_psnr, leak_grey_ssim for a flat grey picture.
 
     Source: ours; P003 names the question in its limitations. Geiping et al. 2020 for the gradient.
+
+    Refuse if side < 11: pictures are compared by SSIM, whose window is 11 x 11; images are {side} x {side}
     """
     update = result.updates[0]
     chosen = problem.shards[update.client][:victims]

@@ -75,6 +75,8 @@ def sfat(
     Equal losses are told apart by the number of the client. ValueError: top > m / 2.
 
     Source: P001 section 4.3 and Algorithm 1, whose printed normaliser is wrong (A-02); methods.md 2.7.1-2.7.4.
+
+    Refuse if top > cohort / 2: top: {top} is more than half of the {cohort} clients of a round
     """
     factor = (1 + alpha) / (1 - alpha)
     return _slack("sfat", updates, context, factor, top, rank_by, first_round)
@@ -95,6 +97,8 @@ def sfat_annealed(
     1.2 (SVHN) to 1.0. ValueError: top > m / 2.
 
     Source: P001 Table 12; methods.md 2.7.6.
+
+    Refuse if top > cohort / 2: top: {top} is more than half of the {cohort} clients of a round
     """
     start = (1 + alpha) / (1 - alpha)
     factor = start - (start - 1) * context.round / max(context.rounds - 1, 1)
@@ -116,6 +120,8 @@ def resfat_deemph(
     ValueError: top > m / 2.
 
     Source: P001 Table 10 (r = 0.8, 0.6); methods.md 2.7.6, A-14.
+
+    Refuse if top > cohort / 2: top: {top} is more than half of the {cohort} clients of a round
     """
     return _slack("resfat_deemph", updates, context, r, top, rank_by, first_round)
 
@@ -134,6 +140,8 @@ def resfat_up_large(
     As `sfat` but for the direction; not the same as `resfat_deemph`. ValueError: top > m / 2.
 
     Source: P001 section 5.1, Fig. 4 middle; methods.md 2.7.6, A-14. The release cannot do this.
+
+    Refuse if top > cohort / 2: top: {top} is more than half of the {cohort} clients of a round
     """
     factor = (1 + alpha) / (1 - alpha)
     return _slack("resfat_up_large", updates, context, factor, top, rank_by, first_round, largest=True)
@@ -193,6 +201,8 @@ def sfat_released(updates: Sequence[Update], context: Context, *, r: Positive, t
     `updates` must be in the order in which the participants were drawn.
 
     Source: ZFancy/SFAT utils.py:122-138, SFAT.py:108-178, as described in methods.md 2.7.3-2.7.5, A-01, A-04.
+
+    Refuse if top > cohort / 2: top: {top} is more than half of the {cohort} clients of a round
     """
     return _released(updates, context, r, top, [1.0] * len(updates))
 
@@ -205,6 +215,8 @@ def sfat_unequal_released(updates: Sequence[Update], context: Context, *, r: Pos
 
     Source: ZFancy/SFAT utils.py:142-160, as described in methods.md 2.7.5, A-12. Round 0 [not described]: FedAvg by
     samples.
+
+    Refuse if top > cohort / 2: top: {top} is more than half of the {cohort} clients of a round
     """
     shares = _normalised([float(update.n) for update in updates])
     return _released(updates, context, r, top, [share * len(updates) for share in shares])
@@ -232,6 +244,8 @@ def fedavg_shrink(updates: Sequence[Update], context: Context, *, r: Positive, t
     updates, tensors named "bn" included, but favours nobody. What `sfat_released` gains beyond this is the slack.
 
     Source: methods.md 2.7.5, A-01.
+
+    Refuse if top > cohort / 2: top: {top} is more than half of the {cohort} clients of a round
     """
     released = sfat_released(updates, context, r=r, top=top)
     assert released.norm is not None

@@ -57,7 +57,13 @@ def edge_vit(
     Parameters: width*(stem*stem*channels+36*width+10)
     Parameters: width*(2688*width+140)+(8*width+1)*classes
     Parameters: dim*(patch*patch*width+7+depth*(12*dim+13))+2*(dim+1)*classes
-    Parameters: dim*(size*4//(3*stem-5)//patch)*(size*4//(3*stem-5)//patch)
+    Parameters: dim*(side*4//(3*stem-5)//patch)*(side*4//(3*stem-5)//patch)
+    Parts: edge, server, distillation head
+    Refuse if side * 4 // (3 * stem - 5) % patch: patch: patches of {patch}x{patch} do not tile images of
+        {side * 4 // (3 * stem - 5)}x{side * 4 // (3 * stem - 5)} (see 'size')
+    Refuse if dim % heads: dim: {dim} is not a multiple of its {heads} attention heads
+    Refuse if 'edge' not in protocol.parts: {protocol.name} trains a model that is trained whole
+        (whole_vit?), not {name}
     """
     extractor = _shallow(shape, width, stem, "edge_vit")
     server = _vit("edge_vit", extractor, shape, classes, takes or width, dim, depth, heads, patch)
@@ -82,7 +88,10 @@ def whole_vit(
     Source: P003 section 4.1.
     Parameters: width*(stem*stem*channels+36*width+10)
     Parameters: dim*(patch*patch*width+7+depth*(12*dim+13))+2*(dim+1)*classes
-    Parameters: dim*(size*4//(3*stem-5)//patch)*(size*4//(3*stem-5)//patch)
+    Parameters: dim*(side*4//(3*stem-5)//patch)*(side*4//(3*stem-5)//patch)
+    Refuse if side * 4 // (3 * stem - 5) % patch: patch: patches of {patch}x{patch} do not tile images of
+        {side * 4 // (3 * stem - 5)}x{side * 4 // (3 * stem - 5)} (see 'size')
+    Refuse if dim % heads: dim: {dim} is not a multiple of its {heads} attention heads
     """
     extractor = _shallow(shape, width, stem, "whole_vit")
     server = _vit("whole_vit", extractor, shape, classes, width, dim, depth, heads, patch)
@@ -111,6 +120,9 @@ def edge_resnet(
     Parameters: width*(stem*stem*channels+36*width+10)
     Parameters: width*(2688*width+140)+(8*width+1)*classes
     Parameters: planes*(5*width+473*planes+140+(blocks-1)*(357*planes+84))+(16*planes+1)*classes
+    Parts: edge, server
+    Refuse if 'edge' not in protocol.parts: {protocol.name} trains a model that is trained whole
+        (whole_resnet?), not {name}
     """
     extractor = _shallow(shape, width, stem, "edge_resnet")
     server = _bottlenecks("edge_resnet", extractor, shape, classes, takes or width, planes, blocks)
@@ -129,6 +141,9 @@ def edge_resnet8(
     Source: He et al. 2020, in the form of FedML's `resnet8_56` and `resnet56_server`; methods.md 6.4.
     Parameters: width*(9*channels+35*width+34)+(4*width+1)*classes
     Parameters: planes*(5*width+473*planes+140+(blocks-1)*(357*planes+84))+(16*planes+1)*classes
+    Parts: edge, server
+    Refuse if 'edge' not in protocol.parts: {protocol.name} trains a model that is trained whole
+        (whole_resnet?), not {name}
     """
     image_side("edge_resnet8", shape, 4)
     extractor = nn.Sequential(OrderedDict(_stem(shape[0], width, 3)))

@@ -19,7 +19,7 @@ def leaf_cnn(shape: tuple[int, int, int], classes: int, *, width: Count = 32) ->
     ValueError: images not square or smaller than 2 x 2.
 
     Source: Caldas et al. 2018 (LEAF), models/celeba/cnn.py. P001 does not say which model it used.
-    Parameters: 9*channels*width + 27*width*width + 12*width + (width*((size+15)//16)*((size+15)//16)+1)*classes
+    Parameters: 9*channels*width + 27*width*width + 12*width + (width*((side+15)//16)*((side+15)//16)+1)*classes
     """
     return LeafCNN(shape[0], image_side("leaf_cnn", shape, 2), classes, width)
 

@@ -18,7 +18,7 @@ def mcmahan_cnn(shape: tuple[int, int, int], classes: int, *, width: Count = 32)
     ValueError: images not square or smaller than 4 x 4.
 
     Source: McMahan et al. 2017, section 3. P004 does not say which model it used.
-    Parameters: (25*channels + 50*width + 19)*width + 32*width*width*(size//4)*(size//4) + (16*width+1)*classes
+    Parameters: (25*channels + 50*width + 19)*width + 32*width*width*(side//4)*(side//4) + (16*width+1)*classes
     """
     return McMahanCNN(shape[0], image_side("mcmahan_cnn", shape, 4), classes, width)
 

@@ -65,6 +65,8 @@ def t2t(
     Parameters: (head == "cls_vis")*(d1 or 48 + 16*(dim >= 384) + 32*(dim >= 448))*(dim + 2*(head_norm != "none") + 1)
     Parameters: (head == "cls_vis")*((d2 or 24 + 24*(dim >= 384))*(dim + 2*(head_norm != "none")) + classes)
     Parameters: (head == "cls_vis")*(d1 or 48 + 16*(dim >= 384) + 32*(dim >= 448))*(d2 or 24 + 24*(dim >= 384))*classes
+    Refuse if side % patch: patch: patches of {patch}x{patch} do not tile images of {side}x{side} (see 'size')
+    Refuse if dim % heads: dim: {dim} is not a multiple of its {heads} attention heads
     """
     if patch % 4 or patch > 28:
         raise ValueError(f"t2t: patch must be 4, 8, 12, 16, 20, 24 or 28, got {patch}")

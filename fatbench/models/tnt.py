@@ -47,12 +47,14 @@ def tnt(
     multiple of its heads, weights of another model. MachineError: weights that cannot be reached or read.
 
     Source: Han et al. 2021; P000 Tables 1-3.
-    Parameters: (49*channels+1)*inner + pixels*pixels*inner*(dim+3) + dim*((size//patch)*(size//patch) + 7)
+    Parameters: (49*channels+1)*inner + pixels*pixels*inner*(dim+3) + dim*((side//patch)*(side//patch) + 7)
     Parameters: depth*(12*inner*inner + 10*inner + pixels*pixels*inner*(dim+2) + (2*mlp+4)*dim*dim + (mlp+8)*dim)
     Parameters: (dim+1)*classes
     Parameters: (head == "cls_vis")*(d1 or 48 + 16*(dim >= 384) + 32*(dim >= 448))*(dim + 2*(head_norm != "none") + 1)
     Parameters: (head == "cls_vis")*((d2 or 24 + 24*(dim >= 384))*(dim + 2*(head_norm != "none")) + classes)
     Parameters: (head == "cls_vis")*(d1 or 48 + 16*(dim >= 384) + 32*(dim >= 448))*(d2 or 24 + 24*(dim >= 384))*classes
+    Refuse if side % patch: patch: patches of {patch}x{patch} do not tile images of {side}x{side} (see 'size')
+    Refuse if dim % heads: dim: {dim} is not a multiple of its {heads} attention heads
     """
     from timm.models.tnt import TNT  # here, because it takes seconds
 

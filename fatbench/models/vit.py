@@ -45,11 +45,14 @@ def vit(
     MachineError: weights that cannot be reached or read.
 
     Source: Dosovitskiy et al. 2021; P000 Tables 1-3.
-    Parameters: dim*(channels*patch*patch + (size//patch)*(size//patch) + 5) + (dim+1)*classes
+    Parameters: dim*(channels*patch*patch + (side//patch)*(side//patch) + 5) + (dim+1)*classes
     Parameters: depth*((2*mlp+4)*dim*dim + (mlp+9)*dim)
     Parameters: (head == "cls_vis")*(d1 or 48 + 16*(dim >= 384) + 32*(dim >= 448))*(dim + 2*(head_norm != "none") + 1)
     Parameters: (head == "cls_vis")*((d2 or 24 + 24*(dim >= 384))*(dim + 2*(head_norm != "none")) + classes)
     Parameters: (head == "cls_vis")*(d1 or 48 + 16*(dim >= 384) + 32*(dim >= 448))*(d2 or 24 + 24*(dim >= 384))*classes
+    Parts: patches
+    Refuse if side % patch: patch: patches of {patch}x{patch} do not tile images of {side}x{side} (see 'size')
+    Refuse if dim % heads: dim: {dim} is not a multiple of its {heads} attention heads
     """
     from timm.models.vision_transformer import VisionTransformer  # here, because it takes seconds
 

@@ -19,7 +19,8 @@ from fatbench.store.selection import Checkpoint
 if TYPE_CHECKING:
     from fatbench.report.series import Plot
     from fatbench.store.stages import Store
-    from fatbench.suite.cells import Plan, Suite
+    from fatbench.suite.cells import Plan
+    from fatbench.suite.files import Suite
 
 __all__ = [
     "FORMATS",

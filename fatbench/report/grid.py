@@ -21,7 +21,10 @@ from fatbench.report import provenance
 from fatbench.report.paired import Paired, paired
 from fatbench.report.published import Lookup
 from fatbench.store.selection import MONITORED, WORDS, Checkpoint, checkpoint_round
-from fatbench.suite.cells import SOURCE, Cell, Condition, Evaluation, Key, Plan, Suite, Table
+from fatbench.suite.cells import Cell, Evaluation, Plan
+from fatbench.suite.files import Suite
+from fatbench.suite.model import Condition, Key
+from fatbench.suite.tables import SOURCE, Table
 
 # Training numbers that are shares in [0, 1]; every other training number is plain.
 FRACTIONS = (

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from fatbench.errors import MachineError, SpecError
 from fatbench.report.series import Line, Panel, Plot, index_of
-from fatbench.suite.cells import SERIES, Key
+from fatbench.suite.model import Key
+from fatbench.suite.tables import SERIES
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

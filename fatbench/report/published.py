@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from fatbench.errors import SpecError
-from fatbench.suite.cells import Published
+from fatbench.suite.tables import Published
 
 Entry = tuple[float | None, float | None, str]  # value, std, flag
 NOTHING: Entry = (None, None, "")

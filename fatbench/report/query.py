@@ -21,7 +21,9 @@ from fatbench.store.stages import batches
 
 if TYPE_CHECKING:
     from fatbench.store.stages import Store
-    from fatbench.suite.cells import Evaluation, Figure, Plan, Suite
+    from fatbench.suite.cells import Evaluation, Plan
+    from fatbench.suite.files import Suite
+    from fatbench.suite.tables import Figure
 
 
 @dataclass

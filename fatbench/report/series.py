@@ -16,7 +16,10 @@ from typing import Any
 from fatbench.errors import SpecError
 from fatbench.report import provenance
 from fatbench.report.grid import EVERY, Numbers, Places, Source, data_note, label, places
-from fatbench.suite.cells import SERIES, Cell, Figure, Key, Plan, Suite
+from fatbench.suite.cells import Cell, Plan
+from fatbench.suite.files import Suite
+from fatbench.suite.model import Key
+from fatbench.suite.tables import SERIES, Figure
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,8 @@ from sqlalchemy import select
 from fatbench.run.worker import Job, evaluation_rounds
 from fatbench.store.schema import RUNS
 from fatbench.store.stages import StageRow, Store
-from fatbench.suite.cells import Cell, Plan, Suite
+from fatbench.suite.cells import Cell, Plan
+from fatbench.suite.files import Suite
 
 STATES = ("done", "failed", "running", "todo")
 

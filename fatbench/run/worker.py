@@ -28,7 +28,7 @@ from fatbench.errors import FatbenchError, MachineError
 from fatbench.run import checkpoints
 from fatbench.store import selection
 from fatbench.store.stages import Number, Stolen, Store
-from fatbench.suite import signatures
+from fatbench.suite import formulas, signatures
 from fatbench.suite.cells import Evaluation
 
 if TYPE_CHECKING:
@@ -175,7 +175,7 @@ def _rounds(
     checkpoints.sweep(folder, {row.checkpoint or "", *_files(record)})
     log.info("train: from round %d of %d on %s", state.round, rounds, machine.device)
     notify(Event(job.cell, "train", "start", state.round, rounds))
-    passes = signatures.passes("Objective", job.spec["protocol"]["objective"])
+    passes = formulas.passes("Objective", job.spec["protocol"]["objective"])
     pending: list[Number] = []
     models: dict[int, Any] = {}  # round -> (its model, the clients' own tensors), of rounds that count, not yet written
     artifacts: dict[int, Any] = {}
@@ -302,7 +302,7 @@ def _attack(
     position = sum(len(b) for b in bits)
     notify(Event(job.cell, stage, "start", position, total))
     attack = signatures.build("Attack", evaluation.attack)
-    cost = sum(signatures.passes("Attack", evaluation.attack)) + 1
+    cost = sum(formulas.passes("Attack", evaluation.attack)) + 1
     begin = time.perf_counter()
     for place, (k, model) in enumerate(models.items()):  # all images on one model, then on the next
         first = place * n

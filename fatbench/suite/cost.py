@@ -1,6 +1,6 @@
 """What a run will cost, counted from the suite alone: image passes, gradient steps, bytes, disk; and time, where known.
 
-Nothing is run and torch is not imported: passes come from the docstrings (`fatbench.suite.signatures.formula`), which tests
+Nothing is run and torch is not imported: passes come from the docstrings (`fatbench.suite.formulas`), which tests
 compare with what really happens.
 """
 
@@ -11,9 +11,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from fatbench.suite import signatures
+from fatbench.suite import facts, formulas
 from fatbench.suite.cells import Cell, Evaluation, Plan, digest
-from fatbench.suite.checks import cohort, known
 from fatbench.suite.types import number
 
 
@@ -38,23 +37,24 @@ class Work:
 
 def training(spec: Mapping[str, Any]) -> Work | None:
     """The work of a cell's training, its monitoring included. None: the data set's size is unknown."""
-    facts = known(spec["data"])
-    total = spec["train"] or (facts.train if facts else None)
-    if facts is None or not total:
+    data = facts.of_data(spec["data"])
+    total = spec["train"] or data.train
+    if not total:
         return None
     protocol = spec["protocol"]
     images = (total - spec["validation"]) * (1 - float(number(spec["client_holdout"])))
+    local = _local(protocol)
     clients = spec["partition"].get("clients") or 1
-    m, rounds = cohort(spec), protocol["rounds"]
-    forward, backward = signatures.passes("Protocol", protocol, participation=m / clients, images=images)
-    per_client = math.ceil(images / clients / protocol["batch"])
+    m, rounds = facts.cohort(spec), protocol["rounds"]
+    forward, backward = formulas.passes("Protocol", protocol, participation=m / clients, images=images)
+    per_client = math.ceil(images / clients / local["batch"])
     size = 4 * (parameters(spec) or 0.0)
-    up = signatures.formula("Protocol", protocol, "Up", batches=per_client) or 0.0
-    down = signatures.formula("Protocol", protocol, "Down", batches=per_client) or 0.0
-    steps = signatures.formula("Protocol", protocol, "Steps")  # of a protocol that does not train for `epochs`
+    up = formulas.formula("Protocol", protocol, "Up", batches=per_client) or 0.0
+    down = formulas.formula("Protocol", protocol, "Down", batches=per_client) or 0.0
+    steps = formulas.formula("Protocol", protocol, "Steps")  # of a protocol that does not train for `epochs`
     disk = size * (3 + (up - 1) * (clients + 1)) if up else 3 * size
     work = Work(
-        gradient_steps=rounds * m * protocol.get("epochs", 1) * per_client if steps is None else steps,
+        gradient_steps=rounds * m * local.get("epochs", 1) * per_client if steps is None else steps,
         forward=forward * images,
         backward=backward * images,
         bytes_up=up * size * m * rounds,
@@ -63,33 +63,41 @@ def training(spec: Mapping[str, Any]) -> Work | None:
     )
     if spec["monitor"] is not None:
         times = math.ceil(rounds / spec["monitor_every"])
-        tested = sum(min(n, spec["monitor_n"] or n) for n in (spec["test"] or facts.test or 0, spec["validation"]) if n)
-        forward, backward = signatures.passes("Attack", spec["monitor"])
+        tested = sum(min(n, spec["monitor_n"] or n) for n in (spec["test"] or data.test or 0, spec["validation"]) if n)
+        forward, backward = formulas.passes("Attack", spec["monitor"])
         work += Work(forward=times * tested * (forward + 2), backward=times * tested * backward)
     return work
 
 
+def _local(protocol: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The settings of local training: a mapping `local`, or the protocol's own."""
+    return protocol.get("local") or protocol
+
+
 def evaluation(spec: Mapping[str, Any], evaluations: Iterable[Evaluation], checkpoints: int) -> Work | None:
     """The work of attacking `checkpoints` models of a cell; AutoAttack's is what it costs if every image survives."""
-    facts = known(spec["data"])
-    available = spec["test"] or (facts.test if facts else None)
+    available = spec["test"] or facts.of_data(spec["data"]).test
     if not available:
         return None
     work = Work()
     for item in evaluations:
         n = min(available, item.n or available)
-        forward, backward = signatures.passes("Attack", item.attack)
+        forward, backward = formulas.passes("Attack", item.attack)
         work += Work(forward=checkpoints * n * (forward + 1), backward=checkpoints * n * backward, disk=n / 8)
     return work
 
 
 def parameters(spec: Mapping[str, Any]) -> float | None:
     """The number of parameters of a cell's model, from its docstring; None where that does not say."""
-    facts = known(spec["data"])
-    if facts is None or not facts.shape or not facts.classes:
-        return None
-    channels, size = facts.shape[0], spec["size"] or facts.shape[1]
-    return signatures.formula("Model", spec["model"], "Parameters", channels=channels, size=size, classes=facts.classes)
+    data = facts.of_data(spec["data"])
+    return formulas.formula(
+        "Model",
+        spec["model"],
+        "Parameters",
+        channels=data.channels,
+        side=spec["size"] or data.side,
+        classes=data.classes,
+    )
 
 
 def cell_work(cell: Cell, plan: Plan) -> Work | None:
@@ -110,7 +118,7 @@ def total(works: Iterable[Work | None]) -> Work:
 
 def kind(spec: Mapping[str, Any]) -> str:
     """What a measured speed is valid for: the same model on images of the same data set at the same batch size."""
-    return digest([spec["model"], spec["data"]["name"], spec.get("size"), spec["protocol"]["batch"]])[:12]
+    return digest([spec["model"], spec["data"]["name"], spec.get("size"), _local(spec["protocol"]).get("batch")])[:12]
 
 
 def seconds(cells: Iterable[Cell], works: Mapping[str, Work | None], rates: Mapping[str, float]) -> tuple[float, int]:

@@ -2,8 +2,7 @@
 
 Every extensible module ends in a table, `RULES = {"sfat": sfat, ...}`. The keyword-only arguments of a function in
 it are its settings: name, type (an annotation from `fatbench.suite.types`, a Literal, bool or str) and default. The
-docstring's first line says what it is; lines `Forward: <expression>` and `Backward: <expression>` give the image
-passes of one call per image, in terms of its settings, and are what `fatbench plan` adds up.
+docstring's first line says what it is; lines such as `Forward: <expression>` are read by `fatbench.suite.formulas`.
 
 A setting may also name a settings class, a frozen dataclass in CLASSES. Its fields are settings, and a suite writes
 them as a mapping without a name. Plug-ins extend the tables, never the classes.
@@ -21,8 +20,6 @@ import functools
 import importlib
 import importlib.util
 import math
-import operator
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,7 +28,8 @@ from typing import Any, Literal
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from fatbench.errors import SpecError, did_you_mean
-from fatbench.suite import types as kinds
+from fatbench.suite import types
+from fatbench.suite.places import Map
 
 PACKAGE = Path(__file__).parent.parent
 
@@ -80,22 +78,6 @@ OFFERS: dict[str, tuple[str, ...]] = {
     "Objective": ("class_counts", "broadcast", "client"),
     "Defence": ("gradient",),
 }
-
-
-class Map(dict):
-    """A mapping read from YAML that remembers where each key stands: `where[key]` is "file:line"."""
-
-    where: dict[str, str]
-
-    def __init__(self, items: Mapping[str, Any] = {}, where: dict[str, str] | None = None, at: str = ""):
-        super().__init__(items)
-        self.where = dict(where or {})
-        self.at = at
-
-    def place(self, key: str) -> str:
-        """ "file:line: key", or the key alone where the place is unknown."""
-        place = self.where.get(key) or self.at
-        return f"{place}: {key}" if place else key
 
 
 REQUIRED: Any = object()
@@ -290,12 +272,12 @@ def describe(kind: str, name: str = "", place: str = "") -> Signature:
 
 @functools.cache
 def _adapter(annotation: str) -> TypeAdapter[Any]:
-    names = {**vars(kinds), "Literal": Literal}
+    names = {**vars(types), "Literal": Literal}
     return TypeAdapter(eval(annotation, names), config=ConfigDict(strict=True))
 
 
 @functools.cache
-def _nested(annotation: str) -> tuple[str | None, bool]:
+def nested(annotation: str) -> tuple[str | None, bool]:
     """(kind, may be None) of an annotation such as "Attack" or "Local | None"; (None, ...) for a plain value."""
     optional = annotation.endswith(" | None")
     bare = annotation.removesuffix(" | None")
@@ -351,7 +333,7 @@ def check_settings(signature: Signature, node: Mapping[str, Any], place: str = "
 
 
 def _value(setting: Setting, value: Any, place: str) -> Any:
-    kind, optional = _nested(setting.annotation)
+    kind, optional = nested(setting.annotation)
     if kind is not None:
         if optional and value is None:
             return None
@@ -363,7 +345,7 @@ def _value(setting: Setting, value: Any, place: str) -> Any:
         what = problem["msg"].removeprefix("Value error, ").removeprefix("Input ")
         raise SpecError(f"{place}: {what}, got {_shown(value)}") from None
     if isinstance(value, str) and isinstance(read, float):  # "8/255" stays a string, written one way
-        if match := kinds.FRACTION.match(value):
+        if match := types.FRACTION.match(value):
             return f"{match[1]}/{match[2]}"
         raise SpecError(f"{place}: expected a number or a fraction such as 8/255, got {_shown(value)}")
     if isinstance(read, float) and not math.isfinite(read):
@@ -401,12 +383,12 @@ def bind(signature: Signature, spec: Mapping[str, Any]) -> dict[str, Any]:
     for key, value in spec.items():
         if key == "name":
             continue
-        kind = _nested(by_name[key].annotation)[0] if key in by_name else None
+        kind = nested(by_name[key].annotation)[0] if key in by_name else None
         if kind is not None:
             arguments[key] = None if value is None else build(kind, value)
         else:
             is_number = key not in by_name or (isinstance(value, str) and _is_number(by_name[key].annotation))
-            arguments[key] = kinds.number(value) if is_number and isinstance(value, str) else value
+            arguments[key] = types.number(value) if is_number and isinstance(value, str) else value
     return arguments
 
 
@@ -438,75 +420,6 @@ def _plugin_module(file: Path) -> Any:
     return module
 
 
-# --- image passes ------------------------------------------------------------------------------------------------
-
-_OPERATORS = {
-    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
-    ast.FloorDiv: operator.floordiv, ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.GtE: operator.ge,
-    ast.Lt: operator.lt,
-}  # fmt: skip
-
-
-def passes(kind: str, spec: Mapping[str, Any] | None, **replaced: float) -> tuple[float, float]:
-    """(forward, backward) passes per image of one call, from the docstring's Forward: and Backward: lines.
-
-    In an expression a setting stands for its value (or for the one in `replaced`), a nested call or settings class for
-    its own passes, and `local.epochs` for a setting of the nested one. A function without the lines costs nothing
-    beside what it calls.
-    """
-    if spec is None:
-        return 0.0, 0.0
-    forward, backward = (formula(kind, spec, label, **replaced) for label in ("Forward", "Backward"))
-    return forward or 0.0, backward or 0.0
-
-
-def formula(kind: str, spec: Mapping[str, Any], label: str, **variables: float) -> float | None:
-    """The value of the docstring's line `label: <expression>` for these settings; None where there is no such line.
-
-    Several lines of one label are terms of a sum. Comparisons count as 1 or 0; `a or b` is b where a is not set.
-    """
-    signature = describe(kind, spec.get("name", ""))
-    lines = _lines(signature.doc, label)
-    nested = {setting.name: _nested(setting.annotation)[0] for setting in signature.settings}
-
-    def evaluate(node: ast.expr) -> Any:
-        match node:
-            case ast.Constant(value=value):
-                return value
-            case ast.Name(id=name) if name in variables:
-                return variables[name]
-            case ast.Name(id=name) if name in nested:
-                if kind_of := nested[name]:
-                    shared = variables if kind_of in CLASSES else {}  # a settings class is part of the call
-                    return (formula(kind_of, spec[name], label, **shared) or 0.0) if spec[name] is not None else 0.0
-                return _plain(spec[name])
-            case ast.Attribute(value=ast.Name(id=name), attr=setting) if nested.get(name):
-                return _plain(spec[name][setting]) if spec[name] is not None else None
-            case ast.BinOp(left=left, op=op, right=right) if type(op) in _OPERATORS:
-                return _OPERATORS[type(op)](evaluate(left), evaluate(right))
-            case ast.Compare(left=left, ops=[op], comparators=[right]) if type(op) in _OPERATORS:
-                return _OPERATORS[type(op)](evaluate(left), evaluate(right))
-            case ast.BoolOp(op=ast.Or(), values=[left, right]):
-                return evaluate(left) or evaluate(right)
-        raise SpecError(f"{signature.file}:{signature.line}: cannot read a line '{label}:' of '{signature.name}'")
-
-    if not lines:
-        return None
-    return math.fsum(float(evaluate(line)) for line in lines)
-
-
-def _plain(value: Any) -> Any:
-    """A setting's value for an expression: fractions as floats."""
-    return value if isinstance(value, bool) else kinds.number(value)
-
-
-@functools.cache
-def _lines(doc: str, label: str) -> list[ast.expr]:
-    """The expressions of a docstring's lines `label: <expression>`."""
-    texts = re.findall(rf"^\s*{label}:\s*(.+?)\s*$", doc, re.MULTILINE)
-    return [ast.parse(text, mode="eval").body for text in texts]
-
-
 def without_defaults(kind: str, spec: Mapping[str, Any]) -> dict[str, Any]:
     """A canonical mapping less every setting that has its default: what a cell's identity is the hash of.
 
@@ -525,6 +438,6 @@ def without_defaults(kind: str, spec: Mapping[str, Any]) -> dict[str, Any]:
             continue
         if setting.default is not REQUIRED and value == _value(setting, setting.default, key):
             continue
-        nested = _nested(setting.annotation)[0]
-        short[key] = without_defaults(nested, value) if nested and value is not None else value
+        inner = nested(setting.annotation)[0]
+        short[key] = without_defaults(inner, value) if inner and value is not None else value
     return short

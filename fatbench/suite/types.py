@@ -1,7 +1,7 @@
 """The types a setting in a suite file may have: each is a Python type with a range, checked before anything runs.
 
-A function's keyword-only arguments are its settings; their annotations name the types below. `fatbench.suite.signatures`
-reads the annotations from the source, so that a suite is checked without importing torch.
+A function's keyword-only arguments are its settings; their annotations name the types below. They are read from the
+source (`fatbench.suite.signatures`), so that a suite is checked without importing torch.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Annotated, Any
 
 from annotated_types import Ge, Gt, Le, Lt
-from pydantic import BeforeValidator
+from pydantic import AfterValidator, BeforeValidator
 
 FRACTION = re.compile(r"\s*(-?\d+(?:\.\d+)?)\s*/\s*(\d+(?:\.\d+)?)\s*\Z")
 
@@ -39,6 +39,23 @@ Radius = Annotated[float, Ge(0), Le(1), _read]  # an epsilon or a step, in units
 Probability = Annotated[float, Ge(0), Le(1), _read]
 Share = Annotated[float, Gt(0), Le(1), _read]  # a fraction of something that must not be empty
 Momentum = Annotated[float, Ge(0), Lt(1), _read]
+
+
+def _like(pattern: str, example: str) -> AfterValidator:
+    """A text that the whole pattern fits."""
+
+    def check(text: str) -> str:
+        if not re.fullmatch(pattern, text):
+            raise ValueError(f"expected {example}")
+        return text
+
+    return AfterValidator(check)
+
+
+Blocks = Annotated[str, _like(r"\s*[1-9]\d*\s*(,\s*[1-9]\d*\s*)*", "numbers such as 1,9")]  # of a model, from 1
+Pairs = Annotated[  # of clients, from 0, and the server
+    str, _like(r"\s*(\d+|server)-(\d+|server)\s*(,\s*(\d+|server)-(\d+|server)\s*)*", "pairs such as 0-3,0-server")
+]
 
 # Settings that are themselves calls, {name: ..., key: value}: the annotation says in which table the name is looked up.
 # Inside the called function the value is a callable that already holds its settings.

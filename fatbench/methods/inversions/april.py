@@ -47,6 +47,9 @@ def april(
     bias / here: the pseudo-inverse, the bias taken off first. `cut`: singular values of A below `cut` times the largest
     count as zero; 0: those below rounding. ValueError: no learned positions, no joint weight of
     queries, keys, values.
+
+    Refuse if 'patches' not in model.parts: {name} needs a transformer with a patch embedding and learned positions:
+        {{name: vit}}
     """
     at = geometry(seen[0], shape, "april")
     weights = {name: value.double() for name, value in seen[0].weights.items() if value.is_floating_point()}

@@ -42,6 +42,9 @@ def april_opt(
     the gradients of the upload are matched. `zeros`: withheld entries are matched as zeros, or left out (the attacker
     who knows the mask). `latent`: search `latent` x `latent` images behind bilinear upsampling. ValueError: no learned
     positions.
+
+    Refuse if 'patches' not in model.parts: {name} needs a transformer with a patch embedding and learned positions:
+        {{name: vit}}
     """
     model.eval()
     for s in seen:

@@ -94,6 +94,16 @@ def masked(
     square; `rank`: principal components of A.
 
     ValueError: nothing of the gradient of the positions was sent; too many unknowns, as in `patch_ls`.
+
+    Refuse if 'patches' not in model.parts: {name} needs a transformer with a patch embedding and learned positions:
+        {{name: vit}}
+    Refuse if not latent and model.dim < (side // model.patch) ** 2:
+        {name}: images of {side} pixels are {(side // model.patch) ** 2} unknown patches, and a model of width
+        {model.dim} gives a system of rank {min((side // model.patch) ** 2, model.dim)}; take a wider model, larger
+        patches, or an upsampling prior
+    Refuse if latent**2 > min((side // model.patch) ** 2, model.dim) * model.patch ** 2:
+        {name}: latent: {latent} is {latent**2} unknowns a channel, and the system has rank at most
+        {min((side // model.patch) ** 2, model.dim) * model.patch ** 2}
     """
     at = geometry(seen[0], shape, "masked")
     determined(at, latent, "masked")

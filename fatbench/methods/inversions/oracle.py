@@ -43,6 +43,16 @@ def oracle(
     patch_ls: ridge, tsvd and upsample at seven strengths each, relative to the
     largest eigenvalue; april: seven cut-offs of the singular values. Every measure takes the best of the P pictures.
     ValueError: as the attack.
+
+    Refuse if 'patches' not in model.parts: {name} needs a transformer with a patch embedding and learned positions:
+        {{name: vit}}
+    Refuse if of != 'april' and model.dim < (side // model.patch) ** 2:
+        {name}: images of {side} pixels are {(side // model.patch) ** 2} unknown patches, and a model of width
+        {model.dim} gives a system of rank {min((side // model.patch) ** 2, model.dim)}; take a wider model, larger
+        patches, or an upsampling prior
+    Refuse if of != 'april' and latent**2 > min((side // model.patch) ** 2, model.dim) * model.patch ** 2:
+        {name}: latent: {latent} is {latent**2} unknowns a channel, and the system has rank at most
+        {min((side // model.patch) ** 2, model.dim) * model.patch ** 2}
     """
     if of == "april":
         return torch.cat([april(seen, model, shape, generator, cut=cut) for cut in CUTS], 1)

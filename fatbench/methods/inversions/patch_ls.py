@@ -65,6 +65,16 @@ def patch_ls(
     the truth; inversion `oracle` tries all.
 
     ValueError: no learned positions; more patches than the model is wide, or more latent pixels than equations.
+
+    Refuse if 'patches' not in model.parts: {name} needs a transformer with a patch embedding and learned positions:
+        {{name: vit}}
+    Refuse if solver != 'upsample' and model.dim < (side // model.patch) ** 2:
+        {name}: images of {side} pixels are {(side // model.patch) ** 2} unknown patches, and a model of width
+        {model.dim} gives a system of rank {min((side // model.patch) ** 2, model.dim)}; take a wider model, larger
+        patches, or an upsampling prior
+    Refuse if solver == 'upsample' and latent**2 > min((side // model.patch) ** 2, model.dim) * model.patch ** 2:
+        {name}: latent: {latent} is {latent**2} unknowns a channel, and the system has rank at most
+        {min((side // model.patch) ** 2, model.dim) * model.patch ** 2}
     """
     at = geometry(seen[0], shape, "patch_ls")
     A, M = averaged(seen, at, "patch_ls")

@@ -58,6 +58,13 @@ def patch_span(
     Reads the gradient of the patch embedding alone, the mean of several rounds at the same weights. Singular values
     below `cut` times the largest do not count as span. Of the lengths and signs of the answer the one whose own
     gradient is most like what was sent. ValueError: more patches than the span could tell from anything.
+
+    Refuse if 'patches' not in model.parts: {name} needs a transformer with a patch embedding and learned positions:
+        {{name: vit}}
+    Refuse if model.dim < (side // model.patch) ** 2:
+        {name}: images of {side} pixels are {(side // model.patch) ** 2} unknown patches, and a model of width
+        {model.dim} gives a system of rank {min((side // model.patch) ** 2, model.dim)}; take a wider model, larger
+        patches, or an upsampling prior
     """
     at = geometry(seen[0], shape, "patch_span")
     M = torch.stack([patch_gradient(s.gradient, "patch_span") for s in seen]).double().mean(0)

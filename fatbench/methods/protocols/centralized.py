@@ -35,6 +35,7 @@ def centralized(
     Backward: rounds * objective
     Up: 0
     Down: 0
+    Refuse if clients != 1: {name} needs 'partition: {{name: iid, clients: 1}}'
     """
     for t in range(state.round, rounds):
         local = LocalSGD(1, batch, lr * lr_decay**t, momentum, weight_decay, clip, objective)

@@ -91,6 +91,7 @@ def fedaux(
     Backward: rounds * participation * epochs * objective
     Up: 1
     Down: 1
+    Refuse if not auxiliary: auxiliary: {name} needs unlabelled images: name a data set
     """
     distil, negatives = divide(problem, "fedaux")
     names = trainable(problem.model)

@@ -67,6 +67,7 @@ def fedavg(
     Backward: rounds * participation * epochs * objective
     Up: 1
     Down: 1
+    Refuse if validators >= clients: validators: {validators} of {clients} clients leave nobody to train
     """
     clients = len(problem.shards) - validators
     if clients < 1:

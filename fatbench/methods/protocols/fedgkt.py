@@ -89,6 +89,8 @@ def fedgkt(
 
     Forward: rounds * epochs * objective
     Backward: rounds * epochs * objective
+    Parts: edge, server
+    Refuse if 'edge' not in model.parts: {name} trains a model of an edge and a server (edge_vit, ...), not {model.name}
     """
     check_model("fedgkt", problem.model)
     names = [name for name in trainable(problem.model) if name.startswith("server.")]

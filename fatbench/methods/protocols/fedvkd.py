@@ -82,6 +82,10 @@ def fedvkd(
 
     Forward: rounds * epochs * objective
     Backward: rounds * epochs * objective
+    Parts: edge, server, distillation head
+    Refuse if 'edge' not in model.parts: {name} trains a model of an edge and a server (edge_vit, ...), not {model.name}
+    Refuse if 'distillation head' not in model.parts: {name} needs a server with a distillation head:
+        edge_vit
     """
     check_model("fedvkd", problem.model)
     if not hasattr(problem.model.get_submodule("server"), "head_dist"):

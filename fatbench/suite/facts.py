@@ -1,0 +1,114 @@
+"""What is known of a cell before it runs, and the lines by which a function refuses one.
+
+A line of a docstring, `Refuse if <condition>: <message>`, is evaluated for every cell that calls the function, before
+anything is imported. Its names are, the first that fits:
+
+* the function's own settings; of a nested call, `attack.name` or `attack.steps`,
+* `clients`, `cohort` (clients of a round), `images` (training images left), `classes`, `side` (of an image, in pixels),
+  `channels`,
+* the settings of the cell: `model.depth`, `model.parts`, `data.name`, `data.classes`, `protocol.parts`, `auxiliary`.
+
+What is not known refuses nothing. `{...}` in the message is an expression, and `{{` a brace. A function that a plug-in
+brings refuses in the same way.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fatbench.errors import SpecError, did_you_mean
+from fatbench.suite.formulas import UNKNOWN, evaluate, formula, lines, member, unreadable
+from fatbench.suite.signatures import describe, nested
+from fatbench.suite.types import number
+
+
+@dataclass(frozen=True)
+class Data:
+    """What the docstring of a data set says of it; None where it says nothing, or only the files know."""
+
+    train: int | None  # images
+    test: int | None
+    classes: int | None
+    side: int | None  # pixels
+    channels: int | None
+    about: bool = False  # `train` and `test` are about right: a line that begins with "about"
+
+
+def of_data(spec: Mapping[str, Any]) -> Data:
+    """The facts of a data set, from the lines Train, Test, Classes, Side and Channels of its function."""
+
+    def fact(label: str) -> int | None:
+        value = formula("Data", spec, label)
+        return None if value is None else int(value)
+
+    doc = describe("Data", spec["name"]).doc
+    about = any(text.startswith("about ") for label in ("Train:", "Test:") for text in lines(doc, label))
+    return Data(fact("Train"), fact("Test"), fact("Classes"), fact("Side"), fact("Channels"), about)
+
+
+def cohort(spec: Mapping[str, Any]) -> int:
+    """m = max(1, int(C * K)): clients that take part in a round, of those that train."""
+    clients = int(spec["partition"].get("clients") or 1) - spec["protocol"].get("validators", 0)
+    return max(1, int(float(number(spec["protocol"].get("participation", 1.0))) * clients + 1e-9))
+
+
+def of_cell(cell: Mapping[str, Any]) -> dict[str, Any]:
+    """The facts of a canonical cell by their names in an expression; UNKNOWN where only the files know."""
+    data = of_data(cell["data"])
+    clients = cell["partition"].get("clients")
+    total = cell["train"] or data.train
+    known = {
+        "clients": clients,
+        "cohort": cohort(cell) if clients else None,
+        "images": total - cell["validation"] if total else None,
+        "classes": data.classes,
+        "side": cell["size"] or data.side,
+        "channels": data.channels,
+    }
+    return {name: UNKNOWN if value is None else value for name, value in known.items()}
+
+
+def refuse(kind: str, spec: Mapping[str, Any], cell: Mapping[str, Any], place: str) -> None:
+    """SpecError: this call, or one nested in it, has a `Refuse if` line that is true of the cell."""
+    _refuse(kind, spec, {"name": "cell", **cell}, of_cell(cell), place)
+
+
+def _refuse(kind: str, spec: Mapping[str, Any], cell: Mapping[str, Any], facts: dict[str, Any], place: str) -> None:
+    signature = describe(kind, spec.get("name", ""))
+
+    def lookup(name: str, *path: str) -> Any:
+        if name == "name":
+            return signature.name
+        if name in spec:
+            return member(kind, spec, (name, *path))
+        if name in facts and not path:
+            return facts[name]
+        if name in cell:
+            return member("Experiment", cell, (name, *path))
+        names = [*(setting.name for setting in signature.settings), *facts, *cell]
+        raise ValueError(f"no setting or fact is named '{name}'{did_you_mean(name, names)}")
+
+    def shown(match: re.Match[str]) -> str:
+        if match[0] in ("{{", "}}"):
+            return match[0][0]
+        value = evaluate(match[1], lookup)
+        return f"{value:g}" if isinstance(value, float) else str(value)
+
+    for line in lines(signature.doc, "Refuse if"):
+        condition, colon, message = line.partition(": ")
+        try:
+            if not colon:
+                raise ValueError("write 'Refuse if <condition>: <message>'")
+            value = evaluate(condition, lookup)
+            reason = re.sub(r"\{\{|\}\}|\{([^{}]*)\}", shown, message)
+        except (ValueError, TypeError) as error:
+            raise unreadable(signature, f"Refuse if {line}", error) from None
+        if value is not UNKNOWN and value:
+            raise SpecError(f"{place}: {reason}")
+    for setting in signature.settings:
+        inner = nested(setting.annotation)[0]
+        if inner and spec[setting.name] is not None:
+            _refuse(inner, spec[setting.name], cell, facts, f"{place}: {setting.name}")

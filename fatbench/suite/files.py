@@ -1,0 +1,187 @@
+"""Suite files: where they are found, YAML read with its lines, and what one extends laid under it.
+
+The format is described in suites/README.md. `load` checks a file's own structure; the cells of a preset are checked by
+`Suite.plan`, against the source of the functions that they will reach.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field
+from ruamel.yaml import YAML
+from ruamel.yaml.comments import CommentedMap, CommentedSeq
+from ruamel.yaml.constructor import DuplicateKeyError
+from ruamel.yaml.error import YAMLError
+
+from fatbench.errors import SpecError, did_you_mean
+from fatbench.suite import model
+from fatbench.suite.cells import Plan, expand
+from fatbench.suite.filters import select
+from fatbench.suite.model import AxesOfSuite, Evaluate, Grid, Node, Note, Patch, Presets, Seeds, Text
+from fatbench.suite.places import Map, merge
+from fatbench.suite.tables import Figure, Table, distinct
+
+
+class Axes(Node):
+    """The axes alone."""
+
+    axes: AxesOfSuite = Field(default={})
+
+
+class Contents(Node):
+    """What a suite file says, what it extends merged under it."""
+
+    name: Text
+    title: Text
+    description: Note = ""
+    extends: Text | None = None
+    seeds: Seeds = Field(default=[0])
+    base: Patch
+    axes: AxesOfSuite = Field(default={})
+    grid: Grid = Grid()
+    evaluate: Evaluate = Evaluate()
+    presets: Presets
+    tables: list[Table] = Field(default=[])
+    figures: list[Figure] = Field(default=[])
+
+
+@dataclass(frozen=True)
+class Suite:
+    """A checked suite file."""
+
+    file: Path
+    contents: Contents
+
+    @property
+    def name(self) -> str:
+        return self.contents.name
+
+    @property
+    def title(self) -> str:
+        return self.contents.title
+
+    @property
+    def description(self) -> str:
+        return self.contents.description
+
+    @property
+    def tables(self) -> list[Table]:
+        return self.contents.tables
+
+    @property
+    def figures(self) -> list[Figure]:
+        return self.contents.figures
+
+    def presets(self) -> list[str]:
+        return list(self.contents.presets)
+
+    def axes(self) -> dict[str, list[str]]:
+        return {axis: list(labels) for axis, labels in self.contents.axes.items()}
+
+    def plan(self, preset: str = "paper", seeds: Sequence[int] | None = None, where: str | None = None) -> Plan:
+        """The cells and evaluations of a preset. SpecError: no such preset, invalid cell; NothingMatched: `where`."""
+        plan = expand(self, preset, seeds)
+        return select(plan, where) if where else plan
+
+
+def folders() -> list[Path]:
+    """Where suites are looked for by name: ./suites, then those that came with the program."""
+    package = Path(__file__).parent.parent
+    return [Path("suites"), package.parent / "suites", package / "suites"]
+
+
+def available() -> dict[str, Path]:
+    """Name -> file of every suite that can be run by name."""
+    found: dict[str, Path] = {}
+    for folder in folders():
+        if folder.is_dir():
+            for file in sorted(folder.glob("*.yaml")):
+                found.setdefault(file.stem, file)
+    return dict(sorted(found.items()))
+
+
+def locate(name: str) -> Path:
+    """The file of a suite given by name or by path. SpecError: there is none."""
+    if name.endswith((".yaml", ".yml")) or os.sep in name:
+        path = Path(name)
+        if not path.is_file():
+            raise SpecError(f"{name}: no such suite file")
+        return path
+    known = available()
+    if name not in known:
+        raise SpecError(f"no suite is named '{name}'{did_you_mean(name, known)}")
+    return known[name]
+
+
+def load(name: str) -> Suite:
+    """Read and check a suite by name or path; the cells of a preset are checked by `plan`. SpecError on any mistake."""
+    file = locate(name)
+    raw = _resolve(file, ())
+    axes = model.read(Axes, Map({"axes": raw.get("axes")}, raw.where, raw.at), str(file)).axes  # others name them
+    contents = model.read(Contents, raw, str(file), axes=axes, folders=[file.parent, *folders()])
+    distinct(contents.figures)
+    return Suite(file, contents)
+
+
+def _resolve(file: Path, below: tuple[Path, ...]) -> Map:
+    """The suite's mapping with what it extends merged under it."""
+    resolved = file.resolve()
+    if resolved in below:
+        chain = " -> ".join(p.stem for p in (*below, resolved))
+        raise SpecError(f"{file}: a suite cannot extend itself ({chain})")
+    raw = read_yaml(file)
+    if "extends" not in raw:
+        return raw
+    name = str(raw["extends"])
+    try:
+        beside = file.parent / name
+        parent = beside if beside.is_file() else locate(name)
+    except SpecError as error:
+        raise SpecError(f"{raw.place('extends')}: {error}") from None
+    merged = _resolve(parent, (*below, resolved))
+    for key, value in raw.items():
+        if key in ("base", "axes", "evaluate", "presets") and key in merged and isinstance(value, Map):
+            value = merge(merged[key], value)
+        merged[key] = value
+        merged.where[key] = raw.where[key]
+    return merged
+
+
+def read_yaml(file: Path) -> Map:
+    """A YAML 1.2 file as Maps that know their lines. SpecError: unreadable, not a mapping, a key given twice."""
+    try:
+        tree = YAML(typ="rt", pure=True).load(file.read_text(encoding="utf-8"))
+    except DuplicateKeyError as error:
+        mark = error.problem_mark
+        key = re.search(r'duplicate key "?([^"\s]+)"?', str(error.problem or ""))
+        raise SpecError(f"{file}:{mark.line + 1}: the key '{key[1] if key else '?'}' is given twice") from None
+    except YAMLError as error:
+        mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
+        line = f":{mark.line + 1}" if mark is not None else ""
+        raise SpecError(f"{file}{line}: not readable as YAML: {getattr(error, 'problem', None) or error}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise SpecError(f"{file}: {getattr(error, 'strerror', None) or error}") from None
+    if not isinstance(tree, CommentedMap):
+        raise SpecError(f"{file}: expected a mapping at the top level")
+    return _plain(tree, file)
+
+
+def _plain(node: Any, file: Path) -> Any:
+    """ruamel's tree as Maps, lists and plain Python values."""
+    if isinstance(node, CommentedMap):
+        items = {str(key): _plain(value, file) for key, value in node.items()}
+        lines = node.lc.data or {}  # a key that came with a merge (<<) has no line of its own
+        where = {str(key): f"{file}:{lines[key][0] + 1 if key in lines else node.lc.line + 1}" for key in node}
+        return Map(items, where, at=f"{file}:{node.lc.line + 1}")
+    if isinstance(node, CommentedSeq):
+        return [_plain(item, file) for item in node]
+    for kind in (bool, int, float, str):
+        if isinstance(node, kind):
+            return kind(node)
+    return node

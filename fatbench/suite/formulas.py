@@ -1,0 +1,211 @@
+"""Expressions in docstrings: what a function costs, what is known of a data set, what a model is made of.
+
+A line `Label: <expression>` of a registered function is read from its source and evaluated before anything is imported:
+
+    Forward: epochs * objective          image passes per image; a nested call stands for its own passes
+    Train: 90000 + 90000 * enlarge       a fact of a data set; "about 8800" where the files decide
+    Parts: edge, server                  what a model is made of, or a protocol trains: words, no expression
+    Refuse if top > cohort / 2: <why>    a cell that the function cannot run; see `fatbench.suite.facts`
+
+An expression has numbers, texts, names, dotted names (`local.epochs`), + - * / // % **, one comparison, `in`, `is`,
+`and`, `or`, `not`, `a if b else c`, and the FUNCTIONS below. What is not known makes everything that is computed from
+it unknown, and an unknown condition refuses nothing. Comparisons count as 1 or 0; `a or b` is b where a is not set.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import math
+import operator
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from fatbench.errors import SpecError
+from fatbench.suite import types
+from fatbench.suite.signatures import CLASSES, Signature, describe, nested
+
+UNKNOWN: Any = object()
+Lookup = Callable[..., Any]  # a dotted name, part by part, -> its value
+
+
+def count(folder: str, pattern: str) -> Any:
+    """How many entries of a folder match; unknown where none does."""
+    found = (entry for entry in Path(folder).expanduser().glob(pattern) if not entry.name.startswith("."))
+    return sum(1 for _ in found) or UNKNOWN
+
+
+def numbers(text: str) -> list[int]:
+    """The whole numbers in a text such as "1,9"."""
+    return [int(part) for part in re.findall(r"\d+", text)]
+
+
+def _extreme(which: Callable[..., Any]) -> Callable[..., Any]:
+    def function(*values: Any) -> Any:
+        found = values[0] if len(values) == 1 else values
+        return which(found) if found else UNKNOWN
+
+    return function
+
+
+FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "min": _extreme(min),
+    "max": _extreme(max),
+    "round": round,
+    "numbers": numbers,
+    "count": count,
+}
+_ARITHMETIC = {
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod, ast.Pow: operator.pow,
+    ast.Gt: operator.gt, ast.GtE: operator.ge, ast.Lt: operator.lt, ast.LtE: operator.le,
+}  # fmt: skip
+_EQUALITY: dict[type, Callable[[Any, Any], bool]] = {
+    ast.Eq: operator.eq, ast.NotEq: operator.ne,
+    ast.Is: operator.is_, ast.IsNot: operator.is_not, ast.In: lambda a, b: a in b, ast.NotIn: lambda a, b: a not in b,
+}  # fmt: skip
+
+
+def evaluate(text: str, lookup: Lookup) -> Any:
+    """The value of an expression, or UNKNOWN. ValueError: it cannot be read, or `lookup` does not know a name."""
+    return _value(_parsed(text), lookup)
+
+
+@functools.cache
+def _parsed(text: str) -> ast.expr:
+    try:
+        return ast.parse(text.strip(), mode="eval").body
+    except SyntaxError:
+        raise ValueError(f"'{text.strip()}' is no expression") from None
+
+
+def _value(node: ast.expr, lookup: Lookup) -> Any:
+    match node:
+        case ast.Constant(value=value):
+            return value
+        case ast.Name() | ast.Attribute():
+            return lookup(*ast.unparse(node).split("."))
+        case ast.BinOp(left=left, op=op, right=right) if type(op) in _ARITHMETIC:
+            return _known(_ARITHMETIC[type(op)], _value(left, lookup), _value(right, lookup))
+        case ast.Compare(left=left, ops=[op], comparators=[right]) if type(op) in _ARITHMETIC:
+            return _known(_ARITHMETIC[type(op)], _value(left, lookup), _value(right, lookup))
+        case ast.Compare(left=left, ops=[op], comparators=[right]) if type(op) in _EQUALITY:
+            a, b = _value(left, lookup), _value(right, lookup)
+            return UNKNOWN if a is UNKNOWN or b is UNKNOWN else _EQUALITY[type(op)](a, b)
+        case ast.UnaryOp(op=ast.USub(), operand=operand):
+            return _known(operator.neg, _value(operand, lookup))
+        case ast.UnaryOp(op=ast.Not(), operand=operand):
+            value = _value(operand, lookup)
+            return UNKNOWN if value is UNKNOWN else not value
+        case ast.BoolOp(op=op, values=values):
+            decides, unknown, value = isinstance(op, ast.Or), False, None
+            for each in values:
+                value = _value(each, lookup)
+                if value is UNKNOWN:
+                    unknown = True
+                elif bool(value) is decides:
+                    return value
+            return UNKNOWN if unknown else value
+        case ast.IfExp(test=test, body=body, orelse=orelse):
+            chosen = _value(test, lookup)
+            return UNKNOWN if chosen is UNKNOWN else _value(body if chosen else orelse, lookup)
+        case ast.Call(func=ast.Name(id=name), args=args, keywords=[]) if name in FUNCTIONS:
+            return _known(FUNCTIONS[name], *(_value(each, lookup) for each in args))
+    raise ValueError(f"'{ast.unparse(node)}' cannot stand in an expression")
+
+
+def _known(function: Callable[..., Any], *values: Any) -> Any:
+    """The function's value where every argument is known and set."""
+    if any(value is None or value is UNKNOWN for value in values):
+        return UNKNOWN
+    return function(*values)
+
+
+@functools.cache
+def lines(doc: str, start: str) -> list[str]:
+    """What stands behind `start` in a docstring's lines; a line that is indented more goes on with the one before."""
+    found = re.findall(rf"^{start} +(\S.*(?:\n[ \t]+\S.*)*)$", doc, re.MULTILINE)
+    return [" ".join(text.split()) for text in found]
+
+
+def unreadable(signature: Signature, line: str, error: Exception) -> SpecError:
+    """The error of a line that cannot be evaluated."""
+    return SpecError(f"{signature.file}:{signature.line}: '{signature.name}' has a line '{line}': {error}")
+
+
+def plain(value: Any) -> Any:
+    """A setting's value for an expression: fractions as floats."""
+    return value if isinstance(value, bool) else types.number(value)
+
+
+def passes(kind: str, spec: Mapping[str, Any] | None, **replaced: float) -> tuple[float, float]:
+    """(forward, backward) passes per image of one call, from the docstring's Forward: and Backward: lines.
+
+    In an expression a setting stands for its value (or for the one in `replaced`), a nested call or settings class for
+    its own passes. A function without the lines costs nothing beside what it calls.
+    """
+    if spec is None:
+        return 0.0, 0.0
+    forward, backward = (formula(kind, spec, label, **replaced) for label in ("Forward", "Backward"))
+    return forward or 0.0, backward or 0.0
+
+
+def formula(kind: str, spec: Mapping[str, Any], label: str, **variables: float | None) -> float | None:
+    """The value of the docstring's lines `label: <expression>`; None without such a line, or where it is unknown.
+
+    Several lines of one label are terms of a sum. A variable that is None is unknown.
+    """
+    signature = describe(kind, spec.get("name", ""))
+    kinds = {setting.name: nested(setting.annotation)[0] for setting in signature.settings}
+
+    def lookup(name: str, *path: str) -> Any:
+        if name in variables:
+            return UNKNOWN if variables[name] is None else variables[name]
+        if name not in kinds:
+            raise ValueError(f"it has no setting '{name}'")
+        if path or (kind_of := kinds[name]) is None:
+            return member(kind, spec, (name, *path))
+        if spec[name] is None:
+            return 0.0
+        shared = variables if kind_of in CLASSES else {}  # a settings class is part of the call
+        return formula(kind_of, spec[name], label, **shared) or 0.0
+
+    total: list[float] = []
+    for text in lines(signature.doc, f"{label}:"):
+        try:
+            value = evaluate(text.removeprefix("about "), lookup)
+        except (ValueError, TypeError) as error:
+            raise unreadable(signature, f"{label}: {text}", error) from None
+        if value is UNKNOWN or value is None:
+            return None
+        total.append(float(value))
+    return math.fsum(total) if total else None
+
+
+def parts(kind: str, spec: Mapping[str, Any]) -> tuple[str, ...]:
+    """The words of the docstring's line `Parts:`, such as ("edge", "server")."""
+    found = lines(describe(kind, spec["name"]).doc, "Parts:")
+    return tuple(word.strip() for text in found for word in text.split(","))
+
+
+def member(kind: str, spec: Mapping[str, Any] | None, path: tuple[str, ...]) -> Any:
+    """What a dotted name says of a call: a setting, its `name`, its `parts`, or a docstring line such as `Classes`.
+
+    None: the call has no such setting, or it is not set.
+    """
+    if spec is None or not path:
+        return spec
+    key, *rest = path
+    if key == "parts":
+        return parts(kind, spec)
+    if key in spec:
+        signature = describe(kind, spec.get("name", ""))
+        annotation = next((setting.annotation for setting in signature.settings if setting.name == key), "")
+        inner = nested(annotation)[0]
+        return member(inner, spec[key], tuple(rest)) if inner else plain(spec[key])
+    if lines(describe(kind, spec.get("name", "")).doc, f"{key.capitalize()}:"):
+        value = formula(kind, spec, key.capitalize())
+        return UNKNOWN if value is None else value
+    return UNKNOWN if kind == "Data" else None

@@ -1,0 +1,306 @@
+"""The structure of a suite file, as pydantic models: which keys there are, and what may stand behind them.
+
+A model is read from a `Map`, so that an error names file, line and key. What a cell's settings may be is no part of it:
+those are checked against the functions they reach (`fatbench.suite.signatures`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainValidator,
+    PrivateAttr,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
+
+from fatbench.errors import SpecError, did_you_mean
+from fatbench.suite.places import Map
+
+Checkpoint = Literal["last", "best-val", "best-test"]
+CHECKPOINTS: tuple[str, ...] = get_args(Checkpoint)
+
+
+class Node(BaseModel):
+    """A mapping of the file with known keys. `place("key")` is "file:line: key"."""
+
+    model_config = ConfigDict(arbitrary_types_allowed=True, extra="forbid", frozen=True)
+
+    what: ClassVar[str] = ""  # how a message calls it: "the table's"
+    _node: Map = PrivateAttr(default_factory=Map)
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _read(cls, node: Any, handler: Any) -> Any:
+        if isinstance(node, cls):
+            return node
+        if not isinstance(node, Mapping):
+            raise ValueError(f"expected a mapping, got {node!r}")
+        node = node if isinstance(node, Map) else Map(node)
+        known = {field.alias or name: field for name, field in cls.model_fields.items()}
+        for key in node:
+            if key not in known:
+                raise SpecError(f"{node.place(key)}: unknown key '{key}'{did_you_mean(key, known)}")
+        for key, field in known.items():
+            if field.is_required() and key not in node:
+                raise ValueError(f"{cls.what}{' ' if cls.what else ''}'{key}' is missing")
+        made = handler(dict(node))
+        made._node = node
+        return made
+
+    @property
+    def node(self) -> Map:
+        """The mapping as it stands in the file."""
+        return self._node
+
+    def place(self, *path: str) -> str:
+        """ "file:line: key" of a key, or of one below it."""
+        node: Any = self._node
+        for key in path[:-1]:
+            node = node.get(key)
+        return node.place(path[-1]) if isinstance(node, Map) else self._node.place(path[0])
+
+
+N = TypeVar("N", bound=Node)
+
+
+def read(model: type[N], node: Map, place: str, **context: Any) -> N:
+    """The model of a mapping. SpecError: file, line, key, what is wrong. `context`: see the validators below."""
+    try:
+        return model.model_validate(node, context=context)
+    except ValidationError as error:
+        problem = error.errors()[0]
+        where, message = _where(problem["loc"], node, place), problem["msg"].removeprefix("Value error, ")
+        if problem["type"] == "literal_error":
+            expected = problem["ctx"]["expected"].replace("'", "")
+            given = str(problem["input"])
+            hint = did_you_mean(given, re.split(", | or ", expected))
+            message = f"expected {expected}, got '{given}'{hint if 'mean' in hint else ''}"
+        elif problem["type"] != "value_error":
+            message = f"{message.removeprefix('Input ')}, got {problem['input']!r}"
+        raise SpecError(f"{where}: {message}") from None
+
+
+def _where(path: tuple[int | str, ...], node: Any, place: str) -> str:
+    """The place of what a path of keys and positions leads to."""
+    for key in path:
+        if isinstance(node, Map) and key in node:
+            place, node = node.place(str(key)), node[key]
+        elif isinstance(node, list) and isinstance(key, int):
+            node = node[key]
+            place = node.at if isinstance(node, Map) else place
+        else:
+            break
+    return place
+
+
+# --- what stands behind a key ------------------------------------------------------------------------------------
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str) or not value.strip():
+        raise ValueError(f"expected a text, got {value!r}")
+    return value.strip()
+
+
+def mapping(value: Any) -> Map:
+    """A mapping as it stands in the file; an empty one where nothing stands."""
+    if value is None:
+        return Map()
+    if not isinstance(value, Map):
+        raise ValueError(f"expected a mapping, got {value!r}")
+    return value
+
+
+def labels(value: Any) -> list[str]:
+    """One label or a list of them, as texts."""
+    return [str(item) for item in (value if isinstance(value, list) else [value])]
+
+
+def known_axis(axis: str, axes: Mapping[str, Any]) -> str:
+    """The axis. ValueError: there is no such axis."""
+    if axis not in axes:
+        raise ValueError(f"no axis is named '{axis}'{did_you_mean(axis, axes)}")
+    return axis
+
+
+def known_label(axis: str, label: str, axes: Mapping[str, Any]) -> str:
+    """The label. ValueError: the axis has no such label."""
+    if label not in axes[axis]:
+        raise ValueError(f"axis '{axis}' has no label '{label}'{did_you_mean(label, axes[axis])}")
+    return label
+
+
+def _condition(value: Any, info: ValidationInfo) -> dict[str, list[str]]:
+    axes, value = (info.context or {})["axes"], mapping(value)
+    try:
+        found = {}
+        for axis in value:
+            known_axis(axis, axes)
+            found[axis] = [known_label(axis, label, axes) for label in labels(value[axis])]
+    except ValueError as error:
+        raise SpecError(f"{value.place(axis)}: {error}") from None
+    return found
+
+
+def _axes_of(value: list[str], info: ValidationInfo) -> list[str]:
+    return [known_axis(axis, (info.context or {})["axes"]) for axis in value]
+
+
+def _some(value: dict[str, Any]) -> dict[str, Any]:
+    if not value:
+        raise ValueError("an axis needs at least one label")
+    return value
+
+
+def parse_seeds(text: str, place: str = "--seeds") -> list[int]:
+    """ "0-4", "6,7" or "3" as a list of seeds. SpecError otherwise."""
+    seeds: list[int] = []
+    for part in text.split(","):
+        match = re.fullmatch(r"\s*(\d+)(?:\s*-\s*(\d+))?\s*", part)
+        if not match or (match[2] and int(match[2]) < int(match[1])):
+            raise SpecError(f"{place}: expected seeds such as 0-4 or 6,7, got '{text}'")
+        seeds += range(int(match[1]), int(match[2] or match[1]) + 1)
+    return list(dict.fromkeys(seeds))
+
+
+def _seeds(value: Any) -> list[int]:
+    if isinstance(value, str):
+        try:
+            return parse_seeds(value, "")
+        except SpecError as error:
+            raise ValueError(str(error).removeprefix(": ")) from None
+    if not (isinstance(value, list) and value and all(type(seed) is int and seed >= 0 for seed in value)):
+        raise ValueError(f'expected seeds such as [6, 7] or "0-4", got {value!r}')
+    if len(set(value)) != len(value):
+        raise ValueError(f"a seed is given twice: {value!r}")
+    return value
+
+
+def _images(value: int | None) -> int | None:
+    if value is not None and (type(value) is not int or value < 1):
+        raise ValueError(f"expected a number of test images, got {value!r}")
+    return value
+
+
+def _checkpoints(value: Any) -> list[str]:
+    for name in value if isinstance(value, list) else [value]:
+        if name not in CHECKPOINTS:
+            raise ValueError(f"no checkpoint is named '{name}'{did_you_mean(str(name), CHECKPOINTS)}")
+    return value
+
+
+def _metrics(value: Any) -> Map:
+    attacks = mapping(value)
+    for label in attacks:
+        if not re.fullmatch(r"[a-z][a-z0-9_]*", label):
+            raise SpecError(f"{attacks.place(label)}: a metric's name is lower case letters, digits and _")
+    return attacks
+
+
+def _groups(value: Any) -> list[list[str]]:
+    if not (isinstance(value, list) and all(isinstance(group, list) and group for group in value)):
+        raise ValueError("expected a list of lists of axes, such as [[dataset, model]]")
+    return [labels(group) for group in value]
+
+
+Key = dict[str, str]  # axis -> label, in the order of the suite
+Condition = Annotated[
+    dict[str, list[str]], PlainValidator(_condition)
+]  # axis -> labels, one of which a point must have
+Text = Annotated[str, PlainValidator(_text)]
+Note = Annotated[str, PlainValidator(lambda value: str(value or "").strip())]
+Patch = Annotated[Map, PlainValidator(mapping)]  # laid on a cell
+Axes = Annotated[list[str], PlainValidator(labels), AfterValidator(_axes_of)]  # names of axes
+Seeds = Annotated[list[int], PlainValidator(_seeds)]
+Images = Annotated[Any, PlainValidator(_images)]
+Labels = Annotated[dict[str, Patch], BeforeValidator(mapping), AfterValidator(_some)]  # label -> patch
+
+
+class Override(Node):
+    """`{when: {axis: labels}, set: {...}}`: a patch for some points of the grid."""
+
+    what = "the override's"
+    when: Condition = Field(default={})
+    set: Patch = Map()
+
+
+class Exclude(Node):
+    """`{when: {axis: labels}, reason: ...}`: points that are left out."""
+
+    what = "the exclusion's"
+    when: Condition = Field(default={})
+    reason: Text
+
+
+class Grid(Node):
+    """Which points of the axes there are; without anything, all of them."""
+
+    product: Axes | None = None
+    zip: Annotated[list[list[str]], PlainValidator(_groups)] = Field(default=[])
+    include: list[Condition] = Field(default=[])
+    exclude: list[Exclude] = Field(default=[])
+    overrides: list[Override] = Field(default=[])
+
+    @field_validator("zip")
+    @classmethod
+    def _known(cls, value: list[list[str]], info: ValidationInfo) -> list[list[str]]:
+        return [_axes_of(group, info) for group in value]
+
+
+class Evaluate(Node):
+    """What trained models are attacked with: the first `n` test images, in batches, at which checkpoints."""
+
+    n: Images = None
+    batch: Images = 500
+    checkpoints: Annotated[list[Checkpoint], BeforeValidator(_checkpoints)] = Field(default=["last"])
+    attacks: Annotated[Map, PlainValidator(_metrics)] = Map()  # metric -> attack; null takes one away
+    overrides: list[Override] = Field(default=[])
+
+    @field_validator("batch")
+    @classmethod
+    def _some(cls, value: Any) -> int:
+        if value is None:
+            raise ValueError("expected a number of test images, got None")
+        return int(value)
+
+
+class Preset(Node):
+    """A named way to run the suite: less of the axes, and changes to what the suite says."""
+
+    note: Note = ""
+    seeds: Seeds | None = None
+    base: Patch = Map()
+    axes: Annotated[dict[str, list[str]] | None, PlainValidator(lambda value: value)] = None
+    evaluate: Patch = Map()
+    overrides: list[Override] = Field(default=[])
+
+    @field_validator("axes")
+    @classmethod
+    def _kept(cls, value: Any, info: ValidationInfo) -> dict[str, list[str]]:
+        kept = _condition(value, info)
+        for axis, chosen in kept.items():
+            if not chosen:
+                raise SpecError(f"{value.place(axis)}: no label is left on axis '{axis}': the grid is empty")
+        return kept
+
+
+def _presets(value: Any) -> Map:
+    presets = mapping(value)
+    if "paper" not in presets:
+        raise ValueError("a preset named 'paper' is missing")
+    return Map({k: Map() if v is None else v for k, v in presets.items()}, presets.where, presets.at)
+
+
+Presets = Annotated[dict[str, Preset], BeforeValidator(_presets)]
+AxesOfSuite = Annotated[dict[str, Labels], BeforeValidator(mapping)]

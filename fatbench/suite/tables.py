@@ -1,0 +1,234 @@
+"""Tables and figures of a suite: which axes label them, and which numbers they show."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, PlainValidator, ValidationInfo, field_validator, model_validator
+
+from fatbench.errors import SpecError, did_you_mean
+from fatbench.suite.model import Axes, Condition, Node, Note, Text, known_axis, known_label, labels, mapping
+from fatbench.suite.places import Map
+
+SERIES = "series"  # among the panels of a figure: a panel for each heading
+Kind = Literal["lines", "bars", "heatmap", "images"]
+Best = Literal["max", "min", "none"]
+
+SOURCE = re.compile(
+    r"(?:(?P<stage>train|gap|artifact):)?(?P<metric>[a-z_][a-z0-9_]*)(?:\[(?P<client>\d+|\*)\])?(?:@(?P<round>\d+))?\Z"
+)
+
+
+class Heading(Node):
+    """What stands under a heading: a source, or a source of some points of the grid only."""
+
+    what = "the heading's"
+    source: Annotated[str, PlainValidator(str)]
+    where: Condition = Field(default={})
+
+
+def _headings(value: Any) -> Map:
+    """A heading may be its source alone."""
+    headings = mapping(value)
+    short = {
+        k: v if isinstance(v, Map) else Map({"source": v}, at=headings.where.get(k, "")) for k, v in headings.items()
+    }
+    return Map(short, headings.where, headings.at)
+
+
+Headings = Annotated[dict[str, Heading], BeforeValidator(_headings)]
+Texts = Annotated[
+    dict[str, str], PlainValidator(lambda value: {key: str(text) for key, text in mapping(value).items()})
+]
+
+
+class Shown(Node):
+    """What a table and a figure have in common; `id` names it in files and messages."""
+
+    id: Text
+    title: Text
+    where: Condition = Field(default={})
+    note: Note = ""
+
+    @property
+    def headings(self) -> dict[str, Heading]:
+        raise NotImplementedError
+
+    @property
+    def conditions(self) -> dict[str, Condition]:
+        """heading -> which points its numbers are of, where it says."""
+        return {heading: one.where for heading, one in self.headings.items() if one.where}
+
+
+class Published(Node):
+    """Where the paper's numbers for a table are, and how its labels map to ours."""
+
+    what = "the published numbers'"
+    file: Annotated[Path, PlainValidator(str)]
+    match: Texts = Field(default={})
+    rows: Texts = Field(default={})  # axis -> CSV column
+    labels: Texts = Field(default={})  # our label -> the CSV's
+    values: Texts = Field(default={})  # heading -> CSV column; "{axis}" stands for the label of an `across` axis
+    std: Texts = Field(default={})
+    unit: Literal["percent", "plain"] = "percent"  # or plain for distances and counts
+
+    @field_validator("file")
+    @classmethod
+    def _found(cls, name: str, info: ValidationInfo) -> Path:
+        found = next((file for folder in (info.context or {})["folders"] if (file := folder / name).is_file()), None)
+        if found is None:
+            raise ValueError(f"no such file: {name}")
+        return found
+
+
+class Paired(Node):
+    """Each other label of the axis is tested against this one, by seed."""
+
+    what = "the test's"
+    axis: Annotated[str, PlainValidator(str)]
+    against: Annotated[str, PlainValidator(str)]
+
+
+class Table(Shown):
+    """One table of a paper (or of ours): which axes label rows and column groups, which numbers stand in them."""
+
+    what = "the table's"
+    rows: Axes
+    across: Axes = Field(default=[])
+    sources: Headings = Field(alias="values")
+    best: dict[str, Best] = Field(default="max", validate_default=True)
+    published: Published | None = None
+    compete: Literal["column", "row"] = "column"  # among what the best and the second are marked
+    test: Paired | None = Field(default=None, alias="paired")
+
+    @property
+    def headings(self) -> dict[str, Heading]:
+        return self.sources
+
+    @property
+    def values(self) -> dict[str, str]:
+        """heading -> source, see suites/README.md."""
+        return {heading: one.source for heading, one in self.sources.items()}
+
+    @property
+    def paired(self) -> tuple[str, str] | None:
+        """(axis, label)."""
+        return None if self.test is None else (self.test.axis, self.test.against)
+
+    @field_validator("best", mode="before")
+    @classmethod
+    def _of_each(cls, best: Any, info: ValidationInfo) -> dict[str, str]:
+        """One for all headings, or some of them by name."""
+        found = {
+            heading: str(best.get(heading, "max") if isinstance(best, Map) else best)
+            for heading in info.data.get("sources", {})
+        }
+        for heading, which in found.items():
+            if which not in ("max", "min", "none"):
+                raise ValueError(f"{heading}: expected max, min or none, got '{which}'")
+        return found
+
+    @model_validator(mode="after")
+    def _fits(self, info: ValidationInfo) -> Table:
+        for heading, source in self.values.items():
+            match = SOURCE.match(source)
+            if not match or match["stage"] == "artifact" or match["client"] == "*":
+                raise SpecError(
+                    f"{self.place('values', heading)}: cannot read the source '{source}' (see suites/README.md)"
+                )
+        if self.compete == "row" and not self.across:
+            raise SpecError(
+                f"{self.place('compete')}: row: a row competes over the axes of 'across', and there are none"
+            )
+        if self.published is not None:
+            for heading in (*self.published.values, *self.published.std):
+                if heading not in self.sources:
+                    hint = did_you_mean(heading, self.sources)
+                    raise SpecError(f"{self.published.place('values')}: the table has no column '{heading}'{hint}")
+        if self.test is not None:
+            axis, shown = self.test.axis, [*self.rows, *self.across]
+            if axis not in shown:
+                raise SpecError(
+                    f"{self.test.place('axis')}: the table has no axis '{axis}' in 'rows' or 'across'"
+                    f"{did_you_mean(axis, shown)}"
+                )
+            try:
+                known_label(axis, self.test.against, (info.context or {})["axes"])
+            except ValueError as error:
+                raise SpecError(f"{self.test.place('against')}: {error}") from None
+        return self
+
+
+def _panels(value: Any, info: ValidationInfo) -> list[str]:
+    return [known_axis(axis, {**(info.context or {})["axes"], SERIES: ()}) for axis in labels(value)]
+
+
+class Figure(Shown):
+    """One figure: which axes make panels and which lines, and what is drawn over the rounds."""
+
+    what = "the figure's"
+    kind: Kind = "lines"
+    panels: Annotated[list[str], PlainValidator(_panels)] = Field(default=[])  # axes, and SERIES
+    lines: Axes = Field(default=[])
+    sources: Headings = Field(alias="series")
+    scale: Literal["linear", "log"] = "linear"  # of the vertical axis
+
+    @property
+    def headings(self) -> dict[str, Heading]:
+        return self.sources
+
+    @property
+    def series(self) -> dict[str, str]:
+        """heading -> source, see suites/README.md."""
+        return {heading: one.source for heading, one in self.sources.items()}
+
+    @field_validator("id")
+    @classmethod
+    def _names_a_file(cls, id: str) -> str:
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", id):
+            raise ValueError(f"it names a file: letters, digits, '.', '_' and '-', not '{id}'")
+        return id
+
+    @field_validator("sources")
+    @classmethod
+    def _some(cls, sources: dict[str, Heading]) -> dict[str, Heading]:
+        if not sources:
+            raise ValueError("a figure needs at least one series")
+        return sources
+
+    @model_validator(mode="after")
+    def _fits(self) -> Figure:
+        for heading, source in self.series.items():
+            if wrong := _not_drawn(source, self.kind):
+                raise SpecError(f"{self.place('series', heading)}: {wrong}")
+        if self.kind == "bars" and len({source.endswith("[*]") for source in self.series.values()}) > 1:
+            raise SpecError(f"{self.place('series')}: bars are either all over an index, [*], or none of them")
+        return self
+
+
+def distinct(figures: Sequence[Figure]) -> None:
+    """SpecError: two figures have one id, which is the name of a file."""
+    for position, figure in enumerate(figures):
+        if figure.id in [other.id for other in figures[:position]]:
+            raise SpecError(f"{figure.place('id')}: two figures have the id '{figure.id}'")
+
+
+def _not_drawn(source: str, kind: str) -> str:
+    """Why a figure of this kind cannot show a source; empty where it can."""
+    match = SOURCE.match(source)
+    stage = "artifact" if kind in ("heatmap", "images") else "train"
+    if match is None:
+        near = did_you_mean(source.split(":")[0], ("train", "artifact")) if ":" in source else ""
+        return f"cannot read the source '{source}'{near or ' (see suites/README.md)'}"
+    if match["stage"] != stage:
+        shows = "a tensor kept of a round" if stage == "artifact" else "a number logged during training"
+        return f"a figure of kind {kind} shows {shows}, not '{source}' (did you mean '{stage}:{match['metric']}'?)"
+    if match["round"]:
+        which = "shows all rounds" if kind == "lines" else "shows the last round"
+        return f"a figure of kind {kind} {which}: leave '@{match['round']}' out of '{source}'"
+    if stage == "artifact" and match["client"]:
+        return f"a tensor is shown whole: leave '[{match['client']}]' out of '{source}'"
+    return ""
