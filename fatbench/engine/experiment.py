@@ -10,7 +10,7 @@ Numbers of a round (stage `train`; `client` is set where it says per client):
 | holdout_gap | per client that took part: train_accuracy minus holdout_accuracy |
 | weight | per client: the weight w_k |
 | selected | per client: 1 where the rule singled the client out, else 0 |
-| last_layer_cosine | per client: cosine between the layers of logits of theta^t and theta_k (P000 Eq. 3) |
+| last_layer_cosine | per client: cosine of theta^t and theta_k in the layers of logits (methods: FedWAvg) |
 | fedwavg_weight | per client: the weight of Eq. 3 at q = 1, whether the rule uses it or not |
 | drift_post, drift_pre | mean L2 distance of the clients' parameters from the new, and from the broadcast model |
 | grad_var | (1/m) sum_k ||g_k - mean g||^2 with g_k = theta^t - theta_k |
