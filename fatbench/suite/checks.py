@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def cohort(spec: Mapping[str, Any]) -> int:
-    """m = max(1, int(C * K)): clients that take part in a round, of those that train (methods: 0, conventions)."""
+    """m = max(1, int(C * K)): clients that take part in a round, of those that train (methods: Conventions)."""
     clients = int(spec["partition"].get("clients") or 1) - spec["protocol"].get("validators", 0)
     return max(1, int(float(number(spec["protocol"].get("participation", 1.0))) * clients + 1e-9))
 
