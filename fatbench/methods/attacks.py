@@ -95,7 +95,7 @@ def fgsm_p001(
 ) -> Tensor:
     """What SFAT's evaluation file calls FGSM: uniform random start in the ball, one step of size `step`, projection.
 
-    SFAT (P001), eval_pgd.py, the FGSM columns of its tables. CIFAR: eps 8/255, step 8/255. SVHN: eps 4/255, step
+    Zhu et al. 2023, eval_pgd.py, FGSM (differences: sfat-fgsm). CIFAR: eps 8/255, step 8/255. SVHN: eps 4/255, step
     1/255, a quarter of the radius, so a much weaker attack than `fgsm`. The paper has the step of training and a random
     start; the label that the file prints says "without random start". Published FGSM numbers compare with this only.
 
@@ -179,7 +179,7 @@ def cw(
 ) -> Tensor:
     """CW-inf: PGD on the margin loss -max(z_y - max_{j != y} z_j + kappa, 0), uniform random start.
 
-    The loss of Carlini and Wagner 2017 (arXiv 1608.04644), f_6, inside PGD as in Madry et al.; SFAT (P001), column CW:
+    The loss of Carlini and Wagner 2017 (arXiv 1608.04644), f_6, inside PGD as in Madry et al.; SFAT, column CW:
     30 steps in the code, no count in the paper. Any number of classes from 2 (the released file has 10 written into
     its loss). torchattacks' CW is another attack, in L2. At kappa 50 the maximum practically never cuts in. `verdict`:
     see the module; with "any" the passes are at most those below.

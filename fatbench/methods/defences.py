@@ -11,7 +11,7 @@ the same names, shapes and types; `gradient` is left alone.
 contributes, False where it withholds the entry and sends zero. Names that are not in it contribute everywhere. A server
 that averages over contributors divides by the sum of the masks (fatbench/protocols/fedsgd.py).
 
-| here | P002 | what |
+| here | Sawada et al. 2024 | what |
 |---|---|---|
 | rate | R | probability that an entry of the mask is 0 |
 | mask | B_n | client n's binary weights |
@@ -60,7 +60,7 @@ def fixed_position(gradient: Gradient, at: Upload) -> tuple[Gradient, Mask]:
     embedding's bias the sum of its other rows, and that of its weight spans the patches (inversion `patch_span`).
     ValueError: no parameter is called pos_embed.
 
-    Source: Lu et al. 2022 (APRIL), section 5; P002's comparison.
+    Source: Lu et al. 2022 (APRIL), section 5; the comparison of Sawada et al. 2024.
     """
     positions = [name for name in gradient if name.endswith("pos_embed")]
     if not positions:
@@ -83,7 +83,7 @@ def random_binary(
     the parameters whose name begins with a key, or has it after a dot, in place of `rate`: {pos_embed: 0.9}; of several
     keys the longest. ValueError: a rate outside [0, 1), a key that no parameter matches.
 
-    Source: P002 Eq. 11-12. Its text draws once per epoch, the index of Eq. 12 says per update (A-33).
+    Source: Sawada et al. 2024, Eq. 11-12: the text draws once per epoch, Eq. 12 per update (differences: masks-period).
     """
     when: tuple[int, ...] = (at.epoch,) if period == "epoch" else (at.epoch, at.step)
     mask = _draw("random_binary", gradient, at.seed, ("mask", at.client, *when), rate, layers)
@@ -101,9 +101,9 @@ def locked_binary(
     """Locked binary weights: as random_binary, but one mask for the whole training.
 
     Each client has its own, and an entry never moves with probability rate^n; `shared`: one mask for all of them, and
-    it never moves with probability rate. P002 does not say which of the two it means.
+    it never moves with probability rate. The paper does not say which of the two it means.
 
-    Source: P002, its Fig. 6 (A-33).
+    Source: Sawada et al. 2024, Fig. 6 (differences: masks-locked).
     """
     whose: tuple[int, ...] = () if shared else (at.client,)
     mask = _draw("locked_binary", gradient, at.seed, ("locked mask", *whose), rate, layers)
@@ -114,7 +114,7 @@ def gaussian(gradient: Gradient, at: Upload, *, noise: NonNegative, clip: Positi
     """Cut the gradient to L2 norm `clip`, then add normal noise of standard deviation noise * clip to every entry.
 
     What is cut is the gradient of the whole batch, so that what is protected is the upload; `gaussian_epsilon` says how
-    well. Not in P002. Source: the Gaussian mechanism; Abadi et al. 2016 cut each example's gradient.
+    well. Not in Sawada et al. 2024. Source: the Gaussian mechanism; Abadi et al. 2016 cut each example's gradient.
     """
     length = torch.stack([g.double().norm() for g in gradient.values()]).norm()
     return _noisy(gradient, at, clip / length.clamp(min=clip), noise * clip, "gaussian"), None
@@ -124,7 +124,7 @@ def laplace(gradient: Gradient, at: Upload, *, noise: NonNegative, clip: Positiv
     """Cut the gradient to L1 norm `clip`, then add Laplace noise of scale noise * clip to every entry.
 
     The L1 norm, because that is what the Laplace mechanism's epsilon is measured in (`laplace_epsilon`); breaching adds
-    it to gradients that are cut in L2 or not at all. Not in P002. Source: Dwork et al. 2006.
+    it to gradients that are cut in L2 or not at all. Not in Sawada et al. 2024. Source: Dwork et al. 2006.
     """
     length = torch.stack([g.double().abs().sum() for g in gradient.values()]).sum()
     return _noisy(gradient, at, clip / length.clamp(min=clip), noise * clip, "laplace"), None
@@ -244,7 +244,7 @@ def update_count_distribution(
     rate (locked_shared), else in every epoch. printed: the paper's exponent clients (1 - f) on R; no distribution, its
     values sum to 2.8e31 at R = 0.2, m = 10, n = 5.
 
-    Source: P002 Eq. 13, corrected (A-33).
+    Source: Sawada et al. 2024, Eq. 13, corrected (differences: masks-update-counts).
     """
     never = rate if kind == "locked_shared" else rate**clients
     if kind in ("locked", "locked_shared"):

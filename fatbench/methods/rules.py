@@ -11,10 +11,10 @@ not are named in IMPROPER. The module does not import torch before it has tensor
 |---|---|---|
 | update.n | N_k | training examples of client k |
 | update.stats.loss | L_k | mean training loss of the last local epoch |
-| alpha, r | alpha, r | slack; r = (1 + alpha) / (1 - alpha) multiplies the weight of the selected clients (P001) |
+| alpha, r | alpha, r | slack; r = (1 + alpha) / (1 - alpha) multiplies the weight of the selected clients (SFAT) |
 | top | K-hat | how many clients are selected |
 | context.broadcast | theta^t | the weights the round began with |
-| cross[i, k, c] | probability | how model i reads the image that model k drew of label c (P004) |
+| cross[i, k, c] | probability | how model i reads the image that model k drew of label c (AdFL) |
 | server["lambda"] | lambda | AFL's distribution over all clients |
 """
 
@@ -40,15 +40,15 @@ RankBy = Literal["mean_loss", "nk_weighted", "released"]
 def samples(updates: Sequence[Update], context: Context) -> Mixing:
     """FedAvg: w_k = N_k / N, with N the sum over the participants.
 
-    Source: McMahan et al. 2017; P000 Eq. 2, P001 section 3.2.
+    Source: McMahan et al. 2017; Aldahdooh et al. 2022, Eq. 2; Zhu et al. 2023, section 3.2.
     """
     return Mixing(_normalised([float(update.n) for update in updates]))
 
 
 def uniform(updates: Sequence[Update], context: Context) -> Mixing:
-    """FedAvg as released by P000's and P001's authors: w_k = 1 / m, whatever N_k is.
+    """FedAvg as in FedTorch and in the SFAT release: w_k = 1 / m, whatever N_k is.
 
-    Source: methods.md 2.1, A-50.
+    Source: methods: FedAvg; differences: fedavg-uniform.
     """
     return Mixing(_normalised([1.0] * len(updates)))
 
@@ -74,7 +74,7 @@ def sfat(
     Round 0 is plain FedAvg, as in the release, unless `first_round`. Batch normalisation keeps FedAvg's weights.
     Equal losses are told apart by the number of the client. ValueError: top > m / 2.
 
-    Source: P001 section 4.3 and Algorithm 1, whose printed normaliser is wrong (A-02); methods.md 2.7.1-2.7.4.
+    Source: Zhu et al. 2023, section 4.3 and Algorithm 1; methods: SFAT; differences: sfat-normaliser, sfat-ranking.
     """
     factor = (1 + alpha) / (1 - alpha)
     return _slack("sfat", updates, context, factor, top, rank_by, first_round)
@@ -94,7 +94,7 @@ def sfat_annealed(
     r_t = r - (r - 1) t / (T - 1). Everything else as in `sfat`. The paper gives only the end points: 1.4 (CIFAR-10) or
     1.2 (SVHN) to 1.0. ValueError: top > m / 2.
 
-    Source: P001 Table 12; methods.md 2.7.6.
+    Source: Zhu et al. 2023, Table 12; methods: SFAT.
     """
     start = (1 + alpha) / (1 - alpha)
     factor = start - (start - 1) * context.round / max(context.rounds - 1, 1)
@@ -115,7 +115,7 @@ def resfat_deemph(
     As `sfat` with the factor given; r >= 1 is SFAT itself, so that one grid over r covers the table.
     ValueError: top > m / 2.
 
-    Source: P001 Table 10 (r = 0.8, 0.6); methods.md 2.7.6, A-14.
+    Source: Zhu et al. 2023, Table 10 (r = 0.8, 0.6); differences: resfat-readings.
     """
     return _slack("resfat_deemph", updates, context, r, top, rank_by, first_round)
 
@@ -133,7 +133,7 @@ def resfat_up_large(
 
     As `sfat` but for the direction; not the same as `resfat_deemph`. ValueError: top > m / 2.
 
-    Source: P001 section 5.1, Fig. 4 middle; methods.md 2.7.6, A-14. The release cannot do this.
+    Source: Zhu et al. 2023, section 5.1, Fig. 4 middle; differences: resfat-readings. The release cannot do this.
     """
     factor = (1 + alpha) / (1 - alpha)
     return _slack("resfat_up_large", updates, context, factor, top, rank_by, first_round, largest=True)
@@ -192,7 +192,7 @@ def sfat_released(updates: Sequence[Update], context: Context, *, r: Positive, t
 
     `updates` must be in the order in which the participants were drawn.
 
-    Source: ZFancy/SFAT utils.py:122-138, SFAT.py:108-178, as described in methods.md 2.7.3-2.7.5, A-01, A-04.
+    Source: ZFancy/SFAT utils.py:122-138, SFAT.py:108-178; differences: sfat-released-sum, sfat-batchnorm.
     """
     return _released(updates, context, r, top, [1.0] * len(updates))
 
@@ -203,7 +203,7 @@ def sfat_unequal_released(updates: Sequence[Update], context: Context, *, r: Pos
     As `sfat_released`, every client multiplied by N_k m / N over the same divisor. For sizes 6, 7, 11, 13, 13 (in
     thousands) and r = 1.2 the weights sum to 0.985, 0.952, 0.967, 0.974 or 0.974, depending on who is selected.
 
-    Source: ZFancy/SFAT utils.py:142-160, as described in methods.md 2.7.5, A-12. Round 0 [not described]: FedAvg by
+    Source: ZFancy/SFAT utils.py:142-160; differences: sfat-unequal. Round 0 [not described]: FedAvg by
     samples.
     """
     shares = _normalised([float(update.n) for update in updates])
@@ -231,7 +231,7 @@ def fedavg_shrink(updates: Sequence[Update], context: Context, *, r: Positive, t
     Shrinks (r < 1: inflates) exactly when and as much as `sfat_released` with the same r and top would on the same
     updates, tensors named "bn" included, but favours nobody. What `sfat_released` gains beyond this is the slack.
 
-    Source: methods.md 2.7.5, A-01.
+    Source: ours; differences: sfat-released-sum.
     """
     released = sfat_released(updates, context, r=r, top=top)
     assert released.norm is not None
@@ -251,7 +251,7 @@ def fedsoftbetter(updates: Sequence[Update], context: Context, *, temperature: N
 
     temperature >= 0; 0 is FedAvg by samples, 0.3125 is the authors' 20 per batch of 64. Optimal losses are taken as 0.
 
-    Source: Ben Mansour et al. 2022; methods.md 2.8.
+    Source: Ben Mansour et al. 2022; methods: FedSoftBetter; differences: fedsoftbetter-loss.
     """
     return Mixing(_softmax([-temperature * update.stats.loss for update in updates], [update.n for update in updates]))
 
@@ -264,7 +264,7 @@ def fedsoftbetter_released(updates: Sequence[Update], context: Context, *, tempe
     Here: the sum is taken as L_k times the number of batches, which is it exactly where all batches are of one length;
     a short last batch counts by its length.
 
-    Source: alexandreduplessis/Tamaya_Federated_Learning src/soft_mergers.py; methods.md 2.8.
+    Source: alexandreduplessis/Tamaya_Federated_Learning src/soft_mergers.py; differences: fedsoftbetter-loss.
     """
     losses = [update.stats.loss * update.stats.batches / update.n for update in updates]
     return Mixing(_softmax([temperature * loss for loss in losses]))
@@ -284,7 +284,7 @@ def fedwavg(
     classifiers of a head that has two. `weight_only` takes their weights, `last_tensor` the last tensor alone (often a
     bias: what a naive reading gives). `by_samples` multiplies by N_k. A last layer of zeros has cosine 0.
 
-    Source: P000 Eq. 3 and Algorithm 1; methods.md 2.6, A-17.
+    Source: Aldahdooh et al. 2022, Eq. 3 and Algorithm 1; differences: fedwavg-last-layer.
     """
     from fatbench.models import logit_parameters
 
@@ -299,7 +299,7 @@ def fedwavg(
 
 
 def last_layer_cosines(updates: Sequence[Update], broadcast: Tensors, names: Sequence[str]) -> list[float]:
-    """c_k of P000 Eq. 3, per update: the cosine between theta^t and theta_k in the tensors `names`, flattened together.
+    """c_k of FedWAvg, per update: the cosine between theta^t and theta_k in the tensors `names`, flattened together.
 
     0 where either is all zeros. ValueError: no names.
     """
@@ -342,7 +342,7 @@ def adfl(
     Artifacts: adfl_images (m, C, channels, H, W) uint8, adfl_cross p (m, m, C), adfl_weights (m,), in the order of the
     updates, whose clients are adfl_clients (m,).
 
-    Source: P004; methods.md 9, A-44, A-46. Start, steps and step are not stated there.
+    Source: Danilenka et al. 2022; differences: adfl-images, adfl-scores. Start, steps and step are not stated there.
     """
     import torch
 
@@ -443,7 +443,7 @@ def afl(updates: Sequence[Update], context: Context, *, gamma: Positive = 0.01) 
     L_k the loss of theta^t on client k and 0 for clients that do not take part. lambda, over all K clients, is kept in
     `server["lambda"]` and starts at N_k / N. Participants without any weight at all are mixed by samples.
 
-    Source: Mohri et al. 2019; methods.md 2.9, A-49. Nothing published to compare with (A-28).
+    Source: Mohri et al. 2019; differences: fedtorch-afl. Nothing published to compare with (differences: sfat-afl).
     Forward: 1
     """
     import torch
@@ -478,7 +478,7 @@ def q_ffl(updates: Sequence[Update], context: Context, *, q: NonNegative) -> Mix
     what is missing to 1 stays with theta^t. q >= 0; 0 is `uniform`. |D_k| is taken over the weights, running averages
     of batch normalisation left out (by their name, running_mean and running_var).
 
-    Source: Li et al. 2020 (q-FFL, Algorithm 2); methods.md 2.9, A-49. Nothing published to compare with.
+    Source: Li et al. 2020 (q-FFL, Algorithm 2); differences: fedtorch-afl. Nothing published to compare with.
     Forward: 1
     """
     losses = [max(_broadcast_loss("q_ffl", update), 1e-10) for update in updates]

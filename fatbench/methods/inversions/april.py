@@ -9,10 +9,10 @@
 
 Where Z feeds queries, keys and values and nothing else, A^T Z = W^T G: D equations a token. LayerNorm before the
 attention or the residual around it breaks the identity, so it needs a model whose block 0 has neither
-(`without_block0_norm`); on any other it runs and returns nothing like the image. P002 does not say that its attack
-needs such a model (A-31).
+(`without_block0_norm`); on any other it runs and returns nothing like the image. The paper does not say so
+(differences: april-block0).
 
-Lu et al. 2022 (APRIL), section 4.1; P002 Eq. 8-9; breaching analytic_attack.py:827-896.
+Lu et al. 2022 (APRIL), section 4.1; Sawada et al. 2024, Eq. 8-9; breaching analytic_attack.py:827-896.
 """
 
 from __future__ import annotations

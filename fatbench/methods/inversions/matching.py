@@ -2,7 +2,7 @@
 
     min over x in [0, 1]   1 - cos(grad L(x, y), g) + tv TV(x)
 
-P002 and P003 compare with nothing of this kind; it is what is usually meant by inverting a gradient, and needs neither
+The papers compare with nothing of this kind; it is what is usually meant by inverting a gradient, and needs neither
 a transformer nor learned positions. Geiping et al. 2020 (arXiv 2003.14053), equation 4: Adam on the signs of the
 gradient, its rate divided by ten after 3/8, 5/8 and 7/8 of the steps, the image clamped to the box after each.
 """

@@ -9,7 +9,7 @@ which is D equations for the N unknowns of every pixel offset: exact where A has
 M = A_1^T X_1 + A_2^T X_2 against A = A_1 + A_2, and what is solved for is a mixture. Symbols:
 fatbench/inversions/seen.py.
 
-Ours; methods.md 8.1b.
+Ours; methods: Inversions.
 """
 
 from __future__ import annotations

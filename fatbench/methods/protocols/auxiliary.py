@@ -7,7 +7,7 @@
 | | pretrain | SimCLR on the auxiliary images |
 | s_k(x) | certainty | how much x looks like client k's data: P(own) by a private logistic regression |
 
-Sattler, Korjakow, Rischke and Samek 2021 (FedAUX); methods.md 7.3.
+Sattler, Korjakow, Rischke and Samek 2021 (FedAUX); methods: FedAUX.
 """
 
 from __future__ import annotations
@@ -192,7 +192,7 @@ def certainty(
     deviation 2 / (n lambda) sqrt(2 ln(1.25 / delta)) / epsilon suffices (Dwork and Roth 2014, epsilon at most 1).
     "released": the same noise, but scikit-learn's C is 1 / lambda, which is a weight of lambda / n on the mean loss, so
     that the minimiser can move n times as far; the largest norm is taken over private features too, and the intercept
-    is not regularised. What it promises does not hold (A-42). "none": calibrated without the noise.
+    is not regularised. Its guarantee does not hold (differences: fedaux-privacy). "none": calibrated without the noise.
     """
     released = privacy == "released"
     weights, rows = separator(own, negatives, regularisation, released)

@@ -10,7 +10,7 @@
 
 Rows of every tensor that crosses are examples, and which ones is known by their ids: the index into Problem.images.
 The released FedGKT goes by the number of the batch, which under a shuffling loader is a different image each time
-(A-41). Features and logits come from images that are not augmented.
+(differences: fedgkt-release). Features and logits come from images that are not augmented.
 """
 
 from __future__ import annotations

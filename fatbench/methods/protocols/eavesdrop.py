@@ -1,6 +1,6 @@
 """Eavesdropping: what an inversion makes of the defended gradients of single victims. Nothing is learned.
 
-| P002 | here | what |
+| Sawada et al. 2024 | here | what |
 |---|---|---|
 | n | victim | a client with one batch of its own, watched alone |
 | m | watched | rounds in which the same victim is watched, each with the defence's fresh randomness |
@@ -12,9 +12,9 @@
                             theta_{j+1} <- theta_j (fixed) or theta_j - eta g of the first victim (moving)
         pictures <- inversion(theta_0, g_0, theta_1, g_1, ...);   compare with the originals
 
-P002 section IV: 16 images, one at a time; the attacker is not told of the masks there (A-54). A round of the engine is
+Sawada et al. 2024, section IV: 16 images, one at a time (differences: masks-attacker). A round of the engine is
 a group of `victims` victims, so that a run resumes; a round's numbers are those of the victims so far, the last one's
-those of all. P002's closed form needs a network without norm and residuals in block 0 and does not say so (A-31):
+those of all. The closed form needs a network without norm and residuals in block 0 (differences: april-block0):
 `block0: bare` makes it so, and stands in the cell.
 """
 

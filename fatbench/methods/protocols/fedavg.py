@@ -7,7 +7,7 @@
 | theta_k | update.model | client k's model after E local epochs |
 | w_k | mixing.weights | the rule's weights |
 | mu | proximal | FedProx's pull towards theta^t |
-| - | validators | the last clients: they never train, and say when the rate is to fall (P004) |
+| - | validators | the last clients: they never train, and say when the rate is to fall (AdFL) |
 
     for t = 0 .. T-1:
         draw m clients
@@ -60,7 +60,7 @@ def fedavg(
 
     `validators`: so many clients, the last, never train; `participation` is of the others. When the mean cross-entropy
     of a new model on all their images, clean, is not below the least so far, the rate becomes lr / sqrt(rounds passed)
-    (times lr_decay's factor) until the next such round. Paper (P004): when it falls is not stated (A-45); here as said.
+    (times lr_decay's factor) until the next such round. Paper: silent on when (differences: adfl-validators).
     Metrics: validation_loss, and lr, the rate of the round. ValueError: nobody is left to train.
 
     Forward: rounds * participation * epochs * objective

@@ -16,7 +16,8 @@
                         z_s <- server(H);  each client gets those of its own examples
 
 He, Annavaram and Avestimehr 2020, algorithm 1. Where the released code (FedML) differs is an option: `server_alpha`,
-`server_distillation`, `server_shuffle`, `server_logits` (A-41). Not taken over at all: logits matched by batch number,
+`server_distillation`, `server_shuffle`, `server_logits` (differences: fedgkt-release).
+Not taken over at all: logits matched by batch number,
 edges that start pretrained or are never trained, and a rate that falls when the test accuracy does.
 """
 

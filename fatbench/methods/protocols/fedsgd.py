@@ -1,6 +1,6 @@
 """FedSGD: every batch is a step of the server, on the mean of what the clients contribute to each entry.
 
-| P002 | here | what |
+| Sawada et al. 2024 | here | what |
 |---|---|---|
 | n, N | k, len(problem.shards) | clients, all of which take part |
 | m | step | step of the server, one batch of each client |
@@ -13,7 +13,8 @@
         each: (g_k, B_k) <- defence(gradient of the next batch of client k)
         theta <- theta - eta (sum_k g_k) / (sum_k B_k)      entry by entry; where the sum of B is 0, theta stays
 
-P002 Eq. 10-12. The defence is applied before the update exists: the gradient of a client is in no Update, only what it
+Sawada et al. 2024, Eq. 10-12.
+The defence is applied before the update exists: the gradient of a client is in no Update, only what it
 sends. A round here holds many steps (one epoch, or `steps`), so that a checkpoint is not written for every batch;
 Round.updates are the uploads of its last step, each with the gradient and the mask that crossed the wire, and
 Round.broadcast the weights they were taken at, as an eavesdropper sees them; with `steps: 1` every batch is a round, as
@@ -57,7 +58,7 @@ def fedsgd(
 
     `steps`: steps of the server in a round; null: one epoch of the client with the most batches. `count`: who
     contributes to an entry is read from the masks, which cost a bit an entry on the wire, or inferred from what is not
-    zero (then a genuine zero does not count). `server`: Eq. 10's SGD, or Adam on the averaged gradient (P002's rate of
+    zero (then a genuine zero does not count). `server`: Eq. 10's SGD, or Adam on the averaged gradient (a rate of
     1e-4 does not train from scratch with SGD); an entry that no client sent keeps its weight and its moments, whose
     bias is corrected by the number of steps.
 

@@ -15,10 +15,11 @@
         server:         E_s epochs of  CE(class head(H), y) + CE(distillation head(H), y_hat)
                         z_t <- mean of both heads;  each client gets those of its own examples
 
-P003, equations 13 to 18. paper: equation 7 has halves and a divergence with a hard label / here: equations 13 and 15,
+Tao et al. 2022, equations 13 to 18.
+paper: equation 7 has halves and a divergence with a hard label / here: equations 13 and 15,
 whose terms have weight 1. paper: equation 14 has no T^2, equation 6 has / here: T^2, as in FedGKT's code, on which the
 paper builds; alpha 1/9 at T 3 is equation 14 as printed. paper: z_t is not said to be of which head / here: the mean of
-both, the transformer's own answer (A-39). Hyper-parameters are not stated at all (A-55).
+both, the transformer's own answer (differences: fedvkd-losses). Settings: differences: fedvkd-settings.
 """
 
 from __future__ import annotations
