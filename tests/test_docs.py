@@ -16,6 +16,7 @@ KEY = r"[a-z0-9]+(?:-[a-z0-9]+)+"
 DIFFERENCES = re.compile(rf"\bdifferences: ({KEY}(?:,\s+{KEY})*)")
 METHODS = re.compile(r"(?<![A-Za-z] )\bmethods: ([^.,;:()\n\"]+)")
 PRIVATE = re.compile(r"\bP00\d\b|\bA-\d\d\b|\bmethods\.md \d")
+AUTHORS = re.compile(r"\b((?:Ben )?[A-Z][\w'-]+(?:(?:, [A-Z]\w+)*,? and [A-Z]\w+| et al\.)),? (\d{4})\b")
 NAMED = re.compile(r"`([A-Za-z_]\w*)(?:\(([a-z0-9_, ]+)\))?`")
 
 
@@ -80,6 +81,19 @@ def test_the_code_cites_both_documents() -> None:
     text = "\n".join(file.read_text(encoding="utf-8") for file in CODE)
     assert len(set(differences(text))) >= 20
     assert len(set(methods(text))) >= 8
+
+
+def test_every_paper_that_is_cited_is_in_the_references() -> None:
+    """By the first author's name and the year; two papers of one year are told apart by the title alone."""
+    references = DOCUMENTS[0].read_text(encoding="utf-8").split("## References")[1]
+    known = {(re.split(r",| and | et al", key)[0], year) for key, year in re.findall(r"\*\*(.+?) (\d{4})", references)}
+    cited = {
+        (re.split(r",| and | et al", authors)[0], year)
+        for file in CITING
+        for authors, year in AUTHORS.findall(file.read_text(encoding="utf-8"))
+    }
+    assert len(cited) > 50
+    assert sorted(cited - known) == []
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda document: document.stem)
