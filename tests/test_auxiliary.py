@@ -187,7 +187,7 @@ def test_the_regression_minimises_the_regularised_mean_loss() -> None:
 @pytest.mark.parametrize("released", [False, True])
 def test_one_image_moves_the_minimiser_by_no_more_than_the_noise_assumes(released: bool) -> None:
     """2 / (n lambda) = 2 with n = 100 and lambda = 0.01. The worst replaced image found, a far outlier turned round:
-    the calibrated minimiser stays within 2; the released one, whose lambda is lambda / n, leaves it (A-42)."""
+    the calibrated minimiser stays within 2; the released one, whose lambda is lambda / n, leaves it."""
     negatives = features(50, 2, 1) * 0.1
     own = negatives.clone()  # nothing to learn but the one image
     moved = 0.0
