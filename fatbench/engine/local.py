@@ -133,7 +133,7 @@ def train(
     local: LocalTraining,
     *,
     moments: Moments | None = None,
-    gradient: Callable[[Sequence[Tensor]], Sequence[Tensor]] = lambda gradients: gradients,
+    gradient: Callable[[list[Tensor]], list[Tensor]] = lambda gradients: gradients,
     after_step: Callable[[], None] = lambda: None,
     loss_of: Callable[[Batch], Tensor] | None = None,
     broadcast: Callable[[], nn.Module] | None = None,
@@ -157,7 +157,7 @@ def train(
                 loss, hits = local.objective(network, batch.x, batch.y, noise, **asked)
             if loss_of is not None:
                 loss = loss + loss_of(batch)
-            gradients = torch.autograd.grad(loss, weights)
+            gradients = list(torch.autograd.grad(loss, weights))
             with torch.no_grad():
                 moments = step(weights, gradient(gradients), moments, how)
                 after_step()
@@ -206,10 +206,10 @@ def train_client(
     added = [gradient_shift[name] for name in named] if gradient_shift else []
     entries = model.state_dict() if weight_shift else {}  # shares storage with the model
 
-    def gradient(gradients: Sequence[Tensor]) -> Sequence[Tensor]:
+    def gradient(gradients: list[Tensor]) -> list[Tensor]:
         if local.proximal is not None:
-            gradients = torch._foreach_add(gradients, local.proximal(weights, theta, round))
-        return torch._foreach_add(gradients, added) if added else gradients
+            gradients = list(torch._foreach_add(gradients, local.proximal(weights, theta, round)))
+        return list(torch._foreach_add(gradients, added)) if added else gradients
 
     def after_step() -> None:
         for name, shift in weight_shift.items():

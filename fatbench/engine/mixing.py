@@ -54,8 +54,8 @@ def mix(updates: Sequence[Update], mixing: Mixing, broadcast: Tensors, model: nn
     first = updates[0].model
     if mixing.model is not None:
         stay = mixing.broadcast
-        given = {key: mixing.model[key] for key in broadcast}
-        return {k: torch.lerp(v, broadcast[k], stay) if stay and v.is_floating_point() else v for k, v in given.items()}
+        taken = {key: mixing.model[key] for key in broadcast}
+        return {k: torch.lerp(v, broadcast[k], stay) if stay and v.is_floating_point() else v for k, v in taken.items()}
     result: Tensors = {}
 
     def sources(weights: Sequence[float], stay: float) -> list[tuple[Tensors, float]]:

@@ -13,14 +13,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 if TYPE_CHECKING:
     from torch import Generator, Tensor, device, nn
 
 Metrics = dict[str, "float | dict[int, float]"]  # name -> a number, or one per client
 Tensors = dict[str, "Tensor"]
-Memory: TypeAlias = "dict[str, Tensor | Memory]"  # tensors by nested names: what belongs together stands together
+Memory = dict[str, Any]  # tensors by nested names: what belongs together stands together
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class Update:
     n: int
     model: Tensors  # state_dict after local training
     stats: Stats
-    extra: Tensors = field(default_factory=dict)  # what the protocol uploads besides, e.g. c_k+ - c_k
+    extra: Memory = field(default_factory=dict)  # what the protocol uploads besides, e.g. c_k+ - c_k
 
 
 @dataclass(frozen=True)

@@ -46,6 +46,7 @@ from fatbench.errors import SpecError, did_you_mean
 from fatbench.suite import signatures
 from fatbench.suite.types import Count, NonNegative, Radius
 
+
 class AttackError(SpecError, ValueError):
     """An attack that cannot run as it was asked for: unknown to its package, or not on this many classes."""
 

@@ -194,7 +194,9 @@ def train(clients: Sequence[Client], local: LocalTraining, broadcast_loss: bool 
     parts: list[tuple[int, int, int]] = []  # of the last epoch: batch length and clients of every loss
 
     def pull(own: list[Tensor], client: Client) -> Sequence[Tensor]:
-        return local.proximal(own, [client.broadcast[name] for name in names], client.round)
+        assert local.proximal is not None
+        pulled: list[Tensor] = local.proximal(own, [client.broadcast[name] for name in names], client.round)
+        return pulled
 
     @cache
     def part(i: int, j: int) -> tuple[VmapStack | ChannelStack, list[Tensor], list[Tensor], Streams]:
