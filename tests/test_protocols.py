@@ -44,7 +44,7 @@ def problem(copies: tuple[int, ...] = (1, 1, 1), seed: int = 0) -> Problem:
     shards = [torch.arange(s, s + n) for s, n in zip(starts, copies, strict=True)]
     return Problem(
         Point(), images.reshape(-1, 1, 1, 2), torch.zeros(len(images), dtype=torch.int64), shards, 2,
-        seed, torch.device("cpu"), path="loop",
+        seed, torch.device("cpu"), path="reference",
     )  # fmt: skip
 
 

@@ -14,7 +14,7 @@ import pytest
 from fatbench.errors import SpecError
 from fatbench.suite import cells as suite
 from fatbench.suite import signatures
-from fatbench.suite.signatures import Map
+from fatbench.suite.signatures import OFFERS, Map
 
 PGD = {"name": "pgd", "eps": "8/255", "step": "2/255", "steps": 10}
 
@@ -122,6 +122,185 @@ def cell(**changes):
     return suite.canonical(spec)
 
 
+# --- settings classes ---------------------------------------------------------------------------------------------
+
+TINY = '''
+from __future__ import annotations
+from dataclasses import dataclass
+from fatbench.suite.types import Count, Objective, Positive, Radius, Tiny
+
+
+@dataclass(frozen=True)
+class TinyTraining:
+    """A client's training, for a test.
+
+    Forward: epochs * objective + images
+    Backward: epochs * objective
+    """
+
+    epochs: Count
+    objective: Objective
+    lr: Positive = 0.1
+    noise: Radius = 0.0
+    shuffle: bool = True
+
+    def steps(self):
+        return self.epochs
+'''
+CALLER = '''
+def twice(problem, state, *, rounds: Count, local: Tiny, other: Tiny | None = None):
+    """Train.
+
+    Forward: rounds * local + other
+    Backward: rounds * local
+    Steps: rounds * local.epochs
+    """
+
+
+PROTOCOLS = {"twice": twice}
+'''
+AT = {"name": "at", "attack": PGD}
+LOCAL = {"epochs": 2, "objective": AT, "noise": "8/255"}
+
+
+@pytest.fixture
+def tiny(tmp_path, monkeypatch):
+    """A settings class `Tiny`, and a protocol `twice` that has one."""
+    (tmp_path / "tinyclass.py").write_text(TINY.replace(", Tiny", ""))
+    (tmp_path / "caller.py").write_text(TINY[: TINY.index("@")] + CALLER)
+    find = signatures._module_file
+    monkeypatch.setattr(
+        signatures, "_module_file", lambda m: tmp_path / "tinyclass.py" if m == "tinyclass" else find(m)
+    )
+    monkeypatch.setitem(signatures.CLASSES, "Tiny", ("tinyclass", "TinyTraining"))
+    monkeypatch.setattr(signatures, "_PLUGINS", [])
+    monkeypatch.syspath_prepend(tmp_path)
+    signatures.add_plugin(tmp_path / "caller.py")
+    yield
+    sys.modules.pop("tinyclass", None)
+    for cached in (signatures._signatures, signatures._class_signature, signatures._nested):
+        cached.cache_clear()
+
+
+def test_a_settings_class_is_read_from_its_source_without_its_methods(tiny):
+    signature = signatures.describe("Tiny")
+    assert [(s.name, s.annotation) for s in signature.settings] == [
+        ("epochs", "Count"), ("objective", "Objective"), ("lr", "Positive"), ("noise", "Radius"), ("shuffle", "bool"),
+    ]  # fmt: skip
+    assert [s.default for s in signature.settings][2:] == [0.1, 0.0, True]
+    assert signature.settings[0].default is signatures.REQUIRED
+    assert (signature.name, signature.summary) == ("tiny", "A client's training, for a test.")
+    assert "tinyclass" not in sys.modules
+
+
+def test_a_settings_class_is_a_mapping_without_a_name(tiny):
+    protocol = signatures.check("Protocol", {"name": "twice", "rounds": 3, "local": LOCAL})
+    assert protocol["other"] is None
+    assert protocol["local"] == {
+        "epochs": 2, "objective": signatures.check("Objective", AT), "lr": 0.1, "noise": "8/255", "shuffle": True,
+    }  # fmt: skip
+    assert signatures.without_defaults("Protocol", protocol) == {
+        "name": "twice", "rounds": 3,
+        "local": {"epochs": 2, "objective": {"name": "at", "attack": PGD}, "noise": "8/255"},
+    }  # fmt: skip
+
+
+def test_a_settings_class_is_built_with_its_nested_calls(tiny):
+    protocol = signatures.check("Protocol", {"name": "twice", "rounds": 3, "local": LOCAL})
+    local = signatures.bind(signatures.describe("Protocol", "twice"), protocol)["local"]
+    assert type(local).__name__ == "TinyTraining"
+    assert (local.epochs, local.lr, local.noise, local.shuffle) == (2, 0.1, 8 / 255, True)
+    assert local.objective.keywords["attack"].keywords["steps"] == 10
+
+
+def test_a_settings_class_stands_for_its_own_passes_in_an_expression(tiny):
+    """The class: 2 epochs * 11 passes + 5 images forward, 22 backward; 3 rounds of it, and once `other`."""
+    spec = signatures.check("Protocol", {"name": "twice", "rounds": 3, "local": LOCAL})
+    assert signatures.passes("Protocol", spec, images=5) == (3 * (22 + 5), 3 * 22)
+    assert signatures.formula("Protocol", spec, "Steps") == 6
+    spec = signatures.check("Protocol", {"name": "twice", "rounds": 3, "local": LOCAL, "other": LOCAL})
+    assert signatures.passes("Protocol", spec, images=5) == (4 * (22 + 5), 3 * 22)
+
+
+@pytest.mark.parametrize(
+    ("local", "message"),
+    [
+        ("loop", "a.yaml:4: local: expected a mapping of settings, got 'fast'"),
+        (Map({"epoch": 2}, {"epoch": "a.yaml:5"}), "a.yaml:5: epoch: 'tiny' has no setting 'epoch' (did you mean 'ep"),
+        (Map({"name": "x"}, {"name": "a.yaml:5"}), "a.yaml:5: name: 'tiny' has no setting 'name'"),
+        (Map({"epochs": 1}, {}, "a.yaml:4"), "a.yaml:4: local: 'tiny' needs 'objective'"),
+        (
+            Map({"epochs": 0, "objective": AT}, {"epochs": "a.yaml:5"}),
+            "a.yaml:5: epochs: should be greater than or equal to 1, got 0",
+        ),
+        (
+            Map({"epochs": 1, "objective": "trade"}, {"objective": "a.yaml:6"}),
+            "a.yaml:6: objective: name: no objective is named 'trade' (did you mean 'trades'?)",
+        ),
+    ],
+)
+def test_mistakes_in_a_settings_class_name_file_line_and_key(tiny, local, message):
+    node = Map({"name": "twice", "rounds": 1, "local": local}, {"local": "a.yaml:4"}, "a.yaml:3")
+    with pytest.raises(SpecError) as caught:
+        signatures.check("Protocol", node)
+    assert str(caught.value).startswith(message)
+
+
+# --- what a function asks for -------------------------------------------------------------------------------------
+
+
+def test_a_function_says_what_it_asks_for_by_the_names_of_its_further_parameters(tmp_path, monkeypatch):
+    monkeypatch.setattr(signatures, "_PLUGINS", [])
+    plugin = tmp_path / "asks.py"
+    plugin.write_text(
+        "def wants(updates, context, broadcast_losses, *, top: int = 1): ...\ndef wants_none(u, c): ...\n"
+        "def whole(part, at, gradient): ...\n"
+        "RULES = {'wants': wants, 'wants_none': wants_none}\nDEFENCES = {'whole': whole}\n"
+    )
+    signatures.add_plugin(plugin)
+    assert signatures.describe("Rule", "wants").asks == ("broadcast_losses",)
+    assert signatures.describe("Rule", "wants_none").asks == ()
+    assert signatures.describe("Defence", "whole").asks == ("gradient",)
+    assert [s.name for s in signatures.describe("Rule", "wants").settings] == ["top"]
+    signatures._signatures.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "def f(updates, context, broadcast_loss): ...\nRULES = {'f': f}\n",
+            "bad.py:1: the rule 'f' asks for 'broadcast_loss' (did you mean 'broadcast_losses'?): beyond "
+            "(updates, context) it may ask for broadcast_losses; settings stand after '*'",
+        ),
+        (
+            "def f(x, generator, padding): ...\nAUGMENTS = {'f': f}\n",
+            "bad.py:1: the augment 'f' asks for 'padding': beyond (x, generator) it may ask for nothing more; settings",
+        ),
+        (
+            "def f(updates): ...\nRULES = {'f': f}\n",
+            "bad.py:1: the rule 'f' is called with (updates, context), but takes (updates)",
+        ),
+        (
+            "def f(updates, broadcast_losses): ...\nRULES = {'f': f}\n",
+            "bad.py:1: the rule 'f' is called with (updates, context), but takes (updates, broadcast_losses)",
+        ),
+        ("class F: ...\nRULES = {'f': F}\n", "'F' is in the table but is no function"),
+    ],
+)
+def test_what_is_not_offered_is_refused_with_the_plugin(tmp_path, text, message):
+    plugin = tmp_path / "bad.py"
+    plugin.write_text(text)
+    with pytest.raises(SpecError) as caught:
+        signatures.add_plugin(plugin)
+    assert message in str(caught.value)
+    assert plugin not in signatures.plugins()
+
+
+def test_what_every_kind_is_called_with_is_written_down():
+    assert set(signatures.FIXED) == set(signatures.TABLES) >= set(OFFERS)
+
+
 def test_identity_ignores_defaults_and_order_but_nothing_else():
     plain = cell()
     assert suite.identity(plain) == suite.identity(cell(validation=0, monitor_every=1))
@@ -150,8 +329,9 @@ def test_passes_add_up_through_nested_calls():
 
 def test_planning_does_not_import_torch():
     code = (
-        "import sys; from fatbench.suite import cells, cost; from fatbench.cli import app, show; from fatbench.run import progress\n"
-        "p = suite.load('sfat-cifar10').plan('paper'); [plan.cell_work(c, p) for c in p.cells]\n"
+        "import sys; from fatbench.suite import cells, cost; from fatbench.cli import app, show\n"
+        "from fatbench.run import progress\n"
+        "p = cells.load('sfat-cifar10').plan('paper'); [cost.cell_work(c, p) for c in p.cells]\n"
         "assert 'torch' not in sys.modules and 'pandas' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parent.parent)
@@ -167,7 +347,7 @@ def test_a_plugin_extends_the_tables(tmp_path):
         'RULES = {"first_only": first_only}\n'
     )
     script = (
-        "import sys; from pathlib import Path; from fatbench.suite import signatures as registry\n"
+        "import sys; from pathlib import Path; from fatbench.suite import signatures\n"
         "signatures.add_plugin(Path(sys.argv[1]))\n"
         "spec = signatures.check('Rule', {'name': 'first_only'})\n"
         "assert spec == {'name': 'first_only', 'floor': 0.0}\n"

@@ -38,45 +38,20 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fatbench import __version__
+from fatbench.engine.accuracy import natural
 from fatbench.engine.fast.draws import Streams, normal, uniform
+from fatbench.engine.gradients import Loss, cross_entropy, gradient_of, part_of, predict
 from fatbench.engine.randomness import forked
 from fatbench.errors import SpecError, did_you_mean
 from fatbench.suite import signatures
 from fatbench.suite.types import Count, NonNegative, Radius
-
-Loss = Callable[[Tensor, Tensor], Tensor]  # of logits (B, classes) and labels (B,), or what else: a scalar to ascend
-
-# What a CPU takes at once where nothing depends on it: 32 images of CIFAR-10, or as many smaller ones as have as many
-# values. The activations of 500 images of NIN are gigabytes, and from 64 on an image takes up to 1.5 times as long; of
-# 8x8 pixels 32 images take as long as 64. Larger images are taken by 32 too: halving that gains nothing.
-PART = 32 * 3 * 32 * 32
-
-
-def part_of(x: Tensor) -> int:
-    """How many of the images x go through a model at once that takes every image for itself."""
-    return max(32, PART // max(1, x[:1].numel())) if x.device.type == "cpu" else max(1, len(x))
 
 
 class AttackError(SpecError, ValueError):
     """An attack that cannot run as it was asked for: unknown to its package, or not on this many classes."""
 
 
-def predict(model: nn.Module, x: Tensor) -> Tensor:
-    """The logits (B, classes) of `x`; float32 where autocast made them half precision, which no loss survives."""
-    logits: Tensor = model(x)
-    return logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
-
-
 # --- gradient attacks ---------------------------------------------------------------------------------------------
-
-
-def natural(model: nn.Module, x: Tensor, y: Tensor, generator: torch.Generator) -> Tensor:
-    """No attack: the images as they are.
-
-    Forward: 0
-    Backward: 0
-    """
-    return x
 
 
 def fgsm(model: nn.Module, x: Tensor, y: Tensor, generator: torch.Generator, *, eps: Radius) -> Tensor:
@@ -196,12 +171,6 @@ def cw(
     return _ascend(model, margin, x, y, _uniform_start(x, eps, generator), eps, step, steps, generator, verdict)
 
 
-def cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
-    """The sum over images."""
-    # Not a mean: the sign is the same, and a division by B could underflow the gradient of a confident image.
-    return F.cross_entropy(logits, y, reduction="sum")
-
-
 def _uniform_start(x: Tensor, eps: float, generator: torch.Generator) -> Tensor:
     return (x + uniform(x, -eps, eps, generator)).clamp(0, 1)
 
@@ -267,17 +236,6 @@ def _until_wrong(
             x_adv, y, low, high, place = (tensor[left] for tensor in (x_adv, y, low, high, place))
         result[place] = x_adv
     return result
-
-
-def gradient_of(model: nn.Module, loss: Loss, x: Tensor, y: Tensor, part: int) -> tuple[Tensor, Tensor]:
-    """The logits of x and the gradient of the loss by x, `part` images at a time."""
-    if len(x) > part:
-        pairs = zip(x.split(part), y.split(part), strict=True)
-        logits, gradients = zip(*(gradient_of(model, loss, *pair, part) for pair in pairs), strict=True)
-        return torch.cat(logits), torch.cat(gradients)
-    with torch.enable_grad():
-        one = predict(model, x.requires_grad_())
-        return one, torch.autograd.grad(loss(one, y), x)[0]
 
 
 def _wrong(model: nn.Module, x: Tensor, y: Tensor, logits: Tensor) -> Tensor:

@@ -2,7 +2,9 @@
 
     sent, mask = DEFENCES["random_binary"](gradient, at, rate=0.5)
 
-`gradient` is a dict, name of parameter -> Tensor, the gradient of one batch (or, under FedAvg, theta^t - theta_k). `at`
+`gradient` is a dict, name of parameter -> Tensor, the gradient of one batch (or, under FedAvg, theta^t - theta_k). A
+defence that treats every tensor for itself calls it `part`, and may be given only those that an inversion reads; one
+that calls it `gradient` is given all of it. `at`
 says whose upload it is and when: all randomness comes from streams keyed by it and by the name of the tensor, so a
 defence is a pure function, and the mask of a tensor does not depend on which other tensors there are. The result has
 the same names, shapes and types; `gradient` is left alone.
@@ -48,12 +50,12 @@ class Upload:
     step: int = 0
 
 
-def none(gradient: Gradient, at: Upload) -> tuple[Gradient, Mask]:
+def none(part: Gradient, at: Upload) -> tuple[Gradient, Mask]:
     """No defence: the gradient as it is."""
-    return gradient, None
+    return part, None
 
 
-def fixed_position(gradient: Gradient, at: Upload) -> tuple[Gradient, Mask]:
+def fixed_position(part: Gradient, at: Upload) -> tuple[Gradient, Mask]:
     """Withhold the gradient of the position embedding, which then never moves.
 
     What is left still tells: the gradient of the class token is row 0 of the one withheld, that of the patch
@@ -62,15 +64,15 @@ def fixed_position(gradient: Gradient, at: Upload) -> tuple[Gradient, Mask]:
 
     Source: Lu et al. 2022 (APRIL), section 5; the comparison of Sawada et al. 2024.
     """
-    positions = [name for name in gradient if name.endswith("pos_embed")]
+    positions = [name for name in part if name.endswith("pos_embed")]
     if not positions:
         raise ValueError("fixed_position: the model has no learned positions (no parameter named pos_embed)")
-    mask = {name: torch.zeros_like(gradient[name], dtype=torch.bool) for name in positions}
-    return _masked(gradient, mask), mask
+    mask = {name: torch.zeros_like(part[name], dtype=torch.bool) for name in positions}
+    return _masked(part, mask), mask
 
 
 def random_binary(
-    gradient: Gradient,
+    part: Gradient,
     at: Upload,
     *,
     rate: Momentum,
@@ -86,12 +88,12 @@ def random_binary(
     Source: Sawada et al. 2024, Eq. 11-12: the text draws once per epoch, Eq. 12 per update (differences: masks-period).
     """
     when: tuple[int, ...] = (at.epoch,) if period == "epoch" else (at.epoch, at.step)
-    mask = _draw("random_binary", gradient, at.seed, ("mask", at.client, *when), rate, layers)
-    return _masked(gradient, mask), mask
+    mask = _draw("random_binary", part, at.seed, ("mask", at.client, *when), rate, layers)
+    return _masked(part, mask), mask
 
 
 def locked_binary(
-    gradient: Gradient,
+    part: Gradient,
     at: Upload,
     *,
     rate: Momentum,
@@ -106,8 +108,8 @@ def locked_binary(
     Source: Sawada et al. 2024, Fig. 6 (differences: masks-locked).
     """
     whose: tuple[int, ...] = () if shared else (at.client,)
-    mask = _draw("locked_binary", gradient, at.seed, ("locked mask", *whose), rate, layers)
-    return _masked(gradient, mask), mask
+    mask = _draw("locked_binary", part, at.seed, ("locked mask", *whose), rate, layers)
+    return _masked(part, mask), mask
 
 
 def gaussian(gradient: Gradient, at: Upload, *, noise: NonNegative, clip: Positive = 1.0) -> tuple[Gradient, Mask]:
@@ -130,7 +132,7 @@ def laplace(gradient: Gradient, at: Upload, *, noise: NonNegative, clip: Positiv
     return _noisy(gradient, at, clip / length.clamp(min=clip), noise * clip, "laplace"), None
 
 
-def pruning(gradient: Gradient, at: Upload, *, rate: Momentum) -> tuple[Gradient, Mask]:
+def pruning(part: Gradient, at: Upload, *, rate: Momentum) -> tuple[Gradient, Mask]:
     """Send zero in place of the `rate` share of entries that are smallest in magnitude, tensor by tensor.
 
     The zeros count in the server's mean, as they do where gradients are pruned to save bytes, so there is no mask.
@@ -145,7 +147,7 @@ def pruning(gradient: Gradient, at: Upload, *, rate: Momentum) -> tuple[Gradient
         threshold = g.abs().flatten().kthvalue(dropped).values
         return g.masked_fill(g.abs() <= threshold, 0)
 
-    return {name: prune(g) for name, g in gradient.items()}, None
+    return {name: prune(g) for name, g in part.items()}, None
 
 
 def _check_rate(name: str, rate: float) -> None:
@@ -262,6 +264,3 @@ DEFENCES: dict[str, Callable[..., tuple[Gradient, Mask]]] = {
     "laplace": laplace,
     "pruning": pruning,
 }
-
-# Defences that depend on the gradient as a whole, by its norm: of a part of it they would do something else.
-WHOLE = frozenset({"gaussian", "laplace"})

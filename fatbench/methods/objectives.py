@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fatbench.engine.fast.draws import clients_of, per_client, subset
-from fatbench.methods.attacks import predict
+from fatbench.engine.gradients import predict
 from fatbench.suite.types import Attack, NonNegative, Probability
 
 

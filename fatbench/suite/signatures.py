@@ -5,7 +5,11 @@ it are its settings: name, type (an annotation from `fatbench.suite.types`, a Li
 docstring's first line says what it is; lines `Forward: <expression>` and `Backward: <expression>` give the image
 passes of one call per image, in terms of its settings, and are what `fatbench plan` adds up.
 
+A setting may also name a settings class, a frozen dataclass in CLASSES. Its fields are settings, and a suite writes
+them as a mapping without a name. Plug-ins extend the tables, never the classes.
+
     describe("Attack", "pgd")      -> Signature, from the source alone
+    describe("Local")              -> the Signature of a settings class
     check("Attack", node)          -> the canonical mapping, every default filled in; SpecError names file, line, key
     build("Attack", spec)          -> the function with its settings bound; imports its module
 """
@@ -48,6 +52,35 @@ TABLES = {
     "Inversion": ("fatbench.methods.inversions", "INVERSIONS"),
 }
 
+# kind (the annotation) -> (module, name of its frozen dataclass)
+CLASSES = {
+    "Local": ("fatbench.engine.local", "LocalTraining"),
+    "Server": ("fatbench.engine.optimisers", "ServerTraining"),
+}
+
+# What the engine calls a function of each kind with, by position ...
+FIXED = {
+    "Experiment": ("ready", "state", "passes"),
+    "Data": ("root",),
+    "Partition": ("labels", "rng", "writers"),
+    "Model": ("shape", "classes"),
+    "Protocol": ("problem", "state"),
+    "Rule": ("updates", "context"),
+    "Objective": ("model", "x", "y", "generator"),
+    "Proximal": ("weights", "broadcast", "round"),
+    "Attack": ("model", "x", "y", "generator"),
+    "Augment": ("x", "generator"),
+    "Probe": ("problem", "result", "images", "labels", "attack", "generator"),
+    "Defence": ("gradient", "at"),
+    "Inversion": ("seen", "model", "shape", "generator"),
+}
+# ... and what a further parameter may ask for by its name.
+OFFERS: dict[str, tuple[str, ...]] = {
+    "Rule": ("broadcast_losses",),
+    "Objective": ("class_counts", "broadcast", "client"),
+    "Defence": ("gradient",),
+}
+
 
 class Map(dict):
     """A mapping read from YAML that remembers where each key stands: `where[key]` is "file:line"."""
@@ -79,7 +112,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Signature:
-    """What the source says of one registered function."""
+    """What the source says of one registered function, or of a settings class (named by its kind in lower case)."""
 
     kind: str
     name: str
@@ -88,6 +121,7 @@ class Signature:
     free: bool  # takes **settings, checked only when it is called (a torchattacks attack)
     file: str
     line: int
+    asks: tuple[str, ...] = ()  # parameters after the FIXED ones of its kind: what it wants of OFFERS
 
     @property
     def summary(self) -> str:
@@ -124,24 +158,85 @@ def _table(tree: ast.Module, table: str) -> dict[str, str]:
     return {}
 
 
-def _function(tree: ast.Module, name: str, file: Path) -> tuple[ast.FunctionDef, Path]:
+def _definition(tree: ast.Module, name: str, file: Path) -> tuple[ast.FunctionDef | ast.ClassDef, Path]:
     """The definition of `name` in a module, through one `from fatbench.x import name` where it is imported."""
     for statement in tree.body:
-        if isinstance(statement, ast.FunctionDef) and statement.name == name:
+        if isinstance(statement, ast.FunctionDef | ast.ClassDef) and statement.name == name:
             return statement, file
         if isinstance(statement, ast.ImportFrom) and statement.module:
             for alias in statement.names:
                 if (alias.asname or alias.name) == name:
                     origin = _module_file(statement.module)
-                    return _function(_source(origin), alias.name, origin)
-    raise SpecError(f"{file}: '{name}' is in the table but is no function of this module")
+                    return _definition(_source(origin), alias.name, origin)
+    raise SpecError(f"{file}: '{name}' is not defined in this module")
+
+
+def _function_signature(kind: str, name: str, function: str, file: Path) -> Signature:
+    """One entry of a table. SpecError: no such function, or one that the engine could not call."""
+    node, origin = _definition(_source(file), function, file)
+    if not isinstance(node, ast.FunctionDef):
+        raise SpecError(f"{file}: '{function}' is in the table but is no function of this module")
+    arguments = node.args
+    settings = tuple(
+        _setting(argument.arg, argument.annotation, default)
+        for argument, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
+    )
+    asks = _asks(kind, name, node, f"{origin}:{node.lineno}")
+    free = arguments.kwarg is not None
+    return Signature(kind, name, ast.get_docstring(node) or "", settings, free, str(origin), node.lineno, asks)
+
+
+def _asks(kind: str, name: str, node: ast.FunctionDef, place: str) -> tuple[str, ...]:
+    """The parameters beyond those that every function of the kind has. SpecError: too few, or one not offered."""
+    parameters = [argument.arg for argument in (*node.args.posonlyargs, *node.args.args)]
+    fixed, offered = FIXED[kind], OFFERS.get(kind, ())
+    if node.args.vararg is None and (
+        len(parameters) < len(fixed) or any(p in offered and p not in fixed for p in parameters[: len(fixed)])
+    ):
+        raise SpecError(
+            f"{place}: the {kind.lower()} '{name}' is called with ({', '.join(fixed)}), but takes "
+            f"({', '.join(parameters)})"
+        )
+    for ask in parameters[len(fixed) :]:
+        if ask not in offered:
+            what = f"may ask for {', '.join(offered)}" if offered else "may ask for nothing more"
+            raise SpecError(
+                f"{place}: the {kind.lower()} '{name}' asks for '{ask}'{did_you_mean(ask, offered)}: beyond "
+                f"({', '.join(fixed)}) it {what}; settings stand after '*'"
+            )
+    return tuple(parameters[len(fixed) :])
+
+
+def _setting(name: str, annotation: ast.expr | None, default: ast.expr | None) -> Setting:
+    return Setting(
+        name,
+        ast.unparse(annotation) if annotation else "Any",
+        REQUIRED if default is None else ast.literal_eval(default),
+    )
+
+
+@functools.cache
+def _class_signature(kind: str) -> Signature:
+    """The settings class of a kind: the annotated fields of its body."""
+    module, name = CLASSES[kind]
+    node, file = _definition(_source(_module_file(module)), name, _module_file(module))
+    assert isinstance(node, ast.ClassDef)
+    settings = tuple(
+        _setting(field.target.id, field.annotation, field.value)
+        for field in node.body
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
+    )
+    return Signature(kind, kind.lower(), ast.get_docstring(node) or "", settings, False, str(file), node.lineno)
 
 
 _PLUGINS: list[Path] = []
 
 
 def add_plugin(file: Path) -> None:
-    """Let the tables of a Python file extend ours. SpecError: unreadable, no table in it, or a name already taken."""
+    """Let the tables of a Python file extend ours.
+
+    SpecError: unreadable, no table in it, a name already taken, or a function that the engine could not call.
+    """
     try:
         tree = _source(file)
     except (OSError, SyntaxError, ValueError) as error:
@@ -150,10 +245,11 @@ def add_plugin(file: Path) -> None:
         return
     found = False
     for kind, (_, table) in TABLES.items():
-        for name in _table(tree, table):
+        for name, function in _table(tree, table).items():
             found = True
             if name in names(kind):
                 raise SpecError(f"plugin {file}: there is already a {kind.lower()} named '{name}'")
+            _function_signature(kind, name, function, file)
     if not found:
         tables = ", ".join(table for _, table in TABLES.values())
         raise SpecError(f"plugin {file}: none of the tables {tables} is in it")
@@ -169,22 +265,11 @@ def plugins() -> tuple[Path, ...]:
 @functools.cache
 def _signatures(kind: str) -> dict[str, Signature]:
     module, table = TABLES[kind]
-    found = {}
-    for file in (_module_file(module), *_PLUGINS):
-        tree = _source(file)
-        for name, function in _table(tree, table).items():
-            node, origin = _function(tree, function, file)
-            settings = tuple(
-                Setting(
-                    argument.arg,
-                    ast.unparse(argument.annotation) if argument.annotation else "Any",
-                    REQUIRED if default is None else ast.literal_eval(default),
-                )
-                for argument, default in zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True)
-            )
-            free = node.args.kwarg is not None
-            found[name] = Signature(kind, name, ast.get_docstring(node) or "", settings, free, str(origin), node.lineno)
-    return found
+    return {
+        name: _function_signature(kind, name, function, file)
+        for file in (_module_file(module), *_PLUGINS)
+        for name, function in _table(_source(file), table).items()
+    }
 
 
 def names(kind: str) -> list[str]:
@@ -192,8 +277,10 @@ def names(kind: str) -> list[str]:
     return list(_signatures(kind))
 
 
-def describe(kind: str, name: str, place: str = "") -> Signature:
-    """The signature of one registered function. SpecError: no such name."""
+def describe(kind: str, name: str = "", place: str = "") -> Signature:
+    """The signature of one registered function, or of a settings class (no name). SpecError: no such name."""
+    if kind in CLASSES:
+        return _class_signature(kind)
     known = _signatures(kind)
     if name not in known:
         prefix = f"{place}: " if place else ""
@@ -209,17 +296,22 @@ def _adapter(annotation: str) -> TypeAdapter[Any]:
 
 @functools.cache
 def _nested(annotation: str) -> tuple[str | None, bool]:
-    """(kind, may be None) of an annotation such as "Attack" or "Attack | None"; (None, ...) for a plain value."""
+    """(kind, may be None) of an annotation such as "Attack" or "Local | None"; (None, ...) for a plain value."""
     optional = annotation.endswith(" | None")
     bare = annotation.removesuffix(" | None")
-    return (bare if bare in TABLES else None), optional
+    return (bare if bare in TABLES or bare in CLASSES else None), optional
 
 
 def check(kind: str, node: Any, place: str = "") -> dict[str, Any]:
     """The canonical form of `node`, a mapping {name: ..., setting: value}: defaults filled in, values checked.
 
-    A bare string is short for {name: string}. SpecError: unknown name or key, missing key, wrong type or range.
+    A bare string is short for {name: string}. The mapping of a settings class has no name. SpecError: unknown name or
+    key, missing key, wrong type or range.
     """
+    if kind in CLASSES:
+        if not isinstance(node, Mapping):
+            raise SpecError(f"{place or kind.lower()}: expected a mapping of settings, got {_shown(node)}")
+        return check_settings(describe(kind), node, place)
     if isinstance(node, str):
         node = Map({"name": node}, at=place)
     if not isinstance(node, Mapping):
@@ -291,7 +383,13 @@ def _shown(value: Any) -> str:
 
 
 def build(kind: str, spec: Mapping[str, Any]) -> Any:
-    """The registered function with the settings of a canonical `spec` bound to it; fractions become floats here."""
+    """The registered function with the settings of a canonical `spec` bound to it; fractions become floats here.
+
+    Of a settings class, an instance.
+    """
+    if kind in CLASSES:
+        module, name = CLASSES[kind]
+        return getattr(importlib.import_module(module), name)(**bind(describe(kind), spec))
     signature = describe(kind, spec["name"])
     return functools.partial(function(kind, signature.name), **bind(signature, spec))
 
@@ -352,8 +450,9 @@ _OPERATORS = {
 def passes(kind: str, spec: Mapping[str, Any] | None, **replaced: float) -> tuple[float, float]:
     """(forward, backward) passes per image of one call, from the docstring's Forward: and Backward: lines.
 
-    In an expression a setting stands for its value (or for the one in `replaced`), and a nested call for its own
-    passes. A function without the lines costs nothing beside what it calls.
+    In an expression a setting stands for its value (or for the one in `replaced`), a nested call or settings class for
+    its own passes, and `local.epochs` for a setting of the nested one. A function without the lines costs nothing
+    beside what it calls.
     """
     if spec is None:
         return 0.0, 0.0
@@ -366,7 +465,7 @@ def formula(kind: str, spec: Mapping[str, Any], label: str, **variables: float) 
 
     Several lines of one label are terms of a sum. Comparisons count as 1 or 0; `a or b` is b where a is not set.
     """
-    signature = describe(kind, spec["name"])
+    signature = describe(kind, spec.get("name", ""))
     lines = _lines(signature.doc, label)
     nested = {setting.name: _nested(setting.annotation)[0] for setting in signature.settings}
 
@@ -378,8 +477,11 @@ def formula(kind: str, spec: Mapping[str, Any], label: str, **variables: float) 
                 return variables[name]
             case ast.Name(id=name) if name in nested:
                 if kind_of := nested[name]:
-                    return (formula(kind_of, spec[name], label) or 0.0) if spec[name] is not None else 0.0
-                return kinds.number(spec[name]) if not isinstance(spec[name], bool) else spec[name]
+                    shared = variables if kind_of in CLASSES else {}  # a settings class is part of the call
+                    return (formula(kind_of, spec[name], label, **shared) or 0.0) if spec[name] is not None else 0.0
+                return _plain(spec[name])
+            case ast.Attribute(value=ast.Name(id=name), attr=setting) if nested.get(name):
+                return _plain(spec[name][setting]) if spec[name] is not None else None
             case ast.BinOp(left=left, op=op, right=right) if type(op) in _OPERATORS:
                 return _OPERATORS[type(op)](evaluate(left), evaluate(right))
             case ast.Compare(left=left, ops=[op], comparators=[right]) if type(op) in _OPERATORS:
@@ -391,6 +493,11 @@ def formula(kind: str, spec: Mapping[str, Any], label: str, **variables: float) 
     if not lines:
         return None
     return math.fsum(float(evaluate(line)) for line in lines)
+
+
+def _plain(value: Any) -> Any:
+    """A setting's value for an expression: fractions as floats."""
+    return value if isinstance(value, bool) else kinds.number(value)
 
 
 @functools.cache
@@ -406,8 +513,8 @@ def without_defaults(kind: str, spec: Mapping[str, Any]) -> dict[str, Any]:
     So a setting added later, with the default that keeps the old behaviour, leaves identities as they are. A default
     must therefore never change its meaning: tests/golden/defaults.json pins them.
     """
-    signature = describe(kind, spec["name"])
-    short: dict[str, Any] = {"name": spec["name"]} if kind != "Experiment" else {}
+    signature = describe(kind, spec.get("name", ""))
+    short: dict[str, Any] = {"name": spec["name"]} if kind != "Experiment" and kind not in CLASSES else {}
     by_name = {setting.name: setting for setting in signature.settings}
     for key, value in spec.items():
         if key == "name":

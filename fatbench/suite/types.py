@@ -54,3 +54,7 @@ Augment = Callable[..., Any]
 Probe = Callable[..., Any]
 Defence = Callable[..., Any]
 Inversion = Callable[..., Any]
+
+# Settings that are a mapping without a name: an instance of the settings class that `signatures.CLASSES` names.
+Local = Any
+Server = Any

@@ -28,7 +28,6 @@ from fatbench.methods.inversions.upload import PATCH, POSITION, Seen, find, geom
 from fatbench.suite.types import NonNegative
 
 QKV = "blocks.0.attn.qkv.weight"
-APRIL = (POSITION, QKV)  # the gradients it reads
 
 
 def april(
@@ -47,6 +46,8 @@ def april(
     bias / here: the pseudo-inverse, the bias taken off first. `cut`: singular values of A below `cut` times the largest
     count as zero; 0: those below rounding. ValueError: no learned positions, no joint weight of
     queries, keys, values.
+
+    Reads: pos_embed, blocks.0.attn.qkv.weight
     """
     at = geometry(seen[0], shape, "april")
     weights = {name: value.double() for name, value in seen[0].weights.items() if value.is_floating_point()}

@@ -94,6 +94,8 @@ def masked(
     square; `rank`: principal components of A.
 
     ValueError: nothing of the gradient of the positions was sent; too many unknowns, as in `patch_ls`.
+
+    Reads: patch_embed.proj.weight, pos_embed
     """
     at = geometry(seen[0], shape, "masked")
     determined(at, latent, "masked")

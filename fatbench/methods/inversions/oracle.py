@@ -43,6 +43,8 @@ def oracle(
     patch_ls: ridge, tsvd and upsample at seven strengths each, relative to the
     largest eigenvalue; april: seven cut-offs of the singular values. Every measure takes the best of the P pictures.
     ValueError: as the attack.
+
+    Reads: patch_embed.proj.weight, pos_embed, blocks.0.attn.qkv.weight
     """
     if of == "april":
         return torch.cat([april(seen, model, shape, generator, cut=cut) for cut in CUTS], 1)

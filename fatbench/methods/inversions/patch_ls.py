@@ -65,6 +65,8 @@ def patch_ls(
     the truth; inversion `oracle` tries all.
 
     ValueError: no learned positions; more patches than the model is wide, or more latent pixels than equations.
+
+    Reads: patch_embed.proj.weight, pos_embed
     """
     at = geometry(seen[0], shape, "patch_ls")
     A, M = averaged(seen, at, "patch_ls")

@@ -58,6 +58,8 @@ def patch_span(
     Reads the gradient of the patch embedding alone, the mean of several rounds at the same weights. Singular values
     below `cut` times the largest do not count as span. Of the lengths and signs of the answer the one whose own
     gradient is most like what was sent. ValueError: more patches than the span could tell from anything.
+
+    Reads: patch_embed.proj.weight, pos_embed
     """
     at = geometry(seen[0], shape, "patch_span")
     M = torch.stack([patch_gradient(s.gradient, "patch_span") for s in seen]).double().mean(0)

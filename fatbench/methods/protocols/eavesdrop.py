@@ -27,11 +27,12 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from fatbench.engine.asks import asks
 from fatbench.engine.local import pixels
 from fatbench.engine.randomness import generator
 from fatbench.engine.rounds import Cost, Metrics, Problem, Round, State, Tensors
-from fatbench.methods.defences import WHOLE, Upload
-from fatbench.methods.inversions import READS, image_measures
+from fatbench.methods.defences import Upload
+from fatbench.methods.inversions import image_measures, reads_of
 from fatbench.methods.inversions.april import without_block0_norm
 from fatbench.methods.inversions.upload import Seen, gradients, recovered_labels
 from fatbench.methods.inversions.upload import eavesdrop as overheard
@@ -80,9 +81,9 @@ def eavesdrop(
     if need > len(shard):
         raise ValueError(f"eavesdrop: {rounds} rounds of {victims} victims need {need} images, there are {len(shard)}")
     bias = [name for name in logit_parameters(model) if name.endswith("bias")][-1]
-    ends = READS.get(getattr(inversion, "func", inversion).__name__)
+    ends = reads_of(inversion)
     reads = None if ends is None else (*ends, bias)
-    names = None if weights == "moving" or getattr(defence, "func", defence).__name__ in WHOLE else reads
+    names = None if weights == "moving" or asks(defence, "gradient") else reads
     known = torch.unique(torch.cat([shard[:need], torch.arange(min(candidates, len(problem.images)))]))
     gallery = torch.cat(
         [image_measures.shrink(pixels(problem, problem.images[part]), SMALL) for part in known.split(250)]
