@@ -156,7 +156,7 @@ def test_at_most_half_selected(rule: str) -> None:
     [(5, 1, 1.4, 0.931), (5, 1, 1.2, 0.963), (5, 1, 0.8, 1.0435), (5, 1, 0.6, 1.0952), (20, 4, 1.2, 0.990)],
 )
 def test_released_weights_do_not_sum_to_one(m: int, top: int, r: float, total: float) -> None:
-    """methods.md 2.7.5, where the real function was run: the sum when position 0 is not selected, to its digits."""
+    """differences: sfat-released-sum. The sum when position 0 is not selected, to its digits."""
     updates = [client(k, 10, float(m - k)) for k in range(m)]  # the last `top` positions are selected
     mixing = RULES["sfat_released"](updates, context(m), r=r, top=top)
     assert mixing.selected == tuple(range(m - top, m))
@@ -197,14 +197,14 @@ def test_released_edges() -> None:
 
 @pytest.mark.parametrize(("chosen", "total"), list(enumerate([0.985, 0.952, 0.967, 0.974, 0.974])))
 def test_unequal_released_sums(chosen: int, total: float) -> None:
-    """methods.md 2.7.5: sizes 6, 7, 11, 13, 13 thousand, r = 1.2, by who is selected."""
+    """The released rule for unequal splits: sizes 6, 7, 11, 13, 13 thousand, r = 1.2, by who is selected."""
     sizes = [6000, 7000, 11000, 13000, 13000]
     updates = [client(k, n, 0.5 if k == chosen else 1.0) for k, n in enumerate(sizes)]
     assert sum(weights("sfat_unequal_released", updates, r=1.2, top=1)) == pytest.approx(total, abs=0.0005)
 
 
 def released_by_description(updates: list[Update], r: float, top: int) -> dict[str, numpy.ndarray]:
-    """methods.md 2.7.3-2.7.5, key by key with sums and a divisor, as prose describes it; no weights anywhere."""
+    """SFAT as released, key by key with sums and a divisor, as prose describes it; no weights anywhere."""
     m = len(updates)
     scores = [-u.stats.loss_released for u in updates]
     bar = numpy.sort(scores)[::-1][min(top, m) - 1]
@@ -416,7 +416,7 @@ def test_adfl_without_any_score_is_uniform(scales: tuple[float, float]) -> None:
 
 
 def test_adfl_of_equal_models_is_uniform() -> None:
-    """methods.md 12.11, with noise: equal models draw equal images, in another round others."""
+    """With noise, equal models draw equal images, in another round others."""
     model = cohort(1)[0].model
     updates = [client(k, k + 1, model=model) for k in range(5)]
     first, second = (RULES["adfl"](updates, context(5, round=t), steps=4, step=0.02) for t in (0, 1))

@@ -33,7 +33,7 @@ from fatbench.run import checkpoints
 CPU = torch.device("cpu")
 
 
-def problem(auxiliary: Tensor | None, model: nn.Module | None = None, path: str = "loop") -> tuple[Problem, State]:
+def problem(auxiliary: Tensor | None, model: nn.Module | None = None, path: str = "reference") -> tuple[Problem, State]:
     """Three clients of six random images 8x8."""
     g = torch.Generator().manual_seed(1)
     x = torch.randint(0, 256, (18, 1, 8, 8), generator=g, dtype=torch.uint8)
@@ -187,7 +187,7 @@ def test_the_regression_minimises_the_regularised_mean_loss() -> None:
 @pytest.mark.parametrize("released", [False, True])
 def test_one_image_moves_the_minimiser_by_no_more_than_the_noise_assumes(released: bool) -> None:
     """2 / (n lambda) = 2 with n = 100 and lambda = 0.01. The worst replaced image found, a far outlier turned round:
-    the calibrated minimiser stays within 2; the released one, whose lambda is lambda / n, leaves it (A-42)."""
+    the calibrated minimiser stays within 2; the released one, whose lambda is lambda / n, leaves it."""
     negatives = features(50, 2, 1) * 0.1
     own = negatives.clone()  # nothing to learn but the one image
     moved = 0.0
@@ -302,7 +302,7 @@ def test_distillation_moves_the_mean_towards_the_ensemble() -> None:
     assert not torch.equal(released.state.model["bn1.running_mean"], plain.state.model["bn1.running_mean"])
 
 
-@pytest.mark.parametrize("path", ["loop", "fast"])
+@pytest.mark.parametrize("path", ["reference", "loop"])
 @pytest.mark.parametrize("settings", [{}, {"pretrain_epochs": 1, "participation": 0.7, "predictions": "released"}])
 def test_a_run_resumed_ends_with_the_same_bytes(settings: dict, path: str, tmp_path: Path) -> None:
     on, state = problem(pictures(20), path=path)

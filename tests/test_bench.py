@@ -20,7 +20,8 @@ from fatbench.bench.rows import ROWS
 from fatbench.bench.scale import SERIES, draw
 from fatbench.engine import local as local_module
 from fatbench.engine import randomness as rng
-from fatbench.engine.local import LocalSGD, train_cohort
+from fatbench.engine.cohort import train_cohort
+from fatbench.engine.local import LocalTraining
 from fatbench.engine.rounds import Problem
 from fatbench.methods import attacks, objectives
 from fatbench.suite import files, formulas, signatures
@@ -33,7 +34,7 @@ def problem(model: str = "nin", **settings: object) -> Problem:
         network = models.MODELS[model]((3, 8, 8), 10, **(settings or {"width": 6}))
     images = torch.randint(0, 256, (20, 3, 8, 8), dtype=torch.uint8, generator=rng.generator(0, "images"))
     shards = [torch.arange(12), torch.arange(12, 20)]
-    return Problem(network, images, torch.arange(20) % 10, shards, 10, 0, torch.device("cpu"), "fp32", "loop")
+    return Problem(network, images, torch.arange(20) % 10, shards, 10, 0, torch.device("cpu"), "fp32", "reference")
 
 
 # --- the other side -----------------------------------------------------------------------------------------------
@@ -48,7 +49,7 @@ def test_the_plain_loop_does_the_same_work(monkeypatch: pytest.MonkeyPatch) -> N
     on.model.double()
     start = {name: value.clone() for name, value in on.model.state_dict().items()}
     at = functools.partial(objectives.at, attack=functools.partial(attacks.pgd, **PGD))
-    local = LocalSGD(2, 8, 0.1, 0.9, 1e-3, None, at)
+    local = LocalTraining(epochs=2, batch=8, lr=0.1, momentum=0.9, weight_decay=1e-3, objective=at)
     theirs = plain.train(on, start, [1, 0], local, lambda noise: plain.pgd(noise, **PGD))
     ours = train_cohort(on, start, [1, 0], 0, local)
     for a, b in zip(theirs, ours, strict=True):
@@ -155,10 +156,10 @@ def test_rows_and_series_are_named_apart() -> None:
 
 def test_what_people_run_is_laid_out_as_torch_does_it() -> None:
     """After our side has trained the network with channels innermost."""
-    on = replace(problem(), path="fast")
-    local = LocalSGD(1, 8, 0.1, 0.9, 0.0, None, objectives.standard)
+    on = replace(problem(), path="loop")
+    local = LocalTraining(batch=8, lr=0.1, momentum=0.9, objective=objectives.standard)
     train_cohort(on, {name: value.clone() for name, value in on.model.state_dict().items()}, [0], 0, local)
     convolutions = [weight for weight in on.model.parameters() if weight.dim() == 4 and weight.shape[-1] > 1]
     assert not any(weight.is_contiguous() for weight in convolutions)
     theirs = rows._as_people(on)
-    assert all(weight.is_contiguous() for weight in theirs.model.parameters()) and theirs.path == "loop"
+    assert all(weight.is_contiguous() for weight in theirs.model.parameters()) and theirs.path == "reference"

@@ -14,7 +14,7 @@ import torch
 from fatbench import models
 from fatbench.bench import counters, plain
 from fatbench.engine import randomness as rng
-from fatbench.engine.local import LocalSGD
+from fatbench.engine.local import LocalTraining
 from fatbench.engine.rounds import Problem
 from fatbench.methods import attacks, objectives
 
@@ -22,7 +22,7 @@ PGD10 = {"eps": 8 / 255, "step": 2 / 255, "steps": 10}
 AT = functools.partial(objectives.at, attack=functools.partial(attacks.pgd, **PGD10))
 
 
-def problem(model: str, path: str = "fast") -> Problem:
+def problem(model: str, path: str = "loop") -> Problem:
     with rng.forked(0, "model"):
         network = models.MODELS[model]((1, 8, 8), 10, width=6)
     images = torch.randint(0, 256, (96, 1, 8, 8), dtype=torch.uint8)
@@ -48,7 +48,7 @@ def test_operations_of_a_batch_of_adversarial_training(model: str, operations: i
 
 
 def test_the_readable_path_waits_for_nothing_either() -> None:
-    assert counters.per_batch(counters.cohort_batches(problem("nin", "loop"), AT))[2] == 0
+    assert counters.per_batch(counters.cohort_batches(problem("nin", "reference"), AT))[2] == 0
 
 
 def test_the_plain_loop_waits_for_every_image() -> None:
@@ -58,7 +58,7 @@ def test_the_plain_loop_waits_for_every_image() -> None:
 
     def run(batches: int) -> None:
         on.shards[:] = [torch.arange(32 * batches)]
-        local = LocalSGD(1, 32, 0.01, 0.9, 1e-4, None, None)
+        local = LocalTraining(batch=32, lr=0.01, momentum=0.9, weight_decay=1e-4, objective=None)
         plain.train(on, start, [0], local, lambda noise: plain.pgd(noise, **PGD10))
 
     assert counters.per_batch(run)[2] == 321

@@ -187,7 +187,7 @@ def test_epsilon_agrees_with_an_accountant(noise, uploads):
 def test_update_counts_are_a_distribution_and_the_printed_ones_are_not(rate):
     for kind in ("random", "locked", "locked_shared"):
         assert sum(update_count_distribution(10, 5, rate, kind)) == pytest.approx(1)
-    means = {0.2: 9.997, 0.5: 9.69, 0.8: 6.72}  # methods.md 8.4
+    means = {0.2: 9.997, 0.5: 9.69, 0.8: 6.72}  # m (1 - R^n), m = 10, n = 5
     law = update_count_distribution(10, 5, rate)
     assert sum(f * p for f, p in enumerate(law)) == pytest.approx(means[rate], abs=0.005)
     assert update_count_distribution(10, 5, rate, "locked")[0] == pytest.approx(rate**5)

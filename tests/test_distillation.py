@@ -114,7 +114,7 @@ LR, SERVER_LR, T, ALPHA = 0.5, 0.25, 2.0, 0.7
 def linear(server: nn.Module) -> tuple[Problem, State]:
     model = Linear(server)
     shards = [torch.tensor([i]) for i in HELD]
-    on = Problem(model, PIXELS.reshape(2, 1, 1, 2), LABELS, shards, 2, 0, CPU, path="loop")
+    on = Problem(model, PIXELS.reshape(2, 1, 1, 2), LABELS, shards, 2, 0, CPU, path="reference")
     return on, State(0, {name: value.clone() for name, value in model.state_dict().items()})
 
 
@@ -203,7 +203,7 @@ def test_fedvkd_has_its_closed_form() -> None:
 # --- small networks on random images -----------------------------------------------------------------------------
 
 
-def images(clients: int = 3, each: int = 6, path: str = "loop", box: str = "fedvkd") -> tuple[Problem, State]:
+def images(clients: int = 3, each: int = 6, path: str = "reference", box: str = "fedvkd") -> tuple[Problem, State]:
     g = torch.Generator().manual_seed(1)
     n = clients * each
     x = torch.randint(0, 256, (n, 1, 8, 8), generator=g, dtype=torch.uint8)
@@ -267,7 +267,7 @@ def test_knowledge_belongs_to_its_image_in_whatever_order(box: str, monkeypatch:
                 torch.testing.assert_close(spy.seen[x[0].numpy().tobytes()], expected, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("path", ["loop", "fast"])
+@pytest.mark.parametrize("path", ["reference", "loop"])
 @pytest.mark.parametrize("box", BOXES)
 def test_a_run_resumed_after_one_round_ends_with_the_same_bytes(box: str, path: str, tmp_path: Path) -> None:
     """Three rounds at once; one round, State to a file and back, a model with other weights, two rounds."""

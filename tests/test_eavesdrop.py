@@ -60,7 +60,7 @@ def test_nothing_is_left_where_the_positions_are_withheld() -> None:
 
 
 def test_the_closed_form_needs_a_bare_block() -> None:
-    """APRIL names every picture without norm and residuals in block 0, and guesses with them (A-31)."""
+    """APRIL names every picture without norm and residuals in block 0, and guesses with them."""
     bare, ordinary = (watch("none", "april", block0=kind)[-1].metrics for kind in ("bare", "ordinary"))
     assert bare["identification"] == 1
     assert ordinary["identification"] <= 0.25  # 1 of 4 among 20 candidates, by chance

@@ -266,7 +266,7 @@ def test_a_killed_worker_takes_only_its_cell_with_it(jobs, machine, forks):
 
 def test_cells_in_one_program_have_numbers_logs_and_failures_of_their_own(jobs, machine, forks):
     """Three lanes of one process, then two: the fourth cell joins when the first is done. One diverges."""
-    place = replace(machine, path="stacked", together=3)
+    place = replace(machine, path="fast", together=3)
     spec = copy.deepcopy(jobs[0].spec)
     spec["seed"] = 2
     cells = [*jobs, replace(jobs[0], cell="other", spec=spec), diverging(jobs[0])]
@@ -274,7 +274,7 @@ def test_cells_in_one_program_have_numbers_logs_and_failures_of_their_own(jobs, 
     assert outcomes == {job.cell: "done" for job in cells[:4]} | {cells[4].cell: "failed"}
     assert "Diverged: round 1" in rows(place, cells[4])["train"][1]
     for job in cells[:4]:
-        ours, alone = numbers(place, job), undisturbed(replace(machine, path="stacked"), job)
+        ours, alone = numbers(place, job), undisturbed(replace(machine, path="fast"), job)
         assert [row[:4] for row in ours] == [row[:4] for row in alone]
         for row, other in zip(ours, alone, strict=True):
             if row[3] == "train_loss":
@@ -287,7 +287,7 @@ def test_cells_in_one_program_have_numbers_logs_and_failures_of_their_own(jobs, 
 
 def test_a_killed_process_takes_the_cells_of_all_its_lanes_with_it(jobs, machine, forks):
     """SIGKILL once all three have begun; a new process, of as many lanes, does the rest."""
-    place = replace(machine, path="stacked", together=3)
+    place = replace(machine, path="fast", together=3)
     begun: set[str] = set()
 
     def watch(lane: int, event: Event) -> None:
@@ -306,7 +306,7 @@ def test_a_killed_process_takes_the_cells_of_all_its_lanes_with_it(jobs, machine
 @pytest.mark.parametrize("wish", [1, 2])
 def test_stopping_cells_in_one_program(wish, jobs, machine, forks):
     """After the round at hand, or at once: nothing stays in hand, and the same run goes on to the end."""
-    place = replace(machine, path="stacked", together=2)
+    place = replace(machine, path="fast", together=2)
     cells, asked_for = [lasting(job) for job in jobs[:2]], [0]
     seen = Watcher(cells[1].cell, "progress", partial(asked_for.__setitem__, 0, wish))
     outcomes = local.run(cells, place, ["cpu"] * 2, seen, lambda: asked_for[0])

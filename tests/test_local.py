@@ -12,7 +12,8 @@ from fatbench import models
 from fatbench.engine import local as local_module
 from fatbench.engine import microbatch
 from fatbench.engine import randomness as rng
-from fatbench.engine.local import LocalSGD, train_cohort
+from fatbench.engine.cohort import train_cohort
+from fatbench.engine.local import LocalTraining
 from fatbench.engine.rounds import Problem
 from fatbench.methods import attacks, objectives
 
@@ -52,9 +53,9 @@ def problem(model: str, path: str, seed: int = 3, precision: str = "fp32") -> Pr
     return Problem(network, images, labels, shards, 10, seed, torch.device("cpu"), precision, path)
 
 
-def local(objective: str, **changes) -> LocalSGD:
+def local(objective: str, **changes) -> LocalTraining:
     settings = {"epochs": 1, "batch": 8, "lr": 0.02, "momentum": 0.9, "weight_decay": 1e-4, "clip": None}
-    return LocalSGD(**{**settings, **changes}, objective=OBJECTIVES[objective])
+    return LocalTraining(**{**settings, **changes}, objective=OBJECTIVES[objective])
 
 
 def train(on: Problem, objective: str, **changes):
@@ -74,7 +75,7 @@ def test_the_loop_and_the_fast_path_agree(model, objective, monkeypatch):
     pixels = local_module.pixels
     monkeypatch.setattr(local_module, "pixels", lambda problem, images: pixels(problem, images).double())
     results = []
-    for path in ("loop", "fast"):
+    for path in ("reference", "loop"):
         on = problem(model, path)
         on.model.double()
         results.append(train(on, objective))
@@ -85,7 +86,7 @@ def test_the_loop_and_the_fast_path_agree(model, objective, monkeypatch):
             torch.testing.assert_close(a.model[name], b.model[name], rtol=1e-8, atol=1e-10, msg=f"{model} {name}")
 
 
-@pytest.mark.parametrize("path", ["loop", "fast"])
+@pytest.mark.parametrize("path", ["reference", "loop"])
 def test_the_same_cell_gives_the_same_bytes_whatever_ran_before(path):
     first = train(problem("small_cnn", path), "at")
     torch.rand(17)
@@ -97,7 +98,7 @@ def test_the_same_cell_gives_the_same_bytes_whatever_ran_before(path):
 
 
 def test_a_client_does_not_depend_on_who_else_takes_part():
-    on = problem("nin", "fast")
+    on = problem("nin", "loop")
     start = {name: value.clone() for name, value in on.model.state_dict().items()}
     together = train_cohort(on, start, [1, 0], 0, local("at"))[1]
     alone = train_cohort(on, start, [0], 0, local("at"))[0]
@@ -106,12 +107,12 @@ def test_a_client_does_not_depend_on_who_else_takes_part():
 
 def test_training_leaves_the_global_generators_alone():
     state = torch.get_rng_state()
-    train(problem("nin", "fast"), "at")
+    train(problem("nin", "loop"), "at")
     assert torch.equal(state, torch.get_rng_state())
 
 
 def test_bf16_stays_near_fp32_and_keeps_weights_in_fp32():
-    exact, low = (train(problem("nin", "fast", precision=p), "standard") for p in ("fp32", "bf16"))
+    exact, low = (train(problem("nin", "loop", precision=p), "standard") for p in ("fp32", "bf16"))
     for a, b in zip(exact, low, strict=True):
         assert all(value.dtype == torch.float32 for value in b.model.values())
         assert a.stats.loss == pytest.approx(b.stats.loss, rel=0.05)
@@ -119,7 +120,7 @@ def test_bf16_stays_near_fp32_and_keeps_weights_in_fp32():
 
 def test_released_loss_is_mean_loss_times_mean_batch_length():
     """14 images in batches of 8 and 6: released = (8 l1 + 6 l2) / 2 = 7 * mean loss."""
-    update = train(problem("nin", "loop"), "standard")[1]
+    update = train(problem("nin", "reference"), "standard")[1]
     assert update.n == 14
     assert update.stats.loss_released == pytest.approx(7 * update.stats.loss, rel=1e-6)
 
@@ -145,19 +146,19 @@ def test_a_step_does_not_wait_for_the_device(monkeypatch):
             return _real(self, *args, **kwargs)
 
         monkeypatch.setattr(torch.Tensor, method, spy)
-    on = problem("nin", "fast")
+    on = problem("nin", "loop")
     start = {name: value.clone() for name, value in on.model.state_dict().items()}
-    settings = LocalSGD(1, 8, 0.02, 0.9, 0.0, None, objective)
+    settings = LocalTraining(batch=8, lr=0.02, momentum=0.9, objective=objective)
     train_cohort(on, start, [0], 0, settings)
     assert waits == []
 
 
-@pytest.mark.parametrize("path", ["loop", "fast"])
+@pytest.mark.parametrize("path", ["reference", "loop"])
 @pytest.mark.parametrize("settings", [{}, {"momentum": 0.9}, {"momentum": 0.9, "weight_decay": 0.1}, {"clip": 0.5}])
 def test_the_step_is_torchs(path, settings):
     """Five steps on ||w - t||^2 / 2 against torch.optim.SGD and clip_grad_norm_."""
     changes = {"momentum": 0.0, "weight_decay": 0.0, "clip": None, **settings}
-    local = LocalSGD(epochs=1, batch=1, lr=0.3, objective=None, **changes)
+    local = LocalTraining(epochs=1, batch=1, lr=0.3, objective=None, **changes)
     target = [torch.tensor([[1.0, -2.0], [3.0, 0.5]]), torch.tensor([4.0])]
     ours = [torch.zeros(2, 2), torch.zeros(1)]
     theirs = [torch.nn.Parameter(torch.zeros(2, 2)), torch.nn.Parameter(torch.zeros(1))]
@@ -184,8 +185,8 @@ def test_resized_and_augmented_images_reach_the_objective():
         seen.append(x)
         return objectives.standard(model, x, y, generator)
 
-    on = replace(problem("resnet18", "loop"), size=16, augment=lambda x, noise: x.flip(3))
-    train_cohort(on, dict(on.model.state_dict()), [0], 0, LocalSGD(1, 14, 0.1, 0.0, 0.0, None, objective))
+    on = replace(problem("resnet18", "reference"), size=16, augment=lambda x, noise: x.flip(3))
+    train_cohort(on, dict(on.model.state_dict()), [0], 0, LocalTraining(batch=14, lr=0.1, objective=objective))
     assert seen[0].shape == (14, 3, 16, 16)
     assert float(seen[0].min()) >= 0 and float(seen[0].max()) <= 1
     first = torch.randperm(14, generator=rng.generator(on.seed, "order", 0, 0))[0]
@@ -200,7 +201,7 @@ def test_a_microbatch_gives_the_same_model(objective, monkeypatch):
     monkeypatch.setattr(local_module, "pixels", lambda problem, images: pixels(problem, images).double())
     results = []
     for parts in (None, 3):
-        on = problem("nin", "loop")
+        on = problem("nin", "reference")
         on.model.double()
         for module in on.model.modules():
             if hasattr(module, "p"):
@@ -217,7 +218,7 @@ def test_a_microbatch_holds_less():
     """What is saved for the backward pass of 24 images in parts of 4 is less than a third of what it is at once."""
 
     def held(parts):
-        on = problem("nin", "loop")
+        on = problem("nin", "reference")
         if parts:
             microbatch.bound(on.model, parts)
         sizes = []
@@ -230,4 +231,4 @@ def test_a_microbatch_holds_less():
 
 def test_batch_normalisation_refuses_a_microbatch():
     with pytest.raises(ValueError, match="--microbatch: batch normalisation needs its whole batch"):
-        microbatch.bound(problem("resnet18", "loop").model, 4)
+        microbatch.bound(problem("resnet18", "reference").model, 4)

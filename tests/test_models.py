@@ -168,7 +168,7 @@ def test_small_cnn_layers() -> None:
 
 
 def test_names_the_release_goes_by() -> None:
-    """A-04: the letters "bn" find ResNet's own normalisation layers, but not those of its shortcuts nor SmallCNN's."""
+    """As released, "bn" finds ResNet's own normalisation layers, but not those of its shortcuts nor SmallCNN's."""
     found = {}
     for name in ("resnet18", "small_cnn", "nin"):
         with torch.device("meta"):

@@ -53,7 +53,7 @@ def test_iid() -> None:
     ],
 )
 def test_classes_per_client_tables(classes: int, table: list[list[int]]) -> None:
-    """methods.md 5.2, CIFAR-10 and 5 clients: 5000 of each class in Non-IID(2), 2500 in Non-IID(4). No draw is made."""
+    """CIFAR-10 and 5 clients: 5000 of each class in Non-IID(2), 2500 in Non-IID(4). No draw is made."""
     labels = rng(1).permutation(CIFAR)
     parts = shards("classes_per_client", labels, clients=5, classes=classes)
     for held, histogram in zip(table, histograms(labels, parts), strict=True):
@@ -80,7 +80,7 @@ def test_classes_per_client_permuted() -> None:
 
 @pytest.mark.parametrize(("clients", "percent"), [(5, 92), (8, 86), (10, 82), (20, 62), (25, 52), (50, 2)])
 def test_shah_own_share(clients: int, percent: int) -> None:
-    """methods.md 5.3: the share of its own chunk that a client gets at skew 2, and 2 per cent of every other."""
+    """SFAT: the share of its own chunk that a client gets at skew 2, and 2 per cent of every other."""
     labels = numpy.arange(50_000) // (50_000 // clients)  # chunk numbers instead of classes
     labels = numpy.minimum(labels, clients - 1)
     chunk = 50_000 // clients
@@ -91,7 +91,7 @@ def test_shah_own_share(clients: int, percent: int) -> None:
 
 
 def test_shah_of_fifty_clients_is_iid() -> None:
-    """methods.md 12.7: with K = 50 and s = 2 every client holds 100 of every class."""
+    """differences: sfat-skew. With K = 50 and s = 2 every client holds 100 of every class."""
     labels = rng(2).permutation(CIFAR)
     assert histograms(labels, shards("shah", labels, clients=50)) == [[100] * 10] * 50
 
@@ -120,7 +120,7 @@ def test_shah_with_validation_held_out() -> None:
 
 EIGHT_OF_49, NINE_OF_50 = [8, 6, 1, 6, 1, 2, 7, 4, 7, 7], [1, 1, 9, 6, 4, 4, 9, 1, 8, 7]
 PUBLISHED: list[tuple[tuple[int, int], NDArray[Any], dict[str, int], list[int], int]] = [
-    # published range, labels, settings, sizes: P001 Tables 14, 17, 18
+    # published range, labels, settings, sizes: Zhu et al. 2023, Tables 14, 17, 18
     ((6000, 13000), CIFAR, {"clients": 5, "shards": 50, "split_seed": 24}, [6, 12, 10, 9, 13], 1000),
     ((1000, 8000), CIFAR, {"clients": 10, "shards": 50, "split_seed": 10}, [8, 7, 1, 6, 1, 2, 7, 4, 7, 7], 1000),
     ((5860, 26370), SVHN, {"clients": 5, "shards": 50, "split_seed": 142}, [4, 18, 8, 13, 7], 1465),
@@ -233,7 +233,7 @@ def test_by_writer() -> None:
     assert {tuple(part) for part in one} == {(1, 4), (0, 2, 5), (3,)}
 
 
-# P004 Table 1 and, by methods.md 5.6, in how many of 100 clients a label is to be found with 3 and with 4 labels each
+# Danilenka et al. 2022, Table 1, and in how many of 100 clients a label is to be found with 3 and with 4 labels each
 TABLE = [3.5, 4.5, 10, 21, 21, 20, 10, 4.5, 3.5, 2]
 INCLUDED = {
     3: [0.12, 0.16, 0.33, 0.58, 0.58, 0.56, 0.33, 0.16, 0.12, 0.07],

@@ -44,7 +44,7 @@ def problem(copies: tuple[int, ...] = (1, 1, 1), seed: int = 0) -> Problem:
     shards = [torch.arange(s, s + n) for s, n in zip(starts, copies, strict=True)]
     return Problem(
         Point(), images.reshape(-1, 1, 1, 2), torch.zeros(len(images), dtype=torch.int64), shards, 2,
-        seed, torch.device("cpu"), path="loop",
+        seed, torch.device("cpu"), path="reference",
     )  # fmt: skip
 
 
@@ -212,7 +212,7 @@ def fedgate_by_hand(theta: Tensor, rounds: int, lr: float, tau: int, gamma: floa
 
 @pytest.mark.parametrize("gamma", [1.0, 0.5])
 def test_fedgate_follows_the_algorithm_box(gamma):
-    """And sum_k delta_k stays 0 (methods.md 12.5). The unscaled mean is sent besides where it is not the broadcast."""
+    """And sum_k delta_k stays 0. The unscaled mean is sent besides where it is not the broadcast."""
     result = run("fedgate", problem(), rounds=4, epochs=5, rule=rule("uniform"), server_lr=gamma)[-1]
     theta, delta = fedgate_by_hand(THETA, 4, 0.1, 5, gamma)
     torch.testing.assert_close(result.state.model["w"], theta)
@@ -224,7 +224,7 @@ def test_fedgate_follows_the_algorithm_box(gamma):
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_fedgate_is_scaffold_under_full_participation(momentum):
-    """methods.md 12.4: the same trajectory, delta_k = c_k - c."""
+    """The same trajectory, delta_k = c_k - c."""
     settings = {"rounds": 6, "epochs": 5, "momentum": momentum, "lr": 0.05}
     gate, fold = (run(name, problem(), **settings) for name in ("fedgate", "scaffold"))
     for a, b in zip(gate, fold, strict=True):

@@ -225,7 +225,7 @@ def test_a_settings_class_stands_for_its_own_passes_in_an_expression(tiny):
 @pytest.mark.parametrize(
     ("local", "message"),
     [
-        ("fast", "a.yaml:4: local: expected a mapping of settings, got 'fast'"),
+        ("loop", "a.yaml:4: local: expected a mapping of settings, got 'fast'"),
         (Map({"epoch": 2}, {"epoch": "a.yaml:5"}), "a.yaml:5: epoch: 'tiny' has no setting 'epoch' (did you mean 'ep"),
         (Map({"name": "x"}, {"name": "a.yaml:5"}), "a.yaml:5: name: 'tiny' has no setting 'name'"),
         (Map({"epochs": 1}, {}, "a.yaml:4"), "a.yaml:4: local: 'tiny' needs 'objective'"),

@@ -23,10 +23,11 @@ from fatbench.bench import counters
 from fatbench.engine import experiment
 from fatbench.engine import local as local_module
 from fatbench.engine import randomness as rng
+from fatbench.engine.cohort import train_cohort
 from fatbench.engine.fast import cells as together
 from fatbench.engine.fast import clients as stacked
 from fatbench.engine.fast.draws import Streams, clients_of, normal, subset, uniform
-from fatbench.engine.local import LocalSGD, train_cohort
+from fatbench.engine.local import LocalTraining
 from fatbench.engine.rounds import Problem, Round, State, Update
 from fatbench.errors import SpecError
 from fatbench.methods import attacks, defences, inversions, objectives, rules
@@ -86,16 +87,16 @@ def problem(model: str | nn.Module, path: str, shards: tuple[int, ...] = SHARDS,
     return Problem(on, images, labels, parts, 10, seed, CPU, "fp32", path)
 
 
-def local(name: str = "at", **changes: object) -> LocalSGD:
+def local(name: str = "at", **changes: object) -> LocalTraining:
     settings = {"epochs": 1, "batch": 4, "lr": 0.02, "momentum": 0.9, "weight_decay": 1e-3, "clip": None}
-    return LocalSGD(**{**settings, **changes}, objective=objective(name))
+    return LocalTraining(**{**settings, **changes}, objective=objective(name))
 
 
 def state_of(on: Problem) -> dict[str, Tensor]:
     return {name: value.clone() for name, value in on.model.state_dict().items()}
 
 
-def train(on: Problem, how: LocalSGD, cohort: tuple[int, ...] = (3, 1, 0, 2, 4), **settings: object) -> list[Update]:
+def train(on: Problem, how: LocalTraining, cohort: tuple[int, ...] = (3, 1, 0, 2, 4), **settings: object) -> list[Update]:
     return train_cohort(on, state_of(on), list(cohort), 1, how, **settings)
 
 
@@ -139,7 +140,7 @@ def double(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_stacked_clients_are_those_of_the_loop(model: str, name: str, double: None) -> None:
     """Every model that is trained whole, with batch norm and dropout, and every objective; clients of unequal size."""
     results = []
-    for path in ("loop", "stacked"):
+    for path in ("reference", "fast"):
         on = problem(model, path)
         on.model.double()
         results.append(train(on, local(name)))
@@ -151,7 +152,7 @@ def test_stacked_clients_are_those_of_the_loop(model: str, name: str, double: No
 def test_all_that_a_protocol_asks_of_local_training(model: str, proximal: str, double: None) -> None:
     """Epochs, clipping, proximal terms, shifts of gradients, weights and buffers, the loss of theta^t, augmentation."""
     results = []
-    for path in ("loop", "stacked"):
+    for path in ("reference", "fast"):
         on = replace(problem(model, path), augment=functools.partial(augment.crop_flip, padding=1), size=12)
         on = replace(on, model=models.MODELS[model]((3, 12, 12), 10, **SETTINGS.get(model, {"width": 4})))
         with torch.random.fork_rng():
@@ -170,7 +171,7 @@ def test_all_that_a_protocol_asks_of_local_training(model: str, proximal: str, d
 @pytest.mark.parametrize("model", ["nin", "bare_vit"])
 def test_in_bf16_weights_stay_in_fp32_and_the_loss_is_near(model: str) -> None:
     """Folded and by vmap: to what bf16 resolves, as on the fast path in bf16."""
-    exact, low = (train(replace(problem(model, p), precision="bf16"), local("standard")) for p in ("fast", "stacked"))
+    exact, low = (train(replace(problem(model, p), precision="bf16"), local("standard")) for p in ("loop", "fast"))
     for a, b in zip(exact, low, strict=True):
         assert all(value.dtype == torch.float32 for value in b.model.values())
         assert a.stats.loss == pytest.approx(b.stats.loss, rel=0.01) and b.stats.stack == 5
@@ -178,18 +179,18 @@ def test_in_bf16_weights_stay_in_fp32_and_the_loss_is_near(model: str) -> None:
 
 def test_the_same_bytes_again_and_the_global_generators_left_alone() -> None:
     before = torch.get_rng_state()
-    first = train(problem("nin", "stacked"), local())
+    first = train(problem("nin", "fast"), local())
     assert torch.equal(before, torch.get_rng_state())
     torch.rand(3)
-    same(first, train(problem("nin", "stacked"), local()))
+    same(first, train(problem("nin", "fast"), local()))
 
 
 def test_a_step_of_five_clients_is_not_much_more_to_launch_than_one_of_one() -> None:
     """NIN, PGD-10: each of the loop's five clients launches what the stack launches twice at most for all of them."""
     pgd = functools.partial(attacks.pgd, eps=8 / 255, step=2 / 255, steps=10)
     at = functools.partial(objectives.at, attack=pgd)
-    alone = counters.per_batch(counters.cohort_batches(problem("nin", "fast", (12,)), at, 4))
-    five = counters.per_batch(counters.program_batches([problem("nin", "stacked", (12,) * 5)], at, 4))
+    alone = counters.per_batch(counters.cohort_batches(problem("nin", "loop", (12,)), at, 4))
+    five = counters.per_batch(counters.program_batches([problem("nin", "fast", (12,) * 5)], at, 4))
     assert five[1] < 1.5 * alone[1] and five[2] == 0
 
 
@@ -236,7 +237,7 @@ def test_every_protocol_is_here() -> None:
 @pytest.mark.parametrize("name", COHORT)
 def test_every_protocol_gives_the_same_on_every_path(name: str, double: None) -> None:
     model, how = COHORT[name]
-    loop, fast, at_once = (rounds(name, model, path, how, double=True) for path in ("loop", "fast", "stacked"))
+    loop, fast, at_once = (rounds(name, model, path, how, double=True) for path in ("reference", "loop", "fast"))
     assert {u.stats.stack for r in at_once for u in r.updates} == {4}
     for other in (fast, at_once):
         for a, b in zip(loop, other, strict=True):
@@ -251,14 +252,14 @@ def test_every_protocol_gives_the_same_on_every_path(name: str, double: None) ->
 def test_a_protocol_without_a_cohort_to_stack_is_as_on_the_fast_path(name: str) -> None:
     model, how = ALONE[name]
     once = {**how, "rounds": 1}
-    fast, other = (rounds(name, model, path, once, double=False) for path in ("fast", "stacked"))
+    fast, other = (rounds(name, model, path, once, double=False) for path in ("loop", "fast"))
     for a, b in zip(fast, other, strict=True):
         assert all(torch.equal(a.state.model[key], b.state.model[key]) for key in a.state.model)
         assert a.metrics == b.metrics and [u.stats for u in a.updates] == [u.stats for u in b.updates]
 
 
 def test_a_run_that_was_stopped_ends_with_the_same_bytes(tmp_path: Path) -> None:
-    on = problem("nin", "stacked", (7, 4, 7, 3, 6))
+    on = problem("nin", "fast", (7, 4, 7, 3, 6))
     start = state_of(on)
     box = functools.partial(PROTOCOLS["scaffold"], rounds=3, objective=objective("at"), **TOGETHER)
     straight = list(box(on, State(0, start)))
@@ -302,7 +303,7 @@ def meet(cells: Sequence[Cell]) -> list[list[Round] | Exception]:
     def work(at: int) -> None:
         try:
             with meeting.cell():
-                results[at] = cells[at].train("stacked", together.Seat(meeting, str(at), cells[at].model))
+                results[at] = cells[at].train("fast", together.Seat(meeting, str(at), cells[at].model))
         except Exception as error:
             results[at] = error
 
@@ -341,7 +342,7 @@ def test_a_table_trained_as_one_program_is_its_cells_alone(double: None) -> None
     ]
     found = meet(cells)
     for cell, ours in zip(cells, found, strict=True):
-        agree_in_all_rounds(ours, cell.train("loop"))
+        agree_in_all_rounds(ours, cell.train("reference"))
     # 80 % of 5, 5, 3 and 5 clients; a proximal term, though it is nothing, is another program
     assert [stacks(ours) for ours in found] == [[4 + 4 + 2 + 4, 4 + 4 + 2]] * 3 + [[1, 1, 1], [14]]
 
@@ -360,7 +361,7 @@ def test_two_models_at_once_each_in_a_program_of_its_own(double: None) -> None:
     cells = [Cell("uniform", seed, model=model) for model in ("vit", "small_cnn") for seed in (3, 4)]
     found = meet(cells)
     for cell, ours in zip(cells, found, strict=True):
-        agree_in_all_rounds(ours, cell.train("loop"))
+        agree_in_all_rounds(ours, cell.train("reference"))
         assert stacks(ours) == [8, 8]
 
 
@@ -369,7 +370,7 @@ def test_cells_that_are_not_alike_meet_and_train_apart(double: None) -> None:
     cells += [Cell("uniform", 3, how={"objective": objective("standard")}), Cell("uniform", 3, how={"batch": 3})]
     found = meet(cells)
     for cell, ours in zip(cells, found, strict=True):
-        agree_in_all_rounds(ours, cell.train("loop"))
+        agree_in_all_rounds(ours, cell.train("reference"))
     assert [stacks(ours) for ours in found] == [[8, 8], [8, 8], [4, 4], [4, 4], [4, 4]]
 
 
@@ -379,7 +380,7 @@ def test_a_cell_that_fails_leaves_the_others_to_meet(double: None) -> None:
     found = meet(cells)
     assert isinstance(found[1], ValueError)
     for at in (0, 2):
-        agree_in_all_rounds(found[at], cells[at].train("loop"))
+        agree_in_all_rounds(found[at], cells[at].train("reference"))
         assert stacks(found[at]) == [12, 8]
 
 
@@ -399,7 +400,7 @@ def test_cells_that_meet_have_the_images_once(tmp_path: Path) -> None:
     (tmp_path / "s.yaml").write_text(SUITE)
     [job] = run.jobs_of(files.load(str(tmp_path / "s.yaml")).plan())
     meeting = together.Together()
-    machine = worker.Machine("", "", str(tmp_path), path="stacked", meeting=meeting)
+    machine = worker.Machine("", "", str(tmp_path), path="fast", meeting=meeting)
 
     def ready(**changes: object) -> experiment.Setup:
         return worker._ready(replace(job, spec={**job.spec, **changes}), machine)[1]
@@ -417,7 +418,7 @@ def test_cells_that_meet_have_the_images_once(tmp_path: Path) -> None:
 def test_three_cells_are_little_more_to_launch_than_one() -> None:
     """Kernels of a batch, of one cell of five clients and of a program of three such cells."""
 
-    problems = [problem("nin", "stacked", (12,) * 5, seed) for seed in range(3)]
+    problems = [problem("nin", "fast", (12,) * 5, seed) for seed in range(3)]
     one, three = (
         counters.per_batch(counters.program_batches(some, objective("at"), 4)) for some in (problems[:1], problems)
     )
@@ -429,8 +430,8 @@ def test_three_cells_are_little_more_to_launch_than_one() -> None:
 
 @pytest.mark.parametrize(("clients", "stacks"), [(5, [5]), (4, [3, 2]), (2, [2, 2, 1]), (1, []), (0, [])])
 def test_no_stack_is_larger_than_what_fits(clients: int, stacks: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    on = problem("nin", "stacked")
-    fast = train(problem("nin", "fast"), local("standard"))
+    on = problem("nin", "fast")
+    fast = train(problem("nin", "loop"), local("standard"))
     updates = 5 * sum(value.numel() * value.element_size() for value in on.model.state_dict().values())
     monkeypatch.setattr(stacked, "_bytes_of_one", lambda *_: 1000)
     monkeypatch.setattr(stacked, "_free", lambda _: updates + 1001 * clients / stacked.SHARE)
@@ -448,7 +449,7 @@ def test_no_stack_is_larger_than_what_fits(clients: int, stacks: list[int], monk
 
 
 def test_what_a_client_takes_is_counted_on_a_cpu_and_more_for_more_images(monkeypatch: pytest.MonkeyPatch) -> None:
-    on = problem("nin", "stacked")
+    on = problem("nin", "fast")
     clients = [stacked.Client(on, state_of(on), k, 0) for k in (0, 2)]
     few, many = (stacked._bytes_of_one(clients, local(batch=b)) for b in (1, 4))
     assert few is not None and many is not None and 1.5 * few < many
@@ -497,13 +498,13 @@ def test_what_cannot_be_stacked_trains_one_by_one_and_says_why(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     monkeypatch.setattr(stacked.log, "propagate", True)
-    on, how = problem(model, "stacked"), replace(local(), objective=training)
+    on, how = problem(model, "fast"), replace(local(), objective=training)
     start = state_of(on)
     got = train_cohort(on, start, [0, 1], 1, how)
     said = {record.getMessage() for record in caplog.records}  # a handler may stand at two loggers
     assert len(said) == 1 and "clients are not stacked: " in caplog.text
     assert re.search(reason, caplog.text)
-    same(got, train_cohort(replace(on, path="fast"), start, [0, 1], 1, how))
+    same(got, train_cohort(replace(on, path="loop"), start, [0, 1], 1, how))
 
 
 # --- folded or by vmap --------------------------------------------------------------------------------------------
@@ -522,7 +523,7 @@ class Mixing(nn.Module):
 
 def test_convolutional_networks_fold_and_others_do_not() -> None:
     def form(model: nn.Module) -> type[nn.Module]:
-        on = problem(model, "stacked")
+        on = problem(model, "fast")
         return stacked._form(on, on.model)
 
     assert {form(network(m)) for m in ("nin", "small_cnn", "resnet18", "mcmahan_cnn", "whole_resnet")} == {
@@ -535,8 +536,8 @@ def test_what_does_not_fold_is_stacked_all_the_same(double: None) -> None:
     with torch.random.fork_rng():
         torch.manual_seed(0)
         mixing = Mixing().double()
-    start = state_of(problem(mixing, "loop"))
-    ours, theirs = (train_cohort(problem(mixing, p), start, [0, 1], 0, local()) for p in ("stacked", "loop"))
+    start = state_of(problem(mixing, "reference"))
+    ours, theirs = (train_cohort(problem(mixing, p), start, [0, 1], 0, local()) for p in ("fast", "reference"))
     agree(ours, theirs)
     assert ours[0].stats.stack == 2
 
@@ -594,24 +595,24 @@ def test_path_and_stack_are_recorded_with_every_number(tmp_path: Path) -> None:
     (tmp_path / "s.yaml").write_text(SUITE)
     [job] = run.jobs_of(files.load(str(tmp_path / "s.yaml")).plan())
     found = {}
-    for path in ("fast", "stacked"):
+    for path in ("loop", "fast"):
         machine = worker.Machine(f"{tmp_path}/{path}.db", f"{tmp_path}/{path}", str(tmp_path), path=path)
         with Store.open(machine.db, create=True) as store:
             assert worker.work(job, machine, store) == "done"
             [train] = [row for row in store.runs([job.cell]) if row["stage"] == "train"]
             losses = [n["value"] for n in store.measurements([job.cell]) if n["metric"] == "train_loss"]
         found[path] = (train["path"], train.get("stack"), losses)
-    assert found["fast"][:2] == ("fast", None) and found["stacked"][:2] == ("stacked", 3)
-    assert found["fast"][2] == pytest.approx(found["stacked"][2], rel=1e-4)
+    assert found["loop"][:2] == ("loop", None) and found["fast"][:2] == ("fast", 3)
+    assert found["loop"][2] == pytest.approx(found["fast"][2], rel=1e-4)
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
         ({"path": "stackd"}, r"--path: expected loop, fast, stacked, got 'stackd' \(did you mean 'stacked'\?\)"),
-        ({"path": "stacked", "microbatch": 4}, "--path stacked and --microbatch 4 contradict each other"),
-        ({"together": 3}, "--together 3 trains cells in one program: it needs --path stacked, not fast"),
-        ({"together": 3, "path": "stacked", "executor": "ray"}, "--together 3: ray gives every cell a process"),
+        ({"path": "fast", "microbatch": 4}, "--path fast and --microbatch 4 contradict each other"),
+        ({"together": 3}, "--together 3 trains cells in one program: it needs --path fast, not fast"),
+        ({"together": 3, "path": "fast", "executor": "ray"}, "--together 3: ray gives every cell a process"),
     ],
 )
 def test_a_path_that_there_is_not_is_refused(settings: dict[str, object], message: str) -> None:

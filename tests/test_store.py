@@ -100,7 +100,7 @@ def test_a_stage_from_claim_to_done(store: Store) -> None:
 
 
 def test_a_number_carries_its_provenance(store: Store) -> None:
-    run = taken(store, versions={"torch": "2.15"}, path="loop")
+    run = taken(store, versions={"torch": "2.15"}, path="reference")
     store.describe_run(run, {"data": "cifar10 jpeg75", "log": "log.txt"}, total=9)
     store.commit(run, numbers=[Number("loss", 2.5, 1)], round=1)
     (number,) = store.measurements()
@@ -113,7 +113,7 @@ def test_a_number_carries_its_provenance(store: Store) -> None:
     }  # fmt: skip
     (attempt,) = store.runs([CELL])
     assert attempt["versions"] == {"torch": "2.15"}
-    assert (attempt["path"], attempt["data"], attempt["log"]) == ("loop", "cifar10 jpeg75", "log.txt")
+    assert (attempt["path"], attempt["data"], attempt["log"]) == ("reference", "cifar10 jpeg75", "log.txt")
     assert (attempt["host"], attempt["pid"], attempt["status"]) == (socket.gethostname(), os.getpid(), "running")
     assert row(store).total == 9
 

@@ -353,7 +353,7 @@ def test_different_experiments_are_different_cells() -> None:
     assert holdout.id != cell("sfat-per-client", dataset="SVHN", method="FAT", holdout="none").id
 
 
-# --- the paper's settings (methods.md 10.2) -----------------------------------------------------------------------
+# --- the paper's settings (methods: SFAT) --------------------------------------------------------------------------
 
 AT_8 = {"name": "at", "attack": {"name": "pgd", "eps": "8/255", "step": "2/255", "steps": 10}}
 AT_4 = {"name": "at", "attack": {"name": "pgd", "eps": "4/255", "step": "1/255", "steps": 10}}

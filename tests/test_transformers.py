@@ -146,7 +146,7 @@ def test_what_a_head_reads(name: str, head: str) -> None:
 
 @pytest.mark.parametrize("name", SMALL)
 def test_logit_layers(name: str) -> None:
-    """FedWAvg's last layer: weight and bias of every classifier, and nothing else of the head (A-17)."""
+    """FedWAvg's last layer: weight and bias of every classifier, and nothing else of the head."""
     one = ["head.fc.weight", "head.fc.bias"]
     two = ["head.cls_fc.weight", "head.cls_fc.bias", "head.visual_fc.weight", "head.visual_fc.bias"]
     assert [logit_parameters(small(name, head=head)) for head in HEADS] == [one, one, two]

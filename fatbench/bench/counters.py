@@ -21,8 +21,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
+from fatbench.engine.cohort import train_cohort
 from fatbench.engine.fast import clients as stacked
-from fatbench.engine.local import LocalSGD, copied, train_cohort
+from fatbench.engine.local import LocalTraining, copied
 from fatbench.engine.rounds import Problem
 
 WAITS = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
@@ -99,7 +100,7 @@ def per_batch(run: Callable[[int], object]) -> tuple[int, int, int]:
 def cohort_batches(problem: Problem, objective: Any, batch: int = 32) -> Callable[[int], object]:
     """run(n): one client trained for n batches through `train_cohort`, with momentum and weight decay."""
     start = copied(problem.model)
-    local = LocalSGD(1, batch, 0.01, 0.9, 1e-4, None, objective)
+    local = LocalTraining(batch=batch, lr=0.01, momentum=0.9, weight_decay=1e-4, objective=objective)
 
     def run(batches: int) -> object:
         problem.shards[:] = [torch.arange(batches * batch, device=problem.device)]
@@ -111,7 +112,7 @@ def cohort_batches(problem: Problem, objective: Any, batch: int = 32) -> Callabl
 def program_batches(problems: Sequence[Problem], objective: Any, batch: int) -> Callable[[int], object]:
     """run(n): all clients of all problems trained for n batches as one program."""
     starts, shards = [copied(problem.model) for problem in problems], [list(problem.shards) for problem in problems]
-    local = LocalSGD(1, batch, 0.01, 0.9, 1e-4, None, objective)
+    local = LocalTraining(batch=batch, lr=0.01, momentum=0.9, weight_decay=1e-4, objective=objective)
 
     def run(batches: int) -> object:
         clients = []

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset
 from torchvision.transforms import functional as images
 
-from fatbench.engine.local import LocalSGD
+from fatbench.engine.local import LocalTraining
 from fatbench.engine.randomness import forked, generator
 from fatbench.engine.rounds import Problem, Tensors
 
@@ -84,7 +84,7 @@ def train(
     problem: Problem,
     broadcast: Tensors,
     cohort: Sequence[int],
-    local: LocalSGD,
+    local: LocalTraining,
     attack_of: Callable[[torch.Generator], Attack],
     *,
     ratio: float = 1.0,

@@ -36,13 +36,14 @@ from fatbench.bench.measure import (
 )
 from fatbench.data import digits
 from fatbench.engine.accuracy import accuracy
-from fatbench.engine.local import LocalSGD, copied, load, pixels, train_cohort
+from fatbench.engine.cohort import train_cohort
+from fatbench.engine.local import LocalTraining, copied, load, pixels
 from fatbench.engine.randomness import forked, generator
 from fatbench.engine.rounds import Problem, Tensors
 from fatbench.methods import attacks, objectives
 
 Lines = list[dict[str, Any]]
-Path_ = Literal["loop", "fast", "stacked"]
+Path_ = Literal["reference", "loop", "fast"]
 
 PGD7: dict[str, Any] = {"eps": 8 / 255, "step": 2 / 255, "steps": 7}
 PGD10: dict[str, Any] = {**PGD7, "steps": 10}
@@ -76,15 +77,15 @@ def at_nin(bench: Bench) -> Lines:
     """One AT round of NIN: 5 clients, PGD-10, batch 32."""
     clients, batches = (1, 1) if bench.quick else (5, 20 if bench.gpu else 1)
     cohort = list(range(clients))
-    local = LocalSGD(1, 32, 0.01, 0.9, 0.0, None, AT)
+    local = LocalTraining(batch=32, lr=0.01, momentum=0.9, objective=AT)
     network = built("nin", (3, 32, 32))
     start = copied(network)
-    on = noise_problem(bench, network, [32 * batches] * clients, 32, "loop")
+    on = noise_problem(bench, network, [32 * batches] * clients, 32, "reference")
     theirs = _as_people(on)
-    ways: dict[str, Problem] = {"loop": on, "fast": replace(on, path="fast")}
-    ways["bf16"] = replace(on, path="stacked" if bench.gpu else "fast", precision="bf16")
+    ways: dict[str, Problem] = {"reference": on, "loop": replace(on, path="loop")}
+    ways["bf16"] = replace(on, path="fast" if bench.gpu else "loop", precision="bf16")
     if bench.gpu:
-        ways["stacked"] = replace(on, path="stacked")
+        ways["fast"] = replace(on, path="fast")
     results: dict[str, list[Tensors]] = {}
 
     def people() -> None:
@@ -94,12 +95,12 @@ def at_nin(bench: Bench) -> Lines:
         results[name] = [update.model for update in train_cohort(ways[name], start, cohort, 0, local)]
 
     acts: dict[str, Callable[[], object]] = {"plain": people}
-    acts |= {name: functools.partial(ours, name) for name in ways if name != "loop" or bench.quick}
+    acts |= {name: functools.partial(ours, name) for name in ways if name != "reference" or bench.quick}
     seconds = interleaved(bench.device, acts, bench.repeats(3), theirs="plain")
-    operations = counters.flops(functools.partial(ours, "fast")) if "fast" in results else None
+    operations = counters.flops(functools.partial(ours, "loop")) if "loop" in results else None
     passes = clients * batches * 32 * 11
     work = f"AT round, NIN, {clients} clients, PGD-10, batch 32, {batches} batches each"
-    best = "stacked" if bench.gpu else "fast"
+    best = "fast" if bench.gpu else "loop"
     rate = {name: passes / statistics.median(times) for name, times in seconds.items()}
 
     def note(name: str) -> str:
@@ -147,13 +148,15 @@ def at_vit(bench: Bench) -> Lines:
     clients, batch, batches = (1, 2, 1) if bench.quick else (5, 24, 4) if bench.gpu else (1, 4, 1)
     cohort = list(range(clients))
     inner = functools.partial(attacks.pgd, **PGD7)
-    local = LocalSGD(1, batch, 0.01, 0.9, 0.0, None, functools.partial(objectives.mixed_at, attack=inner, ratio=0.5))
+    local = LocalTraining(
+        batch=batch, lr=0.01, momentum=0.9, objective=functools.partial(objectives.mixed_at, attack=inner, ratio=0.5)
+    )
     network = built("vit", (3, 224, 224), patch=16, dim=384, depth=12, heads=6)
     theirs = timm.create_model("vit_small_patch16_224", num_classes=10)
     start, start_theirs = copied(network), copied(theirs)
     sizes = [batch * batches] * clients
-    on = replace(noise_problem(bench, network, sizes, 32, "stacked" if bench.gpu else "fast"), size=224)
-    other = replace(noise_problem(bench, theirs, sizes, 32, "loop"), size=224)
+    on = replace(noise_problem(bench, network, sizes, 32, "fast" if bench.gpu else "loop"), size=224)
+    other = replace(noise_problem(bench, theirs, sizes, 32, "reference"), size=224)
     low = replace(on, precision="bf16")
     acts: dict[str, Callable[[], object]] = {
         "plain": lambda: plain.train(
@@ -186,7 +189,7 @@ def operations(bench: Bench) -> Lines:
     """Operations of a batch of AT; tests/test_counters.py gates them."""
     lines = []
     for name, lean in (("nin", 625), ("resnet18", 1651)):
-        on = noise_problem(bench, built(name, (1, 8, 8), width=6), [], 8, "fast")
+        on = noise_problem(bench, built(name, (1, 8, 8), width=6), [], 8, "loop")
         on = replace(on, images=torch.zeros(96, 1, 8, 8, dtype=torch.uint8), labels=torch.arange(96) % 10)
         on = replace(on, images=on.images.to(bench.device), labels=on.labels.to(bench.device))
         every, launches, syncs = counters.per_batch(counters.cohort_batches(on, AT))
@@ -195,7 +198,7 @@ def operations(bench: Bench) -> Lines:
         lines.append(line(f"kernel launches of an AT batch, PGD-10, {name}", "a lean eager loop", goals, [launches],
                           "launches", note))  # fmt: skip
         for cells in (1, 9):
-            one = noise_problem(bench, built(name, (3, 8, 8), width=6), [8] * 5, 8, "stacked")
+            one = noise_problem(bench, built(name, (3, 8, 8), width=6), [8] * 5, 8, "fast")
             _, launches, syncs = counters.per_batch(counters.program_batches([one] * cells, AT, 2))
             work = f"the same of a client, where those of {cells} cell{'s' * (cells > 1)} of 5 are one program"
             note = f"{launches} launches for {5 * cells} clients; {syncs} host synchronisations"
@@ -207,7 +210,7 @@ def operations(bench: Bench) -> Lines:
 
 
 def _victim(
-    bench: Bench, side: int, width: int, train: int, local: LocalSGD
+    bench: Bench, side: int, width: int, train: int, local: LocalTraining
 ) -> tuple[Problem, Tensors, Tensor, Tensor]:
     """A SmallCNN trained on `train` of scikit-learn's digits: (problem, its state, the other images, their labels)."""
     dataset = digits(Path())
@@ -216,14 +219,14 @@ def _victim(
     images, labels = (torch.cat([torch.from_numpy(part) for part in parts]).to(bench.device) for parts in split)
     rest = len(labels) - train
     shard = torch.arange(rest, len(labels), device=bench.device)
-    on = Problem(network, images, labels, [shard], 10, 0, bench.device, "fp32", "fast", side)
+    on = Problem(network, images, labels, [shard], 10, 0, bench.device, "fp32", "loop", side)
     (update,) = train_cohort(on, copied(network), [0], 0, local)
     return on, update.model, images[:rest], labels[:rest]
 
 
 def _as_people(on: Problem) -> Problem:
     """The problem with a network of its own, laid out as torch does it: the fast path leaves channels innermost."""
-    return replace(on, path="loop", model=copy.deepcopy(on.model).to(memory_format=torch.contiguous_format))
+    return replace(on, path="reference", model=copy.deepcopy(on.model).to(memory_format=torch.contiguous_format))
 
 
 def pgd_cw_fgsm(bench: Bench) -> Lines:
@@ -240,7 +243,9 @@ def _evaluation(bench: Bench, epochs: int, radius: int) -> Lines:
     """Of a network trained so many epochs with FGSM, in a ball of radius / 255."""
     eps = radius / 255
     fast = functools.partial(attacks.fgsm, eps=eps)
-    local = LocalSGD(epochs, 32, 0.02, 0.9, 0.0, None, functools.partial(objectives.at, attack=fast))
+    local = LocalTraining(
+        epochs=epochs, batch=32, lr=0.02, momentum=0.9, objective=functools.partial(objectives.at, attack=fast)
+    )
     on, state, images, labels = _victim(bench, 32, 64, 64 if bench.quick else 480, local)
     n = 8 if bench.quick else 1000 if bench.gpu else 64
     images, labels = images[:n], labels[:n]
@@ -252,7 +257,7 @@ def _evaluation(bench: Bench, epochs: int, radius: int) -> Lines:
         import torchattacks
 
         loop.eval()
-        x = pixels(replace(on, path="loop"), images)
+        x = pixels(replace(on, path="reference"), images)
         three = (
             torchattacks.PGD(loop, eps=eps, alpha=step, steps=20),
             plain.margin_pgd(loop, eps=eps, step=step, steps=30),
@@ -312,7 +317,9 @@ AA_GOALS: dict[str, float | None] = {"cpu": 1.5, "cuda": 2.0}
 
 
 def _autoattack(bench: Bench, n: int, goals: dict[str, dict[str, float | None]]) -> Lines:
-    on, state, images, labels = _victim(bench, 16, 32, 797, LocalSGD(4, 32, 0.05, 0.9, 0.0, None, objectives.standard))
+    on, state, images, labels = _victim(
+        bench, 16, 32, 797, LocalTraining(epochs=4, batch=32, lr=0.05, momentum=0.9, objective=objectives.standard)
+    )
     batch = min(n // 2, 100)
     attack = functools.partial(attacks.autoattack, eps=16 / 255)  # about a third withstand: the time is theirs
     ways = {"package": _as_people(on)} | {name: replace(on, precision=name) for name in goals}  # type: ignore[arg-type]
@@ -350,7 +357,7 @@ def cells(bench: Bench) -> Lines:
     file = many.table_suite(bench.folder / "bench-cells.yaml", seeds=1 if bench.quick else 3)
     jobs = 16 if bench.gpu else min(2, cores())
     number = 3 if bench.quick else 9
-    together = ("--path", "stacked", "--together", str(number))
+    together = ("--path", "fast", "--together", str(number))
     acts: dict[str, Callable[[], object]] = {
         "one": lambda: many.run(bench, file, 1),
         "many": lambda: many.run(bench, file, jobs),
@@ -399,7 +406,7 @@ CELL = textwrap.dedent(
     labels = torch.arange(50_000, device=device) % 10
     shards = [torch.arange(each, device=device) + each * k for k in range(clients)]
     state = State(0, {name: value.clone() for name, value in network.state_dict().items()})
-    path = "fast" if device == "cpu" else "stacked"
+    path = "loop" if device == "cpu" else "fast"
     on = Problem(network, images, labels, shards, 10, 0, torch.device(device), "fp32", path, side)
     begin = time.perf_counter()
     for result in protocol(on, state): pass

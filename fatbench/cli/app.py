@@ -170,12 +170,12 @@ def suite_show(name: Name) -> None:
 @suite_app.command("check")
 def suite_check(files: Annotated[list[str], typer.Argument(help="Suite files or names.", show_default=False)]) -> None:
     """Validate suite files, every preset, without running anything."""
-    from fatbench.suite import files
+    from fatbench.suite.files import load
 
     mistakes = 0
     for file in files:
         try:
-            found = files.load(file)
+            found = load(file)
             sizes = {}
             for preset in found.presets():
                 plan = found.plan(preset)
@@ -264,7 +264,9 @@ Executor = Annotated[str, typer.Option("--executor", help="local, ray or slurm."
 Precision = Annotated[str | None, typer.Option("--precision", help="fp32, or bf16 (weights stay fp32).")]
 PathOption = Annotated[
     str,
-    typer.Option("--path", help="Local training: fast, loop (as the papers write it), stacked (clients at once)."),
+    typer.Option(
+        "--path", help="Local training: loop, reference (one tensor after the other), fast (clients as one program)."
+    ),
 ]
 Microbatch = Annotated[
     int | None,
@@ -272,7 +274,7 @@ Microbatch = Annotated[
 ]
 TogetherOption = Annotated[
     int,
-    typer.Option("--together", min=1, help="Cells that each worker trains as one program, on --path stacked."),
+    typer.Option("--together", min=1, help="Cells that each worker trains as one program, on --path fast."),
 ]
 Retry = Annotated[bool, typer.Option("--retry-failed", help="Run failed stages again.")]
 FailFast = Annotated[bool, typer.Option("--fail-fast", help="Stop at the first failure.")]
@@ -291,7 +293,7 @@ def run_suite(
     per_gpu: PerGpu = 1,
     executor: Executor = "local",
     precision: Precision = None,
-    path: PathOption = "fast",
+    path: PathOption = "loop",
     microbatch: Microbatch = None,
     together: TogetherOption = 1,
     retry_failed: Retry = False,
@@ -318,7 +320,7 @@ def run_cell(
     id: Annotated[str, typer.Argument(help="A cell's id, or its first letters.", show_default=False)],
     device: Device = None,
     precision: Precision = None,
-    path: PathOption = "fast",
+    path: PathOption = "loop",
     microbatch: Microbatch = None,
     retry_failed: Retry = False,
     dry_run: DryRun = False,

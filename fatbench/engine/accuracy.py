@@ -10,13 +10,22 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fatbench.engine.gradients import cross_entropy, gradient_of, part_of
 from fatbench.engine.local import load, pixels, precision_context
 from fatbench.engine.randomness import generator
 from fatbench.engine.rounds import Problem, Tensors
-from fatbench.methods.attacks import cross_entropy, gradient_of, part_of
+
+
+def natural(model: nn.Module, x: Tensor, y: Tensor, generator: torch.Generator) -> Tensor:
+    """No attack: the images as they are.
+
+    Forward: 0
+    Backward: 0
+    """
+    return x
 
 
 def attacked(

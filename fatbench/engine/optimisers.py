@@ -1,9 +1,9 @@
 """Optimisers as functions: one step changes the weights in place and gives back what the optimiser remembers.
 
-    memory = {}
-    memory = step(weights, gradients, memory, Descent("adam", lr=1e-3))
+    moments = {}
+    moments = step(weights, gradients, moments, Descent("adam", lr=1e-3))
 
-`weights` and `gradients` are tensors in one order, `memory` holds lists of tensors in that order; `packed` and
+`weights` and `gradients` are tensors in one order, `moments` holds lists of tensors in that order; `packed` and
 `unpacked` turn it into named tensors and back, so that a protocol can keep it in its State and a run go on from there.
 Written out, and compared with torch.optim by tests, because making one of torch's optimisers imports its compiler,
 which costs every worker seconds.
@@ -18,87 +18,147 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fatbench.engine.local import LocalSGD, sgd_step
-from fatbench.engine.rounds import Tensors
+from fatbench.engine.rounds import Memory
+from fatbench.suite.types import Count, Momentum, NonNegative, Positive
 
-Memory = dict[str, list[Tensor]]
+Moments = dict[str, list[Tensor]]
+BETA1, BETA2, EPSILON = 0.9, 0.999, 1e-8  # Adam's
 
 
 @dataclass(frozen=True)
 class Descent:
-    """An optimiser and its settings. `momentum` is SGD's; Adam's betas are 0.9 and 0.999, its epsilon 1e-8."""
+    """An optimiser and its settings. `momentum` is SGD's; Adam has beta 0.9 and 0.999 and epsilon 1e-8."""
 
     name: Literal["sgd", "adam", "adamw"]
     lr: float
     momentum: float = 0.0
     weight_decay: float = 0.0
+    clip: float | None = None
+    plain: bool = False  # one tensor after the other, as one would write it: what the fused form is compared with
 
 
-def step(weights: Sequence[Tensor], gradients: Sequence[Tensor], memory: Memory, how: Descent) -> Memory:
-    """One step on `weights`, in place; the memory after it. The memory before the first step is empty."""
+@dataclass(frozen=True)
+class ServerTraining:
+    """How a server trains a network on what clients sent; the optimiser's moments are kept over rounds.
+
+    lr_decay multiplies the rate once a round; momentum is SGD's.
+    """
+
+    epochs: Count
+    lr: Positive
+    batch: Count = 256
+    optimiser: Literal["sgd", "adam", "adamw"] = "adam"
+    momentum: Momentum = 0.9
+    weight_decay: NonNegative = 0.0
+    lr_decay: Positive = 1.0
+
+    def descent(self, round: int) -> Descent:
+        """The optimiser of round `round`, counted from 0."""
+        return Descent(self.optimiser, self.lr * self.lr_decay**round, self.momentum, self.weight_decay)
+
+
+def step(weights: Sequence[Tensor], gradients: Sequence[Tensor], moments: Moments, how: Descent) -> Moments:
+    """One step on `weights`, in place; the moments after it. Before the first step they are empty."""
     with torch.no_grad():
-        return OPTIMISERS[how.name](list(weights), list(gradients), memory, how)
+        if how.clip is not None:
+            gradients = clipped(gradients, how.clip)
+        return OPTIMISERS[how.name](list(weights), list(gradients), moments, how)
 
 
-def sgd(weights: list[Tensor], gradients: list[Tensor], memory: Memory, how: Descent) -> Memory:
-    """SGD with momentum; weight decay is added to the gradient."""
-    local = LocalSGD(1, 1, how.lr, how.momentum, how.weight_decay, None, None)
-    return {"velocity": sgd_step(weights, gradients, memory.get("velocity", []), local)}
+def clipped(gradients: Sequence[Tensor], bound: float) -> list[Tensor]:
+    """The gradients of one client, scaled to a joint norm of at most `bound`."""
+    norm = torch.stack(torch._foreach_norm(list(gradients))).norm()
+    factor = (bound / (norm + 1e-6)).clamp(max=1.0)
+    return [gradient * factor for gradient in gradients]
 
 
-def adam(weights: list[Tensor], gradients: list[Tensor], memory: Memory, how: Descent) -> Memory:
+def sgd(weights: list[Tensor], gradients: list[Tensor], moments: Moments, how: Descent) -> Moments:
+    """SGD: d = g + weight_decay w; v = momentum v + d; w = w - lr v, as torch.optim.SGD does it."""
+    velocity = moments.get("velocity", [])
+    if how.plain:
+        after = []
+        for position, (w, g) in enumerate(zip(weights, gradients, strict=True)):
+            d = g.add(w, alpha=how.weight_decay) if how.weight_decay else g
+            v = velocity[position].mul(how.momentum).add(d) if velocity and how.momentum else d
+            w.sub_(v, alpha=how.lr)
+            after.append(v)
+        return {"velocity": after}
+    change = gradients
+    if how.weight_decay:
+        change = list(torch._foreach_add(change, weights, alpha=how.weight_decay))
+    if velocity and how.momentum:
+        torch._foreach_mul_(velocity, how.momentum)
+        torch._foreach_add_(velocity, change)
+        change = list(velocity)
+    torch._foreach_add_(weights, change, alpha=-how.lr)
+    return {"velocity": change}
+
+
+def adam(weights: list[Tensor], gradients: list[Tensor], moments: Moments, how: Descent) -> Moments:
     """Adam (Kingma and Ba 2015); weight decay is added to the gradient."""
     if how.weight_decay:
         gradients = list(torch._foreach_add(gradients, weights, alpha=how.weight_decay))
-    return _adam(weights, gradients, memory, how.lr)
+    return _adam(weights, gradients, moments, how.lr)
 
 
-def adamw(weights: list[Tensor], gradients: list[Tensor], memory: Memory, how: Descent) -> Memory:
+def adamw(weights: list[Tensor], gradients: list[Tensor], moments: Moments, how: Descent) -> Moments:
     """AdamW (Loshchilov and Hutter 2019): Adam, and weight decay that shrinks the weights themselves."""
     torch._foreach_mul_(weights, 1 - how.lr * how.weight_decay)
-    return _adam(weights, gradients, memory, how.lr)
+    return _adam(weights, gradients, moments, how.lr)
 
 
-def _adam(weights: list[Tensor], gradients: list[Tensor], memory: Memory, lr: float) -> Memory:
-    if not memory:
+def masked_adam(
+    weights: list[Tensor], gradients: list[Tensor], moments: Moments, how: Descent, moved: Sequence[Tensor]
+) -> Moments:
+    """Adam on the entries that `moved` (bool, as the weights) names; the others keep their weight and both moments.
+
+    The bias of the moments is corrected by the number of steps of all, also where an entry has moved less often.
+    """
+    kept = {key: [t.clone() for t in moments[key]] for key in ("first", "second") if key in moments}
+    before = [w.clone() for w in weights]
+    after = _adam(weights, gradients, moments, how.lr)
+    for place, here in enumerate(moved):
+        weights[place].copy_(torch.where(here, weights[place], before[place]))
+        for key in ("first", "second"):
+            old = kept[key][place] if kept else torch.zeros_like(before[place])
+            after[key][place] = torch.where(here, after[key][place], old)
+    return after
+
+
+def _adam(weights: list[Tensor], gradients: list[Tensor], moments: Moments, lr: float) -> Moments:
+    if not moments:
         zeros = [torch.zeros_like(w) for w in weights]
-        memory = {"steps": [torch.tensor(0)], "first": zeros, "second": [z.clone() for z in zeros]}
-    first, second = memory["first"], memory["second"]
-    count = int(memory["steps"][0]) + 1  # lives on the CPU, so nothing waits for the device
-    torch._foreach_lerp_(first, gradients, 1 - 0.9)
-    torch._foreach_mul_(second, 0.999)
-    torch._foreach_addcmul_(second, gradients, gradients, 1 - 0.999)
+        moments = {"steps": [torch.tensor(0)], "first": zeros, "second": [z.clone() for z in zeros]}
+    first, second = moments["first"], moments["second"]
+    count = int(moments["steps"][0]) + 1  # lives on the CPU, so nothing waits for the device
+    torch._foreach_lerp_(first, gradients, 1 - BETA1)
+    torch._foreach_mul_(second, BETA2)
+    torch._foreach_addcmul_(second, gradients, gradients, 1 - BETA2)
     scale = list(torch._foreach_sqrt(second))
-    torch._foreach_div_(scale, (1 - 0.999**count) ** 0.5)
-    torch._foreach_add_(scale, 1e-8)
-    torch._foreach_addcdiv_(weights, first, scale, -lr / (1 - 0.9**count))
+    torch._foreach_div_(scale, (1 - BETA2**count) ** 0.5)
+    torch._foreach_add_(scale, EPSILON)
+    torch._foreach_addcdiv_(weights, first, scale, -lr / (1 - BETA1**count))
     return {"steps": [torch.tensor(count)], "first": first, "second": second}
 
 
-def packed(memory: Memory, names: Sequence[str]) -> Tensors:
-    """The memory as named tensors "optimiser/<what>/<name of the weight>"."""
-    tensors = {f"optimiser/{what}": parts[0] for what, parts in memory.items() if what == "steps"}
-    for what, parts in memory.items():
-        if what != "steps":
-            for name, part in zip(names, parts, strict=True):
-                tensors[f"optimiser/{what}/{name}"] = part.detach().clone(memory_format=torch.contiguous_format)
+def packed(moments: Moments, names: Sequence[str]) -> Memory:
+    """The moments as named tensors: {what: {name of the weight: tensor}}, and {"steps": how many}."""
+    tensors: Memory = {}
+    for what, parts in moments.items():
+        own = {name: part.detach().clone(memory_format=torch.contiguous_format) for name, part in zip(names, parts)}
+        tensors[what] = parts[0] if what == "steps" else dict(own)
     return tensors
 
 
-def unpacked(tensors: Tensors, names: Sequence[str]) -> Memory:
-    """A copy of the memory that `packed` made; empty where there is none."""
-    memory: Memory = {}
-    for key, value in tensors.items():
-        if key == "optimiser/steps":
-            memory["steps"] = [value.cpu()]
-        elif key.startswith("optimiser/"):
-            what = key.split("/")[1]
-            if what not in memory:
-                memory[what] = [tensors[f"optimiser/{what}/{each}"].clone() for each in names]
-    return memory
+def unpacked(tensors: Memory, names: Sequence[str]) -> Moments:
+    """A copy of the moments that `packed` made; empty if nothing was."""
+    moments: Moments = {}
+    for what, own in tensors.items():
+        moments[what] = [own[name].clone() for name in names] if isinstance(own, dict) else [own.cpu()]
+    return moments
 
 
-OPTIMISERS: dict[str, Callable[[list[Tensor], list[Tensor], Memory, Descent], Memory]] = {
+OPTIMISERS: dict[str, Callable[[list[Tensor], list[Tensor], Moments, Descent], Moments]] = {
     "sgd": sgd,
     "adam": adam,
     "adamw": adamw,

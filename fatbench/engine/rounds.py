@@ -13,15 +13,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 if TYPE_CHECKING:
     from torch import Generator, Tensor, device, nn
 
-    from fatbench.engine.fast.cells import Seat
-
 Metrics = dict[str, "float | dict[int, float]"]  # name -> a number, or one per client
 Tensors = dict[str, "Tensor"]
+Memory = dict[str, Any]  # tensors by nested names: what belongs together stands together
 
 
 @dataclass(frozen=True)
@@ -36,11 +35,11 @@ class Problem:
     seed: int
     device: device
     precision: Literal["fp32", "bf16"] = "fp32"
-    path: Literal["loop", "fast", "stacked"] = "fast"
+    path: Literal["reference", "loop", "fast"] = "loop"
     size: int | None = None  # side in pixels that images are resized to before a model or an attack sees them
     augment: Callable[[Tensor, Generator], Tensor] | None = None  # what training does to a batch before the attack
     auxiliary: Tensor | None = None  # (A, C, H, W) uint8, unlabelled images of the server's own (FedAUX)
-    together: Seat | None = None  # where this cell's clients are trained in one program with those of other cells
+    train_at_once: Callable[..., list[Update] | None] | None = None  # on the fast path, in place of `fast.clients`' own
 
 
 @dataclass(frozen=True)
@@ -49,8 +48,8 @@ class State:
 
     round: int
     model: Tensors  # state_dict of the global model
-    server: Tensors = field(default_factory=dict)  # e.g. SCAFFOLD's c, AFL's lambda
-    clients: dict[int, Tensors] = field(default_factory=dict)  # e.g. SCAFFOLD's c_k; only clients that have any
+    server: Memory = field(default_factory=dict)  # e.g. {"rule": {"lambda": ...}, "variate": {...}}
+    clients: dict[int, Memory] = field(default_factory=dict)  # e.g. SCAFFOLD's c_k; only clients that have any
 
 
 @dataclass(frozen=True)
@@ -75,7 +74,7 @@ class Update:
     n: int
     model: Tensors  # state_dict after local training
     stats: Stats
-    extra: Tensors = field(default_factory=dict)  # what the protocol uploads besides, e.g. c_k+ - c_k
+    extra: Memory = field(default_factory=dict)  # what the protocol uploads besides, e.g. c_k+ - c_k
 
 
 @dataclass(frozen=True)
@@ -86,14 +85,16 @@ class Mixing:
     0 and sum 1; those that do not are the released and control variants, and say so.
     `norm` are the weights of normalisation layers (None: as the others); `norm_match` says which tensors those are:
     "modules" by the type of the layer, "substring" by the letters "bn" in the name, as the SFAT release does.
+    `model`: the next state_dict itself, from a rule that no weights describe (a median); then weights are only shown.
     """
 
     weights: list[float]
     broadcast: float = 0.0
     norm: list[float] | None = None
     norm_match: Literal["modules", "substring"] = "modules"
+    model: Tensors | None = None
     selected: tuple[int, ...] = ()  # positions in the list of updates that the rule singled out
-    server: Tensors = field(default_factory=dict)  # state the rule wants to see next round
+    memory: Memory = field(default_factory=dict)  # what the rule wants to see next round, in Context.memory
     metrics: Metrics = field(default_factory=dict)  # numbers the rule found on its way, e.g. AdFL's scores
     artifacts: Tensors = field(default_factory=dict)  # what is kept of every round for the report, e.g. AdFL's images
 
@@ -127,6 +128,17 @@ class Round:
 
 
 @dataclass(frozen=True)
+class Number:
+    """One measured number of a cell."""
+
+    metric: str  # "pgd20", "train_loss", "weight", ...
+    value: float
+    round: int  # rounds completed when it was measured (1-based count; 0 = the initial model)
+    n: int = 0  # examples behind it; 0 = not a mean over examples
+    client: int = -1  # -1 = not about one client
+
+
+@dataclass(frozen=True)
 class Context:
     """What an aggregation rule may know besides the updates."""
 
@@ -134,7 +146,7 @@ class Context:
     rounds: int
     problem: Problem  # the architecture, the number of clients, the shape of the images; a rule never looks at the data
     broadcast: Tensors  # theta^t
-    server: Tensors  # what the rule left in Mixing.server last round
+    memory: Memory  # what the rule left in Mixing.memory last round
     lr: float
 
 

@@ -38,45 +38,20 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fatbench import __version__
+from fatbench.engine.accuracy import natural
 from fatbench.engine.fast.draws import Streams, normal, uniform
+from fatbench.engine.gradients import Loss, cross_entropy, gradient_of, part_of, predict
 from fatbench.engine.randomness import forked
 from fatbench.errors import SpecError, did_you_mean
 from fatbench.suite import signatures
 from fatbench.suite.types import Count, NonNegative, Radius
-
-Loss = Callable[[Tensor, Tensor], Tensor]  # of logits (B, classes) and labels (B,), or what else: a scalar to ascend
-
-# What a CPU takes at once where nothing depends on it: 32 images of CIFAR-10, or as many smaller ones as have as many
-# values. The activations of 500 images of NIN are gigabytes, and from 64 on an image takes up to 1.5 times as long; of
-# 8x8 pixels 32 images take as long as 64. Larger images are taken by 32 too: halving that gains nothing.
-PART = 32 * 3 * 32 * 32
-
-
-def part_of(x: Tensor) -> int:
-    """How many of the images x go through a model at once that takes every image for itself."""
-    return max(32, PART // max(1, x[:1].numel())) if x.device.type == "cpu" else max(1, len(x))
 
 
 class AttackError(SpecError, ValueError):
     """An attack that cannot run as it was asked for: unknown to its package, or not on this many classes."""
 
 
-def predict(model: nn.Module, x: Tensor) -> Tensor:
-    """The logits (B, classes) of `x`; float32 where autocast made them half precision, which no loss survives."""
-    logits: Tensor = model(x)
-    return logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
-
-
 # --- gradient attacks ---------------------------------------------------------------------------------------------
-
-
-def natural(model: nn.Module, x: Tensor, y: Tensor, generator: torch.Generator) -> Tensor:
-    """No attack: the images as they are.
-
-    Forward: 0
-    Backward: 0
-    """
-    return x
 
 
 def fgsm(model: nn.Module, x: Tensor, y: Tensor, generator: torch.Generator, *, eps: Radius) -> Tensor:
@@ -95,7 +70,7 @@ def fgsm_p001(
 ) -> Tensor:
     """What SFAT's evaluation file calls FGSM: uniform random start in the ball, one step of size `step`, projection.
 
-    SFAT (P001), eval_pgd.py, the FGSM columns of its tables. CIFAR: eps 8/255, step 8/255. SVHN: eps 4/255, step
+    Zhu et al. 2023, eval_pgd.py, FGSM (differences: sfat-fgsm). CIFAR: eps 8/255, step 8/255. SVHN: eps 4/255, step
     1/255, a quarter of the radius, so a much weaker attack than `fgsm`. The paper has the step of training and a random
     start; the label that the file prints says "without random start". Published FGSM numbers compare with this only.
 
@@ -179,7 +154,7 @@ def cw(
 ) -> Tensor:
     """CW-inf: PGD on the margin loss -max(z_y - max_{j != y} z_j + kappa, 0), uniform random start.
 
-    The loss of Carlini and Wagner 2017 (arXiv 1608.04644), f_6, inside PGD as in Madry et al.; SFAT (P001), column CW:
+    The loss of Carlini and Wagner 2017 (arXiv 1608.04644), f_6, inside PGD as in Madry et al.; SFAT, column CW:
     30 steps in the code, no count in the paper. Any number of classes from 2 (the released file has 10 written into
     its loss). torchattacks' CW is another attack, in L2. At kappa 50 the maximum practically never cuts in. `verdict`:
     see the module; with "any" the passes are at most those below.
@@ -194,12 +169,6 @@ def cw(
         return -(logits.gather(1, label).squeeze(1) - other + kappa).clamp(min=0).sum()
 
     return _ascend(model, margin, x, y, _uniform_start(x, eps, generator), eps, step, steps, generator, verdict)
-
-
-def cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
-    """The sum over images."""
-    # Not a mean: the sign is the same, and a division by B could underflow the gradient of a confident image.
-    return F.cross_entropy(logits, y, reduction="sum")
 
 
 def _uniform_start(x: Tensor, eps: float, generator: torch.Generator) -> Tensor:
@@ -267,17 +236,6 @@ def _until_wrong(
             x_adv, y, low, high, place = (tensor[left] for tensor in (x_adv, y, low, high, place))
         result[place] = x_adv
     return result
-
-
-def gradient_of(model: nn.Module, loss: Loss, x: Tensor, y: Tensor, part: int) -> tuple[Tensor, Tensor]:
-    """The logits of x and the gradient of the loss by x, `part` images at a time."""
-    if len(x) > part:
-        pairs = zip(x.split(part), y.split(part), strict=True)
-        logits, gradients = zip(*(gradient_of(model, loss, *pair, part) for pair in pairs), strict=True)
-        return torch.cat(logits), torch.cat(gradients)
-    with torch.enable_grad():
-        one = predict(model, x.requires_grad_())
-        return one, torch.autograd.grad(loss(one, y), x)[0]
 
 
 def _wrong(model: nn.Module, x: Tensor, y: Tensor, logits: Tensor) -> Tensor:

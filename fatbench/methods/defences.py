@@ -2,7 +2,9 @@
 
     sent, mask = DEFENCES["random_binary"](gradient, at, rate=0.5)
 
-`gradient` is a dict, name of parameter -> Tensor, the gradient of one batch (or, under FedAvg, theta^t - theta_k). `at`
+`gradient` is a dict, name of parameter -> Tensor, the gradient of one batch (or, under FedAvg, theta^t - theta_k). A
+defence that treats every tensor for itself calls it `part`, and may be given only those that an inversion reads; one
+that calls it `gradient` is given all of it. `at`
 says whose upload it is and when: all randomness comes from streams keyed by it and by the name of the tensor, so a
 defence is a pure function, and the mask of a tensor does not depend on which other tensors there are. The result has
 the same names, shapes and types; `gradient` is left alone.
@@ -11,7 +13,7 @@ the same names, shapes and types; `gradient` is left alone.
 contributes, False where it withholds the entry and sends zero. Names that are not in it contribute everywhere. A server
 that averages over contributors divides by the sum of the masks (fatbench/protocols/fedsgd.py).
 
-| here | P002 | what |
+| here | Sawada et al. 2024 | what |
 |---|---|---|
 | rate | R | probability that an entry of the mask is 0 |
 | mask | B_n | client n's binary weights |
@@ -48,29 +50,29 @@ class Upload:
     step: int = 0
 
 
-def none(gradient: Gradient, at: Upload) -> tuple[Gradient, Mask]:
+def none(part: Gradient, at: Upload) -> tuple[Gradient, Mask]:
     """No defence: the gradient as it is."""
-    return gradient, None
+    return part, None
 
 
-def fixed_position(gradient: Gradient, at: Upload) -> tuple[Gradient, Mask]:
+def fixed_position(part: Gradient, at: Upload) -> tuple[Gradient, Mask]:
     """Withhold the gradient of the position embedding, which then never moves.
 
     What is left still tells: the gradient of the class token is row 0 of the one withheld, that of the patch
     embedding's bias the sum of its other rows, and that of its weight spans the patches (inversion `patch_span`).
     ValueError: no parameter is called pos_embed.
 
-    Source: Lu et al. 2022 (APRIL), section 5; P002's comparison.
+    Source: Lu et al. 2022 (APRIL), section 5; the comparison of Sawada et al. 2024.
     """
-    positions = [name for name in gradient if name.endswith("pos_embed")]
+    positions = [name for name in part if name.endswith("pos_embed")]
     if not positions:
         raise ValueError("fixed_position: the model has no learned positions (no parameter named pos_embed)")
-    mask = {name: torch.zeros_like(gradient[name], dtype=torch.bool) for name in positions}
-    return _masked(gradient, mask), mask
+    mask = {name: torch.zeros_like(part[name], dtype=torch.bool) for name in positions}
+    return _masked(part, mask), mask
 
 
 def random_binary(
-    gradient: Gradient,
+    part: Gradient,
     at: Upload,
     *,
     rate: Momentum,
@@ -83,15 +85,15 @@ def random_binary(
     the parameters whose name begins with a key, or has it after a dot, in place of `rate`: {pos_embed: 0.9}; of several
     keys the longest. ValueError: a rate outside [0, 1), a key that no parameter matches.
 
-    Source: P002 Eq. 11-12. Its text draws once per epoch, the index of Eq. 12 says per update (A-33).
+    Source: Sawada et al. 2024, Eq. 11-12: the text draws once per epoch, Eq. 12 per update (differences: masks-period).
     """
     when: tuple[int, ...] = (at.epoch,) if period == "epoch" else (at.epoch, at.step)
-    mask = _draw("random_binary", gradient, at.seed, ("mask", at.client, *when), rate, layers)
-    return _masked(gradient, mask), mask
+    mask = _draw("random_binary", part, at.seed, ("mask", at.client, *when), rate, layers)
+    return _masked(part, mask), mask
 
 
 def locked_binary(
-    gradient: Gradient,
+    part: Gradient,
     at: Upload,
     *,
     rate: Momentum,
@@ -101,20 +103,20 @@ def locked_binary(
     """Locked binary weights: as random_binary, but one mask for the whole training.
 
     Each client has its own, and an entry never moves with probability rate^n; `shared`: one mask for all of them, and
-    it never moves with probability rate. P002 does not say which of the two it means.
+    it never moves with probability rate. The paper does not say which of the two it means.
 
-    Source: P002, its Fig. 6 (A-33).
+    Source: Sawada et al. 2024, Fig. 6 (differences: masks-locked).
     """
     whose: tuple[int, ...] = () if shared else (at.client,)
-    mask = _draw("locked_binary", gradient, at.seed, ("locked mask", *whose), rate, layers)
-    return _masked(gradient, mask), mask
+    mask = _draw("locked_binary", part, at.seed, ("locked mask", *whose), rate, layers)
+    return _masked(part, mask), mask
 
 
 def gaussian(gradient: Gradient, at: Upload, *, noise: NonNegative, clip: Positive = 1.0) -> tuple[Gradient, Mask]:
     """Cut the gradient to L2 norm `clip`, then add normal noise of standard deviation noise * clip to every entry.
 
     What is cut is the gradient of the whole batch, so that what is protected is the upload; `gaussian_epsilon` says how
-    well. Not in P002. Source: the Gaussian mechanism; Abadi et al. 2016 cut each example's gradient.
+    well. Not in Sawada et al. 2024. Source: the Gaussian mechanism; Abadi et al. 2016 cut each example's gradient.
     """
     length = torch.stack([g.double().norm() for g in gradient.values()]).norm()
     return _noisy(gradient, at, clip / length.clamp(min=clip), noise * clip, "gaussian"), None
@@ -124,13 +126,13 @@ def laplace(gradient: Gradient, at: Upload, *, noise: NonNegative, clip: Positiv
     """Cut the gradient to L1 norm `clip`, then add Laplace noise of scale noise * clip to every entry.
 
     The L1 norm, because that is what the Laplace mechanism's epsilon is measured in (`laplace_epsilon`); breaching adds
-    it to gradients that are cut in L2 or not at all. Not in P002. Source: Dwork et al. 2006.
+    it to gradients that are cut in L2 or not at all. Not in Sawada et al. 2024. Source: Dwork et al. 2006.
     """
     length = torch.stack([g.double().abs().sum() for g in gradient.values()]).sum()
     return _noisy(gradient, at, clip / length.clamp(min=clip), noise * clip, "laplace"), None
 
 
-def pruning(gradient: Gradient, at: Upload, *, rate: Momentum) -> tuple[Gradient, Mask]:
+def pruning(part: Gradient, at: Upload, *, rate: Momentum) -> tuple[Gradient, Mask]:
     """Send zero in place of the `rate` share of entries that are smallest in magnitude, tensor by tensor.
 
     The zeros count in the server's mean, as they do where gradients are pruned to save bytes, so there is no mask.
@@ -145,7 +147,7 @@ def pruning(gradient: Gradient, at: Upload, *, rate: Momentum) -> tuple[Gradient
         threshold = g.abs().flatten().kthvalue(dropped).values
         return g.masked_fill(g.abs() <= threshold, 0)
 
-    return {name: prune(g) for name, g in gradient.items()}, None
+    return {name: prune(g) for name, g in part.items()}, None
 
 
 def _check_rate(name: str, rate: float) -> None:
@@ -244,7 +246,7 @@ def update_count_distribution(
     rate (locked_shared), else in every epoch. printed: the paper's exponent clients (1 - f) on R; no distribution, its
     values sum to 2.8e31 at R = 0.2, m = 10, n = 5.
 
-    Source: P002 Eq. 13, corrected (A-33).
+    Source: Sawada et al. 2024, Eq. 13, corrected (differences: masks-update-counts).
     """
     never = rate if kind == "locked_shared" else rate**clients
     if kind in ("locked", "locked_shared"):
@@ -262,6 +264,3 @@ DEFENCES: dict[str, Callable[..., tuple[Gradient, Mask]]] = {
     "laplace": laplace,
     "pruning": pruning,
 }
-
-# Defences that depend on the gradient as a whole, by its norm: of a part of it they would do something else.
-WHOLE = frozenset({"gaussian", "laplace"})

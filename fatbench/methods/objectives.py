@@ -6,7 +6,7 @@
 scalar to call backward() on, the mean over the batch; `correct` (B,) bool says which of the images that the model was
 trained on (the adversarial ones, where there are any) it classified right, before the step. The attack sees the model
 in eval mode (dropout off, running batch-norm statistics, which it leaves alone), the loss in train mode, and the model
-is left in train mode (SFAT's update.py; P000 does not say).
+is left in train mode (SFAT's update.py; Aldahdooh et al. 2022 do not say).
 
 Where the batch holds K clients (`fatbench.engine.fast.draws`), `loss` is (K,), each client's mean: the formula of a loss is a
 function of logits that `per_client` calls. An objective without that is never stacked, and trains client by client.
@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fatbench.engine.fast.draws import clients_of, per_client, subset
-from fatbench.methods.attacks import predict
+from fatbench.engine.gradients import predict
 from fatbench.suite.types import Attack, NonNegative, Probability
 
 
@@ -39,7 +39,7 @@ def standard(model: nn.Module, x: Tensor, y: Tensor, generator: torch.Generator)
 def at(model: nn.Module, x: Tensor, y: Tensor, generator: torch.Generator, *, attack: Attack) -> tuple[Tensor, Tensor]:
     """Adversarial training: CE(f(x_adv), y) with x_adv from the attack.
 
-    Madry et al. 2018 (arXiv 1706.06083), equation 2.1; SFAT (P001): pgd with 10 steps.
+    Madry et al. 2018 (arXiv 1706.06083), equation 2.1; Zhu et al. 2023: pgd with 10 steps.
 
     Forward: attack + 1
     Backward: attack + 1
@@ -104,7 +104,7 @@ def mixed_at(
 ) -> tuple[Tensor, Tensor]:
     """Mixed-ratio adversarial training: floor(ratio B) random images of the batch are replaced by adversarial ones.
 
-    Federated adversarial training with transformers (P000): ratio 0.5, B 24, pgd with 7 steps. One forward over the
+    Aldahdooh et al. 2022 (FAT with transformers): ratio 0.5, B 24, pgd with 7 steps. One forward over the
     mixed batch, so that batch norm, where a model has it, sees both kinds together. The passes are exact where ratio B
     is whole.
 
@@ -156,7 +156,7 @@ def _correct(logits: Tensor, y: Tensor) -> Tensor:
 def squared(weights: list[Tensor], broadcast: list[Tensor], round: int, *, mu: NonNegative) -> list[Tensor]:
     """FedProx: the gradient of (mu / 2) ||w - w_t||^2 over all weights, mu (w - w_t).
 
-    Li et al. 2020 (arXiv 1812.06127), equation 2. P000 (mu 0.1), by FedTorch.
+    Li et al. 2020 (arXiv 1812.06127), equation 2. Aldahdooh et al. 2022 (mu 0.1); differences: fedprox-forms.
     """
     return list(torch._foreach_mul(torch._foreach_sub(weights, broadcast), mu))
 
@@ -166,7 +166,7 @@ def norm_per_tensor(
 ) -> list[Tensor]:
     """FedProx as SFAT released it: (mu / 2) sum_l ||w_l - w_l,t||, one norm per tensor, not squared.
 
-    Gradient (mu / 2) (w_l - w_l,t) / ||w_l - w_l,t||, so a pull of constant size; zero at equality. SFAT (P001),
+    Gradient (mu / 2) (w_l - w_l,t) / ||w_l - w_l,t||, so a pull of constant size; zero at equality. Zhu et al. 2023,
     update.py and appendix E.8 (mu 0.01). `skip_first`: nothing is added in round 0, as in the file.
     """
     differences = torch._foreach_sub(weights, broadcast)

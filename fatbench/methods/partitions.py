@@ -10,9 +10,9 @@ the same partition.
 | here | papers | what |
 |---|---|---|
 | clients | K | number of clients |
-| skew | s | per cent of every other client's chunk that a client gets (P001) |
-| classes | c of Non-IID(c) | slices of label-sorted data per client (P000); labels a client draws (P004) |
-| groups, p | M, p | groups of classes and of clients, and how likely an example stays with its own (P003) |
+| skew | s | per cent of every other client's chunk that a client gets (Zhu et al. 2023) |
+| classes | c of Non-IID(c) | slices of label-sorted data per client (FAT); labels a client draws (AdFL) |
+| groups, p | M, p | groups of classes and of clients, and how likely an example stays with its own (FedVKD) |
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ DIRICHLET_DRAWS = 1000
 def iid(labels: Labels, rng: numpy.random.Generator, writers: Labels | None, *, clients: Count) -> Shards:
     """Equal random parts of N // clients examples each; the remainder of the division belongs to nobody.
 
-    Source: methods.md 5.1; P001's released `cifar_iid`. ValueError: more clients than examples.
+    Source: Zhu et al. 2023, released `cifar_iid`; methods: Partitions. ValueError: more clients than examples.
     """
     size = _chunk("iid", labels, clients)
     order = rng.permutation(len(labels))
@@ -58,8 +58,8 @@ def classes_per_client(
     N // (clients * classes) examples; the last few examples of the sorted order belong to nobody. Where labels are not
     balanced, slices cut classes, so that a client may hold a little of a further class.
 
-    Paper (P000): "randomly selected classes"; here as in the partitioner it names, FedTorch's, which is deterministic.
-    Source: methods.md 5.2. ValueError: fewer examples than slices.
+    Paper: "randomly selected classes"; here as in the partitioner it names, FedTorch's, which is deterministic.
+    Source: Aldahdooh et al. 2022; differences: classes-partition. ValueError: fewer examples than slices.
 
     Refuse if classes > data.classes: classes: {classes} of {data.classes} classes
     """
@@ -91,7 +91,7 @@ def shah(
     client has N // clients examples and every chunk is handed out completely. Chunks are cut by position, so that
     they split classes where the number of clients does not divide that of classes.
 
-    Source: Shah et al. 2021; methods.md 5.3, A-13. Here: a stable sort and a seeded generator; the release has neither.
+    Source: Shah et al. 2021; differences: sfat-skew. Here: a stable sort and a seeded generator; not so in the release.
     ValueError: more clients than examples, or (clients - 1) * skew >= 100.
 
     Refuse if own_share is None and (clients - 1) * skew >= 100: skew: (clients - 1) * skew must be below 100, got
@@ -133,10 +133,10 @@ def unequal_shards(
     clients until none is left; if it gives too few, the client with the fewest gets those left over. Which shards a
     client gets is random. `shard_size` is N // shards where not given; examples behind the last shard belong to nobody.
 
-    `split_seed` makes the split a fixed one, the same for every seed of the cell. P001 gives no seeds, only ranges of
+    `split_seed` makes the split a fixed one, the same for every seed of the cell. SFAT gives no seeds, only ranges of
     sizes. These hit them exactly, whatever `shard_size` is, since they fix the numbers of shards:
 
-    | published range (P001 Tables 14, 17, 18) | settings | with validation held out |
+    | published range (Zhu et al. 2023, Tables 14, 17, 18) | settings | with validation held out |
     |---|---|---|
     | CIFAR-10 6000-13000, K=5 | clients 5, shards 50, split_seed 24 | the same, or shards 49 |
     | CIFAR-10 1000-8000, K=10 | clients 10, shards 50, split_seed 10 | the same, or shards 49 |
@@ -145,7 +145,7 @@ def unequal_shards(
     | SVHN 50-16700, K=10 | clients 10, shards 1465, max_shards 1465, split_seed 1492 | shards 1445, split_seed 4113 |
 
     Here: at least one shard each, where the release can leave a client without data.
-    Source: methods.md 5.4, A-12; P001's released `*_noniid_unequal`, after McMahan et al. 2017.
+    Source: Zhu et al. 2023, released `*_noniid_unequal`, after McMahan et al. 2017; differences: sfat-unequal.
     ValueError: more clients than shards, or shards that ask for more examples than there are.
     """
     total = len(labels)
@@ -229,9 +229,9 @@ def by_writer(
     """One client per writer (LEAF: per celebrity) with at least `min_images` examples, in the order of writer ids.
 
     Writers with fewer belong to nobody. `clients` draws that many of the writers without replacement, as LEAF's user
-    fraction does (455 in P001 Table 19); None takes all.
+    fraction does (455 in Zhu et al. 2023, Table 19); None takes all.
 
-    Source: Caldas et al. 2018 (LEAF); methods.md 5.7. ValueError: a data set without writers, or fewer writers with
+    Source: Caldas et al. 2018; methods: Partitions. ValueError: a data set without writers, or fewer writers with
     min_images examples than clients.
 
     Refuse if 'writers' not in data.parts: by_writer: {data.name} does not say who wrote which example
@@ -252,7 +252,7 @@ def by_writer(
     return [_sorted(order[starts[k] : starts[k + 1]]) for k in kept]
 
 
-# P004 Table 1: the probabilities of labels 0 .. 9. The text says only where the mass of its other two runs lies.
+# Danilenka et al. 2022, Table 1: the probabilities of labels 0 .. 9. Of its other two runs only where the mass lies.
 PRINTED = (0.035, 0.045, 0.10, 0.21, 0.21, 0.20, 0.10, 0.045, 0.035, 0.02)
 LABEL_TABLES = {"middle": PRINTED, "low": PRINTED[3:] + PRINTED[:3], "high": PRINTED[-4:] + PRINTED[:-4]}
 
@@ -280,7 +280,8 @@ def label_table(
     so that a label held by many gives few to each. The examples of a label that nobody drew belong to nobody. Labels
     without examples are not drawn.
 
-    Source: P004 Table 1; methods.md 5.6, A-46. Not stated there: the tables of runs 2 and 3 (here the printed one,
+    Source: Danilenka et al. 2022, Table 1; differences: adfl-labels.
+    Not stated there: the tables of runs 2 and 3 (here the printed one,
     rolled until its three common labels are 0, 1, 2 and 7, 8, 9), and how many examples of a label a holder gets.
     ValueError: a label above 9, more labels per client than occur, or a label with fewer examples than holders.
 
@@ -327,10 +328,10 @@ def group_skew(
 
     The C classes are cut into `groups` groups of consecutive ones (label * groups // C), the clients, in random order,
     into as many of equal number, or differing by one. Each other group of clients gets an example with probability
-    (1 - p) / (groups - 1); inside a group all clients are equally likely. p = 1 / groups is IID, in P003 0.1 with 10
+    (1 - p) / (groups - 1); inside a group all clients are equally likely. p = 1 / groups is IID, in FedVKD 0.1 with 10
     groups of one client each, against its 0.2. Every example is handed out; sizes are random.
 
-    Source: P003, after Fang et al. 2020; methods.md 5.5, A-43. Not stated there: which classes make a group.
+    Source: Tao et al. 2022, after Fang et al. 2020. Not stated: the classes of a group (differences: fedvkd-groups).
     ValueError: more groups than clients or classes, one group with p below 1, or a client that gets nothing.
 
     Refuse if groups > min(clients, data.classes): groups: {groups} groups of {data.classes} classes and {clients}

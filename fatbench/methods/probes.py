@@ -48,8 +48,8 @@ def svcca(
     take part in the round is left out, and so is a number that activations without variance do not have.
     ValueError: the model has not so many blocks, or n images are too few for its width.
 
-    Source: P000 Figures 3 and 20-25 (clients 1 and 4, captions: 1 and 2, numbered from 1 there and from 0 here; A-16);
-    Raghu et al. 2017; methods.md 11.4.
+    Source: Aldahdooh et al. 2022, Figures 3 and 20-25, where clients count from 1 (differences: svcca-clients);
+    Raghu et al. 2017; methods: SV-CCA.
 
     Refuse if n <= 2 * model.dim: n: {n} images are too few for a model of width {model.dim}
     Refuse if max(numbers(blocks)) > model.depth: blocks: block {max(numbers(blocks))} of a model with
@@ -108,8 +108,7 @@ def leakage(
     Numbers, means over the victims: psnr (dB), ssim, correlation, identification (is the example the likeliest of the
     first `candidates` training images); and leak_grey_psnr, leak_grey_ssim for a flat grey picture.
 
-    Source: ours; P003 names the question in its limitations. Geiping et al. 2020 for the gradient.
-
+    Source: ours; Tao et al. 2022 name the question as a limitation. Geiping et al. 2020 for the gradient.
     Refuse if side < 11: pictures are compared by SSIM, whose window is 11 x 11; images are {side} x {side}
     """
     update = result.updates[0]

@@ -1,36 +1,34 @@
 """Aggregation rules: how much of each client goes into the next global model.
 
     RULES["sfat"](updates, context, alpha=1 / 11, top=1)     -> Mixing(weights=[...])
-    mix(updates, mixing, broadcast, model)                   -> the state_dict of theta^{t+1}
 
 A rule sees the round's updates and a Context and returns a Mixing; it never touches the weights itself. A proper rule
-returns non-negative weights that sum to 1 and that go with the client, not with its place in the list. Those that do
-not are named in IMPROPER. The module does not import torch before it has tensors to work on.
+returns non-negative weights that sum to 1 and that go with the client, not with its place in the list. The docstring
+of one that does not says "Improper."; `fatbench.engine.mixing` makes the next model of the weights.
 
 | here | papers | what |
 |---|---|---|
 | update.n | N_k | training examples of client k |
 | update.stats.loss | L_k | mean training loss of the last local epoch |
-| alpha, r | alpha, r | slack; r = (1 + alpha) / (1 - alpha) multiplies the weight of the selected clients (P001) |
+| alpha, r | alpha, r | slack; r = (1 + alpha) / (1 - alpha) multiplies the weight of the selected clients (SFAT) |
 | top | K-hat | how many clients are selected |
 | context.broadcast | theta^t | the weights the round began with |
-| cross[i, k, c] | probability | how model i reads the image that model k drew of label c (P004) |
-| server["lambda"] | lambda | AFL's distribution over all clients |
+| memory["lambda"] | lambda | AFL's distribution over all clients |
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
-from fatbench.engine.randomness import generator
-from fatbench.engine.rounds import Context, Mixing, Problem, Tensors, Update
-from fatbench.suite.types import Count, Momentum, NonNegative, Positive, Radius, Real
+import torch
 
-if TYPE_CHECKING:
-    from torch import Tensor, nn
+from fatbench.engine.mixing import last_layer_cosines, normalised
+from fatbench.engine.rounds import Context, Mixing, Tensors, Update
+from fatbench.methods.adfl import adfl
+from fatbench.models import logit_parameters
+from fatbench.suite.types import Count, Momentum, NonNegative, Positive, Real
 
 RankBy = Literal["mean_loss", "nk_weighted", "released"]
 
@@ -40,17 +38,17 @@ RankBy = Literal["mean_loss", "nk_weighted", "released"]
 def samples(updates: Sequence[Update], context: Context) -> Mixing:
     """FedAvg: w_k = N_k / N, with N the sum over the participants.
 
-    Source: McMahan et al. 2017; P000 Eq. 2, P001 section 3.2.
+    Source: McMahan et al. 2017; Aldahdooh et al. 2022, Eq. 2; Zhu et al. 2023, section 3.2.
     """
-    return Mixing(_normalised([float(update.n) for update in updates]))
+    return Mixing(normalised([float(update.n) for update in updates]))
 
 
 def uniform(updates: Sequence[Update], context: Context) -> Mixing:
-    """FedAvg as released by P000's and P001's authors: w_k = 1 / m, whatever N_k is.
+    """FedAvg as in FedTorch and in the SFAT release: w_k = 1 / m, whatever N_k is.
 
-    Source: methods.md 2.1, A-50.
+    Source: methods: FedAvg; differences: fedavg-uniform.
     """
-    return Mixing(_normalised([1.0] * len(updates)))
+    return Mixing(normalised([1.0] * len(updates)))
 
 
 # --- slack: SFAT and its relatives -------------------------------------------------------------------------------
@@ -74,8 +72,7 @@ def sfat(
     Round 0 is plain FedAvg, as in the release, unless `first_round`. Batch normalisation keeps FedAvg's weights.
     Equal losses are told apart by the number of the client. ValueError: top > m / 2.
 
-    Source: P001 section 4.3 and Algorithm 1, whose printed normaliser is wrong (A-02); methods.md 2.7.1-2.7.4.
-
+    Source: Zhu et al. 2023, section 4.3 and Algorithm 1; methods: SFAT; differences: sfat-normaliser, sfat-ranking.
     Refuse if top > cohort / 2: top: {top} is more than half of the {cohort} clients of a round
     """
     factor = (1 + alpha) / (1 - alpha)
@@ -96,8 +93,7 @@ def sfat_annealed(
     r_t = r - (r - 1) t / (T - 1). Everything else as in `sfat`. The paper gives only the end points: 1.4 (CIFAR-10) or
     1.2 (SVHN) to 1.0. ValueError: top > m / 2.
 
-    Source: P001 Table 12; methods.md 2.7.6.
-
+    Source: Zhu et al. 2023, Table 12; methods: SFAT.
     Refuse if top > cohort / 2: top: {top} is more than half of the {cohort} clients of a round
     """
     start = (1 + alpha) / (1 - alpha)
@@ -119,8 +115,7 @@ def resfat_deemph(
     As `sfat` with the factor given; r >= 1 is SFAT itself, so that one grid over r covers the table.
     ValueError: top > m / 2.
 
-    Source: P001 Table 10 (r = 0.8, 0.6); methods.md 2.7.6, A-14.
-
+    Source: Zhu et al. 2023, Table 10 (r = 0.8, 0.6); differences: resfat-readings.
     Refuse if top > cohort / 2: top: {top} is more than half of the {cohort} clients of a round
     """
     return _slack("resfat_deemph", updates, context, r, top, rank_by, first_round)
@@ -139,8 +134,7 @@ def resfat_up_large(
 
     As `sfat` but for the direction; not the same as `resfat_deemph`. ValueError: top > m / 2.
 
-    Source: P001 section 5.1, Fig. 4 middle; methods.md 2.7.6, A-14. The release cannot do this.
-
+    Source: Zhu et al. 2023, section 5.1, Fig. 4 middle; differences: resfat-readings. The release cannot do this.
     Refuse if top > cohort / 2: top: {top} is more than half of the {cohort} clients of a round
     """
     factor = (1 + alpha) / (1 - alpha)
@@ -160,7 +154,7 @@ def _slack(
     m = len(updates)
     if 2 * top > m:
         raise ValueError(f"{name}: top={top} of {m} participants, but at most half of them ({m // 2}) may be selected")
-    fedavg = _normalised([float(update.n) for update in updates])
+    fedavg = normalised([float(update.n) for update in updates])
     if context.round == 0 and not first_round:
         return Mixing(fedavg)
     sign = -1 if largest else 1
@@ -171,7 +165,7 @@ def _slack(
 
     selected = tuple(sorted(sorted(range(m), key=rank)[:top]))
     emphasised = [update.n * (factor if k in selected else 1.0) for k, update in enumerate(updates)]
-    return Mixing(_normalised(emphasised), norm=fedavg, selected=selected)
+    return Mixing(normalised(emphasised), norm=fedavg, selected=selected)
 
 
 def _ranking(update: Update, rank_by: RankBy) -> float:
@@ -200,8 +194,7 @@ def sfat_released(updates: Sequence[Update], context: Context, *, r: Positive, t
 
     `updates` must be in the order in which the participants were drawn.
 
-    Source: ZFancy/SFAT utils.py:122-138, SFAT.py:108-178, as described in methods.md 2.7.3-2.7.5, A-01, A-04.
-
+    Source: ZFancy/SFAT utils.py:122-138, SFAT.py:108-178; differences: sfat-released-sum, sfat-batchnorm.
     Refuse if top > cohort / 2: top: {top} is more than half of the {cohort} clients of a round
     """
     return _released(updates, context, r, top, [1.0] * len(updates))
@@ -213,12 +206,12 @@ def sfat_unequal_released(updates: Sequence[Update], context: Context, *, r: Pos
     As `sfat_released`, every client multiplied by N_k m / N over the same divisor. For sizes 6, 7, 11, 13, 13 (in
     thousands) and r = 1.2 the weights sum to 0.985, 0.952, 0.967, 0.974 or 0.974, depending on who is selected.
 
-    Source: ZFancy/SFAT utils.py:142-160, as described in methods.md 2.7.5, A-12. Round 0 [not described]: FedAvg by
+    Source: ZFancy/SFAT utils.py:142-160; differences: sfat-unequal. Round 0 [not described]: FedAvg by
     samples.
 
     Refuse if top > cohort / 2: top: {top} is more than half of the {cohort} clients of a round
     """
-    shares = _normalised([float(update.n) for update in updates])
+    shares = normalised([float(update.n) for update in updates])
     return _released(updates, context, r, top, [share * len(updates) for share in shares])
 
 
@@ -243,8 +236,7 @@ def fedavg_shrink(updates: Sequence[Update], context: Context, *, r: Positive, t
     Shrinks (r < 1: inflates) exactly when and as much as `sfat_released` with the same r and top would on the same
     updates, tensors named "bn" included, but favours nobody. What `sfat_released` gains beyond this is the slack.
 
-    Source: methods.md 2.7.5, A-01.
-
+    Source: ours; differences: sfat-released-sum.
     Refuse if top > cohort / 2: top: {top} is more than half of the {cohort} clients of a round
     """
     released = sfat_released(updates, context, r=r, top=top)
@@ -265,7 +257,7 @@ def fedsoftbetter(updates: Sequence[Update], context: Context, *, temperature: N
 
     temperature >= 0; 0 is FedAvg by samples, 0.3125 is the authors' 20 per batch of 64. Optimal losses are taken as 0.
 
-    Source: Ben Mansour et al. 2022; methods.md 2.8.
+    Source: Ben Mansour et al. 2022; methods: FedSoftBetter; differences: fedsoftbetter-loss.
     """
     return Mixing(_softmax([-temperature * update.stats.loss for update in updates], [update.n for update in updates]))
 
@@ -278,7 +270,7 @@ def fedsoftbetter_released(updates: Sequence[Update], context: Context, *, tempe
     Here: the sum is taken as L_k times the number of batches, which is it exactly where all batches are of one length;
     a short last batch counts by its length.
 
-    Source: alexandreduplessis/Tamaya_Federated_Learning src/soft_mergers.py; methods.md 2.8.
+    Source: alexandreduplessis/Tamaya_Federated_Learning src/soft_mergers.py; differences: fedsoftbetter-loss.
     """
     losses = [update.stats.loss * update.stats.batches / update.n for update in updates]
     return Mixing(_softmax([temperature * loss for loss in losses]))
@@ -298,10 +290,8 @@ def fedwavg(
     classifiers of a head that has two. `weight_only` takes their weights, `last_tensor` the last tensor alone (often a
     bias: what a naive reading gives). `by_samples` multiplies by N_k. A last layer of zeros has cosine 0.
 
-    Source: P000 Eq. 3 and Algorithm 1; methods.md 2.6, A-17.
+    Source: Aldahdooh et al. 2022, Eq. 3 and Algorithm 1; differences: fedwavg-last-layer.
     """
-    from fatbench.models import logit_parameters
-
     layers = logit_parameters(context.problem.model)
     match last_layer:
         case "weight_only":
@@ -312,166 +302,28 @@ def fedwavg(
     return Mixing(_softmax([q * c for c in cosines], [update.n if by_samples else 1 for update in updates]))
 
 
-def last_layer_cosines(updates: Sequence[Update], broadcast: Tensors, names: Sequence[str]) -> list[float]:
-    """c_k of P000 Eq. 3, per update: the cosine between theta^t and theta_k in the tensors `names`, flattened together.
-
-    0 where either is all zeros. ValueError: no names.
-    """
-    if not names:
-        raise ValueError("fedwavg: the model has no layer with parameters that emits logits")
-    ours = _flat(broadcast, names)
-    cosines = []
-    for update in updates:
-        theirs = _flat(update.model, names)
-        norms = float(ours.norm() * theirs.norm())
-        cosines.append(float(ours @ theirs) / norms if norms > 0 else 0.0)
-    return cosines
-
-
-def _flat(model: Tensors, names: Sequence[str]) -> Tensor:
-    import torch
-
-    return torch.cat([model[name].detach().to("cpu", torch.float64).flatten() for name in names])
-
-
-def adfl(
-    updates: Sequence[Update],
-    context: Context,
-    *,
-    start: Literal["noise", "black", "white"] = "noise",
-    steps: Count = 100,
-    step: Radius = 0.01,
+def afl(
+    updates: Sequence[Update], context: Context, broadcast_losses: Sequence[float], *, gamma: Positive = 0.01
 ) -> Mixing:
-    """AdFL: a client counts by how well its images, one drawn by its model for every label, are read across models.
-
-    From `start`, model k draws an image of every label c by steps of targeted iterated FGSM, x <- clip(x - step * sign
-    of the gradient of CE(f_k(x), c), 0, 1), without an epsilon ball. p[i, k, c] is the probability of c that model i
-    gives that image where c is its prediction, else 0. S_i = sum over k != i and c of p[i, k, c] + p[k, i, c], and
-    w_i = S_i / sum S; all S zero: 1 / m. N_k is ignored. Models run in eval mode; p is read in float32 whatever the
-    precision. `step` 0.01 and 100 `steps` span [0, 1]. Uses no data, only the shape of the images.
-
-    The noise is uniform, new every round, and the same for every model, so that equal models draw equal images and
-    have equal weights. Costs m * C * steps backward passes and m^2 * C forward passes on the server, no bytes.
-    Metrics per client: adfl_score, S; adfl_hit, the share of a model's images that it reads as their label itself.
-    Artifacts: adfl_images (m, C, channels, H, W) uint8, adfl_cross p (m, m, C), adfl_weights (m,), in the order of the
-    updates, whose clients are adfl_clients (m,).
-
-    Source: P004; methods.md 9, A-44, A-46. Start, steps and step are not stated there.
-    """
-    import torch
-
-    problem = context.problem
-    side = problem.images.shape[-2:] if problem.size is None else (problem.size, problem.size)
-    shape = (problem.classes, problem.images.shape[1], *side)
-    if start == "noise":
-        draw = generator(problem.seed, "adfl", context.round, device=problem.device)
-        blank = torch.rand(shape, generator=draw, device=problem.device)
-    else:
-        blank = torch.full(shape, 1.0 if start == "white" else 0.0, device=problem.device)
-    images = draw_images(problem, [update.model for update in updates], blank, steps, step)
-    cross = _cross_prediction(problem, updates, images)
-    others = cross.sum(2).fill_diagonal_(0)  # [i, k]: how model i reads the images of model k
-    scores = [float(score) for score in others.sum(1) + others.sum(0)]
-    weights = _normalised(scores) if math.fsum(scores) > 0 else [1 / len(updates)] * len(updates)
-    hits = (cross.diagonal().T > 0).double().mean(1).tolist()
-    clients = [update.client for update in updates]
-    return Mixing(
-        weights,
-        metrics={
-            "adfl_score": dict(zip(clients, scores, strict=True)),
-            "adfl_hit": dict(zip(clients, hits, strict=True)),
-        },
-        artifacts={
-            "adfl_images": (images * 255).round().to("cpu", torch.uint8),
-            "adfl_cross": cross,
-            "adfl_weights": torch.tensor(weights, dtype=torch.float64),
-            "adfl_clients": torch.tensor(clients),
-        },
-    )
-
-
-def draw_images(problem: Problem, states: Sequence[Tensors], blank: Tensor, steps: int, step: float) -> Tensor:
-    """Image c of model k, (m, C, channels, H, W) in [0, 1]: from blank[c] towards what model k reads as label c.
-
-    The C images of a model go through it together. On an accelerator on the fast path so do all m models, as one with
-    stacked weights; on a CPU their grouped convolutions cost more than they save.
-    """
-    import torch
-
-    from fatbench.engine.local import load
-
-    if problem.path != "loop" and problem.device.type != "cpu":
-        from torch.nn.attention import SDPBackend, sdpa_kernel
-
-        model = load(problem, states[0]).eval()
-        stacked = {name: torch.stack([state[name] for state in states]) for name in states[0]}
-        together = torch.vmap(lambda weights, x: torch.func.functional_call(model, weights, (x,)))
-        start = blank.expand(len(states), *blank.shape)
-        with sdpa_kernel(SDPBackend.MATH):  # fused attention does not take a further dimension
-            return _towards_labels(problem, lambda x: together(stacked, x), start, steps, step)
-    drawn = []
-    for state in states:
-        model = load(problem, state).eval()
-        drawn.append(_towards_labels(problem, model, blank, steps, step))
-    return torch.stack(drawn)
-
-
-def _towards_labels(problem: Problem, model: Callable[[Tensor], Tensor], x: Tensor, steps: int, step: float) -> Tensor:
-    """Targeted iterated FGSM on x (..., C, channels, H, W) whose logits (..., C, C) have the targets 0 .. C - 1."""
-    import torch
-
-    from fatbench.engine.local import precision_context
-
-    for _ in range(steps):
-        x = x.detach().requires_grad_()
-        with precision_context(problem):
-            logits = model(x)
-        # summed, every image has the gradient of its own loss; -log p of the target, without the log's loss of digits
-        loss = -logits.float().log_softmax(-1).diagonal(dim1=-2, dim2=-1).sum()
-        x = (x.detach() - step * torch.autograd.grad(loss, x)[0].sign()).clamp(0, 1)
-    return x.detach()
-
-
-def _cross_prediction(problem: Problem, updates: Sequence[Update], images: Tensor) -> Tensor:
-    """p (m, m, C) float64 on the CPU: the probability of c model i gives image c of model k, 0 if it is misread."""
-    import torch
-
-    from fatbench.engine.local import load
-
-    m, classes = images.shape[:2]
-    labels = torch.arange(classes, device=images.device).expand(m, classes)
-    read = []
-    with torch.no_grad():
-        for update in updates:
-            model = load(problem, update.model).eval()
-            probabilities = model(images.flatten(0, 1)).float().softmax(1).view(m, classes, classes)
-            right = probabilities.argmax(2) == labels
-            read.append(torch.where(right, probabilities.gather(2, labels[..., None])[..., 0], 0.0).nan_to_num())
-    return torch.stack(read).to("cpu", torch.float64)
-
-
-def afl(updates: Sequence[Update], context: Context, *, gamma: Positive = 0.01) -> Mixing:
     """Agnostic federated learning: weights lambda, moved towards the clients that theta^t serves worst.
 
     w_k is lambda_k over the participants; afterwards lambda <- projection onto the simplex of lambda + gamma L, with
     L_k the loss of theta^t on client k and 0 for clients that do not take part. lambda, over all K clients, is kept in
-    `server["lambda"]` and starts at N_k / N. Participants without any weight at all are mixed by samples.
+    `memory["lambda"]` and starts at N_k / N. Participants without any weight at all are mixed by samples.
 
-    Source: Mohri et al. 2019; methods.md 2.9, A-49. Nothing published to compare with (A-28).
+    Source: Mohri et al. 2019; differences: fedtorch-afl. Nothing published to compare with (differences: sfat-afl).
     Forward: 1
     """
-    import torch
-
-    if "lambda" in context.server:
-        share = [float(x) for x in context.server["lambda"].tolist()]
+    if "lambda" in context.memory:
+        share = [float(x) for x in context.memory["lambda"].tolist()]
     else:
-        share = _normalised([float(len(shard)) for shard in context.problem.shards])
+        share = normalised([float(len(shard)) for shard in context.problem.shards])
     weights = [share[update.client] for update in updates]
     if math.fsum(weights) <= 0:
         weights = [float(update.n) for update in updates]
-    for update in updates:
-        share[update.client] += gamma * _broadcast_loss("afl", update)
-    return Mixing(_normalised(weights), server={"lambda": torch.tensor(project_to_simplex(share), dtype=torch.float64)})
+    for update, loss in zip(updates, broadcast_losses, strict=True):
+        share[update.client] += gamma * loss
+    return Mixing(normalised(weights), memory={"lambda": torch.tensor(project_to_simplex(share), dtype=torch.float64)})
 
 
 def project_to_simplex(values: Sequence[float]) -> list[float]:
@@ -481,10 +333,10 @@ def project_to_simplex(values: Sequence[float]) -> list[float]:
         total += value
         if value * count > total - 1:  # this entry stays positive
             excess = (total - 1) / count
-    return _normalised([max(value - excess, 0.0) for value in values])
+    return normalised([max(value - excess, 0.0) for value in values])
 
 
-def q_ffl(updates: Sequence[Update], context: Context, *, q: NonNegative) -> Mixing:
+def q_ffl(updates: Sequence[Update], context: Context, broadcast_losses: Sequence[float], *, q: NonNegative) -> Mixing:
     """q-FedAvg: clients with a high loss of theta^t count more, at an estimated step size. Improper: uses theta^t.
 
     theta^{t+1} = theta^t - sum_k F_k^q D_k / sum_k (q F_k^(q-1) |D_k|^2 + L F_k^q), with D_k = L (theta^t - theta_k),
@@ -492,10 +344,10 @@ def q_ffl(updates: Sequence[Update], context: Context, *, q: NonNegative) -> Mix
     what is missing to 1 stays with theta^t. q >= 0; 0 is `uniform`. |D_k| is taken over the weights, running averages
     of batch normalisation left out (by their name, running_mean and running_var).
 
-    Source: Li et al. 2020 (q-FFL, Algorithm 2); methods.md 2.9, A-49. Nothing published to compare with.
+    Source: Li et al. 2020 (q-FFL, Algorithm 2); differences: fedtorch-afl. Nothing published to compare with.
     Forward: 1
     """
-    losses = [max(_broadcast_loss("q_ffl", update), 1e-10) for update in updates]
+    losses = [max(loss, 1e-10) for loss in broadcast_losses]
     largest = max(losses)  # numerator and divisor are both divided by largest^q, which may be out of range
     steepness = 1 / context.lr
     powers = [(loss / largest) ** q for loss in losses]
@@ -509,8 +361,6 @@ def q_ffl(updates: Sequence[Update], context: Context, *, q: NonNegative) -> Mix
 
 
 def _squared_distance(broadcast: Tensors, model: Tensors) -> float:
-    import torch
-
     keys = [
         key
         for key, value in broadcast.items()
@@ -520,130 +370,12 @@ def _squared_distance(broadcast: Tensors, model: Tensors) -> float:
     return math.fsum(norm**2 for norm in torch.stack(norms).tolist())
 
 
-def _broadcast_loss(name: str, update: Update) -> float:
-    if update.stats.broadcast_loss is None:
-        raise ValueError(f"{name}: client {update.client} did not measure the loss of the broadcast model")
-    return update.stats.broadcast_loss
-
-
-# --- from weights to the next model ------------------------------------------------------------------------------
-
-
-def mix(updates: Sequence[Update], mixing: Mixing, broadcast: Tensors, model: nn.Module) -> Tensors:
-    """The state_dict of theta^{t+1}, on the device and in the types of `broadcast`; `model` only says what is what.
-
-    - Trainable parameters: mixing.broadcast * theta^t + sum_k mixing.weights[k] * theta_k; those of batch
-      normalisation by mixing.norm where it is given.
-    - Float buffers: the mean weighted by N_k. Integer buffers and frozen parameters: copied from the first update.
-    - mixing.norm_match "substring" follows the SFAT release instead: every tensor is a weighted sum, buffers and frozen
-      parameters too, by mixing.norm where its name contains "bn". Integers are summed as fractions and cut off, which
-      is what loading such a sum into a counter does.
-
-    Half precision is summed in float32. A client of weight 0 is left out, so that a model full of NaN does no harm.
-    ValueError: not one weight per update, or `broadcast` is no state of `model`.
-    """
-    import torch
-    from torch.nn.modules.batchnorm import _BatchNorm
-
-    for given in (mixing.weights, mixing.norm):
-        if given is not None and len(given) != len(updates):
-            raise ValueError(f"mix: {len(given)} weights for {len(updates)} updates")
-    if strangers := broadcast.keys() ^ model.state_dict().keys():
-        raise ValueError(f"mix: model and broadcast weights differ in {', '.join(sorted(strangers)[:3])}")
-    norm = mixing.weights if mixing.norm is None else mixing.norm
-    first = updates[0].model
-    result: Tensors = {}
-
-    def sources(weights: Sequence[float], stay: float) -> list[tuple[Tensors, float]]:
-        pairs = [(broadcast, stay), *((u.model, w) for u, w in zip(updates, weights, strict=True))]
-        return [(tensors, weight) for tensors, weight in pairs if weight != 0]
-
-    with torch.no_grad():
-        if mixing.norm_match == "substring":
-            floats = [key for key, value in broadcast.items() if value.is_floating_point()]
-            groups = [
-                ([key for key in floats if "bn" in key], sources(norm, mixing.broadcast)),
-                ([key for key in floats if "bn" not in key], sources(mixing.weights, mixing.broadcast)),
-            ]
-            for key in broadcast.keys() - set(floats):
-                total = torch.zeros(broadcast[key].shape, dtype=torch.float64)
-                for tensors, weight in sources(norm if "bn" in key else mixing.weights, mixing.broadcast):
-                    total += weight * tensors[key].to("cpu", torch.float64)
-                # 1e-6: weights that sum to 1 must not lose a whole count to rounding
-                result[key] = torch.floor(total + 1e-6).to(broadcast[key])
-        else:
-            trainable = {name for name, p in model.named_parameters(remove_duplicate=False) if p.requires_grad}
-            buffers = {name for name, _ in model.named_buffers(remove_duplicate=False)}
-            normalisation = {
-                f"{prefix}.{name}".removeprefix(".")
-                for prefix, module in model.named_modules(remove_duplicate=False)
-                if isinstance(module, _BatchNorm)
-                for name, _ in module.named_parameters(recurse=False)
-            }
-            running = [key for key in broadcast if key in buffers and broadcast[key].is_floating_point()]
-            share = _normalised([float(update.n) for update in updates])
-            groups = [
-                ([k for k in broadcast if k in trainable - normalisation], sources(mixing.weights, mixing.broadcast)),
-                ([k for k in broadcast if k in trainable & normalisation], sources(norm, mixing.broadcast)),
-                (running, sources(share, 0.0)),
-            ]
-            for key in broadcast.keys() - trainable - set(running):
-                result[key] = first[key].detach().clone()
-        for keys, terms in groups:
-            result.update(_weighted_sum(keys, terms, broadcast))
-    return {key: result[key] for key in broadcast}
-
-
-def scaled(mixing: Mixing, rate: float) -> Mixing:
-    """The mixing that goes `rate` times as far from theta^t: theta^t + rate * (what `mixing` gives - theta^t)."""
-    return replace(
-        mixing,
-        weights=[rate * weight for weight in mixing.weights],
-        norm=None if mixing.norm is None else [rate * weight for weight in mixing.norm],
-        broadcast=1 - rate + rate * mixing.broadcast,
-    )
-
-
-def _weighted_sum(keys: list[str], terms: list[tuple[Tensors, float]], like: Tensors) -> Tensors:
-    """The weighted sum of the terms for every key, in float32 or, for float64 tensors, in float64."""
-    import torch
-
-    by_type: dict[torch.dtype, list[str]] = {}
-    for key in keys:
-        by_type.setdefault(like[key].dtype, []).append(key)
-    summed: Tensors = {}
-    for dtype, names in by_type.items():
-        wide = torch.float64 if dtype == torch.float64 else torch.float32
-        total = [torch.zeros_like(like[key], dtype=wide) for key in names]
-        for tensors, weight in terms:
-            torch._foreach_add_(total, [tensors[key].to(t) for key, t in zip(names, total, strict=True)], alpha=weight)
-        summed.update(zip(names, [value.to(dtype) for value in total], strict=True))
-    return summed
-
-
-def _normalised(values: Sequence[float]) -> list[float]:
-    total = math.fsum(values)
-    return [value / total for value in values]
-
-
 def _softmax(exponents: Sequence[float], factors: Sequence[float] | None = None) -> list[float]:
     """factors[k] * exp(exponents[k]), normalised, without overflow."""
     largest = max(exponents)
     powers = [math.exp(exponent - largest) for exponent in exponents]
-    return _normalised([p * f for p, f in zip(powers, factors or [1.0] * len(powers), strict=True)])
+    return normalised([p * f for p, f in zip(powers, factors or [1.0] * len(powers), strict=True)])
 
-
-# Rules for which every client must measure theta^t on its own data (Stats.broadcast_loss): one forward pass more.
-NEEDS_BROADCAST_LOSS = frozenset({"afl", "q_ffl"})
-
-
-def needs_broadcast_loss(rule: Callable[..., Mixing]) -> bool:
-    """Whether a rule, its settings bound or not, is one of NEEDS_BROADCAST_LOSS."""
-    return getattr(rule, "func", rule).__name__ in NEEDS_BROADCAST_LOSS
-
-
-# Rules whose weights do not sum to 1, or that keep some of theta^t.
-IMPROPER = frozenset({"sfat_released", "sfat_unequal_released", "fedavg_shrink", "q_ffl"})
 
 RULES: dict[str, Callable[..., Mixing]] = {
     "samples": samples,

@@ -1,4 +1,4 @@
-"""Models of an edge and a server: a small device runs the front of a network, a server the rest (P003; methods.md 6.4).
+"""Models of an edge and a server: a small device runs the front of a network, a server the rest (Tao et al. 2022).
 
 | paper | here | what |
 |---|---|---|
@@ -11,8 +11,8 @@ can answer alone. The names of an edge's tensors begin with "extractor." or "cla
 no classifier: the same networks for protocols that train all of it on the device (FedAvg, FedAUX).
 
 The shallow ResNet-18 is its first convolution and its first stage; the classifier of that edge is the other three
-stages. Residual and attention blocks are timm's, imported where one is built. No model here normalises its input (P003
-does not say); initial weights are PyTorch's, of a transformer timm's.
+stages. Residual and attention blocks are timm's, imported where one is built. No model here normalises its input (the
+paper does not say); initial weights are PyTorch's, of a transformer timm's.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ def edge_vit(
     that the server takes, by default what the edge emits. ValueError: images not square or smaller than 8 x 8, `dim`
     that `heads` does not divide, an edge that emits another shape than the server takes.
 
-    Source: P003 section 3.3 and Fig. 2; Touvron et al. 2021 for the two tokens. The projection stands on the server,
-    so that what crosses the wire is the extractor's output, as P003's equations have it.
+    Source: Tao et al. 2022, section 3.3; Touvron et al. 2021 for the two tokens. The projection stands on the server,
+    so that what crosses the wire is the extractor's output, as the paper's equations have it.
     Parameters: width*(stem*stem*channels+36*width+10)
     Parameters: width*(2688*width+140)+(8*width+1)*classes
     Parameters: dim*(patch*patch*width+7+depth*(12*dim+13))+2*(dim+1)*classes
@@ -81,11 +81,11 @@ def whole_vit(
     heads: Count = 12,
     patch: Count = 4,
 ) -> nn.Module:
-    """The network that `edge_vit` deploys, as one: the hybrid transformer of P003's FedAvg (ViT) and FedAUX (ViT).
+    """The network that `edge_vit` deploys, as one: the hybrid transformer of the paper's FedAvg (ViT) and FedAUX (ViT).
 
     Settings, shapes and errors as in `edge_vit`.
 
-    Source: P003 section 4.1.
+    Source: Tao et al. 2022, section 4.1.
     Parameters: width*(stem*stem*channels+36*width+10)
     Parameters: dim*(patch*patch*width+7+depth*(12*dim+13))+2*(dim+1)*classes
     Parameters: dim*(side*4//(3*stem-5)//patch)*(side*4//(3*stem-5)//patch)
@@ -108,7 +108,7 @@ def edge_resnet(
     blocks: Count = 12,
     takes: Count | None = None,
 ) -> nn.Module:
-    """FedGKT in P003: a shallow ResNet-18 on the edge, a bottleneck ResNet-109 on the server.
+    """FedGKT in the FedVKD paper: a shallow ResNet-18 on the edge, a bottleneck ResNet-109 on the server.
 
     Maps (B, C, H, W) in [0, 1] to (B, classes); H = W >= 8. The server has three stages of `blocks` bottleneck blocks
     with `planes`, 2 and 4 times as many planes (12 blocks: 3 * 12 * 3 convolutions and a linear layer, hence 109), and
@@ -116,7 +116,7 @@ def edge_resnet(
     block of every stage has a 1x1 convolution on its shortcut. `stem` as in `edge_vit`. ValueError: images not square
     or smaller than 8 x 8, an edge that emits another shape than the server takes.
 
-    Source: P003 section 4.1 ("ResNet-109", "ResNet-113"); He et al. 2020 (FedGKT); A-40.
+    Source: Tao et al. 2022, section 4.1 ("ResNet-109", "ResNet-113"); He et al. 2020; differences: fedvkd-layers.
     Parameters: width*(stem*stem*channels+36*width+10)
     Parameters: width*(2688*width+140)+(8*width+1)*classes
     Parameters: planes*(5*width+473*planes+140+(blocks-1)*(357*planes+84))+(16*planes+1)*classes
@@ -138,7 +138,7 @@ def edge_resnet8(
     classifier is two bottleneck blocks of `width` planes and a linear layer. The server as in `edge_resnet`.
     ValueError: images not square, an edge that emits another shape than the server takes.
 
-    Source: He et al. 2020, in the form of FedML's `resnet8_56` and `resnet56_server`; methods.md 6.4.
+    Source: He et al. 2020, in the form of FedML's `resnet8_56` and `resnet56_server`; methods: Models.
     Parameters: width*(9*channels+35*width+34)+(4*width+1)*classes
     Parameters: planes*(5*width+473*planes+140+(blocks-1)*(357*planes+84))+(16*planes+1)*classes
     Parts: edge, server
@@ -155,11 +155,11 @@ def edge_resnet8(
 def whole_resnet(
     shape: Shape, classes: int, *, width: Count = 64, stem: Literal[3, 7] = 3, planes: Count = 16, blocks: Count = 12
 ) -> nn.Module:
-    """The network that `edge_resnet` deploys, as one: the "ResNet-113" that P003's FedAvg (CNN) and FedAUX (CNN) train.
+    """The network that `edge_resnet` deploys, as one: the "ResNet-113" that FedAvg (CNN) and FedAUX (CNN) train.
 
     Settings, shapes and errors as in `edge_resnet`. 113 = 109 + 4, but the extractor has five convolutions.
 
-    Source: P003 section 4.1; A-40.
+    Source: Tao et al. 2022, section 4.1; differences: fedvkd-layers.
     Parameters: width*(stem*stem*channels+36*width+10)
     Parameters: planes*(5*width+473*planes+140+(blocks-1)*(357*planes+84))+(16*planes+1)*classes
     """

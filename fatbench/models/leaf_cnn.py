@@ -1,4 +1,4 @@
-"""The convolutional network of LEAF for CelebA (P001 Table 19; methods.md 5.7)."""
+"""The convolutional network of LEAF for CelebA (Zhu et al. 2023, Table 19; methods: Models)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def leaf_cnn(shape: tuple[int, int, int], classes: int, *, width: Count = 32) ->
     which would let the images of a batch influence each other's predictions. Initial weights are PyTorch's.
     ValueError: images not square or smaller than 2 x 2.
 
-    Source: Caldas et al. 2018 (LEAF), models/celeba/cnn.py. P001 does not say which model it used.
+    Source: Caldas et al. 2018 (LEAF), models/celeba/cnn.py. Zhu et al. 2023 do not say which model they used.
     Parameters: 9*channels*width + 27*width*width + 12*width + (width*((side+15)//16)*((side+15)//16)+1)*classes
     """
     return LeafCNN(shape[0], image_side("leaf_cnn", shape, 2), classes, width)

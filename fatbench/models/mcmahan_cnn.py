@@ -1,4 +1,4 @@
-"""The convolutional network of McMahan et al. for MNIST (P004; methods.md 6.6)."""
+"""The convolutional network of McMahan et al. for MNIST (AdFL's here; methods: Models)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def mcmahan_cnn(shape: tuple[int, int, int], classes: int, *, width: Count = 32)
     stands behind the pool, which is the same and touches a quarter of the numbers. Initial weights are PyTorch's.
     ValueError: images not square or smaller than 4 x 4.
 
-    Source: McMahan et al. 2017, section 3. P004 does not say which model it used.
+    Source: McMahan et al. 2017, section 3. Danilenka et al. 2022 do not say which model they used.
     Parameters: (25*channels + 50*width + 19)*width + 32*width*width*(side//4)*(side//4) + (16*width+1)*classes
     """
     return McMahanCNN(shape[0], image_side("mcmahan_cnn", shape, 4), classes, width)

@@ -1,4 +1,4 @@
-"""Network in Network, the CIFAR-10 model of the SFAT paper (P001; methods.md 6.1)."""
+"""Network in Network, the CIFAR-10 model of the SFAT paper (Zhu et al. 2023; methods: Models)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def nin(
     network maps every image to the same logits and does not begin to learn, so use "he" with a smaller width.
     ValueError: images not square or smaller than 4 x 4, width below 2.
 
-    Source: Lin et al. 2014; P001 Table 6 and its released models.py.
+    Source: Lin et al. 2014; Zhu et al. 2023, Table 6 and its released models.py.
     Parameters: width*(25*channels+12*width+6) + (width+1)*(classes+5*width//6) + width//2*(25*width+1+5*width//6)
     """
     image_side("nin", shape, 4)

@@ -1,4 +1,4 @@
-"""ResNet-18 for small images, the CIFAR-100 model of the SFAT paper (P001; methods.md 6.1)."""
+"""ResNet-18 for small images, the CIFAR-100 model of the SFAT paper (Zhu et al. 2023; methods: Models)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def resnet18(shape: tuple[int, int, int], classes: int, *, width: Count = 64) ->
 
     The layers are called bn1, bn2 and shortcut.1 as in the release, because `sfat_released` goes by their names.
 
-    Source: He et al. 2016 in the form of P001's released models.py.
+    Source: He et al. 2016 in the form of the SFAT release's models.py.
     Parameters: 9*channels*width + 2724*width*width + 150*width + (8*width+1)*classes
     """
     image_side("resnet18", shape, 8)

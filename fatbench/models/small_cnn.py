@@ -1,4 +1,4 @@
-"""SmallCNN, the SVHN model of the SFAT paper (P001; methods.md 6.1)."""
+"""SmallCNN, the SVHN model of the SFAT paper (Zhu et al. 2023; methods: Models)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def small_cnn(shape: tuple[int, int, int], classes: int, *, width: Count = 64) -
 
     The layers are called batchnorm1_1 and so on as in the release, because `sfat_released` goes by their names.
 
-    Source: P001 Table 6 and its released models.py.
+    Source: Zhu et al. 2023, Table 6 and its released models.py.
     Parameters: width*(9*channels+198*width+328+4*classes+(12*width+16)*(side//8)*(side//8)) + 168 + classes
     """
     return SmallCNN(shape[0], image_side("small_cnn", shape, 8), classes, width)

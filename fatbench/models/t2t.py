@@ -1,4 +1,4 @@
-"""Tokens-to-Token ViT, which timm does not have (P000; methods.md 6.2).
+"""Tokens-to-Token ViT, which timm does not have (Aldahdooh et al. 2022; methods: Models).
 
 Names of modules and parameters are those of the authors' release, so that their checkpoints load as they are.
 
@@ -50,7 +50,7 @@ def t2t(
     `depth` blocks as in ViT, queries, keys and values without bias. A class token; fixed sinusoid positions.
 
     The random features and the positions are parameters that are never trained: equal on every client, in the state.
-    paper's code: dropout 0.1 within the performers / here: none, as everywhere in P000.
+    paper's code: dropout 0.1 within the performers / here: none, as everywhere in the paper.
     With `weights`, attention is scaled by dim^-1/2, as the published weights were trained, else by (dim / heads)^-1/2.
 
     `head`, `d1`, `d2`, `head_norm`, `normalise` and `weights` as for `vit`, but timm has no weights: give the path of
@@ -59,7 +59,7 @@ def t2t(
     ValueError: images not square or not tiled by the patches, any other patch, dim not a multiple of heads, token_dim
     odd, weights of another model. MachineError: weights that cannot be read.
 
-    Source: Yuan et al. 2021 and yitu-opensource/T2T-ViT, models/t2t_vit.py; P000 Tables 1-3.
+    Source: Yuan et al. 2021 and yitu-opensource/T2T-ViT, models/t2t_vit.py; Aldahdooh et al. 2022, Tables 1-3.
     Parameters: token_dim*(147*channels + 33*token_dim + 34) + 98*channels + (9*token_dim+1)*dim
     Parameters: depth*((2*mlp+4)*dim*dim + (mlp+6)*dim) + 3*dim + (dim+1)*classes
     Parameters: (head == "cls_vis")*(d1 or 48 + 16*(dim >= 384) + 32*(dim >= 448))*(dim + 2*(head_norm != "none") + 1)

@@ -1,4 +1,4 @@
-"""Transformer in Transformer on timm's blocks (P000; methods.md 6.2)."""
+"""Transformer in Transformer on timm's blocks (Aldahdooh et al. 2022; methods: Models)."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def tnt(
     ValueError: images not square or not tiled by the patches, patch not a multiple of pixels, dim or inner not a
     multiple of its heads, weights of another model. MachineError: weights that cannot be reached or read.
 
-    Source: Han et al. 2021; P000 Tables 1-3.
+    Source: Han et al. 2021; Aldahdooh et al. 2022, Tables 1-3.
     Parameters: (49*channels+1)*inner + pixels*pixels*inner*(dim+3) + dim*((side//patch)*(side//patch) + 7)
     Parameters: depth*(12*inner*inner + 10*inner + pixels*pixels*inner*(dim+2) + (2*mlp+4)*dim*dim + (mlp+8)*dim)
     Parameters: (dim+1)*classes

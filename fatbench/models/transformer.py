@@ -1,4 +1,4 @@
-"""What the vision transformers share: normalisation, backbone, head; and the checks of their shapes (P000)."""
+"""What the vision transformers share: normalisation, backbone, head; and the checks of their shapes."""
 
 from __future__ import annotations
 

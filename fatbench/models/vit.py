@@ -1,4 +1,4 @@
-"""Vision Transformer on timm's blocks (P000; methods.md 6.2)."""
+"""Vision Transformer on timm's blocks (Aldahdooh et al. 2022; methods: Models)."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def vit(
     ValueError: images not square or not tiled by the patches, dim not a multiple of heads, weights of another model.
     MachineError: weights that cannot be reached or read.
 
-    Source: Dosovitskiy et al. 2021; P000 Tables 1-3.
+    Source: Dosovitskiy et al. 2021; Aldahdooh et al. 2022, Tables 1-3.
     Parameters: dim*(channels*patch*patch + (side//patch)*(side//patch) + 5) + (dim+1)*classes
     Parameters: depth*((2*mlp+4)*dim*dim + (mlp+9)*dim)
     Parameters: (head == "cls_vis")*(d1 or 48 + 16*(dim >= 384) + 32*(dim >= 448))*(dim + 2*(head_norm != "none") + 1)

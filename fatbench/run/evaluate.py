@@ -32,7 +32,7 @@ def checkpoint(
     import torch
 
     from fatbench.engine.accuracy import accuracy, models_of
-    from fatbench.engine.experiment import Place, setup
+    from fatbench.engine.setup import Place, setup
 
     model, own, header = checkpoints.load_model(file, lane)
     if "spec" not in header:

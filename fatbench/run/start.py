@@ -22,7 +22,7 @@ from fatbench.suite.cells import Plan, digest
 from fatbench.suite.types import number
 
 EXECUTORS = ("local", "ray", "slurm")
-PATHS = ("loop", "fast", "stacked")
+PATHS = ("reference", "loop", "fast")
 
 
 def jobs_of(plan: Plan) -> list[Job]:
@@ -42,7 +42,7 @@ def run(
     per_gpu: int = 1,
     executor: str = "local",
     precision: str | None = None,
-    path: str = "fast",
+    path: str = "loop",
     microbatch: int | None = None,
     together: int = 1,
     retry_failed: bool = False,
@@ -59,10 +59,10 @@ def run(
         raise SpecError(f"--precision: expected fp32 or bf16, got '{precision}'")
     if path not in PATHS:
         raise SpecError(f"--path: expected {', '.join(PATHS)}, got '{path}'{did_you_mean(path, PATHS)}")
-    if path == "stacked" and microbatch is not None:
-        raise SpecError(f"--path stacked and --microbatch {microbatch} contradict each other: more and less at once")
-    if together > 1 and path != "stacked":
-        raise SpecError(f"--together {together} trains cells in one program: it needs --path stacked, not {path}")
+    if path == "fast" and microbatch is not None:
+        raise SpecError(f"--path fast and --microbatch {microbatch} contradict each other: more and less at once")
+    if together > 1 and path != "fast":
+        raise SpecError(f"--together {together} trains cells in one program: it needs --path fast, not {path}")
     if together > 1 and executor != "local":
         raise SpecError(
             f"--together {together}: {executor} gives every cell a process of its own; use --executor local"

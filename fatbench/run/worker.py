@@ -24,11 +24,12 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from fatbench.engine.rounds import Number
 from fatbench.errors import FatbenchError, MachineError
 from fatbench.run import checkpoints
 from fatbench.store import selection
-from fatbench.store.stages import Number, Stolen, Store
-from fatbench.suite import formulas, signatures
+from fatbench.store.stages import Stolen, Store
+from fatbench.suite import cost, formulas, signatures
 from fatbench.suite.cells import Evaluation
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ class Machine:
     data: str
     device: str = "cpu"
     precision: Literal["fp32", "bf16"] = "fp32"
-    path: Literal["loop", "fast", "stacked"] = "fast"
+    path: Literal["reference", "loop", "fast"] = "loop"
     microbatch: int | None = None
     together: int = 1  # cells that one process trains as one program
     retry_failed: bool = False
@@ -175,7 +176,7 @@ def _rounds(
     checkpoints.sweep(folder, {row.checkpoint or "", *_files(record)})
     log.info("train: from round %d of %d on %s", state.round, rounds, machine.device)
     notify(Event(job.cell, "train", "start", state.round, rounds))
-    passes = formulas.passes("Objective", job.spec["protocol"]["objective"])
+    passes = cost.passes(job.spec["protocol"])
     pending: list[Number] = []
     models: dict[int, Any] = {}  # round -> (its model, the clients' own tensors), of rounds that count, not yet written
     artifacts: dict[int, Any] = {}
@@ -364,7 +365,7 @@ def _ready(job: Job, machine: Machine) -> tuple[dict[str, Any], Any]:
     """(the cell's settings bound to their functions, the cell's Setup)."""
     import torch
 
-    from fatbench.engine.experiment import Place, setup
+    from fatbench.engine.setup import Place, setup
 
     device = torch.device(machine.device)
     torch.set_num_threads(machine.threads)

@@ -12,7 +12,7 @@ from typing import Any, Literal
 Checkpoint = Literal["last", "best-val", "best-test"]
 
 # checkpoint -> the number logged during training whose highest value names it. The papers take the best round on the
-# test set (methods: 11.1), which is optimistic; best-val is the honest counterpart.
+# test set (methods: Metrics; differences: test-selection), which is optimistic; best-val is the honest counterpart.
 MONITORED: dict[str, str] = {"best-val": "val_monitor", "best-test": "monitor"}
 
 WORDS: dict[str, str] = {

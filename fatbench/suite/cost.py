@@ -35,6 +35,17 @@ class Work:
         return Work(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(Work)))
 
 
+def local(protocol: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What a client does in a round: the setting `local`; else `batch` and `objective` of a protocol without it."""
+    return protocol.get("local") or protocol
+
+
+def passes(protocol: Mapping[str, Any]) -> tuple[float, float]:
+    """(forward, backward) passes per training image of an epoch: those of the objective, 1 if there is none."""
+    objective = local(protocol).get("objective")
+    return (1.0, 1.0) if objective is None else formulas.passes("Objective", objective)
+
+
 def training(spec: Mapping[str, Any]) -> Work | None:
     """The work of a cell's training, its monitoring included. None: the data set's size is unknown."""
     data = facts.of_data(spec["data"])
@@ -43,18 +54,18 @@ def training(spec: Mapping[str, Any]) -> Work | None:
         return None
     protocol = spec["protocol"]
     images = (total - spec["validation"]) * (1 - float(number(spec["client_holdout"])))
-    local = _local(protocol)
+    at_once = local(protocol)
     clients = spec["partition"].get("clients") or 1
     m, rounds = facts.cohort(spec), protocol["rounds"]
     forward, backward = formulas.passes("Protocol", protocol, participation=m / clients, images=images)
-    per_client = math.ceil(images / clients / local["batch"])
+    per_client = math.ceil(images / clients / (at_once.get("batch") or images))
     size = 4 * (parameters(spec) or 0.0)
     up = formulas.formula("Protocol", protocol, "Up", batches=per_client) or 0.0
     down = formulas.formula("Protocol", protocol, "Down", batches=per_client) or 0.0
     steps = formulas.formula("Protocol", protocol, "Steps")  # of a protocol that does not train for `epochs`
     disk = size * (3 + (up - 1) * (clients + 1)) if up else 3 * size
     work = Work(
-        gradient_steps=rounds * m * local.get("epochs", 1) * per_client if steps is None else steps,
+        gradient_steps=rounds * m * at_once.get("epochs", 1) * per_client if steps is None else steps,
         forward=forward * images,
         backward=backward * images,
         bytes_up=up * size * m * rounds,
@@ -67,11 +78,6 @@ def training(spec: Mapping[str, Any]) -> Work | None:
         forward, backward = formulas.passes("Attack", spec["monitor"])
         work += Work(forward=times * tested * (forward + 2), backward=times * tested * backward)
     return work
-
-
-def _local(protocol: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The settings of local training: a mapping `local`, or the protocol's own."""
-    return protocol.get("local") or protocol
 
 
 def evaluation(spec: Mapping[str, Any], evaluations: Iterable[Evaluation], checkpoints: int) -> Work | None:
@@ -118,7 +124,7 @@ def total(works: Iterable[Work | None]) -> Work:
 
 def kind(spec: Mapping[str, Any]) -> str:
     """What a measured speed is valid for: the same model on images of the same data set at the same batch size."""
-    return digest([spec["model"], spec["data"]["name"], spec.get("size"), _local(spec["protocol"]).get("batch")])[:12]
+    return digest([spec["model"], spec["data"]["name"], spec.get("size"), local(spec["protocol"]).get("batch")])[:12]
 
 
 def seconds(cells: Iterable[Cell], works: Mapping[str, Work | None], rates: Mapping[str, float]) -> tuple[float, int]:

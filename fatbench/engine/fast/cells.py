@@ -24,8 +24,8 @@ from weakref import WeakValueDictionary
 
 from torch import Tensor
 
-from fatbench.engine.fast import clients as stacked
-from fatbench.engine.local import LocalSGD
+from fatbench.engine.fast import clients as fast
+from fatbench.engine.local import LocalTraining
 from fatbench.engine.rounds import Update
 
 
@@ -35,8 +35,8 @@ class _Waiting:
 
     cell: str
     alike: Hashable
-    clients: list[stacked.Client]
-    local: LocalSGD
+    clients: list[fast.Client]
+    local: LocalTraining
     broadcast_loss: bool
     over: bool = False
     updates: list[Update] | None = None
@@ -90,7 +90,7 @@ def _train(cohorts: Sequence[_Waiting]) -> None:
     """Cohorts that are alike, as one. An error is everybody's."""
     clients = [client for cohort in cohorts for client in cohort.clients]
     try:
-        trained = stacked.train_cohort(clients, cohorts[0].local, cohorts[0].broadcast_loss)
+        trained = fast.train_cohort(clients, cohorts[0].local, cohorts[0].broadcast_loss)
     except Exception as error:
         for cohort in cohorts:
             cohort.error, cohort.over = error, True
@@ -119,9 +119,9 @@ class Seat:
         return images, labels
 
     def train_cohort(
-        self, clients: list[stacked.Client], local: LocalSGD, broadcast_loss: bool = False
+        self, clients: list[fast.Client], local: LocalTraining, broadcast_loss: bool = False
     ) -> list[Update] | None:
-        """As `stacked.train_cohort`, with the clients of other cells."""
+        """As `fast.train_cohort`, with the clients of other cells."""
         problem, first = clients[0].problem, clients[0]
         alike = (
             self.model, problem.images.shape[1:], problem.classes, problem.precision, problem.size,

@@ -9,7 +9,7 @@
 | ReLU, pooling, sums, means over pixels, flattening | | as they are |
 
 This takes as many kernels as one client takes, and the host as long. It is right where channels are dimension 1 from
-the images to the logits and nothing else looks at them; `folds` finds out by trying. Other networks go by vmap.
+the images to the logits and nothing else looks at them; `stacks_by_channels` finds out by trying. Other networks go by vmap.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from fatbench.engine.rounds import Tensors
 from fatbench.models.dropout import Dropout
 
 
-class Folded(nn.Module):
+class ChannelStack(nn.Module):
     """K models of one architecture as one: images (K * B, C, H, W), client by client, to logits (K * B, classes).
 
     `tensors`: parameters and buffers by name, (K, ...), which batch norm writes; `leaves`: the parameters `names`, to
@@ -85,7 +85,7 @@ def _copy_without_tensors(model: nn.Module) -> nn.Module:
     return copy.deepcopy(model, {id(tensor): tensor for tensor in tensors})
 
 
-def folds(
+def stacks_by_channels(
     model: nn.Module,
     state: Tensors,
     x: Tensor,
@@ -112,7 +112,7 @@ def folds(
 
     start = {name: torch.stack([other(value), other(value)]) for name, value in state.items()}
     try:
-        pairs = list(zip(results(Folded), results(by_vmap), strict=True))
+        pairs = list(zip(results(ChannelStack), results(by_vmap), strict=True))
     except (RuntimeError, ValueError, IndexError):
         return False
     return all(a.shape == b.shape and float((a - b).norm()) <= 0.01 * float(b.norm()) for a, b in pairs)

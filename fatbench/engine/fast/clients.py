@@ -1,6 +1,6 @@
-"""The stacked path: the clients of a cohort trained as one program, for devices where launching kernels is the cost.
+"""The clients of a cohort trained as one program, for devices where launching kernels is the cost.
 
-| loop (`fatbench.engine.local`) | here | what |
+| one by one (`fatbench.engine.local`) | here | what |
 |---|---|---|
 | weights, state of one model | (K, ...) | those of K clients, one above the other |
 | x, y of a batch | (K * B, ...) | the clients' batches one after the other |
@@ -12,8 +12,8 @@
         weights (K, ...) <- SGD(weights, d sum(loss) / d weights)       no loss depends on another's weights
 
 Both agree to rounding: grouped convolutions and batched products add up in another order. What was built for one client
-at a time runs here unchanged, because attacks treat every image for itself and the model does the stacking: `Folded`
-where the network is one of convolutions, else `Stacked`.
+at a time runs here unchanged, because attacks treat every image for itself and the model does the stacking: `ChannelStack`
+where the network is one of convolutions, else `VmapStack`.
 
 Several clients at once need several times the memory. What one takes is measured, and so many are stacked as fit. The
 numbers of a client depend, in the last bits, on who is stacked with it: a run is reproduced bit for bit where the
@@ -22,6 +22,7 @@ stacks are the same, as they are whenever the whole cohort fits.
 
 from __future__ import annotations
 
+import copy
 import itertools
 import logging
 import math
@@ -38,10 +39,21 @@ from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 from torch.overrides import TorchFunctionMode
 
-from fatbench.engine.fast.channels import Folded, folds
+from fatbench.engine.asks import granted
+from fatbench.engine.fast.channels import ChannelStack, stacks_by_channels
 from fatbench.engine.fast.draws import Streams, uniform
 from fatbench.engine.footprint import footprint
-from fatbench.engine.local import LocalSGD, clipped, copied, load, pixels, precision_context, sgd_step, stats, trainable
+from fatbench.engine.local import (
+    LocalTraining,
+    class_counts,
+    copied,
+    load,
+    pixels,
+    precision_context,
+    stats,
+    trainable,
+)
+from fatbench.engine.optimisers import clipped, sgd
 from fatbench.engine.randomness import forked, generator
 from fatbench.engine.rounds import Problem, Tensors, Update
 from fatbench.models.dropout import Dropout
@@ -55,10 +67,10 @@ class CannotStack(RuntimeError):
     """What the clients of a problem are trained with needs them one at a time, as --path fast has them."""
 
 
-class Stacked(nn.Module):
+class VmapStack(nn.Module):
     """K models of one architecture as one: images (K * B, C, H, W), client by client, to logits (K * B, classes).
 
-    By vmap, so any architecture. `tensors`, `leaves`, `dropout` as for `Folded`.
+    By vmap, so any architecture. `tensors`, `leaves`, `dropout` as for `ChannelStack`.
     """
 
     def __init__(self, model: nn.Module, tensors: Tensors, dropout: Sequence[Generator], names: Sequence[str]) -> None:
@@ -125,7 +137,7 @@ class Client:
     broadcast: Tensors
     k: int
     round: int
-    gradient_shift: Tensors = field(default_factory=dict)  # as in `local.train_cohort`, of this client
+    gradient_shift: Tensors = field(default_factory=dict)  # as in `cohort.train_cohort`, of this client
     weight_shift: Tensors = field(default_factory=dict)
 
     @property
@@ -137,7 +149,7 @@ class Client:
         return generator(problem.seed, name, self.round, self.k, device=device or problem.device)
 
 
-def train_cohort(clients: Sequence[Client], local: LocalSGD, broadcast_loss: bool = False) -> list[Update] | None:
+def train_cohort(clients: Sequence[Client], local: LocalTraining, broadcast_loss: bool = False) -> list[Update] | None:
     """All clients trained, in as few stacks as fit. None: they cannot be stacked, or there is nothing to stack."""
     most = size(clients, local, broadcast_loss)
     if most == 1:
@@ -146,8 +158,8 @@ def train_cohort(clients: Sequence[Client], local: LocalSGD, broadcast_loss: boo
     return [u for stack in stacks for u in train([clients[i] for i in stack.tolist()], local, broadcast_loss)]
 
 
-def train(clients: Sequence[Client], local: LocalSGD, broadcast_loss: bool = False) -> list[Update]:
-    """What `local.train_cohort` does, for clients that are all stacked; updates in their order.
+def train(clients: Sequence[Client], local: LocalTraining, broadcast_loss: bool = False) -> list[Update]:
+    """What `cohort.train_cohort` does, for clients that are all stacked; updates in their order.
 
     They may be of several problems, each with its own data, seed and model to begin with: of one architecture, and
     alike in all that a batch goes through (precision, size, augmentation).
@@ -155,7 +167,9 @@ def train(clients: Sequence[Client], local: LocalSGD, broadcast_loss: bool = Fal
     """
     places = sorted(range(len(clients)), key=lambda at: -clients[at].n)  # those of one batch length are neighbours
     clients = [clients[at] for at in places]
-    problem = replace(clients[0].problem, path="loop")  # tensors as they come: channels are not what lies innermost
+    problem = replace(
+        clients[0].problem, path="reference"
+    )  # tensors as they come: channels are not what lies innermost
     sizes = [client.n for client in clients]
     images, labels, shards = pool = _pooled(clients)
     before = _broadcast_losses(clients, pool, local) if broadcast_loss else [None] * len(clients)
@@ -170,7 +184,9 @@ def train(clients: Sequence[Client], local: LocalSGD, broadcast_loss: bool = Fal
     shifts = _columns([client.gradient_shift for client in clients])
     added = [shifts[name] for name in names] if shifts else []
     weight_shifts = _columns([client.weight_shift for client in clients])
-    clip, unclipped = local.clip, replace(local, clip=None)
+    if local.optimiser != "sgd":
+        raise CannotStack(f"{local.optimiser} counts the steps of one client: --path loop")
+    clip, unclipped = local.clip, replace(local.descent(), clip=None)
     velocity = [torch.zeros_like(state[name]) for name in names]  # momentum starts at zero every round
     noise, order, views = streams("attack"), streams("order", "cpu"), streams("augment")
     correct = torch.zeros(len(clients), device=problem.device)
@@ -178,14 +194,17 @@ def train(clients: Sequence[Client], local: LocalSGD, broadcast_loss: bool = Fal
     parts: list[tuple[int, int, int]] = []  # of the last epoch: batch length and clients of every loss
 
     def pull(own: list[Tensor], client: Client) -> Sequence[Tensor]:
-        return local.proximal(own, [client.broadcast[name] for name in names], client.round)
+        assert local.proximal is not None
+        pulled: list[Tensor] = local.proximal(own, [client.broadcast[name] for name in names], client.round)
+        return pulled
 
     @cache
-    def part(i: int, j: int) -> tuple[Stacked | Folded, list[Tensor], list[Tensor], Streams]:
+    def part(i: int, j: int) -> tuple[VmapStack | ChannelStack, list[Tensor], list[Tensor], Streams]:
         own = {name: tensor[i:j] for name, tensor in state.items()}
         weights = [state[name][i:j] for name in names]
         return form(model, own, masks[i:j], names), weights, [v[i:j] for v in velocity], Streams(noise[i:j])
 
+    asked = _asked(clients, model, form, masks, local)
     with forked(problem.seed, "dropout", clients[0].round, device=problem.device):
         for epoch in range(local.epochs):
             last = epoch == local.epochs - 1
@@ -200,7 +219,7 @@ def train(clients: Sequence[Client], local: LocalSGD, broadcast_loss: bool = Fal
                 if problem.augment is not None:
                     x = torch.cat([problem.augment(own, g) for own, g in zip(x.split(length), views[i:j], strict=True)])
                 with precision_context(problem):
-                    loss, hits = _objective(local, together, x, y, from_each)
+                    loss, hits = _objective(local, together, x, y, from_each, asked(i, j, length))
                 gradients = list(torch.autograd.grad(loss.sum(), together.leaves))
                 gradients = [g.reshape(w.shape) for g, w in zip(gradients, weights, strict=True)]
                 with torch.no_grad():
@@ -210,7 +229,7 @@ def train(clients: Sequence[Client], local: LocalSGD, broadcast_loss: bool = Fal
                         gradients = list(torch._foreach_add(gradients, [a[i:j] for a in added]))
                     if clip is not None:
                         gradients = _each(lambda own, _: clipped(own, clip), gradients, clients[i:j])
-                    sgd_step(weights, gradients, v, unclipped)
+                    sgd(weights, gradients, {"velocity": v}, unclipped)
                     for name, tensor in weight_shifts.items():
                         state[name][i:j].sub_(tensor[i:j])
                     correct[i:j] += hits.unflatten(0, (j - i, length)).sum(1)
@@ -241,9 +260,9 @@ def groups(sizes: Sequence[int], batch: int) -> Iterator[tuple[int, int, int, in
             i = j
 
 
-def _broadcast_losses(clients: Sequence[Client], pool: Pool, local: LocalSGD) -> list[float]:
+def _broadcast_losses(clients: Sequence[Client], pool: Pool, local: LocalTraining) -> list[float]:
     """The mean objective of each client's theta^t on its data, of `_pooled`; clients by falling size."""
-    problem = replace(clients[0].problem, path="loop")
+    problem = replace(clients[0].problem, path="reference")
     model = load(problem, clients[0].broadcast)
     form, state = _form(problem, model), _columns([client.broadcast for client in clients])
     masks, noise = ([client.stream("broadcast_loss") for client in clients] for _ in range(2))
@@ -252,17 +271,19 @@ def _broadcast_losses(clients: Sequence[Client], pool: Pool, local: LocalSGD) ->
     orders = pad_sequence(shards, batch_first=True)
 
     @cache
-    def part(i: int, j: int) -> tuple[Stacked | Folded, Streams]:
+    def part(i: int, j: int) -> tuple[VmapStack | ChannelStack, Streams]:
         own = {name: tensor[i:j] for name, tensor in state.items()}
         return form(model, own, masks[i:j], trainable(model)), Streams(noise[i:j])
 
     losses, parts = [], []
+    asked = _asked(clients, model, form, masks, local)
     with forked(problem.seed, "broadcast_loss", clients[0].round, device=problem.device):
         for start, length, i, j in groups(sizes, local.batch):
             together, from_each = part(i, j)
             batch = orders[i:j, start : start + length].flatten()
             with precision_context(problem):
-                loss, _ = _objective(local, together, pixels(problem, images[batch]), labels[batch], from_each)
+                x, y = pixels(problem, images[batch]), labels[batch]
+                loss, _ = _objective(local, together, x, y, from_each, asked(i, j, length))
             losses.append(loss.detach())
             parts.append((length, i, j))
     found = _per_client(losses, parts, len(clients))
@@ -289,17 +310,17 @@ def _pooled(clients: Sequence[Client]) -> Pool:
     return torch.cat([one.images for one in sets]), torch.cat([one.labels for one in sets]), shards
 
 
-def _form(problem: Problem, model: nn.Module) -> type[Stacked] | type[Folded]:
-    """How the problem's model is stacked: folded where that gives the same, by vmap else."""
-    if model not in _FOLDS:
+def _form(problem: Problem, model: nn.Module) -> type[VmapStack] | type[ChannelStack]:
+    """How the problem's model is stacked: by channels if that gives the same, else by vmap."""
+    if model not in _BY_CHANNELS:
         x = pixels(problem, problem.images[:1]).expand(4, -1, -1, -1)
         x = uniform(x, 0.0, 1.0, generator(0, "folds", device=x.device))
         with forked(0, "folds", device=x.device):
-            _FOLDS[model] = folds(model, copied(model), x, Stacked)
-    return Folded if _FOLDS[model] else Stacked
+            _BY_CHANNELS[model] = stacks_by_channels(model, copied(model), x, VmapStack)
+    return ChannelStack if _BY_CHANNELS[model] else VmapStack
 
 
-_FOLDS: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
+_BY_CHANNELS: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
 
 
 def _columns(tensors: Sequence[Tensors]) -> Tensors:
@@ -316,14 +337,54 @@ def _each(
     return [torch.stack(parts) for parts in zip(*results, strict=True)]
 
 
-def _objective(local: LocalSGD, model: Stacked | Folded, x: Tensor, y: Tensor, noise: Streams) -> tuple[Tensor, Tensor]:
+def _asked(
+    clients: Sequence[Client],
+    model: nn.Module,
+    form: type[VmapStack] | type[ChannelStack],
+    masks: Sequence[Generator],
+    local: LocalTraining,
+) -> Callable[[int, int, int], dict[str, Any]]:
+    """What the objective asks for, of clients i to j - 1 with `length` images each; see `local._offers`."""
+
+    @cache
+    def frozen(i: int, j: int) -> nn.Module:
+        state = _columns([client.broadcast for client in clients[i:j]])
+        return form(copy.deepcopy(model), state, masks[i:j], []).eval().requires_grad_(False)
+
+    @cache
+    def counts(i: int, j: int, length: int) -> Tensor:
+        of_each = [class_counts(client.problem, [client.k]) for client in clients[i:j]]
+        return torch.cat(of_each).repeat_interleave(length, 0)
+
+    def one_client() -> Any:
+        raise CannotStack("the objective asks for its client's number: --path loop")
+
+    def asked(i: int, j: int, length: int) -> dict[str, Any]:
+        offers: dict[str, Callable[[], Any]] = {
+            "class_counts": lambda: counts(i, j, length),
+            "broadcast": lambda: frozen(i, j),
+            "client": one_client,
+        }
+        return granted(local.objective, offers)
+
+    return asked
+
+
+def _objective(
+    local: LocalTraining,
+    model: VmapStack | ChannelStack,
+    x: Tensor,
+    y: Tensor,
+    noise: Streams,
+    asked: dict[str, Any],
+) -> tuple[Tensor, Tensor]:
     """The objective's loss (K,) and hits (K * B,). CannotStack: as for `train`."""
     before = _positions(noise)
-    loss, hits = local.objective(model, x, y, noise)
+    loss, hits = local.objective(model, x, y, noise, **asked)
     if loss.shape != (len(noise.clients),):
         raise CannotStack(f"the objective gives a loss of shape {tuple(loss.shape)}, not one per client")
     if before != _positions(noise):
-        raise CannotStack("model, attack or objective draw from a generator that no client has to itself: --path fast")
+        raise CannotStack("model, attack or objective draw from a generator that no client has to itself: --path loop")
     return loss, hits
 
 
@@ -352,7 +413,7 @@ def _per_client(
 _KNOWN: WeakKeyDictionary[nn.Module, dict[Any, int | None]] = WeakKeyDictionary()
 
 
-def size(clients: Sequence[Client], local: LocalSGD, broadcast_loss: bool = False) -> int:
+def size(clients: Sequence[Client], local: LocalTraining, broadcast_loss: bool = False) -> int:
     """The largest number of clients that fit into one stack: at most all of them, 1 where they cannot be stacked.
 
     What a client takes is found once per model, by training one on one batch; how much is free is asked every time.
@@ -376,7 +437,7 @@ def size(clients: Sequence[Client], local: LocalSGD, broadcast_loss: bool = Fals
     return most
 
 
-def _bytes_of_one(clients: Sequence[Client], local: LocalSGD, broadcast_loss: bool = False) -> int | None:
+def _bytes_of_one(clients: Sequence[Client], local: LocalTraining, broadcast_loss: bool = False) -> int | None:
     """Bytes that training takes per client of a stack; None, and a line in the log, where it cannot be stacked.
 
     On a GPU measured: the peak while the client with most images trains on its first batch as a stack of one. On a CPU

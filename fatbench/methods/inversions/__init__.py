@@ -21,18 +21,18 @@ has examples (april_opt), or several guesses (oracle). Nothing here sees an orig
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 from torch import Tensor
 
-from fatbench.methods.inversions.april import APRIL, QKV, april
+from fatbench.methods.inversions.april import april
 from fatbench.methods.inversions.april_opt import april_opt
 from fatbench.methods.inversions.masked import masked
 from fatbench.methods.inversions.matching import matching
 from fatbench.methods.inversions.oracle import oracle
 from fatbench.methods.inversions.patch_ls import patch_ls
 from fatbench.methods.inversions.patch_span import patch_span
-from fatbench.methods.inversions.upload import EMBEDDING
 
 INVERSIONS: dict[str, Callable[..., Tensor]] = {
     "april": april,
@@ -44,11 +44,12 @@ INVERSIONS: dict[str, Callable[..., Tensor]] = {
     "oracle": oracle,
 }
 
-# The gradients that an inversion reads, by the ends of their names; one that is not here reads all of them.
-READS = {
-    "april": APRIL,
-    "patch_ls": EMBEDDING,
-    "patch_span": EMBEDDING,
-    "masked": EMBEDDING,
-    "oracle": (*EMBEDDING, QKV),
-}
+
+def reads_of(inversion: Callable[..., Tensor]) -> tuple[str, ...] | None:
+    """The ends of the names of the gradients that an inversion reads, from the line `Reads:` of its docstring.
+
+    None: it has no such line and is given all of them.
+    """
+    doc = getattr(inversion, "func", inversion).__doc__ or ""
+    line = re.search(r"^\s*Reads: (.+)$", doc, re.MULTILINE)
+    return tuple(line[1].replace(",", " ").split()) if line else None

@@ -9,10 +9,10 @@
 
 Where Z feeds queries, keys and values and nothing else, A^T Z = W^T G: D equations a token. LayerNorm before the
 attention or the residual around it breaks the identity, so it needs a model whose block 0 has neither
-(`without_block0_norm`); on any other it runs and returns nothing like the image. P002 does not say that its attack
-needs such a model (A-31).
+(`without_block0_norm`); on any other it runs and returns nothing like the image. The paper does not say so
+(differences: april-block0).
 
-Lu et al. 2022 (APRIL), section 4.1; P002 Eq. 8-9; breaching analytic_attack.py:827-896.
+Lu et al. 2022 (APRIL), section 4.1; Sawada et al. 2024, Eq. 8-9; breaching analytic_attack.py:827-896.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ from fatbench.methods.inversions.upload import PATCH, POSITION, Seen, find, geom
 from fatbench.suite.types import NonNegative
 
 QKV = "blocks.0.attn.qkv.weight"
-APRIL = (POSITION, QKV)  # the gradients it reads
 
 
 def april(
@@ -48,6 +47,7 @@ def april(
     count as zero; 0: those below rounding. ValueError: no learned positions, no joint weight of
     queries, keys, values.
 
+    Reads: pos_embed, blocks.0.attn.qkv.weight
     Refuse if 'patches' not in model.parts: {name} needs a transformer with a patch embedding and learned positions:
         {{name: vit}}
     """

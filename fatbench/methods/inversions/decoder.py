@@ -10,7 +10,7 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
-from fatbench.engine.optimisers import Descent, Memory, step
+from fatbench.engine.optimisers import Descent, Moments, step
 from fatbench.engine.randomness import forked
 
 
@@ -49,13 +49,13 @@ def feature_inversion(
     with forked(seed, "decoder", device=images.device):
         network = decoder(emitted[0], images.shape[1], factor.bit_length() - 1, width).to(images.device)
     weights = list(network.parameters())
-    memory: Memory = {}
+    moments: Moments = {}
     for _ in range(steps):
         x = images[torch.randint(len(images), (batch,), generator=generator).to(images.device)]
         with torch.no_grad():
             h = extractor(x)
         loss = F.mse_loss(network(h), x)
-        memory = step(weights, torch.autograd.grad(loss, weights), memory, Descent("adam", lr))
+        moments = step(weights, torch.autograd.grad(loss, weights), moments, Descent("adam", lr))
     extractor.train(training)
     with torch.no_grad():
         return torch.cat([network(part).clamp(0, 1) for part in features.float().split(batch)])

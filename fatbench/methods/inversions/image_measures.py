@@ -32,7 +32,7 @@ def ssim(a: Tensor, b: Tensor) -> Tensor:
     """Structural similarity: (V,), the mean over channels and over all positions where the window fits.
 
     An 11 x 11 Gaussian of standard deviation 1.5, K1 = 0.01, K2 = 0.03, population covariances. What breaching calls
-    SSIM is a complex-wavelet variant, so its numbers do not compare (A-36). ValueError: a side shorter than the window.
+    SSIM is another measure (differences: breaching-ssim). ValueError: a side shorter than the window.
 
     Source: Wang, Bovik, Sheikh and Simoncelli 2004.
     """

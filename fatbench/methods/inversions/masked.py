@@ -17,7 +17,7 @@ Rounds at the same weights are first laid over each other: an entry that any of 
 masks withhold R^m. Rounds at other weights have their own A. Rescaling by 1 / (1 - R) would do nothing, because A and M
 share it.
 
-Ours; not in P002, whose attacker takes masked updates as complete (A-54). The elimination of A: Golub and Pereyra 1973,
+Ours; the paper takes masked updates as complete (differences: masks-attacker). Elimination: Golub and Pereyra 1973,
 with Kaufman's approximation; the components: Tipping and Bishop 1999. Symbols: fatbench/inversions/seen.py.
 """
 
@@ -95,6 +95,7 @@ def masked(
 
     ValueError: nothing of the gradient of the positions was sent; too many unknowns, as in `patch_ls`.
 
+    Reads: patch_embed.proj.weight, pos_embed
     Refuse if 'patches' not in model.parts: {name} needs a transformer with a patch embedding and learned positions:
         {{name: vit}}
     Refuse if not latent and model.dim < (side // model.patch) ** 2:

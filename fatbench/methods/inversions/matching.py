@@ -2,7 +2,7 @@
 
     min over x in [0, 1]   1 - cos(grad L(x, y), g) + tv TV(x)
 
-P002 and P003 compare with nothing of this kind; it is what is usually meant by inverting a gradient, and needs neither
+The papers compare with nothing of this kind; it is what is usually meant by inverting a gradient, and needs neither
 a transformer nor learned positions. Geiping et al. 2020 (arXiv 2003.14053), equation 4: Adam on the signs of the
 gradient, its rate divided by ten after 3/8, 5/8 and 7/8 of the steps, the image clamped to the box after each.
 """
@@ -15,7 +15,7 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from fatbench.engine.optimisers import Descent, Memory, step
+from fatbench.engine.optimisers import Descent, Moments, step
 from fatbench.methods.inversions.upload import Seen, Tensors, differentiable
 from fatbench.suite.types import Count, NonNegative, Positive
 
@@ -41,7 +41,7 @@ def matching(
         labels = seen[0].labels[v]
         device = labels.device
         x = torch.rand(len(labels), *shape, generator=generator, device=generator.device).to(device)
-        memory: Memory = {}
+        moments: Moments = {}
         with sdpa_kernel(SDPBackend.MATH):  # the fused kernels have no second derivative
             for i in range(steps):
                 x.requires_grad_()
@@ -50,7 +50,7 @@ def matching(
                 (slope,) = torch.autograd.grad(loss + tv * rough, x)
                 x = x.detach()
                 decay = 0.1 ** sum(i >= steps * part // 8 for part in (3, 5, 7))
-                memory = step([x], [slope.sign()], memory, Descent("adam", lr * decay))
+                moments = step([x], [slope.sign()], moments, Descent("adam", lr * decay))
                 x.clamp_(0, 1)
         pictures.append(x)
     return torch.stack(pictures)

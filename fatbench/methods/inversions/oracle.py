@@ -44,6 +44,7 @@ def oracle(
     largest eigenvalue; april: seven cut-offs of the singular values. Every measure takes the best of the P pictures.
     ValueError: as the attack.
 
+    Reads: patch_embed.proj.weight, pos_embed, blocks.0.attn.qkv.weight
     Refuse if 'patches' not in model.parts: {name} needs a transformer with a patch embedding and learned positions:
         {{name: vit}}
     Refuse if of != 'april' and model.dim < (side // model.patch) ** 2:

@@ -9,7 +9,7 @@ which is D equations for the N unknowns of every pixel offset: exact where A has
 M = A_1^T X_1 + A_2^T X_2 against A = A_1 + A_2, and what is solved for is a mixture. Symbols:
 fatbench/inversions/seen.py.
 
-Ours; methods.md 8.1b.
+Ours; methods: Inversions.
 """
 
 from __future__ import annotations
@@ -66,6 +66,7 @@ def patch_ls(
 
     ValueError: no learned positions; more patches than the model is wide, or more latent pixels than equations.
 
+    Reads: patch_embed.proj.weight, pos_embed
     Refuse if 'patches' not in model.parts: {name} needs a transformer with a patch embedding and learned positions:
         {{name: vit}}
     Refuse if solver != 'upsample' and model.dim < (side // model.patch) ** 2:

@@ -10,7 +10,7 @@ eigenvalue of S = up^T (1 x (I - P)) up, up to its length and its sign. These co
 would cause. Needs N < C p p and N <= D, and the image as it was upsampled: rounding it to 8 bits hides the small
 singular values that hold most of the span.
 
-Ours; not in P002, whose comparison takes the fixed position for safe. Symbols: fatbench/inversions/seen.py.
+Ours; the comparison of Sawada et al. 2024 takes the fixed position for safe. Symbols: fatbench/inversions/seen.py.
 """
 
 from __future__ import annotations
@@ -59,6 +59,7 @@ def patch_span(
     below `cut` times the largest do not count as span. Of the lengths and signs of the answer the one whose own
     gradient is most like what was sent. ValueError: more patches than the span could tell from anything.
 
+    Reads: patch_embed.proj.weight, pos_embed
     Refuse if 'patches' not in model.parts: {name} needs a transformer with a patch embedding and learned positions:
         {{name: vit}}
     Refuse if model.dim < (side // model.patch) ** 2:

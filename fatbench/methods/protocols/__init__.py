@@ -6,6 +6,7 @@ from fatbench.methods.protocols.centralized import centralized
 from fatbench.methods.protocols.eavesdrop import eavesdrop
 from fatbench.methods.protocols.fedaux import fedaux
 from fatbench.methods.protocols.fedavg import fedavg
+from fatbench.methods.protocols.fedavg_validated import fedavg_validated
 from fatbench.methods.protocols.fedgate import fedgate
 from fatbench.methods.protocols.fedgkt import fedgkt
 from fatbench.methods.protocols.fednova import fednova
@@ -16,6 +17,7 @@ from fatbench.methods.protocols.scaffold_sfat import scaffold_sfat
 
 PROTOCOLS = {
     "fedavg": fedavg,
+    "fedavg_validated": fedavg_validated,
     "scaffold": scaffold,
     "scaffold_sfat": scaffold_sfat,
     "fedgate": fedgate,

@@ -7,7 +7,7 @@
 | | pretrain | SimCLR on the auxiliary images |
 | s_k(x) | certainty | how much x looks like client k's data: P(own) by a private logistic regression |
 
-Sattler, Korjakow, Rischke and Samek 2021 (FedAUX); methods.md 7.3.
+Sattler, Korjakow, Rischke and Samek 2021 (FedAUX); methods: FedAUX.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
 from fatbench.engine.local import copied, load, pixels, precision_context, trainable
-from fatbench.engine.optimisers import Descent, Memory, step
+from fatbench.engine.optimisers import Descent, Moments, step
 from fatbench.engine.randomness import forked, generator
 from fatbench.engine.rounds import Problem, Tensors
 from fatbench.models import logit_parameters
@@ -102,7 +102,7 @@ def pretrain(problem: Problem, start: Tensors, epochs: int, batch: int, lr: floa
     names = [name for name in trainable(model) if not name.startswith(tuple(kept))]
     order = generator(problem.seed, "simclr_order")
     draws = generator(problem.seed, "simclr_views", device=problem.device)
-    memory: Memory = {}
+    moments: Moments = {}
     with forked(problem.seed, "simclr", device=problem.device), listening(model) as heard:
         model.train()
         with torch.no_grad():
@@ -121,7 +121,7 @@ def pretrain(problem: Problem, start: Tensors, epochs: int, batch: int, lr: floa
                     model(torch.cat([view(x, draws), view(x, draws)]))
                     projected = head(torch.cat(heard, 1)).float()
                 loss = contrast(projected)
-                memory = step(weights, torch.autograd.grad(loss, weights), memory, Descent("adam", lr))
+                moments = step(weights, torch.autograd.grad(loss, weights), moments, Descent("adam", lr))
                 losses.append(loss.detach())
                 sizes.append(len(rows))
     mean = sum(a * b for a, b in zip(torch.stack(losses).double().tolist(), sizes, strict=True)) / sum(sizes)
@@ -192,7 +192,7 @@ def certainty(
     deviation 2 / (n lambda) sqrt(2 ln(1.25 / delta)) / epsilon suffices (Dwork and Roth 2014, epsilon at most 1).
     "released": the same noise, but scikit-learn's C is 1 / lambda, which is a weight of lambda / n on the mean loss, so
     that the minimiser can move n times as far; the largest norm is taken over private features too, and the intercept
-    is not regularised. What it promises does not hold (A-42). "none": calibrated without the noise.
+    is not regularised. Its guarantee does not hold (differences: fedaux-privacy). "none": calibrated without the noise.
     """
     released = privacy == "released"
     weights, rows = separator(own, negatives, regularisation, released)

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from fatbench.engine.local import LocalSGD, cost, train_cohort
+from fatbench.engine.cohort import cost, train_cohort
 from fatbench.engine.rounds import Mixing, Problem, Round, State
-from fatbench.suite.types import Count, Momentum, NonNegative, Objective, Positive
+from fatbench.suite.types import Count, Local
 
 
 def centralized(
@@ -18,28 +18,22 @@ def centralized(
     state: State,
     *,
     rounds: Count,
-    batch: Count,
-    lr: Positive,
-    objective: Objective,
-    lr_decay: Positive = 1.0,
-    momentum: Momentum = 0.0,
-    weight_decay: NonNegative = 0.0,
-    clip: Positive | None = None,
+    local: Local,
 ) -> Iterator[Round]:
-    """SGD on one shard that holds everything; `rounds` epochs.
+    """SGD on one shard that holds everything; `rounds` times `local.epochs` epochs.
 
     The momentum buffer starts at zero every epoch here, because an epoch is a round and rounds can be resumed; the
     release keeps it (Centralized_AT.py). Needs a partition with one client.
 
-    Forward: rounds * objective
-    Backward: rounds * objective
+    Forward: rounds * local
+    Backward: rounds * local
     Up: 0
     Down: 0
     Refuse if clients != 1: {name} needs 'partition: {{name: iid, clients: 1}}'
     """
     for t in range(state.round, rounds):
-        local = LocalSGD(1, batch, lr * lr_decay**t, momentum, weight_decay, clip, objective)
-        updates = train_cohort(problem, state.model, [0], t, local)
+        now = local.at(t)
+        updates = train_cohort(problem, state.model, [0], t, now)
         after = replace(state, round=t + 1, model=updates[0].model)
         yield Round(
             t,
@@ -47,6 +41,6 @@ def centralized(
             updates,
             Mixing([1.0]),
             after,
-            replace(cost(updates, local, state.model), bytes_up=0, bytes_down=0),
+            replace(cost(updates, now, state.model), bytes_up=0, bytes_down=0),
         )
         state = after

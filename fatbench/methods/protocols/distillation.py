@@ -10,23 +10,23 @@
 
 Rows of every tensor that crosses are examples, and which ones is known by their ids: the index into Problem.images.
 The released FedGKT goes by the number of the batch, which under a shuffling loader is a different image each time
-(A-41). Features and logits come from images that are not augmented.
+(differences: fedgkt-release). Features and logits come from images that are not augmented.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from fatbench.engine.local import copied, load, pixels, precision_context, stats, trainable
-from fatbench.engine.optimisers import Descent, packed, step, unpacked
-from fatbench.engine.randomness import forked, generator
-from fatbench.engine.rounds import Metrics, Problem, State, Stats, Tensors
+from fatbench.engine.local import Batch, LocalTraining, copied, load, pixels, train, trainable
+from fatbench.engine.optimisers import packed, unpacked
+from fatbench.engine.randomness import generator
+from fatbench.engine.rounds import Memory, Metrics, Problem, State, Stats, Tensors
 
 EDGE = ("extractor.", "classifier.")
 Keep = Literal["float32", "bfloat16", "recompute"]
@@ -68,18 +68,6 @@ def check_model(protocol: str, model: nn.Module) -> None:
 # --- the edge ----------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class EdgeTraining:
-    """The settings of one round's training on the edges."""
-
-    epochs: int
-    batch: int
-    descent: Descent
-    objective: Any
-    temperature: float
-    alpha: float
-
-
 class Edge(nn.Module):
     """The network of a device, classifier(extractor(x)), which remembers the logits of its last forward pass."""
 
@@ -98,12 +86,14 @@ class Edge(nn.Module):
 
 def edge_of(state: State, k: int) -> Tensors:
     """Client k's extractor and classifier; before its first round those of the initial model, the same everywhere."""
-    own = state.clients.get(k, state.model)
-    return {name: value for name, value in own.items() if name.startswith(EDGE)}
+    own = state.clients.get(k)
+    return own["edge"] if own else {name: value for name, value in state.model.items() if name.startswith(EDGE)}
 
 
-def train_edge(problem: Problem, state: State, k: int, round: int, how: EdgeTraining) -> tuple[Tensors, Stats]:
-    """Client k's tensors after local training (its edge and its optimiser's memory), and what it reports.
+def train_edge(
+    problem: Problem, state: State, k: int, round: int, local: LocalTraining, temperature: float, alpha: float
+) -> tuple[Memory, Stats]:
+    """What client k keeps after local training, {"edge", "optimiser"}, and what it reports.
 
     The loss is the objective's plus alpha times the divergence from the server's logits for the same examples, once
     there are any. The divergence is taken at the images that the objective's last forward pass saw: the clean ones
@@ -113,33 +103,19 @@ def train_edge(problem: Problem, state: State, k: int, round: int, how: EdgeTrai
     model = load(problem, {**state.model, **edge_of(state, k)})
     edge = Edge(model)
     names = [name for name in trainable(model) if name.startswith(EDGE)]
-    weights = [model.get_parameter(name) for name in names]
+    weights: list[Tensor] = [model.get_parameter(name) for name in names]
     own = state.clients.get(k, {})
-    memory = unpacked(own, names)
-    shard = problem.shards[k]
-    n = len(shard)
-    taught = match(own["knowledge/ids"], own["knowledge/logits"], shard) if "knowledge/ids" in own else None
-    noise = generator(problem.seed, "attack", round, k, device=problem.device)
-    order = generator(problem.seed, "order", round, k)
-    views = generator(problem.seed, "augment", round, k, device=problem.device)
-    correct = torch.zeros((), device=problem.device)
-    with forked(problem.seed, "dropout", round, k, device=problem.device):
-        for _ in range(how.epochs):
-            losses, sizes = [], []
-            for rows in torch.randperm(n, generator=order).to(shard.device).split(how.batch):
-                x, y = pixels(problem, problem.images[shard[rows]]), problem.labels[shard[rows]]
-                if problem.augment is not None:
-                    x = problem.augment(x, views)
-                with precision_context(problem):
-                    loss, hits = how.objective(edge, x, y, noise)
-                if taught is not None:
-                    loss = loss + how.alpha * divergence(edge.logits.float(), taught[rows], how.temperature)
-                memory = step(weights, torch.autograd.grad(loss, weights), memory, how.descent)
-                correct += hits.sum()
-                losses.append(loss.detach())
-                sizes.append(len(rows))
-    means = torch.stack(losses).double().tolist()
-    return {**copied(model, EDGE), **packed(memory, names)}, stats(how.epochs, 0.0, n, means, sizes, float(correct))
+    moments = unpacked(own.get("optimiser", {}), names)
+    knowledge = own.get("knowledge")
+    taught = None if knowledge is None else match(knowledge["ids"], knowledge["logits"], problem.shards[k])
+
+    def distillation(batch: Batch) -> Tensor:
+        assert taught is not None
+        return alpha * divergence(edge.logits.float(), taught[batch.rows], temperature)
+
+    loss_of = None if taught is None else distillation
+    moments, said = train(problem, edge, weights, k, round, local, moments=moments, loss_of=loss_of)
+    return {"edge": copied(model, EDGE), "optimiser": packed(moments, names)}, said
 
 
 # --- between edge and server -------------------------------------------------------------------------------------
@@ -174,7 +150,7 @@ def transfer(problem: Problem, state: State, clients: Mapping[int, Tensors], bat
     logits = torch.empty(len(ids), problem.classes, device=problem.device)
     size = 0
     for k, own in clients.items():
-        model = load(problem, {**state.model, **{n: v for n, v in own.items() if n.startswith(EDGE)}}).eval()
+        model = load(problem, {**state.model, **own}).eval()
         for rows in torch.arange(owned[k].start, owned[k].stop, device=problem.device).split(batch):
             with torch.no_grad():
                 h = model.get_submodule("extractor")(pixels(problem, problem.images[ids[rows]]))
@@ -236,7 +212,7 @@ def clean_pass(problem: Problem, sent: Sent, batch: int) -> Tensor:
 def knowledge(sent: Sent, k: int, logits: Tensor) -> Tensors:
     """What client k gets back and keeps: the server's logits for its own examples, and which examples they are."""
     own = sent.owned[k]
-    return {"knowledge/ids": sent.ids[own].clone(), "knowledge/logits": logits[own].clone()}
+    return {"ids": sent.ids[own].clone(), "logits": logits[own].clone()}
 
 
 def uploads(sent: Sent, **said: Tensor) -> dict[int, Tensors]:

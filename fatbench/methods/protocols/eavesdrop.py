@@ -1,6 +1,6 @@
 """Eavesdropping: what an inversion makes of the defended gradients of single victims. Nothing is learned.
 
-| P002 | here | what |
+| Sawada et al. 2024 | here | what |
 |---|---|---|
 | n | victim | a client with one batch of its own, watched alone |
 | m | watched | rounds in which the same victim is watched, each with the defence's fresh randomness |
@@ -12,9 +12,9 @@
                             theta_{j+1} <- theta_j (fixed) or theta_j - eta g of the first victim (moving)
         pictures <- inversion(theta_0, g_0, theta_1, g_1, ...);   compare with the originals
 
-P002 section IV: 16 images, one at a time; the attacker is not told of the masks there (A-54). A round of the engine is
+Sawada et al. 2024, section IV: 16 images, one at a time (differences: masks-attacker). A round of the engine is
 a group of `victims` victims, so that a run resumes; a round's numbers are those of the victims so far, the last one's
-those of all. P002's closed form needs a network without norm and residuals in block 0 and does not say so (A-31):
+those of all. The closed form needs a network without norm and residuals in block 0 (differences: april-block0):
 `block0: bare` makes it so, and stands in the cell.
 """
 
@@ -27,11 +27,12 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from fatbench.engine.asks import asks
 from fatbench.engine.local import pixels
 from fatbench.engine.randomness import generator
 from fatbench.engine.rounds import Cost, Metrics, Problem, Round, State, Tensors
-from fatbench.methods.defences import WHOLE, Upload
-from fatbench.methods.inversions import READS, image_measures
+from fatbench.methods.defences import Upload
+from fatbench.methods.inversions import image_measures, reads_of
 from fatbench.methods.inversions.april import without_block0_norm
 from fatbench.methods.inversions.upload import Seen, gradients, recovered_labels
 from fatbench.methods.inversions.upload import eavesdrop as overheard
@@ -81,9 +82,9 @@ def eavesdrop(
     if need > len(shard):
         raise ValueError(f"eavesdrop: {rounds} rounds of {victims} victims need {need} images, there are {len(shard)}")
     bias = [name for name in logit_parameters(model) if name.endswith("bias")][-1]
-    ends = READS.get(getattr(inversion, "func", inversion).__name__)
+    ends = reads_of(inversion)
     reads = None if ends is None else (*ends, bias)
-    names = None if weights == "moving" or getattr(defence, "func", defence).__name__ in WHOLE else reads
+    names = None if weights == "moving" or asks(defence, "gradient") else reads
     known = torch.unique(torch.cat([shard[:need], torch.arange(min(candidates, len(problem.images)))]))
     gallery = torch.cat(
         [image_measures.shrink(pixels(problem, problem.images[part]), SMALL) for part in known.split(250)]

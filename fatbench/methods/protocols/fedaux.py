@@ -30,24 +30,15 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fatbench.engine.local import (
-    LocalSGD,
-    copied,
-    cost,
-    draw_cohort,
-    load,
-    pixels,
-    precision_context,
-    train_cohort,
-    trainable,
-)
+from fatbench.engine.cohort import cost, draw_cohort, train_cohort
+from fatbench.engine.local import copied, load, pixels, precision_context, trainable
+from fatbench.engine.mixing import aggregate, mix
 from fatbench.engine.optimisers import Descent, packed, step, unpacked
 from fatbench.engine.randomness import forked, generator
-from fatbench.engine.rounds import Context, Metrics, Problem, Round, State, Tensors, Update
+from fatbench.engine.rounds import Context, Metrics, Problem, Round, State, Update
 from fatbench.methods.protocols.auxiliary import certainty, divide, pretrain, represent
 from fatbench.methods.protocols.distillation import divergence
-from fatbench.methods.rules import mix, needs_broadcast_loss
-from fatbench.suite.types import Count, Momentum, Natural, NonNegative, Objective, Positive, Rule, Share
+from fatbench.suite.types import Count, Local, Natural, Positive, Rule, Share
 
 
 def fedaux(
@@ -55,15 +46,8 @@ def fedaux(
     state: State,
     *,
     rounds: Count,
-    epochs: Count,
-    batch: Count,
-    lr: Positive,
-    objective: Objective,
     rule: Rule,
-    lr_decay: Positive = 1.0,
-    momentum: Momentum = 0.0,
-    weight_decay: NonNegative = 0.0,
-    clip: Positive | None = None,
+    local: Local,
     participation: Share = 1.0,
     pretrain_epochs: Natural = 0,
     pretrain_batch: Count = 256,
@@ -82,13 +66,13 @@ def fedaux(
     Local training is that of `fedavg`. pretrain_*: SimCLR before the first round; distillation_epochs 0 leaves FedAvg
     that starts from the same network, the fair comparison. Certainty scores: L2 weight `regularisation`, `privacy`
     as in `fatbench.methods.protocols.auxiliary.certainty` with (epsilon, delta). In eval mode batch normalisation distils with the
-    clients' averaged statistics and leaves them alone. Adam's memory is kept over rounds, as in the release.
+    clients' averaged statistics and leaves them alone. Adam's moments are kept over rounds, as in the release.
     The numbers server_forward, server_backward and server_steps count the server's work (SimCLR in round 1 too), the
     others the clients'. Bytes: models, and once all scores; the auxiliary images are public and not counted.
     ValueError: auxiliary images missing, too few, or of another shape than the training images.
 
-    Forward: rounds * participation * epochs * objective
-    Backward: rounds * participation * epochs * objective
+    Forward: rounds * participation * local
+    Backward: rounds * participation * local
     Up: 1
     Down: 1
     Refuse if not auxiliary: auxiliary: {name} needs unlabelled images: name a data set
@@ -117,17 +101,17 @@ def fedaux(
             )
             for k, shard in enumerate(problem.shards)
         ]
-        state = replace(state, server={"aux/scores": torch.stack(scored).to(problem.device)})
-    scores = state.server["aux/scores"]
+        state = replace(state, server={"scores": torch.stack(scored).to(problem.device)})
+    scores = state.server["scores"]
     for t in range(state.round, rounds):
         cohort = draw_cohort(problem, t, participation)
-        local = LocalSGD(epochs, batch, lr * lr_decay**t, momentum, weight_decay, clip, objective)
-        updates = train_cohort(problem, state.model, cohort, t, local, broadcast_loss=needs_broadcast_loss(rule))
-        remembered = {k: v for k, v in state.server.items() if not k.startswith(("aux/", "optimiser/"))}
-        mixing = rule(updates, Context(t, rounds, problem, state.model, remembered, local.lr))
+        now = local.at(t)
+        updates = train_cohort(problem, state.model, cohort, t, now, rule=rule)
+        context = Context(t, rounds, problem, state.model, state.server.get("rule", {}), now.lr)
+        mixing = aggregate(rule, updates, context)
         theta = mix(updates, mixing, state.model, problem.model)
 
-        memory = unpacked(state.server, names)
+        moments = unpacked(state.server.get("optimiser", {}), names)
         losses: list[Tensor] = []
         if distillation_epochs:
             teacher = ensemble(problem, updates, scores, distil, distillation_batch, predictions == "released")
@@ -143,7 +127,7 @@ def fedaux(
                         with precision_context(problem):
                             z = model(pixels(problem, distil[rows])).float()
                         loss = divergence(z, teacher[rows], 1.0)
-                        memory = step(weights, torch.autograd.grad(loss, weights), memory, descent)
+                        moments = step(weights, torch.autograd.grad(loss, weights), moments, descent)
                         losses.append(loss.detach())
             theta = copied(model)
             metrics["distillation_loss"] = float(torch.stack(losses).mean())
@@ -155,11 +139,11 @@ def fedaux(
         )
         metrics["server_backward"] = float(passes + pretrain_epochs * simclr)
 
-        spent = cost(updates, local, state.model)
+        spent = cost(updates, now, state.model)
         if t == 0:
             updates = [replace(u, extra={"scores": scores[u.client]}) for u in updates]
             spent = replace(spent, bytes_up=spent.bytes_up + scores.numel() * scores.element_size())
-        server: Tensors = {**mixing.server, "aux/scores": scores, **packed(memory, names)}
+        server = {"rule": mixing.memory, "scores": scores, "optimiser": packed(moments, names)}
         after = replace(state, round=t + 1, model=theta, server=server)
         yield Round(t, state.model, updates, mixing, after, spent, metrics=metrics)
         state, metrics = after, {}

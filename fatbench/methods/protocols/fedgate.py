@@ -23,10 +23,11 @@ from typing import Literal
 
 import torch
 
-from fatbench.engine.local import LocalSGD, cost, draw_cohort, step_divisor, train_cohort, trainable
+from fatbench.engine.cohort import cost, draw_cohort, step_divisor, train_cohort
+from fatbench.engine.local import trainable
+from fatbench.engine.mixing import aggregate, mix, scaled
 from fatbench.engine.rounds import Context, Problem, Round, State, Tensors, Update
-from fatbench.methods.rules import mix, scaled
-from fatbench.suite.types import Count, Momentum, NonNegative, Objective, Positive, Rule, Share
+from fatbench.suite.types import Count, Local, Positive, Rule, Share
 
 
 def fedgate(
@@ -34,15 +35,8 @@ def fedgate(
     state: State,
     *,
     rounds: Count,
-    epochs: Count,
-    batch: Count,
-    lr: Positive,
-    objective: Objective,
     rule: Rule,
-    lr_decay: Positive = 1.0,
-    momentum: Momentum = 0.0,
-    weight_decay: NonNegative = 0.0,
-    clip: Positive | None = None,
+    local: Local,
     participation: Share = 1.0,
     server_lr: Positive = 1.0,
     divisor: Literal["momentum", "literal"] = "momentum",
@@ -53,8 +47,8 @@ def fedgate(
     theta-bar off the next broadcast, so nothing crosses the wire besides the models; with server_lr other than 1 it
     has to be sent.
 
-    Forward: rounds * participation * epochs * objective
-    Backward: rounds * participation * epochs * objective
+    Forward: rounds * participation * local
+    Backward: rounds * participation * local
     Up: 1
     Down: 1
     """
@@ -63,22 +57,23 @@ def fedgate(
     down = 1 if server_lr == 1.0 else 2
     for t in range(state.round, rounds):
         cohort = draw_cohort(problem, t, participation)
-        local = LocalSGD(epochs, batch, lr * lr_decay**t, momentum, weight_decay, clip, objective)
+        now = local.at(t)
         delta = {k: state.clients.get(k, zeros) for k in cohort}
         shift = {k: {name: -delta[k][name] for name in names} for k in cohort}
-        updates = train_cohort(problem, state.model, cohort, t, local, gradient_shift=shift)
-
-        mixing = rule(updates, Context(t, rounds, problem, state.model, state.server, local.lr))
+        updates = train_cohort(problem, state.model, cohort, t, now, rule=rule, gradient_shift=shift)
+        mixing = aggregate(
+            rule, updates, Context(t, rounds, problem, state.model, state.server.get("rule", {}), now.lr)
+        )
         mean = mix(updates, mixing, state.model, problem.model)
-        new = {u.client: _tracked(delta[u.client], mean, u, local.lr, divisor) for u in updates}
+        new = {u.client: _tracked(delta[u.client], mean, u, now.lr, divisor) for u in updates}
         mixing = scaled(mixing, server_lr)
         after = State(
             round=t + 1,
             model=mix(updates, mixing, state.model, problem.model),
-            server=mixing.server,
+            server={"rule": mixing.memory},
             clients={**state.clients, **new},
         )
-        yield Round(t, state.model, updates, mixing, after, cost(updates, local, state.model, up=1, down=down))
+        yield Round(t, state.model, updates, mixing, after, cost(updates, now, state.model, up=1, down=down))
         state = after
 
 

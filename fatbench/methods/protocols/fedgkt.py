@@ -6,7 +6,7 @@
 | W_s | state.model "server.*" | the server's network |
 | H_i, z_c, y_i | sent.read(rows), sent.logits, sent.labels | what an edge uploads of its examples |
 | z_s | taught | the server's logits, matched by example |
-| E_c, E_s | epochs, server_epochs | |
+| E_c, E_s | local.epochs, server.epochs | |
 | T, alpha | temperature, alpha | of the divergence KD, see `fatbench.methods.protocols.distillation` |
 
     for t = 0 .. T-1:
@@ -16,7 +16,8 @@
                         z_s <- server(H);  each client gets those of its own examples
 
 He, Annavaram and Avestimehr 2020, algorithm 1. Where the released code (FedML) differs is an option: `server_alpha`,
-`server_distillation`, `server_shuffle`, `server_logits` (A-41). Not taken over at all: logits matched by batch number,
+`server_distillation`, `server_shuffle`, `server_logits` (differences: fedgkt-release).
+Not taken over at all: logits matched by batch number,
 edges that start pretrained or are never trained, and a rate that falls when the test accuracy does.
 """
 
@@ -29,15 +30,13 @@ import torch
 from torch.nn import functional as F
 
 from fatbench.engine.local import copied, load, precision_context, trainable
-from fatbench.engine.optimisers import Descent, packed, step, unpacked
+from fatbench.engine.optimisers import packed, step, unpacked
 from fatbench.engine.randomness import forked
 from fatbench.engine.rounds import Cost, Problem, Round, State, Update
 from fatbench.methods.protocols.distillation import (
-    EdgeTraining,
     check_model,
     clean_pass,
     divergence,
-    edge_of,
     knowledge,
     server_batches,
     server_work,
@@ -46,7 +45,7 @@ from fatbench.methods.protocols.distillation import (
     uploads,
     wire,
 )
-from fatbench.suite.types import Count, Momentum, NonNegative, Objective, Positive
+from fatbench.suite.types import Count, Local, NonNegative, Positive, Server
 
 
 def fedgkt(
@@ -54,20 +53,8 @@ def fedgkt(
     state: State,
     *,
     rounds: Count,
-    epochs: Count,
-    batch: Count,
-    lr: Positive,
-    objective: Objective,
-    server_epochs: Count,
-    server_lr: Positive,
-    optimiser: Literal["sgd", "adam", "adamw"] = "adam",
-    momentum: Momentum = 0.9,
-    weight_decay: NonNegative = 0.0,
-    server_batch: Count = 256,
-    server_optimiser: Literal["sgd", "adam", "adamw"] = "adam",
-    server_momentum: Momentum = 0.9,
-    server_weight_decay: NonNegative = 0.0,
-    lr_decay: Positive = 1.0,
+    local: Local,
+    server: Server,
     temperature: Positive = 3.0,
     alpha: NonNegative = 1.0,
     server_alpha: Literal["distillation", "labels"] = "distillation",
@@ -78,7 +65,7 @@ def fedgkt(
 ) -> Iterator[Round]:
     """Group knowledge transfer. The model is one of an edge and a server; all clients take part in every round.
 
-    `momentum` is for SGD only; optimisers keep their memory over rounds; `lr_decay` multiplies both rates once a round.
+    Optimisers keep their moments over rounds, on the edges too; both sides of the authors' code use Adam.
     `server_alpha: labels` is the release, where alpha multiplies the cross-entropy on the server; `server_distillation:
     false` its default, cross-entropy alone. `server_shuffle: false` visits one client after the other, as the release
     does. `server_logits: released` sends the logits of the last epoch, made in train mode while the weights move, so
@@ -87,52 +74,51 @@ def fedgkt(
     are those of Update.extra (a label is an int64) and of the logits down; test images are not sent.
     ValueError: a model without an edge and a server.
 
-    Forward: rounds * epochs * objective
-    Backward: rounds * epochs * objective
+    Forward: rounds * local
+    Backward: rounds * local
     Parts: edge, server
     Refuse if 'edge' not in model.parts: {name} trains a model of an edge and a server (edge_vit, ...), not {model.name}
     """
     check_model("fedgkt", problem.model)
     names = [name for name in trainable(problem.model) if name.startswith("server.")]
     for t in range(state.round, rounds):
-        descent = Descent(optimiser, lr * lr_decay**t, momentum, weight_decay)
-        how = EdgeTraining(epochs, batch, descent, objective, temperature, alpha)
-        trained = {k: train_edge(problem, state, k, t, how) for k in range(len(problem.shards))}
-        clients = {k: own for k, (own, _) in trained.items()}
-        sent = transfer(problem, state, clients, server_batch, features)
+        now = local.at(t)
+        trained = {k: train_edge(problem, state, k, t, now, temperature, alpha) for k in range(len(problem.shards))}
+        edges = {k: own["edge"] for k, (own, _) in trained.items()}
+        sent = transfer(problem, state, edges, server.batch, features)
 
         model = load(problem, state.model)
-        server = model.get_submodule("server").train()
+        network = model.get_submodule("server").train()
         weights = [model.get_parameter(name) for name in names]
-        memory = unpacked(state.server, names)
-        descent = Descent(server_optimiser, server_lr * lr_decay**t, server_momentum, server_weight_decay)
+        moments = unpacked(state.server.get("optimiser", {}), names)
+        descent = server.descent(t)
         taught = torch.empty_like(sent.logits)
         label_weight = alpha if server_alpha == "labels" and server_distillation else 1.0
         edge_weight = (1.0 if server_alpha == "labels" else alpha) if server_distillation else 0.0
         steps, losses = 0, []
         with forked(problem.seed, "server", t, device=problem.device):
-            for epoch, rows in server_batches(problem, t, sent.owned, server_epochs, server_batch, server_shuffle):
+            for epoch, rows in server_batches(problem, t, sent.owned, server.epochs, server.batch, server_shuffle):
                 with precision_context(problem):
-                    z = server(sent.read(rows)).float()
+                    z = network(sent.read(rows)).float()
                 rows = rows.to(problem.device)
                 loss = label_weight * F.cross_entropy(z, sent.labels[rows])
                 if edge_weight:
                     loss = loss + edge_weight * divergence(z, sent.logits[rows], temperature)
-                memory = step(weights, torch.autograd.grad(loss, weights), memory, descent)
+                moments = step(weights, torch.autograd.grad(loss, weights), moments, descent)
                 steps += 1
-                if epoch == server_epochs - 1:
+                if epoch == server.epochs - 1:
                     taught[rows] = z.detach()
                     losses.append(loss.detach() * len(rows))
         if server_logits == "clean":
-            taught = clean_pass(problem, sent, server_batch)
+            taught = clean_pass(problem, sent, server.batch)
 
         extra = uploads(sent, logits=sent.logits)
         up, down = wire(sent, extra, taught)
         after = State(
             round=t + 1,
             model={**state.model, **copied(model, "server.")},
-            server=packed(memory, names),
-            clients={k: {**own, **knowledge(sent, k, taught)} for k, own in clients.items()},
+            server={"optimiser": packed(moments, names)},
+            clients={k: {**own, "knowledge": knowledge(sent, k, taught)} for k, (own, _) in trained.items()},
         )
         examples = len(sent.ids)
         yield Round(
@@ -141,9 +127,15 @@ def fedgkt(
             [Update(k, len(problem.shards[k]), {}, stats, extra[k]) for k, (_, stats) in trained.items()],
             None,
             after,
-            Cost(sum(stats.steps for _, stats in trained.values()), examples * epochs, examples * epochs, up, down),
-            own={k: edge_of(after, k) for k in clients},
-            metrics=server_work(losses, steps, examples, server_epochs, server_logits == "clean"),
+            Cost(
+                sum(stats.steps for _, stats in trained.values()),
+                examples * now.epochs,
+                examples * now.epochs,
+                up,
+                down,
+            ),
+            own=edges,
+            metrics=server_work(losses, steps, examples, server.epochs, server_logits == "clean"),
         )
         state = after
         del sent, extra  # the features, before those of the next round are made

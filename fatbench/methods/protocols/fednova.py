@@ -18,10 +18,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from fatbench.engine.local import LocalSGD, cost, draw_cohort, train_cohort
+from fatbench.engine.cohort import cost, draw_cohort, train_cohort
+from fatbench.engine.mixing import aggregate, mix
 from fatbench.engine.rounds import Context, Problem, Round, State
-from fatbench.methods.rules import mix
-from fatbench.suite.types import Count, Momentum, NonNegative, Objective, Positive, Proximal, Rule, Share
+from fatbench.suite.types import Count, Local, Rule, Share
 
 
 def fednova(
@@ -29,38 +29,31 @@ def fednova(
     state: State,
     *,
     rounds: Count,
-    epochs: Count,
-    batch: Count,
-    lr: Positive,
-    objective: Objective,
     rule: Rule,
-    lr_decay: Positive = 1.0,
-    momentum: Momentum = 0.0,
-    weight_decay: NonNegative = 0.0,
-    clip: Positive | None = None,
+    local: Local,
     participation: Share = 1.0,
-    proximal: Proximal | None = None,
 ) -> Iterator[Round]:
     """FedNova under any aggregation rule without memory (the rule's weights are p_k).
 
     With equal numbers of steps it is FedAvg. BatchNorm buffers are averaged with p_k as in FedAvg.
 
-    Forward: rounds * participation * epochs * objective
-    Backward: rounds * participation * epochs * objective
+    Forward: rounds * participation * local
+    Backward: rounds * participation * local
     Up: 1
     Down: 1
     """
     for t in range(state.round, rounds):
         cohort = draw_cohort(problem, t, participation)
-        local = LocalSGD(epochs, batch, lr * lr_decay**t, momentum, weight_decay, clip, objective, proximal)
-        updates = train_cohort(problem, state.model, cohort, t, local)
-        context = Context(t, rounds, problem, state.model, state.server, local.lr)
-        p = rule(updates, context)
+        now = local.at(t)
+        updates = train_cohort(problem, state.model, cohort, t, now, rule=rule)
+        p = aggregate(rule, updates, Context(t, rounds, problem, state.model, state.server.get("rule", {}), now.lr))
+        if p.model is not None:
+            raise ValueError("fednova: the rule gives a model, and FedNova normalises weights")
         effective = sum(w * u.stats.momentum_steps for w, u in zip(p.weights, updates, strict=True))
         weights = [w * effective / u.stats.momentum_steps for w, u in zip(p.weights, updates, strict=True)]
         mixing = replace(p, weights=weights, broadcast=1.0 - sum(weights))
         after = replace(
-            state, round=t + 1, model=mix(updates, mixing, state.model, problem.model), server=mixing.server
+            state, round=t + 1, model=mix(updates, mixing, state.model, problem.model), server={"rule": mixing.memory}
         )
-        yield Round(t, state.model, updates, mixing, after, cost(updates, local, state.model))
+        yield Round(t, state.model, updates, mixing, after, cost(updates, now, state.model))
         state = after

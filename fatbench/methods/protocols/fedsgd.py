@@ -1,6 +1,6 @@
 """FedSGD: every batch is a step of the server, on the mean of what the clients contribute to each entry.
 
-| P002 | here | what |
+| Sawada et al. 2024 | here | what |
 |---|---|---|
 | n, N | k, len(problem.shards) | clients, all of which take part |
 | m | step | step of the server, one batch of each client |
@@ -13,7 +13,7 @@
         each: (g_k, B_k) <- defence(gradient of the next batch of client k)
         theta <- theta - eta (sum_k g_k) / (sum_k B_k)      entry by entry; where the sum of B is 0, theta stays
 
-P002 Eq. 10-12. The defence is applied before the update exists: the gradient of a client is in no Update, only what it
+Sawada et al. 2024, Eq. 10-12. The defence is applied before the update exists: the gradient of a client is in no Update, only what it
 sends. A round here holds many steps (one epoch, or `steps`), so that a checkpoint is not written for every batch;
 Round.updates are the uploads of its last step, each with the gradient and the mask that crossed the wire, and
 Round.broadcast the weights they were taken at, as an eavesdropper sees them; with `steps: 1` every batch is a round, as
@@ -32,12 +32,11 @@ from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fatbench.engine.local import load, pixels, precision_context, trainable
+from fatbench.engine.optimisers import Descent, Moments, masked_adam, packed, unpacked
 from fatbench.engine.randomness import forked, generator
-from fatbench.engine.rounds import Cost, Metrics, Mixing, Problem, Round, State, Stats, Tensors, Update
+from fatbench.engine.rounds import Cost, Memory, Metrics, Mixing, Problem, Round, State, Stats, Tensors, Update
 from fatbench.methods.defences import Upload
 from fatbench.suite.types import Count, Defence, Objective, Positive
-
-BETA1, BETA2, EPS = 0.9, 0.999, 1e-8  # Adam's
 
 
 def fedsgd(
@@ -50,14 +49,14 @@ def fedsgd(
     objective: Objective,
     defence: Defence,
     steps: Count | None = None,
-    server: Literal["sgd", "adam"] = "sgd",
+    optimiser: Literal["sgd", "adam"] = "sgd",
     count: Literal["mask", "nonzero"] = "mask",
 ) -> Iterator[Round]:
     """One step of the server per batch, averaging each entry over the clients that contribute to it.
 
     `steps`: steps of the server in a round; null: one epoch of the client with the most batches. `count`: who
     contributes to an entry is read from the masks, which cost a bit an entry on the wire, or inferred from what is not
-    zero (then a genuine zero does not count). `server`: Eq. 10's SGD, or Adam on the averaged gradient (P002's rate of
+    zero (then a genuine zero does not count). `optimiser`: Eq. 10's SGD, of the server, or Adam on the averaged gradient (the paper's rate of
     1e-4 does not train from scratch with SGD); an entry that no client sent keeps its weight and its moments, whose
     bias is corrected by the number of steps.
 
@@ -79,7 +78,7 @@ def fedsgd(
     length = per_epoch if steps is None else steps
     for t in range(state.round, rounds):
         theta = {name: value.clone() for name, value in state.model.items()}
-        memory = {name: value.clone() for name, value in state.server.items()}
+        moments = unpacked(state.server.get("optimiser", {}), names)
         moved = {name: torch.zeros_like(theta[name], dtype=torch.bool) for name in names}
         sums: dict[int, list[Tensor]] = {}
         uploads: list[Update] = []
@@ -95,14 +94,15 @@ def fedsgd(
                     one = torch.stack([loss * len(indices), hits, torch.ones_like(loss) * len(indices)])
                     sums.setdefault(k, []).append(one)
             sent = theta
-            theta, memory = _server_step(theta, memory, names, uploads, step, lr, server, count, moved)
+            descent = Descent(optimiser, lr)
+            theta, moments = _server_step(theta, moments, names, uploads, descent, count, moved)
             cost = _add(cost, uploads, sent, names)
+        rounds_moved = dict(state.server.get("rounds", {}))
         for name in names:
-            before = memory.get(f"rounds/{name}", torch.zeros_like(moved[name], dtype=torch.int16))
-            memory[f"rounds/{name}"] = before + moved[name]
-        histogram = torch.stack(
-            [torch.bincount(memory[f"rounds/{n}"].flatten().long(), minlength=t + 2) for n in names]
-        ).sum(0)
+            before = rounds_moved.get(name, torch.zeros_like(moved[name], dtype=torch.int16))
+            rounds_moved[name] = before + moved[name]
+        histogram = torch.stack([torch.bincount(r.flatten().long(), minlength=t + 2) for r in rounds_moved.values()])
+        histogram = histogram.sum(0)
         last = {upload.client: upload.extra for upload in uploads}  # a client that paused sent nothing
         updates = [_with_stats(k, torch.stack(parts), last.get(k, {})) for k, parts in sorted(sums.items())]
         share = histogram.double() / histogram.sum()
@@ -112,7 +112,7 @@ def fedsgd(
             "updated_share": dict(enumerate(share.tolist())),
         }
         mixing = Mixing([1 / len(updates)] * len(updates), artifacts={"update_counts": histogram})
-        after = State(t + 1, theta, memory, state.clients)
+        after = State(t + 1, theta, {"optimiser": packed(moments, names), "rounds": rounds_moved})
         yield Round(t, sent, updates, mixing, after, cost, metrics=numbers)
         state = after
 
@@ -141,46 +141,44 @@ def _upload(
         gradient = dict(zip(named, torch.autograd.grad(loss, list(named.values())), strict=True))
     with torch.no_grad():
         sent, mask = defence(gradient, Upload(problem.seed, k, epoch, place))
-    wire = {f"gradient/{name}": value for name, value in sent.items()}
+    wire: Memory = {"gradient": sent}
     if count == "mask" and mask is not None:
-        wire.update({f"mask/{name}": value for name, value in mask.items()})
+        wire["mask"] = mask
     return Update(k, len(indices), {}, Stats(0.0, 0.0, 0.0, 1, 1.0, 1), wire), loss.detach(), hits.sum()
 
 
 def _server_step(
-    theta: Tensors, memory: Tensors, names: list[str], uploads: list[Update], step: int, lr: float, server: str,
-    count: str, moved: Tensors,
-) -> tuple[Tensors, Tensors]:  # fmt: skip
+    theta: Tensors, moments: Moments, names: list[str], uploads: list[Update], how: Descent, count: str, moved: Tensors
+) -> tuple[Tensors, Moments]:
     """One step on what was sent; `moved` notes the entries that had a contribution."""
-    theta, memory = dict(theta), dict(memory)
+    means, some = [], []
     for name in names:
         total = torch.zeros_like(theta[name])
         contributors = torch.zeros_like(total)
         for upload in uploads:
-            g = upload.extra[f"gradient/{name}"]
+            g = upload.extra["gradient"][name]
             total = total + g
-            mask = g != 0 if count == "nonzero" else upload.extra.get(f"mask/{name}")
+            mask = g != 0 if count == "nonzero" else upload.extra.get("mask", {}).get(name)
             contributors = contributors + (1 if mask is None else mask.to(total))
-        some = contributors > 0
-        moved[name] |= some
-        mean = total / contributors.clamp(min=1)
-        if server == "adam":
-            first = memory.get(f"adam/m/{name}", torch.zeros_like(total))
-            second = memory.get(f"adam/v/{name}", torch.zeros_like(total))
-            first = torch.where(some, BETA1 * first + (1 - BETA1) * mean, first)
-            second = torch.where(some, BETA2 * second + (1 - BETA2) * mean.square(), second)
-            memory[f"adam/m/{name}"], memory[f"adam/v/{name}"] = first, second
-            scale = (second / (1 - BETA2 ** (step + 1))).sqrt() + EPS
-            mean = torch.where(some, first / (1 - BETA1 ** (step + 1)) / scale, 0)
-        theta[name] = theta[name] - lr * mean
-    return theta, memory
+        here = contributors > 0
+        moved[name] |= here
+        some.append(here)
+        means.append(total / contributors.clamp(min=1))
+    weights = [theta[name].clone() for name in names]
+    with torch.no_grad():
+        if how.name == "adam":
+            moments = masked_adam(weights, means, moments, how, some)
+        else:
+            for w, mean in zip(weights, means, strict=True):
+                w.sub_(how.lr * mean)
+    return {**theta, **dict(zip(names, weights, strict=True))}, moments
 
 
 def _add(cost: Cost, uploads: list[Update], sent: Tensors, names: list[str]) -> Cost:
     """The cost of one more step: the whole gradient up, a bit an entry for a mask, the weights down."""
     down = sum(value.numel() * value.element_size() for value in sent.values()) * len(uploads)
     gradients = sum(sent[name].numel() * sent[name].element_size() for name in names) * len(uploads)
-    bits = sum(m.numel() for u in uploads for name, m in u.extra.items() if name.startswith("mask/"))
+    bits = sum(m.numel() for u in uploads for m in u.extra.get("mask", {}).values())
     images = sum(u.n for u in uploads)
     return Cost(
         cost.gradient_steps + len(uploads),
@@ -191,7 +189,7 @@ def _add(cost: Cost, uploads: list[Update], sent: Tensors, names: list[str]) -> 
     )
 
 
-def _with_stats(k: int, sums: Tensor, wire: Tensors) -> Update:
+def _with_stats(k: int, sums: Tensor, wire: Memory) -> Update:
     """What client k sent in the last step, with its numbers over the whole round: sums (steps, 3), loss, right, n."""
     loss, right, n = sums.double().sum(0).tolist()
     steps = len(sums)

@@ -6,7 +6,7 @@
 | W_t | state.model "server.*" | the server's transformer, with a class head and a distillation head |
 | H_i, y_hat_i, y_i | sent.read(rows), answers, sent.labels | what an edge uploads of its examples |
 | z_t | taught | the server's logits, the mean of both heads, matched by example |
-| E_c, E_s | epochs, server_epochs | |
+| E_c, E_s | local.epochs, server.epochs | |
 | T | temperature | of the divergence KD, see `fatbench.methods.protocols.distillation` |
 
     for t = 0 .. T-1:
@@ -15,10 +15,11 @@
         server:         E_s epochs of  CE(class head(H), y) + CE(distillation head(H), y_hat)
                         z_t <- mean of both heads;  each client gets those of its own examples
 
-P003, equations 13 to 18. paper: equation 7 has halves and a divergence with a hard label / here: equations 13 and 15,
+Tao et al. 2022, equations 13 to 18.
+paper: equation 7 has halves and a divergence with a hard label / here: equations 13 and 15,
 whose terms have weight 1. paper: equation 14 has no T^2, equation 6 has / here: T^2, as in FedGKT's code, on which the
 paper builds; alpha 1/9 at T 3 is equation 14 as printed. paper: z_t is not said to be of which head / here: the mean of
-both, the transformer's own answer (A-39). Hyper-parameters are not stated at all (A-55).
+both, the transformer's own answer (differences: fedvkd-losses). Settings: differences: fedvkd-settings.
 """
 
 from __future__ import annotations
@@ -30,14 +31,12 @@ import torch
 from torch.nn import functional as F
 
 from fatbench.engine.local import copied, load, precision_context, trainable
-from fatbench.engine.optimisers import Descent, packed, step, unpacked
+from fatbench.engine.optimisers import packed, step, unpacked
 from fatbench.engine.randomness import forked
 from fatbench.engine.rounds import Cost, Problem, Round, State, Update
 from fatbench.methods.protocols.distillation import (
-    EdgeTraining,
     check_model,
     clean_pass,
-    edge_of,
     knowledge,
     server_batches,
     server_work,
@@ -46,7 +45,7 @@ from fatbench.methods.protocols.distillation import (
     uploads,
     wire,
 )
-from fatbench.suite.types import Count, Momentum, NonNegative, Objective, Positive
+from fatbench.suite.types import Count, Local, NonNegative, Positive, Server
 
 
 def fedvkd(
@@ -54,20 +53,8 @@ def fedvkd(
     state: State,
     *,
     rounds: Count,
-    epochs: Count,
-    batch: Count,
-    lr: Positive,
-    objective: Objective,
-    server_epochs: Count,
-    server_lr: Positive,
-    optimiser: Literal["sgd", "adam", "adamw"] = "adam",
-    momentum: Momentum = 0.9,
-    weight_decay: NonNegative = 0.0,
-    server_batch: Count = 256,
-    server_optimiser: Literal["sgd", "adam", "adamw"] = "adamw",
-    server_momentum: Momentum = 0.9,
-    server_weight_decay: NonNegative = 0.05,
-    lr_decay: Positive = 1.0,
+    local: Local,
+    server: Server,
     temperature: Positive = 3.0,
     alpha: NonNegative = 1.0,
     server_shuffle: bool = True,
@@ -80,8 +67,8 @@ def fedvkd(
     and that the weight decay of the server is AdamW's. ValueError: a model without an edge and a server, or whose
     server has no distillation head.
 
-    Forward: rounds * epochs * objective
-    Backward: rounds * epochs * objective
+    Forward: rounds * local
+    Backward: rounds * local
     Parts: edge, server, distillation head
     Refuse if 'edge' not in model.parts: {name} trains a model of an edge and a server (edge_vit, ...), not {model.name}
     Refuse if 'distillation head' not in model.parts: {name} needs a server with a distillation head:
@@ -92,42 +79,41 @@ def fedvkd(
         raise ValueError("fedvkd needs a server with a distillation head: model edge_vit")
     names = [name for name in trainable(problem.model) if name.startswith("server.")]
     for t in range(state.round, rounds):
-        descent = Descent(optimiser, lr * lr_decay**t, momentum, weight_decay)
-        how = EdgeTraining(epochs, batch, descent, objective, temperature, alpha)
-        trained = {k: train_edge(problem, state, k, t, how) for k in range(len(problem.shards))}
-        clients = {k: own for k, (own, _) in trained.items()}
-        sent = transfer(problem, state, clients, server_batch, features)
+        now = local.at(t)
+        trained = {k: train_edge(problem, state, k, t, now, temperature, alpha) for k in range(len(problem.shards))}
+        edges = {k: own["edge"] for k, (own, _) in trained.items()}
+        sent = transfer(problem, state, edges, server.batch, features)
         answers = sent.logits.argmax(1)
 
         model = load(problem, state.model)
-        server: Any = model.get_submodule("server").train()
+        network: Any = model.get_submodule("server").train()
         weights = [model.get_parameter(name) for name in names]
-        memory = unpacked(state.server, names)
-        descent = Descent(server_optimiser, server_lr * lr_decay**t, server_momentum, server_weight_decay)
+        moments = unpacked(state.server.get("optimiser", {}), names)
+        descent = server.descent(t)
         taught = torch.empty_like(sent.logits)
         steps, losses = 0, []
         with forked(problem.seed, "server", t, device=problem.device):
-            for epoch, rows in server_batches(problem, t, sent.owned, server_epochs, server_batch, server_shuffle):
+            for epoch, rows in server_batches(problem, t, sent.owned, server.epochs, server.batch, server_shuffle):
                 with precision_context(problem):
-                    tokens = server.forward_features(sent.read(rows))
-                    of_class, of_edge = server.head(tokens[:, 0]).float(), server.head_dist(tokens[:, 1]).float()
+                    tokens = network.forward_features(sent.read(rows))
+                    of_class, of_edge = network.head(tokens[:, 0]).float(), network.head_dist(tokens[:, 1]).float()
                 rows = rows.to(problem.device)
                 loss = F.cross_entropy(of_class, sent.labels[rows]) + F.cross_entropy(of_edge, answers[rows])
-                memory = step(weights, torch.autograd.grad(loss, weights), memory, descent)
+                moments = step(weights, torch.autograd.grad(loss, weights), moments, descent)
                 steps += 1
-                if epoch == server_epochs - 1:
+                if epoch == server.epochs - 1:
                     taught[rows] = (of_class + of_edge).detach() / 2
                     losses.append(loss.detach() * len(rows))
         if server_logits == "clean":
-            taught = clean_pass(problem, sent, server_batch)
+            taught = clean_pass(problem, sent, server.batch)
 
         extra = uploads(sent, answers=answers)
         up, down = wire(sent, extra, taught)
         after = State(
             round=t + 1,
             model={**state.model, **copied(model, "server.")},
-            server=packed(memory, names),
-            clients={k: {**own, **knowledge(sent, k, taught)} for k, own in clients.items()},
+            server={"optimiser": packed(moments, names)},
+            clients={k: {**own, "knowledge": knowledge(sent, k, taught)} for k, (own, _) in trained.items()},
         )
         examples = len(sent.ids)
         yield Round(
@@ -136,9 +122,15 @@ def fedvkd(
             [Update(k, len(problem.shards[k]), {}, stats, extra[k]) for k, (_, stats) in trained.items()],
             None,
             after,
-            Cost(sum(stats.steps for _, stats in trained.values()), examples * epochs, examples * epochs, up, down),
-            own={k: edge_of(after, k) for k in clients},
-            metrics=server_work(losses, steps, examples, server_epochs, server_logits == "clean"),
+            Cost(
+                sum(stats.steps for _, stats in trained.values()),
+                examples * now.epochs,
+                examples * now.epochs,
+                up,
+                down,
+            ),
+            own=edges,
+            metrics=server_work(losses, steps, examples, server.epochs, server_logits == "clean"),
         )
         state = after
         del sent, extra  # the features, before those of the next round are made

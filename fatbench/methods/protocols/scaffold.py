@@ -25,10 +25,11 @@ from typing import Literal
 
 import torch
 
-from fatbench.engine.local import LocalSGD, cost, draw_cohort, step_divisor, train_cohort, trainable
+from fatbench.engine.cohort import cost, draw_cohort, step_divisor, train_cohort
+from fatbench.engine.local import trainable
+from fatbench.engine.mixing import aggregate, mix, scaled
 from fatbench.engine.rounds import Context, Problem, Round, State, Tensors, Update
-from fatbench.methods.rules import mix, scaled
-from fatbench.suite.types import Count, Momentum, NonNegative, Objective, Positive, Rule, Share
+from fatbench.suite.types import Count, Local, Positive, Rule, Share
 
 
 def scaffold(
@@ -36,15 +37,8 @@ def scaffold(
     state: State,
     *,
     rounds: Count,
-    epochs: Count,
-    batch: Count,
-    lr: Positive,
-    objective: Objective,
     rule: Rule,
-    lr_decay: Positive = 1.0,
-    momentum: Momentum = 0.0,
-    weight_decay: NonNegative = 0.0,
-    clip: Positive | None = None,
+    local: Local,
     participation: Share = 1.0,
     server_lr: Positive = 1.0,
     divisor: Literal["momentum", "literal"] = "momentum",
@@ -53,34 +47,33 @@ def scaffold(
 
     Only trainable parameters carry variates. `divisor: literal` is lr tau_k whatever the momentum.
 
-    Forward: rounds * participation * epochs * objective
-    Backward: rounds * participation * epochs * objective
+    Forward: rounds * participation * local
+    Backward: rounds * participation * local
     Up: 2
     Down: 2
     """
     names = trainable(problem.model)
     zeros = {name: torch.zeros_like(state.model[name]) for name in names}
-    c = {name: state.server.get(f"c/{name}", zeros[name]) for name in names}
+    c: Tensors = state.server.get("c", zeros)
     for t in range(state.round, rounds):
         cohort = draw_cohort(problem, t, participation)
-        local = LocalSGD(epochs, batch, lr * lr_decay**t, momentum, weight_decay, clip, objective)
+        now = local.at(t)
         own = {k: state.clients.get(k, zeros) for k in cohort}
         shift = {k: {name: c[name] - own[k][name] for name in names} for k in cohort}
-        trained = train_cohort(problem, state.model, cohort, t, local, gradient_shift=shift)
-        updates = [replace(u, extra=_change(u, state.model, c, local.lr, divisor)) for u in trained]
+        trained = train_cohort(problem, state.model, cohort, t, now, rule=rule, gradient_shift=shift)
+        updates = [replace(u, extra=_change(u, state.model, c, now.lr, divisor)) for u in trained]
 
-        memory = {k: v for k, v in state.server.items() if not k.startswith("c/")}
-        context = Context(t, rounds, problem, state.model, memory, local.lr)
-        mixing = scaled(rule(updates, context), server_lr)
+        context = Context(t, rounds, problem, state.model, state.server.get("rule", {}), now.lr)
+        mixing = scaled(aggregate(rule, updates, context), server_lr)
         new = {u.client: {name: own[u.client][name] + u.extra[name] for name in names} for u in updates}
         c = {name: c[name] + sum(u.extra[name] for u in updates) / len(problem.shards) for name in names}
         after = State(
             round=t + 1,
             model=mix(updates, mixing, state.model, problem.model),
-            server={**mixing.server, **{f"c/{name}": c[name] for name in names}},
+            server={"rule": mixing.memory, "c": dict(c)},
             clients={**state.clients, **new},
         )
-        yield Round(t, state.model, updates, mixing, after, cost(updates, local, state.model, up=2, down=2))
+        yield Round(t, state.model, updates, mixing, after, cost(updates, now, state.model, up=2, down=2))
         state = after
 
 

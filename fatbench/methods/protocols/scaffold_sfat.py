@@ -22,10 +22,11 @@ from dataclasses import replace
 
 import torch
 
-from fatbench.engine.local import LocalSGD, cost, draw_cohort, train_cohort, trainable
+from fatbench.engine.cohort import cost, draw_cohort, train_cohort
+from fatbench.engine.local import trainable
+from fatbench.engine.mixing import aggregate, mix
 from fatbench.engine.rounds import Context, Problem, Round, State
-from fatbench.methods.rules import mix
-from fatbench.suite.types import Count, Momentum, NonNegative, Objective, Positive, Rule, Share
+from fatbench.suite.types import Count, Local, Rule, Share
 
 
 def scaffold_sfat(
@@ -33,22 +34,16 @@ def scaffold_sfat(
     state: State,
     *,
     rounds: Count,
-    epochs: Count,
-    batch: Count,
-    lr: Positive,
-    objective: Objective,
     rule: Rule,
-    momentum: Momentum = 0.0,
-    weight_decay: NonNegative = 0.0,
-    clip: Positive | None = None,
+    local: Local,
     participation: Share = 1.0,
     copy_start: bool = False,
     buffers: bool = False,
 ) -> Iterator[Round]:
     """The released SCAFFOLD variant: weight-space correction, variates divided by the number of participants.
 
-    Forward: rounds * participation * epochs * objective
-    Backward: rounds * participation * epochs * objective
+    Forward: rounds * participation * local
+    Backward: rounds * participation * local
     Up: 2
     Down: 2
     """
@@ -57,15 +52,15 @@ def scaffold_sfat(
     # released: S = lr * (initial model) with lr = 1e-4, so in units of displacement the copy is the model times 1e-4
     start = {name: (1e-4 * state.model[name] if copy_start else torch.zeros_like(state.model[name])) for name in names}
     if copy_start and state.round > 0:
-        start = {name: state.server[f"start/{name}"] for name in names}
-    s = {name: state.server.get(f"s/{name}", start[name]) for name in names}
-    kept = {f"start/{name}": start[name] for name in names} if copy_start else {}
+        start = state.server["start"]
+    s = state.server.get("s", start)
+    kept = {"start": dict(start)} if copy_start else {}
     for t in range(state.round, rounds):
         cohort = draw_cohort(problem, t, participation)
-        local = LocalSGD(epochs, batch, lr, momentum, weight_decay, clip, objective)
+        now = local.at(t)
         own = {k: state.clients.get(k, start) for k in cohort}
         shift = {k: {name: s[name] - own[k][name] for name in names} for k in cohort}
-        trained = train_cohort(problem, state.model, cohort, t, local, weight_shift=shift)
+        trained = train_cohort(problem, state.model, cohort, t, now, rule=rule, weight_shift=shift)
         updates = [
             replace(
                 u,
@@ -73,16 +68,15 @@ def scaffold_sfat(
             )
             for u in trained
         ]
-        memory = {k: v for k, v in state.server.items() if not k.startswith(("s/", "start/"))}
-        context = Context(t, rounds, problem, state.model, memory, local.lr)
-        mixing = rule(updates, context)
+        context = Context(t, rounds, problem, state.model, state.server.get("rule", {}), now.lr)
+        mixing = aggregate(rule, updates, context)
         new = {u.client: {n: own[u.client][n] + u.extra[n] for n in names} for u in updates}
         s = {n: s[n] + sum(u.extra[n] for u in updates) / len(updates) for n in names}
         after = State(
             round=t + 1,
             model=mix(updates, mixing, state.model, problem.model),
-            server={**mixing.server, **kept, **{f"s/{n}": s[n] for n in names}},
+            server={"rule": mixing.memory, **kept, "s": dict(s)},
             clients={**state.clients, **new},
         )
-        yield Round(t, state.model, updates, mixing, after, cost(updates, local, state.model, up=2, down=2))
+        yield Round(t, state.model, updates, mixing, after, cost(updates, now, state.model, up=2, down=2))
         state = after

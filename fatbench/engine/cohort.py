@@ -1,0 +1,73 @@
+"""The clients of a round: who takes part, what they send, what it costs. `train_cohort` is the one door to training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from fatbench.engine.asks import asks
+from fatbench.engine.fast import clients as fast
+from fatbench.engine.local import LocalTraining, broadcast_loss, train_client
+from fatbench.engine.randomness import numpy_generator
+from fatbench.engine.rounds import Cost, Problem, Tensors, Update
+
+
+def draw_cohort(problem: Problem, round: int, participation: float) -> list[int]:
+    """m = max(1, int(C K)) clients in random order; the released SFAT depends on the order, so it is always drawn."""
+    clients = len(problem.shards)
+    m = max(1, int(participation * clients + 1e-9))
+    return numpy_generator(problem.seed, "cohort", round).permutation(clients)[:m].tolist()
+
+
+def train_cohort(
+    problem: Problem,
+    broadcast: Tensors,
+    cohort: Sequence[int],
+    round: int,
+    local: LocalTraining,
+    *,
+    rule: Callable[..., Any] | None = None,
+    gradient_shift: Mapping[int, Tensors] | None = None,
+    weight_shift: Mapping[int, Tensors] | None = None,
+) -> list[Update]:
+    """Every client of the cohort trained from `broadcast`; updates in the order of the cohort.
+
+    A `rule` that asks for `broadcast_losses` has every client measure theta^t on its own data first (in Stats).
+    gradient_shift[k] is added to every gradient of client k (SCAFFOLD: c - c_k); weight_shift[k] is subtracted from
+    its weights after every step (the released SCAFFOLD).
+    """
+    measured = rule is not None and asks(rule, "broadcast_losses")
+    shifts = {k: (gradient_shift[k] if gradient_shift else {}, weight_shift[k] if weight_shift else {}) for k in cohort}
+    if problem.path == "fast":
+        clients = [fast.Client(problem, broadcast, k, round, *shifts[k]) for k in cohort]
+        at_once = problem.train_at_once or fast.train_cohort
+        if (trained := at_once(clients, local, measured)) is not None:
+            return trained
+    updates = []
+    for k in cohort:
+        loss = broadcast_loss(problem, broadcast, k, round, local) if measured else None
+        update = train_client(problem, broadcast, k, round, local, *shifts[k])
+        updates.append(replace(update, stats=replace(update.stats, broadcast_loss=loss)))
+    return updates
+
+
+def step_divisor(update: Update, lr: float, divisor: str) -> float:
+    """S_k of SCAFFOLD and FedGATE: lr ||a_k||_1, which counts momentum, or with "literal" lr tau_k, which does not."""
+    return lr * (update.stats.momentum_steps if divisor == "momentum" else update.stats.steps)
+
+
+def cost(updates: Sequence[Update], local: LocalTraining, broadcast: Tensors, up: int = 1, down: int = 1) -> Cost:
+    """What the round cost; `up` and `down` count models on the wire per participant.
+
+    Image passes are those of the objective, counted from the suite's settings, so they are added by the experiment,
+    which knows them.
+    """
+    size = sum(value.numel() * value.element_size() for value in broadcast.values())
+    return Cost(
+        gradient_steps=sum(u.stats.steps for u in updates),
+        forward=sum(u.n for u in updates) * local.epochs,
+        backward=sum(u.n for u in updates) * local.epochs,
+        bytes_up=up * size * len(updates),
+        bytes_down=down * size * len(updates),
+    )

@@ -1,0 +1,154 @@
+"""What is measured of a round.
+
+Numbers of a round (stage `train`; `client` is set where it says per client):
+
+| metric | what |
+|---|---|
+| train_loss | mean training loss over the last local epoch, clients weighted by examples; also per client |
+| train_accuracy | accuracy on the training inputs (adversarial under AT), running over the round; also per client |
+| holdout_accuracy | per client: accuracy under the monitor on the client's held-out share (client_holdout > 0) |
+| holdout_gap | per client that took part: train_accuracy minus holdout_accuracy |
+| weight | per client: the weight w_k |
+| selected | per client: 1 where the rule singled the client out, else 0 |
+| last_layer_cosine | per client: cosine between the layers of logits of theta^t and theta_k (FedWAvg) |
+| fedwavg_weight | per client: FedWAvg's weight at q = 1, whether the rule uses it or not |
+| drift_post, drift_pre | mean L2 distance of the clients' parameters from the new, and from the broadcast model |
+| grad_var | (1/m) sum_k ||g_k - mean g||^2 with g_k = theta^t - theta_k |
+| natural, monitor | test accuracy, clean and under the monitor (every `monitor_every` rounds, and the last) |
+| natural_loss, monitor_loss | mean cross-entropy on the same images |
+| natural_class, monitor_class | accuracy by class, the class in place of a client (per_class) |
+| val_natural, val_monitor, ... | the same on the validation images |
+| edge_natural | clean test accuracy of the small device's own classifier, mean over devices, where a model has one |
+| label_clients | round 1, the class in place of a client: how many clients hold examples of it (per_class) |
+| edge_parameters, edge_flops, edge_step_flops, edge_memory | round 1: what training costs a client (`footprint`) |
+| gradient_steps, forward, backward | what the round cost: optimiser steps, image passes of training |
+| bytes_up, bytes_down, seconds | bytes on the wire, wall time of training |
+
+and whatever the protocol, its rule and the probe measure besides. Where a protocol has no single global model,
+accuracies are means over the clients' models, and also per client.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fatbench.engine.accuracy import accuracy, edge_accuracy, models_of, natural, of_client
+from fatbench.engine.footprint import footprint
+from fatbench.engine.local import trainable
+from fatbench.engine.mixing import last_layer_cosines
+from fatbench.engine.rounds import Number, Problem, Round
+from fatbench.engine.setup import Setup
+from fatbench.models import logit_parameters
+
+
+def named(count: int, metrics: Mapping[str, float | dict[int, float]]) -> Iterator[Number]:
+    """Metrics as numbers of a round."""
+    for name, value in metrics.items():
+        if isinstance(value, dict):
+            yield from (Number(name, one, count, client=k) for k, one in value.items())
+        else:
+            yield Number(name, value, count)
+
+
+def once(ready: Setup, settings: Mapping[str, Any], per_class: bool) -> Iterator[Number]:
+    """What does not change from round to round."""
+    problem = ready.problem
+    local = settings.get("local")
+    batch = settings.get("batch") if local is None else local.batch
+    moments = 0 if local is None else 2 if local.optimiser != "sgd" else int(local.momentum > 0)
+    if batch is not None:
+        yield from named(1, footprint(problem, batch, moments=moments))
+    if per_class:
+        held = torch.stack([problem.labels[shard].bincount(minlength=ready.classes) > 0 for shard in problem.shards])
+        yield from named(1, {"label_clients": dict(enumerate(held.sum(0).double().tolist()))})
+
+
+def training(result: Round, problem: Problem) -> Iterator[Number]:
+    """The numbers that the round itself holds."""
+    count, updates = result.index + 1, result.updates
+    if not updates:
+        return
+    total = sum(u.n for u in updates)
+    yield Number("train_loss", sum(u.n * u.stats.loss for u in updates) / total, count, n=total)
+    yield Number("train_accuracy", sum(u.n * u.stats.accuracy for u in updates) / total, count, n=total)
+    for position, update in enumerate(updates):
+        yield Number("train_loss", update.stats.loss, count, update.n, update.client)
+        yield Number("train_accuracy", update.stats.accuracy, count, update.n, update.client)
+        if result.mixing is not None:
+            yield Number("weight", result.mixing.weights[position], count, client=update.client)
+            yield Number("selected", float(position in result.mixing.selected), count, client=update.client)
+    if not all(update.model for update in updates):
+        return  # no client sent a model, so there is no drift
+    cosines = last_layer_cosines(updates, result.broadcast, logit_parameters(problem.model))
+    exponents = [math.exp(cosine) for cosine in cosines]
+    for update, cosine, exponent in zip(updates, cosines, exponents, strict=True):
+        yield Number("last_layer_cosine", cosine, count, client=update.client)
+        yield Number("fedwavg_weight", exponent / sum(exponents), count, client=update.client)
+    names = trainable(problem.model)
+    before = [result.broadcast[name] for name in names]
+    after = [result.state.model[name] for name in names]
+    clients = [[u.model[name] for name in names] for u in updates]
+    mean = [torch.stack(parts).mean(0) for parts in zip(*clients, strict=True)]
+    yield Number("drift_post", sum(_distance(c, after) for c in clients) / len(clients), count)
+    yield Number("drift_pre", sum(_distance(c, before) for c in clients) / len(clients), count)
+    yield Number("grad_var", sum(_distance(c, mean) ** 2 for c in clients) / len(clients), count)
+
+
+def _distance(a: list[Tensor], b: list[Tensor]) -> float:
+    """L2 distance of two lists of tensors, flattened."""
+    return float(torch.stack(torch._foreach_norm(torch._foreach_sub(a, b))).double().norm())
+
+
+def monitored(
+    ready: Setup, result: Round, count: int, monitor: Any, n: int | None, per_class: bool
+) -> Iterator[Number]:
+    """Accuracies and losses on test and validation images, and on what clients hold out."""
+    problem = ready.problem
+    models = models_of(result.state.model, result.own)
+    clean_only = getattr(monitor, "func", monitor) is natural
+    for prefix, held_out in (("", ready.test), ("val_", ready.validation)):
+        if held_out is None:
+            continue
+        images, labels = held_out[0][:n], held_out[1][:n]
+        found: dict[str, list[tuple[Tensor, float]]] = {}
+        for metric, attack in (("natural", natural), ("monitor", monitor)):
+            if metric == "monitor" and clean_only:
+                found[metric] = found["natural"]
+                continue
+            found[metric] = [
+                accuracy(problem, model, images, labels, attack, ("monitor", prefix + metric, count, *of_client(k)))
+                for k, model in models.items()
+            ]
+        for metric, results in found.items():
+            bits = torch.stack([right for right, _ in results]).double()
+            yield Number(prefix + metric, float(bits.mean()), count, n=len(labels))
+            yield Number(f"{prefix}{metric}_loss", sum(x for _, x in results) / len(results), count, n=len(labels))
+            if result.own:
+                yield from (
+                    Number(prefix + metric, float(one.mean()), count, len(labels), k)
+                    for k, one in zip(models, bits, strict=True)
+                )
+            if per_class:
+                for c in range(ready.classes):
+                    of_class = labels.cpu() == c
+                    if here := int(of_class.sum()):
+                        yield Number(f"{prefix}{metric}_class", float(bits[:, of_class].mean()), count, here, c)
+    if hasattr(problem.model, "edge_logits"):
+        images, labels = ready.test[0][:n], ready.test[1][:n]
+        edges = [edge_accuracy(problem, model, images, labels) for model in models.values()]
+        yield Number("edge_natural", sum(edges) / len(edges), count, n=len(labels))
+    trained = {update.client: update.stats.accuracy for update in result.updates}
+    for k, held in enumerate(ready.held):
+        if len(held):
+            images, labels = problem.images[held], problem.labels[held]
+            model = models.get(k, result.state.model)
+            right, _ = accuracy(problem, model, images, labels, monitor, ("monitor", "holdout", count, k))
+            value = float(right.double().mean())
+            yield Number("holdout_accuracy", value, count, n=len(held), client=k)
+            if k in trained:
+                yield Number("holdout_gap", trained[k] - value, count, n=len(held), client=k)

@@ -1,0 +1,149 @@
+"""From updates to the next model: a rule gives weights, and here the weights become a state_dict.
+
+mixing = aggregate(rule, updates, context)             what the rule says, given what it asks for
+mix(updates, mixing, broadcast, model)                 -> the state_dict of theta^{t+1}
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from fatbench.engine.asks import granted
+from fatbench.engine.rounds import Context, Mixing, Tensors, Update
+
+
+def aggregate(rule: Callable[..., Mixing], updates: Sequence[Update], context: Context) -> Mixing:
+    """The rule's Mixing. It may ask for `broadcast_losses`: the loss of theta^t on each update's client's data."""
+    return rule(updates, context, **granted(rule, {"broadcast_losses": lambda: _broadcast_losses(updates)}))
+
+
+def _broadcast_losses(updates: Sequence[Update]) -> list[float]:
+    losses = [update.stats.broadcast_loss for update in updates]
+    missing = [update.client for update, loss in zip(updates, losses, strict=True) if loss is None]
+    if missing:
+        raise ValueError(f"the rule asks for broadcast_losses, and client {missing[0]} did not measure any")
+    return [loss for loss in losses if loss is not None]
+
+
+def mix(updates: Sequence[Update], mixing: Mixing, broadcast: Tensors, model: nn.Module) -> Tensors:
+    """The state_dict of theta^{t+1}, on the device and in the types of `broadcast`; `model` only says what is what.
+
+    - Trainable parameters: mixing.broadcast * theta^t + sum_k mixing.weights[k] * theta_k; those of batch
+      normalisation by mixing.norm where it is given.
+    - Float buffers: the mean weighted by N_k. Integer buffers and frozen parameters: copied from the first update.
+    - mixing.model: that itself; only mixing.broadcast of theta^t is mixed into it.
+    - mixing.norm_match "substring" follows the SFAT release instead: every tensor is a weighted sum, buffers and frozen
+      parameters too, by mixing.norm where its name contains "bn". Integers are summed as fractions and cut off, which
+      is what loading such a sum into a counter does.
+
+    Half precision is summed in float32. A client of weight 0 is left out, so that a model full of NaN does no harm.
+    ValueError: not one weight per update, or `broadcast` is no state of `model`.
+    """
+    for given in (mixing.weights, mixing.norm):
+        if given is not None and len(given) != len(updates):
+            raise ValueError(f"mix: {len(given)} weights for {len(updates)} updates")
+    if strangers := broadcast.keys() ^ model.state_dict().keys():
+        raise ValueError(f"mix: model and broadcast weights differ in {', '.join(sorted(strangers)[:3])}")
+    norm = mixing.weights if mixing.norm is None else mixing.norm
+    first = updates[0].model
+    if mixing.model is not None:
+        stay = mixing.broadcast
+        taken = {key: mixing.model[key] for key in broadcast}
+        return {k: torch.lerp(v, broadcast[k], stay) if stay and v.is_floating_point() else v for k, v in taken.items()}
+    result: Tensors = {}
+
+    def sources(weights: Sequence[float], stay: float) -> list[tuple[Tensors, float]]:
+        pairs = [(broadcast, stay), *((u.model, w) for u, w in zip(updates, weights, strict=True))]
+        return [(tensors, weight) for tensors, weight in pairs if weight != 0]
+
+    with torch.no_grad():
+        if mixing.norm_match == "substring":
+            floats = [key for key, value in broadcast.items() if value.is_floating_point()]
+            groups = [
+                ([key for key in floats if "bn" in key], sources(norm, mixing.broadcast)),
+                ([key for key in floats if "bn" not in key], sources(mixing.weights, mixing.broadcast)),
+            ]
+            for key in broadcast.keys() - set(floats):
+                total = torch.zeros(broadcast[key].shape, dtype=torch.float64)
+                for tensors, weight in sources(norm if "bn" in key else mixing.weights, mixing.broadcast):
+                    total += weight * tensors[key].to("cpu", torch.float64)
+                # 1e-6: weights that sum to 1 must not lose a whole count to rounding
+                result[key] = torch.floor(total + 1e-6).to(broadcast[key])
+        else:
+            trainable = {name for name, p in model.named_parameters(remove_duplicate=False) if p.requires_grad}
+            buffers = {name for name, _ in model.named_buffers(remove_duplicate=False)}
+            normalisation = {
+                f"{prefix}.{name}".removeprefix(".")
+                for prefix, module in model.named_modules(remove_duplicate=False)
+                if isinstance(module, _BatchNorm)
+                for name, _ in module.named_parameters(recurse=False)
+            }
+            running = [key for key in broadcast if key in buffers and broadcast[key].is_floating_point()]
+            share = normalised([float(update.n) for update in updates])
+            groups = [
+                ([k for k in broadcast if k in trainable - normalisation], sources(mixing.weights, mixing.broadcast)),
+                ([k for k in broadcast if k in trainable & normalisation], sources(norm, mixing.broadcast)),
+                (running, sources(share, 0.0)),
+            ]
+            for key in broadcast.keys() - trainable - set(running):
+                result[key] = first[key].detach().clone()
+        for keys, terms in groups:
+            result.update(_weighted_sum(keys, terms, broadcast))
+    return {key: result[key] for key in broadcast}
+
+
+def scaled(mixing: Mixing, rate: float) -> Mixing:
+    """The mixing that goes `rate` times as far from theta^t: theta^t + rate * (what `mixing` gives - theta^t)."""
+    return replace(
+        mixing,
+        weights=[rate * weight for weight in mixing.weights],
+        norm=None if mixing.norm is None else [rate * weight for weight in mixing.norm],
+        broadcast=1 - rate + rate * mixing.broadcast,
+    )
+
+
+def _weighted_sum(keys: list[str], terms: list[tuple[Tensors, float]], like: Tensors) -> Tensors:
+    """The weighted sum of the terms for every key, in float32 or, for float64 tensors, in float64."""
+    by_type: dict[torch.dtype, list[str]] = {}
+    for key in keys:
+        by_type.setdefault(like[key].dtype, []).append(key)
+    summed: Tensors = {}
+    for dtype, names in by_type.items():
+        wide = torch.float64 if dtype == torch.float64 else torch.float32
+        total = [torch.zeros_like(like[key], dtype=wide) for key in names]
+        for tensors, weight in terms:
+            torch._foreach_add_(total, [tensors[key].to(t) for key, t in zip(names, total, strict=True)], alpha=weight)
+        summed.update(zip(names, [value.to(dtype) for value in total], strict=True))
+    return summed
+
+
+def normalised(values: Sequence[float]) -> list[float]:
+    """The values divided by their sum."""
+    total = math.fsum(values)
+    return [value / total for value in values]
+
+
+def last_layer_cosines(updates: Sequence[Update], broadcast: Tensors, names: Sequence[str]) -> list[float]:
+    """Per update the cosine between theta^t and theta_k in the tensors `names`, flattened together.
+
+    0 where either is all zeros. ValueError: no names.
+    """
+    if not names:
+        raise ValueError("fedwavg: the model has no layer with parameters that emits logits")
+    ours = _flat(broadcast, names)
+    cosines = []
+    for update in updates:
+        theirs = _flat(update.model, names)
+        norms = float(ours.norm() * theirs.norm())
+        cosines.append(float(ours @ theirs) / norms if norms > 0 else 0.0)
+    return cosines
+
+
+def _flat(model: Tensors, names: Sequence[str]) -> Tensor:
+    return torch.cat([model[name].detach().to("cpu", torch.float64).flatten() for name in names])

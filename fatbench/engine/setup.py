@@ -1,0 +1,115 @@
+"""A cell made ready: its data read, held out and dealt to clients, its model built, all on the device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from fatbench.engine import memory, microbatch
+from fatbench.engine.fast.cells import Seat
+from fatbench.engine.precision import exact
+from fatbench.engine.randomness import forked
+from fatbench.engine.rounds import Problem, State
+from fatbench.engine.splits import auxiliary_images, split
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a cell runs: not part of what it is."""
+
+    data: Path
+    device: torch.device
+    precision: Literal["fp32", "bf16"] = "fp32"
+    path: Literal["reference", "loop", "fast"] = "loop"
+    microbatch: int | None = None
+    together: Seat | None = None
+
+
+@dataclass(frozen=True)
+class Setup:
+    """A cell made ready: the problem, its initial state, the images to measure on."""
+
+    problem: Problem
+    initial: State
+    test: tuple[Tensor, Tensor]  # (n, C, H, W) uint8, (n,) int64
+    validation: tuple[Tensor, Tensor] | None
+    held: list[Tensor]  # per client: indices of its held-out share
+    classes: int
+    data: dict[str, Any]  # name, variant, fingerprint: goes into the provenance
+
+
+def setup(
+    place: Place,
+    *,
+    seed: int,
+    data: Callable[..., Any],
+    partition: Callable[..., Any],
+    model: Callable[..., Any],
+    train: int | None = None,
+    test: int | None = None,
+    validation: int = 0,
+    client_holdout: float = 0.0,
+    size: int | None = None,
+    augment: Callable[..., Any] | None = None,
+    auxiliary: Callable[..., Any] | None = None,
+    auxiliary_n: int | None = None,
+    **_: Any,
+) -> Setup:
+    """Read the data, hold out, partition, initialise.
+
+    MachineError: data missing or damaged; SpecError: auxiliary images that cannot be used; ValueError: no split.
+    """
+    exact(place.device, place.precision)
+    if place.device.type == "cpu":
+        memory.keep()
+    dataset = data(place.data)
+    chosen = split(dataset, seed, partition, train, validation, client_holdout)
+
+    def tensors(part: str, images: Any, labels: Any, indices: Any) -> tuple[Tensor, Tensor]:
+        def make() -> tuple[Tensor, Tensor]:
+            chosen = torch.from_numpy(images[indices]), torch.from_numpy(labels[indices])
+            return chosen[0].to(place.device), chosen[1].to(place.device, torch.int64)
+
+        if place.together is None:
+            return make()
+        return place.together.shared((dataset.fingerprint, part, train, test, validation), make)
+
+    def on_device(shards: list[Any]) -> list[Tensor]:
+        return [torch.from_numpy(shard).to(place.device, torch.int64) for shard in shards]
+
+    images, labels = tensors("train", dataset.train_images, dataset.train_labels, chosen.train)
+    with forked(seed, "model"):
+        network = model(dataset.shape if size is None else (dataset.shape[0], size, size), dataset.classes)
+    if place.microbatch is not None:
+        microbatch.bound(network, place.microbatch)
+    network.to(place.device)
+    unlabelled = None
+    if auxiliary is not None:
+        other = dataset if _same(auxiliary, data) else auxiliary(place.data)
+        unlabelled = torch.from_numpy(auxiliary_images(dataset, other, train, auxiliary_n)).to(place.device)
+    problem = Problem(
+        network, images, labels, on_device(chosen.shards), dataset.classes, seed, place.device, place.precision,
+        place.path, size, augment, unlabelled, place.together.train_cohort if place.together else None,
+    )  # fmt: skip
+    start = {name: value.detach().clone() for name, value in network.state_dict().items()}
+    return Setup(
+        problem=problem,
+        initial=State(0, start),
+        test=tensors("test", dataset.test_images, dataset.test_labels, slice(test)),
+        validation=(
+            tensors("validation", dataset.train_images, dataset.train_labels, chosen.validation) if validation else None
+        ),
+        held=on_device(chosen.held),
+        classes=dataset.classes,
+        data={"name": dataset.name, "variant": dataset.variant, "fingerprint": dataset.fingerprint},
+    )
+
+
+def _same(a: Callable[..., Any], b: Callable[..., Any]) -> bool:
+    """Whether two bound readers read the same data set."""
+    return (a.func, a.keywords) == (b.func, b.keywords)  # type: ignore[attr-defined]

@@ -1,0 +1,131 @@
+"""AdFL's aggregation rule: what the models think of the images that each of them draws.
+
+| paper | here | what |
+|---|---|---|
+| probability | cross[i, k, c] | how model i reads the image that model k drew of label c |
+| S_i | scores[i] | what the others read in model i's images, and it in theirs |
+| w_i | weights[i] | S_i / sum S |
+
+    each model k draws an image of every label c, by targeted iterated FGSM
+    S_i = sum over k != i and c of cross[i, k, c] + cross[k, i, c];   w_i = S_i / sum_j S_j
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from fatbench.engine.fast.clients import VmapStack
+from fatbench.engine.local import load, precision_context
+from fatbench.engine.mixing import normalised
+from fatbench.engine.randomness import generator
+from fatbench.engine.rounds import Context, Mixing, Problem, Tensors, Update
+from fatbench.suite.types import Count, Radius
+
+
+def adfl(
+    updates: Sequence[Update],
+    context: Context,
+    *,
+    start: Literal["noise", "black", "white"] = "noise",
+    steps: Count = 100,
+    step: Radius = 0.01,
+) -> Mixing:
+    """AdFL: a client counts by how well its images, one drawn by its model for every label, are read across models.
+
+    From `start`, model k draws an image of every label c by steps of targeted iterated FGSM, x <- clip(x - step * sign
+    of the gradient of CE(f_k(x), c), 0, 1), without an epsilon ball. p[i, k, c] is the probability of c that model i
+    gives that image where c is its prediction, else 0. S_i = sum over k != i and c of p[i, k, c] + p[k, i, c], and
+    w_i = S_i / sum S; all S zero: 1 / m. N_k is ignored. Models run in eval mode; p is read in float32 whatever the
+    precision. `step` 0.01 and 100 `steps` span [0, 1]. Uses no data, only the shape of the images.
+
+    The noise is uniform, new every round, and the same for every model, so that equal models draw equal images and
+    have equal weights. Costs m * C * steps backward passes and m^2 * C forward passes on the server, no bytes.
+    Metrics per client: adfl_score, S; adfl_hit, the share of a model's images that it reads as their label itself.
+    Artifacts: adfl_images (m, C, channels, H, W) uint8, adfl_cross p (m, m, C), adfl_weights (m,), in the order of the
+    updates, whose clients are adfl_clients (m,).
+
+    Source: Danilenka et al. 2022; differences: adfl-images, adfl-scores. Start, steps and step are not stated there.
+    """
+    problem = context.problem
+    side = problem.images.shape[-2:] if problem.size is None else (problem.size, problem.size)
+    shape = (problem.classes, problem.images.shape[1], *side)
+    if start == "noise":
+        draw = generator(problem.seed, "adfl", context.round, device=problem.device)
+        blank = torch.rand(shape, generator=draw, device=problem.device)
+    else:
+        blank = torch.full(shape, 1.0 if start == "white" else 0.0, device=problem.device)
+    images = draw_images(problem, [update.model for update in updates], blank, steps, step)
+    cross = _cross_prediction(problem, updates, images)
+    others = cross.sum(2).fill_diagonal_(0)  # [i, k]: how model i reads the images of model k
+    scores = [float(score) for score in others.sum(1) + others.sum(0)]
+    weights = normalised(scores) if math.fsum(scores) > 0 else [1 / len(updates)] * len(updates)
+    hits = (cross.diagonal().T > 0).double().mean(1).tolist()
+    clients = [update.client for update in updates]
+    return Mixing(
+        weights,
+        metrics={
+            "adfl_score": dict(zip(clients, scores, strict=True)),
+            "adfl_hit": dict(zip(clients, hits, strict=True)),
+        },
+        artifacts={
+            "adfl_images": (images * 255).round().to("cpu", torch.uint8),
+            "adfl_cross": cross,
+            "adfl_weights": torch.tensor(weights, dtype=torch.float64),
+            "adfl_clients": torch.tensor(clients),
+        },
+    )
+
+
+def draw_images(problem: Problem, states: Sequence[Tensors], blank: Tensor, steps: int, step: float) -> Tensor:
+    """Image c of model k, (m, C, channels, H, W) in [0, 1]: from blank[c] towards what model k reads as label c.
+
+    The C images of a model go through it together. On an accelerator so do all m models, as one with stacked weights;
+    on a CPU that costs more than it saves.
+    """
+    if problem.path != "reference" and problem.device.type != "cpu":
+        model = load(problem, states[0]).eval()
+        stacked = {name: torch.stack([state[name] for state in states]) for name in states[0]}
+        streams = [generator(problem.seed, "adfl dropout", device=problem.device)] * len(states)  # eval mode: not drawn
+        network = VmapStack(model, stacked, streams, [])
+
+        def all_models(x: Tensor) -> Tensor:
+            logits: Tensor = network(x.flatten(0, 1))
+            return logits.unflatten(0, x.shape[:2])
+
+        return _towards_labels(problem, all_models, blank.expand(len(states), *blank.shape), steps, step)
+    drawn = []
+    for state in states:
+        model = load(problem, state).eval()
+        drawn.append(_towards_labels(problem, model, blank, steps, step))
+    return torch.stack(drawn)
+
+
+def _towards_labels(problem: Problem, model: Callable[[Tensor], Tensor], x: Tensor, steps: int, step: float) -> Tensor:
+    """Targeted iterated FGSM on x (..., C, channels, H, W) whose logits (..., C, C) have the targets 0 .. C - 1."""
+    for _ in range(steps):
+        x = x.detach().requires_grad_()
+        with precision_context(problem):
+            logits = model(x)
+        # summed, every image has the gradient of its own loss; -log p of the target, without the log's loss of digits
+        loss = -logits.float().log_softmax(-1).diagonal(dim1=-2, dim2=-1).sum()
+        x = (x.detach() - step * torch.autograd.grad(loss, x)[0].sign()).clamp(0, 1)
+    return x.detach()
+
+
+def _cross_prediction(problem: Problem, updates: Sequence[Update], images: Tensor) -> Tensor:
+    """p (m, m, C) float64 on the CPU: the probability of c model i gives image c of model k, 0 if it is misread."""
+    m, classes = images.shape[:2]
+    labels = torch.arange(classes, device=images.device).expand(m, classes)
+    read = []
+    with torch.no_grad():
+        for update in updates:
+            model = load(problem, update.model).eval()
+            probabilities = model(images.flatten(0, 1)).float().softmax(1).view(m, classes, classes)
+            right = probabilities.argmax(2) == labels
+            read.append(torch.where(right, probabilities.gather(2, labels[..., None])[..., 0], 0.0).nan_to_num())
+    return torch.stack(read).to("cpu", torch.float64)
