@@ -15,7 +15,7 @@ brings refuses in the same way.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -71,12 +71,31 @@ def of_cell(cell: Mapping[str, Any]) -> dict[str, Any]:
     return {name: UNKNOWN if value is None else value for name, value in known.items()}
 
 
+@dataclass(frozen=True)
+class Refusal:
+    """A `Refuse if` line that is true of a cell."""
+
+    place: str  # of the call: "protocol: rule"
+    kind: str
+    name: str
+    condition: str
+    reason: str
+
+
 def refuse(kind: str, spec: Mapping[str, Any], cell: Mapping[str, Any], place: str) -> None:
     """SpecError: this call, or one nested in it, has a `Refuse if` line that is true of the cell."""
-    _refuse(kind, spec, {"name": "cell", **cell}, of_cell(cell), place)
+    for found in refusals(kind, spec, cell, place):
+        raise SpecError(f"{found.place}: {found.reason}")
 
 
-def _refuse(kind: str, spec: Mapping[str, Any], cell: Mapping[str, Any], facts: dict[str, Any], place: str) -> None:
+def refusals(kind: str, spec: Mapping[str, Any], cell: Mapping[str, Any], place: str = "") -> Iterator[Refusal]:
+    """Every line that is true of the cell, of this call and of those nested in it."""
+    yield from _refusals(kind, spec, {"name": "cell", **cell}, of_cell(cell), place)
+
+
+def _refusals(
+    kind: str, spec: Mapping[str, Any], cell: Mapping[str, Any], facts: Mapping[str, Any], place: str
+) -> Iterator[Refusal]:
     signature = describe(kind, spec.get("name", ""))
 
     def lookup(name: str, *path: str) -> Any:
@@ -107,8 +126,9 @@ def _refuse(kind: str, spec: Mapping[str, Any], cell: Mapping[str, Any], facts: 
         except (ValueError, TypeError) as error:
             raise unreadable(signature, f"Refuse if {line}", error) from None
         if value is not UNKNOWN and value:
-            raise SpecError(f"{place}: {reason}")
+            yield Refusal(place, kind, signature.name, condition, reason)
     for setting in signature.settings:
         inner = nested(setting.annotation)[0]
         if inner and spec[setting.name] is not None:
-            _refuse(inner, spec[setting.name], cell, facts, f"{place}: {setting.name}")
+            inside = f"{place}: {setting.name}" if place else setting.name
+            yield from _refusals(inner, spec[setting.name], cell, facts, inside)

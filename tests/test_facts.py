@@ -1,0 +1,276 @@
+"""What is known of a cell before it runs, and every `Refuse if` line: each one is seen to refuse, under any name."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+
+from fatbench.errors import SpecError
+from fatbench.suite import cells, facts, formulas, signatures
+
+LOCAL = {"batch": 32, "lr": 0.01, "objective": "standard"}
+FEDAVG = {"name": "fedavg", "rounds": 2, "rule": "samples", "local": LOCAL}
+BASE = {
+    "seed": 0,
+    "data": {"name": "digits"},
+    "partition": {"name": "iid", "clients": 4},
+    "model": {"name": "small_cnn"},
+    "protocol": FEDAVG,
+    "monitor": {"name": "natural"},
+}
+VIT = {"name": "vit", "patch": 4, "dim": 12, "heads": 2, "depth": 2}
+EDGE = {"name": "edge_vit", "patch": 4, "dim": 12, "heads": 2, "depth": 1}
+SERVER = {"epochs": 1, "lr": 0.1}
+SLACK = [
+    {"name": "sfat", "alpha": 0.1},
+    {"name": "sfat_annealed", "alpha": 0.1},
+    {"name": "resfat_deemph", "r": 0.5},
+    {"name": "resfat_up_large", "alpha": 0.1},
+    {"name": "sfat_released", "r": 1.2},
+    {"name": "sfat_unequal_released", "r": 1.2},
+    {"name": "fedavg_shrink", "r": 1.2},
+]
+READERS = ["april", "april_opt", "patch_ls", "patch_span", "masked", "oracle"]
+TWICE = {"name": "image_folder", "path": "nowhere", "size": 32}
+
+
+def watched(**inversion) -> dict:
+    return {"name": "eavesdrop", "rounds": 1, "objective": "standard", "defence": "none", "inversion": inversion}
+
+
+def seen(model=VIT, size=32, **inversion) -> dict:
+    return {"protocol": watched(**inversion), "model": model, "size": size}
+
+
+NEEDS = "needs a transformer with a patch embedding and learned positions: {name: vit}"
+FEW = (
+    "images of 32 pixels are 64 unknown patches, and a model of width 12 gives a system of rank 12; take a wider model"
+)
+# (what is changed of BASE, the path of the call that refuses, how its reason begins)
+CASES = [
+    *[
+        ({"protocol": {**FEDAVG, "rule": {**rule, "top": 3}}}, "protocol: rule", "top: 3 is more than half of the 4 ")
+        for rule in SLACK
+    ],
+    ({"partition": {"name": "shah", "clients": 4, "skew": 40}}, "partition", "skew: (clients - 1) * skew must be below "
+        "100, got (4 - 1) * 40"),
+    ({"partition": {"name": "group_skew", "clients": 3, "groups": 4, "p": 0.5}}, "partition",
+        "groups: 4 groups of 10 classes and 3 clients: at least one each"),
+    ({"partition": {"name": "classes_per_client", "clients": 4, "classes": 11}}, "partition", "classes: 11 of 10 clas"),
+    ({"partition": {"name": "label_table", "clients": 4, "classes": 11}}, "partition", "classes: 11 of 10 classes"),
+    ({"partition": {"name": "by_writer"}}, "partition", "by_writer: digits does not say who wrote which example"),
+    ({"data": {"name": "celeba"}, "monitor": {"name": "autoattack", "eps": 0.1}}, "monitor",
+        "AutoAttack's targeted losses need at least 4 classes, celeba has 2"),
+    *[
+        case
+        for name in ("vit", "tnt", "t2t", "whole_vit")
+        for case in [
+            ({"model": {"name": name, "patch": 3}}, "model", "patch: patches of 3x3 do not tile images of 8x8"),
+            ({"model": {"name": name, "patch": 4, "dim": 50}}, "model", "dim: 50 is not a multiple of its "),
+        ]
+    ],
+    ({"model": {**EDGE, "stem": 7, "patch": 4}, "size": 24, "protocol": {"name": "fedvkd"}}, "model",
+        "patch: patches of 4x4 do not tile images of 6x6"),
+    ({"model": {**EDGE, "heads": 5}, "protocol": {"name": "fedvkd"}}, "model", "dim: 12 is not a multiple of its 5"),
+    ({"model": EDGE}, "model", "fedavg trains a model that is trained whole (whole_vit?), not edge_vit"),
+    ({"model": {"name": "edge_resnet"}}, "model", "fedavg trains a model that is trained whole (whole_resnet?), not"),
+    ({"model": {"name": "edge_resnet8"}}, "model", "fedavg trains a model that is trained whole (whole_resnet?), not"),
+    ({"protocol": {"name": "fedgkt"}}, "protocol", "fedgkt trains a model of an edge and a server (edge_vit, ...), not "
+        "small_cnn"),
+    ({"protocol": {"name": "fedvkd"}}, "protocol", "fedvkd trains a model of an edge and a server (edge_vit, ...), not "
+        "small_cnn"),
+    ({"protocol": {"name": "fedvkd"}, "model": {"name": "edge_resnet8"}}, "protocol",
+        "fedvkd needs a server with a distillation head: edge_vit"),
+    ({"protocol": {"name": "fedaux"}}, "protocol", "auxiliary: fedaux needs unlabelled images: name a data set"),
+    ({"protocol": {"name": "centralized"}}, "protocol", "centralized needs 'partition: {name: iid, clients: 1}'"),
+    ({"protocol": {**FEDAVG, "name": "fedavg_validated", "validators": 4}}, "protocol",
+        "validators: 4 of 4 clients leave none to train"),
+    ({"protocol": watched(name="matching")}, "protocol", "pictures are compared by SSIM, whose window is 11 x 11"),
+    ({"probe": {"name": "leakage"}}, "probe", "pictures are compared by SSIM, whose window is 11 x 11; images are 8 x"),
+    ({"model": VIT, "probe": {"name": "svcca", "n": 24, "blocks": "1"}}, "probe",
+        "n: 24 images are too few for a model of width 12"),
+    ({"model": VIT, "probe": {"name": "svcca", "blocks": "1,3"}}, "probe", "blocks: block 3 of a model with 2 blocks"),
+    ({"model": VIT, "probe": {"name": "svcca", "blocks": "1", "pairs": "0-4"}}, "probe",
+        "pairs: client 4 of 4 (counted from 0)"),
+    *[(seen({"name": "small_cnn"}, name=name), "protocol: inversion", f"{name} {NEEDS}") for name in READERS],
+    *[
+        (seen(**inversion), "protocol: inversion", f"{inversion['name']}: {FEW}")
+        for inversion in [
+            {"name": "patch_ls"}, {"name": "patch_span"}, {"name": "masked", "latent": None}, {"name": "oracle"},
+        ]
+    ],
+    *[
+        (seen({**VIT, "dim": 64}, **inversion, latent=33), "protocol: inversion",
+            f"{inversion['name']}: latent: 33 is 1089 unknowns a channel, and the system has rank at most 1024")
+        for inversion in [{"name": "patch_ls", "solver": "upsample"}, {"name": "masked"}, {"name": "oracle"}]
+    ],
+]  # fmt: skip
+
+
+def canonical(changes: dict) -> dict:
+    """A cell with every setting, not yet refused."""
+    spec = {**BASE, **changes}
+    protocol = dict(spec["protocol"])
+    if list(protocol) == ["name"]:  # the rest of it does not matter
+        known = {"rounds": 1, "local": LOCAL, "server": SERVER, "rule": "samples"}
+        wanted = {setting.name for setting in signatures.describe("Protocol", protocol["name"]).settings}
+        protocol |= {key: value for key, value in known.items() if key in wanted}
+    return signatures.check_settings(signatures.describe("Experiment", "cell"), {**spec, "protocol": protocol})
+
+
+@pytest.fixture
+def plugin(tmp_path, monkeypatch):
+    """Writes a plug-in and adds it, for one test."""
+
+    def add(text: str):
+        (tmp_path / "mine.py").write_text(text)
+        signatures.add_plugin(tmp_path / "mine.py")
+        return tmp_path / "mine.py"
+
+    monkeypatch.setattr(signatures, "_PLUGINS", [])
+    yield add
+    signatures._signatures.cache_clear()
+
+
+def found(cell: dict) -> list[facts.Refusal]:
+    return list(facts.refusals("Experiment", {"name": "cell", **cell}, cell))
+
+
+def lines() -> set[tuple[str, str, str]]:
+    """(kind, name, condition) of every line there is."""
+    return {
+        (kind, name, line.partition(":")[0])
+        for kind in signatures.TABLES
+        for name in signatures.names(kind)
+        for line in formulas.lines(signatures.describe(kind, name).doc, "Refuse if")
+    }
+
+
+def test_the_cell_that_the_cases_change_is_not_refused():
+    assert found(canonical({})) == []
+    vit = {"model": VIT, "size": 16, "probe": {"name": "svcca", "n": 25, "blocks": "1,2", "pairs": "0-3,1-server"}}
+    assert found(canonical(vit)) == []
+    assert found(canonical(seen({**VIT, "dim": 64}, name="masked", latent=32))) == []
+    assert found(canonical({"model": EDGE, "protocol": {"name": "fedvkd"}})) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "place", "reason"), CASES, ids=lambda value: value if isinstance(value, str) else ""
+)
+def test_refused(changes, place, reason):
+    cell = canonical(changes)
+    assert [r for r in found(cell) if r.place == place and r.reason.startswith(reason)]
+    with pytest.raises(SpecError, match=r"^here: "):
+        facts.refuse("Experiment", {"name": "cell", **cell}, cell, "here")
+
+
+def test_every_line_is_seen_to_refuse():
+    seen_to = {(r.kind, r.name, r.condition) for changes, _, _ in CASES for r in found(canonical(changes))}
+    assert lines() == seen_to
+
+
+@pytest.mark.parametrize(
+    ("changes", "place", "reason"), CASES, ids=lambda value: value if isinstance(value, str) else ""
+)
+def test_the_same_function_under_another_name_in_a_plugin_refuses_the_same(changes, place, reason, plugin):
+    cell = canonical(changes)
+    call, kind = cell, "Experiment"
+    for key in place.split(": "):
+        call, kind = call[key], key.capitalize() if key not in ("monitor", "auxiliary") else "Attack"
+    module, table = signatures.TABLES[kind]
+    plugin(f"from {module} import {call['name']}\n\n{table} = {{'mine': {call['name']}}}\n")
+    ours = [r.reason for r in found(cell) if r.place == place]
+    named, renamed = call["name"], copy.deepcopy(cell)
+    call = renamed
+    for key in place.split(": "):
+        call = call[key]
+    call["name"] = "mine"
+    assert [r.reason.replace("mine", named) for r in found(renamed) if r.place == place] == ours
+
+
+def test_what_is_not_known_refuses_nothing(plugin):
+    """A data set of a plug-in without lines: neither its classes nor its side are known."""
+    plugin('def mine(root):\n    """Mine."""\n\n\nDATASETS = {"mine": mine}\n')
+    assert facts.of_data({"name": "mine"}) == facts.Data(None, None, None, None, None)
+    for changes in (
+        {"partition": {"name": "classes_per_client", "clients": 4, "classes": 11}},
+        {"model": {"name": "vit", "patch": 3, "dim": 12, "heads": 2}},
+        {"monitor": {"name": "autoattack", "eps": 0.1}, "data": {"name": "celeba"}},
+    ):
+        assert found(canonical(changes))
+        assert found(canonical({**changes, "data": {"name": "mine"}})) == []
+
+
+def test_a_data_set_of_a_plugin_is_checked_as_ours_are(plugin):
+    plugin(
+        'def mine(root, *, twice: bool = False):\n    """Mine.\n\n    Train: 20 if twice else 10\n    Test: 5\n'
+        '    Classes: 3\n    Side: 8\n    Channels: 1\n    """\n\n\nDATASETS = {"mine": mine}\n'
+    )
+    assert facts.of_data({"name": "mine", "twice": True}) == facts.Data(20, 5, 3, 8, 1)
+    with pytest.raises(SpecError, match="train: 11 images asked for, mine has 10"):
+        cells.canonical({**BASE, "data": {"name": "mine"}, "train": 11})
+    with pytest.raises(SpecError, match="monitor: AutoAttack's targeted losses need at least 4 classes, mine has 3"):
+        cells.canonical({**BASE, "data": {"name": "mine"}, "monitor": {"name": "autoattack", "eps": 0.1}})
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("Refuse if tip > 1: no", "no setting or fact is named 'tip' (did you mean 'top'?)"),
+        ("Refuse if top > 1", "write 'Refuse if <condition>: <message>'"),
+        ("Refuse if top >: no", "'top >' is no expression"),
+        ("Refuse if [top]: no", "'[top]' cannot stand in an expression"),
+        ("Refuse if top > 9: {tup}", "no setting or fact is named 'tup' (did you mean 'top'?)"),
+    ],
+)
+def test_a_line_that_cannot_be_read_names_the_function(line, message, plugin):
+    file = plugin(
+        f'def mine(updates, context, *, top: int = 2):\n    """Mine.\n\n    {line}\n    """\n\n\n'
+        'RULES = {"mine": mine}\n'
+    )
+    with pytest.raises(SpecError) as caught:
+        cells.canonical({**BASE, "protocol": {**FEDAVG, "rule": "mine"}})
+    assert str(caught.value).startswith(f"{file}:1: 'mine' has a line 'Refuse if")
+    assert message in str(caught.value)
+
+
+# --- facts --------------------------------------------------------------------------------------------------------
+
+
+def test_facts_of_data_sets_follow_their_settings(tmp_path):
+    """CelebA, 5 %: 10,014 images, 0.1 of them and 0.45 for each of 467.15 celebrities are test images."""
+    assert facts.of_data({"name": "cifar10"}) == facts.Data(50_000, 10_000, 10, 32, 3)
+    assert facts.of_data(signatures.check("Data", {"name": "cinic10", "enlarge": True})).train == 180_000
+    celeba = facts.of_data(signatures.check("Data", "celeba"))
+    assert celeba == facts.Data(8_802, 1_212, 2, 84, 3, about=True)
+    assert facts.of_data(signatures.check("Data", {"name": "celeba", "split": "json"})).train is None
+    folder = signatures.check("Data", {"name": "image_folder", "path": str(tmp_path), "size": 16})
+    assert facts.of_data(folder) == facts.Data(None, None, None, 16, 3, about=True)
+    for part, images in (("train/cat", 3), ("train/dog", 2), ("test/cat", 1)):
+        (tmp_path / part).mkdir(parents=True)
+        for i in range(images):
+            (tmp_path / part / f"{i}.png").touch()
+    (tmp_path / "train" / "cat" / ".hidden").touch()
+    assert facts.of_data(folder) == facts.Data(5, 1, 2, 16, 3, about=True)
+
+
+@pytest.mark.parametrize("name", signatures.names("Data"))
+def test_facts_of_a_data_set_are_those_of_the_catalogue(name):
+    from fatbench.data import catalogue
+
+    settings = {"path": "nowhere", "size": 8} if name == "image_folder" else {}
+    data = facts.of_data(signatures.check("Data", {"name": name, **settings}))
+    known = catalogue.facts({"name": name, **settings})
+    assert (data.train, data.test, data.classes) == (known.train, known.test, known.classes)
+    assert (data.channels, data.side, data.side) == known.shape
+
+
+def test_facts_of_a_cell():
+    """Of 1,442 images 42 are held out; half of 5 clients is 2."""
+    cell = canonical({"validation": 42, "partition": {"name": "iid", "clients": 5}, "size": 16,
+                      "protocol": {**FEDAVG, "participation": 0.5}})  # fmt: skip
+    assert facts.of_cell(cell) == {
+        "clients": 5, "cohort": 2, "images": 1400, "classes": 10, "side": 16, "channels": 1,
+    }  # fmt: skip
+    assert facts.of_cell(canonical({"partition": {"name": "by_writer"}}))["cohort"] is formulas.UNKNOWN
