@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import json
 import os
@@ -16,6 +17,7 @@ from fatbench.suite import cells, files, formulas, signatures
 from fatbench.suite.places import Map
 from fatbench.suite.signatures import OFFERS
 
+CLASSES = [(kind, kind.lower()) for kind in signatures.CLASSES]
 PGD = {"name": "pgd", "eps": "8/255", "step": "2/255", "steps": 10}
 
 
@@ -86,6 +88,18 @@ def _keyword_only(function):
     return code.co_varnames[code.co_argcount : code.co_argcount + code.co_kwonlyargcount]
 
 
+def test_every_settings_class_is_described_and_is_that_class():
+    """The source says what importing says: a frozen dataclass with these fields and defaults."""
+    for kind, (module, name) in signatures.CLASSES.items():
+        signature = signatures.describe(kind)
+        fields = dataclasses.fields(getattr(importlib.import_module(module), name))
+        assert [s.name for s in signature.settings] == [field.name for field in fields]
+        assert [None if s.default is signatures.REQUIRED else s.default for s in signature.settings] == [
+            None if field.default is dataclasses.MISSING else field.default for field in fields
+        ]
+        assert signature.summary
+
+
 def test_golden_defaults_never_change():
     """A cell's identity leaves out settings at their default, so a default is part of every identity: to change one
     is to give the function another name. New settings may be added (regenerate: make golden).
@@ -93,8 +107,7 @@ def test_golden_defaults_never_change():
     file = Path(__file__).parent / "golden" / "defaults.json"
     now = {
         f"{kind}.{name}.{setting.name}": setting.default
-        for kind in signatures.TABLES
-        for name in signatures.names(kind)
+        for kind, name in [*((k, n) for k in signatures.TABLES for n in signatures.names(k)), *CLASSES]
         for setting in signatures.describe(kind, name).settings
         if setting.default is not signatures.REQUIRED
     }
@@ -114,8 +127,8 @@ def cell(**changes):
         "partition": {"name": "iid", "clients": 2},
         "model": {"name": "nin", "width": 16},
         "protocol": {
-            "name": "fedavg", "rounds": 2, "epochs": 1, "batch": 32, "lr": 0.01,
-            "objective": {"name": "at", "attack": PGD}, "rule": "samples",
+            "name": "fedavg", "rounds": 2, "rule": "samples",
+            "local": {"batch": 32, "lr": 0.01, "objective": {"name": "at", "attack": PGD}},
         },
     }  # fmt: skip
     spec.update(changes)
@@ -225,7 +238,7 @@ def test_a_settings_class_stands_for_its_own_passes_in_an_expression(tiny):
 @pytest.mark.parametrize(
     ("local", "message"),
     [
-        ("loop", "a.yaml:4: local: expected a mapping of settings, got 'fast'"),
+        ("loop", "a.yaml:4: local: expected a mapping of settings, got 'loop'"),
         (Map({"epoch": 2}, {"epoch": "a.yaml:5"}), "a.yaml:5: epoch: 'tiny' has no setting 'epoch' (did you mean 'ep"),
         (Map({"name": "x"}, {"name": "a.yaml:5"}), "a.yaml:5: name: 'tiny' has no setting 'name'"),
         (Map({"epochs": 1}, {}, "a.yaml:4"), "a.yaml:4: local: 'tiny' needs 'objective'"),
@@ -312,7 +325,7 @@ def test_identity_ignores_defaults_and_order_but_nothing_else():
 
 def test_an_int_and_the_same_float_are_one_cell():
     one, two = cell(), cell()
-    one["protocol"]["lr"], two["protocol"]["lr"] = 1, 1.0
+    one["protocol"]["local"]["lr"], two["protocol"]["local"]["lr"] = 1, 1.0
     assert cells.identity(cells.canonical(one)) == cells.identity(cells.canonical(two))
 
 
@@ -321,7 +334,7 @@ def test_canonical_is_idempotent():
 
 
 def test_passes_add_up_through_nested_calls():
-    forward, backward = formulas.passes("Objective", cell()["protocol"]["objective"])
+    forward, backward = formulas.passes("Objective", cell()["protocol"]["local"]["objective"])
     assert (forward, backward) == (11, 11)
     forward, _ = formulas.passes("Protocol", {**cell()["protocol"], "participation": 0.5, "rounds": 4})
     assert forward == 4 * 0.5 * 11

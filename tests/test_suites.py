@@ -110,8 +110,8 @@ def test_every_point_is_in_a_table(name: str) -> None:
 
 
 def _logged() -> set[str]:
-    """The metrics that a training round logs, from the table at the head of experiment.py."""
-    text = (ROOT / "fatbench" / "engine" / "experiment.py").read_text().split('"""')[1]
+    """The metrics that a training round logs, from the table at the head of measures.py."""
+    text = (ROOT / "fatbench" / "engine" / "measures.py").read_text().split('"""')[1]
     named = {name for row in re.findall(r"^\| ([a-z_, ]+) \|", text, re.MULTILINE) for name in row.split(", ")}
     return named - {"metric"}
 
@@ -381,19 +381,20 @@ def test_settings_of_tables_3_and_21(name: str) -> None:
     want = SETTINGS[name]
     for c in plan(name).cells:
         spec, protocol, optimizer, method = c.spec, c.spec["protocol"], c.key["optimizer"], c.key["method"]
+        local = protocol["local"]
         assert short("Data", spec["data"]) == {"name": want["data"]}
         assert short("Model", spec["model"]) == want["model"]
         assert spec["seed"] in (6, 7, 8)
         assert (spec["validation"], spec["train"], spec["test"], spec["client_holdout"]) == (1000, None, None, 0.0)
         assert (spec["monitor_every"], spec["monitor_n"]) == (1, None)
         assert protocol["rounds"] == 100
-        assert (protocol["batch"], protocol["lr"], protocol["momentum"]) == (want["batch"], 0.01, 0.9)
-        assert (protocol["weight_decay"], protocol.get("lr_decay", 1.0), protocol["clip"]) == (0.0, 1.0, None)
-        assert short("Objective", protocol["objective"]) == want["objective"]
+        assert (local["batch"], local["lr"], local["momentum"]) == (want["batch"], 0.01, 0.9)
+        assert (local["weight_decay"], local["lr_decay"], local["clip"]) == (0.0, 1.0, None)
+        assert short("Objective", local["objective"]) == want["objective"]
         if optimizer == "Centralized":
             assert (protocol["name"], spec["partition"]) == ("centralized", {"name": "iid", "clients": 1})
             continue
-        assert protocol["epochs"] == want["epochs"]
+        assert local["epochs"] == want["epochs"]
         assert protocol["participation"] == 1.0
         clients = 5 if c.key["partition"] == "Non-IID K=5" else want["clients"]
         iid = c.key["partition"] == "IID"
@@ -406,7 +407,7 @@ def test_settings_of_tables_3_and_21(name: str) -> None:
             "FedProx": {"name": "norm_per_tensor", "mu": 0.01},
             "FedProx (squared)": {"name": "squared", "mu": 0.01},
         }
-        term = protocol.get("proximal")
+        term = local["proximal"]
         assert (term and short("Proximal", term)) == proximal.get(optimizer)
         rule, top = short("Rule", protocol["rule"]), 1 if clients == 5 else want["top"]
         if method == "FAT":
@@ -474,8 +475,8 @@ def test_local_methods() -> None:
         "MART": {"name": "mart", "attack": {"name": "pgd", **attack, "start": "gaussian"}},
     }
     for c in plan("sfat-local-methods").cells:
-        assert short("Objective", c.spec["protocol"]["objective"]) == want[c.key["local"]]
-        assert c.spec["protocol"]["objective"].get("beta", 6.0) == 6.0
+        assert short("Objective", c.spec["protocol"]["local"]["objective"]) == want[c.key["local"]]
+        assert c.spec["protocol"]["local"]["objective"].get("beta", 6.0) == 6.0
         assert _rule(c) == (("sfat", "1/11", 1) if c.key["method"] == "SFAT" else ("samples", None, None))
 
 
@@ -483,7 +484,7 @@ def test_strength() -> None:
     """Training eps as in Table 5, step eps/4; the monitor and the evaluation keep the full radius."""
     found: dict[str, list[str]] = {}
     for c in plan("sfat-strength").cells:
-        attack = c.spec["protocol"]["objective"]["attack"]
+        attack = c.spec["protocol"]["local"]["objective"]["attack"]
         assert number(attack["step"]) == pytest.approx(number(attack["eps"]) / 4)
         found.setdefault(c.key["dataset"], []).append(attack["eps"])
         assert c.spec["monitor"]["eps"] == {"CIFAR-10": "8/255", "SVHN": "4/255"}[c.key["dataset"]]
@@ -512,7 +513,7 @@ def test_per_client() -> None:
 
 
 def test_local_epochs() -> None:
-    found = {(c.key["dataset"], c.spec["protocol"]["epochs"]) for c in plan("sfat-local-epochs").cells}
+    found = {(c.key["dataset"], c.spec["protocol"]["local"]["epochs"]) for c in plan("sfat-local-epochs").cells}
     assert found == {("CIFAR-10", 10), ("CIFAR-10", 5), ("CIFAR-10", 1), ("SVHN", 5), ("SVHN", 2), ("SVHN", 1)}
 
 
@@ -538,7 +539,7 @@ def test_softbetter_and_anneal() -> None:
 
 
 def test_mu() -> None:
-    found = {c.key["mu"]: short("Proximal", c.spec["protocol"]["proximal"]) for c in plan("sfat-mu").cells}
+    found = {c.key["mu"]: short("Proximal", c.spec["protocol"]["local"]["proximal"]) for c in plan("sfat-mu").cells}
     assert found == {mu: {"name": "norm_per_tensor", "mu": float(mu)} for mu in ("0.01", "0.05", "0.1")}
 
 
@@ -602,7 +603,8 @@ def test_participation() -> None:
 def test_standard() -> None:
     for c in plan("sfat-standard").cells:
         standard = c.key["training"] == "standard"
-        assert short("Objective", c.spec["protocol"]["objective"]) == ({"name": "standard"} if standard else AT_8)
+        objective = short("Objective", c.spec["protocol"]["local"]["objective"])
+        assert objective == ({"name": "standard"} if standard else AT_8)
         assert c.spec["monitor"]["name"] == ("natural" if standard else "pgd")
         assert c.spec["partition"]["clients"] == (8 if "top" in c.key else 5)
     tops = {c.key["top"]: _rule(c) for c in plan("sfat-standard").cells if "top" in c.key}
@@ -614,7 +616,7 @@ def test_celeba() -> None:
     for c in plan("sfat-celeba").cells:
         assert c.spec["partition"] == {"name": "by_writer", "clients": 455, "min_images": 2}
         assert cohort(c.spec) == 10
-        assert c.spec["protocol"]["epochs"] == 1 and c.spec["protocol"]["batch"] == 32
+        assert c.spec["protocol"]["local"]["epochs"] == 1 and c.spec["protocol"]["local"]["batch"] == 32
         assert _rule(c) == (("sfat", "1/6", 4) if c.key["method"] == "SFAT" else ("samples", None, None))
 
 
@@ -801,16 +803,17 @@ base:
   protocol:
     name: fedavg
     rounds: 2
-    epochs: 1
-    batch: 32
-    lr: 0.01
-    objective: {name: at, attack: {name: pgd, eps: 8/255, step: 2/255, steps: 10}}
+    local:
+      epochs: 1
+      batch: 32
+      lr: 0.01
+      objective: {name: at, attack: {name: pgd, eps: 8/255, step: 2/255, steps: 10}}
     rule: {name: sfat, alpha: 1/6, top: 1}
   monitor: {name: pgd, eps: 8/255, step: 2/255, steps: 20}
 axes:
   E:
     one: {}
-    two: {protocol: {epochs: 2}}
+    two: {protocol: {local: {epochs: 2}}}
   K:
     five: {}
     ten: {partition: {clients: 10}}
@@ -872,7 +875,7 @@ def test_points_come_in_the_order_of_the_axes(suite_from: Callable[..., Suite]) 
 
 def test_axes_patch_the_base(suite_from: Callable[..., Suite]) -> None:
     specs = {" ".join(c.key.values()): c.spec for c in suite_from().plan().cells}
-    assert {k: (s["protocol"]["epochs"], s["partition"]["clients"]) for k, s in specs.items()} == {
+    assert {k: (s["protocol"]["local"]["epochs"], s["partition"]["clients"]) for k, s in specs.items()} == {
         "one five": (1, 5),
         "one ten": (1, 10),
         "two five": (2, 5),
@@ -901,22 +904,22 @@ def test_exclude_says_why(suite_from: Callable[..., Suite]) -> None:
 
 def test_overrides_come_after_the_axes_and_the_last_one_wins(suite_from: Callable[..., Suite]) -> None:
     grid = (
-        "\n  overrides:\n    - {set: {protocol: {lr: 0.1}}}"
-        "\n    - {when: {E: two}, set: {protocol: {epochs: 3, lr: 0.2}}}"
+        "\n  overrides:\n    - {set: {protocol: {local: {lr: 0.1}}}}"
+        "\n    - {when: {E: two}, set: {protocol: {local: {epochs: 3, lr: 0.2}}}}"
     )
     suite = suite_from(
         ("product: [E, K]", f"product: [E, K]{grid}"),
-        ("axes: {E: [one]}}", "overrides: [{when: {E: two, K: ten}, set: {protocol: {epochs: 4}}}]}"),
+        ("axes: {E: [one]}}", "overrides: [{when: {E: two, K: ten}, set: {protocol: {local: {epochs: 4}}}}]}"),
     )
-    found = {" ".join(c.key.values()): c.spec["protocol"] for c in suite.plan().cells}
-    assert [(p["epochs"], p["lr"]) for p in found.values()] == [(1, 0.1), (1, 0.1), (3, 0.2), (3, 0.2)]
-    found = {" ".join(c.key.values()): c.spec["protocol"] for c in suite.plan("smoke").cells}
-    assert [(p["epochs"], p["lr"]) for p in found.values()] == [(1, 0.1), (1, 0.1), (3, 0.2), (4, 0.2)]
+    found = [c.spec["protocol"]["local"] for c in suite.plan().cells]
+    assert [(local["epochs"], local["lr"]) for local in found] == [(1, 0.1), (1, 0.1), (3, 0.2), (3, 0.2)]
+    found = [c.spec["protocol"]["local"] for c in suite.plan("smoke").cells]
+    assert [(local["epochs"], local["lr"]) for local in found] == [(1, 0.1), (1, 0.1), (3, 0.2), (4, 0.2)]
 
 
 def test_a_call_of_another_name_replaces_the_whole(suite_from: Callable[..., Suite]) -> None:
     suite = suite_from(
-        ("two: {protocol: {epochs: 2}}", "two: {protocol: {rule: {name: sfat_released, r: 1.4, top: 1}}}")
+        ("two: {protocol: {local: {epochs: 2}}}", "two: {protocol: {rule: {name: sfat_released, r: 1.4, top: 1}}}")
     )
     rules = [short("Rule", c.spec["protocol"]["rule"]) for c in suite.plan().cells]
     assert rules[0] == {"name": "sfat", "alpha": "1/6", "top": 1}
@@ -951,7 +954,8 @@ def test_seeds(suite_from: Callable[..., Suite]) -> None:
 
 def test_identity_ignores_defaults_and_how_a_suite_is_written(suite_from: Callable[..., Suite]) -> None:
     ids = [c.id for c in suite_from().plan().cells]
-    spelt = suite_from(("clients: 5}", "skew: 2.0, clients: 5}"), ("rounds: 2\n", "momentum: 0.0\n    rounds: 2\n"))
+    momentum = ("      lr: 0.01\n", "      momentum: 0.0\n      lr: 0.01\n")
+    spelt = suite_from(("clients: 5}", "skew: 2.0, clients: 5}"), momentum)
     assert [c.id for c in spelt.plan().cells] == ids
     assert [c.id for c in suite_from(("alpha: 1/6", "alpha: 0.1667")).plan().cells] != ids
     evaluated = suite_from(("steps: 20}\npresets", "steps: 20}\n    fgsm: {name: fgsm, eps: 8/255}\npresets"))
@@ -998,26 +1002,26 @@ def test_filters(suite_from: Callable[..., Suite]) -> None:
 # --- bad input ----------------------------------------------------------------------------------------------------
 
 BAD: list[tuple[str, tuple[str, str], str]] = [
-    ("unknown key", ("axes:\n", "axis:\n"), "s.yaml:18: axis: unknown key 'axis' (did you mean 'axes'?)"),
+    ("unknown key", ("axes:\n", "axis:\n"), "s.yaml:19: axis: unknown key 'axis' (did you mean 'axes'?)"),
     (
         "unknown key in grid",
         ("product: [E", "prodct: [E"),
-        "s.yaml:26: prodct: unknown key 'prodct' (did you mean 'product'?)",
+        "s.yaml:27: prodct: unknown key 'prodct' (did you mean 'product'?)",
     ),
     (
         "unknown key in evaluate",
         ("  checkpoints:", "  checkpoint:"),
-        "s.yaml:28: checkpoint: unknown key 'checkpoint' (did you mean 'checkpoints'?)",
+        "s.yaml:29: checkpoint: unknown key 'checkpoint' (did you mean 'checkpoints'?)",
     ),
     (
         "unknown key in a preset",
         ("{note: small,", "{notes: small,"),
-        "s.yaml:33: notes: unknown key 'notes' (did you mean 'note'?)",
+        "s.yaml:34: notes: unknown key 'notes' (did you mean 'note'?)",
     ),
     (
         "unknown key in a table",
         ("    across: [K]", "    accross: [K]"),
-        "s.yaml:38: accross: unknown key 'accross' (did you mean 'across'?)",
+        "s.yaml:39: accross: unknown key 'accross' (did you mean 'across'?)",
     ),
     (
         "unknown key of a cell",
@@ -1026,15 +1030,15 @@ BAD: list[tuple[str, tuple[str, str], str]] = [
     ),
     (
         "unknown setting",
-        ("    epochs: 1\n", "    epoch: 1\n"),
-        "s.yaml:12: epoch: 'fedavg' has no setting 'epoch' (did you mean 'epochs'?)",
+        ("      epochs: 1\n", "      epoch: 1\n"),
+        "s.yaml:13: epoch: 'local' has no setting 'epoch' (did you mean 'epochs'?)",
     ),
     (
         "unknown setting of a nested call",
         ("alpha: 1/6, top: 1", "alfa: 1/6, top: 1"),
-        "s.yaml:16: alfa: 'sfat' has no setting 'alfa' (did you mean 'alpha'?)",
+        "s.yaml:17: alfa: 'sfat' has no setting 'alfa' (did you mean 'alpha'?)",
     ),
-    ("missing setting", ("    batch: 32\n", ""), "s.yaml:9: protocol: 'fedavg' needs 'batch'"),
+    ("missing setting", ("      batch: 32\n", ""), "s.yaml:12: local: 'local' needs 'batch'"),
     (
         "misspelt protocol",
         ("name: fedavg", "name: fedavgg"),
@@ -1043,12 +1047,12 @@ BAD: list[tuple[str, tuple[str, str], str]] = [
     (
         "misspelt rule",
         ("name: sfat,", "name: sfta,"),
-        "s.yaml:16: name: no rule is named 'sfta' (did you mean 'sfat'?)",
+        "s.yaml:17: name: no rule is named 'sfta' (did you mean 'sfat'?)",
     ),
     (
         "misspelt attack",
         ("attack: {name: pgd", "attack: {name: pdg"),
-        "s.yaml:15: name: no attack is named 'pdg' (did you mean 'pgd'?)",
+        "s.yaml:16: name: no attack is named 'pdg' (did you mean 'pgd'?)",
     ),
     (
         "misspelt model",
@@ -1068,21 +1072,21 @@ BAD: list[tuple[str, tuple[str, str], str]] = [
     (
         "misspelt objective",
         ("objective: {name: at,", "objective: {name: mrat,"),
-        "s.yaml:15: name: no objective is named 'mrat' (did you mean 'mart'?)",
+        "s.yaml:16: name: no objective is named 'mrat' (did you mean 'mart'?)",
     ),
     (
         "misspelt evaluation attack",
         ("pgd20: {name: pgd", "pgd20: {name: pgdd"),
-        "s.yaml:30: name: no attack is named 'pgdd' (did you mean 'pgd'?)",
+        "s.yaml:31: name: no attack is named 'pgdd' (did you mean 'pgd'?)",
     ),
     ("text for a count", ("rounds: 2", "rounds: many"), "s.yaml:11: rounds: should be a valid integer, got 'many'"),
     ("number as text", ("rounds: 2", 'rounds: "2"'), "s.yaml:11: rounds: should be a valid integer, got '2'"),
     ("fraction of a round", ("rounds: 2", "rounds: 2.5"), "s.yaml:11: rounds: should be a valid integer, got 2.5"),
-    ("a truth value for a number", ("lr: 0.01", "lr: true"), "s.yaml:14: lr: should be a number, got True"),
+    ("a truth value for a number", ("lr: 0.01", "lr: true"), "s.yaml:15: lr: should be a number, got True"),
     (
         "a list for a call",
         ("rule: {name: sfat, alpha: 1/6, top: 1}", "rule: [sfat]"),
-        "s.yaml:16: rule: expected a mapping with a name, got ['sfat']",
+        "s.yaml:17: rule: expected a mapping with a name, got ['sfat']",
     ),
     (
         "a call without a name",
@@ -1094,20 +1098,20 @@ BAD: list[tuple[str, tuple[str, str], str]] = [
         ("clients: 5}", "clients: 5}\n  train: none"),
         "s.yaml:8: train: should be a valid integer, got 'none'",
     ),
-    ("infinite", ("lr: 0.01", "lr: .inf"), "s.yaml:14: lr: should be a finite number, got inf"),
+    ("infinite", ("lr: 0.01", "lr: .inf"), "s.yaml:15: lr: should be a finite number, got inf"),
     (
         "negative eps",
         ("attack: {name: pgd, eps: 8/255", "attack: {name: pgd, eps: -8/255"),
-        "s.yaml:15: eps: should be greater than or equal to 0, got '-8/255'",
+        "s.yaml:16: eps: should be greater than or equal to 0, got '-8/255'",
     ),
     (
         "eps above one",
         ("attack: {name: pgd, eps: 8/255", "attack: {name: pgd, eps: 8"),
-        "s.yaml:15: eps: should be less than or equal to 1, got 8",
+        "s.yaml:16: eps: should be less than or equal to 1, got 8",
     ),
-    ("no such fraction", ("alpha: 1/6", "alpha: 1/0"), "s.yaml:16: alpha: division by zero, got '1/0'"),
-    ("alpha of one", ("alpha: 1/6", "alpha: 1"), "s.yaml:16: alpha: should be less than 1, got 1"),
-    ("no step", ("steps: 10", "steps: 0"), "s.yaml:15: steps: should be greater than or equal to 1, got 0"),
+    ("no such fraction", ("alpha: 1/6", "alpha: 1/0"), "s.yaml:17: alpha: division by zero, got '1/0'"),
+    ("alpha of one", ("alpha: 1/6", "alpha: 1"), "s.yaml:17: alpha: should be less than 1, got 1"),
+    ("no step", ("steps: 10", "steps: 0"), "s.yaml:16: steps: should be greater than or equal to 1, got 0"),
     (
         "more than half selected",
         ("top: 1", "top: 3"),
@@ -1115,7 +1119,7 @@ BAD: list[tuple[str, tuple[str, str], str]] = [
     ),
     (
         "more than half of the participants",
-        ("    batch: 32", "    participation: 0.2\n    batch: 32"),
+        ("    rounds: 2", "    participation: 0.2\n    rounds: 2"),
         "s.yaml: E=one, K=five (paper): protocol: rule: top: 1 is more than half of the 1 clients of a round",
     ),
     (
@@ -1151,20 +1155,20 @@ BAD: list[tuple[str, tuple[str, str], str]] = [
     (
         "unknown checkpoint",
         ("checkpoints: [last]", "checkpoints: [best]"),
-        "s.yaml:28: checkpoints: no checkpoint is named 'best' (did you mean 'best-val'?)",
+        "s.yaml:29: checkpoints: no checkpoint is named 'best' (did you mean 'best-val'?)",
     ),
-    ("no images", ("checkpoints: [last]", "n: 0"), "s.yaml:28: n: expected a number of test images, got 0"),
+    ("no images", ("checkpoints: [last]", "n: 0"), "s.yaml:29: n: expected a number of test images, got 0"),
     (
         "a metric in capitals",
         ("    pgd20: {", "    PGD-20: {"),
-        "s.yaml:30: PGD-20: a metric's name is lower case letters, digits and _",
+        "s.yaml:31: PGD-20: a metric's name is lower case letters, digits and _",
     ),
     (
         "key given twice",
-        ("    epochs: 1\n", "    epochs: 1\n    epochs: 2\n"),
-        "s.yaml:13: the key 'epochs' is given twice",
+        ("      epochs: 1\n", "      epochs: 1\n      epochs: 2\n"),
+        "s.yaml:14: the key 'epochs' is given twice",
     ),
-    ("key given twice in braces", ("alpha: 1/6, top: 1", "top: 1, top: 2"), "s.yaml:16: the key 'top' is given twice"),
+    ("key given twice in braces", ("alpha: 1/6, top: 1", "top: 1, top: 2"), "s.yaml:17: the key 'top' is given twice"),
     (
         "not YAML",
         ("title: A suite", "title: [A suite"),
@@ -1181,15 +1185,15 @@ BAD: list[tuple[str, tuple[str, str], str]] = [
         "s.yaml:5: nothing: unknown key 'nothing' (known: axes, base, description, evaluate, extends, figures, "
         "grid, name, presets, seeds, tables, title)",
     ),
-    ("no presets", ("presets:\n", "tables_:\n"), "s.yaml:31: tables_: unknown key 'tables_' (did you mean 'tables'?)"),
-    ("no paper preset", ("  paper: {}", "  papper: {}"), "s.yaml:31: presets: a preset named 'paper' is missing"),
+    ("no presets", ("presets:\n", "tables_:\n"), "s.yaml:32: tables_: unknown key 'tables_' (did you mean 'tables'?)"),
+    ("no paper preset", ("  paper: {}", "  papper: {}"), "s.yaml:32: presets: a preset named 'paper' is missing"),
     ("title that is no text", ("title: A suite", "title: 3"), "s.yaml:2: title: expected a text, got 3"),
     (
         "an axis without labels",
         ("  K:\n    five: {}\n    ten: {partition: {clients: 10}}", "  K: {}"),
-        "s.yaml:22: K: an axis needs at least one label",
+        "s.yaml:23: K: an axis needs at least one label",
     ),
-    ("a label that is no patch", ("one: {}", "one: 1"), "s.yaml:20: one: expected a mapping, got 1"),
+    ("a label that is no patch", ("one: {}", "one: 1"), "s.yaml:21: one: expected a mapping, got 1"),
     (
         "everything excluded",
         ("product: [E, K]", "exclude: [{when: {}, reason: nothing left}]"),
@@ -1198,27 +1202,27 @@ BAD: list[tuple[str, tuple[str, str], str]] = [
     (
         "exclude without a reason",
         ("product: [E, K]", "exclude: [{when: {E: one}}]"),
-        "s.yaml:26: the exclusion's 'reason' is missing",
+        "s.yaml:27: the exclusion's 'reason' is missing",
     ),
     (
         "unknown axis in product",
         ("product: [E, K]", "product: [E, k]"),
-        "s.yaml:26: product: no axis is named 'k' (known: E, K)",
+        "s.yaml:27: product: no axis is named 'k' (known: E, K)",
     ),
     (
         "unknown axis in when",
         ("product: [E, K]", "overrides: [{when: {F: one}, set: {}}]"),
-        "s.yaml:26: F: no axis is named 'F' (known: E, K)",
+        "s.yaml:27: F: no axis is named 'F' (known: E, K)",
     ),
     (
         "unknown label in when",
         ("product: [E, K]", "overrides: [{when: {E: three}, set: {}}]"),
-        "s.yaml:26: E: axis 'E' has no label 'three' (known: one, two)",
+        "s.yaml:27: E: axis 'E' has no label 'three' (known: one, two)",
     ),
     (
         "unknown label in include",
         ("product: [E, K]", "include: [{E: on, K: ten}]"),
-        "s.yaml:26: E: axis 'E' has no label 'on' (did you mean 'one'?)",
+        "s.yaml:27: E: axis 'E' has no label 'on' (did you mean 'one'?)",
     ),
     (
         "a seed in a cell",
@@ -1232,87 +1236,87 @@ BAD: list[tuple[str, tuple[str, str], str]] = [
         ("seeds: [6]", 'seeds: "4-0"'),
         "s.yaml:3: seeds: expected seeds such as 0-4 or 6,7, got '4-0'",
     ),
-    ("unknown axis in a table", ("rows: [E]", "rows: [e]"), "s.yaml:37: rows: no axis is named 'e' (known: E, K)"),
+    ("unknown axis in a table", ("rows: [E]", "rows: [e]"), "s.yaml:38: rows: no axis is named 'e' (known: E, K)"),
     (
         "unknown label in a table",
         ("    rows: [E]", "    where: {E: ona}\n    rows: [E]"),
-        "s.yaml:37: E: axis 'E' has no label 'ona' (did you mean 'one'?)",
+        "s.yaml:38: E: axis 'E' has no label 'ona' (did you mean 'one'?)",
     ),
     (
         "unreadable source",
         ("PGD-20: pgd20", "PGD-20: best:pgd20"),
-        "s.yaml:39: PGD-20: cannot read the source 'best:pgd20' (see suites/README.md)",
+        "s.yaml:40: PGD-20: cannot read the source 'best:pgd20' (see suites/README.md)",
     ),
     (
         "best of what",
         ("    rows: [E]", "    best: highest\n    rows: [E]"),
-        "s.yaml:37: best: PGD-20: expected max, min or none, got 'highest'",
+        "s.yaml:38: best: PGD-20: expected max, min or none, got 'highest'",
     ),
-    ("a table without an id", ("  - id: T\n    title", "  - title"), "s.yaml:35: the table's 'id' is missing"),
+    ("a table without an id", ("  - id: T\n    title", "  - title"), "s.yaml:36: the table's 'id' is missing"),
     (
         "published file missing",
         ("    rows: [E]", "    published: {file: published/none.csv}\n    rows: [E]"),
-        "s.yaml:37: file: no such file: published/none.csv",
+        "s.yaml:38: file: no such file: published/none.csv",
     ),
     (
         "published heading missing",
         ("    rows: [E]", "    published: {file: published/sfat-t3.csv, values: {PGD20: pgd20}}\n    rows: [E]"),
-        "s.yaml:37: values: the table has no column 'PGD20' (did you mean 'PGD-20'?)",
+        "s.yaml:38: values: the table has no column 'PGD20' (did you mean 'PGD-20'?)",
     ),
     (
         "published unit",
         ("    rows: [E]", "    published: {file: published/sfat-t3.csv, unit: points}\n    rows: [E]"),
-        "s.yaml:37: unit: expected percent or plain, got 'points'",
+        "s.yaml:38: unit: expected percent or plain, got 'points'",
     ),
     (
         "unknown key of a heading",
         ("PGD-20: pgd20", "PGD-20: {source: pgd20, were: {E: one}}"),
-        "s.yaml:39: were: unknown key 'were' (did you mean 'where'?)",
+        "s.yaml:40: were: unknown key 'were' (did you mean 'where'?)",
     ),
     (
         "a heading without a source",
         ("PGD-20: pgd20", "PGD-20: {where: {E: one}}"),
-        "s.yaml:39: PGD-20: the heading's 'source' is missing",
+        "s.yaml:40: PGD-20: the heading's 'source' is missing",
     ),
     (
         "unknown axis in a heading",
         ("PGD-20: pgd20", "PGD-20: {source: pgd20, where: {F: one}}"),
-        "s.yaml:39: F: no axis is named 'F' (known: E, K)",
+        "s.yaml:40: F: no axis is named 'F' (known: E, K)",
     ),
     (
         "unknown label in a heading",
         ("PGD-20: pgd20", "PGD-20: {source: pgd20, where: {E: on}}"),
-        "s.yaml:39: E: axis 'E' has no label 'on' (did you mean 'one'?)",
+        "s.yaml:40: E: axis 'E' has no label 'on' (did you mean 'one'?)",
     ),
     (
         "a tensor in a table",
         ("PGD-20: pgd20", 'PGD-20: "artifact:adfl_cross"'),
-        "s.yaml:39: PGD-20: cannot read the source 'artifact:adfl_cross' (see suites/README.md)",
+        "s.yaml:40: PGD-20: cannot read the source 'artifact:adfl_cross' (see suites/README.md)",
     ),
     (
         "every client in a table",
         ("PGD-20: pgd20", 'PGD-20: "train:weight[*]"'),
-        "s.yaml:39: PGD-20: cannot read the source 'train:weight[*]' (see suites/README.md)",
+        "s.yaml:40: PGD-20: cannot read the source 'train:weight[*]' (see suites/README.md)",
     ),
     (
         "who competes",
         ("    rows: [E]", "    compete: rows\n    rows: [E]"),
-        "s.yaml:37: compete: expected column or row, got 'rows' (did you mean 'row'?)",
+        "s.yaml:38: compete: expected column or row, got 'rows' (did you mean 'row'?)",
     ),
     (
         "a row of one",
         ("    across: [K]", "    compete: row"),
-        "s.yaml:38: compete: row: a row competes over the axes of 'across', and there are none",
+        "s.yaml:39: compete: row: a row competes over the axes of 'across', and there are none",
     ),
     (
         "paired along an axis that is not shown",
         ("    across: [K]", "    paired: {axis: K, against: five}"),
-        "s.yaml:38: axis: the table has no axis 'K' in 'rows' or 'across' (known: E)",
+        "s.yaml:39: axis: the table has no axis 'K' in 'rows' or 'across' (known: E)",
     ),
     (
         "paired against nobody",
         ("    across: [K]", "    across: [K]\n    paired: {axis: K, against: fife}"),
-        "s.yaml:39: against: axis 'K' has no label 'fife' (did you mean 'five'?)",
+        "s.yaml:40: against: axis 'K' has no label 'fife' (did you mean 'five'?)",
     ),
 ]
 FIGURE = (
@@ -1321,56 +1325,56 @@ FIGURE = (
     "    series: {natural: 'train:natural'}\n",
 )
 BAD_FIGURES: list[tuple[str, tuple[str, str], str]] = [
-    ("unknown key", ("lines:", "lins:"), "s.yaml:44: lins: unknown key 'lins' (did you mean 'lines'?)"),
-    ("no id", ("  - id: F\n    title", "  - title"), "s.yaml:41: the figure's 'id' is missing"),
+    ("unknown key", ("lines:", "lins:"), "s.yaml:45: lins: unknown key 'lins' (did you mean 'lines'?)"),
+    ("no id", ("  - id: F\n    title", "  - title"), "s.yaml:42: the figure's 'id' is missing"),
     (
         "an id that is no file name",
         ("id: F", "id: F/1"),
-        "s.yaml:41: id: it names a file: letters, digits, '.', '_' and '-', not 'F/1'",
+        "s.yaml:42: id: it names a file: letters, digits, '.', '_' and '-', not 'F/1'",
     ),
-    ("unknown axis", ("panels: [K]", "panels: [KK]"), "s.yaml:43: panels: no axis is named 'KK' (did you mean 'K'?)"),
+    ("unknown axis", ("panels: [K]", "panels: [KK]"), "s.yaml:44: panels: no axis is named 'KK' (did you mean 'K'?)"),
     (
         "unknown kind",
         ("lines: [E]", "kind: bar"),
-        "s.yaml:44: kind: expected lines, bars, heatmap or images, got 'bar' (did you mean 'bars'?)",
+        "s.yaml:45: kind: expected lines, bars, heatmap or images, got 'bar' (did you mean 'bars'?)",
     ),
     (
         "unknown scale",
         ("lines: [E]", "scale: logs"),
-        "s.yaml:44: scale: expected linear or log, got 'logs' (did you mean 'log'?)",
+        "s.yaml:45: scale: expected linear or log, got 'logs' (did you mean 'log'?)",
     ),
     (
         "unknown label",
         ("lines: [E]", "where: {E: tow}"),
-        "s.yaml:44: E: axis 'E' has no label 'tow' (did you mean 'two'?)",
+        "s.yaml:45: E: axis 'E' has no label 'tow' (did you mean 'two'?)",
     ),
     (
         "an evaluation",
         ("train:natural", "natural"),
-        "s.yaml:45: natural: a figure of kind lines shows a number logged during training, not 'natural' (did you mean"
+        "s.yaml:46: natural: a figure of kind lines shows a number logged during training, not 'natural' (did you mean"
         " 'train:natural'?)",
     ),
     (
         "a misspelt stage",
         ("train:natural", "trian:natural"),
-        "s.yaml:45: natural: cannot read the source 'trian:natural' (did you mean 'train'?)",
+        "s.yaml:46: natural: cannot read the source 'trian:natural' (did you mean 'train'?)",
     ),
     (
         "a round",
         ("train:natural", "train:natural@3"),
-        "s.yaml:45: natural: a figure of kind lines shows all rounds: leave '@3' out of 'train:natural@3'",
+        "s.yaml:46: natural: a figure of kind lines shows all rounds: leave '@3' out of 'train:natural@3'",
     ),
     (
         "a heat map of a number",
         ("lines: [E]", "kind: heatmap"),
-        "s.yaml:45: natural: a figure of kind heatmap shows a tensor kept of a round, not 'train:natural' (did you mean"
+        "s.yaml:46: natural: a figure of kind heatmap shows a tensor kept of a round, not 'train:natural' (did you mean"
         " 'artifact:natural'?)",
     ),
-    ("no series", ("{natural: 'train:natural'}", "{}"), "s.yaml:45: series: a figure needs at least one series"),
+    ("no series", ("{natural: 'train:natural'}", "{}"), "s.yaml:46: series: a figure needs at least one series"),
     (
         "bars with and without an index",
         ("lines: [E]\n    series: {", "kind: bars\n    series: {a: 'train:natural_class[*]', "),
-        "s.yaml:45: series: bars are either all over an index, [*], or none of them",
+        "s.yaml:46: series: bars are either all over an index, [*], or none of them",
     ),
 ]
 
@@ -1408,7 +1412,7 @@ def test_figures_are_read(suite_from: Callable[..., Suite]) -> None:
     )
     report.check(picked, picked.plan())
     assert picked.figures[0].conditions == {"natural": {"E": ["two"]}}
-    with pytest.raises(SpecError, match=r"s\.yaml:46: id: two figures have the id 'F'"):
+    with pytest.raises(SpecError, match=r"s\.yaml:47: id: two figures have the id 'F'"):
         suite_from((FIGURE[0], FIGURE[1] + "  - {id: F, title: Again, series: {natural: 'train:natural'}}\n"))
 
 
@@ -1430,7 +1434,7 @@ def test_refused_in_combination(message: Callable[..., str]) -> None:
     )
     assert (
         message(("    five: {}\n", ""), ("product: [E, K]", "zip: [[E, K]]"))
-        == "s.yaml:25: zip: zipped axes differ in length: {'E': 2, 'K': 1}"
+        == "s.yaml:26: zip: zipped axes differ in length: {'E': 2, 'K': 1}"
     )
     celeba = ("data: {name: cifar10}", "data: {name: celeba}")
     auto = ("{name: pgd, eps: 8/255, step: 2/255, steps: 20}\npresets", "{name: autoattack, eps: 8/255}\npresets")
@@ -1439,14 +1443,14 @@ def test_refused_in_combination(message: Callable[..., str]) -> None:
         == f"{point}: evaluate: pgd20: AutoAttack's targeted losses need at least 4 classes, celeba has 2"
     )
     centralized = (
-        "    name: fedavg\n    rounds: 2\n    epochs: 1\n",
-        "    name: centralized\n    rounds: 2\n",
+        "    name: fedavg\n    rounds: 2\n    local:\n      epochs: 1\n",
+        "    name: centralized\n    rounds: 2\n    local:\n",
     )
     assert (
         message(
             centralized,
             ("    rule: {name: sfat, alpha: 1/6, top: 1}\n", ""),
-            ("two: {protocol: {epochs: 2}}", "two: {}"),
+            ("two: {protocol: {local: {epochs: 2}}}", "two: {}"),
         )
         == f"{point}: protocol: centralized needs 'partition: {{name: iid, clients: 1}}'"
     )
@@ -1455,10 +1459,10 @@ def test_refused_in_combination(message: Callable[..., str]) -> None:
 def test_refused_in_a_preset(message: Callable[..., str], suite_from: Callable[..., Suite]) -> None:
     axes = "axes: {E: [one]}}"
     for new, said in [
-        ("axes: {F: [one]}}", "s.yaml:33: F: no axis is named 'F' (known: E, K)"),
-        ("axes: {E: [tow]}}", "s.yaml:33: E: axis 'E' has no label 'tow' (did you mean 'two'?)"),
-        ("axes: {E: []}}", "s.yaml:33: E: no label is left on axis 'E': the grid is empty"),
-        ("base: {modle: {name: nin}}}", "s.yaml:33: modle: 'cell' has no setting 'modle' (did you mean 'model'?)"),
+        ("axes: {F: [one]}}", "s.yaml:34: F: no axis is named 'F' (known: E, K)"),
+        ("axes: {E: [tow]}}", "s.yaml:34: E: axis 'E' has no label 'tow' (did you mean 'two'?)"),
+        ("axes: {E: []}}", "s.yaml:34: E: no label is left on axis 'E': the grid is empty"),
+        ("base: {modle: {name: nin}}}", "s.yaml:34: modle: 'cell' has no setting 'modle' (did you mean 'model'?)"),
     ]:
         assert message((axes, new), preset="smoke") == said
     with pytest.raises(SpecError) as caught:
