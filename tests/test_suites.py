@@ -9,6 +9,7 @@ and look at the difference: a cell whose identity changes is a cell that has to 
 
 from __future__ import annotations
 
+import copy
 import csv
 import hashlib
 import json
@@ -23,11 +24,12 @@ import pytest
 
 from fatbench import report
 from fatbench.errors import NothingMatched, SpecError
-from fatbench.suite import formulas, signatures, tables
+from fatbench.suite import files, formulas, signatures, tables
 from fatbench.suite.cells import Cell, Plan
 from fatbench.suite.facts import cohort
 from fatbench.suite.files import Suite, load
 from fatbench.suite.model import parse_seeds
+from fatbench.suite.places import Map
 from fatbench.suite.tables import Table
 from fatbench.suite.types import number
 
@@ -1520,3 +1522,45 @@ def test_reading_a_suite_imports_no_torch() -> None:
     )
     file = FOLDER / "sfat-cifar10.yaml"
     subprocess.run([sys.executable, "-c", code, str(file)], check=True, cwd=ROOT)
+
+
+GRID = (
+    "zip: [[E, K]]\n  include: [{E: one}]\n  exclude: [{when: {E: two}, reason: no}]\n  overrides: [{when: {E: one}}]\n"
+)
+MORE = "    where: {E: one}\n    best: max\n    paired: {axis: K, against: five}\n"
+SMALL = "{note: small, base: {}, overrides: [{when: {E: one}, set: {}}], evaluate: {n: 3},"
+ODD = (None, True, 3, 2.5, "odd", [], [3], ["odd"], {}, {"odd": 1}, [{"odd": 1}], [[]])
+
+
+def _mapped(node: Any) -> Any:
+    """What ruamel would give."""
+    if isinstance(node, list):
+        return [_mapped(item) for item in node]
+    mapped = {key: _mapped(value) for key, value in node.items()} if isinstance(node, dict) else {}
+    return Map(mapped, at="s.yaml:1") if isinstance(node, dict) else node
+
+
+def _replaced(node: Any) -> Iterator[tuple[str, Any]]:
+    """Every tree that is `node` with one value replaced by an odd one, and what was done."""
+    for key in list(node) if isinstance(node, dict) else range(len(node)):
+        below = _replaced(node[key]) if isinstance(node[key], dict | list) else ()
+        for what, value in [*((repr(odd), _mapped(odd)) for odd in ODD), *below]:
+            changed = copy.copy(node)
+            changed[key] = value
+            yield f"{key}: {what}", changed
+
+
+def test_whatever_stands_behind_a_key_is_read_or_refused_in_one_line(tmp_path: Path) -> None:
+    """Structure only: the settings of cells have their own tests."""
+    text = TINY.replace(*FIGURE).replace("product: [E, K]\n", GRID).replace("{note: small,", SMALL)
+    (tmp_path / "s.yaml").write_text(text.replace("    rows: [E]\n", f"{MORE}    rows: [E]\n"))
+    full, refused = files.read_yaml(tmp_path / "s.yaml"), 0
+    assert files.checked(full, Path("s.yaml")).plan().cells
+    for what, changed in _replaced(full):
+        try:
+            files.checked(changed, Path("s.yaml"))
+        except SpecError as error:
+            refused += 1
+            message = str(error).removeprefix(f"{tmp_path}{os.sep}")
+            assert re.match(r"s\.yaml(:\d+)?: ", message) and "\n" not in message, f"{what}: {error}"
+    assert refused > 300

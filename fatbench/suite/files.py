@@ -122,7 +122,11 @@ def locate(name: str) -> Path:
 def load(name: str) -> Suite:
     """Read and check a suite by name or path; the cells of a preset are checked by `plan`. SpecError on any mistake."""
     file = locate(name)
-    raw = _resolve(file, ())
+    return checked(_resolve(file, ()), file)
+
+
+def checked(raw: Map, file: Path) -> Suite:
+    """The suite of what a file says, with what it extends merged under it."""
     axes = model.read(Axes, Map({"axes": raw.get("axes")}, raw.where, raw.at), str(file)).axes  # others name them
     contents = model.read(Contents, raw, str(file), axes=axes, folders=[file.parent, *folders()])
     distinct(contents.figures)
