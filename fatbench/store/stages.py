@@ -345,6 +345,14 @@ class Store(Database):
                 connection.execute(part.delete().where(part.c.cell == owned.cell, part.c.stage == owned.stage))
             _set(connection, owned, {"round": 0, "checkpoint": None, "record": "{}", "heartbeat": now()})
 
+    def reopen(self, cell: str, stage: str) -> None:
+        """Let a stage that is done be taken again: for when what it left on disk is lost. Whoever does restarts it."""
+        with self.writing() as connection:
+            key = (STAGES.c.cell == cell) & (STAGES.c.stage == stage) & (STAGES.c.status == "done")
+            run = connection.scalar(select(STAGES.c.run).where(key).with_for_update())
+            connection.execute(update(STAGES).where(key).values(status="interrupted"))
+            connection.execute(update(RUNS).where(RUNS.c.id == run).values(status="interrupted"))
+
     def _give_up(self, run: int, status: Status, error: str | None) -> None:
         with self.writing() as connection:
             moment = now()
