@@ -1516,3 +1516,29 @@ def test_reading_a_suite_imports_no_torch() -> None:
     )
     file = FOLDER / "sfat-cifar10.yaml"
     subprocess.run([sys.executable, "-c", code, str(file)], check=True, cwd=ROOT)
+
+
+def test_fewer_images_for_one_attack(tmp_path: Path) -> None:
+    """`fewer` bounds one attack's images: min(n, fewer) of it, n of the others; a name that is no attack is refused."""
+    text = """
+name: few
+title: few
+base: {data: {name: digits}, partition: {name: iid, clients: 2}, model: {name: nin},
+  protocol: {name: fedavg, rounds: 1, rule: {name: samples}, local: {batch: 8, lr: 0.1, objective: {name: standard}}}}
+evaluate:
+  n: 100
+  fewer: {pgd20: 40}
+  attacks: {natural: {name: natural}, pgd20: {name: pgd, eps: 8/255, step: 2/255, steps: 20}}
+presets: {paper: {}, smoke: {evaluate: {n: 8}}}
+"""
+    file = tmp_path / "few.yaml"
+    file.write_text(text)
+    found = load(str(file))
+    assert [(e.label, e.n) for e in found.plan().cells[0].evaluations] == [("natural", 100), ("pgd20", 40)]
+    assert [(e.label, e.n) for e in found.plan("smoke").cells[0].evaluations] == [("natural", 8), ("pgd20", 8)]
+    file.write_text(text.replace("fewer: {pgd20: 40}", "fewer: {pgd2: 40}"))
+    with pytest.raises(SpecError, match=r"few.yaml:8: pgd2: no attack is named 'pgd2' \(did you mean 'pgd20'\?\)"):
+        load(str(file)).plan()
+    file.write_text(text.replace("fewer: {pgd20: 40}", "fewer: {pgd20: 0}"))
+    with pytest.raises(SpecError, match="few.yaml:8: pgd20: expected a number of test images, got 0"):
+        load(str(file))
