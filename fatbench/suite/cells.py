@@ -1,6 +1,6 @@
 """Suite files: a base cell, axes over it, presets, tables and figures; YAML in, checked cells out.
 
-The format is described in suites/README.md. Nothing here imports torch: a suite is expanded and every name, key and
+The format is described in docs/suites.md. Nothing here imports torch: a suite is expanded and every name, key and
 value checked against the source of the function it will reach, before a GPU second is spent.
 """
 
@@ -110,7 +110,7 @@ class Table:
     where: Condition
     rows: list[str]
     across: list[str]
-    values: dict[str, str]  # heading -> source, see suites/README.md
+    values: dict[str, str]  # heading -> source, see docs/suites.md
     best: dict[str, str]  # heading -> "max" | "min" | "none"
     published: Published | None
     note: str
@@ -129,7 +129,7 @@ class Figure:
     where: Condition
     panels: list[str]  # axes, and SERIES
     lines: list[str]
-    series: dict[str, str]  # heading -> source, see suites/README.md
+    series: dict[str, str]  # heading -> source, see docs/suites.md
     conditions: dict[str, Condition]
     scale: str  # of the vertical axis: "linear" or "log"
     note: str
@@ -593,7 +593,7 @@ def _read_table(node: Any, raw: Map, file: Path) -> Table:
         match = SOURCE.match(source)
         if not match or match["stage"] == "artifact" or match["client"] == "*":
             raise SpecError(
-                f"{node['values'].place(heading)}: cannot read the source '{source}' (see suites/README.md)"
+                f"{node['values'].place(heading)}: cannot read the source '{source}' (see docs/suites.md)"
             )
     best = node.get("best", "max")
     best = {heading: str(best.get(heading, "max") if isinstance(best, Map) else best) for heading in values}
@@ -676,7 +676,7 @@ def _not_drawn(source: str, kind: str) -> str:
     stage = "artifact" if kind in ("heatmap", "images") else "train"
     if match is None:
         near = did_you_mean(source.split(":")[0], ("train", "artifact")) if ":" in source else ""
-        return f"cannot read the source '{source}'{near or ' (see suites/README.md)'}"
+        return f"cannot read the source '{source}'{near or ' (see docs/suites.md)'}"
     if match["stage"] != stage:
         shows = "a tensor kept of a round" if stage == "artifact" else "a number logged during training"
         return f"a figure of kind {kind} shows {shows}, not '{source}' (did you mean '{stage}:{match['metric']}'?)"
