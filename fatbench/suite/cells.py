@@ -592,9 +592,7 @@ def _read_table(node: Any, raw: Map, file: Path) -> Table:
     for heading, source in values.items():
         match = SOURCE.match(source)
         if not match or match["stage"] == "artifact" or match["client"] == "*":
-            raise SpecError(
-                f"{node['values'].place(heading)}: cannot read the source '{source}' (see docs/suites.md)"
-            )
+            raise SpecError(f"{node['values'].place(heading)}: cannot read the source '{source}' (see docs/suites.md)")
     best = node.get("best", "max")
     best = {heading: str(best.get(heading, "max") if isinstance(best, Map) else best) for heading in values}
     for heading, which in best.items():
