@@ -668,7 +668,7 @@ Hit = tuple[int, str, str]  # row of the file, column, text
 
 
 def published(table: Table, point: dict[str, str]) -> dict[str, list[Hit]]:
-    """heading -> the CSV fields that the mapping of suites/README.md finds for a grid point."""
+    """heading -> the CSV fields that the mapping of docs/suites.md finds for a grid point."""
     source = table.published
     assert source is not None
 
@@ -1241,7 +1241,7 @@ BAD: list[tuple[str, tuple[str, str], str]] = [
     (
         "unreadable source",
         ("PGD-20: pgd20", "PGD-20: best:pgd20"),
-        "s.yaml:39: PGD-20: cannot read the source 'best:pgd20' (see suites/README.md)",
+        "s.yaml:39: PGD-20: cannot read the source 'best:pgd20' (see docs/suites.md)",
     ),
     (
         "best of what",
@@ -1287,12 +1287,12 @@ BAD: list[tuple[str, tuple[str, str], str]] = [
     (
         "a tensor in a table",
         ("PGD-20: pgd20", 'PGD-20: "artifact:adfl_cross"'),
-        "s.yaml:39: PGD-20: cannot read the source 'artifact:adfl_cross' (see suites/README.md)",
+        "s.yaml:39: PGD-20: cannot read the source 'artifact:adfl_cross' (see docs/suites.md)",
     ),
     (
         "every client in a table",
         ("PGD-20: pgd20", 'PGD-20: "train:weight[*]"'),
-        "s.yaml:39: PGD-20: cannot read the source 'train:weight[*]' (see suites/README.md)",
+        "s.yaml:39: PGD-20: cannot read the source 'train:weight[*]' (see docs/suites.md)",
     ),
     (
         "who competes",
