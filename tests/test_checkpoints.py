@@ -164,7 +164,7 @@ def test_a_file_that_is_gone_is_damage_and_one_that_may_not_be_read_is_not(tmp_p
 
         monkeypatch.setattr(Path, "read_bytes", refuse)
         assert one_line(lambda: load_state(tmp_path / "file", "cpu"), kind) == (
-            f"{tmp_path / 'file'}: cannot be read ({os.strerror(number)})"  # noqa: B023
+            f"{tmp_path / 'file'}: cannot be read ({os.strerror(number)})"
         )
 
 
@@ -204,6 +204,28 @@ def undisturbed(job: Job, tmp_path_factory: pytest.TempPathFactory) -> Machine:
     natural = {row[2]: row[5] for row in numbers(place) if row[1].startswith("natural") and row[4] == "natural"}
     assert natural.keys() == {2, 3} and natural[2] != natural[3]  # it matters which model is attacked
     return place
+
+
+def copied(place: Machine, folder: Path) -> Machine:
+    """The database and the files of a place in another folder."""
+    shutil.copytree(Path(place.db).parent, folder, dirs_exist_ok=True)
+    return machine(folder)
+
+
+@pytest.fixture(scope="module")
+def resumable(job: Job, tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path], Machine]:
+    """A copy of the cell as it is after an interruption in training, two rounds of three done."""
+    place = machine(tmp_path_factory.mktemp("resumable"))
+    assert run(job, place, rounds=2) == ("interrupted", [1, 2])
+    return lambda folder: copied(place, folder)
+
+
+@pytest.fixture(scope="module")
+def unevaluated(job: Job, tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path], Machine]:
+    """A copy of the cell as it is after an interruption in its first attack, one chunk of three done."""
+    place = machine(tmp_path_factory.mktemp("unevaluated"))
+    assert run(job, place, chunks=1) == ("interrupted", ROUNDS)
+    return lambda folder: copied(place, folder)
 
 
 @pytest.fixture(scope="module")
@@ -274,7 +296,7 @@ def assert_as_undisturbed(job: Job, place: Machine, undisturbed: Machine) -> Non
     assert models[0] == models[1]
 
 
-def test_the_database_has_the_digest_of_every_file_that_counts(job, undisturbed, tmp_path) -> None:
+def test_the_database_has_the_digest_of_every_file_that_counts(job, resumable, undisturbed, tmp_path) -> None:
     def record(place: Machine) -> dict:
         with Store.open(place.db) as store:
             return store.stages([job.cell])[job.cell, "train"].record
@@ -283,8 +305,7 @@ def test_the_database_has_the_digest_of_every_file_that_counts(job, undisturbed,
         files = Path(place.files, job.cell).glob("*.safetensors")
         return {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
 
-    place = machine(tmp_path)
-    assert run(job, place, rounds=2) == ("interrupted", [1, 2])
+    place = resumable(tmp_path)
     assert "state-000002.safetensors" in digests(place)
     assert record(place)["sha256"] == digests(place)
     assert record(undisturbed)["sha256"] == digests(undisturbed)
@@ -295,20 +316,20 @@ def test_the_database_has_the_digest_of_every_file_that_counts(job, undisturbed,
     assert all(row.record == {"model": known[f"{int(row.stage.split('@')[1]):06d}"]} for row in stages)
 
 
-def test_undamaged_only_what_is_left_is_trained(job, undisturbed, tmp_path) -> None:
-    place = machine(tmp_path)
-    assert run(job, place, rounds=2) == ("interrupted", [1, 2])
+def test_undamaged_only_what_is_left_is_trained(job, resumable, undisturbed, tmp_path) -> None:
+    place = resumable(tmp_path)
     assert run(job, place) == ("done", [3])
     assert_as_undisturbed(job, place, undisturbed)
     assert "begins again" not in log(job, place)
 
 
-@pytest.mark.parametrize("damage", DAMAGE)
-@pytest.mark.parametrize("name", ["state-000002", "model-000002"])
-def test_damage_between_an_interruption_and_the_resumption(name, damage, job, undisturbed, tmp_path) -> None:
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "damage"), [*(("state-000002", damage) for damage in DAMAGE), ("model-000002", "a flipped bit")]
+)
+def test_damage_between_an_interruption_and_the_resumption(name, damage, job, resumable, undisturbed, tmp_path) -> None:
     """All rounds are trained again, from the beginning: 11 of 211 numbers were others after one flipped bit."""
-    place = machine(tmp_path)
-    assert run(job, place, rounds=2) == ("interrupted", [1, 2])
+    place = resumable(tmp_path)
     file = Path(place.files, job.cell, f"{name}.safetensors")
     DAMAGE[damage](file)
     assert run(job, place) == ("done", ROUNDS)
@@ -319,12 +340,13 @@ def test_damage_between_an_interruption_and_the_resumption(name, damage, job, un
     assert damage == "no folder" or str(file) in warnings[0]
 
 
-@pytest.mark.parametrize("damage", DAMAGE)
-@pytest.mark.parametrize("name", ["model-000002", "model-000003"])
-def test_damage_between_training_and_evaluation(name, damage, job, undisturbed, tmp_path) -> None:
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "damage"), [*(("model-000003", damage) for damage in DAMAGE), ("model-000002", "a flipped bit")]
+)
+def test_damage_between_training_and_evaluation(name, damage, job, unevaluated, undisturbed, tmp_path) -> None:
     """The first attack was half done; it goes on, for the model that is trained again is the same."""
-    place = machine(tmp_path)
-    assert run(job, place, chunks=1) == ("interrupted", ROUNDS)
+    place = unevaluated(tmp_path)
     file = Path(place.files, job.cell, f"{name}.safetensors")
     DAMAGE[damage](file)
     assert run(job, place) == ("done", ROUNDS)
@@ -335,17 +357,15 @@ def test_damage_between_training_and_evaluation(name, damage, job, undisturbed, 
     assert run(job, place) == ("done", [])
 
 
-def test_a_state_of_another_cell(job, undisturbed, stranger, tmp_path) -> None:
-    place = machine(tmp_path)
-    assert run(job, place, rounds=2) == ("interrupted", [1, 2])
+def test_a_state_of_another_cell(job, resumable, undisturbed, stranger, tmp_path) -> None:
+    place = resumable(tmp_path)
     shutil.copy(stranger("state-000002.safetensors"), Path(place.files, job.cell))
     assert run(job, place) == ("done", ROUNDS)
     assert_as_undisturbed(job, place, undisturbed)
 
 
-def test_a_model_of_another_cell(job, undisturbed, stranger, tmp_path) -> None:
-    place = machine(tmp_path)
-    assert run(job, place, chunks=1) == ("interrupted", ROUNDS)
+def test_a_model_of_another_cell(job, unevaluated, undisturbed, stranger, tmp_path) -> None:
+    place = unevaluated(tmp_path)
     shutil.copy(stranger("model-000003.safetensors"), Path(place.files, job.cell))
     assert run(job, place) == ("done", ROUNDS)
     assert_as_undisturbed(job, place, undisturbed)
@@ -354,8 +374,7 @@ def test_a_model_of_another_cell(job, undisturbed, stranger, tmp_path) -> None:
 def test_a_model_damaged_after_everything_is_trained_again_for_an_attack_added_later(
     job, undisturbed, tmp_path
 ) -> None:
-    place = machine(tmp_path)
-    shutil.copytree(Path(undisturbed.db).parent, tmp_path, dirs_exist_ok=True)
+    place = copied(undisturbed, tmp_path)
     flip(Path(place.files, job.cell, "model-000003.safetensors"))
     fgsm = suite.Evaluation("fgsm", {"name": "fgsm", "eps": "8/255"}, 40, 15)
     events = []
@@ -368,8 +387,7 @@ def test_a_model_damaged_after_everything_is_trained_again_for_an_attack_added_l
 
 def test_an_evaluation_of_a_model_that_is_not_here_any_more_is_done_again(job, undisturbed, tmp_path) -> None:
     """Trained again on another machine a model can differ by rounding; its accuracies are then its own."""
-    place = machine(tmp_path)
-    shutil.copytree(Path(undisturbed.db).parent, tmp_path, dirs_exist_ok=True)
+    place = copied(undisturbed, tmp_path)
     with Store.open(place.db) as store:
         stages = [stage for _, stage in store.stages([job.cell]) if stage.startswith("natural")]
         with store.writing() as connection:
