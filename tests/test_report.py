@@ -29,11 +29,12 @@ from rich.console import Console
 from rich.measure import Measurement
 
 from fatbench import report
+from fatbench.engine.rounds import Number
 from fatbench.errors import SpecError
 from fatbench.report import flags, latex, markdown, terminal
 from fatbench.report.grid import EVERY, Grid, Source, Value, build
 from fatbench.store import selection
-from fatbench.store.stages import Number, Store
+from fatbench.store.stages import Store
 from fatbench.suite import cells as suite
 from fatbench.suite.cells import Cell, Plan, Suite
 
@@ -1199,7 +1200,7 @@ tables:
 def test_nothing_heavy_is_imported(tiny: Suite, tmp_path: Path) -> None:
     """A report needs neither torch nor pandas nor numpy: each would take longer than the report."""
     code = (
-        "import sys; from fatbench import report; from fatbench.suite import cells as suite; s = suite.load(sys.argv[1]);"
+        "import sys; from fatbench import report; from fatbench.suite import cells; s = cells.load(sys.argv[1]);"
         "g = report.tables(s, s.plan('paper'), None); [report.render(g, f) for f in report.FORMATS];"
         "from fatbench.report import query; print([m for m in ('torch', 'pandas', 'numpy') if m in sys.modules])"
     )

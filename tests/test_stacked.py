@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from fatbench import models
 from fatbench.bench import counters
+from fatbench.cli.watch import Watch
 from fatbench.engine import experiment
 from fatbench.engine import local as local_module
 from fatbench.engine import randomness as rng
@@ -616,4 +617,4 @@ def test_path_and_stack_are_recorded_with_every_number(tmp_path: Path) -> None:
 )
 def test_a_path_that_there_is_not_is_refused(settings: dict[str, object], message: str) -> None:
     with pytest.raises(SpecError, match=message):
-        run.run([], what="", **settings)
+        run.run([], Watch(""), **settings)

@@ -112,7 +112,7 @@ def database(folder: Path, rates: int, splits: int, seeds: int) -> tuple[Path, s
             ]  # fmt: skip
     with Store.open(str(db), create=True) as store:
         store.add_cells({cell.id: cell.spec for cell in plan})
-        with store.writing() as connection:
+        with store.database.writing() as connection:
             for table, rows in ((RUNS, runs), (STAGES, stages), (NUMBERS, numbers)):
                 connection.execute(insert(table), rows)
     return file, str(db)

@@ -77,7 +77,7 @@ def suite(chosen: Suite) -> None:
 
 def plan(what: Plan, works: Mapping[str, Work | None], total: Work, time: tuple[float, int]) -> None:
     """`plan suite`; time is (seconds, cells of unknown speed)."""
-    from fatbench.run.watch import _duration
+    from fatbench.cli.watch import duration
 
     console = _console()
     cells = what.unique()
@@ -102,7 +102,7 @@ def plan(what: Plan, works: Mapping[str, Work | None], total: Work, time: tuple[
         console.print("time: unknown; run a cell and this machine's speed is known from then on", style="dim")
     else:
         rest = f"; nothing comparable measured for {unknown} cells" if unknown else ""
-        console.print(f"time: about {_duration(known)} on one lane, from what this database has measured{rest}")
+        console.print(f"time: about {duration(known)} on one lane, from what this database has measured{rest}")
 
 
 def _short(value: float) -> str:
@@ -230,15 +230,15 @@ def datasets(root: Path, rows: Sequence[Mapping[str, Any]]) -> None:
 def doctor(db: str | None, data: Path | None) -> None:
     """Versions, devices, folders: what a bug report needs."""
     from fatbench import __version__, settings
-    from fatbench.run import worker
-    from fatbench.store import stages as store
+    from fatbench.run import provenance
+    from fatbench.store import database
 
     console = _console()
-    code = worker.code_version()
+    code = provenance.code_version()
     lines: list[tuple[str, str]] = [
         ("fatbench", f"{__version__}, commit {code['commit']}{' (modified)' if code['dirty'] else ''}"),
         ("python", f"{platform.python_version()} at {sys.executable}"),
-        ("system", f"{platform.platform()}, {worker._processor()}, {os.cpu_count()} cores"),
+        ("system", f"{platform.platform()}, {provenance.processor()}, {os.cpu_count()} cores"),
     ]
     try:
         import torch
@@ -251,14 +251,14 @@ def doctor(db: str | None, data: Path | None) -> None:
             lines.append(("cuda", "no GPU found"))
     except (ImportError, OSError) as error:
         lines.append(("torch", f"does not import: {error}"))
-    versions = worker.provenance("cpu")["versions"]
+    versions = provenance.produced_by("cpu")["versions"]
     lines.append(("packages", ", ".join(f"{name} {v}" for name, v in versions.items() if name != "python")))
     url = settings.database(db)
     try:
-        state = store.check(url)
+        state = database.check(url)
     except Exception as error:
         state = f"{error}"
-    lines.append(("database", f"{store.shown_url(url)}: {state}"))
+    lines.append(("database", f"{database.shown_url(url)}: {state}"))
     lines.append(("data", str(settings.data_folder(str(data) if data else None))))
     lines.append(("checkpoints", str(settings.files_folder(url))))
     table = Table.grid(padding=(0, 2))

@@ -46,11 +46,10 @@ from fatbench.engine.footprint import footprint
 from fatbench.engine.local import trainable
 from fatbench.engine.precision import exact
 from fatbench.engine.randomness import forked, generator
-from fatbench.engine.rounds import Problem, Round, State
+from fatbench.engine.rounds import Number, Problem, Round, State
 from fatbench.engine.splits import auxiliary_images, split
 from fatbench.methods.rules import last_layer_cosines
 from fatbench.models import logit_parameters
-from fatbench.store.stages import Number
 from fatbench.suite.types import Attack, Augment, Count, Data, Model, Natural, Partition, Probability, Probe, Protocol
 
 if TYPE_CHECKING:

@@ -127,6 +127,17 @@ class Round:
 
 
 @dataclass(frozen=True)
+class Number:
+    """One measurement of a cell: what the engine hands over, and the database keeps."""
+
+    metric: str  # "pgd20", "train_loss", "weight", ...
+    value: float
+    round: int  # rounds completed when it was measured (1-based count; 0 = the initial model)
+    n: int = 0  # examples behind it; 0 = not a mean over examples
+    client: int = -1  # -1 = not about one client
+
+
+@dataclass(frozen=True)
 class Context:
     """What an aggregation rule may know besides the updates."""
 

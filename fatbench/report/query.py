@@ -132,7 +132,7 @@ def _rounds(cells: Sequence[str], store: Store, checkpoints: Iterable[str]) -> d
 
 def _fetch(store: Store, query: Any, key: Any, cells: Iterable[str]) -> Iterator[Any]:
     """The rows of `query` whose `key` is among `cells`."""
-    with store.reading() as connection:
+    with store.database.reading() as connection:
         for part in batches(cells):
             yield from connection.execute(query.where(key.in_(part))).all()  # four times faster than row by row
 
