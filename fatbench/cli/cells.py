@@ -40,7 +40,13 @@ def show_cell(
         runs = store.runs([id])
         stages = store.stages([id])
     if format == "json":
-        print_json({"cell": id, "spec": spec, "numbers": numbers, "runs": runs})
+        for number in numbers:
+            del number["settings"]  # those of its stage
+        of_stages = [
+            {"stage": row.stage, "status": row.status, "round": row.round, "total": row.total, "settings": row.settings}
+            for row in stages.values()
+        ]
+        print_json({"cell": id, "spec": spec, "stages": of_stages, "numbers": numbers, "runs": runs})
     else:
         show.cell(id, spec, stages, numbers, runs)
 

@@ -11,13 +11,16 @@ from typing import TYPE_CHECKING, Any
 
 from rich import box
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
+from fatbench.suite import words
 from fatbench.suite.cells import Plan, Suite
 from fatbench.suite.cost import Work
 
 if TYPE_CHECKING:
     from fatbench.run.progress import Row
+    from fatbench.store.stages import StageRow
 
 COLOURS = {"done": "green", "failed": "red", "running": "yellow", "todo": "dim", "interrupted": "yellow"}
 
@@ -63,8 +66,9 @@ def suite(chosen: Suite) -> None:
             f"\n[bold]preset {preset}[/bold]: {len(plan.unique())} cells, seeds {', '.join(map(str, seeds))}"
             + (f"\n  {plan.note}" if plan.note else "")
         )
-        metrics = ", ".join(plan.metrics())
-        console.print(f"  evaluated at {', '.join(plan.checkpoints)}: {metrics or 'nothing'}")
+        console.print(f"  evaluated at {', '.join(plan.checkpoints)}:{'' if plan.metrics() else ' nothing'}")
+        for metric, attacks in _attacks(plan).items():
+            console.print(f"    {words.attack(metric, attacks)}", markup=False)
         for key, reason in plan.excluded:
             console.print(f"  left out: {', '.join(key.values())}: {reason}", style="dim")
     console.print()
@@ -73,6 +77,15 @@ def suite(chosen: Suite) -> None:
     for figure in chosen.figures:
         console.print(f"  figure {figure.id}: {figure.title}")
     console.print(f"\n[dim]{chosen.file}[/dim]")
+
+
+def _attacks(what: Plan) -> dict[str, list[dict[str, Any]]]:
+    """Metric -> the attacks it stands for in this preset."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for evaluations in {id(cell.evaluations): cell.evaluations for cell in what.cells}.values():
+        for evaluation in evaluations:
+            found.setdefault(evaluation.label, []).append(evaluation.attack)
+    return found
 
 
 def plan(what: Plan, works: Mapping[str, Work | None], total: Work, time: tuple[float, int]) -> None:
@@ -157,7 +170,7 @@ def all_status(counts: Mapping[tuple[str, str], Mapping[str, int]]) -> None:
 def cell(
     id: str,
     spec: Mapping[str, Any],
-    stages: Mapping[tuple[str, str], Any],
+    stages: Mapping[tuple[str, str], StageRow],
     numbers: Sequence[Mapping[str, Any]],
     runs: Sequence[Mapping[str, Any]],
 ) -> None:
@@ -167,11 +180,11 @@ def cell(
     console = _console()
     console.print(f"[bold]cell {id}[/bold]")
     console.print(json.dumps(spec, indent=2), markup=False)
-    table = _table("stage", "state", "done", "run", right=("done", "run"))
-    for (_, stage), row in sorted(stages.items()):
-        table.add_row(
-            stage, f"[{COLOURS.get(row.status, '')}]{row.status}[/]", f"{row.round}/{row.total}", str(row.run or "")
-        )
+    table = _table("stage", "state", "done", "run", "attack", right=("done", "run"))
+    for (_, name), stage in sorted(stages.items()):
+        state = f"[{COLOURS.get(stage.status, '')}]{stage.status}[/]"
+        attack = escape(words.full(stage.settings)) if stage.settings else ""
+        table.add_row(name, state, f"{stage.round}/{stage.total}", str(stage.run or ""), attack)
     console.print(table)
     table = _table(
         "stage", "round", "metric", "client", "value", "n", "run", right=("round", "client", "value", "n", "run")

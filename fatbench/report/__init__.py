@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fatbench.errors import SpecError, did_you_mean
-from fatbench.report.grid import Grid, build
+from fatbench.report.grid import Grid
+from fatbench.report.layout import build
 from fatbench.store.selection import Checkpoint
 
 if TYPE_CHECKING:
@@ -77,10 +78,10 @@ def tables(
 
 def check(suite: Suite, plan: Plan) -> None:
     """SpecError: a table or a figure that no numbers could fill: several points of the grid at one place, say."""
-    from fatbench.report import grid, series
+    from fatbench.report import places, series
 
     for table in suite.tables:
-        grid.places_of(plan, table)
+        places.places_of(plan, table)
     for figure in suite.figures:
         series.check(plan, figure)
 

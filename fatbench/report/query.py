@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import select as sql
 
 from fatbench.report.flags import joined
-from fatbench.report.grid import EVERY, Outcomes, Source, Stages
+from fatbench.report.numbers import EVERY, Outcomes, Source, Stages
 from fatbench.store.schema import NUMBERS, RUNS, STAGES
 from fatbench.store.selection import MONITORED, Checkpoint, checkpoint_round
 from fatbench.store.stages import batches
