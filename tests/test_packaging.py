@@ -82,7 +82,7 @@ def test_wheel_holds_the_package_and_the_suites_and_nothing_else(wheel: Path) ->
         names = {name for name in archive.namelist() if ".dist-info/" not in name}
     expected = tree("fatbench") | {f"fatbench/{name}" for name in tree("suites")}
     assert names == expected
-    assert {"fatbench/migrations/env.py", "fatbench/suites/README.md", "fatbench/suites/sfat-cifar10.yaml"} <= names
+    assert {"fatbench/store/migrations/env.py", "fatbench/suites/README.md", "fatbench/suites/sfat-cifar10.yaml"} <= names
     assert "fatbench/suites/published/sfat-t3.csv" in names
     assert wheel.name == f"fatbench-{fatbench.__version__}-py3-none-any.whl"
 
