@@ -20,8 +20,9 @@ from fatbench.errors import MachineError, SpecError
 from fatbench.store import lines as exchange
 from fatbench.store.database import check
 from fatbench.store.lines import ExchangeError, import_
+from fatbench.store.rows import dumps
 from fatbench.store.schema import RUNS, STAGES
-from fatbench.store.stages import Store, dumps
+from fatbench.store.stages import Store
 
 pytest_plugins = ("databases",)
 

@@ -38,6 +38,7 @@ from fatbench.report.numbers import EVERY, Source, metric_names
 from fatbench.store import selection
 from fatbench.store.stages import Store
 from fatbench.suite import cells as suite
+from fatbench.suite import words
 from fatbench.suite.cells import Cell, Plan, Suite
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -1284,3 +1285,14 @@ def test_the_settings_of_every_attack_stand_under_the_table(tmp_path: Path) -> N
         " autoattack = autoattack(eps=8/255)"
     )
     assert [spec["eps"] for spec in grid.attacks["pgd20"]] == ["4/255", "8/255"]
+
+
+def test_a_call_in_words() -> None:
+    """Every number is said, a choice where it is not the default; `full` says all, also of what nothing is known."""
+    pgd = {"name": "pgd", "eps": "8/255", "step": 0.01, "steps": 20, "start": "none", "verdict": "last"}
+    assert words.brief("Attack", pgd) == "pgd(eps=8/255, step=0.01, steps=20, start=none)"
+    assert words.full(pgd) == "pgd(eps=8/255, step=0.01, steps=20, start=none, verdict=last)"
+    assert words.brief("Attack", {"name": "natural"}) == "natural"
+    mine = {"name": "mine", "kappa": 50.0, "soft": True, "top": None, "loss": {"name": "trades", "beta": 6}}
+    assert words.full(mine) == "mine(kappa=50, soft=true, top=none, loss=trades(beta=6))"
+    assert words.attack("pgd20", [pgd, pgd]) == "pgd20 = pgd(eps=8/255, step=0.01, steps=20, start=none)"

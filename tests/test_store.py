@@ -33,8 +33,9 @@ from fatbench.errors import DatabaseError, MachineError, SpecError
 from fatbench.store import database, schema
 from fatbench.store.database import NETWORK, NoDatabase, alembic_config, check, shown_url, upgrade
 from fatbench.store.processes import alive, this_machine
+from fatbench.store.rows import now
 from fatbench.store.schema import CELLS, NUMBERS, OUTCOMES, REVISIONS, RUNS, STAGES, VERSION
-from fatbench.store.stages import StageRow, Stolen, Store, now
+from fatbench.store.stages import StageRow, Stolen, Store
 
 pytest_plugins = ("databases",)
 

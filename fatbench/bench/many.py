@@ -9,8 +9,9 @@ from pathlib import Path
 from sqlalchemy import insert
 
 from fatbench.bench.measure import Bench, fatbench, program
+from fatbench.store.rows import now
 from fatbench.store.schema import NUMBERS, RUNS, STAGES
-from fatbench.store.stages import Store, now
+from fatbench.store.stages import Store
 from fatbench.suite import cells as suite
 
 SUITE = """\

@@ -1,5 +1,16 @@
 """Tables and figures: a query, a grid or curves, a format. Nothing here imports torch.
 
+| module | what |
+|---|---|
+| query | what is read from the database |
+| numbers, places | which stored number a source is; which cells stand at a place of a table |
+| layout, grid | the table that comes of it, and its parts |
+| notes, provenance, flags, paired, published | what is said under it, and where that comes from |
+| text, markdown, latex, html, terminal, records | the formats |
+| series, plots, artifacts | figures; pictures of what a round keeps |
+
+Not here: anything that trains, attacks or writes to the database.
+
 grids = tables(suite, plan, store, select="best-test")
 print(render(grids, "latex"))
 files = draw(figures(suite, plan, store), Path("results/figures"), "pdf")

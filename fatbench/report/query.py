@@ -15,9 +15,9 @@ from sqlalchemy import select as sql
 
 from fatbench.report.flags import joined
 from fatbench.report.numbers import EVERY, Outcomes, Source, Stages
+from fatbench.store.rows import batches
 from fatbench.store.schema import NUMBERS, RUNS, STAGES
 from fatbench.store.selection import MONITORED, Checkpoint, checkpoint_round
-from fatbench.store.stages import batches
 
 if TYPE_CHECKING:
     from fatbench.store.stages import Store

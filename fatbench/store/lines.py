@@ -32,8 +32,9 @@ from sqlalchemy.exc import DataError, IntegrityError
 from fatbench.errors import FatbenchError, MachineError
 from fatbench.store.database import lock
 from fatbench.store.processes import alive
+from fatbench.store.rows import batches, cell_row, dumps
 from fatbench.store.schema import CELLS, NUMBERS, OUTCOMES, RUNS, STAGES
-from fatbench.store.stages import Status, Store, batches, cell_row, dumps
+from fatbench.store.stages import Status, Store
 
 FORMAT = "fatbench results"
 SCHEMA_VERSION = 1

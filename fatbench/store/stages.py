@@ -29,7 +29,6 @@ import socket
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Any, Literal, Protocol, Self, cast
 
 from sqlalchemy import Connection, and_, func, insert, select, update
@@ -37,7 +36,8 @@ from sqlalchemy.exc import IntegrityError
 
 from fatbench.errors import FatbenchError
 from fatbench.store.database import Database, lock
-from fatbench.store.processes import STALE, alive, epoch, start_of, this_machine
+from fatbench.store.processes import STALE, alive, epoch
+from fatbench.store.rows import cell_row, dumps, fetch, now, printable, run_values, split_provenance
 from fatbench.store.schema import CELLS, NUMBERS, OUTCOMES, RUNS, STAGES, VIEW
 
 Status = Literal["todo", "running", "done", "failed", "interrupted"]
@@ -91,25 +91,6 @@ class StageRow:
     settings: dict[str, Any] | None  # of the attack, every default filled in, and its implementation; None: training
     heartbeat: float | None  # seconds since the epoch
     alive: bool = False  # running, and its process is there: nobody else can claim it
-
-
-def dumps(value: Any) -> str:
-    """Canonical JSON: sorted keys, no spaces. ValueError: NaN or infinity."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
-
-
-def now() -> str:
-    """The time as it is stored."""
-    return _time(datetime.now(UTC))
-
-
-def _time(moment: datetime) -> str:
-    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
-
-
-def _printable(message: str) -> str:
-    """Text that any database takes: no NUL, no half of a surrogate pair."""
-    return message.encode("utf-8", "backslashreplace").decode().replace("\0", "\\x00")
 
 
 # --- the store ---------------------------------------------------------------------------------------------------
@@ -202,7 +183,7 @@ class Store:
                         return None
                     _end(connection, row.run, "interrupted", row.heartbeat)
             moment = now()
-            values = _run_values(provenance)
+            values = run_values(provenance)
             attempt = {"uid": os.urandom(16).hex(), "cell": cell, "stage": stage, "suite": suite, "started": moment}
             added = connection.execute(insert(RUNS).values(status="running", **attempt, **values)).inserted_primary_key
             assert added is not None
@@ -282,7 +263,7 @@ class Store:
 
         Where the stage has been taken over, only the run is marked.
         """
-        self._give_up(run, "failed", _printable(error))
+        self._give_up(run, "failed", printable(error))
 
     def release(self, run: int) -> None:
         """Give a stage back to be gone on with: the run was interrupted. Nothing happens where it was taken over."""
@@ -297,7 +278,7 @@ class Store:
         """Add to a run's provenance what was not known when it began, and to its stage how much there is to do."""
         with self.database.writing() as connection:
             owned = _owned(connection, run)
-            known, rest = _split(provenance)
+            known, rest = split_provenance(provenance)
             extra = connection.execute(select(RUNS.c.extra).where(RUNS.c.id == run)).scalar_one()
             known["extra"] = dumps({**json.loads(extra), **rest})
             connection.execute(update(RUNS).where(RUNS.c.id == run).values(**known))
@@ -444,53 +425,8 @@ class Store:
 # --- pieces of the transactions ----------------------------------------------------------------------------------
 
 
-def batches(values: Iterable[str], size: int = 500) -> Iterator[list[str]]:
-    """Distinct values in order, so many at a time: databases limit the parameters of a statement."""
-    ordered = sorted(set(values))
-    for first in range(0, len(ordered), size):
-        yield ordered[first : first + size]
-
-
-def fetch(connection: Connection, query: Any, key: Any, values: Iterable[str] | None) -> Iterator[Any]:
-    """The rows of `query` whose `key` is among `values` (None: all rows); any number of values."""
-    if values is None:
-        yield from connection.execute(query)
-        return
-    for part in batches(values):
-        yield from connection.execute(query.where(key.in_(part)))
-
-
 def _known(connection: Connection, cells: Iterable[str]) -> set[str]:
     return {row.id for row in fetch(connection, select(CELLS.c.id), CELLS.c.id, cells)}
-
-
-def cell_row(cell: str, spec: Mapping[str, Any], created: str) -> dict[str, Any]:
-    """A row of `cells`."""
-    seed = spec.get("seed")
-    fits = isinstance(seed, int) and not isinstance(seed, bool) and -(2**63) <= seed < 2**63
-    return {"id": cell, "spec": dumps(spec), "seed": seed if fits else None, "created": created}
-
-
-PROVENANCE = ("preset", "host", "pid", "device", "precision", "commit", "dirty", "versions", "log")
-
-
-def _split(provenance: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """(values of columns, the rest)."""
-    known = {key: value for key, value in provenance.items() if key in PROVENANCE}
-    if known.get("versions") is not None:
-        known["versions"] = dumps(known["versions"])
-    rest = {key: value for key, value in provenance.items() if key not in PROVENANCE}
-    if taken := sorted(rest.keys() & RUNS.c.keys()):
-        raise ValueError(f"provenance: '{taken[0]}' is the database's own")
-    return known, rest
-
-
-def _run_values(provenance: Mapping[str, Any]) -> dict[str, Any]:
-    known, rest = _split(provenance)
-    host, pid = known.setdefault("host", socket.gethostname()), known.setdefault("pid", os.getpid())
-    if host == socket.gethostname() and (machine := this_machine()):
-        known["process"] = f"{machine} {start_of(pid) or ''}"
-    return {**known, "extra": dumps(rest)}
 
 
 def _owned(connection: Connection, run: int) -> Any:

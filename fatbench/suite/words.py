@@ -44,6 +44,6 @@ def _call(name: str, settings: Mapping[str, Any]) -> str:
 def _value(value: Any) -> str:
     if isinstance(value, Mapping) and "name" in value:
         return full(value)
-    return (
-        f"{value:g}" if isinstance(value, float) else str(value).lower() if value in (None, True, False) else str(value)
-    )
+    if value is None or isinstance(value, bool):
+        return str(value).lower()
+    return f"{value:g}" if isinstance(value, float) else str(value)
