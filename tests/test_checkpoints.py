@@ -26,7 +26,7 @@ from fatbench.run.worker import Job, Machine, work
 from fatbench.store import lines
 from fatbench.store.schema import STAGES
 from fatbench.store.stages import Store, dumps
-from fatbench.suite import cells as suite
+from fatbench.suite import cells, files
 
 # --- files --------------------------------------------------------------------------------------------------------
 
@@ -189,7 +189,7 @@ def job_of(folder: Path, seed: int) -> Job:
         text = text.replace(old, new)
     file = folder / "crash.yaml"
     file.write_text(text)
-    return jobs_of(suite.load(str(file)).plan())[0]
+    return jobs_of(files.load(str(file)).plan())[0]
 
 
 @pytest.fixture(scope="module")
@@ -376,7 +376,7 @@ def test_a_model_damaged_after_everything_is_trained_again_for_an_attack_added_l
 ) -> None:
     place = copied(undisturbed, tmp_path)
     flip(Path(place.files, job.cell, "model-000003.safetensors"))
-    fgsm = suite.Evaluation("fgsm", {"name": "fgsm", "eps": "8/255"}, 40, 15)
+    fgsm = cells.Evaluation("fgsm", {"name": "fgsm", "eps": "8/255"}, 40, 15)
     events = []
     with Store.open(place.db) as store:
         assert work(replace(job, evaluations=[*job.evaluations, fgsm]), place, store, events.append) == "done"
@@ -427,7 +427,7 @@ def test_imported_results_are_not_trained_again(job, undisturbed, tmp_path) -> N
     place = machine(tmp_path)
     with Store.open(undisturbed.db) as store:
         lines.export(store, tmp_path / "results.jsonl")
-    fgsm = suite.Evaluation("fgsm", {"name": "fgsm", "eps": "8/255"}, 40, 15)
+    fgsm = cells.Evaluation("fgsm", {"name": "fgsm", "eps": "8/255"}, 40, 15)
     more = replace(job, evaluations=[*job.evaluations, fgsm])
     with Store.open(place.db, create=True) as store:
         lines.import_(store, tmp_path / "results.jsonl")

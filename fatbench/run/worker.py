@@ -12,22 +12,19 @@ import contextlib
 import gc
 import json
 import logging
-import platform
-import subprocess
 import sys
 import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from fatbench.engine.rounds import Number
 from fatbench.errors import FatbenchError, MachineError
 from fatbench.run import checkpoints
+from fatbench.run.provenance import produced_by
 from fatbench.store import selection
 from fatbench.store.stages import Stolen, Store
 from fatbench.suite import cost, formulas, signatures
@@ -270,6 +267,8 @@ def _evaluate(job: Job, machine: Machine, store: Store, folder: Path, notify: An
     Done means done on the model that is here: one trained again elsewhere can differ. Damaged: a model trained here is
     lost or damaged; `again`, after it was trained anew, that is a failure as any other.
     """
+    from fatbench.methods.attacks import implementation
+
     record = store.stages([job.cell])[(job.cell, "train")].record
     rows = store.stages([job.cell])
     worst: Outcome = "done"
@@ -283,7 +282,8 @@ def _evaluate(job: Job, machine: Machine, store: Store, folder: Path, notify: An
                 if digest is None or row.record.get("model", digest) == digest:
                     continue
                 store.reopen(job.cell, stage)
-            run = _claim(job, stage, machine, store, 0)
+            settings = {**evaluation.attack, "implementation": implementation(evaluation.attack["name"])}
+            run = _claim(job, stage, machine, store, 0, settings)
             if run is None:
                 worst = "failed" if row is not None and row.status == "failed" else "elsewhere"
                 continue
@@ -422,69 +422,21 @@ def _ready(job: Job, machine: Machine) -> tuple[dict[str, Any], Any]:
     return bound, setup(place, **bound)
 
 
-def _claim(job: Job, stage: str, machine: Machine, store: Store, total: int) -> int | None:
+def _claim(
+    job: Job, stage: str, machine: Machine, store: Store, total: int, settings: Mapping[str, Any] | None = None
+) -> int | None:
     return store.claim(
         job.cell,
         stage,
         suite=job.suite,
         total=total,
+        settings=settings,
         retry_failed=machine.retry_failed,
-        provenance={**provenance(machine.device), "preset": job.preset, "precision": machine.precision,
+        provenance={**produced_by(machine.device), "preset": job.preset, "precision": machine.precision,
                     "path": machine.path, "threads": machine.threads,
                     **({"microbatch": machine.microbatch} if machine.microbatch else {}),
                     **({"together": machine.together} if machine.together > 1 else {})},
     )  # fmt: skip
-
-
-PACKAGES = ("torch", "torchvision", "timm", "torchattacks", "pyautoattack", "autoattack", "numpy", "scikit-learn")
-
-
-@cache
-def provenance(device: str) -> dict[str, Any]:
-    """What produced a number: code version, machine, library versions."""
-    versions = {"python": platform.python_version()}
-    for package in (*PACKAGES, "fatbench"):
-        try:
-            versions[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    name = device
-    if device.startswith("cuda"):
-        import torch
-
-        name = torch.cuda.get_device_name(device)
-    else:
-        name = f"cpu ({_processor()})"
-    return {"device": name, "versions": versions, **code_version()}
-
-
-@cache
-def code_version() -> dict[str, Any]:
-    """{"commit": hash, "dirty": bool} of the code that runs; the package's version where it is not a git checkout."""
-    from fatbench import __version__
-
-    root = Path(__file__).parent.parent.parent
-
-    def git(*arguments: str) -> str | None:
-        try:
-            done = subprocess.run(["git", *arguments], cwd=root, capture_output=True, text=True, timeout=20, check=True)
-        except (OSError, subprocess.SubprocessError):
-            return None
-        return done.stdout.strip()
-
-    if not (root / ".git").exists() or (commit := git("rev-parse", "HEAD")) is None:
-        return {"commit": f"release {__version__}", "dirty": False}
-    return {"commit": commit, "dirty": bool(git("status", "--porcelain", "--", "fatbench"))}
-
-
-def _processor() -> str:
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()
 
 
 def _log_to(file: Path) -> logging.Handler:
