@@ -57,10 +57,11 @@ bench: $(STAMP) ## how fast it is, against what people run: results/bench; make 
 
 check: lint test ## all that must pass before a commit
 
-lint: $(STAMP) ## ruff, mypy, and every suite file
+lint: $(STAMP) ## ruff, mypy, who imports whom, and every suite file
 	@$(BIN)/ruff check
 	@$(BIN)/ruff format --check
 	@$(BIN)/mypy
+	@$(BIN)/lint-imports --no-logo
 	@$(BIN)/fatbench suite check suites/*.yaml
 
 format: $(STAMP) ## put the code into the shape that lint asks for
@@ -80,4 +81,4 @@ constraints: $(STAMP) ## newest versions that resolve, as the pins of constraint
 	@mv constraints.new constraints.txt
 
 clean: ## remove the environment, the demo and the caches; results stay
-	@rm -rf $(VENV) $(DEMO) build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	@rm -rf $(VENV) $(DEMO) build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache

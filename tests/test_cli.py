@@ -225,7 +225,15 @@ def test_a_user_s_way_from_plan_to_table(run, place):
     _, out, _ = run("show", id[:6], "--format", "json")
     numbers = json.loads(out)["numbers"]
     assert {"natural", "fgsm", "train_loss", "weight", "drift_post"} <= {row["metric"] for row in numbers}
-    assert "fgsm" in run("show", id)[1]
+    kept = {stage["stage"].split("-")[0]: stage["settings"] for stage in json.loads(out)["stages"]}
+    assert kept == {
+        "train": None,
+        "natural": {"name": "natural", "implementation": f"fatbench {__version__}"},
+        "fgsm": {"name": "fgsm", "eps": "8/255", "implementation": f"fatbench {__version__}"},
+    }
+    assert f"fgsm(eps=8/255, implementation=fatbench {__version__})" in run("show", id)[1]
+    assert "    natural\n    fgsm = fgsm(eps=8/255)\n" in run("suite", "show", "tiny.yaml")[1]
+    assert "attacks*: fgsm = fgsm(eps=8/255)\n" in run("report", "tiny.yaml", "--format", "markdown")[1]
     assert "round 2" in run("logs", id)[1]
 
     for format in ("markdown", "latex", "csv", "json", "html", "terminal"):

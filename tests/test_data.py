@@ -6,6 +6,7 @@ import errno
 import gzip
 import io
 import json
+import lzma
 import os
 import pickle
 import shutil
@@ -15,6 +16,7 @@ import tarfile
 import tempfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.error import URLError
@@ -44,6 +46,21 @@ SMALL: dict[str, tuple[Callable[[Path], Any], dict[str, Any]]] = {
 }
 
 
+FASHION = Path("/usr/share/datasets/fashion-mnist")  # of the Debian package dataset-fashion-mnist
+
+
+@pytest.fixture(autouse=True)
+def _no_system_package(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """What is installed on the machine changes no test."""
+    system(monkeypatch, tmp_path / "no-such-package")
+
+
+def system(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    """Make `folder` the one where a system package keeps Fashion-MNIST."""
+    facts = replace(catalogue.CATALOGUE["fashion_mnist"], package=str(folder))
+    monkeypatch.setitem(catalogue.CATALOGUE, "fashion_mnist", facts)
+
+
 def small(name: str, root: Path) -> Dataset:
     write, settings = SMALL[name]
     write(root)
@@ -52,11 +69,12 @@ def small(name: str, root: Path) -> Dataset:
 
 def publish(monkeypatch: pytest.MonkeyPatch, root: Path, name: str) -> None:
     """Make the files under the root the published ones of `name`."""
-    sums = tuple(
-        catalogue.File(file.path, common.md5((root / file.path).read_bytes()), file.urls)
-        for file in catalogue.files(name)
-    )
-    monkeypatch.setattr(catalogue, "files", lambda asked: sums if asked == name else ())
+    sums, files = [], catalogue.files
+    for file in files(name):
+        data = (root / file.path).read_bytes()
+        content = None if file.content is None else common.md5(gzip.decompress(data))
+        sums.append(catalogue.File(file.path, common.md5(data), file.urls, content))
+    monkeypatch.setattr(catalogue, "files", lambda asked: tuple(sums) if asked == name else files(asked))
 
 
 def message(error: type[Exception], call: Callable[[], Any]) -> str:
@@ -134,8 +152,9 @@ def test_a_wrong_checksum_is_an_error_that_says_how_to_name_a_variant(name: str,
     found = message(common.Differs, lambda: DATASETS[name](tmp_path, **settings))
     first = catalogue.files(name)[0]
     at = next(tmp_path.rglob(Path(first.path).name))
-    assert found.startswith(f"{at} (and ") and f"its md5 should be {first.md5}" in found
-    assert f"it is {common.md5(at.read_bytes())}" in found
+    content = gzip.decompress(at.read_bytes()) if first.content else at.read_bytes()
+    assert found.startswith(f"{at} (and ")
+    assert f"the md5 of its content should be {first.content or first.md5}, it is {common.md5(content)};" in found
     assert f"data: {{name: {name}, variant: NAME}}" in found
 
 
@@ -427,19 +446,106 @@ def test_mnist_packed_and_unpacked_are_the_same_images(tmp_path: Path) -> None:
     assert packed.test_labels.tolist() == [i % 10 for i in range(20, 40)]
 
 
-def test_mnist_unpacked_is_held_against_the_checksums_after_gunzip(
+def repack(raw: Path, how: str) -> None:
+    """Write the .gz files of a folder anew: other bytes, the same content."""
+    for file in sorted(raw.glob("*.gz")):
+        content = gzip.decompress(file.read_bytes())
+        file.unlink()
+        plain = file.with_suffix("")
+        if how == "gz":
+            file.write_bytes(gzip.compress(content, 1, mtime=1))
+        elif how == "xz":
+            plain.with_suffix(".xz").write_bytes(lzma.compress(content))
+        else:
+            plain.write_bytes(content)
+
+
+@pytest.mark.parametrize("how", ["gz", "xz", "raw"])
+@pytest.mark.parametrize("name", ["mnist", "fashion_mnist"])
+def test_official_idx_files_are_known_by_what_is_inside(
+    name: str, how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    downloads(monkeypatch, lambda *_: pytest.fail("something was fetched"))
+    SMALL[name][0](tmp_path)
+    publish(monkeypatch, tmp_path, name)
+    raw = tmp_path / catalogue.named(name).folder
+    before, fingerprint = {file.read_bytes() for file in raw.iterdir()}, DATASETS[name](tmp_path).fingerprint
+    repack(raw, how)
+    assert not before & {file.read_bytes() for file in raw.iterdir()}
+    data = DATASETS[name](tmp_path)
+    assert data.variant is None and data.fingerprint == fingerprint
+    assert "leave the variant out" in message(MachineError, lambda: DATASETS[name](tmp_path, variant="mine"))
+    for row in (disk.verify(name, tmp_path), disk.prepare(name, tmp_path)):
+        assert (row["state"], row["n"], row["fingerprint"]) == ("complete", 40, fingerprint)
+        assert row["files"][0]["expected"] == row["files"][0]["found"] == catalogue.files(name)[0].content
+    last = next(raw.glob("t10k-labels*"))
+    content = layouts.idx(np.ones(20, np.uint8))
+    last.write_bytes({"gz": gzip.compress, "xz": lzma.compress, "raw": bytes}[how](content))
+    assert disk.verify(name, tmp_path)["state"] == "variant"
+    found = message(common.Differs, lambda: DATASETS[name](tmp_path))
+    assert found.startswith(f"{last} is not the published file: the md5 of its content should be ")
+    assert f"{catalogue.files(name)[3].content}, it is {common.md5(content)};" in found
+
+
+def test_a_damaged_xz_file_is_named(tmp_path: Path) -> None:
+    layouts.write_mnist(tmp_path)
+    raw = tmp_path / "MNIST" / "raw"
+    repack(raw, "xz")
+    file = raw / "t10k-images-idx3-ubyte.xz"
+    file.write_bytes(file.read_bytes()[:-20])
+    found = message(common.Damaged, lambda: DATASETS["mnist"](tmp_path, variant="small"))
+    assert found.startswith(f"{file} is truncated or damaged, not an xz file (")
+
+
+def test_a_system_package_is_found_where_the_root_has_no_whole_set(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    layouts.write_mnist(tmp_path, packed=False)
-    found = message(common.Differs, lambda: DATASETS["mnist"](tmp_path))
-    assert "its md5 should be 6bbc9ace898e44ae57da46a324031adb" in found
-    raw = tmp_path / "MNIST" / "raw"
-    sums = {file.name: common.md5(file.read_bytes()) for file in raw.iterdir()}
-    monkeypatch.setattr(catalogue, "gunzipped", lambda name, file: sums[file])
-    assert DATASETS["mnist"](tmp_path).variant is None
-    monkeypatch.setattr(catalogue, "gunzipped", lambda name, file: None)
-    found = message(common.Differs, lambda: DATASETS["mnist"](tmp_path))
-    assert "there is no published checksum to hold this file against" in found
+    downloads(monkeypatch, lambda *_: pytest.fail("something was fetched"))
+    layouts.write_mnist(tmp_path, "FashionMNIST")
+    publish(monkeypatch, tmp_path, "fashion_mnist")
+    package, root = tmp_path / "package", tmp_path / "root"
+    (tmp_path / "FashionMNIST" / "raw").rename(package)
+    repack(package, "gz")
+    system(monkeypatch, package)
+    assert len(DATASETS["fashion_mnist"](root).train_labels) == 20
+    row = {row["name"]: row for row in disk.status(root)}["fashion_mnist"]
+    assert (row["state"], row["where"]) == ("complete", str(package))
+    assert row["bytes"] == sum(file.stat().st_size for file in package.iterdir())
+    assert disk.prepare("fashion_mnist", root)["where"] == str(package)
+    raw = root / "FashionMNIST" / "raw"
+    shutil.copytree(package, raw)
+    (raw / "train-labels-idx1-ubyte.gz").unlink()
+    assert disk.verify("fashion_mnist", root)["where"] == str(package)  # three of four files are no data set
+    shutil.copy(package / "train-labels-idx1-ubyte.gz", raw)
+    assert disk.verify("fashion_mnist", root)["where"] == str(raw)
+    shutil.rmtree(root)
+    (package / "train-labels-idx1-ubyte.gz").unlink()
+    found = message(common.Damaged, lambda: DATASETS["fashion_mnist"](root))
+    assert found == f"{package / 'train-labels-idx1-ubyte.gz'} is missing"
+
+
+def test_prepare_fetches_what_a_broken_system_package_lacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    server, package = tmp_path / "server", tmp_path / "package"
+    layouts.write_mnist(server, "FashionMNIST")
+    publish(monkeypatch, server, "fashion_mnist")
+    raw = server / "FashionMNIST" / "raw"
+    shutil.copytree(raw, package)
+    (package / "t10k-images-idx3-ubyte.gz").write_bytes(b"x")
+    system(monkeypatch, package)
+    downloads(monkeypatch, lambda url, folder, name, md5: shutil.copy(raw / name, folder) and None)
+    row = disk.prepare("fashion_mnist", tmp_path / "root")
+    assert (row["state"], row["where"]) == ("complete", str(tmp_path / "root" / "FashionMNIST" / "raw"))
+
+
+@pytest.mark.skipif(not FASHION.is_dir(), reason="the Debian package dataset-fashion-mnist is not installed")
+def test_the_debian_package_is_the_official_fashion_mnist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()  # the folder as the catalogue has it
+    downloads(monkeypatch, lambda *_: pytest.fail("something was fetched"))
+    row = disk.prepare("fashion_mnist", tmp_path)
+    assert (row["state"], row["where"], row["n"]) == ("complete", str(FASHION), 70_000)
+    data = DATASETS["fashion_mnist"](tmp_path)
+    assert data.variant is None and data.train_images.shape == (60_000, 1, 28, 28)
+    assert np.bincount(data.train_labels).tolist() == [6_000] * 10 and len(data.test_labels) == 10_000
 
 
 @pytest.mark.parametrize(
@@ -809,7 +915,7 @@ def test_the_catalogue_needs_neither_torch_nor_numpy() -> None:
     code = (
         "import sys\n"
         "from fatbench.data import DATASETS, catalogue, disk\n"
-        "from fatbench.suite import signatures as registry\n"
+        "from fatbench.suite import signatures\n"
         "signatures.check('Data', {'name': 'image_folder', 'path': 'x', 'size': 32})\n"
         "catalogue.facts({'name': 'cifar10'}); [catalogue.files(name) for name in DATASETS]\n"
         "print(sorted({'torch', 'torchvision', 'numpy', 'sklearn'} & set(sys.modules)))\n"
@@ -824,27 +930,26 @@ def test_the_catalogue_needs_neither_torch_nor_numpy() -> None:
 def test_checksums_and_addresses_are_torchvisions() -> None:
     from torchvision import datasets as tv
 
-    for name, (_, class_name) in catalogue._TORCHVISION.items():
-        published = str(vars(getattr(tv, class_name)))
-        for file in catalogue.files(name):
-            assert file.md5 is not None and file.md5 in published and Path(file.path).name in published
-    archive = catalogue.archive("cifar100")
-    assert archive is not None
-    assert (archive.path, archive.md5, archive.urls) == (
-        tv.CIFAR100.filename,
-        tv.CIFAR100.tgz_md5,
-        (tv.CIFAR100.url,),
-    )
-    assert [file.path for file in catalogue.files("cifar10")] == [
-        f"{tv.CIFAR10.base_folder}/{file}" for file, _ in tv.CIFAR10.train_list + tv.CIFAR10.test_list
-    ]
-    assert catalogue.files("fashion_mnist")[0].urls == (tv.FashionMNIST.mirrors[0] + "train-images-idx3-ubyte.gz",)
-    assert [f.md5 for f in catalogue.files("svhn")] == [tv.SVHN.split_list[s][2] for s in ("train", "test")]
-
-
-def test_a_torchvision_without_the_attribute_is_a_clear_error() -> None:
-    found = message(MachineError, lambda: catalogue.torchvision_attribute("cifar10", "sha512"))
-    assert found == "this version of torchvision has no CIFAR10.sha512: its checksums cannot be read"
+    for name, cifar_class in (("cifar10", tv.CIFAR10), ("cifar100", tv.CIFAR100)):
+        assert catalogue.archive(name) == catalogue.File(cifar_class.filename, cifar_class.tgz_md5, (cifar_class.url,))
+        published = cifar_class.train_list + cifar_class.test_list
+        assert catalogue.files(name) == tuple(
+            catalogue.File(f"{cifar_class.base_folder}/{file}", md5) for file, md5 in published
+        )
+    svhn = [tv.SVHN.split_list[split] for split in ("train", "test")]
+    assert catalogue.files("svhn") == tuple(catalogue.File(f"svhn/{file}", md5, (url,)) for url, file, md5 in svhn)
+    listed = {file: (drive, md5) for drive, md5, file in tv.CelebA.file_list}
+    assert [Path(file.path).name for file in catalogue.files("celeba")] == [*folders.LISTS, "img_align_celeba.zip"]
+    for file in catalogue.files("celeba"):
+        drive, md5 = listed[Path(file.path).name]
+        assert (file.md5, file.urls) == (md5, (f"https://drive.google.com/file/d/{drive}/view",))
+    for name, mnist_class in (("mnist", tv.MNIST), ("fashion_mnist", tv.FashionMNIST)):
+        folder = f"{mnist_class.__name__}/raw"
+        assert [(file.path, file.md5, file.urls) for file in catalogue.files(name)] == [
+            (f"{folder}/{file}", md5, tuple(mirror + file for mirror in mnist_class.mirrors))
+            for file, md5 in mnist_class.resources
+        ]
+        assert catalogue.named(name).folder == folder
 
 
 def test_facts_follow_the_settings(tmp_path: Path) -> None:

@@ -15,12 +15,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sqlalchemy import update
 
+from fatbench.engine.rounds import Number
 from fatbench.errors import MachineError, SpecError
-from fatbench.store import lines
+from fatbench.store import lines as exchange
 from fatbench.store.database import check
 from fatbench.store.lines import ExchangeError, import_
+from fatbench.store.rows import dumps
 from fatbench.store.schema import RUNS, STAGES
-from fatbench.store.stages import Number, Store
+from fatbench.store.stages import Store
 
 pytest_plugins = ("databases",)
 
@@ -65,7 +67,7 @@ def fill(store: Store) -> None:
 
 def exported(store: Store, cells: list[str] | None = None) -> str:
     stream = io.StringIO()
-    lines.export(store, stream, cells)
+    exchange.export(store, stream, cells)
     return stream.getvalue()
 
 
@@ -240,11 +242,11 @@ def test_results_that_went_on_elsewhere_are_completed(store: Store, other: Store
     assert other.stages()["a", "train"].status == "interrupted"
     store.commit(run, numbers=[Number("loss", 1.5, 2)], round=2, checkpoint="s2", outcomes=(1, 1, b"\x80"))
     later = tmp_path / "later.jsonl"
-    lines.export(store, later)
+    exchange.export(store, later)
     assert import_(other, later)["new numbers"] == 1
     assert other.stages()["a", "train"].round == 2
     store.finish(run, [Number("loss", 0.5, 3)], round=3)
-    lines.export(store, later)
+    exchange.export(store, later)
     counts = import_(other, later)
     assert (counts["new stages"], counts["new numbers"], counts["numbers already here"]) == (1, 1, 2)
     assert exported(other) == exported(store)
@@ -290,8 +292,8 @@ def test_finished_work_replaces_what_is_not_finished_here(store: Store, other: S
 
 
 def check_of(store: Store) -> str:
-    url = store._engine.url.render_as_string(hide_password=False)
-    return check(str(store.path) if store.path else url)
+    url = store.database._engine.url.render_as_string(hide_password=False)
+    return check(str(store.database.path) if store.database.path else url)
 
 
 def test_what_was_measured_besides_is_added(store: Store, other: Store, tmp_path: Path) -> None:
@@ -309,9 +311,27 @@ def test_a_dead_run_here_is_no_live_one(store: Store, other: Store, tmp_path: Pa
         place.add_cell("a", {"seed": 1})
     store.finish(claim(store, "a", "train"), [Number("loss", 0.5, 1)])
     run = claim(other, "a", "train")
-    with other.writing() as connection:
+    with other.database.writing() as connection:
         connection.execute(update(RUNS).where(RUNS.c.id == run).values(pid=2**22 + 1))
     assert import_(other, put(tmp_path, exported(store)))["new stages"] == 1
+
+
+def test_the_settings_of_an_attack_travel(store: Store, other: Store, tmp_path: Path) -> None:
+    """A stage without them, as another program may write it, is taken in without."""
+    store.add_cell("a", {"seed": 1})
+    pgd = {"name": "pgd", "eps": "8/255", "implementation": "fatbench 0.1.0"}
+    run = store.claim("a", "pgd20-ab@3", suite="s", total=4, provenance={}, settings=pgd)
+    assert run is not None
+    store.finish(run, [Number("pgd20", 0.25, 3, n=4)])
+    line = exported(store)
+    import_(other, put(tmp_path, line))
+    assert other.stages()["a", "pgd20-ab@3"].settings == pgd
+    assert exported(other) == line
+    bare = line.replace(f'"settings":{dumps(pgd)},', "")
+    assert bare != line
+    with Store.open(str(tmp_path / "third.db"), create=True) as third:
+        import_(third, put(tmp_path, bare))
+        assert third.stages()["a", "pgd20-ab@3"].settings is None
 
 
 # --- conflicts and damage ----------------------------------------------------------------------------------------
@@ -527,9 +547,9 @@ def test_a_file_is_whole_or_not_there(empty: Store, tmp_path: Path, monkeypatch:
     fill(empty)
     file = tmp_path / "out" / "results.jsonl"
     with pytest.raises(MachineError, match=f"^cannot write {re.escape(str(file))}: No such file or directory$"):
-        lines.export(empty, file)
+        exchange.export(empty, file)
     file.parent.mkdir()
-    assert lines.export(empty, str(file)) == 2
+    assert exchange.export(empty, str(file)) == 2
     assert file.read_text(encoding="utf-8") == exported(empty)
 
     def full(connection: Any, cells: Any) -> Iterator[str]:
@@ -539,7 +559,7 @@ def test_a_file_is_whole_or_not_there(empty: Store, tmp_path: Path, monkeypatch:
     monkeypatch.setattr(exchange, "_lines", full)
     before = file.read_bytes()
     with pytest.raises(MachineError, match="No space left on device"):
-        lines.export(empty, file)
+        exchange.export(empty, file)
     assert file.read_bytes() == before
     assert [p.name for p in file.parent.iterdir()] == ["results.jsonl"]
 
@@ -554,7 +574,7 @@ def test_a_stage_nobody_ran(store: Store, other: Store, tmp_path: Path) -> None:
     """A row without a run (no command makes one yet) travels too."""
     store.add_cell("a", {"seed": 1})
     store.release(claim(store, "a", "train"))
-    with store.writing() as connection:
+    with store.database.writing() as connection:
         connection.execute(update(STAGES).values(status="todo", run=None))
     text = exported(store)
     import_(other, put(tmp_path, text))

@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from fatbench.cli import app as cli
+from fatbench.cli.watch import Watch
 from fatbench.errors import MachineError, SpecError
 from fatbench.run import start as run
 from fatbench.run.executors import Worker, asked, attempt, bury, local, me, ray, release, slurm
@@ -354,17 +355,17 @@ def test_stopping_at_once(jobs, machine, forks):
 
 def test_exit_status_and_fail_fast(jobs, machine, forks, capfd):
     wild = diverging(jobs[0])
-    options = {"what": "crew", "jobs_at_once": 1, "device": "cpu", "db": machine.db}
+    options = {"jobs_at_once": 1, "device": "cpu", "db": machine.db}
     with pytest.raises(SystemExit) as exit:
-        run_all([wild, *jobs[1:]], fail_fast=True, **options)
+        run_all([wild, *jobs[1:]], Watch("crew"), fail_fast=True, **options)
     assert exit.value.code == 1
     assert rows(machine, wild)["train"][0] == "failed" and rows(machine, jobs[1]) == rows(machine, jobs[2]) == {}
     assert "0 of 3 cells done, 1 failed, 2 not finished" in capfd.readouterr().err
     with pytest.raises(SystemExit) as exit:
-        run_all([wild, jobs[1]], **options)
+        run_all([wild, jobs[1]], Watch("crew"), **options)
     assert exit.value.code == 1
     assert "1 of 2 cells done, 1 failed" in capfd.readouterr().err
-    run_all([jobs[1]], **options)  # all that was asked for is done: it returns
+    run_all([jobs[1]], Watch("crew"), **options)  # all that was asked for is done: it returns
     assert "crew: 1 of 1 cells done" in capfd.readouterr().err
 
 

@@ -40,7 +40,9 @@ def problem(copies: tuple[int, ...] = (1, 1, 1), width: int = 1, clients: int = 
     starts = [sum(copies[:k]) for k in range(len(copies))]
     shards = [torch.arange(s, s + n) for s, n in zip(starts, copies, strict=True)]
     labels = torch.zeros(len(images), dtype=torch.int64)
-    return Problem(Point(width), images.reshape(-1, 1, 1, 2), labels, shards, 2, 0, torch.device("cpu"), path="reference")
+    return Problem(
+        Point(width), images.reshape(-1, 1, 1, 2), labels, shards, 2, 0, torch.device("cpu"), path="reference"
+    )
 
 
 def run(

@@ -20,9 +20,10 @@ from safetensors.numpy import save_file
 
 from fatbench import report
 from fatbench.cli import app as cli
+from fatbench.engine.rounds import Number
 from fatbench.errors import MachineError, NothingMatched, SpecError
 from fatbench.report import artifacts, plots, series
-from fatbench.store.stages import Number, Store
+from fatbench.store.stages import Store
 from fatbench.suite import files
 from fatbench.suite.cells import Cell, Plan
 from fatbench.suite.files import Suite

@@ -77,12 +77,16 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_wheel_holds_the_package_and_the_suites_and_nothing_else(wheel: Path) -> None:
+def test_wheel_holds_the_package_the_suites_and_their_format_and_nothing_else(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = {name for name in archive.namelist() if ".dist-info/" not in name}
-    expected = tree("fatbench") | {f"fatbench/{name}" for name in tree("suites")}
+    expected = tree("fatbench") | {f"fatbench/{name}" for name in tree("suites")} | {"fatbench/docs/suites.md"}
     assert names == expected
-    assert {"fatbench/migrations/env.py", "fatbench/suites/README.md", "fatbench/suites/sfat-cifar10.yaml"} <= names
+    assert {
+        "fatbench/store/migrations/env.py",
+        "fatbench/suites/README.md",
+        "fatbench/suites/sfat-cifar10.yaml",
+    } <= names
     assert "fatbench/suites/published/sfat-t3.csv" in names
     assert wheel.name == f"fatbench-{fatbench.__version__}-py3-none-any.whl"
 
@@ -105,7 +109,10 @@ def test_installed_copy_plans_and_makes_its_database(installed: Path, tmp_path: 
     """`extends`, the published numbers and the migrations are found without a checkout."""
     out = run_installed(installed, tmp_path, "-m", "fatbench", "suite", "show", "sfat-cifar10")
     assert "sfat-cifar10" in out
-    code = "from fatbench.store.stages import Store; Store.open('x.db', create=True); import fatbench; print(fatbench.__file__)"
+    code = (
+        "from fatbench.store.stages import Store; Store.open('x.db', create=True);"
+        "import fatbench; print(fatbench.__file__)"
+    )
     assert run_installed(installed, tmp_path, "-c", code).strip() == str(installed / "fatbench" / "__init__.py")
     assert (tmp_path / "x.db").stat().st_size > 0
 
@@ -175,7 +182,7 @@ def test_make_help_lists_what_the_documents_name() -> None:
     )
     listed = set(re.findall(r"^make ([a-z]+) ", out.stdout, re.M))
     named = set()
-    for file in ("README.md", "CONTRIBUTING.md", "suites/README.md"):
+    for file in ("README.md", "CONTRIBUTING.md", "docs/speed.md", "results/speed.md"):
         named |= set(re.findall(r"(?:^|`)make ([a-z]+)", (ROOT / file).read_text(encoding="utf-8"), re.M))
     assert {"demo", "test", "check"} <= named & listed
     assert named <= listed

@@ -29,12 +29,15 @@ from rich.console import Console
 from rich.measure import Measurement
 
 from fatbench import report
+from fatbench.engine.rounds import Number
 from fatbench.errors import SpecError
 from fatbench.report import flags, latex, markdown, terminal
-from fatbench.report.grid import EVERY, Grid, Source, Value, build
+from fatbench.report.grid import Grid, Value
+from fatbench.report.layout import build
+from fatbench.report.numbers import EVERY, Source, metric_names
 from fatbench.store import selection
-from fatbench.store.stages import Number, Store
-from fatbench.suite import files
+from fatbench.store.stages import Store
+from fatbench.suite import files, words
 from fatbench.suite.cells import Cell, Plan
 from fatbench.suite.files import Suite
 
@@ -725,7 +728,7 @@ def test_json_is_as_promised(paper: list[Grid]) -> None:
     assert (missing["mean"], missing["std"], missing["seeds"], missing["n"]) == (None, None, [], None)
     assert len(table["rows"]) == 5  # the excluded point is no row
     drift = content["tables"][1]["rows"][0]["measured"]
-    assert set(drift) == {"train:drift_post@2", "train:drift_post", "train:train_accuracy[1]", "gap:pgd20"}
+    assert set(drift) == {"drift_post@2", "drift_post", "train_accuracy[1]", "gap:pgd20"}
 
 
 def test_csv_has_a_line_a_number(paper: list[Grid]) -> None:
@@ -1247,3 +1250,49 @@ def test_a_record_kept_round_by_round_names_the_same_round(series: list[float | 
 )
 def test_source_syntax(text: str, expected: Source) -> None:
     assert Source.parse(text) == expected
+
+
+@pytest.mark.parametrize(
+    "texts, names",
+    [
+        (["train:psnr"], ["psnr"]),
+        (["train:drift_post@10"], ["drift_post"]),
+        (["train:weight[3]", "train:weight[4]@2"], ["weight[3]", "weight[4]"]),
+        (["train:natural@1", "train:natural@10"], ["natural@1", "natural@10"]),
+        (["train:natural", "train:natural@10"], ["natural", "natural@10"]),
+        (["natural", "train:natural", "train:natural@10"], ["natural", "natural@last", "natural@10"]),
+        (["pgd20", "gap:pgd20"], ["pgd20", "gap:pgd20"]),
+    ],
+)
+def test_a_metric_is_called_what_it_is(texts: list[str], names: list[str]) -> None:
+    """Never with a stage before it; numbers that would share a name are kept apart by their round."""
+    assert metric_names(map(Source.parse, texts)) == dict(zip(texts, names, strict=True))
+
+
+def test_the_settings_of_every_attack_stand_under_the_table(tmp_path: Path) -> None:
+    """As the plan has them; where points of the grid differ in an attack, both are named."""
+    suite = written(tmp_path, SUITE)
+    (grid, _) = build(suite, suite.plan("paper"), [])
+    assert ("attacks", "pgd20 = pgd(eps=8/255, step=2/255, steps=20); autoattack = autoattack(eps=8/255)") in grid.notes
+    strong = "  overrides: [{when: {method: FAT}, set: {attacks: {pgd20: {eps: 4/255, start: none}}}}]\n"
+    text = re.sub(r"(\nevaluate:\n)", rf"\1{strong}", SUITE)
+    assert text != SUITE
+    suite = written(tmp_path, text)
+    (grid, _) = build(suite, suite.plan("paper"), [])
+    said = dict(grid.notes)["attacks"]
+    assert said == (
+        "pgd20 = pgd(eps=4/255, step=2/255, steps=20, start=none) or pgd(eps=8/255, step=2/255, steps=20);"
+        " autoattack = autoattack(eps=8/255)"
+    )
+    assert [spec["eps"] for spec in grid.attacks["pgd20"]] == ["4/255", "8/255"]
+
+
+def test_a_call_in_words() -> None:
+    """Every number is said, a choice where it is not the default; `full` says all, also of what nothing is known."""
+    pgd = {"name": "pgd", "eps": "8/255", "step": 0.01, "steps": 20, "start": "none", "verdict": "last"}
+    assert words.brief("Attack", pgd) == "pgd(eps=8/255, step=0.01, steps=20, start=none)"
+    assert words.full(pgd) == "pgd(eps=8/255, step=0.01, steps=20, start=none, verdict=last)"
+    assert words.brief("Attack", {"name": "natural"}) == "natural"
+    mine = {"name": "mine", "kappa": 50.0, "soft": True, "top": None, "loss": {"name": "trades", "beta": 6}}
+    assert words.full(mine) == "mine(kappa=50, soft=true, top=none, loss=trades(beta=6))"
+    assert words.attack("pgd20", [pgd, pgd]) == "pgd20 = pgd(eps=8/255, step=0.01, steps=20, start=none)"

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from fatbench import models
 from fatbench.bench import counters
+from fatbench.cli.watch import Watch
 from fatbench.engine import experiment
 from fatbench.engine import local as local_module
 from fatbench.engine import randomness as rng
@@ -96,7 +97,9 @@ def state_of(on: Problem) -> dict[str, Tensor]:
     return {name: value.clone() for name, value in on.model.state_dict().items()}
 
 
-def train(on: Problem, how: LocalTraining, cohort: tuple[int, ...] = (3, 1, 0, 2, 4), **settings: object) -> list[Update]:
+def train(
+    on: Problem, how: LocalTraining, cohort: tuple[int, ...] = (3, 1, 0, 2, 4), **settings: object
+) -> list[Update]:
     return train_cohort(on, state_of(on), list(cohort), 1, how, **settings)
 
 
@@ -617,4 +620,4 @@ def test_path_and_stack_are_recorded_with_every_number(tmp_path: Path) -> None:
 )
 def test_a_path_that_there_is_not_is_refused(settings: dict[str, object], message: str) -> None:
     with pytest.raises(SpecError, match=message):
-        run.run([], what="", **settings)
+        run.run([], Watch(""), **settings)

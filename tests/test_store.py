@@ -28,11 +28,14 @@ from typing import Any
 import pytest
 from sqlalchemy import insert, inspect, select, text, update
 
+from fatbench.engine.rounds import Number
 from fatbench.errors import DatabaseError, MachineError, SpecError
 from fatbench.store import database, schema
-from fatbench.store.database import NETWORK, alembic_config, check, shown_url, upgrade
+from fatbench.store.database import NETWORK, NoDatabase, alembic_config, check, shown_url, upgrade
+from fatbench.store.processes import alive, this_machine
+from fatbench.store.rows import now
 from fatbench.store.schema import CELLS, NUMBERS, OUTCOMES, REVISIONS, RUNS, STAGES, VERSION
-from fatbench.store.stages import NoDatabase, Number, StageRow, Stolen, Store, _machine, alive, now
+from fatbench.store.stages import StageRow, Stolen, Store
 
 pytest_plugins = ("databases",)
 
@@ -67,7 +70,7 @@ def row(store: Store, stage: str = "train") -> StageRow:
 
 def dead(store: Store, run: int) -> None:
     """Make a run look as one whose process is gone."""
-    with store.writing() as connection:
+    with store.database.writing() as connection:
         connection.execute(update(RUNS).where(RUNS.c.id == run).values(pid=2**22 + 1))
 
 
@@ -80,7 +83,7 @@ def ago(seconds: float) -> str:
 
 def test_a_stage_from_claim_to_done(store: Store) -> None:
     run = taken(store)
-    assert row(store) == StageRow(CELL, "train", "running", 0, 3, None, {}, run, None, row(store).heartbeat, True)
+    assert row(store) == StageRow(CELL, "train", "running", 0, 3, None, {}, run, None, None, row(store).heartbeat, True)
     store.commit(
         run, numbers=[Number("loss", 2.5, 1, n=80)], round=1, checkpoint="state-1", record={"best": {"round": 1}}
     )
@@ -109,7 +112,7 @@ def test_a_number_carries_its_provenance(store: Store) -> None:
     assert number == {
         "cell": CELL, "suite": "s", "stage": "train", "round": 1, "metric": "loss", "value": 2.5, "n": 0, "seed": 7,
         "commit": "abc", "device": "cpu", "precision": "fp32", "client": -1, "preset": "smoke", "dirty": False,
-        "run": run,
+        "run": run, "settings": None,
     }  # fmt: skip
     (attempt,) = store.runs([CELL])
     assert attempt["versions"] == {"torch": "2.15"}
@@ -118,11 +121,29 @@ def test_a_number_carries_its_provenance(store: Store) -> None:
     assert row(store).total == 9
 
 
+def test_an_evaluation_keeps_the_settings_of_its_attack(store: Store) -> None:
+    """They stand with its stage and beside each of its numbers; a new attempt writes its own."""
+    store.add_cell(CELL, {"seed": 7})
+    asked = {"suite": "s", "total": 5, "provenance": {}}
+    pgd = {"name": "pgd", "eps": "8/255", "steps": 20, "implementation": "fatbench 0.1.0"}
+    run = store.claim(CELL, "pgd20-ab@3", settings=pgd, **asked)
+    assert run is not None and row(store, "pgd20-ab@3").settings == pgd
+    store.fail(run, "no memory")
+    newer = {**pgd, "implementation": "fatbench 0.2.0"}
+    run = store.claim(CELL, "pgd20-ab@3", settings=newer, retry_failed=True, **asked)
+    assert run is not None and row(store, "pgd20-ab@3").settings == newer
+    store.finish(run, [Number("pgd20", 0.25, 3, n=4)])
+    with store.database.reading() as connection:
+        found = connection.execute(text("SELECT metric, value, settings FROM measurements")).all()
+    assert [(metric, value, json.loads(said)) for metric, value, said in found] == [("pgd20", 0.25, newer)]
+    assert row(store, "pgd20-ab@3").settings == newer
+
+
 def test_the_public_view_has_the_promised_columns_first(store: Store) -> None:
     """The names and their order are in the description of the command line; more may follow."""
     promised = ["cell", "suite", "stage", "round", "metric", "value", "n", "seed", "commit", "device", "precision"]
     promised += ["created"]
-    with store.reading() as connection:
+    with store.database.reading() as connection:
         assert list(connection.execute(text("SELECT * FROM measurements")).keys())[:12] == promised
 
 
@@ -290,8 +311,8 @@ def test_a_dead_process_loses_its_stage_and_may_write_no_more(store: Store) -> N
 def test_a_reused_pid_is_not_the_old_process(store: Store) -> None:
     """Our own pid is alive, but this process did not start when the run's did."""
     run = taken(store)
-    with store.writing() as connection:
-        connection.execute(update(RUNS).values(process=f"{_machine()} 1"))
+    with store.database.writing() as connection:
+        connection.execute(update(RUNS).values(process=f"{this_machine()} 1"))
     assert taken(store) != run
 
 
@@ -313,11 +334,11 @@ def test_another_machine_is_given_fifteen_minutes(store: Store) -> None:
     run = taken(store, host="elsewhere", pid=1)
     assert claim(store) is None
     for seconds, free in ((14 * 60, False), (16 * 60, True)):
-        with store.writing() as connection:
+        with store.database.writing() as connection:
             connection.execute(update(STAGES).values(heartbeat=ago(seconds)))
         assert row(store).alive is not free
         assert (claim(store) is not None) is free
-    with store.writing() as connection:
+    with store.database.writing() as connection:
         connection.execute(update(STAGES).values(run=run, heartbeat=ago(16 * 60)))
         connection.execute(update(RUNS).where(RUNS.c.id == run).values(status="running"))
     store.heartbeat(run)
@@ -340,13 +361,13 @@ MACHINE, BOOT, NAMESPACE = "m1", "b1", "pid:[4026531836]"
     ],
 )
 def test_who_is_alive(monkeypatch: pytest.MonkeyPatch, theirs: str | None, beat: float, expected: bool) -> None:
-    monkeypatch.setattr("fatbench.store.stages._machine", lambda: f"{MACHINE} {BOOT} {NAMESPACE}")
+    monkeypatch.setattr("fatbench.store.processes.this_machine", lambda: f"{MACHINE} {BOOT} {NAMESPACE}")
     assert alive(socket.gethostname(), os.getpid(), theirs, ago(beat), 900.0) is expected
 
 
 def test_who_is_alive_without_proc(monkeypatch: pytest.MonkeyPatch) -> None:
     """Elsewhere than on Linux there is only the pid."""
-    monkeypatch.setattr("fatbench.store.stages._machine", lambda: "")
+    monkeypatch.setattr("fatbench.store.processes.this_machine", lambda: "")
     monkeypatch.setattr(Path, "read_text", _no_file)
     assert alive(socket.gethostname(), os.getpid(), None, None, 900.0)
     assert not alive(socket.gethostname(), 2**22 + 1, None, now(), 900.0)
@@ -467,7 +488,7 @@ def test_used_after_a_fork(store: Store) -> None:
 
 def test_a_reader_does_not_wait_for_a_writer(store: Store) -> None:
     run = taken(store)
-    with store.writing() as connection:
+    with store.database.writing() as connection:
         connection.execute(update(STAGES).values(total=77))
         assert row(store).total == 3
     assert row(store).total == 77
@@ -475,7 +496,7 @@ def test_a_reader_does_not_wait_for_a_writer(store: Store) -> None:
 
 
 def test_a_reader_sees_one_state(store: Store) -> None:
-    with store.reading() as connection:
+    with store.database.reading() as connection:
         before = connection.execute(select(STAGES)).all()
         claim(store)
         assert connection.execute(select(STAGES)).all() == before == []
@@ -489,7 +510,7 @@ def _fill(store: Store, cells: int, metrics: int) -> list[str]:
     ids = [f"{i:012x}" for i in range(cells)]
     names = [f"metric{i}" for i in range(metrics)]
     moment = now()
-    with store.writing() as connection:
+    with store.database.writing() as connection:
         connection.execute(
             insert(CELLS), [{"id": c, "spec": json.dumps(SPEC), "seed": 7, "created": moment} for c in ids]
         )
@@ -702,7 +723,7 @@ def test_a_failed_upgrade_leaves_all_as_it_was(tmp_path: Path, monkeypatch: pyte
 
 
 def test_a_newer_database_is_refused(store: Store, url: str) -> None:
-    with store.writing() as connection:
+    with store.database.writing() as connection:
         connection.execute(update(VERSION).values(version_num="9999"))
     message = f"{{}} was written by a newer fatbench (schema 9999, this program knows {REVISIONS[-1]})"
     message += ": install a newer fatbench"
@@ -845,14 +866,14 @@ def test_a_full_database_takes_the_transaction_back(tmp_path: Path, monkeypatch:
         store.add_cell(CELL, SPEC)
         run = taken(store)
         store.commit(run, numbers=[Number("loss", 1.0, 1)], round=1, checkpoint="state-1")
-        connect = store._connect
+        connect = store.database._connect
 
         def cramped() -> sqlite3.Connection:
             connection = connect()
             connection.execute("PRAGMA max_page_count = 30")
             return connection
 
-        monkeypatch.setattr(store._engine.pool, "_creator", cramped)
+        monkeypatch.setattr(store.database._engine.pool, "_creator", cramped)
         with pytest.raises(MachineError, match=r"x\.db: the disk is full; nothing of this step was written$"):
             store.commit(run, numbers=[Number(f"m{i}", 1.0, 2) for i in range(5000)], round=2, checkpoint="state-2")
         assert (row(store).round, row(store).checkpoint, len(store.measurements())) == (1, "state-1", 1)
@@ -1039,7 +1060,7 @@ def test_the_list_of_revisions_is_that_of_the_migrations() -> None:
 
 def test_sqlite_is_set_up_to_survive(tmp_path: Path) -> None:
     path = tmp_path / "x.db"
-    with Store.open(str(path), create=True) as store, store.reading() as connection:
+    with Store.open(str(path), create=True) as store, store.database.reading() as connection:
         for pragma, value in (
             ("journal_mode", "wal"),
             ("synchronous", 2),
@@ -1055,7 +1076,7 @@ def test_no_write_ahead_log_on_a_network_file_system(tmp_path: Path, monkeypatch
     path = tmp_path / "x.db"
     Store.open(str(path), create=True).close()
     monkeypatch.setattr(database, "_on_network", lambda path: True)
-    with Store.open(str(path), create=True) as store, store.reading() as connection:
+    with Store.open(str(path), create=True) as store, store.database.reading() as connection:
         assert connection.exec_driver_sql("PRAGMA journal_mode").scalar() == "delete"
 
 
@@ -1070,14 +1091,14 @@ def test_network_file_systems(monkeypatch: pytest.MonkeyPatch, path: str, expect
 
 
 def test_foreign_keys_hold(store: Store) -> None:
-    with pytest.raises(Exception, match=r"(?i)foreign key"), store.writing() as connection:
+    with pytest.raises(Exception, match=r"(?i)foreign key"), store.database.writing() as connection:
         connection.execute(insert(OUTCOMES).values(cell="x", stage="y", start=0, n=1, bits=b"\0"))
 
 
 def test_imports_are_light() -> None:
     """`--help` and `report` must not wait for torch, pandas or alembic."""
     heavy = ("torch", "pandas", "numpy", "alembic")
-    code = f"import sys, fatbench.store, fatbench.exchange; print([m for m in {heavy} if m in sys.modules])"
+    code = f"import sys, fatbench.store.stages, fatbench.store.lines; print([m for m in {heavy} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
 

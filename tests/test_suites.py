@@ -672,7 +672,7 @@ Hit = tuple[int, str, str]  # row of the file, column, text
 
 
 def published(table: Table, point: dict[str, str]) -> dict[str, list[Hit]]:
-    """heading -> the CSV fields that the mapping of suites/README.md finds for a grid point."""
+    """heading -> the CSV fields that the mapping of docs/suites.md finds for a grid point."""
     source = table.published
     assert source is not None
 
@@ -1247,7 +1247,7 @@ BAD: list[tuple[str, tuple[str, str], str]] = [
     (
         "unreadable source",
         ("PGD-20: pgd20", "PGD-20: best:pgd20"),
-        "s.yaml:40: PGD-20: cannot read the source 'best:pgd20' (see suites/README.md)",
+        "s.yaml:40: PGD-20: cannot read the source 'best:pgd20' (see docs/suites.md)",
     ),
     (
         "best of what",
@@ -1293,12 +1293,12 @@ BAD: list[tuple[str, tuple[str, str], str]] = [
     (
         "a tensor in a table",
         ("PGD-20: pgd20", 'PGD-20: "artifact:adfl_cross"'),
-        "s.yaml:40: PGD-20: cannot read the source 'artifact:adfl_cross' (see suites/README.md)",
+        "s.yaml:40: PGD-20: cannot read the source 'artifact:adfl_cross' (see docs/suites.md)",
     ),
     (
         "every client in a table",
         ("PGD-20: pgd20", 'PGD-20: "train:weight[*]"'),
-        "s.yaml:40: PGD-20: cannot read the source 'train:weight[*]' (see suites/README.md)",
+        "s.yaml:40: PGD-20: cannot read the source 'train:weight[*]' (see docs/suites.md)",
     ),
     (
         "who competes",
@@ -1522,6 +1522,32 @@ def test_reading_a_suite_imports_no_torch() -> None:
     )
     file = FOLDER / "sfat-cifar10.yaml"
     subprocess.run([sys.executable, "-c", code, str(file)], check=True, cwd=ROOT)
+
+
+def test_fewer_images_for_one_attack(tmp_path: Path) -> None:
+    """`fewer` bounds one attack's images: min(n, fewer) of it, n of the others; a name that is no attack is refused."""
+    text = """
+name: few
+title: few
+base: {data: {name: digits}, partition: {name: iid, clients: 2}, model: {name: nin},
+  protocol: {name: fedavg, rounds: 1, rule: {name: samples}, local: {batch: 8, lr: 0.1, objective: {name: standard}}}}
+evaluate:
+  n: 100
+  fewer: {pgd20: 40}
+  attacks: {natural: {name: natural}, pgd20: {name: pgd, eps: 8/255, step: 2/255, steps: 20}}
+presets: {paper: {}, smoke: {evaluate: {n: 8}}}
+"""
+    file = tmp_path / "few.yaml"
+    file.write_text(text)
+    found = load(str(file))
+    assert [(e.label, e.n) for e in found.plan().cells[0].evaluations] == [("natural", 100), ("pgd20", 40)]
+    assert [(e.label, e.n) for e in found.plan("smoke").cells[0].evaluations] == [("natural", 8), ("pgd20", 8)]
+    file.write_text(text.replace("fewer: {pgd20: 40}", "fewer: {pgd2: 40}"))
+    with pytest.raises(SpecError, match=r"few.yaml:8: pgd2: no attack is named 'pgd2' \(did you mean 'pgd20'\?\)"):
+        load(str(file)).plan()
+    file.write_text(text.replace("fewer: {pgd20: 40}", "fewer: {pgd20: 0}"))
+    with pytest.raises(SpecError, match=r"few\.yaml:8: pgd20: expected a number of test images, got 0"):
+        load(str(file))
 
 
 GRID = (

@@ -9,8 +9,9 @@ from pathlib import Path
 from sqlalchemy import insert
 
 from fatbench.bench.measure import Bench, fatbench, program
+from fatbench.store.rows import now
 from fatbench.store.schema import NUMBERS, RUNS, STAGES
-from fatbench.store.stages import Store, now
+from fatbench.store.stages import Store
 from fatbench.suite import files
 
 SUITE = """\
@@ -112,7 +113,7 @@ def database(folder: Path, rates: int, splits: int, seeds: int) -> tuple[Path, s
             ]  # fmt: skip
     with Store.open(str(db), create=True) as store:
         store.add_cells({cell.id: cell.spec for cell in plan})
-        with store.writing() as connection:
+        with store.database.writing() as connection:
             for table, rows in ((RUNS, runs), (STAGES, stages), (NUMBERS, numbers)):
                 connection.execute(insert(table), rows)
     return file, str(db)

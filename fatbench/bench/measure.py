@@ -19,7 +19,7 @@ import torch
 
 from fatbench.engine import memory
 from fatbench.engine.precision import exact
-from fatbench.run import worker
+from fatbench.run.provenance import produced_by
 
 Seconds = dict[str, list[float]]
 
@@ -146,7 +146,7 @@ def amx() -> bool:
 def provenance(device: torch.device) -> dict[str, Any]:
     """Where, when and with which code."""
     return {
-        **worker.provenance("cuda:0" if device.type == "cuda" else "cpu"),
+        **produced_by("cuda:0" if device.type == "cuda" else "cpu"),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "cores": cores(),
         "threads": torch.get_num_threads(),

@@ -11,14 +11,17 @@ from typing import TYPE_CHECKING, Any
 
 from rich import box
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
+from fatbench.suite import words
 from fatbench.suite.cells import Plan
 from fatbench.suite.cost import Work
 from fatbench.suite.files import Suite
 
 if TYPE_CHECKING:
     from fatbench.run.progress import Row
+    from fatbench.store.stages import StageRow
 
 COLOURS = {"done": "green", "failed": "red", "running": "yellow", "todo": "dim", "interrupted": "yellow"}
 
@@ -64,8 +67,9 @@ def suite(chosen: Suite) -> None:
             f"\n[bold]preset {preset}[/bold]: {len(plan.unique())} cells, seeds {', '.join(map(str, seeds))}"
             + (f"\n  {plan.note}" if plan.note else "")
         )
-        metrics = ", ".join(plan.metrics())
-        console.print(f"  evaluated at {', '.join(plan.checkpoints)}: {metrics or 'nothing'}")
+        console.print(f"  evaluated at {', '.join(plan.checkpoints)}:{'' if plan.metrics() else ' nothing'}")
+        for metric, attacks in _attacks(plan).items():
+            console.print(f"    {words.attack(metric, attacks)}", markup=False)
         for key, reason in plan.excluded:
             console.print(f"  left out: {', '.join(key.values())}: {reason}", style="dim")
     console.print()
@@ -76,9 +80,18 @@ def suite(chosen: Suite) -> None:
     console.print(f"\n[dim]{chosen.file}[/dim]")
 
 
+def _attacks(what: Plan) -> dict[str, list[dict[str, Any]]]:
+    """Metric -> the attacks it stands for in this preset."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for evaluations in {id(cell.evaluations): cell.evaluations for cell in what.cells}.values():
+        for evaluation in evaluations:
+            found.setdefault(evaluation.label, []).append(evaluation.attack)
+    return found
+
+
 def plan(what: Plan, works: Mapping[str, Work | None], total: Work, time: tuple[float, int]) -> None:
     """`plan suite`; time is (seconds, cells of unknown speed)."""
-    from fatbench.run.watch import _duration
+    from fatbench.cli.watch import duration
 
     console = _console()
     cells = what.unique()
@@ -103,7 +116,7 @@ def plan(what: Plan, works: Mapping[str, Work | None], total: Work, time: tuple[
         console.print("time: unknown; run a cell and this machine's speed is known from then on", style="dim")
     else:
         rest = f"; nothing comparable measured for {unknown} cells" if unknown else ""
-        console.print(f"time: about {_duration(known)} on one lane, from what this database has measured{rest}")
+        console.print(f"time: about {duration(known)} on one lane, from what this database has measured{rest}")
 
 
 def _short(value: float) -> str:
@@ -158,7 +171,7 @@ def all_status(counts: Mapping[tuple[str, str], Mapping[str, int]]) -> None:
 def cell(
     id: str,
     spec: Mapping[str, Any],
-    stages: Mapping[tuple[str, str], Any],
+    stages: Mapping[tuple[str, str], StageRow],
     numbers: Sequence[Mapping[str, Any]],
     runs: Sequence[Mapping[str, Any]],
 ) -> None:
@@ -168,11 +181,11 @@ def cell(
     console = _console()
     console.print(f"[bold]cell {id}[/bold]")
     console.print(json.dumps(spec, indent=2), markup=False)
-    table = _table("stage", "state", "done", "run", right=("done", "run"))
-    for (_, stage), row in sorted(stages.items()):
-        table.add_row(
-            stage, f"[{COLOURS.get(row.status, '')}]{row.status}[/]", f"{row.round}/{row.total}", str(row.run or "")
-        )
+    table = _table("stage", "state", "done", "run", "attack", right=("done", "run"))
+    for (_, name), stage in sorted(stages.items()):
+        state = f"[{COLOURS.get(stage.status, '')}]{stage.status}[/]"
+        attack = escape(words.full(stage.settings)) if stage.settings else ""
+        table.add_row(name, state, f"{stage.round}/{stage.total}", str(stage.run or ""), attack)
     console.print(table)
     table = _table(
         "stage", "round", "metric", "client", "value", "n", "run", right=("round", "client", "value", "n", "run")
@@ -231,15 +244,15 @@ def datasets(root: Path, rows: Sequence[Mapping[str, Any]]) -> None:
 def doctor(db: str | None, data: Path | None) -> None:
     """Versions, devices, folders: what a bug report needs."""
     from fatbench import __version__, settings
-    from fatbench.run import worker
-    from fatbench.store import stages as store
+    from fatbench.run import provenance
+    from fatbench.store import database
 
     console = _console()
-    code = worker.code_version()
+    code = provenance.code_version()
     lines: list[tuple[str, str]] = [
         ("fatbench", f"{__version__}, commit {code['commit']}{' (modified)' if code['dirty'] else ''}"),
         ("python", f"{platform.python_version()} at {sys.executable}"),
-        ("system", f"{platform.platform()}, {worker._processor()}, {os.cpu_count()} cores"),
+        ("system", f"{platform.platform()}, {provenance.processor()}, {os.cpu_count()} cores"),
     ]
     try:
         import torch
@@ -252,14 +265,14 @@ def doctor(db: str | None, data: Path | None) -> None:
             lines.append(("cuda", "no GPU found"))
     except (ImportError, OSError) as error:
         lines.append(("torch", f"does not import: {error}"))
-    versions = worker.provenance("cpu")["versions"]
+    versions = provenance.produced_by("cpu")["versions"]
     lines.append(("packages", ", ".join(f"{name} {v}" for name, v in versions.items() if name != "python")))
     url = settings.database(db)
     try:
-        state = store.check(url)
+        state = database.check(url)
     except Exception as error:
         state = f"{error}"
-    lines.append(("database", f"{store.shown_url(url)}: {state}"))
+    lines.append(("database", f"{database.shown_url(url)}: {state}"))
     lines.append(("data", str(settings.data_folder(str(data) if data else None))))
     lines.append(("checkpoints", str(settings.files_folder(url))))
     table = Table.grid(padding=(0, 2))

@@ -133,7 +133,8 @@ def celeba(
 def mnist(root: Path, *, variant: str | None = None) -> Dataset:
     """MNIST: 60,000 + 10,000 grey images of 28x28 in 10 classes.
 
-    Reads root/MNIST/raw/{train,t10k}-{images-idx3,labels-idx1}-ubyte[.gz]; of both, the .gz. Source: LeCun et al. 1998.
+    Reads root/MNIST/raw/{train,t10k}-{images-idx3,labels-idx1}-ubyte[.gz|.xz]; of several, the .gz. The checksums are
+    those of the uncompressed content. Source: LeCun et al. 1998.
 
     Train: 60000
     Test: 10000
@@ -149,7 +150,8 @@ def mnist(root: Path, *, variant: str | None = None) -> Dataset:
 def fashion_mnist(root: Path, *, variant: str | None = None) -> Dataset:
     """Fashion-MNIST: 60,000 + 10,000 grey images of 28x28 in 10 classes.
 
-    Reads root/FashionMNIST/raw/..., the same files as `mnist`. Source: Xiao et al. 2017.
+    Reads root/FashionMNIST/raw/..., the same files as `mnist`, or those of the Debian package dataset-fashion-mnist in
+    /usr/share/datasets/fashion-mnist. Source: Xiao et al. 2017.
 
     Train: 60000
     Test: 10000

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import importlib.util
 import io
+import lzma
 import warnings
 from pathlib import Path
 
@@ -29,31 +30,50 @@ from fatbench.errors import MachineError
 IDX_IMAGES, IDX_LABELS = 0x00000803, 0x00000801  # unsigned bytes, 3 and 1 dimensions
 
 
+PACKED = {".gz": ("a gzip file", gzip.decompress), ".xz": ("an xz file", lzma.decompress)}
+
+
+def idx_file(published: Path) -> Path:
+    """The file to read for a published .gz: itself, or its content as .xz, or its content uncompressed."""
+    plain = published.with_suffix("")
+    choices = (published, published.with_suffix(".xz"), plain)
+    return next((path for path in choices if path.is_file()), published)
+
+
+def idx_files(name: str, root: Path) -> list[Path]:
+    """The files to read for "mnist" or "fashion_mnist": below the root, else those of a system package.
+
+    A folder that has all files goes first. A file that is missing has its published name. Missing: no folder has any.
+    """
+    facts, published = catalogue.named(name), catalogue.files(name)
+    folders = [root / facts.folder, *([Path(facts.package)] if facts.package else [])]
+    choices = [[idx_file(folder / Path(file.path).name) for file in published] for folder in folders]
+    for enough in (all, any):
+        for files in choices:
+            if enough(path.is_file() for path in files):
+                return files
+    raise missing(name, root, *folders)
+
+
 def load_idx(name: str, root: Path) -> Loaded:
-    """The arrays of `name` ("mnist" or "fashion_mnist")."""
-    facts, files = catalogue.named(name), catalogue.files(name)
-    assert facts.classes is not None and facts.shape is not None
-    folder = root / facts.folder
-    packed = [root / file.path for file in files]
-    chosen = [
-        path.with_suffix("") if path.with_suffix("").is_file() and not path.is_file() else path for path in packed
-    ]
-    if not any(path.is_file() for path in chosen):
-        raise missing(name, root, folder)
+    """The arrays of `name` ("mnist" or "fashion_mnist"). What is inside the files is held against the checksums."""
+    facts, chosen = catalogue.named(name), idx_files(name, root)
+    assert facts.classes is not None
     contents, checks = [], []
-    for path, file in zip(chosen, files, strict=True):
+    for path, file in zip(chosen, catalogue.files(name), strict=True):
         data = read(path)
-        expected = file.md5 if path.suffix == ".gz" else catalogue.gunzipped(name, path.name)
-        checks.append(Check(path, expected, md5(data)))
-        if path.suffix == ".gz":
-            with parsing(path, "a gzip file"):
-                data = gzip.decompress(data)
+        if path.suffix in PACKED:
+            what, decompress = PACKED[path.suffix]
+            with parsing(path, what):
+                data = decompress(data)
+        assert file.content is not None
+        checks.append(Check(path, file.content, md5(data)))
         contents.append(data)
     train_images, train_labels, test_images, test_labels = (
         read_idx(data, path) for data, path in zip(contents, chosen, strict=True)
     )
     return Loaded(
-        where=folder,
+        where=chosen[0].parent,
         train_images=train_images.reshape(-1, 1, *train_images.shape[1:]),
         train_labels=train_labels.astype(np.int64),
         test_images=test_images.reshape(-1, 1, *test_images.shape[1:]),

@@ -1,8 +1,7 @@
 """What is known of each data set before any of it is read: classes, shape, counts, files, checksums, sizes, licence.
 
-Imports neither torch nor numpy, so `fatbench plan` can count images. Checksums and addresses are torchvision's own:
-they are read from its source (importing torchvision would import torch). What torchvision lacks stands here: CINIC-10,
-and the checksums of the MNIST files after gunzip.
+Imports neither torch nor numpy, so `fatbench plan` can count images. Checksums and addresses are literals; a test holds
+them against torchvision's. CINIC-10 and the checksums of uncompressed MNIST files are not in torchvision.
 
     facts({"name": "cifar10"}).train        50000
     files("cifar10")                        what the reader opens, with the published md5
@@ -10,15 +9,12 @@ and the checksums of the MNIST files after gunzip.
 
 from __future__ import annotations
 
-import ast
-import functools
-import importlib.util
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from fatbench.errors import MachineError, SpecError, did_you_mean
+from fatbench.errors import SpecError, did_you_mean
 
 
 @dataclass(frozen=True)
@@ -35,6 +31,7 @@ class Facts:
     home: str
     licence: str
     exact: bool = True  # False: `train` and `test` are about right (a drawn sample of the published images)
+    package: str | None = None  # where a system package (Debian, Ubuntu) puts the files
 
     @property
     def memory(self) -> int | None:
@@ -71,7 +68,7 @@ CATALOGUE = {
     ),
     "fashion_mnist": Facts(
         "Fashion-MNIST", 10, (1, 28, 28), 60_000, 10_000, "FashionMNIST/raw", 30_878_645,
-        "https://github.com/zalandoresearch/fashion-mnist", "MIT",
+        "https://github.com/zalandoresearch/fashion-mnist", "MIT", package="/usr/share/datasets/fashion-mnist",
     ),
     "cinic10": Facts(
         "CINIC-10", 10, (3, 32, 32), 90_000, 90_000, "CINIC-10", 687_544_992, "https://doi.org/10.7488/ds/2448",
@@ -141,107 +138,96 @@ def class_folders(folder: Path) -> dict[str, list[Path]]:
 
 @dataclass(frozen=True)
 class File:
-    """A published file: its path below the root, its md5 (None: not published), the addresses that have it."""
+    """A published file: its path below the root, its md5, the addresses that have it.
+
+    `content` is the md5 of a compressed file's content: the same for every way to compress it.
+    """
 
     path: str
-    md5: str | None
+    md5: str
     urls: tuple[str, ...] = ()
+    content: str | None = None
 
 
-# MD5 of the MNIST files after gunzip; torchvision publishes only those of the .gz files.
-_GUNZIPPED = {
-    "mnist": {
-        "train-images-idx3-ubyte": "6bbc9ace898e44ae57da46a324031adb",
-        "train-labels-idx1-ubyte": "a25bea736e30d166cdddb491f175f624",
-        "t10k-images-idx3-ubyte": "2646ac647ad5339dbf082846283269ea",
-        "t10k-labels-idx1-ubyte": "27ae3e4e09519cfbb04c329615203637",
-    },
-    "fashion_mnist": {
-        "train-images-idx3-ubyte": "f4a8712d7a061bf5bd6d2ca38dc4d50a",
-        "train-labels-idx1-ubyte": "9018921c3c673c538a1fc5bad174d6f9",
-        "t10k-images-idx3-ubyte": "8181f5470baa50b63fa0f6fddb340f0a",
-        "t10k-labels-idx1-ubyte": "15d484375f8d13e6eb1aabb0c3f46965",
-    },
+def _cifar(folder: str, sums: Mapping[str, str]) -> tuple[File, ...]:
+    return tuple(File(f"{folder}/{name}", md5) for name, md5 in sums.items())
+
+
+def _svhn(name: str, md5: str) -> File:
+    return File(f"svhn/{name}", md5, (f"http://ufldl.stanford.edu/housenumbers/{name}",))
+
+
+def _celeba(name: str, md5: str, drive: str) -> File:
+    return File(f"celeba/{name}", md5, (f"https://drive.google.com/file/d/{drive}/view",))
+
+
+def _idx(folder: str, mirrors: tuple[str, ...], sums: Mapping[str, tuple[str, str]]) -> tuple[File, ...]:
+    return tuple(
+        File(f"{folder}/raw/{name}.gz", md5, tuple(f"{mirror}{name}.gz" for mirror in mirrors), content)
+        for name, (md5, content) in sums.items()
+    )
+
+
+_ARCHIVES = {
+    "cifar10": File(
+        "cifar-10-python.tar.gz",
+        "c58f30108f718f92721af3b95e74349a",
+        ("https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz",),
+    ),
+    "cifar100": File(
+        "cifar-100-python.tar.gz",
+        "eb9058c3a382ffc7106e4002c42a8d85",
+        ("https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz",),
+    ),
+    "cinic10": File(
+        "CINIC-10.tar.gz",
+        "6ee4d0c996905fe93221de577967a372",
+        ("https://datashare.ed.ac.uk/bitstream/handle/10283/3192/CINIC-10.tar.gz",),
+    ),
 }
 
-_CINIC = File(
-    "CINIC-10.tar.gz",
-    "6ee4d0c996905fe93221de577967a372",
-    ("https://datashare.ed.ac.uk/bitstream/handle/10283/3192/CINIC-10.tar.gz",),
-)
-
-# name -> (module, class) in torchvision.datasets
-_TORCHVISION = {
-    "cifar10": ("cifar", "CIFAR10"),
-    "cifar100": ("cifar", "CIFAR100"),
-    "svhn": ("svhn", "SVHN"),
-    "celeba": ("celeba", "CelebA"),
-    "mnist": ("mnist", "MNIST"),
-    "fashion_mnist": ("mnist", "FashionMNIST"),
-}
-
-
-@functools.cache
-def _torchvision_classes(module: str) -> dict[str, ast.ClassDef]:
-    """The class definitions of torchvision.datasets.<module>, from its source."""
-    found = importlib.util.find_spec("torchvision")
-    if found is None or not found.submodule_search_locations:
-        raise MachineError("torchvision is not installed: it holds the checksums of the published data sets")
-    file = Path(found.submodule_search_locations[0], "datasets", f"{module}.py")
-    try:
-        tree = ast.parse(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, SyntaxError) as error:
-        raise MachineError(f"cannot read torchvision's checksums: {error}") from None
-    return {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
-
-
-def torchvision_attribute(name: str, attribute: str) -> Any:
-    """A literal class attribute (`url`, `tgz_md5`, `resources`, ...) of torchvision's class for the set `name`."""
-    module, class_name = _TORCHVISION[name]
-    definition = _torchvision_classes(module).get(class_name)
-    for statement in definition.body if definition else ():
-        match statement:
-            case ast.Assign(targets=[ast.Name(id=found)]) | ast.AnnAssign(target=ast.Name(id=found)) if (
-                found == attribute and statement.value is not None
-            ):
-                return ast.literal_eval(statement.value)
-    raise MachineError(f"this version of torchvision has no {class_name}.{attribute}: its checksums cannot be read")
+_FILES = {
+    "cifar10": _cifar("cifar-10-batches-py", {
+        "data_batch_1": "c99cafc152244af753f735de768cd75f",
+        "data_batch_2": "d4bba439e000b95fd0a9bffe97cbabec",
+        "data_batch_3": "54ebc095f3ab1f0389bbae665268c751",
+        "data_batch_4": "634d18415352ddfa80567beed471001a",
+        "data_batch_5": "482c414d41f54cd18b22e5b47cb7c3cb",
+        "test_batch": "40351d587109b95175f43aff81a1287e",
+    }),
+    "cifar100": _cifar("cifar-100-python", {
+        "train": "16019d7e3df5f24257cddd939b257f8d",
+        "test": "f0ef6b0ae62326f3e7ffdfab6717acfc",
+    }),
+    "svhn": (
+        _svhn("train_32x32.mat", "e26dedcc434d2e4c54c9b2d4a06d8373"),
+        _svhn("test_32x32.mat", "eb5a983be6a315427106f1b164d9cef3"),
+    ),
+    "celeba": (
+        _celeba("identity_CelebA.txt", "32bd1bd63d3c78cd57e08160ec5ed1e2", "1_ee_0u7vcNLOfNLegJRHmolfH5ICW-XS"),
+        _celeba("list_attr_celeba.txt", "75e246fa4810816ffd6ee81facbd244c", "0B7EVK8r0v71pblRyaVFSWGxPY0U"),
+        _celeba("img_align_celeba.zip", "00d2c5bc6d35e252742224ab0c1e8fcb", "0B7EVK8r0v71pZjFTYXZWM3FlRnM"),
+    ),
+    "mnist": _idx("MNIST", ("https://ossci-datasets.s3.amazonaws.com/mnist/", "http://yann.lecun.com/exdb/mnist/"), {
+        "train-images-idx3-ubyte": ("f68b3c2dcbeaaa9fbdd348bbdeb94873", "6bbc9ace898e44ae57da46a324031adb"),
+        "train-labels-idx1-ubyte": ("d53e105ee54ea40749a09fcbcd1e9432", "a25bea736e30d166cdddb491f175f624"),
+        "t10k-images-idx3-ubyte": ("9fb629c4189551a2d022fa330f9573f3", "2646ac647ad5339dbf082846283269ea"),
+        "t10k-labels-idx1-ubyte": ("ec29112dd5afa0611ce80d1b7f02629c", "27ae3e4e09519cfbb04c329615203637"),
+    }),
+    "fashion_mnist": _idx("FashionMNIST", ("http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",), {
+        "train-images-idx3-ubyte": ("8d4fb7e6c68d591d4c3dfef9ec88bf0d", "f4a8712d7a061bf5bd6d2ca38dc4d50a"),
+        "train-labels-idx1-ubyte": ("25c81989df183df01b3e8a0aad5dffbe", "9018921c3c673c538a1fc5bad174d6f9"),
+        "t10k-images-idx3-ubyte": ("bef4ecab320f06d8554ea6380940ec79", "8181f5470baa50b63fa0f6fddb340f0a"),
+        "t10k-labels-idx1-ubyte": ("bb300cfdad3c16e7a12a480ee83cd310", "15d484375f8d13e6eb1aabb0c3f46965"),
+    }),
+}  # fmt: skip
 
 
 def archive(name: str) -> File | None:
     """The published archive that holds all files of the set, or None where the files are published one by one."""
-    if name in ("cifar10", "cifar100"):
-        file, md5, url = (torchvision_attribute(name, key) for key in ("filename", "tgz_md5", "url"))
-        return File(file, md5, (url,))
-    return _CINIC if name == "cinic10" else None
+    return _ARCHIVES.get(name)
 
 
 def files(name: str) -> tuple[File, ...]:
-    """The published files that the reader of `name` checks, in reading order (training first)."""
-    return tuple(_files(name))
-
-
-def _files(name: str) -> Iterator[File]:
-    folder = named(name).folder
-    if name in ("cifar10", "cifar100"):
-        for file, md5 in torchvision_attribute(name, "train_list") + torchvision_attribute(name, "test_list"):
-            yield File(f"{folder}/{file}", md5)
-    elif name == "svhn":
-        for split in ("train", "test"):
-            url, file, md5 = torchvision_attribute(name, "split_list")[split]
-            yield File(f"{folder}/{file}", md5, (url,))
-    elif name in ("mnist", "fashion_mnist"):
-        mirrors = torchvision_attribute(name, "mirrors")
-        for file, md5 in torchvision_attribute(name, "resources"):
-            yield File(f"{folder}/{file}", md5, tuple(mirror + file for mirror in mirrors))
-    elif name == "celeba":
-        needed = ("identity_CelebA.txt", "list_attr_celeba.txt", "img_align_celeba.zip")
-        listed = {file: (identifier, md5) for identifier, md5, file in torchvision_attribute(name, "file_list")}
-        for file in needed:
-            identifier, md5 = listed[file]
-            yield File(f"{folder}/{file}", md5, (f"https://drive.google.com/file/d/{identifier}/view",))
-
-
-def gunzipped(name: str, file: str) -> str | None:
-    """The md5 of an MNIST or Fashion-MNIST file after gunzip; None where it is not known."""
-    return _GUNZIPPED.get(name, {}).get(file)
+    """The published files that the reader of `name` checks, in reading order: training first, then test."""
+    return _FILES.get(name, ())

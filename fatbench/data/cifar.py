@@ -46,13 +46,12 @@ def load(name: str, root: Path) -> Loaded:
     with ThreadPoolExecutor() as pool:  # reading and hashing release the GIL
         batches = list(pool.map(lambda path: read_batch(path, LABELS[name]), paths))
     images, labels, sums = zip(*batches, strict=True)
-    n_train = len(catalogue.torchvision_attribute(name, "train_list"))
     return Loaded(
         where=folder,
-        train_images=np.concatenate(images[:n_train]).reshape(-1, 3, 32, 32),
-        train_labels=np.concatenate(labels[:n_train]),
-        test_images=np.concatenate(images[n_train:]).reshape(-1, 3, 32, 32),
-        test_labels=np.concatenate(labels[n_train:]),
+        train_images=np.concatenate(images[:-1]).reshape(-1, 3, 32, 32),  # the last file is the test set
+        train_labels=np.concatenate(labels[:-1]),
+        test_images=np.concatenate(images[-1:]).reshape(-1, 3, 32, 32),
+        test_labels=np.concatenate(labels[-1:]),
         classes=facts.classes,
         checks=tuple(Check(path, file.md5, found) for path, file, found in zip(paths, files, sums, strict=True)),
         whole=True,

@@ -39,10 +39,10 @@ class Differs(MachineError):
 
 @dataclass(frozen=True)
 class Check:
-    """One file's checksum: the published md5 (None where none is published) and the one found."""
+    """The published md5 of one file and the one found; of idx files and digits, the md5 of the uncompressed content."""
 
     file: Path
-    expected: str | None
+    expected: str
     found: str
 
 
@@ -67,11 +67,7 @@ class Loaded:
 
     @property
     def wrong(self) -> list[Check]:
-        return [check for check in self.checks if check.expected is not None and check.found != check.expected]
-
-    @property
-    def unknown(self) -> list[Check]:
-        return [check for check in self.checks if check.expected is None]
+        return [check for check in self.checks if check.found != check.expected]
 
     @property
     def n(self) -> int:
@@ -150,18 +146,16 @@ def finish(name: str, variant: str | None, loaded: Loaded, counts: tuple[int, in
         if wrong := loaded.wrong:
             others = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
             raise Differs(
-                f"{wrong[0].file}{others} is not the published file: its md5 should be {wrong[0].expected}, "
-                f"it is {wrong[0].found}; {how}"
+                f"{wrong[0].file}{others} is not the published file: the md5 of its content should be "
+                f"{wrong[0].expected}, it is {wrong[0].found}; {how}"
             )
-        if unknown := loaded.unknown:
-            raise Differs(f"{unknown[0].file}: there is no published checksum to hold this file against; {how}")
         found = (len(loaded.train_labels), len(loaded.test_labels))
         if counts is not None and found != counts:
             raise Differs(
                 f"{loaded.where} holds {found[0]:,} training and {found[1]:,} test images, "
                 f"{counts[0]:,} and {counts[1]:,} are published; {how}"
             )
-    elif loaded.whole and not loaded.wrong and not loaded.unknown:
+    elif loaded.whole and not loaded.wrong:
         raise MachineError(
             f"data: {{name: {name}, variant: {variant}}}, but the files in {loaded.where} are the published ones: "
             "leave the variant out"

@@ -77,7 +77,11 @@ def _there(name: str, file: catalogue.File, root: Path) -> bool:
         from fatbench.data.arrays import svhn_files
 
         return any(each.name == path.name and each.exists() for each in svhn_files(root))
-    return path.exists() or (path.suffix in (".gz", ".zip") and path.with_suffix("").exists())
+    if file.content is not None:
+        from fatbench.data.arrays import idx_file
+
+        return idx_file(path).exists()
+    return path.exists() or (path.suffix == ".zip" and path.with_suffix("").exists())
 
 
 def fetch(file: catalogue.File, root: Path) -> None:
@@ -149,7 +153,7 @@ def _inspect(name: str, root: Path, *, thorough: bool) -> dict[str, Any]:
         return row | {"state": "missing", "message": str(error)}
     except MachineError as error:
         return row | {"state": "damaged", "message": str(error), "bytes": _size(name, root)}
-    row |= {"where": str(where), "n": n, "bytes": _size(name, root)}
+    row |= {"where": str(where), "n": n, "bytes": _size(name, root, where)}
     row["files"] = [{"file": str(c.file), "expected": c.expected, "found": c.found} for c in checks]
     if loaded is not None:
         from fatbench.data.common import fingerprint
@@ -202,14 +206,14 @@ def _look(name: str, root: Path, thorough: bool) -> tuple[Path, int, tuple[Check
     return loaded.where, loaded.n, loaded.checks, loaded
 
 
-def _size(name: str, root: Path) -> int:
-    """Bytes that the files of the set take below the root (the digits: inside scikit-learn)."""
+def _size(name: str, root: Path, where: Path | None = None) -> int:
+    """Bytes that the files of the set take below the root, or in the folder `where` they were found."""
     if name == "digits":
         from fatbench.data.arrays import digits_file
 
         return digits_file().stat().st_size
     archive = catalogue.archive(name)
-    places = [root / catalogue.named(name).folder, *([root / archive.path] if archive else [])]
+    places = [where or root / catalogue.named(name).folder, *([root / archive.path] if archive else [])]
     if name == "svhn":
         from fatbench.data.arrays import svhn_files
 

@@ -129,7 +129,7 @@ class Round:
 
 @dataclass(frozen=True)
 class Number:
-    """One measured number of a cell."""
+    """One measurement of a cell: what the engine hands over, and the database keeps."""
 
     metric: str  # "pgd20", "train_loss", "weight", ...
     value: float

@@ -27,6 +27,7 @@ import importlib.util
 import inspect
 import io
 import logging
+import re
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -37,7 +38,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fatbench import __version__
+import fatbench
 from fatbench.engine.accuracy import natural
 from fatbench.engine.fast.draws import Streams, normal, uniform
 from fatbench.engine.gradients import Loss, cross_entropy, gradient_of, part_of, predict
@@ -375,24 +376,25 @@ def torchattacks(
 def implementation(name: str) -> str:
     """The code behind a registered attack, with its version: "fatbench 0.1.0", "pyautoattack 0.2.0", a plugin's file.
 
+    A docstring's line `Package: a, b` says that the code is that package's, the first of them that is installed.
     SpecError: no attack is named so.
     """
-    file = Path(signatures.describe("Attack", name).file)
-    if file.resolve() != Path(__file__).resolve():
-        return file.name
-    package = {"autoattack": _autoattack_package(), "torchattacks": "torchattacks"}.get(name)
-    if package is None:
-        return f"fatbench {__version__}"
+    signature = signatures.describe("Attack", name)
+    line = re.search(r"^\s*Package: (.+)$", signature.doc, re.MULTILINE)
+    if line is None:
+        ours = Path(signature.file).resolve().is_relative_to(Path(fatbench.__file__).resolve().parent)
+        return f"fatbench {fatbench.__version__}" if ours else Path(signature.file).name
+    package = next((name for name in re.split(r",\s*", line[1].strip()) if _installed(name)), line[1])
     try:
         return f"{package} {importlib.metadata.version(package)}"
     except importlib.metadata.PackageNotFoundError:  # imported from a checkout on the path
         return f"{package} (version unknown)"
 
 
-def _autoattack_package() -> str:
-    # Not on the registry, so whoever has the authors' own package installed it on purpose. No origin: a mere folder.
-    found = importlib.util.find_spec("autoattack")
-    return "autoattack" if found is not None and found.origin else "pyautoattack"
+def _installed(package: str) -> bool:
+    # No origin: a mere folder of that name.
+    found = importlib.util.find_spec(package)
+    return found is not None and found.origin is not None
 
 
 class _Logits(nn.Module):

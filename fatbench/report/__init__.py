@@ -1,5 +1,16 @@
 """Tables and figures: a query, a grid or curves, a format. Nothing here imports torch.
 
+| module | what |
+|---|---|
+| query | what is read from the database |
+| numbers, places | which stored number a source is; which cells stand at a place of a table |
+| layout, grid | the table that comes of it, and its parts |
+| notes, provenance, flags, paired, published | what is said under it, and where that comes from |
+| text, markdown, latex, html, terminal, records | the formats |
+| series, plots, artifacts | figures; pictures of what a round keeps |
+
+Not here: anything that trains, attacks or writes to the database.
+
 grids = tables(suite, plan, store, select="best-test")
 print(render(grids, "latex"))
 files = draw(figures(suite, plan, store), Path("results/figures"), "pdf")
@@ -13,7 +24,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fatbench.errors import SpecError, did_you_mean
-from fatbench.report.grid import Grid, build
+from fatbench.report.grid import Grid
+from fatbench.report.layout import build
 from fatbench.store.selection import Checkpoint
 
 if TYPE_CHECKING:
@@ -78,10 +90,10 @@ def tables(
 
 def check(suite: Suite, plan: Plan) -> None:
     """SpecError: a table or a figure that no numbers could fill: several points of the grid at one place, say."""
-    from fatbench.report import grid, series
+    from fatbench.report import places, series
 
     for table in suite.tables:
-        grid.places_of(plan, table)
+        places.places_of(plan, table)
     for figure in suite.figures:
         series.check(plan, figure)
 

@@ -95,13 +95,18 @@ class Facts:
                     found[package].append(version)
         return found
 
-    def notes(self) -> Iterable[tuple[str, str]]:
-        """What stands under a table. A fact that is not the same for all its numbers is said to be mixed."""
+    def notes(self, settings: str = "") -> Iterable[tuple[str, str]]:
+        """What stands under a table. A fact that is not the same for all its numbers is said to be mixed.
+
+        settings: those of its attacks, in words; they stand before what ran them.
+        """
         devices, precisions, codes = self.values(_device), self.values(_precision), self.values(_code)
         versions, attacks = self.versions(), self.attacks()
         yield "machine", f"{'; '.join(devices) or 'device unknown'}, {', '.join(precisions) or 'precision unknown'}"
         torch = f"; torch {', '.join(versions['torch'])}" if "torch" in versions else ""
         yield "code", f"{'; '.join(codes) or 'commit unknown'}{torch}"
+        if settings:
+            yield "attacks", settings
         if attacks:
             by_code: dict[str, list[str]] = {}
             for metric, implementations in attacks.items():

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import select as sql
 
 from fatbench.report.flags import joined
-from fatbench.report.grid import EVERY, Outcomes, Source, Stages
+from fatbench.report.numbers import EVERY, Outcomes, Source, Stages
+from fatbench.store.rows import batches
 from fatbench.store.schema import NUMBERS, RUNS, STAGES
 from fatbench.store.selection import MONITORED, Checkpoint, checkpoint_round
-from fatbench.store.stages import batches
 
 if TYPE_CHECKING:
     from fatbench.store.stages import Store
@@ -134,7 +134,7 @@ def _rounds(cells: Sequence[str], store: Store, checkpoints: Iterable[str]) -> d
 
 def _fetch(store: Store, query: Any, key: Any, cells: Iterable[str]) -> Iterator[Any]:
     """The rows of `query` whose `key` is among `cells`."""
-    with store.reading() as connection:
+    with store.database.reading() as connection:
         for part in batches(cells):
             yield from connection.execute(query.where(key.in_(part))).all()  # four times faster than row by row
 

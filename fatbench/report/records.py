@@ -53,7 +53,7 @@ def render_csv(grids: Sequence[Grid]) -> str:
 def _line(column: Column, value: Value) -> dict[str, Any]:
     line = {
         "heading": column.heading,
-        "metric": metric(column),
+        "metric": column.metric,
         "unit": "fraction" if column.unit == "percent" else "plain",
         "mean": value.mean,
         "std": value.std,
@@ -82,11 +82,6 @@ def _across(grid: Grid) -> list[str]:
     return list(dict.fromkeys([*groups, *(axis for column in grid.columns for axis in column.where)]))
 
 
-def metric(column: Column) -> str:
-    """The name of a column's number in JSON and CSV: "pgd20", "gap:pgd20", "train:drift_post@10"."""
-    return column.source.metric if column.source.stage == "evaluation" else column.source.text
-
-
 def render_json(grids: Sequence[Grid]) -> str:
     """{"schema_version", "tables": [...]}; scripts may rely on what is there, more keys may come."""
     content = {"schema_version": SCHEMA_VERSION, "tables": [_table(grid) for grid in grids]}
@@ -106,20 +101,20 @@ def _table(grid: Grid) -> dict[str, Any]:
                 rows.append(
                     {
                         "key": {**row.key, **group.key, **dict(labels)},
-                        "measured": {metric(c): _measured(v) for c, v in planned},
+                        "measured": {c.metric: _measured(v) for c, v in planned},
                         "published": {
-                            metric(c): {"mean": v.published, "std": v.published_std, "flag": v.published_flag}
+                            c.metric: {"mean": v.published, "std": v.published_std, "flag": v.published_flag}
                             for c, v in planned
                             if v.published is not None
                         },
-                        "flags": [f"{metric(c)}: {flag}" for c, v in planned for flag in v.flags],
+                        "flags": [f"{c.metric}: {flag}" for c, v in planned for flag in v.flags],
                     }
                 )
     facts = grid.facts
     more: dict[str, Any] = {}
     if any(column.where for column in grid.columns):  # two headings may then show the same metric
         more["columns"] = [
-            {"heading": c.heading, "metric": metric(c), "where": c.where, "unit": _unit(c), "best": c.best}
+            {"heading": c.heading, "metric": c.metric, "where": c.where, "unit": _unit(c), "best": c.best}
             for c in grid.columns
         ]
     if grid.paired:
@@ -132,7 +127,7 @@ def _table(grid: Grid) -> dict[str, Any]:
         "label": grid.label,
         "checkpoint": grid.select,
         "seeds": grid.seeds,
-        "metrics": {metric(c): {"heading": c.heading, "unit": _unit(c), "best": c.best} for c in grid.columns},
+        "metrics": {c.metric: {"heading": c.heading, "unit": _unit(c), "best": c.best} for c in grid.columns},
         "rows": rows,
         "data": [
             {"name": name, "variant": variant, "fingerprint": fingerprint}
@@ -144,6 +139,7 @@ def _table(grid: Grid) -> dict[str, Any]:
         "commits": list(facts.values(lambda origin: origin.commit)),
         "dirty": any(origin.dirty for _, origin in facts.origins),
         "attacks": facts.attacks(),
+        "attack_settings": grid.attacks,
         "versions": facts.versions(),
         "mixed": facts.mixed(),
         "notes": [f"{what}: {note}" for what, note in grid.notes],
@@ -176,7 +172,7 @@ def _paired(comparison: Comparison) -> dict[str, Any]:
         "label": comparison.label,
         "against": comparison.against,
         "heading": comparison.column.heading,
-        "metric": metric(comparison.column),
+        "metric": comparison.column.metric,
         "unit": _unit(comparison.column),
         "mean": test.mean,
         "std": test.std,

@@ -15,7 +15,10 @@ from typing import Any
 
 from fatbench.errors import SpecError
 from fatbench.report import provenance
-from fatbench.report.grid import EVERY, Numbers, Places, Source, data_note, label, places
+from fatbench.report.grid import label
+from fatbench.report.notes import data_note
+from fatbench.report.numbers import EVERY, Numbers, Source
+from fatbench.report.places import Places, places
 from fatbench.suite.cells import Cell, Plan
 from fatbench.suite.files import Suite
 from fatbench.suite.model import Key
@@ -108,7 +111,7 @@ def build(
     *,
     runs: Iterable[Mapping[str, Any]] | None = None,
 ) -> list[Plot]:
-    """The figures of a suite (default: all) that the plan's cells have a line in; rows and runs as for `grid.build`.
+    """The figures of a suite (default: all) that the plan's cells have a line in; rows and runs as for `layout.build`.
 
     SpecError as for `check`.
     """

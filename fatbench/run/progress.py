@@ -89,7 +89,7 @@ def count(rows: Iterable[Row]) -> dict[str, int]:
 def preset_run(suite: Suite, store: Store) -> str | None:
     """The first preset of a suite that has been run, by this suite or, cells being shared, by another; else None."""
     query = select(RUNS.c.preset).where(RUNS.c.suite == suite.name).distinct()
-    with store.reading() as connection:
+    with store.database.reading() as connection:
         run = {row.preset for row in connection.execute(query)}
     if found := next((preset for preset in suite.presets() if preset in run), None):
         return found

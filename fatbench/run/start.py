@@ -5,17 +5,17 @@ from __future__ import annotations
 import importlib
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from fatbench import settings
 from fatbench.engine.splits import split
 from fatbench.errors import MachineError, NothingMatched, SpecError, did_you_mean
 from fatbench.run import progress
-from fatbench.run.watch import Watch
-from fatbench.run.worker import Job, Machine
+from fatbench.run.worker import Event, Job, Machine
+from fatbench.store.database import NoDatabase
 from fatbench.store.stages import Store
 from fatbench.suite import signatures
 from fatbench.suite.cells import Plan, digest
@@ -33,10 +33,25 @@ def jobs_of(plan: Plan) -> list[Job]:
     ]
 
 
+class Watch(Protocol):
+    """Who is told how a run goes on: `fatbench.cli.watch` shows it to a person."""
+
+    what: str  # the run in words: "suite sfat-cifar10, preset quick"
+
+    def begin(self, jobs: Sequence[Job], before: Mapping[str, str], lanes: Sequence[str]) -> None:
+        """The run starts. before: cell -> its state until now; lanes: a name for each place a cell is worked on."""
+
+    def see(self, lane: int, event: Event) -> None:
+        """A worker says something."""
+
+    def summary(self, cells: int, failed: Sequence[str], interrupted: Sequence[str], elsewhere: Sequence[str]) -> None:
+        """The run is over: how many cells it had, and which of them did not end as they should."""
+
+
 def run(
     jobs: Sequence[Job],
+    watch: Watch,
     *,
-    what: str,
     jobs_at_once: int | None = None,
     device: str | None = None,
     per_gpu: int = 1,
@@ -70,14 +85,14 @@ def run(
     url = settings.database(db)
     root = settings.data_folder(str(data) if data else None)
     if dry_run:
-        _say_what_would_run(jobs, url, what)
+        _say_what_would_run(jobs, url, watch.what)
         return
     chosen: Any = importlib.import_module(f"fatbench.run.executors.{executor}")
     lanes = chosen.lanes(device, jobs_at_once, per_gpu, url)
     check_data(jobs, root)
     with Store.open(url, create=True) as store:
         before = progress.of_jobs(jobs, store)
-        address = str(store.path or url)
+        address = str(store.database.path or url)
     machine = Machine(  # a worker may have another working directory
         db=address,
         files=str(settings.files_folder(url).absolute()),
@@ -93,15 +108,15 @@ def run(
     failed = [job.cell for job in jobs if before[job.cell] == "failed" and job not in left]
     wish = _Wish()
     lanes, machine = _shared(lanes[: len(left)], len(left), together, machine)
-    with Watch(what, jobs, before, lanes if executor == "local" else [executor] * len(lanes)) as watch:
-        outcomes = {}
-        if left:
-            with wish:
-                outcomes = chosen.run(left, machine, lanes, watch.see, wish.ask, fail_fast=fail_fast)
-        failed += [cell for cell, outcome in outcomes.items() if outcome == "failed"]
-        interrupted = [cell for cell, outcome in outcomes.items() if outcome == "interrupted"]
-        elsewhere = [cell for cell, outcome in outcomes.items() if outcome == "elsewhere"]
-        watch.summary(len(jobs), failed, interrupted, elsewhere)
+    watch.begin(jobs, before, lanes if executor == "local" else [executor] * len(lanes))
+    outcomes = {}
+    if left:
+        with wish:
+            outcomes = chosen.run(left, machine, lanes, watch.see, wish.ask, fail_fast=fail_fast)
+    failed += [cell for cell, outcome in outcomes.items() if outcome == "failed"]
+    interrupted = [cell for cell, outcome in outcomes.items() if outcome == "interrupted"]
+    elsewhere = [cell for cell, outcome in outcomes.items() if outcome == "elsewhere"]
+    watch.summary(len(jobs), failed, interrupted, elsewhere)
     if wish.code:
         raise SystemExit(wish.code)
     if failed or interrupted:
@@ -157,8 +172,6 @@ def _check_auxiliary(job: Job, root: Path) -> None:
 
 
 def _say_what_would_run(jobs: Sequence[Job], url: str, what: str) -> None:
-    from fatbench.store.stages import NoDatabase
-
     try:
         with Store.open(url) as store:
             states = progress.of_jobs(jobs, store)

@@ -2,7 +2,8 @@
 
 The database is the truth. A training round's numbers, the name of the checkpoint to go on from and the best rounds so
 far are committed in one transaction, after the checkpoint file they name is on disk; so a process killed at any
-instant leaves a state from which the same command goes on and ends with the same bytes.
+instant leaves a state from which the same command goes on and ends with the same bytes. The SHA-256 of every file is
+in the record of its stage: a file that is lost or damaged is never used, and the training begins again.
 """
 
 from __future__ import annotations
@@ -11,22 +12,19 @@ import contextlib
 import gc
 import json
 import logging
-import platform
-import subprocess
 import sys
 import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from fatbench.engine.rounds import Number
 from fatbench.errors import FatbenchError, MachineError
 from fatbench.run import checkpoints
+from fatbench.run.provenance import produced_by
 from fatbench.store import selection
 from fatbench.store.stages import Stolen, Store
 from fatbench.suite import cost, formulas, signatures
@@ -34,6 +32,7 @@ from fatbench.suite.cells import Evaluation
 
 if TYPE_CHECKING:
     from fatbench.engine.fast.cells import Together
+    from fatbench.engine.rounds import State
 
 log = logging.getLogger("fatbench")
 
@@ -107,10 +106,16 @@ def work(
     folder = Path(machine.files) / job.cell
     handler = _log_to(folder / "log.txt")
     try:
-        outcome = _train(job, machine, store, folder, notify, stop)
-        if outcome != "done":
-            return outcome
-        return _evaluate(job, machine, store, folder, notify, stop)
+        for again in (False, True):
+            outcome = _train(job, machine, store, folder, notify, stop)
+            if outcome != "done":
+                return outcome
+            try:
+                return _evaluate(job, machine, store, folder, notify, stop, again)
+            except checkpoints.Damaged as error:  # the first time only
+                log.warning("%s: training begins again from round 0", error)
+                store.reopen(job.cell, "train")
+        raise AssertionError("the second evaluation stores what it finds damaged")
     finally:
         log.removeHandler(handler)
         handler.close()
@@ -162,18 +167,17 @@ def _rounds(
     store.describe_run(run, {"data": ready.data})
     row = store.stages([job.cell])[(job.cell, "train")]
     record: dict[str, Any] = dict(row.record)
+    digests: dict[str, str] = record.pop("sha256", {})  # of the files that count, by their path in the folder
     state = ready.initial
-    if row.round and not row.checkpoint:  # imported unfinished: its numbers are here, what to go on from is not
-        store.restart(run)
-        record = {}
     if row.checkpoint:
         try:
-            state = checkpoints.load_state(folder / row.checkpoint, machine.device)
-        except MachineError as error:
-            log.warning("%s: training begins again", error)
-            store.restart(run)
-            record = {}
-    checkpoints.sweep(folder, {row.checkpoint or "", *_files(record)})
+            state = _resumed(row.checkpoint, row.round, digests, job, machine, folder)
+        except checkpoints.Damaged as error:
+            log.warning("%s: training begins again from round 0", error)
+    if row.round and not state.round:  # also what was imported unfinished: numbers without a state to go on from
+        store.restart(run)
+        record, digests = {}, {}
+    checkpoints.sweep(folder, digests)
     log.info("train: from round %d of %d on %s", state.round, rounds, machine.device)
     notify(Event(job.cell, "train", "start", state.round, rounds))
     passes = cost.passes(job.spec["protocol"])
@@ -198,17 +202,23 @@ def _rounds(
         stopping = count < rounds and stop()
         if count == rounds or stopping or time.monotonic() - committed >= machine.checkpoint_seconds:
             for r, (model, own) in models.items():
-                checkpoints.save_model(folder / _file(r), model, own, **_header(job, r, ready.classes))
+                header = _header(job, r, ready.classes)
+                digests[_file(r)] = checkpoints.save_model(folder / _file(r), model, own, **header)
             for r, kept in artifacts.items():
-                checkpoints.save_artifacts(artifact_file(folder, r), kept)
-            if count == rounds:
-                store.finish(run, pending, round=count, record=record)
-                checkpoints.sweep(folder, _files(record))
-                break
+                file = artifact_file(folder, r)
+                digests[file.relative_to(folder).as_posix()] = checkpoints.save_artifacts(file, kept)
             pointer = f"state-{count:06d}.safetensors"
-            checkpoints.save_state(folder / pointer, result.state)
-            store.commit(run, numbers=pending, round=count, checkpoint=pointer, record=record)
-            checkpoints.sweep(folder, {pointer, *_files(record)})
+            if count < rounds:
+                digests[pointer] = checkpoints.save_state(folder / pointer, result.state, job.cell)
+            keep = {pointer, *_files(record)}
+            digests = {name: digest for name, digest in digests.items() if name in keep or "/" in name}
+            if count == rounds:
+                store.finish(run, pending, round=count, record={**record, "sha256": digests})
+                checkpoints.sweep(folder, keep)
+                break
+            named = {**record, "sha256": digests}
+            store.commit(run, numbers=pending, round=count, checkpoint=pointer, record=named)
+            checkpoints.sweep(folder, keep)
             pending, models, artifacts, committed = [], {}, {}, time.monotonic()
         del result, latest, kept  # what crossed the wire can be large
         if stopping:
@@ -219,9 +229,22 @@ def _rounds(
     return "done"
 
 
+def _resumed(pointer: str, round: int, digests: Mapping[str, str], job: Job, machine: Machine, folder: Path) -> State:
+    """The state to go on from. Damaged: it, or a model that counts, is not the file that was written."""
+    for name, digest in digests.items():
+        try:
+            checkpoints.check(folder / name, digest)
+        except checkpoints.Damaged as error:
+            if "/" not in name:
+                raise
+            log.warning("%s: what this round kept beside its numbers is lost", error)
+    digest = digests.get(pointer, "none")
+    return checkpoints.load_state(folder / pointer, machine.device, digest, job.cell, round)
+
+
 def _files(record: Mapping[str, Any]) -> list[str]:
     """The model files that a train stage's record names."""
-    return sorted({_file(int(best["round"])) for best in record.values()})
+    return sorted({_file(int(record[name]["round"])) for name in selection.WORDS if name in record})
 
 
 def _file(round: int) -> str:
@@ -238,26 +261,39 @@ def _header(job: Job, round: int, classes: int) -> dict[str, str]:
     return {"cell": job.cell, "round": str(round), "spec": json.dumps(job.spec), "classes": str(classes)}
 
 
-def _evaluate(job: Job, machine: Machine, store: Store, folder: Path, notify: Any, stop: Any) -> Outcome:
-    """Every evaluation of the job that is not done; one that fails leaves the others to run."""
+def _evaluate(job: Job, machine: Machine, store: Store, folder: Path, notify: Any, stop: Any, again: bool) -> Outcome:
+    """Every evaluation of the job that is not done; one that fails leaves the others to run.
+
+    Done means done on the model that is here: one trained again elsewhere can differ. Damaged: a model trained here is
+    lost or damaged; `again`, after it was trained anew, that is a failure as any other.
+    """
+    from fatbench.methods.attacks import implementation
+
     record = store.stages([job.cell])[(job.cell, "train")].record
     rows = store.stages([job.cell])
     worst: Outcome = "done"
     shared: dict[str, Any] = {}
     for round in evaluation_rounds(job, record):
+        digest = record.get("sha256", {}).get(_file(round))  # none: the model was never here
         for evaluation in job.evaluations:
             stage = evaluation.stage(round)
             row = rows.get((job.cell, stage))
             if row is not None and row.status == "done":
-                continue
-            run = _claim(job, stage, machine, store, 0)
+                if digest is None or row.record.get("model", digest) == digest:
+                    continue
+                store.reopen(job.cell, stage)
+            settings = {**evaluation.attack, "implementation": implementation(evaluation.attack["name"])}
+            run = _claim(job, stage, machine, store, 0, settings)
             if run is None:
                 worst = "failed" if row is not None and row.status == "failed" else "elsewhere"
                 continue
             try:
                 with _beating(machine, run):
-                    outcome = _attack(run, round, evaluation, job, machine, store, folder, shared, notify, stop)
+                    outcome = _attack(run, round, digest, evaluation, job, machine, store, folder, shared, notify, stop)
             except BaseException as error:
+                if isinstance(error, checkpoints.Damaged) and digest is not None and not again:
+                    store.release(run)
+                    raise
                 outcome = _failed(error, run, job, stage, store, notify)
             if outcome == "interrupted":
                 return outcome
@@ -268,6 +304,7 @@ def _evaluate(job: Job, machine: Machine, store: Store, folder: Path, notify: An
 def _attack(
     run: int,
     round: int,
+    digest: str | None,
     evaluation: Evaluation,
     job: Job,
     machine: Machine,
@@ -284,7 +321,7 @@ def _attack(
 
     stage = evaluation.stage(round)
     file = folder / _file(round)
-    if not file.exists():
+    if digest is None and not file.exists():
         raise MachineError(
             f"the model of round {round} is not here ({file}): its results were imported or it was removed"
         )
@@ -292,8 +329,12 @@ def _attack(
         shared["ready"] = _ready(job, machine)[1]
     ready = shared["ready"]
     if shared.get("round") != round:
-        shared["models"], shared["round"] = models_of(*checkpoints.load_model(file, machine.device)[:2]), round
+        model, own, _ = checkpoints.load_model(file, machine.device, digest, job.cell, round)
+        shared["models"], shared["round"] = models_of(model, own), round
     models = shared["models"]
+    record = {} if digest is None else {"model": digest}
+    if digest and store.stages([job.cell])[(job.cell, stage)].record.get("model", digest) != digest:
+        store.restart(run)  # what is done of it is about a model that is gone
     images, labels = ready.test[0][: evaluation.n], ready.test[1][: evaluation.n]
     n = len(labels)
     total = n * len(models)
@@ -316,7 +357,8 @@ def _attack(
         for start, correct, _ in chunks:
             bits.append(correct)
             position = first + start + len(correct)
-            store.commit(run, round=position, outcomes=(first + start, len(correct), packed(correct)))
+            chunk = (first + start, len(correct), packed(correct))
+            store.commit(run, round=position, outcomes=chunk, record=record)
             notify(Event(job.cell, stage, "progress", position, total, cost * len(correct)))
             if position < total and stop():
                 store.release(run)
@@ -330,7 +372,7 @@ def _attack(
     if evaluation.attack["name"] == "natural":
         dead = [zero_gradients(ready.problem, model, images, labels) for model in models.values()]
         numbers.append(Number("zero_gradients", sum(dead) / len(dead), round, n=n))
-    store.finish(run, numbers)
+    store.finish(run, numbers, record=record)
     log.info("%s: %s=%.6f on %d images", stage, evaluation.label, value, n)
     notify(Event(job.cell, stage, "done", total, total))
     return "done"
@@ -380,69 +422,21 @@ def _ready(job: Job, machine: Machine) -> tuple[dict[str, Any], Any]:
     return bound, setup(place, **bound)
 
 
-def _claim(job: Job, stage: str, machine: Machine, store: Store, total: int) -> int | None:
+def _claim(
+    job: Job, stage: str, machine: Machine, store: Store, total: int, settings: Mapping[str, Any] | None = None
+) -> int | None:
     return store.claim(
         job.cell,
         stage,
         suite=job.suite,
         total=total,
+        settings=settings,
         retry_failed=machine.retry_failed,
-        provenance={**provenance(machine.device), "preset": job.preset, "precision": machine.precision,
+        provenance={**produced_by(machine.device), "preset": job.preset, "precision": machine.precision,
                     "path": machine.path, "threads": machine.threads,
                     **({"microbatch": machine.microbatch} if machine.microbatch else {}),
                     **({"together": machine.together} if machine.together > 1 else {})},
     )  # fmt: skip
-
-
-PACKAGES = ("torch", "torchvision", "timm", "torchattacks", "pyautoattack", "autoattack", "numpy", "scikit-learn")
-
-
-@cache
-def provenance(device: str) -> dict[str, Any]:
-    """What produced a number: code version, machine, library versions."""
-    versions = {"python": platform.python_version()}
-    for package in (*PACKAGES, "fatbench"):
-        try:
-            versions[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    name = device
-    if device.startswith("cuda"):
-        import torch
-
-        name = torch.cuda.get_device_name(device)
-    else:
-        name = f"cpu ({_processor()})"
-    return {"device": name, "versions": versions, **code_version()}
-
-
-@cache
-def code_version() -> dict[str, Any]:
-    """{"commit": hash, "dirty": bool} of the code that runs; the package's version where it is not a git checkout."""
-    from fatbench import __version__
-
-    root = Path(__file__).parent.parent.parent
-
-    def git(*arguments: str) -> str | None:
-        try:
-            done = subprocess.run(["git", *arguments], cwd=root, capture_output=True, text=True, timeout=20, check=True)
-        except (OSError, subprocess.SubprocessError):
-            return None
-        return done.stdout.strip()
-
-    if not (root / ".git").exists() or (commit := git("rev-parse", "HEAD")) is None:
-        return {"commit": f"release {__version__}", "dirty": False}
-    return {"commit": commit, "dirty": bool(git("status", "--porcelain", "--", "fatbench"))}
-
-
-def _processor() -> str:
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()
 
 
 def _log_to(file: Path) -> logging.Handler:

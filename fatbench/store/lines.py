@@ -31,8 +31,10 @@ from sqlalchemy.exc import DataError, IntegrityError
 
 from fatbench.errors import FatbenchError, MachineError
 from fatbench.store.database import lock
+from fatbench.store.processes import alive
+from fatbench.store.rows import batches, cell_row, dumps
 from fatbench.store.schema import CELLS, NUMBERS, OUTCOMES, RUNS, STAGES
-from fatbench.store.stages import Status, Store, alive, batches, cell_row, dumps
+from fatbench.store.stages import Status, Store
 
 FORMAT = "fatbench results"
 SCHEMA_VERSION = 1
@@ -89,6 +91,7 @@ class _Stage(_Line):
     round: Natural
     total: Natural
     record: dict[str, Any]
+    settings: dict[str, Any] | None = None  # of the attack of an evaluation
     run: Natural | None
     error: str | None
     numbers: list[NumberLine]
@@ -114,7 +117,7 @@ def export(store: Store, file: str | Path | TextIO, cells: Iterable[str] | None 
     A file appears whole or not at all. The lines are in the order of the cells' ids; cells that are not in the
     database are left out. MachineError: the file cannot be written.
     """
-    with store.reading() as connection:
+    with store.database.reading() as connection:
         known = set(connection.scalars(select(CELLS.c.id)))
         chosen = sorted(known if cells is None else set(cells) & known)
         with nullcontext(file) if hasattr(file, "write") else _whole(Path(file)) as stream:
@@ -173,7 +176,8 @@ def _lines(connection: Connection, cells: Sequence[str]) -> Iterator[str]:
                         "status": _rest(row.status),
                         "round": row.round,
                         "total": row.total,
-                        "record": json.loads(row.record),
+                        "record": {k: v for k, v in json.loads(row.record).items() if k != "sha256"},  # of files here
+                        "settings": None if row.settings is None else json.loads(row.settings),
                         "run": position.get(row.run),
                         "error": row.error,
                         "numbers": [
@@ -217,7 +221,7 @@ def import_(
     counts = dict.fromkeys(("cells", "new cells", "new stages", "new numbers", "numbers already here"), 0)
     at = str(path)
     try:
-        with path.open(encoding="utf-8") as stream, store.writing() as connection:
+        with path.open(encoding="utf-8") as stream, store.database.writing() as connection:
             lock(connection)
             promised = None
             for place, line in enumerate(stream, 1):
@@ -426,6 +430,7 @@ def _take_stage(connection: Connection, cell: _Cell, stage: _Stage, runs: Sequen
     values = {
         "status": stage.status, "round": stage.round, "total": stage.total, "record": dumps(stage.record),
         "run": None if stage.run is None else runs[stage.run], "error": stage.error, "checkpoint": None,
+        "settings": None if stage.settings is None else dumps(stage.settings),
     }  # fmt: skip
     if new:
         connection.execute(insert(STAGES).values(cell=cell.cell, stage=stage.stage, **values))

@@ -74,6 +74,7 @@ STAGES = Table(
     Column("total", Integer, nullable=False),
     Column("checkpoint", Text),
     Column("record", Text, nullable=False),  # JSON
+    Column("settings", Text),  # JSON: the attack of an evaluation, every default filled in, and its implementation
     Column("run", Integer, ForeignKey("runs.id")),
     Column("error", Text),
     Column("heartbeat", TIME),
@@ -116,12 +117,14 @@ VERSION = Table(  # as Alembic makes it; a name of our own, for a PostgreSQL dat
 VIEW_SQL = """\
 CREATE VIEW measurements AS
 SELECT n.cell, r.suite, n.stage, n.round, n.metric, n.value, n.n, c.seed, r."commit", r.device, r."precision",
-  n.created, n.client, r.preset, r.dirty, n.run
-FROM numbers n JOIN runs r ON r.id = n.run JOIN cells c ON c.id = n.cell"""
+  n.created, n.client, r.preset, r.dirty, n.run, s.settings
+FROM numbers n JOIN runs r ON r.id = n.run JOIN cells c ON c.id = n.cell
+  JOIN stages s ON s.cell = n.cell AND s.stage = n.stage"""
 VIEW = table(
     "measurements",
     *map(column, ("cell", "suite", "stage", "round", "metric", "value", "n", "seed", "commit", "device", "precision")),
     *map(column, ("created", "client", "preset")),
     column("dirty", Boolean),
     column("run"),
+    column("settings"),
 )

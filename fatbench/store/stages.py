@@ -29,23 +29,18 @@ import socket
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from functools import cache
-from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal, Protocol, Self, cast
 
 from sqlalchemy import Connection, and_, func, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
 from fatbench.errors import FatbenchError
-from fatbench.store.database import Database, NoDatabase, check, lock, shown_url, upgrade
+from fatbench.store.database import Database, lock
+from fatbench.store.processes import STALE, alive, epoch
+from fatbench.store.rows import cell_row, dumps, fetch, now, printable, run_values, split_provenance
 from fatbench.store.schema import CELLS, NUMBERS, OUTCOMES, RUNS, STAGES, VIEW
 
-__all__ = ["NoDatabase", "Number", "StageRow", "Status", "Stolen", "Store", "check", "shown_url", "upgrade"]
-
 Status = Literal["todo", "running", "done", "failed", "interrupted"]
-
-STALE = 15 * 60.0  # seconds without a sign of life after which a run on another machine is taken for dead
 
 # --- what goes in and comes out ----------------------------------------------------------------------------------
 
@@ -56,15 +51,28 @@ class Stolen(FatbenchError):
     exit_code = 1
 
 
-@dataclass(frozen=True)
-class Number:
-    """One measurement as the engine hands it over."""
+class Number(Protocol):
+    """One measurement, as `fatbench.engine.rounds.Number` has it; the store knows no more of it than these names."""
 
-    metric: str  # "pgd20", "train_loss", "weight", ...
-    value: float
-    round: int  # rounds completed when it was measured (1-based count; 0 = the initial model)
-    n: int = 0  # examples behind it; 0 = not a mean over examples
-    client: int = -1  # -1 = not about one client
+    @property
+    def metric(self) -> str:
+        """ "pgd20", "train_loss", "weight", ..."""
+
+    @property
+    def value(self) -> float:
+        """Finite."""
+
+    @property
+    def round(self) -> int:
+        """Rounds completed when it was measured."""
+
+    @property
+    def n(self) -> int:
+        """Examples behind it; 0: it is no mean over examples."""
+
+    @property
+    def client(self) -> int:
+        """-1: it is not about one client."""
 
 
 @dataclass(frozen=True)
@@ -80,95 +88,36 @@ class StageRow:
     record: dict[str, Any]  # small JSON the stage keeps for itself (best rounds so far, ...)
     run: int | None  # the last run that claimed it
     error: str | None  # traceback of the last failure
+    settings: dict[str, Any] | None  # of the attack, every default filled in, and its implementation; None: training
     heartbeat: float | None  # seconds since the epoch
     alive: bool = False  # running, and its process is there: nobody else can claim it
-
-
-def dumps(value: Any) -> str:
-    """Canonical JSON: sorted keys, no spaces. ValueError: NaN or infinity."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
-
-
-def now() -> str:
-    """The time as it is stored."""
-    return _time(datetime.now(UTC))
-
-
-def _time(moment: datetime) -> str:
-    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
-
-
-def _epoch(stored: str | None) -> float | None:
-    return None if stored is None else datetime.fromisoformat(stored).timestamp()
-
-
-def _printable(message: str) -> str:
-    """Text that any database takes: no NUL, no half of a surrogate pair."""
-    return message.encode("utf-8", "backslashreplace").decode().replace("\0", "\\x00")
-
-
-# --- who is alive ------------------------------------------------------------------------------------------------
-
-
-@cache
-def _machine() -> str:
-    """This machine, its boot and our pid namespace: within these a pid and a start time mean one process."""
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        namespace = os.readlink("/proc/self/ns/pid")
-    except OSError:
-        return ""
-    try:
-        machine = Path("/etc/machine-id").read_text().strip()
-    except OSError:
-        machine = ""
-    return f"{machine} {boot} {namespace}"
-
-
-def _born(pid: int) -> str | None:
-    """When a process started, in clock ticks since boot; None where it is gone (a zombie is), "" where unknown."""
-    try:
-        state, *rest = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        return None if state in "ZX" else rest[18]
-    except OSError:
-        pass
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return None
-    except OSError:  # somebody else's process
-        pass
-    return ""
-
-
-def alive(host: str | None, pid: int | None, process: str | None, heartbeat: str | None, stale: float) -> bool:
-    """Whether the run of this process may still be going on.
-
-    Certain where the pid can be looked up here. Across machines, and across containers that share a host name, only
-    the heartbeat speaks.
-    """
-    if host == socket.gethostname() and pid is not None:
-        machine, _, born = (process or "").rpartition(" ")
-        here = _machine()
-        if machine == here:
-            found = _born(pid)
-            return found is not None and (not found or found == born)
-        if machine and here:
-            (id, boot, namespace), (our_id, our_boot, our_namespace) = machine.split(" "), here.split(" ")
-            initial = "pid:[4026531836]"  # not a container
-            if id and id == our_id and boot != our_boot and namespace == our_namespace == initial:
-                return False  # the machine was started again since
-    age = datetime.now(UTC).timestamp() - (_epoch(heartbeat) or 0.0)
-    return age < stale
 
 
 # --- the store ---------------------------------------------------------------------------------------------------
 
 
-class Store(Database):
-    """The cells, stages and numbers in a database. Every method is one transaction."""
+class Store:
+    """The cells, stages and numbers in an open database. Every method is one transaction."""
 
     stale = STALE
+
+    def __init__(self, database: Database):
+        self.database = database
+
+    @classmethod
+    def open(cls, url: str, *, create: bool = False) -> Self:
+        """The store in the database at `url`; errors and `create` as for `Database.open`."""
+        return cls(Database.open(url, create=create))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let go of the database. Nothing is pending: every method is a transaction of its own."""
+        self.database.close()
 
     # --- cells ---------------------------------------------------------------------------------------------------
 
@@ -178,11 +127,11 @@ class Store(Database):
 
     def add_cells(self, specs: Mapping[str, Mapping[str, Any]]) -> None:
         """Make cells known, id -> spec, in one transaction; those that are known stay as they are."""
-        with self.reading() as connection:
+        with self.database.reading() as connection:
             new = specs.keys() - _known(connection, specs)
         if not new:
             return
-        with self.writing() as connection:
+        with self.database.writing() as connection:
             lock(connection)
             new -= _known(connection, new)
             if new:
@@ -191,7 +140,7 @@ class Store(Database):
     def cells(self, cells: Sequence[str] | None = None) -> dict[str, dict[str, Any]]:
         """id -> spec, of all cells or those asked for."""
         query = select(CELLS.c.id, CELLS.c.spec).order_by(CELLS.c.id)
-        with self.reading() as connection:
+        with self.database.reading() as connection:
             return {row.id: json.loads(row.spec) for row in fetch(connection, query, CELLS.c.id, cells)}
 
     # --- the life of a stage -------------------------------------------------------------------------------------
@@ -204,6 +153,7 @@ class Store(Database):
         suite: str,
         total: int,
         provenance: Mapping[str, Any],
+        settings: Mapping[str, Any] | None = None,
         retry_failed: bool = False,
     ) -> int | None:
         """Take a stage to work on: the id of the new run, or None where there is nothing to take.
@@ -211,10 +161,10 @@ class Store(Database):
         A stage can be taken that was never begun, was interrupted, failed (with `retry_failed`), or whose run is dead:
         its process is gone from this machine, or another machine has not been heard of for 15 minutes. None: done,
         failed, or in another process's hands. A stage goes on from its round and checkpoint, also after a failure.
-        `total` 0 leaves the total as it is. `provenance` fills the columns of `runs` of the same names; the rest of
-        it is kept as JSON.
+        `total` 0 leaves the total as it is. `settings`: of an evaluation's attack. `provenance` fills the columns of
+        `runs` of the same names; the rest of it is kept as JSON.
         """
-        with self.writing() as connection:
+        with self.database.writing() as connection:
             # the cell's row is the lock: there may be no row of the stage yet
             if connection.scalar(select(CELLS.c.id).where(CELLS.c.id == cell).with_for_update(key_share=True)) is None:
                 raise ValueError(f"there is no cell {cell}: add_cell first")
@@ -233,11 +183,12 @@ class Store(Database):
                         return None
                     _end(connection, row.run, "interrupted", row.heartbeat)
             moment = now()
-            values = _run_values(provenance)
+            values = run_values(provenance)
             attempt = {"uid": os.urandom(16).hex(), "cell": cell, "stage": stage, "suite": suite, "started": moment}
             added = connection.execute(insert(RUNS).values(status="running", **attempt, **values)).inserted_primary_key
             assert added is not None
-            state = {"status": "running", "run": added[0], "error": None, "heartbeat": moment}
+            said = None if settings is None else dumps(settings)
+            state = {"status": "running", "run": added[0], "error": None, "heartbeat": moment, "settings": said}
             if row is None:
                 start = {"cell": cell, "stage": stage, "round": 0, "total": total, "record": "{}"}
                 connection.execute(insert(STAGES).values(**start, **state))
@@ -263,7 +214,7 @@ class Store(Database):
         ValueError: a value that is not finite, a number that is there already, a chunk that does not fit.
         """
         rows = list(numbers)
-        with self._appending(run, rows), self.writing() as connection:
+        with self._appending(run, rows), self.database.writing() as connection:
             owned = _owned(connection, run)
             if round < owned.round:
                 raise ValueError(f"{owned.cell} {owned.stage}: round {round} after round {owned.round}")
@@ -295,7 +246,7 @@ class Store(Database):
         Stolen, ValueError as for `commit`.
         """
         rows = list(numbers)
-        with self._appending(run, rows), self.writing() as connection:
+        with self._appending(run, rows), self.database.writing() as connection:
             owned = _owned(connection, run)
             moment = now()
             values: dict[str, Any] = {"status": "done", "checkpoint": None, "error": None, "heartbeat": moment}
@@ -312,7 +263,7 @@ class Store(Database):
 
         Where the stage has been taken over, only the run is marked.
         """
-        self._give_up(run, "failed", _printable(error))
+        self._give_up(run, "failed", printable(error))
 
     def release(self, run: int) -> None:
         """Give a stage back to be gone on with: the run was interrupted. Nothing happens where it was taken over."""
@@ -320,14 +271,14 @@ class Store(Database):
 
     def heartbeat(self, run: int) -> None:
         """Say that a run is still going on, between commits that are far apart. Stolen: it should not."""
-        with self.writing() as connection:
+        with self.database.writing() as connection:
             _set(connection, _owned(connection, run), {"heartbeat": now()})
 
     def describe_run(self, run: int, provenance: Mapping[str, Any], *, total: int | None = None) -> None:
         """Add to a run's provenance what was not known when it began, and to its stage how much there is to do."""
-        with self.writing() as connection:
+        with self.database.writing() as connection:
             owned = _owned(connection, run)
-            known, rest = _split(provenance)
+            known, rest = split_provenance(provenance)
             extra = connection.execute(select(RUNS.c.extra).where(RUNS.c.id == run)).scalar_one()
             known["extra"] = dumps({**json.loads(extra), **rest})
             connection.execute(update(RUNS).where(RUNS.c.id == run).values(**known))
@@ -339,14 +290,22 @@ class Store(Database):
 
         The one place where numbers are taken away; they belong to a model that nobody has. Stolen as for `commit`.
         """
-        with self.writing() as connection:
+        with self.database.writing() as connection:
             owned = _owned(connection, run)
             for part in (NUMBERS, OUTCOMES):
                 connection.execute(part.delete().where(part.c.cell == owned.cell, part.c.stage == owned.stage))
             _set(connection, owned, {"round": 0, "checkpoint": None, "record": "{}", "heartbeat": now()})
 
+    def reopen(self, cell: str, stage: str) -> None:
+        """Let a stage that is done be taken again: for when what it left on disk is lost. Whoever does restarts it."""
+        with self.database.writing() as connection:
+            key = (STAGES.c.cell == cell) & (STAGES.c.stage == stage) & (STAGES.c.status == "done")
+            run = connection.scalar(select(STAGES.c.run).where(key).with_for_update())
+            connection.execute(update(STAGES).where(key).values(status="interrupted"))
+            connection.execute(update(RUNS).where(RUNS.c.id == run).values(status="interrupted"))
+
     def _give_up(self, run: int, status: Status, error: str | None) -> None:
-        with self.writing() as connection:
+        with self.database.writing() as connection:
             moment = now()
             mine = (STAGES.c.run == run) & (STAGES.c.status == "running")
             connection.execute(update(STAGES).where(mine).values(status=status, error=error, heartbeat=moment))
@@ -370,7 +329,7 @@ class Store(Database):
         try:
             yield
         except IntegrityError as error:
-            with self.reading() as connection:
+            with self.database.reading() as connection:
                 owner = connection.execute(select(RUNS.c.cell, RUNS.c.stage).where(RUNS.c.id == run)).one()
                 for number in numbers:
                     where = [NUMBERS.c.cell == owner.cell, NUMBERS.c.stage == owner.stage]
@@ -391,13 +350,14 @@ class Store(Database):
             .order_by(STAGES.c.cell, STAGES.c.stage)
         )
         result = {}
-        with self.reading() as connection:
+        with self.database.reading() as connection:
             for row in fetch(connection, query, STAGES.c.cell, cells):
-                cell, stage, status, round, total, checkpoint, record, run, error, beat, host, pid, process = row
-                held = status == "running" and alive(host, pid, process, beat, self.stale)
-                result[cell, stage] = StageRow(
-                    cell, stage, status, round, total, checkpoint, json.loads(record), run, error, _epoch(beat), held
-                )
+                held = row.status == "running" and alive(row.host, row.pid, row.process, row.heartbeat, self.stale)
+                result[row.cell, row.stage] = StageRow(
+                    row.cell, row.stage, row.status, row.round, row.total, row.checkpoint, json.loads(row.record),
+                    row.run, row.error, None if row.settings is None else json.loads(row.settings),
+                    epoch(row.heartbeat), held,
+                )  # fmt: skip
         return result
 
     def measurements(
@@ -415,13 +375,13 @@ class Store(Database):
         if metrics is not None:
             query = query.where(VIEW.c.metric.in_(list(metrics)))
         names = [c.name for c in VIEW.c]
-        with self.reading() as connection:
+        with self.database.reading() as connection:
             return [dict(zip(names, row, strict=True)) for row in fetch(connection, query, VIEW.c.cell, cells)]
 
     def outcomes(self, cell: str, stage: str) -> list[tuple[int, int, bytes]]:
         """The chunks of a stage's outcomes in order: (first example, how many, packed bits)."""
         query = select(OUTCOMES.c.start, OUTCOMES.c.n, OUTCOMES.c.bits).order_by(OUTCOMES.c.start)
-        with self.reading() as connection:
+        with self.database.reading() as connection:
             rows = connection.execute(query.where(OUTCOMES.c.cell == cell, OUTCOMES.c.stage == stage))
             return [(start, n, bytes(bits)) for start, n, bits in rows]
 
@@ -436,7 +396,7 @@ class Store(Database):
 
         names = [c.name for c in RUNS.c]
         result = []
-        with self.reading() as connection:
+        with self.database.reading() as connection:
             for row in fetch(connection, select(RUNS), RUNS.c.cell, cells):
                 run = dict(zip(names, row, strict=True))
                 del run["process"]
@@ -460,7 +420,7 @@ class Store(Database):
         )
         passes: dict[str, float] = {}
         seconds: dict[str, float] = {}
-        with self.reading() as connection:
+        with self.database.reading() as connection:
             for spec, extra, metric, value in connection.execute(query):
                 name = kind(json.loads(spec))
                 if metric == "seconds":
@@ -473,53 +433,8 @@ class Store(Database):
 # --- pieces of the transactions ----------------------------------------------------------------------------------
 
 
-def batches(values: Iterable[str], size: int = 500) -> Iterator[list[str]]:
-    """Distinct values in order, so many at a time: databases limit the parameters of a statement."""
-    ordered = sorted(set(values))
-    for first in range(0, len(ordered), size):
-        yield ordered[first : first + size]
-
-
-def fetch(connection: Connection, query: Any, key: Any, values: Iterable[str] | None) -> Iterator[Any]:
-    """The rows of `query` whose `key` is among `values` (None: all rows); any number of values."""
-    if values is None:
-        yield from connection.execute(query)
-        return
-    for part in batches(values):
-        yield from connection.execute(query.where(key.in_(part)))
-
-
 def _known(connection: Connection, cells: Iterable[str]) -> set[str]:
     return {row.id for row in fetch(connection, select(CELLS.c.id), CELLS.c.id, cells)}
-
-
-def cell_row(cell: str, spec: Mapping[str, Any], created: str) -> dict[str, Any]:
-    """A row of `cells`."""
-    seed = spec.get("seed")
-    fits = isinstance(seed, int) and not isinstance(seed, bool) and -(2**63) <= seed < 2**63
-    return {"id": cell, "spec": dumps(spec), "seed": seed if fits else None, "created": created}
-
-
-PROVENANCE = ("preset", "host", "pid", "device", "precision", "commit", "dirty", "versions", "log")
-
-
-def _split(provenance: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """(values of columns, the rest)."""
-    known = {key: value for key, value in provenance.items() if key in PROVENANCE}
-    if known.get("versions") is not None:
-        known["versions"] = dumps(known["versions"])
-    rest = {key: value for key, value in provenance.items() if key not in PROVENANCE}
-    if taken := sorted(rest.keys() & RUNS.c.keys()):
-        raise ValueError(f"provenance: '{taken[0]}' is the database's own")
-    return known, rest
-
-
-def _run_values(provenance: Mapping[str, Any]) -> dict[str, Any]:
-    known, rest = _split(provenance)
-    host, pid = known.setdefault("host", socket.gethostname()), known.setdefault("pid", os.getpid())
-    if host == socket.gethostname() and (machine := _machine()):
-        known["process"] = f"{machine} {_born(pid) or ''}"
-    return {**known, "extra": dumps(rest)}
 
 
 def _owned(connection: Connection, run: int) -> Any:

@@ -131,6 +131,11 @@ def expand(suite: Suite, preset: str, seeds: Sequence[int] | None = None) -> Pla
     overrides = [*contents.grid.overrides, *chosen.overrides]
     axes = contents.axes
     asked = contents.evaluate if not chosen.evaluate else _evaluate(contents.evaluate, chosen.evaluate, suite)
+    for label in asked.fewer:
+        if label not in asked.attacks:
+            raise SpecError(
+                f"{asked.fewer.place(label)}: no attack is named '{label}'{did_you_mean(label, asked.attacks)}"
+            )
     cells, excluded = [], []
     for key in _points(contents.grid, _restricted(axes, chosen), axes):
         if reason := next((one.reason for one in contents.grid.exclude if _matches(key, one.when)), None):
@@ -151,7 +156,9 @@ def expand(suite: Suite, preset: str, seeds: Sequence[int] | None = None) -> Pla
             if _matches(key, override.when):
                 here = _evaluate(here, _without_removed(override.set, asked.attacks), suite)
         evaluations = tuple(
-            Evaluation(label, signatures.check("Attack", attack, here.attacks.place(label)), here.n, here.batch)
+            Evaluation(
+                label, signatures.check("Attack", attack, here.attacks.place(label)), _images(here, label), here.batch
+            )
             for label, attack in here.attacks.items()
             if attack is not None
         )
@@ -177,6 +184,12 @@ def _can_choose(checkpoints: Sequence[str], spec: Mapping[str, Any], place: str)
 def _evaluate(under: Evaluate, patch: Map, suite: Suite) -> Evaluate:
     """`evaluate` with a patch laid on it."""
     return model.read(Evaluate, merge(under.node, patch), str(suite.file), axes=suite.contents.axes)
+
+
+def _images(evaluate: Evaluate, label: str) -> int | None:
+    """How many test images an attack takes; None: all that the cell has."""
+    numbers = [number for number in (evaluate.n, evaluate.fewer.get(label)) if number is not None]
+    return min(numbers, default=None)
 
 
 def _without_removed(patch: Map, attacks: Map) -> Map:

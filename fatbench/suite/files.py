@@ -1,6 +1,6 @@
 """Suite files: where they are found, YAML read with its lines, and what one extends laid under it.
 
-The format is described in suites/README.md. `load` checks a file's own structure; the cells of a preset are checked by
+The format is described in docs/suites.md. `load` checks a file's own structure; the cells of a preset are checked by
 `Suite.plan`, against the source of the functions that they will reach.
 """
 

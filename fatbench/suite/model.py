@@ -208,6 +208,14 @@ def _metrics(value: Any) -> Map:
     return attacks
 
 
+def _fewer(value: Any) -> Map:
+    numbers = mapping(value)
+    for label, number in numbers.items():
+        if type(number) is not int or number < 1:
+            raise SpecError(f"{numbers.place(label)}: expected a number of test images, got {number!r}")
+    return numbers
+
+
 def _groups(value: Any) -> list[list[str]]:
     if not (isinstance(value, list) and all(isinstance(group, list) and group for group in value)):
         raise ValueError("expected a list of lists of axes, such as [[dataset, model]]")
@@ -265,6 +273,7 @@ class Evaluate(Node):
     batch: Images = 500
     checkpoints: Annotated[list[Checkpoint], BeforeValidator(_checkpoints)] = Field(default=["last"])
     attacks: Annotated[Map, PlainValidator(_metrics)] = Map()  # metric -> attack; null takes one away
+    fewer: Annotated[Map, PlainValidator(_fewer)] = Map()  # metric -> that attack's number of test images, if below n
     overrides: list[Override] = Field(default=[])
 
     @field_validator("batch")

@@ -110,7 +110,7 @@ class Table(Shown):
 
     @property
     def values(self) -> dict[str, str]:
-        """heading -> source, see suites/README.md."""
+        """heading -> source, see docs/suites.md."""
         return {heading: one.source for heading, one in self.sources.items()}
 
     @property
@@ -137,7 +137,7 @@ class Table(Shown):
             match = SOURCE.match(source)
             if not match or match["stage"] == "artifact" or match["client"] == "*":
                 raise SpecError(
-                    f"{self.place('values', heading)}: cannot read the source '{source}' (see suites/README.md)"
+                    f"{self.place('values', heading)}: cannot read the source '{source}' (see docs/suites.md)"
                 )
         if self.compete == "row" and not self.across:
             raise SpecError(
@@ -182,7 +182,7 @@ class Figure(Shown):
 
     @property
     def series(self) -> dict[str, str]:
-        """heading -> source, see suites/README.md."""
+        """heading -> source, see docs/suites.md."""
         return {heading: one.source for heading, one in self.sources.items()}
 
     @field_validator("id")
@@ -222,7 +222,7 @@ def _not_drawn(source: str, kind: str) -> str:
     stage = "artifact" if kind in ("heatmap", "images") else "train"
     if match is None:
         near = did_you_mean(source.split(":")[0], ("train", "artifact")) if ":" in source else ""
-        return f"cannot read the source '{source}'{near or ' (see suites/README.md)'}"
+        return f"cannot read the source '{source}'{near or ' (see docs/suites.md)'}"
     if match["stage"] != stage:
         shows = "a tensor kept of a round" if stage == "artifact" else "a number logged during training"
         return f"a figure of kind {kind} shows {shows}, not '{source}' (did you mean '{stage}:{match['metric']}'?)"

@@ -8,7 +8,7 @@ from fatbench.store.schema import METADATA, VERSION
 
 connection = context.config.attributes.get("connection")
 if connection is None:
-    raise SystemExit("use 'fatbench db upgrade'; for a new revision see fatbench/migrations/README.md")
+    raise SystemExit("use 'fatbench db upgrade'; for a new revision see fatbench/store/migrations/README.md")
 context.configure(
     connection=connection,
     target_metadata=METADATA,

@@ -56,6 +56,7 @@ def upgrade() -> None:
         sa.Column("total", sa.Integer, nullable=False),
         sa.Column("checkpoint", sa.Text),
         sa.Column("record", sa.Text, nullable=False),
+        sa.Column("settings", sa.Text),
         sa.Column("run", sa.Integer, sa.ForeignKey("runs.id")),
         sa.Column("error", sa.Text),
         sa.Column("heartbeat", sa.String(24)),
@@ -91,6 +92,7 @@ def upgrade() -> None:
         """\
 CREATE VIEW measurements AS
 SELECT n.cell, r.suite, n.stage, n.round, n.metric, n.value, n.n, c.seed, r."commit", r.device, r."precision",
-  n.created, n.client, r.preset, r.dirty, n.run
-FROM numbers n JOIN runs r ON r.id = n.run JOIN cells c ON c.id = n.cell"""
+  n.created, n.client, r.preset, r.dirty, n.run, s.settings
+FROM numbers n JOIN runs r ON r.id = n.run JOIN cells c ON c.id = n.cell
+  JOIN stages s ON s.cell = n.cell AND s.stage = n.stage"""
     )

@@ -19,32 +19,38 @@ from fatbench.run.worker import Event, Job
 class Watch:
     """Collects the workers' events and shows them: cells done/failed/left, a lane per worker, images/s, time left."""
 
-    def __init__(self, what: str, jobs: Sequence[Job], before: Mapping[str, str], lanes: Sequence[str]):
-        self.what, self.lanes = what, list(lanes)
-        self.names = {job.cell: job for job in jobs}
-        self.rounds_left = {
-            job.cell: float(job.spec["protocol"]["rounds"]) for job in jobs if before[job.cell] not in ("done",)
-        }
-        self.total = len(jobs)
-        self.done = sum(state == "done" for state in before.values())
-        self.failed = sum(state == "failed" for state in before.values())
+    def __init__(self, what: str):
+        self.what = what
+        self.lanes: list[str] = []
+        self.rounds_left: dict[str, float] = {}
+        self.total = self.done = self.failed = 0
         self.at: dict[int, tuple[Event, float]] = {}
         self.recent: deque[tuple[float, float]] = deque(maxlen=200)
-        self.began = time.monotonic()
+        self.began = 0.0
         self.rounds_done = 0.0
         self.console = Console(stderr=True)
         self.live = Live(console=self.console, refresh_per_second=4, get_renderable=self.render, transient=True)
 
     def __enter__(self) -> Watch:
-        if self.console.is_terminal:
-            self.live.start()
-        else:
-            self._line(f"{self.what}: {self.total} cells, {self.done} done, {self.total - self.done} to go")
         return self
 
     def __exit__(self, *_: object) -> None:
         if self.live.is_started:
             self.live.stop()
+
+    def begin(self, jobs: Sequence[Job], before: Mapping[str, str], lanes: Sequence[str]) -> None:
+        """Show what is about to run: its cells, how each of them stands, and who works on them."""
+        self.lanes, self.began = list(lanes), time.monotonic()
+        self.rounds_left = {
+            job.cell: float(job.spec["protocol"]["rounds"]) for job in jobs if before[job.cell] != "done"
+        }
+        self.total = len(jobs)
+        self.done = sum(state == "done" for state in before.values())
+        self.failed = sum(state == "failed" for state in before.values())
+        if self.console.is_terminal:
+            self.live.start()
+        else:
+            self._line(f"{self.what}: {self.total} cells, {self.done} done, {self.total - self.done} to go")
 
     def see(self, lane: int, event: Event) -> None:
         """Take one event of the worker in `lane`."""
@@ -80,7 +86,7 @@ class Watch:
         parts += [f"{len(failed)} failed"] if failed else []
         parts += [f"{len(interrupted)} not finished"] if interrupted else []
         parts += [f"{len(elsewhere)} in another process's hands"] if elsewhere else []
-        self._line(f"{self.what}: {', '.join(parts)} in {_duration(time.monotonic() - self.began)}")
+        self._line(f"{self.what}: {', '.join(parts)} in {duration(time.monotonic() - self.began)}")
         for cell in failed[:5]:
             self._line(f"  failed: {cell} (fatbench logs {cell}; run it again with --retry-failed)")
 
@@ -117,7 +123,7 @@ class Watch:
         left = sum(self.rounds_left.values())
         if self.rounds_done < 2 or not left:
             return ""
-        return f"about {_duration(elapsed / self.rounds_done * left)} left"
+        return f"about {duration(elapsed / self.rounds_done * left)} left"
 
 
 def _bar(value: int, total: int, width: int = 20) -> str:
@@ -125,7 +131,7 @@ def _bar(value: int, total: int, width: int = 20) -> str:
     return f"{'━' * filled}{'─' * (width - filled)} {value}/{total}"
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
     """Seconds as people say them: 42 s, 3 min 10 s, 5 h 12 min."""
     seconds = round(seconds)
     if seconds < 60:

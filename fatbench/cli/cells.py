@@ -1,0 +1,99 @@
+"""`fatbench show` and `fatbench logs`: one cell, with all that is known of it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fatbench.cli.common import FIGURES, cell_in, existing, known_format, print_json
+from fatbench.cli.options import Cell, Db, Format
+from fatbench.errors import NothingMatched, SpecError, did_you_mean
+
+
+def show_cell(
+    cell: Cell,
+    artifacts: Annotated[bool, typer.Option("--artifacts", help="What a round kept beside its numbers.")] = False,
+    round: Annotated[int | None, typer.Option("--round", min=1, help="Of this round; default: the last kept.")] = None,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="Folder for pictures; default: results/figures.")
+    ] = None,
+    db: Db = None,
+    format: Format = "text",
+) -> None:
+    """Every number of a cell with what produced it; or, as pictures, what a round kept beside them."""
+    from fatbench.cli import show
+
+    known_format(format, ("text", "json"))
+    if not artifacts and (round is not None or output is not None):
+        raise SpecError("--round and -o go with --artifacts")
+    if artifacts:
+        _show_artifacts(cell, round, output or FIGURES, db, format)
+        return
+    with existing(db) as store:
+        id = cell_in(store, cell)
+        assert store is not None
+        spec = store.cells()[id]
+        numbers = store.measurements([id])
+        runs = store.runs([id])
+        stages = store.stages([id])
+    if format == "json":
+        for number in numbers:
+            del number["settings"]  # those of its stage
+        of_stages = [
+            {"stage": row.stage, "status": row.status, "round": row.round, "total": row.total, "settings": row.settings}
+            for row in stages.values()
+        ]
+        print_json({"cell": id, "spec": spec, "stages": of_stages, "numbers": numbers, "runs": runs})
+    else:
+        show.cell(id, spec, stages, numbers, runs)
+
+
+def _show_artifacts(cell: str, round: int | None, folder: Path, db: str | None, format: str) -> None:
+    from fatbench import settings
+
+    with existing(db) as store:
+        id = cell_in(store, cell)
+    from fatbench.report import artifacts
+
+    files = settings.files_folder(settings.database(db)) / id
+    kept = artifacts.rounds(files)
+    if not kept:
+        raise NothingMatched(f"cell {id} kept nothing beside its numbers, or it is not here: {files / 'artifacts'}")
+    if round is not None and round not in kept:
+        raise SpecError(f"--round: cell {id} kept nothing of round {round}{did_you_mean(str(round), map(str, kept))}")
+    round = round or max(kept)
+    tensors = artifacts.load(kept[round])
+    written = []
+    for picture in artifacts.pictures(tensors):
+        file = folder / f"{id}-round-{round:06d}-{picture.name}.png"
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            file.write_bytes(picture.png())
+        except OSError as error:
+            raise SpecError(f"-o {folder}: {error.strerror}") from None
+        written.append(str(file))
+    words = artifacts.lines(tensors)
+    if format == "json":
+        print_json({"cell": id, "round": round, "rounds": list(kept), "files": written, "values": words})
+    else:
+        print("\n".join([*written, *words]))
+
+
+def logs(cell: Cell, db: Db = None) -> None:
+    """A cell's log, and the traceback of what failed."""
+    from fatbench import settings
+
+    with existing(db) as store:
+        id = cell_in(store, cell)
+        assert store is not None
+        errors = {stage: row.error for (_, stage), row in store.stages([id]).items() if row.error}
+    file = settings.files_folder(settings.database(db)) / id / "log.txt"
+    if file.exists():
+        print(file.read_text(encoding="utf-8"), end="")
+    else:
+        print(f"no log at {file}", file=sys.stderr)
+    for stage, error in errors.items():
+        print(f"--- {stage} failed\n{error.rstrip()}")

@@ -1,0 +1,64 @@
+"""`fatbench db`, `export` and `import`: the database itself, and results between machines."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fatbench.cli.common import existing, plan_of
+from fatbench.cli.options import Db, Preset, Smoke
+from fatbench.errors import NothingMatched
+
+
+def export(
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="File; stdout if none.")] = None,
+    name: Annotated[str | None, typer.Option("--suite", help="Only the cells of this suite.")] = None,
+    preset: Preset = None,
+    smoke: Smoke = False,
+    db: Db = None,
+) -> None:
+    """Results as JSON lines."""
+    from fatbench.store import lines
+
+    with existing(db) as store:
+        if store is None:
+            raise NothingMatched("the database holds no results yet: fatbench run suite NAME")
+        cells = [cell.id for cell in plan_of(name, preset, smoke, None, None).cells] if name else None
+        if output is None:
+            lines.export(store, sys.stdout, cells)
+        else:
+            lines.export(store, output, cells)
+
+
+def import_(
+    files: Annotated[list[Path], typer.Argument(help="Files written by export.", show_default=False)], db: Db = None
+) -> None:
+    """Take in results of another machine; importing twice changes nothing."""
+    from fatbench import settings
+    from fatbench.store import lines
+    from fatbench.store.stages import Store
+    from fatbench.suite import cells
+
+    with Store.open(settings.database(db), create=True) as store:
+        for file in files:
+            summary = lines.import_(store, file, identify=cells.identity)
+            print(f"{file}: {', '.join(f'{count} {what}' for what, count in summary.items())}")
+
+
+def db_upgrade(db: Db = None) -> None:
+    """Bring the database to this version's schema."""
+    from fatbench import settings
+    from fatbench.store import database
+
+    print(database.upgrade(settings.database(db)))
+
+
+def db_check(db: Db = None) -> None:
+    """Whether the database is whole and of this version."""
+    from fatbench import settings
+    from fatbench.store import database
+
+    print(database.check(settings.database(db)))

@@ -1,0 +1,42 @@
+"""Arguments and options that several commands share, each declared once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Name = Annotated[str, typer.Argument(help="A suite's name, or the path of a YAML file.", show_default=False)]
+Preset = Annotated[str | None, typer.Option("--preset", help="paper, quick, smoke, or another preset of the suite.")]
+Smoke = Annotated[bool, typer.Option("--smoke", help="Short for --preset smoke.")]
+Where = Annotated[str | None, typer.Option("-k", metavar="FILTER", help="Only these cells: 'model=nin and rule=sfat'.")]
+Seeds = Annotated[str | None, typer.Option("--seeds", help="Instead of the suite's seeds: 0-4, or 6,7.")]
+Db = Annotated[str | None, typer.Option("--db", metavar="URL", help="Database: a path or an SQLAlchemy URL.")]
+DataDir = Annotated[Path | None, typer.Option("--data", help="Folder of the data sets.")]
+Plugin = Annotated[list[Path] | None, typer.Option("--plugin", help="A Python file whose tables extend ours.")]
+Format = Annotated[str, typer.Option("--format", help="text or json.")]
+Cell = Annotated[str, typer.Argument(help="A cell's id, or its first letters.", show_default=False)]
+Select = Annotated[str, typer.Option("--select", help="Checkpoint: last, best-val or best-test.")]
+
+# of `run` and `evaluate`
+Jobs = Annotated[int | None, typer.Option("--jobs", min=1, help="Cells side by side; default: cores, or GPUs.")]
+Device = Annotated[str | None, typer.Option("--device", help="auto, cpu, cuda, or cuda:0,1.")]
+PerGpu = Annotated[int, typer.Option("--per-gpu", min=1, help="Cells side by side on each GPU.")]
+Executor = Annotated[str, typer.Option("--executor", help="local, ray or slurm.")]
+Precision = Annotated[str | None, typer.Option("--precision", help="fp32, or bf16 (weights stay fp32).")]
+PathOption = Annotated[
+    str,
+    typer.Option("--path", help="Local training: fast, loop (as the papers write it), stacked (clients at once)."),
+]
+Microbatch = Annotated[
+    int | None,
+    typer.Option("--microbatch", min=1, help="At most so many images in the network at once: less memory."),
+]
+TogetherOption = Annotated[
+    int,
+    typer.Option("--together", min=1, help="Cells that each worker trains as one program, on --path stacked."),
+]
+Retry = Annotated[bool, typer.Option("--retry-failed", help="Run failed stages again.")]
+FailFast = Annotated[bool, typer.Option("--fail-fast", help="Stop at the first failure.")]
+DryRun = Annotated[bool, typer.Option("-n", "--dry-run", help="Say what would run, run nothing.")]

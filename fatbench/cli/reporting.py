@@ -1,0 +1,135 @@
+"""`fatbench status`, `report` and `plot`: how far a suite is, its tables, its figures."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, cast
+
+import typer
+
+from fatbench.cli.common import FIGURES, existing, known_format, plan_in, print_json, write_text
+from fatbench.cli.options import Db, Format, Name, Preset, Seeds, Select, Smoke, Where
+from fatbench.errors import NothingMatched, SpecError, did_you_mean
+
+if TYPE_CHECKING:
+    from fatbench.store.selection import Checkpoint
+
+PLOT_FORMATS = ("pdf", "svg", "png", "csv")
+
+
+def status(
+    name: Annotated[str | None, typer.Argument(help="A suite's name or file; none: all in the database.")] = None,
+    preset: Preset = None,
+    smoke: Smoke = False,
+    where: Where = None,
+    seeds: Seeds = None,
+    db: Db = None,
+    format: Format = "text",
+) -> None:
+    """Progress: how many cells are done, failed, running, left."""
+    from fatbench.cli import show
+    from fatbench.run import progress
+
+    known_format(format, ("text", "json"))
+    with existing(db) as store:
+        if name is None:
+            counts = {} if store is None else progress.by_suite(store)
+            if format == "json":
+                print_json({"suites": [{"suite": s, "preset": p, "cells": c} for (s, p), c in counts.items()]})
+            else:
+                show.all_status(counts)
+            return
+        _, plan = plan_in(name, preset, smoke, seeds, where, store)
+        rows = progress.of(plan, store)
+        if format == "json":
+            cells = [{"id": row.cell.id, "key": row.cell.key, "status": row.status} for row in rows]
+            print_json({"suite": plan.suite, "preset": plan.preset, "cells": progress.count(rows), "list": cells})
+        else:
+            show.status(plan, rows)
+
+
+def report(
+    name: Annotated[str | None, typer.Argument(help="A suite's name or file; none: every suite with results.")] = None,
+    format: Annotated[
+        str | None, typer.Option("--format", help="markdown, latex, csv, json, html or terminal.")
+    ] = None,
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="Write to this file.")] = None,
+    select: Select = "last",
+    published: Annotated[bool, typer.Option("--published/--no-published", help="Show the paper's numbers.")] = True,
+    preset: Preset = None,
+    smoke: Smoke = False,
+    where: Where = None,
+    seeds: Seeds = None,
+    db: Db = None,
+) -> None:
+    """Tables: measured beside published, mean and spread over seeds."""
+    from fatbench import report as reporting
+    from fatbench import settings
+    from fatbench.run import progress
+    from fatbench.suite import files, model
+
+    format = known_format(
+        format or ("terminal" if sys.stdout.isatty() and output is None else "markdown"), reporting.FORMATS
+    )
+    if select not in model.CHECKPOINTS:
+        raise SpecError(f"--select: no checkpoint is named '{select}'{did_you_mean(select, model.CHECKPOINTS)}")
+    grids = []
+    with existing(db) as store:
+        run = set() if name or store is None else {one for one, _ in progress.by_suite(store)}
+        for one in [name] if name else [one for one in files.available() if one in run]:
+            chosen, plan = plan_in(one, preset, smoke, seeds, where, store)
+            grids += reporting.tables(chosen, plan, store, select=cast("Checkpoint", select), published=published)
+    if not grids and name is None:
+        raise NothingMatched("the database holds no results yet: fatbench run suite NAME")
+    if format == "html":
+        reporting.illustrate(grids, settings.files_folder(settings.database(db)))
+    text = reporting.render(grids, format)
+    if output is None:
+        sys.stdout.write(text)
+        return
+    write_text(output, text, output)
+
+
+def plot(
+    name: Name,
+    figure: Annotated[str | None, typer.Option("--figure", metavar="ID", help="Only this figure.")] = None,
+    format: Annotated[str, typer.Option("--format", help="pdf, svg or png; csv: the numbers drawn.")] = "pdf",
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="Folder; default: results/figures, of csv stdout.")
+    ] = None,
+    preset: Preset = None,
+    smoke: Smoke = False,
+    where: Where = None,
+    seeds: Seeds = None,
+    db: Db = None,
+) -> None:
+    """Figures: curves over the rounds, mean and spread over seeds; prints the files it wrote."""
+    from fatbench import report as reporting
+    from fatbench import settings
+
+    known_format(format, PLOT_FORMATS)
+    with existing(db) as store:
+        chosen, plan = plan_in(name, preset, smoke, seeds, where, store)
+        if not chosen.figures:
+            raise NothingMatched(f"suite '{chosen.name}' has no figures")
+        plots = reporting.figures(chosen, plan, store, figure)
+        for missing in reporting.unknown(plots, plan, store):
+            print(f"fatbench: {missing}", file=sys.stderr)
+    if format == "csv":
+        from fatbench.report import series
+
+        text = series.render_csv(plots)
+        if output is None:
+            sys.stdout.write(text)
+            return
+        file = output / f"{plan.suite}-figures.csv"
+        write_text(file, text, output)
+        print(file)
+        return
+    files = settings.files_folder(settings.database(db))
+    some = reporting.drawable(plots, files)
+    if not some:
+        raise NothingMatched(f"nothing is measured of what the figures of '{chosen.name}' show ({plan.preset})")
+    for path in reporting.draw(some, output or FIGURES, format, files):
+        print(path)

@@ -1,0 +1,146 @@
+"""`fatbench run` and `fatbench evaluate`: train and attack."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fatbench.cli.common import add_plugins, known_format, plan_of, print_json
+from fatbench.cli.options import (
+    DataDir,
+    Db,
+    Device,
+    DryRun,
+    Executor,
+    FailFast,
+    Format,
+    Jobs,
+    Microbatch,
+    Name,
+    PathOption,
+    PerGpu,
+    Plugin,
+    Precision,
+    Preset,
+    Retry,
+    Seeds,
+    Smoke,
+    TogetherOption,
+    Where,
+)  # fmt: skip
+from fatbench.errors import NothingMatched, SpecError
+
+if TYPE_CHECKING:
+    from fatbench.run.worker import Job
+
+
+def run_suite(
+    name: Name,
+    preset: Preset = None,
+    smoke: Smoke = False,
+    where: Where = None,
+    seeds: Seeds = None,
+    jobs: Jobs = None,
+    device: Device = None,
+    per_gpu: PerGpu = 1,
+    executor: Executor = "local",
+    precision: Precision = None,
+    path: PathOption = "fast",
+    microbatch: Microbatch = None,
+    together: TogetherOption = 1,
+    retry_failed: Retry = False,
+    fail_fast: FailFast = False,
+    dry_run: DryRun = False,
+    plugin: Plugin = None,
+    db: Db = None,
+    data: DataDir = None,
+) -> None:
+    """Run a suite: train and attack every cell that is not done."""
+    from fatbench.cli.watch import Watch
+    from fatbench.run import start
+
+    add_plugins(plugin)
+    plan = plan_of(name, preset, smoke, seeds, where)
+    with Watch(f"suite {plan.suite}, preset {plan.preset}") as watch:
+        start.run(
+            start.jobs_of(plan), watch, jobs_at_once=jobs, device=device, per_gpu=per_gpu, executor=executor,
+            precision=precision, path=path, microbatch=microbatch, together=together, retry_failed=retry_failed,
+            fail_fast=fail_fast, dry_run=dry_run, db=db, data=data,
+        )  # fmt: skip
+
+
+def run_cell(
+    id: Annotated[str, typer.Argument(help="A cell's id, or its first letters.", show_default=False)],
+    device: Device = None,
+    precision: Precision = None,
+    path: PathOption = "fast",
+    microbatch: Microbatch = None,
+    retry_failed: Retry = False,
+    dry_run: DryRun = False,
+    plugin: Plugin = None,
+    db: Db = None,
+    data: DataDir = None,
+) -> None:
+    """Run one cell of any suite."""
+    from fatbench.cli.watch import Watch
+    from fatbench.run import start
+
+    add_plugins(plugin)
+    job = _find_job(id)
+    with Watch(f"cell {job.cell} of suite {job.suite}, preset {job.preset}") as watch:
+        start.run(
+            [job], watch, jobs_at_once=1, device=device, precision=precision, path=path, microbatch=microbatch,
+            retry_failed=retry_failed, dry_run=dry_run, db=db, data=data,
+        )  # fmt: skip
+
+
+def _find_job(id: str) -> Job:
+    """The job of a cell given by the first letters of its id, in whatever suite and preset it is."""
+    from fatbench.run import start
+    from fatbench.suite import files
+
+    if len(id) < 4:
+        raise SpecError(
+            f"'{id}': give at least the first 4 letters of a cell's id (fatbench plan suite NAME lists them)"
+        )
+    found: dict[str, Job] = {}
+    for name in files.available():
+        chosen = files.load(name)
+        for preset in chosen.presets():
+            for job in start.jobs_of(chosen.plan(preset)):
+                if job.cell.startswith(id):
+                    found.setdefault(job.cell, job)
+    if not found:
+        raise NothingMatched(f"no suite has a cell '{id}'")
+    if len(found) > 1:
+        raise SpecError(f"'{id}' could be any of {', '.join(sorted(found))}")
+    return next(iter(found.values()))
+
+
+def evaluate(
+    checkpoint: Annotated[Path, typer.Argument(help="A model file written by a run.", show_default=False)],
+    attack: Annotated[
+        list[str] | None, typer.Option("--attack", help="natural, or {name: pgd, eps: 8/255, ...}.")
+    ] = None,
+    n: Annotated[int | None, typer.Option("-n", min=1, help="First n test images.")] = None,
+    batch: Annotated[int, typer.Option("--batch", min=1)] = 500,
+    device: Device = None,
+    precision: Precision = None,
+    plugin: Plugin = None,
+    data: DataDir = None,
+    format: Format = "text",
+) -> None:
+    """Attack a saved model outside any suite."""
+    known_format(format, ("text", "json"))
+    add_plugins(plugin)
+    from fatbench.run import evaluate as evaluating
+
+    results = evaluating.checkpoint(checkpoint, attack or ["natural"], n, batch, device, precision, data)
+    if format == "json":
+        print_json({"checkpoint": str(checkpoint), "results": results})
+    else:
+        from fatbench.cli import show
+
+        show.evaluation(results)

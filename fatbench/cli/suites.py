@@ -1,0 +1,112 @@
+"""`fatbench suite` and `fatbench plan`: what there is, whether it is valid, what it would cost."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fatbench.cli.common import add_plugins, existing, known_format, plan_of, print_json
+from fatbench.cli.options import Db, Format, Name, Plugin, Preset, Seeds, Smoke, Where
+from fatbench.errors import FatbenchError, SpecError
+
+if TYPE_CHECKING:
+    from fatbench.suite.cells import Plan
+    from fatbench.suite.files import Suite
+
+
+def suite_list(format: Format = "text") -> None:
+    """What there is: every suite with its presets and numbers of cells."""
+    from fatbench.suite import files
+
+    known_format(format, ("text", "json"))
+    rows, invalid = [], 0
+    for name in files.available():
+        try:
+            found = files.load(name)
+            sizes = {preset: len(found.plan(preset).unique()) for preset in found.presets()}
+        except SpecError as error:
+            invalid += 1
+            print(f"fatbench: {error}", file=sys.stderr)
+            continue
+        rows.append({"name": name, "title": found.title, "presets": sizes})
+    if format == "json":
+        print_json({"suites": rows})
+    else:
+        from fatbench.cli import show
+
+        show.suites(rows)
+    if invalid:
+        raise typer.Exit(SpecError.exit_code)
+
+
+def suite_show(name: Name) -> None:
+    """One suite in words: what it is for, its axes, presets, attacks and tables."""
+    from fatbench.cli import show
+    from fatbench.suite import files
+
+    show.suite(files.load(name))
+
+
+def suite_check(files: Annotated[list[str], typer.Argument(help="Suite files or names.", show_default=False)]) -> None:
+    """Validate suite files, every preset, without running anything."""
+    from fatbench.suite.files import load
+
+    mistakes = 0
+    for file in files:
+        try:
+            found = load(file)
+            sizes = {}
+            for preset in found.presets():
+                plan = found.plan(preset)
+                sizes[preset] = len(plan.unique())
+                _check_report(found, plan)
+        except FatbenchError as error:
+            mistakes += 1
+            print(f"fatbench: {error}", file=sys.stderr)
+        else:
+            print(f"{file}: ok ({', '.join(f'{preset} {n} cells' for preset, n in sizes.items())})")
+    if mistakes:
+        raise typer.Exit(2)
+
+
+def _check_report(chosen: Suite, plan: Plan) -> None:
+    """Whether the tables and figures can be filled. SpecError names the file."""
+    from fatbench import report as reporting
+
+    try:
+        reporting.check(chosen, plan)
+    except SpecError as error:
+        raise SpecError(f"{chosen.file}: {error} ({plan.preset})") from None
+
+
+def plan_suite(
+    name: Name,
+    preset: Preset = None,
+    smoke: Smoke = False,
+    where: Where = None,
+    seeds: Seeds = None,
+    db: Db = None,
+    plugin: Plugin = None,
+    format: Format = "text",
+) -> None:
+    """The cells of a run with their work: gradient steps, image passes, bytes, disk, and time where measured."""
+    from fatbench.cli import show
+    from fatbench.suite import cost as planning
+
+    known_format(format, ("text", "json"))
+    add_plugins(plugin)
+    plan = plan_of(name, preset, smoke, seeds, where)
+    works = {cell.id: planning.cell_work(cell, plan) for cell in plan.unique()}
+    if format == "json":
+        cells = []
+        for cell in plan.unique():
+            work = works[cell.id]
+            counted = None if work is None else {**vars(work), "image_passes": work.image_passes}
+            cells.append({"id": cell.id, "key": cell.key, "spec": cell.spec, "work": counted})
+        print_json({"suite": plan.suite, "preset": plan.preset, "cells": cells})
+        return
+    with existing(db) as store:
+        rates = store.rates(planning.kind) if store else {}
+    show.plan(plan, works, planning.total(works.values()), planning.seconds(plan.unique(), works, rates))

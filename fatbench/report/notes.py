@@ -1,0 +1,177 @@
+"""What is said under a table: what its numbers are, where they come from, and what is doubtful about them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from fatbench.data.catalogue import CATALOGUE
+from fatbench.report import flags as checking
+from fatbench.report import provenance, text
+from fatbench.report.grid import Column, Comparison, Grid
+from fatbench.report.places import inside
+from fatbench.report.published import Lookup
+from fatbench.store.selection import WORDS
+from fatbench.suite import words
+from fatbench.suite.cells import Cell, Plan
+from fatbench.suite.files import Suite
+from fatbench.suite.tables import Table
+
+SYMBOLS = ("†", "‡", "§", "¶")
+
+
+def footnotes(grid: Grid) -> None:
+    """Number the flags: symbols for measured numbers, letters for published ones; the same words share a mark."""
+    measured: dict[str, str] = {}
+    published: dict[str, str] = {}
+    for value in grid.all():
+        for flag in value.flags:
+            index = len(measured)
+            measured.setdefault(flag, SYMBOLS[index % 4] * (index // 4 + 1))
+        value.marks = tuple(measured[flag] for flag in value.flags)
+        if value.published_flag and value.published is not None:
+            index = len(published)
+            mark = chr(ord("a") + index % 26) * (index // 26 + 1)
+            value.published_mark = published.setdefault(value.published_flag, mark)
+    grid.footnotes.extend((mark, flag) for flag, mark in measured.items())
+    grid.footnotes.extend((mark, f"as published: {flag}") for flag, mark in published.items())
+
+
+def notes(
+    grid: Grid,
+    suite: Suite,
+    plan: Plan,
+    table: Table,
+    cells: Sequence[Cell],
+    absent: Mapping[str, str],
+    lookup: Lookup | None,
+    failed: frozenset[str],
+) -> Iterable[tuple[str, str]]:
+    """What the numbers are and where they come from, always in this order."""
+    facts = grid.facts
+    preset = f"{suite.name}, preset {plan.preset}"
+    if grid.label:
+        preset += f": {grid.label}"
+    yield "suite", f"{preset}. {plan.note}".removesuffix(". ")
+    yield "data", data_note(facts, cells)
+    yield "checkpoint", "; ".join(_checkpoint(grid, plan, cells))
+    if said := _conditions(grid.columns):
+        yield "columns", said
+    seeds = ", ".join(map(str, grid.seeds))
+    spread = "mean ± sample standard deviation over seeds (ddof 1)" if len(grid.seeds) > 1 else "one seed, no spread"
+    yield "seeds", f"{seeds}; {spread}"
+    named = (words.attack(metric, specs) for metric, specs in grid.attacks.items() if specs)
+    attacks = "; ".join(said for said in named if said not in grid.attacks)  # "natural" says it all
+    if any(value.mean is not None for value in grid.all()):
+        yield from facts.notes(attacks)
+    elif attacks:
+        yield "attacks", attacks
+    if any(value.rank for value in grid.all()):
+        several = len({repr(cell.spec["data"]) for cell in cells}) > 1
+        over = f"of a {table.compete}" + " under the same heading" * (table.compete == "row")
+        over += " on the same data" * several
+        yield "marks", f"bold: best, underlined: second {over}; measured numbers only"
+    values = list(grid.all())
+    missing = sum(value.planned and value.mean is None for value in values)
+    partial = [value for value in values if value.partial]
+    planned = sum(value.planned for value in values)
+    if missing:
+        yield "missing", f"{missing} of {planned} numbers are not measured yet (--)"
+    if partial:
+        fewest = min(partial, key=lambda value: len(value.seeds))
+        example = f"[{len(fewest.seeds)}/{fewest.wanted}] is {fewest.partial}"
+        yield "incomplete", f"{len(partial)} of {planned} numbers lack seeds, as said at them: {example}"
+    for why in dict.fromkeys(absent.values()):
+        yield "left out", f"{', '.join(heading for heading in absent if absent[heading] == why)}: {why}"
+    if any(not value.planned for value in values):
+        holes = (why for key, why in plan.excluded if inside(key, table.where))
+        if reasons := list(dict.fromkeys(holes)):
+            yield "not run", "; ".join(reasons)
+    if lookup is not None and grid.has_published:
+        yield "published", f"{lookup.name}; difference = measured - published{_points(grid)}"
+        for problem in lookup.problems:
+            yield "published", problem
+    if any(value.marks for value in values):
+        yield "checks", checking.RULE
+    yield from _tests(grid.paired)
+    if table.note:
+        yield "note", table.note
+    if broken := failed & {cell.id for cell in cells}:
+        count = f"{len(broken)} cell{'s' * (len(broken) > 1)}"
+        yield "failed", f"{count}: {', '.join(sorted(broken))} (see fatbench logs)"
+
+
+def _tests(comparisons: Sequence[Comparison]) -> Iterable[tuple[str, str]]:
+    """What the paired tests are, and one line for each."""
+    if comparisons:
+        count = f"{len(comparisons)} comparison{'s' * (len(comparisons) > 1)}"
+        what = "differences between runs of the same seed, mean ± sample standard deviation (ddof 1)"
+        tests = "p of the paired t test and of Wilcoxon's signed-rank test, two-sided, not corrected for"
+        yield "paired", f"{what}; {tests} {count}"
+    for one in comparisons:
+        test, column, unit = one.test, one.column, " points" * (one.column.unit == "percent")
+        where = ", ".join(one.key.values())
+        who = f"{where + ': ' if where else ''}{one.label} - {one.against}, {column.heading}"
+        difference = f"{text.signed(test.mean, column)} ± {text.number(test.std, column)}{unit}, n = {len(test.seeds)}"
+        yield "paired", f"{who}: {difference}, t test {_p(test.t_p)}, Wilcoxon {_p(test.wilcoxon_p)}"
+
+
+def _p(value: float | None) -> str:
+    return "undefined: no difference varies" if value is None else f"p = {value:.2g}"
+
+
+def _conditions(columns: Iterable[Column]) -> str:
+    """ "'NT': training NT; 'Acc' and 'Robust': training AT": which points the headings show, where they say so."""
+    shown: dict[str, list[str]] = {}
+    for column in columns:
+        if column.where:
+            said = ", ".join(f"{axis} {' or '.join(labels)}" for axis, labels in column.where.items())
+            shown.setdefault(said, []).append(f"'{column.heading}'")
+    return "; ".join(f"{_listed(headings)}: {said}" for said, headings in shown.items())
+
+
+def _checkpoint(grid: Grid, plan: Plan, cells: Sequence[Cell]) -> Iterable[str]:
+    """Which round's model the numbers are of."""
+    stages = {column.source.stage for column in grid.columns}
+    last = f"{WORDS['last']} ({_listed({str(cell.spec['protocol']['rounds']) for cell in cells})})"
+    if "evaluation" in stages:
+        yield last if grid.select == "last" else WORDS[grid.select]
+        if grid.select not in plan.checkpoints:
+            yield f"this preset evaluates {_listed(plan.checkpoints)} only"
+    if "gap" in stages:
+        yield f"gap: {WORDS['best-test']}, minus {last}"
+    if "train" in stages:
+        ends = any(column.source.stage == "train" and column.source.round is None for column in grid.columns)
+        yield f"training numbers: after the {last if ends else 'round that the column names'}"
+
+
+def _points(grid: Grid) -> str:
+    return ", in points" if all(column.unit == "percent" for column in grid.columns) else ""
+
+
+def data_note(facts: provenance.Facts, cells: Sequence[Cell]) -> str:
+    """Data sets with their variant, and on how many test images each metric was measured."""
+    shown = []
+    files = facts.data
+    for name in dict.fromkeys(cell.spec["data"]["name"] for cell in cells):
+        specs = [cell.spec["data"] for cell in cells if cell.spec["data"]["name"] == name]
+        variants = [variant for variant, _ in files.get(name, [])] or [spec.get("variant") for spec in specs]
+        said = CATALOGUE[name].title if name in CATALOGUE else name
+        said += "".join(f", variant {v}: not the published files" for v in dict.fromkeys(variants) if v)
+        by_size: dict[str, list[str]] = {}
+        for (dataset, metric), sizes in facts.sizes.items():
+            if dataset == name:
+                by_size.setdefault(" and ".join(map(str, sorted(sizes))), []).append(metric)
+        if len(by_size) == 1:
+            said += f"; n = {next(iter(by_size))} test images"
+        elif by_size:
+            said += "; test images: " + ", ".join(f"{n} for {', '.join(metrics)}" for n, metrics in by_size.items())
+        shown.append(said)
+    return ". ".join(shown)
+
+
+def _listed(items: Iterable[str]) -> str:
+    """ "a, b and c", in the order given; sets are sorted as numbers where they are numbers."""
+    if isinstance(items, (set, frozenset)):
+        items = sorted(items, key=lambda item: (len(item), item))
+    parts = list(items)
+    return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}" if parts else ""

@@ -1,0 +1,84 @@
+"""Which cells stand at which place of a table or a figure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from fatbench.errors import SpecError
+from fatbench.report.numbers import Source
+from fatbench.suite.cells import Cell, Plan
+from fatbench.suite.model import Condition, Key
+from fatbench.suite.tables import Table
+
+Names = tuple[tuple[str, str], ...]
+Places = dict[tuple[Names, Names], dict[str, list[Cell]]]
+
+
+def places_of(plan: Plan, table: Table) -> Places:
+    """(labels of the row, labels of the group) -> heading -> its cells, one a seed; only what some heading shows."""
+    words = ("table", "a row holds", "'rows', 'across' or 'where'")
+    return places(plan, table.id, table.where, table.rows, table.across, list(table.values), table.conditions, words)
+
+
+def places(
+    plan: Plan,
+    id: str,
+    where: Condition,
+    first: Sequence[str],
+    second: Sequence[str],
+    headings: Sequence[str],
+    conditions: Mapping[str, Condition],
+    words: tuple[str, str, str],
+) -> Places:
+    """The cells of a table or a figure: (labels of the first axes, of the second) -> heading -> cells, one a seed.
+
+    words: what it is, what may hold only one point of the grid, and where to say which. SpecError: it holds several.
+    """
+    kinds: list[Condition] = []
+    for heading in headings:
+        if conditions.get(heading, {}) not in kinds:
+            kinds.append(conditions.get(heading, {}))
+    points: dict[tuple[Names, Names, int], Key] = {}
+    cells: dict[tuple[Names, Names], dict[int, list[Cell]]] = {}
+    for cell in plan.cells:
+        key = cell.key
+        if not inside(key, where):
+            continue
+        a, b = tuple((axis, key.get(axis, "")) for axis in first), tuple((axis, key.get(axis, "")) for axis in second)
+        for kind, condition in enumerate(kinds):
+            if condition and not inside(key, condition):
+                continue
+            known = points.setdefault((a, b, kind), key)
+            if known is not key and known != key:
+                axes = sorted(axis for axis in {*known, *key} if known.get(axis) != key.get(axis))
+                what, holds, say = words
+                if condition:
+                    heading = next(h for h in headings if conditions.get(h) == condition)
+                    holds, say = f"{holds} under '{heading}'", f"{say.replace(' or', ',')} or that of the heading"
+                raise SpecError(
+                    f"{what} {id}: {holds} more than one point of the grid: name the axis {' and '.join(axes)} in {say}"
+                )
+            cells.setdefault((a, b), {}).setdefault(kind, []).append(cell)
+    at = {heading: kinds.index(conditions.get(heading, {})) for heading in headings}
+    return {place: {h: here[k] for h, k in at.items() if k in here} for place, here in cells.items()}
+
+
+def absent(sources: Mapping[str, Source], found: Places) -> dict[str, str]:
+    """Heading -> why none of the cells can have such a number: a reduced preset lacks the attack, or ends before."""
+    why = {}
+    for heading, source in sources.items():
+        cells = [cell for here in found.values() for cell in here.get(heading, ())[:1]]
+        rounds = max((int(cell.spec["protocol"]["rounds"]) for cell in cells), default=0)
+        if not cells:
+            why[heading] = "not in the grid of this preset"
+        elif source.stage == "train":
+            if (source.round or 0) > rounds:
+                why[heading] = f"training ends after round {rounds} in this preset"
+        elif not any(evaluation.label == source.metric for cell in cells for evaluation in cell.evaluations):
+            why[heading] = "not evaluated in this preset"
+    return why
+
+
+def inside(key: Key, where: Condition) -> bool:
+    """Whether a point of the grid has one of the labels that a condition names, on each of its axes."""
+    return all(key.get(axis) in labels for axis, labels in where.items())

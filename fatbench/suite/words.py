@@ -1,0 +1,49 @@
+"""A call of a suite file in words: `pgd(eps=8/255, step=2/255, steps=20)`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from fatbench.suite import signatures
+from fatbench.suite.types import FRACTION
+
+
+def full(spec: Mapping[str, Any]) -> str:
+    """A call {name, setting: value} with every setting it has; needs no knowledge of the function."""
+    return _call(spec["name"], {key: value for key, value in spec.items() if key != "name"})
+
+
+def brief(kind: str, spec: Mapping[str, Any]) -> str:
+    """A canonical call with every number, and a choice where it is not the default. SpecError: no such function."""
+    defaults = {setting.name: setting.default for setting in signatures.describe(kind, spec["name"]).settings}
+    shown = {
+        key: value
+        for key, value in spec.items()
+        if key != "name" and (_is_number(value) or key not in defaults or value != defaults[key])
+    }
+    return _call(spec["name"], shown)
+
+
+def attack(metric: str, specs: Iterable[Mapping[str, Any]]) -> str:
+    """A metric and the attacks behind it: "pgd20 = pgd(eps=8/255, step=2/255, steps=20)"; "natural" alone."""
+    said = " or ".join(dict.fromkeys(brief("Attack", spec) for spec in specs))
+    return metric if said == metric else f"{metric} = {said}"
+
+
+def _is_number(value: Any) -> bool:
+    is_fraction = isinstance(value, str) and FRACTION.match(value) is not None
+    return is_fraction or (isinstance(value, (int, float)) and not isinstance(value, bool))
+
+
+def _call(name: str, settings: Mapping[str, Any]) -> str:
+    said = ", ".join(f"{key}={_value(value)}" for key, value in settings.items())
+    return f"{name}({said})" if said else name
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, Mapping) and "name" in value:
+        return full(value)
+    if value is None or isinstance(value, bool):
+        return str(value).lower()
+    return f"{value:g}" if isinstance(value, float) else str(value)

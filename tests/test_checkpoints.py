@@ -1,0 +1,464 @@
+"""Checkpoints that cannot be silently wrong: damage of every kind, and the same numbers after it."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from test_resume import SUITE, machine, numbers, outcomes
+
+from fatbench.engine.rounds import State
+from fatbench.errors import MachineError
+from fatbench.run import checkpoints
+from fatbench.run.checkpoints import Damaged, flatten, load_model, load_state, save_model, save_state, unflatten
+from fatbench.run.start import jobs_of
+from fatbench.run.worker import Job, Machine, work
+from fatbench.store import lines
+from fatbench.store.schema import STAGES
+from fatbench.store.stages import Store, dumps
+from fatbench.suite import cells, files
+
+# --- files --------------------------------------------------------------------------------------------------------
+
+STATE = State(
+    7,
+    {"layer.weight": torch.arange(6.0).reshape(2, 3), "steps": torch.tensor(3)},
+    {"c/layer.weight": torch.ones(2), "adam": {"m": {"layer.weight": torch.zeros(3)}, "empty": {}}},  # type: ignore
+    {4: {"c": {"layer.weight": torch.full((1,), 2.0)}}, 1: {}},  # type: ignore[dict-item]
+)
+
+
+def same(a: object, b: object) -> bool:
+    """Whether two trees have the same names in the same places, and the same tensors."""
+    if isinstance(a, dict) and isinstance(b, dict):
+        return a.keys() == b.keys() and all(same(a[name], b[name]) for name in a)
+    return isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor) and a.dtype == b.dtype and torch.equal(a, b)
+
+
+def one_line(call: Callable[[], object], kind: type[MachineError] = Damaged) -> str:
+    with pytest.raises(MachineError) as caught:
+        call()
+    assert type(caught.value) is kind
+    assert len(str(caught.value).splitlines()) == 1
+    return str(caught.value)
+
+
+def test_a_state_comes_back_as_it_was_and_its_digest_is_that_of_the_bytes_on_disk(tmp_path: Path) -> None:
+    file = tmp_path / "cell" / "state"
+    digest = save_state(file, STATE, "mine")
+    assert digest == hashlib.sha256(file.read_bytes()).hexdigest()
+    assert [entry.name for entry in file.parent.iterdir()] == ["state"]  # the temporary name is gone
+    found = load_state(file, "cpu", digest, "mine", 7)
+    assert found.round == 7
+    assert same(found.model, STATE.model) and same(found.server, STATE.server) and same(found.clients, STATE.clients)
+    assert save_state(file, STATE, "mine") == digest  # the same state, the same bytes
+    assert save_state(file, replace(STATE, round=8), "mine") != digest
+
+
+def test_a_model_comes_back_with_what_clients_have_of_their_own(tmp_path: Path) -> None:
+    file, own = tmp_path / "model", {3: {"layer.weight": torch.zeros(2)}}
+    digest = save_model(file, STATE.model, own, cell="mine", round="2", spec="{}")
+    model, found, header = load_model(file, "cpu", digest, "mine", 2)
+    assert same(model, STATE.model) and same(found, own)
+    assert header == {"cell": "mine", "round": "2", "spec": "{}"}
+
+
+def test_paths_of_nested_names() -> None:
+    """By hand: names are joined by /, a / in a name is ~1, a ~ is ~0, an empty dictionary is a path that ends in /."""
+    a, b, c = torch.tensor(1), torch.tensor(2), torch.tensor(3)
+    tree = {"model": {"w": a}, "c/w": b, "x~1": {"y": {}, "z": c}}
+    flat = flatten(tree)
+    assert {path: value.numel() for path, value in flat.items()} == {"model/w": 1, "c~1w": 1, "x~01/y/": 0, "x~01/z": 1}
+    assert same(unflatten(flat), tree)
+    with pytest.raises(ValueError, match="'w/x' leads through a tensor"):
+        unflatten({"w": a, "w/x": b})
+    with pytest.raises(ValueError, match="has no name"):
+        flatten({"model": {"": a}})
+
+
+NAMES = st.text("ab/~.", min_size=1, max_size=4)
+TREES = st.recursive(
+    st.integers(0, 3).map(lambda n: torch.arange(n)), lambda inner: st.dictionaries(NAMES, inner, max_size=3)
+)
+
+
+@given(st.dictionaries(NAMES, TREES, max_size=3))
+def test_any_tree_comes_back(tree: dict) -> None:
+    assert same(unflatten(flatten(tree)), tree)
+
+
+def test_a_flipped_bit_anywhere_is_found(tmp_path: Path) -> None:
+    """With the digest every flip is found; without it, a file loads or is said to be damaged, never anything else."""
+    file = tmp_path / "state"
+    digest = save_state(file, STATE, "mine")
+    whole, refused = file.read_bytes(), 0
+    for place in range(len(whole)):
+        file.write_bytes(whole[:place] + bytes([whole[place] ^ 1 << place % 8]) + whole[place + 1 :])
+        assert "not the file that was written: its SHA-256 is " in one_line(lambda: load_state(file, "cpu", digest))
+        assert "not the file that was written" in one_line(lambda: checkpoints.check(file, digest))
+        try:
+            load_state(file, "cpu", None, "mine", 7)
+        except Damaged:
+            refused += 1
+    assert refused > 100  # most of the header
+    file.write_bytes(whole)
+    checkpoints.check(file, digest)
+
+
+def safetensors(metadata: object) -> bytes:
+    """A file without tensors that has this metadata."""
+    header = json.dumps({"__metadata__": metadata} if metadata is not None else {}).encode()
+    return len(header).to_bytes(8, "little") + header
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"x" * 7,
+        b"\xff" * 100,
+        (2).to_bytes(8, "little") + b"{",
+        safetensors(None),  # a KeyError of ours
+        safetensors({"other": "{}"}),
+        safetensors({"fatbench": "{"}),
+        safetensors({"fatbench": "[1]"}),
+        safetensors({"fatbench": '{"cell": "mine", "round": "two"}'}),
+        safetensors({"fatbench": '{"cell": "mine", "round": null}'}),
+    ],
+)
+def test_a_header_that_cannot_be_read_is_damage(content: bytes, tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_bytes(content)
+    for load in (load_state, load_model):
+        assert one_line(lambda: load(file, "cpu")).startswith(f"{file}: damaged, or not a checkpoint of ours (")  # noqa: B023
+
+
+def test_another_cell_another_round_another_kind(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    digest = save_state(file, STATE, "mine")
+    assert one_line(lambda: load_state(file, "cpu", digest, "yours", 7)) == f"{file}: is of cell mine, not of yours"
+    assert one_line(lambda: load_state(file, "cpu", digest, "mine", 8)) == f"{file}: is of round 7, not of 8"
+    digest = save_model(file, STATE.model, {}, cell="mine", round="2")
+    assert one_line(lambda: load_model(file, "cpu", digest, "yours", 2)) == f"{file}: is of cell mine, not of yours"
+    assert one_line(lambda: load_model(file, "cpu", digest, "mine", 1)) == f"{file}: is of round 2, not of 1"
+    assert "not a state of ours" in one_line(lambda: load_state(file, "cpu", digest, "mine", 2))
+
+
+def test_a_file_that_is_gone_is_damage_and_one_that_may_not_be_read_is_not(tmp_path: Path, monkeypatch) -> None:
+    assert one_line(lambda: load_state(tmp_path / "no" / "file", "cpu")) == f"{tmp_path}/no/file: no such checkpoint"
+    assert one_line(lambda: load_model(tmp_path, "cpu")) == f"{tmp_path}: cannot be read (Is a directory)"
+    for number, kind in ((errno.EIO, Damaged), (errno.EACCES, MachineError), (errno.EMFILE, MachineError)):
+
+        def refuse(self: Path, number: int = number) -> bytes:
+            raise OSError(number, os.strerror(number))
+
+        monkeypatch.setattr(Path, "read_bytes", refuse)
+        assert one_line(lambda: load_state(tmp_path / "file", "cpu"), kind) == (
+            f"{tmp_path / 'file'}: cannot be read ({os.strerror(number)})"
+        )
+
+
+# --- cells --------------------------------------------------------------------------------------------------------
+
+ROUNDS = [1, 2, 3]
+LEARNS = {  # test accuracy under PGD 0.1, 0.3, 0.1: round 2 is the best and another than the last
+    "model: {name: nin, width: 4, init: he}": "model: small_cnn",
+    "train: 80": "train: 120",
+    "skew: 2": "skew: 5",
+    "epochs: 1": "epochs: 2",
+    "lr: 0.05": "lr: 0.1",
+    "eps: 8/255": "eps: 1/255",
+    "step: 4/255": "step: 1/255",
+}
+
+
+def job_of(folder: Path, seed: int) -> Job:
+    text = SUITE
+    for old, new in {**LEARNS, "seeds: [3]": f"seeds: [{seed}]"}.items():
+        assert old in text
+        text = text.replace(old, new)
+    file = folder / "crash.yaml"
+    file.write_text(text)
+    return jobs_of(files.load(str(file)).plan())[0]
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> Job:
+    return job_of(tmp_path_factory.mktemp("suite"), 3)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(job: Job, tmp_path_factory: pytest.TempPathFactory) -> Machine:
+    place = machine(tmp_path_factory.mktemp("undisturbed"))
+    assert run(job, place) == ("done", ROUNDS)
+    natural = {row[2]: row[5] for row in numbers(place) if row[1].startswith("natural") and row[4] == "natural"}
+    assert natural.keys() == {2, 3} and natural[2] != natural[3]  # it matters which model is attacked
+    return place
+
+
+def copied(place: Machine, folder: Path) -> Machine:
+    """The database and the files of a place in another folder."""
+    shutil.copytree(Path(place.db).parent, folder, dirs_exist_ok=True)
+    return machine(folder)
+
+
+@pytest.fixture(scope="module")
+def resumable(job: Job, tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path], Machine]:
+    """A copy of the cell as it is after an interruption in training, two rounds of three done."""
+    place = machine(tmp_path_factory.mktemp("resumable"))
+    assert run(job, place, rounds=2) == ("interrupted", [1, 2])
+    return lambda folder: copied(place, folder)
+
+
+@pytest.fixture(scope="module")
+def unevaluated(job: Job, tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path], Machine]:
+    """A copy of the cell as it is after an interruption in its first attack, one chunk of three done."""
+    place = machine(tmp_path_factory.mktemp("unevaluated"))
+    assert run(job, place, chunks=1) == ("interrupted", ROUNDS)
+    return lambda folder: copied(place, folder)
+
+
+@pytest.fixture(scope="module")
+def stranger(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Files of another cell: its state after round 2, or its model."""
+    folder = tmp_path_factory.mktemp("stranger")
+    other, stopped, whole = job_of(folder, 4), machine(folder / "a"), machine(folder / "b")
+    assert run(other, stopped, rounds=2) == ("interrupted", [1, 2])
+    assert run(other, whole) == ("done", ROUNDS)
+    return lambda name: Path((stopped if name.startswith("state") else whole).files, other.cell, name)
+
+
+def run(job: Job, place: Machine, rounds: int = 0, chunks: int = 0) -> tuple[str, list[int]]:
+    """(outcome, the rounds that were trained) of a turn at a cell, stopped after so many rounds or chunks."""
+    trained, asked = [], 0
+
+    def notify(event) -> None:
+        if (event.stage, event.kind) == ("train", "progress"):
+            trained.append(event.round)
+
+    def stop() -> bool:
+        nonlocal asked
+        asked += len(trained) in (0, 3)
+        return 0 < rounds <= len(trained) or 0 < chunks <= asked
+
+    with Store.open(place.db, create=True) as store:
+        return work(job, place, store, notify, stop), trained
+
+
+def flip(file: Path) -> None:
+    """One bit of the last tensor."""
+    content = bytearray(file.read_bytes())
+    content[-3] ^= 16
+    file.write_bytes(content)
+
+
+def spoil(file: Path) -> None:
+    """The length of the header becomes one that no file has."""
+    content = bytearray(file.read_bytes())
+    content[:8] = b"\xff" * 8
+    file.write_bytes(content)
+
+
+DAMAGE: dict[str, Callable[[Path], None]] = {
+    "a flipped bit": flip,
+    "a damaged header": spoil,
+    "half a file": lambda file: os.truncate(file, file.stat().st_size // 2),
+    "no file": Path.unlink,
+    "no folder": lambda file: shutil.rmtree(file.parent),
+}
+WORDS = {"no file": "no such checkpoint", "no folder": "no such checkpoint"}
+
+
+def log(job: Job, place: Machine) -> str:
+    return Path(place.files, job.cell, "log.txt").read_text()
+
+
+def assert_as_undisturbed(job: Job, place: Machine, undisturbed: Machine) -> None:
+    """The same numbers and outcomes, every stage done, the same files, none left over."""
+    assert numbers(place) == numbers(undisturbed)
+    assert outcomes(place, job) == outcomes(undisturbed, job)
+    with Store.open(place.db) as store:
+        assert {row.status for row in store.stages([job.cell]).values()} == {"done"}
+    models = [
+        {file.name: file.read_bytes() for file in Path(at.files, job.cell).glob("*.safetensors*")}
+        for at in (place, undisturbed)
+    ]
+    assert models[0] == models[1]
+
+
+def test_the_database_has_the_digest_of_every_file_that_counts(job, resumable, undisturbed, tmp_path) -> None:
+    def record(place: Machine) -> dict:
+        with Store.open(place.db) as store:
+            return store.stages([job.cell])[job.cell, "train"].record
+
+    def digests(place: Machine) -> dict[str, str]:
+        files = Path(place.files, job.cell).glob("*.safetensors")
+        return {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
+
+    place = resumable(tmp_path)
+    assert "state-000002.safetensors" in digests(place)
+    assert record(place)["sha256"] == digests(place)
+    assert record(undisturbed)["sha256"] == digests(undisturbed)
+    assert "model-000003.safetensors" in digests(undisturbed)
+    with Store.open(undisturbed.db) as store:
+        stages = [row for (_, stage), row in store.stages([job.cell]).items() if stage != "train"]
+    known = {name.removeprefix("model-")[:6]: digest for name, digest in digests(undisturbed).items()}
+    assert all(row.record == {"model": known[f"{int(row.stage.split('@')[1]):06d}"]} for row in stages)
+
+
+def test_undamaged_only_what_is_left_is_trained(job, resumable, undisturbed, tmp_path) -> None:
+    place = resumable(tmp_path)
+    assert run(job, place) == ("done", [3])
+    assert_as_undisturbed(job, place, undisturbed)
+    assert "begins again" not in log(job, place)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "damage"), [*(("state-000002", damage) for damage in DAMAGE), ("model-000002", "a flipped bit")]
+)
+def test_damage_between_an_interruption_and_the_resumption(name, damage, job, resumable, undisturbed, tmp_path) -> None:
+    """All rounds are trained again, from the beginning: 11 of 211 numbers were others after one flipped bit."""
+    place = resumable(tmp_path)
+    file = Path(place.files, job.cell, f"{name}.safetensors")
+    DAMAGE[damage](file)
+    assert run(job, place) == ("done", ROUNDS)
+    assert_as_undisturbed(job, place, undisturbed)
+    warnings = [line for line in log(job, place).splitlines() if " WARNING " in line]
+    assert len(warnings) == 1 and warnings[0].endswith("training begins again from round 0")
+    assert WORDS.get(damage, "not the file that was written") in warnings[0]
+    assert damage == "no folder" or str(file) in warnings[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "damage"), [*(("model-000003", damage) for damage in DAMAGE), ("model-000002", "a flipped bit")]
+)
+def test_damage_between_training_and_evaluation(name, damage, job, unevaluated, undisturbed, tmp_path) -> None:
+    """The first attack was half done; it goes on, for the model that is trained again is the same."""
+    place = unevaluated(tmp_path)
+    file = Path(place.files, job.cell, f"{name}.safetensors")
+    DAMAGE[damage](file)
+    assert run(job, place) == ("done", ROUNDS)
+    assert_as_undisturbed(job, place, undisturbed)
+    found = [line for line in log(job, place).splitlines() if line.endswith(": training begins again from round 0")]
+    assert len(found) == 1 and WORDS.get(damage, "not the file that was written") in found[0]
+    assert damage == "no folder" or str(file) in found[0]
+    assert run(job, place) == ("done", [])
+
+
+def test_a_state_of_another_cell(job, resumable, undisturbed, stranger, tmp_path) -> None:
+    place = resumable(tmp_path)
+    shutil.copy(stranger("state-000002.safetensors"), Path(place.files, job.cell))
+    assert run(job, place) == ("done", ROUNDS)
+    assert_as_undisturbed(job, place, undisturbed)
+
+
+def test_a_model_of_another_cell(job, unevaluated, undisturbed, stranger, tmp_path) -> None:
+    place = unevaluated(tmp_path)
+    shutil.copy(stranger("model-000003.safetensors"), Path(place.files, job.cell))
+    assert run(job, place) == ("done", ROUNDS)
+    assert_as_undisturbed(job, place, undisturbed)
+
+
+def test_a_model_damaged_after_everything_is_trained_again_for_an_attack_added_later(
+    job, undisturbed, tmp_path
+) -> None:
+    place = copied(undisturbed, tmp_path)
+    flip(Path(place.files, job.cell, "model-000003.safetensors"))
+    fgsm = cells.Evaluation("fgsm", {"name": "fgsm", "eps": "8/255"}, 40, 15)
+    events = []
+    with Store.open(place.db) as store:
+        assert work(replace(job, evaluations=[*job.evaluations, fgsm]), place, store, events.append) == "done"
+    assert [event.round for event in events if (event.stage, event.kind) == ("train", "progress")] == ROUNDS
+    assert {event.stage.split("-")[0] for event in events} == {"train", "fgsm"}  # what was done stays done
+    assert [row for row in numbers(place) if not row[1].startswith("fgsm")] == numbers(undisturbed)
+
+
+def test_an_evaluation_of_a_model_that_is_not_here_any_more_is_done_again(job, undisturbed, tmp_path) -> None:
+    """Trained again on another machine a model can differ by rounding; its accuracies are then its own."""
+    place = copied(undisturbed, tmp_path)
+    with Store.open(place.db) as store:
+        stages = [stage for _, stage in store.stages([job.cell]) if stage.startswith("natural")]
+        with store.writing() as connection:
+            other = STAGES.update().where(STAGES.c.stage == stages[0])
+            connection.execute(other.values(record=dumps({"model": "0" * 64})))
+    assert numbers(place) == numbers(undisturbed)
+    events = []
+    with Store.open(place.db) as store:
+        assert work(job, place, store, events.append) == "done"
+    assert {event.stage for event in events} == {stages[0]}
+    assert_as_undisturbed(job, place, undisturbed)
+
+
+def test_a_disk_that_damages_every_model_ends_in_a_failure_that_can_be_tried_again(
+    job, undisturbed, tmp_path, monkeypatch
+) -> None:
+    place = machine(tmp_path)
+    real = checkpoints.save_model
+
+    def broken(file: Path, *args, **header) -> str:
+        digest = real(file, *args, **header)
+        flip(file)
+        return digest
+
+    monkeypatch.setattr(checkpoints, "save_model", broken)
+    assert run(job, place) == ("failed", [*ROUNDS, *ROUNDS])
+    with Store.open(place.db) as store:
+        errors = {row.error for row in store.stages([job.cell]).values() if row.status == "failed"}
+    assert errors and all("not the file that was written" in error and "\n" not in error for error in errors)
+    monkeypatch.undo()
+    assert run(job, replace(place, retry_failed=True)) == ("done", ROUNDS)
+    assert_as_undisturbed(job, place, undisturbed)
+
+
+def test_imported_results_are_not_trained_again(job, undisturbed, tmp_path) -> None:
+    """Their models were never here: an attack added later says so, and the numbers stay."""
+    place = machine(tmp_path)
+    with Store.open(undisturbed.db) as store:
+        lines.export(store, tmp_path / "results.jsonl")
+    fgsm = cells.Evaluation("fgsm", {"name": "fgsm", "eps": "8/255"}, 40, 15)
+    more = replace(job, evaluations=[*job.evaluations, fgsm])
+    with Store.open(place.db, create=True) as store:
+        lines.import_(store, tmp_path / "results.jsonl")
+        assert "sha256" not in store.stages([job.cell])[job.cell, "train"].record
+        assert run(more, place) == ("failed", [])
+        errors = [row.error for row in store.stages([job.cell]).values() if row.error]
+    assert errors and all("is not here" in error and "imported" in error for error in errors)
+    assert numbers(place) == numbers(undisturbed)
+
+
+def test_what_a_round_kept_for_the_report_is_not_worth_a_training(job, undisturbed, tmp_path, monkeypatch) -> None:
+    """Pictures that are lost are said to be lost; the training goes on from its state."""
+    from fatbench.engine import experiment as engine
+
+    real = engine.experiment
+
+    def picturesque(*args, **settings):
+        for result, found in real(*args, **settings):
+            yield replace(result, artifacts={"picture": torch.full((2,), float(result.index))}), found
+
+    monkeypatch.setattr(engine, "experiment", picturesque)
+    place = machine(tmp_path)
+    assert run(job, place, rounds=2) == ("interrupted", [1, 2])
+    file = Path(place.files, job.cell, "artifacts", "round-000001.safetensors")
+    flip(file)
+    assert run(job, place) == ("done", [3])
+    assert f"{file}: not the file that was written" in log(job, place)
+    with Store.open(place.db) as store:
+        digests = store.stages([job.cell])[job.cell, "train"].record["sha256"]
+    for count in ROUNDS:
+        name = f"artifacts/round-{count:06d}.safetensors"
+        written = hashlib.sha256(Path(place.files, job.cell, name).read_bytes()).hexdigest()
+        assert (written == digests[name]) == (count != 1)
+    assert numbers(place) == numbers(undisturbed)

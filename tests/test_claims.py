@@ -1,0 +1,271 @@
+"""What the pages of results/ say is what the committed rows say: intervals, p-values and marks, computed anew.
+
+The tests are those that results/README.md names. Rows are read as the JSON lines hold them.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterable
+from decimal import ROUND_HALF_UP, Decimal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import stats
+
+RESULTS = Path(__file__).parent.parent / "results"
+HEADS = {"cls": "CLS", "vis": "VIS", "cls_vis": "CLS+VIS"}
+
+
+def cells(file: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (RESULTS / file).read_text(encoding="utf-8").splitlines()[1:]]
+
+
+def page(name: str) -> str:
+    return (RESULTS / name).read_text(encoding="utf-8")
+
+
+def setting(spec: Any, name: str) -> Any:
+    """The value of the first setting with this last name, wherever it stands."""
+    if isinstance(spec, dict):
+        if name in spec:
+            return spec[name]
+        for value in spec.values():
+            if (found := setting(value, name)) is not None:
+                return found
+    return None
+
+
+def verdicts(cell: dict[str, Any], metric: str, round: int) -> np.ndarray:
+    """One 0 or 1 an image after a round: was it classified right."""
+    (stage,) = [s for s in cell["stages"] if s["stage"].startswith(f"{metric}-") and s["stage"].endswith(f"@{round}")]
+    chunks = [np.unpackbits(np.frombuffer(base64.b64decode(b), np.uint8))[:n] for _, n, b in stage["outcomes"]]
+    return np.concatenate(chunks).astype(float)
+
+
+def numbers(cell: dict[str, Any], metric: str) -> dict[tuple[int, int], float]:
+    """{(round, client): value} of a number logged during training."""
+    (stage,) = [s for s in cell["stages"] if s["stage"] == "train"]
+    return {(n[0], n[1]): n[3] for n in stage["numbers"] if n[2] == metric}
+
+
+def show(value: float, digits: int = 1) -> str:
+    """Rounded half up, as a table in the pages writes it."""
+    text = str(Decimal(repr(round(float(value), 6))).quantize(Decimal(1).scaleb(-digits), ROUND_HALF_UP))
+    return text.removeprefix("-") if not float(text) else text
+
+
+def paired(differences: np.ndarray, digits: int = 1) -> tuple[str, float]:
+    """("mean (low to high)" in points, p of the t test) over images; the interval is the normal one."""
+    points = 100 * differences
+    mean, half = points.mean(), 1.96 * points.std(ddof=1) / len(points) ** 0.5
+    text = f"{show(mean, digits)} ({show(mean - half, digits)} to {show(mean + half, digits)})"
+    return text, float(stats.ttest_1samp(points, 0).pvalue)
+
+
+def mcnemar(a: np.ndarray, b: np.ndarray) -> float:
+    wins, losses = int(((a == 1) & (b == 0)).sum()), int(((a == 0) & (b == 1)).sum())
+    return float(stats.binomtest(wins, wins + losses).pvalue)
+
+
+def holm(ps: Iterable[float]) -> list[float]:
+    """Holm's correction: the i-th smallest of m times (m - i), never below the one before, at most 1."""
+    ps = list(ps)
+    corrected, least = [1.0] * len(ps), 0.0
+    for i, j in enumerate(sorted(range(len(ps)), key=ps.__getitem__)):
+        least = corrected[j] = min(1.0, max(least, ps[j] * (len(ps) - i)))
+    return corrected
+
+
+def p(value: float) -> str:
+    """1, two digits, the first digit that is not zero from 0.001 on, or < 0.001."""
+    if value > 0.995:
+        return "1"
+    if value >= 0.0095:
+        return show(value, 2)
+    return show(value, 3) if value >= 0.001 else "< 0.001"
+
+
+def test_holm_and_paired_on_small_numbers():
+    """Three p-values by hand: 0.01 * 3, 0.02 * 2, and 0.03 * 1 lifted to the one before."""
+    assert holm([0.02, 0.03, 0.01]) == pytest.approx([0.04, 0.04, 0.03])
+    assert paired(np.array([0.01, 0.03])) == ("2.0 (0.0 to 4.0)", pytest.approx(0.295, abs=0.001))
+    assert mcnemar(np.array([1, 1, 0, 1]), np.array([0, 0, 0, 1])) == 0.5
+
+
+def test_sfat_differences():
+    runs = {
+        (setting(c["spec"]["protocol"], "rule")["name"], c["spec"]["seed"]): c for c in cells("sfat-jpeg75-cpu.jsonl")
+    }
+    attacks = {"natural": "natural", "FGSM": "fgsm", "PGD-20": "pgd20", "CW": "cw"}
+    rows, ps = [], []
+    for one, other in (("fedavg_shrink", "samples"), ("sfat", "samples"), ("sfat_released", "sfat")):
+        for shown, metric in attacks.items():
+            by_seed = [verdicts(runs[one, s], metric, 20) - verdicts(runs[other, s], metric, 20) for s in (6, 7)]
+            seeds = [float(d.mean()) for d in by_seed]
+            equal = abs(seeds[0] - seeds[1]) < 1e-9
+            over_seeds = "none: equal" if equal else show(stats.ttest_1samp(seeds, 0).pvalue, 2)
+            images, value = paired(np.mean(by_seed, axis=0))
+            ps.append(value)
+            rows.append(f"| {shown} | {', '.join(show(100 * s) for s in seeds)} | {over_seeds} | {images} |")
+    text = page("sfat.md")
+    for row, value in zip(rows, holm(ps), strict=True):
+        assert f"{row} {p(value)} |" in text
+    assert mcnemar(*(verdicts(runs[rule, 6], "natural", 20) for rule in ("fedavg_shrink", "samples"))) < 3e-7
+
+
+def transformers() -> dict[tuple[str, str, str], dict[str, Any]]:
+    """(head, method, training) -> cell."""
+    found = {}
+    for cell in cells("fat-transformers-jpeg75-cpu.jsonl"):
+        protocol = cell["spec"]["protocol"]
+        rule = setting(protocol, "rule") or {}
+        method = {"fedgate": "FedGATE", "scaffold": "SCAFFOLD"}.get(protocol["name"])
+        if method is None and rule["name"] == "fedwavg":
+            method = f"FedWAvg({rule['q']:g})"
+        method = method or ("FedProx" if setting(protocol, "proximal") else "FedAvg")
+        training = "NT" if setting(protocol, "objective")["name"] == "standard" else "AT"
+        found[HEADS[cell["spec"]["model"]["head"]], method, training] = cell
+    assert len(found) == 36
+    return found
+
+
+def test_transformers_accuracies_and_what_is_not_above_chance():
+    found, text = transformers(), page("fat-transformers.md")
+    below = 0
+    for head in HEADS.values():
+        row = f"| {head} |"
+        for method in ("FedAvg", "FedProx", "FedGATE", "SCAFFOLD", "FedWAvg(1)", "FedWAvg(10)"):
+            marks = []
+            for training, metric in (("NT", "natural"), ("AT", "natural"), ("AT", "pgd7")):
+                right = verdicts(found[head, method, training], metric, 20)
+                chance = stats.binomtest(int(right.sum()), len(right), 0.1, alternative="greater").pvalue >= 0.01
+                below += chance and metric == "pgd7"
+                marks.append(show(100 * right.mean()) + "*" * int(chance))
+            row += f" {' / '.join(marks)} |"
+        assert row in text
+    assert f"{below} of 18 cannot be told from guessing" in text
+
+
+def test_transformers_fedwavg_against_fedavg():
+    found, text = transformers(), page("fat-transformers.md")
+    kinds = {"NT": ("NT", "natural"), "AT": ("AT", "natural"), "AT, PGD-7": ("AT", "pgd7")}
+    for method, kept in (("FedWAvg(1)", 0), ("FedWAvg(10)", 5)):
+        rows, ps = [], []
+        for head in HEADS.values():
+            for shown, (training, metric) in kinds.items():
+                a, b = (verdicts(found[head, m, training], metric, 20) for m in (method, "FedAvg"))
+                rows.append(f"| {head} | {shown} | {paired(a - b)[0]} |")
+                ps.append(mcnemar(a, b))
+        corrected = holm(ps)
+        assert sum(value < 0.05 for value in corrected) == kept
+        for row, value in zip(rows, corrected, strict=True):
+            assert (f"{row} {p(value)} |" in text) == (value < 0.05)
+        if not kept:
+            assert f"smallest p {show(min(ps), 2)},\ncorrected {show(min(corrected), 2)}" in text
+
+
+def test_adfl_differences():
+    runs = {}
+    for cell in cells("adfl-mnist-jpeg-cpu.jsonl"):
+        adfl = setting(cell["spec"]["protocol"], "rule")["name"] == "adfl"
+        runs[cell["spec"]["partition"]["table"], adfl, cell["spec"]["seed"]] = (
+            verdicts(cell, "natural", 30).mean() * 100
+        )
+    text, rows, ps, all_tables = page("adfl.md"), [], [], []
+    for table in ("middle", "low", "high"):
+        differences = np.array([runs[table, True, s] - runs[table, False, s] for s in range(5)])
+        test = stats.ttest_1samp(differences, 0)
+        low, high = test.confidence_interval()
+        assert (differences < 0).all()
+        assert show(stats.wilcoxon(differences).pvalue, 2) == "0.06"
+        spread = f"{show(differences.mean(), 2)} ±{show(differences.std(ddof=1), 2)}"
+        rows.append(f"| {spread} | {show(low, 2)} to {show(high, 2)} | {show(test.pvalue, 3)} |")
+        ps.append(test.pvalue)
+        all_tables.append(differences)
+    for row, value in zip(rows, holm(ps), strict=True):
+        assert f"{row} {p(value)} |" in text
+    test = stats.ttest_1samp(np.mean(all_tables, axis=0), 0)
+    low, high = test.confidence_interval()
+    assert f"95 % interval {show(-high, 2)} to {show(-low, 2)}" in text
+    assert f"p {show(test.pvalue, 3)}" in text
+
+
+def test_fedvkd_against_each_rival():
+    names = {"whole_vit": "ViT", "whole_resnet": "CNN", "edge_vit": "ViT", "edge_resnet": "CNN"}
+    protocols = {"fedvkd": "FedVKD", "fedaux": "FedAUX", "fedavg": "FedAvg", "fedgkt": "FedGKT"}
+    right = {}
+    for cell in cells("fedvkd-cifar10-jpeg75-cpu.jsonl"):
+        spec = cell["spec"]
+        if setting(spec["protocol"], "objective")["name"] == "standard":
+            method = f"{protocols[spec['protocol']['name']]} ({names[spec['model']['name']]})"
+            of_models = verdicts(cell, "natural", 10).reshape(-1, 200)
+            right[method, spec["partition"]["p"]] = of_models.mean(axis=0)
+    rivals = ("FedAUX (ViT)", "FedAvg (ViT)", "FedGKT (CNN)", "FedAUX (CNN)", "FedAvg (CNN)")
+    tests = [paired(right["FedVKD (ViT)", split] - right[rival, split]) for rival in rivals for split in (0.1, 0.2)]
+    corrected = holm(value for _, value in tests)
+    text = page("fedvkd.md")
+    for i, rival in enumerate(rivals):
+        (iid, _), (skewed, _) = tests[2 * i : 2 * i + 2]
+        assert f"| {rival} | {iid} | {p(corrected[2 * i])} | {skewed} | {p(corrected[2 * i + 1])} |" in text
+
+
+def test_april_shares_and_costs():
+    text = page("april.md")
+    for hits, n in ((100, 100), (97, 100), (96, 100), (93, 100), (5, 100), (1, 100), (0, 100), (5, 12), (0, 12),
+                    (24, 24), (22, 24), (21, 24), (20, 24), (10, 24), (9, 24), (7, 24), (1, 24), (0, 24)):  # fmt: skip
+        low, high = stats.binomtest(hits, n).proportion_ci(method="wilson")
+        interval = f"{show(100 * low, 0)} to {show(100 * high, 0)} %"
+        shown = f"| {hits} of {n} | {interval} |", f"| {hits} of {n} ({show(100 * hits / n, 0)} %) | {interval} |"
+        assert any(row in text for row in shown), shown
+    names = {"gaussian": "Gaussian 0.01", "fixed_position": "fixed position", "pruning": "pruning 0.8",
+             "locked_binary": "locked, R = 0.8"}  # fmt: skip
+    right = {}
+    for cell in cells("april-jpeg75-cpu.jsonl"):
+        protocol = cell["spec"]["protocol"]
+        if protocol["name"] == "fedsgd" and setting(protocol, "lr") == 0.001:
+            defence = setting(protocol, "defence")
+            shown = names.get(defence["name"]) or (f"R = {defence['rate']}" if "rate" in defence else "none")
+            right[shown] = verdicts(cell, "natural", 10)
+    none = right.pop("none")
+    assert len(right) == 7
+    ps = {shown: mcnemar(outcome, none) for shown, outcome in right.items()}
+    for (shown, outcome), corrected in zip(right.items(), holm(ps.values()), strict=True):
+        assert f"| {shown} | {paired(outcome - none)[0]} | {p(ps[shown])} | {p(corrected)} |" in text
+
+
+def test_april_attack_names_every_masked_image():
+    """24 of 24 at each rate, by `masked` from one update, as the first sentence of the page says."""
+    named = {}
+    for cell in cells("april-jpeg75-cpu.jsonl"):
+        protocol = cell["spec"]["protocol"]
+        if protocol["name"] != "eavesdrop" or setting(protocol, "inversion")["name"] != "masked":
+            continue
+        defence = setting(protocol, "defence")
+        if defence["name"] == "random_binary" and protocol["watched"] == 1:
+            named[defence["rate"]] = list(numbers(cell, "identification_victim").values())
+    assert named == {rate: [1.0] * 24 for rate in (0.2, 0.5, 0.8)}
+
+
+def test_speed_precisions():
+    both: dict[str, dict[tuple[str, int], dict[str, Any]]] = {"fp32": {}, "bf16": {}}
+    for precision, file in (("bf16", "sfat-jpeg75-cpu.jsonl"), ("fp32", "sfat-fp32-cpu.jsonl")):
+        for cell in cells(file):
+            both[precision][setting(cell["spec"]["protocol"], "rule")["name"], cell["spec"]["seed"]] = cell
+    runs = [(rule, seed) for rule in ("samples", "sfat") for seed in (6, 7)]
+    text = page("speed.md")
+    means, ps = "| mean of fp32 - bf16 |", "| p |"
+    for metric in ("natural", "fgsm", "pgd20", "cw"):
+        differences = [
+            100 * (verdicts(both["fp32"][run], metric, 20).mean() - verdicts(both["bf16"][run], metric, 20).mean())
+            for run in runs
+        ]
+        test = stats.ttest_1samp(differences, 0)
+        low, high = test.confidence_interval()
+        means += f" {show(np.mean(differences))} ({show(low)} to {show(high)}) |"
+        ps += f" {show(test.pvalue, 2)} |"
+    assert means in text
+    assert ps in text
