@@ -58,7 +58,7 @@ def test_every_model(name: str, shape: tuple[int, int, int]) -> None:
     model.eval()
     torch.testing.assert_close(model(x)[:1], model(x[:1]), rtol=1e-4, atol=1e-6)
     count = sum(p.numel() for p in model.parameters())
-    values = {"width": 9, "channels": shape[0], "size": shape[1], "classes": 7, **SETTINGS[name]}
+    values = {"width": 9, "channels": shape[0], "side": shape[1], "classes": 7, **SETTINGS[name]}
     assert count == expected_parameters(name, **values)
 
 
@@ -66,7 +66,7 @@ def test_every_model(name: str, shape: tuple[int, int, int]) -> None:
 def test_parameter_count_of_the_defaults(name: str) -> None:
     with torch.device("meta"):
         model = build(name, classes=100)
-    expected = expected_parameters(name, channels=3, size=32, classes=100)
+    expected = expected_parameters(name, channels=3, side=32, classes=100)
     assert sum(p.numel() for p in model.parameters()) == expected
 
 
@@ -74,7 +74,7 @@ def test_parameter_count_of_the_defaults(name: str) -> None:
 def test_parameter_count_of_the_imagenet_stem(name: str) -> None:
     with torch.device("meta"):
         model = build(name, (3, 224, 224), 1000, stem=7)
-    expected = expected_parameters(name, channels=3, size=224, classes=1000, stem=7)
+    expected = expected_parameters(name, channels=3, side=224, classes=1000, stem=7)
     assert sum(p.numel() for p in model.parameters()) == expected
 
 

@@ -86,7 +86,7 @@ def test_every_model(name: str, shape: tuple[int, int, int]) -> None:
     model.eval()
     torch.testing.assert_close(model(x)[:1], model(x[:1]), rtol=1e-4, atol=1e-6)
     count = sum(p.numel() for p in trainable(model))
-    assert count == expected_parameters(name, **settings, channels=shape[0], size=shape[1], classes=7)
+    assert count == expected_parameters(name, **settings, channels=shape[0], side=shape[1], classes=7)
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_every_model(name: str, shape: tuple[int, int, int]) -> None:
 def test_parameter_count(name: str, settings: dict[str, object]) -> None:
     with torch.device("meta"):
         model = MODELS[name]((3, 32, 32), 100, **settings)
-    expected = expected_parameters(name, **settings, channels=3, size=32, classes=100)
+    expected = expected_parameters(name, **settings, channels=3, side=32, classes=100)
     assert sum(p.numel() for p in trainable(model)) == expected
 
 

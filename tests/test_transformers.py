@@ -408,7 +408,7 @@ def test_plan_counts_the_parameters(name: str, settings: dict[str, object]) -> N
     spec = signatures.check("Model", {"name": name, **settings})
     with torch.device("meta"):
         model = MODELS[name]((3, 224, 224), 10, **settings)
-    counted = formulas.formula("Model", spec, "Parameters", channels=3, size=224, classes=10)
+    counted = formulas.formula("Model", spec, "Parameters", channels=3, side=224, classes=10)
     assert counted == sum(p.numel() for p in model.parameters() if p.requires_grad)
 
 

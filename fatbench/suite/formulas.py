@@ -1,11 +1,16 @@
 """Expressions in docstrings: what a function costs, what is known of a data set, what a model is made of.
 
-A line `Label: <expression>` of a registered function is read from its source and evaluated before anything is imported:
+A line `Label: <expression>` of a registered function is read from its source and evaluated before anything is imported.
+Several lines of one label are terms of a sum.
 
-    Forward: epochs * objective          image passes per image; a nested call stands for its own passes
-    Train: 90000 + 90000 * enlarge       a fact of a data set; "about 8800" where the files decide
-    Parts: edge, server                  what a model is made of, or a protocol trains: words, no expression
-    Refuse if top > cohort / 2: <why>    a cell that the function cannot run; see `fatbench.suite.facts`
+    Forward, Backward    image passes per image; the name of a nested call stands for its own passes
+    Up, Down             of a protocol: models that a client sends and receives in a round, given `batches` of an epoch
+    Steps                of a protocol that does not train for `epochs`: gradient steps of the whole run
+    Parameters           of a model, given `channels`, `side` and `classes`
+    Train, Test          of a data set: images, "about 8800" where the files decide
+    Classes, Side, Channels    of a data set
+    Parts                what a model is made of, a protocol trains, a data set says: words, no expression
+    Refuse if <condition>: <why>    a cell that the function cannot run; see `fatbench.suite.facts`
 
 An expression has numbers, texts, names, dotted names (`local.epochs`), + - * / // % **, one comparison, `in`, `is`,
 `and`, `or`, `not`, `a if b else c`, and the FUNCTIONS below. What is not known makes everything that is computed from
