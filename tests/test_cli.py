@@ -28,10 +28,11 @@ base:
   protocol:
     name: fedavg
     rounds: 2
-    epochs: 1
-    batch: 16
-    lr: 0.05
-    objective: {name: at, attack: {name: pgd, eps: 8/255, step: 4/255, steps: 1}}
+    local:
+      epochs: 1
+      batch: 16
+      lr: 0.05
+      objective: {name: at, attack: {name: pgd, eps: 8/255, step: 4/255, steps: 1}}
     rule: samples
   monitor: {name: pgd, eps: 8/255, step: 4/255, steps: 1}
 axes:

@@ -44,17 +44,18 @@ base:
   protocol:
     name: fedavg
     rounds: 4
-    epochs: 1
-    batch: 16
-    lr: 0.05
-    objective: {name: at, attack: {name: pgd, eps: 8/255, step: 4/255, steps: 1}}
+    local:
+      epochs: 1
+      batch: 16
+      lr: 0.05
+      objective: {name: at, attack: {name: pgd, eps: 8/255, step: 4/255, steps: 1}}
     rule: samples
   monitor: natural
 axes:
   pace:
-    slow: {protocol: {lr: 0.02}}
+    slow: {protocol: {local: {lr: 0.02}}}
     usual: {}
-    fast: {protocol: {lr: 0.08}}
+    fast: {protocol: {local: {lr: 0.08}}}
 evaluate:
   checkpoints: [last]
   attacks:

@@ -39,10 +39,11 @@ base:
   protocol:
     name: fedavg
     rounds: 2
-    epochs: 1
-    batch: 16
-    lr: 0.05
-    objective: {name: at, attack: {name: pgd, eps: 8/255, step: 4/255, steps: 1}}
+    local:
+      epochs: 1
+      batch: 16
+      lr: 0.05
+      objective: {name: at, attack: {name: pgd, eps: 8/255, step: 4/255, steps: 1}}
     rule: samples
 axes:
   split: {skewed: {}, even: {partition: {name: iid, clients: 2}}}
@@ -342,7 +343,7 @@ def test_heat_maps_and_images_as_drawn(drawn: Suite) -> None:
 
 def test_many_panels_become_pages(drawn: Suite) -> None:
     """13 labels on the first axis and 2 on the second are 26 panels: a page for each label of the first."""
-    labels = ", ".join(f"L{i}: {{protocol: {{epochs: {i + 2}}}}}" for i in range(13))
+    labels = ", ".join(f"L{i}: {{protocol: {{local: {{epochs: {i + 2}}}}}}}" for i in range(13))
     many = written(("  method: {FAT", f"  size: {{{labels}}}\n  method: {{FAT"))
     raw = Path("drawn.yaml").read_text()
     Path("drawn.yaml").write_text(

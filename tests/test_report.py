@@ -56,10 +56,11 @@ base:
   protocol:
     name: fedavg
     rounds: 3
-    epochs: 1
-    batch: 32
-    lr: 0.01
-    objective: {name: at, attack: {name: pgd, eps: 8/255, step: 2/255, steps: 10}}
+    local:
+      epochs: 1
+      batch: 32
+      lr: 0.01
+      objective: {name: at, attack: {name: pgd, eps: 8/255, step: 2/255, steps: 10}}
     rule: {name: samples}
   monitor: {name: pgd, eps: 8/255, step: 2/255, steps: 20}
 axes:
@@ -901,7 +902,7 @@ def big(folder: Path, rows: int, headings: int) -> list[Grid]:
     text = SUITE[: SUITE.index("tables:")].replace(
         f'    "{ODD}": {{protocol: {{rule: {{name: sfat, alpha: 1/6, top: 1}}}}}}\n', ""
     )
-    more = "".join(f"    m{i}: {{protocol: {{epochs: {i + 2}}}}}\n" for i in range(rows - 2))
+    more = "".join(f"    m{i}: {{protocol: {{local: {{epochs: {i + 2}}}}}}}\n" for i in range(rows - 2))
     text = text.replace("    Uniform:", f"{more}    Uniform:")
     values = ", ".join(f"column {i}: pgd20" for i in range(headings))
     columns = ", ".join(f'column {i}: "{{split}}_pgd20"' for i in range(headings))
@@ -955,8 +956,8 @@ def test_latex_layouts(tmp_path: Path, rows: int, headings: int, style: str, tur
 def test_latex_of_six_groups_of_three_headings_is_split_by_group(tmp_path: Path) -> None:
     """Twelve rows, six groups, three headings, each with a published number: two floats of three whole groups."""
     text = SUITE[: SUITE.index("axes:")] + "axes:\n  model:\n"
-    text += "".join(f"    model {i}: {{protocol: {{epochs: {i + 1}}}}}\n" for i in range(12)) + "  aggregator:\n"
-    text += "".join(f"    Aggregator {i}: {{protocol: {{batch: {i + 1}}}}}\n" for i in range(6))
+    text += "".join(f"    model {i}: {{protocol: {{local: {{epochs: {i + 1}}}}}}}\n" for i in range(12)) + "  aggregator:\n"
+    text += "".join(f"    Aggregator {i}: {{protocol: {{local: {{batch: {i + 1}}}}}}}\n" for i in range(6))
     text += SUITE[SUITE.index("evaluate:") : SUITE.index("tables:")].replace("    overrides: [{set", "    #[{set")
     text += """\
 tables:
@@ -1170,8 +1171,8 @@ def test_paired_outcomes_are_read_from_the_database(tiny: Suite, tmp_path: Path)
 def test_ten_thousand_cells_in_time(tmp_path: Path) -> None:
     """build and render of 10,000 cells in 2 s of processor time; reading them from the database is beside that."""
     text = SUITE[: SUITE.index("axes:")].replace("[6, 7]", '"0-9"') + "axes:\n  epochs:\n"
-    text += "".join(f"    E{i}: {{protocol: {{epochs: {i + 1}}}}}\n" for i in range(40)) + "  batch:\n"
-    text += "".join(f"    B{i}: {{protocol: {{batch: {i + 1}}}}}\n" for i in range(25))
+    text += "".join(f"    E{i}: {{protocol: {{local: {{epochs: {i + 1}}}}}}}\n" for i in range(40)) + "  batch:\n"
+    text += "".join(f"    B{i}: {{protocol: {{local: {{batch: {i + 1}}}}}}}\n" for i in range(25))
     text += (
         SUITE[SUITE.index("evaluate:") : SUITE.index("tables:")]
         + """\

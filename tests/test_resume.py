@@ -33,11 +33,12 @@ base:
   protocol:
     name: scaffold
     rounds: 3
-    epochs: 1
-    batch: 16
-    lr: 0.05
-    momentum: 0.9
-    objective: {name: at, attack: {name: pgd, eps: 8/255, step: 4/255, steps: 2}}
+    local:
+      epochs: 1
+      batch: 16
+      lr: 0.05
+      momentum: 0.9
+      objective: {name: at, attack: {name: pgd, eps: 8/255, step: 4/255, steps: 2}}
     rule: {name: sfat, alpha: 1/6, top: 1}
   monitor: {name: pgd, eps: 8/255, step: 4/255, steps: 2}
 evaluate:

@@ -284,13 +284,13 @@ def _evaluation(bench: Bench, epochs: int, radius: int) -> Lines:
     acts: dict[str, Callable[[], object]] = {"theirs": theirs}
     acts |= {name: functools.partial(ours, name, *way) for name, way in ways.items()}
     seconds = interleaved(bench.device, acts, bench.repeats(3), theirs="theirs")
-    natural = 100 * float(accuracy(on, state, images, labels, natural, ("bench",))[0].double().mean())
+    unattacked = 100 * float(accuracy(on, state, images, labels, natural, ("bench",))[0].double().mean())
     trained = f"trained {epochs} epoch{'s' * (epochs > 1)} with FGSM, eps {radius}/255"
     work = f"PGD-20 + CW + FGSM, {n} digits at 32x32, SmallCNN of width 64 {trained}"
 
     def one(name: str, what: str, goals: dict[str, float | None]) -> dict[str, Any]:
         shown = ["/".join(f"{100 * value:.1f}" for value in robust[key]) for key in (name, "theirs")]
-        note = f"accuracies {shown[0]} % against {shown[1]} % at the last step, {natural:.1f} % unattacked"
+        note = f"accuracies {shown[0]} % against {shown[1]} % at the last step, {unattacked:.1f} % unattacked"
         return line(
             f"{work}, {what}", "torchattacks, one after another", goals, ratios(seconds, "theirs", name), note=note
         )

@@ -51,6 +51,9 @@ def experiment(
     whose first `auxiliary_n` training images the server has, unlabelled; per_class: accuracies by class too; probe:
     what else is measured when the monitor runs; probe_every: of these rounds only its multiples, and the last. `passes`
     are forward and backward image passes per training image of one local epoch.
+
+    Fractions: train_accuracy, holdout_accuracy, holdout_gap, natural, monitor, val_natural, val_monitor,
+        natural_class, monitor_class, val_natural_class, val_monitor_class, edge_natural
     """
     settings = protocol.keywords  # type: ignore[attr-defined]
     rounds = settings["rounds"]

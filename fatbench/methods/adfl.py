@@ -50,6 +50,8 @@ def adfl(
     updates, whose clients are adfl_clients (m,).
 
     Source: Danilenka et al. 2022; differences: adfl-images, adfl-scores. Start, steps and step are not stated there.
+
+    Fractions: adfl_hit
     """
     problem = context.problem
     side = problem.images.shape[-2:] if problem.size is None else (problem.size, problem.size)

@@ -38,7 +38,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-import fatbench
+from fatbench import __version__
 from fatbench.engine.accuracy import natural
 from fatbench.engine.fast.draws import Streams, normal, uniform
 from fatbench.engine.gradients import Loss, cross_entropy, gradient_of, part_of, predict
@@ -273,6 +273,7 @@ def autoattack(
     package runs them itself. The passes below are at most: those of an image that withstands every stage, in float32
     and with 10 classes or more.
 
+    Package: autoattack, pyautoattack
     Forward: 7865
     Backward: 1910
     Refuse if classes < 4: AutoAttack's targeted losses need at least 4 classes, {data.name} has {classes}
@@ -283,7 +284,7 @@ def autoattack(
         classes = victim(x[:1]).shape[1]
         if classes < 4:
             raise AttackError(f"AutoAttack needs at least 4 classes (targeted DLR loss), the model has {classes}")
-        package = _autoattack_package()
+        package = "autoattack" if _installed("autoattack") else "pyautoattack"
         adversary = importlib.import_module(package).AutoAttack(
             victim, norm="Linf", eps=eps, seed=seed, version=version, device=x.device
         )
@@ -344,6 +345,8 @@ def torchattacks(
     {name: torchattacks, attack: MIFGSM, eps: 8/255, steps: 10}. Those that are not L-infinity attacks (CW, JSMA,
     OnePixel, ...) leave the ball. A seed the class takes is drawn from the generator unless it is given. AttackError:
     no such attack or setting; AutoAttack (10 APGD steps instead of 100: use `autoattack`). The passes are not known.
+
+    Package: torchattacks
     """
     with _foreign(model, generator, x.device) as (victim, seed):
         package = importlib.import_module("torchattacks")
@@ -382,8 +385,8 @@ def implementation(name: str) -> str:
     signature = signatures.describe("Attack", name)
     line = re.search(r"^\s*Package: (.+)$", signature.doc, re.MULTILINE)
     if line is None:
-        ours = Path(signature.file).resolve().is_relative_to(Path(fatbench.__file__).resolve().parent)
-        return f"fatbench {fatbench.__version__}" if ours else Path(signature.file).name
+        ours = Path(signature.file).resolve().is_relative_to(Path(__file__).resolve().parents[1])
+        return f"fatbench {__version__}" if ours else Path(signature.file).name
     package = next((name for name in re.split(r",\s*", line[1].strip()) if _installed(name)), line[1])
     try:
         return f"{package} {importlib.metadata.version(package)}"

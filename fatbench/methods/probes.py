@@ -110,6 +110,8 @@ def leakage(
 
     Source: ours; Tao et al. 2022 name the question as a limitation. Geiping et al. 2020 for the gradient.
     Refuse if side < 11: pictures are compared by SSIM, whose window is 11 x 11; images are {side} x {side}
+
+    Fractions: leak_identification, leak_initial_identification
     """
     update = result.updates[0]
     chosen = problem.shards[update.client][:victims]

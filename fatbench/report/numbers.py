@@ -11,17 +11,10 @@ from typing import Any
 from fatbench.report import flags as checking
 from fatbench.report import provenance
 from fatbench.store.selection import MONITORED, Checkpoint, checkpoint_round
+from fatbench.suite import facts
 from fatbench.suite.cells import Cell, Evaluation, Plan
 from fatbench.suite.tables import SOURCE
 
-# Training numbers that are shares in [0, 1]; every other training number is plain.
-FRACTIONS = (
-    "train_accuracy", "holdout_accuracy", "holdout_gap", "natural", "monitor", "val_natural", "val_monitor",
-    "natural_class", "monitor_class", "val_natural_class", "val_monitor_class", "edge_natural", "adfl_hit",
-    "identification", "identification_ci", "label_recovery", "never_updated", "updated_share",
-    "leak_identification",
-    "leak_initial_identification",
-)  # fmt: skip
 EVERY = -2  # the client of a source "metric[*]": a line each
 
 
@@ -50,7 +43,8 @@ class Source:
 
     @property
     def fraction(self) -> bool:
-        return self.stage != "train" or self.metric in FRACTIONS
+        """Whether it is a share in [0, 1], printed as per cent: an accuracy, or a metric that its function declares."""
+        return self.stage != "train" or self.metric in facts.fractions()
 
 
 def metric_names(sources: Iterable[Source]) -> dict[str, str]:

@@ -369,7 +369,7 @@ def _attack(
     numbers = [Number(evaluation.label, value, round, n=n), Number("seconds", time.perf_counter() - begin, round)]
     if list(models) != [-1]:
         numbers += [Number(evaluation.label, float(v), round, n, k) for k, v in zip(models, right, strict=True)]
-    if evaluation.attack["name"] == "natural":
+    if formulas.formula("Attack", evaluation.attack, "Forward") == 0:  # the images are as they were
         dead = [zero_gradients(ready.problem, model, images, labels) for model in models.values()]
         numbers.append(Number("zero_gradients", sum(dead) / len(dead), round, n=n))
     store.finish(run, numbers, record=record)

@@ -21,7 +21,7 @@ from typing import Any
 
 from fatbench.errors import SpecError, did_you_mean
 from fatbench.suite.formulas import UNKNOWN, evaluate, formula, lines, member, unreadable
-from fatbench.suite.signatures import describe, nested
+from fatbench.suite.signatures import describe, names, nested
 from fatbench.suite.types import number
 
 
@@ -47,6 +47,13 @@ def of_data(spec: Mapping[str, Any]) -> Data:
     doc = describe("Data", spec["name"]).doc
     about = any(text.startswith("about ") for label in ("Train:", "Test:") for text in lines(doc, label))
     return Data(fact("Train"), fact("Test"), fact("Classes"), fact("Side"), fact("Channels"), about)
+
+
+def fractions() -> frozenset[str]:
+    """The metrics that are shares, printed as per cent, from the lines `Fractions:` of what a cell may call."""
+    kinds = ("Experiment", "Protocol", "Rule", "Probe")
+    texts = [text for kind in kinds for name in names(kind) for text in lines(describe(kind, name).doc, "Fractions:")]
+    return frozenset(metric.strip() for text in texts for metric in text.split(","))
 
 
 def cohort(spec: Mapping[str, Any]) -> int:

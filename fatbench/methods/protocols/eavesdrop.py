@@ -73,6 +73,8 @@ def eavesdrop(
     Forward: rounds * victims * batch * (1 + (watched - 1) * (weights == "moving")) / images
     Backward: rounds * victims * batch * (1 + (watched - 1) * (weights == "moving")) / images
     Refuse if side < 11: pictures are compared by SSIM, whose window is 11 x 11; images are {side} x {side}
+
+    Fractions: identification, identification_ci, label_recovery
     """
     model = without_block0_norm(problem.model) if block0 == "bare" else problem.model
     # The weights never change and follow from the seed, so no state carries them: 88 MB a cell for ViT-S/16.

@@ -69,6 +69,7 @@ def fedsgd(
     Backward: rounds * objective
     Up: batches
     Down: batches
+    Fractions: never_updated, updated_share
     """
     if any(isinstance(module, _BatchNorm) for module in problem.model.modules()):
         raise ValueError("fedsgd: clients upload gradients only, and this model has batch normalisation")
