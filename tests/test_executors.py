@@ -107,7 +107,7 @@ def ignore(lane: int, event: Event) -> None:
 
 def diverging(job: Job, cell: str = "wild") -> Job:
     spec = copy.deepcopy(job.spec)
-    spec["protocol"]["lr"] = 1e30
+    spec["protocol"]["local"]["lr"] = 1e30
     return replace(job, cell=cell, spec=spec)
 
 

@@ -227,7 +227,7 @@ def test_a_training_that_diverges_is_a_row_with_its_reason(job, tmp_path):
     from dataclasses import replace
 
     spec = copy.deepcopy(job.spec)
-    spec["protocol"]["lr"] = 1e30
+    spec["protocol"]["local"]["lr"] = 1e30
     wild = replace(job, cell="wild", spec=spec)
     place = machine(tmp_path)
     with Store.open(place.db, create=True) as store:
