@@ -156,7 +156,7 @@ def test_an_auxiliary_set_is_refused_before_anything_runs(cell, tmp_path):
 
 
 FEDAVG = {
-    "name": "fedavg", "rounds": 1, "epochs": 1, "batch": 8, "lr": 0.1, "objective": "standard", "rule": "samples"
+    "name": "fedavg", "rounds": 1, "rule": "samples", "local": {"batch": 8, "lr": 0.1, "objective": "standard"}
 }  # fmt: skip
 
 
@@ -185,7 +185,7 @@ def test_missing_weights_are_refused_before_anything_runs(cell, tmp_path):
             "patches of 4x4 do not tile images of 6x6",
         ),
         ({"model": "edge_vit"}, r"model: fedavg trains a model that is trained whole \(whole_vit\?\), not edge_vit"),
-        ({"protocol": {**FEDAVG, "validators": 3}}, "validators: 3 of 3 clients leave nobody to train"),
+        ({"protocol": {**FEDAVG, "name": "fedavg_validated", "validators": 3}}, "validators: 3 of 3 clients leave nobody to train"),
         ({"partition": {"name": "label_table", "clients": 3, "classes": 11}}, "partition: classes: 11 of 10 classes"),
         (
             {"partition": {"name": "group_skew", "clients": 3, "groups": 4, "p": 0.5}},

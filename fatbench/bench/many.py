@@ -26,11 +26,11 @@ base:
   protocol:
     name: fedavg
     rounds: {rounds}
-    epochs: 1
-    batch: 32
-    lr: 0.01
-    momentum: 0.9
-    objective: {{name: at, attack: {{name: pgd, eps: 8/255, step: 2/255, steps: 10}}}}
+    local:
+      batch: 32
+      lr: 0.01
+      momentum: 0.9
+      objective: {{name: at, attack: {{name: pgd, eps: 8/255, step: 2/255, steps: 10}}}}
     rule: {{name: samples}}
 axes:
 {axes}

@@ -378,7 +378,7 @@ def implementation(name: str) -> str:
     SpecError: no attack is named so.
     """
     file = Path(signatures.describe("Attack", name).file)
-    if file.resolve() != Path(__file__).resolve():
+    if not file.resolve().is_relative_to(signatures.PACKAGE.resolve()):
         return file.name
     package = {"autoattack": _autoattack_package(), "torchattacks": "torchattacks"}.get(name)
     if package is None:
