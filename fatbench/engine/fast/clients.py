@@ -167,9 +167,7 @@ def train(clients: Sequence[Client], local: LocalTraining, broadcast_loss: bool 
     """
     places = sorted(range(len(clients)), key=lambda at: -clients[at].n)  # those of one batch length are neighbours
     clients = [clients[at] for at in places]
-    problem = replace(
-        clients[0].problem, path="reference"
-    )  # tensors as they come: channels are not what lies innermost
+    problem = replace(clients[0].problem, path="reference")  # tensors as they come: channels are not innermost
     sizes = [client.n for client in clients]
     images, labels, shards = pool = _pooled(clients)
     before = _broadcast_losses(clients, pool, local) if broadcast_loss else [None] * len(clients)
@@ -344,7 +342,7 @@ def _asked(
     masks: Sequence[Generator],
     local: LocalTraining,
 ) -> Callable[[int, int, int], dict[str, Any]]:
-    """What the objective asks for, of clients i to j - 1 with `length` images each; see `local._offers`."""
+    """What the objective asks for, of clients i to j - 1 with `length` images each; see `local.offers`."""
 
     @cache
     def frozen(i: int, j: int) -> nn.Module:

@@ -77,6 +77,8 @@ def fedgkt(
     Forward: rounds * local
     Backward: rounds * local
     Parts: edge, server
+    Refuse if local.proximal is not None: local: proximal: it pulls towards the broadcast weights, and no edge
+        receives any
     Refuse if 'edge' not in model.parts: {name} trains a model of an edge and a server (edge_vit, ...), not {model.name}
     """
     check_model("fedgkt", problem.model)

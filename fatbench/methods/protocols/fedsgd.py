@@ -31,7 +31,8 @@ import torch
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from fatbench.engine.local import load, pixels, precision_context, trainable
+from fatbench.engine.asks import granted
+from fatbench.engine.local import frozen, load, offers, pixels, precision_context, trainable
 from fatbench.engine.optimisers import Descent, Moments, masked_adam, packed, unpacked
 from fatbench.engine.randomness import forked, generator
 from fatbench.engine.rounds import Cost, Memory, Metrics, Mixing, Problem, Round, State, Stats, Tensors, Update
@@ -137,7 +138,8 @@ def _upload(
         if problem.augment is not None:
             x = problem.augment(x, generator(problem.seed, "augment", *key, device=problem.device))
         with precision_context(problem):
-            loss, hits = objective(model, x, y, generator(problem.seed, "attack", *key, device=problem.device))
+            noise = generator(problem.seed, "attack", *key, device=problem.device)
+            loss, hits = objective(model, x, y, noise, **granted(objective, offers(problem, k, frozen(model))))
         gradient = dict(zip(named, torch.autograd.grad(loss, list(named.values())), strict=True))
     with torch.no_grad():
         sent, mask = defence(gradient, Upload(problem.seed, k, epoch, place))
