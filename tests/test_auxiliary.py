@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from protocol_runs import nested, same
 from torch import Tensor, nn
 
 from fatbench.engine.local import LocalTraining
@@ -30,7 +31,6 @@ from fatbench.methods.protocols.fedavg import fedavg
 from fatbench.models import MODELS
 from fatbench.models.edge import whole_vit
 from fatbench.run import checkpoints
-from protocol_runs import nested, same
 
 CPU = torch.device("cpu")
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from protocol_runs import nested, same
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -23,7 +24,6 @@ from fatbench.methods.protocols.fedgkt import fedgkt
 from fatbench.methods.protocols.fedvkd import fedvkd
 from fatbench.models.edge import edge_resnet8, edge_vit
 from fatbench.run import checkpoints
-from protocol_runs import nested, same
 
 BOXES = {"fedgkt": fedgkt, "fedvkd": fedvkd}
 CPU = torch.device("cpu")

@@ -185,7 +185,10 @@ def test_missing_weights_are_refused_before_anything_runs(cell, tmp_path):
             "patches of 4x4 do not tile images of 6x6",
         ),
         ({"model": "edge_vit"}, r"model: fedavg trains a model that is trained whole \(whole_vit\?\), not edge_vit"),
-        ({"protocol": {**FEDAVG, "name": "fedavg_validated", "validators": 3}}, "validators: 3 of 3 clients leave none to train"),
+        (
+            {"protocol": {**FEDAVG, "name": "fedavg_validated", "validators": 3}},
+            "validators: 3 of 3 clients leave none to train",
+        ),
         ({"partition": {"name": "label_table", "clients": 3, "classes": 11}}, "partition: classes: 11 of 10 classes"),
         (
             {"partition": {"name": "group_skew", "clients": 3, "groups": 4, "p": 0.5}},

@@ -16,6 +16,7 @@ import torch
 from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
+from protocol_runs import nested
 from torch import Tensor, nn
 
 from fatbench import models
@@ -38,7 +39,6 @@ from fatbench.run import checkpoints, worker
 from fatbench.run import start as run
 from fatbench.store.stages import Store
 from fatbench.suite import files
-from protocol_runs import nested
 
 CPU = torch.device("cpu")
 SHARDS = (7, 6, 3, 7, 4)  # in batches of 4: 4 and 3, 4 and 2, 3, 4 and 3, 4
@@ -531,9 +531,7 @@ def test_convolutional_networks_stack_by_channels_and_others_by_vmap() -> None:
         on = problem(model, "fast")
         return fast._form(on, on.model)
 
-    assert {form(network(m)) for m in ("nin", "small_cnn", "resnet18", "mcmahan_cnn", "whole_resnet")} == {
-        ChannelStack
-    }
+    assert {form(network(m)) for m in ("nin", "small_cnn", "resnet18", "mcmahan_cnn", "whole_resnet")} == {ChannelStack}
     assert form(network("vit")) is form(network("whole_vit")) is form(Mixing()) is fast.VmapStack
 
 
@@ -614,7 +612,10 @@ def test_path_and_stack_are_recorded_with_every_number(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"path": "refrence"}, r"--path: expected reference, loop, fast, got 'refrence' \(did you mean 'reference'\?\)"),
+        (
+            {"path": "refrence"},
+            r"--path: expected reference, loop, fast, got 'refrence' \(did you mean 'reference'\?\)",
+        ),
         ({"path": "fast", "microbatch": 4}, "--path fast and --microbatch 4 contradict each other"),
         ({"together": 3}, "--together 3 trains cells in one program: it needs --path fast, not loop"),
         ({"together": 3, "path": "fast", "executor": "ray"}, "--together 3: ray gives every cell a process"),

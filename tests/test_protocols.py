@@ -11,12 +11,12 @@ from dataclasses import replace
 
 import pytest
 import torch
+from protocol_runs import nested, same
 from torch import Tensor, nn
 
 from fatbench.engine.rounds import Problem, State
 from fatbench.methods import objectives, rules
 from fatbench.methods.protocols import PROTOCOLS
-from protocol_runs import nested, same
 
 TARGETS = [[51, 102], [204, 0], [255, 153]]  # a_k in 1/255
 A = torch.tensor(TARGETS) / 255

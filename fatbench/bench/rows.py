@@ -284,7 +284,9 @@ def _evaluation(bench: Bench, epochs: int, radius: int) -> Lines:
     acts: dict[str, Callable[[], object]] = {"theirs": theirs}
     acts |= {name: functools.partial(ours, name, *way) for name, way in ways.items()}
     seconds = interleaved(bench.device, acts, bench.repeats(3), theirs="theirs")
-    natural = 100 * float(accuracy(on, state, images, labels, attacks.ATTACKS["natural"], ("bench",))[0].double().mean())
+    natural = 100 * float(
+        accuracy(on, state, images, labels, attacks.ATTACKS["natural"], ("bench",))[0].double().mean()
+    )
     trained = f"trained {epochs} epoch{'s' * (epochs > 1)} with FGSM, eps {radius}/255"
     work = f"PGD-20 + CW + FGSM, {n} digits at 32x32, SmallCNN of width 64 {trained}"
 

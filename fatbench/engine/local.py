@@ -140,9 +140,9 @@ def train(
 ) -> tuple[Moments, Stats]:
     """Client k's training of `weights`, in place; the optimiser's moments after it, and what the client reports.
 
-    `network` maps images to logits by these weights. gradient: what is done to the gradients before a step;
-    after_step: what is done to the weights after it; loss_of: added to the objective's loss, after its last forward
-    pass. The objective may ask for what `offers` names.
+    `network` maps images (B, C, H, W) to logits (B, classes) by these weights. gradient: what is done to the gradients
+    before a step; after_step: what is done to the weights after it; loss_of: added to the objective's loss, after its
+    last forward pass. The objective may ask for what `offers` names.
     """
     moments = moments or {}
     how = local.descent(plain=problem.path == "reference")

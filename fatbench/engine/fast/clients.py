@@ -12,8 +12,8 @@
         weights (K, ...) <- SGD(weights, d sum(loss) / d weights)       no loss depends on another's weights
 
 Both agree to rounding: grouped convolutions and batched products add up in another order. What was built for one client
-at a time runs here unchanged, because attacks treat every image for itself and the model does the stacking: `ChannelStack`
-where the network is one of convolutions, else `VmapStack`.
+at a time runs here unchanged, because attacks treat every image for itself and the model does the stacking:
+`ChannelStack` where the network is one of convolutions, else `VmapStack`.
 
 Several clients at once need several times the memory. What one takes is measured, and so many are stacked as fit. The
 numbers of a client depend, in the last bits, on who is stacked with it: a run is reproduced bit for bit where the

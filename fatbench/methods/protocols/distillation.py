@@ -213,7 +213,7 @@ def clean_pass(problem: Problem, sent: Sent, batch: int) -> Tensor:
 
 
 def knowledge(sent: Sent, k: int, logits: Tensor) -> Tensors:
-    """What client k gets back and keeps: the server's logits for its own examples, and which examples they are."""
+    """What client k gets back and keeps: "logits" (N_k, classes) of the server and "ids" (N_k,) of its examples."""
     own = sent.owned[k]
     return {"ids": sent.ids[own].clone(), "logits": logits[own].clone()}
 
