@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from protocol_runs import nested, same
 from torch import Tensor, nn
 
+from fatbench.engine.local import LocalTraining
 from fatbench.engine.rounds import Problem, Round, State, Stats, Update
 from fatbench.methods import objectives, rules
 from fatbench.methods.protocols.auxiliary import (
@@ -238,7 +240,7 @@ def aux(on: Problem, state: State, rounds: int = 1, **settings: object) -> Itera
         "rule": functools.partial(rules.samples), "distillation_lr": 0.01, "distillation_batch": 8,
         "epsilon": 1.0,
     }  # fmt: skip
-    return fedaux(on, state, **{**defaults, **settings})
+    return fedaux(on, state, **nested(**{**defaults, **settings}))
 
 
 def test_without_distillation_it_is_fedavg() -> None:
@@ -246,10 +248,13 @@ def test_without_distillation_it_is_fedavg() -> None:
     ours = list(aux(on, state, 2, distillation_epochs=0))
     theirs = list(
         fedavg(
-            on, state, rounds=2, epochs=1, batch=4, lr=0.05, momentum=0.9, objective=objectives.standard,
+            on,
+            state,
+            rounds=2,
+            local=LocalTraining(batch=4, lr=0.05, momentum=0.9, objective=objectives.standard),
             rule=functools.partial(rules.samples),
         )
-    )  # fmt: skip
+    )
     for a, b in zip(ours, theirs, strict=True):
         assert all(torch.equal(a.state.model[name], b.state.model[name]) for name in a.state.model)
         assert a.cost.bytes_down == b.cost.bytes_down
@@ -311,9 +316,8 @@ def test_a_run_resumed_ends_with_the_same_bytes(settings: dict, path: str, tmp_p
     checkpoints.save_state(tmp_path / "state", first.state)
     resumed = list(aux(on, checkpoints.load_state(tmp_path / "state", "cpu"), 3, **settings))
     for ours, theirs in zip(straight[1:], resumed, strict=True):
-        for a, b in ((ours.state.model, theirs.state.model), (ours.state.server, theirs.state.server)):
-            assert a.keys() == b.keys()
-            assert all(torch.equal(a[name], b[name]) for name in a)
+        assert same(ours.state.model, theirs.state.model)
+        assert same(ours.state.server, theirs.state.server)
         assert ours.metrics == theirs.metrics
 
 

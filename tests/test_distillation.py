@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from protocol_runs import nested, same
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -124,7 +125,7 @@ def run(box: str, on: Problem, state: State, rounds: int, **settings: object) ->
         "momentum": 0.0, "server_epochs": 1, "server_lr": SERVER_LR, "server_optimiser": "sgd", "server_momentum": 0.0,
         "server_weight_decay": 0.0, "temperature": T, "alpha": ALPHA,
     }  # fmt: skip
-    return BOXES[box](on, state, **{**defaults, **settings})
+    return BOXES[box](on, state, **nested(**{**defaults, **settings}))
 
 
 def hot(i: int) -> Tensor:
@@ -168,7 +169,7 @@ def test_fedgkt_has_its_closed_form(settings: dict, labels: float, edges: float)
         torch.testing.assert_close(first.own[k]["classifier.1.weight"], edge_after_one_step(i))
         torch.testing.assert_close(first.updates[k].extra["logits"][0], edge_after_one_step(i) @ X[i])
         torch.testing.assert_close(first.updates[k].extra["features"], X[i].reshape(1, 1, 1, 2))
-        torch.testing.assert_close(first.state.clients[k]["knowledge/logits"][0], w_s @ X[i])
+        torch.testing.assert_close(first.state.clients[k]["knowledge"]["logits"][0], w_s @ X[i])
         torch.testing.assert_close(second.own[k]["classifier.1.weight"], edge_after_two_steps(i, w_s @ X[i]))
         assert not first.state.model["classifier.1.weight"].any()  # the initial edge's stays in the full state_dict
 
@@ -186,7 +187,7 @@ def test_fedvkd_has_its_closed_form() -> None:
     torch.testing.assert_close(first.state.model["server.head_dist.weight"], w)
     for k, i in enumerate(HELD):
         assert first.updates[k].extra["answers"].tolist() == [int(LABELS[i])]
-        torch.testing.assert_close(first.state.clients[k]["knowledge/logits"][0], w @ X[i])
+        torch.testing.assert_close(first.state.clients[k]["knowledge"]["logits"][0], w @ X[i])
         torch.testing.assert_close(second.own[k]["classifier.1.weight"], edge_after_two_steps(i, w @ X[i]))
 
     (still,) = run("fedvkd", on, state, 1, lr=1e-60)
@@ -197,7 +198,7 @@ def test_fedvkd_has_its_closed_form() -> None:
     torch.testing.assert_close(still.state.model["server.head.weight"], w)
     torch.testing.assert_close(still.state.model["server.head_dist.weight"], w_dist)
     for k, i in enumerate(HELD):
-        torch.testing.assert_close(still.state.clients[k]["knowledge/logits"][0], (w + w_dist) @ X[i] / 2)
+        torch.testing.assert_close(still.state.clients[k]["knowledge"]["logits"][0], (w + w_dist) @ X[i] / 2)
 
 
 # --- small networks on random images -----------------------------------------------------------------------------
@@ -280,13 +281,9 @@ def test_a_run_resumed_after_one_round_ends_with_the_same_bytes(box: str, path: 
     resumed = list(small(box, on, checkpoints.load_state(tmp_path / "state.safetensors", "cpu"), 3))
     assert [r.index for r in resumed] == [1, 2]
     for ours, theirs in zip(straight[1:], resumed, strict=True):
-        for a, b in ((ours.state.model, theirs.state.model), (ours.state.server, theirs.state.server)):
-            assert a.keys() == b.keys()
-            assert all(torch.equal(a[name], b[name]) for name in a)
-        for k in range(3):
-            a, b = ours.state.clients[k], theirs.state.clients[k]
-            assert a.keys() == b.keys()
-            assert all(torch.equal(a[name], b[name]) for name in a)
+        assert same(ours.state.model, theirs.state.model)
+        assert same(ours.state.server, theirs.state.server)
+        assert same(ours.state.clients, theirs.state.clients)
         assert ours.metrics == theirs.metrics
 
 
@@ -350,7 +347,7 @@ def test_released_logits_are_made_while_the_weights_move(box: str) -> None:
 
     def taught(**settings: object) -> Tensor:
         (result,) = small(box, on, state, 1, server_batch=6, server_shuffle=False, **settings)
-        return torch.stack([result.state.clients[k]["knowledge/logits"] for k in range(3)])
+        return torch.stack([result.state.clients[k]["knowledge"]["logits"] for k in range(3)])
 
     moving = [taught(server_logits=which) for which in ("clean", "released")]
     assert not torch.allclose(*moving)
@@ -427,7 +424,7 @@ def test_the_rate_decays_and_the_temperature_and_alpha_count(box: str) -> None:
         if box == "fedvkd":
             assert torch.equal(base[0], other[0])  # no knowledge in the first round
         assert not torch.equal(base[1], other[1])
-    slow = list(small(box, on, state, lr_decay=1e-30))
+    slow = list(small(box, on, state, lr_decay=1e-30, server_lr_decay=1e-30))
     assert torch.equal(slow[0].own[0]["extractor.conv1.weight"], base[0])
     torch.testing.assert_close(slow[1].own[0]["extractor.conv1.weight"], base[0])
     for name, value in slow[0].state.model.items():

@@ -14,6 +14,7 @@ from fatbench.engine import microbatch
 from fatbench.engine import randomness as rng
 from fatbench.engine.cohort import train_cohort
 from fatbench.engine.local import LocalTraining
+from fatbench.engine.optimisers import Moments, step
 from fatbench.engine.rounds import Problem
 from fatbench.methods import attacks, objectives
 
@@ -163,11 +164,10 @@ def test_the_step_is_torchs(path, settings):
     ours = [torch.zeros(2, 2), torch.zeros(1)]
     theirs = [torch.nn.Parameter(torch.zeros(2, 2)), torch.nn.Parameter(torch.zeros(1))]
     optimiser = torch.optim.SGD(theirs, lr=0.3, momentum=changes["momentum"], weight_decay=changes["weight_decay"])
-    velocity: list[torch.Tensor] = []
+    moments: Moments = {}
     for _ in range(5):
-        velocity = local_module.sgd_step(
-            ours, [w - t for w, t in zip(ours, target, strict=True)], velocity, local, path
-        )
+        gradients = [w - t for w, t in zip(ours, target, strict=True)]
+        moments = step(ours, gradients, moments, local.descent(plain=path == "reference"))
         for w, t in zip(theirs, target, strict=True):
             w.grad = w.detach() - t
         if local.clip:

@@ -956,7 +956,9 @@ def test_latex_layouts(tmp_path: Path, rows: int, headings: int, style: str, tur
 def test_latex_of_six_groups_of_three_headings_is_split_by_group(tmp_path: Path) -> None:
     """Twelve rows, six groups, three headings, each with a published number: two floats of three whole groups."""
     text = SUITE[: SUITE.index("axes:")] + "axes:\n  model:\n"
-    text += "".join(f"    model {i}: {{protocol: {{local: {{epochs: {i + 1}}}}}}}\n" for i in range(12)) + "  aggregator:\n"
+    text += (
+        "".join(f"    model {i}: {{protocol: {{local: {{epochs: {i + 1}}}}}}}\n" for i in range(12)) + "  aggregator:\n"
+    )
     text += "".join(f"    Aggregator {i}: {{protocol: {{local: {{batch: {i + 1}}}}}}}\n" for i in range(6))
     text += SUITE[SUITE.index("evaluate:") : SUITE.index("tables:")].replace("    overrides: [{set", "    #[{set")
     text += """\

@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from fatbench.engine.cohort import train_cohort
-from fatbench.engine.fast import clients as stacked
+from fatbench.engine.fast import clients as fast
 from fatbench.engine.local import LocalTraining, copied
 from fatbench.engine.rounds import Problem
 
@@ -118,8 +118,8 @@ def program_batches(problems: Sequence[Problem], objective: Any, batch: int) -> 
         clients = []
         for problem, whole, start in zip(problems, shards, starts, strict=True):
             on = replace(problem, shards=[shard[: batches * batch] for shard in whole])
-            clients += [stacked.Client(on, start, k, 0) for k in range(len(whole))]
-        return stacked.train(clients, local)
+            clients += [fast.Client(on, start, k, 0) for k in range(len(whole))]
+        return fast.train(clients, local)
 
     run(1)  # finds out how the model is stacked
     return run

@@ -27,11 +27,11 @@ base:
   protocol:
     name: fedavg
     rounds: {rounds}
-    epochs: 1
-    batch: 32
-    lr: 0.01
-    momentum: 0.9
-    objective: {{name: at, attack: {{name: pgd, eps: 8/255, step: 2/255, steps: 10}}}}
+    local:
+      batch: 32
+      lr: 0.01
+      momentum: 0.9
+      objective: {{name: at, attack: {{name: pgd, eps: 8/255, step: 2/255, steps: 10}}}}
     rule: {{name: samples}}
 axes:
 {axes}
@@ -80,7 +80,9 @@ def database(folder: Path, rates: int, splits: int, seeds: int) -> tuple[Path, s
     """(a suite of rates * splits * seeds cells, a database in which all of them are done), with numbers made up."""
     cells = rates * splits * seeds
     file = folder / f"bench-{cells}.yaml"
-    rate = "\n".join(f"    '{0.001 * i:.3f}': {{protocol: {{lr: {0.001 * i:.3f}}}}}" for i in range(1, rates + 1))
+    rate = "\n".join(
+        f"    '{0.001 * i:.3f}': {{protocol: {{local: {{lr: {0.001 * i:.3f}}}}}}}" for i in range(1, rates + 1)
+    )
     clients = "\n".join(f"    '{k}': {{partition: {{clients: {k}}}}}" for k in range(2, 2 + splits))
     axes = f"  lr:\n{rate}\n  clients:\n{clients}\n"
     text = SUITE.format(

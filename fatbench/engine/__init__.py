@@ -2,7 +2,7 @@
 
     rounds      the plain data that passes between all parts          local, optimisers   what a client does
     cohort      the one door to the training of a round's clients     mixing              from updates to the next model
-    asks        a function is given what its parameters name          experiment, measures a cell's rounds, and their numbers
+    asks        a function is given what its parameters name          experiment, measures  a cell, and its numbers
     accuracy    natural and under attack, image by image              gradients           of a loss by the images
     randomness  named, seeded streams                                 splits              who holds which examples
     memory, microbatch, precision, footprint                          a device: its memory, its arithmetic, its cost

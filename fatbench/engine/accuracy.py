@@ -20,7 +20,7 @@ from fatbench.engine.rounds import Problem, Tensors
 
 
 def natural(model: nn.Module, x: Tensor, y: Tensor, generator: torch.Generator) -> Tensor:
-    """No attack: the images as they are.
+    """No attack: the images (B, C, H, W) as they are.
 
     Forward: 0
     Backward: 0
@@ -80,7 +80,7 @@ def of_client(k: int) -> tuple[int, ...]:
 
 
 def edge_accuracy(problem: Problem, state: Tensors, images: Tensor, labels: Tensor, batch: int = 500) -> float:
-    """The accuracy of the small device's own classifier, `edge_logits` of the model, on clean images."""
+    """The accuracy of the small device's own classifier, `edge_logits` of the model, on images (n, C, H, W) uint8."""
     model = load(problem, state).eval()
     right = 0
     with torch.no_grad():
@@ -91,7 +91,7 @@ def edge_accuracy(problem: Problem, state: Tensors, images: Tensor, labels: Tens
 
 
 def zero_gradients(problem: Problem, state: Tensors, images: Tensor, labels: Tensor, batch: int = 500) -> float:
-    """The share of images whose loss has no gradient at all: gradient attacks cannot move those.
+    """The share of images (n, C, H, W) uint8 whose loss has no gradient: gradient attacks cannot move those.
 
     NIN ends in a ReLU, so an image whose logits are all zero is of this kind; see Athalye et al. 2018 on what such a
     number does to robust accuracy.

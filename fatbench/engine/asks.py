@@ -18,7 +18,7 @@ from typing import Any
 
 
 def asks(function: Callable[..., Any], name: str) -> bool:
-    """Whether a function, its settings bound or not, has a parameter called `name`."""
+    """Whether a function, its settings bound or not, has a parameter called `name` before the `*` of its settings."""
     return name in _parameters(getattr(function, "func", function))
 
 
@@ -29,4 +29,5 @@ def granted(function: Callable[..., Any], offers: Mapping[str, Callable[[], Any]
 
 @cache
 def _parameters(function: Callable[..., Any]) -> frozenset[str]:
-    return frozenset(inspect.signature(function).parameters)
+    parameters = inspect.signature(function).parameters.values()
+    return frozenset(p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD)

@@ -140,14 +140,14 @@ def train(
 ) -> tuple[Moments, Stats]:
     """Client k's training of `weights`, in place; the optimiser's moments after it, and what the client reports.
 
-    `network` maps images to logits by these weights. gradient: what is done to the gradients before a step;
-    after_step: what is done to the weights after it; loss_of: added to the objective's loss, after its last forward
-    pass. The objective may ask for what `_offers` offers.
+    `network` maps images (B, C, H, W) to logits (B, classes) by these weights. gradient: what is done to the gradients
+    before a step; after_step: what is done to the weights after it; loss_of: added to the objective's loss, after its
+    last forward pass. The objective may ask for what `offers` names.
     """
     moments = moments or {}
     how = local.descent(plain=problem.path == "reference")
     noise = generator(problem.seed, "attack", round, k, device=problem.device)
-    asked = granted(local.objective, _offers(problem, k, broadcast))
+    asked = granted(local.objective, offers(problem, k, broadcast))
     correct = torch.zeros((), device=problem.device)
     with forked(problem.seed, "dropout", round, k, device=problem.device):
         losses: list[Tensor] = []
@@ -170,17 +170,29 @@ def train(
     return moments, stats(local.epochs, local.momentum, n, means, sizes, float(correct))
 
 
-def _offers(
+def offers(
     problem: Problem, k: int, broadcast: Callable[[], nn.Module] | None = None
 ) -> Mapping[str, Callable[[], Any]]:
-    """What an objective may ask for.
+    """What an objective may ask for, each as a function that makes it.
 
     class_counts: how many examples of every class the client has, float, (1, C) (on the fast path (B, C): a row for
     every image). broadcast: the model theta^t that the round began with, in eval mode. client: the client's number.
+    ValueError, when asked: no model is broadcast.
     """
-    counts = functools.partial(class_counts, problem, [k])
-    offers: dict[str, Callable[[], Any]] = {"class_counts": counts, "client": lambda: k}
-    return offers if broadcast is None else {**offers, "broadcast": broadcast}
+
+    def nothing() -> nn.Module:
+        raise ValueError("the objective asks for the broadcast model, and this protocol does not broadcast any")
+
+    return {
+        "class_counts": functools.partial(class_counts, problem, [k]),
+        "broadcast": broadcast or nothing,
+        "client": lambda: k,
+    }
+
+
+def frozen(model: nn.Module) -> Callable[[], nn.Module]:
+    """A copy of the model as it is when asked for, in eval mode and without gradients."""
+    return lambda: copy.deepcopy(model).eval().requires_grad_(False)
 
 
 def class_counts(problem: Problem, clients: Sequence[int]) -> Tensor:
@@ -215,11 +227,8 @@ def train_client(
         for name, shift in weight_shift.items():
             entries[name].sub_(shift)
 
-    def frozen() -> nn.Module:
-        return copy.deepcopy(model).eval().requires_grad_(False)
-
     _, said = train(
-        problem, model, weights, k, round, local, gradient=gradient, after_step=after_step, broadcast=frozen
+        problem, model, weights, k, round, local, gradient=gradient, after_step=after_step, broadcast=frozen(model)
     )
     return Update(k, len(problem.shards[k]), copied(model), said)
 
@@ -229,7 +238,7 @@ def broadcast_loss(problem: Problem, broadcast: Tensors, k: int, round: int, loc
     model = load(problem, broadcast)
     shard = problem.shards[k]
     noise = generator(problem.seed, "broadcast_loss", round, k, device=problem.device)
-    asked = granted(local.objective, _offers(problem, k, lambda: copy.deepcopy(model).eval().requires_grad_(False)))
+    asked = granted(local.objective, offers(problem, k, frozen(model)))
     losses, sizes = [], []
     with forked(problem.seed, "broadcast_loss", round, k, device=problem.device):
         for batch in shard.split(local.batch):

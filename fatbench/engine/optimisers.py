@@ -3,10 +3,10 @@
     moments = {}
     moments = step(weights, gradients, moments, Descent("adam", lr=1e-3))
 
-`weights` and `gradients` are tensors in one order, `moments` holds lists of tensors in that order; `packed` and
-`unpacked` turn it into named tensors and back, so that a protocol can keep it in its State and a run go on from there.
-Written out, and compared with torch.optim by tests, because making one of torch's optimisers imports its compiler,
-which costs every worker seconds.
+`weights` and `gradients` are tensors in one order, each gradient of its weight's shape, `moments` holds lists of
+tensors in that order; `packed` and `unpacked` turn it into named tensors and back, so that a protocol can keep it in
+its State and a run go on from there. Written out, and compared with torch.optim by tests, because making one of torch's
+optimisers imports its compiler, which costs every worker seconds.
 """
 
 from __future__ import annotations
@@ -145,8 +145,8 @@ def packed(moments: Moments, names: Sequence[str]) -> Memory:
     """The moments as named tensors: {what: {name of the weight: tensor}}, and {"steps": how many}."""
     tensors: Memory = {}
     for what, parts in moments.items():
-        own = {name: part.detach().clone(memory_format=torch.contiguous_format) for name, part in zip(names, parts)}
-        tensors[what] = parts[0] if what == "steps" else dict(own)
+        copies = [part.detach().clone(memory_format=torch.contiguous_format) for part in parts]
+        tensors[what] = copies[0] if what == "steps" else dict(zip(names, copies, strict=True))
     return tensors
 
 

@@ -11,9 +11,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from torch import Generator, Tensor, device, nn
@@ -148,9 +148,3 @@ class Context:
     broadcast: Tensors  # theta^t
     memory: Memory  # what the rule left in Mixing.memory last round
     lr: float
-
-
-class ProtocolFunction(Protocol):
-    """The shape of every protocol: settings are keyword-only, a resumed run passes the last round's state."""
-
-    def __call__(self, problem: Problem, state: State) -> Iterator[Round]: ...

@@ -6,6 +6,6 @@
     probes (svcca)   what else is measured of a round           protocols/        one algorithm box of a paper a file
     inversions/      attacks that rebuild training images
 
-A method may call the engine: a protocol trains a cohort, a rule may run models. Not here: how a cell runs, where numbers
-are kept, anything that prints. No method imports the store, a runner or the command line.
+A method may call the engine: a protocol trains a cohort, a rule may run models. Not here: how a cell runs, where
+numbers are kept, anything that prints. No method imports the store, a runner or the command line.
 """

@@ -92,7 +92,7 @@ def draw_images(problem: Problem, states: Sequence[Tensors], blank: Tensor, step
     if problem.path != "reference" and problem.device.type != "cpu":
         model = load(problem, states[0]).eval()
         stacked = {name: torch.stack([state[name] for state in states]) for name in states[0]}
-        streams = [generator(problem.seed, "adfl dropout", device=problem.device)] * len(states)  # eval mode: not drawn
+        streams = [generator(problem.seed, "adfl dropout")] * len(states)  # in eval mode nothing is drawn
         network = VmapStack(model, stacked, streams, [])
 
         def all_models(x: Tensor) -> Tensor:

@@ -58,7 +58,8 @@ class AttackError(SpecError, ValueError):
 def fgsm(model: nn.Module, x: Tensor, y: Tensor, generator: torch.Generator, *, eps: Radius) -> Tensor:
     """Fast gradient sign method: one step of size eps along the sign of the cross-entropy gradient, no random start.
 
-    Goodfellow, Shlens and Szegedy 2015 (arXiv 1412.6572), section 4.
+    (B, C, H, W) in [0, 1] to the same, as every attack here. Goodfellow, Shlens and Szegedy 2015 (arXiv 1412.6572),
+    section 4.
 
     Forward: 1
     Backward: 1
@@ -98,6 +99,14 @@ def pgd(
     Madry et al. 2018 (arXiv 1706.06083), section 2.1. `start`: "uniform" in the ball, clipped to the box; "none" at
     the image; "gaussian" at x + 0.001 N(0, 1), which is MART's. `verdict`: see the module; with "any" the passes are at
     most those below.
+
+    x and the result are (B, C, H, W) in [0, 1], y is (B,). A model of one pixel that takes bright for class 1:
+
+    >>> model = lambda x: torch.cat([1 - x.flatten(1), x.flatten(1)], 1)
+    >>> x, y = torch.tensor([0.5, 0.98]).view(2, 1, 1, 1), torch.tensor([1, 0])
+    >>> x_adv = pgd(model, x, y, torch.Generator(), eps=0.1, step=0.06, steps=2, start="none")
+    >>> [round(value, 2) for value in x_adv.flatten().tolist()]
+    [0.4, 1.0]
 
     Forward: steps
     Backward: steps

@@ -2,14 +2,15 @@
 
     loss, correct = OBJECTIVES["trades"](model, x, y, generator, attack=attack, beta=6)
 
-`model`, `x`, `y`, `generator` are as in `fatbench.methods.attacks`; `attack` is an attack with its settings bound. `loss` is a
-scalar to call backward() on, the mean over the batch; `correct` (B,) bool says which of the images that the model was
-trained on (the adversarial ones, where there are any) it classified right, before the step. The attack sees the model
-in eval mode (dropout off, running batch-norm statistics, which it leaves alone), the loss in train mode, and the model
-is left in train mode (SFAT's update.py; Aldahdooh et al. 2022 do not say).
+`model`, `x`, `y`, `generator` are as in `fatbench.methods.attacks`; `attack` is an attack with its settings bound.
+`loss` is a scalar to call backward() on, the mean over the batch; `correct` (B,) bool says which of the images that the
+model was trained on (the adversarial ones, where there are any) it classified right, before the step. The attack sees
+the model in eval mode (dropout off, running batch-norm statistics, which it leaves alone), the loss in train mode, and
+the model is left in train mode (SFAT's update.py; Aldahdooh et al. 2022 do not say).
 
-Where the batch holds K clients (`fatbench.engine.fast.draws`), `loss` is (K,), each client's mean: the formula of a loss is a
-function of logits that `per_client` calls. An objective without that is never stacked, and trains client by client.
+Where the batch holds K clients (`fatbench.engine.fast.draws`), `loss` is (K,), each client's mean: the formula of a
+loss is a function of logits that `per_client` calls. An objective without that is never stacked, and trains client by
+client.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ from fatbench.suite.types import Attack, NonNegative, Probability
 
 def standard(model: nn.Module, x: Tensor, y: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """Standard training: CE(f(x), y).
+
+    x (B, C, H, W) in [0, 1] and y (B,) to the loss, a scalar, and correct (B,) bool, as every objective here.
 
     Forward: 1
     Backward: 1

@@ -99,11 +99,12 @@ def leakage(
 ) -> Metrics:
     """What the round's first upload gives away of its client's first `victims` examples, one by one.
 
-    Uploaded feature maps are inverted by a decoder (`fatbench.methods.inversions.decoder`, `steps` steps, `width` channels) that the
-    attacker trains on images of its own, here the test images, through the client's own extractor: leak_*; and through
-    the extractor that all clients began with, which the server knows: leak_initial_*. Of a client that uploads its
-    model, the gradient of one example at the broadcast weights is inverted by gradient matching (`steps` steps):
-    leak_*. It is the most that a local step can give away; an update of many steps over many examples gives away less.
+    Uploaded feature maps are inverted by a decoder (`fatbench.methods.inversions.decoder`, `steps` steps, `width`
+    channels) that the attacker trains on images of its own, here the test images, through the client's own extractor:
+    leak_*; and through the extractor that all clients began with, which the server knows: leak_initial_*. Of a client
+    that uploads its model, the gradient of one example at the broadcast weights is inverted by gradient matching
+    (`steps` steps): leak_*. It is the most that a local step can give away; an update of many steps over many examples
+    gives away less.
 
     Numbers, means over the victims: psnr (dB), ssim, correlation, identification (is the example the likeliest of the
     first `candidates` training images); and leak_grey_psnr, leak_grey_ssim for a flat grey picture.

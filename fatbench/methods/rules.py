@@ -72,6 +72,15 @@ def sfat(
     Round 0 is plain FedAvg, as in the release, unless `first_round`. Batch normalisation keeps FedAvg's weights.
     Equal losses are told apart by the number of the client. ValueError: top > m / 2.
 
+    Three clients with 1, 2 and 5 examples and losses 3, 1 and 2; r is 2, so client 1 counts twice:
+
+    >>> from fatbench.engine.rounds import Stats
+    >>> clients = [(0, 1, 3.0), (1, 2, 1.0), (2, 5, 2.0)]
+    >>> updates = [Update(k, n, {}, Stats(loss, loss, 0.5, 1, 1.0, 1)) for k, n, loss in clients]
+    >>> context = Context(round=1, rounds=10, problem=None, broadcast={}, memory={}, lr=0.1)
+    >>> [round(weight, 3) for weight in sfat(updates, context, alpha=1 / 3, top=1).weights]
+    [0.1, 0.4, 0.5]
+
     Source: Zhu et al. 2023, section 4.3 and Algorithm 1; methods: SFAT; differences: sfat-normaliser, sfat-ranking.
     Refuse if top > cohort / 2: top: {top} is more than half of the {cohort} clients of a round
     """

@@ -14,8 +14,8 @@ class Dropout(nn.Module):
 
     torch's own draws in memory order, so that channels_last and contiguous runs of one cell would differ.
 
-    The mask comes from the global generator. `streams`: while several clients run as one program (`fatbench.engine.fast.clients`,
-    under vmap), the generator that each of them draws from instead.
+    The mask comes from the global generator. `streams`: while several clients run as one program
+    (`fatbench.engine.fast.clients`, under vmap), the generator that each of them draws from instead.
     """
 
     streams: Sequence[Generator] | None = None

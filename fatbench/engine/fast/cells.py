@@ -5,7 +5,7 @@ each cell has a server of its own. Here every cell has a thread, in which all of
 the threads go on in turn:
 
     one cell's thread:  work ... | its cohort is to be trained: wait | ... aggregate, measure, commit ... | wait
-    the last to come:   all waiting cohorts that are alike -> one stack (`fatbench.engine.fast.clients`) -> everybody goes on
+    the last to come:   all waiting cohorts that are alike -> one stack (`fast.clients`) -> everybody goes on
 
 So nothing but training happens at once, nothing is shared but images, and a cell that fails, ends or is stopped leaves
 the others to meet without it. A cell's numbers depend on its company to rounding; the same company gives the same

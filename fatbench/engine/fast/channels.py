@@ -9,7 +9,8 @@
 | ReLU, pooling, sums, means over pixels, flattening | | as they are |
 
 This takes as many kernels as one client takes, and the host as long. It is right where channels are dimension 1 from
-the images to the logits and nothing else looks at them; `stacks_by_channels` finds out by trying. Other networks go by vmap.
+the images to the logits and nothing else looks at them; `stacks_by_channels` finds out by trying. Other networks go by
+vmap.
 """
 
 from __future__ import annotations

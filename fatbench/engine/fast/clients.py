@@ -12,8 +12,8 @@
         weights (K, ...) <- SGD(weights, d sum(loss) / d weights)       no loss depends on another's weights
 
 Both agree to rounding: grouped convolutions and batched products add up in another order. What was built for one client
-at a time runs here unchanged, because attacks treat every image for itself and the model does the stacking: `ChannelStack`
-where the network is one of convolutions, else `VmapStack`.
+at a time runs here unchanged, because attacks treat every image for itself and the model does the stacking:
+`ChannelStack` where the network is one of convolutions, else `VmapStack`.
 
 Several clients at once need several times the memory. What one takes is measured, and so many are stacked as fit. The
 numbers of a client depend, in the last bits, on who is stacked with it: a run is reproduced bit for bit where the
@@ -167,9 +167,7 @@ def train(clients: Sequence[Client], local: LocalTraining, broadcast_loss: bool 
     """
     places = sorted(range(len(clients)), key=lambda at: -clients[at].n)  # those of one batch length are neighbours
     clients = [clients[at] for at in places]
-    problem = replace(
-        clients[0].problem, path="reference"
-    )  # tensors as they come: channels are not what lies innermost
+    problem = replace(clients[0].problem, path="reference")  # tensors as they come: channels are not innermost
     sizes = [client.n for client in clients]
     images, labels, shards = pool = _pooled(clients)
     before = _broadcast_losses(clients, pool, local) if broadcast_loss else [None] * len(clients)
@@ -344,7 +342,7 @@ def _asked(
     masks: Sequence[Generator],
     local: LocalTraining,
 ) -> Callable[[int, int, int], dict[str, Any]]:
-    """What the objective asks for, of clients i to j - 1 with `length` images each; see `local._offers`."""
+    """What the objective asks for, of clients i to j - 1 with `length` images each; see `local.offers`."""
 
     @cache
     def frozen(i: int, j: int) -> nn.Module:

@@ -1,8 +1,9 @@
 """Batches that hold several clients, one after the other: every client draws from its own stream and has its own loss.
 
-`fatbench.engine.fast.clients` trains K clients as one program: a batch is (K * B, ...), and in place of a generator there are
-`Streams`. An attack never mixes images, so it runs on such a batch as it is, if it draws by the functions here; an
-objective also takes its means by `per_client`. With a plain generator each of these is what it would be without K.
+`fatbench.engine.fast.clients` trains K clients as one program: a batch is (K * B, ...), and in place of a generator
+there are `Streams`. An attack never mixes images, so it runs on such a batch as it is, if it draws by the functions
+here; an objective also takes its means by `per_client`. With a plain generator each of these is what it would be
+without K.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ def clients_of(generator: Generator) -> Sequence[Generator]:
 
 
 def uniform(x: Tensor, low: float, high: float, generator: Generator) -> Tensor:
-    """Uniform in [low, high), of x's shape and type. Drawn in the order of the shape, whatever the layout of x."""
+    """Uniform in [low, high), of the shape (B, ...) and type of x, drawn in the order of the shape whatever the layout."""
     if isinstance(generator, Streams):
         parts = x.chunk(len(generator.clients))
         return torch.cat([uniform(part, low, high, g) for part, g in zip(parts, generator.clients, strict=True)])

@@ -6,7 +6,8 @@
 the weights that were sent to them, their V gradients after the defence, the masks where these are on the wire, labels.
 `model` is the architecture, in any state of its weights (they come from `seen`), `shape` (C, H, W) that of the images
 as the model takes them. The result is (V, P, C, H, W) in [0, 1]: one picture for each upload (P = 1), or as many as it
-has examples (april_opt), or several guesses (oracle). Nothing here sees an original; `fatbench.methods.inversions.image_measures` compares.
+has examples (april_opt), or several guesses (oracle). Nothing here sees an original;
+`fatbench.methods.inversions.image_measures` compares.
 
 | inversion | reads | exact | where it stops |
 |---|---|---|---|

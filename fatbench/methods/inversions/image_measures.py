@@ -64,7 +64,7 @@ def correlation(a: Tensor, b: Tensor) -> Tensor:
 
 
 def shrink(images: Tensor, side: int = 32) -> Tensor:
-    """The images at `side` x `side` by area averaging: what an upsampled CIFAR image was before, nearly."""
+    """(V, C, H, W) -> (V, C, side, side) by area averaging: what an upsampled CIFAR image was before, nearly."""
     return F.interpolate(images, size=(side, side), mode="area")
 
 
@@ -96,17 +96,17 @@ def best_of(measure: Callable[[Tensor, Tensor], Tensor], pictures: Tensor, origi
 
 
 def grey(images: Tensor) -> Tensor:
-    """Baseline: 0.5 everywhere."""
+    """Baseline: 0.5 everywhere, (V, C, H, W)."""
     return torch.full_like(images, 0.5)
 
 
 def mean_colour(images: Tensor) -> Tensor:
-    """Baseline: the image's own mean colour, which an attacker does not know."""
+    """Baseline: the image's own mean colour (V, C, H, W), which an attacker does not know."""
     return images.mean((-2, -1), keepdim=True).expand_as(images)
 
 
 def another_image(images: Tensor) -> Tensor:
-    """Baseline: the next image of the set, which has the statistics of a photograph and nothing of this one."""
+    """Baseline: the next image of the set (V, C, H, W): the statistics of a photograph, nothing of this one."""
     return images.roll(1, 0)
 
 

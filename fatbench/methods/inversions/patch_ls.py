@@ -209,7 +209,7 @@ def _split(
 
 
 def tv_denoised(x: Tensor, weight: float, iterations: int = 10) -> Tensor:
-    """argmin over w of |w - x|^2 / 2 + weight TV(w), isotropic, by projection of the dual (Chambolle 2004)."""
+    """argmin over w of |w - x|^2 / 2 + weight TV(w), (V, C, H, W) as x, by projection of the dual (Chambolle 2004)."""
     p, q = torch.zeros_like(x), torch.zeros_like(x)
 
     def divergence() -> Tensor:

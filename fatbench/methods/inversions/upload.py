@@ -160,7 +160,7 @@ def to_patches(images: Tensor, patch: int) -> Tensor:
 
 
 def to_images(patches: Tensor, at: Geometry) -> Tensor:
-    """The inverse of `to_patches`."""
+    """(V, N, C p p) -> (V, C, H, W), the inverse of `to_patches`."""
     return F.fold(patches.transpose(1, 2), (at.grid * at.patch,) * 2, at.patch, stride=at.patch)
 
 

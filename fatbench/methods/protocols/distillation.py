@@ -98,8 +98,11 @@ def train_edge(
     The loss is the objective's plus alpha times the divergence from the server's logits for the same examples, once
     there are any. The divergence is taken at the images that the objective's last forward pass saw: the clean ones
     under standard training, TRADES and MART, the adversarial ones under adversarial training, where it is the loss of
-    adversarially robust distillation (Goldblum et al. 2020). No further pass is needed for it.
+    adversarially robust distillation (Goldblum et al. 2020). No further pass is needed for it. ValueError: a proximal
+    term, which has nothing to pull towards.
     """
+    if local.proximal is not None:
+        raise ValueError("local: proximal: it pulls towards the broadcast weights, and no edge receives any")
     model = load(problem, {**state.model, **edge_of(state, k)})
     edge = Edge(model)
     names = [name for name in trainable(model) if name.startswith(EDGE)]
@@ -210,7 +213,7 @@ def clean_pass(problem: Problem, sent: Sent, batch: int) -> Tensor:
 
 
 def knowledge(sent: Sent, k: int, logits: Tensor) -> Tensors:
-    """What client k gets back and keeps: the server's logits for its own examples, and which examples they are."""
+    """What client k gets back and keeps: "logits" (N_k, classes) of the server and "ids" (N_k,) of its examples."""
     own = sent.owned[k]
     return {"ids": sent.ids[own].clone(), "logits": logits[own].clone()}
 

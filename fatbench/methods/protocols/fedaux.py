@@ -65,10 +65,10 @@ def fedaux(
 
     Local training is that of `fedavg`. pretrain_*: SimCLR before the first round; distillation_epochs 0 leaves FedAvg
     that starts from the same network, the fair comparison. Certainty scores: L2 weight `regularisation`, `privacy`
-    as in `fatbench.methods.protocols.auxiliary.certainty` with (epsilon, delta). In eval mode batch normalisation distils with the
-    clients' averaged statistics and leaves them alone. Adam's moments are kept over rounds, as in the release.
-    The numbers server_forward, server_backward and server_steps count the server's work (SimCLR in round 1 too), the
-    others the clients'. Bytes: models, and once all scores; the auxiliary images are public and not counted.
+    as in `fatbench.methods.protocols.auxiliary.certainty` with (epsilon, delta). In eval mode batch normalisation
+    distils with the clients' averaged statistics and leaves them alone. Adam's moments are kept over rounds, as in the
+    release. The numbers server_forward, server_backward and server_steps count the server's work (SimCLR in round 1
+    too), the others the clients'. Bytes: models, and once all scores; the auxiliary images are public and not counted.
     ValueError: auxiliary images missing, too few, or of another shape than the training images.
 
     Forward: rounds * participation * local

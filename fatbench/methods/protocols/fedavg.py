@@ -33,6 +33,23 @@ def fedavg(
 
     Passes are per training image over the whole run, as if every client trained.
 
+    Two clients pull one number to the value of their pixel, 51/255 and 204/255, by one step of rate 1:
+
+    >>> import torch
+    >>> from fatbench.engine.local import LocalTraining
+    >>> from fatbench.methods.rules import uniform
+    >>> model = torch.nn.Linear(1, 1, bias=False)
+    >>> def objective(model, x, y, generator):
+    ...     return (model.weight - x.flatten(1)).square().mean() / 2, torch.ones(len(x), dtype=torch.bool)
+    >>> pixels = torch.tensor([51, 204], dtype=torch.uint8).view(2, 1, 1, 1)
+    >>> shards = [torch.tensor([0]), torch.tensor([1])]
+    >>> problem = Problem(model, pixels, torch.tensor([0, 0]), shards, classes=1, seed=0, device=torch.device("cpu"))
+    >>> local = LocalTraining(batch=1, lr=1.0, objective=objective)
+    >>> start = State(0, {"weight": torch.zeros(1, 1)})
+    >>> (result,) = fedavg(problem, start, rounds=1, rule=uniform, local=local)
+    >>> round(result.state.model["weight"].item(), 6)
+    0.5
+
     Forward: rounds * participation * local
     Backward: rounds * participation * local
     Up: 1

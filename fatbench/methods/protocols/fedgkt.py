@@ -69,14 +69,17 @@ def fedgkt(
     `server_alpha: labels` is the release, where alpha multiplies the cross-entropy on the server; `server_distillation:
     false` its default, cross-entropy alone. `server_shuffle: false` visits one client after the other, as the release
     does. `server_logits: released` sends the logits of the last epoch, made in train mode while the weights move, so
-    that the first client's are older than the last's. `features` as in `fatbench.methods.protocols.distillation.transfer`.
-    The numbers server_forward, server_backward and server_steps count the server's work, the others the edges'. Bytes
-    are those of Update.extra (a label is an int64) and of the logits down; test images are not sent.
+    that the first client's are older than the last's. `features` as in
+    `fatbench.methods.protocols.distillation.transfer`. The numbers server_forward, server_backward and server_steps
+    count the server's work, the others the edges'. Bytes are those of Update.extra (a label is an int64) and of the
+    logits down; test images are not sent.
     ValueError: a model without an edge and a server.
 
     Forward: rounds * local
     Backward: rounds * local
     Parts: edge, server
+    Refuse if local.proximal is not None: local: proximal: it pulls towards the broadcast weights, and no edge
+        receives any
     Refuse if 'edge' not in model.parts: {name} trains a model of an edge and a server (edge_vit, ...), not {model.name}
     """
     check_model("fedgkt", problem.model)

@@ -13,11 +13,11 @@
         each: (g_k, B_k) <- defence(gradient of the next batch of client k)
         theta <- theta - eta (sum_k g_k) / (sum_k B_k)      entry by entry; where the sum of B is 0, theta stays
 
-Sawada et al. 2024, Eq. 10-12. The defence is applied before the update exists: the gradient of a client is in no Update, only what it
-sends. A round here holds many steps (one epoch, or `steps`), so that a checkpoint is not written for every batch;
-Round.updates are the uploads of its last step, each with the gradient and the mask that crossed the wire, and
-Round.broadcast the weights they were taken at, as an eavesdropper sees them; with `steps: 1` every batch is a round, as
-in the paper.
+Sawada et al. 2024, Eq. 10-12. The defence is applied before the update exists: the gradient of a client is in no
+Update, only what it sends. A round here holds many steps (one epoch, or `steps`), so that a checkpoint is not written
+for every batch; Round.updates are the uploads of its last step, each with the gradient and the mask that crossed the
+wire, and Round.broadcast the weights they were taken at, as an eavesdropper sees them; with `steps: 1` every batch is a
+round, as in the paper.
 
 paper: silent on clients with fewer batches than others / here: they pause until the next epoch begins.
 """
@@ -31,7 +31,8 @@ import torch
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from fatbench.engine.local import load, pixels, precision_context, trainable
+from fatbench.engine.asks import granted
+from fatbench.engine.local import frozen, load, offers, pixels, precision_context, trainable
 from fatbench.engine.optimisers import Descent, Moments, masked_adam, packed, unpacked
 from fatbench.engine.randomness import forked, generator
 from fatbench.engine.rounds import Cost, Memory, Metrics, Mixing, Problem, Round, State, Stats, Tensors, Update
@@ -56,9 +57,9 @@ def fedsgd(
 
     `steps`: steps of the server in a round; null: one epoch of the client with the most batches. `count`: who
     contributes to an entry is read from the masks, which cost a bit an entry on the wire, or inferred from what is not
-    zero (then a genuine zero does not count). `optimiser`: Eq. 10's SGD, of the server, or Adam on the averaged gradient (the paper's rate of
-    1e-4 does not train from scratch with SGD); an entry that no client sent keeps its weight and its moments, whose
-    bias is corrected by the number of steps.
+    zero (then a genuine zero does not count). `optimiser`: Eq. 10's SGD, of the server, or Adam on the averaged
+    gradient (the paper's rate of 1e-4 does not train from scratch with SGD); an entry that no client sent keeps its
+    weight and its moments, whose bias is corrected by the number of steps.
 
     Numbers of a round: never_updated, the share of entries that no round so far has moved; updated_rounds, the mean
     number of rounds that moved one; updated_share, the share that 0, 1, ... rounds moved (with `steps` null that is
@@ -119,7 +120,7 @@ def fedsgd(
 
 
 def batch_indices(problem: Problem, k: int, epoch: int, place: int, batch: int) -> Tensor:
-    """Indices into problem.images of the batch that client k takes as number `place` of an epoch; empty: it pauses."""
+    """Indices (b,) into problem.images of batch number `place` of client k in an epoch; empty: it pauses."""
     shard = problem.shards[k]
     order = torch.randperm(len(shard), generator=generator(problem.seed, "order", epoch, k)).to(shard.device)
     return shard[order[place * batch : (place + 1) * batch]]
@@ -138,7 +139,8 @@ def _upload(
         if problem.augment is not None:
             x = problem.augment(x, generator(problem.seed, "augment", *key, device=problem.device))
         with precision_context(problem):
-            loss, hits = objective(model, x, y, generator(problem.seed, "attack", *key, device=problem.device))
+            noise = generator(problem.seed, "attack", *key, device=problem.device)
+            loss, hits = objective(model, x, y, noise, **granted(objective, offers(problem, k, frozen(model))))
         gradient = dict(zip(named, torch.autograd.grad(loss, list(named.values())), strict=True))
     with torch.no_grad():
         sent, mask = defence(gradient, Upload(problem.seed, k, epoch, place))

@@ -70,6 +70,8 @@ def fedvkd(
     Forward: rounds * local
     Backward: rounds * local
     Parts: edge, server, distillation head
+    Refuse if local.proximal is not None: local: proximal: it pulls towards the broadcast weights, and no edge
+        receives any
     Refuse if 'edge' not in model.parts: {name} trains a model of an edge and a server (edge_vit, ...), not {model.name}
     Refuse if 'distillation head' not in model.parts: {name} needs a server with a distillation head:
         edge_vit

@@ -16,6 +16,7 @@ import torch
 from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
+from protocol_runs import nested
 from torch import Tensor, nn
 
 from fatbench import models
@@ -26,7 +27,8 @@ from fatbench.engine import local as local_module
 from fatbench.engine import randomness as rng
 from fatbench.engine.cohort import train_cohort
 from fatbench.engine.fast import cells as together
-from fatbench.engine.fast import clients as stacked
+from fatbench.engine.fast import clients as fast
+from fatbench.engine.fast.channels import ChannelStack
 from fatbench.engine.fast.draws import Streams, clients_of, normal, subset, uniform
 from fatbench.engine.local import LocalTraining
 from fatbench.engine.rounds import Problem, Round, State, Update
@@ -140,7 +142,7 @@ def double(monkeypatch: pytest.MonkeyPatch) -> None:
     ("model", "name"),
     [*((model, "mart") for model in TRAINED_WHOLE), *(("nin", name) for name in OTHERS), ("small_cnn", "trades")],
 )
-def test_stacked_clients_are_those_of_the_loop(model: str, name: str, double: None) -> None:
+def test_clients_on_the_fast_path_are_those_of_the_loop(model: str, name: str, double: None) -> None:
     """Every model that is trained whole, with batch norm and dropout, and every objective; clients of unequal size."""
     results = []
     for path in ("reference", "fast"):
@@ -166,14 +168,14 @@ def test_all_that_a_protocol_asks_of_local_training(model: str, proximal: str, d
         weights = {k: {name: 1e-3 * (k + 1) * torch.ones_like(v) for name, v in floats.items()} for k in range(5)}
         pull = functools.partial(objectives.PROXIMALS[proximal], mu=0.1)
         how = replace(local("trades", epochs=2, clip=0.5), proximal=pull)
-        results.append(train(on, how, gradient_shift=weights, weight_shift=weights, broadcast_loss=True))
+        results.append(train(on, how, gradient_shift=weights, weight_shift=weights, rule=rules.RULES["afl"]))
     agree(*results)
     assert results[1][0].stats.stack == 5 and results[1][0].stats.broadcast_loss is not None
 
 
 @pytest.mark.parametrize("model", ["nin", "bare_vit"])
 def test_in_bf16_weights_stay_in_fp32_and_the_loss_is_near(model: str) -> None:
-    """Folded and by vmap: to what bf16 resolves, as on the fast path in bf16."""
+    """By channels and by vmap: to what bf16 resolves, as on the loop path in bf16."""
     exact, low = (train(replace(problem(model, p), precision="bf16"), local("standard")) for p in ("loop", "fast"))
     for a, b in zip(exact, low, strict=True):
         assert all(value.dtype == torch.float32 for value in b.model.values())
@@ -204,6 +206,7 @@ TOGETHER = {**NIN, "epochs": 2, "momentum": 0.9, "participation": 0.8}
 SHARED = {"batch": 4, "lr": 0.01, "epochs": 1, "server_epochs": 1, "server_batch": 4, "server_lr": 0.01}
 COHORT: dict[str, tuple[str, dict[str, object]]] = {  # model, settings
     "fedavg": ("nin", {**TOGETHER, "rule": functools.partial(rules.RULES["q_ffl"], q=1.0)}),
+    "fedavg_validated": ("nin", {**TOGETHER, "participation": 1.0, "validators": 1}),
     "scaffold": ("nin", TOGETHER),
     "scaffold_sfat": ("small_cnn", {**TOGETHER, "buffers": True}),
     "fedgate": ("nin", TOGETHER),
@@ -230,6 +233,7 @@ def rounds(name: str, model: str, path: str, how: dict[str, object], *, double: 
     if name == "centralized":
         on = replace(on, shards=[torch.arange(27)])
     chosen = {"rounds": 2, "objective": objective("standard" if name == "eavesdrop" else "at"), **how}
+    chosen = chosen if name in ("fedsgd", "eavesdrop") else nested(**chosen)
     return list(PROTOCOLS[name](on, State(0, state_of(on)), **chosen))
 
 
@@ -240,23 +244,21 @@ def test_every_protocol_is_here() -> None:
 @pytest.mark.parametrize("name", COHORT)
 def test_every_protocol_gives_the_same_on_every_path(name: str, double: None) -> None:
     model, how = COHORT[name]
-    loop, fast, at_once = (rounds(name, model, path, how, double=True) for path in ("reference", "loop", "fast"))
+    reference, loop, at_once = (rounds(name, model, path, how, double=True) for path in ("reference", "loop", "fast"))
     assert {u.stats.stack for r in at_once for u in r.updates} == {4}
-    for other in (fast, at_once):
-        for a, b in zip(loop, other, strict=True):
+    for other in (loop, at_once):
+        for a, b in zip(reference, other, strict=True):
             assert [u.client for u in a.updates] == [u.client for u in b.updates]
-            for x, y in ((a.state.model, b.state.model), (a.state.server, b.state.server)):
-                assert list(x) == list(y)
-                for key in x:  # a server's arithmetic may be in float32
-                    torch.testing.assert_close(x[key], y[key], rtol=1e-5, atol=1e-6, msg=key)
+            for part in ("model", "server", "clients"):  # a server's arithmetic may be in float32
+                torch.testing.assert_close(getattr(a.state, part), getattr(b.state, part), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", ALONE)
-def test_a_protocol_without_a_cohort_to_stack_is_as_on_the_fast_path(name: str) -> None:
+def test_a_protocol_without_a_cohort_to_stack_is_as_on_the_loop(name: str) -> None:
     model, how = ALONE[name]
     once = {**how, "rounds": 1}
-    fast, other = (rounds(name, model, path, once, double=False) for path in ("loop", "fast"))
-    for a, b in zip(fast, other, strict=True):
+    loop, other = (rounds(name, model, path, once, double=False) for path in ("loop", "fast"))
+    for a, b in zip(loop, other, strict=True):
         assert all(torch.equal(a.state.model[key], b.state.model[key]) for key in a.state.model)
         assert a.metrics == b.metrics and [u.stats for u in a.updates] == [u.stats for u in b.updates]
 
@@ -264,7 +266,7 @@ def test_a_protocol_without_a_cohort_to_stack_is_as_on_the_fast_path(name: str) 
 def test_a_run_that_was_stopped_ends_with_the_same_bytes(tmp_path: Path) -> None:
     on = problem("nin", "fast", (7, 4, 7, 3, 6))
     start = state_of(on)
-    box = functools.partial(PROTOCOLS["scaffold"], rounds=3, objective=objective("at"), **TOGETHER)
+    box = functools.partial(PROTOCOLS["scaffold"], **nested(rounds=3, objective=objective("at"), **TOGETHER))
     straight = list(box(on, State(0, start)))
     checkpoints.save_state(tmp_path / "state", straight[0].state)
     for weight in on.model.parameters():
@@ -290,13 +292,14 @@ class Cell:
     double: bool = True
 
     def train(self, path: str, seat: together.Seat | None = None) -> list[Round]:
-        on = replace(problem(self.model, path, self.shards, self.seed), together=seat)
+        on = problem(self.model, path, self.shards, self.seed)
+        on = replace(on, train_at_once=seat.train_cohort if seat else None)
         if self.double:
             on.model.double()
         settings = {"alpha": 0.2, "top": 1} if self.rule == "sfat" else {}
         rule = functools.partial(rules.RULES[self.rule], **settings)
         chosen = {**TOGETHER, "objective": objective("at"), "rounds": 2, "rule": rule, **self.how}
-        return list(PROTOCOLS["fedavg"](on, State(0, state_of(on)), **chosen))
+        return list(PROTOCOLS["fedavg"](on, State(0, state_of(on)), **nested(**chosen)))
 
 
 def meet(cells: Sequence[Cell]) -> list[list[Round] | Exception]:
@@ -360,7 +363,7 @@ def test_the_same_company_gives_the_same_bytes() -> None:
 
 
 def test_two_models_at_once_each_in_a_program_of_its_own(double: None) -> None:
-    """By vmap, as those that do not fold; batch norm has its statistics for itself."""
+    """By vmap, as models that do not stack by channels; batch norm has its statistics for itself."""
     cells = [Cell("uniform", seed, model=model) for model in ("vit", "small_cnn") for seed in (3, 4)]
     found = meet(cells)
     for cell, ours in zip(cells, found, strict=True):
@@ -388,13 +391,13 @@ def test_a_cell_that_fails_leaves_the_others_to_meet(double: None) -> None:
 
 
 def test_what_goes_wrong_in_the_common_program_is_told_to_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stacked, "_bytes_of_one", lambda *_: 1)
-    monkeypatch.setattr(stacked, "train", lambda *_: (_ for _ in ()).throw(MemoryError("too many")))
+    monkeypatch.setattr(fast, "_bytes_of_one", lambda *_: 1)
+    monkeypatch.setattr(fast, "train", lambda *_: (_ for _ in ()).throw(MemoryError("too many")))
     assert [str(error) for error in meet([Cell("uniform", 3), Cell("uniform", 4)])] == ["too many"] * 2
 
 
 def test_cells_that_cannot_be_stacked_train_one_after_another(double: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stacked, "_bytes_of_one", lambda *_: None)
+    monkeypatch.setattr(fast, "_bytes_of_one", lambda *_: None)
     found = meet([Cell("uniform", 3), Cell("uniform", 4)])
     assert [stacks(ours) for ours in found] == [[1, 1]] * 2
 
@@ -434,29 +437,29 @@ def test_three_cells_are_little_more_to_launch_than_one() -> None:
 @pytest.mark.parametrize(("clients", "stacks"), [(5, [5]), (4, [3, 2]), (2, [2, 2, 1]), (1, []), (0, [])])
 def test_no_stack_is_larger_than_what_fits(clients: int, stacks: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     on = problem("nin", "fast")
-    fast = train(problem("nin", "loop"), local("standard"))
+    one_by_one = train(problem("nin", "loop"), local("standard"))
     updates = 5 * sum(value.numel() * value.element_size() for value in on.model.state_dict().values())
-    monkeypatch.setattr(stacked, "_bytes_of_one", lambda *_: 1000)
-    monkeypatch.setattr(stacked, "_free", lambda _: updates + 1001 * clients / stacked.SHARE)
+    monkeypatch.setattr(fast, "_bytes_of_one", lambda *_: 1000)
+    monkeypatch.setattr(fast, "_free", lambda _: updates + 1001 * clients / fast.SHARE)
     seen = []
-    real = stacked.train
-    monkeypatch.setattr(stacked, "train", lambda clients, *a, **k: seen.append(clients) or real(clients, *a, **k))
+    real = fast.train
+    monkeypatch.setattr(fast, "train", lambda clients, *a, **k: seen.append(clients) or real(clients, *a, **k))
     got = train(on, local("standard"))
     assert [len(clients) for clients in seen if len(clients) > 1] == [size for size in stacks if size > 1]
-    assert [u.client for u in got] == [u.client for u in fast]
-    for a, b in zip(got, fast, strict=True):
+    assert [u.client for u in got] == [u.client for u in one_by_one]
+    for a, b in zip(got, one_by_one, strict=True):
         for name in a.model:
             torch.testing.assert_close(a.model[name], b.model[name], rtol=1e-4, atol=1e-6)
     if not stacks:
-        same(got, fast)
+        same(got, one_by_one)
 
 
 def test_what_a_client_takes_is_counted_on_a_cpu_and_more_for_more_images(monkeypatch: pytest.MonkeyPatch) -> None:
     on = problem("nin", "fast")
-    clients = [stacked.Client(on, state_of(on), k, 0) for k in (0, 2)]
-    few, many = (stacked._bytes_of_one(clients, local(batch=b)) for b in (1, 4))
+    clients = [fast.Client(on, state_of(on), k, 0) for k in (0, 2)]
+    few, many = (fast._bytes_of_one(clients, local(batch=b)) for b in (1, 4))
     assert few is not None and many is not None and 1.5 * few < many
-    assert stacked._free(CPU) > 1e6
+    assert fast._free(CPU) > 1e6
 
 
 def plain_mean(model: nn.Module, x: Tensor, y: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -500,7 +503,7 @@ def test_what_cannot_be_stacked_trains_one_by_one_and_says_why(
     model: str | nn.Module, training: object, reason: str, caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr(stacked.log, "propagate", True)
+    monkeypatch.setattr(fast.log, "propagate", True)
     on, how = problem(model, "fast"), replace(local(), objective=training)
     start = state_of(on)
     got = train_cohort(on, start, [0, 1], 1, how)
@@ -510,11 +513,11 @@ def test_what_cannot_be_stacked_trains_one_by_one_and_says_why(
     same(got, train_cohort(replace(on, path="loop"), start, [0, 1], 1, how))
 
 
-# --- folded or by vmap --------------------------------------------------------------------------------------------
+# --- by channels or by vmap --------------------------------------------------------------------------------------
 
 
 class Mixing(nn.Module):
-    """Channels that look at each other: folded, clients would."""
+    """Channels that look at each other: side by side, clients would."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -524,18 +527,16 @@ class Mixing(nn.Module):
         return self.last(self.first(x).softmax(1).mean((2, 3)))
 
 
-def test_convolutional_networks_fold_and_others_do_not() -> None:
+def test_convolutional_networks_stack_by_channels_and_others_by_vmap() -> None:
     def form(model: nn.Module) -> type[nn.Module]:
         on = problem(model, "fast")
-        return stacked._form(on, on.model)
+        return fast._form(on, on.model)
 
-    assert {form(network(m)) for m in ("nin", "small_cnn", "resnet18", "mcmahan_cnn", "whole_resnet")} == {
-        stacked.Folded
-    }
-    assert form(network("vit")) is form(network("whole_vit")) is form(Mixing()) is stacked.Stacked
+    assert {form(network(m)) for m in ("nin", "small_cnn", "resnet18", "mcmahan_cnn", "whole_resnet")} == {ChannelStack}
+    assert form(network("vit")) is form(network("whole_vit")) is form(Mixing()) is fast.VmapStack
 
 
-def test_what_does_not_fold_is_stacked_all_the_same(double: None) -> None:
+def test_what_does_not_stack_by_channels_is_stacked_all_the_same(double: None) -> None:
     with torch.random.fork_rng():
         torch.manual_seed(0)
         mixing = Mixing().double()
@@ -554,7 +555,7 @@ def test_every_client_sees_the_batches_it_would_see_alone(sizes: list[int], batc
     """Of split(batch), in order; and those who go together have as many images and are neighbours."""
     sizes = sorted(sizes, reverse=True)
     seen: list[list[int]] = [[] for _ in sizes]
-    for start, length, i, j in stacked.groups(sizes, batch):
+    for start, length, i, j in fast.groups(sizes, batch):
         assert i < j
         for at in range(i, j):
             assert sum(seen[at]) == start
@@ -588,7 +589,7 @@ base:
   test: 20
   partition: {name: shah, clients: 3, skew: 2}
   model: {name: nin, width: 4, init: he}
-  protocol: {name: fedavg, rounds: 2, epochs: 1, batch: 16, lr: 0.05, objective: standard, rule: uniform}
+  protocol: {name: fedavg, rounds: 2, rule: uniform, local: {batch: 16, lr: 0.05, objective: standard}}
 evaluate: {n: 20, attacks: {natural: natural}}
 presets: {paper: {}}
 """
@@ -612,9 +613,12 @@ def test_path_and_stack_are_recorded_with_every_number(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"path": "stackd"}, r"--path: expected loop, fast, stacked, got 'stackd' \(did you mean 'stacked'\?\)"),
+        (
+            {"path": "refrence"},
+            r"--path: expected reference, loop, fast, got 'refrence' \(did you mean 'reference'\?\)",
+        ),
         ({"path": "fast", "microbatch": 4}, "--path fast and --microbatch 4 contradict each other"),
-        ({"together": 3}, "--together 3 trains cells in one program: it needs --path fast, not fast"),
+        ({"together": 3}, "--together 3 trains cells in one program: it needs --path fast, not loop"),
         ({"together": 3, "path": "fast", "executor": "ray"}, "--together 3: ray gives every cell a process"),
     ],
 )

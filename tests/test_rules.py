@@ -1,12 +1,10 @@
-"""Aggregation rules and `mix`: exact small numbers, properties of every rule, the release transcribed by itself."""
+"""Aggregation rules: exact small numbers, properties of every rule, the release transcribed by itself."""
 
 from __future__ import annotations
 
 import copy
+import functools
 import math
-import random
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -16,54 +14,30 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from updates import Net, client, cohort, context, frozen_net, problem
 
-from fatbench.engine.rounds import Context, Mixing, Problem, Stats, Tensors, Update
-from fatbench.methods.rules import (
-    IMPROPER,
-    NEEDS_BROADCAST_LOSS,
-    RULES,
-    draw_images,
-    last_layer_cosines,
-    mix,
-    project_to_simplex,
-    scaled,
-)
+from fatbench.engine.asks import asks
+from fatbench.engine.mixing import aggregate, last_layer_cosines, mix
+from fatbench.engine.rounds import Context, Mixing, Problem, Tensors, Update
+from fatbench.methods.adfl import draw_images
+from fatbench.methods.rules import RULES, project_to_simplex
 from fatbench.models import MODELS
 from fatbench.suite import formulas, signatures
 
-STATS = Stats(loss=1.0, loss_released=1.0, accuracy=0.5, steps=1, momentum_steps=1.0, batches=1)
-
-
-def client(k: int, n: int = 1, loss: float = 1.0, model: Tensors | None = None, **stats: float) -> Update:
-    """Client k with N_k = n and mean loss `loss`; the released loss is the same unless given."""
-    numbers = {"loss": loss, "loss_released": loss, "broadcast_loss": loss, **stats}
-    return Update(k, n, model or {"fc.weight": torch.tensor([float(k)])}, replace(STATS, **numbers))  # type: ignore[arg-type]
-
-
-def problem(m: int = 3, model: nn.Module | None = None, sizes: list[int] | None = None, **changes: object) -> Problem:
-    """m clients with an image each, or as many as `sizes` says; images of 2 x 2, three classes."""
-    sizes = sizes or [1] * m
-    images = torch.zeros(sum(sizes), 1, 2, 2, dtype=torch.uint8)
-    shards = list(torch.arange(sum(sizes)).split(sizes))
-    base = Problem(
-        model or Net(), images, torch.zeros(len(images), dtype=torch.int64), shards, 3, 0, torch.device("cpu")
-    )
-    return replace(base, **changes)  # type: ignore[arg-type]
-
-
-def context(m: int = 3, on: Problem | None = None, **changes: object) -> Context:
-    base = Context(
-        round=1, rounds=11, problem=on or problem(m), broadcast={"fc.weight": torch.zeros(1)}, server={}, lr=0.1
-    )
-    return replace(base, **changes)  # type: ignore[arg-type]
-
+IMPROPER = {rule for rule in RULES if "Improper" in signatures.describe("Rule", rule).doc}
+ASKING = [rule for rule in RULES if asks(RULES[rule], "broadcast_losses")]
 
 # Three clients with N = 1, 2, 5 and losses 3, 1, 2: client 1 has the smallest loss. N_k L_k = 3, 2, 10.
 THREE = [client(0, 1, 3.0), client(1, 2, 1.0), client(2, 5, 2.0)]
 
 
+def mixing_of(rule: str, updates: list[Update], at: Context, **arguments: object) -> Mixing:
+    """As the engine calls a rule: given what it asks for."""
+    return aggregate(functools.partial(RULES[rule], **arguments), updates, at)
+
+
 def weights(rule: str, updates: list[Update] = THREE, at: Context | None = None, **arguments: object) -> list[float]:
-    return RULES[rule](updates, at or context(len(updates)), **arguments).weights
+    return mixing_of(rule, updates, at or context(len(updates)), **arguments).weights
 
 
 # --- exact numbers ------------------------------------------------------------------------------------------------
@@ -77,7 +51,7 @@ def test_fedavg() -> None:
 
 def test_sfat() -> None:
     """alpha 1/3 is r = 2. P N = 1, 4, 5, together 10; batch normalisation keeps N_k / N."""
-    mixing = RULES["sfat"](THREE, context(), alpha=1 / 3, top=1)
+    mixing = mixing_of("sfat", THREE, context(), alpha=1 / 3, top=1)
     assert mixing.weights == pytest.approx([0.1, 0.4, 0.5])
     assert mixing.norm == pytest.approx([1 / 8, 2 / 8, 5 / 8])
     assert mixing.norm_match == "modules"
@@ -100,7 +74,7 @@ def test_sfat_without_slack_is_fedavg() -> None:
 def test_sfat_first_round() -> None:
     """Round 0 is plain FedAvg with nobody selected, unless asked for."""
     at = context(round=0)
-    plain = RULES["sfat"](THREE, at, alpha=1 / 3, top=1)
+    plain = mixing_of("sfat", THREE, at, alpha=1 / 3, top=1)
     assert plain == Mixing(weights("samples"))
     assert weights("sfat", at=at, alpha=1 / 3, top=1, first_round=True) == pytest.approx([0.1, 0.4, 0.5])
 
@@ -113,7 +87,7 @@ def test_sfat_rankings() -> None:
         client(2, 5, 2.0, loss_released=10.0),
     ]
     chosen = {
-        by: RULES["sfat"](updates, context(), alpha=1 / 3, top=1, rank_by=by).selected
+        by: mixing_of("sfat", updates, context(), alpha=1 / 3, top=1, rank_by=by).selected
         for by in ("mean_loss", "nk_weighted", "released")
     }
     assert chosen == {"mean_loss": (1,), "nk_weighted": (0,), "released": (2,)}
@@ -122,15 +96,15 @@ def test_sfat_rankings() -> None:
 def test_sfat_ties_and_nan() -> None:
     """Of equal losses the lower client number is taken, wherever it stands; a NaN is never the smallest or largest."""
     updates = [client(5, 1, math.nan), client(9, 1, 1.0), client(3, 1, 1.0)]
-    assert RULES["sfat"](updates, context(10), alpha=1 / 3, top=1).selected == (2,)
-    assert RULES["resfat_up_large"](updates, context(10), alpha=1 / 3, top=1).selected == (2,)
+    assert mixing_of("sfat", updates, context(10), alpha=1 / 3, top=1).selected == (2,)
+    assert mixing_of("resfat_up_large", updates, context(10), alpha=1 / 3, top=1).selected == (2,)
 
 
 def test_resfat() -> None:
     """r = 1/2 on the smallest loss: 1, 1, 5 of 7. r = 2 on the largest: 2, 2, 5 of 9."""
     assert weights("resfat_deemph", r=0.5) == pytest.approx([1 / 7, 1 / 7, 5 / 7])
     assert weights("resfat_up_large", alpha=1 / 3) == pytest.approx([2 / 9, 2 / 9, 5 / 9])
-    assert RULES["resfat_deemph"](THREE, context(), r=0.5).norm == pytest.approx([1 / 8, 2 / 8, 5 / 8])
+    assert mixing_of("resfat_deemph", THREE, context(), r=0.5).norm == pytest.approx([1 / 8, 2 / 8, 5 / 8])
     assert weights("resfat_deemph", r=2.0) == pytest.approx(weights("sfat", alpha=1 / 3, top=1))
 
 
@@ -148,7 +122,7 @@ def test_sfat_annealed() -> None:
 def test_at_most_half_selected(rule: str) -> None:
     slack = {"r": 0.5} if rule == "resfat_deemph" else {"alpha": 0.1}
     with pytest.raises(ValueError, match=rf"{rule}: top=2 of 3 participants, but at most half of them \(1\)"):
-        RULES[rule](THREE, context(), top=2, **slack)
+        mixing_of(rule, THREE, context(), top=2, **slack)
 
 
 @pytest.mark.parametrize(
@@ -158,13 +132,13 @@ def test_at_most_half_selected(rule: str) -> None:
 def test_released_weights_do_not_sum_to_one(m: int, top: int, r: float, total: float) -> None:
     """differences: sfat-released-sum. The sum when position 0 is not selected, to its digits."""
     updates = [client(k, 10, float(m - k)) for k in range(m)]  # the last `top` positions are selected
-    mixing = RULES["sfat_released"](updates, context(m), r=r, top=top)
+    mixing = mixing_of("sfat_released", updates, context(m), r=r, top=top)
     assert mixing.selected == tuple(range(m - top, m))
     assert sum(mixing.weights) == pytest.approx(total, abs=0.0005)
     assert mixing.norm is not None
     assert sum(mixing.norm) == pytest.approx(m / (m - 1 + r))  # "bn" tensors
     updates.reverse()
-    mixing = RULES["sfat_released"](updates, context(m), r=r, top=top)
+    mixing = mixing_of("sfat_released", updates, context(m), r=r, top=top)
     assert sum(mixing.weights) == pytest.approx(1.0)
     assert mixing.norm is not None
     assert sum(mixing.norm) == pytest.approx(1.0)
@@ -172,11 +146,11 @@ def test_released_weights_do_not_sum_to_one(m: int, top: int, r: float, total: f
 
 def test_released_exact() -> None:
     """m = 3, r = 2, client 1 selected: others among positions 1, 2 is one, divisor 1 + 2 * 2 = 5; bn: 2 + 2 = 4."""
-    mixing = RULES["sfat_released"](THREE, context(), r=2.0, top=1)
+    mixing = mixing_of("sfat_released", THREE, context(), r=2.0, top=1)
     assert mixing.weights == pytest.approx([1 / 5, 2 / 5, 1 / 5])
     assert mixing.norm == pytest.approx([1 / 4, 1 / 4, 1 / 4])
     assert mixing.norm_match == "substring"
-    control = RULES["fedavg_shrink"](THREE, context(), r=2.0, top=1)
+    control = mixing_of("fedavg_shrink", THREE, context(), r=2.0, top=1)
     assert control.weights == pytest.approx([4 / 15] * 3)
     assert control.norm == pytest.approx([1 / 4] * 3)
 
@@ -185,12 +159,12 @@ def test_released_edges() -> None:
     """r = 1 and round 0 are the plain mean; ties select more than `top`; more than m selects everyone."""
     for arguments, at in (({"r": 1.0, "top": 1}, context()), ({"r": 1.4, "top": 1}, context(round=0))):
         for rule in ("sfat_released", "fedavg_shrink"):
-            mixing = RULES[rule](THREE, at, **arguments)
+            mixing = mixing_of(rule, THREE, at, **arguments)
             assert mixing.weights == pytest.approx(weights("uniform"))
             assert mixing.norm == pytest.approx(weights("uniform"))
     tied = [client(0, 1, 2.0), client(1, 1, 1.0), client(2, 1, 1.0)]
-    assert RULES["sfat_released"](tied, context(), r=2.0, top=1).selected == (1, 2)
-    everyone = RULES["sfat_released"](THREE, context(), r=2.0, top=7)
+    assert mixing_of("sfat_released", tied, context(), r=2.0, top=1).selected == (1, 2)
+    everyone = mixing_of("sfat_released", THREE, context(), r=2.0, top=7)
     assert everyone.selected == (0, 1, 2)
     assert sum(everyone.weights) == pytest.approx(1.0)
 
@@ -222,50 +196,12 @@ def released_by_description(updates: list[Update], r: float, top: int) -> dict[s
     return model
 
 
-class Net(nn.Module):
-    """One of everything: a convolution, BN found by the letters and BN not found by them, a frozen parameter."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(1, 2, 1)
-        self.bn1 = nn.BatchNorm2d(2)
-        self.batchnorm1_1 = nn.BatchNorm2d(2)
-        self.fixed = nn.Parameter(torch.randn(3), requires_grad=False)
-        self.fc = nn.Linear(2, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(B, 1, 2, 2) -> (B, 3)."""
-        return self.fc(self.batchnorm1_1(self.bn1(self.conv(x))).mean((2, 3)))
-
-
-def cohort(m: int, seed: int = 0) -> list[Update]:
-    """m clients with random models, sizes and losses, in random order."""
-    draw = random.Random(seed)
-    torch.manual_seed(seed)
-    fixed = torch.randn(3)
-    updates = []
-    for k in range(m):
-        model = {key: torch.randn_like(v) if v.is_floating_point() else v for key, v in Net().state_dict().items()}
-        model["fixed"] = fixed
-        for key in model:
-            if key.endswith("running_var"):
-                model[key] = model[key].abs() + 0.1
-            if key.endswith("num_batches_tracked"):
-                model[key] = torch.tensor(draw.randrange(1000))
-        loss = draw.uniform(0.1, 3.0)
-        updates.append(
-            client(k, draw.randrange(1, 500), loss, model, loss_released=loss * draw.uniform(1, 30), batches=2)
-        )
-    draw.shuffle(updates)
-    return updates
-
-
 @pytest.mark.parametrize("seed", range(12))
 @pytest.mark.parametrize("r", [1.4, 0.6])
 def test_released_against_its_description(seed: int, r: float) -> None:
     updates = cohort(m := 3 + seed % 6, seed)
     broadcast = Net().state_dict()
-    mixing = RULES["sfat_released"](updates, context(m), r=r, top=1 + seed % 3)
+    mixing = mixing_of("sfat_released", updates, context(m), r=r, top=1 + seed % 3)
     mixed = mix(updates, mixing, broadcast, Net())
     for key, expected in released_by_description(updates, r, 1 + seed % 3).items():
         if broadcast[key].is_floating_point():
@@ -279,7 +215,7 @@ def test_fedsoftbetter() -> None:
     updates = [client(0, 1, 0.0), client(1, 2, math.log(2)), client(2, 4, math.log(4))]
     assert weights("fedsoftbetter", updates, temperature=1.0) == pytest.approx([1 / 3] * 3)
     assert weights("fedsoftbetter", updates, temperature=0.0) == pytest.approx([1 / 7, 2 / 7, 4 / 7])
-    assert RULES["fedsoftbetter"](updates, context(round=0), temperature=1.0).weights == pytest.approx([1 / 3] * 3)
+    assert mixing_of("fedsoftbetter", updates, context(round=0), temperature=1.0).weights == pytest.approx([1 / 3] * 3)
 
 
 def test_fedsoftbetter_released() -> None:
@@ -338,7 +274,7 @@ def test_fedwavg_of_a_head_with_two_classifiers() -> None:
     only = context(2, problem(model=Heads()), broadcast=theta)
     assert weights("fedwavg", updates, only) == pytest.approx([math.e**2 / (math.e**2 + 1), 1 / (math.e**2 + 1)])
     with pytest.raises(ValueError, match="fedwavg: the model has no layer with parameters that emits logits"):
-        RULES["fedwavg"](updates, replace(only, problem=problem(model=nn.ReLU())))
+        mixing_of("fedwavg", updates, replace(only, problem=problem(model=nn.ReLU())))
 
 
 class TwoPixels(nn.Module):
@@ -375,7 +311,7 @@ def test_adfl(start: str) -> None:
     S_1 = 2 sigmoid(1) + 2 sigmoid(2) (its reading of 2's images, and 2's of its own) = S_2, S_3 = 0.
     """
     updates = [client(4, model=two_pixels(1)), client(1, model=two_pixels(2)), client(7, model=two_pixels(1, -1))]
-    mixing = RULES["adfl"](updates, context(on=pixels_problem()), start=start, steps=2, step=0.5)
+    mixing = mixing_of("adfl", updates, context(on=pixels_problem()), start=start, steps=2, step=0.5)
     low, high = sigmoid(1), sigmoid(2)
     images = mixing.artifacts["adfl_images"]
     assert images.dtype == torch.uint8
@@ -395,7 +331,7 @@ def test_adfl_scores_need_no_symmetry() -> None:
     """Scales 1, 2, 3: p is sigmoid of the reader's scale whoever drew the image. S_i = 2 (2 s_i + s_j + s_k)."""
     s = [sigmoid(x) for x in (1, 2, 3)]
     updates = [client(k, model=two_pixels(k + 1)) for k in range(3)]
-    mixing = RULES["adfl"](updates, context(on=pixels_problem()), steps=1, step=1.0)
+    mixing = mixing_of("adfl", updates, context(on=pixels_problem()), steps=1, step=1.0)
     assert mixing.weights == pytest.approx([(share + sum(s)) / (4 * sum(s)) for share in s], abs=1e-6)
 
 
@@ -403,7 +339,7 @@ def test_adfl_misses() -> None:
     """A bias of 5 for label 1 that no pixel can outweigh: the image of label 0 is not hit by its own model, and nobody
     else is asked: of two such models both read only label 1, with p = sigmoid(5 + 1)."""
     model = {**two_pixels(1), "fc.bias": torch.tensor([0.0, 5.0])}
-    mixing = RULES["adfl"]([client(0, model=model), client(1, model=model)], context(on=pixels_problem()), step=0.1)
+    mixing = mixing_of("adfl", [client(0, model=model), client(1, model=model)], context(on=pixels_problem()), step=0.1)
     assert mixing.metrics["adfl_hit"] == {0: 0.5, 1: 0.5}
     assert mixing.metrics["adfl_score"] == pytest.approx({0: 2 * sigmoid(6), 1: 2 * sigmoid(6)})
 
@@ -419,7 +355,7 @@ def test_adfl_of_equal_models_is_uniform() -> None:
     """With noise, equal models draw equal images, in another round others."""
     model = cohort(1)[0].model
     updates = [client(k, k + 1, model=model) for k in range(5)]
-    first, second = (RULES["adfl"](updates, context(5, round=t), steps=4, step=0.02) for t in (0, 1))
+    first, second = (mixing_of("adfl", updates, context(5, round=t), steps=4, step=0.02) for t in (0, 1))
     assert first.weights == pytest.approx([0.2] * 5)
     images = first.artifacts["adfl_images"]
     assert images.shape == (5, 3, 1, 2, 2)
@@ -429,7 +365,7 @@ def test_adfl_of_equal_models_is_uniform() -> None:
 
 def test_adfl_draws_at_the_size_the_models_see() -> None:
     updates = cohort(2)
-    mixing = RULES["adfl"](updates, context(on=problem(2, size=5)), steps=1, step=0.1)
+    mixing = mixing_of("adfl", updates, context(on=problem(2, size=5)), steps=1, step=0.1)
     assert mixing.artifacts["adfl_images"].shape == (2, 3, 1, 5, 5)
 
 
@@ -471,10 +407,10 @@ def test_afl() -> None:
     """Equal N: lambda starts at (1/3, 1/3, 1/3). Losses 3, 1, 2 and gamma 0.1 give (.6333, .4333, .5333), 0.6 too much
     together, 0.2 each: (.4333, .2333, .3333). That is what the next round mixes with."""
     updates = [client(k, 4, loss) for k, loss in enumerate([3.0, 1.0, 2.0])]
-    first = RULES["afl"](updates, context(), gamma=0.1)
+    first = mixing_of("afl", updates, context(), gamma=0.1)
     assert first.weights == pytest.approx([1 / 3] * 3)
-    assert first.server["lambda"].tolist() == pytest.approx([13 / 30, 7 / 30, 10 / 30])
-    second = RULES["afl"](updates, context(round=1, server=first.server), gamma=0.1)
+    assert first.memory["lambda"].tolist() == pytest.approx([13 / 30, 7 / 30, 10 / 30])
+    second = mixing_of("afl", updates, context(round=1, memory=first.memory), gamma=0.1)
     assert second.weights == pytest.approx([13 / 30, 7 / 30, 10 / 30])
 
 
@@ -483,13 +419,13 @@ def test_afl_partial() -> None:
     too much together: (.275, .175, .375, .175). Where the participants have no weight left, N_k decides. It starts at
     N_k / N, of the absent too: shards of 1, 2, 3 and 4 are shares 0.1 and 0.3 for clients 0 and 2."""
     updates = [client(2, 1, 2.0), client(0, 3, 1.0)]
-    mixing = RULES["afl"](updates, context(4), gamma=0.1)
+    mixing = mixing_of("afl", updates, context(4), gamma=0.1)
     assert mixing.weights == [0.5, 0.5]
-    assert mixing.server["lambda"].tolist() == pytest.approx([0.275, 0.175, 0.375, 0.175])
+    assert mixing.memory["lambda"].tolist() == pytest.approx([0.275, 0.175, 0.375, 0.175])
     elsewhere = {"lambda": torch.tensor([0.0, 1.0, 0.0, 0.0])}
-    assert RULES["afl"](updates, context(4, server=elsewhere), gamma=0.1).weights == [0.25, 0.75]
+    assert mixing_of("afl", updates, context(4, memory=elsewhere), gamma=0.1).weights == [0.25, 0.75]
     unequal = context(on=problem(sizes=[1, 2, 3, 4]))
-    assert RULES["afl"](updates, unequal, gamma=0.1).weights == pytest.approx([0.75, 0.25])
+    assert mixing_of("afl", updates, unequal, gamma=0.1).weights == pytest.approx([0.75, 0.25])
 
 
 @settings(deadline=None)
@@ -508,10 +444,10 @@ def test_q_ffl() -> None:
     """One weight; theta^t = 0, theta_k = 1 and 2, lr 0.1 (L = 10), F = 1 and 4, q = 1: numerators L F = 10, 40;
     |D|^2 = 100, 400; divisor 100 + 10 + 400 + 40 = 550, so w = 1/55 and 4/55 and 50/55 stays."""
     updates = [client(k, 7, loss, {"fc.weight": torch.tensor([w])}) for k, (loss, w) in enumerate([(1, 1.0), (4, 2.0)])]
-    mixing = RULES["q_ffl"](updates, context(2), q=1.0)
+    mixing = mixing_of("q_ffl", updates, context(2), q=1.0)
     assert mixing.weights == pytest.approx([1 / 55, 4 / 55])
     assert mixing.broadcast == pytest.approx(50 / 55)
-    plain = RULES["q_ffl"](updates, context(2), q=0.0)
+    plain = mixing_of("q_ffl", updates, context(2), q=0.0)
     assert plain.weights == pytest.approx([0.5, 0.5])
     assert plain.broadcast == pytest.approx(0.0, abs=1e-12)
 
@@ -528,16 +464,16 @@ def test_q_ffl_leaves_running_averages_out() -> None:
 def test_q_ffl_extreme_losses() -> None:
     """10^400 and 10^-400 are out of range; the ratio of numerator and divisor is not."""
     for loss in (0.1, 10.0):
-        mixing = RULES["q_ffl"]([client(0, 1, loss), client(1, 1, loss)], context(2), q=400.0)
+        mixing = mixing_of("q_ffl", [client(0, 1, loss), client(1, 1, loss)], context(2), q=400.0)
         assert all(math.isfinite(w) for w in mixing.weights)
 
 
-@pytest.mark.parametrize("rule", sorted(NEEDS_BROADCAST_LOSS))
+@pytest.mark.parametrize("rule", ASKING)
 def test_missing_broadcast_loss(rule: str) -> None:
     updates = [client(4, broadcast_loss=None)]  # type: ignore[arg-type]
     arguments = {"q": 1.0} if rule == "q_ffl" else {"gamma": 0.1}
-    with pytest.raises(ValueError, match=f"{rule}: client 4 did not measure the loss of the broadcast model"):
-        RULES[rule](updates, context(5), **arguments)
+    with pytest.raises(ValueError, match="the rule asks for broadcast_losses, and client 4 did not measure any"):
+        mixing_of(rule, updates, context(5), **arguments)
 
 
 # --- every rule ---------------------------------------------------------------------------------------------------
@@ -578,7 +514,7 @@ def situations(draw: st.DrawFn, rule: str) -> tuple[list[Update], Context, dict[
 def test_weights_of_every_rule(rule: str, data: st.DataObject) -> None:
     """Non-negative, one per update; a proper rule's sum to 1, and go with the client wherever it stands in the list."""
     updates, at, arguments = data.draw(situations(rule))
-    mixing = RULES[rule](updates, at, **arguments)
+    mixing = mixing_of(rule, updates, at, **arguments)
     for given_weights in (mixing.weights, mixing.norm or mixing.weights):
         assert len(given_weights) == len(updates)
         assert all(w >= 0 and isinstance(w, float) for w in given_weights)
@@ -589,7 +525,7 @@ def test_weights_of_every_rule(rule: str, data: st.DataObject) -> None:
     elif rule not in IMPROPER:
         assert mixing.broadcast == 0
         order = data.draw(st.permutations(range(len(updates))))
-        moved = RULES[rule]([updates[k] for k in order], at, **arguments)
+        moved = mixing_of(rule, [updates[k] for k in order], at, **arguments)
         assert moved.weights == pytest.approx([mixing.weights[k] for k in order])
         assert {order[k] for k in moved.selected} == set(mixing.selected)
 
@@ -601,14 +537,14 @@ def test_identical_models_are_fixed(rule: str, data: st.DataObject) -> None:
     """Clients that all return theta^t leave it there, in q-FedAvg too; the released rules and their control do not."""
     updates, at, arguments = data.draw(situations(rule))
     updates = [replace(update, model=at.broadcast) for update in updates]
-    mixed = mix(updates, RULES[rule](updates, at, **arguments), at.broadcast, frozen_net())
+    mixed = mix(updates, mixing_of(rule, updates, at, **arguments), at.broadcast, frozen_net())
     for key, value in at.broadcast.items():
         torch.testing.assert_close(mixed[key], value, rtol=1e-6, atol=1e-6)
 
 
 def test_improper_rules_are_improper() -> None:
-    """Each name in IMPROPER has weights that do not sum to 1 where client 0 is not selected; every one is a rule."""
-    assert set(RULES) >= IMPROPER | NEEDS_BROADCAST_LOSS
+    """Each rule that says so has weights that do not sum to 1 where client 0 is not selected."""
+    assert {"sfat_released", "sfat_unequal_released", "fedavg_shrink", "q_ffl"} == IMPROPER
     for rule in sorted(IMPROPER):
         total = sum(weights(rule, q=1.0)) if rule == "q_ffl" else sum(weights(rule, r=1.4, top=1))
         assert abs(total - 1) > 0.01, rule
@@ -617,123 +553,6 @@ def test_improper_rules_are_improper() -> None:
 def test_every_rule_documented() -> None:
     for rule in RULES:
         assert "Source:" in signatures.describe("Rule", rule).doc, rule
-    for rule in NEEDS_BROADCAST_LOSS:
+    assert ASKING == ["afl", "q_ffl"]
+    for rule in ASKING:
         assert formulas.passes("Rule", {"name": rule, "q": 1.0, "gamma": 1.0}) == (1.0, 0.0)
-
-
-def test_rules_without_torch() -> None:
-    """The table is there, and a rule that needs no tensors runs, before torch is imported."""
-    code = "import sys, fatbench.aggregation as a; assert 'torch' not in sys.modules; print(len(a.RULES))"
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert int(out.stdout) == len(RULES)
-
-
-# --- mix ----------------------------------------------------------------------------------------------------------
-
-
-def frozen_net() -> Net:
-    torch.manual_seed(0)
-    return Net()
-
-
-def test_mix_by_kind_of_tensor() -> None:
-    """Clients of zeros and fours, N = 1 and 3, weights .5 / .5, norm .2 / .8: every kind of tensor by its own rule."""
-    model = frozen_net()
-    zero = {key: torch.zeros_like(v) for key, v in model.state_dict().items()}
-    four = {key: torch.full_like(v, 4) for key, v in model.state_dict().items()}
-    updates = [client(0, 1, model=zero), client(1, 3, model=four)]
-    mixed = mix(updates, Mixing([0.5, 0.5], norm=[0.2, 0.8]), zero, model)
-    expected = {
-        "conv.weight": 2.0, "conv.bias": 2.0, "fc.weight": 2.0, "fc.bias": 2.0,  # weights
-        "bn1.weight": 3.2, "bn1.bias": 3.2, "batchnorm1_1.weight": 3.2, "batchnorm1_1.bias": 3.2,  # norm, by type
-        "bn1.running_mean": 3.0, "bn1.running_var": 3.0,  # N_k / N
-        "batchnorm1_1.running_mean": 3.0, "batchnorm1_1.running_var": 3.0,
-        "bn1.num_batches_tracked": 0, "batchnorm1_1.num_batches_tracked": 0, "fixed": 0.0,  # the first client's
-    }  # fmt: skip
-    assert list(mixed) == list(zero)
-    assert set(expected) == set(mixed)
-    for key, value in mixed.items():
-        assert value.flatten().tolist() == [pytest.approx(expected[key])] * value.numel(), key
-    assert all(mixed[key].dtype == zero[key].dtype and mixed[key].shape == zero[key].shape for key in zero)
-
-
-def test_scaled() -> None:
-    """theta^t 8, clients 0 and 4, weights .25 / .5 (norm .5 / .25), .25 stays: 4, and half as far 8 - (8 - 4) / 2."""
-    model = frozen_net()
-    zero, four, eight = ({key: torch.full_like(v, n) for key, v in model.state_dict().items()} for n in (0, 4, 8))
-    updates = [client(0, model=zero), client(1, model=four)]
-    whole = Mixing([0.25, 0.5], broadcast=0.25, norm=[0.5, 0.25])
-    assert scaled(whole, 1.0) == whole
-    for rate, weight, norm in ((1.0, 4.0, 3.0), (0.5, 6.0, 5.5)):
-        mixed = mix(updates, scaled(whole, rate), eight, model)
-        assert mixed["conv.bias"].tolist() == [weight] * 2
-        assert mixed["bn1.bias"].tolist() == [norm] * 2
-
-
-def test_mix_released_by_substring() -> None:
-    """The same, as the release does it: .5/.5 everywhere, .2/.8 where the name contains "bn", counters cut off."""
-    model = frozen_net()
-    zero = {key: torch.zeros_like(v) for key, v in model.state_dict().items()}
-    seven = {key: torch.full_like(v, 7) for key, v in model.state_dict().items()}
-    updates = [client(0, 1, model=zero), client(1, 3, model=seven)]
-    mixed = mix(updates, Mixing([0.5, 0.5], norm=[0.2, 0.8], norm_match="substring"), zero, model)
-    for key, value in mixed.items():
-        expected = 5.6 if "bn" in key else 3.5
-        if key.endswith("num_batches_tracked"):
-            expected = int(expected)
-        assert value.flatten().tolist() == [pytest.approx(expected)] * value.numel(), key
-
-
-def test_mix_keeps_some_of_the_broadcast() -> None:
-    """0.25 * 8 + 0.5 * 0 + 0.25 * 4 = 3 for parameters; buffers are the clients' alone: (0 + 3 * 4) / 4 = 3."""
-    model = nn.BatchNorm1d(1)
-    eight, zero, four = ({key: torch.full_like(v, x) for key, v in model.state_dict().items()} for x in (8, 0, 4))
-    updates = [client(0, 1, model=zero), client(1, 3, model=four)]
-    mixed = mix(updates, Mixing([0.5, 0.25], broadcast=0.25), eight, model)
-    assert [mixed[key].item() for key in ("weight", "bias", "running_mean", "running_var")] == [3, 3, 3, 3]
-
-
-def test_mix_precision() -> None:
-    """bfloat16 is summed in float32: 256 + 1 clients of 1 mean 1, which a running bfloat16 sum cannot give; float64
-    keeps what float32 would lose."""
-    model = nn.Linear(1, 1, bias=False).to(torch.bfloat16)
-    updates = [client(k, 1, model={"weight": torch.ones(1, 1, dtype=torch.bfloat16)}) for k in range(512)]
-    assert mix(updates, Mixing([1 / 512] * 512), updates[0].model, model)["weight"].item() == 1
-    fine = 1 + 1e-12
-    updates = [client(k, 1, model={"weight": torch.full((1, 1), fine, dtype=torch.float64)}) for k in range(2)]
-    assert mix(updates, Mixing([0.5, 0.5]), updates[0].model, model.double())["weight"].item() == fine
-
-
-def test_mix_leaves_out_clients_without_weight() -> None:
-    model = nn.Linear(1, 1)
-    nan = {key: torch.full_like(v, math.nan) for key, v in model.state_dict().items()}
-    fine = {key: torch.ones_like(v) for key, v in model.state_dict().items()}
-    updates = [client(0, model=fine), client(1, model=nan)]
-    assert mix(updates, Mixing([1.0, 0.0]), fine, model)["weight"].item() == 1
-
-
-def test_mix_does_not_touch_its_inputs() -> None:
-    """The result shares no memory with the broadcast weights or an update, and nothing that went in has changed."""
-    model = frozen_net()
-    updates = cohort(3)
-    before = [{key: value.clone() for key, value in update.model.items()} for update in updates]
-    mixed = mix(updates, Mixing([1.0, 0.0, 0.0]), updates[0].model, model)
-    for value in mixed.values():
-        value.add_(1)
-    for update, old in zip(updates, before, strict=True):
-        for key, value in update.model.items():
-            torch.testing.assert_close(value, old[key], rtol=0, atol=0)
-
-
-def test_mix_errors() -> None:
-    model = nn.Linear(1, 1)
-    state = dict(model.state_dict())
-    updates = [client(0, model=state), client(1, model=state)]
-    with pytest.raises(ValueError, match="mix: 1 weights for 2 updates"):
-        mix(updates, Mixing([1.0]), state, model)
-    with pytest.raises(ValueError, match="mix: 3 weights for 2 updates"):
-        mix(updates, Mixing([0.5, 0.5], norm=[1.0, 0.0, 0.0]), state, model)
-    with pytest.raises(
-        ValueError, match=r"mix: model and broadcast weights differ in _orig_mod\.bias, _orig_mod\.weig"
-    ):
-        mix(updates, Mixing([0.5, 0.5]), {f"_orig_mod.{key}": value for key, value in state.items()}, model)

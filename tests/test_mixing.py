@@ -1,0 +1,116 @@
+"""`mix`: every kind of tensor by its own rule, precision, what a released rule does, what is refused."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import nn
+from updates import client, cohort, frozen_net
+
+from fatbench.engine.mixing import mix, scaled
+from fatbench.engine.rounds import Mixing
+
+
+def test_mix_by_kind_of_tensor() -> None:
+    """Clients of zeros and fours, N = 1 and 3, weights .5 / .5, norm .2 / .8: every kind of tensor by its own rule."""
+    model = frozen_net()
+    zero = {key: torch.zeros_like(v) for key, v in model.state_dict().items()}
+    four = {key: torch.full_like(v, 4) for key, v in model.state_dict().items()}
+    updates = [client(0, 1, model=zero), client(1, 3, model=four)]
+    mixed = mix(updates, Mixing([0.5, 0.5], norm=[0.2, 0.8]), zero, model)
+    expected = {
+        "conv.weight": 2.0, "conv.bias": 2.0, "fc.weight": 2.0, "fc.bias": 2.0,  # weights
+        "bn1.weight": 3.2, "bn1.bias": 3.2, "batchnorm1_1.weight": 3.2, "batchnorm1_1.bias": 3.2,  # norm, by type
+        "bn1.running_mean": 3.0, "bn1.running_var": 3.0,  # N_k / N
+        "batchnorm1_1.running_mean": 3.0, "batchnorm1_1.running_var": 3.0,
+        "bn1.num_batches_tracked": 0, "batchnorm1_1.num_batches_tracked": 0, "fixed": 0.0,  # the first client's
+    }  # fmt: skip
+    assert list(mixed) == list(zero)
+    assert set(expected) == set(mixed)
+    for key, value in mixed.items():
+        assert value.flatten().tolist() == [pytest.approx(expected[key])] * value.numel(), key
+    assert all(mixed[key].dtype == zero[key].dtype and mixed[key].shape == zero[key].shape for key in zero)
+
+
+def test_scaled() -> None:
+    """theta^t 8, clients 0 and 4, weights .25 / .5 (norm .5 / .25), .25 stays: 4, and half as far 8 - (8 - 4) / 2."""
+    model = frozen_net()
+    zero, four, eight = ({key: torch.full_like(v, n) for key, v in model.state_dict().items()} for n in (0, 4, 8))
+    updates = [client(0, model=zero), client(1, model=four)]
+    whole = Mixing([0.25, 0.5], broadcast=0.25, norm=[0.5, 0.25])
+    assert scaled(whole, 1.0) == whole
+    for rate, weight, norm in ((1.0, 4.0, 3.0), (0.5, 6.0, 5.5)):
+        mixed = mix(updates, scaled(whole, rate), eight, model)
+        assert mixed["conv.bias"].tolist() == [weight] * 2
+        assert mixed["bn1.bias"].tolist() == [norm] * 2
+
+
+def test_mix_released_by_substring() -> None:
+    """The same, as the release does it: .5/.5 everywhere, .2/.8 where the name contains "bn", counters cut off."""
+    model = frozen_net()
+    zero = {key: torch.zeros_like(v) for key, v in model.state_dict().items()}
+    seven = {key: torch.full_like(v, 7) for key, v in model.state_dict().items()}
+    updates = [client(0, 1, model=zero), client(1, 3, model=seven)]
+    mixed = mix(updates, Mixing([0.5, 0.5], norm=[0.2, 0.8], norm_match="substring"), zero, model)
+    for key, value in mixed.items():
+        expected = 5.6 if "bn" in key else 3.5
+        if key.endswith("num_batches_tracked"):
+            expected = int(expected)
+        assert value.flatten().tolist() == [pytest.approx(expected)] * value.numel(), key
+
+
+def test_mix_keeps_some_of_the_broadcast() -> None:
+    """0.25 * 8 + 0.5 * 0 + 0.25 * 4 = 3 for parameters; buffers are the clients' alone: (0 + 3 * 4) / 4 = 3."""
+    model = nn.BatchNorm1d(1)
+    eight, zero, four = ({key: torch.full_like(v, x) for key, v in model.state_dict().items()} for x in (8, 0, 4))
+    updates = [client(0, 1, model=zero), client(1, 3, model=four)]
+    mixed = mix(updates, Mixing([0.5, 0.25], broadcast=0.25), eight, model)
+    assert [mixed[key].item() for key in ("weight", "bias", "running_mean", "running_var")] == [3, 3, 3, 3]
+
+
+def test_mix_precision() -> None:
+    """bfloat16 is summed in float32: 256 + 1 clients of 1 mean 1, which a running bfloat16 sum cannot give; float64
+    keeps what float32 would lose."""
+    model = nn.Linear(1, 1, bias=False).to(torch.bfloat16)
+    updates = [client(k, 1, model={"weight": torch.ones(1, 1, dtype=torch.bfloat16)}) for k in range(512)]
+    assert mix(updates, Mixing([1 / 512] * 512), updates[0].model, model)["weight"].item() == 1
+    fine = 1 + 1e-12
+    updates = [client(k, 1, model={"weight": torch.full((1, 1), fine, dtype=torch.float64)}) for k in range(2)]
+    assert mix(updates, Mixing([0.5, 0.5]), updates[0].model, model.double())["weight"].item() == fine
+
+
+def test_mix_leaves_out_clients_without_weight() -> None:
+    model = nn.Linear(1, 1)
+    nan = {key: torch.full_like(v, math.nan) for key, v in model.state_dict().items()}
+    fine = {key: torch.ones_like(v) for key, v in model.state_dict().items()}
+    updates = [client(0, model=fine), client(1, model=nan)]
+    assert mix(updates, Mixing([1.0, 0.0]), fine, model)["weight"].item() == 1
+
+
+def test_mix_does_not_touch_its_inputs() -> None:
+    """The result shares no memory with the broadcast weights or an update, and nothing that went in has changed."""
+    model = frozen_net()
+    updates = cohort(3)
+    before = [{key: value.clone() for key, value in update.model.items()} for update in updates]
+    mixed = mix(updates, Mixing([1.0, 0.0, 0.0]), updates[0].model, model)
+    for value in mixed.values():
+        value.add_(1)
+    for update, old in zip(updates, before, strict=True):
+        for key, value in update.model.items():
+            torch.testing.assert_close(value, old[key], rtol=0, atol=0)
+
+
+def test_mix_errors() -> None:
+    model = nn.Linear(1, 1)
+    state = dict(model.state_dict())
+    updates = [client(0, model=state), client(1, model=state)]
+    with pytest.raises(ValueError, match="mix: 1 weights for 2 updates"):
+        mix(updates, Mixing([1.0]), state, model)
+    with pytest.raises(ValueError, match="mix: 3 weights for 2 updates"):
+        mix(updates, Mixing([0.5, 0.5], norm=[1.0, 0.0, 0.0]), state, model)
+    with pytest.raises(
+        ValueError, match=r"mix: model and broadcast weights differ in _orig_mod\.bias, _orig_mod\.weig"
+    ):
+        mix(updates, Mixing([0.5, 0.5]), {f"_orig_mod.{key}": value for key, value in state.items()}, model)
