@@ -211,7 +211,7 @@ def test_every_attack(name: str) -> None:
 
 
 @pytest.mark.parametrize("path", ["loop", "fast"])
-@pytest.mark.parametrize("name", ["fgsm", "fgsm_p001", "pgd", "pgd_kl", "cw"])
+@pytest.mark.parametrize("name", ["fgsm", "fgsm_sfat", "pgd", "pgd_kl", "cw"])
 def test_every_gradient_attack_in_training(name: str, path: str) -> None:
     on = problem(path=path)
     found = [

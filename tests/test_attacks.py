@@ -135,12 +135,12 @@ def test_pgd_starts() -> None:
         assert torch.allclose(x_adv, image, atol=1e-7), start
 
 
-def test_fgsm_p001_is_a_random_start_and_one_step() -> None:
+def test_fgsm_sfat_is_a_random_start_and_one_step() -> None:
     """The start (u_1, u_2) from the generator, one step of (-step, +step), projected on the ball."""
     x, step = pixels(0.5, 0.5), 1 / 255
     noise = torch.empty(x.shape).uniform_(-4 / 255, 4 / 255, generator=generator(3))
     moved = (noise + step * pixels(-1, 1)).clamp(-4 / 255, 4 / 255)
-    x_adv = attacks.fgsm_p001(linear([1, -2], [0, 0]), x, torch.tensor([0]), generator(3), eps=4 / 255, step=step)
+    x_adv = attacks.fgsm_sfat(linear([1, -2], [0, 0]), x, torch.tensor([0]), generator(3), eps=4 / 255, step=step)
     assert torch.allclose(x_adv, x + moved)
     assert (x_adv - x).abs().min() < 3 / 255  # FGSM moves every pixel by 4/255
 
@@ -715,7 +715,7 @@ def test_implementation() -> None:
 
 
 def test_implementation_of_a_plugin_is_its_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    signature = types.SimpleNamespace(file="/elsewhere/my_attacks.py")
+    signature = types.SimpleNamespace(file="/elsewhere/my_attacks.py", doc="")
     monkeypatch.setattr(signatures, "describe", lambda kind, name: signature)
     assert implementation("mine") == "my_attacks.py"
 

@@ -64,7 +64,7 @@ def test_a_citation_is_read_as_written() -> None:
     assert differences(text) == ["sfat-normaliser", "sfat-ranking"]
     assert methods(text) == ["SFAT"]
     assert PRIVATE.findall(text) == ["A-32", "P002"]
-    assert not PRIVATE.findall("fgsm_p001, SHA-256, docs/methods.md")
+    assert not PRIVATE.findall("fgsm_sfat, SHA-256, docs/methods.md")
     assert code_of(code) == [("sfat", ["rank_by", "top"]), ("mix", [])]
 
 

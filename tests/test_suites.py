@@ -198,12 +198,12 @@ def test_same_attacks_keep_their_names_in_every_preset(name: str) -> None:
             attacks = {e.label: short("Attack", e.attack) for e in c.evaluations}
             assert attacks["natural"] == {"name": "natural"}
             assert attacks["fgsm"] == {"name": "fgsm", "eps": eps}
-            assert attacks["fgsm_p001"] == {"name": "fgsm_p001", "eps": eps, "step": "1/255" if svhn else "8/255"}
+            assert attacks["fgsm_sfat"] == {"name": "fgsm_sfat", "eps": eps, "step": "1/255" if svhn else "8/255"}
             assert attacks["pgd20"] == {"name": "pgd", "eps": eps, "step": step, "steps": 20}
             assert attacks["cw"] == {"name": "cw", "eps": eps, "step": step}  # 30 steps, kappa 50
             if "autoattack" in attacks:
                 assert attacks["autoattack"] == {"name": "autoattack", "eps": eps}
-            assert set(attacks) <= {"natural", "fgsm", "fgsm_p001", "pgd20", "cw", "autoattack"}
+            assert set(attacks) <= {"natural", "fgsm", "fgsm_sfat", "pgd20", "cw", "autoattack"}
             monitor = c.spec["monitor"]
             assert monitor == {"name": "natural"} or (monitor["eps"], monitor["step"], monitor["steps"]) == (
                 eps,
@@ -783,7 +783,7 @@ def test_fgsm_compares_with_the_released_attack_only() -> None:
         assert table.published is not None
         assert "FGSM" not in table.published.values, name
         if "FGSM (released)" in table.published.values:
-            assert (table.values["FGSM (released)"], table.values["FGSM"]) == ("fgsm_p001", "fgsm")
+            assert (table.values["FGSM (released)"], table.values["FGSM"]) == ("fgsm_sfat", "fgsm")
 
 
 def test_only_distances_are_plain_numbers() -> None:

@@ -67,7 +67,7 @@ def fgsm(model: nn.Module, x: Tensor, y: Tensor, generator: torch.Generator, *, 
     return _ascend(model, cross_entropy, x, y, x, eps, eps, 1, generator)
 
 
-def fgsm_p001(
+def fgsm_sfat(
     model: nn.Module, x: Tensor, y: Tensor, generator: torch.Generator, *, eps: Radius, step: Radius
 ) -> Tensor:
     """What SFAT's evaluation file calls FGSM: uniform random start in the ball, one step of size `step`, projection.
@@ -459,7 +459,7 @@ def _foreign(model: nn.Module, generator: torch.Generator, device: torch.device)
 ATTACKS: dict[str, Callable[..., Tensor]] = {
     "natural": natural,
     "fgsm": fgsm,
-    "fgsm_p001": fgsm_p001,
+    "fgsm_sfat": fgsm_sfat,
     "pgd": pgd,
     "pgd_kl": pgd_kl,
     "cw": cw,
