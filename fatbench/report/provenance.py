@@ -111,7 +111,7 @@ class Facts:
             by_code: dict[str, list[str]] = {}
             for metric, implementations in attacks.items():
                 by_code.setdefault(" and ".join(implementations), []).append(metric)
-            yield "attacks", "; ".join(f"{', '.join(metrics)}: {code}" for code, metrics in by_code.items())
+            yield "attack code", "; ".join(f"{', '.join(metrics)}: {code}" for code, metrics in by_code.items())
         for what, text in self.mixed().items():
             yield "MIXED", f"{what}: {text}"
 
