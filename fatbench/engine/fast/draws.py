@@ -38,7 +38,7 @@ def clients_of(generator: Generator) -> Sequence[Generator]:
 
 
 def uniform(x: Tensor, low: float, high: float, generator: Generator) -> Tensor:
-    """Uniform in [low, high), of the shape (B, ...) and type of x, drawn in the order of the shape whatever the layout."""
+    """Uniform in [low, high), of the shape (B, ...) and type of x, drawn in the order of the shape, not of memory."""
     if isinstance(generator, Streams):
         parts = x.chunk(len(generator.clients))
         return torch.cat([uniform(part, low, high, g) for part, g in zip(parts, generator.clients, strict=True)])
