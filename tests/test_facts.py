@@ -93,6 +93,12 @@ CASES = [
     ({"model": VIT, "probe": {"name": "svcca", "blocks": "1,3"}}, "probe", "blocks: block 3 of a model with 2 blocks"),
     ({"model": VIT, "probe": {"name": "svcca", "blocks": "1", "pairs": "0-4"}}, "probe",
         "pairs: client 4 of 4 (counted from 0)"),
+    *[
+        ({"model": EDGE, "protocol": {"name": name, "rounds": 1, "server": SERVER,
+            "local": {**LOCAL, "proximal": {"name": "squared", "mu": 0.1}}}}, "protocol",
+            "local: proximal: it pulls towards the broadcast weights, and no edge receives any")
+        for name in ("fedgkt", "fedvkd")
+    ],
     *[(seen({"name": "small_cnn"}, name=name), "protocol: inversion", f"{name} {NEEDS}") for name in READERS],
     *[
         (seen(**inversion), "protocol: inversion", f"{inversion['name']}: {FEW}")

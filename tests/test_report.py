@@ -599,7 +599,8 @@ def test_notes_say_where_numbers_come_from(paper: list[Grid]) -> None:
     assert said["seeds"] == "6, 7; mean ± sample standard deviation over seeds (ddof 1)"
     assert said["machine"] == "NVIDIA H200, fp32"
     assert said["code"] == "commit 1a2b3c4d5e; torch 2.15.0"
-    assert said["attacks"] == "natural, pgd20: fatbench 0.1.0; autoattack: pyautoattack 0.2.0"
+    assert said["attacks"] == "pgd20 = pgd(eps=8/255, step=2/255, steps=20); autoattack = autoattack(eps=8/255)"
+    assert said["attack code"] == "natural, pgd20: fatbench 0.1.0; autoattack: pyautoattack 0.2.0"
     assert "MIXED" not in said
     assert said["note"] == "One of two tables."
 

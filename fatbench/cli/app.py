@@ -71,7 +71,7 @@ def doctor(db: Db = None, data: DataDir = None) -> None:
 
 GROUPS: dict[str, tuple[str, dict[str, Callable[..., None]]]] = {
     "suite": (
-        "Suites: what there is, what one says, whether a file is valid.",
+        "Suites: list them, read one, check a file.",
         {"list": suites.suite_list, "show": suites.suite_show, "check": suites.suite_check},
     ),
     "plan": ("What a run would do and cost; runs nothing.", {"suite": suites.plan_suite}),

@@ -90,7 +90,7 @@ def cell_in(store: Store | None, cell: str) -> str:
     """The id of the cell whose id begins so. NothingMatched: none has; SpecError: several have."""
     found = [] if store is None else [id for id in store.cells() if id.startswith(cell)]
     if not found:
-        raise NothingMatched(f"no cell '{cell}' in the database (fatbench status NAME lists what there is)")
+        raise NothingMatched(f"no cell '{cell}' in the database (fatbench status NAME lists the cells)")
     if len(found) > 1:
         raise SpecError(f"'{cell}' could be any of {', '.join(sorted(found)[:8])}")
     return found[0]

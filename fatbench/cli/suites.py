@@ -1,4 +1,4 @@
-"""`fatbench suite` and `fatbench plan`: what there is, whether it is valid, what it would cost."""
+"""`fatbench suite` and `fatbench plan`: which suites exist, whether a file is valid, what a run would cost."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def suite_list(format: Format = "text") -> None:
-    """What there is: every suite with its presets and numbers of cells."""
+    """Every suite with its presets and numbers of cells."""
     from fatbench.suite import files
 
     known_format(format, ("text", "json"))

@@ -4,7 +4,7 @@
 
 A partition gets the labels (N,), a numpy generator, the writer of every example (N,) or None, and its settings. It
 returns one sorted int64 array of example indices per client; the arrays are disjoint and none is empty. Where an
-example belongs to nobody (a remainder that does not divide), the docstring says so. The same generator state gives
+example is left out (a remainder that does not divide), the docstring says so. The same generator state gives
 the same partition.
 
 | here | papers | what |
@@ -33,7 +33,7 @@ DIRICHLET_DRAWS = 1000
 
 
 def iid(labels: Labels, rng: numpy.random.Generator, writers: Labels | None, *, clients: Count) -> Shards:
-    """Equal random parts of N // clients examples each; the remainder of the division belongs to nobody.
+    """Equal random parts of N // clients examples each; the remainder of the division is left out.
 
     Source: Zhu et al. 2023, released `cifar_iid`; methods: Partitions. ValueError: more clients than examples.
     """
@@ -55,7 +55,7 @@ def classes_per_client(
 
     No draw is made: with CIFAR-10's balanced labels, 5 clients and 2 classes, client 0 holds classes 0 and 5, client 1
     holds 1 and 6, and so on. `class_perm_seed` sorts the classes in a random order instead. A slice has
-    N // (clients * classes) examples; the last few examples of the sorted order belong to nobody. Where labels are not
+    N // (clients * classes) examples; the last few examples of the sorted order are left out. Where labels are not
     balanced, slices cut classes, so that a client may hold a little of a further class.
 
     Paper: "randomly selected classes"; here as in the partitioner it names, FedTorch's, which is deterministic.
@@ -84,7 +84,7 @@ def shah(
 ) -> Shards:
     """Shah skew: client k takes most of the k-th chunk of the label-sorted examples and `skew` per cent of each other.
 
-    The sorted examples are cut into `clients` chunks of N // clients; the remainder belongs to nobody. Client k gets
+    The sorted examples are cut into `clients` chunks of N // clients; the remainder is left out. Client k gets
     100 - (clients - 1) * skew per cent of chunk k: 92 with 5 clients and skew 2, 62 with 20, and 2 with 50, which is
     IID. `own_share`, where given, replaces `skew`: client k gets that fraction of chunk k whatever the number of
     clients, the others share the rest equally. Shares that are no whole number of examples are rounded so that every
@@ -131,7 +131,7 @@ def unequal_shards(
     Each client draws a number in 1 .. max_shards; the numbers are scaled to add up to `shards` and rounded, at least
     one each. If rounding gives too many, every client gets one shard and the rest are handed out in the order of the
     clients until none is left; if it gives too few, the client with the fewest gets those left over. Which shards a
-    client gets is random. `shard_size` is N // shards where not given; examples behind the last shard belong to nobody.
+    client gets is random. `shard_size` is N // shards where not given; examples behind the last shard are left out.
 
     `split_seed` makes the split a fixed one, the same for every seed of the cell. SFAT gives no seeds, only ranges of
     sizes. These hit them exactly, whatever `shard_size` is, since they fix the numbers of shards:
@@ -228,7 +228,7 @@ def by_writer(
 ) -> Shards:
     """One client per writer (LEAF: per celebrity) with at least `min_images` examples, in the order of writer ids.
 
-    Writers with fewer belong to nobody. `clients` draws that many of the writers without replacement, as LEAF's user
+    Writers with fewer are left out. `clients` draws that many of the writers without replacement, as LEAF's user
     fraction does (455 in Zhu et al. 2023, Table 19); None takes all.
 
     Source: Caldas et al. 2018; methods: Partitions. ValueError: a data set without writers, or fewer writers with
@@ -277,7 +277,7 @@ def label_table(
     | high (MNIST run 3) | 10 | 4.5 | 3.5 | 2 | 3.5 | 4.5 | 10 | 21 | 21 | 20 |
 
     The holders of a label get equal parts of its examples, which differ by one where the division leaves a remainder,
-    so that a label held by many gives few to each. The examples of a label that nobody drew belong to nobody. Labels
+    so that a label held by many gives few to each. The examples of a label that no client drew are left out. Labels
     without examples are not drawn.
 
     Source: Danilenka et al. 2022, Table 1; differences: adfl-labels.

@@ -178,7 +178,7 @@ def _wrapped(text: str, width: float, size: float) -> str:
 
 
 def _unit(panel: Panel) -> str:
-    """What stands beside the vertical axis: the heading where there is one, per cent for fractions."""
+    """What stands beside the vertical axis: the heading if it has one, per cent for fractions."""
     headings = list(dict.fromkeys(line.heading for line in panel.lines))
     fraction = any(line.source.fraction for line in panel.lines)
     if len(headings) == 1:
