@@ -18,7 +18,7 @@ masks withhold R^m. Rounds at other weights have their own A. Rescaling by 1 / (
 share it.
 
 Ours; the paper takes masked updates as complete (differences: masks-attacker). Elimination: Golub and Pereyra 1973,
-with Kaufman's approximation; the components: Tipping and Bishop 1999. Symbols: fatbench/inversions/seen.py.
+with Kaufman's approximation; the components: Tipping and Bishop 1999. Symbols: fatbench/methods/inversions/upload.py.
 """
 
 from __future__ import annotations

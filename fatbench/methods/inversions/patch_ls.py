@@ -7,7 +7,7 @@ does,
 
 which is D equations for the N unknowns of every pixel offset: exact where A has rank N. Two images in a batch add up,
 M = A_1^T X_1 + A_2^T X_2 against A = A_1 + A_2, and what is solved for is a mixture. Symbols:
-fatbench/inversions/seen.py.
+fatbench/methods/inversions/upload.py.
 
 Ours; methods: Inversions.
 """
