@@ -21,7 +21,7 @@ from typing import Any
 
 from fatbench.errors import SpecError, did_you_mean
 from fatbench.suite.formulas import UNKNOWN, evaluate, formula, lines, member, unreadable
-from fatbench.suite.signatures import describe, nested
+from fatbench.suite.signatures import describe, nested, once
 from fatbench.suite.types import number
 
 
@@ -39,7 +39,12 @@ class Data:
 
 def of_data(spec: Mapping[str, Any]) -> Data:
     """The facts of a data set, from the lines Train, Test, Classes, Side and Channels of its function."""
+    if "count(" in describe("Data", spec["name"]).doc:
+        return _of_data(spec)  # it counts files, which come and go
+    return once("facts", "Data", spec, lambda: _of_data(spec))
 
+
+def _of_data(spec: Mapping[str, Any]) -> Data:
     def fact(label: str) -> int | None:
         value = formula("Data", spec, label)
         return None if value is None else int(value)
@@ -71,9 +76,17 @@ def of_cell(cell: Mapping[str, Any]) -> dict[str, Any]:
     return {name: UNKNOWN if value is None else value for name, value in known.items()}
 
 
-def refuse(kind: str, spec: Mapping[str, Any], cell: Mapping[str, Any], place: str) -> None:
-    """SpecError: this call, or one nested in it, has a `Refuse if` line that is true of the cell."""
-    _refuse(kind, spec, {"name": "cell", **cell}, of_cell(cell), place)
+def refuse(
+    kind: str, spec: Mapping[str, Any], cell: Mapping[str, Any], place: str, known: dict[str, Any] | None = None
+) -> None:
+    """SpecError: this call, or one nested in it, has a `Refuse if` line that is true of the cell.
+
+    known: `of_cell(cell)`, where somebody has asked for it before.
+    """
+    _refuse(kind, spec, {"name": "cell", **cell}, of_cell(cell) if known is None else known, place)
+
+
+_READABLE: set[tuple[str, str, str]] = set()  # (kind, name, line) whose message has been evaluated once
 
 
 def _refuse(kind: str, spec: Mapping[str, Any], cell: Mapping[str, Any], facts: dict[str, Any], place: str) -> None:
@@ -103,10 +116,14 @@ def _refuse(kind: str, spec: Mapping[str, Any], cell: Mapping[str, Any], facts: 
             if not colon:
                 raise ValueError("write 'Refuse if <condition>: <message>'")
             value = evaluate(condition, lookup)
+            refused = value is not UNKNOWN and bool(value)
+            if not refused and (kind, signature.name, line) in _READABLE:
+                continue
             reason = re.sub(r"\{\{|\}\}|\{([^{}]*)\}", shown, message)
+            _READABLE.add((kind, signature.name, line))
         except (ValueError, TypeError) as error:
             raise unreadable(signature, f"Refuse if {line}", error) from None
-        if value is not UNKNOWN and value:
+        if refused:
             raise SpecError(f"{place}: {reason}")
     for setting in signature.settings:
         inner = nested(setting.annotation)[0]
