@@ -108,8 +108,6 @@ def _attacks(what: Plan) -> dict[str, list[dict[str, Any]]]:
 
 def plan(what: Plan, works: Mapping[str, Work | None], total: Work, time: tuple[float, int]) -> None:
     """`plan suite`; time is (seconds, cells of unknown speed)."""
-    from fatbench.cli.watch import duration
-
     console = _console()
     cells = what.unique()
     axes = list(dict.fromkeys(axis for cell in cells for axis in cell.key))
@@ -133,6 +131,8 @@ def plan(what: Plan, works: Mapping[str, Work | None], total: Work, time: tuple[
     if unknown == len(cells):
         console.print("time: unknown; run a cell and this machine's speed is known from then on", style="dim")
     else:
+        from fatbench.cli.watch import duration
+
         rest = f"; nothing comparable measured for {unknown} cells" if unknown else ""
         console.print(f"time: about {duration(known)} on one lane, from what this database has measured{rest}")
 
