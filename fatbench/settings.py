@@ -54,6 +54,11 @@ def data_folder(flag: str | None = None) -> Path:
     """Where data sets are: the user's cache folder by default."""
     if value := setting("data", flag):
         return Path(value).expanduser()
+    return cache_folder()
+
+
+def cache_folder() -> Path:
+    """The folder for what can be made again, as the system names it for this user."""
     if sys.platform == "darwin":
         cache = Path.home() / "Library" / "Caches"
     else:

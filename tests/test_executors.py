@@ -7,7 +7,9 @@ import json
 import logging
 import multiprocessing
 import os
+import pickle
 import signal
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -236,9 +238,7 @@ def test_devices_and_numbers(monkeypatch, tmp_path):
 
 def test_local_lanes(monkeypatch):
     """GPUs take turns, so that fewer cells than lanes spread over the GPUs."""
-    import torch
-
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(local, "gpu_count", lambda: 2)
     assert local.lanes("auto", None, 1) == ["cuda:0", "cuda:1"]
     assert local.lanes("cuda", None, 2) == ["cuda:0", "cuda:1", "cuda:0", "cuda:1"]
     assert local.lanes("cuda", 3, 2) == ["cuda:0", "cuda:1", "cuda:0"]
@@ -246,10 +246,35 @@ def test_local_lanes(monkeypatch):
     assert local.lanes("cpu", 3, 2) == ["cpu"] * 3
     with pytest.raises(MachineError, match=r"--device cuda:0,2: there is no GPU 2 here \(2 found; fatbench doctor\)"):
         local.lanes("cuda:0,2", None, 1)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    monkeypatch.setattr(local, "gpu_count", lambda: 0)
     assert local.lanes("auto", 2, 1) == ["cpu"] * 2
     with pytest.raises(MachineError, match="--device cuda: there is no GPU 0 here"):
         local.lanes("cuda", None, 1)
+
+
+def test_gpus_are_counted_as_torch_counts_them_without_importing_it():
+    import torch
+
+    code = "import sys; from fatbench.run.executors import local; print(local.gpu_count(), 'torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == f"{torch.cuda.device_count()} False\n"
+
+
+def test_a_worker_of_a_trivial_cell_imports_no_compiler(jobs, machine):
+    """What a worker has imported after a cell, as another worker of its kind sees it in itself."""
+    code = """
+import sys, pickle
+from fatbench.run.executors import attempt, local
+from fatbench.store.stages import Store
+job, machine = pickle.load(sys.stdin.buffer)
+Store.open(machine.db, create=True).close()
+local._import_engine()
+print(attempt(job, machine, lambda event: None, lambda: False))
+print([name for name in ("torch._dynamo", "torch._inductor", "sympy", "triton") if name in sys.modules])
+"""
+    given = pickle.dumps((jobs[0], machine))
+    done = subprocess.run([sys.executable, "-c", code], input=given, capture_output=True, check=True)
+    assert done.stdout.decode() == "done\n[]\n"
 
 
 def test_a_killed_worker_takes_only_its_cell_with_it(jobs, machine, forks):

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.flop_counter import FlopCounterMode
 
+from fatbench import models
+from fatbench.engine.counters import Flops
 from fatbench.engine.footprint import footprint
 from fatbench.engine.microbatch import bound
 from fatbench.engine.rounds import Problem
@@ -68,7 +75,7 @@ class Parted(nn.Module):
         super().__init__()
         self.extractor = nn.Conv2d(2, 3, 3, padding=1, bias=False)
         self.classifier = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, 5))
-        self.server = nn.Linear(10**6, 10**3)
+        self.server = nn.Linear(10**6, 10**3, device="meta")
 
     def edge_logits(self, x: Tensor) -> Tensor:
         logits: Tensor = self.classifier(self.extractor(x))
@@ -76,9 +83,7 @@ class Parted(nn.Module):
 
 
 def test_only_the_edge_part_counts() -> None:
-    with torch.device("meta"):
-        model = Parted()
-    found = footprint(problem(model, (2, 4, 4), 5), 8)
+    found = footprint(problem(Parted(), (2, 4, 4), 5), 8)
     assert found["edge_parameters"] == 74
     assert found["edge_flops"] == 1758
     assert found["edge_memory"] < 10**4
@@ -126,3 +131,76 @@ def test_frozen_parameters_have_no_gradient_to_keep() -> None:
 def test_batch_normalisation_in_training_mode(batch: int) -> None:
     model = nn.Sequential(nn.Conv2d(1, 2, 1), nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(2, 3))
     assert footprint(problem(model, (1, 1, 1), 3), batch)["edge_flops"] == 2 * 2 + 2 * 2 * 3
+
+
+def reference(network: nn.Module, shape: tuple[int, ...]) -> tuple[float, float, float]:
+    """Operations forward and of a step per image, and bytes kept, by torch's own counter, without storage."""
+    network = network.to("meta").train()
+    own = {t.untyped_storage()._cdata for t in (*network.parameters(), *network.buffers())}
+    saved: dict[int, Tensor] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        saved[tensor.untyped_storage()._cdata] = tensor
+        return tensor
+
+    x, y = torch.empty(shape, device="meta"), torch.empty(shape[0], dtype=torch.int64, device="meta")
+    with FlopCounterMode(display=False) as counter:
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            loss = F.cross_entropy(network(x), y)
+        forward = counter.get_total_flops()
+        kept = sum(tensor.untyped_storage().nbytes() for key, tensor in saved.items() if key not in own)
+        loss.backward()
+    return forward / len(x), counter.get_total_flops() / len(x), kept
+
+
+@pytest.mark.parametrize("name", models.MODELS)
+def test_every_model_counts_as_torch_counts(name: str) -> None:
+    shape = (1, 28, 28) if name == "leaf_cnn" else (3, 32, 32)
+    model = models.MODELS[name](shape, 10)
+    device = model
+    if hasattr(model, "edge_logits"):
+        device = nn.Sequential(model.get_submodule("extractor"), model.get_submodule("classifier"))
+    state = torch.random.get_rng_state()
+    found = footprint(problem(model, shape, 10), 8, moments=0)
+    assert torch.equal(torch.random.get_rng_state(), state)
+    weights = sum(p.numel() for p in device.parameters() if p.requires_grad) * 4
+    held = sum(t.untyped_storage().nbytes() for t in (*device.parameters(), *device.buffers()))
+    forward, step, kept = reference(device, (8, *shape))
+    assert (found["edge_flops"], found["edge_step_flops"]) == (forward, step)
+    assert found["edge_memory"] == held + weights + kept
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("groups", [1, 2])
+def test_convolutions_count_as_torch_counts(transposed: bool, groups: int) -> None:
+    kind = nn.ConvTranspose2d if transposed else nn.Conv2d
+    layers = nn.Sequential(kind(2, 4, 3, stride=2, groups=groups), kind(4, 6, 2, groups=groups))
+    x = torch.zeros(3, 2, 9, 8)
+    with Flops() as ours:
+        layers(x).sum().backward()
+    with FlopCounterMode(display=False) as theirs:
+        layers(x).sum().backward()
+    assert ours.total == theirs.get_total_flops() > 0
+
+
+def test_products_count_as_torch_counts() -> None:
+    a, b = torch.ones(2, 3, 4), torch.ones(2, 4, 5)
+    with Flops() as ours:
+        a @ b, torch.baddbmm(torch.ones(5), a, b), a[0] @ b[0], torch.addmm(torch.ones(5), a[0], b[0])
+    assert ours.total == 2 * 3 * 4 * 5 * (2 + 2 + 1 + 1)
+
+
+def test_counting_imports_no_compiler() -> None:
+    code = """
+import sys, torch
+from torch import nn
+from fatbench.engine.footprint import footprint
+from fatbench.engine.rounds import Problem
+model = nn.Sequential(nn.Conv2d(1, 2, 1), nn.BatchNorm2d(2), nn.ReLU(), nn.Flatten(), nn.Linear(2, 3))
+images = torch.zeros(1, 1, 1, 1, dtype=torch.uint8)
+on = Problem(model, images, torch.zeros(1, dtype=torch.int64), [], 3, 0, torch.device("cpu"))
+assert footprint(on, 8)["edge_flops"] == 16
+print([name for name in ("torch._dynamo", "torch._inductor", "sympy", "triton") if name in sys.modules])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"

@@ -30,6 +30,7 @@ MODULES = {
     "annotated-types": "annotated_types",
     "pillow": "PIL",
     "psycopg": "psycopg",
+    "pyyaml": "yaml",
     "ruamel-yaml": "ruamel",
     "scikit-learn": "sklearn",
 }

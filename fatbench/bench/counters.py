@@ -22,6 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from fatbench.engine.cohort import train_cohort
+from fatbench.engine.counters import Flops, Formula
 from fatbench.engine.fast import clients as fast
 from fatbench.engine.local import LocalTraining, copied
 from fatbench.engine.rounds import Problem
@@ -62,26 +63,14 @@ def _waits(func: Any, args: Any, result: Any) -> bool:
     return on_device and isinstance(result, torch.Tensor) and result.device.type == "cpu"
 
 
-class Flops(TorchDispatchMode):
-    """Counts floating-point operations by the formulas of `torch.utils.flop_counter`.
-
-    Its own mode keeps track of modules by hooks that fail where autograd.grad is asked for a leaf (torch 2.15).
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.total = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        if formula := flop_registry.get(func.overloadpacket):
-            self.total += formula(*args, **(kwargs or {}), out_val=result)
-        return result
+def _of_torch(formula: Callable[..., int]) -> Formula:
+    """A formula of `torch.utils.flop_counter`, which also knows fused attention, as `Flops` calls it."""
+    return lambda out, *args, **kwargs: formula(*args, **kwargs, out_val=out)
 
 
 def flops(act: Callable[[], object]) -> int:
     """The floating-point operations of matrix products, convolutions and attention while `act` runs."""
-    with Flops() as counted:
+    with Flops({name: _of_torch(formula) for name, formula in flop_registry.items()}) as counted:
         act()
     return counted.total
 

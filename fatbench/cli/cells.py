@@ -35,7 +35,7 @@ def show_cell(
     with existing(db) as store:
         id = cell_in(store, cell)
         assert store is not None
-        spec = store.cells()[id]
+        spec = store.cells([id])[id]
         numbers = store.measurements([id])
         runs = store.runs([id])
         stages = store.stages([id])

@@ -60,11 +60,12 @@ def plan_in(
     name: str, preset: str | None, smoke: bool, seeds: str | None, where: str | None, store: Store | None
 ) -> tuple[Suite, Plan]:
     """A suite and the plan to look at: the preset asked for, else the first that has been run, else paper."""
-    from fatbench.run import progress
     from fatbench.suite import files
 
     chosen = files.load(name)
     if preset is None and not smoke and store is not None:
+        from fatbench.run import progress
+
         preset = progress.preset_run(chosen, store)
     return chosen, preset_of(chosen, preset, smoke, seeds, where)
 
@@ -73,10 +74,14 @@ def plan_in(
 def existing(db: str | None) -> Iterator[Store | None]:
     """The database if there is one, else None: asking about nothing is no error."""
     from fatbench import settings
+
+    url = settings.database(db)
+    if "://" not in url and _missing(Path(url)):
+        yield None  # without SQLAlchemy, which takes a quarter of a second to import
+        return
     from fatbench.store.database import NoDatabase
     from fatbench.store.stages import Store
 
-    url = settings.database(db)
     try:
         store = Store.open(url)
     except NoDatabase:
@@ -86,9 +91,16 @@ def existing(db: str | None) -> Iterator[Store | None]:
         yield store
 
 
+def _missing(file: Path) -> bool:
+    try:
+        return bool(str(file).strip()) and not file.expanduser().exists()
+    except (OSError, RuntimeError):  # whoever opens it says what is wrong
+        return False
+
+
 def cell_in(store: Store | None, cell: str) -> str:
     """The id of the cell whose id begins so. NothingMatched: none has; SpecError: several have."""
-    found = [] if store is None else [id for id in store.cells() if id.startswith(cell)]
+    found = [] if store is None else store.begins(cell)
     if not found:
         raise NothingMatched(f"no cell '{cell}' in the database (fatbench status NAME lists the cells)")
     if len(found) > 1:

@@ -40,6 +40,23 @@ def _table(*columns: str, right: Sequence[str] = ()) -> Table:
     return table
 
 
+LONG = 200  # rows; Rich takes a millisecond for each
+
+
+def _rows(console: Console, columns: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[str] = ()) -> None:
+    """A table whose rows are plain texts; a long one as lines of its own width, without colours."""
+    if len(rows) <= LONG:
+        table = _table(*columns, right=right)
+        for row in rows:
+            table.add_row(*(f"[{COLOURS[text]}]{text}[/]" if text in COLOURS else escape(text) for text in row))
+        console.print(table)
+        return
+    widths = [max(len(column), *(len(row[i]) for row in rows)) for i, column in enumerate(columns)]
+    form = "   ".join(f"{{:{'>' if column in right else ''}{n}}}" for column, n in zip(columns, widths, strict=True))
+    head = [form.format(*columns).rstrip(), "─" * (sum(widths) + 3 * (len(widths) - 1))]
+    console.file.write("\n".join([*head, *(form.format(*row).rstrip() for row in rows), ""]))
+
+
 def suites(rows: Sequence[Mapping[str, Any]]) -> None:
     """`suite list`."""
     presets = list(dict.fromkeys(preset for row in rows for preset in row["presets"]))
@@ -91,17 +108,16 @@ def _attacks(what: Plan) -> dict[str, list[dict[str, Any]]]:
 
 def plan(what: Plan, works: Mapping[str, Work | None], total: Work, time: tuple[float, int]) -> None:
     """`plan suite`; time is (seconds, cells of unknown speed)."""
-    from fatbench.cli.watch import duration
-
     console = _console()
     cells = what.unique()
     axes = list(dict.fromkeys(axis for cell in cells for axis in cell.key))
-    table = _table("cell", *axes, "seed", "steps", "image passes", right=("seed", "steps", "image passes"))
+    rows = []
     for cell in cells:
         work = works[cell.id]
         counts = ("?", "?") if work is None else (_short(work.gradient_steps), _short(work.image_passes))
-        table.add_row(cell.id, *(cell.key.get(axis, "") for axis in axes), str(cell.spec["seed"]), *counts)
-    console.print(table)
+        rows.append([cell.id, *(cell.key.get(axis, "") for axis in axes), str(cell.spec["seed"]), *counts])
+    numbers = ("seed", "steps", "image passes")
+    _rows(console, ("cell", *axes, *numbers), rows, numbers)
     console.print(f"suite {what.suite}, preset {what.preset}: {len(cells)} cells")
     console.print(
         f"{_short(total.gradient_steps)} gradient steps, {_short(total.forward)} forward and"
@@ -115,6 +131,8 @@ def plan(what: Plan, works: Mapping[str, Work | None], total: Work, time: tuple[
     if unknown == len(cells):
         console.print("time: unknown; run a cell and this machine's speed is known from then on", style="dim")
     else:
+        from fatbench.cli.watch import duration
+
         rest = f"; nothing comparable measured for {unknown} cells" if unknown else ""
         console.print(f"time: about {duration(known)} on one lane, from what this database has measured{rest}")
 
@@ -139,14 +157,12 @@ def status(what: Plan, rows: Sequence[Row]) -> None:
 
     console = _console()
     axes = list(dict.fromkeys(axis for row in rows for axis in row.cell.key))
-    table = _table("cell", *axes, "seed", "state", "rounds", "stages", right=("seed", "rounds", "stages"))
-    for row in rows:
-        state = f"[{COLOURS.get(row.status, '')}]{row.status}[/]"
-        table.add_row(
-            row.cell.id, *(row.cell.key.get(axis, "") for axis in axes), str(row.cell.spec["seed"]), state,
-            f"{row.round}/{row.total}", f"{row.stages_done}/{row.stages}",
-        )  # fmt: skip
-    console.print(table)
+    shown = [
+        [row.cell.id, *(row.cell.key.get(axis, "") for axis in axes), str(row.cell.spec["seed"]), row.status,
+         f"{row.round}/{row.total}", f"{row.stages_done}/{row.stages}"]
+        for row in rows
+    ]  # fmt: skip
+    _rows(console, ("cell", *axes, "seed", "state", "rounds", "stages"), shown, ("seed", "rounds", "stages"))
     counts = {state: sum(row.status == state for row in rows) for state in STATES}
     console.print(f"suite {what.suite}, preset {what.preset}: " + ", ".join(f"{n} {s}" for s, n in counts.items()))
     for row in [row for row in rows if row.status == "failed"][:5]:

@@ -19,18 +19,20 @@ if TYPE_CHECKING:
 def suite_list(format: Format = "text") -> None:
     """Every suite with its presets and numbers of cells."""
     from fatbench.suite import files
+    from fatbench.suite.sizes import Sizes
 
     known_format(format, ("text", "json"))
-    rows, invalid = [], 0
+    rows, invalid, counted = [], 0, Sizes()
     for name in files.available():
         try:
             found = files.load(name)
-            sizes = {preset: len(found.plan(preset).unique()) for preset in found.presets()}
+            sizes = counted.of(found)
         except SpecError as error:
             invalid += 1
             print(f"fatbench: {error}", file=sys.stderr)
             continue
         rows.append({"name": name, "title": found.title, "presets": sizes})
+    counted.keep()
     if format == "json":
         print_json({"suites": rows})
     else:

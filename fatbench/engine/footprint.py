@@ -1,4 +1,4 @@
-"""What training asks of a client's device: parameters, floating-point operations, memory. Counted, nothing is run.
+"""What training asks of a client's device: parameters, floating-point operations, memory.
 
 | number | what |
 |---|---|
@@ -11,17 +11,22 @@ A model of an edge and a server (`fatbench.models.edge`) is trained on the devic
 other model is trained there whole. The device is thought of as small: float32, the whole batch at once, and attention
 with its matrices, without fused kernels. Multiply and add are two operations; those of convolutions and matrix products
 are counted, element by element work is not. Memory is a lower bound: no workspace of a kernel, no allocator.
+
+Two batches, of 2 and of 3 images of zeros, go through a copy of the network on the CPU; all counts are linear in the
+batch. Without storage (`device="meta"`) torch computes shapes in Python, and imports its compiler to do so.
 """
 
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils.flop_counter import FlopCounterMode
+from torch.overrides import TorchFunctionMode
 
+from fatbench.engine.counters import Flops
 from fatbench.engine.rounds import Problem
 
 
@@ -32,11 +37,13 @@ def footprint(problem: Problem, batch: int, *, moments: int = 1) -> dict[str, fl
     """
     network = _on_the_device(problem.model)
     channels, height, width = problem.images.shape[1:]
-    shape = (batch, channels, problem.size or height, problem.size or width)
+    image = (channels, problem.size or height, problem.size or width)
     parameters = sum(p.numel() for p in network.parameters() if p.requires_grad)
     trained = sum(_bytes(p) for p in network.parameters() if p.requires_grad)
     kept = sum(_bytes(t) for t in (*network.parameters(), *network.buffers()))
-    forward, step, activations = _count(network, shape, problem.classes)
+    with torch.random.fork_rng(devices=[]):  # dropout draws from the global generator
+        two, three = (_count(network, (images, *image)) for images in (2, 3))
+    forward, step, activations = (a + (batch - 2) * (b - a) for a, b in zip(two, three, strict=True))
     return {
         "edge_parameters": float(parameters),
         "edge_flops": forward / batch,
@@ -46,37 +53,46 @@ def footprint(problem: Problem, batch: int, *, moments: int = 1) -> dict[str, fl
 
 
 def _on_the_device(model: nn.Module) -> nn.Module:
-    """A copy, without storage, of the part that a client trains."""
+    """A copy on the CPU of the part that a client trains."""
     part = model
     if hasattr(model, "edge_logits"):
         part = nn.Sequential(model.get_submodule("extractor"), model.get_submodule("classifier"))
-    part = copy.deepcopy(part).to("meta", torch.float32)
+    part = copy.deepcopy(part).to("cpu", torch.float32)
     for module in part.modules():
         module.__dict__.pop("forward", None)  # what `microbatch.bound` put there: a matter of this machine
     return part
 
 
-def _count(network: nn.Module, shape: tuple[int, ...], classes: int) -> tuple[int, int, int]:
+class _Matrices(TorchFunctionMode):
+    """Attention with its matrices, for one thread: `sdpa_kernel` is a switch of the whole process."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is F.scaled_dot_product_attention:
+            return torch.ops.aten._scaled_dot_product_attention_math(*args, **(kwargs or {}))[0]
+        return func(*args, **(kwargs or {}))
+
+
+def _count(network: nn.Module, shape: tuple[int, ...]) -> tuple[int, int, int]:
     """(operations of a forward pass, of a forward and a backward pass, bytes kept between them) of one batch."""
     network.train()
     own = [t.untyped_storage() for t in (*network.parameters(), *network.buffers())]
-    known = {id(storage) for storage in own}
-    saved: dict[int, torch.UntypedStorage] = {}  # by identity: several layers may keep the same tensor
+    known = {storage.data_ptr() for storage in own}
+    saved: dict[int, Tensor] = {}  # by storage: several layers may keep the same one
 
     def keep(tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        if id(storage) not in known:
-            saved[id(storage)] = storage
+        if tensor.untyped_storage().data_ptr() not in known:
+            saved[tensor.untyped_storage().data_ptr()] = tensor
         return tensor
 
-    x, y = torch.empty(shape, device="meta"), torch.empty(shape[0], dtype=torch.int64, device="meta")
-    with FlopCounterMode(display=False) as counter:
+    x, y = torch.zeros(shape), torch.zeros(shape[0], dtype=torch.int64)
+    with Flops() as counted, _Matrices(), torch.enable_grad():
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
             loss = F.cross_entropy(network(x), y)
-        forward = counter.get_total_flops()
-        activations = sum(storage.nbytes() for storage in saved.values())
+        forward = counted.total
+        activations = sum(tensor.untyped_storage().nbytes() for tensor in saved.values())
         loss.backward()
-        return forward, counter.get_total_flops(), activations
+    network.zero_grad()
+    return forward, counted.total, activations
 
 
 def _bytes(tensor: Tensor) -> int:

@@ -93,22 +93,15 @@ def preset_run(suite: Suite, store: Store) -> str | None:
         run = {row.preset for row in connection.execute(query)}
     if found := next((preset for preset in suite.presets() if preset in run), None):
         return found
-    known = set(store.cells())
-    return next((p for p in suite.presets() if any(cell.id in known for cell in suite.plan(p).cells)), None)
+    if not store.any_cell():
+        return None
+    return next((p for p in suite.presets() if store.known(cell.id for cell in suite.plan(p).cells)), None)
 
 
 def by_suite(store: Store) -> dict[tuple[str, str], dict[str, int]]:
     """What the database holds: (suite, preset) -> cells by the state of their training."""
-    stages = store.stages()
     result: dict[tuple[str, str], dict[str, int]] = {}
-    seen = set()
-    for run in store.runs():
-        key = (run["suite"], run["preset"] or "")
-        if (key, run["cell"]) in seen:
-            continue
-        seen.add((key, run["cell"]))
-        train = stages.get((run["cell"], "train"))
-        status = train.status if train is not None else "todo"
-        states = result.setdefault(key, dict.fromkeys(STATES, 0))
-        states[status if status in STATES else "todo"] += 1
+    for (suite, preset, status), cells in store.trained().items():
+        states = result.setdefault((suite, preset or ""), dict.fromkeys(STATES, 0))
+        states[status if status in STATES else "todo"] += cells
     return dict(sorted(result.items()))

@@ -143,6 +143,24 @@ class Store:
         with self.database.reading() as connection:
             return {row.id: json.loads(row.spec) for row in fetch(connection, query, CELLS.c.id, cells)}
 
+    def begins(self, letters: str, most: int = 9) -> list[str]:
+        """The ids of the first cells, at most `most`, that begin with these letters."""
+        query = select(CELLS.c.id).where(CELLS.c.id.startswith(letters, autoescape=True)).order_by(CELLS.c.id)
+        if letters:  # a range, so that the key is used
+            query = query.where(CELLS.c.id >= letters)
+        with self.database.reading() as connection:
+            return [row.id for row in connection.execute(query.limit(most)) if row.id.startswith(letters)]
+
+    def known(self, cells: Iterable[str]) -> set[str]:
+        """Those of these cells that are in the database."""
+        with self.database.reading() as connection:
+            return _known(connection, cells)
+
+    def any_cell(self) -> bool:
+        """Whether there is a cell at all."""
+        with self.database.reading() as connection:
+            return connection.execute(select(CELLS.c.id).limit(1)).first() is not None
+
     # --- the life of a stage -------------------------------------------------------------------------------------
 
     def claim(
@@ -359,6 +377,19 @@ class Store:
                     epoch(row.heartbeat), held,
                 )  # fmt: skip
         return result
+
+    def trained(self) -> dict[tuple[str, str | None, str], int]:
+        """(suite, preset, state of the training) -> how many cells; "todo" where no training has begun.
+
+        Counted by the database. A cell that several suites have run counts for each.
+        """
+        ran = select(RUNS.c.suite, RUNS.c.preset, RUNS.c.cell).distinct().subquery()
+        train = and_(STAGES.c.cell == ran.c.cell, STAGES.c.stage == "train")
+        status = func.coalesce(STAGES.c.status, "todo")
+        query = select(ran.c.suite, ran.c.preset, status, func.count()).select_from(ran.outerjoin(STAGES, train))
+        with self.database.reading() as connection:
+            rows = connection.execute(query.group_by(ran.c.suite, ran.c.preset, status))
+            return {(suite, preset, state): count for suite, preset, state, count in rows}
 
     def measurements(
         self,

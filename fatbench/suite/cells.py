@@ -6,6 +6,7 @@ before a GPU second is spent.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import itertools
 import json
@@ -31,7 +32,7 @@ class Evaluation:
     n: int | None  # first n test examples; None = all the cell has
     batch: int
 
-    @property
+    @functools.cached_property
     def id(self) -> str:
         short = signatures.without_defaults("Attack", self.attack)
         return f"{self.label}-{digest([short, self.n, self.batch])[:8]}"
@@ -137,13 +138,13 @@ def expand(suite: Suite, preset: str, seeds: Sequence[int] | None = None) -> Pla
                 f"{asked.fewer.place(label)}: no attack is named '{label}'{did_you_mean(label, asked.attacks)}"
             )
     cells, excluded = [], []
+    laid = _Laid(base, axes)
+    asked_at: dict[tuple[int, ...], tuple[Evaluation, ...]] = {}  # by the overrides of `evaluate` that hold
     for key in _points(contents.grid, _restricted(axes, chosen), axes):
         if reason := next((one.reason for one in contents.grid.exclude if _matches(key, one.when)), None):
             excluded.append((key, reason))
             continue
-        spec = base
-        for axis, label in key.items():
-            spec = merge(spec, axes[axis][label])
+        spec = laid.at(key)
         for override in overrides:
             if _matches(key, override.when):
                 spec = merge(spec, override.set)
@@ -151,19 +152,13 @@ def expand(suite: Suite, preset: str, seeds: Sequence[int] | None = None) -> Pla
         if "seed" in spec:
             raise SpecError(f"{spec.place('seed')}: seeds are given by 'seeds' of the suite, not in a cell")
         first = canonical(merge(spec, Map({"seed": 0})), place)
-        here = asked
-        for override in asked.overrides:
-            if _matches(key, override.when):
-                here = _evaluate(here, _without_removed(override.set, asked.attacks), suite)
-        evaluations = tuple(
-            Evaluation(
-                label, signatures.check("Attack", attack, here.attacks.place(label)), _images(here, label), here.batch
-            )
-            for label, attack in here.attacks.items()
-            if attack is not None
-        )
+        hold = tuple(i for i, override in enumerate(asked.overrides) if _matches(key, override.when))
+        if hold not in asked_at:
+            asked_at[hold] = _evaluations(asked, hold, suite)
+        evaluations = asked_at[hold]
+        known = facts.of_cell(first)
         for one in evaluations:
-            facts.refuse("Attack", one.attack, first, f"{place}: evaluate: {one.label}")
+            facts.refuse("Attack", one.attack, first, f"{place}: evaluate: {one.label}", known)
         _can_choose(asked.checkpoints, first, place)
         short = signatures.without_defaults("Experiment", {"name": "cell", **first})
         for seed in seeds if seeds is not None else chosen.seeds or contents.seeds:
@@ -171,6 +166,40 @@ def expand(suite: Suite, preset: str, seeds: Sequence[int] | None = None) -> Pla
     if not cells:
         raise SpecError(f"{file}: preset '{preset}' leaves an empty grid")
     return Plan(suite.name, preset, chosen.note, cells, [*asked.checkpoints], excluded)
+
+
+class _Laid:
+    """The patches of a point's labels laid on the base; what a point shares with the one before is not laid again."""
+
+    def __init__(self, base: Map, axes: Mapping[str, Mapping[str, Map]]) -> None:
+        self.axes = axes
+        self.parts: list[tuple[str, str]] = []
+        self.specs = [base]  # after none of the parts, after the first, ...
+
+    def at(self, key: Key) -> Map:
+        parts = list(key.items())
+        same = 0
+        while same < min(len(parts), len(self.parts)) and parts[same] == self.parts[same]:
+            same += 1
+        del self.specs[same + 1 :]
+        for axis, label in parts[same:]:
+            self.specs.append(merge(self.specs[-1], self.axes[axis][label]))
+        self.parts = parts
+        return self.specs[-1]
+
+
+def _evaluations(asked: Evaluate, hold: Sequence[int], suite: Suite) -> tuple[Evaluation, ...]:
+    """What trained models are attacked with where these overrides hold."""
+    here = asked
+    for i in hold:
+        here = _evaluate(here, _without_removed(asked.overrides[i].set, asked.attacks), suite)
+    return tuple(
+        Evaluation(
+            label, signatures.check("Attack", attack, here.attacks.place(label)), _images(here, label), here.batch
+        )
+        for label, attack in here.attacks.items()
+        if attack is not None
+    )
 
 
 def _can_choose(checkpoints: Sequence[str], spec: Mapping[str, Any], place: str) -> None:
@@ -228,10 +257,12 @@ def _points(grid: Grid, axes: Mapping[str, Sequence[str]], every: Mapping[str, M
         )
     combinations = itertools.product(*groups) if groups or not including else ()
     points = (dict(itertools.chain(*(part.items() for part in parts))) for parts in combinations)
+    position = {axis: {label: i for i, label in enumerate(labels)} for axis, labels in every.items()}
+    kept = {axis: set(labels) for axis, labels in axes.items()}
     found: dict[tuple[int, ...], Key] = {}
     for point in itertools.chain(points, _included(grid.include)):
-        if all(label in axes[axis] for axis, label in point.items()):  # else: a label that this preset leaves out
-            place = tuple(list(every[axis]).index(point[axis]) if axis in point else -1 for axis in every)
+        if all(label in kept[axis] for axis, label in point.items()):  # else: a label that this preset leaves out
+            place = tuple(position[axis][point[axis]] if axis in point else -1 for axis in every)
             found[place] = {axis: point[axis] for axis in every if axis in point}
     return [found[place] for place in sorted(found)]
 

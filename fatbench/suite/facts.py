@@ -21,7 +21,7 @@ from typing import Any
 
 from fatbench.errors import SpecError, did_you_mean
 from fatbench.suite.formulas import UNKNOWN, evaluate, formula, lines, member, unreadable
-from fatbench.suite.signatures import describe, names, nested
+from fatbench.suite.signatures import describe, names, nested, once
 from fatbench.suite.types import number
 
 
@@ -39,7 +39,12 @@ class Data:
 
 def of_data(spec: Mapping[str, Any]) -> Data:
     """The facts of a data set, from the lines Train, Test, Classes, Side and Channels of its function."""
+    if "count(" in describe("Data", spec["name"]).doc:
+        return _of_data(spec)  # it counts files, which come and go
+    return once("facts", "Data", spec, lambda: _of_data(spec))
 
+
+def _of_data(spec: Mapping[str, Any]) -> Data:
     def fact(label: str) -> int | None:
         value = formula("Data", spec, label)
         return None if value is None else int(value)
@@ -89,10 +94,19 @@ class Refusal:
     reason: str
 
 
-def refuse(kind: str, spec: Mapping[str, Any], cell: Mapping[str, Any], place: str) -> None:
-    """SpecError: this call, or one nested in it, has a `Refuse if` line that is true of the cell."""
-    for found in refusals(kind, spec, cell, place):
+def refuse(
+    kind: str, spec: Mapping[str, Any], cell: Mapping[str, Any], place: str, known: dict[str, Any] | None = None
+) -> None:
+    """SpecError: this call, or one nested in it, has a `Refuse if` line that is true of the cell.
+
+    known: `of_cell(cell)`, if the caller has it already.
+    """
+    here = of_cell(cell) if known is None else known
+    for found in _refusals(kind, spec, {"name": "cell", **cell}, here, place):
         raise SpecError(f"{found.place}: {found.reason}")
+
+
+_READABLE: set[tuple[str, str, str]] = set()  # (kind, name, line) whose message has been evaluated once
 
 
 def refusals(kind: str, spec: Mapping[str, Any], cell: Mapping[str, Any], place: str = "") -> Iterator[Refusal]:
@@ -129,10 +143,14 @@ def _refusals(
             if not colon:
                 raise ValueError("write 'Refuse if <condition>: <message>'")
             value = evaluate(condition, lookup)
+            refused = value is not UNKNOWN and bool(value)
+            if not refused and (kind, signature.name, line) in _READABLE:
+                continue
             reason = re.sub(r"\{\{|\}\}|\{([^{}]*)\}", shown, message)
+            _READABLE.add((kind, signature.name, line))
         except (ValueError, TypeError) as error:
             raise unreadable(signature, f"Refuse if {line}", error) from None
-        if value is not UNKNOWN and value:
+        if refused:
             yield Refusal(place, kind, signature.name, condition, reason)
     for setting in signature.settings:
         inner = nested(setting.annotation)[0]

@@ -6,6 +6,7 @@ The format is described in docs/suites.md. `load` checks a file's own structure;
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 from collections.abc import Sequence
@@ -20,7 +21,7 @@ from ruamel.yaml.constructor import DuplicateKeyError
 from ruamel.yaml.error import YAMLError
 
 from fatbench.errors import SpecError, did_you_mean
-from fatbench.suite import model
+from fatbench.suite import lines, model
 from fatbench.suite.cells import Plan, expand
 from fatbench.suite.filters import select
 from fatbench.suite.model import AxesOfSuite, Evaluate, Grid, Node, Note, Patch, Presets, Seeds, Text
@@ -148,7 +149,8 @@ def _resolve(file: Path, below: tuple[Path, ...]) -> Map:
         parent = beside if beside.is_file() else locate(name)
     except SpecError as error:
         raise SpecError(f"{raw.place('extends')}: {error}") from None
-    merged = _resolve(parent, (*below, resolved))
+    under = _resolve(parent, (*below, resolved))
+    merged = Map(under, under.where, under.at)  # several suites may extend it
     for key, value in raw.items():
         if key in ("base", "axes", "evaluate", "presets") and key in merged and isinstance(value, Map):
             value = merge(merged[key], value)
@@ -160,7 +162,22 @@ def _resolve(file: Path, below: tuple[Path, ...]) -> Map:
 def read_yaml(file: Path) -> Map:
     """A YAML 1.2 file as Maps that know their lines. SpecError: unreadable, not a mapping, a key given twice."""
     try:
-        tree = YAML(typ="rt", pure=True).load(file.read_text(encoding="utf-8"))
+        return parse(file.read_text(encoding="utf-8"), file)
+    except (OSError, UnicodeDecodeError) as error:
+        raise SpecError(f"{file}: {getattr(error, 'strerror', None) or error}") from None
+
+
+@functools.lru_cache(maxsize=256)
+def parse(text: str, file: Path) -> Map:
+    """What a file says; SpecError as for `read_yaml`. The result is shared: it is read, never changed."""
+    found = lines.read(text, file)
+    return _slowly(text, file) if found is None else found
+
+
+def _slowly(text: str, file: Path) -> Map:
+    """The same by ruamel alone: for what `lines` leaves to it, and for mistakes."""
+    try:
+        tree = YAML(typ="rt", pure=True).load(text)
     except DuplicateKeyError as error:
         mark = error.problem_mark
         key = re.search(r'duplicate key "?([^"\s]+)"?', str(error.problem or ""))
@@ -169,8 +186,6 @@ def read_yaml(file: Path) -> Map:
         mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
         line = f":{mark.line + 1}" if mark is not None else ""
         raise SpecError(f"{file}{line}: not readable as YAML: {getattr(error, 'problem', None) or error}") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise SpecError(f"{file}: {getattr(error, 'strerror', None) or error}") from None
     if not isinstance(tree, CommentedMap):
         raise SpecError(f"{file}: expected a mapping at the top level")
     return _plain(tree, file)

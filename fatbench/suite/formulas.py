@@ -30,7 +30,7 @@ from typing import Any
 
 from fatbench.errors import SpecError
 from fatbench.suite import types
-from fatbench.suite.signatures import CLASSES, Signature, describe, nested
+from fatbench.suite.signatures import CLASSES, Signature, describe, nested, once
 
 UNKNOWN: Any = object()
 Lookup = Callable[..., Any]  # a dotted name, part by part, -> its value
@@ -73,52 +73,78 @@ _EQUALITY: dict[type, Callable[[Any, Any], bool]] = {
 }  # fmt: skip
 
 
+Value = Callable[[Lookup], Any]
+
+
 def evaluate(text: str, lookup: Lookup) -> Any:
     """The value of an expression, or UNKNOWN. ValueError: it cannot be read, or `lookup` does not know a name."""
-    return _value(_parsed(text), lookup)
+    return _compiled(text)(lookup)
 
 
 @functools.cache
-def _parsed(text: str) -> ast.expr:
+def _compiled(text: str) -> Value:
     try:
-        return ast.parse(text.strip(), mode="eval").body
+        tree = ast.parse(text.strip(), mode="eval").body
     except SyntaxError:
         raise ValueError(f"'{text.strip()}' is no expression") from None
+    return _value(tree)
 
 
-def _value(node: ast.expr, lookup: Lookup) -> Any:
+def _value(node: ast.expr) -> Value:
+    """A function that asks `lookup` for names and gives the expression's value."""
     match node:
-        case ast.Constant(value=value):
-            return value
+        case ast.Constant(value=constant):
+            return lambda lookup: constant
         case ast.Name() | ast.Attribute():
-            return lookup(*ast.unparse(node).split("."))
-        case ast.BinOp(left=left, op=op, right=right) if type(op) in _ARITHMETIC:
-            return _known(_ARITHMETIC[type(op)], _value(left, lookup), _value(right, lookup))
-        case ast.Compare(left=left, ops=[op], comparators=[right]) if type(op) in _ARITHMETIC:
-            return _known(_ARITHMETIC[type(op)], _value(left, lookup), _value(right, lookup))
+            names = ast.unparse(node).split(".")
+            return lambda lookup: lookup(*names)
+        case ast.BinOp(left=left, op=op, right=right) | ast.Compare(left=left, ops=[op], comparators=[right]) if (
+            type(op) in _ARITHMETIC
+        ):
+            function, a, b = _ARITHMETIC[type(op)], _value(left), _value(right)
+            return lambda lookup: _known(function, a(lookup), b(lookup))
         case ast.Compare(left=left, ops=[op], comparators=[right]) if type(op) in _EQUALITY:
-            a, b = _value(left, lookup), _value(right, lookup)
-            return UNKNOWN if a is UNKNOWN or b is UNKNOWN else _EQUALITY[type(op)](a, b)
+            return functools.partial(_equality, _EQUALITY[type(op)], _value(left), _value(right))
         case ast.UnaryOp(op=ast.USub(), operand=operand):
-            return _known(operator.neg, _value(operand, lookup))
+            inner = _value(operand)
+            return lambda lookup: _known(operator.neg, inner(lookup))
         case ast.UnaryOp(op=ast.Not(), operand=operand):
-            value = _value(operand, lookup)
-            return UNKNOWN if value is UNKNOWN else not value
+            return functools.partial(_not, _value(operand))
         case ast.BoolOp(op=op, values=values):
-            decides, unknown, value = isinstance(op, ast.Or), False, None
-            for each in values:
-                value = _value(each, lookup)
-                if value is UNKNOWN:
-                    unknown = True
-                elif bool(value) is decides:
-                    return value
-            return UNKNOWN if unknown else value
+            return functools.partial(_first, isinstance(op, ast.Or), [_value(each) for each in values])
         case ast.IfExp(test=test, body=body, orelse=orelse):
-            chosen = _value(test, lookup)
-            return UNKNOWN if chosen is UNKNOWN else _value(body if chosen else orelse, lookup)
+            return functools.partial(_choice, _value(test), _value(body), _value(orelse))
         case ast.Call(func=ast.Name(id=name), args=args, keywords=[]) if name in FUNCTIONS:
-            return _known(FUNCTIONS[name], *(_value(each, lookup) for each in args))
+            called, given = FUNCTIONS[name], [_value(each) for each in args]
+            return lambda lookup: _known(called, *(each(lookup) for each in given))
     raise ValueError(f"'{ast.unparse(node)}' cannot stand in an expression")
+
+
+def _equality(function: Callable[[Any, Any], bool], left: Value, right: Value, lookup: Lookup) -> Any:
+    a, b = left(lookup), right(lookup)
+    return UNKNOWN if a is UNKNOWN or b is UNKNOWN else function(a, b)
+
+
+def _not(operand: Value, lookup: Lookup) -> Any:
+    value = operand(lookup)
+    return UNKNOWN if value is UNKNOWN else not value
+
+
+def _first(decides: bool, values: list[Value], lookup: Lookup) -> Any:
+    """The value of `or` (decides True) and `and` (False): the first that decides; unknown if one before it was."""
+    unknown, value = False, None
+    for each in values:
+        value = each(lookup)
+        if value is UNKNOWN:
+            unknown = True
+        elif bool(value) is decides:
+            return value
+    return UNKNOWN if unknown else value
+
+
+def _choice(test: Value, body: Value, orelse: Value, lookup: Lookup) -> Any:
+    chosen = test(lookup)
+    return UNKNOWN if chosen is UNKNOWN else (body if chosen else orelse)(lookup)
 
 
 def _known(function: Callable[..., Any], *values: Any) -> Any:
@@ -162,6 +188,14 @@ def formula(kind: str, spec: Mapping[str, Any], label: str, **variables: float |
 
     Several lines of one label are terms of a sum. A variable that is None is unknown.
     """
+    if kind in ("Data", "Protocol", *CLASSES):  # files that it counts come and go; every cell has another protocol
+        return _formula(kind, spec, label, variables)
+    given = (label, tuple(variables.items()), spec)
+    found: float | None = once("formula", kind, given, lambda: _formula(kind, spec, label, variables))
+    return found
+
+
+def _formula(kind: str, spec: Mapping[str, Any], label: str, variables: Mapping[str, float | None]) -> float | None:
     signature = describe(kind, spec.get("name", ""))
     kinds = {setting.name: nested(setting.annotation)[0] for setting in signature.settings}
 

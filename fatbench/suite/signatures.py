@@ -20,7 +20,7 @@ import functools
 import importlib
 import importlib.util
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -288,8 +288,26 @@ def check(kind: str, node: Any, place: str = "") -> dict[str, Any]:
     """The canonical form of `node`, a mapping {name: ..., setting: value}: defaults filled in, values checked.
 
     A bare string is short for {name: string}. The mapping of a settings class has no name. SpecError: unknown name or
-    key, missing key, wrong type or range.
+    key, missing key, wrong type or range. What was checked before is not checked again: the result is shared.
     """
+    return once("check", kind, node, lambda: _checked(kind, node, place))
+
+
+_SEEN: dict[tuple[str, str, str, int], Any] = {}
+_MOST = 100_000
+
+
+def once(what: str, kind: str, node: Any, find: Callable[[], Any]) -> Any:
+    """What `find` gives for a node that is written so; errors are found anew, for they name places."""
+    key = (what, kind, repr(node), len(_PLUGINS))
+    if key not in _SEEN:
+        if len(_SEEN) >= _MOST:
+            _SEEN.clear()
+        _SEEN[key] = find()
+    return _SEEN[key]
+
+
+def _checked(kind: str, node: Any, place: str) -> dict[str, Any]:
     if kind in CLASSES:
         if not isinstance(node, Mapping):
             raise SpecError(f"{place or kind.lower()}: expected a mapping of settings, got {_shown(node)}")
@@ -318,6 +336,7 @@ def check_settings(signature: Signature, node: Mapping[str, Any], place: str = "
                 f"{_place(node, key, place)}: '{signature.name}' has no setting '{key}'{did_you_mean(key, known)}"
             )
     canonical: dict[str, Any] = {}
+    defaults = _defaults(signature)
     for setting in signature.settings:
         if setting.name in node:
             canonical[setting.name] = _value(setting, node[setting.name], _place(node, setting.name, place))
@@ -325,11 +344,23 @@ def check_settings(signature: Signature, node: Mapping[str, Any], place: str = "
             where = place or getattr(node, "at", "")
             raise SpecError(f"{where}{': ' if where else ''}'{signature.name}' needs '{setting.name}'")
         else:
-            canonical[setting.name] = _value(setting, setting.default, setting.name)
+            canonical[setting.name] = defaults[setting.name]
     for key in node:
         if key not in known:
             canonical[key] = node[key]
     return canonical
+
+
+def _defaults(signature: Signature) -> dict[str, Any]:
+    """The canonical defaults of a function's settings."""
+    found: dict[str, Any] = once(
+        "defaults", signature.kind, (signature.file, signature.line, signature.name), lambda: {
+            setting.name: _value(setting, setting.default, setting.name)
+            for setting in signature.settings
+            if setting.default is not REQUIRED
+        },
+    )  # fmt: skip
+    return found
 
 
 def _value(setting: Setting, value: Any, place: str) -> Any:
@@ -338,6 +369,10 @@ def _value(setting: Setting, value: Any, place: str) -> Any:
         if optional and value is None:
             return None
         return check(kind, value, place)
+    return once("value", setting.annotation, value, lambda: _plain_value(setting, value, place))
+
+
+def _plain_value(setting: Setting, value: Any, place: str) -> Any:
     try:
         read = _adapter(setting.annotation).validate_python(value)
     except ValidationError as error:
@@ -429,6 +464,7 @@ def without_defaults(kind: str, spec: Mapping[str, Any]) -> dict[str, Any]:
     signature = describe(kind, spec.get("name", ""))
     short: dict[str, Any] = {"name": spec["name"]} if kind != "Experiment" and kind not in CLASSES else {}
     by_name = {setting.name: setting for setting in signature.settings}
+    defaults = _defaults(signature)
     for key, value in spec.items():
         if key == "name":
             continue
@@ -436,7 +472,7 @@ def without_defaults(kind: str, spec: Mapping[str, Any]) -> dict[str, Any]:
         if setting is None:
             short[key] = value
             continue
-        if setting.default is not REQUIRED and value == _value(setting, setting.default, key):
+        if setting.default is not REQUIRED and value == defaults[key]:
             continue
         inner = nested(setting.annotation)[0]
         short[key] = without_defaults(inner, value) if inner and value is not None else value

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
+import importlib.util
 import multiprocessing
 import os
 import signal
@@ -22,6 +24,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from multiprocessing import resource_tracker
 from multiprocessing.connection import wait
+from pathlib import Path
 from typing import Any
 
 from fatbench.errors import MachineError
@@ -32,11 +35,7 @@ from fatbench.run.worker import Event, Job, Machine, Outcome
 def lanes(device: str | None, jobs: int | None, per_gpu: int = 1, url: str = "") -> list[str]:
     """A GPU or a core a lane. MachineError: no such GPU; SpecError: not a device."""
     wanted, jobs = asked(device, jobs)
-    have = 0
-    if wanted != "cpu":
-        import torch
-
-        have = torch.cuda.device_count()
+    have = gpu_count() if wanted != "cpu" else 0
     if wanted == "cpu" or (wanted == "auto" and have == 0):
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         return ["cpu"] * (jobs or cores)
@@ -45,6 +44,25 @@ def lanes(device: str | None, jobs: int | None, per_gpu: int = 1, url: str = "")
     if missing := [gpu for gpu in gpus if gpu >= have]:
         raise MachineError(f"--device {wanted}: there is no GPU {missing[0]} here ({have} found; fatbench doctor)")
     return [f"cuda:{gpu}" for _ in range(per_gpu) for gpu in gpus][:jobs]
+
+
+def gpu_count() -> int:
+    """How many GPUs torch can use here, as far as the driver says; without importing torch, which takes seconds."""
+    spec = importlib.util.find_spec("torch")
+    built = [Path(folder) / "lib" for folder in (spec and spec.submodule_search_locations) or ()]
+    if any((folder / "libtorch_hip.so").exists() for folder in built):
+        import torch
+
+        return torch.cuda.device_count()
+    if not any((folder / "libtorch_cuda.so").exists() for folder in built):
+        return 0
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+        count = ctypes.c_int(0)
+        found = driver.cuInit(0) == 0 and driver.cuDeviceGetCount(ctypes.byref(count)) == 0
+        return count.value if found else 0
+    except (OSError, AttributeError):  # no driver, or one of another make
+        return 0
 
 
 @dataclass
@@ -188,9 +206,21 @@ def _die_with_parent() -> None:
         ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
 
 
+def _import_engine() -> None:
+    """Import what every cell needs, and keep the collector from looking at it again after each cell."""
+    gc.disable()
+    import fatbench.engine.accuracy
+    import fatbench.engine.experiment
+    import fatbench.methods.protocols  # noqa: F401
+
+    gc.enable()
+    gc.freeze()
+
+
 def _serve(machine: Machine, pipes: Sequence[Any]) -> None:
     """A worker process's life: that of its one lane, or of several, each in a thread."""
     _die_with_parent()
+    _import_engine()
     if len(pipes) == 1:
         _take(machine, pipes[0])
         return
@@ -227,6 +257,8 @@ def _take(machine: Machine, pipe: Any) -> None:
     while not stopped and (job := next_job()) is not None:
         with machine.meeting.cell() if machine.meeting else contextlib.nullcontext():
             outcome = attempt(job, machine, notify, stop)
+        if machine.meeting is None:
+            gc.freeze()  # what outlives a cell, such as modules it imported, need not be looked at after the next
         try:
             pipe.send(outcome)
         except OSError:

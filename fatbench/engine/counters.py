@@ -1,0 +1,70 @@
+"""Floating-point operations of matrix products and convolutions, counted while code runs: multiply and add are two.
+
+The formulas agree with those of `torch.utils.flop_counter`, whose module imports Triton, and whose mode imports
+TorchDynamo and SymPy: more than a second of every worker's start.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from math import prod
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+Formula = Callable[..., int]  # (what the operation returned, its positional arguments) -> operations
+
+
+def _product(_out: Any, a: Any, b: Any) -> int:
+    return 2 * prod(a.shape) * b.shape[-1]
+
+
+def _added_product(_out: Any, _to: Any, a: Any, b: Any) -> int:
+    return 2 * prod(a.shape) * b.shape[-1]
+
+
+def _convolution(
+    out: Any, x: Any, w: Any, _bias: Any, _stride: Any, _padding: Any, _dilation: Any, transposed: bool, *_: Any
+) -> int:
+    return 2 * prod(w.shape) * x.shape[0] * prod((x if transposed else out).shape[2:])
+
+
+def _convolution_backward(
+    _out: Any, grad: Any, x: Any, w: Any, _bias: Any, _stride: Any, _padding: Any, _dilation: Any, transposed: bool,
+    _output_padding: Any, _groups: int, wanted: Sequence[bool],
+) -> int:  # fmt: skip
+    """Of the gradients of the input and of the weights, where they are wanted."""
+    of_input = 2 * prod(w.shape) * x.shape[0] * prod((x if transposed else grad).shape[2:])
+    small, channels = (x, grad.shape[1]) if transposed else (grad, x.shape[1])
+    of_weights = 2 * prod(small.shape) * channels * prod(w.shape[2:])
+    return of_input * wanted[0] + of_weights * wanted[1]
+
+
+FORMULAS: dict[Any, Formula] = {
+    torch.ops.aten.mm: _product,
+    torch.ops.aten.bmm: _product,
+    torch.ops.aten.addmm: _added_product,
+    torch.ops.aten.baddbmm: _added_product,
+    torch.ops.aten.convolution: _convolution,
+    torch.ops.aten.convolution_backward: _convolution_backward,
+}
+
+
+class Flops(TorchDispatchMode):
+    """Counts into `total` by `formulas`; an operation without a formula counts nothing."""
+
+    def __init__(self, formulas: Mapping[Any, Formula] = FORMULAS) -> None:
+        super().__init__()
+        self.formulas = formulas
+        self.total = 0
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # else the first operation imports TorchDynamo, to tell it not to compile what follows
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if formula := self.formulas.get(func.overloadpacket):
+            self.total += formula(result, *args, **(kwargs or {}))
+        return result

@@ -1,0 +1,266 @@
+"""What surrounds the work, gated by counting: files parsed, cells checked, statements sent, modules imported."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import event
+
+from fatbench.cli import show
+from fatbench.errors import SpecError
+from fatbench.run import progress
+from fatbench.store.stages import Store
+from fatbench.suite import cells, files, formulas, lines, signatures
+from fatbench.suite.places import Map
+from fatbench.suite.sizes import Sizes
+
+pytest_plugins = ("databases",)
+SUITES = Path(__file__).parent.parent / "suites"
+GRID = """
+name: grid
+title: A hundred points
+seeds: [0, 1]
+base:
+  data: digits
+  partition: {name: shah, clients: 5, skew: 2}
+  model: {name: small_cnn}
+  protocol: {name: fedavg, rounds: 2, local: {epochs: 1, batch: 16, lr: 0.1, objective: standard}, rule: samples}
+axes:
+  lr:
+{lr}
+  rounds:
+{rounds}
+evaluate:
+  attacks: {natural: natural, fgsm: {name: fgsm, eps: 8/255}}
+presets:
+  paper: {}
+"""
+
+
+@pytest.fixture
+def grid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> files.Suite:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    lr = "\n".join(f"    l{i}: {{protocol: {{local: {{lr: 0.{i + 1}}}}}}}" for i in range(9))
+    rounds = "\n".join(f"    r{i}: {{protocol: {{rounds: {i + 1}}}}}" for i in range(10))
+    text = GRID.replace("{lr}", lr).replace("{rounds}", rounds)
+    Path("suites").mkdir()
+    Path("suites/grid.yaml").write_text(text)
+    return files.load("suites/grid.yaml")
+
+
+def calls(monkeypatch: pytest.MonkeyPatch, where: Any, name: str) -> list[tuple[Any, ...]]:
+    """The arguments of every call of a function from now on."""
+    seen: list[tuple[Any, ...]] = []
+    function = getattr(where, name)
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        seen.append(args)
+        return function(*args, **kwargs)
+
+    monkeypatch.setattr(where, name, counted)
+    return seen
+
+
+# --- files -------------------------------------------------------------------------------------------------------
+
+
+def same(a: Any, b: Any) -> bool:
+    """Equal in values, types, order of keys and places."""
+    if isinstance(a, Map):
+        places = isinstance(b, Map) and (a.where, a.at, list(a)) == (b.where, b.at, list(b))
+        return places and all(same(a[key], b[key]) for key in a)
+    if isinstance(a, list):
+        return isinstance(b, list) and len(a) == len(b) and all(map(same, a, b))
+    return type(a) is type(b) and a == b
+
+
+@pytest.mark.parametrize("file", sorted(SUITES.rglob("*.yaml")), ids=lambda file: file.stem)
+def test_libyaml_reads_every_suite_as_ruamel_does(file: Path) -> None:
+    text = file.read_text()
+    fast = lines.read(text, file)
+    assert fast is not None
+    assert same(fast, files._slowly(text, file))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "1e-3", "1.", ".5", "-1.5E+3", "+3", "-0", "8/255", "0-4", "yes", "on", "No", "TRUE", "False", "Null", "~", "",
+        "1,2", "a: b", "'8'", '"t\\u0041"', "a #b", "1_000", "0x1f", "010", "0b1", ".inf", "2024-01-01", "!!str 3", "=",
+        "1:20", "nan", ".nan", "t", "-", "1e5", "1.0.0",
+    ],
+)  # fmt: skip
+def test_a_scalar_is_what_ruamel_says_it_is_or_left_to_it(text: str) -> None:
+    text = f"key: {text}\nlast: [1, x]\n"
+    try:
+        slow = files._slowly(text, Path("a.yaml"))
+    except SpecError:
+        assert lines.read(text, Path("a.yaml")) is None
+        return
+    fast = lines.read(text, Path("a.yaml"))
+    assert fast is None or same(fast, slow)
+
+
+def test_a_file_that_many_suites_extend_is_parsed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    files.parse.cache_clear()
+    parsed = calls(monkeypatch, lines, "read")
+    for name in files.available():
+        files.load(name)
+    assert len(parsed) == len({file for _, file in parsed})
+
+
+def test_without_libyaml_ruamel_reads_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(lines.yaml, "CBaseLoader", raising=False)
+    assert lines.read("a: 1", Path("a.yaml")) is None
+
+
+# --- plans -------------------------------------------------------------------------------------------------------
+
+
+def test_what_did_not_change_between_points_is_not_checked_again(
+    grid: files.Suite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """90 points: 90 protocols, 9 local settings; data, partition, model, objective, rule and 2 attacks once each."""
+    signatures._SEEN.clear()
+    checked = calls(monkeypatch, signatures, "_checked")
+    assert len(grid.plan().cells) == 180
+    kinds = [kind for kind, _, _ in checked]
+    assert {kind: kinds.count(kind) for kind in kinds} == {
+        "Data": 1, "Partition": 1, "Model": 1, "Protocol": 90, "Local": 9, "Objective": 1, "Rule": 1, "Attack": 2,
+    }  # fmt: skip
+
+
+def test_axes_are_laid_on_only_where_they_change(grid: files.Suite, monkeypatch: pytest.MonkeyPatch) -> None:
+    """9 labels of the first axis and 90 of the second, not 180."""
+    laid: list[Any] = []
+    merge = cells.merge
+
+    def counted(under: Any, over: Any) -> Any:
+        laid.append(over)
+        return merge(under, over)
+
+    monkeypatch.setattr(cells, "merge", counted)
+    grid.plan()
+    labels = [id(patch) for axis in grid.contents.axes.values() for patch in axis.values()]
+    assert sum(id(over) in labels for over in laid) == 99
+
+
+def test_a_mistake_is_found_again_where_it_is_made_again(tmp_path: Path) -> None:
+    for place in ("first", "second"):
+        with pytest.raises(SpecError, match=f"^{place}: eps: .*greater than or equal to 0"):
+            signatures.check("Attack", Map({"name": "fgsm", "eps": -1}, at=place), place)
+
+
+def test_an_expression_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    formulas._compiled.cache_clear()
+    compiled = calls(monkeypatch, formulas, "_value")
+    assert [formulas.evaluate("a + 1", lambda name: 2) for _ in range(5)] == [3] * 5
+    assert len(compiled) == 3  # the sum and its two terms
+
+
+def test_the_second_list_of_suites_expands_nothing(grid: files.Suite, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = Sizes()
+    assert first.of(grid) == {"paper": 180}
+    first.keep()
+    expanded = calls(monkeypatch, files, "expand")
+    assert Sizes().of(grid) == {"paper": 180}
+    assert expanded == []
+    Path("suites/grid.yaml").write_text(Path("suites/grid.yaml").read_text().replace("seeds: [0, 1]", "seeds: [0]"))
+    assert Sizes().of(files.load("suites/grid.yaml")) == {"paper": 90}
+    assert len(expanded) == 1
+
+
+def test_a_cache_that_is_damaged_or_cannot_be_written_changes_nothing(grid: files.Suite) -> None:
+    again = Sizes()
+    again.file.parent.mkdir(parents=True, exist_ok=True)
+    for content in ("{", "[]"):
+        again.file.write_text(content)
+        assert Sizes().of(grid) == {"paper": 180}
+    again.file.unlink()
+    again.file.mkdir()
+    last = Sizes()
+    assert last.of(grid) == {"paper": 180}
+    last.keep()
+
+
+# --- what is printed ---------------------------------------------------------------------------------------------
+
+
+def test_a_long_list_is_printed_without_rich(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tables = calls(monkeypatch, show, "_table")
+    rows = [[f"c{i}", "done", str(i)] for i in range(show.LONG + 1)]
+    show._rows(show._console(), ("cell", "state", "n"), rows, ("n",))
+    out = capsys.readouterr().out.splitlines()
+    assert tables == []
+    assert out[0] == "cell   state     n"
+    assert out[2] == "c0     done      0" and out[-1] == "c200   done    200"
+    show._rows(show._console(), ("cell", "state", "n"), rows[:1], ("n",))
+    assert len(tables) == 1 and "c0     done    0" in capsys.readouterr().out
+
+
+# --- the database ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def store(url: str) -> Any:
+    """Three cells: two trained by suite a, one of them by suite b too; the third is failed, of a."""
+    with Store.open(url, create=True) as store:
+        for cell, suite, end in (("aa1", "a", "done"), ("aa2", "a", "failed"), ("ab3", "a", "done")):
+            store.add_cell(cell, {"seed": 0})
+            run = store.claim(cell, "train", suite=suite, total=1, provenance={"preset": "paper"})
+            assert run is not None
+            if end == "done":
+                store.finish(run, round=1)
+            else:
+                store.fail(run, "no")
+        run = store.claim("aa1", "natural-1@1", suite="b", total=1, provenance={})
+        store.add_cell("zz9", {"seed": 0})
+        yield store
+
+
+def statements(store: Store) -> list[str]:
+    sent: list[str] = []
+    event.listen(store.database._engine, "before_cursor_execute", lambda c, cursor, text, *_: sent.append(text))
+    return sent
+
+
+def test_bare_status_is_one_query_and_loads_no_spec(store: Store) -> None:
+    sent = statements(store)
+    assert progress.by_suite(store) == {
+        ("a", "paper"): {"done": 2, "failed": 1, "running": 0, "todo": 0},
+        ("b", ""): {"done": 1, "failed": 0, "running": 0, "todo": 0},
+    }
+    selects = [text for text in sent if text.lstrip().upper().startswith("SELECT")]
+    assert len(selects) == 1 and "spec" not in selects[0]
+
+
+def test_a_cell_is_found_by_its_first_letters_in_one_query(store: Store) -> None:
+    sent = statements(store)
+    assert store.begins("aa") == ["aa1", "aa2"]
+    assert store.begins("aa", most=1) == ["aa1"]
+    assert store.begins("AA") == store.begins("%") == store.begins("aa1x") == []
+    assert store.known(["aa1", "no"]) == {"aa1"} and store.any_cell()
+    assert not any("spec" in text for text in sent)
+
+
+# --- modules -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", [["plan", "suite", "sfat-cifar10", "--smoke"], ["suite", "list"]])
+def test_without_a_database_none_is_imported(command: list[str], tmp_path: Path) -> None:
+    code = (
+        "import sys\nfrom fatbench.cli.app import main\nsys.argv = ['fatbench', *sys.argv[1:]]\n"
+        "try: main()\nexcept SystemExit: pass\n"
+        "print([m for m in ('torch', 'sqlalchemy', 'alembic') if m in sys.modules], file=sys.stderr)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, *command], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert done.stderr == "[]\n"
