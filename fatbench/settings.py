@@ -50,7 +50,7 @@ def plugins() -> list[tuple[str, Path]]:
     said = _file().get("plugin", [])
     listed = said if isinstance(said, list) else [said]
     if wrong := next((one for one in listed if not isinstance(one, str)), None):
-        raise SpecError(f"fatbench.toml: plugin: expected files such as [\"mine.py\"], got {wrong!r}")
+        raise SpecError(f'fatbench.toml: plugin: expected files such as ["mine.py"], got {wrong!r}')
     found = [("fatbench.toml: plugin", Path(one)) for one in listed]
     variable = os.environ.get("FATBENCH_PLUGIN", "").split(os.pathsep)
     return found + [("FATBENCH_PLUGIN", Path(one)) for one in variable if one]

@@ -17,6 +17,7 @@ import typer
 
 from fatbench import __version__
 from fatbench.cli import cells, data, db, reporting, running, suites
+from fatbench.cli.common import with_plugins
 from fatbench.cli.options import DataDir, Db
 from fatbench.errors import FatbenchError, MachineError, SpecError, did_you_mean
 
@@ -99,10 +100,10 @@ COMMANDS: dict[str, Callable[..., None]] = {
 for _name, (_help, _commands) in GROUPS.items():
     _part = _group(_help)
     for _command, _function in _commands.items():
-        _part.command(_command)(_function)
+        _part.command(_command)(with_plugins(_function))
     app.add_typer(_part, name=_name)
 for _command, _function in COMMANDS.items():
-    app.command(_command)(_function)
+    app.command(_command)(with_plugins(_function))
 
 
 def main() -> None:

@@ -23,7 +23,14 @@ if TYPE_CHECKING:
     from fatbench.run.progress import Row
     from fatbench.store.stages import StageRow
 
-COLOURS = {"done": "green", "failed": "red", "running": "yellow", "todo": "dim", "interrupted": "yellow"}
+COLOURS = {
+    "done": "green",
+    "failed": "red",
+    "changed": "yellow",
+    "running": "yellow",
+    "todo": "dim",
+    "interrupted": "yellow",
+}
 
 
 def _console() -> Console:
@@ -135,7 +142,7 @@ def _bytes(value: float) -> str:
 
 def status(what: Plan, rows: Sequence[Row]) -> None:
     """`status NAME`."""
-    from fatbench.run.progress import STATES
+    from fatbench.run import progress, versions
 
     console = _console()
     axes = list(dict.fromkeys(axis for row in rows for axis in row.cell.key))
@@ -147,8 +154,10 @@ def status(what: Plan, rows: Sequence[Row]) -> None:
             f"{row.round}/{row.total}", f"{row.stages_done}/{row.stages}",
         )  # fmt: skip
     console.print(table)
-    counts = {state: sum(row.status == state for row in rows) for state in STATES}
-    console.print(f"suite {what.suite}, preset {what.preset}: " + ", ".join(f"{n} {s}" for s, n in counts.items()))
+    counts = progress.count(rows).items()
+    console.print(f"suite {what.suite}, preset {what.preset}: " + ", ".join(f"{n} {state}" for state, n in counts))
+    if changed := {row.cell.id: row.changed for row in rows if row.changed}:
+        console.print("\n".join(versions.lines(changed)), style="yellow", markup=False)
     for row in [row for row in rows if row.status == "failed"][:5]:
         console.print(f"failed: {row.cell.id}: {row.error} (fatbench logs {row.cell.id})", style="red")
 

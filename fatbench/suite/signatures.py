@@ -26,7 +26,7 @@ from typing import Any, Literal
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from fatbench.errors import SpecError, did_you_mean
+from fatbench.errors import SpecError, UnknownName, did_you_mean
 from fatbench.suite import sources, types
 from fatbench.suite.places import Map
 
@@ -108,14 +108,6 @@ class Signature:
     @property
     def summary(self) -> str:
         return self.doc.strip().splitlines()[0] if self.doc.strip() else ""
-
-
-class UnknownName(SpecError):
-    """No function of a kind has this name."""
-
-    def __init__(self, message: str, kind: str, name: str):
-        super().__init__(message)
-        self.entry = f"{kind.lower()} {name}"  # as in the provenance of runs, see `fatbench.suite.plugins`
 
 
 def _module_file(module: str) -> Path:
@@ -291,7 +283,7 @@ def describe(kind: str, name: str = "", place: str = "") -> Signature:
     if name not in known:
         prefix = f"{place}: " if place else ""
         message = f"{prefix}no {kind.lower()} is named '{name}'{did_you_mean(name, known)}"
-        raise UnknownName(message, kind, name)
+        raise UnknownName(message, f"{kind.lower()} {name}")
     return known[name]
 
 
