@@ -163,8 +163,8 @@ class Store:
         its process is gone from this machine, or another machine has not been heard of for 15 minutes. None: done,
         failed, or in another process's hands. A stage goes on from its round and checkpoint, also after a failure.
         With `fresh` it is taken also where it is done, and begins again from nothing: its numbers and outcomes are
-        deleted. `total` 0 leaves the total as it is. `settings`: of an evaluation's attack. `provenance` fills the columns of
-        `runs` of the same names; the rest of it is kept as JSON.
+        deleted. `total` 0 leaves the total as it is. `settings`: of an evaluation's attack. `provenance` fills the
+        columns of `runs` of the same names; the rest of it is kept as JSON.
         """
         with self.database.writing() as connection:
             # the cell's row is the lock: there may be no row of the stage yet
@@ -292,7 +292,8 @@ class Store:
     def restart(self, run: int) -> None:
         """Begin a stage again from nothing: for when the checkpoint that its numbers lead up to is lost or damaged.
 
-        Numbers are taken away only here and by `claim(fresh=True)`; these belong to a model that nobody has. Stolen as for `commit`.
+        Numbers are taken away only here and by `claim(fresh=True)`; these belong to a model that nobody has. Stolen as
+        for `commit`.
         """
         with self.database.writing() as connection:
             owned = _owned(connection, run)

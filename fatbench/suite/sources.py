@@ -1,8 +1,8 @@
 """Python files as text: their syntax, the local modules they import, their SHA-256; a plug-in is run only by `load`.
 
-A plug-in is one Python file. Its local modules are what it imports from its own folder, and what these import: the files
-whose content decides what it computes. If its folder is a package, imports start where the package starts, and the
-plug-in is a module of it. Of an installed package only its own modules are local, not what is installed beside it.
+A plug-in is one Python file. Its local modules are what it imports from its own folder, and what these import: the
+files whose content decides what it computes. If its folder is a package, imports start where the package starts, and
+the plug-in is a module of it. Of an installed package only its own modules are local, not what is installed beside it.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def forget(*files: Path) -> None:
         for path, _ in version(file).modules:
             sys.modules.pop(module_name(root(file) / path), None)
     for cached in (read, tree, version, load):
-        cached.cache_clear()  # type: ignore[attr-defined]
+        cached.cache_clear()
 
 
 def edited(file: Path) -> bool:
