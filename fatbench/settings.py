@@ -49,9 +49,11 @@ def plugins() -> list[tuple[str, Path]]:
     """(where it is said, file) of the plug-ins in fatbench.toml and in FATBENCH_PLUGIN, which add up. SpecError."""
     said = _file().get("plugin", [])
     listed = said if isinstance(said, list) else [said]
-    if wrong := next((one for one in listed if not isinstance(one, str)), None):
-        raise SpecError(f'fatbench.toml: plugin: expected files such as ["mine.py"], got {wrong!r}')
-    found = [("fatbench.toml: plugin", Path(one)) for one in listed]
+    found = []
+    for one in listed:
+        if not isinstance(one, str):
+            raise SpecError(f'fatbench.toml: plugin: expected files such as ["mine.py"], got {one!r}')
+        found.append(("fatbench.toml: plugin", Path(one)))
     variable = os.environ.get("FATBENCH_PLUGIN", "").split(os.pathsep)
     return found + [("FATBENCH_PLUGIN", Path(one)) for one in variable if one]
 

@@ -16,13 +16,13 @@ from typing import Annotated, Any
 import typer
 
 from fatbench import __version__
-from fatbench.cli import cells, data, db, reporting, running, suites
+from fatbench.cli import cells, data, db, new, reporting, running, suites
 from fatbench.cli.common import with_plugins
 from fatbench.cli.options import DataDir, Db
 from fatbench.errors import FatbenchError, MachineError, SpecError, did_you_mean
 
 ORDER = (
-    "suite", "plan", "run", "status", "report", "plot", "show", "logs", "evaluate", "export", "import", "data", "db",
+    "suite", "new", "plan", "run", "status", "report", "plot", "show", "logs", "evaluate", "export", "import", "data", "db",
     "doctor",
 )  # fmt: skip
 
@@ -79,6 +79,10 @@ GROUPS: dict[str, tuple[str, dict[str, Callable[..., None]]]] = {
     "run": (
         "Run what is not done yet; the same command again resumes.",
         {"suite": running.run_suite, "cell": running.run_cell},
+    ),
+    "new": (
+        "A small working file of your own, and a suite that puts it beside FedAvg and SFAT.",
+        {kind: getattr(new, kind) for kind in new.CHANGES},
     ),
     "data": (
         "Data sets: where they are, whether they are complete, how to get them.",
