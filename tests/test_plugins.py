@@ -134,7 +134,9 @@ def test_mistakes_name_file_line_and_key(place, said, message):
 def test_two_plug_ins_with_the_same_name_are_both_named(place):
     (place / "twin.py").write_text("def only(updates, context): ...\nRULES = {'only': only}\n")
     plugins.load([Path("mine.py")])
-    with pytest.raises(SpecError, match=r"--plugin: plugin .*twin.py: there is already a rule named 'only' in .*mine.py"):
+    with pytest.raises(
+        SpecError, match=r"--plugin: plugin .*twin.py: there is already a rule named 'only' in .*mine.py"
+    ):
         plugins.load([Path("twin.py")])
 
 
@@ -189,7 +191,9 @@ def test_an_installed_package_announces_its_plug_in_and_is_not_imported(place, m
     plugins.load()  # it was edited: read again
     assert signatures.function("Rule", "three").__module__ == "their_package.part"
     (info / "entry_points.txt").write_text("[fatbench.plugins]\nthree = their_package.none\n")
-    with pytest.raises(SpecError, match=r"entry point fatbench.plugins: their_package.none: the module's source is not"):
+    with pytest.raises(
+        SpecError, match=r"entry point fatbench.plugins: their_package.none: the module's source is not"
+    ):
         plugins.load()
 
 
