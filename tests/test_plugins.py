@@ -108,8 +108,8 @@ def sha(text: str) -> str:
 def test_a_suite_names_its_plug_ins_relative_to_itself_and_those_of_what_it_extends_come_first(place, monkeypatch):
     (place / "below").mkdir()
     (place / "below" / "other.py").write_text("def two(updates, context): ...\nRULES = {'two': two}\n")
-    child = "name: child\ntitle: T\nextends: ../mine.yaml\nplugins: [other.py]\naxes: {method: {Two: {protocol: {rule: two}}}}\n"
-    (place / "below" / "child.yaml").write_text(child)
+    head = "name: child\ntitle: T\nextends: ../mine.yaml\nplugins: [other.py]\n"
+    (place / "below" / "child.yaml").write_text(head + "axes: {method: {Two: {protocol: {rule: two}}}}\n")
     monkeypatch.chdir("/")
     plan = files.load(str(place / "below" / "child.yaml")).plan()
     assert [cell.spec["protocol"]["rule"]["name"] for cell in plan.cells] == ["samples", "only", "two"]
@@ -266,8 +266,11 @@ def test_a_table_may_name_a_function_of_a_local_module(place):
 
 
 def test_a_plug_in_may_have_dataclasses_and_runs_as_it_was_read(place):
-    head = "from __future__ import annotations\nfrom dataclasses import dataclass\n\n\n@dataclass\nclass A:\n    n: int = 3\n\n\n"
-    (place / "mine.py").write_text(head + "def f(updates, context):\n    return A().n\n\n\nRULES = {'f': f}\n")
+    head = "from __future__ import annotations\nfrom dataclasses import dataclass\n\n\n"
+    (place / "mine.py").write_text(
+        head
+        + "@dataclass\nclass A:\n    n: int = 3\n\n\ndef f(updates, context):\n    return A().n\n\n\nRULES = {'f': f}\n"
+    )
     plugins.load([Path("mine.py")])
     (place / "mine.py").write_text("1 / 0\n")
     assert signatures.function("Rule", "f")([], None) == 3

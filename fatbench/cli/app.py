@@ -22,8 +22,8 @@ from fatbench.cli.options import DataDir, Db
 from fatbench.errors import FatbenchError, MachineError, SpecError, did_you_mean
 
 ORDER = (
-    "suite", "new", "plan", "run", "status", "report", "plot", "show", "logs", "evaluate", "export", "import", "data", "db",
-    "doctor",
+    "suite", "new", "plan", "run", "status", "report", "plot", "show", "logs", "evaluate", "export", "import", "data",
+    "db", "doctor",
 )  # fmt: skip
 
 

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from fatbench.suite import words
+from fatbench.suite import plugins, signatures, words
 from fatbench.suite.cells import Plan
 from fatbench.suite.cost import Work
 from fatbench.suite.files import Suite
@@ -283,6 +283,8 @@ def doctor(db: str | None, data: Path | None) -> None:
         state = f"{error}"
     lines.append(("database", f"{database.shown_url(url)}: {state}"))
     lines.append(("data", str(settings.data_folder(str(data) if data else None))))
+    if used := signatures.plugins():
+        lines.append(("plug-ins", ", ".join(f"{plugins.shown(plugins.version(file))} at {file}" for file in used)))
     lines.append(("checkpoints", str(settings.files_folder(url))))
     table = Table.grid(padding=(0, 2))
     for name, text in lines:
