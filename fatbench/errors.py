@@ -16,6 +16,14 @@ class SpecError(FatbenchError):
     """An invalid suite, cell or option (exit 2: nothing was run or written)."""
 
 
+class UnknownName(SpecError):
+    """No function of a kind has this name; `entry` is both, as the provenance of runs writes it: "rule near_median"."""
+
+    def __init__(self, message: str, entry: str):
+        super().__init__(message)
+        self.entry = entry
+
+
 class NothingMatched(FatbenchError):
     """A filter that leaves nothing to do (exit 3)."""
 

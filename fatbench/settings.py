@@ -9,7 +9,7 @@ from pathlib import Path
 
 from fatbench.errors import SpecError, did_you_mean
 
-KEYS = ("db", "data", "files", "device", "jobs", "precision", "checkpoint_seconds")
+KEYS = ("db", "data", "files", "device", "jobs", "precision", "checkpoint_seconds", "plugin")
 TABLES = ("slurm",)
 
 
@@ -43,6 +43,19 @@ def table(name: str) -> dict[str, object]:
     """A table of fatbench.toml, such as [slurm]; empty where there is none. SpecError: the file cannot be read."""
     value = _file().get(name)
     return dict(value) if isinstance(value, dict) else {}
+
+
+def plugins() -> list[tuple[str, Path]]:
+    """(where it is said, file) of the plug-ins in fatbench.toml and in FATBENCH_PLUGIN, which add up. SpecError."""
+    said = _file().get("plugin", [])
+    listed = said if isinstance(said, list) else [said]
+    found = []
+    for one in listed:
+        if not isinstance(one, str):
+            raise SpecError(f'fatbench.toml: plugin: expected files such as ["mine.py"], got {one!r}')
+        found.append(("fatbench.toml: plugin", Path(one)))
+    variable = os.environ.get("FATBENCH_PLUGIN", "").split(os.pathsep)
+    return found + [("FATBENCH_PLUGIN", Path(one)) for one in variable if one]
 
 
 def database(flag: str | None = None) -> str:

@@ -16,13 +16,14 @@ from typing import Annotated, Any
 import typer
 
 from fatbench import __version__
-from fatbench.cli import cells, data, db, reporting, running, suites
+from fatbench.cli import cells, data, db, new, reporting, running, suites
+from fatbench.cli.common import with_plugins
 from fatbench.cli.options import DataDir, Db
 from fatbench.errors import FatbenchError, MachineError, SpecError, did_you_mean
 
 ORDER = (
-    "suite", "plan", "run", "status", "report", "plot", "show", "logs", "evaluate", "export", "import", "data", "db",
-    "doctor",
+    "suite", "new", "plan", "run", "status", "report", "plot", "show", "logs", "evaluate", "export", "import", "data",
+    "db", "doctor",
 )  # fmt: skip
 
 
@@ -79,6 +80,10 @@ GROUPS: dict[str, tuple[str, dict[str, Callable[..., None]]]] = {
         "Run what is not done yet; the same command again resumes.",
         {"suite": running.run_suite, "cell": running.run_cell},
     ),
+    "new": (
+        "A small working file of your own, and a suite that puts it beside FedAvg and SFAT.",
+        {kind: getattr(new, kind) for kind in new.CHANGES},
+    ),
     "data": (
         "Data sets: where they are, whether they are complete, how to get them.",
         {"list": data.data_list, "prepare": data.data_prepare, "verify": data.data_verify},
@@ -99,10 +104,10 @@ COMMANDS: dict[str, Callable[..., None]] = {
 for _name, (_help, _commands) in GROUPS.items():
     _part = _group(_help)
     for _command, _function in _commands.items():
-        _part.command(_command)(_function)
+        _part.command(_command)(with_plugins(_function))
     app.add_typer(_part, name=_name)
 for _command, _function in COMMANDS.items():
-    app.command(_command)(_function)
+    app.command(_command)(with_plugins(_function))
 
 
 def main() -> None:

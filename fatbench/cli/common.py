@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import inspect
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fatbench.errors import NothingMatched, SpecError, did_you_mean
+from fatbench.cli.options import Plugin
+from fatbench.errors import FatbenchError, NothingMatched, SpecError, UnknownName, did_you_mean
 
 if TYPE_CHECKING:
     from fatbench.store.stages import Store
@@ -31,12 +34,44 @@ def known_format(value: str, known: tuple[str, ...]) -> str:
     return value
 
 
-def add_plugins(files: list[Path] | None) -> None:
-    """Let the tables of Python files extend ours. SpecError as for `signatures.add_plugin`."""
-    from fatbench.suite import signatures
+def with_plugins(command: Callable[..., None]) -> Callable[..., None]:
+    """The command with the option --plugin; the plug-ins that are named anywhere are added before it runs.
 
-    for file in files or []:
-        signatures.add_plugin(file.resolve())
+    A name that is unknown without a plug-in of the database's runs is answered with which plug-in that was.
+    """
+
+    @functools.wraps(command)
+    def run(*arguments: Any, plugin: list[Path] | None = None, **options: Any) -> None:
+        from fatbench.suite import plugins
+
+        plugins.load(plugin or ())
+        try:
+            command(*arguments, **options)
+        except UnknownName as error:
+            raise SpecError(explained(error, options.get("db"))) from None
+
+    signature = inspect.signature(command, eval_str=True)
+    option = inspect.Parameter("plugin", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Plugin)
+    run.__signature__ = signature.replace(parameters=[*signature.parameters.values(), option])  # type: ignore[attr-defined]
+    run.__annotations__ = {**command.__annotations__, "plugin": Plugin}
+    return run
+
+
+def explained(error: FatbenchError, db: str | None = None) -> str:
+    """The message of an error; of an unknown name with the plug-in that brought it to runs of the database."""
+    if not isinstance(error, UnknownName):
+        return str(error)
+    from fatbench.run import versions
+    from fatbench.suite import plugins
+
+    with contextlib.suppress(FatbenchError), existing(db) as store:
+        record = None if store is None else versions.brought(error.entry, store)
+        if record is not None:
+            return (
+                f"{error}; runs in the database have it from the plug-in {plugins.shown(record)}:"
+                f" give --plugin {record['plugin']}, or name it under 'plugins' in the suite"
+            )
+    return str(error)
 
 
 def plan_of(name: str, preset: str | None, smoke: bool, seeds: str | None, where: str | None) -> Plan:

@@ -14,7 +14,9 @@ Where = Annotated[str | None, typer.Option("-k", metavar="FILTER", help="Only th
 Seeds = Annotated[str | None, typer.Option("--seeds", help="Instead of the suite's seeds: 0-4, or 6,7.")]
 Db = Annotated[str | None, typer.Option("--db", metavar="URL", help="Database: a path or an SQLAlchemy URL.")]
 DataDir = Annotated[Path | None, typer.Option("--data", help="Folder of the data sets.")]
-Plugin = Annotated[list[Path] | None, typer.Option("--plugin", help="A Python file whose tables extend ours.")]
+Plugin = Annotated[
+    list[Path] | None, typer.Option("--plugin", metavar="FILE", help="A Python file whose tables extend ours.")
+]
 Format = Annotated[str, typer.Option("--format", help="text or json.")]
 Cell = Annotated[str, typer.Argument(help="A cell's id, or its first letters.", show_default=False)]
 Select = Annotated[str, typer.Option("--select", help="Checkpoint: last, best-val or best-test.")]
@@ -38,5 +40,8 @@ TogetherOption = Annotated[
     typer.Option("--together", min=1, help="Cells that each worker trains as one program, on --path stacked."),
 ]
 Retry = Annotated[bool, typer.Option("--retry-failed", help="Run failed stages again.")]
+RerunChanged = Annotated[
+    bool, typer.Option("--rerun-changed", help="Begin again what an older version of a plug-in computed.")
+]
 FailFast = Annotated[bool, typer.Option("--fail-fast", help="Stop at the first failure.")]
 DryRun = Annotated[bool, typer.Option("-n", "--dry-run", help="Say what would run, run nothing.")]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fatbench.cli.common import add_plugins, known_format, plan_of, print_json
+from fatbench.cli.common import known_format, plan_of, print_json
 from fatbench.cli.options import (
     DataDir,
     Db,
@@ -21,9 +21,9 @@ from fatbench.cli.options import (
     Name,
     PathOption,
     PerGpu,
-    Plugin,
     Precision,
     Preset,
+    RerunChanged,
     Retry,
     Seeds,
     Smoke,
@@ -51,9 +51,9 @@ def run_suite(
     microbatch: Microbatch = None,
     together: TogetherOption = 1,
     retry_failed: Retry = False,
+    rerun_changed: RerunChanged = False,
     fail_fast: FailFast = False,
     dry_run: DryRun = False,
-    plugin: Plugin = None,
     db: Db = None,
     data: DataDir = None,
 ) -> None:
@@ -61,13 +61,12 @@ def run_suite(
     from fatbench.cli.watch import Watch
     from fatbench.run import start
 
-    add_plugins(plugin)
     plan = plan_of(name, preset, smoke, seeds, where)
     with Watch(f"suite {plan.suite}, preset {plan.preset}") as watch:
         start.run(
             start.jobs_of(plan), watch, jobs_at_once=jobs, device=device, per_gpu=per_gpu, executor=executor,
             precision=precision, path=path, microbatch=microbatch, together=together, retry_failed=retry_failed,
-            fail_fast=fail_fast, dry_run=dry_run, db=db, data=data,
+            rerun_changed=rerun_changed, fail_fast=fail_fast, dry_run=dry_run, db=db, data=data,
         )  # fmt: skip
 
 
@@ -78,8 +77,8 @@ def run_cell(
     path: PathOption = "fast",
     microbatch: Microbatch = None,
     retry_failed: Retry = False,
+    rerun_changed: RerunChanged = False,
     dry_run: DryRun = False,
-    plugin: Plugin = None,
     db: Db = None,
     data: DataDir = None,
 ) -> None:
@@ -87,12 +86,11 @@ def run_cell(
     from fatbench.cli.watch import Watch
     from fatbench.run import start
 
-    add_plugins(plugin)
     job = _find_job(id)
     with Watch(f"cell {job.cell} of suite {job.suite}, preset {job.preset}") as watch:
         start.run(
             [job], watch, jobs_at_once=1, device=device, precision=precision, path=path, microbatch=microbatch,
-            retry_failed=retry_failed, dry_run=dry_run, db=db, data=data,
+            retry_failed=retry_failed, rerun_changed=rerun_changed, dry_run=dry_run, db=db, data=data,
         )  # fmt: skip
 
 
@@ -128,13 +126,11 @@ def evaluate(
     batch: Annotated[int, typer.Option("--batch", min=1)] = 500,
     device: Device = None,
     precision: Precision = None,
-    plugin: Plugin = None,
     data: DataDir = None,
     format: Format = "text",
 ) -> None:
     """Attack a saved model outside any suite."""
     known_format(format, ("text", "json"))
-    add_plugins(plugin)
     from fatbench.run import evaluate as evaluating
 
     results = evaluating.checkpoint(checkpoint, attack or ["natural"], n, batch, device, precision, data)

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from fatbench.suite import words
+from fatbench.suite import plugins, signatures, words
 from fatbench.suite.cells import Plan
 from fatbench.suite.cost import Work
 from fatbench.suite.files import Suite
@@ -23,7 +23,14 @@ if TYPE_CHECKING:
     from fatbench.run.progress import Row
     from fatbench.store.stages import StageRow
 
-COLOURS = {"done": "green", "failed": "red", "running": "yellow", "todo": "dim", "interrupted": "yellow"}
+COLOURS = {
+    "done": "green",
+    "failed": "red",
+    "changed": "yellow",
+    "running": "yellow",
+    "todo": "dim",
+    "interrupted": "yellow",
+}
 
 
 def _console() -> Console:
@@ -153,7 +160,7 @@ def _bytes(value: float) -> str:
 
 def status(what: Plan, rows: Sequence[Row]) -> None:
     """`status NAME`."""
-    from fatbench.run.progress import STATES
+    from fatbench.run import progress, versions
 
     console = _console()
     axes = list(dict.fromkeys(axis for row in rows for axis in row.cell.key))
@@ -163,8 +170,10 @@ def status(what: Plan, rows: Sequence[Row]) -> None:
         for row in rows
     ]  # fmt: skip
     _rows(console, ("cell", *axes, "seed", "state", "rounds", "stages"), shown, ("seed", "rounds", "stages"))
-    counts = {state: sum(row.status == state for row in rows) for state in STATES}
-    console.print(f"suite {what.suite}, preset {what.preset}: " + ", ".join(f"{n} {s}" for s, n in counts.items()))
+    counts = progress.count(rows).items()
+    console.print(f"suite {what.suite}, preset {what.preset}: " + ", ".join(f"{n} {state}" for state, n in counts))
+    if changed := {row.cell.id: row.changed for row in rows if row.changed}:
+        console.print("\n".join(versions.lines(changed)), style="yellow", markup=False)
     for row in [row for row in rows if row.status == "failed"][:5]:
         console.print(f"failed: {row.cell.id}: {row.error} (fatbench logs {row.cell.id})", style="red")
 
@@ -290,6 +299,8 @@ def doctor(db: str | None, data: Path | None) -> None:
         state = f"{error}"
     lines.append(("database", f"{database.shown_url(url)}: {state}"))
     lines.append(("data", str(settings.data_folder(str(data) if data else None))))
+    if used := signatures.plugins():
+        lines.append(("plug-ins", ", ".join(f"{plugins.shown(plugins.version(file))} at {file}" for file in used)))
     lines.append(("checkpoints", str(settings.files_folder(url))))
     table = Table.grid(padding=(0, 2))
     for name, text in lines:

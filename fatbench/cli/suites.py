@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fatbench.cli.common import add_plugins, existing, known_format, plan_of, print_json
-from fatbench.cli.options import Db, Format, Name, Plugin, Preset, Seeds, Smoke, Where
+from fatbench.cli.common import existing, explained, known_format, plan_of, print_json
+from fatbench.cli.options import Db, Format, Name, Preset, Seeds, Smoke, Where
 from fatbench.errors import FatbenchError, SpecError
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ def suite_list(format: Format = "text") -> None:
             sizes = counted.of(found)
         except SpecError as error:
             invalid += 1
-            print(f"fatbench: {error}", file=sys.stderr)
+            print(f"fatbench: {explained(error)}", file=sys.stderr)
             continue
         rows.append({"name": name, "title": found.title, "presets": sizes})
     counted.keep()
@@ -66,7 +66,7 @@ def suite_check(files: Annotated[list[str], typer.Argument(help="Suite files or 
                 _check_report(found, plan)
         except FatbenchError as error:
             mistakes += 1
-            print(f"fatbench: {error}", file=sys.stderr)
+            print(f"fatbench: {explained(error)}", file=sys.stderr)
         else:
             print(f"{file}: ok ({', '.join(f'{preset} {n} cells' for preset, n in sizes.items())})")
     if mistakes:
@@ -90,7 +90,6 @@ def plan_suite(
     where: Where = None,
     seeds: Seeds = None,
     db: Db = None,
-    plugin: Plugin = None,
     format: Format = "text",
 ) -> None:
     """The cells of a run with their work: gradient steps, image passes, bytes, disk, and time where measured."""
@@ -98,7 +97,6 @@ def plan_suite(
     from fatbench.suite import cost as planning
 
     known_format(format, ("text", "json"))
-    add_plugins(plugin)
     plan = plan_of(name, preset, smoke, seeds, where)
     works = {cell.id: planning.cell_work(cell, plan) for cell in plan.unique()}
     if format == "json":

@@ -13,6 +13,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from fatbench.run import versions
 from fatbench.run.worker import Event, Job
 
 
@@ -77,18 +78,28 @@ class Watch:
             tail = f": {event.message}" if event.message else ""
             self._line(f"{event.cell} {event.stage} {where}{tail}")
 
-    def summary(self, cells: int, failed: Sequence[str], interrupted: Sequence[str], elsewhere: Sequence[str]) -> None:
+    def summary(
+        self,
+        cells: int,
+        failed: Sequence[str],
+        interrupted: Sequence[str],
+        elsewhere: Sequence[str],
+        changed: versions.Changed,
+    ) -> None:
         """The last lines: what was done and what to do about the rest."""
         if self.live.is_started:
             self.live.stop()
-        done = cells - len(failed) - len(interrupted) - len(elsewhere)
+        done = cells - len(failed) - len(interrupted) - len(elsewhere) - len(changed)
         parts = [f"{done} of {cells} cells done"]
         parts += [f"{len(failed)} failed"] if failed else []
         parts += [f"{len(interrupted)} not finished"] if interrupted else []
         parts += [f"{len(elsewhere)} in another process's hands"] if elsewhere else []
+        parts += [f"{len(changed)} of an older version of a plug-in"] if changed else []
         self._line(f"{self.what}: {', '.join(parts)} in {duration(time.monotonic() - self.began)}")
         for cell in failed[:5]:
             self._line(f"  failed: {cell} (fatbench logs {cell}; run it again with --retry-failed)")
+        for line in versions.lines(changed) if changed else ():
+            self._line(line)
 
     def _line(self, text: str) -> None:
         print(text, file=sys.stderr, flush=True)

@@ -194,7 +194,7 @@ def fingerprint(loaded: Loaded) -> str:
 
 
 def _consistent(name: str, loaded: Loaded) -> None:
-    shape = catalogue.named(name).shape
+    shape = catalogue.CATALOGUE[name].shape if name in catalogue.CATALOGUE else None  # a plug-in's is in no catalogue
     for split, images, labels, writers in (
         ("training", loaded.train_images, loaded.train_labels, loaded.writers),
         ("test", loaded.test_images, loaded.test_labels, loaded.test_writers),

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
+
+from fatbench.suite import plugins
 
 
 @dataclass(frozen=True, eq=False)
@@ -18,6 +21,7 @@ class Origin:
     data: tuple[str, str | None, str] | None  # name, variant, fingerprint
     attack: str  # implementation and version
     versions: tuple[tuple[str, str], ...]
+    plugins: str = "[]"  # JSON of the records of `fatbench.suite.plugins`
 
 
 class Origins:
@@ -39,6 +43,7 @@ class Origins:
             (data["name"], data.get("variant"), data.get("fingerprint", "")) if isinstance(data, Mapping) else None,
             str(said.get("attack") or ""),
             tuple(sorted(versions.items())) if isinstance(versions, Mapping) else (),
+            json.dumps(said.get("plugins") or [], sort_keys=True),
         )
         if content not in self._known:
             self._known[content] = Origin(*content)
@@ -95,6 +100,26 @@ class Facts:
                     found[package].append(version)
         return found
 
+    def plugins(self) -> list[dict[str, Any]]:
+        """Each version of each plug-in behind the table once, with all names it brought and the cells that used it."""
+        found: dict[str, dict[str, Any]] = {}
+        for (_, origin), cells in self.origins.items():
+            for record in json.loads(origin.plugins):
+                one = found.setdefault(plugins.shown(record), {**record, "names": [], "cells": set()})
+                one["names"] = sorted({*one["names"], *record["names"]})
+                one["cells"] |= cells
+        return list(found.values())
+
+    def _plugin_notes(self) -> Iterable[tuple[str, str]]:
+        for record in self.plugins():
+            yield "plug-in", plugins.shown(record)
+            now = plugins.current(record)
+            if now is not None and not plugins.same([record], [now]):
+                cells = f"{len(record['cells'])} cell{'s' * (len(record['cells']) != 1)}"
+                text = f"the numbers of {cells} are of this version of {record['plugin']}; the file is now"
+                text += f" {plugins.shown(now)}, and fatbench run ... --rerun-changed computes them again"
+                yield "OLDER", text
+
     def notes(self, settings: str = "") -> Iterable[tuple[str, str]]:
         """What stands under a table. A fact that is not the same for all its numbers is said to be mixed.
 
@@ -105,6 +130,7 @@ class Facts:
         yield "machine", f"{'; '.join(devices) or 'device unknown'}, {', '.join(precisions) or 'precision unknown'}"
         torch = f"; torch {', '.join(versions['torch'])}" if "torch" in versions else ""
         yield "code", f"{'; '.join(codes) or 'commit unknown'}{torch}"
+        yield from self._plugin_notes()
         if settings:
             yield "attacks", settings
         if attacks:
@@ -128,6 +154,10 @@ class Facts:
                 found[f"{name} files"] = ", ".join(
                     f"{variant or 'published'} [{fingerprint[:8]}]" for variant, fingerprint in versions_of_data
                 )
+        by_plugin: dict[str, list[str]] = {}
+        for record in self.plugins():
+            by_plugin.setdefault(record["plugin"], []).append(plugins.shown(record))
+        found |= {f"versions of {name}": ", ".join(shown) for name, shown in by_plugin.items() if len(shown) > 1}
         for metric, implementations in self.attacks().items():
             if len(implementations) > 1:
                 found[f"{metric} attack"] = ", ".join(implementations)

@@ -168,7 +168,7 @@ def _runs(cells: Sequence[str], store: Store, stages: Iterable[str]) -> list[Map
             }  # fmt: skip
         return known[columns]
 
-    here = RUNS.c.stage.in_(["train", *sorted(stages)])
+    here = RUNS.c.stage.in_(["train", *sorted(stages)]) & ~RUNS.c.extra.contains('"dropped":true')
     distinct = sql(RUNS.c.stage, RUNS.c.status, *_PROVENANCE).where(here).distinct()
     shared = {tuple(row) for row in _fetch(store, distinct, RUNS.c.cell, cells)}
     if len({row[0] for row in shared}) == len(shared) and all(row[1] not in _BROKEN for row in shared):

@@ -112,6 +112,8 @@ def _table(grid: Grid) -> dict[str, Any]:
                 )
     facts = grid.facts
     more: dict[str, Any] = {}
+    if used := facts.plugins():
+        more["plugins"] = [{key: value for key, value in record.items() if key != "cells"} for record in used]
     if any(column.where for column in grid.columns):  # two headings may then show the same metric
         more["columns"] = [
             {"heading": c.heading, "metric": c.metric, "where": c.where, "unit": _unit(c), "best": c.best}

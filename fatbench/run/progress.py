@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from sqlalchemy import select
 
+from fatbench.run import versions
 from fatbench.run.worker import Job, evaluation_rounds
 from fatbench.store.schema import RUNS
 from fatbench.store.stages import StageRow, Store
@@ -14,6 +15,7 @@ from fatbench.suite.cells import Cell, Plan
 from fatbench.suite.files import Suite
 
 STATES = ("done", "failed", "running", "todo")
+CHANGED = "changed"  # computed with another version of a plug-in; counted where there is any
 
 
 @dataclass(frozen=True)
@@ -21,12 +23,13 @@ class Row:
     """One cell of a plan: its state, and what is known of its training."""
 
     cell: Cell
-    status: str  # done, failed, running, todo (an interrupted cell is one to do)
+    status: str  # one of STATES (an interrupted cell is one to do), or CHANGED
     round: int
     total: int
     stages_done: int
     stages: int
     error: str
+    changed: Mapping[str, str]  # stage -> what changed
 
 
 def of(plan: Plan, store: Store | None) -> list[Row]:
@@ -37,15 +40,16 @@ def of(plan: Plan, store: Store | None) -> list[Row]:
         for cell in cells
     }
     rows = {} if store is None else _by_cell(store.stages(list(jobs)))
+    other = {} if store is None else versions.changed(list(jobs.values()), store)
     result = []
     for cell in cells:
         mine = rows.get(cell.id, {})
         train = mine.get("train")
-        status, done, wanted = _state(jobs[cell.id], mine)
+        status, done, wanted = _state(jobs[cell.id], mine, other.get(cell.id, {}))
         error = next((row.error for row in mine.values() if row.status == "failed" and row.error), "") or ""
         result.append(
             Row(cell, status, train.round if train else 0, int(cell.spec["protocol"]["rounds"]), done, wanted,
-                error.strip().splitlines()[-1] if error.strip() else "")
+                error.strip().splitlines()[-1] if error.strip() else "", other.get(cell.id, {}))
         )  # fmt: skip
     return result
 
@@ -53,7 +57,8 @@ def of(plan: Plan, store: Store | None) -> list[Row]:
 def of_jobs(jobs: Sequence[Job], store: Store) -> dict[str, str]:
     """The state of each job's cell."""
     rows = _by_cell(store.stages([job.cell for job in jobs]))
-    return {job.cell: _state(job, rows.get(job.cell, {}))[0] for job in jobs}
+    other = versions.changed(jobs, store)
+    return {job.cell: _state(job, rows.get(job.cell, {}), other.get(job.cell, {}))[0] for job in jobs}
 
 
 def _by_cell(stages: Mapping[tuple[str, str], StageRow]) -> dict[str, dict[str, StageRow]]:
@@ -63,27 +68,36 @@ def _by_cell(stages: Mapping[tuple[str, str], StageRow]) -> dict[str, dict[str, 
     return rows
 
 
-def _state(job: Job, rows: Mapping[str, StageRow]) -> tuple[str, int, int]:
-    """(state, stages done, stages asked for) of one cell."""
+def _state(job: Job, rows: Mapping[str, StageRow], changed: Mapping[str, str]) -> tuple[str, int, int]:
+    """(state, stages done, stages asked for) of one cell.
+
+    A changed stage is not done. A cell whose training is changed is changed, whatever else is to do.
+    """
     wanted = ["train"]
     train = rows.get("train")
     if train is not None and train.status == "done":
         wanted += [e.stage(r) for r in evaluation_rounds(job, train.record) for e in job.evaluations]
     else:
         wanted += [e.id for e in job.evaluations]  # which rounds is not known yet
-    found = (rows.get(stage) for stage in wanted)
-    states = ["todo" if row is None or (row.status == "running" and not row.alive) else row.status for row in found]
+    states = [_of_stage(rows.get(stage), stage in changed) for stage in wanted]
     done = states.count("done")
-    for state in ("running", "failed"):
-        if state in states:
-            return state, done, len(wanted)
-    return ("done" if done == len(wanted) else "todo"), done, len(wanted)
+    left = ("running", "failed", "todo", "interrupted", CHANGED)
+    state = next((state for state in left if state in states), "done")
+    if state != "running" and states[0] == CHANGED:
+        state = CHANGED
+    return ("todo" if state == "interrupted" else state), done, len(wanted)
+
+
+def _of_stage(row: StageRow | None, changed: bool) -> str:
+    if row is None or (row.status == "running" and not row.alive and not changed):
+        return "todo"
+    return CHANGED if changed and not row.alive else row.status
 
 
 def count(rows: Iterable[Row]) -> dict[str, int]:
-    """{"done": n, "failed": n, "running": n, "todo": n}."""
+    """{"done": n, "failed": n, "running": n, "todo": n}, and "changed" where there are any."""
     states = [row.status for row in rows]
-    return {state: states.count(state) for state in STATES}
+    return {state: states.count(state) for state in (*STATES, *([CHANGED] if CHANGED in states else []))}
 
 
 def preset_run(suite: Suite, store: Store) -> str | None:

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from fatbench import settings
 from fatbench.engine.splits import split
 from fatbench.errors import MachineError, NothingMatched, SpecError, did_you_mean
-from fatbench.run import progress
+from fatbench.run import progress, versions
 from fatbench.run.worker import Event, Job, Machine
 from fatbench.store.database import NoDatabase
 from fatbench.store.stages import Store
@@ -44,7 +44,14 @@ class Watch(Protocol):
     def see(self, lane: int, event: Event) -> None:
         """A worker says something."""
 
-    def summary(self, cells: int, failed: Sequence[str], interrupted: Sequence[str], elsewhere: Sequence[str]) -> None:
+    def summary(
+        self,
+        cells: int,
+        failed: Sequence[str],
+        interrupted: Sequence[str],
+        elsewhere: Sequence[str],
+        changed: versions.Changed,
+    ) -> None:
         """The run is over: how many cells it had, and which of them did not end as they should."""
 
 
@@ -61,6 +68,7 @@ def run(
     microbatch: int | None = None,
     together: int = 1,
     retry_failed: bool = False,
+    rerun_changed: bool = False,
     fail_fast: bool = False,
     dry_run: bool = False,
     db: str | None = None,
@@ -85,13 +93,14 @@ def run(
     url = settings.database(db)
     root = settings.data_folder(str(data) if data else None)
     if dry_run:
-        _say_what_would_run(jobs, url, watch.what)
+        _say_what_would_run(jobs, url, watch.what, rerun_changed)
         return
     chosen: Any = importlib.import_module(f"fatbench.run.executors.{executor}")
     lanes = chosen.lanes(device, jobs_at_once, per_gpu, url)
     check_data(jobs, root)
     with Store.open(url, create=True) as store:
         before = progress.of_jobs(jobs, store)
+        changed = {} if rerun_changed else versions.changed(jobs, store)
         address = str(store.database.path or url)
     machine = Machine(  # a worker may have another working directory
         db=address,
@@ -101,10 +110,12 @@ def run(
         path=path,  # type: ignore[arg-type]
         microbatch=microbatch,
         retry_failed=retry_failed,
+        rerun_changed=rerun_changed,
         checkpoint_seconds=settings.checkpoint_seconds(),
         plugins=tuple(str(file) for file in signatures.plugins()),
     )
-    left = [job for job in jobs if before[job.cell] != "done" and (retry_failed or before[job.cell] != "failed")]
+    keep = {"done", *(() if retry_failed else ("failed",)), *(() if rerun_changed else (progress.CHANGED,))}
+    left = [job for job in jobs if before[job.cell] not in keep]
     failed = [job.cell for job in jobs if before[job.cell] == "failed" and job not in left]
     wish = _Wish()
     lanes, machine = _shared(lanes[: len(left)], len(left), together, machine)
@@ -116,10 +127,12 @@ def run(
     failed += [cell for cell, outcome in outcomes.items() if outcome == "failed"]
     interrupted = [cell for cell, outcome in outcomes.items() if outcome == "interrupted"]
     elsewhere = [cell for cell, outcome in outcomes.items() if outcome == "elsewhere"]
-    watch.summary(len(jobs), failed, interrupted, elsewhere)
+    interrupted = [cell for cell in interrupted if cell not in changed]
+    changed = {cell: stages for cell, stages in changed.items() if cell not in {*failed, *elsewhere}}
+    watch.summary(len(jobs), failed, interrupted, elsewhere, changed)
     if wish.code:
         raise SystemExit(wish.code)
-    if failed or interrupted:
+    if failed or interrupted or changed:
         raise SystemExit(1)
 
 
@@ -171,18 +184,23 @@ def _check_auxiliary(job: Job, root: Path) -> None:
         raise SpecError(f"cell {job.cell}: {error}") from None
 
 
-def _say_what_would_run(jobs: Sequence[Job], url: str, what: str) -> None:
+def _say_what_would_run(jobs: Sequence[Job], url: str, what: str, rerun_changed: bool) -> None:
+    changed: versions.Changed = {}
     try:
         with Store.open(url) as store:
             states = progress.of_jobs(jobs, store)
+            changed = {} if rerun_changed else versions.changed(jobs, store)
     except NoDatabase:
         states = {job.cell: "todo" for job in jobs}
-    left = [job for job in jobs if states[job.cell] != "done"]
+    keep = ("done",) if rerun_changed else ("done", progress.CHANGED)
+    left = [job for job in jobs if states[job.cell] not in keep]
     if not jobs:
         raise NothingMatched("nothing to run")
     print(f"{what}: {len(jobs)} cells, {len(left)} to run")
     for job in left:
         print(f"{job.cell}  {states[job.cell]}")
+    if changed:
+        print("\n".join(versions.lines(changed)))
 
 
 class _Wish:

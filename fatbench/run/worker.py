@@ -23,11 +23,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from fatbench.engine.rounds import Number
 from fatbench.errors import FatbenchError, MachineError
-from fatbench.run import checkpoints
+from fatbench.run import checkpoints, versions
 from fatbench.run.provenance import produced_by
 from fatbench.store import selection
 from fatbench.store.stages import Stolen, Store
-from fatbench.suite import cost, formulas, signatures
+from fatbench.suite import cost, formulas, plugins, signatures
 from fatbench.suite.cells import Evaluation
 
 if TYPE_CHECKING:
@@ -64,6 +64,7 @@ class Machine:
     microbatch: int | None = None
     together: int = 1  # cells that one process trains as one program
     retry_failed: bool = False
+    rerun_changed: bool = False  # begin again what other versions of the plug-ins computed
     checkpoint_seconds: float = 30.0
     threads: int = 1
     plugins: tuple[str, ...] = ()
@@ -143,11 +144,15 @@ def _beating(machine: Machine, run: int) -> Iterator[None]:
 
 def _train(job: Job, machine: Machine, store: Store, folder: Path, notify: Any, stop: Any) -> Outcome:
     row = store.stages([job.cell]).get((job.cell, "train"))
-    if row is not None and row.status == "done":
+    other = versions.changed([job], store).get(job.cell, {}).get("train")
+    if other and not machine.rerun_changed:
+        notify(Event(job.cell, "train", "interrupted", message=f"kept: of {other}; see --rerun-changed"))
+        return "interrupted"
+    if row is not None and row.status == "done" and not other:
         checkpoints.sweep(folder, _files(row.record))  # what a process killed after its last commit has left
         return "done"
     rounds = int(job.spec["protocol"]["rounds"])
-    run = _claim(job, "train", machine, store, rounds)
+    run = _claim(job, "train", machine, store, rounds, fresh=other is not None)
     if run is None:
         return "elsewhere" if row is None or row.status == "running" else "failed"
     try:
@@ -272,18 +277,21 @@ def _evaluate(job: Job, machine: Machine, store: Store, folder: Path, notify: An
     record = store.stages([job.cell])[(job.cell, "train")].record
     rows = store.stages([job.cell])
     worst: Outcome = "done"
+    other = versions.changed([job], store).get(job.cell, {})
     shared: dict[str, Any] = {}
     for round in evaluation_rounds(job, record):
         digest = record.get("sha256", {}).get(_file(round))  # none: the model was never here
         for evaluation in job.evaluations:
             stage = evaluation.stage(round)
             row = rows.get((job.cell, stage))
-            if row is not None and row.status == "done":
+            if stage in other and not machine.rerun_changed:
+                continue
+            if row is not None and row.status == "done" and stage not in other:
                 if digest is None or row.record.get("model", digest) == digest:
                     continue
                 store.reopen(job.cell, stage)
             settings = {**evaluation.attack, "implementation": implementation(evaluation.attack["name"])}
-            run = _claim(job, stage, machine, store, 0, settings)
+            run = _claim(job, stage, machine, store, 0, evaluation.attack, settings, fresh=stage in other)
             if run is None:
                 worst = "failed" if row is not None and row.status == "failed" else "elsewhere"
                 continue
@@ -423,8 +431,17 @@ def _ready(job: Job, machine: Machine) -> tuple[dict[str, Any], Any]:
 
 
 def _claim(
-    job: Job, stage: str, machine: Machine, store: Store, total: int, settings: Mapping[str, Any] | None = None
+    job: Job,
+    stage: str,
+    machine: Machine,
+    store: Store,
+    total: int,
+    attack: Mapping[str, Any] | None = None,
+    settings: Mapping[str, Any] | None = None,
+    *,
+    fresh: bool = False,
 ) -> int | None:
+    used = plugins.records(job.spec, attack)
     return store.claim(
         job.cell,
         stage,
@@ -432,10 +449,12 @@ def _claim(
         total=total,
         settings=settings,
         retry_failed=machine.retry_failed,
+        fresh=fresh,
         provenance={**produced_by(machine.device), "preset": job.preset, "precision": machine.precision,
                     "path": machine.path, "threads": machine.threads,
                     **({"microbatch": machine.microbatch} if machine.microbatch else {}),
-                    **({"together": machine.together} if machine.together > 1 else {})},
+                    **({"together": machine.together} if machine.together > 1 else {}),
+                    **({"plugins": used} if used else {})},
     )  # fmt: skip
 
 

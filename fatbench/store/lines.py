@@ -29,7 +29,7 @@ from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, TypeAdapter, Val
 from sqlalchemy import Connection, insert, select, update
 from sqlalchemy.exc import DataError, IntegrityError
 
-from fatbench.errors import FatbenchError, MachineError
+from fatbench.errors import FatbenchError, MachineError, UnknownName
 from fatbench.store.database import lock
 from fatbench.store.processes import alive
 from fatbench.store.rows import batches, cell_row, dumps
@@ -299,7 +299,7 @@ def _check(cell: _Cell, at: str, identify: Callable[[Mapping[str, Any]], str] | 
         try:
             identity = identify(cell.spec)
         except (FatbenchError, KeyError, TypeError, ValueError) as error:
-            raise ExchangeError(f"{at}: cell {cell.cell}: {error}") from None
+            raise ExchangeError(f"{at}: cell {cell.cell}: {error}{_brought(cell, error)}") from None
         if identity != cell.cell:
             raise ExchangeError(f"{at}: cell {cell.cell}: its spec is that of {identity}; was the file edited?")
     _distinct([run.uid for run in cell.runs], "run", cell, at)
@@ -318,6 +318,17 @@ def _check(cell: _Cell, at: str, identify: Callable[[Mapping[str, Any]], str] | 
             if start != position or length != (n + 7) // 8:
                 raise ExchangeError(f"{at}: cell {cell.cell} {stage.stage}: the outcomes from {start} on do not fit")
             position += n
+
+
+def _brought(cell: _Cell, error: Exception) -> str:
+    """The plug-in that a cell's runs had a name from that is unknown here, for the message."""
+    records = (record for run in cell.runs for record in run.extra.get("plugins", ()))
+    names = {
+        f"{record['plugin']} (sha256 {record['sha256'][:12]})"
+        for record in records
+        if isinstance(error, UnknownName) and error.entry in record["names"]
+    }
+    return f"; its runs have it from the plug-in {' and '.join(sorted(names))}: give it with --plugin" if names else ""
 
 
 def _distinct(keys: Sequence[Any], what: str, cell: _Cell, at: str) -> None:

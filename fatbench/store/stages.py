@@ -173,14 +173,16 @@ class Store:
         provenance: Mapping[str, Any],
         settings: Mapping[str, Any] | None = None,
         retry_failed: bool = False,
+        fresh: bool = False,
     ) -> int | None:
         """Take a stage to work on: the id of the new run, or None where there is nothing to take.
 
         A stage can be taken that was never begun, was interrupted, failed (with `retry_failed`), or whose run is dead:
         its process is gone from this machine, or another machine has not been heard of for 15 minutes. None: done,
         failed, or in another process's hands. A stage goes on from its round and checkpoint, also after a failure.
-        `total` 0 leaves the total as it is. `settings`: of an evaluation's attack. `provenance` fills the columns of
-        `runs` of the same names; the rest of it is kept as JSON.
+        With `fresh` it is taken also where it is done, and begins again from nothing: its numbers and outcomes are
+        deleted. `total` 0 leaves the total as it is. `settings`: of an evaluation's attack. `provenance` fills the
+        columns of `runs` of the same names; the rest of it is kept as JSON.
         """
         with self.database.writing() as connection:
             # the cell's row is the lock: there may be no row of the stage yet
@@ -194,7 +196,7 @@ class Store:
                 .with_for_update(of=STAGES)
             ).first()
             if row is not None:
-                if row.status == "done" or (row.status == "failed" and not retry_failed):
+                if not fresh and (row.status == "done" or (row.status == "failed" and not retry_failed)):
                     return None
                 if row.status == "running":
                     if alive(row.host, row.pid, row.process, row.heartbeat, self.stale):
@@ -212,6 +214,8 @@ class Store:
                 connection.execute(insert(STAGES).values(**start, **state))
             else:
                 connection.execute(update(STAGES).where(key).values(total=total or row.total, **state))
+                if fresh:
+                    _empty(connection, cell, stage, added[0])
             return int(added[0])
 
     def commit(
@@ -306,13 +310,13 @@ class Store:
     def restart(self, run: int) -> None:
         """Begin a stage again from nothing: for when the checkpoint that its numbers lead up to is lost or damaged.
 
-        The one place where numbers are taken away; they belong to a model that nobody has. Stolen as for `commit`.
+        Numbers are taken away only here and by `claim(fresh=True)`; these belong to a model that nobody has. Stolen as
+        for `commit`.
         """
         with self.database.writing() as connection:
             owned = _owned(connection, run)
-            for part in (NUMBERS, OUTCOMES):
-                connection.execute(part.delete().where(part.c.cell == owned.cell, part.c.stage == owned.stage))
-            _set(connection, owned, {"round": 0, "checkpoint": None, "record": "{}", "heartbeat": now()})
+            _empty(connection, owned.cell, owned.stage, run)
+            _set(connection, owned, {"heartbeat": now()})
 
     def reopen(self, cell: str, stage: str) -> None:
         """Let a stage that is done be taken again: for when what it left on disk is lost. Whoever does restarts it."""
@@ -486,6 +490,18 @@ def _owned(connection: Connection, run: int) -> Any:
 def _set(connection: Connection, owned: Any, values: Mapping[str, Any]) -> None:
     key = (STAGES.c.cell == owned.cell) & (STAGES.c.stage == owned.stage)
     connection.execute(update(STAGES).where(key).values(**values))
+
+
+def _empty(connection: Connection, cell: str, stage: str, run: int) -> None:
+    """Take away all that a stage holds; the runs before `run` are marked as `dropped`: nothing of theirs is left."""
+    earlier = (RUNS.c.cell == cell) & (RUNS.c.stage == stage) & (RUNS.c.id != run)
+    for row in connection.execute(select(RUNS.c.id, RUNS.c.extra).where(earlier)).all():
+        extra = dumps({**json.loads(row.extra), "dropped": True})
+        connection.execute(update(RUNS).where(RUNS.c.id == row.id).values(extra=extra))
+    for part in (NUMBERS, OUTCOMES):
+        connection.execute(part.delete().where(part.c.cell == cell, part.c.stage == stage))
+    nothing = {"round": 0, "checkpoint": None, "record": "{}"}
+    connection.execute(update(STAGES).where(STAGES.c.cell == cell, STAGES.c.stage == stage).values(**nothing))
 
 
 def _end(connection: Connection, run: int | None, status: Status, moment: str | None) -> None:

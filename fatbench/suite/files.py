@@ -21,7 +21,7 @@ from ruamel.yaml.constructor import DuplicateKeyError
 from ruamel.yaml.error import YAMLError
 
 from fatbench.errors import SpecError, did_you_mean
-from fatbench.suite import lines, model
+from fatbench.suite import lines, model, plugins
 from fatbench.suite.cells import Plan, expand
 from fatbench.suite.filters import select
 from fatbench.suite.model import AxesOfSuite, Evaluate, Grid, Node, Note, Patch, Presets, Seeds, Text
@@ -42,6 +42,7 @@ class Contents(Node):
     title: Text
     description: Note = ""
     extends: Text | None = None
+    plugins: list[str] = Field(default=[])  # paths, those of what it extends before its own
     seeds: Seeds = Field(default=[0])
     base: Patch
     axes: AxesOfSuite = Field(default={})
@@ -121,9 +122,12 @@ def locate(name: str) -> Path:
 
 
 def load(name: str) -> Suite:
-    """Read and check a suite by name or path; the cells of a preset are checked by `plan`. SpecError on any mistake."""
+    """Read and check a suite by name or path, its plug-ins added; `plan` checks the cells. SpecError on any mistake."""
     file = locate(name)
-    return checked(_resolve(file, ()), file)
+    raw = _resolve(file, ())
+    for plugin in raw.get("plugins", ()):
+        plugins.add(Path(plugin), raw.place("plugins"))
+    return checked(raw, file)
 
 
 def checked(raw: Map, file: Path) -> Suite:
@@ -141,6 +145,8 @@ def _resolve(file: Path, below: tuple[Path, ...]) -> Map:
         chain = " -> ".join(p.stem for p in (*below, resolved))
         raise SpecError(f"{file}: a suite cannot extend itself ({chain})")
     raw = read_yaml(file)
+    if "plugins" in raw:
+        raw["plugins"] = [str(file.resolve().parent / plugin) for plugin in _listed(raw)]
     if "extends" not in raw:
         return raw
     name = str(raw["extends"])
@@ -154,9 +160,19 @@ def _resolve(file: Path, below: tuple[Path, ...]) -> Map:
     for key, value in raw.items():
         if key in ("base", "axes", "evaluate", "presets") and key in merged and isinstance(value, Map):
             value = merge(merged[key], value)
+        if key == "plugins":
+            value = list(dict.fromkeys([*merged.get(key, ()), *value]))
         merged[key] = value
         merged.where[key] = raw.where[key]
     return merged
+
+
+def _listed(raw: Map) -> list[str]:
+    """The plug-ins that one file names."""
+    named = raw["plugins"]
+    if not (isinstance(named, list) and all(isinstance(plugin, str) and plugin for plugin in named)):
+        raise SpecError(f"{raw.place('plugins')}: expected files such as [mine.py], got {named!r}")
+    return named
 
 
 def read_yaml(file: Path) -> Map:

@@ -18,7 +18,6 @@ from __future__ import annotations
 import ast
 import functools
 import importlib
-import importlib.util
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -27,8 +26,8 @@ from typing import Any, Literal
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from fatbench.errors import SpecError, did_you_mean
-from fatbench.suite import types
+from fatbench.errors import SpecError, UnknownName, did_you_mean
+from fatbench.suite import sources, types
 from fatbench.suite.places import Map
 
 PACKAGE = Path(__file__).parent.parent
@@ -104,15 +103,11 @@ class Signature:
     file: str
     line: int
     asks: tuple[str, ...] = ()  # parameters after the FIXED ones of its kind: what it wants of OFFERS
+    plugin: Path | None = None  # the file whose table has it, if that is not ours
 
     @property
     def summary(self) -> str:
         return self.doc.strip().splitlines()[0] if self.doc.strip() else ""
-
-
-@functools.cache
-def _source(file: Path) -> ast.Module:
-    return ast.parse(file.read_text(encoding="utf-8"), str(file))
 
 
 def _module_file(module: str) -> Path:
@@ -141,21 +136,29 @@ def _table(tree: ast.Module, table: str) -> dict[str, str]:
 
 
 def _definition(tree: ast.Module, name: str, file: Path) -> tuple[ast.FunctionDef | ast.ClassDef, Path]:
-    """The definition of `name` in a module, through one `from fatbench.x import name` where it is imported."""
+    """The definition of `name` in a module, or in the module of ours or beside it that it is imported from."""
     for statement in tree.body:
         if isinstance(statement, ast.FunctionDef | ast.ClassDef) and statement.name == name:
             return statement, file
         if isinstance(statement, ast.ImportFrom) and statement.module:
             for alias in statement.names:
-                if (alias.asname or alias.name) == name:
-                    origin = _module_file(statement.module)
-                    return _definition(_source(origin), alias.name, origin)
+                if (alias.asname or alias.name) == name and (origin := _origin(file, statement)):
+                    return _definition(sources.tree(origin), alias.name, origin)
     raise SpecError(f"{file}: '{name}' is not defined in this module")
 
 
-def _function_signature(kind: str, name: str, function: str, file: Path) -> Signature:
+def _origin(file: Path, statement: ast.ImportFrom) -> Path | None:
+    """The file that a name is imported from; None: it is neither ours nor beside `file`."""
+    assert statement.module is not None
+    if statement.level == 0 and statement.module.split(".")[0] == "fatbench":
+        return _module_file(statement.module)
+    bare = ast.ImportFrom(statement.module, [], statement.level)
+    return next(reversed([*sources.imported(file, bare)]), None)
+
+
+def _function_signature(kind: str, name: str, function: str, file: Path, plugin: Path | None = None) -> Signature:
     """One entry of a table. SpecError: no such function, or one that the engine could not call."""
-    node, origin = _definition(_source(file), function, file)
+    node, origin = _definition(sources.tree(file), function, file)
     if not isinstance(node, ast.FunctionDef):
         raise SpecError(f"{file}: '{function}' is in the table but is no function of this module")
     arguments = node.args
@@ -165,7 +168,7 @@ def _function_signature(kind: str, name: str, function: str, file: Path) -> Sign
     )
     asks = _asks(kind, name, node, f"{origin}:{node.lineno}")
     free = arguments.kwarg is not None
-    return Signature(kind, name, ast.get_docstring(node) or "", settings, free, str(origin), node.lineno, asks)
+    return Signature(kind, name, ast.get_docstring(node) or "", settings, free, str(origin), node.lineno, asks, plugin)
 
 
 def _asks(kind: str, name: str, node: ast.FunctionDef, place: str) -> tuple[str, ...]:
@@ -201,7 +204,7 @@ def _setting(name: str, annotation: ast.expr | None, default: ast.expr | None) -
 def _class_signature(kind: str) -> Signature:
     """The settings class of a kind: the annotated fields of its body."""
     module, name = CLASSES[kind]
-    node, file = _definition(_source(_module_file(module)), name, _module_file(module))
+    node, file = _definition(sources.tree(_module_file(module)), name, _module_file(module))
     assert isinstance(node, ast.ClassDef)
     settings = tuple(
         _setting(field.target.id, field.annotation, field.value)
@@ -219,18 +222,24 @@ def add_plugin(file: Path) -> None:
 
     SpecError: unreadable, no table in it, a name already taken, or a function that the engine could not call.
     """
-    try:
-        tree = _source(file)
-    except (OSError, SyntaxError, ValueError) as error:
-        raise SpecError(f"plugin {file}: {error}") from None
     if file in _PLUGINS:
         return
+    try:
+        tree = sources.tree(file)
+        sources.version(file)
+    except OSError as error:
+        raise SpecError(f"plugin {file}: {error.strerror or error}") from None
+    except (SyntaxError, ValueError) as error:
+        raise SpecError(f"plugin {file}: {error}") from None
     found = False
     for kind, (_, table) in TABLES.items():
         for name, function in _table(tree, table).items():
             found = True
             if name in names(kind):
-                raise SpecError(f"plugin {file}: there is already a {kind.lower()} named '{name}'")
+                other = describe(kind, name).plugin
+                raise SpecError(
+                    f"plugin {file}: there is already a {kind.lower()} named '{name}'{f' in {other}' if other else ''}"
+                )
             _function_signature(kind, name, function, file)
     if not found:
         tables = ", ".join(table for _, table in TABLES.values())
@@ -239,18 +248,25 @@ def add_plugin(file: Path) -> None:
     _signatures.cache_clear()
 
 
+def drop_plugins(files: list[Path]) -> None:
+    """Take plug-ins out again."""
+    _PLUGINS[:] = [file for file in _PLUGINS if file not in files]
+    _signatures.cache_clear()
+
+
 def plugins() -> tuple[Path, ...]:
-    """The plugin files in use, for other processes to add."""
+    """The plug-in files in use, for other processes to add."""
     return tuple(_PLUGINS)
 
 
 @functools.cache
 def _signatures(kind: str) -> dict[str, Signature]:
     module, table = TABLES[kind]
+    ours = _module_file(module)
     return {
-        name: _function_signature(kind, name, function, file)
-        for file in (_module_file(module), *_PLUGINS)
-        for name, function in _table(_source(file), table).items()
+        name: _function_signature(kind, name, function, file, None if file == ours else file)
+        for file in (ours, *_PLUGINS)
+        for name, function in _table(sources.tree(file), table).items()
     }
 
 
@@ -266,7 +282,8 @@ def describe(kind: str, name: str = "", place: str = "") -> Signature:
     known = _signatures(kind)
     if name not in known:
         prefix = f"{place}: " if place else ""
-        raise SpecError(f"{prefix}no {kind.lower()} is named '{name}'{did_you_mean(name, known)}")
+        message = f"{prefix}no {kind.lower()} is named '{name}'{did_you_mean(name, known)}"
+        raise UnknownName(message, f"{kind.lower()} {name}")
     return known[name]
 
 
@@ -434,25 +451,10 @@ def _is_number(annotation: str) -> bool:
 
 
 def function(kind: str, name: str) -> Any:
-    """The registered function itself; imports the module (or the plugin) that holds it."""
+    """The registered function itself; imports the module (or the plugin) that holds it. SpecError: no such name."""
     module, table = TABLES[kind]
-    entries = getattr(importlib.import_module(module), table)
-    if name in entries:
-        return entries[name]
-    for file in _PLUGINS:
-        entries = getattr(_plugin_module(file), table, {})
-        if name in entries:
-            return entries[name]
-    raise SpecError(f"no {kind.lower()} is named '{name}'")
-
-
-@functools.cache
-def _plugin_module(file: Path) -> Any:
-    spec = importlib.util.spec_from_file_location(f"fatbench_plugin_{file.stem}", file)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    plugin = describe(kind, name).plugin
+    return getattr(sources.load(plugin) if plugin else importlib.import_module(module), table)[name]
 
 
 def without_defaults(kind: str, spec: Mapping[str, Any]) -> dict[str, Any]:

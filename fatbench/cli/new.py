@@ -1,0 +1,96 @@
+"""`fatbench new`: a small working file to begin with, and a suite that puts it beside FedAvg and SFAT."""
+
+from __future__ import annotations
+
+import keyword
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fatbench.errors import SpecError
+
+TEMPLATES = Path(__file__).parent / "templates"
+Name = Annotated[str, typer.Argument(help="What the suite file will call it.", show_default=False)]
+
+KINDS = {"method": "Protocol", "rule": "Rule", "objective": "Objective", "attack": "Attack"}
+# What each changes in templates/suite.yaml: what stands there -> what comes in its place.
+LOCAL, ATTACK = "local:                       #", "attack: {name: pgd, eps: 25/255, step: 6/255, steps: 5}"
+CHANGES: dict[str, dict[str, str]] = {
+    "method": {
+        "# METHOD": "NAME: {protocol: {name: NAME, rounds: 20, rule: {name: samples}, local: *local}}",
+        LOCAL: "local: &local                #",  # another protocol replaces the whole mapping, and needs its own
+    },
+    "rule": {"# METHOD": "NAME: {protocol: {rule: {name: NAME}}}"},
+    "objective": {
+        "# METHOD": "NAME: {protocol: {local: {objective: {name: NAME, attack: *training}}}}",
+        ATTACK: ATTACK.replace("attack: ", "attack: &training "),
+    },
+    "attack": {
+        "# ATTACK": "NAME: {name: NAME, eps: 25/255, step: 3/255, steps: 20}",
+        "PGD-20: pgd20}": "PGD-20: pgd20, NAME: NAME}",
+    },
+    "suite": {},
+}
+PLUGINS = "plugins: [NAME.py]             # found relative to this file"
+
+
+def _command(what: str, help: str) -> Callable[..., None]:
+    def command(name: Name) -> None:
+        _write(what, name)
+
+    command.__doc__ = help
+    return command
+
+
+method = _command("method", "A whole algorithm (a protocol) in NAME.py, and the suite NAME.yaml.")
+rule = _command("rule", "An aggregation rule in NAME.py, and the suite NAME.yaml.")
+objective = _command("objective", "What a client minimises in NAME.py, and the suite NAME.yaml.")
+attack = _command("attack", "An attack in NAME.py, and the suite NAME.yaml.")
+suite = _command("suite", "A suite in NAME.yaml: FedAvg beside SFAT.")
+
+
+def _write(what: str, name: str) -> None:
+    """Write the files for a kind and say what to do next. SpecError: a name that cannot be, or a file that is there."""
+    if what == "suite":
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
+            raise SpecError(f"'{name}' names a file: letters, digits, '.', '_' and '-'")
+    else:
+        _free(what, name)
+    contents = {f"{name}.yaml": _suite(what)}
+    if what != "suite":
+        contents = {f"{name}.py": (TEMPLATES / f"{what}.py.txt").read_text(encoding="utf-8"), **contents}
+    if there := [file for file in contents if Path(file).exists()]:
+        raise SpecError(f"{there[0]} is there already: nothing was written")
+    for file, text in contents.items():
+        try:
+            with Path(file).open("x", encoding="utf-8") as stream:
+                stream.write(text.replace("NAME", name))
+        except OSError as error:
+            raise SpecError(f"{file}: {error.strerror}") from None
+    print(f"wrote {' and '.join(contents)}; next:")
+    print(f"  fatbench run suite {name}.yaml --smoke")
+    print(f"  fatbench report {name}.yaml")
+
+
+def _free(what: str, name: str) -> None:
+    """SpecError: no name for a Python function, or one that is taken."""
+    from fatbench.suite import signatures
+
+    if not re.fullmatch(r"[a-z][a-z0-9_]*", name) or keyword.iskeyword(name):
+        raise SpecError(f"'{name}' names a Python function: lower case letters, digits and '_', such as near_median")
+    kind = KINDS[what]
+    if name in signatures.names(kind):
+        raise SpecError(f"there is already a {kind.lower()} named '{name}'")
+
+
+def _suite(what: str) -> str:
+    """templates/suite.yaml with what this kind changes; the marks that are left over go."""
+    text = (TEMPLATES / "suite.yaml").read_text(encoding="utf-8")
+    changes = CHANGES[what] if what == "suite" else {**CHANGES[what], "# PLUGINS": PLUGINS}
+    for old, new in changes.items():
+        assert old in text, old
+        text = text.replace(old, new)
+    return re.sub(r"^ *# [A-Z]+\n", "", text, flags=re.MULTILINE)

@@ -1,0 +1,139 @@
+"""Python files as text: their syntax, the local modules they import, their SHA-256; a plug-in is run only by `load`.
+
+A plug-in is one Python file. Its local modules are what it imports from its own folder, and what these import: the
+files whose content decides what it computes. If its folder is a package, imports start where the package starts, and
+the plug-in is a module of it. Of an installed package only its own modules are local, not what is installed beside it.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import hashlib
+import importlib
+import importlib.util
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fatbench.errors import SpecError
+
+INSTALLED = ("site-packages", "dist-packages")
+
+
+@functools.cache
+def read(file: Path) -> bytes:
+    """A file's content as it was when it was first asked for: what is checked, hashed and run is the same text."""
+    return file.read_bytes()
+
+
+@functools.cache
+def tree(file: Path) -> ast.Module:
+    """A file's syntax tree. OSError, SyntaxError, ValueError: it cannot be read."""
+    return ast.parse(read(file), str(file))
+
+
+def root(file: Path) -> Path:
+    """The folder that a file's imports start from: the first one above it that is no package."""
+    folder = file.parent
+    while (folder / "__init__.py").is_file():
+        folder = folder.parent
+    return folder
+
+
+def module_name(file: Path) -> str:
+    """The file as Python names it, from `root` on: "helper", "package.part"."""
+    parts = file.relative_to(root(file)).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imported(file: Path, statement: ast.Import | ast.ImportFrom) -> Iterator[Path]:
+    """The local files that an import statement of `file` runs, packages before what is in them."""
+    start, package = root(file), file.relative_to(root(file)).parent.parts
+    if isinstance(statement, ast.Import):
+        names = [tuple(alias.name.split(".")) for alias in statement.names]
+    else:
+        above = package[: len(package) - statement.level + 1] if statement.level else ()
+        stem = (*above, *(statement.module.split(".") if statement.module else ()))
+        names = [stem, *((*stem, alias.name) for alias in statement.names)]
+    for parts in names:
+        if parts[:1] == ("fatbench",) or (start.name in INSTALLED and parts[:1] != package[:1]):
+            continue
+        for end in range(1, len(parts) + 1):
+            path = start.joinpath(*parts[:end])
+            for found in (path / "__init__.py", path.parent / f"{path.name}.py"):
+                if found.is_file():
+                    yield found
+                    break
+
+
+@dataclass(frozen=True)
+class Version:
+    """What a plug-in was when it was read."""
+
+    plugin: str  # the file's name, or the module's in a package
+    sha256: str  # of the file
+    modules: tuple[tuple[str, str], ...]  # its local modules: path from `root` on, and SHA-256
+
+
+@functools.cache
+def version(file: Path) -> Version:
+    """The version of a plug-in, its local modules found by their import statements. Errors as for `tree`."""
+    found, left = {file: ""}, [file]
+    while left:
+        here = left.pop()
+        found[here] = hashlib.sha256(read(here)).hexdigest()
+        for node in ast.walk(tree(here)):
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                new = [path for path in imported(here, node) if path not in found]
+                found |= dict.fromkeys(new, "")
+                left += new
+    digest, start = found.pop(file), root(file)
+    name = file.name if file.parent == start else module_name(file)
+    return Version(name, digest, tuple(sorted((path.relative_to(start).as_posix(), d) for path, d in found.items())))
+
+
+def forget(*files: Path) -> None:
+    """Read these plug-ins again when they are next asked for, and run them anew."""
+    for file in files:
+        for path, _ in version(file).modules:
+            sys.modules.pop(module_name(root(file) / path), None)
+    for cached in (read, tree, version, load):
+        cached.cache_clear()
+
+
+def edited(file: Path) -> bool:
+    """Whether a plug-in, or a local module of it, is no longer what was read."""
+    files = [file, *(root(file) / path for path, _ in version(file).modules)]
+    return any(not path.is_file() or path.read_bytes() != read(path) for path in files)
+
+
+@functools.cache
+def load(file: Path) -> Any:
+    """The module of a plug-in, run. SpecError: a local module has the name of another module, or was edited since."""
+    start = root(file)
+    for path, _ in version(file).modules:
+        module = sys.modules.get(module_name(start / path))
+        if module is not None and Path(getattr(module, "__file__", None) or "").resolve() != (start / path).resolve():
+            raise SpecError(
+                f"plugin {file}: {start / path} has the name of another module that is loaded already: rename it"
+            )
+        if (start / path).read_bytes() != read(start / path):
+            raise SpecError(f"plugin {file}: {start / path} was edited while the program ran: start it again")
+    if str(start) not in sys.path:
+        sys.path.insert(0, str(start))
+    if file.parent != start:
+        return importlib.import_module(module_name(file))
+    name = f"fatbench_plugin_{file.stem}_{hashlib.sha256(str(file).encode()).hexdigest()[:8]}"
+    spec = importlib.util.spec_from_file_location(name, file)
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses look their module up
+    try:
+        exec(compile(read(file), str(file), "exec"), module.__dict__)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module

@@ -1,0 +1,214 @@
+"""`fatbench new`: what it writes works as it is; and docs/tutorial.md, every command of it run."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fatbench.cli import app as cli
+from fatbench.cli import new
+from fatbench.suite import files, plugins, signatures, sources
+
+TUTORIAL = (Path(__file__).parent.parent / "docs" / "tutorial.md").read_text(encoding="utf-8")
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    """An empty working folder, no plug-in loaded."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    signatures.drop_plugins(list(signatures.plugins()))
+    yield tmp_path
+    sources.forget(*signatures.plugins())
+    signatures.drop_plugins(list(signatures.plugins()))
+
+
+@pytest.fixture
+def run(monkeypatch, capsys):
+    """Call the program in this process: (exit code, stdout, stderr)."""
+
+    def call(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["fatbench", *arguments])
+        with pytest.raises(SystemExit) as exit:
+            cli.main()
+        out, err = capsys.readouterr()
+        code = exit.value.code
+        return (code if isinstance(code, int) else 0), out, err
+
+    return call
+
+
+LABELS = {"method": "my_one", "rule": "my_one", "objective": "my_one"}
+
+
+@pytest.mark.parametrize("kind", new.CHANGES)
+def test_what_is_written_is_a_valid_suite_beside_fedavg_and_sfat(place, run, kind):
+    code, out, err = run("new", kind, "my_one")
+    assert (code, err) == (0, "")
+    written = ["my_one.yaml"] if kind == "suite" else ["my_one.py", "my_one.yaml"]
+    assert sorted(file.name for file in place.iterdir()) == written
+    assert out.splitlines() == [
+        f"wrote {' and '.join(written)}; next:",
+        "  fatbench run suite my_one.yaml --smoke",
+        "  fatbench report my_one.yaml",
+    ]
+    for file in written:
+        text = (place / file).read_text()
+        assert "NAME" not in text
+        assert not re.search(r"# [A-Z]+$", text, re.MULTILINE), "a mark was left over"
+    found = files.load("my_one.yaml")
+    assert list(found.presets()) == ["paper", "smoke"]
+    labels = ["FedAvg", "SFAT", *([LABELS[kind]] if kind in LABELS else [])]
+    for preset, seeds in (("paper", 3), ("smoke", 1)):
+        plan = found.plan(preset)
+        assert [cell.key["method"] for cell in plan.cells[::seeds]] == labels
+        assert {cell.spec["data"]["name"] for cell in plan.cells} == {"digits"}
+        metrics = ["natural", "fgsm", "pgd20", *(["my_one"] if kind == "attack" else [])]
+        assert plan.metrics() == metrics
+    assert [one.name for one in signatures.plugins()] == written[:-1]
+    if kind in LABELS:
+        assert [name.split()[1] for _, name in plugins.used("Experiment", {"name": "cell", **plan.cells[-1].spec})] == [
+            "my_one"
+        ]
+        first, mine = plan.cells[0].spec["protocol"], plan.cells[-1].spec["protocol"]
+        assert mine["local"]["epochs"] == first["local"]["epochs"] == 1
+        assert mine["rounds"] == first["rounds"]
+
+
+@pytest.mark.skipif(shutil.which("ruff", path=Path(sys.executable).parent) is None, reason="ruff is not installed")
+@pytest.mark.parametrize("kind", new.KINDS)
+def test_what_is_written_is_as_our_own_files_are(place, run, kind):
+    run("new", kind, "my_one")
+    config = Path(__file__).parent.parent / "pyproject.toml"
+    for command in (["check"], ["format", "--check"]):
+        done = subprocess.run(
+            [Path(sys.executable).parent / "ruff", *command, "--config", config, "my_one.py"],
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("rule", "sfat"), "there is already a rule named 'sfat'"),
+        (("method", "fedavg"), "there is already a protocol named 'fedavg'"),
+        (("attack", "My-Attack"), "'My-Attack' names a Python function: lower case letters, digits and '_'"),
+        (("rule", "class"), "'class' names a Python function"),
+        (("suite", "../x"), "'../x' names a file: letters, digits, '.', '_' and '-'"),
+        (("metod", "x"), "'metod'"),
+    ],
+)
+def test_mistakes_write_nothing(place, run, arguments, message):
+    code, _, err = run("new", *arguments)
+    assert code == 2
+    assert message in err
+    assert not list(place.iterdir())
+
+
+@pytest.mark.parametrize("there", ["my_one.py", "my_one.yaml"])
+def test_nothing_is_overwritten(place, run, there):
+    (place / there).write_text("mine")
+    code, _, err = run("new", "rule", "my_one")
+    assert (code, err) == (2, f"fatbench: {there} is there already: nothing was written\n")
+    assert [(file.name, file.read_text()) for file in place.iterdir()] == [(there, "mine")]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["rule", "objective", "attack"])  # the tutorial runs the method
+def test_the_smoke_preset_of_what_is_written_runs_and_is_reported(place, run, kind):
+    run("new", kind, "my_one")
+    code, _, err = run("run", "suite", "my_one.yaml", "--smoke", "--device", "cpu", "--jobs", "1")
+    assert code == 0, err
+    code, out, err = run("report", "my_one.yaml", "--format", "json")
+    assert code == 0, err
+    table = json.loads(out)["tables"][0]
+    assert table["preset"] == "smoke"
+    assert [record["plugin"] for record in table["plugins"]] == ["my_one.py"]
+    for row in table["rows"]:
+        assert all(0 <= one["mean"] <= 1 for one in row["measured"].values())
+        if kind == "attack":
+            assert row["measured"]["my_one"]["mean"] <= row["measured"]["natural"]["mean"]
+
+
+def test_the_methods_of_the_templates_compute_what_they_say(place, run):
+    """The rule: losses 1, 1.2 and 9 have the median 1.2; the third client is further away than 0.5.
+
+    The attack: one step of 0.1 on f(x) = x w with w = (1, -1) lowers the label's logit, to the edge of its ball.
+    """
+    import torch
+
+    from fatbench.engine.rounds import Stats, Update
+
+    run("new", "rule", "close")
+    run("new", "attack", "push")
+    plugins.load([place / "close.py", place / "push.py"])
+    updates = [
+        Update(k, n, {}, Stats(loss, loss, 0.0, 1, 1.0, 1))
+        for k, (n, loss) in enumerate([(30, 1.0), (10, 1.2), (60, 9.0)])
+    ]
+    mixing = signatures.build("Rule", signatures.check("Rule", "close"))(updates, None)
+    assert mixing.weights == [0.75, 0.25, 0.0]
+    assert mixing.metrics == {"left_out": 1.0}
+
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(2, 2, bias=False))
+    with torch.no_grad():
+        model[1].weight.copy_(torch.tensor([[1.0, -1.0], [0.0, 0.0]]))
+    x = torch.tensor([0.5, 0.5]).reshape(1, 1, 1, 2)
+    attack = signatures.build(
+        "Attack", signatures.check("Attack", {"name": "push", "eps": 0.05, "step": 0.1, "steps": 1})
+    )
+    found = attack(model, x, torch.tensor([0]), torch.Generator())
+    assert found.flatten().tolist() == pytest.approx([0.45, 0.55])
+
+
+@pytest.mark.slow
+def test_every_command_of_the_tutorial_runs_and_every_edit_fits(tmp_path):
+    """In the order of the page, from an empty folder. `# exit N` says how a command ends; edits are ```diff blocks."""
+    env = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache"), "COLUMNS": "160"}
+    blocks = re.findall(r"^```(sh|diff|text)\n(.*?)^```$", TUTORIAL, re.MULTILINE | re.DOTALL)
+    printed: list[str] = []
+    count = 0
+    for kind, block in blocks:
+        if kind == "diff":
+            old, new_ = ("".join(f"{line[1:]}\n" for line in block.splitlines() if line[0] == sign) for sign in "-+")
+            file = tmp_path / "my_method.py"
+            assert file.read_text().count(old) == 1
+            file.write_text(file.read_text().replace(old, new_))
+        elif kind == "text":
+            assert block == printed[-1]
+        else:
+            for line in block.splitlines():
+                command, _, comment = line.partition("#")
+                code = int(match[1]) if (match := re.search(r"exit (\d+)", comment)) else 0
+                arguments = shlex.split(command)
+                assert arguments[0] == "fatbench"
+                done = subprocess.run(
+                    [sys.executable, "-m", *arguments], cwd=tmp_path, env=env, capture_output=True, text=True
+                )
+                assert done.returncode == code, f"{line}\n{done.stdout}{done.stderr}"
+                assert "Traceback" not in done.stderr
+                printed.append(done.stdout or done.stderr)
+                count += 1
+    assert count == 12
+    first, told, last = printed[4], printed[8], printed[10]
+    assert "*plug-in*: my\\_method.py (sha256 " in first
+    assert "OLDER" not in first
+    assert "OLDER" in told
+    assert "OLDER" not in last
+    assert "kept as it is" in printed[6]
+    assert "2 done, 0 failed, 0 running, 0 todo, 1 changed" in printed[7]
+    assert "| my\\_method |" in last
+    rows = [[line for line in text.splitlines() if line.startswith("| ")][1:] for text in (first, told, last)]
+    assert rows[0] == rows[1]  # the table does not change with the file
+    png = printed[5].strip()
+    assert (tmp_path / png).is_file()

@@ -1,0 +1,700 @@
+"""Plug-ins: where they may be named, what is recorded of them, and what happens when one is edited."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fatbench import settings
+from fatbench.cli import app as cli
+from fatbench.errors import SpecError
+from fatbench.run import progress, versions
+from fatbench.run.start import jobs_of
+from fatbench.run.worker import Machine, work
+from fatbench.store import lines
+from fatbench.store.stages import Store
+from fatbench.suite import cells, files, plugins, signatures, sources
+
+RULE = """from fatbench.engine.rounds import Mixing
+from helper import first
+
+
+def only(updates, context):
+    \"\"\"All weight on one client.\"\"\"
+    return Mixing(first(len(updates)))
+
+
+def blank(model, x, y, generator):
+    \"\"\"A black image.\"\"\"
+    return x * 0
+
+
+RULES = {"only": only}
+ATTACKS = {"blank": blank}
+"""
+HELPER = "def first(n):\n    return [1.0] + [0.0] * (n - 1)\n"
+SUITE = """
+name: mine
+title: A rule and an attack of a plug-in
+plugins: [mine.py]
+base:
+  data: digits
+  train: 60
+  test: 20
+  partition: {name: iid, clients: 2}
+  model: {name: small_cnn, width: 2}
+  protocol:
+    {name: fedavg, rounds: 2, rule: samples, local: {batch: 16, lr: 0.05, objective: {name: standard}}}
+axes:
+  method:
+    FedAvg: {}
+    Mine: {protocol: {rule: only}}
+evaluate: {attacks: {natural: natural, blank: blank}}
+presets: {paper: {}}
+tables:
+  - {id: A, title: Mine, rows: [method], values: {Natural: natural, Blank: blank}}
+figures:
+  - {id: F, title: Loss, lines: [method], series: {Loss: "train:train_loss"}}
+"""
+
+
+def forget() -> None:
+    sources.forget(*signatures.plugins())
+    signatures.drop_plugins(list(signatures.plugins()))
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    """An empty working folder with the plug-in mine.py, its module helper.py and the suite mine.yaml."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setenv("COLUMNS", "300")
+    forget()
+    for name, text in (("mine.py", RULE), ("helper.py", HELPER), ("mine.yaml", SUITE)):
+        (tmp_path / name).write_text(text)
+    yield tmp_path
+    forget()
+
+
+@pytest.fixture
+def run(monkeypatch, capsys):
+    """Call the program in this process, with nothing loaded: (exit code, stdout, stderr)."""
+
+    def call(*arguments: str) -> tuple[int, str, str]:
+        forget()
+        monkeypatch.setattr(sys, "argv", ["fatbench", *arguments])
+        with pytest.raises(SystemExit) as exit:
+            cli.main()
+        out, err = capsys.readouterr()
+        code = exit.value.code
+        return (code if isinstance(code, int) else 0), out, err
+
+    return call
+
+
+def sha(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+# --- where a plug-in may be named ---------------------------------------------------------------------------------
+
+
+def test_a_suite_names_its_plug_ins_relative_to_itself_and_those_of_what_it_extends_come_first(place, monkeypatch):
+    (place / "below").mkdir()
+    (place / "below" / "other.py").write_text("def two(updates, context): ...\nRULES = {'two': two}\n")
+    head = "name: child\ntitle: T\nextends: ../mine.yaml\nplugins: [other.py]\n"
+    (place / "below" / "child.yaml").write_text(head + "axes: {method: {Two: {protocol: {rule: two}}}}\n")
+    monkeypatch.chdir("/")
+    plan = files.load(str(place / "below" / "child.yaml")).plan()
+    assert [cell.spec["protocol"]["rule"]["name"] for cell in plan.cells] == ["samples", "only", "two"]
+    assert signatures.plugins() == (place / "mine.py", place / "below" / "other.py")
+
+
+@pytest.mark.parametrize(
+    ("said", "message"),
+    [
+        ("plugins: [none.py]", r"mine.yaml:4: plugins: plugin .*none.py: No such file or directory"),
+        ("plugins: mine.py", r"mine.yaml:4: plugins: expected files such as \[mine.py\], got 'mine.py'"),
+        ("plugins: [mine.yaml]", r"mine.yaml:4: plugins: plugin .*mine.yaml: .*"),
+        ("plugin: [mine.py]", r"mine.yaml:4: plugin: unknown key 'plugin' \(did you mean 'plugins'\?\)"),
+    ],
+)
+def test_mistakes_name_file_line_and_key(place, said, message):
+    (place / "mine.yaml").write_text(SUITE.replace("plugins: [mine.py]", said))
+    with pytest.raises(SpecError, match=message):
+        files.load("mine.yaml")
+
+
+def test_two_plug_ins_with_the_same_name_are_both_named(place):
+    (place / "twin.py").write_text("def only(updates, context): ...\nRULES = {'only': only}\n")
+    plugins.load([Path("mine.py")])
+    with pytest.raises(
+        SpecError, match=r"--plugin: plugin .*twin.py: there is already a rule named 'only' in .*mine.py"
+    ):
+        plugins.load([Path("twin.py")])
+
+
+def test_settings_name_plug_ins_and_all_add_up(place, monkeypatch):
+    for name in ("a", "b", "c"):
+        (place / f"{name}.py").write_text(f"def {name}(updates, context): ...\nRULES = {{'{name}': {name}}}\n")
+    (place / "fatbench.toml").write_text('plugin = ["a.py"]\n')
+    monkeypatch.setenv("FATBENCH_PLUGIN", "b.py:c.py")
+    plugins.load([Path("mine.py")])
+    assert [file.name for file in signatures.plugins()] == ["a.py", "b.py", "c.py", "mine.py"]
+    assert signatures.names("Rule")[-4:] == ["a", "b", "c", "only"]
+    plugins.load([Path("mine.py")])
+    assert len(signatures.plugins()) == 4
+
+
+@pytest.mark.parametrize(
+    ("toml", "message"),
+    [
+        ("plugin = [1]", r"fatbench.toml: plugin: expected files such as \[\"mine.py\"\], got 1"),
+        ('plugin = "none.py"', r"fatbench.toml: plugin: plugin .*none.py: No such file or directory"),
+        ("plugins = []", r"unknown setting 'plugins' \(did you mean 'plugin'\?\)"),
+    ],
+)
+def test_mistakes_in_the_settings(place, toml, message):
+    (place / "fatbench.toml").write_text(toml)
+    with pytest.raises(SpecError, match=message):
+        plugins.load()
+    assert settings.TABLES == ("slurm",)
+
+
+def test_an_installed_package_announces_its_plug_in_and_is_not_imported(place, monkeypatch):
+    site = place / "site-packages"
+    package = site / "their_package"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("raise ImportError('not for reading')\n")
+    (package / "tables.py").write_text("import yaml_of_others\nfrom .part import three\nRULES = {'three': three}\n")
+    (package / "part.py").write_text("def three(updates, context): ...\n")
+    (site / "yaml_of_others.py").write_text("")
+    info = site / "their_package-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: their-package\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[fatbench.plugins]\nthree = their_package.tables\n")
+    monkeypatch.syspath_prepend(site)
+    importlib.invalidate_caches()
+    plugins.load()
+    assert signatures.describe("Rule", "three").plugin == package / "tables.py"
+    assert "their_package" not in sys.modules
+    version = plugins.version(package / "tables.py")
+    assert version["plugin"] == "their_package.tables"
+    assert sorted(version["modules"]) == ["their_package/__init__.py", "their_package/part.py"]
+    (package / "__init__.py").write_text("")
+    plugins.load()  # it was edited: read again
+    assert signatures.function("Rule", "three").__module__ == "their_package.part"
+    (info / "entry_points.txt").write_text("[fatbench.plugins]\nthree = their_package.none\n")
+    with pytest.raises(
+        SpecError, match=r"entry point fatbench.plugins: their_package.none: the module's source is not"
+    ):
+        plugins.load()
+
+
+def test_every_command_takes_plug_ins():
+    import typer
+
+    def commands(group, path=()):
+        for name, command in group.commands.items():
+            yield from commands(command, (*path, name)) if hasattr(command, "commands") else [((*path, name), command)]
+
+    found = dict(commands(typer.main.get_command(cli.app)))
+    assert {("report",), ("status",), ("import",), ("suite", "check"), ("new", "rule"), ("db", "check")} <= set(found)
+    for path, command in found.items():
+        option = [one for one in command.params if "--plugin" in one.opts]
+        assert len(option) == 1, path
+        assert option[0].multiple, path
+
+
+def test_checking_a_suite_imports_neither_torch_nor_the_plug_in(place):
+    (place / "mine.py").write_text("raise RuntimeError('imported')\n" + RULE)
+    code = (
+        "import sys; from fatbench.suite import files; from fatbench.cli import app\n"
+        "assert len(files.load('mine.yaml').plan().cells) == 2\n"
+        "assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=place)
+
+
+# --- what is read of one ------------------------------------------------------------------------------------------
+
+
+def test_local_modules_are_found_in_every_form_of_import_and_through_each_other(place):
+    package = place / "pack" / "age"
+    package.mkdir(parents=True)
+    (place / "pack" / "__init__.py").write_text("")
+    (package / "__init__.py").write_text("from . import deep\n")
+    (package / "deep.py").write_text("from ..shallow import x\nfrom ... import nothing\n")
+    (place / "pack" / "shallow.py").write_text("import json\nx = 1\n")
+    (place / "lazy.py").write_text("import mine\n")
+    (place / "json.py").write_text("unused = 1\n")
+    (place / "mine.py").write_text("import pack.age\n\n\ndef later():\n    from lazy import mine\n")
+    assert plugins.version(place / "mine.py") == {
+        "plugin": "mine.py",
+        "sha256": sha((place / "mine.py").read_text()),
+        "modules": {
+            "json.py": sha("unused = 1\n"),
+            "lazy.py": sha("import mine\n"),
+            "pack/__init__.py": sha(""),
+            "pack/age/__init__.py": sha("from . import deep\n"),
+            "pack/age/deep.py": sha((package / "deep.py").read_text()),
+            "pack/shallow.py": sha((place / "pack" / "shallow.py").read_text()),
+        },
+    }
+
+
+def test_a_local_module_with_the_name_of_another_is_refused_when_it_would_be_run(place):
+    (place / "helper.py").write_text("import json\n" + HELPER)
+    (place / "json.py").write_text("")
+    plugins.load([Path("mine.py")])
+    with pytest.raises(SpecError, match=r"json.py has the name of another module that is loaded already: rename it"):
+        signatures.function("Rule", "only")
+
+
+def test_a_table_may_name_a_function_of_a_local_module(place):
+    (place / "mine.py").write_text("from helper import near as close\nRULES = {'near': close}\n")
+    (place / "helper.py").write_text("def near(updates, context, *, top: int = 1):\n    return 7\n")
+    plugins.load([Path("mine.py")])
+    assert [setting.name for setting in signatures.describe("Rule", "near").settings] == ["top"]
+    assert signatures.build("Rule", {"name": "near", "top": 2})([], None) == 7
+
+
+def test_a_plug_in_may_have_dataclasses_and_runs_as_it_was_read(place):
+    head = "from __future__ import annotations\nfrom dataclasses import dataclass\n\n\n"
+    (place / "mine.py").write_text(
+        head
+        + "@dataclass\nclass A:\n    n: int = 3\n\n\ndef f(updates, context):\n    return A().n\n\n\nRULES = {'f': f}\n"
+    )
+    plugins.load([Path("mine.py")])
+    (place / "mine.py").write_text("1 / 0\n")
+    assert signatures.function("Rule", "f")([], None) == 3
+
+
+def test_an_edited_plug_in_is_read_and_run_anew_by_the_next_load(place):
+    plugins.load([Path("mine.py")])
+    assert signatures.function("Rule", "only")([1, 2], None).weights == [1.0, 0.0]
+    (place / "helper.py").write_text("def first(n):\n    return [1 / n] * n  # another\n")
+    plugins.load()
+    assert signatures.function("Rule", "only")([1, 2], None).weights == [0.5, 0.5]
+
+
+def test_what_a_cell_uses_is_found_in_nested_calls(place):
+    plan = files.load("mine.yaml").plan()
+    fedavg, mine = plan.cells
+    assert plugins.records(fedavg.spec) == []
+    version = {"plugin": "mine.py", "sha256": sha(RULE), "modules": {"helper.py": sha(HELPER)}}
+    assert plugins.records(mine.spec) == [{**version, "names": ["rule only"]}]
+    assert plugins.records(fedavg.spec, {"name": "blank"}) == [{**version, "names": ["attack blank"]}]
+    assert plugins.records(mine.spec, {"name": "blank"}) == [{**version, "names": ["attack blank", "rule only"]}]
+
+
+def test_versions_are_the_same_wherever_the_file_is(place):
+    record = {"plugin": "a.py", "sha256": "1", "modules": {}, "names": ["rule x"]}
+    assert plugins.same([record], [{**record, "plugin": "b.py", "names": []}])
+    assert not plugins.same([record], [{**record, "sha256": "2"}])
+    assert not plugins.same([record], [{**record, "modules": {"h.py": "3"}}])
+    assert not plugins.same([], [record])
+
+
+# --- work of an older version -------------------------------------------------------------------------------------
+
+
+def machine(place: Path, **more) -> Machine:
+    return Machine(str(place / "r.db"), str(place / "files"), str(place), checkpoint_seconds=0.0, **more)
+
+
+def jobs() -> list:
+    plugins.load()
+    return jobs_of(files.load("mine.yaml").plan())
+
+
+def weights_of(store: Store, cell: str) -> list[float]:
+    rows = [row for row in store.measurements([cell]) if row["metric"] == "weight" and row["round"] == 2]
+    return sorted(row["value"] for row in rows)
+
+
+UNIFORM = "def first(n):\n    return [1 / n] * n\n"
+
+
+def test_edited_work_is_kept_until_it_is_asked_for_again(place):
+    with Store.open(str(place / "r.db"), create=True) as store:
+        for job in jobs():
+            assert work(job, machine(place), store) == "done"
+        fedavg, mine = (job.cell for job in jobs())
+        train = next(run for run in store.runs([mine]) if run["stage"] == "train")
+        assert [record["names"] for record in train["plugins"]] == [["rule only"]]
+        assert "plugins" not in next(run for run in store.runs([fedavg]) if run["stage"] == "train")
+        assert versions.changed(jobs(), store) == {}
+        assert weights_of(store, mine) == [0.0, 1.0]
+
+        (place / "helper.py").write_text(UNIFORM)
+        plan = files.load("mine.yaml").plan()
+        plugins.load()
+        changed = versions.changed(jobs(), store)
+        assert {cell: sorted(stage.split("-")[0] for stage in stages) for cell, stages in changed.items()} == {
+            fedavg: ["blank"],  # the attack is in the same file
+            mine: ["blank", "natural", "train"],
+        }
+        was, now = sha(HELPER)[:12], sha(UNIFORM)[:12]
+        words = f"mine.py (sha256 {sha(RULE)[:12]}; helper.py {{}})"
+        assert changed[mine]["train"] == f"{words.format(was)}, now {words.format(now)}"
+        rows = progress.of(plan, store)
+        assert [(row.status, row.stages_done, row.stages) for row in rows] == [("changed", 2, 3), ("changed", 0, 3)]
+        assert progress.count(rows) == {"done": 0, "failed": 0, "running": 0, "todo": 0, "changed": 2}
+
+        before = store.measurements()
+        assert [work(job, machine(place), store) for job in jobs()] == ["done", "interrupted"]
+        assert store.measurements() == before
+
+        for job in jobs():
+            assert work(job, machine(place, rerun_changed=True), store) == "done"
+        assert weights_of(store, mine) == [0.5, 0.5]
+        assert versions.changed(jobs(), store) == {}
+        dropped = [run["stage"].split("-")[0] for run in store.runs() if run.get("dropped")]
+        assert sorted(dropped) == ["blank", "blank", "natural", "train"]
+        after = {(row["cell"], row["stage"], row["round"], row["client"], row["metric"]): row["run"] for row in before}
+        kept = [row for row in store.measurements([fedavg]) if not row["stage"].startswith("blank")]
+        assert all(after[r["cell"], r["stage"], r["round"], r["client"], r["metric"]] == r["run"] for r in kept)
+        assert kept
+
+
+def test_training_that_was_begun_is_not_gone_on_with_by_other_code(place):
+    job = jobs()[1]
+    with Store.open(str(place / "r.db"), create=True) as store:
+        assert work(job, machine(place), store, stop=lambda: True) == "interrupted"
+        assert store.stages()[job.cell, "train"].round == 1
+        (place / "helper.py").write_text(UNIFORM)
+        again = jobs()[1]
+        assert progress.of_jobs([again], store) == {job.cell: "changed"}
+        assert work(again, machine(place, retry_failed=True), store) == "interrupted"
+        assert store.stages()[job.cell, "train"].round == 1
+        assert work(again, machine(place, rerun_changed=True), store) == "done"
+        rows = [row for row in store.measurements([job.cell]) if row["metric"] == "weight"]
+        assert [row["value"] for row in rows] == [0.5] * 4
+        assert len({row["run"] for row in rows}) == 1
+
+
+def test_a_method_that_failed_before_its_first_round_is_simply_tried_again(place):
+    (place / "helper.py").write_text("def first(n):\n    raise RuntimeError('not yet')\n")
+    with Store.open(str(place / "r.db"), create=True) as store:
+        assert work(jobs()[1], machine(place), store) == "failed"
+        (place / "helper.py").write_text(HELPER)
+        again = jobs()[1]
+        assert versions.changed([again], store) == {}
+        assert work(again, machine(place, retry_failed=True), store) == "done"
+
+
+def test_results_without_a_version_are_of_an_older_one(place):
+    job = jobs()[1]
+    with Store.open(str(place / "r.db"), create=True) as store:
+        store.add_cell(job.cell, job.spec)
+        run = store.claim(job.cell, "train", suite="mine", total=2, provenance={"device": "cpu"})
+        store.finish(run, round=2)
+        assert versions.changed([job], store)[job.cell]["train"].startswith("a plug-in of unknown version, now mine.py")
+
+
+def test_claiming_afresh_takes_what_was_there_away_in_the_same_transaction(place):
+    job = jobs()[1]
+    with Store.open(str(place / "r.db"), create=True) as store:
+        assert work(job, machine(place), store) == "done"
+        run = store.claim(job.cell, "train", suite="mine", total=2, provenance={}, fresh=True)
+        row = store.stages()[job.cell, "train"]
+        assert (row.status, row.round, row.checkpoint, row.record, row.run) == ("running", 0, None, {}, run)
+        assert {row["stage"].split("-")[0] for row in store.measurements()} == {"natural", "blank"}
+
+
+# --- as people meet it --------------------------------------------------------------------------------------------
+
+
+def test_a_plug_in_from_run_to_report_edit_and_import(place, run):
+    command = ("run", "suite", "mine.yaml", "--device", "cpu", "--jobs", "1")
+    code, _, err = run(*command)
+    assert code == 0, err
+    _, out, _ = run("report", "mine.yaml", "--format", "markdown")
+    shown = f"mine.py (sha256 {sha(RULE)[:12]}; helper.py {sha(HELPER)[:12]})"
+    assert f"- *plug-in*: {shown}\n" in out
+    assert "OLDER" not in out
+    assert "blank: mine.py" in out  # the attack's implementation
+    # black images are all one class to the model: the digits among the first 20 test images with one label
+    record = json.loads(run("report", "mine.yaml", "--format", "json")[1])["tables"][0]
+    assert record["plugins"] == [
+        {
+            "plugin": "mine.py",
+            "sha256": sha(RULE),
+            "modules": {"helper.py": sha(HELPER)},
+            "names": ["attack blank", "rule only"],
+        }
+    ]
+    assert run("suite", "check", "mine.yaml")[0] == 0
+    assert "only" not in run("suite", "list")[1]
+    code, out, _ = run("plot", "mine.yaml", "--format", "csv")
+    assert code == 0
+    assert "Mine" in out
+    run("export", "-o", "out.jsonl")
+    assert sha(RULE) in (place / "out.jsonl").read_text()
+    code, _, err = run("import", "out.jsonl", "--db", "other.db")
+    assert code == 2
+    assert "no rule is named 'only'" in err
+    assert f"its runs have it from the plug-in mine.py (sha256 {sha(RULE)[:12]}): give it with --plugin" in err
+    code, out, _ = run("import", "out.jsonl", "--db", "other.db", "--plugin", "mine.py")
+    assert (code, "2 new cells" in out) == (0, True)
+
+    bare = SUITE.replace("plugins: [mine.py]\n", "").replace("name: mine\n", "name: bare\n")
+    (place / "bare.yaml").write_text(bare)
+    for question in (("status", "bare.yaml"), ("report", "bare.yaml"), ("suite", "check", "bare.yaml")):
+        code, _, err = run(*question)
+        assert code == 2
+        assert f"; runs in the database have it from the plug-in {shown}: give --plugin mine.py, or name it" in err
+        assert run(*question, "--plugin", "mine.py")[0] == 0
+
+    (place / "helper.py").write_text(UNIFORM)
+    code, _, err = run(*command)
+    assert code == 1
+    assert "0 of 2 cells done, 2 of an older version of a plug-in" in err
+    assert "2 cells of an older version of a plug-in are kept as they are: " in err
+    assert "--rerun-changed computes them again" in err
+    assert "train start" not in err
+    code, out, _ = run(*command, "--dry-run")
+    assert "2 cells, 0 to run" in out
+    assert "2 cells, 2 to run" in run(*command, "--dry-run", "--rerun-changed")[1]
+    code, out, _ = run("status", "mine.yaml")
+    assert "2 changed" in out
+    counts = json.loads(run("status", "mine.yaml", "--format", "json")[1])["cells"]
+    assert counts == {"done": 0, "failed": 0, "running": 0, "todo": 0, "changed": 2}
+    out = run("report", "mine.yaml", "--format", "markdown")[1]
+    assert f"- *OLDER*: the numbers of 2 cells are of this version of mine.py; the file is now {shown[:-13]}" in out
+
+    code, _, err = run(*command, "--rerun-changed")
+    assert (code, "2 of 2 cells done" in err) == (0, True)
+    out = run("report", "mine.yaml", "--format", "markdown")[1]
+    assert out.count("- *plug-in*: ") == 1
+    assert "OLDER" not in out
+    assert "MIXED" not in out
+    assert sha(UNIFORM)[:12] in out
+
+
+def test_a_table_of_two_versions_says_so(place):
+    plan = files.load("mine.yaml").plan()
+    records = plugins.records(plan.cells[1].spec)
+    older = [{**records[0], "sha256": "f" * 64}]
+    from fatbench.report.provenance import Facts, Origins
+
+    origins, facts = Origins(), Facts()
+    for cell, used in (("a", records), ("b", older)):
+        facts.add(cell, "digits", "", 0, [("train", [origins.of({"plugins": used})])])
+    said = facts.mixed()["versions of mine.py"]
+    assert said == f"{plugins.shown(records[0])}, {plugins.shown(older[0])}"
+    assert [what for what, _ in facts.notes()].count("OLDER") == 1
+
+
+def test_importing_keeps_the_version(place):
+    with Store.open("a.db", create=True) as one, Store.open("b.db", create=True) as other:
+        assert work(jobs()[1], machine(place), one) == "done"
+        lines.export(one, "out.jsonl")
+        lines.import_(other, "out.jsonl", identify=cells.identity)
+        assert versions.changed(jobs(), other) == {}
+        assert versions.brought("rule only", other)["sha256"] == sha(RULE)
+        assert versions.brought("rule onl", other) is None
+
+
+# --- every kind of function ---------------------------------------------------------------------------------------
+
+EVERYTHING = '''"""One function of every kind."""
+
+import numpy as np
+import torch
+from torch import nn
+
+from fatbench.data.common import Loaded, finish
+from fatbench.engine.cohort import cost, train_cohort
+from fatbench.engine.fast.draws import per_client
+from fatbench.engine.mixing import aggregate, mix
+from fatbench.engine.rounds import Context, Mixing, Round, State
+from fatbench.suite.types import Attack, Count, Local, NonNegative, Rule
+
+
+def blobs(root, *, side: Count = 12):
+    """A bright left or right half.
+
+    Train: 80
+    Test: 40
+    Classes: 2
+    Side: side
+    Channels: 1
+    """
+    def part(n):
+        labels = np.arange(n, dtype=np.int64) % 2
+        images = np.random.default_rng(n).integers(0, 60, (n, 1, side, side), dtype=np.uint8)
+        for image, label in zip(images, labels):
+            image[0, :, label * side // 2 : (label + 1) * side // 2] += 150
+        return images, labels
+    return finish("blobs", None, Loaded(root, *part(80), *part(40), classes=2))
+
+
+def striped(labels, rng, writers, *, clients: Count):
+    """Every k-th example."""
+    return [np.arange(k, len(labels), clients) for k in range(clients)]
+
+
+def linear(shape, classes):
+    """One linear layer.
+
+    Parameters: channels * side * side * classes + classes
+    """
+    return nn.Sequential(nn.Flatten(), nn.Linear(shape[0] * shape[1] * shape[2], classes))
+
+
+def plain(problem, state, *, rounds: Count, rule: Rule, local: Local):
+    """Every client, every round.
+
+    Forward: rounds * local
+    Backward: rounds * local
+    Up: 1
+    Down: 1
+    """
+    for t in range(state.round, rounds):
+        now = local.at(t)
+        updates = train_cohort(problem, state.model, range(len(problem.shards)), t, now, rule=rule)
+        mixing = aggregate(rule, updates, Context(t, rounds, problem, state.model, {}, now.lr))
+        after = State(t + 1, mix(updates, mixing, state.model, problem.model))
+        yield Round(t, state.model, updates, mixing, after, cost(updates, now, state.model))
+        state = after
+
+
+def median(updates, context):
+    """The median of every weight: the next model itself."""
+    model = {name: torch.stack([u.model[name] for u in updates]).median(0).values for name in context.broadcast}
+    return Mixing([0.0] * len(updates), model=model, metrics={"medians": float(len(updates))})
+
+
+def hinge(model, x, y, generator, *, attack: Attack):
+    """Multi-class hinge loss.
+
+    Forward: attack + 1
+    Backward: attack + 1
+    """
+    model.eval()
+    x = attack(model, x, y, generator)
+    model.train()
+    logits = model(x)
+    return per_client(nn.functional.multi_margin_loss, generator, logits, y), logits.detach().argmax(1) == y
+
+
+def pull(weights, broadcast, round, *, mu: NonNegative):
+    """FedProx."""
+    return [mu * (w - b) for w, b in zip(weights, broadcast)]
+
+
+def blank(model, x, y, generator):
+    """A black image."""
+    return torch.zeros_like(x)
+
+
+def dim(x, generator):
+    """Nine tenths of the light."""
+    return x * 0.9
+
+
+def bright(problem, result, images, labels, attack, generator):
+    """How bright the test images are."""
+    return {"brightness": float(images.double().mean() / 255)}
+
+
+def silent(part, at):
+    """Sends zeros."""
+    return {name: torch.zeros_like(value) for name, value in part.items()}, None
+
+
+def grey(seen, model, shape, generator):
+    """A grey picture."""
+    return torch.full((len(seen[0].labels), 1, *shape), 0.5)
+
+
+DATASETS = {"blobs": blobs}
+PARTITIONS = {"striped": striped}
+MODELS = {"linear": linear}
+PROTOCOLS = {"plain": plain}
+RULES = {"median": median}
+OBJECTIVES = {"hinge": hinge}
+PROXIMALS = {"pull": pull}
+ATTACKS = {"blank": blank}
+AUGMENTS = {"dim": dim}
+PROBES = {"bright": bright}
+DEFENCES = {"silent": silent}
+INVERSIONS = {"grey": grey}
+'''
+EVERY = """
+name: every
+title: One function of every kind
+plugins: [everything.py]
+base:
+  data: blobs
+  partition: {name: striped, clients: 3}
+  model: linear
+  protocol: {name: fedavg, rounds: 1, rule: samples, local: {batch: 8, lr: 0.1, objective: standard}}
+axes:
+  what:
+    learn:
+      augment: dim
+      monitor: blank
+      probe: bright
+      protocol:
+        name: plain
+        rounds: 4
+        rule: median
+        local:
+          epochs: 2
+          batch: 8
+          lr: 0.1
+          objective: {name: hinge, attack: {name: pgd, eps: 8/255, step: 8/255, steps: 1}}
+          proximal: {name: pull, mu: 0.1}
+    listen:
+      protocol:
+        {name: eavesdrop, rounds: 2, victims: 2, candidates: 20, objective: standard, defence: silent, inversion: grey}
+evaluate:
+  attacks: {natural: natural, blank: blank}
+  overrides: [{when: {what: listen}, set: {attacks: {natural: null, blank: null}}}]
+presets:
+  paper: {}
+  smoke: {overrides: [{when: {what: learn}, set: {protocol: {rounds: 2}}}]}
+tables:
+  - id: A
+    title: Every kind
+    rows: [what]
+    values:
+      Natural: natural
+      Blank: blank
+      Medians: "train:medians"
+      Brightness: "train:brightness"
+      PSNR: "train:psnr"
+      Grey: "train:grey_psnr"
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", ["loop", "fast"])
+def test_a_plug_in_may_bring_every_kind_of_function(place, run, path):
+    """Halves of light are learnt whole (1.0); a black image is one class to any model, half of the test set (0.5)."""
+    (place / "everything.py").write_text(EVERYTHING)
+    (place / "every.yaml").write_text(EVERY)
+    code, out, err = run("run", "suite", "every.yaml", "--smoke", "--device", "cpu", "--jobs", "1", "--path", path)
+    assert code == 0, err
+    code, out, err = run("report", "every.yaml", "--format", "json")
+    assert code == 0, err
+    table = json.loads(out)["tables"][0]
+    learn, listen = ({name: one["mean"] for name, one in row["measured"].items()} for row in table["rows"])
+    assert learn["natural"] == 1.0
+    assert learn["blank"] == 0.5
+    assert learn["medians"] == 3.0
+    images = signatures.function("Data", "blobs")(place).test_images
+    assert learn["brightness"] == pytest.approx(images.mean() / 255)
+    assert listen["psnr"] == pytest.approx(listen["grey_psnr"], abs=1e-4)
+    kinds = {name.split()[0] for record in table["plugins"] for name in record["names"]}
+    assert kinds == {kind.lower() for kind in signatures.TABLES} - {"experiment"}
+    assert run("plan", "suite", "every.yaml", "--smoke")[0] == 0
