@@ -111,7 +111,7 @@ def from_file(name: str, path: Path) -> dict[str, Tensor]:
             stored: Any = torch.load(path, map_location="cpu", weights_only=True)
     except (OSError, RuntimeError, ValueError, EOFError, pickle.UnpicklingError, SafetensorError) as error:
         raise MachineError(f"{name}: weights: cannot read {path}: {first_line(error)}") from error
-    for key in ("state_dict_ema", "model_ema", "state_dict", "model"):
+    for key in ("state_dict_ema", "model_ema", "state_dict", "model_state_dict", "model", "net"):
         if isinstance(stored, Mapping) and isinstance(stored.get(key), Mapping):
             stored = stored[key]
             break
