@@ -9,6 +9,7 @@ A published state has the names of the backbone's own tensors and a classifier c
 from __future__ import annotations
 
 import argparse
+import hashlib
 import pickle
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,6 +23,7 @@ from torch import Tensor
 from fatbench.errors import MachineError
 from fatbench.models.heads import ClsHead
 from fatbench.models.transformer import Transformer
+from fatbench.suite.weights import digest as digest_of
 
 CLASSIFIER = ("head.weight", "head.bias")
 SHOWN = 3  # mismatching tensors named in a message
@@ -41,8 +43,11 @@ def load_pretrained(name: str, model: Transformer, weights: str, timm_name: str 
         if timm_name is None:
             raise ValueError(f"{name}: timm has no weights for these settings; give `weights` the path of a file")
         source, state = f"timm's {timm_name}", from_timm(name, timm_name)
+        digest = of_tensors(state)
     else:
         source, state = weights, from_file(name, Path(weights))
+        digest = digest_of(Path(weights))
+    model.pretrained = {"source": Path(source).name, "digest": digest}
     classifier = {key: state.pop(key) for key in CLASSIFIER if key in state}
     wanted = model.backbone.state_dict()
     if position in state and position in wanted:
@@ -59,6 +64,16 @@ def load_pretrained(name: str, model: Transformer, weights: str, timm_name: str 
         head.fc.bias.shape,
     ]:
         head.fc.load_state_dict({key.removeprefix("head."): value for key, value in classifier.items()})
+
+
+def of_tensors(state: Mapping[str, Tensor]) -> str:
+    """ "sha256:<hex>" of the tensors' names and contents, in the order of the names."""
+    found = hashlib.sha256()
+    for key in sorted(state):
+        value = state[key].detach().cpu().contiguous()
+        found.update(f"{key} {value.dtype} {shape(value)}\n".encode())
+        found.update(value.reshape(-1).view(torch.uint8).numpy().tobytes() if value.numel() else b"")
+    return f"sha256:{found.hexdigest()}"
 
 
 def resized(table: Tensor, wanted: Tensor) -> Tensor:

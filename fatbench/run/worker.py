@@ -27,7 +27,7 @@ from fatbench.run import checkpoints
 from fatbench.run.provenance import produced_by
 from fatbench.store import selection
 from fatbench.store.stages import Stolen, Store
-from fatbench.suite import cost, formulas, signatures
+from fatbench.suite import cost, formulas, signatures, weights
 from fatbench.suite.cells import Evaluation
 
 if TYPE_CHECKING:
@@ -164,7 +164,7 @@ def _rounds(
     from fatbench.engine.experiment import experiment
 
     bound, ready = _ready(job, machine)
-    store.describe_run(run, {"data": ready.data})
+    store.describe_run(run, {"data": ready.data, **({"weights": ready.weights} if ready.weights else {})})
     row = store.stages([job.cell])[(job.cell, "train")]
     record: dict[str, Any] = dict(row.record)
     digests: dict[str, str] = record.pop("sha256", {})  # of the files that count, by their path in the folder
@@ -459,7 +459,7 @@ def _ready(job: Job, machine: Machine) -> tuple[dict[str, Any], Any]:
     device = torch.device(machine.device)
     torch.set_num_threads(machine.threads)
     signature = signatures.describe("Experiment", "cell")
-    bound = signatures.bind(signature, job.spec)
+    bound = signatures.bind(signature, weights.located(job.spec, Path(machine.data)))
     seat = None
     if machine.meeting is not None:
         from fatbench.engine.fast.cells import Seat

@@ -28,7 +28,7 @@ from typing import Any, Literal
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from fatbench.errors import SpecError, did_you_mean
-from fatbench.suite import types
+from fatbench.suite import types, weights
 from fatbench.suite.places import Map
 
 PACKAGE = Path(__file__).parent.parent
@@ -423,6 +423,8 @@ def _plugin_module(file: Path) -> Any:
 def without_defaults(kind: str, spec: Mapping[str, Any]) -> dict[str, Any]:
     """A canonical mapping less every setting that has its default: what a cell's identity is the hash of.
 
+    Weights are known by their content, wherever the file lies.
+
     So a setting added later, with the default that keeps the old behaviour, leaves identities as they are. A default
     must therefore never change its meaning: tests/golden/defaults.json pins them.
     """
@@ -439,5 +441,8 @@ def without_defaults(kind: str, spec: Mapping[str, Any]) -> dict[str, Any]:
         if setting.default is not REQUIRED and value == _value(setting, setting.default, key):
             continue
         inner = nested(setting.annotation)[0]
+        if setting.annotation == "Weights | None":
+            short[key] = weights.content(value)
+            continue
         short[key] = without_defaults(inner, value) if inner and value is not None else value
     return short
