@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -48,46 +47,36 @@ def plan_of(name: str, preset: str | None, smoke: bool, seeds: str | None, where
 
 def preset_of(chosen: Suite, preset: str | None, smoke: bool, seeds: str | None, where: str | None) -> Plan:
     """The same of a suite that has been read."""
-    from fatbench.suite import model
+    _agree(preset, smoke)
+    return chosen.plan("smoke" if smoke else preset or "paper", _seeds(seeds), where)
 
+
+def _agree(preset: str | None, smoke: bool) -> None:
     if smoke and preset not in (None, "smoke"):
         raise SpecError(f"--smoke and --preset {preset} contradict each other")
-    numbers = model.parse_seeds(seeds) if seeds else None
-    return chosen.plan("smoke" if smoke else preset or "paper", numbers, where)
+
+
+def _seeds(text: str | None) -> list[int] | None:
+    from fatbench.suite import model
+
+    return model.parse_seeds(text) if text else None
 
 
 def plan_in(
     name: str, preset: str | None, smoke: bool, seeds: str | None, where: str | None, store: Store | None
 ) -> tuple[Suite, Plan]:
     """A suite and the plan to look at: the preset asked for, else the first that has been run, else paper."""
-    from fatbench.run import progress
-    from fatbench.suite import evaluated, files
+    from fatbench import api
 
-    if name == evaluated.SUITE and name not in files.available():
-        from fatbench.report.evaluated import suite_and_plan
-
-        return suite_and_plan(store, where)
-    chosen = files.load(name)
-    if preset is None and not smoke and store is not None:
-        preset = progress.preset_run(chosen, store)
-    return chosen, preset_of(chosen, preset, smoke, seeds, where)
+    _agree(preset, smoke)
+    return api.planned(name, "smoke" if smoke else preset, _seeds(seeds), where, store)
 
 
-@contextlib.contextmanager
-def existing(db: str | None) -> Iterator[Store | None]:
+def existing(db: str | None) -> contextlib.AbstractContextManager[Store | None]:
     """The database if there is one, else None: asking about nothing is no error."""
-    from fatbench import settings
-    from fatbench.store.database import NoDatabase
-    from fatbench.store.stages import Store
+    from fatbench import api
 
-    url = settings.database(db)
-    try:
-        store = Store.open(url)
-    except NoDatabase:
-        yield None
-        return
-    with store:
-        yield store
+    return api.opened(db)
 
 
 def cell_in(store: Store | None, cell: str) -> str:

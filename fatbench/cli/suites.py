@@ -18,26 +18,21 @@ if TYPE_CHECKING:
 
 def suite_list(format: Format = "text") -> None:
     """What there is: every suite with its presets and numbers of cells."""
-    from fatbench.suite import files
+    from fatbench import api
 
     known_format(format, ("text", "json"))
-    rows, invalid = [], 0
-    for name in files.available():
-        try:
-            found = files.load(name)
-            sizes = {preset: len(found.plan(preset).unique()) for preset in found.presets()}
-        except SpecError as error:
-            invalid += 1
-            print(f"fatbench: {error}", file=sys.stderr)
-            continue
-        rows.append({"name": name, "title": found.title, "presets": sizes})
+    found = list(api.listing())
+    for one in found:
+        if "error" in one:
+            print(f"fatbench: {one['error']}", file=sys.stderr)
+    rows = [one for one in found if "error" not in one]
     if format == "json":
         print_json({"suites": rows})
     else:
         from fatbench.cli import show
 
         show.suites(rows)
-    if invalid:
+    if len(rows) < len(found):
         raise typer.Exit(SpecError.exit_code)
 
 
