@@ -49,7 +49,7 @@ def suites() -> pandas.DataFrame:
     """Every suite that can be run by name: its title, and its number of cells in each preset (NaN: no such preset).
 
     >>> import fatbench
-    >>> fatbench.suites().loc["sfat-cifar10", "smoke"] > 0
+    >>> bool(fatbench.suites().loc["sfat-cifar10", "smoke"] > 0)
     True
     """
     import pandas
@@ -79,8 +79,8 @@ def plan(
     where the work cannot be told before. SpecError: no such suite or preset; NothingMatched: the filter leaves nothing.
 
     >>> import fatbench
-    >>> list(fatbench.plan("sfat-cifar10", preset="smoke", seeds=[6])["seed"].unique())
-    [6]
+    >>> set(fatbench.plan("sfat-cifar10", preset="smoke", seeds=[6])["seed"].tolist())
+    {6}
     """
     import pandas
 
@@ -113,8 +113,8 @@ def run(
 ) -> pandas.DataFrame:
     """Run what is not done of a suite; the same call again goes on. One row a cell: labels, seed, status, error.
 
-    Cells run in other processes, so a script calls this below `if __name__ == "__main__":`. A cell that fails leaves the
-    others to run; its status is "failed", its error the last line of the traceback. Arguments are the options of
+    Cells run in other processes, so a script calls this below `if __name__ == "__main__":`. A cell that fails leaves
+    the others to run; its status is "failed", its error the last line of the traceback. Arguments are the options of
     `fatbench run suite`. quiet: without a line on stderr for every cell. SpecError, NothingMatched, MachineError:
     nothing was run. KeyboardInterrupt: what was done is stored.
 

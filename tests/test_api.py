@@ -105,8 +105,10 @@ def test_results_are_the_numbers_of_the_view(here: Path) -> None:
     """2 cells, each with natural and fgsm after round 2: the values of `show`; an axis does not hide a column."""
     frame = fatbench.results("tiny.yaml")
     found = frame[(frame["stage"] != "train") & frame["metric"].isin(["natural", "fgsm"])]
-    assert sorted(zip(found["axis:metric"], found["metric"], found["round"], found["n"], strict=True)) == [
-        ("samples", "fgsm", 2, 30), ("samples", "natural", 2, 30), ("uniform", "fgsm", 2, 30), ("uniform", "natural", 2, 30),
+    columns = (found[name] for name in ("axis:metric", "metric", "round", "n"))
+    assert sorted(zip(*columns, strict=True)) == [
+        ("samples", "fgsm", 2, 30), ("samples", "natural", 2, 30),
+        ("uniform", "fgsm", 2, 30), ("uniform", "natural", 2, 30),
     ]  # fmt: skip
     fgsm = found[found["metric"] == "fgsm"]
     assert fgsm["attack"].str.startswith("fgsm(eps=8/255").all()

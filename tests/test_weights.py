@@ -112,7 +112,7 @@ def test_prepare_fetches_and_checks(tmp_path: Path, known: Weights, monkeypatch:
     assert disk.prepare("words", tmp_path)["state"] == "complete"
     assert got == [("http://127.0.0.1:9/words.pth", None)]  # once
     (tmp_path / "weights" / "words.pth").unlink()
-    with pytest.raises(MachineError, match="its digest is sha256:[0-9a-f]{64}, not "):
+    with pytest.raises(MachineError, match=r"its digest is sha256:[0-9a-f]{64}, not "):
         disk.prepare("words", tmp_path)
 
 
@@ -122,7 +122,7 @@ def test_a_run_with_another_file_is_refused_before_it_starts(tmp_path: Path, kno
         check_data([job], tmp_path)
     (tmp_path / "weights").mkdir()
     (tmp_path / "weights" / "words.pth").write_bytes(b"else")
-    with pytest.raises(MachineError, match="model: weights: words: .*its digest is sha256:"):
+    with pytest.raises(MachineError, match=r"model: weights: words: .*its digest is sha256:"):
         check_data([job], tmp_path)
 
 

@@ -53,9 +53,7 @@ def evaluate(
     if model is None:
         foreign = {"--dataset": dataset, "--like": like, "--mean": mean, "--std": std, "--size": size, "--name": name}
         if given := [option for option, value in foreign.items() if value is not None]:
-            raise SpecError(
-                f"{', '.join(given)}: of a state dict; say its network by --model timm/NAME or FILE.py:FUNCTION"
-            )
+            raise SpecError(f"{', '.join(given)}: a state dict needs --model timm/NAME or --model FILE.py:FUNCTION")
         _checkpoint(file, attack, n, batch, device, precision, data, format)
         return
     from fatbench.run import brought
