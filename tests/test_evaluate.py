@@ -379,7 +379,7 @@ def test_a_plain_script_s_model_stands_beside_a_suite_s_rows(here: Path, run: Ru
     assert f"not trained here: my.pt (SHA-256 {digest})" in both
 
     assert "evaluate" in run("fatbench status")[1]
-    assert "1 done, 0 failed" in run("fatbench status evaluate")[1]  # one model, judged on 60 and on 100 images
+    assert "2 done, 0 failed" in run("fatbench status evaluate")[1]  # of all test images, and of the suite's first 100
     everything = run("fatbench report evaluate")
     assert everything[0] == 0 and "autoattack" in everything[1]
     cell = json.loads(run(f"{MINE.replace('-n 40', '-n 60')} --format json")[1])["cell"]

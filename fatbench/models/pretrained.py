@@ -41,7 +41,9 @@ def load_pretrained(name: str, model: Transformer, weights: str, timm_name: str 
     """
     if weights == "timm":
         if timm_name is None:
-            raise ValueError(f"{name}: timm has no weights for these settings; give `weights` the path of a file")
+            raise ValueError(
+                f"{name}: timm has no weights for these settings; give `weights` the path of a file, FILE@sha256:DIGEST"
+            )
         source, state = f"timm's {timm_name}", from_timm(name, timm_name)
         digest = of_tensors(state)
     else:
@@ -111,7 +113,7 @@ def from_timm(name: str, timm_name: str) -> dict[str, Tensor]:
     except Exception as error:  # whatever the hub's client of the day raises
         raise MachineError(
             f"{name}: cannot get timm's {timm_name}: {first_line(error)}. Where the hub cannot be reached, "
-            "give `weights` the path of a .safetensors or .pth file with these weights"
+            "give `weights` the path of a .safetensors or .pth file with these weights, FILE@sha256:DIGEST"
         ) from error
 
 
