@@ -36,7 +36,6 @@ MODULES = {
 }
 # Dependencies that no `import` statement names, and why they are there.
 UNSEEN = {
-    "pandas": "read_sql on the public view is how people open the database",
     "pyautoattack": "imported by name, for `autoattack` may stand in its place",
 }
 # Modules that need not be installed: the extra, or the package that stands in, says so.

@@ -16,7 +16,7 @@ from typing import Annotated, Any
 import typer
 
 from fatbench import __version__
-from fatbench.cli import cells, data, db, new, reporting, running, suites
+from fatbench.cli import cells, data, db, evaluating, new, reporting, running, suites
 from fatbench.cli.common import with_plugins
 from fatbench.cli.options import DataDir, Db
 from fatbench.errors import FatbenchError, MachineError, SpecError, did_you_mean
@@ -96,7 +96,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "plot": reporting.plot,
     "show": cells.show_cell,
     "logs": cells.logs,
-    "evaluate": running.evaluate,
+    "evaluate": evaluating.evaluate,
     "export": db.export,
     "import": db.import_,
     "doctor": doctor,

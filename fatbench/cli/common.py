@@ -83,12 +83,19 @@ def plan_of(name: str, preset: str | None, smoke: bool, seeds: str | None, where
 
 def preset_of(chosen: Suite, preset: str | None, smoke: bool, seeds: str | None, where: str | None) -> Plan:
     """The same of a suite that has been read."""
-    from fatbench.suite import model
+    _agree(preset, smoke)
+    return chosen.plan("smoke" if smoke else preset or "paper", _seeds(seeds), where)
 
+
+def _agree(preset: str | None, smoke: bool) -> None:
     if smoke and preset not in (None, "smoke"):
         raise SpecError(f"--smoke and --preset {preset} contradict each other")
-    numbers = model.parse_seeds(seeds) if seeds else None
-    return chosen.plan("smoke" if smoke else preset or "paper", numbers, where)
+
+
+def _seeds(text: str | None) -> list[int] | None:
+    from fatbench.suite import model
+
+    return model.parse_seeds(text) if text else None
 
 
 def plan_in(

@@ -1,4 +1,4 @@
-"""`fatbench data`: data sets on this machine."""
+"""`fatbench data`: data sets and published weights on this machine."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from fatbench.cli.common import known_format, print_json
 from fatbench.cli.options import DataDir, Format
 from fatbench.errors import MachineError
 
-DataNames = Annotated[list[str], typer.Argument(help="Data sets.", show_default=False)]
+DataNames = Annotated[list[str], typer.Argument(help="Data sets, or published weights.", show_default=False)]
 
 
 def data_list(data: DataDir = None, format: Format = "text") -> None:
-    """Data sets: which are here, complete, as published or a variant."""
+    """Data sets and published weights: which are here, complete, as published or a variant."""
     from fatbench import data as datasets
     from fatbench import settings
     from fatbench.cli import show
 
     known_format(format, ("text", "json"))
     root = settings.data_folder(str(data) if data else None)
-    rows = datasets.status(root)
+    rows, weights = datasets.status(root), datasets.weights_status(root)
     if format == "json":
-        print_json({"root": str(root), "datasets": rows})
+        print_json({"root": str(root), "datasets": rows, "weights": weights})
     else:
-        show.datasets(root, rows)
+        show.datasets(root, rows, weights)
 
 
 def data_prepare(names: DataNames, data: DataDir = None) -> None:

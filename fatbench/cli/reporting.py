@@ -57,6 +57,9 @@ def report(
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Write to this file.")] = None,
     select: Select = "last",
     published: Annotated[bool, typer.Option("--published/--no-published", help="Show the paper's numbers.")] = True,
+    with_evaluated: Annotated[
+        bool, typer.Option("--with-evaluated", help="Also rows of evaluated models: fatbench evaluate --like NAME.")
+    ] = False,
     preset: Preset = None,
     smoke: Smoke = False,
     where: Where = None,
@@ -66,8 +69,10 @@ def report(
     """Tables: measured beside published, mean and spread over seeds."""
     from fatbench import report as reporting
     from fatbench import settings
+    from fatbench.report import evaluated
     from fatbench.run import progress
     from fatbench.suite import files, model
+    from fatbench.suite.evaluated import SUITE
 
     format = known_format(
         format or ("terminal" if sys.stdout.isatty() and output is None else "markdown"), reporting.FORMATS
@@ -77,9 +82,15 @@ def report(
     grids = []
     with existing(db) as store:
         run = set() if name or store is None else {one for one, _ in progress.by_suite(store)}
-        for one in [name] if name else [one for one in files.available() if one in run]:
+        for one in [name] if name else [one for one in (*files.available(), SUITE) if one in run]:
             chosen, plan = plan_in(one, preset, smoke, seeds, where, store)
-            grids += reporting.tables(chosen, plan, store, select=cast("Checkpoint", select), published=published)
+            more = evaluated.beside(plan, store) if with_evaluated else []
+            if with_evaluated and not more:
+                like = f"fatbench evaluate FILE --model ... --like {plan.suite} --preset {plan.preset}"
+                print(f"fatbench: no model was evaluated as the cells of '{plan.suite}' are: {like}", file=sys.stderr)
+            grids += reporting.tables(
+                chosen, plan, store, select=cast("Checkpoint", select), published=published, evaluated=more
+            )
     if not grids and name is None:
         raise NothingMatched("the database holds no results yet: fatbench run suite NAME")
     if format == "html":

@@ -1,13 +1,12 @@
-"""`fatbench run` and `fatbench evaluate`: train and attack."""
+"""`fatbench run`: train and attack."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fatbench.cli.common import known_format, plan_of, print_json
+from fatbench.cli.common import plan_of
 from fatbench.cli.options import (
     DataDir,
     Db,
@@ -15,7 +14,6 @@ from fatbench.cli.options import (
     DryRun,
     Executor,
     FailFast,
-    Format,
     Jobs,
     Microbatch,
     Name,
@@ -115,28 +113,3 @@ def _find_job(id: str) -> Job:
     if len(found) > 1:
         raise SpecError(f"'{id}' could be any of {', '.join(sorted(found))}")
     return next(iter(found.values()))
-
-
-def evaluate(
-    checkpoint: Annotated[Path, typer.Argument(help="A model file written by a run.", show_default=False)],
-    attack: Annotated[
-        list[str] | None, typer.Option("--attack", help="natural, or {name: pgd, eps: 8/255, ...}.")
-    ] = None,
-    n: Annotated[int | None, typer.Option("-n", min=1, help="First n test images.")] = None,
-    batch: Annotated[int, typer.Option("--batch", min=1)] = 500,
-    device: Device = None,
-    precision: Precision = None,
-    data: DataDir = None,
-    format: Format = "text",
-) -> None:
-    """Attack a saved model outside any suite."""
-    known_format(format, ("text", "json"))
-    from fatbench.run import evaluate as evaluating
-
-    results = evaluating.checkpoint(checkpoint, attack or ["natural"], n, batch, device, precision, data)
-    if format == "json":
-        print_json({"checkpoint": str(checkpoint), "results": results})
-    else:
-        from fatbench.cli import show
-
-        show.evaluation(results)

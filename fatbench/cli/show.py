@@ -14,7 +14,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from fatbench.suite import plugins, signatures, words
+from fatbench import settings
+from fatbench.suite import plugins, signatures, weights, words
 from fatbench.suite.cells import Plan
 from fatbench.suite.cost import Work
 from fatbench.suite.files import Suite
@@ -94,6 +95,7 @@ def suite(chosen: Suite) -> None:
         console.print(f"  evaluated at {', '.join(plan.checkpoints)}:{'' if plan.metrics() else ' nothing'}")
         for metric, attacks in _attacks(plan).items():
             console.print(f"    {words.attack(metric, attacks)}", markup=False)
+        _weights(console, plan)
         for key, reason in plan.excluded:
             console.print(f"  left out: {', '.join(key.values())}: {reason}", style="dim")
     console.print()
@@ -102,6 +104,13 @@ def suite(chosen: Suite) -> None:
     for figure in chosen.figures:
         console.print(f"  figure {figure.id}: {figure.title}")
     console.print(f"\n[dim]{chosen.file}[/dim]")
+
+
+def _weights(console: Console, what: Plan) -> None:
+    """The files of weights that a preset wants: where they go, what is in them, whether they are here."""
+    root = settings.data_folder()
+    for text in weights.wanted(cell.spec for cell in what.unique()):
+        console.print(f"  weights {weights.described(text, root)}", markup=False)
 
 
 def _attacks(what: Plan) -> dict[str, list[dict[str, Any]]]:
@@ -126,6 +135,7 @@ def plan(what: Plan, works: Mapping[str, Work | None], total: Work, time: tuple[
     numbers = ("seed", "steps", "image passes")
     _rows(console, ("cell", *axes, *numbers), rows, numbers)
     console.print(f"suite {what.suite}, preset {what.preset}: {len(cells)} cells")
+    _weights(console, what)
     console.print(
         f"{_short(total.gradient_steps)} gradient steps, {_short(total.forward)} forward and"
         f" {_short(total.backward)} backward image passes (AutoAttack counted as if every image survived)"
@@ -251,7 +261,7 @@ def evaluation(results: Sequence[Mapping[str, Any]]) -> None:
     _console().print(table)
 
 
-def datasets(root: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+def datasets(root: Path, rows: Sequence[Mapping[str, Any]], files: Sequence[Mapping[str, Any]] = ()) -> None:
     """`data list`."""
     table = _table("data set", "state", "train", "test", "where", right=("train", "test"))
     colours = {"complete": "green", "variant": "yellow", "damaged": "red", "missing": "dim"}
@@ -260,7 +270,14 @@ def datasets(root: Path, rows: Sequence[Mapping[str, Any]]) -> None:
         table.add_row(row["name"], f"[{colours[row['state']]}]{row['state']}[/]", *counts, str(row["where"] or ""))
     console = _console()
     console.print(table)
-    for row in rows:
+    if files:
+        table = _table("weights", "state", "file", "where")
+        for row in files:
+            state = f"[{colours[row['state']]}]{row['state']}[/]"
+            table.add_row(row["name"], state, row["file"], str(Path(row["where"]).parent))
+        console.print()
+        console.print(table)
+    for row in [*rows, *files]:
         if row["state"] in ("variant", "damaged"):
             console.print(f"{row['name']}: {row['message']}", markup=False)
     console.print(f"looked in {root} (--data, FATBENCH_DATA)", style="dim")
@@ -268,7 +285,7 @@ def datasets(root: Path, rows: Sequence[Mapping[str, Any]]) -> None:
 
 def doctor(db: str | None, data: Path | None) -> None:
     """Versions, devices, folders: what a bug report needs."""
-    from fatbench import __version__, settings
+    from fatbench import __version__
     from fatbench.run import provenance
     from fatbench.store import database
 
@@ -298,9 +315,11 @@ def doctor(db: str | None, data: Path | None) -> None:
     except Exception as error:
         state = f"{error}"
     lines.append(("database", f"{database.shown_url(url)}: {state}"))
-    lines.append(("data", str(settings.data_folder(str(data) if data else None))))
+    root = settings.data_folder(str(data) if data else None)
+    lines.append(("data", str(root)))
     if used := signatures.plugins():
         lines.append(("plug-ins", ", ".join(f"{plugins.shown(plugins.version(file))} at {file}" for file in used)))
+    lines += [("weights", weights.described(name, root)) for name in weights.WEIGHTS]
     lines.append(("checkpoints", str(settings.files_folder(url))))
     table = Table.grid(padding=(0, 2))
     for name, text in lines:

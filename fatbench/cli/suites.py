@@ -93,8 +93,10 @@ def plan_suite(
     format: Format = "text",
 ) -> None:
     """The cells of a run with their work: gradient steps, image passes, bytes, disk, and time where measured."""
+    from fatbench import settings
     from fatbench.cli import show
     from fatbench.suite import cost as planning
+    from fatbench.suite import weights
 
     known_format(format, ("text", "json"))
     plan = plan_of(name, preset, smoke, seeds, where)
@@ -105,7 +107,12 @@ def plan_suite(
             work = works[cell.id]
             counted = None if work is None else {**vars(work), "image_passes": work.image_passes}
             cells.append({"id": cell.id, "key": cell.key, "spec": cell.spec, "work": counted})
-        print_json({"suite": plan.suite, "preset": plan.preset, "cells": cells})
+        root = settings.data_folder()
+        wanted = [
+            found for text in weights.wanted(cell.spec for cell in plan.unique()) if (found := weights.read(text))
+        ]
+        files = [weights.status(found, root) for found in wanted]
+        print_json({"suite": plan.suite, "preset": plan.preset, "cells": cells, "weights": files})
         return
     with existing(db) as store:
         rates = store.rates(planning.kind) if store else {}

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from fatbench.data.disk import prepare, status, verify
+from fatbench.data.disk import prepare, status, verify, weights_status
 from fatbench.errors import SpecError
 from fatbench.suite.types import Count, Natural, Share
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = ["DATASETS", "Dataset", "prepare", "status", "verify"]
+__all__ = ["DATASETS", "Dataset", "prepare", "status", "verify", "weights_status"]
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from fatbench.errors import SpecError, did_you_mean
+from fatbench.suite.weights import WEIGHTS
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,7 @@ IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".ppm", ".pgm", ".ti
 def named(name: str) -> Facts:
     """The facts of the set called `name` under its default settings. SpecError: no such set."""
     if name not in CATALOGUE:
-        raise SpecError(f"no data is named '{name}'{did_you_mean(name, CATALOGUE)}")
+        raise SpecError(f"no data is named '{name}'{did_you_mean(name, [*CATALOGUE, *WEIGHTS])}")
     return CATALOGUE[name]
 
 
@@ -138,7 +139,7 @@ def class_folders(folder: Path) -> dict[str, list[Path]]:
 
 @dataclass(frozen=True)
 class File:
-    """A published file: its path below the root, its md5, the addresses that have it.
+    """A published file: its path below the root, its md5 (empty: it is checked otherwise), the addresses that have it.
 
     `content` is the md5 of a compressed file's content: the same for every way to compress it.
     """

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from fatbench.data import catalogue
 from fatbench.errors import MachineError, SpecError
+from fatbench.suite import weights
 
 if TYPE_CHECKING:
     from fatbench.data.common import Check, Loaded
@@ -31,6 +32,11 @@ def status(root: Path) -> list[dict[str, Any]]:
     return [_inspect(name, root, thorough=False) for name in catalogue.CATALOGUE if name != "image_folder"]
 
 
+def weights_status(root: Path) -> list[dict[str, Any]]:
+    """One row for each file of published weights: see `fatbench.suite.weights.status`."""
+    return [weights.status(known, root) for known in weights.WEIGHTS.values()]
+
+
 def verify(name: str, root: Path) -> dict[str, Any]:
     """Read all of one set and hold it against its published checksums.
 
@@ -38,8 +44,11 @@ def verify(name: str, root: Path) -> dict[str, Any]:
     line), n (images on disk), train and test (images of each as a suite has them by default; None where only reading
     would tell), bytes on disk, fingerprint (None where not all is read at once), files ([{file, expected, found}]).
     Of CelebA the published zip is hashed; images in a folder are counted, and those of the default split read.
-    SpecError: no such set, or an image_folder, which is named by a suite and not by the root.
+    SpecError: no such set, or an image_folder, which is named by a suite and not by the root. Of published weights a
+    row of `weights_status`.
     """
+    if name in weights.WEIGHTS:
+        return weights.status(weights.WEIGHTS[name], root)
     if name == "image_folder":
         raise SpecError("image_folder: these images are your own, there are no published files to hold them against")
     return _inspect(name, root, thorough=True)
@@ -49,8 +58,11 @@ def prepare(name: str, root: Path, say: Callable[[str], None] = lambda line: Non
     """Fetch what is missing of one set through torchvision, check it, and return what `verify` says of it.
 
     A set that is whole, or a variant of it, is left as it is. `say` is given a line for each file that is fetched.
-    MachineError: a file cannot be fetched or written, or what is there is damaged. SpecError: no such set.
+    MachineError: a file cannot be fetched or written, or what is there is damaged. SpecError: no such set. Published
+    weights are prepared in the same way.
     """
+    if name in weights.WEIGHTS:
+        return _prepare_weights(weights.WEIGHTS[name], root, say)
     facts = catalogue.named(name)
     if name == "image_folder":
         raise SpecError("image_folder: these images are your own, there is nothing to fetch")
@@ -67,6 +79,17 @@ def prepare(name: str, root: Path, say: Callable[[str], None] = lambda line: Non
     row = verify(name, root)
     if row["state"] != "complete":
         raise MachineError(f"{facts.title} in {row['where']}: {row['message']}")
+    return row
+
+
+def _prepare_weights(known: weights.Weights, root: Path, say: Callable[[str], None]) -> dict[str, Any]:
+    row = weights.status(known, root)
+    if row["state"] == "missing":
+        say(f"{known.title}: fetching {known.urls[0]}")
+        fetch(catalogue.File(f"{weights.FOLDER}/{known.file}", "", known.urls), root)
+        row = weights.status(known, root)
+    if row["state"] != "complete":
+        raise MachineError(f"{row['message']}; move it away, then 'fatbench data prepare {known.name}' fetches it")
     return row
 
 
@@ -112,7 +135,7 @@ def _download(file: catalogue.File, folder: Path) -> str | None:
     with _timeout(TIMEOUT):
         for url in file.urls:
             try:
-                download_url(url, str(folder), Path(file.path).name, file.md5)
+                download_url(url, str(folder), Path(file.path).name, file.md5 or None)
                 return None
             except Exception as error:  # urllib, http, ssl, gdown and torchvision each have their own
                 lines = str(error).strip().splitlines()

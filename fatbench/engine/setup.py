@@ -41,6 +41,7 @@ class Setup:
     held: list[Tensor]  # per client: indices of its held-out share
     classes: int
     data: dict[str, Any]  # name, variant, fingerprint: goes into the provenance
+    weights: dict[str, str] | None = None  # that the model began with: source, digest; goes there too
 
 
 def setup(
@@ -107,6 +108,7 @@ def setup(
         held=on_device(chosen.held),
         classes=dataset.classes,
         data={"name": dataset.name, "variant": dataset.variant, "fingerprint": dataset.fingerprint},
+        weights=getattr(network, "pretrained", None),
     )
 
 

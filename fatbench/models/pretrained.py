@@ -9,6 +9,7 @@ A published state has the names of the backbone's own tensors and a classifier c
 from __future__ import annotations
 
 import argparse
+import hashlib
 import pickle
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,6 +23,7 @@ from torch import Tensor
 from fatbench.errors import MachineError
 from fatbench.models.heads import ClsHead
 from fatbench.models.transformer import Transformer
+from fatbench.suite.weights import digest as digest_of
 
 CLASSIFIER = ("head.weight", "head.bias")
 SHOWN = 3  # mismatching tensors named in a message
@@ -39,10 +41,15 @@ def load_pretrained(name: str, model: Transformer, weights: str, timm_name: str 
     """
     if weights == "timm":
         if timm_name is None:
-            raise ValueError(f"{name}: timm has no weights for these settings; give `weights` the path of a file")
+            raise ValueError(
+                f"{name}: timm has no weights for these settings; give `weights` the path of a file, FILE@sha256:DIGEST"
+            )
         source, state = f"timm's {timm_name}", from_timm(name, timm_name)
+        digest = of_tensors(state)
     else:
         source, state = weights, from_file(name, Path(weights))
+        digest = digest_of(Path(weights))
+    model.pretrained = {"source": Path(source).name, "digest": digest}
     classifier = {key: state.pop(key) for key in CLASSIFIER if key in state}
     wanted = model.backbone.state_dict()
     if position in state and position in wanted:
@@ -59,6 +66,16 @@ def load_pretrained(name: str, model: Transformer, weights: str, timm_name: str 
         head.fc.bias.shape,
     ]:
         head.fc.load_state_dict({key.removeprefix("head."): value for key, value in classifier.items()})
+
+
+def of_tensors(state: Mapping[str, Tensor]) -> str:
+    """ "sha256:<hex>" of the tensors' names and contents, in the order of the names."""
+    found = hashlib.sha256()
+    for key in sorted(state):
+        value = state[key].detach().cpu().contiguous()
+        found.update(f"{key} {value.dtype} {shape(value)}\n".encode())
+        found.update(value.reshape(-1).view(torch.uint8).numpy().tobytes() if value.numel() else b"")
+    return f"sha256:{found.hexdigest()}"
 
 
 def resized(table: Tensor, wanted: Tensor) -> Tensor:
@@ -96,7 +113,7 @@ def from_timm(name: str, timm_name: str) -> dict[str, Tensor]:
     except Exception as error:  # whatever the hub's client of the day raises
         raise MachineError(
             f"{name}: cannot get timm's {timm_name}: {first_line(error)}. Where the hub cannot be reached, "
-            "give `weights` the path of a .safetensors or .pth file with these weights"
+            "give `weights` the path of a .safetensors or .pth file with these weights, FILE@sha256:DIGEST"
         ) from error
 
 
@@ -111,7 +128,7 @@ def from_file(name: str, path: Path) -> dict[str, Tensor]:
             stored: Any = torch.load(path, map_location="cpu", weights_only=True)
     except (OSError, RuntimeError, ValueError, EOFError, pickle.UnpicklingError, SafetensorError) as error:
         raise MachineError(f"{name}: weights: cannot read {path}: {first_line(error)}") from error
-    for key in ("state_dict_ema", "model_ema", "state_dict", "model"):
+    for key in ("state_dict_ema", "model_ema", "state_dict", "model_state_dict", "model", "net"):
         if isinstance(stored, Mapping) and isinstance(stored.get(key), Mapping):
             stored = stored[key]
             break

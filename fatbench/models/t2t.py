@@ -22,7 +22,7 @@ from torch.nn import functional as F
 from fatbench.models import heads as heads_module
 from fatbench.models.pretrained import load_pretrained
 from fatbench.models.transformer import Transformer, check_grid, check_heads
-from fatbench.suite.types import Count
+from fatbench.suite.types import Count, Weights
 
 
 def t2t(
@@ -40,7 +40,7 @@ def t2t(
     d2: Count | None = None,
     head_norm: Literal["bn", "ln", "none"] = "bn",
     normalise: Literal["half", "imagenet", "none"] = "imagenet",
-    weights: str | None = None,
+    weights: Weights | None = None,
 ) -> nn.Module:
     """Tokens-to-Token ViT with performers; T2T-ViT-14 at the defaults.
 
@@ -53,7 +53,7 @@ def t2t(
     paper's code: dropout 0.1 within the performers / here: none, as everywhere in the paper.
     With `weights`, attention is scaled by dim^-1/2, as the published weights were trained, else by (dim / heads)^-1/2.
 
-    `head`, `d1`, `d2`, `head_norm`, `normalise` and `weights` as for `vit`, but timm has no weights: give the path of
+    `head`, `d1`, `d2`, `head_norm`, `normalise` and `weights` as for `vit`, but timm has none: `t2t_vit_14` is
     the authors' 81.5_T2T_ViT_14.pth.tar.
 
     ValueError: images not square or not tiled by the patches, any other patch, dim not a multiple of heads, token_dim

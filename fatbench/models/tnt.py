@@ -9,7 +9,7 @@ from torch import nn
 from fatbench.models import heads as heads_module
 from fatbench.models.pretrained import load_pretrained
 from fatbench.models.transformer import Transformer, check_grid, check_heads
-from fatbench.suite.types import Count
+from fatbench.suite.types import Count, Weights
 
 TIMM = {(16, 4, 384, 24, 12, 6, 4, 4): "tnt_s_patch16_224"}
 
@@ -31,7 +31,7 @@ def tnt(
     d2: Count | None = None,
     head_norm: Literal["bn", "ln", "none"] = "bn",
     normalise: Literal["half", "imagenet", "none"] = "half",
-    weights: str | None = None,
+    weights: Weights | None = None,
 ) -> nn.Module:
     """Transformer in Transformer; TNT-S at the defaults.
 

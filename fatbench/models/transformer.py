@@ -25,6 +25,7 @@ class Transformer(nn.Module):
 
     mean: Tensor
     std: Tensor
+    pretrained: dict[str, str] | None = None  # the weights it began with: {source, digest}
 
     def __init__(self, backbone: nn.Module, head: nn.Module, normalise: str, channels: int) -> None:
         super().__init__()

@@ -9,7 +9,7 @@ from torch import nn
 from fatbench.models import heads as heads_module
 from fatbench.models.pretrained import load_pretrained
 from fatbench.models.transformer import Transformer, check_grid, check_heads
-from fatbench.suite.types import Count
+from fatbench.suite.types import Count, Weights
 
 TIMM = {(16, 384, 12, 6, 4): "vit_small_patch16_224", (16, 768, 12, 12, 4): "vit_base_patch16_224"}
 
@@ -28,7 +28,7 @@ def vit(
     d2: Count | None = None,
     head_norm: Literal["bn", "ln", "none"] = "bn",
     normalise: Literal["half", "imagenet", "none"] = "half",
-    weights: str | None = None,
+    weights: Weights | None = None,
 ) -> nn.Module:
     """Vision Transformer; ViT-S/16 at the defaults, ViT-B/16 with dim 768 and heads 12.
 
@@ -37,9 +37,9 @@ def vit(
 
     `head`: which tokens are classified (fatbench/models/heads.py); `d1`, `d2`, `head_norm` belong to cls_vis.
     `normalise`: pixel mean and std, 0.5 and 0.5 ("half", those of timm's weights) or ImageNet's.
-    `weights`: None, from scratch; "timm", those of timm's vit_small_patch16_224 or vit_base_patch16_224; or the path of
-    a file with such a model's weights (fatbench/models/pretrained.py: positions are interpolated, the classifier is
-    new unless it fits).
+    `weights`: None, from scratch; "timm", those of timm's vit_small_patch16_224 or vit_base_patch16_224; or a file with
+    such a model's weights (fatbench/suite/weights.py says how a suite names it; here its path. Positions are
+    interpolated, the classifier is new unless it fits).
 
     ValueError: images not square or not tiled by the patches, dim not a multiple of heads, weights of another model.
     MachineError: weights that cannot be reached or read.

@@ -5,6 +5,7 @@
 | query | what is read from the database |
 | numbers, places | which stored number a source is; which cells stand at a place of a table |
 | layout, grid | the table that comes of it, and its parts |
+| evaluated | models that were not trained here, as a suite |
 | notes, provenance, flags, paired, published | what is said under it, and where that comes from |
 | text, markdown, latex, html, terminal, records | the formats |
 | series, plots, artifacts | figures; pictures of what a round keeps |
@@ -20,6 +21,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,7 +33,7 @@ from fatbench.store.selection import Checkpoint
 if TYPE_CHECKING:
     from fatbench.report.series import Plot
     from fatbench.store.stages import Store
-    from fatbench.suite.cells import Plan
+    from fatbench.suite.cells import Cell, Plan
     from fatbench.suite.files import Suite
 
 __all__ = [
@@ -75,16 +77,20 @@ def tables(
     *,
     select: Checkpoint = "last",
     published: bool = True,
+    evaluated: Sequence[Cell] = (),
 ) -> list[Grid]:
-    """The tables of a suite, filled with what the database has of the plan's cells; no database: all is missing."""
+    """The tables of a suite, filled with what the database has of the plan's cells; no database: all is missing.
+
+    evaluated: models that were not trained here (`evaluated.beside`), as further rows of each table.
+    """
     if store is None:
         return build(suite, plan, [], select, published)
     from fatbench.report import query
 
-    found = query.gather(suite, plan, store, select)
+    found = query.gather(suite, replace(plan, cells=[*plan.cells, *evaluated]), store, select)
     return build(
         suite, plan, found.rows, select, published, rounds=found.rounds, runs=found.runs, outcomes=found.outcomes,
-        failed=found.failed,
+        failed=found.failed, evaluated=evaluated,
     )  # fmt: skip
 
 

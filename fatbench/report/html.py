@@ -126,6 +126,24 @@ def render(grids: Sequence[Grid]) -> str:
     return environment.from_string(PAGE).render(title=f"fatbench: {suites}", tables=[_grid(grid) for grid in grids])
 
 
+# Of a table inside somebody else's page, a notebook's: nothing beyond the table is touched.
+INSIDE = """\
+<style>
+.fatbench table { font-variant-numeric: tabular-nums; } .fatbench .best { font-weight: 700; }
+.fatbench .second { text-decoration: underline; } .fatbench .pub { display: block; font-size: .85em; opacity: .7; }
+.fatbench .warn, .fatbench .mixed { font-weight: 600; } .fatbench dl { font-size: .85em; }
+.fatbench dt { float: left; clear: left; font-style: italic; margin-right: .6em; } .fatbench dd { margin-left: 7em; }
+</style>
+"""
+
+
+def fragment(grids: Sequence[Grid]) -> str:
+    """The sections of the page, for a page that has others: a notebook."""
+    page = render(grids)
+    body = page[page.index("</h1>") + len("</h1>") : page.index("</body>")]
+    return f'<div class="fatbench">{INSIDE}{body}</div>'
+
+
 def _grid(grid: Grid) -> dict[str, Any]:
     rows = []
     for row, labels, block in zip(grid.rows, text.row_labels(grid), text.blocks(grid), strict=True):

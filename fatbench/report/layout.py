@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from fatbench.report import provenance
@@ -20,6 +21,7 @@ from fatbench.report.places import Names, Places, absent, places_of
 from fatbench.report.published import Lookup
 from fatbench.store.selection import Checkpoint
 from fatbench.suite.cells import Cell, Plan
+from fatbench.suite.evaluated import described
 from fatbench.suite.files import Suite
 from fatbench.suite.tables import Table
 
@@ -35,23 +37,31 @@ def build(
     runs: Iterable[Mapping[str, Any]] | None = None,
     outcomes: Outcomes | None = None,
     failed: frozenset[str] = frozenset(),
+    evaluated: Sequence[Cell] = (),
 ) -> list[Grid]:
     """The tables of a suite that the plan's cells have a row in.
 
     rows: measurements (cell, stage, metric, round, client, value, n; with device, precision, commit, ... or a
     `provenance` mapping). rounds: (cell, "best-test" or "best-val") -> round, where the caller knows it; otherwise it
     is found in the rows of stage "train". runs: what ran, with its provenance; default: what the rows say. failed:
-    cells of which something failed, and was not run again since.
+    cells of which something failed, and was not run again since. evaluated: models that were not trained here; each
+    has a row below those of the plan and competes with none of them.
     SpecError: a table lumps together points of the grid that differ in an axis it does not name.
     """
-    numbers = Numbers(plan, rows, select, rounds or {}, outcomes, runs)
-    return [
-        grid for table in suite.tables if (grid := _grid(suite, plan, table, numbers, published, failed)) is not None
-    ]
+    both = replace(plan, cells=[*plan.cells, *evaluated])
+    numbers = Numbers(both, rows, select, rounds or {}, outcomes, runs)
+    grids = (_grid(suite, plan, table, numbers, published, failed, evaluated) for table in suite.tables)
+    return [grid for grid in grids if grid is not None]
 
 
 def _grid(
-    suite: Suite, plan: Plan, table: Table, numbers: Numbers, with_published: bool, failed: frozenset[str]
+    suite: Suite,
+    plan: Plan,
+    table: Table,
+    numbers: Numbers,
+    with_published: bool,
+    failed: frozenset[str],
+    evaluated: Sequence[Cell],
 ) -> Grid | None:
     found = places_of(plan, table)
     if not found:
@@ -79,6 +89,8 @@ def _grid(
                 if lookup:
                     value.published, value.published_std, value.published_flag = lookup.find(point, heading)
         rows.append(Row(dict(row_key), values))
+    for cell in evaluated:
+        rows.append(_evaluated(cell, table, group_keys, found, [sources[h] for h in headings], numbers, facts))
 
     columns = []
     names = metric_names(sources.values())
@@ -93,7 +105,7 @@ def _grid(
     for position, column in enumerate(columns):
         # an accuracy on one data set is not better than on another
         contests: dict[tuple[Names, str], list[Value]] = {}
-        for row_key, row in zip(row_keys, rows, strict=True):
+        for row_key, row in zip(row_keys, rows, strict=False):  # those of the plan come first
             for group, group_key in enumerate(group_keys):
                 for cell in found.get((row_key, group_key), {}).get(column.heading, ())[:1]:
                     side = row_key if table.compete == "row" else group_key
@@ -123,7 +135,31 @@ def _grid(
     if table.paired is not None:
         grid.paired.extend(_comparisons(grid, *table.paired))
     grid.notes.extend(notes(grid, suite, plan, table, cells, lacking, lookup, failed))
+    grid.notes.extend(("evaluated", f"not trained here: {described(cell.spec)}") for cell in evaluated)
     return grid
+
+
+def _evaluated(
+    cell: Cell,
+    table: Table,
+    groups: Sequence[Names],
+    found: Places,
+    sources: Sequence[Source],
+    numbers: Numbers,
+    facts: provenance.Facts,
+) -> Row:
+    """The row of a model that was not trained here; a group of columns on other data stays empty."""
+    first, *others = table.rows
+    key = {first: cell.key["model"], **dict.fromkeys(others, "")}
+    values = []
+    for group in groups:
+        here = [c for (_, g), shown in found.items() if g == group for cells in shown.values() for c in cells]
+        fits = any(c.spec["data"] == cell.spec["data"] for c in here)
+        wanted = [fits and source.stage == "evaluation" for source in sources]
+        values.append(
+            [_value([cell] if want else [], s, numbers, facts) for want, s in zip(wanted, sources, strict=True)]
+        )
+    return Row(key, values)
 
 
 def _attacks(columns: Iterable[Column], found: Places) -> dict[str, list[dict[str, Any]]]:

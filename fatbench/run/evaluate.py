@@ -11,7 +11,7 @@ from fatbench import settings
 from fatbench.errors import MachineError, SpecError
 from fatbench.run import checkpoints
 from fatbench.run.executors import local
-from fatbench.suite import signatures
+from fatbench.suite import signatures, weights
 
 
 def checkpoint(
@@ -44,7 +44,7 @@ def checkpoint(
     if chosen not in ("fp32", "bf16"):
         raise SpecError(f"--precision: expected fp32 or bf16, got '{chosen}'")
     place = Place(root, torch.device(lane), chosen)  # type: ignore[arg-type]
-    ready = setup(place, **signatures.bind(signature, spec))
+    ready = setup(place, **signatures.bind(signature, weights.located(spec, root)))
     images, labels = ready.test[0][:n], ready.test[1][:n]
     results = []
     for text, attack in specs:

@@ -17,7 +17,7 @@ from fatbench.run import progress, versions
 from fatbench.run.worker import Event, Job, Machine
 from fatbench.store.database import NoDatabase
 from fatbench.store.stages import Store
-from fatbench.suite import signatures
+from fatbench.suite import signatures, weights
 from fatbench.suite.cells import Plan, digest
 from fatbench.suite.types import number
 
@@ -145,12 +145,14 @@ def _shared(devices: list[str], cells: int, together: int, machine: Machine) -> 
 def check_data(jobs: Sequence[Job], root: Path) -> None:
     """Read every data set of the run once and deal it to the clients, before any worker starts.
 
-    MachineError: missing, damaged or not as named, or a file of weights is not there; SpecError: the data cannot be
-    split as the cell says.
+    MachineError: missing, damaged or not as named, or a file of weights is not there or another; SpecError: the data
+    cannot be split as the cell says.
     """
-    for weights in sorted({str(job.spec["model"].get("weights") or "timm") for job in jobs} - {"timm"}):
-        if not Path(weights).expanduser().is_file():
-            raise MachineError(f"model: weights: {weights}: no such file")
+    for text in weights.wanted(job.spec for job in jobs):
+        found = weights.read(text)
+        if found is not None and (row := weights.status(found, root))["state"] != "complete":
+            how = f" (fatbench data prepare {text})" if text in weights.WEIGHTS else ""
+            raise MachineError(f"model: weights: {text}: {row['message']}{how}")
     keys = ("data", "partition", "seed", "train", "validation", "client_holdout")
     splits = {digest([job.spec[key] for key in keys]): job for job in jobs}
     datasets: dict[str, Any] = {}

@@ -27,7 +27,7 @@ from fatbench.run import checkpoints, versions
 from fatbench.run.provenance import produced_by
 from fatbench.store import selection
 from fatbench.store.stages import Stolen, Store
-from fatbench.suite import cost, formulas, plugins, signatures
+from fatbench.suite import cost, formulas, plugins, signatures, weights
 from fatbench.suite.cells import Evaluation
 
 if TYPE_CHECKING:
@@ -169,7 +169,7 @@ def _rounds(
     from fatbench.engine.experiment import experiment
 
     bound, ready = _ready(job, machine)
-    store.describe_run(run, {"data": ready.data})
+    store.describe_run(run, {"data": ready.data, **({"weights": ready.weights} if ready.weights else {})})
     row = store.stages([job.cell])[(job.cell, "train")]
     record: dict[str, Any] = dict(row.record)
     digests: dict[str, str] = record.pop("sha256", {})  # of the files that count, by their path in the folder
@@ -266,7 +266,9 @@ def _header(job: Job, round: int, classes: int) -> dict[str, str]:
     return {"cell": job.cell, "round": str(round), "spec": json.dumps(job.spec), "classes": str(classes)}
 
 
-def _evaluate(job: Job, machine: Machine, store: Store, folder: Path, notify: Any, stop: Any, again: bool) -> Outcome:
+def _evaluate(
+    job: Job, machine: Machine, store: Store, folder: Path, notify: Any, stop: Any, again: bool, ready: Any = None
+) -> Outcome:
     """Every evaluation of the job that is not done; one that fails leaves the others to run.
 
     Done means done on the model that is here: one trained again elsewhere can differ. Damaged: a model trained here is
@@ -278,7 +280,7 @@ def _evaluate(job: Job, machine: Machine, store: Store, folder: Path, notify: An
     rows = store.stages([job.cell])
     worst: Outcome = "done"
     other = versions.changed([job], store).get(job.cell, {})
-    shared: dict[str, Any] = {}
+    shared: dict[str, Any] = {} if ready is None else {"ready": ready}
     for round in evaluation_rounds(job, record):
         digest = record.get("sha256", {}).get(_file(round))  # none: the model was never here
         for evaluation in job.evaluations:
@@ -380,10 +382,55 @@ def _attack(
     if formulas.formula("Attack", evaluation.attack, "Forward") == 0:  # the images are as they were
         dead = [zero_gradients(ready.problem, model, images, labels) for model in models.values()]
         numbers.append(Number("zero_gradients", sum(dead) / len(dead), round, n=n))
+    if "evaluated" in job.spec:
+        numbers += _doubts(
+            job, evaluation, ready.problem, models[-1], images, labels, round, int(right.sum() * n + 0.5)
+        )
     store.finish(run, numbers, record=record)
     log.info("%s: %s=%.6f on %d images", stage, evaluation.label, value, n)
     notify(Event(job.cell, stage, "done", total, total))
     return "done"
+
+
+def _doubts(
+    job: Job, evaluation: Evaluation, problem: Any, model: Any, images: Any, labels: Any, round: int, right: int
+) -> list[Number]:
+    """What is doubtful about a model that was not trained here, as numbers that the report shows as flags."""
+    from fatbench.engine import plausible
+
+    found = plausible.doubts(problem, model, images, job.spec["evaluated"]["outputs"])
+    if evaluation.attack["name"] == "natural" and plausible.at_chance(right, labels):
+        found.append(plausible.CHANCE)
+    return [Number(f"flag_{words.replace(' ', '_')}", 1.0, round) for words in found]
+
+
+def evaluate(
+    job: Job,
+    machine: Machine,
+    store: Store,
+    ready: Any,
+    notify: Callable[[Event], None] = lambda event: None,
+    stop: Callable[[], bool] = lambda: False,
+) -> Outcome:
+    """Attack a model that was not trained here: `ready` is its Setup, with the model as the initial state.
+
+    The model is stored as that of the cell's only round, and from then on it is a cell as any other.
+    """
+    store.add_cell(job.cell, job.spec)
+    folder = Path(machine.files) / job.cell
+    handler = _log_to(folder / "log.txt")
+    round = int(job.spec["protocol"]["rounds"])
+    try:
+        header = {"cell": job.cell, "round": str(round), "classes": str(ready.classes)}
+        digest = checkpoints.save_model(folder / _file(round), ready.initial.model, {}, **header)
+        run = _claim(job, "train", machine, store, round)
+        if run is not None:
+            store.describe_run(run, {"data": ready.data})
+            store.finish(run, round=round, record={"last": {"round": round}, "sha256": {_file(round): digest}})
+        return _evaluate(job, machine, store, folder, notify, stop, True, ready)
+    finally:
+        log.removeHandler(handler)
+        handler.close()
 
 
 def _failed(error: BaseException, run: int, job: Job, stage: str, store: Store, notify: Any) -> Outcome:
@@ -420,7 +467,7 @@ def _ready(job: Job, machine: Machine) -> tuple[dict[str, Any], Any]:
     device = torch.device(machine.device)
     torch.set_num_threads(machine.threads)
     signature = signatures.describe("Experiment", "cell")
-    bound = signatures.bind(signature, job.spec)
+    bound = signatures.bind(signature, weights.located(job.spec, Path(machine.data)))
     seat = None
     if machine.meeting is not None:
         from fatbench.engine.fast.cells import Seat

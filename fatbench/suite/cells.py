@@ -85,7 +85,12 @@ def digest(value: Any) -> str:
 
 
 def identity(spec: Mapping[str, Any]) -> str:
-    """The identity of a canonical cell: 12 hex digits of the hash of its JSON, settings at their default left out."""
+    """The identity of a canonical cell: 12 hex digits of the hash of its JSON, settings at their default left out.
+
+    Of a model that was not trained here (`fatbench.suite.evaluated`) the name of its file does not count.
+    """
+    if "evaluated" in spec:
+        return _identity({**spec, "evaluated": {k: v for k, v in spec["evaluated"].items() if k != "name"}})
     return _identity(signatures.without_defaults("Experiment", {"name": "cell", **spec}))
 
 

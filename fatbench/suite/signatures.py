@@ -27,7 +27,7 @@ from typing import Any, Literal
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from fatbench.errors import SpecError, UnknownName, did_you_mean
-from fatbench.suite import sources, types
+from fatbench.suite import sources, types, weights
 from fatbench.suite.places import Map
 
 PACKAGE = Path(__file__).parent.parent
@@ -460,6 +460,8 @@ def function(kind: str, name: str) -> Any:
 def without_defaults(kind: str, spec: Mapping[str, Any]) -> dict[str, Any]:
     """A canonical mapping less every setting that has its default: what a cell's identity is the hash of.
 
+    Weights are known by their content, wherever the file lies.
+
     So a setting added later, with the default that keeps the old behaviour, leaves identities as they are. A default
     must therefore never change its meaning: tests/golden/defaults.json pins them.
     """
@@ -477,5 +479,8 @@ def without_defaults(kind: str, spec: Mapping[str, Any]) -> dict[str, Any]:
         if setting.default is not REQUIRED and value == defaults[key]:
             continue
         inner = nested(setting.annotation)[0]
+        if setting.annotation == "Weights | None":
+            short[key] = weights.content(value)
+            continue
         short[key] = without_defaults(inner, value) if inner and value is not None else value
     return short

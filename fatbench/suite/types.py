@@ -13,6 +13,8 @@ from typing import Annotated, Any
 from annotated_types import Ge, Gt, Le, Lt
 from pydantic import AfterValidator, BeforeValidator
 
+from fatbench.suite import weights
+
 FRACTION = re.compile(r"\s*(-?\d+(?:\.\d+)?)\s*/\s*(\d+(?:\.\d+)?)\s*\Z")
 
 
@@ -56,6 +58,14 @@ Blocks = Annotated[str, _like(r"\s*[1-9]\d*\s*(,\s*[1-9]\d*\s*)*", "numbers such
 Pairs = Annotated[  # of clients, from 0, and the server
     str, _like(r"\s*(\d+|server)-(\d+|server)\s*(,\s*(\d+|server)-(\d+|server)\s*)*", "pairs such as 0-3,0-server")
 ]
+
+
+def _weights(text: str) -> str:
+    weights.read(text)
+    return text
+
+
+Weights = Annotated[str, AfterValidator(_weights)]  # of a model: timm, a known name, or a file with its digest
 
 # Settings that are themselves calls, {name: ..., key: value}: the annotation says in which table the name is looked up.
 # Inside the called function the value is a callable that already holds its settings.

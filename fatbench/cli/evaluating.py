@@ -1,0 +1,158 @@
+"""`fatbench evaluate`: attack a saved model, a run's or one that was trained elsewhere."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fatbench.cli.common import existing, known_format, plan_of, print_json
+from fatbench.cli.options import DataDir, Db, Device, Format, Precision, Preset, Smoke, Where
+from fatbench.errors import SpecError
+
+
+def evaluate(
+    file: Annotated[
+        Path,
+        typer.Argument(help="A run's model, or a state dict: .pt, .safetensors.", show_default=False),
+    ],
+    model: Annotated[
+        str | None, typer.Option("--model", help="Of a state dict: timm/NAME, or FILE.py:FUNCTION.")
+    ] = None,
+    dataset: Annotated[str | None, typer.Option("--dataset", help="Its data set, as in a suite.")] = None,
+    like: Annotated[
+        str | None, typer.Option("--like", metavar="SUITE", help="Images and attacks of this suite's cells.")
+    ] = None,
+    attack: Annotated[
+        list[str] | None, typer.Option("--attack", help="pgd20, or {name: pgd, eps: 8/255, ...}; several times.")
+    ] = None,
+    eps: Annotated[str, typer.Option("--eps", help="Radius of the attacks that are given by name.")] = "8/255",
+    n: Annotated[int | None, typer.Option("-n", min=1, help="First n test images.")] = None,
+    batch: Annotated[int, typer.Option("--batch", min=1, help="Images in the network at once.")] = 500,
+    mean: Annotated[str | None, typer.Option("--mean", help="Of the preprocessing, one a channel.")] = None,
+    std: Annotated[str | None, typer.Option("--std", help="Of the preprocessing.")] = None,
+    outputs: Annotated[str, typer.Option("--outputs", help="Of the network: logits or probabilities.")] = "logits",
+    channels: Annotated[str, typer.Option("--channels", help="Their order in the network: rgb or bgr.")] = "rgb",
+    size: Annotated[int | None, typer.Option("--size", min=1, help="Resize images to this side in pixels.")] = None,
+    name: Annotated[str | None, typer.Option("--name", help="Of the row in tables; default: the file's.")] = None,
+    preset: Preset = None,
+    smoke: Smoke = False,
+    where: Where = None,
+    device: Device = None,
+    precision: Precision = None,
+    db: Db = None,
+    data: DataDir = None,
+    format: Format = "text",
+) -> None:
+    """Attack a saved model outside any suite."""
+    known_format(format, ("text", "json"))
+    if model is None:
+        foreign = {"--dataset": dataset, "--like": like, "--mean": mean, "--std": std, "--size": size, "--name": name}
+        if given := [option for option, value in foreign.items() if value is not None]:
+            raise SpecError(f"{', '.join(given)}: a state dict needs --model timm/NAME or --model FILE.py:FUNCTION")
+        _checkpoint(file, attack, n, batch, device, precision, data, format)
+        return
+    from fatbench.run import brought
+    from fatbench.suite import evaluated
+
+    if like is not None:
+        if attack or n is not None or size is not None:
+            raise SpecError(f"--like {like} says which images and attacks; leave out --attack, -n and --size")
+        task = brought.like(plan_of(like, preset, smoke, None, where), dataset)
+    elif preset or smoke or where:
+        raise SpecError("--preset, --smoke and -k choose cells of a suite: say which by --like SUITE")
+    elif dataset is None:
+        raise SpecError("say the data set by --dataset NAME, or --like SUITE")
+    else:
+        asked = evaluated.evaluations(attack or list(evaluated.DEFAULT_ATTACKS), eps, n, batch)
+        task = brought.Task(_mapping(dataset), asked, size=size)
+    preprocessing: dict[str, Any] = {
+        "mean": _numbers("--mean", mean), "std": _numbers("--std", std), "outputs": outputs, "channels": channels,
+    }  # fmt: skip
+    source = brought.from_file(file, model, name, **preprocessing)
+    cell, outcome = brought.evaluate(source, task, db=db, data=data, device=device, precision=precision, notify=_say)
+    _show(cell, db, format)
+    if outcome != "done":
+        print(f"fatbench: {cell}: {outcome} (fatbench logs {cell})", file=sys.stderr)
+        raise typer.Exit(1)
+
+
+def _show(cell: str, db: str | None, format: str) -> None:
+    """The cell's row of the table of evaluated models, and on stderr what is doubtful about it."""
+    from fatbench import report as reporting
+    from fatbench.report.evaluated import suite_and_plan
+
+    with existing(db) as store:
+        suite, plan = suite_and_plan(store, f"id={cell}")
+        grids = reporting.tables(suite, plan, store)
+        assert store is not None
+        doubts = doubts_of(store.measurements([cell]))
+    if format == "json":
+        import json
+
+        print_json({"cell": cell, "doubts": doubts, **json.loads(reporting.render(grids, "json"))})
+    else:
+        sys.stdout.write(reporting.render(grids, "terminal" if sys.stdout.isatty() else "markdown"))
+    for line in doubts:
+        print(f"fatbench: {line}", file=sys.stderr)
+
+
+def doubts_of(numbers: list[dict[str, Any]]) -> list[str]:
+    """What is doubtful about a model, a sentence each, from its numbers."""
+    from fatbench.engine.plausible import ADVICE
+    from fatbench.report.flags import NO_GRADIENT, ZERO_GRADIENTS
+
+    found = dict.fromkeys(row["metric"].removeprefix("flag_").replace("_", " ") for row in numbers if row["value"])
+    lines = [f"{words}: {ADVICE[words]}" for words in found if words in ADVICE]
+    dead = max((row["value"] for row in numbers if row["metric"] == "zero_gradients"), default=0.0)
+    return [*lines, NO_GRADIENT] if dead > ZERO_GRADIENTS else lines
+
+
+def _checkpoint(
+    file: Path,
+    attack: list[str] | None,
+    n: int | None,
+    batch: int,
+    device: str | None,
+    precision: str | None,
+    data: Path | None,
+    format: str,
+) -> None:
+    """A model that a run has written: its settings are in it."""
+    from fatbench.run import evaluate as evaluating
+
+    results = evaluating.checkpoint(file, attack or ["natural"], n, batch, device, precision, data)
+    if format == "json":
+        print_json({"checkpoint": str(file), "results": results})
+    else:
+        from fatbench.cli import show
+
+        show.evaluation(results)
+
+
+def _numbers(option: str, text: str | None) -> tuple[float, ...]:
+    try:
+        return tuple(float(part) for part in (text or "").split(",") if part.strip())
+    except ValueError:
+        raise SpecError(f"{option}: expected numbers such as 0.5,0.5,0.5, got '{text}'") from None
+
+
+def _mapping(dataset: str) -> Any:
+    """A data set as the command line gives it: a name, or {name: image_folder, path: ..., size: 64}."""
+    if not dataset.lstrip().startswith("{"):
+        return dataset
+    from ruamel.yaml import YAML
+    from ruamel.yaml.error import YAMLError
+
+    try:
+        return dict(YAML(typ="safe", pure=True).load(dataset))
+    except YAMLError:
+        raise SpecError(f"--dataset: cannot read '{dataset}' as a mapping such as {{name: svhn}}") from None
+
+
+def _say(event: Any) -> None:
+    """One plain line an event."""
+    where = f"{event.round}/{event.total}" if event.kind == "progress" else event.kind
+    print(f"{event.cell} {event.stage} {where}{f': {event.message}' if event.message else ''}", file=sys.stderr)

@@ -1,0 +1,126 @@
+"""A network that somebody else trained: built by timm or by a function of a file, with its preprocessing inside.
+
+    model = Preprocessed(network("timm/resnet18", (3, 32, 32), 10), mean=(0.5,), std=(0.5,))
+    load(model, "my.pt", from_file("my.pt", Path("my.pt")))
+
+So attacks work in [0, 1] on RGB images and see logits, whatever the network takes and gives.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from fatbench.errors import MachineError, SpecError, did_you_mean
+from fatbench.models.pretrained import SHOWN, first_line, mismatches
+
+TINY = 1e-30  # the least probability whose logarithm is taken: far below what float32 softmax distinguishes from 0
+
+
+class Preprocessed(nn.Module):
+    """Images (B, C, H, W) in [0, 1], RGB, to logits (B, classes), through a network with its own conventions.
+
+    mean, std: of the network's training, a number a channel in the order of its channels; empty: none. outputs:
+    "probabilities" become logits by their logarithm. Mean and std are no part of the state.
+    """
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(
+        self,
+        network: nn.Module,
+        mean: Sequence[float] = (),
+        std: Sequence[float] = (),
+        outputs: Literal["logits", "probabilities"] = "logits",
+        channels: Literal["rgb", "bgr"] = "rgb",
+    ) -> None:
+        super().__init__()
+        self.network, self.outputs, self.channels = network, outputs, channels
+        for name, value in (("mean", mean or (0.0,)), ("std", std or (1.0,))):
+            self.register_buffer(name, torch.tensor(value).view(1, -1, 1, 1), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.channels == "bgr":
+            x = x.flip(1)
+        given: Tensor = self.network((x - self.mean) / self.std)
+        return given.clamp(min=TINY).log() if self.outputs == "probabilities" else given
+
+
+def network(source: str, shape: tuple[int, int, int], classes: int) -> nn.Module:
+    """The network that `source` names, at random weights.
+
+    "timm/NAME": timm's network for images of `shape` (C, H, W) and so many classes. "FILE.py:FUNCTION": what the
+    function of that Python file returns; it takes no arguments. SpecError: neither, or no such name; MachineError: the
+    function, or the file, raised.
+    """
+    kind, slash, name = source.partition("/")
+    if kind == "timm" and slash and not source.endswith(".py") and ":" not in source:
+        return _from_timm(name, shape, classes)
+    file, colon, function = source.rpartition(":")
+    if not colon or not file.endswith(".py"):
+        raise SpecError(f"--model: expected timm/NAME or FILE.py:FUNCTION, got '{source}'")
+    return _from_python(Path(file), function)
+
+
+def _from_timm(name: str, shape: tuple[int, int, int], classes: int) -> nn.Module:
+    import timm
+
+    if not timm.is_model(name):
+        raise SpecError(f"--model: timm has no network '{name}'{did_you_mean(name, timm.list_models())}")
+    try:
+        made: nn.Module = timm.create_model(name, pretrained=False, num_classes=classes, in_chans=shape[0])
+    except Exception as error:  # whatever a network says to a number of channels that it does not take
+        raise MachineError(f"--model: timm cannot build {name}: {first_line(error)}") from error
+    return made
+
+
+def _from_python(file: Path, function: str) -> nn.Module:
+    if not file.is_file():
+        raise SpecError(f"--model: no such file: {file}")
+    spec = importlib.util.spec_from_file_location(f"fatbench_model_{file.stem}", file)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    with _importable(file.parent):
+        try:
+            spec.loader.exec_module(module)
+        except Exception as error:
+            raise MachineError(f"--model: {file}: {type(error).__name__}: {first_line(error)}") from error
+        make = getattr(module, function, None)
+        if not callable(make):
+            known = [name for name, value in vars(module).items() if callable(value) and not name.startswith("_")]
+            raise SpecError(f"--model: {file} has no function '{function}'{did_you_mean(function, known)}")
+        try:
+            made = make()
+        except Exception as error:
+            raise MachineError(f"--model: {file}:{function}(): {type(error).__name__}: {first_line(error)}") from error
+    if not isinstance(made, nn.Module):
+        raise SpecError(f"--model: {file}:{function}() returned a {type(made).__name__}, not a torch.nn.Module")
+    return made
+
+
+@contextlib.contextmanager
+def _importable(folder: Path) -> Iterator[None]:
+    """Let a file import its neighbours, as it does when it is run."""
+    before = [*sys.path]
+    sys.path.insert(0, str(folder.resolve()))
+    try:
+        yield
+    finally:
+        sys.path[:] = before
+
+
+def load(network: nn.Module, source: str, state: Mapping[str, Tensor]) -> None:
+    """Put a state dict into a network, every tensor of it. SpecError: it is another network's, and where."""
+    wanted = network.state_dict()
+    if differences := mismatches(state, wanted):
+        more = f"; and {len(differences) - SHOWN} more" if len(differences) > SHOWN else ""
+        raise SpecError(f"{source} is of another network: {'; '.join(differences[:SHOWN])}{more}")
+    network.load_state_dict(dict(state))

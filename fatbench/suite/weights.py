@@ -1,0 +1,123 @@
+"""Published weights of models, by content: what a suite may write behind `weights`, which file that is, where it lies.
+
+    weights: t2t_vit_14                          a name of WEIGHTS
+    weights: mine.safetensors@sha256:3f2a...     a file with this content, in the folder of weights or at this path
+    weights: timm                                what timm's hub has for the model's settings
+
+The folder of weights is `weights` in the folder of data sets. A cell's identity holds a digest or a name, never a path.
+Imports neither torch nor numpy.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fatbench.errors import did_you_mean
+
+AT = "@sha256:"
+FOLDER = "weights"
+HUB = "timm"
+_EXACT = re.compile(rf"(?P<file>.+){AT}(?P<sha256>[0-9a-f]{{64}})\Z")
+
+
+@dataclass(frozen=True)
+class Weights:
+    """A file of weights: its name, the digest of its content, who has it."""
+
+    name: str  # as a suite writes it
+    file: str
+    digest: str  # "sha256:<hex>", or another algorithm of hashlib
+    urls: tuple[str, ...] = ()
+    title: str = ""
+    licence: str = ""
+
+
+WEIGHTS = {
+    "t2t_vit_14": Weights(
+        "t2t_vit_14",
+        "81.5_T2T_ViT_14.pth.tar",
+        # The authors state none; this one is OpenVINO's, Open Model Zoo, models/public/t2t-vit-14/model.yml.
+        "sha384:98c8ae06a1e9997f3e83ad2dfbac49985bf7bd7723eb64e4b8462338163be02657998f0bd9f8997367417003caeaf7a1",
+        ("https://github.com/yitu-opensource/T2T-ViT/releases/download/main/81.5_T2T_ViT_14.pth.tar",),
+        "T2T-ViT-14, ImageNet, 81.5 % (Yuan et al. 2021)",
+        "BSD 3-Clause Clear",
+    ),
+}
+
+
+def read(text: str) -> Weights | None:
+    """What a suite means; None: timm's hub. ValueError: a path without its content, or an unknown name."""
+    if text == HUB:
+        return None
+    if match := _EXACT.match(text):
+        return Weights(text, match["file"], f"sha256:{match['sha256']}")
+    if text in WEIGHTS:
+        return WEIGHTS[text]
+    if "." in text or "/" in text:
+        raise ValueError(f"expected the file's content too, FILE{AT}<64 hex digits> (sha256sum FILE says them)")
+    raise ValueError(f"expected timm, FILE{AT}<64 hex digits> or a known name{did_you_mean(text, WEIGHTS)}")
+
+
+def content(text: str) -> str:
+    """What a cell's identity holds: the digest without the file's name, or the name of published weights."""
+    found = read(text)
+    return text if found is None or found.name in WEIGHTS else found.digest
+
+
+def place(weights: Weights, root: Path) -> Path:
+    """Where the file is, or has to be put: below `root`, the folder of data sets; at its own path if it is there."""
+    own = Path(weights.file).expanduser()
+    return own if own.is_absolute() or own.is_file() else root / FOLDER / weights.file
+
+
+def digest(file: Path, algorithm: str = "sha256") -> str:
+    """ "sha256:<hex>" of a file's content."""
+    with file.open("rb") as handle:
+        return f"{algorithm}:{hashlib.file_digest(handle, algorithm).hexdigest()}"
+
+
+def status(weights: Weights, root: Path) -> dict[str, Any]:
+    """A row: name, title, file, where, state ("complete", "missing" or "damaged"), message, expected, found."""
+    file = place(weights, root)
+    row: dict[str, Any] = {
+        "name": weights.name, "title": weights.title or weights.file, "file": Path(weights.file).name,
+        "where": str(file), "state": "complete", "message": "complete", "expected": weights.digest, "found": None,
+    }  # fmt: skip
+    if not file.is_file():
+        return row | {"state": "missing", "message": f"no file {file}"}
+    row["found"] = digest(file, weights.digest.partition(":")[0])
+    if row["found"] != weights.digest:
+        row |= {"state": "damaged", "message": f"{file}: its digest is {row['found']}, not {weights.digest}"}
+    return row
+
+
+def located(spec: Mapping[str, Any], root: Path) -> dict[str, Any]:
+    """A cell with the path of its weights in place of their name, for the function that reads them."""
+    model = spec["model"]
+    text = model.get("weights")
+    found = read(text) if isinstance(text, str) else None
+    return dict(spec) if found is None else {**spec, "model": {**model, "weights": str(place(found, root))}}
+
+
+def wanted(specs: Iterable[Mapping[str, Any]]) -> list[str]:
+    """The weights of cells, as they are written, each once."""
+    texts = (spec["model"].get("weights") for spec in specs)
+    return list(dict.fromkeys(text for text in texts if isinstance(text, str)))
+
+
+def described(text: str, root: Path) -> str:
+    """One line: which file, where it goes, what its digest is, whether it is here."""
+    found = read(text)
+    if found is None:
+        return "timm: published with the installed timm, from its hub or its cache"
+    row = status(found, root)
+    here = {"complete": "here", "missing": "missing", "damaged": row["message"]}[row["state"]]
+    if row["state"] == "missing" and found.name in WEIGHTS:
+        here += f", fatbench data prepare {found.name} fetches it"
+    name = f"{found.name}: " if found.name in WEIGHTS else ""
+    return f"{name}{row['file']} in {Path(row['where']).parent} ({here}), {found.digest}"

@@ -1,0 +1,248 @@
+"""The interface for Python: cheap to import, true to the command line, shown well by a notebook."""
+
+from __future__ import annotations
+
+import doctest
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import fatbench
+from fatbench import api
+from fatbench.cli import app as cli
+from fatbench.errors import NothingMatched, SpecError
+from fatbench.methods.attacks import ATTACKS
+
+ROOT = Path(__file__).parent.parent
+PAGE = (ROOT / "docs" / "python.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+
+TINY = """
+name: tiny
+title: Two cells that take a second
+seeds: [1]
+base:
+  data: digits
+  train: 60
+  test: 30
+  partition: {name: iid, clients: 2}
+  model: {name: small_cnn}
+  protocol:
+    name: fedavg
+    rounds: 2
+    local: {epochs: 1, batch: 16, lr: 0.05, objective: standard}
+    rule: samples
+axes:
+  metric:
+    samples: {}
+    uniform: {protocol: {rule: uniform}}
+evaluate: {attacks: {natural: natural, fgsm: {name: fgsm, eps: 8/255}}}
+presets: {paper: {}}
+tables:
+  - {id: A, title: Tiny, rows: [metric], values: {natural: natural, FGSM: fgsm}}
+"""
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a suite, one of whose axes has the name of a column, and its database after a run."""
+    folder = tmp_path_factory.mktemp("api")
+    (folder / "tiny.yaml").write_text(TINY)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        done = fatbench.run("tiny.yaml", jobs=1, device="cpu", quiet=True)
+    assert done[["metric", "seed", "status", "error"]].values.tolist() == [
+        ["samples", 1, "done", ""],
+        ["uniform", 1, "done", ""],
+    ]
+    return folder
+
+
+@pytest.fixture
+def here(place: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(place)
+    return place
+
+
+def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    monkeypatch.setattr(sys, "argv", ["fatbench", *arguments])
+    with pytest.raises(SystemExit):
+        cli.main()
+    return capsys.readouterr().out
+
+
+def test_importing_costs_nothing_and_names_stay_functions() -> None:
+    """Neither torch nor pandas; `fatbench.run` is the function also after the folder of that name was imported."""
+    code = (
+        "import sys, fatbench; assert 'torch' not in sys.modules and 'pandas' not in sys.modules;"
+        "from fatbench.run import worker; import fatbench.run.start;"
+        "assert callable(fatbench.run) and fatbench.run.__name__ == 'run';"
+        "assert set(fatbench.__all__) <= set(dir(fatbench)); [getattr(fatbench, n) for n in fatbench.__all__];"
+        "assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
+    with pytest.raises(AttributeError, match="module 'fatbench' has no attribute 'tabel'"):
+        _ = fatbench.tabel  # type: ignore[attr-defined]
+
+
+def test_suites_and_plan_are_those_of_the_command_line(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    planned = json.loads(command(monkeypatch, capsys, "plan", "suite", "tiny.yaml", "--format", "json"))["cells"]
+    frame = fatbench.plan("tiny.yaml")
+    assert frame["cell"].tolist() == [cell["id"] for cell in planned]
+    assert frame["image_passes"].tolist() == [cell["work"]["image_passes"] for cell in planned]
+    assert fatbench.plan("tiny.yaml", where="metric=samples", seeds=[4, 5])["seed"].tolist() == [4, 5]
+
+
+def test_results_are_the_numbers_of_the_view(here: Path) -> None:
+    """2 cells, each with natural and fgsm after round 2: the values of `show`; an axis does not hide a column."""
+    frame = fatbench.results("tiny.yaml")
+    found = frame[(frame["stage"] != "train") & frame["metric"].isin(["natural", "fgsm"])]
+    columns = (found[name] for name in ("axis:metric", "metric", "round", "n"))
+    assert sorted(zip(*columns, strict=True)) == [
+        ("samples", "fgsm", 2, 30), ("samples", "natural", 2, 30),
+        ("uniform", "fgsm", 2, 30), ("uniform", "natural", 2, 30),
+    ]  # fmt: skip
+    fgsm = found[found["metric"] == "fgsm"]
+    assert fgsm["attack"].str.startswith("fgsm(eps=8/255").all()
+    assert {"commit", "device", "precision", "suite", "preset", "created", "dirty", "run"} <= set(frame)
+    with api.opened(None) as store:
+        assert store is not None
+        every = store.measurements()
+    assert frame["value"].tolist() == [row["value"] for row in every]
+    assert len(fatbench.results()) == len(every)
+    assert len(fatbench.results("tiny.yaml", where="metric=samples")) * 2 == len(every)
+
+
+def test_a_table_is_what_the_command_prints(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = fatbench.table("tiny.yaml")
+    assert command(monkeypatch, capsys, "report", "tiny.yaml", "--format", "markdown") == made.markdown() == repr(made)
+    assert made.latex() == command(monkeypatch, capsys, "report", "tiny.yaml", "--format", "latex")
+    numbers = fatbench.results("tiny.yaml")
+    natural = numbers[(numbers["metric"] == "natural") & (numbers["stage"] != "train")]
+    shown = made.frame()
+    assert sorted(shown[shown["metric"] == "natural"]["mean"]) == sorted(natural["value"])
+    html = made._repr_html_()
+    assert html.startswith('<div class="fatbench">') and "<td" in html and "<body" not in html and ":root" not in html
+    with pytest.raises(SpecError, match=r"suite 'tiny' has no table 'B' \(known: A\)"):
+        fatbench.table("tiny.yaml", "B")
+
+
+def test_asking_an_empty_database_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "tiny.yaml").write_text(TINY)
+    monkeypatch.chdir(tmp_path)
+    assert fatbench.results().empty
+    assert fatbench.results("tiny.yaml").empty
+    assert fatbench.table("tiny.yaml").frame()["mean"].isna().all()
+    with pytest.raises(NothingMatched, match="no evaluated model yet"):
+        fatbench.table("evaluate")
+    assert not (tmp_path / "results").exists()
+
+
+# --- attacks ------------------------------------------------------------------------------------------------------
+
+
+class Linear(nn.Module):
+    """Two pixels, two classes: the logits are the pixels."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.flatten(1)
+
+
+def test_fgsm_by_hand() -> None:
+    """The loss of class 0 grows with pixel 1 and falls with pixel 0: a step of 0.25 along (-, +), cut at the box."""
+    x = torch.tensor([[[[0.5, 0.9]]]])
+    moved = fatbench.attacks.fgsm(Linear(), x, torch.tensor([0]), eps=0.25)
+    torch.testing.assert_close(moved, torch.tensor([[[[0.25, 1.0]]]]))
+    assert torch.equal(fatbench.attacks.fgsm(Linear(), x, torch.tensor([0]), eps="1/4"), moved)
+
+
+def test_attacks_are_those_of_the_suites_and_leave_the_model_as_it_was() -> None:
+    assert set(ATTACKS) <= set(dir(fatbench.attacks))
+    model = nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(64, 10)).train()
+    x, y = torch.rand(3, 1, 8, 8), torch.tensor([1, 2, 3])
+    first, again = (fatbench.attacks.pgd(model, x, y, eps=0.1, step=0.05, steps=2) for _ in range(2))
+    assert torch.equal(first, again) and not torch.equal(first, x)
+    assert not torch.equal(fatbench.attacks.pgd(model, x, y, eps=0.1, step=0.05, steps=2, seed=1), first)
+    assert all(module.training for module in model.modules())
+    assert all(weight.grad is None for weight in model.parameters())
+    torch.testing.assert_close(fatbench.attacks.natural(model, x, y), x)
+    with pytest.raises(SpecError, match="'pgd' has no setting 'epsilon'"):
+        fatbench.attacks.attack("pgd", model, x, y, epsilon=0.1, step=0.1, steps=1)
+    with pytest.raises(SpecError, match=r"expected images \(B, C, H, W\) as floats in \[0, 1\]"):
+        fatbench.attacks.fgsm(model, 2 * x - 1, y, eps=0.1)
+    with pytest.raises(AttributeError, match="has no attack 'pgdd'"):
+        _ = fatbench.attacks.pgdd
+
+
+# --- evaluate -----------------------------------------------------------------------------------------------------
+
+
+def test_a_module_in_memory_is_judged_and_left_alone(here: Path) -> None:
+    """Always class 0: of the first 50 digits as many are right as are zeros, under every attack."""
+    from fatbench.data import DATASETS
+
+    module = nn.Sequential(nn.Flatten(), nn.Linear(64, 10)).train()
+    with torch.no_grad():
+        module[1].weight.zero_()
+        module[1].bias.copy_(torch.tensor([1.0] + [0.0] * 9))
+    before = fatbench.results()
+    frame = fatbench.evaluate(module, dataset="digits", attacks=["fgsm"], n=50).frame()
+    zeros = (DATASETS["digits"](Path())).test_labels[:50] == 0
+    assert frame.set_index("metric")["mean"].to_dict() == {"natural": zeros.mean(), "fgsm": zeros.mean()}
+    flags = frame.set_index("metric")["flags"]
+    assert "accuracy is at chance" in flags["natural"] and "no gradient" in flags["fgsm"]
+    assert module.training and len(fatbench.results()) == len(before)  # nothing was stored
+
+
+# --- documents ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_a_notebook_of_every_block_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """docs/python.md as a notebook, in an empty folder: no block fails, tables come as HTML, frames as pandas' own."""
+    monkeypatch.setenv("JUPYTER_PLATFORM_DIRS", "1")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    import nbformat
+    from nbclient import NotebookClient
+
+    book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(block) for block in BLOCKS])
+    NotebookClient(book, timeout=300, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}).execute()
+    shown = [
+        output["data"]["text/html"]
+        for cell in book.cells
+        for output in cell.outputs
+        if "text/html" in output.get("data", {})
+    ]
+    said = "".join(o["text"] for cell in book.cells for o in cell.outputs if o.get("name") == "stdout")
+    tables = [html for html in shown if html.startswith('<div class="fatbench">')]
+    assert len(tables) == 2 and "SFAT Table 3" in tables[0] and "accuracy is at chance" in tables[1]
+    assert len([html for html in shown if 'class="dataframe"' in html]) == 6
+    assert "no suite is named 'sfat-cifar11' (did you mean 'sfat-cifar10'?)" in said
+    assert (tmp_path / "results" / "fatbench.db").is_file()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("module", ["fatbench.api", "fatbench.attacks"])
+def test_examples_of_docstrings(module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import importlib
+
+    monkeypatch.chdir(tmp_path)
+    found = [test for test in doctest.DocTestFinder().find(importlib.import_module(module)) if test.examples]
+    # `run` first: the others read what it stored.
+    found.sort(key=lambda test: not test.name.endswith(".run"))
+    runner = doctest.DocTestRunner()
+    for test in found:
+        assert runner.run(test).failed == 0, test.name
+    names = {test.name.rsplit(".", 1)[1] for test in found}
+    if module == "fatbench.api":
+        assert names >= {"suites", "plan", "run", "results", "table", "evaluate"}

@@ -1,0 +1,400 @@
+"""Models that were not trained here: read, checked for plausibility, attacked, stored, shown beside suites' cells."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+import fatbench
+from fatbench.cli import app as cli
+from fatbench.data import DATASETS
+from fatbench.engine import plausible
+from fatbench.engine.accuracy import unpacked
+from fatbench.errors import MachineError, SpecError
+from fatbench.models import brought as networks
+from fatbench.run import brought
+from fatbench.store.stages import Store
+from fatbench.suite import cells, evaluated, files
+from fatbench.suite.evaluated import Model
+
+ROOT = Path(__file__).parent.parent
+NETWORK = """
+from torch import nn
+
+def make():
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+
+def softmax():
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 10), nn.Softmax(1))
+
+def noisy():
+    class Noise(nn.Module):
+        def forward(self, x):
+            return nn.functional.dropout(x, 0.5, training=True)
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 10), Noise())
+
+def two():
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 2))
+
+def broken():
+    raise KeyError("no such layer")
+
+not_a_network = dict
+"""
+# A script as anybody would write it: it knows nothing of fatbench.
+SCRIPT = """
+import torch
+from sklearn.datasets import load_digits
+from my_model import make
+
+torch.manual_seed(0)
+digits = load_digits()
+x = torch.tensor(digits.images[:1400], dtype=torch.float32)[:, None] / 16
+y = torch.tensor(digits.target[:1400])
+net = make()
+optimiser = torch.optim.Adam(net.parameters(), 1e-2)
+for _ in range(80):
+    optimiser.zero_grad()
+    torch.nn.functional.cross_entropy(net((x - 0.3) / 0.4), y).backward()
+    optimiser.step()
+torch.save(net.state_dict(), "my.pt")
+"""
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a network's file and the weights that SCRIPT trained."""
+    folder = tmp_path_factory.mktemp("mine")
+    (folder / "my_model.py").write_text(NETWORK)
+    (folder / "train.py").write_text(SCRIPT)
+    subprocess.run([sys.executable, "train.py"], cwd=folder, check=True)
+    return folder
+
+
+@pytest.fixture
+def here(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for name in ("my_model.py", "my.pt"):
+        (tmp_path / name).write_bytes((trained / name).read_bytes())
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+    return tmp_path
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Call the program in this process: (exit code, stdout, stderr)."""
+
+    def call(command: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", shlex.split(command))
+        with pytest.raises(SystemExit) as exit:
+            cli.main()
+        out, err = capsys.readouterr()
+        return exit.value.code if isinstance(exit.value.code, int) else 0, out, err
+
+    return call
+
+
+MINE = "fatbench evaluate my.pt --model my_model.py:make --dataset digits --mean 0.3 --std 0.4 -n 40"
+
+
+def by_hand(state: dict[str, Tensor], n: int, move: float = 0.0) -> Tensor:
+    """Which of the first n digits W (x - 0.3) / 0.4 + b gets right, after a step of `move` up the loss by the image.
+
+    d loss / d x = W^T (softmax - onehot) / 0.4.
+    """
+    data = DATASETS["digits"](Path())
+    x = torch.from_numpy(data.test_images[:n]).float().flatten(1) / 255
+    y = torch.from_numpy(data.test_labels[:n]).long()
+    weight, bias = state["1.weight"], state["1.bias"]
+
+    def logits(x: Tensor) -> Tensor:
+        return (x - 0.3) / 0.4 @ weight.T + bias
+
+    off = logits(x).softmax(1) - nn.functional.one_hot(y, 10)
+    x = (x + move * (off @ weight).sign()).clamp(0, 1)
+    return logits(x).argmax(1) == y
+
+
+# --- the numbers --------------------------------------------------------------------------------------------------
+
+
+def test_a_linear_network_by_hand(here: Path, run: Run) -> None:
+    """natural and FGSM, image by image, from the closed form of a linear network's gradient."""
+    code, out, _ = run(f"{MINE} --attack fgsm --eps 0.1 --format json")
+    assert code == 0
+    found = json.loads(out)
+    state = torch.load(here / "my.pt", weights_only=True)
+    with Store.open("results/fatbench.db") as store:
+        stages = {stage.split("-")[0]: stage for _, stage in store.stages([found["cell"]])}
+        for metric, move in (("natural", 0.0), ("fgsm", 0.1)):
+            expected = by_hand(state, 40, move)
+            ((start, n, bits),) = store.outcomes(found["cell"], stages[metric])
+            assert (start, n) == (0, 40)
+            assert numpy.array_equal(unpacked(bits, n), expected.numpy())
+            assert found["tables"][0]["rows"][0]["measured"][metric]["mean"] == expected.double().mean()
+    assert found["doubts"] == []
+    natural, fgsm = (float(by_hand(state, 40, move).double().mean()) for move in (0.0, 0.1))
+    assert natural > 0.8 > fgsm
+
+
+def test_the_same_command_does_nothing_again_and_another_attack_only_itself(here: Path, run: Run) -> None:
+    first = run(f"{MINE} --attack fgsm")
+    second = run(f"{MINE} --attack fgsm")
+    assert first[1] == second[1] and "fgsm" in first[2] and second[2] == ""
+    _, out, err = run(f"{MINE} --attack 'weak={{name: pgd, eps: 1/255, step: 1/255, steps: 2}}'")
+    assert {line.split()[1].split("-")[0] for line in err.splitlines()} == {"weak"}
+    assert "weak = pgd(eps=1/255, step=1/255, steps=2)" in out
+
+
+# --- identity -----------------------------------------------------------------------------------------------------
+
+
+def spec(**changes: object) -> dict[str, object]:
+    fields = {"name": "a.pt", "sha256": "0" * 64, "network": "timm/resnet18", **changes}
+    return evaluated.cell(Model(**fields), "digits")  # type: ignore[arg-type]
+
+
+def test_the_identity_is_the_content() -> None:
+    same = cells.identity(spec())
+    assert cells.identity(spec(name="b.pt")) == same
+    changes = (
+        {"sha256": "1" * 64}, {"network": "timm/resnet34"}, {"code": "2" * 64}, {"outputs": "probabilities"},
+        {"mean": (0.5,), "std": (0.5,)},
+    )  # fmt: skip
+    assert len({same, *(cells.identity(spec(**change)) for change in changes)}) == 6
+    assert cells.identity(evaluated.cell(Model("a.pt", "0" * 64, "timm/resnet18"), "digits", size=16)) != same
+
+
+def test_a_file_s_digest_and_its_network_s_are_stored(here: Path, run: Run) -> None:
+    run(f"{MINE} --attack fgsm --name 'Our net'")
+    with Store.open("results/fatbench.db") as store:
+        ((_, stored),) = store.cells().items()
+    said = stored["evaluated"]
+    assert said["sha256"] == hashlib.sha256((here / "my.pt").read_bytes()).hexdigest()
+    assert said["code"] == hashlib.sha256((here / "my_model.py").read_bytes()).hexdigest()
+    assert (said["name"], said["network"], said["mean"]) == ("Our net", "my_model.py:make", [0.3])
+
+
+def test_safetensors_and_wrapped_states_are_the_same_model(here: Path) -> None:
+    """Names with "module." (DataParallel) and a dictionary around the state, as training scripts write them."""
+    state = torch.load(here / "my.pt", weights_only=True)
+    save_file(state, here / "my.safetensors")
+    torch.save({"net": {f"module.{k}": v for k, v in state.items()}, "epoch": 3}, here / "wrapped.pth")
+    for name in ("my.safetensors", "wrapped.pth"):
+        found = brought.from_file(here / name, "my_model.py:make").state
+        assert found.keys() == state.keys() and all(torch.equal(found[key], state[key]) for key in state)
+
+
+# --- what a network sees ------------------------------------------------------------------------------------------
+
+
+class First(nn.Module):
+    """The first channel's pixel and the last channel's."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.stack([x[:, 0, 0, 0], x[:, 2, 0, 0]], 1)
+
+
+def test_preprocessing_by_hand() -> None:
+    """RGB (0.2, 0.5, 0.8): BGR is (0.8, 0.5, 0.2); less the mean (0.1, 0, 0.2), over std (0.5, 1, 2)."""
+    x = torch.tensor([0.2, 0.5, 0.8]).view(1, 3, 1, 1)
+    plain = networks.Preprocessed(First())
+    torch.testing.assert_close(plain(x), torch.tensor([[0.2, 0.8]]))
+    both = networks.Preprocessed(First(), (0.1, 0.0, 0.2), (0.5, 1.0, 2.0), channels="bgr")
+    torch.testing.assert_close(both(x), torch.tensor([[1.4, 0.0]]))
+    assert both.state_dict() == {}
+
+
+def test_probabilities_become_logits_with_the_same_softmax() -> None:
+    chances = torch.tensor([[0.7, 0.2, 0.1], [1.0, 0.0, 0.0]])
+    model = networks.Preprocessed(nn.Identity(), outputs="probabilities")
+    torch.testing.assert_close(model(chances[:, :, None, None]).flatten(1).softmax(1), chances)
+
+
+def test_a_timm_network_takes_the_channels_and_classes_of_the_data() -> None:
+    model = networks.network("timm/resnet18", (1, 32, 32), 7).eval()
+    assert model(torch.zeros(1, 1, 32, 32)).shape == (1, 7)
+
+
+# --- what is implausible ------------------------------------------------------------------------------------------
+
+
+def test_chance_by_hand() -> None:
+    """100 labels of ten classes: P(X >= 18) > 0.01 > P(X >= 19). Where one class has 75, 75 is at chance."""
+    labels = torch.arange(100) % 10
+    below = sum(math.comb(100, k) * 0.1**k * 0.9 ** (100 - k) for k in range(18))
+    assert 1 - below > plausible.LEVEL > 1 - below - math.comb(100, 18) * 0.1**18 * 0.9**82
+    assert plausible.at_chance(18, labels) and not plausible.at_chance(19, labels)
+    assert plausible.at_chance(75, torch.tensor([0] * 75 + [1] * 25))
+
+
+@pytest.mark.parametrize(
+    ("options", "flag", "advice"),
+    [
+        ("--model my_model.py:make --mean 0.3 --std 0.0001", "the loss has no gradient on more than 1%", None),
+        ("--model my_model.py:noisy", plausible.RANDOM, "two passes over the same images differ"),
+        ("--model my_model.py:softmax", plausible.PROBABILITIES, "say --outputs probabilities"),
+        ("--model my_model.py:make --outputs probabilities", plausible.NOT_PROBABILITIES, "say --outputs logits"),
+    ],
+)
+def test_doubts_are_said_and_stand_in_the_table(here: Path, run: Run, options: str, flag: str, advice: str) -> None:
+    code, out, err = run(f"fatbench evaluate my.pt {options} --dataset digits -n 40 --attack fgsm")
+    assert code == 0
+    assert flag in out and flag in err
+    assert advice is None or advice in err
+
+
+def test_a_model_at_chance_is_said_to_be(here: Path, run: Run) -> None:
+    torch.save({"1.weight": torch.zeros(10, 64), "1.bias": torch.arange(10.0)}, here / "my.pt")
+    _, out, err = run(f"{MINE} --attack fgsm")
+    assert "† accuracy is at chance" in out
+    assert "check --mean, --std, --channels, --size and the order of classes" in err
+
+
+def test_right_probabilities_are_not_doubted(here: Path, run: Run) -> None:
+    command = MINE.replace(":make", ":softmax") + " --outputs probabilities --attack fgsm --format json"
+    found = json.loads(run(command)[1])
+    assert found["doubts"] == []
+    plain = json.loads(run(f"{MINE} --attack fgsm --format json")[1])
+    first, second = (one["tables"][0]["rows"][0]["measured"]["fgsm"]["mean"] for one in (found, plain))
+    assert first == second
+
+
+# --- what a person can get wrong ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        ("my.pt", 5, "my.pt: damaged, or not a checkpoint of ours"),
+        ("my.pt --dataset digits", 2, "--dataset: a state dict needs --model timm/NAME or --model FILE.py:FUNCTION"),
+        ("my.pt --model my_model.py:make", 2, "say the data set by --dataset NAME, or --like SUITE"),
+        ("no.pt --model my_model.py:make --dataset digits", 5, "no.pt: no such file"),
+        (
+            "my.pt --model my_model.py:mak --dataset digits",
+            2,
+            "my_model.py has no function 'mak' (did you mean 'make'?)",
+        ),
+        ("my.pt --model other.py:make --dataset digits", 2, "--model: no such file: other.py"),
+        ("my.pt --model resnet18 --dataset digits", 2, "expected timm/NAME or FILE.py:FUNCTION, got 'resnet18'"),
+        ("my.pt --model timm/resnet81 --dataset digits", 2, "timm has no network 'resnet81' (did you mean 'resnet"),
+        ("my.pt --model my_model.py:broken --dataset digits", 5, "my_model.py:broken(): KeyError: 'no such layer'"),
+        ("my.pt --model my_model.py:not_a_network --dataset digits", 2, "returned a dict, not a torch.nn.Module"),
+        (
+            "my.pt --model my_model.py:two --dataset digits",
+            2,
+            "my.pt is of another network: 1.weight is 10x64, 2x64 need",
+        ),
+        ("my.pt --model my_model.py:make --dataset digits --size 16", 2, "does not take images of 1x16x16"),
+        ("my.pt --model my_model.py:make --dataset digit", 2, "no data is named 'digit' (did you mean 'digits'?)"),
+        ("my.pt --model my_model.py:make --dataset digits --mean 0.5", 2, "--mean and --std go together"),
+        (
+            "my.pt --model my_model.py:make --dataset digits --mean 0,0 --std 1,1",
+            2,
+            "2 numbers for images of 1 channels",
+        ),
+        ("my.pt --model my_model.py:make --dataset digits --mean x --std 1", 2, "--mean: expected numbers such as 0.5"),
+        ("my.pt --model my_model.py:make --dataset digits --channels bgr", 2, "images of digits have 1 channel"),
+        (
+            "my.pt --model my_model.py:make --dataset digits --outputs log",
+            2,
+            "expected logits or probabilities, got 'log'",
+        ),
+        (
+            "my.pt --model my_model.py:make --dataset digits --eps big",
+            2,
+            "--eps: expected a radius such as 8/255 or 0.1",
+        ),
+        ("my.pt --model my_model.py:make --dataset digits --attack pgd2", 2, "no attack is named 'pgd2'"),
+        ("my.pt --model my_model.py:make --like sfat-cifar10 --smoke -n 5", 2, "leave out --attack, -n and --size"),
+        ("my.pt --model my_model.py:make --like sfat-cifar10 --dataset svhn", 2, "no cell is on svhn"),
+        ("my.pt --model my_model.py:make --dataset digits --smoke", 2, "say which by --like SUITE"),
+    ],
+)
+def test_mistakes(here: Path, run: Run, arguments: str, code: int, message: str) -> None:
+    found, out, err = run(f"fatbench evaluate {arguments}")
+    assert message in err and "Traceback" not in err
+    assert (found, out) == (code, "")
+
+
+def test_a_whole_module_is_not_a_state_dict(here: Path) -> None:
+    torch.save(nn.Linear(2, 2), here / "whole.pt")
+    with pytest.raises(MachineError, match=r"what is read is a state dict: torch\.save\(model\.state_dict\(\), FILE\)"):
+        brought.from_file(here / "whole.pt", "my_model.py:make")
+
+
+def test_a_network_for_other_classes(here: Path) -> None:
+    module = nn.Sequential(nn.Flatten(), nn.Linear(64, 2))
+    with pytest.raises(SpecError, match="gives 2 for an image, 10 numbers, one a class, are needed"):
+        fatbench.evaluate(module, dataset="digits", attacks=[])
+
+
+def test_a_task_like_a_suite_s_cells() -> None:
+    """Cells of one data set and the same attacks make one task; a cell of another size makes two."""
+    plan = files.load("sfat-cifar10").plan("smoke")
+    first = plan.cells[0]
+    task = brought.like(plan)
+    assert (task.data, task.evaluations, task.test) == (first.spec["data"], first.evaluations, first.spec["test"])
+    more = replace(plan, cells=[*plan.cells, replace(first, spec={**first.spec, "size": 16})])
+    with pytest.raises(SpecError, match="its cells differ in data, size or attacks: choose some by -k or --dataset"):
+        brought.like(more)
+
+
+# --- the whole way ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_a_plain_script_s_model_stands_beside_a_suite_s_rows(here: Path, run: Run, tmp_path: Path) -> None:
+    """The commands of docs/evaluate.md in order, on what SCRIPT trained; then its cell goes to another database."""
+    page = (ROOT / "docs" / "evaluate.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"^```sh\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    shown = [run(command) for block in blocks for command in block.strip().splitlines()]
+    assert [code for code, _, _ in shown] == [0] * 5
+    full, extra, _, like, both = (out for _, out, _ in shown)
+    assert "autoattack" in full and "cw" in full and "pyautoattack" in full
+    assert "pgd50 = pgd(eps=8/255, step=1/255, steps=50)" in extra
+    rows = [line for line in both.splitlines() if line.startswith("| ")]
+    digest = hashlib.sha256((here / "my.pt").read_bytes()).hexdigest()
+    mine = [line for line in rows if f"my.pt [{digest[:8]}]" in line]
+    assert mine and any("SFAT" in line for line in rows) and rows.index(mine[0]) > 0
+    assert "**" not in mine[0] and "<u>" not in mine[0]  # it competes with nobody
+    measured = re.findall(r"\d+\.\d\d", next(line for line in like.splitlines() if digest[:8] in line))
+    assert set(measured) <= {*re.findall(r"\d+\.\d\d", mine[0])}
+    assert f"not trained here: my.pt (SHA-256 {digest})" in both
+
+    assert "evaluate" in run("fatbench status")[1]
+    assert "2 done, 0 failed" in run("fatbench status evaluate")[1]  # of all test images, and of the suite's first 100
+    everything = run("fatbench report evaluate")
+    assert everything[0] == 0 and "autoattack" in everything[1]
+    cell = json.loads(run(f"{MINE.replace('-n 40', '-n 60')} --format json")[1])["cell"]
+    assert "autoattack" in run(f"fatbench show {cell}")[1] and "natural=" in run(f"fatbench logs {cell}")[1]
+    assert run("fatbench export -o all.jsonl")[0] == 0
+    assert run("fatbench import all.jsonl --db other.db")[0] == 0
+    assert "0 new numbers" in run("fatbench import all.jsonl --db other.db")[1]
+    assert run("fatbench report evaluate --db other.db")[1] == everything[1]
+
+
+def test_checkpoints_of_runs_are_evaluated_as_before(here: Path, run: Run) -> None:
+    done = fatbench.run("sfat-cifar10", preset="smoke", where="optimizer=FedAvg and method=FAT", jobs=1, quiet=True)
+    file = next(Path("results/fatbench-files", done["cell"][0]).glob("model-*.safetensors"))
+    code, out, _ = run(
+        f"fatbench evaluate {file} -n 20 --attack natural --attack '{{name: fgsm, eps: 8/255}}' --format json"
+    )
+    assert code == 0
+    assert [(row["label"], row["n"]) for row in json.loads(out)["results"]] == [("natural", 20), ("fgsm", 20)]

@@ -1,0 +1,174 @@
+"""Published weights: named by content, where they go, what a command says of them; a wrong file is never used."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from fatbench.cli import app as cli
+from fatbench.data import disk
+from fatbench.errors import MachineError, SpecError
+from fatbench.models import MODELS
+from fatbench.models.pretrained import of_tensors
+from fatbench.run.start import check_data
+from fatbench.run.worker import Job, Machine, work
+from fatbench.store.stages import Store
+from fatbench.suite import cells, signatures, weights
+from fatbench.suite.weights import WEIGHTS, Weights
+
+CONTENT = b"three words of weights"
+DIGEST = hashlib.sha256(CONTENT).hexdigest()
+VIT = {"patch": 4, "dim": 8, "depth": 1, "heads": 2}
+SPEC = {
+    "seed": 0, "data": {"name": "digits"}, "train": 40, "test": 20, "partition": {"name": "iid", "clients": 2},
+    "protocol": {
+        "name": "fedavg", "rounds": 1, "rule": {"name": "samples"},
+        "local": {"epochs": 1, "batch": 20, "lr": 0.1, "objective": {"name": "standard"}},
+    },
+}  # fmt: skip
+
+
+def cell(text: str) -> dict[str, object]:
+    return cells.canonical({**SPEC, "model": {"name": "vit", **VIT, "weights": text}})
+
+
+@pytest.fixture
+def known(monkeypatch: pytest.MonkeyPatch) -> Weights:
+    """A name of the catalogue whose content is CONTENT."""
+    made = Weights("words", "words.pth", f"sha256:{DIGEST}", ("http://127.0.0.1:9/words.pth",), "Three words")
+    monkeypatch.setitem(WEIGHTS, "words", made)
+    return made
+
+
+def test_every_catalogued_file_has_a_whole_digest_and_an_address() -> None:
+    sizes = {"sha256": 64, "sha384": 96}
+    for name, one in WEIGHTS.items():
+        algorithm, _, found = one.digest.partition(":")
+        assert one.name == name
+        assert re.fullmatch(r"[0-9a-f]+", found) and len(found) == sizes[algorithm]
+        assert one.urls and one.urls[0].endswith(one.file)
+
+
+def test_the_identity_holds_the_content_and_not_the_path() -> None:
+    same = [cells.identity(cell(f"{file}@sha256:{DIGEST}")) for file in ("a.pth", "/there/b.safetensors")]
+    assert len(set(same)) == 1
+    others = [cells.identity(cell(text)) for text in (f"a.pth@sha256:{'0' * 64}", "timm", "t2t_vit_14")]
+    assert len({*same, *others}) == 4
+    short = signatures.without_defaults("Model", {"name": "vit", "weights": f"a.pth@sha256:{DIGEST}"})
+    assert short == {"name": "vit", "weights": f"sha256:{DIGEST}"}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "81.5_T2T_ViT_14.pth.tar",
+            "expected the file's content too, FILE@sha256:<64 hex digits> (sha256sum FILE says",
+        ),
+        ("a.pth@sha256:12", "expected the file's content too"),
+        ("t2t_vit14", "or a known name (did you mean 't2t_vit_14'?), got 't2t_vit14'"),
+    ],
+)
+def test_a_suite_that_names_no_content_is_refused(text: str, message: str) -> None:
+    with pytest.raises(SpecError, match=re.escape(message)):
+        cell(text)
+
+
+def test_states_of_a_file(tmp_path: Path, known: Weights) -> None:
+    """missing -> complete -> damaged; the folder of weights lies in that of the data sets."""
+    assert weights.status(known, tmp_path)["state"] == "missing"
+    file = tmp_path / "weights" / "words.pth"
+    assert weights.described("words", tmp_path) == (
+        f"words: words.pth in {file.parent} (missing, fatbench data prepare words fetches it), sha256:{DIGEST}"
+    )
+    file.parent.mkdir()
+    file.write_bytes(CONTENT)
+    row = disk.verify("words", tmp_path)
+    assert (row["state"], row["where"], row["found"]) == ("complete", str(file), f"sha256:{DIGEST}")
+    file.write_bytes(CONTENT + b".")
+    found = hashlib.sha256(CONTENT + b".").hexdigest()
+    assert disk.verify("words", tmp_path)["message"] == f"{file}: its digest is sha256:{found}, not sha256:{DIGEST}"
+    with pytest.raises(MachineError, match="move it away, then 'fatbench data prepare words' fetches it"):
+        disk.prepare("words", tmp_path)
+
+
+def test_prepare_fetches_and_checks(tmp_path: Path, known: Weights, monkeypatch: pytest.MonkeyPatch) -> None:
+    from torchvision.datasets import utils
+
+    got = []
+
+    def download(url: str, folder: str, name: str, md5: str | None) -> None:
+        got.append((url, md5))
+        Path(folder, name).write_bytes(CONTENT if len(got) == 1 else b"an error page")
+
+    monkeypatch.setattr(utils, "download_url", download)
+    assert disk.prepare("words", tmp_path)["state"] == "complete"
+    assert disk.prepare("words", tmp_path)["state"] == "complete"
+    assert got == [("http://127.0.0.1:9/words.pth", None)]  # once
+    (tmp_path / "weights" / "words.pth").unlink()
+    with pytest.raises(MachineError, match=r"its digest is sha256:[0-9a-f]{64}, not "):
+        disk.prepare("words", tmp_path)
+
+
+def test_a_run_with_another_file_is_refused_before_it_starts(tmp_path: Path, known: Weights) -> None:
+    job = Job("x", cell("words"), [], ["last"], "s", "paper")
+    with pytest.raises(MachineError, match=r"model: weights: words: no file .* \(fatbench data prepare words\)"):
+        check_data([job], tmp_path)
+    (tmp_path / "weights").mkdir()
+    (tmp_path / "weights" / "words.pth").write_bytes(b"else")
+    with pytest.raises(MachineError, match=r"model: weights: words: .*its digest is sha256:"):
+        check_data([job], tmp_path)
+
+
+def test_what_was_used_is_in_the_provenance(tmp_path: Path) -> None:
+    """A file in the folder of weights, named with its digest: the cell trains from it, its run says so."""
+    donor = MODELS["vit"]((1, 8, 8), 10, **VIT)
+    (tmp_path / "weights").mkdir()
+    file = tmp_path / "weights" / "vit.pth"
+    torch.save(donor.backbone.state_dict(), file)
+    digest = weights.digest(file)
+    spec = cell(f"vit.pth@{digest}")
+    job = Job(cells.identity(spec), spec, [], ["last"], "s", "paper")
+    check_data([job], tmp_path)
+    machine = Machine(db=str(tmp_path / "a.db"), files=str(tmp_path / "files"), data=str(tmp_path), path="loop")
+    with Store.open(machine.db, create=True) as store:
+        assert work(job, machine, store) == "done"
+        assert store.runs([job.cell])[0]["weights"] == {"source": "vit.pth", "digest": digest}
+
+
+def test_the_digest_of_tensors_is_of_their_names_shapes_and_contents() -> None:
+    state = {"b": torch.ones(2), "a": torch.tensor(3)}
+    by_hand = hashlib.sha256()
+    by_hand.update(b"a torch.int64 a number\n" + (3).to_bytes(8, "little"))
+    by_hand.update(b"b torch.float32 2\n" + b"\x00\x00\x80\x3f" * 2)
+    assert of_tensors(state) == f"sha256:{by_hand.hexdigest()}"
+    assert of_tensors(dict(reversed(state.items()))) == of_tensors(state)
+    assert of_tensors({**state, "b": torch.ones(1, 2)}) != of_tensors(state)
+
+
+def test_commands_say_which_file_they_want(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FATBENCH_DATA", str(tmp_path))
+    monkeypatch.setenv("COLUMNS", "400")
+
+    def run(*arguments: str) -> str:
+        monkeypatch.setattr(sys, "argv", ["fatbench", *arguments])
+        with pytest.raises(SystemExit):
+            cli.main()
+        return capsys.readouterr().out
+
+    said = f"t2t_vit_14: 81.5_T2T_ViT_14.pth.tar in {tmp_path / 'weights'} (missing, fatbench data prepare t2t_vit_14"
+    suite = ("fat-transformers-noniid2", "-k", "model='T2T-ViT-14'")
+    assert said in run("suite", "show", suite[0])
+    assert said in run("plan", "suite", *suite)
+    assert said in run("doctor")
+    assert "t2t_vit_14   missing" in run("data", "list")
+    planned = json.loads(run("plan", "suite", *suite, "--format", "json"))["weights"]
+    assert [(row["name"], row["state"]) for row in planned] == [("t2t_vit_14", "missing")]
