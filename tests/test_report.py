@@ -361,6 +361,58 @@ def test_rows_on_other_data_are_not_compared(tmp_path: Path) -> None:
     assert [row.values[0][0].rank for row in grid.rows] == ["second", "best", "best", "best", "second"]
 
 
+SPLIT = "IID: {partition: {name: iid, clients: 5}}"
+APART = {
+    "partition": SPLIT,
+    "clients": "IID: {partition: {clients: 10}}",
+    "training": "IID: {protocol: {local: {objective: {attack: {steps: 7}}}}}",
+    "data": "IID: {data: {name: svhn, variant: jpeg75}}",
+}
+
+
+@pytest.mark.parametrize("what", APART)
+def test_rows_that_do_not_compete_have_a_best_each(what: str, tmp_path: Path) -> None:
+    """natural: FAT 0.585, SFAT and Uniform 0.63 in one league; FAT 0.70 and SFAT 0.60 in the other. 0.63 stays best."""
+    text = SUITE.replace(SPLIT, APART[what]).replace("    across: [split]\n", "")
+    text = without_published(text.replace("    rows: [method]\n", "    rows: [split, method]\n", 1))
+    values = {**VALUES, ("IID", ODD, 6): accuracies(0.6, 0.6)}
+
+    def ranks(text: str) -> tuple[list[str], str]:
+        found = written(tmp_path, text)
+        plan = found.plan("paper")
+        grid = build(found, plan, rows_of(plan, values))[0]
+        return [row.values[0][0].rank for row in grid.rows], notes(grid)["marks"]
+
+    apart, said = ranks(text)
+    assert apart == ["second", "best", "best", "best", "second"]
+    assert said == (
+        "bold: best, underlined: second of a column with the same data, partition, clients, training objective"
+        " and test attack; measured numbers only"
+    )
+    if what != "data":
+        together, said = ranks(
+            text.replace("    rows: [split, method]\n", "    rows: [split, method]\n    rivals: [split, method]\n")
+        )
+        assert together == ["", "second", "second", "best", ""]
+        assert said == "bold: best, underlined: second of a column; measured numbers only"
+
+
+def test_a_reduced_preset_shows_no_difference_to_what_is_published(tiny: Suite) -> None:
+    """0.58 measured and 0.5745 published: +0.55 points in the preset paper, nothing in smoke, in any format."""
+    plan = tiny.plan("smoke")
+    grids = build(tiny, plan, rows_of(plan, VALUES, best=1))
+    value = at(grids[0], "FAT", "natural", "Non-IID")
+    assert (value.mean, value.published, value.difference) == (0.58, 0.5745, None)
+    assert notes(grids[0])["published"] == (
+        "published/tiny.csv; no difference is shown: the settings are not the paper's"
+    )
+    for name in report.FORMATS:
+        assert "0.55" not in report.render(grids, name) and "57.45" in report.render(grids, name).replace(
+            "0.5745", "57.45"
+        )
+    assert "difference." not in report.render(grids, "terminal")
+
+
 # --- headings with a condition, rows that compete, paired tests --------------------------------------------------
 
 CONDITIONED = """\
@@ -446,13 +498,14 @@ def test_a_heading_whose_points_a_preset_leaves_out(tmp_path: Path) -> None:
 
 def test_the_groups_of_a_row_compete(tmp_path: Path) -> None:
     """natural, seed 6: FAT 0.58 skewed and 0.70 even, SFAT 0.64 and nothing: SFAT wins its column and no row."""
-    text = SUITE.replace("    across: [split]\n", "    across: [split]\n    compete: row\n")
+    text = SUITE.replace("    across: [split]\n", "    across: [split]\n    compete: row\n    rivals: [split]\n")
     grids = []
-    for one in (SUITE, text):
+    for one in (SUITE, text, text.replace("    rivals: [split]\n", "")):
         found = written(tmp_path, one)
         plan = found.plan("paper", seeds=[6])
         grids.append(build(found, plan, rows_of(plan, VALUES))[0])
-    column, row = grids
+    column, row, apart = grids
+    assert not any(value.rank for value in apart.all())  # two partitions: nothing to compete with in any row
     assert [at(column, "FAT", "natural", split).rank for split in ("Non-IID", "IID")] == ["second", ""]
     assert at(column, ODD, "natural", "Non-IID").rank == "best"
     assert [at(row, "FAT", "natural", split).rank for split in ("Non-IID", "IID")] == ["second", "best"]
@@ -956,7 +1009,9 @@ def test_latex_layouts(tmp_path: Path, rows: int, headings: int, style: str, tur
 def test_latex_of_six_groups_of_three_headings_is_split_by_group(tmp_path: Path) -> None:
     """Twelve rows, six groups, three headings, each with a published number: two floats of three whole groups."""
     text = SUITE[: SUITE.index("axes:")] + "axes:\n  model:\n"
-    text += "".join(f"    model {i}: {{protocol: {{local: {{epochs: {i + 1}}}}}}}\n" for i in range(12)) + "  aggregator:\n"
+    text += (
+        "".join(f"    model {i}: {{protocol: {{local: {{epochs: {i + 1}}}}}}}\n" for i in range(12)) + "  aggregator:\n"
+    )
     text += "".join(f"    Aggregator {i}: {{protocol: {{local: {{batch: {i + 1}}}}}}}\n" for i in range(6))
     text += SUITE[SUITE.index("evaluate:") : SUITE.index("tables:")].replace("    overrides: [{set", "    #[{set")
     text += """\

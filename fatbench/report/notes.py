@@ -16,6 +16,7 @@ from fatbench.suite.cells import Cell, Plan
 from fatbench.suite.files import Suite
 from fatbench.suite.tables import Table
 
+NOT_COMPARED = "no difference is shown: the settings are not the paper's"
 SYMBOLS = ("†", "‡", "§", "¶")
 
 
@@ -66,9 +67,11 @@ def notes(
     elif attacks:
         yield "attacks", attacks
     if any(value.rank for value in grid.all()):
-        several = len({repr(cell.spec["data"]) for cell in cells}) > 1
         over = f"of a {table.compete}" + " under the same heading" * (table.compete == "row")
-        over += " on the same data" * several
+        if grid.split and table.rivals:
+            over += f" on the same data that differ in {_listed(table.rivals)} alone"
+        elif grid.split:
+            over += " with the same data, partition, clients, training objective and test attack"
         yield "marks", f"bold: best, underlined: second {over}; measured numbers only"
     values = list(grid.all())
     missing = sum(value.planned and value.mean is None for value in values)
@@ -87,7 +90,8 @@ def notes(
         if reasons := list(dict.fromkeys(holes)):
             yield "not run", "; ".join(reasons)
     if lookup is not None and grid.has_published:
-        yield "published", f"{lookup.name}; difference = measured - published{_points(grid)}"
+        compared = f"difference = measured - published{_points(grid)}" if plan.preset == "paper" else NOT_COMPARED
+        yield "published", f"{lookup.name}; {compared}"
         for problem in lookup.problems:
             yield "published", problem
     if any(value.marks for value in values):

@@ -102,6 +102,7 @@ class Table(Shown):
     best: dict[str, Best] = Field(default="max", validate_default=True)
     published: Published | None = None
     compete: Literal["column", "row"] = "column"  # among what the best and the second are marked
+    rivals: Axes = Field(default=[])  # axes whose labels compete whatever they set, such as the training objective
     test: Paired | None = Field(default=None, alias="paired")
 
     @property
