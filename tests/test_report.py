@@ -390,9 +390,8 @@ def test_rows_that_do_not_compete_have_a_best_each(what: str, tmp_path: Path) ->
         " and test attack; measured numbers only"
     )
     if what != "data":
-        together, said = ranks(
-            text.replace("    rows: [split, method]\n", "    rows: [split, method]\n    rivals: [split, method]\n")
-        )
+        shown = "    rows: [split, method]\n"
+        together, said = ranks(text.replace(shown, f"{shown}    rivals: [split, method]\n"))
         assert together == ["", "second", "second", "best", ""]
         assert said == "bold: best, underlined: second of a column; measured numbers only"
 
@@ -407,9 +406,8 @@ def test_a_reduced_preset_shows_no_difference_to_what_is_published(tiny: Suite) 
         "published/tiny.csv; no difference is shown: the settings are not the paper's"
     )
     for name in report.FORMATS:
-        assert "0.55" not in report.render(grids, name) and "57.45" in report.render(grids, name).replace(
-            "0.5745", "57.45"
-        )
+        text = report.render(grids, name)
+        assert "0.55" not in text and ("57.45" in text or "0.5745" in text), name
     assert "difference." not in report.render(grids, "terminal")
 
 
