@@ -411,6 +411,101 @@ def test_a_reduced_preset_shows_no_difference_to_what_is_published(tiny: Suite) 
     assert "difference." not in report.render(grids, "terminal")
 
 
+# --- radii, and the clients' own accuracies ----------------------------------------------------------------------
+
+SWEPT = SUITE.replace("pgd20: {name: pgd, eps: 8/255, step", "pgd20: {name: pgd, eps: [2/255, 8/255], step").replace(
+    "autoattack: {name: autoattack, eps: 8/255}", "autoattack: {name: autoattack, norm: L2, eps: 0.5}"
+)
+
+
+def test_a_list_of_radii_is_a_stage_and_a_column_each(tmp_path: Path) -> None:
+    """The stage of 8/255 is the one that the attack alone would have but for its name; headings name the radius."""
+    found = written(tmp_path, SWEPT)
+    plan = found.plan("paper")
+    assert plan.metrics() == ["natural", "fgsm", "pgd20_2_255", "pgd20_8_255", "autoattack"]
+    assert [e.attack["eps"] for e in plan.cells[0].evaluations if e.sweep == "pgd20"] == ["2/255", "8/255"]
+    values = {
+        ("Non-IID", method, 6): {"natural": 0.6, "pgd20_2_255": 0.5, "pgd20_8_255": value}
+        for method, value in (("FAT", 0.3), (ODD, 0.4))
+    }
+    grid = build(found, plan, rows_of(plan, values))[0]
+    assert [column.heading for column in grid.columns] == ["natural", "PGD-20 2/255", "PGD-20 8/255", "AA"]
+    assert [column.metric for column in grid.columns] == ["natural", "pgd20_2_255", "pgd20_8_255", "autoattack"]
+    assert [column.best for column in grid.columns] == ["max", "max", "max", "none"]
+    assert at(grid, "FAT", "PGD-20 2/255", "Non-IID").mean == 0.5
+    assert [at(grid, method, "PGD-20 8/255", "Non-IID").rank for method in ("FAT", ODD)] == ["second", "best"]
+    assert notes(grid)["attacks"].count("pgd(eps=") == 0  # the last line of that name: who ran them
+    said = next(text for what, text in grid.notes if what == "attacks")
+    assert "pgd20_2_255 = pgd(eps=2/255, step=2/255, steps=20); pgd20_8_255 = pgd(eps=8/255" in said
+    assert said.endswith("autoattack = autoattack(eps=0.5, norm=L2)")
+    assert "PGD-20 8/255" in report.render([grid], "latex")
+
+
+@pytest.mark.parametrize(
+    ("radii", "message"),
+    [
+        ("[]", "eps: the list of radii is empty: give one, such as [2/255, 4/255, 8/255]"),
+        ("[2/255, 2/255]", "eps: two metrics would be named 'pgd20_2_255'"),
+        ("[2/255, near]", "eps: should be a valid number, got 'near'"),
+    ],
+)
+def test_radii_that_make_no_columns(tmp_path: Path, radii: str, message: str) -> None:
+    found = written(tmp_path, SWEPT.replace("[2/255, 8/255]", radii))
+    with pytest.raises(SpecError, match=re.escape(message)) as error:
+        found.plan("paper")
+    assert "tiny.yaml:34" in str(error.value)
+
+
+def test_a_preset_takes_all_radii_out_by_the_attacks_name(tmp_path: Path) -> None:
+    found = written(tmp_path, SWEPT.replace("attacks: {autoattack: null}", "attacks: {pgd20: null}"))
+    assert found.plan("smoke").metrics() == ["natural", "fgsm", "autoattack"]
+    grid = build(found, found.plan("smoke"), [])[0]
+    assert notes(grid)["left out"] == "PGD-20: not evaluated in this preset"
+
+
+PRIORS = """\
+  - id: P
+    title: Every client
+    rows: [method]
+    across: [split]
+    values:
+      mean: prior_mean:pgd20
+      worst: prior_worst:pgd20
+      tenth: prior_tenth:pgd20
+      std: prior_std:pgd20
+      client 3: "prior:pgd20[3]"
+      client 99: "prior:pgd20[99]"
+"""
+
+
+@pytest.mark.parametrize("stored", [False, True])
+def test_statistics_over_the_clients_own_accuracies(tmp_path: Path, stored: bool) -> None:
+    """a = 0.0, 0.1, ..., 0.9: mean 0.45, worst 0, tenth 0, std 0.28723; of 11 clients the tenth is two, mean 0.05."""
+    found = written(tmp_path, SUITE + PRIORS)
+    plan = found.plan("paper", seeds=[6])
+    rows = rows_of(plan, {("Non-IID", "FAT", 6): accuracies(0.6, 0.45), ("IID", "FAT", 6): accuracies(0.6, 0.5)})
+    for cell in plan.cells:
+        if cell.key["method"] == "FAT":
+            stage = next(e for e in cell.evaluations if e.label == "pgd20").stage(3)
+            clients = 10 if cell.key["split"] == "Non-IID" else 11
+            rows += [number(cell, stage, "prior_accuracy", 3, k / 10, 10_000, k) for k in range(clients)]
+    if stored:
+        with Store.open(str(tmp_path / "f.db"), create=True) as store:
+            fill(store, plan, rows, lambda cell: {})
+            grid = report.tables(found, plan, store)[2]
+    else:
+        grid = build(found, plan, rows)[2]
+    headings = ["mean", "worst", "tenth", "std", "client 3", "client 99"]
+    said = [at(grid, "FAT", heading, "Non-IID").mean for heading in headings]
+    assert said == pytest.approx([0.45, 0.0, 0.0, 0.2872281, 0.3, None])
+    assert at(grid, "FAT", "tenth", "IID").mean == pytest.approx(0.05)
+    assert [column.metric for column in grid.columns][:2] == ["prior_mean:pgd20", "prior_worst:pgd20"]
+    assert all(column.unit == "percent" for column in grid.columns)
+    assert "weighted by its own share of each class" in notes(grid)["clients"]
+    assert notes(grid)["checkpoint"] == "last round (3)"
+    assert at(grid, "Uniform", "mean", "Non-IID").mean is None
+
+
 # --- headings with a condition, rows that compete, paired tests --------------------------------------------------
 
 CONDITIONED = """\

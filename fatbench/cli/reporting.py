@@ -49,6 +49,15 @@ def status(
             show.status(plan, rows)
 
 
+def checkpoint(select: str) -> Checkpoint:
+    """What --select names. SpecError: no such checkpoint."""
+    from fatbench.suite import model
+
+    if select not in model.CHECKPOINTS:
+        raise SpecError(f"--select: no checkpoint is named '{select}'{did_you_mean(select, model.CHECKPOINTS)}")
+    return cast("Checkpoint", select)
+
+
 def report(
     name: Annotated[str | None, typer.Argument(help="A suite's name or file; none: every suite with results.")] = None,
     format: Annotated[
@@ -67,19 +76,17 @@ def report(
     from fatbench import report as reporting
     from fatbench import settings
     from fatbench.run import progress
-    from fatbench.suite import files, model
+    from fatbench.suite import files
 
     format = known_format(
         format or ("terminal" if sys.stdout.isatty() and output is None else "markdown"), reporting.FORMATS
     )
-    if select not in model.CHECKPOINTS:
-        raise SpecError(f"--select: no checkpoint is named '{select}'{did_you_mean(select, model.CHECKPOINTS)}")
     grids = []
     with existing(db) as store:
         run = set() if name or store is None else {one for one, _ in progress.by_suite(store)}
         for one in [name] if name else [one for one in files.available() if one in run]:
             chosen, plan = plan_in(one, preset, smoke, seeds, where, store)
-            grids += reporting.tables(chosen, plan, store, select=cast("Checkpoint", select), published=published)
+            grids += reporting.tables(chosen, plan, store, select=checkpoint(select), published=published)
     if not grids and name is None:
         raise NothingMatched("the database holds no results yet: fatbench run suite NAME")
     if format == "html":
@@ -98,6 +105,7 @@ def plot(
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="Folder; default: results/figures, of csv stdout.")
     ] = None,
+    select: Select = "last",
     preset: Preset = None,
     smoke: Smoke = False,
     where: Where = None,
@@ -113,7 +121,7 @@ def plot(
         chosen, plan = plan_in(name, preset, smoke, seeds, where, store)
         if not chosen.figures:
             raise NothingMatched(f"suite '{chosen.name}' has no figures")
-        plots = reporting.figures(chosen, plan, store, figure)
+        plots = reporting.figures(chosen, plan, store, figure, select=checkpoint(select))
         for missing in reporting.unknown(plots, plan, store):
             print(f"fatbench: {missing}", file=sys.stderr)
     if format == "csv":

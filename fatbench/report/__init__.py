@@ -98,7 +98,9 @@ def check(suite: Suite, plan: Plan) -> None:
         series.check(plan, figure)
 
 
-def figures(suite: Suite, plan: Plan, store: Store | None, only: str | None = None) -> list[Plot]:
+def figures(
+    suite: Suite, plan: Plan, store: Store | None, only: str | None = None, *, select: Checkpoint = "last"
+) -> list[Plot]:
     """The figures of a suite, or the one with an id, with what the database has. SpecError: no such figure."""
     from fatbench.report import query, series
 
@@ -107,9 +109,9 @@ def figures(suite: Suite, plan: Plan, store: Store | None, only: str | None = No
         raise SpecError(f"suite '{suite.name}' has no figure '{only}'{did_you_mean(only, ids)}")
     wanted = [figure for figure in suite.figures if only in (None, figure.id)]
     if store is None:
-        return series.build(suite, plan, [], wanted)
-    found = query.gather_series(wanted, plan, store)
-    return series.build(suite, plan, found.rows, wanted, runs=found.runs)
+        return series.build(suite, plan, [], wanted, select=select)
+    found = query.gather_series(wanted, plan, store, select)
+    return series.build(suite, plan, found.rows, wanted, select=select, rounds=found.rounds, runs=found.runs)
 
 
 def drawable(plots: Sequence[Plot], files: Path) -> list[Plot]:

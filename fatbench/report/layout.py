@@ -16,7 +16,7 @@ from fatbench.report.grid import Column, Comparison, Grid, Group, Row, Value, la
 from fatbench.report.notes import footnotes, notes
 from fatbench.report.numbers import Found, Numbers, Outcomes, Source, metric_names
 from fatbench.report.paired import paired
-from fatbench.report.places import Names, Places, absent, places_of
+from fatbench.report.places import Names, Places, absent, places_of, spread
 from fatbench.report.published import Lookup
 from fatbench.store.selection import Checkpoint
 from fatbench.suite.cells import Cell, Plan
@@ -46,7 +46,9 @@ def build(
     """
     numbers = Numbers(plan, rows, select, rounds or {}, outcomes, runs)
     return [
-        grid for table in suite.tables if (grid := _grid(suite, plan, table, numbers, published, failed)) is not None
+        grid
+        for table in suite.tables
+        if (grid := _grid(suite, plan, spread(table, plan), numbers, published, failed)) is not None
     ]
 
 

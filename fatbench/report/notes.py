@@ -17,6 +17,10 @@ from fatbench.suite.files import Suite
 from fatbench.suite.tables import Table
 
 NOT_COMPARED = "no difference is shown: the settings are not the paper's"
+PRIOR = (
+    "a client's accuracy is the mean of the test set's accuracies by class, weighted by its own share of each class;"
+    " tenth: mean of the worst tenth of the clients; std: over clients (ddof 0)"
+)
 SYMBOLS = ("†", "‡", "§", "¶")
 
 
@@ -55,6 +59,8 @@ def notes(
     yield "suite", f"{preset}. {plan.note}".removesuffix(". ")
     yield "data", data_note(facts, cells)
     yield "checkpoint", "; ".join(_checkpoint(grid, plan, cells))
+    if priors := [c.heading for c in grid.columns if c.source.stage.startswith("prior")]:
+        yield "clients", f"{_listed(priors)}: {PRIOR}"
     if said := _conditions(grid.columns):
         yield "columns", said
     seeds = ", ".join(map(str, grid.seeds))
@@ -137,7 +143,7 @@ def _checkpoint(grid: Grid, plan: Plan, cells: Sequence[Cell]) -> Iterable[str]:
     """Which round's model the numbers are of."""
     stages = {column.source.stage for column in grid.columns}
     last = f"{WORDS['last']} ({_listed({str(cell.spec['protocol']['rounds']) for cell in cells})})"
-    if "evaluation" in stages:
+    if any(stage == "evaluation" or stage.startswith("prior") for stage in stages):
         yield last if grid.select == "last" else WORDS[grid.select]
         if grid.select not in plan.checkpoints:
             yield f"this preset evaluates {_listed(plan.checkpoints)} only"
