@@ -32,6 +32,7 @@ from fatbench import report
 from fatbench.engine.rounds import Number
 from fatbench.errors import SpecError
 from fatbench.report import flags, latex, markdown, terminal
+from fatbench.report.combined import combine
 from fatbench.report.grid import Grid, Value
 from fatbench.report.layout import build
 from fatbench.report.numbers import EVERY, Source, metric_names
@@ -504,6 +505,49 @@ def test_statistics_over_the_clients_own_accuracies(tmp_path: Path, stored: bool
     assert "weighted by its own share of each class" in notes(grid)["clients"]
     assert notes(grid)["checkpoint"] == "last round (3)"
     assert at(grid, "Uniform", "mean", "Non-IID").mean is None
+
+
+# --- several suites in one table ---------------------------------------------------------------------------------
+
+
+def test_cells_of_several_suites_in_one_table(tmp_path: Path) -> None:
+    """tiny and a copy whose FAT has another learning rate: SFAT is one cell of both, FAT two."""
+    two = written(tmp_path, SUITE)
+    text = (
+        without_published(SUITE)
+        .replace("name: tiny", "name: other")
+        .replace("FAT: {}", "FAT: {protocol: {local: {lr: 0.5}}}")
+    )
+    (tmp_path / "other.yaml").write_text(text)
+    other = files.load(str(tmp_path / "other.yaml"))
+    parts = [(two, two.plan("paper", [6], "split=Non-IID")), (other, other.plan("paper", [6], "split=Non-IID"))]
+    chosen, plan = combine(parts, ["suite", "method"], ["split", "natural", "pgd20"])
+    assert (chosen.name, plan.preset, len(plan.cells)) == ("tiny + other", "paper", 6)
+    rows = [
+        number(cell, cell.evaluations[0].stage(3), "natural", 3, 0.5 + 0.1 * (cell.key["suite"] == "other"), 10)
+        for cell in plan.cells
+        if cell.key["method"] == "FAT"
+    ]
+    grid = build(chosen, plan, rows)[0]
+    assert [tuple(row.key.values()) for row in grid.rows][::3] == [("tiny", "FAT"), ("other", "FAT")]
+    assert [group.label for group in grid.groups] == ["Non-IID"]
+    assert [column.heading for column in grid.columns] == ["natural", "pgd20"]
+    assert [row.values[0][0].mean for row in grid.rows] == [0.5, None, None, 0.6, None, None]
+    assert [row.values[0][0].rank for row in grid.rows][::3] == ["second", "best"]
+    _, plan = combine([(two, two.plan("paper", [6])), (two, two.plan("paper", [6]))], ["split", "method"], [])
+    assert len(plan.cells) == 5  # what two suites share is there once
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "message"),
+    [
+        (["metod"], [], "--rows: no axis is named 'metod' (did you mean 'method'?)"),
+        (["method"], ["pgd2"], "--columns: no axis or metric is named 'pgd2' (did you mean 'pgd20'?)"),
+    ],
+)
+def test_a_table_of_suites_with_unknown_names(tiny: Suite, rows: list[str], columns: list[str], message: str) -> None:
+    with pytest.raises(SpecError, match=re.escape(message)):
+        combine([(tiny, tiny.plan())], rows, columns)
 
 
 # --- headings with a condition, rows that compete, paired tests --------------------------------------------------

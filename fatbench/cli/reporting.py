@@ -58,8 +58,22 @@ def checkpoint(select: str) -> Checkpoint:
     return cast("Checkpoint", select)
 
 
+def _listed(text: str | None) -> list[str]:
+    """ "suite, method" as names."""
+    return [part.strip() for part in (text or "").split(",") if part.strip()]
+
+
 def report(
-    name: Annotated[str | None, typer.Argument(help="A suite's name or file; none: every suite with results.")] = None,
+    names: Annotated[
+        list[str] | None, typer.Argument(help="Names or files of suites; none: every suite with results.")
+    ] = None,
+    rows: Annotated[
+        str | None,
+        typer.Option("--rows", metavar="AXES", help="One table of all these suites: its rows, 'suite,method'."),
+    ] = None,
+    columns: Annotated[
+        str | None, typer.Option("--columns", metavar="LIST", help="Its columns: axes and metrics, 'natural,pgd20'.")
+    ] = None,
     format: Annotated[
         str | None, typer.Option("--format", help="markdown, latex, csv, json, html or terminal.")
     ] = None,
@@ -75,6 +89,7 @@ def report(
     """Tables: measured beside published, mean and spread over seeds."""
     from fatbench import report as reporting
     from fatbench import settings
+    from fatbench.report.combined import combine
     from fatbench.run import progress
     from fatbench.suite import files
 
@@ -83,11 +98,16 @@ def report(
     )
     grids = []
     with existing(db) as store:
-        run = set() if name or store is None else {one for one, _ in progress.by_suite(store)}
-        for one in [name] if name else [one for one in files.available() if one in run]:
-            chosen, plan = plan_in(one, preset, smoke, seeds, where, store)
+        run = set() if names or store is None else {one for one, _ in progress.by_suite(store)}
+        parts = [
+            plan_in(one, preset, smoke, seeds, where, store)
+            for one in names or [one for one in files.available() if one in run]
+        ]
+        if parts and (rows is not None or columns is not None):
+            parts = [combine(parts, _listed(rows), _listed(columns))]
+        for chosen, plan in parts:
             grids += reporting.tables(chosen, plan, store, select=checkpoint(select), published=published)
-    if not grids and name is None:
+    if not grids and not names:
         raise NothingMatched("the database holds no results yet: fatbench run suite NAME")
     if format == "html":
         reporting.illustrate(grids, settings.files_folder(settings.database(db)))

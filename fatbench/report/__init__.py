@@ -6,6 +6,7 @@
 | numbers, places | which stored number a source is; which cells stand at a place of a table |
 | layout, grid | the table that comes of it, and its parts |
 | notes, provenance, flags, paired, published | what is said under it, and where that comes from |
+| combined | one table over several suites |
 | text, markdown, latex, html, terminal, records | the formats |
 | series, plots, artifacts | figures; pictures of what a round keeps |
 

@@ -92,7 +92,7 @@ def places_of(plan: Plan, figure: Figure) -> Places:
 
 
 def check(plan: Plan, figure: Figure) -> None:
-    """SpecError: a line of several points of the grid, a panel of fractions and plain numbers, a curve of one radius."""
+    """SpecError: a line of several points, a panel of fractions and plain numbers, or a curve of one radius."""
     places_of(plan, figure)
     if figure.kind == "lines":
         single = {one.label for cell in plan.cells for one in cell.evaluations if not one.sweep}
