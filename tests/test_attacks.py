@@ -620,7 +620,7 @@ def test_autoattack_is_the_package_called_directly() -> None:
     assert torch.equal(x_adv[predicted == y], x[predicted == y])  # what withstands comes back as it was
 
 
-@pytest.mark.parametrize("version", ["rand", "plus"])
+@pytest.mark.parametrize("version", ["rand", pytest.param("plus", marks=pytest.mark.slow)])
 def test_other_versions_of_autoattack_are_the_packages(version: str) -> None:
     """Norm and version reach the package: its own call gives the same images, in float32 and where all is repeated."""
     model, x = wide(5), torch.rand(2, 1, 6, 6, generator=generator())

@@ -201,7 +201,7 @@ def _radii(label: str, attack: Any, attacks: Map) -> list[tuple[str, Any, str]]:
     place = attack.place("eps")
     if not radii:
         raise SpecError(f"{place}: the list of radii is empty: give one, such as [2/255, 4/255, 8/255]")
-    found = []
+    found: list[tuple[str, Any, str]] = []
     for eps in radii:
         name = f"{label}_{re.sub('[^0-9a-z]+', '_', str(eps).lower()).strip('_')}"
         if name in attacks or name in [other for other, _, _ in found]:
