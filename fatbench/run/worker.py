@@ -317,7 +317,13 @@ def _attack(
     import torch
 
     from fatbench.engine.accuracy import (
-        attacked, models_of, of_client, packed, prior_accuracy, unpacked, zero_gradients,
+        attacked,
+        models_of,
+        of_client,
+        packed,
+        prior_accuracy,
+        unpacked,
+        zero_gradients,
     )  # fmt: skip
     from fatbench.methods.attacks import implementation
 
