@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import inspect
 import io
 import logging
 import random
@@ -133,6 +134,92 @@ def test_pgd_starts() -> None:
     for start, image in expected.items():
         x_adv = attacks.pgd(conv(), x, y, generator(), eps=0.03, step=0.0, steps=1, start=start)  # type: ignore[arg-type]
         assert torch.allclose(x_adv, image, atol=1e-7), start
+
+
+# --- the L2 ball --------------------------------------------------------------------------------------------------
+# f(x) = (3 x_1 + 4 x_2, 0): the margin of class 0 is w x with w = (3, 4), so that within eps it falls by eps times the
+# dual norm of w, ||w||_2 = 5 and ||w||_1 = 7.
+
+
+@pytest.mark.parametrize(("norm", "fall", "end"), [("L2", 2.5, (0.2, 0.1)), ("Linf", 3.5, (0.0, 0.0))])
+@pytest.mark.parametrize("steps", [1, 4])
+def test_a_margin_falls_by_eps_times_the_dual_norm(
+    norm: str, fall: float, end: tuple[float, float], steps: int
+) -> None:
+    """eps 0.5 at (0.5, 0.5): L2 goes 0.5 (3/5, 4/5) down, L-infinity 0.5 (1, 1); in one step, or in four of 0.125."""
+    model, x = linear([3, 4], [0, 0]), pixels(0.5, 0.5)
+    x_adv = attacks.pgd(
+        model, x, torch.tensor([0]), generator(),
+        eps=0.5, step=0.5 / steps, steps=steps, start="none", norm=norm,  # type: ignore[arg-type]
+    )  # fmt: skip
+    assert torch.allclose(x_adv, pixels(*end), atol=1e-6)
+    with torch.no_grad():
+        fell = float(model(x)[0, 0] - model(x_adv)[0, 0])
+    assert fell == pytest.approx(fall, abs=1e-5)
+
+
+def test_l2_steps_go_on_until_the_ball_ends() -> None:
+    """Steps of 0.2 with eps 0.5 along -(3/5, 4/5): 0.2, 0.4, then the projection at 0.5."""
+    for steps, length in ((1, 0.2), (2, 0.4), (3, 0.5), (9, 0.5)):
+        x_adv = attacks.pgd(
+            linear([3, 4], [0, 0]), pixels(0.5, 0.5), torch.tensor([0]), generator(),
+            eps=0.5, step=0.2, steps=steps, start="none", norm="L2",
+        )  # fmt: skip
+        assert torch.allclose(x_adv, pixels(0.5 - 0.6 * length, 0.5 - 0.8 * length), atol=1e-6), steps
+
+
+@pytest.mark.parametrize("verdict", ["last", "any"])
+def test_an_image_without_a_gradient_stays_in_l2(verdict: str) -> None:
+    """Weights of zero: no direction, no move, no division by zero; the start is the image, or a draw around it."""
+    call = functools.partial(attacks.pgd, linear([0, 0], [0, 0]), pixels(0.5, 0.25), torch.tensor([0]))
+    settings = {"eps": 0.5, "step": 0.1, "steps": 3, "norm": "L2", "verdict": verdict}
+    assert torch.equal(call(generator(), start="none", **settings), pixels(0.5, 0.25))
+    length = 0.5 * torch.empty(1, 1, 1, 1).uniform_(generator=(g := generator(2)))
+    noise = torch.randn(1, 1, 1, 2, generator=g)
+    expected = (pixels(0.5, 0.25) + length * noise / noise.norm()).clamp(0, 1)
+    assert torch.allclose(call(generator(2), **settings), expected, atol=1e-6)
+
+
+def test_a_tiny_gradient_is_a_direction_too() -> None:
+    """Weights of 3e-25 and 4e-25, whose squares are zero in float32: the step is 0.5 (3/5, 4/5) all the same."""
+    x_adv = attacks.pgd(
+        linear([3e-25, 4e-25], [0, 0]), pixels(0.5, 0.5), torch.tensor([0]), generator(),
+        eps=0.5, step=0.5, steps=1, start="none", norm="L2",
+    )  # fmt: skip
+    assert torch.allclose(x_adv, pixels(0.2, 0.1), atol=1e-6)
+
+
+@drawn(eps=st.floats(0, 3), step=st.floats(0, 3), seed=st.integers(0, 99), size=st.integers(1, 4))
+@examples(max_examples=25, deadline=None)
+def test_l2_ball_and_box(eps: float, step: float, seed: int, size: int) -> None:
+    model, (x, y) = conv(), batch(size, seed=seed)
+    x_adv = attacks.pgd(model, x, y, generator(seed), eps=eps, step=step, steps=3, norm="L2")
+    assert x_adv.min() >= 0 and x_adv.max() <= 1
+    assert (x_adv - x).flatten(1).norm(dim=1).max() <= eps + 1e-5
+    if eps == 0:
+        assert torch.equal(x_adv, x)
+
+
+def test_l2_equals_torchattacks() -> None:
+    """Without a random start the same images; each of its own length, however the batch is made up."""
+    model, (x, y) = conv(), batch(16)
+    expected = torchattacks.PGDL2(model, eps=0.5, alpha=0.1, steps=10, random_start=False)(x, y)
+    call = functools.partial(attacks.pgd, eps=0.5, step=0.1, steps=10, start="none", norm="L2")
+    x_adv = call(model, x, y, generator())
+    assert torch.allclose(x_adv, expected, atol=1e-5, rtol=0)
+    assert (x_adv - x).flatten(1).norm(dim=1).max() > 0.49
+    assert torch.allclose(call(model, x[3:4], y[3:4], generator()), x_adv[3:4], atol=1e-6, rtol=0)
+
+
+def test_any_in_l2_is_the_first_wrong_iterate() -> None:
+    """Margin 3.5 at (0.5, 0.5), less 1 a step of 0.2, class 1 at 1.6: wrong after two steps, and then left alone."""
+    model = linear([3, 4], [0, 0])
+    model[1].bias = nn.Parameter(torch.tensor([0.0, 1.6]))
+    x_adv = attacks.pgd(
+        model, pixels(0.5, 0.5), torch.tensor([0]), generator(),
+        eps=0.5, step=0.2, steps=9, start="none", norm="L2", verdict="any",
+    )  # fmt: skip
+    assert torch.allclose(x_adv, pixels(0.26, 0.18), atol=1e-6)
 
 
 def test_fgsm_sfat_is_a_random_start_and_one_step() -> None:
@@ -533,6 +620,33 @@ def test_autoattack_is_the_package_called_directly() -> None:
     assert torch.equal(x_adv[predicted == y], x[predicted == y])  # what withstands comes back as it was
 
 
+@pytest.mark.parametrize("version", ["rand", pytest.param("plus", marks=pytest.mark.slow)])
+def test_other_versions_of_autoattack_are_the_packages(version: str) -> None:
+    """Norm and version reach the package: its own call gives the same images, in float32 and where all is repeated."""
+    model, x = wide(5), torch.rand(2, 1, 6, 6, generator=generator())
+    y = model(x).argmax(1)
+    x_adv = attacks.autoattack(model, x, y, generator(3), eps=0.3, version=version, norm="L2")  # type: ignore[arg-type]
+    seed = int(torch.randint(2**31, (1,), generator=generator(3)))
+    adversary = pyautoattack.AutoAttack(model, norm="L2", eps=0.3, seed=seed, version=version)
+    adversary.apgd_targeted.n_target_classes = adversary.fab.n_target_classes = 4
+    with torch.random.fork_rng():
+        expected, predicted = adversary.run_standard_evaluation(x, y, batch_size=2)
+    assert torch.equal(x_adv, expected)
+    assert (predicted != y).sum() > 0
+    assert (x_adv - x).flatten(1).norm(dim=1).max() <= 0.3 + 1e-5
+    with torch.autocast("cpu", torch.bfloat16):
+        blind = attacks.autoattack(HalfBlind(model).eval(), x, y, generator(3), eps=0.3, version=version, norm="L2")  # type: ignore[arg-type]
+    assert torch.equal(blind, expected)
+
+
+def wide(classes: int) -> nn.Module:
+    """A random linear classifier of 6 x 6 images."""
+    model = nn.Sequential(nn.Flatten(), nn.Linear(36, classes))
+    model[1].weight.data = torch.randn(classes, 36, generator=generator(4))
+    model[1].bias.data = 0.01 * torch.arange(classes)
+    return model.eval()
+
+
 def test_autoattack_in_half_precision_counts_what_float_confirms() -> None:
     """Broken are the images that the package breaks in float32, and what withstands comes back as it was.
 
@@ -569,14 +683,18 @@ def test_autoattack_standard_is_the_published_one(monkeypatch: pytest.MonkeyPatc
         assert adversary.square.n_queries == 5000 and adversary.square.p_init == 0.8
 
 
-def test_autoattack_costs_what_its_docstring_says_at_most() -> None:
+PASSES = {"standard": (7865, 1910), "rand": (4048, 4040), "plus": (9788, 7819)}
+
+
+@pytest.mark.parametrize("version", PASSES)
+def test_autoattack_costs_what_its_docstring_says_at_most(version: str) -> None:
     """10 classes and a margin of 50 that nothing overcomes: every stage runs to its end, and the bound is attained."""
     model = flat(10, margin=50)
-    passes, call = Passes(model), spec("autoattack", eps="8/255")
+    passes, call = Passes(model), spec("autoattack", eps="8/255", version=version)
     x = torch.rand(1, 1, 2, 2, generator=generator())
     x_adv = signatures.build("Attack", call)(model, x, torch.tensor([0]), generator())
     assert torch.equal(x_adv, x)
-    assert (passes.forward, passes.backward) == formulas.passes("Attack", call) == (7865, 1910)
+    assert (passes.forward, passes.backward) == formulas.passes("Attack", call) == PASSES[version]
 
 
 @pytest.mark.parametrize("classes", [2, 3])
@@ -673,6 +791,39 @@ def test_torchattacks_works_for_a_model_without_weights(capfd: pytest.CaptureFix
     assert capfd.readouterr() == ("", "")
 
 
+TINY = {"steps": 2, "n_classes": 4, "n_queries": 5, "max_iterations": 10, "popsize": 4, "nb_sample": 2}
+NOT_ALONE = ("AutoAttack", "MultiAttack", "LGV")  # refused by name, see below
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        name
+        for name, value in vars(torchattacks).items()
+        if isinstance(value, type) and issubclass(value, torchattacks.attack.Attack) and name not in NOT_ALONE
+    ],
+)
+def test_every_attack_of_torchattacks_runs_on_channels_last_images(name: str) -> None:
+    """PGDL2, DeepFool and others call view(), which the gradient of a channels_last network does not have."""
+    model = conv().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    x, y = batch(3)
+    settings = {k: v for k, v in TINY.items() if k in inspect.signature(getattr(torchattacks, name)).parameters}
+    last = attacks.torchattacks(
+        model, x.contiguous(memory_format=torch.channels_last), y, generator(), attack=name, **settings
+    )
+    assert last.is_contiguous(memory_format=torch.channels_last)
+    assert last.shape == x.shape and last.min() >= -1e-6 and last.max() <= 1 + 1e-6
+    if name in ("PGDL2", "DeepFool", "PGD"):
+        plain = attacks.torchattacks(conv(), x, y, generator(), attack=name, **settings)
+        assert torch.allclose(last, plain, atol=1e-4) and not torch.equal(last, x)
+
+
+def test_what_torchattacks_raises_is_said_in_one_line() -> None:
+    message = "^torchattacks.EADL1 failed: ZeroDivisionError: integer modulo by zero$"
+    with pytest.raises(attacks.AttackError, match=message):
+        attacks.torchattacks(conv(), *batch(2), generator(), attack="EADL1", max_iterations=2)
+
+
 @pytest.mark.parametrize("name", ["FAB", "CW", "DeepFool"])
 def test_an_attack_that_calls_backward_leaves_no_gradient_on_the_weights(name: str) -> None:
     """These do, on every weight that requires a gradient; so does the FAB of AutoAttack."""
@@ -728,7 +879,11 @@ def test_implementation_of_a_plugin_is_its_file(monkeypatch: pytest.MonkeyPatch)
         ({"name": "fgsm"}, "'fgsm' needs 'eps'"),
         ({"name": "pgd", "eps": "8/255", "step": "2/255", "steps": 0}, "steps: should be greater than or equal to 1"),
         ({"name": "pgd", "eps": 0.1, "step": 0.1, "steps": 1, "start": "normal"}, "start: should be 'uniform', '"),
-        ({"name": "autoattack", "eps": 0.1, "version": "rand"}, "version: should be 'standard', got 'rand'"),
+        ({"name": "autoattack", "eps": 0.1, "version": "custom"}, "version: should be 'standard', 'rand' or 'plus'"),
+        (
+            {"name": "pgd", "eps": 0.1, "step": 0.1, "steps": 1, "norm": "L1"},
+            "norm: should be 'Linf' or 'L2', got 'L1'",
+        ),
     ],
 )
 def test_a_suite_with_a_bad_setting_is_refused(node: dict[str, object], message: str) -> None:

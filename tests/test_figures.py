@@ -207,6 +207,83 @@ def test_the_database_gives_the_same_curves(drawn: Suite) -> None:
     assert [plot.notes for plot in found] == [plot.notes for plot in expected]
 
 
+EVALUATED = """\
+  - id: radii
+    title: Accuracy over the radius
+    where: {split: skewed}
+    lines: [method]
+    series: {PGD: pgd}
+  - id: attacks
+    title: Three attacks
+    kind: bars
+    where: {split: skewed}
+    lines: [method]
+    series: {clean: natural, PGD: pgd, CW: cw}
+"""
+ATTACKS = """\
+evaluate:
+  attacks:
+    natural: natural
+    pgd: {name: pgd, eps: [8/255, 2/255], step: 1/255, steps: 2}
+    cw: {name: cw, eps: 8/255, step: 1/255}
+"""
+
+
+def test_evaluations_are_curves_over_radii_and_bars(drawn: Suite) -> None:
+    """Under 2/255 and 8/255 seeds 1 and 2 have 0.5, 0.7 and 0.2, 0.4: means 0.6 and 0.3, std 0.2 / sqrt 2."""
+    text = SUITE.replace("evaluate: {attacks: {natural: natural}}\n", ATTACKS)
+    Path("drawn.yaml").write_text(text + EVALUATED)
+    suite = files.load("drawn.yaml")
+    plan = suite.plan()
+    values = {"natural": 0.8, "pgd_2_255": 0.5, "pgd_8_255": 0.2, "cw": 0.1}
+    rows = []
+    for one in plan.cells:
+        last = one.spec["protocol"]["rounds"]
+        for evaluation in one.evaluations:
+            value = values[evaluation.label] + 0.2 * (one.spec["seed"] - 1)
+            rows.append(row(one, evaluation.label, last, value) | {"stage": evaluation.stage(last)})
+    found = series.build(suite, plan, rows)
+    curve = line(plot_of(found, "radii"), "PGD", method="FAT")
+    assert [(p.radius, p.round) for p in curve.points] == [("2/255", 2 / 255), ("8/255", 8 / 255)]
+    assert [p.mean for p in curve.points] == pytest.approx([0.6, 0.3])
+    assert curve.points[0].std == pytest.approx(0.2 / 2**0.5)
+    bars = plot_of(found, "attacks")
+    assert [one.heading for one in bars.panels[0].lines][:4] == ["clean", "PGD 8/255", "PGD 2/255", "CW"]
+    assert line(bars, "CW", method="FAT").points[0].mean == pytest.approx(0.2)
+    assert ("checkpoint", "last round") in bars.notes
+    axes = axes_of(plot_of(found, "radii"))[0]
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["2/255", "8/255"]
+    assert axes.get_xlabel() == "radius of the attack"
+    assert len(axes_of(bars)[0].patches) == 8  # two methods, four numbers each
+    lines = [one for one in csv.DictReader(io.StringIO(series.render_csv(found))) if one["figure"] == "radii"]
+    assert [(one["radius"], one["round"], one["method"]) for one in lines][:2] == [
+        ("2/255", "", "FAT"), ("8/255", "", "FAT"),
+    ]  # fmt: skip
+    with Store.open("f.db", create=True) as store:
+        fill(store, plan, rows)
+        assert series.render_csv(report.figures(suite, plan, store)) == series.render_csv(found)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            ("{PGD: pgd}", "{PGD: cw}"),
+            "figure radii: PGD: 'cw' has one radius and makes no curve: give the attack a list",
+        ),
+        (("{PGD: pgd}", "{PGD: pgd, clean: 'train:natural'}"), "series: lines are either all over rounds, train:, or"),
+        (("{PGD: pgd}", "{PGD: pgd@3}"), "PGD: an evaluation has no rounds: leave '@3' out of 'pgd@3'"),
+    ],
+)
+def test_evaluations_that_make_no_figure(drawn: Suite, change: tuple[str, str], message: str) -> None:
+    text = SUITE.replace("evaluate: {attacks: {natural: natural}}\n", ATTACKS)
+    Path("drawn.yaml").write_text(text + EVALUATED.replace(*change))
+    with pytest.raises(SpecError) as error:
+        suite = files.load("drawn.yaml")
+        report.check(suite, suite.plan())
+    assert message in str(error.value)
+
+
 def test_csv_has_a_line_a_point(drawn: Suite) -> None:
     plan = drawn.plan()
     lines = list(csv.DictReader(io.StringIO(series.render_csv(series.build(drawn, plan, rows_of(plan))))))
@@ -224,15 +301,17 @@ def test_csv_has_a_line_a_point(drawn: Suite) -> None:
 
 
 def fill(store: Store, plan: Plan, rows: list[dict[str, Any]]) -> None:
-    """Rows as the engine would leave them: training done."""
+    """Rows as the engine would leave them: every stage done."""
     for one in plan.unique():
         store.add_cell(one.id, one.spec)
-        run = store.claim(one.id, "train", suite="drawn", total=2, provenance={"preset": plan.preset, **PROVENANCE})
-        assert run is not None
         mine = [r for r in rows if r["cell"] == one.id]
-        numbers = [Number(r["metric"], r["value"], r["round"], r["n"], r["client"]) for r in mine]
-        store.commit(run, numbers=numbers, round=max(r["round"] for r in mine))
-        store.finish(run)
+        for stage in dict.fromkeys(r["stage"] for r in mine):
+            run = store.claim(one.id, stage, suite="drawn", total=2, provenance={"preset": plan.preset, **PROVENANCE})
+            assert run is not None
+            here = [r for r in mine if r["stage"] == stage]
+            numbers = [Number(r["metric"], r["value"], r["round"], r["n"], r["client"]) for r in here]
+            store.commit(run, numbers=numbers, round=max(r["round"] for r in here))
+            store.finish(run)
 
 
 # --- the files ---------------------------------------------------------------------------------------------------

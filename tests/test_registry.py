@@ -40,7 +40,7 @@ def test_a_bare_name_is_a_call_without_settings():
         ({"name": "pgd", "eps": 0.1, "step": 0.1}, "'pgd' needs 'steps'"),
         ({**PGD, "eps": "-8/255"}, "eps: should be greater than or equal to 0, got '-8/255'"),
         ({**PGD, "eps": -1}, "eps: should be greater than or equal to 0, got -1"),
-        ({**PGD, "eps": 2}, "eps: should be less than or equal to 1, got 2"),
+        ({"name": "fgsm", "eps": 2}, "eps: should be less than or equal to 1, got 2"),
         ({**PGD, "eps": "8/0"}, "eps: division by zero, got '8/0'"),
         ({**PGD, "eps": "eight"}, "eps: should be a valid number, got 'eight'"),
         ({**PGD, "eps": True}, "eps: should be a number, got True"),

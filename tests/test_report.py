@@ -32,6 +32,7 @@ from fatbench import report
 from fatbench.engine.rounds import Number
 from fatbench.errors import SpecError
 from fatbench.report import flags, latex, markdown, terminal
+from fatbench.report.combined import combine
 from fatbench.report.grid import Grid, Value
 from fatbench.report.layout import build
 from fatbench.report.numbers import EVERY, Source, metric_names
@@ -361,6 +362,194 @@ def test_rows_on_other_data_are_not_compared(tmp_path: Path) -> None:
     assert [row.values[0][0].rank for row in grid.rows] == ["second", "best", "best", "best", "second"]
 
 
+SPLIT = "IID: {partition: {name: iid, clients: 5}}"
+APART = {
+    "partition": SPLIT,
+    "clients": "IID: {partition: {clients: 10}}",
+    "training": "IID: {protocol: {local: {objective: {attack: {steps: 7}}}}}",
+    "data": "IID: {data: {name: svhn, variant: jpeg75}}",
+}
+
+
+@pytest.mark.parametrize("what", APART)
+def test_rows_that_do_not_compete_have_a_best_each(what: str, tmp_path: Path) -> None:
+    """natural: FAT 0.585, SFAT and Uniform 0.63 in one league; FAT 0.70 and SFAT 0.60 in the other. 0.63 stays best."""
+    text = SUITE.replace(SPLIT, APART[what]).replace("    across: [split]\n", "")
+    text = without_published(text.replace("    rows: [method]\n", "    rows: [split, method]\n", 1))
+    values = {**VALUES, ("IID", ODD, 6): accuracies(0.6, 0.6)}
+
+    def ranks(text: str) -> tuple[list[str], str]:
+        found = written(tmp_path, text)
+        plan = found.plan("paper")
+        grid = build(found, plan, rows_of(plan, values))[0]
+        return [row.values[0][0].rank for row in grid.rows], notes(grid)["marks"]
+
+    apart, said = ranks(text)
+    assert apart == ["second", "best", "best", "best", "second"]
+    assert said == (
+        "bold: best, underlined: second of a column with the same data, partition, clients, training objective"
+        " and test attack; measured numbers only"
+    )
+    if what != "data":
+        shown = "    rows: [split, method]\n"
+        together, said = ranks(text.replace(shown, f"{shown}    rivals: [split, method]\n"))
+        assert together == ["", "second", "second", "best", ""]
+        assert said == "bold: best, underlined: second of a column; measured numbers only"
+
+
+def test_a_reduced_preset_shows_no_difference_to_what_is_published(tiny: Suite) -> None:
+    """0.58 measured and 0.5745 published: +0.55 points in the preset paper, nothing in smoke, in any format."""
+    plan = tiny.plan("smoke")
+    grids = build(tiny, plan, rows_of(plan, VALUES, best=1))
+    value = at(grids[0], "FAT", "natural", "Non-IID")
+    assert (value.mean, value.published, value.difference) == (0.58, 0.5745, None)
+    assert notes(grids[0])["published"] == (
+        "published/tiny.csv; no difference is shown: the settings are not the paper's"
+    )
+    for name in report.FORMATS:
+        text = report.render(grids, name)
+        assert "0.55" not in text and ("57.45" in text or "0.5745" in text), name
+    assert "difference." not in report.render(grids, "terminal")
+
+
+# --- radii, and the clients' own accuracies ----------------------------------------------------------------------
+
+SWEPT = SUITE.replace("pgd20: {name: pgd, eps: 8/255, step", "pgd20: {name: pgd, eps: [2/255, 8/255], step").replace(
+    "autoattack: {name: autoattack, eps: 8/255}", "autoattack: {name: autoattack, norm: L2, eps: 0.5}"
+)
+
+
+def test_a_list_of_radii_is_a_stage_and_a_column_each(tmp_path: Path) -> None:
+    """The stage of 8/255 is the one that the attack alone would have but for its name; headings name the radius."""
+    found = written(tmp_path, SWEPT)
+    plan = found.plan("paper")
+    assert plan.metrics() == ["natural", "fgsm", "pgd20_2_255", "pgd20_8_255", "autoattack"]
+    assert [e.attack["eps"] for e in plan.cells[0].evaluations if e.sweep == "pgd20"] == ["2/255", "8/255"]
+    values = {
+        ("Non-IID", method, 6): {"natural": 0.6, "pgd20_2_255": 0.5, "pgd20_8_255": value}
+        for method, value in (("FAT", 0.3), (ODD, 0.4))
+    }
+    grid = build(found, plan, rows_of(plan, values))[0]
+    assert [column.heading for column in grid.columns] == ["natural", "PGD-20 2/255", "PGD-20 8/255", "AA"]
+    assert [column.metric for column in grid.columns] == ["natural", "pgd20_2_255", "pgd20_8_255", "autoattack"]
+    assert [column.best for column in grid.columns] == ["max", "max", "max", "none"]
+    assert at(grid, "FAT", "PGD-20 2/255", "Non-IID").mean == 0.5
+    assert [at(grid, method, "PGD-20 8/255", "Non-IID").rank for method in ("FAT", ODD)] == ["second", "best"]
+    assert notes(grid)["attacks"].count("pgd(eps=") == 0  # the last line of that name: who ran them
+    said = next(text for what, text in grid.notes if what == "attacks")
+    assert "pgd20_2_255 = pgd(eps=2/255, step=2/255, steps=20); pgd20_8_255 = pgd(eps=8/255" in said
+    assert said.endswith("autoattack = autoattack(eps=0.5, norm=L2)")
+    assert "PGD-20 8/255" in report.render([grid], "latex")
+
+
+@pytest.mark.parametrize(
+    ("radii", "message"),
+    [
+        ("[]", "eps: the list of radii is empty: give one, such as [2/255, 4/255, 8/255]"),
+        ("[2/255, 2/255]", "eps: two metrics would be named 'pgd20_2_255'"),
+        ("[2/255, near]", "eps: should be a valid number, got 'near'"),
+    ],
+)
+def test_radii_that_make_no_columns(tmp_path: Path, radii: str, message: str) -> None:
+    found = written(tmp_path, SWEPT.replace("[2/255, 8/255]", radii))
+    with pytest.raises(SpecError, match=re.escape(message)) as error:
+        found.plan("paper")
+    assert "tiny.yaml:34" in str(error.value)
+
+
+def test_a_preset_takes_all_radii_out_by_the_attacks_name(tmp_path: Path) -> None:
+    found = written(tmp_path, SWEPT.replace("attacks: {autoattack: null}", "attacks: {pgd20: null}"))
+    assert found.plan("smoke").metrics() == ["natural", "fgsm", "autoattack"]
+    grid = build(found, found.plan("smoke"), [])[0]
+    assert notes(grid)["left out"] == "PGD-20: not evaluated in this preset"
+
+
+PRIORS = """\
+  - id: P
+    title: Every client
+    rows: [method]
+    across: [split]
+    values:
+      mean: prior_mean:pgd20
+      worst: prior_worst:pgd20
+      tenth: prior_tenth:pgd20
+      std: prior_std:pgd20
+      client 3: "prior:pgd20[3]"
+      client 99: "prior:pgd20[99]"
+"""
+
+
+@pytest.mark.parametrize("stored", [False, True])
+def test_statistics_over_the_clients_own_accuracies(tmp_path: Path, stored: bool) -> None:
+    """a = 0.0, 0.1, ..., 0.9: mean 0.45, worst 0, tenth 0, std 0.28723; of 11 clients the tenth is two, mean 0.05."""
+    found = written(tmp_path, SUITE + PRIORS)
+    plan = found.plan("paper", seeds=[6])
+    rows = rows_of(plan, {("Non-IID", "FAT", 6): accuracies(0.6, 0.45), ("IID", "FAT", 6): accuracies(0.6, 0.5)})
+    for cell in plan.cells:
+        if cell.key["method"] == "FAT":
+            stage = next(e for e in cell.evaluations if e.label == "pgd20").stage(3)
+            clients = 10 if cell.key["split"] == "Non-IID" else 11
+            rows += [number(cell, stage, "prior_accuracy", 3, k / 10, 10_000, k) for k in range(clients)]
+    if stored:
+        with Store.open(str(tmp_path / "f.db"), create=True) as store:
+            fill(store, plan, rows, lambda cell: {})
+            grid = report.tables(found, plan, store)[2]
+    else:
+        grid = build(found, plan, rows)[2]
+    headings = ["mean", "worst", "tenth", "std", "client 3", "client 99"]
+    said = [at(grid, "FAT", heading, "Non-IID").mean for heading in headings]
+    assert said == pytest.approx([0.45, 0.0, 0.0, 0.2872281, 0.3, None])
+    assert at(grid, "FAT", "tenth", "IID").mean == pytest.approx(0.05)
+    assert [column.metric for column in grid.columns][:2] == ["prior_mean:pgd20", "prior_worst:pgd20"]
+    assert all(column.unit == "percent" for column in grid.columns)
+    assert "weighted by its own share of each class" in notes(grid)["clients"]
+    assert notes(grid)["checkpoint"] == "last round (3)"
+    assert at(grid, "Uniform", "mean", "Non-IID").mean is None
+
+
+# --- several suites in one table ---------------------------------------------------------------------------------
+
+
+def test_cells_of_several_suites_in_one_table(tmp_path: Path) -> None:
+    """tiny and a copy whose FAT has another learning rate: SFAT is one cell of both, FAT two."""
+    two = written(tmp_path, SUITE)
+    text = (
+        without_published(SUITE)
+        .replace("name: tiny", "name: other")
+        .replace("FAT: {}", "FAT: {protocol: {local: {lr: 0.5}}}")
+    )
+    (tmp_path / "other.yaml").write_text(text)
+    other = files.load(str(tmp_path / "other.yaml"))
+    parts = [(two, two.plan("paper", [6], "split=Non-IID")), (other, other.plan("paper", [6], "split=Non-IID"))]
+    chosen, plan = combine(parts, ["suite", "method"], ["split", "natural", "pgd20"])
+    assert (chosen.name, plan.preset, len(plan.cells)) == ("tiny + other", "paper", 6)
+    rows = [
+        number(cell, cell.evaluations[0].stage(3), "natural", 3, 0.5 + 0.1 * (cell.key["suite"] == "other"), 10)
+        for cell in plan.cells
+        if cell.key["method"] == "FAT"
+    ]
+    grid = build(chosen, plan, rows)[0]
+    assert [tuple(row.key.values()) for row in grid.rows][::3] == [("tiny", "FAT"), ("other", "FAT")]
+    assert [group.label for group in grid.groups] == ["Non-IID"]
+    assert [column.heading for column in grid.columns] == ["natural", "pgd20"]
+    assert [row.values[0][0].mean for row in grid.rows] == [0.5, None, None, 0.6, None, None]
+    assert [row.values[0][0].rank for row in grid.rows][::3] == ["second", "best"]
+    _, plan = combine([(two, two.plan("paper", [6])), (two, two.plan("paper", [6]))], ["split", "method"], [])
+    assert len(plan.cells) == 5  # what two suites share is there once
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "message"),
+    [
+        (["metod"], [], "--rows: no axis is named 'metod' (did you mean 'method'?)"),
+        (["method"], ["pgd2"], "--columns: no axis or metric is named 'pgd2' (did you mean 'pgd20'?)"),
+    ],
+)
+def test_a_table_of_suites_with_unknown_names(tiny: Suite, rows: list[str], columns: list[str], message: str) -> None:
+    with pytest.raises(SpecError, match=re.escape(message)):
+        combine([(tiny, tiny.plan())], rows, columns)
+
+
 # --- headings with a condition, rows that compete, paired tests --------------------------------------------------
 
 CONDITIONED = """\
@@ -446,13 +635,14 @@ def test_a_heading_whose_points_a_preset_leaves_out(tmp_path: Path) -> None:
 
 def test_the_groups_of_a_row_compete(tmp_path: Path) -> None:
     """natural, seed 6: FAT 0.58 skewed and 0.70 even, SFAT 0.64 and nothing: SFAT wins its column and no row."""
-    text = SUITE.replace("    across: [split]\n", "    across: [split]\n    compete: row\n")
+    text = SUITE.replace("    across: [split]\n", "    across: [split]\n    compete: row\n    rivals: [split]\n")
     grids = []
-    for one in (SUITE, text):
+    for one in (SUITE, text, text.replace("    rivals: [split]\n", "")):
         found = written(tmp_path, one)
         plan = found.plan("paper", seeds=[6])
         grids.append(build(found, plan, rows_of(plan, VALUES))[0])
-    column, row = grids
+    column, row, apart = grids
+    assert not any(value.rank for value in apart.all())  # two partitions: nothing to compete with in any row
     assert [at(column, "FAT", "natural", split).rank for split in ("Non-IID", "IID")] == ["second", ""]
     assert at(column, ODD, "natural", "Non-IID").rank == "best"
     assert [at(row, "FAT", "natural", split).rank for split in ("Non-IID", "IID")] == ["second", "best"]

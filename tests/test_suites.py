@@ -1109,7 +1109,8 @@ BAD: list[tuple[str, tuple[str, str], str]] = [
     (
         "eps above one",
         ("attack: {name: pgd, eps: 8/255", "attack: {name: pgd, eps: 8"),
-        "s.yaml:16: eps: should be less than or equal to 1, got 8",
+        "s.yaml: E=one, K=five (paper): protocol: local: objective: attack: eps and step are parts of the pixel range: "
+        "8/255, not 8",
     ),
     ("no such fraction", ("alpha: 1/6", "alpha: 1/0"), "s.yaml:17: alpha: division by zero, got '1/0'"),
     ("alpha of one", ("alpha: 1/6", "alpha: 1"), "s.yaml:17: alpha: should be less than 1, got 1"),

@@ -49,8 +49,31 @@ def status(
             show.status(plan, rows)
 
 
+def checkpoint(select: str) -> Checkpoint:
+    """What --select names. SpecError: no such checkpoint."""
+    from fatbench.suite import model
+
+    if select not in model.CHECKPOINTS:
+        raise SpecError(f"--select: no checkpoint is named '{select}'{did_you_mean(select, model.CHECKPOINTS)}")
+    return cast("Checkpoint", select)
+
+
+def _listed(text: str | None) -> list[str]:
+    """ "suite, method" as names."""
+    return [part.strip() for part in (text or "").split(",") if part.strip()]
+
+
 def report(
-    name: Annotated[str | None, typer.Argument(help="A suite's name or file; none: every suite with results.")] = None,
+    names: Annotated[
+        list[str] | None, typer.Argument(help="Names or files of suites; none: every suite with results.")
+    ] = None,
+    rows: Annotated[
+        str | None,
+        typer.Option("--rows", metavar="AXES", help="One table of all these suites: its rows, 'suite,method'."),
+    ] = None,
+    columns: Annotated[
+        str | None, typer.Option("--columns", metavar="LIST", help="Its columns: axes and metrics, 'natural,pgd20'.")
+    ] = None,
     format: Annotated[
         str | None, typer.Option("--format", help="markdown, latex, csv, json, html or terminal.")
     ] = None,
@@ -70,28 +93,32 @@ def report(
     from fatbench import report as reporting
     from fatbench import settings
     from fatbench.report import evaluated
+    from fatbench.report.combined import combine
     from fatbench.run import progress
-    from fatbench.suite import files, model
+    from fatbench.suite import files
     from fatbench.suite.evaluated import SUITE
 
     format = known_format(
         format or ("terminal" if sys.stdout.isatty() and output is None else "markdown"), reporting.FORMATS
     )
-    if select not in model.CHECKPOINTS:
-        raise SpecError(f"--select: no checkpoint is named '{select}'{did_you_mean(select, model.CHECKPOINTS)}")
     grids = []
     with existing(db) as store:
-        run = set() if name or store is None else {one for one, _ in progress.by_suite(store)}
-        for one in [name] if name else [one for one in (*files.available(), SUITE) if one in run]:
-            chosen, plan = plan_in(one, preset, smoke, seeds, where, store)
+        run = set() if names or store is None else {one for one, _ in progress.by_suite(store)}
+        parts = [
+            plan_in(one, preset, smoke, seeds, where, store)
+            for one in names or [one for one in (*files.available(), SUITE) if one in run]
+        ]
+        if parts and (rows is not None or columns is not None):
+            parts = [combine(parts, _listed(rows), _listed(columns))]
+        for chosen, plan in parts:
             more = evaluated.beside(plan, store) if with_evaluated else []
             if with_evaluated and not more:
                 like = f"fatbench evaluate FILE --model ... --like {plan.suite} --preset {plan.preset}"
                 print(f"fatbench: no model was evaluated as the cells of '{plan.suite}' are: {like}", file=sys.stderr)
             grids += reporting.tables(
-                chosen, plan, store, select=cast("Checkpoint", select), published=published, evaluated=more
+                chosen, plan, store, select=checkpoint(select), published=published, evaluated=more
             )
-    if not grids and name is None:
+    if not grids and not names:
         raise NothingMatched("the database holds no results yet: fatbench run suite NAME")
     if format == "html":
         reporting.illustrate(grids, settings.files_folder(settings.database(db)))
@@ -109,6 +136,7 @@ def plot(
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="Folder; default: results/figures, of csv stdout.")
     ] = None,
+    select: Select = "last",
     preset: Preset = None,
     smoke: Smoke = False,
     where: Where = None,
@@ -124,7 +152,7 @@ def plot(
         chosen, plan = plan_in(name, preset, smoke, seeds, where, store)
         if not chosen.figures:
             raise NothingMatched(f"suite '{chosen.name}' has no figures")
-        plots = reporting.figures(chosen, plan, store, figure)
+        plots = reporting.figures(chosen, plan, store, figure, select=checkpoint(select))
         for missing in reporting.unknown(plots, plan, store):
             print(f"fatbench: {missing}", file=sys.stderr)
     if format == "csv":

@@ -6,7 +6,7 @@ precision of the attack, so a low-precision success that float32 does not confir
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -103,6 +103,30 @@ def zero_gradients(problem: Problem, state: Tensors, images: Tensor, labels: Ten
         _, gradient = gradient_of(model, cross_entropy, x, labels[first : first + batch], part_of(x))
         dead += int((gradient.flatten(1).abs().amax(1) == 0).sum())
     return dead / len(labels)
+
+
+def prior_accuracy(
+    right: Mapping[int, Tensor], labels: Tensor, held: Sequence[Tensor], classes: int
+) -> dict[int, float]:
+    """Client -> sum over classes c of pi_c a_c: its share of class c, times the accuracy on class c of the test set.
+
+    That is the accuracy on the client's own distribution, without an image of it, if clients differ in their labels
+    alone. right: which of n test images each client's model gets right (n,) bool; {-1: ...} is the one global model.
+    labels (n,); held: the labels of each client's training examples. A client without examples has none. Empty if the
+    test images lack a class that some client has.
+    """
+    labels = labels.cpu()
+    there = torch.bincount(labels, minlength=classes)
+    found = {}
+    for k, mine in enumerate(held):
+        if len(mine) == 0 or (bits := right.get(k, right.get(-1))) is None:
+            continue
+        shares = torch.bincount(mine.cpu(), minlength=classes).double() / len(mine)
+        if bool(((shares > 0) & (there == 0)).any()):
+            return {}
+        hits = torch.bincount(labels[bits.cpu()], minlength=classes).double()
+        found[k] = float((shares * hits / there.clamp(min=1)).sum())
+    return found
 
 
 def packed(bits: Tensor) -> bytes:

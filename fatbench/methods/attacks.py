@@ -1,11 +1,12 @@
-"""Evasion attacks: functions that perturb a batch of images inside an L-infinity ball and the [0, 1] box.
+"""Evasion attacks: functions that perturb a batch of images inside a ball, L-infinity or L2, and the [0, 1] box.
 
     x_adv = ATTACKS["pgd"](model, x, y, generator, eps=8 / 255, step=2 / 255, steps=20)
 
 `model` maps (B, C, H, W) to logits (B, classes) and is in eval mode; `x` is (B, C, H, W), float in [0, 1]; `y` is
 (B,) int64; `generator` is a torch.Generator on the device of `x`. The result has the shape, type and memory layout
 of `x`, lies in the box, and within eps of `x` (up to float rounding, 6e-8). eps = 0 returns x. Radii and steps are in
-units of the pixel range: 8/255, not 8.
+units of the pixel range: 8/255, not 8. The ball is that of the maximum norm unless `norm` is "L2": then eps bounds the
+Euclidean length of an image's whole perturbation.
 
 Of the losses only the gradient by the image is computed: autograd.grad prunes the weight gradients (measured for
 convolution, linear, attention and normalisation layers: the same backward kernels as with frozen weights). The
@@ -32,7 +33,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -88,17 +89,21 @@ def pgd(
     y: Tensor,
     generator: torch.Generator,
     *,
-    eps: Radius,
-    step: Radius,
+    eps: NonNegative,
+    step: NonNegative,
     steps: Count,
     start: Literal["uniform", "none", "gaussian"] = "uniform",
     verdict: Literal["last", "any"] = "last",
+    norm: Literal["Linf", "L2"] = "Linf",
 ) -> Tensor:
-    """Projected gradient descent: `steps` sign steps on the cross-entropy, each followed by a projection.
+    """Projected gradient descent: `steps` steps on the cross-entropy, each followed by a projection.
 
-    Madry et al. 2018 (arXiv 1706.06083), section 2.1. `start`: "uniform" in the ball, clipped to the box; "none" at
-    the image; "gaussian" at x + 0.001 N(0, 1), which is MART's. `verdict`: see the module; with "any" the passes are at
-    most those below.
+    Madry et al. 2018 (arXiv 1706.06083), section 2.1. A step moves every pixel by `step` along the gradient's sign.
+    With `norm` "L2" it moves the image by the length `step` along its gradient; an image without a gradient stays.
+
+    `start`: "uniform" in the ball, clipped to the box; "none" at the image; "gaussian" at x + 0.001 N(0, 1), which is
+    MART's. In L2 "uniform" draws a direction and a length below eps, so that it is closer to x than a uniform point.
+    `verdict`: see the module; with "any" the passes are at most those below.
 
     x and the result are (B, C, H, W) in [0, 1], y is (B,). A model of one pixel that takes bright for class 1:
 
@@ -110,14 +115,15 @@ def pgd(
 
     Forward: steps
     Backward: steps
+    Refuse if norm == 'Linf' and max(eps, step) > 1: eps and step are parts of the pixel range: 8/255, not 8
     """
     if start == "uniform":
-        x_start = _uniform_start(x, eps, generator)
+        x_start = _uniform_start(x, eps, generator, norm)
     elif start == "gaussian":
         x_start = _gaussian_start(x, generator)
     else:
         x_start = x
-    return _ascend(model, cross_entropy, x, y, x_start, eps, step, steps, generator, verdict)
+    return _ascend(model, cross_entropy, x, y, x_start, eps, step, steps, generator, verdict, norm)
 
 
 def pgd_kl(
@@ -181,7 +187,10 @@ def cw(
     return _ascend(model, margin, x, y, _uniform_start(x, eps, generator), eps, step, steps, generator, verdict)
 
 
-def _uniform_start(x: Tensor, eps: float, generator: torch.Generator) -> Tensor:
+def _uniform_start(x: Tensor, eps: float, generator: torch.Generator, norm: str = "Linf") -> Tensor:
+    if norm == "L2":
+        lengths = eps * uniform(x[:, :1, :1, :1], 0.0, 1.0, generator)
+        return (x + lengths * _direction(normal(x, generator))).clamp(0, 1)
     return (x + uniform(x, -eps, eps, generator)).clamp(0, 1)
 
 
@@ -201,8 +210,9 @@ def _ascend(
     steps: int,
     generator: torch.Generator,
     verdict: Literal["last", "any"] = "last",
+    norm: Literal["Linf", "L2"] = "Linf",
 ) -> Tensor:
-    """`steps` sign steps up the loss from x_adv, projected on the eps ball around x and the box after each.
+    """`steps` steps up the loss from x_adv, projected on the eps ball around x and the box after each.
 
     `y`: what the loss takes, one row per image. At most `part_of` images go through the model at once, unless the batch
     holds several clients: a model of those maps images to clients by their places in the batch.
@@ -211,39 +221,88 @@ def _ascend(
     if several and verdict == "any":
         raise AttackError("verdict 'any' takes images out of the batch, so no batch may hold several clients")
     walk = _to_the_last if verdict == "last" else _until_wrong
-    return walk(model, loss, x, y, x_adv.detach(), eps, step, steps, len(x) if several else part_of(x))
+    ball = _Cube.around(x, eps, step) if norm == "Linf" else _Sphere(x, eps, step)
+    return walk(model, loss, y, x_adv.detach(), ball, steps, len(x) if several else part_of(x))
+
+
+class _Cube(NamedTuple):
+    """The L-infinity balls around images, cut by the box: between `low` and `high` (B, C, H, W)."""
+
+    low: Tensor
+    high: Tensor
+    step: float
+
+    @classmethod
+    def around(cls, x: Tensor, eps: float, step: float) -> _Cube:
+        return cls((x - eps).clamp(min=0), (x + eps).clamp(max=1), step)
+
+    def move(self, x_adv: Tensor, gradient: Tensor) -> Tensor:
+        """A step along the gradient's sign, projected."""
+        return x_adv.add(gradient.sign(), alpha=self.step).clamp(self.low, self.high)
+
+    def only(self, left: Tensor) -> _Cube:
+        """The balls of some of the images, by their places."""
+        return _Cube(self.low[left], self.high[left], self.step)
+
+
+class _Sphere(NamedTuple):
+    """The L2 balls of radius eps around images x (B, C, H, W), cut by the box."""
+
+    x: Tensor
+    eps: float
+    step: float
+
+    def move(self, x_adv: Tensor, gradient: Tensor) -> Tensor:
+        """A step along the gradient, projected: first on the ball, then on the box, which keeps it in the ball."""
+        moved = x_adv.add(_direction(gradient), alpha=self.step) - self.x
+        length = torch.linalg.vector_norm(moved, dim=(1, 2, 3), keepdim=True)
+        return (self.x + moved * (self.eps / length.clamp(min=TINY)).clamp(max=1)).clamp(0, 1)
+
+    def only(self, left: Tensor) -> _Sphere:
+        """The balls of some of the images, by their places."""
+        return self._replace(x=self.x[left])
+
+
+TINY = 1e-30  # stands for a length of zero, so that nothing is divided by it
+
+
+def _direction(gradient: Tensor) -> Tensor:
+    """Every image's gradient (B, C, H, W) at length 1; zeros stay zeros."""
+    # Divided by its largest value first: the squares of a confident image's gradient are below what float32 holds.
+    largest = gradient.abs().amax((1, 2, 3), keepdim=True)
+    scaled = gradient / torch.where(largest > 0, largest, 1)
+    return scaled / torch.linalg.vector_norm(scaled, dim=(1, 2, 3), keepdim=True).clamp(min=TINY)
 
 
 @torch.no_grad()
 def _to_the_last(
-    model: nn.Module, loss: Loss, x: Tensor, y: Tensor, x_adv: Tensor, eps: float, step: float, steps: int, part: int
+    model: nn.Module, loss: Loss, y: Tensor, x_adv: Tensor, ball: _Cube | _Sphere, steps: int, part: int
 ) -> Tensor:
     """The iterate after the last step."""
-    low, high = (x - eps).clamp(min=0), (x + eps).clamp(max=1)
     for _ in range(steps):
         _, gradient = gradient_of(model, loss, x_adv, y, part)
-        x_adv = x_adv.add(gradient.sign(), alpha=step).clamp(low, high)
+        x_adv = ball.move(x_adv, gradient)
     return x_adv
 
 
 @torch.no_grad()
 def _until_wrong(
-    model: nn.Module, loss: Loss, x: Tensor, y: Tensor, x_adv: Tensor, eps: float, step: float, steps: int, part: int
+    model: nn.Module, loss: Loss, y: Tensor, x_adv: Tensor, ball: _Cube | _Sphere, steps: int, part: int
 ) -> Tensor:
     """Of every image the first iterate that the model gets wrong, else the last; those left are attacked together.
 
     The host looks once per step which are left.
     """
-    low, high = (x - eps).clamp(min=0), (x + eps).clamp(max=1)
-    result, place = x_adv.clone(), torch.arange(len(x), device=x.device)
+    result, place = x_adv.clone(), torch.arange(len(y), device=y.device)
     for _ in range(steps):
         logits, gradient = gradient_of(model, loss, x_adv, y, part)
         left = (~_wrong(model, x_adv, y, logits)).nonzero().squeeze(1)
         if len(left) == 0:
             break
-        x_adv = x_adv.add(gradient.sign(), alpha=step).clamp(low, high)
+        x_adv = ball.move(x_adv, gradient)
         if len(left) < len(y):
-            x_adv, y, low, high, place = (tensor[left] for tensor in (x_adv, y, low, high, place))
+            x_adv, y, place = (tensor[left] for tensor in (x_adv, y, place))
+            ball = ball.only(left)
         result[place] = x_adv
     return result
 
@@ -266,10 +325,15 @@ def autoattack(
     y: Tensor,
     generator: torch.Generator,
     *,
-    eps: Radius,
-    version: Literal["standard"] = "standard",
+    eps: NonNegative,
+    version: Literal["standard", "rand", "plus"] = "standard",
+    norm: Literal["Linf", "L2"] = "Linf",
 ) -> Tensor:
     """AutoAttack: APGD-CE (100 steps), targeted APGD-DLR, targeted FAB (9 classes each), Square (5000 queries).
+
+    That is `version` "standard". "rand" is for models that draw at test time: APGD-CE and APGD-DLR, each gradient a
+    mean over 20 draws. "plus" adds to the standard ones untargeted APGD-DLR and FAB, and gives 5 restarts to those that
+    are not targeted.
 
     Croce and Hein 2020 (arXiv 2003.01690), by its authors' code: the package `autoattack` where it is installed,
     else `pyautoattack`; `implementation("autoattack")` says which. A stage attacks only what withstood those before it;
@@ -280,11 +344,12 @@ def autoattack(
 
     Under autocast the stages are run by `_in_half_precision`, and float32 decides what a success is; without, the
     package runs them itself. The passes below are at most: those of an image that withstands every stage, in float32
-    and with 10 classes or more.
+    and with 10 classes or more (of "plus", with 10: untargeted FAB asks for a gradient of every class).
 
     Package: autoattack, pyautoattack
-    Forward: 7865
-    Backward: 1910
+    Forward: 4048 if version == 'rand' else 9788 if version == 'plus' else 7865
+    Backward: 4040 if version == 'rand' else 7819 if version == 'plus' else 1910
+    Refuse if norm == 'Linf' and eps > 1: eps is a part of the pixel range: 8/255, not 8
     Refuse if classes < 4: AutoAttack's targeted losses need at least 4 classes, {data.name} has {classes}
     """
     if eps == 0:
@@ -295,7 +360,7 @@ def autoattack(
             raise AttackError(f"AutoAttack needs at least 4 classes (targeted DLR loss), the model has {classes}")
         package = "autoattack" if _installed("autoattack") else "pyautoattack"
         adversary = importlib.import_module(package).AutoAttack(
-            victim, norm="Linf", eps=eps, seed=seed, version=version, device=x.device
+            victim, norm=norm, eps=eps, seed=seed, version=version, device=x.device
         )
         adversary.verbose = False
         adversary.apgd_targeted.n_target_classes = adversary.fab.n_target_classes = min(9, classes - 1)
@@ -311,9 +376,25 @@ def autoattack(
     return torch.empty_like(x).copy_(x_adv)
 
 
-# The stages of the standard version in their order: an attribute of the package's AutoAttack, and whether it may run in
-# half precision. FAB may not: it walks along the boundary, and there bfloat16 does not know on which side it is.
-STAGES = (("apgd", True), ("apgd_targeted", True), ("fab", False), ("square", True))
+class _Stage(NamedTuple):
+    """A stage of AutoAttack: an attribute of the package's class, what is set on it, and whether half precision does.
+
+    It does not for FAB: that walks along the boundary, and there bfloat16 does not know on which side it is.
+    """
+
+    attribute: str
+    settings: dict[str, Any]
+    half: bool
+
+
+STAGES = {
+    "apgd-ce": _Stage("apgd", {"loss": "ce"}, True),
+    "apgd-dlr": _Stage("apgd", {"loss": "dlr"}, True),
+    "apgd-t": _Stage("apgd_targeted", {}, True),
+    "fab": _Stage("fab", {"targeted": False}, False),
+    "fab-t": _Stage("fab", {"targeted": True, "n_restarts": 1}, False),
+    "square": _Stage("square", {}, True),
+}
 
 
 def _in_half_precision(adversary: Any, victim: _Logits, x: Tensor, y: Tensor, seed: int) -> Tensor:
@@ -323,18 +404,19 @@ def _in_half_precision(adversary: Any, victim: _Logits, x: Tensor, y: Tensor, se
     that stage, which stops at what it takes for a success, would be weaker than the package's.
     """
     victim.part = part_of(x)
-    adversary.apgd.loss, adversary.fab.targeted = "ce", True
 
     def right(images: Tensor, labels: Tensor, half: bool) -> Tensor:
         with torch.no_grad(), torch.autocast(x.device.type, enabled=half):
             return victim(images).argmax(1) == labels
 
     x_adv, standing = x.clone(), right(x, y, half=False)
-    for name, may in STAGES:
-        stage = getattr(adversary, name)
-        stage.seed = seed
+    for name in adversary.attacks_to_run:
+        attribute, settings, half_too = STAGES[name]
+        stage = getattr(adversary, attribute)
+        for setting, value in {**settings, "seed": seed}.items():
+            setattr(stage, setting, value)
         places = standing.nonzero().squeeze(1)
-        for half in (True, False) if may else (False,):
+        for half in (True, False) if half_too else (False,):
             if len(places) == 0:
                 break
             with torch.autocast(x.device.type, enabled=half):
@@ -353,7 +435,8 @@ def torchattacks(
 
     {name: torchattacks, attack: MIFGSM, eps: 8/255, steps: 10}. Those that are not L-infinity attacks (CW, JSMA,
     OnePixel, ...) leave the ball. A seed the class takes is drawn from the generator unless it is given. AttackError:
-    no such attack or setting; AutoAttack (10 APGD steps instead of 100: use `autoattack`). The passes are not known.
+    no such attack or setting; AutoAttack (10 APGD steps instead of 100: use `autoattack`); what the package raises, in
+    one line. The passes are not known.
 
     Package: torchattacks
     """
@@ -379,9 +462,18 @@ def torchattacks(
                 raise AttackError(f"torchattacks.{attack} has no setting '{name}'{did_you_mean(name, accepted)}")
         if "seed" in accepted:
             settings.setdefault("seed", seed)
-        adversary = known[attack](victim, **settings)
-        with torch.enable_grad():
-            x_adv = adversary(x.detach().contiguous(), y)
+        victim.contiguous = True
+        try:
+            adversary = known[attack](victim, **settings)
+            with torch.enable_grad():
+                x_adv = adversary(x.detach().contiguous(), y)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:
+            said = " ".join(str(error).split()) or "it gives no reason"
+            raise AttackError(f"torchattacks.{attack} failed: {type(error).__name__}: {said}") from error
+    if x_adv.shape != x.shape or not torch.isfinite(x_adv).all():
+        raise AttackError(f"torchattacks.{attack} gave no images: {tuple(x_adv.shape)}, some values are not finite")
     return torch.empty_like(x).copy_(x_adv.detach())
 
 
@@ -409,15 +501,33 @@ def _installed(package: str) -> bool:
     return found is not None and found.origin is not None
 
 
+class _Contiguous(torch.autograd.Function):
+    """The identity, whose gradient is contiguous."""
+
+    @staticmethod
+    def forward(context: Any, x: Tensor) -> Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(context: Any, gradient: Tensor) -> Tensor:
+        return gradient.contiguous()
+
+
 class _Logits(nn.Module):
-    """The model as the packages expect one: a module in eval mode whose logits are float32; `part` images at a time."""
+    """The model as the packages expect one: a module in eval mode whose logits are float32; `part` images at a time.
+
+    `contiguous`: the gradient by the images is contiguous, whatever the model's layout, for packages that use view().
+    """
 
     def __init__(self, model: nn.Module):
         super().__init__()
         self.model = model
         self.part: int | None = None
+        self.contiguous = False
 
     def forward(self, x: Tensor) -> Tensor:
+        if self.contiguous:
+            x = _Contiguous.apply(x)
         if self.part is None or len(x) <= self.part:
             return predict(self.model, x)
         return torch.cat([predict(self.model, part) for part in x.split(self.part)])

@@ -7,6 +7,7 @@
 | layout, grid | the table that comes of it, and its parts |
 | evaluated | models that were not trained here, as a suite |
 | notes, provenance, flags, paired, published | what is said under it, and where that comes from |
+| combined | one table over several suites |
 | text, markdown, latex, html, terminal, records | the formats |
 | series, plots, artifacts | figures; pictures of what a round keeps |
 
@@ -104,7 +105,9 @@ def check(suite: Suite, plan: Plan) -> None:
         series.check(plan, figure)
 
 
-def figures(suite: Suite, plan: Plan, store: Store | None, only: str | None = None) -> list[Plot]:
+def figures(
+    suite: Suite, plan: Plan, store: Store | None, only: str | None = None, *, select: Checkpoint = "last"
+) -> list[Plot]:
     """The figures of a suite, or the one with an id, with what the database has. SpecError: no such figure."""
     from fatbench.report import query, series
 
@@ -113,9 +116,9 @@ def figures(suite: Suite, plan: Plan, store: Store | None, only: str | None = No
         raise SpecError(f"suite '{suite.name}' has no figure '{only}'{did_you_mean(only, ids)}")
     wanted = [figure for figure in suite.figures if only in (None, figure.id)]
     if store is None:
-        return series.build(suite, plan, [], wanted)
-    found = query.gather_series(wanted, plan, store)
-    return series.build(suite, plan, found.rows, wanted, runs=found.runs)
+        return series.build(suite, plan, [], wanted, select=select)
+    found = query.gather_series(wanted, plan, store, select)
+    return series.build(suite, plan, found.rows, wanted, select=select, rounds=found.rounds, runs=found.runs)
 
 
 def drawable(plots: Sequence[Plot], files: Path) -> list[Plot]:

@@ -41,6 +41,7 @@ class Value:
     values: tuple[float, ...] = ()  # one a seed
     published: float | None = None
     published_std: float | None = None
+    comparable: bool = True  # with what is published; False in a preset other than `paper`
     rank: str = ""  # "best" or "second" of its heading and group
     flags: tuple[str, ...] = ()
     marks: tuple[str, ...] = ()  # footnote marks of the flags
@@ -50,8 +51,10 @@ class Value:
 
     @property
     def difference(self) -> float | None:
-        """measured - published, both unrounded."""
-        return None if self.mean is None or self.published is None else self.mean - self.published
+        """measured - published, both unrounded; None where one is missing or they are not comparable."""
+        if self.mean is None or self.published is None or not self.comparable:
+            return None
+        return self.mean - self.published
 
     @property
     def partial(self) -> str:
@@ -111,6 +114,7 @@ class Grid:
     points: list[tuple[str, str]] = field(default_factory=list)  # (labels, cell), one a point and seed
     paired: list[Comparison] = field(default_factory=list)  # the tests that the table asks for
     attacks: dict[str, list[dict[str, Any]]] = field(default_factory=dict)  # metric -> its attacks, all settings
+    split: bool = False  # numbers under one heading that do not compete with each other
     pictures: list[tuple[str, str]] = field(default_factory=list)  # (caption, data URI), for the page alone
 
     @property
@@ -120,6 +124,10 @@ class Grid:
     @property
     def has_published(self) -> bool:
         return any(value.published is not None for value in self.all())
+
+    @property
+    def has_differences(self) -> bool:
+        return any(value.difference is not None for value in self.all())
 
     def all(self) -> Iterable[Value]:
         return (value for row in self.rows for group in row.values for value in group)

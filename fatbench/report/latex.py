@@ -76,7 +76,9 @@ def _grid(grid: Grid) -> str:
     notes = [_note(what, note) for what, note in grid.notes]
     notes += [rf"\textsuperscript{{{escape(mark)}}}\,{escape(note)}" for mark, note in grid.footnotes]
     if layout.style == "under":
-        notes.insert(0, _note("small type", "the paper's number and our difference from it"))
+        notes.insert(
+            0, _note("small type", f"the paper's number{' and our difference from it' * grid.has_differences}")
+        )
     about = f"% suite {grid.suite}, preset {grid.preset}, table {grid.id}" + (f": {grid.label}" if grid.label else "")
     floats = []
     for number, tabulars in enumerate(layout.floats):

@@ -17,7 +17,7 @@ from fatbench.report.grid import Column, Comparison, Grid, Group, Row, Value, la
 from fatbench.report.notes import footnotes, notes
 from fatbench.report.numbers import Found, Numbers, Outcomes, Source, metric_names
 from fatbench.report.paired import paired
-from fatbench.report.places import Names, Places, absent, places_of
+from fatbench.report.places import Names, Places, absent, places_of, spread
 from fatbench.report.published import Lookup
 from fatbench.store.selection import Checkpoint
 from fatbench.suite.cells import Cell, Plan
@@ -50,7 +50,8 @@ def build(
     """
     both = replace(plan, cells=[*plan.cells, *evaluated])
     numbers = Numbers(both, rows, select, rounds or {}, outcomes, runs)
-    grids = (_grid(suite, plan, table, numbers, published, failed, evaluated) for table in suite.tables)
+    tables = (spread(table, plan) for table in suite.tables)
+    grids = (_grid(suite, plan, table, numbers, published, failed, evaluated) for table in tables)
     return [grid for grid in grids if grid is not None]
 
 
@@ -85,6 +86,7 @@ def _grid(
                 if not value.planned:
                     continue
                 point = here[heading][0].key
+                value.comparable = plan.preset == "paper"
                 value.labels = {axis: point[axis] for axis in table.conditions.get(heading, ())}
                 if lookup:
                     value.published, value.published_std, value.published_flag = lookup.find(point, heading)
@@ -102,16 +104,18 @@ def _grid(
         unit, digits = ("plain", _digits(printed)) if plain else ("percent", 2)
         where = table.conditions.get(heading, {})
         columns.append(Column(heading, source, names[source.text], table.best[heading], unit, digits, where))
+    split = False  # whether some rows of a column, or groups of a row, do not compete
     for position, column in enumerate(columns):
-        # an accuracy on one data set is not better than on another
         contests: dict[tuple[Names, str], list[Value]] = {}
         for row_key, row in zip(row_keys, rows, strict=False):  # those of the plan come first
             for group, group_key in enumerate(group_keys):
                 for cell in found.get((row_key, group_key), {}).get(column.heading, ())[:1]:
                     side = row_key if table.compete == "row" else group_key
-                    contests.setdefault((side, repr(cell.spec["data"])), []).append(row.values[group][position])
+                    league = _league(cell, column.source, table)
+                    contests.setdefault((side, league), []).append(row.values[group][position])
         for contest in contests.values():
             _rank(contest, column.best)
+        split |= len(contests) > len({side for side, _ in contests})
 
     bucket = [cell for here in found.values() for cells in here.values() for cell in cells]
     cells = list({cell.id: cell for cell in bucket}.values())
@@ -130,6 +134,7 @@ def _grid(
         facts=facts,
         points=list(dict.fromkeys((", ".join(cell.key.values()), cell.id) for cell in bucket)),
         attacks=_attacks(columns, found),
+        split=split,
     )
     footnotes(grid)
     if table.paired is not None:
@@ -215,6 +220,21 @@ def _value(cells: Sequence[Cell], source: Source, numbers: Numbers, facts: prove
         values=values,
         flags=flags,
     )
+
+
+def _league(cell: Cell, source: Source, table: Table) -> str:
+    """What must be the same for two numbers to compete: an accuracy on one data set is not better than on another.
+
+    Data set, partition with its number of clients, training objective, and the attack that judges. With `rivals`: the
+    labels of all other axes that the table shows.
+    """
+    attack = next((one.attack for one in cell.evaluations if one.label == source.metric), None)
+    judged = repr((cell.spec["data"], attack if source.stage != "train" else None))
+    if table.rivals:
+        return judged + repr([cell.key.get(axis) for axis in (*table.rows, *table.across) if axis not in table.rivals])
+    protocol = cell.spec["protocol"]
+    objective = (protocol.get("local") or protocol).get("objective")
+    return judged + repr((cell.spec["partition"], objective))
 
 
 def _rank(values: Sequence[Value], best: str) -> None:

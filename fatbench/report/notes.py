@@ -16,6 +16,11 @@ from fatbench.suite.cells import Cell, Plan
 from fatbench.suite.files import Suite
 from fatbench.suite.tables import Table
 
+NOT_COMPARED = "no difference is shown: the settings are not the paper's"
+PRIOR = (
+    "a client's accuracy is the mean of the test set's accuracies by class, weighted by its own share of each class;"
+    " tenth: mean of the worst tenth of the clients; std: over clients (ddof 0)"
+)
 SYMBOLS = ("†", "‡", "§", "¶")
 
 
@@ -54,6 +59,8 @@ def notes(
     yield "suite", f"{preset}. {plan.note}".removesuffix(". ")
     yield "data", data_note(facts, cells)
     yield "checkpoint", "; ".join(_checkpoint(grid, plan, cells))
+    if priors := [c.heading for c in grid.columns if c.source.stage.startswith("prior")]:
+        yield "clients", f"{_listed(priors)}: {PRIOR}"
     if said := _conditions(grid.columns):
         yield "columns", said
     seeds = ", ".join(map(str, grid.seeds))
@@ -66,9 +73,11 @@ def notes(
     elif attacks:
         yield "attacks", attacks
     if any(value.rank for value in grid.all()):
-        several = len({repr(cell.spec["data"]) for cell in cells}) > 1
         over = f"of a {table.compete}" + " under the same heading" * (table.compete == "row")
-        over += " on the same data" * several
+        if grid.split and table.rivals:
+            over += f" on the same data that differ in {_listed(table.rivals)} alone"
+        elif grid.split:
+            over += " with the same data, partition, clients, training objective and test attack"
         yield "marks", f"bold: best, underlined: second {over}; measured numbers only"
     values = list(grid.all())
     missing = sum(value.planned and value.mean is None for value in values)
@@ -87,7 +96,8 @@ def notes(
         if reasons := list(dict.fromkeys(holes)):
             yield "not run", "; ".join(reasons)
     if lookup is not None and grid.has_published:
-        yield "published", f"{lookup.name}; difference = measured - published{_points(grid)}"
+        compared = f"difference = measured - published{_points(grid)}" if plan.preset == "paper" else NOT_COMPARED
+        yield "published", f"{lookup.name}; {compared}"
         for problem in lookup.problems:
             yield "published", problem
     if any(value.marks for value in values):
@@ -133,7 +143,7 @@ def _checkpoint(grid: Grid, plan: Plan, cells: Sequence[Cell]) -> Iterable[str]:
     """Which round's model the numbers are of."""
     stages = {column.source.stage for column in grid.columns}
     last = f"{WORDS['last']} ({_listed({str(cell.spec['protocol']['rounds']) for cell in cells})})"
-    if "evaluation" in stages:
+    if any(stage == "evaluation" or stage.startswith("prior") for stage in stages):
         yield last if grid.select == "last" else WORDS[grid.select]
         if grid.select not in plan.checkpoints:
             yield f"this preset evaluates {_listed(plan.checkpoints)} only"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import statistics
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +16,8 @@ from fatbench.suite import facts
 from fatbench.suite.cells import Cell, Evaluation, Plan
 from fatbench.suite.tables import SOURCE
 
+PRIOR_STAGE = "prior"
+PRIOR = "prior_accuracy"  # per client, in the stage of an evaluation
 EVERY = -2  # the client of a source "metric[*]": a line each
 
 
@@ -23,7 +26,7 @@ class Source:
     """Where numbers come from: the parsed form of "pgd20", "train:drift_post@10", "gap:pgd20" or "train:weight[*]"."""
 
     text: str
-    stage: str  # "evaluation", "train", "gap" or "artifact"
+    stage: str  # "evaluation", "train", "gap", "artifact", or "prior..." of the clients' own accuracies
     metric: str
     client: int  # -1: not about one client; EVERY: of each
     round: int | None
@@ -55,7 +58,7 @@ def metric_names(sources: Iterable[Source]) -> dict[str, str]:
     """
     by_name: dict[str, dict[str, Source]] = {}
     for source in sources:
-        own = f"gap:{source.metric}" if source.stage == "gap" else source.metric
+        own = source.metric if source.stage in ("evaluation", "train") else f"{source.stage}:{source.metric}"
         client = f"[{source.client}]" if source.client >= 0 else ""
         by_name.setdefault(own + client, {})[source.text] = source
     names = {}
@@ -66,6 +69,21 @@ def metric_names(sources: Iterable[Source]) -> dict[str, str]:
             apart = len(alike) > 1 and source.stage == "train" and at is not None
             names[text] = f"{name}@{at}" if apart else name
     return names
+
+
+def over_clients(source: Source, by_client: Mapping[int, float]) -> float | None:
+    """What a source "prior..." says of the clients' accuracies; None: there are none, or not of that client.
+
+    The worst tenth is the mean of the ceil(K / 10) smallest; the standard deviation is that of the population.
+    """
+    values = sorted(by_client.values())
+    if source.stage == PRIOR_STAGE or not values:
+        return by_client.get(source.client)
+    if source.stage == "prior_mean":
+        return statistics.fmean(values)
+    if source.stage == "prior_std":
+        return statistics.pstdev(values)
+    return statistics.fmean(values[: 1 if source.stage == "prior_worst" else -(-len(values) // 10)])
 
 
 # outcomes(cell, stage) -> (bits as one integer, number of examples) or None
@@ -121,6 +139,7 @@ class Numbers:
         self.by_key: dict[tuple[str, str, str, int, int], tuple[float, int]] = {}
         self.stored_flags: dict[tuple[str, str], list[str]] = {}
         self.series: dict[tuple[str, str], dict[int, float]] = {}
+        self.priors: dict[tuple[str, str], dict[int, float]] = {}  # (cell, stage) -> client -> accuracy
         self.last = {cell.id: int(cell.spec["protocol"]["rounds"]) for cell in plan.cells}
         self.evaluated: dict[tuple[str, str], dict[str, Found]] = {}  # (cell, checkpoint) -> metric -> number
         origins = provenance.Origins()
@@ -134,6 +153,8 @@ class Numbers:
             if stage == "train":
                 if metric in monitored and client == -1:
                     self.series.setdefault((cell, metric), {})[round] = row["value"]
+            elif metric == PRIOR:
+                self.priors.setdefault((cell, stage), {})[client] = row["value"]
             elif metric.startswith("flag_") and row["value"]:
                 self.stored_flags.setdefault((cell, stage), []).append(metric.removeprefix("flag_").replace("_", " "))
             if runs is None:
@@ -165,6 +186,11 @@ class Numbers:
             if best is None or last is None:
                 return None
             return Found(best.value - last.value, best.n, (*best.stages, *last.stages[1:]))
+        if source.stage.startswith(PRIOR_STAGE):
+            whole = self._evaluations(cell, self.select).get(source.metric)
+            by_client = {} if whole is None else self.priors.get((cell.id, whole.stages[-1]), {})
+            value = over_clients(source, by_client)
+            return None if whole is None or value is None else Found(value, whole.n, whole.stages)
         return self._evaluations(cell, self.select).get(source.metric)
 
     def _evaluations(self, cell: Cell, checkpoint: str) -> dict[str, Found]:

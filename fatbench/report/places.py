@@ -2,16 +2,55 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
 
 from fatbench.errors import SpecError
 from fatbench.report.numbers import Source
 from fatbench.suite.cells import Cell, Plan
 from fatbench.suite.model import Condition, Key
-from fatbench.suite.tables import Table
+from fatbench.suite.tables import Heading, Shown, Table
 
 Names = tuple[tuple[str, str], ...]
 Places = dict[tuple[Names, Names], dict[str, list[Cell]]]
+
+
+def sweeps(plan: Plan) -> dict[str, dict[str, str]]:
+    """Attack with a list of radii -> metric of each of them -> the radius as the suite writes it."""
+    found: dict[str, dict[str, str]] = {}
+    for evaluations in {id(cell.evaluations): cell.evaluations for cell in plan.cells}.values():
+        for one in evaluations:
+            if one.sweep:
+                found.setdefault(one.sweep, {})[one.label] = str(one.attack["eps"])
+    return found
+
+
+S = TypeVar("S", bound=Shown)
+
+
+def spread(shown: S, plan: Plan) -> S:
+    """A table or figure with a heading for each radius, where its source is an attack with a list of them."""
+    swept = sweeps(plan)
+    headings: dict[str, Heading] = {}
+    for heading, one in shown.headings.items():
+        source = Source.parse(one.source)
+        if source.stage == "train" or source.metric not in swept:
+            headings[heading] = one
+            continue
+        plain = any(e.label == source.metric for cell in plan.cells for e in cell.evaluations)
+        if plain:
+            headings[heading] = one
+        for metric, eps in swept[source.metric].items():
+            text = re.sub(rf"(^|:){source.metric}\b", rf"\g<1>{metric}", one.source)
+            headings[f"{heading} {eps}"] = one.model_copy(update={"source": text})
+    changed: dict[str, Any] = {"sources": headings}
+    if isinstance(shown, Table):
+        best = {heading: shown.best.get(heading) for heading in headings}
+        for heading, chosen in shown.best.items():
+            best |= {other: chosen for other in headings if other.startswith(f"{heading} ") and best[other] is None}
+        changed["best"] = best
+    return shown if list(headings) == list(shown.headings) else shown.model_copy(update=changed)
 
 
 def places_of(plan: Plan, table: Table) -> Places:

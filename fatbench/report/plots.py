@@ -290,6 +290,11 @@ def _curves(panel: Panel, axes: Axes, name: Names, looks: dict[str, Look]) -> No
             low = [mean - spread for mean, spread in zip(means, spreads, strict=True)]
             high = [mean + spread for mean, spread in zip(means, spreads, strict=True)]
             axes.fill_between(rounds, low, high, color=look.colour, alpha=0.18, linewidth=0)
+    radii = {point.round: point.radius for line in panel.lines for point in line.points if point.radius}
+    if radii:
+        axes.set_xlabel("radius of the attack")
+        axes.set_xticks(sorted(radii), [radii[at] for at in sorted(radii)])
+        return
     axes.set_xlabel("round")
     if len({point.round for line in panel.lines for point in line.points}) == 1:
         axes.set_xticks([point.round for line in panel.lines for point in line.points][:1])

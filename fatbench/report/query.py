@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import select as sql
 
 from fatbench.report.flags import joined
-from fatbench.report.numbers import EVERY, Outcomes, Source, Stages
+from fatbench.report.numbers import EVERY, PRIOR, Outcomes, Source, Stages
 from fatbench.store.rows import batches
 from fatbench.store.schema import NUMBERS, RUNS, STAGES
 from fatbench.store.selection import MONITORED, Checkpoint, checkpoint_round
@@ -41,16 +41,11 @@ def gather(suite: Suite, plan: Plan, store: Store, select: Checkpoint) -> Found:
     """The numbers, checkpoints and runs that the suite's tables need of the plan's cells."""
     sources = [Source.parse(text) for table in suite.tables for text in table.values.values()]
     cells = [cell.id for cell in plan.unique()]
-    checkpoints = {select} if any(source.stage == "evaluation" for source in sources) else set()
+    checkpoints = {select} if any(s.stage == "evaluation" or s.stage.startswith("prior") for s in sources) else set()
     if any(source.stage == "gap" for source in sources):
         checkpoints |= {"best-test", "last"}
     found = Found(outcomes=functools.cache(lambda cell, stage: joined(store.outcomes(cell, stage))))
-    found.rounds = _rounds(cells, store, checkpoints)
-    names, evaluations, stages = Stages(), _evaluations(plan), set()
-    for round, there in _by_round(plan, found.rounds, checkpoints).items():
-        names_here = {names.name(evaluation, round) for evaluation in evaluations}
-        found.rows += _numbers(there, store, NUMBERS.c.stage.in_(sorted(names_here)))
-        stages |= names_here
+    stages = _evaluated(found, plan, cells, store, checkpoints, sources)
     metrics = {source.metric for source in sources if source.stage == "train"}
     if metrics:
         # Without "@round" a training number is the last round's: of some suites that is one row in a hundred.
@@ -64,18 +59,47 @@ def gather(suite: Suite, plan: Plan, store: Store, select: Checkpoint) -> Found:
     return found
 
 
-def gather_series(figures: Sequence[Figure], plan: Plan, store: Store) -> Found:
-    """The numbers over all rounds, and the runs, that figures need of the plan's cells."""
+def _evaluated(
+    found: Found,
+    plan: Plan,
+    cells: Sequence[str],
+    store: Store,
+    checkpoints: Iterable[Checkpoint],
+    sources: Iterable[Source],
+) -> set[str]:
+    """Read the numbers of evaluations at some checkpoints into `found`: the names of their stages."""
+    found.rounds = _rounds(cells, store, checkpoints)
+    names, evaluations, stages = Stages(), _evaluations(plan), set()
+    for round, there in _by_round(plan, found.rounds, checkpoints).items():
+        names_here = {names.name(evaluation, round) for evaluation in evaluations}
+        found.rows += _numbers(there, store, NUMBERS.c.stage.in_(sorted(names_here)) & _clients(sources))
+        stages |= names_here
+    return stages
+
+
+def gather_series(figures: Sequence[Figure], plan: Plan, store: Store, select: Checkpoint = "last") -> Found:
+    """The numbers over all rounds, those of evaluations, and the runs, that figures need of the plan's cells."""
     cells = [cell.id for cell in plan.unique()]
     wanted: dict[str, set[int]] = {}
-    for source in (Source.parse(text) for figure in figures for text in figure.series.values()):
+    sources = [Source.parse(text) for figure in figures for text in figure.series.values()]
+    for source in sources:
         if source.stage == "train":
             wanted.setdefault(source.metric, set()).add(source.client)
-    found = Found(runs=_runs(cells, store, ()))
+    found = Found()
+    stages: set[str] = set()
+    if any(source.stage not in ("train", "artifact") for source in sources):
+        stages = _evaluated(found, plan, cells, store, {select}, sources)
+    found.runs = _runs(cells, store, stages)
     for metric, clients in wanted.items():
         here = (NUMBERS.c.stage == "train") & (NUMBERS.c.metric == metric)
         found.rows += _numbers(cells, store, here if EVERY in clients else here & NUMBERS.c.client.in_(sorted(clients)))
     return found
+
+
+def _clients(sources: Iterable[Source]) -> Any:
+    """Of an evaluation the numbers of single clients only where a source asks: there may be a thousand of each."""
+    overall = NUMBERS.c.client == -1
+    return overall | (NUMBERS.c.metric == PRIOR) if any(s.stage.startswith("prior") for s in sources) else overall
 
 
 def logged(plan: Plan, store: Store) -> list[str]:

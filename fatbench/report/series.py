@@ -10,7 +10,7 @@ import csv
 import io
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fatbench.errors import SpecError
@@ -18,21 +18,24 @@ from fatbench.report import provenance
 from fatbench.report.grid import label
 from fatbench.report.notes import data_note
 from fatbench.report.numbers import EVERY, Numbers, Source
-from fatbench.report.places import Places, places
+from fatbench.report.places import Places, places, spread, sweeps
+from fatbench.store.selection import WORDS, Checkpoint
 from fatbench.suite.cells import Cell, Plan
 from fatbench.suite.files import Suite
 from fatbench.suite.model import Key
 from fatbench.suite.tables import SERIES, Figure
+from fatbench.suite.types import number
 
 
 @dataclass(frozen=True)
 class Point:
     """The mean over the seeds that have a number there."""
 
-    round: int
+    round: float  # of an evaluation: the radius of the attack, 0 where it has none
     mean: float
     std: float | None  # ddof 1; None below two seeds
     seeds: tuple[int, ...]
+    radius: str = ""  # of an evaluation, as the suite writes it: "8/255"
 
 
 @dataclass(frozen=True)
@@ -89,8 +92,16 @@ def places_of(plan: Plan, figure: Figure) -> Places:
 
 
 def check(plan: Plan, figure: Figure) -> None:
-    """SpecError: a line of several points of the grid, or fractions and plain numbers in one panel."""
+    """SpecError: a line of several points, a panel of fractions and plain numbers, or a curve of one radius."""
     places_of(plan, figure)
+    if figure.kind == "lines":
+        single = {one.label for cell in plan.cells for one in cell.evaluations if not one.sweep}
+        for heading, text in figure.series.items():
+            if (source := Source.parse(text)).stage != "train" and source.metric in single:
+                raise SpecError(
+                    f"figure {figure.id}: {heading}: '{source.metric}' has one radius and makes no curve:"
+                    " give the attack a list, eps: [2/255, 4/255, 8/255], or draw 'bars'"
+                )
     if SERIES in figure.panels or figure.kind in ("heatmap", "images"):
         return
     by_unit: dict[bool, list[str]] = {}
@@ -109,13 +120,15 @@ def build(
     rows: Iterable[Mapping[str, Any]],
     figures: Sequence[Figure] | None = None,
     *,
+    select: Checkpoint = "last",
+    rounds: Mapping[tuple[str, str], int] | None = None,
     runs: Iterable[Mapping[str, Any]] | None = None,
 ) -> list[Plot]:
     """The figures of a suite (default: all) that the plan's cells have a line in; rows and runs as for `layout.build`.
 
     SpecError as for `check`.
     """
-    numbers = Numbers(plan, rows, "last", {}, None, runs)
+    numbers = Numbers(plan, rows, select, rounds or {}, None, runs)
     values: dict[tuple[str, str], dict[int, dict[int, float]]] = {}  # (cell, metric) -> client -> round -> value
     for (cell, stage, metric, round, client), (value, _) in numbers.by_key.items():
         if stage == "train" and math.isfinite(value):
@@ -129,9 +142,12 @@ Values = Mapping[tuple[str, str], Mapping[int, Mapping[int, float]]]
 
 def _plot(suite: Suite, plan: Plan, figure: Figure, numbers: Numbers, values: Values) -> Plot | None:
     check(plan, figure)
+    if figure.kind == "bars":
+        figure = spread(figure, plan)
     found = places_of(plan, figure)
     if not found:
         return None
+    swept = sweeps(plan)
     sources = {heading: Source.parse(text) for heading, text in figure.series.items()}
     facts = provenance.Facts()
     panels: dict[tuple[tuple[str, str], ...], Panel] = {}
@@ -140,14 +156,21 @@ def _plot(suite: Suite, plan: Plan, figure: Figure, numbers: Numbers, values: Va
             names = dict(panel_names)
             key = {axis: heading if axis == SERIES else names[axis] for axis in figure.panels}
             panel = panels.setdefault(tuple(key.items()), Panel(key, []))
-            panel.lines.extend(_lines(dict(line_names), heading, sources[heading], cells, values))
+            source = sources[heading]
+            if source.stage in ("train", "artifact"):
+                panel.lines.extend(_lines(dict(line_names), heading, source, cells, values))
+            else:
+                radii = swept.get(source.metric, {}) if figure.kind == "lines" else {source.metric: ""}
+                panel.lines.append(_evaluated(dict(line_names), heading, source, cells, numbers, radii, facts))
     cells_shown = {cell.id: cell for here in found.values() for cells in here.values() for cell in cells}
     for panel in panels.values():
         for line in panel.lines:
-            for id in line.cells if line.points or line.source.stage == "artifact" else ():
+            for id in (
+                line.cells if line.points or line.source.stage == "artifact" else ()
+            ):  # an evaluation has said more
                 facts.add(id, cells_shown[id].spec["data"]["name"], "", 0, [("train", numbers.origins(id, "train"))])
     plot = Plot(suite.name, plan.preset, figure, label(plan.preset), list(panels.values()), facts)
-    plot.notes.extend(_notes(plot, plan, list(cells_shown.values())))
+    plot.notes.extend(_notes(plot, plan, list(cells_shown.values()), numbers.select))
     return plot
 
 
@@ -165,6 +188,34 @@ def _lines(key: Key, heading: str, source: Source, cells: Sequence[Cell], values
         yield Line(key, heading, source, index, [_point(series, round) for round in rounds], len(cells), ids)
 
 
+def _evaluated(
+    key: Key,
+    heading: str,
+    source: Source,
+    cells: Sequence[Cell],
+    numbers: Numbers,
+    radii: Mapping[str, str],
+    facts: provenance.Facts,
+) -> Line:
+    """The line of an evaluation: its number under each of some metrics, metric -> the radius of its attack."""
+    points = []
+    for metric, radius in radii.items():
+        there: dict[int, float] = {}
+        for cell in cells:
+            found = numbers.find(cell, replace(source, metric=metric))
+            if found is not None and math.isfinite(found.value):
+                there[int(cell.spec["seed"])] = found.value
+                origins = [(stage, numbers.origins(cell.id, stage)) for stage in found.stages]
+                facts.add(cell.id, cell.spec["data"]["name"], metric, found.n, origins)
+        if there:
+            at = number(radius) if radius else 0
+            points.append(
+                replace(_point({seed: {0: value} for seed, value in there.items()}, 0), round=at, radius=radius)
+            )
+    points.sort(key=lambda point: point.round)
+    return Line(key, heading, source, None, points, len(cells), tuple(cell.id for cell in cells))
+
+
 def _point(series: Mapping[int, Mapping[int, float]], round: int) -> Point:
     there = {seed: values[round] for seed, values in series.items() if round in values}
     mean = math.fsum(there.values()) / len(there)
@@ -179,7 +230,7 @@ def index_of(source: Source) -> str:
     return "class" if source.metric.endswith("_class") or source.metric.startswith("label_") else "client"
 
 
-def _notes(plot: Plot, plan: Plan, cells: Sequence[Cell]) -> Iterable[tuple[str, str]]:
+def _notes(plot: Plot, plan: Plan, cells: Sequence[Cell], select: Checkpoint) -> Iterable[tuple[str, str]]:
     """What the lines are and where they come from, as under a table."""
     preset = f"{plot.suite}, preset {plot.preset}"
     if plot.label:
@@ -187,6 +238,8 @@ def _notes(plot: Plot, plan: Plan, cells: Sequence[Cell]) -> Iterable[tuple[str,
     yield "suite", f"{preset}. {plan.note}".removesuffix(". ")
     yield "data", data_note(plot.facts, cells)
     lines = [line for panel in plot.panels for line in panel.lines]
+    if any(line.source.stage not in ("train", "artifact") for line in lines):
+        yield "checkpoint", WORDS[select]
     seeds = sorted({int(cell.spec["seed"]) for cell in cells})
     shown = "line: mean, band" if plot.figure.kind == "lines" else "bar: mean, whisker"
     one = "one seed, no spread" if plot.figure.kind in ("lines", "bars") else "the first that has a tensor is shown"
@@ -202,7 +255,7 @@ def _notes(plot: Plot, plan: Plan, cells: Sequence[Cell]) -> Iterable[tuple[str,
 
 
 FIELDS = (
-    "heading", "metric", "unit", "index", "round", "mean", "std", "seeds", "seeds_planned", "preset", "label",
+    "heading", "metric", "unit", "index", "round", "radius", "mean", "std", "seeds", "seeds_planned", "preset", "label",
 )  # fmt: skip
 FIRST = ("suite", "figure")
 
@@ -227,7 +280,9 @@ def render_csv(plots: Sequence[Plot]) -> str:
                         {
                             "suite": plot.suite, "figure": plot.figure.id, **key, "heading": line.heading,
                             "metric": line.source.metric, "unit": "fraction" if line.source.fraction else "plain",
-                            "index": "" if line.index is None else line.index, "round": point.round,
+                            "index": "" if line.index is None else line.index,
+                            "round": "" if line.source.stage != "train" else point.round,
+                            "radius": point.radius,
                             "mean": point.mean, "std": "" if point.std is None else point.std,
                             "seeds": ";".join(map(str, point.seeds)), "seeds_planned": line.wanted,
                             "preset": plot.preset, "label": plot.label,

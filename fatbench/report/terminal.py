@@ -46,7 +46,8 @@ def _print(console: Console, grid: Grid) -> None:
         console.print(block.table())
     flowing = Text()
     if grid.has_published:
-        flowing.append(f"dim: the paper's number{'' if beside else ', under ours,'} and the difference.", "dim")
+        under, compared = "" if beside else ", under ours", " and the difference" * grid.has_differences
+        flowing.append(f"dim: the paper's number{under}{',' * bool(under and compared)}{compared}.", "dim")
     for what, note in grid.notes:
         if what == "MIXED":
             continue

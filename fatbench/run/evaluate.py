@@ -11,7 +11,7 @@ from fatbench import settings
 from fatbench.errors import MachineError, SpecError
 from fatbench.run import checkpoints
 from fatbench.run.executors import local
-from fatbench.suite import signatures, weights
+from fatbench.suite import facts, signatures, weights
 
 
 def checkpoint(
@@ -38,6 +38,8 @@ def checkpoint(
     if "spec" not in header:
         raise MachineError(f"{file}: no settings in it; give a model-*.safetensors of a run")
     spec = json.loads(header["spec"])
+    for _, attack in specs:
+        facts.refuse("Attack", attack, spec, "--attack")
     signature = signatures.describe("Experiment", "cell")
     root = settings.data_folder(str(data) if data else None)
     chosen = settings.setting("precision", precision) or "fp32"

@@ -326,7 +326,15 @@ def _attack(
 ) -> Outcome:
     import torch
 
-    from fatbench.engine.accuracy import attacked, models_of, of_client, packed, unpacked, zero_gradients
+    from fatbench.engine.accuracy import (
+        attacked,
+        models_of,
+        of_client,
+        packed,
+        prior_accuracy,
+        unpacked,
+        zero_gradients,
+    )  # fmt: skip
     from fatbench.methods.attacks import implementation
 
     stage = evaluation.stage(round)
@@ -374,11 +382,15 @@ def _attack(
                 store.release(run)
                 notify(Event(job.cell, stage, "interrupted", position, total))
                 return "interrupted"
-    right = torch.cat(bits).double().reshape(len(models), n).mean(1)
+    each = torch.cat(bits).reshape(len(models), n)
+    right = each.double().mean(1)
     value = float(right.mean())
     numbers = [Number(evaluation.label, value, round, n=n), Number("seconds", time.perf_counter() - begin, round)]
     if list(models) != [-1]:
         numbers += [Number(evaluation.label, float(v), round, n, k) for k, v in zip(models, right, strict=True)]
+    shares = [ready.problem.labels[shard] for shard in ready.problem.shards]
+    by_client = prior_accuracy({k: each[place] for place, k in enumerate(models)}, labels, shares, ready.classes)
+    numbers += [Number("prior_accuracy", v, round, n, k) for k, v in by_client.items()]
     if formulas.formula("Attack", evaluation.attack, "Forward") == 0:  # the images are as they were
         dead = [zero_gradients(ready.problem, model, images, labels) for model in models.values()]
         numbers.append(Number("zero_gradients", sum(dead) / len(dead), round, n=n))

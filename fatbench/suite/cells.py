@@ -10,6 +10,7 @@ import functools
 import hashlib
 import itertools
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -31,6 +32,7 @@ class Evaluation:
     attack: dict[str, Any]
     n: int | None  # first n test examples; None = all the cell has
     batch: int
+    sweep: str = ""  # "pgd20", of one of the radii of an attack with a list of them; not part of the identity
 
     @functools.cached_property
     def id(self) -> str:
@@ -200,10 +202,11 @@ def _evaluations(asked: Evaluate, hold: Sequence[int], suite: Suite) -> tuple[Ev
         here = _evaluate(here, _without_removed(asked.overrides[i].set, asked.attacks), suite)
     return tuple(
         Evaluation(
-            label, signatures.check("Attack", attack, here.attacks.place(label)), _images(here, label), here.batch
+            name, signatures.check("Attack", one, here.attacks.place(label)), _images(here, label), here.batch, sweep
         )
         for label, attack in here.attacks.items()
         if attack is not None
+        for name, one, sweep in _radii(label, attack, here.attacks)
     )
 
 
@@ -218,6 +221,23 @@ def _can_choose(checkpoints: Sequence[str], spec: Mapping[str, Any], place: str)
 def _evaluate(under: Evaluate, patch: Map, suite: Suite) -> Evaluate:
     """`evaluate` with a patch laid on it."""
     return model.read(Evaluate, merge(under.node, patch), str(suite.file), axes=suite.contents.axes)
+
+
+def _radii(label: str, attack: Any, attacks: Map) -> list[tuple[str, Any, str]]:
+    """(metric, attack, label) of each radius of `eps: [2/255, 4/255]`: pgd20_2_255, pgd20_4_255; else the attack."""
+    radii = attack.get("eps") if isinstance(attack, Map) else None
+    if not isinstance(radii, list):
+        return [(label, attack, "")]
+    place = attack.place("eps")
+    if not radii:
+        raise SpecError(f"{place}: the list of radii is empty: give one, such as [2/255, 4/255, 8/255]")
+    found: list[tuple[str, Any, str]] = []
+    for eps in radii:
+        name = f"{label}_{re.sub('[^0-9a-z]+', '_', str(eps).lower()).strip('_')}"
+        if name in attacks or name in [other for other, _, _ in found]:
+            raise SpecError(f"{place}: two metrics would be named '{name}'")
+        found.append((name, merge(attack, Map({"eps": eps}, {"eps": attack.where.get("eps", "")})), label))
+    return found
 
 
 def _images(evaluate: Evaluate, label: str) -> int | None:

@@ -18,7 +18,7 @@ Kind = Literal["lines", "bars", "heatmap", "images"]
 Best = Literal["max", "min", "none"]
 
 SOURCE = re.compile(
-    r"(?:(?P<stage>train|gap|artifact):)?(?P<metric>[a-z_][a-z0-9_]*)(?:\[(?P<client>\d+|\*)\])?(?:@(?P<round>\d+))?\Z"
+    r"(?:(?P<stage>train|gap|artifact|prior|prior_mean|prior_worst|prior_tenth|prior_std):)?(?P<metric>[a-z_][a-z0-9_]*)(?:\[(?P<client>\d+|\*)\])?(?:@(?P<round>\d+))?\Z"
 )
 
 
@@ -102,6 +102,7 @@ class Table(Shown):
     best: dict[str, Best] = Field(default="max", validate_default=True)
     published: Published | None = None
     compete: Literal["column", "row"] = "column"  # among what the best and the second are marked
+    rivals: Axes = Field(default=[])  # axes whose labels compete whatever they set, such as the training objective
     test: Paired | None = Field(default=None, alias="paired")
 
     @property
@@ -204,6 +205,9 @@ class Figure(Shown):
         for heading, source in self.series.items():
             if wrong := _not_drawn(source, self.kind):
                 raise SpecError(f"{self.place('series', heading)}: {wrong}")
+        over = {source.startswith("train:") for source in self.series.values()}
+        if self.kind == "lines" and len(over) > 1:
+            raise SpecError(f"{self.place('series')}: lines are either all over rounds, train:, or all over radii")
         if self.kind == "bars" and len({source.endswith("[*]") for source in self.series.values()}) > 1:
             raise SpecError(f"{self.place('series')}: bars are either all over an index, [*], or none of them")
         return self
@@ -223,8 +227,11 @@ def _not_drawn(source: str, kind: str) -> str:
     if match is None:
         near = did_you_mean(source.split(":")[0], ("train", "artifact")) if ":" in source else ""
         return f"cannot read the source '{source}'{near or ' (see docs/suites.md)'}"
+    evaluated = match["stage"] not in ("train", "artifact", "gap")
+    if stage == "train" and evaluated:
+        return f"an evaluation has no rounds: leave '@{match['round']}' out of '{source}'" if match["round"] else ""
     if match["stage"] != stage:
-        shows = "a tensor kept of a round" if stage == "artifact" else "a number logged during training"
+        shows = "a tensor kept of a round" if stage == "artifact" else "a number logged in training, or an evaluation"
         return f"a figure of kind {kind} shows {shows}, not '{source}' (did you mean '{stage}:{match['metric']}'?)"
     if match["round"]:
         which = "shows all rounds" if kind == "lines" else "shows the last round"
