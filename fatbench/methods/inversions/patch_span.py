@@ -10,7 +10,7 @@ eigenvalue of S = up^T (1 x (I - P)) up, up to its length and its sign. These co
 would cause. Needs N < C p p and N <= D, and the image as it was upsampled: rounding it to 8 bits hides the small
 singular values that hold most of the span.
 
-Ours; the comparison of Sawada et al. 2024 takes the fixed position for safe. Symbols: fatbench/methods/inversions/upload.py.
+Ours; the comparison of Sawada et al. 2024 takes the fixed position for safe. Symbols: `upload.py`.
 """
 
 from __future__ import annotations
