@@ -390,7 +390,7 @@ def test_an_evaluation_of_a_model_that_is_not_here_any_more_is_done_again(job, u
     place = copied(undisturbed, tmp_path)
     with Store.open(place.db) as store:
         stages = [stage for _, stage in store.stages([job.cell]) if stage.startswith("natural")]
-        with store.writing() as connection:
+        with store.database.writing() as connection:
             other = STAGES.update().where(STAGES.c.stage == stages[0])
             connection.execute(other.values(record=dumps({"model": "0" * 64})))
     assert numbers(place) == numbers(undisturbed)

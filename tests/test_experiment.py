@@ -67,7 +67,7 @@ def cell(tmp_path, monkeypatch):
     file.write_text(SUITE)
     signatures.add_plugin(plugin)
     yield jobs_of(files.load(str(file)).plan())[0]
-    signatures._signatures.cache_clear()
+    signatures._forget()
 
 
 def numbers(store: Store, cell: str) -> dict[tuple[str, str, int, int], float]:

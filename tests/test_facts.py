@@ -136,7 +136,7 @@ def plugin(tmp_path, monkeypatch):
 
     monkeypatch.setattr(signatures, "_PLUGINS", [])
     yield add
-    signatures._signatures.cache_clear()
+    signatures._forget()
 
 
 def found(cell: dict) -> list[facts.Refusal]:

@@ -479,6 +479,6 @@ def test_too_few_writers() -> None:
 
 
 def test_partitions_without_torch() -> None:
-    code = "import sys, fatbench.partitions as p; assert 'torch' not in sys.modules; print(len(p.PARTITIONS))"
+    code = "import sys, fatbench.methods.partitions as p; assert 'torch' not in sys.modules; print(len(p.PARTITIONS))"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert int(out.stdout) == len(PARTITIONS)

@@ -275,7 +275,7 @@ def test_a_function_says_what_it_asks_for_by_the_names_of_its_further_parameters
     assert signatures.describe("Rule", "wants_none").asks == ()
     assert signatures.describe("Defence", "whole").asks == ("gradient",)
     assert [s.name for s in signatures.describe("Rule", "wants").settings] == ["top"]
-    signatures._signatures.cache_clear()
+    signatures._forget()
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,11 +24,11 @@ if TYPE_CHECKING:
 class Stored(Evaluation):
     """An evaluation that the database has; its stage says what it is called."""
 
-    name: str = ""
+    stored: str = ""
 
-    @property
+    @functools.cached_property
     def id(self) -> str:
-        return self.name
+        return self.stored
 
 
 def suite_and_plan(store: Store | None, where: str | None = None) -> tuple[Suite, Plan]:
@@ -101,7 +102,7 @@ def _evaluations(rows: list[StageRow]) -> tuple[Evaluation, ...]:
     for row in sorted(rows, key=lambda row: row.run or 0):
         name = row.stage.rsplit("@", 1)[0]
         label = name.rsplit("-", 1)[0]
-        known[label] = Stored(label, _attack(row.settings or {"name": label}), row.total or None, 0, name)
+        known[label] = Stored(label, _attack(row.settings or {"name": label}), row.total or None, 0, stored=name)
     order = evaluated.DEFAULT_ATTACKS
     return tuple(sorted(known.values(), key=lambda e: order.index(e.label) if e.label in order else len(order)))
 

@@ -146,7 +146,8 @@ def _resolve(file: Path, below: tuple[Path, ...]) -> Map:
         raise SpecError(f"{file}: a suite cannot extend itself ({chain})")
     raw = read_yaml(file)
     if "plugins" in raw:
-        raw["plugins"] = [str(file.resolve().parent / plugin) for plugin in _listed(raw)]
+        named = [str(file.resolve().parent / plugin) for plugin in _listed(raw)]
+        raw = Map({**raw, "plugins": named}, raw.where, raw.at)  # what was read is shared
     if "extends" not in raw:
         return raw
     name = str(raw["extends"])

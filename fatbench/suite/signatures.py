@@ -245,13 +245,19 @@ def add_plugin(file: Path) -> None:
         tables = ", ".join(table for _, table in TABLES.values())
         raise SpecError(f"plugin {file}: none of the tables {tables} is in it")
     _PLUGINS.append(file)
-    _signatures.cache_clear()
+    _forget()
 
 
 def drop_plugins(files: list[Path]) -> None:
     """Take plug-ins out again."""
     _PLUGINS[:] = [file for file in _PLUGINS if file not in files]
+    _forget()
+
+
+def _forget() -> None:
+    """Of what was read from sources, what a plug-in may change."""
     _signatures.cache_clear()
+    _SEEN.clear()
 
 
 def plugins() -> tuple[Path, ...]:
