@@ -5,7 +5,8 @@
 | query | what is read from the database |
 | numbers, places | which stored number a source is; which cells stand at a place of a table |
 | layout, grid | the table that comes of it, and its parts |
-| notes, provenance, flags, paired, published | what is said under it, and where that comes from |
+| notes, provenance, flags, published | what is said under it, and where that comes from |
+| statistics | whether a difference is real: tests, intervals, effect sizes |
 | text, markdown, latex, html, terminal, records | the formats |
 | series, plots, artifacts | figures; pictures of what a round keeps |
 

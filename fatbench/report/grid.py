@@ -11,7 +11,7 @@ from typing import Any
 
 from fatbench.report import provenance
 from fatbench.report.numbers import Source
-from fatbench.report.paired import Paired
+from fatbench.report.statistics import Paired
 from fatbench.suite.model import Condition, Key
 
 

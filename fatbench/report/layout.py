@@ -15,9 +15,9 @@ from fatbench.report import provenance
 from fatbench.report.grid import Column, Comparison, Grid, Group, Row, Value, label
 from fatbench.report.notes import footnotes, notes
 from fatbench.report.numbers import Found, Numbers, Outcomes, Source, metric_names
-from fatbench.report.paired import paired
 from fatbench.report.places import Names, Places, absent, places_of
 from fatbench.report.published import Lookup
+from fatbench.report.statistics import paired
 from fatbench.store.selection import Checkpoint
 from fatbench.suite.cells import Cell, Plan
 from fatbench.suite.files import Suite
