@@ -1,6 +1,7 @@
 """What the pages of results/ say is what the committed rows say: intervals, p-values and marks, computed anew.
 
-The tests are those that results/README.md names; McNemar's and Holm's are the program's own. Rows are read as the JSON lines hold them.
+The tests are those that results/README.md names; McNemar's and Holm's are the program's own. Rows are read as the JSON
+lines hold them.
 """
 
 from __future__ import annotations

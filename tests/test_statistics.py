@@ -1,4 +1,4 @@
-"""Tests of differences: by hand on small tables, against scipy and statsmodels on random ones, and with nothing to test."""
+"""Tests of differences: by hand on small tables, against scipy and statsmodels on random ones, with nothing to test."""
 
 from __future__ import annotations
 

@@ -16,12 +16,12 @@ from typing import Annotated, Any
 import typer
 
 from fatbench import __version__
-from fatbench.cli import cells, data, db, reporting, running, suites
+from fatbench.cli import cells, compare, data, db, reporting, running, suites
 from fatbench.cli.options import DataDir, Db
 from fatbench.errors import FatbenchError, MachineError, SpecError, did_you_mean
 
 ORDER = (
-    "suite", "plan", "run", "status", "report", "plot", "show", "logs", "evaluate", "export", "import", "data", "db",
+    "suite", "plan", "run", "status", "report", "compare", "plot", "show", "logs", "evaluate", "export", "import", "data", "db",
     "doctor",
 )  # fmt: skip
 
@@ -88,6 +88,7 @@ GROUPS: dict[str, tuple[str, dict[str, Callable[..., None]]]] = {
 COMMANDS: dict[str, Callable[..., None]] = {
     "status": reporting.status,
     "report": reporting.report,
+    "compare": compare.compare,
     "plot": reporting.plot,
     "show": cells.show_cell,
     "logs": cells.logs,

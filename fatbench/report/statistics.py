@@ -199,16 +199,14 @@ def bootstrap(
     import numpy as np
 
     differences = np.stack([_array(one) - _array(other) for one, other in zip(a, b, strict=True)])
-    draw = np.random.default_rng(seed)
     seeds, n = differences.shape
-    # how often each image is drawn is multinomial; drawn in parts, so that memory stays small
-    means = []
-    for first in range(0, samples, 500):
-        count = min(500, samples - first)
-        of_images = draw.multinomial(n, np.full(n, 1 / n), count)
-        of_seeds = draw.multinomial(seeds, np.full(seeds, 1 / seeds), count)
-        means.append(((of_images @ differences.T) * of_seeds).sum(1) / (seeds * n))
-    low, high = np.quantile(np.concatenate(means), [0.025, 0.975])
+    # images with the same differences for every seed are drawn together: few numbers instead of n
+    kinds, many = np.unique(differences, axis=1, return_counts=True)
+    draw = np.random.default_rng(seed)
+    of_images = draw.multinomial(n, many / n, samples)
+    of_seeds = draw.multinomial(seeds, np.full(seeds, 1 / seeds), samples)
+    means = ((of_images @ kinds.T) * of_seeds).sum(1) / (seeds * n)
+    low, high = np.quantile(means, [0.025, 0.975])
     return float(low), float(high)
 
 

@@ -250,6 +250,15 @@ def import_(
     return counts
 
 
+def is_export(file: str | Path) -> bool:
+    """Whether a file is JSON lines rather than a database. MachineError: it cannot be read."""
+    try:
+        with Path(file).open("rb") as stream:
+            return stream.read(1) == b"{"
+    except OSError as error:
+        raise MachineError(f"cannot read {file}: {error.strerror or error}") from None
+
+
 def _no_constant(name: str) -> Any:
     raise ValueError(f"{name} is not a number")
 
