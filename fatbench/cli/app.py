@@ -21,8 +21,8 @@ from fatbench.cli.options import DataDir, Db
 from fatbench.errors import FatbenchError, MachineError, SpecError, did_you_mean
 
 ORDER = (
-    "suite", "plan", "run", "status", "report", "compare", "plot", "show", "logs", "evaluate", "export", "import", "data", "db",
-    "doctor",
+    "suite", "plan", "run", "status", "report", "compare", "plot", "show", "logs", "verdicts", "evaluate", "export",
+    "import", "verify", "data", "db", "doctor",
 )  # fmt: skip
 
 

@@ -64,8 +64,8 @@ def compare(
                 one, other = cell_in(found, a), cell_in(found, b)
                 pairs = [comparing.Pair("", int(found.cells([one])[one].get("seed") or 0), one, other)]
         at = cast("Checkpoint", select)
-        sides = (functools.cache(lambda cell, s=s: comparing.measured(s, cell, at)) for s in (ours, theirs))
-        done = comparing.compare(pairs, *sides, metrics=metric or (), samples=samples)
+        of_a, of_b = (functools.partial(comparing.measured, store, select=at) for store in (ours, theirs))
+        done = comparing.compare(pairs, of_a, of_b, metric or (), samples)
     if format == "json":
         print_json({"a": a, "b": b, "checkpoint": select, "comparisons": comparing.as_json(done)})
     else:

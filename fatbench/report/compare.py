@@ -134,7 +134,7 @@ def _side(plan: Plan, said: str) -> list[Cell]:
 
 
 def common(a: Store, b: Store, plan: Plan | None = None) -> list[Pair]:
-    """The cells that two databases share, of a plan or all; their rows are named by the settings in which they differ."""
+    """The cells that two databases share, of a plan or all; the settings in which these differ name the rows."""
     both = a.cells().keys() & b.cells().keys()
     if plan is not None:
         named = {c.id: (", ".join(c.key.values()), int(c.spec["seed"])) for c in plan.unique() if c.id in both}

@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from fatbench.report import provenance
+from fatbench.report import provenance, ties
 from fatbench.report.grid import Column, Comparison, Grid, Group, Row, Value, label
 from fatbench.report.notes import footnotes, notes
 from fatbench.report.numbers import Found, Numbers, Outcomes, Source, metric_names
@@ -90,6 +90,7 @@ def _grid(
         unit, digits = ("plain", _digits(printed)) if plain else ("percent", 2)
         where = table.conditions.get(heading, {})
         columns.append(Column(heading, source, names[source.text], table.best[heading], unit, digits, where))
+    ranked: list[list[Value]] = []
     for position, column in enumerate(columns):
         # an accuracy on one data set is not better than on another
         contests: dict[tuple[Names, str], list[Value]] = {}
@@ -100,6 +101,7 @@ def _grid(
                     contests.setdefault((side, repr(cell.spec["data"])), []).append(row.values[group][position])
         for contest in contests.values():
             _rank(contest, column.best)
+            ranked.append(contest)
 
     bucket = [cell for here in found.values() for cells in here.values() for cell in cells]
     cells = list({cell.id: cell for cell in bucket}.values())
@@ -120,6 +122,8 @@ def _grid(
         attacks=_attacks(columns, found),
     )
     footnotes(grid)
+    if table.ties:
+        ties.mark(grid, ranked, numbers.outcomes)
     if table.paired is not None:
         grid.paired.extend(_comparisons(grid, *table.paired))
     grid.notes.extend(notes(grid, suite, plan, table, cells, lacking, lookup, failed))
@@ -146,6 +150,7 @@ def _value(cells: Sequence[Cell], source: Source, numbers: Numbers, facts: prove
     if not cells:
         return Value(planned=False)
     measured: list[tuple[int, Found]] = []
+    behind: list[tuple[str, str]] = []
     flagged: dict[str, list[int]] = {}
     for cell in cells:
         found = numbers.find(cell, source)
@@ -156,6 +161,8 @@ def _value(cells: Sequence[Cell], source: Source, numbers: Numbers, facts: prove
             flagged.setdefault(flag, []).append(seed)
         if math.isfinite(found.value):
             measured.append((seed, found))
+            if source.stage == "evaluation":
+                behind.append((cell.id, found.stages[-1]))
             what = source.metric if source.stage != "train" else ""
             origins = [(stage, numbers.origins(cell.id, stage)) for stage in found.stages]
             facts.add(cell.id, cell.spec["data"]["name"], what, found.n, origins)
@@ -177,6 +184,7 @@ def _value(cells: Sequence[Cell], source: Source, numbers: Numbers, facts: prove
         wanted=len(cells),
         n=tuple(sorted({found.n for _, found in measured})),
         values=values,
+        behind=tuple(behind),
         flags=flags,
     )
 

@@ -65,7 +65,7 @@ def notes(
         yield from facts.notes(attacks)
     elif attacks:
         yield "attacks", attacks
-    if any(value.rank for value in grid.all()):
+    if any(value.rank in ("best", "second") for value in grid.all()):
         several = len({repr(cell.spec["data"]) for cell in cells}) > 1
         over = f"of a {table.compete}" + " under the same heading" * (table.compete == "row")
         over += " on the same data" * several

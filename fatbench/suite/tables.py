@@ -103,6 +103,7 @@ class Table(Shown):
     published: Published | None = None
     compete: Literal["column", "row"] = "column"  # among what the best and the second are marked
     test: Paired | None = Field(default=None, alias="paired")
+    ties: bool = True  # mark what cannot be told from the best, where the verdicts of each image are stored
 
     @property
     def headings(self) -> dict[str, Heading]:
