@@ -771,7 +771,7 @@ def test_check_names_what_does_not_belong(tmp_path: Path) -> None:
 
 def test_check_says_what_there_is(store: Store, url: str) -> None:
     store.finish(taken(store), [Number("loss", 1.0, 1), Number("x", 1.0, 1)])
-    expected = f"{shown_url(url)} is whole (schema 0001): 1 cells, 1 runs, 1 stages, 2 numbers, 0 outcomes"
+    expected = f"{shown_url(url)} is whole (schema 0002): 1 cells, 0 replicates, 1 runs, 1 stages, 2 numbers, 0 outcomes"
     assert check(url) == expected
 
 

@@ -16,7 +16,7 @@ from typing import Annotated, Any
 import typer
 
 from fatbench import __version__
-from fatbench.cli import cells, compare, data, db, reporting, running, suites
+from fatbench.cli import cells, compare, data, db, reporting, running, suites, verdicts, verify
 from fatbench.cli.options import DataDir, Db
 from fatbench.errors import FatbenchError, MachineError, SpecError, did_you_mean
 
@@ -92,9 +92,11 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "plot": reporting.plot,
     "show": cells.show_cell,
     "logs": cells.logs,
+    "verdicts": verdicts.verdicts,
     "evaluate": running.evaluate,
     "export": db.export,
     "import": db.import_,
+    "verify": verify.verify,
     "doctor": doctor,
 }
 for _name, (_help, _commands) in GROUPS.items():

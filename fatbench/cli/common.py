@@ -87,8 +87,12 @@ def existing(db: str | None) -> Iterator[Store | None]:
 
 
 def cell_in(store: Store | None, cell: str) -> str:
-    """The id of the cell whose id begins so. NothingMatched: none has; SpecError: several have."""
-    found = [] if store is None else [id for id in store.cells() if id.startswith(cell)]
+    """The id of the cell (or, written with "~", the replicate) whose id begins so. NothingMatched: none has.
+
+    SpecError: several have.
+    """
+    known = [] if store is None else [id for id in store.cells() if ("~" in id) == ("~" in cell)]
+    found = [cell] if cell in known else [id for id in known if id.startswith(cell)]
     if not found:
         raise NothingMatched(f"no cell '{cell}' in the database (fatbench status NAME lists what there is)")
     if len(found) > 1:

@@ -57,6 +57,9 @@ def report(
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Write to this file.")] = None,
     select: Select = "last",
     published: Annotated[bool, typer.Option("--published/--no-published", help="Show the paper's numbers.")] = True,
+    replicates: Annotated[
+        str, typer.Option("--replicates", help="Of a cell run more than once: first, latest, or pool (their mean).")
+    ] = "first",
     preset: Preset = None,
     smoke: Smoke = False,
     where: Where = None,
@@ -66,6 +69,7 @@ def report(
     """Tables: measured beside published, mean and spread over seeds."""
     from fatbench import report as reporting
     from fatbench import settings
+    from fatbench.report.replicates import WHICH
     from fatbench.run import progress
     from fatbench.suite import files, model
 
@@ -74,12 +78,17 @@ def report(
     )
     if select not in model.CHECKPOINTS:
         raise SpecError(f"--select: no checkpoint is named '{select}'{did_you_mean(select, model.CHECKPOINTS)}")
+    if replicates not in WHICH:
+        raise SpecError(
+            f"--replicates: expected first, latest or pool, got '{replicates}'{did_you_mean(replicates, WHICH)}"
+        )
     grids = []
     with existing(db) as store:
         run = set() if name or store is None else {one for one, _ in progress.by_suite(store)}
         for one in [name] if name else [one for one in files.available() if one in run]:
             chosen, plan = plan_in(one, preset, smoke, seeds, where, store)
-            grids += reporting.tables(chosen, plan, store, select=cast("Checkpoint", select), published=published)
+            at = cast("Checkpoint", select)
+            grids += reporting.tables(chosen, plan, store, select=at, published=published, which=replicates)
     if not grids and name is None:
         raise NothingMatched("the database holds no results yet: fatbench run suite NAME")
     if format == "html":

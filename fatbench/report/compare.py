@@ -17,6 +17,7 @@ from fatbench.errors import NothingMatched, SpecError, did_you_mean
 from fatbench.report import statistics
 from fatbench.report.flags import joined
 from fatbench.report.statistics import Crossed, Images, Paired, Verdicts
+from fatbench.store.replicates import SIGN
 from fatbench.store.selection import WORDS, Checkpoint
 from fatbench.suite import filters
 
@@ -135,7 +136,7 @@ def _side(plan: Plan, said: str) -> list[Cell]:
 
 def common(a: Store, b: Store, plan: Plan | None = None) -> list[Pair]:
     """The cells that two databases share, of a plan or all; the settings in which these differ name the rows."""
-    both = a.cells().keys() & b.cells().keys()
+    both = {id for id in a.cells().keys() & b.cells().keys() if SIGN not in id}
     if plan is not None:
         named = {c.id: (", ".join(c.key.values()), int(c.spec["seed"])) for c in plan.unique() if c.id in both}
         return [Pair(row, seed, id, id) for id, (row, seed) in named.items()]

@@ -35,16 +35,17 @@ def build(
     runs: Iterable[Mapping[str, Any]] | None = None,
     outcomes: Outcomes | None = None,
     failed: frozenset[str] = frozenset(),
+    numbers: Numbers | None = None,
 ) -> list[Grid]:
     """The tables of a suite that the plan's cells have a row in.
 
     rows: measurements (cell, stage, metric, round, client, value, n; with device, precision, commit, ... or a
     `provenance` mapping). rounds: (cell, "best-test" or "best-val") -> round, where the caller knows it; otherwise it
     is found in the rows of stage "train". runs: what ran, with its provenance; default: what the rows say. failed:
-    cells of which something failed, and was not run again since.
+    cells of which something failed, and was not run again since. numbers: in place of `rows` and all else but `failed`.
     SpecError: a table lumps together points of the grid that differ in an axis it does not name.
     """
-    numbers = Numbers(plan, rows, select, rounds or {}, outcomes, runs)
+    numbers = numbers or Numbers(plan, rows, select, rounds or {}, outcomes, runs)
     return [
         grid for table in suite.tables if (grid := _grid(suite, plan, table, numbers, published, failed)) is not None
     ]

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from sqlalchemy import select
 
 from fatbench.run.worker import Job, evaluation_rounds
+from fatbench.store import replicates
 from fatbench.store.schema import RUNS
 from fatbench.store.stages import StageRow, Store
 from fatbench.suite.cells import Cell, Plan
@@ -104,7 +105,7 @@ def by_suite(store: Store) -> dict[tuple[str, str], dict[str, int]]:
     seen = set()
     for run in store.runs():
         key = (run["suite"], run["preset"] or "")
-        if (key, run["cell"]) in seen:
+        if (key, run["cell"]) in seen or replicates.SIGN in run["cell"]:
             continue
         seen.add((key, run["cell"]))
         train = stages.get((run["cell"], "train"))
