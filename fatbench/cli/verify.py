@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fatbench.cli.common import add_plugins, known_format, print_json
+from fatbench.cli.common import add_plugins, cell_in, known_format, print_json
 from fatbench.cli.options import DataDir, Device, Format, Plugin, Precision
 from fatbench.errors import NothingMatched, SpecError
 
@@ -46,13 +47,13 @@ def verify(
 
     if not file.is_file():
         raise SpecError(f"{file}: no such file (give one that 'fatbench export' wrote)")
-    with tempfile.TemporaryDirectory(prefix="fatbench-") as folder:
-        with Store.open(f"{folder}/theirs.db", create=True) as theirs:
-            lines.import_(theirs, file, identify=cells.identity)
-            chosen = _named(theirs, cell) if cell else choose(theirs, sample, seed)
-            _run(theirs, chosen, f"{folder}/ours.db", device, precision, path, data)
-            with Store.open(f"{folder}/ours.db") as ours:
-                found = [one for id in chosen for one in apart(theirs, ours, id)]
+    with tempfile.TemporaryDirectory(prefix="fatbench-") as folder, contextlib.ExitStack() as stack:
+        theirs = stack.enter_context(Store.open(f"{folder}/theirs.db", create=True))
+        lines.import_(theirs, file, identify=cells.identity)
+        chosen = [cell_in(theirs, id) for id in cell] if cell else choose(theirs, sample, seed)
+        _run(theirs, chosen, f"{folder}/ours.db", device, precision, path, data)
+        ours = stack.enter_context(Store.open(f"{folder}/ours.db"))
+        found = [one for id in chosen for one in apart(theirs, ours, id)]
     worst = max((one.far for one in found if one.counts), default=0.0)
     if format == "json":
         numbers = [{**asdict(one), "apart": one.far} for one in found]
@@ -61,12 +62,6 @@ def verify(
         print(text(found, worst, tolerance))
     if worst > tolerance:
         raise typer.Exit(1)
-
-
-def _named(store: Store, cells: Sequence[str]) -> list[str]:
-    from fatbench.cli.common import cell_in
-
-    return [cell_in(store, cell) for cell in cells]
 
 
 def _run(
@@ -88,12 +83,11 @@ def _run(
         how = precision or was.get("precision"), path or str(was.get("path") or "fast")
         alike.setdefault(how, []).append(job(theirs, id))
     for (bits, way), jobs in alike.items():
-        with Watch(f"{len(jobs)} cells again, {bits}, path {way}") as watch:
+        with Watch(f"again: {bits}, path {way}") as watch:
             start.run(jobs, watch, device=device, precision=bits, path=way, db=db, data=data)
 
 
-# Training numbers that tell of the machine, not of the method.
-CLOCK = ("seconds", "forward", "backward")
+CLOCK = ("seconds",)  # training numbers that tell of the machine alone
 
 
 @dataclass(frozen=True)
