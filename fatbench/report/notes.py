@@ -90,7 +90,7 @@ def notes(
         yield "published", f"{lookup.name}; difference = measured - published{_points(grid)}"
         for problem in lookup.problems:
             yield "published", problem
-    if any(value.marks for value in values):
+    if any(value.flags for value in values):
         yield "checks", checking.RULE
     yield from _tests(grid.paired)
     if table.note:

@@ -19,17 +19,20 @@ LEVEL = 0.05
 def mark(grid: Grid, contests: Iterable[Sequence[Value]], outcomes: Outcomes | None) -> None:
     """Mark what cannot be told from the best of its contest, and the best with it; such values are not ranked.
 
-    contests: the values that compete, ranked. A contest without verdicts keeps its ranks.
+    contests: the values that compete, ranked. A contest in which one value cannot be tested keeps its ranks: verdicts
+    that are not stored, several models on each image, or seeds that the best lacks.
     """
     if outcomes is None:
         return
     tests: list[tuple[Value, Value, float]] = []  # the best, another, p
     for contest in contests:
-        if (best := next((value for value in contest if value.rank == "best"), None)) is None:
+        best = next((value for value in contest if value.rank == "best"), None)
+        if best is None:
             continue
-        for value in contest:
-            if value is not best and value.mean is not None and (p := _p(best, value, outcomes)) is not None:
-                tests.append((best, value, p))
+        others = [value for value in contest if value is not best and value.mean is not None]
+        ps = [_p(best, value, outcomes) for value in others]
+        if None not in ps:
+            tests += [(best, value, p) for value, p in zip(others, ps, strict=True) if p is not None]
     tied: list[Value] = []
     for (best, value, _), p in zip(tests, statistics.holm([p for *_, p in tests]), strict=True):
         if p >= LEVEL:
