@@ -1,4 +1,4 @@
-"""`fatbench compare`: which cells are paired, what is computed, what is said of it. Its tests are in test_statistics.py."""
+"""`fatbench compare`: which cells are paired, what is computed, what is said of it. The tests: test_statistics.py."""
 
 from __future__ import annotations
 

@@ -204,3 +204,10 @@ def test_verdicts_of_a_cell(both: Store, capsys: pytest.CaptureFixture[str], tmp
     assert [str(row["correct"]) for row in found] == [row["correct"] for row in rows]
     with pytest.raises(SpecError, match=r"has no verdicts of 'pgd21' \(did you mean 'pgd20'\?\)"):
         verdicts("4a56", ["pgd21"], None, tmp_path, db, "csv")
+
+
+@pytest.mark.parametrize("format", report.FORMATS)
+def test_every_format_prints_the_mark(both: Store, format: str) -> None:
+    text = report.render([table(both, "first")], format)
+    shown = {"latex": r"\textsuperscript{$\approx$}", "html": "≈</sup>", "json": '"rank": "shared"', "csv": "pgd20"}
+    assert shown.get(format, "≈") in text

@@ -13,6 +13,7 @@ from fatbench.report.grid import Grid, Value
 from fatbench.report.numbers import Outcomes
 
 MARK = "≈"
+TITLE = "cannot be told from the best"
 LEVEL = 0.05
 
 
@@ -44,7 +45,7 @@ def mark(grid: Grid, contests: Iterable[Sequence[Value]], outcomes: Outcomes | N
         several = any(len(value.seeds) > 1 for value in tied)
         over = "seeds and images" if several else "images (exact McNemar test)"
         count = f"{len(tests)} comparison{'s' * (len(tests) > 1)}"
-        text = f"cannot be told from the best: p >= {LEVEL:g}, paired over {over}, after Holm's correction over {count}"
+        text = f"{TITLE}: p >= {LEVEL:g}, paired over {over}, after Holm's correction over {count}"
         grid.footnotes.append((MARK, text))
 
 
