@@ -112,7 +112,7 @@ def test_a_number_carries_its_provenance(store: Store) -> None:
     assert number == {
         "cell": CELL, "suite": "s", "stage": "train", "round": 1, "metric": "loss", "value": 2.5, "n": 0, "seed": 7,
         "commit": "abc", "device": "cpu", "precision": "fp32", "client": -1, "preset": "smoke", "dirty": False,
-        "run": run, "settings": None,
+        "run": run, "settings": None, "replicate_of": None, "replicate": 0,
     }  # fmt: skip
     (attempt,) = store.runs([CELL])
     assert attempt["versions"] == {"torch": "2.15"}
