@@ -141,8 +141,12 @@ def _missing(file: Path) -> bool:
 
 
 def cell_in(store: Store | None, cell: str) -> str:
-    """The id of the cell whose id begins so. NothingMatched: none has; SpecError: several have."""
+    """The id of the cell (or, written with "~", the replicate) whose id begins so. NothingMatched: none has.
+
+    SpecError: several have.
+    """
     found = [] if store is None else store.begins(cell)
+    found = [cell] if cell in found else found
     if not found:
         raise NothingMatched(f"no cell '{cell}' in the database (fatbench status NAME lists the cells)")
     if len(found) > 1:

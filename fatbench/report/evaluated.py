@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fatbench.errors import NothingMatched
+from fatbench.store.replicates import SIGN
 from fatbench.suite import evaluated, model
 from fatbench.suite.cells import Cell, Evaluation, Plan
 from fatbench.suite.evaluated import SUITE
@@ -80,7 +81,7 @@ def beside(plan: Plan, store: Store | None) -> list[Cell]:
 
 def _cells(store: Store) -> list[Cell]:
     """Every evaluated model in the database, in the order of names; of each metric the last number counts."""
-    specs = {id: spec for id, spec in store.cells().items() if "evaluated" in spec}
+    specs = {id: spec for id, spec in store.cells().items() if "evaluated" in spec and SIGN not in id}
     rows: dict[str, list[StageRow]] = {id: [] for id in specs}
     for (id, stage), row in store.stages(list(specs)).items():
         if stage != "train":
