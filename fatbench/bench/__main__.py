@@ -1,7 +1,7 @@
 """`python -m fatbench.bench`: measure, and write a table, JSON and figures.
 
-`-o results/bench` measures everything, on a GPU if the machine has one. `--rows at_nin cells --quick` is some rows, only
-to see that they work.
+`-o results/bench` measures everything, on a GPU if the machine has one. `--rows at_nin cells --quick` is some rows,
+only to see that they work.
 """
 
 from __future__ import annotations
