@@ -127,7 +127,7 @@ def test_what_the_page_of_sfat_says(db: str, monkeypatch: Any, capsys: Any) -> N
     code, out, _ = call(monkeypatch, capsys, "SFAT", "FAT", *SUITE, "--db", db, "--format", "json")
     found = {one["metric"]: one for one in json.loads(out)["comparisons"]}
     assert code == 0
-    assert set(found) == {"natural", "fgsm", "fgsm_p001", "pgd20", "cw"}
+    assert set(found) == {"natural", "fgsm", "fgsm_sfat", "pgd20", "cw"}
     pgd20 = found["pgd20"]
     assert (pgd20["difference"], pgd20["seeds"], pgd20["n"]) == (pytest.approx(-0.011), [6, 7], 500)
     assert [image["only_a"] - image["only_b"] for image in pgd20["images"]] == [-4, -7]
