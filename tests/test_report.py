@@ -437,7 +437,7 @@ def test_a_list_of_radii_is_a_stage_and_a_column_each(tmp_path: Path) -> None:
     assert [at(grid, method, "PGD-20 8/255", "Non-IID").rank for method in ("FAT", ODD)] == ["second", "best"]
     assert "pgd(eps=" not in notes(grid)["attack code"]
     assert "pgd20_2_255 = pgd(eps=2/255, step=2/255, steps=20); pgd20_8_255 = pgd(eps=8/255" in notes(grid)["attacks"]
-    assert said.endswith("autoattack = autoattack(eps=0.5, norm=L2)")
+    assert notes(grid)["attacks"].endswith("autoattack = autoattack(eps=0.5, norm=L2)")
     assert "PGD-20 8/255" in report.render([grid], "latex")
 
 

@@ -102,7 +102,7 @@ def _evaluations(rows: list[StageRow]) -> tuple[Evaluation, ...]:
     for row in sorted(rows, key=lambda row: row.run or 0):
         name = row.stage.rsplit("@", 1)[0]
         label = name.rsplit("-", 1)[0]
-        known[label] = Stored(label, _attack(row.settings or {"name": label}), row.total or None, 0, name)
+        known[label] = Stored(label, _attack(row.settings or {"name": label}), row.total or None, 0, name=name)
     order = evaluated.DEFAULT_ATTACKS
     return tuple(sorted(known.values(), key=lambda e: order.index(e.label) if e.label in order else len(order)))
 
