@@ -172,6 +172,19 @@ def test_what_cannot_be_told_from_the_best_is_marked(both: Store, tmp_path: Path
     assert plain.footnotes == []
 
 
+def test_only_what_competes_is_tied(both: Store, tmp_path: Path) -> None:
+    """With `rivals: [dataset]` no two methods compete: no value is the best, and none is tied with it."""
+    file = tmp_path / "apart.yaml"
+    file.write_text(
+        "name: apart\ntitle: t\ndescription: d\nextends: sfat-audit-jpeg75\n"
+        "tables: [{id: audit, title: t, rows: [dataset, method], values: {PGD-20: pgd20}, rivals: [dataset]}]\n"
+    )
+    suite = files.load(str(file))
+    (grid,) = report.tables(suite, suite.plan("cpu"), both)
+    assert {value.rank for value in grid.all()} == {""}
+    assert grid.split and grid.footnotes == []
+
+
 def test_one_seed_is_told_apart_by_mcnemars_test(both: Store) -> None:
     """Seed 6 under natural: FAT shrunk is below FAT (p < 3e-7), SFAT is not."""
     suite = files.load("sfat-audit-jpeg75")
@@ -181,6 +194,38 @@ def test_one_seed_is_told_apart_by_mcnemars_test(both: Store) -> None:
 
 
 # --- the command -------------------------------------------------------------------------------------------------
+
+
+def test_a_replicate_is_no_further_cell(both: Store) -> None:
+    """4 of 9 cells were run twice: the suite has 9, and the letters of a cell are not those of its replicate."""
+    from fatbench.cli.common import cell_in
+    from fatbench.run import progress
+
+    (cell, *_), *_ = replicates.of(both).values()
+    assert progress.by_suite(both)["sfat-audit-jpeg75", "cpu"]["done"] == 9
+    assert both.begins(cell) == [cell] and both.begins(f"{cell}~") == [f"{cell}~1"]
+    assert cell_in(both, cell[:10]) == cell and cell_in(both, f"{cell}~1") == f"{cell}~1"
+
+
+def test_one_table_of_all_options(both: Store, monkeypatch: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    """All of report's choices at once; FAT under PGD-20: first 25.6 and 24.4, latest 25.6 and 23.0, pooled 25.6, 23.7."""
+    import sys
+
+    from fatbench.cli import app
+
+    text = (
+        "fatbench report sfat-audit-jpeg75 --preset cpu --rows suite,method --columns pgd20 --select last --format json"
+    )
+    for which, mean in (("first", 0.25), ("latest", 0.243), ("pool", 0.2465)):
+        command = [*text.split(), "--with-evaluated", "--replicates", which, "--db", str(both.database.path)]
+        monkeypatch.setattr(sys, "argv", command)
+        with pytest.raises(SystemExit) as exit:
+            app.main()
+        out, err = capsys.readouterr()
+        assert not exit.value.code and "no model was evaluated as the cells of 'sfat-audit-jpeg75' are" in err
+        rows = json.loads(out)["tables"][0]["rows"]
+        (fat,) = [row for row in rows if row["key"] == {"suite": "sfat-audit-jpeg75", "method": "FAT"}]
+        assert fat["measured"]["pgd20"]["mean"] == pytest.approx(mean)
 
 
 def test_verdicts_of_a_cell(both: Store, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -7,16 +7,16 @@ import functools
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, cast
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from fatbench.cli.common import cell_in, existing, known_format, plan_in, print_json
 from fatbench.cli.options import Db, Format, Preset, Seeds, Select, Smoke, Where
-from fatbench.errors import NothingMatched, SpecError, did_you_mean
+from fatbench.cli.reporting import checkpoint
+from fatbench.errors import NothingMatched, SpecError
 
 if TYPE_CHECKING:
-    from fatbench.store.selection import Checkpoint
     from fatbench.store.stages import Store
 
 
@@ -36,11 +36,9 @@ def compare(
 ) -> None:
     """Whether two rows, cells, databases or files differ: paired by image and by seed."""
     from fatbench.report import compare as comparing
-    from fatbench.suite import model
 
     known_format(format, ("text", "json"))
-    if select not in model.CHECKPOINTS:
-        raise SpecError(f"--select: no checkpoint is named '{select}'{did_you_mean(select, model.CHECKPOINTS)}")
+    at = checkpoint(select)
     files = [_is_results(side) for side in (a, b)]
     if any(files) and not all(files):
         raise SpecError(f"'{a if files[0] else b}' is a file or database, '{b if files[0] else a}' is not: give two")
@@ -63,7 +61,6 @@ def compare(
             else:
                 one, other = cell_in(found, a), cell_in(found, b)
                 pairs = [comparing.Pair("", int(found.cells([one])[one].get("seed") or 0), one, other)]
-        at = cast("Checkpoint", select)
         of_a, of_b = (functools.partial(comparing.measured, store, select=at) for store in (ours, theirs))
         done = comparing.compare(pairs, of_a, of_b, metric or (), samples)
     if format == "json":

@@ -49,6 +49,8 @@ def verify(
         theirs = stack.enter_context(Store.open(f"{folder}/theirs.db", create=True))
         lines.import_(theirs, file, identify=cells.identity)
         chosen = [cell_in(theirs, id) for id in cell] if cell else choose(theirs, sample, seed)
+        if brought := [id for id, spec in theirs.cells(chosen).items() if "evaluated" in spec]:
+            raise SpecError(f"cell {brought[0]} is a model that was not trained here: it cannot be run again")
         _run(theirs, chosen, f"{folder}/ours.db", device, precision, path, data)
         ours = stack.enter_context(Store.open(f"{folder}/ours.db"))
         found = [one for id in chosen for one in apart(theirs, ours, id)]
@@ -117,7 +119,7 @@ def choose(store: Store, sample: int, seed: int | None) -> list[str]:
     """Cells whose training is done: with a seed any of them at random, without the cheapest. NothingMatched: none."""
     from fatbench.store.replicates import SIGN
 
-    specs = {id: spec for id, spec in store.cells().items() if SIGN not in id}
+    specs = {id: spec for id, spec in store.cells().items() if SIGN not in id and "evaluated" not in spec}
     stages = store.stages()
     done = sorted(id for id in specs if (row := stages.get((id, "train"))) is not None and row.status == "done")
     if not done:
