@@ -1,13 +1,13 @@
 """What the pages of results/ say is what the committed rows say: intervals, p-values and marks, computed anew.
 
-The tests are those that results/README.md names. Rows are read as the JSON lines hold them.
+The tests are those that results/README.md names; McNemar's and Holm's are the program's own. Rows are read as the JSON
+lines hold them.
 """
 
 from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Iterable
 from decimal import ROUND_HALF_UP, Decimal
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,9 @@ from typing import Any
 import numpy as np
 import pytest
 from scipy import stats
+
+from fatbench.report import statistics
+from fatbench.report.statistics import holm
 
 RESULTS = Path(__file__).parent.parent / "results"
 HEADS = {"cls": "CLS", "vis": "VIS", "cls_vis": "CLS+VIS"}
@@ -67,17 +70,7 @@ def paired(differences: np.ndarray, digits: int = 1) -> tuple[str, float]:
 
 
 def mcnemar(a: np.ndarray, b: np.ndarray) -> float:
-    wins, losses = int(((a == 1) & (b == 0)).sum()), int(((a == 0) & (b == 1)).sum())
-    return float(stats.binomtest(wins, wins + losses).pvalue)
-
-
-def holm(ps: Iterable[float]) -> list[float]:
-    """Holm's correction: the i-th smallest of m times (m - i), never below the one before, at most 1."""
-    ps = list(ps)
-    corrected, least = [1.0] * len(ps), 0.0
-    for i, j in enumerate(sorted(range(len(ps)), key=ps.__getitem__)):
-        least = corrected[j] = min(1.0, max(least, ps[j] * (len(ps) - i)))
-    return corrected
+    return statistics.mcnemar(int(((a == 1) & (b == 0)).sum()), int(((a == 0) & (b == 1)).sum()))
 
 
 def p(value: float) -> str:
@@ -206,7 +199,7 @@ def test_fedvkd_against_each_rival():
             right[method, spec["partition"]["p"]] = of_models.mean(axis=0)
     rivals = ("FedAUX (ViT)", "FedAvg (ViT)", "FedGKT (CNN)", "FedAUX (CNN)", "FedAvg (CNN)")
     tests = [paired(right["FedVKD (ViT)", split] - right[rival, split]) for rival in rivals for split in (0.1, 0.2)]
-    corrected = holm(value for _, value in tests)
+    corrected = holm([value for _, value in tests])
     text = page("fedvkd.md")
     for i, rival in enumerate(rivals):
         (iid, _), (skewed, _) = tests[2 * i : 2 * i + 2]
@@ -233,7 +226,7 @@ def test_april_shares_and_costs():
     none = right.pop("none")
     assert len(right) == 7
     ps = {shown: mcnemar(outcome, none) for shown, outcome in right.items()}
-    for (shown, outcome), corrected in zip(right.items(), holm(ps.values()), strict=True):
+    for (shown, outcome), corrected in zip(right.items(), holm(list(ps.values())), strict=True):
         assert f"| {shown} | {paired(outcome - none)[0]} | {p(ps[shown])} | {p(corrected)} |" in text
 
 

@@ -94,7 +94,14 @@ def test_export_import_export_is_the_same(store: Store, other: Store, tmp_path: 
     text = exported(store)
     assert exported(store) == text
     counts = import_(other, put(tmp_path, text))
-    assert counts == {"cells": 2, "new cells": 2, "new stages": 3, "new numbers": 6, "numbers already here": 0}
+    assert counts == {
+        "cells": 2,
+        "new cells": 2,
+        "new replicates": 0,
+        "new stages": 3,
+        "new numbers": 6,
+        "numbers already here": 0,
+    }
     assert exported(other) == text
     assert other.cells() == store.cells()
     assert other.outcomes("b", "pgd20-x@2") == [(0, 9, b"\xff\x80"), (9, 3, b"\x40")]
@@ -109,7 +116,14 @@ def test_importing_twice_changes_nothing(store: Store, other: Store, tmp_path: P
     import_(other, file)
     before = content(other)
     counts = import_(other, file)
-    assert counts == {"cells": 2, "new cells": 0, "new stages": 0, "new numbers": 0, "numbers already here": 6}
+    assert counts == {
+        "cells": 2,
+        "new cells": 0,
+        "new replicates": 0,
+        "new stages": 0,
+        "new numbers": 0,
+        "numbers already here": 6,
+    }
     assert content(other) == before
     before = content(store)
     assert import_(store, file)["numbers already here"] == 6
@@ -346,22 +360,18 @@ def unchanged(store: Store, file: Path, message: str, **more: Any) -> None:
 
 
 def test_another_value_for_the_same_number(store: Store, other: Store, tmp_path: Path) -> None:
-    """The new cell before it in the file is not imported either."""
-    for place, value, n in ((store, 0.5, 9), (other, 0.25, 9)):
-        place.add_cell("b", {"seed": 1})
-        place.finish(claim(place, "b", "train"), [Number("loss", 1.0, 1), Number("w", value, 2, n=n, client=3)])
+    """Of the same run: the file was edited. The new cell before it in the file is not imported either."""
+    store.add_cell("b", {"seed": 1})
+    store.finish(claim(store, "b", "train"), [Number("loss", 1.0, 1), Number("w", 0.25, 2, n=9, client=3)])
+    import_(other, put(tmp_path, exported(store)))
     store.add_cell("a", {"seed": 1})
-    file = put(tmp_path, exported(store))
-    unchanged(
-        other, file,
-        "{}:3: cell b train: w of client 3 of round 2 is 0.5 (n=9) there and 0.25 (n=9) here; nothing was imported",
-    )  # fmt: skip
-    assert "a" not in other.cells()
-    text = file.read_text().replace(",0.5,9,", ",0.25,10,")
-    unchanged(
-        other, put(tmp_path, text),
-        "{}:3: cell b train: w of client 3 of round 2 is 0.25 (n=10) there and 0.25 (n=9) here; nothing was imported",
-    )  # fmt: skip
+    text = exported(store)
+    for edited, said in ((",0.5,9,", "0.5 (n=9)"), (",0.25,10,", "0.25 (n=10)")):
+        message = (
+            f"{{}}:3: cell b train: w of client 3 of round 2 is {said} there and 0.25 (n=9) here; nothing was imported"
+        )
+        unchanged(other, put(tmp_path, text.replace(",0.25,9,", edited)), message)
+        assert "a" not in other.cells()
 
 
 def test_other_outcomes_for_the_same_examples(store: Store, other: Store, tmp_path: Path) -> None:
@@ -552,7 +562,7 @@ def test_a_file_is_whole_or_not_there(empty: Store, tmp_path: Path, monkeypatch:
     assert exchange.export(empty, str(file)) == 2
     assert file.read_text(encoding="utf-8") == exported(empty)
 
-    def full(connection: Any, cells: Any) -> Iterator[str]:
+    def full(*_: Any) -> Iterator[str]:
         yield "half a line"
         raise OSError(errno.ENOSPC, "No space left on device")
 

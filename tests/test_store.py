@@ -112,7 +112,7 @@ def test_a_number_carries_its_provenance(store: Store) -> None:
     assert number == {
         "cell": CELL, "suite": "s", "stage": "train", "round": 1, "metric": "loss", "value": 2.5, "n": 0, "seed": 7,
         "commit": "abc", "device": "cpu", "precision": "fp32", "client": -1, "preset": "smoke", "dirty": False,
-        "run": run, "settings": None,
+        "run": run, "settings": None, "replicate_of": None, "replicate": 0,
     }  # fmt: skip
     (attempt,) = store.runs([CELL])
     assert attempt["versions"] == {"torch": "2.15"}
@@ -771,7 +771,9 @@ def test_check_names_what_does_not_belong(tmp_path: Path) -> None:
 
 def test_check_says_what_there_is(store: Store, url: str) -> None:
     store.finish(taken(store), [Number("loss", 1.0, 1), Number("x", 1.0, 1)])
-    expected = f"{shown_url(url)} is whole (schema 0001): 1 cells, 1 runs, 1 stages, 2 numbers, 0 outcomes"
+    expected = (
+        f"{shown_url(url)} is whole (schema 0002): 1 cells, 0 replicates, 1 runs, 1 stages, 2 numbers, 0 outcomes"
+    )
     assert check(url) == expected
 
 

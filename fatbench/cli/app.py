@@ -16,14 +16,14 @@ from typing import Annotated, Any
 import typer
 
 from fatbench import __version__
-from fatbench.cli import cells, data, db, evaluating, new, reporting, running, suites
+from fatbench.cli import cells, compare, data, db, evaluating, new, reporting, running, suites, verdicts, verify
 from fatbench.cli.common import with_plugins
 from fatbench.cli.options import DataDir, Db
 from fatbench.errors import FatbenchError, MachineError, SpecError, did_you_mean
 
 ORDER = (
-    "suite", "new", "plan", "run", "status", "report", "plot", "show", "logs", "evaluate", "export", "import", "data",
-    "db", "doctor",
+    "suite", "new", "plan", "run", "status", "report", "compare", "plot", "show", "logs", "verdicts", "evaluate",
+    "export", "import", "verify", "data", "db", "doctor",
 )  # fmt: skip
 
 
@@ -93,12 +93,15 @@ GROUPS: dict[str, tuple[str, dict[str, Callable[..., None]]]] = {
 COMMANDS: dict[str, Callable[..., None]] = {
     "status": reporting.status,
     "report": reporting.report,
+    "compare": compare.compare,
     "plot": reporting.plot,
     "show": cells.show_cell,
     "logs": cells.logs,
+    "verdicts": verdicts.verdicts,
     "evaluate": evaluating.evaluate,
     "export": db.export,
     "import": db.import_,
+    "verify": verify.verify,
     "doctor": doctor,
 }
 for _name, (_help, _commands) in GROUPS.items():

@@ -25,6 +25,7 @@ def show_cell(
 ) -> None:
     """Every number of a cell with what produced it; or, as pictures, what a round kept beside them."""
     from fatbench.cli import show
+    from fatbench.report import replicates
 
     known_format(format, ("text", "json"))
     if not artifacts and (round is not None or output is not None):
@@ -39,6 +40,7 @@ def show_cell(
         numbers = store.measurements([id])
         runs = store.runs([id])
         stages = store.stages([id])
+        beside = replicates.beside(store, id)
     if format == "json":
         for number in numbers:
             del number["settings"]  # those of its stage
@@ -46,9 +48,13 @@ def show_cell(
             {"stage": row.stage, "status": row.status, "round": row.round, "total": row.total, "settings": row.settings}
             for row in stages.values()
         ]
-        print_json({"cell": id, "spec": spec, "stages": of_stages, "numbers": numbers, "runs": runs})
+        print_json(
+            {"cell": id, "spec": spec, "stages": of_stages, "numbers": numbers, "runs": runs, "replicates": beside}
+        )
     else:
         show.cell(id, spec, stages, numbers, runs)
+        if beside:
+            print(replicates.text(beside))
 
 
 def _show_artifacts(cell: str, round: int | None, folder: Path, db: str | None, format: str) -> None:

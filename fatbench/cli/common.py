@@ -102,8 +102,12 @@ def plan_in(
     name: str, preset: str | None, smoke: bool, seeds: str | None, where: str | None, store: Store | None
 ) -> tuple[Suite, Plan]:
     """A suite and the plan to look at: the preset asked for, else the first that has been run, else paper."""
-    from fatbench.suite import files
+    from fatbench.suite import evaluated, files
 
+    if name == evaluated.SUITE and name not in files.available():
+        from fatbench.report.evaluated import suite_and_plan
+
+        return suite_and_plan(store, where)
     chosen = files.load(name)
     if preset is None and not smoke and store is not None:
         from fatbench.run import progress
@@ -141,8 +145,12 @@ def _missing(file: Path) -> bool:
 
 
 def cell_in(store: Store | None, cell: str) -> str:
-    """The id of the cell whose id begins so. NothingMatched: none has; SpecError: several have."""
+    """The id of the cell (or, written with "~", the replicate) whose id begins so. NothingMatched: none has.
+
+    SpecError: several have.
+    """
     found = [] if store is None else store.begins(cell)
+    found = [cell] if cell in found else found
     if not found:
         raise NothingMatched(f"no cell '{cell}' in the database (fatbench status NAME lists the cells)")
     if len(found) > 1:

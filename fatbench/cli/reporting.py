@@ -83,6 +83,9 @@ def report(
     with_evaluated: Annotated[
         bool, typer.Option("--with-evaluated", help="Also rows of evaluated models: fatbench evaluate --like NAME.")
     ] = False,
+    replicates: Annotated[
+        str, typer.Option("--replicates", help="Of a cell run more than once: first, latest, or pool (their mean).")
+    ] = "first",
     preset: Preset = None,
     smoke: Smoke = False,
     where: Where = None,
@@ -94,6 +97,7 @@ def report(
     from fatbench import settings
     from fatbench.report import evaluated
     from fatbench.report.combined import combine
+    from fatbench.report.replicates import WHICH
     from fatbench.run import progress
     from fatbench.suite import files
     from fatbench.suite.evaluated import SUITE
@@ -101,6 +105,11 @@ def report(
     format = known_format(
         format or ("terminal" if sys.stdout.isatty() and output is None else "markdown"), reporting.FORMATS
     )
+    at = checkpoint(select)
+    if replicates not in WHICH:
+        raise SpecError(
+            f"--replicates: expected first, latest or pool, got '{replicates}'{did_you_mean(replicates, WHICH)}"
+        )
     grids = []
     with existing(db) as store:
         run = set() if names or store is None else {one for one, _ in progress.by_suite(store)}
@@ -116,7 +125,7 @@ def report(
                 like = f"fatbench evaluate FILE --model ... --like {plan.suite} --preset {plan.preset}"
                 print(f"fatbench: no model was evaluated as the cells of '{plan.suite}' are: {like}", file=sys.stderr)
             grids += reporting.tables(
-                chosen, plan, store, select=checkpoint(select), published=published, evaluated=more
+                chosen, plan, store, select=at, published=published, evaluated=more, which=replicates
             )
     if not grids and not names:
         raise NothingMatched("the database holds no results yet: fatbench run suite NAME")

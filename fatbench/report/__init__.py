@@ -6,8 +6,10 @@
 | numbers, places | which stored number a source is; which cells stand at a place of a table |
 | layout, grid | the table that comes of it, and its parts |
 | evaluated | models that were not trained here, as a suite |
-| notes, provenance, flags, paired, published | what is said under it, and where that comes from |
+| notes, provenance, flags, published | what is said under it, and where that comes from |
 | combined | one table over several suites |
+| statistics, compare, ties | whether a difference is real: tests, intervals, effect sizes; two sides; marks in tables |
+| replicates | which run of a cell is shown, or the mean of all |
 | text, markdown, latex, html, terminal, records | the formats |
 | series, plots, artifacts | figures; pictures of what a round keeps |
 
@@ -79,20 +81,32 @@ def tables(
     select: Checkpoint = "last",
     published: bool = True,
     evaluated: Sequence[Cell] = (),
+    which: str = "first",
 ) -> list[Grid]:
     """The tables of a suite, filled with what the database has of the plan's cells; no database: all is missing.
 
-    evaluated: models that were not trained here (`evaluated.beside`), as further rows of each table.
+    evaluated: models that were not trained here (`evaluated.beside`), as further rows of each table. which: the first
+    or the latest run of a cell that was run more than once, or "pool", the mean of its runs.
     """
     if store is None:
         return build(suite, plan, [], select, published)
-    from fatbench.report import query
+    from fatbench.report import query, replicates
+    from fatbench.report.numbers import Numbers
 
-    found = query.gather(suite, replace(plan, cells=[*plan.cells, *evaluated]), store, select)
-    return build(
-        suite, plan, found.rows, select, published, rounds=found.rounds, runs=found.runs, outcomes=found.outcomes,
-        failed=found.failed, evaluated=evaluated,
+    parts = []
+    failed: frozenset[str] = frozenset()
+    for part in replicates.plans(replace(plan, cells=[*plan.cells, *evaluated]), store, which):
+        found = query.gather(suite, part, store, select)
+        parts.append((part, Numbers(part, found.rows, select, found.rounds, found.outcomes, found.runs)))
+        failed |= found.failed
+    numbers = parts[0][1] if len(parts) == 1 else replicates.Pooled(parts)
+    shown, own = parts[0][0].cells, len(plan.cells)
+    grids = build(
+        suite, replace(plan, cells=shown[:own]), [], select, published, failed=failed, evaluated=shown[own:],
+        numbers=numbers,
     )  # fmt: skip
+    replicates.note(grids, store, which, numbers)
+    return grids
 
 
 def check(suite: Suite, plan: Plan) -> None:
@@ -109,7 +123,7 @@ def figures(
     suite: Suite, plan: Plan, store: Store | None, only: str | None = None, *, select: Checkpoint = "last"
 ) -> list[Plot]:
     """The figures of a suite, or the one with an id, with what the database has. SpecError: no such figure."""
-    from fatbench.report import query, series
+    from fatbench.report import query, replicates, series
 
     ids = [figure.id for figure in suite.figures]
     if only is not None and only not in ids:
@@ -117,6 +131,7 @@ def figures(
     wanted = [figure for figure in suite.figures if only in (None, figure.id)]
     if store is None:
         return series.build(suite, plan, [], wanted, select=select)
+    (plan,) = replicates.plans(plan, store, "first")
     found = query.gather_series(wanted, plan, store, select)
     return series.build(suite, plan, found.rows, wanted, select=select, rounds=found.rounds, runs=found.runs)
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fatbench.errors import NothingMatched
+from fatbench.store.replicates import SIGN
 from fatbench.suite import evaluated, model
 from fatbench.suite.cells import Cell, Evaluation, Plan
 from fatbench.suite.evaluated import SUITE
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 class Stored(Evaluation):
     """An evaluation that the database has; its stage says what it is called."""
 
-    stored: str = ""
+    name: str = ""
 
-    @functools.cached_property
+    @property
     def id(self) -> str:
-        return self.stored
+        return self.name
 
 
 def suite_and_plan(store: Store | None, where: str | None = None) -> tuple[Suite, Plan]:
@@ -81,7 +81,7 @@ def beside(plan: Plan, store: Store | None) -> list[Cell]:
 
 def _cells(store: Store) -> list[Cell]:
     """Every evaluated model in the database, in the order of names; of each metric the last number counts."""
-    specs = {id: spec for id, spec in store.cells().items() if "evaluated" in spec}
+    specs = {id: spec for id, spec in store.cells().items() if "evaluated" in spec and SIGN not in id}
     rows: dict[str, list[StageRow]] = {id: [] for id in specs}
     for (id, stage), row in store.stages(list(specs)).items():
         if stage != "train":
@@ -102,7 +102,7 @@ def _evaluations(rows: list[StageRow]) -> tuple[Evaluation, ...]:
     for row in sorted(rows, key=lambda row: row.run or 0):
         name = row.stage.rsplit("@", 1)[0]
         label = name.rsplit("-", 1)[0]
-        known[label] = Stored(label, _attack(row.settings or {"name": label}), row.total or None, 0, stored=name)
+        known[label] = Stored(label, _attack(row.settings or {"name": label}), row.total or None, 0, name=name)
     order = evaluated.DEFAULT_ATTACKS
     return tuple(sorted(known.values(), key=lambda e: order.index(e.label) if e.label in order else len(order)))
 

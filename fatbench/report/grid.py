@@ -11,7 +11,7 @@ from typing import Any
 
 from fatbench.report import provenance
 from fatbench.report.numbers import Source
-from fatbench.report.paired import Paired
+from fatbench.report.statistics import Paired
 from fatbench.suite.model import Condition, Key
 
 
@@ -39,10 +39,11 @@ class Value:
     wanted: int = 0  # how many the plan asks for
     n: tuple[int, ...] = ()  # examples behind each measurement; more than one number = mixed
     values: tuple[float, ...] = ()  # one a seed
+    behind: tuple[tuple[str, str], ...] = ()  # (cell, stage) whose verdicts they are, one a seed; none of training
     published: float | None = None
     published_std: float | None = None
     comparable: bool = True  # with what is published; False in a preset other than `paper`
-    rank: str = ""  # "best" or "second" of its heading and group
+    rank: str = ""  # "best" or "second" of its heading and group; "shared": cannot be told from the best
     flags: tuple[str, ...] = ()
     marks: tuple[str, ...] = ()  # footnote marks of the flags
     published_flag: str = ""

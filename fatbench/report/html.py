@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
-from fatbench.report import text
+from fatbench.report import text, ties
 from fatbench.report.grid import Column, Grid, Value
 
 PAGE = """\
@@ -163,7 +164,8 @@ def _cell(value: Value, column: Column) -> dict[str, Any]:
         "rank": value.rank,
         "spread": text.spread(value, column),
         "partial": value.partial,
-        "flags": list(zip(value.marks, value.flags, strict=True)),
+        # the mark of a tie is no flag: what it means stands under the table
+        "flags": list(itertools.zip_longest(value.marks, value.flags, fillvalue=ties.TITLE)),
         "published": text.published(value, column),
         "published_mark": value.published_mark,
         "published_flag": value.published_flag,

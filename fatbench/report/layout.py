@@ -12,13 +12,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from fatbench.report import provenance
+from fatbench.report import provenance, ties
 from fatbench.report.grid import Column, Comparison, Grid, Group, Row, Value, label
 from fatbench.report.notes import footnotes, notes
 from fatbench.report.numbers import Found, Numbers, Outcomes, Source, metric_names
-from fatbench.report.paired import paired
 from fatbench.report.places import Names, Places, absent, places_of, spread
 from fatbench.report.published import Lookup
+from fatbench.report.statistics import paired
 from fatbench.store.selection import Checkpoint
 from fatbench.suite.cells import Cell, Plan
 from fatbench.suite.evaluated import described
@@ -38,6 +38,7 @@ def build(
     outcomes: Outcomes | None = None,
     failed: frozenset[str] = frozenset(),
     evaluated: Sequence[Cell] = (),
+    numbers: Numbers | None = None,
 ) -> list[Grid]:
     """The tables of a suite that the plan's cells have a row in.
 
@@ -45,11 +46,13 @@ def build(
     `provenance` mapping). rounds: (cell, "best-test" or "best-val") -> round, where the caller knows it; otherwise it
     is found in the rows of stage "train". runs: what ran, with its provenance; default: what the rows say. failed:
     cells of which something failed, and was not run again since. evaluated: models that were not trained here; each
-    has a row below those of the plan and competes with none of them.
+    has a row below those of the plan and competes with none of them. numbers: in place of `rows`, `rounds`, `runs` and
+    `outcomes`.
     SpecError: a table lumps together points of the grid that differ in an axis it does not name.
     """
-    both = replace(plan, cells=[*plan.cells, *evaluated])
-    numbers = Numbers(both, rows, select, rounds or {}, outcomes, runs)
+    if numbers is None:
+        both = replace(plan, cells=[*plan.cells, *evaluated])
+        numbers = Numbers(both, rows, select, rounds or {}, outcomes, runs)
     tables = (spread(table, plan) for table in suite.tables)
     grids = (_grid(suite, plan, table, numbers, published, failed, evaluated) for table in tables)
     return [grid for grid in grids if grid is not None]
@@ -105,6 +108,7 @@ def _grid(
         where = table.conditions.get(heading, {})
         columns.append(Column(heading, source, names[source.text], table.best[heading], unit, digits, where))
     split = False  # whether some rows of a column, or groups of a row, do not compete
+    ranked: list[list[Value]] = []
     for position, column in enumerate(columns):
         contests: dict[tuple[Names, str], list[Value]] = {}
         for row_key, row in zip(row_keys, rows, strict=False):  # those of the plan come first
@@ -115,6 +119,7 @@ def _grid(
                     contests.setdefault((side, league), []).append(row.values[group][position])
         for contest in contests.values():
             _rank(contest, column.best)
+            ranked.append(contest)
         split |= len(contests) > len({side for side, _ in contests})
 
     bucket = [cell for here in found.values() for cells in here.values() for cell in cells]
@@ -137,6 +142,8 @@ def _grid(
         split=split,
     )
     footnotes(grid)
+    if table.ties:
+        ties.mark(grid, ranked, numbers.outcomes)
     if table.paired is not None:
         grid.paired.extend(_comparisons(grid, *table.paired))
     grid.notes.extend(notes(grid, suite, plan, table, cells, lacking, lookup, failed))
@@ -187,6 +194,7 @@ def _value(cells: Sequence[Cell], source: Source, numbers: Numbers, facts: prove
     if not cells:
         return Value(planned=False)
     measured: list[tuple[int, Found]] = []
+    behind: list[tuple[str, str]] = []
     flagged: dict[str, list[int]] = {}
     for cell in cells:
         found = numbers.find(cell, source)
@@ -197,6 +205,8 @@ def _value(cells: Sequence[Cell], source: Source, numbers: Numbers, facts: prove
             flagged.setdefault(flag, []).append(seed)
         if math.isfinite(found.value):
             measured.append((seed, found))
+            if source.stage == "evaluation":
+                behind.append((cell.id, found.stages[-1]))
             what = source.metric if source.stage != "train" else ""
             origins = [(stage, numbers.origins(cell.id, stage)) for stage in found.stages]
             facts.add(cell.id, cell.spec["data"]["name"], what, found.n, origins)
@@ -218,6 +228,7 @@ def _value(cells: Sequence[Cell], source: Source, numbers: Numbers, facts: prove
         wanted=len(cells),
         n=tuple(sorted({found.n for _, found in measured})),
         values=values,
+        behind=tuple(behind),
         flags=flags,
     )
 

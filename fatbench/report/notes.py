@@ -72,7 +72,7 @@ def notes(
         yield from facts.notes(attacks)
     elif attacks:
         yield "attacks", attacks
-    if any(value.rank for value in grid.all()):
+    if any(value.rank in ("best", "second") for value in grid.all()):
         over = f"of a {table.compete}" + " under the same heading" * (table.compete == "row")
         if grid.split and table.rivals:
             over += f" on the same data that differ in {_listed(table.rivals)} alone"
@@ -100,7 +100,7 @@ def notes(
         yield "published", f"{lookup.name}; {compared}"
         for problem in lookup.problems:
             yield "published", problem
-    if any(value.marks for value in values):
+    if any(value.flags for value in values):
         yield "checks", checking.RULE
     yield from _tests(grid.paired)
     if table.note:

@@ -24,7 +24,17 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError, NoSuchModu
 from sqlalchemy.pool import NullPool
 
 from fatbench.errors import DatabaseError, FatbenchError, MachineError, SpecError
-from fatbench.store.schema import APPLICATION_ID, METADATA, OUTCOMES, REVISIONS, VERSION, VIEW, VIEW_SQL
+from fatbench.store.schema import (
+    APPLICATION_ID,
+    METADATA,
+    OUTCOMES,
+    REVISIONS,
+    VERDICTS,
+    VERDICTS_SQL,
+    VERSION,
+    VIEW,
+    VIEW_SQL,
+)
 
 NETWORK = ("nfs", "nfs4", "cifs", "smb3", "smbfs", "lustre", "gpfs", "beegfs", "ceph", "fuse.sshfs", "afs", "glusterfs")
 
@@ -287,7 +297,7 @@ class Database:
         if VERSION.name in tables:
             return connection.scalar(select(VERSION.c.version_num)) or ""
         if self.path is None:
-            if foreign := sorted(tables & {*METADATA.tables, VIEW.name}):
+            if foreign := sorted(tables & {*METADATA.tables, VIEW.name, VERDICTS}):
                 raise DatabaseError(f"{self.shown} is not a fatbench database: it has another program's '{foreign[0]}'")
             return None
         return ""
@@ -313,6 +323,7 @@ class Database:
         VERSION.create(connection)
         connection.execute(insert(VERSION).values(version_num=REVISIONS[-1]))
         connection.execute(text(VIEW_SQL))
+        connection.execute(text(VERDICTS_SQL[connection.dialect.name]))
         if self.path is not None:
             connection.exec_driver_sql(f"PRAGMA application_id = {APPLICATION_ID}")
 

@@ -10,7 +10,8 @@ A number is [round, client, metric, value, n, run, created], where `run` is a po
 are [first example, how many, base64 of the packed bits]. The same results always give the same bytes.
 
 Models and checkpoints are not in it. So a stage that was under way is imported as interrupted, with its numbers but
-nothing to go on from; a stage that is further along here is left as it is.
+nothing to go on from; a stage that is further along here is left as it is. Another run of a cell that is here already
+becomes its replicate, and has "replicate": 1, 2, ... in its line.
 """
 
 from __future__ import annotations
@@ -30,10 +31,11 @@ from sqlalchemy import Connection, insert, select, update
 from sqlalchemy.exc import DataError, IntegrityError
 
 from fatbench.errors import FatbenchError, MachineError, UnknownName
+from fatbench.store import replicates
 from fatbench.store.database import lock
 from fatbench.store.processes import alive
 from fatbench.store.rows import batches, cell_row, dumps
-from fatbench.store.schema import CELLS, NUMBERS, OUTCOMES, RUNS, STAGES
+from fatbench.store.schema import CELLS, NUMBERS, OUTCOMES, REPLICATES, RUNS, STAGES
 from fatbench.store.stages import Status, Store
 
 FORMAT = "fatbench results"
@@ -100,6 +102,7 @@ class _Stage(_Line):
 
 class _Cell(_Line):
     cell: Name
+    replicate: Natural = 0
     spec: dict[str, Any]
     created: Time
     runs: list[_Run]
@@ -112,18 +115,20 @@ RUN_COLUMNS = [name for name in _Run.model_fields if name not in ("versions", "e
 
 
 def export(store: Store, file: str | Path | TextIO, cells: Iterable[str] | None = None) -> int:
-    """Write cells (default: all) to a file or an open text stream; how many there were.
+    """Write cells (default: all), with their replicates, to a file or an open text stream; how many lines there were.
 
     A file appears whole or not at all. The lines are in the order of the cells' ids; cells that are not in the
     database are left out. MachineError: the file cannot be written.
     """
     with store.database.reading() as connection:
-        known = set(connection.scalars(select(CELLS.c.id)))
-        chosen = sorted(known if cells is None else set(cells) & known)
+        copies = {row.id: (row.cell, row.number) for row in connection.execute(select(REPLICATES))}
+        wanted = None if cells is None else set(cells)
+        known = connection.scalars(select(CELLS.c.id))
+        chosen = sorted(id for id in known if wanted is None or copies.get(id, (id,))[0] in wanted)
         with nullcontext(file) if hasattr(file, "write") else _whole(Path(file)) as stream:
             stream.write(dumps({"format": FORMAT, "schema_version": SCHEMA_VERSION, "cells": len(chosen)}) + "\n")
             for part in batches(chosen, 100):
-                for line in _lines(connection, part):
+                for line in _lines(connection, part, copies):
                     stream.write(line + "\n")
     return len(chosen)
 
@@ -145,8 +150,8 @@ def _whole(file: Path) -> Iterator[TextIO]:
         raise MachineError(f"cannot write {file}: {error.strerror or error}") from None
 
 
-def _lines(connection: Connection, cells: Sequence[str]) -> Iterator[str]:
-    """The lines of some cells, in order."""
+def _lines(connection: Connection, cells: Sequence[str], copies: Mapping[str, tuple[str, int]]) -> Iterator[str]:
+    """The lines of some cells, in order. copies: replicate -> (its cell, its number)."""
     runs = _by_cell(connection, select(RUNS).order_by(RUNS.c.cell, RUNS.c.stage, RUNS.c.started, RUNS.c.uid), cells)
     stages = _by_cell(connection, select(STAGES).order_by(STAGES.c.cell, STAGES.c.stage), cells)
     numbers = _by_cell(connection, select(NUMBERS).order_by(*NUMBERS.primary_key), cells)
@@ -158,7 +163,7 @@ def _lines(connection: Connection, cells: Sequence[str]) -> Iterator[str]:
         chunks = {stage: list(rows) for stage, rows in groupby(outcomes.get(cell.id, []), lambda row: row.stage)}
         yield dumps(
             {
-                "cell": cell.id,
+                **dict(zip(("cell", "replicate"), copies.get(cell.id, (cell.id,)), strict=False)),
                 "spec": json.loads(cell.spec),
                 "created": cell.created,
                 "runs": [
@@ -215,10 +220,12 @@ def import_(
     """Take in a file that `export` wrote; counts of what was in it and what was new. Importing twice changes nothing.
 
     identify: the identity of a spec; a cell whose id is another is refused. ExchangeError, and nothing written: not
-    such a file, damaged, or a number here that differs from the file's. MachineError: the file cannot be read.
+    such a file, damaged, or a number of the same run that is another here. A cell that has other numbers here, of other
+    runs, is taken in as a replicate (`fatbench.store.replicates`). MachineError: the file cannot be read.
     """
     path = Path(file)
-    counts = dict.fromkeys(("cells", "new cells", "new stages", "new numbers", "numbers already here"), 0)
+    what = ("cells", "new cells", "new replicates", "new stages", "new numbers", "numbers already here")
+    counts = dict.fromkeys(what, 0)
     at = str(path)
     try:
         with path.open(encoding="utf-8") as stream, store.database.writing() as connection:
@@ -248,6 +255,15 @@ def import_(
     except OSError as error:
         raise MachineError(f"cannot read {path}: {error.strerror or error}") from None
     return counts
+
+
+def is_export(file: str | Path) -> bool:
+    """Whether a file is JSON lines rather than a database. MachineError: it cannot be read."""
+    try:
+        with Path(file).open("rb") as stream:
+            return stream.read(1) == b"{"
+    except OSError as error:
+        raise MachineError(f"cannot read {file}: {error.strerror or error}") from None
 
 
 def _no_constant(name: str) -> Any:
@@ -345,10 +361,17 @@ def _bits(text: str) -> bytes:
 
 def _take(connection: Connection, cell: _Cell, at: str, counts: dict[str, int], stale: float) -> None:
     """Merge one cell into the database, counting what was new."""
-    known_cell = select(CELLS.c.id).where(CELLS.c.id == cell.cell).with_for_update(key_share=True)  # as `claim` does
-    if connection.scalar(known_cell) is None:
-        connection.execute(insert(CELLS), [cell_row(cell.cell, cell.spec, cell.created)])
-        counts["new cells"] += 1
+    connection.scalar(select(CELLS.c.id).where(CELLS.c.id == cell.cell).with_for_update(key_share=True))  # as `claim`
+    known = replicates.here(connection, cell.cell)
+    place = _place(connection, cell, known)
+    if place is None:
+        number = len(known)
+        place = replicates.name(cell.cell, number)
+        connection.execute(insert(CELLS), [cell_row(place, cell.spec, cell.created)])
+        if number:
+            connection.execute(insert(REPLICATES), [{"id": place, "cell": cell.cell, "number": number}])
+        counts["new replicates" if number else "new cells"] += 1
+    cell = cell.model_copy(update={"cell": place})
     here = _here(connection, cell.cell)
     held = {
         stage.row.run
@@ -415,25 +438,44 @@ def _here(connection: Connection, cell: str) -> dict[str, _Here]:
     return here
 
 
+CLOCK = ("seconds",)  # what a number tells of the machine: no two runs have the same
+
+
+def _place(connection: Connection, cell: _Cell, known: Sequence[str]) -> str | None:
+    """The replicate here that the file's cell is: one that shares a run with it, else one that says the same.
+
+    None: it is another run, for which there is no place yet.
+    """
+    uids = {run.uid for run in cell.runs}
+    for id in known:
+        if uids & set(connection.scalars(select(RUNS.c.uid).where(RUNS.c.cell == id))):
+            return id
+    for id in known:
+        here = _here(connection, id)
+        if all(_differs(here[stage.stage], stage) is None for stage in cell.stages if stage.stage in here):
+            return id
+    return None
+
+
 def _compare(mine: _Here | None, stage: _Stage, cell: _Cell, at: str) -> list[Any]:
-    """The numbers of the file's stage that are not here. ExchangeError: one that is here is another."""
+    """The numbers of the file's stage that are not here. ExchangeError: one of the same run is another here."""
     if mine is None:
         return stage.numbers
-    where, new = f"{at}: cell {cell.cell} {stage.stage}", []
-    for number in stage.numbers:
-        round, client, metric, value, n = number[:5]
+    if problem := _differs(mine, stage):
+        raise ExchangeError(f"{at}: cell {cell.cell} {stage.stage}: {problem}; nothing was imported")
+    return [number for number in stage.numbers if tuple(number[:3]) not in mine.numbers]
+
+
+def _differs(mine: _Here, stage: _Stage) -> str | None:
+    """In what the file's stage contradicts the one here; wall time is no part of it."""
+    for round, client, metric, value, n, *_ in stage.numbers:
         found = mine.numbers.get((round, client, metric))
-        if found is None:
-            new.append(number)
-        elif found != (value, n):
+        if found is not None and found != (value, n) and metric not in CLOCK:
             who = f" of client {client}" if client >= 0 else ""
-            raise ExchangeError(
-                f"{where}: {metric}{who} of round {round} is {value!r} (n={n}) there and {found[0]!r} (n={found[1]})"
-                " here; nothing was imported"
-            )
+            return f"{metric}{who} of round {round} is {value!r} (n={n}) there and {found[0]!r} (n={found[1]}) here"
     if not _agree(mine.outcomes, [(start, n, _bits(text)) for start, n, text in stage.outcomes]):
-        raise ExchangeError(f"{where}: the outcomes per example differ from those here; nothing was imported")
-    return new
+        return "the outcomes per example differ from those here"
+    return None
 
 
 def _take_stage(connection: Connection, cell: _Cell, stage: _Stage, runs: Sequence[int], *, new: bool) -> None:

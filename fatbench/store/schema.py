@@ -1,4 +1,4 @@
-"""The tables of the database, as the newest migration leaves them, and the public view `measurements`."""
+"""The tables of the database, as the newest migration leaves them, and its views `measurements` and `verdicts`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from sqlalchemy import (
 )
 
 APPLICATION_ID = 0x66617462  # "fatb", in the header of our SQLite files
-REVISIONS = ("0001",)  # of the schema, oldest first, as in migrations/versions; METADATA is the last one's
+REVISIONS = ("0001", "0002")  # of the schema, oldest first, as in migrations/versions; METADATA is the last one's
 
 METADATA = MetaData()
 # byte order on every database, so that an export does not depend on the server's language
@@ -38,6 +38,14 @@ CELLS = Table(
     Column("spec", Text, nullable=False),  # canonical JSON, every default filled in
     Column("seed", BigInteger),
     Column("created", TIME, nullable=False),
+)
+REPLICATES = Table(  # the cells that are another run of a cell, see fatbench.store.replicates
+    "replicates",
+    METADATA,
+    Column("id", NAME, ForeignKey("cells.id"), primary_key=True),
+    Column("cell", NAME, ForeignKey("cells.id"), nullable=False),  # of which it is another run
+    Column("number", Integer, nullable=False),  # from 1
+    Index("replicates_cell", "cell"),
 )
 RUNS = Table(
     "runs",
@@ -117,9 +125,10 @@ VERSION = Table(  # as Alembic makes it; a name of our own, for a PostgreSQL dat
 VIEW_SQL = """\
 CREATE VIEW measurements AS
 SELECT n.cell, r.suite, n.stage, n.round, n.metric, n.value, n.n, c.seed, r."commit", r.device, r."precision",
-  n.created, n.client, r.preset, r.dirty, n.run, s.settings
+  n.created, n.client, r.preset, r.dirty, n.run, s.settings, p.cell AS replicate_of,
+  coalesce(p.number, 0) AS replicate
 FROM numbers n JOIN runs r ON r.id = n.run JOIN cells c ON c.id = n.cell
-  JOIN stages s ON s.cell = n.cell AND s.stage = n.stage"""
+  JOIN stages s ON s.cell = n.cell AND s.stage = n.stage LEFT JOIN replicates p ON p.id = n.cell"""
 VIEW = table(
     "measurements",
     *map(column, ("cell", "suite", "stage", "round", "metric", "value", "n", "seed", "commit", "device", "precision")),
@@ -127,4 +136,22 @@ VIEW = table(
     column("dirty", Boolean),
     column("run"),
     column("settings"),
+    column("replicate_of"),
+    column("replicate"),
 )
+# One row a verdict: `position` from 0 counts the test images of the stage, model after model where it has several;
+# `correct` is 1 where the image was classified right.
+VERDICTS = "verdicts"
+VERDICTS_SQL = {
+    "postgresql": """\
+CREATE VIEW verdicts AS
+SELECT o.cell, o.stage, o.start + k AS position, get_bit(o.bits, k / 8 * 8 + 7 - k % 8) AS correct
+FROM outcomes o CROSS JOIN LATERAL generate_series(0, o.n - 1) AS k""",
+    "sqlite": """\
+CREATE VIEW verdicts AS
+WITH RECURSIVE places(k) AS
+  (SELECT 0 UNION ALL SELECT k + 1 FROM places WHERE k + 1 < (SELECT max(n) FROM outcomes))
+SELECT o.cell, o.stage, o.start + k AS position,
+  (instr('0123456789ABCDEF', substr(hex(o.bits), k / 4 + 1, 1)) - 1) >> (3 - k % 4) & 1 AS correct
+FROM outcomes o JOIN places ON k < o.n""",
+}

@@ -35,6 +35,7 @@ from sqlalchemy import Connection, and_, func, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
 from fatbench.errors import FatbenchError
+from fatbench.store import replicates
 from fatbench.store.database import Database, lock
 from fatbench.store.processes import STALE, alive, epoch
 from fatbench.store.rows import cell_row, dumps, fetch, now, printable, run_values, split_provenance
@@ -144,8 +145,10 @@ class Store:
             return {row.id: json.loads(row.spec) for row in fetch(connection, query, CELLS.c.id, cells)}
 
     def begins(self, letters: str, most: int = 9) -> list[str]:
-        """The ids of the first cells, at most `most`, that begin with these letters."""
+        """The ids of the first cells, at most `most`, that begin with these letters; replicates only with their "~"."""
         query = select(CELLS.c.id).where(CELLS.c.id.startswith(letters, autoescape=True)).order_by(CELLS.c.id)
+        if replicates.SIGN not in letters:
+            query = query.where(~CELLS.c.id.contains(replicates.SIGN))
         if letters:  # a range, so that the key is used
             query = query.where(CELLS.c.id >= letters)
         with self.database.reading() as connection:
@@ -385,9 +388,10 @@ class Store:
     def trained(self) -> dict[tuple[str, str | None, str], int]:
         """(suite, preset, state of the training) -> how many cells; "todo" where no training has begun.
 
-        Counted by the database. A cell that several suites have run counts for each.
+        Counted by the database. A cell that several suites have run counts for each, its replicates for none.
         """
-        ran = select(RUNS.c.suite, RUNS.c.preset, RUNS.c.cell).distinct().subquery()
+        own = ~RUNS.c.cell.contains(replicates.SIGN)
+        ran = select(RUNS.c.suite, RUNS.c.preset, RUNS.c.cell).where(own).distinct().subquery()
         train = and_(STAGES.c.cell == ran.c.cell, STAGES.c.stage == "train")
         status = func.coalesce(STAGES.c.status, "todo")
         query = select(ran.c.suite, ran.c.preset, status, func.count()).select_from(ran.outerjoin(STAGES, train))

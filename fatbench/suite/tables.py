@@ -104,6 +104,7 @@ class Table(Shown):
     compete: Literal["column", "row"] = "column"  # among what the best and the second are marked
     rivals: Axes = Field(default=[])  # axes whose labels compete whatever they set, such as the training objective
     test: Paired | None = Field(default=None, alias="paired")
+    ties: bool = True  # mark what cannot be told from the best, where the verdicts of each image are stored
 
     @property
     def headings(self) -> dict[str, Heading]:

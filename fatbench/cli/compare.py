@@ -1,0 +1,90 @@
+"""`fatbench compare`: whether two rows, cells, databases or files differ."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fatbench.cli.common import cell_in, existing, known_format, plan_in, print_json
+from fatbench.cli.options import Db, Format, Preset, Seeds, Select, Smoke, Where
+from fatbench.cli.reporting import checkpoint
+from fatbench.errors import NothingMatched, SpecError
+
+if TYPE_CHECKING:
+    from fatbench.store.stages import Store
+
+
+def compare(
+    a: Annotated[str, typer.Argument(help="A filter, a label, a cell's id, a database or a file of export.")],
+    b: Annotated[str, typer.Argument(help="The same kind: what A is compared with.")],
+    name: Annotated[str | None, typer.Option("--suite", help="The suite whose rows A and B are.")] = None,
+    metric: Annotated[list[str] | None, typer.Option("--metric", help="Only this evaluation; may be repeated.")] = None,
+    select: Select = "last",
+    samples: Annotated[int, typer.Option("--samples", min=100, help="Drawings of the bootstrap.")] = 10_000,
+    preset: Preset = None,
+    smoke: Smoke = False,
+    where: Where = None,
+    seeds: Seeds = None,
+    db: Db = None,
+    format: Format = "text",
+) -> None:
+    """Whether two rows, cells, databases or files differ: paired by image and by seed."""
+    from fatbench.report import compare as comparing
+
+    known_format(format, ("text", "json"))
+    at = checkpoint(select)
+    files = [_is_results(side) for side in (a, b)]
+    if any(files) and not all(files):
+        raise SpecError(f"'{a if files[0] else b}' is a file or database, '{b if files[0] else a}' is not: give two")
+    with contextlib.ExitStack() as stack:
+        if all(files):
+            ours, theirs = (stack.enter_context(_results(side)) for side in (a, b))
+            plan = plan_in(name, preset, smoke, seeds, where, ours)[1] if name else None
+            pairs = comparing.common(ours, theirs, plan)
+            if not pairs:
+                raise NothingMatched(f"{a} and {b} have no cell in common")
+        else:
+            found = stack.enter_context(existing(db))
+            if found is None:
+                raise NothingMatched("the database holds no results yet: fatbench run suite NAME")
+            ours = theirs = found
+            if name:
+                pairs = comparing.rows(plan_in(name, preset, smoke, seeds, where, found)[1], a, b)
+            elif any(sign in side for side in (a, b) for sign in "=<>"):
+                raise SpecError(f"--suite: '{a}' and '{b}' are rows of which suite?")
+            else:
+                one, other = cell_in(found, a), cell_in(found, b)
+                pairs = [comparing.Pair("", int(found.cells([one])[one].get("seed") or 0), one, other)]
+        of_a, of_b = (functools.partial(comparing.measured, store, select=at) for store in (ours, theirs))
+        done = comparing.compare(pairs, of_a, of_b, metric or (), samples)
+    if format == "json":
+        print_json({"a": a, "b": b, "checkpoint": select, "comparisons": comparing.as_json(done)})
+    else:
+        print(comparing.as_text(done, a, b, select), end="")
+
+
+def _is_results(side: str) -> bool:
+    """Whether an argument is a database's URL, or a file."""
+    return "://" in side or Path(side).is_file()
+
+
+@contextlib.contextmanager
+def _results(side: str) -> Iterator[Store]:
+    """A database, or a file of `export` in a database of its own for as long as it is looked at."""
+    from fatbench.store import lines
+    from fatbench.store.stages import Store
+
+    with contextlib.ExitStack() as stack:
+        if "://" not in side and lines.is_export(side):
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="fatbench-"))
+            store = stack.enter_context(Store.open(str(Path(folder) / "results.db"), create=True))
+            lines.import_(store, side)
+        else:
+            store = stack.enter_context(Store.open(side))
+        yield store

@@ -1,0 +1,219 @@
+"""`fatbench verify`: some cells of somebody's results once more, and how far apart the numbers are."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fatbench.cli.common import cell_in, known_format, print_json
+from fatbench.cli.options import DataDir, Device, Format, Precision
+from fatbench.errors import NothingMatched, SpecError
+
+if TYPE_CHECKING:
+    from fatbench.run.worker import Job
+    from fatbench.store.stages import Store
+
+
+def verify(
+    file: Annotated[Path, typer.Argument(help="Results as export writes them.", show_default=False)],
+    sample: Annotated[int, typer.Option("--sample", min=1, help="How many cells to run again.")] = 3,
+    seed: Annotated[
+        int | None, typer.Option("--seed", help="Draw the cells at random with this seed; default: the cheapest.")
+    ] = None,
+    cell: Annotated[list[str] | None, typer.Option("--cell", help="This cell; may be repeated.")] = None,
+    tolerance: Annotated[
+        float, typer.Option("--tolerance", min=0, help="Accuracies may differ by so much: 0.02 is two points.")
+    ] = 0.02,
+    device: Device = None,
+    precision: Precision = None,
+    path: Annotated[str | None, typer.Option("--path", help="fast, loop or reference; default: as it was.")] = None,
+    data: DataDir = None,
+    format: Format = "text",
+) -> None:
+    """Run a few cells of somebody's results again; exit 0 if every accuracy is within the tolerance."""
+    known_format(format, ("text", "json"))
+    from fatbench.store import lines
+    from fatbench.store.stages import Store
+    from fatbench.suite import cells
+
+    if not file.is_file():
+        raise SpecError(f"{file}: no such file (give one that 'fatbench export' wrote)")
+    with tempfile.TemporaryDirectory(prefix="fatbench-") as folder, contextlib.ExitStack() as stack:
+        theirs = stack.enter_context(Store.open(f"{folder}/theirs.db", create=True))
+        lines.import_(theirs, file, identify=cells.identity)
+        chosen = [cell_in(theirs, id) for id in cell] if cell else choose(theirs, sample, seed)
+        if brought := [id for id, spec in theirs.cells(chosen).items() if "evaluated" in spec]:
+            raise SpecError(f"cell {brought[0]} is a model that was not trained here: it cannot be run again")
+        _run(theirs, chosen, f"{folder}/ours.db", device, precision, path, data)
+        ours = stack.enter_context(Store.open(f"{folder}/ours.db"))
+        found = [one for id in chosen for one in apart(theirs, ours, id)]
+    worst = max((one.far for one in found if one.counts), default=0.0)
+    if format == "json":
+        numbers = [{**asdict(one), "apart": one.far} for one in found]
+        print_json({"cells": chosen, "numbers": numbers, "tolerance": tolerance, "apart": worst})
+    else:
+        print(text(found, worst, tolerance))
+    if worst > tolerance:
+        raise typer.Exit(1)
+
+
+def _run(
+    theirs: Store,
+    cells: Sequence[str],
+    db: str,
+    device: str | None,
+    precision: str | None,
+    path: str | None,
+    data: Path | None,
+) -> None:
+    """Run cells as they were run there, in a database of their own. SystemExit: one failed."""
+    from fatbench.cli.watch import Watch
+    from fatbench.run import start
+
+    alike: dict[tuple[str | None, str], list[Job]] = {}
+    for id in cells:
+        was = _trained(theirs, id)
+        how = precision or was.get("precision"), path or str(was.get("path") or "loop")
+        alike.setdefault(how, []).append(job(theirs, id))
+    for (bits, way), jobs in alike.items():
+        with Watch(f"again: {bits}, path {way}") as watch:
+            start.run(jobs, watch, device=device, precision=bits, path=way, db=db, data=data)
+
+
+def _trained(store: Store, cell: str) -> Mapping[str, Any]:
+    """The first training run of a cell of which anything is left; empty: there is none."""
+    return next((run for run in store.runs([cell]) if run["stage"] == "train" and not run.get("dropped")), {})
+
+
+CLOCK = ("seconds",)  # training numbers that tell of the machine alone
+
+
+@dataclass(frozen=True)
+class Apart:
+    """One number of a cell, there and here."""
+
+    cell: str
+    metric: str  # "pgd20 (last)", or "train_loss" of training
+    theirs: float
+    ours: float
+    agreement: float | None  # share of the test images with the same verdict
+    counts: bool  # whether the tolerance is about it
+
+    @property
+    def far(self) -> float:
+        """Of an accuracy the difference, of a training number the difference relative to the larger one."""
+        difference = abs(self.theirs - self.ours)
+        if "(" in self.metric or not difference:
+            return difference
+        return difference / max(abs(self.theirs), abs(self.ours))
+
+
+def choose(store: Store, sample: int, seed: int | None) -> list[str]:
+    """Cells whose training is done: with a seed any of them at random, without the cheapest. NothingMatched: none."""
+    from fatbench.store.replicates import SIGN
+
+    specs = {id: spec for id, spec in store.cells().items() if SIGN not in id and "evaluated" not in spec}
+    stages = store.stages()
+    done = sorted(id for id in specs if (row := stages.get((id, "train"))) is not None and row.status == "done")
+    if not done:
+        raise NothingMatched("no cell of these results is trained to the end: there is nothing to verify")
+    if seed is not None:
+        return random.Random(seed).sample(done, min(sample, len(done)))
+    return sorted(done, key=lambda id: (_work(specs[id]), id))[:sample]
+
+
+def _work(spec: Mapping[str, Any]) -> float:
+    """Image passes of a cell's training, to order cells by; infinite where they are not known."""
+    from fatbench.suite import cost
+
+    work = cost.training(spec)
+    return float("inf") if work is None else work.image_passes
+
+
+def job(store: Store, cell: str) -> Job:
+    """What made a cell's results, from the results alone: evaluations with their attacks, and their checkpoints."""
+    from fatbench.report.compare import label
+    from fatbench.run.worker import Job
+    from fatbench.store.selection import WORDS
+    from fatbench.suite.cells import Evaluation
+
+    rows = {stage: row for (_, stage), row in store.stages([cell]).items()}
+    spec = store.cells([cell])[cell]
+    evaluations: dict[str, Evaluation] = {}
+    sizes = {n["stage"]: n["n"] for n in store.measurements([cell], stages=list(rows)) if n["metric"] != "seconds"}
+    for stage, row in rows.items():
+        evaluation = stage.rpartition("@")[0]
+        if stage == "train" or row.status != "done" or row.settings is None or evaluation in evaluations:
+            continue
+        attack = {key: value for key, value in row.settings.items() if key != "implementation"}
+        batch = store.outcomes(cell, stage)[0][1]
+        n = sizes[stage]
+        # neither n nor batch is stored as it was asked for: the hash in the stage's name says which it was
+        known = [Evaluation(label(evaluation), attack, many, b) for many in (n, None) for b in _batches(batch)]
+        evaluations[evaluation] = next((one for one in known if one.id == evaluation), known[0])
+    attacked = {int(stage.rpartition("@")[2]) for stage in rows if stage != "train"}
+    record = rows["train"].record
+    checkpoints = [name for name in WORDS if name in record and int(record[name]["round"]) in attacked]
+    run = _trained(store, cell)
+    suite, preset = str(run.get("suite") or "verify"), str(run.get("preset") or "verify")
+    return Job(cell, spec, list(evaluations.values()), checkpoints, suite, preset)
+
+
+def _batches(first: int) -> list[int]:
+    """Batches that a first chunk of so many images can come from: one of that size, or any that holds all images."""
+    return [first, *(size for size in (50, 64, 100, 128, 200, 250, 256, 500, 512, 1000, 2000) if size >= first)]
+
+
+def apart(theirs: Store, ours: Store, cell: str) -> list[Apart]:
+    """Every evaluation at every checkpoint, and the last round's training numbers; these count if nothing else does."""
+    from fatbench.report.compare import label, measured
+    from fatbench.store.selection import WORDS
+
+    found = []
+    for checkpoint in WORDS:
+        there, here = (
+            {label(name): one for name, one in measured(store, cell, checkpoint).items()}  # type: ignore[arg-type]
+            for store in (theirs, ours)
+        )
+        for metric in there.keys() & here.keys():
+            one, other = there[metric], here[metric]
+            same = None
+            if one.verdicts and other.verdicts and one.n == other.n:
+                same = 1 - (one.verdicts[0] ^ other.verdicts[0]).bit_count() / one.n
+            found.append(Apart(cell, f"{metric} ({checkpoint})", one.value, other.value, same, True))
+    found.sort(key=lambda one: one.metric)
+    ends = [
+        {
+            n["metric"]: n["value"]
+            for n in store.measurements([cell], stages=["train"])
+            if n["client"] < 0 and n["round"] == int(store.cells([cell])[cell]["protocol"]["rounds"])
+        }
+        for store in (theirs, ours)
+    ]
+    evaluated = bool(found)
+    for metric in sorted(ends[0].keys() & ends[1].keys() - set(CLOCK)):
+        found.append(Apart(cell, metric, ends[0][metric], ends[1][metric], None, not evaluated))
+    return found
+
+
+def text(found: Sequence[Apart], worst: float, tolerance: float) -> str:
+    """A block for each cell, and what it comes to."""
+    lines = []
+    for cell in dict.fromkeys(one.cell for one in found):
+        lines.append(f"cell {cell}: there, here, apart")
+        for one in found:
+            if one.cell != cell:
+                continue
+            same = "" if one.agreement is None else f", {100 * one.agreement:.1f} % of the verdicts agree"
+            bare = "" if one.counts else " (relative, not counted)" if "(" not in one.metric else ""
+            lines.append(f"  {one.metric}: {one.theirs:.6g}, {one.ours:.6g}, {one.far:.4g}{bare}{same}")
+    within = "within" if worst <= tolerance else "beyond"
+    lines.append(f"at most {worst:.4g} apart: {within} the tolerance of {tolerance:g}")
+    return "\n".join(lines)

@@ -1,0 +1,53 @@
+"""Other runs of the same cell: replicates, which stand beside the first run and never replace it.
+
+A replicate is a row of `cells`, whose id is that of the cell and a number, "0a1b2c3d4e5f~1", and a row of `replicates`.
+Its runs, stages, numbers and verdicts hang on that id as those of any cell. `fatbench run` works on the cell itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from sqlalchemy import Connection, func, select
+
+from fatbench.store.rows import fetch
+from fatbench.store.schema import CELLS, REPLICATES, RUNS, STAGES
+
+if TYPE_CHECKING:
+    from fatbench.store.stages import Store
+
+SIGN = "~"
+
+
+def name(cell: str, number: int) -> str:
+    """The id of a cell's replicate; the cell's own for number 0."""
+    return f"{cell}{SIGN}{number}" if number else cell
+
+
+def here(connection: Connection, cell: str) -> list[str]:
+    """The ids of a cell and its replicates that the database holds, by number; empty: it does not know the cell."""
+    own = list(connection.scalars(select(CELLS.c.id).where(CELLS.c.id == cell)))
+    more = select(REPLICATES.c.id).where(REPLICATES.c.cell == cell).order_by(REPLICATES.c.number)
+    return own + list(connection.scalars(more))
+
+
+def of(store: Store, cells: Iterable[str] | None = None) -> dict[str, list[str]]:
+    """Cell -> its id and those of its replicates, by number; only cells that have replicates."""
+    found: dict[str, list[tuple[int, str]]] = {}
+    with store.database.reading() as connection:
+        for row in fetch(connection, select(REPLICATES), REPLICATES.c.cell, cells):
+            found.setdefault(row.cell, [(0, row.cell)]).append((row.number, row.id))
+    return {cell: [id for _, id in sorted(rows)] for cell, rows in found.items()}
+
+
+def trained(store: Store, ids: Iterable[str]) -> dict[str, str]:
+    """Those of these cells whose training is done -> when their last run ended, as it is stored."""
+    query = (
+        select(STAGES.c.cell, func.max(RUNS.c.ended).label("ended"))
+        .join(RUNS, RUNS.c.cell == STAGES.c.cell)
+        .where(STAGES.c.stage == "train", STAGES.c.status == "done")
+        .group_by(STAGES.c.cell)
+    )
+    with store.database.reading() as connection:
+        return {row.cell: row.ended or "" for row in fetch(connection, query, STAGES.c.cell, ids)}

@@ -1,0 +1,158 @@
+"""`fatbench compare`: which cells are paired, what is computed, what is said of it. The tests: test_statistics.py."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fatbench.cli import app
+from fatbench.errors import NothingMatched, SpecError
+from fatbench.report.compare import Comparison, Measured, Pair, as_text, compare, rows
+from fatbench.report.statistics import holm
+from fatbench.store import lines
+from fatbench.store.stages import Store
+from fatbench.suite import files
+
+RESULTS = Path(__file__).parent.parent / "results"
+SUITE = ["--suite", "sfat-audit-jpeg75", "--preset", "cpu"]
+
+
+def measured(bits: str) -> dict[str, Measured]:
+    """One evaluation, the verdict of each image a character."""
+    return {"e-00": Measured(bits.count("1") / len(bits), len(bits), (int(bits, 2), len(bits)))}
+
+
+def compared(a: list[str], b: list[str], row: str = "") -> Comparison:
+    pairs = [Pair(row, seed, f"a{seed}", f"b{seed}") for seed in range(len(a))]
+    (found,) = compare(pairs, lambda id: measured(a[int(id[1:])]), lambda id: measured(b[int(id[1:])]))
+    return found
+
+
+# --- what is computed --------------------------------------------------------------------------------------------
+
+
+def test_one_seed() -> None:
+    """A alone is right on three of six images, B on one: McNemar 0.625; there is nothing over seeds."""
+    found = compared(["111010"], ["010001"])
+    assert (found.a, found.b, found.difference) == ((4 / 6,), (2 / 6,), pytest.approx(2 / 6))
+    assert (found.test, found.p, found.holm) == ("McNemar", 0.625, 0.625)
+    assert (found.over_seeds, found.over_both) == (None, None)
+    text = as_text([found], "x", "y", "last")
+    assert "A 66.67, B 33.33: difference +33.33" in text
+    assert "agreement 33.3 %, only A right 3, only B right 1, matched odds ratio 3.00; McNemar p = 0.62" in text
+    assert text.endswith("=> McNemar: p = 0.62: A and B cannot be told apart\n")
+
+
+def test_two_seeds_and_a_row_without_verdicts() -> None:
+    """With verdicts, over seeds and images; without them, the paired t test. Holm over both."""
+    here = {"a0": "11", "a1": "11", "b0": "00", "b1": "01"}
+    bare = {"c0": 0.9, "c1": 0.8, "d0": 0.6, "d1": 0.6}
+
+    def of(id: str) -> dict[str, Measured]:
+        return measured(here[id]) if id in here else {"e-00": Measured(bare[id], 10, None)}
+
+    pairs = [Pair(row, s, f"{a}{s}", f"{b}{s}") for row, a, b in (("x", "a", "b"), ("y", "c", "d")) for s in (0, 1)]
+    first, second = compare(pairs, of, of)
+    assert (first.test, second.test) == ("seeds and images", "paired t")
+    assert first.over_both is not None
+    assert first.over_both.mean == 0.75
+    assert second.over_seeds is not None
+    assert second.over_seeds.t_p == pytest.approx(0.12566592)  # t = 5 of one degree of freedom
+    assert [first.holm, second.holm] == holm([first.p or 0, second.p or 0])
+    assert second.images == ()
+
+
+def test_networks_that_agree_on_everything() -> None:
+    found = compared(["10", "10"], ["10", "10"])
+    assert (found.test, found.p, found.holm, found.difference) == ("", None, None, 0.0)
+    assert "nothing can be tested" in as_text([found], "x", "y", "last")
+
+
+def test_other_attacks_are_not_compared() -> None:
+    """A metric is an attack, its settings, n and batch: the name alone is not enough."""
+    sides = ({"pgd-aa": Measured(0.5, 2, None)}, {"pgd-bb": Measured(0.5, 2, None)})
+    with pytest.raises(NothingMatched, match="no evaluation in common"):
+        compare([Pair("", 0, "a", "b")], lambda _: sides[0], lambda _: sides[1])
+    with pytest.raises(SpecError, match=r"--metric: nothing is measured as 'pdg' \(did you mean 'pgd'\?\)"):
+        compare([Pair("", 0, "a", "b")], lambda _: sides[0], lambda _: sides[1], ["pdg"])
+
+
+# --- which cells are paired --------------------------------------------------------------------------------------
+
+
+def test_rows_of_a_suite() -> None:
+    plan = files.load("sfat-audit-jpeg75").plan("cpu")
+    by_label = rows(plan, "SFAT", "FAT")
+    specs = {cell.id: cell for cell in plan.cells}
+    assert [(specs[p.a].key["method"], specs[p.b].key["method"], p.seed) for p in by_label] == [
+        ("SFAT", "FAT", 6),
+        ("SFAT", "FAT", 7),
+    ]
+    assert rows(plan, "rule=sfat", "rule=samples") == by_label
+    assert {pair.row for pair in by_label} == {""}, "what all pairs share says nothing"
+    with pytest.raises(SpecError, match=r"has no label 'SFATT' \(did you mean 'SFAT'\?\)"):
+        rows(plan, "SFATT", "FAT")
+    with pytest.raises(SpecError, match="'SFAT' and 'rule=sfat' share 2 cells"):
+        rows(plan, "SFAT", "rule=sfat")
+    with pytest.raises(SpecError, match="'rule!=samples' holds several cells of seed 6: name one of method"):
+        rows(plan, "rule!=samples", "FAT")
+    with pytest.raises(NothingMatched, match="has a partner of the same seed"):
+        rows(plan, "rule=sfat and seed=6", "rule=samples and seed=7")
+
+
+# --- the command -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def db(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = str(tmp_path_factory.mktemp("compare") / "sfat.db")
+    with Store.open(path, create=True) as store:
+        lines.import_(store, RESULTS / "sfat-jpeg75-cpu.jsonl")
+    return path
+
+
+def call(monkeypatch: Any, capsys: Any, *arguments: str) -> tuple[int, str, str]:
+    monkeypatch.setattr(sys, "argv", ["fatbench", "compare", *arguments])
+    with pytest.raises(SystemExit) as exit:
+        app.main()
+    return (exit.value.code or 0, *capsys.readouterr())
+
+
+def test_what_the_page_of_sfat_says(db: str, monkeypatch: Any, capsys: Any) -> None:
+    """SFAT is 1.1 points below FAT under PGD-20 (results/sfat.md), in JSON and in text, by label and by filter."""
+    code, out, _ = call(monkeypatch, capsys, "SFAT", "FAT", *SUITE, "--db", db, "--format", "json")
+    found = {one["metric"]: one for one in json.loads(out)["comparisons"]}
+    assert code == 0
+    assert set(found) == {"natural", "fgsm", "fgsm_sfat", "pgd20", "cw"}
+    pgd20 = found["pgd20"]
+    assert (pgd20["difference"], pgd20["seeds"], pgd20["n"]) == (pytest.approx(-0.011), [6, 7], 500)
+    assert [image["only_a"] - image["only_b"] for image in pgd20["images"]] == [-4, -7]
+    assert pgd20["over_seeds_and_images"]["interval"][0] < pgd20["bootstrap"][0] < -0.011 < pgd20["bootstrap"][1]
+    ps = [one["p"] for one in found.values()]
+    assert [one["p_holm"] for one in found.values()] == pytest.approx(holm(ps))
+    code, out, _ = call(monkeypatch, capsys, "rule=sfat", "rule=samples", *SUITE, "--db", db, "--metric", "pgd20")
+    assert "A 23.90, B 25.00: difference -1.10" in out
+    assert "cannot be told apart" in out
+
+
+def test_files_databases_and_cells(db: str, monkeypatch: Any, capsys: Any) -> None:
+    """bf16 against fp32: a database against a file, paired by cell; two cells; a mixture is refused."""
+    fp32 = str(RESULTS / "sfat-fp32-cpu.jsonl")
+    code, out, _ = call(monkeypatch, capsys, db, fp32, "--metric", "natural", "--format", "json")
+    found = json.loads(out)["comparisons"]
+    assert code == 0
+    assert [(one["row"], one["seeds"]) for one in found] == [
+        ("protocol.rule=samples", [6, 7]),
+        ("protocol.rule=sfat", [6, 7]),
+    ]
+    code, out, _ = call(monkeypatch, capsys, "3fd8", "4a56", "--db", db, "--metric", "cw")
+    assert "(500 images, seed 6)" in out
+    assert "=> McNemar: p = 0.0086: A and B differ" in out
+    code, _, err = call(monkeypatch, capsys, "3fd8", fp32, "--db", db)
+    assert (code, err) == (2, f"fatbench: '{fp32}' is a file or database, '3fd8' is not: give two\n")
+    code, _, err = call(monkeypatch, capsys, "rule=sfat", "rule=samples", "--db", db)
+    assert (code, err) == (2, "fatbench: --suite: 'rule=sfat' and 'rule=samples' are rows of which suite?\n")

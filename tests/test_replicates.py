@@ -1,0 +1,258 @@
+"""Another run of a cell stands beside the first: in the database, in an export, in a table. Verdicts, one an image."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import text
+
+from fatbench import report
+from fatbench.engine.rounds import Number
+from fatbench.report.replicates import beside
+from fatbench.store import lines, replicates
+from fatbench.store.stages import Store
+from fatbench.suite import files
+
+RESULTS = Path(__file__).parent.parent / "results"
+
+
+@pytest.fixture
+def store(url: str) -> Iterator[Store]:
+    with Store.open(url, create=True) as opened:
+        yield opened
+
+
+@pytest.fixture
+def other(other_url: str) -> Iterator[Store]:
+    with Store.open(other_url, create=True) as opened:
+        yield opened
+
+
+def trained(store: Store, loss: float, seconds: float, *, cell: str = "a", bits: bytes = b"\xa8") -> None:
+    """A cell that is trained and evaluated on five images."""
+    store.add_cell(cell, {"seed": 1})
+    run = store.claim(cell, "train", suite="s", total=1, provenance={})
+    assert run is not None
+    store.finish(run, [Number("loss", loss, 1), Number("seconds", seconds, 1)], round=1)
+    run = store.claim(cell, "e-00@1", suite="s", total=5, provenance={})
+    assert run is not None
+    store.commit(run, round=5, outcomes=(0, 5, bits))
+    store.finish(run, [Number("e", bits[0].bit_count() / 5, 1, n=5)], round=5)
+
+
+def exported(store: Store, tmp_path: Path, name: str = "results.jsonl") -> Path:
+    lines.export(store, tmp_path / name)
+    return tmp_path / name
+
+
+def test_wall_time_is_no_difference(store: Store, other: Store, tmp_path: Path) -> None:
+    """The same numbers after more seconds: nothing is new but the runs, and our seconds stay."""
+    trained(store, 0.5, 10.0)
+    trained(other, 0.5, 99.0)
+    counts = lines.import_(other, exported(store, tmp_path))
+    assert (counts["new replicates"], counts["new numbers"], counts["numbers already here"]) == (0, 0, 3)
+    assert {row["value"] for row in other.measurements() if row["metric"] == "seconds"} == {99.0}
+    assert len(other.runs()) == 4
+    assert replicates.of(other) == {}
+
+
+def test_another_run_stands_beside_the_first(store: Store, other: Store, tmp_path: Path) -> None:
+    """Another loss, and another verdict with the same loss; twice is once; an export keeps both; so does its import."""
+    trained(other, 0.5, 1.0)
+    trained(store, 0.5008, 1.0)
+    file = exported(store, tmp_path)
+    counts = lines.import_(other, file)
+    assert (counts["new cells"], counts["new replicates"], counts["new numbers"]) == (0, 1, 3)
+    before = other.measurements()
+    assert lines.import_(other, file)["new replicates"] == 0
+    assert other.measurements() == before
+    losses = {(m["cell"], m["replicate_of"], m["replicate"]): m["value"] for m in before if m["metric"] == "loss"}
+    assert losses == {("a", None, 0): 0.5, ("a~1", "a", 1): 0.5008}
+    with Store.open(str(tmp_path / "third.db"), create=True) as third:
+        trained(third, 0.5, 1.0, bits=b"\xb8")
+        lines.import_(other, exported(third, tmp_path, "third.jsonl"))
+        assert replicates.of(other) == {"a": ["a", "a~1", "a~2"]}
+    whole = exported(other, tmp_path, "whole.jsonl")
+    assert [json.loads(line).get("replicate") for line in whole.read_text().splitlines()[1:]] == [None, 1, 2]
+    with Store.open(str(tmp_path / "fourth.db"), create=True) as fourth:
+        assert lines.import_(fourth, whole)["new replicates"] == 2
+        assert exported(fourth, tmp_path, "again.jsonl").read_bytes() == whole.read_bytes()
+    chosen = io.StringIO()
+    assert lines.export(other, chosen, ["a"]) == 3
+
+
+def test_the_runs_beside_each_other(store: Store, other: Store, tmp_path: Path) -> None:
+    trained(other, 0.5, 1.0)
+    trained(store, 0.6, 1.0, bits=b"\xf8")
+    lines.import_(other, exported(store, tmp_path))
+    assert [(run["id"], run["evaluations"]) for run in beside(other, "a~1")] == [
+        ("a", {"e-00@1": 0.6}),
+        ("a~1", {"e-00@1": 1.0}),
+    ]
+    assert beside(store, "a") == []
+
+
+def test_the_view_of_verdicts(store: Store) -> None:
+    """10101 and 000 00001 1: bits from the highest, padding left out, chunks one after the other."""
+    trained(store, 0.5, 1.0)
+    store.add_cell("b", {"seed": 1})
+    run = store.claim("b", "e-00@1", suite="s", total=12, provenance={})
+    assert run is not None
+    store.commit(run, round=9, outcomes=(0, 9, b"\x01\x80"))
+    store.commit(run, round=12, outcomes=(9, 3, b"\x60"))
+    query = "SELECT cell, position, correct FROM verdicts ORDER BY cell, stage, position"
+    with store.database.reading() as connection:
+        rows = [tuple(row) for row in connection.execute(text(query))]
+    assert [row[2] for row in rows if row[0] == "a"] == [1, 0, 1, 0, 1]
+    assert [row[1:] for row in rows if row[0] == "b"] == list(enumerate([0, 0, 0, 0, 0, 0, 0, 1, 1, 0, 1, 1]))
+
+
+# --- the committed results ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
+    """The committed SFAT results of both precisions in one database."""
+    with Store.open(str(tmp_path_factory.mktemp("both") / "sfat.db"), create=True) as opened:
+        lines.import_(opened, RESULTS / "sfat-jpeg75-cpu.jsonl")
+        assert lines.import_(opened, RESULTS / "sfat-fp32-cpu.jsonl")["new replicates"] == 4
+        yield opened
+
+
+def table(store: Store, which: str) -> Any:
+    suite = files.load("sfat-audit-jpeg75")
+    (grid,) = report.tables(suite, suite.plan("cpu"), store, which=which)
+    return grid
+
+
+def value(grid: Any, method: str, heading: str) -> Any:
+    position = [column.heading for column in grid.columns].index(heading)
+    return next(row for row in grid.rows if row.key["method"] == method).values[0][position]
+
+
+def test_a_table_shows_one_run_or_the_mean_of_all(both: Store) -> None:
+    """FAT under PGD-20, by seed: bf16 25.6 and 24.4, fp32 25.6 and 23.0. Only FAT and SFAT were run twice."""
+    shown = {which: table(both, which) for which in ("first", "latest", "pool")}
+    fat = {which: value(grid, "FAT", "PGD-20").values for which, grid in shown.items()}
+    assert fat["first"] == pytest.approx((0.256, 0.244))
+    assert fat["latest"] == pytest.approx((0.256, 0.230))
+    assert fat["pool"] == pytest.approx((0.256, 0.237))
+    assert len({value(grid, "SFAT (released)", "PGD-20").values for grid in shown.values()}) == 1
+    said = {which: dict(grid.notes)["replicates"] for which, grid in shown.items()}
+    assert said["first"].startswith("4 of 8 cells were run more than once: the first run of each is shown")
+    assert "the run of each that ended last" in said["latest"]
+    assert "lie at most so far apart: natural 2.00" in said["pool"]
+    assert any(what == "MIXED" and note.startswith("precision") for what, note in shown["pool"].notes)
+
+
+def test_what_cannot_be_told_from_the_best_is_marked(both: Store, tmp_path: Path) -> None:
+    """Two seeds: every value of these columns, so that none is bold. A table without `ties` keeps its ranks."""
+    grid = table(both, "first")
+    values = [v for row in grid.rows for v in row.values[0] if v.mean is not None]
+    assert {v.rank for v in values} == {"shared"}
+    assert all(v.marks == ("≈",) for v in values)
+    assert grid.footnotes == [
+        ("≈", "cannot be told from the best: p >= 0.05, paired over seeds and images, after Holm's correction over 15"
+         " comparisons"),
+    ]  # fmt: skip
+    file = tmp_path / "plain.yaml"
+    file.write_text(
+        "name: plain\ntitle: t\ndescription: d\nextends: sfat-audit-jpeg75\n"
+        "tables: [{id: audit, title: t, rows: [dataset, method], values: {PGD-20: pgd20}, ties: false}]\n"
+    )
+    suite = files.load(str(file))
+    (plain,) = report.tables(suite, suite.plan("cpu"), both)
+    assert value(plain, "FAT", "PGD-20").rank == "best"
+    assert plain.footnotes == []
+
+
+def test_only_what_competes_is_tied(both: Store, tmp_path: Path) -> None:
+    """With `rivals: [dataset]` no two methods compete: no value is the best, and none is tied with it."""
+    file = tmp_path / "apart.yaml"
+    file.write_text(
+        "name: apart\ntitle: t\ndescription: d\nextends: sfat-audit-jpeg75\n"
+        "tables: [{id: audit, title: t, rows: [dataset, method], values: {PGD-20: pgd20}, rivals: [dataset]}]\n"
+    )
+    suite = files.load(str(file))
+    (grid,) = report.tables(suite, suite.plan("cpu"), both)
+    assert {value.rank for value in grid.all()} == {""}
+    assert grid.split and grid.footnotes == []
+
+
+def test_one_seed_is_told_apart_by_mcnemars_test(both: Store) -> None:
+    """Seed 6 under natural: FAT shrunk is below FAT (p < 3e-7), SFAT is not."""
+    suite = files.load("sfat-audit-jpeg75")
+    (grid,) = report.tables(suite, suite.plan("cpu", [6]), both)
+    ranks = {method: value(grid, method, "natural").rank for method in ("FAT", "FAT shrunk", "SFAT")}
+    assert ranks == {"FAT": "shared", "FAT shrunk": "", "SFAT": "shared"}
+
+
+# --- the command -------------------------------------------------------------------------------------------------
+
+
+def test_a_replicate_is_no_further_cell(both: Store) -> None:
+    """4 of 9 cells were run twice: the suite has 9, and the letters of a cell are not those of its replicate."""
+    from fatbench.cli.common import cell_in
+    from fatbench.run import progress
+
+    (cell, *_), *_ = replicates.of(both).values()
+    assert progress.by_suite(both)["sfat-audit-jpeg75", "cpu"]["done"] == 9
+    assert both.begins(cell) == [cell] and both.begins(f"{cell}~") == [f"{cell}~1"]
+    assert cell_in(both, cell[:10]) == cell and cell_in(both, f"{cell}~1") == f"{cell}~1"
+
+
+def test_one_table_of_all_options(both: Store, monkeypatch: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    """All of report's choices at once; FAT under PGD-20: first 25.6 and 24.4, latest 25.6 and 23.0, pooled 25.6, 23.7."""
+    import sys
+
+    from fatbench.cli import app
+
+    text = (
+        "fatbench report sfat-audit-jpeg75 --preset cpu --rows suite,method --columns pgd20 --select last --format json"
+    )
+    for which, mean in (("first", 0.25), ("latest", 0.243), ("pool", 0.2465)):
+        command = [*text.split(), "--with-evaluated", "--replicates", which, "--db", str(both.database.path)]
+        monkeypatch.setattr(sys, "argv", command)
+        with pytest.raises(SystemExit) as exit:
+            app.main()
+        out, err = capsys.readouterr()
+        assert not exit.value.code and "no model was evaluated as the cells of 'sfat-audit-jpeg75' are" in err
+        rows = json.loads(out)["tables"][0]["rows"]
+        (fat,) = [row for row in rows if row["key"] == {"suite": "sfat-audit-jpeg75", "method": "FAT"}]
+        assert fat["measured"]["pgd20"]["mean"] == pytest.approx(mean)
+
+
+def test_verdicts_of_a_cell(both: Store, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """The lines of a metric are its accuracy; JSON says the same; without the data set there are no labels."""
+    from fatbench.cli.verdicts import verdicts
+    from fatbench.errors import SpecError
+
+    db = str(both.database.path)
+    verdicts("4a56", ["pgd20"], None, tmp_path, db, "csv")
+    rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    (number,) = [m for m in both.measurements(["4a56478e752b"]) if m["metric"] == "pgd20"]
+    assert len(rows) == number["n"] == 500
+    assert sum(int(row["correct"]) for row in rows) / 500 == pytest.approx(number["value"])
+    assert rows[7] == {
+        "cell": "4a56478e752b", "stage": "pgd20-bd68a097@20", "metric": "pgd20", "round": "20", "model": "0",
+        "checkpoint": rows[7]["checkpoint"], "image": "7", "label": "", "correct": rows[7]["correct"],
+    }  # fmt: skip
+    assert "last" in rows[7]["checkpoint"].split(";")
+    verdicts("4a56", ["pgd20"], None, tmp_path, db, "json")
+    found = json.loads(capsys.readouterr().out)["verdicts"]
+    assert [str(row["correct"]) for row in found] == [row["correct"] for row in rows]
+    with pytest.raises(SpecError, match=r"has no verdicts of 'pgd21' \(did you mean 'pgd20'\?\)"):
+        verdicts("4a56", ["pgd21"], None, tmp_path, db, "csv")
+
+
+@pytest.mark.parametrize("format", report.FORMATS)
+def test_every_format_prints_the_mark(both: Store, format: str) -> None:
+    text = report.render([table(both, "first")], format)
+    shown = {"latex": r"\textsuperscript{$\approx$}", "html": "≈</sup>", "json": '"rank": "shared"', "csv": "pgd20"}
+    assert shown.get(format, "≈") in text

@@ -1,0 +1,126 @@
+"""`fatbench verify`: cells of a file are run again from the file alone."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fatbench.cli import app
+from fatbench.cli.verify import Apart, apart, choose, job
+from fatbench.errors import NothingMatched
+from fatbench.run.start import jobs_of
+from fatbench.run.worker import Machine, work
+from fatbench.store import lines
+from fatbench.store.stages import Store
+from fatbench.suite import files
+
+TINY = """
+name: tiny
+title: Two cells that take a second
+description: Two methods on digits.
+seeds: [1]
+base:
+  data: {name: digits}
+  train: 60
+  test: 30
+  partition: {name: iid, clients: 2}
+  model: {name: small_cnn, width: 4}
+  protocol: {name: fedavg, rounds: 1, local: {epochs: 1, batch: 16, lr: 0.05, objective: standard}, rule: samples}
+axes:
+  rounds: {one: {}, three: {protocol: {rounds: 3}}}
+evaluate: {checkpoints: [last], batch: 20, attacks: {natural: natural, fgsm: {name: fgsm, eps: 8/255}}}
+presets: {paper: {}}
+tables: [{id: t, title: t, rows: [rounds], values: {natural: natural}}]
+"""
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The export of both cells."""
+    folder = tmp_path_factory.mktemp("verify")
+    (folder / "tiny.yaml").write_text(TINY)
+    machine = Machine(db=str(folder / "r.db"), files=str(folder / "files"), data=str(folder), path="fast")
+    with Store.open(machine.db, create=True) as store:
+        for one in jobs_of(files.load(str(folder / "tiny.yaml")).plan("paper")):
+            assert work(one, machine, store) == "done"
+        lines.export(store, folder / "results.jsonl")
+    return folder / "results.jsonl"
+
+
+@pytest.fixture
+def theirs(results: Path, tmp_path: Path) -> Any:
+    with Store.open(str(tmp_path / "theirs.db"), create=True) as store:
+        lines.import_(store, results)
+        yield store
+
+
+def test_the_job_is_found_without_the_suite(results: Path, theirs: Store) -> None:
+    """The same stages: attack, n (all images: none is named) and batch come out of the file."""
+    plan = files.load(str(results.parent / "tiny.yaml")).plan("paper")
+    for expected in jobs_of(plan):
+        found = job(theirs, expected.cell)
+        assert found.spec == expected.spec
+        assert {e.id for e in found.evaluations} == {e.id for e in expected.evaluations}
+        assert (found.checkpoints, found.suite, found.preset) == (["last"], "tiny", "paper")
+
+
+def test_the_cheapest_cells_or_random_ones(theirs: Store, tmp_path: Path) -> None:
+    by_rounds = {spec["protocol"]["rounds"]: cell for cell, spec in theirs.cells().items()}
+    assert choose(theirs, 1, None) == [by_rounds[1]]
+    assert choose(theirs, 9, None) == [by_rounds[1], by_rounds[3]]
+    assert {choose(theirs, 1, seed)[0] for seed in range(20)} == set(by_rounds.values())
+    assert choose(theirs, 2, 5) == choose(theirs, 2, 5)
+    with (
+        Store.open(str(tmp_path / "empty.db"), create=True) as empty,
+        pytest.raises(NothingMatched, match="no cell of these results is trained to the end"),
+    ):
+        choose(empty, 1, None)
+
+
+def test_how_far_apart(theirs: Store) -> None:
+    """A store and itself: 0 everywhere; accuracies count, training numbers do not. A ratio for those."""
+    cell = choose(theirs, 1, None)[0]
+    found = {one.metric: one for one in apart(theirs, theirs, cell)}
+    assert {one.far for one in found.values()} == {0.0}
+    assert [metric for metric, one in found.items() if one.counts] == ["fgsm (last)", "natural (last)"]
+    assert found["natural (last)"].agreement == 1
+    assert "train_loss" in found
+    assert "seconds" not in found
+    assert Apart("c", "natural (last)", 0.5, 0.4, 0.9, True).far == pytest.approx(0.1)
+    assert Apart("c", "train_loss", 2.0, 1.0, None, False).far == pytest.approx(0.5)
+
+
+def call(monkeypatch: Any, capsys: Any, *arguments: str) -> tuple[int, str, str]:
+    monkeypatch.setattr(sys, "argv", ["fatbench", "verify", *arguments])
+    with pytest.raises(SystemExit) as exit:
+        app.main()
+    return (exit.value.code or 0, *capsys.readouterr())
+
+
+@pytest.mark.slow
+def test_a_true_file_and_an_edited_one(results: Path, monkeypatch: Any, capsys: Any, tmp_path: Path) -> None:
+    """Run again on the same machine: nothing is apart. An accuracy raised by 0.2 is found out, exit 1."""
+    monkeypatch.chdir(tmp_path)
+    code, out, err = call(monkeypatch, capsys, str(results), "--sample", "1", "--tolerance", "0", "--format", "json")
+    assert code == 0, err
+    said = json.loads(out)
+    assert (said["apart"], len(said["cells"])) == (0.0, 1)
+    assert {one["agreement"] for one in said["numbers"] if one["counts"]} == {1.0}
+    edited = []
+    for line in results.read_text().splitlines()[1:]:
+        cell = json.loads(line)
+        for stage in cell["stages"]:
+            for number in stage["numbers"]:
+                number[3] += 0.2 * (number[2] == "natural")
+        edited.append(json.dumps(cell))
+    file = tmp_path / "edited.jsonl"
+    file.write_text("\n".join([results.read_text().splitlines()[0], *edited]) + "\n")
+    code, out, _ = call(monkeypatch, capsys, str(file), "--cell", said["cells"][0])
+    assert code == 1
+    assert out.endswith("at most 0.2 apart: beyond the tolerance of 0.02\n")
+    code, _, err = call(monkeypatch, capsys, "nowhere.jsonl")
+    assert (code, err) == (2, "fatbench: nowhere.jsonl: no such file (give one that 'fatbench export' wrote)\n")
