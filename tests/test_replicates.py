@@ -208,7 +208,7 @@ def test_a_replicate_is_no_further_cell(both: Store) -> None:
 
 
 def test_one_table_of_all_options(both: Store, monkeypatch: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    """All of report's choices at once; FAT under PGD-20: first 25.6 and 24.4, latest 25.6 and 23.0, pooled 25.6, 23.7."""
+    """All of report's choices at once; FAT under PGD-20: first 25.6, 24.4; latest 25.6, 23.0; pooled 25.6, 23.7."""
     import sys
 
     from fatbench.cli import app

@@ -1352,12 +1352,6 @@ BAD_FIGURES: list[tuple[str, tuple[str, str], str]] = [
         "s.yaml:45: E: axis 'E' has no label 'tow' (did you mean 'two'?)",
     ),
     (
-        "an evaluation",
-        ("train:natural", "natural"),
-        "s.yaml:46: natural: a figure of kind lines shows a number logged during training, not 'natural' (did you mean"
-        " 'train:natural'?)",
-    ),
-    (
         "a misspelt stage",
         ("train:natural", "trian:natural"),
         "s.yaml:46: natural: cannot read the source 'trian:natural' (did you mean 'train'?)",
