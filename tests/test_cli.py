@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import resource
@@ -339,3 +340,15 @@ def test_interrupted_and_killed_the_same_command_goes_on(place):
     status = json.loads(fatbench("status", "tiny.yaml", "--format", "json").stdout)
     assert status["cells"]["done"] == 2
     assert "is whole" in fatbench("db", "check").stdout
+
+
+def test_clients_are_trained_one_by_one_unless_asked_otherwise() -> None:
+    """Every way to start a run has the path of the committed numbers as its default."""
+    from fatbench import api
+    from fatbench.cli import running
+    from fatbench.engine.setup import Place
+    from fatbench.run import start
+    from fatbench.run.worker import Machine
+
+    functions = (running.run_suite, running.run_cell, api.run, start.run, Machine, Place)
+    assert {inspect.signature(one).parameters["path"].default for one in functions} == {"loop"}

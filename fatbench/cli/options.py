@@ -29,7 +29,7 @@ Executor = Annotated[str, typer.Option("--executor", help="local, ray or slurm."
 Precision = Annotated[str | None, typer.Option("--precision", help="fp32, or bf16 (weights stay fp32).")]
 PathOption = Annotated[
     str,
-    typer.Option("--path", help="Local training: fast, loop (as the papers write it), stacked (clients at once)."),
+    typer.Option("--path", help="Local training: loop, fast (clients as one program), reference."),
 ]
 Microbatch = Annotated[
     int | None,
@@ -37,7 +37,7 @@ Microbatch = Annotated[
 ]
 TogetherOption = Annotated[
     int,
-    typer.Option("--together", min=1, help="Cells that each worker trains as one program, on --path stacked."),
+    typer.Option("--together", min=1, help="Cells that each worker trains as one program, on --path fast."),
 ]
 Retry = Annotated[bool, typer.Option("--retry-failed", help="Run failed stages again.")]
 RerunChanged = Annotated[

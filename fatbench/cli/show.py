@@ -246,7 +246,7 @@ def cell(
 
 
 def _path(run: Mapping[str, Any]) -> str:
-    """How a run trained, where it was not in the usual way: "stacked 45 clients of up to 9 cells, "."""
+    """How a run trained, where it was not in the usual way: "fast 45 clients of up to 9 cells, "."""
     if run["stage"] != "train" or run.get("path") in (None, "loop"):
         return ""
     many = [f"{run[key]} {what}" for key, what in (("stack", "clients"), ("together", "cells")) if run.get(key)]
