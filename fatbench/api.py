@@ -11,7 +11,6 @@ here imports torch until something is trained or attacked.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import sys
 import tempfile
@@ -21,12 +20,11 @@ from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fatbench import settings
 from fatbench.errors import FatbenchError, SpecError, did_you_mean
 from fatbench.report import evaluated as reporting_evaluated
 from fatbench.report import render, tables
 from fatbench.report.grid import Grid
-from fatbench.store.database import NoDatabase
+from fatbench.store.opening import opened
 from fatbench.store.stages import Store
 from fatbench.suite import cost, evaluated, files
 from fatbench.suite.sizes import Sizes
@@ -346,18 +344,6 @@ class Table:
 
 
 # --- what the commands share --------------------------------------------------------------------------------------
-
-
-@contextlib.contextmanager
-def opened(db: str | None) -> Iterator[Store | None]:
-    """The database if there is one, else None: asking about nothing is no error."""
-    try:
-        store = Store.open(settings.database(db))
-    except NoDatabase:
-        yield None
-        return
-    with store:
-        yield store
 
 
 def planned(

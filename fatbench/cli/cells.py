@@ -8,9 +8,10 @@ from typing import Annotated
 
 import typer
 
-from fatbench.cli.common import FIGURES, cell_in, existing, known_format, print_json
+from fatbench.cli.common import FIGURES, cell_in, known_format, print_json
 from fatbench.cli.options import Cell, Db, Format
 from fatbench.errors import NothingMatched, SpecError, did_you_mean
+from fatbench.store.opening import opened
 
 
 def show_cell(
@@ -33,7 +34,7 @@ def show_cell(
     if artifacts:
         _show_artifacts(cell, round, output or FIGURES, db, format)
         return
-    with existing(db) as store:
+    with opened(db) as store:
         id = cell_in(store, cell)
         assert store is not None
         spec = store.cells([id])[id]
@@ -60,7 +61,7 @@ def show_cell(
 def _show_artifacts(cell: str, round: int | None, folder: Path, db: str | None, format: str) -> None:
     from fatbench import settings
 
-    with existing(db) as store:
+    with opened(db) as store:
         id = cell_in(store, cell)
     from fatbench.report import artifacts
 
@@ -92,7 +93,7 @@ def logs(cell: Cell, db: Db = None) -> None:
     """A cell's log, and the traceback of what failed."""
     from fatbench import settings
 
-    with existing(db) as store:
+    with opened(db) as store:
         id = cell_in(store, cell)
         assert store is not None
         errors = {stage: row.error for (_, stage), row in store.stages([id]).items() if row.error}

@@ -6,12 +6,13 @@ import contextlib
 import functools
 import inspect
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fatbench.cli.options import Plugin
 from fatbench.errors import FatbenchError, NothingMatched, SpecError, UnknownName, did_you_mean
+from fatbench.store.opening import opened
 
 if TYPE_CHECKING:
     from fatbench.store.stages import Store
@@ -64,7 +65,7 @@ def explained(error: FatbenchError, db: str | None = None) -> str:
     from fatbench.run import versions
     from fatbench.suite import plugins
 
-    with contextlib.suppress(FatbenchError), existing(db) as store:
+    with contextlib.suppress(FatbenchError), opened(db) as store:
         record = None if store is None else versions.brought(error.entry, store)
         if record is not None:
             return (
@@ -114,34 +115,6 @@ def plan_in(
 
         preset = progress.preset_run(chosen, store)
     return chosen, preset_of(chosen, preset, smoke, seeds, where)
-
-
-@contextlib.contextmanager
-def existing(db: str | None) -> Iterator[Store | None]:
-    """The database if there is one, else None: asking about nothing is no error."""
-    from fatbench import settings
-
-    url = settings.database(db)
-    if "://" not in url and _missing(Path(url)):
-        yield None  # without SQLAlchemy, which takes a quarter of a second to import
-        return
-    from fatbench.store.database import NoDatabase
-    from fatbench.store.stages import Store
-
-    try:
-        store = Store.open(url)
-    except NoDatabase:
-        yield None
-        return
-    with store:
-        yield store
-
-
-def _missing(file: Path) -> bool:
-    try:
-        return bool(str(file).strip()) and not file.expanduser().exists()
-    except (OSError, RuntimeError):  # whoever opens it says what is wrong
-        return False
 
 
 def cell_in(store: Store | None, cell: str) -> str:

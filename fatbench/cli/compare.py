@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fatbench.cli.common import cell_in, existing, known_format, plan_in, print_json
+from fatbench.cli.common import cell_in, known_format, plan_in, print_json
 from fatbench.cli.options import Db, Format, Preset, Seeds, Select, Smoke, Where
 from fatbench.cli.reporting import checkpoint
 from fatbench.errors import NothingMatched, SpecError
+from fatbench.store.opening import opened
 
 if TYPE_CHECKING:
     from fatbench.store.stages import Store
@@ -50,7 +51,7 @@ def compare(
             if not pairs:
                 raise NothingMatched(f"{a} and {b} have no cell in common")
         else:
-            found = stack.enter_context(existing(db))
+            found = stack.enter_context(opened(db))
             if found is None:
                 raise NothingMatched("the database holds no results yet: fatbench run suite NAME")
             ours = theirs = found

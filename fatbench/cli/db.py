@@ -8,9 +8,10 @@ from typing import Annotated
 
 import typer
 
-from fatbench.cli.common import existing, plan_of
+from fatbench.cli.common import plan_of
 from fatbench.cli.options import Db, Preset, Smoke
 from fatbench.errors import NothingMatched
+from fatbench.store.opening import opened
 
 
 def export(
@@ -23,7 +24,7 @@ def export(
     """Results as JSON lines."""
     from fatbench.store import lines
 
-    with existing(db) as store:
+    with opened(db) as store:
         if store is None:
             raise NothingMatched("the database holds no results yet: fatbench run suite NAME")
         cells = [cell.id for cell in plan_of(name, preset, smoke, None, None).cells] if name else None

@@ -8,9 +8,10 @@ from typing import Annotated, Any
 
 import typer
 
-from fatbench.cli.common import existing, known_format, plan_of, print_json
+from fatbench.cli.common import known_format, plan_of, print_json
 from fatbench.cli.options import DataDir, Db, Device, Format, Precision, Preset, Smoke, Where
 from fatbench.errors import SpecError
+from fatbench.store.opening import opened
 
 
 def evaluate(
@@ -84,7 +85,7 @@ def _show(cell: str, db: str | None, format: str) -> None:
     from fatbench import report as reporting
     from fatbench.report.evaluated import suite_and_plan
 
-    with existing(db) as store:
+    with opened(db) as store:
         suite, plan = suite_and_plan(store, f"id={cell}")
         grids = reporting.tables(suite, plan, store)
         assert store is not None

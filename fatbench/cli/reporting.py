@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from fatbench.cli.common import FIGURES, existing, known_format, plan_in, print_json, write_text
+from fatbench.cli.common import FIGURES, known_format, plan_in, print_json, write_text
 from fatbench.cli.options import Db, Format, Name, Preset, Seeds, Select, Smoke, Where
 from fatbench.errors import NothingMatched, SpecError, did_you_mean
+from fatbench.store.opening import opened
 
 if TYPE_CHECKING:
     from fatbench.store.selection import Checkpoint
@@ -32,7 +33,7 @@ def status(
     from fatbench.run import progress
 
     known_format(format, ("text", "json"))
-    with existing(db) as store:
+    with opened(db) as store:
         if name is None:
             counts = {} if store is None else progress.by_suite(store)
             if format == "json":
@@ -111,7 +112,7 @@ def report(
             f"--replicates: expected first, latest or pool, got '{replicates}'{did_you_mean(replicates, WHICH)}"
         )
     grids = []
-    with existing(db) as store:
+    with opened(db) as store:
         run = set() if names or store is None else {one for one, _ in progress.by_suite(store)}
         parts = [
             plan_in(one, preset, smoke, seeds, where, store)
@@ -157,7 +158,7 @@ def plot(
     from fatbench import settings
 
     known_format(format, PLOT_FORMATS)
-    with existing(db) as store:
+    with opened(db) as store:
         chosen, plan = plan_in(name, preset, smoke, seeds, where, store)
         if not chosen.figures:
             raise NothingMatched(f"suite '{chosen.name}' has no figures")

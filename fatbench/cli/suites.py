@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fatbench.cli.common import existing, explained, known_format, plan_of, print_json
+from fatbench.cli.common import explained, known_format, plan_of, print_json
 from fatbench.cli.options import Db, Format, Name, Preset, Seeds, Smoke, Where
 from fatbench.errors import FatbenchError, SpecError
+from fatbench.store.opening import opened
 
 if TYPE_CHECKING:
     from fatbench.suite.cells import Plan
@@ -114,6 +115,6 @@ def plan_suite(
         files = [weights.status(found, root) for found in wanted]
         print_json({"suite": plan.suite, "preset": plan.preset, "cells": cells, "weights": files})
         return
-    with existing(db) as store:
+    with opened(db) as store:
         rates = store.rates(planning.kind) if store else {}
     show.plan(plan, works, planning.total(works.values()), planning.seconds(plan.unique(), works, rates))

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fatbench.cli.common import cell_in, existing, known_format, print_json, write_text
+from fatbench.cli.common import cell_in, known_format, print_json, write_text
 from fatbench.cli.options import Cell, DataDir, Db
 from fatbench.errors import FatbenchError, NothingMatched, SpecError, did_you_mean
+from fatbench.store.opening import opened
 
 if TYPE_CHECKING:
     from fatbench.store.stages import StageRow
@@ -33,7 +34,7 @@ def verdicts(
 ) -> None:
     """The outcome of every test image of a cell; labels where the data set is on this machine."""
     known_format(format, ("csv", "json"))
-    with existing(db) as store:
+    with opened(db) as store:
         id = cell_in(store, cell)
         assert store is not None
         spec = store.cells([id])[id]
