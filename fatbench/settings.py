@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import tomllib
 from pathlib import Path
@@ -11,6 +12,7 @@ from fatbench.errors import SpecError, did_you_mean
 
 KEYS = ("db", "data", "files", "device", "jobs", "precision", "checkpoint_seconds", "plugin")
 TABLES = ("slurm",)
+LIBPQ = re.compile(r"(?i)(^|\s)(host|hostaddr|port|dbname|user|password|passfile|service|sslmode)\s*=")
 
 
 def setting(key: str, flag: object = None) -> str | None:
@@ -59,8 +61,13 @@ def plugins() -> list[tuple[str, Path]]:
 
 
 def database(flag: str | None = None) -> str:
-    """The database's URL or path; results/fatbench.db by default."""
-    return setting("db", flag) or "results/fatbench.db"
+    """The database's URL or path; results/fatbench.db by default. SpecError: neither."""
+    url = setting("db", flag) or "results/fatbench.db"
+    if "://" not in url and LIBPQ.search(url):  # it may hold a password, which must not become the name of a file
+        raise SpecError(
+            "--db: settings of libpq (host=... password=...) are no address: postgresql://USER:PASSWORD@HOST/NAME"
+        )
+    return url
 
 
 def data_folder(flag: str | None = None) -> Path:

@@ -156,9 +156,26 @@ def test_a_mistake_is_one_message_and_the_documented_code(run, place, arguments,
 
 
 def test_unknown_options_are_usage_errors(run, place):
-    code, _, err = run("plan", "suite", "tiny.yaml", "--smok")
-    assert code == 2
-    assert "No such option: --smok" in err
+    for arguments, message in {
+        ("plan", "suite", "tiny.yaml", "--smok"): "plan suite: no such option: --smok (did you mean '--smoke'?)",
+        ("plan", "suite", "tiny.yaml", "--zz"): "plan suite: no such option: --zz (known: --db, --format, --plugin, ",
+        ("plan", "suite", "tiny.yaml", "--smoke=3"): "fatbench: option '--smoke' does not take a value.",
+        ("plan", "suite"): "plan suite: missing argument 'name'.",
+        ("report", "--format"): "fatbench: option '--format' requires an argument.",
+        ("status", "a", "b"): "status: got unexpected extra argument(s) (b)",
+        (
+            "run",
+            "suite",
+            "tiny.yaml",
+            "--jobs",
+            "0",
+        ): "run suite: --jobs: should be greater than or equal to 1, got '0'",
+        ("run", "suite", "tiny.yaml", "--jobs", "9" * 5000): "run suite: --jobs: ",
+        ("--zz",): "fatbench: no such option: --zz",
+    }.items():
+        code, out, err = run(*arguments)
+        assert (code, out) == (2, ""), arguments
+        assert message in err and len(err) < 300 and len(err.splitlines()) == 1, err
 
 
 def test_json_shapes(run, place):

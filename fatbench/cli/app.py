@@ -113,14 +113,33 @@ for _command, _function in COMMANDS.items():
     app.command(_command)(with_plugins(_function))
 
 
+def _of_options(error: Any) -> str:
+    """What is wrong with a command line, on one line; the help of a group that was called without a command."""
+    message, ctx = error.format_message(), error.ctx
+    if "\n" in message:
+        return str(message)
+    command = ctx.command_path.removeprefix("fatbench").strip() if ctx else ""
+    if isinstance(error.__cause__, ValueError) and getattr(error, "param", None) is not None:  # pydantic's, of a value
+        problem = error.__cause__.errors()[0]  # type: ignore[attr-defined]
+        message = f"{error.param.opts[0]}: {problem['msg'].removeprefix('Input ')}, got {str(problem['input'])[:60]!r}"
+    elif ctx and (option := getattr(error, "option_name", None)):
+        known = {name for parameter in ctx.command.params for name in parameter.opts if name.startswith("-")}
+        if option not in known:
+            message = f"no such option: {option[:60]}{did_you_mean(option, known)}"
+    return f"fatbench{f' {command}' if command else ''}: {message[:1].lower()}{message[1:]}"
+
+
 def main() -> None:
     """Entry point: run the command line, turn our errors into one message and the documented exit code."""
     logging.getLogger("fatbench").addHandler(logging.NullHandler())
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     try:
-        app(prog_name="fatbench")
+        sys.exit(app(prog_name="fatbench", standalone_mode=False) or 0)
     except FatbenchError as error:
         print(f"fatbench: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+    except typer.TyperException as error:
+        print(_of_options(error), file=sys.stderr)
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
         sys.exit(130)

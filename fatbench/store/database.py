@@ -48,7 +48,9 @@ class NoDatabase(DatabaseError):
 
 def shown_url(url: str) -> str:
     """A database's address as it may be printed: without passwords."""
-    masked = re.sub(r"(://[^/?#:@]*):.*@", r"\1:***@", url)
+    masked = re.sub(r"(?s)(://[^/?#:]*):.*@", r"\1:***@", url)
+    if "://" not in url:  # settings of libpq: whatever follows the password may be a part of it
+        masked = re.sub(r"(?is)((?:password|passfile)\s*=).*", r"\1***", url)
     return re.sub(r"(?i)([?&][^=&]*(?:password|passwd|pwd|secret|token)[^=&]*)=[^&]*", r"\1=***", masked)
 
 
@@ -64,6 +66,8 @@ def _parsed(url: str) -> URL:
         raise SpecError(
             f"{shown_url(url)}: not a database URL (sqlite:///FILE, postgresql://USER:PASSWORD@HOST/NAME)"
         ) from None
+    if not parsed.drivername.startswith("sqlite") and url.count("@") > 1:  # else a part of it would pass for the host
+        raise SpecError(f"{shown_url(url)}: only the '@' before the host is written so, every other one %40")
     if parsed.drivername in ("postgres", "postgresql"):
         return parsed.set(drivername="postgresql+psycopg")
     if parsed.drivername in ("sqlite", "sqlite+pysqlite"):

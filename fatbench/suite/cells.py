@@ -10,17 +10,20 @@ import functools
 import hashlib
 import itertools
 import json
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from fatbench.errors import SpecError, did_you_mean
-from fatbench.suite import facts, model, signatures
+from fatbench.suite import bounds, facts, model, signatures
 from fatbench.suite.model import Condition, Evaluate, Grid, Key, Preset
 from fatbench.suite.places import Map, merge
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from fatbench.suite.files import Suite
 
 
@@ -147,7 +150,10 @@ def expand(suite: Suite, preset: str, seeds: Sequence[int] | None = None) -> Pla
     cells, excluded = [], []
     laid = _Laid(base, axes)
     asked_at: dict[tuple[int, ...], tuple[Evaluation, ...]] = {}  # by the overrides of `evaluate` that hold
-    for key in _points(contents.grid, _restricted(axes, chosen), axes):
+    seeds = seeds if seeds is not None else chosen.seeds or contents.seeds
+    kept = _restricted(axes, chosen)
+    bounds.cells(_count(contents.grid, kept) * len(seeds), f"{file}: preset '{preset}'")
+    for key in _points(contents.grid, kept, axes):
         if reason := next((one.reason for one in contents.grid.exclude if _matches(key, one.when)), None):
             excluded.append((key, reason))
             continue
@@ -158,7 +164,7 @@ def expand(suite: Suite, preset: str, seeds: Sequence[int] | None = None) -> Pla
         place = f"{file}: {', '.join(f'{a}={v}' for a, v in key.items()) or 'base'} ({preset})"
         if "seed" in spec:
             raise SpecError(f"{spec.place('seed')}: seeds are given by 'seeds' of the suite, not in a cell")
-        first = canonical(merge(spec, Map({"seed": 0})), place)
+        first = _checked(merge(spec, Map({"seed": 0})), place, file)
         hold = tuple(i for i, override in enumerate(asked.overrides) if _matches(key, override.when))
         if hold not in asked_at:
             asked_at[hold] = _evaluations(asked, hold, suite)
@@ -168,11 +174,21 @@ def expand(suite: Suite, preset: str, seeds: Sequence[int] | None = None) -> Pla
             facts.refuse("Attack", one.attack, first, f"{place}: evaluate: {one.label}", known)
         _can_choose(asked.checkpoints, first, place)
         short = signatures.without_defaults("Experiment", {"name": "cell", **first})
-        for seed in seeds if seeds is not None else chosen.seeds or contents.seeds:
+        for seed in seeds:
             cells.append(Cell(_identity({**short, "seed": seed}), key, {**first, "seed": seed}, evaluations))
     if not cells:
         raise SpecError(f"{file}: preset '{preset}' leaves an empty grid")
     return Plan(suite.name, preset, chosen.note, cells, [*asked.checkpoints], excluded)
+
+
+def _checked(spec: Map, place: str, file: Path) -> dict[str, Any]:
+    """`canonical`; an error that names a line of what the suite extends names the point of the grid too."""
+    try:
+        return canonical(spec, place)
+    except SpecError as error:
+        if str(file) not in str(error):
+            error.args = (f"{error} [{place}]",)
+        raise
 
 
 class _Laid:
@@ -258,6 +274,14 @@ def _without_removed(patch: Map, attacks: Map) -> Map:
 def _restricted(axes: Mapping[str, Mapping[str, Map]], preset: Preset) -> dict[str, list[str]]:
     """axis -> the labels that the preset keeps."""
     return {axis: (preset.axes or {}).get(axis, list(labels)) for axis, labels in axes.items()}
+
+
+def _count(grid: Grid, axes: Mapping[str, Sequence[str]]) -> int:
+    """An upper bound of the number of points, for little work."""
+    in_zip = {axis for group in grid.zip for axis in group}
+    product = [axis for axis in axes if axis not in in_zip] if grid.product is None else grid.product
+    groups = math.prod(len(axes[axis]) for axis in product) * math.prod(len(axes[group[0]]) for group in grid.zip)
+    return groups + sum(math.prod(map(len, item.values())) for item in grid.include)
 
 
 def _points(grid: Grid, axes: Mapping[str, Sequence[str]], every: Mapping[str, Mapping[str, Map]]) -> list[Key]:

@@ -21,7 +21,7 @@ from ruamel.yaml.constructor import DuplicateKeyError
 from ruamel.yaml.error import YAMLError
 
 from fatbench.errors import SpecError, did_you_mean
-from fatbench.suite import lines, model, plugins
+from fatbench.suite import bounds, lines, model, plugins
 from fatbench.suite.cells import Plan, expand
 from fatbench.suite.filters import select
 from fatbench.suite.model import AxesOfSuite, Evaluate, Grid, Node, Note, Patch, Presets, Seeds, Text
@@ -187,6 +187,8 @@ def read_yaml(file: Path) -> Map:
 @functools.lru_cache(maxsize=256)
 def parse(text: str, file: Path) -> Map:
     """What a file says; SpecError as for `read_yaml`. The result is shared: it is read, never changed."""
+    bounds.characters(text, str(file))
+    bounds.levels(text, str(file))
     found = lines.read(text, file)
     return _slowly(text, file) if found is None else found
 
@@ -195,6 +197,8 @@ def _slowly(text: str, file: Path) -> Map:
     """The same by ruamel alone: for what `lines` leaves to it, and for mistakes."""
     try:
         tree = YAML(typ="rt", pure=True).load(text)
+    except RecursionError:
+        raise bounds.too_deep(str(file)) from None
     except DuplicateKeyError as error:
         mark = error.problem_mark
         key = re.search(r'duplicate key "?([^"\s]+)"?', str(error.problem or ""))
@@ -203,9 +207,18 @@ def _slowly(text: str, file: Path) -> Map:
         mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
         line = f":{mark.line + 1}" if mark is not None else ""
         raise SpecError(f"{file}{line}: not readable as YAML: {getattr(error, 'problem', None) or error}") from None
+    except Exception as error:  # a number of 5000 digits, the 45th of a month, !!int x: each its own kind of exception
+        raise SpecError(f"{file}: not readable as YAML: {' '.join(str(error).split())[:200]}") from None
     if not isinstance(tree, CommentedMap):
         raise SpecError(f"{file}: expected a mapping at the top level")
+    bounds.values(tree, _children, str(file))
     return _plain(tree, file)
+
+
+def _children(node: Any) -> list[Any]:
+    if isinstance(node, CommentedMap):
+        return list(node.values())
+    return list(node) if isinstance(node, CommentedSeq) else []
 
 
 def _plain(node: Any, file: Path) -> Any:
@@ -219,5 +232,7 @@ def _plain(node: Any, file: Path) -> Any:
         return [_plain(item, file) for item in node]
     for kind in (bool, int, float, str):
         if isinstance(node, kind):
+            if kind is int:
+                bounds.digits(str(node), str(file))
             return kind(node)
     return node

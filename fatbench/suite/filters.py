@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -21,11 +21,12 @@ def select(plan: Plan, where: str) -> Plan:
     A name is an axis, a setting by its dotted path, or a call of the cell (`model`, `rule`: compared with its name).
     SpecError: cannot be read, or an unknown name; NothingMatched: no cell is left.
     """
-    test = _parse_filter(where)
-    known = set()
-    for cell in plan.cells:
-        known |= set(_facts(cell))
-    cells = [cell for cell in plan.cells if test(_facts(cell), known)]
+    try:
+        test = _parse_filter(where)
+        known = functools.cache(lambda: {name for cell in plan.cells for name in _facts(cell)})
+        cells = [cell for cell in plan.cells if test(_facts(cell), known)]
+    except RecursionError:
+        raise SpecError(f"-k: nested too deeply: '{where[:60]}...'") from None
     if not cells:
         raise NothingMatched(f"-k '{where}' matches none of the {len(plan.unique())} cells of '{plan.suite}'")
     return replace(plan, cells=cells)
@@ -96,11 +97,14 @@ def _parse_filter(text: str) -> Any:
         name = tokens.pop(0)
         if not name or tokens[0] not in ("=", "==", "!=", "<", ">", "<=", ">="):
             raise fail(f"expected name=value at '{name}'")
-        op, value = tokens.pop(0), tokens.pop(0).strip("'\"")
+        op, given = tokens.pop(0), tokens.pop(0)
+        if not given or _TOKEN.match(given)["op"]:  # type: ignore[index]
+            raise fail(f"expected a value behind '{name}{op}'")
+        value = given.strip("'\"")
 
-        def test(facts: dict[str, str], known: set[str]) -> bool:
-            if name not in known:
-                plain = [k for k in known if "." not in k]
+        def test(facts: dict[str, str], known: Callable[[], set[str]]) -> bool:
+            if name not in facts and name not in known():
+                plain = [k for k in known() if "." not in k]
                 raise SpecError(f"-k: no cell has '{name}'{did_you_mean(name, plain)}")
             if name not in facts:
                 return op == "!="

@@ -14,6 +14,7 @@ from typing import Any
 import yaml
 from ruamel.yaml.resolver import implicit_resolvers
 
+from fatbench.suite import bounds
 from fatbench.suite.places import Map
 
 _PREFIX = "tag:yaml.org,2002:"
@@ -31,15 +32,23 @@ class Unusual(Exception):
 
 
 def read(text: str, file: Path) -> Map | None:
-    """What a file says; None: ruamel should read it."""
+    """What a file says; None: ruamel should read it. SpecError: it is larger than `bounds` allows."""
     loader = getattr(yaml, "CBaseLoader", None)
     if loader is None or "!!" in text:
         return None
     try:
         node = yaml.compose(text, Loader=loader)
+        if "*" in text:
+            bounds.values(node, _children, str(file))
         return _value(node, str(file)) if isinstance(node, yaml.MappingNode) else None
     except (yaml.YAMLError, Unusual):
         return None
+
+
+def _children(node: Any) -> list[Any]:
+    if isinstance(node, yaml.MappingNode):
+        return [value for _, value in node.value]
+    return node.value if isinstance(node, yaml.SequenceNode) else []
 
 
 def _value(node: Any, file: str) -> Any:
@@ -49,7 +58,7 @@ def _value(node: Any, file: str) -> Any:
         if node.tag != f"{_PREFIX}seq":
             raise Unusual
         return [_value(item, file) for item in node.value]
-    return _scalar(node)
+    return _scalar(node, file)
 
 
 def _mapping(node: Any, file: str) -> Map:
@@ -61,7 +70,7 @@ def _mapping(node: Any, file: str) -> Map:
     where: dict[str, str] = {}
     merged: list[Any] = []
     for key, value in node.value:
-        name = str(_scalar(key)) if isinstance(key, yaml.ScalarNode) else ""
+        name = str(_scalar(key, file)) if isinstance(key, yaml.ScalarNode) else ""
         if not name or name in items:
             raise Unusual
         if name == "<<":
@@ -78,7 +87,7 @@ def _mapping(node: Any, file: str) -> Map:
     return Map(items, where, at)
 
 
-def _scalar(node: Any) -> Any:
+def _scalar(node: Any, file: str) -> Any:
     text: str = node.value
     if node.tag != f"{_PREFIX}str":
         raise Unusual
@@ -87,6 +96,7 @@ def _scalar(node: Any) -> Any:
     for tag, pattern in _RULES.get(text[:1], ()):
         if pattern.match(text):
             if tag == "int" and _DECIMAL.match(text):
+                bounds.digits(text, f"{file}:{node.start_mark.line + 1}")
                 return int(text)
             if tag == "float" and _FLOAT.match(text):
                 return float(text)

@@ -25,6 +25,7 @@ from pydantic import (
 )
 
 from fatbench.errors import SpecError, did_you_mean
+from fatbench.suite import bounds
 from fatbench.suite.places import Map
 
 Checkpoint = Literal["last", "best-val", "best-test"]
@@ -167,10 +168,13 @@ def parse_seeds(text: str, place: str = "--seeds") -> list[int]:
     """ "0-4", "6,7" or "3" as a list of seeds. SpecError otherwise."""
     seeds: list[int] = []
     for part in text.split(","):
-        match = re.fullmatch(r"\s*(\d+)(?:\s*-\s*(\d+))?\s*", part)
+        match = re.fullmatch(r"\s*([0-9]{1,18})(?:\s*-\s*([0-9]{1,18}))?\s*", part)
         if not match or (match[2] and int(match[2]) < int(match[1])):
-            raise SpecError(f"{place}: expected seeds such as 0-4 or 6,7, got '{text}'")
-        seeds += range(int(match[1]), int(match[2] or match[1]) + 1)
+            raise SpecError(f"{place}: expected seeds such as 0-4 or 6,7, got '{text[:60]}'")
+        more = range(int(match[1]), int(match[2] or match[1]) + 1)
+        if len(seeds) + len(more) > bounds.SEEDS:
+            raise SpecError(f"{place}: more than {bounds.SEEDS} seeds: '{text[:60]}'")
+        seeds += more
     return list(dict.fromkeys(seeds))
 
 

@@ -1,0 +1,88 @@
+"""How large what a person writes may be: refused before it is expanded, so that a mistake costs no time and no memory.
+
+A few lines can stand for more than fits into any memory: aliases of aliases, the product of seven axes, seeds up to a
+billion.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import yaml
+
+from fatbench.errors import SpecError
+
+CHARACTERS = 16 * 2**20  # of a file
+LEVELS = 100  # of a file: a list in a mapping in a list ...
+VALUES = 1_000_000  # of a file, every alias written out
+DIGITS = 40  # of a whole number
+CELLS = 200_000  # of a preset: points of the grid times seeds
+SEEDS = 100_000  # of a list
+EASY = 300  # brackets and columns: a file of fewer cannot be nested too deeply for libyaml
+
+
+def characters(text: str, place: str) -> None:
+    """SpecError: a file that is too long."""
+    if len(text) > CHARACTERS:
+        raise SpecError(f"{place}: {len(text)} characters, a file may have {CHARACTERS}")
+
+
+def too_deep(place: str) -> SpecError:
+    """The error of a file that is nested too deeply."""
+    return SpecError(f"{place}: nested more than {LEVELS} levels deep")
+
+
+def levels(text: str, place: str) -> None:
+    """SpecError: nested too deeply. libyaml would run out of stack, which ends the process."""
+    if text.count("[") + text.count("{") + max(map(len, text.splitlines()), default=0) < EASY:
+        return
+    depth = 0
+    with contextlib.suppress(yaml.YAMLError):  # what is no YAML is refused where it is read
+        for event in yaml.parse(text, Loader=getattr(yaml, "CBaseLoader", yaml.BaseLoader)):
+            if isinstance(event, yaml.CollectionStartEvent):
+                depth += 1
+            elif isinstance(event, yaml.CollectionEndEvent):
+                depth -= 1
+            if depth > LEVELS:
+                raise too_deep(f"{place}:{event.start_mark.line + 1}")
+
+
+def values(root: Any, children: Callable[[Any], Iterable[Any]], place: str) -> None:
+    """SpecError: a tree with more than VALUES values once its aliases are written out, or one that has no end.
+
+    children: what a node holds. A node that several aliases name is one object, and is looked at once.
+    """
+    known: dict[int, tuple[int, int]] = {}  # id of a node -> (its values, its levels); (0, 0) while it is looked at
+
+    def measured(node: Any, level: int) -> tuple[int, int]:
+        found = known.get(id(node))
+        if found == (0, 0):
+            raise SpecError(f"{place}: an alias stands for what it is a part of")
+        if found is None:
+            if level > LEVELS:
+                raise too_deep(place)
+            known[id(node)] = (0, 0)
+            below = [measured(child, level + 1) for child in children(node)]
+            found = 1 + sum(n for n, _ in below), 1 + max((deep for _, deep in below), default=0)
+            known[id(node)] = found
+        if found[0] > VALUES:
+            raise SpecError(f"{place}: more than {VALUES} values once its aliases are written out")
+        if found[1] > LEVELS:
+            raise too_deep(place)
+        return found
+
+    measured(root, 1)
+
+
+def digits(text: str, place: str) -> None:
+    """SpecError: a whole number that no setting can mean."""
+    if len(text) > DIGITS:
+        raise SpecError(f"{place}: a number of {len(text)} digits, at most {DIGITS} are read")
+
+
+def cells(number: int, place: str) -> None:
+    """SpecError: more cells than a preset may have."""
+    if number > CELLS:
+        raise SpecError(f"{place}: {number} cells, a preset may have {CELLS}: split the suite, or take fewer seeds")
