@@ -32,7 +32,7 @@ from fatbench.engine.rounds import Number
 from fatbench.errors import DatabaseError, MachineError, SpecError
 from fatbench.store import database, schema
 from fatbench.store.database import NETWORK, NoDatabase, alembic_config, check, shown_url, upgrade
-from fatbench.store.processes import alive, this_machine
+from fatbench.store.processes import gone, this_machine
 from fatbench.store.rows import now
 from fatbench.store.schema import CELLS, NUMBERS, OUTCOMES, REVISIONS, RUNS, STAGES, VERSION
 from fatbench.store.stages import StageRow, Stolen, Store
@@ -349,28 +349,28 @@ MACHINE, BOOT, NAMESPACE = "m1", "b1", "pid:[4026531836]"
 
 
 @pytest.mark.parametrize(
-    ("theirs", "beat", "expected"),
+    ("theirs", "expected"),
     [
-        (f"m1 b0 {NAMESPACE} 5", 1.0, False),  # the same machine, before it was started again
-        (f"m2 b0 {NAMESPACE} 5", 1.0, True),  # another machine of the same name
-        ("m1 b1 pid:[4026532000] 5", 1.0, True),  # a container of the same host name: its pids are not ours
-        ("m1 b1 pid:[4026532000] 5", 1000.0, False),
-        (f"m1 b1 {NAMESPACE} 5", 1.0, False),  # pid reused
-        ("", 1.0, True),
-        (None, 1000.0, False),
+        (f"m1 b0 {NAMESPACE} 5", True),  # the same machine, before it was started again
+        (f"m2 b0 {NAMESPACE} 5", False),  # another machine of the same name
+        ("m1 b1 pid:[4026532000] 5", False),  # a container of the same host name: its pids are not ours
+        (f"m1 b1 {NAMESPACE} 5", True),  # pid reused
+        ("", False),
+        (None, False),
     ],
 )
-def test_who_is_alive(monkeypatch: pytest.MonkeyPatch, theirs: str | None, beat: float, expected: bool) -> None:
+def test_who_is_gone(monkeypatch: pytest.MonkeyPatch, theirs: str | None, expected: bool) -> None:
     monkeypatch.setattr("fatbench.store.processes.this_machine", lambda: f"{MACHINE} {BOOT} {NAMESPACE}")
-    assert alive(socket.gethostname(), os.getpid(), theirs, ago(beat), 900.0) is expected
+    assert gone(socket.gethostname(), os.getpid(), theirs) is expected
+    assert not gone("elsewhere", os.getpid(), theirs)
 
 
-def test_who_is_alive_without_proc(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_is_gone_without_proc(monkeypatch: pytest.MonkeyPatch) -> None:
     """Elsewhere than on Linux there is only the pid."""
     monkeypatch.setattr("fatbench.store.processes.this_machine", lambda: "")
     monkeypatch.setattr(Path, "read_text", _no_file)
-    assert alive(socket.gethostname(), os.getpid(), None, None, 900.0)
-    assert not alive(socket.gethostname(), 2**22 + 1, None, now(), 900.0)
+    assert not gone(socket.gethostname(), os.getpid(), None)
+    assert gone(socket.gethostname(), 2**22 + 1, None)
 
 
 def _no_file(*_: Any, **__: Any) -> str:

@@ -31,9 +31,8 @@ from sqlalchemy import Connection, insert, select, update
 from sqlalchemy.exc import DataError, IntegrityError
 
 from fatbench.errors import FatbenchError, MachineError, UnknownName
-from fatbench.store import replicates
+from fatbench.store import leases, replicates
 from fatbench.store.database import lock
-from fatbench.store.processes import alive
 from fatbench.store.rows import batches, cell_row, dumps
 from fatbench.store.schema import CELLS, NUMBERS, OUTCOMES, REPLICATES, RUNS, STAGES
 from fatbench.store.stages import Status, Store
@@ -240,7 +239,7 @@ def import_(
                 if counts["cells"] == promised:
                     raise ExchangeError(f"{at}: more than the {promised} cells that the first line promises")
                 _check(cell, at, identify)
-                _take(connection, cell, at, counts, store.stale)
+                _take(connection, cell, at, counts, store.database.path)
                 counts["cells"] += 1
             if promised is None:
                 raise ExchangeError(f"{path}: empty; expected a file written by 'fatbench export'")
@@ -359,7 +358,7 @@ def _bits(text: str) -> bytes:
     return base64.b64decode(text, validate=True)
 
 
-def _take(connection: Connection, cell: _Cell, at: str, counts: dict[str, int], stale: float) -> None:
+def _take(connection: Connection, cell: _Cell, at: str, counts: dict[str, int], file: Path | None) -> None:
     """Merge one cell into the database, counting what was new."""
     connection.scalar(select(CELLS.c.id).where(CELLS.c.id == cell.cell).with_for_update(key_share=True))  # as `claim`
     known = replicates.here(connection, cell.cell)
@@ -373,12 +372,9 @@ def _take(connection: Connection, cell: _Cell, at: str, counts: dict[str, int], 
         counts["new replicates" if number else "new cells"] += 1
     cell = cell.model_copy(update={"cell": place})
     here = _here(connection, cell.cell)
-    held = {
-        stage.row.run
-        for stage in here.values()
-        if stage.row.status == "running"
-        and alive(stage.row.host, stage.row.pid, stage.row.process, stage.row.heartbeat, stale)
-    }
+    running = [stage.row for stage in here.values() if stage.row.status == "running"]
+    time = leases.clock(connection, file) if running else 0.0
+    held = {row.run for row in running if leases.held(row, time)}
     runs = _take_runs(connection, cell, held)
     for stage in cell.stages:
         mine = here.get(stage.stage)
@@ -424,7 +420,7 @@ class _Here:
 def _here(connection: Connection, cell: str) -> dict[str, _Here]:
     """The stages of a cell here, locked."""
     query = (
-        select(STAGES, RUNS.c.host, RUNS.c.pid, RUNS.c.process)
+        select(STAGES, RUNS.c.host, RUNS.c.pid, RUNS.c.process, RUNS.c.extra)
         .outerjoin(RUNS, RUNS.c.id == STAGES.c.run)
         .where(STAGES.c.cell == cell)
         .with_for_update(of=STAGES)

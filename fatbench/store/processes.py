@@ -1,19 +1,11 @@
-"""Which process runs a stage, and whether it still lives: what decides if another may take the stage over."""
+"""Which process runs a stage, and whether it is certainly gone."""
 
 from __future__ import annotations
 
 import os
 import socket
-from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
-
-STALE = 15 * 60.0  # seconds without a sign of life after which a run on another machine is taken for dead
-
-
-def epoch(stored: str | None) -> float | None:
-    """A stored time as seconds since the epoch."""
-    return None if stored is None else datetime.fromisoformat(stored).timestamp()
 
 
 @cache
@@ -47,22 +39,22 @@ def start_of(pid: int) -> str | None:
     return ""
 
 
-def alive(host: str | None, pid: int | None, process: str | None, heartbeat: str | None, stale: float) -> bool:
-    """Whether the run of this process may still be going on.
+def gone(host: str | None, pid: int | None, process: str | None) -> bool:
+    """Whether the process of a run is certainly no more.
 
-    Certain where the pid can be looked up here. Across machines, and across containers that share a host name, only
-    the heartbeat speaks.
+    That can be seen where its pid can be looked up. Across machines, and across containers that share a host name, only
+    the lease speaks.
     """
-    if host == socket.gethostname() and pid is not None:
-        machine, _, born = (process or "").rpartition(" ")
-        here = this_machine()
-        if machine == here:
-            found = start_of(pid)
-            return found is not None and (not found or found == born)
-        if machine and here:
-            (id, boot, namespace), (our_id, our_boot, our_namespace) = machine.split(" "), here.split(" ")
-            initial = "pid:[4026531836]"  # not a container
-            if id and id == our_id and boot != our_boot and namespace == our_namespace == initial:
-                return False  # the machine was started again since
-    age = datetime.now(UTC).timestamp() - (epoch(heartbeat) or 0.0)
-    return age < stale
+    if host != socket.gethostname() or pid is None:
+        return False
+    machine, _, born = (process or "").rpartition(" ")
+    here = this_machine()
+    if machine == here:
+        found = start_of(pid)
+        return found is None or bool(found and found != born)
+    if machine and here:
+        (id, boot, namespace), (our_id, our_boot, our_namespace) = machine.split(" "), here.split(" ")
+        initial = "pid:[4026531836]"  # not a container
+        # the machine was started again since
+        return bool(id) and id == our_id and boot != our_boot and namespace == our_namespace == initial
+    return False

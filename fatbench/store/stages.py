@@ -29,15 +29,15 @@ import socket
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Literal, Protocol, Self, cast
 
 from sqlalchemy import Connection, and_, func, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
 from fatbench.errors import FatbenchError
-from fatbench.store import replicates
+from fatbench.store import leases, replicates
 from fatbench.store.database import Database, lock
-from fatbench.store.processes import STALE, alive, epoch
 from fatbench.store.rows import cell_row, dumps, fetch, now, printable, run_values, split_provenance
 from fatbench.store.schema import CELLS, NUMBERS, OUTCOMES, RUNS, STAGES, VIEW
 
@@ -90,8 +90,8 @@ class StageRow:
     run: int | None  # the last run that claimed it
     error: str | None  # traceback of the last failure
     settings: dict[str, Any] | None  # of the attack, every default filled in, and its implementation; None: training
-    heartbeat: float | None  # seconds since the epoch
-    alive: bool = False  # running, and its process is there: nobody else can claim it
+    heartbeat: float | None  # of the last progress, seconds since the epoch on the database's clock
+    alive: bool = False  # running, not known to be dead, and its lease has not ended: nobody else can claim it
 
 
 # --- the store ---------------------------------------------------------------------------------------------------
@@ -99,8 +99,6 @@ class StageRow:
 
 class Store:
     """The cells, stages and numbers in an open database. Every method is one transaction."""
-
-    stale = STALE
 
     def __init__(self, database: Database):
         self.database = database
@@ -180,8 +178,8 @@ class Store:
     ) -> int | None:
         """Take a stage to work on: the id of the new run, or None where there is nothing to take.
 
-        A stage can be taken that was never begun, was interrupted, failed (with `retry_failed`), or whose run is dead:
-        its process is gone from this machine, or another machine has not been heard of for 15 minutes. None: done,
+        A stage can be taken that was never begun, was interrupted, failed (with `retry_failed`), or whose run has lost
+        it: its process is gone from this machine, or its lease has ended (`fatbench.store.leases`). None: done,
         failed, or in another process's hands. A stage goes on from its round and checkpoint, also after a failure.
         With `fresh` it is taken also where it is done, and begins again from nothing: its numbers and outcomes are
         deleted. `total` 0 leaves the total as it is. `settings`: of an evaluation's attack. `provenance` fills the
@@ -193,7 +191,7 @@ class Store:
                 raise ValueError(f"there is no cell {cell}: add_cell first")
             key = (STAGES.c.cell == cell) & (STAGES.c.stage == stage)
             row = connection.execute(
-                select(STAGES, RUNS.c.host, RUNS.c.pid, RUNS.c.process)
+                select(STAGES, RUNS.c.host, RUNS.c.pid, RUNS.c.process, RUNS.c.extra)
                 .outerjoin(RUNS, RUNS.c.id == STAGES.c.run)
                 .where(key)
                 .with_for_update(of=STAGES)
@@ -202,7 +200,7 @@ class Store:
                 if not fresh and (row.status == "done" or (row.status == "failed" and not retry_failed)):
                     return None
                 if row.status == "running":
-                    if alive(row.host, row.pid, row.process, row.heartbeat, self.stale):
+                    if leases.held(row, self._clock(connection)):
                         return None
                     _end(connection, row.run, "interrupted", row.heartbeat)
             moment = now()
@@ -211,7 +209,8 @@ class Store:
             added = connection.execute(insert(RUNS).values(status="running", **attempt, **values)).inserted_primary_key
             assert added is not None
             said = None if settings is None else dumps(settings)
-            state = {"status": "running", "run": added[0], "error": None, "heartbeat": moment, "settings": said}
+            state = {"status": "running", "run": added[0], "error": None, "settings": said}
+            state["heartbeat"] = self._beat(connection)
             if row is None:
                 start = {"cell": cell, "stage": stage, "round": 0, "total": total, "record": "{}"}
                 connection.execute(insert(STAGES).values(**start, **state))
@@ -243,7 +242,7 @@ class Store:
             owned = _owned(connection, run)
             if round < owned.round:
                 raise ValueError(f"{owned.cell} {owned.stage}: round {round} after round {owned.round}")
-            values: dict[str, Any] = {"round": round, "checkpoint": checkpoint, "heartbeat": now()}
+            values: dict[str, Any] = {"round": round, "checkpoint": checkpoint, "heartbeat": self._beat(connection)}
             if record is not None:
                 values["record"] = dumps(record)
             _set(connection, owned, values)
@@ -273,15 +272,15 @@ class Store:
         rows = list(numbers)
         with self._appending(run, rows), self.database.writing() as connection:
             owned = _owned(connection, run)
-            moment = now()
-            values: dict[str, Any] = {"status": "done", "checkpoint": None, "error": None, "heartbeat": moment}
+            values: dict[str, Any] = {"status": "done", "checkpoint": None, "error": None}
+            values["heartbeat"] = self._beat(connection)
             if round is not None:
                 values["round"] = round
             if record is not None:
                 values["record"] = dumps(record)
             _set(connection, owned, values)
             _append(connection, owned, run, rows)
-            _end(connection, run, "done", moment)
+            _end(connection, run, "done", now())
 
     def fail(self, run: int, error: str) -> None:
         """Declare a run failed, with its traceback; what was committed stays, and a retry goes on from there.
@@ -295,9 +294,9 @@ class Store:
         self._give_up(run, "interrupted", None)
 
     def heartbeat(self, run: int) -> None:
-        """Say that a run is still going on, between commits that are far apart. Stolen: it should not."""
+        """Renew a run's lease, for it has made progress; a commit does so too. Stolen: it should stop."""
         with self.database.writing() as connection:
-            _set(connection, _owned(connection, run), {"heartbeat": now()})
+            _set(connection, _owned(connection, run), {"heartbeat": self._beat(connection)})
 
     def describe_run(self, run: int, provenance: Mapping[str, Any], *, total: int | None = None) -> None:
         """Add to a run's provenance what was not known when it began, and to its stage how much there is to do."""
@@ -319,7 +318,7 @@ class Store:
         with self.database.writing() as connection:
             owned = _owned(connection, run)
             _empty(connection, owned.cell, owned.stage, run)
-            _set(connection, owned, {"heartbeat": now()})
+            _set(connection, owned, {"heartbeat": self._beat(connection)})
 
     def reopen(self, cell: str, stage: str) -> None:
         """Let a stage that is done be taken again: for when what it left on disk is lost. Whoever does restarts it."""
@@ -329,11 +328,17 @@ class Store:
             connection.execute(update(STAGES).where(key).values(status="interrupted"))
             connection.execute(update(RUNS).where(RUNS.c.id == run).values(status="interrupted"))
 
+    def _clock(self, connection: Connection) -> float:
+        return leases.clock(connection, self.database.path)
+
+    def _beat(self, connection: Connection) -> str:
+        return leases.stamp(self._clock(connection))
+
     def _give_up(self, run: int, status: Status, error: str | None) -> None:
         with self.database.writing() as connection:
             moment = now()
             mine = (STAGES.c.run == run) & (STAGES.c.status == "running")
-            connection.execute(update(STAGES).where(mine).values(status=status, error=error, heartbeat=moment))
+            connection.execute(update(STAGES).where(mine).values(status=status, error=error))
             connection.execute(
                 update(RUNS)
                 .where(RUNS.c.id == run, RUNS.c.status.in_(["running", "interrupted"]))
@@ -370,18 +375,19 @@ class Store:
     def stages(self, cells: Sequence[str] | None = None) -> dict[tuple[str, str], StageRow]:
         """(cell, stage) -> its row, of all cells or those asked for."""
         query = (
-            select(STAGES, RUNS.c.host, RUNS.c.pid, RUNS.c.process)
+            select(STAGES, RUNS.c.host, RUNS.c.pid, RUNS.c.process, RUNS.c.extra)
             .outerjoin(RUNS, and_(RUNS.c.id == STAGES.c.run, STAGES.c.status == "running"))
             .order_by(STAGES.c.cell, STAGES.c.stage)
         )
         result = {}
         with self.database.reading() as connection:
+            time = cache(lambda: self._clock(connection))
             for row in fetch(connection, query, STAGES.c.cell, cells):
-                held = row.status == "running" and alive(row.host, row.pid, row.process, row.heartbeat, self.stale)
+                held = row.status == "running" and leases.held(row, time())
                 result[row.cell, row.stage] = StageRow(
                     row.cell, row.stage, row.status, row.round, row.total, row.checkpoint, json.loads(row.record),
                     row.run, row.error, None if row.settings is None else json.loads(row.settings),
-                    epoch(row.heartbeat), held,
+                    leases.epoch(row.heartbeat), held,
                 )  # fmt: skip
         return result
 
