@@ -32,6 +32,7 @@ from fatbench import report
 from fatbench.engine.rounds import Number
 from fatbench.errors import SpecError
 from fatbench.report import flags, latex, markdown, terminal
+from fatbench.report import paper as pages
 from fatbench.report.combined import combine
 from fatbench.report.grid import Grid, Value
 from fatbench.report.layout import build
@@ -438,7 +439,7 @@ def test_a_list_of_radii_is_a_stage_and_a_column_each(tmp_path: Path) -> None:
     assert "pgd(eps=" not in notes(grid)["attack code"]
     assert "pgd20_2_255 = pgd(eps=2/255, step=2/255, steps=20); pgd20_8_255 = pgd(eps=8/255" in notes(grid)["attacks"]
     assert notes(grid)["attacks"].endswith("autoattack = autoattack(eps=0.5, norm=L2)")
-    assert "PGD-20 8/255" in report.render([grid], "latex")
+    assert r"\shortstack{PGD-20\\8/255}" in report.render([grid], "latex")
 
 
 @pytest.mark.parametrize(
@@ -1055,17 +1056,26 @@ DOCUMENT = """\
 \\documentclass{article}
 \\usepackage[a4paper,margin=2.5cm]{geometry}
 \\usepackage{booktabs}
-\\usepackage{graphicx}
 \\begin{document}
 \\input{table.tex}
 \\end{document}
 """
 
 
-def compiled(fragment: str, folder: Path) -> str:
+COLUMNS = """\
+\\documentclass[twocolumn,letterpaper]{article}
+\\usepackage[textwidth=487pt,textheight=650pt,columnsep=19pt]{geometry}
+\\usepackage{booktabs}
+\\begin{document}
+\\input{table.tex}
+\\end{document}
+"""
+
+
+def compiled(fragment: str, folder: Path, document: str = DOCUMENT) -> str:
     """What pdflatex says; the test fails where it does not compile."""
     (folder / "table.tex").write_text(fragment, encoding="utf-8")
-    (folder / "main.tex").write_text(DOCUMENT)
+    (folder / "main.tex").write_text(document)
     command = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "main.tex"]
     done = subprocess.run(command, cwd=folder, capture_output=True, timeout=120, check=False)
     said = done.stdout.decode("utf-8", "replace")
@@ -1119,32 +1129,38 @@ tables:
 
 
 @pytest.mark.parametrize(
-    "rows, headings, style, turned, tabulars",
+    "rows, headings, width, published, style, size, tabulars, floats",
     [
-        (3, 1, "beside", False, [1]),
-        (3, 3, "under", False, [1]),
-        (3, 5, "under", False, [2]),
-        (11, 5, "under", True, [1]),
-        (60, 2, "under", False, [1, 1, 1]),
+        (3, 1, "text", None, "beside", "small", 1, 1),
+        (3, 1, "text", "below", "under", "small", 1, 1),
+        (3, 2, "text", None, "under", "small", 1, 1),
+        (3, 2, "text", "column", "beside", "footnotesize", 2, 1),
+        (3, 5, "text", None, "under", "footnotesize", 2, 1),
+        (3, 5, "column", None, "under", "footnotesize", 6, 2),
+        (60, 2, "text", None, "under", "small", 4, 4),
+        (60, 2, "column", None, "under", "footnotesize", 8, 8),
     ],
 )
-def test_latex_layouts(tmp_path: Path, rows: int, headings: int, style: str, turned: bool, tabulars: list[int]) -> None:
-    """Beside where it fits, then under, then in blocks, then turned, then on several pages; and each compiles."""
+def test_latex_layouts(
+    tmp_path: Path, rows: int, headings: int, width: str, published: str | None, style: str, size: str, tabulars: int,
+    floats: int,
+) -> None:  # fmt: skip
+    """Beside where it fits, then under, then in smaller type, then in blocks, then in several floats; each compiles."""
     grids = big(tmp_path, rows, headings)
-    layout = latex._layout(grids[0])
-    assert (layout.style, layout.turned, [len(part) for part in layout.floats]) == (style, turned, tabulars)
-    shown = [(place, row) for part in layout.floats for places, these in part for place in places for row in these]
+    layout = pages.arrange(grids[0], pages.width_of(width), published)
+    assert (layout.style, layout.size, len(layout.tabulars)) == (style, size, tabulars)
+    shown = [(place, row) for places, these in layout.tabulars for place in places for row in these]
     assert sorted(shown) == [((g, c), r) for g in (0, 1) for c in range(headings) for r in range(len(grids[0].rows))]
-    text = report.render(grids, "latex")
-    assert text.startswith("% needs \\usepackage{booktabs} and \\usepackage{graphicx}\n")
+    text = report.render(grids, "latex", width=width, **({"published": published} if published else {}))
+    assert text.startswith("% needs \\usepackage{booktabs}\n") and text.count(r"\begin{table") == floats
     assert text.count(r"\label{") == 1
     if shutil.which("pdflatex"):
-        said = compiled(text, tmp_path)
+        said = compiled(text, tmp_path, COLUMNS if width == "column" else DOCUMENT)
         assert "Overfull" not in said and "too large" not in said
 
 
 def test_latex_of_six_groups_of_three_headings_is_split_by_group(tmp_path: Path) -> None:
-    """Twelve rows, six groups, three headings, each with a published number: two floats of three whole groups."""
+    """Twelve rows, six groups, three headings, each with a published number: three blocks of two whole groups."""
     text = SUITE[: SUITE.index("axes:")] + "axes:\n  model:\n"
     text += (
         "".join(f"    model {i}: {{protocol: {{local: {{epochs: {i + 1}}}}}}}\n" for i in range(12)) + "  aggregator:\n"
@@ -1171,13 +1187,10 @@ tables:
         for evaluation in cell.evaluations:
             rows.append(number(cell, evaluation.stage(3), evaluation.label, 3, 0.5 + 0.0001 * place, 10_000))
     grids = build(found, plan, rows)
-    layout = latex._layout(grids[0])
-    assert layout.style == "under" and not layout.turned
-    assert [[len(places) for places, _ in part] for part in layout.floats] == [[9], [9]]
-    assert [[sorted({g for g, _ in places}) for places, _ in part] for part in layout.floats] == [
-        [[0, 1, 2]],
-        [[3, 4, 5]],
-    ]
+    layout = pages.arrange(grids[0], pages.WIDTHS["text"])
+    assert layout.style == "under"
+    assert [sorted({g for g, _ in places}) for places, _ in layout.tabulars] == [[0, 1], [2, 3], [4, 5]]
+    assert [len(places) for places, _ in layout.tabulars] == [6, 6, 6]
     if shutil.which("pdflatex"):
         said = compiled(report.render(grids, "latex"), tmp_path)
         assert "Overfull" not in said and "too large" not in said

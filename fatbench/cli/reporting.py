@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
 
@@ -15,7 +16,10 @@ from fatbench.store.opening import opened
 
 if TYPE_CHECKING:
     from fatbench.store.selection import Checkpoint
+    from fatbench.suite.cells import Plan
+    from fatbench.suite.files import Suite
 
+PUBLISHED = ("none", "below", "column")
 PLOT_FORMATS = ("pdf", "svg", "png", "csv")
 
 
@@ -64,6 +68,39 @@ def _listed(text: str | None) -> list[str]:
     return [part.strip() for part in (text or "").split(",") if part.strip()]
 
 
+def _only(parts: Sequence[tuple[Suite, Plan]], ids: Sequence[str]) -> list[tuple[Suite, Plan]]:
+    """The suites with these tables alone. SpecError: none of them has one."""
+    known = [table.id for suite, _ in parts for table in suite.tables]
+    for id in ids:
+        if id not in known:
+            raise SpecError(f"--table: no table is named '{id}'{did_you_mean(id, known)}")
+    return [(suite.with_tables(ids), plan) for suite, plan in parts if any(t.id in ids for t in suite.tables)]
+
+
+def _how(format: str, notes: str, published: str | None, width: str | None) -> dict[str, str]:
+    """What the format's renderer is told. SpecError: no such choice, or one that this format does not have."""
+    from fatbench.report.notes import LEVELS
+    from fatbench.report.paper import width_of
+
+    if notes not in LEVELS:
+        raise SpecError(f"--notes: expected {', '.join(LEVELS)}, got '{notes}'{did_you_mean(notes, LEVELS)}")
+    if published not in (None, *PUBLISHED):
+        raise SpecError(
+            f"--published: expected {', '.join(PUBLISHED)}, got '{published}'{did_you_mean(str(published), PUBLISHED)}"
+        )
+    how = {}
+    if published in ("below", "column"):
+        if format not in ("latex", "terminal"):
+            raise SpecError(f"--published {published}: only latex and terminal place the paper's numbers, not {format}")
+        how["published"] = str(published)
+    if width is not None:
+        if format != "latex":
+            raise SpecError(f"--width {width}: only latex has a width, not {format}")
+        width_of(width)
+        how["width"] = width
+    return how
+
+
 def report(
     names: Annotated[
         list[str] | None, typer.Argument(help="Names or files of suites; none: every suite with results.")
@@ -80,7 +117,19 @@ def report(
     ] = None,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Write to this file.")] = None,
     select: Select = "last",
-    published: Annotated[bool, typer.Option("--published/--no-published", help="Show the paper's numbers.")] = True,
+    table: Annotated[
+        list[str] | None, typer.Option("--table", metavar="ID", help="Only this table; may be given again.")
+    ] = None,
+    notes: Annotated[str, typer.Option("--notes", help="Under a table: none, short or full.")] = "full",
+    digits: Annotated[int, typer.Option("--digits", min=0, max=6, help="After the point of percentages.")] = 2,
+    published: Annotated[
+        str | None,
+        typer.Option("--published", help="The paper's numbers: none, below ours, or a column; default: what fits."),
+    ] = None,
+    no_published: Annotated[bool, typer.Option("--no-published", help="Short for --published none.")] = False,
+    width: Annotated[
+        str | None, typer.Option("--width", help="Of LaTeX: column or text of a two-column page, or points.")
+    ] = None,
     with_evaluated: Annotated[
         bool, typer.Option("--with-evaluated", help="Also rows of evaluated models: fatbench evaluate --like NAME.")
     ] = False,
@@ -111,6 +160,8 @@ def report(
         raise SpecError(
             f"--replicates: expected first, latest or pool, got '{replicates}'{did_you_mean(replicates, WHICH)}"
         )
+    how = _how(format, notes, "none" if no_published else published, width)
+    shown = not no_published and published != "none"
     grids = []
     with opened(db) as store:
         run = set() if names or store is None else {one for one, _ in progress.by_suite(store)}
@@ -120,19 +171,22 @@ def report(
         ]
         if parts and (rows is not None or columns is not None):
             parts = [combine(parts, _listed(rows), _listed(columns))]
+        if table:
+            parts = _only(parts, table)
         for chosen, plan in parts:
             more = evaluated.beside(plan, store) if with_evaluated else []
             if with_evaluated and not more:
                 like = f"fatbench evaluate FILE --model ... --like {plan.suite} --preset {plan.preset}"
                 print(f"fatbench: no model was evaluated as the cells of '{plan.suite}' are: {like}", file=sys.stderr)
             grids += reporting.tables(
-                chosen, plan, store, select=at, published=published, evaluated=more, which=replicates
-            )
+                chosen, plan, store, select=at, published=shown, evaluated=more, which=replicates, notes=notes,
+                digits=digits,
+            )  # fmt: skip
     if not grids and not names:
         raise NothingMatched("the database holds no results yet: fatbench run suite NAME")
     if format == "html":
         reporting.illustrate(grids, settings.files_folder(settings.database(db)))
-    text = reporting.render(grids, format)
+    text = reporting.render(grids, format, **how)
     if output is None:
         sys.stdout.write(text)
         return

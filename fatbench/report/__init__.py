@@ -11,6 +11,7 @@
 | statistics, compare, ties | whether a difference is real: tests, intervals, effect sizes; two sides; marks in tables |
 | replicates | which run of a cell is shown, or the mean of all |
 | text, markdown, latex, html, terminal, records | the formats |
+| paper | how LaTeX lays a table out on a page |
 | series, plots, artifacts | figures; pictures of what a round keeps |
 
 Not here: anything that trains, attacks or writes to the database.
@@ -26,7 +27,7 @@ import importlib
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fatbench.errors import SpecError, did_you_mean
 from fatbench.report.grid import Grid
@@ -64,12 +65,12 @@ _RENDERERS = {
 FORMATS = tuple(_RENDERERS)
 
 
-def render(grids: Sequence[Grid], format: str) -> str:
-    """The grids in one of FORMATS, ending in a line break. SpecError: no such format."""
+def render(grids: Sequence[Grid], format: str, **how: Any) -> str:
+    """The grids in one of FORMATS, ending in a line break; `how`: see `latex.render`. SpecError: no such format."""
     if format not in _RENDERERS:
         raise SpecError(f"no format is named '{format}'{did_you_mean(format, FORMATS)}")
     module, function = _RENDERERS[format]
-    text: str = getattr(importlib.import_module(f"fatbench.report.{module}"), function)(grids)
+    text: str = getattr(importlib.import_module(f"fatbench.report.{module}"), function)(grids, **how)
     return text
 
 
@@ -82,14 +83,19 @@ def tables(
     published: bool = True,
     evaluated: Sequence[Cell] = (),
     which: str = "first",
+    notes: str = "full",
+    digits: int = 2,
 ) -> list[Grid]:
     """The tables of a suite, filled with what the database has of the plan's cells; no database: all is missing.
 
     evaluated: models that were not trained here (`evaluated.beside`), as further rows of each table. which: the first
-    or the latest run of a cell that was run more than once, or "pool", the mean of its runs.
+    or the latest run of a cell that was run more than once, or "pool", the mean of its runs. notes: `notes.LEVELS`;
+    digits: after the point of percentages.
     """
+    from fatbench.report.notes import pared
+
     if store is None:
-        return build(suite, plan, [], select, published)
+        return [pared(grid, notes) for grid in build(suite, plan, [], select, published, digits=digits)]
     from fatbench.report import query, replicates
     from fatbench.report.numbers import Numbers
 
@@ -103,10 +109,10 @@ def tables(
     shown, own = parts[0][0].cells, len(plan.cells)
     grids = build(
         suite, replace(plan, cells=shown[:own]), [], select, published, failed=failed, evaluated=shown[own:],
-        numbers=numbers,
+        numbers=numbers, digits=digits,
     )  # fmt: skip
     replicates.note(grids, store, which, numbers)
-    return grids
+    return [pared(grid, notes) for grid in grids]
 
 
 def check(suite: Suite, plan: Plan) -> None:

@@ -108,6 +108,7 @@ class Grid:
     columns: list[Column]
     rows: list[Row]
     select: str
+    checkpoint: str  # which round's model the numbers are of, in words
     seeds: list[int]
     facts: provenance.Facts
     notes: list[tuple[str, str]] = field(default_factory=list)  # (what, text), shown under the table

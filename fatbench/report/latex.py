@@ -1,8 +1,7 @@
-r"""LaTeX: one `table` a grid in booktabs style, with the notes under it. Compiles under pdfLaTeX, XeLaTeX and LuaLaTeX.
+r"""LaTeX: a float a grid in booktabs style, with the notes under it. Compiles under pdfLaTeX, XeLaTeX and LuaLaTeX.
 
-A heading has the sub-columns ours, paper and difference where they fit the page; where they do not, paper and
-difference stand in small type under our number; what is still too wide is broken into blocks of columns, turned by 90
-degrees, or spread over several floats.
+A heading has the sub-columns ours, paper and difference where they fit the line; where they do not, paper and
+difference stand in small type under our number (`fatbench.report.paper`). The caption says what the numbers are.
 """
 
 from __future__ import annotations
@@ -10,21 +9,14 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Sequence
-from dataclasses import dataclass
 
-from fatbench.report import text
-from fatbench.report.grid import Column, Grid, Value
+from fatbench.report import paper, text
+from fatbench.report.grid import Column, Comparison, Grid, Value
+from fatbench.report.notes import p_value
+from fatbench.report.paper import Layout, Place
 
-PREAMBLE = "% needs \\usepackage{booktabs} and \\usepackage{graphicx}\n"
-
-# About the text block of an A4 article, in pt. A tabular that is wider is shrunk to it, but never to less than three
-# quarters of \small, which is not read: it is laid out differently instead.
-PAGE, TURNED = (430.0, 620.0), (620.0, 430.0)  # width and height, upright and turned
-SHRUNK = 0.75
-DIGIT = 4.7  # width of a digit in \small
-GAP = 8.0  # between two columns
-LINE = 12.0  # height of a row in \small
-NOTE = 8.5  # of a line of notes in \scriptsize, which holds about 4 characters per 15 pt
+PREAMBLE = "% needs \\usepackage{booktabs}\n"
+IN_CAPTION = ("checkpoint", "seeds", "missing")  # notes whose words the caption says
 
 _SPECIAL = {
     "\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "$": r"\$", "&": r"\&", "%": r"\%", "#": r"\#", "_": r"\_",
@@ -63,47 +55,107 @@ def escape(words: str) -> str:
     return "".join(done)
 
 
-def render(grids: Sequence[Grid]) -> str:
-    """A fragment with a float for each grid; the first line says which packages it needs."""
-    return PREAMBLE + "\n".join(_grid(grid) for grid in grids)
+def render(grids: Sequence[Grid], width: str = "text", published: str | None = None) -> str:
+    """A fragment with floats for each grid; the first line says which package it needs.
+
+    width: "column" or "text" of a two-column page, or points; published: see `paper.arrange`.
+    """
+    points = paper.width_of(width)
+    return PREAMBLE + "\n".join(_grid(grid, points, published) for grid in grids)
 
 
-def _grid(grid: Grid) -> str:
-    layout = _layout(grid)
-    title = escape(grid.name if grid.name.endswith(".") else f"{grid.name}.")
-    if grid.label:
-        title += rf" \textbf{{{escape(grid.label)}.}}"
-    notes = [_note(what, note) for what, note in grid.notes]
-    notes += [rf"\textsuperscript{{{escape(mark)}}}\,{escape(note)}" for mark, note in grid.footnotes]
-    if layout.style == "under":
-        notes.insert(
-            0, _note("small type", f"the paper's number{' and our difference from it' * grid.has_differences}")
+def _grid(grid: Grid, width: float, published: str | None) -> str:
+    layout = paper.arrange(grid, width, published)
+    caption = _caption(grid, layout)
+    paired = len(grid.paired) and any(what == "paired" for what, _ in grid.notes)
+    tests = paired and sum(what == "paired" for what, _ in grid.notes) > 1  # all of them, not the count alone
+    notes = [(what, note) for what, note in grid.notes if what not in IN_CAPTION and not (tests and what == "paired")]
+    pieces = [
+        (
+            paper.height(grid, layout.style, layout.size, layout.stubs, rows),
+            "tabular",
+            _tabular(grid, layout, places, rows),
         )
+        for places, rows in layout.tabulars
+    ]
+    said = [(f"{what}: {note}", _note(what, note)) for what, note in notes]
+    if tests:
+        said.append(next((note, _note(what, note)) for what, note in grid.notes if what == "paired"))
+    said += [
+        (f"{mark} {note}", rf"\textsuperscript{{{escape(mark)}}}\,{escape(note)}") for mark, note in grid.footnotes
+    ]
+    pieces += [(paper.lines_of(plain, width) * paper.SMALL * paper.LINE, "note", words) for plain, words in said]
+    if tests:
+        pieces += _tests(grid, width)
     about = f"% suite {grid.suite}, preset {grid.preset}, table {grid.id}" + (f": {grid.label}" if grid.label else "")
+    first = 1.22 * 10 * paper.lines_of(caption, width, 10.0) + 20
+    wide = "*" * (width > paper.WIDE)
     floats = []
-    for number, tabulars in enumerate(layout.floats):
-        caption, rest = (title, notes) if number == 0 else (f"{title} (continued)", [])
+    for number, here in enumerate(paper.packed(pieces, first)):
         body = [
             r"\centering",
-            rf"\caption{{{caption}}}",
+            *([r"\addtocounter{table}{-1}"] if number else []),
+            rf"\caption{{{caption if number == 0 else f'{_title(grid)} (continued)'}}}",
             *([rf"\label{{tab:{_slug(grid)}}}"] if number == 0 else []),
-            r"\smallskip\small",
-            r"\setlength{\tabcolsep}{4pt}",
-            "\n\n\\medskip\n\n".join(_tabular(grid, layout.style, *tabular) for tabular in tabulars),
-            "",
-            r"\medskip",
-            r"\begin{minipage}{\linewidth}",
-            r"\scriptsize\raggedright",
-            *(f"{note}\\par" for note in rest),
-            r"\end{minipage}",
+            rf"\smallskip\{layout.size}",
+            r"\setlength{\tabcolsep}{3pt}",
+            *_body(here),
         ]
-        if not rest:
-            body = body[:-5]
-        if layout.turned:
-            body = [r"\rotatebox{90}{\begin{minipage}{\textheight}", *body, r"\end{minipage}}"]
-        place = "p" if layout.turned else "htbp"
-        floats.append("\n".join([about, rf"\begin{{table}}[{place}]", *body, r"\end{table}"]) + "\n")
+        floats.append("\n".join([about, rf"\begin{{table{wide}}}[htbp]", *body, rf"\end{{table{wide}}}"]) + "\n")
     return "\n".join(floats)
+
+
+def _body(pieces: Sequence[tuple[str, str]]) -> list[str]:
+    """Tabulars one under another; notes that follow each other in one small paragraph each."""
+    lines: list[str] = []
+    before = ""
+    for kind, words in pieces:
+        if before == "note" and kind != "note":
+            lines.append(r"\end{minipage}")
+        if before and not before == kind == "note":
+            lines += ["", r"\medskip"]
+        if kind == "note" and before != "note":
+            lines += [r"\begin{minipage}{\linewidth}", r"\scriptsize\raggedright"]
+        lines.append(rf"{words}\par" if kind == "note" else words)
+        before = kind
+    return [*lines, r"\end{minipage}"] if before == "note" else lines
+
+
+def _title(grid: Grid) -> str:
+    title = escape(grid.name if grid.name.endswith(".") else f"{grid.name}.")
+    return title + (rf" \textbf{{{escape(grid.label)}.}}" if grid.label else "")
+
+
+def _caption(grid: Grid, layout: Layout) -> str:
+    """What the numbers are: over how many seeds and images, of which model, what the marks and the small type mean."""
+    values = list(grid.all())
+    said = [_over(grid)]
+    if grid.checkpoint:
+        trained = grid.checkpoint.startswith("training")
+        said.append(f"{grid.checkpoint.capitalize() if trained else f'Checkpoint: {grid.checkpoint}'}.")
+    if any(value.rank in ("best", "second") for value in values):
+        said.append("Bold: best; underlined: second.")
+    if any(value.planned and value.mean is None for value in values):
+        said.append("--: not measured.")
+    if layout.style == "under":
+        said.append(f"Small type below: the paper's number{', and our difference from it' * grid.has_differences}.")
+    elif layout.style == "beside":
+        said.append("Paper: as published." + " Δ: ours minus the paper's." * grid.has_differences)
+    return " ".join([_title(grid), *(escape(sentence) for sentence in said if sentence)])
+
+
+def _over(grid: Grid) -> str:
+    """ "Mean ± sample standard deviation over seeds 6, 7 and 8, on 10,000 test images." """
+    sizes = {n for value in grid.all() for n in value.n if n}
+    images = f" on {next(iter(sizes)):,} test images" if len(sizes) == 1 else ""
+    if len(grid.seeds) == 1:
+        return f"One seed ({grid.seeds[0]}), no spread{',' * bool(images)}{images}."
+    return f"Mean ± sample standard deviation over {len(grid.seeds)} seeds ({_seeds(grid.seeds)}){images}."
+
+
+def _seeds(seeds: Sequence[int]) -> str:
+    run = list(seeds) == list(range(seeds[0], seeds[0] + len(seeds))) if seeds else False
+    return f"{seeds[0]} to {seeds[-1]}" if run and len(seeds) > 3 else ", ".join(map(str, seeds))
 
 
 def _note(what: str, note: str) -> str:
@@ -115,103 +167,43 @@ def _slug(grid: Grid) -> str:
     return re.sub("[^A-Za-z0-9.:-]", "-", f"{grid.suite}-{grid.id}")
 
 
-Place = tuple[int, int]  # one heading of one group: indices into grid.groups and grid.columns
-Tabular = tuple[Sequence[Place], range]  # its columns, its rows
+MOST_TESTS = 40  # of a tabular: more begin another
 
 
-@dataclass(frozen=True)
-class Layout:
-    """How a grid is laid out on pages."""
-
-    style: str  # the paper's numbers "beside" ours or "under" them; "bare" where there are none
-    turned: bool  # by 90 degrees
-    floats: list[list[Tabular]]
-
-
-def _layout(grid: Grid) -> Layout:
-    """The first arrangement that fits a page: in one piece, in blocks of columns, turned, on several pages."""
-    places = [(g, c) for g in range(len(grid.groups)) for c in range(len(grid.columns))]
-    rows = range(len(grid.rows))
-    styles = ("beside", "under") if grid.has_published else ("bare",)
-    for turned, page in ((False, PAGE), (True, TURNED)):
-        for style in styles:
-            if _width(grid, style, places) <= page[0] / SHRUNK and _height(grid, style, 1, page) <= page[1]:
-                return Layout(style, turned, [[(places, rows)]])
-        parts = _parts(grid, styles[-1], places, page)
-        if _height(grid, styles[-1], len(parts), page) <= page[1]:
-            return Layout(styles[-1], turned, [[(part, rows) for part in parts]])
-    style = styles[-1]
-    parts = _parts(grid, style, places, PAGE)
-    left = PAGE[1] - _height(grid, style, 0, PAGE) - 4 * LINE
-    most = max(8, int(left / _row_height(style)))
-    slices = [rows[i : i + most] for i in range(0, len(rows), most)]
-    return Layout(style, False, [[(part, each)] for part in parts for each in slices])
+def _tests(grid: Grid, width: float) -> list[tuple[float, str, str]]:
+    """The paired tests as tabulars, a line each: labels, heading, difference, p of the t test and of Wilcoxon's."""
+    pieces = []
+    for start in range(0, len(grid.paired), MOST_TESTS):
+        here = grid.paired[start : start + MOST_TESTS]
+        axes = list(here[0].key)
+        heads = [*(escape(axis) for axis in axes), "", "difference", r"\multicolumn{2}{c}{$p$ ($t$, Wilcoxon)}"]
+        lines = [
+            r"{\scriptsize",
+            rf"\begin{{tabular}}{{@{{}}{'l' * (len(axes) + 1)}rrr@{{}}}}",
+            r"\toprule",
+            " & ".join(heads) + r" \\",
+            r"\midrule",
+            *(_test(one) for one in here),
+            r"\bottomrule",
+            r"\end{tabular}}",
+        ]
+        pieces.append(((len(here) + 1) * paper.SMALL * paper.LINE + 20, "tabular", "\n".join(lines)))
+    return pieces
 
 
-def _parts(grid: Grid, style: str, places: list[Place], page: tuple[float, float]) -> list[list[Place]]:
-    """The columns in blocks that are not too wide: groups together where they fit, else each cut evenly."""
-    widest = page[0] / SHRUNK
-    parts: list[list[Place]] = []
-    for g in range(len(grid.groups)):
-        group = [place for place in places if place[0] == g]
-        if parts and _width(grid, style, parts[-1] + group) <= widest:
-            parts[-1] += group
-            continue
-        for count in range(1, len(group) + 1):
-            size = -(-len(group) // count)
-            cut = [group[i : i + size] for i in range(0, len(group), size)]
-            if size == 1 or all(_width(grid, style, part) <= widest for part in cut):
-                break
-        parts += cut
-    return parts
+def _test(one: Comparison) -> str:
+    test = one.test
+    labels = [*one.key.values(), f"{one.label} − {one.against}, {one.column.heading}"]
+    difference = rf"{_minus(text.signed(test.mean, one.column))} $\pm$ {text.number(test.std, one.column)}"
+    return " & ".join([*map(escape, labels), difference, p_value(test.t_p), p_value(test.wilcoxon_p)]) + r" \\"
 
 
-def _row_height(style: str) -> float:
-    return 1.75 * LINE if style == "under" else LINE
-
-
-def _height(grid: Grid, style: str, tabulars: int, page: tuple[float, float]) -> float:
-    """About how high a float with so many tabulars of all rows is, in pt."""
-    letters = 15 / 4  # pt a letter of \scriptsize
-    notes = sum(1 + len(f"{what}: {note}") * letters // page[0] for what, note in (*grid.notes, *grid.footnotes))
-    blocks = 0.5 * LINE * sum(text.blocks(grid))
-    head = LINE * (4 if any(group.label for group in grid.groups) else 3)
-    return 3 * LINE + NOTE * notes + tabulars * (head + blocks + _row_height(style) * len(grid.rows))
-
-
-def _width(grid: Grid, style: str, places: Sequence[Place]) -> float:
-    """About how wide a tabular is, in pt."""
-    width = sum(
-        DIGIT * max(len(text) for text in (axis, *(row.key.get(axis, "") for row in grid.rows))) + GAP
-        for axis in grid.axes
-    )
-    for g, c in places:
-        column = grid.columns[c]
-        ours = paper = delta = 0.0
-        for row in grid.rows:
-            value = row.values[g][c]
-            measured = text.MISSING if value.mean is None else text.number(value.mean, column)
-            small = text.spread(value, column) + text.share(value) + "".join(value.marks)
-            ours = max(ours, len(measured) + 0.75 * len(small))
-            paper = max(paper, len(text.published(value, column)) + 0.7 * len(value.published_mark))
-            delta = max(delta, len(text.difference(value, column)))
-        if style == "beside" and paper:
-            width += max(DIGIT * (max(ours, 4) + max(paper, 5) + max(delta, 1)) + 3 * GAP, DIGIT * len(column.heading))
-        else:
-            under = 0.75 * (paper + delta + 1) if style == "under" else 0
-            width += DIGIT * max(ours, under, len(column.heading)) + GAP
-    return width
-
-
-def _tabular(grid: Grid, style: str, places: Sequence[Place], rows: range) -> str:
+def _tabular(grid: Grid, layout: Layout, places: Sequence[Place], rows: range) -> str:
+    style = layout.style
     beside = {place: style == "beside" and _published_in(grid, place) for place in places}
     spans = {place: 5 if beside[place] else 2 for place in places}  # TeX columns: number@spread [paper@mark difference]
     spec = "".join("r@{}l r@{}l r" if beside[place] else "r@{}l" for place in places)
-    lines = [
-        r"\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%",
-        rf"\begin{{tabular}}{{@{{}}{'l' * len(grid.axes)}{spec}@{{}}}}",
-        r"\toprule",
-    ]
+    lines = [rf"\begin{{tabular}}{{@{{}}{'l' * len(grid.axes)}{spec}@{{}}}}", r"\toprule"]
     stub = len(grid.axes)
     axes = [escape(axis) for axis in grid.axes]
     empty = [""] * stub
@@ -228,7 +220,9 @@ def _tabular(grid: Grid, style: str, places: Sequence[Place], rows: range) -> st
         rules.append(rule)
     cells, rule, at = [], [], stub + 1
     for place in places:
-        cells.append(rf"\multicolumn{{{spans[place]}}}{{c}}{{{escape(grid.columns[place[1]].heading)}}}")
+        words = r"\\".join(escape(line) for line in paper.heading_lines(grid, place, layout.size))
+        words = rf"\shortstack{{{words}}}" if r"\\" in words else words
+        cells.append(rf"\multicolumn{{{spans[place]}}}{{c}}{{{words}}}")
         rule.append(rf"\cmidrule(lr){{{at}-{at + spans[place] - 1}}}")
         at += spans[place]
     heads.append(cells)
@@ -251,7 +245,8 @@ def _tabular(grid: Grid, style: str, places: Sequence[Place], rows: range) -> st
     for index in rows:
         row = grid.rows[index]
         first = index == rows[0]
-        stubs = [escape(label) for label in ([row.key.get(axis, "") for axis in grid.axes] if first else labels[index])]
+        shown = [row.key.get(axis, "") for axis in grid.axes] if first else labels[index]
+        stubs = [_stub(label, cap, layout.size) for label, cap in zip(shown, layout.stubs, strict=True)]
         values = [(row.values[g][c], grid.columns[c], beside[g, c]) for g, c in places]
         if new_block[index] and not first:
             lines.append(r"\addlinespace")
@@ -260,8 +255,15 @@ def _tabular(grid: Grid, style: str, places: Sequence[Place], rows: range) -> st
             lines.append(" & ".join([*empty, *(_under(value, column) for value, column, _ in values)]) + r" \\")
             if index != rows[-1] and not new_block[index + 1]:
                 lines.append(r"\addlinespace[2pt]")
-    lines += [r"\bottomrule", r"\end{tabular}}"]
+    lines += [r"\bottomrule", r"\end{tabular}"]
     return "\n".join(lines)
+
+
+def _stub(label: str, cap: float, size: str) -> str:
+    """A row's label; one that is wider than its column goes on below."""
+    if paper.span(label, paper.SIZES[size]) <= cap + 0.01:
+        return escape(label)
+    return rf"\parbox[t]{{{cap:.0f}pt}}{{\raggedright\hangindent=1em {escape(label)}\strut}}"
 
 
 def _published_in(grid: Grid, place: Place) -> bool:

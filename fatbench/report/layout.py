@@ -14,7 +14,7 @@ from typing import Any
 
 from fatbench.report import provenance, ties
 from fatbench.report.grid import Column, Comparison, Grid, Group, Row, Value, label
-from fatbench.report.notes import footnotes, notes
+from fatbench.report.notes import checkpoint, footnotes, notes
 from fatbench.report.numbers import Found, Numbers, Outcomes, Source, metric_names
 from fatbench.report.places import Names, Places, absent, places_of, spread
 from fatbench.report.published import Lookup
@@ -39,6 +39,7 @@ def build(
     failed: frozenset[str] = frozenset(),
     evaluated: Sequence[Cell] = (),
     numbers: Numbers | None = None,
+    digits: int = 2,
 ) -> list[Grid]:
     """The tables of a suite that the plan's cells have a row in.
 
@@ -47,14 +48,14 @@ def build(
     is found in the rows of stage "train". runs: what ran, with its provenance; default: what the rows say. failed:
     cells of which something failed, and was not run again since. evaluated: models that were not trained here; each
     has a row below those of the plan and competes with none of them. numbers: in place of `rows`, `rounds`, `runs` and
-    `outcomes`.
+    `outcomes`. digits: after the point of percentages.
     SpecError: a table lumps together points of the grid that differ in an axis it does not name.
     """
     if numbers is None:
         both = replace(plan, cells=[*plan.cells, *evaluated])
         numbers = Numbers(both, rows, select, rounds or {}, outcomes, runs)
     tables = (spread(table, plan) for table in suite.tables)
-    grids = (_grid(suite, plan, table, numbers, published, failed, evaluated) for table in tables)
+    grids = (_grid(suite, plan, table, numbers, published, failed, evaluated, digits) for table in tables)
     return [grid for grid in grids if grid is not None]
 
 
@@ -66,6 +67,7 @@ def _grid(
     with_published: bool,
     failed: frozenset[str],
     evaluated: Sequence[Cell],
+    percent_digits: int,
 ) -> Grid | None:
     found = places_of(plan, table)
     if not found:
@@ -104,7 +106,7 @@ def _grid(
         source = sources[heading]
         plain_published = table.published is not None and table.published.unit == "plain"
         plain = not source.fraction or (plain_published and heading in table.published.values)  # type: ignore[union-attr]
-        unit, digits = ("plain", _digits(printed)) if plain else ("percent", 2)
+        unit, digits = ("plain", _digits(printed)) if plain else ("percent", percent_digits)
         where = table.conditions.get(heading, {})
         columns.append(Column(heading, source, names[source.text], table.best[heading], unit, digits, where))
     split = False  # whether some rows of a column, or groups of a row, do not compete
@@ -135,6 +137,7 @@ def _grid(
         columns=columns,
         rows=rows,
         select=numbers.select,
+        checkpoint=checkpoint(columns, numbers.select, plan, cells),
         seeds=sorted({int(cell.spec["seed"]) for cell in cells}),
         facts=facts,
         points=list(dict.fromkeys((", ".join(cell.key.values()), cell.id) for cell in bucket)),

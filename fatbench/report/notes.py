@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from fatbench.data.catalogue import CATALOGUE
 from fatbench.report import flags as checking
-from fatbench.report import provenance, text
+from fatbench.report import provenance, statistics, text
 from fatbench.report.grid import Column, Comparison, Grid
 from fatbench.report.places import inside
 from fatbench.report.published import Lookup
@@ -58,7 +59,7 @@ def notes(
         preset += f": {grid.label}"
     yield "suite", f"{preset}. {plan.note}".removesuffix(". ")
     yield "data", data_note(facts, cells)
-    yield "checkpoint", "; ".join(_checkpoint(grid, plan, cells))
+    yield "checkpoint", grid.checkpoint
     if priors := [c.heading for c in grid.columns if c.source.stage.startswith("prior")]:
         yield "clients", f"{_listed(priors)}: {PRIOR}"
     if said := _conditions(grid.columns):
@@ -126,7 +127,48 @@ def _tests(comparisons: Sequence[Comparison]) -> Iterable[tuple[str, str]]:
 
 
 def _p(value: float | None) -> str:
-    return "undefined: no difference varies" if value is None else f"p = {value:.2g}"
+    return "undefined: no difference varies" if value is None else f"p = {p_value(value)}"
+
+
+def p_value(value: float | None) -> str:
+    """A p value with two digits that matter; "--" where it is not defined."""
+    return "--" if value is None else f"{value:.2g}"
+
+
+LEVELS = ("full", "short", "none")
+SHORT = (
+    "MIXED", "data", "columns", "attacks", "marks", "incomplete", "left out", "not run", "published", "note", "failed",
+    "checkpoint", "seeds", "missing",
+)  # fmt: skip
+
+
+def pared(grid: Grid, level: str) -> Grid:
+    """The grid with fewer notes: "short" says what its numbers are, "none" what its marks mean and what is mixed.
+
+    Short, many paired tests are one sentence: how many of them stay significant.
+    """
+    if level == "full":
+        return grid
+    kept = SHORT if level == "short" else ("MIXED",)
+    notes = [(what, note) for what, note in grid.notes if what in kept]
+    if level == "short":
+        reduced = [note.replace(f": {grid.label}", "") for what, note in grid.notes if what == "suite" and grid.label]
+        notes = [*(("suite", note) for note in reduced), *notes]
+        notes += [("paired", _summary(grid.paired))] * bool(grid.paired)
+    return replace(grid, notes=notes)
+
+
+def _summary(comparisons: Sequence[Comparison]) -> str:
+    """How many of the paired t tests stay below 0.05 after Holm's correction, and the largest of these differences."""
+    tested = [one for one in comparisons if one.test.t_p is not None]
+    corrected = statistics.holm([float(one.test.t_p or 0.0) for one in tested])
+    left = [one for one, p in zip(tested, corrected, strict=True) if p < 0.05]
+    said = f"{len(left)} of {len(comparisons)} paired t tests over seeds have p < 0.05 after Holm's correction"
+    if not left:
+        return said
+    most = max(left, key=lambda one: abs(one.test.mean))
+    where = ", ".join((*most.key.values(), most.column.heading))
+    return f"{said}, most {where}: {most.label} - {most.against} = {text.signed(most.test.mean, most.column)}"
 
 
 def _conditions(columns: Iterable[Column]) -> str:
@@ -139,18 +181,22 @@ def _conditions(columns: Iterable[Column]) -> str:
     return "; ".join(f"{_listed(headings)}: {said}" for said, headings in shown.items())
 
 
-def _checkpoint(grid: Grid, plan: Plan, cells: Sequence[Cell]) -> Iterable[str]:
+def checkpoint(columns: Sequence[Column], select: str, plan: Plan, cells: Sequence[Cell]) -> str:
     """Which round's model the numbers are of."""
-    stages = {column.source.stage for column in grid.columns}
+    return "; ".join(_checkpoint(columns, select, plan, cells))
+
+
+def _checkpoint(columns: Sequence[Column], select: str, plan: Plan, cells: Sequence[Cell]) -> Iterable[str]:
+    stages = {column.source.stage for column in columns}
     last = f"{WORDS['last']} ({_listed({str(cell.spec['protocol']['rounds']) for cell in cells})})"
     if any(stage == "evaluation" or stage.startswith("prior") for stage in stages):
-        yield last if grid.select == "last" else WORDS[grid.select]
-        if grid.select not in plan.checkpoints:
+        yield last if select == "last" else WORDS[select]
+        if select not in plan.checkpoints:
             yield f"this preset evaluates {_listed(plan.checkpoints)} only"
     if "gap" in stages:
         yield f"gap: {WORDS['best-test']}, minus {last}"
     if "train" in stages:
-        ends = any(column.source.stage == "train" and column.source.round is None for column in grid.columns)
+        ends = any(column.source.stage == "train" and column.source.round is None for column in columns)
         yield f"training numbers: after the {last if ends else 'round that the column names'}"
 
 

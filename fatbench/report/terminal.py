@@ -22,26 +22,29 @@ if TYPE_CHECKING:
 Place = tuple[int, int]  # indices into grid.groups and grid.columns
 
 
-def render(grids: Sequence[Grid]) -> str:
-    """Text with ANSI colours where stdout is a terminal or FORCE_COLOR asks for them; as wide as the terminal."""
+def render(grids: Sequence[Grid], published: str | None = None) -> str:
+    """Text with ANSI colours where stdout is a terminal or FORCE_COLOR asks for them; as wide as the terminal.
+
+    published: the paper's numbers in a "column" of their own or "below" ours; None: beside ours where that fits.
+    """
     from rich.console import Console
 
     console = Console(file=io.StringIO(), force_terminal=sys.stdout.isatty() or None, highlight=False)
     for position, grid in enumerate(grids):
         if position:
             console.print()
-        _print(console, grid)
+        _print(console, grid, published)
     assert isinstance(console.file, io.StringIO)
     return "".join(f"{line.rstrip(' ')}\n" for line in console.file.getvalue().splitlines())
 
 
-def _print(console: Console, grid: Grid) -> None:
+def _print(console: Console, grid: Grid, published: str | None) -> None:
     from rich.text import Text
 
     console.print(Text.assemble((grid.id, "bold cyan"), "  ", (grid.name, "bold")))
     if grid.label:
         console.print(Text(grid.label, "bold black on yellow"))
-    beside, blocks = _layout(grid, console.width)
+    beside, blocks = _layout(grid, console.width, published)
     for block in blocks:
         console.print(block.table())
     flowing = Text()
@@ -110,14 +113,14 @@ class Block:
         return table
 
 
-def _layout(grid: Grid, width: int) -> tuple[bool, list[Block]]:
+def _layout(grid: Grid, width: int, published: str | None = None) -> tuple[bool, list[Block]]:
     """(paper beside ours, blocks): all in one with the paper's numbers beside ours, or under them, or in blocks."""
     from rich.text import Text
 
     places = [(g, c) for g in range(len(grid.groups)) for c in range(len(grid.columns))]
     labels = [[Text(row[axis]) for row in text.row_labels(grid)] for axis in range(len(grid.axes))]
     block = None
-    for beside in (True, False):
+    for beside in {"column": (True,), "below": (False,), None: (True, False)}[published]:
         cells = {(g, c): _cells([row.values[g][c] for row in grid.rows], grid.columns[c], beside) for g, c in places}
         block = Block(grid, labels, places, cells)
         if block.width() <= width:
@@ -132,7 +135,7 @@ def _layout(grid: Grid, width: int) -> tuple[bool, list[Block]]:
             if size == 1 or all(part.width() <= width for part in cut):
                 break
         blocks += cut
-    return False, blocks
+    return beside, blocks
 
 
 def _cells(values: Sequence[Value], column: Column, beside: bool) -> list[Text]:

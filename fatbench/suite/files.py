@@ -10,7 +10,7 @@ import functools
 import os
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +79,11 @@ class Suite:
     @property
     def figures(self) -> list[Figure]:
         return self.contents.figures
+
+    def with_tables(self, ids: Sequence[str]) -> Suite:
+        """The same suite with these tables alone."""
+        tables = [table for table in self.tables if table.id in ids]
+        return replace(self, contents=self.contents.model_copy(update={"tables": tables}))
 
     def presets(self) -> list[str]:
         return list(self.contents.presets)

@@ -1,0 +1,126 @@
+"""Tables as a paper prints them: committed results in two columns, compiled; what is said under them; what is refused.
+
+Every number here is one of `results/`; the layouts of made-up tables are in test_report.py.
+"""
+
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from fatbench.cli import app
+from fatbench.report.paper import span
+
+Run = Callable[..., tuple[int, str, str]]
+ROOT = Path(__file__).parent.parent
+SUITES = ("adfl-mnist-jpeg", "sfat-audit-jpeg75")
+DOCUMENT = r"""
+\documentclass[twocolumn,letterpaper]{article}
+\usepackage[textwidth=487pt,textheight=650pt,columnsep=19pt]{geometry}
+\usepackage{booktabs}
+\begin{document}
+WORDS
+\input{column}\clearpage
+\input{text}\clearpage
+\input{short}
+\end{document}
+"""
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Call the program in this process: (exit code, stdout, stderr)."""
+
+    def call(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["fatbench", *arguments])
+        with pytest.raises(SystemExit) as exit:
+            app.main()
+        return exit.value.code if isinstance(exit.value.code, int) else 0, *capsys.readouterr()
+
+    return call
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The committed numbers of two suites in one database."""
+    from fatbench.store.lines import import_
+    from fatbench.store.stages import Store
+
+    file = tmp_path_factory.mktemp("results") / "all.db"
+    with Store.open(str(file), create=True) as store:
+        for name in ("adfl-mnist-jpeg", "sfat-jpeg75"):
+            import_(store, ROOT / "results" / f"{name}-cpu.jsonl")
+    return file
+
+
+def test_options_of_a_table(run: Run, results: Path) -> None:
+    """Only the table asked for, one digit, and under it what --notes says."""
+    shown = {}
+    for notes in ("full", "short", "none"):
+        arguments = ("--table", "classes", "--digits", "1", "--notes", notes, "--format", "latex", "--db", str(results))
+        code, shown[notes], _ = run("report", "adfl-mnist-jpeg", *arguments)
+        assert code == 0
+    assert shown["full"].count(r"\label{") == 1 and "tab:adfl-mnist-jpeg-classes" in shown["full"]
+    assert re.search(r"40\.7\}? & \{\\scriptsize\\,\$\\pm\$34\.9\}", shown["none"])
+    assert r"\textit{machine}" in shown["full"] and r"\textit{machine}" not in shown["short"]
+    assert "0 of 30 paired t tests over seeds have p \\textless{} 0.05 after Holm's correction" in shown["short"]
+    assert shown["full"].count(r"AdFL $-$ FedAvg, ") == 30  # a line of the tabular each
+    assert r"\textit{" not in shown["none"]
+    for text in shown.values():  # the caption says what the number is, whatever stands below
+        assert "Mean $\\pm$ sample standard deviation over 5 seeds (0 to 4)." in text
+        assert "Training numbers: after the last round (30). Bold: best; underlined: second." in text
+        assert "CPU PRESET - not comparable with published numbers" in text
+
+
+def test_notes_and_digits_in_markdown(run: Run, results: Path) -> None:
+    options = ("--digits", "0", "--notes", "short", "--no-published", "--format", "markdown", "--db", str(results))
+    code, text, _ = run("report", "sfat-audit-jpeg75", *options)
+    assert code == 0
+    assert re.search(r"\| FAT +\| +36 ±1≈ \|", text) and "pub." not in text
+    assert "*seeds*" in text and "*machine*" not in text and "cannot be told from the best" in text
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        (["--width", "colum"], "--width: expected column, text or points from 100 to 1000, got 'colum' (did you mean"),
+        (["--width", "5"], "--width: expected column, text or points from 100 to 1000, got '5'"),
+        (["--notes", "shrt"], "--notes: expected full, short, none, got 'shrt' (did you mean 'short'?)"),
+        (["--published", "under"], "--published: expected none, below, column, got 'under'"),
+        (["--table", "totl"], "--table: no table is named 'totl' (did you mean 'total'?)"),
+        (["--width", "column", "--format", "csv"], "--width column: only latex has a width, not csv"),
+        (["--published", "below", "--format", "json"], "--published below: only latex and terminal place the paper's"),
+    ],
+)  # fmt: skip
+def test_what_a_table_cannot_be(run: Run, results: Path, options: list[str], message: str) -> None:
+    format = [] if "--format" in options else ["--format", "latex"]
+    code, out, said = run("report", "adfl-mnist-jpeg", *options, *format, "--db", str(results))
+    assert code == 2 and out == "" and message in said
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not shutil.which("pdflatex"), reason="pdflatex is not installed")
+def test_tables_of_several_suites_in_two_columns(run: Run, results: Path, tmp_path: Path) -> None:
+    """A column, the text and short notes: all compiles with booktabs alone, nothing sticks out or is too small."""
+    ways = {"column": ["--width", "column"], "text": [], "short": ["--width", "column", "--notes", "short"]}
+    for name, options in ways.items():
+        file = tmp_path / f"{name}.tex"
+        assert run("report", *SUITES, *options, "--format", "latex", "-o", str(file), "--db", str(results))[0] == 0
+        text = file.read_text(encoding="utf-8")
+        assert text.startswith("% needs \\usepackage{booktabs}\n")
+        assert not re.search(r"resizebox|\\tiny|rotatebox", text)
+        assert (r"\begin{table*}" in text) == (name == "text")
+    words = ("0123456789", "SCAFFOLD", "FedVKD(ViT)", "natural", "FGSM", "mAdFL on MNIST")
+    boxes = "".join(rf"\setbox0=\hbox{{{word}}}\typeout{{WIDTH \the\wd0}}" for word in words)
+    (tmp_path / "main.tex").write_text(DOCUMENT.replace("WORDS", boxes))
+    command = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "main.tex"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, timeout=120, check=False)
+    said = done.stdout.decode("utf-8", "replace")
+    assert done.returncode == 0, said[-2000:]
+    assert not re.findall(r"^(?:Overfull|LaTeX Warning: Float too large).*", said, re.MULTILINE)
+    for word, width in zip(words, re.findall(r"WIDTH ([0-9.]+)pt", said), strict=True):  # never thought narrower
+        assert float(width) <= span(word, 10.0) <= 1.3 * float(width), word
