@@ -22,7 +22,7 @@ from fatbench import report
 from fatbench.cli import app as cli
 from fatbench.engine.rounds import Number
 from fatbench.errors import MachineError, NothingMatched, SpecError
-from fatbench.report import artifacts, plots, series
+from fatbench.report import artifacts, looks, plots, series
 from fatbench.store.stages import Store
 from fatbench.suite import files
 from fatbench.suite.cells import Cell, Plan
@@ -300,6 +300,124 @@ def test_csv_has_a_line_a_point(drawn: Suite) -> None:
     assert (weight["unit"], weight["mean"], weight["method"]) == ("plain", "0.75", "FAT")
 
 
+MORE = """\
+  - id: some
+    title: Two points of four
+    include: [{split: skewed, method: FAT}, {split: even, method: Uniform}]
+    lines: [split, method]
+    series: {clean: "train:natural"}
+  - id: gains
+    title: What Uniform gains
+    kind: bars
+    where: {method: Uniform}
+    minus: {method: FAT}
+    panels: [split]
+    series: {total: "train:natural", class 1: "train:natural_class[1]"}
+    published:
+      file: gains.csv
+      rows: {split: split, series: what}
+      values: {total: low, class 1: low}
+      to: {total: high, class 1: high}
+  - id: rounds
+    title: Who counts
+    kind: raster
+    where: {split: skewed}
+    panels: [method]
+    series: {weight: "train:weight[*]"}
+"""
+
+
+def more(change: tuple[str, str] = ("", "")) -> Suite:
+    """The suite with three further figures, a piece of their text replaced; the paper gives 40 to 45 points."""
+    Path("drawn.yaml").write_text(SUITE + (MORE.replace(*change) if change[0] else MORE))
+    Path("gains.csv").write_text("split,what,low,high\nskewed,total,40,45\neven,class 1,7,\n")
+    return files.load("drawn.yaml")
+
+
+def test_points_of_several_conditions(drawn: Suite) -> None:
+    suite = more()
+    plot = plot_of(series.build(suite, suite.plan(), rows_of(suite.plan())), "some")
+    keys = [tuple(one.key.values()) for one in plot.panels[0].lines]
+    assert keys == [("skewed", "FAT"), ("even", "Uniform")]
+
+
+def test_differences_seed_by_seed_beside_published_ones(drawn: Suite) -> None:
+    """Uniform has 0.5 more than FAT at each seed, in class 1 a quarter of that; seed 2 of FAT lacks, so it has none."""
+    suite = more()
+    plan = suite.plan()
+    gone = cell(plan, "even", "FAT", 2).id
+    plot = plot_of(series.build(suite, plan, [r for r in rows_of(plan) if r["cell"] != gone]), "gains")
+    total, one = (line(plot, what, split="skewed").points[-1] for what in ("total", "class 1"))
+    assert (total.mean, total.std, *total.values) == pytest.approx((0.5, 0.0, 0.5, 0.5), abs=1e-12)
+    assert one.mean == pytest.approx(0.125)
+    assert line(plot, "total", split="even").points[-1].seeds == (1,)
+    assert line(plot, "total", split="skewed").published == pytest.approx((0.40, 0.45))
+    assert line(plot, "class 1", split="even").published == pytest.approx((0.07, 0.07))
+    assert line(plot, "total", split="even").published is None
+    assert ("differences", "each number less that of method FAT, seed by seed") in plot.notes
+    left, _ = axes_of(plot)
+    assert left.get_ylabel() == "points"
+    assert [text.get_text() for text in left.get_xticklabels()] == ["total", "class 1"]
+    assert sorted(bar.get_height() for bar in left.patches) == pytest.approx([12.5, 50])
+    marks = [one for one in left.get_lines() if one.get_color() == "black"]
+    assert [list(one.get_ydata()) for one in marks] == [pytest.approx([40, 45])]
+    assert [text.get_text() for text in left.figure.legends[0].get_texts()] == ["published"]
+    assert [len(dots.get_offsets()) for dots in left.collections if len(dots.get_offsets()) == 2] == [2, 2]
+    csv_lines = [one for one in csv.DictReader(io.StringIO(series.render_csv([plot]))) if one["heading"] == "total"]
+    assert (csv_lines[1]["values"].count(";"), float(csv_lines[1]["published_most"])) == (1, pytest.approx(0.45))
+    with pytest.raises(SpecError) as caught:
+        series.build(suite, suite.plan(where="method=Uniform"), [])
+    assert str(caught.value) == "figure gains: minus: no cell of preset 'paper' has method FAT"
+
+
+def test_a_raster_has_a_row_for_each_client(drawn: Suite) -> None:
+    """Weights 1/4 and 3/4 in two rounds of the first seed; beside them their sums, one half and one and a half."""
+    suite = more()
+    plan = suite.plan()
+    plot = plot_of(series.build(suite, plan, rows_of(plan)), "rounds")
+    first, _ = axes_of(plot)
+    assert first.images[0].get_array().tolist() == [[0.25, 0.25], [0.75, 0.75]]
+    assert [text.get_text() for text in first.get_yticklabels()] == ["0", "1"]
+    assert [text.get_text() for text in first.texts] == ["0.5", "1.5"]
+    assert not first.figure.legends
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            ("minus: {method: FAT}", "minus: {method: [FAT, Uniform]}"),
+            ": method: one label is taken off, got FAT, Uniform",
+        ),
+        (
+            ("[{split: skewed, method: FAT}, {split: even, method: Uniform}]", "{split: skewed}"),
+            "include: expected a list of conditions, such as [{method: FAT}",
+        ),
+        (("weight[*]", "weight[1]"), "a raster has a row for each client or class: write 'train:weight[*]', not"),
+        (
+            ("    kind: bars\n    where: {method: Uniform}", ""),
+            "published: published numbers stand beside bars, not lines",
+        ),
+        (("to: {total: high", "to: {totl: high"), "values: the figure has no series 'totl' (did you mean 'total'?)"),
+    ],
+)
+def test_figures_that_cannot_be(drawn: Suite, change: tuple[str, str], message: str) -> None:
+    assert change[0] in MORE
+    with pytest.raises(SpecError) as error:
+        more(change)
+    assert message in str(error.value)
+
+
+def test_more_looks_than_colours_are_told_apart(drawn: Suite) -> None:
+    """Ten that differ in one thing have ten looks; of two things the first is the colour and the second the style."""
+    assert len({(one.colour, one.style) for one in (looks._alone(i, 10) for i in range(10))}) == 10
+    suite = more()
+    axes = axes_of(plot_of(series.build(suite, suite.plan(), rows_of(suite.plan())), "some"))[0]
+    assert [text.get_text() for text in axes.figure.legends[0].get_texts()] == ["skewed", "even", "FAT", "Uniform"]
+    assert [one.get_linestyle() for one in axes.get_lines()] == ["-", "--"]
+    assert [looks.named("alpha", "1/6"), looks.named("method", "FAT")] == ["alpha 1/6", "FAT"]
+
+
 def fill(store: Store, plan: Plan, rows: list[dict[str, Any]]) -> None:
     """Rows as the engine would leave them: every stage done."""
     for one in plan.unique():
@@ -369,9 +487,9 @@ def test_curves_as_drawn(drawn: Suite) -> None:
     assert [(one.get_xlabel(), one.get_ylabel()) for one in axes] == [("round", "per cent")] * 2
     lines = axes[0].get_lines()
     assert list(lines[0].get_ydata()) == pytest.approx([25, 35])
-    looks = [(one.get_color(), one.get_linestyle()) for one in lines]  # FAT clean, FAT attacked, Uniform ...
-    a, b = plots.COLOURS[:2]
-    assert sorted(looks) == sorted([(a, "-"), (a, "--"), (b, "-"), (b, "--")])
+    seen = [(one.get_color(), one.get_linestyle()) for one in lines]  # FAT clean, FAT attacked, Uniform ...
+    a, b = looks.COLOURS[:2]
+    assert sorted(seen) == sorted([(a, "-"), (a, "--"), (b, "-"), (b, "--")])
     assert axes[0].get_ylim() == axes[1].get_ylim()
     assert len(axes[0].collections) == 4  # the bands
     legend = axes[0].figure.legends[0]
@@ -383,7 +501,7 @@ def test_lines_of_one_dimension_differ_in_colour_and_style(drawn: Suite) -> None
     plot = plot_of(series.build(drawn, plan, rows_of(plan)), "weights")
     axes = axes_of(plot)
     assert [(one.get_color(), one.get_linestyle()) for one in axes[0].get_lines()] == [
-        (plots.COLOURS[0], "-"), (plots.COLOURS[1], "--"),
+        (looks.COLOURS[0], "-"), (looks.COLOURS[1], "--"),
     ]  # fmt: skip
     assert [text.get_text() for text in axes[0].figure.legends[0].get_texts()] == ["client 0", "client 1"]
     assert axes[0].get_ylabel() == "weight"

@@ -9,6 +9,7 @@ Numbers of a round (stage `train`; `client` is set where it says per client):
 | holdout_accuracy | per client: accuracy under the monitor on the client's held-out share (client_holdout > 0) |
 | holdout_gap | per client that took part: train_accuracy minus holdout_accuracy |
 | weight | per client: the weight w_k |
+| mixed_loss | sum_k w_k L_k, the clients' training losses in the weights of the round |
 | selected | per client: 1 where the rule singled the client out, else 0 |
 | last_layer_cosine | per client: cosine between the layers of logits of theta^t and theta_k (FedWAvg) |
 | fedwavg_weight | per client: FedWAvg's weight at q = 1, whether the rule uses it or not |
@@ -82,6 +83,9 @@ def training(result: Round, problem: Problem) -> Iterator[Number]:
         if result.mixing is not None:
             yield Number("weight", result.mixing.weights[position], count, client=update.client)
             yield Number("selected", float(position in result.mixing.selected), count, client=update.client)
+    if result.mixing is not None:
+        pairs = zip(result.mixing.weights, updates, strict=True)
+        yield Number("mixed_loss", math.fsum(weight * u.stats.loss for weight, u in pairs), count, n=total)
     if not all(update.model for update in updates):
         return  # no client sent a model, so there is no drift
     cosines = last_layer_cosines(updates, result.broadcast, logit_parameters(problem.model))

@@ -23,7 +23,7 @@ class Lookup:
             f"{published.file.parent.name}/{published.file.name}" if published.file.parent.name else published.file.name
         )
         self.problems: list[str] = []
-        self.scale = 0.01 if published.unit == "percent" else 1.0
+        self.scale = published.times * (0.01 if published.unit == "percent" else 1.0)
         rows, self.columns = _read(published.file)
         for column in (*published.match, *published.rows.values()):
             if column not in self.columns:
@@ -49,6 +49,18 @@ class Lookup:
         if heading in published.std:
             std = _number(row.get(self._column(published.std[heading], point), ""), self.scale)
         return value, std, self._flag(row.get("flag", ""), column)
+
+    def range(self, point: Mapping[str, str], heading: str) -> tuple[float, float] | None:
+        """(least, most) of what the paper gives; both the same where it gives one number."""
+        low = self.find(point, heading)[0]
+        if low is None:
+            return None
+        published = self.published
+        if heading not in published.to:
+            return low, low
+        only = published.model_copy(update={"values": {heading: published.to[heading]}})
+        high = Lookup(only).find(point, heading)[0]
+        return low, low if high is None else high
 
     def _row(self, wanted: Mapping[str, str]) -> dict[str, str] | None:
         found = [row for row in self.rows if all(_same(row[column], value) for column, value in wanted.items())]

@@ -18,12 +18,13 @@ from fatbench.report import provenance
 from fatbench.report.grid import label
 from fatbench.report.notes import data_note
 from fatbench.report.numbers import EVERY, Numbers, Source
-from fatbench.report.places import Places, places, spread, sweeps
+from fatbench.report.places import Places, inside, places, spread, sweeps
+from fatbench.report.published import Lookup
 from fatbench.store.selection import WORDS, Checkpoint
 from fatbench.suite.cells import Cell, Plan
 from fatbench.suite.files import Suite
 from fatbench.suite.model import Key
-from fatbench.suite.tables import SERIES, Figure
+from fatbench.suite.tables import KEPT, SERIES, Figure
 from fatbench.suite.types import number
 
 
@@ -35,6 +36,7 @@ class Point:
     mean: float
     std: float | None  # ddof 1; None below two seeds
     seeds: tuple[int, ...]
+    values: tuple[float, ...] = ()  # of each of these seeds
     radius: str = ""  # of an evaluation, as the suite writes it: "8/255"
 
 
@@ -49,6 +51,7 @@ class Line:
     points: list[Point]  # in order of rounds; empty where nothing is measured
     wanted: int  # seeds that the plan asks for
     cells: tuple[str, ...]  # the cells behind it, in order of seeds
+    published: tuple[float, float] | None = None  # (least, most) of what the paper gives
 
     @property
     def partial(self) -> bool:
@@ -85,6 +88,10 @@ class Plot:
 def places_of(plan: Plan, figure: Figure) -> Places:
     """(labels of the panel, labels of the line) -> heading -> its cells. SpecError: a line of several points."""
     panels = [axis for axis in figure.panels if axis != SERIES]
+    if figure.include:
+        plan = replace(
+            plan, cells=[cell for cell in plan.cells if any(inside(cell.key, one) for one in figure.include)]
+        )
     words = ("figure", "a line shows", "'panels', 'lines' or 'where'")
     return places(
         plan, figure.id, figure.where, panels, figure.lines, list(figure.series), figure.conditions, words
@@ -102,7 +109,7 @@ def check(plan: Plan, figure: Figure) -> None:
                     f"figure {figure.id}: {heading}: '{source.metric}' has one radius and makes no curve:"
                     " give the attack a list, eps: [2/255, 4/255, 8/255], or draw 'bars'"
                 )
-    if SERIES in figure.panels or figure.kind in ("heatmap", "images"):
+    if SERIES in figure.panels or figure.kind in KEPT:
         return
     by_unit: dict[bool, list[str]] = {}
     for heading, text in figure.series.items():
@@ -150,6 +157,8 @@ def _plot(suite: Suite, plan: Plan, figure: Figure, numbers: Numbers, values: Va
     swept = sweeps(plan)
     sources = {heading: Source.parse(text) for heading, text in figure.series.items()}
     facts = provenance.Facts()
+    others = _others(plan, figure)
+    lookup = None if figure.published is None else Lookup(figure.published)
     panels: dict[tuple[tuple[str, str], ...], Panel] = {}
     for (panel_names, line_names), here in found.items():
         for heading, cells in here.items():
@@ -157,11 +166,15 @@ def _plot(suite: Suite, plan: Plan, figure: Figure, numbers: Numbers, values: Va
             key = {axis: heading if axis == SERIES else names[axis] for axis in figure.panels}
             panel = panels.setdefault(tuple(key.items()), Panel(key, []))
             source = sources[heading]
+            less = [others.get(_place(cell, figure.minus)) for cell in cells] if figure.minus else None
             if source.stage in ("train", "artifact"):
-                panel.lines.extend(_lines(dict(line_names), heading, source, cells, values))
+                lines = list(_lines(dict(line_names), heading, source, cells, less, values))
             else:
                 radii = swept.get(source.metric, {}) if figure.kind == "lines" else {source.metric: ""}
-                panel.lines.append(_evaluated(dict(line_names), heading, source, cells, numbers, radii, facts))
+                lines = [_evaluated(dict(line_names), heading, source, cells, less, numbers, radii, facts)]
+            if lookup is not None:
+                lines = [replace(line, published=_published(lookup, cells[0], line)) for line in lines]
+            panel.lines.extend(lines)
     cells_shown = {cell.id: cell for here in found.values() for cells in here.values() for cell in cells}
     for panel in panels.values():
         for line in panel.lines:
@@ -174,10 +187,41 @@ def _plot(suite: Suite, plan: Plan, figure: Figure, numbers: Numbers, values: Va
     return plot
 
 
-def _lines(key: Key, heading: str, source: Source, cells: Sequence[Cell], values: Values) -> Iterable[Line]:
-    """The lines of one heading at one place: one, or one for each client or class that was measured."""
+Place = tuple[tuple[tuple[str, str], ...], int]
+
+
+def _place(cell: Cell, labels: Mapping[str, Sequence[str]]) -> Place:
+    """The point of a cell with some of its labels exchanged, and its seed."""
+    key = {**cell.key, **{axis: chosen[0] for axis, chosen in labels.items()}}
+    return tuple(sorted(key.items())), int(cell.spec["seed"])
+
+
+def _others(plan: Plan, figure: Figure) -> dict[Place, Cell]:
+    """Where the cells are whose numbers are taken off. SpecError: the figure takes off what the plan does not have."""
+    if not figure.minus:
+        return {}
+    found = {_place(cell, {}): cell for cell in plan.cells if inside(cell.key, figure.minus)}
+    if not found:
+        said = ", ".join(f"{axis} {chosen[0]}" for axis, chosen in figure.minus.items())
+        raise SpecError(f"figure {figure.id}: minus: no cell of preset '{plan.preset}' has {said}")
+    return found
+
+
+def _published(lookup: Lookup, cell: Cell, line: Line) -> tuple[float, float] | None:
+    """What the paper gives for a line, found by the labels of its cells, its heading (`series`) and its `index`."""
+    index = {} if line.index is None else {"index": str(line.index)}
+    return lookup.range({**cell.key, **line.key, SERIES: line.heading, **index}, line.heading)
+
+
+def _lines(
+    key: Key, heading: str, source: Source, cells: Sequence[Cell], less: Sequence[Cell | None] | None, values: Values
+) -> Iterable[Line]:
+    """The lines of one heading at one place: one, or one for each client or class that was measured.
+
+    less: the cells whose numbers are taken off, for each of `cells`, or None.
+    """
     ids = tuple(cell.id for cell in cells)
-    by_client = [values.get((id, source.metric), {}) for id in ids]
+    by_client = [_less(cell, other, source, values) for cell, other in zip(cells, less or cells, strict=True)]
     clients = [source.client]
     if source.client == EVERY:
         clients = sorted({client for found in by_client for client in found if client >= 0})
@@ -188,11 +232,25 @@ def _lines(key: Key, heading: str, source: Source, cells: Sequence[Cell], values
         yield Line(key, heading, source, index, [_point(series, round) for round in rounds], len(cells), ids)
 
 
+def _less(cell: Cell, other: Cell | None, source: Source, values: Values) -> Mapping[int, Mapping[int, float]]:
+    """client -> round -> value of a cell; less those of another where there is another."""
+    mine = values.get((cell.id, source.metric), {})
+    if other is cell:
+        return mine
+    theirs = {} if other is None else values.get((other.id, source.metric), {})
+    return {
+        client: {round: value - theirs[client][round] for round, value in found.items() if round in theirs[client]}
+        for client, found in mine.items()
+        if client in theirs
+    }
+
+
 def _evaluated(
     key: Key,
     heading: str,
     source: Source,
     cells: Sequence[Cell],
+    less: Sequence[Cell | None] | None,
     numbers: Numbers,
     radii: Mapping[str, str],
     facts: provenance.Facts,
@@ -201,10 +259,11 @@ def _evaluated(
     points = []
     for metric, radius in radii.items():
         there: dict[int, float] = {}
-        for cell in cells:
+        for cell, other in zip(cells, less or cells, strict=True):
             found = numbers.find(cell, replace(source, metric=metric))
-            if found is not None and math.isfinite(found.value):
-                there[int(cell.spec["seed"])] = found.value
+            taken = None if other in (None, cell) else numbers.find(other, replace(source, metric=metric))
+            if found is not None and math.isfinite(found.value) and (other is cell or taken is not None):
+                there[int(cell.spec["seed"])] = found.value - (0 if taken is None else taken.value)
                 origins = [(stage, numbers.origins(cell.id, stage)) for stage in found.stages]
                 facts.add(cell.id, cell.spec["data"]["name"], metric, found.n, origins)
         if there:
@@ -222,12 +281,27 @@ def _point(series: Mapping[int, Mapping[int, float]], round: int) -> Point:
     std = None
     if len(there) > 1:
         std = math.sqrt(math.fsum((value - mean) ** 2 for value in there.values()) / (len(there) - 1))
-    return Point(round, mean, std, tuple(there))
+    return Point(round, mean, std, tuple(there), tuple(there.values()))
 
 
 def index_of(source: Source) -> str:
     """What the index of "metric[*]" counts."""
+    if source.metric == "updated_share":
+        return "epochs"
     return "class" if source.metric.endswith("_class") or source.metric.startswith("label_") else "client"
+
+
+SPREAD = {
+    "lines": "line: mean, band: ± sample standard deviation over seeds (ddof 1)",
+    "bars": "bar: mean, whisker: ± sample standard deviation over seeds (ddof 1), dots: the seeds",
+    "raster": "the first is drawn; at the right the sum over the rounds, mean over seeds",
+    "heatmap": "the first that has a tensor is shown",
+    "images": "the first that has a tensor is shown",
+}
+ONE_SEED = {
+    **SPREAD, "lines": "one seed, no spread", "bars": "one seed, no spread",
+    "raster": "at the right the sum over the rounds",
+}  # fmt: skip
 
 
 def _notes(plot: Plot, plan: Plan, cells: Sequence[Cell], select: Checkpoint) -> Iterable[tuple[str, str]]:
@@ -241,11 +315,13 @@ def _notes(plot: Plot, plan: Plan, cells: Sequence[Cell], select: Checkpoint) ->
     if any(line.source.stage not in ("train", "artifact") for line in lines):
         yield "checkpoint", WORDS[select]
     seeds = sorted({int(cell.spec["seed"]) for cell in cells})
-    shown = "line: mean, band" if plot.figure.kind == "lines" else "bar: mean, whisker"
-    one = "one seed, no spread" if plot.figure.kind in ("lines", "bars") else "the first that has a tensor is shown"
-    spread = f"{shown}: ± sample standard deviation over seeds (ddof 1)"
     several = any(point.std is not None for line in lines for point in line.points)
-    yield "seeds", f"{', '.join(map(str, seeds))}; {spread if several else one}"
+    yield "seeds", f"{', '.join(map(str, seeds))}; {(SPREAD if several else ONE_SEED)[plot.figure.kind]}"
+    if plot.figure.minus:
+        of = ", ".join(f"{axis} {chosen[0]}" for axis, chosen in plot.figure.minus.items())
+        yield "differences", f"each number less that of {of}, seed by seed"
+    if any(line.published for line in lines):
+        yield "published", "black marks: the paper's numbers, a bar from the least to the most it gives"
     if plot.facts.origins:
         yield from plot.facts.notes()
     if partial := sum(line.partial for line in lines):
@@ -255,7 +331,8 @@ def _notes(plot: Plot, plan: Plan, cells: Sequence[Cell], select: Checkpoint) ->
 
 
 FIELDS = (
-    "heading", "metric", "unit", "index", "round", "radius", "mean", "std", "seeds", "seeds_planned", "preset", "label",
+    "heading", "metric", "unit", "index", "round", "radius", "mean", "std", "seeds", "values", "seeds_planned",
+    "published", "published_most", "preset", "label",
 )  # fmt: skip
 FIRST = ("suite", "figure")
 
@@ -285,6 +362,9 @@ def render_csv(plots: Sequence[Plot]) -> str:
                             "radius": point.radius,
                             "mean": point.mean, "std": "" if point.std is None else point.std,
                             "seeds": ";".join(map(str, point.seeds)), "seeds_planned": line.wanted,
+                            "values": ";".join(map(str, point.values)),
+                            "published": "" if line.published is None else line.published[0],
+                            "published_most": "" if line.published is None else line.published[1],
                             "preset": plot.preset, "label": plot.label,
                         }
                     )  # fmt: skip

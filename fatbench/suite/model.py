@@ -142,7 +142,8 @@ def known_label(axis: str, label: str, axes: Mapping[str, Any]) -> str:
     return label
 
 
-def _condition(value: Any, info: ValidationInfo) -> dict[str, list[str]]:
+def condition(value: Any, info: ValidationInfo) -> dict[str, list[str]]:
+    """Axis -> labels, all of them known. SpecError: file, line and key of one that is not."""
     axes, value = (info.context or {})["axes"], mapping(value)
     try:
         found = {}
@@ -227,9 +228,7 @@ def _groups(value: Any) -> list[list[str]]:
 
 
 Key = dict[str, str]  # axis -> label, in the order of the suite
-Condition = Annotated[
-    dict[str, list[str]], PlainValidator(_condition)
-]  # axis -> labels, one of which a point must have
+Condition = Annotated[dict[str, list[str]], PlainValidator(condition)]  # axis -> labels, one of which a point must have
 Text = Annotated[str, PlainValidator(_text)]
 Note = Annotated[str, PlainValidator(lambda value: str(value or "").strip())]
 Patch = Annotated[Map, PlainValidator(mapping)]  # laid on a cell
@@ -301,7 +300,7 @@ class Preset(Node):
     @field_validator("axes")
     @classmethod
     def _kept(cls, value: Any, info: ValidationInfo) -> dict[str, list[str]]:
-        kept = _condition(value, info)
+        kept = condition(value, info)
         for axis, chosen in kept.items():
             if not chosen:
                 raise SpecError(f"{value.place(axis)}: no label is left on axis '{axis}': the grid is empty")

@@ -10,11 +10,12 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, PlainValidator, ValidationInfo, field_validator, model_validator
 
 from fatbench.errors import SpecError, did_you_mean
-from fatbench.suite.model import Axes, Condition, Node, Note, Text, known_axis, known_label, labels, mapping
+from fatbench.suite.model import Axes, Condition, Node, Note, Text, condition, known_axis, known_label, labels, mapping
 from fatbench.suite.places import Map
 
 SERIES = "series"  # among the panels of a figure: a panel for each heading
-Kind = Literal["lines", "bars", "heatmap", "images"]
+Kind = Literal["lines", "bars", "raster", "heatmap", "images"]
+KEPT = ("heatmap", "images")  # kinds that show a tensor which a round kept
 Best = Literal["max", "min", "none"]
 
 SOURCE = re.compile(
@@ -45,6 +46,15 @@ Texts = Annotated[
 ]
 
 
+def _alternatives(value: Any, info: ValidationInfo) -> list[Condition]:
+    if not (isinstance(value, list) and value):
+        raise ValueError("expected a list of conditions, such as [{method: FAT}, {method: SFAT, split: IID}]")
+    return [condition(one, info) for one in value]
+
+
+Alternatives = Annotated[list[Condition], PlainValidator(_alternatives)]
+
+
 class Shown(Node):
     """What a table and a figure have in common; `id` names it in files and messages."""
 
@@ -73,7 +83,9 @@ class Published(Node):
     labels: Texts = Field(default={})  # our label -> the CSV's
     values: Texts = Field(default={})  # heading -> CSV column; "{axis}" stands for the label of an `across` axis
     std: Texts = Field(default={})
+    to: Texts = Field(default={})  # of a figure: the upper end, where the paper gives a range
     unit: Literal["percent", "plain"] = "percent"  # or plain for distances and counts
+    times: float = 1.0  # of a figure: the paper's numbers in the unit of ours
 
     @field_validator("file")
     @classmethod
@@ -177,6 +189,9 @@ class Figure(Shown):
     lines: Axes = Field(default=[])
     sources: Headings = Field(alias="series")
     scale: Literal["linear", "log"] = "linear"  # of the vertical axis
+    include: Alternatives = Field(default=[])  # points with the labels of one of these; none: all
+    minus: Condition = Field(default={})  # each number less that of the same point and seed with these labels
+    published: Published | None = None  # of bars: marked beside ours
 
     @property
     def headings(self) -> dict[str, Heading]:
@@ -206,6 +221,18 @@ class Figure(Shown):
         for heading, source in self.series.items():
             if wrong := _not_drawn(source, self.kind):
                 raise SpecError(f"{self.place('series', heading)}: {wrong}")
+        for axis, chosen in self.minus.items():
+            if len(chosen) != 1:
+                raise SpecError(f"{self.place('minus', axis)}: one label is taken off, got {', '.join(chosen)}")
+        if self.published is not None:
+            if self.kind != "bars":
+                raise SpecError(f"{self.place('published')}: published numbers stand beside bars, not {self.kind}")
+            for heading in (*self.published.values, *self.published.to):
+                if heading not in self.sources:
+                    hint = did_you_mean(heading, self.sources)
+                    raise SpecError(f"{self.published.place('values')}: the figure has no series '{heading}'{hint}")
+        if self.kind == "raster" and (self.lines or len(self.series) > 1):
+            raise SpecError(f"{self.place('kind')}: a raster shows one series and no lines: its rows are the index")
         over = {source.startswith("train:") for source in self.series.values()}
         if self.kind == "lines" and len(over) > 1:
             raise SpecError(f"{self.place('series')}: lines are either all over rounds, train:, or all over radii")
@@ -224,18 +251,20 @@ def distinct(figures: Sequence[Figure]) -> None:
 def _not_drawn(source: str, kind: str) -> str:
     """Why a figure of this kind cannot show a source; empty where it can."""
     match = SOURCE.match(source)
-    stage = "artifact" if kind in ("heatmap", "images") else "train"
+    stage = "artifact" if kind in KEPT else "train"
     if match is None:
         near = did_you_mean(source.split(":")[0], ("train", "artifact")) if ":" in source else ""
         return f"cannot read the source '{source}'{near or ' (see docs/suites.md)'}"
     evaluated = match["stage"] not in ("train", "artifact", "gap")
+    if kind == "raster" and match["client"] != "*":
+        return f"a raster has a row for each client or class: write 'train:{match['metric']}[*]', not '{source}'"
     if stage == "train" and evaluated:
         return f"an evaluation has no rounds: leave '@{match['round']}' out of '{source}'" if match["round"] else ""
     if match["stage"] != stage:
         shows = "a tensor kept of a round" if stage == "artifact" else "a number logged in training, or an evaluation"
         return f"a figure of kind {kind} shows {shows}, not '{source}' (did you mean '{stage}:{match['metric']}'?)"
     if match["round"]:
-        which = "shows all rounds" if kind == "lines" else "shows the last round"
+        which = "shows all rounds" if kind in ("lines", "raster") else "shows the last round"
         return f"a figure of kind {kind} {which}: leave '@{match['round']}' out of '{source}'"
     if stage == "artifact" and match["client"]:
         return f"a tensor is shown whole: leave '[{match['client']}]' out of '{source}'"
