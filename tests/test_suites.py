@@ -1339,7 +1339,7 @@ BAD_FIGURES: list[tuple[str, tuple[str, str], str]] = [
     (
         "unknown kind",
         ("lines: [E]", "kind: bar"),
-        "s.yaml:45: kind: expected lines, bars, heatmap or images, got 'bar' (did you mean 'bars'?)",
+        "s.yaml:45: kind: expected lines, bars, raster, heatmap or images, got 'bar' (did you mean 'bars'?)",
     ),
     (
         "unknown scale",
