@@ -365,14 +365,15 @@ def test_server_batches() -> None:
     for shuffle in (True, False):
         batches = list(server_batches(on, 3, owned, 2, 4, shuffle))
         for epoch in range(2):
-            rows = torch.cat([rows for e, rows in batches if e == epoch])
+            rows = torch.cat([rows.host for e, rows in batches if e == epoch])
+            assert rows.tolist() == torch.cat([rows.here for e, rows in batches if e == epoch]).tolist()
             assert rows.sort().values.tolist() == list(range(18))
             assert rows.tolist() != list(range(18))
             clients = [next(k for k, own in owned.items() if own.start <= row < own.stop) for row in rows.tolist()]
             assert (clients == sorted(clients)) != shuffle
-        assert max(len(rows) for _, rows in batches) == 4
+        assert max(len(rows.host) for _, rows in batches) == 4
         again = server_batches(on, 3, owned, 2, 4, shuffle)
-        assert all(torch.equal(a, b) for (_, a), (_, b) in zip(batches, again, strict=True))
+        assert all(torch.equal(a.host, b.host) for (_, a), (_, b) in zip(batches, again, strict=True))
 
 
 @pytest.mark.parametrize("box", BOXES)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from fatbench.engine.rounds import Problem, Round, State
 from fatbench.methods.defences import DEFENCES, Upload, update_count_distribution
-from fatbench.methods.protocols.fedsgd import batch_indices, fedsgd
+from fatbench.methods.protocols.fedsgd import epoch_batches, fedsgd
 
 TARGETS = [[51, 102], [204, 0], [255, 153]]  # a_k in 1/255
 A = torch.tensor(TARGETS) / 255
@@ -159,15 +159,15 @@ def test_clients_without_a_batch_left_pause_until_the_next_epoch():
     assert [u.n for u in result.updates] == [1, 2, 2]
     assert result.updates[0].extra == {}
     assert result.cost.gradient_steps == 5
-    assert len(batch_indices(problem((1, 2, 2)), 0, 0, 1, 1)) == 0
+    assert [len(epoch_batches(problem((1, 2, 2)), k, 0, 1)) for k in range(3)] == [1, 2, 2]
 
 
 def test_an_epoch_sees_every_example_once():
     on = problem((7, 4, 5))
     for epoch in (0, 1):
-        seen = torch.cat([batch_indices(on, 0, epoch, place, 3) for place in range(3)])
+        seen = torch.cat(epoch_batches(on, 0, epoch, 3))
         assert sorted(seen.tolist()) == list(range(7))
-    assert batch_indices(on, 0, 0, 0, 3).tolist() != batch_indices(on, 0, 1, 0, 3).tolist()
+    assert epoch_batches(on, 0, 0, 3)[0].tolist() != epoch_batches(on, 0, 1, 3)[0].tolist()
 
 
 @pytest.mark.parametrize(

@@ -45,13 +45,13 @@ def feature_inversion(
         raise ValueError(
             f"decoder: images of side {images.shape[-1]} are not features of side {emitted[-1]} times a power of two"
         )
-    seed = int(torch.randint(2**62, (), generator=generator))
+    seed = int(torch.randint(2**62, (), generator=generator, device=generator.device))
     with forked(seed, "decoder", device=images.device):
         network = decoder(emitted[0], images.shape[1], factor.bit_length() - 1, width).to(images.device)
     weights = list(network.parameters())
     moments: Moments = {}
     for _ in range(steps):
-        x = images[torch.randint(len(images), (batch,), generator=generator).to(images.device)]
+        x = images[torch.randint(len(images), (batch,), generator=generator, device=generator.device).to(images.device)]
         with torch.no_grad():
             h = extractor(x)
         loss = F.mse_loss(network(h), x)

@@ -82,8 +82,8 @@ def represent(problem: Problem, model: nn.Module, images: Tensor, batch: int) ->
     with torch.no_grad(), listening(model) as heard:
         for part in images.split(batch):
             model(pixels(problem, part))
-            parts.append(torch.cat(heard, 1).float().cpu())
-    return torch.cat(parts)
+            parts.append(torch.cat(heard, 1).float())
+    return torch.cat(parts).cpu()
 
 
 # --- SimCLR ------------------------------------------------------------------------------------------------------
@@ -113,10 +113,11 @@ def pretrain(problem: Problem, start: Tensors, epochs: int, batch: int, lr: floa
         weights = [*(model.get_parameter(name) for name in names), *head.parameters()]
         for _ in range(epochs):
             losses, sizes = [], []
-            for rows in torch.randperm(len(problem.auxiliary), generator=order).split(batch):
+            every = torch.randperm(len(problem.auxiliary), generator=order).to(problem.device)
+            for rows in every.split(batch):
                 if len(rows) == 1:
                     continue
-                x = pixels(problem, problem.auxiliary[rows.to(problem.device)])
+                x = pixels(problem, problem.auxiliary[rows])
                 with precision_context(problem):
                     model(torch.cat([view(x, draws), view(x, draws)]))
                     projected = head(torch.cat(heard, 1)).float()

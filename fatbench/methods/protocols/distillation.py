@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -124,6 +124,18 @@ def train_edge(
 # --- between edge and server -------------------------------------------------------------------------------------
 
 
+class Rows(NamedTuple):
+    """Rows (b,) of what was sent: for the host, which asks whose they are, and on the device."""
+
+    host: Tensor
+    here: Tensor
+
+
+def split(problem: Problem, rows: Tensor, batch: int) -> Iterator[Rows]:
+    """Rows (N,) of the host in batches; all cross to the device at once, so that no step waits for them."""
+    return map(Rows, rows.split(batch), rows.to(problem.device).split(batch))
+
+
 @dataclass(frozen=True)
 class Sent:
     """What the edges have sent in one round, client after client; row i of every tensor is the example ids[i]."""
@@ -134,7 +146,7 @@ class Sent:
     labels: Tensor  # (N,)
     features: Tensor | None  # (N, c, h, w); None where they are computed again when they are read
     feature_bytes: int  # bytes on the wire of one example's features
-    read: Callable[[Tensor], Tensor]  # rows (b,), on the CPU -> features (b, c, h, w) float32
+    read: Callable[[Rows], Tensor]  # features (b, c, h, w) float32
 
 
 def transfer(problem: Problem, state: State, clients: Mapping[int, Tensors], batch: int, keep: Keep) -> Sent:
@@ -167,23 +179,23 @@ def transfer(problem: Problem, state: State, clients: Mapping[int, Tensors], bat
     return Sent(ids, owned, logits, problem.labels[ids], features, size, read)
 
 
-def _kept(features: Tensor) -> Callable[[Tensor], Tensor]:
-    return lambda rows: features[rows.to(features.device)].float()
+def _kept(features: Tensor) -> Callable[[Rows], Tensor]:
+    return lambda rows: features[rows.here].float()
 
 
 def _recomputed(
     problem: Problem, clients: Mapping[int, Tensors], ids: Tensor, owned: Mapping[int, slice]
-) -> Callable[[Tensor], Tensor]:
+) -> Callable[[Rows], Tensor]:
     extractor = problem.model.get_submodule("extractor")
     tensors = {k: {n: v for n, v in own.items() if n.startswith("extractor.")} for k, own in clients.items()}
     named = {k: {n.removeprefix("extractor."): v for n, v in own.items()} for k, own in tensors.items()}
 
-    def read(rows: Tensor) -> Tensor:
+    def read(rows: Rows) -> Tensor:
         places, parts = [], []
         for k, own in owned.items():
-            mine = ((rows >= own.start) & (rows < own.stop)).nonzero().flatten()
+            mine = ((rows.host >= own.start) & (rows.host < own.stop)).nonzero().flatten()
             if len(mine):
-                x = pixels(problem, problem.images[ids[rows[mine].to(ids.device)]])
+                x = pixels(problem, problem.images[ids[rows.host[mine].to(ids.device)]])
                 with torch.no_grad():
                     parts.append(functional_call(extractor.eval(), named[k], (x,)))
                 places.append(mine)
@@ -195,21 +207,22 @@ def _recomputed(
 
 def server_batches(
     problem: Problem, round: int, owned: Mapping[int, slice], epochs: int, batch: int, shuffle: bool
-) -> Iterator[tuple[int, Tensor]]:
-    """(epoch, rows (b,) on the CPU) of the server's training: over all examples, or over one client after the other."""
+) -> Iterator[tuple[int, Rows]]:
+    """(epoch, rows) of the server's training: over all examples, or over one client after the other."""
     order = generator(problem.seed, "server_order", round)
     last = max(own.stop for own in owned.values())
     for epoch in range(epochs):
         for group in [slice(0, last)] if shuffle else owned.values():
-            for rows in torch.randperm(group.stop - group.start, generator=order).split(batch):
-                yield epoch, rows + group.start
+            every = torch.randperm(group.stop - group.start, generator=order) + group.start
+            for rows in split(problem, every, batch):
+                yield epoch, rows
 
 
 def clean_pass(problem: Problem, sent: Sent, batch: int) -> Tensor:
     """The server's logits (N, classes) for every example: eval mode, float32, the weights of problem.model."""
     server = problem.model.get_submodule("server").eval()
     with torch.no_grad():
-        return torch.cat([server(sent.read(rows)) for rows in torch.arange(len(sent.ids)).split(batch)])
+        return torch.cat([server(sent.read(rows)) for rows in split(problem, torch.arange(len(sent.ids)), batch)])
 
 
 def knowledge(sent: Sent, k: int, logits: Tensor) -> Tensors:

@@ -87,7 +87,7 @@ def eavesdrop(
     ends = reads_of(inversion)
     reads = None if ends is None else (*ends, bias)
     names = None if weights == "moving" or asks(defence, "gradient") else reads
-    known = torch.unique(torch.cat([shard[:need], torch.arange(min(candidates, len(problem.images)))]))
+    known = torch.unique(torch.cat([shard[:need], torch.arange(min(candidates, len(problem.images))).to(shard)]))
     gallery = torch.cat(
         [image_measures.shrink(pixels(problem, problem.images[part]), SMALL) for part in known.split(250)]
     )

@@ -103,15 +103,14 @@ def fedgkt(
             for epoch, rows in server_batches(problem, t, sent.owned, server.epochs, server.batch, server_shuffle):
                 with precision_context(problem):
                     z = network(sent.read(rows)).float()
-                rows = rows.to(problem.device)
-                loss = label_weight * F.cross_entropy(z, sent.labels[rows])
+                loss = label_weight * F.cross_entropy(z, sent.labels[rows.here])
                 if edge_weight:
-                    loss = loss + edge_weight * divergence(z, sent.logits[rows], temperature)
+                    loss = loss + edge_weight * divergence(z, sent.logits[rows.here], temperature)
                 moments = step(weights, torch.autograd.grad(loss, weights), moments, descent)
                 steps += 1
                 if epoch == server.epochs - 1:
-                    taught[rows] = z.detach()
-                    losses.append(loss.detach() * len(rows))
+                    taught[rows.here] = z.detach()
+                    losses.append(loss.detach() * len(rows.host))
         if server_logits == "clean":
             taught = clean_pass(problem, sent, server.batch)
 

@@ -24,11 +24,11 @@ paper: silent on clients with fewer batches than others / here: they pause until
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fatbench.engine.asks import granted
@@ -80,29 +80,33 @@ def fedsgd(
     length = per_epoch if steps is None else steps
     for t in range(state.round, rounds):
         theta = {name: value.clone() for name, value in state.model.items()}
-        moments = unpacked(state.server.get("optimiser", {}), names)
-        moved = {name: torch.zeros_like(theta[name], dtype=torch.bool) for name in names}
+        weights = _flat(theta, names)
+        moments = {what: _joined(parts) for what, parts in unpacked(state.server.get("optimiser", {}), names).items()}
+        moved = torch.zeros_like(weights, dtype=torch.bool)
         sums: dict[int, list[Tensor]] = {}
         uploads: list[Update] = []
         cost = Cost()
         for step in range(t * length, (t + 1) * length):
             epoch, place = divmod(step, per_epoch)
+            if place == 0 or step == t * length:
+                todo = {k: epoch_batches(problem, k, epoch, batch) for k in clients}
             uploads = []
+            model = load(problem, theta)
             for k in clients:
-                indices = batch_indices(problem, k, epoch, place, batch)
-                if len(indices):
-                    upload, loss, hits = _upload(problem, theta, k, indices, epoch, place, objective, defence, count)
+                for indices in todo[k][place : place + 1]:
+                    upload, loss, hits = _upload(problem, model, k, indices, epoch, place, objective, defence, count)
                     uploads.append(upload)
                     one = torch.stack([loss * len(indices), hits, torch.ones_like(loss) * len(indices)])
                     sums.setdefault(k, []).append(one)
             sent = theta
-            descent = Descent(optimiser, lr)
-            theta, moments = _server_step(theta, moments, names, uploads, descent, count, moved)
+            weights, moments, here = _server_step(weights, moments, names, uploads, Descent(optimiser, lr), count)
+            moved |= here
+            theta = {**theta, **_named(weights, theta, names)}
             cost = _add(cost, uploads, sent, names)
         rounds_moved = dict(state.server.get("rounds", {}))
-        for name in names:
-            before = rounds_moved.get(name, torch.zeros_like(moved[name], dtype=torch.int16))
-            rounds_moved[name] = before + moved[name]
+        for name, here in _named(moved, theta, names).items():
+            before = rounds_moved.get(name, torch.zeros_like(here, dtype=torch.int16))
+            rounds_moved[name] = before + here
         histogram = torch.stack([torch.bincount(r.flatten().long(), minlength=t + 2) for r in rounds_moved.values()])
         histogram = histogram.sum(0)
         last = {upload.client: upload.extra for upload in uploads}  # a client that paused sent nothing
@@ -114,24 +118,24 @@ def fedsgd(
             "updated_share": dict(enumerate(share.tolist())),
         }
         mixing = Mixing([1 / len(updates)] * len(updates), artifacts={"update_counts": histogram})
-        after = State(t + 1, theta, {"optimiser": packed(moments, names), "rounds": rounds_moved})
+        theta = {name: value.clone() for name, value in theta.items()}  # each with its own memory, as files have it
+        after = State(t + 1, theta, {"optimiser": packed(_apart(moments, theta, names), names), "rounds": rounds_moved})
         yield Round(t, sent, updates, mixing, after, cost, metrics=numbers)
         state = after
 
 
-def batch_indices(problem: Problem, k: int, epoch: int, place: int, batch: int) -> Tensor:
-    """Indices (b,) into problem.images of batch number `place` of client k in an epoch; empty: it pauses."""
+def epoch_batches(problem: Problem, k: int, epoch: int, batch: int) -> Sequence[Tensor]:
+    """Indices (b,) into problem.images of each of client k's batches of an epoch; after them it pauses."""
     shard = problem.shards[k]
     order = torch.randperm(len(shard), generator=generator(problem.seed, "order", epoch, k)).to(shard.device)
-    return shard[order[place * batch : (place + 1) * batch]]
+    return shard[order].split(batch)
 
 
 def _upload(
-    problem: Problem, theta: Tensors, k: int, indices: Tensor, epoch: int, place: int, objective: Any, defence: Any,
+    problem: Problem, model: nn.Module, k: int, indices: Tensor, epoch: int, place: int, objective: Any, defence: Any,
     count: str,
 ) -> tuple[Update, Tensor, Tensor]:  # fmt: skip
-    """What client k sends for one batch, its loss, and the number of examples it got right."""
-    model = load(problem, theta)
+    """What client k sends for one batch at the model's weights, its loss, and how many examples it got right."""
     named = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     key = (epoch, place, k)
     with forked(problem.seed, "dropout", *key, device=problem.device):
@@ -151,30 +155,58 @@ def _upload(
 
 
 def _server_step(
-    theta: Tensors, moments: Moments, names: list[str], uploads: list[Update], how: Descent, count: str, moved: Tensors
-) -> tuple[Tensors, Moments]:
-    """One step on what was sent; `moved` notes the entries that had a contribution."""
-    means, some = [], []
-    for name in names:
-        total = torch.zeros_like(theta[name])
-        contributors = torch.zeros_like(total)
-        for upload in uploads:
-            g = upload.extra["gradient"][name]
-            total = total + g
-            mask = g != 0 if count == "nonzero" else upload.extra.get("mask", {}).get(name)
-            contributors = contributors + (1 if mask is None else mask.to(total))
-        here = contributors > 0
-        moved[name] |= here
-        some.append(here)
-        means.append(total / contributors.clamp(min=1))
-    weights = [theta[name].clone() for name in names]
-    with torch.no_grad():
-        if how.name == "adam":
-            moments = masked_adam(weights, means, moments, how, some)
+    weights: Tensor, moments: Moments, names: list[str], uploads: list[Update], how: Descent, count: str
+) -> tuple[Tensor, Moments, Tensor]:
+    """One step of all weights (P,) on what was sent; the moments after it, and which entries had a contribution (P,).
+
+    All tensors of a model lie one after the other: a transformer has 150 of them, and a GPU that is given every one by
+    itself waits for the host.
+    """
+    total, contributors = torch.zeros_like(weights), torch.zeros_like(weights)
+    for upload in uploads:
+        gradient = _flat(upload.extra["gradient"], names)
+        total += gradient
+        mask = upload.extra.get("mask")
+        if count == "nonzero":
+            contributors += gradient != 0
+        elif mask is None:
+            contributors += 1
         else:
-            for w, mean in zip(weights, means, strict=True):
-                w.sub_(how.lr * mean)
-    return {**theta, **dict(zip(names, weights, strict=True))}, moments
+            masks = [mask[name] if name in mask else torch.ones_like(upload.extra["gradient"][name]).bool()
+                     for name in names]  # fmt: skip
+            contributors += _joined(masks)[0]
+    here = contributors > 0
+    mean = total / contributors.clamp(min=1)
+    if how.name != "adam":
+        return weights - how.lr * mean, moments, here
+    after = [weights.clone()]
+    with torch.no_grad():
+        moments = masked_adam(after, [mean], moments, how, [here])
+    return after[0], moments, here
+
+
+def _flat(tensors: Tensors, names: Sequence[str]) -> Tensor:
+    """The named tensors one after the other (P,)."""
+    return _joined([tensors[name] for name in names])[0]
+
+
+def _joined(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """One flat tensor in place of several; of a count, that."""
+    return [torch.cat([tensor.flatten() for tensor in tensors])]
+
+
+def _named(flat: Tensor, like: Tensors, names: Sequence[str]) -> Tensors:
+    """The named tensors that lie in `flat` (P,), in the shapes of `like`."""
+    parts = flat.split([like[name].numel() for name in names])
+    return {name: part.view(like[name].shape) for name, part in zip(names, parts, strict=True)}
+
+
+def _apart(moments: Moments, like: Tensors, names: Sequence[str]) -> Moments:
+    """Moments of one flat tensor as those of its parts."""
+    return {
+        what: parts if what == "steps" else list(_named(parts[0], like, names).values())
+        for what, parts in moments.items()
+    }
 
 
 def _add(cost: Cost, uploads: list[Update], sent: Tensors, names: list[str]) -> Cost:

@@ -99,13 +99,12 @@ def fedvkd(
                 with precision_context(problem):
                     tokens = network.forward_features(sent.read(rows))
                     of_class, of_edge = network.head(tokens[:, 0]).float(), network.head_dist(tokens[:, 1]).float()
-                rows = rows.to(problem.device)
-                loss = F.cross_entropy(of_class, sent.labels[rows]) + F.cross_entropy(of_edge, answers[rows])
+                loss = F.cross_entropy(of_class, sent.labels[rows.here]) + F.cross_entropy(of_edge, answers[rows.here])
                 moments = step(weights, torch.autograd.grad(loss, weights), moments, descent)
                 steps += 1
                 if epoch == server.epochs - 1:
-                    taught[rows] = (of_class + of_edge).detach() / 2
-                    losses.append(loss.detach() * len(rows))
+                    taught[rows.here] = (of_class + of_edge).detach() / 2
+                    losses.append(loss.detach() * len(rows.host))
         if server_logits == "clean":
             taught = clean_pass(problem, sent, server.batch)
 

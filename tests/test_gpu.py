@@ -1,0 +1,397 @@
+"""Every member of every table on a GPU that is not there (`pretended`): no mixed devices, no wait inside a step.
+
+Walked, each by being in its table: attacks, objectives (for one client and for several at once), proximal terms,
+augmentations, defences, rules, models (alone and as clients at once), protocols on every path, inversions, probes, the
+monitor and evaluations. A step's waits are told from a round's by their number: a round of more steps has no more.
+
+Not walked: partitions and data sets, which know no device; the stages of AutoAttack and the classes of torchattacks by
+themselves, whose waits are their packages'; how a GPU computes.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import fields, replace
+from typing import Any
+
+import pretended
+import pytest
+import torch
+from pretended import CUDA, MixedDevices, Pretended
+from torch import Tensor, nn
+
+from fatbench.engine import measures
+from fatbench.engine import randomness as rng
+from fatbench.engine.accuracy import accuracy, edge_accuracy, zero_gradients
+from fatbench.engine.asks import granted
+from fatbench.engine.fast.draws import Streams
+from fatbench.engine.local import LocalTraining, offers
+from fatbench.engine.mixing import aggregate, mix
+from fatbench.engine.rounds import Context, Problem, Round, State, Stats, Update
+from fatbench.engine.setup import Setup
+from fatbench.methods.attacks import ATTACKS
+from fatbench.methods.augmentations import AUGMENTS
+from fatbench.methods.defences import DEFENCES, Upload
+from fatbench.methods.inversions import INVERSIONS
+from fatbench.methods.objectives import OBJECTIVES, PROXIMALS
+from fatbench.methods.probes import PROBES
+from fatbench.methods.protocols import PROTOCOLS
+from fatbench.methods.rules import RULES
+from fatbench.models import MODELS
+from fatbench.suite import formulas, signatures
+
+EPS = 8 / 255
+# What a setting without a default is given, by its type; a name stands for that member with its own.
+SMALLEST: dict[str, Any] = {
+    "Count": 1, "Natural": 1, "Positive": 0.1, "NonNegative": 0.1, "Radius": EPS, "Probability": 0.5, "Share": 0.5,
+    "Real": 0.1, "Momentum": 0.5, "bool": True, "Attack": "fgsm", "Objective": "standard", "Rule": "samples",
+    "Defence": "none", "Inversion": "patch_ls", "Proximal": "squared",
+}  # fmt: skip
+# Settings that make a member small, or that no type says: only what the types cannot.
+FEW: dict[tuple[str, str], dict[str, Any]] = {
+    ("Attack", "torchattacks"): {"attack": "PGD", "steps": 1},
+    ("Rule", "adfl"): {"steps": 2},
+    ("Inversion", "matching"): {"steps": 2},
+    ("Inversion", "april_opt"): {"steps": 2},
+    ("Inversion", "masked"): {"latent": 6, "iterations": 1},
+    ("Inversion", "oracle"): {"latent": 6},
+    ("Inversion", "patch_span"): {"latent": 6, "iterations": 2},
+    ("Probe", "svcca"): {"n": 20, "blocks": "1", "pairs": "0-1,0-server"},
+    ("Probe", "leakage"): {"victims": 1, "steps": 2, "width": 2, "candidates": 4},
+    ("Protocol", "eavesdrop"): {"victims": 2, "candidates": 4},
+}
+SMALL = {"width": 8, "dim": 16, "depth": 1, "heads": 2, "patch": 4, "blocks": 1, "planes": 2, "token_dim": 8,
+         "inner": 4, "inner_heads": 2, "stem": 3}  # fmt: skip
+
+
+def settings(kind: str, name: str, **more: Any) -> dict[str, Any]:
+    """Small settings of a member: those without a default, `FEW`, and `more` where it has them."""
+    signature = signatures.describe(kind, name)
+    found: dict[str, Any] = {}
+    for setting in signature.settings:
+        inner, optional = signatures.nested(setting.annotation)
+        if setting.name in more:
+            found[setting.name] = more[setting.name]
+        elif setting.name.endswith("batch") and setting.annotation == "Count":
+            found[setting.name] = 4
+        elif setting.name.endswith("epochs") and inner is None:
+            found[setting.name] = 1
+        elif setting.default is not signatures.REQUIRED or optional:
+            continue
+        elif inner in signatures.CLASSES:
+            found[setting.name] = small_class(inner, **more)
+        elif inner is not None:
+            found[setting.name] = member(inner, SMALLEST[inner])
+        elif setting.name not in FEW.get((kind, name), {}):
+            found[setting.name] = SMALLEST[setting.annotation]
+    return {**found, **FEW.get((kind, name), {})}
+
+
+def small_class(kind: str, **more: Any) -> Any:
+    """An instance of a settings class with small values."""
+    module, name = signatures.CLASSES[kind]
+    owner = getattr(importlib.import_module(module), name)
+    values: dict[str, Any] = {"batch": 4, "lr": 0.01, "epochs": 1, "objective": functools.partial(at, eps=EPS)}
+    names = {field.name for field in fields(owner)}
+    return owner(**{name: value for name, value in {**values, **more}.items() if name in names})
+
+
+def at(model: nn.Module, x: Tensor, y: Tensor, generator: torch.Generator, *, eps: float) -> tuple[Tensor, Tensor]:
+    """Adversarial training of one step: draws, and takes a gradient by the images."""
+    return OBJECTIVES["at"](
+        model, x, y, generator, attack=functools.partial(ATTACKS["pgd"], eps=eps, step=eps, steps=1)
+    )
+
+
+def member(kind: str, name: str, **more: Any) -> Any:
+    """A member of a table with small settings."""
+    return functools.partial(signatures.function(kind, name), **settings(kind, name, **more))
+
+
+@pytest.fixture
+def gpu() -> Iterator[Pretended]:
+    with pretended.gpu() as mode:
+        yield mode
+
+
+def network(name: str = "vit", shape: tuple[int, int, int] = (3, 12, 12), seed: int = 0) -> nn.Module:
+    """A small network of the table, on the CPU."""
+    known = {s.name for s in signatures.describe("Model", name).settings}
+    with rng.forked(seed, "model"):
+        return MODELS[name](shape, 10, **{key: value for key, value in SMALL.items() if key in known})
+
+
+def problem(model: nn.Module, each: int = 8, side: int = 12, clients: int = 2, **changes: Any) -> tuple[Problem, State]:
+    """`clients` clients with `each` images, on the GPU."""
+    n = each * clients
+    images = torch.randint(0, 256, (n, 3, side, side), generator=torch.Generator().manual_seed(1), dtype=torch.uint8)
+    labels = torch.arange(n) % 10
+    model = model.to(CUDA)
+    shards = [shard.to(CUDA) for shard in torch.arange(n).split(each)]
+    on = Problem(model, images.to(CUDA), labels.to(CUDA), shards, 10, 3, CUDA)
+    start = {name: value.detach().clone() for name, value in model.state_dict().items()}
+    return replace(on, **changes), State(0, start)
+
+
+def batch(n: int = 4) -> tuple[Tensor, Tensor]:
+    x = torch.rand(n, 3, 12, 12, generator=torch.Generator().manual_seed(2)).to(CUDA)
+    return x, (torch.arange(n) % 10).to(CUDA)
+
+
+def streams(each: int = 2) -> Streams:
+    return Streams([rng.generator(k, "attack", device=CUDA) for k in range(each)])
+
+
+# --- the pretended GPU itself -------------------------------------------------------------------------------------
+
+
+CASES = {
+    "cat": lambda a, b: torch.cat([a, b]),
+    "add": lambda a, b: a + b,
+    "add a number of the host": lambda a, b: a + b[0, 0],
+    "a number of the device to the host": lambda a, b: b + a[0, 0],
+    "where": lambda a, b: torch.where(a > 0, a, b),
+    "index by the host": lambda a, b: a[torch.tensor([0])],
+    "put": lambda a, b: a.index_put((torch.tensor([0]),), a[0]),
+    "copy": lambda a, b: a.clone().copy_(b),
+    "product": lambda a, b: a @ b.T,
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_which_devices_may_be_mixed_is_what_torch_says(name: str, gpu: Pretended) -> None:
+    """As `FakeTensorMode` has it, with the same tensors. It lets an index on the device read the host, and a GPU does not."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    torch._C._pop_torch_function_stack()
+    try:
+        with FakeTensorMode():
+            a, b = torch.empty(2, 3, device="cuda"), torch.empty(2, 3)
+            try:
+                CASES[name](a, b)
+                theirs = True
+            except RuntimeError:
+                theirs = False
+    finally:
+        torch._C._push_on_torch_function_stack(gpu)
+    try:
+        CASES[name](torch.zeros(2, 3).to(CUDA), torch.zeros(2, 3))
+        ours = True
+    except MixedDevices:
+        ours = False
+    assert ours == theirs
+
+
+def test_what_the_host_waits_for_is_seen(gpu: Pretended) -> None:
+    x = torch.zeros(4).to(CUDA)
+    free = [lambda: x + 1, lambda: x.sum(), lambda: torch.where(x > 0, x, 1.0), lambda: x.to(torch.float64)]
+    waits = [x.sum().item, x.cpu, x.tolist, lambda: bool((x > 0).any()), lambda: float(x[0]), lambda: x[x > 0],
+             lambda: x.nonzero(), lambda: torch.tensor([1.0], device=CUDA), lambda: torch.ones(2).to(x),
+             lambda: x[torch.tensor([1])]]  # fmt: skip
+    for call in free:
+        gpu.waits.clear()
+        call()
+        assert not gpu.waits
+    for call in waits:
+        gpu.waits.clear()
+        call()
+        assert sum(gpu.waits.values()) == 1, gpu.waits
+
+
+def test_a_generator_of_the_host_does_not_draw_for_the_device(gpu: Pretended) -> None:
+    x = torch.zeros(4).to(CUDA)
+    for call in (lambda g: x.uniform_(generator=g), lambda g: torch.rand(4, device=CUDA, generator=g)):
+        call(rng.generator(0, "a", device=CUDA))
+        with pytest.raises(MixedDevices, match="a generator on cpu draws for cuda:0"):
+            call(rng.generator(0, "a"))
+
+
+# --- functions of a batch -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+def test_attack(name: str, gpu: Pretended, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, (x, y) = network().to(CUDA).eval(), batch(2)
+    attack, noise = member("Attack", name), rng.generator(0, "attack", device=CUDA)
+    foreign = "Package:" in (ATTACKS[name].__doc__ or "")
+    if name == "autoattack":
+        few_steps(monkeypatch)
+    gpu.waits.clear()
+    assert attack(model, x, y, noise).device == CUDA
+    assert foreign or not gpu.waits
+
+
+def few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """AutoAttack with two steps in place of hundreds."""
+    import pyautoattack
+
+    real = pyautoattack.AutoAttack.__init__
+
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        real(self, *args, **kwargs)
+        for stage in (self.apgd, self.apgd_targeted, self.fab):
+            stage.n_iter = 2
+        self.square.n_queries = 2
+
+    monkeypatch.setattr(pyautoattack.AutoAttack, "__init__", init)
+
+
+@pytest.mark.parametrize("several", [False, True], ids=["one", "several"])
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_objective(name: str, several: bool, gpu: Pretended) -> None:
+    model, (x, y) = network().to(CUDA), batch()
+    on, _ = problem(network())
+    noise = streams() if several else rng.generator(0, "attack", device=CUDA)
+    objective = member("Objective", name)
+    asked = granted(objective, offers(on, 0, lambda: model))
+    gpu.waits.clear()
+    loss, hits = objective(model, x, y, noise, **asked)
+    torch.autograd.grad(loss.sum(), [p for p in model.parameters() if p.requires_grad], allow_unused=True)
+    assert hits.device == CUDA
+    assert not gpu.waits
+
+
+@pytest.mark.parametrize("name", PROXIMALS)
+def test_proximal(name: str, gpu: Pretended) -> None:
+    weights = list(network().to(CUDA).parameters())
+    gpu.waits.clear()
+    member("Proximal", name)(weights, [w.detach().clone() for w in weights], 1)
+    assert not gpu.waits
+
+
+@pytest.mark.parametrize("name", AUGMENTS)
+def test_augmentation(name: str, gpu: Pretended) -> None:
+    x, _ = batch()
+    gpu.waits.clear()
+    assert member("Augment", name)(x, rng.generator(0, "augment", device=CUDA)).device == CUDA
+    assert not gpu.waits
+
+
+@pytest.mark.parametrize("name", DEFENCES)
+def test_defence(name: str, gpu: Pretended) -> None:
+    gradient = {key: p.detach() for key, p in network().to(CUDA).named_parameters()}
+    sent, mask = member("Defence", name)(gradient, Upload(0, 0))
+    assert {g.device for g in [*sent.values(), *(mask or {}).values()]} == {CUDA}
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_rule(name: str, gpu: Pretended) -> None:
+    on, state = problem(network())
+    model = state.model
+    near = [{k: v + 0.01 * s if v.is_floating_point() else v for k, v in model.items()} for s in (1, 2, 3)]
+    stats = Stats(1.0, 1.0, 0.5, 1, 1.0, 1, broadcast_loss=1.0)
+    updates = [Update(k, 8, own, replace(stats, loss=1.0 + k)) for k, own in enumerate(near)]
+    on = replace(on, shards=[on.shards[0]] * 3)
+    context = Context(1, 3, on, model, {}, 0.1)
+    rule = member("Rule", name)
+    for _ in range(2):  # what it remembers is on some device too
+        mixing = aggregate(rule, updates, context)
+        mixed = mix(updates, mixing, model, on.model)
+        context = replace(context, round=2, memory=mixing.memory)
+    assert {value.device for value in mixed.values()} == {CUDA}
+
+
+# --- models -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", ["loop", "fast"])
+@pytest.mark.parametrize("name", MODELS)
+def test_model(name: str, path: str, gpu: Pretended) -> None:
+    """A round of one batch; on the fast path by whatever stacks it."""
+    on, state = problem(network(name, (3, 16, 16)), each=2, side=16, path=path)
+    if "edge" in formulas.parts("Model", {"name": name}):
+        return  # walked by the protocols that train it
+    local = LocalTraining(batch=2, lr=0.01, objective=OBJECTIVES["standard"])
+    rounds = PROTOCOLS["fedavg"](on, state, rounds=1, participation=1.0, rule=RULES["samples"], local=local)
+    result = next(rounds)
+    assert {value.device for value in result.state.model.values()} == {CUDA}
+
+
+# --- protocols, and what looks at them ----------------------------------------------------------------------------
+
+
+def one_round(name: str, path: str, each: int, mode: Pretended, **more: Any) -> tuple[Round, Counter[str]]:
+    """The first round of a protocol whose clients have `each` images in batches of 4, and what the host waited for."""
+    parts = formulas.parts("Protocol", {"name": name})
+    model = network("edge_vit" if "edge" in parts else "vit")
+    auxiliary = torch.randint(0, 256, (2 * each, 3, 12, 12), dtype=torch.uint8).to(CUDA)
+    on, state = problem(model, each, path=path, auxiliary=auxiliary)
+    rounds = PROTOCOLS[name](on, state, **settings("Protocol", name, batch=4, **more))
+    mode.waits.clear()
+    return next(rounds), Counter(mode.waits)
+
+
+# Those that train clients by the one door have another path through it.
+PATHS = [(name, path) for name, protocol in PROTOCOLS.items()
+         for path in ("loop", *["fast"] * ("train_cohort" in protocol.__globals__))]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "path"), PATHS)
+def test_protocol(name: str, path: str, gpu: Pretended) -> None:
+    """A round of four batches makes the host wait no more often than one of two."""
+    (_, few), (result, more) = (one_round(name, path, each, gpu) for each in (8, 16))
+    assert {value.device.type for value in result.state.model.values()} <= {"cuda"}
+    assert not (more - few), "waits inside a step"
+
+
+@pytest.mark.parametrize("name", INVERSIONS)
+def test_inversion(name: str, gpu: Pretended) -> None:
+    result, _ = one_round("eavesdrop", "loop", 8, gpu, inversion=member("Inversion", name))
+    assert result.artifacts["reconstruction"].device == CUDA
+
+
+@pytest.mark.parametrize("name", [name for name in INVERSIONS if "steps" in FEW.get(("Inversion", name), {})])
+def test_a_step_of_an_inversion_waits_for_nothing(name: str, gpu: Pretended) -> None:
+    inversion = member("Inversion", name)
+    few, more = (
+        one_round("eavesdrop", "loop", 8, gpu, inversion=functools.partial(inversion, steps=steps))[1]
+        for steps in (1, 3)
+    )
+    assert not (more - few), "waits inside a step"
+
+
+@pytest.mark.parametrize(
+    "protocol", ["fedavg", "fedgkt"]
+)  # clients that upload a model, and those that upload features
+@pytest.mark.parametrize("name", PROBES)
+def test_probe(name: str, protocol: str, gpu: Pretended) -> None:
+    if name == "svcca" and protocol == "fedgkt":
+        return  # asks for the blocks of a transformer that clients upload
+    model = network("edge_vit" if protocol == "fedgkt" else "vit")
+    on, state = problem(model, 20)
+    result = next(PROTOCOLS[protocol](on, state, **settings("Protocol", protocol, batch=20)))
+    few = dict(FEW["Probe", name]) if ("Probe", name) in FEW else {}
+    if name == "svcca":
+        few["n"] = 40
+    probe = functools.partial(signatures.function("Probe", name), **{**settings("Probe", name), **few})
+    noise = rng.generator(0, "probe", device=CUDA)
+    assert probe(on, result, on.images, on.labels, member("Attack", "fgsm"), noise)
+
+
+@pytest.mark.parametrize("protocol", ["fedavg", "fedgkt"])
+def test_what_is_measured_of_a_round(protocol: str, gpu: Pretended) -> None:
+    """The monitor, on test, validation and held-out images, and all that is measured once."""
+    on, state = problem(network("edge_vit" if protocol == "fedgkt" else "vit"))
+    given = settings("Protocol", protocol, batch=4)
+    result = next(PROTOCOLS[protocol](on, state, **given))
+    some = on.images[:4], on.labels[:4]
+    ready = Setup(on, state, some, some, [on.shards[0][:2], on.shards[1][:0]], 10, {})
+    numbers = [
+        *measures.training(result, on),
+        *measures.once(ready, given, True),
+        *measures.monitored(ready, result, 1, member("Attack", "fgsm"), 4, True),
+    ]
+    assert {"natural", "monitor", "val_monitor", "holdout_accuracy", "edge_memory"} <= {n.metric for n in numbers}
+
+
+def test_evaluation(gpu: Pretended) -> None:
+    """An attack on a stored model: its states come from files, on the CPU."""
+    on, state = problem(network("edge_vit"))
+    stored = {name: value.cpu() for name, value in state.model.items()}
+    right, _ = accuracy(on, stored, on.images, on.labels, member("Attack", "pgd"), ("evaluate", "pgd"), batch=5)
+    assert right.shape == (16,)
+    assert 0 <= edge_accuracy(on, stored, on.images, on.labels) <= 1
+    assert 0 <= zero_gradients(on, stored, on.images, on.labels) <= 1
