@@ -1297,9 +1297,9 @@ BAD: list[tuple[str, tuple[str, str], str]] = [
         "s.yaml:40: PGD-20: cannot read the source 'artifact:adfl_cross' (see docs/suites.md)",
     ),
     (
-        "every client in a table",
-        ("PGD-20: pgd20", 'PGD-20: "train:weight[*]"'),
-        "s.yaml:40: PGD-20: cannot read the source 'train:weight[*]' (see docs/suites.md)",
+        "every client of a gap",
+        ("PGD-20: pgd20", 'PGD-20: "gap:pgd20[*]"'),
+        "s.yaml:40: PGD-20: cannot read the source 'gap:pgd20[*]' (see docs/suites.md)",
     ),
     (
         "who competes",
@@ -1339,7 +1339,7 @@ BAD_FIGURES: list[tuple[str, tuple[str, str], str]] = [
     (
         "unknown kind",
         ("lines: [E]", "kind: bar"),
-        "s.yaml:45: kind: expected lines, bars, raster, heatmap or images, got 'bar' (did you mean 'bars'?)",
+        "s.yaml:45: kind: expected lines, bars, raster, matrix, heatmap or images, got 'bar' (did you mean 'bars'?)",
     ),
     (
         "unknown scale",

@@ -118,7 +118,8 @@ def _attacks(what: Plan) -> dict[str, list[dict[str, Any]]]:
     found: dict[str, list[dict[str, Any]]] = {}
     for evaluations in {id(cell.evaluations): cell.evaluations for cell in what.cells}.values():
         for evaluation in evaluations:
-            found.setdefault(evaluation.label, []).append(evaluation.attack)
+            on = {} if evaluation.origin is None else {"computed on": f"{evaluation.origin.name}'s model"}
+            found.setdefault(evaluation.label, []).append({**evaluation.attack, **on})
     return found
 
 

@@ -152,6 +152,8 @@ def job(store: Store, cell: str) -> Job:
         evaluation = stage.rpartition("@")[0]
         if stage == "train" or row.status != "done" or row.settings is None or evaluation in evaluations:
             continue
+        if "origin" in row.settings:  # of another cell, which may not be in the file
+            continue
         attack = {key: value for key, value in row.settings.items() if key != "implementation"}
         batch = store.outcomes(cell, stage)[0][1]
         n = sizes[stage]

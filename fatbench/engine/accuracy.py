@@ -38,18 +38,21 @@ def attacked(
     *,
     batch: int,
     start: int = 0,
+    origin: tuple[Problem, Tensors] | None = None,
 ) -> Iterator[tuple[int, Tensor, Tensor]]:
     """Chunks (start, correct (b,) bool, cross-entropy (b,) float64, both on the CPU) of `batch` images from `start` on.
 
     images (n, C, H, W) uint8, labels (n,). The attack's randomness is keyed by `key` and the chunk's first image, so
-    a stage that was interrupted goes on as if it had not been.
+    a stage that was interrupted goes on as if it had not been. origin: the model that the attack is computed on, where
+    it is another; its problem has a network of its own.
     """
     model = load(problem, state).eval()
+    computed_on = model if origin is None else load(*origin).eval()
     for first in range(start, len(labels), batch):
         x, y = pixels(problem, images[first : first + batch]), labels[first : first + batch]
         noise = generator(problem.seed, *key, first, device=problem.device)
         with precision_context(problem):
-            adversarial = attack(model, x, y, noise)
+            adversarial = attack(computed_on, x, y, noise)
         with torch.no_grad():
             logits = torch.cat([model(part) for part in adversarial.split(part_of(adversarial))]).double()
         yield first, (logits.argmax(1) == y).cpu(), F.cross_entropy(logits, y, reduction="none").cpu()

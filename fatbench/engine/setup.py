@@ -84,11 +84,9 @@ def setup(
         return [torch.from_numpy(shard).to(place.device, torch.int64) for shard in shards]
 
     images, labels = tensors("train", dataset.train_images, dataset.train_labels, chosen.train)
-    with forked(seed, "model"):
-        network = model(dataset.shape if size is None else (dataset.shape[0], size, size), dataset.classes)
-    if place.microbatch is not None:
-        microbatch.bound(network, place.microbatch)
-    network.to(place.device)
+    network = network_of(
+        place, seed, model, dataset.shape if size is None else (dataset.shape[0], size, size), dataset.classes
+    )
     unlabelled = None
     if auxiliary is not None:
         other = dataset if _same(auxiliary, data) else auxiliary(place.data)
@@ -110,6 +108,17 @@ def setup(
         data={"name": dataset.name, "variant": dataset.variant, "fingerprint": dataset.fingerprint},
         weights=getattr(network, "pretrained", None),
     )
+
+
+def network_of(
+    place: Place, seed: int, model: Callable[..., Any], shape: tuple[int, int, int], classes: int
+) -> torch.nn.Module:
+    """A cell's network as it begins, on the device."""
+    with forked(seed, "model"):
+        network: torch.nn.Module = model(shape, classes)
+    if place.microbatch is not None:
+        microbatch.bound(network, place.microbatch)
+    return network.to(place.device)
 
 
 def _same(a: Callable[..., Any], b: Callable[..., Any]) -> bool:

@@ -15,7 +15,7 @@ from typing import Any
 from fatbench.report import provenance, ties
 from fatbench.report.grid import Column, Comparison, Grid, Group, Row, Value, label
 from fatbench.report.notes import checkpoint, footnotes, notes
-from fatbench.report.numbers import Found, Numbers, Outcomes, Source, metric_names
+from fatbench.report.numbers import CLIENT, EVERY, Found, Numbers, Outcomes, Source, clients, metric_names
 from fatbench.report.places import Names, Places, absent, places_of, spread
 from fatbench.report.published import Lookup
 from fatbench.report.statistics import paired
@@ -73,6 +73,7 @@ def _grid(
     if not found:
         return None
     sources = {heading: Source.parse(text) for heading, text in table.values.items()}
+    found, axes = _by_client(found, sources, table)
     lacking = absent(sources, found)
     headings = [heading for heading in sources if heading not in lacking] or list(sources)
     row_keys = list(dict.fromkeys(row for row, _ in found))
@@ -86,7 +87,9 @@ def _grid(
         for group_key in group_keys:
             here = found.get((row_key, group_key), {})
             shown = {h: [] if h in lacking else here.get(h, []) for h in headings}
-            values.append([_value(cells, sources[h], numbers, facts) for h, cells in shown.items()])
+            client = dict(row_key).get(CLIENT, "") if axes != table.rows else ""
+            at = {h: replace(s, client=int(client)) if s.client == EVERY else s for h, s in sources.items()}
+            values.append([_value(cells, at[h], numbers, facts) for h, cells in shown.items()])
             for heading, value in zip(headings, values[-1], strict=True):
                 if not value.planned:
                     continue
@@ -97,7 +100,7 @@ def _grid(
                     value.published, value.published_std, value.published_flag = lookup.find(point, heading)
         rows.append(Row(dict(row_key), values))
     for cell in evaluated:
-        rows.append(_evaluated(cell, table, group_keys, found, [sources[h] for h in headings], numbers, facts))
+        rows.append(_evaluated(cell, axes, group_keys, found, [sources[h] for h in headings], numbers, facts))
 
     columns = []
     names = metric_names(sources.values())
@@ -132,7 +135,7 @@ def _grid(
         id=table.id,
         name=table.title,
         label=label(plan.preset),
-        axes=table.rows,
+        axes=axes,
         groups=[Group(dict(key)) for key in group_keys],
         columns=columns,
         rows=rows,
@@ -154,9 +157,21 @@ def _grid(
     return grid
 
 
+def _by_client(found: Places, sources: Mapping[str, Source], table: Table) -> tuple[Places, list[str]]:
+    """The places with a row for each client, where a source is "metric[*]"; and the axes of the rows."""
+    every = [heading for heading, source in sources.items() if source.client == EVERY]
+    if not every:
+        return found, table.rows
+    rows: Places = {}
+    for (row, group), here in found.items():
+        for k in range(max(clients(here.get(heading, ()), sources[heading]) for heading in every)):
+            rows[(*row, (CLIENT, str(k))), group] = here
+    return rows, [*table.rows, CLIENT]
+
+
 def _evaluated(
     cell: Cell,
-    table: Table,
+    axes: Sequence[str],
     groups: Sequence[Names],
     found: Places,
     sources: Sequence[Source],
@@ -164,7 +179,7 @@ def _evaluated(
     facts: provenance.Facts,
 ) -> Row:
     """The row of a model that was not trained here; a group of columns on other data stays empty."""
-    first, *others = table.rows
+    first, *others = axes
     key = {first: cell.key["model"], **dict.fromkeys(others, "")}
     values = []
     for group in groups:
@@ -187,8 +202,11 @@ def _attacks(columns: Iterable[Column], found: Places) -> dict[str, list[dict[st
         for evaluations in {id(cell.evaluations): cell.evaluations for cell in cells}.values():
             for evaluation in evaluations:
                 known = attacks.setdefault(column.source.metric, [])
-                if evaluation.label == column.source.metric and evaluation.attack not in known:
-                    known.append(evaluation.attack)
+                attack = evaluation.attack
+                if evaluation.origin is not None:
+                    attack = {**attack, "computed on": f"{evaluation.origin.name}'s model"}
+                if evaluation.label == column.source.metric and attack not in known:
+                    known.append(attack)
     return attacks
 
 
@@ -208,7 +226,7 @@ def _value(cells: Sequence[Cell], source: Source, numbers: Numbers, facts: prove
             flagged.setdefault(flag, []).append(seed)
         if math.isfinite(found.value):
             measured.append((seed, found))
-            if source.stage == "evaluation":
+            if source.stage == "evaluation" and source.client == -1:
                 behind.append((cell.id, found.stages[-1]))
             what = source.metric if source.stage != "train" else ""
             origins = [(stage, numbers.origins(cell.id, stage)) for stage in found.stages]

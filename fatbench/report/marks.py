@@ -1,4 +1,4 @@
-"""What stands in one panel of a figure, a function for each kind: curves, bars, rasters, heat maps, images."""
+"""What stands in one panel of a figure, a function a kind: curves, bars, rasters, matrices, heat maps, images."""
 
 from __future__ import annotations
 
@@ -134,6 +134,38 @@ def raster(panel: Panel, axes: Axes, name: Names, looks: Looks) -> None:
         total = math.fsum(point.mean for point in line.points)
         text = f"{total:.3g}"
         axes.annotate(text, (1.02, row), xycoords=("axes fraction", "data"), va="center", fontsize=7, color=INK)
+
+
+def matrix(panel: Panel, axes: Axes, name: Names, looks: Looks) -> None:
+    """A number for each line and heading: lines (or clients) down, headings along; of a transfer the attacked along."""
+    import numpy
+    from matplotlib import colormaps
+
+    rows = list(dict.fromkeys(_row(line) for line in panel.lines))
+    columns = list(dict.fromkeys(line.heading for line in panel.lines))
+    values = numpy.full((len(rows), len(columns)), numpy.nan)
+    for line in panel.lines:
+        if line.points:
+            values[rows.index(_row(line)), columns.index(line.heading)] = _scaled(line, line.points[-1].mean)
+    axes.grid(visible=False)
+    if numpy.isnan(values).all():
+        axes.set_xticks([])
+        axes.set_yticks([])
+        return
+    colours = colormaps["cividis"].with_extremes(bad="#D9DCE1")
+    low, high = (0, 100) if panel.lines[0].source.fraction else (numpy.nanmin(values), numpy.nanmax(values))
+    image = axes.imshow(values, cmap=colours, interpolation="nearest", vmin=low, vmax=high)
+    axes.set_yticks(range(len(rows)), rows)
+    axes.set_xticks(range(len(columns)), columns, rotation=30, ha="right", rotation_mode="anchor")
+    axes.figure.colorbar(image, ax=axes, shrink=0.8).set_label("per cent" if high == 100 else "")
+    for (row, column), value in numpy.ndenumerate(values):
+        if values.size <= 100 and not numpy.isnan(value):
+            colour = "black" if value > (low + high) / 2 else "white"
+            axes.text(column, row, f"{value:.1f}", ha="center", va="center", color=colour, fontsize=6)
+
+
+def _row(line: Line) -> str:
+    return ", ".join([*line.key.values(), *([] if line.index is None else [f"client {line.index}"])])
 
 
 def tensor(plot: Plot, panel: Panel, line: Line, names: Key, axes: Axes, files: Path | None) -> list[AxesImage]:

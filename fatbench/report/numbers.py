@@ -6,7 +6,7 @@ import itertools
 import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from fatbench.report import flags as checking
@@ -69,6 +69,19 @@ def metric_names(sources: Iterable[Source]) -> dict[str, str]:
             apart = len(alike) > 1 and source.stage == "train" and at is not None
             names[text] = f"{name}@{at}" if apart else name
     return names
+
+
+CLIENT = "client"  # the axis of rows that a source "metric[*]" makes
+
+
+def clients(cells: Iterable[Cell], source: Source) -> int:
+    """How many clients "metric[*]" counts: those of the transfer, else those among which the data is dealt."""
+    found = 0
+    for cell in cells:
+        origins = [one.origin for one in cell.evaluations if one.label == source.metric]
+        many = next((origin.clients for origin in origins if origin is not None and not origin.cell), None)
+        found = max(found, many or int(cell.spec["partition"].get("clients") or 0))
+    return found
 
 
 def over_clients(source: Source, by_client: Mapping[int, float]) -> float | None:
@@ -191,7 +204,12 @@ class Numbers:
             by_client = {} if whole is None else self.priors.get((cell.id, whole.stages[-1]), {})
             value = over_clients(source, by_client)
             return None if whole is None or value is None else Found(value, whole.n, whole.stages)
-        return self._evaluations(cell, self.select).get(source.metric)
+        whole = self._evaluations(cell, self.select).get(source.metric)
+        if whole is None or source.client == -1:
+            return whole
+        at = self.round(cell.id, self.select) or 0
+        row = self.by_key.get((cell.id, whole.stages[-1], source.metric, at, source.client))
+        return None if row is None else replace(whole, value=row[0], n=row[1])
 
     def _evaluations(self, cell: Cell, checkpoint: str) -> dict[str, Found]:
         """Every evaluation that has been made of a cell at a checkpoint, by metric, with its flags."""
@@ -214,7 +232,14 @@ class Numbers:
         chain = [metric for metric in checking.CHAIN if metric in found]
         raised: dict[str, list[str]] = {}
         attacks = {evaluation.label: evaluation.attack for evaluation in cell.evaluations}
-        for weak, strong in itertools.combinations(chain, 2):
+        moved = {one.label: one.origin.name for one in cell.evaluations if one.origin is not None and one.origin.cell}
+        white = {
+            one.label: next((e.label for e in cell.evaluations if e.origin is None and e.attack == one.attack), "")
+            for one in cell.evaluations
+            if one.label in moved
+        }
+        against = [(label, white[label]) for label in moved if label in found and white[label] in found]
+        for weak, strong in [*itertools.combinations(chain, 2), *against]:
             easy, hard = found[weak], found[strong]
             if hard.value <= easy.value or not checking.same_ball(attacks[weak], attacks[strong]):
                 continue
@@ -223,12 +248,13 @@ class Numbers:
                 bits = [self.outcomes(cell.id, each.stages[-1]) for each in (easy, hard)]
                 paired = checking.discordant(*bits)
             if checking.violated((easy.value, easy.n), (hard.value, hard.n), paired):
-                raised.setdefault(strong, []).append(f"{strong} is above {weak} by more than 3 standard errors")
+                on = f", which is computed on {moved[weak]}'s model," if weak in moved else ""
+                raised.setdefault(strong, []).append(f"{strong} is above {weak}{on} by more than 3 standard errors")
         if natural := found.get("natural"):
             dead = self.by_key.get((cell.id, natural.stages[-1], "zero_gradients", round, -1))
             if dead is not None and dead[0] > checking.ZERO_GRADIENTS:
                 for metric in found:
-                    if attacks[metric]["name"] != "natural":
+                    if attacks[metric]["name"] != "natural" and metric not in moved:
                         raised.setdefault(metric, []).append(checking.NO_GRADIENT)
         for metric, one in found.items():
             stored = self.stored_flags.get((cell.id, one.stages[-1]), ()) if self.stored_flags else ()

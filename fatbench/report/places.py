@@ -17,12 +17,15 @@ Places = dict[tuple[Names, Names], dict[str, list[Cell]]]
 
 
 def sweeps(plan: Plan) -> dict[str, dict[str, str]]:
-    """Attack with a list of radii -> metric of each of them -> the radius as the suite writes it."""
+    """Attack with a list of radii -> metric of each of them -> the radius as the suite writes it.
+
+    A transfer has a metric for each model that its attack is computed on, in place of a radius.
+    """
     found: dict[str, dict[str, str]] = {}
     for evaluations in {id(cell.evaluations): cell.evaluations for cell in plan.cells}.values():
         for one in evaluations:
             if one.sweep:
-                found.setdefault(one.sweep, {})[one.label] = str(one.attack["eps"])
+                found.setdefault(one.sweep, {})[one.label] = one.mark
     return found
 
 
@@ -41,9 +44,9 @@ def spread(shown: S, plan: Plan) -> S:
         plain = any(e.label == source.metric for cell in plan.cells for e in cell.evaluations)
         if plain:
             headings[heading] = one
-        for metric, eps in swept[source.metric].items():
+        for metric, mark in swept[source.metric].items():
             text = re.sub(rf"(^|:){source.metric}\b", rf"\g<1>{metric}", one.source)
-            headings[f"{heading} {eps}"] = one.model_copy(update={"source": text})
+            headings[f"{heading} {mark}"] = one.model_copy(update={"source": text})
     changed: dict[str, Any] = {"sources": headings}
     if isinstance(shown, Table):
         best = {heading: shown.best.get(heading) for heading in headings}

@@ -90,7 +90,8 @@ def _metadata(plot: Plot, names: Key, format: str) -> dict[str, Any]:
     return {"Title": title, "Description": about, "Software": "fatbench"}
 
 
-KINDS = {"lines": marks.curves, "bars": marks.bars, "raster": marks.raster}
+KINDS = {"lines": marks.curves, "bars": marks.bars, "raster": marks.raster, "matrix": marks.matrix}
+ROWS = ("raster", "matrix")  # kinds that name their rows themselves
 
 # --- a page ------------------------------------------------------------------------------------------------------
 
@@ -116,7 +117,7 @@ def _page(plot: Plot, names: Key, panels: Sequence[Panel], files: Path | None) -
     title = "\n".join(marks.wrapped(text, width, size) for text in (plot.figure.title, cut, plot.label) if text)
     caption = marks.wrapped(". ".join(f"{what}: {note}" for what, note in plot.notes), width, 5.5)
     name, found, shown = looks(plot, panels)
-    entries = {text: handle(kind, look) for text, look in shown.items() if len(shown) > 1 and kind != "raster"}
+    entries = {text: handle(kind, look) for text, look in shown.items() if len(shown) > 1 and kind not in ROWS}
     if any(line.published for panel in panels for line in panel.lines):
         entries["published"] = Line2D([], [], color="black", linewidth=2.2, marker="_", markersize=6)
     below = 0.1 + 0.085 * (caption.count("\n") + 1)
@@ -142,8 +143,8 @@ def _page(plot: Plot, names: Key, panels: Sequence[Panel], files: Path | None) -
         axes.set_title(marks.wrapped(said, marks.WIDE, 8))
         if not any(line.points for line in panel.lines):
             axes.text(0.5, 0.5, "nothing measured yet", transform=axes.transAxes, ha="center", color="#888888")
-        if kind == "raster":
-            axes.set_ylabel(index_of(panel.lines[0].source) if panel.lines else "")
+        if kind in ROWS:
+            axes.set_ylabel(index_of(panel.lines[0].source) if panel.lines and kind == "raster" else "")
             continue
         axes.set_yscale(plot.figure.scale)
         axes.set_ylabel(_unit(plot, panel))

@@ -98,6 +98,9 @@ def gather_series(figures: Sequence[Figure], plan: Plan, store: Store, select: C
 
 def _clients(sources: Iterable[Source]) -> Any:
     """Of an evaluation the numbers of single clients only where a source asks: there may be a thousand of each."""
+    sources = list(sources)
+    if any(s.stage == "evaluation" and s.client != -1 for s in sources):
+        return NUMBERS.c.client >= -1
     overall = NUMBERS.c.client == -1
     return overall | (NUMBERS.c.metric == PRIOR) if any(s.stage.startswith("prior") for s in sources) else overall
 

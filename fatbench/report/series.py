@@ -17,7 +17,7 @@ from fatbench.errors import SpecError
 from fatbench.report import provenance
 from fatbench.report.grid import label
 from fatbench.report.notes import data_note
-from fatbench.report.numbers import EVERY, Numbers, Source
+from fatbench.report.numbers import EVERY, Numbers, Source, clients
 from fatbench.report.places import Places, inside, places, spread, sweeps
 from fatbench.report.published import Lookup
 from fatbench.store.selection import WORDS, Checkpoint
@@ -102,12 +102,13 @@ def check(plan: Plan, figure: Figure) -> None:
     """SpecError: a line of several points, a panel of fractions and plain numbers, or a curve of one radius."""
     places_of(plan, figure)
     if figure.kind == "lines":
-        single = {one.label for cell in plan.cells for one in cell.evaluations if not one.sweep}
+        single = {one.label for cell in plan.cells for one in cell.evaluations if not one.sweep or one.origin}
+        single |= {one.sweep for cell in plan.cells for one in cell.evaluations if one.origin}
         for heading, text in figure.series.items():
             if (source := Source.parse(text)).stage != "train" and source.metric in single:
                 raise SpecError(
                     f"figure {figure.id}: {heading}: '{source.metric}' has one radius and makes no curve:"
-                    " give the attack a list, eps: [2/255, 4/255, 8/255], or draw 'bars'"
+                    " give the attack a list, eps: [2/255, 4/255, 8/255], or draw 'bars' or a 'matrix'"
                 )
     if SERIES in figure.panels or figure.kind in KEPT:
         return
@@ -149,7 +150,7 @@ Values = Mapping[tuple[str, str], Mapping[int, Mapping[int, float]]]
 
 def _plot(suite: Suite, plan: Plan, figure: Figure, numbers: Numbers, values: Values) -> Plot | None:
     check(plan, figure)
-    if figure.kind == "bars":
+    if figure.kind in ("bars", "matrix"):
         figure = spread(figure, plan)
     found = places_of(plan, figure)
     if not found:
@@ -171,7 +172,10 @@ def _plot(suite: Suite, plan: Plan, figure: Figure, numbers: Numbers, values: Va
                 lines = list(_lines(dict(line_names), heading, source, cells, less, values))
             else:
                 radii = swept.get(source.metric, {}) if figure.kind == "lines" else {source.metric: ""}
-                lines = [_evaluated(dict(line_names), heading, source, cells, less, numbers, radii, facts)]
+                lines = [
+                    _evaluated(dict(line_names), heading, one, cells, less, numbers, radii, facts)
+                    for one in _each(source, cells)
+                ]
             if lookup is not None:
                 lines = [replace(line, published=_published(lookup, cells[0], line)) for line in lines]
             panel.lines.extend(lines)
@@ -245,6 +249,13 @@ def _less(cell: Cell, other: Cell | None, source: Source, values: Values) -> Map
     }
 
 
+def _each(source: Source, cells: Sequence[Cell]) -> Iterable[Source]:
+    """The source, or of "metric[*]" one for each client."""
+    if source.client != EVERY:
+        return [source]
+    return [replace(source, client=k) for k in range(clients(cells, source))]
+
+
 def _evaluated(
     key: Key,
     heading: str,
@@ -272,7 +283,8 @@ def _evaluated(
                 replace(_point({seed: {0: value} for seed, value in there.items()}, 0), round=at, radius=radius)
             )
     points.sort(key=lambda point: point.round)
-    return Line(key, heading, source, None, points, len(cells), tuple(cell.id for cell in cells))
+    index = source.client if source.text.endswith("[*]") else None
+    return Line(key, heading, source, index, points, len(cells), tuple(cell.id for cell in cells))
 
 
 def _point(series: Mapping[int, Mapping[int, float]], round: int) -> Point:
@@ -295,11 +307,13 @@ SPREAD = {
     "lines": "line: mean, band: ± sample standard deviation over seeds (ddof 1)",
     "bars": "bar: mean, whisker: ± sample standard deviation over seeds (ddof 1), dots: the seeds",
     "raster": "the first is drawn; at the right the sum over the rounds, mean over seeds",
+    "matrix": "mean over seeds",
     "heatmap": "the first that has a tensor is shown",
     "images": "the first that has a tensor is shown",
 }
 ONE_SEED = {
     **SPREAD, "lines": "one seed, no spread", "bars": "one seed, no spread",
+    "matrix": "one seed, no spread",
     "raster": "at the right the sum over the rounds",
 }  # fmt: skip
 

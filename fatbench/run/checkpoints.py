@@ -75,6 +75,16 @@ def load_model(
     return model, own, header
 
 
+def model_file(round: int) -> str:
+    """The name of the file with the model of a round."""
+    return f"model-{round:06d}.safetensors"
+
+
+def clients_file(round: int) -> str:
+    """The name of the file with the clients' models of a round, before averaging."""
+    return f"clients-{round:06d}.safetensors"
+
+
 def save_artifacts(file: Path, artifacts: Tensors) -> str:
     """Write what a round wants kept beside its numbers. Returns the file's SHA-256.
 

@@ -124,8 +124,12 @@ def run(
     if left:
         with wish:
             outcomes = chosen.run(left, machine, lanes, watch.see, wish.ask, fail_fast=fail_fast)
+            # attacks on models of other cells: those of this run are trained by now
+            again = [job for job in left if outcomes[job.cell] == "waiting"]
+            if again and not wish.ask() and not (fail_fast and "failed" in outcomes.values()):
+                outcomes |= chosen.run(again, machine, lanes, watch.see, wish.ask, fail_fast=fail_fast)
     failed += [cell for cell, outcome in outcomes.items() if outcome == "failed"]
-    interrupted = [cell for cell, outcome in outcomes.items() if outcome == "interrupted"]
+    interrupted = [cell for cell, outcome in outcomes.items() if outcome in ("interrupted", "waiting")]
     elsewhere = [cell for cell, outcome in outcomes.items() if outcome == "elsewhere"]
     interrupted = [cell for cell in interrupted if cell not in changed]
     changed = {cell: stages for cell, stages in changed.items() if cell not in {*failed, *elsewhere}}

@@ -45,7 +45,7 @@ def changed(jobs: Sequence[Job], store: Store) -> Changed:
 def _now(job: Job) -> Callable[[str], list[dict[str, Any]] | None]:
     """stage -> what it would use of plug-ins today; None: the job does not ask for this stage."""
     of_training = plugins.records(job.spec)
-    by_attack = {evaluation.id: plugins.records(job.spec, evaluation.attack) for evaluation in job.evaluations}
+    by_attack = {one.id: plugins.of_evaluation(job.spec, one) for one in job.evaluations}
     return lambda stage: of_training if stage == "train" else by_attack.get(stage.rpartition("@")[0])
 
 

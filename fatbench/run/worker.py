@@ -23,7 +23,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from fatbench.engine.rounds import Number
 from fatbench.errors import FatbenchError, MachineError
-from fatbench.run import checkpoints, versions
+from fatbench.run import checkpoints, transfer, versions
+from fatbench.run.checkpoints import clients_file, model_file
 from fatbench.run.provenance import produced_by
 from fatbench.store import selection
 from fatbench.store.stages import Stolen, Store
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("fatbench")
 
-Outcome = Literal["done", "failed", "interrupted", "elsewhere"]
+Outcome = Literal["done", "failed", "interrupted", "elsewhere", "waiting"]  # waiting: for other cells' models
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,7 @@ class Event:
 
     cell: str
     stage: str  # a stage, or "cell" when all of a cell's work is over
-    kind: Literal["start", "progress", "done", "failed", "interrupted", "elsewhere"]
+    kind: Literal["start", "progress", "done", "failed", "interrupted", "elsewhere", "waiting"]
     round: int = 0
     total: int = 0
     images: float = 0.0  # image passes since the last event
@@ -189,6 +190,7 @@ def _rounds(
     pending: list[Number] = []
     models: dict[int, Any] = {}  # round -> (its model, the clients' own tensors), of rounds that count, not yet written
     artifacts: dict[int, Any] = {}
+    clients: dict[int, Any] = {}  # round -> the clients' models before averaging, where transfers ask for them
     committed = time.monotonic()
     for result, numbers in experiment(ready, state, passes, **bound):
         count = result.index + 1
@@ -196,9 +198,11 @@ def _rounds(
         series = {n.metric: n.value for n in numbers if n.client < 0}
         record = selection.update(record, count, series)
         latest = (result.state.model, result.own)
-        models = {r: m for r, m in {**models, count: latest}.items() if _file(r) in _files(record)}
+        models = {r: m for r, m in {**models, count: latest}.items() if model_file(r) in _files(record)}
         if kept := {**result.artifacts, **(result.mixing.artifacts if result.mixing else {})}:
             artifacts[count] = kept
+        if many := transfer.wanted(job, record, count):
+            clients[count] = transfer.clients_of(result, many)
         if count == state.round + 1 and (stack := max((u.stats.stack for u in result.updates), default=1)) > 1:
             store.describe_run(run, {"stack": stack})
         images = series["forward"] + series["backward"]
@@ -208,7 +212,11 @@ def _rounds(
         if count == rounds or stopping or time.monotonic() - committed >= machine.checkpoint_seconds:
             for r, (model, own) in models.items():
                 header = _header(job, r, ready.classes)
-                digests[_file(r)] = checkpoints.save_model(folder / _file(r), model, own, **header)
+                digests[model_file(r)] = checkpoints.save_model(folder / model_file(r), model, own, **header)
+            for r, own in clients.items():
+                if clients_file(r) in _files(record) and own:
+                    header = _header(job, r, ready.classes)
+                    digests[clients_file(r)] = checkpoints.save_model(folder / clients_file(r), {}, own, **header)
             for r, kept in artifacts.items():
                 file = artifact_file(folder, r)
                 digests[file.relative_to(folder).as_posix()] = checkpoints.save_artifacts(file, kept)
@@ -224,7 +232,7 @@ def _rounds(
             named = {**record, "sha256": digests}
             store.commit(run, numbers=pending, round=count, checkpoint=pointer, record=named)
             checkpoints.sweep(folder, keep)
-            pending, models, artifacts, committed = [], {}, {}, time.monotonic()
+            pending, models, artifacts, clients, committed = [], {}, {}, {}, time.monotonic()
         del result, latest, kept  # what crossed the wire can be large
         if stopping:
             store.release(run)
@@ -248,12 +256,9 @@ def _resumed(pointer: str, round: int, digests: Mapping[str, str], job: Job, mac
 
 
 def _files(record: Mapping[str, Any]) -> list[str]:
-    """The model files that a train stage's record names."""
-    return sorted({_file(int(record[name]["round"])) for name in selection.WORDS if name in record})
-
-
-def _file(round: int) -> str:
-    return f"model-{round:06d}.safetensors"
+    """The model files that a train stage's record names, and those of the clients beside them."""
+    rounds = {int(record[name]["round"]) for name in selection.WORDS if name in record}
+    return sorted(file(round) for round in rounds for file in (model_file, clients_file))
 
 
 def artifact_file(folder: Path, round: int) -> Path:
@@ -279,27 +284,39 @@ def _evaluate(
     record = store.stages([job.cell])[(job.cell, "train")].record
     rows = store.stages([job.cell])
     worst: Outcome = "done"
+    lacking: dict[str, str] = {}  # cells whose models are waited for
     other = versions.changed([job], store).get(job.cell, {})
     shared: dict[str, Any] = {} if ready is None else {"ready": ready}
     for round in evaluation_rounds(job, record):
-        digest = record.get("sha256", {}).get(_file(round))  # none: the model was never here
+        digest = record.get("sha256", {}).get(model_file(round))  # none: the model was never here
         for evaluation in job.evaluations:
             stage = evaluation.stage(round)
             row = rows.get((job.cell, stage))
             if stage in other and not machine.rerun_changed:
                 continue
+            origin = evaluation.origin
+            theirs = transfer.trained(origin.cell, store) if origin is not None and origin.cell else None
             if row is not None and row.status == "done" and stage not in other:
-                if digest is None or row.record.get("model", digest) == digest:
+                same = digest is None or row.record.get("model", digest) == digest
+                if same and (theirs is None or row.record.get("origin", theirs.digest) == theirs.digest):
                     continue
                 store.reopen(job.cell, stage)
+            if origin is not None and origin.cell and theirs is None:
+                lacking[origin.cell] = origin.name
+                continue
             settings = {**evaluation.attack, "implementation": implementation(evaluation.attack["name"])}
-            run = _claim(job, stage, machine, store, 0, evaluation.attack, settings, fresh=stage in other)
+            settings |= {"origin": origin.said} if origin is not None else {}
+            run = _claim(job, stage, machine, store, 0, evaluation, settings, fresh=stage in other)
             if run is None:
                 worst = "failed" if row is not None and row.status == "failed" else "elsewhere"
                 continue
             try:
                 with _beating(machine, run):
-                    outcome = _attack(run, round, digest, evaluation, job, machine, store, folder, shared, notify, stop)
+                    ours = record.get("sha256", {}).get(clients_file(round))
+                    there = theirs or transfer.Trained(job.cell, round, clients_file(round), ours)
+                    outcome = _attack(
+                        run, round, digest, evaluation, there, job, machine, store, folder, shared, notify, stop
+                    )
             except BaseException as error:
                 if isinstance(error, checkpoints.Damaged) and digest is not None and not again:
                     store.release(run)
@@ -308,6 +325,10 @@ def _evaluate(
             if outcome == "interrupted":
                 return outcome
             worst = outcome if outcome != "done" else worst
+    if lacking and worst == "done":
+        of = ", ".join(f"{cell} ({name})" for cell, name in lacking.items())
+        notify(Event(job.cell, "transfer", "waiting", message=f"for the model of {of}, not trained yet"))
+        return "waiting"
     return worst
 
 
@@ -316,6 +337,7 @@ def _attack(
     round: int,
     digest: str | None,
     evaluation: Evaluation,
+    there: transfer.Trained,
     job: Job,
     machine: Machine,
     store: Store,
@@ -326,19 +348,11 @@ def _attack(
 ) -> Outcome:
     import torch
 
-    from fatbench.engine.accuracy import (
-        attacked,
-        models_of,
-        of_client,
-        packed,
-        prior_accuracy,
-        unpacked,
-        zero_gradients,
-    )  # fmt: skip
+    from fatbench.engine.accuracy import attacked, models_of, packed, prior_accuracy, unpacked, zero_gradients
     from fatbench.methods.attacks import implementation
 
     stage = evaluation.stage(round)
-    file = folder / _file(round)
+    file = folder / model_file(round)
     if digest is None and not file.exists():
         raise MachineError(
             f"the model of round {round} is not here ({file}): its results were imported or it was removed"
@@ -350,12 +364,15 @@ def _attack(
         model, own, _ = checkpoints.load_model(file, machine.device, digest, job.cell, round)
         shared["models"], shared["round"] = models_of(model, own), round
     models = shared["models"]
+    pairs = transfer.pairs(evaluation.origin, there, models, ready, machine, shared)
     record = {} if digest is None else {"model": digest}
-    if digest and store.stages([job.cell])[(job.cell, stage)].record.get("model", digest) != digest:
+    record |= {"origin": there.digest} if evaluation.origin is not None and there.digest else {}
+    known = store.stages([job.cell])[(job.cell, stage)].record
+    if any(known.get(which, file_digest) != file_digest for which, file_digest in record.items()):
         store.restart(run)  # what is done of it is about a model that is gone
     images, labels = ready.test[0][: evaluation.n], ready.test[1][: evaluation.n]
     n = len(labels)
-    total = n * len(models)
+    total = n * len(pairs)
     store.describe_run(run, {"data": ready.data, "attack": implementation(evaluation.attack["name"])}, total=total)
     done = store.outcomes(job.cell, stage)
     bits = [torch.from_numpy(unpacked(data, length)) for _, length, data in done]
@@ -364,14 +381,14 @@ def _attack(
     attack = signatures.build("Attack", evaluation.attack)
     cost = sum(formulas.passes("Attack", evaluation.attack)) + 1
     begin = time.perf_counter()
-    for place, (k, model) in enumerate(models.items()):  # all images on one model, then on the next
+    for place, pair in enumerate(pairs):  # all images on one model, then on the next
         first = place * n
         if position >= first + n:
             continue
-        key: tuple[str | int, ...] = ("evaluate", evaluation.id, round, *of_client(k))
         chunks = attacked(
-            ready.problem, model, images, labels, attack, key, batch=evaluation.batch, start=position - first
-        )
+            ready.problem, pair.judged, images, labels, attack, ("evaluate", evaluation.id, round, *pair.key),
+            batch=evaluation.batch, start=position - first, origin=pair.origin,
+        )  # fmt: skip
         for start, correct, _ in chunks:
             bits.append(correct)
             position = first + start + len(correct)
@@ -382,12 +399,14 @@ def _attack(
                 store.release(run)
                 notify(Event(job.cell, stage, "interrupted", position, total))
                 return "interrupted"
-    each = torch.cat(bits).reshape(len(models), n)
+    each = torch.cat(bits).reshape(len(pairs), n)
     right = each.double().mean(1)
     value = float(right.mean())
     numbers = [Number(evaluation.label, value, round, n=n), Number("seconds", time.perf_counter() - begin, round)]
-    if list(models) != [-1]:
-        numbers += [Number(evaluation.label, float(v), round, n, k) for k, v in zip(models, right, strict=True)]
+    if len(pairs) > 1 or pairs[0].client >= 0:
+        numbers += [Number(evaluation.label, float(v), round, n, p.client) for p, v in zip(pairs, right, strict=True)]
+    if evaluation.origin is not None:
+        return _finished(run, numbers, record, job, stage, store, notify, total)
     shares = [ready.problem.labels[shard] for shard in ready.problem.shards]
     by_client = prior_accuracy({k: each[place] for place, k in enumerate(models)}, labels, shares, ready.classes)
     numbers += [Number("prior_accuracy", v, round, n, k) for k, v in by_client.items()]
@@ -398,8 +417,14 @@ def _attack(
         numbers += _doubts(
             job, evaluation, ready.problem, models[-1], images, labels, round, int(right.sum() * n + 0.5)
         )
+    return _finished(run, numbers, record, job, stage, store, notify, total)
+
+
+def _finished(
+    run: int, numbers: list[Number], record: dict[str, Any], job: Job, stage: str, store: Store, notify: Any, total: int
+) -> Outcome:
     store.finish(run, numbers, record=record)
-    log.info("%s: %s=%.6f on %d images", stage, evaluation.label, value, n)
+    log.info("%s: %s=%.6f on %d images", stage, numbers[0].metric, numbers[0].value, numbers[0].n)
     notify(Event(job.cell, stage, "done", total, total))
     return "done"
 
@@ -434,11 +459,11 @@ def evaluate(
     round = int(job.spec["protocol"]["rounds"])
     try:
         header = {"cell": job.cell, "round": str(round), "classes": str(ready.classes)}
-        digest = checkpoints.save_model(folder / _file(round), ready.initial.model, {}, **header)
+        digest = checkpoints.save_model(folder / model_file(round), ready.initial.model, {}, **header)
         run = _claim(job, "train", machine, store, round)
         if run is not None:
             store.describe_run(run, {"data": ready.data})
-            store.finish(run, round=round, record={"last": {"round": round}, "sha256": {_file(round): digest}})
+            store.finish(run, round=round, record={"last": {"round": round}, "sha256": {model_file(round): digest}})
         return _evaluate(job, machine, store, folder, notify, stop, True, ready)
     finally:
         log.removeHandler(handler)
@@ -495,12 +520,12 @@ def _claim(
     machine: Machine,
     store: Store,
     total: int,
-    attack: Mapping[str, Any] | None = None,
+    evaluation: Evaluation | None = None,
     settings: Mapping[str, Any] | None = None,
     *,
     fresh: bool = False,
 ) -> int | None:
-    used = plugins.records(job.spec, attack)
+    used = plugins.records(job.spec) if evaluation is None else plugins.of_evaluation(job.spec, evaluation)
     return store.claim(
         job.cell,
         stage,

@@ -18,13 +18,29 @@ from typing import TYPE_CHECKING, Any
 
 from fatbench.errors import SpecError, did_you_mean
 from fatbench.suite import bounds, facts, model, signatures
-from fatbench.suite.model import Condition, Evaluate, Grid, Key, Preset
+from fatbench.suite.model import Condition, Evaluate, Grid, Key, Preset, Transfer
 from fatbench.suite.places import Map, merge
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from fatbench.suite.files import Suite
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Whose model an attack is computed on, where it is judged on another: a cell's last, or that of a client."""
+
+    name: str  # for people: "FedAvg", "client 0"
+    cell: str = ""  # empty: the clients of the cell that is judged, before averaging
+    spec: dict[str, Any] = field(default_factory=dict)  # of that cell
+    client: int = 0  # which of `clients`, counted from 0 in the order of their numbers
+    clients: int = 0
+
+    @property
+    def said(self) -> str:
+        """As it stands in the settings of the stage."""
+        return f"cell {self.cell}" if self.cell else f"client {self.client} of {self.clients}"
 
 
 @dataclass(frozen=True)
@@ -36,11 +52,18 @@ class Evaluation:
     n: int | None  # first n test examples; None = all the cell has
     batch: int
     sweep: str = ""  # "pgd20", of one of the radii of an attack with a list of them; not part of the identity
+    origin: Origin | None = None  # None: the attack is computed on the model that it is judged on
 
     @functools.cached_property
     def id(self) -> str:
         short = signatures.without_defaults("Attack", self.attack)
-        return f"{self.label}-{digest([short, self.n, self.batch])[:8]}"
+        said = [short, self.n, self.batch, *([] if self.origin is None else [self.origin.said])]
+        return f"{self.label}-{digest(said)[:8]}"
+
+    @property
+    def mark(self) -> str:
+        """What tells it from the others of its sweep: a radius as the suite writes it, or where it comes from."""
+        return str(self.attack["eps"]) if self.origin is None else self.origin.name
 
     def stage(self, round: int) -> str:
         return f"{self.id}@{round}"
@@ -143,13 +166,16 @@ def expand(suite: Suite, preset: str, seeds: Sequence[int] | None = None) -> Pla
     axes = contents.axes
     asked = contents.evaluate if not chosen.evaluate else _evaluate(contents.evaluate, chosen.evaluate, suite)
     for label in asked.fewer:
-        if label not in asked.attacks:
+        if label not in asked.attacks and label not in asked.transfer:
             raise SpecError(
                 f"{asked.fewer.place(label)}: no attack is named '{label}'{did_you_mean(label, asked.attacks)}"
             )
-    cells, excluded = [], []
+    cells: list[Cell] = []
+    excluded: list[tuple[Key, str]] = []
+    moved: dict[int, Evaluate] = {}  # by cell: what is asked of it, where that has a transfer
     laid = _Laid(base, axes)
-    asked_at: dict[tuple[int, ...], tuple[Evaluation, ...]] = {}  # by the overrides of `evaluate` that hold
+    # by the overrides of `evaluate` that hold
+    asked_at: dict[tuple[int, ...], tuple[Evaluate, tuple[Evaluation, ...]]] = {}
     seeds = seeds if seeds is not None else chosen.seeds or contents.seeds
     kept = _restricted(axes, chosen)
     bounds.cells(_count(contents.grid, kept) * len(seeds), f"{file}: preset '{preset}'")
@@ -168,16 +194,20 @@ def expand(suite: Suite, preset: str, seeds: Sequence[int] | None = None) -> Pla
         hold = tuple(i for i, override in enumerate(asked.overrides) if _matches(key, override.when))
         if hold not in asked_at:
             asked_at[hold] = _evaluations(asked, hold, suite)
-        evaluations = asked_at[hold]
+        here, evaluations = asked_at[hold]
         known = facts.of_cell(first)
         for one in evaluations:
             facts.refuse("Attack", one.attack, first, f"{place}: evaluate: {one.label}", known)
         _can_choose(asked.checkpoints, first, place)
         short = signatures.without_defaults("Experiment", {"name": "cell", **first})
         for seed in seeds:
+            if here.transfer:
+                moved[len(cells)] = here
             cells.append(Cell(_identity({**short, "seed": seed}), key, {**first, "seed": seed}, evaluations))
     if not cells:
         raise SpecError(f"{file}: preset '{preset}' leaves an empty grid")
+    if moved:
+        cells = _with_transfers(cells, moved, kept)
     return Plan(suite.name, preset, chosen.note, cells, [*asked.checkpoints], excluded)
 
 
@@ -211,12 +241,12 @@ class _Laid:
         return self.specs[-1]
 
 
-def _evaluations(asked: Evaluate, hold: Sequence[int], suite: Suite) -> tuple[Evaluation, ...]:
-    """What trained models are attacked with where these overrides hold."""
+def _evaluations(asked: Evaluate, hold: Sequence[int], suite: Suite) -> tuple[Evaluate, tuple[Evaluation, ...]]:
+    """What trained models are attacked with where these overrides hold, and that as stages."""
     here = asked
     for i in hold:
         here = _evaluate(here, _without_removed(asked.overrides[i].set, asked.attacks), suite)
-    return tuple(
+    return here, tuple(
         Evaluation(
             name, signatures.check("Attack", one, here.attacks.place(label)), _images(here, label), here.batch, sweep
         )
@@ -249,11 +279,16 @@ def _radii(label: str, attack: Any, attacks: Map) -> list[tuple[str, Any, str]]:
         raise SpecError(f"{place}: the list of radii is empty: give one, such as [2/255, 4/255, 8/255]")
     found: list[tuple[str, Any, str]] = []
     for eps in radii:
-        name = f"{label}_{re.sub('[^0-9a-z]+', '_', str(eps).lower()).strip('_')}"
+        name = _of_sweep(label, str(eps))
         if name in attacks or name in [other for other, _, _ in found]:
             raise SpecError(f"{place}: two metrics would be named '{name}'")
         found.append((name, merge(attack, Map({"eps": eps}, {"eps": attack.where.get("eps", "")})), label))
     return found
+
+
+def _of_sweep(label: str, mark: str) -> str:
+    """The metric of one radius, or one model, of several: "pgd20_2_255", "moved_fedavg"."""
+    return f"{label}_{re.sub('[^0-9a-z]+', '_', mark.lower()).strip('_')}"
 
 
 def _images(evaluate: Evaluate, label: str) -> int | None:
@@ -325,3 +360,91 @@ def _included(include: Sequence[Condition]) -> Iterator[Key]:
 
 def _matches(key: Key, condition: Mapping[str, Sequence[str]]) -> bool:
     return all(key.get(axis) in labels for axis, labels in condition.items())
+
+
+# --- attacks computed on other models ------------------------------------------------------------------------------
+#
+#     moved: {attack: pgd20, axis: method}     on the models of the cells that differ from this one in `method` alone
+#     among: {attack: pgd20, clients: 5}       on five clients of the round, before averaging, and judged on all five
+#
+# One evaluation for every model that the attack comes from. Both models must take the same images.
+
+At = Mapping[tuple[frozenset[tuple[str, str]], int], Cell]  # (labels of a point, seed) -> its cell
+
+
+def _with_transfers(
+    cells: Sequence[Cell], asked: Mapping[int, Evaluate], axes: Mapping[str, Sequence[str]]
+) -> list[Cell]:
+    """The cells, each with the evaluations of the transfers that are asked of it, by its place in the list.
+
+    axes: axis -> the labels that the preset keeps. SpecError: no such attack, an attack with a list of radii, models
+    that take other images, too few clients, a metric of that name.
+    """
+    at = {(frozenset(cell.key.items()), int(cell.spec["seed"])): cell for cell in cells}
+    return [
+        replace(cell, evaluations=(*cell.evaluations, *_of_cell(cell, asked[place], at, axes)))
+        if place in asked
+        else cell
+        for place, cell in enumerate(cells)
+    ]
+
+
+def _of_cell(cell: Cell, asked: Evaluate, at: At, axes: Mapping[str, Sequence[str]]) -> Iterator[Evaluation]:
+    taken = {evaluation.label for evaluation in cell.evaluations}
+    for label, transfer in asked.transfer.items():
+        if transfer is None or (white := _white(label, transfer, asked, cell)) is None:
+            continue  # the preset has taken it, or its attack, out
+        n = _images(asked, label) if label in asked.fewer else white.n
+        for origin in _origins(cell, transfer, at, axes):
+            name = _of_sweep(label, origin.name)
+            if name in taken:
+                raise SpecError(f"{transfer.node.at}: two metrics would be named '{name}'")
+            taken.add(name)
+            yield Evaluation(name, white.attack, n, white.batch, label, origin)
+
+
+def _white(label: str, transfer: Transfer, asked: Evaluate, cell: Cell) -> Evaluation | None:
+    """The attack on the model itself; None: the preset leaves it out."""
+    place, name = transfer.place("attack"), transfer.attack
+    if label in asked.attacks:
+        raise SpecError(f"{transfer.node.at}: '{label}' is an attack, too: give the transfer another name")
+    if name not in asked.attacks:
+        raise SpecError(f"{place}: no attack is named '{name}'{did_you_mean(name, asked.attacks)}")
+    if any(one.sweep == name for one in cell.evaluations):
+        raise SpecError(f"{place}: '{name}' has a list of radii: a transfer takes an attack with one")
+    return next((one for one in cell.evaluations if one.label == name), None)
+
+
+def _origins(cell: Cell, transfer: Transfer, at: At, axes: Mapping[str, Sequence[str]]) -> Iterator[Origin]:
+    if transfer.axis is None:
+        yield from _clients(cell, transfer)
+        return
+    if transfer.axis not in cell.key:
+        return
+    for label in axes[transfer.axis]:
+        if transfer.labels is not None and label not in transfer.labels:
+            continue
+        other = at.get((frozenset({**cell.key, transfer.axis: label}.items()), int(cell.spec["seed"])))
+        if other is None:
+            continue  # no such point in the grid
+        for key in ("data", "size"):
+            if other.spec[key] != cell.spec[key]:
+                one, two = (_said(c.spec[key]) for c in (other, cell))
+                raise SpecError(
+                    f"{transfer.place('axis')}: a model attacked on other images says nothing of this one:"
+                    f" {label} has {key} {one}, {cell.key[transfer.axis]} has {two}"
+                )
+        yield Origin(label, other.id, other.spec)
+
+
+def _clients(cell: Cell, transfer: Transfer) -> Iterator[Origin]:
+    if "local" not in cell.spec["protocol"]:
+        raise SpecError(f"{transfer.place('clients')}: clients of {cell.spec['protocol']['name']} train no models")
+    known = cell.spec["partition"].get("clients") is not None
+    if known and (cohort := facts.cohort(cell.spec)) < transfer.clients:
+        raise SpecError(f"{transfer.place('clients')}: {transfer.clients} clients, but {cohort} take part in a round")
+    yield from (Origin(f"client {k}", client=k, clients=transfer.clients) for k in range(transfer.clients))
+
+
+def _said(value: Any) -> str:
+    return str(value["name"] if isinstance(value, Mapping) else value or "as stored")

@@ -87,7 +87,7 @@ def evaluation(spec: Mapping[str, Any], evaluations: Iterable[Evaluation], check
         return None
     work = Work()
     for item in evaluations:
-        n = min(available, item.n or available)
+        n = min(available, item.n or available) * (item.origin.clients or 1 if item.origin else 1)
         forward, backward = formulas.passes("Attack", item.attack)
         work += Work(forward=checkpoints * n * (forward + 1), backward=checkpoints * n * backward, disk=n / 8)
     return work

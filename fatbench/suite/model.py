@@ -198,6 +198,12 @@ def _images(value: int | None) -> int | None:
     return value
 
 
+def _clients(value: Any) -> int:
+    if type(value) is not int or value < 2:
+        raise ValueError(f"expected a number of clients, two or more, got {value!r}")
+    return value
+
+
 def _checkpoints(value: Any) -> list[str]:
     for name in value if isinstance(value, list) else [value]:
         if name not in CHECKPOINTS:
@@ -233,6 +239,7 @@ Text = Annotated[str, PlainValidator(_text)]
 Note = Annotated[str, PlainValidator(lambda value: str(value or "").strip())]
 Patch = Annotated[Map, PlainValidator(mapping)]  # laid on a cell
 Axes = Annotated[list[str], PlainValidator(labels), AfterValidator(_axes_of)]  # names of axes
+Some = Annotated[list[str], PlainValidator(labels)]  # one label or a list of them
 Seeds = Annotated[list[int], PlainValidator(_seeds)]
 Images = Annotated[Any, PlainValidator(_images)]
 Labels = Annotated[dict[str, Patch], BeforeValidator(mapping), AfterValidator(_some)]  # label -> patch
@@ -269,6 +276,33 @@ class Grid(Node):
         return [_axes_of(group, info) for group in value]
 
 
+class Transfer(Node):
+    """An attack computed on one model and judged on another: on cells that differ in `axis` alone, or on clients."""
+
+    what = "the transfer's"
+    attack: Text  # the metric whose attack it is
+    axis: Text | None = None
+    labels: Some | None = None  # of the axis, whose cells are attacked
+    clients: Annotated[Any, PlainValidator(_clients)] = None  # so many of the round's, each before averaging
+
+    @model_validator(mode="after")
+    def _one(self, info: ValidationInfo) -> Transfer:
+        axes = (info.context or {})["axes"]
+        if (self.axis is None) == (self.clients is None):
+            raise SpecError(f"{self.node.at}: a transfer is over an 'axis', or between 'clients': give one of the two")
+        if self.axis is None:
+            if self.labels is not None:
+                raise SpecError(f"{self.place('labels')}: labels are those of an 'axis'")
+            return self
+        try:
+            known_axis(self.axis, axes)
+            for label in self.labels or ():
+                known_label(self.axis, label, axes)
+        except ValueError as error:
+            raise SpecError(f"{self.place('labels' if self.axis in axes else 'axis')}: {error}") from None
+        return self
+
+
 class Evaluate(Node):
     """What trained models are attacked with: the first `n` test images, in batches, at which checkpoints."""
 
@@ -276,6 +310,7 @@ class Evaluate(Node):
     batch: Images = 500
     checkpoints: Annotated[list[Checkpoint], BeforeValidator(_checkpoints)] = Field(default=["last"])
     attacks: Annotated[Map, PlainValidator(_metrics)] = Map()  # metric -> attack; null takes one away
+    transfer: Annotated[dict[str, Transfer | None], BeforeValidator(_metrics)] = Field(default={})  # by metric
     fewer: Annotated[Map, PlainValidator(_fewer)] = Map()  # metric -> that attack's number of test images, if below n
     overrides: list[Override] = Field(default=[])
 

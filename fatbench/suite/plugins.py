@@ -17,11 +17,14 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from importlib.machinery import PathFinder
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fatbench import settings
 from fatbench.errors import SpecError
 from fatbench.suite import signatures, sources
+
+if TYPE_CHECKING:
+    from fatbench.suite.cells import Evaluation
 
 GROUP = "fatbench.plugins"
 Record = Mapping[str, Any]
@@ -84,12 +87,21 @@ def used(kind: str, spec: Mapping[str, Any]) -> Iterator[tuple[Path, str]]:
             yield from used(inner, spec[setting.name])
 
 
-def records(spec: Mapping[str, Any], attack: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
+def of_evaluation(spec: Mapping[str, Any], evaluation: Evaluation) -> list[dict[str, Any]]:
+    """`records` of one evaluation of a cell, and of the cell on whose model the attack is computed."""
+    origin = evaluation.origin
+    return records(spec, evaluation.attack, *([origin.spec] if origin is not None and origin.spec else []))
+
+
+def records(
+    spec: Mapping[str, Any], attack: Mapping[str, Any] | None = None, *others: Mapping[str, Any]
+) -> list[dict[str, Any]]:
     """What a run of a cell, or of an attack on it, uses of plug-ins, as it stands in the provenance."""
     if not signatures.plugins():
         return []
     found: dict[Path, set[str]] = {}
-    calls = [("Experiment", {"name": "cell", **spec}), *([("Attack", attack)] if attack else [])]
+    calls: list[tuple[str, Mapping[str, Any]]] = [("Experiment", {"name": "cell", **cell}) for cell in (spec, *others)]
+    calls += [("Attack", attack)] if attack else []
     for kind, call in calls:
         for file, name in used(kind, call):
             found.setdefault(file, set()).add(name)

@@ -14,7 +14,7 @@ from fatbench.suite.model import Axes, Condition, Node, Note, Text, condition, k
 from fatbench.suite.places import Map
 
 SERIES = "series"  # among the panels of a figure: a panel for each heading
-Kind = Literal["lines", "bars", "raster", "heatmap", "images"]
+Kind = Literal["lines", "bars", "raster", "matrix", "heatmap", "images"]
 KEPT = ("heatmap", "images")  # kinds that show a tensor which a round kept
 Best = Literal["max", "min", "none"]
 
@@ -149,7 +149,12 @@ class Table(Shown):
     def _fits(self, info: ValidationInfo) -> Table:
         for heading, source in self.values.items():
             match = SOURCE.match(source)
-            if not match or match["stage"] == "artifact" or match["client"] == "*":
+            over = match is not None and match["client"] == "*"
+            if over and match["stage"] not in (None, "train", "prior"):  # type: ignore[index]
+                match = None
+            if over and "client" in self.rows:
+                raise SpecError(f"{self.place('values', heading)}: [*] makes rows 'client', and an axis is called so")
+            if not match or match["stage"] == "artifact":
                 raise SpecError(
                     f"{self.place('values', heading)}: cannot read the source '{source}' (see docs/suites.md)"
                 )
@@ -258,6 +263,8 @@ def _not_drawn(source: str, kind: str) -> str:
     evaluated = match["stage"] not in ("train", "artifact", "gap")
     if kind == "raster" and match["client"] != "*":
         return f"a raster has a row for each client or class: write 'train:{match['metric']}[*]', not '{source}'"
+    if kind == "matrix" and not evaluated:
+        return f"a matrix is of evaluations, such as a transfer, not of '{source}'"
     if stage == "train" and evaluated:
         return f"an evaluation has no rounds: leave '@{match['round']}' out of '{source}'" if match["round"] else ""
     if match["stage"] != stage:

@@ -1,0 +1,340 @@
+"""Attacks computed on one model and judged on another, by models whose answers are known on paper.
+
+Three models of images of two pixels: class 1 where what they look at is above the middle. "Left" looks at the left
+pixel, "Right" at the right one, "Both" at their sum. FGSM moves a pixel that a model looks at by 0.2 to the wrong side,
+and leaves the other, whose gradient is zero. Pixels of the four images (y = 1, 1, 0, 0), and after an attack on
+
+    Left                          Right                         Both
+    a .60 .65  ->  .40 .65        .60 .45                       .40 .45
+    b .90 .55  ->  .70 .55        .90 .35                       .70 .35
+    c .20 .35  ->  .40 .35        .20 .55                       .40 .55
+    d .45 .10  ->  .65 .10        .45 .30                       .65 .30
+
+Which of a, b, c, d each model still gets right there is read off: left pixel, right pixel and sum against .5, .5 and 1.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import fatbench
+from fatbench.cli import app as cli
+from fatbench.errors import SpecError
+from fatbench.report import figures, tables
+from fatbench.run.start import jobs_of
+from fatbench.run.worker import Event, Machine, work
+from fatbench.store.stages import Store
+from fatbench.suite import files, signatures, sources
+
+MATRIX = {  # judged on -> computed on -> which of the images a, b, c, d are classified right
+    "Left": {"Left": "0110", "Right": "1111", "Both": "0110"},
+    "Right": {"Left": "1111", "Right": "0001", "Both": "0001"},
+    "Both": {"Left": "1111", "Right": "1111", "Both": "0111"},
+}
+PLUGIN = '''
+import numpy
+import torch
+from torch import nn
+
+from fatbench.data import Dataset
+from fatbench.engine.rounds import Cost, Round, State, Stats, Update
+from fatbench.suite.types import Count, Local, NonNegative
+
+
+def two_pixels(root, *, inverted: bool = False):
+    """Images of two pixels, the training images as the test images.
+
+    Train: 4
+    Test: 4
+    Classes: 2
+    Side: 2
+    Channels: 1
+    """
+    x = numpy.array([[153, 166], [230, 140], [51, 89], [115, 26]], dtype=numpy.uint8)
+    x = numpy.repeat(x.reshape(4, 1, 1, 2), 2, axis=2)
+    y = numpy.array([1, 1, 0, 0])
+    return Dataset(x, y, x, y, 2, None, None, "two_pixels", None, "0" * 64)
+
+
+class Looks(nn.Module):
+    def __init__(self, left, right):
+        super().__init__()
+        self.at = nn.Parameter(torch.tensor([left, right]))
+
+    def forward(self, x):
+        score = ((x[:, 0, 0] - 0.5) * self.at).sum(1)
+        return torch.stack([torch.zeros_like(score), score], 1)
+
+
+def looks(shape, classes, *, left: NonNegative = 0.0, right: NonNegative = 0.0):
+    """Above the middle?
+
+    Parameters: 2
+    """
+    return Looks(left, right)
+
+
+def still(problem, state, *, rounds: Count, local: Local, sends: bool = True):
+    """Nobody learns anything; client 0 comes back as Left, client 1 as Right.
+
+    Forward: 0
+    Backward: 0
+    Up: 1
+    Down: 1
+    """
+    for t in range(state.round, rounds):
+        stats = Stats(loss=0.0, loss_released=0.0, accuracy=1.0, steps=0, momentum_steps=0.0, batches=1)
+        sent = [{"at": torch.tensor(one)} if sends else {} for one in ([1.0, 0.0], [0.0, 1.0])]
+        updates = [Update(k, 2, sent[k], stats) for k in (0, 1)]
+        state = State(t + 1, state.model)
+        yield Round(t, state.model, updates, None, state, Cost())
+
+
+DATASETS = {"two_pixels": two_pixels}
+MODELS = {"looks": looks}
+PROTOCOLS = {"still": still}
+'''
+SUITE = """
+name: moved
+title: Who is fooled by what fools whom
+plugins: [looking.py]
+seeds: [3]
+base:
+  data: two_pixels
+  partition: {name: iid, clients: 2}
+  protocol: {name: still, rounds: 1, local: {batch: 4, lr: 0.1, objective: {name: standard}}}
+axes:
+  method:
+    Left: {model: {name: looks, left: 1}}
+    Right: {model: {name: looks, right: 1}}
+    Both: {model: {name: looks, left: 1, right: 1}}
+evaluate:
+  batch: 3
+  attacks:
+    natural: natural
+    fgsm: {name: fgsm, eps: 0.2}
+  transfer:
+    moved: {attack: fgsm, axis: method}
+    among: {attack: fgsm, clients: 2}
+presets: {paper: {}}
+tables:
+  - {id: A, title: Judged on, rows: [method], values: {FGSM: fgsm, "from": moved}}
+  - {id: B, title: Clients, rows: [method], values: {"from": "among[*]"}, best: none}
+figures:
+  - {id: M, title: Moved, kind: matrix, lines: [method], series: {"from": moved}}
+  - {id: C, title: Clients, kind: matrix, panels: [method], series: {"from": "among[*]"}}
+"""
+
+
+def forget() -> None:
+    sources.forget(*signatures.plugins())
+    signatures.drop_plugins(list(signatures.plugins()))
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    """An empty working folder with the suite moved.yaml and its plug-in."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setenv("COLUMNS", "200")
+    forget()
+    (tmp_path / "looking.py").write_text(PLUGIN)
+    (tmp_path / "moved.yaml").write_text(SUITE)
+    yield tmp_path
+    forget()
+
+
+def machine(folder: Path) -> Machine:
+    here = tuple(str(file) for file in signatures.plugins())
+    return Machine(db=str(folder / "r.db"), files=str(folder / "files"), data=str(folder), plugins=here)
+
+
+def bits(store: Store, cell: str) -> dict[str, str]:
+    """Metric -> the verdicts of its stage, as text."""
+    found = {}
+    for (_, stage), row in store.stages([cell]).items():
+        if stage != "train" and row.status == "done":
+            chunks = store.outcomes(cell, stage)
+            text = "".join(bin(int.from_bytes(data, "big") + (1 << 8 * len(data)))[3 : 3 + n] for _, n, data in chunks)
+            found[stage.rpartition("-")[0]] = text
+    return found
+
+
+def everything(folder: Path, jobs) -> list[str]:
+    """Every job twice, as a run does; how each ended."""
+    with Store.open(str(folder / "r.db"), create=True) as store:
+        return [[work(job, machine(folder), store) for job in jobs] for _ in range(2)][1]
+
+
+def test_a_matrix_over_methods_is_the_one_on_paper(place):
+    suite = files.load("moved.yaml")
+    plan = suite.plan()
+    assert everything(place, jobs_of(plan)) == ["done"] * 3
+    with Store.open(str(place / "r.db")) as store:
+        for cell in plan.cells:
+            judged = cell.key["method"]
+            found = bits(store, cell.id)
+            assert {on: found[f"moved_{on.lower()}"] for on in MATRIX} == MATRIX[judged]
+            assert found["fgsm"] == MATRIX[judged][judged]
+            # clients 0 and 1 came back as Left and Right: first judged on client 0, then on client 1
+            assert found["among_client_0"] == MATRIX["Left"]["Left"] + MATRIX["Right"]["Left"]
+            assert found["among_client_1"] == MATRIX["Left"]["Right"] + MATRIX["Right"]["Right"]
+        first, second = tables(suite, plan, store)
+        shown = {row.key["method"]: [value.mean for value in row.values[0]] for row in first.rows}
+        share = {judged: {on: text.count("1") / 4 for on, text in row.items()} for judged, row in MATRIX.items()}
+        assert [column.heading for column in first.columns] == ["FGSM", "from Left", "from Right", "from Both"]
+        assert shown == {judged: [row[judged], *row.values()] for judged, row in share.items()}
+        assert second.axes == ["method", "client"]
+        assert [column.heading for column in second.columns] == ["from client 0", "from client 1"]
+        assert [[v.mean for v in row.values[0]] for row in second.rows[:2]] == [
+            [share["Left"]["Left"], share["Left"]["Right"]],
+            [share["Right"]["Left"], share["Right"]["Right"]],
+        ]
+        (heat, clients) = figures(suite, plan, store)
+        points = {(line.key["method"], line.heading): line.points[0].mean for line in heat.panels[0].lines}
+        assert points == {(judged, f"from {on}"): share[judged][on] for judged in share for on in share}
+        assert [line.index for line in clients.panels[0].lines] == [0, 1, 0, 1]
+        settings = [row.settings for (_, stage), row in store.stages().items() if stage.startswith("moved_right")]
+    assert {one["origin"] for one in settings} == {f"cell {plan.cells[1].id}"}
+
+
+def test_a_cell_waits_for_a_model_that_is_not_there_and_says_for_which(place):
+    plan = files.load("moved.yaml").plan()
+    left, right, both = jobs_of(plan)
+    said: list[Event] = []
+    with Store.open(str(place / "r.db"), create=True) as store:
+        assert work(left, machine(place), store, said.append) == "waiting"
+        (event,) = [event for event in said if event.kind == "waiting"]
+        names = f"{right.cell} (Right), {both.cell} (Both)"
+        assert event.message == f"for the model of {names}, not trained yet"
+        assert set(bits(store, left.cell)) == {"natural", "fgsm", "moved_left", "among_client_0", "among_client_1"}
+        assert not [row for row in store.stages([left.cell]).values() if row.status != "done"]
+        alone = [replace(job, evaluations=[]) for job in (right, both)]
+        assert [work(job, machine(place), store) for job in alone] == ["done", "done"]
+        assert work(left, machine(place), store) == "done"
+        assert bits(store, left.cell)["moved_right"] == "1111"
+
+
+def test_a_stage_goes_on_where_it_was_stopped_and_begins_again_for_another_model(place):
+    left, right, both = jobs_of(files.load("moved.yaml").plan())
+    with Store.open(str(place / "r.db"), create=True) as store:
+        for job in (right, both):
+            work(replace(job, evaluations=[]), machine(place), store)
+        moved = replace(left, evaluations=[one for one in left.evaluations if one.label == "moved_both"])
+        work(replace(left, evaluations=[]), machine(place), store)
+        assert work(moved, machine(place), store, stop=lambda: True) == "interrupted"  # after 3 of 4 images
+        (stage,) = [stage for _, stage in store.stages([left.cell]) if stage != "train"]
+        assert sum(n for _, n, _ in store.outcomes(left.cell, stage)) == 3
+        assert work(moved, machine(place), store) == "done"
+        assert bits(store, left.cell) == {"moved_both": MATRIX["Left"]["Both"]}
+        # the other cell has another model by now, which looks at nothing: its attack moves nothing
+        from fatbench.run import checkpoints
+
+        row = store.stages([both.cell])[both.cell, "train"]
+        file = checkpoints.model_file(1)
+        import torch
+
+        header = {"cell": both.cell, "round": "1"}
+        new = checkpoints.save_model(place / "files" / both.cell / file, {"at": torch.zeros(2)}, {}, **header)
+        run = store.claim(both.cell, "train", suite="moved", total=1, provenance={}, fresh=True)
+        store.finish(run, round=1, record={**row.record, "sha256": {file: new}})
+        assert work(moved, machine(place), store) == "done"
+        assert bits(store, left.cell) == {"moved_both": "1111"}
+
+
+@pytest.mark.slow
+def test_the_command_comes_back_to_what_waits_and_says_what_still_does(place, monkeypatch, capsys):
+    def run(*arguments: str) -> tuple[int, str]:
+        forget()
+        monkeypatch.setattr(sys, "argv", ["fatbench", *arguments])
+        with pytest.raises(SystemExit) as exit:
+            cli.main()
+        return exit.value.code or 0, "".join(capsys.readouterr())
+
+    code, err = run("run", "suite", "moved.yaml", "-k", "method=Left", "--jobs", "1")
+    assert code == 1 and "0 of 1 cells done, 1 not finished" in err
+    assert err.count("waiting: for the model of ") == 2 and "Right" in err and "Both" in err
+    code, err = run("run", "suite", "moved.yaml", "--jobs", "1")
+    assert code == 0 and "3 of 3 cells done" in err
+    with Store.open("results/fatbench.db") as store:
+        assert {text for cell in store.cells() for text in [bits(store, cell)["natural"]]} == {"1111"}
+    frame = fatbench.results("moved.yaml")
+    one = frame[(frame["metric"] == "moved_both") & (frame["client"] == -1)]
+    assert dict(zip(one["method"], one["value"], strict=True)) == {"Left": 0.5, "Right": 0.25, "Both": 0.75}
+    assert "origin=cell" in one["attack"].iloc[0]
+    text = fatbench.table("moved.yaml", "A").markdown()
+    assert "computed on=Both's model" in text
+    # the attacked model's plug-in is edited: what was judged under it is of an older version, in every cell
+    (place / "looking.py").write_text(PLUGIN + "\n# edited\n")
+    code, out = run("run", "suite", "moved.yaml", "--dry-run")
+    assert "3 cells of an older version of a plug-in are kept as they are" in out
+    code, err = run("plot", "moved.yaml", "--format", "svg")
+    assert code == 0 and Path("results/figures/moved-M.svg").is_file()
+
+
+def test_a_cell_that_was_trained_before_clients_were_asked_for_says_what_to_do(place):
+    (left, *_) = jobs_of(files.load("moved.yaml").plan())
+    among = [one for one in left.evaluations if one.sweep == "among"]
+    with Store.open(str(place / "r.db"), create=True) as store:
+        assert work(replace(left, evaluations=[]), machine(place), store) == "done"
+        assert not list((place / "files" / left.cell).glob("clients-*"))
+        assert work(replace(left, evaluations=among), machine(place), store) == "failed"
+        errors = {row.error for row in store.stages([left.cell]).values() if row.error}
+    assert len(errors) == 1
+    assert f"fatbench forget {left.cell}, and the next run keeps them" in errors.pop()
+
+
+def test_a_personal_model_meets_the_one_of_the_same_client(place):
+    import torch
+
+    from fatbench.engine.rounds import Problem
+    from fatbench.run import transfer
+    from fatbench.suite.cells import Origin
+
+    problem = Problem(torch.nn.Identity(), *[torch.empty(0)] * 2, [], 2, 0, torch.device("cpu"))
+    there = transfer.Trained("b", 1, "model", None)
+
+    def pairs(here: dict[int, str], theirs: dict[int, str]) -> list[tuple[int, str, str]]:
+        shared = {"origin": there, "origins": (problem, theirs)}
+        found = transfer.pairs(Origin("B", "b"), there, here, None, None, shared)
+        return [(pair.client, pair.judged, pair.origin[1]) for pair in found]
+
+    assert pairs({-1: "a"}, {-1: "x"}) == [(-1, "a", "x")]
+    assert pairs({0: "a", 1: "b"}, {-1: "x"}) == [(0, "a", "x"), (1, "b", "x")]
+    assert pairs({-1: "a"}, {0: "x", 2: "z"}) == [(0, "a", "x"), (2, "a", "z")]
+    assert pairs({0: "a", 1: "b"}, {1: "y", 2: "z"}) == [(1, "b", "y")]
+    with pytest.raises(SpecError, match="no client has a model here and in cell b"):
+        pairs({0: "a"}, {1: "y"})
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("axis: method}", "axis: metod}", r"moved.yaml:21: axis: no axis is named 'metod' \(did you mean 'method'\?\)"),
+        ("attack: fgsm, axis", "attack: fgm, axis", r"moved.yaml:21: attack: no attack is named 'fgm' \(did you"),
+        ("axis: method}", "axis: method, clients: 2}", r"moved.yaml:21: a transfer is over an 'axis', or between"),
+        ("axis: method}", "axis: method, labels: [Lft]}", r"moved.yaml:21: labels: axis 'method' has no label 'Lft'"),
+        ("clients: 2}\npresets", "clients: 3}\npresets", r"moved.yaml:22: clients: 3 clients, but 2 take part in a ro"),
+        ("clients: 2}\npresets", "clients: 1}\npresets", r"moved.yaml:22: clients: expected a number of clients, two"),
+        ("eps: 0.2", "eps: [0.1, 0.2]", r"moved.yaml:21: attack: 'fgsm' has a list of radii: a transfer takes an atta"),
+        ("moved: {attack", "fgsm: {attack", r"moved.yaml:21: 'fgsm' is an attack, too: give the transfer another nam"),
+        ("left: 1}}\n", "left: 1}, data: digits}\n", r"moved.yaml:21: axis: a model attacked on other images says not"),
+    ],
+)
+def test_mistakes_name_file_line_and_key(place, old, new, message):
+    assert old in SUITE
+    (place / "moved.yaml").write_text(SUITE.replace(old, new, 1))
+    with pytest.raises(SpecError, match=message):
+        files.load("moved.yaml").plan()
+
+
+def test_a_preset_takes_a_transfer_out_and_labels_say_whose_models_are_attacked(place):
+    more = "  smoke: {evaluate: {transfer: {among: null, moved: {labels: [Both]}}, fewer: {moved: 2}}}\n"
+    (place / "moved.yaml").write_text(SUITE.replace("presets: {paper: {}}\n", f"presets:\n  paper: {{}}\n{more}"))
+    suite = files.load("moved.yaml")
+    found = [one for one in suite.plan("smoke").cells[0].evaluations if one.origin is not None]
+    assert [(one.label, one.n, one.origin.cell) for one in found] == [("moved_both", 2, suite.plan().cells[2].id)]
