@@ -13,7 +13,7 @@ from fatbench import settings
 from fatbench.cli import app as cli
 from fatbench.errors import SpecError
 from fatbench.store.database import Database, shown_url
-from fatbench.suite import bounds, files
+from fatbench.suite import bounds, files, received
 
 HEAD = """
 name: s
@@ -36,9 +36,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def refused(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 2
-) -> str:
+def refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 2) -> str:
     """The one line that the program answers with, within a few seconds of CPU."""
     monkeypatch.setattr(sys, "argv", ["fatbench", *arguments])
     start = time.process_time()
@@ -67,7 +65,7 @@ SUITES = {
     "aliases": (HEAD + bomb(12, ""), "more than 1000000 values once its aliases are written out"),
     "aliases read by ruamel": (HEAD + bomb(12, "!!seq"), "more than 1000000 values once its aliases are written out"),
     "an alias of itself": (HEAD + "x: &x [*x]\n", "an alias stands for what it is a part of"),
-    "merges": (HEAD + "x0: &x0 {a: 1}\n" + "".join(f"x{i}: &x{i} {{<<: *x{i - 1}}}\n" for i in range(1, 300)), "nested"),
+    "merges": (HEAD + "x0: &x0 {}\n" + "".join(f"x{i}: &x{i} {{<<: *x{i - 1}}}\n" for i in range(1, 300)), "nested"),
     "grid": (grid(7, 10), "preset 'paper': 10000000 cells, a preset may have 200000"),
     "included": (grid(7, 10) + "grid: {product: [], include: [{"
                  + ", ".join(f"a{i}: [{', '.join(f'l{k}' for k in range(10))}]" for i in range(7)) + "}]}\n",
@@ -178,3 +176,48 @@ def test_a_file_may_have_such_a_name(url, place):
     assert settings.database(url) == url
     with Database.open(url, create=True) as database:
         assert database.path == place / url
+
+
+# --- imports -----------------------------------------------------------------------------------------------------
+
+
+def test_a_refused_import_leaves_no_database_and_several_files_are_all_checked_first(place, monkeypatch, capsys):
+    results = Path(__file__).parent.parent / "results" / "sfat-fp32-cpu.jsonl"
+    header, first, second, *_ = results.read_text().splitlines()
+    two = header.replace('"cells":5', '"cells":2')
+    Path("good.jsonl").write_text("\n".join([header.replace('"cells":5', '"cells":1'), first]) + "\n")
+    Path("bad.jsonl").write_text("\n".join([two, second, second.replace('"round":', '"round":-', 1)]) + "\n")
+    before = sorted(place.iterdir())
+    said = refused(monkeypatch, capsys, "import", "good.jsonl", "bad.jsonl", "--db", "x.db")
+    assert said.startswith("fatbench: bad.jsonl:3: stages.")
+    assert sorted(place.iterdir()) == before
+    monkeypatch.setattr(sys, "argv", ["fatbench", "import", "good.jsonl", "bad.jsonl", "--db", "x.db", "--skip-bad"])
+    with pytest.raises(SystemExit) as exit:
+        cli.main()
+    out, err = capsys.readouterr()
+    assert exit.value.code == 0
+    assert err.startswith("fatbench: left out: bad.jsonl:3: stages.") and len(err.splitlines()) == 1
+    assert [line.split(",")[:2] for line in out.splitlines()] == [
+        ["good.jsonl: 1 cells", " 1 new cells"], ["bad.jsonl: 1 cells", " 1 new cells"]
+    ]  # fmt: skip
+    assert out.endswith(", 1 bad lines left out\n")
+
+
+def test_specs_from_elsewhere_are_checked_like_those_of_a_suite():
+    plan = files.load("sfat-cifar10").plan("smoke")
+    spec = plan.cells[0].spec
+    assert received.identity(spec) == plan.cells[0].id
+    for change, message in (
+        ({"seed": "x"}, "spec: seed: should be a valid integer"),
+        ({"colour": 1}, "spec: colour: 'cell' has no setting 'colour'"),
+        ({"model": {**spec["model"], "name": "nim"}}, "no model is named 'nim' (did you mean 'nin'?)"),
+        ({"protocol": {**spec["protocol"], "rounds": 10**400}}, ""),
+        ({"model": None}, "spec: model: expected a mapping with a name, got None"),
+        ({"evaluated": {}}, "spec: evaluated: name: Field required"),
+    ):
+        try:
+            identity = received.identity({**spec, **change})
+        except SpecError as error:
+            assert message in str(error)
+        else:
+            assert not message and identity != plan.cells[0].id

@@ -179,7 +179,8 @@ def test_a_finished_cell_imports_as_done(store: Store, other: Store, tmp_path: P
 
 
 names = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=8)
-values = st.floats(allow_nan=False, allow_infinity=False)
+values = st.floats(-1e100, 1e100)
+stage_names = names.map(lambda name: f"{name.replace('@', '')}@1" if name.strip("@") else "train")
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | values | names, lambda inner: st.lists(inner, max_size=3)
 )
@@ -195,7 +196,7 @@ stages_of = st.fixed_dictionaries(
 )
 worlds = st.dictionaries(
     names,
-    st.tuples(st.dictionaries(names, json_values, max_size=3), st.dictionaries(names, stages_of, max_size=3)),
+    st.tuples(st.dictionaries(names, json_values, max_size=3), st.dictionaries(stage_names, stages_of, max_size=3)),
     max_size=3,
 )
 
@@ -430,19 +431,27 @@ def stage(cell: Any, name: str) -> Any:
     return next(s for s in cell["stages"] if s["stage"] == name)
 
 
+def deep(levels: int) -> Any:
+    value: Any = 1
+    for _ in range(levels):
+        value = [value]
+    return value
+
+
 BAD_CELLS: list[tuple[Callable[[Any], Any], str]] = [
     (lambda c: c.pop("spec"), "spec: Field required"),
     (lambda c: c.update(colour="red"), "colour: Extra inputs are not permitted"),
     (lambda c: c.update(cell=""), "cell: String should have at least 1 character"),
     (
         lambda c: c["stages"][0].update(status="finished"),
-        "stages.0.status: Input should be 'todo', 'running', 'done', 'failed' or 'interrupted'",
+        "stages.0.status: Input should be 'todo', 'done', 'failed' or 'interrupted'",
     ),
     (lambda c: c["stages"][0].update(round="2"), "stages.0.round: Input should be a valid integer"),
     (lambda c: c["stages"][0].update(round=-1), "stages.0.round: Input should be greater than or equal to 0"),
     (
         lambda c: c["runs"][0].update(started="yesterday"),
-        r"runs.0.started: String should match pattern '^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z$'",
+        r"runs.0.started: String should match pattern"
+        r" '^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}\.[0-9]{3}Z$'",
     ),
     (
         lambda c: stage(c, "train")["numbers"][0].__setitem__(3, "0.5"),
@@ -481,6 +490,41 @@ def test_a_line_that_cannot_be(empty: Store, lines: list[str], tmp_path: Path, n
     unchanged(empty, file, "{}:3: " + message.replace("{uid}", uid))
 
 
+UNSTORABLE = "text that cannot be stored (a NUL, or half of a surrogate pair)"
+ODD: list[tuple[str, Any, str]] = [
+    ("stages.0.stage", "pgd20", "stages.0.stage: String should match pattern '^(train|[^@]+@[0-9]{1,9})$'"),
+    ("stages.0.status", "running", "stages.0.status: Input should be 'todo', 'done', 'failed' or 'interrupted'"),
+    ("stages.0.settings", {}, "stages.0.settings.name: Field required"),
+    ("stages.1.record.last", 5, "stages.1.record.last: Input should be a valid dictionary"),
+    ("stages.1.record.last", {}, "stages.1.record.last.round: Field required"),
+    ("stages.1.record.last", {"round": 1, "value": ""}, "stages.1.record.last.value: Input should be a valid number"),
+    ("stages.1.numbers.0.3", 1e308, "stages.1.numbers.0.3: Input should be less than or equal to 1e+100"),
+    ("runs.0.extra.together", "x", "runs.0.extra.together: Input should be a valid integer"),
+    ("runs.0.extra.together", 0, "runs.0.extra.together: Input should be greater than or equal to 1"),
+    ("runs.0.extra.plugins", [{"plugin": "a.py"}], "runs.0.extra.plugins.0.sha256: Field required"),
+    ("runs.0.extra.data", 5, "runs.0.extra.data: Input should be a valid dictionary"),
+    ("runs.0.extra.x", "\udce4", UNSTORABLE),
+    ("runs.0.versions.torch", [2, 15], "runs.0.versions.torch: Input should be a valid string"),
+    ("spec.x", deep(29), "spec: nested more than 30 levels deep"),
+    ("spec.x", deep(900), "spec: nested more than 30 levels deep"),
+    ("spec.x", "a\0", UNSTORABLE),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("number", range(len(ODD)))
+def test_a_field_that_cannot_be(empty: Store, lines: list[str], tmp_path: Path, number: int) -> None:
+    path, value, message = ODD[number]
+
+    def change(cell: Any) -> None:
+        *above, last = path.split(".")
+        for key in above:
+            cell = cell[int(key) if isinstance(cell, list) else key]
+        cell[int(last) if isinstance(cell, list) else last] = value
+
+    file = put(tmp_path, "".join(lines[:2]) + changed(lines[2], change))
+    unchanged(empty, file, "{}:3: " + message)
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -489,6 +533,12 @@ def test_a_line_that_cannot_be(empty: Store, lines: list[str], tmp_path: Path, n
         ('{"cell": "b', "{}:3: not JSON (Unterminated string starting at column 10); the file was cut off here"),
         ("[]\n", "{}:3: expected a JSON object, got a list"),
         ('{"cell": NaN}\n', "{}:3: NaN is not a number"),
+        ('{"cell": ' + "[" * 100_000 + "\n", "{}:3: nested more than 30 levels deep"),
+        (
+            '{"cell": ' + "9" * 5000 + "}\n",
+            "{}:3: Exceeds the limit (4300 digits) for integer string conversion: value has 5000 digits;"
+            " use sys.set_int_max_str_digits() to increase the limit",
+        ),
     ],
 )
 def test_a_line_that_is_no_cell(empty: Store, lines: list[str], tmp_path: Path, text: str, message: str) -> None:
@@ -531,7 +581,11 @@ def test_text_that_cannot_be_stored(store: Store, lines: list[str], tmp_path: Pa
 def test_a_run_of_another_cell(empty: Store, lines: list[str], tmp_path: Path) -> None:
     uid = json.loads(lines[1])["runs"][0]["uid"]
     file = put(tmp_path, "".join(lines[:2]) + changed(lines[2], lambda c: c["runs"][0].update(uid=uid)))
-    unchanged(empty, file, "{}:3: contradicts what is here: UNIQUE constraint failed: runs.uid")
+    unchanged(empty, file, f"{{}}:3: run {uid} is in line 2 too")
+    last = file.read_text().splitlines()[2]
+    import_(empty, put(tmp_path, "".join([lines[0].replace("2", "1", 1), lines[1]])))
+    file = put(tmp_path, "".join([lines[0].replace("2", "1", 1), last]))
+    unchanged(empty, file, f"{{}}:2: contradicts what is here: run {uid} is of cell a; nothing was imported")
 
 
 def test_identities_are_checked(empty: Store, lines: list[str], tmp_path: Path) -> None:
@@ -548,6 +602,51 @@ def test_identities_are_checked(empty: Store, lines: list[str], tmp_path: Path) 
     unchanged(empty, file, "{}:2: cell a: 'model'", identify=lambda spec: spec["model"])
     import_(empty, file, identify=lambda spec: "a" if spec["seed"] == 2**70 else "b")
     assert len(empty.cells()) == 2
+
+
+def test_bad_lines_are_named_and_left_out(store: Store, empty: Store, lines: list[str], tmp_path: Path) -> None:
+    """A line that is no JSON, one with a field too many, one that contradicts the database; the good one is taken."""
+    fill(store)
+    text = exported(store).splitlines(keepends=True)
+    import_(empty, put(tmp_path, "".join(text)))
+    edited = changed(text[1], lambda c: c["stages"][0]["numbers"][0].__setitem__(3, 7.5))
+    other = changed(lines[2], lambda c: c.update(cell="c"))
+    whole = [text[0].replace("2", "5", 1), edited, "no\n", changed(other, lambda c: c.update(colour="red")), other]
+    file = put(tmp_path, "".join(whole))
+    bad: list[str] = []
+    assert exchange.check(empty, file, bad=bad) == {2, 3, 4}
+    assert [message.removeprefix(str(file)) for message in bad] == [
+        ":2: cell a train: loss of round 1 is 7.5 (n=0) there and 2.5 (n=0) here",
+        ":3: not JSON (Expecting value at column 1)",
+        ":4: colour: Extra inputs are not permitted",
+        ": ends after 4 of 5 cells: it was cut off",
+    ]
+    assert import_(empty, file, left_out={2, 3, 4})["new cells"] == 1
+    assert sorted(empty.cells()) == ["a", "b", "c"]
+
+
+def test_an_import_lets_others_write_in_between(empty: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """250 cells are 3 transactions; an error in the third leaves 200 and says so; the same import goes on."""
+    with Store.open(str(tmp_path / "many.db"), create=True) as many:
+        many.add_cells({f"c{i:03d}": {"seed": i} for i in range(250)})
+        file = put(tmp_path, exported(many))
+    taken: list[int] = []
+    take = exchange._take
+
+    def counted(connection: Any, cell: Any, *rest: Any) -> None:
+        if cell.cell == "c240" and len(taken) < 250:
+            raise exchange.ExchangeError("c240: somebody wrote it in the meantime; nothing was imported")
+        with Store.open(str(empty.database.path)) as reader:
+            taken.append(len(reader.cells()))
+        take(connection, cell, *rest)
+
+    monkeypatch.setattr(exchange, "_take", counted)
+    with pytest.raises(ExchangeError, match=r"in the meantime; 200 cells before it were imported$"):
+        import_(empty, file)
+    assert (taken[99], taken[100], taken[199], taken[200]) == (0, 100, 100, 200)
+    assert len(empty.cells()) == 200
+    monkeypatch.undo()
+    assert import_(empty, file)["new cells"] == 50
 
 
 # --- files -------------------------------------------------------------------------------------------------------

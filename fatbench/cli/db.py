@@ -35,18 +35,26 @@ def export(
 
 
 def import_(
-    files: Annotated[list[Path], typer.Argument(help="Files written by export.", show_default=False)], db: Db = None
+    files: Annotated[list[Path], typer.Argument(help="Files written by export.", show_default=False)],
+    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave out lines that are bad, and say which.")] = False,
+    db: Db = None,
 ) -> None:
-    """Take in results of another machine; importing twice changes nothing."""
+    """Take in results of another machine; importing twice changes nothing. All files are checked before the first."""
     from fatbench import settings
     from fatbench.store import lines
     from fatbench.store.stages import Store
-    from fatbench.suite import cells
+    from fatbench.suite.received import identity
 
+    bad: list[str] | None = [] if skip_bad else None
+    with opened(db) as store:
+        left_out = [lines.check(store, file, identify=identity, bad=bad) for file in files]
+    for message in bad or ():
+        print(f"fatbench: left out: {message}", file=sys.stderr)
     with Store.open(settings.database(db), create=True) as store:
-        for file in files:
-            summary = lines.import_(store, file, identify=cells.identity)
-            print(f"{file}: {', '.join(f'{count} {what}' for what, count in summary.items())}")
+        for file, numbers in zip(files, left_out, strict=True):
+            summary = lines.import_(store, file, identify=identity, left_out=numbers)
+            lines_left = f", {len(numbers)} bad lines left out" if numbers else ""
+            print(f"{file}: {', '.join(f'{count} {what}' for what, count in summary.items())}{lines_left}", flush=True)
 
 
 def db_upgrade(db: Db = None) -> None:

@@ -41,13 +41,13 @@ def verify(
     known_format(format, ("text", "json"))
     from fatbench.store import lines
     from fatbench.store.stages import Store
-    from fatbench.suite import cells
+    from fatbench.suite.received import identity
 
     if not file.is_file():
         raise SpecError(f"{file}: no such file (give one that 'fatbench export' wrote)")
     with tempfile.TemporaryDirectory(prefix="fatbench-") as folder, contextlib.ExitStack() as stack:
         theirs = stack.enter_context(Store.open(f"{folder}/theirs.db", create=True))
-        lines.import_(theirs, file, identify=cells.identity)
+        lines.import_(theirs, file, identify=identity)
         chosen = [cell_in(theirs, id) for id in cell] if cell else choose(theirs, sample, seed)
         if brought := [id for id, spec in theirs.cells(chosen).items() if "evaluated" in spec]:
             raise SpecError(f"cell {brought[0]} is a model that was not trained here: it cannot be run again")

@@ -19,96 +19,25 @@ from __future__ import annotations
 import base64
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
-from itertools import groupby
+from itertools import groupby, islice
 from pathlib import Path
-from typing import Annotated, Any, Literal, TextIO
+from typing import Any, TextIO
 
-from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, TypeAdapter, ValidationError
 from sqlalchemy import Connection, insert, select, update
 from sqlalchemy.exc import DataError, IntegrityError
 
-from fatbench.errors import FatbenchError, MachineError, UnknownName
-from fatbench.store import leases, replicates
+from fatbench.errors import MachineError
+from fatbench.store import leases, replicates, shapes
 from fatbench.store.database import lock
 from fatbench.store.rows import batches, cell_row, dumps
 from fatbench.store.schema import CELLS, NUMBERS, OUTCOMES, REPLICATES, RUNS, STAGES
-from fatbench.store.stages import Status, Store
+from fatbench.store.shapes import FORMAT, SCHEMA_VERSION, Cell, ExchangeError, Run, Stage, bits_of
+from fatbench.store.stages import Store
 
-FORMAT = "fatbench results"
-SCHEMA_VERSION = 1
-
-
-class ExchangeError(FatbenchError):
-    """A file that cannot be taken in; nothing of it was."""
-
-
-# --- what a line holds -------------------------------------------------------------------------------------------
-
-Time = Annotated[str, Field(pattern=r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z$")]
-Name = Annotated[str, Field(min_length=1, max_length=190)]
-Integer = Annotated[int, Field(ge=-(2**31), lt=2**31)]
-Natural = Annotated[int, Field(ge=0, lt=2**31)]
-# strict about what is in them, but JSON knows lists only
-NumberLine = Annotated[tuple[Natural, Integer, Name, FiniteFloat, Natural, Natural, Time], Field(strict=False)]
-Chunk = Annotated[tuple[Natural, Annotated[Natural, Field(ge=1)], str], Field(strict=False)]
-
-
-class _Line(BaseModel):
-    model_config = ConfigDict(strict=True, extra="forbid")
-
-
-class _Header(_Line):
-    format: Literal["fatbench results"]
-    schema_version: int
-    cells: Natural
-
-
-class _Run(_Line):
-    uid: Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
-    stage: Name
-    suite: str
-    preset: str | None
-    status: Status
-    started: Time
-    ended: Time | None
-    host: str | None
-    pid: Integer | None
-    device: str | None
-    precision: str | None
-    commit: str | None
-    dirty: bool | None
-    versions: dict[str, Any] | None
-    log: str | None
-    error: str | None
-    extra: dict[str, Any]
-
-
-class _Stage(_Line):
-    stage: Name
-    status: Status
-    round: Natural
-    total: Natural
-    record: dict[str, Any]
-    settings: dict[str, Any] | None = None  # of the attack of an evaluation
-    run: Natural | None
-    error: str | None
-    numbers: list[NumberLine]
-    outcomes: list[Chunk]
-
-
-class _Cell(_Line):
-    cell: Name
-    replicate: Natural = 0
-    spec: dict[str, Any]
-    created: Time
-    runs: list[_Run]
-    stages: list[_Stage]
-
-
-RUN_COLUMNS = [name for name in _Run.model_fields if name not in ("versions", "extra")]
+RUN_COLUMNS = [name for name in Run.model_fields if name not in ("versions", "extra")]
 
 # --- export ------------------------------------------------------------------------------------------------------
 
@@ -213,47 +142,133 @@ def _by_cell(connection: Connection, query: Any, cells: Sequence[str]) -> dict[s
 # --- import ------------------------------------------------------------------------------------------------------
 
 
+BATCH = 100  # cells of a transaction: other processes can write between two of them
+
+
+def check(
+    store: Store | None,
+    file: str | Path,
+    *,
+    identify: Callable[[Mapping[str, Any]], str] | None = None,
+    bad: list[str] | None = None,
+) -> set[int]:
+    """Look at every line of a file that `export` wrote and write nothing; the numbers of the lines that are bad.
+
+    store: the database that will take them in; None: it is not there yet. bad: what is wrong with each bad line is
+    added to it; without it the first bad line is an ExchangeError. A file that is none of ours always is, and one that
+    cannot be read is a MachineError. Other arguments as for `import_`.
+    """
+    path, left_out = Path(file), set()
+    seen: dict[str, int] = {}  # run -> the line it is in
+    with _opened(path) as (promised, numbered):
+        count = 0
+        for part in numbered:
+            with nullcontext() if store is None else store.database.reading() as connection:
+                for place, line in part:
+                    at = f"{path}:{place}"
+                    count += 1
+                    try:
+                        cell = shapes.cell(line, at, identify)
+                        if count > promised:
+                            raise ExchangeError(f"{at}: more than the {promised} cells that the first line promises")
+                        for run in cell.runs:
+                            if seen.setdefault(run.uid, place) != place:
+                                raise ExchangeError(f"{at}: run {run.uid} is in line {seen[run.uid]} too")
+                        if connection is not None:
+                            _contradiction(connection, cell, at)
+                    except ExchangeError as error:
+                        if bad is None:
+                            raise
+                        bad.append(str(error).removesuffix(NOTHING))
+                        left_out.add(place)
+        if count < promised:
+            short = f"{path}: ends after {count} of {promised} cells: it was cut off"
+            if bad is None:
+                raise ExchangeError(short)
+            bad.append(short)
+    return left_out
+
+
 def import_(
-    store: Store, file: str | Path, *, identify: Callable[[Mapping[str, Any]], str] | None = None
+    store: Store,
+    file: str | Path,
+    *,
+    identify: Callable[[Mapping[str, Any]], str] | None = None,
+    left_out: Container[int] | None = None,
 ) -> dict[str, int]:
     """Take in a file that `export` wrote; counts of what was in it and what was new. Importing twice changes nothing.
 
-    identify: the identity of a spec; a cell whose id is another is refused. ExchangeError, and nothing written: not
-    such a file, damaged, or a number of the same run that is another here. A cell that has other numbers here, of other
-    runs, is taken in as a replicate (`fatbench.store.replicates`). MachineError: the file cannot be read.
+    identify: the identity of a spec; a cell whose id is another is refused. left_out: the lines that `check` found bad;
+    without it the file is checked first. ExchangeError, and nothing written: not such a file, damaged, or a number of
+    the same run that is another here. A cell that has other numbers here, of other runs, is taken in as a replicate
+    (`fatbench.store.replicates`). MachineError: the file cannot be read.
+
+    BATCH cells are a transaction. Whoever is killed between two of them imports the file again.
     """
     path = Path(file)
+    left_out = check(store, path, identify=identify) if left_out is None else left_out
     what = ("cells", "new cells", "new replicates", "new stages", "new numbers", "numbers already here")
     counts = dict.fromkeys(what, 0)
-    at = str(path)
+    with _opened(path) as (_, numbered):
+        for part in numbered:
+            cells = [
+                (f"{path}:{place}", shapes.cell(line, f"{path}:{place}", identify))
+                for place, line in part
+                if place not in left_out
+            ]
+            at, before = "", counts["cells"]
+            try:
+                with store.database.writing() as connection:
+                    lock(connection)
+                    for at, cell in cells:
+                        _take(connection, cell, at, counts, store.database.path)
+                        counts["cells"] += 1
+            except (UnicodeEncodeError, DataError):
+                raise ExchangeError(f"{at}: text that cannot be stored{_after(before)}") from None
+            except IntegrityError as error:
+                raise ExchangeError(f"{at}: contradicts what is here: {error.orig}{_after(before)}") from None
+            except ExchangeError as error:  # somebody else wrote in the meantime
+                raise ExchangeError(f"{str(error).removesuffix(NOTHING)}{_after(before)}") from None
+    return counts
+
+
+NOTHING = "; nothing was imported"
+
+
+def _after(cells: int) -> str:
+    return f"; {cells} cells before it were imported" if cells else NOTHING
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[tuple[int, Iterator[list[tuple[int, str]]]]]:
+    """How many cells a file promises, and its further lines with their numbers, BATCH at a time."""
     try:
-        with path.open(encoding="utf-8") as stream, store.database.writing() as connection:
-            lock(connection)
-            promised = None
-            for place, line in enumerate(stream, 1):
-                at = f"{path}:{place}"
-                if promised is None:
-                    promised = _header(line, at)
-                    continue
-                cell = _read(_CELL, line, at)
-                if counts["cells"] == promised:
-                    raise ExchangeError(f"{at}: more than the {promised} cells that the first line promises")
-                _check(cell, at, identify)
-                _take(connection, cell, at, counts, store.database.path)
-                counts["cells"] += 1
-            if promised is None:
+        with path.open(encoding="utf-8") as stream:
+            first = stream.readline(LINE)
+            if not first:
                 raise ExchangeError(f"{path}: empty; expected a file written by 'fatbench export'")
-            if counts["cells"] < promised:
-                raise ExchangeError(f"{path}: ends after {counts['cells']} of {promised} cells: it was cut off")
+            numbered = enumerate(iter(lambda: stream.readline(LINE), ""), 2)
+            yield shapes.header(first, f"{path}:1"), iter(lambda: list(islice(numbered, BATCH)), [])
     except UnicodeDecodeError:
         raise ExchangeError(f"{path}: not a text file; expected one written by 'fatbench export'") from None
-    except (UnicodeEncodeError, DataError):
-        raise ExchangeError(f"{at}: text that cannot be stored (a NUL, or half of a surrogate pair)") from None
-    except IntegrityError as error:
-        raise ExchangeError(f"{at}: contradicts what is here: {error.orig}") from None
     except OSError as error:
         raise MachineError(f"cannot read {path}: {error.strerror or error}") from None
-    return counts
+
+
+LINE = 2**28  # characters; what is longer is no line of ours and ends in the middle
+
+
+def _contradiction(connection: Connection, cell: Cell, at: str) -> None:
+    """ExchangeError: the database says something else."""
+    known = replicates.here(connection, cell.cell)
+    for part in batches(run.uid for run in cell.runs):
+        foreign = select(RUNS.c.uid, RUNS.c.cell).where(RUNS.c.uid.in_(part), RUNS.c.cell.not_in(known))
+        if row := connection.execute(foreign).first():
+            raise ExchangeError(f"{at}: contradicts what is here: run {row.uid} is of cell {row.cell}{NOTHING}")
+    place = _place(connection, cell, known)
+    here = {} if place is None else _here(connection, place)
+    for stage in cell.stages:
+        _compare(here.get(stage.stage), stage, cell, at)
 
 
 def is_export(file: str | Path) -> bool:
@@ -265,100 +280,7 @@ def is_export(file: str | Path) -> bool:
         raise MachineError(f"cannot read {file}: {error.strerror or error}") from None
 
 
-def _no_constant(name: str) -> Any:
-    raise ValueError(f"{name} is not a number")
-
-
-def _read(form: TypeAdapter[Any], line: str, at: str) -> Any:
-    """One line as what it should be. ExchangeError says where it is not."""
-    try:
-        value = json.loads(line, parse_constant=_no_constant)
-    except json.JSONDecodeError as error:
-        cut = "" if line.endswith("\n") else "; the file was cut off here"
-        reason = f"{error.msg.removesuffix(' at')} at column {error.colno}"
-        raise ExchangeError(f"{at}: not JSON ({reason}){cut}") from None
-    except (ValueError, RecursionError) as error:
-        raise ExchangeError(f"{at}: {error}") from None
-    if not isinstance(value, dict):
-        raise ExchangeError(f"{at}: expected a JSON object, got a {type(value).__name__}")
-    try:
-        return form.validate_python(value)
-    except ValidationError as error:
-        problem = error.errors()[0]
-        where = ".".join(str(part) for part in problem["loc"])
-        raise ExchangeError(f"{at}: {where + ': ' if where else ''}{problem['msg']}") from None
-
-
-_HEADER, _CELL = TypeAdapter(_Header), TypeAdapter(_Cell)
-
-
-def _header(line: str, at: str) -> int:
-    """How many cells the file promises."""
-    try:
-        value = json.loads(line)
-    except ValueError:
-        value = None
-    if not isinstance(value, dict) or value.get("format") != FORMAT:
-        raise ExchangeError(f"{at}: not a file written by 'fatbench export'")
-    if value.get("schema_version") != SCHEMA_VERSION:
-        raise ExchangeError(
-            f"{at}: written by another fatbench (schema_version {value.get('schema_version')};"
-            f" this one reads {SCHEMA_VERSION})"
-        )
-    return int(_read(_HEADER, line, at).cells)
-
-
-def _check(cell: _Cell, at: str, identify: Callable[[Mapping[str, Any]], str] | None) -> None:
-    """Refuse a line that contradicts itself."""
-    if identify is not None:
-        try:
-            identity = identify(cell.spec)
-        except (FatbenchError, KeyError, TypeError, ValueError) as error:
-            raise ExchangeError(f"{at}: cell {cell.cell}: {error}{_brought(cell, error)}") from None
-        if identity != cell.cell:
-            raise ExchangeError(f"{at}: cell {cell.cell}: its spec is that of {identity}; was the file edited?")
-    _distinct([run.uid for run in cell.runs], "run", cell, at)
-    _distinct([stage.stage for stage in cell.stages], "stage", cell, at)
-    for stage in cell.stages:
-        for run in [number[5] for number in stage.numbers] + ([] if stage.run is None else [stage.run]):
-            if run >= len(cell.runs):
-                raise ExchangeError(f"{at}: cell {cell.cell} {stage.stage}: there is no run {run}")
-        _distinct([number[:3] for number in stage.numbers], "number", cell, at)
-        position = 0
-        for start, n, text in stage.outcomes:
-            try:
-                length = len(_bits(text))
-            except ValueError as error:
-                raise ExchangeError(f"{at}: cell {cell.cell} {stage.stage}: outcomes: {error}") from None
-            if start != position or length != (n + 7) // 8:
-                raise ExchangeError(f"{at}: cell {cell.cell} {stage.stage}: the outcomes from {start} on do not fit")
-            position += n
-
-
-def _brought(cell: _Cell, error: Exception) -> str:
-    """The plug-in that a cell's runs had a name from that is unknown here, for the message."""
-    records = (record for run in cell.runs for record in run.extra.get("plugins", ()))
-    names = {
-        f"{record['plugin']} (sha256 {record['sha256'][:12]})"
-        for record in records
-        if isinstance(error, UnknownName) and error.entry in record["names"]
-    }
-    return f"; its runs have it from the plug-in {' and '.join(sorted(names))}: give it with --plugin" if names else ""
-
-
-def _distinct(keys: Sequence[Any], what: str, cell: _Cell, at: str) -> None:
-    seen = set()
-    for key in keys:
-        if key in seen:
-            raise ExchangeError(f"{at}: cell {cell.cell}: {what} {key} is there twice")
-        seen.add(key)
-
-
-def _bits(text: str) -> bytes:
-    return base64.b64decode(text, validate=True)
-
-
-def _take(connection: Connection, cell: _Cell, at: str, counts: dict[str, int], file: Path | None) -> None:
+def _take(connection: Connection, cell: Cell, at: str, counts: dict[str, int], file: Path | None) -> None:
     """Merge one cell into the database, counting what was new."""
     connection.scalar(select(CELLS.c.id).where(CELLS.c.id == cell.cell).with_for_update(key_share=True))  # as `claim`
     known = replicates.here(connection, cell.cell)
@@ -402,7 +324,7 @@ def _take(connection: Connection, cell: _Cell, at: str, counts: dict[str, int], 
             # the same examples, perhaps cut into other chunks, and more of them
             connection.execute(OUTCOMES.delete().where(OUTCOMES.c.cell == cell.cell, OUTCOMES.c.stage == stage.stage))
             rows = [
-                {"cell": cell.cell, "stage": stage.stage, "start": start, "n": n, "bits": _bits(text)}
+                {"cell": cell.cell, "stage": stage.stage, "start": start, "n": n, "bits": bits_of(text)}
                 for start, n, text in stage.outcomes
             ]
             connection.execute(insert(OUTCOMES), rows)
@@ -437,7 +359,7 @@ def _here(connection: Connection, cell: str) -> dict[str, _Here]:
 CLOCK = ("seconds",)  # what a number tells of the machine: no two runs have the same
 
 
-def _place(connection: Connection, cell: _Cell, known: Sequence[str]) -> str | None:
+def _place(connection: Connection, cell: Cell, known: Sequence[str]) -> str | None:
     """The replicate here that the file's cell is: one that shares a run with it, else one that says the same.
 
     None: it is another run, for which there is no place yet.
@@ -453,28 +375,28 @@ def _place(connection: Connection, cell: _Cell, known: Sequence[str]) -> str | N
     return None
 
 
-def _compare(mine: _Here | None, stage: _Stage, cell: _Cell, at: str) -> list[Any]:
+def _compare(mine: _Here | None, stage: Stage, cell: Cell, at: str) -> list[Any]:
     """The numbers of the file's stage that are not here. ExchangeError: one of the same run is another here."""
     if mine is None:
         return stage.numbers
     if problem := _differs(mine, stage):
-        raise ExchangeError(f"{at}: cell {cell.cell} {stage.stage}: {problem}; nothing was imported")
+        raise ExchangeError(f"{at}: cell {cell.cell} {stage.stage}: {problem}{NOTHING}")
     return [number for number in stage.numbers if tuple(number[:3]) not in mine.numbers]
 
 
-def _differs(mine: _Here, stage: _Stage) -> str | None:
+def _differs(mine: _Here, stage: Stage) -> str | None:
     """In what the file's stage contradicts the one here; wall time is no part of it."""
     for round, client, metric, value, n, *_ in stage.numbers:
         found = mine.numbers.get((round, client, metric))
         if found is not None and found != (value, n) and metric not in CLOCK:
             who = f" of client {client}" if client >= 0 else ""
             return f"{metric}{who} of round {round} is {value!r} (n={n}) there and {found[0]!r} (n={found[1]}) here"
-    if not _agree(mine.outcomes, [(start, n, _bits(text)) for start, n, text in stage.outcomes]):
+    if not _agree(mine.outcomes, [(start, n, bits_of(text)) for start, n, text in stage.outcomes]):
         return "the outcomes per example differ from those here"
     return None
 
 
-def _take_stage(connection: Connection, cell: _Cell, stage: _Stage, runs: Sequence[int], *, new: bool) -> None:
+def _take_stage(connection: Connection, cell: Cell, stage: Stage, runs: Sequence[int], *, new: bool) -> None:
     """The stage's row, as the file has it; there is no checkpoint of it here."""
     values = {
         "status": stage.status, "round": stage.round, "total": stage.total, "record": dumps(stage.record),
@@ -488,7 +410,7 @@ def _take_stage(connection: Connection, cell: _Cell, stage: _Stage, runs: Sequen
         connection.execute(update(STAGES).where(key).values(**values))
 
 
-def _further(mine: _Here | None, stage: _Stage, held: set[int]) -> bool:
+def _further(mine: _Here | None, stage: Stage, held: set[int]) -> bool:
     """Whether the file's stage should replace what is here: it knows more, and nobody could go on from here."""
     if mine is None or mine.row.status == "todo":
         return True
@@ -497,7 +419,7 @@ def _further(mine: _Here | None, stage: _Stage, held: set[int]) -> bool:
     return stage.status == "done" or (mine.row.checkpoint is None and stage.round > mine.row.round)
 
 
-def _take_runs(connection: Connection, cell: _Cell, held: set[int]) -> list[int]:
+def _take_runs(connection: Connection, cell: Cell, held: set[int]) -> list[int]:
     """The ids here of the file's runs, in its order; new ones are added, ended ones get their end."""
     here = {
         row.uid: row
@@ -507,7 +429,7 @@ def _take_runs(connection: Connection, cell: _Cell, held: set[int]) -> list[int]
     for run in cell.runs:
         row = here.get(run.uid)
         if row is None:
-            values = run.model_dump()
+            values = run.model_dump(exclude={"extra", "versions"})
             values["versions"] = None if run.versions is None else dumps(run.versions)
             values["extra"] = dumps(run.extra)
             added = connection.execute(insert(RUNS).values(cell=cell.cell, **values)).inserted_primary_key

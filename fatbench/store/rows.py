@@ -53,6 +53,8 @@ def cell_row(cell: str, spec: Mapping[str, Any], created: str) -> dict[str, Any]
     return {"id": cell, "spec": dumps(spec), "seed": seed if fits else None, "created": created}
 
 
+LARGEST = 1e100  # of a measured number: sums and squares of many are finite, and no float32 is beyond it
+
 PROVENANCE = ("preset", "host", "pid", "device", "precision", "commit", "dirty", "versions", "log")
 
 

@@ -23,7 +23,6 @@ SQLite is the default, PostgreSQL is for several machines. Times are UTC, ISO 86
 from __future__ import annotations
 
 import json
-import math
 import os
 import socket
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -38,7 +37,7 @@ from sqlalchemy.exc import IntegrityError
 from fatbench.errors import FatbenchError
 from fatbench.store import leases, replicates
 from fatbench.store.database import Database, lock
-from fatbench.store.rows import cell_row, dumps, fetch, now, printable, run_values, split_provenance
+from fatbench.store.rows import LARGEST, cell_row, dumps, fetch, now, printable, run_values, split_provenance
 from fatbench.store.schema import CELLS, NUMBERS, OUTCOMES, RUNS, STAGES, VIEW
 
 Status = Literal["todo", "running", "done", "failed", "interrupted"]
@@ -350,7 +349,7 @@ class Store:
         """Refuse numbers that cannot be stored; name the one that is there already."""
         seen = set()
         for number in numbers:
-            if not math.isfinite(number.value):
+            if not abs(number.value) <= LARGEST:
                 raise ValueError(f"{number.metric} of round {number.round} is {number.value}: not a finite number")
             key = (number.metric, number.round, number.client)
             if key in seen:

@@ -1,0 +1,293 @@
+"""What a line of exported results may be: every field with its type and range, and what must fit together.
+
+Whatever is accepted here every command can read, count and print. What a line may not be says its first mistake.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+
+from fatbench.errors import FatbenchError, UnknownName
+from fatbench.store.rows import LARGEST
+
+FORMAT = "fatbench results"
+SCHEMA_VERSION = 1
+LEVELS = 30  # of JSON within a line
+
+
+class ExchangeError(FatbenchError):
+    """A file that cannot be taken in; nothing of it was, or the message says how much."""
+
+
+# --- fields ------------------------------------------------------------------------------------------------------
+
+Time = Annotated[str, Field(pattern=r"^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}\.[0-9]{3}Z$")]
+Name = Annotated[str, Field(min_length=1, max_length=190)]
+StageName = Annotated[str, Field(pattern=r"^(train|[^@]+@[0-9]{1,9})$", max_length=190)]
+Integer = Annotated[int, Field(ge=-(2**31), lt=2**31)]
+Natural = Annotated[int, Field(ge=0, lt=2**31)]
+Value = Annotated[float, Field(ge=-LARGEST, le=LARGEST)]
+Status = Literal["todo", "done", "failed", "interrupted"]  # nobody runs what is in a file
+# strict about what is in them, but JSON knows lists only
+NumberLine = Annotated[tuple[Natural, Integer, Name, Value, Natural, Natural, Time], Field(strict=False)]
+Chunk = Annotated[tuple[Natural, Annotated[Natural, Field(ge=1)], str], Field(strict=False)]
+
+
+def _shallow(value: Any) -> Any:
+    """ValueError: JSON that is nested more deeply than a reader of it may be."""
+    level = [value]
+    for _ in range(LEVELS):
+        level = [
+            inner
+            for item in level
+            if isinstance(item, dict | list)
+            for inner in (item.values() if isinstance(item, dict) else item)
+        ]
+        if not level:
+            return value
+    raise ValueError(f"nested more than {LEVELS} levels deep")
+
+
+class _Open(BaseModel):
+    """A mapping of which these keys are read; others are kept as they are."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+
+
+class _Best(_Open):
+    round: Natural
+    value: Value | None = None
+
+
+class _Record(_Open):
+    last: _Best | None = None
+    best_val: _Best | None = Field(None, alias="best-val")
+    best_test: _Best | None = Field(None, alias="best-test")
+    model: str | None = None
+
+
+class _Data(_Open):
+    name: str
+    variant: str | None = None
+    fingerprint: str | None = None
+
+
+class _Plugin(_Open):
+    plugin: str
+    sha256: str
+    modules: dict[str, str] = {}
+    names: list[str]
+
+
+class _Extra(_Open):
+    data: _Data | str | None = None
+    attack: str | None = None
+    path: str | None = None
+    stack: Natural | None = None
+    together: Annotated[int, Field(ge=1, lt=2**31)] = 1
+    dropped: bool = False
+    lease: Annotated[float, Field(gt=0, le=1e9)] | None = None
+    plugins: list[_Plugin] = []
+
+
+class _Settings(_Open):
+    name: Name
+    implementation: str | None = None
+
+
+def _as(model: type[_Open]) -> Any:
+    """A mapping of which `model` reads some keys, as it stands in the line."""
+
+    def fits(value: dict[str, Any]) -> dict[str, Any]:
+        model.model_validate(_shallow(value))
+        return value
+
+    return Annotated[dict[str, Any], AfterValidator(fits)]
+
+
+# --- lines -------------------------------------------------------------------------------------------------------
+
+
+class _Line(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+
+class _Header(_Line):
+    format: Literal["fatbench results"]
+    schema_version: int
+    cells: Natural
+
+
+class Run(_Line):
+    """One attempt at a stage."""
+
+    uid: Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
+    stage: StageName
+    suite: str
+    preset: str | None
+    status: Status
+    started: Time
+    ended: Time | None
+    host: str | None
+    pid: Integer | None
+    device: str | None
+    precision: str | None
+    commit: str | None
+    dirty: bool | None
+    versions: dict[str, str] | None
+    log: str | None
+    error: str | None
+    extra: _as(_Extra)  # type: ignore[valid-type]
+
+
+class Stage(_Line):
+    """A stage with its numbers and outcomes."""
+
+    stage: StageName
+    status: Status
+    round: Natural
+    total: Natural
+    record: _as(_Record)  # type: ignore[valid-type]
+    settings: _as(_Settings) | None = None  # type: ignore[valid-type]
+    run: Natural | None
+    error: str | None
+    numbers: list[NumberLine]
+    outcomes: list[Chunk]
+
+
+class Cell(_Line):
+    """A cell with all that is known of it."""
+
+    cell: Name
+    replicate: Natural = 0
+    spec: Annotated[dict[str, Any], AfterValidator(_shallow)]
+    created: Time
+    runs: list[Run]
+    stages: list[Stage]
+
+
+_HEADER, _CELL = TypeAdapter(_Header), TypeAdapter(Cell)
+
+
+def header(line: str, at: str) -> int:
+    """How many cells the first line of a file promises. ExchangeError: it is not a file of ours."""
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError):
+        value = None
+    if not isinstance(value, dict) or value.get("format") != FORMAT:
+        raise ExchangeError(f"{at}: not a file written by 'fatbench export'")
+    if value.get("schema_version") != SCHEMA_VERSION:
+        raise ExchangeError(
+            f"{at}: written by another fatbench (schema_version {str(value.get('schema_version'))[:20]};"
+            f" this one reads {SCHEMA_VERSION})"
+        )
+    return int(_read(_HEADER, line, at).cells)
+
+
+def cell(line: str, at: str, identify: Callable[[Mapping[str, Any]], str] | None = None) -> Cell:
+    """A line as a cell. ExchangeError, with `at` and the place in the line: it is none, or contradicts itself.
+
+    identify: the identity of a spec, which a cell's id must be.
+    """
+    found: Cell = _read(_CELL, line, at)
+    if identify is not None:
+        try:
+            identity = identify(found.spec)
+        except (FatbenchError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+            raise ExchangeError(f"{at}: cell {found.cell}: {_cut(str(error))}{_brought(found, error)}") from None
+        if identity != found.cell:
+            raise ExchangeError(f"{at}: cell {found.cell}: its spec is that of {identity}; was the file edited?")
+    _distinct([run.uid for run in found.runs], "run", found, at)
+    _distinct([stage.stage for stage in found.stages], "stage", found, at)
+    for stage in found.stages:
+        for run in [number[5] for number in stage.numbers] + ([] if stage.run is None else [stage.run]):
+            if run >= len(found.runs):
+                raise ExchangeError(f"{at}: cell {found.cell} {stage.stage}: there is no run {run}")
+        _distinct([number[:3] for number in stage.numbers], "number", found, at)
+        position = 0
+        for start, n, text in stage.outcomes:
+            try:
+                length = len(bits_of(text))
+            except ValueError as error:
+                raise ExchangeError(f"{at}: cell {found.cell} {stage.stage}: outcomes: {error}") from None
+            if start != position or length != (n + 7) // 8:
+                raise ExchangeError(f"{at}: cell {found.cell} {stage.stage}: the outcomes from {start} on do not fit")
+            position += n
+    return found
+
+
+def bits_of(text: str) -> bytes:
+    """The packed outcomes of a chunk."""
+    return base64.b64decode(text, validate=True)
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not a number")
+
+
+def _read(form: TypeAdapter[Any], line: str, at: str) -> Any:
+    """One line as what it should be. ExchangeError says where it is not."""
+    try:
+        value = json.loads(line, parse_constant=_no_constant)
+    except json.JSONDecodeError as error:
+        cut = "" if line.endswith("\n") else "; the file was cut off here"
+        reason = f"{error.msg.removesuffix(' at')} at column {error.colno}"
+        raise ExchangeError(f"{at}: not JSON ({reason}){cut}") from None
+    except RecursionError:
+        raise ExchangeError(f"{at}: nested more than {LEVELS} levels deep") from None
+    except ValueError as error:  # also: a number of thousands of digits
+        raise ExchangeError(f"{at}: {error}") from None
+    if not isinstance(value, dict):
+        raise ExchangeError(f"{at}: expected a JSON object, got a {type(value).__name__}")
+    if "\\u" in line:
+        _storable(value, at)
+    try:
+        return form.validate_python(value)
+    except ValidationError as error:
+        problem = error.errors()[0]
+        where = ".".join(str(part) for part in problem["loc"] if str(part) != "_Data")
+        what = problem["msg"].removeprefix("Value error, ").replace("1" + 100 * "0", f"{LARGEST:g}")
+        what = re.sub(r" or instance of \w+", "", what)
+        raise ExchangeError(f"{at}: {_cut(where) + ': ' if where else ''}{_cut(what)}") from None
+    except RecursionError:
+        raise ExchangeError(f"{at}: nested more than {LEVELS} levels deep") from None
+
+
+def _storable(value: Any, at: str) -> None:
+    """ExchangeError: an escape that stands for what no database and no terminal takes."""
+    try:
+        text = json.dumps(value, ensure_ascii=False).encode()
+    except (UnicodeEncodeError, RecursionError):
+        text = b"\\u0000"
+    if b"\\u0000" in text:
+        raise ExchangeError(f"{at}: text that cannot be stored (a NUL, or half of a surrogate pair)")
+
+
+def _cut(text: str) -> str:
+    return " ".join(text.split()) if len(text) <= 300 else " ".join(text[:300].split()) + "..."
+
+
+def _brought(cell: Cell, error: Exception) -> str:
+    """The plug-in that a cell's runs had a name from that is unknown here, for the message."""
+    records = (record for run in cell.runs for record in run.extra.get("plugins", ()))
+    names = {
+        f"{record['plugin']} (sha256 {record['sha256'][:12]})"
+        for record in records
+        if isinstance(error, UnknownName) and error.entry in record["names"]
+    }
+    return f"; its runs have it from the plug-in {' and '.join(sorted(names))}: give it with --plugin" if names else ""
+
+
+def _distinct(keys: Sequence[Any], what: str, cell: Cell, at: str) -> None:
+    seen = set()
+    for key in keys:
+        if key in seen:
+            raise ExchangeError(f"{at}: cell {cell.cell}: {what} {key} is there twice")
+        seen.add(key)
