@@ -600,24 +600,6 @@ def test_values_come_back_bit_for_bit(store: Store) -> None:
     assert [value.hex() for value in found] == [(value + 0.0).hex() for value in values], "and -0.0 is 0.0"
 
 
-def test_rates(store: Store) -> None:
-    """Two cells of kind 7: (300 + 100 + 100) passes in (2 + 3) seconds, of which the latter are those of three cells
-    in one program; what another machine measured says nothing."""
-    for cell, seed, seconds, host, together in (
-        ("a", 7, 2.0, None, 1),
-        ("b", 7, 9.0, None, 3),
-        ("c", 8, 1.0, "elsewhere", 1),
-        ("d", 9, 0.0, None, 1),
-    ):
-        store.add_cell(cell, {"seed": seed})
-        run = taken(store, cell=cell, **({"host": host} if host else {}))
-        store.describe_run(run, {"together": together} if together > 1 else {})
-        passes = 300.0 if cell == "a" else 50.0
-        numbers = [("forward", passes), ("backward", 100.0 if cell == "a" else 50.0), ("seconds", seconds)]
-        store.finish(run, [Number(name, value, 1) for name, value in numbers])
-    assert store.rates(lambda spec: str(spec["seed"])) == {"7": (300 + 100 + 50 + 50) / 5}
-
-
 # --- opening -----------------------------------------------------------------------------------------------------
 
 

@@ -23,6 +23,7 @@ from fatbench.suite.files import Suite
 if TYPE_CHECKING:
     from fatbench.run.progress import Row
     from fatbench.store.stages import StageRow
+    from fatbench.suite.duration import Estimate
 
 COLOURS = {
     "done": "green",
@@ -123,8 +124,8 @@ def _attacks(what: Plan) -> dict[str, list[dict[str, Any]]]:
     return found
 
 
-def plan(what: Plan, works: Mapping[str, Work | None], total: Work, time: tuple[float, int]) -> None:
-    """`plan suite`; time is (seconds, cells of unknown speed)."""
+def plan(what: Plan, works: Mapping[str, Work | None], total: Work, time: Estimate) -> None:
+    """`plan suite`."""
     console = _console()
     cells = what.unique()
     axes = list(dict.fromkeys(axis for cell in cells for axis in cell.key))
@@ -145,14 +146,24 @@ def plan(what: Plan, works: Mapping[str, Work | None], total: Work, time: tuple[
         f"{_bytes(total.bytes_up)} up and {_bytes(total.bytes_down)} down a federation's wire,"
         f" {_bytes(total.disk)} of checkpoints on this disk"
     )
-    known, unknown = time
-    if unknown == len(cells):
-        console.print("time: unknown; run a cell and this machine's speed is known from then on", style="dim")
-    else:
-        from fatbench.cli.watch import duration
+    console.print(_how_long(len(cells), time))
 
-        rest = f"; nothing comparable measured for {unknown} cells" if unknown else ""
-        console.print(f"time: about {duration(known)} on one lane, from what this database has measured{rest}")
+
+def _how_long(cells: int, time: Estimate) -> str:
+    """The answer to "how long?"."""
+    done = f"; {time.done} of {cells} cells are done" if time.done else ""
+    if time.done == cells:
+        return "time: none, all cells are done"
+    if time.unknown == cells - time.done:
+        return f"time: unknown, nothing comparable was run here (--calibrate measures for about 20 s){done}"
+    from fatbench.cli.watch import duration
+    from fatbench.run.executors.local import lanes
+
+    here = len(lanes(None, None))
+    side = f", {duration(time.seconds / min(here, cells))} on the {here} lanes of this machine" * (here > 1)
+    rest = f"; {time.unknown} cells not counted, nothing comparable was run here" * (time.unknown > 0)
+    bound = "; AutoAttack as if every image survived" * time.bound
+    return f"time left: about {duration(time.seconds)} on one lane{side}{done}{rest}{bound}"
 
 
 def _short(value: float) -> str:

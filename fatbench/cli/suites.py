@@ -13,8 +13,13 @@ from fatbench.errors import FatbenchError, SpecError
 from fatbench.store.opening import opened
 
 if TYPE_CHECKING:
+    from fatbench.store.stages import Store
     from fatbench.suite.cells import Plan
+    from fatbench.suite.duration import Estimate
     from fatbench.suite.files import Suite
+
+
+CALIBRATION = 20  # seconds
 
 
 def suite_list(format: Format = "text") -> None:
@@ -84,12 +89,35 @@ def _check_report(chosen: Suite, plan: Plan) -> None:
         raise SpecError(f"{chosen.file}: {error} ({plan.preset})") from None
 
 
+def _time(plan: Plan, store: Store | None, calibrate: bool) -> Estimate:
+    """How long what is left of the plan takes on one lane of this machine."""
+    from fatbench.run import progress
+    from fatbench.suite import duration
+
+    timed: list[duration.Timed] = []
+    if store is not None:
+        from fatbench.store import timing
+
+        timed += timing.measured(store)
+    if calibrate:
+        from fatbench import settings
+        from fatbench.run import calibrate as calibrating
+
+        print(f"fatbench: measuring for about {CALIBRATION} s", file=sys.stderr)
+        data = settings.data_folder()
+        timed += calibrating.calibrated(plan, duration.speeds(timed), data, CALIBRATION)
+    return duration.estimate(plan.unique(), duration.speeds(timed), progress.left(plan, store))
+
+
 def plan_suite(
     name: Name,
     preset: Preset = None,
     smoke: Smoke = False,
     where: Where = None,
     seeds: Seeds = None,
+    calibrate: Annotated[
+        bool, typer.Option("--calibrate", help="Measure what was never run here, for about 20 s.")
+    ] = False,
     db: Db = None,
     format: Format = "text",
 ) -> None:
@@ -102,6 +130,8 @@ def plan_suite(
     known_format(format, ("text", "json"))
     plan = plan_of(name, preset, smoke, seeds, where)
     works = {cell.id: planning.cell_work(cell, plan) for cell in plan.unique()}
+    with opened(db) as store:
+        time = _time(plan, store, calibrate)
     if format == "json":
         cells = []
         for cell in plan.unique():
@@ -113,8 +143,6 @@ def plan_suite(
             found for text in weights.wanted(cell.spec for cell in plan.unique()) if (found := weights.read(text))
         ]
         files = [weights.status(found, root) for found in wanted]
-        print_json({"suite": plan.suite, "preset": plan.preset, "cells": cells, "weights": files})
+        print_json({"suite": plan.suite, "preset": plan.preset, "cells": cells, "weights": files, "time": vars(time)})
         return
-    with opened(db) as store:
-        rates = store.rates(planning.kind) if store else {}
-    show.plan(plan, works, planning.total(works.values()), planning.seconds(plan.unique(), works, rates))
+    show.plan(plan, works, planning.total(works.values()), time)

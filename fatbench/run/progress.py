@@ -11,7 +11,8 @@ from fatbench.run import versions
 from fatbench.run.worker import Job, evaluation_rounds
 from fatbench.store.schema import RUNS
 from fatbench.store.stages import StageRow, Store
-from fatbench.suite.cells import Cell, Plan
+from fatbench.suite import duration
+from fatbench.suite.cells import Cell, Evaluation, Plan
 from fatbench.suite.files import Suite
 
 STATES = ("done", "failed", "running", "todo")
@@ -92,6 +93,37 @@ def _of_stage(row: StageRow | None, changed: bool) -> str:
     if row is None or (row.status == "running" and not row.alive and not changed):
         return "todo"
     return CHANGED if changed and not row.alive else row.status
+
+
+def left(plan: Plan, store: Store | None) -> duration.Left:
+    """What is to do of each of the plan's cells, for an estimate of its time."""
+    if store is None:
+        return duration.everything(plan)
+    rows = _by_cell(store.stages([cell.id for cell in plan.unique()]))
+
+    def rounds(cell: Cell) -> list[int] | None:
+        """The rounds to attack, once they are known."""
+        train = rows.get(cell.id, {}).get("train")
+        if train is None or train.status != "done":
+            return None
+        job = Job(cell.id, cell.spec, list(cell.evaluations), plan.checkpoints, plan.suite, plan.preset)
+        return evaluation_rounds(job, train.record)
+
+    known = [len(found) for cell in plan.unique() if (found := rounds(cell)) is not None]
+    nothing_done = duration.everything(plan, sum(known) / len(known) if known else None)
+
+    def of_cell(cell: Cell) -> tuple[float, list[tuple[Evaluation, float]]]:
+        mine = rows.get(cell.id, {})
+        if (found := rounds(cell)) is None:
+            train = mine.get("train")
+            share = 1 - train.round / train.total if train is not None and train.total else 1.0
+            return share, nothing_done(cell)[1]
+        todo = [
+            (one, sum(_of_stage(mine.get(one.stage(r)), False) != "done" for r in found)) for one in cell.evaluations
+        ]
+        return 0.0, [(evaluation, float(models)) for evaluation, models in todo if models]
+
+    return of_cell
 
 
 def count(rows: Iterable[Row]) -> dict[str, int]:

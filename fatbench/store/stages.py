@@ -24,8 +24,7 @@ from __future__ import annotations
 
 import json
 import os
-import socket
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -447,31 +446,6 @@ class Store:
                 run["versions"] = dict(loaded(run["versions"]))
                 result.append({**loaded(run.pop("extra")), **run})
         return sorted(result, key=lambda run: run["id"])
-
-    def rates(self, kind: Callable[[Mapping[str, Any]], str]) -> dict[str, float]:
-        """Image passes per second that training reached on this machine, by the kind of its cell's spec.
-
-        The seconds of cells that were trained as one program are those of all of them: each counts its share.
-        """
-        mine = [NUMBERS.c.stage == "train", NUMBERS.c.client == -1, RUNS.c.host == socket.gethostname()]
-        query = (
-            select(CELLS.c.spec, RUNS.c.extra, NUMBERS.c.metric, func.sum(NUMBERS.c.value))
-            .select_from(NUMBERS)
-            .join(RUNS, RUNS.c.id == NUMBERS.c.run)
-            .join(CELLS, CELLS.c.id == NUMBERS.c.cell)
-            .where(*mine, NUMBERS.c.metric.in_(["forward", "backward", "seconds"]))
-            .group_by(CELLS.c.id, CELLS.c.spec, RUNS.c.id, RUNS.c.extra, NUMBERS.c.metric)
-        )
-        passes: dict[str, float] = {}
-        seconds: dict[str, float] = {}
-        with self.database.reading() as connection:
-            for spec, extra, metric, value in connection.execute(query):
-                name = kind(json.loads(spec))
-                if metric == "seconds":
-                    seconds[name] = seconds.get(name, 0.0) + value / json.loads(extra).get("together", 1)
-                else:
-                    passes[name] = passes.get(name, 0.0) + value
-        return {name: passes[name] / time for name, time in seconds.items() if time > 0 and passes.get(name)}
 
 
 # --- pieces of the transactions ----------------------------------------------------------------------------------

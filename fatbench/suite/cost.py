@@ -1,4 +1,4 @@
-"""What a run will cost, counted from the suite alone: image passes, gradient steps, bytes, disk; and time, where known.
+"""What a run will cost, counted from the suite alone: image passes, gradient steps, bytes, disk.
 
 Nothing is run and torch is not imported: passes come from the docstrings (`fatbench.suite.formulas`), which tests
 compare with what really happens.
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fatbench.suite import facts, formulas
-from fatbench.suite.cells import Cell, Evaluation, Plan, digest
+from fatbench.suite.cells import Cell, Evaluation, Plan
 from fatbench.suite.types import number
 
 
@@ -72,12 +72,18 @@ def training(spec: Mapping[str, Any]) -> Work | None:
         bytes_down=down * size * m * rounds,
         disk=0 if steps == 0 else disk,
     )
-    if spec["monitor"] is not None:
-        times = math.ceil(rounds / spec["monitor_every"])
-        tested = sum(min(n, spec["monitor_n"] or n) for n in (spec["test"] or data.test or 0, spec["validation"]) if n)
-        forward, backward = formulas.passes("Attack", spec["monitor"])
-        work += Work(forward=times * tested * (forward + 2), backward=times * tested * backward)
-    return work
+    return work + monitoring(spec)
+
+
+def monitoring(spec: Mapping[str, Any]) -> Work:
+    """The work of looking at the model while a cell trains."""
+    if spec["monitor"] is None:
+        return Work()
+    data = facts.of_data(spec["data"])
+    times = math.ceil(spec["protocol"]["rounds"] / spec["monitor_every"])
+    tested = sum(min(n, spec["monitor_n"] or n) for n in (spec["test"] or data.test or 0, spec["validation"]) if n)
+    forward, backward = formulas.passes("Attack", spec["monitor"])
+    return Work(forward=times * tested * (forward + 2), backward=times * tested * backward)
 
 
 def evaluation(spec: Mapping[str, Any], evaluations: Iterable[Evaluation], checkpoints: int) -> Work | None:
@@ -120,23 +126,3 @@ def total(works: Iterable[Work | None]) -> Work:
         if work is not None:
             result += work
     return result
-
-
-def kind(spec: Mapping[str, Any]) -> str:
-    """What a measured speed is valid for: the same model on images of the same data set at the same batch size."""
-    return digest([spec["model"], spec["data"]["name"], spec.get("size"), local(spec["protocol"]).get("batch")])[:12]
-
-
-def seconds(cells: Iterable[Cell], works: Mapping[str, Work | None], rates: Mapping[str, float]) -> tuple[float, int]:
-    """(estimated seconds of work on one lane, cells that nothing comparable was measured for).
-
-    `rates`: image passes per second by `kind`, from cells that this machine has trained before.
-    """
-    total, unknown = 0.0, 0
-    for cell in cells:
-        work, rate = works[cell.id], rates.get(kind(cell.spec))
-        if work is None or not rate:
-            unknown += 1
-        else:
-            total += work.image_passes / rate
-    return total, unknown

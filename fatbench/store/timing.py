@@ -1,0 +1,78 @@
+"""How long stages took on this machine: what an estimate of the next ones is made of."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import func, select
+
+from fatbench.store.leases import epoch
+from fatbench.store.schema import CELLS, NUMBERS, RUNS, STAGES
+from fatbench.store.stages import Store
+
+PAUSE = 10.0  # seconds between two stages of a process up to which they belong to the second
+
+
+@dataclass(frozen=True)
+class Timed:
+    """One run of a stage: its work in `seconds`; `wall` is from the end of the process's stage before it to its own."""
+
+    spec: Mapping[str, Any]
+    attack: Mapping[str, Any] | None  # None: training
+    count: float  # image passes of training; images attacked, once for each model
+    seconds: float
+    wall: float | None  # None where the run did not come to its end
+
+
+def measured(store: Store, after: int = 0) -> list[Timed]:
+    """The runs on this machine's latest device; of training only rounds later than `after`.
+
+    Cells that were trained as one program say the seconds of all: each counts its share.
+    """
+    mine = RUNS.c.host == socket.gethostname()
+    numbers = (
+        select(NUMBERS.c.run, NUMBERS.c.metric, func.sum(NUMBERS.c.value))
+        .join(RUNS, RUNS.c.id == NUMBERS.c.run)
+        .where(mine, NUMBERS.c.client == -1, NUMBERS.c.metric.in_(["forward", "backward", "seconds"]))
+        .where((NUMBERS.c.round > after) | (NUMBERS.c.stage != "train"))
+        .group_by(NUMBERS.c.run, NUMBERS.c.metric)
+    )
+    runs = (
+        select(
+            RUNS.c.id, RUNS.c.cell, RUNS.c.stage, RUNS.c.status, RUNS.c.started, RUNS.c.ended, RUNS.c.device,
+            RUNS.c.pid, RUNS.c.process, RUNS.c.extra, STAGES.c.total, STAGES.c.settings,
+        )
+        .join(STAGES, (STAGES.c.cell == RUNS.c.cell) & (STAGES.c.stage == RUNS.c.stage) & (STAGES.c.run == RUNS.c.id))
+        .where(mine)
+        .order_by(RUNS.c.id)
+    )  # fmt: skip
+    with store.database.reading() as connection:
+        found: dict[int, dict[str, float]] = {}
+        for run, metric, value in connection.execute(numbers):
+            found.setdefault(run, {})[metric] = value
+        rows = [row for row in connection.execute(runs).all() if found.get(row.id, {}).get("seconds")]
+        rows = [row for row in rows if row.device == rows[-1].device]
+        specs = select(CELLS.c.id, CELLS.c.spec).where(CELLS.c.id.in_(select(RUNS.c.cell).where(mine)))
+        known = {id: json.loads(spec) for id, spec in connection.execute(specs)} if rows else {}
+    timed = []
+    before: dict[tuple[Any, Any], float] = {}  # when the process's last stage ended
+    for row in rows:
+        here = found[row.id]
+        together = json.loads(row.extra).get("together", 1)
+        attack = {k: v for k, v in json.loads(row.settings).items() if k != "implementation"} if row.settings else None
+        count = row.total if attack else here.get("forward", 0.0) + here.get("backward", 0.0)
+        seconds, wall = here["seconds"] / together, None
+        if row.status == "done":
+            began, ended = epoch(row.started) or 0.0, epoch(row.ended) or 0.0
+            last = before.get((row.pid, row.process), 0.0)
+            if 0 <= began - last < PAUSE:
+                began = last
+            before[row.pid, row.process] = ended
+            wall = (ended - began) / together
+        if count and seconds > 0:
+            timed.append(Timed(known[row.cell], attack, float(count), seconds, wall))
+    return timed

@@ -1,0 +1,167 @@
+"""How long a run will take: from what stages of the same kind took, less what is done already.
+
+Training and attacks have rates of their own. Training: seconds an image pass, of the same network on the same data set
+at the same batch size. An attack: seconds an image, of the same attack on the same network; one that was never run
+there takes the passes it counts at the pace of the others. What begins and ends a stage is added to each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+from fatbench.suite import cost, facts, formulas
+from fatbench.suite.cells import Cell, Evaluation, Plan, digest
+
+
+class Timed(Protocol):
+    """A stage that was run: see `fatbench.store.timing`."""
+
+    @property
+    def spec(self) -> Mapping[str, Any]: ...
+    @property
+    def attack(self) -> Mapping[str, Any] | None: ...
+    @property
+    def count(self) -> float: ...
+    @property
+    def seconds(self) -> float: ...
+    @property
+    def wall(self) -> float | None: ...
+
+
+@dataclass(frozen=True)
+class Speeds:
+    """What is known of a machine, in seconds."""
+
+    training: Mapping[str, float] = field(default_factory=dict)  # kind -> an image pass
+    attacks: Mapping[tuple[str, str], float] = field(default_factory=dict)  # (network, attack) -> an image
+    passes: Mapping[str, float] = field(default_factory=dict)  # network -> an image pass of any attack
+    around: tuple[float, float] = (0.0, 0.0)  # what begins and ends a training, an attack
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Seconds of work on one lane that are left."""
+
+    seconds: float
+    unknown: int  # cells with work left that nothing comparable was measured for
+    done: int  # cells without work left
+    bound: bool  # AutoAttack, never timed there, is counted as if every image survived
+
+
+def network(spec: Mapping[str, Any]) -> str:
+    """What the speed of an attack is valid for: the same model on images of the same data set."""
+    return digest([spec["model"], spec["data"]["name"], spec.get("size")])[:12]
+
+
+def kind(spec: Mapping[str, Any]) -> str:
+    """What a measured speed of training is valid for: the same network at the same batch size."""
+    return digest([spec["model"], spec["data"]["name"], spec.get("size"), cost.local(spec["protocol"]).get("batch")])[
+        :12
+    ]
+
+
+def speeds(timed: Iterable[Timed]) -> Speeds:
+    """Rates from stages that were run; what was measured several times counts by its work."""
+    training: dict[str, list[float]] = {}
+    attacks: dict[tuple[str, str], list[float]] = {}
+    passes: dict[str, list[float]] = {}
+    stages = []
+
+    def add(rates: dict[Any, list[float]], key: Any, count: float, seconds: float) -> None:
+        known = rates.setdefault(key, [0.0, 0.0])
+        known[0] += count
+        known[1] += seconds
+
+    for one in timed:
+        if one.attack is None:
+            add(training, kind(one.spec), one.count, one.seconds)
+        else:
+            place = network(one.spec)
+            add(attacks, (place, digest(one.attack)), one.count, one.seconds)
+            if one.attack["name"] != "autoattack":  # it stops at images that fall
+                add(passes, place, one.count * (sum(formulas.passes("Attack", one.attack)) + 1), one.seconds)
+        stages.append(one)
+    known = Speeds(_rates(training), _rates(attacks), _rates(passes))
+    around: tuple[list[float], list[float]] = ([], [])
+    for one in stages:
+        if one.wall is not None:
+            looking = 0.0 if one.attack else _monitoring(one.spec, known)
+            around[one.attack is not None].append(max(0.0, one.wall - one.seconds - looking))
+    return replace(known, around=(_middle(around[0]), _middle(around[1])))
+
+
+def _rates(found: Mapping[Any, Sequence[float]]) -> dict[Any, float]:
+    return {key: seconds / count for key, (count, seconds) in found.items() if count}
+
+
+def _middle(values: Sequence[float]) -> float:
+    """The median: the first of a process is long, and does not come again."""
+    return sorted(values)[len(values) // 2] if values else 0.0
+
+
+Left = Callable[[Cell], tuple[float, list[tuple[Evaluation, float]]]]
+
+
+def everything(plan: Plan, models: float | None = None) -> Left:
+    """Nothing is done: all of the training, each attack on the models of all checkpoints.
+
+    models: how many rounds these usually are, where that is known: the best is often the last.
+    """
+
+    def of_cell(cell: Cell) -> tuple[float, list[tuple[Evaluation, float]]]:
+        most = min(len(plan.checkpoints), int(cell.spec["protocol"]["rounds"]))
+        return 1.0, [(evaluation, most if models is None else models) for evaluation in cell.evaluations]
+
+    return of_cell
+
+
+def estimate(cells: Iterable[Cell], known: Speeds, left: Left) -> Estimate:
+    """How long the cells take. left: of a cell the share of its training, and attacks on how many models, to do."""
+    total, unknown, done, bound = 0.0, 0, 0, False
+    for cell in cells:
+        share, evaluations = left(cell)
+        if not share and not evaluations:
+            done += 1
+            continue
+        seconds = [_training(cell.spec, share, known)] if share else []
+        seconds += [_attack(cell.spec, evaluation, models, known) for evaluation, models in evaluations]
+        if None in seconds:
+            unknown += 1
+            continue
+        total += sum(one for one in seconds if one is not None)
+        place = network(cell.spec)
+        bound |= any(e.attack["name"] == "autoattack" and (place, digest(e.attack)) not in known.attacks
+                     for e, _ in evaluations)  # fmt: skip
+    return Estimate(total, unknown, done, bound)
+
+
+def _training(spec: Mapping[str, Any], share: float, known: Speeds) -> float | None:
+    rate = known.training.get(kind(spec))
+    everything = cost.training(spec)
+    if rate is None or everything is None:
+        return None
+    trained = everything.image_passes - cost.monitoring(spec).image_passes
+    return share * (rate * trained + _monitoring(spec, known)) + known.around[0]
+
+
+def _monitoring(spec: Mapping[str, Any], known: Speeds) -> float:
+    """Looking at the model while it trains, at the pace of attacks, else of training."""
+    a_pass = known.passes.get(network(spec), known.training.get(kind(spec), 0.0))
+    return a_pass * cost.monitoring(spec).image_passes
+
+
+def _attack(spec: Mapping[str, Any], one: Evaluation, models: float, known: Speeds) -> float | None:
+    place = network(spec)
+    n = spec["test"] or facts.of_data(spec["data"]).test
+    if not n:
+        return None
+    n = min(n, one.n or n)
+    each = known.attacks.get((place, digest(one.attack)))
+    if each is None:
+        a_pass = known.passes.get(place, known.training.get(kind(spec)))
+        if a_pass is None:
+            return None
+        each = a_pass * (sum(formulas.passes("Attack", one.attack)) + 1)
+    return models * (n * each + known.around[1])

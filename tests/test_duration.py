@@ -1,0 +1,166 @@
+"""How long a run takes: what stages took here, rates of training and attacks apart, what is done subtracted."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from fatbench.cli import app
+from fatbench.engine.rounds import Number
+from fatbench.run import calibrate, progress
+from fatbench.store import timing
+from fatbench.store.stages import Store
+from fatbench.suite import cost, duration, files
+from fatbench.suite.cells import Plan
+
+pytest_plugins = ("databases",)
+SUITE = """
+name: short
+title: Two cells on digits
+seeds: [0, 1]
+base:
+  data: digits
+  partition: {name: shah, clients: 5, skew: 2}
+  model: {name: small_cnn, width: 4}
+  protocol: {name: fedavg, rounds: 4, local: {epochs: 1, batch: 16, lr: 0.1, objective: standard}, rule: samples}
+  train: 200
+  test: 50
+  monitor: {name: fgsm, eps: 8/255}
+evaluate:
+  n: 40
+  checkpoints: [last, best-test]
+  attacks:
+    natural: natural
+    pgd: {name: pgd, eps: 8/255, step: 2/255, steps: 5}
+    autoattack: {name: autoattack, eps: 8/255}
+presets:
+  paper: {}
+"""
+PGD = {"name": "pgd", "eps": "8/255", "step": "2/255", "steps": 5}
+
+
+@pytest.fixture
+def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Plan:
+    monkeypatch.chdir(tmp_path)
+    Path("short.yaml").write_text(SUITE)
+    return files.load("short.yaml").plan()
+
+
+class Timed:
+    def __init__(self, plan: Plan, attack: str | None, count: float, seconds: float, wall: float | None) -> None:
+        self.spec = plan.cells[0].spec
+        self.attack = next((e.attack for e in plan.cells[0].evaluations if e.label == attack), None)
+        self.count, self.seconds, self.wall = count, seconds, wall
+
+
+def test_training_and_attacks_have_rates_of_their_own(plan: Plan) -> None:
+    """Training: 400 passes in 2 s. PGD: 100 images in 5 s, 100 * 11 passes. Natural: 100 images, passes, in 1 s.
+
+    Two cells of (4 rounds * 200 images * 2 passes) / 200 a second = 8 s; monitored on 4 * 50 images of 3 + 1 passes at
+    6 s for 1200 passes, 4 s; 40 images of PGD 2 s, natural 0.4 s; AutoAttack as its passes say.
+    """
+    timed = [
+        Timed(plan, None, 400, 2.0, None),
+        Timed(plan, "pgd", 100, 5.0, None),
+        Timed(plan, "natural", 100, 1.0, None),
+    ]
+    known = duration.speeds(timed)
+    assert cost.monitoring(plan.cells[0].spec).image_passes == 800
+    (one, *_), left = plan.cells, duration.everything(plan)
+    share, evaluations = left(one)
+    assert share == 1.0 and [(e.label, models) for e, models in evaluations] == [
+        ("natural", 2), ("pgd", 2), ("autoattack", 2),
+    ]  # fmt: skip
+    here = lambda cell: (1.0, [(e, m) for e, m in left(cell)[1] if e.label != "autoattack"])  # noqa: E731
+    found = duration.estimate(plan.unique(), known, here)
+    assert found.seconds == pytest.approx(2 * (8 + 4 + 2 * 2 + 2 * 0.4))
+    assert (found.unknown, found.done, found.bound) == (0, 0, False)
+    assert duration.estimate(plan.unique(), known, left).bound  # AutoAttack has not been run: its passes are a bound
+    assert duration.estimate(plan.unique(), duration.Speeds(), left) == duration.Estimate(0.0, 2, 0, False)
+
+
+def test_what_begins_and_ends_a_stage_is_added(plan: Plan) -> None:
+    """10 s beside the rate of a training of which looking at the model takes 800 passes at 0.005 s: 6 s; 1 s of PGD."""
+    known = duration.speeds([Timed(plan, None, 400, 2.0, 12.0), Timed(plan, "pgd", 100, 5.5, 6.5)])
+    assert known.around == pytest.approx((10 - 800 * 5.5 / 1100, 1.0))
+
+
+def test_what_is_measured_comes_from_this_machine_alone(url: str) -> None:
+    """Passes and seconds of rounds; a third of the seconds of three cells in one program; an attack's images."""
+    with Store.open(url, create=True) as store:
+        for cell, host, together in (("a", None, 1), ("b", None, 3), ("c", "elsewhere", 1)):
+            store.add_cell(cell, {"cell": cell})
+            provenance = {"device": "cpu", **({"host": host} if host else {})}
+            run = store.claim(cell, "train", suite="s", total=2, provenance=provenance)
+            assert run is not None
+            store.describe_run(run, {"together": together} if together > 1 else {})
+            rounds = [Number(name, value, r) for r in (1, 2) for name, value in
+                      (("forward", 30.0), ("backward", 10.0), ("seconds", 6.0 * r))]  # fmt: skip
+            store.finish(run, rounds, round=2)
+        settings = {**PGD, "implementation": "fatbench 0.1"}
+        run = store.claim("a", "pgd-1@2", suite="s", total=0, settings=settings, provenance={"device": "cpu"})
+        assert run is not None
+        store.describe_run(run, {}, total=80)
+        store.finish(run, [Number("seconds", 4.0, 2)])
+        found = [(t.spec["cell"], t.attack, t.count, t.seconds) for t in timing.measured(store)]
+        assert found == [("a", None, 80, 18.0), ("b", None, 80, 6.0), ("a", PGD, 80, 4.0)]
+        assert [(t.count, t.seconds) for t in timing.measured(store, after=1)] == [(40, 12.0), (40, 4.0), (80, 4.0)]
+        assert all(t.wall is not None and 0 <= t.wall < 60 for t in timing.measured(store))
+
+
+def test_what_is_done_is_subtracted(plan: Plan, tmp_path: Path) -> None:
+    """One cell trained, its best and last round the same, natural done; of the other three of four rounds."""
+    one, other = plan.cells
+    with Store.open(str(tmp_path / "a.db"), create=True) as store:
+        for cell, rounds in ((one, 4), (other, 3)):
+            store.add_cell(cell.id, cell.spec)
+            run = store.claim(cell.id, "train", suite="short", total=4, provenance={})
+            assert run is not None
+            if rounds == 4:
+                store.finish(run, round=4, record={name: {"round": 4} for name in plan.checkpoints})
+            else:
+                store.commit(run, round=3)
+        run = store.claim(one.id, one.evaluations[0].stage(4), suite="short", total=0, provenance={})
+        assert run is not None
+        store.finish(run)
+        left = progress.left(plan, store)
+        assert [(e.label, models) for e, models in left(one)[1]] == [("pgd", 1), ("autoattack", 1)]
+        assert left(one)[0] == 0.0
+        share, evaluations = left(other)
+        assert share == 0.25 and [models for _, models in evaluations] == [1, 1, 1]  # as of the cell that is trained
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    def call(*arguments: str) -> str:
+        monkeypatch.setattr(sys, "argv", ["fatbench", *arguments])
+        with pytest.raises(SystemExit) as exit:
+            app.main()
+        assert exit.value.code in (0, None)
+        return capsys.readouterr().out
+
+    return call
+
+
+@pytest.mark.slow
+def test_a_calibration_knows_all_cells_of_a_plan(plan: Plan, run: Callable[..., str]) -> None:
+    """In a process of its own, on digits; without it nothing is known, and nothing is left behind."""
+    Path("short.yaml").write_text(SUITE.replace("    autoattack: {name: autoattack, eps: 8/255}\n", ""))
+    assert "time: unknown, nothing comparable was run here (--calibrate" in run("plan", "suite", "short.yaml")
+    time = json.loads(run("plan", "suite", "short.yaml", "--calibrate", "--format", "json"))["time"]
+    assert time["seconds"] > 0 and (time["unknown"], time["done"], time["bound"]) == (0, 0, False)
+    assert sorted(path.name for path in Path().iterdir()) == ["short.yaml"]
+
+
+def test_a_calibration_takes_one_cell_of_a_kind_and_none_that_is_known(plan: Plan, tmp_path: Path) -> None:
+    assert [cell.id for cell in calibrate.samples(plan.unique(), duration.Speeds())] == [plan.cells[0].id]
+    known = duration.speeds([Timed(plan, None, 1, 1.0, None),
+                             *(Timed(plan, e.label, 1, 1.0, None) for e in plan.cells[0].evaluations)])  # fmt: skip
+    assert calibrate.samples(plan.unique(), known) == []
+    job = calibrate.job(plan.cells[0], plan, tmp_path)
+    assert job.spec["protocol"]["rounds"] == 2 and job.spec["train"] <= 200 and job.spec["test"] == 32
+    assert {evaluation.n for evaluation in job.evaluations} == {32} and job.cell != plan.cells[0].id
