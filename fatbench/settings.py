@@ -6,9 +6,11 @@ import os
 import re
 import sys
 import tomllib
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
-from fatbench.errors import SpecError, did_you_mean
+from fatbench.errors import MachineError, SpecError, did_you_mean
 
 KEYS = ("db", "data", "files", "device", "jobs", "precision", "checkpoint_seconds", "plugin")
 TABLES = ("slurm",)
@@ -68,6 +70,18 @@ def database(flag: str | None = None) -> str:
             "--db: settings of libpq (host=... password=...) are no address: postgresql://USER:PASSWORD@HOST/NAME"
         )
     return url
+
+
+def precision(flag: str | None, devices: Sequence[str] = ()) -> Literal["fp32", "tf32", "bf16"]:
+    """What to compute in; fp32 by default. SpecError: no such precision; MachineError: not on one of these devices."""
+    chosen = setting("precision", flag) or "fp32"
+    if chosen not in ("fp32", "tf32", "bf16"):
+        raise SpecError(f"--precision: expected fp32, tf32 or bf16, got '{chosen}'")
+    if chosen == "tf32" and "cpu" in devices:
+        raise MachineError(
+            "--precision tf32: only NVIDIA GPUs compute so, and this would run on a CPU; take fp32 or bf16"
+        )
+    return chosen  # type: ignore[return-value]
 
 
 def data_folder(flag: str | None = None) -> Path:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import os
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +9,6 @@ import pytest
 import torch
 
 from fatbench.data import DATASETS, Dataset
-from fatbench.engine import precision
 from fatbench.engine.splits import auxiliary_images
 from fatbench.errors import MachineError, SpecError
 from fatbench.methods import probes
@@ -211,26 +208,3 @@ def test_settings_that_contradict_each_other(changes, message):
     }
     with pytest.raises(SpecError, match=message):
         cells.canonical({**spec, **changes})
-
-
-def test_on_a_gpu_float32_is_float32_and_has_the_same_bits_each_time(monkeypatch, request):
-    """The settings only: there need be no GPU. By default cuDNN's convolutions are TF32."""
-    cudnn, cublas = torch.backends.cudnn, torch.backends.cuda.matmul
-    settings = ((cudnn, "allow_tf32"), (cublas, "allow_tf32"), (torch.utils.deterministic, "fill_uninitialized_memory"))
-    for module, name in settings:  # not monkeypatch, which asks the modules' dictionaries
-        request.addfinalizer(functools.partial(setattr, module, name, getattr(module, name)))
-        setattr(module, name, True)
-    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", "")  # so that it is put back as it was
-    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG")
-    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
-    asked = []
-    monkeypatch.setattr(torch, "use_deterministic_algorithms", lambda *a, **k: asked.append((a, k)))
-    precision.exact(torch.device("cpu"), "fp32")
-    assert cudnn.allow_tf32 and cublas.allow_tf32 and not asked
-    precision.exact(torch.device("cuda:1"), "bf16")
-    assert not cudnn.allow_tf32 and not cublas.allow_tf32 and not asked
-    precision.exact(torch.device("cuda:1"), "fp32")
-    assert asked == [((True,), {"warn_only": True})] and os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
-    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
-    precision.exact(torch.device("cuda:1"), "bf16")
-    assert asked[1:] == [((False,), {})]

@@ -163,7 +163,7 @@ CASES = {
 
 @pytest.mark.parametrize("name", CASES)
 def test_which_devices_may_be_mixed_is_what_torch_says(name: str, gpu: Pretended) -> None:
-    """As `FakeTensorMode` has it, with the same tensors. It lets an index on the device read the host, and a GPU does not."""
+    """As `FakeTensorMode` has it, with the same tensors."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     torch._C._pop_torch_function_stack()

@@ -26,7 +26,7 @@ Jobs = Annotated[int | None, typer.Option("--jobs", min=1, help="Cells side by s
 Device = Annotated[str | None, typer.Option("--device", help="auto, cpu, cuda, or cuda:0,1.")]
 PerGpu = Annotated[int, typer.Option("--per-gpu", min=1, help="Cells side by side on each GPU.")]
 Executor = Annotated[str, typer.Option("--executor", help="local, ray or slurm.")]
-Precision = Annotated[str | None, typer.Option("--precision", help="fp32, or bf16 (weights stay fp32).")]
+Precision = Annotated[str | None, typer.Option("--precision", help="fp32, tf32 (GPUs), or bf16; weights stay fp32.")]
 PathOption = Annotated[
     str,
     typer.Option("--path", help="Local training: loop, fast (clients as one program), reference."),

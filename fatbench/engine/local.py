@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fatbench.engine import precision
 from fatbench.engine.asks import granted
 from fatbench.engine.optimisers import Descent, Moments, step
 from fatbench.engine.randomness import forked, generator
@@ -73,10 +74,16 @@ def pixels(problem: Problem, images: Tensor) -> Tensor:
 
 
 def precision_context(problem: Problem) -> contextlib.AbstractContextManager[Any]:
-    """autocast to bfloat16 where asked for; weights and the optimiser stay in float32."""
-    if problem.precision == "bf16":
-        return torch.autocast(problem.device.type, torch.bfloat16)
-    return contextlib.nullcontext()
+    """bfloat16 or TF32 where asked for; weights and the optimiser stay in float32."""
+    if problem.precision == "fp32":
+        return contextlib.nullcontext()
+    return precision.forward(problem.device, problem.precision)
+
+
+def gradients_of(problem: Problem, loss: Tensor, weights: Sequence[Tensor]) -> list[Tensor]:
+    """The gradient of a training step's loss by the weights, in the precision of its forward pass."""
+    with precision.backward(problem.precision) if problem.precision == "tf32" else contextlib.nullcontext():
+        return list(torch.autograd.grad(loss, weights))
 
 
 def load(problem: Problem, state: Tensors) -> nn.Module:
@@ -157,7 +164,7 @@ def train(
                 loss, hits = local.objective(network, batch.x, batch.y, noise, **asked)
             if loss_of is not None:
                 loss = loss + loss_of(batch)
-            gradients = list(torch.autograd.grad(loss, weights))
+            gradients = gradients_of(problem, loss, weights)
             with torch.no_grad():
                 moments = step(weights, gradient(gradients), moments, how)
                 after_step()

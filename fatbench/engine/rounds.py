@@ -34,7 +34,7 @@ class Problem:
     classes: int  # C
     seed: int
     device: device
-    precision: Literal["fp32", "bf16"] = "fp32"
+    precision: Literal["fp32", "tf32", "bf16"] = "fp32"
     path: Literal["reference", "loop", "fast"] = "loop"
     size: int | None = None  # side in pixels that images are resized to before a model or an attack sees them
     augment: Callable[[Tensor, Generator], Tensor] | None = None  # what training does to a batch before the attack

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fatbench.engine import memory, microbatch
 from fatbench.engine.fast.cells import Seat
-from fatbench.engine.precision import exact
+from fatbench.engine.precision import Precision, exact
 from fatbench.engine.randomness import forked
 from fatbench.engine.rounds import Problem, State
 from fatbench.engine.splits import auxiliary_images, split
@@ -24,10 +24,11 @@ class Place:
 
     data: Path
     device: torch.device
-    precision: Literal["fp32", "bf16"] = "fp32"
+    precision: Precision = "fp32"
     path: Literal["reference", "loop", "fast"] = "loop"
     microbatch: int | None = None
     together: Seat | None = None
+    strict: bool = True  # False: any kernel there is, where none is deterministic
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ def setup(
 
     MachineError: data missing or damaged; SpecError: auxiliary images that cannot be used; ValueError: no split.
     """
-    exact(place.device, place.precision)
+    exact(place.device, place.precision, place.strict)
     if place.device.type == "cpu":
         memory.keep()
     dataset = data(place.data)

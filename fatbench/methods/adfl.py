@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from fatbench.engine.fast.clients import VmapStack
-from fatbench.engine.local import load, precision_context
+from fatbench.engine.local import gradients_of, load, precision_context
 from fatbench.engine.mixing import normalised
 from fatbench.engine.randomness import generator
 from fatbench.engine.rounds import Context, Mixing, Problem, Tensors, Update
@@ -115,7 +115,7 @@ def _towards_labels(problem: Problem, model: Callable[[Tensor], Tensor], x: Tens
             logits = model(x)
         # summed, every image has the gradient of its own loss; -log p of the target, without the log's loss of digits
         loss = -logits.float().log_softmax(-1).diagonal(dim1=-2, dim2=-1).sum()
-        x = (x.detach() - step * torch.autograd.grad(loss, x)[0].sign()).clamp(0, 1)
+        x = (x.detach() - step * gradients_of(problem, loss, [x])[0].sign()).clamp(0, 1)
     return x.detach()
 
 

@@ -40,6 +40,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fatbench import __version__
+from fatbench.engine import precision
 from fatbench.engine.accuracy import natural
 from fatbench.engine.fast.draws import Streams, normal, uniform
 from fatbench.engine.gradients import Loss, cross_entropy, gradient_of, part_of, predict
@@ -308,10 +309,10 @@ def _until_wrong(
 
 
 def _wrong(model: nn.Module, x: Tensor, y: Tensor, logits: Tensor) -> Tensor:
-    """Which images (B,) the model gets wrong, in float32 also where the logits were made under autocast."""
+    """Which images (B,) the model gets wrong, in float32 also where the logits were made with fewer bits."""
     wrong = logits.argmax(1) != y
-    if torch.is_autocast_enabled(x.device.type) and len(doubtful := wrong.nonzero().squeeze(1)):
-        with torch.autocast(x.device.type, enabled=False):
+    if precision.reduced(x.device) and len(doubtful := wrong.nonzero().squeeze(1)):
+        with precision.ieee(x.device):
             wrong[doubtful] = predict(model, x[doubtful]).argmax(1) != y[doubtful]
     return wrong
 
@@ -342,7 +343,7 @@ def autoattack(
     The targets are the 9 most likely wrong classes, so all of them with 10 classes; the packages fail below 10, where
     all C - 1 are taken here. AttackError: fewer than 4 classes, where the targeted DLR loss has no value.
 
-    Under autocast the stages are run by `_in_half_precision`, and float32 decides what a success is; without, the
+    With fewer bits the stages are run by `_in_fewer_bits`, and float32 decides what a success is; without, the
     package runs them itself. The passes below are at most: those of an image that withstands every stage, in float32
     and with 10 classes or more (of "plus", with 10: untargeted FAB asks for a gradient of every class).
 
@@ -367,8 +368,8 @@ def autoattack(
         evaluate = adversary.run_standard_evaluation
         # The packages reshape gradients with view(), which a channels_last tensor does not have.
         images = x.detach().contiguous()
-        if torch.is_autocast_enabled(x.device.type):
-            x_adv = _in_half_precision(adversary, victim, images, y, seed)
+        if precision.reduced(x.device):
+            x_adv = _in_fewer_bits(adversary, victim, images, y, seed)
         elif package == "pyautoattack":
             x_adv, _ = evaluate(images, y, batch_size=len(x))
         else:
@@ -379,7 +380,8 @@ def autoattack(
 class _Stage(NamedTuple):
     """A stage of AutoAttack: an attribute of the package's class, what is set on it, and whether half precision does.
 
-    It does not for FAB: that walks along the boundary, and there bfloat16 does not know on which side it is.
+    It does not for FAB: that walks along the boundary, and there bfloat16 does not know on which side it is. TF32, with
+    eight times as many steps between 1 and 2, does.
     """
 
     attribute: str
@@ -397,16 +399,19 @@ STAGES = {
 }
 
 
-def _in_half_precision(adversary: Any, victim: _Logits, x: Tensor, y: Tensor, seed: int) -> Tensor:
+def _in_fewer_bits(adversary: Any, victim: _Logits, x: Tensor, y: Tensor, seed: int) -> Tensor:
     """The stages of AutoAttack on what is still right in float32; only a success that float32 confirms is one.
 
-    An image that half precision takes for broken, and float32 does not, is attacked by the same stage in float32: else
+    An image that fewer bits take for broken, and float32 does not, is attacked by the same stage in float32: else
     that stage, which stops at what it takes for a success, would be weaker than the package's.
     """
     victim.part = part_of(x)
 
+    def bits(fewer: bool) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext() if fewer else precision.ieee(x.device)
+
     def right(images: Tensor, labels: Tensor, half: bool) -> Tensor:
-        with torch.no_grad(), torch.autocast(x.device.type, enabled=half):
+        with torch.no_grad(), bits(half):
             return victim(images).argmax(1) == labels
 
     x_adv, standing = x.clone(), right(x, y, half=False)
@@ -416,10 +421,10 @@ def _in_half_precision(adversary: Any, victim: _Logits, x: Tensor, y: Tensor, se
         for setting, value in {**settings, "seed": seed}.items():
             setattr(stage, setting, value)
         places = standing.nonzero().squeeze(1)
-        for half in (True, False) if half_too else (False,):
+        for half in (True, False) if half_too or not torch.is_autocast_enabled(x.device.type) else (False,):
             if len(places) == 0:
                 break
-            with torch.autocast(x.device.type, enabled=half):
+            with bits(half):
                 found = stage.perturb(x[places], y[places])
             holds = right(found, y[places], half=False)
             broken = places[~holds]

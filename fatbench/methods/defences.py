@@ -144,7 +144,7 @@ def pruning(part: Gradient, at: Upload, *, rate: Momentum) -> tuple[Gradient, Ma
         dropped = int(rate * g.numel())
         if dropped == 0:
             return g
-        threshold = g.abs().flatten().kthvalue(dropped).values
+        threshold = g.abs().flatten().sort().values[dropped - 1]  # kthvalue has no deterministic kernel
         return g.masked_fill(g.abs() <= threshold, 0)
 
     return {name: prune(g) for name, g in part.items()}, None

@@ -21,6 +21,7 @@ class Origin:
     data: tuple[str, str | None, str] | None  # name, variant, fingerprint
     attack: str  # implementation and version
     versions: tuple[tuple[str, str], ...]
+    not_reproducible: str = ""  # why not, bit for bit
     plugins: str = "[]"  # JSON of the records of `fatbench.suite.plugins`
 
 
@@ -43,6 +44,7 @@ class Origins:
             (data["name"], data.get("variant"), data.get("fingerprint", "")) if isinstance(data, Mapping) else None,
             str(said.get("attack") or ""),
             tuple(sorted(versions.items())) if isinstance(versions, Mapping) else (),
+            str(said.get("not_reproducible") or ""),
             json.dumps(said.get("plugins") or [], sort_keys=True),
         )
         if content not in self._known:
@@ -130,6 +132,8 @@ class Facts:
         yield "machine", f"{'; '.join(devices) or 'device unknown'}, {', '.join(precisions) or 'precision unknown'}"
         torch = f"; torch {', '.join(versions['torch'])}" if "torch" in versions else ""
         yield "code", f"{'; '.join(codes) or 'commit unknown'}{torch}"
+        if reasons := self.values(lambda origin: origin.not_reproducible):
+            yield "not reproducible bit for bit", "; ".join(reasons)
         yield from self._plugin_notes()
         if settings:
             yield "attacks", settings

@@ -126,12 +126,13 @@ def evaluate(
         facts.refuse("Attack", one.attack, {"partition": {}, "train": None, "validation": 0, **spec}, one.label)
     job = Job(cells.identity(spec), spec, list(task.evaluations), ["last"], evaluated.SUITE, "paper")
     url = settings.database(db)
+    lane = local.lanes(device, 1)[0]
     machine = Machine(
         db=url,
         files=str(settings.files_folder(url).absolute()),
         data=str(settings.data_folder(str(data) if data else None).absolute()),
-        device=local.lanes(device, 1)[0],
-        precision=_precision(precision),  # type: ignore[arg-type]
+        device=lane,
+        precision=settings.precision(precision, [lane]),
         path="reference",  # images as a plain script has them: not every network takes channels-last
         retry_failed=True,
     )
@@ -185,13 +186,6 @@ def _takes_images(ready: Setup, said: Model) -> None:
     if not isinstance(given, torch.Tensor) or given.shape != (1, ready.classes):
         found = "x".join(map(str, given.shape[1:])) if isinstance(given, torch.Tensor) else type(given).__name__
         raise SpecError(f"{said.network} gives {found} for an image, {ready.classes} numbers, one a class, are needed")
-
-
-def _precision(precision: str | None) -> str:
-    chosen = settings.setting("precision", precision) or "fp32"
-    if chosen not in ("fp32", "bf16"):
-        raise SpecError(f"--precision: expected fp32 or bf16, got '{chosen}'")
-    return chosen
 
 
 def _sha256(content: bytes) -> str:

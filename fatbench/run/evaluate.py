@@ -42,10 +42,7 @@ def checkpoint(
         facts.refuse("Attack", attack, spec, "--attack")
     signature = signatures.describe("Experiment", "cell")
     root = settings.data_folder(str(data) if data else None)
-    chosen = settings.setting("precision", precision) or "fp32"
-    if chosen not in ("fp32", "bf16"):
-        raise SpecError(f"--precision: expected fp32 or bf16, got '{chosen}'")
-    place = Place(root, torch.device(lane), chosen)  # type: ignore[arg-type]
+    place = Place(root, torch.device(lane), settings.precision(precision, [lane]))
     ready = setup(place, **signatures.bind(signature, weights.located(spec, root)))
     images, labels = ready.test[0][:n], ready.test[1][:n]
     results = []

@@ -77,9 +77,7 @@ def run(
     """Run jobs; returns when all is done, else raises SystemExit with the documented code."""
     if executor not in EXECUTORS:
         raise SpecError(f"--executor: no executor is named '{executor}'{did_you_mean(executor, EXECUTORS)}")
-    precision = settings.setting("precision", precision) or "fp32"
-    if precision not in ("fp32", "bf16"):
-        raise SpecError(f"--precision: expected fp32 or bf16, got '{precision}'")
+    settings.precision(precision)
     if path not in PATHS:
         raise SpecError(f"--path: expected {', '.join(PATHS)}, got '{path}'{did_you_mean(path, PATHS)}")
     if path == "fast" and microbatch is not None:
@@ -97,6 +95,7 @@ def run(
         return
     chosen: Any = importlib.import_module(f"fatbench.run.executors.{executor}")
     lanes = chosen.lanes(device, jobs_at_once, per_gpu, url)
+    settings.precision(precision, lanes)
     check_data(jobs, root)
     with Store.open(url, create=True) as store:
         before = progress.of_jobs(jobs, store)
@@ -106,7 +105,7 @@ def run(
         db=address,
         files=str(settings.files_folder(url).absolute()),
         data=str(root.absolute()),
-        precision=precision,  # type: ignore[arg-type]
+        precision=settings.precision(precision, lanes),
         path=path,  # type: ignore[arg-type]
         microbatch=microbatch,
         retry_failed=retry_failed,

@@ -9,6 +9,7 @@ in the record of its stage: a file that is lost or damaged is never used, and th
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import json
 import logging
@@ -17,7 +18,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -60,7 +61,8 @@ class Machine:
     files: str
     data: str
     device: str = "cpu"
-    precision: Literal["fp32", "bf16"] = "fp32"
+    precision: Literal["fp32", "tf32", "bf16"] = "fp32"
+    strict: bool = True  # deterministic kernels only, where the precision has them; see `_with_some_kernel`
     path: Literal["reference", "loop", "fast"] = "loop"
     microbatch: int | None = None
     together: int = 1  # cells that one process trains as one program
@@ -158,9 +160,32 @@ def _train(job: Job, machine: Machine, store: Store, folder: Path, notify: Any, 
         return "elsewhere" if row is None or row.status == "running" else "failed"
     try:
         with _beating(machine, run):
-            return _rounds(run, rounds, job, machine, store, folder, notify, stop)
+            return _with_some_kernel(
+                run, machine, store, lambda how: _rounds(run, rounds, job, how, store, folder, notify, stop)
+            )
     except BaseException as error:
         return _failed(error, run, job, "train", store, notify)
+
+
+def _with_some_kernel(run: int, machine: Machine, store: Store, stage: Callable[[Machine], Outcome]) -> Outcome:
+    """A stage; once more where an operation has no deterministic kernel, and then its run says so."""
+    try:
+        return stage(machine)
+    except Exception as error:
+        import torch
+
+        from fatbench.engine.precision import exact, without_kernel
+
+        if not machine.strict or (missing := without_kernel(error)) is None:
+            raise
+        log.warning("not reproducible bit for bit: %s has no deterministic kernel", missing)
+        store.describe_run(run, {"not_reproducible": f"{missing} has no deterministic kernel"})
+        device = torch.device(machine.device)
+    exact(device, machine.precision, strict=False)
+    try:
+        return stage(replace(machine, strict=False))
+    finally:
+        exact(device, machine.precision)
 
 
 def _rounds(
@@ -311,12 +336,14 @@ def _evaluate(
                 worst = "failed" if row is not None and row.status == "failed" else "elsewhere"
                 continue
             try:
+                ours = record.get("sha256", {}).get(clients_file(round))
+                there = theirs or transfer.Trained(job.cell, round, clients_file(round), ours)
+                stage_of = functools.partial(
+                    _attack, run, round, digest, evaluation, there, job,
+                    store=store, folder=folder, shared=shared, notify=notify, stop=stop,
+                )  # fmt: skip
                 with _beating(machine, run):
-                    ours = record.get("sha256", {}).get(clients_file(round))
-                    there = theirs or transfer.Trained(job.cell, round, clients_file(round), ours)
-                    outcome = _attack(
-                        run, round, digest, evaluation, there, job, machine, store, folder, shared, notify, stop
-                    )
+                    outcome = _with_some_kernel(run, machine, store, stage_of)
             except BaseException as error:
                 if isinstance(error, checkpoints.Damaged) and digest is not None and not again:
                     store.release(run)
@@ -510,7 +537,7 @@ def _ready(job: Job, machine: Machine) -> tuple[dict[str, Any], Any]:
         from fatbench.engine.fast.cells import Seat
 
         seat = Seat(machine.meeting, job.cell, json.dumps(job.spec["model"], sort_keys=True))
-    place = Place(Path(machine.data), device, machine.precision, machine.path, machine.microbatch, seat)
+    place = Place(Path(machine.data), device, machine.precision, machine.path, machine.microbatch, seat, machine.strict)
     return bound, setup(place, **bound)
 
 
@@ -526,6 +553,7 @@ def _claim(
     fresh: bool = False,
 ) -> int | None:
     used = plugins.records(job.spec) if evaluation is None else plugins.of_evaluation(job.spec, evaluation)
+    quick = machine.device.startswith("cuda") and machine.precision != "fp32"  # kernels are chosen by their speed
     return store.claim(
         job.cell,
         stage,
@@ -536,6 +564,7 @@ def _claim(
         fresh=fresh,
         provenance={**produced_by(machine.device), "preset": job.preset, "precision": machine.precision,
                     "path": machine.path, "threads": machine.threads,
+                    **({"not_reproducible": f"{machine.precision} on a GPU"} if quick else {}),
                     **({"microbatch": machine.microbatch} if machine.microbatch else {}),
                     **({"together": machine.together} if machine.together > 1 else {}),
                     **({"plugins": used} if used else {})},

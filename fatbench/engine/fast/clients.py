@@ -47,6 +47,7 @@ from fatbench.engine.local import (
     LocalTraining,
     class_counts,
     copied,
+    gradients_of,
     load,
     pixels,
     precision_context,
@@ -218,7 +219,7 @@ def train(clients: Sequence[Client], local: LocalTraining, broadcast_loss: bool 
                     x = torch.cat([problem.augment(own, g) for own, g in zip(x.split(length), views[i:j], strict=True)])
                 with precision_context(problem):
                     loss, hits = _objective(local, together, x, y, from_each, asked(i, j, length))
-                gradients = list(torch.autograd.grad(loss.sum(), together.leaves))
+                gradients = gradients_of(problem, loss.sum(), together.leaves)
                 gradients = [g.reshape(w.shape) for g, w in zip(gradients, weights, strict=True)]
                 with torch.no_grad():
                     if local.proximal is not None:

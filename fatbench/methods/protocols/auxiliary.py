@@ -21,7 +21,7 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
-from fatbench.engine.local import copied, load, pixels, precision_context, trainable
+from fatbench.engine.local import copied, gradients_of, load, pixels, precision_context, trainable
 from fatbench.engine.optimisers import Descent, Moments, step
 from fatbench.engine.randomness import forked, generator
 from fatbench.engine.rounds import Problem, Tensors
@@ -122,7 +122,7 @@ def pretrain(problem: Problem, start: Tensors, epochs: int, batch: int, lr: floa
                     model(torch.cat([view(x, draws), view(x, draws)]))
                     projected = head(torch.cat(heard, 1)).float()
                 loss = contrast(projected)
-                moments = step(weights, torch.autograd.grad(loss, weights), moments, Descent("adam", lr))
+                moments = step(weights, gradients_of(problem, loss, weights), moments, Descent("adam", lr))
                 losses.append(loss.detach())
                 sizes.append(len(rows))
     mean = sum(a * b for a, b in zip(torch.stack(losses).double().tolist(), sizes, strict=True)) / sum(sizes)

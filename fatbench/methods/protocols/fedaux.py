@@ -31,7 +31,7 @@ import torch
 from torch import Tensor
 
 from fatbench.engine.cohort import cost, draw_cohort, train_cohort
-from fatbench.engine.local import copied, load, pixels, precision_context, trainable
+from fatbench.engine.local import copied, gradients_of, load, pixels, precision_context, trainable
 from fatbench.engine.mixing import aggregate, mix
 from fatbench.engine.optimisers import Descent, packed, step, unpacked
 from fatbench.engine.randomness import forked, generator
@@ -127,7 +127,7 @@ def fedaux(
                         with precision_context(problem):
                             z = model(pixels(problem, distil[rows])).float()
                         loss = divergence(z, teacher[rows], 1.0)
-                        moments = step(weights, torch.autograd.grad(loss, weights), moments, descent)
+                        moments = step(weights, gradients_of(problem, loss, weights), moments, descent)
                         losses.append(loss.detach())
             theta = copied(model)
             metrics["distillation_loss"] = float(torch.stack(losses).mean())

@@ -29,7 +29,7 @@ from typing import Literal
 import torch
 from torch.nn import functional as F
 
-from fatbench.engine.local import copied, load, precision_context, trainable
+from fatbench.engine.local import copied, gradients_of, load, precision_context, trainable
 from fatbench.engine.optimisers import packed, step, unpacked
 from fatbench.engine.randomness import forked
 from fatbench.engine.rounds import Cost, Problem, Round, State, Update
@@ -106,7 +106,7 @@ def fedgkt(
                 loss = label_weight * F.cross_entropy(z, sent.labels[rows.here])
                 if edge_weight:
                     loss = loss + edge_weight * divergence(z, sent.logits[rows.here], temperature)
-                moments = step(weights, torch.autograd.grad(loss, weights), moments, descent)
+                moments = step(weights, gradients_of(problem, loss, weights), moments, descent)
                 steps += 1
                 if epoch == server.epochs - 1:
                     taught[rows.here] = z.detach()

@@ -32,7 +32,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fatbench.engine.asks import granted
-from fatbench.engine.local import frozen, load, offers, pixels, precision_context, trainable
+from fatbench.engine.local import frozen, gradients_of, load, offers, pixels, precision_context, trainable
 from fatbench.engine.optimisers import Descent, Moments, masked_adam, packed, unpacked
 from fatbench.engine.randomness import forked, generator
 from fatbench.engine.rounds import Cost, Memory, Metrics, Mixing, Problem, Round, State, Stats, Tensors, Update
@@ -145,7 +145,7 @@ def _upload(
         with precision_context(problem):
             noise = generator(problem.seed, "attack", *key, device=problem.device)
             loss, hits = objective(model, x, y, noise, **granted(objective, offers(problem, k, frozen(model))))
-        gradient = dict(zip(named, torch.autograd.grad(loss, list(named.values())), strict=True))
+        gradient = dict(zip(named, gradients_of(problem, loss, list(named.values())), strict=True))
     with torch.no_grad():
         sent, mask = defence(gradient, Upload(problem.seed, k, epoch, place))
     wire: Memory = {"gradient": sent}

@@ -30,7 +30,7 @@ from typing import Any, Literal
 import torch
 from torch.nn import functional as F
 
-from fatbench.engine.local import copied, load, precision_context, trainable
+from fatbench.engine.local import copied, gradients_of, load, precision_context, trainable
 from fatbench.engine.optimisers import packed, step, unpacked
 from fatbench.engine.randomness import forked
 from fatbench.engine.rounds import Cost, Problem, Round, State, Update
@@ -100,7 +100,7 @@ def fedvkd(
                     tokens = network.forward_features(sent.read(rows))
                     of_class, of_edge = network.head(tokens[:, 0]).float(), network.head_dist(tokens[:, 1]).float()
                 loss = F.cross_entropy(of_class, sent.labels[rows.here]) + F.cross_entropy(of_edge, answers[rows.here])
-                moments = step(weights, torch.autograd.grad(loss, weights), moments, descent)
+                moments = step(weights, gradients_of(problem, loss, weights), moments, descent)
                 steps += 1
                 if epoch == server.epochs - 1:
                     taught[rows.here] = (of_class + of_edge).detach() / 2

@@ -1,0 +1,222 @@
+"""fp32, tf32 and bf16: what may be rounded where, the same bytes again, and what a run says where there are none.
+
+There need be no GPU: TF32 is a switch that can be read anywhere, and `put_` has no deterministic kernel on a CPU too.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyautoattack
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fatbench import report
+from fatbench.engine import precision
+from fatbench.engine.accuracy import accuracy
+from fatbench.engine.local import LocalTraining, copied, train_client
+from fatbench.engine.randomness import generator
+from fatbench.engine.rounds import Problem
+from fatbench.errors import MachineError
+from fatbench.methods import attacks
+from fatbench.methods.objectives import OBJECTIVES
+from fatbench.run.start import jobs_of
+from fatbench.run.worker import Machine, work
+from fatbench.store.stages import Store
+from fatbench.suite import files, signatures
+
+CPU = torch.device("cpu")
+FGSM = functools.partial(attacks.ATTACKS["fgsm"], eps=0.1)
+
+
+@pytest.fixture
+def ieee() -> Iterator[None]:
+    """float32 as it is, and afterwards what was."""
+    backends = (torch.backends.cudnn, torch.backends.cuda.matmul)
+    before = [backend.allow_tf32 for backend in backends]
+    for backend in backends:
+        backend.allow_tf32 = False
+    yield
+    for backend, was in zip(backends, before, strict=True):
+        backend.allow_tf32 = was
+
+
+def test_on_a_gpu_float32_is_float32_and_has_the_same_bits_each_time(
+    monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    """The settings only: there need be no GPU. By default cuDNN's convolutions are TF32."""
+    cudnn, cublas = torch.backends.cudnn, torch.backends.cuda.matmul
+    settings = (
+        (cudnn, "benchmark"),
+        (cudnn, "allow_tf32"),
+        (cublas, "allow_tf32"),
+        (torch.utils.deterministic, "fill_uninitialized_memory"),
+    )
+    for module, name in settings:  # not monkeypatch, which asks the modules' dictionaries
+        request.addfinalizer(functools.partial(setattr, module, name, getattr(module, name)))
+        setattr(module, name, True)
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", "")  # so that it is put back as it was
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG")
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    asked: list[Any] = []
+    monkeypatch.setattr(torch, "use_deterministic_algorithms", lambda *a, **k: asked.append((a, k)))
+    precision.exact(torch.device("cpu"), "fp32")
+    assert cudnn.allow_tf32 and cublas.allow_tf32 and not asked
+    precision.exact(torch.device("cuda:1"), "bf16")
+    assert not cudnn.allow_tf32 and not cublas.allow_tf32 and not asked
+    assert cudnn.benchmark
+    precision.exact(torch.device("cuda:1"), "fp32")
+    assert asked == [((True,), {"warn_only": False})] and os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+    assert not cudnn.benchmark
+    precision.exact(torch.device("cuda:1"), "fp32", strict=False)
+    assert asked.pop() == ((True,), {"warn_only": True})
+    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
+    precision.exact(torch.device("cuda:1"), "bf16")
+    assert asked[1:] == [((False,), {})]
+
+
+class Watched(nn.Module):
+    """A linear classifier that notes whether its passes may be TF32."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(12, 3)
+        self.seen: list[tuple[str, bool]] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.layer(x.flatten(1))
+        self.seen.append(("forward", precision.reduced_to_tf32()))
+        if y.requires_grad:
+            y.register_hook(lambda g: self.seen.append(("backward", precision.reduced_to_tf32())))
+        return y
+
+
+def test_tf32_holds_for_steps_and_attacks_and_never_for_a_verdict(ieee: None) -> None:
+    images, labels = torch.zeros(4, 3, 2, 2, dtype=torch.uint8), torch.zeros(4, dtype=torch.int64)
+    model = Watched()
+    on = Problem(model, images, labels, [torch.arange(4)], 3, 0, CPU, "tf32")
+    objective = functools.partial(OBJECTIVES["at"], attack=FGSM)
+    train_client(on, copied(model), 0, 0, LocalTraining(batch=4, lr=0.1, objective=objective), {}, {})
+    assert model.seen == [("forward", True), ("backward", True)] * 2  # of the attack, and of the step
+    model.seen.clear()
+    accuracy(on, copied(model), images, labels, FGSM, ("a",))
+    assert model.seen == [("forward", True), ("backward", True), ("forward", False)]
+    with precision.forward(CPU, "tf32"), precision.ieee(CPU):
+        assert not precision.reduced(CPU)
+    assert not precision.reduced(CPU)
+
+
+def test_on_a_cpu_there_is_no_tf32() -> None:
+    with pytest.raises(MachineError, match="--precision tf32: only NVIDIA GPUs from Ampere on"):
+        precision.exact(CPU, "tf32")
+
+
+class Blind(nn.Module):
+    """Where products are rounded it gets every image wrong; in float32 it is the model."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.model(x)
+        return logits.roll(1, 1) if precision.reduced_to_tf32() else logits
+
+
+def test_autoattack_in_tf32_counts_what_float32_confirms(ieee: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every stage is run again where TF32 takes for broken what is not, FAB too: the package's images result."""
+    begin = pyautoattack.AutoAttack.__init__
+
+    def short(self: Any, *args: Any, **kwargs: Any) -> None:
+        begin(self, *args, **kwargs)
+        self.apgd.n_iter = self.apgd_targeted.n_iter = self.fab.n_iter = 10
+        self.square.n_queries = 50
+
+    monkeypatch.setattr(pyautoattack.AutoAttack, "__init__", short)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(4, 5)).eval()
+    with torch.no_grad():
+        model[1].weight.copy_(torch.randn(5, 4, generator=generator(4, "w")))
+    x = torch.rand(8, 1, 2, 2, generator=generator(0, "x"))
+    y = model(x).argmax(1)
+    expected = attacks.autoattack(model, x, y, generator(0, "a"), eps=0.2)
+    broken = model(expected).argmax(1) != y
+    assert 0 < broken.sum() < 8
+    stages: list[bool] = []
+    model.register_forward_hook(lambda *_: stages.append(precision.reduced_to_tf32()))
+    with precision.forward(CPU, "tf32"):
+        found = attacks.autoattack(model, x, y, generator(0, "a"), eps=0.2)
+        blind = attacks.autoattack(Blind(model).eval(), x, y, generator(0, "a"), eps=0.2)
+    assert torch.equal(model(found).argmax(1) != y, broken)
+    assert torch.equal(blind, expected)
+    assert sum(stages) > 0.4 * len(stages)  # confirmations are few
+
+
+# --- no deterministic kernel --------------------------------------------------------------------------------------
+
+PUTS = '''
+def puts(model, x, y, generator):
+    """Cross-entropy, and an operation that has no deterministic kernel anywhere."""
+    import torch
+
+    logits = model(x)
+    torch.zeros(2).put_(torch.tensor([0]), torch.tensor([1.0]))
+    return torch.nn.functional.cross_entropy(logits, y), logits.argmax(1) == y
+
+
+OBJECTIVES = {"puts": puts}
+'''
+SUITE = """
+name: puts
+title: An objective without a deterministic kernel
+axes: {rule: {samples: {}}}
+grid: {product: [rule]}
+base:
+  data: digits
+  train: 16
+  test: 8
+  partition: {name: iid, clients: 2}
+  model: {name: small_cnn, width: 2}
+  protocol: {name: fedavg, rounds: 1, rule: samples, local: {batch: 8, lr: 0.1, objective: puts}}
+  monitor: natural
+evaluate: {n: 8, attacks: {natural: natural}}
+tables: [{id: A, title: One, rows: [rule], values: {natural: natural}}]
+presets: {paper: {}}
+"""
+
+
+def test_a_run_without_a_deterministic_kernel_goes_on_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    """In its provenance and under the table; the cell's evaluation, which needs no such kernel, is strict again."""
+
+    def exact(device: torch.device, chosen: str, strict: bool = True) -> None:
+        asked.append(strict)
+        torch.use_deterministic_algorithms(True, warn_only=not strict)
+
+    asked: list[bool] = []
+    request.addfinalizer(lambda: torch.use_deterministic_algorithms(False))
+    monkeypatch.setattr("fatbench.engine.setup.exact", exact)
+    monkeypatch.setattr(precision, "exact", exact)
+    monkeypatch.setattr(signatures, "_PLUGINS", [])
+    plugin, file = tmp_path / "puts.py", tmp_path / "puts.yaml"
+    plugin.write_text(PUTS)
+    file.write_text(SUITE)
+    signatures.add_plugin(plugin)
+    request.addfinalizer(signatures._forget)
+    suite = files.load(str(file))
+    plan = suite.plan()
+    (job,) = jobs_of(plan)
+    machine = Machine(str(tmp_path / "r.db"), str(tmp_path / "files"), str(tmp_path / "data"))
+    with Store.open(machine.db, create=True) as store, pytest.warns(UserWarning, match="put_ does not have a determ"):
+        assert work(job, machine, store) == "done"
+        rows = store.runs([job.cell])
+        shown = report.render(report.tables(suite, plan, store), "markdown")
+    said = {row["stage"].split("-")[0]: row.get("not_reproducible") for row in rows}
+    assert said == {"train": "put_ has no deterministic kernel", "natural": None}
+    assert asked == [True, False, False, True, True]  # it begins, again, without; put back; the evaluation
+    assert "- *not reproducible bit for bit*: put\\_ has no deterministic kernel" in shown
