@@ -15,7 +15,7 @@ DEMO := .demo
 COLOUR := $(if $(NO_COLOR),,$(if $(MAKE_TERMOUT),FORCE_COLOR=1))
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo test bench check lint format golden wheel constraints clean
+.PHONY: help env demo site test bench check lint format golden wheel constraints clean
 .DELETE_ON_ERROR:
 
 help: ## this list
@@ -46,6 +46,9 @@ demo: $(STAMP) ## the smoke preset of sfat-cifar10 on scikit-learn's digits, and
 	@$(BIN)/fatbench run suite sfat-cifar10 --smoke --db $(DEMO)/fatbench.db
 	@[ -t 1 ] || export COLUMNS=$${COLUMNS:-160}; \
 	$(COLOUR) $(BIN)/fatbench report sfat-cifar10 --preset smoke --format terminal --db $(DEMO)/fatbench.db
+
+site: $(STAMP) ## the page of the committed results: site/index.html
+	@$(BIN)/fatbench site results/*.jsonl --pictures results/figures/april -o site
 
 # One thread a process: the arrays are small, and the workers already fill the cores.
 test: $(STAMP) ## the tests; make test ARGS='-k pgd' runs some
@@ -81,4 +84,4 @@ constraints: $(STAMP) ## newest versions that resolve, as the pins of constraint
 	@mv constraints.new constraints.txt
 
 clean: ## remove the environment, the demo and the caches; results stay
-	@rm -rf $(VENV) $(DEMO) build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	@rm -rf $(VENV) $(DEMO) site build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache

@@ -27,6 +27,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["
 
 # Distribution -> what Python calls it, where the two differ.
 MODULES = {
+    "vl-convert-python": "vl_convert",
     "annotated-types": "annotated_types",
     "pillow": "PIL",
     "psycopg": "psycopg",

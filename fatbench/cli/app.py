@@ -16,14 +16,14 @@ from typing import Annotated, Any
 import typer
 
 from fatbench import __version__
-from fatbench.cli import cells, compare, data, db, evaluating, new, reporting, running, suites, verdicts, verify
+from fatbench.cli import cells, compare, data, db, evaluating, new, reporting, running, site, suites, verdicts, verify
 from fatbench.cli.common import with_plugins
 from fatbench.cli.options import DataDir, Db
 from fatbench.errors import FatbenchError, MachineError, SpecError, did_you_mean
 
 ORDER = (
-    "suite", "new", "plan", "run", "status", "report", "compare", "plot", "show", "logs", "verdicts", "evaluate",
-    "export", "import", "verify", "data", "db", "doctor",
+    "suite", "new", "plan", "run", "status", "report", "compare", "plot", "site", "show", "logs", "verdicts",
+    "evaluate", "export", "import", "verify", "data", "db", "doctor",
 )  # fmt: skip
 
 
@@ -95,6 +95,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "report": reporting.report,
     "compare": compare.compare,
     "plot": reporting.plot,
+    "site": site.site,
     "show": cells.show_cell,
     "logs": cells.logs,
     "verdicts": verdicts.verdicts,

@@ -63,6 +63,15 @@ def checkpoint(select: str) -> Checkpoint:
     return cast("Checkpoint", select)
 
 
+def known_replicates(which: str) -> str:
+    """What --replicates names. SpecError: nothing does."""
+    from fatbench.report.replicates import WHICH
+
+    if which not in WHICH:
+        raise SpecError(f"--replicates: expected first, latest or pool, got '{which}'{did_you_mean(which, WHICH)}")
+    return which
+
+
 def _listed(text: str | None) -> list[str]:
     """ "suite, method" as names."""
     return [part.strip() for part in (text or "").split(",") if part.strip()]
@@ -147,7 +156,6 @@ def report(
     from fatbench import settings
     from fatbench.report import evaluated
     from fatbench.report.combined import combine
-    from fatbench.report.replicates import WHICH
     from fatbench.run import progress
     from fatbench.suite import files
     from fatbench.suite.evaluated import SUITE
@@ -156,13 +164,11 @@ def report(
         format or ("terminal" if sys.stdout.isatty() and output is None else "markdown"), reporting.FORMATS
     )
     at = checkpoint(select)
-    if replicates not in WHICH:
-        raise SpecError(
-            f"--replicates: expected first, latest or pool, got '{replicates}'{did_you_mean(replicates, WHICH)}"
-        )
+    which = known_replicates(replicates)
     how = _how(format, notes, "none" if no_published else published, width)
-    shown = not no_published and published != "none"
+    with_published = not no_published and published != "none"
     grids = []
+    shown = []
     with opened(db) as store:
         run = set() if names or store is None else {one for one, _ in progress.by_suite(store)}
         parts = [
@@ -178,15 +184,22 @@ def report(
             if with_evaluated and not more:
                 like = f"fatbench evaluate FILE --model ... --like {plan.suite} --preset {plan.preset}"
                 print(f"fatbench: no model was evaluated as the cells of '{plan.suite}' are: {like}", file=sys.stderr)
-            grids += reporting.tables(
-                chosen, plan, store, select=at, published=shown, evaluated=more, which=replicates, notes=notes,
+            mine = reporting.tables(
+                chosen, plan, store, select=at, published=with_published, evaluated=more, which=which, notes=notes,
                 digits=digits,
             )  # fmt: skip
-    if not grids and not names:
-        raise NothingMatched("the database holds no results yet: fatbench run suite NAME")
-    if format == "html":
-        reporting.illustrate(grids, settings.files_folder(settings.database(db)))
-    text = reporting.render(grids, format, **how)
+            grids += mine
+            shown.append((chosen, plan, mine))
+        if not grids and not names:
+            raise NothingMatched("the database holds no results yet: fatbench run suite NAME")
+        if format == "html" and store is not None:
+            from fatbench.report import pages
+
+            found = [pages.Part(*one) for one in shown]
+            kept = settings.files_folder(settings.database(db))
+            text = pages.page(pages.content(found, store, select=at, which=which, files=kept))
+        else:
+            text = reporting.render(grids, format, **how)
     if output is None:
         sys.stdout.write(text)
         return

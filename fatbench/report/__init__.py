@@ -12,6 +12,7 @@
 | replicates | which run of a cell is shown, or the mean of all |
 | text, markdown, latex, html, terminal, records | the formats |
 | paper | how LaTeX lays a table out on a page |
+| pages, boards, points, charts | pages to look at: leaderboards, what is behind a number, charts; templates/ |
 | series, plots, artifacts | figures; pictures of what a round keeps |
 
 Not here: anything that trains, attacks or writes to the database.
@@ -48,7 +49,6 @@ __all__ = [
     "draw",
     "drawable",
     "figures",
-    "illustrate",
     "render",
     "tables",
     "unknown",
@@ -181,24 +181,3 @@ def draw(plots: Sequence[Plot], folder: Path, format: str, files: Path | None = 
     from fatbench.report import plots as drawing
 
     return drawing.draw(plots, folder, format, files)
-
-
-def illustrate(grids: Sequence[Grid], files: Path) -> None:
-    """Give each table what its cells kept of their last round, as small pictures, once a point of the grid.
-
-    files: where the cells' own folders are. Only the format html shows them.
-    """
-    done: set[str] = set()
-    for grid in grids:
-        for label, cell in grid.points:
-            if label in done or not (files / cell / "artifacts").is_dir():
-                continue
-            from fatbench.report import artifacts
-
-            for round, file in list(artifacts.rounds(files / cell).items())[-1:]:
-                done.add(label)
-                tensors = artifacts.load(file)
-                where = f"{label}, cell {cell}, round {round}"
-                words = "; ".join(artifacts.lines(tensors))
-                for picture in artifacts.pictures(tensors, tile=32, brief=True):
-                    grid.pictures.append((f"{where}: {picture.name}. {words}".rstrip(". "), picture.uri()))

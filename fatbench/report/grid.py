@@ -40,6 +40,7 @@ class Value:
     n: tuple[int, ...] = ()  # examples behind each measurement; more than one number = mixed
     values: tuple[float, ...] = ()  # one a seed
     behind: tuple[tuple[str, str], ...] = ()  # (cell, stage) whose verdicts they are, one a seed; none of training
+    cells: tuple[str, ...] = ()  # all that the place stands for, one a seed, measured or not
     published: float | None = None
     published_std: float | None = None
     comparable: bool = True  # with what is published; False in a preset other than `paper`
@@ -117,7 +118,6 @@ class Grid:
     paired: list[Comparison] = field(default_factory=list)  # the tests that the table asks for
     attacks: dict[str, list[dict[str, Any]]] = field(default_factory=dict)  # metric -> its attacks, all settings
     split: bool = False  # numbers under one heading that do not compete with each other
-    pictures: list[tuple[str, str]] = field(default_factory=list)  # (caption, data URI), for the page alone
 
     @property
     def title(self) -> str:

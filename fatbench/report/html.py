@@ -1,130 +1,71 @@
-"""One self-contained HTML page: no script, nothing fetched, light or dark as the reader's system is."""
+"""Tables as HTML, and the frame of every page: nothing is fetched, light or dark as the reader's system is.
+
+The templates stand beside this module; names and numbers reach them through Jinja's autoescape alone.
+"""
 
 from __future__ import annotations
 
+import functools
 import itertools
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from fatbench.report import text, ties
 from fatbench.report.grid import Column, Grid, Value
 
-PAGE = """\
-<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<title>{{ title }}</title>
-<style>
-:root { --ink: #1d1f23; --paper: #fff; --soft: #686e79; --line: #d9dce1; --band: #f4f5f7;
-  --up: #1a7f45; --down: #b3362b;
-  --warn-ink: #6b3d00; --warn: #fff1d6; --warn-line: #e7b765; }
-@media (prefers-color-scheme: dark) {
-  :root { --ink: #e4e6ea; --paper: #16181c; --soft: #9aa1ad; --line: #363b44; --band: #1e2127;
-    --up: #5fcf8f; --down: #f28b80;
-    --warn-ink: #ffd89a; --warn: #3a2a10; --warn-line: #80602a; }
-}
-body { margin: 2rem auto; padding: 0 1.5rem; max-width: 80rem; background: var(--paper); color: var(--ink);
-  font: 15px/1.45 system-ui, sans-serif; }
-h1 { font-size: 1.5rem; margin: 0 0 1.5rem; }
-h2 { font-size: 1.1rem; margin: 0 0 .6rem; }
-h2 .id { color: var(--soft); font-weight: 500; margin-right: .5em; }
-section { margin: 0 0 3rem; }
-.warn { display: inline-block; margin: 0 0 .8rem; padding: .25rem .7rem; border: 1px solid var(--warn-line);
-  border-radius: 4px; background: var(--warn); color: var(--warn-ink); font-weight: 600; }
-.scroll { overflow-x: auto; }
-table { border-collapse: collapse; border-top: 2px solid var(--ink); border-bottom: 2px solid var(--ink);
-  font-variant-numeric: tabular-nums; }
-th, td { padding: .3rem .8rem; text-align: right; vertical-align: top; white-space: nowrap; }
-th { font-weight: 500; }
-thead th { vertical-align: bottom; }
-thead tr:last-child th { border-bottom: 1px solid var(--ink); }
-thead th.group { text-align: center; border-bottom: 1px solid var(--line); }
-th.axis, th.stub { text-align: left; }
-th.first, td.first { border-left: 1px solid var(--line); }
-tr.block > * { border-top: 1px solid var(--line); }
-tbody tr:hover > * { background: var(--band); }
-.best { font-weight: 700; }
-.second { text-decoration: underline; text-underline-offset: .2em; }
-.std, .share, .pub, .none { color: var(--soft); }
-.std, .share, .pub { font-size: .85em; }
-.pub { display: block; }
-.up { color: var(--up); } .down { color: var(--down); }
-sup { line-height: 0; font-size: .75em; color: var(--down); }
-.pub sup { color: inherit; }
-dl { display: grid; grid-template-columns: max-content 1fr; gap: .1rem 1rem; margin: .8rem 0 0; font-size: .85rem;
-  color: var(--soft); }
-dt { font-style: italic; }
-dd { margin: 0; max-width: 70rem; }
-figure { margin: 1rem 0 0; } figure img { max-width: 100%; background: #fff; }
-figcaption { font-size: .85rem; color: var(--soft); }
-.mixed { color: var(--warn-ink); font-weight: 600; }
-@media (max-width: 40rem) { body { padding: 0 .7rem; } dl { grid-template-columns: 1fr; } dt { margin-top: .3rem; } }
-@media print { body { max-width: none; margin: 0; } section { break-inside: avoid; } }
-</style>
-</head>
-<body>
-<h1>{{ title }}</h1>
-{% for t in tables %}
-<section>
-<h2><span class="id">{{ t.grid.id }}</span>{{ t.grid.name }}</h2>
-{% if t.grid.label %}<p class="warn">{{ t.grid.label }}</p>{% endif %}
-<div class="scroll">
-<table>
-<thead>
-{% if t.groups %}<tr>{% for axis in t.grid.axes %}<th></th>{% endfor %}
-{% for group in t.groups -%}
-<th class="group first" colspan="{{ t.grid.columns|length }}">{{ group }}</th>
-{% endfor %}</tr>
-{% endif %}<tr>{% for axis in t.grid.axes %}<th class="axis" scope="col">{{ axis }}</th>{% endfor %}
-{% for group in t.grid.groups %}{% for column in t.grid.columns -%}
-<th scope="col"{% if loop.first and t.groups %} class="first"{% endif %}>{{ column.heading }}</th>
-{% endfor %}{% endfor %}</tr>
-</thead>
-<tbody>
-{% for row in t.rows %}<tr{% if row.block %} class="block"{% endif %}>
-{% for stub in row.labels %}<th class="stub" scope="row">{{ stub }}</th>{% endfor %}
-{% for group in row.groups %}{% for v in group -%}
-<td{% if loop.first and t.groups %} class="first"{% endif %}>
-{%- if v.planned -%}
-{%- if v.number %}<span class="{{ v.rank }}">{{ v.number }}</span>{% else %}<span class="none">--</span>{% endif -%}
-{%- if v.spread %} <span class="std">{{ v.spread }}</span>{% endif -%}
-{%- if v.partial %} <span class="share">{{ v.partial }}</span>{% endif -%}
-{%- for mark, flag in v.flags %}<sup title="{{ flag }}">{{ mark }}</sup>{% endfor -%}
-{%- if v.published %}<span class="pub">paper {{ v.published }}
-{%- if v.published_mark %}<sup title="{{ v.published_flag }}">{{ v.published_mark }}</sup>{% endif -%}
-{%- if v.difference %} <span class="{{ v.direction }}">{{ v.difference }}</span>{% endif %}</span>{% endif -%}
-{%- endif -%}
-</td>
-{% endfor %}{% endfor %}</tr>
-{% endfor %}</tbody>
-</table>
-</div>
-<dl>
-{% for what, note in t.grid.notes %}<dt{% if what == "MIXED" %} class="mixed"{% endif %}>{{ what }}</dt><dd
-{%- if what == "MIXED" %} class="mixed"{% endif %}>{{ note }}</dd>
-{% endfor %}
-{% for mark, note in t.grid.footnotes %}<dt>{{ mark }}</dt><dd>{{ note }}</dd>
-{% endfor %}</dl>
-{% for caption, uri in t.grid.pictures %}<figure><img src="{{ uri }}" alt="{{ caption }}">
-<figcaption>{{ caption }}</figcaption></figure>
-{% endfor %}
-</section>
-{% endfor %}
-</body>
-</html>
-"""
+if TYPE_CHECKING:
+    import jinja2
+
+Links = Mapping[tuple[str, ...], str]  # the cells behind a number -> the address of what is said of them
+
+
+@functools.cache
+def environment() -> jinja2.Environment:
+    """The templates; what is put into them is escaped."""
+    import jinja2
+
+    loader = jinja2.FileSystemLoader(Path(__file__).parent / "templates")
+    made = jinja2.Environment(
+        loader=loader, autoescape=True, trim_blocks=True, keep_trailing_newline=True, undefined=jinja2.StrictUndefined
+    )
+    made.filters["prose"] = prose
+    return made
+
+
+def prose(said: str) -> str:
+    """Words of a suite file or a docstring, escaped; what stands between backticks as code."""
+    import markupsafe
+
+    code = markupsafe.Markup("<code>%s</code>")
+    parts = said.split("`")
+    if len(parts) % 2 == 0:
+        return said
+    return markupsafe.Markup("").join(code % part if i % 2 else part for i, part in enumerate(parts))
+
+
+def file(name: str) -> str:
+    """The text of a file among the templates."""
+    return (Path(__file__).parent / "templates" / name).read_text(encoding="utf-8")
 
 
 def render(grids: Sequence[Grid]) -> str:
-    """The page with all grids."""
-    import jinja2
-
-    environment = jinja2.Environment(autoescape=True, trim_blocks=True, keep_trailing_newline=True)
+    """A page of tables alone, without a script: for whoever has grids and no database."""
     suites = ", ".join(dict.fromkeys(grid.suite for grid in grids))
-    return environment.from_string(PAGE).render(title=f"fatbench: {suites}", tables=[_grid(grid) for grid in grids])
+    views = [table(grid, {}, f"table-{i}") for i, grid in enumerate(grids)]
+    return framed("suite.html", title=f"fatbench: {suites}", heading=f"fatbench: {suites}", tables=views)
+
+
+def framed(template: str, **content: Any) -> str:
+    """A page: its template with what every page has. The policy lets a browser fetch nothing at all."""
+    import markupsafe
+
+    nothing = {
+        "lead": "", "facts": [], "boards": [], "figures": [], "points": [], "places": [], "home": "", "script": "",
+        "data": {}, "policy": "default-src 'none'; img-src data:; style-src 'unsafe-inline'",
+    }  # fmt: skip
+    style = markupsafe.Markup(file("style.css"))
+    return environment().get_template(template).render({**nothing, "style": style, **content})
 
 
 # Of a table inside somebody else's page, a notebook's: nothing beyond the table is touched.
@@ -134,39 +75,49 @@ INSIDE = """\
 .fatbench .second { text-decoration: underline; } .fatbench .pub { display: block; font-size: .85em; opacity: .7; }
 .fatbench .warn, .fatbench .mixed { font-weight: 600; } .fatbench dl { font-size: .85em; }
 .fatbench dt { float: left; clear: left; font-style: italic; margin-right: .6em; } .fatbench dd { margin-left: 7em; }
+.fatbench .hidden { display: none; }
 </style>
 """
 
 
 def fragment(grids: Sequence[Grid]) -> str:
-    """The sections of the page, for a page that has others: a notebook."""
-    page = render(grids)
-    body = page[page.index("</h1>") + len("</h1>") : page.index("</body>")]
+    """The tables, for a page that has others: a notebook."""
+    section = environment().get_template("table.html").make_module().section  # type: ignore[attr-defined]
+    body = "".join(section(table(grid, {}, ""), 2) for grid in grids)
     return f'<div class="fatbench">{INSIDE}{body}</div>'
 
 
-def _grid(grid: Grid) -> dict[str, Any]:
+def table(grid: Grid, links: Links, id: str, latex: str = "") -> dict[str, Any]:
+    """What the template needs of a table; latex: its source, to be copied."""
     rows = []
-    for row, labels, block in zip(grid.rows, text.row_labels(grid), text.blocks(grid), strict=True):
-        cells = [[_cell(v, c) for v, c in zip(values, grid.columns, strict=True)] for values in row.values]
-        rows.append({"labels": labels, "block": block, "groups": cells})
+    axes = [[row.key.get(axis, "") for axis in grid.axes] for row in grid.rows]
+    for row, whole, labels, block in zip(grid.rows, axes, text.row_labels(grid), text.blocks(grid), strict=True):
+        stubs = [
+            {"label": label, "again": "" if label else said} for label, said in zip(labels, whole, strict=True)
+        ]  # a label that repeats the row above is left out for the eye alone
+        cells = [[cell(v, c, links) for v, c in zip(values, grid.columns, strict=True)] for values in row.values]
+        rows.append({"labels": stubs, "block": block, "groups": cells})
     groups = [group.label for group in grid.groups]
-    return {"grid": grid, "rows": rows, "groups": groups if any(groups) else []}
+    return {"grid": grid, "rows": rows, "groups": groups if any(groups) else [], "id": id, "latex": latex}
 
 
-def _cell(value: Value, column: Column) -> dict[str, Any]:
+def cell(value: Value, column: Column, links: Links) -> dict[str, Any]:
+    """What the templates need of a number; `raw` and `raw_published` are what it is sorted by."""
     better = (value.difference or 0.0) * (-1 if column.best == "min" else 1)
     difference = text.difference(value, column)
     neutral = column.best == "none" or not difference or float(difference) == 0
     return {
         "planned": value.planned,
+        "link": links.get(value.cells, ""),
         "number": "" if value.mean is None else text.number(value.mean, column),
+        "raw": value.mean,
         "rank": value.rank,
         "spread": text.spread(value, column),
         "partial": value.partial,
         # the mark of a tie is no flag: what it means stands under the table
         "flags": list(itertools.zip_longest(value.marks, value.flags, fillvalue=ties.TITLE)),
         "published": text.published(value, column),
+        "raw_published": value.published,
         "published_mark": value.published_mark,
         "published_flag": value.published_flag,
         "difference": difference.replace("-", "\u2212"),

@@ -235,8 +235,9 @@ def _value(cells: Sequence[Cell], source: Source, numbers: Numbers, facts: prove
         text if len(cells) == 1 else f"{text} (seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))})"
         for text, seeds in flagged.items()
     )
+    ids = tuple(cell.id for cell in cells)
     if not measured:
-        return Value(wanted=len(cells), flags=flags)
+        return Value(wanted=len(cells), flags=flags, cells=ids)
     values = tuple(found.value for _, found in measured)
     mean = math.fsum(values) / len(values)
     std = None
@@ -250,6 +251,7 @@ def _value(cells: Sequence[Cell], source: Source, numbers: Numbers, facts: prove
         n=tuple(sorted({found.n for _, found in measured})),
         values=values,
         behind=tuple(behind),
+        cells=ids,
         flags=flags,
     )
 

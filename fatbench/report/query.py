@@ -111,6 +111,11 @@ def logged(plan: Plan, store: Store) -> list[str]:
     return sorted({row.metric for row in _fetch(store, query, NUMBERS.c.cell, [cell.id for cell in plan.unique()])})
 
 
+def overall(cells: Sequence[str], store: Store) -> list[Mapping[str, Any]]:
+    """Every number of some cells that is not about one client."""
+    return _numbers(cells, store, NUMBERS.c.client == -1)
+
+
 def _evaluations(plan: Plan) -> list[Evaluation]:
     """Every evaluation of a plan once; the seeds of a point share theirs."""
     by_point = {id(cell.evaluations): cell.evaluations for cell in plan.cells}

@@ -1,0 +1,115 @@
+"""`fatbench site`: the pages of a database, or of files of results."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fatbench.cli.common import plan_in
+from fatbench.cli.options import Db, Select
+from fatbench.cli.reporting import checkpoint, known_replicates
+from fatbench.errors import FatbenchError, NothingMatched, SpecError
+from fatbench.store.opening import opened
+
+if TYPE_CHECKING:
+    from fatbench.report.pages import Part
+    from fatbench.store.selection import Checkpoint
+    from fatbench.store.stages import Store
+
+
+def site(
+    output: Annotated[Path, typer.Option("-o", "--output", help="Folder to write.", show_default=False)],
+    what: Annotated[
+        list[str] | None,
+        typer.Argument(help="Files of export, or names or files of suites; none: every suite of the database."),
+    ] = None,
+    pictures: Annotated[
+        Path | None, typer.Option("--pictures", help="Folder of pictures that fatbench show --artifacts wrote.")
+    ] = None,
+    select: Select = "last",
+    replicates: Annotated[
+        str, typer.Option("--replicates", help="Of a cell run more than once: first, latest, or pool (their mean).")
+    ] = "first",
+    db: Db = None,
+) -> None:
+    """Pages to look at results: leaderboards, tables, figures, and what is behind every number."""
+    from fatbench import settings
+    from fatbench.report import pages, points
+
+    at, which = checkpoint(select), known_replicates(replicates)
+    asked = what or []
+    files = [Path(one) for one in asked if one.endswith(".jsonl")]
+    suites = [one for one in asked if not one.endswith(".jsonl")]
+    if missing := next((file for file in files if not file.is_file()), None):
+        raise SpecError(f"no such file: {missing}")
+    if pictures is not None and not pictures.is_dir():
+        raise SpecError(f"--pictures {pictures}: no such folder")
+    with contextlib.ExitStack() as stack:
+        store = stack.enter_context(_imported(files) if files else opened(db))
+        if store is None:
+            raise NothingMatched("the database holds no results yet: fatbench run suite NAME")
+        parts, problems = _parts(store, suites, at, which)
+        if not parts:
+            raise NothingMatched("; ".join(problems) or "the database holds no results yet: fatbench run suite NAME")
+        read = functools.partial(
+            pages.content,
+            store=store,
+            select=at,
+            which=which,
+            files=None if files else settings.files_folder(settings.database(db)),
+            pictures=points.beside(pictures) if pictures else {},
+        )
+        written = pages.site(parts, read, output, problems)
+    for problem in problems:
+        print(f"fatbench: {problem}", file=sys.stderr)
+    for file in written:
+        print(file)
+
+
+def _parts(store: Store, suites: list[str], at: Checkpoint, which: str) -> tuple[list[Part], list[str]]:
+    """Every preset of the suites that has been run, with its tables; and what cannot be shown, in words."""
+    from fatbench import report
+    from fatbench.report.pages import Part
+    from fatbench.run import progress
+
+    found: list[Part] = []
+    problems = []
+    counted = progress.by_suite(store)
+    # by what a person asked for: a file of a suite has another name than the suite
+    wanted: list[tuple[str, str | None]] = [(name, None) for name in suites] or [(n, p or None) for n, p in counted]
+    for name, preset in wanted:
+        try:
+            suite, plan = plan_in(name, preset, False, None, None, store)
+        except FatbenchError as error:
+            if suites:
+                raise
+            cells = sum(counted[name, preset or ""].values())
+            problems.append(f"{cells} cells of '{name}' are not shown: {error}")
+            continue
+        grids = report.tables(suite, plan, store, select=at, which=which)
+        counts = progress.count(progress.of(plan, store))
+        if grids and not (preset and any(part.file == Part(suite, plan, []).file for part in found)):
+            found.append(Part(suite, plan, grids, counts))
+    return found, problems
+
+
+@contextlib.contextmanager
+def _imported(files: list[Path]) -> Iterator[Store]:
+    """A database of the files alone, for as long as it is looked at."""
+    from fatbench.store import lines
+    from fatbench.store.stages import Store
+
+    with (
+        tempfile.TemporaryDirectory(prefix="fatbench-") as folder,
+        Store.open(str(Path(folder) / "results.db"), create=True) as store,
+    ):
+        for file in files:
+            lines.import_(store, file)
+        yield store

@@ -1,0 +1,133 @@
+"""Charts of a page as Vega-Lite, made with Altair: what they show, without their rows, which the page holds once."""
+
+from __future__ import annotations
+
+import base64
+import functools
+import hashlib
+from collections.abc import Container, Mapping
+from typing import Any
+
+# Told apart by the colour-blind, on white and on black
+COLOURS = ("#3f7fc1", "#dd7a2f", "#2f9e77", "#bf5fa0", "#b99a1f", "#7f8fd6", "#8a8f98", "#c2534b")
+DASHES = ([1, 0], [5, 3], [2, 2], [8, 3, 2, 3])
+HEIGHT = 190  # pixels of a panel
+FIELDS = ("name", "x", "mean", "low", "high")
+
+Looks = Mapping[str, tuple[int, int]]  # name of a line -> which colour, which dashes
+Domain = tuple[float, float] | None  # of the vertical axis, the same for all panels
+
+
+@functools.cache
+def library() -> str:
+    """Vega, Vega-Lite and vega-embed as one script, out of vl-convert's package: the version that Altair writes for."""
+    import altair
+    import vl_convert
+
+    version = ".".join(altair.SCHEMA_VERSION.removeprefix("v").split(".")[:2])
+    return str(vl_convert.javascript_bundle(None, version))  # type: ignore[arg-type]
+
+
+def hashed(script: str) -> str:
+    """What a Content-Security-Policy calls a script that stands in the page."""
+    return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
+
+
+def _done(chart: Any) -> dict[str, Any]:
+    spec: dict[str, Any] = chart.properties(height=HEIGHT).to_dict()
+    del spec["config"]  # the page's own
+    return spec
+
+
+def lines(
+    x: str, y: str, looks: Looks | None = None, log: bool = False, whole: bool = True, domain: Domain = None
+) -> dict[str, Any]:
+    """Curves of (name, x, mean) with a band from low to high. whole: x counts; else it is a radius.
+
+    looks: of a figure, whose legend stands in the page; None: of a cell, whose chart has its own.
+    """
+    import altair as alt
+
+    limits = alt.Undefined if domain is None else list(domain)
+    scale = alt.Scale(type="log") if log else alt.Scale(zero=False, domain=limits)
+    axis = alt.Axis(tickCount=5, format="~s") if log else alt.Axis(tickCount=5)
+    across = alt.Axis(format="d" if whole else "~g", grid=False, tickCount=6)  # of a few rounds the page names each
+    colour = alt.Color("name:N", legend=alt.Legend(orient="top", title=None))
+    dash: Any = alt.value([1, 0])
+    if looks is not None:
+        colour = alt.Color("name:N", legend=None, scale=_scale(looks, {n: colour_of(h) for n, (h, _) in looks.items()}))
+        dash = alt.StrokeDash("name:N", legend=None, scale=_scale(looks, {n: DASHES[d] for n, (_, d) in looks.items()}))
+    base = alt.Chart(alt.NamedData("rows")).encode(
+        x=alt.X("x:Q", title=x, axis=across, scale=alt.Scale(zero=False, nice=False)), color=colour
+    )
+    up = alt.Y("mean:Q", title=y, scale=scale, axis=axis)
+    said = [alt.Tooltip("name:N", title=" "), alt.Tooltip("x:Q", title=x)]
+    for field, title in (("mean", "mean"), ("low", "mean - std"), ("high", "mean + std")):
+        said.append(alt.Tooltip(f"{field}:Q", title=title, format=".5~g"))
+    curve = base.mark_line(strokeWidth=1.6).encode(y=up, strokeDash=dash)
+    dots = base.mark_circle(size=26, opacity=0.9).encode(y=up, tooltip=said if looks is not None else said[:3])
+    band = base.mark_area(opacity=0.16).encode(y=alt.Y("low:Q", title=y, scale=scale, axis=axis), y2="high:Q")
+    return _done(alt.layer(curve, dots) if looks is None else alt.layer(band, curve, dots))
+
+
+def bars(x: str, y: str, looks: Looks, domain: Domain = None) -> dict[str, Any]:
+    """Bars of (name, x, mean) in groups of one x, with a whisker from low to high."""
+    import altair as alt
+
+    limits = alt.Undefined if domain is None else list(domain)
+    base = alt.Chart(alt.NamedData("rows")).encode(
+        x=alt.X("x:N", title=x or None, sort=None, axis=alt.Axis(labelAngle=0 if x else -30, labelLimit=140)),
+        xOffset=alt.XOffset("name:N", sort=list(looks)),
+    )
+    up = alt.Y("mean:Q", title=y, axis=alt.Axis(tickCount=5), scale=alt.Scale(domain=limits))
+    said = [alt.Tooltip("x:N", title=x or " "), alt.Tooltip("name:N", title=" "), alt.Tooltip("mean:Q", format=".5~g")]
+    colour = alt.Color("name:N", legend=None, scale=_scale(looks, {n: colour_of(h) for n, (h, _) in looks.items()}))
+    bar = base.mark_bar(clip=True).encode(y=up, color=colour, tooltip=said)
+    whisker = base.mark_rule(color="currentColor", opacity=0.6, clip=True).encode(
+        y=alt.Y("low:Q", title=y), y2="high:Q"
+    )
+    return _done(alt.layer(bar, whisker))
+
+
+def colour_of(hue: int) -> str:
+    """A colour; they begin again after the last."""
+    return COLOURS[hue % len(COLOURS)]
+
+
+def _scale(looks: Looks, values: Mapping[str, Any]) -> Any:
+    import altair as alt
+
+    return alt.Scale(domain=list(looks), range=[values[name] for name in looks])
+
+
+def against(x: str, y: str, kinds: Container[str]) -> dict[str, Any]:
+    """Points (name, x, mean) with a cross of spreads; a ring is the published number. A point opens its cell.
+
+    kinds: which of "measured" and "published" there is a row of.
+    """
+    import altair as alt
+
+    rows = alt.Chart(alt.NamedData("rows"))
+    across = alt.X("x:Q", title=x, scale=alt.Scale(zero=False, padding=14), axis=alt.Axis(tickCount=5))
+    up = alt.Y("mean:Q", title=y, scale=alt.Scale(zero=False, padding=14), axis=alt.Axis(tickCount=5))
+    said = [
+        alt.Tooltip("name:N", title=" "), alt.Tooltip("kind:N", title="number"),
+        alt.Tooltip("x:Q", title=x, format=".2f"), alt.Tooltip("mean:Q", title=y, format=".2f"),
+    ]  # fmt: skip
+    measured = rows.transform_filter("datum.kind == 'measured'")
+    tall = measured.mark_rule(opacity=0.45).encode(
+        x=across, y=alt.Y("low:Q", title=y), y2="high:Q", color=alt.value(COLOURS[0])
+    )
+    wide = measured.mark_rule(opacity=0.45).encode(
+        x=alt.X("left:Q", title=x), x2="right:Q", y=up, color=alt.value(COLOURS[0])
+    )
+    points = measured.mark_circle(size=72, opacity=0.9, cursor="pointer").encode(
+        x=across, y=up, color=alt.value(COLOURS[0]), tooltip=said
+    )
+    rings = (
+        rows.transform_filter("datum.kind == 'published'")
+        .mark_point(size=56, strokeWidth=1.4, filled=False)
+        .encode(x=across, y=up, color=alt.value(COLOURS[1]), tooltip=said)
+    )
+    layers = [tall, wide, points] * ("measured" in kinds) + [rings] * ("published" in kinds)
+    return _done(alt.layer(*layers))

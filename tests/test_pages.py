@@ -1,0 +1,424 @@
+"""Pages: every link leads somewhere, nothing is fetched, names are harmless; and in a real browser they work."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fatbench.cli import app as cli
+from fatbench.engine.rounds import Number
+from fatbench.report import html, pages, points
+from fatbench.store.stages import Store
+from fatbench.suite import files, signatures
+
+ROOT = Path(__file__).parent.parent
+LIMIT = 5_000_000  # bytes of a page
+HOSTILE = "<script>window.pwned=1</script>\"'&amp;`"
+CHROMIUM = next(
+    (found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))), None
+)
+
+SUITE = """\
+name: hostile
+title: 'A title with {hostile} in it'
+description: 'Described by {hostile}'
+seeds: [0, 1]
+base:
+  data: {{name: digits}}
+  train: 200
+  partition: {{name: iid, clients: 2}}
+  model: {{name: small_cnn, width: 2}}
+  protocol:
+    name: fedavg
+    rounds: 3
+    local: {{epochs: 1, batch: 32, lr: 0.1, objective: {{name: standard}}}}
+    rule: {{name: samples}}
+axes:
+  method:
+    FedAvg: {{}}
+    '{hostile}': {{protocol: {{rule: {{name: uniform}}}}}}
+    broken: {{protocol: {{rule: {{name: sfat, alpha: 1/6, top: 1}}}}}}
+evaluate:
+  checkpoints: [last]
+  attacks:
+    natural: {{name: natural}}
+    pgd20: {{name: pgd, eps: 8/255, step: 2/255, steps: 20}}
+presets: {{paper: {{}}}}
+tables:
+  - id: T
+    title: 'Table {hostile}'
+    rows: [method]
+    values: {{natural: natural, PGD-20: pgd20}}
+    note: 'Noted by {hostile}'
+figures:
+  - {{id: curves, title: 'Curves {hostile}', lines: [method], series: {{loss: train:train_loss}}}}
+"""
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    """Call the program in this process: its exit code."""
+    monkeypatch.setattr(sys, "argv", ["fatbench", *arguments])
+    try:
+        cli.main()
+    except SystemExit as exit:
+        return exit.code if isinstance(exit.code, int) else 0
+    return 0
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The pages of two committed files of results."""
+    folder = tmp_path_factory.mktemp("pages") / "site"
+    results = [str(ROOT / "results" / f"{name}.jsonl") for name in ("sfat-jpeg75-cpu", "fedvkd-cifar10-jpeg75-cpu")]
+    with pytest.MonkeyPatch.context() as patch:
+        assert run(patch, "site", *results, "-o", str(folder)) == 0
+    return folder
+
+
+@pytest.fixture(scope="module")
+def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One file of a suite whose every name is a script; one cell of it failed, one kept pictures."""
+    import numpy as np
+    from safetensors.numpy import save_file
+
+    folder = tmp_path_factory.mktemp("hostile")
+    quoted = HOSTILE.replace("'", "''")
+    (folder / "hostile.yaml").write_text(SUITE.format(hostile=quoted))
+    suite = files.load(str(folder / "hostile.yaml"))
+    plan = suite.plan()
+    brought = [{"plugin": HOSTILE, "sha256": "0" * 64, "names": ["x"]}]
+    said = {
+        "preset": "paper",
+        "device": HOSTILE,
+        "precision": "fp32",
+        "commit": "c" * 40,
+        "dirty": True,
+        "host": HOSTILE,
+    }
+    said["plugins"] = brought
+    with Store.open(str(folder / "test.db"), create=True) as store:
+        for place, cell in enumerate(plan.cells):
+            store.add_cell(cell.id, cell.spec)
+            claimed = store.claim(cell.id, "train", suite="hostile", total=3, provenance=said)
+            assert claimed is not None
+            if cell.key["method"] == "broken":
+                store.fail(claimed, f"Traceback\nValueError: {HOSTILE}")
+                continue
+            numbers = [Number("train_loss", 3.0 - round + place, round, 0) for round in (1, 2, 3)]
+            store.commit(claimed, numbers=[*numbers, Number("seconds", 60.0, 3, 0)], round=3)
+            store.finish(claimed)
+            for one in cell.evaluations:
+                claimed = store.claim(
+                    cell.id, one.stage(3), suite="hostile", total=10, provenance=said, settings=one.attack
+                )
+                assert claimed is not None
+                value = 0.5 + place / 100 - 0.2 * (one.label == "pgd20")
+                store.commit(claimed, numbers=[Number(one.label, value, 3, 10)], round=10)
+                store.finish(claimed)
+    kept = folder / "test-files" / plan.cells[0].id / "artifacts"
+    kept.mkdir(parents=True)
+    save_file({"images": np.full((2, 3, 8, 8), 99, np.uint8)}, kept / "round-000003.safetensors")
+    log = folder / "test-files" / next(c.id for c in plan.cells if c.key["method"] == "broken") / "log.txt"
+    log.parent.mkdir()
+    log.write_text(f"begun\n{HOSTILE}\n")
+    page = folder / "page.html"
+    with pytest.MonkeyPatch.context() as patch:
+        arguments = ("report", str(folder / "hostile.yaml"), "--format", "html", "-o", str(page))
+        assert run(patch, *arguments, "--db", str(folder / "test.db")) == 0
+    return page
+
+
+# --- without a browser -------------------------------------------------------------------------------------------
+
+
+class Page(HTMLParser):
+    """What a page is made of."""
+
+    VOID = ("meta", "link", "img", "br", "hr", "input")
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.ids: list[str] = []
+        self.links: list[str] = []
+        self.scripts: list[str] = []
+        self.pictures: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: Any) -> None:
+        said = dict(attrs)
+        self.ids += [said["id"]] if "id" in said else []
+        self.links += [said["href"]] if "href" in said else []
+        self.scripts += [said.get("src") or said.get("type") or "inline"] if tag == "script" else []
+        self.pictures += [said["src"]] if tag == "img" else []
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def test_every_link_of_a_site_leads_to_a_place(site: Path) -> None:
+    read = {file.name: Page(file.read_text()) for file in site.glob("*.html")}
+    assert sorted(read) == ["fedvkd-cifar10-jpeg75-quick.html", "index.html", "sfat-audit-jpeg75-cpu.html"]
+    for name, page in read.items():
+        assert page.open == [] and len(page.ids) == len(set(page.ids))
+        assert page.scripts == ["application/json", "fatbench.js"]
+        for link in page.links:
+            file, _, place = link.partition("#")
+            assert not place or place in read[file or name].ids, link
+            assert (site / (file or name)).is_file()
+        assert (site / name).stat().st_size + (site / "fatbench.js").stat().st_size < LIMIT
+    numbers = [link for link in read["index.html"].links if "#cell-" in link]
+    assert len(numbers) > 60 and {link.partition("#")[0] for link in numbers} == set(read) - {"index.html"}
+
+
+def test_a_page_shows_the_numbers_of_the_tables(site: Path) -> None:
+    """Table and leaderboard from the committed rows, each with the published number; the seeds of the first cell."""
+    page = (site / "sfat-audit-jpeg75-cpu.html").read_text()
+    row = re.search(r'<th class="stub" scope="row">FAT</th>\s*(.*?)</tr>', page, re.DOTALL)
+    assert row is not None
+    said = re.sub(r"\s+", " ", re.sub("<[^>]+>", " ", row[1])).strip()
+    assert said.startswith("36.20 ±1.41 ≈ paper 58.13 ±0.68") and "25.00 ±0.85 ≈ paper 32.56 ±0.01" in said
+    dialog = page[page.index('id="cell-3fd810c82fcf"') :].split("</dialog>")[0]
+    who = (
+        "seed 6: cell <code>3fd810c82fcf</code>",
+        "b26eeaecee725e935e782ea2458b729361d050ca",
+        "8deef4ac635349bf",
+        "bf16",
+    )
+    what = ("small_cnn(width=16)", "FedAvg: w_k = N_k / N", "pgd(eps=8/255", "fatbench verdicts 3fd810c82fcf")
+    for words in (*who, *what):
+        assert words in dialog, words
+    data = json.loads(re.search(r'id="data">(.*?)</script>', page, re.DOTALL)[1])  # type: ignore[index]
+    seeds = data["points"]["cell-3fd810c82fcf"]["train_loss"]["seeds"]
+    assert list(seeds) == ["6", "7"] and seeds["6"][0] == list(range(1, 21))
+
+
+def test_one_file_holds_all_of_it_and_names_are_harmless(hostile: Path) -> None:
+    text = hostile.read_text()
+    page = Page(text)
+    assert page.open == [] and len(text) < LIMIT
+    assert page.scripts == ["application/json", "inline"]  # and none of the names'
+    assert len(page.pictures) == 1 and page.pictures[0].startswith("data:image/png;base64,")
+    assert "<script>window" not in text and text.count("&lt;script&gt;window.pwned=1") > 15
+    policy = re.search(r'Security-Policy" content="([^"]+)"', text)
+    assert policy is not None and "default-src &#39;none&#39;" in policy[1] and "sha256-" in policy[1]
+
+
+def test_what_stands_between_backticks_is_code() -> None:
+    assert str(html.prose("a `b<` c")) == "a <code>b&lt;</code> c"
+    assert html.prose("a ` b") == "a ` b"
+
+
+def test_a_curve_is_thinned_to_its_ends() -> None:
+    assert points.thinned(range(1, 11)) == list(range(1, 11))
+    thin = points.thinned(range(1, 1001))
+    assert (len(thin), thin[0], thin[-1]) == (points.MOST, 1, 1000)
+
+
+def test_pictures_that_would_make_the_page_too_large_are_left_out_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pages, "PICTURES", 10)
+    one = points.Point("a", "s", "paper", "t", ("c0",), pictures=[("small", "x" * 4), ("large", "x" * 9)])
+    pages._within([one])
+    assert [caption for caption, _ in one.pictures] == ["small"]
+    assert one.commands == ["fatbench show c0 --artifacts   # pictures that had no room here"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["nowhere.jsonl"], 2, "fatbench: no such file: nowhere.jsonl\n"),
+        ([], 3, "fatbench: the database holds no results yet: fatbench run suite NAME\n"),
+        (["--pictures", "nowhere"], 2, "fatbench: --pictures nowhere: no such folder\n"),
+        (["--replicates", "frist"], 2,
+         "fatbench: --replicates: expected first, latest or pool, got 'frist' (did you mean 'first'?)\n"),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_one_line_and_nothing_is_written(
+    arguments: list[str], code: int, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run(monkeypatch, "site", *arguments, "-o", "out") == code
+    assert capsys.readouterr().err == said
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_results_of_a_suite_that_is_not_here_are_named(
+    hostile: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run(monkeypatch, "site", "-o", "out", "--db", str(hostile.parent / "test.db")) == 3
+    assert capsys.readouterr().err.startswith(
+        "fatbench: 6 cells of 'hostile' are not shown: no suite is named 'hostile'"
+    )
+    suite = str(hostile.with_name("hostile.yaml"))
+    assert run(monkeypatch, "site", suite, "-o", "out", "--db", str(hostile.parent / "test.db")) == 0
+    assert capsys.readouterr().out.split() == ["out/index.html", "out/hostile.html", "out/fatbench.js"]
+
+
+def test_every_kind_of_setting_is_explained() -> None:
+    """What `points` says of a call is the first line of the function's docstring."""
+    assert set(points.KINDS.values()) <= {*signatures.FIXED}
+
+
+# --- in a browser ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """A headless Chromium. Skipped where there is none: `.ci/run` installs it where apt is."""
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    if CHROMIUM is None:
+        pytest.skip("no Chromium here: apt-get install chromium")
+    quiet = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-extensions"]
+    with playwright.sync_playwright() as driver:
+        found = driver.chromium.launch(executable_path=CHROMIUM, args=quiet)
+        yield found
+        found.close()
+
+
+@pytest.fixture
+def opened(browser: Any) -> Iterator[Callable[..., Any]]:
+    """Opens a page; at the end it must have said nothing to the console and asked for nothing but its script."""
+    contexts, said, asked = [], [], []
+
+    def open_(file: Path, place: str = "", **settings: Any) -> Any:
+        context = browser.new_context(**{"viewport": {"width": 1280, "height": 900}, **settings})
+        contexts.append(context)
+        page = context.new_page()
+        page.set_default_timeout(60_000)  # of a machine with much else to do
+        page.on("console", lambda message: said.append(message.text))
+        page.on("pageerror", lambda error: said.append(str(error)))
+        page.on("request", lambda request: asked.append(request.url))
+        page.goto(file.as_uri() + place)
+        return page
+
+    yield open_
+    for context in contexts:
+        context.close()
+    assert said == []
+    allowed = re.compile(r"file://.*/(\w[\w.-]*\.html|fatbench\.js)(#.*)?$|data:image/png")
+    assert [url for url in asked if not allowed.match(url)] == []
+
+
+def column(page: Any, board: str, place: int) -> list[str]:
+    """The first words of the shown cells of a column."""
+    rows = page.locator(f"{board} >> tbody tr:visible")
+    return [row.locator("td, th").nth(place).inner_text().split("\n")[0].split()[0] for row in rows.all()]
+
+
+@pytest.mark.slow
+def test_a_leaderboard_is_sorted_and_filtered(site: Path, opened: Callable[..., Any]) -> None:
+    page = opened(site / "fedvkd-cifar10-jpeg75-quick.html")
+    board = "[data-board] >> nth=1"
+    page.locator(board).scroll_into_view_if_needed()
+    assert page.locator(f"{board} >> th[aria-sort]").inner_text().strip() == "PGD-20"
+    head = page.locator(f"{board} >> thead >> button", has_text="CW")
+    for order in ("descending", "ascending"):
+        head.click()
+        assert head.locator("..").get_attribute("aria-sort") == order
+        shown = [float(value) for value in column(page, board, 5)]
+        assert shown == sorted(shown, reverse=order == "descending") and len(set(shown)) > 3
+    name = page.locator(f"{board} >> thead >> button", has_text="method")
+    name.focus()
+    page.keyboard.press("Enter")
+    assert column(page, board, 0) == sorted(column(page, board, 0))
+    before = page.locator(f"{board} >> output").inner_text()
+    page.locator(f"{board} >> [data-filter]").fill("fedavg cnn")
+    assert set(column(page, board, 0)) == {"FedAvg(CNN)"}
+    assert page.locator(f"{board} >> output").inner_text() == f"1 of {before.split()[2]} rows"
+    page.locator(f"{board} >> [data-filter]").fill("")
+    page.locator(f"{board} >> [data-axis=training]").select_option("adversarial")
+    assert set(column(page, board, 1)) == {"adversarial"}
+    page.locator(f"{board} >> [data-axis=training]").select_option("")
+    page.locator(f"{board} >> [data-show]").select_option("published")
+    assert page.locator(f"{board} >> .number .std:visible").count() == 0
+    assert page.locator(f"{board} >> .pub:visible").count() >= 3
+
+
+@pytest.mark.slow
+def test_charts_are_drawn_and_their_legend_takes_lines_away(site: Path, opened: Callable[..., Any]) -> None:
+    page = opened(site / "fedvkd-cifar10-jpeg75-quick.html")
+    figure = page.locator("section.plot").first
+    figure.scroll_into_view_if_needed()
+    lines = figure.locator(".panel").first.locator(".mark-line path[d]")
+    lines.first.wait_for(state="attached")
+    count = lines.count()
+    assert count >= 5 and all(len(line.get_attribute("d")) > 15 for line in lines.all())
+    figure.locator("legend ~ label input").first.uncheck()
+    drawn = "document.querySelector('section.plot .panel').querySelectorAll('.mark-line path[d]').length"
+    page.wait_for_function(f"n => {drawn} < n", arg=count)
+    assert lines.count() == count - 1
+    points = page.locator("[data-board] .chart").first
+    points.scroll_into_view_if_needed()
+    points.locator(".mark-symbol path").first.wait_for(state="attached")
+    assert points.locator("text", has_text="PGD-20 (%)").count() == 1
+
+
+@pytest.mark.slow
+def test_a_number_opens_by_click_and_by_keyboard_and_escape_closes_it(site: Path, opened: Callable[..., Any]) -> None:
+    page = opened(site / "sfat-audit-jpeg75-cpu.html")
+    number = page.locator("section.table a.number").first
+    number.click()
+    dialog = page.locator("dialog[open]")
+    assert dialog.get_attribute("id") == "cell-3fd810c82fcf" and page.evaluate("location.hash") == "#cell-3fd810c82fcf"
+    curve = dialog.locator(".chart .mark-line path[d]")
+    curve.first.wait_for(state="attached")
+    assert curve.count() == 2  # seeds
+    dialog.locator("[data-curve]").select_option("train_loss")
+    dialog.locator(".chart text", has_text="train loss").first.wait_for(state="attached")
+    page.keyboard.press("Escape")
+    dialog.wait_for(state="detached")
+    assert page.evaluate("location.hash") == "" and page.evaluate("document.activeElement.className") == "number"
+    page.keyboard.press("Tab")
+    page.keyboard.press("Enter")
+    page.locator("dialog[open]").get_by_role("button", name="Close").click()
+    assert page.locator("dialog[open]").count() == 0
+    sent = opened(site / "sfat-audit-jpeg75-cpu.html", "#cell-3fd810c82fcf")  # an address that somebody sent
+    assert sent.locator("dialog[open] h2").inner_text().endswith("FAT")
+    index = opened(site / "index.html")
+    index.locator("a.number").first.click()
+    index.locator("dialog[open]").wait_for()
+    assert index.evaluate("location.pathname").rpartition("/")[2] != "index.html"
+
+
+@pytest.mark.slow
+def test_it_fits_a_phone_a_dark_room_and_paper(site: Path, opened: Callable[..., Any]) -> None:
+    ink = "getComputedStyle(document.body).color"
+    for file in sorted(site.glob("*.html")):
+        page = opened(file, viewport={"width": 360, "height": 700})
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), file
+    page = opened(site / "sfat-audit-jpeg75-cpu.html", color_scheme="dark")
+    light, dark = "rgb(28, 29, 33)", "rgb(223, 225, 229)"
+    assert page.evaluate(ink) == dark
+    page.locator("#theme").click()
+    assert page.evaluate(ink) == light
+    page.locator("#theme").click()
+    assert page.evaluate(ink) == dark
+    page.emulate_media(media="print")
+    assert page.evaluate(ink) == "rgb(0, 0, 0)"
+    assert not page.locator(".top").is_visible() and not page.locator(".controls").first.is_visible()
+
+
+@pytest.mark.slow
+def test_hostile_names_run_nothing_and_a_failure_is_told(hostile: Path, opened: Callable[..., Any]) -> None:
+    page = opened(hostile)
+    page.locator("section.plot").scroll_into_view_if_needed()
+    page.locator("section.plot .mark-line path[d]").first.wait_for(state="attached")
+    assert HOSTILE in page.locator("h1").inner_text()
+    for link in page.locator("section.table a.number").all():
+        link.click()
+        page.keyboard.press("Escape")
+    assert page.evaluate("window.pwned") is None
+    page.locator("section.table a.number", has_text="--").first.click()
+    said = page.locator("dialog[open]").inner_text()
+    assert f"ValueError: {HOSTILE}" in said and "train, seed 0 failed" in said.lower() and f"begun\n{HOSTILE}" in said
