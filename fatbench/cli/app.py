@@ -16,14 +16,28 @@ from typing import Annotated, Any
 import typer
 
 from fatbench import __version__
-from fatbench.cli import cells, compare, data, db, evaluating, new, reporting, running, site, suites, verdicts, verify
+from fatbench.cli import (
+    cells,
+    compare,
+    data,
+    db,
+    evaluating,
+    keeping,
+    new,
+    reporting,
+    running,
+    site,
+    suites,
+    verdicts,
+    verify,
+)
 from fatbench.cli.common import with_plugins
 from fatbench.cli.options import DataDir, Db
 from fatbench.errors import FatbenchError, MachineError, SpecError, did_you_mean
 
 ORDER = (
     "suite", "new", "plan", "run", "status", "report", "compare", "plot", "site", "show", "logs", "verdicts",
-    "evaluate", "export", "import", "verify", "data", "db", "doctor",
+    "evaluate", "export", "import", "forget", "clean", "verify", "data", "db", "doctor",
 )  # fmt: skip
 
 
@@ -88,7 +102,10 @@ GROUPS: dict[str, tuple[str, dict[str, Callable[..., None]]]] = {
         "Data sets: where they are, whether they are complete, how to get them.",
         {"list": data.data_list, "prepare": data.data_prepare, "verify": data.data_verify},
     ),
-    "db": ("The database's schema.", {"upgrade": db.db_upgrade, "check": db.db_check}),
+    "db": (
+        "The database: its schema, whether it is whole, a copy.",
+        {"upgrade": db.db_upgrade, "check": db.db_check, "backup": db.db_backup},
+    ),
 }
 COMMANDS: dict[str, Callable[..., None]] = {
     "status": reporting.status,
@@ -102,6 +119,8 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "evaluate": evaluating.evaluate,
     "export": db.export,
     "import": db.import_,
+    "forget": keeping.forget,
+    "clean": keeping.clean,
     "verify": verify.verify,
     "doctor": doctor,
 }

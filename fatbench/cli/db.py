@@ -65,6 +65,20 @@ def db_upgrade(db: Db = None) -> None:
     print(database.upgrade(settings.database(db)))
 
 
+def db_backup(
+    file: Annotated[Path, typer.Argument(help="A new file.", show_default=False)],
+    db: Db = None,
+) -> None:
+    """Copy the database to a new file while others go on writing; checkpoints are not in it."""
+    from fatbench import settings
+    from fatbench.store import keeping
+    from fatbench.store.stages import Store
+
+    with Store.open(settings.database(db)) as store:
+        size = keeping.backup(store, file)
+        print(f"{file}: {size / 1e6:.1f} MB, {store.database.shown} as it was")
+
+
 def db_check(db: Db = None) -> None:
     """Whether the database is whole and of this version."""
     from fatbench import settings

@@ -248,4 +248,11 @@ def _bytes(place: Path) -> int:
     if not place.is_dir():
         return place.stat().st_size if place.is_file() else 0
     with os.scandir(place) as entries:
-        return sum(_bytes(Path(e.path)) if e.is_dir() else e.stat().st_size for e in entries)
+        return sum(map(_entry, entries))
+
+
+def _entry(entry: os.DirEntry[str]) -> int:
+    try:
+        return _bytes(Path(entry.path)) if entry.is_dir() else entry.stat().st_size
+    except OSError:  # a link to itself, or to nothing
+        return 0
