@@ -19,6 +19,7 @@ SETTINGS = {
     "edge_resnet": RESNET,
     "edge_resnet8": RESNET,
     "whole_resnet": RESNET,
+    "whole_edge": {},
 }
 EDGES = [name for name in SETTINGS if name.startswith("edge")]
 SHAPES = [(1, 8, 8), (1, 28, 28), (3, 32, 32)]
@@ -70,7 +71,7 @@ def test_parameter_count_of_the_defaults(name: str) -> None:
     assert sum(p.numel() for p in model.parameters()) == expected
 
 
-@pytest.mark.parametrize("name", ["edge_vit", "whole_vit", "edge_resnet", "whole_resnet"])
+@pytest.mark.parametrize("name", ["edge_vit", "whole_vit", "edge_resnet", "whole_resnet", "whole_edge"])
 def test_parameter_count_of_the_imagenet_stem(name: str) -> None:
     with torch.device("meta"):
         model = build(name, (3, 224, 224), 1000, stem=7)

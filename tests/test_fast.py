@@ -54,6 +54,7 @@ SETTINGS = {
     "t2t": {**TINY, "token_dim": 8},
     "whole_vit": {"width": 4, "dim": 16, "depth": 1, "heads": 2},
     "edge_vit": {"width": 4, "dim": 16, "depth": 1, "heads": 2},
+    "whole_edge": {"width": 4},
     "whole_resnet": {"width": 4, "planes": 4, "blocks": 1},
     "edge_resnet8": {"width": 4, "planes": 4, "blocks": 1},
 }

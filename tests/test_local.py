@@ -26,6 +26,7 @@ SETTINGS = {
     "tnt": {**TINY, "inner": 8},
     "t2t": {**TINY, "token_dim": 8},
     "whole_vit": {"width": 8, "dim": 16, "depth": 1, "heads": 2},
+    "whole_edge": {"width": 8},
     "whole_resnet": {"width": 8, "planes": 4, "blocks": 1},
 }
 TRAINED_WHOLE = [model for model in models.MODELS if not model.startswith("edge_")]  # those are FedGKT's and FedVKD's

@@ -25,6 +25,7 @@ SMALL = {
     "whole_vit": {"width": 9, "dim": 12, "depth": 2, "heads": 3},
     "edge_resnet": {"width": 9, "planes": 2, "blocks": 2},
     "edge_resnet8": {"width": 9, "planes": 2, "blocks": 2},
+    "whole_edge": {"width": 9},
     "whole_resnet": {"width": 9, "planes": 2, "blocks": 2},
 }
 HEADS = [{"head": head, "head_norm": norm} for head in ("cls", "vis", "cls_vis") for norm in ("bn", "ln", "none")]
@@ -39,6 +40,7 @@ OTHERS = {
     "whole_vit": [{"width": 7, "stem": 7, "dim": 10, "depth": 3, "heads": 5, "patch": 2}, {"patch": 8}],
     "edge_resnet": [{"width": 7, "stem": 7, "planes": 3, "blocks": 1}],
     "edge_resnet8": [{"width": 7, "planes": 3, "blocks": 1}],
+    "whole_edge": [{"width": 7, "stem": 7}],
     "whole_resnet": [{"width": 7, "stem": 7, "planes": 3, "blocks": 1}],
 }
 

@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 from torch import nn
 
-from fatbench.models.edge import edge_resnet, edge_resnet8, edge_vit, whole_resnet, whole_vit
+from fatbench.models.edge import edge_resnet, edge_resnet8, edge_vit, whole_edge, whole_resnet, whole_vit
 from fatbench.models.leaf_cnn import leaf_cnn
 from fatbench.models.mcmahan_cnn import mcmahan_cnn
 from fatbench.models.nin import nin
@@ -54,5 +54,6 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "whole_vit": whole_vit,
     "edge_resnet": edge_resnet,
     "edge_resnet8": edge_resnet8,
+    "whole_edge": whole_edge,
     "whole_resnet": whole_resnet,
 }

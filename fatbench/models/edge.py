@@ -169,6 +169,18 @@ def whole_resnet(
     )
 
 
+def whole_edge(shape: Shape, classes: int, *, width: Count = 64, stem: Literal[3, 7] = 3) -> nn.Module:
+    """The edge's own network, extractor and classifier, as one: the ResNet-18 that a device trains without a server.
+
+    Settings, shapes and errors as in `edge_vit`.
+
+    Source: Tao et al. 2022, Figure 5.
+    Parameters: width*(stem*stem*channels+36*width+10)
+    Parameters: width*(2688*width+140)+(8*width+1)*classes
+    """
+    return Whole(_shallow(shape, width, stem, "whole_edge"), _rest(width, classes), ("server.fc",))
+
+
 class Whole(nn.Module):
     """An extractor and what stands behind it, trained as one. `logit_layers` names the modules that emit logits."""
 
