@@ -656,7 +656,11 @@ def test_plot_from_the_command_line(drawn: Suite, run: Callable[..., tuple[int, 
     )
     text = Path("drawn.yaml").read_text()
     Path("drawn.yaml").write_text(text[: text.index("figures:")])
-    assert run("plot", "drawn.yaml") == (3, "", "fatbench: suite 'drawn' has no figures\n")
+    assert run("plot", "drawn.yaml") == (
+        3,
+        "",
+        "fatbench: suite 'drawn' has no figures: --x round --y natural draws one\n",
+    )
 
 
 def test_show_what_a_round_kept(drawn: Suite, run: Callable[..., tuple[int, str, str]]) -> None:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from fatbench.cli.common import FIGURES, known_format, plan_in, print_json, write_text
-from fatbench.cli.options import Db, Format, Name, Preset, Seeds, Select, Smoke, Where
+from fatbench.cli.common import FIGURES, cell_in, known_format, plan_in, print_json, write_text
+from fatbench.cli.options import Db, Format, Preset, Seeds, Select, Smoke, Where
 from fatbench.errors import NothingMatched, SpecError, did_you_mean
 from fatbench.store.opening import opened
 
@@ -207,8 +207,16 @@ def report(
 
 
 def plot(
-    name: Name,
-    figure: Annotated[str | None, typer.Option("--figure", metavar="ID", help="Only this figure.")] = None,
+    names: Annotated[
+        list[str] | None, typer.Argument(help="Names or files of suites; several: one picture.", show_default=False)
+    ] = None,
+    figure: Annotated[str | None, typer.Option("--figure", metavar="ID", help="Only this figure of the suite.")] = None,
+    x: Annotated[
+        str | None, typer.Option("--x", metavar="NAME", help="Without a figure: round, eps, client, or an axis (bars).")
+    ] = None,
+    y: Annotated[str | None, typer.Option("--y", metavar="LIST", help="Its numbers: 'natural,pgd20'.")] = None,
+    by: Annotated[str | None, typer.Option("--by", metavar="AXES", help="What tells its lines or bars apart.")] = None,
+    cell: Annotated[str | None, typer.Option("--cell", metavar="ID", help="The learning curves of one cell.")] = None,
     format: Annotated[str, typer.Option("--format", help="pdf, svg or png; csv: the numbers drawn.")] = "pdf",
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="Folder; default: results/figures, of csv stdout.")
@@ -220,32 +228,62 @@ def plot(
     seeds: Seeds = None,
     db: Db = None,
 ) -> None:
-    """Figures: curves over the rounds, mean and spread over seeds; prints the files it wrote."""
+    """Figures of suites, or --x round --y pgd20 --by method of any; prints the files it wrote."""
     from fatbench import report as reporting
     from fatbench import settings
+    from fatbench.report import series
 
     known_format(format, PLOT_FORMATS)
+    at = checkpoint(select)
+    own = x is not None or y is not None or by is not None
+    if figure is not None and own:
+        raise SpecError("--figure names a figure of the suite; --x, --y and --by make one: give either")
+    if bool(names) == (cell is not None):
+        raise SpecError(
+            "give a suite's name, or --cell ID" if not names else "--cell is of one cell: leave the suite out"
+        )
+    if cell is not None and (x or by or figure or preset or smoke or where or seeds):
+        raise SpecError(
+            "--cell draws the rounds of one cell: of the other options, --y, --format, -o and --db go with it"
+        )
+    plots = []
     with opened(db) as store:
-        chosen, plan = plan_in(name, preset, smoke, seeds, where, store)
-        if not chosen.figures:
-            raise NothingMatched(f"suite '{chosen.name}' has no figures")
-        plots = reporting.figures(chosen, plan, store, figure, select=checkpoint(select))
-        for missing in reporting.unknown(plots, plan, store):
-            print(f"fatbench: {missing}", file=sys.stderr)
-    if format == "csv":
-        from fatbench.report import series
+        if cell is not None:
+            from fatbench.report import asked
 
+            id = cell_in(store, cell)
+            assert store is not None
+            plots = asked.curves(store, id, _listed(y), at)
+        for name in names or ():
+            chosen, plan = plan_in(name, preset, smoke, seeds, where, store)
+            if own:
+                from fatbench.report import asked
+
+                drawn = asked.figure(chosen, plan, store, x, _listed(y), _listed(by))
+                assert store is not None  # else nothing is measured
+                plots += asked.series_of(chosen, plan, store, [drawn], at)
+                continue
+            if not chosen.figures:
+                raise NothingMatched(f"suite '{chosen.name}' has no figures: --x round --y natural draws one")
+            here = reporting.figures(chosen, plan, store, figure, select=at)
+            for missing in reporting.unknown(here, plan, store):
+                print(f"fatbench: {missing}", file=sys.stderr)
+            plots += here
+    called = "-".join(dict.fromkeys(plot.suite for plot in plots)) or "no"
+    plots = series.merged(plots)
+    if format == "csv":
         text = series.render_csv(plots)
         if output is None:
             sys.stdout.write(text)
             return
-        file = output / f"{plan.suite}-figures.csv"
+        file = output / f"{called}-figures.csv"
         write_text(file, text, output)
         print(file)
         return
     files = settings.files_folder(settings.database(db))
     some = reporting.drawable(plots, files)
     if not some:
-        raise NothingMatched(f"nothing is measured of what the figures of '{chosen.name}' show ({plan.preset})")
+        about = f"the figures of '{called}' show ({plots[0].preset})" if plots else f"'{called}' shows"
+        raise NothingMatched(f"nothing is measured of what {about}")
     for path in reporting.draw(some, output or FIGURES, format, files):
         print(path)

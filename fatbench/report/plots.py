@@ -16,7 +16,7 @@ from fatbench.report import marks
 from fatbench.report.looks import handle, looks, named
 from fatbench.report.series import Line, Panel, Plot, index_of
 from fatbench.suite.model import Key
-from fatbench.suite.tables import KEPT, SERIES
+from fatbench.suite.tables import KEPT
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -148,11 +148,13 @@ def _page(plot: Plot, names: Key, panels: Sequence[Panel], files: Path | None) -
             continue
         axes.set_yscale(plot.figure.scale)
         axes.set_ylabel(_unit(plot, panel))
-        same = panel.key.get(SERIES, "")
+        same = _unit(plot, panel)
         if same in first:
             axes.sharey(first[same])  # panels of the same numbers are compared
         elif any(line.points for line in panel.lines):
             first[same] = axes
+    for axes in first.values():
+        axes.autoscale_view(scalex=False)  # what one panel shows, all that share its axis have room for
     ranges: list[Any] = [heat.get_clim() for heat in maps]
     for heat in maps:  # one scale, so that maps can be compared
         heat.set_clim(min(low for low, _ in ranges), max(high for _, high in ranges))

@@ -116,6 +116,13 @@ def overall(cells: Sequence[str], store: Store) -> list[Mapping[str, Any]]:
     return _numbers(cells, store, NUMBERS.c.client == -1)
 
 
+def logged_clients(plan: Plan, store: Store) -> list[tuple[str, bool]]:
+    """(name of a number that training has logged, whether it is about no client or class), each once."""
+    query = sql(NUMBERS.c.metric, NUMBERS.c.client == -1).where(NUMBERS.c.stage == "train").distinct()
+    rows = _fetch(store, query, NUMBERS.c.cell, [cell.id for cell in plan.unique()])
+    return sorted({(metric, bool(overall)) for metric, overall in rows})
+
+
 def _evaluations(plan: Plan) -> list[Evaluation]:
     """Every evaluation of a plan once; the seeds of a point share theirs."""
     by_point = {id(cell.evaluations): cell.evaluations for cell in plan.cells}

@@ -303,6 +303,37 @@ def index_of(source: Source) -> str:
     return "class" if source.metric.endswith("_class") or source.metric.startswith("label_") else "client"
 
 
+def merged(plots: Sequence[Plot]) -> list[Plot]:
+    """Figures of one id from several suites as one, a panel beside the other; panels that are alike say their suite."""
+    by_id: dict[str, list[Plot]] = {}
+    for plot in plots:
+        by_id.setdefault(plot.figure.id, []).append(plot)
+    return [_joined(alike) if len(alike) > 1 else alike[0] for alike in by_id.values()]
+
+
+def _joined(plots: Sequence[Plot]) -> Plot:
+    keys = [tuple(panel.key.items()) for plot in plots for panel in plot.panels]
+    first, apart = plots[0], len(set(keys)) < len(keys)
+    panels = [
+        replace(panel, key={"suite": plot.suite, **panel.key}) if apart else panel
+        for plot in plots
+        for panel in plot.panels
+    ]
+    axes = list(dict.fromkeys(axis for panel in panels for axis in panel.key))
+    said: dict[str, list[str]] = {}
+    for plot in plots:
+        for what, text in plot.notes:
+            if text not in said.setdefault(what, []):
+                said[what].append(text)
+    return replace(
+        first, suite="+".join(dict.fromkeys(plot.suite for plot in plots)), panels=panels,
+        preset="+".join(dict.fromkeys(plot.preset for plot in plots)),
+        label=next((plot.label for plot in plots if plot.label), ""),
+        figure=first.figure.model_copy(update={"panels": axes}),
+        notes=[(what, "; ".join(texts)) for what, texts in said.items()],
+    )  # fmt: skip
+
+
 SPREAD = {
     "lines": "line: mean, band: ± sample standard deviation over seeds (ddof 1)",
     "bars": "bar: mean, whisker: ± sample standard deviation over seeds (ddof 1), dots: the seeds",

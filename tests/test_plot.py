@@ -1,0 +1,150 @@
+"""`fatbench plot` without a figure of the suite: --x, --y, --by, --cell, several suites at once. Synthetic numbers."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_figures import EVALUATED, SUITE, fill, row
+from test_figures import run as run
+
+from fatbench import report
+from fatbench.report import asked, series
+from fatbench.store.stages import Store
+from fatbench.suite import files
+from fatbench.suite.files import Suite
+
+ATTACKS = """\
+evaluate:
+  attacks:
+    natural: natural
+    pgd1: {name: pgd, eps: 8/255, step: 4/255, steps: 1}
+    cw: {name: cw, eps: 8/255, step: 1/255}
+    pgd: {name: pgd, eps: [8/255, 2/255], step: 1/255, steps: 2}
+"""
+MONITOR = "  monitor: {name: pgd, eps: 8/255, step: 4/255, steps: 1}\naxes:"
+DB = ("--db", "results/fatbench.db")
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two suites, drawn and other, with numbers of every kind: seed 1 has 0.5 of everything, seed 2 0.7."""
+    folder = tmp_path_factory.mktemp("plot")
+    with contextlib.chdir(folder):
+        _fill()
+    return folder
+
+
+@pytest.fixture
+def suite(prepared: Path, monkeypatch: pytest.MonkeyPatch) -> Suite:
+    """The first of the two suites, in their folder."""
+    monkeypatch.chdir(prepared)
+    return files.load("drawn.yaml")
+
+
+def _fill() -> None:
+    text = SUITE.replace("evaluate: {attacks: {natural: natural}}\n", ATTACKS).replace("axes:", MONITOR, 1) + EVALUATED
+    Path("drawn.yaml").write_text(text)
+    Path("other.yaml").write_text(text.replace("name: drawn", "name: other").replace("lr: 0.05", "lr: 0.06"))
+    with Store.open("results/fatbench.db", create=True) as store:
+        for name in ("drawn.yaml", "other.yaml"):
+            plan = files.load(name).plan()
+            rows: list[dict[str, Any]] = []
+            for one in plan.cells:
+                value = 0.3 + 0.2 * one.spec["seed"]
+                for metric in ("natural", "monitor", "train_loss", "natural_loss"):
+                    rows += [row(one, metric, round, value) for round in (1, 2)]
+                rows += [row(one, "weight", round, 0.5, client) for round in (1, 2) for client in (0, 1)]
+                rows += [row(one, e.label, 2, value) | {"stage": e.stage(2)} for e in one.evaluations]
+            fill(store, plan, rows)
+
+
+def drawn_of(suite: Suite, x: str | None, y: list[str], by: list[str]) -> series.Plot:
+    plan = suite.plan()
+    with Store.open("results/fatbench.db") as store:
+        [plot] = asked.series_of(suite, plan, store, [asked.figure(suite, plan, store, x, y, by)], "last")
+    return plot
+
+
+def test_numbers_over_the_rounds(suite: Suite) -> None:
+    """pgd1 is what the monitor measures, so it has rounds; the axis that is not named becomes panels."""
+    plot = drawn_of(suite, "round", ["pgd1"], ["method"])
+    assert (plot.figure.kind, plot.figure.panels, plot.figure.series) == ("lines", ["split"], {"pgd1": "train:monitor"})
+    assert [len(panel.lines) for panel in plot.panels] == [2, 2]
+    points = plot.panels[0].lines[0].points
+    assert [(point.round, point.mean) for point in points] == [(1, pytest.approx(0.6)), (2, pytest.approx(0.6))]
+    assert dict(plot.notes)["note"] == "pgd1: as the monitor measures it in training, the same attack"
+
+
+def test_bars_over_an_axis_and_curves_over_radii(suite: Suite) -> None:
+    bars = drawn_of(suite, "method", ["cw", "train_loss"], ["split"])
+    assert (bars.figure.kind, bars.figure.lines, bars.figure.panels) == ("bars", ["method", "split"], ["series"])
+    assert bars.figure.series == {"cw": "cw", "train_loss": "train:train_loss"}
+    assert bars.panels[0].lines[0].points[0].mean == pytest.approx(0.6)
+    curve = drawn_of(suite, "eps", [], ["method"])
+    assert [point.radius for point in curve.panels[0].lines[0].points] == ["2/255", "8/255"]
+    clients = drawn_of(suite, "client", [], ["method"])
+    assert clients.figure.series == {"weight": "train:weight[*]"}
+    assert [one.index for one in clients.panels[0].lines] == [0, 1, 0, 1]
+    assert drawn_of(suite, None, [], []).figure.series == {"natural": "train:natural", "monitor": "train:monitor"}
+
+
+def test_several_suites_are_one_picture(suite: Suite, run: Callable[..., tuple[int, str, str]]) -> None:
+    """Panels that are alike say their suite; those of one suite alone do not."""
+    args = ("--x", "round", "--y", "natural", "--by", "method", "--format", "png", *DB)
+    code, out, err = run("plot", "drawn.yaml", "other.yaml", *args)
+    assert (code, out, err) == (0, "results/figures/drawn+other-natural-over-round-by-method.png\n", "")
+    other = files.load("other.yaml")
+    with Store.open("results/fatbench.db") as store:
+        plots = [p for s in (suite, other) for p in report.figures(s, s.plan(), store, "curves")]
+    [plot] = series.merged(plots)
+    assert [tuple(panel.key.values()) for panel in plot.panels] == [
+        ("drawn", "skewed"), ("drawn", "even"), ("other", "skewed"), ("other", "even"),
+    ]  # fmt: skip
+    assert dict(plot.notes)["suite"] == "drawn, preset paper; other, preset paper"
+    assert series.merged(plots[:1]) == plots[:1]
+
+
+def test_the_learning_curves_of_a_cell(suite: Suite, run: Callable[..., tuple[int, str, str]]) -> None:
+    cell = suite.plan().cells[0].id
+    code, out, err = run("plot", "--cell", cell[:7], "--format", "svg", *DB)
+    assert (code, out, err) == (0, f"results/figures/drawn-{cell}-curves.svg\n", "")
+    assert f"Learning curves: cell {cell}" in Path(out.strip()).read_text()
+    with Store.open("results/fatbench.db") as store:
+        [plot] = asked.curves(store, cell, [])
+        assert [(panel.key["what"], [one.heading for one in panel.lines]) for panel in plot.panels] == [
+            ("accuracy", ["natural", "monitor"]), ("loss", ["train_loss", "natural_loss"]),
+        ]  # fmt: skip
+        [plot] = asked.curves(store, cell, ["weight"])
+        assert [one.index for one in plot.panels[0].lines] == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "message"),
+    [
+        ("drawn.yaml --x rond", 2, "--x: 'rond' is neither round, eps, client nor an axis (did you mean 'round'?)"),
+        ("drawn.yaml --by metod", 2, "--by: no axis is named 'metod' (did you mean 'method'?)"),
+        ("drawn.yaml --y natrual", 2, "--y: no number is named 'natrual' (did you mean 'natural'?)"),
+        ("drawn.yaml --y cw", 2,
+         "--y: 'cw' is measured of the finished model, not in each round: give --x split, or one of pgd1,"
+         " monitor, natural, natural_loss, train_loss"),
+        ("drawn.yaml --x eps --y cw", 2, "--y: 'cw' has no list of radii to go along; those that have: pgd"),
+        ("drawn.yaml --x class --y natural", 2,
+         "--y: 'natural' is not logged for each client or class; those are: weight"),
+        ("drawn.yaml --figure curves --x round", 2,
+         "--figure names a figure of the suite; --x, --y and --by make one: give either"),
+        ("", 2, "give a suite's name, or --cell ID"),
+        ("drawn.yaml --cell 1", 2, "--cell is of one cell: leave the suite out"),
+        ("--cell 1 --x round", 2,
+         "--cell draws the rounds of one cell: of the other options, --y, --format, -o and --db go with it"),
+        ("drawn.yaml --x round --db none.db", 3,
+         "nothing is measured of suite 'drawn' yet: fatbench run suite drawn --preset paper"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_drawn_says_what_can(
+    suite: Suite, run: Callable[..., tuple[int, str, str]], options: str, code: int, message: str
+) -> None:
+    assert run("plot", *options.split()) == (code, "", f"fatbench: {message}\n")
