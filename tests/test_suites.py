@@ -123,6 +123,7 @@ def _logged_besides() -> set[str]:
     package = ROOT / "fatbench"
     files = [
         package / "methods" / "rules.py",
+        package / "methods" / "adfl.py",
         package / "engine" / "footprint.py",
         *(package / "methods" / "protocols").glob("*.py"),
     ]
