@@ -291,7 +291,7 @@ STEPPED = {"pgd": {"eps": 0.1, "step": 0.03}, "cw": {"eps": 0.1, "step": 0.03}}
 @pytest.mark.parametrize("name", STEPPED)
 def test_any_is_the_union_over_the_steps(name: str, parts: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The loop without compaction, stopped after 0, 1, ..., 6 steps: every image's first wrong iterate, or its last."""
-    monkeypatch.setattr(attacks, "part_of", lambda x: parts)
+    monkeypatch.setattr(attacks, "part_of", lambda x, model: parts)
     model, (x, y) = conv(), batch(24)
     y[: len(y) // 2] = model(x[: len(y) // 2]).argmax(1)
     attack = functools.partial(ATTACKS[name], model, x, y, **STEPPED[name])
@@ -358,19 +358,19 @@ def test_parts_give_what_the_whole_gives(name: str, monkeypatch: pytest.MonkeyPa
     whole = attack(model, x, y, generator())
     assert set(model.seen) == {13}
     model.seen.clear()
-    monkeypatch.setattr(attacks, "part_of", lambda x: 5)
+    monkeypatch.setattr(attacks, "part_of", lambda x, model: 5)
     torch.testing.assert_close(attack(model, x, y, generator()), whole, atol=1e-6, rtol=0)
     assert model.seen[-3:] == [5, 5, 3]
 
 
 @pytest.mark.parametrize(("size", "part"), [((3, 32, 32), 32), ((1, 8, 8), 1536), ((3, 224, 224), 32)])
 def test_a_part_of_small_images_has_more_of_them(size: tuple[int, int, int], part: int) -> None:
-    assert attacks.part_of(torch.empty(2, *size)) == part
+    assert attacks.part_of(torch.empty(2, *size), nn.Identity()) == part
 
 
 @pytest.mark.parametrize("name", ["fgsm", "pgd", "pgd_kl", "cw"])
 def test_a_batch_of_several_clients_is_never_split(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attacks, "part_of", lambda x: 5)
+    monkeypatch.setattr(attacks, "part_of", lambda x, model: 5)
     model, (x, y) = Sizes(conv()), batch(12)
     signatures.build("Attack", spec(name))(model, x, y, Streams([generator(0), generator(1)]))
     assert set(model.seen) == {12}

@@ -64,7 +64,7 @@ def _as_torch_comes(device: torch.device) -> None:
     """The opposite of `exact`."""
     if device.type == "cuda":
         exact(device, "bf16")
-        torch.backends.cudnn.allow_tf32 = True
+        torch.backends.cudnn.allow_tf32, torch.backends.cudnn.benchmark = True, False
 
 
 def matrix_rate(device: torch.device, precision: str) -> float:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fatbench.engine.gradients import cross_entropy, gradient_of, part_of
+from fatbench.engine.gradients import cross_entropy, gradient_of, logits_of, part_of
 from fatbench.engine.local import load, pixels, precision_context
 from fatbench.engine.randomness import generator
 from fatbench.engine.rounds import Problem, Tensors
@@ -54,7 +54,7 @@ def attacked(
         with precision_context(problem):
             adversarial = attack(computed_on, x, y, noise)
         with torch.no_grad():
-            logits = torch.cat([model(part) for part in adversarial.split(part_of(adversarial))]).double()
+            logits = logits_of(model, adversarial).double()
         yield first, (logits.argmax(1) == y).cpu(), F.cross_entropy(logits, y, reduction="none").cpu()
 
 
@@ -103,7 +103,7 @@ def zero_gradients(problem: Problem, state: Tensors, images: Tensor, labels: Ten
     dead = 0
     for first in range(0, len(labels), batch):
         x = pixels(problem, images[first : first + batch])
-        _, gradient = gradient_of(model, cross_entropy, x, labels[first : first + batch], part_of(x))
+        _, gradient = gradient_of(model, cross_entropy, x, labels[first : first + batch], part_of(x, model))
         dead += int((gradient.flatten(1).abs().amax(1) == 0).sum())
     return dead / len(labels)
 

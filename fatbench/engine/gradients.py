@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import logging
+import math
 from collections.abc import Callable
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+log = logging.getLogger("fatbench")
 
 Loss = Callable[[Tensor, Tensor], Tensor]  # of logits (B, classes) and labels (B,), or what else: a scalar to ascend
 
@@ -16,9 +21,63 @@ Loss = Callable[[Tensor, Tensor], Tensor]  # of logits (B, classes) and labels (
 PART = 32 * 3 * 32 * 32
 
 
-def part_of(x: Tensor) -> int:
-    """How many of the images x (B, C, H, W) a model takes at once, if it treats every image for itself."""
-    return max(32, PART // max(1, x[:1].numel())) if x.device.type == "cpu" else max(1, len(x))
+SHARE = 0.75  # of a GPU's free memory may be filled: allocators fragment, and kernels want workspace
+FEW = 32  # images are taken at once without asking whether they fit
+
+# model -> the images of one size that fit into a GPU at once, a power of two: the same number where a little is taken
+_FITS: WeakKeyDictionary[nn.Module, dict[torch.Size, int]] = WeakKeyDictionary()
+
+
+def part_of(x: Tensor, model: nn.Module) -> int:
+    """How many of the images x (B, C, H, W) `model` takes at once, if it treats every image for itself."""
+    if x.device.type == "cpu":
+        return max(32, PART // max(1, x[:1].numel()))
+    if len(x) <= FEW:
+        return max(1, len(x))
+    fits = _FITS.setdefault(model, {})
+    if x.shape[1:] not in fits:
+        each, free = bytes_of_one(model, x), free_memory(x.device)
+        fits[x.shape[1:]] = max(1, 2 ** math.floor(math.log2(max(1.0, SHARE * free / max(1, each)))))
+    return min(len(x), fits[x.shape[1:]])
+
+
+def bytes_of_one(model: nn.Module, x: Tensor) -> float:
+    """Bytes of a GPU's memory that the gradient of one image more takes: the peak with `FEW` images, by image."""
+    torch.cuda.reset_peak_memory_stats(x.device)
+    before = torch.cuda.memory_allocated(x.device)
+    some = x[:FEW].detach().clone()
+    gradient_of(model, cross_entropy, some, torch.zeros(len(some), dtype=torch.int64, device=x.device), None)
+    return (torch.cuda.max_memory_allocated(x.device) - before) / len(some)
+
+
+def free_memory(device: torch.device) -> int:
+    """Bytes of a GPU's memory that can be had, with what torch keeps for later."""
+    cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return int(torch.cuda.mem_get_info(device)[0]) + cached
+
+
+def in_parts(
+    model: nn.Module, part: int | None, function: Callable[..., tuple[Tensor, ...]], *batch: Tensor
+) -> tuple[Tensor, ...]:
+    """`function` of the batch (B, ...), at most `part` images at a time; None: all at once, whatever happens.
+
+    Where the memory does not do, half as many from then on, down to one; what was computed of them is computed again.
+    """
+    x = batch[0]
+    if part is None or len(x) <= min(part, _FITS.get(model, {}).get(x.shape[1:], part)):
+        try:
+            return function(*batch)
+        except torch.OutOfMemoryError:
+            if part is None or len(x) == 1:
+                raise
+        # outside the handler, whose traceback holds what filled the memory
+        _FITS.setdefault(model, {})[x.shape[1:]] = len(x) // 2
+        log.warning("out of memory with %d images at once: from now on %d", len(x), len(x) // 2)
+        if x.device.type == "cuda":
+            torch.cuda.empty_cache()
+    size = min(part, _FITS.get(model, {}).get(x.shape[1:], part))
+    several = [in_parts(model, size, function, *parts) for parts in zip(*(t.split(size) for t in batch), strict=True)]
+    return tuple(torch.cat(column) for column in zip(*several, strict=True))
 
 
 def predict(model: nn.Module, x: Tensor) -> Tensor:
@@ -33,12 +92,22 @@ def cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
     return F.cross_entropy(logits, y, reduction="sum")
 
 
-def gradient_of(model: nn.Module, loss: Loss, x: Tensor, y: Tensor, part: int) -> tuple[Tensor, Tensor]:
-    """The logits (B, classes) of x (B, C, H, W) and the gradient of the loss by x, `part` images at a time."""
-    if len(x) > part:
-        pairs = zip(x.split(part), y.split(part), strict=True)
-        logits, gradients = zip(*(gradient_of(model, loss, *pair, part) for pair in pairs), strict=True)
-        return torch.cat(logits), torch.cat(gradients)
-    with torch.enable_grad():
-        one = predict(model, x.requires_grad_())
-        return one, torch.autograd.grad(loss(one, y), x)[0]
+def logits_of(model: nn.Module, x: Tensor) -> Tensor:
+    """The logits (B, classes) of images x (B, C, H, W), without gradients, so many at a time as fit."""
+    with torch.no_grad():
+        return in_parts(model, part_of(x, model), lambda part: (model(part),), x)[0]
+
+
+def gradient_of(model: nn.Module, loss: Loss, x: Tensor, y: Tensor, part: int | None) -> tuple[Tensor, Tensor]:
+    """The logits (B, classes) of x (B, C, H, W) and the gradient of the loss by x, `part` images at a time.
+
+    part None: the batch is several clients', whose model takes it whole.
+    """
+
+    def at_once(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        with torch.enable_grad():
+            one = predict(model, x.requires_grad_())
+            return one, torch.autograd.grad(loss(one, y), x)[0]
+
+    logits, gradient = in_parts(model, part, at_once, x, y)
+    return logits, gradient

@@ -22,6 +22,7 @@ attacked no further. The two are different numbers; "any" is never above "last" 
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import importlib.metadata
 import importlib.util
@@ -223,7 +224,7 @@ def _ascend(
         raise AttackError("verdict 'any' takes images out of the batch, so no batch may hold several clients")
     walk = _to_the_last if verdict == "last" else _until_wrong
     ball = _Cube.around(x, eps, step) if norm == "Linf" else _Sphere(x, eps, step)
-    return walk(model, loss, y, x_adv.detach(), ball, steps, len(x) if several else part_of(x))
+    return walk(model, loss, y, x_adv.detach(), ball, steps, None if several else part_of(x, model))
 
 
 class _Cube(NamedTuple):
@@ -277,7 +278,7 @@ def _direction(gradient: Tensor) -> Tensor:
 
 @torch.no_grad()
 def _to_the_last(
-    model: nn.Module, loss: Loss, y: Tensor, x_adv: Tensor, ball: _Cube | _Sphere, steps: int, part: int
+    model: nn.Module, loss: Loss, y: Tensor, x_adv: Tensor, ball: _Cube | _Sphere, steps: int, part: int | None
 ) -> Tensor:
     """The iterate after the last step."""
     for _ in range(steps):
@@ -288,7 +289,7 @@ def _to_the_last(
 
 @torch.no_grad()
 def _until_wrong(
-    model: nn.Module, loss: Loss, y: Tensor, x_adv: Tensor, ball: _Cube | _Sphere, steps: int, part: int
+    model: nn.Module, loss: Loss, y: Tensor, x_adv: Tensor, ball: _Cube | _Sphere, steps: int, part: int | None
 ) -> Tensor:
     """Of every image the first iterate that the model gets wrong, else the last; those left are attacked together.
 
@@ -405,7 +406,7 @@ def _in_fewer_bits(adversary: Any, victim: _Logits, x: Tensor, y: Tensor, seed: 
     An image that fewer bits take for broken, and float32 does not, is attacked by the same stage in float32: else
     that stage, which stops at what it takes for a success, would be weaker than the package's.
     """
-    victim.part = part_of(x)
+    victim.part = part_of(x, victim.model)
 
     def bits(fewer: bool) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext() if fewer else precision.ieee(x.device)
@@ -521,6 +522,7 @@ class _Contiguous(torch.autograd.Function):
 class _Logits(nn.Module):
     """The model as the packages expect one: a module in eval mode whose logits are float32; `part` images at a time.
 
+    On a GPU whose memory does not take the whole batch, activations are computed again when a gradient asks for them.
     `contiguous`: the gradient by the images is contiguous, whatever the model's layout, for packages that use view().
     """
 
@@ -533,6 +535,13 @@ class _Logits(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if self.contiguous:
             x = _Contiguous.apply(x)
+        if x.device.type != "cpu" and len(x) > (fits := part_of(x, self.model)):
+            if torch.is_grad_enabled():
+                from torch.utils.checkpoint import checkpoint
+
+                kept = functools.partial(checkpoint, predict, self.model, use_reentrant=False)
+                return torch.cat([kept(part) for part in x.split(fits)])
+            return torch.cat([predict(self.model, part) for part in x.split(fits)])
         if self.part is None or len(x) <= self.part:
             return predict(self.model, x)
         return torch.cat([predict(self.model, part) for part in x.split(self.part)])

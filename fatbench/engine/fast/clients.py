@@ -43,6 +43,7 @@ from fatbench.engine.asks import granted
 from fatbench.engine.fast.channels import ChannelStack, stacks_by_channels
 from fatbench.engine.fast.draws import Streams, uniform
 from fatbench.engine.footprint import footprint
+from fatbench.engine.gradients import SHARE, free_memory
 from fatbench.engine.local import (
     LocalTraining,
     class_counts,
@@ -60,8 +61,6 @@ from fatbench.engine.rounds import Problem, Tensors, Update
 from fatbench.models.dropout import Dropout
 
 log = logging.getLogger("fatbench")
-
-SHARE = 0.75  # of the free memory may be filled: allocators fragment, and kernels want workspace
 
 
 class CannotStack(RuntimeError):
@@ -464,7 +463,6 @@ def _bytes_of_one(clients: Sequence[Client], local: LocalTraining, broadcast_los
 def _free(device: torch.device) -> int:
     """Bytes of the device's memory that can be had."""
     if device.type == "cuda":
-        cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        return int(torch.cuda.mem_get_info(device)[0]) + cached
+        return free_memory(device)
     pages = os.sysconf("SC_AVPHYS_PAGES") if "SC_AVPHYS_PAGES" in os.sysconf_names else os.sysconf("SC_PHYS_PAGES") // 4
     return pages * os.sysconf("SC_PAGE_SIZE")
