@@ -29,6 +29,10 @@ def status(
     smoke: Smoke = False,
     where: Where = None,
     seeds: Seeds = None,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Look again until nothing is left to do, with time left.")
+    ] = False,
+    every: Annotated[float, typer.Option("--every", min=0.1, help="Seconds between two looks.")] = 5.0,
     db: Db = None,
     format: Format = "text",
 ) -> None:
@@ -37,6 +41,13 @@ def status(
     from fatbench.run import progress
 
     known_format(format, ("text", "json"))
+    if watch:
+        if name is None or format == "json":
+            raise SpecError("--watch: give the suite to look at" if name is None else "--watch prints text, not json")
+        from fatbench.cli import watch as watching
+
+        watching.look(lambda store: plan_in(name, preset, smoke, seeds, where, store)[1], db, every)
+        return
     with opened(db) as store:
         if name is None:
             counts = {} if store is None else progress.by_suite(store)

@@ -91,14 +91,16 @@ def _check_report(chosen: Suite, plan: Plan) -> None:
 
 def _time(plan: Plan, store: Store | None, calibrate: bool) -> Estimate:
     """How long what is left of the plan takes on one lane of this machine."""
-    from fatbench.run import progress
     from fatbench.suite import duration
 
     timed: list[duration.Timed] = []
-    if store is not None:
+    left = duration.everything(plan)
+    if store is not None:  # else nothing imports SQLAlchemy
+        from fatbench.run import progress
         from fatbench.store import timing
 
         timed += timing.measured(store)
+        left = progress.left(plan, store)
     if calibrate:
         from fatbench import settings
         from fatbench.run import calibrate as calibrating
@@ -106,7 +108,7 @@ def _time(plan: Plan, store: Store | None, calibrate: bool) -> Estimate:
         print(f"fatbench: measuring for about {CALIBRATION} s", file=sys.stderr)
         data = settings.data_folder()
         timed += calibrating.calibrated(plan, duration.speeds(timed), data, CALIBRATION)
-    return duration.estimate(plan.unique(), duration.speeds(timed), progress.left(plan, store))
+    return duration.estimate(plan.unique(), duration.speeds(timed), left)
 
 
 def plan_suite(

@@ -2,19 +2,37 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from fatbench.run import versions
+from fatbench.run import progress, versions
 from fatbench.run.worker import Event, Job
+from fatbench.store import timing
+from fatbench.store.opening import opened
+from fatbench.suite import duration as durations
+
+if TYPE_CHECKING:
+    from fatbench.store.stages import Store
+    from fatbench.suite.cells import Plan
+
+
+@dataclass(frozen=True)
+class Doing:
+    """What a lane is at: its last event, since when it is at this stage, and how far the stage was then."""
+
+    event: Event
+    since: float
+    first: int
 
 
 class Watch:
@@ -25,7 +43,10 @@ class Watch:
         self.lanes: list[str] = []
         self.rounds_left: dict[str, float] = {}
         self.total = self.done = self.failed = 0
-        self.at: dict[int, tuple[Event, float]] = {}
+        self.labels: dict[str, str] = {}  # cell -> what it is
+        self.at: dict[int, Doing] = {}
+        self.begun = False  # whether a worker has said anything: until then it starts
+        self.seen: dict[str, tuple[float | None, float | None]] = {}  # cell -> its last loss and accuracy
         self.recent: deque[tuple[float, float]] = deque(maxlen=200)
         self.began = 0.0
         self.rounds_done = 0.0
@@ -45,6 +66,7 @@ class Watch:
         self.rounds_left = {
             job.cell: float(job.spec["protocol"]["rounds"]) for job in jobs if before[job.cell] != "done"
         }
+        self.labels = {job.cell: job.label for job in jobs}
         self.total = len(jobs)
         self.done = sum(state == "done" for state in before.values())
         self.failed = sum(state == "failed" for state in before.values())
@@ -55,7 +77,12 @@ class Watch:
 
     def see(self, lane: int, event: Event) -> None:
         """Take one event of the worker in `lane`."""
-        now = time.monotonic()
+        now, self.begun = time.monotonic(), True
+        if event.stage == "cell" and event.kind == "start":
+            self.at[lane] = Doing(event, now, 0)
+            if not self.live.is_started:
+                self._line(f"{event.cell} starts: {self.labels.get(event.cell, '')}".removesuffix(": "))
+            return
         if event.stage == "cell":
             self.done += event.kind == "done"
             self.failed += event.kind == "failed"
@@ -67,8 +94,14 @@ class Watch:
         if event.kind == "progress" and event.stage == "train":
             self.rounds_done += 1
             self.rounds_left[event.cell] = float(event.total - event.round)
+        if event.loss is not None or event.accuracy is not None:
+            self.seen[event.cell] = (event.loss, event.accuracy)
         if event.kind in ("start", "progress"):
-            self.at[lane] = (event, now)
+            before = self.at.get(lane)
+            if before is None or before.event.stage != event.stage or event.kind == "start":
+                self.at[lane] = Doing(event, now, event.round)
+            else:
+                self.at[lane] = Doing(event, before.since, before.first)
         else:
             self.at.pop(lane, None)
         if event.kind == "failed" and self.live.is_started:
@@ -76,7 +109,7 @@ class Watch:
         if not self.live.is_started:
             where = f"{event.round}/{event.total}" if event.kind == "progress" else event.kind
             tail = f": {event.message}" if event.message else ""
-            self._line(f"{event.cell} {event.stage} {where}{tail}")
+            self._line(f"{event.cell} {event.stage} {where}{_numbers(event.loss, event.accuracy)}{tail}")
 
     def summary(
         self,
@@ -102,7 +135,9 @@ class Watch:
             self._line(line)
 
     def _line(self, text: str) -> None:
-        print(text, file=sys.stderr, flush=True)
+        """A line; with the time of day where it is no terminal."""
+        when = "" if self.console.is_terminal else time.strftime("%H:%M:%S ")
+        print(f"{when}{text}", file=sys.stderr, flush=True)
 
     def render(self) -> Any:
         left = self.total - self.done - self.failed
@@ -112,16 +147,31 @@ class Watch:
         counts = f"   {self.done}/{self.total} cells"
         head = Text.assemble((self.what, "bold"), counts, failed, f"  {left} left", rate, f"   {self._time_left()}")
         table = Table.grid(padding=(0, 2))
+        for column in ("device", "cell", "label", "stage", "bar", "numbers", "times"):
+            table.add_column(no_wrap=column != "label")  # a long label goes on in a second line
         for lane, device in enumerate(self.lanes):
-            if lane not in self.at:
-                table.add_row(device, "", "idle", "")
-                continue
-            event, _ = self.at[lane]
-            table.add_row(device, event.cell, event.stage, _bar(event.round, event.total))
+            table.add_row(device, *self._lane(lane))
         grid = Table.grid()
         grid.add_row(head)
         grid.add_row(table)
         return grid
+
+    def _lane(self, lane: int) -> tuple[str, ...]:
+        """What a lane does: cell, label, stage, how far, last loss and accuracy, elapsed and left."""
+        doing = self.at.get(lane)
+        if doing is None:
+            return ("", "", "idle" if self.begun else "starting", "", "", "")
+        event, now = doing.event, time.monotonic()
+        label = self.labels.get(event.cell, "")
+        elapsed = duration(now - doing.since)
+        if event.stage == "cell":
+            return (event.cell, label, "starting", "", "", elapsed)
+        done = event.round - doing.first
+        rest = (now - doing.since) / done * (event.total - event.round) if done > 0 else None
+        times = elapsed if rest is None else f"{elapsed}, {duration(rest)} left"
+        stage = event.stage.partition("@")[0].rpartition("-")[0] or event.stage
+        numbers = _numbers(*self.seen.get(event.cell, (None, None)))
+        return (event.cell, label, stage, _bar(event.round, event.total), numbers.strip(), times)
 
     def _speed(self) -> float:
         now = time.monotonic()
@@ -137,7 +187,14 @@ class Watch:
         return f"about {duration(elapsed / self.rounds_done * left)} left"
 
 
-def _bar(value: int, total: int, width: int = 20) -> str:
+def _numbers(loss: float | None, accuracy: float | None) -> str:
+    """ " loss 1.204, accuracy 31.2 %": what is known of it."""
+    said = [] if loss is None else [f"loss {loss:.4g}"]
+    said += [] if accuracy is None else [f"accuracy {100 * accuracy:.1f} %"]
+    return f" {', '.join(said)}" if said else ""
+
+
+def _bar(value: int, total: int, width: int = 10) -> str:
     filled = int(width * value / total) if total else 0
     return f"{'━' * filled}{'─' * (width - filled)} {value}/{total}"
 
@@ -150,3 +207,50 @@ def duration(seconds: float) -> str:
     if seconds < 3600:
         return f"{seconds // 60} min {seconds % 60} s"
     return f"{seconds // 3600} h {seconds % 3600 // 60} min"
+
+
+# --- status --watch ----------------------------------------------------------------------------------------------
+
+
+def look(chosen: Callable[[Store | None], Plan], db: str | None, every: float) -> None:
+    """Show how far the cells of a plan are, whoever runs them, until none is left: live, or a line at a time."""
+    console = Console()
+    with Live(console=console, auto_refresh=False) if console.is_terminal else contextlib.nullcontext() as live:
+        while True:
+            with opened(db) as store:
+                plan = chosen(store)
+                rows = progress.of(plan, store)
+                rest = None if store is None else _rest(plan, store)
+            counts = progress.count(rows)
+            head = f"suite {plan.suite}, preset {plan.preset}: " + ", ".join(
+                f"{n} {state}" for state, n in counts.items()
+            )
+            running = [row for row in rows if row.status == "running"]
+            if rest is not None and rest.seconds and running:
+                head += f", about {duration(rest.seconds / len(running))} left" + " and more" * bool(rest.unknown)
+            if live is None:
+                print(f"{time.strftime('%H:%M:%S')} {head}", flush=True)
+            else:
+                live.update(_looked(head, running), refresh=True)
+            if not counts["running"] and not counts["todo"]:
+                return
+            time.sleep(every)
+
+
+def _rest(plan: Plan, store: Store) -> durations.Estimate:
+    """The time left of a plan, at the speed of the machine that worked last."""
+    known = durations.speeds(timing.measured(store, everywhere=True))
+    return durations.estimate(plan.unique(), known, progress.left(plan, store))
+
+
+def _looked(head: str, running: Sequence[progress.Row]) -> Table:
+    """The counts, and a line for each cell that runs."""
+    table = Table.grid(padding=(0, 2))
+    for row in running:
+        label = ", ".join([*row.cell.key.values(), f"seed {row.cell.spec['seed']}"])
+        stages = f"{row.stages_done}/{row.stages} stages"
+        table.add_row(row.cell.id, label, _bar(row.round, row.total), stages)
+    grid = Table.grid()
+    grid.add_row(Text(head, "bold"))
+    grid.add_row(table)
+    return grid

@@ -95,10 +95,8 @@ def _of_stage(row: StageRow | None, changed: bool) -> str:
     return CHANGED if changed and not row.alive else row.status
 
 
-def left(plan: Plan, store: Store | None) -> duration.Left:
+def left(plan: Plan, store: Store) -> duration.Left:
     """What is to do of each of the plan's cells, for an estimate of its time."""
-    if store is None:
-        return duration.everything(plan)
     rows = _by_cell(store.stages([cell.id for cell in plan.unique()]))
 
     def rounds(cell: Cell) -> list[int] | None:

@@ -28,7 +28,15 @@ PATHS = ("reference", "loop", "fast")
 def jobs_of(plan: Plan) -> list[Job]:
     """A plan's cells as jobs, each once."""
     return [
-        Job(cell.id, cell.spec, list(cell.evaluations), plan.checkpoints, plan.suite, plan.preset)
+        Job(
+            cell.id,
+            cell.spec,
+            list(cell.evaluations),
+            plan.checkpoints,
+            plan.suite,
+            plan.preset,
+            ", ".join([*cell.key.values(), f"seed {cell.spec['seed']}"]),
+        )
         for cell in plan.unique()
     ]
 

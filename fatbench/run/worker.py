@@ -51,6 +51,7 @@ class Job:
     checkpoints: list[str]
     suite: str
     preset: str
+    label: str = ""  # the point of the grid in words, for people: "Non-IID, FedAvg, SFAT, seed 6"
 
 
 @dataclass(frozen=True)
@@ -79,11 +80,13 @@ class Event:
     """What a worker tells whoever watches."""
 
     cell: str
-    stage: str  # a stage, or "cell" when all of a cell's work is over
+    stage: str  # a stage; or "cell": a worker was given it ("start"), or all of its work is over
     kind: Literal["start", "progress", "done", "failed", "interrupted", "elsewhere", "waiting"]
     round: int = 0
     total: int = 0
     images: float = 0.0  # image passes since the last event
+    loss: float | None = None  # of the round's training
+    accuracy: float | None = None  # of training: on clean test images; of an attack: so far
     message: str = ""
 
 
@@ -231,7 +234,8 @@ def _rounds(
         if count == state.round + 1 and (stack := max((u.stats.stack for u in result.updates), default=1)) > 1:
             store.describe_run(run, {"stack": stack})
         images = series["forward"] + series["backward"]
-        notify(Event(job.cell, "train", "progress", count, rounds, images))
+        loss, accuracy = series.get("train_loss"), series.get("natural")
+        notify(Event(job.cell, "train", "progress", count, rounds, images, loss=loss, accuracy=accuracy))
         log.info("round %d: %s", count, " ".join(f"{k}={v:.6g}" for k, v in series.items() if k != "seconds"))
         stopping = count < rounds and stop()
         if count == rounds or stopping or time.monotonic() - committed >= machine.checkpoint_seconds:
@@ -421,7 +425,8 @@ def _attack(
             position = first + start + len(correct)
             chunk = (first + start, len(correct), packed(correct))
             store.commit(run, round=position, outcomes=chunk, record=record)
-            notify(Event(job.cell, stage, "progress", position, total, cost * len(correct)))
+            so_far = sum(int(part.sum()) for part in bits) / position
+            notify(Event(job.cell, stage, "progress", position, total, cost * len(correct), accuracy=so_far))
             if position < total and stop():
                 store.release(run)
                 notify(Event(job.cell, stage, "interrupted", position, total))

@@ -28,12 +28,12 @@ class Timed:
     wall: float | None  # None where the run did not come to its end
 
 
-def measured(store: Store, after: int = 0) -> list[Timed]:
-    """The runs on this machine's latest device; of training only rounds later than `after`.
+def measured(store: Store, after: int = 0, everywhere: bool = False) -> list[Timed]:
+    """The runs on this machine, or everywhere, on the device that ran last; of training only rounds after `after`.
 
     Cells that were trained as one program say the seconds of all: each counts its share.
     """
-    mine = RUNS.c.host == socket.gethostname()
+    mine = RUNS.c.host.is_not(None) if everywhere else RUNS.c.host == socket.gethostname()
     numbers = (
         select(NUMBERS.c.run, NUMBERS.c.metric, func.sum(NUMBERS.c.value))
         .join(RUNS, RUNS.c.id == NUMBERS.c.run)

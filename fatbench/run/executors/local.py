@@ -145,8 +145,9 @@ def run(
                     if any(other in workers and workers[other].job for other in members):
                         continue  # a process has died, and not all it had in hand is buried yet
                     start(members)
-                workers[lane].job = waiting.pop(0)
-                workers[lane].tell(workers[lane].job)
+                workers[lane].job = given = waiting.pop(0)
+                workers[lane].tell(given)
+                watch(lane, Event(given.cell, "cell", "start"))
             busy = {lane: worker for lane, worker in workers.items() if worker.job is not None}
             ready = wait([worker.pipe for worker in busy.values()], timeout=0.1)
             for lane, worker in busy.items():

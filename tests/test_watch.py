@@ -1,0 +1,140 @@
+"""What is shown while cells run: lanes that say what they do, lines with the time, runs elsewhere looked at."""
+
+from __future__ import annotations
+
+import io
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from fatbench.cli import watch as watching
+from fatbench.cli.watch import Watch
+from fatbench.run.start import jobs_of
+from fatbench.run.worker import Event
+from fatbench.store.stages import Store
+from fatbench.suite import files
+from fatbench.suite.cells import Plan
+
+SUITE = """
+name: two
+title: Two methods on digits
+seeds: [6]
+base:
+  data: digits
+  partition: {name: shah, clients: 5, skew: 2}
+  model: {name: small_cnn, width: 4}
+  protocol: {name: fedavg, rounds: 10, local: {epochs: 1, batch: 16, lr: 0.1, objective: standard}, rule: samples}
+axes:
+  split:
+    Non-IID: {}
+  method:
+    FAT: {}
+    SFAT: {protocol: {rule: {name: sfat, alpha: 1/6, top: 1}}}
+evaluate:
+  attacks: {natural: natural}
+presets:
+  paper: {}
+"""
+
+
+@pytest.fixture
+def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Plan:
+    monkeypatch.chdir(tmp_path)
+    Path("two.yaml").write_text(SUITE)
+    return files.load("two.yaml").plan()
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """Sets the time that has passed, in seconds."""
+    now = [1000.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    return lambda seconds: now.__setitem__(0, 1000.0 + seconds)
+
+
+def shown(watch: Watch) -> list[str]:
+    """The live table as lines."""
+    console = Console(file=io.StringIO(), width=200)
+    console.print(watch.render())
+    assert isinstance(console.file, io.StringIO)
+    return [re.sub(r" {2,}", "  ", line).strip() for line in console.file.getvalue().splitlines()]
+
+
+def test_a_lane_says_what_it_runs(plan: Plan, clock: Callable[[float], None]) -> None:
+    """Before the first word of a worker all start; then labels, rounds, loss, accuracy, elapsed and left."""
+    a, b = jobs_of(plan)
+    watch = Watch("suite two")
+    watch.console = Console(file=io.StringIO())
+    watch.begin([a, b], {a.cell: "todo", b.cell: "todo"}, ["cpu", "cpu"])
+    assert [line.split()[-1] for line in shown(watch)[1:]] == ["starting", "starting"]
+    watch.see(0, Event(a.cell, "cell", "start"))
+    clock(7)
+    assert shown(watch)[1] == f"cpu  {a.cell}  Non-IID, FAT, seed 6  starting  7 s"
+    assert shown(watch)[2] == "cpu  idle"  # the other lane has nothing to do, and says so only now
+    watch.see(0, Event(a.cell, "train", "start", 2, 10))  # it goes on from round 2
+    clock(17)
+    watch.see(0, Event(a.cell, "train", "progress", 4, 10, 100.0, loss=1.2345, accuracy=0.312))
+    clock(27)  # 20 s since the training began: 2 rounds, 10 s each; 6 are left
+    assert shown(watch)[1] == (
+        f"cpu  {a.cell}  Non-IID, FAT, seed 6  train  ━━━━────── 4/10"
+        "  loss 1.234, accuracy 31.2 %  20 s, 1 min 0 s left"
+    )
+    watch.see(0, Event(a.cell, "train", "done", 10, 10))
+    watch.see(0, Event(a.cell, "pgd20-1ecdbe1a@10", "start", 0, 100))
+    assert "pgd20" in shown(watch)[1] and "1ecdbe1a" not in shown(watch)[1]
+    watch.see(0, Event(a.cell, "cell", "done"))
+    assert shown(watch)[1] == "cpu  idle" and "1/2 cells" in shown(watch)[0]
+
+
+def test_a_plain_line_has_the_time(plan: Plan, capsys: pytest.CaptureFixture[str]) -> None:
+    a, b = jobs_of(plan)
+    watch = Watch("suite two")
+    watch.begin([a, b], {a.cell: "done", b.cell: "todo"}, ["cpu"])
+    watch.see(0, Event(b.cell, "cell", "start"))
+    watch.see(0, Event(b.cell, "train", "progress", 1, 10, loss=0.5, accuracy=0.25))
+    lines = capsys.readouterr().err.splitlines()
+    assert all(re.match(r"\d\d:\d\d:\d\d ", line) for line in lines)
+    assert [line[9:] for line in lines] == [
+        "suite two: 2 cells, 1 done, 1 to go",
+        f"{b.cell} starts: Non-IID, SFAT, seed 6",
+        f"{b.cell} train 1/10 loss 0.5, accuracy 25.0 %",
+    ]
+
+
+def test_looking_at_runs_elsewhere_ends_when_nothing_is_left(
+    plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Another process trains between two looks: first nothing, then one cell at round 3, then all."""
+    db = str(tmp_path / "a.db")
+    a, b = plan.unique()
+    steps = iter(range(3))
+
+    def elsewhere(_: float) -> None:
+        step = next(steps)
+        with Store.open(db, create=True) as store:
+            for cell in (a, b)[: 1 if step == 0 else 2]:
+                store.add_cell(cell.id, cell.spec)
+                for stage in ("train", cell.evaluations[0].stage(10)):
+                    if step == 0 and stage != "train":
+                        continue
+                    run = store.claim(cell.id, stage, suite="two", total=10, provenance={})
+                    run = run or store.stages([cell.id])[cell.id, stage].run
+                    assert run is not None
+                    if step == 0:
+                        store.commit(run, round=3)
+                    else:
+                        store.finish(run, round=10, record={"last": {"round": 10}})
+
+    monkeypatch.setattr(time, "sleep", elsewhere)
+    watching.look(lambda store: plan, db, 5.0)
+    lines = [line[9:] for line in capsys.readouterr().out.splitlines()]
+    head = "suite two, preset paper: "
+    assert lines == [
+        f"{head}0 done, 0 failed, 0 running, 2 todo",
+        f"{head}0 done, 0 failed, 1 running, 1 todo",
+        f"{head}2 done, 0 failed, 0 running, 0 todo",
+    ]
