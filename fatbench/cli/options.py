@@ -7,8 +7,20 @@ from typing import Annotated
 
 import typer
 
-Name = Annotated[str, typer.Argument(help="A suite's name, or the path of a YAML file.", show_default=False)]
-Preset = Annotated[str | None, typer.Option("--preset", help="paper, quick, smoke, or another preset of the suite.")]
+from fatbench.cli import completing
+
+Name = Annotated[
+    str,
+    typer.Argument(
+        help="A suite's name, or the path of a YAML file.", show_default=False, autocompletion=completing.suites
+    ),
+]
+Preset = Annotated[
+    str | None,
+    typer.Option(
+        "--preset", help="paper, quick, smoke, or another preset of the suite.", autocompletion=completing.presets
+    ),
+]
 Smoke = Annotated[bool, typer.Option("--smoke", help="Short for --preset smoke.")]
 Where = Annotated[str | None, typer.Option("-k", metavar="FILTER", help="Only these cells: 'model=nin and rule=sfat'.")]
 Seeds = Annotated[str | None, typer.Option("--seeds", help="Instead of the suite's seeds: 0-4, or 6,7.")]
@@ -17,19 +29,49 @@ DataDir = Annotated[Path | None, typer.Option("--data", help="Folder of the data
 Plugin = Annotated[
     list[Path] | None, typer.Option("--plugin", metavar="FILE", help="A Python file whose tables extend ours.")
 ]
-Format = Annotated[str, typer.Option("--format", help="text or json.")]
-Cell = Annotated[str, typer.Argument(help="A cell's id, or its first letters.", show_default=False)]
-Select = Annotated[str, typer.Option("--select", help="Checkpoint: last, best-val or best-test.")]
+Format = Annotated[
+    str, typer.Option("--format", help="text or json.", autocompletion=completing.one_of("text", "json"))
+]
+Cell = Annotated[
+    str, typer.Argument(help="A cell's id, or its first letters.", show_default=False, autocompletion=completing.cells)
+]
+Select = Annotated[
+    str,
+    typer.Option(
+        "--select",
+        help="Checkpoint: last, best-val or best-test.",
+        autocompletion=completing.one_of("last", "best-val", "best-test"),
+    ),
+]
 
 # of `run` and `evaluate`
 Jobs = Annotated[int | None, typer.Option("--jobs", min=1, help="Cells side by side; default: cores, or GPUs.")]
-Device = Annotated[str | None, typer.Option("--device", help="auto, cpu, cuda, or cuda:0,1.")]
+Device = Annotated[
+    str | None,
+    typer.Option(
+        "--device", help="auto, cpu, cuda, or cuda:0,1.", autocompletion=completing.one_of("auto", "cpu", "cuda")
+    ),
+]
 PerGpu = Annotated[int, typer.Option("--per-gpu", min=1, help="Cells side by side on each GPU.")]
-Executor = Annotated[str, typer.Option("--executor", help="local, ray or slurm.")]
-Precision = Annotated[str | None, typer.Option("--precision", help="fp32, tf32 (GPUs), or bf16; weights stay fp32.")]
+Executor = Annotated[
+    str,
+    typer.Option("--executor", help="local, ray or slurm.", autocompletion=completing.one_of("local", "ray", "slurm")),
+]
+Precision = Annotated[
+    str | None,
+    typer.Option(
+        "--precision",
+        help="fp32, tf32 (GPUs), or bf16; weights stay fp32.",
+        autocompletion=completing.one_of("fp32", "tf32", "bf16"),
+    ),
+]
 PathOption = Annotated[
     str,
-    typer.Option("--path", help="Local training: loop, fast (clients as one program), reference."),
+    typer.Option(
+        "--path",
+        help="Local training: loop, fast (clients as one program), reference.",
+        autocompletion=completing.one_of("loop", "fast", "reference"),
+    ),
 ]
 Microbatch = Annotated[
     int | None,

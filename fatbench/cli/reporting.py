@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
+from fatbench.cli import completing
 from fatbench.cli.common import FIGURES, cell_in, known_format, plan_in, print_json, write_text
 from fatbench.cli.options import Db, Format, Preset, Seeds, Select, Smoke, Where
 from fatbench.errors import NothingMatched, SpecError, did_you_mean
@@ -24,7 +26,10 @@ PLOT_FORMATS = ("pdf", "svg", "png", "csv")
 
 
 def status(
-    name: Annotated[str | None, typer.Argument(help="A suite's name or file; none: all in the database.")] = None,
+    name: Annotated[
+        str | None,
+        typer.Argument(help="A suite's name or file; none: all in the database.", autocompletion=completing.suites),
+    ] = None,
     preset: Preset = None,
     smoke: Smoke = False,
     where: Where = None,
@@ -88,6 +93,22 @@ def _listed(text: str | None) -> list[str]:
     return [part.strip() for part in (text or "").split(",") if part.strip()]
 
 
+def _own(names: Collection[str]) -> list[str]:
+    """The files in the working directory of suites that are not found by name; says which are nowhere."""
+    files: dict[str, str] = {}
+    for file in sorted(Path().glob("*.y*ml")):
+        if found := re.search(
+            r"^name: *['\"]?([^'\"\s#]+)", file.read_text(encoding="utf-8", errors="replace"), re.MULTILINE
+        ):
+            files.setdefault(found[1], str(file))
+    for name in sorted(names):
+        if name not in files:
+            print(
+                f"fatbench: suite '{name}' has results, and its file is not here: fatbench report FILE", file=sys.stderr
+            )
+    return [files[name] for name in sorted(names) if name in files]
+
+
 def _only(parts: Sequence[tuple[Suite, Plan]], ids: Sequence[str]) -> list[tuple[Suite, Plan]]:
     """The suites with these tables alone. SpecError: none of them has one."""
     known = [table.id for suite, _ in parts for table in suite.tables]
@@ -123,7 +144,10 @@ def _how(format: str, notes: str, published: str | None, width: str | None) -> d
 
 def report(
     names: Annotated[
-        list[str] | None, typer.Argument(help="Names or files of suites; none: every suite with results.")
+        list[str] | None,
+        typer.Argument(
+            help="Names or files of suites; none: every suite with results.", autocompletion=completing.suites
+        ),
     ] = None,
     rows: Annotated[
         str | None,
@@ -133,28 +157,54 @@ def report(
         str | None, typer.Option("--columns", metavar="LIST", help="Its columns: axes and metrics, 'natural,pgd20'.")
     ] = None,
     format: Annotated[
-        str | None, typer.Option("--format", help="markdown, latex, csv, json, html or terminal.")
+        str | None,
+        typer.Option(
+            "--format",
+            help="markdown, latex, csv, json, html or terminal.",
+            autocompletion=completing.one_of("markdown", "latex", "csv", "json", "html", "terminal"),
+        ),
     ] = None,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Write to this file.")] = None,
     select: Select = "last",
     table: Annotated[
         list[str] | None, typer.Option("--table", metavar="ID", help="Only this table; may be given again.")
     ] = None,
-    notes: Annotated[str, typer.Option("--notes", help="Under a table: none, short or full.")] = "full",
+    notes: Annotated[
+        str,
+        typer.Option(
+            "--notes",
+            help="Under a table: none, short or full.",
+            autocompletion=completing.one_of("none", "short", "full"),
+        ),
+    ] = "full",
     digits: Annotated[int, typer.Option("--digits", min=0, max=6, help="After the point of percentages.")] = 2,
     published: Annotated[
         str | None,
-        typer.Option("--published", help="The paper's numbers: none, below ours, or a column; default: what fits."),
+        typer.Option(
+            "--published",
+            help="The paper's numbers: none, below ours, or a column; default: what fits.",
+            autocompletion=completing.one_of(*PUBLISHED),
+        ),
     ] = None,
     no_published: Annotated[bool, typer.Option("--no-published", help="Short for --published none.")] = False,
     width: Annotated[
-        str | None, typer.Option("--width", help="Of LaTeX: column or text of a two-column page, or points.")
+        str | None,
+        typer.Option(
+            "--width",
+            help="Of LaTeX: column or text of a two-column page, or points.",
+            autocompletion=completing.one_of("column", "text"),
+        ),
     ] = None,
     with_evaluated: Annotated[
         bool, typer.Option("--with-evaluated", help="Also rows of evaluated models: fatbench evaluate --like NAME.")
     ] = False,
     replicates: Annotated[
-        str, typer.Option("--replicates", help="Of a cell run more than once: first, latest, or pool (their mean).")
+        str,
+        typer.Option(
+            "--replicates",
+            help="Of a cell run more than once: first, latest, or pool (their mean).",
+            autocompletion=completing.one_of("first", "latest", "pool"),
+        ),
     ] = "first",
     preset: Preset = None,
     smoke: Smoke = False,
@@ -184,7 +234,8 @@ def report(
         run = set() if names or store is None else {one for one, _ in progress.by_suite(store)}
         parts = [
             plan_in(one, preset, smoke, seeds, where, store)
-            for one in names or [one for one in (*files.available(), SUITE) if one in run]
+            for one in names
+            or [*(one for one in (*files.available(), SUITE) if one in run), *_own(run - {*files.available(), SUITE})]
         ]
         if parts and (rows is not None or columns is not None):
             parts = [combine(parts, _listed(rows), _listed(columns))]
@@ -219,7 +270,10 @@ def report(
 
 def plot(
     names: Annotated[
-        list[str] | None, typer.Argument(help="Names or files of suites; several: one picture.", show_default=False)
+        list[str] | None,
+        typer.Argument(
+            help="Names or files of suites; several: one picture.", show_default=False, autocompletion=completing.suites
+        ),
     ] = None,
     figure: Annotated[str | None, typer.Option("--figure", metavar="ID", help="Only this figure of the suite.")] = None,
     x: Annotated[
@@ -228,7 +282,14 @@ def plot(
     y: Annotated[str | None, typer.Option("--y", metavar="LIST", help="Its numbers: 'natural,pgd20'.")] = None,
     by: Annotated[str | None, typer.Option("--by", metavar="AXES", help="What tells its lines or bars apart.")] = None,
     cell: Annotated[str | None, typer.Option("--cell", metavar="ID", help="The learning curves of one cell.")] = None,
-    format: Annotated[str, typer.Option("--format", help="pdf, svg or png; csv: the numbers drawn.")] = "pdf",
+    format: Annotated[
+        str,
+        typer.Option(
+            "--format",
+            help="pdf, svg or png; csv: the numbers drawn.",
+            autocompletion=completing.one_of("pdf", "svg", "png", "csv"),
+        ),
+    ] = "pdf",
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="Folder; default: results/figures, of csv stdout.")
     ] = None,

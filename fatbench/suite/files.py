@@ -24,6 +24,8 @@ from fatbench.errors import SpecError, did_you_mean
 from fatbench.suite import bounds, lines, model, plugins
 from fatbench.suite.cells import Plan, expand
 from fatbench.suite.filters import select
+from fatbench.suite.folders import available as available
+from fatbench.suite.folders import folders as folders
 from fatbench.suite.model import AxesOfSuite, Evaluate, Grid, Node, Note, Patch, Presets, Seeds, Text
 from fatbench.suite.places import Map, merge
 from fatbench.suite.tables import Figure, Table, distinct
@@ -95,22 +97,6 @@ class Suite:
         """The cells and evaluations of a preset. SpecError: no such preset, invalid cell; NothingMatched: `where`."""
         plan = expand(self, preset, seeds)
         return select(plan, where) if where else plan
-
-
-def folders() -> list[Path]:
-    """Where suites are looked for by name: ./suites, then those that came with the program."""
-    package = Path(__file__).parent.parent
-    return [Path("suites"), package.parent / "suites", package / "suites"]
-
-
-def available() -> dict[str, Path]:
-    """Name -> file of every suite that can be run by name."""
-    found: dict[str, Path] = {}
-    for folder in folders():
-        if folder.is_dir():
-            for file in sorted(folder.glob("*.yaml")):
-                found.setdefault(file.stem, file)
-    return dict(sorted(found.items()))
 
 
 def locate(name: str) -> Path:

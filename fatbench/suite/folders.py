@@ -1,0 +1,21 @@
+"""Where suites are looked for. Imports nothing heavy: a shell completes a suite's name with it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+def folders() -> list[Path]:
+    """Where suites are looked for by name: ./suites, then those that came with the program."""
+    package = Path(__file__).parent.parent
+    return [Path("suites"), package.parent / "suites", package / "suites"]
+
+
+def available() -> dict[str, Path]:
+    """Name -> file of every suite that can be run by name."""
+    found: dict[str, Path] = {}
+    for folder in folders():
+        if folder.is_dir():
+            for file in sorted(folder.glob("*.yaml")):
+                found.setdefault(file.stem, file)
+    return dict(sorted(found.items()))
