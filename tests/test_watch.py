@@ -71,7 +71,7 @@ def test_a_lane_says_what_it_runs(plan: Plan, clock: Callable[[float], None]) ->
     watch.console = Console(file=io.StringIO())
     watch.begin([a, b], {a.cell: "todo", b.cell: "todo"}, ["cpu", "cpu"])
     assert [line.split()[-1] for line in shown(watch)[1:]] == ["starting", "starting"]
-    watch.see(0, Event(a.cell, "cell", "start"))
+    watch.see(0, Event(a.cell, "lane", "given"))
     clock(7)
     assert shown(watch)[1] == f"cpu  {a.cell}  Non-IID, FAT, seed 6  starting  7 s"
     assert shown(watch)[2] == "cpu  idle"  # the other lane has nothing to do, and says so only now
@@ -94,7 +94,7 @@ def test_a_plain_line_has_the_time(plan: Plan, capsys: pytest.CaptureFixture[str
     a, b = jobs_of(plan)
     watch = Watch("suite two")
     watch.begin([a, b], {a.cell: "done", b.cell: "todo"}, ["cpu"])
-    watch.see(0, Event(b.cell, "cell", "start"))
+    watch.see(0, Event(b.cell, "lane", "given"))
     watch.see(0, Event(b.cell, "train", "progress", 1, 10, loss=0.5, accuracy=0.25))
     lines = capsys.readouterr().err.splitlines()
     assert all(re.match(r"\d\d:\d\d:\d\d ", line) for line in lines)

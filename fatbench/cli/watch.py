@@ -78,7 +78,7 @@ class Watch:
     def see(self, lane: int, event: Event) -> None:
         """Take one event of the worker in `lane`."""
         now, self.begun = time.monotonic(), True
-        if event.stage == "cell" and event.kind == "start":
+        if event.kind == "given":
             self.at[lane] = Doing(event, now, 0)
             if not self.live.is_started:
                 self._line(f"{event.cell} starts: {self.labels.get(event.cell, '')}".removesuffix(": "))
@@ -164,7 +164,7 @@ class Watch:
         event, now = doing.event, time.monotonic()
         label = self.labels.get(event.cell, "")
         elapsed = duration(now - doing.since)
-        if event.stage == "cell":
+        if event.kind == "given":
             return (event.cell, label, "starting", "", "", elapsed)
         done = event.round - doing.first
         rest = (now - doing.since) / done * (event.total - event.round) if done > 0 else None

@@ -80,8 +80,8 @@ class Event:
     """What a worker tells whoever watches."""
 
     cell: str
-    stage: str  # a stage; or "cell": a worker was given it ("start"), or all of its work is over
-    kind: Literal["start", "progress", "done", "failed", "interrupted", "elsewhere", "waiting"]
+    stage: str  # a stage; "cell" when all of a cell's work is over; "lane" when a worker is "given" it
+    kind: Literal["given", "start", "progress", "done", "failed", "interrupted", "elsewhere", "waiting"]
     round: int = 0
     total: int = 0
     images: float = 0.0  # image passes since the last event

@@ -147,7 +147,7 @@ def run(
                     start(members)
                 workers[lane].job = given = waiting.pop(0)
                 workers[lane].tell(given)
-                watch(lane, Event(given.cell, "cell", "start"))
+                watch(lane, Event(given.cell, "lane", "given"))
             busy = {lane: worker for lane, worker in workers.items() if worker.job is not None}
             ready = wait([worker.pipe for worker in busy.values()], timeout=0.1)
             for lane, worker in busy.items():

@@ -113,7 +113,7 @@ def _run(
         while waiting and free:
             lane, job = free.pop(0), waiting.pop(0)
             tasks[task.remote(lane, job, here, board)] = (lane, job)
-            watch(lane, Event(job.cell, "cell", "start"))
+            watch(lane, Event(job.cell, "lane", "given"))
         ready, _ = ray.wait(list(tasks), timeout=0.2)
         hear()
         for reference in ready:
