@@ -15,7 +15,7 @@ DEMO := .demo
 COLOUR := $(if $(NO_COLOR),,$(if $(MAKE_TERMOUT),FORCE_COLOR=1))
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo site test bench fuzz check lint format golden wheel constraints clean
+.PHONY: help env demo site docs test bench fuzz check lint format golden wheel constraints clean
 .DELETE_ON_ERROR:
 
 help: ## this list
@@ -49,6 +49,15 @@ demo: $(STAMP) ## the smoke preset of sfat-cifar10 on scikit-learn's digits, and
 
 site: $(STAMP) ## the page of the committed results: site/index.html
 	@$(BIN)/fatbench site results/*.jsonl --pictures results/figures/april -o site
+
+# An environment of its own: torchattacks wants a requests that Sphinx does not. What Sphinx lacks it finds in ours.
+docs: $(STAMP) ## the documents as a site: build/docs/index.html; a warning is an error
+	@[ -e $(VENV)/docs ] || { $(BIN)/python -m venv $(VENV)/docs && \
+	    $(VENV)/docs/bin/python -m pip install --quiet --disable-pip-version-check -r docs/requirements.txt && \
+	    $(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
+	        > $$($(VENV)/docs/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/zz_fatbench.pth; } || \
+	    { rm -rf $(VENV)/docs; exit 1; }
+	@OMP_NUM_THREADS=1 $(VENV)/docs/bin/python -m sphinx --quiet --fail-on-warning docs build/docs
 
 # One thread a process: the arrays are small, and the workers already fill the cores.
 test: $(STAMP) ## the tests; make test ARGS='-k pgd' runs some

@@ -11,7 +11,7 @@ ROOT = Path(__file__).parent.parent
 PAGES = sorted(
     [
         *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "suites/README.md")),
-        *(ROOT / "docs").glob("*.md"),
+        *(ROOT / "docs").rglob("*.md"),
         *(ROOT / "results").glob("*.md"),
     ]
 )

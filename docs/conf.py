@@ -1,0 +1,72 @@
+"""The documents as a site: `make docs`. Sphinx reads this; warnings are errors there."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT))
+
+project = "fatbench"
+author = "The fatbench authors"
+copyright = author
+extensions = ["myst_parser", "sphinx.ext.autodoc"]
+html_theme = "furo"
+html_title = "fatbench"
+html_show_sphinx = False
+exclude_patterns = ["requirements.txt"]
+myst_enable_extensions = ["dollarmath"]
+myst_heading_anchors = 3
+# links that lead out of docs/ are for the reader of the repository; here they become downloads or stay text
+suppress_warnings = ["myst.xref_missing"]
+autodoc_member_order = "bysource"
+autodoc_typehints = "none"  # they stand in the signature's place in the docstring, with shapes and units
+
+
+def setup(app):
+    """Called by Sphinx."""
+    app.connect("autodoc-process-docstring", lambda app, what, name, thing, options, lines: plain(lines))
+    app.connect("source-read", complete)
+
+
+def complete(app, name: str, source: list[str]) -> None:
+    """A page that the index does not name stands at its end: a new page needs no second edit."""
+    if name == "index":
+        pages = sorted(page.stem for page in Path(__file__).parent.glob("*.md"))
+        left = [page for page in pages if page != "index" and f"\n{page}\n" not in source[0]]
+        if left:
+            source[0] += "\n".join(["", "```{toctree}", ":caption: Further", ":maxdepth: 1", "", *left, "```", ""])
+
+
+def plain(lines: list[str]) -> None:
+    """Our docstrings are plain text: what would be markup is escaped; tables stay tables, indented blocks as they are."""
+    found: list[str] = []
+    for block in re.split(r"\n\s*\n", "\n".join(lines)):
+        rows = [line for line in block.splitlines() if line.strip()]
+        if rows and all(row.lstrip().startswith("|") for row in rows):
+            found += _table(rows)
+        elif rows and all(row.startswith(" ") for row in rows):
+            found += ["::", "", *("    " + row for row in rows), ""]
+        else:
+            found += [_escaped(row.strip()) for row in rows] + [""]
+    lines[:] = found
+
+
+def _table(rows: list[str]) -> list[str]:
+    """A Markdown table as one of reStructuredText's; the second row is its rule."""
+    cells = [[cell.strip() for cell in row.strip().strip("|").split(" | ")] for row in rows]
+    found = [".. list-table::", "   :header-rows: 1", ""]
+    for row in cells[:1] + cells[2:]:
+        whole = [*row, *[""] * (len(cells[0]) - len(row))]
+        found += [f"   {'* -' if i == 0 else '  -'} {_escaped(cell)}".rstrip() for i, cell in enumerate(whole)]
+    return [*found, ""]
+
+
+def _escaped(row: str) -> str:
+    parts = row.split("`")
+    if len(parts) % 2 == 0:
+        return re.sub(r"([*|_`\\])", r"\\\1", row)
+    said = (re.sub(r"([*|_\\])", r"\\\1", part) if i % 2 == 0 else f"``{part}``" for i, part in enumerate(parts))
+    return re.sub(r"^([-+]|\d+[.)]|\W{1,2})(?= )", r"\\\1", "".join(said))

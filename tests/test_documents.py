@@ -1,0 +1,86 @@
+"""The documents as a site: every page has a place, every command of every page is one, those of the papers run."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer.main
+from test_readme import examples
+
+from fatbench.cli import app as cli
+
+ROOT = Path(__file__).parent.parent
+DOCS = ROOT / "docs"
+PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS.rglob("*.md"), *(ROOT / "results").glob("*.md")])
+RUN = [DOCS / "pages.md", *sorted((DOCS / "papers").glob("*.md"))]
+
+
+def name(page: Path) -> str:
+    return page.relative_to(ROOT).as_posix()
+
+
+def commands(page: Path) -> list[list[str]]:
+    """The arguments of each `fatbench ...` of a page's ```sh blocks, lines that end in a backslash joined."""
+    text = page.read_text(encoding="utf-8").replace("\\\n", " ")
+    found = [shlex.split(command) for command, _ in examples(text) if command.startswith("fatbench ")]
+    return [words[1:] for words in found]
+
+
+def parsed(arguments: list[str]) -> None:
+    """Read a command line as the program does, and run nothing. Raises click's UsageError."""
+    command: Any = typer.main.get_command(cli.app)
+    words = list(arguments)
+    while hasattr(command, "commands"):
+        command = command.commands[words.pop(0)]
+    command.make_context(command.name, words)
+
+
+def test_a_command_line_with_a_mistake_is_found() -> None:
+    parsed(["report", "x", "--format", "html"])
+    with pytest.raises(Exception, match="No such option"):
+        parsed(["report", "x", "--fromat", "html"])
+    with pytest.raises(KeyError, match="reprot"):
+        parsed(["reprot"])
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if commands(page)], ids=name)
+def test_every_command_of_every_page_is_one(page: Path) -> None:
+    for arguments in commands(page):
+        parsed(arguments)
+
+
+def test_every_page_that_the_contents_name_is_there() -> None:
+    """A page that they do not name is added at their end, see docs/conf.py."""
+    toctrees = re.findall(r"```\{toctree\}\n(.*?)```", (DOCS / "index.md").read_text(encoding="utf-8"), re.DOTALL)
+    listed = [line for tree in toctrees for line in tree.splitlines() if line and not line.startswith(":")]
+    pages = {page.relative_to(DOCS).with_suffix("").as_posix() for page in DOCS.rglob("*.md")} - {"index"}
+    assert set(listed) <= pages and len(listed) == len(set(listed))
+    assert {page for page in pages if "/" in page} <= set(listed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", RUN, ids=name)
+def test_the_commands_of_a_paper_and_of_pages_run(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In order, in one folder, from the committed results; what trains is only planned."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "results").mkdir()
+    for file in (ROOT / "results").iterdir():
+        (tmp_path / "results" / file.name).symlink_to(file)
+    every = commands(page)
+    assert len(every) >= 3
+    for arguments in every:
+        assert arguments[0] != "run" or "--dry-run" in arguments, arguments
+        monkeypatch.setattr(sys, "argv", ["fatbench", *arguments])
+        try:
+            cli.main()
+        except SystemExit as exit:
+            assert not exit.code, (arguments, capsys.readouterr().err)
+        said = capsys.readouterr()
+        assert said.out or "-o" in arguments, arguments
