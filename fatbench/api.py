@@ -246,9 +246,10 @@ def results(
     """Every number in the database, one row each, with what produced it; of one suite with the labels of its axes.
 
     Columns: cell, the axes, seed, stage ("train", or an evaluation), metric, round, client (-1: of none), value, n, and
-    the provenance suite, preset, commit, dirty, device, precision, created, run, attack (all its settings). Values are
-    fractions, not per cent. An axis with the name of another column is called "axis:NAME". preset: default the first
-    that was run. An experiment that stands at several points of the grid has a row for each. SpecError: no such suite.
+    the provenance suite, preset, commit, dirty, device, precision, created, run, attack (all its settings), flags (such
+    as that the model's natural accuracy is at chance; separated by ";"). Values are fractions, not per cent. An axis
+    with the name of another column is called "axis:NAME". preset: default the first that was run. An experiment that
+    stands at several points of the grid has a row for each. SpecError: no such suite.
 
     >>> import fatbench
     >>> found = fatbench.results("sfat-cifar10", preset="smoke")
@@ -256,6 +257,7 @@ def results(
     """
     import pandas
 
+    from fatbench.report import flags
     from fatbench.suite import words
 
     with opened(db) as store:
@@ -265,20 +267,21 @@ def results(
             for cell in planned(name, preset, None, where, store)[1].cells:
                 keys.setdefault(cell.id, []).append(cell.key)
         numbers = [] if store is None else store.measurements(None if keys is None else list(keys))
+        flags.mark(numbers, {} if store is None else store.cells(list({number["cell"] for number in numbers})))
     rows = []
     attack: dict[str, str] = {}
     for number in numbers:
-        text = number.pop("settings")
+        text, doubts = number.pop("settings"), ";".join(number.pop("flags"))
         if text is not None and text not in attack:
             attack[text] = words.full(json.loads(text))
         for key in [{}] if keys is None else keys[number["cell"]]:
             labels = {axis if axis not in number else f"axis:{axis}": label for axis, label in key.items()}
-            rows.append({"cell": number["cell"], **labels, **number, "attack": attack.get(text)})
+            rows.append({"cell": number["cell"], **labels, **number, "attack": attack.get(text), "flags": doubts})
     order = ["cell", "suite", "preset", "seed", "stage", "metric", "round", "client", "value", "n"]
     frame = pandas.DataFrame(rows)
     if frame.empty:
         return pandas.DataFrame(columns=order)
-    axes = [column for column in frame if column not in numbers[0] and column != "attack"]
+    axes = [column for column in frame if column not in numbers[0] and column not in ("attack", "flags")]
     first = ["cell", *axes, *order[3:]]
     return frame[first + [column for column in frame if column not in first]]
 

@@ -26,7 +26,7 @@ def show_cell(
 ) -> None:
     """Every number of a cell with what produced it; or, as pictures, what a round kept beside them."""
     from fatbench.cli import show
-    from fatbench.report import replicates
+    from fatbench.report import flags, replicates
 
     known_format(format, ("text", "json"))
     if not artifacts and (round is not None or output is not None):
@@ -42,6 +42,7 @@ def show_cell(
         runs = store.runs([id])
         stages = store.stages([id])
         beside = replicates.beside(store, id)
+    flags.mark(numbers, {id: spec})
     if format == "json":
         for number in numbers:
             del number["settings"]  # those of its stage

@@ -89,7 +89,7 @@ def _show(cell: str, db: str | None, format: str) -> None:
         suite, plan = suite_and_plan(store, f"id={cell}")
         grids = reporting.tables(suite, plan, store)
         assert store is not None
-        doubts = doubts_of(store.measurements([cell]))
+        doubts = doubts_of(store.measurements([cell]), store.cells([cell]))
     if format == "json":
         import json
 
@@ -100,13 +100,18 @@ def _show(cell: str, db: str | None, format: str) -> None:
         print(f"fatbench: {line}", file=sys.stderr)
 
 
-def doubts_of(numbers: list[dict[str, Any]]) -> list[str]:
-    """What is doubtful about a model, a sentence each, from its numbers."""
+AT_CHANCE = "no better than the most frequent class; check --mean, --std, --channels, --size and the order of classes"
+
+
+def doubts_of(numbers: list[dict[str, Any]], specs: dict[str, dict[str, Any]]) -> list[str]:
+    """What is doubtful about a model, a sentence each, from its numbers and its cell."""
     from fatbench.engine.plausible import ADVICE
-    from fatbench.report.flags import NO_GRADIENT, ZERO_GRADIENTS
+    from fatbench.report.flags import CHANCE, NO_GRADIENT, ZERO_GRADIENTS, at_chance
 
     found = dict.fromkeys(row["metric"].removeprefix("flag_").replace("_", " ") for row in numbers if row["value"])
     lines = [f"{words}: {ADVICE[words]}" for words in found if words in ADVICE]
+    if at_chance(numbers, specs):
+        lines.append(f"{CHANCE}: {AT_CHANCE}")
     dead = max((row["value"] for row in numbers if row["metric"] == "zero_gradients"), default=0.0)
     return [*lines, NO_GRADIENT] if dead > ZERO_GRADIENTS else lines
 

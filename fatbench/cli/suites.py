@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from fatbench.cli.common import explained, known_format, plan_of, print_json
-from fatbench.cli.options import Db, Format, Name, Preset, Seeds, Smoke, Where
+from fatbench.cli.options import DataDir, Db, Device, Format, Name, Preset, Seeds, Smoke, Where
 from fatbench.errors import FatbenchError, SpecError
 from fatbench.store.opening import opened
 
@@ -57,9 +59,35 @@ def suite_show(name: Name) -> None:
     show.suite(files.load(name))
 
 
-def suite_check(files: Annotated[list[str], typer.Argument(help="Suite files or names.", show_default=False)]) -> None:
-    """Validate suite files, every preset, without running anything."""
+def suite_check(
+    files: Annotated[list[str], typer.Argument(help="Suite files or names.", show_default=False)],
+    learn: Annotated[
+        bool, typer.Option("--learn", help="Train the first cell of a preset until it leaves chance; stores nothing.")
+    ] = False,
+    preset: Preset = None,
+    where: Where = None,
+    seeds: Seeds = None,
+    device: Device = None,
+    data: DataDir = None,
+) -> None:
+    """Validate suite files, every preset, without running anything; or, with --learn, see whether a cell learns.
+
+    --learn takes one suite, and the first cell that --preset and -k leave.
+    """
     from fatbench.suite.files import load
+
+    if learn:
+        if len(files) > 1:
+            raise SpecError(f"--learn takes one suite, got {len(files)}")
+        plan = plan_of(files[0], preset, False, seeds, where)
+        from fatbench import settings
+        from fatbench.run.executors.local import lanes
+
+        _learn(plan, settings.data_folder(str(data) if data else None), lanes(device, 1)[0])
+        return
+    if given := [option for option, value in (("--preset", preset), ("-k", where), ("--seeds", seeds),
+                                              ("--device", device), ("--data", data)) if value]:  # fmt: skip
+        raise SpecError(f"{', '.join(given)}: only with --learn")
 
     mistakes = 0
     for file in files:
@@ -77,6 +105,29 @@ def suite_check(files: Annotated[list[str], typer.Argument(help="Suite files or 
             print(f"{file}: ok ({', '.join(f'{preset} {n} cells' for preset, n in sizes.items())})")
     if mistakes:
         raise typer.Exit(2)
+
+
+def _learn(plan: Plan, data: Path, device: str) -> None:
+    """Train a plan's first cell round by round and say when it left chance. Exit 1: it did not."""
+    from fatbench.run.learn import looks
+
+    cell = plan.cells[0]
+    who = ", ".join([*cell.key.values(), f"seed {cell.spec['seed']}"])
+    print(f"{plan.suite}, preset {plan.preset}, cell {cell.id}: {who}")
+    look = None
+    for look in looks(plan, data, device):
+        loss = "" if math.isnan(look.loss) else f"loss {look.loss:.4f}, "
+        said = f"natural {100 * look.accuracy:.2f} % of {look.n}"
+        print(f"round {look.round} of {look.rounds}, step {look.steps}: {loss}{said}", file=sys.stderr, flush=True)
+    assert look is not None  # a protocol has a round
+    when = f"{look.steps} steps of a client (round {look.round} of {look.rounds})"
+    result = f"natural accuracy {100 * look.accuracy:.2f} % of {look.n} images, chance {100 * look.chance:.4g} %"
+    p = "p < 1e-6" if look.p < 1e-6 else f"p = {look.p:.2g}"
+    if look.learned:
+        print(f"left chance within {when}: {result}, {p}")
+        return
+    print(f"did not leave chance within {when}: {result}, {p}")
+    raise typer.Exit(1)
 
 
 def _check_report(chosen: Suite, plan: Plan) -> None:

@@ -11,20 +11,17 @@ from torch import Tensor
 from fatbench.engine.local import load, pixels
 from fatbench.engine.rounds import Problem, Tensors
 
-LEVEL = 0.01  # of the test against chance
 CLOSE = 1e-4  # of the largest output: less is rounding, also of kernels that add in another order each time
 
 RANDOM = "outputs are random"
 PROBABILITIES = "outputs are probabilities"
 NOT_PROBABILITIES = "outputs are no probabilities"
 NOT_FINITE = "outputs are not finite"
-CHANCE = "accuracy is at chance"
 ADVICE = {
     RANDOM: "two passes over the same images differ; an attack needs the expectation over them (Athalye et al. 2018)",
     PROBABILITIES: "they are not negative and add up to 1; say --outputs probabilities",
     NOT_PROBABILITIES: "they are negative or do not add up to 1; say --outputs logits",
     NOT_FINITE: "an attack that follows them is lost",
-    CHANCE: "no better than the most frequent class; check --mean, --std, --channels, --size and the order of classes",
 }
 
 
@@ -50,14 +47,3 @@ def doubts(problem: Problem, state: Tensors, images: Tensor, outputs: str, batch
     if outputs == "probabilities" and not adds_up:
         found.append(NOT_PROBABILITIES)
     return found
-
-
-def at_chance(right: int, labels: Tensor) -> bool:
-    """Whether `right` of the labels (n,) is no better than always naming the most frequent class.
-
-    One-sided binomial test at level LEVEL.
-    """
-    from scipy.stats import binomtest
-
-    n, share = len(labels), float(labels.bincount().max()) / len(labels)
-    return bool(binomtest(right, n, share, alternative="greater").pvalue > LEVEL)

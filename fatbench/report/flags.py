@@ -6,19 +6,28 @@ stronger. Where the per-example outcomes are stored, b and c are known and (b - 
 sqrt(b + c) if the attacks were equally strong (McNemar). Otherwise outcomes are taken as independent,
 sqrt((p(1-p) + q(1-q))/n), which is an upper bound for outcomes that go together, as these do. A violation is a
 difference of more than 3 standard deviations.
+
+And has it learned anything? The natural accuracy must be above chance, or nothing follows from the others.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from fatbench.errors import FatbenchError
+from fatbench.report.statistics import binomial_tail
+from fatbench.suite import facts
 from fatbench.suite.types import number
 
 CHAIN = ("natural", "fgsm", "pgd20", "autoattack")  # metric names, from weak to strong
 SIGMAS = 3.0
 ZERO_GRADIENTS = 0.01  # share of images without any loss gradient above which attacks are not to be trusted
+
+LEVEL = 0.01  # of the test whether a network has learned anything
+CHANCE = f"natural accuracy is at chance (one-sided binomial test, p >= {LEVEL:g})"
 
 NO_GRADIENT = (
     f"the loss has no gradient on more than {100 * ZERO_GRADIENTS:g}% of the images:"
@@ -63,3 +72,60 @@ def violated(weak: tuple[float, int], strong: tuple[float, int], paired: tuple[i
     if n == 0 or m == 0:
         return False
     return q - p > SIGMAS * math.sqrt(p * (1 - p) / n + q * (1 - q) / m)
+
+
+def chance(spec: Mapping[str, Any], stored: float | None = None) -> float | None:
+    """The accuracy that a cell has without learning anything; None: nobody knows.
+
+    The share of the most frequent class of the test images, `stored` with the evaluation; of an evaluation without
+    it, one over the number of classes.
+    """
+    if stored is not None:
+        return stored
+    try:
+        classes = facts.of_data(spec["data"]).classes
+    except FatbenchError:  # of a plug-in that is not here
+        return None
+    return 1 / classes if classes else None
+
+
+@functools.cache
+def above_chance(accuracy: float, n: int, share: float) -> bool:
+    """Whether `accuracy` on n images is above `share`: the exact one-sided binomial test, p < LEVEL.
+
+    Of several models on the same images the accuracy is their mean, and the test takes it as one model's.
+    """
+    right = round(accuracy * n)
+    far = (right - n * share) / math.sqrt(n * share * (1 - share)) if 0 < share < 1 and n else 0.0
+    if not 0 < far < 10:  # p <= 1 / (1 + 10^2) by Cantelli's inequality: most cells need no sum
+        return far >= 10
+    return binomial_tail(right, n, share) < LEVEL
+
+
+def mark(numbers: Iterable[dict[str, Any]], specs: Mapping[str, Mapping[str, Any]]) -> None:
+    """Give every number a list `flags`: an evaluation of a model that is at chance says so."""
+    rows = list(numbers)
+    below = at_chance(rows, specs)
+    for row in rows:
+        doubtful = row["stage"] != "train" and row["n"] and row["metric"] not in ("chance", "zero_gradients")
+        row["flags"] = [CHANCE] if doubtful and (row["cell"], row["round"]) in below else []
+
+
+def at_chance(numbers: Iterable[Mapping[str, Any]], specs: Mapping[str, Mapping[str, Any]]) -> set[tuple[str, int]]:
+    """(cell, round) of the models whose natural accuracy, among `numbers`, is not above chance. specs: by cell."""
+    natural: dict[tuple[str, int, str], Mapping[str, Any]] = {}
+    shares: dict[tuple[str, int, str], float] = {}
+    for row in numbers:
+        if row["stage"] == "train" or row["client"] >= 0 or row["metric"] not in ("natural", "chance"):
+            continue
+        place = row["cell"], row["round"], row["stage"]
+        if row["metric"] == "natural":
+            natural[place] = row
+        else:
+            shares[place] = row["value"]
+    found = set()
+    for place, row in natural.items():
+        share = chance(specs[place[0]], shares.get(place))
+        if share is not None and row["n"] and not above_chance(row["value"], row["n"], share):
+            found.add(place[:2])
+    return found

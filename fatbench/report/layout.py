@@ -152,7 +152,9 @@ def _grid(
         ties.mark(grid, ranked, numbers.outcomes)
     if table.paired is not None:
         grid.paired.extend(_comparisons(grid, *table.paired))
-    grid.notes.extend(notes(grid, suite, plan, table, cells, lacking, lookup, failed))
+    evaluates = any(column.source.stage != "train" for column in columns)
+    below = [(cell, found) for cell in cells if evaluates and (found := numbers.below_chance(cell))]
+    grid.notes.extend(notes(grid, suite, plan, table, cells, lacking, lookup, failed, below))
     grid.notes.extend(("evaluated", f"not trained here: {described(cell.spec)}") for cell in evaluated)
     return grid
 

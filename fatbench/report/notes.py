@@ -51,8 +51,12 @@ def notes(
     absent: Mapping[str, str],
     lookup: Lookup | None,
     failed: frozenset[str],
+    below: Sequence[tuple[Cell, tuple[float, int, float]]] = (),
 ) -> Iterable[tuple[str, str]]:
-    """What the numbers are and where they come from, always in this order."""
+    """What the numbers are and where they come from, always in this order.
+
+    below: the cells that have not learned, each with its natural accuracy, the images behind it, and chance.
+    """
     facts = grid.facts
     preset = f"{suite.name}, preset {plan.preset}"
     if grid.label:
@@ -101,14 +105,35 @@ def notes(
         yield "published", f"{lookup.name}; {compared}"
         for problem in lookup.problems:
             yield "published", problem
-    if any(value.flags for value in values):
+    if any(not flag.startswith(checking.CHANCE) for value in values for flag in value.flags):
         yield "checks", checking.RULE
+    if below:
+        yield "at chance", _below(grid, table, cells, below)
     yield from _tests(grid.paired)
     if table.note:
         yield "note", table.note
     if broken := failed & {cell.id for cell in cells}:
         count = f"{len(broken)} cell{'s' * (len(broken) > 1)}"
         yield "failed", f"{count}: {', '.join(sorted(broken))} (see fatbench logs)"
+
+
+def _below(
+    grid: Grid, table: Table, cells: Sequence[Cell], below: Sequence[tuple[Cell, tuple[float, int, float]]]
+) -> str:
+    """Which cells have not learned, by the labels that tell the table's rows and groups apart."""
+    shown = dict.fromkeys((*table.rows, *table.across, *(a for where in table.conditions.values() for a in where)))
+    axes = [axis for axis in shown if len({cell.key.get(axis) for cell in cells}) > 1]
+    named: dict[str, list[str]] = {}
+    chance = below[0][1][2]
+    for cell, (value, n, share) in below:
+        who = ", ".join(cell.key[axis] for axis in axes if axis in cell.key) or "all"
+        said = f"seed {cell.spec['seed']}: {100 * value:.1f}% of {n}"
+        named.setdefault(who, []).append(said if share == chance else f"{said}, chance {100 * share:.4g}%")
+    listed = "; ".join(f"{who} ({', '.join(said)})" for who, said in named.items())
+    return (
+        f"{len(below)} of {len(cells)} cells have not learned, so that their other accuracies say nothing;"
+        f" natural accuracy, chance {100 * chance:.4g}%: {listed}"
+    )
 
 
 def _tests(comparisons: Sequence[Comparison]) -> Iterable[tuple[str, str]]:

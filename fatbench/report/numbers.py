@@ -153,6 +153,7 @@ class Numbers:
         self.stored_flags: dict[tuple[str, str], list[str]] = {}
         self.series: dict[tuple[str, str], dict[int, float]] = {}
         self.priors: dict[tuple[str, str], dict[int, float]] = {}  # (cell, stage) -> client -> accuracy
+        self.below: dict[tuple[str, str], tuple[float, int, float]] = {}  # (cell, checkpoint) -> see `below_chance`
         self.last = {cell.id: int(cell.spec["protocol"]["rounds"]) for cell in plan.cells}
         self.evaluated: dict[tuple[str, str], dict[str, Found]] = {}  # (cell, checkpoint) -> metric -> number
         origins = provenance.Origins()
@@ -211,6 +212,11 @@ class Numbers:
         row = self.by_key.get((cell.id, whole.stages[-1], source.metric, at, source.client))
         return None if row is None else replace(whole, value=row[0], n=row[1])
 
+    def below_chance(self, cell: Cell) -> tuple[float, int, float] | None:
+        """(natural accuracy, images, chance) of a cell that has not learned; None: it has, or nobody knows."""
+        self._evaluations(cell, self.select)
+        return self.below.get((cell.id, self.select))
+
     def _evaluations(self, cell: Cell, checkpoint: str) -> dict[str, Found]:
         """Every evaluation that has been made of a cell at a checkpoint, by metric, with its flags."""
         known = self.evaluated.get((cell.id, checkpoint))
@@ -223,11 +229,11 @@ class Numbers:
                 stage = self.stages.name(evaluation, round)
                 if row := self.by_key.get((cell.id, stage, evaluation.label, round, -1)):
                     found[evaluation.label] = Found(row[0], row[1], ("train", stage))
-            self._check(cell, round, found)
+            self._check(cell, round, found, checkpoint)
         self.evaluated[cell.id, checkpoint] = found
         return found
 
-    def _check(self, cell: Cell, round: int, found: dict[str, Found]) -> None:
+    def _check(self, cell: Cell, round: int, found: dict[str, Found], checkpoint: str) -> None:
         """Set the flags of one model's evaluations, in words without the seed."""
         chain = [metric for metric in checking.CHAIN if metric in found]
         raised: dict[str, list[str]] = {}
@@ -250,15 +256,22 @@ class Numbers:
             if checking.violated((easy.value, easy.n), (hard.value, hard.n), paired):
                 on = f", which is computed on {moved[weak]}'s model," if weak in moved else ""
                 raised.setdefault(strong, []).append(f"{strong} is above {weak}{on} by more than 3 standard errors")
-        if natural := found.get("natural"):
+        natural = found.get("natural")
+        if natural and natural.n and math.isfinite(natural.value):
+            stored = self.by_key.get((cell.id, natural.stages[-1], "chance", round, -1))
+            share = checking.chance(cell.spec, stored and stored[0])
+            if share is not None and not checking.above_chance(natural.value, natural.n, share):
+                self.below[cell.id, checkpoint] = natural.value, natural.n, share
+                raised |= {metric: [checking.CHANCE, *raised.get(metric, ())] for metric in found}
+        if natural:
             dead = self.by_key.get((cell.id, natural.stages[-1], "zero_gradients", round, -1))
             if dead is not None and dead[0] > checking.ZERO_GRADIENTS:
                 for metric in found:
                     if attacks[metric]["name"] != "natural" and metric not in moved:
                         raised.setdefault(metric, []).append(checking.NO_GRADIENT)
         for metric, one in found.items():
-            stored = self.stored_flags.get((cell.id, one.stages[-1]), ()) if self.stored_flags else ()
+            own = self.stored_flags.get((cell.id, one.stages[-1]), ()) if self.stored_flags else ()
             if not math.isfinite(one.value):
                 raised.setdefault(metric, []).append("not a number")
-            if stored or metric in raised:
-                one.flags = (*stored, *raised.get(metric, ()))
+            if own or metric in raised:
+                one.flags = (*own, *raised.get(metric, ()))

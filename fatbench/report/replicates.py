@@ -96,6 +96,10 @@ class Pooled(Numbers):
         flags = tuple(dict.fromkeys(chain(*(one.flags for one in found))))
         return Found(fmean(values), found[0].n, found[0].stages, flags)
 
+    def below_chance(self, cell: Cell) -> tuple[float, int, float] | None:
+        runs = self._runs[self._shown(cell)]
+        return next((found for numbers, mine in runs if (found := numbers.below_chance(mine))), None)
+
     def origins(self, cell: str, stage: str) -> Iterable[Origin]:
         mine = self._runs[cell.partition(replicates.SIGN)[0]]
         return dict.fromkeys(chain(*(numbers.origins(one.id, stage) for numbers, one in mine)))

@@ -219,6 +219,16 @@ def _array(verdicts: Verdicts):  # type: ignore[no-untyped-def]
     return np.unpackbits(data)[:n].astype(np.int64)
 
 
+# --- one accuracy against chance --------------------------------------------------------------------------------
+
+
+def binomial_tail(k: int, n: int, p: float) -> float:
+    """P(X >= k) of a binomial X of n trials of probability p in (0, 1): the incomplete beta I_p(k, n - k + 1)."""
+    if k <= 0:
+        return 1.0
+    return 0.0 if k > n else _beta(p, k, n - k + 1)
+
+
 # --- several tests -----------------------------------------------------------------------------------------------
 
 

@@ -445,10 +445,9 @@ def _attack(
     if formulas.formula("Attack", evaluation.attack, "Forward") == 0:  # the images are as they were
         dead = [zero_gradients(ready.problem, model, images, labels) for model in models.values()]
         numbers.append(Number("zero_gradients", sum(dead) / len(dead), round, n=n))
+        numbers.append(Number("chance", float(labels.bincount().max()) / n, round, n=n))
     if "evaluated" in job.spec:
-        numbers += _doubts(
-            job, evaluation, ready.problem, models[-1], images, labels, round, int(right.sum() * n + 0.5)
-        )
+        numbers += _doubts(job, ready.problem, models[-1], images, round)
     return _finished(run, numbers, record, job, stage, store, notify, total)
 
 
@@ -461,15 +460,11 @@ def _finished(
     return "done"
 
 
-def _doubts(
-    job: Job, evaluation: Evaluation, problem: Any, model: Any, images: Any, labels: Any, round: int, right: int
-) -> list[Number]:
+def _doubts(job: Job, problem: Any, model: Any, images: Any, round: int) -> list[Number]:
     """What is doubtful about a model that was not trained here, as numbers that the report shows as flags."""
     from fatbench.engine import plausible
 
     found = plausible.doubts(problem, model, images, job.spec["evaluated"]["outputs"])
-    if evaluation.attack["name"] == "natural" and plausible.at_chance(right, labels):
-        found.append(plausible.CHANCE)
     return [Number(f"flag_{words.replace(' ', '_')}", 1.0, round) for words in found]
 
 

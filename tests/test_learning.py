@@ -1,0 +1,206 @@
+"""Has a network learned anything? The test against chance by itself, at tables, in `show`, in Python, and `--learn`."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from scipy import stats
+from test_readme import examples, run
+from typer.testing import CliRunner
+
+import fatbench
+from fatbench import report
+from fatbench.cli.app import app
+from fatbench.report import flags
+from fatbench.report.statistics import binomial_tail
+from fatbench.run.learn import Look
+from fatbench.run.start import jobs_of
+from fatbench.run.worker import Machine, work
+from fatbench.store import lines
+from fatbench.store.stages import Store
+from fatbench.suite import files
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.mark.parametrize("n", [1, 7, 100, 10_000])
+@pytest.mark.parametrize("p", [0.01, 0.1, 0.196, 0.5, 0.9])
+def test_the_tail_is_scipys(n: int, p: float) -> None:
+    places = {0, 1, n // 2, n - 1, n, n + 1, int(n * p), int(n * p) + 1, int(n * p + 3 * (n * p * (1 - p)) ** 0.5)}
+    for k in places:
+        assert binomial_tail(k, n, p) == pytest.approx(stats.binom.sf(k - 1, n, p), rel=1e-9, abs=1e-300)
+
+
+def test_chance_by_hand() -> None:
+    """100 images of ten classes: P(X >= 18) > 0.01 > P(X >= 19). One of one image: P = 0.1."""
+    assert stats.binom.sf(17, 100, 0.1) > flags.LEVEL > stats.binom.sf(18, 100, 0.1)
+    assert not flags.above_chance(0.18, 100, 0.1) and flags.above_chance(0.19, 100, 0.1)
+    assert not flags.above_chance(1.0, 1, 0.1) and not flags.above_chance(0.75, 100, 0.75)
+    assert not flags.above_chance(1.0, 100, 1.0)  # one class: nothing to learn
+
+
+@pytest.mark.parametrize("n", [3, 50, 500, 10_000])
+@pytest.mark.parametrize("share", [0.01, 0.1, 0.5])
+def test_every_count_is_decided_as_scipy_decides_it(n: int, share: float) -> None:
+    for right in range(0, n + 1, max(1, n // 400)):
+        decided = stats.binomtest(right, n, share, alternative="greater").pvalue < flags.LEVEL
+        assert flags.above_chance(right / n, n, share) == decided, right
+
+
+def test_chance_is_what_was_stored_else_one_over_the_classes() -> None:
+    assert flags.chance({"data": {"name": "cifar100"}}) == 0.01
+    assert flags.chance({"data": {"name": "cifar100"}}, 0.03) == 0.03
+    assert flags.chance({"data": {"name": "of a plug-in"}}) is None
+
+
+# --- at tables: the committed transformers, of which three learned nothing ------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def transformers(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    db = tmp_path_factory.mktemp("learning") / "r.db"
+    with Store.open(str(db), create=True) as store:
+        lines.import_(store, ROOT / "results" / "fat-transformers-jpeg75-cpu.jsonl")
+    return db
+
+
+def test_every_format_flags_the_number_and_the_table_names_the_cell(transformers: Path) -> None:
+    suite = files.load("fat-transformers-noniid2-jpeg75")
+    plan = suite.plan("cpu")
+    with Store.open(str(transformers)) as store:
+        grids = report.tables(suite, plan, store)
+    below = [v.mean for grid in grids for v in grid.all() if flags.CHANCE in "".join(v.flags)]
+    assert sorted(round(100 * mean, 1) for mean in below) == [8.6, 8.8, 8.8, 10.2, 11.6]  # natural and PGD-7 of three
+    said = dict(grids[0].notes)["at chance"]
+    assert said.startswith("3 of 36 cells have not learned") and "VIS, FedWAvg(10), AT (seed 6: 8.8% of 500)" in said
+    assert "checks" not in dict(grids[0].notes)  # nothing contradicts itself
+    texts = {name: report.render(grids, name) for name in report.FORMATS}
+    marked = {"markdown": "8.80†", "latex": r"8.80 & \textsuperscript{\textdagger{}}", "terminal": "8.80†"}
+    for name, text in texts.items():
+        assert "natural accuracy is at chance" in text, name
+        assert marked.get(name, "") in text, name
+        assert "have not learned" in " ".join(text.split()) or name == "csv", name
+
+
+def test_a_suite_that_learned_has_no_such_flag(tmp_path: Path) -> None:
+    with Store.open(str(tmp_path / "r.db"), create=True) as store:
+        lines.import_(store, ROOT / "results" / "sfat-jpeg75-cpu.jsonl")
+        suite = files.load("sfat-cifar10-jpeg75")
+        text = report.render(report.tables(suite, suite.plan("cpu"), store), "markdown")
+    assert "36.20" in text and "at chance" not in text
+
+
+def test_the_python_interface_has_the_flag(transformers: Path) -> None:
+    table = fatbench.table("fat-transformers-noniid2-jpeg75", preset="cpu", db=str(transformers)).frame()
+    assert int(table["flags"].fillna("").str.contains("at chance").sum()) == 5
+    found = fatbench.results("fat-transformers-noniid2-jpeg75", preset="cpu", db=str(transformers))
+    below = found[found["flags"] != ""]
+    assert "train" not in set(below["stage"]) and set(below["flags"]) == {flags.CHANCE}
+    assert len(set(below["cell"])) == 3
+
+
+def test_the_share_of_the_most_frequent_class_is_stored_and_counts(tmp_path: Path) -> None:
+    """Of 32 digits the evaluation stores it. 60 % of two halves is no learning, whatever one over ten classes is."""
+    plan = files.load("adfl-mnist").plan("smoke")
+    job = jobs_of(plan)[0]
+    machine = Machine(db=str(tmp_path / "r.db"), files=str(tmp_path / "f"), data=str(tmp_path / "d"))
+    with Store.open(machine.db, create=True) as store:
+        assert work(job, machine, store) == "done"
+        (share,) = {row["value"] for row in store.measurements([job.cell], metrics=["chance"])}
+        from fatbench.data import DATASETS
+
+        labels = torch.from_numpy(DATASETS["digits"](tmp_path).test_labels[:32])
+        assert share == labels.bincount().max().item() / 32
+    stage = {"cell": job.cell, "stage": "natural-x@2", "round": 2, "client": -1, "n": 32}
+    numbers = [{**stage, "metric": metric, "value": value} for metric, value in (("natural", 0.6), ("chance", 0.5))]
+    flags.mark(numbers, {job.cell: job.spec})  # P(X >= 19) of 32 halves is 0.19; of tenths nothing
+    assert [row["flags"] for row in numbers] == [[flags.CHANCE], []]
+
+
+def test_show_marks_the_number(transformers: Path) -> None:
+    with Store.open(str(transformers)) as store:
+        below = flags.at_chance(store.measurements(), store.cells())
+    cell = min(below)[0]
+    shown = CliRunner().invoke(app, ["show", cell, "--db", str(transformers)])
+    assert shown.exit_code == 0 and "†" in shown.stdout and f"† {flags.CHANCE}" in shown.stdout
+    found = json.loads(CliRunner().invoke(app, ["show", cell, "--db", str(transformers), "--format", "json"]).stdout)
+    assert {row["metric"] for row in found["numbers"] if row["flags"]} >= {"natural"}
+    assert not any(row["flags"] for row in found["numbers"] if row["stage"] == "train")
+
+
+# --- suite check --learn --------------------------------------------------------------------------------------------
+
+SMALL = """\
+name: small
+title: One network on digits
+seeds: [0]
+base:
+  data: {{name: digits}}
+  partition: {{name: iid, clients: 2}}
+  model: {{name: small_cnn, width: 6}}
+  protocol:
+    name: fedavg
+    rounds: 3
+    local: {{batch: 16, lr: {lr}, objective: {{name: standard}}}}
+    rule: {{name: samples}}
+evaluate: {{checkpoints: [last], attacks: {{natural: {{name: natural}}}}}}
+presets: {{paper: {{}}}}
+"""
+
+
+def test_learn_says_at_which_step(tmp_path: Path) -> None:
+    """1,442 training digits, two clients, batch 16: 46 steps a round. A rate of 1e-9 learns nothing: exit 1."""
+    suite = tmp_path / "small.yaml"
+    suite.write_text(SMALL.format(lr=0.05))
+    found = CliRunner().invoke(app, ["suite", "check", "--learn", str(suite)])
+    assert found.exit_code == 0, found.output
+    assert "left chance within 46 steps of a client (round 1 of 3)" in found.stdout
+    assert "round 1 of 3, step 46: loss" in found.stderr
+    suite.write_text(SMALL.format(lr=1e-9))
+    found = CliRunner().invoke(app, ["suite", "check", "--learn", str(suite)])
+    assert found.exit_code == 1
+    assert "did not leave chance within 138 steps of a client (round 3 of 3)" in found.stdout
+
+
+def test_looking_often_does_not_make_a_cell_learn() -> None:
+    def look(p: float, rounds: int) -> Any:
+        return Look(1, rounds, 1, 0.0, 0.1, 1000, 0.1, p)
+
+    assert look(0.004, 2).learned and not look(0.006, 2).learned and look(0.006, 1).learned
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["sfat-cifar10", "--preset", "quick"], "--preset: only with --learn"),
+        (["--learn", "sfat-cifar10", "sfat-svhn"], "--learn takes one suite, got 2"),
+        (["--learn", "sfat-cifar10", "--preset", "quik"], "did you mean 'quick'?"),
+    ],
+)
+def test_a_mistake_is_one_message(arguments: list[str], message: str) -> None:
+    command = [sys.executable, "-m", "fatbench", "suite", "check", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and message in done.stderr and "Traceback" not in done.stderr
+
+
+def test_the_page_is_true(tmp_path: Path) -> None:
+    """The accuracy is not compared: it differs between CPUs."""
+    found = examples((ROOT / "docs" / "learning.md").read_text(encoding="utf-8"))
+    assert found and all(shown for _, shown in found)
+    for command, shown in found:
+        run(command, tmp_path, shown)
+
+
+def test_checking_imports_no_torch() -> None:
+    code = (
+        "import sys; from typer.testing import CliRunner; from fatbench.cli.app import app;"
+        "assert CliRunner().invoke(app, ['suite', 'check', 'sfat-fashion']).exit_code == 0;"
+        "assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,46 @@
+"""The committed tables are what the committed rows and today's suites give, byte for byte."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fatbench import report
+from fatbench.store import lines, selection
+from fatbench.store.stages import Store
+from fatbench.suite import files
+
+RESULTS = Path(__file__).parent.parent / "results"
+FORMATS = {".md": "markdown", ".tex": "latex"}
+ROWS = {  # the first words of a suite's name -> the file of its rows, and the preset that was run
+    "adfl": ("adfl-mnist-jpeg-cpu", "cpu"),
+    "april": ("april-jpeg75-cpu", "cpu"),
+    "fat-transformers": ("fat-transformers-jpeg75-cpu", "cpu"),
+    "fedvkd": ("fedvkd-cifar10-jpeg75-cpu", "quick"),
+    "sfat": ("sfat-jpeg75-cpu", "cpu"),
+}
+NAMES = sorted({table.stem for table in (RESULTS / "tables").iterdir()})
+
+
+@pytest.fixture(scope="module")
+def stores(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Store]]:
+    folder = tmp_path_factory.mktemp("results")
+    opened = {}
+    for file, _ in ROWS.values():
+        opened[file] = Store.open(str(folder / f"{file}.db"), create=True)
+        lines.import_(opened[file], RESULTS / f"{file}.jsonl")
+    yield opened
+    for store in opened.values():
+        store.close()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_table_is_made_of_the_rows(name: str, stores: dict[str, Store]) -> None:
+    select = next(select for select in selection.WORDS if name.endswith(f"-{select}"))
+    suite = files.load(name.removesuffix(f"-{select}"))
+    file, preset = next(found for begin, found in ROWS.items() if name.startswith(begin))
+    grids = report.tables(suite, suite.plan(preset), stores[file], select=select)
+    for ending, format in FORMATS.items():
+        assert report.render(grids, format) == (RESULTS / "tables" / f"{name}{ending}").read_text(encoding="utf-8")
