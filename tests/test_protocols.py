@@ -125,6 +125,39 @@ def test_fednova_removes_the_bias_of_unequal_steps():
     torch.testing.assert_close(result.state.model["w"], expected)
 
 
+def test_fednova_counts_what_a_proximal_term_takes_back():
+    """A gradient of one everywhere, SGD with momentum 0.9 and mu 3 from 0, 1 to 10 steps: how far the weight moved."""
+    from fatbench.engine.local import LocalTraining
+    from fatbench.methods.protocols.fednova import travelled
+
+    prox = functools.partial(objectives.PROXIMALS["squared"], mu=3.0)
+    for momentum, steps in ((0.0, 7), (0.9, 10), (0.5, 1)):
+        w = torch.zeros(1, requires_grad=True, dtype=torch.float64)
+        optimiser = torch.optim.SGD([w], lr=0.1, momentum=momentum)
+        for _ in range(steps):
+            optimiser.zero_grad()
+            (w.sum() + 1.5 * w.square().sum()).backward()
+            optimiser.step()
+        local = LocalTraining(batch=1, lr=0.1, objective=quadratic, momentum=momentum, proximal=prox)
+        assert travelled(steps, local) == pytest.approx(-w.item() / 0.1)
+        assert travelled(steps, replace(local, proximal=None)) != pytest.approx(-w.item() / 0.1) or steps == 1
+    closed = replace(local, momentum=0.0)
+    assert travelled(7, closed) == pytest.approx((1 - 0.7**7) / 0.3)  # Wang et al. 2020: (1 - (1 - a)^tau) / a
+
+
+def test_fednova_removes_the_bias_of_unequal_steps_under_a_proximal_term():
+    """Batch 1 and 1, 2, 5 copies: 1, 2, 5 steps an epoch. One gradient for all: every client's d_k is that gradient."""
+
+    def slope(model: nn.Module, x: Tensor, y: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        return (model.w * torch.tensor([1.0, -2.0])).sum(), torch.ones(len(x), dtype=torch.bool)
+
+    prox = functools.partial(objectives.PROXIMALS["squared"], mu=0.5)
+    (result,) = run("fednova", problem((1, 2, 5)), batch=1, epochs=1, objective=slope, proximal=prox)
+    far = [(1 - 0.95**tau) / 0.05 for tau in (1, 2, 5)]
+    effective = sum(p * a for p, a in zip((1 / 8, 2 / 8, 5 / 8), far, strict=True))
+    torch.testing.assert_close(result.state.model["w"], THETA - 0.1 * effective * torch.tensor([1.0, -2.0]))
+
+
 def test_scaffold_with_one_client_is_sgd():
     one = problem((1,))
     result = run("scaffold", one, rounds=5)[-1].state.model["w"]
@@ -189,6 +222,40 @@ def test_the_divisor_is_of_the_rate_of_the_round(name):
             torch.testing.assert_close(after_round, before - result[0].state.server["c"]["w"] + gradient)
         else:
             torch.testing.assert_close(after_round, before + gradient - (theta - result[1].state.model["w"]) / 0.075)
+
+
+def test_scaffold_as_fedtorch_released_it_changes_c_within_the_round():
+    """Clients of 1, 2, 5 steps: c moves after each of them, and all divide by the last one's lr tau."""
+    on = problem((1, 2, 5))
+    settings = {"batch": 1, "epochs": 1, "rule": rule("uniform")}
+    results = run("scaffold", on, rounds=3, divisor="released", variates="released", **settings)
+    theta, c, own = THETA, torch.zeros(2), [torch.zeros(2)] * 3
+    for result in results:
+        order = [u.client for u in result.updates]
+        ends = {}
+        for k in order:
+            y = theta
+            for _ in range((1, 2, 5)[k]):
+                y = y - 0.1 * (y - A[k] + c - own[k])
+            ends[k] = y
+        last = (1, 2, 5)[order[-1]]
+        for k in order:
+            new = own[k] - c + (theta - ends[k]) / (0.1 * last)
+            c = c + (new - own[k]) / 3
+            own[k] = new
+        theta = sum(ends.values()) / 3
+        torch.testing.assert_close(result.state.model["w"], theta)
+        torch.testing.assert_close(result.state.server["c"]["w"], c)
+    canonical = run("scaffold", on, rounds=3, **settings)[-1].state.model["w"]
+    assert (canonical - theta).abs().max() > 0.01  # the release is another method
+
+
+def test_fedgate_as_fedtorch_released_it_divides_by_the_last_clients_steps():
+    (result,) = run("fedgate", problem((1, 2, 5)), batch=1, epochs=1, rule=rule("uniform"), divisor="released")
+    last = (1, 2, 5)[result.updates[-1].client]
+    for update in result.updates:
+        expected = (result.state.model["w"] - update.model["w"]) / (0.1 * last)
+        torch.testing.assert_close(result.state.clients[update.client]["w"], expected)
 
 
 def test_fedgate_with_one_client_is_sgd():
@@ -281,6 +348,24 @@ def test_centralized_is_sgd_on_everything():
     result = run("centralized", pool, rounds=4)
     torch.testing.assert_close(result[-1].state.model["w"], after(THETA, A.mean(0), 4))
     assert result[0].cost.bytes_up == 0
+
+
+def test_centralized_as_released_keeps_its_momentum_over_epochs():
+    """torch's own SGD with one buffer for the whole run; it goes on from any epoch, to the same bytes."""
+    pool = replace(problem(), shards=[torch.arange(3)])
+    settings = {"momentum": 0.9, "weight_decay": 0.01, "moments": "released"}
+    results = run("centralized", pool, rounds=4, **settings)
+    w = THETA.clone().requires_grad_()
+    optimiser = torch.optim.SGD([w], lr=0.1, momentum=0.9, weight_decay=0.01)
+    for result in results:
+        optimiser.zero_grad()
+        (0.5 * (w - A).square().sum(1).mean()).backward()
+        optimiser.step()
+        torch.testing.assert_close(result.state.model["w"], w.detach())
+    rest = run("centralized", pool, rounds=4, start=results[1].state, **settings)
+    assert torch.equal(rest[-1].state.model["w"], results[-1].state.model["w"])
+    reset = run("centralized", pool, rounds=4, momentum=0.9, weight_decay=0.01)[-1].state.model["w"]
+    assert not torch.allclose(reset, w.detach())
 
 
 # Those need an edge and a server, unlabelled images, or a model that gradients are sent of: they have their own tests.

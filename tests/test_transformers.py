@@ -18,6 +18,7 @@ from fatbench.models.heads import ClsVisHead, cross_covariance, power_normalised
 from fatbench.models.pretrained import from_file
 from fatbench.models.t2t import Performer, sinusoids
 from fatbench.suite import formulas, signatures
+from fatbench.suite import weights as naming
 
 HEADS = ("cls", "vis", "cls_vis")
 SMALL = {
@@ -104,6 +105,20 @@ def test_head_norm(norm: str, kinds: set[type]) -> None:
     model = small("vit", head="cls_vis", head_norm=norm)
     assert {type(model.head.norm1), type(model.head.norm2)} == kinds
     assert any("running_mean" in name for name in model.state_dict()) == (norm == "bn")
+
+
+def test_the_head_starts_as_so_vits_or_as_timms_layers() -> None:
+    """Kaiming's normal by fan-out: std sqrt(2 / 64) and sqrt(2 / 48)."""
+    states = []
+    for start in ("timm", "kaiming"):
+        torch.manual_seed(3)
+        states.append(ClsVisHead(384, 10, 64, 48, "bn", start).state_dict())
+    ours, theirs = states
+    assert ours["branch1.weight"].std() == pytest.approx(0.02, rel=0.05)
+    for name, d in (("branch1.weight", 64), ("branch2.weight", 48)):
+        assert theirs[name].std() == pytest.approx((2 / d) ** 0.5, rel=0.02) and abs(theirs[name].mean()) < 0.005
+    kaiming = MODELS["vit"]((3, 32, 32), 10, head="cls_vis", patch=16, depth=1, head_start="kaiming").head
+    assert kaiming.branch2.weight.std() > 0.15
 
 
 def test_bn_of_the_head_is_a_1x1_convolution_with_batchnorm2d() -> None:
@@ -389,6 +404,7 @@ def test_t2t_has_the_names_of_the_release() -> None:
         ("vit", {}, 22_050_664),  # timm's table: 22.05 M
         ("vit", {"dim": 768, "heads": 12}, 86_567_656),  # 86.57 M
         ("tnt", {}, 23_768_584),  # 23.77 M
+        ("tnt", {"legacy": True}, 23_755_336),  # timm's before May 2025: 23.76 M
         ("t2t", {}, 21_545_550),  # 21.5 M; 80,000 of them are never trained
     ],
 )
@@ -401,7 +417,12 @@ def test_published_size(name: str, settings: dict[str, int], count: int) -> None
 
 @pytest.mark.parametrize(
     ("name", "settings"),
-    [("vit", {}), ("tnt", {"head": "cls_vis"}), ("t2t", {"head": "cls_vis", "dim": 448, "heads": 7})],
+    [
+        ("vit", {}),
+        ("tnt", {"head": "cls_vis"}),
+        ("tnt", {"legacy": True}),
+        ("t2t", {"head": "cls_vis", "dim": 448, "heads": 7}),
+    ],
 )
 def test_plan_counts_the_parameters(name: str, settings: dict[str, object]) -> None:
     """The docstring's lines, read from the source as `fatbench plan` does, against the model."""
@@ -575,18 +596,34 @@ def test_timm_without_network_or_name(monkeypatch: pytest.MonkeyPatch) -> None:
             small(name, weights="timm")
 
 
-def test_timms_own_weights(monkeypatch: pytest.MonkeyPatch) -> None:
-    """weights: timm takes what timm's factory returns, here a network with weights of a known seed."""
+@pytest.mark.parametrize(
+    ("settings", "weights", "tag"),
+    [
+        ({}, "timm", "tnt_s_patch16_224"),
+        ({"legacy": True}, "timm", "tnt_s_legacy_patch16_224"),
+        ({"legacy": True}, "timm/tnt_s_legacy_patch16_224.in1k", "tnt_s_legacy_patch16_224.in1k"),
+    ],
+)
+def test_timms_own_weights(monkeypatch: pytest.MonkeyPatch, settings: dict, weights: str, tag: str) -> None:
+    """`weights` takes what timm's factory returns, here a network with weights of a known seed; a digest is checked."""
     import timm
 
     create, made = timm.create_model, []
 
     def unpublished(name: str, pretrained: bool) -> nn.Module:
         assert pretrained
+        assert name == tag
+        torch.manual_seed(1)
         made.append(create(name, pretrained=False))
         return made[0]
 
     monkeypatch.setattr(timm, "create_model", unpublished)
-    model = MODELS["tnt"]((3, 224, 224), 10, weights="timm")
+    model = MODELS["tnt"]((3, 224, 224), 10, weights=weights, **settings)
     theirs = made[0].state_dict()
     assert all(torch.equal(value, theirs[name]) for name, value in model.backbone.state_dict().items())
+    exact = f"timm/{tag}@{model.pretrained['digest']}"
+    assert naming.content(exact) == exact and naming.read(exact) is None
+    again = MODELS["tnt"]((3, 224, 224), 10, weights=exact, **settings)
+    assert again.pretrained == model.pretrained
+    with pytest.raises(MachineError, match=f"timm's {tag} is sha256:.*, not sha256:{'0' * 64} as the suite says"):
+        MODELS["tnt"]((3, 224, 224), 10, weights=f"timm/{tag}@sha256:{'0' * 64}", **settings)

@@ -52,9 +52,15 @@ def train_cohort(
     return updates
 
 
-def step_divisor(update: Update, lr: float, divisor: str) -> float:
-    """S_k of SCAFFOLD and FedGATE: lr ||a_k||_1, which counts momentum, or with "literal" lr tau_k, which does not."""
-    return lr * (update.stats.momentum_steps if divisor == "momentum" else update.stats.steps)
+def step_divisors(updates: Sequence[Update], lr: float, divisor: str) -> list[float]:
+    """S_k of SCAFFOLD and FedGATE for each update.
+
+    lr ||a_k||_1, which counts momentum; with "literal" lr tau_k, which does not; with "released" lr tau of the last
+    client of the round for all, as FedTorch has it.
+    """
+    if divisor == "momentum":
+        return [lr * update.stats.momentum_steps for update in updates]
+    return [lr * (updates[-1] if divisor == "released" else update).stats.steps for update in updates]
 
 
 def cost(updates: Sequence[Update], local: LocalTraining, broadcast: Tensors, up: int = 1, down: int = 1) -> Cost:

@@ -160,6 +160,8 @@ def squared(weights: list[Tensor], broadcast: list[Tensor], round: int, *, mu: N
     """FedProx: the gradient of (mu / 2) ||w - w_t||^2 over all weights, mu (w - w_t).
 
     Li et al. 2020 (arXiv 1812.06127), equation 2. Aldahdooh et al. 2022 (mu 0.1); differences: fedprox-forms.
+
+    Rate: mu
     """
     return list(torch._foreach_mul(torch._foreach_sub(weights, broadcast), mu))
 

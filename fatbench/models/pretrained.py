@@ -21,6 +21,7 @@ from torch import Tensor
 from fatbench.errors import MachineError
 from fatbench.models.heads import ClsHead
 from fatbench.models.transformer import Transformer
+from fatbench.suite import weights as naming
 from fatbench.suite.weights import digest as digest_of
 
 CLASSIFIER = ("head.weight", "head.bias")
@@ -28,22 +29,26 @@ SHOWN = 3  # mismatching tensors named in a message
 
 
 def load_pretrained(name: str, model: Transformer, weights: str, timm_name: str | None, position: str) -> None:
-    """Overwrite the backbone of `model` with published weights: `weights` is "timm" or the path of a file.
+    """Overwrite the backbone of `model` with published weights: "timm", "timm/TAG@sha256:...", or the path of a file.
 
     The position table `position` is interpolated (bicubic, timm's `resample_abs_pos_embed`; the class token's entry is
     kept) where the grid of patches has another size. The classifier is taken over by a CLS head with as many classes;
     any other head starts at random, as it must for a new task.
 
     ValueError: timm has no such weights, or they are another architecture's (the first tensors that differ, with both
-    shapes). MachineError: they cannot be reached or read.
+    shapes). MachineError: they cannot be reached or read, or are not those whose digest is given.
     """
-    if weights == "timm":
+    tag, wanted_digest = naming.tagged(weights)
+    if tag is not None or weights == naming.HUB:
+        timm_name = tag or timm_name
         if timm_name is None:
             raise ValueError(
                 f"{name}: timm has no weights for these settings; give `weights` the path of a file, FILE@sha256:DIGEST"
             )
         source, state = f"timm's {timm_name}", from_timm(name, timm_name)
         digest = of_tensors(state)
+        if wanted_digest not in (None, digest):
+            raise MachineError(f"{name}: {source} is {digest}, not {wanted_digest} as the suite says")
     else:
         source, state = weights, from_file(name, Path(weights))
         digest = digest_of(Path(weights))

@@ -39,6 +39,7 @@ def t2t(
     d1: Count | None = None,
     d2: Count | None = None,
     head_norm: Literal["bn", "ln", "none"] = "bn",
+    head_start: Literal["timm", "kaiming"] = "timm",
     normalise: Literal["half", "imagenet", "none"] = "imagenet",
     weights: Weights | None = None,
 ) -> nn.Module:
@@ -53,7 +54,7 @@ def t2t(
     paper's code: dropout 0.1 within the performers / here: none, as everywhere in the paper.
     With `weights`, attention is scaled by dim^-1/2, as the published weights were trained, else by (dim / heads)^-1/2.
 
-    `head`, `d1`, `d2`, `head_norm`, `normalise` and `weights` as for `vit`, but timm has none: `t2t_vit_14` is
+    `head` and its settings, `normalise` and `weights` as for `vit`, but timm has none: `t2t_vit_14` is
     the authors' 81.5_T2T_ViT_14.pth.tar.
 
     ValueError: images not square or not tiled by the patches, any other patch, dim not a multiple of heads, token_dim
@@ -76,7 +77,9 @@ def t2t(
         raise ValueError(f"t2t: token_dim must be even, for half as many random features, got {token_dim}")
     scale = (dim if weights is not None else dim // heads) ** -0.5
     backbone = T2T(shape[0], size, patch, dim, token_dim, depth, heads, mlp, scale)
-    model = Transformer(backbone, heads_module.build(head, dim, classes, d1, d2, head_norm), normalise, shape[0])
+    model = Transformer(
+        backbone, heads_module.build(head, dim, classes, d1, d2, head_norm, head_start), normalise, shape[0]
+    )
     if weights is not None:
         load_pretrained("t2t", model, weights, None, position="pos_embed")
     return model

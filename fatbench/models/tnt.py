@@ -11,7 +11,10 @@ from fatbench.models.pretrained import load_pretrained
 from fatbench.models.transformer import Transformer, check_grid, check_heads
 from fatbench.suite.types import Count, Weights
 
-TIMM = {(16, 4, 384, 24, 12, 6, 4, 4): "tnt_s_patch16_224"}
+TIMM = {
+    (16, 4, 384, 24, 12, 6, 4, 4, False): "tnt_s_patch16_224",
+    (16, 4, 384, 24, 12, 6, 4, 4, True): "tnt_s_legacy_patch16_224",
+}
 
 
 def tnt(
@@ -27,9 +30,11 @@ def tnt(
     heads: Count = 6,
     inner_heads: Count = 4,
     mlp: Count = 4,
+    legacy: bool = False,
     d1: Count | None = None,
     d2: Count | None = None,
     head_norm: Literal["bn", "ln", "none"] = "bn",
+    head_start: Literal["timm", "kaiming"] = "timm",
     normalise: Literal["half", "imagenet", "none"] = "half",
     weights: Weights | None = None,
 ) -> nn.Module:
@@ -40,8 +45,11 @@ def tnt(
     A block attends among the pixels of each patch (`inner_heads` heads, an MLP 4 times as wide), adds them, projected,
     to the patch's token of `dim` channels, and attends among the tokens (`heads` heads, an MLP `mlp` times as wide).
     With patch 4 each pixel is one of the image's. A class token, learned positions. No dropout, no drop path.
+    `legacy`: timm's network of before May 2025, which normalises pixels one by one before they are projected, and whose
+    7x7 windows look over the border of a patch (differences: tnt-weights).
 
-    `head`, `d1`, `d2`, `head_norm`, `normalise` and `weights` as for `vit`; "timm": tnt_s_patch16_224.
+    `head` and its settings, `normalise` and `weights` as for `vit`; "timm": tnt_s_patch16_224 or
+    tnt_s_legacy_patch16_224.
 
     ValueError: images not square or not tiled by the patches, patch not a multiple of pixels, dim or inner not a
     multiple of its heads, weights of another model. MachineError: weights that cannot be reached or read.
@@ -49,6 +57,7 @@ def tnt(
     Source: Han et al. 2021; Aldahdooh et al. 2022, Tables 1-3.
     Parameters: (49*channels+1)*inner + pixels*pixels*inner*(dim+3) + dim*((side//patch)*(side//patch) + 7)
     Parameters: depth*(12*inner*inner + 10*inner + pixels*pixels*inner*(dim+2) + (2*mlp+4)*dim*dim + (mlp+8)*dim)
+    Parameters: legacy*depth*(2*inner - 2*pixels*pixels*inner - dim)
     Parameters: (dim+1)*classes
     Parameters: (head == "cls_vis")*(d1 or 48 + 16*(dim >= 384) + 32*(dim >= 448))*(dim + 2*(head_norm != "none") + 1)
     Parameters: (head == "cls_vis")*((d2 or 24 + 24*(dim >= 384))*(dim + 2*(head_norm != "none")) + classes)
@@ -78,9 +87,12 @@ def tnt(
         num_heads_outer=heads,
         mlp_ratio=mlp,
         first_stride=patch // pixels,
+        legacy=legacy,
     )
-    model = Transformer(fuse(backbone), heads_module.build(head, dim, classes, d1, d2, head_norm), normalise, shape[0])
+    model = Transformer(
+        fuse(backbone), heads_module.build(head, dim, classes, d1, d2, head_norm, head_start), normalise, shape[0]
+    )
     if weights is not None:
-        published = TIMM.get((patch, pixels, dim, inner, depth, heads, inner_heads, mlp))
+        published = TIMM.get((patch, pixels, dim, inner, depth, heads, inner_heads, mlp, legacy))
         load_pretrained("tnt", model, weights, published, position="patch_pos")
     return model

@@ -27,6 +27,7 @@ def vit(
     d1: Count | None = None,
     d2: Count | None = None,
     head_norm: Literal["bn", "ln", "none"] = "bn",
+    head_start: Literal["timm", "kaiming"] = "timm",
     normalise: Literal["half", "imagenet", "none"] = "half",
     weights: Weights | None = None,
 ) -> nn.Module:
@@ -35,11 +36,12 @@ def vit(
     Maps (B, C, H, W) in [0, 1] to (B, classes); H = W, a multiple of `patch`. `depth` blocks of `heads` attention heads
     and an MLP `mlp` times as wide as `dim`, a class token, learned positions. No dropout, no drop path.
 
-    `head`: which tokens are classified (fatbench/models/heads.py); `d1`, `d2`, `head_norm` belong to cls_vis.
+    `head`: which tokens are classified (fatbench/models/heads.py); `d1`, `d2`, `head_norm`, `head_start` belong to
+    cls_vis, whose paper starts it with "kaiming".
     `normalise`: pixel mean and std, 0.5 and 0.5 ("half", those of timm's weights) or ImageNet's.
-    `weights`: None, from scratch; "timm", those of timm's vit_small_patch16_224 or vit_base_patch16_224; or a file with
-    such a model's weights (fatbench/suite/weights.py says how a suite names it; here its path. Positions are
-    interpolated, the classifier is new unless it fits).
+    `weights`: None, from scratch; "timm", those of timm's vit_small_patch16_224 or vit_base_patch16_224; "timm/TAG",
+    those of a tag; or a file with such a model's weights (fatbench/suite/weights.py says how a suite names them; of a
+    file, here its path). Positions are interpolated, the classifier is new unless it fits.
 
     ValueError: images not square or not tiled by the patches, dim not a multiple of heads, weights of another model.
     MachineError: weights that cannot be reached or read.
@@ -69,7 +71,9 @@ def vit(
         num_heads=heads,
         mlp_ratio=mlp,
     )
-    model = Transformer(backbone, heads_module.build(head, dim, classes, d1, d2, head_norm), normalise, shape[0])
+    model = Transformer(
+        backbone, heads_module.build(head, dim, classes, d1, d2, head_norm, head_start), normalise, shape[0]
+    )
     if weights is not None:
         load_pretrained("vit", model, weights, TIMM.get((patch, dim, depth, heads, mlp)), position="pos_embed")
     return model

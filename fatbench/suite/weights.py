@@ -3,6 +3,8 @@
     weights: t2t_vit_14                          a name of WEIGHTS
     weights: mine.safetensors@sha256:3f2a...     a file with this content, in the folder of weights or at this path
     weights: timm                                what timm's hub has for the model's settings
+    weights: timm/tnt_s_legacy_patch16_224.in1k  what it has under a tag; with @sha256: and the digest of the tensors
+                                                 (as `fatbench show` gives it), these and no others
 
 The folder of weights is `weights` in the folder of data sets. A cell's identity holds a digest or a name, never a path.
 Imports neither torch nor numpy.
@@ -22,6 +24,7 @@ from fatbench.errors import did_you_mean
 AT = "@sha256:"
 FOLDER = "weights"
 HUB = "timm"
+_TAG = re.compile(rf"{HUB}/(?P<tag>[a-z0-9_]+(\.[a-z0-9_]+)?)({AT}(?P<sha256>[0-9a-f]{{64}}))?\Z")
 _EXACT = re.compile(rf"(?P<file>.+){AT}(?P<sha256>[0-9a-f]{{64}})\Z")
 
 
@@ -52,7 +55,7 @@ WEIGHTS = {
 
 def read(text: str) -> Weights | None:
     """What a suite means; None: timm's hub. ValueError: a path without its content, or an unknown name."""
-    if text == HUB:
+    if text == HUB or _TAG.match(text):
         return None
     if match := _EXACT.match(text):
         return Weights(text, match["file"], f"sha256:{match['sha256']}")
@@ -60,7 +63,15 @@ def read(text: str) -> Weights | None:
         return WEIGHTS[text]
     if "." in text or "/" in text:
         raise ValueError(f"expected the file's content too, FILE{AT}<64 hex digits> (sha256sum FILE says them)")
-    raise ValueError(f"expected timm, FILE{AT}<64 hex digits> or a known name{did_you_mean(text, WEIGHTS)}")
+    raise ValueError(f"expected timm, timm/TAG, FILE{AT}<64 hex digits> or a known name{did_you_mean(text, WEIGHTS)}")
+
+
+def tagged(text: str) -> tuple[str | None, str | None]:
+    """(tag, digest of its tensors) of "timm/TAG@sha256:..."; None for what is not said."""
+    match = _TAG.match(text)
+    if match is None:
+        return None, None
+    return match["tag"], match["sha256"] and f"sha256:{match['sha256']}"
 
 
 def content(text: str) -> str:
@@ -114,7 +125,9 @@ def described(text: str, root: Path) -> str:
     """One line: which file, where it goes, what its digest is, whether it is here."""
     found = read(text)
     if found is None:
-        return "timm: published with the installed timm, from its hub or its cache"
+        tag, digest = tagged(text)
+        exact = f", {digest}" if digest else ""
+        return f"timm: {tag or 'published with the installed timm'}, from its hub or its cache{exact}"
     row = status(found, root)
     here = {"complete": "here", "missing": "missing", "damaged": row["message"]}[row["state"]]
     if row["state"] == "missing" and found.name in WEIGHTS:

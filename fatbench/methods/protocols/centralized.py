@@ -7,9 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Literal
 
 from fatbench.engine.cohort import cost, train_cohort
-from fatbench.engine.rounds import Mixing, Problem, Round, State
+from fatbench.engine.local import LocalTraining, copied, load, train, trainable
+from fatbench.engine.optimisers import packed, unpacked
+from fatbench.engine.rounds import Memory, Mixing, Problem, Round, State, Update
 from fatbench.suite.types import Count, Local
 
 
@@ -19,22 +22,31 @@ def centralized(
     *,
     rounds: Count,
     local: Local,
+    moments: Literal["reset", "released"] = "reset",
 ) -> Iterator[Round]:
     """SGD on one shard that holds everything; `rounds` times `local.epochs` epochs.
 
-    The momentum buffer starts at zero every epoch here, because an epoch is a round and rounds can be resumed; the
-    release keeps it (Centralized_AT.py). Needs a partition with one client.
+    The momentum buffer starts at zero every round, as that of a client does in the rows it is compared with; with
+    `moments: released` it is kept over the whole run (Centralized_AT.py; differences: sfat-centralised). Needs a
+    partition with one client.
 
     Forward: rounds * local
     Backward: rounds * local
     Up: 0
     Down: 0
     Refuse if clients != 1: {name} needs 'partition: {{name: iid, clients: 1}}'
+    Refuse if moments == 'released' and local.proximal is not None: local: proximal: nothing is broadcast that it could
+        pull towards
     """
     for t in range(state.round, rounds):
         now = local.at(t)
-        updates = train_cohort(problem, state.model, [0], t, now)
-        after = replace(state, round=t + 1, model=updates[0].model)
+        server = state.server
+        if moments == "reset":
+            updates = train_cohort(problem, state.model, [0], t, now)
+        else:
+            update, kept = _going_on(problem, state, t, now)
+            updates, server = [update], {"moments": kept}
+        after = replace(state, round=t + 1, model=updates[0].model, server=server)
         yield Round(
             t,
             state.model,
@@ -44,3 +56,13 @@ def centralized(
             replace(cost(updates, now, state.model), bytes_up=0, bytes_down=0),
         )
         state = after
+
+
+def _going_on(problem: Problem, state: State, t: int, local: LocalTraining) -> tuple[Update, Memory]:
+    """A round that goes on with the optimiser's moments of the last: (what is trained, its moments)."""
+    model = load(problem, state.model)
+    names = trainable(model)
+    parameters = dict(model.named_parameters())
+    before = unpacked(state.server.get("moments", {}), names)
+    after, said = train(problem, model, [parameters[name] for name in names], 0, t, local, moments=before)
+    return Update(0, len(problem.shards[0]), copied(model), said), packed(after, names)

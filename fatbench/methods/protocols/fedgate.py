@@ -23,7 +23,7 @@ from typing import Literal
 
 import torch
 
-from fatbench.engine.cohort import cost, draw_cohort, step_divisor, train_cohort
+from fatbench.engine.cohort import cost, draw_cohort, step_divisors, train_cohort
 from fatbench.engine.local import trainable
 from fatbench.engine.mixing import aggregate, mix, scaled
 from fatbench.engine.rounds import Context, Problem, Round, State, Tensors, Update
@@ -39,13 +39,13 @@ def fedgate(
     local: Local,
     participation: Share = 1.0,
     server_lr: Positive = 1.0,
-    divisor: Literal["momentum", "literal"] = "momentum",
+    divisor: Literal["momentum", "literal", "released"] = "momentum",
 ) -> Iterator[Round]:
     """FedGATE under an aggregation rule; the published one takes the plain mean, rule `uniform`.
 
-    Only trainable parameters are tracked. `divisor: literal` is lr tau_k whatever the momentum. A client reads
-    theta-bar off the next broadcast, so nothing crosses the wire besides the models; with server_lr other than 1 it
-    has to be sent.
+    Only trainable parameters are tracked. `divisor: literal` is lr tau_k whatever the momentum, `released` that of the
+    last client for all, as FedTorch has it. A client reads theta-bar off the next broadcast, so nothing crosses the
+    wire besides the models; with server_lr other than 1 it has to be sent.
 
     Forward: rounds * participation * local
     Backward: rounds * participation * local
@@ -65,7 +65,8 @@ def fedgate(
             rule, updates, Context(t, rounds, problem, state.model, state.server.get("rule", {}), now.lr)
         )
         mean = mix(updates, mixing, state.model, problem.model)
-        new = {u.client: _tracked(delta[u.client], mean, u, now.lr, divisor) for u in updates}
+        divisors = step_divisors(updates, now.lr, divisor)
+        new = {u.client: _tracked(delta[u.client], mean, u, s) for u, s in zip(updates, divisors, strict=True)}
         mixing = scaled(mixing, server_lr)
         after = State(
             round=t + 1,
@@ -77,7 +78,6 @@ def fedgate(
         state = after
 
 
-def _tracked(delta: Tensors, mean: Tensors, update: Update, lr: float, divisor: str) -> Tensors:
+def _tracked(delta: Tensors, mean: Tensors, update: Update, s_k: float) -> Tensors:
     """delta_k + (theta-bar - y_k) / S_k."""
-    s_k = step_divisor(update, lr, divisor)
     return {name: delta[name] + (mean[name] - update.model[name]) / s_k for name in delta}

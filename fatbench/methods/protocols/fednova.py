@@ -10,7 +10,8 @@
     theta^{t+1} = theta^t - lr tau_eff sum_k p_k d_k
                 = (1 - sum_k w_k) theta^t + sum_k w_k theta_k     with  w_k = p_k tau_eff / ||a_k||_1
 
-Wang et al. 2020, eq. 6; the recursion for ||a_k||_1 with momentum as in its appendix and in FedML.
+Wang et al. 2020, eq. 6. A proximal term mu (w - theta^t) pulls back what a step has moved, so that a_k is its section
+4.1's (1 - lr mu)^(tau - 1), ..., 1 instead of tau ones. With momentum as well: `travelled`.
 """
 
 from __future__ import annotations
@@ -18,7 +19,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+import torch
+
 from fatbench.engine.cohort import cost, draw_cohort, train_cohort
+from fatbench.engine.local import LocalTraining
 from fatbench.engine.mixing import aggregate, mix
 from fatbench.engine.rounds import Context, Problem, Round, State
 from fatbench.suite.types import Count, Local, Rule, Share
@@ -35,12 +39,15 @@ def fednova(
 ) -> Iterator[Round]:
     """FedNova under any aggregation rule without memory (the rule's weights are p_k).
 
-    With equal numbers of steps it is FedAvg. BatchNorm buffers are averaged with p_k as in FedAvg.
+    With equal numbers of steps it is FedAvg. BatchNorm buffers are averaged with p_k as in FedAvg. A proximal term has
+    to be linear: one whose docstring gives its `Rate:`, the factor of w - theta^t.
 
     Forward: rounds * participation * local
     Backward: rounds * participation * local
     Up: 1
     Down: 1
+    Refuse if local.proximal is not None and local.proximal.rate is None: {name} divides by how far a client's steps
+        can move, and the pull of {local.proximal.name} is not proportional to the distance (squared is)
     """
     for t in range(state.round, rounds):
         cohort = draw_cohort(problem, t, participation)
@@ -49,11 +56,29 @@ def fednova(
         p = aggregate(rule, updates, Context(t, rounds, problem, state.model, state.server.get("rule", {}), now.lr))
         if p.model is not None:
             raise ValueError("fednova: the rule gives a model, and FedNova normalises weights")
-        effective = sum(w * u.stats.momentum_steps for w, u in zip(p.weights, updates, strict=True))
-        weights = [w * effective / u.stats.momentum_steps for w, u in zip(p.weights, updates, strict=True)]
+        far = [travelled(u.stats.steps, now) for u in updates]
+        effective = sum(w * a for w, a in zip(p.weights, far, strict=True))
+        weights = [w * effective / a for w, a in zip(p.weights, far, strict=True)]
         mixing = replace(p, weights=weights, broadcast=1.0 - sum(weights))
         after = replace(
             state, round=t + 1, model=mix(updates, mixing, state.model, problem.model), server={"rule": mixing.memory}
         )
         yield Round(t, state.model, updates, mixing, after, cost(updates, now, state.model))
         state = after
+
+
+def travelled(steps: int, local: LocalTraining) -> float:
+    """||a_k||_1: how far so many steps move under a gradient of one, in units of the rate.
+
+    x = (theta^t - w) / lr and the momentum buffer v start at 0; each step v <- momentum v + 1 - lr mu x; x <- x + v.
+    Without momentum x is (1 - (1 - lr mu)^steps) / (lr mu), with neither `steps`.
+    """
+    x = v = 0.0
+    pull = [torch.tensor([0.0], dtype=torch.float64)]
+    for _ in range(steps):
+        back = 0.0
+        if local.proximal is not None:  # on one weight that has moved by -lr x
+            back = float(local.proximal([pull[0] - local.lr * x], pull, 1)[0])
+        v = local.momentum * v + 1.0 + back
+        x += v
+    return x

@@ -15,6 +15,8 @@
 Karimireddy et al. 2020, algorithm 1, option II. With momentum the displacement of a step is about 1/(1 - momentum)
 times its rate, so S_k counts every step with the momentum it still exerts, ||a_k||_1 of FedNova; lr tau_k there makes
 the variates ten times too large and the recursion diverge (tests/test_protocols.py shows both).
+
+FedTorch as released (differences: scaffold-fedtorch) is `divisor: released`, `variates: released`, the rule `uniform`.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from typing import Literal
 
 import torch
 
-from fatbench.engine.cohort import cost, draw_cohort, step_divisor, train_cohort
+from fatbench.engine.cohort import cost, draw_cohort, step_divisors, train_cohort
 from fatbench.engine.local import trainable
 from fatbench.engine.mixing import aggregate, mix, scaled
 from fatbench.engine.rounds import Context, Problem, Round, State, Tensors, Update
@@ -41,11 +43,14 @@ def scaffold(
     local: Local,
     participation: Share = 1.0,
     server_lr: Positive = 1.0,
-    divisor: Literal["momentum", "literal"] = "momentum",
+    divisor: Literal["momentum", "literal", "released"] = "momentum",
+    variates: Literal["round", "released"] = "round",
 ) -> Iterator[Round]:
     """SCAFFOLD, option II, under an aggregation rule for the models; variates are averaged uniformly over all K.
 
-    Only trainable parameters carry variates. `divisor: literal` is lr tau_k whatever the momentum.
+    Only trainable parameters carry variates. `divisor: literal` is lr tau_k whatever the momentum, `released` that of
+    the last client for all. `variates: released`: the server changes c after each client, so that those later in the
+    round subtract another c than they trained with.
 
     Forward: rounds * participation * local
     Backward: rounds * participation * local
@@ -61,12 +66,18 @@ def scaffold(
         own = {k: state.clients.get(k, zeros) for k in cohort}
         shift = {k: {name: c[name] - own[k][name] for name in names} for k in cohort}
         trained = train_cohort(problem, state.model, cohort, t, now, rule=rule, gradient_shift=shift)
-        updates = [replace(u, extra=_change(u, state.model, c, now.lr, divisor)) for u in trained]
+        sequential = variates == "released"
+        updates = []
+        moving = c
+        for u, s_k in zip(trained, step_divisors(trained, now.lr, divisor), strict=True):
+            change = _change(u, state.model, moving if sequential else c, s_k)
+            moving = {name: moving[name] + change[name] / len(problem.shards) for name in names}
+            updates.append(replace(u, extra=change))
 
         context = Context(t, rounds, problem, state.model, state.server.get("rule", {}), now.lr)
         mixing = scaled(aggregate(rule, updates, context), server_lr)
         new = {u.client: {name: own[u.client][name] + u.extra[name] for name in names} for u in updates}
-        c = {name: c[name] + sum(u.extra[name] for u in updates) / len(problem.shards) for name in names}
+        c = moving
         after = State(
             round=t + 1,
             model=mix(updates, mixing, state.model, problem.model),
@@ -77,7 +88,6 @@ def scaffold(
         state = after
 
 
-def _change(update: Update, broadcast: Tensors, c: Tensors, lr: float, divisor: str) -> Tensors:
+def _change(update: Update, broadcast: Tensors, c: Tensors, s_k: float) -> Tensors:
     """c_k+ - c_k = (theta^t - y) / S_k - c."""
-    s_k = step_divisor(update, lr, divisor)
     return {name: (broadcast[name] - update.model[name]) / s_k - c[name] for name in c}
