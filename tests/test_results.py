@@ -1,7 +1,11 @@
-"""The committed tables are what the committed rows and today's suites give, byte for byte."""
+"""The committed tables are what the committed rows and today's suites give, byte for byte.
+
+FATBENCH_UPDATE_GOLDEN=1 pytest tests/test_results.py writes the tables anew; look at the difference.
+"""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -37,10 +41,13 @@ def stores(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Store
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_table_is_made_of_the_rows(name: str, stores: dict[str, Store]) -> None:
+def test_golden_tables_are_made_of_the_rows(name: str, stores: dict[str, Store]) -> None:
     select = next(select for select in selection.WORDS if name.endswith(f"-{select}"))
     suite = files.load(name.removesuffix(f"-{select}"))
     file, preset = next(found for begin, found in ROWS.items() if name.startswith(begin))
     grids = report.tables(suite, suite.plan(preset), stores[file], select=select)
     for ending, format in FORMATS.items():
-        assert report.render(grids, format) == (RESULTS / "tables" / f"{name}{ending}").read_text(encoding="utf-8")
+        table, text = RESULTS / "tables" / f"{name}{ending}", report.render(grids, format)
+        if os.environ.get("FATBENCH_UPDATE_GOLDEN"):
+            table.write_text(text, encoding="utf-8")
+        assert table.read_text(encoding="utf-8") == text
