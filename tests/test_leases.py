@@ -1,4 +1,4 @@
-"""Leases: a stage is its run's while there is progress, by the database's clock, whatever a machine's own clock says."""
+"""Leases: a stage is its run's while there is progress, by the database's clock, whatever a machine's own says."""
 
 from __future__ import annotations
 
