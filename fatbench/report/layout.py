@@ -153,7 +153,7 @@ def _grid(
     if table.paired is not None:
         grid.paired.extend(_comparisons(grid, *table.paired))
     evaluates = any(column.source.stage != "train" for column in columns)
-    below = [(cell, found) for cell in cells if evaluates and (found := numbers.below_chance(cell))]
+    below = [(cell, low) for cell in cells if evaluates and (low := numbers.below_chance(cell))]
     grid.notes.extend(notes(grid, suite, plan, table, cells, lacking, lookup, failed, below))
     grid.notes.extend(("evaluated", f"not trained here: {described(cell.spec)}") for cell in evaluated)
     return grid
