@@ -84,6 +84,14 @@ def precision(flag: str | None, devices: Sequence[str] = ()) -> Literal["fp32", 
     return chosen  # type: ignore[return-value]
 
 
+def shown_url(url: str) -> str:
+    """A database's address as it may be printed: without passwords."""
+    masked = re.sub(r"(?s)(://[^/?#:]*):.*@", r"\1:***@", url)
+    if "://" not in url:  # settings of libpq: whatever follows the password may be a part of it
+        masked = re.sub(r"(?is)((?:password|passfile)\s*=).*", r"\1***", url)
+    return re.sub(r"(?i)([?&][^=&]*(?:password|passwd|pwd|secret|token)[^=&]*)=[^&]*", r"\1=***", masked)
+
+
 def data_folder(flag: str | None = None) -> Path:
     """Where data sets are: the user's cache folder by default."""
     if value := setting("data", flag):

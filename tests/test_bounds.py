@@ -12,7 +12,8 @@ import pytest
 from fatbench import settings
 from fatbench.cli import app as cli
 from fatbench.errors import SpecError
-from fatbench.store.database import Database, shown_url
+from fatbench.settings import shown_url
+from fatbench.store.database import Database
 from fatbench.suite import bounds, files, received
 
 HEAD = """
@@ -168,6 +169,9 @@ def test_no_part_of_a_password_is_shown(url, place, monkeypatch, capsys):
     for command in (["status"], ["export"], ["import", "x.jsonl"], ["db", "check"]):
         said = refused(monkeypatch, capsys, *command, "--db", url)
         assert "geh" not in said and "eim" not in said
+    if "://" in url:
+        said = refused(monkeypatch, capsys, "status", "a", url)
+        assert "got unexpected extra argument" in said and "geh" not in said and "eim" not in said
     assert list(place.iterdir()) == []
 
 

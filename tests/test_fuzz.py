@@ -7,7 +7,7 @@ from pathlib import Path
 import fuzzing
 import pytest
 
-CASES = {"suite": 80, "import": 40, "data": 80, "weights": 150, "line": 150}
+CASES = {"suite": 50, "import": 30, "data": 70, "weights": 175, "line": 175}
 PARTS = 4  # so that several processes share the cases of a kind
 
 

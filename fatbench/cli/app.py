@@ -34,6 +34,7 @@ from fatbench.cli import (
 from fatbench.cli.common import with_plugins
 from fatbench.cli.options import DataDir, Db
 from fatbench.errors import FatbenchError, MachineError, SpecError, did_you_mean
+from fatbench.settings import shown_url
 
 ORDER = (
     "suite", "new", "plan", "run", "status", "report", "compare", "plot", "site", "show", "logs", "verdicts",
@@ -146,7 +147,7 @@ def _of_options(error: Any) -> str:
         known = {name for parameter in ctx.command.params for name in parameter.opts if name.startswith("-")}
         if option not in known:
             message = f"no such option: {option[:60]}{did_you_mean(option, known)}"
-    return f"fatbench{f' {command}' if command else ''}: {message[:1].lower()}{message[1:]}"
+    return shown_url(f"fatbench{f' {command}' if command else ''}: {message[:1].lower()}{message[1:]}")
 
 
 def main() -> None:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from fatbench.run.progress import Row
     from fatbench.store.stages import StageRow
     from fatbench.suite.duration import Estimate
+    from fatbench.suite.schedule import Schedule
 
 COLOURS = {
     "done": "green",
@@ -147,6 +148,22 @@ def plan(what: Plan, works: Mapping[str, Work | None], total: Work, time: Estima
         f" {_bytes(total.disk)} of checkpoints on this disk"
     )
     console.print(_how_long(len(cells), time))
+
+
+def schedule(what: Schedule | None) -> None:
+    """`plan --gpus`."""
+    from fatbench.cli.watch import duration
+    from fatbench.suite.schedule import SQLITE
+
+    if what is None:
+        print("schedule: unknown, nothing comparable was run here (--calibrate measures for about 20 s)")
+        return
+    enough = "SQLite is enough on one machine" if what.writes <= SQLITE else "PostgreSQL is needed (docs/clusters.md)"
+    print(
+        f"on {what.gpus} GPUs as fast as this machine's lane: {duration(what.seconds)},"
+        f" {100 * what.idle:.0f} % of their time idle (the longest cell takes {duration(what.longest)});"
+        f" {what.writes:.3g} writes a second at the database: {enough}"
+    )
 
 
 def _how_long(cells: int, time: Estimate) -> str:
@@ -328,7 +345,7 @@ def doctor(db: str | None, data: Path | None) -> None:
         state = database.check(url)
     except Exception as error:
         state = f"{error}"
-    lines.append(("database", f"{database.shown_url(url)}: {state}"))
+    lines.append(("database", f"{settings.shown_url(url)}: {state}"))
     root = settings.data_folder(str(data) if data else None)
     lines.append(("data", str(root)))
     if used := signatures.plugins():

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from fatbench.suite.cells import Plan
     from fatbench.suite.duration import Estimate
     from fatbench.suite.files import Suite
+    from fatbench.suite.schedule import Schedule
 
 
 CALIBRATION = 20  # seconds
@@ -140,9 +141,9 @@ def _check_report(chosen: Suite, plan: Plan) -> None:
         raise SpecError(f"{chosen.file}: {error} ({plan.preset})") from None
 
 
-def _time(plan: Plan, store: Store | None, calibrate: bool) -> Estimate:
-    """How long what is left of the plan takes on one lane of this machine."""
-    from fatbench.suite import duration
+def _time(plan: Plan, store: Store | None, calibrate: bool, gpus: int | None) -> tuple[Estimate, Schedule | None]:
+    """How long what is left of the plan takes on one lane of this machine, and on so many."""
+    from fatbench.suite import duration, schedule
 
     timed: list[duration.Timed] = []
     left = duration.everything(plan)
@@ -159,7 +160,14 @@ def _time(plan: Plan, store: Store | None, calibrate: bool) -> Estimate:
         print(f"fatbench: measuring for about {CALIBRATION} s", file=sys.stderr)
         data = settings.data_folder()
         timed += calibrating.calibrated(plan, duration.speeds(timed), data, CALIBRATION)
-    return duration.estimate(plan.unique(), duration.speeds(timed), left)
+    known = duration.speeds(timed)
+    time = duration.estimate(plan.unique(), known, left)
+    if gpus is None:
+        return time, None
+    from fatbench import settings
+
+    cells = duration.lengths(plan.unique(), known, left)
+    return time, schedule.schedule(cells, gpus, settings.checkpoint_seconds()) if cells else None
 
 
 def plan_suite(
@@ -171,6 +179,9 @@ def plan_suite(
     calibrate: Annotated[
         bool, typer.Option("--calibrate", help="Measure what was never run here, for about 20 s.")
     ] = False,
+    gpus: Annotated[
+        int | None, typer.Option("--gpus", min=1, help="How long so many take, each as fast as this machine.")
+    ] = None,
     db: Db = None,
     format: Format = "text",
 ) -> None:
@@ -184,7 +195,7 @@ def plan_suite(
     plan = plan_of(name, preset, smoke, seeds, where)
     works = {cell.id: planning.cell_work(cell, plan) for cell in plan.unique()}
     with opened(db) as store:
-        time = _time(plan, store, calibrate)
+        time, many = _time(plan, store, calibrate, gpus)
     if format == "json":
         cells = []
         for cell in plan.unique():
@@ -196,6 +207,9 @@ def plan_suite(
             found for text in weights.wanted(cell.spec for cell in plan.unique()) if (found := weights.read(text))
         ]
         files = [weights.status(found, root) for found in wanted]
-        print_json({"suite": plan.suite, "preset": plan.preset, "cells": cells, "weights": files, "time": vars(time)})
+        print_json({"suite": plan.suite, "preset": plan.preset, "cells": cells, "weights": files, "time": vars(time),
+                    **({"schedule": vars(many) if many else None} if gpus else {})})  # fmt: skip
         return
     show.plan(plan, works, planning.total(works.values()), time)
+    if gpus is not None:
+        show.schedule(many)

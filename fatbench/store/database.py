@@ -7,7 +7,6 @@ SQLite is the default; PostgreSQL is for several machines. Every error of a driv
 from __future__ import annotations
 
 import os
-import re
 import sqlite3
 import stat
 from collections.abc import Callable, Iterator
@@ -24,6 +23,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError, NoSuchModu
 from sqlalchemy.pool import NullPool
 
 from fatbench.errors import DatabaseError, FatbenchError, MachineError, SpecError
+from fatbench.settings import shown_url
 from fatbench.store.schema import (
     APPLICATION_ID,
     METADATA,
@@ -44,14 +44,6 @@ class NoDatabase(DatabaseError):
 
 
 # --- addresses ---------------------------------------------------------------------------------------------------
-
-
-def shown_url(url: str) -> str:
-    """A database's address as it may be printed: without passwords."""
-    masked = re.sub(r"(?s)(://[^/?#:]*):.*@", r"\1:***@", url)
-    if "://" not in url:  # settings of libpq: whatever follows the password may be a part of it
-        masked = re.sub(r"(?is)((?:password|passfile)\s*=).*", r"\1***", url)
-    return re.sub(r"(?i)([?&][^=&]*(?:password|passwd|pwd|secret|token)[^=&]*)=[^&]*", r"\1=***", masked)
 
 
 def _parsed(url: str) -> URL:

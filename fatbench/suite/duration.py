@@ -7,12 +7,14 @@ there takes the passes it counts at the pace of the others. What begins and ends
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from fatbench.suite import cost, facts, formulas
 from fatbench.suite.cells import Cell, Evaluation, Plan, digest
+from fatbench.suite.schedule import Length
 
 
 class Timed(Protocol):
@@ -125,16 +127,37 @@ def estimate(cells: Iterable[Cell], known: Speeds, left: Left) -> Estimate:
         if not share and not evaluations:
             done += 1
             continue
-        seconds = [_training(cell.spec, share, known)] if share else []
-        seconds += [_attack(cell.spec, evaluation, models, known) for evaluation, models in evaluations]
-        if None in seconds:
+        length = _length(cell, share, evaluations, known)
+        if length is None:
             unknown += 1
             continue
-        total += sum(one for one in seconds if one is not None)
+        total += length.training + length.attacks
         place = network(cell.spec)
         bound |= any(e.attack["name"] == "autoattack" and (place, digest(e.attack)) not in known.attacks
                      for e, _ in evaluations)  # fmt: skip
     return Estimate(total, unknown, done, bound)
+
+
+def lengths(cells: Iterable[Cell], known: Speeds, left: Left) -> list[Length]:
+    """What is left of each cell that something comparable was measured for, in their order."""
+    found = [_length(cell, *left(cell), known) for cell in cells]
+    return [one for one in found if one is not None and one.stages]
+
+
+def _length(cell: Cell, share: float, evaluations: Sequence[tuple[Evaluation, float]], known: Speeds) -> Length | None:
+    """None: nothing comparable was measured."""
+    training = _training(cell.spec, share, known) if share else 0.0
+    attacks = [_attack(cell.spec, evaluation, models, known) for evaluation, models in evaluations]
+    if training is None or None in attacks:
+        return None
+    images = cell.spec["test"] or facts.of_data(cell.spec["data"]).test or 0
+    return Length(
+        training,
+        sum(one for one in attacks if one is not None),
+        math.ceil(share * int(cell.spec["protocol"]["rounds"])),
+        sum(math.ceil(models * min(images, one.n or images) / one.batch) for one, models in evaluations),
+        (share > 0) + sum(math.ceil(models) for _, models in evaluations),
+    )
 
 
 def _training(spec: Mapping[str, Any], share: float, known: Speeds) -> float | None:
