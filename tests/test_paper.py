@@ -14,6 +14,7 @@ import pytest
 
 from fatbench.cli import app
 from fatbench.report.paper import span
+from tests import test_readme
 
 Run = Callable[..., tuple[int, str, str]]
 ROOT = Path(__file__).parent.parent
@@ -124,3 +125,58 @@ def test_tables_of_several_suites_in_two_columns(run: Run, results: Path, tmp_pa
     assert not re.findall(r"^(?:Overfull|LaTeX Warning: Float too large).*", said, re.MULTILINE)
     for word, width in zip(words, re.findall(r"WIDTH ([0-9.]+)pt", said), strict=True):  # never thought narrower
         assert float(width) <= span(word, 10.0) <= 1.3 * float(width), word
+
+
+HEADINGS = """
+name: heads
+title: Headings
+seeds: [6]
+base:
+  data: digits
+  partition: {name: shah, clients: 5, skew: 2}
+  model: {name: small_cnn, width: 4}
+  protocol: {name: fedavg, rounds: 2, local: {epochs: 1, batch: 16, lr: 0.1, objective: standard}, rule: samples}
+axes: {method: {FAT: {}}}
+evaluate:
+  attacks: {natural: natural, fgsm: {name: fgsm, eps: 8/255}}
+presets:
+  paper: {}
+  smoke: {evaluate: {attacks: {fgsm: null}}}
+tables:
+  - {id: A, title: Both, rows: [method], values: {natural: natural, FGSM: fgsm}}
+  - {id: B, title: One, rows: [method], values: {FGSM: fgsm}}
+"""
+
+
+def test_a_heading_that_no_cell_can_fill(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In one preset: the table says what is left out, or is not shown and a line says why. In all: a mistake."""
+    monkeypatch.chdir(tmp_path)
+    Path("heads.yaml").write_text(HEADINGS)
+    assert run("suite", "check", "heads.yaml") == (0, "heads.yaml: ok (paper 1 cells, smoke 1 cells)\n", "")
+    code, out, err = run("report", "heads.yaml", "--smoke", "--format", "markdown")
+    assert code == 0 and out.count("###") == 1 and "*left out*: FGSM: not evaluated in this preset" in out
+    assert err == "fatbench: suite heads, table B is left out of preset smoke: not evaluated in this preset\n"
+    Path("heads.yaml").write_text(HEADINGS.replace("values: {FGSM: fgsm}", "values: {FGSM: fgsm, CW: cw}"))
+    code, _, err = run("suite", "check", "heads.yaml")
+    assert code == 2 and "heads.yaml:" in err and "CW: no cell can fill this heading of table B" in err
+    assert "(paper: not evaluated in this preset; smoke: not evaluated in this preset)" in err
+
+
+@pytest.mark.slow
+def test_an_author_s_way_to_a_paper(tmp_path: Path) -> None:
+    """docs/paper-tables.md as it is written: every command, then its document in two columns, compiled twice."""
+    page = (ROOT / "docs" / "paper-tables.md").read_text(encoding="utf-8")
+    (document,) = re.findall(r"^```latex\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    commands = test_readme.examples(page)
+    assert [command.split()[1] for command, _ in commands] == ["plan", "run", "report", "plot"]
+    for command, shown in commands:
+        test_readme.run(command, tmp_path, shown)
+    (tmp_path / "paper.tex").write_text(document)
+    if not shutil.which("pdflatex"):
+        pytest.skip("the commands ran; pdflatex is not installed")
+    for _ in range(2):
+        command = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "paper.tex"]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, timeout=120, check=False)
+        said = done.stdout.decode("utf-8", "replace")
+        assert done.returncode == 0, said[-2000:]
+    assert "Overfull" not in said and "undefined" not in said

@@ -33,7 +33,7 @@ COMMANDS = [command for command, _ in examples(README)]
 def plain(line: str, decimals: bool) -> str:
     """A printed line without marks, widths and times; without the digits of fractions unless `decimals`."""
     line = re.sub(r"<sup>.*?</sup>|</?u>|\*\*", "", line)
-    line = re.sub(r"done in .*", "done in T", line)
+    line = re.sub(r"done in .*", "done in T", re.sub(r"^\d\d:\d\d:\d\d ", "", line))
     return " ".join((line if decimals else re.sub(r"[+-]?\d+\.\d+", "x", line)).split())
 
 

@@ -242,6 +242,8 @@ def report(
         if table:
             parts = _only(parts, table)
         for chosen, plan in parts:
+            for line in reporting.left_out(chosen, plan):
+                print(f"fatbench: {line}", file=sys.stderr)
             more = evaluated.beside(plan, store) if with_evaluated else []
             if with_evaluated and not more:
                 like = f"fatbench evaluate FILE --model ... --like {plan.suite} --preset {plan.preset}"

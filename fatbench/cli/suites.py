@@ -75,6 +75,7 @@ def suite_check(
 
     --learn takes one suite, and the first cell that --preset and -k leave.
     """
+    from fatbench import report as reporting
     from fatbench.suite.files import load
 
     if learn:
@@ -94,11 +95,12 @@ def suite_check(
     for file in files:
         try:
             found = load(file)
-            sizes = {}
+            sizes, plans = {}, []
             for preset in found.presets():
-                plan = found.plan(preset)
+                plans.append(plan := found.plan(preset))
                 sizes[preset] = len(plan.unique())
                 _check_report(found, plan)
+            reporting.check_headings(found, plans)
         except FatbenchError as error:
             mistakes += 1
             print(f"fatbench: {explained(error)}", file=sys.stderr)

@@ -46,9 +46,11 @@ __all__ = [
     "Grid",
     "build",
     "check",
+    "check_headings",
     "draw",
     "drawable",
     "figures",
+    "left_out",
     "render",
     "tables",
     "unknown",
@@ -123,6 +125,32 @@ def check(suite: Suite, plan: Plan) -> None:
         places.places_of(plan, table)
     for figure in suite.figures:
         series.check(plan, figure)
+
+
+def check_headings(suite: Suite, plans: Sequence[Plan]) -> None:
+    """SpecError: a heading of a table that no cell of any preset can fill."""
+    from fatbench.report import places
+
+    for table in suite.tables:
+        whys = [(plan.preset, places.unfilled(plan, table)) for plan in plans if places.places_of(plan, table)]
+        for heading in table.values:
+            missing = [f"{preset}: {why[heading]}" for preset, why in whys if heading in why]
+            if whys and len(missing) == len(whys):
+                what = f"no cell can fill this heading of table {table.id}"
+                raise SpecError(f"{table.place('values', heading)}: {what} ({'; '.join(missing)})")
+
+
+def left_out(suite: Suite, plan: Plan) -> list[str]:
+    """One line for each table that is not shown because no cell of this preset can fill any of its headings."""
+    from fatbench.report import places
+
+    lines = []
+    for table in suite.tables:
+        why = places.unfilled(plan, table)
+        if why and all(heading in why for heading in places.spread(table, plan).values):
+            reasons = "; ".join(dict.fromkeys(why.values()))
+            lines.append(f"suite {suite.name}, table {table.id} is left out of preset {plan.preset}: {reasons}")
+    return lines
 
 
 def figures(

@@ -75,7 +75,9 @@ def _grid(
     sources = {heading: Source.parse(text) for heading, text in table.values.items()}
     found, axes = _by_client(found, sources, table)
     lacking = absent(sources, found)
-    headings = [heading for heading in sources if heading not in lacking] or list(sources)
+    headings = [heading for heading in sources if heading not in lacking]
+    if not headings:  # `unfilled` says why
+        return None
     row_keys = list(dict.fromkeys(row for row, _ in found))
     group_keys = list(dict.fromkeys(group for _, group in found))
     lookup = Lookup(table.published) if with_published and table.published else None

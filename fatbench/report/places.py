@@ -121,6 +121,14 @@ def absent(sources: Mapping[str, Source], found: Places) -> dict[str, str]:
     return why
 
 
+def unfilled(plan: Plan, table: Table) -> dict[str, str]:
+    """Heading of a table -> why no cell of the plan can fill it; empty where the table has no cells at all."""
+    found = places_of(plan, spread(table, plan))
+    if not found:
+        return {}
+    return absent({heading: Source.parse(text) for heading, text in spread(table, plan).values.items()}, found)
+
+
 def inside(key: Key, where: Condition) -> bool:
     """Whether a point of the grid has one of the labels that a condition names, on each of its axes."""
     return all(key.get(axis) in labels for axis, labels in where.items())
