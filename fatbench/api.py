@@ -6,11 +6,13 @@
     fatbench.table("sfat-cifar10", preset="smoke")
 
 Names are those of the command line; a mistake raises the `FatbenchError` whose message the command would print. Nothing
-here imports torch until something is trained or attacked.
+here imports torch until something is trained or attacked. `plugins` are files, as after `--plugin`; those that a suite,
+FATBENCH_PLUGIN, fatbench.toml or an installed package names are there without it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 import tempfile
@@ -20,14 +22,18 @@ from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fatbench.errors import FatbenchError, SpecError, did_you_mean
+from fatbench.errors import FatbenchError, SpecError, UnknownName, did_you_mean
 from fatbench.report import evaluated as reporting_evaluated
-from fatbench.report import render, tables
+from fatbench.report import left_out, render, tables
+from fatbench.report.combined import combine
 from fatbench.report.grid import Grid
+from fatbench.report.notes import LEVELS
+from fatbench.report.replicates import WHICH
 from fatbench.store.opening import opened
 from fatbench.store.stages import Store
-from fatbench.suite import cost, evaluated, files
-from fatbench.suite.sizes import Sizes
+from fatbench.suite import cost, evaluated, files, sizes
+from fatbench.suite import plugins as naming
+from fatbench.suite.model import CHECKPOINTS
 
 if TYPE_CHECKING:
     import pandas
@@ -44,7 +50,22 @@ __all__ = ["Table", "evaluate", "plan", "results", "run", "suites", "table"]
 # --- what there is ------------------------------------------------------------------------------------------------
 
 
-def suites() -> pandas.DataFrame:
+Plugins = Sequence[str | Path]
+
+
+@contextlib.contextmanager
+def _with(plugins: Plugins, db: str | None = None) -> Iterator[None]:
+    """These plug-ins, and those that are named elsewhere; an unknown name is answered as the commands do."""
+    naming.load([Path(file) for file in plugins])
+    try:
+        yield
+    except UnknownName as error:
+        from fatbench.run import versions
+
+        raise SpecError(versions.explained(error, db)) from None
+
+
+def suites(*, plugins: Plugins = ()) -> pandas.DataFrame:
     """Every suite that can be run by name: its title, and its number of cells in each preset (NaN: no such preset).
 
     >>> import fatbench
@@ -53,26 +74,20 @@ def suites() -> pandas.DataFrame:
     """
     import pandas
 
-    rows = {row["name"]: {"title": row["title"], **row["presets"]} for row in listing()}
+    with _with(plugins):
+        found = [row for row in sizes.listing() if "error" not in row]
+    rows = {row["name"]: {"title": row["title"], **row["presets"]} for row in found}
     return pandas.DataFrame.from_dict(rows, orient="index")
 
 
-def listing() -> Iterator[dict[str, Any]]:
-    """{"name", "title", "presets": {preset: cells}} of each valid suite file; of an invalid one {"name", "error"}."""
-    counted = Sizes()
-    for name in files.available():
-        try:
-            found = files.load(name)
-            presets = counted.of(found)
-        except SpecError as error:
-            yield {"name": name, "error": error}
-        else:
-            yield {"name": name, "title": found.title, "presets": presets}
-    counted.keep()
-
-
 def plan(
-    name: str, *, preset: str = "paper", where: str | None = None, seeds: Sequence[int] | None = None
+    name: str,
+    *,
+    preset: str = "paper",
+    where: str | None = None,
+    seeds: Sequence[int] | None = None,
+    plugins: Plugins = (),
+    db: str | None = None,
 ) -> pandas.DataFrame:
     """What a run would do: one row a cell, with its labels, its seed and its work; runs nothing.
 
@@ -85,7 +100,8 @@ def plan(
     """
     import pandas
 
-    chosen = files.load(name).plan(preset, seeds, where)
+    with _with(plugins, db):
+        chosen = files.load(name).plan(preset, seeds, where)
     rows = []
     for cell in chosen.unique():
         work = cost.cell_work(cell, chosen)
@@ -105,9 +121,16 @@ def run(
     seeds: Sequence[int] | None = None,
     jobs: int | None = None,
     device: str | None = None,
-    path: str = "loop",
+    per_gpu: int = 1,
+    executor: str = "local",
     precision: str | None = None,
+    path: str = "loop",
+    microbatch: int | None = None,
+    together: int = 1,
     retry_failed: bool = False,
+    rerun_changed: bool = False,
+    fail_fast: bool = False,
+    plugins: Plugins = (),
     db: str | None = None,
     data: str | Path | None = None,
     quiet: bool = False,
@@ -115,8 +138,9 @@ def run(
     """Run what is not done of a suite; the same call again goes on. One row a cell: labels, seed, status, error.
 
     Cells run in other processes, so a script calls this below `if __name__ == "__main__":`. A cell that fails leaves
-    the others to run; its status is "failed", its error the last line of the traceback. Arguments are the options of
-    `fatbench run suite`. quiet: without a line on stderr for every cell. SpecError, NothingMatched, MachineError:
+    the others to run; its status is "failed", its error the last line of the traceback. One that an older version of a
+    plug-in computed is "changed", and `rerun_changed` begins it again. Arguments are the options of `fatbench run
+    suite`. quiet: without a line on stderr for every cell. SpecError, NothingMatched, MachineError:
     nothing was run. KeyboardInterrupt: what was done is stored.
 
     >>> import fatbench
@@ -128,13 +152,15 @@ def run(
 
     from fatbench.run import progress, start
 
-    chosen = files.load(name).plan(preset, seeds, where)
+    with _with(plugins, db):
+        chosen = files.load(name).plan(preset, seeds, where)
     said = _Lines(f"suite {chosen.suite}, preset {chosen.preset}", quiet)
     folder = None if data is None else Path(data)
     try:
         start.run(
-            start.jobs_of(chosen), said, jobs_at_once=jobs, device=device, path=path, precision=precision,
-            retry_failed=retry_failed, db=db, data=folder,
+            start.jobs_of(chosen), said, jobs_at_once=jobs, device=device, per_gpu=per_gpu, executor=executor,
+            precision=precision, path=path, microbatch=microbatch, together=together, retry_failed=retry_failed,
+            rerun_changed=rerun_changed, fail_fast=fail_fast, db=db, data=folder,
         )  # fmt: skip
     except SystemExit as over:
         if over.code != 1:  # 1: some cells failed, as the rows say
@@ -173,6 +199,10 @@ class _Lines:
     ) -> None:
         left = len(failed) + len(interrupted) + len(elsewhere) + len(changed)
         self._say(f"{self.what}: {cells - left} of {cells} cells done")
+        if changed:
+            from fatbench.run import versions
+
+            self._say("\n".join(versions.lines(changed)))
 
     def _say(self, text: str) -> None:
         if not self.quiet:
@@ -182,8 +212,9 @@ class _Lines:
 def evaluate(
     module: nn.Module | str | Path,
     *,
-    dataset: str | Mapping[str, Any],
-    attacks: Sequence[str] = evaluated.DEFAULT_ATTACKS,
+    dataset: str | Mapping[str, Any] | None = None,
+    like: str | None = None,
+    attacks: Sequence[str] | None = None,
     network: str | None = None,
     eps: str = "8/255",
     n: int | None = None,
@@ -194,7 +225,11 @@ def evaluate(
     channels: evaluated.Channels = "rgb",
     size: int | None = None,
     name: str | None = None,
+    preset: str = "paper",
+    where: str | None = None,
     device: str | None = None,
+    precision: str | None = None,
+    plugins: Plugins = (),
     db: str | None = None,
     data: str | Path | None = None,
     quiet: bool = True,
@@ -203,8 +238,10 @@ def evaluate(
 
     module: a module in memory, which is left as it was; or the file of a state dict, and then `network` names what it
     belongs to, "timm/NAME" or "FILE.py:FUNCTION". The first n test images of `dataset` are attacked; `attacks` as after
-    `--attack`: names, or "{name: pgd, eps: 8/255, step: 2/255, steps: 50}". mean, std, outputs, channels, size: the
-    preprocessing of the network, see docs/evaluate.md. db: where the numbers are stored; None: nowhere.
+    `--attack`: names, or "{name: pgd, eps: 8/255, step: 2/255, steps: 50}". like: a suite, whose images and attacks are
+    taken (of `preset`, and of the cells in `where`), so that `table(..., with_evaluated=True)` has a row of it. mean,
+    std, outputs, channels, size: the preprocessing of the network, see docs/evaluate.md. db: where the numbers are
+    stored; None: nowhere.
     SpecError: the network does not fit its file, or the images; MachineError: data missing, file unreadable.
 
     >>> import torch, fatbench
@@ -221,14 +258,17 @@ def evaluate(
         raise SpecError(f"{module}: say its network, timm/NAME or FILE.py:FUNCTION")
     else:
         found = brought.from_file(Path(module), network, name, **preprocessing)
-    task = brought.Task(dataset, evaluated.evaluations(list(attacks), eps, n, batch), size=size)
+    with _with(plugins, db):
+        chosen = None if like is None else files.load(like).plan(preset, None, where)
+        task = brought.task(chosen, dataset, attacks, eps, n, batch, size)
     with tempfile.TemporaryDirectory() as nowhere:
         url = db or str(Path(nowhere) / "evaluate.db")
         said = _Lines("", quiet)
         folder = None if data is None else Path(data)
         cell, outcome = brought.evaluate(
-            found, task, db=url, data=folder, device=device, notify=lambda event: said.see(0, event)
-        )
+            found, task, db=url, data=folder, device=device, precision=precision,
+            notify=lambda event: said.see(0, event),
+        )  # fmt: skip
         with opened(url) as store:
             assert store is not None
             if outcome != "done":
@@ -241,7 +281,12 @@ def evaluate(
 
 
 def results(
-    name: str | None = None, *, preset: str | None = None, where: str | None = None, db: str | None = None
+    name: str | None = None,
+    *,
+    preset: str | None = None,
+    where: str | None = None,
+    plugins: Plugins = (),
+    db: str | None = None,
 ) -> pandas.DataFrame:
     """Every number in the database, one row each, with what produced it; of one suite with the labels of its axes.
 
@@ -260,7 +305,7 @@ def results(
     from fatbench.report import flags
     from fatbench.suite import words
 
-    with opened(db) as store:
+    with _with(plugins, db), opened(db) as store:
         keys: dict[str, list[dict[str, str]]] | None = None
         if name is not None:
             keys = {}
@@ -287,34 +332,50 @@ def results(
 
 
 def table(
-    name: str,
+    name: str | Sequence[str],
     id: str | None = None,
     *,
+    rows: Sequence[str] = (),
+    columns: Sequence[str] = (),
     preset: str | None = None,
     select: Checkpoint = "last",
     published: bool = True,
     where: str | None = None,
     seeds: Sequence[int] | None = None,
     with_evaluated: bool = False,
+    replicates: str = "first",
+    notes: str = "full",
+    digits: int = 2,
+    plugins: Plugins = (),
     db: str | None = None,
 ) -> Table:
-    """The tables of a suite, or the one called `id`: measured beside published.
+    """The tables of a suite or of several, or the one called `id`: measured beside published.
 
-    preset: default the first that was run. with_evaluated: also rows of models that `fatbench evaluate --like NAME`
-    judged. The name "evaluate" is the table of all evaluated models. SpecError: no such suite, preset or table.
+    rows, columns: one table of all these suites, as `fatbench report --rows --columns` makes it. preset: default the
+    first that was run. with_evaluated: also rows of models that `fatbench evaluate --like NAME` judged. replicates: the
+    "first" or "latest" run of a cell that was run more than once, or "pool", the mean of its runs. notes: "none",
+    "short" or "full". digits: after the point of percentages. The name "evaluate" is the table of all evaluated models.
+    SpecError: no such suite, preset, table, axis or choice.
 
     >>> import fatbench
     >>> print(fatbench.table("sfat-cifar10", "T3", preset="smoke").markdown().splitlines()[0])
     ### T3: SFAT Table 3, CIFAR-10, Non-IID: accuracy (%) [SMOKE PRESET - not comparable with published numbers]
     """
-    with opened(db) as store:
-        suite, chosen = planned(name, preset, seeds, where, store)
-        more = reporting_evaluated.beside(chosen, store) if with_evaluated else []
-        grids = tables(suite, chosen, store, select=select, published=published, evaluated=more)
-    known = [grid.id for grid in grids]
-    if id is not None and id not in known:
-        raise SpecError(f"suite '{suite.name}' has no table '{id}'{did_you_mean(id, known)}")
-    return Table([grid for grid in grids if id in (None, grid.id)])
+    known_choice("select", select, CHECKPOINTS)
+    known_choice("replicates", replicates, WHICH)
+    known_choice("notes", notes, LEVELS)
+    with _with(plugins, db), opened(db) as store:
+        names = [name] if isinstance(name, str) else name
+        parts = [planned(one, preset, seeds, where, store) for one in names]
+        if rows or columns:
+            parts = [combine(parts, rows, columns)]
+        if id is not None:
+            parts = with_table(parts, [id])
+        made = grids_of(
+            parts, store, select=select, published=published, with_evaluated=with_evaluated, replicates=replicates,
+            notes=notes, digits=digits,
+        )  # fmt: skip
+    return Table([grid for _, _, grids in made for grid in grids])
 
 
 @dataclass(frozen=True)
@@ -347,6 +408,49 @@ class Table:
 
 
 # --- what the commands share --------------------------------------------------------------------------------------
+
+
+def known_choice(option: str, given: str, known: Sequence[str]) -> None:
+    """SpecError: what is given is none of the choices."""
+    if given not in known:
+        raise SpecError(f"--{option}: expected {', '.join(known)}, got '{given}'{did_you_mean(given, known)}")
+
+
+def with_table(parts: Sequence[tuple[Suite, Plan]], ids: Sequence[str]) -> list[tuple[Suite, Plan]]:
+    """The suites with these tables alone. SpecError: none of them has one."""
+    known = [table.id for suite, _ in parts for table in suite.tables]
+    for id in ids:
+        if id not in known:
+            raise SpecError(f"--table: no table is named '{id}'{did_you_mean(id, known)}")
+    return [(suite.with_tables(ids), plan) for suite, plan in parts if any(t.id in ids for t in suite.tables)]
+
+
+def grids_of(
+    parts: Sequence[tuple[Suite, Plan]],
+    store: Store | None,
+    *,
+    select: Checkpoint,
+    published: bool,
+    with_evaluated: bool,
+    replicates: str,
+    notes: str,
+    digits: int,
+) -> list[tuple[Suite, Plan, list[Grid]]]:
+    """The tables of each suite; what is asked for and not there is said on stderr."""
+    made = []
+    for suite, chosen in parts:
+        for line in left_out(suite, chosen):
+            print(f"fatbench: {line}", file=sys.stderr)
+        more = reporting_evaluated.beside(chosen, store) if with_evaluated else []
+        if with_evaluated and not more:
+            like = f"fatbench evaluate FILE --model ... --like {chosen.suite} --preset {chosen.preset}"
+            print(f"fatbench: no model was evaluated as the cells of '{chosen.suite}' are: {like}", file=sys.stderr)
+        grids = tables(
+            suite, chosen, store, select=select, published=published, evaluated=more, which=replicates, notes=notes,
+            digits=digits,
+        )  # fmt: skip
+        made.append((suite, chosen, grids))
+    return made
 
 
 def planned(

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import doctest
+import inspect
 import json
 import re
+import sqlite3
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy
 import pytest
 import torch
 from torch import nn
@@ -133,7 +136,7 @@ def test_a_table_is_what_the_command_prints(
     assert sorted(shown[shown["metric"] == "natural"]["mean"]) == sorted(natural["value"])
     html = made._repr_html_()
     assert html.startswith('<div class="fatbench">') and "<td" in html and "<body" not in html and ":root" not in html
-    with pytest.raises(SpecError, match=r"suite 'tiny' has no table 'B' \(known: A\)"):
+    with pytest.raises(SpecError, match=r"--table: no table is named 'B' \(known: A\)"):
         fatbench.table("tiny.yaml", "B")
 
 
@@ -246,3 +249,65 @@ def test_examples_of_docstrings(module: str, tmp_path: Path, monkeypatch: pytest
     names = {test.name.rsplit(".", 1)[1] for test in found}
     if module == "fatbench.api":
         assert names >= {"suites", "plan", "run", "results", "table", "evaluate"}
+
+
+@pytest.mark.parametrize(
+    ("function", "command", "not_here"),
+    [
+        (fatbench.run, "run_suite", {"smoke", "dry_run"}),  # a preset; `fatbench.plan`
+        (fatbench.plan, "plan_suite", {"smoke", "format", "calibrate"}),  # the time of a run is only said
+        (fatbench.evaluate, "evaluate", {"file", "model", "attack", "smoke", "format"}),  # module, network, attacks
+        (fatbench.table, "report", {"names", "smoke", "format", "output", "table", "no_published", "width"}),
+    ],
+)
+def test_what_a_command_takes_a_function_takes(function: object, command: str, not_here: set[str]) -> None:
+    """What is left out says how the text of a table looks; the names of suites and tables come first."""
+    from fatbench.cli import evaluating, reporting, running, suites
+
+    there = next(
+        getattr(module, command) for module in (evaluating, reporting, running, suites) if hasattr(module, command)
+    )
+    options = set(inspect.signature(there).parameters) | {"plugin"}
+    mine = set(inspect.signature(function).parameters)  # type: ignore[arg-type]
+    assert options - not_here - {"plugin"} <= mine and "plugins" in mine
+
+
+def test_replicates_and_several_suites_are_asked_for_as_on_the_command_line(
+    here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The suite run again elsewhere is a replicate: natural of the first run, of the second, and their mean.
+
+    So is a model that was not trained here and was evaluated twice, in its own table and beside the suite's rows.
+    """
+    import shutil
+
+    from fatbench.store import lines
+
+    both, other = str(tmp_path / "both.db"), str(tmp_path / "other.db")
+    shutil.copy(here / "results" / "fatbench.db", both)
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+    fatbench.evaluate(module, like="tiny.yaml", name="theirs", db=both)
+    shutil.copy(both, other)
+    with sqlite3.connect(other) as connection:
+        connection.execute("UPDATE runs SET uid = lower(hex(randomblob(16))), ended = '2999-01-01T00:00:00.000Z'")
+        connection.execute("UPDATE numbers SET value = value / 2 WHERE metric = 'natural'")
+    with api.opened(both) as store, api.opened(other) as second:
+        assert store is not None and second is not None
+        file = tmp_path / "other.jsonl"
+        with file.open("w") as handle:
+            lines.export(second, handle)
+        assert lines.import_(store, file)["new replicates"] == 3
+    for name, rows in (("tiny.yaml", 3), ("evaluate", 1)):
+        shown = {}
+        for which in ("first", "latest", "pool"):
+            frame = fatbench.table(name, replicates=which, with_evaluated=rows == 3, db=both).frame()
+            shown[which] = frame.set_index("metric")["mean"]["natural"]
+        first, latest, pool = (numpy.atleast_1d(shown[which]) for which in ("first", "latest", "pool"))
+        assert len(first) == rows and (first > 0).all()
+        assert latest == pytest.approx(first / 2) and pool == pytest.approx(0.75 * first)
+    with pytest.raises(SpecError, match="--replicates: expected first, latest, pool, got 'mean'"):
+        fatbench.table("tiny.yaml", replicates="mean")
+    table = fatbench.table(["tiny.yaml"], rows=["metric"], columns=["fgsm"], notes="none", digits=1)
+    words = ["report", "tiny.yaml", "--rows", "metric", "--columns", "fgsm", "--notes", "none", "--digits", "1"]
+    assert table.markdown() == command(monkeypatch, capsys, *words, "--format", "markdown")

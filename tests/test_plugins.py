@@ -698,3 +698,52 @@ def test_a_plug_in_may_bring_every_kind_of_function(place, run, path):
     kinds = {name.split()[0] for record in table["plugins"] for name in record["names"]}
     assert kinds == {kind.lower() for kind in signatures.TABLES} - {"experiment"}
     assert run("plan", "suite", "every.yaml", "--smoke")[0] == 0
+
+
+def test_a_model_that_was_not_trained_here_is_judged_with_a_plug_in_s_attack(place):
+    """Its cell has no partition and no protocol that anybody could look up; the attack alone is the plug-in's."""
+    from fatbench.suite import evaluated
+
+    plugins.load([Path("mine.py")])
+    spec = evaluated.cell(evaluated.Model("my.pt", "0" * 64, "Net"), "digits")
+    assert plugins.records(spec) == []
+    (record,) = plugins.records(spec, {"name": "blank"})
+    assert record["names"] == ["attack blank"]
+
+
+# --- from Python --------------------------------------------------------------------------------------------------
+
+
+def test_python_takes_plug_ins_as_the_commands_do(place, monkeypatch):
+    import fatbench
+
+    (place / "mine.yaml").write_text(SUITE.replace("plugins: [mine.py]\n", ""))
+    (place / "fatbench.toml").write_text('plugin = ["mine.py"]\n')
+    assert fatbench.plan("mine.yaml")["method"].tolist() == ["FedAvg", "Mine"]  # of the settings
+    (place / "fatbench.toml").unlink()
+    forget()
+    with pytest.raises(SpecError, match="no attack is named 'blank'"):
+        fatbench.plan("mine.yaml")
+    assert fatbench.plan("mine.yaml", plugins=["mine.py"])["method"].tolist() == ["FedAvg", "Mine"]
+    with pytest.raises(SpecError, match=r"--plugin: plugin .*none.py: No such file or directory"):
+        fatbench.table("mine.yaml", plugins=["none.py"])
+
+
+@pytest.mark.slow
+def test_python_keeps_what_an_older_version_computed_until_told_otherwise(place, capsys):
+    import fatbench
+
+    (place / "mine.yaml").write_text(SUITE.replace("plugins: [mine.py]\n", ""))
+    chosen = {"where": "method=Mine", "jobs": 1, "plugins": ["mine.py"]}
+    assert fatbench.run("mine.yaml", **chosen)["status"].tolist() == ["done"]
+    (place / "mine.py").write_text(RULE + "# edited\n")
+    capsys.readouterr()
+    assert fatbench.run("mine.yaml", **chosen)["status"].tolist() == ["changed"]
+    assert "1 cell of an older version of a plug-in is kept as it is" in capsys.readouterr().err
+    assert fatbench.run("mine.yaml", rerun_changed=True, **chosen)["status"].tolist() == ["done"]
+    assert sha(RULE + "# edited\n")[:12] in fatbench.table("mine.yaml", plugins=["mine.py"]).markdown()
+    forget()
+    with pytest.raises(
+        SpecError, match=r"no attack is named 'blank'.*runs in the database have it from the plug-in mine"
+    ):
+        fatbench.results("mine.yaml")

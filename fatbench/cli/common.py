@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import inspect
 import json
@@ -11,8 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fatbench.cli.options import Plugin
-from fatbench.errors import FatbenchError, NothingMatched, SpecError, UnknownName, did_you_mean
-from fatbench.store.opening import opened
+from fatbench.errors import NothingMatched, SpecError, UnknownName, did_you_mean
 
 if TYPE_CHECKING:
     from fatbench.store.stages import Store
@@ -49,7 +47,9 @@ def with_plugins(command: Callable[..., None]) -> Callable[..., None]:
         try:
             command(*arguments, **options)
         except UnknownName as error:
-            raise SpecError(explained(error, options.get("db"))) from None
+            from fatbench.run import versions
+
+            raise SpecError(versions.explained(error, options.get("db"))) from None
 
     signature = inspect.signature(command, eval_str=True)
     option = inspect.Parameter("plugin", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Plugin)
@@ -58,63 +58,32 @@ def with_plugins(command: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
-def explained(error: FatbenchError, db: str | None = None) -> str:
-    """The message of an error; of an unknown name with the plug-in that brought it to runs of the database."""
-    if not isinstance(error, UnknownName):
-        return str(error)
-    from fatbench.run import versions
-    from fatbench.suite import plugins
-
-    with contextlib.suppress(FatbenchError), opened(db) as store:
-        record = None if store is None else versions.brought(error.entry, store)
-        if record is not None:
-            return (
-                f"{error}; runs in the database have it from the plug-in {plugins.shown(record)}:"
-                f" give --plugin {record['plugin']}, or name it under 'plugins' in the suite"
-            )
-    return str(error)
-
-
 def plan_of(name: str, preset: str | None, smoke: bool, seeds: str | None, where: str | None) -> Plan:
     """The plan that a suite's name and the options ask for. SpecError, NothingMatched."""
     from fatbench.suite import files
 
-    return preset_of(files.load(name), preset, smoke, seeds, where)
-
-
-def preset_of(chosen: Suite, preset: str | None, smoke: bool, seeds: str | None, where: str | None) -> Plan:
-    """The same of a suite that has been read."""
-    _agree(preset, smoke)
-    return chosen.plan("smoke" if smoke else preset or "paper", _seeds(seeds), where)
-
-
-def _agree(preset: str | None, smoke: bool) -> None:
-    if smoke and preset not in (None, "smoke"):
-        raise SpecError(f"--smoke and --preset {preset} contradict each other")
-
-
-def _seeds(text: str | None) -> list[int] | None:
-    from fatbench.suite import model
-
-    return model.parse_seeds(text) if text else None
+    return files.load(name).plan(_preset(preset, smoke) or "paper", _seeds(seeds), where)
 
 
 def plan_in(
     name: str, preset: str | None, smoke: bool, seeds: str | None, where: str | None, store: Store | None
 ) -> tuple[Suite, Plan]:
     """A suite and the plan to look at: the preset asked for, else the first that has been run, else paper."""
-    from fatbench.suite import evaluated, files
+    from fatbench import api
 
-    if name == evaluated.SUITE and name not in files.available():
-        from fatbench.report.evaluated import suite_and_plan
+    return api.planned(name, _preset(preset, smoke), _seeds(seeds), where, store)
 
-        return suite_and_plan(store, where)
-    chosen = files.load(name)
-    if preset is None and not smoke and store is not None:
-        from fatbench.run import progress
 
-        preset = progress.preset_run(chosen, store)
-    return chosen, preset_of(chosen, preset, smoke, seeds, where)
+def _preset(preset: str | None, smoke: bool) -> str | None:
+    if smoke and preset not in (None, "smoke"):
+        raise SpecError(f"--smoke and --preset {preset} contradict each other")
+    return "smoke" if smoke else preset
+
+
+def _seeds(text: str | None) -> list[int] | None:
+    from fatbench.suite import model
+
+    return model.parse_seeds(text) if text else None
 
 
 def cell_in(store: Store | None, cell: str) -> str:

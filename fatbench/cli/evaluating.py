@@ -56,19 +56,11 @@ def evaluate(
         _checkpoint(file, attack, n, batch, device, precision, data, format)
         return
     from fatbench.run import brought
-    from fatbench.suite import evaluated
 
-    if like is not None:
-        if attack or n is not None or size is not None:
-            raise SpecError(f"--like {like} says which images and attacks; leave out --attack, -n and --size")
-        task = brought.like(plan_of(like, preset, smoke, None, where), dataset)
-    elif preset or smoke or where:
+    if like is None and (preset or smoke or where):
         raise SpecError("--preset, --smoke and -k choose cells of a suite: say which by --like SUITE")
-    elif dataset is None:
-        raise SpecError("say the data set by --dataset NAME, or --like SUITE")
-    else:
-        asked = evaluated.evaluations(attack or list(evaluated.DEFAULT_ATTACKS), eps, n, batch)
-        task = brought.Task(_mapping(dataset), asked, size=size)
+    plan = None if like is None else plan_of(like, preset, smoke, None, where)
+    task = brought.task(plan, dataset and _mapping(dataset), attack, eps, n, batch, size)
     preprocessing: dict[str, Any] = {
         "mean": _numbers("--mean", mean), "std": _numbers("--std", std), "outputs": outputs, "channels": channels,
     }  # fmt: skip

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
 
@@ -18,8 +18,6 @@ from fatbench.store.opening import opened
 
 if TYPE_CHECKING:
     from fatbench.store.selection import Checkpoint
-    from fatbench.suite.cells import Plan
-    from fatbench.suite.files import Suite
 
 PUBLISHED = ("none", "below", "column")
 PLOT_FORMATS = ("pdf", "svg", "png", "csv")
@@ -109,22 +107,13 @@ def _own(names: Collection[str]) -> list[str]:
     return [files[name] for name in sorted(names) if name in files]
 
 
-def _only(parts: Sequence[tuple[Suite, Plan]], ids: Sequence[str]) -> list[tuple[Suite, Plan]]:
-    """The suites with these tables alone. SpecError: none of them has one."""
-    known = [table.id for suite, _ in parts for table in suite.tables]
-    for id in ids:
-        if id not in known:
-            raise SpecError(f"--table: no table is named '{id}'{did_you_mean(id, known)}")
-    return [(suite.with_tables(ids), plan) for suite, plan in parts if any(t.id in ids for t in suite.tables)]
-
-
 def _how(format: str, notes: str, published: str | None, width: str | None) -> dict[str, str]:
     """What the format's renderer is told. SpecError: no such choice, or one that this format does not have."""
+    from fatbench.api import known_choice
     from fatbench.report.notes import LEVELS
     from fatbench.report.paper import width_of
 
-    if notes not in LEVELS:
-        raise SpecError(f"--notes: expected {', '.join(LEVELS)}, got '{notes}'{did_you_mean(notes, LEVELS)}")
+    known_choice("notes", notes, LEVELS)
     if published not in (None, *PUBLISHED):
         raise SpecError(
             f"--published: expected {', '.join(PUBLISHED)}, got '{published}'{did_you_mean(str(published), PUBLISHED)}"
@@ -213,9 +202,8 @@ def report(
     db: Db = None,
 ) -> None:
     """Tables: measured beside published, mean and spread over seeds."""
+    from fatbench import api, settings
     from fatbench import report as reporting
-    from fatbench import settings
-    from fatbench.report import evaluated
     from fatbench.report.combined import combine
     from fatbench.run import progress
     from fatbench.suite import files
@@ -228,8 +216,6 @@ def report(
     which = known_replicates(replicates)
     how = _how(format, notes, "none" if no_published else published, width)
     with_published = not no_published and published != "none"
-    grids = []
-    shown = []
     with opened(db) as store:
         run = set() if names or store is None else {one for one, _ in progress.by_suite(store)}
         parts = [
@@ -240,20 +226,12 @@ def report(
         if parts and (rows is not None or columns is not None):
             parts = [combine(parts, _listed(rows), _listed(columns))]
         if table:
-            parts = _only(parts, table)
-        for chosen, plan in parts:
-            for line in reporting.left_out(chosen, plan):
-                print(f"fatbench: {line}", file=sys.stderr)
-            more = evaluated.beside(plan, store) if with_evaluated else []
-            if with_evaluated and not more:
-                like = f"fatbench evaluate FILE --model ... --like {plan.suite} --preset {plan.preset}"
-                print(f"fatbench: no model was evaluated as the cells of '{plan.suite}' are: {like}", file=sys.stderr)
-            mine = reporting.tables(
-                chosen, plan, store, select=at, published=with_published, evaluated=more, which=which, notes=notes,
-                digits=digits,
-            )  # fmt: skip
-            grids += mine
-            shown.append((chosen, plan, mine))
+            parts = api.with_table(parts, table)
+        shown = api.grids_of(
+            parts, store, select=at, published=with_published, with_evaluated=with_evaluated, replicates=which,
+            notes=notes, digits=digits,
+        )  # fmt: skip
+        grids = [grid for _, _, mine in shown for grid in mine]
         if not grids and not names:
             raise NothingMatched("the database holds no results yet: fatbench run suite NAME")
         if format == "html" and store is not None:

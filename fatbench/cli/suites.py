@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fatbench.cli.common import explained, known_format, plan_of, print_json
+from fatbench.cli.common import known_format, plan_of, print_json
 from fatbench.cli.options import DataDir, Db, Device, Format, Name, Preset, Seeds, Smoke, Where
 from fatbench.errors import FatbenchError, SpecError
 from fatbench.store.opening import opened
@@ -27,28 +27,22 @@ CALIBRATION = 20  # seconds
 
 def suite_list(format: Format = "text") -> None:
     """Every suite with its presets and numbers of cells."""
-    from fatbench.suite import files
-    from fatbench.suite.sizes import Sizes
+    from fatbench.run.versions import explained
+    from fatbench.suite import sizes
 
     known_format(format, ("text", "json"))
-    rows, invalid, counted = [], 0, Sizes()
-    for name in files.available():
-        try:
-            found = files.load(name)
-            sizes = counted.of(found)
-        except SpecError as error:
-            invalid += 1
-            print(f"fatbench: {explained(error)}", file=sys.stderr)
-            continue
-        rows.append({"name": name, "title": found.title, "presets": sizes})
-    counted.keep()
+    found = list(sizes.listing())
+    rows = [row for row in found if "error" not in row]
+    for row in found:
+        if "error" in row:
+            print(f"fatbench: {explained(row['error'])}", file=sys.stderr)
     if format == "json":
         print_json({"suites": rows})
     else:
         from fatbench.cli import show
 
         show.suites(rows)
-    if invalid:
+    if len(rows) < len(found):
         raise typer.Exit(SpecError.exit_code)
 
 
@@ -76,6 +70,7 @@ def suite_check(
     --learn takes one suite, and the first cell that --preset and -k leave.
     """
     from fatbench import report as reporting
+    from fatbench.run.versions import explained
     from fatbench.suite.files import load
 
     if learn:

@@ -48,18 +48,41 @@ class Brought:
 def like(plan: Plan, dataset: str | None = None) -> Task:
     """The images and attacks of a suite's cells, so that a model's row can stand among theirs.
 
+    Transfers are left out: they are between the suite's own cells.
     SpecError: the cells differ in them; say which with a filter, or with the name of a data set.
     """
     chosen = [cell for cell in plan.cells if dataset in (None, cell.spec["data"]["name"])]
     if not chosen:
         known = ", ".join(sorted({cell.spec["data"]["name"] for cell in plan.cells}))
         raise SpecError(f"--like {plan.suite}: no cell is on {dataset} (preset {plan.preset} has {known})")
-    tasks = [Task(c.spec["data"], c.evaluations, c.spec["test"], c.spec["size"]) for c in chosen]
+    tasks = [
+        Task(c.spec["data"], tuple(e for e in c.evaluations if e.origin is None), c.spec["test"], c.spec["size"])
+        for c in chosen
+    ]
     if len({repr(task) for task in tasks}) > 1:
         raise SpecError(
             f"--like {plan.suite}: its cells differ in data, size or attacks: choose some by -k or --dataset"
         )
     return tasks[0]
+
+
+def task(
+    plan: Plan | None,
+    dataset: Any = None,
+    attacks: Sequence[str] | None = None,
+    eps: str = "8/255",
+    n: int | None = None,
+    batch: int = 500,
+    size: int | None = None,
+) -> Task:
+    """Images and attacks: those of a suite's cells (`like`), or of a data set. SpecError: both are said, or neither."""
+    if plan is not None:
+        if attacks or n is not None or size is not None:
+            raise SpecError(f"--like {plan.suite} says which images and attacks; leave out --attack, -n and --size")
+        return like(plan, dataset)
+    if dataset is None:
+        raise SpecError("say the data set by --dataset NAME, or --like SUITE")
+    return Task(dataset, evaluated.evaluations(list(attacks or evaluated.DEFAULT_ATTACKS), eps, n, batch), size=size)
 
 
 def from_file(file: Path, network: str, name: str | None = None, **preprocessing: Any) -> Brought:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import multiprocessing
 import signal
 import sys
 from collections.abc import Mapping, Sequence
@@ -83,6 +84,10 @@ def run(
     data: Path | None = None,
 ) -> None:
     """Run jobs; returns when all is done, else raises SystemExit with the documented code."""
+    if getattr(
+        multiprocessing.current_process(), "_inheriting", False
+    ):  # a worker that imports the script of its parent
+        raise SystemExit(f"fatbench: {Path(sys.argv[0]).name}: run suites below `if __name__ == '__main__':`")
     if executor not in EXECUTORS:
         raise SpecError(f"--executor: no executor is named '{executor}'{did_you_mean(executor, EXECUTORS)}")
     settings.precision(precision)

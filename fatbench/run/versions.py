@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import select
 
+from fatbench.errors import FatbenchError, UnknownName
+from fatbench.store.opening import opened
 from fatbench.store.rows import fetch
 from fatbench.store.schema import RUNS, STAGES
 from fatbench.suite import plugins, signatures
@@ -70,6 +73,20 @@ def lines(found: Changed) -> list[str]:
         *said,
         "  --rerun-changed computes them again and drops their old numbers; a function under a new name keeps both",
     ]
+
+
+def explained(error: FatbenchError, db: str | None = None) -> str:
+    """The message of an error; of an unknown name with the plug-in that brought it to runs of the database."""
+    if not isinstance(error, UnknownName):
+        return str(error)
+    with contextlib.suppress(FatbenchError), opened(db) as store:
+        record = None if store is None else brought(error.entry, store)
+        if record is not None:
+            return (
+                f"{error}; runs in the database have it from the plug-in {plugins.shown(record)}:"
+                f" give --plugin {record['plugin']}, or name it under 'plugins' in the suite"
+            )
+    return str(error)
 
 
 def brought(entry: str, store: Store) -> dict[str, Any] | None:

@@ -100,7 +100,10 @@ def records(
     if not signatures.plugins():
         return []
     found: dict[Path, set[str]] = {}
-    calls: list[tuple[str, Mapping[str, Any]]] = [("Experiment", {"name": "cell", **cell}) for cell in (spec, *others)]
+    calls: list[tuple[str, Mapping[str, Any]]] = [
+        ("Data", cell["data"]) if "evaluated" in cell else ("Experiment", {"name": "cell", **cell})
+        for cell in (spec, *others)
+    ]
     calls += [("Attack", attack)] if attack else []
     for kind, call in calls:
         for file, name in used(kind, call):

@@ -6,15 +6,32 @@ import contextlib
 import hashlib
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from fatbench import settings
-from fatbench.suite import signatures
+from fatbench.errors import SpecError
+from fatbench.suite import files, signatures
 from fatbench.suite.files import Suite
 
 FILE = "suite-sizes.json"
 CODE = ("suite", "methods", "engine", "models", "data")  # what decides which cells are one
 MOST = 1000  # suites, of all versions of their files
+
+
+def listing() -> Iterator[dict[str, Any]]:
+    """{"name", "title", "presets": {preset: cells}} of each valid suite file; of an invalid one {"name", "error"}."""
+    counted = Sizes()
+    for name in files.available():
+        try:
+            found = files.load(name)
+            presets = counted.of(found)
+        except SpecError as error:
+            yield {"name": name, "error": error}
+        else:
+            yield {"name": name, "title": found.title, "presets": presets}
+    counted.keep()
 
 
 class Sizes:
