@@ -409,12 +409,12 @@ def test_figures_that_cannot_be(drawn: Suite, change: tuple[str, str], message: 
 
 
 def test_more_looks_than_colours_are_told_apart(drawn: Suite) -> None:
-    """Ten that differ in one thing have ten looks; of two things the first is the colour and the second the style."""
+    """Ten that differ in one thing have ten looks; two of four combinations have a colour each."""
     assert len({(one.colour, one.style) for one in (looks._alone(i, 10) for i in range(10))}) == 10
     suite = more()
     axes = axes_of(plot_of(series.build(suite, suite.plan(), rows_of(suite.plan())), "some"))[0]
-    assert [text.get_text() for text in axes.figure.legends[0].get_texts()] == ["skewed", "even", "FAT", "Uniform"]
-    assert [one.get_linestyle() for one in axes.get_lines()] == ["-", "--"]
+    assert [text.get_text() for text in axes.figure.legends[0].get_texts()] == ["skewed, FAT", "even, Uniform"]
+    assert [one.get_color() for one in axes.get_lines()] == list(looks.COLOURS[:2])
     assert [looks.named("alpha", "1/6"), looks.named("method", "FAT")] == ["alpha 1/6", "FAT"]
 
 

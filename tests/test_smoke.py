@@ -41,5 +41,8 @@ def test_every_suite_runs_in_smoke(name, tmp_path):
                 assert table["rows"], table["id"]
                 measured = [value for row in table["rows"] for value in row["measured"].values() if value]
                 assert measured, f"{name} {table['id']}: no number at all"
+        plots = report.figures(chosen, plan, store)
+        drawn = report.drawable(plots, tmp_path / "files")
+        assert [plot.figure.id for plot in plots if plot not in drawn] == [], "figures of which nothing is measured"
         text = report.render(report.tables(chosen, plan, store), "markdown")
         assert "SMOKE" in text

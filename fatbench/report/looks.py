@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -38,8 +39,8 @@ Part = Callable[[Line], str]
 def looks(plot: Plot, panels: Sequence[Panel]) -> tuple[Names, dict[str, Look], dict[str, Look]]:
     """(line -> its name, name -> look, legend) of a page: a name holds what varies of labels, heading and index.
 
-    Where one of these varies, it is colour and style; where more do, the first is the colour, the second the style, the
-    third the marker, and the legend explains each for itself.
+    Where one of these varies, or a few of their combinations are there, each has a colour and a style. Where more vary,
+    the first is the colour, the second the style, the third the marker, and the legend explains each for itself.
     """
     lines = [line for panel in panels for line in panel.lines if line.points or line.published]
     seen = [(part, list(dict.fromkeys(part(line) for line in lines))) for part in _parts(plot, lines)]
@@ -48,8 +49,10 @@ def looks(plot: Plot, panels: Sequence[Panel]) -> tuple[Names, dict[str, Look], 
     def name(line: Line) -> str:
         return ", ".join(part(line) for part, _ in varying)
 
-    if len(varying) == 1:
-        _, labels = varying[0]
+    names = list(dict.fromkeys(name(line) for line in lines))
+    few = len(names) < min(8, math.prod(len(labels) for _, labels in varying))  # of all combinations
+    if len(varying) == 1 or few:
+        labels = varying[0][1] if len(varying) == 1 else names
         alone = {label: _alone(i, len(labels)) for i, label in enumerate(labels)}
         steps = [round(i * (len(labels) - 1) / (MANY - 1)) for i in range(MANY)]
         shown = labels if len(labels) <= 2 * MANY else [labels[step] for step in steps]
