@@ -15,7 +15,7 @@ DEMO := .demo
 COLOUR := $(if $(NO_COLOR),,$(if $(MAKE_TERMOUT),FORCE_COLOR=1))
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo site docs test bench fuzz check lint format golden wheel constraints clean
+.PHONY: help env demo site docs test bench gpu fuzz check lint format golden wheel constraints clean
 .DELETE_ON_ERROR:
 
 help: ## this list
@@ -71,6 +71,10 @@ bench: $(STAMP) ## how fast it is, against what people run: results/bench; make 
 fuzz: $(STAMP) ## 10,000 inputs that are a little wrong, none of which may end in a traceback; make fuzz ARGS='--kind suite'
 	@OMP_NUM_THREADS=1 $(BIN)/python tests/fuzzing.py $(ARGS)
 
+# Nine minutes at a time; the same command goes on. It ends with 75 while there is something left to do.
+gpu: $(STAMP) ## half an hour on a GPU, worst risks first: results/bench; make gpu ARGS=--rehearse needs none
+	@OMP_NUM_THREADS=1 $(BIN)/python -m fatbench.bench.gpu $(ARGS)
+
 check: lint test ## all that must pass before a commit
 
 lint: $(STAMP) ## ruff, mypy, who imports whom, and every suite file
@@ -97,4 +101,4 @@ constraints: $(STAMP) ## newest versions that resolve, as the pins of constraint
 	@mv constraints.new constraints.txt
 
 clean: ## remove the environment, the demo and the caches; results stay
-	@rm -rf $(VENV) $(DEMO) site build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	@rm -rf $(VENV) $(DEMO) .rehearsal site build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache

@@ -1,0 +1,84 @@
+"""`make gpu` without a GPU: its items in the rehearsal, and what its slices remember."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fatbench.bench import gpu, risks
+from fatbench.bench.measure import Bench
+
+DOCS = Path(__file__).parent.parent / "docs" / "gpu.md"
+
+
+def rehearsal(folder: Path) -> Bench:
+    return Bench(torch.device("cpu"), True, folder)
+
+
+@pytest.mark.parametrize(
+    ("item", "said"),
+    [
+        ("a batch of NIN, fast fp32 together", "passes/s"),
+        ("a batch of NIN, fast tf32", "a CPU has no TF32"),
+        ("ViT-S twice", "the same bytes twice"),
+        ("monitor of ViT-B", "32 images at once"),
+    ],
+)
+def test_an_item_is_rehearsed(item: str, said: str, tmp_path: Path) -> None:
+    bench = rehearsal(tmp_path)
+    assert said in risks.items(bench)[item](bench)["said"]
+
+
+def called(
+    monkeypatch: pytest.MonkeyPatch, outcomes: dict[str, str], folder: Path, *more: str
+) -> tuple[Any, list[str]]:
+    """The exit code of a call of 100 seconds, each item taking 40 of them, and the items that were run."""
+    clock, ran = [0.0], list[str]()
+
+    def run(arguments: list[str], seconds: float) -> dict[str, Any]:
+        ran.append(arguments[-1])
+        clock[0] += 40
+        return {"outcome": outcomes.get(arguments[-1], "done"), "said": "so", "seconds": 40.0}
+
+    monkeypatch.setattr(gpu, "_run", run)
+    monkeypatch.setattr(gpu.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(risks, "items", lambda bench, suites=None: dict.fromkeys("abcd"))
+    monkeypatch.setattr(sys, "argv", ["gpu", "--rehearse", "--slice", "100", "-o", str(folder), *more])
+    with pytest.raises(SystemExit) as stopped:
+        gpu.main()
+    return stopped.value.code, ran
+
+
+def test_a_slice_goes_on_where_the_last_one_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two items of 40 s fit into 100 s, since none is begun with fewer than 30 s left. A failure stops nothing."""
+    assert called(monkeypatch, {"b": "failed"}, tmp_path) == (75, ["a", "b"])
+    assert called(monkeypatch, {"d": "stopped"}, tmp_path) == (75, ["c", "d"])
+    assert called(monkeypatch, {}, tmp_path) == (1, ["d"])
+    assert called(monkeypatch, {}, tmp_path, "--again") == (0, ["b"])
+    kept = json.loads((tmp_path / "gpu-cpu.json").read_text())
+    assert {name: (one["outcome"], one["seconds"]) for name, one in kept.items()} == {
+        "a": ("done", 40), "b": ("done", 40), "c": ("done", 40), "d": ("done", 80),
+    }  # fmt: skip
+    assert "A rehearsal" in (tmp_path / "gpu-cpu.md").read_text()
+
+
+def test_the_budget_is_that_of_all_slices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert called(monkeypatch, {}, tmp_path, "--budget", "90") == (75, ["a", "b"])
+    assert called(monkeypatch, {}, tmp_path, "--budget", "90") == (75, [])
+
+
+def test_an_item_that_takes_too_long_is_stopped_and_one_that_fails_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/bin/sh")  # takes `-m` for one of its own switches, and fails
+    failed = gpu._run([], 60)
+    assert failed["outcome"] == "failed" and failed["said"]
+
+
+def test_the_page_names_every_kind_of_item(tmp_path: Path) -> None:
+    page = DOCS.read_text(encoding="utf-8")
+    for name in risks.items(rehearsal(tmp_path), suites=0):
+        assert name.partition(",")[0] in page
