@@ -11,10 +11,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import test_readme
 
 from fatbench.cli import app
 from fatbench.report.paper import span
-from tests import test_readme
 
 Run = Callable[..., tuple[int, str, str]]
 ROOT = Path(__file__).parent.parent
