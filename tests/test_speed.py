@@ -13,6 +13,7 @@ from sqlalchemy import event
 from fatbench.cli import show
 from fatbench.errors import SpecError
 from fatbench.run import progress
+from fatbench.store import timing
 from fatbench.store.stages import Store
 from fatbench.suite import cells, files, formulas, lines, signatures
 from fatbench.suite.places import Map
@@ -248,6 +249,22 @@ def test_a_cell_is_found_by_its_first_letters_in_one_query(store: Store) -> None
     assert store.begins("AA") == store.begins("%") == store.begins("aa1x") == []
     assert store.known(["aa1", "no"]) == {"aa1"} and store.any_cell()
     assert not any("spec" in text for text in sent)
+
+
+def test_how_long_stages_took_is_read_by_cell_and_not_from_all_numbers(store: Store) -> None:
+    """SQLite's plan of each query: `numbers` is searched by its key, never scanned."""
+    if store.database.path is None:
+        pytest.skip("SQLite's plan")
+    sent: list[tuple[str, Any]] = []
+    event.listen(
+        store.database._engine, "before_cursor_execute", lambda c, cursor, text, given, *_: sent.append((text, given))
+    )
+    timing.measured(store)
+    asked = [(text, given) for text, given in sent if "FROM numbers" in text]
+    assert len(asked) == 1
+    with store.database.reading() as connection:
+        plan = [row[3] for row in connection.exec_driver_sql("EXPLAIN QUERY PLAN " + asked[0][0], asked[0][1])]
+    assert "SEARCH numbers USING PRIMARY KEY (cell=?)" in plan and "SCAN numbers" not in plan, plan
 
 
 # --- modules -----------------------------------------------------------------------------------------------------

@@ -37,7 +37,13 @@ def measured(store: Store, after: int = 0, everywhere: bool = False) -> list[Tim
     numbers = (
         select(NUMBERS.c.run, NUMBERS.c.metric, func.sum(NUMBERS.c.value))
         .join(RUNS, RUNS.c.id == NUMBERS.c.run)
-        .where(mine, NUMBERS.c.client == -1, NUMBERS.c.metric.in_(["forward", "backward", "seconds"]))
+        # of the cells that ran here alone: numbers are found by their cell, and there may be millions
+        .where(
+            mine,
+            NUMBERS.c.cell.in_(select(RUNS.c.cell).where(mine)),
+            NUMBERS.c.client == -1,
+            NUMBERS.c.metric.in_(["forward", "backward", "seconds"]),
+        )
         .where((NUMBERS.c.round > after) | (NUMBERS.c.stage != "train"))
         .group_by(NUMBERS.c.run, NUMBERS.c.metric)
     )
