@@ -189,6 +189,9 @@ class _Lines:
         if event.stage == "cell" or event.kind == "failed":
             self._say(f"{event.cell} {event.kind}{f': {event.message}' if event.message else ''}")
 
+    def note(self, text: str) -> None:
+        self._say(text)
+
     def summary(
         self,
         cells: int,

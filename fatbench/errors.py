@@ -42,6 +42,13 @@ class MachineError(FatbenchError):
     exit_code = 5
 
 
+class Unavailable(MachineError):
+    """Something that every cell needs is not to be had at the moment: a lock, space on a disk, a server (exit 5).
+
+    No cell is to blame: none is marked failed for it, and the same command goes on when it is there again.
+    """
+
+
 def did_you_mean(given: str, known: Iterable[str]) -> str:
     """The tail of an error message: the nearest known name, or all of them.
 

@@ -12,7 +12,18 @@ from typing import Literal
 
 from fatbench.errors import MachineError, SpecError, did_you_mean
 
-KEYS = ("db", "data", "files", "device", "jobs", "precision", "checkpoint_seconds", "plugin")
+KEYS = (
+    "db",
+    "data",
+    "files",
+    "device",
+    "jobs",
+    "precision",
+    "checkpoint_seconds",
+    "lease_seconds",
+    "plugin",
+    "time_limit",
+)
 TABLES = ("slurm",)
 LIBPQ = re.compile(r"(?i)(^|\s)(host|hostaddr|port|dbname|user|password|passfile|service|sslmode)\s*=")
 
@@ -121,8 +132,39 @@ def files_folder(db: str, flag: str | None = None) -> Path:
 
 def checkpoint_seconds() -> float:
     """At least this many seconds between two checkpoints of a cell's training; 30 by default."""
-    value = setting("checkpoint_seconds")
+    return _seconds("checkpoint_seconds", 30.0)
+
+
+def lease_seconds(default: float) -> float:
+    """Seconds without progress after which another process may take a cell over."""
+    found = _seconds("lease_seconds", default)
+    if not found >= 1:
+        raise SpecError(f"lease_seconds: expected at least 1, got {found:g}")
+    return found
+
+
+def _seconds(key: str, default: float) -> float:
+    value = setting(key)
     try:
-        return 30.0 if value is None else float(value)
+        return default if value is None else float(value)
     except ValueError:
-        raise SpecError(f"checkpoint_seconds: expected seconds, got '{value}'") from None
+        raise SpecError(f"{key}: expected seconds, got '{value}'") from None
+
+
+UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+def time_limit(flag: str | None = None) -> float | None:
+    """Seconds that a turn at a cell may take, from "90", "45m", "2h" or "1.5d"; None: as long as it takes."""
+    value = setting("time_limit", flag)
+    if value is None:
+        return None
+    number = value.strip().rstrip("dhimns")
+    unit = UNITS.get(value.strip()[len(number) :])
+    try:
+        seconds = float(number) * unit if unit else 0.0
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < 1e9:
+        raise SpecError(f"--time-limit: expected a time such as 90s, 45m or 2h, got '{value}'")
+    return seconds

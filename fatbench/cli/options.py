@@ -52,7 +52,10 @@ Device = Annotated[
         "--device", help="auto, cpu, cuda, or cuda:0,1.", autocompletion=completing.one_of("auto", "cpu", "cuda")
     ),
 ]
-PerGpu = Annotated[int, typer.Option("--per-gpu", min=1, help="Cells side by side on each GPU.")]
+PerGpu = Annotated[
+    int | None,
+    typer.Option("--per-gpu", min=1, help="Cells side by side on each GPU; default: as many as fit into its memory."),
+]
 Executor = Annotated[
     str,
     typer.Option("--executor", help="local, ray or slurm.", autocompletion=completing.one_of("local", "ray", "slurm")),
@@ -86,4 +89,11 @@ RerunChanged = Annotated[
     bool, typer.Option("--rerun-changed", help="Begin again what an older version of a plug-in computed.")
 ]
 FailFast = Annotated[bool, typer.Option("--fail-fast", help="Stop at the first failure.")]
+TimeLimit = Annotated[
+    str | None,
+    typer.Option("--time-limit", metavar="TIME", help="At most so long for a turn at a cell: 90s, 45m, 2h."),
+]
+Wait = Annotated[
+    bool, typer.Option("--wait/--no-wait", help="Wait for cells that other processes work on, and take over lost ones.")
+]
 DryRun = Annotated[bool, typer.Option("-n", "--dry-run", help="Say what would run, run nothing.")]

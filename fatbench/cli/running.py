@@ -25,7 +25,9 @@ from fatbench.cli.options import (
     Retry,
     Seeds,
     Smoke,
+    TimeLimit,
     TogetherOption,
+    Wait,
     Where,
 )  # fmt: skip
 from fatbench.errors import NothingMatched, SpecError
@@ -42,7 +44,7 @@ def run_suite(
     seeds: Seeds = None,
     jobs: Jobs = None,
     device: Device = None,
-    per_gpu: PerGpu = 1,
+    per_gpu: PerGpu = None,
     executor: Executor = "local",
     precision: Precision = None,
     path: PathOption = "loop",
@@ -51,6 +53,8 @@ def run_suite(
     retry_failed: Retry = False,
     rerun_changed: RerunChanged = False,
     fail_fast: FailFast = False,
+    time_limit: TimeLimit = None,
+    wait: Wait = True,
     dry_run: DryRun = False,
     db: Db = None,
     data: DataDir = None,
@@ -64,7 +68,8 @@ def run_suite(
         start.run(
             start.jobs_of(plan), watch, jobs_at_once=jobs, device=device, per_gpu=per_gpu, executor=executor,
             precision=precision, path=path, microbatch=microbatch, together=together, retry_failed=retry_failed,
-            rerun_changed=rerun_changed, fail_fast=fail_fast, dry_run=dry_run, db=db, data=data,
+            rerun_changed=rerun_changed, fail_fast=fail_fast, time_limit=time_limit, wait=wait,
+            dry_run=dry_run, db=db, data=data,
         )  # fmt: skip
 
 
@@ -76,6 +81,8 @@ def run_cell(
     microbatch: Microbatch = None,
     retry_failed: Retry = False,
     rerun_changed: RerunChanged = False,
+    time_limit: TimeLimit = None,
+    wait: Wait = True,
     dry_run: DryRun = False,
     db: Db = None,
     data: DataDir = None,
@@ -88,7 +95,8 @@ def run_cell(
     with Watch(f"cell {job.cell} of suite {job.suite}, preset {job.preset}") as watch:
         start.run(
             [job], watch, jobs_at_once=1, device=device, precision=precision, path=path, microbatch=microbatch,
-            retry_failed=retry_failed, rerun_changed=rerun_changed, dry_run=dry_run, db=db, data=data,
+            retry_failed=retry_failed, rerun_changed=rerun_changed, time_limit=time_limit, wait=wait,
+            dry_run=dry_run, db=db, data=data,
         )  # fmt: skip
 
 

@@ -111,6 +111,13 @@ class Watch:
             tail = f": {event.message}" if event.message else ""
             self._line(f"{event.cell} {event.stage} {where}{_numbers(event.loss, event.accuracy)}{tail}")
 
+    def note(self, text: str) -> None:
+        """Something that a person should know now."""
+        if self.live.is_started:
+            self.console.print(text, highlight=False, markup=False)
+        else:
+            self._line(text)
+
     def summary(
         self,
         cells: int,

@@ -7,6 +7,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.dropout import _DropoutNd
+
+from fatbench.models.dropout import Dropout
 
 
 def bound(model: nn.Module, parts: int) -> None:
@@ -21,6 +24,11 @@ def bound(model: nn.Module, parts: int) -> None:
     if any(isinstance(module, _BatchNorm) for module in network.modules()):
         raise ValueError("--microbatch: batch normalisation needs its whole batch, and this model has it")
     network.forward = _in_parts(network.forward, parts)
+
+
+def dropping(model: nn.Module) -> bool:
+    """Whether a network has dropout: in parts it draws other masks, of the same distribution."""
+    return any(isinstance(module, _DropoutNd | Dropout) and module.p > 0 for module in model.modules())
 
 
 def _in_parts(forward: Callable[[Tensor], Tensor], size: int) -> Callable[[Tensor], Tensor]:

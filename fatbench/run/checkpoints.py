@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from fatbench.engine.rounds import State, Tensors
-from fatbench.errors import MachineError
+from fatbench.errors import MachineError, Unavailable
 
+FULL = (errno.ENOSPC, errno.EDQUOT)
 LOST = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EIO)  # the file is gone or its disk is broken
 
 
@@ -26,7 +27,7 @@ class Damaged(MachineError):
 
 
 def save_state(file: Path, state: State, cell: str = "") -> str:
-    """Write a protocol's state and return the file's SHA-256. MachineError: disk full or folder not writable."""
+    """Write a protocol's state and return the file's SHA-256. Unavailable: disk full or folder not writable."""
     parts = {"model": state.model, "server": state.server, "clients": {str(k): v for k, v in state.clients.items()}}
     return _write(file, flatten(parts), {"cell": cell, "round": state.round})
 
@@ -50,7 +51,7 @@ def load_state(
 def save_model(file: Path, model: Tensors, own: Mapping[int, Tensors], **header: str) -> str:
     """Write a model's state_dict, and the tensors that single clients have of their own, with text about them.
 
-    Returns the file's SHA-256. MachineError: disk full or folder not writable.
+    Returns the file's SHA-256. Unavailable: disk full or folder not writable.
     """
     tensors = {f"own/{k}/{name}": value for k, part in own.items() for name, value in part.items()}
     return _write(file, {**model, **tensors}, header)
@@ -88,7 +89,7 @@ def clients_file(round: int) -> str:
 def save_artifacts(file: Path, artifacts: Tensors) -> str:
     """Write what a round wants kept beside its numbers. Returns the file's SHA-256.
 
-    `fatbench.report.artifacts.load` reads it, without torch. MachineError: disk full or folder not writable.
+    `fatbench.report.artifacts.load` reads it, without torch. Unavailable: disk full or folder not writable.
     """
     return _write(file, artifacts, {})
 
@@ -175,8 +176,8 @@ def _write(file: Path, tensors: Tensors, header: Mapping[str, object]) -> str:
             os.close(folder)
     except OSError as error:
         temporary.unlink(missing_ok=True)
-        reason = "the disk is full" if error.errno == errno.ENOSPC else error.strerror
-        raise MachineError(f"cannot write the checkpoint {file}: {reason}") from None
+        reason = "the disk is full" if error.errno in FULL else error.strerror
+        raise Unavailable(f"cannot write the checkpoint {file}: {reason}") from None
     return hashlib.sha256(data).hexdigest()
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import multiprocessing
-import signal
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -13,12 +13,16 @@ from typing import Any, Protocol
 
 from fatbench import settings
 from fatbench.engine.splits import split
-from fatbench.errors import MachineError, NothingMatched, SpecError, did_you_mean
-from fatbench.run import progress, versions
+from fatbench.errors import MachineError, NothingMatched, SpecError, Unavailable, did_you_mean
+from fatbench.run import progress, slots, versions, waiting
+from fatbench.run.executors import local
+from fatbench.run.waiting import Wish
 from fatbench.run.worker import Event, Job, Machine
 from fatbench.store.database import NoDatabase
+from fatbench.store.leases import LEASE
 from fatbench.store.stages import Store
-from fatbench.suite import signatures, weights
+from fatbench.store.timing import gpu_memory
+from fatbench.suite import duration, signatures, weights
 from fatbench.suite.cells import Plan, digest
 from fatbench.suite.types import number
 
@@ -53,6 +57,9 @@ class Watch(Protocol):
     def see(self, lane: int, event: Event) -> None:
         """A worker says something."""
 
+    def note(self, text: str) -> None:
+        """Something that a person should know now, in a line."""
+
     def summary(
         self,
         cells: int,
@@ -70,7 +77,7 @@ def run(
     *,
     jobs_at_once: int | None = None,
     device: str | None = None,
-    per_gpu: int = 1,
+    per_gpu: int | None = None,
     executor: str = "local",
     precision: str | None = None,
     path: str = "loop",
@@ -79,11 +86,17 @@ def run(
     retry_failed: bool = False,
     rerun_changed: bool = False,
     fail_fast: bool = False,
+    time_limit: str | None = None,
+    wait: bool = True,
     dry_run: bool = False,
     db: str | None = None,
     data: Path | None = None,
 ) -> None:
-    """Run jobs; returns when all is done, else raises SystemExit with the documented code."""
+    """Run jobs; returns when all is done, whoever did it, else raises SystemExit with the documented code.
+
+    Cells in other processes' hands are waited for, and taken over where those lose them; without `wait` it ends when
+    nothing is left that this process may do. Unavailable: the disk is full, or the database cannot be used any more.
+    """
     if getattr(
         multiprocessing.current_process(), "_inheriting", False
     ):  # a worker that imports the script of its parent
@@ -101,13 +114,18 @@ def run(
         raise SpecError(
             f"--together {together}: {executor} gives every cell a process of its own; use --executor local"
         )
+    limit, lease = settings.time_limit(time_limit), settings.lease_seconds(LEASE)
     url = settings.database(db)
     root = settings.data_folder(str(data) if data else None)
     if dry_run:
         _say_what_would_run(jobs, url, watch.what, rerun_changed)
         return
     chosen: Any = importlib.import_module(f"fatbench.run.executors.{executor}")
-    lanes = chosen.lanes(device, jobs_at_once, per_gpu, url)
+    fit: Any = per_gpu or 1
+    if per_gpu is None and executor == "local" and together == 1:
+        with contextlib.suppress(NoDatabase), Store.open(url) as store:
+            fit = per_gpu_of(jobs, store)
+    lanes = chosen.lanes(device, jobs_at_once, fit, url)
     settings.precision(precision, lanes)
     check_data(jobs, root)
     with Store.open(url, create=True) as store:
@@ -124,31 +142,48 @@ def run(
         retry_failed=retry_failed,
         rerun_changed=rerun_changed,
         checkpoint_seconds=settings.checkpoint_seconds(),
+        lease=lease,
+        time_limit=limit,
         plugins=tuple(str(file) for file in signatures.plugins()),
     )
     keep = {"done", *(() if retry_failed else ("failed",)), *(() if rerun_changed else (progress.CHANGED,))}
     left = [job for job in jobs if before[job.cell] not in keep]
-    failed = [job.cell for job in jobs if before[job.cell] == "failed" and job not in left]
-    wish = _Wish()
+    wish, blocked = Wish(), list[str]()
     lanes, machine = _shared(lanes[: len(left)], len(left), together, machine)
+
+    def see(lane: int, event: Event) -> None:
+        if event.kind == "blocked":
+            blocked.append(event.message)
+        watch.see(lane, event)
+
     watch.begin(jobs, before, lanes if executor == "local" else [executor] * len(lanes))
-    outcomes = {}
-    if left:
-        with wish:
-            outcomes = chosen.run(left, machine, lanes, watch.see, wish.ask, fail_fast=fail_fast)
-            # attacks on models of other cells: those of this run are trained by now
-            again = [job for job in left if outcomes[job.cell] == "waiting"]
-            if again and not wish.ask() and not (fail_fast and "failed" in outcomes.values()):
-                outcomes |= chosen.run(again, machine, lanes, watch.see, wish.ask, fail_fast=fail_fast)
-    failed += [cell for cell, outcome in outcomes.items() if outcome == "failed"]
-    interrupted = [cell for cell, outcome in outcomes.items() if outcome in ("interrupted", "waiting")]
-    elsewhere = [cell for cell, outcome in outcomes.items() if outcome == "elsewhere"]
-    interrupted = [cell for cell in interrupted if cell not in changed]
-    changed = {cell: stages for cell, stages in changed.items() if cell not in {*failed, *elsewhere}}
-    watch.summary(len(jobs), failed, interrupted, elsewhere, changed)
+    with wish, Store.open(url) as store:
+        open_ = left
+        while open_:
+            outcomes = chosen.run(open_, machine, lanes[: len(open_)], see, wish.ask, fail_fast=fail_fast)
+            ended = {*outcomes.values()}
+            if wish.times or "blocked" in ended or (fail_fast and "failed" in ended):
+                break
+            others = [job for job in open_ if outcomes[job.cell] == "elsewhere"] if wait else []
+            free = waiting.until_free(others, store, watch.note, wish.ask)
+            # attacks on models of other cells, some of which may be trained by now
+            lacking = [job for job in open_ if outcomes[job.cell] == "waiting"]
+            open_ = free + (lacking if others or "done" in ended else [])
+        states = progress.of_jobs(jobs, store)  # what the database says, and `fatbench status` too
+        held = waiting.holders([job for job in jobs if states[job.cell] == "running"], store)
+    changed = {cell: stages for cell, stages in changed.items() if states[cell] not in ("failed", "running")}
+
+    def those(state: str) -> list[str]:
+        return [job.cell for job in jobs if states[job.cell] == state and job.cell not in changed]
+
+    watch.summary(len(jobs), those("failed"), those("todo"), those("running"), changed)
+    for line in held:
+        watch.note(line)
     if wish.code:
         raise SystemExit(wish.code)
-    if failed or interrupted or changed:
+    if blocked and (those("todo") or those("running")):
+        raise Unavailable(f"{blocked[0]}; nothing is marked failed for it: the same command goes on")
+    if set(states.values()) != {"done"} and states:
         raise SystemExit(1)
 
 
@@ -156,6 +191,14 @@ def _shared(devices: list[str], cells: int, together: int, machine: Machine) -> 
     """A lane for every cell that is worked on at a time: `together` on a device, fewer where others would be idle."""
     here = max(1, min(together, -(-cells // max(1, len(devices)))))
     return [device for device in devices for _ in range(here)][:cells], replace(machine, together=here)
+
+
+def per_gpu_of(jobs: Sequence[Job], store: Store) -> dict[int, int]:
+    """GPU -> how many of these cells it takes side by side, from its free memory and what such cells used before."""
+    if not (known := gpu_memory(store, duration.kind)):
+        return {}
+    most = slots.used((job.spec for job in jobs), known, duration.kind)
+    return {gpu: slots.slots(slots.free_memory(gpu), most) for gpu in range(local.gpu_count())}
 
 
 def check_data(jobs: Sequence[Job], root: Path) -> None:
@@ -219,34 +262,3 @@ def _say_what_would_run(jobs: Sequence[Job], url: str, what: str, rerun_changed:
         print(f"{job.cell}  {states[job.cell]}")
     if changed:
         print("\n".join(versions.lines(changed)))
-
-
-class _Wish:
-    """What the user asked for by signals: 1 after the first, 2 after the second; `code` is the exit status."""
-
-    def __init__(self) -> None:
-        self.times = 0
-        self.code = 0
-        self._before: dict[int, Any] = {}
-
-    def __enter__(self) -> _Wish:
-        for which in (signal.SIGINT, signal.SIGTERM):
-            self._before[which] = signal.signal(which, self._hear)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for which, handler in self._before.items():
-            signal.signal(which, handler)
-
-    def _hear(self, which: int, _: object) -> None:
-        self.times += 1
-        self.code = 128 + which
-        if self.times == 1:
-            print(
-                "\nfatbench: finishing and checkpointing the current round; again to stop at once"
-                " (the same command goes on from the last checkpoint)",
-                file=sys.stderr,
-            )
-
-    def ask(self) -> int:
-        return self.times

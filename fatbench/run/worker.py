@@ -8,26 +8,28 @@ in the record of its stage: a file that is lost or damaged is never used, and th
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import gc
 import json
 import logging
-import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from fatbench.engine.rounds import Number
-from fatbench.errors import FatbenchError, MachineError
+from fatbench.errors import FatbenchError, MachineError, Unavailable
 from fatbench.run import checkpoints, transfer, versions
 from fatbench.run.checkpoints import clients_file, model_file
 from fatbench.run.provenance import produced_by
+from fatbench.run.pulse import Pulse, pulse_of, renewing
+from fatbench.run.shortage import free_memory, gpu_memory, sparing
 from fatbench.store import selection
+from fatbench.store.leases import LEASE
 from fatbench.store.stages import Stolen, Store
 from fatbench.suite import cost, formulas, plugins, signatures, weights
 from fatbench.suite.cells import Evaluation
@@ -38,7 +40,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("fatbench")
 
-Outcome = Literal["done", "failed", "interrupted", "elsewhere", "waiting"]  # waiting: for other cells' models
+# waiting: for other cells' models; blocked: what every cell needs is not to be had (Unavailable), so the run stops
+Outcome = Literal["done", "failed", "interrupted", "elsewhere", "waiting", "blocked"]
+WORSE: tuple[Outcome, ...] = ("done", "elsewhere", "failed")  # of stages, for their cell
 
 
 @dataclass(frozen=True)
@@ -72,7 +76,10 @@ class Machine:
     checkpoint_seconds: float = 30.0
     threads: int = 1
     plugins: tuple[str, ...] = ()
+    lease: float = LEASE  # seconds without progress after which another process may take a stage over
+    time_limit: float | None = None  # seconds that a turn at a cell may take
     meeting: Together | None = None  # of the cells of a worker process, made there
+    pulse: Pulse | None = None  # of the cell in hand, made there
 
 
 @dataclass(frozen=True)
@@ -81,7 +88,7 @@ class Event:
 
     cell: str
     stage: str  # a stage; "cell" when all of a cell's work is over; "lane" when a worker is "given" it
-    kind: Literal["given", "start", "progress", "done", "failed", "interrupted", "elsewhere", "waiting"]
+    kind: Literal["given", "start", "progress", "done", "failed", "interrupted", "elsewhere", "waiting", "blocked"]
     round: int = 0
     total: int = 0
     images: float = 0.0  # image passes since the last event
@@ -109,6 +116,7 @@ def work(
     """
     for file in machine.plugins:
         signatures.add_plugin(Path(file))
+    machine = replace(machine, pulse=pulse_of(machine.meeting is not None, machine.time_limit))
     store.add_cell(job.cell, job.spec)
     folder = Path(machine.files) / job.cell
     handler = _log_to(folder / "log.txt")
@@ -129,23 +137,9 @@ def work(
         gc.collect()
 
 
-@contextlib.contextmanager
-def _beating(machine: Machine, run: int) -> Iterator[None]:
-    """Say once a minute that this run lives, so that no other host takes a stage over whose rounds take long."""
-    over = threading.Event()
-
-    def beat() -> None:
-        while not over.wait(60):
-            with contextlib.suppress(Exception), Store.open(machine.db) as store:  # `commit` finds out what is wrong
-                store.heartbeat(run)
-
-    thread = threading.Thread(target=beat, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join()
+def _renewing(machine: Machine, run: int) -> Any:
+    assert machine.pulse is not None
+    return renewing(machine.db, run, machine.pulse, machine.lease, alone=machine.meeting is None)
 
 
 def _train(job: Job, machine: Machine, store: Store, folder: Path, notify: Any, stop: Any) -> Outcome:
@@ -162,10 +156,13 @@ def _train(job: Job, machine: Machine, store: Store, folder: Path, notify: Any, 
     if run is None:
         return "elsewhere" if row is None or row.status == "running" else "failed"
     try:
-        with _beating(machine, run):
-            return _with_some_kernel(
-                run, machine, store, lambda how: _rounds(run, rounds, job, how, store, folder, notify, stop)
-            )
+        with _renewing(machine, run):
+            return sparing(
+                lambda less: _with_some_kernel(
+                    run, less, store, lambda how: _rounds(run, rounds, job, how, store, folder, notify, stop)
+                ),
+                machine, batch_of(job.spec["protocol"]), partial(store.describe_run, run),
+            )  # fmt: skip
     except BaseException as error:
         return _failed(error, run, job, "train", store, notify)
 
@@ -239,6 +236,7 @@ def _rounds(
         log.info("round %d: %s", count, " ".join(f"{k}={v:.6g}" for k, v in series.items() if k != "seconds"))
         stopping = count < rounds and stop()
         if count == rounds or stopping or time.monotonic() - committed >= machine.checkpoint_seconds:
+            store.heartbeat(run)  # a file written by a run that has lost its stage would be in another's way
             for r, (model, own) in models.items():
                 header = _header(job, r, ready.classes)
                 digests[model_file(r)] = checkpoints.save_model(folder / model_file(r), model, own, **header)
@@ -255,6 +253,8 @@ def _rounds(
             keep = {pointer, *_files(record)}
             digests = {name: digest for name, digest in digests.items() if name in keep or "/" in name}
             if count == rounds:
+                if used := gpu_memory(machine.device):
+                    store.describe_run(run, {"gpu_memory": used})
                 store.finish(run, pending, round=count, record={**record, "sha256": digests})
                 checkpoints.sweep(folder, keep)
                 break
@@ -269,6 +269,11 @@ def _rounds(
             return "interrupted"
     notify(Event(job.cell, "train", "done", rounds, rounds))
     return "done"
+
+
+def batch_of(protocol: Mapping[str, Any]) -> int:
+    """Images of a step of a cell's training."""
+    return int(protocol["local"]["batch"] if "local" in protocol else protocol["batch"])
 
 
 def _resumed(pointer: str, round: int, digests: Mapping[str, str], job: Job, machine: Machine, folder: Path) -> State:
@@ -315,7 +320,7 @@ def _evaluate(
     worst: Outcome = "done"
     lacking: dict[str, str] = {}  # cells whose models are waited for
     other = versions.changed([job], store).get(job.cell, {})
-    shared: dict[str, Any] = {} if ready is None else {"ready": ready}
+    shared: dict[str, Any] = {} if ready is None else {"ready": ready, "microbatch": machine.microbatch}
     for round in evaluation_rounds(job, record):
         digest = record.get("sha256", {}).get(model_file(round))  # none: the model was never here
         for evaluation in job.evaluations:
@@ -337,25 +342,27 @@ def _evaluate(
             settings |= {"origin": origin.said} if origin is not None else {}
             run = _claim(job, stage, machine, store, 0, evaluation, settings, fresh=stage in other)
             if run is None:
-                worst = "failed" if row is not None and row.status == "failed" else "elsewhere"
+                free: Outcome = "failed" if row is not None and row.status == "failed" else "elsewhere"
+                worst = max(worst, free, key=WORSE.index)
                 continue
             try:
                 ours = record.get("sha256", {}).get(clients_file(round))
                 there = theirs or transfer.Trained(job.cell, round, clients_file(round), ours)
-                stage_of = functools.partial(
+                stage_of = partial(
                     _attack, run, round, digest, evaluation, there, job,
                     store=store, folder=folder, shared=shared, notify=notify, stop=stop,
                 )  # fmt: skip
-                with _beating(machine, run):
-                    outcome = _with_some_kernel(run, machine, store, stage_of)
+                attempt = partial(_with_some_kernel, run, store=store, stage=stage_of)
+                with _renewing(machine, run):
+                    outcome = sparing(attempt, machine, evaluation.batch, partial(store.describe_run, run))
             except BaseException as error:
                 if isinstance(error, checkpoints.Damaged) and digest is not None and not again:
                     store.release(run)
                     raise
                 outcome = _failed(error, run, job, stage, store, notify)
-            if outcome == "interrupted":
+            if outcome in ("interrupted", "blocked"):
                 return outcome
-            worst = outcome if outcome != "done" else worst
+            worst = max(worst, outcome, key=WORSE.index)
     if lacking and worst == "done":
         of = ", ".join(f"{cell} ({name})" for cell, name in lacking.items())
         notify(Event(job.cell, "transfer", "waiting", message=f"for the model of {of}, not trained yet"))
@@ -379,6 +386,7 @@ def _attack(
 ) -> Outcome:
     import torch
 
+    from fatbench.engine import microbatch
     from fatbench.engine.accuracy import attacked, models_of, packed, prior_accuracy, unpacked, zero_gradients
     from fatbench.methods.attacks import implementation
 
@@ -389,8 +397,11 @@ def _attack(
             f"the model of round {round} is not here ({file}): its results were imported or it was removed"
         )
     if "ready" not in shared:
-        shared["ready"] = _ready(job, machine)[1]
+        shared["ready"], shared["microbatch"] = _ready(job, machine)[1], machine.microbatch
     ready = shared["ready"]
+    if machine.microbatch and machine.microbatch != shared["microbatch"]:  # memory was not enough
+        microbatch.bound(ready.problem.model, machine.microbatch)
+        shared["microbatch"] = machine.microbatch
     if shared.get("round") != round:
         model, own, _ = checkpoints.load_model(file, machine.device, digest, job.cell, round)
         shared["models"], shared["round"] = models_of(model, own), round
@@ -404,7 +415,9 @@ def _attack(
     images, labels = ready.test[0][: evaluation.n], ready.test[1][: evaluation.n]
     n = len(labels)
     total = n * len(pairs)
-    store.describe_run(run, {"data": ready.data, "attack": implementation(evaluation.attack["name"])}, total=total)
+    said: dict[str, Any] = {"data": ready.data, "attack": implementation(evaluation.attack["name"])}
+    said |= {"microbatch": shared["microbatch"]} if shared["microbatch"] else {}
+    store.describe_run(run, said, total=total)
     done = store.outcomes(job.cell, stage)
     bits = [torch.from_numpy(unpacked(data, length)) for _, length, data in done]
     position = sum(len(b) for b in bits)
@@ -480,6 +493,9 @@ def evaluate(
 
     The model is stored as that of the cell's only round, and from then on it is a cell as any other.
     """
+    pulse = Pulse()
+    pulse.felt_by(ready.problem.model)
+    machine = replace(machine, pulse=pulse)
     store.add_cell(job.cell, job.spec)
     folder = Path(machine.files) / job.cell
     handler = _log_to(folder / "log.txt")
@@ -498,10 +514,22 @@ def evaluate(
 
 
 def _failed(error: BaseException, run: int, job: Job, stage: str, store: Store, notify: Any) -> Outcome:
-    """Store a failure with its traceback; a mistake a person can cause keeps its own message."""
+    """Store a failure with its traceback; a mistake a person can cause keeps its own message.
+
+    What is nobody's fault is no failure: the stage is given back, and where even that cannot be written, its lease
+    ends.
+    """
     if isinstance(error, (KeyboardInterrupt, SystemExit)):
         store.release(run)
         raise error
+    if isinstance(error, Unavailable) or (isinstance(error, OSError) and error.errno in checkpoints.FULL):
+        said = str(error) if isinstance(error, Unavailable) else f"the disk is full: {error}"
+        log.error("%s: given back: %s", stage, said)
+        store.database.patience = 0.0
+        with suppress(Unavailable):
+            store.release(run)
+        notify(Event(job.cell, stage, "blocked", message=said))
+        return "blocked"
     if isinstance(error, Stolen):
         log.warning("%s: taken over by another process", stage)
         return "elsewhere"
@@ -510,22 +538,15 @@ def _failed(error: BaseException, run: int, job: Job, stage: str, store: Store, 
     store.fail(run, text)
     last = f"{type(error).__name__}: {error}".splitlines()[0]
     notify(Event(job.cell, stage, "failed", message=last))
-    _free_memory()
+    free_memory()
     return "failed"
-
-
-def _free_memory() -> None:
-    """After an out-of-memory failure the next cell starts with the memory back."""
-    torch = sys.modules.get("torch")
-    gc.collect()
-    if torch is not None and torch.cuda.is_available():
-        torch.cuda.empty_cache()
 
 
 def _ready(job: Job, machine: Machine) -> tuple[dict[str, Any], Any]:
     """(the cell's settings bound to their functions, the cell's Setup)."""
     import torch
 
+    from fatbench.engine.microbatch import dropping
     from fatbench.engine.setup import Place, setup
 
     device = torch.device(machine.device)
@@ -538,7 +559,12 @@ def _ready(job: Job, machine: Machine) -> tuple[dict[str, Any], Any]:
 
         seat = Seat(machine.meeting, job.cell, json.dumps(job.spec["model"], sort_keys=True))
     place = Place(Path(machine.data), device, machine.precision, machine.path, machine.microbatch, seat, machine.strict)
-    return bound, setup(place, **bound)
+    ready = setup(place, **bound)
+    if machine.microbatch and dropping(ready.problem.model):
+        log.warning("dropout draws its masks for each microbatch: other masks than for the whole batch, as likely")
+    if machine.pulse is not None:
+        machine.pulse.felt_by(ready.problem.model)
+    return bound, ready
 
 
 def _claim(
@@ -567,17 +593,19 @@ def _claim(
                     **({"not_reproducible": f"{machine.precision} on a GPU"} if quick else {}),
                     **({"microbatch": machine.microbatch} if machine.microbatch else {}),
                     **({"together": machine.together} if machine.together > 1 else {}),
+                    **({"lease": machine.lease} if machine.lease != LEASE else {}),
                     **({"plugins": used} if used else {})},
     )  # fmt: skip
 
 
 def _log_to(file: Path) -> logging.Handler:
-    """Append this worker's log to the cell's file. MachineError: the folder cannot be written."""
+    """Append this worker's log to the cell's file. Unavailable: the folder cannot be written."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         handler = logging.FileHandler(file, encoding="utf-8")
     except OSError as error:
-        raise MachineError(f"cannot write {file}: {error.strerror}") from None
+        raise Unavailable(f"cannot write {file}: {error.strerror}") from None
+    handler.handleError = lambda record: None  # type: ignore[method-assign]  # a full disk: the work goes on or says so
     own = threading.get_ident()  # a process can have several cells in hand, each in a thread
     handler.addFilter(lambda record: record.thread == own)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))

@@ -6,11 +6,13 @@ SQLite is the default; PostgreSQL is for several machines. Every error of a driv
 
 from __future__ import annotations
 
+import logging
 import os
 import sqlite3
 import stat
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, cast
@@ -18,11 +20,11 @@ from urllib.parse import quote
 from weakref import finalize
 
 from sqlalchemy import Connection, and_, create_engine, event, func, insert, inspect, select, text
-from sqlalchemy.engine import URL, make_url
+from sqlalchemy.engine import URL, Engine, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError, NoSuchModuleError
 from sqlalchemy.pool import NullPool
 
-from fatbench.errors import DatabaseError, FatbenchError, MachineError, SpecError
+from fatbench.errors import DatabaseError, FatbenchError, MachineError, SpecError, Unavailable
 from fatbench.settings import shown_url
 from fatbench.store.schema import (
     APPLICATION_ID,
@@ -36,11 +38,19 @@ from fatbench.store.schema import (
     VIEW_SQL,
 )
 
+log = logging.getLogger("fatbench")
+
+BUSY = 60.0  # seconds that SQLite waits for another process's lock
+PAUSE = 1.0  # seconds between two tries at a database that is not to be had
 NETWORK = ("nfs", "nfs4", "cifs", "smb3", "smbfs", "lustre", "gpfs", "beegfs", "ceph", "fuse.sshfs", "afs", "glusterfs")
 
 
 class NoDatabase(DatabaseError):
     """There is no database yet: nothing has been run."""
+
+
+class Locked(Unavailable):
+    """Another process has the database to itself, or its server does not answer: it is worth waiting for."""
 
 
 # --- addresses ---------------------------------------------------------------------------------------------------
@@ -90,7 +100,7 @@ def _sqlite(path: Path, mode: str) -> Callable[[], sqlite3.Connection]:
 
     def connect() -> sqlite3.Connection:
         address = f"file:{quote(str(path))}?mode={mode}"
-        connection = sqlite3.connect(address, uri=True, timeout=60, isolation_level=None, check_same_thread=False)
+        connection = sqlite3.connect(address, uri=True, timeout=BUSY, isolation_level=None, check_same_thread=False)
         try:
             connection.execute("PRAGMA foreign_keys = ON")
             # a commit must outlive a power cut: the engine then deletes the checkpoint that the one before pointed to
@@ -120,6 +130,8 @@ def lock(connection: Connection) -> None:
 
 class Database:
     """An open database. Each transaction has a connection of its own, so it may be used after a fork."""
+
+    patience = 0.0  # seconds that a transaction waits for the database, beyond the minute that SQLite waits by itself
 
     def __init__(self, url: str, *, create: bool = False):
         """Use `open`; this checks only the address."""
@@ -197,13 +209,30 @@ class Database:
     @contextmanager
     def reading(self) -> Iterator[Connection]:
         """A transaction that sees one state of the database throughout."""
-        with self._explaining(), self._reader.begin() as connection:
+        with self._explaining(), self._begun(self._reader) as connection:
             yield connection
 
     @contextmanager
     def writing(self) -> Iterator[Connection]:
         """A transaction that writes all or nothing; on SQLite it is the only writer from its first statement on."""
-        with self._explaining(), self._writer.begin() as connection:
+        with self._explaining(), self._begun(self._writer) as connection:
+            yield connection
+
+    @contextmanager
+    def _begun(self, engine: Engine) -> Iterator[Connection]:
+        """A transaction once it could be begun, which nothing was lost by waiting for. Locked: patience is over."""
+        end = time.monotonic() + self.patience
+        with ExitStack() as stack:
+            while True:
+                try:
+                    connection = stack.enter_context(engine.begin())
+                    break
+                except DBAPIError as error:
+                    explained = self._explained(error)
+                    if not isinstance(explained, Locked) or time.monotonic() >= end:
+                        raise
+                log.warning("%s: waiting for it", explained)
+                time.sleep(PAUSE)
             yield connection
 
     @contextmanager
@@ -227,15 +256,15 @@ class Database:
         if isinstance(original, sqlite3.Error):
             code = getattr(original, "sqlite_errorcode", 0) & 0xFF
             if code == sqlite3.SQLITE_FULL:
-                return MachineError(f"{shown}: the disk is full; nothing of this step was written")
+                return Unavailable(f"{shown}: the disk is full; nothing of this step was written")
             if code == sqlite3.SQLITE_READONLY:
-                return MachineError(f"{shown} cannot be written")
+                return Unavailable(f"{shown} cannot be written")
             if code in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM):
-                return MachineError(f"{shown} cannot be opened (is its folder there, and writable?)")
+                return Unavailable(f"{shown} cannot be opened (is its folder there, and writable?)")
             if code == sqlite3.SQLITE_IOERR:
-                return MachineError(f"{shown}: reading or writing failed ({original}): is the disk full or damaged?")
+                return Unavailable(f"{shown}: reading or writing failed ({original}): is the disk full or damaged?")
             if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
-                return MachineError(f"{shown}: another process has been writing for more than a minute")
+                return Locked(f"{shown}: another process has been writing for more than a minute")
             if code == sqlite3.SQLITE_NOTADB:
                 return DatabaseError(f"{shown} is not a fatbench database (nor any SQLite file)")
             if code == sqlite3.SQLITE_CORRUPT:
@@ -244,11 +273,12 @@ class Database:
         state = getattr(original, "sqlstate", None) or getattr(original, "pgcode", None)
         reason = " ".join(self._safe(str(original)).split())
         if state == "53100":
-            return MachineError(f"{shown}: the server's disk is full; nothing of this step was written")
+            return Unavailable(f"{shown}: the server's disk is full; nothing of this step was written")
         if state in ("25006", "42501"):
             return MachineError(f"{shown} cannot be written: {reason}")
         if type(original).__name__ == "OperationalError":
-            return MachineError(f"{shown}: {reason}")
+            refused = (state or "").startswith(("28", "3D"))  # no such user or database: it will be so later too
+            return (MachineError if refused else Locked)(f"{shown}: {reason}")
         return None
 
     # --- opening -------------------------------------------------------------------------------------------------

@@ -89,6 +89,7 @@ class StageRow:
     error: str | None  # traceback of the last failure
     settings: dict[str, Any] | None  # of the attack, every default filled in, and its implementation; None: training
     heartbeat: float | None  # of the last progress, seconds since the epoch on the database's clock
+    age: float | None = None  # seconds since then, where it is running
     alive: bool = False  # running, not known to be dead, and its lease has not ended: nobody else can claim it
 
 
@@ -381,11 +382,12 @@ class Store:
         with self.database.reading() as connection:
             time = cache(lambda: self._clock(connection))
             for row in fetch(connection, query, STAGES.c.cell, cells):
-                held = row.status == "running" and leases.held(row, time())
+                running, beat = row.status == "running", leases.epoch(row.heartbeat)
+                held = running and leases.held(row, time())
                 result[row.cell, row.stage] = StageRow(
                     row.cell, row.stage, row.status, row.round, row.total, row.checkpoint, json.loads(row.record),
                     row.run, row.error, None if row.settings is None else json.loads(row.settings),
-                    leases.epoch(row.heartbeat), held,
+                    beat, None if beat is None or not running else time() - beat, held,
                 )  # fmt: skip
         return result
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -82,3 +82,14 @@ def measured(store: Store, after: int = 0, everywhere: bool = False) -> list[Tim
         if count and seconds > 0:
             timed.append(Timed(known[row.cell], attack, float(count), seconds, wall))
     return timed
+
+
+def gpu_memory(store: Store, kind: Callable[[Mapping[str, Any]], str]) -> dict[str, float]:
+    """The most bytes that a training took on a GPU, by the kind of its cell's spec."""
+    query = select(CELLS.c.spec, RUNS.c.extra).join(RUNS, RUNS.c.cell == CELLS.c.id)
+    most: dict[str, float] = {}
+    with store.database.reading() as connection:
+        for spec, extra in connection.execute(query.where(RUNS.c.extra.contains('"gpu_memory"'))):
+            name, used = kind(json.loads(spec)), float(json.loads(extra)["gpu_memory"])
+            most[name] = max(used, most.get(name, 0.0))
+    return most

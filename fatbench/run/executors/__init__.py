@@ -8,6 +8,8 @@ works through the cells and says how each ended; `watch` takes the workers' even
 
 from __future__ import annotations
 
+import contextlib
+import math
 import os
 import socket
 import traceback
@@ -15,7 +17,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from fatbench import settings
-from fatbench.errors import FatbenchError, SpecError
+from fatbench.errors import FatbenchError, SpecError, Unavailable
 from fatbench.run.worker import Event, Job, Machine, Outcome, work
 from fatbench.store.stages import Store
 
@@ -46,6 +48,13 @@ def asked(device: str | None, jobs: int | None) -> tuple[str, int | None]:
     return wanted, jobs
 
 
+def patient(db: str) -> Store:
+    """The database for whoever has a cell in hand: that another process is writing is no reason to give it up."""
+    store = Store.open(db)
+    store.database.patience = math.inf
+    return store
+
+
 def attempt(job: Job, machine: Machine, notify: Callable[[Event], None], stop: Callable[[], bool]) -> Outcome:
     """A worker's turn at a cell, with a database connection of its own.
 
@@ -53,8 +62,11 @@ def attempt(job: Job, machine: Machine, notify: Callable[[Event], None], stop: C
     nowhere to be stored: it is an event, and the worker lives to take the next cell.
     """
     try:
-        with Store.open(machine.db) as store:
+        with patient(machine.db) as store:
             return work(job, machine, store, notify, stop)
+    except Unavailable as error:
+        notify(Event(job.cell, "train", "blocked", message=str(error)))
+        return "blocked"
     except Exception as error:
         known = isinstance(error, FatbenchError)
         notify(Event(job.cell, "train", "failed", message=str(error) if known else traceback.format_exc()))
@@ -65,7 +77,7 @@ def bury(
     job: Job, machine: Machine, worker: Worker | None, text: str, watch: Callable[[int, Event], None], lane: int
 ) -> Outcome:
     """Mark what a dead worker had in hand as failed; what other processes have in hand stays theirs."""
-    with Store.open(machine.db) as store:
+    with patient(machine.db) as store:
         held = _held(store, job, worker)
         for run in held.values():
             store.fail(run, text)
@@ -75,10 +87,21 @@ def bury(
 
 
 def release(job: Job, machine: Machine, worker: Worker | None) -> None:
-    """Give back what a dead worker had in hand: it goes on from the last checkpoint."""
-    with Store.open(machine.db) as store:
+    """Give back what a dead worker had in hand: it goes on from the last checkpoint.
+
+    Where that cannot be written, its process being gone says so too.
+    """
+    with contextlib.suppress(Unavailable), Store.open(machine.db) as store:
         for run in _held(store, job, worker).values():
             store.release(run)
+
+
+def works(job: Job, machine: Machine, worker: Worker) -> bool:
+    """Whether a worker has a stage of its cell in hand and makes progress."""
+    with Store.open(machine.db) as store:
+        held = _held(store, job, worker)
+        rows = store.stages([job.cell])
+        return any(rows[job.cell, stage].alive for stage in held)
 
 
 def _held(store: Store, job: Job, worker: Worker | None) -> dict[str, int]:

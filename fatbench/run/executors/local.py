@@ -3,6 +3,8 @@
 A lane is what one cell at a time goes through. Every lane has a process of its own; with `--together N`, N lanes share
 one, each a thread there, and train as one program (`fatbench.engine.fast.cells`).
 
+A worker that makes no progress for two leases (it was stopped, or hangs) is killed, and its cell begun once more.
+
 A worker that dies (killed, out of memory, a crash in a library) takes only its cell with it: the cell is marked
 failed, a new worker takes the next one. So workers share nothing with one another, not even the lock of a queue, which
 would die with the worker that holds it: each has a pipe of its own.
@@ -20,20 +22,21 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from multiprocessing import resource_tracker
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
-from fatbench.errors import MachineError
-from fatbench.run.executors import Worker, asked, attempt, bury, me, release
+from fatbench.errors import MachineError, Unavailable
+from fatbench.run.executors import Worker, asked, attempt, bury, me, release, works
+from fatbench.run.waiting import SIGNALS
 from fatbench.run.worker import Event, Job, Machine, Outcome
 
 
-def lanes(device: str | None, jobs: int | None, per_gpu: int = 1, url: str = "") -> list[str]:
-    """A GPU or a core a lane. MachineError: no such GPU; SpecError: not a device."""
+def lanes(device: str | None, jobs: int | None, per_gpu: int | Mapping[int, int] = 1, url: str = "") -> list[str]:
+    """A GPU or a core a lane; `per_gpu` lanes a GPU, of all or by its number. MachineError: no such GPU; SpecError."""
     wanted, jobs = asked(device, jobs)
     have = gpu_count() if wanted != "cpu" else 0
     if wanted == "cpu" or (wanted == "auto" and have == 0):
@@ -43,7 +46,8 @@ def lanes(device: str | None, jobs: int | None, per_gpu: int = 1, url: str = "")
     gpus = [int(part) for part in numbers.split(",")] if numbers else list(range(have)) or [0]
     if missing := [gpu for gpu in gpus if gpu >= have]:
         raise MachineError(f"--device {wanted}: there is no GPU {missing[0]} here ({have} found; fatbench doctor)")
-    return [f"cuda:{gpu}" for _ in range(per_gpu) for gpu in gpus][:jobs]
+    fit = {gpu: per_gpu if isinstance(per_gpu, int) else per_gpu.get(gpu, 1) for gpu in gpus}
+    return [f"cuda:{gpu}" for turn in range(max(fit.values())) for gpu in gpus if turn < fit[gpu]][:jobs]
 
 
 def gpu_count() -> int:
@@ -72,6 +76,9 @@ class _Lane:
     process: Any
     pipe: Any
     job: Job | None = None
+    began: float = 0.0  # with the job
+    idle: int = 0  # looks in a row at which it had nothing in hand
+    verdict: str = ""  # why we have killed it
 
     def tell(self, item: Job | None) -> None:
         """A cell to work on, or None: end after the round at hand. A worker that is gone does not mind."""
@@ -97,6 +104,9 @@ def run(
     waiting = list(jobs)
     outcomes: dict[str, Outcome] = {}
     workers: dict[int, _Lane] = {}
+    again: set[str] = set()  # cells whose worker was killed for making no progress
+    every = _looks(machine)
+    look = time.monotonic() + every
     halted = False
 
     def company(lane: int) -> list[int]:
@@ -109,7 +119,7 @@ def run(
         process = context.Process(target=_serve, args=(here, [theirs for _, theirs in pipes]), daemon=True)
         # Ctrl-C reaches every process of the terminal; the parent decides, and the child is deaf from its first instant
         resource_tracker.ensure_running()  # which would unblock the signals
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         process.start()
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         for lane, (ours, theirs) in zip(members, pipes, strict=True):
@@ -119,7 +129,7 @@ def run(
     def over(lane: int, job: Job, outcome: Outcome) -> None:
         outcomes[job.cell] = outcome
         watch(lane, Event(job.cell, "cell", outcome))
-        if outcome == "failed" and fail_fast:
+        if outcome == "blocked" or (outcome == "failed" and fail_fast):
             halt()
 
     def halt() -> None:
@@ -145,11 +155,16 @@ def run(
                     if any(other in workers and workers[other].job for other in members):
                         continue  # a process has died, and not all it had in hand is buried yet
                     start(members)
-                workers[lane].job = given = waiting.pop(0)
+                workers[lane].job, workers[lane].began, workers[lane].idle = waiting.pop(0), time.monotonic(), 0
+                given = workers[lane].job
+                assert given is not None
                 workers[lane].tell(given)
                 watch(lane, Event(given.cell, "lane", "given"))
             busy = {lane: worker for lane, worker in workers.items() if worker.job is not None}
             ready = wait([worker.pipe for worker in busy.values()], timeout=0.1)
+            if time.monotonic() > look:
+                look = time.monotonic() + every
+                _judge(busy.values(), machine)
             for lane, worker in busy.items():
                 job = worker.job
                 assert job is not None
@@ -166,7 +181,14 @@ def run(
                 if item is None:
                     del workers[lane]
                     text = _death(worker.process)
-                    item = bury(job, machine, worker.worker, text, watch, lane)
+                    killed = next((w.verdict for w in busy.values() if w.process is worker.process and w.verdict), "")
+                    if killed == IDLE and job.cell not in again and not halted:
+                        again.add(job.cell)
+                        release(job, machine, worker.worker)
+                        waiting.append(job)
+                        watch(lane, Event(job.cell, "train", "interrupted", message=f"{killed}: it is begun once more"))
+                        continue
+                    item = bury(job, machine, worker.worker, killed or text, watch, lane)
                 worker.job = None
                 over(lane, job, item)
     finally:
@@ -186,6 +208,33 @@ def run(
     for job in jobs:
         outcomes.setdefault(job.cell, "interrupted")
     return outcomes
+
+
+IDLE = "the worker process made no progress"
+IDLE_SECONDS = 20.0  # for a worker to have something in hand, at least; a lease, where that is longer
+GRACE = 60.0  # seconds for a worker to end a cell whose time is over by itself
+
+
+def _looks(machine: Machine) -> float:
+    """Seconds between two looks at what the workers have in hand."""
+    return min(max(machine.lease / 4, 5.0), 60.0)
+
+
+def _judge(workers: Iterable[_Lane], machine: Machine) -> None:
+    """Kill workers whose cell's time is over, and those that have had nothing in hand, or no progress, for a lease."""
+    limit = machine.time_limit
+    for worker in workers:
+        assert worker.job is not None
+        try:
+            worker.idle = 0 if works(worker.job, machine, worker.worker) else worker.idle + 1
+        except Unavailable:  # nobody can make progress
+            worker.idle = 0
+        if limit is not None and time.monotonic() - worker.began > limit + GRACE:
+            worker.verdict = f"TimeLimit: {limit:g} s are over, and the worker process did not end by itself"
+        elif worker.idle * _looks(machine) > max(machine.lease, IDLE_SECONDS):
+            worker.verdict = IDLE
+        if worker.verdict:
+            worker.process.kill()
 
 
 def _death(process: Any) -> str:

@@ -130,7 +130,7 @@ def _run(
                 outcome = bury(job, machine, worker, text, watch, lane)
             outcomes[job.cell] = outcome
             watch(lane, Event(job.cell, "cell", outcome))
-            if outcome == "failed" and fail_fast:
+            if outcome == "blocked" or (outcome == "failed" and fail_fast):
                 halt()
     for reference in tasks:
         ray.cancel(reference, force=True)

@@ -126,7 +126,7 @@ def run(
         ended.append(one)
         outcomes[one.job.cell] = outcome
         watch(one.lane, Event(one.job.cell, "cell", outcome))
-        if outcome == "failed" and fail_fast:
+        if outcome == "blocked" or (outcome == "failed" and fail_fast):
             halt()
 
     def halt() -> None:

@@ -1,0 +1,98 @@
+"""The pulse of a cell's work: what renews its lease, and what ends it before its time.
+
+Every forward pass of the cell's network is a beat. While there are beats, a thread renews the lease of the run in hand.
+A process that is stopped, hangs or waits for ever has no beats, and loses its stage; when it goes on after all, the
+next beat tells it so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from fatbench.errors import FatbenchError
+from fatbench.store.leases import LEASE
+from fatbench.store.stages import Stolen, Store
+
+OFTEN = 60.0  # seconds between two renewals, at most
+
+
+class TimeLimit(FatbenchError):
+    """The cell has had the time that it may have."""
+
+    exit_code = 1
+
+
+class Pulse:
+    """A cell's beats. Called at every beat: raises what ends the work."""
+
+    def __init__(self, limit: float | None = None):
+        """limit: seconds that the cell may take from now on."""
+        self.beats = 0
+        self.limit = limit
+        self.end = math.inf if limit is None else time.monotonic() + limit
+        self.lost: Stolen | None = None
+
+    def __call__(self, *_: object) -> None:
+        self.beats += 1
+        if self.lost is not None:
+            raise self.lost
+        if time.monotonic() > self.end:
+            raise TimeLimit(
+                f"{self.limit:g} s are over; what was committed is kept: with --retry-failed it goes on from there"
+            )
+
+    def felt_by(self, network: Any) -> None:
+        """Let every forward pass of a network be a beat, also of one that is called part by part."""
+
+        def beat(*_: object) -> None:  # a function: copies of the network share it
+            self()
+
+        for module in (network, *network.children()):
+            module.register_forward_pre_hook(beat)
+
+
+@contextlib.contextmanager
+def renewing(db: str, run: int, pulse: Pulse, lease: float = LEASE, alone: bool = True) -> Iterator[None]:
+    """Renew the lease of a run while there are beats.
+
+    alone: the beats are this run's only, so that the next one may end the work when another process has taken over.
+    """
+    over = threading.Event()
+    pulse.lost = None
+
+    def renew() -> None:
+        seen = pulse.beats
+        while not over.wait(min(OFTEN, lease / 4)):
+            if pulse.beats == seen:
+                continue
+            seen = pulse.beats
+            try:
+                with Store.open(db) as store:
+                    store.heartbeat(run)
+            except Stolen as error:
+                if alone and not over.is_set():
+                    pulse.lost = error
+                return
+            except Exception:  # `commit` finds out what is wrong
+                continue
+
+    thread = threading.Thread(target=renew, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+_SHARED = Pulse()  # of the cells that this process trains as one program: they go on together or not at all
+
+
+def pulse_of(together: bool, limit: float | None) -> Pulse:
+    """The pulse for a turn at a cell."""
+    return _SHARED if together else Pulse(limit)

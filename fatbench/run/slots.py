@@ -1,0 +1,66 @@
+"""How many cells a GPU takes side by side: as many as fit into its free memory, by what such cells have used before."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+SHARE = 0.9  # of the free memory that is dealt out
+CONTEXT = 600 << 20  # bytes that a process has on a GPU before its first tensor
+MOST = 8  # cells side by side; more do not make a GPU faster
+
+
+def slots(free: int | None, used: float | None) -> int:
+    """Cells that fit into `free` bytes if each uses `used`; 1 where either is not known."""
+    if not free or not used:
+        return 1
+    return max(1, min(MOST, int(SHARE * free // (used + CONTEXT))))
+
+
+def used(specs: Iterable[Mapping[str, Any]], known: Mapping[str, float], kind: Callable[[Any], str]) -> float | None:
+    """The most bytes that a cell of these has used on a GPU before, from `known` by kind; None: one is not known."""
+    found = [known.get(kind(spec)) for spec in specs]
+    return None if not found or None in found else max(value for value in found if value is not None)
+
+
+class _Memory(ctypes.Structure):
+    """nvmlMemory_t."""
+
+    _fields_ = (("total", ctypes.c_ulonglong), ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong))
+
+
+def free_memory(gpu: int) -> int | None:
+    """Free bytes of the GPU that torch calls cuda:`gpu`, as NVIDIA's management library says; None: it does not.
+
+    Asking it takes no memory on the GPU, as a context would.
+    """
+    name = _name(gpu, os.environ.get("CUDA_VISIBLE_DEVICES"))
+    if name is None:
+        return None
+    try:
+        library = ctypes.CDLL("libnvidia-ml.so.1")
+        if library.nvmlInit_v2() != 0:
+            return None
+        try:
+            handle, memory = ctypes.c_void_p(), _Memory()
+            if name.isdecimal():
+                failed = library.nvmlDeviceGetHandleByIndex_v2(int(name), ctypes.byref(handle))
+            else:
+                failed = library.nvmlDeviceGetHandleByUUID(name.encode(), ctypes.byref(handle))
+            if failed or library.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(memory)):
+                return None
+            return int(memory.free)
+        finally:
+            library.nvmlShutdown()
+    except (OSError, AttributeError):  # no driver, or one of another make
+        return None
+
+
+def _name(gpu: int, visible: str | None) -> str | None:
+    """What the driver calls a GPU, an index or a UUID, where CUDA_VISIBLE_DEVICES renames those that torch sees."""
+    if visible is None:
+        return str(gpu)
+    names = [name.strip() for name in visible.split(",") if name.strip()]
+    return names[gpu] if gpu < len(names) else None

@@ -1,0 +1,108 @@
+"""Cells side by side on a GPU, from free memory that is made up and from what runs have said they used."""
+
+from __future__ import annotations
+
+import ctypes
+from pathlib import Path
+
+import pytest
+
+from fatbench.run import slots, start
+from fatbench.run.executors import local
+from fatbench.store.stages import Store
+from fatbench.store.timing import gpu_memory
+
+GB = 1 << 30
+
+
+@pytest.mark.parametrize(
+    ("free", "used", "fit"),
+    [
+        (24 * GB, 4 * GB, 4),  # 0.9 * 24 / (4 + 0.59) = 4.7
+        (139 * GB, 4 * GB, 8),  # no more than eight
+        (3 * GB, 4 * GB, 1),  # one is always tried
+        (None, 4 * GB, 1),
+        (24 * GB, None, 1),
+    ],
+)
+def test_as_many_as_fit(free: int | None, used: float | None, fit: int) -> None:
+    assert slots.slots(free, used) == fit
+
+
+def test_the_largest_of_the_cells_counts_and_an_unknown_one_forbids() -> None:
+    known = {"a": 1.0, "b": 3.0}
+    kind = dict.__getitem__
+    assert slots.used([{"k": "a"}, {"k": "b"}], known, lambda spec: kind(spec, "k")) == 3.0
+    assert slots.used([{"k": "a"}, {"k": "c"}], known, lambda spec: kind(spec, "k")) is None
+    assert slots.used([], known, lambda spec: "a") is None
+
+
+@pytest.mark.parametrize(
+    ("visible", "names"),
+    [(None, ["0", "1", "2"]), ("2,0", ["2", "0", None]), ("GPU-ab12", ["GPU-ab12", None, None]), ("", [None] * 3)],
+)
+def test_what_the_driver_calls_a_gpu(visible: str | None, names: list[str | None]) -> None:
+    assert [slots._name(gpu, visible) for gpu in range(3)] == names
+
+
+class _Nvml:
+    """A management library of two GPUs with 10 and 20 bytes free."""
+
+    def __init__(self) -> None:
+        self.open = 0
+
+    def nvmlInit_v2(self) -> int:
+        self.open += 1
+        return 0
+
+    def nvmlShutdown(self) -> int:
+        self.open -= 1
+        return 0
+
+    def nvmlDeviceGetHandleByIndex_v2(self, index: int, handle: object) -> int:
+        handle._obj.value = index + 1  # type: ignore[attr-defined]
+        return 0 if index < 2 else 2
+
+    def nvmlDeviceGetHandleByUUID(self, name: bytes, handle: object) -> int:
+        handle._obj.value = 2  # type: ignore[attr-defined]
+        return 0 if name == b"GPU-1" else 6
+
+    def nvmlDeviceGetMemoryInfo(self, handle: ctypes.c_void_p, memory: object) -> int:
+        memory._obj.free = 10 * (handle.value or 0)  # type: ignore[attr-defined]
+        return 0
+
+
+def test_free_memory_is_asked_of_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    library = _Nvml()
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: library)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert [slots.free_memory(gpu) for gpu in range(3)] == [10, 20, None]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-1,GPU-7")
+    assert [slots.free_memory(gpu) for gpu in range(3)] == [20, None, None]
+    assert library.open == 0
+
+
+def test_lanes_follow_what_cells_used_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two GPUs, 10 and 30 GB free; a cell of the kind has used 4 GB: one lane there would be two and five."""
+    from fatbench.suite import duration, files
+
+    monkeypatch.chdir(tmp_path)
+    plan = files.load("sfat-cifar10").plan("smoke")
+    jobs = start.jobs_of(plan)[:6]
+    free = {0: 10 * GB, 1: 30 * GB}
+    monkeypatch.setattr(local, "gpu_count", lambda: 2)
+    monkeypatch.setattr(slots, "free_memory", free.get)
+    with Store.open(str(tmp_path / "r.db"), create=True) as store:
+        store.add_cell(jobs[0].cell, jobs[0].spec)
+        assert start.per_gpu_of(jobs, store) == {}
+        run = store.claim(
+            jobs[0].cell, "train", suite="s", total=1, provenance={"gpu_memory": 4 * GB, "device": "NVIDIA H200"}
+        )
+        assert run is not None
+        assert gpu_memory(store, duration.kind) == {duration.kind(jobs[0].spec): 4 * GB}
+        alike = [job for job in jobs if duration.kind(job.spec) == duration.kind(jobs[0].spec)]
+        fit = start.per_gpu_of(alike, store)
+    assert fit == {0: 1, 1: 5}
+    assert local.lanes("cuda", None, fit) == ["cuda:0", "cuda:1", "cuda:1", "cuda:1", "cuda:1", "cuda:1"]
+    assert local.lanes("cuda:1", 2, fit) == ["cuda:1", "cuda:1"]
+    assert local.lanes("cuda", None, 2) == ["cuda:0", "cuda:1", "cuda:0", "cuda:1"]

@@ -1,0 +1,434 @@
+"""No work is left undone: runners take over what others lose and wait for what they hold; no cell pays for a machine.
+
+Stopped, killed and hanging processes, a locked database, a full disk, too little memory, time limits, signals.
+"""
+
+from __future__ import annotations
+
+import copy
+import errno
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from test_executors import (
+    Watcher,
+    diverging,
+    forks,
+    jobs,
+    lasting,
+    machine,
+    never,
+    numbers,
+    pid_of,
+    rows,
+    undisturbed,
+)  # fmt: skip
+from test_store import _mount
+
+from fatbench.cli.watch import Watch
+from fatbench.errors import SpecError, Unavailable
+from fatbench.models.mcmahan_cnn import McMahanCNN
+from fatbench.models.nin import NIN
+from fatbench.run import progress, waiting, worker
+from fatbench.run.executors import attempt, local
+from fatbench.run.pulse import Pulse, renewing
+from fatbench.run.start import run as run_all
+from fatbench.run.worker import Event, Job, Machine, work
+from fatbench.settings import time_limit
+from fatbench.store import database
+from fatbench.store.schema import STAGES
+from fatbench.store.stages import Stolen, Store
+
+__all__ = ("forks", "jobs", "machine")
+
+
+@pytest.fixture
+def options(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> dict:
+    monkeypatch.setattr(waiting, "PAUSE", 0.1)
+    return {"jobs_at_once": 1, "device": "cpu", "db": machine.db}
+
+
+@pytest.fixture
+def other(machine: Machine, jobs: list[Job]):
+    """Another process that has the first cell's training in hand and does nothing."""
+    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    with Store.open(machine.db) as store:
+        store.add_cell(jobs[0].cell, jobs[0].spec)
+        assert store.claim(jobs[0].cell, "train", suite="crew", total=4, provenance={"pid": process.pid})
+    yield process
+    process.communicate()
+
+
+def beat(store: Store) -> float | None:
+    return next(iter(store.stages().values())).heartbeat
+
+
+# --- whose cell it is --------------------------------------------------------------------------------------------
+
+
+def test_a_lease_is_renewed_by_beats_and_not_by_a_thread_that_lives(machine, jobs, monkeypatch) -> None:
+    with Store.open(machine.db) as store:
+        store.add_cell(jobs[0].cell, jobs[0].spec)
+        run = store.claim(jobs[0].cell, "train", suite="crew", total=4, provenance={})
+        assert run is not None
+        first, pulse = beat(store), Pulse()
+        network = torch.nn.Sequential(torch.nn.Identity())
+        pulse.felt_by(network)
+        with renewing(machine.db, run, pulse, 0.4):
+            time.sleep(0.5)
+            assert beat(store) == first  # the thread has looked, and nothing had happened
+            network(torch.zeros(1))
+            copy.deepcopy(network)[0](torch.zeros(1))  # part of a copy
+            assert pulse.beats == 3
+            time.sleep(0.5)
+            assert beat(store) > first
+            with store.database.writing() as connection:
+                connection.execute(STAGES.update().values(status="interrupted"))
+            with pytest.raises(Stolen):
+                for _ in range(100):
+                    network(torch.zeros(1))
+                    time.sleep(0.05)
+
+
+def test_a_run_takes_over_what_a_killed_one_had_in_hand(jobs, machine, options, forks, other, capfd) -> None:
+    """It did the rest, waited, and went on when the other was killed: all is done, or it would not have ended."""
+
+    class Killing(Watch):
+        def note(self, text: str) -> None:
+            super().note(text)
+            other.kill()
+
+    run_all(jobs[:2], Killing("crew"), **options)
+    err = capfd.readouterr().err
+    assert "crew: 2 of 2 cells done" in err
+    assert f"waiting: {jobs[0].cell} train is held by process {other.pid} on" in err
+    assert {status for status, _ in rows(machine, jobs[0]).values()} == {"done"}
+    with Store.open(machine.db) as store:
+        ended = {run["pid"]: run["status"] for run in store.runs([jobs[0].cell])}
+    assert ended.pop(other.pid) == "interrupted" and set(ended.values()) == {"done"}
+
+
+def test_without_waiting_it_says_what_is_left_and_who_has_it(jobs, machine, options, forks, other, capfd) -> None:
+    with pytest.raises(SystemExit) as exit:
+        run_all(jobs[:2], Watch("crew"), wait=False, **options)
+    assert exit.value.code == 1
+    err = capfd.readouterr().err
+    assert "1 of 2 cells done, 1 in another process's hands" in err
+    assert f"{jobs[0].cell} train is held by process {other.pid} on" in err and "last progress" in err
+
+
+def test_a_run_that_waits_can_be_stopped(jobs, machine, options, forks, other) -> None:
+
+    class Ending(Watch):
+        def note(self, text: str) -> None:
+            if text.startswith("waiting"):
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(SystemExit) as exit:
+        run_all(jobs[:1], Ending("crew"), **options)
+    assert exit.value.code == 143
+
+
+def _stopped_and_continued(job: Job, machine: Machine, ready, outcome) -> None:
+    with Store.open(machine.db) as store:
+        outcome.put(work(job, machine, store, lambda event: ready.set() if event.round else None))
+
+
+def test_a_stopped_process_loses_its_cell_and_notices_when_it_goes_on(jobs, machine, options, forks) -> None:
+    """SIGSTOP in the third round, a lease of two seconds; another run does the cell; SIGCONT: nothing is doubled."""
+    context = local.multiprocessing.get_context("spawn")
+    ready, outcome = context.Event(), context.Queue()
+    spec = copy.deepcopy(jobs[0].spec)
+    spec["protocol"]["rounds"] = 12
+    job = replace(jobs[0], cell="long", spec=spec)
+    place = replace(machine, lease=2.0, checkpoint_seconds=0.0)
+    process = context.Process(target=_stopped_and_continued, args=(job, place, ready, outcome))
+    process.start()
+    assert ready.wait(60)
+    os.kill(process.pid, signal.SIGSTOP)
+    run_all([job], Watch("crew"), **options)
+    before = numbers(machine, job)
+    assert process.is_alive()
+    os.kill(process.pid, signal.SIGCONT)
+    assert outcome.get(timeout=60) == "elsewhere"
+    process.join()
+    assert numbers(machine, job) == before == undisturbed(machine, job)
+    assert {status for status, _ in rows(machine, job).values()} == {"done"}
+    with Store.open(machine.db) as store:
+        runs = [run for run in store.runs([job.cell]) if run["stage"] == "train"]
+    assert [run["status"] for run in runs] == ["interrupted", "done"]
+    assert runs[0]["pid"] == process.pid and runs[0]["lease"] == 2.0
+
+
+def test_a_worker_that_is_stopped_is_replaced(jobs, machine, forks, monkeypatch) -> None:
+    """Nobody else runs: the run itself sees that its worker makes no progress, and begins the cell once more."""
+    monkeypatch.setattr(local, "_looks", lambda machine: 0.5)
+    monkeypatch.setattr(local, "IDLE_SECONDS", 1e9)
+    spec = copy.deepcopy(jobs[0].spec)
+    spec["protocol"]["rounds"] = 12
+    job, place = replace(jobs[0], cell="long", spec=spec), replace(machine, lease=1.0, checkpoint_seconds=0.0)
+    said: list[str] = []
+
+    def watch(lane: int, event: Event) -> None:
+        if event.kind == "progress" and not said:
+            said.append("")
+            os.kill(pid_of(machine, job), signal.SIGSTOP)
+            monkeypatch.setattr(local, "IDLE_SECONDS", 2.0)
+        if event.kind == "interrupted":
+            said[:] = [event.message]
+            monkeypatch.setattr(local, "IDLE_SECONDS", 1e9)  # the new one may take its time
+
+    assert local.run([job], place, ["cpu"], watch, never) == {job.cell: "done"}
+    assert said == ["the worker process made no progress: it is begun once more"]
+    assert numbers(machine, job) == undisturbed(machine, job)
+
+
+# --- what no cell is to blame for --------------------------------------------------------------------------------
+
+
+def test_a_lock_of_another_process_is_waited_for(jobs, machine, monkeypatch) -> None:
+    """Held for 30 times as long as SQLite waits: from the second round on, in training and at its end."""
+    monkeypatch.setattr(database, "BUSY", 0.1)
+    monkeypatch.setattr(database, "PAUSE", 0.1)
+    foreign = sqlite3.connect(machine.db, isolation_level=None, check_same_thread=False)
+    events: list[Event] = []
+
+    def notify(event: Event) -> None:
+        events.append(event)
+        if (event.stage, event.kind, event.round) == ("train", "progress", 2):
+            foreign.execute("BEGIN IMMEDIATE")
+            threading.Timer(3.0, foreign.rollback).start()
+
+    place = replace(machine, checkpoint_seconds=0.0)
+    began = time.monotonic()
+    assert attempt(jobs[0], place, notify, lambda: False) == "done"
+    assert time.monotonic() - began > 3
+    foreign.close()
+    assert not [event for event in events if event.kind in ("failed", "blocked", "interrupted")]
+    assert numbers(machine, jobs[0]) == undisturbed(machine, jobs[0])
+    assert "another process has been writing for more than a minute: waiting" in (
+        Path(machine.files, jobs[0].cell, "log.txt").read_text()
+    )
+
+
+@pytest.mark.parametrize("full", ["files", "everything"])
+def test_a_full_disk_stops_the_run_and_fails_no_cell(full, jobs, machine, options, forks, tmp_path, capfd) -> None:
+    """A file system of 1 MB and 96 kB to spare: a state is larger. With space again the same command goes on."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if os.geteuid() != 0 or not _mount(disk, "2m"):
+        pytest.skip("only root may mount a file system")
+    try:
+        db = str(disk / "r.db") if full == "everything" else machine.db
+        place = {**options, "db": db}
+        os.environ["FATBENCH_FILES"] = str(disk / "files")
+        Store.open(db, create=True).close()
+        ballast = disk / "ballast"
+        with pytest.raises(OSError, match=os.strerror(errno.ENOSPC)), ballast.open("wb", 0) as file:
+            while True:
+                file.write(bytes(4096))
+        os.truncate(ballast, ballast.stat().st_size - (8 << 10 if full == "files" else 160 << 10))
+        with pytest.raises(Unavailable, match=r"disk is full|disk full|No space left") as stop:
+            run_all(jobs, Watch("crew"), **place)
+        assert stop.value.exit_code == 5 and "the same command goes on" in str(stop.value)
+        assert "Traceback" not in capfd.readouterr().err
+        ballast.unlink()
+        with Store.open(db) as store:
+            assert not [row for row in store.stages().values() if row.status == "failed"]
+            assert set(progress.of_jobs(jobs, store).values()) == {"todo"}
+        run_all(jobs, Watch("crew"), **place)
+        assert numbers(replace(machine, db=db), jobs[2]) == undisturbed(machine, jobs[2])
+    finally:
+        os.environ.pop("FATBENCH_FILES", None)
+        subprocess.run(["umount", str(disk)], check=True)
+
+
+def test_a_disk_that_takes_nothing_gives_the_cell_back(jobs, machine, monkeypatch) -> None:
+    """The same without a file system to fill: the system call says so."""
+
+    def refuse(handle: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    events: list[Event] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", refuse)
+        assert attempt(jobs[0], machine, events.append, lambda: False) == "blocked"
+    assert rows(machine, jobs[0]) == {"train": ("interrupted", None)}
+    assert next(event.message for event in events if event.kind == "blocked").endswith("the disk is full")
+    assert attempt(jobs[0], machine, events.append, lambda: False) == "done"
+
+
+def test_run_and_status_agree(jobs, machine, options, forks, capfd) -> None:
+    """A folder for the logs that cannot be made: nothing has failed. A cell that diverges has, in both."""
+    Path(machine.files).write_text("a file")
+    os.environ["FATBENCH_FILES"] = machine.files
+    try:
+        with pytest.raises(Unavailable, match=r"cannot write .*log\.txt: "):
+            run_all(jobs, Watch("crew"), **options)
+    finally:
+        del os.environ["FATBENCH_FILES"]
+    wild = diverging(jobs[0])
+    with Store.open(machine.db) as store:
+        assert set(progress.of_jobs(jobs, store).values()) == {"todo"}
+    assert "0 of 3 cells done, 3 not finished" in capfd.readouterr().err
+    with pytest.raises(SystemExit):
+        run_all([wild, jobs[1]], Watch("crew"), **options)
+    assert "1 of 2 cells done, 1 failed" in capfd.readouterr().err
+    with Store.open(machine.db) as store:
+        assert progress.of_jobs([wild, jobs[1]], store) == {wild.cell: "failed", jobs[1].cell: "done"}
+
+
+# --- memory ------------------------------------------------------------------------------------------------------
+
+
+def cramped(
+    monkeypatch: pytest.MonkeyPatch, error: Callable[[], Exception], most: int, network: type = NIN
+) -> list[int]:
+    """A network that has no memory for more than so many images; the sizes of the batches that it was given."""
+    real, sizes = network.forward, []
+
+    def forward(self: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
+        sizes.append(len(x))
+        if len(x) > most:
+            raise error()
+        return real(self, x)
+
+    monkeypatch.setattr(network, "forward", forward)
+    return sizes
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        lambda: MemoryError("Unable to allocate 9 GiB"),
+        lambda: torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB"),
+        lambda: RuntimeError("[enforce fail at alloc_cpu.cpp:66] . DefaultCPUAllocator: can't allocate memory"),
+    ],
+    ids=["host", "gpu", "torch on the host"],
+)
+def test_too_little_memory_is_tried_once_more_with_smaller_microbatches(error, jobs, machine, monkeypatch) -> None:
+    """Batches of 16 where 4 fit, chunks of 30 where 7 fit: the same numbers to rounding, and the runs say how."""
+    spec = copy.deepcopy(jobs[0].spec)
+    spec["model"] = {"name": "mcmahan_cnn", "width": 8}
+    job = replace(jobs[0], cell="whole", spec=spec, evaluations=[replace(e, batch=28) for e in jobs[0].evaluations])
+    expected = undisturbed(machine, job)
+    with monkeypatch.context() as patch:
+        cramped(patch, error, 7, McMahanCNN)
+        with Store.open(machine.db) as store:
+            assert work(job, machine, store) == "done"
+            runs = store.runs([job.cell])
+    assert {run["stage"].split("-")[0]: run["microbatch"] for run in runs} == {"train": 4, "natural": 7, "fgsm": 7}
+    said = [run.get("out_of_memory") for run in runs]  # the second attack finds the network bounded already
+    assert said == [str(error()), str(error()), None]
+    ours = numbers(machine, job)
+    assert [row[:4] for row in ours] == [row[:4] for row in expected]
+    assert [row[4] for row in ours] == pytest.approx([row[4] for row in expected], rel=1e-4, abs=1e-6)
+    log = Path(machine.files, job.cell, "log.txt").read_text()
+    assert "once more, with at most 4 images in the network at once" in log
+
+
+def test_memory_that_is_never_enough_is_a_failure_in_words(jobs, machine, monkeypatch) -> None:
+    sizes = cramped(monkeypatch, lambda: MemoryError("Unable to allocate"), 0)
+    with Store.open(machine.db) as store:
+        assert work(jobs[0], machine, store) == "failed"
+    said = "OutOfMemory: Unable to allocate; nor is it enough for 4 images in the network at once"
+    assert rows(machine, jobs[0])["train"] == ("failed", said)
+    assert max(sizes) == 16
+
+
+def test_batch_normalisation_is_not_cut(jobs, machine, monkeypatch) -> None:
+    """Its gradients would be others."""
+    from fatbench.models.resnet import ResNet
+
+    spec = copy.deepcopy(jobs[0].spec)
+    spec["model"] = {"name": "resnet18"}
+    job = replace(jobs[0], cell="norm", spec=spec)
+
+    def forward(self, x):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(ResNet, "forward", forward)
+    with Store.open(machine.db) as store:
+        assert work(job, machine, store) == "failed"
+    assert rows(machine, job)["train"][1].endswith("batch normalisation, which needs its whole batch")
+
+
+# --- time and signals --------------------------------------------------------------------------------------------
+
+
+def test_a_cell_has_so_much_time(jobs, machine, monkeypatch) -> None:
+    """What was committed is kept, and a retry goes on from there."""
+    job, place, pulses = jobs[0], replace(machine, checkpoint_seconds=0.0), list[Pulse]()
+
+    def pulse_of(together: bool, limit: float | None) -> Pulse:
+        pulses.append(Pulse(limit))
+        return pulses[-1]
+
+    def notify(event: Event) -> None:
+        if (event.stage, event.kind, event.round) == ("train", "progress", 2):
+            assert pulses[-1].end > time.monotonic()
+            pulses[-1].end = time.monotonic()
+
+    monkeypatch.setattr(worker, "pulse_of", pulse_of)
+    with Store.open(machine.db) as store:
+        assert work(job, replace(place, time_limit=600.0), store, notify) == "failed"
+        row = store.stages([job.cell])[job.cell, "train"]
+        assert row.error.startswith("TimeLimit: 600 s are over") and row.round == 2
+        began: list[Event] = []
+        assert work(job, replace(place, retry_failed=True), store, began.append) == "done"
+    assert (began[0].kind, began[0].round) == ("start", 2)
+
+
+def test_a_worker_that_does_not_end_with_its_time_is_killed(jobs, machine, forks, monkeypatch) -> None:
+    monkeypatch.setattr(local, "_looks", lambda machine: 0.2)
+    job, place = lasting(jobs[0]), replace(machine, time_limit=600.0)
+
+    def stop() -> None:
+        os.kill(pid_of(machine, job), signal.SIGSTOP)
+        monkeypatch.setattr(local, "GRACE", -600.0)
+
+    seen = Watcher(job.cell, "start", stop)
+    assert local.run([job], place, ["cpu"], seen, never) == {job.cell: "failed"}
+    assert rows(machine, job)["train"][1].startswith("TimeLimit: 600 s are over, and the worker process did not end")
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("90", 90), ("45m", 2700), ("2h", 7200), (" 1.5d ", 129600), (None, None)]
+)
+def test_time_limits_as_people_write_them(text, seconds) -> None:
+    assert time_limit(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "h", "-1h", "0", "2 weeks", "nan", "1e99"])
+def test_time_limits_that_are_none(text) -> None:
+    with pytest.raises(SpecError, match="--time-limit: expected a time such as 90s, 45m or 2h, got"):
+        time_limit(text)
+
+
+@pytest.mark.parametrize("which", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
+def test_a_signal_ends_the_run_after_the_round_at_hand(which, jobs, machine, options, forks, monkeypatch) -> None:
+    """The round is committed, the cell is given back, and the same run goes on from there."""
+    job, watch, rounds = lasting(jobs[0]), Watch("crew"), []
+
+    def see(lane: int, event: Event) -> None:
+        if event.kind == "progress" and not rounds:
+            os.kill(os.getpid(), which)
+            rounds.append(event.round)
+
+    monkeypatch.setattr(watch, "see", see)
+    with pytest.raises(SystemExit) as exit:
+        run_all([job], watch, **options)
+    assert exit.value.code == 128 + which
+    with Store.open(machine.db) as store:
+        row = store.stages([job.cell])[job.cell, "train"]
+    assert row.status == "interrupted" and 1 <= row.round < 100 and row.checkpoint
