@@ -1,0 +1,56 @@
+"""What a paper preset combines, some smoke cell combines too: a pair that nothing small runs breaks at night."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+from fatbench.suite import files
+
+Place = tuple[str, str]  # ("protocol", "scaffold")
+
+NOWHERE = frozenset({("partition", "by_writer")})  # needs to know who wrote what: scikit-learn's digits do not say
+
+
+def parts(spec: dict[str, Any]) -> list[Place]:
+    """What a cell calls, of the kinds that meet each other in its training."""
+    protocol = spec["protocol"]
+    local = protocol.get("local") or protocol
+    named = {
+        "protocol": protocol,
+        "rule": protocol.get("rule"),
+        "objective": local.get("objective"),
+        "model": spec["model"],
+        "partition": spec["partition"],
+    }
+    found = [(kind, call["name"]) for kind, call in named.items() if call]
+    return [*found, ("head", spec["model"]["head"])] if "head" in spec["model"] else found
+
+
+@functools.cache
+def pairs(preset: str) -> dict[frozenset[Place], str]:
+    """Every pair of parts in a preset of the suites -> a suite that has it."""
+    return {frozenset(pair): suite for suite, cell in cells(preset) for pair in itertools.combinations(parts(cell), 2)}
+
+
+def cells(preset: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    for name in files.available():
+        if not name.endswith(("-jpeg75", "-jpeg")) and preset in files.load(name).presets():
+            for cell in files.load(name).plan(preset, [0]).unique():
+                yield name, cell.spec
+
+
+def test_smoke_has_every_pair_of_the_paper_presets() -> None:
+    lacking = {pair: suite for pair, suite in pairs("paper").items() if not (pair & NOWHERE or pair in pairs("smoke"))}
+    said = sorted(
+        f"{suite}: {' with '.join(f'{kind} {name}' for kind, name in sorted(p))}" for p, suite in lacking.items()
+    )
+    assert not lacking, f"{len(lacking)} of {len(pairs('paper'))} pairs are in no smoke preset:\n" + "\n".join(said)
+
+
+def test_a_pair_is_counted_whatever_its_order() -> None:
+    spec = next(cells("smoke"))[1]
+    assert len(parts(spec)) >= 4
+    assert all(frozenset(pair) in pairs("smoke") for pair in itertools.permutations(parts(spec), 2))
