@@ -41,7 +41,7 @@ def complete(app, name: str, source: list[str]) -> None:
 
 
 def plain(lines: list[str]) -> None:
-    """Our docstrings are plain text: what would be markup is escaped; tables stay tables, indented blocks as they are."""
+    """Our docstrings are plain text: markup is escaped; tables stay tables, indented blocks stay as they are."""
     found: list[str] = []
     for block in re.split(r"\n\s*\n", "\n".join(lines)):
         rows = [line for line in block.splitlines() if line.strip()]

@@ -54,6 +54,15 @@ def test_every_command_of_every_page_is_one(page: Path) -> None:
         parsed(arguments)
 
 
+def test_pictures_of_the_readme_are_small_and_name_their_command() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| !\[[^\]]+\]\(([^)]+)\) \| `fatbench ([^`]+)` \|$", text, re.MULTILINE)
+    assert len(rows) == 4 == text.count("![")
+    for file, command in rows:
+        assert 5_000 < (ROOT / file).stat().st_size < 120_000
+        parsed(shlex.split(command))
+
+
 def test_every_page_that_the_contents_name_is_there() -> None:
     """A page that they do not name is added at their end, see docs/conf.py."""
     toctrees = re.findall(r"```\{toctree\}\n(.*?)```", (DOCS / "index.md").read_text(encoding="utf-8"), re.DOTALL)
