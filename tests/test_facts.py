@@ -119,6 +119,8 @@ CASES = [
             f"{inversion['name']}: latent: 33 is 1089 unknowns a channel, and the system has rank at most 1024")
         for inversion in [{"name": "patch_ls", "solver": "upsample"}, {"name": "masked"}, {"name": "oracle"}]
     ],
+    (seen({**VIT, "dim": 64}, name="patch_span", latent=33), "protocol: inversion",
+        "patch_span: a prior of 33 pixels a side is larger than the images of 32: latent is at most 32"),
 ]  # fmt: skip
 
 

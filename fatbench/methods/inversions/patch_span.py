@@ -66,6 +66,8 @@ def patch_span(
         {name}: images of {side} pixels are {(side // model.patch) ** 2} unknown patches, and a model of width
         {model.dim} gives a system of rank {min((side // model.patch) ** 2, model.dim)}; take a wider model, larger
         patches, or an upsampling prior
+    Refuse if latent > side: {name}: a prior of {latent} pixels a side is larger than the images of {side}: latent is at
+        most {side}
     """
     at = geometry(seen[0], shape, "patch_span")
     M = torch.stack([patch_gradient(s.gradient, "patch_span") for s in seen]).double().mean(0)
