@@ -158,7 +158,7 @@ def run(
 
     watch.begin(jobs, before, lanes if executor == "local" else [executor] * len(lanes))
     with wish, Store.open(url) as store:
-        open_ = left
+        open_, first = left, True
         while open_:
             outcomes = chosen.run(open_, machine, lanes[: len(open_)], see, wish.ask, fail_fast=fail_fast)
             ended = {*outcomes.values()}
@@ -166,9 +166,10 @@ def run(
                 break
             others = [job for job in open_ if outcomes[job.cell] == "elsewhere"] if wait else []
             free = waiting.until_free(others, store, watch.note, wish.ask)
-            # attacks on models of other cells, some of which may be trained by now
+            # attacks on models of other cells: those of this run are trained by now, others may be
             lacking = [job for job in open_ if outcomes[job.cell] == "waiting"]
-            open_ = free + (lacking if others or "done" in ended else [])
+            open_ = free + (lacking if first or others or "done" in ended else [])
+            first = False
         states = progress.of_jobs(jobs, store)  # what the database says, and `fatbench status` too
         held = waiting.holders([job for job in jobs if states[job.cell] == "running"], store)
     changed = {cell: stages for cell, stages in changed.items() if states[cell] not in ("failed", "running")}
