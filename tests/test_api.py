@@ -255,7 +255,6 @@ def test_examples_of_docstrings(module: str, tmp_path: Path, monkeypatch: pytest
     ("function", "command", "not_here"),
     [
         (fatbench.run, "run_suite", {"smoke", "dry_run"}),  # a preset; `fatbench.plan`
-        (fatbench.plan, "plan_suite", {"smoke", "format", "calibrate"}),  # the time of a run is only said
         (fatbench.evaluate, "evaluate", {"file", "model", "attack", "smoke", "format"}),  # module, network, attacks
         (fatbench.table, "report", {"names", "smoke", "format", "output", "table", "no_published", "width"}),
     ],

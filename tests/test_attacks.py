@@ -838,8 +838,8 @@ def test_an_attack_that_calls_backward_leaves_no_gradient_on_the_weights(name: s
     ("attack", "settings", "message"),
     [
         ("AutoAttack", {}, "torchattacks.AutoAttack runs 10 steps .* use the attack named 'autoattack'"),
-        ("MultiAttack", {}, "torchattacks has no attack 'MultiAttack'"),
-        ("LGV", {}, "torchattacks has no attack 'LGV'"),
+        ("MultiAttack", {}, "torchattacks.MultiAttack is made of other attacks or of data"),
+        ("LGV", {}, "torchattacks.LGV is made of other attacks or of data"),
         ("MIFGMS", {}, r"torchattacks has no attack 'MIFGMS' \(did you mean 'MIFGSM'\?\)"),
         ("pgd", {}, r"torchattacks has no attack 'pgd' \(known: .* PGD, "),
         ("???", {}, r"torchattacks has no attack '\?\?\?' \(known: APGD, APGDT, BIM, "),

@@ -118,6 +118,31 @@ def test_installed_copy_plans_and_makes_its_database(installed: Path, tmp_path: 
     assert (tmp_path / "x.db").stat().st_size > 0
 
 
+@pytest.mark.slow
+def test_a_method_of_one_s_own_from_an_empty_folder_without_a_checkout(installed: Path, tmp_path: Path) -> None:
+    """`fatbench new`, run, report, plot, edit, told so, run again: by the wheel alone."""
+
+    def fatbench_(*words: str, code: int = 0) -> str:
+        env = {**os.environ, "PYTHONPATH": str(installed), "OMP_NUM_THREADS": "1"}
+        command = [sys.executable, "-m", "fatbench", *words]
+        done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
+        assert done.returncode == code, done.stderr
+        return done.stdout + done.stderr
+
+    assert "fatbench run suite mine.yaml --smoke" in fatbench_("new", "rule", "mine")
+    chosen = ("mine.yaml", "--smoke", "-k", "method=mine")
+    assert "1 of 1 cells done" in fatbench_("run", "suite", *chosen, "--jobs", "1")
+    before = fatbench_("report", "mine.yaml")
+    assert re.search(r"^\| mine +\| +\d", before, re.M) and "mine.py (sha256 " in before
+    assert "mine-curves-smoke.svg" in fatbench_("plot", "mine.yaml", "--format", "svg")
+    (tmp_path / "mine.py").write_text((tmp_path / "mine.py").read_text() + "\n# edited\n")
+    assert "--rerun-changed computes them again" in fatbench_("run", "suite", *chosen, "--jobs", "1", code=1)
+    assert "1 of 1 cells done" in fatbench_("run", "suite", *chosen, "--jobs", "1", "--rerun-changed")
+    after = fatbench_("report", "mine.yaml")
+    plug_in = re.compile(r"mine\.py \(sha256 (\w+)")
+    assert plug_in.findall(before) != plug_in.findall(after)
+
+
 def test_console_script_points_at_a_function() -> None:
     module, function = PROJECT["scripts"]["fatbench"].split(":")
     assert callable(getattr(importlib.import_module(module), function))

@@ -460,6 +460,8 @@ def torchattacks(
         }
         for name in ("AutoAttack", *package.__wrapper__):  # the wrappers take attacks or data, not images alone
             known.pop(name, None)
+        if attack in package.__wrapper__:
+            raise AttackError(f"torchattacks.{attack} is made of other attacks or of data, which a suite cannot name")
         if attack not in known:
             raise AttackError(f"torchattacks has no attack '{attack}'{did_you_mean(attack, known)}")
         accepted = [name for name in inspect.signature(known[attack]).parameters if name != "model"]
