@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import socket
 import sys
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 
 import hypothesis
 import pytest
@@ -18,10 +19,28 @@ for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
 hypothesis.settings.register_profile("fatbench", derandomize=True, deadline=None, database=None)
 hypothesis.settings.load_profile("fatbench")
 
-pytest_plugins = ("databases",)  # fixtures url, other_url: an empty database on SQLite and on PostgreSQL
+pytest_plugins = ("databases", "crew")  # fixtures: an empty database on SQLite and on PostgreSQL; three small cells
 
 KEEP = ("FATBENCH_UPDATE_GOLDEN",)  # meant for the tests themselves
 TERMINAL = ("NO_COLOR", "FORCE_COLOR", "CLICOLOR", "CLICOLOR_FORCE", "COLUMNS", "LINES", "TERM")
+
+
+def not_run(reasons: Iterable[str]) -> list[str]:
+    """How many tests could not be run, and why, the most frequent reason first."""
+    counts = Counter(reason.removeprefix("Skipped: ") for reason in reasons)
+    if not counts:
+        return ["Every test could be run."]
+    number = counts.total()
+    head = f"{number} test{'s' * (number > 1)} could not be run:"
+    return [head, *(f"{count:5}  {reason}" for reason, count in counts.most_common())]
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """A run that leaves tests out says so, whatever the options; the number of skipped ones alone does not say why."""
+    skipped = terminalreporter.stats.get("skipped", [])
+    terminalreporter.section("could not be run", sep="-")
+    for line in not_run(report.longrepr[2] for report in skipped if isinstance(report.longrepr, tuple)):
+        terminalreporter.write_line(line)
 
 
 @pytest.fixture(scope="session", autouse=True)

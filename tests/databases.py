@@ -17,12 +17,10 @@ from sqlalchemy import create_engine
 
 
 def _binaries() -> Path | None:
-    for name in ("initdb", "postgres"):
-        if found := shutil.which(name):
-            folder = Path(found).resolve().parent
-            if (folder / "initdb").exists() and (folder / "postgres").exists():
-                return folder
-    return None
+    """The folder of `initdb` and `postgres`: on the path, or where Debian keeps them, the newest version first."""
+    found = [Path(name).resolve().parent for name in map(shutil.which, ("initdb", "postgres")) if name]
+    kept = sorted(Path("/usr/lib/postgresql").glob("[0-9]*/bin"), key=lambda folder: -int(folder.parent.name))
+    return next((f for f in [*found, *kept] if (f / "initdb").exists() and (f / "postgres").exists()), None)
 
 
 # Runs a server until standard input ends, as it does when the tests are over or were killed, then removes its folder.

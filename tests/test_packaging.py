@@ -212,3 +212,21 @@ def test_make_help_lists_what_the_documents_name() -> None:
         named |= set(re.findall(r"(?:^|`)make ([a-z]+)", (ROOT / file).read_text(encoding="utf-8"), re.M))
     assert {"demo", "test", "check"} <= named & listed
     assert named <= listed
+
+
+def test_a_run_of_the_tests_ends_with_what_it_left_out_and_why(tmp_path: Path) -> None:
+    """As continuous integration sees it, in two processes."""
+    for name in ("conftest.py", "databases.py", "crew.py"):
+        shutil.copy(ROOT / "tests" / name, tmp_path)
+    (tmp_path / "test_it.py").write_text(
+        "import pytest\n"
+        "@pytest.mark.parametrize('i', [1, 2])\ndef test_a(i): pytest.skip('no moon')\n"
+        "def test_b(): pytest.importorskip('no_such_package')\n"
+        "def test_c(): pass\n"
+    )
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", "2", "test_it.py"]
+    run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert re.search(r"3 tests could not be run:\n +2  no moon\n +1  could not import 'no_such_package'", run.stdout)
+    command[-1] = "test_it.py::test_c"
+    run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert "\nEvery test could be run.\n" in run.stdout

@@ -251,10 +251,9 @@ def test_a_cell_is_found_by_its_first_letters_in_one_query(store: Store) -> None
     assert not any("spec" in text for text in sent)
 
 
+@pytest.mark.parametrize("url", ["sqlite"], indirect=True)
 def test_how_long_stages_took_is_read_by_cell_and_not_from_all_numbers(store: Store) -> None:
     """SQLite's plan of each query: `numbers` is searched by its key, never scanned."""
-    if store.database.path is None:
-        pytest.skip("SQLite's plan")
     sent: list[tuple[str, Any]] = []
     event.listen(
         store.database._engine, "before_cursor_execute", lambda c, cursor, text, given, *_: sent.append((text, given))

@@ -226,7 +226,8 @@ def _connected(ray: Any, lanes: Sequence[str] = ()) -> Iterator[None]:
             if address is not None:
                 _knock(address)
             ray.init(log_to_driver=False, logging_level="ERROR", **options)
-        except (OSError, RuntimeError, ValueError) as error:
+        except Exception as error:  # a node that does not start in time is a plain one
+            ray.shutdown()
             where = f"RAY_ADDRESS={address}" if address else "Ray does not start here"
             token = address and isinstance(error, ConnectionError) and not isinstance(error, ConnectionRefusedError)
             hint = " (a cluster that asks for a token wants RAY_AUTH_MODE=token)" if token else ""

@@ -1,0 +1,156 @@
+"""A suite of three small cells, and what tests of executors ask about them."""
+
+from __future__ import annotations
+
+import copy
+import os
+import signal
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from fatbench.run.start import jobs_of
+from fatbench.run.worker import Event, Job, Machine, work
+from fatbench.store.stages import Store
+from fatbench.suite import files
+
+SUITE = """
+name: crew
+title: A few rounds of two clients on a few digits
+seeds: [1]
+base:
+  data: digits
+  train: 60
+  test: 30
+  validation: 10
+  partition: {name: shah, clients: 2, skew: 2}
+  model: {name: nin, width: 4, init: he}
+  protocol:
+    name: fedavg
+    rounds: 4
+    local:
+      epochs: 1
+      batch: 16
+      lr: 0.05
+      objective: {name: at, attack: {name: pgd, eps: 8/255, step: 4/255, steps: 1}}
+    rule: samples
+  monitor: natural
+axes:
+  pace:
+    slow: {protocol: {local: {lr: 0.02}}}
+    usual: {}
+    fast: {protocol: {local: {lr: 0.08}}}
+evaluate:
+  checkpoints: [last]
+  attacks:
+    natural: natural
+    fgsm: {name: fgsm, eps: 8/255}
+presets:
+  paper: {}
+tables:
+  - {id: A, title: Crew, rows: [pace], values: {natural: natural}}
+"""
+
+
+@pytest.fixture
+def jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Job]:
+    """Three cells of about a second; the folder they are in is the working directory."""
+    monkeypatch.chdir(tmp_path)
+    Path("crew.yaml").write_text(SUITE)
+    return jobs_of(files.load("crew.yaml").plan())
+
+
+@pytest.fixture
+def machine(jobs: list[Job], tmp_path: Path) -> Machine:
+    place = Machine(
+        db=str(tmp_path / "r.db"),
+        files=str(tmp_path / "files"),
+        data=str(tmp_path / "data"),
+        checkpoint_seconds=1000.0,  # only what a worker stops for is committed before the last round
+    )
+    Store.open(place.db, create=True).close()
+    return place
+
+
+def never() -> int:
+    return 0
+
+
+def ignore(lane: int, event: Event) -> None:
+    pass
+
+
+def diverging(job: Job, cell: str = "wild") -> Job:
+    spec = copy.deepcopy(job.spec)
+    spec["protocol"]["local"]["lr"] = 1e30
+    return replace(job, cell=cell, spec=spec)
+
+
+def lasting(job: Job) -> Job:
+    """A cell that is still being trained when somebody reacts to its first round."""
+    spec = copy.deepcopy(job.spec)
+    spec["protocol"]["rounds"] = 100
+    return replace(job, cell=f"{job.cell}-100", spec=spec)
+
+
+def rows(machine: Machine, job: Job) -> dict[str, tuple[str, str | None]]:
+    with Store.open(machine.db) as store:
+        return {row.stage: (row.status, row.error) for row in store.stages([job.cell]).values()}
+
+
+def numbers(machine: Machine, job: Job) -> list[tuple]:
+    with Store.open(machine.db) as store:
+        found = store.measurements([job.cell])
+    keys = ("stage", "round", "client", "metric", "value", "n")
+    return sorted(tuple(row[key] for key in keys) for row in found if row["metric"] != "seconds")
+
+
+def undisturbed(machine: Machine, job: Job) -> list[tuple]:
+    """The numbers of a cell that this process works on by itself."""
+    place = replace(machine, db=f"{machine.db}.whole", files=f"{machine.files}-whole")
+    with Store.open(place.db, create=True) as store:
+        assert work(job, place, store) == "done"
+    return numbers(place, job)
+
+
+def pid_of(machine: Machine, job: Job) -> int:
+    """The process that has the cell's training in hand."""
+    with Store.open(machine.db) as store:
+        return next(run["pid"] for run in store.runs([job.cell]) if run["status"] == "running")
+
+
+def once_begun(machine: Machine, job: Job, act: Callable[[int], int | None]) -> Callable[[], int]:
+    """A `stop` that hands the worker's pid to `act` once the cell is in somebody's hands, and then says what it said.
+
+    That is before the worker has imported torch, which takes most of a small cell's time.
+    """
+    said: list[int] = []
+
+    def stop() -> int:
+        if not said and rows(machine, job).get("train", ("", ""))[0] == "running":
+            said.append(act(pid_of(machine, job)) or 0)
+        return said[0] if said else 0
+
+    return stop
+
+
+def kill(pid: int) -> None:
+    os.kill(pid, signal.SIGKILL)
+
+
+class Watcher:
+    """Takes events, and does something once when a cell gets to a point."""
+
+    def __init__(self, cell: str = "", kind: str = "", act: Callable[[], object] = lambda: None):
+        self.when, self.act, self.seen = (cell, kind), act, list[tuple[int, Event]]()
+
+    def __call__(self, lane: int, event: Event) -> None:
+        self.seen.append((lane, event))
+        if self.when == (event.cell, event.kind) and event.stage == "train":
+            self.when = ("", "")
+            self.act()
+
+    def kinds(self, job: Job, stage: str = "cell") -> list[str]:
+        return [event.kind for _, event in self.seen if (event.cell, event.stage) == (job.cell, stage)]
