@@ -12,6 +12,7 @@ FATBENCH_PLUGIN, fatbench.toml or an installed package names are there without i
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import json
 import sys
@@ -36,6 +37,8 @@ from fatbench.suite import plugins as naming
 from fatbench.suite.model import CHECKPOINTS
 
 if TYPE_CHECKING:
+    from types import FrameType
+
     import pandas
     from torch import nn
 
@@ -152,6 +155,8 @@ def run(
 
     from fatbench.run import progress, start
 
+    if executor == "local":
+        _guarded()
     with _with(plugins, db):
         chosen = files.load(name).plan(preset, seeds, where)
     said = _Lines(f"suite {chosen.suite}, preset {chosen.preset}", quiet)
@@ -173,6 +178,22 @@ def run(
             for r in rows
         ]
     )
+
+
+def _guarded() -> None:
+    """SpecError: a script got here from its top level; each process that runs cells would begin the script again."""
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        if frame.f_globals.get("__name__") == "__main__" and frame.f_code.co_name == "<module>":
+            file, line = Path(frame.f_code.co_filename), frame.f_lineno
+            tree = ast.parse(file.read_bytes() if file.is_file() else b"")  # none: typed at a prompt, or in a notebook
+            for node in tree.body:
+                if node.lineno <= line <= (node.end_lineno or line) and not isinstance(node, ast.If):
+                    raise SpecError(
+                        f'{file}:{line}: a script runs cells below `if __name__ == "__main__":`, because the processes '
+                        "that run them read the script anew"
+                    )
+        frame = frame.f_back
 
 
 class _Lines:

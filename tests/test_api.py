@@ -5,6 +5,7 @@ from __future__ import annotations
 import doctest
 import inspect
 import json
+import os
 import re
 import sqlite3
 import subprocess
@@ -205,6 +206,22 @@ def test_a_module_in_memory_is_judged_and_left_alone(here: Path) -> None:
     flags = frame.set_index("metric")["flags"]
     assert "accuracy is at chance" in flags["natural"] and "no gradient" in flags["fgsm"]
     assert module.training and len(fatbench.results()) == len(before)  # nothing was stored
+
+
+def test_a_script_without_a_guard_is_told_so_before_anything_runs(tmp_path: Path) -> None:
+    """One message, no process and no database; below `if`, the same call goes on to look for its suite."""
+    call = "fatbench.run('nothing', jobs=1)"
+    told = []
+    for text in (f"import fatbench\n{call}\n", f"import fatbench\nif __name__ == '__main__':\n    {call}\n"):
+        (tmp_path / "script.py").write_text(text)
+        done = subprocess.run(
+            [sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+        )  # fmt: skip
+        told.append(done.stderr.splitlines()[-1])
+    assert 'script.py:2: a script runs cells below `if __name__ == "__main__":`' in told[0]
+    assert "no suite is named 'nothing'" in told[1]
+    assert [file.name for file in tmp_path.iterdir()] == ["script.py"]
 
 
 # --- documents ----------------------------------------------------------------------------------------------------

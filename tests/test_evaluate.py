@@ -336,14 +336,23 @@ def test_a_network_for_other_classes(here: Path) -> None:
 
 
 def test_a_task_like_a_suite_s_cells() -> None:
-    """Cells of one data set and the same attacks make one task; a cell of another size makes two."""
+    """Cells of one data set make one task, also if only one of them faces AutoAttack; a cell of another size makes two.
+
+    So does a cell that faces another attack under the same name.
+    """
     plan = files.load("sfat-cifar10").plan("smoke")
-    first = plan.cells[0]
+    first, *_, most = sorted(plan.cells, key=lambda cell: len(cell.evaluations))
     task = brought.like(plan)
-    assert (task.data, task.evaluations, task.test) == (first.spec["data"], first.evaluations, first.spec["test"])
-    more = replace(plan, cells=[*plan.cells, replace(first, spec={**first.spec, "size": 16})])
-    with pytest.raises(SpecError, match="its cells differ in data, size or attacks: choose some by -k or --dataset"):
-        brought.like(more)
+    assert (task.data, task.test) == (first.spec["data"], first.spec["test"])
+    assert {one.id for one in first.evaluations} < {one.id for one in most.evaluations}
+    assert {one.id for one in task.evaluations} == {one.id for one in most.evaluations}
+    other = replace(first.evaluations[1], n=7)
+    for cell in (
+        replace(first, spec={**first.spec, "size": 16}),
+        replace(first, evaluations=(first.evaluations[0], other)),
+    ):
+        with pytest.raises(SpecError, match="its cells differ in data, size or attacks: choose some by a filter"):
+            brought.like(replace(plan, cells=[*plan.cells, cell]))
 
 
 # --- the whole way ------------------------------------------------------------------------------------------------

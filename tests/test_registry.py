@@ -299,6 +299,10 @@ def test_a_function_says_what_it_asks_for_by_the_names_of_its_further_parameters
             "bad.py:1: the rule 'f' is called with (updates, context), but takes (updates, broadcast_losses)",
         ),
         ("class F: ...\nRULES = {'f': F}\n", "'F' is in the table but is no function"),
+        (
+            "def f(model, x, y, generator, *,\n      eps=8 / 255): ...\nATTACKS = {'f': f}\n",
+            "bad.py:2: the default of 'eps', 8 / 255, is no literal: write a number",
+        ),
     ],
 )
 def test_what_is_not_offered_is_refused_with_the_plugin(tmp_path, text, message):

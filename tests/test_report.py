@@ -502,6 +502,7 @@ def test_statistics_over_the_clients_own_accuracies(tmp_path: Path, stored: bool
     assert at(grid, "FAT", "tenth", "IID").mean == pytest.approx(0.05)
     assert [column.metric for column in grid.columns][:2] == ["prior_mean:pgd20", "prior_worst:pgd20"]
     assert all(column.unit == "percent" for column in grid.columns)
+    assert [column.best for column in grid.columns[:4]] == ["max", "max", "max", "none"]
     assert "weighted by its own share of each class" in notes(grid)["clients"]
     assert notes(grid)["checkpoint"] == "last round (3)"
     assert at(grid, "Uniform", "mean", "Non-IID").mean is None

@@ -65,17 +65,22 @@ def beside(plan: Plan, store: Store | None) -> list[Cell]:
     """The evaluated models on a plan's data sets, each with the evaluations of the plan, of which some are stored.
 
     So a row of the plan's tables can be filled from them: only numbers of the same attacks on the same images count.
+    Where cells of the plan face different attacks under one name, the one that was measured stands for it.
     """
     if store is None:
         return []
     found = []
     for cell in _cells(store):
+        stages = {one.id for one in cell.evaluations}
+        asked: dict[str, Evaluation] = {}
         for like in plan.cells:
-            same = all(like.spec[key] == cell.spec[key] for key in ("data", "test", "size"))
-            stages = {one.id for one in cell.evaluations}
-            if same and stages & {one.id for one in like.evaluations}:
-                found.append(replace(cell, evaluations=like.evaluations))
-                break
+            if all(like.spec[key] == cell.spec[key] for key in ("data", "test", "size")):
+                for one in like.evaluations:
+                    known = asked.get(one.label)
+                    if known is None or (one.id in stages and known.id not in stages):
+                        asked[one.label] = one
+        if any(one.id in stages for one in asked.values()):
+            found.append(replace(cell, evaluations=tuple(asked.values())))
     return found
 
 

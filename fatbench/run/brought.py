@@ -48,22 +48,26 @@ class Brought:
 def like(plan: Plan, dataset: str | None = None) -> Task:
     """The images and attacks of a suite's cells, so that a model's row can stand among theirs.
 
-    Transfers are left out: they are between the suite's own cells.
-    SpecError: the cells differ in them; say which with a filter, or with the name of a data set.
+    An attack that only some of the cells face is among them. Transfers are left out: they are between the suite's own
+    cells.
+    SpecError: two cells differ in them; say which with a filter, or with the name of a data set.
     """
     chosen = [cell for cell in plan.cells if dataset in (None, cell.spec["data"]["name"])]
     if not chosen:
         known = ", ".join(sorted({cell.spec["data"]["name"] for cell in plan.cells}))
         raise SpecError(f"--like {plan.suite}: no cell is on {dataset} (preset {plan.preset} has {known})")
-    tasks = [
-        Task(c.spec["data"], tuple(e for e in c.evaluations if e.origin is None), c.spec["test"], c.spec["size"])
-        for c in chosen
-    ]
-    if len({repr(task) for task in tasks}) > 1:
-        raise SpecError(
-            f"--like {plan.suite}: its cells differ in data, size or attacks: choose some by -k or --dataset"
-        )
-    return tasks[0]
+    data, test, size = (chosen[0].spec[key] for key in ("data", "test", "size"))
+    attacks: dict[str, Evaluation] = {}
+    for cell in chosen:
+        own = {one.label: one for one in cell.evaluations if one.origin is None}
+        images = (cell.spec["data"], cell.spec["test"], cell.spec["size"])
+        if images != (data, test, size) or any(attacks.get(label, one) != one for label, one in own.items()):
+            raise SpecError(
+                f"--like {plan.suite}: its cells differ in data, size or attacks: choose some by a filter "
+                "(-k, in Python `where`) or by the data set"
+            )
+        attacks = {**attacks, **own}
+    return Task(data, tuple(attacks.values()), test, size)
 
 
 def task(

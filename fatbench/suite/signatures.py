@@ -163,7 +163,7 @@ def _function_signature(kind: str, name: str, function: str, file: Path, plugin:
         raise SpecError(f"{file}: '{function}' is in the table but is no function of this module")
     arguments = node.args
     settings = tuple(
-        _setting(argument.arg, argument.annotation, default)
+        _setting(argument.arg, argument.annotation, default, origin)
         for argument, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
     )
     asks = _asks(kind, name, node, f"{origin}:{node.lineno}")
@@ -192,12 +192,18 @@ def _asks(kind: str, name: str, node: ast.FunctionDef, place: str) -> tuple[str,
     return tuple(parameters[len(fixed) :])
 
 
-def _setting(name: str, annotation: ast.expr | None, default: ast.expr | None) -> Setting:
-    return Setting(
-        name,
-        ast.unparse(annotation) if annotation else "Any",
-        REQUIRED if default is None else ast.literal_eval(default),
-    )
+def _setting(name: str, annotation: ast.expr | None, default: ast.expr | None, file: Path) -> Setting:
+    """SpecError: the default is no literal, which is all that can be read without running the file."""
+    kind = ast.unparse(annotation) if annotation else "Any"
+    if default is None:
+        return Setting(name, kind, REQUIRED)
+    try:
+        return Setting(name, kind, ast.literal_eval(default))
+    except ValueError:
+        raise SpecError(
+            f"{file}:{default.lineno}: the default of '{name}', {ast.unparse(default)}, is no literal: write a number, "
+            "a string, True, False or None, or no default, so that the suite says it"
+        ) from None
 
 
 @functools.cache
@@ -207,7 +213,7 @@ def _class_signature(kind: str) -> Signature:
     node, file = _definition(sources.tree(_module_file(module)), name, _module_file(module))
     assert isinstance(node, ast.ClassDef)
     settings = tuple(
-        _setting(field.target.id, field.annotation, field.value)
+        _setting(field.target.id, field.annotation, field.value, file)
         for field in node.body
         if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
     )

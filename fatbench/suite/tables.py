@@ -135,10 +135,14 @@ class Table(Shown):
     @field_validator("best", mode="before")
     @classmethod
     def _of_each(cls, best: Any, info: ValidationInfo) -> dict[str, str]:
-        """One for all headings, or some of them by name."""
+        """One for all headings, or some of them by name; a large spread over clients is never best."""
+        named = best if isinstance(best, Map) else {}
+        default = "max" if isinstance(best, Map) else str(best)
         found = {
-            heading: str(best.get(heading, "max") if isinstance(best, Map) else best)
-            for heading in info.data.get("sources", {})
+            heading: str(
+                named.get(heading, "none" if default == "max" and one.source.startswith("prior_std:") else default)
+            )
+            for heading, one in info.data.get("sources", {}).items()
         }
         for heading, which in found.items():
             if which not in ("max", "min", "none"):
