@@ -43,6 +43,7 @@ SMALL: dict[str, tuple[Callable[[Path], Any], dict[str, Any]]] = {
     "cinic10": (layouts.write_cinic, {}),
     "image_folder": (lambda root: layouts.write_image_folder(root / "mine"), {"path": "mine", "size": 12}),
     "digits": (lambda root: None, {}),
+    "plane": (lambda root: None, {}),
 }
 
 
@@ -137,7 +138,7 @@ def test_the_same_files_give_the_same_fingerprint_and_one_pixel_another(name: st
             fields[field].flat[-1] ^= 1
 
 
-@pytest.mark.parametrize("name", sorted(set(DATASETS) - {"digits", "image_folder"}))
+@pytest.mark.parametrize("name", sorted(set(DATASETS) - {"digits", "plane", "image_folder"}))
 def test_a_set_that_is_not_there_says_where_it_should_be(name: str, tmp_path: Path) -> None:
     found = message(common.Missing, lambda: DATASETS[name](tmp_path))
     assert found.startswith(f"{catalogue.named(name).title} is not in {tmp_path} (looked for ")
@@ -175,7 +176,7 @@ def test_an_empty_variant_is_no_name(tmp_path: Path) -> None:
 
 def test_truncated_files_are_named(tmp_path: Path) -> None:
     """Every file of every small set in turn is cut at several places; each time the message names it."""
-    for name in sorted(set(DATASETS) - {"digits"}):
+    for name in sorted(set(DATASETS) - {"digits", "plane"}):
         write, settings = SMALL[name]
         root = tmp_path / name
         write(root)
@@ -627,6 +628,24 @@ def test_other_mat_files_are_no_svhn(content: dict[str, Any], problem: str, tmp_
     assert found.startswith(f"{file} is truncated or damaged, not an SVHN .mat file (") and problem in found
 
 
+def test_the_plane_is_two_sides_of_a_wave() -> None:
+    """Pixels are x and y in 255ths; the first points by hand: n = 1 is (0.5 + 0.75488, 0.5 + 0.56984) mod 1, above the
+    wave by -0.43 - 0.2 sin(2 pi 0.25488) = -0.63, so class 0; n = 2 is (0.00976, 0.63968), class 1."""
+    data = DATASETS["plane"](Path("nowhere"))
+    assert data.shape == (2, 1, 1) and data.train_images[:2, :, 0, 0].tolist() == [[65, 18], [2, 163]]
+    assert data.train_labels[:2].tolist() == [0, 1]
+    for images, labels, n in (
+        (data.train_images, data.train_labels, 800),
+        (data.test_images, data.test_labels, 200),
+    ):
+        x, y = images[:, :, 0, 0].T / 255
+        above = y - 0.5 - np.sin(2 * np.pi * x) / 5
+        assert len(x) == n and labels.sum() == n // 2
+        assert ((above > 0) == labels).all() and np.abs(above).min() > 0.05 - 0.005  # rounded to 255ths
+        assert np.abs(np.histogram2d(x, y, [4, 1])[0] - n / 4).max() < 0.1 * n  # all over the square
+    assert data.fingerprint == "eeae948b27a18cc04ef7fce30bd30df3a3cf937588beb8aef9a9af3b62b709e4"
+
+
 def test_digits_are_scikit_learns() -> None:
     """Every fifth image of a class is tested on; 16 becomes 255, 8 becomes 128 (127.5 up), 1 becomes 16."""
     from sklearn.datasets import load_digits
@@ -989,8 +1008,10 @@ def test_settings_are_checked_before_anything_is_read(node: dict[str, Any], prob
 def test_status_of_an_empty_root(tmp_path: Path) -> None:
     rows = {row["name"]: row for row in disk.status(tmp_path / "none")}
     assert set(rows) == set(DATASETS) - {"image_folder"}
-    assert {row["state"] for name, row in rows.items() if name != "digits"} == {"missing"}
-    assert {row["bytes"] for name, row in rows.items() if name != "digits"} == {0}
+    always = {"digits", "plane"}
+    assert {row["state"] for name, row in rows.items() if name not in always} == {"missing"}
+    assert {row["bytes"] for name, row in rows.items() if name not in always} == {0}
+    assert [rows["plane"][key] for key in ("state", "n", "train", "test", "bytes")] == ["complete", 1000, 800, 200, 0]
     digits = rows["digits"]
     assert (digits["state"], digits["n"], digits["train"], digits["test"]) == ("complete", 1797, 1442, 355)
     assert json.loads(json.dumps(list(rows.values())))

@@ -119,6 +119,13 @@ CASES = [
             f"{inversion['name']}: latent: 33 is 1089 unknowns a channel, and the system has rank at most 1024")
         for inversion in [{"name": "patch_ls", "solver": "upsample"}, {"name": "masked"}, {"name": "oracle"}]
     ],
+    *[
+        ({"data": {"name": "plane"}, "model": {"name": name}}, "model", f"{name}: needs images of at least {n}x{n}")
+        for name, n in {"nin": 4, "small_cnn": 8, "resnet18": 8, "leaf_cnn": 2, "mcmahan_cnn": 4}.items()
+    ],
+    ({"probe": {"name": "boundaries"}}, "probe", "boundaries: 10 classes of 1 x 8 x 8 images, not 2 classes of points"),
+    ({"data": {"name": "plane"}, "model": {"name": "mlp"}, "probe": {"name": "boundaries", "points": 1}}, "probe",
+        "points: a grid of 1 x 1"),
     (seen({**VIT, "dim": 64}, name="patch_span", latent=33), "protocol: inversion",
         "patch_span: a prior of 33 pixels a side is larger than the images of 32: latent is at most 32"),
 ]  # fmt: skip

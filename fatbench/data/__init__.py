@@ -219,6 +219,24 @@ def digits(root: Path, *, variant: str | None = None) -> Dataset:
     return common.finish("digits", variant, arrays.load_digits())
 
 
+def plane(root: Path, *, variant: str | None = None) -> Dataset:
+    """800 + 200 points of the unit square, below and above a wave: 2 classes of images of 1x1 with 2 channels, x and y.
+
+    The wave is y = 1/2 + sin(2 pi x) / 5. Points lie evenly (the R2 sequence), none closer than 1/20 to the wave in y;
+    the first 500 of each class, of which every fifth is a test point. Rounded to 1/255. `root` is not used.
+    Source: ours, for SFAT's toy of two clients (Zhu et al. 2023, Figure 5; differences: sfat-toy); Roberts 2018 for R2.
+
+    Train: 800
+    Test: 200
+    Classes: 2
+    Side: 1
+    Channels: 2
+    """
+    from fatbench.data import arrays, common
+
+    return common.finish("plane", variant, arrays.load_plane())
+
+
 DATASETS = {
     "cifar10": cifar10,
     "cifar100": cifar100,
@@ -229,4 +247,5 @@ DATASETS = {
     "cinic10": cinic10,
     "image_folder": image_folder,
     "digits": digits,
+    "plane": plane,
 }

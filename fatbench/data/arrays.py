@@ -194,3 +194,27 @@ def load_digits() -> Loaded:
         classes=10,
         checks=(Check(path, DIGITS_MD5, md5(text)),),  # of the text: gzip may be repacked
     )
+
+
+# --- plane --------------------------------------------------------------------------------------------------------
+
+
+def load_plane() -> Loaded:
+    """The points of `fatbench.data.plane`, by formula: x and y as the two channels of an image of one pixel."""
+    plastic = 1.32471795724474602596  # the real root of x^3 = x + 1
+    n = np.arange(1, 1601)
+    points = np.stack([(0.5 + n / plastic) % 1, (0.5 + n / plastic**2) % 1], 1)
+    above = points[:, 1] - (0.5 + np.sin(2 * np.pi * points[:, 0]) / 5)
+    chosen = np.sort(np.concatenate([np.flatnonzero(above * side > 0.05)[:500] for side in (-1, 1)]))
+    images = np.rint(255 * points[chosen]).astype(np.uint8).reshape(-1, 2, 1, 1)
+    labels = (above[chosen] > 0).astype(np.int64)
+    rank = np.where(labels == 1, np.cumsum(labels == 1), np.cumsum(labels == 0))  # 1, 2, ... within each class
+    test = rank % 5 == 0
+    return Loaded(
+        where=Path("the formula"),
+        train_images=images[~test],
+        train_labels=labels[~test],
+        test_images=images[test],
+        test_labels=labels[test],
+        classes=2,
+    )

@@ -80,6 +80,7 @@ CATALOGUE = {
         "scikit-learn's digits", 10, (1, 8, 8), 1_442, 355, "", 0,
         "https://archive.ics.uci.edu/dataset/80/optical+recognition+of+handwritten+digits", "CC BY 4.0",
     ),
+    "plane": Facts("points in the plane", 2, (2, 1, 1), 800, 200, "", 0, "", "none needed: made by a formula"),
 }  # fmt: skip
 
 CINIC_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")

@@ -5,6 +5,9 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator
+from dataclasses import replace
+
+from torch import Tensor
 
 from fatbench.engine import measures
 from fatbench.engine.randomness import generator
@@ -83,7 +86,10 @@ def experiment(
             numbers += measures.monitored(ready, result, count, monitor, monitor_n, per_class)
             if probe is not None and (probe_every is None or count % probe_every == 0 or count == rounds):
                 noise = generator(seed, "probe", count, device=ready.problem.device)
-                numbers += measures.named(count, probe(ready.problem, result, *ready.test, monitor, noise))
+                found = probe(ready.problem, result, *ready.test, monitor, noise)
+                kept = {name: value for name, value in found.items() if isinstance(value, Tensor)}
+                numbers += measures.named(count, {name: found[name] for name in found if name not in kept})
+                result = replace(result, artifacts={**result.artifacts, **kept})
         yield result, numbers
         del result  # FedGKT's features, before those of the next round are made
         begin = time.perf_counter()

@@ -3,7 +3,7 @@
     PROBES["svcca"](problem, result, images, labels, attack, generator, blocks="1,9")  -> {"svcca_b1_c0_c3_clean": ...}
 
 `images` (n, C, H, W) uint8 and `labels` (n,) are the test set, `attack` is the monitor, `generator` its noise. A probe
-returns numbers by name, each a float, or one per client.
+returns numbers by name, each a float, or one per client; a tensor among them is kept as an artifact of the round.
 """
 
 from __future__ import annotations
@@ -145,8 +145,48 @@ def leakage(
     return found
 
 
+def boundaries(
+    problem: Problem,
+    result: Round,
+    images: Tensor,
+    labels: Tensor,
+    attack: Callable[..., Tensor],
+    generator: Generator,
+    *,
+    points: Count = 101,
+) -> dict[str, Any]:
+    """Where models of points in the plane draw the line between two classes: the new model, and each client's.
+
+    Kept: boundary_server and boundary_c<client>, (points, points), logit of class 1 less that of class 0 on a grid over
+    the unit square, x along, y upwards: the first row is y = 1. And boundary_c<client>_points (N_k, 3), the x, y and
+    label of the client's examples. The number boundary_apart is the share of the grid on which clients disagree.
+
+    Source: Zhu et al. 2023, Figure 5 (b, c); methods: Decision boundaries; differences: sfat-toy.
+    Refuse if channels != 2 or side != 1 or classes != 2: boundaries: {classes} classes of {channels} x {side} x {side}
+        images, not 2 classes of points in the plane (2 x 1 x 1)
+    Refuse if points < 2: points: a grid of {points} x {points}
+    Fractions: boundary_apart
+    """
+    steps = torch.linspace(0, 1, points, device=images.device)
+    y, x = torch.meshgrid(steps.flip(0), steps, indexing="ij")
+    grid = torch.stack([x, y], -1).reshape(-1, 2, 1, 1)
+    found: dict[str, Any] = {}
+    for name, state in {"server": result.state.model, **{f"c{u.client}": u.model for u in result.updates}}.items():
+        model = load(problem, state).eval()
+        with torch.no_grad(), precision_context(problem):
+            logits = model(grid).float()
+        found[f"boundary_{name}"] = (logits[:, 1] - logits[:, 0]).reshape(points, points).cpu()
+    signs = torch.stack([found[f"boundary_c{u.client}"] > 0 for u in result.updates])
+    found["boundary_apart"] = float((signs != signs[0]).any(0).double().mean())
+    for update in result.updates:
+        shard = problem.shards[update.client]
+        held = torch.cat([pixels(problem, problem.images[shard]).flatten(1), problem.labels[shard, None]], 1)
+        found[f"boundary_c{update.client}_points"] = held.float().cpu()
+    return found
+
+
 def _name(side: str) -> str:
     return side if side == "server" else f"c{int(side)}"
 
 
-PROBES: dict[str, Callable[..., Any]] = {"svcca": svcca, "leakage": leakage}
+PROBES: dict[str, Callable[..., Any]] = {"svcca": svcca, "leakage": leakage, "boundaries": boundaries}

@@ -17,6 +17,7 @@ from torch import nn
 from fatbench.models.edge import edge_resnet, edge_resnet8, edge_vit, whole_edge, whole_resnet, whole_vit
 from fatbench.models.leaf_cnn import leaf_cnn
 from fatbench.models.mcmahan_cnn import mcmahan_cnn
+from fatbench.models.mlp import mlp
 from fatbench.models.nin import nin
 from fatbench.models.resnet import resnet18
 from fatbench.models.small_cnn import small_cnn
@@ -47,6 +48,7 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "resnet18": resnet18,
     "leaf_cnn": leaf_cnn,
     "mcmahan_cnn": mcmahan_cnn,
+    "mlp": mlp,
     "vit": vit,
     "tnt": tnt,
     "t2t": t2t,

@@ -29,6 +29,7 @@ def nin(
 
     Source: Lin et al. 2014; Zhu et al. 2023, Table 6 and its released models.py.
     Parameters: width*(25*channels+12*width+6) + (width+1)*(classes+5*width//6) + width//2*(25*width+1+5*width//6)
+    Refuse if side < 4: nin: needs images of at least 4x4, got {side}x{side}
     """
     image_side("nin", shape, 4)
     if width < 2:

@@ -20,6 +20,7 @@ def resnet18(shape: tuple[int, int, int], classes: int, *, width: Count = 64) ->
 
     Source: He et al. 2016 in the form of the SFAT release's models.py.
     Parameters: 9*channels*width + 2724*width*width + 150*width + (8*width+1)*classes
+    Refuse if side < 8: resnet18: needs images of at least 8x8, got {side}x{side}
     """
     image_side("resnet18", shape, 8)
     return ResNet(shape[0], classes, width)

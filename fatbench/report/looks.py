@@ -42,7 +42,12 @@ def looks(plot: Plot, panels: Sequence[Panel]) -> tuple[Names, dict[str, Look], 
     Where one of these varies, or a few of their combinations are there, each has a colour and a style. Where more vary,
     the first is the colour, the second the style, the third the marker, and the legend explains each for itself.
     """
-    lines = [line for panel in panels for line in panel.lines if line.points or line.published]
+    lines = [
+        line
+        for panel in panels
+        for line in panel.lines
+        if line.points or line.published or line.source.stage == "artifact"
+    ]
     seen = [(part, list(dict.fromkeys(part(line) for line in lines))) for part in _parts(plot, lines)]
     varying = [(part, labels) for part, labels in seen if len(labels) > 1]
 
@@ -126,7 +131,7 @@ def handle(kind: str, look: Look) -> Artist:
 
     if kind == "bars":
         return Patch(facecolor=look.colour, hatch=HATCHES[look.style], edgecolor="white")
-    return Line2D([], [], **drawn(look))
+    return Line2D([], [], **{**drawn(look), **({"marker": None} if kind == "boundaries" else {})})
 
 
 def drawn(look: Look) -> dict[str, Any]:

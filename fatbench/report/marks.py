@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fatbench.report.looks import HATCHES, Look, Names, drawn, group, named
+from fatbench.report.looks import HATCHES, STYLES, Look, Names, drawn, group, named
 from fatbench.report.series import Line, Panel, Plot, index_of
 from fatbench.suite.model import Key
 from fatbench.suite.tables import SERIES
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 Looks = Mapping[str, Look]
 WIDE, HIGH = 2.6, 2.1  # inches of a panel
 INK = "#222222"  # of seeds, whiskers and published numbers
+CLASSES = ("x", "o")  # marks of points of class 0 and of class 1
 
 
 def wrapped(text: str, width: float, size: float) -> str:
@@ -195,6 +196,38 @@ def tensor(plot: Plot, panel: Panel, line: Line, names: Key, axes: Axes, files: 
     else:
         _nothing(axes, f"{tensor.dtype} {tensor.shape}: not for {plot.figure.kind}")
     return []
+
+
+def boundaries(panel: Panel, said: str, axes: Axes, name: Names, looks: Looks, files: Path | None) -> None:
+    """Where margins (a, a) over the unit square are zero, a line each, and the points NAME_points (n, 3) behind it.
+
+    Of the last round that kept a margin and the first seed that has it; x along, y upwards, the first row at y = 1.
+    """
+    from fatbench.report import artifacts
+
+    axes.grid(visible=False)
+    axes.set(xlim=(0, 1), ylim=(0, 1), aspect="equal", xlabel="x", ylabel="y")
+    rounds = set()
+    for line in panel.lines:
+        metric, look = line.source.metric, looks[name(line)]
+        found = None if files is None else artifacts.latest([files / cell for cell in line.cells], metric)
+        if found is None or found[1][metric].ndim != 2:
+            continue
+        round, tensors = found
+        rounds.add(round)
+        for label, marker in enumerate(CLASSES):
+            x, y, of = tensors[f"{metric}_points"].T if f"{metric}_points" in tensors else [[], [], 0]
+            here = of == label
+            if len(x):
+                axes.scatter(x[here], y[here], s=6, marker=marker, color=look.colour, alpha=0.45, linewidths=0.6)
+        if tensors[metric].min() < 0 < tensors[metric].max():  # else there is no boundary in the square
+            axes.contour(
+                tensors[metric], [0], origin="upper", extent=(0, 1, 0, 1), colors=[look.colour], linewidths=1.6,
+                linestyles=[STYLES[look.style]], zorder=3,
+            )  # fmt: skip
+    if not rounds:
+        _nothing(axes, "no file of it here")
+    axes.set_title(wrapped(", ".join([said, *(f"round {at}" for at in sorted(rounds))]), WIDE, 8))
 
 
 def _nothing(axes: Axes, why: str) -> None:

@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from fatbench.errors import MachineError, SpecError
 from fatbench.report import marks
-from fatbench.report.looks import handle, looks, named
+from fatbench.report.looks import GREY, handle, looks, named
 from fatbench.report.series import Line, Panel, Plot, index_of
 from fatbench.suite.model import Key
-from fatbench.suite.tables import KEPT
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -92,6 +91,7 @@ def _metadata(plot: Plot, names: Key, format: str) -> dict[str, Any]:
 
 KINDS = {"lines": marks.curves, "bars": marks.bars, "raster": marks.raster, "matrix": marks.matrix}
 ROWS = ("raster", "matrix")  # kinds that name their rows themselves
+TILED = ("heatmap", "images")  # kinds that show one line in a panel
 
 # --- a page ------------------------------------------------------------------------------------------------------
 
@@ -102,7 +102,7 @@ def _page(plot: Plot, names: Key, panels: Sequence[Panel], files: Path | None) -
 
     kind = plot.figure.kind
     tiles: list[tuple[Panel, Line | None]]
-    if kind in KEPT:
+    if kind in TILED:
         tiles = [(panel, line) for panel in panels for line in panel.lines]
         rows, columns = _arranged(len(tiles), [])
     else:
@@ -117,9 +117,13 @@ def _page(plot: Plot, names: Key, panels: Sequence[Panel], files: Path | None) -
     title = "\n".join(marks.wrapped(text, width, size) for text in (plot.figure.title, cut, plot.label) if text)
     caption = marks.wrapped(". ".join(f"{what}: {note}" for what, note in plot.notes), width, 5.5)
     name, found, shown = looks(plot, panels)
-    entries = {text: handle(kind, look) for text, look in shown.items() if len(shown) > 1 and kind not in ROWS}
+    entries = {text: handle(kind, look) for text, look in shown.items() if len(shown) > 1 and kind not in ROWS + TILED}
     if any(line.published for panel in panels for line in panel.lines):
         entries["published"] = Line2D([], [], color="black", linewidth=2.2, marker="_", markersize=6)
+    if kind == "boundaries":
+        entries |= {
+            f"class {c}": Line2D([], [], color=GREY, linestyle="", marker=m) for c, m in enumerate(marks.CLASSES)
+        }
     below = 0.1 + 0.085 * (caption.count("\n") + 1)
     per_row = max(1, int(width / (0.5 + 0.062 * max(map(len, entries), default=1))))
     legend = 0.155 * -(-len(entries) // per_row) + 0.1 if entries else 0
@@ -138,8 +142,11 @@ def _page(plot: Plot, names: Key, panels: Sequence[Panel], files: Path | None) -
         if line is not None:
             maps += marks.tensor(plot, panel, line, names, axes, files)
             continue
-        KINDS[kind](panel, axes, name, found)
         said = ", ".join(named(axis, label) for axis, label in panel.key.items() if axis not in names)
+        if kind == "boundaries":
+            marks.boundaries(panel, said, axes, name, found, files)
+            continue
+        KINDS[kind](panel, axes, name, found)
         axes.set_title(marks.wrapped(said, marks.WIDE, 8))
         if not any(line.points for line in panel.lines):
             axes.text(0.5, 0.5, "nothing measured yet", transform=axes.transAxes, ha="center", color="#888888")

@@ -341,6 +341,7 @@ SPREAD = {
     "matrix": "mean over seeds",
     "heatmap": "the first that has a tensor is shown",
     "images": "the first that has a tensor is shown",
+    "boundaries": "the first that has a tensor is shown",
 }
 ONE_SEED = {
     **SPREAD, "lines": "one seed, no spread", "bars": "one seed, no spread",

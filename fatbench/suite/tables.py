@@ -14,8 +14,8 @@ from fatbench.suite.model import Axes, Condition, Node, Note, Text, condition, k
 from fatbench.suite.places import Map
 
 SERIES = "series"  # among the panels of a figure: a panel for each heading
-Kind = Literal["lines", "bars", "raster", "matrix", "heatmap", "images"]
-KEPT = ("heatmap", "images")  # kinds that show a tensor which a round kept
+Kind = Literal["lines", "bars", "raster", "matrix", "heatmap", "images", "boundaries"]
+KEPT = ("heatmap", "images", "boundaries")  # kinds that show a tensor which a round kept
 Best = Literal["max", "min", "none"]
 
 SOURCE = re.compile(
