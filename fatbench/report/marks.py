@@ -216,10 +216,9 @@ def boundaries(panel: Panel, said: str, axes: Axes, name: Names, looks: Looks, f
         round, tensors = found
         rounds.add(round)
         for label, marker in enumerate(CLASSES):
-            x, y, of = tensors[f"{metric}_points"].T if f"{metric}_points" in tensors else [[], [], 0]
-            here = of == label
-            if len(x):
-                axes.scatter(x[here], y[here], s=6, marker=marker, color=look.colour, alpha=0.45, linewidths=0.6)
+            if (points := tensors.get(f"{metric}_points")) is not None:
+                x, y, _ = points[points[:, 2] == label].T
+                axes.scatter(x, y, s=6, marker=marker, color=look.colour, alpha=0.45, linewidths=0.6)
         if tensors[metric].min() < 0 < tensors[metric].max():  # else there is no boundary in the square
             axes.contour(
                 tensors[metric], [0], origin="upper", extent=(0, 1, 0, 1), colors=[look.colour], linewidths=1.6,
