@@ -124,7 +124,7 @@ def run(
     seeds: Sequence[int] | None = None,
     jobs: int | None = None,
     device: str | None = None,
-    per_gpu: int = 1,
+    per_gpu: int | None = None,
     executor: str = "local",
     precision: str | None = None,
     path: str = "loop",
@@ -133,6 +133,8 @@ def run(
     retry_failed: bool = False,
     rerun_changed: bool = False,
     fail_fast: bool = False,
+    time_limit: str | None = None,
+    wait: bool = True,
     plugins: Plugins = (),
     db: str | None = None,
     data: str | Path | None = None,
@@ -165,7 +167,7 @@ def run(
         start.run(
             start.jobs_of(chosen), said, jobs_at_once=jobs, device=device, per_gpu=per_gpu, executor=executor,
             precision=precision, path=path, microbatch=microbatch, together=together, retry_failed=retry_failed,
-            rerun_changed=rerun_changed, fail_fast=fail_fast, db=db, data=folder,
+            rerun_changed=rerun_changed, fail_fast=fail_fast, time_limit=time_limit, wait=wait, db=db, data=folder,
         )  # fmt: skip
     except SystemExit as over:
         if over.code != 1:  # 1: some cells failed, as the rows say

@@ -71,7 +71,7 @@ presets:
 tables:
   - {id: A, title: One, rows: [method], across: [lr], values: {natural: natural, PGD: pgd_8_255}}
 figures:
-  - {id: F, title: Curves, lines: [method], series: {loss: "train:train_loss"}}
+  - {id: F, title: Curves, panels: [lr], lines: [method], series: {loss: "train:train_loss"}}
 """
 ODD: tuple[Any, ...] = (
     None, True, False, 0, -1, 1, 2**31, 2**63, 10**30, 1e308, -1e308, 1e-320, 0.5, "", " ", "a", "x" * 5000,

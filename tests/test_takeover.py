@@ -20,19 +20,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_executors import (
-    Watcher,
-    diverging,
-    forks,
-    jobs,
-    lasting,
-    machine,
-    never,
-    numbers,
-    pid_of,
-    rows,
-    undisturbed,
-)  # fmt: skip
+from crew import Watcher, diverging, lasting, never, numbers, pid_of, rows, undisturbed
+from test_executors import forks
 from test_store import _mount
 
 from fatbench.cli.watch import Watch
@@ -49,7 +38,7 @@ from fatbench.store import database
 from fatbench.store.schema import STAGES
 from fatbench.store.stages import Stolen, Store
 
-__all__ = ("forks", "jobs", "machine")
+__all__ = ("forks",)
 
 
 @pytest.fixture
@@ -144,6 +133,16 @@ def _stopped_and_continued(job: Job, machine: Machine, ready, outcome) -> None:
         outcome.put(work(job, machine, store, lambda event: ready.set() if event.round else None))
 
 
+def stop_between_writes(pid: int) -> None:
+    """SIGSTOP while the process holds no lock for writing: in the middle of a commit it would keep SQLite's."""
+    while True:
+        os.kill(pid, signal.SIGSTOP)
+        if not any(f" WRITE {pid} " in line for line in Path("/proc/locks").read_text().splitlines()):
+            return
+        os.kill(pid, signal.SIGCONT)
+        time.sleep(0.05)
+
+
 def test_a_stopped_process_loses_its_cell_and_notices_when_it_goes_on(jobs, machine, options, forks) -> None:
     """SIGSTOP in the third round, a lease of two seconds; another run does the cell; SIGCONT: nothing is doubled."""
     context = local.multiprocessing.get_context("spawn")
@@ -155,7 +154,7 @@ def test_a_stopped_process_loses_its_cell_and_notices_when_it_goes_on(jobs, mach
     process = context.Process(target=_stopped_and_continued, args=(job, place, ready, outcome))
     process.start()
     assert ready.wait(60)
-    os.kill(process.pid, signal.SIGSTOP)
+    stop_between_writes(process.pid)
     run_all([job], Watch("crew"), **options)
     before = numbers(machine, job)
     assert process.is_alive()
@@ -327,9 +326,14 @@ def test_too_little_memory_is_tried_once_more_with_smaller_microbatches(error, j
         with Store.open(machine.db) as store:
             assert work(job, machine, store) == "done"
             runs = store.runs([job.cell])
-    assert {run["stage"].split("-")[0]: run["microbatch"] for run in runs} == {"train": 4, "natural": 7, "fgsm": 7}
-    said = [run.get("out_of_memory") for run in runs]  # the second attack finds the network bounded already
-    assert said == [str(error()), str(error()), None]
+    bounded = {run["stage"].split("-")[0]: run.get("microbatch") for run in runs}
+    said = [run.get("out_of_memory") for run in runs]
+    if isinstance(error(), torch.OutOfMemoryError):  # an evaluation halves what does not fit by itself
+        assert bounded == {"train": 4, "natural": None, "fgsm": None}
+        assert said == [str(error()), None, None]
+    else:  # the second attack finds the network bounded already
+        assert bounded == {"train": 4, "natural": 7, "fgsm": 7}
+        assert said == [str(error()), str(error()), None]
     ours = numbers(machine, job)
     assert [row[:4] for row in ours] == [row[:4] for row in expected]
     assert [row[4] for row in ours] == pytest.approx([row[4] for row in expected], rel=1e-4, abs=1e-6)

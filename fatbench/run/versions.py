@@ -1,4 +1,7 @@
-"""Which work was done with other versions of the plug-ins than those that are loaded now. Imports no torch."""
+"""Which work was done with other versions of the plug-ins than those that are loaded now.
+
+Imports no torch, and no database before it is asked for.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +10,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import select
-
 from fatbench.errors import FatbenchError, UnknownName
-from fatbench.store.opening import opened
-from fatbench.store.rows import fetch
-from fatbench.store.schema import RUNS, STAGES
 from fatbench.suite import plugins, signatures
 
 if TYPE_CHECKING:
@@ -29,6 +27,11 @@ def changed(jobs: Sequence[Job], store: Store) -> Changed:
     """
     if not signatures.plugins():
         return {}
+    from sqlalchemy import select
+
+    from fatbench.store.rows import fetch
+    from fatbench.store.schema import RUNS, STAGES
+
     now = {job.cell: _now(job) for job in jobs}
     found: dict[str, dict[str, str]] = {}
     query = select(STAGES.c.cell, STAGES.c.stage, STAGES.c.status, STAGES.c.round, RUNS.c.extra).outerjoin(
@@ -79,6 +82,8 @@ def explained(error: FatbenchError, db: str | None = None) -> str:
     """The message of an error; of an unknown name with the plug-in that brought it to runs of the database."""
     if not isinstance(error, UnknownName):
         return str(error)
+    from fatbench.store.opening import opened
+
     with contextlib.suppress(FatbenchError), opened(db) as store:
         record = None if store is None else brought(error.entry, store)
         if record is not None:
@@ -91,6 +96,10 @@ def explained(error: FatbenchError, db: str | None = None) -> str:
 
 def brought(entry: str, store: Store) -> dict[str, Any] | None:
     """The newest record of a plug-in that brought "rule near_median" to a run of the database."""
+    from sqlalchemy import select
+
+    from fatbench.store.schema import RUNS
+
     query = select(RUNS.c.extra).where(RUNS.c.extra.contains(f'"{entry}"', autoescape=True)).order_by(RUNS.c.id.desc())
     with store.database.reading() as connection:
         for (extra,) in connection.execute(query):

@@ -26,7 +26,7 @@ import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Literal, Protocol, Self, cast
 
@@ -89,7 +89,7 @@ class StageRow:
     error: str | None  # traceback of the last failure
     settings: dict[str, Any] | None  # of the attack, every default filled in, and its implementation; None: training
     heartbeat: float | None  # of the last progress, seconds since the epoch on the database's clock
-    age: float | None = None  # seconds since then, where it is running
+    age: float | None = field(default=None, compare=False)  # seconds since then, where it is running
     alive: bool = False  # running, not known to be dead, and its lease has not ended: nobody else can claim it
 
 

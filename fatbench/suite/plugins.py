@@ -14,6 +14,7 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from importlib.machinery import PathFinder
 from pathlib import Path
@@ -46,6 +47,8 @@ def load(files: Iterable[Path] = ()) -> None:
 
 def add(file: Path, place: str) -> None:
     """Add one plug-in, once. SpecError as for `load`, with the place that names the file."""
+    if re.match(r"[\w+.-]+:/", str(file)):  # may hold a password, so it is not repeated
+        raise SpecError(f"{f'{place}: ' if place else ''}a plug-in is a Python file, and what was given is an address")
     try:
         signatures.add_plugin(file.expanduser().resolve())
     except SpecError as error:
