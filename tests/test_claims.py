@@ -262,3 +262,60 @@ def test_speed_precisions():
         ps += f" {show(test.pvalue, 2)} |"
     assert means in text
     assert ps in text
+
+
+FASHION = {  # row of the page -> rule
+    "FAT": "samples", "SFAT": "sfat", "SFAT (released)": "sfat_released", "FAT shrunk": "fedavg_shrink",
+    "Re-SFAT": "resfat_up_large",
+}  # fmt: skip
+PAPERS = {"natural": "natural", "FGSM": "fgsm", "PGD-20": "pgd20", "CW": "cw"}
+
+
+def fashion() -> dict[tuple[str, int], dict[str, Any]]:
+    """(row, seed) -> cell."""
+    rows = {rule: row for row, rule in FASHION.items()}
+    return {
+        (rows[setting(cell["spec"]["protocol"], "rule")["name"]], cell["spec"]["seed"]): cell
+        for cell in cells("sfat-fashion-cpu.jsonl")
+    }
+
+
+def fashion_accuracies() -> list[str]:
+    """The lines of the page's table: mean ± sample deviation over the seeds that a row has."""
+    found, lines = fashion(), []
+    for row in FASHION:
+        seeds = sorted(seed for name, seed in found if name == row)
+        shown = []
+        for metric in (*PAPERS.values(), "autoattack"):
+            values = [100 * float(verdicts(found[row, s], metric, 10).mean()) for s in seeds]
+            shown.append(show(np.mean(values)) + (f" ±{show(np.std(values, ddof=1))}" if len(values) > 1 else ""))
+        lines.append(f"| {row} | {len(seeds)} | {' | '.join(shown)} |")
+    return lines
+
+
+def fashion_differences() -> list[str]:
+    """The lines of the page's differences to FAT, over the seeds that both have; p over images after Holm."""
+    found, lines, ps = fashion(), [], []
+    for row in list(FASHION)[1:]:
+        seeds = sorted(seed for name, seed in found if name == row and ("FAT", seed) in found)
+        for shown, metric in PAPERS.items():
+            by_seed = [verdicts(found[row, s], metric, 10) - verdicts(found["FAT", s], metric, 10) for s in seeds]
+            each = [float(d.mean()) for d in by_seed]
+            images, value = paired(np.mean(by_seed, axis=0))
+            ps.append(value)
+            over = p(float(stats.ttest_1samp(each, 0).pvalue))
+            lines.append(f"| {row} - FAT | {shown} | {', '.join(show(100 * s) for s in each)} | {over} | {images} |")
+    return [f"{line} {p(value)} |" for line, value in zip(lines, holm(ps), strict=True)]
+
+
+def test_fashion():
+    text = page("sfat-fashion.md")
+    for line in [*fashion_accuracies(), *fashion_differences()]:
+        assert line in text
+    for cell in fashion().values():  # on the same images
+        strongest, weaker = verdicts(cell, "autoattack", 10), verdicts(cell, "pgd20", 10)
+        assert strongest.mean() <= weaker[: len(strongest)].mean()
+    quoted = next(line for line in fashion_differences() if line.startswith("| SFAT - FAT | PGD-20 |"))
+    mean, interval = quoted.split(" | ")[4].rstrip(")").split(" (")
+    low, high = interval.split(" to ")
+    assert f"{mean} points, 95 % interval {low} to {high}" in " ".join(text.split())

@@ -23,7 +23,8 @@ ROWS = {  # the first words of a suite's name -> the file of its rows, and the p
     "april": ("april-jpeg75-cpu", "cpu"),
     "fat-transformers": ("fat-transformers-jpeg75-cpu", "cpu"),
     "fedvkd": ("fedvkd-cifar10-jpeg75-cpu", "quick"),
-    "sfat": ("sfat-jpeg75-cpu", "cpu"),
+    "sfat-fashion": ("sfat-fashion-cpu", "cpu"),
+    "sfat-": ("sfat-jpeg75-cpu", "cpu"),
 }
 NAMES = sorted({table.stem for table in (RESULTS / "tables").iterdir()})
 
