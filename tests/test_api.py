@@ -251,6 +251,47 @@ def test_a_notebook_of_every_block_of_the_page(tmp_path: Path, monkeypatch: pyte
     assert (tmp_path / "results" / "fatbench.db").is_file()
 
 
+PLAIN = """
+import fatbench, torch
+from sklearn.datasets import load_digits
+digits = load_digits()
+x, y = torch.tensor(digits.images[:1200] / 16).float()[:, None], torch.tensor(digits.target[:1200])
+torch.manual_seed(0)
+net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
+step = torch.optim.SGD(net.parameters(), 0.5)
+for _ in range(100):
+    step.zero_grad()
+    torch.nn.functional.cross_entropy(net(x), y).backward()
+    step.step()
+"""
+BESIDE = [
+    'ours = {"preset": "smoke", "plugins": ["mine.py"]}',
+    'fatbench.run("mine.yaml", **ours, quiet=True)',
+    'fatbench.evaluate(net, like="mine.yaml", **ours, name="plain", db="results/fatbench.db")',
+    'fatbench.table("mine.yaml", **ours, with_evaluated=True)',
+]
+
+
+@pytest.mark.slow
+def test_a_notebook_puts_a_plain_model_beside_a_suite_s_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trained by a plain loop, attacked by AutoAttack and a plug-in's suite, in one HTML table with SFAT."""
+    monkeypatch.setenv("JUPYTER_PLATFORM_DIRS", "1")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.chdir(tmp_path)
+    import nbformat
+    from nbclient import NotebookClient
+
+    subprocess.run([sys.executable, "-m", "fatbench", "new", "rule", "mine"], check=True)
+    suite = tmp_path / "mine.yaml"
+    more = "pgd20: {name: pgd, eps: 25/255, step: 3/255, steps: 20}\n    aa: {name: autoattack, eps: 25/255}"
+    text = suite.read_text().replace(more.partition("\n")[0], more, 1)
+    suite.write_text(text.replace("PGD-20: pgd20}", "PGD-20: pgd20, AA: aa}").replace("n: 64", "n: 16"))
+    book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(block) for block in (PLAIN, *BESIDE)])
+    NotebookClient(book, timeout=300, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}).execute()
+    html = book.cells[-1].outputs[0]["data"]["text/html"]
+    assert "SFAT" in html and "plain [" in html and "AA" in html and "mine.py (sha256" in html
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("module", ["fatbench.api", "fatbench.attacks"])
 def test_examples_of_docstrings(module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
