@@ -131,7 +131,7 @@ def _logged_besides() -> set[str]:
 
 
 PROBED = re.compile(
-    r"svcca_b\d+_(c\d+)_(c\d+|server)_(clean|adv)|leak(_initial|_grey)?_(psnr|ssim|correlation|identification)"
+    r"svcca_b\d+_(c\d+)_(c\d+|server)_(clean|adv)|boundary_apart|leak(_initial|_grey)?_(psnr|ssim|correlation|identification)"
 )
 OF_A_CLASS = re.compile(r".*_class|label_clients|updated_share")
 
@@ -1337,7 +1337,7 @@ BAD_FIGURES: list[tuple[str, tuple[str, str], str]] = [
     (
         "unknown kind",
         ("lines: [E]", "kind: bar"),
-        "s.yaml:45: kind: expected lines, bars, raster, matrix, heatmap or images, got 'bar' (did you mean 'bars'?)",
+        "s.yaml:45: kind: expected lines, bars, raster, matrix, heatmap, images or boundaries, got 'bar' (did you mean 'bars'?)",
     ),
     (
         "unknown scale",
