@@ -1337,7 +1337,8 @@ BAD_FIGURES: list[tuple[str, tuple[str, str], str]] = [
     (
         "unknown kind",
         ("lines: [E]", "kind: bar"),
-        "s.yaml:45: kind: expected lines, bars, raster, matrix, heatmap, images or boundaries, got 'bar' (did you mean 'bars'?)",
+        "s.yaml:45: kind: expected lines, bars, raster, matrix, heatmap, images or boundaries, got 'bar'"
+        " (did you mean 'bars'?)",
     ),
     (
         "unknown scale",
