@@ -19,7 +19,7 @@ Domain = tuple[float, float] | None  # of the vertical axis, the same for all pa
 
 
 @functools.cache
-def library() -> str:
+def vega() -> str:
     """Vega, Vega-Lite and vega-embed as one script, out of vl-convert's package: the version that Altair writes for."""
     import altair
     import vl_convert

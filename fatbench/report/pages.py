@@ -193,7 +193,7 @@ def _suite_page(what: Content, script: str, policy: str, home: str = "") -> str:
 
 def _script() -> str:
     # the library's own names stay inside it
-    return f"(function () {{\n{charts.library()}\n}})();\n{html.file('page.js')}"
+    return f"(function () {{\n{charts.vega()}\n}})();\n{html.file('page.js')}"
 
 
 def _safe(markup: str) -> Any:
