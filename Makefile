@@ -15,7 +15,7 @@ DEMO := .demo
 COLOUR := $(if $(NO_COLOR),,$(if $(MAKE_TERMOUT),FORCE_COLOR=1))
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo site docs test bench gpu fuzz check lint format golden wheel constraints clean
+.PHONY: help env demo site docs test bench gpu fuzz soak check lint format golden wheel constraints clean
 .DELETE_ON_ERROR:
 
 help: ## this list
@@ -70,6 +70,10 @@ bench: $(STAMP) ## how fast it is, against what people run: results/bench; make 
 # Half an hour or more on one core, and nightly in continuous integration; the tests run the first 500 cases.
 fuzz: $(STAMP) ## 10,000 inputs that are a little wrong, none of which may end in a traceback; make fuzz ARGS='--kind suite'
 	@OMP_NUM_THREADS=1 $(BIN)/python tests/fuzzing.py $(ARGS)
+
+# As root, who may mount the small disk that is filled.
+soak: $(STAMP) ## eight runners, killed, stopped and locked out, end as if undisturbed; make soak ARGS='--minutes 60'
+	@OMP_NUM_THREADS=1 nice $(BIN)/python tests/soak.py $(ARGS)
 
 # Nine minutes at a time; the same command goes on. It ends with 75 while there is something left to do.
 gpu: $(STAMP) ## half an hour on a GPU, worst risks first: results/bench; make gpu ARGS=--rehearse needs none

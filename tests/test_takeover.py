@@ -29,7 +29,7 @@ from fatbench.errors import SpecError, Unavailable
 from fatbench.models.mcmahan_cnn import McMahanCNN
 from fatbench.models.nin import NIN
 from fatbench.run import progress, waiting, worker
-from fatbench.run.executors import attempt, local
+from fatbench.run.executors import Worker, attempt, local, works
 from fatbench.run.pulse import Pulse, renewing
 from fatbench.run.start import run as run_all
 from fatbench.run.worker import Event, Job, Machine, work
@@ -126,6 +126,46 @@ def test_a_run_that_waits_can_be_stopped(jobs, machine, options, forks, other) -
     with pytest.raises(SystemExit) as exit:
         run_all(jobs[:1], Ending("crew"), **options)
     assert exit.value.code == 143
+
+
+@pytest.mark.parametrize("first", ["runs", "stages"])
+def test_a_claim_between_two_looks_at_the_database(first, jobs, machine, monkeypatch) -> None:
+    """Whoever asks what a worker has in hand, or who holds what, meets a run that was not there a moment ago."""
+    real, job = getattr(Store, first), jobs[0]
+
+    def looked(self: Store, cells: list[str]) -> object:
+        found = real(self, cells)
+        with Store.open(machine.db) as store:
+            store.claim(job.cell, "train", suite="crew", total=4, provenance={"host": "elsewhere", "pid": 7})
+        return found
+
+    for ask in (
+        lambda store: works(job, machine, Worker("elsewhere", 7)),
+        lambda store: waiting.holders([job], store),
+    ):
+        with Store.open(machine.db) as store:
+            store.add_cell(job.cell, job.spec)
+            with monkeypatch.context() as patch:
+                patch.setattr(Store, first, looked)
+                assert ask(store) in (True, False, []) or "by process 7 on elsewhere" in ask(store)[0]
+            with store.database.writing() as connection:
+                connection.execute(STAGES.update().values(status="interrupted"))
+
+
+def test_a_worker_that_died_does_not_end_the_run_that_writes_to_it() -> None:
+    """The command line leaves SIGPIPE as it is, so that a command ends with its reader; not while cells are run."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    before = signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    try:
+        with waiting.Wish():
+            assert signal.getsignal(signal.SIGPIPE) == signal.SIG_IGN
+            with pytest.raises(BrokenPipeError):
+                os.write(writer, b"x")
+        assert signal.getsignal(signal.SIGPIPE) == signal.SIG_DFL
+    finally:
+        signal.signal(signal.SIGPIPE, before)
+        os.close(writer)
 
 
 def _stopped_and_continued(job: Job, machine: Machine, ready, outcome) -> None:

@@ -164,6 +164,8 @@ def main() -> None:
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
         sys.exit(130)
+    except BrokenPipeError:  # of a run, to whom the signal says nothing (`fatbench.run.waiting.Wish`)
+        sys.exit(128 + signal.SIGPIPE)
     except MemoryError:
         print("fatbench: out of memory", file=sys.stderr)
         sys.exit(MachineError.exit_code)

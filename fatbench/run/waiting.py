@@ -41,8 +41,8 @@ def until_free(jobs: Sequence[Job], store: Store, say: Callable[[str], None], st
 def holders(jobs: Sequence[Job], store: Store, most: int = 10) -> list[str]:
     """Who holds these cells, a line each."""
     cells = [job.cell for job in jobs]
-    runs = {run["id"]: run for run in store.runs(cells)} if cells else {}
     rows = [row for row in store.stages(cells).values() if row.alive] if cells else []
+    runs = {run["id"]: run for run in store.runs(cells)} if cells else {}  # after the rows, so that each has its run
     lines = []
     for row in rows[:most]:
         run = runs[row.run]
@@ -65,6 +65,8 @@ class Wish:
     def __enter__(self) -> Wish:
         for which in SIGNALS:
             self._before[which] = signal.signal(which, self._hear)
+        # a command ends with its reader (`| head`), but a run writes to workers too, and one that died must not end it
+        self._before[signal.SIGPIPE] = signal.signal(signal.SIGPIPE, signal.SIG_IGN)
         return self
 
     def __exit__(self, *_: object) -> None:

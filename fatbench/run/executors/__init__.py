@@ -106,10 +106,10 @@ def works(job: Job, machine: Machine, worker: Worker) -> bool:
 
 def _held(store: Store, job: Job, worker: Worker | None) -> dict[str, int]:
     """stage -> run, of the stages of a cell that a worker has in hand."""
+    rows = store.stages([job.cell]).values()  # before the runs: a claim between the two looks has its run then
     workers = {run["id"]: (run["host"], run["pid"]) for run in store.runs([job.cell])}
-    rows = store.stages([job.cell]).values()
     return {
         row.stage: row.run
         for row in rows
-        if row.status == "running" and row.run is not None and workers[row.run] == worker
+        if row.status == "running" and row.run is not None and workers.get(row.run) == worker
     }

@@ -1,0 +1,51 @@
+"""What `make soak` would say of results that a disturbance has changed. See tests/soak.py."""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+import soak
+from crew import rows
+
+from fatbench.run.worker import Job, Machine, work
+from fatbench.store.stages import Store
+
+
+@pytest.fixture
+def twice(jobs: list[Job], machine: Machine) -> tuple[Path, Path]:
+    """A cell that is done, and a copy of its database."""
+    with Store.open(machine.db) as store:
+        assert work(jobs[0], machine, store) == "done"
+    copy = Path(machine.db).with_name("copy.db")
+    with sqlite3.connect(machine.db) as here, sqlite3.connect(copy) as there:
+        here.backup(there)
+    return Path(machine.db), copy
+
+
+DAMAGE: dict[str, tuple[str, str]] = {
+    "nothing": ("SELECT 1", ""),
+    "a number": ("UPDATE numbers SET value = value + 1e-12 WHERE metric = 'fgsm'", "numbers: 1 missing or other"),
+    "a lost number": ("DELETE FROM numbers WHERE metric = 'natural' AND round = 3", "numbers: 1 missing or other"),
+    "a verdict": ("UPDATE outcomes SET bits = x'00112233' WHERE stage LIKE 'fgsm%'", "verdicts: "),
+    "a stage": ("UPDATE stages SET status = 'running' WHERE stage = 'train'", "stages: 1 missing or other"),
+    "a cell more": ("INSERT INTO stages SELECT cell, 'x', status, round, total, NULL, record, NULL, run, NULL, NULL "
+                    "FROM stages WHERE stage = 'train'", "stages: 1 too many or other"),
+    "a failure": ("UPDATE runs SET status = 'failed' WHERE stage = 'train'", "train: 1 runs failed"),
+    "a stage done twice": ("UPDATE runs SET stage = 'train'", "train: done 3 times"),
+}  # fmt: skip
+
+
+@pytest.mark.slow
+def test_what_the_soak_sees(twice: tuple[Path, Path], jobs: list[Job], machine: Machine) -> None:
+    db, undisturbed = twice
+    assert {status for status, _ in rows(machine, jobs[0]).values()} == {"done"}
+    with closing(sqlite3.connect(db)) as here, closing(sqlite3.connect(undisturbed)) as there:
+        for damage, said in DAMAGE.values():
+            here.execute(damage)
+            here.commit()
+            found = soak.faults(db, undisturbed)
+            assert bool(found) == bool(said) and (not said or any(said in line for line in found)), (damage, found)
+            there.backup(here)
