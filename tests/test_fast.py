@@ -537,6 +537,28 @@ def test_convolutional_networks_stack_by_channels_and_others_by_vmap() -> None:
     assert form(network("vit")) is form(network("whole_vit")) is form(Mixing()) is fast.VmapStack
 
 
+def test_images_of_one_channel_stack_by_channels_too() -> None:
+    """Side by side they are a view of the images, which NIN's first convolution would take for channels innermost."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        grey = models.MODELS["nin"]((1, 8, 8), 10, width=6)
+    state = {name: torch.stack([value, value]) for name, value in grey.state_dict().items()}
+    x = torch.rand(4, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    together = ChannelStack(grey, state, [torch.Generator(), torch.Generator()], []).eval()
+    torch.testing.assert_close(together(x), grey.eval()(x))
+
+
+def test_convolutions_of_single_pixels_are_batched_products() -> None:
+    """NIN has nine convolutions, six of them 1 x 1; one product for each where they have a bias."""
+    nin = network("nin").eval()
+    state = {name: torch.stack([value, value]) for name, value in nin.state_dict().items()}
+    together = ChannelStack(nin, state, [torch.Generator(), torch.Generator()], []).eval()
+    with counters.Counter() as counted, torch.no_grad():
+        together(torch.rand(4, 3, 8, 8))
+    assert counted.seen["baddbmm"] == 6
+    assert counted.seen["convolution"] == 3
+
+
 def test_what_does_not_stack_by_channels_is_stacked_all_the_same(double: None) -> None:
     with torch.random.fork_rng():
         torch.manual_seed(0)

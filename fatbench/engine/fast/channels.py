@@ -4,6 +4,7 @@
 |---|---|---|
 | images, features | (B, C, H, W) | (B, K * C, H, W), client by client |
 | convolution | (O, C, h, w), g groups | (K * O, C, h, w), K * g groups |
+| convolution of single pixels | (O, C, 1, 1) | (K * O, C, 1, 1), a batched product |
 | batch norm | C channels | K * C channels |
 | linear | (O, F) | (K * O, F), a batched product |
 | ReLU, pooling, sums, means over pixels, flattening | | as they are |
@@ -37,7 +38,10 @@ class ChannelStack(nn.Module):
         self.clients = len(dropout)
         self.model = _copy_without_tensors(model)
         for module in self.model.modules():
-            if isinstance(module, nn.Conv2d):
+            if type(module) is nn.Conv2d and _of_single_pixels(module):
+                module.__class__ = _Pointwise
+                vars(module).update(clients=self.clients)
+            elif isinstance(module, nn.Conv2d):
                 module.groups *= self.clients
             elif type(module) in EXCHANGED:
                 module.__class__ = EXCHANGED[type(module)]
@@ -51,8 +55,29 @@ class ChannelStack(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(K * B, C, H, W) -> (K * B, classes)."""
-        logits: Tensor = self.model(x.unflatten(0, (self.clients, -1)).transpose(0, 1).flatten(1, 2))
+        x = x.unflatten(0, (self.clients, -1)).transpose(0, 1).flatten(1, 2).contiguous()  # of one channel it is a view
+        logits: Tensor = self.model(x)
         return logits.unflatten(1, (self.clients, -1)).transpose(0, 1).flatten(0, 1)
+
+
+def _of_single_pixels(conv: nn.Conv2d) -> bool:
+    return conv.kernel_size == conv.stride == (1, 1) and conv.groups == 1 and conv.padding == (0, 0)
+
+
+class _Pointwise(nn.Conv2d):
+    """A matrix product for every image and client: libraries are slow at convolutions of many groups."""
+
+    clients: int
+
+    def forward(self, x: Tensor) -> Tensor:
+        images, _, height, width = x.shape
+
+        def of_every_image(tensor: Tensor) -> Tensor:
+            return tensor.view(self.clients, -1, self.in_channels if tensor.dim() == 4 else 1).repeat(images, 1, 1)
+
+        x, weight = x.reshape(images * self.clients, self.in_channels, -1), of_every_image(self.weight)
+        y = torch.bmm(weight, x) if self.bias is None else torch.baddbmm(of_every_image(self.bias), weight, x)
+        return y.view(images, -1, height, width)
 
 
 class _Linear(nn.Linear):
