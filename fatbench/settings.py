@@ -25,6 +25,7 @@ KEYS = (
     "time_limit",
 )
 TABLES = ("slurm",)
+PATHS = ("reference", "loop", "fast")  # of local training
 LIBPQ = re.compile(r"(?i)(^|\s)(host|hostaddr|port|dbname|user|password|passfile|service|sslmode)\s*=")
 
 
@@ -93,6 +94,12 @@ def precision(flag: str | None, devices: Sequence[str] = ()) -> Literal["fp32", 
             "--precision tf32: only NVIDIA GPUs compute so, and this would run on a CPU; take fp32 or bf16"
         )
     return chosen  # type: ignore[return-value]
+
+
+def path(chosen: str) -> None:
+    """SpecError: local training has no such path."""
+    if chosen not in PATHS:
+        raise SpecError(f"--path: expected {', '.join(PATHS)}, got '{chosen}'{did_you_mean(chosen, PATHS)}")
 
 
 def shown_url(url: str) -> str:

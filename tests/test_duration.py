@@ -11,7 +11,7 @@ import pytest
 
 from fatbench.cli import app
 from fatbench.engine.rounds import Number
-from fatbench.run import calibrate, progress
+from fatbench.run import calibrate, progress, unseen
 from fatbench.store import timing
 from fatbench.store.stages import Store
 from fatbench.suite import cost, duration, files
@@ -164,3 +164,63 @@ def test_a_calibration_takes_one_cell_of_a_kind_and_none_that_is_known(plan: Pla
     job = calibrate.job(plan.cells[0], plan, tmp_path)
     assert job.spec["protocol"]["rounds"] == 2 and job.spec["train"] <= 200 and job.spec["test"] == 32
     assert {evaluation.n for evaluation in job.evaluations} == {32} and job.cell != plan.cells[0].id
+
+
+# --- on a GPU that is not here ------------------------------------------------------------------------------------
+
+
+def on_a_gpu(precision: str, path: str) -> tuple[float, float]:
+    """Seconds of an image pass of training, and of an attack, of a network of two layers on an A100."""
+    model = SUITE.replace("{name: small_cnn, width: 4}", "{name: mlp, width: 100}").replace(
+        "  n: 40\n", "  n: 40\n  batch: 20\n"
+    )
+    Path("mlp.yaml").write_text(model)
+    plan = files.load("mlp.yaml").plan()
+    known = unseen.speeds(plan, "a100", precision, path)
+    spec = plan.cells[0].spec
+    return known.training[duration.kind(spec)], known.passes[duration.network(spec)]
+
+
+def test_a_pass_takes_as_long_as_its_operations_or_as_starting_its_kernels(
+    plan: Plan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A row times a matrix (n, m) is 2 n m operations, and as many backward. Digits are 8 x 8, of 10 classes."""
+    operations = 2 * (64 * 100 + 100 * 10)
+    spec = {**plan.cells[0].spec, "model": {"name": "mlp", "width": 100}}
+    flops, kernels = unseen.count(spec) or (0, 0)
+    assert flops == operations
+    assert 5 <= kernels <= 10  # two products and a ReLU forward, the loss, and as much back
+    assert on_a_gpu("fp32", "loop") == pytest.approx((kernels * 7e-6 / 16, kernels * 7e-6 / 20))
+    assert on_a_gpu("fp32", "fast")[0] == pytest.approx(kernels * 7e-6 / (16 * 5))
+    monkeypatch.setattr(unseen, "LAUNCH", 0.0)
+    assert on_a_gpu("fp32", "loop") == pytest.approx((operations / 0.3 / 19.5e12,) * 2)
+    assert on_a_gpu("bf16", "loop")[0] == pytest.approx(operations / 0.3 / 312e12)
+
+
+def test_a_plan_says_its_time_on_a_gpu_that_is_not_here(plan: Plan, run: Callable[..., str]) -> None:
+    shown = run("plan", "suite", "short.yaml", "--on", "h200", "--precision", "bf16", "--gpus", "2")
+    assert "time left on one H200: about " in shown and "an estimate: operations and kernels were counted" in shown
+    assert "on 2 GPUs of that kind: " in shown
+    told = json.loads(run("plan", "suite", "short.yaml", "--on", "h200", "--format", "json"))
+    assert told["on"] == "h200" and told["time"]["seconds"] > 0 and told["time"]["unknown"] == 0
+    assert list(Path().glob("*.db")) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--on", "h20"], "--on: no GPU is known as 'h20' (did you mean 'h200'?) (known: h200, h100, "),
+        (["--precision", "bf16"], "--precision and --path are for --on"),
+        (["--on", "h200", "--calibrate"], "--on and --calibrate contradict each other"),
+        (["--on", "h200", "--precision", "fp8"], "--precision: expected fp32, tf32 or bf16, got 'fp8'"),
+        (["--on", "h200", "--path", "quick"], "--path: expected reference, loop, fast, got 'quick'"),
+    ],
+)
+def test_what_is_wrong_with_a_gpu_that_is_not_here(
+    plan: Plan, options: list[str], said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["fatbench", "plan", "suite", "short.yaml", *options])
+    with pytest.raises(SystemExit) as exit:
+        app.main()
+    assert exit.value.code == 2
+    assert said in capsys.readouterr().err

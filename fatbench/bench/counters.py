@@ -4,9 +4,9 @@
         step()
     counted.operations, counted.launches, counted.syncs
 
-An operation is what reaches the dispatcher below autograd. Not every one starts a kernel: views, empty tensors, and
-`detach`, by which autograd keeps the output of a layer (twice for a ReLU, and only while something counts), do not;
-`launches` are the others. A synchronisation is an operation whose result or shape the host must know before it goes on.
+An operation is what reaches the dispatcher below autograd; `launches` are those that start a kernel
+(`fatbench.engine.counters`). A synchronisation is an operation whose result or shape the host must know before it goes
+on.
 On a CPU `.cpu()` does nothing and is not seen; tests/test_local.py looks for it by name.
 """
 
@@ -22,13 +22,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from fatbench.engine.cohort import train_cohort
-from fatbench.engine.counters import Flops, Formula
+from fatbench.engine.counters import Flops, Formula, starts_a_kernel
 from fatbench.engine.fast import clients as fast
 from fatbench.engine.local import LocalTraining, copied
 from fatbench.engine.rounds import Problem
 
 WAITS = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
-NO_KERNEL = {"detach", "empty", "empty_like", "empty_strided", "new_empty"}
 
 
 class Counter(TorchDispatchMode):
@@ -46,9 +45,8 @@ class Counter(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        name = func.overloadpacket.__name__
-        self.seen[name] += 1
-        self.launches += not (func.is_view or name in NO_KERNEL)
+        self.seen[func.overloadpacket.__name__] += 1
+        self.launches += starts_a_kernel(func)
         self.syncs += _waits(func, args, result)
         return result
 

@@ -125,8 +125,8 @@ def _attacks(what: Plan) -> dict[str, list[dict[str, Any]]]:
     return found
 
 
-def plan(what: Plan, works: Mapping[str, Work | None], total: Work, time: Estimate) -> None:
-    """`plan suite`."""
+def plan(what: Plan, works: Mapping[str, Work | None], total: Work, time: Estimate, on: str | None = None) -> None:
+    """`plan suite`; on: the GPU that the time is an estimate for."""
     console = _console()
     cells = what.unique()
     axes = list(dict.fromkeys(axis for cell in cells for axis in cell.key))
@@ -147,10 +147,10 @@ def plan(what: Plan, works: Mapping[str, Work | None], total: Work, time: Estima
         f"{_bytes(total.bytes_up)} up and {_bytes(total.bytes_down)} down a federation's wire,"
         f" {_bytes(total.disk)} of checkpoints on this disk"
     )
-    console.print(_how_long(len(cells), time))
+    console.print(_how_long(len(cells), time, on))
 
 
-def schedule(what: Schedule | None) -> None:
+def schedule(what: Schedule | None, on: str | None) -> None:
     """`plan --gpus`."""
     from fatbench.cli.watch import duration
     from fatbench.suite.schedule import SQLITE
@@ -158,28 +158,37 @@ def schedule(what: Schedule | None) -> None:
     if what is None:
         print("schedule: unknown, nothing comparable was run here (--calibrate measures for about 20 s)")
         return
+    kind = "of that kind" if on else "as fast as this machine's lane"
     enough = "SQLite is enough on one machine" if what.writes <= SQLITE else "PostgreSQL is needed (docs/clusters.md)"
     print(
-        f"on {what.gpus} GPUs as fast as this machine's lane: {duration(what.seconds)},"
+        f"on {what.gpus} GPUs {kind}: {duration(what.seconds)},"
         f" {100 * what.idle:.0f} % of their time idle (the longest cell takes {duration(what.longest)});"
         f" {what.writes:.3g} writes a second at the database: {enough}"
     )
 
 
-def _how_long(cells: int, time: Estimate) -> str:
+def _how_long(cells: int, time: Estimate, on: str | None) -> str:
     """The answer to "how long?"."""
     done = f"; {time.done} of {cells} cells are done" if time.done else ""
     if time.done == cells:
         return "time: none, all cells are done"
     if time.unknown == cells - time.done:
+        if on is not None:
+            return f"time: unknown, the data set's size is not known before it is read{done}"
         return f"time: unknown, nothing comparable was run here (--calibrate measures for about 20 s){done}"
     from fatbench.cli.watch import duration
     from fatbench.run.executors.local import lanes
 
+    bound = "; AutoAttack as if every image survived" * time.bound
+    if on is not None:
+        rest = f"; {time.unknown} cells not counted" * (time.unknown > 0)
+        return (
+            f"time left on one {on.upper()}: about {duration(time.seconds)}{done}{rest}{bound}\n"
+            "an estimate: operations and kernels were counted here, the GPU's rate is that of its data sheet"
+        )
     here = len(lanes(None, None))
     side = f", {duration(time.seconds / min(here, cells))} on the {here} lanes of this machine" * (here > 1)
     rest = f"; {time.unknown} cells not counted, nothing comparable was run here" * (time.unknown > 0)
-    bound = "; AutoAttack as if every image survived" * time.bound
     return f"time left: about {duration(time.seconds)} on one lane{side}{done}{rest}{bound}"
 
 

@@ -10,14 +10,26 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fatbench.cli.common import known_format, plan_of, print_json
-from fatbench.cli.options import DataDir, Db, Device, Format, Name, Preset, Seeds, Smoke, Where
+from fatbench.cli.options import (
+    DataDir,
+    Db,
+    Device,
+    Format,
+    Name,
+    PathOption,
+    Precision,
+    Preset,
+    Seeds,
+    Smoke,
+    Where,
+)
 from fatbench.errors import FatbenchError, SpecError
 from fatbench.store.opening import opened
 
 if TYPE_CHECKING:
     from fatbench.store.stages import Store
     from fatbench.suite.cells import Plan
-    from fatbench.suite.duration import Estimate
+    from fatbench.suite.duration import Estimate, Speeds
     from fatbench.suite.files import Suite
     from fatbench.suite.schedule import Schedule
 
@@ -138,8 +150,10 @@ def _check_report(chosen: Suite, plan: Plan) -> None:
         raise SpecError(f"{chosen.file}: {error} ({plan.preset})") from None
 
 
-def _time(plan: Plan, store: Store | None, calibrate: bool, gpus: int | None) -> tuple[Estimate, Schedule | None]:
-    """How long what is left of the plan takes on one lane of this machine, and on so many."""
+def _time(
+    plan: Plan, store: Store | None, calibrate: bool, gpus: int | None, unseen: Speeds | None
+) -> tuple[Estimate, Schedule | None]:
+    """How long what is left of the plan takes on one lane of this machine, or of one unseen; and on so many."""
     from fatbench.suite import duration, schedule
 
     timed: list[duration.Timed] = []
@@ -157,7 +171,7 @@ def _time(plan: Plan, store: Store | None, calibrate: bool, gpus: int | None) ->
         print(f"fatbench: measuring for about {CALIBRATION} s", file=sys.stderr)
         data = settings.data_folder()
         timed += calibrating.calibrated(plan, duration.speeds(timed), data, CALIBRATION)
-    known = duration.speeds(timed)
+    known = unseen or duration.speeds(timed)
     time = duration.estimate(plan.unique(), known, left)
     if gpus is None:
         return time, None
@@ -179,6 +193,11 @@ def plan_suite(
     gpus: Annotated[
         int | None, typer.Option("--gpus", min=1, help="How long so many take, each as fast as this machine.")
     ] = None,
+    on: Annotated[
+        str | None, typer.Option("--on", metavar="GPU", help="Time on one that is not here, counted: h200, a100, ...")
+    ] = None,
+    precision: Precision = None,
+    path: PathOption = "loop",
     db: Db = None,
     format: Format = "text",
 ) -> None:
@@ -189,10 +208,19 @@ def plan_suite(
     from fatbench.suite import weights
 
     known_format(format, ("text", "json"))
+    if on is None and (precision is not None or path != "loop"):
+        raise SpecError("--precision and --path are for --on: without it the time is what was measured here")
     plan = plan_of(name, preset, smoke, seeds, where)
+    unseen = None
+    if on is not None:
+        if calibrate:
+            raise SpecError("--on and --calibrate contradict each other: a machine that is not here, and this one")
+        from fatbench.run.unseen import speeds
+
+        unseen = speeds(plan, on, settings.precision(precision), path)
     works = {cell.id: planning.cell_work(cell, plan) for cell in plan.unique()}
     with opened(db) as store:
-        time, many = _time(plan, store, calibrate, gpus)
+        time, many = _time(plan, store, calibrate, gpus, unseen)
     if format == "json":
         cells = []
         for cell in plan.unique():
@@ -205,8 +233,9 @@ def plan_suite(
         ]
         files = [weights.status(found, root) for found in wanted]
         print_json({"suite": plan.suite, "preset": plan.preset, "cells": cells, "weights": files, "time": vars(time),
+                    **({"on": on} if on else {}),
                     **({"schedule": vars(many) if many else None} if gpus else {})})  # fmt: skip
         return
-    show.plan(plan, works, planning.total(works.values()), time)
+    show.plan(plan, works, planning.total(works.values()), time, on)
     if gpus is not None:
-        show.schedule(many)
+        show.schedule(many, on)

@@ -1,5 +1,8 @@
 """Floating-point operations of matrix products and convolutions, counted while code runs: multiply and add are two.
 
+Beside them the kernels that are started. Not every operation starts one: views, empty tensors, and `detach`, by which
+autograd keeps the output of a layer (twice for a ReLU, and only while something counts), do not.
+
 The formulas agree with those of `torch.utils.flop_counter`, whose module imports Triton, and whose mode imports
 TorchDynamo and SymPy: more than a second of every worker's start.
 """
@@ -51,13 +54,22 @@ FORMULAS: dict[Any, Formula] = {
 }
 
 
+NO_KERNEL = {"detach", "empty", "empty_like", "empty_strided", "new_empty"}
+
+
+def starts_a_kernel(func: Any) -> bool:
+    """Whether an operation of the dispatcher is work of the device."""
+    return not (func.is_view or func.overloadpacket.__name__ in NO_KERNEL)
+
+
 class Flops(TorchDispatchMode):
-    """Counts into `total` by `formulas`; an operation without a formula counts nothing."""
+    """Counts into `total` by `formulas`, where an operation without one counts nothing, and `launches`."""
 
     def __init__(self, formulas: Mapping[Any, Formula] = FORMULAS) -> None:
         super().__init__()
         self.formulas = formulas
         self.total = 0
+        self.launches = 0
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -67,4 +79,5 @@ class Flops(TorchDispatchMode):
         result = func(*args, **(kwargs or {}))
         if formula := self.formulas.get(func.overloadpacket):
             self.total += formula(result, *args, **(kwargs or {}))
+        self.launches += starts_a_kernel(func)
         return result

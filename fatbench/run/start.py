@@ -27,7 +27,6 @@ from fatbench.suite.cells import Plan, digest
 from fatbench.suite.types import number
 
 EXECUTORS = ("local", "ray", "slurm")
-PATHS = ("reference", "loop", "fast")
 
 
 def jobs_of(plan: Plan) -> list[Job]:
@@ -104,8 +103,7 @@ def run(
     if executor not in EXECUTORS:
         raise SpecError(f"--executor: no executor is named '{executor}'{did_you_mean(executor, EXECUTORS)}")
     settings.precision(precision)
-    if path not in PATHS:
-        raise SpecError(f"--path: expected {', '.join(PATHS)}, got '{path}'{did_you_mean(path, PATHS)}")
+    settings.path(path)
     if path == "fast" and microbatch is not None:
         raise SpecError(f"--path fast and --microbatch {microbatch} contradict each other: more and less at once")
     if together > 1 and path != "fast":
