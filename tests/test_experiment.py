@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -9,9 +10,10 @@ import pytest
 import torch
 
 from fatbench.data import DATASETS, Dataset
-from fatbench.engine.splits import auxiliary_images
+from fatbench.engine.splits import auxiliary_images, split
 from fatbench.errors import MachineError, SpecError
 from fatbench.methods import probes
+from fatbench.methods.partitions import PARTITIONS
 from fatbench.report import artifacts
 from fatbench.run.start import check_data, jobs_of
 from fatbench.run.worker import Machine, artifact_file, work
@@ -127,6 +129,18 @@ def dataset(train: int, test: int, seed: int = 0, side: int = 4) -> Dataset:
     return Dataset(images[:train], labels[:train], images[train:], labels[train:], 2, None, None, "made", None, "")
 
 
+def test_images_after_the_first():
+    """10 images: cells with `train: 5` and `train_from: 5` share none; of 2..6 one is held out, and no other is."""
+    own, deal = dataset(10, 5), partial(PARTITIONS["iid"], clients=2)
+    first, second = split(own, 0, deal, 5), split(own, 0, deal, None, train_from=5)
+    assert (first.train.tolist(), second.train.tolist()) == ([0, 1, 2, 3, 4], [5, 6, 7, 8, 9])
+    assert [len(shard) for shard in second.shards] == [2, 2]
+    assert np.concatenate(second.shards).max() < 5  # positions in `train`
+    held = split(own, 0, deal, 5, validation=1, train_from=2)
+    assert sorted([*held.train, *held.validation]) == [2, 3, 4, 5, 6] and len(held.validation) == 1
+    assert np.array_equal(auxiliary_images(own, own, 3, None, train_from=2), own.train_images[5:])
+
+
 def test_auxiliary_images():
     """Of the clients' own data set those that no client has; of another one the first; never one of the test set."""
     own, other = dataset(10, 5), dataset(8, 2, seed=1)
@@ -166,6 +180,9 @@ def test_missing_weights_are_refused_before_anything_runs(cell, tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
+        ({"train": 1400, "train_from": 43}, "train_from: 1400 images asked for after the first 43, digits has 1442"),
+        ({"train_from": 1442}, "train_from: no image is left after the first 1442, digits has 1442"),
+        ({"train_from": 1441}, "partition: 3 clients, but only 1 training images"),
         ({"model": {"name": "vit", "patch": 5}, "size": 32}, "patches of 5x5 do not tile images of 32x32"),
         ({"model": {"name": "vit", "patch": 4, "dim": 50}}, "dim: 50 is not a multiple of its 6 attention heads"),
         ({"model": {"name": "vit", "patch": 4, "depth": 6}, "probe": "svcca"}, "block 9 of a model with 6 blocks"),

@@ -13,9 +13,11 @@ import torch
 
 from fatbench.cli import app as cli
 from fatbench.data import disk
+from fatbench.engine.randomness import forked
 from fatbench.errors import MachineError, SpecError
 from fatbench.models import MODELS
 from fatbench.models.pretrained import of_tensors
+from fatbench.run.checkpoints import save_model
 from fatbench.run.start import check_data
 from fatbench.run.worker import Job, Machine, work
 from fatbench.store.stages import Store
@@ -140,6 +142,22 @@ def test_what_was_used_is_in_the_provenance(tmp_path: Path) -> None:
     with Store.open(machine.db, create=True) as store:
         assert work(job, machine, store) == "done"
         assert store.runs([job.cell])[0]["weights"] == {"source": "vit.pth", "digest": digest}
+
+
+def test_a_cell_begins_where_a_cell_of_ours_ended(tmp_path: Path) -> None:
+    """The model file of a run: backbone and classifier of a CLS head; another head starts as without."""
+    with forked(1, "model"):
+        donor = MODELS["vit"]((1, 8, 8), 10, **VIT)
+    file = tmp_path / "model-000003.safetensors"
+    save_model(file, donor.state_dict(), {}, cell="a", round="3", classes="10")
+    taken = MODELS["vit"]((1, 8, 8), 10, **VIT, weights=str(file)).state_dict()
+    assert all(torch.equal(taken[name], value) for name, value in donor.state_dict().items())
+    with forked(2, "model"):
+        fresh = MODELS["vit"]((1, 8, 8), 10, **VIT, head="vis").state_dict()
+    with forked(2, "model"):
+        begun = MODELS["vit"]((1, 8, 8), 10, **VIT, head="vis", weights=str(file)).state_dict()
+    for name, value in begun.items():
+        assert torch.equal(value, (fresh if name.startswith("head.") else donor.state_dict())[name])
 
 
 def test_the_digest_of_tensors_is_of_their_names_shapes_and_contents() -> None:

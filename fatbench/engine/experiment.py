@@ -31,6 +31,7 @@ def experiment(
     model: Model,
     protocol: Protocol,
     train: Count | None = None,
+    train_from: Natural = 0,
     test: Count | None = None,
     validation: Natural = 0,
     client_holdout: Probability = 0.0,
@@ -47,7 +48,8 @@ def experiment(
 ) -> Iterator[tuple[Round, list[Number]]]:
     """Train a cell from `state` on: each round with its numbers. Diverged: a training loss is not finite.
 
-    train, test: only the first N images; validation: N training images held out for the checkpoint best-val;
+    train, test: only the first N images; train_from: of the training images only those after the first N, so that
+    cells need not share images; validation: N training images held out for the checkpoint best-val;
     client_holdout: share of each client's examples held out for per-client accuracy; monitor: the attack run on the
     first `monitor_n` test (and validation) images every `monitor_every` rounds; size: side in pixels to resize images
     to, on the device, before augmentation and attacks; augment: what training does to a batch; auxiliary: a data set

@@ -53,6 +53,7 @@ def setup(
     partition: Callable[..., Any],
     model: Callable[..., Any],
     train: int | None = None,
+    train_from: int = 0,
     test: int | None = None,
     validation: int = 0,
     client_holdout: float = 0.0,
@@ -70,7 +71,7 @@ def setup(
     if place.device.type == "cpu":
         memory.keep()
     dataset = data(place.data)
-    chosen = split(dataset, seed, partition, train, validation, client_holdout)
+    chosen = split(dataset, seed, partition, train, validation, client_holdout, train_from)
 
     def tensors(part: str, images: Any, labels: Any, indices: Any) -> tuple[Tensor, Tensor]:
         def make() -> tuple[Tensor, Tensor]:
@@ -79,7 +80,7 @@ def setup(
 
         if place.together is None:
             return make()
-        return place.together.shared((dataset.fingerprint, part, train, test, validation), make)
+        return place.together.shared((dataset.fingerprint, part, train, train_from, test, validation), make)
 
     def on_device(shards: list[Any]) -> list[Tensor]:
         return [torch.from_numpy(shard).to(place.device, torch.int64) for shard in shards]
@@ -91,7 +92,7 @@ def setup(
     unlabelled = None
     if auxiliary is not None:
         other = dataset if _same(auxiliary, data) else auxiliary(place.data)
-        unlabelled = torch.from_numpy(auxiliary_images(dataset, other, train, auxiliary_n)).to(place.device)
+        unlabelled = torch.from_numpy(auxiliary_images(dataset, other, train, auxiliary_n, train_from)).to(place.device)
     problem = Problem(
         network, images, labels, on_device(chosen.shards), dataset.classes, seed, place.device, place.precision,
         place.path, size, augment, unlabelled, place.together.train_cohort if place.together else None,

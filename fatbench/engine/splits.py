@@ -33,14 +33,15 @@ def split(
     train: int | None = None,
     validation: int = 0,
     client_holdout: float = 0.0,
+    train_from: int = 0,
 ) -> Split:
-    """Take the first `train` images, hold `validation` of them out, deal the rest to clients.
+    """Take the first `train` images after `train_from`, hold `validation` of them out, deal the rest to clients.
 
     The validation images are the same for every seed and method of a data set; the partition depends on the seed.
     ValueError: the partition cannot be made of these labels, or leaves a client without examples.
     """
-    labels = dataset.train_labels[:train]
-    writers = None if dataset.writers is None else dataset.writers[:train]
+    labels = dataset.train_labels[train_from:][:train]
+    writers = None if dataset.writers is None else dataset.writers[train_from:][:train]
     order = numpy_generator(0, "validation", len(labels)).permutation(len(labels))
     rest = order[validation:]
     rest.sort()
@@ -53,16 +54,19 @@ def split(
         held.append(shuffled[:cut])
     if empty := [k for k, shard in enumerate(kept) if len(shard) == 0]:
         raise ValueError(f"partition: clients {empty} have no training example")
-    return Split(rest, order[:validation], kept, held)
+    return Split(rest + train_from, order[:validation] + train_from, kept, held)
 
 
-def auxiliary_images(dataset: Dataset, other: Dataset, train: int | None, n: int | None) -> NDArray[uint8]:
+def auxiliary_images(
+    dataset: Dataset, other: Dataset, train: int | None, n: int | None, train_from: int = 0
+) -> NDArray[uint8]:
     """The first n unlabelled images (n, C, H, W) for the server: `other`'s training images.
 
-    Of the cell's own data set only those after the first `train`, which no client has. SpecError: none is left, another
+    Of the cell's own data set only those after the `train` images of the clients. SpecError: none is left, another
     shape, or an image of the test set among them.
     """
-    images = other.train_images[train if other is dataset else 0 :][:n] if train or other is not dataset else None
+    after = 0 if other is not dataset else train_from + train if train else None
+    images = None if after is None else other.train_images[after:][:n]
     if images is None or not len(images):
         raise SpecError("auxiliary: all training images are the clients'; set 'train' or name another data set")
     if images.shape[1:] != dataset.shape:

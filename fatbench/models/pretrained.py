@@ -3,7 +3,8 @@
     load_pretrained("vit", model, "timm", "vit_small_patch16_224", position="pos_embed")
     load_pretrained("t2t", model, "81.5_T2T_ViT_14.pth.tar", None, position="pos_embed")
 
-A published state has the names of the backbone's own tensors and a classifier called `head`.
+A published state has the names of the backbone's own tensors and a classifier called `head`. The model file of a run
+of ours (`model-000015.safetensors`) is read too, so that a suite's cells can begin where another suite's cell ended.
 """
 
 from __future__ import annotations
@@ -126,7 +127,7 @@ def from_file(name: str, path: Path) -> dict[str, Tensor]:
         raise MachineError(f"{name}: weights: no file {path}")
     try:
         if path.suffix == ".safetensors":
-            return load_file(path)
+            return {published_name(key): value for key, value in load_file(path).items()}
         with torch.serialization.safe_globals([argparse.Namespace]):  # training scripts store their arguments, too
             stored: Any = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # torch and pickle promise no list of what a damaged file raises
@@ -138,6 +139,11 @@ def from_file(name: str, path: Path) -> dict[str, Tensor]:
     if not (isinstance(stored, Mapping) and stored and all(isinstance(value, Tensor) for value in stored.values())):
         raise MachineError(f"{name}: weights: {path} holds no state of named tensors")
     return {str(key).removeprefix("module."): value for key, value in stored.items()}
+
+
+def published_name(key: str) -> str:
+    """A tensor's name in a published state: a model of ours keeps it in `backbone`, its classifier in `head.fc`."""
+    return f"head.{key.removeprefix('head.fc.')}" if key.startswith("head.fc.") else key.removeprefix("backbone.")
 
 
 def first_line(error: Exception) -> str:

@@ -211,7 +211,7 @@ def check_data(jobs: Sequence[Job], root: Path) -> None:
         if found is not None and (row := weights.status(found, root))["state"] != "complete":
             how = f" (fatbench data prepare {text})" if text in weights.WEIGHTS else ""
             raise MachineError(f"model: weights: {text}: {row['message']}{how}")
-    keys = ("data", "partition", "seed", "train", "validation", "client_holdout")
+    keys = ("data", "partition", "seed", "train", "train_from", "validation", "client_holdout")
     splits = {digest([job.spec[key] for key in keys]): job for job in jobs}
     datasets: dict[str, Any] = {}
     for job in {digest([job.spec.get(key) for key in AUXILIARY]): job for job in jobs}.values():
@@ -227,7 +227,7 @@ def check_data(jobs: Sequence[Job], root: Path) -> None:
             raise SpecError(f"cell {job.cell}: partition: {str(error).removeprefix('partition: ')}") from None
 
 
-AUXILIARY = ("data", "train", "auxiliary", "auxiliary_n")
+AUXILIARY = ("data", "train", "train_from", "auxiliary", "auxiliary_n")
 
 
 def _check_auxiliary(job: Job, root: Path) -> None:
@@ -239,7 +239,7 @@ def _check_auxiliary(job: Job, root: Path) -> None:
     own = signatures.build("Data", job.spec["data"])(root)
     other = own if job.spec["auxiliary"] == job.spec["data"] else signatures.build("Data", job.spec["auxiliary"])(root)
     try:
-        auxiliary_images(own, other, job.spec["train"], job.spec["auxiliary_n"])
+        auxiliary_images(own, other, job.spec["train"], job.spec["auxiliary_n"], job.spec["train_from"])
     except SpecError as error:
         raise SpecError(f"cell {job.cell}: {error}") from None
 

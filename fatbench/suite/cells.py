@@ -141,7 +141,10 @@ def _fits_its_data(spec: Mapping[str, Any], place: str) -> None:
     for key, have in (("train", data.train), ("test", data.test)):
         if not data.about and spec[key] and have and spec[key] > have:
             raise SpecError(f"{place}: {key}: {spec[key]} images asked for, {name} has {have}")
-    total = spec["train"] or data.train
+    if not data.about and data.train and spec["train_from"] + (spec["train"] or 1) > data.train:
+        asked = f"{spec['train']} images asked for after" if spec["train"] else "no image is left after"
+        raise SpecError(f"{place}: train_from: {asked} the first {spec['train_from']}, {name} has {data.train}")
+    total = facts.training_images(spec)
     if total and spec["validation"] >= total:
         raise SpecError(f"{place}: validation: {spec['validation']} held-out images of {total} leave none to train on")
     clients = spec["partition"].get("clients")

@@ -48,8 +48,7 @@ def passes(protocol: Mapping[str, Any]) -> tuple[float, float]:
 
 def training(spec: Mapping[str, Any]) -> Work | None:
     """The work of a cell's training, its monitoring included. None: the data set's size is unknown."""
-    data = facts.of_data(spec["data"])
-    total = spec["train"] or data.train
+    total = facts.training_images(spec)
     if not total:
         return None
     protocol = spec["protocol"]

@@ -67,11 +67,17 @@ def cohort(spec: Mapping[str, Any]) -> int:
     return max(1, int(float(number(spec["protocol"].get("participation", 1.0))) * clients + 1e-9))
 
 
+def training_images(cell: Mapping[str, Any]) -> int | None:
+    """How many training images a canonical cell takes of its data set. None: only the files know."""
+    have = of_data(cell["data"]).train
+    return cell["train"] or (have - cell["train_from"] if have else None)
+
+
 def of_cell(cell: Mapping[str, Any]) -> dict[str, Any]:
     """The facts of a canonical cell by their names in an expression; UNKNOWN where only the files know."""
     data = of_data(cell["data"])
     clients = cell["partition"].get("clients")
-    total = cell["train"] or data.train
+    total = training_images(cell)
     known = {
         "clients": clients,
         "cohort": cohort(cell) if clients else None,
