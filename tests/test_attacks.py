@@ -27,8 +27,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from fatbench import __version__
 from fatbench.engine.fast.draws import Streams
 from fatbench.errors import SpecError
-from fatbench.methods import attacks
-from fatbench.methods.attacks import ATTACKS, implementation
+from fatbench.methods import attacks, packages
+from fatbench.methods.attacks import ATTACKS
+from fatbench.methods.packages import implementation
 from fatbench.suite import formulas, signatures
 
 torch.set_num_threads(1)
@@ -330,7 +331,7 @@ def test_any_takes_float32_for_the_judge(name: str) -> None:
 
 def test_any_refuses_several_clients() -> None:
     several = Streams([generator(0), generator(1)])
-    with pytest.raises(attacks.AttackError, match="no batch may hold several clients"):
+    with pytest.raises(packages.AttackError, match="no batch may hold several clients"):
         attacks.pgd(conv(), *batch(4), several, eps=0.1, step=0.1, steps=1, verdict="any")
 
 
@@ -608,7 +609,7 @@ def test_autoattack_is_the_package_called_directly() -> None:
     """The same seed into pyautoattack itself: the same images, and some of them successful, some not."""
     model, x = flat(5), torch.rand(8, 1, 2, 2, generator=generator())
     y = model(x).argmax(1)
-    x_adv = attacks.autoattack(model, x, y, generator(3), eps=0.05)
+    x_adv = packages.autoattack(model, x, y, generator(3), eps=0.05)
     assert all(weight.grad is None for weight in model.parameters())
     seed = int(torch.randint(2**31, (1,), generator=generator(3)))
     adversary = pyautoattack.AutoAttack(model, norm="Linf", eps=0.05, seed=seed, version="standard")
@@ -625,7 +626,7 @@ def test_other_versions_of_autoattack_are_the_packages(version: str) -> None:
     """Norm and version reach the package: its own call gives the same images, in float32 and where all is repeated."""
     model, x = wide(5), torch.rand(2, 1, 6, 6, generator=generator())
     y = model(x).argmax(1)
-    x_adv = attacks.autoattack(model, x, y, generator(3), eps=0.3, version=version, norm="L2")  # type: ignore[arg-type]
+    x_adv = packages.autoattack(model, x, y, generator(3), eps=0.3, version=version, norm="L2")  # type: ignore[arg-type]
     seed = int(torch.randint(2**31, (1,), generator=generator(3)))
     adversary = pyautoattack.AutoAttack(model, norm="L2", eps=0.3, seed=seed, version=version)
     adversary.apgd_targeted.n_target_classes = adversary.fab.n_target_classes = 4
@@ -635,7 +636,7 @@ def test_other_versions_of_autoattack_are_the_packages(version: str) -> None:
     assert (predicted != y).sum() > 0
     assert (x_adv - x).flatten(1).norm(dim=1).max() <= 0.3 + 1e-5
     with torch.autocast("cpu", torch.bfloat16):
-        blind = attacks.autoattack(HalfBlind(model).eval(), x, y, generator(3), eps=0.3, version=version, norm="L2")  # type: ignore[arg-type]
+        blind = packages.autoattack(HalfBlind(model).eval(), x, y, generator(3), eps=0.3, version=version, norm="L2")  # type: ignore[arg-type]
     assert torch.equal(blind, expected)
 
 
@@ -654,11 +655,11 @@ def test_autoattack_in_half_precision_counts_what_float_confirms() -> None:
     """
     model, x = flat(5), torch.rand(8, 1, 2, 2, generator=generator())
     y = model(x).argmax(1)
-    expected = attacks.autoattack(model, x, y, generator(3), eps=0.05)
+    expected = packages.autoattack(model, x, y, generator(3), eps=0.05)
     broken = model(expected).argmax(1) != y
     with torch.autocast("cpu", torch.bfloat16):
-        x_adv = attacks.autoattack(model, x, y, generator(3), eps=0.05)
-        blind = attacks.autoattack(HalfBlind(model).eval(), x, y, generator(3), eps=0.05)
+        x_adv = packages.autoattack(model, x, y, generator(3), eps=0.05)
+        blind = packages.autoattack(HalfBlind(model).eval(), x, y, generator(3), eps=0.05)
     assert torch.equal(model(x_adv).argmax(1) != y, broken)
     assert torch.equal(x_adv[~broken], x[~broken])
     assert torch.equal(blind, expected)
@@ -673,7 +674,7 @@ def test_autoattack_standard_is_the_published_one(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(package, "run_standard_evaluation", spy)
     x = torch.rand(1, 1, 2, 2, generator=generator())
     for classes in (10, 100, 6, 4):
-        attacks.autoattack(flat(classes), x, torch.tensor([0]), generator(), eps=1.0)
+        packages.autoattack(flat(classes), x, torch.tensor([0]), generator(), eps=1.0)
     for adversary, targets in zip(seen, (9, 9, 5, 3), strict=True):
         assert adversary.attacks_to_run == ["apgd-ce", "apgd-t", "fab-t", "square"]
         assert adversary.norm == "Linf" and adversary.epsilon == 1.0
@@ -700,13 +701,13 @@ def test_autoattack_costs_what_its_docstring_says_at_most(version: str) -> None:
 @pytest.mark.parametrize("classes", [2, 3])
 def test_autoattack_refuses_fewer_than_four_classes(classes: int) -> None:
     message = rf"AutoAttack needs at least 4 classes \(targeted DLR loss\), the model has {classes}"
-    with pytest.raises(attacks.AttackError, match=message):
-        attacks.autoattack(flat(classes), torch.rand(1, 1, 2, 2), torch.tensor([0]), generator(), eps=0.1)
+    with pytest.raises(packages.AttackError, match=message):
+        packages.autoattack(flat(classes), torch.rand(1, 1, 2, 2), torch.tensor([0]), generator(), eps=0.1)
 
 
 def test_an_attack_error_is_a_mistake_of_the_caller() -> None:
     """The command line shows its message alone and returns 2; other code may catch it as a ValueError."""
-    assert issubclass(attacks.AttackError, ValueError) and attacks.AttackError("").exit_code == 2
+    assert issubclass(packages.AttackError, ValueError) and packages.AttackError("").exit_code == 2
 
 
 def test_autoattack_leaves_tracing_and_logging_as_they_were() -> None:
@@ -722,7 +723,7 @@ def test_autoattack_leaves_tracing_and_logging_as_they_were() -> None:
         sys.settrace(trace)
         model = nn.Sequential(flat(4), nn.Softmax(1)).eval()  # the package warns of probabilities
         x = torch.rand(2, 1, 2, 2, generator=generator())
-        attacks.autoattack(model, x, torch.tensor([0, 1]), generator(), eps=1.0)
+        packages.autoattack(model, x, torch.tensor([0, 1]), generator(), eps=1.0)
         assert sys.gettrace() is trace
     finally:
         sys.settrace(outer)
@@ -748,7 +749,7 @@ def test_the_authors_own_package_is_used_where_it_is_installed(
     monkeypatch.syspath_prepend(tmp_path)
     x = torch.rand(2, 1, 2, 2)
     try:
-        x_adv = attacks.autoattack(flat(4), x, torch.tensor([0, 1]), generator(), eps=0.1)
+        x_adv = packages.autoattack(flat(4), x, torch.tensor([0, 1]), generator(), eps=0.1)
         assert torch.equal(x_adv, (x + 0.1).clamp(0, 1))
         assert implementation("autoattack") == "autoattack (version unknown)"
     finally:
@@ -765,7 +766,7 @@ def test_the_authors_own_package_is_used_where_it_is_installed(
 
 def test_torchattacks_by_name_is_the_package_called_directly() -> None:
     model, (x, y) = conv(), batch(8)
-    x_adv = attacks.torchattacks(model, x, y, generator(), attack="MIFGSM", eps=0.03, alpha=0.01, steps=4)
+    x_adv = packages.torchattacks(model, x, y, generator(), attack="MIFGSM", eps=0.03, alpha=0.01, steps=4)
     assert torch.equal(x_adv, torchattacks.MIFGSM(model, eps=0.03, alpha=0.01, steps=4)(x, y))
 
 
@@ -775,7 +776,7 @@ def test_torchattacks_with_a_seed_of_its_own_takes_the_generators() -> None:
     y = model(x).argmax(1)
 
     def square(draw: int, **settings: int) -> Tensor:
-        return attacks.torchattacks(model, x, y, generator(draw), attack="Square", eps=0.5, n_queries=9, **settings)
+        return packages.torchattacks(model, x, y, generator(draw), attack="Square", eps=0.5, n_queries=9, **settings)
 
     assert torch.equal(square(1), square(1))
     assert not torch.equal(square(1), square(2))
@@ -786,7 +787,7 @@ def test_torchattacks_works_for_a_model_without_weights(capfd: pytest.CaptureFix
     """The package prints that it failed to set the device; here it does not."""
     model = nn.Flatten().eval()
     x = pixels(0.5, 0.25)
-    x_adv = attacks.torchattacks(model, x, torch.tensor([0]), generator(), attack="FGSM", eps=0.1)
+    x_adv = packages.torchattacks(model, x, torch.tensor([0]), generator(), attack="FGSM", eps=0.1)
     assert torch.allclose(x_adv, pixels(0.4, 0.35))
     assert capfd.readouterr() == ("", "")
 
@@ -808,20 +809,20 @@ def test_every_attack_of_torchattacks_runs_on_channels_last_images(name: str) ->
     model = conv().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     x, y = batch(3)
     settings = {k: v for k, v in TINY.items() if k in inspect.signature(getattr(torchattacks, name)).parameters}
-    last = attacks.torchattacks(
+    last = packages.torchattacks(
         model, x.contiguous(memory_format=torch.channels_last), y, generator(), attack=name, **settings
     )
     assert last.is_contiguous(memory_format=torch.channels_last)
     assert last.shape == x.shape and last.min() >= -1e-6 and last.max() <= 1 + 1e-6
     if name in ("PGDL2", "DeepFool", "PGD"):
-        plain = attacks.torchattacks(conv(), x, y, generator(), attack=name, **settings)
+        plain = packages.torchattacks(conv(), x, y, generator(), attack=name, **settings)
         assert torch.allclose(last, plain, atol=1e-4) and not torch.equal(last, x)
 
 
 def test_what_torchattacks_raises_is_said_in_one_line() -> None:
     message = "^torchattacks.EADL1 failed: ZeroDivisionError: integer modulo by zero$"
-    with pytest.raises(attacks.AttackError, match=message):
-        attacks.torchattacks(conv(), *batch(2), generator(), attack="EADL1", max_iterations=2)
+    with pytest.raises(packages.AttackError, match=message):
+        packages.torchattacks(conv(), *batch(2), generator(), attack="EADL1", max_iterations=2)
 
 
 @pytest.mark.parametrize("name", ["FAB", "CW", "DeepFool"])
@@ -830,7 +831,7 @@ def test_an_attack_that_calls_backward_leaves_no_gradient_on_the_weights(name: s
     model, x = flat(5), torch.rand(8, 1, 2, 2, generator=generator())
     y = model(x).argmax(1)
     classes = {"n_classes": 5} if name == "FAB" else {}
-    attacks.torchattacks(model, x, y, generator(), attack=name, steps=2, **classes)
+    packages.torchattacks(model, x, y, generator(), attack=name, steps=2, **classes)
     assert all(weight.grad is None and weight.requires_grad for weight in model.parameters())
 
 
@@ -848,8 +849,8 @@ def test_an_attack_that_calls_backward_leaves_no_gradient_on_the_weights(name: s
     ],
 )
 def test_torchattacks_refuses(attack: str, settings: dict[str, float], message: str) -> None:
-    with pytest.raises(attacks.AttackError, match=message):
-        attacks.torchattacks(conv(), *batch(1), generator(), attack=attack, **settings)
+    with pytest.raises(packages.AttackError, match=message):
+        packages.torchattacks(conv(), *batch(1), generator(), attack=attack, **settings)
 
 
 # --- provenance and the suite's view ------------------------------------------------------------------------------

@@ -6,7 +6,6 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -19,7 +18,6 @@ from fatbench import report
 from fatbench.cli.app import app
 from fatbench.report import flags
 from fatbench.report.statistics import binomial_tail
-from fatbench.run.learn import Look
 from fatbench.run.start import jobs_of
 from fatbench.run.worker import Machine, work
 from fatbench.store import lines
@@ -169,10 +167,8 @@ def test_learn_says_at_which_step(tmp_path: Path) -> None:
 
 
 def test_looking_often_does_not_make_a_cell_learn() -> None:
-    def look(p: float, rounds: int) -> Any:
-        return Look(1, rounds, 1, 0.0, 0.1, 1000, 0.1, p)
-
-    assert look(0.004, 2).learned and not look(0.006, 2).learned and look(0.006, 1).learned
+    assert flags.leaves_chance(0.004, 2) and flags.leaves_chance(0.006, 1)
+    assert not flags.leaves_chance(0.006, 2)
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from fatbench.engine.local import LocalTraining, copied, train_client
 from fatbench.engine.randomness import generator
 from fatbench.engine.rounds import Problem
 from fatbench.errors import MachineError
-from fatbench.methods import attacks
+from fatbench.methods import attacks, packages
 from fatbench.methods.objectives import OBJECTIVES
 from fatbench.run.start import jobs_of
 from fatbench.run.worker import Machine, work
@@ -143,14 +143,14 @@ def test_autoattack_in_tf32_counts_what_float32_confirms(ieee: None, monkeypatch
         model[1].weight.copy_(torch.randn(5, 4, generator=generator(4, "w")))
     x = torch.rand(8, 1, 2, 2, generator=generator(0, "x"))
     y = model(x).argmax(1)
-    expected = attacks.autoattack(model, x, y, generator(0, "a"), eps=0.2)
+    expected = packages.autoattack(model, x, y, generator(0, "a"), eps=0.2)
     broken = model(expected).argmax(1) != y
     assert 0 < broken.sum() < 8
     stages: list[bool] = []
     model.register_forward_hook(lambda *_: stages.append(precision.reduced_to_tf32()))
     with precision.forward(CPU, "tf32"):
-        found = attacks.autoattack(model, x, y, generator(0, "a"), eps=0.2)
-        blind = attacks.autoattack(Blind(model).eval(), x, y, generator(0, "a"), eps=0.2)
+        found = packages.autoattack(model, x, y, generator(0, "a"), eps=0.2)
+        blind = packages.autoattack(Blind(model).eval(), x, y, generator(0, "a"), eps=0.2)
     assert torch.equal(model(found).argmax(1) != y, broken)
     assert torch.equal(blind, expected)
     assert sum(stages) > 0.4 * len(stages)  # confirmations are few

@@ -40,7 +40,7 @@ from fatbench.engine.cohort import train_cohort
 from fatbench.engine.local import LocalTraining, copied, load, pixels
 from fatbench.engine.randomness import forked, generator
 from fatbench.engine.rounds import Problem, Tensors
-from fatbench.methods import attacks, objectives
+from fatbench.methods import attacks, objectives, packages
 
 Lines = list[dict[str, Any]]
 Path_ = Literal["reference", "loop", "fast"]
@@ -321,7 +321,7 @@ def _autoattack(bench: Bench, n: int, goals: dict[str, dict[str, float | None]])
         bench, 16, 32, 797, LocalTraining(epochs=4, batch=32, lr=0.05, momentum=0.9, objective=objectives.standard)
     )
     batch = min(n // 2, 100)
-    attack = functools.partial(attacks.autoattack, eps=16 / 255)  # about a third withstand: the time is theirs
+    attack = functools.partial(packages.autoattack, eps=16 / 255)  # about a third withstand: the time is theirs
     ways = {"package": _as_people(on)} | {name: replace(on, precision=name) for name in goals}  # type: ignore[arg-type]
     seconds: dict[str, list[float]] = {name: [] for name in ways}
     right: dict[str, list[Tensor]] = {name: [] for name in ways}

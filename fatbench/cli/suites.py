@@ -119,6 +119,8 @@ def suite_check(
 
 def _learn(plan: Plan, data: Path, device: str) -> None:
     """Train a plan's first cell round by round and say when it left chance. Exit 1: it did not."""
+    from fatbench.report.flags import leaves_chance
+    from fatbench.report.statistics import binomial_tail
     from fatbench.run.learn import looks
 
     cell = plan.cells[0]
@@ -129,11 +131,14 @@ def _learn(plan: Plan, data: Path, device: str) -> None:
         loss = "" if math.isnan(look.loss) else f"loss {look.loss:.4f}, "
         said = f"natural {100 * look.accuracy:.2f} % of {look.n}"
         print(f"round {look.round} of {look.rounds}, step {look.steps}: {loss}{said}", file=sys.stderr, flush=True)
+        chance = binomial_tail(round(look.accuracy * look.n), look.n, look.chance)
+        if learned := leaves_chance(chance, look.rounds):
+            break
     assert look is not None  # a protocol has a round
     when = f"{look.steps} steps of a client (round {look.round} of {look.rounds})"
     result = f"natural accuracy {100 * look.accuracy:.2f} % of {look.n} images, chance {100 * look.chance:.4g} %"
-    p = "p < 1e-6" if look.p < 1e-6 else f"p = {look.p:.2g}"
-    if look.learned:
+    p = "p < 1e-6" if chance < 1e-6 else f"p = {chance:.2g}"
+    if learned:
         print(f"left chance within {when}: {result}, {p}")
         return
     print(f"did not leave chance within {when}: {result}, {p}")

@@ -102,6 +102,11 @@ def above_chance(accuracy: float, n: int, share: float) -> bool:
     return binomial_tail(right, n, share) < LEVEL
 
 
+def leaves_chance(p: float, looks: int) -> bool:
+    """Whether one of so many looks, with this p, shows a model above chance: Bonferroni's correction."""
+    return p < LEVEL / looks
+
+
 def mark(numbers: Iterable[dict[str, Any]], specs: Mapping[str, Mapping[str, Any]]) -> None:
     """Give every number a list `flags`: an evaluation of a model that is at chance says so."""
     rows = list(numbers)

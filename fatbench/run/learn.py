@@ -1,4 +1,4 @@
-"""`fatbench suite check --learn`: does one cell of a preset leave chance, and when? Nothing is stored."""
+"""The first cell of a plan looked at while it trains, for `fatbench suite check --learn`. Nothing is stored."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from fatbench.report.flags import LEVEL
-from fatbench.report.statistics import binomial_tail
 from fatbench.run.start import check_data, jobs_of
 from fatbench.suite import signatures, weights
 from fatbench.suite.cells import Plan
@@ -27,18 +25,12 @@ class Look:
     accuracy: float  # natural, mean over the clients' models where there is no global one
     n: int
     chance: float  # share of the most frequent class
-    p: float  # one-sided binomial test of the accuracy against chance
-
-    @property
-    def learned(self) -> bool:
-        """Whether the accuracy is above chance, however often one looks: Bonferroni's correction over all rounds."""
-        return self.p < LEVEL / self.rounds
 
 
 def looks(plan: Plan, data: Path, device: str) -> Iterator[Look]:
     """Train the plan's first cell, and look at its natural accuracy after each round.
 
-    It ends after the first round at which the cell has left chance, at a loss that is not finite, or with the training.
+    It ends at a loss that is not finite, or with the training.
     MachineError: data missing or damaged; SpecError: the data cannot be split as the cell says.
     """
     import torch
@@ -64,7 +56,6 @@ def looks(plan: Plan, data: Path, device: str) -> Iterator[Look]:
             for k, model in models_of(result.state.model, result.own).items()
         ]
         value = float(torch.stack(right).double().mean())
-        look = Look(count, rounds, round(steps), loss, value, n, share, binomial_tail(round(value * n), n, share))
-        yield look
-        if look.learned or math.isinf(loss) or (updates and math.isnan(loss)):
+        yield Look(count, rounds, round(steps), loss, value, n, share)
+        if math.isinf(loss) or (updates and math.isnan(loss)):
             return

@@ -313,7 +313,7 @@ def _evaluate(
     Done means done on the model that is here: one trained again elsewhere can differ. Damaged: a model trained here is
     lost or damaged; `again`, after it was trained anew, that is a failure as any other.
     """
-    from fatbench.methods.attacks import implementation
+    from fatbench.methods.packages import implementation
 
     record = store.stages([job.cell])[(job.cell, "train")].record
     rows = store.stages([job.cell])
@@ -388,7 +388,7 @@ def _attack(
 
     from fatbench.engine import microbatch
     from fatbench.engine.accuracy import attacked, models_of, packed, prior_accuracy, unpacked, zero_gradients
-    from fatbench.methods.attacks import implementation
+    from fatbench.methods.packages import implementation
 
     stage = evaluation.stage(round)
     file = folder / model_file(round)

@@ -1,0 +1,298 @@
+"""Attacks of other packages, and what code is behind an attack.
+
+Each is called as those of `fatbench.methods.attacks` are, and keeps their contract: the model and all random states are
+left as they were.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import importlib.metadata
+import importlib.util
+import inspect
+import io
+import logging
+import re
+import sys
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from fatbench import __version__
+from fatbench.engine import precision
+from fatbench.engine.gradients import part_of, predict
+from fatbench.engine.randomness import forked
+from fatbench.errors import SpecError, did_you_mean
+from fatbench.suite import signatures
+from fatbench.suite.types import NonNegative
+
+
+class AttackError(SpecError, ValueError):
+    """An attack that cannot run as it was asked for: unknown to its package, or not on this many classes."""
+
+
+def autoattack(
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    generator: torch.Generator,
+    *,
+    eps: NonNegative,
+    version: Literal["standard", "rand", "plus"] = "standard",
+    norm: Literal["Linf", "L2"] = "Linf",
+) -> Tensor:
+    """AutoAttack: APGD-CE (100 steps), targeted APGD-DLR, targeted FAB (9 classes each), Square (5000 queries).
+
+    That is `version` "standard". "rand" is for models that draw at test time: APGD-CE and APGD-DLR, each gradient a
+    mean over 20 draws. "plus" adds to the standard ones untargeted APGD-DLR and FAB, and gives 5 restarts to those that
+    are not targeted.
+
+    Croce and Hein 2020 (arXiv 2003.01690), by its authors' code: the package `autoattack` where it is installed,
+    else `pyautoattack`; `implementation("autoattack")` says which. A stage attacks only what withstood those before it;
+    an image that is misclassified already, or withstands all stages, comes back unperturbed.
+
+    The targets are the 9 most likely wrong classes, so all of them with 10 classes; the packages fail below 10, where
+    all C - 1 are taken here. AttackError: fewer than 4 classes, where the targeted DLR loss has no value.
+
+    With fewer bits the stages are run by `_in_fewer_bits`, and float32 decides what a success is; without, the
+    package runs them itself. The passes below are at most: those of an image that withstands every stage, in float32
+    and with 10 classes or more (of "plus", with 10: untargeted FAB asks for a gradient of every class).
+
+    Package: autoattack, pyautoattack
+    Forward: 4048 if version == 'rand' else 9788 if version == 'plus' else 7865
+    Backward: 4040 if version == 'rand' else 7819 if version == 'plus' else 1910
+    Refuse if norm == 'Linf' and eps > 1: eps is a part of the pixel range: 8/255, not 8
+    Refuse if classes < 4: AutoAttack's targeted losses need at least 4 classes, {data.name} has {classes}
+    """
+    if eps == 0:
+        return x
+    with _foreign(model, generator, x.device) as (victim, seed):
+        classes = victim(x[:1]).shape[1]
+        if classes < 4:
+            raise AttackError(f"AutoAttack needs at least 4 classes (targeted DLR loss), the model has {classes}")
+        package = "autoattack" if _installed("autoattack") else "pyautoattack"
+        adversary = importlib.import_module(package).AutoAttack(
+            victim, norm=norm, eps=eps, seed=seed, version=version, device=x.device
+        )
+        adversary.verbose = False
+        adversary.apgd_targeted.n_target_classes = adversary.fab.n_target_classes = min(9, classes - 1)
+        evaluate = adversary.run_standard_evaluation
+        # The packages reshape gradients with view(), which a channels_last tensor does not have.
+        images = x.detach().contiguous()
+        if precision.reduced(x.device):
+            x_adv = _in_fewer_bits(adversary, victim, images, y, seed)
+        elif package == "pyautoattack":
+            x_adv, _ = evaluate(images, y, batch_size=len(x))
+        else:
+            x_adv = evaluate(images, y, bs=len(x))
+    return torch.empty_like(x).copy_(x_adv)
+
+
+class _Stage(NamedTuple):
+    """A stage of AutoAttack: an attribute of the package's class, what is set on it, and whether half precision does.
+
+    It does not for FAB: that walks along the boundary, and there bfloat16 does not know on which side it is. TF32, with
+    eight times as many steps between 1 and 2, does.
+    """
+
+    attribute: str
+    settings: dict[str, Any]
+    half: bool
+
+
+STAGES = {
+    "apgd-ce": _Stage("apgd", {"loss": "ce"}, True),
+    "apgd-dlr": _Stage("apgd", {"loss": "dlr"}, True),
+    "apgd-t": _Stage("apgd_targeted", {}, True),
+    "fab": _Stage("fab", {"targeted": False}, False),
+    "fab-t": _Stage("fab", {"targeted": True, "n_restarts": 1}, False),
+    "square": _Stage("square", {}, True),
+}
+
+
+def _in_fewer_bits(adversary: Any, victim: _Logits, x: Tensor, y: Tensor, seed: int) -> Tensor:
+    """The stages of AutoAttack on what is still right in float32; only a success that float32 confirms is one.
+
+    An image that fewer bits take for broken, and float32 does not, is attacked by the same stage in float32: else
+    that stage, which stops at what it takes for a success, would be weaker than the package's.
+    """
+    victim.part = part_of(x, victim.model)
+
+    def bits(fewer: bool) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext() if fewer else precision.ieee(x.device)
+
+    def right(images: Tensor, labels: Tensor, half: bool) -> Tensor:
+        with torch.no_grad(), bits(half):
+            return victim(images).argmax(1) == labels
+
+    x_adv, standing = x.clone(), right(x, y, half=False)
+    for name in adversary.attacks_to_run:
+        attribute, settings, half_too = STAGES[name]
+        stage = getattr(adversary, attribute)
+        for setting, value in {**settings, "seed": seed}.items():
+            setattr(stage, setting, value)
+        places = standing.nonzero().squeeze(1)
+        for half in (True, False) if half_too or not torch.is_autocast_enabled(x.device.type) else (False,):
+            if len(places) == 0:
+                break
+            with bits(half):
+                found = stage.perturb(x[places], y[places])
+            holds = right(found, y[places], half=False)
+            broken = places[~holds]
+            x_adv[broken], standing[broken] = found[~holds], False
+            places = places[holds & ~right(found, y[places], half=True)]
+    return x_adv
+
+
+def torchattacks(
+    model: nn.Module, x: Tensor, y: Tensor, generator: torch.Generator, *, attack: str, **settings: Any
+) -> Tensor:
+    """Any attack of the package torchattacks, by the name of its class, with that class's settings.
+
+    {name: torchattacks, attack: MIFGSM, eps: 8/255, steps: 10}. Those that are not L-infinity attacks (CW, JSMA,
+    OnePixel, ...) leave the ball. A seed the class takes is drawn from the generator unless it is given. AttackError:
+    no such attack or setting; AutoAttack (10 APGD steps instead of 100: use `autoattack`); what the package raises, in
+    one line. The passes are not known.
+
+    Package: torchattacks
+    """
+    with _foreign(model, generator, x.device) as (victim, seed):
+        package = importlib.import_module("torchattacks")
+        if attack == "AutoAttack":
+            raise AttackError(
+                "torchattacks.AutoAttack runs 10 steps of APGD and FAB instead of 100 and gives other numbers than "
+                "AutoAttack; use the attack named 'autoattack'"
+            )
+        known: dict[str, Any] = {
+            name: value
+            for name, value in vars(package).items()
+            if inspect.isclass(value) and issubclass(value, package.attack.Attack)
+        }
+        for name in ("AutoAttack", *package.__wrapper__):  # the wrappers take attacks or data, not images alone
+            known.pop(name, None)
+        if attack in package.__wrapper__:
+            raise AttackError(f"torchattacks.{attack} is made of other attacks or of data, which a suite cannot name")
+        if attack not in known:
+            raise AttackError(f"torchattacks has no attack '{attack}'{did_you_mean(attack, known)}")
+        accepted = [name for name in inspect.signature(known[attack]).parameters if name != "model"]
+        for name in settings:
+            if name not in accepted:
+                raise AttackError(f"torchattacks.{attack} has no setting '{name}'{did_you_mean(name, accepted)}")
+        if "seed" in accepted:
+            settings.setdefault("seed", seed)
+        victim.contiguous = True
+        try:
+            adversary = known[attack](victim, **settings)
+            with torch.enable_grad():
+                x_adv = adversary(x.detach().contiguous(), y)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:
+            said = " ".join(str(error).split()) or "it gives no reason"
+            raise AttackError(f"torchattacks.{attack} failed: {type(error).__name__}: {said}") from error
+    if x_adv.shape != x.shape or not torch.isfinite(x_adv).all():
+        raise AttackError(f"torchattacks.{attack} gave no images: {tuple(x_adv.shape)}, some values are not finite")
+    return torch.empty_like(x).copy_(x_adv.detach())
+
+
+def implementation(name: str) -> str:
+    """The code behind a registered attack, with its version: "fatbench 0.1.0", "pyautoattack 0.2.0", a plugin's file.
+
+    A docstring's line `Package: a, b` says that the code is that package's, the first of them that is installed.
+    SpecError: no attack is named so.
+    """
+    signature = signatures.describe("Attack", name)
+    line = re.search(r"^\s*Package: (.+)$", signature.doc, re.MULTILINE)
+    if line is None:
+        ours = Path(signature.file).resolve().is_relative_to(Path(__file__).resolve().parents[1])
+        return f"fatbench {__version__}" if ours else Path(signature.file).name
+    package = next((name for name in re.split(r",\s*", line[1].strip()) if _installed(name)), line[1])
+    try:
+        return f"{package} {importlib.metadata.version(package)}"
+    except importlib.metadata.PackageNotFoundError:  # imported from a checkout on the path
+        return f"{package} (version unknown)"
+
+
+def _installed(package: str) -> bool:
+    # No origin: a mere folder of that name.
+    found = importlib.util.find_spec(package)
+    return found is not None and found.origin is not None
+
+
+class _Contiguous(torch.autograd.Function):
+    """The identity, whose gradient is contiguous."""
+
+    @staticmethod
+    def forward(context: Any, x: Tensor) -> Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(context: Any, gradient: Tensor) -> Tensor:
+        return gradient.contiguous()
+
+
+class _Logits(nn.Module):
+    """The model as the packages expect one: a module in eval mode whose logits are float32; `part` images at a time.
+
+    On a GPU whose memory does not take the whole batch, activations are computed again when a gradient asks for them.
+    `contiguous`: the gradient by the images is contiguous, whatever the model's layout, for packages that use view().
+    """
+
+    def __init__(self, model: nn.Module):
+        super().__init__()
+        self.model = model
+        self.part: int | None = None
+        self.contiguous = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.contiguous:
+            x = _Contiguous.apply(x)
+        if x.device.type != "cpu" and len(x) > (fits := part_of(x, self.model)):
+            if torch.is_grad_enabled():
+                from torch.utils.checkpoint import checkpoint
+
+                kept = functools.partial(checkpoint, predict, self.model, use_reentrant=False)
+                return torch.cat([kept(part) for part in x.split(fits)])
+            return torch.cat([predict(self.model, part) for part in x.split(fits)])
+        if self.part is None or len(x) <= self.part:
+            return predict(self.model, x)
+        return torch.cat([predict(self.model, part) for part in x.split(self.part)])
+
+
+@contextlib.contextmanager
+def _foreign(model: nn.Module, generator: torch.Generator, device: torch.device) -> Iterator[tuple[_Logits, int]]:
+    """Run another package's attack on `model`: yields the module to hand to it and a seed drawn from the generator.
+
+    Nothing of it is left behind: the global random states, the modes of all modules, which weights require a
+    gradient (FAB calls backward(), which would fill .grad), the tracing function (AutoAttack's check for dynamic
+    defences clears it, and with it a coverage run). It prints, logs and warns nothing.
+    """
+    seed = int(torch.randint(2**31, (1,), generator=generator, device=generator.device))
+    modes = [(module, module.training) for module in model.modules()]
+    weights = [weight for weight in model.parameters() if weight.requires_grad]
+    trace, logger = sys.gettrace(), logging.getLogger("auto-attack")
+    logged = logger.disabled
+    with (
+        forked(seed, "attack", device=device),
+        warnings.catch_warnings(),
+        contextlib.redirect_stdout(io.StringIO()),
+    ):
+        warnings.simplefilter("ignore")
+        try:
+            logger.disabled = True
+            for weight in weights:
+                weight.requires_grad_(False)
+            yield _Logits(model).eval(), seed
+        finally:
+            sys.settrace(trace)
+            logger.disabled = logged
+            for weight in weights:
+                weight.requires_grad_(True)
+            for module, training in modes:
+                module.training = training
