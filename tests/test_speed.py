@@ -13,6 +13,7 @@ from sqlalchemy import event
 from fatbench.cli import show
 from fatbench.errors import SpecError
 from fatbench.run import progress
+from fatbench.store import lines as lines_of_results
 from fatbench.store import timing
 from fatbench.store.stages import Store
 from fatbench.suite import cells, files, formulas, lines, signatures
@@ -269,14 +270,33 @@ def test_how_long_stages_took_is_read_by_cell_and_not_from_all_numbers(store: St
 # --- modules -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("command", [["plan", "suite", "sfat-cifar10", "--smoke"], ["suite", "list"]])
-def test_without_a_database_none_is_imported(command: list[str], tmp_path: Path) -> None:
+def imported(folder: Path, *command: str) -> set[str]:
+    """The packages that a command imports in a process of its own; "garbage", where it looks for some often."""
     code = (
-        "import sys\nfrom fatbench.cli.app import main\nsys.argv = ['fatbench', *sys.argv[1:]]\n"
+        "import gc, sys\nfrom fatbench.cli.app import main\nsys.argv = ['fatbench', *sys.argv[1:]]\n"
         "try: main()\nexcept SystemExit: pass\n"
-        "print([m for m in ('torch', 'sqlalchemy', 'alembic') if m in sys.modules], file=sys.stderr)"
+        "print(*{name.partition('.')[0] for name in sys.modules}, 'garbage' * any(one['collections'] > 50 for one in "
+        "gc.get_stats()), file=sys.stderr)"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code, *command], cwd=tmp_path, capture_output=True, text=True, check=True
+        [sys.executable, "-c", code, *command], cwd=folder, capture_output=True, text=True, check=True
     )
-    assert done.stderr == "[]\n"
+    assert done.stdout
+    return set(done.stderr.split())
+
+
+@pytest.mark.parametrize("command", [["plan", "suite", "sfat-cifar10", "--smoke"], ["suite", "list"]])
+def test_without_a_database_none_is_imported(command: list[str], tmp_path: Path) -> None:
+    assert not imported(tmp_path, *command) & {"torch", "sqlalchemy", "alembic", "numpy", "garbage"}
+
+
+@pytest.mark.parametrize("command", ["status", "report"])
+def test_a_table_needs_no_library_of_numbers(command: str, tmp_path: Path) -> None:
+    """Half a second of CPU: most of it is SQLAlchemy's import, and nothing else of that size may come beside it."""
+    with Store.open(str(tmp_path / "fatbench.db"), create=True) as store:
+        lines_of_results.import_(store, SUITES.parent / "results/sfat-fashion-cpu.jsonl")
+    heavy = {"torch", "alembic", "numpy", "pandas", "scipy", "statsmodels", "jinja2", "altair", "garbage"}
+    if command == "report":
+        heavy |= {"rich", "tabulate", "wcwidth"}
+    found = imported(tmp_path, command, "sfat-fashion", "--preset", "cpu", "--db", "fatbench.db")
+    assert "sqlalchemy" in found and not found & heavy

@@ -20,8 +20,6 @@ def escape(words: str) -> str:
 
 
 def _grid(grid: Grid) -> str:
-    from tabulate import tabulate
-
     heads = [escape(axis) for axis in grid.axes]
     for group in grid.groups:
         heads += [escape(f"{group.label}: {c.heading}" if group.label else c.heading) for c in grid.columns]
@@ -31,14 +29,28 @@ def _grid(grid: Grid) -> str:
         for group_values in row.values:
             cells += [_cell(value, column) for value, column in zip(group_values, grid.columns, strict=True)]
         rows.append(cells)
-    align = ["left"] * len(grid.axes) + ["right"] * (len(heads) - len(grid.axes))
-    table = tabulate(rows, heads, tablefmt="pipe", colalign=align if rows else None, disable_numparse=True)
+    table = _table(heads, rows, len(grid.axes))
     lines = [f"### {escape(f'{grid.id}: {grid.title}')}", "", table, ""]
     if grid.label:
         lines[1:1] = ["", f"**{escape(grid.label)}**"]
     lines += [f"- *{escape(what)}*: {escape(note)}" for what, note in grid.notes]
     lines += [f"- {mark} {escape(note)}" for mark, note in grid.footnotes]
     return "\n".join(lines) + "\n"
+
+
+def _table(heads: Sequence[str], rows: Sequence[Sequence[str]], left: int) -> str:
+    """A pipe table that is aligned as text too: the first `left` columns to the left, the others to the right."""
+    widths = [max(len(head) + 2, *(len(row[i]) for row in rows), 0) for i, head in enumerate(heads)]
+
+    def line(cells: Sequence[str]) -> str:
+        aligned = [
+            f"{cell:{'<' if i < left else '>'}{width}}"
+            for i, (cell, width) in enumerate(zip(cells, widths, strict=True))
+        ]
+        return f"| {' | '.join(aligned)} |"
+
+    rule = [f":{'-' * (width + 1)}" if i < left else f"{'-' * (width + 1)}:" for i, width in enumerate(widths)]
+    return "\n".join([line(heads), f"|{'|'.join(rule)}|", *map(line, rows)])
 
 
 def _cell(value: Value, column: Column) -> str:
