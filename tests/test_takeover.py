@@ -152,6 +152,23 @@ def test_a_claim_between_two_looks_at_the_database(first, jobs, machine, monkeyp
                 connection.execute(STAGES.update().values(status="interrupted"))
 
 
+@pytest.mark.parametrize("before", ["interrupted", "failed"])
+def test_a_cell_that_another_process_claims_first_is_waited_for(before, jobs, machine, monkeypatch) -> None:
+    """It was free when we looked. What had failed has failed: nobody claims it."""
+    with Store.open(machine.db) as store:
+        store.add_cell(jobs[0].cell, jobs[0].spec)
+        run = store.claim(jobs[0].cell, "train", suite="crew", total=4, provenance={})
+        store.fail(run, "it diverged") if before == "failed" else store.release(run)
+        real = Store.claim
+
+        def second(self: Store, *arguments: object, **options: object) -> int | None:
+            real(self, *arguments, **{**options, "provenance": {"host": "elsewhere", "pid": 7}})
+            return real(self, *arguments, **options)
+
+        monkeypatch.setattr(Store, "claim", second)
+        assert work(jobs[0], machine, store) == ("elsewhere" if before == "interrupted" else "failed")
+
+
 def test_a_worker_that_died_does_not_end_the_run_that_writes_to_it() -> None:
     """The command line leaves SIGPIPE as it is, so that a command ends with its reader; not while cells are run."""
     reader, writer = os.pipe()

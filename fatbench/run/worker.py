@@ -154,7 +154,8 @@ def _train(job: Job, machine: Machine, store: Store, folder: Path, notify: Any, 
     rounds = int(job.spec["protocol"]["rounds"])
     run = _claim(job, "train", machine, store, rounds, fresh=other is not None)
     if run is None:
-        return "elsewhere" if row is None or row.status == "running" else "failed"
+        # also where it was free when we looked, and another process was quicker to claim it
+        return "failed" if row is not None and row.status == "failed" else "elsewhere"
     try:
         with _renewing(machine, run):
             return sparing(
