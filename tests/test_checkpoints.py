@@ -6,6 +6,7 @@ import errno
 import hashlib
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -23,7 +24,7 @@ from fatbench.run import checkpoints
 from fatbench.run.checkpoints import Damaged, flatten, load_model, load_state, save_model, save_state, unflatten
 from fatbench.run.start import jobs_of
 from fatbench.run.worker import Job, Machine, work
-from fatbench.store import lines
+from fatbench.store import keeping, lines
 from fatbench.store.schema import STAGES
 from fatbench.store.stages import Store, dumps
 from fatbench.suite import cells, files
@@ -423,7 +424,7 @@ def test_a_disk_that_damages_every_model_ends_in_a_failure_that_can_be_tried_aga
 
 
 def test_imported_results_are_not_trained_again(job, undisturbed, tmp_path) -> None:
-    """Their models were never here: an attack added later says so, and the numbers stay."""
+    """Their models were never here: an attack added later says so, and the numbers stay. It says what to do, too."""
     place = machine(tmp_path)
     with Store.open(undisturbed.db) as store:
         lines.export(store, tmp_path / "results.jsonl")
@@ -434,8 +435,13 @@ def test_imported_results_are_not_trained_again(job, undisturbed, tmp_path) -> N
         assert "sha256" not in store.stages([job.cell])[job.cell, "train"].record
         assert run(more, place) == ("failed", [])
         errors = [row.error for row in store.stages([job.cell]).values() if row.error]
-    assert errors and all("is not here" in error and "imported" in error for error in errors)
-    assert numbers(place) == numbers(undisturbed)
+        assert numbers(place) == numbers(undisturbed)
+        assert errors and all("is not here" in error and "imported" in error for error in errors)
+        assert run(more, replace(place, retry_failed=True)) == ("failed", [])
+        (said,) = {line for error in errors for line in re.findall(r"fatbench forget (\w+), then run", error)}
+        keeping.forget(store, said)
+    assert run(more, place) == ("done", ROUNDS)
+    assert {*numbers(undisturbed)} < {*numbers(place)}
 
 
 def test_what_a_round_kept_for_the_report_is_not_worth_a_training(job, undisturbed, tmp_path, monkeypatch) -> None:

@@ -11,6 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fatbench.engine.memory import out_of_memory
+
 log = logging.getLogger("fatbench")
 
 Loss = Callable[[Tensor, Tensor], Tensor]  # of logits (B, classes) and labels (B,), or what else: a scalar to ascend
@@ -67,8 +69,8 @@ def in_parts(
     if part is None or len(x) <= min(part, _FITS.get(model, {}).get(x.shape[1:], part)):
         try:
             return function(*batch)
-        except torch.OutOfMemoryError:
-            if part is None or len(x) == 1:
+        except Exception as error:
+            if part is None or len(x) == 1 or not out_of_memory(error):
                 raise
         # outside the handler, whose traceback holds what filled the memory
         _FITS.setdefault(model, {})[x.shape[1:]] = len(x) // 2

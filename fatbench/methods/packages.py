@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from fatbench import __version__
 from fatbench.engine import precision
 from fatbench.engine.gradients import part_of, predict
+from fatbench.engine.memory import out_of_memory
 from fatbench.engine.randomness import forked
 from fatbench.errors import SpecError, did_you_mean
 from fatbench.suite import signatures
@@ -191,9 +192,9 @@ def torchattacks(
             adversary = known[attack](victim, **settings)
             with torch.enable_grad():
                 x_adv = adversary(x.detach().contiguous(), y)
-        except torch.OutOfMemoryError:
-            raise
         except Exception as error:
+            if out_of_memory(error):
+                raise
             said = " ".join(str(error).split()) or "it gives no reason"
             raise AttackError(f"torchattacks.{attack} failed: {type(error).__name__}: {said}") from error
     if x_adv.shape != x.shape or not torch.isfinite(x_adv).all():

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from fatbench.engine.memory import out_of_memory
 from fatbench.errors import FatbenchError
 
 if TYPE_CHECKING:
@@ -23,20 +24,13 @@ class OutOfMemory(FatbenchError):
     exit_code = 1
 
 
-def out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that memory of the host or of a device was not enough."""
-    if isinstance(error, MemoryError):
-        return True
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(error, torch.OutOfMemoryError):
-        return True
-    return isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)  # torch's word for the host's
-
-
 def sparing(
     do: Callable[[Machine], Outcome], machine: Machine, batch: int, describe: Callable[[Mapping[str, Any]], None]
 ) -> Outcome:
     """`do`, and where memory was not enough once more with a quarter of the images in the network at once.
+
+    An attack of ours halves what does not fit by itself (`fatbench.engine.gradients.in_parts`). Here are training, and
+    the attacks of other people.
 
     batch: images of a step. describe: adds to the run's provenance. The gradients are the same, to rounding.
     OutOfMemory: it was not enough then either, or the network needs its whole batch.

@@ -395,7 +395,8 @@ def _attack(
     file = folder / model_file(round)
     if digest is None and not file.exists():
         raise MachineError(
-            f"the model of round {round} is not here ({file}): its results were imported or it was removed"
+            f"the model of round {round} is not here ({file}): its results were imported or it was removed. To train"
+            f" it here: fatbench forget {job.cell}, then run the suite again; the imported numbers are gone then"
         )
     if "ready" not in shared:
         shared["ready"], shared["microbatch"] = _ready(job, machine)[1], machine.microbatch
