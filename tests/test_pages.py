@@ -60,6 +60,15 @@ tables:
     note: 'Noted by {hostile}'
 figures:
   - {{id: curves, title: 'Curves {hostile}', lines: [method], series: {{loss: train:train_loss}}}}
+  - {{id: chosen, title: Chosen, kind: raster, panels: [method], series: {{chosen: "train:selected[*]"}}}}
+  - {{id: judged, title: Judged, kind: matrix, lines: [method], series: {{natural: natural, PGD-20: pgd20}}}}
+  - id: told
+    title: Told
+    kind: bars
+    lines: [method]
+    series: {{PGD-20: pgd20}}
+    published: {{file: told.csv, rows: {{method: method}}, values: {{PGD-20: pgd20}}}}
+  - {{id: seen, title: Seen, kind: images, panels: [method], series: {{images: artifact:images}}}}
 """
 
 
@@ -92,6 +101,7 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("hostile")
     quoted = HOSTILE.replace("'", "''")
     (folder / "hostile.yaml").write_text(SUITE.format(hostile=quoted))
+    (folder / "told.csv").write_text("method,pgd20\nFedAvg,44.5\n")
     suite = files.load(str(folder / "hostile.yaml"))
     plan = suite.plan()
     brought = [{"plugin": HOSTILE, "sha256": "0" * 64, "names": ["x"]}]
@@ -113,6 +123,9 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 store.fail(claimed, f"Traceback\nValueError: {HOSTILE}")
                 continue
             numbers = [Number("train_loss", 3.0 - round + place, round, 0) for round in (1, 2, 3)]
+            numbers += [
+                Number("selected", float(k == round % 2), round, 0, client=k) for round in (2, 3) for k in (0, 1)
+            ]
             store.commit(claimed, numbers=[*numbers, Number("seconds", 60.0, 3, 0)], round=3)
             store.finish(claimed)
             for one in cell.evaluations:
@@ -208,7 +221,8 @@ def test_one_file_holds_all_of_it_and_names_are_harmless(hostile: Path) -> None:
     page = Page(text)
     assert page.open == [] and len(text) < LIMIT
     assert page.scripts == ["application/json", "inline"]  # and none of the names'
-    assert len(page.pictures) == 1 and page.pictures[0].startswith("data:image/png;base64,")
+    assert len(page.pictures) == 2  # a figure of what rounds kept, and the cell's own
+    assert all(picture.startswith("data:image/png;base64,") for picture in page.pictures)
     assert "<script>window" not in text and text.count("&lt;script&gt;window.pwned=1") > 15
     policy = re.search(r'Security-Policy" content="([^"]+)"', text)
     assert policy is not None and "default-src &#39;none&#39;" in policy[1] and "sha256-" in policy[1]
@@ -225,10 +239,9 @@ def test_a_curve_is_thinned_to_its_ends() -> None:
     assert (len(thin), thin[0], thin[-1]) == (points.MOST, 1, 1000)
 
 
-def test_pictures_that_would_make_the_page_too_large_are_left_out_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pages, "PICTURES", 10)
+def test_pictures_that_would_make_the_page_too_large_are_left_out_and_named() -> None:
     one = points.Point("a", "s", "paper", "t", ("c0",), pictures=[("small", "x" * 4), ("large", "x" * 9)])
-    pages._within([one])
+    pages._within([one], 10)
     assert [caption for caption, _ in one.pictures] == ["small"]
     assert one.commands == ["fatbench show c0 --artifacts   # pictures that had no room here"]
 
@@ -412,8 +425,21 @@ def test_it_fits_a_phone_a_dark_room_and_paper(site: Path, opened: Callable[...,
 @pytest.mark.slow
 def test_hostile_names_run_nothing_and_a_failure_is_told(hostile: Path, opened: Callable[..., Any]) -> None:
     page = opened(hostile)
-    page.locator("section.plot").scroll_into_view_if_needed()
-    page.locator("section.plot .mark-line path[d]").first.wait_for(state="attached")
+    curves, chosen, judged, told, seen = page.locator("section.plot").all()
+    # curves of two methods; a client chosen or not in two rounds, in two panels; two methods by two attacks
+    for figure, mark, count in (
+        (curves, ".mark-line path[d]", 2),
+        (chosen, ".mark-rect path", 8),
+        (judged, ".mark-rect path", 4),
+    ):
+        figure.scroll_into_view_if_needed()
+        figure.locator(mark).nth(count - 1).wait_for(state="attached")
+        assert figure.locator(mark).count() == count
+    told.scroll_into_view_if_needed()
+    told.locator(".mark-tick path").nth(1).wait_for(state="attached")
+    assert told.locator(".mark-tick path").count() == 2  # FedAvg's number in the paper, its least and its most
+    assert judged.locator(".mark-text text", has_text="50.5").count() == 1  # natural, the mean of two seeds
+    assert seen.locator("img").evaluate("image => image.complete && image.naturalWidth > 500")
     assert HOSTILE in page.locator("h1").inner_text()
     for link in page.locator("section.table a.number").all():
         link.click()

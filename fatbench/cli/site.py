@@ -31,7 +31,7 @@ def site(
         typer.Argument(help="Files of export, or names or files of suites; none: every suite of the database."),
     ] = None,
     pictures: Annotated[
-        Path | None, typer.Option("--pictures", help="Folder of pictures that fatbench show --artifacts wrote.")
+        Path | None, typer.Option("--pictures", help="Folder of pictures that fatbench plot or show --artifacts wrote.")
     ] = None,
     select: Select = "last",
     replicates: Annotated[
@@ -41,7 +41,7 @@ def site(
 ) -> None:
     """Pages to look at results: leaderboards, tables, figures, and what is behind every number."""
     from fatbench import settings
-    from fatbench.report import pages, points
+    from fatbench.report import pages
 
     at, which = checkpoint(select), known_replicates(replicates)
     asked = what or []
@@ -64,7 +64,7 @@ def site(
             select=at,
             which=which,
             files=None if files else settings.files_folder(settings.database(db)),
-            pictures=points.beside(pictures) if pictures else {},
+            pictures=pictures,
         )
         written = pages.site(parts, read, output, problems)
     for problem in problems:

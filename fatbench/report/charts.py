@@ -13,6 +13,7 @@ COLOURS = ("#3f7fc1", "#dd7a2f", "#2f9e77", "#bf5fa0", "#b99a1f", "#7f8fd6", "#8
 DASHES = ([1, 0], [5, 3], [2, 2], [8, 3, 2, 3])
 HEIGHT = 190  # pixels of a panel
 FIELDS = ("name", "x", "mean", "low", "high")
+BARS = (*FIELDS, "least", "most")  # of what is published, where there is any
 
 Looks = Mapping[str, tuple[int, int]]  # name of a line -> which colour, which dashes
 Domain = tuple[float, float] | None  # of the vertical axis, the same for all panels
@@ -33,8 +34,8 @@ def hashed(script: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
 
 
-def _done(chart: Any) -> dict[str, Any]:
-    spec: dict[str, Any] = chart.properties(height=HEIGHT).to_dict()
+def _done(chart: Any, height: int = HEIGHT) -> dict[str, Any]:
+    spec: dict[str, Any] = chart.properties(height=height).to_dict()
     del spec["config"]  # the page's own
     return spec
 
@@ -71,7 +72,7 @@ def lines(
 
 
 def bars(x: str, y: str, looks: Looks, domain: Domain = None) -> dict[str, Any]:
-    """Bars of (name, x, mean) in groups of one x, with a whisker from low to high."""
+    """Bars of (name, x, mean) in groups of one x, with a whisker from low to high; a thick mark is published."""
     import altair as alt
 
     limits = alt.Undefined if domain is None else list(domain)
@@ -86,7 +87,45 @@ def bars(x: str, y: str, looks: Looks, domain: Domain = None) -> dict[str, Any]:
     whisker = base.mark_rule(color="currentColor", opacity=0.6, clip=True).encode(
         y=alt.Y("low:Q", title=y), y2="high:Q"
     )
-    return _done(alt.layer(bar, whisker))
+    said_there = base.transform_filter("isValid(datum.least)").encode(
+        tooltip=[said[0], said[1], alt.Tooltip("least:Q", title="published, from", format=".5~g"),
+                 alt.Tooltip("most:Q", title="to", format=".5~g")],
+    )  # fmt: skip
+    span = said_there.mark_rule(color="currentColor", strokeWidth=3).encode(y=alt.Y("least:Q", title=y), y2="most:Q")
+    ends = [
+        said_there.mark_tick(color="currentColor", thickness=2.5, size=9).encode(y=alt.Y(f"{end}:Q", title=y))
+        for end in ("least", "most")
+    ]
+    return _done(alt.layer(bar, whisker, span, *ends))
+
+
+def heat(x: str, y: str, size: tuple[int, int], most: float, least: float | None = None) -> dict[str, Any]:
+    """A rectangle for each (name, x): names down, x along. size: how many of both; most: of the numbers.
+
+    least: of the numbers, which are then written into the rectangles, on cividis. None: x counts, and a rectangle is
+    the fainter the nearer its number is to 0.
+    """
+    import altair as alt
+
+    across = alt.Axis(labelAngle=0, labelOverlap=True, ticks=False)
+    base = alt.Chart(alt.NamedData("rows")).encode(
+        x=alt.X("x:O", title=x or None, sort="ascending" if least is None else None, axis=across),
+        y=alt.Y("name:N", title=y or None, sort=None, axis=alt.Axis(labelLimit=200, ticks=False)),
+        tooltip=[
+            alt.Tooltip("name:N", title=y or " "), alt.Tooltip("x:O", title=x or " "),
+            alt.Tooltip("mean:Q", title="value", format=".5~g"),
+        ],
+    )  # fmt: skip
+    tall = max(90, min(700, 22 * size[0]))
+    if least is None:
+        faint = alt.Opacity("mean:Q", legend=None, scale=alt.Scale(domain=[0, most], range=[0.07, 1]))
+        return _done(alt.layer(base.mark_rect(color=COLOURS[0]).encode(opacity=faint)), tall)
+    scale = alt.Scale(scheme="cividis", domain=[least, most])
+    layers = [base.mark_rect().encode(color=alt.Color("mean:Q", legend=None, scale=scale))]
+    if size[0] * size[1] <= 100:
+        ink = alt.condition(f"datum.mean > {(least + most) / 2}", alt.value("black"), alt.value("white"))
+        layers.append(base.mark_text(fontSize=11).encode(text=alt.Text("mean:Q", format=".1f"), color=ink))
+    return _done(alt.layer(*layers), tall)
 
 
 def colour_of(hue: int) -> str:

@@ -142,12 +142,12 @@ def matrix(panel: Panel, axes: Axes, name: Names, looks: Looks) -> None:
     import numpy
     from matplotlib import colormaps
 
-    rows = list(dict.fromkeys(_row(line) for line in panel.lines))
+    rows = list(dict.fromkeys(row_name(line) for line in panel.lines))
     columns = list(dict.fromkeys(line.heading for line in panel.lines))
     values = numpy.full((len(rows), len(columns)), numpy.nan)
     for line in panel.lines:
         if line.points:
-            values[rows.index(_row(line)), columns.index(line.heading)] = _scaled(line, line.points[-1].mean)
+            values[rows.index(row_name(line)), columns.index(line.heading)] = _scaled(line, line.points[-1].mean)
     axes.grid(visible=False)
     if numpy.isnan(values).all():
         axes.set_xticks([])
@@ -165,7 +165,8 @@ def matrix(panel: Panel, axes: Axes, name: Names, looks: Looks) -> None:
             axes.text(column, row, f"{value:.1f}", ha="center", va="center", color=colour, fontsize=6)
 
 
-def _row(line: Line) -> str:
+def row_name(line: Line) -> str:
+    """What a row of a matrix is called: the labels of its line, and the client."""
     return ", ".join([*line.key.values(), *([] if line.index is None else [f"client {line.index}"])])
 
 

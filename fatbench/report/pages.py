@@ -8,6 +8,8 @@ Everything a page needs stands in it; its policy lets the browser fetch nothing 
 
 from __future__ import annotations
 
+import math
+import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,14 +17,14 @@ from typing import TYPE_CHECKING, Any
 
 from fatbench.errors import SpecError
 from fatbench.report import boards as leaderboards
-from fatbench.report import charts, html, latex, points, series
+from fatbench.report import charts, html, latex, marks, points, series
 from fatbench.report.boards import Board
 from fatbench.report.grid import Column, Grid, Value
 from fatbench.report.points import Point
 from fatbench.store.selection import WORDS, Checkpoint
 from fatbench.suite.cells import Plan
 from fatbench.suite.files import Suite
-from fatbench.suite.tables import SERIES
+from fatbench.suite.tables import KEPT, SERIES
 
 if TYPE_CHECKING:
     from fatbench.store.stages import Store
@@ -53,7 +55,7 @@ class Content:
 
     parts: list[Part]
     boards: list[Board]
-    plots: list[series.Plot]
+    plots: list[tuple[series.Plot, list[str]]]  # with its pictures; a chart has none
     points: dict[tuple[str, ...], Point]
 
 
@@ -64,9 +66,9 @@ def content(
     select: Checkpoint = "last",
     which: str = "first",
     files: Path | None = None,
-    pictures: Mapping[str, list[tuple[str, str]]] | None = None,
+    pictures: Path | None = None,
 ) -> Content:
-    """Read all that a page shows. files: where the cells' folders are; pictures: of cells, beside those in there."""
+    """Read all that a page shows. files: where the cells' folders are; pictures: a folder of what was drawn before."""
     from fatbench.report import figures
 
     pairs = [(part.suite, part.plan) for part in parts]
@@ -74,16 +76,28 @@ def content(
     found = leaderboards.boards(pairs, grids, store, select, which)
     plots = [plot for suite, plan in pairs for plot in figures(suite, plan, store, select=select)]
     places = points.of(grids, (board.grid for board in found))
-    points.fill(list(places.values()), store, files, pictures or {})
+    points.fill(list(places.values()), store, files, points.beside(pictures) if pictures else {})
     places = {cells: point for cells, point in places.items() if point.seeds}
-    _within(places.values())
-    drawn = [plot for plot in plots if not plot.empty and plot.figure.kind in ("lines", "bars")]
-    return Content(list(parts), found, drawn, places)
+    drawn = {file.stem: file for file in sorted(pictures.rglob("*.png"))} if pictures else {}
+    shown = [(plot, _drawn(plot, files, drawn) if plot.figure.kind in KEPT else []) for plot in plots]
+    shown = [(plot, made) for plot, made in shown if made or not plot.empty]
+    _within(places.values(), PICTURES - sum(len(uri) for _, made in shown for uri in made))
+    return Content(list(parts), found, shown, places)
 
 
-def _within(places: Iterable[Point]) -> None:
-    """Leave out pictures that would make the page larger than PICTURES, and say so."""
-    left = PICTURES
+def _drawn(plot: series.Plot, files: Path | None, drawn: Mapping[str, Path]) -> list[str]:
+    """The pictures of a figure of what rounds kept, as data URIs: drawn of the cells' folders, or before."""
+    from fatbench.report import drawable
+    from fatbench.report import plots as drawing
+
+    if files is not None and drawable([plot], files):
+        with tempfile.TemporaryDirectory(prefix="fatbench-") as folder:
+            return [points.uri(file) for file in drawing.draw([plot], Path(folder), "png", files)]
+    return [points.uri(drawn[name]) for name in drawing.names(plot) if name in drawn]
+
+
+def _within(places: Iterable[Point], left: int) -> None:
+    """Leave out pictures that would make the page larger than what is left, and say so."""
     for point in places:
         kept = []
         for caption, uri in point.pictures:
@@ -163,7 +177,7 @@ def _suite_page(what: Content, script: str, policy: str, home: str = "") -> str:
         html.table(grid, links, f"table-{i}-{_slug(grid.id)}", latex.render([grid]))
         for i, grid in enumerate(grid for part in what.parts for grid in part.grids)
     ]
-    plots = [_plot(plot, f"figure-{i}-{plot.figure.id}") for i, plot in enumerate(what.plots)]
+    plots = [_figure(plot, f"figure-{i}-{plot.figure.id}", made) for i, (plot, made) in enumerate(what.plots)]
     facts = []
     for part in what.parts:
         note = f" {part.plan.note}." if part.plan.note else ""
@@ -218,7 +232,7 @@ def _data(
     return {
         "colours": charts.COLOURS,
         "spec": charts.lines("round", ""),
-        "charts": {**drawn, **{plot["id"]: plot["chart"] for plot in plots}},
+        "charts": {**drawn, **{plot["id"]: plot["chart"] for plot in plots if plot["chart"]}},
         "points": {point.anchor: point.series for point in places if point.series},
     }
 
@@ -298,8 +312,48 @@ def _whisker(value: Value, column: Column) -> tuple[float, float]:
 # --- figures -----------------------------------------------------------------------------------------------------
 
 
-def _plot(plot: series.Plot, id: str) -> dict[str, Any]:
-    """A figure of the suite: a chart for each panel, one legend."""
+def _figure(plot: series.Plot, id: str, pictures: list[str]) -> dict[str, Any]:
+    """A figure of the suite: its pictures, or a chart for each panel."""
+    panels = [panel for panel in plot.panels if any(line.points for line in panel.lines)]
+    chart = None
+    if panels and plot.figure.kind not in KEPT:
+        chart = (_heat if plot.figure.kind in ("raster", "matrix") else _chart)(plot, panels)
+    return {
+        "id": id, "figure": plot.figure.id, "title": plot.figure.title, "label": plot.label,
+        "panels": [{"title": ", ".join(label for label in panel.key.values() if label)} for panel in panels],
+        "pictures": pictures, "notes": [note for note in plot.notes if note[0] != "suite"], "chart": chart,
+    }  # fmt: skip
+
+
+def _heat(plot: series.Plot, panels: Sequence[series.Panel]) -> dict[str, Any]:
+    """A rectangle a number. Of a raster rounds along and an index down, with its sum; of a matrix headings along."""
+    rows: list[list[list[Any]]] = []
+    raster = plot.figure.kind == "raster"
+    for panel in panels:
+        lines = [line for line in panel.lines if line.points]
+        if raster:
+            lines = sorted(lines, key=lambda line: line.index or 0)
+            seed = min(seed for line in lines for point in line.points for seed in point.seeds)
+            rows.append([[f"{line.index}: {math.fsum(point.mean for point in line.points):.3g} in all", point.round,
+                          *[points.rounded(point.values[point.seeds.index(seed)])] * 3]
+                         for line in lines for point in line.points if seed in point.seeds])  # fmt: skip
+        else:
+            rows.append([[marks.row_name(line), line.heading,
+                          *[points.rounded((100 if line.source.fraction else 1) * line.points[-1].mean)] * 3]
+                         for line in lines])  # fmt: skip
+    first, every = panels[0].lines[0], [row for panel in rows for row in panel]
+    numbers = [row[2] for row in every]
+    size = max(len({row[0] for row in panel}) for panel in rows), len({row[1] for row in every})
+    if raster:
+        spec = charts.heat("round", series.index_of(first.source), size, max(*numbers, 1e-12))
+    else:
+        least, most = (0.0, 100.0) if first.source.fraction else (min(numbers), max(numbers))
+        spec = charts.heat("", "", size, most, least)
+    return {"spec": spec, "fields": charts.FIELDS, "panels": rows, "names": []}
+
+
+def _chart(plot: series.Plot, panels: Sequence[series.Panel]) -> dict[str, Any]:
+    """Lines or bars, a panel each, and one legend."""
     figure = plot.figure
     shown = [line for panel in plot.panels for line in panel.lines if line.points]
     looks = {line_name(plot, line): (0, 0) for line in shown}
@@ -314,12 +368,12 @@ def _plot(plot: series.Plot, id: str) -> dict[str, Any]:
     apart = SERIES in figure.panels  # panels of several units
     unit = " (%)" if shown[0].source.fraction else ""
     y = "" if apart else f"{headings[0]}{unit}" if len(headings) == 1 else unit.strip(" ()")
-    panels = [panel for panel in plot.panels if any(line.points for line in panel.lines)]
     rows = [
         [row for line in panel.lines if line.points for row in _rows(line, line_name(plot, line), figure.kind)]
         for panel in panels
     ]
-    low, high = min(row[3] for panel in rows for row in panel), max(row[4] for panel in rows for row in panel)
+    every = [value for panel in rows for row in panel for value in row[2:] if value is not None]
+    low, high = min(every), max(every)
     alike = not apart and len(rows) > 1 and low < high
     if figure.kind == "lines":
         over_radius = any(point.radius for line in shown for point in line.points)
@@ -328,14 +382,10 @@ def _plot(plot: series.Plot, id: str) -> dict[str, Any]:
         spec = charts.lines(x, y, looks, log, not over_radius, (low, high) if alike and not log else None)
     else:
         indexed = next((series.index_of(line.source) for line in shown if line.index is not None), "")
-        spec = charts.bars(indexed, y, looks, (min(0, min(r[2] for p in rows for r in p)), high) if alike else None)
+        spec = charts.bars(indexed, y, looks, (min(0, low), high) if alike else None)
     names = [[name, charts.colour_of(hue), dashes] for name, (hue, dashes) in looks.items()]
-    return {
-        "id": id, "figure": figure.id, "title": figure.title, "label": plot.label,
-        "panels": [{"title": ", ".join(label for label in panel.key.values() if label)} for panel in panels],
-        "notes": [note for note in plot.notes if note[0] != "suite"],
-        "chart": {"spec": spec, "fields": charts.FIELDS, "panels": rows, "names": names},
-    }  # fmt: skip
+    fields = charts.FIELDS if figure.kind == "lines" else charts.BARS
+    return {"spec": spec, "fields": fields, "panels": rows, "names": names}
 
 
 def _parts(plot: series.Plot, line: series.Line) -> tuple[str, str, str]:
@@ -355,7 +405,7 @@ def line_name(plot: series.Plot, line: series.Line) -> str:
 
 
 def _rows(line: series.Line, name: str, kind: str) -> list[list[Any]]:
-    """(name, x, mean, low, high) of a line's points; of a bar its last."""
+    """(name, x, mean, low, high) of a line's points; of a bar its last, and the least and most of what is published."""
     scale = 100.0 if line.source.fraction else 1.0
     rows = []
     for point in points.thinned(line.points) if kind == "lines" else line.points[-1:]:
@@ -364,5 +414,6 @@ def _rows(line: series.Line, name: str, kind: str) -> list[list[Any]]:
         if kind == "bars":
             x = ", ".join(line.key.values()) if line.index is None else str(line.index)
         numbers = (points.rounded(scale * v) for v in (point.mean, point.mean - spread, point.mean + spread))
-        rows.append([name, x, *numbers])
+        published = [scale * v for v in line.published] if line.published else [None, None]
+        rows.append([name, x, *numbers, *(published if kind == "bars" else ())])
     return rows

@@ -69,6 +69,11 @@ def _pages(plot: Plot) -> list[tuple[Key, list[Panel]]]:
     return [(dict(names), panels) for names, panels in pages.items()]
 
 
+def names(plot: Plot) -> list[str]:
+    """What `draw` calls the files of a plot, without the ending."""
+    return [_file_name(plot, cut) for cut, _ in _pages(plot)]
+
+
 def _file_name(plot: Plot, names: Key) -> str:
     preset = [] if plot.preset == "paper" else [plot.preset]
     return "-".join([plot.suite, plot.figure.id, *map(_slug, names.values()), *preset])

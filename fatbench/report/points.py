@@ -422,13 +422,17 @@ def _kept(files: Path | None, cell: str, seed: int) -> list[tuple[str, str]]:
     return []
 
 
+def uri(file: Path) -> str:
+    """A picture for a page that fetches nothing."""
+    return f"data:image/png;base64,{base64.b64encode(file.read_bytes()).decode()}"
+
+
 def beside(folder: Path) -> dict[str, list[tuple[str, str]]]:
-    """Cell -> (caption, data URI) of the pictures in a folder, as `fatbench show CELL --artifacts` names them."""
+    """Cell -> (caption, data URI) of the pictures in a folder or below, as `show CELL --artifacts` names them."""
     found: dict[str, list[tuple[str, str]]] = {}
-    for file in sorted(folder.glob("*-round-*.png")):
+    for file in sorted(folder.rglob("*-round-*.png")):
         cell, _, rest = file.stem.partition("-round-")
         number, _, name = rest.partition("-")
         if number.isdigit():
-            uri = f"data:image/png;base64,{base64.b64encode(file.read_bytes()).decode()}"
-            found.setdefault(cell, []).append((f"Round {int(number)}: {name.replace('-', ', ')}", uri))
+            found.setdefault(cell, []).append((f"Round {int(number)}: {name.replace('-', ', ')}", uri(file)))
     return found

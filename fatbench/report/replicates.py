@@ -17,9 +17,10 @@ if TYPE_CHECKING:
     from fatbench.store.stages import Store
     from fatbench.suite.cells import Cell, Plan
 
+LAST = "~"  # after every date
 WHICH = ("first", "latest", "pool")
 SHOWN = {
-    "first": "the first run of each is shown",
+    "first": "the run of each that ended first is shown",
     "latest": "the run of each that ended last is shown",
     "pool": "shown is the mean of all runs of a cell; the spread is over seeds",
 }
@@ -28,13 +29,15 @@ SHOWN = {
 def plans(plan: Plan, store: Store, which: str) -> list[Plan]:
     """The plan with its cells' ids those of the runs to show; for "pool" a plan for each number of run.
 
-    Only runs whose training is done count, unless there is none. The first plan has every cell.
+    Only runs whose training is done count, unless there is none. The first plan has every cell. First is the run that
+    ended first, wherever it stands in the database: files of results are read in any order.
     """
     known = replicates.of(store, [cell.id for cell in plan.unique()])
     ended = replicates.trained(store, [id for ids in known.values() for id in ids])
     done = {cell: [id for id in ids if id in ended] or ids[:1] for cell, ids in known.items()}
-    if which == "latest":
-        done = {cell: [max(ids, key=lambda id: ended.get(id, ""))] for cell, ids in done.items()}
+    latest = which == "latest"
+    when = {id: ended.get(id) or ("" if latest else LAST) for ids in done.values() for id in ids}
+    done = {cell: sorted(ids, key=when.__getitem__, reverse=latest) for cell, ids in done.items()}
     count = max(map(len, done.values()), default=1) if which == "pool" else 1
     return [
         replace(
