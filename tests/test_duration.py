@@ -110,6 +110,9 @@ def test_what_is_measured_comes_from_this_machine_alone(url: str) -> None:
         assert found == [("a", None, 80, 18.0), ("b", None, 80, 6.0), ("a", PGD, 80, 4.0)]
         assert [(t.count, t.seconds) for t in timing.measured(store, after=1)] == [(40, 12.0), (40, 4.0), (80, 4.0)]
         assert all(t.wall is not None and 0 <= t.wall < 60 for t in timing.measured(store))
+        # a round that does not count is no start of a run either: 6 s of cell a, a third of them of cell b
+        every, late = ([t.wall or 0.0 for t in timing.measured(store, after=k)] for k in (0, 1))
+        assert [before - now for before, now in zip(every, late, strict=True)] == pytest.approx([6, 2, 0])
 
 
 def test_what_is_done_is_subtracted(plan: Plan, tmp_path: Path) -> None:
@@ -162,6 +165,9 @@ def test_a_calibration_takes_one_cell_of_a_kind_and_none_that_is_known(plan: Pla
                              *(Timed(plan, e.label, 1, 1.0, None) for e in plan.cells[0].evaluations)])  # fmt: skip
     assert calibrate.samples(plan.unique(), known) == []
     job = calibrate.job(plan.cells[0], plan, tmp_path)
+    assert [e.label for e in job.evaluations] == ["natural", "pgd"]  # AutoAttack stops early at what learned nothing
+    more = calibrate.job(plan.cells[0], plan, tmp_path, (4, 128))  # and later with more work, as much as there is
+    assert (more.spec["train"], more.spec["test"], {e.n for e in more.evaluations}) == (200, 50, {40})
     assert job.spec["protocol"]["rounds"] == 2 and job.spec["train"] <= 200 and job.spec["test"] == 32
     assert {evaluation.n for evaluation in job.evaluations} == {32} and job.cell != plan.cells[0].id
 

@@ -436,8 +436,8 @@ def test_hostile_names_run_nothing_and_a_failure_is_told(hostile: Path, opened: 
         figure.locator(mark).nth(count - 1).wait_for(state="attached")
         assert figure.locator(mark).count() == count
     told.scroll_into_view_if_needed()
-    told.locator(".mark-tick path").nth(1).wait_for(state="attached")
-    assert told.locator(".mark-tick path").count() == 2  # FedAvg's number in the paper, its least and its most
+    told.locator(".mark-rect path").nth(3).wait_for(state="attached")
+    assert told.locator(".mark-rect path").count() == 4  # two bars; the ends of what the paper says of FedAvg
     assert judged.locator(".mark-text text", has_text="50.5").count() == 1  # natural, the mean of two seeds
     assert seen.locator("img").evaluate("image => image.complete && image.naturalWidth > 500")
     assert HOSTILE in page.locator("h1").inner_text()

@@ -68,6 +68,19 @@ def test_the_job_is_found_without_the_suite(results: Path, theirs: Store) -> Non
         assert (found.checkpoints, found.suite, found.preset) == (["last"], "tiny", "paper")
 
 
+def test_what_ran_before_a_setting_was_added_runs_again_without_it(tmp_path: Path) -> None:
+    """The committed cells, whose specs lack settings of today, are those of the suite."""
+    with Store.open(str(tmp_path / "fashion.db"), create=True) as store:
+        lines.import_(store, Path(__file__).parent.parent / "results" / "sfat-fashion-cpu.jsonl")
+        here = [cell for cell in files.load("sfat-fashion").plan("cpu").unique() if cell.id in store.known([cell.id])]
+        assert len(here) == 10 and all(set(store.cells([cell.id])[cell.id]) < set(cell.spec) for cell in here)
+        for cell in here:
+            again = job(store, cell.id)
+            assert again.spec == cell.spec
+            assert {one.id for one in again.evaluations} == {one.id for one in cell.evaluations}
+        assert choose(store, 2, None)
+
+
 def test_the_cheapest_cells_or_random_ones(theirs: Store, tmp_path: Path) -> None:
     by_rounds = {spec["protocol"]["rounds"]: cell for cell, spec in theirs.cells().items()}
     assert choose(theirs, 1, None) == [by_rounds[1]]

@@ -142,10 +142,10 @@ def job(store: Store, cell: str) -> Job:
     from fatbench.report.compare import label
     from fatbench.run.worker import Job
     from fatbench.store.selection import WORDS
-    from fatbench.suite.cells import Evaluation
+    from fatbench.suite.cells import Evaluation, canonical
 
     rows = {stage: row for (_, stage), row in store.stages([cell]).items()}
-    spec = store.cells([cell])[cell]
+    spec = canonical(store.cells([cell])[cell])  # with the settings that the program has learned since
     evaluations: dict[str, Evaluation] = {}
     sizes = {n["stage"]: n["n"] for n in store.measurements([cell], stages=list(rows)) if n["metric"] != "seconds"}
     for stage, row in rows.items():

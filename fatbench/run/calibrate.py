@@ -25,7 +25,10 @@ from fatbench.suite.cells import Cell, Plan, digest
 from fatbench.suite.types import number
 
 ROUNDS = 2  # the first is not counted: it warms up
-IMAGES = 32  # that are attacked
+EARLY = ("autoattack",)  # stop at images that fall: of a model that learned nothing they say nothing
+# (batches of a client, images attacked) of one pass over the kinds after another, for as long as there is time: what a
+# client or an attack begins with counts less in a long one, and each measurement counts by its work
+SIZES = ((1, 32), (4, 128), (16, 512))
 
 
 def samples(cells: Iterable[Cell], known: duration.Speeds) -> list[Cell]:
@@ -34,7 +37,7 @@ def samples(cells: Iterable[Cell], known: duration.Speeds) -> list[Cell]:
     first: dict[tuple[str, ...], Cell] = {}
     for cell in cells:
         place, kind = duration.network(cell.spec), duration.kind(cell.spec)
-        attacks = {digest(one.attack) for one in cell.evaluations}
+        attacks = {digest(one.attack) for one in cell.evaluations if one.attack["name"] not in EARLY}
         new = tuple(sorted(one for one in attacks if (place, one) not in known.attacks))
         if kind in known.training and not new:
             continue
@@ -44,13 +47,13 @@ def samples(cells: Iterable[Cell], known: duration.Speeds) -> list[Cell]:
     return [first[key] for key in sorted(works, key=works.__getitem__, reverse=True)]
 
 
-def job(cell: Cell, plan: Plan, data: Path) -> Job:
-    """The cell with a batch for each client in two rounds, or as many as its partition needs, and few images to attack.
+def job(cell: Cell, plan: Plan, data: Path, size: tuple[int, int] = SIZES[0]) -> Job:
+    """The cell with so many batches for each client in two rounds, or more if its partition needs them, and few images.
 
     MachineError: its data set is not here.
     """
-    for batches in (1, 4, 16, 64):
-        cut = _cut(cell, plan, batches)
+    for batches in (size[0], 4, 16, 64):
+        cut = _cut(cell, plan, batches, size[1])
         try:
             start.check_data([cut], data)
         except SpecError:  # too few to deal out
@@ -59,21 +62,24 @@ def job(cell: Cell, plan: Plan, data: Path) -> Job:
     return cut
 
 
-def _cut(cell: Cell, plan: Plan, batches: int) -> Job:
+def _cut(cell: Cell, plan: Plan, batches: int, images: int) -> Job:
     spec: dict[str, Any] = {**cell.spec, "protocol": {**cell.spec["protocol"], "rounds": ROUNDS}, "monitor": None}
     clients, batch = spec["partition"].get("clients") or 1, cost.local(spec["protocol"]).get("batch") or 1
     have = spec["train"] or facts.of_data(spec["data"]).train or 10**9
-    spec["validation"] = min(spec["validation"], IMAGES)
+    spec["validation"] = min(spec["validation"], SIZES[0][1])
     share = 1 - float(number(spec["client_holdout"]))
     spec["train"] = min(have, int(batches * clients * batch / share) + 1 + spec["validation"])
-    spec["test"] = min(spec["test"] or IMAGES, IMAGES)
-    evaluations = [replace(one, n=IMAGES) for one in cell.evaluations]
+    spec["test"] = min(spec["test"] or images, images)
+    evaluations = [
+        replace(one, n=min(one.n or images, images)) for one in cell.evaluations if one.attack["name"] not in EARLY
+    ]
     return Job(digest(spec)[:12], spec, evaluations, ["last"], plan.suite, plan.preset)
 
 
 def calibrated(plan: Plan, known: duration.Speeds, data: Path, seconds: float) -> list[timing.Timed]:
     """What could be timed of the plan's cells in about so many seconds, once torch is imported."""
-    jobs = [job(cell, plan, data) for cell in samples(plan.unique(), known)]
+    cells = samples(plan.unique(), known)
+    jobs = list({one.cell: one for size in SIZES for cell in cells for one in [job(cell, plan, data, size)]}.values())
     if not jobs:
         return []
     with tempfile.TemporaryDirectory(prefix="fatbench-") as folder:

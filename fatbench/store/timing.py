@@ -19,7 +19,10 @@ PAUSE = 10.0  # seconds between two stages of a process up to which they belong 
 
 @dataclass(frozen=True)
 class Timed:
-    """One run of a stage: its work in `seconds`; `wall` is from the end of the process's stage before it to its own."""
+    """One run of a stage: its work in `seconds`.
+
+    `wall` is from the end of its process's stage before it to its own end, less rounds that do not count.
+    """
 
     spec: Mapping[str, Any]
     attack: Mapping[str, Any] | None  # None: training
@@ -34,8 +37,9 @@ def measured(store: Store, after: int = 0, everywhere: bool = False) -> list[Tim
     Cells that were trained as one program say the seconds of all: each counts its share.
     """
     mine = RUNS.c.host.is_not(None) if everywhere else RUNS.c.host == socket.gethostname()
+    counts = (NUMBERS.c.round > after) | (NUMBERS.c.stage != "train")
     numbers = (
-        select(NUMBERS.c.run, NUMBERS.c.metric, func.sum(NUMBERS.c.value))
+        select(NUMBERS.c.run, NUMBERS.c.metric, counts, func.sum(NUMBERS.c.value))
         .join(RUNS, RUNS.c.id == NUMBERS.c.run)
         # of the cells that ran here alone: numbers are found by their cell, and there may be millions
         .where(
@@ -44,8 +48,7 @@ def measured(store: Store, after: int = 0, everywhere: bool = False) -> list[Tim
             NUMBERS.c.client == -1,
             NUMBERS.c.metric.in_(["forward", "backward", "seconds"]),
         )
-        .where((NUMBERS.c.round > after) | (NUMBERS.c.stage != "train"))
-        .group_by(NUMBERS.c.run, NUMBERS.c.metric)
+        .group_by(NUMBERS.c.run, NUMBERS.c.metric, counts)
     )
     runs = (
         select(
@@ -58,8 +61,12 @@ def measured(store: Store, after: int = 0, everywhere: bool = False) -> list[Tim
     )  # fmt: skip
     with store.database.reading() as connection:
         found: dict[int, dict[str, float]] = {}
-        for run, metric, value in connection.execute(numbers):
-            found.setdefault(run, {})[metric] = value
+        uncounted: dict[int, float] = {}
+        for run, metric, counted, value in connection.execute(numbers):
+            if counted:
+                found.setdefault(run, {})[metric] = value
+            elif metric == "seconds":
+                uncounted[run] = value
         rows = [row for row in connection.execute(runs).all() if found.get(row.id, {}).get("seconds")]
         rows = [row for row in rows if row.device == rows[-1].device]
         specs = select(CELLS.c.id, CELLS.c.spec).where(CELLS.c.id.in_(select(RUNS.c.cell).where(mine)))
@@ -78,7 +85,7 @@ def measured(store: Store, after: int = 0, everywhere: bool = False) -> list[Tim
             if 0 <= began - last < PAUSE:
                 began = last
             before[row.pid, row.process] = ended
-            wall = (ended - began) / together
+            wall = (ended - began - uncounted.get(row.id, 0.0)) / together
         if count and seconds > 0:
             timed.append(Timed(known[row.cell], attack, float(count), seconds, wall))
     return timed

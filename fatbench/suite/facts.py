@@ -70,7 +70,7 @@ def cohort(spec: Mapping[str, Any]) -> int:
 def training_images(cell: Mapping[str, Any]) -> int | None:
     """How many training images a canonical cell takes of its data set. None: only the files know."""
     have = of_data(cell["data"]).train
-    return cell["train"] or (have - cell["train_from"] if have else None)
+    return cell["train"] or (have - cell.get("train_from", 0) if have else None)
 
 
 def of_cell(cell: Mapping[str, Any]) -> dict[str, Any]:
