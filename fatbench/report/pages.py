@@ -363,7 +363,9 @@ def _chart(plot: series.Plot, panels: Sequence[series.Panel]) -> dict[str, Any]:
     for name, part in parts.items():
         seen = [list(dict.fromkeys(other[i] for other in parts.values())).index(part[i]) for i in varying[:2]]
         two = len(varying) == 2 and len({other[varying[1]] for other in parts.values()}) <= len(charts.DASHES)
-        looks[name] = (seen[0], seen[1]) if two else (list(parts).index(name), 0)
+        place = list(parts).index(name)
+        dashes = place // len(charts.COLOURS) % len(charts.DASHES)  # the ninth line has the first colour again
+        looks[name] = (seen[0], seen[1]) if two else (place, dashes)
     headings = list(dict.fromkeys(line.heading for line in shown))
     apart = SERIES in figure.panels  # panels of several units
     unit = " (%)" if shown[0].source.fraction else ""
