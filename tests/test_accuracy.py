@@ -1,11 +1,134 @@
-"""What is made of the bits of an evaluation."""
+"""Accuracy under attack: which model is judged, on which images, and what is made of the bits."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+
 import pytest
 import torch
+from torch import Tensor, nn
 
+from fatbench.engine import accuracy, randomness
 from fatbench.engine.accuracy import prior_accuracy
+from fatbench.engine.rounds import Problem, Tensors
+
+# --- one model, five images of a pixel ----------------------------------------------------------------------------
+
+
+class Threshold(nn.Module):
+    """Logits (0, scale * (v - 1/2)) of a pixel v: white is class 1. While it is trained, all is the other way round."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(-1.0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        logit = self.scale * (x.flatten(1).mean(1) - 0.5) * (-1 if self.training else 1)
+        return torch.stack([torch.zeros_like(logit), logit], 1)
+
+    def edge_logits(self, x: Tensor) -> Tensor:
+        """Of the small device: it takes black for class 1."""
+        return -self(x)
+
+
+IMAGES = torch.tensor([0, 255, 255, 0, 255], dtype=torch.uint8).reshape(5, 1, 1, 1)
+LABELS = torch.tensor([0, 1, 0, 1, 1])  # three of five as the colours say
+STATE = {"scale": torch.tensor(10.0)}
+WRONG, RIGHT = 5 + math.log1p(math.exp(-5)), math.log1p(math.exp(-5))  # cross-entropy of logits 0 and 5, or -5
+
+
+def on(seed: int = 3) -> Problem:
+    model = Threshold()
+    assert model.training  # what is judged has to be put into eval mode
+    return Problem(model, IMAGES, LABELS, [], 2, seed, torch.device("cpu"), path="reference")
+
+
+def negative(seen: list[tuple[bool, float, Tensor, Tensor, int]]) -> Callable[..., Tensor]:
+    """An attack that turns black into white, and notes the model that it was given and all else."""
+
+    def attack(model: Threshold, x: Tensor, y: Tensor, generator: torch.Generator) -> Tensor:
+        seen.append((model.training, model.scale.item(), x, y, generator.initial_seed()))
+        return 1 - x
+
+    return attack
+
+
+def stream(first: int) -> int:
+    return randomness.generator(3, "evaluate", "x", first).initial_seed()
+
+
+def test_the_model_is_judged_in_eval_mode_on_what_the_attack_made_of_the_images() -> None:
+    """In chunks of two: colours inverted, so what was right is wrong. A later start gives the same later chunks."""
+    seen: list[tuple[bool, float, Tensor, Tensor, int]] = []
+    chunks = list(accuracy.attacked(on(), STATE, IMAGES, LABELS, negative(seen), ("evaluate", "x"), batch=2))
+    assert [(first, bits.tolist()) for first, bits, _ in chunks] == [(0, [False] * 2), (2, [True] * 2), (4, [False])]
+    losses = torch.cat([loss for *_, loss in chunks])
+    assert losses.dtype == torch.float64
+    assert losses.tolist() == pytest.approx([WRONG, WRONG, RIGHT, RIGHT, WRONG], rel=1e-6)
+    assert [(training, scale, len(x), seed) for training, scale, x, _, seed in seen] == [
+        (False, 10.0, 2, stream(0)), (False, 10.0, 2, stream(2)), (False, 10.0, 1, stream(4))
+    ]  # fmt: skip
+    assert torch.cat([x for _, _, x, _, _ in seen]).flatten().tolist() == [0, 1, 1, 0, 1]
+    assert torch.equal(torch.cat([y for *_, y, _ in seen]), LABELS)
+    later = list(accuracy.attacked(on(), STATE, IMAGES, LABELS, negative(seen), ("evaluate", "x"), batch=2, start=2))
+    assert [(first, bits.tolist()) for first, bits, _ in later] == [(2, [True] * 2), (4, [False])]
+    assert [seed for *_, seed in seen[3:]] == [stream(2), stream(4)]
+
+
+def test_an_attack_computed_on_another_model_is_judged_by_ours() -> None:
+    seen: list[tuple[bool, float, Tensor, Tensor, int]] = []
+    other = on(), {"scale": torch.tensor(7.0)}
+    chunks = accuracy.attacked(on(), STATE, IMAGES, LABELS, negative(seen), ("x",), batch=5, origin=other)
+    assert [bits.tolist() for _, bits, _ in chunks] == [[False, False, True, True, False]]
+    assert [(training, scale) for training, scale, *_ in seen] == [(False, 7.0)]
+
+
+def test_accuracy_is_of_all_images_and_their_mean_loss() -> None:
+    bits, loss = accuracy.accuracy(on(), STATE, IMAGES, LABELS, accuracy.natural, ("x",), batch=2)
+    assert bits.tolist() == [True, True, False, False, True]
+    assert loss == pytest.approx((3 * RIGHT + 2 * WRONG) / 5)
+    seen: list[tuple[bool, float, Tensor, Tensor, int]] = []
+    accuracy.accuracy(on(), STATE, IMAGES.repeat(101, 1, 1, 1), LABELS.repeat(101), negative(seen), ("x",))
+    assert [len(x) for _, _, x, _, _ in seen] == [500, 5]  # another size would be other random numbers
+
+
+@pytest.mark.parametrize("batch", [2, 500])
+def test_the_small_device_has_an_accuracy_of_its_own(batch: int) -> None:
+    assert accuracy.edge_accuracy(on(), STATE, IMAGES, LABELS, batch) == 2 / 5
+
+
+@pytest.mark.parametrize("batch", [2, 500])
+def test_images_without_a_gradient_are_counted(batch: int) -> None:
+    """Behind a ReLU the logits of black are all zero and stay so; two of five images are black."""
+
+    class Dead(Threshold):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x).relu()
+
+    model = Dead()
+    problem = Problem(model, IMAGES, LABELS, [], 2, 3, torch.device("cpu"), path="reference")
+    assert accuracy.zero_gradients(problem, STATE, IMAGES, LABELS, batch) == 2 / 5
+
+
+def test_the_models_of_a_round() -> None:
+    """By client, each with the tensors of its own in place of the global ones; without any, the one global model."""
+    a, b, c = torch.tensor(1), torch.tensor(2), torch.tensor(3)
+    model: Tensors = {"body": a, "head": a}
+    assert accuracy.models_of(model, {}) == {-1: model}
+    models = accuracy.models_of(model, {4: {"head": c}, 0: {"head": b}})
+    assert [*models.items()] == [(0, {"body": a, "head": b}), (4, {"body": a, "head": c})]
+    assert [accuracy.of_client(k) for k in (-1, 0, 4)] == [(), (0,), (4,)]
+
+
+def test_bits_are_packed_eight_to_a_byte_the_first_highest() -> None:
+    bits = torch.tensor([True, False, True, False, False, False, False, True, True])
+    data = accuracy.packed(bits)
+    assert data == bytes([0b10100001, 0b10000000])
+    assert accuracy.unpacked(data, 9).tolist() == bits.tolist()
+
+
+# --- on the clients' own distributions ----------------------------------------------------------------------------
 
 
 def test_a_clients_accuracy_follows_its_shares_of_the_classes() -> None:

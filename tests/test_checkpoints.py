@@ -8,6 +8,7 @@ import json
 import os
 import re
 import shutil
+import stat
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +20,7 @@ from hypothesis import strategies as st
 from test_resume import SUITE, machine, numbers, outcomes
 
 from fatbench.engine.rounds import State
-from fatbench.errors import MachineError
+from fatbench.errors import MachineError, Unavailable
 from fatbench.run import checkpoints
 from fatbench.run.checkpoints import Damaged, flatten, load_model, load_state, save_model, save_state, unflatten
 from fatbench.run.start import jobs_of
@@ -167,6 +168,38 @@ def test_a_file_that_is_gone_is_damage_and_one_that_may_not_be_read_is_not(tmp_p
         assert one_line(lambda: load_state(tmp_path / "file", "cpu"), kind) == (
             f"{tmp_path / 'file'}: cannot be read ({os.strerror(number)})"
         )
+
+
+def test_a_file_gets_its_name_when_all_of_it_is_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its bytes reach the disk, then it gets the name, then the folder reaches it; until then the old file is whole."""
+    file, seen = tmp_path / "state", []
+    save_state(file, STATE, "mine")
+    old, fsync, rename = file.read_bytes(), os.fsync, os.replace
+
+    def look(what: str) -> None:
+        seen.append((what, "old" if file.read_bytes() == old else "new"))
+
+    def synced(handle: int) -> None:
+        look("folder" if stat.S_ISDIR(os.fstat(handle).st_mode) else "bytes")
+        fsync(handle)
+
+    def renamed(before: Path, after: Path) -> None:
+        look("name")
+        rename(before, after)
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(os, "replace", renamed)
+    save_state(file, replace(STATE, round=8), "mine")
+    assert seen == [("bytes", "old"), ("name", "old"), ("folder", "new")]
+
+    def full(handle: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    new = file.read_bytes()
+    monkeypatch.setattr(os, "fsync", full)
+    said = one_line(lambda: save_state(file, STATE, "mine"), Unavailable)
+    assert said == f"cannot write the checkpoint {file}: the disk is full"
+    assert file.read_bytes() == new and [*tmp_path.iterdir()] == [file]
 
 
 # --- cells --------------------------------------------------------------------------------------------------------

@@ -70,6 +70,20 @@ def test_mix_keeps_some_of_the_broadcast() -> None:
     assert [mixed[key].item() for key in ("weight", "bias", "running_mean", "running_var")] == [3, 3, 3, 3]
 
 
+def test_a_whole_model_takes_the_place_of_the_sum() -> None:
+    """The rule's model of eights, clients of fours, a broadcast of zeros: 8, and 6 where a quarter of zero stays.
+
+    Counters are the rule's in both; so is everything else where nothing stays.
+    """
+    model = frozen_net()
+    zero, four, eight = ({key: torch.full_like(v, n) for key, v in model.state_dict().items()} for n in (0, 4, 8))
+    for stay, expected in ((0.0, 8.0), (0.25, 6.0)):
+        mixed = mix([client(0, 1, model=four)], Mixing([1.0], model=eight, broadcast=stay), zero, model)
+        assert list(mixed) == list(zero)
+        for key, value in mixed.items():
+            assert value.flatten().tolist() == [expected if value.is_floating_point() else 8] * value.numel(), key
+
+
 def test_mix_precision() -> None:
     """bfloat16 is summed in float32: 256 + 1 clients of 1 mean 1, which a running bfloat16 sum cannot give; float64
     keeps what float32 would lose."""

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from fatbench.engine.fast.draws import Streams
 from fatbench.errors import SpecError
 from fatbench.methods import objectives
 from fatbench.methods.objectives import OBJECTIVES, PROXIMALS
@@ -223,7 +224,7 @@ class Seen(nn.Module):
 def test_mixed_at_replaces_exactly_floor_ratio_b(size: int, ratio: int, seed: int) -> None:
     """The attack adds 2 + label to its images; ratios in whole per cent, so the count is an integer division."""
     x, y = torch.rand(size, 1, 2, 2), torch.arange(size) % 3
-    model, attacked = Seen(), []
+    model, attacked = Seen().eval(), []
 
     def paint(model: nn.Module, x: Tensor, y: Tensor, generator: torch.Generator) -> Tensor:
         attacked.append((len(x), model.training))
@@ -268,6 +269,18 @@ def test_attack_in_eval_mode_loss_in_train_mode(name: str) -> None:
         assert modes == [False] * (len(modes) - trained) + [True] * trained and trained >= 1
         assert modes.count(False) == (0 if name == "standard" else 3)
         assert model.training and model.layer.training
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_the_loss_of_several_clients_is_that_of_each(name: str) -> None:
+    """Two clients of four images in a batch, each with a generator of its own: two losses, those of each alone."""
+    objective = signatures.build("Objective", spec(name))
+    model, (x, y) = conv().eval(), batch(8)
+    model[1] = nn.Identity()  # batch norm would see both clients together; they are stacked under vmap
+    each = [objective(model, x[part], y[part], generator(seed)) for seed, part in enumerate((slice(4), slice(4, 8)))]
+    losses, correct = objective(model, x, y, Streams([generator(0), generator(1)]))
+    torch.testing.assert_close(losses, torch.stack([loss for loss, _ in each]))
+    assert torch.equal(correct, torch.cat([right for _, right in each]))
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)

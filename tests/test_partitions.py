@@ -108,6 +108,16 @@ def test_shah_fixed_share() -> None:
     assert alone[0].tolist() == list(range(50_000))
 
 
+def test_a_class_that_is_cut_goes_on_in_the_order_of_the_examples() -> None:
+    """Python's sort is stable: chunk k of 4 of 1000 examples of 3 classes in random order, all of it client k's own."""
+    labels = rng(5).integers(0, 3, 1000)
+    order = sorted(range(1000), key=labels.tolist().__getitem__)
+    chunks = [sorted(order[k * 250 : (k + 1) * 250]) for k in range(4)]
+    assert [part.tolist() for part in shards("shah", labels, clients=4, own_share=1.0)] == chunks
+    slices = [sorted(order[k * 125 : (k + 1) * 125] + order[(k + 4) * 125 : (k + 5) * 125]) for k in range(4)]
+    assert [part.tolist() for part in shards("classes_per_client", labels, clients=4, classes=2)] == slices
+
+
 def test_shah_with_validation_held_out() -> None:
     """49,000 examples, 50 clients: a chunk of 980 is 19 or 20 of each; everyone has 980, every chunk is used up."""
     labels = numpy.arange(49_000) // 980

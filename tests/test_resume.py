@@ -180,6 +180,39 @@ def test_stopping_after_a_round_and_going_on(job, tmp_path, spawn):
     assert numbers(stopped) == numbers(whole)
 
 
+def test_what_the_database_names_is_on_disk_at_every_instant(job, tmp_path, monkeypatch):
+    """Looked at around each transaction of training: a file is there before it counts, and as long as it does.
+
+    A process killed in between would only train again, so the numbers of the tests above do not show it.
+    """
+    from fatbench.run import checkpoints
+
+    place, seen = machine(tmp_path), []
+
+    def look(store):
+        row = store.stages([job.cell])[job.cell, "train"]
+        digests = row.record.get("sha256", {})
+        for name, digest in digests.items():
+            checkpoints.check(tmp_path / "files" / job.cell / name, digest)
+        assert row.checkpoint is None or row.checkpoint in digests
+        seen.append((row.round, len(digests) > 0))
+
+    def looking(real):
+        def wrapped(self, *arguments, **named):
+            look(self)
+            real(self, *arguments, **named)
+            look(self)
+
+        return wrapped
+
+    for name in ("commit", "finish"):
+        monkeypatch.setattr(Store, name, looking(getattr(Store, name)))
+    with Store.open(place.db, create=True) as store:
+        assert work(job, place, store) == "done"
+        look(store)
+    assert seen[:6] == [(0, False), (1, True), (1, True), (2, True), (2, True), (3, True)]
+
+
 def test_done_work_is_not_done_again(job, tmp_path):
     place = machine(tmp_path)
     with Store.open(place.db, create=True) as store:

@@ -82,7 +82,7 @@ def mix(updates: Sequence[Update], mixing: Mixing, broadcast: Tensors, model: nn
                 f"{prefix}.{name}".removeprefix(".")
                 for prefix, module in model.named_modules(remove_duplicate=False)
                 if isinstance(module, _BatchNorm)
-                for name, _ in module.named_parameters(recurse=False)
+                for name, _ in module.named_parameters()
             }
             running = [key for key in broadcast if key in buffers and broadcast[key].is_floating_point()]
             share = normalised([float(update.n) for update in updates])

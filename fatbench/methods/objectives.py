@@ -86,7 +86,7 @@ def mart(
     def loss(adversarial: Tensor, clean: Tensor, y: Tensor) -> Tensor:
         p_adversarial, log_p_clean = adversarial.softmax(1), clean.log_softmax(1)
         label = y.unsqueeze(1)
-        likely_wrong = p_adversarial.detach().scatter(1, label, -1.0).argmax(1)
+        likely_wrong = p_adversarial.scatter(1, label, -1.0).argmax(1)
         boosted = F.cross_entropy(adversarial, y) + F.nll_loss((1.0001 - p_adversarial + 1e-12).log(), likely_wrong)
         divergence = _kl(log_p_clean, (p_adversarial + 1e-12).log())
         weight = 1.0000001 - log_p_clean.exp().gather(1, label).squeeze(1)
@@ -148,7 +148,7 @@ def _cross_entropy(model: nn.Module, x: Tensor, y: Tensor, generator: torch.Gene
 
 
 def _correct(logits: Tensor, y: Tensor) -> Tensor:
-    return logits.detach().argmax(1) == y
+    return logits.argmax(1) == y
 
 
 # --- proximal terms -----------------------------------------------------------------------------------------------

@@ -247,7 +247,7 @@ def by_writer(
         )
     if clients is not None:
         kept = numpy.sort(rng.choice(kept, clients, replace=False))
-    order = numpy.argsort(owner, kind="stable")
+    order = numpy.argsort(owner)
     starts = numpy.concatenate([[0], numpy.cumsum(sizes)])
     return [_sorted(order[starts[k] : starts[k + 1]]) for k in kept]
 

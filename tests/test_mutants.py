@@ -1,0 +1,70 @@
+"""Mutation testing: mistakes are made where they are meant to be, and what is written about them is not out of date."""
+
+from __future__ import annotations
+
+import types
+from pathlib import Path
+
+import mutants
+import pytest
+import yaml
+
+ROOT = Path(__file__).parent.parent
+KNOWN = yaml.safe_load((ROOT / "tests" / "mutants.yaml").read_text())
+PROGRAM = """
+def share(n: int, of: int = 10) -> float:
+    \"\"\"Not a mistake.\"\"\"
+    if of == 0:
+        raise ValueError("nothing of nothing")
+    return n / of
+"""
+
+
+@pytest.fixture
+def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> mutants.Source:
+    monkeypatch.chdir(tmp_path)
+    Path("fatbench").mkdir()
+    Path("fatbench/some.py").write_text(PROGRAM)
+    return mutants.Source("some.py")
+
+
+def test_every_mistake_changes_what_is_run_and_messages_have_none(source: mutants.Source) -> None:
+    made = [one for number in range(len(source.places)) if (one := source.mutant(number)) is not None]
+    assert {(one.was, one.now) for one in made} == {
+        ("def share(n: int, of: int = 10) -> float:", "def share(n: int, of: int = 11) -> float:"),
+        ("if of == 0:", "if of != 0:"),
+        ("if of == 0:", "if of == 1:"),
+        ("return n / of", "return n * of"),
+    }
+    assert {one.lines for one in made if "return" in one.was} == {frozenset([6])}
+
+
+def test_a_mistake_is_put_into_the_function_that_lives(source: mutants.Source, tmp_path: Path) -> None:
+    """10 / 5 = 2 becomes 10 * 5 = 50; the default of 10 becomes 11, and 1 / 10 becomes 1 / 11."""
+    file = tmp_path / "fatbench" / "some.py"
+    for was, arguments, before, after in (("return", (10, 5), 2, 50), ("def", (1,), 1 / 10, 1 / 11)):
+        file.write_text(PROGRAM)
+        module = types.ModuleType("some")
+        exec(compile(PROGRAM, str(file), "exec", dont_inherit=True), module.__dict__)
+        share = module.share
+        assert share(*arguments) == before
+        made = [source.mutant(number) for number in range(len(source.places))]
+        mutant = next(one for one in made if one is not None and one.was.startswith(was))
+        mutants.put_in(mutant, file, module)
+        assert share(*arguments) == after and file.read_text() == mutant.source
+
+
+def test_the_mistakes_made_by_hand_can_still_be_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    made = [mutants.made_by_hand(one) for room in KNOWN["always"].values() for one in room]
+    assert len(made) >= 6 and KNOWN["always"].keys() <= mutants.ROOMS.keys()
+    for one in made:
+        compile(one.source, one.file, "exec")
+
+
+def test_what_is_explained_is_still_there() -> None:
+    for room, known in KNOWN["explained"].items():
+        files, _, _ = mutants.ROOMS[room]
+        text = " ".join(" ".join((ROOT / "fatbench" / file).read_text().split()) for file in files)
+        assert [one["was"] for one in known if one["was"] not in text] == [], room
+        assert all(one["was"] != one["now"] and one["why"] for one in known), room
