@@ -243,6 +243,65 @@ def test_april_attack_names_every_masked_image():
     assert named == {rate: [1.0] * 24 for rate in (0.2, 0.5, 0.8)}
 
 
+ATTACKERS = {"APRIL": ("april", 1), "`patch_ls`": ("patch_ls", 1), "`masked`": ("masked", 1),
+             "`masked`, 5 rounds": ("masked", 5)}  # fmt: skip
+
+
+def trained_and_random() -> dict[tuple[str, int, float, bool], dict[str, np.ndarray]]:
+    """(inversion, rounds watched, R, trained) -> PSNR and whether it was named, of each of the 100 images."""
+    found = {}
+    for cell in cells("april-trained-jpeg75-cpu.jsonl"):
+        protocol = cell["spec"]["protocol"]
+        rate = setting(protocol, "defence").get("rate", 0.0)
+        key = (
+            setting(protocol, "inversion")["name"],
+            protocol["watched"],
+            rate,
+            bool(cell["spec"]["model"]["weights"]),
+        )
+        found[key] = {m: np.array(list(numbers(cell, f"{m}_victim").values())) for m in ("psnr", "identification")}
+    return found
+
+
+def trained_lines() -> list[str]:
+    """The rows of the page: dB and images named of each network, their difference; p after Holm over all of them."""
+    found, lines, ps, named = trained_and_random(), [], [], []
+    for attacker, (name, watched) in ATTACKERS.items():
+        for rate in (0.0, 0.2, 0.5, 0.8):
+            if (name, watched, rate, True) not in found:
+                continue
+            a, b = found[name, watched, rate, True], found[name, watched, rate, False]
+            d = a["psnr"] - b["psnr"]
+            half = 1.96 * d.std(ddof=1) / len(d) ** 0.5
+            ps.append(float(stats.ttest_1samp(d, 0).pvalue))
+            named.append(mcnemar(a["identification"], b["identification"]))
+            both = [f"{show(x['psnr'].mean())} dB, {int(x['identification'].sum())}" for x in (a, b)]
+            shown = f"{show(d.mean())} ({show(d.mean() - half)} to {show(d.mean() + half)})"
+            lines.append(f"| {attacker} | {f'R = {rate}' if rate else 'none'} | {' | '.join(both)} | {shown} |")
+    corrected = holm(ps + named)
+    return [f"{line} {p(corrected[i])} | {p(corrected[len(ps) + i])} |" for i, line in enumerate(lines)]
+
+
+def test_inversions_of_trained_weights():
+    text = page("april.md")
+    lines = trained_lines()
+    assert len(lines) == 14
+    for line in lines:
+        assert line in text
+    found = trained_and_random()
+    assert all(len(values["psnr"]) == 100 for values in found.values())
+    for inversion, watched, trained, shown in (
+        ("masked", 1, True, "33 of 100"),
+        ("patch_ls", 1, True, "78 of 100"),
+        ("masked", 5, True, "100 of 100"),
+        ("patch_ls", 1, False, "3 of 100"),
+    ):
+        hits = int(found[inversion, watched, 0.8, trained]["identification"].sum())
+        low, high = stats.binomtest(hits, 100).proportion_ci(method="wilson")
+        assert shown == f"{hits} of 100"
+        assert f"| {shown} | {show(100 * low, 0)} to {show(100 * high, 0)} %" in text
+
+
 def test_speed_precisions():
     both: dict[str, dict[tuple[str, int], dict[str, Any]]] = {"fp32": {}, "bf16": {}}
     for precision, file in (("bf16", "sfat-jpeg75-cpu.jsonl"), ("fp32", "sfat-fp32-cpu.jsonl")):

@@ -20,10 +20,12 @@ RESULTS = Path(__file__).parent.parent / "results"
 FORMATS = {".md": "markdown", ".tex": "latex"}
 ROWS = {  # the first words of a suite's name -> the file of its rows, and the preset that was run
     "adfl": ("adfl-mnist-jpeg-cpu", "cpu"),
+    "april-trained": ("april-trained-jpeg75-cpu", "cpu"),
     "april": ("april-jpeg75-cpu", "cpu"),
     "fat-transformers": ("fat-transformers-jpeg75-cpu", "cpu"),
     "fedvkd": ("fedvkd-cifar10-jpeg75-cpu", "quick"),
     "sfat-fashion": ("sfat-fashion-cpu", "cpu"),
+    "vit-half": ("vit-half-jpeg75-cpu", "cpu"),
     "sfat-": ("sfat-jpeg75-cpu", "cpu"),
 }
 NAMES = sorted({table.stem for table in (RESULTS / "tables").iterdir()})
