@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     import pandas
     from torch import nn
 
-    from fatbench.run.worker import Event, Job
+    from fatbench.run.jobs import Event, Job
     from fatbench.store.selection import Checkpoint
     from fatbench.suite.cells import Plan
     from fatbench.suite.files import Suite

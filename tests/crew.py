@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from fatbench.run.jobs import Event, Job, Machine
 from fatbench.run.start import jobs_of
-from fatbench.run.worker import Event, Job, Machine, work
+from fatbench.run.worker import work
 from fatbench.store.stages import Store
 from fatbench.suite import files
 

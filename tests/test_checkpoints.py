@@ -23,8 +23,9 @@ from fatbench.engine.rounds import State
 from fatbench.errors import MachineError, Unavailable
 from fatbench.run import checkpoints
 from fatbench.run.checkpoints import Damaged, flatten, load_model, load_state, save_model, save_state, unflatten
+from fatbench.run.jobs import Job, Machine
 from fatbench.run.start import jobs_of
-from fatbench.run.worker import Job, Machine, work
+from fatbench.run.worker import work
 from fatbench.store import keeping, lines
 from fatbench.store.schema import STAGES
 from fatbench.store.stages import Store, dumps

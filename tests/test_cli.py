@@ -366,7 +366,7 @@ def test_clients_are_trained_one_by_one_unless_asked_otherwise() -> None:
     from fatbench.cli import running
     from fatbench.engine.setup import Place
     from fatbench.run import start
-    from fatbench.run.worker import Machine
+    from fatbench.run.jobs import Machine
 
     functions = (running.run_suite, running.run_cell, api.run, start.run, Machine, Place)
     assert {inspect.signature(one).parameters["path"].default for one in functions} == {"loop"}

@@ -22,8 +22,8 @@ from fatbench.cli.watch import Watch
 from fatbench.errors import MachineError, SpecError
 from fatbench.run import start as run
 from fatbench.run.executors import Worker, asked, attempt, bury, local, me, release
+from fatbench.run.jobs import Event, Machine
 from fatbench.run.start import run as run_all
-from fatbench.run.worker import Event, Machine
 from fatbench.store.stages import Store
 
 

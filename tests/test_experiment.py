@@ -15,8 +15,10 @@ from fatbench.errors import MachineError, SpecError
 from fatbench.methods import probes
 from fatbench.methods.partitions import PARTITIONS
 from fatbench.report import artifacts
+from fatbench.run.jobs import Machine
 from fatbench.run.start import check_data, jobs_of
-from fatbench.run.worker import Machine, artifact_file, work
+from fatbench.run.training import artifact_file
+from fatbench.run.worker import work
 from fatbench.store.stages import Store
 from fatbench.suite import cells, files, signatures
 

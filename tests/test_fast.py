@@ -38,6 +38,8 @@ from fatbench.methods import augmentations as augment
 from fatbench.methods.protocols import PROTOCOLS
 from fatbench.run import checkpoints, worker
 from fatbench.run import start as run
+from fatbench.run.jobs import Machine
+from fatbench.run.stage import ready_for
 from fatbench.store.stages import Store
 from fatbench.suite import files
 
@@ -407,16 +409,16 @@ def test_cells_that_meet_have_the_images_once(tmp_path: Path) -> None:
     (tmp_path / "s.yaml").write_text(SUITE)
     [job] = run.jobs_of(files.load(str(tmp_path / "s.yaml")).plan())
     meeting = together.Together()
-    machine = worker.Machine("", "", str(tmp_path), path="fast", meeting=meeting)
+    machine = Machine("", "", str(tmp_path), path="fast", meeting=meeting)
 
     def ready(**changes: object) -> experiment.Setup:
-        return worker._ready(replace(job, spec={**job.spec, **changes}), machine)[1]
+        return ready_for(replace(job, spec={**job.spec, **changes}), machine)[1]
 
     first, other_seed, fewer = ready(), ready(seed=4), ready(train=50)
     assert first.problem.images is other_seed.problem.images and first.test[0] is other_seed.test[0]
     assert first.problem.seed != other_seed.problem.seed
     assert (len(first.problem.images), len(fewer.problem.images)) == (60, 50)
-    alone = worker._ready(job, replace(machine, meeting=None))[1]
+    alone = ready_for(job, replace(machine, meeting=None))[1]
     assert torch.equal(first.problem.images, alone.problem.images) and torch.equal(first.test[1], alone.test[1])
     del first, other_seed, fewer
     assert not meeting.tensors
@@ -623,7 +625,7 @@ def test_path_and_stack_are_recorded_with_every_number(tmp_path: Path) -> None:
     [job] = run.jobs_of(files.load(str(tmp_path / "s.yaml")).plan())
     found = {}
     for path in ("loop", "fast"):
-        machine = worker.Machine(f"{tmp_path}/{path}.db", f"{tmp_path}/{path}", str(tmp_path), path=path)
+        machine = Machine(f"{tmp_path}/{path}.db", f"{tmp_path}/{path}", str(tmp_path), path=path)
         with Store.open(machine.db, create=True) as store:
             assert worker.work(job, machine, store) == "done"
             [train] = [row for row in store.runs([job.cell]) if row["stage"] == "train"]

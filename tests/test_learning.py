@@ -18,8 +18,9 @@ from fatbench import report
 from fatbench.cli.app import app
 from fatbench.report import flags
 from fatbench.report.statistics import binomial_tail
+from fatbench.run.jobs import Machine
 from fatbench.run.start import jobs_of
-from fatbench.run.worker import Machine, work
+from fatbench.run.worker import work
 from fatbench.store import lines
 from fatbench.store.stages import Store
 from fatbench.suite import files

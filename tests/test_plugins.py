@@ -15,8 +15,9 @@ from fatbench import settings
 from fatbench.cli import app as cli
 from fatbench.errors import SpecError
 from fatbench.run import progress, versions
+from fatbench.run.jobs import Machine
 from fatbench.run.start import jobs_of
-from fatbench.run.worker import Machine, work
+from fatbench.run.worker import work
 from fatbench.store import lines
 from fatbench.store.stages import Store
 from fatbench.suite import cells, files, plugins, signatures, sources

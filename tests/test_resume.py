@@ -13,8 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from fatbench.run.jobs import Job, Machine
 from fatbench.run.start import jobs_of
-from fatbench.run.worker import Job, Machine, work
+from fatbench.run.worker import work
 from fatbench.store.stages import Store
 from fatbench.suite import files
 

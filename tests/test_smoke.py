@@ -8,8 +8,9 @@ import pytest
 
 from fatbench import report
 from fatbench.run import progress
+from fatbench.run.jobs import Machine
 from fatbench.run.start import check_data, jobs_of
-from fatbench.run.worker import Machine, work
+from fatbench.run.worker import work
 from fatbench.store.stages import Store
 from fatbench.suite import files
 from fatbench.suite.tables import SOURCE

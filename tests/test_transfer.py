@@ -25,8 +25,9 @@ import fatbench
 from fatbench.cli import app as cli
 from fatbench.errors import SpecError
 from fatbench.report import figures, tables
+from fatbench.run.jobs import Event, Machine
 from fatbench.run.start import jobs_of
-from fatbench.run.worker import Event, Machine, work
+from fatbench.run.worker import work
 from fatbench.store.stages import Store
 from fatbench.suite import files, signatures, sources
 

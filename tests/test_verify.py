@@ -12,8 +12,9 @@ import pytest
 from fatbench.cli import app
 from fatbench.cli.verify import Apart, apart, choose, job
 from fatbench.errors import NothingMatched
+from fatbench.run.jobs import Machine
 from fatbench.run.start import jobs_of
-from fatbench.run.worker import Machine, work
+from fatbench.run.worker import work
 from fatbench.store import lines
 from fatbench.store.stages import Store
 from fatbench.suite import files

@@ -33,7 +33,7 @@ from fatbench.cli.options import (
 from fatbench.errors import NothingMatched, SpecError
 
 if TYPE_CHECKING:
-    from fatbench.run.worker import Job
+    from fatbench.run.jobs import Job
 
 
 def run_suite(

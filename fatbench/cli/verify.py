@@ -17,7 +17,7 @@ from fatbench.cli.options import DataDir, Device, Format, Precision
 from fatbench.errors import NothingMatched, SpecError
 
 if TYPE_CHECKING:
-    from fatbench.run.worker import Job
+    from fatbench.run.jobs import Job
     from fatbench.store.stages import Store
 
 
@@ -140,7 +140,7 @@ def _work(spec: Mapping[str, Any]) -> float:
 def job(store: Store, cell: str) -> Job:
     """What made a cell's results, from the results alone: evaluations with their attacks, and their checkpoints."""
     from fatbench.report.compare import label
-    from fatbench.run.worker import Job
+    from fatbench.run.jobs import Job
     from fatbench.store.selection import WORDS
     from fatbench.suite.cells import Evaluation, canonical
 

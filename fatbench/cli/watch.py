@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fatbench.run import progress, versions
-from fatbench.run.worker import Event, Job
+from fatbench.run.jobs import Event, Job
 from fatbench.store import timing
 from fatbench.store.opening import opened
 from fatbench.suite import duration as durations

@@ -14,7 +14,7 @@ from fatbench import settings
 from fatbench.errors import MachineError, SpecError
 from fatbench.run import worker
 from fatbench.run.executors import local
-from fatbench.run.worker import Event, Job, Machine, Outcome
+from fatbench.run.jobs import Event, Job, Machine, Outcome
 from fatbench.store.stages import Store
 from fatbench.suite import cells, evaluated, facts, signatures
 from fatbench.suite.cells import Evaluation, Plan

@@ -17,7 +17,7 @@ from fatbench.errors import SpecError
 from fatbench.run import start
 from fatbench.run.executors import attempt
 from fatbench.run.executors.local import gpu_count
-from fatbench.run.worker import Job, Machine
+from fatbench.run.jobs import Job, Machine
 from fatbench.store import timing
 from fatbench.store.stages import Store
 from fatbench.suite import cost, duration, facts, signatures

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from sqlalchemy import select
 
 from fatbench.run import versions
-from fatbench.run.worker import Job, evaluation_rounds
+from fatbench.run.jobs import Job, evaluation_rounds
 from fatbench.store.schema import RUNS
 from fatbench.store.stages import StageRow, Store
 from fatbench.suite import duration

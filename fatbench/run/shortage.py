@@ -13,7 +13,7 @@ from fatbench.engine.memory import out_of_memory
 from fatbench.errors import FatbenchError
 
 if TYPE_CHECKING:
-    from fatbench.run.worker import Machine, Outcome
+    from fatbench.run.jobs import Machine, Outcome
 
 log = logging.getLogger("fatbench")
 

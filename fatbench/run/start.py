@@ -16,8 +16,8 @@ from fatbench.engine.splits import split
 from fatbench.errors import MachineError, NothingMatched, SpecError, Unavailable, did_you_mean
 from fatbench.run import progress, slots, versions, waiting
 from fatbench.run.executors import local
+from fatbench.run.jobs import Event, Job, Machine
 from fatbench.run.waiting import Wish
-from fatbench.run.worker import Event, Job, Machine
 from fatbench.store.database import NoDatabase
 from fatbench.store.leases import LEASE
 from fatbench.store.stages import Store

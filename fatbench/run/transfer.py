@@ -19,7 +19,7 @@ from fatbench.suite import signatures, weights
 if TYPE_CHECKING:
     from fatbench.engine.rounds import Problem, Round, Tensors
     from fatbench.engine.setup import Setup
-    from fatbench.run.worker import Job, Machine
+    from fatbench.run.jobs import Job, Machine
     from fatbench.store.stages import Store
     from fatbench.suite.cells import Origin
 

@@ -14,7 +14,7 @@ from fatbench.errors import FatbenchError, UnknownName
 from fatbench.suite import plugins, signatures
 
 if TYPE_CHECKING:
-    from fatbench.run.worker import Job
+    from fatbench.run.jobs import Job
     from fatbench.store.stages import Store
 
 Changed = Mapping[str, Mapping[str, str]]  # cell -> stage -> what changed, in words

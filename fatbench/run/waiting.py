@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from fatbench.run import progress
-from fatbench.run.worker import Job
+from fatbench.run.jobs import Job
 from fatbench.store.stages import Store
 
 PAUSE = 1.0  # seconds between two looks at the database, and at least ten times as long as a look takes

@@ -18,7 +18,8 @@ from typing import NamedTuple
 
 from fatbench import settings
 from fatbench.errors import FatbenchError, SpecError, Unavailable
-from fatbench.run.worker import Event, Job, Machine, Outcome, work
+from fatbench.run.jobs import Event, Job, Machine, Outcome
+from fatbench.run.worker import work
 from fatbench.store.stages import Store
 
 

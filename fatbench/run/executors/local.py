@@ -31,8 +31,8 @@ from typing import Any
 
 from fatbench.errors import MachineError, Unavailable
 from fatbench.run.executors import Worker, asked, attempt, bury, me, release, works
+from fatbench.run.jobs import Event, Job, Machine, Outcome
 from fatbench.run.waiting import SIGNALS
-from fatbench.run.worker import Event, Job, Machine, Outcome
 
 
 def lanes(device: str | None, jobs: int | None, per_gpu: int | Mapping[int, int] = 1, url: str = "") -> list[str]:

@@ -18,7 +18,7 @@ from typing import Any
 
 from fatbench.errors import MachineError, SpecError
 from fatbench.run.executors import Worker, asked, attempt, bury, local, me, release
-from fatbench.run.worker import Event, Job, Machine, Outcome
+from fatbench.run.jobs import Event, Job, Machine, Outcome
 from fatbench.store.database import Database
 
 

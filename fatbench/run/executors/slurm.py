@@ -36,7 +36,7 @@ from typing import Any
 from fatbench import settings
 from fatbench.errors import MachineError, SpecError
 from fatbench.run.executors import Worker, asked, attempt, bury, local, me, release
-from fatbench.run.worker import Event, Job, Machine, Outcome
+from fatbench.run.jobs import Event, Job, Machine, Outcome
 from fatbench.store.database import Database
 
 SHORT = {"time": "timeout_min", "gpus": "gpus_per_node", "cpus": "cpus_per_task"}
