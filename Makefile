@@ -15,7 +15,7 @@ DEMO := .demo
 COLOUR := $(if $(NO_COLOR),,$(if $(MAKE_TERMOUT),FORCE_COLOR=1))
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo site docs test bench gpu fuzz soak mutants nightly check lint format golden wheel constraints clean
+.PHONY: help env demo site docs test bench gpu fidelity fuzz soak mutants nightly check lint format golden wheel constraints clean
 .DELETE_ON_ERROR:
 
 help: ## this list
@@ -66,6 +66,10 @@ test: $(STAMP) ## the tests; make test ARGS='-k pgd' runs some
 # Minutes on two quiet cores; on a GPU where there is one. Nothing else should run beside it.
 bench: $(STAMP) ## how fast it is, against what people run: results/bench; make bench ARGS='--rows at_nin'
 	@OMP_NUM_THREADS=1 $(BIN)/python -m fatbench.bench -o results/bench $(ARGS)
+
+# Some minutes, and a network: it fetches the authors' programs, or takes them from clones that are here.
+fidelity: $(STAMP) ## the authors' programs beside ours: results/bench; make fidelity ARGS='--clones FOLDER --only sfat'
+	@OMP_NUM_THREADS=1 $(BIN)/python -m fatbench.bench.fidelity -o results/bench $(ARGS)
 
 # Half an hour or more on one core, and nightly in continuous integration; the tests run the first 500 cases.
 fuzz: $(STAMP) ## 10,000 inputs that are a little wrong, none of which may end in a traceback; make fuzz ARGS='--kind suite'
