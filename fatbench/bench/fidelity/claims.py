@@ -11,6 +11,7 @@ CLAIMS: dict[str, tuple[str, ...]] = {  # label of a suite -> ids of rows, or wh
     "SFAT (released)": ("sfat.slack", "sfat.fedprox"),
     "SCAFFOLD (released)": ("sfat.scaffold",),
     "Centralized (released)": ("sfat.centralized",),
+    "FedSoftBetter (released)": ("fedsoftbetter",),
     "FGSM (released)": ("sfat.attack.cifar10.fgsm_sfat", "sfat.attack.svhn.fgsm_sfat"),
     "FedGATE (FedTorch)": ("fedtorch.fedgate",),
     "SCAFFOLD (FedTorch)": ("fedtorch.scaffold",),

@@ -35,8 +35,9 @@ NOT_USED: dict[str, dict[str, Any]] = {
 }
 
 
-def compare(folder: Path) -> Iterator[Row]:
+def compare(folder: Path) -> list[Row]:
     """Every row of FedTorch's program."""
+    rows = []
     released = {"divisor": "released"}
     for momentum in (0.0, 0.9):
         for kind, protocol, settings in (
@@ -46,9 +47,11 @@ def compare(folder: Path) -> Iterator[Row]:
             ("scaffold", scaffold, {**released, "variates": "released"}),
         ):
             with_momentum = ", momentum 0.9" if momentum else ""
-            yield one(folder, kind, protocol, settings, momentum, equal, with_momentum)
-    yield one(folder, "scaffold", scaffold, {}, 0.9, differs, ", momentum 0.9", "differences: scaffold-momentum")
-    yield one(folder, "fedgate", fedgate, {}, 0.9, differs, ", momentum 0.9", "differences: scaffold-momentum")
+            rows.append(one(folder, kind, protocol, settings, momentum, equal, with_momentum))
+    for kind, protocol in (("scaffold", scaffold), ("fedgate", fedgate)):
+        note = "differences: scaffold-momentum"
+        rows.append(one(folder, kind, protocol, {}, 0.9, differs, ", momentum 0.9", note))
+    return rows
 
 
 def one(

@@ -99,7 +99,10 @@ def network(
         equal(f"{id}.output", theirs, ours, "output", difference(b(x), a(x))),
         equal(f"{id}.gradient", theirs, ours, "gradient", difference(gradients(b, x, y), names(gradients(a, x, y)))),
     ]
-    starts_a, starts_b, steps_a, steps_b = [], [], [], []
+    starts_a: list[dict[str, Tensor]] = []
+    starts_b: list[dict[str, Tensor]] = []
+    steps_a: list[dict[str, float]] = []
+    steps_b: list[dict[str, float]] = []
     for seed in range(STARTS):
         for make, starts, steps in ((upstream, starts_a, steps_a), (mine, starts_b, steps_b)):
             torch.manual_seed(1000 + seed + (500 if make is mine else 0))

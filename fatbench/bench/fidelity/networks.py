@@ -135,7 +135,7 @@ def _tnt_names(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def tnt_legacy(folder: Path) -> list[Row]:
     """TNT-S's widths at depth 2 in timm of 2022, beside `tnt` with legacy: true."""
     images, labels = torch.rand(4, 3, 224, 224, generator=torch.Generator().manual_seed(0)), torch.arange(4)
-    from timm.layers import Mlp
+    from timm.layers.mlp import Mlp
 
     old = {  # one file of timm: the whole of that time does not import on today's Python
         **_OLD_TIMM,
@@ -178,7 +178,9 @@ def _registered(function: Any) -> Any:
 
 
 def _timm() -> dict[str, dict[str, Any]]:
-    from timm.layers import DropPath, to_2tuple, trunc_normal_
+    from timm.layers.drop import DropPath
+    from timm.layers.helpers import to_2tuple
+    from timm.layers.weight_init import trunc_normal_
 
     return {
         "timm.models.helpers": {"load_pretrained": None},
