@@ -7,20 +7,28 @@ import gc
 import logging
 import os
 import signal
+import socket
 import sys
 import warnings
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
-from crew import Watcher, ignore, kill, lasting, never, numbers, once_begun, pid_of, rows, undisturbed
+from crew import SUITE, Watcher, ignore, kill, lasting, never, numbers, once_begun, pid_of, rows, undisturbed
 
+from fatbench.cli.app import app
+from fatbench.cli.watch import Watch
 from fatbench.errors import MachineError, SpecError
 from fatbench.run.executors import me, ray, slurm
+from fatbench.run.start import jobs_of
+from fatbench.run.start import run as run_all
+from fatbench.run.worker import Event, Machine, work
 from fatbench.store.stages import Store
+from fatbench.suite import files
 
 # --- Ray ---------------------------------------------------------------------------------------------------------
 
@@ -42,6 +50,7 @@ def patient_ray() -> Iterator[Any]:
     package = pytest.importorskip("ray")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_worker_niceness", "0")
+        patch.setenv("RAY_agent_register_timeout_ms", "300000")
         yield package
     with warnings.catch_warnings():  # Ray leaves its processes and files to the garbage collector
         warnings.simplefilter("ignore", ResourceWarning)
@@ -87,6 +96,90 @@ def test_ray(jobs, machine, cluster):
     assert ray.run([job], machine, ["cpu"], seen, never) == {job.cell: "done"}
     assert next(event for _, event in seen.seen if event.stage == "train").round > 0  # it goes on
     assert numbers(machine, job) == undisturbed(machine, job)
+
+
+@pytest.fixture
+def two_nodes(patient_ray, postgres_server) -> Iterator[Any]:
+    """Two Ray nodes of a core each on this machine; we are connected to the first. The second, and how to lose it."""
+    utilities = pytest.importorskip("ray.cluster_utils")
+    small = {"num_cpus": 1, "object_store_memory": 80 << 20, "include_dashboard": False}
+    ports = ("metrics_agent_port", "metrics_export_port", "runtime_env_agent_port", "dashboard_agent_listen_port")
+
+    def place() -> dict[str, Any]:
+        """With ports that we choose, Ray need not wait until its helpers have; they are slow on a busy machine."""
+        with contextlib.ExitStack() as stack:
+            sockets = [stack.enter_context(socket.socket()) for _ in ports]
+            for one in sockets:
+                one.bind(("127.0.0.1", 0))
+            return small | {name: one.getsockname()[1] for name, one in zip(ports, sockets, strict=True)}
+
+    def start() -> Any:
+        cluster = utilities.Cluster()
+        try:
+            cluster.add_node(**place())
+            second = cluster.add_node(**place())
+            patient_ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
+            return cluster, second
+        except Exception as error:  # Ray's own class for a node that did not start in time
+            patient_ray.shutdown()
+            cluster.shutdown()
+            raise MachineError(str(error)) from None
+
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    cluster, second = patiently(start)
+    yield second, lambda: cluster.remove_node(second, allow_graceful=False)
+    patient_ray.shutdown()
+    cluster.shutdown()
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+
+
+def parent_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::ResourceWarning")  # files of Ray that it leaves to the garbage collector
+def test_a_ray_node_is_killed_in_the_middle_of_a_cell(tmp_path, monkeypatch, two_nodes, new_postgres, capfd):
+    """A cell on each node; the node of one is gone after its first rounds. The other node does it, from a checkpoint.
+
+    The run ends with 0, and its tables are those of a run on this machine alone.
+    """
+    second, lose = two_nodes
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FATBENCH_CHECKPOINT_SECONDS", "0")
+    Path("crew.yaml").write_text(SUITE.replace("rounds: 4", "rounds: 60").replace("    usual: {}\n", ""))
+    whole, url = jobs_of(files.load("crew.yaml").plan()), new_postgres()
+    raylet = next(one.process.pid for one in second.all_processes["raylet"])
+    lost: list[str] = []
+
+    class Losing(Watch):
+        def see(self, lane: int, event: Event) -> None:
+            super().see(lane, event)
+            if not lost and event.stage == "train" and event.kind == "progress" and event.round < 50:
+                with Store.open(url) as store:
+                    pids = [run["pid"] for run in store.runs([event.cell]) if run["status"] == "running"]
+                if pids and parent_of(pids[0]) == raylet:
+                    lost.append(event.cell)
+                    lose()
+
+    run_all(whole, Losing("crew"), executor="ray", device="cpu", db=url)
+    err = capfd.readouterr().err
+    assert "crew: 2 of 2 cells done" in err and f"{lost[0]} train interrupted: its Ray node is lost" in err
+    with Store.open(url) as store:
+        ended = [run["status"] for run in store.runs(lost) if run["stage"] == "train"]
+    assert ended == ["interrupted", "done"]
+    log = Path("results/files", lost[0], "log.txt").read_text()
+    assert log.count("train: from round 0 of 60") == 1 and log.count("train: from round") == 2  # it goes on
+    alone = Machine(str(tmp_path / "alone.db"), str(tmp_path / "alone"), "")
+    with Store.open(alone.db, create=True) as store:
+        assert [work(job, alone, store) for job in whole] == ["done"] * 2
+    assert [numbers(replace(alone, db=url), job) for job in whole] == [numbers(alone, job) for job in whole]
+    tables = []
+    for db in (url, alone.db):
+        app(["report", "crew.yaml", "--db", db, "--format", "csv"], standalone_mode=False)
+        tables.append(capfd.readouterr().out)
+    assert tables[0] == tables[1] and "slow" in tables[0]
 
 
 def late(**options: object) -> None:

@@ -1,7 +1,7 @@
 """Cells as Ray tasks: on the cluster that RAY_ADDRESS names, else on one started here for the run.
 
 Every node must see the data, the files folder and the database under the same paths, and have fatbench and the
-plugins installed. On several nodes the database is PostgreSQL.
+plugins installed. On several nodes the database is PostgreSQL. A cell whose node is lost is begun once more on another.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import os
 import signal
 import socket
 import sys
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -20,6 +21,8 @@ from fatbench.errors import MachineError, SpecError
 from fatbench.run.executors import Worker, asked, attempt, bury, local, me, release
 from fatbench.run.jobs import Event, Job, Machine, Outcome
 from fatbench.store.database import Database
+
+PATIENCE = 3.0  # seconds that a cluster may take to know that a node is gone
 
 
 def lanes(device: str | None, jobs: int | None, per_gpu: int, url: str) -> list[str]:
@@ -74,14 +77,18 @@ def _run(
     stop: Callable[[], int],
     fail_fast: bool,
 ) -> dict[str, Outcome]:
-    board = ray.remote(num_cpus=0)(Board).remote()
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    with_us = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    board = ray.remote(num_cpus=0, scheduling_strategy=with_us)(Board).remote()  # another node may be lost
     # Ray names the GPU: a task sees only the one it was given
     here = replace(machine, device="cpu" if lanes[0] == "cpu" else "cuda:0")
     gpu = 0.0 if lanes[0] == "cpu" else 1 / max(Counter(lanes).values())
     task = ray.remote(num_cpus=1, num_gpus=gpu, max_retries=0)(_work)
     waiting, free = list(jobs), list(range(len(lanes)))
     tasks: dict[Any, tuple[int, Job]] = {}
-    workers: dict[str, Worker] = {}
+    workers: dict[str, tuple[Worker, str]] = {}  # who has taken a cell, and on which node
+    again: set[str] = set()  # cells whose node was lost
     outcomes: dict[str, Outcome] = {}
     halted = False
 
@@ -90,8 +97,8 @@ def _run(
             if isinstance(item, Event):
                 watch(lane, item)
             else:
-                cell, worker = item
-                workers[cell] = worker
+                cell, worker, node = item
+                workers[cell] = worker, node
 
     def halt() -> None:
         nonlocal halted
@@ -124,7 +131,17 @@ def _run(
             except ray.exceptions.TaskCancelledError:
                 outcome = "interrupted"
             except ray.exceptions.RayError as error:
-                worker = workers.get(job.cell)
+                worker, node = workers.pop(job.cell, (None, ""))
+                if _lost(ray, error, node) and job.cell not in again:
+                    again.add(job.cell)
+                    release(job, machine, worker)
+                    if halted:
+                        outcome = "interrupted"
+                    else:
+                        waiting.append(job)
+                        text = "its Ray node is lost: it is begun once more"
+                        watch(lane, Event(job.cell, "train", "interrupted", message=text))
+                        continue
                 where = f" on {worker.host}" if worker else ""
                 text = f"the Ray worker{where} ended: {type(error).__name__}: {str(error).splitlines()[0]}"
                 outcome = bury(job, machine, worker, text, watch, lane)
@@ -138,10 +155,22 @@ def _run(
         ray.wait(list(tasks), num_returns=len(tasks), timeout=10)
         hear()
     for _, job in tasks.values():
-        release(job, machine, workers.get(job.cell))
+        release(job, machine, workers.get(job.cell, (None, ""))[0])
     for job in jobs:
         outcomes.setdefault(job.cell, "interrupted")
     return outcomes
+
+
+def _lost(ray: Any, error: Exception, node: str) -> bool:
+    """Whether a task ended because its node is gone; the cluster may know that a moment later than of the task."""
+    end = time.monotonic() + PATIENCE
+    while not isinstance(error, ray.exceptions.NodeDiedError):
+        if any(one["NodeID"] == node and not one["Alive"] for one in ray.nodes()):
+            return True
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.2)
+    return True
 
 
 class Board:
@@ -152,7 +181,7 @@ class Board:
         self.stopping = False
 
     def tell(self, lane: int, item: Any) -> None:
-        """An event, or (cell, worker): who has taken the cell."""
+        """An event, or (cell, worker, node): who has taken the cell, and on which node."""
         self.items.append((lane, item))
 
     def take(self) -> list[tuple[int, Any]]:
@@ -182,7 +211,7 @@ def _work(lane: int, job: Job, machine: Machine, board: Any) -> Outcome:
         except ray.exceptions.RayError:  # the driver is gone, and the board with it
             return True
 
-    ray.get(board.tell.remote(lane, (job.cell, me())))
+    ray.get(board.tell.remote(lane, (job.cell, me(), ray.get_runtime_context().get_node_id())))
     outcome: Outcome = "interrupted" if stop() else attempt(job, machine, notify, stop)
     stop()  # calls arrive in order: now every event has
     return outcome
