@@ -5,13 +5,16 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 
 from fatbench.methods.protocols import PROTOCOLS
+from fatbench.run.executors import slurm
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -82,6 +85,37 @@ def test_every_fatbench_command_of_the_readme_runs_and_prints_what_it_shows(tmp_
         if command.startswith("fatbench data prepare"):
             continue  # fetches; tests/test_data.py has it with files of its own
         run(command, tmp_path, shown, code=5 if command == "fatbench run suite sfat-cifar10" else 0)
+
+
+def test_recipes_for_clusters_are_commands_as_they_stand(tmp_path, monkeypatch, new_postgres):
+    """Planned, not run; what a block exports holds for its commands, and the server is one of our own."""
+    page = (ROOT / "docs" / "clusters.md").read_text(encoding="utf-8")
+    seen, server = 0, new_postgres().replace("postgresql:", "postgresql+psycopg:")
+    for block in re.findall(r"^```sh\n(.*?)^```\n", page, re.MULTILINE | re.DOTALL):
+        with monkeypatch.context() as patch:
+            for line in block.splitlines():
+                if line.startswith("export "):
+                    name, value = line.removeprefix("export ").split("=", 1)
+                    patch.setenv(name, server if name == "FATBENCH_DB" else value)
+                    continue
+                run(f"{line} --dry-run" if " run " in line else line, tmp_path, [])
+                seen += " run " in line
+    assert seen == 4
+
+
+def test_what_the_page_tells_slurm_is_what_submitit_takes(tmp_path, monkeypatch):
+    submitit = pytest.importorskip("submitit")
+    page = (ROOT / "docs" / "clusters.md").read_text(encoding="utf-8")
+    tables = [
+        tomllib.loads(text)["slurm"] for text in re.findall(r"^```toml\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    ]
+    assert len(tables) == 2
+    monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")  # submitit looks for srun
+    for number, table in enumerate(tables):
+        made = slurm._executor(submitit, tmp_path / str(number), table, ["cuda:0"])._executor.parameters
+        assert (made["partition"], made["time"], made["gpus_per_node"], made["cpus_per_task"]) == (
+            table["partition"], table["time"], table["gpus"], table["cpus"],
+        )  # fmt: skip
 
 
 def test_commands_of_the_results_index_print_its_table(tmp_path):
