@@ -340,7 +340,11 @@ class Room:
         left = dict(self.only or {})
         every.sort(key=lambda place: (place[0].file, place[1]) not in left.values())
         for source, number in every:
-            if left and (mutant := source.mutant(number)) is not None and left.pop((mutant.was, mutant.now), None):
+            text = " ".join(source.text.splitlines()[source.places[number][2] - 1].split())
+            if not any(text in was for was, _ in left):
+                continue
+            mutant = source.mutant(number)
+            if mutant is not None and left.pop((mutant.was, mutant.now), None):
                 yield mutant
 
     def walk(self, items: list[Any]) -> list[Cost]:

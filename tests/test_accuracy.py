@@ -96,6 +96,7 @@ def test_accuracy_is_of_all_images_and_their_mean_loss() -> None:
 @pytest.mark.parametrize("batch", [2, 500])
 def test_the_small_device_has_an_accuracy_of_its_own(batch: int) -> None:
     assert accuracy.edge_accuracy(on(), STATE, IMAGES, LABELS, batch) == 2 / 5
+    assert accuracy.edge_accuracy(on(), STATE, IMAGES, 1 - LABELS, batch) == 3 / 5
 
 
 @pytest.mark.parametrize("batch", [2, 500])
@@ -125,7 +126,8 @@ def test_bits_are_packed_eight_to_a_byte_the_first_highest() -> None:
     bits = torch.tensor([True, False, True, False, False, False, False, True, True])
     data = accuracy.packed(bits)
     assert data == bytes([0b10100001, 0b10000000])
-    assert accuracy.unpacked(data, 9).tolist() == bits.tolist()
+    found = accuracy.unpacked(data, 9)
+    assert found.dtype == bool and found.tolist() == bits.tolist()
 
 
 # --- on the clients' own distributions ----------------------------------------------------------------------------

@@ -379,6 +379,27 @@ def handed_out(name: str, labels: NDArray[Any], arguments: dict[str, int], held:
     return n
 
 
+NEEDED = {
+    "classes_per_client": {"classes": 2},
+    "unequal_shards": {"shards": 20},
+    "dirichlet": {"alpha": 0.5},
+    "label_table": {"classes": 2},
+    "group_skew": {"groups": 2, "p": 0.8},
+}
+
+
+@pytest.mark.parametrize("name", PARTITIONS)
+def test_another_seed_gives_other_clients(name: str) -> None:
+    """The same seed gives the same. `classes_per_client` alone draws nothing."""
+    labels, writers = rng(1).integers(0, 10, 2000), rng(2).integers(0, 40, 2000)
+    arguments = {"clients": 4, **NEEDED.get(name, {})}
+    one, two, again = (
+        [part.tolist() for part in PARTITIONS[name](labels, rng(seed), writers, **arguments)] for seed in (1, 2, 2)
+    )
+    assert two == again
+    assert (one == two) == (name == "classes_per_client")
+
+
 @pytest.mark.parametrize("name", PARTITIONS)
 @settings(deadline=None, max_examples=50)
 @given(data=st.data())
