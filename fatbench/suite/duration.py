@@ -161,9 +161,7 @@ def _length(cell: Cell, share: float, evaluations: Sequence[tuple[Evaluation, fl
 
 
 def _training(spec: Mapping[str, Any], share: float, known: Speeds) -> float | None:
-    rate = known.training.get(kind(spec))
-    everything = cost.training(spec)
-    if rate is None or everything is None:
+    if (rate := known.training.get(kind(spec))) is None or (everything := cost.training(spec)) is None:
         return None
     trained = everything.image_passes - cost.monitoring(spec).image_passes
     return share * (rate * trained + _monitoring(spec, known)) + known.around[0]
