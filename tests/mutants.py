@@ -65,7 +65,7 @@ ROOMS: dict[str, tuple[list[str], list[str], str]] = {
         "comes_back or flipped or paths or header or another_cell or is_gone or gets_its_name",
     ),
     "worker": (
-        ["run/worker.py"],
+        ["run/worker.py", "run/stage.py", "run/training.py", "run/attacking.py"],
         ["test_checkpoints.py", "test_resume.py", "test_memory.py"],
         "not killed_anywhere and not many_kills",
     ),
@@ -74,7 +74,7 @@ ROOMS: dict[str, tuple[list[str], list[str], str]] = {
         ["test_leases.py", "test_store.py"],
         "not postgres and not racing and not random_instants and not ten_thousand and not wrong_clock",
     ),
-    "attacks": (["methods/attacks.py"], ["test_attacks.py"], ""),
+    "attacks": (["methods/attacks.py", "methods/packages.py"], ["test_attacks.py"], ""),
 }
 
 

@@ -689,7 +689,7 @@ def test_show_what_a_round_kept(drawn: Suite, run: Callable[..., tuple[int, str,
     )  # fmt: skip
     assert run("show", one, "--round", "1")[::2] == (2, "fatbench: --round and -o go with --artifacts\n")
     page = run("report", "drawn.yaml", "--format", "html")[1]
-    assert len(re.findall("data:image/png;base64,", page)) == 2
+    assert len(re.findall("data:image/png;base64,", page)) == 4  # two of the cell, two of the figures of them
 
 
 def test_looking_imports_neither_torch_nor_matplotlib(drawn: Suite) -> None:

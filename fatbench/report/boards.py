@@ -153,8 +153,8 @@ def _board(task: Task, grid: Grid) -> Board | None:
     every = [cell.key for _, plan, _ in task.parts.values() for cell in plan.cells]
     of_task = {axis for axis in labels if len({key[axis] for key in every if axis in key}) > 1}
     same = [(axis, said[0]) for axis, said in labels.items() if axis not in (*axes, "suite", "dataset") and said[0]]
-    grid = replace(grid, columns=[grid.columns[place] for place in keep])
     rows = [Row(row.key, [[row.values[0][place] for place in keep]]) for row in rows]
+    grid = replace(grid, columns=[grid.columns[place] for place in keep], rows=rows)
     at = _strongest(grid)
     sign = 1 if grid.columns[at].best == "min" else -1
 
