@@ -177,8 +177,21 @@ def from_trained() -> dict[tuple[str, str, int], dict[str, Any]]:
     return found
 
 
+def packed(outcomes: list[np.ndarray]) -> list[tuple[int, int]]:
+    """Verdicts of each seed as `statistics` takes them."""
+    return [(int("".join(map(str, one.astype(int))), 2), len(one)) for one in outcomes]
+
+
+def over_both(a: list[np.ndarray], b: list[np.ndarray]) -> tuple[str, float]:
+    """("mean (low to high)" in points, p) of a difference over seeds and images."""
+    both = statistics.crossed(packed(a), packed(b))
+    assert both is not None
+    mean, low, high = (show(100 * value) for value in (both.mean, both.low, both.high))
+    return f"{mean} ({low} to {high})", both.p
+
+
 def from_trained_lines() -> list[str]:
-    """The rows of the page: clean accuracy under NT, and what is between a rule and FedAvg; p after Holm over five."""
+    """The rows of the page: clean accuracy under NT, what is between a rule and FedAvg; p after Holm over five."""
     found, lines, ps = from_trained(), [], []
     methods = (*FROM_TRAINED.values(), "FedWAvg(1)", "FedWAvg(10)")
     seeds = sorted(seed for method, training, seed in found if (method, training) == ("FedAvg", "NT"))
@@ -187,22 +200,32 @@ def from_trained_lines() -> list[str]:
         each = [100 * float(outcome.mean()) for outcome in right[method]]
         line = f"| {method} | {', '.join(show(value) for value in each)} |"
         if method != "FedAvg":
-            a, b = (np.mean(right[m], axis=0) for m in (method, "FedAvg"))
-            shown, value = paired(a - b)
-            ps.append(mcnemar(a, b) if len(seeds) == 1 else value)
+            shown, value = over_both(right[method], right["FedAvg"])
+            ps.append(value)
             line += f" {shown} |"
         lines.append(line)
     return [f"{lines[0]} | |", *(f"{line} {p(value)} |" for line, value in zip(lines[1:], holm(ps), strict=True))]
 
 
 def test_transformers_from_trained_weights():
-    text = page("fat-transformers.md")
+    text = " ".join(page("fat-transformers.md").split())
     lines = from_trained_lines()
     for line in lines:
         assert line in text
-    for method in ("FedWAvg(1)", "FedWAvg(10)"):
-        (mean,) = [line.split(" | ")[2].split(" ")[0] for line in lines if line.startswith(f"| {method} ")]
-        assert f"{method} is {mean.removeprefix('-')} points below" in text
+    assert all(line.endswith("| 1 |") for line in lines[1:])
+    (first,) = [line for line in lines if line.startswith("| FedWAvg(1) ")]
+    mean, interval = first.split(" | ")[2].rstrip(")").split(" (")
+    assert f"FedWAvg(1) is {mean} points away, 95 % interval {interval} over seeds and images" in text
+    found = from_trained()
+    per_seed = {
+        seed: [100 * verdicts(found[m, "NT", seed], "natural", 20) for m in ("FedWAvg(1)", "FedAvg")] for seed in (6, 8)
+    }
+    below, above = (float((a - b).mean()) for a, b in per_seed.values())
+    assert f"FedWAvg(1) is {show(-below)} points below FedAvg" in text and f"{show(above)} points above" in text
+    assert p(mcnemar(*(np.sign(right) for right in per_seed[6]))) == "< 0.001"
+    spans = [np.ptp([float(verdicts(found[m, "NT", s], "natural", 20).mean()) for s in (6, 7, 8)])
+             for m in {method for method, _, _ in found}]  # fmt: skip
+    assert f"by up to {show(100 * max(spans), 0)} points" in text
 
 
 def test_adfl_differences():
@@ -420,14 +443,8 @@ def test_fashion():
         assert strongest.mean() <= weaker[: len(strongest)].mean()
     found = fashion()
     seeds = sorted(seed for name, seed in found if name == "SFAT")
-
-    def packed(row: str) -> list[tuple[int, int]]:
-        bits = [verdicts(found[row, seed], "pgd20", 10).astype(int) for seed in seeds]
-        return [(int("".join(map(str, one)), 2), len(one)) for one in bits]
-
-    both = statistics.crossed(packed("SFAT"), packed("FAT"))
-    assert both is not None
-    mean, low, high = (show(100 * value) for value in (both.mean, both.low, both.high))
-    quoted = f"{mean} points, 95 % interval {low} to {high} over seeds and images"
+    both, _ = over_both(*([verdicts(found[row, s], "pgd20", 10) for s in seeds] for row in ("SFAT", "FAT")))
+    mean, interval = both.rstrip(")").split(" (")
+    quoted = f"{mean} points, 95 % interval {interval} over seeds and images"
     assert quoted in " ".join(text.split())
     assert f"is {quoted}" in " ".join((RESULTS.parent / "README.md").read_text(encoding="utf-8").split())
