@@ -243,7 +243,8 @@ def put_in(mutant: Mutant, file: Path, module: types.ModuleType) -> None:
         if type(live) is types.FunctionType and live.__module__ == module.__name__:  # others may warn when looked at
             name = live.__code__.co_qualname
             if live.__code__.co_filename == str(file) and name in changed and "<locals>" not in name:
-                live.__code__ = now[name]
+                # of a method that lost its `super()` the cell of `__class__` stays, and nothing looks into it
+                live.__code__ = now[name].replace(co_freevars=live.__code__.co_freevars)
     if was["<module>"] == now["<module>"]:
         return
     scratch = types.ModuleType(module.__name__)  # a default or a constant: what the module makes when it is imported

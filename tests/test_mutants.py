@@ -54,6 +54,16 @@ def test_a_mistake_is_put_into_the_function_that_lives(source: mutants.Source, t
         assert share(*arguments) == after and file.read_text() == mutant.source
 
 
+def test_a_method_may_lose_its_super(tmp_path: Path) -> None:
+    file, module = tmp_path / "some.py", types.ModuleType("some")
+    program = "class A:\n    def __init__(self):\n        super().__init__()\n        self.x = 1\n"
+    file.write_text(program)
+    exec(compile(program, str(file), "exec", dont_inherit=True), module.__dict__)
+    without = program.replace("        super().__init__()\n", "        pass\n").replace("1", "2")
+    mutants.put_in(mutants.Mutant("some.py", 0, without, "", "", frozenset(), frozenset()), file, module)
+    assert module.A().x == 2
+
+
 def test_the_mistakes_made_by_hand_can_still_be_made(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     made = [mutants.made_by_hand(one) for room in KNOWN["always"].values() for one in room]
