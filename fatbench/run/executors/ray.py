@@ -132,19 +132,19 @@ def _run(
                 outcome = "interrupted"
             except ray.exceptions.RayError as error:
                 worker, node = workers.pop(job.cell, (None, ""))
-                if _lost(ray, error, node) and job.cell not in again:
+                if job.cell not in again and _lost(ray, error, node):
                     again.add(job.cell)
                     release(job, machine, worker)
-                    if halted:
-                        outcome = "interrupted"
-                    else:
+                    if not halted:
                         waiting.append(job)
                         text = "its Ray node is lost: it is begun once more"
                         watch(lane, Event(job.cell, "train", "interrupted", message=text))
                         continue
-                where = f" on {worker.host}" if worker else ""
-                text = f"the Ray worker{where} ended: {type(error).__name__}: {str(error).splitlines()[0]}"
-                outcome = bury(job, machine, worker, text, watch, lane)
+                    outcome = "interrupted"
+                else:
+                    where = f" on {worker.host}" if worker else ""
+                    text = f"the Ray worker{where} ended: {type(error).__name__}: {str(error).splitlines()[0]}"
+                    outcome = bury(job, machine, worker, text, watch, lane)
             outcomes[job.cell] = outcome
             watch(lane, Event(job.cell, "cell", outcome))
             if outcome == "blocked" or (outcome == "failed" and fail_fast):
