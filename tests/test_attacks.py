@@ -744,13 +744,14 @@ def test_the_authors_own_package_is_used_where_it_is_installed(
         "        self.eps, self.apgd_targeted, self.fab = eps, type('', (), {})(), type('', (), {})()\n"
         "    def run_standard_evaluation(self, x_orig, y_orig, bs=250, return_labels=False):\n"
         "        assert bs == len(x_orig) and self.fab.n_target_classes == 3 and not self.verbose\n"
+        "        assert y_orig.tolist() == [0, 1] and not x_orig.requires_grad\n"
         "        return (x_orig + self.eps).clamp(0, 1)\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     x = torch.rand(2, 1, 2, 2)
     try:
-        x_adv = packages.autoattack(flat(4), x, torch.tensor([0, 1]), generator(), eps=0.1)
-        assert torch.equal(x_adv, (x + 0.1).clamp(0, 1))
+        x_adv = packages.autoattack(flat(4), x.requires_grad_(), torch.tensor([0, 1]), generator(), eps=0.1)
+        assert torch.equal(x_adv, (x + 0.1).clamp(0, 1)) and not x_adv.requires_grad
         assert implementation("autoattack") == "autoattack (version unknown)"
     finally:
         sys.modules.pop("autoattack", None)
@@ -864,6 +865,11 @@ def test_implementation() -> None:
     }
     with pytest.raises(SpecError, match=r"no attack is named 'pdg' \(did you mean 'pgd'\?\)"):
         implementation("pdg")
+
+
+def test_implementation_by_a_package_that_is_not_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packages, "_installed", lambda package: False)
+    assert implementation("autoattack") == "autoattack, pyautoattack (version unknown)"
 
 
 def test_implementation_of_a_plugin_is_its_file(monkeypatch: pytest.MonkeyPatch) -> None:
