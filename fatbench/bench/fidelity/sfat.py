@@ -14,6 +14,7 @@ import functools
 import os
 import runpy
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,7 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from fatbench.bench.fidelity.measure import Row, difference, differs, equal, network
-from fatbench.bench.fidelity.sources import Instead, imported, replaced, temporary
+from fatbench.bench.fidelity.sources import Instead, imported, replaced
 from fatbench.engine import local as engine_local
 from fatbench.engine.cohort import draw_cohort
 from fatbench.engine.local import LocalTraining, batches
@@ -348,7 +349,8 @@ def scripts(folder: Path, problem: Problem, start: Tensors, turn: Turn) -> Itera
 
 def ran(script: Path, words: dict[str, Any]) -> Tensors:
     """The state that a script's last checkpoint holds."""
-    with temporary() as folder:
+    with tempfile.TemporaryDirectory() as made:
+        folder = Path(made)
         (folder / "here").mkdir()
         (folder / "save" / "objects").mkdir(parents=True)
         argv, cwd = sys.argv, os.getcwd()

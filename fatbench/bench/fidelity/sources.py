@@ -12,7 +12,6 @@ import io
 import subprocess
 import sys
 import tarfile
-import tempfile
 import types
 import warnings
 from collections.abc import Iterator, Mapping
@@ -200,10 +199,3 @@ class Instead:
 
     def __getattr__(self, name: str) -> Any:
         return self._members[name] if name in self._members else getattr(self._module, name)
-
-
-@contextlib.contextmanager
-def temporary() -> Iterator[Path]:
-    """A folder that is gone afterwards."""
-    with tempfile.TemporaryDirectory() as folder:
-        yield Path(folder)

@@ -26,7 +26,10 @@ def save(folder: Path, name: str, rows: Sequence[Row], where: dict[str, Any]) ->
 
 def load(folder: Path) -> dict[str, list[Row]]:
     """The comparisons on disk, by source. Those with another commit than today's are left out."""
-    kept = json.loads((folder / FILE).read_text(encoding="utf-8"))
+    return _rows(json.loads((folder / FILE).read_text(encoding="utf-8")))
+
+
+def _rows(kept: dict[str, Any]) -> dict[str, list[Row]]:
     return {
         name: [Row(**row) for row in kept[name]["rows"]]
         for name, source in SOURCES.items()
@@ -36,8 +39,8 @@ def load(folder: Path) -> dict[str, list[Row]]:
 
 def write(folder: Path) -> str:
     """`fidelity.md`: rows of suites that are called after a release, then every comparison."""
-    found = load(folder)
     kept = json.loads((folder / FILE).read_text(encoding="utf-8"))
+    found = _rows(kept)
     rows = [row for several in found.values() for row in several]
     text = ["# The authors' programs and ours, side by side", "", "| row of a suite | | comparisons |", "|---|---|---|"]
     for label, passes in verdicts(rows).items():
