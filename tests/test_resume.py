@@ -9,6 +9,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from fatbench.run.start import jobs_of
 from fatbench.run.worker import work
 from fatbench.store.stages import Store
 from fatbench.suite import files
+from fatbench.suite.cells import Evaluation
 
 SUITE = """
 name: crash
@@ -225,10 +227,6 @@ def test_done_work_is_not_done_again(job, tmp_path):
 
 
 def test_an_attack_added_later_does_not_train_again(job, tmp_path):
-    from dataclasses import replace
-
-    from fatbench.suite.cells import Evaluation
-
     place = machine(tmp_path)
     with Store.open(place.db, create=True) as store:
         assert work(job, place, store) == "done"
@@ -240,10 +238,6 @@ def test_an_attack_added_later_does_not_train_again(job, tmp_path):
 
 
 def test_models_that_are_gone_are_trained_again_for_an_attack_added_later(job, tmp_path):
-    from dataclasses import replace
-
-    from fatbench.suite.cells import Evaluation
-
     place = machine(tmp_path)
     with Store.open(place.db, create=True) as store:
         assert work(job, place, store) == "done"
@@ -256,9 +250,23 @@ def test_models_that_are_gone_are_trained_again_for_an_attack_added_later(job, t
     assert "no such checkpoint: training begins again" in (tmp_path / "files" / job.cell / "log.txt").read_text()
 
 
+def test_a_log_is_written_although_another_library_has_configured_logging(job, tmp_path):
+    """`dictConfig` disables, unless told not to, every logger that it does not name."""
+    import logging.config
+
+    place = machine(tmp_path)
+    with Store.open(place.db, create=True) as store:
+        assert work(job, place, store) == "done"
+        for file in (tmp_path / "files" / job.cell).glob("model-*"):
+            file.unlink()
+        logging.config.dictConfig({"version": 1})
+        again = replace(job, evaluations=[Evaluation("fgsm", {"name": "fgsm", "eps": "8/255"}, 40, 15)])
+        assert work(again, place, store) == "done"
+    assert "training begins again" in (tmp_path / "files" / job.cell / "log.txt").read_text()
+
+
 def test_a_training_that_diverges_is_a_row_with_its_reason(job, tmp_path):
     import copy
-    from dataclasses import replace
 
     spec = copy.deepcopy(job.spec)
     spec["protocol"]["local"]["lr"] = 1e30

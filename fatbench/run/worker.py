@@ -107,5 +107,6 @@ def _log_to(file: Path) -> logging.Handler:
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     log.addHandler(handler)
     log.setLevel(logging.INFO)
+    log.disabled = False  # logging.config.dictConfig of another library disables every logger that it does not name
     log.propagate = False
     return handler
