@@ -31,8 +31,8 @@ from fatbench.store.stages import Store
 def forks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Local workers from a server that has torch loaded; the executor itself starts new interpreters."""
     context = multiprocessing.get_context("forkserver")
-    parts = ("executors.local", "experiment", "attacks", "data", "models", "protocols")
-    context.set_forkserver_preload(["torch", "torch._dynamo", *(f"fatbench.{part}" for part in parts)])
+    parts = ("run.executors.local", "engine.accuracy", "engine.experiment", "methods.protocols")
+    context.set_forkserver_preload(["torch", *(f"fatbench.{part}" for part in parts)])
     monkeypatch.setattr(local.multiprocessing, "get_context", lambda method: context)
 
 
@@ -130,6 +130,21 @@ print([name for name in ("torch._dynamo", "torch._inductor", "sympy", "triton") 
     given = pickle.dumps((jobs[0], machine))
     done = subprocess.run([sys.executable, "-c", code], input=given, capture_output=True, check=True)
     assert done.stdout.decode() == "done\n[]\n"
+
+
+def test_a_worker_that_has_met_timm_ends_without_a_word():
+    """timm brings torchvision and triton, whose functions complain at the end when the collector may not see them."""
+    code = """
+import gc
+from fatbench.run.executors import local
+class Pipe:
+    def recv(self):
+        import torchvision.ops
+        gc.freeze()  # as after every cell
+local._serve(None, [Pipe()])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("", "")
 
 
 def test_a_killed_worker_takes_only_its_cell_with_it(jobs, machine, forks):

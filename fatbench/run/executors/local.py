@@ -273,15 +273,16 @@ def _serve(machine: Machine, pipes: Sequence[Any]) -> None:
     _import_engine()
     if len(pipes) == 1:
         _take(machine, pipes[0])
-        return
-    from fatbench.engine.fast.cells import Together
+    else:
+        from fatbench.engine.fast.cells import Together
 
-    machine = replace(machine, meeting=Together())
-    threads = [threading.Thread(target=_take, args=(machine, pipe), daemon=True) for pipe in pipes]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+        machine = replace(machine, meeting=Together())
+        threads = [threading.Thread(target=_take, args=(machine, pipe), daemon=True) for pipe in pipes]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    gc.unfreeze()  # at its exit triton, which timm brings, names on stderr every function that is still there
 
 
 def _take(machine: Machine, pipe: Any) -> None:
