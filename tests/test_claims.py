@@ -397,19 +397,20 @@ FASHION = {  # row of the page -> rule
 PAPERS = {"natural": "natural", "FGSM": "fgsm", "PGD-20": "pgd20", "CW": "cw"}
 
 
-def fashion() -> dict[tuple[str, int], dict[str, Any]]:
-    """(row, seed) -> cell."""
+def fashion(partition: str) -> dict[tuple[str, int], dict[str, Any]]:
+    """(row, seed) -> cell, of one split."""
     rows = {rule: row for row, rule in FASHION.items()}
     return {
         (rows[setting(cell["spec"]["protocol"], "rule")["name"]], cell["spec"]["seed"]): cell
         for cell in cells("sfat-fashion-cpu.jsonl")
+        if cell["spec"]["partition"]["name"] == partition
     }
 
 
-def fashion_accuracies() -> list[str]:
+def fashion_accuracies(partition: str) -> list[str]:
     """The lines of the page's table: mean ± sample deviation over the seeds that a row has."""
-    found, lines = fashion(), []
-    for row in FASHION:
+    found, lines = fashion(partition), []
+    for row in [row for row in FASHION if any(name == row for name, _ in found)]:
         seeds = sorted(seed for name, seed in found if name == row)
         shown = []
         for metric in (*PAPERS.values(), "autoattack"):
@@ -419,11 +420,13 @@ def fashion_accuracies() -> list[str]:
     return lines
 
 
-def fashion_differences() -> list[str]:
+def fashion_differences(partition: str) -> list[str]:
     """The lines of the page's differences to FAT, over the seeds that both have; p over images after Holm."""
-    found, lines, ps = fashion(), [], []
+    found, lines, ps = fashion(partition), [], []
     for row in list(FASHION)[1:]:
         seeds = sorted(seed for name, seed in found if name == row and ("FAT", seed) in found)
+        if not seeds:
+            continue
         for shown, metric in PAPERS.items():
             by_seed = [verdicts(found[row, s], metric, 10) - verdicts(found["FAT", s], metric, 10) for s in seeds]
             each = [float(d.mean()) for d in by_seed]
@@ -436,12 +439,13 @@ def fashion_differences() -> list[str]:
 
 def test_fashion():
     text = page("sfat-fashion.md")
-    for line in [*fashion_accuracies(), *fashion_differences()]:
-        assert line in text
-    for cell in fashion().values():  # on the same images
-        strongest, weaker = verdicts(cell, "autoattack", 10), verdicts(cell, "pgd20", 10)
-        assert strongest.mean() <= weaker[: len(strongest)].mean()
-    found = fashion()
+    for partition in ("shah", "iid"):
+        for line in [*fashion_accuracies(partition), *fashion_differences(partition)]:
+            assert line in text
+        for cell in fashion(partition).values():  # on the same images
+            strongest, weaker = verdicts(cell, "autoattack", 10), verdicts(cell, "pgd20", 10)
+            assert strongest.mean() <= weaker[: len(strongest)].mean()
+    found = fashion("shah")
     seeds = sorted(seed for name, seed in found if name == "SFAT")
     both, _ = over_both(*([verdicts(found[row, s], "pgd20", 10) for s in seeds] for row in ("SFAT", "FAT")))
     mean, interval = both.rstrip(")").split(" (")

@@ -105,12 +105,20 @@ def test_a_data_set_is_what_the_engine_expects(name: str, tmp_path: Path) -> Non
     facts = catalogue.named(name)
     assert facts.shape in (None, data.shape) and facts.classes in (None, data.classes)
     assert data.name == name and data.variant == "small"
-    if name == "celeba":
+    if name in ("celeba", "digits"):
         assert data.writers is not None and data.test_writers is not None
         assert data.writers.dtype == np.int64 and data.writers.shape == data.train_labels.shape
         assert data.test_writers.shape == data.test_labels.shape
     else:
         assert data.writers is None and data.test_writers is None
+
+
+def test_the_digits_are_cut_into_thirteen_writers_in_file_order() -> None:
+    data = DATASETS["digits"](Path())
+    assert data.writers is not None and data.test_writers is not None
+    assert (np.diff(data.writers) >= 0).all() and (np.diff(data.test_writers) >= 0).all()
+    images = np.bincount(data.writers) + np.bincount(data.test_writers)
+    assert len(images) == 13 and images.sum() == 1797 and set(images) == {138, 139}
 
 
 @pytest.mark.parametrize("name", DATASETS)

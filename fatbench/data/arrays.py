@@ -159,6 +159,7 @@ def read_mat(path: Path) -> tuple[Images, Labels, str]:
 # --- digits -------------------------------------------------------------------------------------------------------
 
 DIGITS_MD5 = "a0339c30a8a5312a1b6f9e5c719dcce5"
+DIGITS_WRITERS = 13
 
 
 def digits_file() -> Path:
@@ -185,6 +186,7 @@ def load_digits() -> Loaded:
     for label in np.unique(labels):
         rank[labels == label] = np.arange(np.count_nonzero(labels == label))
     test = rank % 5 == 4
+    writers = np.arange(len(labels)) * DIGITS_WRITERS // len(labels)
     return Loaded(
         where=path,
         train_images=images[~test],
@@ -192,6 +194,8 @@ def load_digits() -> Loaded:
         test_images=images[test],
         test_labels=labels[test],
         classes=10,
+        writers=writers[~test],
+        test_writers=writers[test],
         checks=(Check(path, DIGITS_MD5, md5(text)),),  # of the text: gzip may be repacked
     )
 
