@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from fatbench.run import progress
 from fatbench.store import lines as lines_of_results
 from fatbench.store import timing
 from fatbench.store.stages import Store
-from fatbench.suite import cells, files, formulas, lines, signatures
+from fatbench.suite import cells, cost, facts, files, formulas, lines, seen, signatures
 from fatbench.suite.places import Map
 from fatbench.suite.sizes import Sizes
 
@@ -128,7 +129,7 @@ def test_what_did_not_change_between_points_is_not_checked_again(
     grid: files.Suite, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """90 points: 90 protocols, 9 local settings; data, partition, model, objective, rule and 2 attacks once each."""
-    signatures._SEEN.clear()
+    seen.forget()
     checked = calls(monkeypatch, signatures, "_checked")
     assert len(grid.plan().cells) == 180
     kinds = [kind for kind, _, _ in checked]
@@ -150,6 +151,30 @@ def test_axes_are_laid_on_only_where_they_change(grid: files.Suite, monkeypatch:
     grid.plan()
     labels = [id(patch) for axis in grid.contents.axes.values() for patch in axis.values()]
     assert sum(id(over) in labels for over in laid) == 99
+
+
+def test_what_is_known_of_parts_is_not_found_again_for_every_cell(
+    grid: files.Suite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cell with other images, whose parts are those of another cell: none of their lines is evaluated."""
+    plan = grid.plan()
+    one, two = ({**plan.cells[0].spec, "train": train} for train in (60, 70))
+    cost.cell_work(replace(plan.cells[0], spec=cells.canonical(one)), plan)
+    evaluated, looked = calls(monkeypatch, formulas, "_formula"), calls(monkeypatch, facts, "_refusals")
+    assert cost.cell_work(replace(plan.cells[0], spec=cells.canonical(two)), plan).forward > 0
+    assert evaluated == [] and [kind for kind, *_ in looked] == ["Experiment"]
+    longer = cells.canonical({**two, "protocol": {**two["protocol"], "rounds": 11}})
+    cost.cell_work(replace(plan.cells[0], spec=longer), plan)
+    assert [(kind, label) for kind, _, label, _ in evaluated] == [
+        ("Protocol", label) for label in ("Forward", "Backward", "Up", "Down", "Steps")
+    ]
+
+
+def test_a_part_that_suits_one_cell_is_refused_in_another(grid: files.Suite) -> None:
+    spec = grid.plan().cells[0].spec
+    assert cells.canonical({**spec, "size": 8})["size"] == 8
+    with pytest.raises(SpecError, match="small_cnn: needs images of at least 8x8, got 4x4"):
+        cells.canonical({**spec, "size": 4})
 
 
 def test_a_mistake_is_found_again_where_it_is_made_again(tmp_path: Path) -> None:

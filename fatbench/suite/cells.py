@@ -128,11 +128,16 @@ def _identity(short: Mapping[str, Any]) -> str:
 
 def canonical(spec: Mapping[str, Any], place: str = "cell") -> dict[str, Any]:
     """The canonical form of one cell, every default filled in and checked. SpecError names file, line and key."""
-    signature = signatures.describe("Experiment", "cell")
-    full = signatures.check_settings(signature, spec if isinstance(spec, Map) else Map(spec), place)
+    return _canonical(spec if isinstance(spec, Map) else Map(spec), place, None)[0]
+
+
+def _canonical(spec: Map, place: str, like: signatures.Checked | None) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The canonical form and what is known of it. like: another cell, see `signatures.check_settings`."""
+    full = signatures.check_settings(signatures.describe("Experiment", "cell"), spec, place, like)
     _fits_its_data(full, place)
-    facts.refuse("Experiment", {"name": "cell", **full}, full, place)
-    return full
+    known = facts.of_cell(full)
+    facts.refuse("Experiment", {"name": "cell", **full}, full, place, known)
+    return full, known
 
 
 def _fits_its_data(spec: Mapping[str, Any], place: str) -> None:
@@ -175,6 +180,7 @@ def expand(suite: Suite, preset: str, seeds: Sequence[int] | None = None) -> Pla
             )
     cells: list[Cell] = []
     excluded: list[tuple[Key, str]] = []
+    like: signatures.Checked | None = None  # the point before, as written and checked
     moved: dict[int, Evaluate] = {}  # by cell: what is asked of it, where that has a transfer
     laid = _Laid(base, axes)
     # by the overrides of `evaluate` that hold
@@ -193,12 +199,13 @@ def expand(suite: Suite, preset: str, seeds: Sequence[int] | None = None) -> Pla
         place = f"{file}: {', '.join(f'{a}={v}' for a, v in key.items()) or 'base'} ({preset})"
         if "seed" in spec:
             raise SpecError(f"{spec.place('seed')}: seeds are given by 'seeds' of the suite, not in a cell")
-        first = _checked(merge(spec, Map({"seed": 0})), place, file)
+        spec = merge(spec, Map({"seed": 0}))
+        first, known = _checked(spec, place, file, like)
+        like = spec, first
         hold = tuple(i for i, override in enumerate(asked.overrides) if _matches(key, override.when))
         if hold not in asked_at:
             asked_at[hold] = _evaluations(asked, hold, suite)
         here, evaluations = asked_at[hold]
-        known = facts.of_cell(first)
         for one in evaluations:
             facts.refuse("Attack", one.attack, first, f"{place}: evaluate: {one.label}", known)
         _can_choose(asked.checkpoints, first, place)
@@ -214,10 +221,12 @@ def expand(suite: Suite, preset: str, seeds: Sequence[int] | None = None) -> Pla
     return Plan(suite.name, preset, chosen.note, cells, [*asked.checkpoints], excluded)
 
 
-def _checked(spec: Map, place: str, file: Path) -> dict[str, Any]:
-    """`canonical`; an error that names a line of what the suite extends names the point of the grid too."""
+def _checked(
+    spec: Map, place: str, file: Path, like: signatures.Checked | None
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """`_canonical`; an error that names a line of what the suite extends names the point of the grid too."""
     try:
-        return canonical(spec, place)
+        return _canonical(spec, place, like)
     except SpecError as error:
         if str(file) not in str(error):
             error.args = (f"{error} [{place}]",)

@@ -13,6 +13,7 @@ from typing import Any
 
 from fatbench.suite import facts, formulas
 from fatbench.suite.cells import Cell, Evaluation, Plan
+from fatbench.suite.seen import of_part
 from fatbench.suite.types import number
 
 
@@ -90,6 +91,14 @@ def evaluation(spec: Mapping[str, Any], evaluations: Iterable[Evaluation], check
     available = spec["test"] or facts.of_data(spec["data"]).test
     if not available:
         return None
+    found: Work = of_part(
+        "work", "Attack", evaluations, lambda: _evaluation(evaluations, available, checkpoints), available, checkpoints
+    )
+    return found
+
+
+def _evaluation(evaluations: Iterable[Evaluation], available: int, checkpoints: int) -> Work:
+    """The work of attacking models on so many images at most."""
     work = Work()
     for item in evaluations:
         n = min(available, item.n or available) * (item.origin.clients or 1 if item.origin else 1)

@@ -20,9 +20,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from fatbench.errors import SpecError, did_you_mean
-from fatbench.suite.formulas import UNKNOWN, evaluate, formula, lines, member, unreadable
-from fatbench.suite.signatures import describe, names, nested, once
+from fatbench.suite.formulas import UNKNOWN, evaluate, formula, lines, member, named, unreadable
+from fatbench.suite.seen import of_part
+from fatbench.suite.signatures import describe, names, nested
 from fatbench.suite.types import number
+
+DATA = {"data", "auxiliary"}  # settings of a cell that are data sets
 
 
 @dataclass(frozen=True)
@@ -39,9 +42,15 @@ class Data:
 
 def of_data(spec: Mapping[str, Any]) -> Data:
     """The facts of a data set, from the lines Train, Test, Classes, Side and Channels of its function."""
-    if "count(" in describe("Data", spec["name"]).doc:
-        return _of_data(spec)  # it counts files, which come and go
-    return once("facts", "Data", spec, lambda: _of_data(spec))
+    if _counts_files(spec):
+        return _of_data(spec)
+    found: Data = of_part("facts", "Data", spec, lambda: _of_data(spec))
+    return found
+
+
+def _counts_files(spec: Mapping[str, Any]) -> bool:
+    """Whether files, which come and go, decide what is known of a data set."""
+    return "count(" in describe("Data", spec["name"]).doc
 
 
 def _of_data(spec: Mapping[str, Any]) -> Data:
@@ -108,7 +117,9 @@ def refuse(
     known: `of_cell(cell)`, if the caller has it already.
     """
     here = of_cell(cell) if known is None else known
-    for found in _refusals(kind, spec, {"name": "cell", **cell}, here, place):
+    if kind != "Experiment" and _fine(kind, spec, cell, here):
+        return
+    for found in _refusals(kind, spec, cell, here, place):
         raise SpecError(f"{found.place}: {found.reason}")
 
 
@@ -117,7 +128,7 @@ _READABLE: set[tuple[str, str, str]] = set()  # (kind, name, line) whose message
 
 def refusals(kind: str, spec: Mapping[str, Any], cell: Mapping[str, Any], place: str = "") -> Iterator[Refusal]:
     """Every line that is true of the cell, of this call and of those nested in it."""
-    yield from _refusals(kind, spec, {"name": "cell", **cell}, of_cell(cell), place)
+    yield from _refusals(kind, spec, cell, of_cell(cell), place)
 
 
 def _refusals(
@@ -133,7 +144,7 @@ def _refusals(
         if name in facts and not path:
             return facts[name]
         if name in cell:
-            return member("Experiment", cell, (name, *path))
+            return member("Experiment", {"name": "cell", **cell}, (name, *path))
         names = [*(setting.name for setting in signature.settings), *facts, *cell]
         raise ValueError(f"no setting or fact is named '{name}'{did_you_mean(name, names)}")
 
@@ -160,6 +171,35 @@ def _refusals(
             yield Refusal(place, kind, signature.name, condition, reason)
     for setting in signature.settings:
         inner = nested(setting.annotation)[0]
-        if inner and spec[setting.name] is not None:
+        if inner and spec[setting.name] is not None and not _fine(inner, spec[setting.name], cell, facts):
             inside = f"{place}: {setting.name}" if place else setting.name
             yield from _refusals(inner, spec[setting.name], cell, facts, inside)
+
+
+def _fine(kind: str, part: Mapping[str, Any], cell: Mapping[str, Any], facts: Mapping[str, Any]) -> bool:
+    """Whether no line of a part is true of the cell: asked again only where what its lines read is another."""
+    names: frozenset[str] = of_part("reads", kind, part, lambda: _reads(kind, part))
+    read = [facts[name] if name in facts else cell.get(name) for name in names]
+    given = [(type(each), each) if type(each) in (int, str) else id(each) for each in read]
+
+    def find() -> tuple[Any, bool]:  # what was read is kept too, so that nothing else can have its id
+        return read, not any(_refusals(kind, part, cell, facts, ""))
+
+    if any(name in cell and "name" in (cell[name] or ()) and _counts_files(cell[name]) for name in names & DATA):
+        return find()[1]
+    return bool(of_part("fine", kind, part, find, *given)[1])
+
+
+def _reads(kind: str, part: Mapping[str, Any]) -> frozenset[str]:
+    """The names in the lines of a call, and of those nested in it, that are none of their own settings."""
+    signature = describe(kind, part.get("name", ""))
+    found: set[str] = set()
+    for line in lines(signature.doc, "Refuse if"):
+        condition, _, message = line.partition(": ")
+        for text in (condition, *re.findall(r"\{([^{}]*)\}", message)):
+            found |= named(text) - part.keys()
+    for setting in signature.settings:
+        inner = nested(setting.annotation)[0]
+        if inner and part[setting.name] is not None:
+            found |= _reads(inner, part[setting.name])
+    return frozenset(found)

@@ -30,7 +30,8 @@ from typing import Any
 
 from fatbench.errors import SpecError
 from fatbench.suite import types
-from fatbench.suite.signatures import CLASSES, Signature, describe, nested, once
+from fatbench.suite.seen import of_part
+from fatbench.suite.signatures import CLASSES, Signature, describe, nested
 
 UNKNOWN: Any = object()
 Lookup = Callable[..., Any]  # a dotted name, part by part, -> its value
@@ -88,6 +89,16 @@ def _compiled(text: str) -> Value:
     except SyntaxError:
         raise ValueError(f"'{text.strip()}' is no expression") from None
     return _value(tree)
+
+
+@functools.cache
+def named(text: str) -> frozenset[str]:
+    """The names that an expression may ask for, of a dotted one the first part; none, if it cannot be read."""
+    try:
+        nodes = ast.walk(ast.parse(text.removeprefix("about ").strip(), mode="eval"))
+    except SyntaxError:
+        return frozenset()
+    return frozenset(node.id for node in nodes if isinstance(node, ast.Name))
 
 
 def _value(node: ast.expr) -> Value:
@@ -188,11 +199,20 @@ def formula(kind: str, spec: Mapping[str, Any], label: str, **variables: float |
 
     Several lines of one label are terms of a sum. A variable that is None is unknown.
     """
-    if kind in ("Data", "Protocol", *CLASSES):  # files that it counts come and go; every cell has another protocol
+    if kind == "Data":  # files that it counts come and go
         return _formula(kind, spec, label, variables)
-    given = (label, tuple(variables.items()), spec)
-    found: float | None = once("formula", kind, given, lambda: _formula(kind, spec, label, variables))
+    asked = _asked(describe(kind, spec.get("name", "")).doc, label)
+    given = {name: value for name, value in variables.items() if name in asked}
+    find = functools.partial(_formula, kind, spec, label, given)
+    found: float | None = of_part(label, kind, spec, find, *given.items())
     return found
+
+
+@functools.cache
+def _asked(doc: str, label: str) -> frozenset[str]:
+    """The names in the lines `label:` of a docstring, and of the settings classes, which have the same variables."""
+    docs = [doc, *(describe(kind).doc for kind in CLASSES)]
+    return frozenset(name for each in docs for text in lines(each, f"{label}:") for name in named(text))
 
 
 def _formula(kind: str, spec: Mapping[str, Any], label: str, variables: Mapping[str, float | None]) -> float | None:

@@ -19,7 +19,7 @@ import ast
 import functools
 import importlib
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -27,8 +27,9 @@ from typing import Any, Literal
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from fatbench.errors import SpecError, UnknownName, did_you_mean
-from fatbench.suite import sources, types, weights
+from fatbench.suite import seen, sources, types, weights
 from fatbench.suite.places import Map
+from fatbench.suite.seen import of_part, once
 
 PACKAGE = Path(__file__).parent.parent
 
@@ -80,6 +81,7 @@ OFFERS: dict[str, tuple[str, ...]] = {
 
 
 REQUIRED: Any = object()
+Checked = tuple[Mapping[str, Any], Mapping[str, Any]]  # settings as they were written, and their canonical form
 
 
 @dataclass(frozen=True)
@@ -263,7 +265,7 @@ def drop_plugins(files: list[Path]) -> None:
 def _forget() -> None:
     """Of what was read from sources, what a plug-in may change."""
     _signatures.cache_clear()
-    _SEEN.clear()
+    seen.forget()
 
 
 def plugins() -> tuple[Path, ...]:
@@ -322,20 +324,6 @@ def check(kind: str, node: Any, place: str = "") -> dict[str, Any]:
     return once("check", kind, node, lambda: _checked(kind, node, place))
 
 
-_SEEN: dict[tuple[str, str, str, int], Any] = {}
-_MOST = 100_000
-
-
-def once(what: str, kind: str, node: Any, find: Callable[[], Any]) -> Any:
-    """What `find` gives for a node that is written so; errors are found anew, for they name places."""
-    key = (what, kind, repr(node), len(_PLUGINS))
-    if key not in _SEEN:
-        if len(_SEEN) >= _MOST:
-            _SEEN.clear()
-        _SEEN[key] = find()
-    return _SEEN[key]
-
-
 def _checked(kind: str, node: Any, place: str) -> dict[str, Any]:
     if kind in CLASSES:
         if not isinstance(node, Mapping):
@@ -356,8 +344,13 @@ def _checked(kind: str, node: Any, place: str) -> dict[str, Any]:
     return {"name": signature.name, **check_settings(signature, rest, place)}
 
 
-def check_settings(signature: Signature, node: Mapping[str, Any], place: str = "") -> dict[str, Any]:
-    """The canonical settings of a call of one function, without its name. SpecError as for `check`."""
+def check_settings(
+    signature: Signature, node: Mapping[str, Any], place: str = "", like: Checked | None = None
+) -> dict[str, Any]:
+    """The canonical settings of a call of one function, without its name. SpecError as for `check`.
+
+    like: another call of it; what this one shares with that one is not checked again.
+    """
     known = {setting.name: setting for setting in signature.settings}
     for key in node:
         if key not in known and not signature.free:
@@ -366,9 +359,14 @@ def check_settings(signature: Signature, node: Mapping[str, Any], place: str = "
             )
     canonical: dict[str, Any] = {}
     defaults = _defaults(signature)
+    before, checked = like or ({}, {})
     for setting in signature.settings:
         if setting.name in node:
-            canonical[setting.name] = _value(setting, node[setting.name], _place(node, setting.name, place))
+            value = node[setting.name]
+            if setting.name in before and before[setting.name] is value:
+                canonical[setting.name] = checked[setting.name]
+            else:
+                canonical[setting.name] = _value(setting, value, _place(node, setting.name, place))
         elif setting.default is REQUIRED:
             where = place or getattr(node, "at", "")
             raise SpecError(f"{where}{': ' if where else ''}'{signature.name}' needs '{setting.name}'")
@@ -494,5 +492,11 @@ def without_defaults(kind: str, spec: Mapping[str, Any]) -> dict[str, Any]:
         if setting.annotation == "Weights | None":
             short[key] = weights.content(value)
             continue
-        short[key] = without_defaults(inner, value) if inner and value is not None else value
+        short[key] = _shortened(inner, value) if inner and value is not None else value
     return short
+
+
+def _shortened(kind: str, spec: Mapping[str, Any]) -> dict[str, Any]:
+    """`without_defaults` of a part that cells share."""
+    found: dict[str, Any] = of_part("short", kind, spec, lambda: without_defaults(kind, spec))
+    return found
