@@ -10,13 +10,14 @@ import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from sqlalchemy import create_engine
 
 
-def _binaries() -> Path | None:
+def binaries_of_postgres() -> Path | None:
     """The folder of `initdb` and `postgres`: on the path, or where Debian keeps them, the newest version first."""
     found = [Path(name).resolve().parent for name in map(shutil.which, ("initdb", "postgres")) if name]
     kept = sorted(Path("/usr/lib/postgresql").glob("[0-9]*/bin"), key=lambda folder: -int(folder.parent.name))
@@ -34,16 +35,26 @@ rm -rf "$folder"
 """
 
 
+SERVER = "POSTGRES_OF_MUTANTS"  # a server for every test run in this process's children: see tests/mutants.py
+
+
 @pytest.fixture(scope="session")
 def postgres_server() -> Iterator[str]:
-    """The folder of the socket of a server of our own, reachable by nobody else; skipped where there is none.
-
-    It refuses to run as root, so root starts it as another user.
-    """
+    """The folder of the socket of a server of our own, reachable by nobody else; skipped where there is none."""
     pytest.importorskip("psycopg")
-    binaries = _binaries()
+    if running := os.environ.get(SERVER):
+        yield running
+        return
+    binaries = binaries_of_postgres()
     if binaries is None:
         pytest.skip("no PostgreSQL server is installed here")
+    with serving(binaries) as folder:
+        yield folder
+
+
+@contextmanager
+def serving(binaries: Path) -> Iterator[str]:
+    """A PostgreSQL server, and the folder of its socket. It does not run as root, so root starts it as another user."""
     folder = Path(tempfile.mkdtemp(prefix="fatbench-pg-", dir="/tmp"))  # a socket's path may have 107 bytes
     user = None
     if os.geteuid() == 0:

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -21,6 +22,7 @@ from test_resume import SUITE, machine, numbers, outcomes
 
 from fatbench.engine.rounds import State
 from fatbench.errors import MachineError, Unavailable
+from fatbench.report import artifacts
 from fatbench.run import checkpoints
 from fatbench.run.checkpoints import Damaged, flatten, load_model, load_state, save_model, save_state, unflatten
 from fatbench.run.jobs import Job, Machine
@@ -57,7 +59,7 @@ def one_line(call: Callable[[], object], kind: type[MachineError] = Damaged) -> 
 
 
 def test_a_state_comes_back_as_it_was_and_its_digest_is_that_of_the_bytes_on_disk(tmp_path: Path) -> None:
-    file = tmp_path / "cell" / "state"
+    file = tmp_path / "files" / "cell" / "state"
     digest = save_state(file, STATE, "mine")
     assert digest == hashlib.sha256(file.read_bytes()).hexdigest()
     assert [entry.name for entry in file.parent.iterdir()] == ["state"]  # the temporary name is gone
@@ -66,6 +68,8 @@ def test_a_state_comes_back_as_it_was_and_its_digest_is_that_of_the_bytes_on_dis
     assert same(found.model, STATE.model) and same(found.server, STATE.server) and same(found.clients, STATE.clients)
     assert save_state(file, STATE, "mine") == digest  # the same state, the same bytes
     assert save_state(file, replace(STATE, round=8), "mine") != digest
+    elsewhere = load_state(file, "meta", None, "mine", 8)  # a device that every machine has, beside the CPU
+    assert elsewhere.model["steps"].is_meta and elsewhere.server["adam"]["m"]["layer.weight"].is_meta
 
 
 def test_a_model_comes_back_with_what_clients_have_of_their_own(tmp_path: Path) -> None:
@@ -74,6 +78,37 @@ def test_a_model_comes_back_with_what_clients_have_of_their_own(tmp_path: Path) 
     model, found, header = load_model(file, "cpu", digest, "mine", 2)
     assert same(model, STATE.model) and same(found, own)
     assert header == {"cell": "mine", "round": "2", "spec": "{}"}
+    model, found, _ = load_model(file, "meta")
+    assert model["steps"].is_meta and found[3]["layer.weight"].is_meta
+    odd = {"own/x/y": torch.zeros(1)}
+    save_model(file, odd, {}, cell="mine", round="2")
+    assert "damaged, or not a model of ours" in one_line(lambda: load_model(file, "cpu"))
+
+
+def test_what_a_round_kept_beside_its_numbers_comes_back_without_torch(tmp_path: Path) -> None:
+    file, kept = tmp_path / "artifacts" / "round", {"a": torch.arange(6.0).reshape(2, 3).T, "b": torch.tensor(3)}
+    assert checkpoints.save_artifacts(file, kept) == hashlib.sha256(file.read_bytes()).hexdigest()
+    found = artifacts.load(file)
+    assert {name: (value.dtype, value.tolist()) for name, value in found.items()} == {
+        "a": (np.float32, [[0, 3], [1, 4], [2, 5]]), "b": (np.int64, 3)
+    }  # fmt: skip
+
+
+def test_files_have_names_and_those_that_nobody_names_are_swept(tmp_path: Path) -> None:
+    """So wide that names of up to a million rounds are in the order of the rounds."""
+    kept, other = checkpoints.model_file(7), checkpoints.clients_file(12)
+    assert (kept, other) == ("model-000007.safetensors", "clients-000012.safetensors")
+    gone = [other, f"{kept}.4711.tmp", "state-000001.safetensors"]
+    stays = [kept, "log.txt", "artifacts"]
+    (tmp_path / "artifacts").mkdir()
+    for name in (*gone, *stays[:2], "artifacts/round-000001.safetensors"):
+        (tmp_path / name).write_text(name)
+    checkpoints.sweep(tmp_path, (name for name in (kept, "state-000009.safetensors")))
+    assert {file.name for file in tmp_path.iterdir()} == {*stays}
+    assert [file.name for file in (tmp_path / "artifacts").iterdir()] == ["round-000001.safetensors"]
+    checkpoints.sweep(tmp_path / "nothing", [kept])
+    checkpoints.sweep(tmp_path, [])
+    assert not (tmp_path / kept).exists()
 
 
 def test_paths_of_nested_names() -> None:
@@ -135,6 +170,8 @@ def safetensors(metadata: object) -> bytes:
         safetensors({"other": "{}"}),
         safetensors({"fatbench": "{"}),
         safetensors({"fatbench": "[1]"}),
+        safetensors({"fatbench": '{"cell": "mine"}'}),
+        safetensors({"fatbench": '{"round": 3}'}),
         safetensors({"fatbench": '{"cell": "mine", "round": "two"}'}),
         safetensors({"fatbench": '{"cell": "mine", "round": null}'}),
     ],
@@ -143,7 +180,8 @@ def test_a_header_that_cannot_be_read_is_damage(content: bytes, tmp_path: Path) 
     file = tmp_path / "file"
     file.write_bytes(content)
     for load in (load_state, load_model):
-        assert one_line(lambda: load(file, "cpu")).startswith(f"{file}: damaged, or not a checkpoint of ours (")  # noqa: B023
+        said = one_line(lambda: load(file, "cpu"))  # noqa: B023
+        assert re.match(rf"{re.escape(str(file))}: damaged, or not a checkpoint of ours \(\w+(Error|Exception): ", said)
 
 
 def test_another_cell_another_round_another_kind(tmp_path: Path) -> None:
@@ -193,14 +231,18 @@ def test_a_file_gets_its_name_when_all_of_it_is_on_disk(tmp_path: Path, monkeypa
     save_state(file, replace(STATE, round=8), "mine")
     assert seen == [("bytes", "old"), ("name", "old"), ("folder", "new")]
 
-    def full(handle: int) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    def fail(number: int) -> None:
+        raise OSError(number, os.strerror(number))
 
     new = file.read_bytes()
-    monkeypatch.setattr(os, "fsync", full)
-    said = one_line(lambda: save_state(file, STATE, "mine"), Unavailable)
-    assert said == f"cannot write the checkpoint {file}: the disk is full"
-    assert file.read_bytes() == new and [*tmp_path.iterdir()] == [file]
+    for number, reason in ((errno.ENOSPC, "the disk is full"), (errno.EDQUOT, "the disk is full"), (errno.EIO, None)):
+        monkeypatch.setattr(os, "fsync", lambda handle, number=number: fail(number))
+        said = one_line(lambda: save_state(file, STATE, "mine"), Unavailable)
+        assert said == f"cannot write the checkpoint {file}: {reason or os.strerror(number)}"
+        assert file.read_bytes() == new and [*tmp_path.iterdir()] == [file]
+    no_folder = file / "state"
+    said = one_line(lambda: save_state(no_folder, STATE, "mine"), Unavailable)
+    assert said.startswith(f"cannot write the checkpoint {no_folder}: ") and file.read_bytes() == new
 
 
 # --- cells --------------------------------------------------------------------------------------------------------

@@ -37,7 +37,6 @@ from fatbench.report.combined import combine
 from fatbench.report.grid import Grid, Value
 from fatbench.report.layout import build
 from fatbench.report.numbers import EVERY, Source, metric_names
-from fatbench.store import selection
 from fatbench.store.stages import Store
 from fatbench.suite import files, words
 from fatbench.suite.cells import Cell, Plan
@@ -1388,32 +1387,6 @@ def test_nothing_heavy_is_imported(tiny: Suite, tmp_path: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code, str(tiny.file)], capture_output=True, text=True, check=False)
     assert (done.stdout.strip(), done.stderr) == ("[]", "")
-
-
-# --- which checkpoint --------------------------------------------------------------------------------------------
-
-
-def test_checkpoint_round() -> None:
-    assert selection.checkpoint_round({1: 0.2, 2: 0.4, 3: 0.3}) == 2
-    assert selection.checkpoint_round({1: 0.4, 5: 0.4, 3: 0.4}) == 5  # later rounds win ties
-    assert selection.checkpoint_round({1: float("nan"), 2: 0.0}) == 2
-    assert selection.checkpoint_round({}) is None
-    assert selection.checkpoint_round({1: float("nan")}) is None
-
-
-@given(st.lists(st.one_of(st.none(), st.sampled_from([0.1, 0.2, 0.3, float("nan")])), min_size=1, max_size=12))
-def test_a_record_kept_round_by_round_names_the_same_round(series: list[float | None]) -> None:
-    """What training records as it goes is what the whole series says; None: not measured that round."""
-    record: dict[str, Any] = {}
-    for round, value in enumerate(series, 1):
-        record = selection.update(record, round, {"train_loss": 1.0} if value is None else {"monitor": value})
-    measured = {round: value for round, value in enumerate(series, 1) if value is not None}
-    best = selection.checkpoint_round(measured)
-    assert record.get("best-test", {}).get("round") == best
-    assert record["last"] == {"round": len(series)}
-    assert "best-val" not in record
-    if best is not None:
-        assert record["best-test"]["value"] == measured[best]
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ import socket
 import sqlite3
 import subprocess
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -27,11 +28,12 @@ from typing import Any
 
 import pytest
 from sqlalchemy import insert, inspect, select, text, update
+from sqlalchemy.exc import DBAPIError, OperationalError
 
 from fatbench.engine.rounds import Number
-from fatbench.errors import DatabaseError, MachineError, SpecError
+from fatbench.errors import DatabaseError, MachineError, SpecError, Unavailable
 from fatbench.store import database, schema
-from fatbench.store.database import NETWORK, NoDatabase, alembic_config, check, shown_url, upgrade
+from fatbench.store.database import NETWORK, Locked, NoDatabase, alembic_config, check, shown_url, upgrade
 from fatbench.store.processes import gone, this_machine
 from fatbench.store.rows import now
 from fatbench.store.schema import CELLS, NUMBERS, OUTCOMES, REVISIONS, RUNS, STAGES, VERSION
@@ -55,7 +57,8 @@ def store(url: str) -> Iterator[Store]:
 
 def claim(store: Store, stage: str = "train", *, cell: str = CELL, retry: bool = False, **more: Any) -> int | None:
     provenance = {"preset": "smoke", "device": "cpu", "precision": "fp32", "commit": "abc", "dirty": False, **more}
-    return store.claim(cell, stage, suite="s", total=3, provenance=provenance, retry_failed=retry)
+    how = {"retry_failed": True} if retry else {}  # else the default
+    return store.claim(cell, stage, suite="s", total=3, provenance=provenance, **how)
 
 
 def taken(store: Store, stage: str = "train", **more: Any) -> int:
@@ -205,6 +208,81 @@ def test_restart_takes_back_an_unfinished_stage(store: Store) -> None:
     store.finish(run)
     with pytest.raises(Stolen, match="no longer holds"):
         store.restart(run)
+
+
+def test_what_is_done_is_taken_again_on_demand_from_nothing(store: Store) -> None:
+    """What the stage of another name holds is left alone."""
+    runs = {stage: taken(store, stage) for stage in ("a@1", "b@1")}
+    for run in runs.values():
+        store.commit(run, numbers=[Number("loss", 2.5, 1)], round=8, outcomes=(0, 8, b"\xff"), record={"model": "x"})
+        store.finish(run)
+    again = store.claim(CELL, "a@1", suite="s", total=0, provenance={}, fresh=True)
+    begun = row(store, "a@1")
+    assert (begun.status, begun.round, begun.checkpoint, begun.record, begun.run) == ("running", 0, None, {}, again)
+    assert begun.total == 3  # as it was
+    assert store.outcomes(CELL, "a@1") == [] and len(store.outcomes(CELL, "b@1")) == 1
+    assert [m["stage"] for m in store.measurements()] == ["b@1"]
+    assert row(store, "b@1").record == {"model": "x"}
+    assert [(run["id"], run.get("dropped", False)) for run in store.runs()] == [
+        (runs["a@1"], True), (runs["b@1"], False), (again, False),
+    ]  # fmt: skip
+    fresh = store.claim(CELL, "new", suite="s", total=5, provenance={}, fresh=True)  # never begun: as without
+    assert fresh is not None and row(store, "new").total == 5
+
+
+def test_a_stage_that_is_done_is_reopened(store: Store) -> None:
+    """What was committed stays until somebody restarts it. Only what is done is reopened, and no other stage."""
+    runs = {stage: taken(store, stage) for stage in ("a@1", "b@1", "train")}
+    for stage in ("a@1", "b@1"):
+        store.finish(runs[stage], [Number("loss", 2.5, 1)], round=1)
+    before = store.stages()
+    for stage in ("train", "nobody"):
+        store.reopen(CELL, stage)
+        assert store.stages() == before
+    store.reopen(CELL, "a@1")
+    assert (row(store, "a@1").status, row(store, "a@1").round) == ("interrupted", 1)
+    assert [run["status"] for run in store.runs()] == ["interrupted", "done", "running"]
+    assert row(store, "b@1") == before[CELL, "b@1"] and row(store) == before[CELL, "train"]
+    assert claim(store, "a@1") is not None and claim(store, "b@1") is None
+    assert len(store.measurements()) == 2
+
+
+def test_cells_are_found_by_their_first_letters(store: Store) -> None:
+    """In the order of their names, so many at most, as they are written; replicates only where they are asked for."""
+    assert store.any_cell()
+    store.add_cells({name: {} for name in ("ab", "ab~1", "abc", "a_c", "Abc", "b")})
+    assert store.begins("ab") == ["ab", "abc"]
+    assert store.begins("ab~") == ["ab~1"]
+    assert store.begins("a_") == ["a_c"]
+    assert store.begins("a", 2) == ["a_c", "ab"]
+    assert store.begins("") == [CELL, "Abc", "a_c", "ab", "abc", "b"]
+    assert store.begins("c") == []
+    store.add_cells({f"c{i:02}": {} for i in range(12)})
+    assert store.begins("c") == [f"c{i:02}" for i in range(9)]
+    assert store.known(["ab", "nobody", "b"]) == {"ab", "b"}
+
+
+def test_no_cell_at_all(url: str) -> None:
+    with Store.open(url, create=True) as store:
+        assert not store.any_cell()
+
+
+def test_how_many_cells_are_trained(store: Store) -> None:
+    """Two suites have run the same cell; a replicate counts for none, nor an evaluation; one has not begun to train."""
+    store.add_cells({name: {} for name in ("a", "b", "c", "a~1")})
+    asked: dict[str, Any] = {"total": 3, "provenance": {"preset": "smoke"}}
+    for cell in ("a", "b", "a~1"):
+        run = store.claim(cell, "train", suite="s", **asked)
+        assert run is not None
+        store.finish(run)
+    run = store.claim("a", "pgd20@3", suite="t", total=3, provenance={"preset": "paper"})
+    store.claim("c", "pgd20@3", suite="s", **asked)
+    assert run is not None
+    store.fail(run, "no")
+    store.claim(CELL, "train", suite="s", **asked)
+    assert store.trained() == {
+        ("s", "smoke", "done"): 2, ("s", "smoke", "running"): 1, ("s", "smoke", "todo"): 1, ("t", "paper", "done"): 1,
+    }  # fmt: skip
 
 
 # --- outcomes ----------------------------------------------------------------------------------------------------
@@ -620,6 +698,9 @@ def test_nothing_there_yet(tmp_path: Path) -> None:
         check(str(tmp_path / "y.db"))
     with pytest.raises(NoDatabase, match="is empty"):
         upgrade(str(tmp_path / "x.db"))
+    with pytest.raises(NoDatabase, match="does not exist"):
+        upgrade(str(tmp_path / "no" / "x.db"))
+    assert [*tmp_path.iterdir()] == [tmp_path / "x.db"]
     with Store.open(str(tmp_path / "x.db"), create=True) as store:
         assert store.cells() == {}
     assert NoDatabase.exit_code == DatabaseError.exit_code == 4
@@ -759,6 +840,9 @@ def test_check_says_what_there_is(store: Store, url: str) -> None:
         f"{shown_url(url)} is whole (schema 0002): 1 cells, 0 replicates, 1 runs, 1 stages, 2 numbers, 0 outcomes"
     )
     assert check(url) == expected
+    with store.database.writing() as connection:
+        connection.execute(text("CREATE TABLE diary(entry text)"))
+    assert check(url) == expected, "what somebody else keeps beside it is not ours to judge"
 
 
 # --- what a machine cannot do ------------------------------------------------------------------------------------
@@ -911,6 +995,104 @@ def _mount_larger(folder: Path) -> bool:
     return subprocess.run(["mount", "-o", "remount,size=2m", str(folder)], check=False).returncode == 0
 
 
+def sqlite_error(code: int, said: str = "it said so") -> sqlite3.Error:
+    error = sqlite3.OperationalError(said)
+    error.sqlite_errorcode = code | 2 << 8  # an extended code has the plain one in its last byte
+    return error
+
+
+@pytest.mark.parametrize(
+    ("code", "kind", "message"),
+    [
+        (sqlite3.SQLITE_FULL, Unavailable, "x.db: the disk is full; nothing of this step was written"),
+        (sqlite3.SQLITE_READONLY, Unavailable, "x.db cannot be written"),
+        (sqlite3.SQLITE_CANTOPEN, Unavailable, "x.db cannot be opened (is its folder there, and writable?)"),
+        (sqlite3.SQLITE_PERM, Unavailable, "x.db cannot be opened (is its folder there, and writable?)"),
+        (
+            sqlite3.SQLITE_IOERR,
+            Unavailable,
+            "x.db: reading or writing failed (it said so): is the disk full or damaged?",
+        ),
+        (sqlite3.SQLITE_BUSY, Locked, "x.db: another process has been writing for more than a minute"),
+        (sqlite3.SQLITE_LOCKED, Locked, "x.db: another process has been writing for more than a minute"),
+        (sqlite3.SQLITE_NOTADB, DatabaseError, "x.db is not a fatbench database (nor any SQLite file)"),
+        (sqlite3.SQLITE_CORRUPT, DatabaseError, "x.db is damaged: it said so"),
+    ],
+)
+def test_what_sqlite_says_in_words(code: int, kind: type[Exception], message: str) -> None:
+    """The same whether SQLAlchemy was in between; what no person can have caused keeps its traceback."""
+    opened = database.Database("x.db")
+    for error in (sqlite_error(code), OperationalError("SELECT", None, sqlite_error(code))):
+        found = opened._explained(error)
+        assert (type(found), str(found)) == (kind, message)
+    assert opened._explained(sqlite_error(sqlite3.SQLITE_ERROR)) is None
+    assert opened._explained(sqlite3.ProgrammingError("Cannot operate on a closed database.")) is None
+
+
+@pytest.mark.parametrize(
+    ("code", "kind", "message"),
+    [
+        ("53100", Unavailable, "{}: the server's disk is full; nothing of this step was written"),
+        ("25006", MachineError, "{} cannot be written: no ***"),
+        ("42501", MachineError, "{} cannot be written: no ***"),
+        ("57P01", Locked, "{}: no ***"),  # it is being stopped
+        ("53200", Locked, "{}: no ***"),  # it has no memory
+        ("42703", None, ""),  # no such column: ours
+    ],
+)
+def test_what_a_server_says_in_words(code: str, kind: type[Exception] | None, message: str) -> None:
+    psycopg = pytest.importorskip("psycopg")
+    opened = database.Database("postgresql://me:secret@host/x")
+    error = psycopg.errors.lookup(code)("no\nsecret")
+    wrapped = DBAPIError.instance("SELECT", None, error, psycopg.Error, dialect=opened._engine.dialect)
+    found = opened._explained(wrapped)
+    assert (None if found is None else type(found)) == kind
+    assert found is None or str(found) == message.replace("{}", "postgresql://me:***@host/x")
+
+
+def test_a_server_that_is_stopped_takes_the_transaction_back(new_postgres: Callable[[], str]) -> None:
+    """No cell fails for it: its stage is given back, or its lease ends."""
+    with Store.open(new_postgres(), create=True) as store:
+        stopped = pytest.raises(Locked, match="terminating connection due to administrator command")
+        with stopped, store.database.writing() as connection:
+            connection.execute(insert(CELLS).values(id=CELL, spec="{}", seed=7, created=now()))
+            connection.execute(text("SELECT pg_terminate_backend(pg_backend_pid())"))
+        assert store.cells() == {}
+
+
+def test_how_long_a_server_may_take_to_answer() -> None:
+    pytest.importorskip("psycopg")
+    for query, seconds in (("", "20"), ("?connect_timeout=3", "3")):
+        assert database.Database(f"postgresql://h/x{query}")._engine.url.query["connect_timeout"] == seconds
+
+
+def test_patience_with_a_database_that_is_locked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """None by default; else the transaction begins once it can, and what waits says so."""
+    monkeypatch.setattr(database, "BUSY", 0.0)
+    monkeypatch.setattr(database, "PAUSE", 0.05)
+    with Store.open(str(tmp_path / "x.db"), create=True) as store:
+        other = sqlite3.connect(tmp_path / "x.db", isolation_level=None, check_same_thread=False)
+        other.execute("BEGIN IMMEDIATE")
+        with pytest.raises(Locked, match="another process has been writing"):
+            store.add_cell(CELL, SPEC)
+        store.database.patience = 0.1
+        begin = time.monotonic()
+        with pytest.raises(Locked):
+            store.add_cell(CELL, SPEC)
+        assert time.monotonic() - begin >= 0.1
+        store.database.patience = 60.0
+        threading.Timer(0.2, other.rollback).start()
+        store.add_cell(CELL, SPEC)
+        assert list(store.cells()) == [CELL] and time.monotonic() - begin < 30
+        other.close()
+
+
+def test_a_file_that_cannot_have_its_name(tmp_path: Path) -> None:
+    path = tmp_path / ("x" * 300)
+    for create in (False, True):
+        refused(MachineError, path, "{} cannot be read: File name too long", create=create)
+
+
 def test_an_unreachable_server() -> None:
     with pytest.raises(MachineError, match=r"^postgresql://me:\*\*\*@127\.0\.0\.1:1/x: ") as caught:
         Store.open("postgresql://me:secret@127.0.0.1:1/x", create=True)
@@ -964,7 +1146,11 @@ def test_passwords_are_never_shown(url: str, shown: str) -> None:
     ("url", "message"),
     [
         ("", "the database's address is empty: give a file such as results/fatbench.db, or a URL"),
-        ("oracel://me:secret@h/x", "{}: no kind of database is named 'oracel' (known: sqlite, postgresql, ...)"),
+        ("oracel://me:secret@h/x", "{}: no kind of database is named 'oracel' (known: sqlite, postgresql)"),
+        ("mysql://me:se@cret@h/x", "{}: no kind of database is named 'mysql' (known: sqlite, postgresql)"),
+        ("postgresql://me:se@cret@h/x", "{}: only the '@' before the host is written so, every other one %40"),
+        ("postgresql://me:secret@h/x?plugin=no", "{}: Can't load plugin: sqlalchemy.plugins:no"),
+        ("postgresql://me:or@/x?host=a:1,b:2&port=3", "{}: number of hosts and p***ts don't match"),
         (
             "postgresql://me:secret@host:notaport/db",
             "{}: not a database URL (sqlite:///FILE, postgresql://USER:PASSWORD@HOST/NAME)",
@@ -1058,6 +1244,32 @@ def test_sqlite_is_set_up_to_survive(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["x.db"], "one file when nobody has it open"
 
 
+def test_a_log_that_cannot_be_had_this_instant_is_made_by_the_next(tmp_path: Path, monkeypatch: Any) -> None:
+    """Another process reads from it: the database is safe without, and so is opened."""
+    monkeypatch.setattr(database, "BUSY", 0.0)
+    path = tmp_path / "x.db"
+    Store.open(str(path), create=True).close()
+    other = sqlite3.connect(path, isolation_level=None)
+    other.execute("PRAGMA journal_mode = delete")
+    other.executescript("BEGIN; SELECT * FROM cells")
+    for expected in ("delete", "wal"):
+        with Store.open(str(path), create=True) as store, store.database.reading() as connection:
+            assert connection.exec_driver_sql("PRAGMA journal_mode").scalar() == expected
+        if expected == "delete":
+            other.close()
+
+
+def test_two_processes_make_the_schema(store: Store) -> None:
+    """Who comes second, with the lock, finds it made; one of another version is refused."""
+    with store.database.writing() as connection:
+        store.database._create(connection)
+    assert list(store.cells()) == [CELL]
+    with store.database.writing() as connection:
+        connection.execute(update(VERSION).values(version_num="9999"))
+        with pytest.raises(DatabaseError, match="newer"):
+            store.database._create(connection)
+
+
 def test_no_write_ahead_log_on_a_network_file_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "x.db"
     Store.open(str(path), create=True).close()
@@ -1074,6 +1286,8 @@ def test_network_file_systems(monkeypatch: pytest.MonkeyPatch, path: str, expect
     mounts = f"/dev/sda / ext4 rw 0 0\nserver:/home /home {NETWORK[1]} rw 0 0\n/dev/sdb /home/local xfs rw 0 0\n"
     monkeypatch.setattr(Path, "read_text", lambda self: mounts)
     assert database._on_network(Path(path)) is expected
+    monkeypatch.setattr(Path, "read_text", _no_file)
+    assert not database._on_network(Path(path))  # elsewhere than on Linux
 
 
 def test_foreign_keys_hold(store: Store) -> None:

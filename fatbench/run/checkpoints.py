@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -175,7 +176,8 @@ def _write(file: Path, tensors: Tensors, header: Mapping[str, object]) -> str:
         finally:
             os.close(folder)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):  # it may not be there, nor its folder
+            temporary.unlink()
         reason = "the disk is full" if error.errno in FULL else error.strerror
         raise Unavailable(f"cannot write the checkpoint {file}: {reason}") from None
     return hashlib.sha256(data).hexdigest()
@@ -204,12 +206,12 @@ def _read(file: Path, sha256: str | None, cell: str | None, round: int | None) -
         tensors = load(data)
         length = int.from_bytes(data[:8], "little")  # the format: length of a JSON header, the header, the tensors
         header = json.loads(json.loads(data[8 : 8 + length])["__metadata__"]["fatbench"])
-        found = header.get("cell"), int(header.get("round", -1))
+        found = header["cell"], int(header["round"])
     except MemoryError:
         raise
     except Exception as error:  # safetensors, json and torch each have their own
-        lines = str(error).strip().splitlines() or [type(error).__name__]
-        raise Damaged(f"{file}: damaged, or not a checkpoint of ours ({type(error).__name__}: {lines[0]})") from None
+        said = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise Damaged(f"{file}: damaged, or not a checkpoint of ours ({said})") from None
     if cell is not None and found[0] != cell:
         raise Damaged(f"{file}: is of cell {found[0]}, not of {cell}")
     if round is not None and found[1] != round:

@@ -21,7 +21,7 @@ from weakref import finalize
 
 from sqlalchemy import Connection, and_, create_engine, event, func, insert, inspect, select, text
 from sqlalchemy.engine import URL, Engine, make_url
-from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError, NoSuchModuleError
+from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError, OperationalError
 from sqlalchemy.pool import NullPool
 
 from fatbench.errors import DatabaseError, FatbenchError, MachineError, SpecError, Unavailable
@@ -68,9 +68,9 @@ def _parsed(url: str) -> URL:
         raise SpecError(
             f"{shown_url(url)}: not a database URL (sqlite:///FILE, postgresql://USER:PASSWORD@HOST/NAME)"
         ) from None
-    if not parsed.drivername.startswith("sqlite") and url.count("@") > 1:  # else a part of it would pass for the host
-        raise SpecError(f"{shown_url(url)}: only the '@' before the host is written so, every other one %40")
-    if parsed.drivername in ("postgres", "postgresql"):
+    if parsed.drivername in ("postgres", "postgresql", "postgresql+psycopg"):
+        if url.count("@") > 1:  # else a part of the password would pass for the host
+            raise SpecError(f"{shown_url(url)}: only the '@' before the host is written so, every other one %40")
         return parsed.set(drivername="postgresql+psycopg")
     if parsed.drivername in ("sqlite", "sqlite+pysqlite"):
         if parsed.host:
@@ -78,7 +78,7 @@ def _parsed(url: str) -> URL:
         if not parsed.database or parsed.database == ":memory:":
             raise SpecError(f"{shown_url(url)}: the workers need a file that they can all open, sqlite:///FILE")
         return URL.create("sqlite", database=str(Path(parsed.database).absolute()))
-    return parsed
+    raise SpecError(f"{shown_url(url)}: no kind of database is named '{parsed.drivername}' (known: sqlite, postgresql)")
 
 
 def _on_network(path: Path) -> bool:
@@ -141,27 +141,21 @@ class Database:
         self._secret = parsed.password
         self._letting_go: Callable[[], object] = lambda: None
         if self.path is None:
-            if parsed.drivername == "postgresql+psycopg" and "connect_timeout" not in parsed.query:
+            if "connect_timeout" not in parsed.query:
                 parsed = parsed.update_query_dict({"connect_timeout": "20"})
             try:
                 self._engine = create_engine(parsed, poolclass=NullPool)
-            except NoSuchModuleError:
-                kind = parsed.drivername
-                raise SpecError(
-                    f"{self.shown}: no kind of database is named '{kind}' (known: sqlite, postgresql, ...)"
-                ) from None
             except ModuleNotFoundError as error:
-                kind = parsed.get_backend_name()
-                how = "pip install 'fatbench[postgres]'" if kind == "postgresql" else f"pip install {error.name}"
+                how = "pip install 'fatbench[postgres]'"
                 raise SpecError(f"{self.shown}: the driver '{error.name}' is not installed: {how}") from None
-            except (ArgumentError, TypeError, ValueError) as error:
+            except (ArgumentError, ValueError) as error:
                 raise SpecError(f"{self.shown}: {self._safe(str(error))}") from None
         else:
             mode = "rwc" if create else "rw"
             if not create and not (os.access(self.path, os.W_OK) and os.access(self.path.parent, os.W_OK)):
                 # to read from a folder that cannot be written, SQLite must be told that nobody else does either
-                log = Path(f"{self.path}-wal")
-                mode = "ro" if log.exists() and log.stat().st_size else "ro&immutable=1"
+                log = f"{self.path}-wal"
+                mode = "ro" if os.path.exists(log) and os.path.getsize(log) else "ro&immutable=1"
             self._connect = _sqlite(self.path, mode)
             self._engine = create_engine("sqlite://", creator=self._connect, poolclass=NullPool)
             event.listen(self._engine, "begin", _begin)
@@ -270,15 +264,14 @@ class Database:
             if code == sqlite3.SQLITE_CORRUPT:
                 return DatabaseError(f"{shown} is damaged: {original}")
             return None
-        state = getattr(original, "sqlstate", None) or getattr(original, "pgcode", None)
+        state = getattr(original, "sqlstate", None)  # None: the server was not reached
         reason = " ".join(self._safe(str(original)).split())
         if state == "53100":
             return Unavailable(f"{shown}: the server's disk is full; nothing of this step was written")
         if state in ("25006", "42501"):
             return MachineError(f"{shown} cannot be written: {reason}")
-        if type(original).__name__ == "OperationalError":
-            refused = (state or "").startswith(("28", "3D"))  # no such user or database: it will be so later too
-            return (MachineError if refused else Locked)(f"{shown}: {reason}")
+        if isinstance(error, OperationalError):  # not reached, shut down, out of memory, too many connections
+            return Locked(f"{shown}: {reason}")
         return None
 
     # --- opening -------------------------------------------------------------------------------------------------
@@ -294,7 +287,7 @@ class Database:
             except OSError as error:
                 raise MachineError(f"{self.shown}: cannot make its folder: {error.strerror}") from None
             for place in (path.parent, path):
-                if place.exists() and not os.access(place, os.W_OK):
+                if os.path.exists(place) and not os.access(place, os.W_OK):
                     raise MachineError(f"{self.shown}: {place} cannot be written")
         # Never open the file but through SQLite: closing any other handle drops all locks this process has on it, so
         # that another process, believing itself alone, removes the log (sqlite.org/howtocorrupt.html, 2.2).

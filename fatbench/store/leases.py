@@ -22,11 +22,9 @@ LEASE = 15 * 60.0  # seconds; a run that wants another lease says so in its prov
 
 
 def clock(connection: Connection, file: Path | None) -> float:
-    """The database's time in seconds since the epoch. file: of a SQLite database."""
-    if connection.dialect.name == "postgresql":
-        return float(connection.execute(text("SELECT extract(epoch FROM clock_timestamp())")).scalar_one())
+    """The database's time in seconds since the epoch. file: of a SQLite database; None: it is PostgreSQL."""
     if file is None:
-        return time.time()
+        return float(connection.execute(text("SELECT extract(epoch FROM clock_timestamp())")).scalar_one())
     try:
         with tempfile.TemporaryFile(dir=file.parent) as made:  # a file server writes its own time on it
             return os.fstat(made.fileno()).st_mtime
