@@ -26,6 +26,7 @@ from fatbench.engine.accuracy import unpacked
 from fatbench.errors import MachineError, SpecError
 from fatbench.models import brought as networks
 from fatbench.run import brought
+from fatbench.run.checkpoints import load_model
 from fatbench.store.stages import Store
 from fatbench.suite import cells, evaluated, files
 from fatbench.suite.evaluated import Model
@@ -188,6 +189,11 @@ def test_a_file_s_digest_and_its_network_s_are_stored(here: Path, run: Run) -> N
     assert said["sha256"] == hashlib.sha256((here / "my.pt").read_bytes()).hexdigest()
     assert said["code"] == hashlib.sha256((here / "my_model.py").read_bytes()).hexdigest()
     assert (said["name"], said["network"], said["mean"]) == ("Our net", "my_model.py:make", [0.3])
+    (file,) = here.rglob("model-*.safetensors")
+    model, own, header = load_model(file, "cpu")
+    assert header == {"cell": file.parent.name, "round": "1", "classes": "10"} and own == {}
+    state = torch.load(here / "my.pt", weights_only=True)
+    assert [*map(torch.Tensor.tolist, model.values())] == [*map(torch.Tensor.tolist, state.values())]
 
 
 def test_safetensors_and_wrapped_states_are_the_same_model(here: Path) -> None:

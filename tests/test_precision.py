@@ -196,6 +196,7 @@ def test_a_run_without_a_deterministic_kernel_goes_on_and_says_so(
     """In its provenance and under the table; the cell's evaluation, which needs no such kernel, is strict again."""
 
     def exact(device: torch.device, chosen: str, strict: bool = True) -> None:
+        assert (device.type, chosen) == ("cpu", "fp32")
         asked.append(strict)
         torch.use_deterministic_algorithms(True, warn_only=not strict)
 

@@ -6,6 +6,7 @@ and after each checkpoint file and each transaction.
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import os
 import signal
@@ -224,6 +225,11 @@ def test_done_work_is_not_done_again(job, tmp_path):
         assert work(job, place, store, events.append) == "done"
         assert events == []
         assert numbers(place) == before
+    from fatbench.run.checkpoints import load_model
+
+    header = load_model(tmp_path / "files" / job.cell / "model-000003.safetensors", "cpu")[2]
+    said = {"cell": job.cell, "round": "3", "classes": "10", "spec": json.dumps(job.spec)}
+    assert header == said  # enough to attack it outside any suite
 
 
 def test_an_attack_added_later_does_not_train_again(job, tmp_path):

@@ -30,7 +30,9 @@ def test_each_best_round_follows_its_own_number() -> None:
     record: dict[str, Any] = {"kept": True}
     for round, (val, test) in enumerate([(0.5, 0.25), (0.25, 0.75)], 1):
         record = selection.update(record, round, {"val_monitor": val, "monitor": test, "loss": 9.0})
-    assert selection.update(record, 3, {"loss": 9.0}) == {
+    record = selection.update(record, 3, {"loss": 9.0})
+    assert record.keys() == {"kept", *selection.WORDS}
+    assert record == {
         "kept": True, "last": {"round": 3},
         "best-val": {"round": 1, "value": 0.5}, "best-test": {"round": 2, "value": 0.75},
     }  # fmt: skip

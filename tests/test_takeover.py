@@ -321,7 +321,9 @@ def test_a_disk_that_takes_nothing_gives_the_cell_back(jobs, machine, monkeypatc
         patch.setattr(os, "fsync", refuse)
         assert attempt(jobs[0], machine, events.append, lambda: False) == "blocked"
     assert rows(machine, jobs[0]) == {"train": ("interrupted", None)}
-    assert next(event.message for event in events if event.kind == "blocked").endswith("the disk is full")
+    (blocked,) = [event for event in events if event.kind == "blocked"]
+    assert (blocked.cell, blocked.stage) == (jobs[0].cell, "train")
+    assert blocked.message.endswith("the disk is full")
     assert attempt(jobs[0], machine, events.append, lambda: False) == "done"
 
 

@@ -28,6 +28,7 @@ from fatbench.report import figures, tables
 from fatbench.run.jobs import Event, Machine
 from fatbench.run.start import jobs_of
 from fatbench.run.worker import work
+from fatbench.store.schema import NUMBERS, OUTCOMES, STAGES
 from fatbench.store.stages import Store
 from fatbench.suite import files, signatures, sources
 
@@ -230,8 +231,29 @@ def test_a_stage_goes_on_where_it_was_stopped_and_begins_again_for_another_model
         assert work(moved, machine(place), store, stop=lambda: True) == "interrupted"  # after 3 of 4 images
         (stage,) = [stage for _, stage in store.stages([left.cell]) if stage != "train"]
         assert sum(n for _, n, _ in store.outcomes(left.cell, stage)) == 3
+        assert store.stages([left.cell])[left.cell, stage].total == 4
+        events: list[Event] = []
+        assert work(moved, machine(place), store, events.append) == "done"
+        assert [(event.kind, event.round, event.total) for event in events] == [
+            ("start", 3, 4), ("progress", 4, 4), ("done", 4, 4)
+        ]  # fmt: skip
+        assert bits(store, left.cell) == {"moved_both": MATRIX["Left"]["Both"]}
+        finished = store.stages([left.cell])[left.cell, stage]
+        assert set(finished.record) == {"model", "origin"}
+        # results that say nothing of their models, as imported ones, are kept where they are whole ...
+        with store.database.writing() as connection:
+            connection.execute(STAGES.update().where(STAGES.c.stage == stage).values(record="{}"))
+        assert work(moved, machine(place), store, events.append) == "done" and len(events) == 3
+        # ... and done again where they are not: their beginning may be about another model
+        with store.database.writing() as connection:
+            here = STAGES.c.stage == stage
+            connection.execute(STAGES.update().where(here).values(record="{}", status="interrupted", round=3))
+            connection.execute(OUTCOMES.delete().where(OUTCOMES.c.stage == stage, OUTCOMES.c.start == 3))
+            connection.execute(OUTCOMES.update().where(OUTCOMES.c.stage == stage).values(bits=bytes([0b10000000])))
+            connection.execute(NUMBERS.delete().where(NUMBERS.c.stage == stage))
         assert work(moved, machine(place), store) == "done"
         assert bits(store, left.cell) == {"moved_both": MATRIX["Left"]["Both"]}
+        assert store.stages([left.cell])[left.cell, stage].record == finished.record
         # the other cell has another model by now, which looks at nothing: its attack moves nothing
         from fatbench.run import checkpoints
 

@@ -127,9 +127,9 @@ def _attack(
     pairs = transfer.pairs(evaluation.origin, there, models, ready, machine, shared)
     record = {} if digest is None else {"model": digest}
     record |= {"origin": there.digest} if evaluation.origin is not None and there.digest else {}
-    known = store.stages([job.cell])[(job.cell, stage)].record
-    if any(known.get(which, file_digest) != file_digest for which, file_digest in record.items()):
-        store.restart(run)  # what is done of it is about a model that is gone
+    begun = store.stages([job.cell])[(job.cell, stage)]
+    if begun.round and any(begun.record.get(which) != file_digest for which, file_digest in record.items()):
+        store.restart(run)  # what is done of it is about a model that is gone, or never was here
     images, labels = ready.test[0][: evaluation.n], ready.test[1][: evaluation.n]
     n = len(labels)
     total = n * len(pairs)
