@@ -9,6 +9,7 @@ import os
 import signal
 import socket
 import sys
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -24,9 +25,10 @@ from fatbench.cli.app import app
 from fatbench.cli.watch import Watch
 from fatbench.errors import MachineError, SpecError
 from fatbench.run.executors import me, ray, slurm
+from fatbench.run.jobs import Event, Job, Machine
 from fatbench.run.start import jobs_of
 from fatbench.run.start import run as run_all
-from fatbench.run.worker import Event, Machine, work
+from fatbench.run.worker import work
 from fatbench.store.stages import Store
 from fatbench.suite import files
 
@@ -180,6 +182,38 @@ def test_a_ray_node_is_killed_in_the_middle_of_a_cell(tmp_path, monkeypatch, two
         app(["report", "crew.yaml", "--db", db, "--format", "csv", "-o", "table.csv"], standalone_mode=False)
         tables.append(Path("table.csv").read_text())
     assert tables[0] == tables[1] and "slow" in tables[0]
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::ResourceWarning")  # files of Ray that it leaves to the garbage collector
+def test_a_ray_node_that_is_lost_while_the_run_is_being_stopped_fails_no_cell(jobs, machine, two_nodes):
+    """Ctrl-C, and in the round that it waits for one of the two nodes goes. Its cell is given back and not begun anew.
+
+    The rounds have no end: only the second Ctrl-C ends the cell of the other node.
+    """
+    second, lose = two_nodes
+    raylet = next(one.process.pid for one in second.all_processes["raylet"])
+    endless = [lasting(job) for job in jobs[:2]]
+    for job in endless:
+        job.spec["protocol"]["local"]["epochs"] = 10**6
+    seen, lost, since = Watcher(), list[Job](), list[float]()
+
+    def stop() -> int:
+        if not lost:
+            if any(rows(machine, job).get("train", ("", ""))[0] != "running" for job in endless):
+                return 0
+            lost.extend(job for job in endless if parent_of(pid_of(machine, job)) == raylet)
+            return 1
+        if not since:
+            lose()
+            since.append(time.monotonic())
+        return 2 if seen.kinds(lost[0]) or time.monotonic() > since[0] + 60 else 1
+
+    assert ray.run(endless, machine, ["cpu"] * 2, seen, stop) == {job.cell: "interrupted" for job in endless}
+    assert seen.kinds(lost[0]) == ["interrupted"]
+    for job in endless:
+        assert rows(machine, job) == {"train": ("interrupted", None)}
+        assert seen.kinds(job, "lane") == ["given"]
 
 
 def late(**options: object) -> None:
