@@ -83,6 +83,19 @@ def test_training_and_attacks_have_rates_of_their_own(plan: Plan) -> None:
     assert duration.estimate(plan.unique(), duration.Speeds(), left) == duration.Estimate(0.0, 2, 0, False)
 
 
+def test_a_protocol_that_deploys_a_model_a_client_is_attacked_as_often() -> None:
+    """FedVKD's smoke cell against FedAvg's beside it: two clients, so twice the passes of the same attacks."""
+    plan = files.load("fedvkd-cifar10").plan("smoke")
+    works = {}
+    for cell in plan.cells:
+        spec, attacks = cell.spec, [one for one in cell.evaluations if one.attack["name"] == "pgd"]
+        work = cost.evaluation(spec, attacks, 1)
+        assert work is not None
+        works[spec["protocol"]["name"]] = work.image_passes
+    assert works["fedvkd"] == works["fedgkt"] == 2 * works["fedavg"] == 2 * works["fedaux"]
+
+
+
 def test_what_begins_and_ends_a_stage_is_added(plan: Plan) -> None:
     """10 s beside the rate of a training of which looking at the model takes 800 passes at 0.005 s: 6 s; 1 s of PGD."""
     known = duration.speeds([Timed(plan, None, 400, 2.0, 12.0), Timed(plan, "pgd", 100, 5.5, 6.5)])

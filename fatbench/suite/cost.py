@@ -87,23 +87,25 @@ def monitoring(spec: Mapping[str, Any]) -> Work:
 
 
 def evaluation(spec: Mapping[str, Any], evaluations: Iterable[Evaluation], checkpoints: int) -> Work | None:
-    """The work of attacking `checkpoints` models of a cell; AutoAttack's is what it costs if every image survives."""
+    """The work of attacking the models of `checkpoints` rounds of a cell; AutoAttack's is what it costs if every image survives."""
     available = spec["test"] or facts.of_data(spec["data"]).test
     if not available:
         return None
+    clients = spec["partition"].get("clients") or 1
+    models = checkpoints * int(formulas.formula("Protocol", spec["protocol"], "Deploys", clients=clients) or 1)
     found: Work = of_part(
-        "work", "Attack", evaluations, lambda: _evaluation(evaluations, available, checkpoints), available, checkpoints
+        "work", "Attack", evaluations, lambda: _evaluation(evaluations, available, models), available, models
     )
     return found
 
 
-def _evaluation(evaluations: Iterable[Evaluation], available: int, checkpoints: int) -> Work:
-    """The work of attacking models on so many images at most."""
+def _evaluation(evaluations: Iterable[Evaluation], available: int, models: int) -> Work:
+    """The work of attacking so many models on so many images at most."""
     work = Work()
     for item in evaluations:
         n = min(available, item.n or available) * (item.origin.clients or 1 if item.origin else 1)
         forward, backward = formulas.passes("Attack", item.attack)
-        work += Work(forward=checkpoints * n * (forward + 1), backward=checkpoints * n * backward, disk=n / 8)
+        work += Work(forward=models * n * (forward + 1), backward=models * n * backward, disk=n / 8)
     return work
 
 

@@ -5,6 +5,7 @@ Several lines of one label are terms of a sum.
 
     Forward, Backward    image passes per image; the name of a nested call stands for its own passes
     Up, Down             of a protocol: models that a client sends and receives in a round, given `batches` of an epoch
+    Deploys              of a protocol whose clients have models of their own: how many are attacked, given `clients`
     Steps                of a protocol that does not train for `epochs`: gradient steps of the whole run
     Parameters           of a model, given `channels`, `side` and `classes`
     Train, Test          of a data set: images, "about 8800" where the files decide

@@ -77,6 +77,7 @@ def fedgkt(
 
     Forward: rounds * local
     Backward: rounds * local
+    Deploys: clients
     Parts: edge, server
     Refuse if local.proximal is not None: local: proximal: it pulls towards the broadcast weights, and no edge
         receives any

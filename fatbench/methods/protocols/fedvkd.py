@@ -69,6 +69,7 @@ def fedvkd(
 
     Forward: rounds * local
     Backward: rounds * local
+    Deploys: clients
     Parts: edge, server, distillation head
     Refuse if local.proximal is not None: local: proximal: it pulls towards the broadcast weights, and no edge
         receives any
