@@ -95,7 +95,6 @@ def test_a_protocol_that_deploys_a_model_a_client_is_attacked_as_often() -> None
     assert works["fedvkd"] == works["fedgkt"] == 2 * works["fedavg"] == 2 * works["fedaux"]
 
 
-
 def test_what_begins_and_ends_a_stage_is_added(plan: Plan) -> None:
     """10 s beside the rate of a training of which looking at the model takes 800 passes at 0.005 s: 6 s; 1 s of PGD."""
     known = duration.speeds([Timed(plan, None, 400, 2.0, 12.0), Timed(plan, "pgd", 100, 5.5, 6.5)])

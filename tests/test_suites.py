@@ -994,9 +994,15 @@ def test_filters(suite_from: Callable[..., Suite]) -> None:
         suite.plan(where="model=resnet18")
     for text, said in [
         ("modle=nin", "-k: no cell has 'modle' (did you mean 'model'?)"),
-        ("model", "-k: expected name=value at 'model' in 'model' (write for example: model=nin and not rule=sfat)"),
-        ("(E=one", "-k: a ')' is missing in '(E=one' (write for example: model=nin and not rule=sfat)"),
-        ("E=one K=five", "-k: unexpected 'K' in 'E=one K=five' (write for example: model=nin and not rule=sfat)"),
+        (
+            "model",
+            "-k: expected name=value at 'model' in 'model' (write for example: model=nin and not method='SFAT (released)')",
+        ),
+        ("(E=one", "-k: a ')' is missing in '(E=one' (write for example: model=nin and not method='SFAT (released)')"),
+        (
+            "E=one K=five",
+            "-k: unexpected 'K' in 'E=one K=five' (write for example: model=nin and not method='SFAT (released)')",
+        ),
     ]:
         with pytest.raises(SpecError) as caught:
             suite.plan(where=text)

@@ -65,7 +65,7 @@ def _parse_filter(text: str) -> Any:
     tokens.append("")
 
     def fail(what: str) -> SpecError:
-        return SpecError(f"-k: {what} in '{text}' (write for example: model=nin and not rule=sfat)")
+        return SpecError(f"-k: {what} in '{text}' (write for example: model=nin and not method='SFAT (released)')")
 
     def either() -> Any:
         left = both()
