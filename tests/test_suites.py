@@ -996,7 +996,8 @@ def test_filters(suite_from: Callable[..., Suite]) -> None:
         ("modle=nin", "-k: no cell has 'modle' (did you mean 'model'?)"),
         (
             "model",
-            "-k: expected name=value at 'model' in 'model' (write for example: model=nin and not method='SFAT (released)')",
+            "-k: expected name=value at 'model' in 'model' "
+            "(write for example: model=nin and not method='SFAT (released)')",
         ),
         ("(E=one", "-k: a ')' is missing in '(E=one' (write for example: model=nin and not method='SFAT (released)')"),
         (

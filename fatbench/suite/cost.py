@@ -87,7 +87,7 @@ def monitoring(spec: Mapping[str, Any]) -> Work:
 
 
 def evaluation(spec: Mapping[str, Any], evaluations: Iterable[Evaluation], checkpoints: int) -> Work | None:
-    """The work of attacking the models of `checkpoints` rounds of a cell; AutoAttack's is what it costs if every image survives."""
+    """The work of attacking the models of `checkpoints` rounds; AutoAttack counts as if every image survived."""
     available = spec["test"] or facts.of_data(spec["data"]).test
     if not available:
         return None
