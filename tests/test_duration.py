@@ -171,6 +171,14 @@ def test_a_calibration_knows_all_cells_of_a_plan(plan: Plan, run: Callable[..., 
     assert sorted(path.name for path in Path().iterdir()) == ["short.yaml"]
 
 
+def test_a_calibration_too_short_for_any_cell_says_so(plan, monkeypatch, capsys) -> None:
+    monkeypatch.setattr(calibrate, "calibrated", lambda *asked: [])
+    monkeypatch.setattr(sys, "argv", ["fatbench", "plan", "suite", "short.yaml", "--calibrate"])
+    with pytest.raises(SystemExit, match="0"):
+        app.main()
+    assert "no cell got far enough in that time" in capsys.readouterr().err
+
+
 def test_a_calibration_takes_one_cell_of_a_kind_and_none_that_is_known(plan: Plan, tmp_path: Path) -> None:
     assert [cell.id for cell in calibrate.samples(plan.unique(), duration.Speeds())] == [plan.cells[0].id]
     known = duration.speeds([Timed(plan, None, 1, 1.0, None),

@@ -175,7 +175,13 @@ def _time(
 
         print(f"fatbench: measuring for about {CALIBRATION} s", file=sys.stderr)
         data = settings.data_folder()
-        timed += calibrating.calibrated(plan, duration.speeds(timed), data, CALIBRATION)
+        measured = calibrating.calibrated(plan, duration.speeds(timed), data, CALIBRATION)
+        if not measured and duration.estimate(plan.unique(), duration.speeds(timed), left).unknown:
+            print(
+                "fatbench: no cell got far enough in that time; once one has run here, the time is known",
+                file=sys.stderr,
+            )
+        timed += measured
     known = unseen or duration.speeds(timed)
     time = duration.estimate(plan.unique(), known, left)
     if gpus is None:
