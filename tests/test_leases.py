@@ -18,6 +18,7 @@ from sqlalchemy import update
 
 from fatbench.engine.rounds import Number
 from fatbench.store import leases
+from fatbench.store.rows import now
 from fatbench.store.schema import STAGES
 from fatbench.store.stages import Stolen, Store
 
@@ -137,6 +138,19 @@ def test_the_clock_of_a_file_is_that_of_its_file_system(tmp_path: Path, monkeypa
         assert abs(leases.clock(connection, store.database.path) - now) < 60
         assert leases.clock(connection, tmp_path / "no" / "x.db") == now + 960
         assert list(tmp_path.glob("tmp*")) == []
+
+
+@pytest.mark.parametrize("zone", ["Asia/Tokyo", "America/New_York"])
+def test_times_are_stored_in_utc_wherever_the_machine_is(zone: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """13:37 on the last day of 2025 is 1,767,188,220 s after the epoch: `date -u -d '2025-12-31 13:37' +%s`."""
+    with monkeypatch.context() as patch:
+        patch.setenv("TZ", zone)
+        time.tzset()
+        assert leases.stamp(1767188220.25) == "2025-12-31T13:37:00.250Z"
+        assert leases.epoch("2025-12-31T13:37:00.250Z") == 1767188220.25
+        assert abs((leases.epoch(now()) or 0.0) - time.time()) < 60
+    time.tzset()
+    assert leases.epoch(None) is None
 
 
 def test_a_dead_process_holds_nothing_however_fresh_its_lease(store: Store) -> None:

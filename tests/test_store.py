@@ -161,6 +161,8 @@ def test_released_goes_on_from_its_checkpoint(store: Store) -> None:
     assert again != run
     assert (row(store).round, row(store).checkpoint, row(store).record) == (1, "state-1", {"a": 1})
     assert [(r["id"], r["status"]) for r in store.runs()] == [(run, "interrupted"), (again, "running")]
+    ended = [r["ended"] for r in store.runs()]
+    assert ended[0] >= store.runs()[0]["started"] and ended[1] is None
 
 
 def test_failed_is_retried_on_demand_and_goes_on(store: Store) -> None:
@@ -174,6 +176,7 @@ def test_failed_is_retried_on_demand_and_goes_on(store: Store) -> None:
     assert (row(store).round, row(store).checkpoint, row(store).error) == (1, "state-1", None)
     store.finish(again, [Number("loss", 1.5, 2)])
     assert [r["status"] for r in store.runs()] == ["failed", "done"]
+    assert all(r["ended"] >= r["started"] for r in store.runs())
     assert store.runs()[0]["error"].endswith("\\x00")
     assert [m["run"] for m in store.measurements()] == [run, again]
 
@@ -369,6 +372,8 @@ def test_a_dead_process_loses_its_stage_and_may_write_no_more(store: Store) -> N
     again = taken(store)
     assert (row(store).run, row(store).round, row(store).checkpoint) == (again, 1, "state-1")
     assert [r["status"] for r in store.runs()] == ["interrupted", "running"]
+    ended = store.runs()[0]["ended"]
+    assert ended is not None  # when it was last heard of
     before = (store.stages(), store.measurements(), store.runs())
     for late in (
         lambda: store.commit(run, numbers=[Number("loss", 9.0, 2)], round=2, checkpoint="evil"),
@@ -383,7 +388,7 @@ def test_a_dead_process_loses_its_stage_and_may_write_no_more(store: Store) -> N
     assert (store.stages(), store.measurements(), store.runs()) == before
     store.fail(run, "too late")
     assert store.stages() == before[0]
-    assert [r["status"] for r in store.runs()] == ["failed", "running"]
+    assert [(r["status"], r["ended"]) for r in store.runs()] == [("failed", ended), ("running", None)]
     assert Stolen.exit_code == 1
     store.finish(again)
 

@@ -191,7 +191,7 @@ class Store:
             key = (STAGES.c.cell == cell) & (STAGES.c.stage == stage)
             row = connection.execute(
                 select(STAGES, RUNS.c.host, RUNS.c.pid, RUNS.c.process, RUNS.c.extra)
-                .outerjoin(RUNS, RUNS.c.id == STAGES.c.run)
+                .outerjoin(RUNS)
                 .where(key)
                 .with_for_update(of=STAGES)
             ).first()
