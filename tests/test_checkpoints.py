@@ -78,6 +78,7 @@ def test_a_model_comes_back_with_what_clients_have_of_their_own(tmp_path: Path) 
     model, found, header = load_model(file, "cpu", digest, "mine", 2)
     assert same(model, STATE.model) and same(found, own)
     assert header == {"cell": "mine", "round": "2", "spec": "{}"}
+    assert "not the file that was written" in one_line(lambda: load_model(file, "cpu", "0" * 64, "mine", 2))
     model, found, _ = load_model(file, "meta")
     assert model["steps"].is_meta and found[3]["layer.weight"].is_meta
     odd = {"own/x/y": torch.zeros(1)}

@@ -243,6 +243,28 @@ def test_an_attack_added_later_does_not_train_again(job, tmp_path):
         assert any(row["metric"] == "fgsm" for row in store.measurements([job.cell]))
 
 
+def test_an_attack_in_other_hands_or_failed_leaves_the_others_to_run(job, tmp_path):
+    """Another process has one; it fails there, and is tried again only when somebody asks for it."""
+    place, events = machine(tmp_path), []
+    with Store.open(place.db, create=True) as store:
+        assert work(replace(job, evaluations=[]), place, store, events.append) == "done"
+        assert [(event.kind, event.round, event.total) for event in events] == [
+            ("start", 0, 3), *(("progress", round, 3) for round in (1, 2, 3)), ("done", 3, 3)
+        ]  # fmt: skip
+        numbers = {(row["metric"], row["round"]): row["value"] for row in store.measurements() if row["client"] < 0}
+        for event in events[1:4]:
+            assert event.images == numbers["forward", event.round] + numbers["backward", event.round]
+            assert event.loss == numbers["train_loss", event.round]
+        theirs = job.evaluations[0].stage(3)
+        run = store.claim(job.cell, theirs, suite="crash", total=0, provenance={"host": "elsewhere", "pid": 1})
+        assert run is not None and work(job, place, store) == "elsewhere"
+        others = {stage: row.status for (_, stage), row in store.stages([job.cell]).items() if stage != theirs}
+        assert set(others.values()) == {"done"} and len(others) == len(job.evaluations)
+        store.fail(run, "no")
+        assert work(job, place, store) == "failed"
+        assert work(job, replace(place, retry_failed=True), store) == "done"
+
+
 def test_models_that_are_gone_are_trained_again_for_an_attack_added_later(job, tmp_path):
     place = machine(tmp_path)
     with Store.open(place.db, create=True) as store:

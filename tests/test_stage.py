@@ -1,0 +1,147 @@
+"""What training and attacks share: what a claim writes of its run, and how a stage ends that cannot go on."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fatbench.errors import MachineError, SpecError, Unavailable
+from fatbench.run import stage
+from fatbench.run.jobs import Event, Job, Machine
+from fatbench.store.leases import LEASE
+from fatbench.store.schema import STAGES
+from fatbench.store.stages import Stolen, Store
+from fatbench.suite.cells import Evaluation
+
+NATURAL = Evaluation("natural", {"name": "natural"}, 40, 15)
+JOB = Job("0123456789ab", {"seed": 7}, [NATURAL], ["last"], "crash", "paper")
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    return Machine(db=str(tmp_path / "r.db"), files=str(tmp_path / "files"), data=str(tmp_path / "data"))
+
+
+@pytest.fixture
+def store(machine: Machine) -> Iterator[Store]:
+    with Store.open(machine.db, create=True) as opened:
+        opened.add_cell(JOB.cell, JOB.spec)
+        yield opened
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ({}, {}),
+        ({"precision": "bf16", "path": "fast", "threads": 3}, {"precision": "bf16", "path": "fast", "threads": 3}),
+        ({"device": "cuda:0"}, {}),
+        ({"device": "cuda:0", "precision": "tf32"}, {"precision": "tf32", "not_reproducible": "tf32 on a GPU"}),
+        ({"microbatch": 4, "together": 2, "lease": 60.0}, {"microbatch": 4, "together": 2, "lease": 60.0}),
+        ({"together": 1, "lease": LEASE}, {}),
+    ],
+)
+def test_what_a_claim_says_of_its_run(how: dict, said: dict, machine, store, monkeypatch) -> None:
+    """Always who, where and with what; what is as usual is left out."""
+    monkeypatch.setattr(stage, "produced_by", lambda device: {"device": f"a {device}", "versions": {"torch": "1"}})
+    run = stage.claim(JOB, "train", replace(machine, **how), store, 3)
+    (row,) = store.runs()
+    usual = {"precision": "fp32", "path": "loop", "threads": 1, "preset": "paper", "suite": "crash", "id": run}
+    expected = {**usual, "device": f"a {how.get('device', 'cpu')}", "versions": {"torch": "1"}, **said}
+    assert {name: row[name] for name in expected} == expected
+    for name in ("not_reproducible", "microbatch", "together", "lease", "plugins"):
+        assert (name in row) == (name in said)
+    assert store.stages()[JOB.cell, "train"].total == 3
+
+
+def test_what_can_be_claimed(machine: Machine, store: Store) -> None:
+    """What failed only on demand, what is done only afresh; an attack keeps its settings."""
+    at, settings = NATURAL.stage(3), {"name": "natural", "implementation": "ours"}
+    run = stage.claim(JOB, at, machine, store, 0, NATURAL, settings)
+    assert run is not None and store.stages()[JOB.cell, at].settings == settings
+    store.fail(run, "no")
+    assert stage.claim(JOB, at, machine, store, 0, NATURAL, settings) is None
+    run = stage.claim(JOB, at, replace(machine, retry_failed=True), store, 0, NATURAL, settings)
+    assert run is not None
+    store.finish(run, round=5)
+    assert stage.claim(JOB, at, machine, store, 0, NATURAL, settings) is None
+    assert stage.claim(JOB, at, machine, store, 0, NATURAL, settings, fresh=True) is not None
+    assert store.stages()[JOB.cell, at].round == 0
+
+
+def test_the_files_of_a_record_and_what_they_say_of_themselves() -> None:
+    record = {"last": {"round": 3}, "best-test": {"round": 2, "value": 0.5}, "sha256": {"round": 9}}
+    assert stage.files_of(record) == [
+        "clients-000002.safetensors", "clients-000003.safetensors",
+        "model-000002.safetensors", "model-000003.safetensors",
+    ]  # fmt: skip
+    assert stage.files_of({}) == []
+    header = stage.header_of(JOB, 3, 10)
+    assert header == {"cell": JOB.cell, "round": "3", "spec": json.dumps(JOB.spec), "classes": "10"}
+
+
+FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@pytest.mark.parametrize(
+    ("error", "outcome", "status", "stored", "message"),
+    [
+        (Unavailable("no disk"), "blocked", "interrupted", None, "no disk"),
+        (FULL, "blocked", "interrupted", None, f"the disk is full: {FULL}"),
+        (OSError(errno.EDQUOT, "quota"), "blocked", "interrupted", None, "the disk is full: [Errno 122] quota"),
+        (OSError(errno.EIO, "broken"), "failed", "failed", "OSError: [Errno 5] broken", "OSError: [Errno 5] broken"),
+        (MachineError("no\nGPU"), "failed", "failed", "MachineError: no\nGPU", "MachineError: no"),
+        (SpecError("eps: no"), "failed", "failed", "SpecError: eps: no", "SpecError: eps: no"),
+        (ZeroDivisionError("0"), "failed", "failed", "ZeroDivisionError: 0", "ZeroDivisionError: 0"),
+    ],
+)
+def test_how_a_stage_ends_that_cannot_go_on(error, outcome, status, stored, message, machine, store) -> None:
+    """What is nobody's fault is no failure; what a person can cause has no traceback, and what is ours has one."""
+    run = stage.claim(JOB, "train", machine, store, 3)
+    assert run is not None
+    store.database.patience = 9.0
+    events: list[Event] = []
+    try:
+        raise error
+    except Exception as raised:
+        assert stage.failed(raised, run, JOB, "train", store, events.append) == outcome
+    row = store.stages()[JOB.cell, "train"]
+    assert row.status == status and [attempt["status"] for attempt in store.runs()] == [status]
+    assert events == [Event(JOB.cell, "train", outcome, message=message)]
+    assert (store.database.patience == 0.0) == (outcome == "blocked")  # what is not to be had is not waited for again
+    if isinstance(error, (OSError, ZeroDivisionError)) and stored:
+        assert row.error.startswith("Traceback") and row.error.rstrip().endswith(stored)
+    else:
+        assert row.error == stored
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(3)])
+def test_what_ends_the_process_gives_the_stage_back(error: BaseException, machine: Machine, store: Store) -> None:
+    run = stage.claim(JOB, "train", machine, store, 3)
+    with pytest.raises(type(error)):
+        stage.failed(error, run, JOB, "train", store, None)  # type: ignore[arg-type]
+    assert store.stages()[JOB.cell, "train"].status == "interrupted"
+
+
+def test_a_stage_that_was_taken_over_is_left_to_the_other(machine: Machine, store: Store) -> None:
+    run = stage.claim(JOB, "train", machine, store, 3)
+    before, events = store.stages(), list[Any]()
+    assert stage.failed(Stolen("it is"), run, JOB, "train", store, events.append) == "elsewhere"  # type: ignore[arg-type]
+    assert store.stages() == before and events == []
+
+
+def test_a_stage_that_cannot_even_be_given_back_is_left_to_its_lease(machine, store, monkeypatch) -> None:
+    def refuse(run: int) -> None:
+        raise Unavailable("nor this")
+
+    run = stage.claim(JOB, "train", machine, store, 3)
+    monkeypatch.setattr(store, "release", refuse)
+    assert stage.failed(Unavailable("no"), run, JOB, "train", store, lambda event: None) == "blocked"
+    with store.database.reading() as connection:
+        assert connection.execute(STAGES.select()).one().status == "running"
