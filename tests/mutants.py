@@ -69,6 +69,7 @@ ROOMS: dict[str, tuple[list[str], list[str], str]] = {
         [
             "test_checkpoints.py",
             "test_evaluate.py",
+            "test_fast.py",
             "test_precision.py",
             "test_resume.py",
             "test_stage.py",
@@ -76,7 +77,7 @@ ROOMS: dict[str, tuple[list[str], list[str], str]] = {
             "test_transfer.py",
         ],
         "test_checkpoints and (another_cell or not_here_any_more or imported or round_kept or undamaged)"
-        " or test_evaluate and (digest_and_its or same_command) or deterministic_kernel"
+        " or test_evaluate and (digest_and_its or same_command) or images_once or deterministic_kernel"
         " or test_resume and not killed_anywhere and not many_kills and not rare_checkpoints"
         " or test_stage or test_takeover and (takes_nothing or memory or batch_norm or lock_of)"
         " or test_transfer and not mistakes",

@@ -415,12 +415,16 @@ def test_cells_that_meet_have_the_images_once(tmp_path: Path) -> None:
         return ready_for(replace(job, spec={**job.spec, **changes}), machine)[1]
 
     first, other_seed, fewer = ready(), ready(seed=4), ready(train=50)
+    narrow = ready(model={"name": "mcmahan_cnn", "width": 2})
+    seats = [one.problem.train_at_once.__self__ for one in (first, other_seed, narrow)]  # type: ignore[union-attr]
+    assert {(id(seat.meeting), seat.cell) for seat in seats} == {(id(meeting), job.cell)}
+    assert seats[0].model == seats[1].model != seats[2].model  # those of one model train as one program
     assert first.problem.images is other_seed.problem.images and first.test[0] is other_seed.test[0]
     assert first.problem.seed != other_seed.problem.seed
     assert (len(first.problem.images), len(fewer.problem.images)) == (60, 50)
     alone = ready_for(job, replace(machine, meeting=None))[1]
     assert torch.equal(first.problem.images, alone.problem.images) and torch.equal(first.test[1], alone.test[1])
-    del first, other_seed, fewer
+    del first, other_seed, fewer, narrow, seats
     assert not meeting.tensors
 
 

@@ -403,9 +403,11 @@ def test_too_little_memory_is_tried_once_more_with_smaller_microbatches(error, j
 
 def test_memory_that_is_never_enough_is_a_failure_in_words(jobs, machine, monkeypatch) -> None:
     sizes = cramped(monkeypatch, lambda: MemoryError("Unable to allocate"), 0)
+    events: list[Event] = []
     with Store.open(machine.db) as store:
-        assert work(jobs[0], machine, store) == "failed"
+        assert work(jobs[0], machine, store, events.append) == "failed"
     said = "OutOfMemory: Unable to allocate; nor is it enough for 4 images in the network at once"
+    assert [(event.stage, event.message) for event in events if event.kind == "failed"] == [("train", said)]
     assert rows(machine, jobs[0])["train"] == ("failed", said)
     assert max(sizes) == 16
 
