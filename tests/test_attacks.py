@@ -12,6 +12,7 @@ import subprocess
 import sys
 import types
 from pathlib import Path
+from typing import Any
 
 import numpy
 import pyautoattack
@@ -664,6 +665,54 @@ def test_autoattack_in_half_precision_counts_what_float_confirms() -> None:
     assert torch.equal(x_adv[~broken], x[~broken])
     assert torch.equal(blind, expected)
     assert 0 < broken.sum() < 8
+
+
+def test_autoattack_breaks_what_bfloat16_sees_nothing_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Near 3/4 bfloat16 has steps of 1/256: a pixel within 0.0015 of it is 3/4, and what is above has no gradient.
+
+    In float32 1000 times what is above reaches 1.5: more than class 0 has of a last pixel of 1/4, 4 * 1/4, and less
+    than it has of 1/2.
+    """
+    begin = pyautoattack.AutoAttack.__init__
+
+    def short(self: Any, *args: Any, **kwargs: Any) -> None:
+        begin(self, *args, **kwargs)
+        self.apgd.n_iter, self.apgd.eot_iter = 10, 2
+
+    monkeypatch.setattr(pyautoattack.AutoAttack, "__init__", short)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4, bias=False)).eval()
+    model[1].weight.data, model[1].bias.data = torch.eye(4), torch.tensor([-0.75, -0.75, -0.75, 0.0])
+    model[3].weight.data = torch.diag(torch.tensor([1000.0, 1000.0, 1000.0, 4.0])).roll(1, 0)  # class 0: the last
+    x = torch.full((4, 1, 2, 2), 0.75)
+    x[:, 0, 1, 1] = torch.tensor([0.25, 0.5, 0.25, 0.5])
+    y = torch.zeros(4, dtype=torch.int64)
+    expected = packages.autoattack(model, x, y, generator(3), eps=0.0015, version="rand")
+    with torch.autocast("cpu", torch.bfloat16):
+        found = packages.autoattack(model, x, y, generator(3), eps=0.0015, version="rand")
+    assert (model(expected).argmax(1) != y).tolist() == [True, False, True, False]
+    assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize(
+    ("half", "asked"), [(0, [(True, 4)]), (1, [(True, 4), (False, 3)])], ids=["breaks none", "breaks one"]
+)
+def test_where_queries_in_half_precision_break_an_image_float32_asks_too(
+    half: int, asked: list[tuple[bool, int]]
+) -> None:
+    """A Square that breaks so many of four images in half precision, and all in float32."""
+    calls = []
+
+    def perturb(x: Tensor, y: Tensor) -> Tensor:
+        calls.append((torch.is_autocast_enabled("cpu"), len(x)))
+        some = half if calls[-1][0] else len(x)
+        return torch.cat([x[:some].flip(3), x[some:]])
+
+    adversary = types.SimpleNamespace(attacks_to_run=["square"], square=types.SimpleNamespace(perturb=perturb))
+    x, y = torch.eye(4).view(4, 1, 2, 2), torch.arange(4)
+    with torch.autocast("cpu", torch.bfloat16):
+        x_adv = packages._in_fewer_bits(adversary, packages._Logits(nn.Flatten()), x, y, 0)
+    assert calls == asked
+    assert (x_adv.flatten(1).argmax(1) != y).sum() == (4 if half else 0)
 
 
 def test_autoattack_standard_is_the_published_one(monkeypatch: pytest.MonkeyPatch) -> None:
