@@ -101,7 +101,7 @@ def test_what_begins_and_ends_a_stage_is_added(plan: Plan) -> None:
     assert known.around == pytest.approx((10 - 800 * 5.5 / 1100, 1.0))
 
 
-def test_what_is_measured_comes_from_this_machine_alone(url: str) -> None:
+def test_what_is_measured_comes_from_this_machine_alone(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Passes and seconds of rounds; a third of the seconds of three cells in one program; an attack's images."""
     with Store.open(url, create=True) as store:
         for cell, host, together in (("a", None, 1), ("b", None, 3), ("c", "elsewhere", 1)):
@@ -125,6 +125,8 @@ def test_what_is_measured_comes_from_this_machine_alone(url: str) -> None:
         # a round that does not count is no start of a run either: 6 s of cell a, a third of them of cell b
         every, late = ([t.wall or 0.0 for t in timing.measured(store, after=k)] for k in (0, 1))
         assert [before - now for before, now in zip(every, late, strict=True)] == pytest.approx([6, 2, 0])
+        monkeypatch.setattr(timing, "LATEST", 2)  # run here: the one elsewhere lies between them
+        assert [(t.spec["cell"], t.attack) for t in timing.measured(store)] == [("b", None), ("a", PGD)]
 
 
 def test_what_is_done_is_subtracted(plan: Plan, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from sqlalchemy import text
 
 from fatbench import report
 from fatbench.engine.rounds import Number
-from fatbench.report.replicates import beside
+from fatbench.report.beside import beside
 from fatbench.store import lines, replicates
 from fatbench.store.stages import Store
 from fatbench.suite import files

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 from sqlalchemy import event
 
-from fatbench.cli import show
+from fatbench.cli import app, show
 from fatbench.errors import SpecError
 from fatbench.run import progress
 from fatbench.store import lines as lines_of_results
@@ -295,24 +296,46 @@ def test_how_long_stages_took_is_read_by_cell_and_not_from_all_numbers(store: St
 # --- modules -----------------------------------------------------------------------------------------------------
 
 
-def imported(folder: Path, *command: str) -> set[str]:
-    """The packages that a command imports in a process of its own; "garbage", where it looks for some often."""
+def imported(folder: Path, *command: str, parts: int = 1) -> set[str]:
+    """What a command imports in a process of its own, by the first parts of the name.
+
+    "garbage", where it looks for some often.
+    """
     code = (
         "import gc, sys\nfrom fatbench.cli.app import main\nsys.argv = ['fatbench', *sys.argv[1:]]\n"
         "try: main()\nexcept SystemExit: pass\n"
-        "print(*{name.partition('.')[0] for name in sys.modules}, 'garbage' * any(one['collections'] > 50 for one in "
+        f"seen = {{'.'.join(name.split('.')[: n + 1]) for name in sys.modules for n in range({parts})}}\n"
+        "print(*seen, 'garbage' * any(one['collections'] > 50 for one in "
         "gc.get_stats()), file=sys.stderr)"
     )
     done = subprocess.run(
         [sys.executable, "-c", code, *command], cwd=folder, capture_output=True, text=True, check=True
     )
-    assert done.stdout
+    assert done.stdout or command[0] == "logs"
     return set(done.stderr.split())
 
 
 @pytest.mark.parametrize("command", [["plan", "suite", "sfat-cifar10", "--smoke"], ["suite", "list"]])
 def test_without_a_database_none_is_imported(command: list[str], tmp_path: Path) -> None:
     assert not imported(tmp_path, *command) & {"torch", "sqlalchemy", "alembic", "numpy", "garbage"}
+
+
+@pytest.mark.parametrize("command", ["show", "logs"])
+def test_one_cell_needs_no_suite(command: str, tmp_path: Path) -> None:
+    """Half a second of CPU, most of it Typer's, pydantic's and SQLAlchemy's imports: no file of a suite is read."""
+    with Store.open(str(tmp_path / "fatbench.db"), create=True) as store:
+        store.add_cell("abc", {"seed": 0})
+    found = imported(tmp_path, command, "ab", "--db", "fatbench.db", parts=3)
+    heavy = {"torch", "alembic", "numpy", "ruamel.yaml", "yaml", "fatbench.suite.model", "fatbench.suite.cells"}
+    assert "sqlalchemy" in found and not found & heavy
+    assert command == "show" or not found & {"rich.table", "fatbench.report"}
+
+
+def test_typer_reads_the_command_that_is_called_and_no_other() -> None:
+    every = typer.main.get_command(app.application("no such command")).commands
+    assert set(every) == {*app.GROUPS, *app.COMMANDS} == set(app.ORDER)
+    for name in every:
+        assert set(typer.main.get_command(app.application(name)).commands) == {name}
 
 
 @pytest.mark.parametrize("command", ["status", "report"])

@@ -71,10 +71,6 @@ def _group(help: str) -> typer.Typer:
     )
 
 
-app = _group("Federated adversarial training, benchmarked: suites, a database, tables beside the published ones.")
-
-
-@app.callback(invoke_without_command=True)
 def _root(
     version: Annotated[bool, typer.Option("--version", help="Print the version and exit.", is_eager=True)] = False,
 ) -> None:
@@ -130,13 +126,30 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "verify": verify.verify,
     "doctor": doctor,
 }
-for _name, (_help, _commands) in GROUPS.items():
-    _part = _group(_help)
-    for _command, _function in _commands.items():
-        _part.command(_command)(with_plugins(_function))
-    app.add_typer(_part, name=_name)
-for _command, _function in COMMANDS.items():
-    app.command(_command)(with_plugins(_function))
+
+
+def application(only: str = "") -> typer.Typer:
+    """The command line. only: the command that will be called; Typer then makes no parser for the forty others."""
+    made = _group("Federated adversarial training, benchmarked: suites, a database, tables beside the published ones.")
+    made.callback(invoke_without_command=True)(_root)
+    every = only not in {*GROUPS, *COMMANDS}
+    for name, (help, commands) in GROUPS.items():
+        if every or name == only:
+            part = _group(help)
+            for command, function in commands.items():
+                part.command(command)(with_plugins(function))
+            made.add_typer(part, name=name)
+    for name, function in COMMANDS.items():
+        if every or name == only:
+            made.command(name)(with_plugins(function))
+    return made
+
+
+def __getattr__(name: str) -> Any:
+    """`app`: all commands, for whoever calls them from Python."""
+    if name == "app":
+        return application()
+    raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
 
 
 def _of_options(error: Any) -> str:
@@ -161,6 +174,7 @@ def main() -> None:
     logging.getLogger("fatbench").addHandler(logging.NullHandler())
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     try:
+        app = application(sys.argv[1] if len(sys.argv) > 1 else "")
         sys.exit(app(prog_name="fatbench", standalone_mode=False) or 0)
     except FatbenchError as error:
         print(f"fatbench: {error}", file=sys.stderr)

@@ -26,7 +26,7 @@ def show_cell(
 ) -> None:
     """Every number of a cell with what produced it; or, as pictures, what a round kept beside them."""
     from fatbench.cli import show
-    from fatbench.report import flags, replicates
+    from fatbench.report import beside, flags
 
     known_format(format, ("text", "json"))
     if not artifacts and (round is not None or output is not None):
@@ -41,7 +41,7 @@ def show_cell(
         numbers = store.measurements([id])
         runs = store.runs([id])
         stages = store.stages([id])
-        beside = replicates.beside(store, id)
+        others = beside.beside(store, id)
     flags.mark(numbers, {id: spec})
     if format == "json":
         for number in numbers:
@@ -51,12 +51,12 @@ def show_cell(
             for row in stages.values()
         ]
         print_json(
-            {"cell": id, "spec": spec, "stages": of_stages, "numbers": numbers, "runs": runs, "replicates": beside}
+            {"cell": id, "spec": spec, "stages": of_stages, "numbers": numbers, "runs": runs, "replicates": others}
         )
     else:
         show.cell(id, spec, stages, numbers, runs)
-        if beside:
-            print(replicates.text(beside))
+        if others:
+            print(beside.text(others))
 
 
 def _show_artifacts(cell: str, round: int | None, folder: Path, db: str | None, format: str) -> None:

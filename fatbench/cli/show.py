@@ -16,14 +16,14 @@ from rich.table import Table
 
 from fatbench import settings
 from fatbench.suite import plugins, signatures, weights, words
-from fatbench.suite.cells import Plan
-from fatbench.suite.cost import Work
-from fatbench.suite.files import Suite
 
 if TYPE_CHECKING:
     from fatbench.run.progress import Row
     from fatbench.store.stages import StageRow
+    from fatbench.suite.cells import Plan
+    from fatbench.suite.cost import Work
     from fatbench.suite.duration import Estimate
+    from fatbench.suite.files import Suite
     from fatbench.suite.schedule import Schedule
 
 COLOURS = {

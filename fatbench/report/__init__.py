@@ -9,7 +9,7 @@
 | notes, provenance, flags, published | what is said under it, and where that comes from |
 | combined | one table over several suites |
 | statistics, compare, ties | whether a difference is real: tests, intervals, effect sizes; two sides; marks in tables |
-| replicates | which run of a cell is shown, or the mean of all |
+| replicates, beside | which run of a cell is shown, or the mean of all; all of them beside each other |
 | text, markdown, latex, html, terminal, records | the formats |
 | paper | how LaTeX lays a table out on a page |
 | pages, boards, points, charts | pages to look at: leaderboards, what is behind a number, charts; templates/ |
@@ -31,11 +31,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fatbench.errors import SpecError, did_you_mean
-from fatbench.report.grid import Grid
-from fatbench.report.layout import build
 from fatbench.store.selection import Checkpoint
 
 if TYPE_CHECKING:
+    from fatbench.report.grid import Grid
     from fatbench.report.series import Plot
     from fatbench.store.stages import Store
     from fatbench.suite.cells import Cell, Plan
@@ -43,8 +42,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "FORMATS",
-    "Grid",
-    "build",
     "check",
     "check_headings",
     "draw",
@@ -94,6 +91,7 @@ def tables(
     or the latest run of a cell that was run more than once, or "pool", the mean of its runs. notes: `notes.LEVELS`;
     digits: after the point of percentages.
     """
+    from fatbench.report.layout import build
     from fatbench.report.notes import pared
 
     if store is None:

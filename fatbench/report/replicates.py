@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import chain
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fatbench.report.grid import Grid
 from fatbench.report.numbers import Found, Numbers, Source
@@ -106,34 +106,3 @@ class Pooled(Numbers):
     def origins(self, cell: str, stage: str) -> Iterable[Origin]:
         mine = self._runs[cell.partition(replicates.SIGN)[0]]
         return dict.fromkeys(chain(*(numbers.origins(one.id, stage) for numbers, one in mine)))
-
-
-def beside(store: Store, cell: str) -> list[dict[str, Any]]:
-    """The runs of a cell beside each other: where each ran, and its evaluations (stage -> value)."""
-    ids = replicates.of(store, [cell.partition(replicates.SIGN)[0]]).get(cell.partition(replicates.SIGN)[0], [])
-    found = []
-    for id in ids:
-        runs = (run for run in store.runs([id]) if run["stage"] == "train" and not run.get("dropped"))
-        run = next(runs, {})
-        wanted = [stage for _, stage in store.stages([id]) if stage != "train"]
-        numbers = store.measurements([id], stages=wanted)
-        values = {
-            n["stage"]: n["value"] for n in numbers if n["client"] < 0 and n["stage"].startswith(f"{n['metric']}-")
-        }
-        where = {key: run.get(key) for key in ("host", "device", "precision", "commit", "dirty", "started")}
-        found.append({"id": id, **where, "evaluations": values})
-    return found
-
-
-def text(runs: Sequence[Mapping[str, Any]]) -> str:
-    """`beside` as lines: the runs, then each evaluation with its values and how far they lie apart."""
-    lines = ["runs of this cell:"]
-    for run in runs:
-        lines.append(f"  {run['id']}  {run['device']}, {run['precision']}, commit {str(run['commit'])[:10]}")
-    for stage in dict.fromkeys(stage for run in runs for stage in run["evaluations"]):
-        values = [run["evaluations"].get(stage) for run in runs]
-        there = [value for value in values if value is not None]
-        shown = "  ".join("--" if value is None else f"{100 * value:.2f}" for value in values)
-        apart = f"  (apart {100 * (max(there) - min(there)):.2f})" if len(there) > 1 else ""
-        lines.append(f"  {stage}: {shown}{apart}")
-    return "\n".join(lines)

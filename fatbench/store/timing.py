@@ -14,6 +14,7 @@ from fatbench.store.leases import epoch
 from fatbench.store.schema import CELLS, NUMBERS, RUNS, STAGES
 from fatbench.store.stages import Store
 
+LATEST = 5_000  # runs that an estimate is made of
 PAUSE = 10.0  # seconds between two stages of a process up to which they belong to the second
 
 
@@ -34,9 +35,13 @@ class Timed:
 def measured(store: Store, after: int = 0, everywhere: bool = False) -> list[Timed]:
     """The runs on this machine, or everywhere, on the device that ran last; of training only rounds after `after`.
 
+    The LATEST runs alone: they tell the machine as it is, and there may be a million.
     Cells that were trained as one program say the seconds of all: each counts its share.
     """
     mine = RUNS.c.host.is_not(None) if everywhere else RUNS.c.host == socket.gethostname()
+    latest = select(RUNS.c.id).where(mine).order_by(RUNS.c.id.desc()).limit(LATEST).subquery()
+    with store.database.reading() as connection:
+        mine &= RUNS.c.id >= (connection.scalar(select(func.min(latest.c.id))) or 0)
     counts = (NUMBERS.c.round > after) | (NUMBERS.c.stage != "train")
     numbers = (
         select(NUMBERS.c.run, NUMBERS.c.metric, counts, func.sum(NUMBERS.c.value))
