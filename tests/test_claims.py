@@ -445,10 +445,22 @@ def test_fashion():
         for cell in fashion(partition).values():  # on the same images
             strongest, weaker = verdicts(cell, "autoattack", 10), verdicts(cell, "pgd20", 10)
             assert strongest.mean() <= weaker[: len(strongest)].mean()
-    found = fashion("shah")
+
+
+def fashion_over_both(partition: str) -> tuple[str, str]:
+    """SFAT - FAT under PGD-20 and its interval over seeds and images."""
+    found = fashion(partition)
     seeds = sorted(seed for name, seed in found if name == "SFAT")
     both, _ = over_both(*([verdicts(found[row, s], "pgd20", 10) for s in seeds] for row in ("SFAT", "FAT")))
     mean, interval = both.rstrip(")").split(" (")
+    return mean, interval
+
+
+def test_the_first_sentences_on_fashion():
+    text = page("sfat-fashion.md")
+    mean, interval = fashion_over_both("iid")
+    assert f"With IID clients it is {mean} points, {interval}." in text
+    mean, interval = fashion_over_both("shah")
     quoted = f"{mean} points, 95 % interval {interval} over seeds and images"
     assert quoted in " ".join(text.split())
     assert f"is {quoted}" in " ".join((RESULTS.parent / "README.md").read_text(encoding="utf-8").split())
