@@ -386,7 +386,9 @@ class Room:
             if (one["was"], one["now"]) == (mutant.was, mutant.now):
                 return {**result, "end": "explained", "by": one["why"]}
         reach = [test for test in tests if test[0].lines is None or test[0].lines[mutant.file] & mutant.lines]
-        if not any(cost.lines is not None for cost, _ in reach):  # a default, say, which is made at import
+        if 1 in mutant.within:  # a constant, which a test may look at and run no line of its file
+            reach = tests
+        elif not any(cost.lines is not None for cost, _ in reach):  # a default, say, which is made at import
             reach = [test for test in tests if test[0].lines is None or test[0].lines[mutant.file] & mutant.within]
         cost, affordable = 0.0, []
         for test in reach:
