@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from updates import client, cohort, frozen_net
 
-from fatbench.engine.mixing import mix, scaled
+from fatbench.engine.mixing import _weighted_sum, mix, scaled
 from fatbench.engine.rounds import Mixing
 
 
@@ -59,6 +59,15 @@ def test_mix_released_by_substring() -> None:
         if key.endswith("num_batches_tracked"):
             expected = int(expected)
         assert value.flatten().tolist() == [pytest.approx(expected)] * value.numel(), key
+    many = {key: torch.full_like(v, 2**24 + 1) for key, v in zero.items()}  # the first count that float32 has not
+    mixed = mix([client(k, 1, model=many) for k in (0, 1)], Mixing([0.5, 0.5], norm_match="substring"), zero, model)
+    assert {int(v) for key, v in mixed.items() if key.endswith("num_batches_tracked")} == {2**24 + 1}
+
+
+def test_sums_of_float32_are_in_float32() -> None:
+    """1 + 2^-24 is 1 there, twice over; in float64 it would be 1 + 2^-23, which float32 has."""
+    one, little = {"w": torch.ones(1)}, {"w": torch.full((1,), 2.0**-24)}
+    assert _weighted_sum(["w"], [(one, 1.0), (little, 1.0), (little, 1.0)], one)["w"].tolist() == [1.0]
 
 
 def test_mix_keeps_some_of_the_broadcast() -> None:

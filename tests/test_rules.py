@@ -261,6 +261,11 @@ def test_fedwavg() -> None:
     assert weights("fedwavg", updates, at, q=2.0, last_layer="weight_only") == pytest.approx(
         [math.e**2 / total, 1 / total, math.e**-2 / total]
     )
+    # with biases of 1: cosines 1, -1 of the weights, 2^-1/2 and -2^-1/2 of both together
+    biased = [client(k, 1, model=weights_of(weight, 1.0)) for k, weight in enumerate((1.0, -1.0))]
+    for last, q in (("weight_only", 1.0), ("all", math.sqrt(2))):
+        found = weights("fedwavg", biased, at, q=q, last_layer=last)
+        assert found == pytest.approx([math.e / (math.e + 1 / math.e), 1 / (math.e**2 + 1)])
 
 
 def test_fedwavg_of_a_head_with_two_classifiers() -> None:
@@ -409,7 +414,7 @@ def test_afl() -> None:
     updates = [client(k, 4, loss) for k, loss in enumerate([3.0, 1.0, 2.0])]
     first = mixing_of("afl", updates, context(), gamma=0.1)
     assert first.weights == pytest.approx([1 / 3] * 3)
-    assert first.memory["lambda"].tolist() == pytest.approx([13 / 30, 7 / 30, 10 / 30])
+    assert first.memory["lambda"].tolist() == pytest.approx([13 / 30, 7 / 30, 10 / 30], rel=1e-14)
     second = mixing_of("afl", updates, context(round=1, memory=first.memory), gamma=0.1)
     assert second.weights == pytest.approx([13 / 30, 7 / 30, 10 / 30])
 
