@@ -154,3 +154,5 @@ def test_no_accuracy_is_made_up_for_a_class_without_test_images() -> None:
     right, labels = torch.tensor([True, True]), torch.tensor([0, 0])
     assert prior_accuracy({-1: right}, labels, [torch.tensor([0]), torch.tensor([1])], 3) == {}
     assert prior_accuracy({-1: right}, labels, [torch.tensor([0]), torch.tensor([0])], 3) == {0: 1.0, 1: 1.0}
+    first = torch.tensor([True, False])  # of the last class none is right: (1 + 0) / 2
+    assert prior_accuracy({-1: first}, torch.tensor([0, 1]), [torch.tensor([0, 1])], 2) == {0: 0.5}
