@@ -127,7 +127,8 @@ def _in_fewer_bits(adversary: Any, victim: _Logits, x: Tensor, y: Tensor, seed: 
     break an image that the gradients did not, all that they left is attacked again so: gradients tell little of such a
     network, and float32's queries may break more.
     """
-    victim.part, autocast = part_of(x, victim.model), torch.is_autocast_enabled(x.device.type)
+    victim.part = part_of(x, victim.model)
+    autocast = torch.is_autocast_enabled(x.device.type)
 
     def bits(fewer: bool) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext() if fewer else precision.ieee(x.device)
