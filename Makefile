@@ -15,7 +15,7 @@ DEMO := .demo
 COLOUR := $(if $(NO_COLOR),,$(if $(MAKE_TERMOUT),FORCE_COLOR=1))
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo site docs test bench gpu fidelity fuzz soak mutants nightly check lint format golden wheel constraints clean
+.PHONY: help env demo site docs test bench gpu fidelity fuzz soak scale mutants nightly check lint format golden wheel constraints clean
 .DELETE_ON_ERROR:
 
 help: ## this list
@@ -78,6 +78,10 @@ fuzz: $(STAMP) ## 10,000 inputs that are a little wrong, none of which may end i
 # As root, who may mount the small disk that is filled.
 soak: $(STAMP) ## eight runners, killed, stopped and locked out, end as if undisturbed; make soak ARGS='--minutes 60'
 	@OMP_NUM_THREADS=1 nice $(BIN)/python tests/soak.py $(ARGS)
+
+# Three gigabytes in build/scale, and some minutes to make them.
+scale: $(STAMP) ## what commands cost on 100,000 cells and 10 million numbers; make scale ARGS='--only plan'
+	@OMP_NUM_THREADS=1 $(BIN)/python tests/scale.py $(ARGS)
 
 # An hour or so on one core. Exit 1 where more than 5 % survive; which ones is printed, and kept in build/mutants.
 mutants: $(STAMP) ## small mistakes in the program, and which the tests do not see; make mutants ARGS='--sample 100 --seed 1'

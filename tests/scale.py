@@ -1,0 +1,261 @@
+"""Many cells: a database of 100,000 cells and 10 million numbers, and what the commands cost on it.
+
+    python tests/scale.py --folder build/scale        `make scale`; builds the database once, then measures
+
+A cell of a suite of 10,000 is trained and attacked by the store's own methods, with the numbers of a small run; its
+rows are then copied, under new names, for every cell and each of ten seeds. Of each command the least CPU time (user
+and system) of a few runs is printed, with the most memory. Models and logs are not there: nothing is trained.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import multiprocessing
+import os
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from fatbench.store.rows import cell_row
+from fatbench.store.stages import Store
+from fatbench.suite import files
+
+SUITE = """
+name: many
+title: Ten thousand cells
+seeds: [0]
+base:
+  data: digits
+  train: 600
+  test: 100
+  partition: {name: shah, clients: 5, skew: 2}
+  model: {name: small_cnn}
+  protocol:
+    name: fedavg
+    rounds: 4
+    local:
+      {epochs: 1, batch: 16, lr: 0.05, objective: {name: at, attack: {name: pgd, eps: 8/255, step: 4/255, steps: 1}}}
+    rule: samples
+  monitor: natural
+axes:
+AXES
+evaluate:
+  checkpoints: [last]
+  attacks:
+    natural: natural
+    fgsm: {name: fgsm, eps: 8/255}
+    pgd20: {name: pgd, eps: 8/255, step: 2/255, steps: 20}
+presets:
+  paper: {}
+  thousand: {axes: {train: [a0]}}
+  first: {axes: {train: [a0], steps: [a0], eps: [a0], lr: [a0]}}
+tables:
+  - {id: A, title: Many, rows: [lr, eps, steps], across: [train], values: {natural: natural, FGSM: fgsm, PGD-20: pgd20}}
+"""
+AXES = {  # a label is laid on the cell; i from 1
+    "train": "{{train: {i}00}}",
+    "lr": "{{protocol: {{local: {{lr: 0.{i:02}}}}}}}",
+    "eps": "{{protocol: {{local: {{objective: {{attack: {{eps: {i}/255}}}}}}}}}}",
+    "steps": "{{protocol: {{local: {{objective: {{attack: {{steps: {i}}}}}}}}}}}",
+}
+SEEDS = 10
+ROUNDS, CLIENTS, IMAGES = 4, 5, 100
+OVERALL = ("train_loss", "train_accuracy", "forward", "backward", "seconds", "gradient_steps", "bytes_up", "monitor")
+OF_CLIENTS = ("train_loss", "train_accuracy", "weight")
+
+
+class Number(NamedTuple):
+    """What the store asks of a number."""
+
+    metric: str
+    value: float
+    round: int
+    n: int = 0
+    client: int = -1
+
+
+def written(folder: Path) -> Path:
+    """The suite's file: a grid of four axes of ten."""
+    labels = (
+        f"  {axis}:\n" + "\n".join(f"    a{i}: {patch.format(i=i + 1)}" for i in range(10))
+        for axis, patch in AXES.items()
+    )
+    file = folder / "many.yaml"
+    file.write_text(SUITE.replace("AXES", "\n".join(labels)))
+    return file
+
+
+def build(folder: Path) -> tuple[Path, Path]:
+    """The suite and its database, made unless they are there."""
+    folder.mkdir(parents=True, exist_ok=True)
+    suite, file = written(folder), folder / "many.db"
+    if file.exists():
+        return suite, file
+    part = file.with_suffix(".part")
+    part.unlink(missing_ok=True)
+    plan = files.load(str(suite)).plan(seeds=range(SEEDS))
+    first, others = plan.cells[0], plan.cells[1:]
+    provenance = {"preset": "paper", "device": "cpu", "precision": "fp32", "commit": "0" * 40, "dirty": False,
+                  "versions": {"torch": "2"}}  # fmt: skip
+    with Store.open(str(part), create=True) as store:
+        store.add_cell(first.id, first.spec)
+        run = store.claim(first.id, "train", suite="many", total=ROUNDS, provenance=provenance)
+        for round in range(1, ROUNDS + 1):
+            numbers = [Number(metric, 1.0 / round, round) for metric in OVERALL]
+            numbers += [Number(m, 1.0 / round, round, 60, k) for m in OF_CLIENTS for k in range(CLIENTS)]
+            store.commit(run, numbers=numbers, round=round)
+        store.finish(run, round=ROUNDS)
+        for one in first.evaluations:
+            stage = one.stage(ROUNDS)
+            run = store.claim(first.id, stage, suite="many", total=IMAGES, provenance=provenance, settings=one.attack)
+            store.commit(run, round=IMAGES, outcomes=(0, IMAGES, bytes((IMAGES + 7) // 8)))
+            numbers = [Number(one.label, 0.5, ROUNDS, IMAGES)]
+            numbers += [Number(metric, 1.0, ROUNDS) for metric in ("forward", "seconds")]
+            store.finish(run, numbers, round=IMAGES)
+        cells = [cell_row(cell.id, cell.spec, "2026-01-01T00:00:00.000Z") for cell in others]
+    with sqlite3.connect(part) as connection:
+        connection.execute("PRAGMA journal_mode = OFF")
+        connection.executemany("INSERT INTO cells VALUES (:id, :spec, :seed, :created)", cells)
+        new = f"(SELECT id FROM cells WHERE id != '{first.id}' ORDER BY id) c"
+        _copied(connection, "runs", new, {"id": None, "uid": "lower(hex(randomblob(16)))", "cell": "c.id"})
+        here = "(SELECT r.id FROM runs r WHERE r.cell = c.id AND r.stage = t.stage)"
+        for table in ("stages", "numbers", "outcomes"):
+            _copied(connection, table, new, {"cell": "c.id", "run": here})
+    connection.close()
+    part.rename(file)
+    return suite, file
+
+
+def _copied(connection: sqlite3.Connection, table: str, new: str, other: dict[str, str | None]) -> None:
+    """Copy the rows of the first cell for the `new` ones; `other` says what is in some columns, None: let it out."""
+    columns = [row[1] for row in connection.execute(f"PRAGMA table_info({table})")]
+    kept = [column for column in columns if other.get(column, "") is not None]
+    values = ", ".join(other.get(column) or f't."{column}"' for column in kept)
+    names = ", ".join(f'"{column}"' for column in kept)
+    connection.execute("CREATE TEMP TABLE first AS SELECT * FROM " + table)
+    connection.execute(f"INSERT INTO {table} ({names}) SELECT {values} FROM {new} CROSS JOIN first t")
+    connection.execute("DROP TABLE first")
+
+
+# --- commands ----------------------------------------------------------------------------------------------------
+
+
+def cost(command: Sequence[str], folder: Path) -> tuple[float, float]:
+    """CPU seconds and megabytes of a program that ends well."""
+    with (folder / "out.txt").open("w") as out:
+        process = subprocess.Popen([sys.executable, "-m", "fatbench", *command], stdout=out, cwd=folder)
+        _, status, used = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    assert process.returncode == 0, command
+    return used.ru_utime + used.ru_stime, used.ru_maxrss / 1024
+
+
+def commands(suite: Path, db: Path) -> dict[str, list[str]]:
+    """What is measured: in words -> its arguments."""
+    with Store.open(str(db)) as store:
+        cell = store.begins("8", 1)[0]
+    here = ["--db", str(db)]
+    one = ["--preset", "first"]
+    return {
+        "suite list": ["suite", "list"],
+        "status": ["status", *here],
+        "status, 10 cells": ["status", str(suite), *one, *here],
+        "status, 10,000 cells": ["status", str(suite), "--preset", "paper", *here],
+        "plan, 1,000 cells": ["plan", "suite", str(suite), "--preset", "thousand", *here],
+        "plan, 10,000 cells": ["plan", "suite", str(suite), *here],
+        "plan, 10,000 cells, no database": ["plan", "suite", str(suite), "--db", "none.db"],
+        "show CELL": ["show", cell, *here],
+        "logs CELL": ["logs", cell, *here],
+        "report, 10 cells": ["report", str(suite), *one, *here],
+        "report, 1,000 cells": ["report", str(suite), "--preset", "thousand", *here],
+        "export": ["export", "-o", "out.jsonl", *here],
+    }  # fmt: skip
+
+
+def first_cell(suite: Path, folder: Path) -> tuple[float, float]:
+    """Seconds from the start of `run` of 10,000 cells until the first is claimed, and CPU seconds until then."""
+    db = folder / "run.db"
+    for file in folder.glob("run.db*"):
+        file.unlink()
+    began = time.monotonic()
+    command = [sys.executable, "-m", "fatbench", "run", "suite", str(suite), "--jobs", "1", "--db", str(db)]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=folder)
+    try:
+        while not _claimed(db):
+            assert process.poll() is None
+            time.sleep(0.02)
+        ticks = sum(map(int, Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[11:13]))
+        return time.monotonic() - began, ticks / os.sysconf("SC_CLK_TCK")
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def _claimed(db: Path) -> bool:
+    try:
+        with sqlite3.connect(f"file:{db}?mode=ro", uri=True) as connection:
+            return connection.execute("SELECT 1 FROM runs LIMIT 1").fetchone() is not None
+    except sqlite3.Error:
+        return False
+
+
+# --- claims ------------------------------------------------------------------------------------------------------
+
+
+def claims(url: str, processes: int, seconds: float = 10.0) -> float:
+    """Claims a second of so many processes, each of which takes free cells and lets them go as done."""
+    cells = [f"{i:06d}" for i in range(20_000)]
+    with Store.open(url, create=True) as store:
+        store.add_cells({cell: {"seed": 0} for cell in cells})
+    context = multiprocessing.get_context("spawn")
+    with context.Pool(processes) as pool:
+        parts = [(url, cells[k::processes], seconds) for k in range(processes)]
+        return sum(pool.starmap(_claim, parts)) / seconds
+
+
+def _claim(url: str, cells: Iterable[str], seconds: float) -> int:
+    """How many cells of these a process claims in the time."""
+    with Store.open(url) as store:
+        end = time.monotonic() + seconds
+        taken = 0
+        for cell in itertools.takewhile(lambda _: time.monotonic() < end, cells):
+            run = store.claim(cell, "train", suite="many", total=1, provenance={})
+            taken += run is not None
+        return taken
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--folder", type=Path, default=Path("build/scale"))
+    parser.add_argument("--times", type=int, default=5, help="runs of each command")
+    parser.add_argument("--only", default="", help="commands that begin so")
+    parser.add_argument("--claims", metavar="URL", help="measure claims in an empty database at this address instead")
+    parser.add_argument("--processes", type=int, default=1, help="of --claims")
+    asked = parser.parse_args()
+    folder = asked.folder.absolute()
+    if asked.claims:
+        print(f"{claims(asked.claims, asked.processes):.1f} claims a second by {asked.processes} processes")
+        return
+    with multiprocessing.get_context("spawn").Pool(1) as pool:  # what it needs is not what a command needs
+        suite, db = pool.apply(build, (folder,))
+    measured: dict[str, Callable[[], tuple[float, float]]] = {
+        what: lambda arguments=arguments: cost(arguments, folder) for what, arguments in commands(suite, db).items()
+    }
+    print("| command | CPU seconds | MB |\n|---|---|---|")
+    for what, once in measured.items():
+        if what.startswith(asked.only):
+            runs = [once() for _ in range(1 if what == "export" else asked.times)]  # it takes minutes
+            print(f"| `{what}` | {min(runs)[0]:.2f} | {max(mb for _, mb in runs):.0f} |", flush=True)
+    if "first cell".startswith(asked.only):
+        runs = [first_cell(suite, folder) for _ in range(asked.times)]
+        seconds, used = min(runs)
+        print(f"the first of 10,000 cells starts after {seconds:.2f} s, {used:.2f} s of CPU in the process that plans")
+
+
+if __name__ == "__main__":
+    main()
