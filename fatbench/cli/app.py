@@ -6,6 +6,7 @@ commands: `--help`, `suite list`, `plan`, `status` and `report` never import tor
 
 from __future__ import annotations
 
+import functools
 import gc
 import logging
 import os
@@ -128,6 +129,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
 }
 
 
+@functools.cache
 def application(only: str = "") -> typer.Typer:
     """The command line. only: the command that will be called; Typer then makes no parser for the forty others."""
     made = _group("Federated adversarial training, benchmarked: suites, a database, tables beside the published ones.")
