@@ -182,7 +182,7 @@ def test_the_identity_is_the_content() -> None:
 
 
 def test_a_file_s_digest_and_its_network_s_are_stored(here: Path, run: Run) -> None:
-    run(f"{MINE} --attack fgsm --name 'Our net'")
+    assert run(f"{MINE} --attack fgsm --name 'Our net'")[0] == 0
     with Store.open("results/fatbench.db") as store:
         ((_, stored),) = store.cells().items()
     said = stored["evaluated"]
