@@ -649,22 +649,16 @@ def wide(classes: int) -> nn.Module:
     return model.eval()
 
 
-def test_autoattack_in_half_precision_counts_what_float_confirms() -> None:
-    """Broken are the images that the package breaks in float32, and what withstands comes back as it was.
-
-    For a model that is always wrong under autocast every stage runs again in float32, and the package's images result.
-    """
+def test_autoattack_under_bfloat16_is_the_package_in_float32() -> None:
+    """The same bytes, also for a model that is always wrong under autocast: nothing of it is asked there."""
     model, x = flat(5), torch.rand(8, 1, 2, 2, generator=generator())
     y = model(x).argmax(1)
     expected = packages.autoattack(model, x, y, generator(3), eps=0.05)
-    broken = model(expected).argmax(1) != y
     with torch.autocast("cpu", torch.bfloat16):
         x_adv = packages.autoattack(model, x, y, generator(3), eps=0.05)
         blind = packages.autoattack(HalfBlind(model).eval(), x, y, generator(3), eps=0.05)
-    assert torch.equal(model(x_adv).argmax(1) != y, broken)
-    assert torch.equal(x_adv[~broken], x[~broken])
-    assert torch.equal(blind, expected)
-    assert 0 < broken.sum() < 8
+    assert torch.equal(x_adv, expected) and torch.equal(blind, expected)
+    assert 0 < (model(expected).argmax(1) != y).sum() < 8
 
 
 def test_autoattack_breaks_what_bfloat16_sees_nothing_of(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -691,28 +685,6 @@ def test_autoattack_breaks_what_bfloat16_sees_nothing_of(monkeypatch: pytest.Mon
         found = packages.autoattack(model, x, y, generator(3), eps=0.0015, version="rand")
     assert (model(expected).argmax(1) != y).tolist() == [True, False, True, False]
     assert torch.equal(found, expected)
-
-
-@pytest.mark.parametrize(
-    ("half", "asked"), [(0, [(True, 4)]), (1, [(True, 4), (False, 3)])], ids=["breaks none", "breaks one"]
-)
-def test_where_queries_in_half_precision_break_an_image_float32_asks_too(
-    half: int, asked: list[tuple[bool, int]]
-) -> None:
-    """A Square that breaks so many of four images in half precision, and all in float32."""
-    calls = []
-
-    def perturb(x: Tensor, y: Tensor) -> Tensor:
-        calls.append((torch.is_autocast_enabled("cpu"), len(x)))
-        some = half if calls[-1][0] else len(x)
-        return torch.cat([x[:some].flip(3), x[some:]])
-
-    adversary = types.SimpleNamespace(attacks_to_run=["square"], square=types.SimpleNamespace(perturb=perturb))
-    x, y = torch.eye(4).view(4, 1, 2, 2), torch.arange(4)
-    with torch.autocast("cpu", torch.bfloat16):
-        x_adv = packages._in_fewer_bits(adversary, packages._Logits(nn.Flatten()), x, y, 0)
-    assert calls == asked
-    assert (x_adv.flatten(1).argmax(1) != y).sum() == (4 if half else 0)
 
 
 def test_autoattack_standard_is_the_published_one(monkeypatch: pytest.MonkeyPatch) -> None:

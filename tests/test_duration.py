@@ -223,6 +223,18 @@ def test_a_pass_takes_as_long_as_its_operations_or_as_starting_its_kernels(
     monkeypatch.setattr(unseen, "LAUNCH", 0.0)
     assert on_a_gpu("fp32", "loop") == pytest.approx((operations / 0.3 / 19.5e12,) * 2)
     assert on_a_gpu("bf16", "loop")[0] == pytest.approx(operations / 0.3 / 312e12)
+    mlp = files.load("mlp.yaml").plan()
+    known = unseen.speeds(mlp, "a100", "bf16", "loop")
+    assert list(known.autoattack.values()) == pytest.approx([operations / 0.3 / 19.5e12])  # it stays in float32
+    (cell, *_), left = (
+        mlp.cells,
+        lambda cell: (0.0, [(one, 1) for one in cell.evaluations if one.label == "autoattack"]),
+    )
+    bf16, fp32 = (
+        duration.estimate([cell], speeds, left).seconds
+        for speeds in (known, unseen.speeds(mlp, "a100", "fp32", "loop"))
+    )
+    assert bf16 == pytest.approx(fp32) and bf16 > 0
 
 
 def test_a_plan_says_its_time_on_a_gpu_that_is_not_here(plan: Plan, run: Callable[..., str]) -> None:

@@ -4,7 +4,7 @@
 |---|---|---|---|
 | fp32 | float32 | float32 | yes |
 | tf32 | float32 whose products have 10 bits of mantissa; weights and sums are float32 | float32 | no |
-| bf16 | bfloat16 under autocast; weights, the optimiser and AutoAttack's gradients are float32 | float32 | no |
+| bf16 | bfloat16 under autocast; weights, the optimiser and AutoAttack are float32 | float32 | no |
 """
 
 from __future__ import annotations

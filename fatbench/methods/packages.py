@@ -19,7 +19,7 @@ import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -61,8 +61,9 @@ def autoattack(
     The targets are the 9 most likely wrong classes, so all of them with 10 classes; the packages fail below 10, where
     all C - 1 are taken here. AttackError: fewer than 4 classes, where the targeted DLR loss has no value.
 
-    With fewer bits the stages are run by `_in_fewer_bits`, and float32 decides what a success is; without, the
-    package runs them itself. Under bfloat16 only Square is: the other stages run in float32, as the package has them.
+    The package runs its stages in float32, also where networks compute in bfloat16: APGD takes the larger of two
+    losses, FAB walks along the boundary, Square keeps what is a little better, and bfloat16 knows none of these well.
+    Under TF32, with eight times as many steps between 1 and 2, `_in_tf32` runs them; float32 says what a success is.
     The passes below are at most: those of an image that withstands every stage, in float32 and with 10 classes or more
     (of "plus", with 10: untargeted FAB asks for a gradient of every class).
 
@@ -87,73 +88,57 @@ def autoattack(
         evaluate = adversary.run_standard_evaluation
         # The packages reshape gradients with view(), which a channels_last tensor does not have.
         images = x.detach().contiguous()
-        if precision.reduced(x.device):
-            x_adv = _in_fewer_bits(adversary, victim, images, y, seed)
-        elif package == "pyautoattack":
-            x_adv, _ = evaluate(images, y, batch_size=len(x))
+        if precision.reduced_to_tf32():
+            x_adv = _in_tf32(adversary, victim, images, y, seed)
         else:
-            x_adv = evaluate(images, y, bs=len(x))
+            with precision.ieee(x.device):
+                found = evaluate(images, y, **{"batch_size" if package == "pyautoattack" else "bs": len(x)})
+            x_adv = found[0] if package == "pyautoattack" else found
     return torch.empty_like(x).copy_(x_adv)
 
 
-class _Stage(NamedTuple):
-    """A stage of AutoAttack: an attribute of the package's class, what is set on it, and whether half precision does.
-
-    It does not for those that follow gradients: APGD takes the larger of two losses, which bfloat16 may not tell apart,
-    and left 2 of 1,000 digits standing that the package breaks; FAB walks along the boundary, and there bfloat16 does
-    not know on which side it is. TF32, with eight times as many steps between 1 and 2, does.
-    """
-
-    attribute: str
-    settings: dict[str, Any]
-    half: bool
-
-
-STAGES = {
-    "apgd-ce": _Stage("apgd", {"loss": "ce"}, False),
-    "apgd-dlr": _Stage("apgd", {"loss": "dlr"}, False),
-    "apgd-t": _Stage("apgd_targeted", {}, False),
-    "fab": _Stage("fab", {"targeted": False}, False),
-    "fab-t": _Stage("fab", {"targeted": True, "n_restarts": 1}, False),
-    "square": _Stage("square", {}, True),
+STAGES: dict[str, tuple[str, dict[str, Any]]] = {  # an attribute of the package's class, and what is set on it
+    "apgd-ce": ("apgd", {"loss": "ce"}),
+    "apgd-dlr": ("apgd", {"loss": "dlr"}),
+    "apgd-t": ("apgd_targeted", {}),
+    "fab": ("fab", {"targeted": False}),
+    "fab-t": ("fab", {"targeted": True, "n_restarts": 1}),
+    "square": ("square", {}),
 }
 
 
-def _in_fewer_bits(adversary: Any, victim: _Logits, x: Tensor, y: Tensor, seed: int) -> Tensor:
+def _in_tf32(adversary: Any, victim: _Logits, x: Tensor, y: Tensor, seed: int) -> Tensor:
     """The stages of AutoAttack on what is still right in float32; only a success that float32 confirms is one.
 
-    An image that fewer bits take for broken, and float32 does not, is attacked by the same stage in float32: else
-    that stage, which stops at what it takes for a success, would be weaker than the package's. Where bfloat16's queries
-    break an image that the gradients did not, all that they left is attacked again so: gradients tell little of such a
-    network, and float32's queries may break more.
+    An image that TF32 takes for broken, and float32 does not, is attacked by the same stage in float32: else that
+    stage, which stops at what it takes for a success, would be weaker than the package's.
     """
     victim.part = part_of(x, victim.model)
-    autocast = torch.is_autocast_enabled(x.device.type)
 
-    def bits(fewer: bool) -> contextlib.AbstractContextManager[None]:
-        return contextlib.nullcontext() if fewer else precision.ieee(x.device)
-
-    def right(images: Tensor, labels: Tensor, half: bool) -> Tensor:
-        with torch.no_grad(), bits(half):
+    def right(images: Tensor, labels: Tensor) -> Tensor:
+        with torch.no_grad():
             return victim(images).argmax(1) == labels
 
-    x_adv, standing = x.clone(), right(x, y, half=False)
+    def truly_right(images: Tensor, labels: Tensor) -> Tensor:
+        with precision.ieee(x.device):
+            return right(images, labels)
+
+    x_adv, standing = x.clone(), truly_right(x, y)
     for name in adversary.attacks_to_run:
-        attribute, settings, half_too = STAGES[name]
+        attribute, settings = STAGES[name]
         stage = getattr(adversary, attribute)
         for setting, value in {**settings, "seed": seed}.items():
             setattr(stage, setting, value)
         places = standing.nonzero().squeeze(1)
-        for half in (True, False) if half_too or not autocast else (False,):
+        for bits in (contextlib.nullcontext(), precision.ieee(x.device)):
             if len(places) == 0:
                 break
-            with bits(half):
+            with bits:
                 found = stage.perturb(x[places], y[places])
-            holds = right(found, y[places], half=False)
+            holds = truly_right(found, y[places])
             broken = places[~holds]
             x_adv[broken], standing[broken] = found[~holds], False
-            again = holds if autocast and len(broken) else holds & ~right(found, y[places], half=True)
-            places = places[again]
+            places = places[holds & ~right(found, y[places])]
     return x_adv
 
 

@@ -45,9 +45,10 @@ def speeds(plan: Plan, gpu: str, precision: str, path: str) -> Speeds:
     settings.path(path)
     if gpu not in GPUS:
         raise SpecError(f"--on: no GPU is known as '{gpu}'{did_you_mean(gpu, GPUS)} (known: {', '.join(GPUS)})")
-    rate = SHARE * GPUS[gpu][precision]
+    rate, float32 = SHARE * GPUS[gpu][precision], SHARE * GPUS[gpu]["fp32"]
     training: dict[str, float] = {}
     passes: dict[str, float] = {}
+    autoattack: dict[str, float] = {}  # which bf16 leaves in float32
     counted: dict[str, tuple[float, float] | None] = {}
     for cell in plan.unique():
         place, spec = network(cell.spec), cell.spec
@@ -61,7 +62,9 @@ def speeds(plan: Plan, gpu: str, precision: str, path: str) -> Speeds:
         training[kind(spec)] = max(flops / rate, kernels * LAUNCH / at_once)
         chunk = min((one.batch for one in cell.evaluations), default=1)
         passes[place] = max(flops / rate, kernels * LAUNCH / chunk, passes.get(place, 0.0))
-    return Speeds(training=training, passes=passes)
+        if precision == "bf16":
+            autoattack[place] = max(flops / float32, passes[place])
+    return Speeds(training=training, passes=passes, autoattack=autoattack)
 
 
 def count(spec: Mapping[str, Any]) -> tuple[float, float] | None:

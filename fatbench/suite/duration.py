@@ -39,6 +39,7 @@ class Speeds:
     training: Mapping[str, float] = field(default_factory=dict)  # kind -> an image pass
     attacks: Mapping[tuple[str, str], float] = field(default_factory=dict)  # (network, attack) -> an image
     passes: Mapping[str, float] = field(default_factory=dict)  # network -> an image pass of any attack
+    autoattack: Mapping[str, float] = field(default_factory=dict)  # network -> one of AutoAttack, where it is another
     around: tuple[float, float] = (0.0, 0.0)  # what begins and ends a training, an attack
 
 
@@ -182,6 +183,8 @@ def _attack(spec: Mapping[str, Any], one: Evaluation, models: float, known: Spee
     each = known.attacks.get((place, digest(one.attack)))
     if each is None:
         a_pass = known.passes.get(place, known.training.get(kind(spec)))
+        if one.attack["name"] == "autoattack":
+            a_pass = known.autoattack.get(place, a_pass)
         if a_pass is None:
             return None
         each = a_pass * (sum(formulas.passes("Attack", one.attack)) + 1)
