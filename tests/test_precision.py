@@ -5,6 +5,7 @@ There need be no GPU: TF32 is a switch that can be read anywhere, and `put_` has
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 from collections.abc import Iterator
@@ -129,14 +130,17 @@ class Blind(nn.Module):
         return logits.roll(1, 1) if precision.reduced_to_tf32() else logits
 
 
-def test_autoattack_in_tf32_counts_what_float32_confirms(ieee: None, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("version", ["standard", "plus", "rand"])
+def test_autoattack_in_tf32_counts_what_float32_confirms(
+    version: Any, ieee: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Every stage is run again where TF32 takes for broken what is not, FAB too: the package's images result."""
     begin = pyautoattack.AutoAttack.__init__
 
     def short(self: Any, *args: Any, **kwargs: Any) -> None:
         begin(self, *args, **kwargs)
         self.apgd.n_iter = self.apgd_targeted.n_iter = self.fab.n_iter = 10
-        self.square.n_queries = 50
+        self.square.n_queries, self.apgd.eot_iter = 50, min(self.apgd.eot_iter, 2)
 
     monkeypatch.setattr(pyautoattack.AutoAttack, "__init__", short)
     model = nn.Sequential(nn.Flatten(), nn.Linear(4, 5)).eval()
@@ -144,17 +148,49 @@ def test_autoattack_in_tf32_counts_what_float32_confirms(ieee: None, monkeypatch
         model[1].weight.copy_(torch.randn(5, 4, generator=generator(4, "w")))
     x = torch.rand(8, 1, 2, 2, generator=generator(0, "x"))
     y = model(x).argmax(1)
-    expected = packages.autoattack(model, x, y, generator(0, "a"), eps=0.2)
+    expected = packages.autoattack(model, x, y, generator(0, "a"), eps=0.2, version=version)
     broken = model(expected).argmax(1) != y
     assert 0 < broken.sum() < 8
     stages: list[bool] = []
     model.register_forward_hook(lambda *_: stages.append(precision.reduced_to_tf32()))
     with precision.forward(CPU, "tf32"):
-        found = packages.autoattack(model, x, y, generator(0, "a"), eps=0.2)
-        blind = packages.autoattack(Blind(model).eval(), x, y, generator(0, "a"), eps=0.2)
+        found = packages.autoattack(model, x, y, generator(0, "a"), eps=0.2, version=version)
+        blind = packages.autoattack(Blind(model).eval(), x, y, generator(0, "a"), eps=0.2, version=version)
     assert torch.equal(model(found).argmax(1) != y, broken)
     assert torch.equal(blind, expected)
     assert sum(stages) > 0.4 * len(stages)  # confirmations are few
+
+
+@pytest.mark.parametrize("version", ["standard", "plus", "rand"])
+def test_autoattack_in_tf32_asks_the_stages_of_the_package(
+    version: str, ieee: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which object, with which loss, targets and restarts, in which order; none of these breaks anything."""
+    stages: list[tuple[str, Any]] = []
+
+    def asked(context: Any) -> list[tuple[str, Any]]:
+        stages.clear()
+        adversary = pyautoattack.AutoAttack(model, norm="Linf", eps=0.1, seed=7, version=version, device="cpu")
+        for name in ("apgd", "apgd_targeted", "fab", "square"):
+
+            def perturb(x: Tensor, y: Tensor, name: str = name) -> Tensor:
+                own = vars(getattr(adversary, name))
+                stages.append((name, {key: own.get(key) for key in ("loss", "targeted", "n_restarts", "seed")}))
+                return x.clone()
+
+            monkeypatch.setattr(getattr(adversary, name), "perturb", perturb)
+        with context:
+            if precision.reduced_to_tf32():
+                packages._in_tf32(adversary, packages._Logits(model).eval(), x, y, 7)
+            else:
+                adversary.run_standard_evaluation(x, y, batch_size=4)
+        return [*stages]
+
+    model = nn.Sequential(nn.Flatten(), nn.Linear(4, 5)).eval()
+    x = torch.rand(4, 1, 2, 2, generator=generator(0, "x"))
+    y = model(x).argmax(1)
+    package = asked(contextlib.nullcontext())
+    assert len(package) >= 2 and asked(precision.forward(CPU, "tf32")) == package
 
 
 # --- no deterministic kernel --------------------------------------------------------------------------------------
