@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import json
+from collections.abc import Callable
 from decimal import ROUND_HALF_UP, Decimal
 from pathlib import Path
 from typing import Any
@@ -228,30 +229,91 @@ def test_transformers_from_trained_weights():
     assert f"by up to {show(100 * max(spans), 0)} points" in text
 
 
-def test_adfl_differences():
-    runs = {}
-    for cell in cells("adfl-mnist-jpeg-cpu.jsonl"):
-        adfl = setting(cell["spec"]["protocol"], "rule")["name"] == "adfl"
-        runs[cell["spec"]["partition"]["table"], adfl, cell["spec"]["seed"]] = (
-            verdicts(cell, "natural", 30).mean() * 100
-        )
-    text, rows, ps, all_tables = page("adfl.md"), [], [], []
-    for table in ("middle", "low", "high"):
-        differences = np.array([runs[table, True, s] - runs[table, False, s] for s in range(5)])
+def adfl() -> dict[tuple[str, bool, int], dict[str, Any]]:
+    """(label table, is it AdFL, seed) -> cell."""
+    return {
+        (
+            cell["spec"]["partition"]["table"],
+            setting(cell["spec"]["protocol"], "rule")["name"] == "adfl",
+            cell["spec"]["seed"],
+        ): cell
+        for cell in cells("adfl-mnist-jpeg-cpu.jsonl")
+    }
+
+
+ADFL_SEEDS = range(10)
+
+
+def adfl_differences(of: Callable[[dict[str, Any]], Any]) -> dict[str, np.ndarray]:
+    """Label table -> AdFL - FedAvg of a percentage, a row for each seed."""
+    found = adfl()
+    return {
+        table: 100 * np.array([of(found[table, True, s]) - of(found[table, False, s]) for s in ADFL_SEEDS])
+        for table in ("middle", "low", "high")
+    }
+
+
+def adfl_lines() -> list[str]:
+    """The rows of the page: both means, their difference within seeds, intervals and p, after Holm over the tables."""
+    found, lines, ps = adfl(), [], []
+    for table, differences in adfl_differences(lambda cell: verdicts(cell, "natural", 30).mean()).items():
         test = stats.ttest_1samp(differences, 0)
         low, high = test.confidence_interval()
-        assert (differences < 0).all()
-        assert show(stats.wilcoxon(differences).pvalue, 2) == "0.06"
+        shown = []
+        for rule in (False, True):
+            values = [100 * verdicts(found[table, rule, s], "natural", 30).mean() for s in ADFL_SEEDS]
+            shown.append(f"{show(np.mean(values))} ±{show(np.std(values, ddof=1))}")
         spread = f"{show(differences.mean(), 2)} ±{show(differences.std(ddof=1), 2)}"
-        rows.append(f"| {spread} | {show(low, 2)} to {show(high, 2)} | {show(test.pvalue, 3)} |")
+        interval, signed = f"{show(low, 2)} to {show(high, 2)}", p(float(stats.wilcoxon(differences).pvalue))
+        lines.append(f"| {table} | {' | '.join(shown)} | {spread} | {interval} | {signed} | {p(test.pvalue)} |")
         ps.append(test.pvalue)
-        all_tables.append(differences)
-    for row, value in zip(rows, holm(ps), strict=True):
-        assert f"{row} {p(value)} |" in text
-    test = stats.ttest_1samp(np.mean(all_tables, axis=0), 0)
+    return [f"{line} {p(value)} |" for line, value in zip(lines, holm(ps), strict=True)]
+
+
+def test_adfl_differences():
+    text = page("adfl.md")
+    for line in adfl_lines():
+        assert line in text
+    text = " ".join(text.split())
+    differences = adfl_differences(lambda cell: verdicts(cell, "natural", 30).mean())
+    test = stats.ttest_1samp(np.mean(list(differences.values()), axis=0), 0)
     low, high = test.confidence_interval()
+    mean = np.mean(list(differences.values()))
+    assert f"AdFL is {show(-mean, 2)} points below plain averaging" in text
     assert f"95 % interval {show(-high, 2)} to {show(-low, 2)}" in text
-    assert f"p {show(test.pvalue, 3)}" in text
+    assert f"p {p(test.pvalue)}" in text
+    last = adfl_differences(lambda cell: np.mean([numbers(cell, "natural")[r, -1] for r in (20, 25, 30)]))
+    for pairs, words in ((differences, "in {} of thirty pairs"), (last, "again {} of thirty pairs")):
+        assert words.format(int(sum((each < 0).sum() for each in pairs.values()))) in text
+
+
+def test_what_adfl_does_to_classes():
+    text = " ".join(page("adfl.md").split())
+    by_class = adfl_differences(lambda cell: np.array([numbers(cell, "natural_class")[30, k] for k in range(10)]))
+    held, means, ps = [], [], []
+    for table, differences in by_class.items():
+        clients = [[*numbers(adfl()[table, True, s], "label_clients").items()] for s in ADFL_SEEDS]
+        held += list(
+            np.mean([[value for (_, k), value in sorted(each, key=lambda one: one[0][1])] for each in clients], 0)
+        )
+        means += list(differences.mean(0))
+        ps += [float(stats.ttest_1samp(differences[:, k], 0).pvalue) for k in range(10)]
+        assert (differences.mean(0) <= differences.std(0, ddof=1)).all()  # no class gains more than the spread
+    order = stats.spearmanr(held, means)
+    assert f"Spearman {show(order.statistic, 2)} over 30 pairs" in text.replace("\n", " ").replace("  ", " ")
+    assert order.pvalue < 1e-10 and "Its p is below 1e-10" in " ".join(text.split())
+    corrected = holm(ps)
+    assert [sum(value < 0.05 for value in corrected), p(min(corrected))] == [1, "0.04"]
+    worst = corrected.index(min(corrected))
+    told = (
+        f"class {worst % 10} in the table {list(by_class)[worst // 10]}, {show(means[worst])} points, corrected p 0.04"
+    )
+    assert told in text
+    rules = [cell for (_, is_adfl, _), cell in adfl().items() if is_adfl]
+    hit = np.mean([value for cell in rules for value in numbers(cell, "adfl_hit").values()])
+    assert f"reads {show(100 * hit, 0)} % of the images" in text
+    weights = [value for cell in rules for value in numbers(cell, "weight").values()]
+    assert f"between {show(min(weights), 2)} and {show(max(weights), 2)}" in text
 
 
 def test_fedvkd_against_each_rival():
