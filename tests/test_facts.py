@@ -59,7 +59,11 @@ CASES = [
         "groups: 4 groups of 10 classes and 3 clients: at least one each"),
     ({"partition": {"name": "classes_per_client", "clients": 4, "classes": 11}}, "partition", "classes: 11 of 10 clas"),
     ({"partition": {"name": "label_table", "clients": 4, "classes": 11}}, "partition", "classes: 11 of 10 classes"),
-    ({"partition": {"name": "by_writer"}}, "partition", "by_writer: digits does not say who wrote which example"),
+    (
+        {"data": {"name": "mnist"}, "partition": {"name": "by_writer"}},
+        "partition",
+        "by_writer: mnist does not say who wrote which example",
+    ),
     ({"monitor": {"name": "pgd", "eps": 0.1, "step": 2, "steps": 1}}, "monitor",
         "eps and step are parts of the pixel range: 8/255, not 8"),
     ({"monitor": {"name": "autoattack", "eps": 8}}, "monitor", "eps is a part of the pixel range: 8/255, not 8"),

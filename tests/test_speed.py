@@ -167,7 +167,7 @@ def test_what_is_known_of_parts_is_not_found_again_for_every_cell(
     longer = cells.canonical({**two, "protocol": {**two["protocol"], "rounds": 11}})
     cost.cell_work(replace(plan.cells[0], spec=longer), plan)
     assert [(kind, label) for kind, _, label, _ in evaluated] == [
-        ("Protocol", label) for label in ("Forward", "Backward", "Up", "Down", "Steps")
+        ("Protocol", label) for label in ("Forward", "Backward", "Up", "Down", "Steps", "Deploys")
     ]
 
 
