@@ -443,7 +443,9 @@ def test_hostile_names_run_nothing_and_a_failure_is_told(hostile: Path, opened: 
     assert HOSTILE in page.locator("h1").inner_text()
     for link in page.locator("section.table a.number").all():
         link.click()
+        page.locator("dialog[open]").wait_for()  # it opens when the address has changed, which is after the click
         page.keyboard.press("Escape")
+        page.locator("dialog[open]").wait_for(state="hidden")
     assert page.evaluate("window.pwned") is None
     page.locator("section.table a.number", has_text="--").first.click()
     said = page.locator("dialog[open]").inner_text()
