@@ -68,7 +68,7 @@ def nin(bench: Bench, variant: str) -> Found:
 
     wall(bench.device, step)  # kernels are chosen, memory is taken
     seconds = statistics.median(wall(bench.device, step) for _ in range(bench.repeats(5)))
-    with torch.profiler.profile() as profile:
+    with torch.profiler.profile(acc_events=True) as profile:  # else torch 2.11 warns that it keeps one cycle
         wall(bench.device, step)
     rate = cells * clients * batch * 11 / seconds
     averages = profile.key_averages()
