@@ -7,6 +7,7 @@ lines hold them.
 from __future__ import annotations
 
 import base64
+import functools
 import json
 from collections.abc import Callable
 from decimal import ROUND_HALF_UP, Decimal
@@ -229,6 +230,7 @@ def test_transformers_from_trained_weights():
     assert f"by up to {show(100 * max(spans), 0)} points" in text
 
 
+@functools.cache
 def adfl() -> dict[tuple[str, bool, int], dict[str, Any]]:
     """(label table, is it AdFL, seed) -> cell."""
     return {
@@ -459,6 +461,7 @@ FASHION = {  # row of the page -> rule
 PAPERS = {"natural": "natural", "FGSM": "fgsm", "PGD-20": "pgd20", "CW": "cw"}
 
 
+@functools.cache
 def fashion(partition: str) -> dict[tuple[str, int], dict[str, Any]]:
     """(row, seed) -> cell, of one split."""
     rows = {rule: row for row, rule in FASHION.items()}

@@ -271,13 +271,19 @@ def test_an_attack_in_other_hands_or_failed_leaves_the_others_to_run(job, tmp_pa
         assert work(job, replace(place, retry_failed=True), store) == "done"
 
 
+def without_models(job: Job, folder: Path) -> tuple[Machine, Store, Job]:
+    """The place and open store of a cell that is done and has lost its models; the cell with an attack added."""
+    place = machine(folder)
+    store = Store.open(place.db, create=True)
+    assert work(job, place, store) == "done"
+    for file in (folder / "files" / job.cell).glob("model-*"):
+        file.unlink()
+    return place, store, replace(job, evaluations=[Evaluation("fgsm", {"name": "fgsm", "eps": "8/255"}, 40, 15)])
+
+
 def test_models_that_are_gone_are_trained_again_for_an_attack_added_later(job, tmp_path):
-    place = machine(tmp_path)
-    with Store.open(place.db, create=True) as store:
-        assert work(job, place, store) == "done"
-        for file in (tmp_path / "files" / job.cell).glob("model-*"):
-            file.unlink()
-        more = replace(job, evaluations=[Evaluation("fgsm", {"name": "fgsm", "eps": "8/255"}, 40, 15)])
+    place, store, more = without_models(job, tmp_path)
+    with store:
         before = numbers(place)
         assert work(more, place, store) == "done"
     assert [row for row in numbers(place) if not row[1].startswith("fgsm")] == before
@@ -288,14 +294,10 @@ def test_a_log_is_written_although_another_library_has_configured_logging(job, t
     """`dictConfig` disables, unless told not to, every logger that it does not name."""
     import logging.config
 
-    place = machine(tmp_path)
-    with Store.open(place.db, create=True) as store:
-        assert work(job, place, store) == "done"
-        for file in (tmp_path / "files" / job.cell).glob("model-*"):
-            file.unlink()
+    place, store, more = without_models(job, tmp_path)
+    with store:
         logging.config.dictConfig({"version": 1})
-        again = replace(job, evaluations=[Evaluation("fgsm", {"name": "fgsm", "eps": "8/255"}, 40, 15)])
-        assert work(again, place, store) == "done"
+        assert work(more, place, store) == "done"
     assert "training begins again" in (tmp_path / "files" / job.cell / "log.txt").read_text()
 
 

@@ -305,9 +305,8 @@ def _evaluation(bench: Bench, epochs: int, radius: int) -> Lines:
 
 def autoattack(bench: Bench) -> Lines:
     """AutoAttack standard, against the package as it is: on a CPU of as many images as fit into a few minutes."""
-    goals = (
-        {"fp32": {}, "tf32": AA_GOALS} if bench.gpu else {"fp32": AA_GOALS}
-    )  # under bf16 it is what it is under fp32
+    # under bf16 it is what it is under fp32
+    goals = {"fp32": {}, "tf32": AA_GOALS} if bench.gpu else {"fp32": AA_GOALS}
     return _autoattack(bench, 2 if bench.quick else 1000 if bench.gpu else 100, goals)
 
 

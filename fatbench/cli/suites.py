@@ -175,8 +175,9 @@ def _time(
 
         print(f"fatbench: measuring for about {CALIBRATION} s", file=sys.stderr)
         data = settings.data_folder()
-        measured = calibrating.calibrated(plan, duration.speeds(timed), data, CALIBRATION)
-        if not measured and duration.estimate(plan.unique(), duration.speeds(timed), left).unknown:
+        before = duration.speeds(timed)
+        measured = calibrating.calibrated(plan, before, data, CALIBRATION)
+        if not measured and duration.estimate(plan.unique(), before, left).unknown:
             print(
                 "fatbench: no cell got far enough in that time; once one has run here, the time is known",
                 file=sys.stderr,

@@ -92,8 +92,10 @@ def autoattack(
             x_adv = _in_tf32(adversary, victim, images, y, seed)
         else:
             with precision.ieee(x.device):
-                found = evaluate(images, y, **{"batch_size" if package == "pyautoattack" else "bs": len(x)})
-            x_adv = found[0] if package == "pyautoattack" else found
+                if package == "pyautoattack":
+                    x_adv, _ = evaluate(images, y, batch_size=len(x))
+                else:
+                    x_adv = evaluate(images, y, bs=len(x))
     return torch.empty_like(x).copy_(x_adv)
 
 

@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 
 def beside(store: Store, cell: str) -> list[dict[str, Any]]:
     """The runs of a cell beside each other: where each ran, and its evaluations (stage -> value)."""
-    ids = replicates.of(store, [cell.partition(replicates.SIGN)[0]]).get(cell.partition(replicates.SIGN)[0], [])
+    first, _, _ = cell.partition(replicates.SIGN)
     found = []
-    for id in ids:
+    for id in replicates.of(store, [first]).get(first, []):
         runs = (run for run in store.runs([id]) if run["stage"] == "train" and not run.get("dropped"))
         run = next(runs, {})
         wanted = [stage for _, stage in store.stages([id]) if stage != "train"]
