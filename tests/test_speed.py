@@ -18,7 +18,7 @@ from fatbench.run import progress
 from fatbench.store import lines as lines_of_results
 from fatbench.store import timing
 from fatbench.store.stages import Store
-from fatbench.suite import cells, cost, facts, files, formulas, lines, seen, signatures
+from fatbench.suite import cells, cost, duration, facts, files, formulas, lines, seen, signatures
 from fatbench.suite.places import Map
 from fatbench.suite.sizes import Sizes
 
@@ -169,6 +169,21 @@ def test_what_is_known_of_parts_is_not_found_again_for_every_cell(
     assert [(kind, label) for kind, _, label, _ in evaluated] == [
         ("Protocol", label) for label in ("Forward", "Backward", "Up", "Down", "Steps", "Deploys")
     ]
+
+
+def test_what_tells_speeds_apart_is_found_once_for_all_cells(
+    grid: files.Suite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """180 cells with one network at one batch size, and two attacks: four digests, not 180 times so many."""
+    plan = grid.plan()
+    seen.forget()
+    digests = calls(monkeypatch, duration, "digest")
+    one = plan.cells[0].spec
+    known = duration.Speeds({duration.kind(one): 1e-3}, passes={duration.network(one): 1e-3})
+    found = duration.estimate(plan.unique(), known, duration.everything(plan))
+    assert found.seconds > 0 and found.unknown == 0
+    assert len(digests) == 4
+    assert duration.estimate(plan.unique(), duration.Speeds(), duration.everything(plan)).unknown == 180
 
 
 def test_a_part_that_suits_one_cell_is_refused_in_another(grid: files.Suite) -> None:

@@ -106,10 +106,12 @@ class Plan:
         return list(dict.fromkeys(evaluation.label for cell in self.cells for evaluation in cell.evaluations))
 
 
+_JSON = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+
+
 def digest(value: Any) -> str:
     """The hex SHA-256 of a value's canonical JSON."""
-    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
-    return hashlib.sha256(text.encode()).hexdigest()
+    return hashlib.sha256(_JSON.encode(value).encode()).hexdigest()
 
 
 def identity(spec: Mapping[str, Any]) -> str:

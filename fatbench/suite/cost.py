@@ -7,6 +7,7 @@ compare with what really happens.
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -33,7 +34,7 @@ class Work:
         return self.forward + self.backward
 
     def __add__(self, other: Work) -> Work:
-        return Work(*(mine + theirs for mine, theirs in zip(vars(self).values(), vars(other).values(), strict=True)))
+        return Work(*map(operator.add, vars(self).values(), vars(other).values()))
 
 
 def local(protocol: Mapping[str, Any]) -> Mapping[str, Any]:

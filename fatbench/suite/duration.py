@@ -15,6 +15,7 @@ from typing import Any, Protocol
 from fatbench.suite import cost, facts, formulas
 from fatbench.suite.cells import Cell, Evaluation, Plan, digest
 from fatbench.suite.schedule import Length
+from fatbench.suite.seen import of_part
 
 
 class Timed(Protocol):
@@ -55,14 +56,22 @@ class Estimate:
 
 def network(spec: Mapping[str, Any]) -> str:
     """What the speed of an attack is valid for: the same model on images of the same data set."""
-    return digest([spec["model"], spec["data"]["name"], spec.get("size")])[:12]
+    given = spec["data"]["name"], spec.get("size")
+    found: str = of_part("network", "Model", spec["model"], lambda: digest([spec["model"], *given])[:12], *given)
+    return found
 
 
 def kind(spec: Mapping[str, Any]) -> str:
     """What a measured speed of training is valid for: the same network at the same batch size."""
-    return digest([spec["model"], spec["data"]["name"], spec.get("size"), cost.local(spec["protocol"]).get("batch")])[
-        :12
-    ]
+    given = spec["data"]["name"], spec.get("size"), cost.local(spec["protocol"]).get("batch")
+    found: str = of_part("kind", "Model", spec["model"], lambda: digest([spec["model"], *given])[:12], *given)
+    return found
+
+
+def _attacking(attack: Mapping[str, Any]) -> str:
+    """What tells an attack from others."""
+    found: str = of_part("digest", "Attack", attack, lambda: digest(attack))
+    return found
 
 
 def speeds(timed: Iterable[Timed]) -> Speeds:
@@ -82,7 +91,7 @@ def speeds(timed: Iterable[Timed]) -> Speeds:
             add(training, kind(one.spec), one.count, one.seconds)
         else:
             place = network(one.spec)
-            add(attacks, (place, digest(one.attack)), one.count, one.seconds)
+            add(attacks, (place, _attacking(one.attack)), one.count, one.seconds)
             if one.attack["name"] != "autoattack":  # it stops at images that fall
                 add(passes, place, one.count * (sum(formulas.passes("Attack", one.attack)) + 1), one.seconds)
         stages.append(one)
@@ -134,7 +143,7 @@ def estimate(cells: Iterable[Cell], known: Speeds, left: Left) -> Estimate:
             continue
         total += length.training + length.attacks
         place = network(cell.spec)
-        bound |= any(e.attack["name"] == "autoattack" and (place, digest(e.attack)) not in known.attacks
+        bound |= any(e.attack["name"] == "autoattack" and (place, _attacking(e.attack)) not in known.attacks
                      for e, _ in evaluations)  # fmt: skip
     return Estimate(total, unknown, done, bound)
 
@@ -148,8 +157,10 @@ def lengths(cells: Iterable[Cell], known: Speeds, left: Left) -> list[Length]:
 def _length(cell: Cell, share: float, evaluations: Sequence[tuple[Evaluation, float]], known: Speeds) -> Length | None:
     """None: nothing comparable was measured."""
     training = _training(cell.spec, share, known) if share else 0.0
+    if training is None:
+        return None
     attacks = [_attack(cell.spec, evaluation, models, known) for evaluation, models in evaluations]
-    if training is None or None in attacks:
+    if None in attacks:
         return None
     images = cell.spec["test"] or facts.of_data(cell.spec["data"]).test or 0
     return Length(
@@ -180,7 +191,7 @@ def _attack(spec: Mapping[str, Any], one: Evaluation, models: float, known: Spee
     if not n:
         return None
     n = min(n, one.n or n)
-    each = known.attacks.get((place, digest(one.attack)))
+    each = known.attacks.get((place, _attacking(one.attack)))
     if each is None:
         a_pass = known.passes.get(place, known.training.get(kind(spec)))
         if one.attack["name"] == "autoattack":
