@@ -115,7 +115,7 @@ def test_gpus_are_counted_as_torch_counts_them_without_importing_it():
     assert done.stdout == f"{torch.cuda.device_count()} False\n"
 
 
-def test_a_worker_of_a_trivial_cell_imports_no_compiler(jobs, machine):
+def test_a_worker_of_a_trivial_cell_imports_neither_a_compiler_nor_scipy(jobs, machine):
     """What a worker has imported after a cell, as another worker of its kind sees it in itself."""
     code = """
 import sys, pickle
@@ -125,7 +125,7 @@ job, machine = pickle.load(sys.stdin.buffer)
 Store.open(machine.db, create=True).close()
 local._import_engine()
 print(attempt(job, machine, lambda event: None, lambda: False))
-print([name for name in ("torch._dynamo", "torch._inductor", "sympy", "triton") if name in sys.modules])
+print([name for name in ("torch._dynamo", "torch._inductor", "sympy", "triton", "scipy") if name in sys.modules])
 """
     given = pickle.dumps((jobs[0], machine))
     done = subprocess.run([sys.executable, "-c", code], input=given, capture_output=True, check=True)

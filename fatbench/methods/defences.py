@@ -29,8 +29,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from scipy.optimize import brentq
-from scipy.special import log_ndtr
 from torch import Tensor
 
 from fatbench.engine.randomness import generator
@@ -215,6 +213,9 @@ def gaussian_epsilon(noise: float, delta: float, uploads: int = 1, sensitivity: 
 
     Source: Balle and Wang 2018, theorem 8; Dong, Roth and Su 2019, corollary 3.3.
     """
+    from scipy.optimize import brentq  # a fifth of what a worker imports, and few cells have such a defence
+    from scipy.special import log_ndtr
+
     if not 0 < delta < 1:
         raise ValueError(f"gaussian_epsilon: delta must be in (0, 1), got {delta:g}")
     if noise == 0:
