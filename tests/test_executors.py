@@ -18,8 +18,10 @@ import pytest
 from crew import Watcher, diverging, ignore, lasting, never, numbers, pid_of, rows, undisturbed
 
 from fatbench.cli import app as cli
+from fatbench.cli import running
 from fatbench.cli.watch import Watch
 from fatbench.errors import MachineError, SpecError
+from fatbench.run import processes
 from fatbench.run import start as run
 from fatbench.run.executors import Worker, asked, attempt, bury, local, me, release
 from fatbench.run.jobs import Event, Machine
@@ -119,16 +121,17 @@ def test_a_worker_of_a_trivial_cell_imports_neither_a_compiler_nor_scipy(jobs, m
     """What a worker has imported after a cell, as another worker of its kind sees it in itself."""
     code = """
 import sys, pickle
-from fatbench.run.executors import attempt, local
+from fatbench.run import processes
+from fatbench.run.executors import attempt
 from fatbench.store.stages import Store
 job, machine = pickle.load(sys.stdin.buffer)
 Store.open(machine.db, create=True).close()
-local._import_engine()
+processes.import_engine()
 print(attempt(job, machine, lambda event: None, lambda: False))
 print([name for name in ("torch._dynamo", "torch._inductor", "sympy", "triton", "scipy") if name in sys.modules])
 """
     given = pickle.dumps((jobs[0], machine))
-    done = subprocess.run([sys.executable, "-c", code], input=given, capture_output=True, check=True)
+    done = subprocess.run([sys.executable, "-c", code], input=given, stdout=subprocess.PIPE, check=True)
     assert done.stdout.decode() == "done\n[]\n"
 
 
@@ -145,6 +148,55 @@ local._serve(None, [Pipe()])
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert (done.stdout, done.stderr) == ("", "")
+
+
+# --- a worker that is begun early --------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def begun(forks, monkeypatch: pytest.MonkeyPatch) -> list:
+    """Every worker process that is started, and "plan" where a suite was expanded."""
+    seen: list = []
+    start, plan_of = processes.started, running.plan_of
+    monkeypatch.setattr(processes, "started", lambda *of: seen.append(start(*of)) or seen[-1])
+    monkeypatch.setattr(running, "plan_of", lambda *of: seen.append("plan") or plan_of(*of))
+    return seen
+
+
+def command(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> object:
+    monkeypatch.setattr(sys, "argv", ["fatbench", "run", *arguments])
+    with pytest.raises(SystemExit) as exit:
+        cli.main()
+    return exit.value.code or 0
+
+
+def test_a_worker_begins_before_the_plan_is_made_and_takes_the_first_cell(jobs, machine, begun, monkeypatch):
+    assert command(monkeypatch, "suite", "crew.yaml", "--jobs", "1", "--device", "cpu", "--db", machine.db) == 0
+    worker, plan = begun
+    assert plan == "plan"
+    with Store.open(machine.db) as store:
+        assert {(run["pid"], run["status"]) for run in store.runs()} == {(worker.pid, "done")}
+    assert not worker.is_alive() and not processes._EARLY
+
+
+@pytest.mark.parametrize("arguments", [["--preset", "no"], ["--device", "cuda:7"], ["--seeds", "4-1"]])
+def test_a_mistake_leaves_no_worker_and_no_file(arguments, jobs, begun, monkeypatch, capfd):
+    assert command(monkeypatch, "suite", "crew.yaml", "--db", "new.db", *arguments) in (2, 5)
+    assert [one.exitcode for one in begun if one != "plan"] == [-signal.SIGKILL]
+    assert not processes._EARLY and os.listdir() == ["crew.yaml"] and capfd.readouterr().err.count("\n") == 1
+
+
+@pytest.mark.parametrize("arguments", [["-n"], ["--executor", "slurm"], ["--path", "fast", "--together", "2"]])
+def test_no_worker_begins_early_where_none_or_another_is_needed(arguments, jobs, begun, monkeypatch):
+    command(monkeypatch, "suite", "crew.yaml", "--db", "new.db", "--preset", "no", *arguments)
+    assert begun == ["plan"]
+
+
+def test_an_early_worker_that_died_is_not_taken(begun):
+    with processes.early():
+        begun[0].kill()
+        begun[0].join()
+        assert processes.taken() is None
 
 
 def test_a_killed_worker_takes_only_its_cell_with_it(jobs, machine, forks):

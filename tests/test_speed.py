@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tomllib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -344,6 +345,14 @@ def test_one_cell_needs_no_suite(command: str, tmp_path: Path) -> None:
     heavy = {"torch", "alembic", "numpy", "ruamel.yaml", "yaml", "fatbench.suite.model", "fatbench.suite.cells"}
     assert "sqlalchemy" in found and not found & heavy
     assert command == "show" or not found & {"rich.table", "fatbench.report"}
+
+
+def test_the_script_that_a_worker_reads_anew_imports_no_command_line() -> None:
+    module, _, function = tomllib.loads((SUITES.parent / "pyproject.toml").read_text())["project"]["scripts"][
+        "fatbench"
+    ].partition(":")
+    code = f"import sys; from {module} import {function}; print([n for n in sys.modules if n.startswith('typer')])"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
 
 
 def test_typer_reads_the_command_that_is_called_and_no_other() -> None:

@@ -60,17 +60,20 @@ def run_suite(
     data: DataDir = None,
 ) -> None:
     """Run a suite: train and attack every cell that is not done."""
-    from fatbench.cli.watch import Watch
-    from fatbench.run import start
+    from fatbench.run import processes
 
-    plan = plan_of(name, preset, smoke, seeds, where)
-    with Watch(f"suite {plan.suite}, preset {plan.preset}") as watch:
-        start.run(
-            start.jobs_of(plan), watch, jobs_at_once=jobs, device=device, per_gpu=per_gpu, executor=executor,
-            precision=precision, path=path, microbatch=microbatch, together=together, retry_failed=retry_failed,
-            rerun_changed=rerun_changed, fail_fast=fail_fast, time_limit=time_limit, wait=wait,
-            dry_run=dry_run, db=db, data=data,
-        )  # fmt: skip
+    with processes.early(executor == "local" and together == 1 and not dry_run):
+        from fatbench.cli.watch import Watch
+        from fatbench.run import start
+
+        plan = plan_of(name, preset, smoke, seeds, where)
+        with Watch(f"suite {plan.suite}, preset {plan.preset}") as watch:
+            start.run(
+                start.jobs_of(plan), watch, jobs_at_once=jobs, device=device, per_gpu=per_gpu, executor=executor,
+                precision=precision, path=path, microbatch=microbatch, together=together, retry_failed=retry_failed,
+                rerun_changed=rerun_changed, fail_fast=fail_fast, time_limit=time_limit, wait=wait,
+                dry_run=dry_run, db=db, data=data,
+            )  # fmt: skip
 
 
 def run_cell(
@@ -88,16 +91,19 @@ def run_cell(
     data: DataDir = None,
 ) -> None:
     """Run one cell of any suite."""
-    from fatbench.cli.watch import Watch
-    from fatbench.run import start
+    from fatbench.run import processes
 
-    job = _find_job(id)
-    with Watch(f"cell {job.cell} of suite {job.suite}, preset {job.preset}") as watch:
-        start.run(
-            [job], watch, jobs_at_once=1, device=device, precision=precision, path=path, microbatch=microbatch,
-            retry_failed=retry_failed, rerun_changed=rerun_changed, time_limit=time_limit, wait=wait,
-            dry_run=dry_run, db=db, data=data,
-        )  # fmt: skip
+    with processes.early(not dry_run):
+        from fatbench.cli.watch import Watch
+        from fatbench.run import start
+
+        job = _find_job(id)
+        with Watch(f"cell {job.cell} of suite {job.suite}, preset {job.preset}") as watch:
+            start.run(
+                [job], watch, jobs_at_once=1, device=device, precision=precision, path=path, microbatch=microbatch,
+                retry_failed=retry_failed, rerun_changed=rerun_changed, time_limit=time_limit, wait=wait,
+                dry_run=dry_run, db=db, data=data,
+            )  # fmt: skip
 
 
 def _find_job(id: str) -> Job:

@@ -1,4 +1,4 @@
-"""`fatbench run`: from a plan to finished cells. What can be wrong is found before the first worker starts."""
+"""`fatbench run`: from a plan to finished cells. What can be wrong is found before a worker has work."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from fatbench.store.leases import LEASE
 from fatbench.store.stages import Store
 from fatbench.store.timing import gpu_memory
 from fatbench.suite import duration, signatures, weights
-from fatbench.suite.cells import Plan, digest
+from fatbench.suite.cells import Plan
 from fatbench.suite.types import number
 
 EXECUTORS = ("local", "ray", "slurm")
@@ -201,7 +201,7 @@ def per_gpu_of(jobs: Sequence[Job], store: Store) -> dict[int, int]:
 
 
 def check_data(jobs: Sequence[Job], root: Path) -> None:
-    """Read every data set of the run once and deal it to the clients, before any worker starts.
+    """Read every data set of the run once and deal it to the clients, before a worker has work.
 
     MachineError: missing, damaged or not as named, or a file of weights is not there or another; SpecError: the data
     cannot be split as the cell says.
@@ -212,12 +212,13 @@ def check_data(jobs: Sequence[Job], root: Path) -> None:
             how = f" (fatbench data prepare {text})" if text in weights.WEIGHTS else ""
             raise MachineError(f"model: weights: {text}: {row['message']}{how}")
     keys = ("data", "partition", "seed", "train", "train_from", "validation", "client_holdout")
-    splits = {digest([job.spec[key] for key in keys]): job for job in jobs}
+    splits = {repr([job.spec[key] for key in keys]): job for job in jobs}
     datasets: dict[str, Any] = {}
-    for job in {digest([job.spec.get(key) for key in AUXILIARY]): job for job in jobs}.values():
+    with_auxiliary = [job for job in jobs if job.spec.get("auxiliary") is not None]
+    for job in {repr([job.spec.get(key) for key in AUXILIARY]): job for job in with_auxiliary}.values():
         _check_auxiliary(job, root)
     for job in splits.values():
-        name = digest(job.spec["data"])
+        name = repr(job.spec["data"])
         if name not in datasets:
             datasets = {name: signatures.build("Data", job.spec["data"])(root)}  # one in memory at a time
         spec = {key: number(job.spec[key]) for key in keys[2:]}
@@ -232,8 +233,6 @@ AUXILIARY = ("data", "train", "train_from", "auxiliary", "auxiliary_n")
 
 def _check_auxiliary(job: Job, root: Path) -> None:
     """Read the server's images too, and refuse those of the test set."""
-    if job.spec.get("auxiliary") is None:
-        return
     from fatbench.engine.splits import auxiliary_images
 
     own = signatures.build("Data", job.spec["data"])(root)

@@ -10,6 +10,7 @@ from typing import Any
 
 from fatbench.run import progress
 from fatbench.run.jobs import Job
+from fatbench.run.processes import SIGNALS
 from fatbench.store.stages import Store
 
 PAUSE = 1.0  # seconds between two looks at the database, and at least ten times as long as a look takes
@@ -86,6 +87,3 @@ class Wish:
     def ask(self) -> int:
         """0: go on; 1: end after the round at hand; 2: at once."""
         return self.times
-
-
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)

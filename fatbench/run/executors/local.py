@@ -19,20 +19,18 @@ import importlib.util
 import multiprocessing
 import os
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from multiprocessing import resource_tracker
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
 from fatbench.errors import MachineError, Unavailable
+from fatbench.run import processes
 from fatbench.run.executors import Worker, asked, attempt, bury, me, release, works
 from fatbench.run.jobs import Event, Job, Machine, Outcome
-from fatbench.run.waiting import SIGNALS
 
 
 def lanes(device: str | None, jobs: int | None, per_gpu: int | Mapping[int, int] = 1, url: str = "") -> list[str]:
@@ -80,7 +78,7 @@ class _Lane:
     idle: int = 0  # looks in a row at which it had nothing in hand
     verdict: str = ""  # why we have killed it
 
-    def tell(self, item: Job | None) -> None:
+    def tell(self, item: Any) -> None:
         """A cell to work on, or None: end after the round at hand. A worker that is gone does not mind."""
         with contextlib.suppress(OSError):
             self.pipe.send(item)
@@ -114,14 +112,14 @@ def run(
         return list(range(first, min(first + machine.together, len(lanes))))
 
     def start(members: Sequence[int]) -> None:
-        pipes = [context.Pipe() for _ in members]
         here = replace(machine, device=lanes[members[0]])
-        process = context.Process(target=_serve, args=(here, [theirs for _, theirs in pipes]), daemon=True)
-        # Ctrl-C reaches every process of the terminal; the parent decides, and the child is deaf from its first instant
-        resource_tracker.ensure_running()  # which would unblock the signals
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
-        process.start()
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        if len(members) == 1 and (begun := processes.taken()) is not None:
+            process, pipe = begun
+            workers[members[0]] = _Lane(process, pipe)
+            workers[members[0]].tell((_serve, here))
+            return
+        pipes = [context.Pipe() for _ in members]
+        process = processes.started(_serve, here, [theirs for _, theirs in pipes])
         for lane, (ours, theirs) in zip(members, pipes, strict=True):
             theirs.close()
             workers[lane] = _Lane(process, ours)
@@ -249,28 +247,10 @@ def _death(process: Any) -> str:
     return f"the worker process ended with {name}{' (out of memory?)' if name == 'SIGKILL' else ''}"
 
 
-def _die_with_parent() -> None:
-    """Ask Linux to kill this process when its parent dies, so that a killed run leaves no worker behind."""
-    if sys.platform == "linux":
-        pr_set_pdeathsig = 1
-        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
-
-
-def _import_engine() -> None:
-    """Import what every cell needs, and keep the collector from looking at it again after each cell."""
-    gc.disable()
-    import fatbench.engine.accuracy
-    import fatbench.engine.experiment
-    import fatbench.methods.protocols  # noqa: F401
-
-    gc.enable()
-    gc.freeze()
-
-
 def _serve(machine: Machine, pipes: Sequence[Any]) -> None:
     """A worker process's life: that of its one lane, or of several, each in a thread."""
-    _die_with_parent()
-    _import_engine()
+    processes.die_with_parent()
+    processes.import_engine()
     if len(pipes) == 1:
         _take(machine, pipes[0])
     else:
