@@ -8,7 +8,7 @@ import sys
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 from fatbench.errors import MachineError, SpecError, did_you_mean
 
@@ -25,7 +25,9 @@ KEYS = (
     "time_limit",
 )
 TABLES = ("slurm",)
-PATHS = ("reference", "loop", "fast")  # of local training
+LocalPath = Literal["reference", "loop", "fast", "graphs"]  # of local training, see `fatbench.engine.local`
+PATHS: tuple[LocalPath, ...] = get_args(LocalPath)
+STACKED = ("fast", "graphs")  # those that train the clients of a round as one program
 LIBPQ = re.compile(r"(?i)(^|\s)(host|hostaddr|port|dbname|user|password|passfile|service|sslmode)\s*=")
 
 
@@ -96,10 +98,15 @@ def precision(flag: str | None, devices: Sequence[str] = ()) -> Literal["fp32", 
     return chosen  # type: ignore[return-value]
 
 
-def path(chosen: str) -> None:
-    """SpecError: local training has no such path."""
+def path(chosen: str, devices: Sequence[str] = ()) -> LocalPath:
+    """The path of local training. SpecError: there is none of that name; MachineError: one of `devices` cannot."""
     if chosen not in PATHS:
         raise SpecError(f"--path: expected {', '.join(PATHS)}, got '{chosen}'{did_you_mean(chosen, PATHS)}")
+    if chosen == "graphs" and "cpu" in devices:
+        raise MachineError(
+            "--path graphs: only NVIDIA GPUs repeat recorded steps, and this would run on a CPU; take --path fast"
+        )
+    return chosen
 
 
 def shown_url(url: str) -> str:

@@ -176,12 +176,12 @@ def test_all_that_a_protocol_asks_of_local_training(model: str, proximal: str, d
     assert results[1][0].stats.stack == 5 and results[1][0].stats.broadcast_loss is not None
 
 
-@pytest.mark.parametrize("model", ["nin", "bare_vit"])
+@pytest.mark.parametrize("model", ["nin", "bare_vit", "vit"])
 def test_in_bf16_weights_stay_in_fp32_and_the_loss_is_near(model: str) -> None:
     """By channels and by vmap: to what bf16 resolves, as on the loop path in bf16."""
     exact, low = (train(replace(problem(model, p), precision="bf16"), local("standard")) for p in ("loop", "fast"))
     for a, b in zip(exact, low, strict=True):
-        assert all(value.dtype == torch.float32 for value in b.model.values())
+        assert not {value.dtype for value in b.model.values()} - {torch.float32, torch.int64}  # of batches, a count
         assert a.stats.loss == pytest.approx(b.stats.loss, rel=0.01) and b.stats.stack == 5
 
 
@@ -644,7 +644,7 @@ def test_path_and_stack_are_recorded_with_every_number(tmp_path: Path) -> None:
     [
         (
             {"path": "refrence"},
-            r"--path: expected reference, loop, fast, got 'refrence' \(did you mean 'reference'\?\)",
+            r"--path: expected reference, loop, fast, graphs, got 'refrence' \(did you mean 'reference'\?\)",
         ),
         ({"path": "fast", "microbatch": 4}, "--path fast and --microbatch 4 contradict each other"),
         ({"together": 3}, "--together 3 trains cells in one program: it needs --path fast, not loop"),

@@ -21,9 +21,10 @@ from fatbench.engine.cohort import train_cohort
 from fatbench.engine.fast import clients as fast
 from fatbench.engine.gradients import part_of
 from fatbench.engine.local import LocalTraining, copied, load, pixels
-from fatbench.engine.precision import exact, without_kernel
+from fatbench.engine.precision import Precision, exact, without_kernel
 from fatbench.engine.rounds import Problem, Tensors, Update
 from fatbench.methods import attacks, objectives
+from fatbench.settings import LocalPath
 from fatbench.suite import files
 
 Found = dict[str, Any]
@@ -36,6 +37,7 @@ VARIANTS = {  # of a batch of NIN: path, precision, cells
     "fast bf16": ("fast", "bf16", 1),
     "fast bf16 together": ("fast", "bf16", TOGETHER),
 }
+PRECISIONS: tuple[Precision, ...] = ("fp32", "bf16")
 
 
 def smoke(bench: Bench, suite: str) -> Found:
@@ -76,6 +78,33 @@ def nin(bench: Bench, variant: str) -> Found:
     calls = sum(one.count for one in averages if "Launch" in one.key)
     largest = ", ".join(f"{key} {us / 1e3:.1f} ms" for key, us in sorted(times.items(), key=lambda t: -t[1])[:5])
     return {"said": f"{rate:.0f} passes/s; {calls} launches; {largest}", "passes_per_second": rate, "seconds": seconds}
+
+
+def recorded(bench: Bench, precision: Precision) -> Found:
+    """40 batches of five clients' AT of NIN on `--path graphs` against `--path fast`: time and weights."""
+    exact(bench.device, precision)
+    clients, batches, batch, width = (2, 5, 4, 8) if bench.quick else (5, 40, 32, 192)
+    local = LocalTraining(batch=batch, lr=0.01, momentum=0.9, objective=AT)
+    network = built("nin", (3, 32, 32), width=width)
+    on = noise_problem(bench, network, [batches * batch] * clients, 32, "fast", precision)
+    start, models = copied(network), dict[str, list[Tensors]]()
+
+    def round_(path: LocalPath) -> None:
+        updates = fast.train([fast.Client(replace(on, path=path), start, k, 0) for k in range(clients)], local)
+        models[path] = [update.model for update in updates]
+
+    round_("fast")  # kernels are chosen, memory is taken
+    seconds = {"fast": wall(bench.device, lambda: round_("fast"))}
+    if not bench.gpu:
+        return {"said": f"fast {seconds['fast']:.2f} s; not here: a CPU repeats no recorded steps"}
+    seconds["graphs"] = wall(bench.device, lambda: round_("graphs"))
+    apart = max(
+        float((a[name].double() - b[name].double()).norm() / b[name].double().norm().clamp(min=1e-12))
+        for a, b in zip(models["graphs"], models["fast"], strict=True)
+        for name in a
+    )
+    said = f"{seconds['fast'] / seconds['graphs']:.2f} times as fast; weights apart by {apart:.2g} at most"
+    return {"said": said, "seconds": seconds, "apart": apart}
 
 
 def same_bytes(bench: Bench) -> Found:
@@ -152,6 +181,7 @@ def items(bench: Bench, suites: int | None = None) -> dict[str, Callable[[Bench]
     return {
         **{f"smoke of {name}": functools.partial(smoke, suite=name) for name in names},
         **{f"a batch of NIN, {name}": functools.partial(nin, variant=name) for name in VARIANTS},
+        **{f"steps recorded, {bits}": functools.partial(recorded, precision=bits) for bits in PRECISIONS},
         "ViT-S twice": same_bytes,
         "monitor of ViT-B": vit_b_monitor,
         "bench at_nin": functools.partial(_bench, name="at_nin"),

@@ -14,7 +14,7 @@ import textwrap
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -41,9 +41,9 @@ from fatbench.engine.local import LocalTraining, copied, load, pixels
 from fatbench.engine.randomness import forked, generator
 from fatbench.engine.rounds import Problem, Tensors
 from fatbench.methods import attacks, objectives, packages
+from fatbench.settings import LocalPath
 
 Lines = list[dict[str, Any]]
-Path_ = Literal["reference", "loop", "fast"]
 
 PGD7: dict[str, Any] = {"eps": 8 / 255, "step": 2 / 255, "steps": 7}
 PGD10: dict[str, Any] = {**PGD7, "steps": 10}
@@ -52,7 +52,7 @@ NOISE = "same batches, noise and dropout masks"
 
 
 def noise_problem(
-    bench: Bench, network: torch.nn.Module, sizes: list[int], side: int, path: Path_, precision: str = "fp32"
+    bench: Bench, network: torch.nn.Module, sizes: list[int], side: int, path: LocalPath, precision: str = "fp32"
 ) -> Problem:
     """Clients with `sizes` images of noise: for times, which do not depend on what is in an image."""
     total = sum(sizes)

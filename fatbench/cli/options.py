@@ -72,8 +72,8 @@ PathOption = Annotated[
     str,
     typer.Option(
         "--path",
-        help="Local training: loop, fast (clients as one program), reference.",
-        autocompletion=completing.one_of("loop", "fast", "reference"),
+        help="Local training: loop, fast (clients as one program), graphs (that, steps recorded), reference.",
+        autocompletion=completing.one_of("loop", "fast", "graphs", "reference"),
     ),
 ]
 Microbatch = Annotated[

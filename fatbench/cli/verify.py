@@ -33,7 +33,7 @@ def verify(
     ] = 0.02,
     device: Device = None,
     precision: Precision = None,
-    path: Annotated[str | None, typer.Option("--path", help="fast, loop or reference; default: as it was.")] = None,
+    path: Annotated[str | None, typer.Option("--path", help="As for run; default: as it was.")] = None,
     data: DataDir = None,
     format: Format = "text",
 ) -> None:

@@ -11,6 +11,7 @@ from fatbench.engine.fast import clients as fast
 from fatbench.engine.local import LocalTraining, broadcast_loss, train_client
 from fatbench.engine.randomness import numpy_generator
 from fatbench.engine.rounds import Cost, Problem, Tensors, Update
+from fatbench.settings import STACKED
 
 
 def draw_cohort(problem: Problem, round: int, participation: float) -> list[int]:
@@ -39,7 +40,7 @@ def train_cohort(
     """
     measured = rule is not None and asks(rule, "broadcast_losses")
     shifts = {k: (gradient_shift[k] if gradient_shift else {}, weight_shift[k] if weight_shift else {}) for k in cohort}
-    if problem.path == "fast":
+    if problem.path in STACKED:
         clients = [fast.Client(problem, broadcast, k, round, *shifts[k]) for k in cohort]
         at_once = problem.train_at_once or fast.train_cohort
         if (trained := at_once(clients, local, measured)) is not None:

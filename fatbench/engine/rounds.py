@@ -15,6 +15,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
+from fatbench.settings import LocalPath
+
 if TYPE_CHECKING:
     from torch import Generator, Tensor, device, nn
 
@@ -35,7 +37,7 @@ class Problem:
     seed: int
     device: device
     precision: Literal["fp32", "tf32", "bf16"] = "fp32"
-    path: Literal["reference", "loop", "fast"] = "loop"
+    path: LocalPath = "loop"
     size: int | None = None  # side in pixels that images are resized to before a model or an attack sees them
     augment: Callable[[Tensor, Generator], Tensor] | None = None  # what training does to a batch before the attack
     auxiliary: Tensor | None = None  # (A, C, H, W) uint8, unlabelled images of the server's own (FedAUX)

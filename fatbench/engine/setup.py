@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from fatbench.engine.precision import Precision, exact
 from fatbench.engine.randomness import forked
 from fatbench.engine.rounds import Problem, State
 from fatbench.engine.splits import auxiliary_images, split
+from fatbench.settings import LocalPath
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,7 @@ class Place:
     data: Path
     device: torch.device
     precision: Precision = "fp32"
-    path: Literal["reference", "loop", "fast"] = "loop"
+    path: LocalPath = "loop"
     microbatch: int | None = None
     together: Seat | None = None
     strict: bool = True  # False: any kernel there is, where none is deterministic

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from fatbench.settings import LocalPath
 from fatbench.store.leases import LEASE
 from fatbench.suite.cells import Evaluation
 
@@ -41,7 +42,7 @@ class Machine:
     device: str = "cpu"
     precision: Literal["fp32", "tf32", "bf16"] = "fp32"
     strict: bool = True  # deterministic kernels only, where the precision has them; see `stage.with_some_kernel`
-    path: Literal["reference", "loop", "fast"] = "loop"
+    path: LocalPath = "loop"
     microbatch: int | None = None
     together: int = 1  # cells that one process trains as one program
     retry_failed: bool = False

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from fatbench.engine.memory import out_of_memory
 from fatbench.errors import FatbenchError
+from fatbench.settings import STACKED
 
 if TYPE_CHECKING:
     from fatbench.run.jobs import Machine, Outcome
@@ -49,7 +50,7 @@ def sparing(
     log.warning("out of memory (%s): once more, with at most %d images in the network at once", said, parts)
     describe({"microbatch": parts, "out_of_memory": said})
     try:
-        return do(replace(machine, microbatch=parts, path="loop" if machine.path == "fast" else machine.path))
+        return do(replace(machine, microbatch=parts, path="loop" if machine.path in STACKED else machine.path))
     except Exception as error:
         if out_of_memory(error):
             raise OutOfMemory(f"{said}; nor is it enough for {parts} images in the network at once") from None

@@ -104,9 +104,9 @@ def run(
         raise SpecError(f"--executor: no executor is named '{executor}'{did_you_mean(executor, EXECUTORS)}")
     settings.precision(precision)
     settings.path(path)
-    if path == "fast" and microbatch is not None:
-        raise SpecError(f"--path fast and --microbatch {microbatch} contradict each other: more and less at once")
-    if together > 1 and path != "fast":
+    if path in settings.STACKED and microbatch is not None:
+        raise SpecError(f"--path {path} and --microbatch {microbatch} contradict each other: more and less at once")
+    if together > 1 and path not in settings.STACKED:
         raise SpecError(f"--together {together} trains cells in one program: it needs --path fast, not {path}")
     if together > 1 and executor != "local":
         raise SpecError(
@@ -125,6 +125,7 @@ def run(
             fit = per_gpu_of(jobs, store)
     lanes = chosen.lanes(device, jobs_at_once, fit, url)
     settings.precision(precision, lanes)
+    way = settings.path(path, lanes)
     check_data(jobs, root)
     with Store.open(url, create=True) as store:
         before = progress.of_jobs(jobs, store)
@@ -135,7 +136,7 @@ def run(
         files=str(settings.files_folder(url).absolute()),
         data=str(root.absolute()),
         precision=settings.precision(precision, lanes),
-        path=path,  # type: ignore[arg-type]
+        path=way,
         microbatch=microbatch,
         retry_failed=retry_failed,
         rerun_changed=rerun_changed,

@@ -58,7 +58,7 @@ def speeds(plan: Plan, gpu: str, precision: str, path: str) -> Speeds:
             continue
         flops, kernels = found
         batch = cost.local(spec["protocol"]).get("batch") or 1
-        at_once = batch * facts.cohort(spec) if path == "fast" else batch
+        at_once = batch * facts.cohort(spec) if path in settings.STACKED else batch
         training[kind(spec)] = max(flops / rate, kernels * LAUNCH / at_once)
         chunk = min((one.batch for one in cell.evaluations), default=1)
         passes[place] = max(flops / rate, kernels * LAUNCH / chunk, passes.get(place, 0.0))

@@ -40,6 +40,7 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.overrides import TorchFunctionMode
 
 from fatbench.engine.asks import granted
+from fatbench.engine.fast import graphs
 from fatbench.engine.fast.channels import ChannelStack, stacks_by_channels
 from fatbench.engine.fast.draws import Streams, uniform
 from fatbench.engine.footprint import footprint
@@ -91,7 +92,7 @@ class VmapStack(nn.Module):
         for module in self.masked:
             module.streams = self.dropout
         try:
-            with _FusedAttention():
+            with _ForVmap():
                 every = torch.vmap(one, randomness="different")
                 logits: Tensor = every(self.tensors, x.unflatten(0, (len(self.dropout), -1)))
         finally:
@@ -100,13 +101,20 @@ class VmapStack(nn.Module):
         return logits.flatten(0, 1)
 
 
-class _FusedAttention(TorchFunctionMode):
-    """Under vmap attention keeps its fused kernels, which take no further dimension: clients join the batch."""
+class _ForVmap(TorchFunctionMode):
+    """What vmap does not take as it is.
+
+    Attention keeps its fused kernels, which take no further dimension: clients join the batch. Batch norm of bfloat16
+    features is computed in float32: its statistics are, and under vmap a CPU mixes the two for no layer.
+    """
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if function is F.scaled_dot_product_attention and len(args) == 3 and (kwargs or {}).get("attn_mask") is None:
-            return _Attention.apply(*args, kwargs or {})
-        return function(*args, **(kwargs or {}))
+        kwargs = kwargs or {}
+        if function is F.scaled_dot_product_attention and len(args) == 3 and kwargs.get("attn_mask") is None:
+            return _Attention.apply(*args, kwargs)
+        if function is F.batch_norm and args[0].dtype == torch.bfloat16:
+            return function(args[0].float(), *args[1:], **kwargs).bfloat16()
+        return function(*args, **kwargs)
 
 
 class _Attention(torch.autograd.Function):
@@ -203,6 +211,32 @@ def train(clients: Sequence[Client], local: LocalTraining, broadcast_loss: bool 
         return form(model, own, masks[i:j], names), weights, [v[i:j] for v in velocity], Streams(noise[i:j])
 
     asked = _asked(clients, model, form, masks, local)
+
+    def step(i: int, j: int, batch: Tensor) -> Tensor:
+        """A step of clients i to j - 1 on the images `batch`, (j - i) * B of them; their losses (j - i,)."""
+        together, weights, v, from_each = part(i, j)
+        length = len(batch) // (j - i)
+        x, y = pixels(problem, images[batch]), labels[batch]
+        if problem.augment is not None:
+            x = torch.cat([problem.augment(own, g) for own, g in zip(x.split(length), views[i:j], strict=True)])
+        with precision_context(problem):
+            loss, hits = _objective(local, together, x, y, from_each, asked(i, j, length))
+        gradients = gradients_of(problem, loss.sum(), together.leaves)
+        gradients = [g.reshape(w.shape) for g, w in zip(gradients, weights, strict=True)]
+        with torch.no_grad():
+            if local.proximal is not None:
+                gradients = list(torch._foreach_add(gradients, _each(pull, weights, clients[i:j])))
+            if added:
+                gradients = list(torch._foreach_add(gradients, [a[i:j] for a in added]))
+            if clip is not None:
+                gradients = _each(lambda own, _: clipped(own, clip), gradients, clients[i:j])
+            sgd(weights, gradients, {"velocity": v}, unclipped)
+            for name, tensor in weight_shifts.items():
+                state[name][i:j].sub_(tensor[i:j])
+            correct[i:j] += hits.unflatten(0, (j - i, length)).sum(1)
+        return loss.detach()
+
+    take = graphs.record(step, [*masks, *noise, *views]) if clients[0].problem.path == "graphs" else step
     with forked(problem.seed, "dropout", clients[0].round, device=problem.device):
         for epoch in range(local.epochs):
             last = epoch == local.epochs - 1
@@ -211,28 +245,9 @@ def train(clients: Sequence[Client], local: LocalTraining, broadcast_loss: bool 
                  for shard, n, g in zip(shards, sizes, order, strict=True)], batch_first=True,
             )  # fmt: skip
             for start, length, i, j in groups(sizes, local.batch):
-                together, weights, v, from_each = part(i, j)
-                batch = orders[i:j, start : start + length].flatten()
-                x, y = pixels(problem, images[batch]), labels[batch]
-                if problem.augment is not None:
-                    x = torch.cat([problem.augment(own, g) for own, g in zip(x.split(length), views[i:j], strict=True)])
-                with precision_context(problem):
-                    loss, hits = _objective(local, together, x, y, from_each, asked(i, j, length))
-                gradients = gradients_of(problem, loss.sum(), together.leaves)
-                gradients = [g.reshape(w.shape) for g, w in zip(gradients, weights, strict=True)]
-                with torch.no_grad():
-                    if local.proximal is not None:
-                        gradients = list(torch._foreach_add(gradients, _each(pull, weights, clients[i:j])))
-                    if added:
-                        gradients = list(torch._foreach_add(gradients, [a[i:j] for a in added]))
-                    if clip is not None:
-                        gradients = _each(lambda own, _: clipped(own, clip), gradients, clients[i:j])
-                    sgd(weights, gradients, {"velocity": v}, unclipped)
-                    for name, tensor in weight_shifts.items():
-                        state[name][i:j].sub_(tensor[i:j])
-                    correct[i:j] += hits.unflatten(0, (j - i, length)).sum(1)
+                loss = take(i, j, orders[i:j, start : start + length].flatten())
                 if last:
-                    losses.append(loss.detach())
+                    losses.append(loss)
                     parts.append((length, i, j))
     found = _per_client(losses, parts, len(clients))
     rows = zip(places, clients, found, correct.tolist(), before, strict=True)
@@ -377,6 +392,8 @@ def _objective(
     asked: dict[str, Any],
 ) -> tuple[Tensor, Tensor]:
     """The objective's loss (K,) and hits (K * B,). CannotStack: as for `train`."""
+    if graphs.recording():  # what is asked here has been asked in the calls before
+        return local.objective(model, x, y, noise, **asked)
     before = _positions(noise)
     loss, hits = local.objective(model, x, y, noise, **asked)
     if loss.shape != (len(noise.clients),):
