@@ -318,10 +318,10 @@ def imported(folder: Path, *command: str, parts: int = 1) -> set[str]:
     "garbage", where it looks for some often.
     """
     code = (
-        "import gc, sys\nfrom fatbench.cli.app import main\nsys.argv = ['fatbench', *sys.argv[1:]]\n"
+        "import gc, sys\nfrom fatbench.__main__ import main\nsys.argv = ['fatbench', *sys.argv[1:]]\n"
         "try: main()\nexcept SystemExit: pass\n"
         f"seen = {{'.'.join(name.split('.')[: n + 1]) for name in sys.modules for n in range({parts})}}\n"
-        "print(*seen, 'garbage' * any(one['collections'] > 50 for one in "
+        "print(*seen, 'garbage' * any(one['collections'] > 20 for one in "
         "gc.get_stats()), file=sys.stderr)"
     )
     done = subprocess.run(

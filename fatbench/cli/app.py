@@ -7,7 +7,6 @@ commands: `--help`, `suite list`, `plan`, `status` and `report` never import tor
 from __future__ import annotations
 
 import functools
-import gc
 import logging
 import os
 import signal
@@ -42,10 +41,6 @@ ORDER = (
     "suite", "new", "plan", "run", "status", "report", "compare", "plot", "site", "show", "logs", "verdicts",
     "evaluate", "export", "import", "forget", "clean", "verify", "data", "db", "doctor",
 )  # fmt: skip
-
-# Objects made before a first look for garbage: imports make many and drop none. The usual 700 cost `suite list`,
-# `status` and `report` 9 to 20 % of their CPU time (best of ten runs of each, on a busy machine).
-GARBAGE = 100_000
 
 
 class Suggesting(typer.core.TyperGroup):
@@ -172,7 +167,6 @@ def _of_options(error: Any) -> str:
 
 def main() -> None:
     """Entry point: run the command line, turn our errors into one message and the documented exit code."""
-    gc.set_threshold(GARBAGE)
     logging.getLogger("fatbench").addHandler(logging.NullHandler())
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     try:
