@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import tomllib
@@ -292,6 +293,16 @@ def test_a_cell_is_found_by_its_first_letters_in_one_query(store: Store) -> None
     assert store.begins("AA") == store.begins("%") == store.begins("aa1x") == []
     assert store.known(["aa1", "no"]) == {"aa1"} and store.any_cell()
     assert not any("spec" in text for text in sent)
+
+
+def test_what_stages_say_alike_is_parsed_once(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    parsed = calls(monkeypatch, json, "loads")
+    rows = store.stages(["aa1", "aa2", "ab3"])
+    assert {key: (row.status, row.record, row.settings) for key, row in rows.items()} == {
+        ("aa1", "train"): ("done", {}, None), ("aa1", "natural-1@1"): ("running", {}, None),
+        ("aa2", "train"): ("failed", {}, None), ("ab3", "train"): ("done", {}, None),
+    }  # fmt: skip
+    assert parsed.count(("{}",)) == 2  # of the records, and what is said beside the columns of the run that is going on
 
 
 @pytest.mark.parametrize("url", ["sqlite"], indirect=True)

@@ -39,11 +39,9 @@ def batches(values: Iterable[str], size: int = 500) -> Iterator[list[str]]:
 
 def fetch(connection: Connection, query: Any, key: Any, values: Iterable[str] | None) -> Iterator[Any]:
     """The rows of `query` whose `key` is among `values` (None: all rows); any number of values."""
-    if values is None:
-        yield from connection.execute(query)
-        return
-    for part in batches(values):
-        yield from connection.execute(query.where(key.in_(part)))
+    for found in [query] if values is None else (query.where(key.in_(part)) for part in batches(values)):
+        for rows in connection.execute(found).partitions(1000):
+            yield from rows
 
 
 def cell_row(cell: str, spec: Mapping[str, Any], created: str) -> dict[str, Any]:

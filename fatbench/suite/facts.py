@@ -185,7 +185,8 @@ def _fine(kind: str, part: Mapping[str, Any], cell: Mapping[str, Any], facts: Ma
     def find() -> tuple[Any, bool]:  # what was read is kept too, so that nothing else can have its id
         return read, not any(_refusals(kind, part, cell, facts, ""))
 
-    if any(name in cell and "name" in (cell[name] or ()) and _counts_files(cell[name]) for name in names & DATA):
+    data = names & DATA
+    if data and any(name in cell and "name" in (cell[name] or ()) and _counts_files(cell[name]) for name in data):
         return find()[1]
     return bool(of_part("fine", kind, part, find, *given)[1])
 

@@ -107,6 +107,10 @@ class Signature:
     asks: tuple[str, ...] = ()  # parameters after the FIXED ones of its kind: what it wants of OFFERS
     plugin: Path | None = None  # the file whose table has it, if that is not ours
 
+    @functools.cached_property
+    def by_name(self) -> dict[str, Setting]:
+        return {setting.name: setting for setting in self.settings}
+
     @property
     def summary(self) -> str:
         return self.doc.strip().splitlines()[0] if self.doc.strip() else ""
@@ -351,7 +355,7 @@ def check_settings(
 
     like: another call of it; what this one shares with that one is not checked again.
     """
-    known = {setting.name: setting for setting in signature.settings}
+    known = signature.by_name
     for key in node:
         if key not in known and not signature.free:
             raise SpecError(
@@ -440,7 +444,7 @@ def build(kind: str, spec: Mapping[str, Any]) -> Any:
 
 def bind(signature: Signature, spec: Mapping[str, Any]) -> dict[str, Any]:
     """The keyword arguments of a call, nested calls built, fractions turned into floats."""
-    by_name = {setting.name: setting for setting in signature.settings}
+    by_name = signature.by_name
     arguments = {}
     for key, value in spec.items():
         if key == "name":
@@ -477,7 +481,7 @@ def without_defaults(kind: str, spec: Mapping[str, Any]) -> dict[str, Any]:
     """
     signature = describe(kind, spec.get("name", ""))
     short: dict[str, Any] = {"name": spec["name"]} if kind != "Experiment" and kind not in CLASSES else {}
-    by_name = {setting.name: setting for setting in signature.settings}
+    by_name = signature.by_name
     defaults = _defaults(signature)
     for key, value in spec.items():
         if key == "name":
