@@ -6,6 +6,7 @@ import json
 import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from sqlalchemy import func, select
@@ -76,12 +77,17 @@ def measured(store: Store, after: int = 0, everywhere: bool = False) -> list[Tim
         rows = [row for row in rows if row.device == rows[-1].device]
         specs = select(CELLS.c.id, CELLS.c.spec).where(CELLS.c.id.in_(select(RUNS.c.cell).where(mine)))
         known = {id: json.loads(spec) for id, spec in connection.execute(specs)} if rows else {}
+    read = cache(json.loads)
+    attacks = {
+        text: {key: value for key, value in json.loads(text).items() if key != "implementation"}
+        for text in {row.settings for row in rows if row.settings}
+    }
     timed = []
     before: dict[tuple[Any, Any], float] = {}  # when the process's last stage ended
     for row in rows:
         here = found[row.id]
-        together = json.loads(row.extra).get("together", 1)
-        attack = {k: v for k, v in json.loads(row.settings).items() if k != "implementation"} if row.settings else None
+        together = read(row.extra).get("together", 1)
+        attack = attacks.get(row.settings)
         count = row.total if attack else here.get("forward", 0.0) + here.get("backward", 0.0)
         seconds, wall = here["seconds"] / together, None
         if row.status == "done":
