@@ -191,7 +191,7 @@ def tiny(tmp_path, monkeypatch):
     signatures.add_plugin(tmp_path / "caller.py")
     yield
     sys.modules.pop("tinyclass", None)
-    for cached in (signatures._signatures, signatures._class_signature, signatures.nested):
+    for cached in (signatures._entries, signatures._signature, signatures._class_signature, signatures.nested):
         cached.cache_clear()
 
 

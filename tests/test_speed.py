@@ -20,7 +20,7 @@ from fatbench.run import progress
 from fatbench.store import lines as lines_of_results
 from fatbench.store import timing
 from fatbench.store.stages import Store
-from fatbench.suite import cells, cost, duration, facts, files, formulas, lines, seen, signatures
+from fatbench.suite import cells, cost, duration, facts, files, formulas, lines, seen, signatures, sources
 from fatbench.suite.places import Map
 from fatbench.suite.sizes import Sizes
 
@@ -186,6 +186,18 @@ def test_what_tells_speeds_apart_is_found_once_for_all_cells(
     assert found.seconds > 0 and found.unknown == 0
     assert len(digests) == 4
     assert duration.estimate(plan.unique(), duration.Speeds(), duration.everything(plan)).unknown == 180
+
+
+def test_of_the_files_of_methods_those_are_parsed_that_a_suite_names(
+    grid: files.Suite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sources.tree.cache_clear()
+    signatures._forget()
+    parsed = calls(monkeypatch, sources.ast, "parse")
+    grid.plan()
+    names = {Path(file[0]).name for _, *file in parsed if file}
+    assert {"fedavg.py", "small_cnn.py", "attacks.py"} <= names
+    assert not {"scaffold.py", "fedsgd.py", "vit.py", "t2t.py"} & names
 
 
 def test_a_part_that_suits_one_cell_is_refused_in_another(grid: files.Suite) -> None:

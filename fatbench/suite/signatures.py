@@ -268,7 +268,8 @@ def drop_plugins(files: list[Path]) -> None:
 
 def _forget() -> None:
     """Of what was read from sources, what a plug-in may change."""
-    _signatures.cache_clear()
+    _entries.cache_clear()
+    _signature.cache_clear()
     seen.forget()
 
 
@@ -278,31 +279,36 @@ def plugins() -> tuple[Path, ...]:
 
 
 @functools.cache
-def _signatures(kind: str) -> dict[str, Signature]:
+def _entries(kind: str) -> dict[str, tuple[str, Path]]:
+    """name -> (its function, the file whose table has it)."""
     module, table = TABLES[kind]
-    ours = _module_file(module)
-    return {
-        name: _function_signature(kind, name, function, file, None if file == ours else file)
-        for file in (ours, *_PLUGINS)
-        for name, function in _table(sources.tree(file), table).items()
-    }
+    files = (_module_file(module), *_PLUGINS)
+    return {name: (entry, file) for file in files for name, entry in _table(sources.tree(file), table).items()}
+
+
+@functools.cache
+def _signature(kind: str, name: str) -> Signature:
+    """Read when it is asked for: a suite names few of the files that a table imports from."""
+    known = _entries(kind)
+    if name not in known:
+        raise UnknownName(f"no {kind.lower()} is named '{name}'{did_you_mean(name, known)}", f"{kind.lower()} {name}")
+    function, file = known[name]
+    return _function_signature(kind, name, function, file, None if file == _module_file(TABLES[kind][0]) else file)
 
 
 def names(kind: str) -> list[str]:
     """The names a suite may use for this kind, in the order of the table."""
-    return list(_signatures(kind))
+    return list(_entries(kind))
 
 
 def describe(kind: str, name: str = "", place: str = "") -> Signature:
     """The signature of one registered function, or of a settings class (no name). SpecError: no such name."""
     if kind in CLASSES:
         return _class_signature(kind)
-    known = _signatures(kind)
-    if name not in known:
-        prefix = f"{place}: " if place else ""
-        message = f"{prefix}no {kind.lower()} is named '{name}'{did_you_mean(name, known)}"
-        raise UnknownName(message, f"{kind.lower()} {name}")
-    return known[name]
+    try:
+        return _signature(kind, name)
+    except UnknownName as error:
+        raise UnknownName(f"{place}: {error}" if place else str(error), error.entry) from None
 
 
 @functools.cache
