@@ -21,8 +21,8 @@ def of_part(what: str, kind: str, part: Any, find: Callable[[], Any], *given: An
     given: what else the answer depends on, hashable.
     """
     key = (what, kind, id(part), *given)
-    if key in _SEEN:
-        return _SEEN[key][1]
+    if (known := _SEEN.get(key)) is not None:
+        return known[1]
     found = once(what, kind, (part, *given), find)
     return _kept(key, (part, found))[1]  # the part is kept, so that nothing else can have its id
 
