@@ -32,12 +32,10 @@ LIBPQ = re.compile(r"(?i)(^|\s)(host|hostaddr|port|dbname|user|password|passfile
 
 
 def setting(key: str, flag: object = None) -> str | None:
-    """The value of one setting, or None where nobody set it. SpecError: fatbench.toml cannot be read."""
-    if flag is not None:
-        return str(flag)
-    if value := os.environ.get(f"FATBENCH_{key.upper()}"):
-        return value
-    found = _file().get(key)
+    """The value of one setting, or None where nobody set it. SpecError: it, or fatbench.toml, cannot be read."""
+    found = flag if flag is not None else os.environ.get(f"FATBENCH_{key.upper()}") or _file().get(key)
+    if found is not None and "\0" in str(found):  # of which no path and no address is made
+        raise SpecError(f"{key}: {str(found)!r} holds a zero byte")
     return None if found is None else str(found)
 
 
