@@ -172,7 +172,16 @@ def test_no_part_of_a_password_is_shown(url, place, monkeypatch, capsys):
     if "://" in url:
         said = refused(monkeypatch, capsys, "status", "a", url)
         assert "got unexpected extra argument" in said and "geh" not in said and "eim" not in said
+        for command, code in ((["show"], 3), (["report"], 2), (["new", "rule"], 2)):  # in the place of another name
+            said = refused(monkeypatch, capsys, *command, url, code=code)
+            assert "geh" not in said and "eim" not in said
     assert list(place.iterdir()) == []
+
+
+def test_arguments_that_name_nothing_are_one_line(place, monkeypatch, capsys):
+    said = refused(monkeypatch, capsys, "show", "\udce4")
+    assert said == "fatbench: an argument is not UTF-8: b'\\xe4'\n"
+    assert "fatbench: " in refused(monkeypatch, capsys, "compare", "x" * 400, "y", code=3)  # too long for a file's name
 
 
 @pytest.mark.parametrize("url", ["a@b.db", "results/x.db", "my password.db", "hosts.db"])

@@ -165,18 +165,33 @@ def _of_options(error: Any) -> str:
     return shown_url(f"fatbench{f' {command}' if command else ''}: {message[:1].lower()}{message[1:]}")
 
 
+def _without_passwords(text: str) -> str:
+    """A message that may repeat an argument: an address can stand in the place of any name."""
+    for given in sys.argv[1:]:
+        text = text.replace(given, shown_url(given)) if "@" in given or "=" in given else text
+    return text
+
+
+def _refuse_bytes() -> None:
+    """SpecError: an argument is not text, so it is in no database and names no suite."""
+    for given in sys.argv[1:]:
+        if any(0xD800 <= ord(letter) <= 0xDFFF for letter in given):
+            raise SpecError(f"an argument is not UTF-8: {os.fsencode(given)[:60]!r}")
+
+
 def main() -> None:
     """Entry point: run the command line, turn our errors into one message and the documented exit code."""
     logging.getLogger("fatbench").addHandler(logging.NullHandler())
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     try:
+        _refuse_bytes()
         app = application(sys.argv[1] if len(sys.argv) > 1 else "")
         sys.exit(app(prog_name="fatbench", standalone_mode=False) or 0)
     except FatbenchError as error:
-        print(f"fatbench: {error}", file=sys.stderr)
+        print(_without_passwords(f"fatbench: {error}"), file=sys.stderr)
         sys.exit(error.exit_code)
     except typer.TyperException as error:
-        print(_of_options(error), file=sys.stderr)
+        print(_without_passwords(_of_options(error)), file=sys.stderr)
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
         sys.exit(130)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -72,7 +73,7 @@ def compare(
 
 def _is_results(side: str) -> bool:
     """Whether an argument is a database's URL, or a file."""
-    return "://" in side or Path(side).is_file()
+    return "://" in side or os.path.isfile(side)  # which says no to a name too long for a file
 
 
 @contextlib.contextmanager
