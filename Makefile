@@ -89,7 +89,7 @@ mutants: $(STAMP) ## small mistakes in the program, and which the tests do not s
 
 nightly: fuzz mutants soak ## what is too long for every commit
 
-# Nine minutes at a time; the same command goes on. It ends with 75 while there is something left to do.
+# Nine minutes at a time; the same command goes on while it ends with 75.
 gpu: $(STAMP) ## half an hour on a GPU, worst risks first: results/bench; make gpu ARGS=--rehearse needs none
 	@OMP_NUM_THREADS=1 $(BIN)/python -m fatbench.bench.gpu $(ARGS)
 

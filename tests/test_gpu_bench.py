@@ -69,8 +69,11 @@ def test_a_slice_goes_on_where_the_last_one_stopped(tmp_path: Path, monkeypatch:
 
 
 def test_the_budget_is_that_of_all_slices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert called(monkeypatch, {}, tmp_path, "--budget", "90") == (75, ["a", "b"])
-    assert called(monkeypatch, {}, tmp_path, "--budget", "90") == (75, [])
+    """A script that goes on while the exit code is 75 comes to an end."""
+    over = "2 to do, and the 90 s of all calls are used up: a larger --budget goes on"
+    assert called(monkeypatch, {}, tmp_path, "--budget", "90") == (over, ["a", "b"])
+    assert called(monkeypatch, {}, tmp_path, "--budget", "90") == (over, [])
+    assert called(monkeypatch, {}, tmp_path, "--budget", "500") == (0, ["c", "d"])
 
 
 def test_an_item_that_takes_too_long_is_stopped_and_one_that_fails_says_why(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,7 +29,7 @@ LEAST = 30  # seconds left of a slice in which nothing is begun any more
 
 
 def main() -> None:
-    """Run what is not done, until the slice or the budget is over; 0 when all is done, else 75."""
+    """Run what is not done, until the slice or the budget is over; 0: all is done, 75: a call can go on, else 1."""
     parser = argparse.ArgumentParser(prog="python -m fatbench.bench.gpu", description=__doc__.splitlines()[0])
     parser.add_argument("--rehearse", action="store_true", help="the least of every step, on the CPU")
     parser.add_argument("--slice", type=float, default=540, help="seconds of this call (default: 540)")
@@ -51,13 +51,18 @@ def main() -> None:
         return
     file = folder / f"gpu-{bench.device.type}.json"
     kept: dict[str, Any] = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
-    end = time.monotonic() + chosen.slice
+    end, least = time.monotonic() + chosen.slice, min(LEAST, chosen.slice / 2)
+
+    def unspent() -> float:
+        budget: float = chosen.budget
+        return budget - sum(one["seconds"] for one in kept.values())
+
     for name in names:
         done = kept.get(name, {}).get("outcome")
-        left = min(end - time.monotonic(), chosen.budget - sum(one["seconds"] for one in kept.values()))
+        left = min(end - time.monotonic(), unspent())
         if done == "done" or (done == "failed" and not chosen.again):
             continue
-        if left < min(LEAST, chosen.slice / 2):
+        if left < least:
             break
         before = kept.get(name, {}).get("seconds", 0.0) if done == "stopped" else 0.0
         made = _run([*sys.argv[1:], "--item", name], left)
@@ -67,6 +72,8 @@ def main() -> None:
         print(f"{made['outcome']:8} {made['seconds']:6.1f} s  {name}: {made['said']}", flush=True)
     open_ = [name for name in names if kept.get(name, {}).get("outcome") not in ("done", "failed")]
     failed = [name for name in names if kept.get(name, {}).get("outcome") == "failed"]
+    if open_ and unspent() < least:
+        sys.exit(f"{len(open_)} to do, and the {chosen.budget:g} s of all calls are used up: a larger --budget goes on")
     print(f"{len(open_)} to do: the same command goes on" if open_ else f"all done, {len(failed)} failed")
     sys.exit(75 if open_ else 1 if failed else 0)
 
