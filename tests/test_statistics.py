@@ -131,6 +131,13 @@ def test_two_seeds_and_two_images_by_hand() -> None:
     assert (found.low, found.high) == (pytest.approx(0.75 - half), pytest.approx(0.75 + half))
 
 
+def test_verdicts_of_other_images_are_refused() -> None:
+    with pytest.raises(ValueError, match="5 verdicts are not those of models on 2 images"):
+        crossed([bits("11011")] * 2, [bits("01")] * 2, 2)
+    with pytest.raises(ValueError, match="1 verdicts are not those of models on 2 images"):
+        crossed([bits("11")] * 2, [bits("0")] * 2)
+
+
 def test_nothing_to_cross() -> None:
     """One seed, one image, or no difference that varies."""
     assert crossed([], []) is None
@@ -144,14 +151,16 @@ def drawn(draw: random.Random, n: int, share: float) -> tuple[int, int]:
     return sum((draw.random() < share) << i for i in range(n)), n
 
 
-def table(a: list[tuple[int, int]], b: list[tuple[int, int]]) -> np.ndarray:
-    """Differences (seeds, images)."""
+def table(a: list[tuple[int, int]], b: list[tuple[int, int]], models: tuple[int, int] = (1, 1)) -> np.ndarray:
+    """Differences (seeds, images), each side the mean over so many models."""
     rows = [[[int(x) for x in f"{number:0{n}b}"] for number, n in side] for side in (a, b)]
-    return np.array(rows[0]) - np.array(rows[1])
+    means = [np.array(side).reshape(len(side), k, -1).mean(1) for side, k in zip(rows, models, strict=True)]
+    return means[0] - means[1]
 
 
-@pytest.mark.parametrize("seed", range(6))
-def test_crossed_against_an_analysis_of_variance(seed: int) -> None:
+@pytest.mark.parametrize("models", [(1, 1), (3, 1), (2, 4)])
+@pytest.mark.parametrize("seed", range(3))
+def test_crossed_against_an_analysis_of_variance(seed: int, models: tuple[int, int]) -> None:
     """The mean squares are those of statsmodels' linear model with seeds and images as factors."""
     import pandas as pd
     from statsmodels.formula.api import ols
@@ -159,15 +168,15 @@ def test_crossed_against_an_analysis_of_variance(seed: int) -> None:
 
     draw = random.Random(seed)
     seeds, n = 2 + seed % 3, 20
-    a, b = ([drawn(draw, n, share) for _ in range(seeds)] for share in (0.6, 0.4))
-    d = table(a, b)
+    a, b = ([drawn(draw, n * k, share) for _ in range(seeds)] for share, k in zip((0.6, 0.4), models, strict=True))
+    d = table(a, b, models)
     long = pd.DataFrame([(s, i, d[s, i]) for s in range(seeds) for i in range(n)], columns=["s", "i", "d"])
     squares = anova_lm(ols("d ~ C(s) + C(i)", long).fit())
     by_seed, by_image, rest = (squares["sum_sq"] / squares["df"])[["C(s)", "C(i)", "Residual"]]
     used = [max(by_seed, rest), max(by_image, rest), rest]
     variance = used[0] + used[1] - rest
     freedom = variance**2 / sum(x * x / k for x, k in zip(used, (seeds - 1, n - 1, (seeds - 1) * (n - 1)), strict=True))
-    found = crossed(a, b)
+    found = crossed(a, b, n)
     assert found is not None
     assert (found.mean, found.error) == (pytest.approx(d.mean()), pytest.approx((variance / d.size) ** 0.5))
     assert found.df == pytest.approx(freedom)

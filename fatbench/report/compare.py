@@ -44,7 +44,7 @@ class Measured:
 
     value: float  # accuracy in [0, 1]
     n: int
-    verdicts: Verdicts | None  # None: not stored, or several models saw each image
+    verdicts: Verdicts | None  # of every image, by each model that is deployed; None: not stored
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Comparison:
     seeds: tuple[int, ...]
     a: tuple[float, ...]  # accuracies in [0, 1], one a seed
     b: tuple[float, ...]
-    images: tuple[Images, ...]  # one a seed; empty: the verdicts are not stored on both sides
+    images: tuple[Images, ...]  # one a seed; empty: not one verdict an image is stored on both sides
     over_seeds: Paired | None  # None below two seeds
     over_both: Crossed | None  # None below two seeds, or where no difference varies
     bootstrap: tuple[float, float] | None  # 95 % interval over seeds and images
@@ -184,8 +184,9 @@ def measured(store: Store, cell: str, select: Checkpoint) -> dict[str, Measured]
         if number["client"] >= 0 or number["metric"] != label(evaluation):
             continue
         bits, total = joined(store.outcomes(cell, number["stage"]))
-        verdicts = (bits, total) if total == number["n"] > 0 else None
-        found[evaluation] = Measured(float(number["value"]), int(number["n"]), verdicts)
+        n = int(number["n"])
+        verdicts = (bits, total) if n and total and total % n == 0 else None
+        found[evaluation] = Measured(float(number["value"]), n, verdicts)
     return found
 
 
@@ -236,21 +237,22 @@ def _comparison(row: str, metric: str, runs: Sequence[tuple[int, Measured, Measu
     runs = sorted(runs, key=lambda run: run[0])
     seeds = tuple(seed for seed, _, _ in runs)
     a, b = tuple(one.value for _, one, _ in runs), tuple(other.value for _, _, other in runs)
-    sides = [(one.verdicts, other.verdicts) for _, one, other in runs]
-    ours = [one for one, other in sides if one is not None and other is not None and one[1] == other[1]]
-    theirs = [other for one, other in sides if one is not None and other is not None and one[1] == other[1]]
-    whole = len(ours) == len(runs) and len({n for _, n in ours}) == 1
+    n = runs[0][1].n
+    ours = [one.verdicts for _, one, _ in runs if one.verdicts is not None]
+    theirs = [other.verdicts for _, _, other in runs if other.verdicts is not None]
+    counts = {count for _, count in (*ours, *theirs)}
+    whole = len(ours) == len(theirs) == len(runs) and not any(count % n for count in counts)  # of every model deployed
     return Comparison(
         row=row,
         metric=metric,
-        n=runs[0][1].n,
+        n=n,
         seeds=seeds,
         a=a,
         b=b,
-        images=tuple(map(statistics.images, ours, theirs)) if whole else (),
+        images=tuple(map(statistics.images, ours, theirs)) if whole and counts == {n} else (),
         over_seeds=statistics.paired(dict(zip(seeds, a, strict=True)), dict(zip(seeds, b, strict=True))),
-        over_both=statistics.crossed(ours, theirs) if whole else None,
-        bootstrap=statistics.bootstrap(ours, theirs, samples=samples) if whole else None,
+        over_both=statistics.crossed(ours, theirs, n) if whole else None,
+        bootstrap=statistics.bootstrap(ours, theirs, n, samples=samples) if whole else None,
     )
 
 
@@ -307,7 +309,8 @@ def _block(one: Comparison, count: int) -> Iterable[str]:
         right = f"only A right {i.only_a}, only B right {i.only_b}{odds}"
         yield f"  images, seed {seed}: agreement {100 * i.agreement:.1f} %, {right}; McNemar {_p(i.p)}"
     if not one.images:
-        yield "  images: the verdicts of both sides are not stored one an image"
+        several = "several models judge an image, which counts with their mean"
+        yield f"  images: {several if one.bootstrap else 'the verdicts of both sides are not stored one an image'}"
     if (test := one.over_seeds) is not None:
         d = "" if test.d is None else f", Cohen's d {test.d:.2f}"
         yield f"  seeds: paired t {_p(test.t_p)}, Wilcoxon {_p(test.wilcoxon_p)}{d}"

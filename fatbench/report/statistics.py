@@ -151,29 +151,24 @@ class Crossed:
     high: float
 
 
-def crossed(a: Sequence[Verdicts], b: Sequence[Verdicts]) -> Crossed | None:
+def crossed(a: Sequence[Verdicts], b: Sequence[Verdicts], n: int | None = None) -> Crossed | None:
     """The difference A - B of mean accuracies, seeds and images both taken as random; None below two seeds or images.
 
-    a, b: verdicts of each seed, in the same order, all on the same images. The differences D (seed, image) are an
-    analysis of variance with two random factors and one value a cell. With mean squares S of seeds, I of images and E
-    of the rest, the mean has variance (max(S, E) + max(I, E) - E) / (seeds x images): components of variance that come
-    out negative count as 0. Student's t with the degrees of freedom of Satterthwaite 1946; the quasi-F of Clark 1973.
-    None where no difference varies.
+    a, b: verdicts of each seed, in the same order, all on the same n images. Where there are several times as many
+    verdicts they are those of several models, one after the other, and an image counts with their mean. The
+    differences D (seed, image) are an analysis of variance with two random factors and one value a cell. With mean
+    squares S of seeds, I of images and E of the rest, the mean has variance (max(S, E) + max(I, E) - E) / (seeds x
+    images): components of variance that come out negative count as 0. Student's t with the degrees of freedom of
+    Satterthwaite 1946; the quasi-F of Clark 1973. None where no difference varies.
     """
-    for one, other in zip(a, b, strict=True):
-        _same(one, other)
-        _same(one, a[0])
-    seeds, n = len(a), a[0][1] if a else 0
+    seeds, n = len(a), n or (a[0][1] if a else 0)
     if seeds < 2 or n < 2:
         return None
-    sums = [one[0].bit_count() - other[0].bit_count() for one, other in zip(a, b, strict=True)]
-    # of D_s D_t over images, from four counts of common bits
-    squares = sum(
-        (p[0] & q[0]).bit_count() - (p[0] & v[0]).bit_count() - (u[0] & q[0]).bit_count() + (u[0] & v[0]).bit_count()
-        for p, u in zip(a, b, strict=True)
-        for q, v in zip(a, b, strict=True)
-    )
-    every = sum((one[0] ^ other[0]).bit_count() for one, other in zip(a, b, strict=True))
+    # D_s as weighted bits: those of A's models plus, those of B's minus
+    parts = [[*_models(one, n, 1), *_models(other, n, -1)] for one, other in zip(a, b, strict=True)]
+    sums = [sum(weight * bits.bit_count() for weight, bits in part) for part in parts]
+    squares = sum(_product(p, q) for p in parts for q in parts)
+    every = sum(_product(p, p) for p in parts)
     grand = sum(sums) ** 2 / (seeds * n)
     of_seeds = sum(s * s for s in sums) / n - grand
     of_images = squares / seeds - grand
@@ -188,8 +183,22 @@ def crossed(a: Sequence[Verdicts], b: Sequence[Verdicts]) -> Crossed | None:
     return Crossed(mean, error, df, 2 * t_tail(mean / error, df), mean - half, mean + half)
 
 
+def _models(verdicts: Verdicts, n: int, sign: int) -> list[tuple[float, int]]:
+    """(weight, bits) of each model's verdicts on the n images; the weights of a side are one together, or minus one."""
+    bits, count = verdicts
+    models = count // n
+    if count != models * n or not models:
+        raise ValueError(f"{count} verdicts are not those of models on {n} images")
+    return [(sign / models, (bits >> (n * k)) & ((1 << n) - 1)) for k in range(models)]
+
+
+def _product(p: Sequence[tuple[float, int]], q: Sequence[tuple[float, int]]) -> float:
+    """The sum of D_s D_t over images, from counts of common bits."""
+    return sum(v * w * (x & y).bit_count() for v, x in p for w, y in q)
+
+
 def bootstrap(
-    a: Sequence[Verdicts], b: Sequence[Verdicts], *, samples: int = 10_000, seed: int = 0
+    a: Sequence[Verdicts], b: Sequence[Verdicts], n: int | None = None, *, samples: int = 10_000, seed: int = 0
 ) -> tuple[float, float]:
     """95 % percentile interval of the mean difference A - B: seeds and images drawn again with replacement, each apart.
 
@@ -198,8 +207,9 @@ def bootstrap(
     """
     import numpy as np
 
-    differences = np.stack([_array(one) - _array(other) for one, other in zip(a, b, strict=True)])
-    seeds, n = differences.shape
+    n = n or a[0][1]
+    differences = np.stack([_mean(one, n) - _mean(other, n) for one, other in zip(a, b, strict=True)])
+    seeds = len(differences)
     # images with the same differences for every seed are drawn together: few numbers instead of n
     kinds, many = np.unique(differences, axis=1, return_counts=True)
     draw = np.random.default_rng(seed)
@@ -210,13 +220,13 @@ def bootstrap(
     return float(low), float(high)
 
 
-def _array(verdicts: Verdicts):  # type: ignore[no-untyped-def]
-    """The bits as an int64 array (n,)."""
+def _mean(verdicts: Verdicts, n: int):  # type: ignore[no-untyped-def]
+    """The mean over the models, of each of the n images, (n,)."""
     import numpy as np
 
-    bits, n = verdicts
-    data = np.frombuffer((bits << (-n % 8)).to_bytes((n + 7) // 8, "big"), np.uint8)
-    return np.unpackbits(data)[:n].astype(np.int64)
+    bits, count = verdicts
+    data = np.frombuffer((bits << (-count % 8)).to_bytes((count + 7) // 8, "big"), np.uint8)
+    return np.unpackbits(data)[:count].reshape(-1, n).mean(0)
 
 
 # --- one accuracy against chance --------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ def mark(grid: Grid, contests: Iterable[Sequence[Value]], outcomes: Outcomes | N
     """Mark what cannot be told from the best of its contest, and the best with it; such values are not ranked.
 
     contests: the values that compete, ranked. A contest in which one value cannot be tested keeps its ranks: verdicts
-    that are not stored, several models on each image, or seeds that the best lacks.
+    that are not stored, several models on each image with one seed alone, or seeds that the best lacks.
     """
     if outcomes is None:
         return
@@ -55,12 +55,12 @@ def _p(best: Value, other: Value, outcomes: Outcomes) -> float | None:
         return None
     a, b = ([outcomes(*place) for place in value.behind] for value in (best, other))
     sizes = {one[1] if one else 0 for one in (*a, *b)}
-    if len(sizes) != 1 or sizes != set(best.n) or 0 in sizes:  # not one verdict an image
+    if {*best.n, *other.n} != {n := best.n[0]} or 0 in sizes or any(size % n for size in sizes):
         return None
     ours, theirs = [one for one in a if one], [one for one in b if one]
     if ours == theirs:
         return 1.0
     if len(ours) == 1:
-        return statistics.images(ours[0], theirs[0]).p
-    test = statistics.crossed(ours, theirs)
+        return statistics.images(ours[0], theirs[0]).p if sizes == {n} else None
+    test = statistics.crossed(ours, theirs, n)
     return None if test is None else test.p
