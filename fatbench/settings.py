@@ -99,7 +99,7 @@ def precision(flag: str | None, devices: Sequence[str] = ()) -> Literal["fp32", 
 def path(chosen: str, devices: Sequence[str] = ()) -> LocalPath:
     """The path of local training. SpecError: there is none of that name; MachineError: one of `devices` cannot."""
     if chosen not in PATHS:
-        raise SpecError(f"--path: expected {', '.join(PATHS)}, got '{chosen}'{did_you_mean(chosen, PATHS)}")
+        raise SpecError(f"--path: no path is named '{chosen}'{did_you_mean(chosen, PATHS)}")
     if chosen == "graphs" and "cpu" in devices:
         raise MachineError(
             "--path graphs: only NVIDIA GPUs repeat recorded steps, and this would run on a CPU; take --path fast"

@@ -644,7 +644,7 @@ def test_path_and_stack_are_recorded_with_every_number(tmp_path: Path) -> None:
     [
         (
             {"path": "refrence"},
-            r"--path: expected reference, loop, fast, graphs, got 'refrence' \(did you mean 'reference'\?\)",
+            r"--path: no path is named 'refrence' \(did you mean 'reference'\?\)",
         ),
         ({"path": "fast", "microbatch": 4}, "--path fast and --microbatch 4 contradict each other"),
         ({"together": 3}, "--together 3 trains cells in one program: it needs --path fast, not loop"),
