@@ -184,9 +184,9 @@ def packed(outcomes: list[np.ndarray]) -> list[tuple[int, int]]:
     return [(int("".join(map(str, one.astype(int))), 2), len(one)) for one in outcomes]
 
 
-def over_both(a: list[np.ndarray], b: list[np.ndarray]) -> tuple[str, float]:
-    """("mean (low to high)" in points, p) of a difference over seeds and images."""
-    both = statistics.crossed(packed(a), packed(b))
+def over_both(a: list[np.ndarray], b: list[np.ndarray], n: int | None = None) -> tuple[str, float]:
+    """("mean (low to high)" in points, p) of a difference over seeds and n images; of several models their mean."""
+    both = statistics.crossed(packed(a), packed(b), n)
     assert both is not None
     mean, low, high = (show(100 * value) for value in (both.mean, both.low, both.high))
     return f"{mean} ({low} to {high})", both.p
@@ -338,14 +338,12 @@ def against_fedvkd(metric: str, n: int) -> dict[str, tuple[str, float]]:
     """Each rival minus FedVKD over three seeds and n images: ("mean (low to high)" in points, p after Holm)."""
     found = distilled("fedvkd-cifar10-jpeg75-p02-cpu.jsonl")
 
-    def of(method: str) -> list[tuple[int, int]]:
-        return packed([verdicts(found[method, 0.2, seed], metric, 10) for seed in range(3)])
+    def of(method: str) -> list[np.ndarray]:
+        return [verdicts(found[method, 0.2, seed], metric, 10) for seed in range(3)]
 
-    tests = [statistics.crossed(of(rival), of("FedVKD (ViT)"), n) for rival in RIVALS]
-    shown = [" to ".join(show(100 * x) for x in (test.low, test.high)) for test in tests if test is not None]
-    means = [show(100 * test.mean) for test in tests if test is not None]
-    corrected = holm([test.p for test in tests if test is not None])
-    return {r: (f"{m} ({s})", value) for r, m, s, value in zip(RIVALS, means, shown, corrected, strict=True)}
+    tests = [over_both(of(rival), of("FedVKD (ViT)"), n) for rival in RIVALS]
+    corrected = holm([value for _, value in tests])
+    return {rival: (shown, value) for rival, (shown, _), value in zip(RIVALS, tests, corrected, strict=True)}
 
 
 def distilled_lines() -> list[str]:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from fatbench.bench.measure import Bench, fatbench, program, wall
-from fatbench.bench.rows import AT, PGD7, built, noise_problem
+from fatbench.bench.rows import AT, PGD7, apart, built, noise_problem
 from fatbench.engine.accuracy import accuracy
 from fatbench.engine.cohort import train_cohort
 from fatbench.engine.fast import clients as fast
@@ -98,13 +98,8 @@ def recorded(bench: Bench, precision: Precision) -> Found:
     if not bench.gpu:
         return {"said": f"fast {seconds['fast']:.2f} s; not here: a CPU repeats no recorded steps"}
     seconds["graphs"] = wall(bench.device, lambda: round_("graphs"))
-    apart = max(
-        float((a[name].double() - b[name].double()).norm() / b[name].double().norm().clamp(min=1e-12))
-        for a, b in zip(models["graphs"], models["fast"], strict=True)
-        for name in a
-    )
-    said = f"{seconds['fast'] / seconds['graphs']:.2f} times as fast; weights apart by {apart:.2g} at most"
-    return {"said": said, "seconds": seconds, "apart": apart}
+    said = f"{seconds['fast'] / seconds['graphs']:.2f} times as fast; {apart(models, 'fast', 'graphs', start)}"
+    return {"said": said, "seconds": seconds}
 
 
 def same_bytes(bench: Bench) -> Found:

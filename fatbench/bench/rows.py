@@ -11,7 +11,7 @@ import json
 import math
 import statistics
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -104,7 +104,7 @@ def at_nin(bench: Bench) -> Lines:
     rate = {name: passes / statistics.median(times) for name, times in seconds.items()}
 
     def note(name: str) -> str:
-        said = f"{rate[name]:.0f} passes/s against {rate['plain']:.0f}; {NOISE}: {_apart(results, name, start)}"
+        said = f"{rate[name]:.0f} passes/s against {rate['plain']:.0f}; {NOISE}: {apart(results, 'plain', name, start)}"
         if operations:
             said += f"; {_most(bench, operations, name, statistics.median(seconds['plain']))}"
         idle = name == "bf16" and not bench.gpu and not amx()
@@ -129,15 +129,15 @@ def _most(bench: Bench, operations: int, name: str, against: float) -> str:
     )
 
 
-def _apart(results: dict[str, list[Tensors]], name: str, start: Tensors) -> str:
+def apart(results: Mapping[str, list[Tensors]], a: str, b: str, start: Tensors) -> str:
     """How far two sets of clients' weights are apart, as a share of how far training moved them."""
 
     def flat(tensors: Tensors) -> Tensor:
         return torch.cat([value.double().flatten() for value in tensors.values()])
 
     begin = flat(start)
-    pairs = [(flat(a), flat(b)) for a, b in zip(results["plain"], results[name], strict=True)]
-    share = max(float((a - b).norm() / (a - begin).norm()) for a, b in pairs)
+    pairs = [(flat(one), flat(other)) for one, other in zip(results[a], results[b], strict=True)]
+    share = max(float((one - other).norm() / (one - begin).norm()) for one, other in pairs)
     return f"weights differ by {share:.1g} of what training changed"
 
 

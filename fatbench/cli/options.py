@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from fatbench.cli import completing
+from fatbench.settings import PATHS
 
 Name = Annotated[
     str,
@@ -73,7 +74,7 @@ PathOption = Annotated[
     typer.Option(
         "--path",
         help="Local training: loop, fast (clients as one program), graphs (that, steps recorded), reference.",
-        autocompletion=completing.one_of("loop", "fast", "graphs", "reference"),
+        autocompletion=completing.one_of(*PATHS),
     ),
 ]
 Microbatch = Annotated[

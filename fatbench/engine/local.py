@@ -3,7 +3,7 @@
 One loop that reads like the papers' (`train`), over batches that are drawn by named streams. It can lay tensors out in
 two ways (`Problem.path`): "reference", contiguous NCHW and one tensor after the other; "loop", channels_last and all
 tensors at once. They agree to rounding. "fast" trains many clients as one program (`fatbench.engine.fast`) and is
-"loop" in all else. Nothing inside a step waits for the device.
+"loop" in all else; "graphs" is "fast" with recorded steps. Nothing inside a step waits for the device.
 """
 
 from __future__ import annotations

@@ -213,7 +213,7 @@ def gaussian_epsilon(noise: float, delta: float, uploads: int = 1, sensitivity: 
 
     Source: Balle and Wang 2018, theorem 8; Dong, Roth and Su 2019, corollary 3.3.
     """
-    from scipy.optimize import brentq  # a fifth of what a worker imports, and few cells have such a defence
+    from scipy.optimize import brentq  # half a second of CPU time, and few cells have such a defence
     from scipy.special import log_ndtr
 
     if not 0 < delta < 1:

@@ -167,8 +167,8 @@ def crossed(a: Sequence[Verdicts], b: Sequence[Verdicts], n: int | None = None) 
     # D_s as weighted bits: those of A's models plus, those of B's minus
     parts = [[*_models(one, n, 1), *_models(other, n, -1)] for one, other in zip(a, b, strict=True)]
     sums = [sum(weight * bits.bit_count() for weight, bits in part) for part in parts]
-    squares = sum(_product(p, q) for p in parts for q in parts)
-    every = sum(_product(p, p) for p in parts)
+    products = [[_product(p, q) for q in parts] for p in parts]
+    squares, every = sum(map(sum, products)), sum(row[s] for s, row in enumerate(products))
     grand = sum(sums) ** 2 / (seeds * n)
     of_seeds = sum(s * s for s in sums) / n - grand
     of_images = squares / seeds - grand

@@ -55,7 +55,8 @@ def _p(best: Value, other: Value, outcomes: Outcomes) -> float | None:
         return None
     a, b = ([outcomes(*place) for place in value.behind] for value in (best, other))
     sizes = {one[1] if one else 0 for one in (*a, *b)}
-    if {*best.n, *other.n} != {n := best.n[0]} or 0 in sizes or any(size % n for size in sizes):
+    n = max(best.n, default=0)
+    if {*best.n, *other.n} != {n} or 0 in (n, *sizes) or any(size % n for size in sizes):
         return None
     ours, theirs = [one for one in a if one], [one for one in b if one]
     if ours == theirs:

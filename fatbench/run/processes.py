@@ -22,11 +22,11 @@ _EARLY: list[tuple[Any, Any]] = []  # (process, our end of its pipe)
 
 
 def started(target: Callable[..., None], *arguments: Any) -> Any:
-    """A new process that calls `target`.
+    """A new process that imports the engine and calls `target`.
 
     Ctrl-C reaches every process of the terminal; the parent decides, and the child is deaf from its first instant.
     """
-    process: Any = multiprocessing.get_context("spawn").Process(target=target, args=arguments, daemon=True)
+    process: Any = multiprocessing.get_context("spawn").Process(target=_ready, args=(target, *arguments), daemon=True)
     resource_tracker.ensure_running()  # which would unblock the signals
     before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     process.start()
@@ -64,9 +64,13 @@ def taken() -> tuple[Any, Any] | None:
     return None
 
 
-def _begin(pipe: Any) -> None:
-    die_with_parent()
+def _ready(target: Callable[..., None], *arguments: Any) -> None:
+    _die_with_parent()
     import_engine()
+    target(*arguments)
+
+
+def _begin(pipe: Any) -> None:
     try:
         serve, machine = pipe.recv()
     except EOFError:
@@ -86,7 +90,7 @@ def import_engine() -> None:
     gc.freeze()
 
 
-def die_with_parent() -> None:
+def _die_with_parent() -> None:
     """Ask Linux to kill this process when its parent dies, so that a killed run leaves no worker behind."""
     if sys.platform == "linux":
         pr_set_pdeathsig = 1

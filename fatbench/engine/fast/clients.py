@@ -392,13 +392,11 @@ def _objective(
     asked: dict[str, Any],
 ) -> tuple[Tensor, Tensor]:
     """The objective's loss (K,) and hits (K * B,). CannotStack: as for `train`."""
-    if graphs.recording():  # what is asked here has been asked in the calls before
-        return local.objective(model, x, y, noise, **asked)
-    before = _positions(noise)
+    before = None if graphs.recording() else _positions(noise)  # then they were asked in the calls before
     loss, hits = local.objective(model, x, y, noise, **asked)
     if loss.shape != (len(noise.clients),):
         raise CannotStack(f"the objective gives a loss of shape {tuple(loss.shape)}, not one per client")
-    if before != _positions(noise):
+    if before is not None and before != _positions(noise):
         raise CannotStack("model, attack or objective draw from a generator that no client has to itself: --path loop")
     return loss, hits
 

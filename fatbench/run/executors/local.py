@@ -249,8 +249,6 @@ def _death(process: Any) -> str:
 
 def _serve(machine: Machine, pipes: Sequence[Any]) -> None:
     """A worker process's life: that of its one lane, or of several, each in a thread."""
-    processes.die_with_parent()
-    processes.import_engine()
     if len(pipes) == 1:
         _take(machine, pipes[0])
     else:
