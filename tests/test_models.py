@@ -27,6 +27,7 @@ SMALL = {
     "edge_resnet8": {"width": 9, "planes": 2, "blocks": 2},
     "whole_edge": {"width": 9},
     "whole_resnet": {"width": 9, "planes": 2, "blocks": 2},
+    "efficientnet_lite0": {},
 }
 HEADS = [{"head": head, "head_norm": norm} for head in ("cls", "vis", "cls_vis") for norm in ("bn", "ln", "none")]
 OTHERS = {
@@ -42,6 +43,7 @@ OTHERS = {
     "edge_resnet8": [{"width": 7, "planes": 3, "blocks": 1}],
     "whole_edge": [{"width": 7, "stem": 7}],
     "whole_resnet": [{"width": 7, "stem": 7, "planes": 3, "blocks": 1}],
+    "efficientnet_lite0": [],
 }
 
 
@@ -114,6 +116,7 @@ def test_parameter_count(name: str, settings: dict[str, object]) -> None:
         # blocks 38,976 + 221,952 + 572,712 with their batch normalisation, linear 803,072 + 2,570
         ("small_cnn", (3, 32, 32), 10, 1_639_282),
         ("resnet18", (3, 32, 32), 10, 11_173_962),  # the number that is usually quoted
+        ("efficientnet_lite0", (3, 224, 224), 1000, 4_652_008),  # TensorFlow's release: 4.7 million
         ("leaf_cnn", (3, 84, 84), 2, 31_202),  # 896 + 3 * 9,248 + 4 * 64 + 2,306
     ],
 )

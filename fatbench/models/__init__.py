@@ -15,6 +15,7 @@ from collections.abc import Callable
 from torch import nn
 
 from fatbench.models.edge import edge_resnet, edge_resnet8, edge_vit, whole_edge, whole_resnet, whole_vit
+from fatbench.models.efficientnet import efficientnet_lite0
 from fatbench.models.leaf_cnn import leaf_cnn
 from fatbench.models.mcmahan_cnn import mcmahan_cnn
 from fatbench.models.mlp import mlp
@@ -46,6 +47,7 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "nin": nin,
     "small_cnn": small_cnn,
     "resnet18": resnet18,
+    "efficientnet_lite0": efficientnet_lite0,
     "leaf_cnn": leaf_cnn,
     "mcmahan_cnn": mcmahan_cnn,
     "mlp": mlp,

