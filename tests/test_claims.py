@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import functools
 import json
+import re
 from collections.abc import Callable
 from decimal import ROUND_HALF_UP, Decimal
 from pathlib import Path
@@ -318,6 +319,78 @@ def test_what_adfl_does_to_classes():
     assert f"between {show(min(weights), 2)} and {show(max(weights), 2)}" in text
 
 
+@pytest.mark.parametrize("paper", sorted((RESULTS.parent / "docs" / "papers").glob("*.md")), ids=lambda file: file.stem)
+def test_the_page_of_a_paper_quotes_the_page_of_its_results(paper: Path):
+    """The first sentence in bold, word for word: a page that is measured anew cannot leave the other behind."""
+    text = paper.read_text(encoding="utf-8")
+    linked = re.findall(r"results/([\w-]+\.md)\)", text)
+    assert linked
+    for name in linked:
+        quoted = re.search(r"\*\*(.+?)\*\*", " ".join(page(name).split()))
+        assert quoted is not None and quoted[1] in " ".join(text.split()), quoted
+
+
+def begun() -> dict[tuple[str, str, int], dict[str, Any]]:
+    """(start, method, seed) -> the cell that began with these weights."""
+    methods = {"fedavg": "FedAvg", "fedaux": "FedAUX"}
+    found = {}
+    for cell in cells("fedaux-imagenet-jpeg75-cpu.jsonl"):
+        spec = cell["spec"]
+        start = "ImageNet" if spec["model"]["weights"] else "random"
+        found[start, methods[spec["protocol"]["name"]], spec["seed"]] = cell
+    return found
+
+
+BETWEEN_STARTS = {  # what the page compares
+    "FedAUX - FedAvg, from ImageNet": (("ImageNet", "FedAUX"), ("ImageNet", "FedAvg")),
+    "FedAUX - FedAvg, from random": (("random", "FedAUX"), ("random", "FedAvg")),
+    "ImageNet - random, FedAvg": (("ImageNet", "FedAvg"), ("random", "FedAvg")),
+    "ImageNet - random, FedAUX": (("ImageNet", "FedAUX"), ("random", "FedAUX")),
+}
+
+
+def started_lines() -> tuple[list[str], dict[str, tuple[str, float]]]:
+    """The rows of the page's tables; {comparison: (its interval over seeds and images, p after Holm)}."""
+    found, lines, tests = begun(), [], {}
+    for start, method in dict.fromkeys((start, method) for start, method, _ in found):
+        seeds = sorted(seed for s, m, seed in found if (s, m) == (start, method))
+        of = {
+            metric: [100 * float(verdicts(found[start, method, seed], metric, 6).mean()) for seed in seeds]
+            for metric in ("natural", "fgsm", "pgd20", "cw", "autoattack")
+        }
+        each = of.pop("natural")
+        under = " | ".join(show(float(np.mean(values))) for values in of.values())
+        lines.append(f"| {start} | {method} | {', '.join(map(show, each))} | {under} |")
+    for name, (a, b) in BETWEEN_STARTS.items():
+        seeds = sorted({seed for *row, seed in found if tuple(row) == a} & {s for *row, s in found if tuple(row) == b})
+        if seeds:
+            tests[name] = over_both(*([verdicts(found[*row, s], "natural", 6) for s in seeds] for row in (a, b)))
+            lines.append(f"| {name} | {len(seeds)} | {tests[name][0]} |")
+    corrected = holm([value for _, value in tests.values()])
+    lines[-len(tests) :] = [f"{line} {p(q)} |" for line, q in zip(lines[-len(tests) :], corrected, strict=True)]
+    return lines, {name: (shown, q) for (name, (shown, _)), q in zip(tests.items(), corrected, strict=True)}
+
+
+def test_fedaux_from_imagenet():
+    text = page("fedaux.md")
+    lines, tests = started_lines()
+    for line in lines:
+        assert line in text, line
+    shown, q = tests["FedAUX - FedAvg, from ImageNet"]
+    mean, low, high = re.findall(r"-?\d+\.\d", shown)
+    text = " ".join(text.split())
+    low, mean, high = (value.removeprefix("-") for value in (high, mean, low))
+    assert (
+        f"FedAUX is {mean} points below FedAvg: 95 % interval {low} to {high} over seeds and images (three seeds"
+        in text
+    )
+    assert f"p is {p(q)} after Holm's correction over two comparisons" in text and len(tests) == 2
+    weights, _ = tests["ImageNet - random, FedAvg"]
+    assert f"The weights themselves give FedAvg {weights.split()[0]} points." in text
+    right = {key: verdicts(cell, "natural", 6).mean() for key, cell in begun().items()}
+    assert all(right["ImageNet", "FedAUX", seed] < right["ImageNet", "FedAvg", seed] for seed in range(3))
+
+
 RIVALS = ("FedAUX (ViT)", "FedAvg (ViT)", "FedGKT (CNN)", "FedAUX (CNN)", "FedAvg (CNN)")
 
 
@@ -517,6 +590,9 @@ FASHION = {  # row of the page -> rule
 PAPERS = {"natural": "natural", "FGSM": "fgsm", "PGD-20": "pgd20", "CW": "cw"}
 
 
+FOUR = (6, 7, 8, 9)  # seeds of the skewed clients
+
+
 @functools.cache
 def fashion(partition: str) -> dict[tuple[str, int], dict[str, Any]]:
     """(row, seed) -> cell, of one split."""
@@ -566,6 +642,24 @@ def test_fashion():
         for cell in fashion(partition).values():  # on the same images
             strongest, weaker = verdicts(cell, "autoattack", 10), verdicts(cell, "pgd20", 10)
             assert strongest.mean() <= weaker[: len(strongest)].mean()
+
+
+def test_what_four_seeds_of_fashion_decide():
+    """Of sixteen paired t tests over seeds, four are below 0.05, and none is after Holm."""
+    found = fashion("shah")
+
+    def by_seed(row: str, metric: str) -> list[float]:
+        return [
+            float((verdicts(found[row, s], metric, 10) - verdicts(found["FAT", s], metric, 10)).mean()) for s in FOUR
+        ]
+
+    each = {(row, metric): by_seed(row, metric) for row in list(FASHION)[1:] for metric in PAPERS.values()}
+    ps = [float(stats.ttest_1samp(values, 0).pvalue) for values in each.values()]
+    assert [sum(value < 0.05 for value in ps), sum(value < 0.05 for value in holm(ps))] == [4, 0]
+    text = " ".join(page("sfat-fashion.md").split())
+    assert "of sixteen p-values over seeds, four are below 0.05, and none after Holm's correction" in text
+    assert "above FAT under attack, under PGD-20 and CW at every seed" in text
+    assert min(each["Re-SFAT", "pgd20"] + each["Re-SFAT", "cw"]) > 0
 
 
 def fashion_over_both(partition: str) -> tuple[str, str]:

@@ -23,6 +23,7 @@ ROWS = {  # the first words of a suite's name -> the file of its rows, and the p
     "april-trained": ("april-trained-jpeg75-cpu", "cpu"),
     "april": ("april-jpeg75-cpu", "cpu"),
     "fat-transformers": ("fat-transformers-jpeg75-cpu", "cpu"),
+    "fedaux-imagenet": ("fedaux-imagenet-jpeg75-cpu", "cpu"),
     "fedvkd": ("fedvkd-cifar10-jpeg75-p02-cpu", "cpu"),
     "sfat-fashion": ("sfat-fashion-cpu", "cpu"),
     "vit-half": ("vit-half-jpeg75-cpu", "cpu"),
