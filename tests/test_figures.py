@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 from PIL import Image
 from safetensors.numpy import save_file
 
@@ -22,7 +23,7 @@ from fatbench import report
 from fatbench.cli import app as cli
 from fatbench.engine.rounds import Number
 from fatbench.errors import MachineError, NothingMatched, SpecError
-from fatbench.report import artifacts, looks, plots, series
+from fatbench.report import artifacts, looks, marks, plots, series
 from fatbench.store.stages import Store
 from fatbench.suite import files
 from fatbench.suite.cells import Cell, Plan
@@ -536,6 +537,20 @@ def test_heat_maps_and_images_as_drawn(drawn: Suite) -> None:
     [sheet] = axes_of(plot_of(found, "images"), Path("."))
     assert sheet.images[0].get_array().shape == (12, 12, 3)
     assert [text.get_text() for text in sheet.get_yticklabels()] == ["4", "7"]
+
+
+@pytest.mark.parametrize("word", ["a749765607", "(11", "iii", "WWWW"])
+def test_lines_of_a_caption_fit_the_figure(word: str) -> None:
+    """As drawn, whatever the letters: none is cut off at the right, and another word would not have fitted."""
+    width, size = 5.2, 5.5
+    said = marks.wrapped(" ".join([word] * 200), width, size)
+    figure = Figure(figsize=(width, 8), dpi=200)
+    lines = [figure.text(0, 0, line, fontsize=size).get_window_extent() for line in said.split("\n")]
+    assert said.split() == [word] * 200
+    inches = [extent.width / figure.dpi for extent in lines]
+    assert max(inches) <= width - 0.1
+    one = figure.text(0, 0, f"{word} ", fontsize=size).get_window_extent().width / figure.dpi
+    assert min(inches[:-1]) + one >= width - 0.3
 
 
 def test_many_panels_become_pages(drawn: Suite) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,9 +22,20 @@ INK = "#222222"  # of seeds, whiskers and published numbers
 CLASSES = ("x", "o")  # marks of points of class 0 and of class 1
 
 
-def wrapped(text: str, width: float, size: float) -> str:
-    """Text in lines that fit so many inches, a letter being about half its size wide, and a little."""
-    return "\n".join(textwrap.wrap(text, max(20, int((width - 0.2) * 72 / (0.53 * size)))))
+def wrapped(text: str, width: float, size: float, weight: str = "normal") -> str:
+    """Text in lines that fit so many inches as they are drawn; a word that does not fit has a line of its own."""
+    from matplotlib.font_manager import FontProperties
+    from matplotlib.textpath import text_to_path
+
+    face, room = FontProperties(size=size, weight=weight), (width - 0.2) * 72
+    lines: list[str] = []
+    for word in text.split():
+        longer = f"{lines[-1]} {word}" if lines else word
+        if lines and text_to_path.get_text_width_height_descent(longer, face, False)[0] <= room:
+            lines[-1] = longer
+        else:
+            lines.append(word)
+    return "\n".join(lines)
 
 
 def _scaled(line: Line, value: float) -> float:

@@ -117,9 +117,9 @@ def _page(plot: Plot, names: Key, panels: Sequence[Panel], files: Path | None) -
             len(panels), [list(dict.fromkeys(panel.key[axis] for panel in panels)) for axis in free]
         )
     width = max(5.2, columns * marks.WIDE * (1.4 if kind == "images" else 1))
-    size = 10.5 if plot.label else 9  # bold letters are wider
+    weight = "bold" if plot.label else "normal"
     cut = ", ".join(f"{axis} {label}" for axis, label in names.items())
-    title = "\n".join(marks.wrapped(text, width, size) for text in (plot.figure.title, cut, plot.label) if text)
+    title = "\n".join(marks.wrapped(text, width, 9, weight) for text in (plot.figure.title, cut, plot.label) if text)
     caption = marks.wrapped(". ".join(f"{what}: {note}" for what, note in plot.notes), width, 5.5)
     name, found, shown = looks(plot, panels)
     entries = {text: handle(kind, look) for text, look in shown.items() if len(shown) > 1 and kind not in ROWS + TILED}
@@ -136,7 +136,7 @@ def _page(plot: Plot, names: Key, panels: Sequence[Panel], files: Path | None) -
     bottom = (below + legend) / height
     figure = Figure(figsize=(width, height), layout="constrained")
     figure.get_layout_engine().set(rect=(0, bottom, 1, 1 - bottom))  # type: ignore[union-attr, call-arg]
-    figure.suptitle(title, fontsize=9, **({"color": "#8A1C00", "fontweight": "bold"} if plot.label else {}))
+    figure.suptitle(title, fontsize=9, fontweight=weight, **({"color": "#8A1C00"} if plot.label else {}))
     figure.text(0.06 / width, 0.05 / height, caption, fontsize=5.5, color="#555555", va="bottom", ha="left")
     grid = figure.subplots(rows, columns, squeeze=False)
     for axes in grid.flat[len(tiles) :]:
