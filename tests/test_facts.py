@@ -125,7 +125,10 @@ CASES = [
     ],
     *[
         ({"data": {"name": "plane"}, "model": {"name": name}}, "model", f"{name}: needs images of at least {n}x{n}")
-        for name, n in {"nin": 4, "small_cnn": 8, "resnet18": 8, "leaf_cnn": 2, "mcmahan_cnn": 4}.items()
+        for name, n in [
+            ("nin", 4), ("small_cnn", 8), ("resnet18", 8), ("efficientnet_lite0", 8), ("leaf_cnn", 2),
+            ("mcmahan_cnn", 4),
+        ]
     ],
     ({"probe": {"name": "boundaries"}}, "probe", "boundaries: 10 classes of 1 x 8 x 8 images, not 2 classes of points"),
     ({"data": {"name": "plane"}, "model": {"name": "mlp"}, "probe": {"name": "boundaries", "points": 1}}, "probe",

@@ -45,11 +45,12 @@ from fatbench.suite import files
 
 CPU = torch.device("cpu")
 SHARDS = (7, 6, 3, 7, 4)  # in batches of 4: 4 and 3, 4 and 2, 3, 4 and 3, 4
-SIZES = {"leaf_cnn": (3, 32, 32), "bare_vit": (3, 12, 12)}
+SIZES = {"leaf_cnn": (3, 32, 32), "efficientnet_lite0": (3, 64, 64), "bare_vit": (3, 12, 12)}
 TINY = {"patch": 4, "dim": 16, "depth": 1, "heads": 2, "head": "cls_vis", "d1": 6, "d2": 5}
 SETTINGS = {
     "nin": {"width": 6, "init": "he"},
     "leaf_cnn": {},
+    "efficientnet_lite0": {},
     "vit": TINY,
     "bare_vit": {"patch": 4, "dim": 64, "depth": 1, "heads": 2},
     "tnt": {**TINY, "inner": 8},

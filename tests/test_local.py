@@ -18,10 +18,11 @@ from fatbench.engine.optimisers import Moments, step
 from fatbench.engine.rounds import Problem
 from fatbench.methods import attacks, objectives
 
-SIZES = {"leaf_cnn": (3, 32, 32), "resnet18": (3, 16, 16)}
+SIZES = {"leaf_cnn": (3, 32, 32), "resnet18": (3, 16, 16), "efficientnet_lite0": (3, 64, 64)}
 TINY = {"patch": 4, "dim": 16, "depth": 2, "heads": 2, "head": "cls_vis", "d1": 6, "d2": 5}
 SETTINGS = {
     "leaf_cnn": {},
+    "efficientnet_lite0": {},
     "vit": TINY,
     "tnt": {**TINY, "inner": 8},
     "t2t": {**TINY, "token_dim": 8},
