@@ -10,7 +10,7 @@ import base64
 import functools
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from decimal import ROUND_HALF_UP, Decimal
 from pathlib import Path
 from typing import Any
@@ -50,6 +50,11 @@ def verdicts(cell: dict[str, Any], metric: str, round: int) -> np.ndarray:
     (stage,) = [s for s in cell["stages"] if s["stage"].startswith(f"{metric}-") and s["stage"].endswith(f"@{round}")]
     chunks = [np.unpackbits(np.frombuffer(base64.b64decode(b), np.uint8))[:n] for _, n, b in stage["outcomes"]]
     return np.concatenate(chunks).astype(float)
+
+
+def percents(found: Iterable[dict[str, Any]], metric: str, round: int) -> list[float]:
+    """The accuracy of each cell after a round, in per cent."""
+    return [100 * float(verdicts(cell, metric, round).mean()) for cell in found]
 
 
 def numbers(cell: dict[str, Any], metric: str) -> dict[tuple[int, int], float]:
@@ -355,7 +360,7 @@ def started_lines() -> tuple[list[str], dict[str, tuple[str, float]]]:
     for start, method in dict.fromkeys((start, method) for start, method, _ in found):
         seeds = sorted(seed for s, m, seed in found if (s, m) == (start, method))
         of = {
-            metric: [100 * float(verdicts(found[start, method, seed], metric, 6).mean()) for seed in seeds]
+            metric: percents((found[start, method, seed] for seed in seeds), metric, 6)
             for metric in ("natural", "fgsm", "pgd20", "cw", "autoattack")
         }
         each = of.pop("natural")
@@ -425,7 +430,7 @@ def distilled_lines() -> list[str]:
     tests, lines, robust = against_fedvkd("natural", 10_000), [], []
     for method in ("FedVKD (ViT)", *RIVALS):
         of = {
-            metric: [100 * float(verdicts(found[method, 0.2, seed], metric, 10).mean()) for seed in range(3)]
+            metric: percents((found[method, 0.2, seed] for seed in range(3)), metric, 10)
             for metric in ("natural", "fgsm", "pgd20", "cw", "autoattack")
         }
         shown, value = tests.get(method, ("", None))
@@ -590,9 +595,6 @@ FASHION = {  # row of the page -> rule
 PAPERS = {"natural": "natural", "FGSM": "fgsm", "PGD-20": "pgd20", "CW": "cw"}
 
 
-FOUR = (6, 7, 8, 9)  # seeds of the skewed clients
-
-
 @functools.cache
 def fashion(partition: str) -> dict[tuple[str, int], dict[str, Any]]:
     """(row, seed) -> cell, of one split."""
@@ -611,26 +613,36 @@ def fashion_accuracies(partition: str) -> list[str]:
         seeds = sorted(seed for name, seed in found if name == row)
         shown = []
         for metric in (*PAPERS.values(), "autoattack"):
-            values = [100 * float(verdicts(found[row, s], metric, 10).mean()) for s in seeds]
+            values = percents((found[row, s] for s in seeds), metric, 10)
             shown.append(show(np.mean(values)) + (f" ±{show(np.std(values, ddof=1))}" if len(values) > 1 else ""))
         lines.append(f"| {row} | {len(seeds)} | {' | '.join(shown)} |")
     return lines
 
 
-def fashion_differences(partition: str) -> list[str]:
-    """The lines of the page's differences to FAT, over the seeds that both have; p over images after Holm."""
-    found, lines, ps = fashion(partition), [], []
+def minus_fat(partition: str) -> dict[tuple[str, str], list[np.ndarray]]:
+    """(row, column of the page) -> the difference to FAT of each image, for every seed that both have."""
+    found, pairs = fashion(partition), {}
     for row in list(FASHION)[1:]:
-        seeds = sorted(seed for name, seed in found if name == row and ("FAT", seed) in found)
-        if not seeds:
-            continue
-        for shown, metric in PAPERS.items():
-            by_seed = [verdicts(found[row, s], metric, 10) - verdicts(found["FAT", s], metric, 10) for s in seeds]
-            each = [float(d.mean()) for d in by_seed]
-            images, value = paired(np.mean(by_seed, axis=0))
-            ps.append(value)
-            over = p(float(stats.ttest_1samp(each, 0).pvalue))
-            lines.append(f"| {row} - FAT | {shown} | {', '.join(show(100 * s) for s in each)} | {over} | {images} |")
+        if seeds := sorted(seed for name, seed in found if name == row and ("FAT", seed) in found):
+            for shown, metric in PAPERS.items():
+                both = ((verdicts(found[name, s], metric, 10) for name in (row, "FAT")) for s in seeds)
+                pairs[row, shown] = [ours - fat for ours, fat in both]
+    return pairs
+
+
+def over_seeds(differences: list[np.ndarray]) -> float:
+    """p of the paired t test over seeds."""
+    return float(stats.ttest_1samp([float(d.mean()) for d in differences], 0).pvalue)
+
+
+def fashion_differences(partition: str) -> list[str]:
+    """The lines of the page's differences to FAT; p over images after Holm."""
+    lines, ps = [], []
+    for (row, shown), by_seed in minus_fat(partition).items():
+        images, value = paired(np.mean(by_seed, axis=0))
+        ps.append(value)
+        each = ", ".join(show(100 * float(d.mean())) for d in by_seed)
+        lines.append(f"| {row} - FAT | {shown} | {each} | {p(over_seeds(by_seed))} | {images} |")
     return [f"{line} {p(value)} |" for line, value in zip(lines, holm(ps), strict=True)]
 
 
@@ -646,20 +658,14 @@ def test_fashion():
 
 def test_what_four_seeds_of_fashion_decide():
     """Of sixteen paired t tests over seeds, four are below 0.05, and none is after Holm."""
-    found = fashion("shah")
-
-    def by_seed(row: str, metric: str) -> list[float]:
-        return [
-            float((verdicts(found[row, s], metric, 10) - verdicts(found["FAT", s], metric, 10)).mean()) for s in FOUR
-        ]
-
-    each = {(row, metric): by_seed(row, metric) for row in list(FASHION)[1:] for metric in PAPERS.values()}
-    ps = [float(stats.ttest_1samp(values, 0).pvalue) for values in each.values()]
+    differences = minus_fat("shah")
+    assert {len(by_seed) for by_seed in differences.values()} == {4} and len(differences) == 16
+    ps = [over_seeds(by_seed) for by_seed in differences.values()]
     assert [sum(value < 0.05 for value in ps), sum(value < 0.05 for value in holm(ps))] == [4, 0]
     text = " ".join(page("sfat-fashion.md").split())
     assert "of sixteen p-values over seeds, four are below 0.05, and none after Holm's correction" in text
     assert "above FAT under attack, under PGD-20 and CW at every seed" in text
-    assert min(each["Re-SFAT", "pgd20"] + each["Re-SFAT", "cw"]) > 0
+    assert min(d.mean() for column in ("PGD-20", "CW") for d in differences["Re-SFAT", column]) > 0
 
 
 def fashion_over_both(partition: str) -> tuple[str, str]:
