@@ -1002,7 +1002,8 @@ def test_filters(suite_from: Callable[..., Suite]) -> None:
         ("(E=one", "-k: a ')' is missing in '(E=one' (write for example: model=nin and not method='SFAT (released)')"),
         (
             "E=one K=five",
-            "-k: unexpected 'K' in 'E=one K=five' (write for example: model=nin and not method='SFAT (released)')",
+            "-k: unexpected 'K' in 'E=one K=five': a value of several words needs quotes "
+            "(write for example: model=nin and not method='SFAT (released)')",
         ),
     ]:
         with pytest.raises(SpecError) as caught:

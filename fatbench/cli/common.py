@@ -88,9 +88,9 @@ def _seeds(text: str | None) -> list[int] | None:
 
 def _filter(given: list[str] | None) -> str | None:
     """One filter of all that were given; each by itself is what `-k` says it is."""
-    if not given or len(given) == 1:
-        return given[0] if given else None
-    return " and ".join(f"({one})" for one in given)
+    from fatbench.suite import filters
+
+    return filters.joined(given) if given else None
 
 
 def cell_in(store: Store | None, cell: str) -> str:

@@ -53,6 +53,13 @@ def _facts(cell: Cell) -> dict[str, str]:
     return facts
 
 
+def joined(filters: list[str]) -> str:
+    """One filter that holds where all of these hold. SpecError: one of them cannot be read by itself."""
+    for one in filters:
+        _parse_filter(one)
+    return " and ".join(f"({one})" for one in filters) if len(filters) > 1 else filters[0]
+
+
 def _parse_filter(text: str) -> Any:
     tokens: list[str] = []
     position = 0
@@ -64,8 +71,8 @@ def _parse_filter(text: str) -> Any:
         position = match.end()
     tokens.append("")
 
-    def fail(what: str) -> SpecError:
-        return SpecError(f"-k: {what} in '{text}' (write for example: model=nin and not method='SFAT (released)')")
+    def fail(what: str, hint: str = "") -> SpecError:
+        return SpecError(f"-k: {what} in '{text}'{hint} (write for example: model=nin and not method='SFAT (released)')")
 
     def either() -> Any:
         left = both()
@@ -114,7 +121,7 @@ def _parse_filter(text: str) -> Any:
 
     result = either()
     if tokens[0]:
-        raise fail(f"unexpected '{tokens[0]}'")
+        raise fail(f"unexpected '{tokens[0]}'", ": a value of several words needs quotes")
     return result
 
 
