@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Iterable
 from decimal import ROUND_HALF_UP, Decimal
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -95,27 +95,6 @@ def test_holm_and_paired_on_small_numbers():
     assert holm([0.02, 0.03, 0.01]) == pytest.approx([0.04, 0.04, 0.03])
     assert paired(np.array([0.01, 0.03])) == ("2.0 (0.0 to 4.0)", pytest.approx(0.295, abs=0.001))
     assert mcnemar(np.array([1, 1, 0, 1]), np.array([0, 0, 0, 1])) == 0.5
-
-
-def test_sfat_differences():
-    runs = {
-        (setting(c["spec"]["protocol"], "rule")["name"], c["spec"]["seed"]): c for c in cells("sfat-jpeg75-cpu.jsonl")
-    }
-    attacks = {"natural": "natural", "FGSM": "fgsm", "PGD-20": "pgd20", "CW": "cw"}
-    rows, ps = [], []
-    for one, other in (("fedavg_shrink", "samples"), ("sfat", "samples"), ("sfat_released", "sfat")):
-        for shown, metric in attacks.items():
-            by_seed = [verdicts(runs[one, s], metric, 20) - verdicts(runs[other, s], metric, 20) for s in (6, 7)]
-            seeds = [float(d.mean()) for d in by_seed]
-            equal = abs(seeds[0] - seeds[1]) < 1e-9
-            over_seeds = "none: equal" if equal else show(stats.ttest_1samp(seeds, 0).pvalue, 2)
-            images, value = paired(np.mean(by_seed, axis=0))
-            ps.append(value)
-            rows.append(f"| {shown} | {', '.join(show(100 * s) for s in seeds)} | {over_seeds} | {images} |")
-    text = page("sfat.md")
-    for row, value in zip(rows, holm(ps), strict=True):
-        assert f"{row} {p(value)} |" in text
-    assert mcnemar(*(verdicts(runs[rule, 6], "natural", 20) for rule in ("fedavg_shrink", "samples"))) < 3e-7
 
 
 def transformers() -> dict[tuple[str, str, str], dict[str, Any]]:
@@ -569,7 +548,7 @@ def test_inversions_of_trained_weights():
 
 def test_speed_precisions():
     both: dict[str, dict[tuple[str, int], dict[str, Any]]] = {"fp32": {}, "bf16": {}}
-    for precision, file in (("bf16", "sfat-jpeg75-cpu.jsonl"), ("fp32", "sfat-fp32-cpu.jsonl")):
+    for precision, file in (("bf16", "sfat-bf16-cpu.jsonl"), ("fp32", "sfat-fp32-cpu.jsonl")):
         for cell in cells(file):
             both[precision][setting(cell["spec"]["protocol"], "rule")["name"], cell["spec"]["seed"]] = cell
     runs = [(rule, seed) for rule in ("samples", "sfat") for seed in (6, 7)]
@@ -588,100 +567,164 @@ def test_speed_precisions():
     assert ps in text
 
 
-FASHION = {  # row of the page -> rule
+SFATS = {  # row of the pages -> rule
     "FAT": "samples", "SFAT": "sfat", "SFAT (released)": "sfat_released", "FAT shrunk": "fedavg_shrink",
     "Re-SFAT": "resfat_up_large",
 }  # fmt: skip
-PAPERS = {"natural": "natural", "FGSM": "fgsm", "PGD-20": "pgd20", "CW": "cw"}
+ATTACKS = {"natural": "natural", "FGSM": "fgsm", "PGD-20": "pgd20", "CW": "cw", "AutoAttack": "autoattack"}
+
+
+class Audit(NamedTuple):
+    """A table of rules on the pages of SFAT: (row, seed) -> cell, and the round after which they are judged."""
+
+    cells: dict[tuple[str, int], dict[str, Any]]
+    last: int
+
+    def seeds(self, row: str) -> list[int]:
+        return sorted(seed for name, seed in self.cells if name == row)
+
+    def verdicts(self, row: str, attack: str, seeds: list[int] | None = None) -> list[np.ndarray]:
+        """Of each seed, one 0 or 1 an image."""
+        chosen = self.seeds(row) if seeds is None else seeds
+        return [verdicts(self.cells[row, seed], ATTACKS[attack], self.last) for seed in chosen]
+
+    def against_fat(self, row: str, attack: str) -> tuple[list[np.ndarray], list[np.ndarray]]:
+        """Verdicts of a row and of FAT at the seeds that both have."""
+        seeds = [seed for seed in self.seeds(row) if ("FAT", seed) in self.cells]
+        return self.verdicts(row, attack, seeds), self.verdicts("FAT", attack, seeds)
 
 
 @functools.cache
-def fashion(partition: str) -> dict[tuple[str, int], dict[str, Any]]:
-    """(row, seed) -> cell, of one split."""
-    rows = {rule: row for row, rule in FASHION.items()}
-    return {
+def audit(page: str, partition: str) -> Audit:
+    """The cells behind a table of results/sfat.md or results/sfat-fashion.md."""
+    file, last = {"sfat.md": ("sfat-jpeg75-cpu.jsonl", 20), "sfat-fashion.md": ("sfat-fashion-cpu.jsonl", 10)}[page]
+    rows = {rule: row for row, rule in SFATS.items()}
+    found = {
         (rows[setting(cell["spec"]["protocol"], "rule")["name"]], cell["spec"]["seed"]): cell
-        for cell in cells("sfat-fashion-cpu.jsonl")
+        for cell in cells(file)
         if cell["spec"]["partition"]["name"] == partition
     }
+    return Audit(found, last)
 
 
-def fashion_accuracies(partition: str) -> list[str]:
-    """The lines of the page's table: mean ± sample deviation over the seeds that a row has."""
-    found, lines = fashion(partition), []
-    for row in [row for row in FASHION if any(name == row for name, _ in found)]:
-        seeds = sorted(seed for name, seed in found if name == row)
+def accuracy_lines(found: Audit) -> list[str]:
+    """The lines of a page's table: mean ± sample deviation over the seeds that a row has."""
+    lines = []
+    for row in [row for row in SFATS if found.seeds(row)]:
         shown = []
-        for metric in (*PAPERS.values(), "autoattack"):
-            values = percents((found[row, s] for s in seeds), metric, 10)
-            shown.append(show(np.mean(values)) + (f" ±{show(np.std(values, ddof=1))}" if len(values) > 1 else ""))
-        lines.append(f"| {row} | {len(seeds)} | {' | '.join(shown)} |")
+        for attack in ATTACKS:
+            values = [100 * float(one.mean()) for one in found.verdicts(row, attack)]
+            shown.append(f"{show(np.mean(values))} ±{show(np.std(values, ddof=1))}")
+        lines.append(f"| {row} | {len(found.seeds(row))} | {' | '.join(shown)} |")
     return lines
 
 
-def minus_fat(partition: str) -> dict[tuple[str, str], list[np.ndarray]]:
-    """(row, column of the page) -> the difference to FAT of each image, for every seed that both have."""
-    found, pairs = fashion(partition), {}
-    for row in list(FASHION)[1:]:
-        if seeds := sorted(seed for name, seed in found if name == row and ("FAT", seed) in found):
-            for shown, metric in PAPERS.items():
-                both = ((verdicts(found[name, s], metric, 10) for name in (row, "FAT")) for s in seeds)
-                pairs[row, shown] = [ours - fat for ours, fat in both]
-    return pairs
+def differences_to_fat(found: Audit) -> dict[tuple[str, str], tuple[list[float], str, float]]:
+    """(row, attack) -> points of each seed, "mean (interval)" over seeds and images, p after Holm over the table."""
+    compared = {}
+    for row in [row for row in SFATS if row != "FAT" and found.seeds(row)]:
+        for attack in ATTACKS:
+            ours, fat = found.against_fat(row, attack)
+            each = [100 * float(a.mean() - b.mean()) for a, b in zip(ours, fat, strict=True)]
+            compared[row, attack] = (each, *over_both(ours, fat))
+    corrected = holm([value for *_, value in compared.values()])
+    return {key: (each, text, p) for (key, (each, text, _)), p in zip(compared.items(), corrected, strict=True)}
 
 
-def over_seeds(differences: list[np.ndarray]) -> float:
-    """p of the paired t test over seeds."""
-    return float(stats.ttest_1samp([float(d.mean()) for d in differences], 0).pvalue)
+def difference_lines(found: Audit) -> list[str]:
+    return [
+        f"| {row} - FAT | {attack} | {', '.join(show(one) for one in each)} | {text} | {p(value)} |"
+        for (row, attack), (each, text, value) in differences_to_fat(found).items()
+    ]
 
 
-def fashion_differences(partition: str) -> list[str]:
-    """The lines of the page's differences to FAT; p over images after Holm."""
-    lines, ps = [], []
-    for (row, shown), by_seed in minus_fat(partition).items():
-        images, value = paired(np.mean(by_seed, axis=0))
-        ps.append(value)
-        each = ", ".join(show(100 * float(d.mean())) for d in by_seed)
-        lines.append(f"| {row} - FAT | {shown} | {each} | {p(over_seeds(by_seed))} | {images} |")
-    return [f"{line} {p(value)} |" for line, value in zip(lines, holm(ps), strict=True)]
+AUDITS = [("sfat.md", "shah"), ("sfat-fashion.md", "shah"), ("sfat-fashion.md", "iid")]
 
 
-def test_fashion():
-    text = page("sfat-fashion.md")
-    for partition in ("shah", "iid"):
-        for line in [*fashion_accuracies(partition), *fashion_differences(partition)]:
-            assert line in text
-        for cell in fashion(partition).values():  # on the same images
-            strongest, weaker = verdicts(cell, "autoattack", 10), verdicts(cell, "pgd20", 10)
-            assert strongest.mean() <= weaker[: len(strongest)].mean()
+@pytest.mark.parametrize("name, partition", AUDITS)
+def test_sfat_tables(name: str, partition: str) -> None:
+    text, found = page(name), audit(name, partition)
+    for line in [*accuracy_lines(found), *difference_lines(found)]:
+        assert line in text
+    for cell in found.cells.values():  # on the same images
+        strongest, weaker = verdicts(cell, "autoattack", found.last), verdicts(cell, "pgd20", found.last)
+        assert strongest.mean() <= weaker[: len(strongest)].mean()
 
 
-def test_what_four_seeds_of_fashion_decide():
-    """Of sixteen paired t tests over seeds, four are below 0.05, and none is after Holm."""
-    differences = minus_fat("shah")
-    assert {len(by_seed) for by_seed in differences.values()} == {4} and len(differences) == 16
-    ps = [over_seeds(by_seed) for by_seed in differences.values()]
-    assert [sum(value < 0.05 for value in ps), sum(value < 0.05 for value in holm(ps))] == [4, 0]
+def test_what_five_seeds_of_fashion_decide() -> None:
+    """Nothing is told from FAT; the interval of SFAT under PGD-20 and the range over seeds are as the page says."""
     text = " ".join(page("sfat-fashion.md").split())
-    assert "of sixteen p-values over seeds, four are below 0.05, and none after Holm's correction" in text
-    assert "above FAT under attack, under PGD-20 and CW at every seed" in text
-    assert min(d.mean() for column in ("PGD-20", "CW") for d in differences["Re-SFAT", column]) > 0
+    skewed, alike = (differences_to_fat(audit("sfat-fashion.md", partition)) for partition in ("shah", "iid"))
+    assert len(skewed) == 20 and {len(each) for each, *_ in skewed.values()} == {5}
+    assert min(value for found in (skewed, alike) for *_, value in found.values()) >= 0.05
+    assert "No row can be told from FAT under any attack" in text
+    ends = {row: skewed[row, "PGD-20"][1].rstrip(")").split("(")[1].split(" to ") for row in list(SFATS)[1:]}
+    assert f"Here the interval ends at {ends['SFAT'][1]} points" in text
+    down, up = ends["FAT shrunk"][0].removeprefix("-"), ends["Re-SFAT"][1]
+    assert f"the interval of FAT shrunk reaches {down} points down, that of Re-SFAT {up} points up" in text
+    shrunk = [one for row in ("FAT shrunk", "SFAT (released)") for one in skewed[row, "CW"][0]]
+    assert f"Under CW it ranges from {show(-min(shrunk))} points below FAT to {show(max(shrunk))} above" in text
 
 
-def fashion_over_both(partition: str) -> tuple[str, str]:
+def test_what_five_seeds_of_cifar_decide() -> None:
+    """Nothing after Holm; by itself the shrink's cost in natural accuracy is there, at every seed."""
+    text, found = " ".join(page("sfat.md").split()), audit("sfat.md", "shah")
+    differences = differences_to_fat(found)
+    assert len(differences) == 15 and {len(each) for each, *_ in differences.values()} == {5}
+    assert min(value for *_, value in differences.values()) >= 0.05
+    assert f"here the interval ends at {differences['SFAT', 'PGD-20'][1].rstrip(')').split(' to ')[1]}" in text
+    ps = []
+    for row in ("SFAT (released)", "FAT shrunk"):
+        each, interval, corrected = differences[row, "natural"]
+        assert max(each) < 0 and interval.rstrip(")").split(" to ")[1].startswith("-") and p(corrected) == "0.12"
+        ps.append(p(over_both(*found.against_fat(row, "natural"))[1]))
+    assert f"(p {' and '.join(ps)}). After Holm over the fifteen they are at 0.12" in text
+    costs = []
+    for attack in ("AutoAttack", "PGD-20"):  # on the same images
+        both, _ = over_both(*([one[:500] for one in side] for side in found.against_fat("FAT shrunk", attack)))
+        costs.append(both.removeprefix("-").rstrip(")").split(" ("))
+    (strong, its), (weak, their) = costs
+    said = f"FAT shrunk is {strong} point below FAT, {its}. On the same images that is {weak} under PGD-20, {their}."
+    assert said in text
+    down, up = differences["SFAT", "AutoAttack"][1].rstrip(")").split("(-")[1].split(" to ")
+    assert f"SFAT - FAT under AutoAttack reaches {down} points down and {up} up" in text
+
+
+def test_the_same_cells_trained_twice_are_the_same_to_the_last_bit() -> None:
+    """Two commits: every number that training logged, but for how long it took."""
+
+    def logged(file: str) -> dict[str, set[tuple[Any, ...]]]:
+        trained = {cell["cell"]: s for cell in cells(file) for s in cell["stages"] if s["stage"] == "train"}
+        return {id: {tuple(n[:5]) for n in s["numbers"] if n[2] != "seconds"} for id, s in trained.items()}
+
+    earlier, now = logged("sfat-bf16-cpu.jsonl"), logged("sfat-jpeg75-cpu.jsonl")
+    assert len(earlier) == 8 and all(numbers <= now[id] for id, numbers in earlier.items())  # today's log has more
+    assert f"All {sum(map(len, earlier.values())):,} numbers" in page("sfat.md")
+
+
+def test_the_table_of_the_front_page() -> None:
+    found = audit("sfat-fashion.md", "shah")
+    differences = differences_to_fat(found)
+    text = (RESULTS.parent / "README.md").read_text(encoding="utf-8")
+    for line in accuracy_lines(found):
+        _, row, _, natural, _, pgd20, _, strongest, _ = (part.strip() for part in line.split("|"))
+        last = "|" if row == "FAT" else f"| {differences[row, 'PGD-20'][1]} |"
+        assert f"| {row} | {natural} | {pgd20} | {strongest} {last}" in text
+
+
+def pgd20_over_both(name: str, partition: str) -> tuple[str, str]:
     """SFAT - FAT under PGD-20 and its interval over seeds and images."""
-    found = fashion(partition)
-    seeds = sorted(seed for name, seed in found if name == "SFAT")
-    both, _ = over_both(*([verdicts(found[row, s], "pgd20", 10) for s in seeds] for row in ("SFAT", "FAT")))
-    mean, interval = both.rstrip(")").split(" (")
+    found = audit(name, partition)
+    text, _ = over_both(*found.against_fat("SFAT", "PGD-20"))
+    mean, interval = text.rstrip(")").split(" (")
     return mean, interval
 
 
-def test_the_first_sentences_on_fashion():
-    text = page("sfat-fashion.md")
-    mean, interval = fashion_over_both("iid")
-    assert f"With IID clients it is {mean} points, {interval}." in text
-    mean, interval = fashion_over_both("shah")
-    quoted = f"{mean} points, 95 % interval {interval} over seeds and images"
-    assert quoted in " ".join(text.split())
-    assert f"is {quoted}" in " ".join((RESULTS.parent / "README.md").read_text(encoding="utf-8").split())
+def test_the_first_sentences_on_sfat():
+    mean, interval = pgd20_over_both("sfat-fashion.md", "iid")
+    assert f"With IID clients it is {mean} points, {interval}" in " ".join(page("sfat-fashion.md").split())
+    for name in ("sfat.md", "sfat-fashion.md"):
+        mean, interval = pgd20_over_both(name, "shah")
+        quoted = f"{mean} points, 95 % interval {interval} over seeds and images"
+        assert quoted in " ".join(page(name).split())
+    assert quoted in " ".join((RESULTS.parent / "README.md").read_text(encoding="utf-8").split())

@@ -121,13 +121,13 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
     """The committed SFAT results of both precisions in one database, in the order of their names: not that of time."""
     with Store.open(str(tmp_path_factory.mktemp("both") / "sfat.db"), create=True) as opened:
         lines.import_(opened, RESULTS / "sfat-fp32-cpu.jsonl")
-        assert lines.import_(opened, RESULTS / "sfat-jpeg75-cpu.jsonl")["new replicates"] == 4
+        assert lines.import_(opened, RESULTS / "sfat-bf16-cpu.jsonl")["new replicates"] == 4
         yield opened
 
 
 def table(store: Store, which: str) -> Any:
     suite = files.load("sfat-audit-jpeg75")
-    (grid,) = report.tables(suite, suite.plan("cpu"), store, which=which)
+    (grid,) = report.tables(suite, suite.plan("precision"), store, which=which)
     return grid
 
 
@@ -167,7 +167,7 @@ def test_what_cannot_be_told_from_the_best_is_marked(both: Store, tmp_path: Path
         "tables: [{id: audit, title: t, rows: [dataset, method], values: {PGD-20: pgd20}, ties: false}]\n"
     )
     suite = files.load(str(file))
-    (plain,) = report.tables(suite, suite.plan("cpu"), both)
+    (plain,) = report.tables(suite, suite.plan("precision"), both)
     assert value(plain, "FAT", "PGD-20").rank == "best"
     assert plain.footnotes == []
 
@@ -180,7 +180,7 @@ def test_only_what_competes_is_tied(both: Store, tmp_path: Path) -> None:
         "tables: [{id: audit, title: t, rows: [dataset, method], values: {PGD-20: pgd20}, rivals: [dataset]}]\n"
     )
     suite = files.load(str(file))
-    (grid,) = report.tables(suite, suite.plan("cpu"), both)
+    (grid,) = report.tables(suite, suite.plan("precision"), both)
     assert {value.rank for value in grid.all()} == {""}
     assert grid.split and grid.footnotes == []
 
@@ -188,7 +188,7 @@ def test_only_what_competes_is_tied(both: Store, tmp_path: Path) -> None:
 def test_one_seed_is_told_apart_by_mcnemars_test(both: Store) -> None:
     """Seed 6 under natural: FAT shrunk is below FAT (p < 3e-7), SFAT is not."""
     suite = files.load("sfat-audit-jpeg75")
-    (grid,) = report.tables(suite, suite.plan("cpu", [6]), both)
+    (grid,) = report.tables(suite, suite.plan("precision", [6]), both)
     ranks = {method: value(grid, method, "natural").rank for method in ("FAT", "FAT shrunk", "SFAT")}
     assert ranks == {"FAT": "shared", "FAT shrunk": "", "SFAT": "shared"}
 
@@ -214,7 +214,8 @@ def test_one_table_of_all_options(both: Store, monkeypatch: Any, capsys: pytest.
     from fatbench.cli import app
 
     text = (
-        "fatbench report sfat-audit-jpeg75 --preset cpu --rows suite,method --columns pgd20 --select last --format json"
+        "fatbench report sfat-audit-jpeg75 --preset precision --rows suite,method --columns pgd20 --select last "
+        "--format json"
     )
     for which, mean in (("first", 0.25), ("latest", 0.243), ("pool", 0.2465)):
         command = [*text.split(), "--with-evaluated", "--replicates", which, "--db", str(both.database.path)]

@@ -72,7 +72,8 @@ def _parse_filter(text: str) -> Any:
     tokens.append("")
 
     def fail(what: str, hint: str = "") -> SpecError:
-        return SpecError(f"-k: {what} in '{text}'{hint} (write for example: model=nin and not method='SFAT (released)')")
+        example = "write for example: model=nin and not method='SFAT (released)'"
+        return SpecError(f"-k: {what} in '{text}'{hint} ({example})")
 
     def either() -> Any:
         left = both()
