@@ -123,7 +123,9 @@ def test_seeds_are_refused_before_they_are_counted(seeds, place, monkeypatch, ca
     ids=lambda text: text[:12],
 )
 def test_filters(where, message, place, monkeypatch, capsys):
-    assert message in refused(monkeypatch, capsys, "plan", "suite", "sfat-cifar10", "--smoke", "-k", where)
+    plan = ("plan", "suite", "sfat-cifar10", "--smoke")
+    assert message in refused(monkeypatch, capsys, *plan, "-k", where)
+    assert message in refused(monkeypatch, capsys, *plan, "-k", "rule=sfat", "-k", where)
 
 
 def test_a_filter_may_still_have_quotes_and_brackets(place):

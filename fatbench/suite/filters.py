@@ -26,7 +26,7 @@ def select(plan: Plan, where: str) -> Plan:
         known = functools.cache(lambda: {name for cell in plan.cells for name in _facts(cell)})
         cells = [cell for cell in plan.cells if test(_facts(cell), known)]
     except RecursionError:
-        raise SpecError(f"-k: nested too deeply: '{where[:60]}...'") from None
+        raise _too_deep(where) from None
     if not cells:
         raise NothingMatched(f"-k '{where}' matches none of the {len(plan.unique())} cells of '{plan.suite}'")
     return replace(plan, cells=cells)
@@ -55,9 +55,18 @@ def _facts(cell: Cell) -> dict[str, str]:
 
 def joined(filters: list[str]) -> str:
     """One filter that holds where all of these hold. SpecError: one of them cannot be read by itself."""
+    if len(filters) == 1:
+        return filters[0]
     for one in filters:
-        _parse_filter(one)
-    return " and ".join(f"({one})" for one in filters) if len(filters) > 1 else filters[0]
+        try:
+            _parse_filter(one)
+        except RecursionError:
+            raise _too_deep(one) from None
+    return " and ".join(f"({one})" for one in filters)
+
+
+def _too_deep(where: str) -> SpecError:
+    return SpecError(f"-k: nested too deeply: '{where[:60]}...'")
 
 
 def _parse_filter(text: str) -> Any:
