@@ -171,10 +171,20 @@ def packed(outcomes: list[np.ndarray]) -> list[tuple[int, int]]:
 
 def over_both(a: list[np.ndarray], b: list[np.ndarray], n: int | None = None) -> tuple[str, float]:
     """("mean (low to high)" in points, p) of a difference over seeds and n images; of several models their mean."""
+    both = crossed(a, b, n)
+    return f"{show(100 * both.mean)} ({interval(both)})", both.p
+
+
+def crossed(a: list[np.ndarray], b: list[np.ndarray], n: int | None = None) -> statistics.Crossed:
+    """A difference over seeds and n images."""
     both = statistics.crossed(packed(a), packed(b), n)
     assert both is not None
-    mean, low, high = (show(100 * value) for value in (both.mean, both.low, both.high))
-    return f"{mean} ({low} to {high})", both.p
+    return both
+
+
+def interval(both: statistics.Crossed) -> str:
+    """Its two ends, in points."""
+    return f"{show(100 * both.low)} to {show(100 * both.high)}"
 
 
 def from_trained_lines() -> list[str]:
@@ -595,9 +605,9 @@ class Audit(NamedTuple):
 
 
 @functools.cache
-def audit(page: str, partition: str) -> Audit:
-    """The cells behind a table of results/sfat.md or results/sfat-fashion.md."""
-    file, last = {"sfat.md": ("sfat-jpeg75-cpu.jsonl", 20), "sfat-fashion.md": ("sfat-fashion-cpu.jsonl", 10)}[page]
+def audit(name: str, partition: str) -> Audit:
+    """The cells behind a table of the page results/NAME."""
+    file, last = {"sfat.md": ("sfat-jpeg75-cpu.jsonl", 20), "sfat-fashion.md": ("sfat-fashion-cpu.jsonl", 10)}[name]
     rows = {rule: row for row, rule in SFATS.items()}
     found = {
         (rows[setting(cell["spec"]["protocol"], "rule")["name"]], cell["spec"]["seed"]): cell
@@ -619,22 +629,32 @@ def accuracy_lines(found: Audit) -> list[str]:
     return lines
 
 
-def differences_to_fat(found: Audit) -> dict[tuple[str, str], tuple[list[float], str, float]]:
-    """(row, attack) -> points of each seed, "mean (interval)" over seeds and images, p after Holm over the table."""
-    compared = {}
+class Difference(NamedTuple):
+    """A row minus FAT under an attack: points of each seed, over seeds and images, p after Holm over the table."""
+
+    each: list[float]
+    both: statistics.Crossed
+    p: float
+
+
+@functools.cache
+def differences_to_fat(name: str, partition: str) -> dict[tuple[str, str], Difference]:
+    """(row, attack) -> the difference, of the table of a page."""
+    found, compared = audit(name, partition), {}
     for row in [row for row in SFATS if row != "FAT" and found.seeds(row)]:
         for attack in ATTACKS:
             ours, fat = found.against_fat(row, attack)
             each = [100 * float(a.mean() - b.mean()) for a, b in zip(ours, fat, strict=True)]
-            compared[row, attack] = (each, *over_both(ours, fat))
-    corrected = holm([value for *_, value in compared.values()])
-    return {key: (each, text, p) for (key, (each, text, _)), p in zip(compared.items(), corrected, strict=True)}
+            compared[row, attack] = (each, crossed(ours, fat))
+    corrected = holm([both.p for _, both in compared.values()])
+    return {key: Difference(*said, value) for (key, said), value in zip(compared.items(), corrected, strict=True)}
 
 
-def difference_lines(found: Audit) -> list[str]:
+def difference_lines(name: str, partition: str) -> list[str]:
     return [
-        f"| {row} - FAT | {attack} | {', '.join(show(one) for one in each)} | {text} | {p(value)} |"
-        for (row, attack), (each, text, value) in differences_to_fat(found).items()
+        f"| {row} - FAT | {attack} | {', '.join(show(one) for one in found.each)} "
+        f"| {show(100 * found.both.mean)} ({interval(found.both)}) | {p(found.p)} |"
+        for (row, attack), found in differences_to_fat(name, partition).items()
     ]
 
 
@@ -644,7 +664,7 @@ AUDITS = [("sfat.md", "shah"), ("sfat-fashion.md", "shah"), ("sfat-fashion.md", 
 @pytest.mark.parametrize("name, partition", AUDITS)
 def test_sfat_tables(name: str, partition: str) -> None:
     text, found = page(name), audit(name, partition)
-    for line in [*accuracy_lines(found), *difference_lines(found)]:
+    for line in [*accuracy_lines(found), *difference_lines(name, partition)]:
         assert line in text
     for cell in found.cells.values():  # on the same images
         strongest, weaker = verdicts(cell, "autoattack", found.last), verdicts(cell, "pgd20", found.last)
@@ -654,40 +674,38 @@ def test_sfat_tables(name: str, partition: str) -> None:
 def test_what_five_seeds_of_fashion_decide() -> None:
     """Nothing is told from FAT; the interval of SFAT under PGD-20 and the range over seeds are as the page says."""
     text = " ".join(page("sfat-fashion.md").split())
-    skewed, alike = (differences_to_fat(audit("sfat-fashion.md", partition)) for partition in ("shah", "iid"))
-    assert len(skewed) == 20 and {len(each) for each, *_ in skewed.values()} == {5}
-    assert min(value for found in (skewed, alike) for *_, value in found.values()) >= 0.05
+    skewed, alike = (differences_to_fat("sfat-fashion.md", partition) for partition in ("shah", "iid"))
+    assert len(skewed) == 20 and {len(one.each) for one in skewed.values()} == {5}
+    assert min(one.p for found in (skewed, alike) for one in found.values()) >= 0.05
     assert "No row can be told from FAT under any attack" in text
-    ends = {row: skewed[row, "PGD-20"][1].rstrip(")").split("(")[1].split(" to ") for row in list(SFATS)[1:]}
-    assert f"Here the interval ends at {ends['SFAT'][1]} points" in text
-    down, up = ends["FAT shrunk"][0].removeprefix("-"), ends["Re-SFAT"][1]
+    both = {row: skewed[row, "PGD-20"].both for row in list(SFATS)[1:]}
+    assert f"Here the interval ends at {show(100 * both['SFAT'].high)} points" in text
+    down, up = show(-100 * both["FAT shrunk"].low), show(100 * both["Re-SFAT"].high)
     assert f"the interval of FAT shrunk reaches {down} points down, that of Re-SFAT {up} points up" in text
-    shrunk = [one for row in ("FAT shrunk", "SFAT (released)") for one in skewed[row, "CW"][0]]
+    shrunk = [one for row in ("FAT shrunk", "SFAT (released)") for one in skewed[row, "CW"].each]
     assert f"Under CW it ranges from {show(-min(shrunk))} points below FAT to {show(max(shrunk))} above" in text
 
 
 def test_what_five_seeds_of_cifar_decide() -> None:
     """Nothing after Holm; by itself the shrink's cost in natural accuracy is there, at every seed."""
     text, found = " ".join(page("sfat.md").split()), audit("sfat.md", "shah")
-    differences = differences_to_fat(found)
-    assert len(differences) == 15 and {len(each) for each, *_ in differences.values()} == {5}
-    assert min(value for *_, value in differences.values()) >= 0.05
-    assert f"here the interval ends at {differences['SFAT', 'PGD-20'][1].rstrip(')').split(' to ')[1]}" in text
-    ps = []
-    for row in ("SFAT (released)", "FAT shrunk"):
-        each, interval, corrected = differences[row, "natural"]
-        assert max(each) < 0 and interval.rstrip(")").split(" to ")[1].startswith("-") and p(corrected) == "0.12"
-        ps.append(p(over_both(*found.against_fat(row, "natural"))[1]))
-    assert f"(p {' and '.join(ps)}). After Holm over the fifteen they are at 0.12" in text
-    costs = []
-    for attack in ("AutoAttack", "PGD-20"):  # on the same images
-        both, _ = over_both(*([one[:500] for one in side] for side in found.against_fat("FAT shrunk", attack)))
-        costs.append(both.removeprefix("-").rstrip(")").split(" ("))
-    (strong, its), (weak, their) = costs
-    said = f"FAT shrunk is {strong} point below FAT, {its}. On the same images that is {weak} under PGD-20, {their}."
-    assert said in text
-    down, up = differences["SFAT", "AutoAttack"][1].rstrip(")").split("(-")[1].split(" to ")
-    assert f"SFAT - FAT under AutoAttack reaches {down} points down and {up} up" in text
+    differences = differences_to_fat("sfat.md", "shah")
+    assert len(differences) == 15 and {len(one.each) for one in differences.values()} == {5}
+    assert min(one.p for one in differences.values()) >= 0.05
+    assert f"here the interval ends at {show(100 * differences['SFAT', 'PGD-20'].both.high)}" in text
+    shrinks = [differences[row, "natural"] for row in ("SFAT (released)", "FAT shrunk")]
+    for one in shrinks:
+        assert max(one.each) < 0 and one.both.high < 0 and p(one.p) == "0.12"
+    alone = " and ".join(p(one.both.p) for one in shrinks)
+    assert f"(p {alone}). After Holm over the fifteen they are at 0.12" in text
+    strong, weak = (  # on the same images
+        crossed(*([one[:500] for one in side] for side in found.against_fat("FAT shrunk", attack)))
+        for attack in ("AutoAttack", "PGD-20")
+    )
+    assert f"FAT shrunk is {show(-100 * strong.mean)} point below FAT, {interval(strong)}." in text
+    assert f"On the same images that is {show(-100 * weak.mean)} under PGD-20, {interval(weak)}." in text
+    both = differences["SFAT", "AutoAttack"].both
+    assert f"under AutoAttack reaches {show(-100 * both.low)} points down and {show(100 * both.high)} up" in text
 
 
 def test_the_same_cells_trained_twice_are_the_same_to_the_last_bit() -> None:
@@ -703,28 +721,21 @@ def test_the_same_cells_trained_twice_are_the_same_to_the_last_bit() -> None:
 
 
 def test_the_table_of_the_front_page() -> None:
-    found = audit("sfat-fashion.md", "shah")
-    differences = differences_to_fat(found)
+    differences = differences_to_fat("sfat-fashion.md", "shah")
     text = (RESULTS.parent / "README.md").read_text(encoding="utf-8")
-    for line in accuracy_lines(found):
+    for line in accuracy_lines(audit("sfat-fashion.md", "shah")):
         _, row, _, natural, _, pgd20, _, strongest, _ = (part.strip() for part in line.split("|"))
-        last = "|" if row == "FAT" else f"| {differences[row, 'PGD-20'][1]} |"
+        both = None if row == "FAT" else differences[row, "PGD-20"].both
+        last = f"| {show(100 * both.mean)} ({interval(both)}) |" if both else "|"
         assert f"| {row} | {natural} | {pgd20} | {strongest} {last}" in text
 
 
-def pgd20_over_both(name: str, partition: str) -> tuple[str, str]:
-    """SFAT - FAT under PGD-20 and its interval over seeds and images."""
-    found = audit(name, partition)
-    text, _ = over_both(*found.against_fat("SFAT", "PGD-20"))
-    mean, interval = text.rstrip(")").split(" (")
-    return mean, interval
-
-
 def test_the_first_sentences_on_sfat():
-    mean, interval = pgd20_over_both("sfat-fashion.md", "iid")
-    assert f"With IID clients it is {mean} points, {interval}" in " ".join(page("sfat-fashion.md").split())
+    both = differences_to_fat("sfat-fashion.md", "iid")["SFAT", "PGD-20"].both
+    said = f"With IID clients it is {show(100 * both.mean)} points, {interval(both)}"
+    assert said in " ".join(page("sfat-fashion.md").split())
     for name in ("sfat.md", "sfat-fashion.md"):
-        mean, interval = pgd20_over_both(name, "shah")
-        quoted = f"{mean} points, 95 % interval {interval} over seeds and images"
+        both = differences_to_fat(name, "shah")["SFAT", "PGD-20"].both
+        quoted = f"{show(100 * both.mean)} points, 95 % interval {interval(both)} over seeds and images"
         assert quoted in " ".join(page(name).split())
     assert quoted in " ".join((RESULTS.parent / "README.md").read_text(encoding="utf-8").split())
