@@ -200,6 +200,9 @@ def test_a_page_shows_the_numbers_of_the_tables(site: Path) -> None:
     row = re.search(r'<th class="stub" scope="row">FAT</th>\s*(.*?)</tr>', page, re.DOTALL)
     assert row is not None
     said = re.sub(r"\s+", " ", re.sub("<[^>]+>", " ", row[1])).strip()
+    board = page[page.index('id="board-') :].split("</thead>")[0]
+    heads = [re.sub("<[^>]+>", "", head).strip() for head in re.findall(r"<th[^>]*>(.*?)</th>", board, re.DOTALL)]
+    assert {"natural", "PGD-20", "FGSM (released)", "AA"} <= set(heads)  # as the tables say, not as they are stored
     assert said.startswith("36.36 ±2.39 ≈ paper 58.13 ±0.68") and "23.00 ±1.85 ≈ paper 32.56 ±0.01" in said
     dialog = page[page.index('id="cell-3fd810c82fcf"') :].split("</dialog>")[0]
     who = (

@@ -91,8 +91,8 @@ def _grid(task: Task, store: Store, select: Checkpoint, which: str) -> Grid | No
         for table in suite.tables:
             for heading, source in table.values.items():
                 parsed = Source.parse(source)
-                # what a table calls an attack may speak of its own rows: "AT, PGD-7"
-                own = parsed.stage == "train" or _plain(heading) == _plain(parsed.metric)
+                # some headings speak of their table's rows: "AT, PGD-7" of those trained so, "server" of the method's
+                own = parsed.metric != "natural" and heading not in table.conditions
                 if not parsed.stage.startswith(("gap", "prior")):
                     shown.setdefault(source, (heading if own else parsed.metric, table.best[heading]))
     sources = list(task.evaluations) or list(shown)
@@ -115,11 +115,6 @@ def _grid(task: Task, store: Store, select: Checkpoint, which: str) -> Grid | No
     suite = replace(suite, contents=suite.contents.model_copy(update={"tables": [table]}))
     found = tables(suite, plan, store, select=select, published=False, which=which)
     return found[0] if found else None
-
-
-def _plain(name: str) -> str:
-    """ "PGD-20" as "pgd20"."""
-    return "".join(letter for letter in name.lower() if letter.isalnum())
 
 
 def _publish(board: Grid, grids: Sequence[Grid]) -> None:
