@@ -210,8 +210,8 @@ def check_data(jobs: Sequence[Job], root: Path) -> None:
     for text in weights.wanted(job.spec for job in jobs):
         found = weights.read(text)
         if found is not None and (row := weights.status(found, root))["state"] != "complete":
-            how = f" ({found.got_by})" if text in weights.WEIGHTS else ""
-            raise MachineError(f"model: weights: {text}: {row['message']}{how}")
+            how = found.got_by if text in weights.WEIGHTS else "put it there; the suite's description says who makes it"
+            raise MachineError(f"model: weights: {text}: {row['message']} ({how})")
     keys = ("data", "partition", "seed", "train", "train_from", "validation", "client_holdout")
     splits = {repr([job.spec[key] for key in keys]): job for job in jobs}
     datasets: dict[str, Any] = {}
