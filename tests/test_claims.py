@@ -225,6 +225,22 @@ def test_transformers_from_trained_weights():
     assert f"by up to {show(100 * max(spans), 0)} points" in text
 
 
+def test_transformers_trained_adversarially_from_trained_weights():
+    """Clean, PGD-7 and AutoAttack accuracy of each rule at the only seed that was run."""
+    text, found = page("fat-transformers.md"), from_trained()
+    assert {seed for _, training, seed in found if training == "AT"} == {6}
+    attacks = {"natural": 2000, "pgd7": 2000, "autoattack": 500}
+    for method in {method for method, _, _ in found}:
+        right = [verdicts(found[method, "AT", 6], attack, 20) for attack in attacks]
+        assert [len(one) for one in right] == list(attacks.values())
+        assert f"| {method} | {' | '.join(show(100 * one.mean()) for one in right)} |" in text
+    last = verdicts(found["FedWAvg(10)", "AT", 6], "natural", 20)
+    assert stats.binomtest(int(last.sum()), len(last), 0.1085, alternative="greater").pvalue > 0.01
+    for method in ("FedGATE", "SCAFFOLD"):
+        rows = [verdicts(found[name, "AT", 6], "autoattack", 20) for name in ("FedAvg", method)]
+        assert paired(rows[0] - rows[1])[0] == "6.2 (3.9 to 8.5)"
+
+
 @functools.cache
 def adfl() -> dict[tuple[str, bool, int], dict[str, Any]]:
     """(label table, is it AdFL, seed) -> cell."""
@@ -497,29 +513,31 @@ def test_april_attack_names_every_masked_image():
     assert named == {rate: [1.0] * 24 for rate in (0.2, 0.5, 0.8)}
 
 
-ATTACKERS = {"APRIL": ("april", 1), "`patch_ls`": ("patch_ls", 1), "`masked`": ("masked", 1),
-             "`masked`, 5 rounds": ("masked", 5)}  # fmt: skip
+ATTACKERS = {"APRIL": ("april", 1), "`patch_ls`": ("patch_ls", 1), "`patch_ls`, upsampling": ("upsample", 1),
+             "`masked`": ("masked", 1), "`masked`, 5 rounds": ("masked", 5)}  # fmt: skip
 
 
-def trained_and_random() -> dict[tuple[str, int, float, bool], dict[str, np.ndarray]]:
-    """(inversion, rounds watched, R, trained) -> PSNR and whether it was named, of each of the 100 images."""
+def trained_and_random(file: str) -> dict[tuple[str, int, float, bool], dict[str, np.ndarray]]:
+    """(inversion or its solver, rounds watched, R, trained) -> PSNR and whether it was named, of each of 100 images."""
     found = {}
-    for cell in cells("april-trained-jpeg75-cpu.jsonl"):
+    for cell in cells(file):
         protocol = cell["spec"]["protocol"]
-        rate = setting(protocol, "defence").get("rate", 0.0)
+        inversion = setting(protocol, "inversion")
+        upsampling = inversion["name"] == "patch_ls" and inversion["solver"] == "upsample"
         key = (
-            setting(protocol, "inversion")["name"],
+            "upsample" if upsampling else inversion["name"],
             protocol["watched"],
-            rate,
+            setting(protocol, "defence").get("rate", 0.0),
             bool(cell["spec"]["model"]["weights"]),
         )
         found[key] = {m: np.array(list(numbers(cell, f"{m}_victim").values())) for m in ("psnr", "identification")}
+        assert len(found[key]["psnr"]) == 100
     return found
 
 
-def trained_lines() -> list[str]:
+def trained_lines(found: dict[tuple[str, int, float, bool], dict[str, np.ndarray]]) -> list[str]:
     """The rows of the page: dB and images named of each network, their difference; p after Holm over all of them."""
-    found, lines, ps, named = trained_and_random(), [], [], []
+    lines, ps, named = [], [], []
     for attacker, (name, watched) in ATTACKERS.items():
         for rate in (0.0, 0.2, 0.5, 0.8):
             if (name, watched, rate, True) not in found:
@@ -536,21 +554,44 @@ def trained_lines() -> list[str]:
     return [f"{line} {p(corrected[i])} | {p(corrected[len(ps) + i])} |" for i, line in enumerate(lines)]
 
 
-def test_inversions_of_trained_weights():
+@pytest.mark.parametrize(
+    ("file", "rows"), [("april-trained-jpeg75-cpu.jsonl", 14), ("april-trained-vit-s-jpeg75-cpu.jsonl", 18)]
+)
+def test_inversions_of_trained_weights(file: str, rows: int):
     text = page("april.md")
-    lines = trained_lines()
-    assert len(lines) == 14
+    lines = trained_lines(trained_and_random(file))
+    assert len(lines) == rows
     for line in lines:
         assert line in text
-    found = trained_and_random()
-    assert all(len(values["psnr"]) == 100 for values in found.values())
-    for inversion, watched, trained, shown in (
-        ("masked", 1, True, "33 of 100"),
-        ("patch_ls", 1, True, "78 of 100"),
-        ("masked", 5, True, "100 of 100"),
-        ("patch_ls", 1, False, "3 of 100"),
+
+
+def test_the_vit_s_has_learned():
+    found = {}
+    for cell in cells("vit-s-half-jpeg75-cpu.jsonl"):
+        right = verdicts(cell, "natural", cell["spec"]["protocol"]["rounds"])
+        found[cell["spec"]["size"]] = (len(right), float(right.mean()))
+    assert found == {96: (10_000, 0.398), 224: (10_000, 0.4455)}
+    text = " ".join(page("april.md").split())
+    assert "It is right on 39.8 % and then 44.55 % of 10,000 test images." in text
+    assert "right on 44.55 % of the test images" in text
+
+
+def test_names_from_trained_weights():
+    text = page("april.md")
+    small, large = (trained_and_random(f"april-trained-{name}jpeg75-cpu.jsonl") for name in ("", "vit-s-"))
+    for found, inversion, watched, rate, trained, shown in (
+        (small, "masked", 1, 0.8, True, "33 of 100"),
+        (small, "patch_ls", 1, 0.8, True, "78 of 100"),
+        (small, "masked", 5, 0.8, True, "100 of 100"),
+        (small, "patch_ls", 1, 0.8, False, "3 of 100"),
+        (large, "april", 1, 0.2, True, "99 of 100"),
+        (large, "april", 1, 0.5, True, "100 of 100"),
+        (large, "april", 1, 0.8, True, "94 of 100"),
+        (large, "april", 1, 0.2, False, "5 of 100"),
+        (large, "april", 1, 0.5, False, "1 of 100"),
+        (large, "april", 1, 0.8, False, "1 of 100"),
     ):
-        hits = int(found[inversion, watched, 0.8, trained]["identification"].sum())
+        hits = int(found[inversion, watched, rate, trained]["identification"].sum())
         low, high = stats.binomtest(hits, 100).proportion_ci(method="wilson")
         assert shown == f"{hits} of 100"
         assert f"| {shown} | {show(100 * low, 0)} to {show(100 * high, 0)} %" in text

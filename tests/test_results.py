@@ -20,12 +20,15 @@ RESULTS = Path(__file__).parent.parent / "results"
 FORMATS = {".md": "markdown", ".tex": "latex"}
 ROWS = {  # the first words of a suite's name -> the file of its rows, and the preset that was run
     "adfl": ("adfl-mnist-jpeg-cpu", "cpu"),
+    "april-trained-vit-s": ("april-trained-vit-s-jpeg75-cpu", "cpu"),
     "april-trained": ("april-trained-jpeg75-cpu", "cpu"),
     "april": ("april-jpeg75-cpu", "cpu"),
+    "fat-transformers-trained": ("fat-transformers-trained-jpeg75-cpu", "cpu"),
     "fat-transformers": ("fat-transformers-jpeg75-cpu", "cpu"),
     "fedaux-imagenet": ("fedaux-imagenet-jpeg75-cpu", "cpu"),
     "fedvkd": ("fedvkd-cifar10-jpeg75-p02-cpu", "cpu"),
     "sfat-fashion": ("sfat-fashion-cpu", "cpu"),
+    "vit-s-half": ("vit-s-half-jpeg75-cpu", "cpu"),
     "vit-half": ("vit-half-jpeg75-cpu", "cpu"),
     "sfat-": ("sfat-jpeg75-cpu", "cpu"),
 }
