@@ -91,8 +91,8 @@ def _grid(task: Task, store: Store, select: Checkpoint, which: str) -> Grid | No
         for table in suite.tables:
             for heading, source in table.values.items():
                 parsed = Source.parse(source)
-                # some headings speak of their table's rows: "AT, PGD-7" of those trained so, "server" of the method's
-                own = parsed.metric != "natural" and heading not in table.conditions
+                # of an attack's headings some speak of their table's rows: "AT, PGD-7", and "server" for natural
+                own = parsed.stage == "train" or (parsed.metric != "natural" and heading not in table.conditions)
                 if not parsed.stage.startswith(("gap", "prior")):
                     shown.setdefault(source, (heading if own else parsed.metric, table.best[heading]))
     sources = list(task.evaluations) or list(shown)
