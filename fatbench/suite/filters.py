@@ -14,6 +14,8 @@ from fatbench.suite.types import number
 
 _TOKEN = re.compile(r"\s*(?:(?P<op>!=|==|=|<=|>=|<|>|\(|\))|(?P<quoted>'[^']*'|\"[^\"]*\")|(?P<word>[^\s()=!<>]+))")
 
+_DEEPEST = 100  # "not" and "(" within each other: each is a few calls deep, and Python allows about a thousand
+
 
 def select(plan: Plan, where: str) -> Plan:
     """The plan with only the cells that a filter such as "model=nin and rule=sfat" keeps.
@@ -21,12 +23,9 @@ def select(plan: Plan, where: str) -> Plan:
     A name is an axis, a setting by its dotted path, or a call of the cell (`model`, `rule`: compared with its name).
     SpecError: cannot be read, or an unknown name; NothingMatched: no cell is left.
     """
-    try:
-        test = _parse_filter(where)
-        known = functools.cache(lambda: {name for cell in plan.cells for name in _facts(cell)})
-        cells = [cell for cell in plan.cells if test(_facts(cell), known)]
-    except RecursionError:
-        raise _too_deep(where) from None
+    test = _parse_filter(where)
+    known = functools.cache(lambda: {name for cell in plan.cells for name in _facts(cell)})
+    cells = [cell for cell in plan.cells if test(_facts(cell), known)]
     if not cells:
         raise NothingMatched(f"-k '{where}' matches none of the {len(plan.unique())} cells of '{plan.suite}'")
     return replace(plan, cells=cells)
@@ -58,15 +57,8 @@ def joined(filters: list[str]) -> str:
     if len(filters) == 1:
         return filters[0]
     for one in filters:
-        try:
-            _parse_filter(one)
-        except RecursionError:
-            raise _too_deep(one) from None
+        _parse_filter(one)
     return " and ".join(f"({one})" for one in filters)
-
-
-def _too_deep(where: str) -> SpecError:
-    return SpecError(f"-k: nested too deeply: '{where[:60]}...'")
 
 
 def _parse_filter(text: str) -> Any:
@@ -79,36 +71,51 @@ def _parse_filter(text: str) -> Any:
         tokens.append(match.group().strip())
         position = match.end()
     tokens.append("")
+    depth = 0
 
     def fail(what: str, hint: str = "") -> SpecError:
         example = "write for example: model=nin and not method='SFAT (released)'"
         return SpecError(f"-k: {what} in '{text}'{hint} ({example})")
 
-    def either() -> Any:
-        left = both()
-        while tokens[0].lower() == "or":
+    def chain(word: str, read: Callable[[], Any], decides: bool) -> Any:
+        """Terms joined by a word, of which the first that is `decides` decides: one call, however many they are."""
+        terms = [read()]
+        while tokens[0].lower() == word:
             tokens.pop(0)
-            left = functools.partial(lambda a, b, f, k: a(f, k) or b(f, k), left, both())
-        return left
+            terms.append(read())
+
+        def test(facts: dict[str, str], known: Callable[[], set[str]]) -> bool:
+            for term in terms:
+                if term(facts, known) == decides:
+                    return decides
+            return not decides
+
+        return test if len(terms) > 1 else terms[0]
+
+    def either() -> Any:
+        return chain("or", both, True)
 
     def both() -> Any:
-        left = negation()
-        while tokens[0].lower() == "and":
-            tokens.pop(0)
-            left = functools.partial(lambda a, b, f, k: a(f, k) and b(f, k), left, negation())
-        return left
+        return chain("and", negation, False)
+
+    def opposite(inside: Any) -> Any:
+        return lambda facts, known: not inside(facts, known)
 
     def negation() -> Any:
-        if tokens[0].lower() == "not":
-            tokens.pop(0)
-            return functools.partial(lambda a, f, k: not a(f, k), negation())
-        if tokens[0] == "(":
-            tokens.pop(0)
-            inside = either()
+        nonlocal depth
+        if tokens[0].lower() not in ("not", "("):
+            return comparison()
+        depth += 1
+        if depth > _DEEPEST:
+            raise SpecError(f"-k: nested too deeply: '{text[:60]}...'")
+        if tokens.pop(0) == "(":
+            found = either()
             if tokens.pop(0) != ")":
                 raise fail("a ')' is missing")
-            return inside
-        return comparison()
+        else:
+            found = opposite(negation())
+        depth -= 1
+        return found
 
     def comparison() -> Any:
         name = tokens.pop(0)
