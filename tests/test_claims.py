@@ -175,14 +175,14 @@ def over_both(a: list[np.ndarray], b: list[np.ndarray], n: int | None = None) ->
     return f"{show(100 * both.mean)} ({interval(both)})", both.p
 
 
-def crossed(a: list[np.ndarray], b: list[np.ndarray], n: int | None = None) -> statistics.Crossed:
+def crossed(a: list[np.ndarray], b: list[np.ndarray], n: int | None = None) -> statistics.Difference:
     """A difference over seeds and n images."""
     both = statistics.crossed(packed(a), packed(b), n)
     assert both is not None
     return both
 
 
-def interval(both: statistics.Crossed) -> str:
+def interval(both: statistics.Difference) -> str:
     """Its two ends, in points."""
     return f"{show(100 * both.low)} to {show(100 * both.high)}"
 
@@ -674,7 +674,7 @@ class Difference(NamedTuple):
     """A row minus FAT under an attack: points of each seed, over seeds and images, p after Holm over the table."""
 
     each: list[float]
-    both: statistics.Crossed
+    both: statistics.Difference
     p: float
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from fatbench.cli import app
 from fatbench.errors import NothingMatched, SpecError
-from fatbench.report.compare import Comparison, Measured, Pair, as_text, compare, rows
+from fatbench.report.compare import Comparison, Measured, Pair, as_json, as_text, compare, rows
 from fatbench.report.statistics import holm
 from fatbench.store import lines
 from fatbench.store.stages import Store
@@ -45,6 +45,23 @@ def test_one_seed() -> None:
     assert "A 66.67, B 33.33: difference +33.33" in text
     assert "agreement 33.3 %, only A right 3, only B right 1, matched odds ratio 3.00; McNemar p = 0.62" in text
     assert text.endswith("=> McNemar: p = 0.62: A and B cannot be told apart\n")
+
+
+def test_one_seed_of_several_models() -> None:
+    """Images count 1 and 1/2 with two models, and 0 with one: differences 1 and 1/2, t = 3 of one degree of freedom."""
+    sides = {"a": {"e-00": Measured(0.75, 2, (0b1110, 4))}, "b": {"e-00": Measured(0.0, 2, (0b00, 2))}}
+    (found,) = compare([Pair("", 0, "a", "b")], sides.__getitem__, sides.__getitem__)
+    assert (found.test, found.p, found.images) == ("images", pytest.approx(0.20483276), ())
+    text = as_text([found], "x", "y", "last")
+    assert "images: several models judge an image, which counts with their mean" in text
+    assert text.endswith("=> images: p = 0.2: A and B cannot be told apart\n")
+    assert as_json([found])[0]["over_images"]["mean"] == 0.75
+
+
+def test_one_seed_without_verdicts() -> None:
+    sides = {"a": {"e-00": Measured(0.75, 2, None)}, "b": {"e-00": Measured(0.0, 2, None)}}
+    (found,) = compare([Pair("", 0, "a", "b")], sides.__getitem__, sides.__getitem__)
+    assert as_text([found], "x", "y", "last").endswith("=> nothing can be tested: one seed, and no verdicts\n")
 
 
 def test_two_seeds_and_a_row_without_verdicts() -> None:

@@ -16,6 +16,7 @@ from fatbench.report.statistics import (
     holm,
     images,
     mcnemar,
+    over_images,
     paired,
     t_quantile,
     t_tail,
@@ -181,6 +182,25 @@ def test_crossed_against_an_analysis_of_variance(seed: int, models: tuple[int, i
     assert (found.mean, found.error) == (pytest.approx(d.mean()), pytest.approx((variance / d.size) ** 0.5))
     assert found.df == pytest.approx(freedom)
     assert found.p == pytest.approx(2 * stats.t.sf(abs(d.mean()) / found.error, freedom))
+
+
+@pytest.mark.parametrize("models", [(1, 1), (3, 1), (2, 4)])
+def test_over_images_against_scipy(models: tuple[int, int]) -> None:
+    """Scipy's paired t test of what the models of an image have right on average."""
+    draw, n = random.Random(5), 40
+    a, b = (drawn(draw, n * k, share) for share, k in zip((0.6, 0.4), models, strict=True))
+    (d,) = table([a], [b], models)
+    expected = stats.ttest_1samp(d, 0)
+    found = over_images(a, b, n)
+    assert found is not None
+    assert (found.mean, found.df, found.p) == (pytest.approx(d.mean()), n - 1, pytest.approx(expected.pvalue))
+    assert (found.low, found.high) == tuple(pytest.approx(end) for end in expected.confidence_interval(0.95))
+
+
+def test_nothing_over_images() -> None:
+    """One image, or no difference that varies."""
+    assert over_images(bits("1"), bits("00"), 1) is None
+    assert over_images(bits("1111"), bits("00"), 2) is None
 
 
 def test_equal_methods_are_rarely_told_apart() -> None:

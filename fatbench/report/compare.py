@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from fatbench.errors import NothingMatched, SpecError, did_you_mean
 from fatbench.report import statistics
 from fatbench.report.flags import joined
-from fatbench.report.statistics import Crossed, Images, Paired, Verdicts
+from fatbench.report.statistics import Difference, Images, Paired, Verdicts
 from fatbench.store.replicates import SIGN
 from fatbench.store.selection import WORDS, Checkpoint
 from fatbench.suite import filters
@@ -59,7 +59,8 @@ class Comparison:
     b: tuple[float, ...]
     images: tuple[Images, ...]  # one a seed; empty: not one verdict an image is stored on both sides
     over_seeds: Paired | None  # None below two seeds
-    over_both: Crossed | None  # None below two seeds, or where no difference varies
+    over_both: Difference | None  # None below two seeds, or where no difference varies
+    over_images: Difference | None  # of one seed alone, where several models judge an image
     bootstrap: tuple[float, float] | None  # 95 % interval over seeds and images
     holm: float | None = None  # `p` after Holm's correction over all comparisons
 
@@ -74,6 +75,8 @@ class Comparison:
             return "seeds and images"
         if len(self.images) == 1:
             return "McNemar"
+        if self.over_images is not None:
+            return "images"
         return "paired t" if self.over_seeds is not None and self.over_seeds.t_p is not None else ""
 
     @property
@@ -83,6 +86,8 @@ class Comparison:
             return self.over_both.p
         if len(self.images) == 1:
             return self.images[0].p
+        if self.over_images is not None:
+            return self.over_images.p
         return None if self.over_seeds is None else self.over_seeds.t_p
 
 
@@ -252,6 +257,9 @@ def _comparison(row: str, metric: str, runs: Sequence[tuple[int, Measured, Measu
         images=tuple(map(statistics.images, ours, theirs)) if whole and counts == {n} else (),
         over_seeds=statistics.paired(dict(zip(seeds, a, strict=True)), dict(zip(seeds, b, strict=True))),
         over_both=statistics.crossed(ours, theirs, n) if whole else None,
+        over_images=statistics.over_images(ours[0], theirs[0], n)
+        if whole and len(runs) == 1 and counts != {n}
+        else None,
         bootstrap=statistics.bootstrap(ours, theirs, n, samples=samples) if whole else None,
     )
 
@@ -274,15 +282,19 @@ def as_json(comparisons: Sequence[Comparison]) -> list[dict[str, Any]]:
                 "mean": one.over_seeds.mean, "std": one.over_seeds.std, "interval": list(one.over_seeds.interval),
                 "t_p": one.over_seeds.t_p, "wilcoxon_p": one.over_seeds.wilcoxon_p, "cohens_d": one.over_seeds.d,
             },
-            "over_seeds_and_images": None if one.over_both is None else {
-                "mean": one.over_both.mean, "standard_error": one.over_both.error, "df": one.over_both.df,
-                "interval": [one.over_both.low, one.over_both.high], "p": one.over_both.p,
-            },
+            "over_seeds_and_images": _as_json(one.over_both), "over_images": _as_json(one.over_images),
             "bootstrap": None if one.bootstrap is None else list(one.bootstrap),
             "test": one.test or None, "p": one.p, "p_holm": one.holm,
         }
         for one in comparisons
     ]  # fmt: skip
+
+
+def _as_json(found: Difference | None) -> dict[str, Any] | None:
+    if found is None:
+        return None
+    return {"mean": found.mean, "standard_error": found.error, "df": found.df, "interval": [found.low, found.high],
+            "p": found.p}  # fmt: skip
 
 
 def as_text(comparisons: Sequence[Comparison], a: str, b: str, select: str) -> str:
@@ -301,6 +313,8 @@ def _block(one: Comparison, count: int) -> Iterable[str]:
     yield f"  A {means[0]:.2f}, B {means[1]:.2f}: difference {100 * one.difference:+.2f}"
     if one.over_both is not None:
         yield f"  over seeds and images: 95 % interval {_points(one.over_both.low, one.over_both.high)}"
+    if one.over_images is not None:
+        yield f"  over images: 95 % interval {_points(one.over_images.low, one.over_images.high)}"
     if one.bootstrap is not None:
         over = "seeds and images" if len(one.seeds) > 1 else "images"
         yield f"  bootstrap over {over}: 95 % interval {_points(*one.bootstrap)}"
@@ -315,7 +329,8 @@ def _block(one: Comparison, count: int) -> Iterable[str]:
         d = "" if test.d is None else f", Cohen's d {test.d:.2f}"
         yield f"  seeds: paired t {_p(test.t_p)}, Wilcoxon {_p(test.wilcoxon_p)}{d}"
     if one.p is None or one.holm is None:
-        yield "  => nothing can be tested: no difference varies"
+        lacking = len(one.seeds) == 1 and one.bootstrap is None
+        yield f"  => nothing can be tested: {'one seed, and no verdicts' if lacking else 'no difference varies'}"
         return
     said = "A and B differ" if one.holm < LEVEL else "A and B cannot be told apart"
     after = f", after Holm over {count} comparisons {_p(one.holm)}" if count > 1 else ""

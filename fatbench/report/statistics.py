@@ -21,6 +21,23 @@ Verdicts = tuple[int, int]  # (bits, n)
 EXACT = 50  # the signed-rank test counts patterns of signs up to so many differences
 
 
+@dataclass(frozen=True)
+class Difference:
+    """A mean difference of accuracies, with Student's t of what makes it uncertain."""
+
+    mean: float
+    error: float  # standard error
+    df: float
+    p: float
+    low: float  # of the 95 % confidence interval
+    high: float
+
+
+def _difference(mean: float, error: float, df: float) -> Difference:
+    half = t_quantile(0.975, df) * error
+    return Difference(mean, error, df, 2 * t_tail(mean / error, df), mean - half, mean + half)
+
+
 # --- over images: one network against another --------------------------------------------------------------------
 
 
@@ -50,6 +67,18 @@ def images(a: Verdicts, b: Verdicts) -> Images:
     _same(a, b)
     only_a, only_b = (a[0] & ~b[0]).bit_count(), (b[0] & ~a[0]).bit_count()
     return Images(a[1], (a[0] & b[0]).bit_count(), only_a, only_b, mcnemar(only_a, only_b))
+
+
+def over_images(a: Verdicts, b: Verdicts, n: int) -> Difference | None:
+    """The paired t test over n images of one seed, where an image counts with the mean of the models that judge it.
+
+    a, b: the verdicts of each model on all images, one model after the other. For one model on each side `images` is
+    exact. None below two images, or where no difference varies.
+    """
+    part = [*_models(a, n, 1), *_models(b, n, -1)]
+    total = sum(weight * bits.bit_count() for weight, bits in part)
+    variance = (_product(part, part) - total**2 / n) / (n - 1) if n > 1 else 0.0
+    return None if variance <= 1e-12 else _difference(total / n, math.sqrt(variance / n), n - 1)
 
 
 def mcnemar(only_a: int, only_b: int) -> float:
@@ -139,19 +168,7 @@ def wilcoxon(differences: Sequence[float]) -> float | None:
 # --- over seeds and images at once -------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Crossed:
-    """The mean difference over seeds and images, with what both make uncertain."""
-
-    mean: float
-    error: float  # standard error
-    df: float
-    p: float
-    low: float  # of the 95 % confidence interval
-    high: float
-
-
-def crossed(a: Sequence[Verdicts], b: Sequence[Verdicts], n: int | None = None) -> Crossed | None:
+def crossed(a: Sequence[Verdicts], b: Sequence[Verdicts], n: int | None = None) -> Difference | None:
     """The difference A - B of mean accuracies, seeds and images both taken as random; None below two seeds or images.
 
     a, b: verdicts of each seed, in the same order, all on the same n images. Where there are several times as many
@@ -178,9 +195,7 @@ def crossed(a: Sequence[Verdicts], b: Sequence[Verdicts], n: int | None = None) 
     if variance <= 1e-12:
         return None
     df = variance**2 / (by_seed**2 / (seeds - 1) + by_image**2 / (n - 1) + rest**2 / ((seeds - 1) * (n - 1)))
-    mean, error = sum(sums) / (seeds * n), math.sqrt(variance / (seeds * n))
-    half = t_quantile(0.975, df) * error
-    return Crossed(mean, error, df, 2 * t_tail(mean / error, df), mean - half, mean + half)
+    return _difference(sum(sums) / (seeds * n), math.sqrt(variance / (seeds * n)), df)
 
 
 def _models(verdicts: Verdicts, n: int, sign: int) -> list[tuple[float, int]]:
