@@ -151,8 +151,8 @@ def test_transformers_fedwavg_against_fedavg():
 FROM_TRAINED = {"samples": "FedAvg", "proximal": "FedProx", "fedgate": "FedGATE", "scaffold": "SCAFFOLD"}
 
 
-def from_trained() -> dict[tuple[str, str, int], dict[str, Any]]:
-    """(aggregator, training, seed) -> cell."""
+def from_trained(head: str = "vis") -> dict[tuple[str, str, int], dict[str, Any]]:
+    """(aggregator, training, seed) -> cell; the head "vis" is new, "cls" has learned with the rest."""
     found = {}
     for cell in cells("fat-transformers-trained-jpeg75-cpu.jsonl"):
         protocol = cell["spec"]["protocol"]
@@ -160,7 +160,8 @@ def from_trained() -> dict[tuple[str, str, int], dict[str, Any]]:
         name = "proximal" if setting(protocol, "proximal") else protocol["name"]
         method = FROM_TRAINED.get(name) or FROM_TRAINED.get(rule["name"]) or f"FedWAvg({rule['q']:g})"
         training = "NT" if setting(protocol, "objective")["name"] == "standard" else "AT"
-        found[method, training, cell["spec"]["seed"]] = cell
+        if setting(cell["spec"]["model"], "head") == head:
+            found[method, training, cell["spec"]["seed"]] = cell
     return found
 
 
@@ -225,20 +226,47 @@ def test_transformers_from_trained_weights():
     assert f"by up to {show(100 * max(spans), 0)} points" in text
 
 
+AT_IMAGES = {"natural": 2000, "pgd7": 2000, "autoattack": 500}
+
+
+def adversarial_lines() -> tuple[list[str], dict[str, tuple[str, float]]]:
+    """The rows of AT at three seeds; and a rule minus FedAvg under AutoAttack, p after Holm over five."""
+    found, methods = from_trained(), (*FROM_TRAINED.values(), "FedWAvg(1)", "FedWAvg(10)")
+    right = {(m, a): [verdicts(found[m, "AT", s], a, 20) for s in (6, 7, 8)] for m in methods for a in AT_IMAGES}
+    assert all({len(one) for one in each} == {AT_IMAGES[attack]} for (_, attack), each in right.items())
+    tests = {m: over_both(right[m, "autoattack"], right["FedAvg", "autoattack"]) for m in methods[1:]}
+    tests = {
+        m: (shown, q) for (m, (shown, _)), q in zip(tests.items(), holm([q for _, q in tests.values()]), strict=True)
+    }
+    lines = []
+    for m in methods:
+        each = [", ".join(show(100 * one.mean()) for one in right[m, attack]) for attack in AT_IMAGES]
+        end = f"{tests[m][0]} | {p(tests[m][1])} |" if m in tests else "| |"
+        lines.append(f"| {m} | {' | '.join(each)} | {end}")
+    return lines, tests
+
+
 def test_transformers_trained_adversarially_from_trained_weights():
-    """Clean, PGD-7 and AutoAttack accuracy of each rule at the only seed that was run."""
-    text, found = page("fat-transformers.md"), from_trained()
-    assert {seed for _, training, seed in found if training == "AT"} == {6}
-    attacks = {"natural": 2000, "pgd7": 2000, "autoattack": 500}
-    for method in {method for method, _, _ in found}:
-        right = [verdicts(found[method, "AT", 6], attack, 20) for attack in attacks]
-        assert [len(one) for one in right] == list(attacks.values())
-        assert f"| {method} | {' | '.join(show(100 * one.mean()) for one in right)} |" in text
-    last = verdicts(found["FedWAvg(10)", "AT", 6], "natural", 20)
-    assert stats.binomtest(int(last.sum()), len(last), 0.1085, alternative="greater").pvalue > 0.01
-    for method in ("FedGATE", "SCAFFOLD"):
-        rows = [verdicts(found[name, "AT", 6], "autoattack", 20) for name in ("FedAvg", method)]
-        assert paired(rows[0] - rows[1])[0] == "6.2 (3.9 to 8.5)"
+    text = page("fat-transformers.md")
+    lines, _ = adversarial_lines()
+    for line in lines:
+        assert line in text, line
+
+
+def test_one_client_under_fedwavg():
+    """The largest weight of a client: at its largest over the rounds, and in the last one."""
+    text = page("fat-transformers.md")
+    for head, training, shown in (("vis", "NT", "new, NT"), ("vis", "AT", "new, AT"), ("cls", "AT", "trained, AT")):
+        cell = [from_trained(head)["FedWAvg(10)", training, seed] for seed in (6, 7, 8)]
+        largest = [
+            [max(v for (at, _), v in numbers(one, "weight").items() if at == r) for r in range(1, 21)] for one in cell
+        ]
+        each = [percents(cell, "natural", 20)]
+        each += [[max(one) for one in largest], [one[-1] for one in largest]]
+        row = f"| {shown} | {', '.join(show(v) for v in each[0])} |"
+        for values in each[1:]:
+            row += f" {', '.join(show(v, 2) for v in values)} |"
+        assert row in text, row
 
 
 @functools.cache
@@ -404,14 +432,14 @@ def test_fedaux_from_imagenet():
 RIVALS = ("FedAUX (ViT)", "FedAvg (ViT)", "FedGKT (CNN)", "FedAUX (CNN)", "FedAvg (CNN)")
 
 
-def distilled(file: str) -> dict[tuple[str, float, int], dict[str, Any]]:
-    """(method, p of the partition, seed) -> the cell of standard training."""
+def distilled(file: str, objective: str = "standard") -> dict[tuple[str, float, int], dict[str, Any]]:
+    """(method, p of the partition, seed) -> the cell that was trained with this objective."""
     names = {"whole_vit": "ViT", "whole_resnet": "CNN", "edge_vit": "ViT", "edge_resnet": "CNN"}
     protocols = {"fedvkd": "FedVKD", "fedaux": "FedAUX", "fedavg": "FedAvg", "fedgkt": "FedGKT"}
     found = {}
     for cell in cells(file):
         spec = cell["spec"]
-        if setting(spec["protocol"], "objective")["name"] == "standard":
+        if setting(spec["protocol"], "objective")["name"] == objective:
             method = f"{protocols[spec['protocol']['name']]} ({names[spec['model']['name']]})"
             found[method, spec["partition"]["p"], spec["seed"]] = cell
     return found
@@ -460,6 +488,41 @@ def test_fedvkd_at_three_seeds():
     (a, of_a), (b, of_b) = aux.split(" (", 1), avg.split(" (", 1)
     assert f"{a} points below FedAUX (ViT) under FGSM ({of_a} and {b} below FedAvg (ViT) ({of_b[:-1]};" in text
     assert max(aux_p, avg_p) < 0.001
+
+
+def test_fedvkd_trained_adversarially():
+    """Accuracy of each method at the only seed; whole networks minus edge and server under PGD-20, Holm over eight."""
+    text, found = page("fedvkd.md"), distilled("fedvkd-cifar10-jpeg75-p02-cpu.jsonl", "at")
+    assert set(found) == {(method, 0.2, 0) for method in ("FedVKD (ViT)", *RIVALS)}
+    images = {"natural": 10_000, "fgsm": 500, "pgd20": 500, "cw": 500, "autoattack": 50}
+    right = {
+        (method, attack): verdicts(cell, attack, 10).reshape(-1, n).mean(axis=0)
+        for (method, _, _), cell in found.items()
+        for attack, n in images.items()
+    }
+    for method in ("FedVKD (ViT)", *RIVALS):
+        line = f"| {method} | {' | '.join(show(100 * right[method, attack].mean()) for attack in images)} |"
+        assert line in text, line
+    tests = {
+        (pair, rival): paired(right[rival, "pgd20"] - right[pair, "pgd20"])
+        for pair in ("FedVKD (ViT)", "FedGKT (CNN)")
+        for rival in RIVALS
+        if rival != "FedGKT (CNN)"
+    }
+    corrected = dict(zip(tests, holm([value for _, value in tests.values()]), strict=True))
+    for (pair, rival), (shown, _) in tests.items():
+        line = f"| {rival} - {pair} | {shown} | {p(corrected[pair, rival])} |"
+        assert line in text, line
+    for method in ("FedAUX (ViT)", "FedAvg (ViT)", "FedAUX (CNN)", "FedAvg (CNN)"):
+        for attack in ("pgd20", "cw"):
+            outcome = right[method, attack]
+            assert stats.binomtest(int(outcome.sum()), len(outcome), 0.1, alternative="greater").pvalue < 0.001
+    clean = distilled("fedvkd-cifar10-jpeg75-p02-cpu.jsonl")
+    changed = [
+        show(100 * abs(right[method, "natural"].mean() - verdicts(clean[method, 0.2, 0], "natural", 10).mean()))
+        for method in ("FedVKD (ViT)", "FedGKT (CNN)")
+    ]
+    assert f"changes the natural accuracy of these two by {' and '.join(changed)} points" in text
 
 
 def test_fedvkd_against_each_rival():
