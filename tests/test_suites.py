@@ -1002,7 +1002,7 @@ def test_filters(suite_from: Callable[..., Suite]) -> None:
         ("(E=one", "-k: a ')' is missing in '(E=one' (write for example: model=nin and not method='SFAT (released)')"),
         (
             "E=one K=five",
-            "-k: unexpected 'K' in 'E=one K=five': a value of several words needs quotes "
+            "-k: unexpected 'K' in 'E=one K=five': a value with spaces or brackets needs quotes "
             "(write for example: model=nin and not method='SFAT (released)')",
         ),
     ]:

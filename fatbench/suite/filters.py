@@ -138,7 +138,7 @@ def _parse_filter(text: str) -> Any:
 
     result = either()
     if tokens[0]:
-        raise fail(f"unexpected '{tokens[0]}'", ": a value of several words needs quotes")
+        raise fail(f"unexpected '{tokens[0]}'", ": a value with spaces or brackets needs quotes")
     return result
 
 
