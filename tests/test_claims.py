@@ -229,44 +229,58 @@ def test_transformers_from_trained_weights():
 AT_IMAGES = {"natural": 2000, "pgd7": 2000, "autoattack": 500}
 
 
-def adversarial_lines() -> tuple[list[str], dict[str, tuple[str, float]]]:
-    """The rows of AT at three seeds; and a rule minus FedAvg under AutoAttack, p after Holm over five."""
+def adversarial_lines() -> tuple[list[str], dict[tuple[str, str], tuple[str, float]]]:
+    """The tables of AT at three seeds; each rule minus FedAvg, clean and under AutoAttack, p after Holm over ten."""
     found, methods = from_trained(), (*FROM_TRAINED.values(), "FedWAvg(1)", "FedWAvg(10)")
     right = {(m, a): [verdicts(found[m, "AT", s], a, 20) for s in (6, 7, 8)] for m in methods for a in AT_IMAGES}
     assert all({len(one) for one in each} == {AT_IMAGES[attack]} for (_, attack), each in right.items())
-    tests = {m: over_both(right[m, "autoattack"], right["FedAvg", "autoattack"]) for m in methods[1:]}
-    tests = {
-        m: (shown, q) for (m, (shown, _)), q in zip(tests.items(), holm([q for _, q in tests.values()]), strict=True)
-    }
+    tests = {(m, a): over_both(right[m, a], right["FedAvg", a]) for m in methods[1:] for a in ("natural", "autoattack")}
+    corrected = holm([value for _, value in tests.values()])
+    tests = {which: (shown, q) for (which, (shown, _)), q in zip(tests.items(), corrected, strict=True)}
     lines = []
     for m in methods:
         each = [", ".join(show(100 * one.mean()) for one in right[m, attack]) for attack in AT_IMAGES]
-        end = f"{tests[m][0]} | {p(tests[m][1])} |" if m in tests else "| |"
-        lines.append(f"| {m} | {' | '.join(each)} | {end}")
+        lines.append(f"| {m} | {' | '.join(each)} |")
+    for m in methods[1:]:
+        both = [tests[m, attack] for attack in ("natural", "autoattack")]
+        lines.append(f"| {m} | {' | '.join(f'{shown} | {p(q)}' for shown, q in both)} |")
     return lines, tests
 
 
 def test_transformers_trained_adversarially_from_trained_weights():
     text = page("fat-transformers.md")
-    lines, _ = adversarial_lines()
+    lines, tests = adversarial_lines()
     for line in lines:
         assert line in text, line
+    assert min(q for _, q in tests.values()) > 0.05, "no aggregator can be told from FedAvg"
+    shown, q = tests["FedGATE", "autoattack"]
+    assert (shown, p(q)) == ("-6.1 (-9.5 to -2.7)", "0.07") and tests["SCAFFOLD", "autoattack"][0] == shown
+    found = from_trained()
+    under = {m: percents([found[m, "AT", s] for s in (6, 7, 8)], "autoattack", 20) for m, _ in tests}
+    under["FedAvg"] = percents([found["FedAvg", "AT", s] for s in (6, 7, 8)], "autoattack", 20)
+    for m in ("FedGATE", "SCAFFOLD"):
+        assert all(x < y for x, y in zip(under[m], under["FedAvg"], strict=True))
+    assert min(under, key=lambda m: under[m][0]) == max(under, key=lambda m: under[m][1]) == "FedWAvg(10)"
 
 
 def test_one_client_under_fedwavg():
-    """The largest weight of a client: at its largest over the rounds, and in the last one."""
+    """The weight of the heaviest client under FedWAvg(10): over all rounds, in the last, and in round 4 of AT."""
     text = page("fat-transformers.md")
     for head, training, shown in (("vis", "NT", "new, NT"), ("vis", "AT", "new, AT"), ("cls", "AT", "trained, AT")):
-        cell = [from_trained(head)["FedWAvg(10)", training, seed] for seed in (6, 7, 8)]
-        largest = [
-            [max(v for (at, _), v in numbers(one, "weight").items() if at == r) for r in range(1, 21)] for one in cell
-        ]
-        each = [percents(cell, "natural", 20)]
-        each += [[max(one) for one in largest], [one[-1] for one in largest]]
-        row = f"| {shown} | {', '.join(show(v) for v in each[0])} |"
-        for values in each[1:]:
-            row += f" {', '.join(show(v, 2) for v in values)} |"
+        three = [from_trained(head)["FedWAvg(10)", training, seed] for seed in (6, 7, 8)]
+        heaviest = []
+        for cell in three:
+            weights = numbers(cell, "weight")
+            heaviest.append([max(v for (at, _), v in weights.items() if at == r) for r in range(1, 21)])
+        columns = [[show(v) for v in percents(three, "natural", 20)], [show(max(w), 2) for w in heaviest]]
+        columns.append([show(w[-1], 2) for w in heaviest])
+        row = f"| {shown} | {' | '.join(', '.join(column) for column in columns)} |"
         assert row in text, row
+        if (head, training) == ("vis", "AT"):
+            assert {show(w[3], 2) for w in heaviest} == {"1.00"}
+            right = [int(verdicts(cell, "natural", 20).sum()) for cell in three]
+            ps = [stats.binomtest(k, 2000, 0.1085, alternative="greater").pvalue for k in right]
+            assert ps[0] > 0.01 and max(ps[1:]) < 0.001
 
 
 @functools.cache
