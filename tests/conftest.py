@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import socket
 import sys
@@ -23,6 +24,17 @@ pytest_plugins = ("databases", "crew")  # fixtures: an empty database on SQLite 
 
 KEEP = ("FATBENCH_UPDATE_GOLDEN",)  # meant for the tests themselves
 TERMINAL = ("NO_COLOR", "FORCE_COLOR", "CLICOLOR", "CLICOLOR_FORCE", "COLUMNS", "LINES", "TERM")
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """What was imported and collected stays until the end, and need not be looked at by every collection of garbage."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_sessionfinish() -> None:
+    """Extension modules look at the end for objects that nobody freed."""
+    gc.unfreeze()
 
 
 def not_run(reasons: Iterable[str]) -> list[str]:
