@@ -253,6 +253,11 @@ def test_transformers_trained_adversarially_from_trained_weights():
     for line in lines:
         assert line in text, line
     assert min(q for _, q in tests.values()) > 0.05, "no aggregator can be told from FedAvg"
+    shown, q = tests["FedWAvg(1)", "autoattack"]
+    mean, interval = shown.rstrip(")").split(" (")
+    text = " ".join(text.split())
+    assert f"under AutoAttack: {mean} points, 95 % interval {interval} over seeds and images (three seeds, 500" in text
+    assert f"p is {p(q)} after Holm's correction over ten comparisons" in text
     shown, q = tests["FedGATE", "autoattack"]
     assert (shown, p(q)) == ("-6.1 (-9.5 to -2.7)", "0.07") and tests["SCAFFOLD", "autoattack"][0] == shown
     found = from_trained()
