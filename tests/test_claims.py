@@ -270,7 +270,7 @@ def test_transformers_trained_adversarially_from_trained_weights():
 
 def test_one_client_under_fedwavg():
     """The weight of the heaviest client under FedWAvg(10): over all rounds, in the last, and in round 4 of AT."""
-    text = page("fat-transformers.md")
+    text = " ".join(page("fat-transformers.md").split())
     for head, training, shown in (("vis", "NT", "new, NT"), ("vis", "AT", "new, AT"), ("cls", "AT", "trained, AT")):
         three = [from_trained(head)["FedWAvg(10)", training, seed] for seed in (6, 7, 8)]
         heaviest = []
@@ -281,6 +281,16 @@ def test_one_client_under_fedwavg():
         columns.append([show(w[-1], 2) for w in heaviest])
         row = f"| {shown} | {' | '.join(', '.join(column) for column in columns)} |"
         assert row in text, row
+        if head == "cls":
+            average = [from_trained(head)["FedAvg", training, seed] for seed in (6, 7, 8)]
+            each = ", ".join(show(v) for v in percents(average, "natural", 20))
+            assert f"FedAvg has {each.replace(', ', ' and ').replace(' and ', ', ', 1)} %" in text
+            sides = {a: [[verdicts(c, a, 20) for c in of] for of in (three, average)] for a in ("natural", "pgd7")}
+            below, above = (crossed(*of) for of in sides.values())
+            low, high = show(-100 * below.high), show(-100 * below.low)
+            assert f"{show(-100 * below.mean)} points below ({low} to {high} over seeds and images)" in text
+            assert f"under PGD-7 {show(100 * above.mean)} above ({interval(above)})" in text
+            assert f"p {p(below.p)} and {p(above.p)} before" in text
         if (head, training) == ("vis", "AT"):
             assert {show(w[3], 2) for w in heaviest} == {"1.00"}
             right = [int(verdicts(cell, "natural", 20).sum()) for cell in three]
@@ -509,39 +519,62 @@ def test_fedvkd_at_three_seeds():
     assert max(aux_p, avg_p) < 0.001
 
 
-def test_fedvkd_trained_adversarially():
-    """Accuracy of each method at the only seed; whole networks minus edge and server under PGD-20, Holm over eight."""
-    text, found = page("fedvkd.md"), distilled("fedvkd-cifar10-jpeg75-p02-cpu.jsonl", "at")
-    assert set(found) == {(method, 0.2, 0) for method in ("FedVKD (ViT)", *RIVALS)}
-    images = {"natural": 10_000, "fgsm": 500, "pgd20": 500, "cw": 500, "autoattack": 50}
-    right = {
-        (method, attack): verdicts(cell, attack, 10).reshape(-1, n).mean(axis=0)
-        for (method, _, _), cell in found.items()
-        for attack, n in images.items()
-    }
+WHOLE = tuple(rival for rival in RIVALS if rival != "FedGKT (CNN)")  # rivals that train whole networks
+
+
+def adversarially_distilled_lines() -> tuple[list[str], dict[tuple[str, str], tuple[str, float]]]:
+    """The tables of adversarial training; whole networks minus edge and server under PGD-20, Holm over eight."""
+    found, images = distilled("fedvkd-cifar10-jpeg75-p02-cpu.jsonl", "at"), {"natural": 10_000, "pgd20": 500}
+    assert set(found) == {(method, 0.2, seed) for method in ("FedVKD (ViT)", *RIVALS) for seed in range(3)}
+    lines = []
     for method in ("FedVKD (ViT)", *RIVALS):
-        line = f"| {method} | {' | '.join(show(100 * right[method, attack].mean()) for attack in images)} |"
-        assert line in text, line
+        three = [found[method, 0.2, seed] for seed in range(3)]
+        each = [", ".join(show(one) for one in percents(three, attack, 10)) for attack in images]
+        means = [show(float(np.mean(percents(three, attack, 10)))) for attack in ("fgsm", "cw", "autoattack")]
+        lines.append(f"| {method} | {' | '.join([*each, *means])} |")
+
+    def under(method: str) -> list[np.ndarray]:
+        return [verdicts(found[method, 0.2, seed], "pgd20", 10) for seed in range(3)]
+
     tests = {
-        (pair, rival): paired(right[rival, "pgd20"] - right[pair, "pgd20"])
+        (rival, pair): over_both(under(rival), under(pair), 500)
         for pair in ("FedVKD (ViT)", "FedGKT (CNN)")
-        for rival in RIVALS
-        if rival != "FedGKT (CNN)"
+        for rival in WHOLE
     }
-    corrected = dict(zip(tests, holm([value for _, value in tests.values()]), strict=True))
-    for (pair, rival), (shown, _) in tests.items():
-        line = f"| {rival} - {pair} | {shown} | {p(corrected[pair, rival])} |"
+    corrected = holm([value for _, value in tests.values()])
+    tests = {which: (shown, q) for (which, (shown, _)), q in zip(tests.items(), corrected, strict=True)}
+    lines += [f"| {rival} - {pair} | {shown} | {p(q)} |" for (rival, pair), (shown, q) in tests.items()]
+    return lines, tests
+
+
+def test_fedvkd_trained_adversarially():
+    text = page("fedvkd.md")
+    lines, tests = adversarially_distilled_lines()
+    for line in lines:
         assert line in text, line
-    for method in ("FedAUX (ViT)", "FedAvg (ViT)", "FedAUX (CNN)", "FedAvg (CNN)"):
-        for attack in ("pgd20", "cw"):
-            outcome = right[method, attack]
-            assert stats.binomtest(int(outcome.sum()), len(outcome), 0.1, alternative="greater").pvalue < 0.001
-    clean = distilled("fedvkd-cifar10-jpeg75-p02-cpu.jsonl")
-    changed = [
-        show(100 * abs(right[method, "natural"].mean() - verdicts(clean[method, 0.2, 0], "natural", 10).mean()))
-        for method in ("FedVKD (ViT)", "FedGKT (CNN)")
-    ]
-    assert f"changes the natural accuracy of these two by {' and '.join(changed)} points" in text
+    text = " ".join(text.split())
+    means = [float(shown.split(" (")[0]) for shown, _ in tests.values()]
+    assert f"are {min(means)} to {max(means)} points above them under PGD-20" in text
+    assert f"p after Holm at most {p(max(q for _, q in tests.values()))}." in text
+    trained = {
+        objective: distilled("fedvkd-cifar10-jpeg75-p02-cpu.jsonl", objective) for objective in ("at", "standard")
+    }
+    above = {
+        (method, seed, attack): stats.binomtest(
+            int(verdicts(trained["at"][method, 0.2, seed], attack, 10).sum()), 500, 0.1, alternative="greater"
+        ).pvalue
+        for method in WHOLE
+        for seed in range(3)
+        for attack in ("pgd20", "cw")
+    }
+    assert max(value for (_, _, attack), value in above.items() if attack == "pgd20") < 0.001
+    not_above = {(method, seed): p(value) for (method, seed, _), value in above.items() if value > 0.01}
+    assert not_above == {("FedAUX (CNN)", 2): "0.03", ("FedAvg (CNN)", 2): "0.08"}
+    changes = []
+    for method in ("FedVKD (ViT)", "FedGKT (CNN)"):
+        of = [[verdicts(found[method, 0.2, seed], "natural", 10) for seed in range(3)] for found in trained.values()]
+        changes.append(over_both(*of, 10_000)[0])
+    assert f"cannot be told from nothing: {changes[0].replace(' (', ' points (')} and by {changes[1]}." in text
 
 
 def test_fedvkd_against_each_rival():
