@@ -121,7 +121,7 @@ MISTAKES = [  # arguments, exit code, the message on stderr
     ([*PLAN, "--smoke", "--preset", "paper"], 2, "--smoke and --preset paper contradict each other"),
     ([*PLAN, "-k", "modl=nin"], 2, "-k: no cell has 'modl' (did you mean 'model'?)"),
     ([*PLAN, "-k", "model"], 2, "-k: expected name=value at 'model' in 'model'"),
-    ([*PLAN, "-k", "model=vit"], 3, "-k 'model=vit' matches none of the 2 cells of 'tiny'"),
+    ([*PLAN, "-k", "model=vit"], 3, "cells of 'tiny': model is never 'vit' (known: nin)"),
     ([*PLAN, "-k", "model=nin", "-k", "method=a, b"], 2, "-k: unexpected 'b' in 'method=a, b'"),
     ([*PLAN, "-k", "model=nin", "-k", "model=vit"], 3, "-k '(model=nin) and (model=vit)' matches none of the 2 cells"),
     ([*PLAN, "--seeds", "4-1"], 2, "--seeds: expected seeds such as 0-4 or 6,7, got '4-1'"),

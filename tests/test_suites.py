@@ -990,8 +990,15 @@ def test_filters(suite_from: Callable[..., Suite]) -> None:
     assert keys(suite.plan(where="E=two and not K=five")) == ["two ten"]
     assert keys(suite.plan(where="clients>5 or epochs=2")) == ["one ten", "two five", "two ten"]
     assert len(suite.plan(where="rule=sfat and model=nin").cells) == 4
-    with pytest.raises(NothingMatched, match="matches none of the 4 cells of 's'"):
-        suite.plan(where="model=resnet18")
+    for text, never in [
+        ("model=resnet18", ": model is never 'resnet18' (known: nin)"),
+        ("E=one and K=fiv", ": K is never 'fiv' (did you mean 'five'?)"),
+        ("E=one and E=two", ""),
+        ("clients>99", ""),
+    ]:
+        with pytest.raises(NothingMatched) as nothing:
+            suite.plan(where=text)
+        assert str(nothing.value) == f"-k '{text}' matches none of the 4 cells of 's'{never}"
     for text, said in [
         ("modle=nin", "-k: no cell has 'modle' (did you mean 'model'?)"),
         (

@@ -23,12 +23,23 @@ def select(plan: Plan, where: str) -> Plan:
     A name is an axis, a setting by its dotted path, or a call of the cell (`model`, `rule`: compared with its name).
     SpecError: cannot be read, or an unknown name; NothingMatched: no cell is left.
     """
-    test = _parse_filter(where)
+    test, asked = _parse_filter(where)
     known = functools.cache(lambda: {name for cell in plan.cells for name in _facts(cell)})
     cells = [cell for cell in plan.cells if test(_facts(cell), known)]
     if not cells:
-        raise NothingMatched(f"-k '{where}' matches none of the {len(plan.unique())} cells of '{plan.suite}'")
+        text = f"-k '{where}' matches none of the {len(plan.unique())} cells of '{plan.suite}'"
+        raise NothingMatched(text + _never(plan, asked))
     return replace(plan, cells=cells)
+
+
+def _never(plan: Plan, asked: list[tuple[str, str]]) -> str:
+    """The tail of a message: the first value asked for that its name has in no cell, and what it could have been."""
+    facts = [_facts(cell) for cell in plan.cells]
+    for name, value in asked:
+        have = {one[name] for one in facts if name in one}
+        if value.lower() not in {one.lower() for one in have}:
+            return f": {name} is never '{value}'{did_you_mean(value, have) if len(have) <= 20 else ''}"
+    return ""
 
 
 def _facts(cell: Cell) -> dict[str, str]:
@@ -61,8 +72,10 @@ def joined(filters: list[str]) -> str:
     return " and ".join(f"({one})" for one in filters)
 
 
-def _parse_filter(text: str) -> Any:
+def _parse_filter(text: str) -> tuple[Any, list[tuple[str, str]]]:
+    """The test of a cell's facts, and the names and values that it compares with "="."""
     tokens: list[str] = []
+    asked: list[tuple[str, str]] = []
     position = 0
     while text[position:].strip():
         match = _TOKEN.match(text, position)
@@ -125,6 +138,8 @@ def _parse_filter(text: str) -> Any:
         if not given or _TOKEN.match(given)["op"]:  # type: ignore[index]
             raise fail(f"expected a value behind '{name}{op}'")
         value = given.strip("'\"")
+        if op in ("=", "=="):
+            asked.append((name, value))
 
         def test(facts: dict[str, str], known: Callable[[], set[str]]) -> bool:
             if name not in facts and name not in known():
@@ -139,7 +154,7 @@ def _parse_filter(text: str) -> Any:
     result = either()
     if tokens[0]:
         raise fail(f"unexpected '{tokens[0]}'", ": a value with spaces or brackets needs quotes")
-    return result
+    return result, asked
 
 
 def _compare(have: str, op: str, want: str) -> bool:
