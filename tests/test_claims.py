@@ -451,9 +451,17 @@ def test_fedaux_from_imagenet():
         f"FedAUX is {mean} points below FedAvg: 95 % interval {low} to {high} over seeds and images (three seeds"
         in text
     )
-    assert f"p is {p(q)} after Holm's correction over two comparisons" in text and len(tests) == 2
-    weights, _ = tests["ImageNet - random, FedAvg"]
-    assert f"The weights themselves give FedAvg {weights.split()[0]} points." in text
+    assert f"p is {p(q)} after Holm's correction over four comparisons" in text and len(tests) == 4
+    of = [tests[f"ImageNet - random, {method}"][0].replace(" (", " points (", method == "FedAvg")
+          for method in ("FedAvg", "FedAUX")]  # fmt: skip
+    assert f"The weights themselves give FedAvg {of[0]} and FedAUX {of[1]}." in text
+    chance = {
+        (method, seed): stats.binomtest(int(verdicts(cell, "natural", 6).sum()), 10_000, 0.1, alternative="greater")
+        for (start, method, seed), cell in begun().items()
+        if start == "random"
+    }
+    (below,) = [(which, p(test.pvalue)) for which, test in chance.items() if test.pvalue >= 0.01]
+    assert below == (("FedAUX", 1), "0.10") and "FedAUX at seed 1 is not above chance (10.4 %, p 0.10)" in text
     right = {key: verdicts(cell, "natural", 6).mean() for key, cell in begun().items()}
     assert all(right["ImageNet", "FedAUX", seed] < right["ImageNet", "FedAvg", seed] for seed in range(3))
 
