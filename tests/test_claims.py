@@ -90,6 +90,12 @@ def p(value: float) -> str:
     return show(value, 3) if value >= 0.001 else "< 0.001"
 
 
+def after_holm(tests: dict[Any, tuple[str, float]]) -> dict[Any, tuple[str, float]]:
+    """The same, each p after Holm's correction over all of them."""
+    corrected = holm([value for _, value in tests.values()])
+    return {which: (shown, q) for (which, (shown, _)), q in zip(tests.items(), corrected, strict=True)}
+
+
 def test_holm_and_paired_on_small_numbers():
     """Three p-values by hand: 0.01 * 3, 0.02 * 2, and 0.03 * 1 lifted to the one before."""
     assert holm([0.02, 0.03, 0.01]) == pytest.approx([0.04, 0.04, 0.03])
@@ -234,9 +240,9 @@ def adversarial_lines() -> tuple[list[str], dict[tuple[str, str], tuple[str, flo
     found, methods = from_trained(), (*FROM_TRAINED.values(), "FedWAvg(1)", "FedWAvg(10)")
     right = {(m, a): [verdicts(found[m, "AT", s], a, 20) for s in (6, 7, 8)] for m in methods for a in AT_IMAGES}
     assert all({len(one) for one in each} == {AT_IMAGES[attack]} for (_, attack), each in right.items())
-    tests = {(m, a): over_both(right[m, a], right["FedAvg", a]) for m in methods[1:] for a in ("natural", "autoattack")}
-    corrected = holm([value for _, value in tests.values()])
-    tests = {which: (shown, q) for (which, (shown, _)), q in zip(tests.items(), corrected, strict=True)}
+    tests = after_holm(
+        {(m, a): over_both(right[m, a], right["FedAvg", a]) for m in methods[1:] for a in ("natural", "autoattack")}
+    )
     lines = []
     for m in methods:
         each = [", ".join(show(100 * one.mean()) for one in right[m, attack]) for attack in AT_IMAGES]
@@ -283,8 +289,8 @@ def test_one_client_under_fedwavg():
         assert row in text, row
         if head == "cls":
             average = [from_trained(head)["FedAvg", training, seed] for seed in (6, 7, 8)]
-            each = ", ".join(show(v) for v in percents(average, "natural", 20))
-            assert f"FedAvg has {each.replace(', ', ' and ').replace(' and ', ', ', 1)} %" in text
+            *first, last = (show(v) for v in percents(average, "natural", 20))
+            assert f"FedAvg has {', '.join(first)} and {last} %" in text
             sides = {a: [[verdicts(c, a, 20) for c in of] for of in (three, average)] for a in ("natural", "pgd7")}
             below, above = (crossed(*of) for of in sides.values())
             low, high = show(-100 * below.high), show(-100 * below.low)
@@ -418,24 +424,22 @@ BETWEEN_STARTS = {  # what the page compares
 
 def started_lines() -> tuple[list[str], dict[str, tuple[str, float]]]:
     """The rows of the page's tables; {comparison: (its interval over seeds and images, p after Holm)}."""
-    found, lines, tests = begun(), [], {}
-    for start, method in dict.fromkeys((start, method) for start, method, _ in found):
-        seeds = sorted(seed for s, m, seed in found if (s, m) == (start, method))
+    found, lines = begun(), []
+    for row in dict.fromkeys((start, method) for start, method, _ in found):
         of = {
-            metric: percents((found[start, method, seed] for seed in seeds), metric, 6)
+            metric: percents((found[*row, seed] for seed in range(3)), metric, 6)
             for metric in ("natural", "fgsm", "pgd20", "cw", "autoattack")
         }
         each = of.pop("natural")
         under = " | ".join(show(float(np.mean(values))) for values in of.values())
-        lines.append(f"| {start} | {method} | {', '.join(map(show, each))} | {under} |")
-    for name, (a, b) in BETWEEN_STARTS.items():
-        seeds = sorted({seed for *row, seed in found if tuple(row) == a} & {s for *row, s in found if tuple(row) == b})
-        if seeds:
-            tests[name] = over_both(*([verdicts(found[*row, s], "natural", 6) for s in seeds] for row in (a, b)))
-            lines.append(f"| {name} | {len(seeds)} | {tests[name][0]} |")
-    corrected = holm([value for _, value in tests.values()])
-    lines[-len(tests) :] = [f"{line} {p(q)} |" for line, q in zip(lines[-len(tests) :], corrected, strict=True)]
-    return lines, {name: (shown, q) for (name, (shown, _)), q in zip(tests.items(), corrected, strict=True)}
+        lines.append(f"| {' | '.join(row)} | {', '.join(map(show, each))} | {under} |")
+
+    def right(row: tuple[str, str]) -> list[np.ndarray]:
+        return [verdicts(found[*row, seed], "natural", 6) for seed in range(3)]
+
+    tests = after_holm({name: over_both(right(a), right(b)) for name, (a, b) in BETWEEN_STARTS.items()})
+    lines += [f"| {name} | 3 | {shown} | {p(q)} |" for name, (shown, q) in tests.items()]
+    return lines, tests
 
 
 def test_fedaux_from_imagenet():
@@ -489,9 +493,7 @@ def against_fedvkd(metric: str, n: int) -> dict[str, tuple[str, float]]:
     def of(method: str) -> list[np.ndarray]:
         return [verdicts(found[method, 0.2, seed], metric, 10) for seed in range(3)]
 
-    tests = [over_both(of(rival), of("FedVKD (ViT)"), n) for rival in RIVALS]
-    corrected = holm([value for _, value in tests])
-    return {rival: (shown, value) for rival, (shown, _), value in zip(RIVALS, tests, corrected, strict=True)}
+    return after_holm({rival: over_both(of(rival), of("FedVKD (ViT)"), n) for rival in RIVALS})
 
 
 def distilled_lines() -> list[str]:
@@ -544,13 +546,8 @@ def adversarially_distilled_lines() -> tuple[list[str], dict[tuple[str, str], tu
     def under(method: str) -> list[np.ndarray]:
         return [verdicts(found[method, 0.2, seed], "pgd20", 10) for seed in range(3)]
 
-    tests = {
-        (rival, pair): over_both(under(rival), under(pair), 500)
-        for pair in ("FedVKD (ViT)", "FedGKT (CNN)")
-        for rival in WHOLE
-    }
-    corrected = holm([value for _, value in tests.values()])
-    tests = {which: (shown, q) for (which, (shown, _)), q in zip(tests.items(), corrected, strict=True)}
+    pairs = [(rival, pair) for pair in ("FedVKD (ViT)", "FedGKT (CNN)") for rival in WHOLE]
+    tests = after_holm({(rival, pair): over_both(under(rival), under(pair), 500) for rival, pair in pairs})
     lines += [f"| {rival} - {pair} | {shown} | {p(q)} |" for (rival, pair), (shown, q) in tests.items()]
     return lines, tests
 
@@ -582,7 +579,7 @@ def test_fedvkd_trained_adversarially():
     for method in ("FedVKD (ViT)", "FedGKT (CNN)"):
         of = [[verdicts(found[method, 0.2, seed], "natural", 10) for seed in range(3)] for found in trained.values()]
         changes.append(over_both(*of, 10_000)[0])
-    assert f"cannot be told from nothing: {changes[0].replace(' (', ' points (')} and by {changes[1]}." in text
+    assert f"cannot be told from nothing: {changes[0].replace(' (', ' points (')} and {changes[1]}." in text
 
 
 def test_fedvkd_against_each_rival():
