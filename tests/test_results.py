@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from fatbench import report
+from fatbench.report import flags
 from fatbench.store import lines, selection
 from fatbench.store.stages import Store
 from fatbench.suite import files
@@ -23,8 +24,7 @@ ROWS = {  # the first words of a suite's name -> the file of its rows, and the p
     "april-trained-vit-s": ("april-trained-vit-s-jpeg75-cpu", "cpu"),
     "april-trained": ("april-trained-jpeg75-cpu", "cpu"),
     "april": ("april-jpeg75-cpu", "cpu"),
-    "fat-transformers-trained": ("fat-transformers-trained-jpeg75-cpu", "cpu"),
-    "fat-transformers": ("fat-transformers-jpeg75-cpu", "cpu"),
+    "fat-transformers": ("fat-transformers-trained-jpeg75-cpu", "cpu"),
     "fedaux-imagenet": ("fedaux-imagenet-jpeg75-cpu", "cpu"),
     "fedvkd": ("fedvkd-cifar10-jpeg75-p02-cpu", "cpu"),
     "sfat-fashion": ("sfat-fashion-cpu", "cpu"),
@@ -39,9 +39,9 @@ NAMES = sorted({table.stem for table in (RESULTS / "tables").iterdir()})
 def stores(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Store]]:
     folder = tmp_path_factory.mktemp("results")
     opened = {}
-    for file, _ in ROWS.values():
-        opened[file] = Store.open(str(folder / f"{file}.db"), create=True)
-        lines.import_(opened[file], RESULTS / f"{file}.jsonl")
+    for rows in sorted(RESULTS.glob("*.jsonl")):
+        opened[rows.stem] = Store.open(str(folder / f"{rows.stem}.db"), create=True)
+        lines.import_(opened[rows.stem], rows)
     yield opened
     for store in opened.values():
         store.close()
@@ -58,3 +58,12 @@ def test_golden_tables_are_made_of_the_rows(name: str, stores: dict[str, Store])
         if os.environ.get("FATBENCH_UPDATE_GOLDEN"):
             table.write_text(text, encoding="utf-8")
         assert table.read_text(encoding="utf-8") == text
+
+
+def test_the_learning_gate_names_one_committed_network(stores: dict[str, Store]) -> None:
+    """FedWAvg(10) under AT at seed 6, in which one client has all the weight: a finding, and its page says so."""
+    below = {file: flags.at_chance(store.measurements(), store.cells()) for file, store in stores.items()}
+    assert {file: found for file, found in below.items() if found} == {
+        "fat-transformers-trained-jpeg75-cpu": {("2b3345e546d7", 20)}
+    }
+    assert "At seed 6 the network ends at chance" in (RESULTS / "fat-transformers.md").read_text(encoding="utf-8")
