@@ -515,10 +515,36 @@ def test_imported_results_are_not_trained_again(job, undisturbed, tmp_path) -> N
         assert numbers(place) == numbers(undisturbed)
         assert errors and all("is not here" in error and "imported" in error for error in errors)
         assert run(more, replace(place, retry_failed=True)) == ("failed", [])
-        (said,) = {line for error in errors for line in re.findall(r"fatbench forget (\w+), then run", error)}
+        (said,) = {line for error in errors for line in re.findall(r"fatbench forget (\w+) and run", error)}
         keeping.forget(store, said)
     assert run(more, place) == ("done", ROUNDS)
     assert {*numbers(undisturbed)} < {*numbers(place)}
+
+
+def test_a_model_beside_imported_results_must_be_theirs(job, undisturbed, tmp_path) -> None:
+    """A copy of it, or the same training again, can be attacked further; no other file is taken for it."""
+    place = machine(tmp_path)
+    with Store.open(undisturbed.db) as store:
+        lines.export(store, tmp_path / "results.jsonl")
+    fgsm = cells.Evaluation("fgsm", {"name": "fgsm", "eps": "8/255"}, 40, 15)
+    more = replace(job, evaluations=[*job.evaluations, fgsm])
+    with Store.open(place.db, create=True) as store:
+        lines.import_(store, tmp_path / "results.jsonl")
+    folder = Path(place.files, job.cell)
+    shutil.copytree(Path(undisturbed.files, job.cell), folder)
+    models = {file: file.read_bytes() for file in folder.glob("model-*.safetensors")}
+    for file in models:
+        flip(file)
+    assert run(more, place) == ("failed", [])
+    with Store.open(place.db) as store:
+        errors = [row.error for row in store.stages([job.cell]).values() if row.error]
+    assert errors and all("not the file that was written" in error for error in errors)
+    for file, content in models.items():
+        file.write_bytes(content)
+    assert run(more, replace(place, retry_failed=True)) == ("done", [])
+    with Store.open(place.db) as store:
+        rows = {row.record.get("model") for (_, stage), row in store.stages([job.cell]).items() if stage != "train"}
+    assert rows <= {hashlib.sha256(content).hexdigest() for content in models.values()}
 
 
 def test_what_a_round_kept_for_the_report_is_not_worth_a_training(job, undisturbed, tmp_path, monkeypatch) -> None:

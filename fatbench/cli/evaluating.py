@@ -52,7 +52,8 @@ def evaluate(
     if model is None:
         foreign = {"--dataset": dataset, "--like": like, "--mean": mean, "--std": std, "--size": size, "--name": name}
         if given := [option for option, value in foreign.items() if value is not None]:
-            raise SpecError(f"{', '.join(given)}: a state dict needs --model timm/NAME or --model FILE.py:FUNCTION")
+            said = "a state dict needs --model timm/NAME or --model FILE.py:FUNCTION"
+            raise SpecError(f"{', '.join(given)}: {said}; a run's model has its own settings")
         _checkpoint(file, attack, n, batch, device, precision, data, format)
         return
     from fatbench.run import brought

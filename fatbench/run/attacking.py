@@ -113,9 +113,14 @@ def _attack(
     file = folder / model_file(round)
     if digest is None and not file.exists():
         raise MachineError(
-            f"the model of round {round} is not here ({file}): its results were imported or it was removed. To train"
-            f" it here: fatbench forget {job.cell}, then run the suite again; the imported numbers are gone then"
+            f"the model of round {round} is not here ({file}): its results were imported or it was removed. Copy it"
+            f" there from where it was made. Or, to train it here, fatbench forget {job.cell} and run the suite again:"
+            " the imported numbers are gone then"
         )
+    rows = store.stages([job.cell])
+    if digest is None:  # imported numbers say which model they are of, so that no other file is taken for it
+        of_round = (row.record for (_, attack), row in rows.items() if attack.endswith(f"@{round}"))
+        digest = next((record["model"] for record in of_round if "model" in record), None)
     if "ready" not in shared:
         shared["ready"], shared["microbatch"] = ready_for(job, machine)[1], machine.microbatch
     ready = shared["ready"]
@@ -129,7 +134,7 @@ def _attack(
     pairs = transfer.pairs(evaluation.origin, there, models, ready, machine, shared)
     record = {} if digest is None else {"model": digest}
     record |= {"origin": there.digest} if evaluation.origin is not None and there.digest else {}
-    begun = store.stages([job.cell])[(job.cell, stage)]
+    begun = rows[(job.cell, stage)]
     if begun.round and any(begun.record.get(which) != file_digest for which, file_digest in record.items()):
         store.restart(run)  # what is done of it is about a model that is gone, or never was here
     images, labels = ready.test[0][: evaluation.n], ready.test[1][: evaluation.n]
