@@ -60,10 +60,6 @@ def test_golden_tables_are_made_of_the_rows(name: str, stores: dict[str, Store])
         assert table.read_text(encoding="utf-8") == text
 
 
-def test_the_learning_gate_names_one_committed_network(stores: dict[str, Store]) -> None:
-    """FedWAvg(10) under AT at seed 6, in which one client has all the weight: a finding, and its page says so."""
+def test_every_committed_network_has_learned(stores: dict[str, Store]) -> None:
     below = {file: flags.at_chance(store.measurements(), store.cells()) for file, store in stores.items()}
-    assert {file: found for file, found in below.items() if found} == {
-        "fat-transformers-trained-jpeg75-cpu": {("2b3345e546d7", 20)}
-    }
-    assert "At seed 6 the network ends at chance" in (RESULTS / "fat-transformers.md").read_text(encoding="utf-8")
+    assert len(below) > 10 and not {file: found for file, found in below.items() if found}
