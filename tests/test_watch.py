@@ -96,12 +96,14 @@ def test_a_plain_line_has_the_time(plan: Plan, capsys: pytest.CaptureFixture[str
     watch.begin([a, b], {a.cell: "done", b.cell: "todo"}, ["cpu"])
     watch.see(0, Event(b.cell, "lane", "given"))
     watch.see(0, Event(b.cell, "train", "progress", 1, 10, loss=0.5, accuracy=0.25))
+    watch.see(0, Event(b.cell, "cell", "elsewhere"))
     lines = capsys.readouterr().err.splitlines()
     assert all(re.match(r"\d\d:\d\d:\d\d ", line) for line in lines)
     assert [line[9:] for line in lines] == [
         "suite two: 2 cells, 1 done, 1 to go",
         f"{b.cell} starts: Non-IID, SFAT, seed 6",
         f"{b.cell} train 1/10 loss 0.5, accuracy 25.0 %",
+        f"{b.cell} is in another process's hands",
     ]
 
 

@@ -88,6 +88,8 @@ class Watch:
             self.failed += event.kind == "failed"
             self.rounds_left.pop(event.cell, None)
             self.at.pop(lane, None)
+            if event.kind == "elsewhere" and not self.live.is_started:
+                self._line(f"{event.cell} is in another process's hands")
             return
         if event.images:
             self.recent.append((now, event.images))
