@@ -106,6 +106,7 @@ def test_holm_and_paired_on_small_numbers():
 
 
 FROM_TRAINED = {"samples": "FedAvg", "proximal": "FedProx", "fedgate": "FedGATE", "scaffold": "SCAFFOLD"}
+AGGREGATORS = (*FROM_TRAINED.values(), "FedWAvg(1)", "FedWAvg(10)")
 
 
 def from_trained(head: str = "vis") -> dict[tuple[str, str, int], dict[str, Any]]:
@@ -147,8 +148,7 @@ def interval(both: statistics.Difference) -> str:
 
 def from_trained_lines() -> list[str]:
     """The rows of the page: clean accuracy under NT, what is between a rule and FedAvg; p after Holm over five."""
-    found, lines, ps = from_trained(), [], []
-    methods = (*FROM_TRAINED.values(), "FedWAvg(1)", "FedWAvg(10)")
+    found, lines, ps, methods = from_trained(), [], [], AGGREGATORS
     seeds = sorted(seed for method, training, seed in found if (method, training) == ("FedAvg", "NT"))
     right = {m: [verdicts(found[m, "NT", s], "natural", 20) for s in seeds] for m in methods}
     for method in methods:
@@ -188,7 +188,7 @@ AT_IMAGES = {"natural": 10_000, "pgd7": 2000, "autoattack": 500}
 
 def adversarial_lines(head: str) -> tuple[list[str], dict[tuple[str, str], tuple[str, float]]]:
     """The tables of AT; each rule minus FedAvg, clean and under AutoAttack, p after Holm over ten."""
-    found, methods = from_trained(head), (*FROM_TRAINED.values(), "FedWAvg(1)", "FedWAvg(10)")
+    found, methods = from_trained(head), AGGREGATORS
     right = {(m, a): [verdicts(found[m, "AT", s], a, 20) for s in (6, 7, 8)] for m in methods for a in AT_IMAGES}
     assert all({len(one) for one in each} == {AT_IMAGES[attack]} for (_, attack), each in right.items())
     compared = ("natural", "autoattack")
@@ -201,6 +201,12 @@ def adversarial_lines(head: str) -> tuple[list[str], dict[tuple[str, str], tuple
         both = [tests[m, attack] for attack in compared]
         lines.append(f"| {m} | {' | '.join(f'{shown} | {p(q)}' for shown, q in both)} |")
     return lines, tests
+
+
+def under_autoattack(head: str) -> dict[str, list[float]]:
+    """Aggregator -> per cent under AutoAttack at each seed."""
+    found = from_trained(head)
+    return {m: percents([found[m, "AT", s] for s in (6, 7, 8)], "autoattack", 20) for m in AGGREGATORS}
 
 
 def test_transformers_trained_adversarially_from_trained_weights():
@@ -216,9 +222,7 @@ def test_transformers_trained_adversarially_from_trained_weights():
     assert f"p is {p(q)} after Holm's correction over ten comparisons" in text
     shown, q = tests["FedGATE", "autoattack"]
     assert (shown, p(q)) == ("-6.1 (-9.5 to -2.7)", "0.07") and tests["SCAFFOLD", "autoattack"][0] == shown
-    found = from_trained()
-    under = {m: percents([found[m, "AT", s] for s in (6, 7, 8)], "autoattack", 20) for m, _ in tests}
-    under["FedAvg"] = percents([found["FedAvg", "AT", s] for s in (6, 7, 8)], "autoattack", 20)
+    under = under_autoattack("vis")
     for m in ("FedGATE", "SCAFFOLD"):
         assert all(x < y for x, y in zip(under[m], under["FedAvg"], strict=True))
     assert min(under, key=lambda m: under[m][0]) == max(under, key=lambda m: under[m][1]) == "FedWAvg(10)"
@@ -237,11 +241,16 @@ def test_transformers_trained_adversarially_with_a_trained_head():
     assert len(clean) == 18 and min(clean.values()) > 0.2
     mean, interval = tests["FedWAvg(1)", "autoattack"][0].rstrip(")").split(" (")
     assert f"with a head that has learned it is {mean} points ({interval})" in " ".join(text.split())
-    under = {m: percents([found[m, "AT", s] for s in (6, 7, 8)], "autoattack", 20) for m in FROM_TRAINED.values()}
+    under = under_autoattack("cls")
     for m in ("FedGATE", "SCAFFOLD"):
         assert [x < y for x, y in zip(under[m], under["FedAvg"], strict=True)] == [True, False, True]
     assert max(clean, key=lambda which: clean[which]) == ("FedAvg", "AT", 7)
     assert min(under["FedAvg"]) == under["FedAvg"][1]
+    right = {(m, s): verdicts(found[m, "AT", s], "autoattack", 20) for m in under for s in (6, 7, 8)}
+    ps = {(m, s): p(mcnemar(right[m, s], right["FedAvg", s])) for m in ("FedGATE", "SCAFFOLD") for s in (6, 7, 8)}
+    assert {ps[m, s] for m in ("FedGATE", "SCAFFOLD") for s in (6, 8)} == {"< 0.001"}
+    assert f"above it at seed 7 (p {ps['FedGATE', 7]} and {ps['SCAFFOLD', 7]})" in " ".join(text.split())
+    assert {f"{mcnemar(right['FedAvg', 7], right['FedAvg', s]):.3f}" for s in (6, 8)} == {"0.002"}
 
 
 def test_fedgate_and_scaffold_are_one_algorithm_here_and_two_columns_there():

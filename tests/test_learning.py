@@ -8,7 +8,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from scipy import stats
@@ -18,6 +17,7 @@ from typer.testing import CliRunner
 import fatbench
 from fatbench import report
 from fatbench.cli.app import app
+from fatbench.engine.accuracy import packed
 from fatbench.report import flags
 from fatbench.report.statistics import binomial_tail
 from fatbench.run.jobs import Machine
@@ -75,8 +75,8 @@ def transformers(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for stage in of[GUESSES]["stages"]:
         if stage["outcomes"]:
             every = 10 if stage["settings"]["name"] == "natural" else 20
-            right = np.arange(stage["total"]) % every == 0
-            parts = ((at, n, np.packbits(right[at : at + n]).tobytes()) for at, n, _ in stage["outcomes"])
+            right = torch.arange(stage["total"]) % every == 0
+            parts = ((at, n, packed(right[at : at + n])) for at, n, _ in stage["outcomes"])
             stage["outcomes"] = [[at, n, base64.b64encode(part).decode()] for at, n, part in parts]
             metric = stage["stage"].split("-")[0]
             stage["numbers"] = [[*n[:3], 1 / every, *n[4:]] if n[2] == metric else n for n in stage["numbers"]]

@@ -34,8 +34,8 @@ def attack_models(
     """
     from fatbench.methods.packages import implementation
 
-    record = store.stages([job.cell])[(job.cell, "train")].record
     rows = store.stages([job.cell])
+    record = rows[(job.cell, "train")].record
     worst: Outcome = "done"
     lacking: dict[str, str] = {}  # cells whose models are waited for
     other = versions.changed([job], store).get(job.cell, {})
