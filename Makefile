@@ -65,11 +65,11 @@ test: $(STAMP) ## the tests; make test ARGS='-k pgd' runs some
 
 # Minutes on two quiet cores; on a GPU where there is one. Nothing else should run beside it.
 bench: $(STAMP) ## how fast it is, against what people run: results/bench; make bench ARGS='--rows at_nin'
-	@OMP_NUM_THREADS=1 $(BIN)/python -m fatbench.bench -o results/bench $(ARGS)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks -o results/bench $(ARGS)
 
 # Some minutes, and a network: it fetches the authors' programs, or takes them from clones that are here.
 fidelity: $(STAMP) ## the authors' programs beside ours: results/bench; make fidelity ARGS='--clones FOLDER --only sfat'
-	@OMP_NUM_THREADS=1 $(BIN)/python -m fatbench.bench.fidelity -o results/bench $(ARGS)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.fidelity -o results/bench $(ARGS)
 
 # Half an hour or more on one core, and nightly in continuous integration; the tests run the first 500 cases.
 fuzz: $(STAMP) ## 10,000 inputs that are a little wrong, none of which may end in a traceback; make fuzz ARGS='--kind suite'
@@ -91,7 +91,7 @@ nightly: fuzz mutants soak ## what is too long for every commit
 
 # Nine minutes at a time; the same command goes on while it ends with 75.
 gpu: $(STAMP) ## half an hour on a GPU, worst risks first: results/bench; make gpu ARGS=--rehearse needs none
-	@OMP_NUM_THREADS=1 $(BIN)/python -m fatbench.bench.gpu $(ARGS)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.gpu $(ARGS)
 
 check: lint test ## all that must pass before a commit
 

@@ -17,6 +17,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from fatbench.version import __version__
+
 if TYPE_CHECKING:
     from fatbench import attacks as attacks
     from fatbench.api import Table as Table
@@ -27,15 +29,9 @@ if TYPE_CHECKING:
     from fatbench.api import suites as suites
     from fatbench.api import table as table
 
-__version__ = "0.1.0"
 __all__ = ["Table", "__version__", "attacks", "evaluate", "plan", "results", "run", "suites", "table"]
 
 _API = ("Table", "evaluate", "plan", "results", "run", "suites", "table")
-
-# `fatbench.run` is the function; the folder fatbench/run is reached by `from fatbench.run import ...`. Importing a
-# folder sets its name here, once: so it is imported now, while that costs nothing, and the name is freed.
-importlib.import_module("fatbench.run")
-globals().pop("run", None)
 
 
 def __getattr__(name: str) -> Any:

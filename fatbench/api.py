@@ -24,15 +24,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fatbench.errors import FatbenchError, SpecError, UnknownName, did_you_mean
-from fatbench.report import evaluated as reporting_evaluated
 from fatbench.report import left_out, render, tables
-from fatbench.report.combined import combine
-from fatbench.report.grid import Grid
-from fatbench.report.notes import LEVELS
-from fatbench.report.replicates import WHICH
+from fatbench.report.tables import external_suite as reporting_evaluated
+from fatbench.report.tables.combined import combine
+from fatbench.report.tables.grid import Grid
+from fatbench.report.tables.notes import LEVELS
+from fatbench.report.tables.replicate_selection import WHICH
 from fatbench.store.opening import opened
 from fatbench.store.stages import Store
-from fatbench.suite import cost, evaluated, files, sizes
+from fatbench.suite import cost, external_models, files, sizes
 from fatbench.suite import plugins as naming
 from fatbench.suite.model import CHECKPOINTS
 
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     import pandas
     from torch import nn
 
-    from fatbench.run.jobs import Event, Job
+    from fatbench.runner.jobs import Event, Job
     from fatbench.store.selection import Checkpoint
     from fatbench.suite.cells import Plan
     from fatbench.suite.files import Suite
@@ -63,7 +63,7 @@ def _with(plugins: Plugins, db: str | None = None) -> Iterator[None]:
     try:
         yield
     except UnknownName as error:
-        from fatbench.run import versions
+        from fatbench.runner import versions
 
         raise SpecError(versions.explained(error, db)) from None
 
@@ -155,7 +155,7 @@ def run(
     """
     import pandas
 
-    from fatbench.run import progress, start
+    from fatbench.runner import progress, start
 
     if executor == "local":
         _guarded()
@@ -226,7 +226,7 @@ class _Lines:
         left = len(failed) + len(interrupted) + len(elsewhere) + len(changed)
         self._say(f"{self.what}: {cells - left} of {cells} cells done")
         if changed:
-            from fatbench.run import versions
+            from fatbench.runner import versions
 
             self._say("\n".join(versions.lines(changed)))
 
@@ -247,8 +247,8 @@ def evaluate(
     batch: int = 500,
     mean: Sequence[float] = (),
     std: Sequence[float] = (),
-    outputs: evaluated.Outputs = "logits",
-    channels: evaluated.Channels = "rgb",
+    outputs: external_models.Outputs = "logits",
+    channels: external_models.Channels = "rgb",
     size: int | None = None,
     name: str | None = None,
     preset: str = "paper",
@@ -275,23 +275,23 @@ def evaluate(
     >>> fatbench.evaluate(module, dataset="digits", attacks=["fgsm"], n=50).frame()["metric"].tolist()
     ['natural', 'fgsm']
     """
-    from fatbench.run import brought
+    from fatbench.runner import evaluate_external
 
     preprocessing: dict[str, Any] = {"mean": tuple(mean), "std": tuple(std), "outputs": outputs, "channels": channels}
     if not isinstance(module, (str, Path)):
-        found = brought.from_module(module, name, **preprocessing)
+        found = evaluate_external.from_module(module, name, **preprocessing)
     elif network is None:
         raise SpecError(f"{module}: say its network, timm/NAME or FILE.py:FUNCTION")
     else:
-        found = brought.from_file(Path(module), network, name, **preprocessing)
+        found = evaluate_external.from_file(Path(module), network, name, **preprocessing)
     with _with(plugins, db):
         chosen = None if like is None else files.load(like).plan(preset, None, where)
-        task = brought.task(chosen, dataset, attacks, eps, n, batch, size)
+        task = evaluate_external.task(chosen, dataset, attacks, eps, n, batch, size)
     with tempfile.TemporaryDirectory() as nowhere:
         url = db or str(Path(nowhere) / "evaluate.db")
         said = _Lines("", quiet)
         folder = None if data is None else Path(data)
-        cell, outcome = brought.evaluate(
+        cell, outcome = evaluate_external.evaluate(
             found, task, db=url, data=folder, device=device, precision=precision,
             notify=lambda event: said.see(0, event),
         )  # fmt: skip
@@ -328,8 +328,8 @@ def results(
     """
     import pandas
 
-    from fatbench.report import flags
-    from fatbench.suite import words
+    from fatbench.report.numbers import flags
+    from fatbench.suite import format_call
 
     with _with(plugins, db), opened(db) as store:
         keys: dict[str, list[dict[str, str]]] | None = None
@@ -344,7 +344,7 @@ def results(
     for number in numbers:
         text, doubts = number.pop("settings"), ";".join(number.pop("flags"))
         if text is not None and text not in attack:
-            attack[text] = words.full(json.loads(text))
+            attack[text] = format_call.full(json.loads(text))
         for key in [{}] if keys is None else keys[number["cell"]]:
             labels = {axis if axis not in number else f"axis:{axis}": label for axis, label in key.items()}
             rows.append({"cell": number["cell"], **labels, **number, "attack": attack.get(text), "flags": doubts})
@@ -414,7 +414,7 @@ class Table:
         return self.markdown()
 
     def _repr_html_(self) -> str:
-        from fatbench.report import html
+        from fatbench.report.formats import html
 
         return html.fragment(self.grids)
 
@@ -483,9 +483,9 @@ def planned(
     name: str, preset: str | None, seeds: Sequence[int] | None, where: str | None, store: Store | None
 ) -> tuple[Suite, Plan]:
     """A suite and the plan to look at: the preset asked for, else the first that has been run, else paper."""
-    from fatbench.run import progress
+    from fatbench.runner import progress
 
-    if name == evaluated.SUITE and name not in files.available():
+    if name == external_models.SUITE and name not in files.available():
         return reporting_evaluated.suite_and_plan(store, where)
     chosen = files.load(name)
     if preset is None and store is not None:

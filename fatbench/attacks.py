@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from fatbench.errors import SpecError
 from fatbench.suite import signatures
-from fatbench.suite.places import Map
+from fatbench.suite.located import Map
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

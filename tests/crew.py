@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from fatbench.run.jobs import Event, Job, Machine
-from fatbench.run.start import jobs_of
-from fatbench.run.worker import work
+from fatbench.runner.jobs import Event, Job, Machine
+from fatbench.runner.start import jobs_of
+from fatbench.runner.worker import work
 from fatbench.store.stages import Store
 from fatbench.suite import files
 

@@ -213,7 +213,7 @@ def suite(rng: random.Random, folder: Path) -> None:
 def results(folder: Path) -> list[str]:
     """The lines of an export of three cells: one done with evaluations and a replicate's worth of runs, one failed."""
     from fatbench.engine.rounds import Number
-    from fatbench.store import lines
+    from fatbench.store import jsonl
     from fatbench.store.stages import Store
     from fatbench.suite import files
 
@@ -255,7 +255,7 @@ def results(folder: Path) -> list[str]:
                     assert run is not None
                     store.commit(run, round=20, outcomes=(0, 20, b"\xff\x0f\xf0"))
                     store.finish(run, [Number(evaluation.label, 12 / 20, 2, n=20)])
-            lines.export(store, file)
+            jsonl.export(store, file)
     return file.read_text().splitlines()
 
 
@@ -363,8 +363,8 @@ def weights(rng: random.Random, folder: Path) -> None:
 
     from fatbench.engine.rounds import State
     from fatbench.models import pretrained
-    from fatbench.report import artifacts
-    from fatbench.run import checkpoints
+    from fatbench.report.figures import artifacts
+    from fatbench.runner import checkpoints
 
     tensors = {"a.weight": torch.ones(2, 3), "a.bias": torch.zeros(2), "n": torch.tensor(3)}
     kind = rng.choice(["safetensors", "pth", "old", "state", "model", "artifacts"])

@@ -56,16 +56,16 @@ COSTS = 60.0  # CPU seconds of tests for one mutant, the dearest left out
 # What is mutated, the tests that guard it, and which of them would cost more than they find (`-k`).
 ROOMS: dict[str, tuple[list[str], list[str], str]] = {
     "partitions": (["methods/partitions.py"], ["test_partitions.py"], ""),
-    "aggregation": (["methods/rules.py", "engine/mixing.py"], ["test_mixing.py", "test_rules.py"], ""),
+    "aggregation": (["methods/aggregators.py", "engine/mixing.py"], ["test_mixing.py", "test_aggregators.py"], ""),
     "objectives": (["methods/objectives.py"], ["test_objectives.py"], ""),
     "evaluation": (["engine/accuracy.py"], ["test_accuracy.py"], ""),
     "checkpoints": (
-        ["run/checkpoints.py"],
+        ["runner/checkpoints.py"],
         ["test_checkpoints.py"],
         "comes_back or flipped or paths or header or another_cell or is_gone or gets_its_name or swept",
     ),
     "worker": (
-        ["run/worker.py", "run/stage.py", "run/training.py", "run/attacking.py"],
+        ["runner/worker.py", "runner/stage.py", "runner/training.py", "runner/attacking.py"],
         [
             "test_checkpoints.py",
             "test_evaluate.py",

@@ -85,8 +85,8 @@ def test_importing_costs_nothing_and_names_stay_functions() -> None:
     """Neither torch nor pandas; `fatbench.run` is the function also after the folder of that name was imported."""
     code = (
         "import sys, fatbench; assert 'torch' not in sys.modules and 'pandas' not in sys.modules;"
-        "from fatbench.run import worker; import fatbench.run.start;"
-        "assert callable(fatbench.run) and fatbench.run.__name__ == 'run';"
+        "from fatbench.run import worker; import fatbench.runner.start;"
+        "assert callable(fatbench.run) and fatbench.runner.__name__ == 'run';"
         "assert set(fatbench.__all__) <= set(dir(fatbench)); [getattr(fatbench, n) for n in fatbench.__all__];"
         "assert 'torch' not in sys.modules"
     )
@@ -338,7 +338,7 @@ def test_replicates_and_several_suites_are_asked_for_as_on_the_command_line(
     """
     import shutil
 
-    from fatbench.store import lines
+    from fatbench.store import jsonl
 
     both, other = str(tmp_path / "both.db"), str(tmp_path / "other.db")
     shutil.copy(here / "results" / "fatbench.db", both)
@@ -353,8 +353,8 @@ def test_replicates_and_several_suites_are_asked_for_as_on_the_command_line(
         assert store is not None and second is not None
         file = tmp_path / "other.jsonl"
         with file.open("w") as handle:
-            lines.export(second, handle)
-        assert lines.import_(store, file)["new replicates"] == 3
+            jsonl.export(second, handle)
+        assert jsonl.import_(store, file)["new replicates"] == 3
     for name, rows in (("tiny.yaml", 3), ("evaluate", 1)):
         shown = {}
         for which in ("first", "latest", "pool"):

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from protocol_runs import nested, same
+from algorithm_runs import nested, same
 from torch import Tensor, nn
 
 from fatbench.engine.local import LocalTraining
 from fatbench.engine.rounds import Problem, Round, State, Stats, Update
-from fatbench.methods import objectives, rules
-from fatbench.methods.protocols.auxiliary import (
+from fatbench.methods import aggregators, objectives
+from fatbench.methods.algorithms.auxiliary import (
     certainty,
     contrast,
     divide,
@@ -26,11 +26,11 @@ from fatbench.methods.protocols.auxiliary import (
     separator,
     view,
 )
-from fatbench.methods.protocols.fedaux import ensemble, fedaux
-from fatbench.methods.protocols.fedavg import fedavg
+from fatbench.methods.algorithms.fedaux import ensemble, fedaux
+from fatbench.methods.algorithms.fedavg import fedavg
 from fatbench.models import MODELS
 from fatbench.models.edge import whole_vit
-from fatbench.run import checkpoints
+from fatbench.runner import checkpoints
 
 CPU = torch.device("cpu")
 
@@ -237,7 +237,7 @@ def test_scores_are_probabilities_of_being_the_clients_own(privacy: str) -> None
 def aux(on: Problem, state: State, rounds: int = 1, **settings: object) -> Iterator[Round]:
     defaults = {
         "rounds": rounds, "epochs": 1, "batch": 4, "lr": 0.05, "momentum": 0.9, "objective": objectives.standard,
-        "rule": functools.partial(rules.samples), "distillation_lr": 0.01, "distillation_batch": 8,
+        "rule": functools.partial(aggregators.samples), "distillation_lr": 0.01, "distillation_batch": 8,
         "epsilon": 1.0,
     }  # fmt: skip
     return fedaux(on, state, **nested(**{**defaults, **settings}))
@@ -252,7 +252,7 @@ def test_without_distillation_it_is_fedavg() -> None:
             state,
             rounds=2,
             local=LocalTraining(batch=4, lr=0.05, momentum=0.9, objective=objectives.standard),
-            rule=functools.partial(rules.samples),
+            rule=functools.partial(aggregators.samples),
         )
     )
     for a, b in zip(ours, theirs, strict=True):
@@ -336,7 +336,7 @@ def test_counted_work() -> None:
 
 def test_rules_with_memory_and_robust_objectives_compose() -> None:
     on, state = problem(pictures(20))
-    rule = functools.partial(rules.RULES["sfat"], alpha=0.2, top=1)
+    rule = functools.partial(aggregators.RULES["sfat"], alpha=0.2, top=1)
     results = list(aux(on, state, 2, rule=rule))
     assert sum(results[1].mixing.weights) == pytest.approx(1)
     assert len(set(results[1].mixing.weights)) == 2

@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from benchmarks import many, plain, rows, table
+from benchmarks.counters import flops
+from benchmarks.measure import interleaved, line, ratios
+from benchmarks.rows import ROWS
+from benchmarks.scale import SERIES, draw
 from fatbench import models
-from fatbench.bench import many, plain, rows, table
-from fatbench.bench.counters import flops
-from fatbench.bench.measure import interleaved, line, ratios
-from fatbench.bench.rows import ROWS
-from fatbench.bench.scale import SERIES, draw
 from fatbench.engine import local as local_module
 from fatbench.engine import randomness as rng
 from fatbench.engine.cohort import train_cohort

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from fatbench.cli.app import app
 from fatbench.engine.rounds import Cost, Problem, Round, State, Stats, Update
 from fatbench.errors import SpecError
-from fatbench.methods.probes import boundaries
+from fatbench.methods.diagnostics import boundaries
 from fatbench.models import MODELS
 from fatbench.suite import files
 

@@ -22,13 +22,13 @@ from test_resume import SUITE, machine, numbers, outcomes
 
 from fatbench.engine.rounds import State
 from fatbench.errors import MachineError, Unavailable
-from fatbench.report import artifacts
-from fatbench.run import checkpoints
-from fatbench.run.checkpoints import Damaged, flatten, load_model, load_state, save_model, save_state, unflatten
-from fatbench.run.jobs import Job, Machine
-from fatbench.run.start import jobs_of
-from fatbench.run.worker import work
-from fatbench.store import keeping, lines
+from fatbench.report.figures import artifacts
+from fatbench.runner import checkpoints
+from fatbench.runner.checkpoints import Damaged, flatten, load_model, load_state, save_model, save_state, unflatten
+from fatbench.runner.jobs import Job, Machine
+from fatbench.runner.start import jobs_of
+from fatbench.runner.worker import work
+from fatbench.store import cleanup, jsonl
 from fatbench.store.schema import STAGES
 from fatbench.store.stages import Store, dumps
 from fatbench.suite import cells, files
@@ -504,11 +504,11 @@ def test_imported_results_are_not_trained_again(job, undisturbed, tmp_path) -> N
     """Their models were never here: an attack added later says so, and the numbers stay. It says what to do, too."""
     place = machine(tmp_path)
     with Store.open(undisturbed.db) as store:
-        lines.export(store, tmp_path / "results.jsonl")
+        jsonl.export(store, tmp_path / "results.jsonl")
     fgsm = cells.Evaluation("fgsm", {"name": "fgsm", "eps": "8/255"}, 40, 15)
     more = replace(job, evaluations=[*job.evaluations, fgsm])
     with Store.open(place.db, create=True) as store:
-        lines.import_(store, tmp_path / "results.jsonl")
+        jsonl.import_(store, tmp_path / "results.jsonl")
         assert "sha256" not in store.stages([job.cell])[job.cell, "train"].record
         assert run(more, place) == ("failed", [])
         errors = [row.error for row in store.stages([job.cell]).values() if row.error]
@@ -516,7 +516,7 @@ def test_imported_results_are_not_trained_again(job, undisturbed, tmp_path) -> N
         assert errors and all("is not here" in error and "imported" in error for error in errors)
         assert run(more, replace(place, retry_failed=True)) == ("failed", [])
         (said,) = {line for error in errors for line in re.findall(r"fatbench forget (\w+) and run", error)}
-        keeping.forget(store, said)
+        cleanup.forget(store, said)
     assert run(more, place) == ("done", ROUNDS)
     assert {*numbers(undisturbed)} < {*numbers(place)}
 
@@ -525,11 +525,11 @@ def test_a_model_beside_imported_results_must_be_theirs(job, undisturbed, tmp_pa
     """A copy of it, or the same training again, can be attacked further; no other file is taken for it."""
     place = machine(tmp_path)
     with Store.open(undisturbed.db) as store:
-        lines.export(store, tmp_path / "results.jsonl")
+        jsonl.export(store, tmp_path / "results.jsonl")
     fgsm = cells.Evaluation("fgsm", {"name": "fgsm", "eps": "8/255"}, 40, 15)
     more = replace(job, evaluations=[*job.evaluations, fgsm])
     with Store.open(place.db, create=True) as store:
-        lines.import_(store, tmp_path / "results.jsonl")
+        jsonl.import_(store, tmp_path / "results.jsonl")
     folder = Path(place.files, job.cell)
     shutil.copytree(Path(undisturbed.files, job.cell), folder)
     models = {file: file.read_bytes() for file in folder.glob("model-*.safetensors")}

@@ -316,7 +316,7 @@ def test_data_commands(run, place):
 def test_a_broken_method_fails_alone(place):
     """A plugin whose rule raises: exit 1, the traceback in the logs, the other cell done, --retry-failed mends it."""
     (place / "mine.py").write_text(
-        "import os\nfrom fatbench.methods.rules import uniform\n\n\n"
+        "import os\nfrom fatbench.methods.aggregators import uniform\n\n\n"
         "def moody(updates, context):\n"
         '    """Raises while the file `broken` is there."""\n'
         "    if os.path.exists('broken'):\n"
@@ -370,8 +370,8 @@ def test_clients_are_trained_one_by_one_unless_asked_otherwise() -> None:
     from fatbench import api
     from fatbench.cli import running
     from fatbench.engine.setup import Place
-    from fatbench.run import start
-    from fatbench.run.jobs import Machine
+    from fatbench.runner import start
+    from fatbench.runner.jobs import Machine
 
     functions = (running.run_suite, running.run_cell, api.run, start.run, Machine, Place)
     assert {inspect.signature(one).parameters["path"].default for one in functions} == {"loop"}

@@ -24,11 +24,11 @@ from crew import SUITE, Watcher, ignore, kill, lasting, never, numbers, once_beg
 from fatbench.cli.app import app
 from fatbench.cli.watch import Watch
 from fatbench.errors import MachineError, SpecError
-from fatbench.run.executors import me, ray, slurm
-from fatbench.run.jobs import Event, Job, Machine
-from fatbench.run.start import jobs_of
-from fatbench.run.start import run as run_all
-from fatbench.run.worker import work
+from fatbench.runner.executors import me, ray, slurm
+from fatbench.runner.jobs import Event, Job, Machine
+from fatbench.runner.start import jobs_of
+from fatbench.runner.start import run as run_all
+from fatbench.runner.worker import work
 from fatbench.store.stages import Store
 from fatbench.suite import files
 

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fatbench.report.numbers.compare import Comparison, Measured, Pair, as_json, as_text, compare, rows
+from fatbench.report.numbers.statistics import holm
 
 from fatbench.cli import app
 from fatbench.errors import NothingMatched, SpecError
-from fatbench.report.compare import Comparison, Measured, Pair, as_json, as_text, compare, rows
-from fatbench.report.statistics import holm
-from fatbench.store import lines
+from fatbench.store import jsonl
 from fatbench.store.stages import Store
 from fatbench.suite import files
 
@@ -128,7 +128,7 @@ def test_rows_of_a_suite() -> None:
 def db(tmp_path_factory: pytest.TempPathFactory) -> str:
     path = str(tmp_path_factory.mktemp("compare") / "sfat.db")
     with Store.open(path, create=True) as store:
-        lines.import_(store, RESULTS / "sfat-bf16-cpu.jsonl")
+        jsonl.import_(store, RESULTS / "sfat-bf16-cpu.jsonl")
     return path
 
 

@@ -11,8 +11,8 @@ import functools
 import pytest
 import torch
 
+from benchmarks import counters, plain
 from fatbench import models
-from fatbench.bench import counters, plain
 from fatbench.engine import randomness as rng
 from fatbench.engine.local import LocalTraining
 from fatbench.engine.rounds import Problem

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from protocol_runs import nested, same
+from algorithm_runs import nested, same
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -18,12 +18,12 @@ from fatbench.engine.accuracy import accuracy
 from fatbench.engine.local import load
 from fatbench.engine.rounds import Problem, Round, State
 from fatbench.methods import attacks, objectives
-from fatbench.methods.protocols import distillation
-from fatbench.methods.protocols.distillation import divergence, match, server_batches
-from fatbench.methods.protocols.fedgkt import fedgkt
-from fatbench.methods.protocols.fedvkd import fedvkd
+from fatbench.methods.algorithms import distillation
+from fatbench.methods.algorithms.distillation import divergence, match, server_batches
+from fatbench.methods.algorithms.fedgkt import fedgkt
+from fatbench.methods.algorithms.fedvkd import fedvkd
 from fatbench.models.edge import edge_resnet8, edge_vit
-from fatbench.run import checkpoints
+from fatbench.runner import checkpoints
 
 BOXES = {"fedgkt": fedgkt, "fedvkd": fedvkd}
 CPU = torch.device("cpu")

@@ -11,7 +11,7 @@ import pytest
 
 from fatbench.cli import app
 from fatbench.engine.rounds import Number
-from fatbench.run import calibrate, progress, unseen
+from fatbench.runner import calibrate, gpu_estimates, progress
 from fatbench.store import timing
 from fatbench.store.stages import Store
 from fatbench.suite import cost, duration, files
@@ -204,7 +204,7 @@ def on_a_gpu(precision: str, path: str) -> tuple[float, float]:
     )
     Path("mlp.yaml").write_text(model)
     plan = files.load("mlp.yaml").plan()
-    known = unseen.speeds(plan, "a100", precision, path)
+    known = gpu_estimates.speeds(plan, "a100", precision, path)
     spec = plan.cells[0].spec
     return known.training[duration.kind(spec)], known.passes[duration.network(spec)]
 
@@ -215,16 +215,16 @@ def test_a_pass_takes_as_long_as_its_operations_or_as_starting_its_kernels(
     """A row times a matrix (n, m) is 2 n m operations, and as many backward. Digits are 8 x 8, of 10 classes."""
     operations = 2 * (64 * 100 + 100 * 10)
     spec = {**plan.cells[0].spec, "model": {"name": "mlp", "width": 100}}
-    flops, kernels = unseen.count(spec) or (0, 0)
+    flops, kernels = gpu_estimates.count(spec) or (0, 0)
     assert flops == operations
     assert 5 <= kernels <= 10  # two products and a ReLU forward, the loss, and as much back
     assert on_a_gpu("fp32", "loop") == pytest.approx((kernels * 7e-6 / 16, kernels * 7e-6 / 20))
     assert on_a_gpu("fp32", "fast")[0] == pytest.approx(kernels * 7e-6 / (16 * 5))
-    monkeypatch.setattr(unseen, "LAUNCH", 0.0)
+    monkeypatch.setattr(gpu_estimates, "LAUNCH", 0.0)
     assert on_a_gpu("fp32", "loop") == pytest.approx((operations / 0.3 / 19.5e12,) * 2)
     assert on_a_gpu("bf16", "loop")[0] == pytest.approx(operations / 0.3 / 312e12)
     mlp = files.load("mlp.yaml").plan()
-    known = unseen.speeds(mlp, "a100", "bf16", "loop")
+    known = gpu_estimates.speeds(mlp, "a100", "bf16", "loop")
     assert list(known.autoattack.values()) == pytest.approx([operations / 0.3 / 19.5e12])  # it stays in float32
     (cell, *_), left = (
         mlp.cells,
@@ -232,7 +232,7 @@ def test_a_pass_takes_as_long_as_its_operations_or_as_starting_its_kernels(
     )
     bf16, fp32 = (
         duration.estimate([cell], speeds, left).seconds
-        for speeds in (known, unseen.speeds(mlp, "a100", "fp32", "loop"))
+        for speeds in (known, gpu_estimates.speeds(mlp, "a100", "fp32", "loop"))
     )
     assert bf16 == pytest.approx(fp32) and bf16 > 0
 

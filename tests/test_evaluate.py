@@ -24,12 +24,12 @@ from fatbench.data import DATASETS
 from fatbench.engine import plausible
 from fatbench.engine.accuracy import unpacked
 from fatbench.errors import MachineError, SpecError
-from fatbench.models import brought as networks
-from fatbench.run import brought
-from fatbench.run.checkpoints import load_model
+from fatbench.models import external_network as networks
+from fatbench.runner import evaluate_external
+from fatbench.runner.checkpoints import load_model
 from fatbench.store.stages import Store
-from fatbench.suite import cells, evaluated, files
-from fatbench.suite.evaluated import Model
+from fatbench.suite import cells, external_models, files
+from fatbench.suite.external_models import Model
 
 ROOT = Path(__file__).parent.parent
 NETWORK = """
@@ -167,7 +167,7 @@ def test_the_same_command_does_nothing_again_and_another_attack_only_itself(here
 
 def spec(**changes: object) -> dict[str, object]:
     fields = {"name": "a.pt", "sha256": "0" * 64, "network": "timm/resnet18", **changes}
-    return evaluated.cell(Model(**fields), "digits")  # type: ignore[arg-type]
+    return external_models.cell(Model(**fields), "digits")  # type: ignore[arg-type]
 
 
 def test_the_identity_is_the_content() -> None:
@@ -178,7 +178,7 @@ def test_the_identity_is_the_content() -> None:
         {"mean": (0.5,), "std": (0.5,)},
     )  # fmt: skip
     assert len({same, *(cells.identity(spec(**change)) for change in changes)}) == 6
-    assert cells.identity(evaluated.cell(Model("a.pt", "0" * 64, "timm/resnet18"), "digits", size=16)) != same
+    assert cells.identity(external_models.cell(Model("a.pt", "0" * 64, "timm/resnet18"), "digits", size=16)) != same
 
 
 def test_a_file_s_digest_and_its_network_s_are_stored(here: Path, run: Run) -> None:
@@ -204,7 +204,7 @@ def test_safetensors_and_wrapped_states_are_the_same_model(here: Path) -> None:
     save_file(state, here / "my.safetensors")
     torch.save({"net": {f"module.{k}": v for k, v in state.items()}, "epoch": 3}, here / "wrapped.pth")
     for name in ("my.safetensors", "wrapped.pth"):
-        found = brought.from_file(here / name, "my_model.py:make").state
+        found = evaluate_external.from_file(here / name, "my_model.py:make").state
         assert found.keys() == state.keys() and all(torch.equal(found[key], state[key]) for key in state)
 
 
@@ -334,7 +334,7 @@ def test_mistakes(here: Path, run: Run, arguments: str, code: int, message: str)
 def test_a_whole_module_is_not_a_state_dict(here: Path) -> None:
     torch.save(nn.Linear(2, 2), here / "whole.pt")
     with pytest.raises(MachineError, match=r"what is read is a state dict: torch\.save\(model\.state_dict\(\), FILE\)"):
-        brought.from_file(here / "whole.pt", "my_model.py:make")
+        evaluate_external.from_file(here / "whole.pt", "my_model.py:make")
 
 
 def test_a_network_for_other_classes(here: Path) -> None:
@@ -350,7 +350,7 @@ def test_a_task_like_a_suite_s_cells() -> None:
     """
     plan = files.load("sfat-cifar10").plan("smoke")
     first, *_, most = sorted(plan.cells, key=lambda cell: len(cell.evaluations))
-    task = brought.like(plan)
+    task = evaluate_external.like(plan)
     assert (task.data, task.test) == (first.spec["data"], first.spec["test"])
     assert {one.id for one in first.evaluations} < {one.id for one in most.evaluations}
     assert {one.id for one in task.evaluations} == {one.id for one in most.evaluations}
@@ -360,7 +360,7 @@ def test_a_task_like_a_suite_s_cells() -> None:
         replace(first, evaluations=(first.evaluations[0], other)),
     ):
         with pytest.raises(SpecError, match="its cells differ in data, size or attacks: choose some by a filter"):
-            brought.like(replace(plan, cells=[*plan.cells, cell]))
+            evaluate_external.like(replace(plan, cells=[*plan.cells, cell]))
 
 
 # --- the whole way ------------------------------------------------------------------------------------------------

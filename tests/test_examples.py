@@ -8,11 +8,11 @@ from types import ModuleType
 
 import pytest
 
-from fatbench.methods import attacks, rules
-from fatbench.methods.protocols import PROTOCOLS
+from fatbench.methods import aggregators, attacks
+from fatbench.methods.algorithms import PROTOCOLS
 
 DOCUMENTED = [
-    (rules, rules.RULES["sfat"]),
+    (aggregators, aggregators.RULES["sfat"]),
     (attacks, attacks.ATTACKS["pgd"]),
     (sys.modules[PROTOCOLS["fedavg"].__module__], PROTOCOLS["fedavg"]),
 ]

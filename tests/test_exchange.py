@@ -17,9 +17,9 @@ from sqlalchemy import update
 
 from fatbench.engine.rounds import Number
 from fatbench.errors import MachineError, SpecError
-from fatbench.store import lines as exchange
+from fatbench.store import jsonl as exchange
 from fatbench.store.database import check
-from fatbench.store.lines import ExchangeError, import_
+from fatbench.store.jsonl import ExchangeError, import_
 from fatbench.store.rows import dumps
 from fatbench.store.schema import RUNS, STAGES
 from fatbench.store.stages import Store

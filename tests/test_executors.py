@@ -21,11 +21,11 @@ from fatbench.cli import app as cli
 from fatbench.cli import running
 from fatbench.cli.watch import Watch
 from fatbench.errors import MachineError, SpecError
-from fatbench.run import processes
-from fatbench.run import start as run
-from fatbench.run.executors import Worker, asked, attempt, bury, local, me, release
-from fatbench.run.jobs import Event, Machine
-from fatbench.run.start import run as run_all
+from fatbench.runner import processes
+from fatbench.runner import start as run
+from fatbench.runner.executors import Worker, asked, attempt, bury, local, me, release
+from fatbench.runner.jobs import Event, Machine
+from fatbench.runner.start import run as run_all
 from fatbench.store.stages import Store
 
 
@@ -112,7 +112,7 @@ def test_local_lanes(monkeypatch):
 def test_gpus_are_counted_as_torch_counts_them_without_importing_it():
     import torch
 
-    code = "import sys; from fatbench.run.executors import local; print(local.gpu_count(), 'torch' in sys.modules)"
+    code = "import sys; from fatbench.runner.executors import local; print(local.gpu_count(), 'torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == f"{torch.cuda.device_count()} False\n"
 
@@ -122,7 +122,7 @@ def test_a_worker_of_a_trivial_cell_imports_neither_a_compiler_nor_scipy(jobs, m
     code = """
 import sys, pickle
 from fatbench.run import processes
-from fatbench.run.executors import attempt
+from fatbench.runner.executors import attempt
 from fatbench.store.stages import Store
 job, machine = pickle.load(sys.stdin.buffer)
 Store.open(machine.db, create=True).close()
@@ -139,7 +139,7 @@ def test_a_worker_that_has_met_timm_ends_without_a_word():
     """timm brings torchvision and triton, whose functions complain at the end when the collector may not see them."""
     code = """
 import gc
-from fatbench.run.executors import local
+from fatbench.runner.executors import local
 class Pipe:
     def recv(self):
         import torchvision.ops

@@ -12,13 +12,13 @@ import torch
 from fatbench.data import DATASETS, Dataset
 from fatbench.engine.splits import auxiliary_images, split
 from fatbench.errors import MachineError, SpecError
-from fatbench.methods import probes
+from fatbench.methods import diagnostics
 from fatbench.methods.partitions import PARTITIONS
-from fatbench.report import artifacts
-from fatbench.run.jobs import Machine
-from fatbench.run.start import check_data, jobs_of
-from fatbench.run.training import artifact_file
-from fatbench.run.worker import work
+from fatbench.report.figures import artifacts
+from fatbench.runner.jobs import Machine
+from fatbench.runner.start import check_data, jobs_of
+from fatbench.runner.training import artifact_file
+from fatbench.runner.worker import work
 from fatbench.store.stages import Store
 from fatbench.suite import cells, files, signatures
 
@@ -114,7 +114,7 @@ def test_how_many_clients_hold_a_class(cell, tmp_path):
 
 def test_a_probe_has_its_own_rounds(cell, tmp_path, monkeypatch):
     """Of the three rounds the monitor looks at all, the probe at those that 2 divides, and the last."""
-    monkeypatch.setitem(probes.PROBES, "svcca", lambda *_, **__: {"probed": 1.0})
+    monkeypatch.setitem(diagnostics.PROBES, "svcca", lambda *_, **__: {"probed": 1.0})
     cell.spec["protocol"]["rounds"] = 3
     cell.spec.update(probe={"name": "svcca"}, probe_every=2)
     machine = Machine(db=str(tmp_path / "r.db"), files=str(tmp_path / "files"), data="")

@@ -13,14 +13,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from algorithm_runs import nested
 from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
-from protocol_runs import nested
 from torch import Tensor, nn
 
+from benchmarks import counters
 from fatbench import models
-from fatbench.bench import counters
 from fatbench.cli.watch import Watch
 from fatbench.engine import experiment
 from fatbench.engine import local as local_module
@@ -33,13 +33,13 @@ from fatbench.engine.fast.draws import Streams, clients_of, normal, subset, unif
 from fatbench.engine.local import LocalTraining
 from fatbench.engine.rounds import Problem, Round, State, Update
 from fatbench.errors import SpecError
-from fatbench.methods import attacks, defences, inversions, objectives, rules
+from fatbench.methods import aggregators, attacks, defences, inversions, objectives
 from fatbench.methods import augmentations as augment
-from fatbench.methods.protocols import PROTOCOLS
-from fatbench.run import checkpoints, worker
-from fatbench.run import start as run
-from fatbench.run.jobs import Machine
-from fatbench.run.stage import ready_for
+from fatbench.methods.algorithms import PROTOCOLS
+from fatbench.runner import checkpoints, worker
+from fatbench.runner import start as run
+from fatbench.runner.jobs import Machine
+from fatbench.runner.stage import ready_for
 from fatbench.store.stages import Store
 from fatbench.suite import files
 
@@ -172,7 +172,7 @@ def test_all_that_a_protocol_asks_of_local_training(model: str, proximal: str, d
         weights = {k: {name: 1e-3 * (k + 1) * torch.ones_like(v) for name, v in floats.items()} for k in range(5)}
         pull = functools.partial(objectives.PROXIMALS[proximal], mu=0.1)
         how = replace(local("trades", epochs=2, clip=0.5), proximal=pull)
-        results.append(train(on, how, gradient_shift=weights, weight_shift=weights, rule=rules.RULES["afl"]))
+        results.append(train(on, how, gradient_shift=weights, weight_shift=weights, rule=aggregators.RULES["afl"]))
     agree(*results)
     assert results[1][0].stats.stack == 5 and results[1][0].stats.broadcast_loss is not None
 
@@ -205,11 +205,11 @@ def test_a_step_of_five_clients_is_not_much_more_to_launch_than_one_of_one() -> 
 
 # --- every protocol -----------------------------------------------------------------------------------------------
 
-NIN = {"batch": 4, "lr": 0.05, "rule": rules.RULES["uniform"]}
+NIN = {"batch": 4, "lr": 0.05, "rule": aggregators.RULES["uniform"]}
 TOGETHER = {**NIN, "epochs": 2, "momentum": 0.9, "participation": 0.8}
 SHARED = {"batch": 4, "lr": 0.01, "epochs": 1, "server_epochs": 1, "server_batch": 4, "server_lr": 0.01}
 COHORT: dict[str, tuple[str, dict[str, object]]] = {  # model, settings
-    "fedavg": ("nin", {**TOGETHER, "rule": functools.partial(rules.RULES["q_ffl"], q=1.0)}),
+    "fedavg": ("nin", {**TOGETHER, "rule": functools.partial(aggregators.RULES["q_ffl"], q=1.0)}),
     "fedavg_validated": ("nin", {**TOGETHER, "participation": 1.0, "validators": 1}),
     "scaffold": ("nin", TOGETHER),
     "scaffold_sfat": ("small_cnn", {**TOGETHER, "buffers": True}),
@@ -301,7 +301,7 @@ class Cell:
         if self.double:
             on.model.double()
         settings = {"alpha": 0.2, "top": 1} if self.rule == "sfat" else {}
-        rule = functools.partial(rules.RULES[self.rule], **settings)
+        rule = functools.partial(aggregators.RULES[self.rule], **settings)
         chosen = {**TOGETHER, "objective": objective("at"), "rounds": 2, "rule": rule, **self.how}
         return list(PROTOCOLS["fedavg"](on, State(0, state_of(on)), **nested(**chosen)))
 
@@ -385,7 +385,7 @@ def test_cells_that_are_not_alike_meet_and_train_apart(double: None) -> None:
 
 
 def test_a_cell_that_fails_leaves_the_others_to_meet(double: None) -> None:
-    wrong = {"rule": functools.partial(rules.RULES["sfat"], alpha=0.2, top=3)}  # more than half of four
+    wrong = {"rule": functools.partial(aggregators.RULES["sfat"], alpha=0.2, top=3)}  # more than half of four
     cells = [Cell("uniform", 3), Cell("uniform", 4, how=wrong), Cell("uniform", 5)]
     found = meet(cells)
     assert isinstance(found[1], ValueError)

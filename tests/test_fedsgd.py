@@ -8,12 +8,12 @@ import functools
 
 import pytest
 import torch
-from protocol_runs import same
+from algorithm_runs import same
 from torch import Tensor, nn
 
 from fatbench.engine.rounds import Problem, Round, State
+from fatbench.methods.algorithms.fedsgd import epoch_batches, fedsgd
 from fatbench.methods.defences import DEFENCES, Upload, update_count_distribution
-from fatbench.methods.protocols.fedsgd import epoch_batches, fedsgd
 
 TARGETS = [[51, 102], [204, 0], [255, 153]]  # a_k in 1/255
 A = torch.tensor(TARGETS) / 255

@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import nn
 
-from fatbench.bench.fidelity import __main__ as tool
-from fatbench.bench.fidelity import claims, measure, sources, table
+from benchmarks.fidelity import __main__ as tool
+from benchmarks.fidelity import claims, measure, sources, table
 from fatbench.errors import MachineError
 from fatbench.suite import files
 

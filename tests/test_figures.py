@@ -23,7 +23,7 @@ from fatbench import report
 from fatbench.cli import app as cli
 from fatbench.engine.rounds import Number
 from fatbench.errors import MachineError, NothingMatched, SpecError
-from fatbench.report import artifacts, looks, marks, plots, series
+from fatbench.report.figures import artifacts, panel_kinds, plots, series, styles
 from fatbench.store.stages import Store
 from fatbench.suite import files
 from fatbench.suite.cells import Cell, Plan
@@ -411,12 +411,12 @@ def test_figures_that_cannot_be(drawn: Suite, change: tuple[str, str], message: 
 
 def test_more_looks_than_colours_are_told_apart(drawn: Suite) -> None:
     """Ten that differ in one thing have ten looks; two of four combinations have a colour each."""
-    assert len({(one.colour, one.style) for one in (looks._alone(i, 10) for i in range(10))}) == 10
+    assert len({(one.colour, one.style) for one in (styles._alone(i, 10) for i in range(10))}) == 10
     suite = more()
     axes = axes_of(plot_of(series.build(suite, suite.plan(), rows_of(suite.plan())), "some"))[0]
     assert [text.get_text() for text in axes.figure.legends[0].get_texts()] == ["skewed, FAT", "even, Uniform"]
-    assert [one.get_color() for one in axes.get_lines()] == list(looks.COLOURS[:2])
-    assert [looks.named("alpha", "1/6"), looks.named("method", "FAT")] == ["alpha 1/6", "FAT"]
+    assert [one.get_color() for one in axes.get_lines()] == list(styles.COLOURS[:2])
+    assert [styles.named("alpha", "1/6"), styles.named("method", "FAT")] == ["alpha 1/6", "FAT"]
 
 
 def fill(store: Store, plan: Plan, rows: list[dict[str, Any]]) -> None:
@@ -489,7 +489,7 @@ def test_curves_as_drawn(drawn: Suite) -> None:
     lines = axes[0].get_lines()
     assert list(lines[0].get_ydata()) == pytest.approx([25, 35])
     seen = [(one.get_color(), one.get_linestyle()) for one in lines]  # FAT clean, FAT attacked, Uniform ...
-    a, b = looks.COLOURS[:2]
+    a, b = styles.COLOURS[:2]
     assert sorted(seen) == sorted([(a, "-"), (a, "--"), (b, "-"), (b, "--")])
     assert axes[0].get_ylim() == axes[1].get_ylim()
     assert len(axes[0].collections) == 4  # the bands
@@ -502,7 +502,7 @@ def test_lines_of_one_dimension_differ_in_colour_and_style(drawn: Suite) -> None
     plot = plot_of(series.build(drawn, plan, rows_of(plan)), "weights")
     axes = axes_of(plot)
     assert [(one.get_color(), one.get_linestyle()) for one in axes[0].get_lines()] == [
-        (looks.COLOURS[0], "-"), (looks.COLOURS[1], "--"),
+        (styles.COLOURS[0], "-"), (styles.COLOURS[1], "--"),
     ]  # fmt: skip
     assert [text.get_text() for text in axes[0].figure.legends[0].get_texts()] == ["client 0", "client 1"]
     assert axes[0].get_ylabel() == "weight"
@@ -543,7 +543,7 @@ def test_heat_maps_and_images_as_drawn(drawn: Suite) -> None:
 def test_lines_of_a_caption_fit_the_figure(word: str) -> None:
     """As drawn, whatever the letters: none is cut off at the right, and another word would not have fitted."""
     width, size = 5.2, 5.5
-    said = marks.wrapped(" ".join([word] * 200), width, size)
+    said = panel_kinds.wrapped(" ".join([word] * 200), width, size)
     figure = Figure(figsize=(width, 8), dpi=200)
     lines = [figure.text(0, 0, line, fontsize=size).get_window_extent() for line in said.split("\n")]
     assert said.split() == [word] * 200

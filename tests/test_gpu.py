@@ -26,20 +26,20 @@ from torch import Tensor, nn
 from fatbench.engine import measures
 from fatbench.engine import randomness as rng
 from fatbench.engine.accuracy import accuracy, edge_accuracy, zero_gradients
-from fatbench.engine.asks import granted
 from fatbench.engine.fast.draws import Streams
+from fatbench.engine.inject import granted
 from fatbench.engine.local import LocalTraining, offers
 from fatbench.engine.mixing import aggregate, mix
 from fatbench.engine.rounds import Context, Problem, Round, State, Stats, Update
 from fatbench.engine.setup import Setup
+from fatbench.methods.aggregators import RULES
+from fatbench.methods.algorithms import PROTOCOLS
 from fatbench.methods.attacks import ATTACKS
 from fatbench.methods.augmentations import AUGMENTS
 from fatbench.methods.defences import DEFENCES, Upload
+from fatbench.methods.diagnostics import PROBES
 from fatbench.methods.inversions import INVERSIONS
 from fatbench.methods.objectives import OBJECTIVES, PROXIMALS
-from fatbench.methods.probes import PROBES
-from fatbench.methods.protocols import PROTOCOLS
-from fatbench.methods.rules import RULES
 from fatbench.models import MODELS
 from fatbench.suite import formulas, signatures
 

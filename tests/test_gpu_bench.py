@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from fatbench.bench import gpu, risks
-from fatbench.bench.measure import Bench
+from benchmarks import gpu, risks
+from benchmarks.measure import Bench
 
 DOCS = Path(__file__).parent.parent / "docs" / "gpu.md"
 

@@ -18,8 +18,8 @@ from torch import Generator, Tensor, nn
 from fatbench.engine.fast import clients, graphs
 from fatbench.engine.rounds import Problem
 from fatbench.errors import MachineError
-from fatbench.methods import augmentations, objectives, rules
-from fatbench.run import start
+from fatbench.methods import aggregators, augmentations, objectives
+from fatbench.runner import start
 
 SHARDS = (58, 58, 38, 7)  # in batches of four: of all four once, of three eight times, of two five times, and rests
 
@@ -74,7 +74,7 @@ def test_all_that_a_protocol_asks_and_several_epochs(model: str, taped: list[int
         pull = functools.partial(objectives.PROXIMALS["squared"], mu=0.1)
         how = replace(local("trades", epochs=2, clip=0.5), proximal=pull)
         results.append(
-            train(own, how, (0, 1, 2, 3), gradient_shift=shifts, weight_shift=shifts, rule=rules.RULES["afl"])
+            train(own, how, (0, 1, 2, 3), gradient_shift=shifts, weight_shift=shifts, rule=aggregators.RULES["afl"])
         )
     same(*results)
     assert len(taped) == 2  # in two epochs

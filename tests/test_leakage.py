@@ -7,10 +7,10 @@ from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
 from fatbench.engine.rounds import Cost, Problem, Round, State, Stats, Update
+from fatbench.methods.diagnostics import leakage
 from fatbench.methods.inversions.image_measures import correlation
 from fatbench.methods.inversions.matching import matching
 from fatbench.methods.inversions.upload import Seen, gradients
-from fatbench.methods.probes import leakage
 
 SHAPE = (3, 12, 12)
 STATS = Stats(0.0, 0.0, 0.0, 1, 1.0, 1)

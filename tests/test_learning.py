@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from fatbench.report.numbers.statistics import binomial_tail
 from scipy import stats
 from test_readme import examples, run
 from typer.testing import CliRunner
@@ -18,12 +19,11 @@ import fatbench
 from fatbench import report
 from fatbench.cli.app import app
 from fatbench.engine.accuracy import packed
-from fatbench.report import flags
-from fatbench.report.statistics import binomial_tail
-from fatbench.run.jobs import Machine
-from fatbench.run.start import jobs_of
-from fatbench.run.worker import work
-from fatbench.store import lines
+from fatbench.report.numbers import flags
+from fatbench.runner.jobs import Machine
+from fatbench.runner.start import jobs_of
+from fatbench.runner.worker import work
+from fatbench.store import jsonl
 from fatbench.store.stages import Store
 from fatbench.suite import files
 
@@ -83,7 +83,7 @@ def transformers(tmp_path_factory: pytest.TempPathFactory) -> Path:
     rows = folder / "rows.jsonl"
     rows.write_text("\n".join([first, *map(json.dumps, of.values())]) + "\n")
     with Store.open(str(folder / "r.db"), create=True) as store:
-        lines.import_(store, rows)
+        jsonl.import_(store, rows)
     return folder / "r.db"
 
 
@@ -107,7 +107,7 @@ def test_every_format_flags_the_number_and_the_table_names_the_cell(transformers
 
 def test_a_suite_that_learned_has_no_such_flag(tmp_path: Path) -> None:
     with Store.open(str(tmp_path / "r.db"), create=True) as store:
-        lines.import_(store, ROOT / "results" / "sfat-jpeg75-cpu.jsonl")
+        jsonl.import_(store, ROOT / "results" / "sfat-jpeg75-cpu.jsonl")
         suite = files.load("sfat-cifar10-jpeg75")
         text = report.render(report.tables(suite, suite.plan("cpu"), store), "markdown")
     assert "36.36" in text and "at chance" not in text

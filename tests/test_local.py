@@ -14,7 +14,7 @@ from fatbench.engine import microbatch
 from fatbench.engine import randomness as rng
 from fatbench.engine.cohort import train_cohort
 from fatbench.engine.local import LocalTraining
-from fatbench.engine.optimisers import Moments, step
+from fatbench.engine.optimizers import Moments, step
 from fatbench.engine.rounds import Problem
 from fatbench.methods import attacks, objectives
 

@@ -15,7 +15,8 @@ import pytest
 
 from fatbench.cli import app as cli
 from fatbench.engine.rounds import Number
-from fatbench.report import html, pages, points
+from fatbench.report.formats import html
+from fatbench.report.site import drilldown, pages
 from fatbench.store.stages import Store
 from fatbench.suite import files, signatures
 
@@ -237,13 +238,13 @@ def test_what_stands_between_backticks_is_code() -> None:
 
 
 def test_a_curve_is_thinned_to_its_ends() -> None:
-    assert points.thinned(range(1, 11)) == list(range(1, 11))
-    thin = points.thinned(range(1, 1001))
-    assert (len(thin), thin[0], thin[-1]) == (points.MOST, 1, 1000)
+    assert drilldown.thinned(range(1, 11)) == list(range(1, 11))
+    thin = drilldown.thinned(range(1, 1001))
+    assert (len(thin), thin[0], thin[-1]) == (drilldown.MOST, 1, 1000)
 
 
 def test_pictures_that_would_make_the_page_too_large_are_left_out_and_named() -> None:
-    one = points.Point("a", "s", "paper", "t", ("c0",), pictures=[("small", "x" * 4), ("large", "x" * 9)])
+    one = drilldown.Point("a", "s", "paper", "t", ("c0",), pictures=[("small", "x" * 4), ("large", "x" * 9)])
     pages._within([one], 10)
     assert [caption for caption, _ in one.pictures] == ["small"]
     assert one.commands == ["fatbench show c0 --artifacts   # pictures that had no room here"]
@@ -283,7 +284,7 @@ def test_results_of_a_suite_that_is_not_here_are_named(
 
 def test_every_kind_of_setting_is_explained() -> None:
     """What `points` says of a call is the first line of the function's docstring."""
-    assert set(points.KINDS.values()) <= {*signatures.FIXED}
+    assert set(drilldown.KINDS.values()) <= {*signatures.FIXED}
 
 
 # --- in a browser ------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from test_figures import EVALUATED, SUITE, fill, row
 from test_figures import run as run
 
 from fatbench import report
-from fatbench.report import asked, series
+from fatbench.report.figures import adhoc_figures, series
 from fatbench.store.stages import Store
 from fatbench.suite import files
 from fatbench.suite.files import Suite
@@ -65,7 +65,9 @@ def _fill() -> None:
 def drawn_of(suite: Suite, x: str | None, y: list[str], by: list[str]) -> series.Plot:
     plan = suite.plan()
     with Store.open("results/fatbench.db") as store:
-        [plot] = asked.series_of(suite, plan, store, [asked.figure(suite, plan, store, x, y, by)], "last")
+        [plot] = adhoc_figures.series_of(
+            suite, plan, store, [adhoc_figures.figure(suite, plan, store, x, y, by)], "last"
+        )
     return plot
 
 
@@ -114,11 +116,11 @@ def test_the_learning_curves_of_a_cell(suite: Suite, run: Callable[..., tuple[in
     assert (code, out, err) == (0, f"results/figures/drawn-{cell}-curves.svg\n", "")
     assert f"Learning curves: cell {cell}" in Path(out.strip()).read_text()
     with Store.open("results/fatbench.db") as store:
-        [plot] = asked.curves(store, cell, [])
+        [plot] = adhoc_figures.curves(store, cell, [])
         assert [(panel.key["what"], [one.heading for one in panel.lines]) for panel in plot.panels] == [
             ("accuracy", ["natural", "monitor"]), ("loss", ["train_loss", "natural_loss"]),
         ]  # fmt: skip
-        [plot] = asked.curves(store, cell, ["weight"])
+        [plot] = adhoc_figures.curves(store, cell, ["weight"])
         assert [one.index for one in plot.panels[0].lines] == [0, 1]
 
 

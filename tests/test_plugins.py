@@ -14,11 +14,11 @@ import pytest
 from fatbench import settings
 from fatbench.cli import app as cli
 from fatbench.errors import SpecError
-from fatbench.run import progress, versions
-from fatbench.run.jobs import Machine
-from fatbench.run.start import jobs_of
-from fatbench.run.worker import work
-from fatbench.store import lines
+from fatbench.runner import progress, versions
+from fatbench.runner.jobs import Machine
+from fatbench.runner.start import jobs_of
+from fatbench.runner.worker import work
+from fatbench.store import jsonl
 from fatbench.store.stages import Store
 from fatbench.suite import cells, files, plugins, signatures, sources
 
@@ -484,7 +484,7 @@ def test_a_table_of_two_versions_says_so(place):
     plan = files.load("mine.yaml").plan()
     records = plugins.records(plan.cells[1].spec)
     older = [{**records[0], "sha256": "f" * 64}]
-    from fatbench.report.provenance import Facts, Origins
+    from fatbench.report.numbers.provenance import Facts, Origins
 
     origins, facts = Origins(), Facts()
     for cell, used in (("a", records), ("b", older)):
@@ -497,8 +497,8 @@ def test_a_table_of_two_versions_says_so(place):
 def test_importing_keeps_the_version(place):
     with Store.open("a.db", create=True) as one, Store.open("b.db", create=True) as other:
         assert work(jobs()[1], machine(place), one) == "done"
-        lines.export(one, "out.jsonl")
-        lines.import_(other, "out.jsonl", identify=cells.identity)
+        jsonl.export(one, "out.jsonl")
+        jsonl.import_(other, "out.jsonl", identify=cells.identity)
         assert versions.changed(jobs(), other) == {}
         assert versions.brought("rule only", other)["sha256"] == sha(RULE)
         assert versions.brought("rule onl", other) is None
@@ -703,10 +703,10 @@ def test_a_plug_in_may_bring_every_kind_of_function(place, run, path):
 
 def test_a_model_that_was_not_trained_here_is_judged_with_a_plug_in_s_attack(place):
     """Its cell has no partition and no protocol that anybody could look up; the attack alone is the plug-in's."""
-    from fatbench.suite import evaluated
+    from fatbench.suite import external_models
 
     plugins.load([Path("mine.py")])
-    spec = evaluated.cell(evaluated.Model("my.pt", "0" * 64, "Net"), "digits")
+    spec = external_models.cell(external_models.Model("my.pt", "0" * 64, "Net"), "digits")
     assert plugins.records(spec) == []
     (record,) = plugins.records(spec, {"name": "blank"})
     assert record["names"] == ["attack blank"]

@@ -26,9 +26,9 @@ from fatbench.engine.rounds import Problem
 from fatbench.errors import MachineError
 from fatbench.methods import attacks, packages
 from fatbench.methods.objectives import OBJECTIVES
-from fatbench.run.jobs import Machine
-from fatbench.run.start import jobs_of
-from fatbench.run.worker import work
+from fatbench.runner.jobs import Machine
+from fatbench.runner.start import jobs_of
+from fatbench.runner.worker import work
 from fatbench.store.stages import Store
 from fatbench.suite import files, signatures
 

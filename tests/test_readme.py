@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from fatbench.methods.protocols import PROTOCOLS
-from fatbench.run.executors import slurm
+from fatbench.methods.algorithms import PROTOCOLS
+from fatbench.runner.executors import slurm
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")

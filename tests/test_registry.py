@@ -14,7 +14,7 @@ import pytest
 
 from fatbench.errors import SpecError
 from fatbench.suite import cells, files, formulas, signatures
-from fatbench.suite.places import Map
+from fatbench.suite.located import Map
 from fatbench.suite.signatures import OFFERS
 
 CLASSES = [(kind, kind.lower()) for kind in signatures.CLASSES]

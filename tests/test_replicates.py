@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fatbench.report.numbers.cell_runs import beside
 from sqlalchemy import text
 
 from fatbench import report
 from fatbench.engine.rounds import Number
-from fatbench.report.beside import beside
-from fatbench.store import lines, replicates
+from fatbench.store import jsonl, replicates
 from fatbench.store.stages import Store
 from fatbench.suite import files
 
@@ -47,7 +47,7 @@ def trained(store: Store, loss: float, seconds: float, *, cell: str = "a", bits:
 
 
 def exported(store: Store, tmp_path: Path, name: str = "results.jsonl") -> Path:
-    lines.export(store, tmp_path / name)
+    jsonl.export(store, tmp_path / name)
     return tmp_path / name
 
 
@@ -55,7 +55,7 @@ def test_wall_time_is_no_difference(store: Store, other: Store, tmp_path: Path) 
     """The same numbers after more seconds: nothing is new but the runs, and our seconds stay."""
     trained(store, 0.5, 10.0)
     trained(other, 0.5, 99.0)
-    counts = lines.import_(other, exported(store, tmp_path))
+    counts = jsonl.import_(other, exported(store, tmp_path))
     assert (counts["new replicates"], counts["new numbers"], counts["numbers already here"]) == (0, 0, 3)
     assert {row["value"] for row in other.measurements() if row["metric"] == "seconds"} == {99.0}
     assert len(other.runs()) == 4
@@ -67,30 +67,30 @@ def test_another_run_stands_beside_the_first(store: Store, other: Store, tmp_pat
     trained(other, 0.5, 1.0)
     trained(store, 0.5008, 1.0)
     file = exported(store, tmp_path)
-    counts = lines.import_(other, file)
+    counts = jsonl.import_(other, file)
     assert (counts["new cells"], counts["new replicates"], counts["new numbers"]) == (0, 1, 3)
     before = other.measurements()
-    assert lines.import_(other, file)["new replicates"] == 0
+    assert jsonl.import_(other, file)["new replicates"] == 0
     assert other.measurements() == before
     losses = {(m["cell"], m["replicate_of"], m["replicate"]): m["value"] for m in before if m["metric"] == "loss"}
     assert losses == {("a", None, 0): 0.5, ("a~1", "a", 1): 0.5008}
     with Store.open(str(tmp_path / "third.db"), create=True) as third:
         trained(third, 0.5, 1.0, bits=b"\xb8")
-        lines.import_(other, exported(third, tmp_path, "third.jsonl"))
+        jsonl.import_(other, exported(third, tmp_path, "third.jsonl"))
         assert replicates.of(other) == {"a": ["a", "a~1", "a~2"]}
     whole = exported(other, tmp_path, "whole.jsonl")
     assert [json.loads(line).get("replicate") for line in whole.read_text().splitlines()[1:]] == [None, 1, 2]
     with Store.open(str(tmp_path / "fourth.db"), create=True) as fourth:
-        assert lines.import_(fourth, whole)["new replicates"] == 2
+        assert jsonl.import_(fourth, whole)["new replicates"] == 2
         assert exported(fourth, tmp_path, "again.jsonl").read_bytes() == whole.read_bytes()
     chosen = io.StringIO()
-    assert lines.export(other, chosen, ["a"]) == 3
+    assert jsonl.export(other, chosen, ["a"]) == 3
 
 
 def test_the_runs_beside_each_other(store: Store, other: Store, tmp_path: Path) -> None:
     trained(other, 0.5, 1.0)
     trained(store, 0.6, 1.0, bits=b"\xf8")
-    lines.import_(other, exported(store, tmp_path))
+    jsonl.import_(other, exported(store, tmp_path))
     assert [(run["id"], run["evaluations"]) for run in beside(other, "a~1")] == [
         ("a", {"e-00@1": 0.6}),
         ("a~1", {"e-00@1": 1.0}),
@@ -120,8 +120,8 @@ def test_the_view_of_verdicts(store: Store) -> None:
 def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
     """The committed SFAT results of both precisions in one database, in the order of their names: not that of time."""
     with Store.open(str(tmp_path_factory.mktemp("both") / "sfat.db"), create=True) as opened:
-        lines.import_(opened, RESULTS / "sfat-fp32-cpu.jsonl")
-        assert lines.import_(opened, RESULTS / "sfat-bf16-cpu.jsonl")["new replicates"] == 4
+        jsonl.import_(opened, RESULTS / "sfat-fp32-cpu.jsonl")
+        assert jsonl.import_(opened, RESULTS / "sfat-bf16-cpu.jsonl")["new replicates"] == 4
         yield opened
 
 
@@ -199,7 +199,7 @@ def test_one_seed_is_told_apart_by_mcnemars_test(both: Store) -> None:
 def test_a_replicate_is_no_further_cell(both: Store) -> None:
     """4 of 9 cells were run twice: the suite has 9, and the letters of a cell are not those of its replicate."""
     from fatbench.cli.common import cell_in
-    from fatbench.run import progress
+    from fatbench.runner import progress
 
     (cell, *_), *_ = replicates.of(both).values()
     assert progress.by_suite(both)["sfat-audit-jpeg75", "cpu"]["done"] == 9
@@ -231,7 +231,7 @@ def test_one_table_of_all_options(both: Store, monkeypatch: Any, capsys: pytest.
 
 def test_verdicts_of_a_cell(both: Store, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """The lines of a metric are its accuracy; JSON says the same; without the data set there are no labels."""
-    from fatbench.cli.verdicts import verdicts
+    from fatbench.cli.outcomes import verdicts
     from fatbench.errors import SpecError
 
     db = str(both.database.path)

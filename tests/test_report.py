@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fatbench.report.numbers.measurements import EVERY, Source, metric_names
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
@@ -31,14 +32,14 @@ from rich.measure import Measurement
 from fatbench import report
 from fatbench.engine.rounds import Number
 from fatbench.errors import SpecError
-from fatbench.report import flags, latex, markdown, terminal
-from fatbench.report import paper as pages
-from fatbench.report.combined import combine
-from fatbench.report.grid import Grid, Value
-from fatbench.report.layout import build
-from fatbench.report.numbers import EVERY, Source, metric_names
+from fatbench.report.formats import latex, markdown, terminal
+from fatbench.report.formats import latex_layout as pages
+from fatbench.report.numbers import flags
+from fatbench.report.tables.combined import combine
+from fatbench.report.tables.grid import Grid, Value
+from fatbench.report.tables.layout import build
 from fatbench.store.stages import Store
-from fatbench.suite import files, words
+from fatbench.suite import files, format_call
 from fatbench.suite.cells import Cell, Plan
 from fatbench.suite.files import Suite
 
@@ -1442,9 +1443,9 @@ def test_the_settings_of_every_attack_stand_under_the_table(tmp_path: Path) -> N
 def test_a_call_in_words() -> None:
     """Every number is said, a choice where it is not the default; `full` says all, also of what nothing is known."""
     pgd = {"name": "pgd", "eps": "8/255", "step": 0.01, "steps": 20, "start": "none", "verdict": "last"}
-    assert words.brief("Attack", pgd) == "pgd(eps=8/255, step=0.01, steps=20, start=none)"
-    assert words.full(pgd) == "pgd(eps=8/255, step=0.01, steps=20, start=none, verdict=last)"
-    assert words.brief("Attack", {"name": "natural"}) == "natural"
+    assert format_call.brief("Attack", pgd) == "pgd(eps=8/255, step=0.01, steps=20, start=none)"
+    assert format_call.full(pgd) == "pgd(eps=8/255, step=0.01, steps=20, start=none, verdict=last)"
+    assert format_call.brief("Attack", {"name": "natural"}) == "natural"
     mine = {"name": "mine", "kappa": 50.0, "soft": True, "top": None, "loss": {"name": "trades", "beta": 6}}
-    assert words.full(mine) == "mine(kappa=50, soft=true, top=none, loss=trades(beta=6))"
-    assert words.attack("pgd20", [pgd, pgd]) == "pgd20 = pgd(eps=8/255, step=0.01, steps=20, start=none)"
+    assert format_call.full(mine) == "mine(kappa=50, soft=true, top=none, loss=trades(beta=6))"
+    assert format_call.attack("pgd20", [pgd, pgd]) == "pgd20 = pgd(eps=8/255, step=0.01, steps=20, start=none)"

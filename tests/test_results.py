@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from fatbench import report
-from fatbench.report import flags
-from fatbench.store import lines, selection
+from fatbench.report.numbers import flags
+from fatbench.store import jsonl, selection
 from fatbench.store.stages import Store
 from fatbench.suite import files
 
@@ -41,7 +41,7 @@ def stores(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Store
     opened = {}
     for rows in sorted(RESULTS.glob("*.jsonl")):
         opened[rows.stem] = Store.open(str(folder / f"{rows.stem}.db"), create=True)
-        lines.import_(opened[rows.stem], rows)
+        jsonl.import_(opened[rows.stem], rows)
     yield opened
     for store in opened.values():
         store.close()

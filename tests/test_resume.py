@@ -15,10 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from fatbench.run import attacking
-from fatbench.run.jobs import Job, Machine
-from fatbench.run.start import jobs_of
-from fatbench.run.worker import work
+from fatbench.runner import attacking
+from fatbench.runner.jobs import Job, Machine
+from fatbench.runner.start import jobs_of
+from fatbench.runner.worker import work
 from fatbench.store.stages import Store
 from fatbench.suite import files
 from fatbench.suite.cells import Evaluation
@@ -73,7 +73,7 @@ def machine(folder: Path, every: float = 0.0) -> Machine:
 
 def child(job: Job, machine: Machine, crash: tuple[str, str, int] | None) -> None:
     """Work in this process; with `crash` = (function, before|after, k) die there the k-th time it is called."""
-    from fatbench.run import checkpoints
+    from fatbench.runner import checkpoints
 
     calls = 0
 
@@ -104,7 +104,7 @@ def child(job: Job, machine: Machine, crash: tuple[str, str, int] | None) -> Non
 def spawn():
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(
-        ["torch", "fatbench.run.worker", "fatbench.engine.experiment", "fatbench.methods.attacks"]
+        ["torch", "fatbench.runner.worker", "fatbench.engine.experiment", "fatbench.methods.attacks"]
     )
 
     def run(job: Job, machine: Machine, crash: tuple[str, str, int] | None = None) -> int:
@@ -190,7 +190,7 @@ def test_what_the_database_names_is_on_disk_at_every_instant(job, tmp_path, monk
 
     A process killed in between would only train again, so the numbers of the tests above do not show it.
     """
-    from fatbench.run import checkpoints
+    from fatbench.runner import checkpoints
 
     place, seen = machine(tmp_path), []
 
@@ -226,7 +226,7 @@ def test_done_work_is_not_done_again(job, tmp_path):
         assert work(job, place, store, events.append) == "done"
         assert events == []
         assert numbers(place) == before
-    from fatbench.run.checkpoints import load_model
+    from fatbench.runner.checkpoints import load_model
 
     header = load_model(tmp_path / "files" / job.cell / "model-000003.safetensors", "cpu")[2]
     said = {"cell": job.cell, "round": "3", "classes": "10", "spec": json.dumps(job.spec)}

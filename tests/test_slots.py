@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from fatbench.run import slots, start
-from fatbench.run.executors import local
+from fatbench.runner import slots, start
+from fatbench.runner.executors import local
 from fatbench.store.stages import Store
 from fatbench.store.timing import gpu_memory
 

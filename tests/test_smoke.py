@@ -7,10 +7,10 @@ import json
 import pytest
 
 from fatbench import report
-from fatbench.run import progress
-from fatbench.run.jobs import Machine
-from fatbench.run.start import check_data, jobs_of
-from fatbench.run.worker import work
+from fatbench.runner import progress
+from fatbench.runner.jobs import Machine
+from fatbench.runner.start import check_data, jobs_of
+from fatbench.runner.worker import work
 from fatbench.store.stages import Store
 from fatbench.suite import files
 from fatbench.suite.tables import SOURCE

@@ -10,8 +10,8 @@ import pytest
 import soak
 from crew import rows
 
-from fatbench.run.jobs import Job, Machine
-from fatbench.run.worker import work
+from fatbench.runner.jobs import Job, Machine
+from fatbench.runner.worker import work
 from fatbench.store.stages import Store
 
 

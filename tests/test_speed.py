@@ -16,12 +16,12 @@ from sqlalchemy import event
 
 from fatbench.cli import app, show
 from fatbench.errors import SpecError
-from fatbench.run import progress
-from fatbench.store import lines as lines_of_results
+from fatbench.runner import progress
+from fatbench.store import jsonl as lines_of_results
 from fatbench.store import timing
 from fatbench.store.stages import Store
-from fatbench.suite import cells, cost, duration, facts, files, formulas, lines, seen, signatures, sources
-from fatbench.suite.places import Map
+from fatbench.suite import cells, cost, duration, facts, files, formulas, memoise, signatures, sources, yaml_reader
+from fatbench.suite.located import Map
 from fatbench.suite.sizes import Sizes
 
 pytest_plugins = ("databases",)
@@ -88,7 +88,7 @@ def same(a: Any, b: Any) -> bool:
 @pytest.mark.parametrize("file", sorted(SUITES.rglob("*.yaml")), ids=lambda file: file.stem)
 def test_libyaml_reads_every_suite_as_ruamel_does(file: Path) -> None:
     text = file.read_text()
-    fast = lines.read(text, file)
+    fast = yaml_reader.read(text, file)
     assert fast is not None
     assert same(fast, files._slowly(text, file))
 
@@ -106,23 +106,23 @@ def test_a_scalar_is_what_ruamel_says_it_is_or_left_to_it(text: str) -> None:
     try:
         slow = files._slowly(text, Path("a.yaml"))
     except SpecError:
-        assert lines.read(text, Path("a.yaml")) is None
+        assert yaml_reader.read(text, Path("a.yaml")) is None
         return
-    fast = lines.read(text, Path("a.yaml"))
+    fast = yaml_reader.read(text, Path("a.yaml"))
     assert fast is None or same(fast, slow)
 
 
 def test_a_file_that_many_suites_extend_is_parsed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     files.parse.cache_clear()
-    parsed = calls(monkeypatch, lines, "read")
+    parsed = calls(monkeypatch, yaml_reader, "read")
     for name in files.available():
         files.load(name)
     assert len(parsed) == len({file for _, file in parsed})
 
 
 def test_without_libyaml_ruamel_reads_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(lines.yaml, "CBaseLoader", raising=False)
-    assert lines.read("a: 1", Path("a.yaml")) is None
+    monkeypatch.delattr(yaml_reader.yaml, "CBaseLoader", raising=False)
+    assert yaml_reader.read("a: 1", Path("a.yaml")) is None
 
 
 # --- plans -------------------------------------------------------------------------------------------------------
@@ -132,7 +132,7 @@ def test_what_did_not_change_between_points_is_not_checked_again(
     grid: files.Suite, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """90 points: 90 protocols, 9 local settings; data, partition, model, objective, rule and 2 attacks once each."""
-    seen.forget()
+    memoise.forget()
     checked = calls(monkeypatch, signatures, "_checked")
     assert len(grid.plan().cells) == 180
     kinds = [kind for kind, _, _ in checked]
@@ -178,7 +178,7 @@ def test_what_tells_speeds_apart_is_found_once_for_all_cells(
 ) -> None:
     """180 cells with one network at one batch size, and two attacks: four digests, not 180 times so many."""
     plan = grid.plan()
-    seen.forget()
+    memoise.forget()
     digests = calls(monkeypatch, duration, "digest")
     one = plan.cells[0].spec
     known = duration.Speeds({duration.kind(one): 1e-3}, passes={duration.network(one): 1e-3})

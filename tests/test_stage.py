@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from fatbench.errors import MachineError, SpecError, Unavailable
-from fatbench.run import stage
-from fatbench.run.jobs import Event, Job, Machine
+from fatbench.runner import stage
+from fatbench.runner.jobs import Event, Job, Machine
 from fatbench.store.leases import LEASE
 from fatbench.store.schema import STAGES
 from fatbench.store.stages import Stolen, Store

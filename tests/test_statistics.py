@@ -8,9 +8,7 @@ import random
 
 import numpy as np
 import pytest
-from scipy import stats
-
-from fatbench.report.statistics import (
+from fatbench.report.numbers.statistics import (
     bootstrap,
     crossed,
     holm,
@@ -22,6 +20,7 @@ from fatbench.report.statistics import (
     t_tail,
     wilcoxon,
 )
+from scipy import stats
 
 
 def signs(ranks: list[float], positive: float) -> float:

@@ -28,8 +28,8 @@ from fatbench.suite import files, formulas, signatures, tables
 from fatbench.suite.cells import Cell, Plan
 from fatbench.suite.facts import cohort
 from fatbench.suite.files import Suite, load
+from fatbench.suite.located import Map
 from fatbench.suite.model import parse_seeds
-from fatbench.suite.places import Map
 from fatbench.suite.tables import Table
 from fatbench.suite.types import number
 

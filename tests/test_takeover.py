@@ -28,12 +28,12 @@ from fatbench.cli.watch import Watch
 from fatbench.errors import SpecError, Unavailable
 from fatbench.models.mcmahan_cnn import McMahanCNN
 from fatbench.models.nin import NIN
-from fatbench.run import progress, waiting, worker
-from fatbench.run.executors import Worker, attempt, local, works
-from fatbench.run.jobs import Event, Job, Machine
-from fatbench.run.pulse import Pulse, renewing
-from fatbench.run.start import run as run_all
-from fatbench.run.worker import work
+from fatbench.runner import progress, waiting, worker
+from fatbench.runner.executors import Worker, attempt, local, works
+from fatbench.runner.heartbeat import Pulse, renewing
+from fatbench.runner.jobs import Event, Job, Machine
+from fatbench.runner.start import run as run_all
+from fatbench.runner.worker import work
 from fatbench.settings import time_limit
 from fatbench.store import database
 from fatbench.store.schema import STAGES

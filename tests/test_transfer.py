@@ -25,9 +25,9 @@ import fatbench
 from fatbench.cli import app as cli
 from fatbench.errors import SpecError
 from fatbench.report import figures, tables
-from fatbench.run.jobs import Event, Machine
-from fatbench.run.start import jobs_of
-from fatbench.run.worker import work
+from fatbench.runner.jobs import Event, Machine
+from fatbench.runner.start import jobs_of
+from fatbench.runner.worker import work
 from fatbench.store.schema import NUMBERS, OUTCOMES, STAGES
 from fatbench.store.stages import Store
 from fatbench.suite import files, signatures, sources
@@ -255,7 +255,7 @@ def test_a_stage_goes_on_where_it_was_stopped_and_begins_again_for_another_model
         assert bits(store, left.cell) == {"moved_both": MATRIX["Left"]["Both"]}
         assert store.stages([left.cell])[left.cell, stage].record == finished.record
         # the other cell has another model by now, which looks at nothing: its attack moves nothing
-        from fatbench.run import checkpoints
+        from fatbench.runner import checkpoints
 
         row = store.stages([both.cell])[both.cell, "train"]
         file = checkpoints.model_file(1)
@@ -315,7 +315,7 @@ def test_a_personal_model_meets_the_one_of_the_same_client(place):
     import torch
 
     from fatbench.engine.rounds import Problem
-    from fatbench.run import transfer
+    from fatbench.runner import transfer
     from fatbench.suite.cells import Origin
 
     problem = Problem(torch.nn.Identity(), *[torch.empty(0)] * 2, [], 2, 0, torch.device("cpu"))

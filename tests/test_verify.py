@@ -12,10 +12,10 @@ import pytest
 from fatbench.cli import app
 from fatbench.cli.verify import Apart, apart, choose, job
 from fatbench.errors import NothingMatched
-from fatbench.run.jobs import Machine
-from fatbench.run.start import jobs_of
-from fatbench.run.worker import work
-from fatbench.store import lines
+from fatbench.runner.jobs import Machine
+from fatbench.runner.start import jobs_of
+from fatbench.runner.worker import work
+from fatbench.store import jsonl
 from fatbench.store.stages import Store
 from fatbench.suite import files
 
@@ -48,14 +48,14 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with Store.open(machine.db, create=True) as store:
         for one in jobs_of(files.load(str(folder / "tiny.yaml")).plan("paper")):
             assert work(one, machine, store) == "done"
-        lines.export(store, folder / "results.jsonl")
+        jsonl.export(store, folder / "results.jsonl")
     return folder / "results.jsonl"
 
 
 @pytest.fixture
 def theirs(results: Path, tmp_path: Path) -> Any:
     with Store.open(str(tmp_path / "theirs.db"), create=True) as store:
-        lines.import_(store, results)
+        jsonl.import_(store, results)
         yield store
 
 
@@ -72,7 +72,7 @@ def test_the_job_is_found_without_the_suite(results: Path, theirs: Store) -> Non
 def test_what_ran_before_a_setting_was_added_runs_again_without_it(tmp_path: Path) -> None:
     """The committed cells, whose specs lack settings of today, are those of the suite."""
     with Store.open(str(tmp_path / "fashion.db"), create=True) as store:
-        lines.import_(store, Path(__file__).parent.parent / "results" / "sfat-fashion-cpu.jsonl")
+        jsonl.import_(store, Path(__file__).parent.parent / "results" / "sfat-fashion-cpu.jsonl")
         here = [cell for cell in files.load("sfat-fashion").plan("cpu").unique() if cell.id in store.known([cell.id])]
         assert any(set(store.cells([cell.id])[cell.id]) < set(cell.spec) for cell in here)
         for cell in here:

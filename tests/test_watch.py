@@ -13,8 +13,8 @@ from rich.console import Console
 
 from fatbench.cli import watch as watching
 from fatbench.cli.watch import Watch
-from fatbench.run.jobs import Event
-from fatbench.run.start import jobs_of
+from fatbench.runner.jobs import Event
+from fatbench.runner.start import jobs_of
 from fatbench.store.stages import Store
 from fatbench.suite import files
 from fatbench.suite.cells import Plan

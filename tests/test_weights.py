@@ -20,10 +20,10 @@ from fatbench.engine.randomness import forked
 from fatbench.errors import MachineError, SpecError
 from fatbench.models import MODELS
 from fatbench.models.pretrained import of_tensors
-from fatbench.run.checkpoints import save_model
-from fatbench.run.jobs import Job, Machine
-from fatbench.run.start import check_data
-from fatbench.run.worker import work
+from fatbench.runner.checkpoints import save_model
+from fatbench.runner.jobs import Job, Machine
+from fatbench.runner.start import check_data
+from fatbench.runner.worker import work
 from fatbench.store.stages import Store
 from fatbench.suite import cells, signatures, weights
 from fatbench.suite.weights import WEIGHTS, Weights

@@ -16,26 +16,26 @@ from typing import Annotated, Any
 
 import typer
 
-from fatbench import __version__
 from fatbench.cli import (
     cells,
+    cleanup,
     compare,
     data,
     db,
     evaluating,
-    keeping,
     new,
+    outcomes,
     reporting,
     running,
     site,
     suites,
-    verdicts,
     verify,
 )
 from fatbench.cli.common import with_plugins
 from fatbench.cli.options import DataDir, Db
 from fatbench.errors import FatbenchError, MachineError, SpecError, did_you_mean
 from fatbench.settings import shown_url
+from fatbench.version import __version__
 
 ORDER = (
     "suite", "new", "plan", "run", "status", "report", "compare", "plot", "site", "show", "logs", "verdicts",
@@ -113,12 +113,12 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "site": site.site,
     "show": cells.show_cell,
     "logs": cells.logs,
-    "verdicts": verdicts.verdicts,
+    "verdicts": outcomes.verdicts,
     "evaluate": evaluating.evaluate,
     "export": db.export,
     "import": db.import_,
-    "forget": keeping.forget,
-    "clean": keeping.clean,
+    "forget": cleanup.forget,
+    "clean": cleanup.clean,
     "verify": verify.verify,
     "doctor": doctor,
 }
@@ -195,7 +195,7 @@ def main() -> None:
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
         sys.exit(130)
-    except BrokenPipeError:  # of a run, to whom the signal says nothing (`fatbench.run.waiting.Wish`)
+    except BrokenPipeError:  # of a run, to whom the signal says nothing (`fatbench.runner.waiting.Wish`)
         sys.exit(128 + signal.SIGPIPE)
     except MemoryError:
         print("fatbench: out of memory", file=sys.stderr)

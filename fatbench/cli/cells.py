@@ -26,7 +26,7 @@ def show_cell(
 ) -> None:
     """Every number of a cell with what produced it; or, as pictures, what a round kept beside them."""
     from fatbench.cli import show
-    from fatbench.report import beside, flags
+    from fatbench.report.numbers import cell_runs, flags
 
     known_format(format, ("text", "json"))
     if not artifacts and (round is not None or output is not None):
@@ -41,7 +41,7 @@ def show_cell(
         numbers = store.measurements([id])
         runs = store.runs([id])
         stages = store.stages([id])
-        others = beside.beside(store, id)
+        others = cell_runs.beside(store, id)
     flags.mark(numbers, {id: spec})
     if format == "json":
         for number in numbers:
@@ -56,7 +56,7 @@ def show_cell(
     else:
         show.cell(id, spec, stages, numbers, runs)
         if others:
-            print(beside.text(others))
+            print(cell_runs.text(others))
 
 
 def _show_artifacts(cell: str, round: int | None, folder: Path, db: str | None, format: str) -> None:
@@ -64,7 +64,7 @@ def _show_artifacts(cell: str, round: int | None, folder: Path, db: str | None, 
 
     with opened(db) as store:
         id = cell_in(store, cell)
-    from fatbench.report import artifacts
+    from fatbench.report.figures import artifacts
 
     files = settings.files_folder(settings.database(db)) / id
     kept = artifacts.rounds(files)

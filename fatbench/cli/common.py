@@ -47,7 +47,7 @@ def with_plugins(command: Callable[..., None]) -> Callable[..., None]:
         try:
             command(*arguments, **options)
         except UnknownName as error:
-            from fatbench.run import versions
+            from fatbench.runner import versions
 
             raise SpecError(versions.explained(error, options.get("db"))) from None
 

@@ -37,7 +37,7 @@ def compare(
     format: Format = "text",
 ) -> None:
     """Whether two rows, cells, databases or files differ: paired by image and by seed."""
-    from fatbench.report import compare as comparing
+    from fatbench.report.numbers import compare as comparing
 
     known_format(format, ("text", "json"))
     at = checkpoint(select)
@@ -79,14 +79,14 @@ def _is_results(side: str) -> bool:
 @contextlib.contextmanager
 def _results(side: str) -> Iterator[Store]:
     """A database, or a file of `export` in a database of its own for as long as it is looked at."""
-    from fatbench.store import lines
+    from fatbench.store import jsonl
     from fatbench.store.stages import Store
 
     with contextlib.ExitStack() as stack:
-        if "://" not in side and lines.is_export(side):
+        if "://" not in side and jsonl.is_export(side):
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="fatbench-"))
             store = stack.enter_context(Store.open(str(Path(folder) / "results.db"), create=True))
-            lines.import_(store, side)
+            jsonl.import_(store, side)
         else:
             store = stack.enter_context(Store.open(side))
         yield store

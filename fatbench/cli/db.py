@@ -22,16 +22,16 @@ def export(
     db: Db = None,
 ) -> None:
     """Results as JSON lines."""
-    from fatbench.store import lines
+    from fatbench.store import jsonl
 
     with opened(db) as store:
         if store is None:
             raise NothingMatched("the database holds no results yet: fatbench run suite NAME")
         cells = [cell.id for cell in plan_of(name, preset, smoke, None, None).cells] if name else None
         if output is None:
-            lines.export(store, sys.stdout, cells)
+            jsonl.export(store, sys.stdout, cells)
         else:
-            lines.export(store, output, cells)
+            jsonl.export(store, output, cells)
 
 
 def import_(
@@ -41,18 +41,18 @@ def import_(
 ) -> None:
     """Take in results of another machine; importing twice changes nothing. All files are checked before the first."""
     from fatbench import settings
-    from fatbench.store import lines
+    from fatbench.store import jsonl
     from fatbench.store.stages import Store
-    from fatbench.suite.received import identity
+    from fatbench.suite.validate_import import identity
 
     bad: list[str] | None = [] if skip_bad else None
     with opened(db) as store:
-        left_out = [lines.check(store, file, identify=identity, bad=bad) for file in files]
+        left_out = [jsonl.check(store, file, identify=identity, bad=bad) for file in files]
     for message in bad or ():
         print(f"fatbench: left out: {message}", file=sys.stderr)
     with Store.open(settings.database(db), create=True) as store:
         for file, numbers in zip(files, left_out, strict=True):
-            summary = lines.import_(store, file, identify=identity, left_out=numbers)
+            summary = jsonl.import_(store, file, identify=identity, left_out=numbers)
             lines_left = f", {len(numbers)} bad lines left out" if numbers else ""
             print(f"{file}: {', '.join(f'{count} {what}' for what, count in summary.items())}{lines_left}", flush=True)
 
@@ -71,11 +71,11 @@ def db_backup(
 ) -> None:
     """Copy the database to a new file while others go on writing; checkpoints are not in it."""
     from fatbench import settings
-    from fatbench.store import keeping
+    from fatbench.store import cleanup
     from fatbench.store.stages import Store
 
     with Store.open(settings.database(db)) as store:
-        size = keeping.backup(store, file)
+        size = cleanup.backup(store, file)
         print(f"{file}: {size / 1e6:.1f} MB, {store.database.shown} as it was")
 
 

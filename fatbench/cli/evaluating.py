@@ -56,17 +56,19 @@ def evaluate(
             raise SpecError(f"{', '.join(given)}: {said}; a run's model has its own settings")
         _checkpoint(file, attack, n, batch, device, precision, data, format)
         return
-    from fatbench.run import brought
+    from fatbench.runner import evaluate_external
 
     if like is None and (preset or smoke or where):
         raise SpecError("--preset, --smoke and -k choose cells of a suite: say which by --like SUITE")
     plan = None if like is None else plan_of(like, preset, smoke, None, where)
-    task = brought.task(plan, dataset and _mapping(dataset), attack, eps, n, batch, size)
+    task = evaluate_external.task(plan, dataset and _mapping(dataset), attack, eps, n, batch, size)
     preprocessing: dict[str, Any] = {
         "mean": _numbers("--mean", mean), "std": _numbers("--std", std), "outputs": outputs, "channels": channels,
     }  # fmt: skip
-    source = brought.from_file(file, model, name, **preprocessing)
-    cell, outcome = brought.evaluate(source, task, db=db, data=data, device=device, precision=precision, notify=_say)
+    source = evaluate_external.from_file(file, model, name, **preprocessing)
+    cell, outcome = evaluate_external.evaluate(
+        source, task, db=db, data=data, device=device, precision=precision, notify=_say
+    )
     _show(cell, db, format)
     if outcome != "done":
         print(f"fatbench: {cell}: {outcome} (fatbench logs {cell})", file=sys.stderr)
@@ -76,7 +78,7 @@ def evaluate(
 def _show(cell: str, db: str | None, format: str) -> None:
     """The cell's row of the table of evaluated models, and on stderr what is doubtful about it."""
     from fatbench import report as reporting
-    from fatbench.report.evaluated import suite_and_plan
+    from fatbench.report.tables.external_suite import suite_and_plan
 
     with opened(db) as store:
         suite, plan = suite_and_plan(store, f"id={cell}")
@@ -99,7 +101,7 @@ AT_CHANCE = "no better than the most frequent class; check --mean, --std, --chan
 def doubts_of(numbers: list[dict[str, Any]], specs: dict[str, dict[str, Any]]) -> list[str]:
     """What is doubtful about a model, a sentence each, from its numbers and its cell."""
     from fatbench.engine.plausible import ADVICE
-    from fatbench.report.flags import CHANCE, NO_GRADIENT, ZERO_GRADIENTS, at_chance
+    from fatbench.report.numbers.flags import CHANCE, NO_GRADIENT, ZERO_GRADIENTS, at_chance
 
     found = dict.fromkeys(row["metric"].removeprefix("flag_").replace("_", " ") for row in numbers if row["value"])
     lines = [f"{words}: {ADVICE[words]}" for words in found if words in ADVICE]
@@ -120,7 +122,7 @@ def _checkpoint(
     format: str,
 ) -> None:
     """A model that a run has written: its settings are in it."""
-    from fatbench.run import evaluate as evaluating
+    from fatbench.runner import evaluate_checkpoint as evaluating
 
     results = evaluating.checkpoint(file, attack or ["natural"], n, batch, device, precision, data)
     if format == "json":

@@ -41,7 +41,7 @@ def status(
 ) -> None:
     """Progress: how many cells are done, failed, running, left."""
     from fatbench.cli import show
-    from fatbench.run import progress
+    from fatbench.runner import progress
 
     known_format(format, ("text", "json"))
     if watch:
@@ -79,7 +79,7 @@ def checkpoint(select: str) -> Checkpoint:
 
 def known_replicates(which: str) -> str:
     """What --replicates names. SpecError: nothing does."""
-    from fatbench.report.replicates import WHICH
+    from fatbench.report.tables.replicate_selection import WHICH
 
     if which not in WHICH:
         raise SpecError(f"--replicates: expected first, latest or pool, got '{which}'{did_you_mean(which, WHICH)}")
@@ -110,8 +110,8 @@ def _own(names: Collection[str]) -> list[str]:
 def _how(format: str, notes: str, published: str | None, width: str | None) -> dict[str, str]:
     """What the format's renderer is told. SpecError: no such choice, or one that this format does not have."""
     from fatbench.api import known_choice
-    from fatbench.report.notes import LEVELS
-    from fatbench.report.paper import width_of
+    from fatbench.report.formats.latex_layout import width_of
+    from fatbench.report.tables.notes import LEVELS
 
     known_choice("notes", notes, LEVELS)
     if published not in (None, *PUBLISHED):
@@ -204,10 +204,10 @@ def report(
     """Tables: measured beside published, mean and spread over seeds."""
     from fatbench import api, settings
     from fatbench import report as reporting
-    from fatbench.report.combined import combine
-    from fatbench.run import progress
+    from fatbench.report.tables.combined import combine
+    from fatbench.runner import progress
     from fatbench.suite import files
-    from fatbench.suite.evaluated import SUITE
+    from fatbench.suite.external_models import SUITE
 
     format = known_format(
         format or ("terminal" if sys.stdout.isatty() and output is None else "markdown"), reporting.FORMATS
@@ -235,7 +235,7 @@ def report(
         if not grids and not names:
             raise NothingMatched("the database holds no results yet: fatbench run suite NAME")
         if format == "html" and store is not None:
-            from fatbench.report import pages
+            from fatbench.report.site import pages
 
             found = [pages.Part(*one) for one in shown]
             kept = settings.files_folder(settings.database(db))
@@ -283,7 +283,7 @@ def plot(
     """Figures of suites, or --x round --y pgd20 --by method of any; prints the files it wrote."""
     from fatbench import report as reporting
     from fatbench import settings
-    from fatbench.report import series
+    from fatbench.report.figures import series
 
     known_format(format, PLOT_FORMATS)
     at = checkpoint(select)
@@ -301,19 +301,19 @@ def plot(
     plots = []
     with opened(db) as store:
         if cell is not None:
-            from fatbench.report import asked
+            from fatbench.report.figures import adhoc_figures
 
             id = cell_in(store, cell)
             assert store is not None
-            plots = asked.curves(store, id, _listed(y), at)
+            plots = adhoc_figures.curves(store, id, _listed(y), at)
         for name in names or ():
             chosen, plan = plan_in(name, preset, smoke, seeds, where, store)
             if own:
-                from fatbench.report import asked
+                from fatbench.report.figures import adhoc_figures
 
-                drawn = asked.figure(chosen, plan, store, x, _listed(y), _listed(by))
+                drawn = adhoc_figures.figure(chosen, plan, store, x, _listed(y), _listed(by))
                 assert store is not None  # else nothing is measured
-                plots += asked.series_of(chosen, plan, store, [drawn], at)
+                plots += adhoc_figures.series_of(chosen, plan, store, [drawn], at)
                 continue
             if not chosen.figures:
                 raise NothingMatched(f"suite '{chosen.name}' has no figures: --x round --y natural draws one")

@@ -33,7 +33,7 @@ from fatbench.cli.options import (
 from fatbench.errors import NothingMatched, SpecError
 
 if TYPE_CHECKING:
-    from fatbench.run.jobs import Job
+    from fatbench.runner.jobs import Job
 
 
 def run_suite(
@@ -60,11 +60,11 @@ def run_suite(
     data: DataDir = None,
 ) -> None:
     """Run a suite: train and attack every cell that is not done."""
-    from fatbench.run import processes
+    from fatbench.runner import processes
 
     with processes.early(executor == "local" and together == 1 and not dry_run):
         from fatbench.cli.watch import Watch
-        from fatbench.run import start
+        from fatbench.runner import start
 
         plan = plan_of(name, preset, smoke, seeds, where)
         with Watch(f"suite {plan.suite}, preset {plan.preset}") as watch:
@@ -91,11 +91,11 @@ def run_cell(
     data: DataDir = None,
 ) -> None:
     """Run one cell of any suite."""
-    from fatbench.run import processes
+    from fatbench.runner import processes
 
     with processes.early(not dry_run):
         from fatbench.cli.watch import Watch
-        from fatbench.run import start
+        from fatbench.runner import start
 
         job = _find_job(id)
         with Watch(f"cell {job.cell} of suite {job.suite}, preset {job.preset}") as watch:
@@ -108,7 +108,7 @@ def run_cell(
 
 def _find_job(id: str) -> Job:
     """The job of a cell given by the first letters of its id, in whatever suite and preset it is."""
-    from fatbench.run import start
+    from fatbench.runner import start
     from fatbench.suite import files
 
     if len(id) < 4:

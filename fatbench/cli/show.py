@@ -15,10 +15,10 @@ from rich.markup import escape
 from rich.table import Table
 
 from fatbench import settings
-from fatbench.suite import plugins, signatures, weights, words
+from fatbench.suite import format_call, plugins, signatures, weights
 
 if TYPE_CHECKING:
-    from fatbench.run.progress import Row
+    from fatbench.runner.progress import Row
     from fatbench.store.stages import StageRow
     from fatbench.suite.cells import Plan
     from fatbench.suite.cost import Work
@@ -96,7 +96,7 @@ def suite(chosen: Suite) -> None:
         )
         console.print(f"  evaluated at {', '.join(plan.checkpoints)}:{'' if plan.metrics() else ' nothing'}")
         for metric, attacks in _attacks(plan).items():
-            console.print(f"    {words.attack(metric, attacks)}", markup=False)
+            console.print(f"    {format_call.attack(metric, attacks)}", markup=False)
         _weights(console, plan)
         for key, reason in plan.excluded:
             console.print(f"  left out: {', '.join(key.values())}: {reason}", style="dim")
@@ -177,7 +177,7 @@ def _how_long(cells: int, time: Estimate, on: str | None) -> str:
             return f"time: unknown, the data set's size is not known before it is read{done}"
         return f"time: unknown, nothing comparable was run here (--calibrate measures for about 20 s){done}"
     from fatbench.cli.watch import duration
-    from fatbench.run.executors.local import lanes
+    from fatbench.runner.executors.local import lanes
 
     bound = "; AutoAttack as if every image survived" * time.bound
     if on is not None:
@@ -208,7 +208,7 @@ def _bytes(value: float) -> str:
 
 def status(what: Plan, rows: Sequence[Row]) -> None:
     """`status NAME`."""
-    from fatbench.run import progress, versions
+    from fatbench.runner import progress, versions
 
     console = _console()
     axes = list(dict.fromkeys(axis for row in rows for axis in row.cell.key))
@@ -228,7 +228,7 @@ def status(what: Plan, rows: Sequence[Row]) -> None:
 
 def all_status(counts: Mapping[tuple[str, str], Mapping[str, int]]) -> None:
     """`status`: what the database holds."""
-    from fatbench.run.progress import STATES
+    from fatbench.runner.progress import STATES
 
     console = _console()
     if not counts:
@@ -257,7 +257,7 @@ def cell(
     table = _table("stage", "state", "done", "run", "attack", right=("done", "run"))
     for (_, name), stage in sorted(stages.items()):
         state = f"[{COLOURS.get(stage.status, '')}]{stage.status}[/]"
-        attack = escape(words.full(stage.settings)) if stage.settings else ""
+        attack = escape(format_call.full(stage.settings)) if stage.settings else ""
         table.add_row(name, state, f"{stage.round}/{stage.total}", str(stage.run or ""), attack)
     console.print(table)
     table = _table(
@@ -325,9 +325,9 @@ def datasets(root: Path, rows: Sequence[Mapping[str, Any]], files: Sequence[Mapp
 
 def doctor(db: str | None, data: Path | None) -> None:
     """Versions, devices, folders: what a bug report needs."""
-    from fatbench import __version__
-    from fatbench.run import provenance
+    from fatbench.runner import provenance
     from fatbench.store import database
+    from fatbench.version import __version__
 
     console = _console()
     code = provenance.code_version()

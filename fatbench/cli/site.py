@@ -19,7 +19,7 @@ from fatbench.errors import FatbenchError, NothingMatched, SpecError
 from fatbench.store.opening import opened
 
 if TYPE_CHECKING:
-    from fatbench.report.pages import Part
+    from fatbench.report.site.pages import Part
     from fatbench.store.selection import Checkpoint
     from fatbench.store.stages import Store
 
@@ -41,7 +41,7 @@ def site(
 ) -> None:
     """Pages to look at results: leaderboards, tables, figures, and what is behind every number."""
     from fatbench import settings
-    from fatbench.report import pages
+    from fatbench.report.site import pages
 
     at, which = checkpoint(select), known_replicates(replicates)
     asked = what or []
@@ -76,8 +76,8 @@ def site(
 def _parts(store: Store, suites: list[str], at: Checkpoint, which: str) -> tuple[list[Part], list[str]]:
     """Every preset of the suites that has been run, with its tables; and what cannot be shown, in words."""
     from fatbench import report
-    from fatbench.report.pages import Part
-    from fatbench.run import progress
+    from fatbench.report.site.pages import Part
+    from fatbench.runner import progress
 
     found: list[Part] = []
     problems = []
@@ -103,7 +103,7 @@ def _parts(store: Store, suites: list[str], at: Checkpoint, which: str) -> tuple
 @contextlib.contextmanager
 def _imported(files: list[Path]) -> Iterator[Store]:
     """A database of the files alone, for as long as it is looked at."""
-    from fatbench.store import lines
+    from fatbench.store import jsonl
     from fatbench.store.stages import Store
 
     with (
@@ -111,5 +111,5 @@ def _imported(files: list[Path]) -> Iterator[Store]:
         Store.open(str(Path(folder) / "results.db"), create=True) as store,
     ):
         for file in files:
-            lines.import_(store, file)
+            jsonl.import_(store, file)
         yield store

@@ -39,7 +39,7 @@ CALIBRATION = 20  # seconds
 
 def suite_list(format: Format = "text") -> None:
     """Every suite with its presets and numbers of cells."""
-    from fatbench.run.versions import explained
+    from fatbench.runner.versions import explained
     from fatbench.suite import sizes
 
     known_format(format, ("text", "json"))
@@ -82,7 +82,7 @@ def suite_check(
     --learn takes one suite, and the first cell that --preset and -k leave.
     """
     from fatbench import report as reporting
-    from fatbench.run.versions import explained
+    from fatbench.runner.versions import explained
     from fatbench.suite.files import load
 
     if learn:
@@ -90,7 +90,7 @@ def suite_check(
             raise SpecError(f"--learn takes one suite, got {len(files)}")
         plan = plan_of(files[0], preset, False, seeds, where)
         from fatbench import settings
-        from fatbench.run.executors.local import lanes
+        from fatbench.runner.executors.local import lanes
 
         _learn(plan, settings.data_folder(str(data) if data else None), lanes(device, 1)[0])
         return
@@ -119,9 +119,9 @@ def suite_check(
 
 def _learn(plan: Plan, data: Path, device: str) -> None:
     """Train a plan's first cell round by round and say when it left chance. Exit 1: it did not."""
-    from fatbench.report.flags import leaves_chance
-    from fatbench.report.statistics import binomial_tail
-    from fatbench.run.learn import looks
+    from fatbench.report.numbers.flags import leaves_chance
+    from fatbench.report.numbers.statistics import binomial_tail
+    from fatbench.runner.learning_check import looks
 
     cell = plan.cells[0]
     who = ", ".join([*cell.key.values(), f"seed {cell.spec['seed']}"])
@@ -164,14 +164,14 @@ def _time(
     timed: list[duration.Timed] = []
     left = duration.everything(plan)
     if store is not None:  # else nothing imports SQLAlchemy
-        from fatbench.run import progress
+        from fatbench.runner import progress
         from fatbench.store import timing
 
         timed += timing.measured(store)
         left = progress.left(plan, store)
     if calibrate:
         from fatbench import settings
-        from fatbench.run import calibrate as calibrating
+        from fatbench.runner import calibrate as calibrating
 
         print(f"fatbench: measuring for about {CALIBRATION} s", file=sys.stderr)
         data = settings.data_folder()
@@ -227,7 +227,7 @@ def plan_suite(
     if on is not None:
         if calibrate:
             raise SpecError("--on and --calibrate contradict each other: a machine that is not here, and this one")
-        from fatbench.run.unseen import speeds
+        from fatbench.runner.gpu_estimates import speeds
 
         unseen = speeds(plan, on, settings.precision(precision), path)
     works = {cell.id: planning.cell_work(cell, plan) for cell in plan.unique()}

@@ -17,7 +17,7 @@ from fatbench.cli.options import DataDir, Device, Format, Precision
 from fatbench.errors import NothingMatched, SpecError
 
 if TYPE_CHECKING:
-    from fatbench.run.jobs import Job
+    from fatbench.runner.jobs import Job
     from fatbench.store.stages import Store
 
 
@@ -39,15 +39,15 @@ def verify(
 ) -> None:
     """Run a few cells of somebody's results again; exit 0 if every accuracy is within the tolerance."""
     known_format(format, ("text", "json"))
-    from fatbench.store import lines
+    from fatbench.store import jsonl
     from fatbench.store.stages import Store
-    from fatbench.suite.received import identity
+    from fatbench.suite.validate_import import identity
 
     if not file.is_file():
         raise SpecError(f"{file}: no such file (give one that 'fatbench export' wrote)")
     with tempfile.TemporaryDirectory(prefix="fatbench-") as folder, contextlib.ExitStack() as stack:
         theirs = stack.enter_context(Store.open(f"{folder}/theirs.db", create=True))
-        lines.import_(theirs, file, identify=identity)
+        jsonl.import_(theirs, file, identify=identity)
         chosen = [cell_in(theirs, id) for id in cell] if cell else choose(theirs, sample, seed)
         if brought := [id for id, spec in theirs.cells(chosen).items() if "evaluated" in spec]:
             raise SpecError(f"cell {brought[0]} is a model that was not trained here: it cannot be run again")
@@ -75,7 +75,7 @@ def _run(
 ) -> None:
     """Run cells as they were run there, in a database of their own. SystemExit: one failed."""
     from fatbench.cli.watch import Watch
-    from fatbench.run import start
+    from fatbench.runner import start
 
     alike: dict[tuple[str | None, str], list[Job]] = {}
     for id in cells:
@@ -139,8 +139,8 @@ def _work(spec: Mapping[str, Any]) -> float:
 
 def job(store: Store, cell: str) -> Job:
     """What made a cell's results, from the results alone: evaluations with their attacks, and their checkpoints."""
-    from fatbench.report.compare import label
-    from fatbench.run.jobs import Job
+    from fatbench.report.numbers.compare import label
+    from fatbench.runner.jobs import Job
     from fatbench.store.selection import WORDS
     from fatbench.suite.cells import Evaluation, canonical
 
@@ -175,7 +175,7 @@ def _batches(first: int) -> list[int]:
 
 def apart(theirs: Store, ours: Store, cell: str) -> list[Apart]:
     """Every evaluation at every checkpoint, and the last round's training numbers; these count if nothing else does."""
-    from fatbench.report.compare import label, measured
+    from fatbench.report.numbers.compare import label, measured
     from fatbench.store.selection import WORDS
 
     found = []

@@ -15,8 +15,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from fatbench.run import progress, versions
-from fatbench.run.jobs import Event, Job
+from fatbench.runner import progress, versions
+from fatbench.runner.jobs import Event, Job
 from fatbench.store import timing
 from fatbench.store.opening import opened
 from fatbench.suite import duration as durations

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from fatbench.engine.asks import asks
 from fatbench.engine.fast import clients as fast
+from fatbench.engine.inject import asks
 from fatbench.engine.local import LocalTraining, broadcast_loss, train_client
 from fatbench.engine.randomness import numpy_generator
 from fatbench.engine.rounds import Cost, Problem, Tensors, Update

@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fatbench.engine import precision
-from fatbench.engine.asks import granted
-from fatbench.engine.optimisers import Descent, Moments, step
+from fatbench.engine.inject import granted
+from fatbench.engine.optimizers import Descent, Moments, step
 from fatbench.engine.randomness import forked, generator
 from fatbench.engine.rounds import Problem, Stats, Tensors, Update
 from fatbench.suite.types import Count, Momentum, NonNegative, Objective, Positive, Proximal

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from fatbench.engine.asks import granted
+from fatbench.engine.inject import granted
 from fatbench.engine.rounds import Context, Mixing, Tensors, Update
 
 

@@ -11,7 +11,7 @@ the same names, shapes and types; `gradient` is left alone.
 
 `mask` is None where the client has a value for every entry, else a dict, name -> bool Tensor: True where it
 contributes, False where it withholds the entry and sends zero. Names that are not in it contribute everywhere. A server
-that averages over contributors divides by the sum of the masks (fatbench/methods/protocols/fedsgd.py).
+that averages over contributors divides by the sum of the masks (fatbench/methods/algorithms/fedsgd.py).
 
 | here | Sawada et al. 2024 | what |
 |---|---|---|

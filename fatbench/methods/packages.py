@@ -24,7 +24,6 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from fatbench import __version__
 from fatbench.engine import precision
 from fatbench.engine.gradients import part_of, predict
 from fatbench.engine.memory import out_of_memory
@@ -32,6 +31,7 @@ from fatbench.engine.randomness import forked
 from fatbench.errors import SpecError, did_you_mean
 from fatbench.suite import signatures
 from fatbench.suite.types import NonNegative
+from fatbench.version import __version__
 
 
 class AttackError(SpecError, ValueError):

@@ -1,19 +1,12 @@
 """Tables and figures: a query, a grid or curves, a format. Nothing here imports torch.
 
-| module | what |
+| folder | what |
 |---|---|
-| query | what is read from the database |
-| numbers, places | which stored number a source is; which cells stand at a place of a table |
-| layout, grid | the table that comes of it, and its parts |
-| evaluated | models that were not trained here, as a suite |
-| notes, provenance, flags, published | what is said under it, and where that comes from |
-| combined | one table over several suites |
-| statistics, compare, ties | whether a difference is real: tests, intervals, effect sizes; two sides; marks in tables |
-| replicates, beside | which run of a cell is shown, or the mean of all; all of them beside each other |
-| text, markdown, latex, html, terminal, records | the formats |
-| paper | how LaTeX lays a table out on a page |
-| pages, boards, points, charts | pages to look at: leaderboards, what is behind a number, charts; templates/ |
-| series, plots, artifacts | figures; pictures of what a round keeps |
+| numbers | what is read from the database; statistical tests, flags, provenance, published values |
+| tables | a table before it is printed: which cell stands where, marks, notes |
+| formats | Markdown, LaTeX, HTML, CSV, JSON, terminal |
+| figures | curves, bars, matrices and images, drawn with matplotlib or as Vega-Lite |
+| site | pages to look at: leaderboards, tables, what is behind a number |
 
 Not here: anything that trains, attacks or writes to the database.
 
@@ -34,8 +27,8 @@ from fatbench.errors import SpecError, did_you_mean
 from fatbench.store.selection import Checkpoint
 
 if TYPE_CHECKING:
-    from fatbench.report.grid import Grid
-    from fatbench.report.series import Plot
+    from fatbench.report.figures.series import Plot
+    from fatbench.report.tables.grid import Grid
     from fatbench.store.stages import Store
     from fatbench.suite.cells import Cell, Plan
     from fatbench.suite.files import Suite
@@ -69,7 +62,7 @@ def render(grids: Sequence[Grid], format: str, **how: Any) -> str:
     if format not in _RENDERERS:
         raise SpecError(f"no format is named '{format}'{did_you_mean(format, FORMATS)}")
     module, function = _RENDERERS[format]
-    text: str = getattr(importlib.import_module(f"fatbench.report.{module}"), function)(grids, **how)
+    text: str = getattr(importlib.import_module(f"fatbench.report.formats.{module}"), function)(grids, **how)
     return text
 
 
@@ -91,46 +84,50 @@ def tables(
     or the latest run of a cell that was run more than once, or "pool", the mean of its runs. notes: `notes.LEVELS`;
     digits: after the point of percentages.
     """
-    from fatbench.report.layout import build
-    from fatbench.report.notes import pared
+    from fatbench.report.tables.layout import build
+    from fatbench.report.tables.notes import pared
 
     if store is None:
         return [pared(grid, notes) for grid in build(suite, plan, [], select, published, digits=digits)]
-    from fatbench.report import query, replicates
-    from fatbench.report.numbers import Numbers
+    from fatbench.report.numbers import query
+    from fatbench.report.numbers.measurements import Numbers
+    from fatbench.report.tables import replicate_selection
 
     parts = []
     failed: frozenset[str] = frozenset()
-    for part in replicates.plans(replace(plan, cells=[*plan.cells, *evaluated]), store, which):
+    for part in replicate_selection.plans(replace(plan, cells=[*plan.cells, *evaluated]), store, which):
         found = query.gather(suite, part, store, select)
         parts.append((part, Numbers(part, found.rows, select, found.rounds, found.outcomes, found.runs)))
         failed |= found.failed
-    numbers = parts[0][1] if len(parts) == 1 else replicates.Pooled(parts)
+    numbers = parts[0][1] if len(parts) == 1 else replicate_selection.Pooled(parts)
     shown, own = parts[0][0].cells, len(plan.cells)
     grids = build(
         suite, replace(plan, cells=shown[:own]), [], select, published, failed=failed, evaluated=shown[own:],
         numbers=numbers, digits=digits,
     )  # fmt: skip
-    replicates.note(grids, store, which, numbers)
+    replicate_selection.note(grids, store, which, numbers)
     return [pared(grid, notes) for grid in grids]
 
 
 def check(suite: Suite, plan: Plan) -> None:
     """SpecError: a table or a figure that no numbers could fill: several points of the grid at one place, say."""
-    from fatbench.report import places, series
+    from fatbench.report.figures import series
+    from fatbench.report.tables import grid_points
 
     for table in suite.tables:
-        places.places_of(plan, table)
+        grid_points.places_of(plan, table)
     for figure in suite.figures:
         series.check(plan, figure)
 
 
 def check_headings(suite: Suite, plans: Sequence[Plan]) -> None:
     """SpecError: a heading of a table that no cell of any preset can fill."""
-    from fatbench.report import places
+    from fatbench.report.tables import grid_points
 
     for table in suite.tables:
-        whys = [(plan.preset, places.unfilled(plan, table)) for plan in plans if places.places_of(plan, table)]
+        whys = [
+            (plan.preset, grid_points.unfilled(plan, table)) for plan in plans if grid_points.places_of(plan, table)
+        ]
         for heading in table.values:
             missing = [f"{preset}: {why[heading]}" for preset, why in whys if heading in why]
             if whys and len(missing) == len(whys):
@@ -140,12 +137,12 @@ def check_headings(suite: Suite, plans: Sequence[Plan]) -> None:
 
 def left_out(suite: Suite, plan: Plan) -> list[str]:
     """One line for each table that is not shown because no cell of this preset can fill any of its headings."""
-    from fatbench.report import places
+    from fatbench.report.tables import grid_points
 
     lines = []
     for table in suite.tables:
-        why = places.unfilled(plan, table)
-        if why and all(heading in why for heading in places.spread(table, plan).values):
+        why = grid_points.unfilled(plan, table)
+        if why and all(heading in why for heading in grid_points.spread(table, plan).values):
             reasons = "; ".join(dict.fromkeys(why.values()))
             lines.append(f"suite {suite.name}, table {table.id} is left out of preset {plan.preset}: {reasons}")
     return lines
@@ -155,7 +152,9 @@ def figures(
     suite: Suite, plan: Plan, store: Store | None, only: str | None = None, *, select: Checkpoint = "last"
 ) -> list[Plot]:
     """The figures of a suite, or the one with an id, with what the database has. SpecError: no such figure."""
-    from fatbench.report import query, replicates, series
+    from fatbench.report.figures import series
+    from fatbench.report.numbers import query
+    from fatbench.report.tables import replicate_selection
 
     ids = [figure.id for figure in suite.figures]
     if only is not None and only not in ids:
@@ -163,7 +162,7 @@ def figures(
     wanted = [figure for figure in suite.figures if only in (None, figure.id)]
     if store is None:
         return series.build(suite, plan, [], wanted, select=select)
-    (plan,) = replicates.plans(plan, store, "first")
+    (plan,) = replicate_selection.plans(plan, store, "first")
     found = query.gather_series(wanted, plan, store, select)
     return series.build(suite, plan, found.rows, wanted, select=select, rounds=found.rounds, runs=found.runs)
 
@@ -185,7 +184,7 @@ def drawable(plots: Sequence[Plot], files: Path) -> list[Plot]:
 
 def unknown(plots: Sequence[Plot], plan: Plan, store: Store | None) -> list[str]:
     """One line for each number that a figure shows and training never logged, where it has logged others."""
-    from fatbench.report import query
+    from fatbench.report.numbers import query
 
     lacking = {
         (plot.figure.id, heading, text.removeprefix("train:").split("[")[0])
@@ -204,6 +203,6 @@ def unknown(plots: Sequence[Plot], plan: Plan, store: Store | None) -> list[str]
 
 def draw(plots: Sequence[Plot], folder: Path, format: str, files: Path | None = None) -> list[Path]:
     """Write figures as files, see `plots.draw`."""
-    from fatbench.report import plots as drawing
+    from fatbench.report.figures import plots as drawing
 
     return drawing.draw(plots, folder, format, files)

@@ -17,9 +17,9 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from fatbench.errors import SpecError, did_you_mean
-from fatbench.suite import bounds, facts, model, signatures
+from fatbench.suite import facts, input_limits, model, signatures
+from fatbench.suite.located import Map, merge
 from fatbench.suite.model import Condition, Evaluate, Grid, Key, Preset, Transfer
-from fatbench.suite.places import Map, merge
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -117,7 +117,7 @@ def digest(value: Any) -> str:
 def identity(spec: Mapping[str, Any]) -> str:
     """The identity of a canonical cell: 12 hex digits of the hash of its JSON, settings at their default left out.
 
-    Of a model that was not trained here (`fatbench.suite.evaluated`) the name of its file does not count.
+    Of a model that was not trained here (`fatbench.suite.external_models`) the name of its file does not count.
     """
     if "evaluated" in spec:
         return _identity({**spec, "evaluated": {k: v for k, v in spec["evaluated"].items() if k != "name"}})
@@ -189,7 +189,7 @@ def expand(suite: Suite, preset: str, seeds: Sequence[int] | None = None) -> Pla
     asked_at: dict[tuple[int, ...], tuple[Evaluate, tuple[Evaluation, ...]]] = {}
     seeds = seeds if seeds is not None else chosen.seeds or contents.seeds
     kept = _restricted(axes, chosen)
-    bounds.cells(_count(contents.grid, kept) * len(seeds), f"{file}: preset '{preset}'")
+    input_limits.cells(_count(contents.grid, kept) * len(seeds), f"{file}: preset '{preset}'")
     for key in _points(contents.grid, kept, axes):
         if reason := next((one.reason for one in contents.grid.exclude if _matches(key, one.when)), None):
             excluded.append((key, reason))

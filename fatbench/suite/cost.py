@@ -14,7 +14,7 @@ from typing import Any
 
 from fatbench.suite import facts, formulas
 from fatbench.suite.cells import Cell, Evaluation, Plan
-from fatbench.suite.seen import of_part
+from fatbench.suite.memoise import of_part
 from fatbench.suite.types import number
 
 

@@ -14,8 +14,8 @@ from typing import Any, Protocol
 
 from fatbench.suite import cost, facts, formulas
 from fatbench.suite.cells import Cell, Evaluation, Plan, digest
+from fatbench.suite.memoise import of_part
 from fatbench.suite.schedule import Length
-from fatbench.suite.seen import of_part
 
 
 class Timed(Protocol):

@@ -21,7 +21,7 @@ from typing import Any
 
 from fatbench.errors import SpecError, did_you_mean
 from fatbench.suite.formulas import UNKNOWN, evaluate, formula, lines, member, named, unreadable
-from fatbench.suite.seen import of_part
+from fatbench.suite.memoise import of_part
 from fatbench.suite.signatures import describe, names, nested
 from fatbench.suite.types import number
 

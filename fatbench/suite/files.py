@@ -21,13 +21,13 @@ from ruamel.yaml.constructor import DuplicateKeyError
 from ruamel.yaml.error import YAMLError
 
 from fatbench.errors import SpecError, did_you_mean
-from fatbench.suite import bounds, lines, model, plugins
+from fatbench.suite import input_limits, model, plugins, yaml_reader
 from fatbench.suite.cells import Plan, expand
 from fatbench.suite.filters import select
 from fatbench.suite.folders import available as available
 from fatbench.suite.folders import folders as folders
+from fatbench.suite.located import Map, merge
 from fatbench.suite.model import AxesOfSuite, Evaluate, Grid, Node, Note, Patch, Presets, Seeds, Text
-from fatbench.suite.places import Map, merge
 from fatbench.suite.tables import Figure, Table, distinct
 
 
@@ -178,9 +178,9 @@ def read_yaml(file: Path) -> Map:
 @functools.lru_cache(maxsize=256)
 def parse(text: str, file: Path) -> Map:
     """What a file says; SpecError as for `read_yaml`. The result is shared: it is read, never changed."""
-    bounds.characters(text, str(file))
-    bounds.levels(text, str(file))
-    found = lines.read(text, file)
+    input_limits.characters(text, str(file))
+    input_limits.levels(text, str(file))
+    found = yaml_reader.read(text, file)
     return _slowly(text, file) if found is None else found
 
 
@@ -189,7 +189,7 @@ def _slowly(text: str, file: Path) -> Map:
     try:
         tree = YAML(typ="rt", pure=True).load(text)
     except RecursionError:
-        raise bounds.too_deep(str(file)) from None
+        raise input_limits.too_deep(str(file)) from None
     except DuplicateKeyError as error:
         mark = error.problem_mark
         key = re.search(r'duplicate key "?([^"\s]+)"?', str(error.problem or ""))
@@ -202,7 +202,7 @@ def _slowly(text: str, file: Path) -> Map:
         raise SpecError(f"{file}: not readable as YAML: {' '.join(str(error).split())[:200]}") from None
     if not isinstance(tree, CommentedMap):
         raise SpecError(f"{file}: expected a mapping at the top level")
-    bounds.values(tree, _children, str(file))
+    input_limits.values(tree, _children, str(file))
     return _plain(tree, file)
 
 
@@ -224,6 +224,6 @@ def _plain(node: Any, file: Path) -> Any:
     for kind in (bool, int, float, str):
         if isinstance(node, kind):
             if kind is int:
-                bounds.digits(str(node), str(file))
+                input_limits.digits(str(node), str(file))
             return kind(node)
     return node

@@ -31,7 +31,7 @@ from typing import Any
 
 from fatbench.errors import SpecError
 from fatbench.suite import types
-from fatbench.suite.seen import of_part
+from fatbench.suite.memoise import of_part
 from fatbench.suite.signatures import CLASSES, Signature, describe, nested
 
 UNKNOWN: Any = object()

@@ -25,8 +25,8 @@ from pydantic import (
 )
 
 from fatbench.errors import SpecError, did_you_mean
-from fatbench.suite import bounds
-from fatbench.suite.places import Map
+from fatbench.suite import input_limits
+from fatbench.suite.located import Map
 
 Checkpoint = Literal["last", "best-val", "best-test"]
 CHECKPOINTS: tuple[str, ...] = get_args(Checkpoint)
@@ -173,8 +173,8 @@ def parse_seeds(text: str, place: str = "--seeds") -> list[int]:
         if not match or (match[2] and int(match[2]) < int(match[1])):
             raise SpecError(f"{place}: expected seeds such as 0-4 or 6,7, got '{text[:60]}'")
         more = range(int(match[1]), int(match[2] or match[1]) + 1)
-        if len(seeds) + len(more) > bounds.SEEDS:
-            raise SpecError(f"{place}: more than {bounds.SEEDS} seeds: '{text[:60]}'")
+        if len(seeds) + len(more) > input_limits.SEEDS:
+            raise SpecError(f"{place}: more than {input_limits.SEEDS} seeds: '{text[:60]}'")
         seeds += more
     return list(dict.fromkeys(seeds))
 

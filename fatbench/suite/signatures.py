@@ -27,9 +27,9 @@ from typing import Any, Literal
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from fatbench.errors import SpecError, UnknownName, did_you_mean
-from fatbench.suite import seen, sources, types, weights
-from fatbench.suite.places import Map
-from fatbench.suite.seen import of_part, once
+from fatbench.suite import memoise, sources, types, weights
+from fatbench.suite.located import Map
+from fatbench.suite.memoise import of_part, once
 
 PACKAGE = Path(__file__).parent.parent
 
@@ -39,13 +39,13 @@ TABLES = {
     "Data": ("fatbench.data", "DATASETS"),
     "Partition": ("fatbench.methods.partitions", "PARTITIONS"),
     "Model": ("fatbench.models", "MODELS"),
-    "Protocol": ("fatbench.methods.protocols", "PROTOCOLS"),
-    "Rule": ("fatbench.methods.rules", "RULES"),
+    "Protocol": ("fatbench.methods.algorithms", "PROTOCOLS"),
+    "Rule": ("fatbench.methods.aggregators", "RULES"),
     "Objective": ("fatbench.methods.objectives", "OBJECTIVES"),
     "Proximal": ("fatbench.methods.objectives", "PROXIMALS"),
     "Attack": ("fatbench.methods.attacks", "ATTACKS"),
     "Augment": ("fatbench.methods.augmentations", "AUGMENTS"),
-    "Probe": ("fatbench.methods.probes", "PROBES"),
+    "Probe": ("fatbench.methods.diagnostics", "PROBES"),
     "Defence": ("fatbench.methods.defences", "DEFENCES"),
     "Inversion": ("fatbench.methods.inversions", "INVERSIONS"),
 }
@@ -53,7 +53,7 @@ TABLES = {
 # kind (the annotation) -> (module, name of its frozen dataclass)
 CLASSES = {
     "Local": ("fatbench.engine.local", "LocalTraining"),
-    "Server": ("fatbench.engine.optimisers", "ServerTraining"),
+    "Server": ("fatbench.engine.optimizers", "ServerTraining"),
 }
 
 # What the engine calls a function of each kind with, by position ...
@@ -270,7 +270,7 @@ def _forget() -> None:
     """Of what was read from sources, what a plug-in may change."""
     _entries.cache_clear()
     _signature.cache_clear()
-    seen.forget()
+    memoise.forget()
 
 
 def plugins() -> tuple[Path, ...]:

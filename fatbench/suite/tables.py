@@ -10,8 +10,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, PlainValidator, ValidationInfo, field_validator, model_validator
 
 from fatbench.errors import SpecError, did_you_mean
+from fatbench.suite.located import Map
 from fatbench.suite.model import Axes, Condition, Node, Note, Text, condition, known_axis, known_label, labels, mapping
-from fatbench.suite.places import Map
 
 SERIES = "series"  # among the panels of a figure: a panel for each heading
 Kind = Literal["lines", "bars", "raster", "matrix", "heatmap", "images", "boundaries"]

@@ -39,12 +39,12 @@ from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 from torch.overrides import TorchFunctionMode
 
-from fatbench.engine.asks import granted
 from fatbench.engine.fast import graphs
 from fatbench.engine.fast.channels import ChannelStack, stacks_by_channels
 from fatbench.engine.fast.draws import Streams, uniform
 from fatbench.engine.footprint import footprint
 from fatbench.engine.gradients import SHARE, free_memory
+from fatbench.engine.inject import granted
 from fatbench.engine.local import (
     LocalTraining,
     class_counts,
@@ -56,7 +56,7 @@ from fatbench.engine.local import (
     stats,
     trainable,
 )
-from fatbench.engine.optimisers import clipped, sgd
+from fatbench.engine.optimizers import clipped, sgd
 from fatbench.engine.randomness import forked, generator
 from fatbench.engine.rounds import Problem, Tensors, Update
 from fatbench.models.dropout import Dropout

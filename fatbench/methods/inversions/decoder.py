@@ -10,7 +10,7 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
-from fatbench.engine.optimisers import Descent, Moments, step
+from fatbench.engine.optimizers import Descent, Moments, step
 from fatbench.engine.randomness import forked
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from fatbench.engine.optimisers import Descent, Moments, step
+from fatbench.engine.optimizers import Descent, Moments, step
 from fatbench.methods.inversions.upload import Seen, Tensors, differentiable
 from fatbench.suite.types import Count, NonNegative, Positive
 

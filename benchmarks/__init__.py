@@ -1,0 +1,1 @@
+"""How fast the program is, measured against what people run: `make bench`, or `python -m benchmarks`."""

@@ -1,0 +1,155 @@
+"""How a row of the benchmark measures: variants in turn, programs in processes of their own, where it all ran."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fatbench.engine import memory
+from fatbench.engine.precision import exact
+from fatbench.runner.provenance import produced_by
+
+Seconds = dict[str, list[float]]
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What every row is told."""
+
+    device: torch.device
+    quick: bool  # the least that shows that a row works: its number means nothing
+    folder: Path  # empty, for files that a row needs
+
+    @property
+    def gpu(self) -> bool:
+        return self.device.type == "cuda"
+
+    def repeats(self, full: int) -> int:
+        return 1 if self.quick else full
+
+
+def interleaved(
+    device: torch.device, variants: Mapping[str, Callable[[], object]], repeats: int, theirs: str = ""
+) -> Seconds:
+    """Wall seconds of every variant, run in turn (A B A B), so that a machine that slows down slows both.
+
+    `theirs`, what people run, has memory and float32 as torch comes; the others have them as workers have, where those
+    whose names end in "bf16" run under that precision.
+    """
+    seconds: Seconds = {name: [] for name in variants}
+    for _ in range(repeats):
+        for name, act in variants.items():
+            memory.keep(name != theirs)
+            if name == theirs:
+                _as_torch_comes(device)
+            else:
+                exact(device, "bf16" if name.endswith("bf16") else "fp32")
+            seconds[name].append(wall(device, act))
+    return seconds
+
+
+def _as_torch_comes(device: torch.device) -> None:
+    """The opposite of `exact`."""
+    if device.type == "cuda":
+        exact(device, "bf16")
+        torch.backends.cudnn.allow_tf32, torch.backends.cudnn.benchmark = True, False
+
+
+def matrix_rate(device: torch.device, precision: str) -> float:
+    """Operations per second of a large matrix product: what passes could reach at most."""
+    n, dtype = 8192 if device.type == "cuda" else 1024, {"fp32": torch.float32, "bf16": torch.bfloat16}[precision]
+    a = torch.randn(n, n, device=device, dtype=dtype)
+    times = [wall(device, lambda: a @ a) for _ in range(10)]
+    return 2.0 * n**3 / statistics.median(times)
+
+
+def wall(device: torch.device, act: Callable[[], object]) -> float:
+    """Seconds until `act` is over, on the device too."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    begin = time.perf_counter()
+    act()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter() - begin
+
+
+def line(
+    work: str,
+    against: str,
+    goals: Mapping[str, float | None],
+    measured: Sequence[float],
+    unit: str = "x",
+    note: str = "",
+) -> dict[str, Any]:
+    """One line of the table: the median of what was measured and its spread. Ratios are to grow, other units to fall.
+
+    `goals`: by kind of device, "cpu" and "cuda"; None where there is none that applies to this machine.
+    """
+    values = sorted(measured)
+    return {
+        "work": work, "against": against, "goals": dict(goals), "measured": statistics.median(values), "unit": unit,
+        "low": values[0], "high": values[-1], "runs": len(values), "note": note,
+    }  # fmt: skip
+
+
+def ratios(seconds: Seconds, slow: str, fast: str) -> list[float]:
+    """slow / fast of every turn."""
+    return [a / b for a, b in zip(seconds[slow], seconds[fast], strict=True)]
+
+
+def child(code: str, *arguments: str) -> Any:
+    """What a Python program prints as JSON on its last line; it has one thread."""
+    done = program([sys.executable, "-c", code, *arguments])
+    return json.loads(done.splitlines()[-1])
+
+
+def program(command: Sequence[str], threads: int = 1) -> str:
+    """The standard output of a program. RuntimeError: it failed, with what it said."""
+    environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "NO_COLOR": "1", "COLUMNS": "200"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(command)}: {(done.stderr or done.stdout)[-2000:]}")
+    return done.stdout
+
+
+def fatbench(*arguments: str) -> list[str]:
+    """The command line of this very installation."""
+    return [sys.executable, "-m", "fatbench", *arguments]
+
+
+def cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def amx() -> bool:
+    """Whether the processor multiplies bfloat16 matrices by itself."""
+    try:
+        return "amx_bf16" in Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    except OSError:
+        return False
+
+
+def provenance(device: torch.device) -> dict[str, Any]:
+    """Where, when and with which code."""
+    return {
+        **produced_by("cuda:0" if device.type == "cuda" else "cpu"),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "cores": cores(),
+        "threads": torch.get_num_threads(),
+        "load": list(os.getloadavg()),
+        "system": platform.platform(),
+    }

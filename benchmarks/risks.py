@@ -1,0 +1,200 @@
+"""What `make gpu` tries, each item a function of a `Bench` that returns what it found: worst risks first.
+
+A rehearsal (`bench.quick`) does every step with the least of everything, on whatever device there is.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from benchmarks.measure import Bench, fatbench, program, wall
+from benchmarks.rows import AT, PGD7, apart, built, noise_problem
+from fatbench.engine.accuracy import accuracy
+from fatbench.engine.cohort import train_cohort
+from fatbench.engine.fast import clients as fast
+from fatbench.engine.gradients import part_of
+from fatbench.engine.local import LocalTraining, copied, load, pixels
+from fatbench.engine.precision import Precision, exact, without_kernel
+from fatbench.engine.rounds import Problem, Tensors, Update
+from fatbench.methods import attacks, objectives
+from fatbench.settings import LocalPath
+from fatbench.suite import files
+
+Found = dict[str, Any]
+TOGETHER = 3  # cells of the variant that trains several as one
+VARIANTS = {  # of a batch of NIN: path, precision, cells
+    "loop fp32": ("loop", "fp32", 1),
+    "fast fp32": ("fast", "fp32", 1),
+    "fast fp32 together": ("fast", "fp32", TOGETHER),
+    "fast tf32": ("fast", "tf32", 1),
+    "fast bf16": ("fast", "bf16", 1),
+    "fast bf16 together": ("fast", "bf16", TOGETHER),
+}
+PRECISIONS: tuple[Precision, ...] = ("fp32", "bf16")
+
+
+def smoke(bench: Bench, suite: str) -> Found:
+    """Every cell of a suite's smoke preset, and its tables."""
+    db = f"{bench.folder}/smoke.db"
+    program(fatbench("run", "suite", suite, "--smoke", "--device", bench.device.type, "--jobs", "1", "--db", db))
+    shown = program(fatbench("report", suite, "--preset", "smoke", "--format", "markdown", "--db", db))
+    return {"said": f"{shown.count('### ')} tables"}
+
+
+def nin(bench: Bench, variant: str) -> Found:
+    """One batch of five clients' AT of NIN: seconds, image passes a second, where the time goes."""
+    path, precision, cells = VARIANTS[variant]
+    if precision == "tf32" and not bench.gpu:
+        return {"said": "not here: a CPU has no TF32"}
+    exact(bench.device, precision)  # type: ignore[arg-type]
+    clients, batch = (2, 4) if bench.quick else (5, 32)
+    width = 8 if bench.quick else 192
+    local = LocalTraining(batch=batch, lr=0.01, momentum=0.9, objective=AT)
+    problems = [
+        noise_problem(bench, built("nin", (3, 32, 32), width=width), [batch] * clients, 32, path, precision)  # type: ignore[arg-type]
+        for _ in range(cells)
+    ]
+    start = copied(problems[0].model)
+
+    def step() -> Sequence[Update]:
+        if path == "loop":
+            return train_cohort(problems[0], start, range(clients), 0, local)
+        return fast.train([fast.Client(on, start, k, 0) for on in problems for k in range(clients)], local)
+
+    wall(bench.device, step)  # kernels are chosen, memory is taken
+    seconds = statistics.median(wall(bench.device, step) for _ in range(bench.repeats(5)))
+    with torch.profiler.profile(acc_events=True) as profile:  # else torch 2.11 warns that it keeps one cycle
+        wall(bench.device, step)
+    rate = cells * clients * batch * 11 / seconds
+    averages = profile.key_averages()
+    times = {one.key: one.self_device_time_total or one.self_cpu_time_total for one in averages}
+    calls = sum(one.count for one in averages if "Launch" in one.key)
+    largest = ", ".join(f"{key} {us / 1e3:.1f} ms" for key, us in sorted(times.items(), key=lambda t: -t[1])[:5])
+    return {"said": f"{rate:.0f} passes/s; {calls} launches; {largest}", "passes_per_second": rate, "seconds": seconds}
+
+
+def recorded(bench: Bench, precision: Precision) -> Found:
+    """40 batches of five clients' AT of NIN on `--path graphs` against `--path fast`: time and weights."""
+    exact(bench.device, precision)
+    clients, batches, batch, width = (2, 5, 4, 8) if bench.quick else (5, 40, 32, 192)
+    local = LocalTraining(batch=batch, lr=0.01, momentum=0.9, objective=AT)
+    network = built("nin", (3, 32, 32), width=width)
+    on = noise_problem(bench, network, [batches * batch] * clients, 32, "fast", precision)
+    start, models = copied(network), dict[str, list[Tensors]]()
+
+    def round_(path: LocalPath) -> None:
+        updates = fast.train([fast.Client(replace(on, path=path), start, k, 0) for k in range(clients)], local)
+        models[path] = [update.model for update in updates]
+
+    round_("fast")  # kernels are chosen, memory is taken
+    seconds = {"fast": wall(bench.device, lambda: round_("fast"))}
+    if not bench.gpu:
+        return {"said": f"fast {seconds['fast']:.2f} s; not here: a CPU repeats no recorded steps"}
+    seconds["graphs"] = wall(bench.device, lambda: round_("graphs"))
+    said = f"{seconds['fast'] / seconds['graphs']:.2f} times as fast; {apart(models, 'fast', 'graphs', start)}"
+    return {"said": said, "seconds": seconds}
+
+
+def same_bytes(bench: Bench) -> Found:
+    """ViT-S/16 at 224 trained twice in fp32: are the weights the same to the last bit?"""
+    exact(bench.device, "fp32")
+    size, depth, batch = (32, 1, 2) if bench.quick else (224, 12, 24)
+    inner = functools.partial(attacks.pgd, **{**PGD7, "steps": 1 if bench.quick else 7})
+    objective = functools.partial(objectives.mixed_at, attack=inner)
+    local = LocalTraining(batch=batch, lr=0.01, momentum=0.9, objective=objective)
+    network = built("vit", (3, size, size), patch=16, dim=384, depth=depth, heads=6)
+    on = replace(noise_problem(bench, network, [2 * batch] * 2, 32, "loop"), size=size)
+    start = copied(network)
+    try:
+        twice = [_digest(update.model for update in train_cohort(on, start, [0, 1], 0, local)) for _ in range(2)]
+    except RuntimeError as error:
+        if (missing := without_kernel(error)) is None:
+            raise
+        return {"said": f"no: {missing} has no deterministic kernel", "same": False}
+    return {"said": "the same bytes twice" if twice[0] == twice[1] else "NOT the same", "same": twice[0] == twice[1]}
+
+
+def _digest(models: Iterator[Tensors]) -> str:
+    found = hashlib.sha256()
+    for model in models:
+        for value in model.values():
+            found.update(value.cpu().numpy().tobytes())
+    return found.hexdigest()
+
+
+def vit_b_monitor(bench: Bench) -> Found:
+    """The monitor on 500 images of ViT-B/16 at 224: the peak of memory, and how many images were taken at once."""
+    exact(bench.device, "fp32")
+    size, n = (32, 40) if bench.quick else (224, 500)
+    shape = {"patch": 16, "dim": 48, "depth": 1, "heads": 4} if bench.quick else {
+        "patch": 16, "dim": 768, "depth": 12, "heads": 12,
+    }  # fmt: skip
+    network = built("vit", (3, size, size), **shape)
+    on: Problem = replace(noise_problem(bench, network, [n], 32, "loop"), size=size)
+    state, attack = copied(network), functools.partial(attacks.pgd, **{**PGD7, "steps": 2})
+    if bench.gpu:
+        torch.cuda.reset_peak_memory_stats(bench.device)
+    seconds = wall(bench.device, lambda: accuracy(on, state, on.images, on.labels, attack, ("monitor",), n))
+    part = part_of(pixels(on, on.images), load(on, state))
+    peak = torch.cuda.max_memory_allocated(bench.device) / 1e9 if bench.gpu else None
+    said = f"{part} images at once, {seconds:.1f} s for {n}" + (f", peak {peak:.1f} GB" if peak is not None else "")
+    return {"said": said, "part": part, "peak_gb": peak}
+
+
+def row(bench: Bench, method: str) -> Found:
+    """Table 9's row of one local epoch: the training and the attacks of FAT or SFAT, in bf16 on the fast path."""
+    how = ("--smoke",) if bench.quick else ("--seeds", "0")
+    where = ("-k", f"dataset=CIFAR-10 and E=1 and method={method}")
+    program(fatbench("run", "suite", "sfat-local-epochs", *how, *where, "--device", bench.device.type, "--precision",
+                     "bf16", "--path", "fast", "--jobs", "1", "--db", f"{bench.folder}/row.db"))  # fmt: skip
+    preset = ("--preset", "smoke") if bench.quick else ()
+    shown = program(fatbench("report", "sfat-local-epochs", *preset, "--db", f"{bench.folder}/row.db",
+                             "--format", "markdown"))  # fmt: skip
+    return {"said": f"done; {' '.join(line for line in shown.splitlines() if f'| {method} ' in line)[:300]}"}
+
+
+def autoattack(bench: Bench) -> Found:
+    """AutoAttack on the last model of the row's FAT, 1000 images, or of the rehearsal's few."""
+    models = sorted(bench.folder.glob("row-files/*/model-*.safetensors"))
+    n = "4" if bench.quick else "1000"
+    attack = "{name: fgsm, eps: 8/255}" if bench.quick else "{name: autoattack, eps: 8/255}"
+    shown = program(fatbench("evaluate", str(models[-1]), "--attack", attack, "-n", n, "--device", bench.device.type,
+                             "--precision", "bf16"))  # fmt: skip
+    return {"said": " ".join(shown.split())[:300]}
+
+
+def items(bench: Bench, suites: int | None = None) -> dict[str, Callable[[Bench], Found]]:
+    """Everything by its name, in the order in which it is tried; of the suites only so many."""
+    names = [name for name in files.available() if not name.endswith(("-jpeg75", "-jpeg"))][:suites]
+    return {
+        **{f"smoke of {name}": functools.partial(smoke, suite=name) for name in names},
+        **{f"a batch of NIN, {name}": functools.partial(nin, variant=name) for name in VARIANTS},
+        **{f"steps recorded, {bits}": functools.partial(recorded, precision=bits) for bits in PRECISIONS},
+        "ViT-S twice": same_bytes,
+        "monitor of ViT-B": vit_b_monitor,
+        "bench at_nin": functools.partial(_bench, name="at_nin"),
+        "bench autoattack": functools.partial(_bench, name="autoattack"),
+        "row of FAT": functools.partial(row, method="FAT"),
+        "row of SFAT": functools.partial(row, method="SFAT"),
+        "AutoAttack on one model": autoattack,
+    }
+
+
+def _bench(bench: Bench, name: str) -> Found:
+    """A row of `make bench`, into its JSON file."""
+    from benchmarks import table
+    from benchmarks.measure import provenance
+    from benchmarks.rows import ROWS
+
+    lines = ROWS[name](bench)
+    made = {"row": name, "lines": lines, "seconds": 0.0, "quick": bench.quick, "where": provenance(bench.device)}
+    table.save(bench.folder, bench.device.type, made)
+    table.write(bench.folder, bench.device.type, [*ROWS])
+    return {"said": "; ".join(f"{line['measured']:.2f} {line['unit']}" for line in lines)}

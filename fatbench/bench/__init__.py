@@ -1,1 +1,0 @@
-"""How fast the program is, measured against what people run: `make bench`, or `python -m fatbench.bench`."""

@@ -1,0 +1,53 @@
+"""`fatbench forget` and `fatbench clean`: cells taken out, files that no cell needs."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from fatbench.cli.common import cell_in
+from fatbench.cli.options import Db
+from fatbench.errors import NothingMatched, SpecError
+from fatbench.store.opening import opened
+
+
+def forget(
+    cells: Annotated[list[str], typer.Argument(help="Ids of cells, or their first letters.", show_default=False)],
+    db: Db = None,
+) -> None:
+    """Take cells out: their numbers, verdicts, runs, replicates, checkpoints and logs. Nothing brings them back."""
+    from fatbench import settings
+    from fatbench.store import cleanup
+
+    with opened(db) as store:
+        if short := [id for id in cells if len(id) < 4]:
+            raise SpecError(f"'{short[0]}': give at least the first 4 letters of a cell's id")
+        chosen = list(dict.fromkeys(cell_in(store, id) for id in cells))
+        assert store is not None
+        folder = settings.files_folder(settings.database(db))
+        for id in chosen:
+            counts = cleanup.forget(store, id)
+            for place in [folder / id, *folder.glob(f"{id}~*")]:
+                cleanup.remove(place)
+            print(f"{id}: {', '.join(f'{count} {what}' for what, count in counts.items())} forgotten", flush=True)
+
+
+def clean(
+    dry_run: Annotated[bool, typer.Option("-n", "--dry-run", help="Say what would be removed.")] = False, db: Db = None
+) -> None:
+    """Remove files that no cell needs: of forgotten cells, and checkpoints that the database does not name."""
+    from fatbench import settings
+    from fatbench.store import cleanup
+
+    with opened(db) as store:
+        if store is None:
+            raise NothingMatched("there is no database: nothing says which files are needed")
+        folder = settings.files_folder(settings.database(db))
+        freed = number = 0
+        for place, size in cleanup.unneeded(store, folder):
+            print(place)
+            if not dry_run:
+                cleanup.remove(place)
+            freed, number = freed + size, number + 1
+    print(f"{number} {'would be ' if dry_run else ''}removed, {freed / 1e6:.1f} MB in {folder}")

@@ -1,0 +1,114 @@
+"""`fatbench verdicts`: which test images a cell classified right, one line each."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import io
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fatbench.cli.common import cell_in, known_format, print_json, write_text
+from fatbench.cli.options import Cell, DataDir, Db
+from fatbench.errors import FatbenchError, NothingMatched, SpecError, did_you_mean
+from fatbench.store.opening import opened
+
+if TYPE_CHECKING:
+    from fatbench.store.stages import StageRow
+
+COLUMNS = ("cell", "stage", "metric", "round", "checkpoint", "model", "image", "label", "correct")
+
+
+def verdicts(
+    cell: Cell,
+    metric: Annotated[list[str] | None, typer.Option("--metric", help="Only this evaluation; may be repeated.")] = None,
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="Write to this file.")] = None,
+    data: DataDir = None,
+    db: Db = None,
+    format: Annotated[str, typer.Option("--format", help="csv or json.")] = "csv",
+) -> None:
+    """The outcome of every test image of a cell; labels where the data set is on this machine."""
+    known_format(format, ("csv", "json"))
+    with opened(db) as store:
+        id = cell_in(store, cell)
+        assert store is not None
+        spec = store.cells([id])[id]
+        stages = {stage: row for (_, stage), row in store.stages([id]).items()}
+        found = {stage: bits for stage in stages if (bits := _bits(store.outcomes(id, stage)))}
+        sizes = {n["stage"]: n["n"] for n in store.measurements([id], stages=list(found)) if n["n"] and n["client"] < 0}
+    names = {stage.rpartition("@")[0].rpartition("-")[0] for stage in found}
+    for name in metric or ():
+        if name not in names:
+            raise SpecError(f"--metric: cell {id} has no verdicts of '{name}'{did_you_mean(name, names)}")
+    labels = _labels(spec, data)
+    rows = [
+        row
+        for stage, bits in found.items()
+        for row in _rows(id, stage, stages, bits, sizes.get(stage) or len(bits), labels)
+        if not metric or row["metric"] in metric
+    ]
+    if not rows:
+        raise NothingMatched(f"cell {id} has no verdicts: it was not evaluated")
+    if format == "json" and output is None:
+        print_json({"cell": id, "verdicts": rows})
+        return
+    if format == "json":
+        text = json.dumps({"schema_version": 1, "cell": id, "verdicts": rows}) + "\n"
+    else:
+        stream = io.StringIO()
+        writer = csv.DictWriter(stream, COLUMNS, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows({key: "" if value is None else value for key, value in row.items()} for row in rows)
+        text = stream.getvalue()
+    if output is None:
+        sys.stdout.write(text)
+    else:
+        write_text(output, text, output)
+
+
+def _bits(chunks: Sequence[tuple[int, int, bytes]]) -> str:
+    """The verdicts in order, as "0" and "1"."""
+    from fatbench.report.numbers.flags import joined
+
+    bits, n = joined(chunks)
+    return f"{bits:0{n}b}" if n else ""
+
+
+def _rows(
+    cell: str, stage: str, stages: dict[str, StageRow], bits: str, n: int, labels: Sequence[int] | None
+) -> list[dict[str, Any]]:
+    """One row an image; of a stage that attacked several models, all images of the first, then of the next."""
+    evaluation, _, at = stage.rpartition("@")
+    record = stages["train"].record if "train" in stages else {}
+    named = [name for name, best in record.items() if isinstance(best, dict) and best.get("round") == int(at)]
+    return [
+        {
+            "cell": cell,
+            "stage": stage,
+            "metric": evaluation.rpartition("-")[0],
+            "round": int(at),
+            "checkpoint": ";".join(named),
+            "model": position // n,
+            "image": position % n,
+            "label": None if labels is None or position % n >= len(labels) else int(labels[position % n]),
+            "correct": int(bit),
+        }
+        for position, bit in enumerate(bits)
+    ]
+
+
+def _labels(spec: dict[str, Any], data: Path | None) -> Sequence[int] | None:
+    """The labels of the cell's test images; None: the data set is not on this machine, or not as the cell names it."""
+    from fatbench import settings
+    from fatbench.suite import signatures
+
+    with contextlib.suppress(FatbenchError):
+        dataset = signatures.build("Data", spec["data"])(settings.data_folder(str(data) if data else None))
+        labels: Sequence[int] = dataset.test_labels.tolist()
+        return labels
+    return None

@@ -1,0 +1,68 @@
+"""Centralised training: all data in one place, the upper reference of SFAT's Table 21.
+
+One "round" is one epoch, so that curves and checkpoints line up with the federated runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Literal
+
+from fatbench.engine.cohort import cost, train_cohort
+from fatbench.engine.local import LocalTraining, copied, load, train, trainable
+from fatbench.engine.optimizers import packed, unpacked
+from fatbench.engine.rounds import Memory, Mixing, Problem, Round, State, Update
+from fatbench.suite.types import Count, Local
+
+
+def centralized(
+    problem: Problem,
+    state: State,
+    *,
+    rounds: Count,
+    local: Local,
+    moments: Literal["reset", "released"] = "reset",
+) -> Iterator[Round]:
+    """SGD on one shard that holds everything; `rounds` times `local.epochs` epochs.
+
+    The momentum buffer starts at zero every round, as that of a client does in the rows it is compared with; with
+    `moments: released` it is kept over the whole run (Centralized_AT.py; differences: sfat-centralised). Needs a
+    partition with one client.
+
+    Forward: rounds * local
+    Backward: rounds * local
+    Up: 0
+    Down: 0
+    Refuse if clients != 1: {name} needs 'partition: {{name: iid, clients: 1}}'
+    Refuse if moments == 'released' and local.proximal is not None: local: proximal: nothing is broadcast that it could
+        pull towards
+    """
+    for t in range(state.round, rounds):
+        now = local.at(t)
+        server = state.server
+        if moments == "reset":
+            updates = train_cohort(problem, state.model, [0], t, now)
+        else:
+            update, kept = _going_on(problem, state, t, now)
+            updates, server = [update], {"moments": kept}
+        after = replace(state, round=t + 1, model=updates[0].model, server=server)
+        yield Round(
+            t,
+            state.model,
+            updates,
+            Mixing([1.0]),
+            after,
+            replace(cost(updates, now, state.model), bytes_up=0, bytes_down=0),
+        )
+        state = after
+
+
+def _going_on(problem: Problem, state: State, t: int, local: LocalTraining) -> tuple[Update, Memory]:
+    """A round that goes on with the optimiser's moments of the last: (what is trained, its moments)."""
+    model = load(problem, state.model)
+    names = trainable(model)
+    parameters = dict(model.named_parameters())
+    before = unpacked(state.server.get("moments", {}), names)
+    after, said = train(problem, model, [parameters[name] for name in names], 0, t, local, moments=before)
+    return Update(0, len(problem.shards[0]), copied(model), said), packed(after, names)

@@ -1,0 +1,256 @@
+"""What the distillation protocols share: the loss, knowledge matched by example, what crosses between edge and server.
+
+| papers | here | what |
+|---|---|---|
+| W_e^k, W_c^k | edge_of(state, k) | client k's extractor and classifier; never averaged between clients |
+| W_s, W_t | tensors "server.*" of state.model | the server's network |
+| H_i, y_i | sent.read(rows), sent.labels[rows] | features and label of example sent.ids[row] |
+| z_i | sent.logits[rows] | the edge's logits for it |
+| z_s,i, z_t,i | knowledge | the server's logits for it, kept at the client with the ids of its examples |
+
+Rows of every tensor that crosses are examples, and which ones is known by their ids: the index into Problem.images.
+The released FedGKT goes by the number of the batch, which under a shuffling loader is a different image each time
+(differences: fedgkt-release). Features and logits come from images that are not augmented.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from fatbench.engine.local import Batch, LocalTraining, copied, load, pixels, train, trainable
+from fatbench.engine.optimizers import packed, unpacked
+from fatbench.engine.randomness import generator
+from fatbench.engine.rounds import Memory, Metrics, Problem, State, Stats, Tensors
+
+EDGE = ("extractor.", "classifier.")
+Keep = Literal["float32", "bfloat16", "recompute"]
+
+
+def divergence(student: Tensor, teacher: Tensor, temperature: float) -> Tensor:
+    """T^2 KL(softmax(teacher / T) || softmax(student / T)), the mean over the batch: logits (B, C) to a scalar.
+
+    Its gradient by a student's logits is T (q - p) / B, with p, q the softened distributions of teacher and student.
+    Hinton et al. 2015; the release adds 1e-7 to the teacher's probabilities, which logarithms do not need.
+    """
+    log_p, log_q = (teacher / temperature).log_softmax(1), (student / temperature).log_softmax(1)
+    return temperature**2 * (log_p.exp() * (log_p - log_q)).sum(1).mean()
+
+
+def match(ids: Tensor, values: Tensor, wanted: Tensor) -> Tensor:
+    """The rows of `values` (n, ...) that belong to the examples `wanted` (b,), where row i belongs to ids[i].
+
+    ValueError: an example that nothing is known of.
+    """
+    order = ids.argsort()
+    place = order[torch.searchsorted(ids[order], wanted).clamp_(max=len(ids) - 1)]
+    if not torch.equal(ids[place], wanted):
+        unknown = int((ids[place] != wanted).sum())
+        raise ValueError(f"{unknown} of {len(wanted)} examples have no knowledge: the client's shard has changed")
+    return values[place]
+
+
+def check_model(protocol: str, model: nn.Module) -> None:
+    """Refuse a model without an edge and a server."""
+    missing = [part for part in ("extractor", "classifier", "server") if not hasattr(model, part)]
+    if missing:
+        raise ValueError(
+            f"{protocol} needs a model of an edge and a server (edge_vit, edge_resnet, edge_resnet8): "
+            f"{type(model).__name__} has no {missing[0]}"
+        )
+
+
+# --- the edge ----------------------------------------------------------------------------------------------------
+
+
+class Edge(nn.Module):
+    """The network of a device, classifier(extractor(x)), which remembers the logits of its last forward pass."""
+
+    logits: Tensor
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.extractor = model.get_submodule("extractor")
+        self.classifier = model.get_submodule("classifier")
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, C, H, W) -> (B, classes)."""
+        self.logits = self.classifier(self.extractor(x))
+        return self.logits
+
+
+def edge_of(state: State, k: int) -> Tensors:
+    """Client k's extractor and classifier; before its first round those of the initial model, the same everywhere."""
+    own = state.clients.get(k)
+    return own["edge"] if own else {name: value for name, value in state.model.items() if name.startswith(EDGE)}
+
+
+def train_edge(
+    problem: Problem, state: State, k: int, round: int, local: LocalTraining, temperature: float, alpha: float
+) -> tuple[Memory, Stats]:
+    """What client k keeps after local training, {"edge", "optimiser"}, and what it reports.
+
+    The loss is the objective's plus alpha times the divergence from the server's logits for the same examples, once
+    there are any. The divergence is taken at the images that the objective's last forward pass saw: the clean ones
+    under standard training, TRADES and MART, the adversarial ones under adversarial training, where it is the loss of
+    adversarially robust distillation (Goldblum et al. 2020). No further pass is needed for it. ValueError: a proximal
+    term, which has nothing to pull towards.
+    """
+    if local.proximal is not None:
+        raise ValueError("local: proximal: it pulls towards the broadcast weights, and no edge receives any")
+    model = load(problem, {**state.model, **edge_of(state, k)})
+    edge = Edge(model)
+    names = [name for name in trainable(model) if name.startswith(EDGE)]
+    weights: list[Tensor] = [model.get_parameter(name) for name in names]
+    own = state.clients.get(k, {})
+    moments = unpacked(own.get("optimiser", {}), names)
+    knowledge = own.get("knowledge")
+    taught = None if knowledge is None else match(knowledge["ids"], knowledge["logits"], problem.shards[k])
+
+    def distillation(batch: Batch) -> Tensor:
+        assert taught is not None
+        return alpha * divergence(edge.logits.float(), taught[batch.rows], temperature)
+
+    loss_of = None if taught is None else distillation
+    moments, said = train(problem, edge, weights, k, round, local, moments=moments, loss_of=loss_of)
+    return {"edge": copied(model, EDGE), "optimiser": packed(moments, names)}, said
+
+
+# --- between edge and server -------------------------------------------------------------------------------------
+
+
+class Rows(NamedTuple):
+    """Rows (b,) of what was sent: for the host, which asks whose they are, and on the device."""
+
+    host: Tensor
+    here: Tensor
+
+
+def split(problem: Problem, rows: Tensor, batch: int) -> Iterator[Rows]:
+    """Rows (N,) of the host in batches; all cross to the device at once, so that no step waits for them."""
+    return map(Rows, rows.split(batch), rows.to(problem.device).split(batch))
+
+
+@dataclass(frozen=True)
+class Sent:
+    """What the edges have sent in one round, client after client; row i of every tensor is the example ids[i]."""
+
+    ids: Tensor  # (N,)
+    owned: dict[int, slice]  # rows of each client
+    logits: Tensor  # (N, classes) of the edges, float32
+    labels: Tensor  # (N,)
+    features: Tensor | None  # (N, c, h, w); None where they are computed again when they are read
+    feature_bytes: int  # bytes on the wire of one example's features
+    read: Callable[[Rows], Tensor]  # features (b, c, h, w) float32
+
+
+def transfer(problem: Problem, state: State, clients: Mapping[int, Tensors], batch: int, keep: Keep) -> Sent:
+    """Features and logits of every client's examples under its new edge: eval mode, float32, nothing augmented.
+
+    They are 4 * 64 * 32 * 32 bytes = 256 KiB an example for a ResNet-18 stem on 32 x 32 images, 13 GB for CIFAR-10.
+    `keep: bfloat16` sends and keeps half of that; `recompute` keeps none and runs the edge's extractor again wherever
+    the server reads a batch (the bytes on the wire are counted as if they were sent in float32).
+    """
+    ids = torch.cat([problem.shards[k] for k in clients])
+    owned, start = {}, 0
+    for k in clients:
+        owned[k] = slice(start, start + len(problem.shards[k]))
+        start = owned[k].stop
+    features: Tensor | None = None
+    logits = torch.empty(len(ids), problem.classes, device=problem.device)
+    size = 0
+    for k, own in clients.items():
+        model = load(problem, {**state.model, **own}).eval()
+        for rows in torch.arange(owned[k].start, owned[k].stop, device=problem.device).split(batch):
+            with torch.no_grad():
+                h = model.get_submodule("extractor")(pixels(problem, problem.images[ids[rows]]))
+                logits[rows] = model.get_submodule("classifier")(h)
+            if keep != "recompute" and features is None:
+                features = torch.empty(len(ids), *h.shape[1:], dtype=getattr(torch, keep), device=problem.device)
+            if features is not None:
+                features[rows] = h.to(features.dtype)
+            size = h[0].numel() * (2 if keep == "bfloat16" else 4)
+    read = _recomputed(problem, clients, ids, owned) if features is None else _kept(features)
+    return Sent(ids, owned, logits, problem.labels[ids], features, size, read)
+
+
+def _kept(features: Tensor) -> Callable[[Rows], Tensor]:
+    return lambda rows: features[rows.here].float()
+
+
+def _recomputed(
+    problem: Problem, clients: Mapping[int, Tensors], ids: Tensor, owned: Mapping[int, slice]
+) -> Callable[[Rows], Tensor]:
+    extractor = problem.model.get_submodule("extractor")
+    tensors = {k: {n: v for n, v in own.items() if n.startswith("extractor.")} for k, own in clients.items()}
+    named = {k: {n.removeprefix("extractor."): v for n, v in own.items()} for k, own in tensors.items()}
+
+    def read(rows: Rows) -> Tensor:
+        places, parts = [], []
+        for k, own in owned.items():
+            mine = ((rows.host >= own.start) & (rows.host < own.stop)).nonzero().flatten()
+            if len(mine):
+                x = pixels(problem, problem.images[ids[rows.host[mine].to(ids.device)]])
+                with torch.no_grad():
+                    parts.append(functional_call(extractor.eval(), named[k], (x,)))
+                places.append(mine)
+        order = torch.cat(places).argsort()
+        return torch.cat(parts)[order.to(problem.device)]
+
+    return read
+
+
+def server_batches(
+    problem: Problem, round: int, owned: Mapping[int, slice], epochs: int, batch: int, shuffle: bool
+) -> Iterator[tuple[int, Rows]]:
+    """(epoch, rows) of the server's training: over all examples, or over one client after the other."""
+    order = generator(problem.seed, "server_order", round)
+    last = max(own.stop for own in owned.values())
+    for epoch in range(epochs):
+        for group in [slice(0, last)] if shuffle else owned.values():
+            every = torch.randperm(group.stop - group.start, generator=order) + group.start
+            for rows in split(problem, every, batch):
+                yield epoch, rows
+
+
+def clean_pass(problem: Problem, sent: Sent, batch: int) -> Tensor:
+    """The server's logits (N, classes) for every example: eval mode, float32, the weights of problem.model."""
+    server = problem.model.get_submodule("server").eval()
+    with torch.no_grad():
+        return torch.cat([server(sent.read(rows)) for rows in split(problem, torch.arange(len(sent.ids)), batch)])
+
+
+def knowledge(sent: Sent, k: int, logits: Tensor) -> Tensors:
+    """What client k gets back and keeps: "logits" (N_k, classes) of the server and "ids" (N_k,) of its examples."""
+    own = sent.owned[k]
+    return {"ids": sent.ids[own].clone(), "logits": logits[own].clone()}
+
+
+def uploads(sent: Sent, **said: Tensor) -> dict[int, Tensors]:
+    """What each client uploads: its features where they are kept, its rows of what is `said` (N, ...), its labels."""
+    features = {} if sent.features is None else {"features": sent.features}
+    everything = {**features, **said, "labels": sent.labels}
+    return {k: {name: rows[own] for name, rows in everything.items()} for k, own in sent.owned.items()}
+
+
+def server_work(losses: Sequence[Tensor], steps: int, examples: int, epochs: int, clean: bool) -> Metrics:
+    """The numbers of a round's work on the server: `losses` are sums over the batches of its last epoch."""
+    return {
+        "server_loss": float(torch.stack(list(losses)).double().sum()) / examples,
+        "server_steps": float(steps),
+        "server_forward": float(examples * (epochs + clean)),
+        "server_backward": float(examples * epochs),
+    }
+
+
+def wire(sent: Sent, extra: Mapping[int, Tensors], down: Tensor) -> tuple[int, int]:
+    """(bytes up, bytes down) of a round: all tensors of `extra`, features that were not kept, and the logits down."""
+    up = sum(t.numel() * t.element_size() for own in extra.values() for t in own.values())
+    if sent.features is None:
+        up += sent.feature_bytes * len(sent.ids)
+    return up, down.numel() * down.element_size()

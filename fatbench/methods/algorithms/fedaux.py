@@ -1,0 +1,162 @@
+"""FedAUX: federated averaging, then distillation of the clients' certainty-weighted ensemble on auxiliary images.
+
+| paper | here | what |
+|---|---|---|
+| theta^t, theta_k | state.model, update.model | global model; client k's after local training |
+| h_0 | represent(model before the first round) | frozen feature extractor, by SimCLR where pretrain_epochs > 0 |
+| D_d, D_- | distil, negatives | auxiliary images, 80 to 20 |
+| s_k(x) | scores[k] | certainty of client k on D_d, see `fatbench.methods.algorithms.auxiliary.certainty` |
+| f_k(x) | ensemble | client k's logits |
+
+    once:  h_0 <- SimCLR on the auxiliary images (optional);  each client k: s_k(x) for all x in D_d
+    for t = 0 .. T-1:
+        draw m clients
+        each: theta_k <- E epochs of SGD from theta^t on the objective
+        theta <- sum_k w_k theta_k
+        theta^{t+1} <- distillation_epochs of Adam from theta on KL(softmax(sum_k s_k f_k / sum_k s_k) || softmax(f(x)))
+                       over D_d
+
+Sattler et al. 2021, algorithm 1; the released code (fedl-repo/fedaux). paper and release: clients train with Adam /
+here: with SGD as in FedAvg, so that the two differ in the distillation alone. The release predicts, distils and is
+evaluated in train mode, by the statistics of each batch: `predictions: released` for the first two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from fatbench.engine.cohort import cost, draw_cohort, train_cohort
+from fatbench.engine.local import copied, gradients_of, load, pixels, precision_context, trainable
+from fatbench.engine.mixing import aggregate, mix
+from fatbench.engine.optimizers import Descent, packed, step, unpacked
+from fatbench.engine.randomness import forked, generator
+from fatbench.engine.rounds import Context, Metrics, Problem, Round, State, Update
+from fatbench.methods.algorithms.auxiliary import certainty, divide, pretrain, represent
+from fatbench.methods.algorithms.distillation import divergence
+from fatbench.suite.types import Count, Local, Natural, Positive, Rule, Share
+
+
+def fedaux(
+    problem: Problem,
+    state: State,
+    *,
+    rounds: Count,
+    rule: Rule,
+    local: Local,
+    participation: Share = 1.0,
+    pretrain_epochs: Natural = 0,
+    pretrain_batch: Count = 256,
+    pretrain_lr: Positive = 0.001,
+    distillation_epochs: Natural = 1,
+    distillation_batch: Count = 128,
+    distillation_lr: Positive = 0.00005,
+    regularisation: Positive = 0.01,
+    privacy: Literal["calibrated", "released", "none"] = "calibrated",
+    epsilon: Share = 0.1,
+    delta: Share = 0.00001,
+    predictions: Literal["eval", "released"] = "eval",
+) -> Iterator[Round]:
+    """FedAUX under an aggregation rule. The cell names unlabelled images, `auxiliary`.
+
+    Local training is that of `fedavg`. pretrain_*: SimCLR before the first round; distillation_epochs 0 leaves FedAvg
+    that starts from the same network, the fair comparison. Certainty scores: L2 weight `regularisation`, `privacy`
+    as in `fatbench.methods.algorithms.auxiliary.certainty` with (epsilon, delta). In eval mode batch normalisation
+    distils with the clients' averaged statistics and leaves them alone. Adam's moments are kept over rounds, as in the
+    release. The numbers server_forward, server_backward and server_steps count the server's work (SimCLR in round 1
+    too), the others the clients'. Bytes: models, and once all scores; the auxiliary images are public and not counted.
+    ValueError: auxiliary images missing, too few, or of another shape than the training images.
+
+    Forward: rounds * participation * local
+    Backward: rounds * participation * local
+    Up: 1
+    Down: 1
+    Refuse if not auxiliary: auxiliary: {name} needs unlabelled images: name a data set
+    """
+    distil, negatives = divide(problem, "fedaux")
+    names = trainable(problem.model)
+    metrics: Metrics = {}
+    if state.round == 0:
+        if pretrain_epochs:
+            start, metrics["pretrain_loss"] = pretrain(
+                problem, state.model, pretrain_epochs, pretrain_batch, pretrain_lr
+            )
+            state = replace(state, model=start)
+        model = load(problem, state.model)
+        h_negatives, h_distil = (represent(problem, model, x, distillation_batch) for x in (negatives, distil))
+        scored = [
+            certainty(
+                represent(problem, model, problem.images[shard], distillation_batch),
+                h_negatives,
+                h_distil,
+                regularisation=regularisation,
+                privacy=privacy,
+                epsilon=epsilon,
+                delta=delta,
+                draws=generator(problem.seed, "certainty", k),
+            )
+            for k, shard in enumerate(problem.shards)
+        ]
+        state = replace(state, server={"scores": torch.stack(scored).to(problem.device)})
+    scores = state.server["scores"]
+    for t in range(state.round, rounds):
+        cohort = draw_cohort(problem, t, participation)
+        now = local.at(t)
+        updates = train_cohort(problem, state.model, cohort, t, now, rule=rule)
+        context = Context(t, rounds, problem, state.model, state.server.get("rule", {}), now.lr)
+        mixing = aggregate(rule, updates, context)
+        theta = mix(updates, mixing, state.model, problem.model)
+
+        moments = unpacked(state.server.get("optimiser", {}), names)
+        losses: list[Tensor] = []
+        if distillation_epochs:
+            teacher = ensemble(problem, updates, scores, distil, distillation_batch, predictions == "released")
+            model = load(problem, theta).train(predictions == "released")
+            weights = [model.get_parameter(name) for name in names]
+            descent = Descent("adam", distillation_lr)
+            order = generator(problem.seed, "distillation_order", t)
+            with forked(problem.seed, "distillation", t, device=problem.device):
+                for _ in range(distillation_epochs):
+                    for rows in (
+                        torch.randperm(len(distil), generator=order).to(distil.device).split(distillation_batch)
+                    ):
+                        with precision_context(problem):
+                            z = model(pixels(problem, distil[rows])).float()
+                        loss = divergence(z, teacher[rows], 1.0)
+                        moments = step(weights, gradients_of(problem, loss, weights), moments, descent)
+                        losses.append(loss.detach())
+            theta = copied(model)
+            metrics["distillation_loss"] = float(torch.stack(losses).mean())
+        passes = len(distil) * distillation_epochs
+        simclr = 2 * len(distil) + 2 * len(negatives) if t == 0 else 0
+        metrics["server_steps"] = float(len(losses))
+        metrics["server_forward"] = float(
+            passes + (len(distil) * len(updates) if passes else 0) + pretrain_epochs * simclr
+        )
+        metrics["server_backward"] = float(passes + pretrain_epochs * simclr)
+
+        spent = cost(updates, now, state.model)
+        if t == 0:
+            updates = [replace(u, extra={"scores": scores[u.client]}) for u in updates]
+            spent = replace(spent, bytes_up=spent.bytes_up + scores.numel() * scores.element_size())
+        server = {"rule": mixing.memory, "scores": scores, "optimiser": packed(moments, names)}
+        after = replace(state, round=t + 1, model=theta, server=server)
+        yield Round(t, state.model, updates, mixing, after, spent, metrics=metrics)
+        state, metrics = after, {}
+
+
+def ensemble(
+    problem: Problem, updates: Sequence[Update], scores: Tensor, images: Tensor, batch: int, batch_statistics: bool
+) -> Tensor:
+    """sum_k s_k(x) f_k(x) / sum_k s_k(x): the clients' logits (n, classes) on stored images, weighted by certainty."""
+    total = torch.zeros(len(images), problem.classes, device=problem.device)
+    for update in updates:
+        model = load(problem, update.model).train(batch_statistics)
+        with torch.no_grad(), forked(problem.seed, "ensemble", update.client, device=problem.device):
+            logits = torch.cat([model(pixels(problem, part)).float() for part in images.split(batch)])
+        total += scores[update.client].unsqueeze(1) * logits
+    return total / sum(scores[update.client] for update in updates).unsqueeze(1)  # type: ignore[union-attr]

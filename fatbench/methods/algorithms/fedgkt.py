@@ -1,0 +1,144 @@
+"""FedGKT: group knowledge transfer between small devices and a large server.
+
+| paper | here | what |
+|---|---|---|
+| W_e^k, W_c^k | clients[k] "extractor.*", "classifier.*" | client k's edge; never averaged |
+| W_s | state.model "server.*" | the server's network |
+| H_i, z_c, y_i | sent.read(rows), sent.logits, sent.labels | what an edge uploads of its examples |
+| z_s | taught | the server's logits, matched by example |
+| E_c, E_s | local.epochs, server.epochs | |
+| T, alpha | temperature, alpha | of the divergence KD, see `fatbench.methods.algorithms.distillation` |
+
+    for t = 0 .. T-1:
+        each client k:  E_c epochs of  CE(edge(x), y) + alpha KD(edge(x), z_s)      (no KD in the first round)
+                        H_i, z_i <- edge, once, for all own examples
+        server:         E_s epochs of  CE(server(H), y) + alpha KD(server(H), z_c)
+                        z_s <- server(H);  each client gets those of its own examples
+
+He, Annavaram and Avestimehr 2020, algorithm 1. Where the released code (FedML) differs is an option: `server_alpha`,
+`server_distillation`, `server_shuffle`, `server_logits` (differences: fedgkt-release).
+Not taken over at all: logits matched by batch number,
+edges that start pretrained or are never trained, and a rate that falls when the test accuracy does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Literal
+
+import torch
+from torch.nn import functional as F
+
+from fatbench.engine.local import copied, gradients_of, load, precision_context, trainable
+from fatbench.engine.optimizers import packed, step, unpacked
+from fatbench.engine.randomness import forked
+from fatbench.engine.rounds import Cost, Problem, Round, State, Update
+from fatbench.methods.algorithms.distillation import (
+    check_model,
+    clean_pass,
+    divergence,
+    knowledge,
+    server_batches,
+    server_work,
+    train_edge,
+    transfer,
+    uploads,
+    wire,
+)
+from fatbench.suite.types import Count, Local, NonNegative, Positive, Server
+
+
+def fedgkt(
+    problem: Problem,
+    state: State,
+    *,
+    rounds: Count,
+    local: Local,
+    server: Server,
+    temperature: Positive = 3.0,
+    alpha: NonNegative = 1.0,
+    server_alpha: Literal["distillation", "labels"] = "distillation",
+    server_distillation: bool = True,
+    server_shuffle: bool = True,
+    server_logits: Literal["clean", "released"] = "clean",
+    features: Literal["float32", "bfloat16", "recompute"] = "float32",
+) -> Iterator[Round]:
+    """Group knowledge transfer. The model is one of an edge and a server; all clients take part in every round.
+
+    Optimisers keep their moments over rounds, on the edges too; both sides of the authors' code use Adam.
+    `server_alpha: labels` is the release, where alpha multiplies the cross-entropy on the server; `server_distillation:
+    false` its default, cross-entropy alone. `server_shuffle: false` visits one client after the other, as the release
+    does. `server_logits: released` sends the logits of the last epoch, made in train mode while the weights move, so
+    that the first client's are older than the last's. `features` as in
+    `fatbench.methods.algorithms.distillation.transfer`. The numbers server_forward, server_backward and server_steps
+    count the server's work, the others the edges'. Bytes are those of Update.extra (a label is an int64) and of the
+    logits down; test images are not sent.
+    ValueError: a model without an edge and a server.
+
+    Forward: rounds * local
+    Backward: rounds * local
+    Deploys: clients
+    Parts: edge, server
+    Refuse if local.proximal is not None: local: proximal: it pulls towards the broadcast weights, and no edge
+        receives any
+    Refuse if 'edge' not in model.parts: {name} trains a model of an edge and a server (edge_vit, ...), not {model.name}
+    """
+    check_model("fedgkt", problem.model)
+    names = [name for name in trainable(problem.model) if name.startswith("server.")]
+    for t in range(state.round, rounds):
+        now = local.at(t)
+        trained = {k: train_edge(problem, state, k, t, now, temperature, alpha) for k in range(len(problem.shards))}
+        edges = {k: own["edge"] for k, (own, _) in trained.items()}
+        sent = transfer(problem, state, edges, server.batch, features)
+
+        model = load(problem, state.model)
+        network = model.get_submodule("server").train()
+        weights = [model.get_parameter(name) for name in names]
+        moments = unpacked(state.server.get("optimiser", {}), names)
+        descent = server.descent(t)
+        taught = torch.empty_like(sent.logits)
+        label_weight = alpha if server_alpha == "labels" and server_distillation else 1.0
+        edge_weight = (1.0 if server_alpha == "labels" else alpha) if server_distillation else 0.0
+        steps, losses = 0, []
+        with forked(problem.seed, "server", t, device=problem.device):
+            for epoch, rows in server_batches(problem, t, sent.owned, server.epochs, server.batch, server_shuffle):
+                with precision_context(problem):
+                    z = network(sent.read(rows)).float()
+                loss = label_weight * F.cross_entropy(z, sent.labels[rows.here])
+                if edge_weight:
+                    loss = loss + edge_weight * divergence(z, sent.logits[rows.here], temperature)
+                moments = step(weights, gradients_of(problem, loss, weights), moments, descent)
+                steps += 1
+                if epoch == server.epochs - 1:
+                    taught[rows.here] = z.detach()
+                    losses.append(loss.detach() * len(rows.host))
+        if server_logits == "clean":
+            taught = clean_pass(problem, sent, server.batch)
+
+        extra = uploads(sent, logits=sent.logits)
+        up, down = wire(sent, extra, taught)
+        after = State(
+            round=t + 1,
+            model={**state.model, **copied(model, "server.")},
+            server={"optimiser": packed(moments, names)},
+            clients={k: {**own, "knowledge": knowledge(sent, k, taught)} for k, (own, _) in trained.items()},
+        )
+        examples = len(sent.ids)
+        yield Round(
+            t,
+            state.model,
+            [Update(k, len(problem.shards[k]), {}, stats, extra[k]) for k, (_, stats) in trained.items()],
+            None,
+            after,
+            Cost(
+                sum(stats.steps for _, stats in trained.values()),
+                examples * now.epochs,
+                examples * now.epochs,
+                up,
+                down,
+            ),
+            own=edges,
+            metrics=server_work(losses, steps, examples, server.epochs, server_logits == "clean"),
+        )
+        state = after
+        del sent, extra  # the features, before those of the next round are made

@@ -1,0 +1,93 @@
+"""SCAFFOLD: client drift corrected by control variates.
+
+| paper | here | what |
+|---|---|---|
+| c | state.server | server variate, starts at 0 |
+| c_k | state.clients[k] | client variate, starts at 0 |
+| c_k+ | new[k] | option II: c_k - c + (theta^t - y) / S_k |
+| S_k | divisor(...) | lr tau_k for plain SGD |
+| eta_g | server_lr | server rate, 1 |
+
+    client:  y <- theta^t;  each step  g <- grad(y) + (c - c_k);  y <- SGD(y, g)
+             c_k+ = c_k - c + (theta^t - y) / S_k
+    server:  theta^{t+1} = theta^t + eta_g sum_k w_k (y_k - theta^t);   c <- c + (1/K) sum_k (c_k+ - c_k)
+
+Karimireddy et al. 2020, algorithm 1, option II. With momentum the displacement of a step is about 1/(1 - momentum)
+times its rate, so S_k counts every step with the momentum it still exerts, ||a_k||_1 of FedNova; lr tau_k there makes
+the variates ten times too large and the recursion diverge (tests/test_algorithms.py shows both).
+
+FedTorch as released (differences: scaffold-fedtorch) is `divisor: released`, `variates: released`, the rule `uniform`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Literal
+
+import torch
+
+from fatbench.engine.cohort import cost, draw_cohort, step_divisors, train_cohort
+from fatbench.engine.local import trainable
+from fatbench.engine.mixing import aggregate, mix, scaled
+from fatbench.engine.rounds import Context, Problem, Round, State, Tensors, Update
+from fatbench.suite.types import Count, Local, Positive, Rule, Share
+
+
+def scaffold(
+    problem: Problem,
+    state: State,
+    *,
+    rounds: Count,
+    rule: Rule,
+    local: Local,
+    participation: Share = 1.0,
+    server_lr: Positive = 1.0,
+    divisor: Literal["momentum", "literal", "released"] = "momentum",
+    variates: Literal["round", "released"] = "round",
+) -> Iterator[Round]:
+    """SCAFFOLD, option II, under an aggregation rule for the models; variates are averaged uniformly over all K.
+
+    Only trainable parameters carry variates. `divisor: literal` is lr tau_k whatever the momentum, `released` that of
+    the last client for all. `variates: released`: the server changes c after each client, so that those later in the
+    round subtract another c than they trained with.
+
+    Forward: rounds * participation * local
+    Backward: rounds * participation * local
+    Up: 2
+    Down: 2
+    """
+    names = trainable(problem.model)
+    zeros = {name: torch.zeros_like(state.model[name]) for name in names}
+    c: Tensors = state.server.get("c", zeros)
+    for t in range(state.round, rounds):
+        cohort = draw_cohort(problem, t, participation)
+        now = local.at(t)
+        own = {k: state.clients.get(k, zeros) for k in cohort}
+        shift = {k: {name: c[name] - own[k][name] for name in names} for k in cohort}
+        trained = train_cohort(problem, state.model, cohort, t, now, rule=rule, gradient_shift=shift)
+        sequential = variates == "released"
+        updates = []
+        moving = c
+        for u, s_k in zip(trained, step_divisors(trained, now.lr, divisor), strict=True):
+            change = _change(u, state.model, moving if sequential else c, s_k)
+            moving = {name: moving[name] + change[name] / len(problem.shards) for name in names}
+            updates.append(replace(u, extra=change))
+
+        context = Context(t, rounds, problem, state.model, state.server.get("rule", {}), now.lr)
+        mixing = scaled(aggregate(rule, updates, context), server_lr)
+        new = {u.client: {name: own[u.client][name] + u.extra[name] for name in names} for u in updates}
+        c = moving
+        after = State(
+            round=t + 1,
+            model=mix(updates, mixing, state.model, problem.model),
+            server={"rule": mixing.memory, "c": dict(c)},
+            clients={**state.clients, **new},
+        )
+        yield Round(t, state.model, updates, mixing, after, cost(updates, now, state.model, up=2, down=2))
+        state = after
+
+
+def _change(update: Update, broadcast: Tensors, c: Tensors, s_k: float) -> Tensors:
+    """c_k+ - c_k = (theta^t - y) / S_k - c."""
+    return {name: (broadcast[name] - update.model[name]) / s_k - c[name] for name in c}

@@ -1,0 +1,1 @@
+"""Figures: curves, bars, matrices and images, drawn with matplotlib or as Vega-Lite."""

@@ -1,0 +1,216 @@
+"""Figures asked for on the command line: what goes along, what goes up, what tells the lines apart. No YAML.
+
+figure(suite, plan, store, x="round", y=["pgd20"], by=["method"])      -> a Figure for `series.build`
+curves(store, cell)                                                    -> the learning curves of one cell
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fatbench.errors import NothingMatched, SpecError, did_you_mean
+from fatbench.report.figures import series
+from fatbench.report.numbers import query
+from fatbench.report.tables.grid_points import sweeps
+from fatbench.store.selection import Checkpoint
+from fatbench.suite import model
+from fatbench.suite.cells import Cell, Plan
+from fatbench.suite.files import Contents, Suite
+from fatbench.suite.located import Map
+from fatbench.suite.tables import SERIES, Figure
+
+if TYPE_CHECKING:
+    from fatbench.report.figures.series import Plot
+    from fatbench.store.stages import Store
+
+ROUND, RADIUS, INDEX = "round", "eps", "client"
+INDICES = (INDEX, "class", "index")
+ACCURACIES = ("natural", "monitor", "train_accuracy", "val_natural", "val_monitor", "edge_natural")
+LOSSES = ("train_loss", "natural_loss", "monitor_loss", "val_natural_loss", "val_monitor_loss")
+
+
+@dataclass(frozen=True)
+class Known:
+    """What there is to draw of a plan."""
+
+    overall: list[str]  # logged in training, a number a round
+    indexed: list[str]  # logged in training, a number a round and client or class
+    evaluated: list[str]  # attacks on the finished model
+    swept: list[str]  # those with a list of radii
+    monitors: list[str]  # of `evaluated`: what the monitor measures in training, in all cells
+
+    @property
+    def names(self) -> list[str]:
+        return [*self.overall, *self.indexed, *self.evaluated, *self.swept]
+
+
+def known(plan: Plan, store: Store | None) -> Known:
+    """What training has logged of the plan's cells, and what its suite asks of the finished models."""
+    clients: dict[str, set[bool]] = {}
+    for metric, overall in query.logged_clients(plan, store) if store is not None else ():
+        clients.setdefault(metric, set()).add(overall)
+    swept = sweeps(plan)
+    radii = {metric for named in swept.values() for metric in named}
+    return Known(
+        sorted(metric for metric, kinds in clients.items() if True in kinds),
+        sorted(metric for metric, kinds in clients.items() if False in kinds),
+        plan.metrics(),
+        list(swept),
+        [metric for metric in plan.metrics() if metric not in radii and _monitored(metric, plan)],
+    )
+
+
+def _monitored(metric: str, plan: Plan) -> bool:
+    """Whether the monitor is this attack in every cell that is evaluated with it."""
+    pairs = [
+        (cell.spec.get("monitor"), one.attack) for cell in plan.cells for one in cell.evaluations if one.label == metric
+    ]
+    return bool(pairs) and all(monitor == attack for monitor, attack in pairs)
+
+
+def figure(suite: Suite, plan: Plan, store: Store | None, x: str | None, y: Sequence[str], by: Sequence[str]) -> Figure:
+    """The figure that --x, --y and --by ask for. SpecError: no such axis or number; NothingMatched: nothing is there.
+
+    x: round, eps (the radius of an attack), client or class, or an axis of the suite, whose labels are bars.
+    y: names of numbers. by: axes that tell lines or bars apart. Axes that are left and vary are panels, and so are
+    several numbers.
+    """
+    there = known(plan, store)
+    if not there.overall and not there.indexed:
+        raise NothingMatched(
+            f"nothing is measured of suite '{suite.name}' yet: fatbench run suite {suite.name} --preset {plan.preset}"
+        )
+    axes = suite.axes()
+    x = x or ROUND
+    if x not in (ROUND, *axes, RADIUS, *INDICES):
+        raise SpecError(
+            f"--x: '{x}' is neither round, eps, client nor an axis{did_you_mean(x, (ROUND, RADIUS, INDEX, *axes))}"
+        )
+    for axis in by:
+        if axis not in axes:
+            raise SpecError(f"--by: no axis is named '{axis}'{did_you_mean(axis, axes)}")
+    wanted = list(y) or _usual(x, axes, there)
+    sources = {name: _source(name, x, axes, there) for name in wanted}
+    varying = [axis for axis in axes if len({cell.key.get(axis, "") for cell in plan.cells}) > 1 and axis != x]
+    lines = list(by) or varying[-1:]
+    rest = [axis for axis in varying if axis not in lines]
+    across = {ROUND: "over the rounds", RADIUS: "over the radius"}.get(x if x not in axes else "", f"by {x}")
+    node = {
+        "id": re.sub("[^A-Za-z0-9._-]+", "-", "-".join([*wanted, "over", x, *(["by", *lines] if lines else [])])),
+        "title": f"{', '.join(wanted)} {across}" + (f", by {' and '.join(lines)}" if lines else ""),
+        "kind": "lines" if x in (ROUND, RADIUS) and x not in axes else "bars",
+        "panels": [*rest, *([SERIES] if len(wanted) > 1 else [])],
+        "lines": [x, *(axis for axis in lines if axis != x)] if x in axes else lines,
+        "series": Map(sources),
+        "note": _note(wanted, sources),
+    }
+    return model.read(Figure, Map(node), "--x, --y, --by", axes=suite.contents.axes, folders=[])
+
+
+def _usual(x: str, axes: dict[str, list[str]], there: Known) -> list[str]:
+    """The numbers that are drawn where --y says none."""
+    if x in axes:
+        return [name for name in there.evaluated if name not in there.swept][:4] or there.overall[:1]
+    if x == RADIUS:
+        return there.swept
+    if x in INDICES:
+        return there.indexed[:1]
+    return [name for name in ("natural", "monitor") if name in there.overall] or there.overall[:1]
+
+
+def _source(name: str, x: str, axes: dict[str, list[str]], there: Known) -> str:
+    """The source of a figure's series for a number. SpecError: the number is not known, or not over this x."""
+    metric, bracket, _ = name.partition("[")
+    if metric not in there.names:
+        raise SpecError(f"--y: no number is named '{name}'{did_you_mean(metric, there.names)}")
+    if x in axes:
+        if metric in (*there.evaluated, *there.swept):
+            return name
+        return f"train:{name}" if bracket or metric in there.overall else f"train:{metric}[*]"
+    if x == RADIUS:
+        if metric not in there.swept:
+            has = f"those that have: {', '.join(there.swept)}" if there.swept else "no attack of this suite has one"
+            raise SpecError(f"--y: '{name}' has no list of radii to go along; {has}")
+        return name
+    if x in INDICES:
+        if metric not in there.indexed:
+            raise SpecError(
+                f"--y: '{name}' is not logged for each client or class; those are: {', '.join(there.indexed)}"
+            )
+        return f"train:{metric}[*]"
+    if bracket:
+        return f"train:{name}"
+    if metric in there.overall:
+        return f"train:{metric}"
+    if metric in there.indexed:
+        return f"train:{metric}[*]"
+    if metric in there.monitors:
+        return "train:natural" if metric == "natural" else "train:monitor"
+    raise SpecError(
+        f"--y: '{name}' is measured of the finished model, not in each round: give --x {next(iter(axes), ROUND)}, or"
+        f" one of {', '.join(dict.fromkeys([*there.monitors, *there.overall]))}"
+    )
+
+
+def _note(wanted: Sequence[str], sources: dict[str, str]) -> str:
+    same = [name for name in wanted if sources[name] == "train:monitor" and name != "monitor"]
+    return f"{', '.join(same)}: as the monitor measures it in training, the same attack" if same else ""
+
+
+def curves(store: Store, cell: str, y: Sequence[str], select: Checkpoint = "last") -> list[Plot]:
+    """The learning curves of one cell: accuracies and losses, or the numbers that are asked for, a panel each.
+
+    SpecError: no such number; NothingMatched: training has logged nothing.
+    """
+    suite, plan = _alone(store, cell)
+    there = known(plan, store)
+    if not there.overall:
+        raise NothingMatched(f"training of cell {cell} has logged nothing yet")
+    if y:
+        asked = figure(suite, plan, store, ROUND, y, [])
+        return _named(series_of(suite, plan, store, [asked], select), cell)
+    parts = [("accuracy", ACCURACIES), ("loss", LOSSES)]
+    found = []
+    for what, names in parts:
+        if here := [name for name in names if name in there.overall]:
+            asked = figure(suite, plan, store, ROUND, here, []).model_copy(update={"panels": []})
+            found += [(what, plot) for plot in series_of(suite, plan, store, [asked], select)]
+    if not found:
+        raise NothingMatched(f"cell {cell} has no usual curve: --y with some of {', '.join(there.overall)}")
+    panels = [replace(panel, key={"what": what}) for what, plot in found for panel in plot.panels]
+    first = found[0][1]
+    drawn = first.figure.model_copy(update={"panels": ["what"], "id": "curves", "title": "Learning curves"})
+    return _named([replace(first, figure=drawn, panels=panels)], cell)
+
+
+def series_of(suite: Suite, plan: Plan, store: Store, figures: Sequence[Figure], select: Checkpoint) -> list[Plot]:
+    """`series.build` with what the database has for these figures."""
+    found = query.gather_series(figures, plan, store, select)
+    return series.build(suite, plan, found.rows, figures, select=select, rounds=found.rounds, runs=found.runs)
+
+
+def _named(plots: Sequence[Plot], cell: str) -> list[Plot]:
+    """Plots of one cell, which is named in the title."""
+    named = []
+    for plot in plots:
+        title = f"{plot.figure.title}: cell {cell}"
+        named.append(
+            replace(plot, figure=plot.figure.model_copy(update={"title": title, "id": f"{cell}-{plot.figure.id}"}))
+        )
+    return named
+
+
+def _alone(store: Store, cell: str) -> tuple[Suite, Plan]:
+    """A cell as a suite of its own, under the name and preset of the suite that ran it."""
+    spec = store.cells([cell])[cell]
+    runs = [run for run in store.runs([cell]) if run.get("suite")]
+    name, preset = (runs[-1]["suite"], runs[-1].get("preset") or "paper") if runs else ("cell", "paper")
+    raw: dict[str, Any] = {
+        "name": name, "title": f"Cell {cell}", "base": Map(), "presets": Map({"paper": Map()}),
+    }  # fmt: skip
+    contents = model.read(Contents, Map(raw), cell, axes={}, folders=[])
+    return Suite(Path(cell), contents), Plan(name, preset, "", [Cell(cell, {}, spec, ())], ["last"])

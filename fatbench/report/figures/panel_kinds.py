@@ -1,0 +1,270 @@
+"""What stands in one panel of a figure, a function a kind: curves, bars, rasters, matrices, heat maps, images."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fatbench.report.figures.series import Line, Panel, Plot, index_of
+from fatbench.report.figures.styles import HATCHES, STYLES, Look, Names, drawn, group, named
+from fatbench.suite.model import Key
+from fatbench.suite.tables import SERIES
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.image import AxesImage
+
+Looks = Mapping[str, Look]
+WIDE, HIGH = 2.6, 2.1  # inches of a panel
+INK = "#222222"  # of seeds, whiskers and published numbers
+CLASSES = ("x", "o")  # marks of points of class 0 and of class 1
+
+
+def wrapped(text: str, width: float, size: float, weight: str = "normal") -> str:
+    """Text in lines that fit so many inches as they are drawn; a word that does not fit has a line of its own."""
+    from matplotlib.font_manager import FontProperties
+    from matplotlib.textpath import text_to_path
+
+    face, room = FontProperties(size=size, weight=weight), (width - 0.2) * 72
+    lines: list[str] = []
+    for word in text.split():
+        longer = f"{lines[-1]} {word}" if lines else word
+        if lines and text_to_path.get_text_width_height_descent(longer, face, False)[0] <= room:
+            lines[-1] = longer
+        else:
+            lines.append(word)
+    return "\n".join(lines)
+
+
+def _scaled(line: Line, value: float) -> float:
+    return 100 * value if line.source.fraction else value
+
+
+def curves(panel: Panel, axes: Axes, name: Names, looks: Looks) -> None:
+    """Means over the rounds or over the radii of an attack, in a band of one standard deviation over seeds."""
+    for line in panel.lines:
+        if not line.points:
+            continue
+        look = looks[name(line)]
+        rounds = [point.round for point in line.points]
+        means = [_scaled(line, point.mean) for point in line.points]
+        axes.plot(rounds, means, markevery=max(1, len(rounds) // 8), **drawn(look))
+        if any(point.std for point in line.points):
+            spreads = [_scaled(line, point.std or 0.0) for point in line.points]
+            low = [mean - spread for mean, spread in zip(means, spreads, strict=True)]
+            high = [mean + spread for mean, spread in zip(means, spreads, strict=True)]
+            axes.fill_between(rounds, low, high, color=look.colour, alpha=0.18, linewidth=0)
+    radii = {point.round: point.radius for line in panel.lines for point in line.points if point.radius}
+    if radii:
+        axes.set_xlabel("radius of the attack")
+        axes.set_xticks(sorted(radii), [radii[at] for at in sorted(radii)])
+        return
+    axes.set_xlabel("round")
+    if len({point.round for line in panel.lines for point in line.points}) == 1:
+        axes.set_xticks([point.round for line in panel.lines for point in line.points][:1])
+        return
+    axes.xaxis.get_major_locator().set_params(integer=True)  # type: ignore[call-arg]
+
+
+def bars(panel: Panel, axes: Axes, name: Names, looks: Looks) -> None:
+    """Groups of bars at the last round that has the number; a dot a seed; what the paper says in black.
+
+    A group is an index, else a label of the first axis of `lines`, else a heading.
+    """
+    shown = (line for line in panel.lines if line.points or line.published)
+    lines = sorted(shown, key=lambda line: line.index or 0)
+    groups = list(dict.fromkeys(group(line) for line in lines))
+    beside = list(dict.fromkeys(name(line) for line in lines))
+    width = 0.8 / max(1, len(beside))
+    for line in lines:
+        look, at = looks[name(line)], groups.index(group(line)) - 0.4 + (beside.index(name(line)) + 0.5) * width
+        if line.points:
+            last = line.points[-1]
+            axes.bar(
+                at, _scaled(line, last.mean), width * 0.94, color=look.colour, hatch=HATCHES[look.style],
+                yerr=None if last.std is None else _scaled(line, last.std), edgecolor="white", linewidth=0,
+                error_kw={"elinewidth": 0.7, "ecolor": INK},
+            )  # fmt: skip
+            _seeds(axes, line, at, width)
+        if line.published is not None:
+            low, high = (_scaled(line, value) for value in line.published)
+            axes.plot([at, at], [low, high], color="black", linewidth=2.2, marker="_", markersize=6, zorder=4)
+    axes.set_xticks(range(len(groups)), groups)
+    if max(map(len, groups), default=0) * len(groups) > 40:  # side by side they would run into each other
+        axes.tick_params(axis="x", rotation=30)
+        for label in axes.get_xticklabels():
+            label.set(ha="right", rotation_mode="anchor")
+    if any(line.index is not None for line in lines):
+        axes.set_xlabel(index_of(lines[0].source))
+    elif lines and lines[0].key:
+        axes.set_xlabel(next(iter(lines[0].key)))
+    axes.grid(axis="x", visible=False)
+
+
+def _seeds(axes: Axes, line: Line, at: float, width: float) -> None:
+    """A dot for each of several seeds, beside each other in the order of the seeds."""
+    values = [_scaled(line, value) for value in line.points[-1].values]
+    if len(values) < 2:
+        return
+    places = [at + (i - (len(values) - 1) / 2) * 0.5 * width / len(values) for i in range(len(values))]
+    axes.scatter(places, values, s=5, facecolors="white", edgecolors=INK, linewidths=0.5, zorder=3)
+
+
+def raster(panel: Panel, axes: Axes, name: Names, looks: Looks) -> None:
+    """A row for each client or class, a column a round: the darker the more; at the right the sum over the rounds.
+
+    Of the first seed; the sum is the mean over seeds. name and looks are not needed: the rows say their index.
+    """
+    import numpy as np
+    from matplotlib import colormaps
+    from matplotlib.ticker import MaxNLocator
+
+    lines = sorted((line for line in panel.lines if line.points), key=lambda line: line.index or 0)
+    if not lines:
+        return
+    rounds = sorted({point.round for line in lines for point in line.points})
+    seed = min(seed for line in lines for point in line.points for seed in point.seeds)
+    matrix = np.full((len(lines), len(rounds)), np.nan)
+    for row, line in enumerate(lines):
+        for point in line.points:
+            if seed in point.seeds:
+                matrix[row, rounds.index(point.round)] = point.values[point.seeds.index(seed)]
+    image = axes.imshow(
+        matrix, aspect="auto", interpolation="nearest", cmap=colormaps["Blues"].with_extremes(bad="#EEEEEE"), vmin=0,
+        extent=(rounds[0] - 0.5, rounds[-1] + 0.5, len(lines) - 0.5, -0.5),
+    )  # fmt: skip
+    image.set_clim(0, max(float(np.nanmax(matrix)), 1e-12))
+    axes.set_yticks(range(len(lines)), [str(line.index) for line in lines])
+    axes.hlines(np.arange(len(lines) - 1) + 0.5, rounds[0] - 0.5, rounds[-1] + 0.5, color="white", linewidth=1)
+    axes.grid(visible=False)
+    axes.set_xlabel("round")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    for row, line in enumerate(lines):
+        total = math.fsum(point.mean for point in line.points)
+        text = f"{total:.3g}"
+        axes.annotate(text, (1.02, row), xycoords=("axes fraction", "data"), va="center", fontsize=7, color=INK)
+
+
+def matrix(panel: Panel, axes: Axes, name: Names, looks: Looks) -> None:
+    """A number for each line and heading: lines (or clients) down, headings along; of a transfer the attacked along."""
+    import numpy
+    from matplotlib import colormaps
+
+    rows = list(dict.fromkeys(row_name(line) for line in panel.lines))
+    columns = list(dict.fromkeys(line.heading for line in panel.lines))
+    values = numpy.full((len(rows), len(columns)), numpy.nan)
+    for line in panel.lines:
+        if line.points:
+            values[rows.index(row_name(line)), columns.index(line.heading)] = _scaled(line, line.points[-1].mean)
+    axes.grid(visible=False)
+    if numpy.isnan(values).all():
+        axes.set_xticks([])
+        axes.set_yticks([])
+        return
+    colours = colormaps["cividis"].with_extremes(bad="#D9DCE1")
+    low, high = (0, 100) if panel.lines[0].source.fraction else (numpy.nanmin(values), numpy.nanmax(values))
+    image = axes.imshow(values, cmap=colours, interpolation="nearest", vmin=low, vmax=high)
+    axes.set_yticks(range(len(rows)), rows)
+    axes.set_xticks(range(len(columns)), columns, rotation=30, ha="right", rotation_mode="anchor")
+    axes.figure.colorbar(image, ax=axes, shrink=0.8).set_label("per cent" if high == 100 else "")
+    for (row, column), value in numpy.ndenumerate(values):
+        if values.size <= 100 and not numpy.isnan(value):
+            colour = "black" if value > (low + high) / 2 else "white"
+            axes.text(column, row, f"{value:.1f}", ha="center", va="center", color=colour, fontsize=6)
+
+
+def row_name(line: Line) -> str:
+    """What a row of a matrix is called: the labels of its line, and the client."""
+    return ", ".join([*line.key.values(), *([] if line.index is None else [f"client {line.index}"])])
+
+
+def tensor(plot: Plot, panel: Panel, line: Line, names: Key, axes: Axes, files: Path | None) -> list[AxesImage]:
+    """Draw a tensor of the last round that kept one, of the first seed that has it; a heat map is returned too."""
+    from fatbench.report.figures import artifacts
+
+    axes.grid(visible=False)
+    for spine in axes.spines.values():
+        spine.set_visible(False)
+    key = {axis: label for axis, label in panel.key.items() if axis not in names and axis != SERIES}
+    said, metric = (
+        ", ".join([*(named(*one) for one in [*key.items(), *line.key.items()]), line.heading]),
+        line.source.metric,
+    )
+    found = None if files is None else artifacts.latest([files / cell for cell in line.cells], metric)
+    if found is None:
+        axes.set_title(wrapped(said, WIDE, 8))
+        _nothing(axes, "no file of it here")
+        return []
+    round, tensors = found
+    tensor, rows = tensors[metric], artifacts.clients(metric, tensors)
+    axes.set_title(wrapped(f"{said}, round {round}", WIDE, 8))
+    if plot.figure.kind == "images" and artifacts.is_images(tensor):
+        _sheet(axes, tensor, rows)
+    elif plot.figure.kind == "heatmap" and artifacts.is_matrix(tensor):
+        return [_heat(axes, artifacts.flat(tensor), rows)]
+    else:
+        _nothing(axes, f"{tensor.dtype} {tensor.shape}: not for {plot.figure.kind}")
+    return []
+
+
+def boundaries(panel: Panel, said: str, axes: Axes, name: Names, looks: Looks, files: Path | None) -> None:
+    """Where margins (a, a) over the unit square are zero, a line each, and the points NAME_points (n, 3) behind it.
+
+    Of the last round that kept a margin and the first seed that has it; x along, y upwards, the first row at y = 1.
+    """
+    from fatbench.report.figures import artifacts
+
+    axes.grid(visible=False)
+    axes.set(xlim=(0, 1), ylim=(0, 1), aspect="equal", xlabel="x", ylabel="y")
+    rounds = set()
+    for line in panel.lines:
+        metric, look = line.source.metric, looks[name(line)]
+        found = None if files is None else artifacts.latest([files / cell for cell in line.cells], metric)
+        if found is None or found[1][metric].ndim != 2:
+            continue
+        round, tensors = found
+        rounds.add(round)
+        for label, marker in enumerate(CLASSES):
+            if (points := tensors.get(f"{metric}_points")) is not None:
+                x, y, _ = points[points[:, 2] == label].T
+                axes.scatter(x, y, s=6, marker=marker, color=look.colour, alpha=0.45, linewidths=0.6)
+        if tensors[metric].min() < 0 < tensors[metric].max():  # else there is no boundary in the square
+            axes.contour(
+                tensors[metric], [0], origin="upper", extent=(0, 1, 0, 1), colors=[look.colour], linewidths=1.6,
+                linestyles=[STYLES[look.style]], zorder=3,
+            )  # fmt: skip
+    if not rounds:
+        _nothing(axes, "no file of it here")
+    axes.set_title(wrapped(", ".join([said, *(f"round {at}" for at in sorted(rounds))]), WIDE, 8))
+
+
+def _nothing(axes: Axes, why: str) -> None:
+    axes.set_xticks([])
+    axes.set_yticks([])
+    axes.text(0.5, 0.5, why, transform=axes.transAxes, ha="center", color="#888888")
+
+
+def _heat(axes: Axes, matrix: Any, rows: Sequence[str]) -> AxesImage:
+    from matplotlib import colormaps
+
+    image = axes.imshow(matrix, cmap=colormaps["cividis"].with_extremes(bad="#D9DCE1"), interpolation="nearest")
+    if max(matrix.shape) <= 20:
+        axes.set_yticks(range(matrix.shape[0]), rows)
+        along = rows if matrix.shape[0] == matrix.shape[1] else list(map(str, range(matrix.shape[1])))
+        axes.set_xticks(range(matrix.shape[1]), along)
+    axes.figure.colorbar(image, ax=axes, shrink=0.8)
+    return image
+
+
+def _sheet(axes: Axes, tensor: Any, rows: Sequence[str]) -> None:
+    """Images (a, b, ch, H, W), or (n, ch, H, W) in rows of ten, with their indices."""
+    from fatbench.report.figures import artifacts
+
+    sheet, (down, along), (high, wide) = artifacts.tiled(tensor)
+    axes.imshow(sheet, interpolation="nearest")
+    labels = rows if tensor.ndim == 5 else [str(row * along) for row in range(down)]
+    axes.set_yticks([(row + 0.5) * high for row in range(down)], labels)
+    axes.set_xticks([(column + 0.5) * wide for column in range(along)], [str(column) for column in range(along)])
+    axes.tick_params(length=0)

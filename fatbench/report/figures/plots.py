@@ -1,0 +1,207 @@
+"""Figures as files: what `series` found, drawn with matplotlib. The same numbers give the same bytes.
+
+A figure of many panels becomes several pages, a file each: the leading axes of `panels` choose the page until a page
+holds no more than MOST panels. `looks` says what a line looks like, `marks` draws what stands in a panel.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fatbench.errors import MachineError, SpecError
+from fatbench.report.figures import panel_kinds
+from fatbench.report.figures.series import Line, Panel, Plot, index_of
+from fatbench.report.figures.styles import GREY, handle, looks, named
+from fatbench.suite.model import Key
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from matplotlib.image import AxesImage
+
+FORMATS = ("pdf", "svg", "png")
+MOST = 12  # panels of a page
+FIXED: dict[Any, Any] = {  # whatever the reader's own matplotlibrc says
+    "font.family": "DejaVu Sans", "font.size": 8, "axes.titlesize": 8, "axes.labelsize": 8, "xtick.labelsize": 7,
+    "ytick.labelsize": 7, "legend.fontsize": 7, "axes.linewidth": 0.6, "axes.spines.top": False,
+    "axes.spines.right": False, "axes.grid": True, "grid.color": "#DDDDDD", "grid.linewidth": 0.5,
+    "axes.axisbelow": True, "lines.linewidth": 1.3, "hatch.linewidth": 0.5, "pdf.fonttype": 42, "svg.fonttype": "path",
+    "svg.hashsalt": "fatbench", "figure.dpi": 100, "savefig.dpi": 200, "savefig.bbox": None, "text.usetex": False,
+}  # fmt: skip
+
+
+def draw(plots: Sequence[Plot], folder: Path, format: str, files: Path | None = None) -> list[Path]:
+    """Write the plots into a folder: the files, in order. files: where the cells' own folders with artifacts are.
+
+    MachineError: matplotlib is not installed; SpecError: the folder cannot be written.
+    """
+    try:
+        from matplotlib import rc_context, style
+    except ImportError:
+        raise MachineError("plots need matplotlib: pip install 'fatbench[plots]'") from None
+    written = []
+    for plot in plots:
+        for names, panels in _pages(plot):
+            file = folder / f"{_file_name(plot, names)}.{format}"
+            with style.context("default"), rc_context(FIXED):
+                figure = _page(plot, names, panels, files)
+                try:
+                    folder.mkdir(parents=True, exist_ok=True)
+                    figure.savefig(file, format=format, metadata=_metadata(plot, names, format))
+                except OSError as error:
+                    raise SpecError(f"-o {folder}: {error.strerror}") from None
+            written.append(file)
+    return written
+
+
+def _pages(plot: Plot) -> list[tuple[Key, list[Panel]]]:
+    """(labels that all panels of the page share by the cut, its panels)."""
+    axes = plot.figure.panels
+    for leading in range(len(axes) + 1):
+        pages: dict[tuple[tuple[str, str], ...], list[Panel]] = {}
+        for panel in plot.panels:
+            pages.setdefault(tuple((axis, panel.key[axis]) for axis in axes[:leading]), []).append(panel)
+        if max(len(panels) for panels in pages.values()) <= MOST:
+            break
+    return [(dict(names), panels) for names, panels in pages.items()]
+
+
+def names(plot: Plot) -> list[str]:
+    """What `draw` calls the files of a plot, without the ending."""
+    return [_file_name(plot, cut) for cut, _ in _pages(plot)]
+
+
+def _file_name(plot: Plot, names: Key) -> str:
+    preset = [] if plot.preset == "paper" else [plot.preset]
+    return "-".join([plot.suite, plot.figure.id, *map(_slug, names.values()), *preset])
+
+
+def _slug(text: str) -> str:
+    return re.sub("[^a-z0-9.+]+", "-", text.lower()).strip("-") or "none"
+
+
+def _metadata(plot: Plot, names: Key, format: str) -> dict[str, Any]:
+    """Where the picture comes from, in the file itself; no date, for a rerun gives the same bytes."""
+    title = " ".join(filter(None, [plot.figure.title, ", ".join(names.values()), f"[{plot.label}]" * bool(plot.label)]))
+    about = "; ".join(f"{what}: {note}" for what, note in plot.notes)
+    if format == "pdf":
+        return {"Title": title, "Subject": about, "CreationDate": None, "Creator": "fatbench", "Producer": "matplotlib"}
+    if format == "svg":
+        return {"Title": title, "Description": about, "Date": None, "Creator": "fatbench"}
+    return {"Title": title, "Description": about, "Software": "fatbench"}
+
+
+KINDS = {
+    "lines": panel_kinds.curves,
+    "bars": panel_kinds.bars,
+    "raster": panel_kinds.raster,
+    "matrix": panel_kinds.matrix,
+}
+ROWS = ("raster", "matrix")  # kinds that name their rows themselves
+TILED = ("heatmap", "images")  # kinds that show one line in a panel
+
+# --- a page ------------------------------------------------------------------------------------------------------
+
+
+def _page(plot: Plot, names: Key, panels: Sequence[Panel], files: Path | None) -> Figure:
+    from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
+
+    kind = plot.figure.kind
+    tiles: list[tuple[Panel, Line | None]]
+    if kind in TILED:
+        tiles = [(panel, line) for panel in panels for line in panel.lines]
+        rows, columns = _arranged(len(tiles), [])
+    else:
+        tiles = [(panel, None) for panel in panels]
+        free = [axis for axis in plot.figure.panels if axis not in names]
+        rows, columns = _arranged(
+            len(panels), [list(dict.fromkeys(panel.key[axis] for panel in panels)) for axis in free]
+        )
+    width = max(5.2, columns * panel_kinds.WIDE * (1.4 if kind == "images" else 1))
+    weight = "bold" if plot.label else "normal"
+    cut = ", ".join(f"{axis} {label}" for axis, label in names.items())
+    title = "\n".join(
+        panel_kinds.wrapped(text, width, 9, weight) for text in (plot.figure.title, cut, plot.label) if text
+    )
+    caption = panel_kinds.wrapped(". ".join(f"{what}: {note}" for what, note in plot.notes), width, 5.5)
+    name, found, shown = looks(plot, panels)
+    entries = {text: handle(kind, look) for text, look in shown.items() if len(shown) > 1 and kind not in ROWS + TILED}
+    if any(line.published for panel in panels for line in panel.lines):
+        entries["published"] = Line2D([], [], color="black", linewidth=2.2, marker="_", markersize=6)
+    if kind == "boundaries":
+        entries |= {
+            f"class {c}": Line2D([], [], color=GREY, linestyle="", marker=m) for c, m in enumerate(panel_kinds.CLASSES)
+        }
+    below = 0.1 + 0.085 * (caption.count("\n") + 1)
+    per_row = max(1, int(width / (0.5 + 0.062 * max(map(len, entries), default=1))))
+    legend = 0.155 * -(-len(entries) // per_row) + 0.1 if entries else 0
+    height = rows * panel_kinds.HIGH + below + legend + 0.16 * (title.count("\n") + 1)
+    bottom = (below + legend) / height
+    figure = Figure(figsize=(width, height), layout="constrained")
+    figure.get_layout_engine().set(rect=(0, bottom, 1, 1 - bottom))  # type: ignore[union-attr, call-arg]
+    figure.suptitle(title, fontsize=9, fontweight=weight, **({"color": "#8A1C00"} if plot.label else {}))
+    figure.text(0.06 / width, 0.05 / height, caption, fontsize=5.5, color="#555555", va="bottom", ha="left")
+    grid = figure.subplots(rows, columns, squeeze=False)
+    for axes in grid.flat[len(tiles) :]:
+        axes.set_axis_off()
+    first: dict[str, Axes] = {}
+    maps: list[AxesImage] = []
+    for (panel, line), axes in zip(tiles, grid.flat, strict=False):
+        if line is not None:
+            maps += panel_kinds.tensor(plot, panel, line, names, axes, files)
+            continue
+        said = ", ".join(named(axis, label) for axis, label in panel.key.items() if axis not in names)
+        if kind == "boundaries":
+            panel_kinds.boundaries(panel, said, axes, name, found, files)
+            continue
+        KINDS[kind](panel, axes, name, found)
+        axes.set_title(panel_kinds.wrapped(said, panel_kinds.WIDE, 8))
+        if not any(line.points for line in panel.lines):
+            axes.text(0.5, 0.5, "nothing measured yet", transform=axes.transAxes, ha="center", color="#888888")
+        if kind in ROWS:
+            axes.set_ylabel(index_of(panel.lines[0].source) if panel.lines and kind == "raster" else "")
+            continue
+        axes.set_yscale(plot.figure.scale)
+        axes.set_ylabel(_unit(plot, panel))
+        same = _unit(plot, panel)
+        if same in first:
+            axes.sharey(first[same])  # panels of the same numbers are compared
+        elif any(line.points for line in panel.lines):
+            first[same] = axes
+    for axes in first.values():
+        axes.autoscale_view(scalex=False)  # what one panel shows, all that share its axis have room for
+    ranges: list[Any] = [heat.get_clim() for heat in maps]
+    for heat in maps:  # one scale, so that maps can be compared
+        heat.set_clim(min(low for low, _ in ranges), max(high for _, high in ranges))
+    if entries:
+        figure.legend(
+            list(entries.values()), list(entries), loc="lower center", ncols=per_row, frameon=False,
+            handlelength=3.2, borderaxespad=0.2, bbox_to_anchor=(0, below / height, 1, legend / height),
+        )  # fmt: skip
+    return figure
+
+
+def _arranged(count: int, labels: Sequence[Sequence[str]]) -> tuple[int, int]:
+    """(rows, columns): the last of several axes goes along, once or more, where that makes a full grid."""
+    if len(labels) > 1:
+        along = len(labels[-1])
+        full = [columns for columns in range(along, 5, along) if columns > 1 and count % columns == 0]
+        if full:
+            columns = next((columns for columns in full if count // columns <= 3), full[-1])
+            return count // columns, columns
+    columns = count if count <= 3 else 2 if count == 4 else 3
+    return -(-count // columns), columns
+
+
+def _unit(plot: Plot, panel: Panel) -> str:
+    """What stands beside the vertical axis: its heading if there is one; per cent for fractions."""
+    said = "points" if plot.figure.minus else "%"
+    headings = list(dict.fromkeys(line.heading for line in panel.lines))
+    fraction = any(line.source.fraction for line in panel.lines)
+    if len(headings) == 1:
+        return f"{headings[0]} ({said})" if fraction else headings[0]
+    return ("points" if plot.figure.minus else "per cent") if fraction else ""

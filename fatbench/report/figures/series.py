@@ -1,0 +1,417 @@
+"""From measurements to curves: one plot per figure of a suite, its numbers over the rounds, mean and spread over seeds.
+
+A plot holds fractions in [0, 1] and plain numbers, unrounded; `plots` draws it and `render_csv` writes it. Nothing here
+imports torch, numpy or matplotlib.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from fatbench.errors import SpecError
+from fatbench.report.numbers import provenance
+from fatbench.report.numbers.measurements import EVERY, Numbers, Source, clients
+from fatbench.report.numbers.published import Lookup
+from fatbench.report.tables.grid import label
+from fatbench.report.tables.grid_points import Places, inside, places, spread, sweeps
+from fatbench.report.tables.notes import data_note
+from fatbench.store.selection import WORDS, Checkpoint
+from fatbench.suite.cells import Cell, Plan
+from fatbench.suite.files import Suite
+from fatbench.suite.model import Key
+from fatbench.suite.tables import KEPT, SERIES, Figure
+from fatbench.suite.types import number
+
+
+@dataclass(frozen=True)
+class Point:
+    """The mean over the seeds that have a number there."""
+
+    round: float  # of an evaluation: the radius of the attack, 0 where it has none
+    mean: float
+    std: float | None  # ddof 1; None below two seeds
+    seeds: tuple[int, ...]
+    values: tuple[float, ...] = ()  # of each of these seeds
+    radius: str = ""  # of an evaluation, as the suite writes it: "8/255"
+
+
+@dataclass(frozen=True)
+class Line:
+    """One curve, or one bar of each group: a heading at one combination of labels, perhaps of one client or class."""
+
+    key: Key  # the labels of the axes in `lines`
+    heading: str
+    source: Source
+    index: int | None  # of a source "metric[*]"
+    points: list[Point]  # in order of rounds; empty where nothing is measured
+    wanted: int  # seeds that the plan asks for
+    cells: tuple[str, ...]  # the cells behind it, in order of seeds
+    published: tuple[float, float] | None = None  # (least, most) of what the paper gives
+
+    @property
+    def partial(self) -> bool:
+        """Whether seeds are missing at some point."""
+        return any(len(point.seeds) < self.wanted for point in self.points)
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One pair of axes: its labels and its lines."""
+
+    key: Key  # the labels of the axes in `panels`; SERIES: the heading
+    lines: list[Line]
+
+
+@dataclass(frozen=True)
+class Plot:
+    """One figure, ready to draw."""
+
+    suite: str
+    preset: str
+    figure: Figure
+    label: str  # "SMOKE PRESET - not comparable with published numbers"; empty for the preset `paper`
+    panels: list[Panel]
+    facts: provenance.Facts
+    notes: list[tuple[str, str]] = field(default_factory=list)  # (what, text)
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing has been measured of it."""
+        return not any(line.points for panel in self.panels for line in panel.lines)
+
+
+def places_of(plan: Plan, figure: Figure) -> Places:
+    """(labels of the panel, labels of the line) -> heading -> its cells. SpecError: a line of several points."""
+    panels = [axis for axis in figure.panels if axis != SERIES]
+    if figure.include:
+        plan = replace(
+            plan, cells=[cell for cell in plan.cells if any(inside(cell.key, one) for one in figure.include)]
+        )
+    words = ("figure", "a line shows", "'panels', 'lines' or 'where'")
+    return places(
+        plan, figure.id, figure.where, panels, figure.lines, list(figure.series), figure.conditions, words
+    )  # fmt: skip
+
+
+def check(plan: Plan, figure: Figure) -> None:
+    """SpecError: a line of several points, a panel of fractions and plain numbers, or a curve of one radius."""
+    places_of(plan, figure)
+    if figure.kind == "lines":
+        single = {one.label for cell in plan.cells for one in cell.evaluations if not one.sweep or one.origin}
+        single |= {one.sweep for cell in plan.cells for one in cell.evaluations if one.origin}
+        for heading, text in figure.series.items():
+            if (source := Source.parse(text)).stage != "train" and source.metric in single:
+                raise SpecError(
+                    f"figure {figure.id}: {heading}: '{source.metric}' has one radius and makes no curve:"
+                    " give the attack a list, eps: [2/255, 4/255, 8/255], or draw 'bars' or a 'matrix'"
+                )
+    if SERIES in figure.panels or figure.kind in KEPT:
+        return
+    by_unit: dict[bool, list[str]] = {}
+    for heading, text in figure.series.items():
+        by_unit.setdefault(Source.parse(text).fraction, []).append(heading)
+    if len(by_unit) > 1:
+        raise SpecError(
+            f"figure {figure.id}: {', '.join(by_unit[True])} in per cent and {', '.join(by_unit[False])} share a panel:"
+            f" make two figures, or add '{SERIES}' to 'panels'"
+        )
+
+
+def build(
+    suite: Suite,
+    plan: Plan,
+    rows: Iterable[Mapping[str, Any]],
+    figures: Sequence[Figure] | None = None,
+    *,
+    select: Checkpoint = "last",
+    rounds: Mapping[tuple[str, str], int] | None = None,
+    runs: Iterable[Mapping[str, Any]] | None = None,
+) -> list[Plot]:
+    """The figures of a suite (default: all) that the plan's cells have a line in; rows and runs as for `layout.build`.
+
+    SpecError as for `check`.
+    """
+    numbers = Numbers(plan, rows, select, rounds or {}, None, runs)
+    values: dict[tuple[str, str], dict[int, dict[int, float]]] = {}  # (cell, metric) -> client -> round -> value
+    for (cell, stage, metric, round, client), (value, _) in numbers.by_key.items():
+        if stage == "train" and math.isfinite(value):
+            values.setdefault((cell, metric), {}).setdefault(client, {})[round] = value
+    plots = (_plot(suite, plan, figure, numbers, values) for figure in (suite.figures if figures is None else figures))
+    return [plot for plot in plots if plot is not None]
+
+
+Values = Mapping[tuple[str, str], Mapping[int, Mapping[int, float]]]
+
+
+def _plot(suite: Suite, plan: Plan, figure: Figure, numbers: Numbers, values: Values) -> Plot | None:
+    check(plan, figure)
+    if figure.kind in ("bars", "matrix"):
+        figure = spread(figure, plan)
+    found = places_of(plan, figure)
+    if not found:
+        return None
+    swept = sweeps(plan)
+    sources = {heading: Source.parse(text) for heading, text in figure.series.items()}
+    facts = provenance.Facts()
+    others = _others(plan, figure)
+    lookup = None if figure.published is None else Lookup(figure.published)
+    panels: dict[tuple[tuple[str, str], ...], Panel] = {}
+    for (panel_names, line_names), here in found.items():
+        for heading, cells in here.items():
+            names = dict(panel_names)
+            key = {axis: heading if axis == SERIES else names[axis] for axis in figure.panels}
+            panel = panels.setdefault(tuple(key.items()), Panel(key, []))
+            source = sources[heading]
+            less = [others.get(_place(cell, figure.minus)) for cell in cells] if figure.minus else None
+            if source.stage in ("train", "artifact"):
+                lines = list(_lines(dict(line_names), heading, source, cells, less, values))
+            else:
+                radii = swept.get(source.metric, {}) if figure.kind == "lines" else {source.metric: ""}
+                lines = [
+                    _evaluated(dict(line_names), heading, one, cells, less, numbers, radii, facts)
+                    for one in _each(source, cells)
+                ]
+            if lookup is not None:
+                lines = [replace(line, published=_published(lookup, cells[0], line)) for line in lines]
+            panel.lines.extend(lines)
+    cells_shown = {cell.id: cell for here in found.values() for cells in here.values() for cell in cells}
+    for panel in panels.values():
+        for line in panel.lines:
+            for id in (
+                line.cells if line.points or line.source.stage == "artifact" else ()
+            ):  # an evaluation has said more
+                facts.add(id, cells_shown[id].spec["data"]["name"], "", 0, [("train", numbers.origins(id, "train"))])
+    plot = Plot(suite.name, plan.preset, figure, label(plan.preset), list(panels.values()), facts)
+    plot.notes.extend(_notes(plot, plan, list(cells_shown.values()), numbers.select))
+    return plot
+
+
+Place = tuple[tuple[tuple[str, str], ...], int]
+
+
+def _place(cell: Cell, labels: Mapping[str, Sequence[str]]) -> Place:
+    """The point of a cell with some of its labels exchanged, and its seed."""
+    key = {**cell.key, **{axis: chosen[0] for axis, chosen in labels.items()}}
+    return tuple(sorted(key.items())), int(cell.spec["seed"])
+
+
+def _others(plan: Plan, figure: Figure) -> dict[Place, Cell]:
+    """Where the cells are whose numbers are taken off. SpecError: the figure takes off what the plan does not have."""
+    if not figure.minus:
+        return {}
+    found = {_place(cell, {}): cell for cell in plan.cells if inside(cell.key, figure.minus)}
+    if not found:
+        said = ", ".join(f"{axis} {chosen[0]}" for axis, chosen in figure.minus.items())
+        raise SpecError(f"figure {figure.id}: minus: no cell of preset '{plan.preset}' has {said}")
+    return found
+
+
+def _published(lookup: Lookup, cell: Cell, line: Line) -> tuple[float, float] | None:
+    """What the paper gives for a line, found by the labels of its cells, its heading (`series`) and its `index`."""
+    index = {} if line.index is None else {"index": str(line.index)}
+    return lookup.range({**cell.key, **line.key, SERIES: line.heading, **index}, line.heading)
+
+
+def _lines(
+    key: Key, heading: str, source: Source, cells: Sequence[Cell], less: Sequence[Cell | None] | None, values: Values
+) -> Iterable[Line]:
+    """The lines of one heading at one place: one, or one for each client or class that was measured.
+
+    less: the cells whose numbers are taken off, for each of `cells`, or None.
+    """
+    ids = tuple(cell.id for cell in cells)
+    by_client = [_less(cell, other, source, values) for cell, other in zip(cells, less or cells, strict=True)]
+    clients = [source.client]
+    if source.client == EVERY:
+        clients = sorted({client for found in by_client for client in found if client >= 0})
+    for client in clients:
+        series = {int(cell.spec["seed"]): found.get(client, {}) for cell, found in zip(cells, by_client, strict=True)}
+        rounds = sorted({round for found in series.values() for round in found})
+        index = client if source.client == EVERY else None
+        yield Line(key, heading, source, index, [_point(series, round) for round in rounds], len(cells), ids)
+
+
+def _less(cell: Cell, other: Cell | None, source: Source, values: Values) -> Mapping[int, Mapping[int, float]]:
+    """client -> round -> value of a cell; less those of another where there is another."""
+    mine = values.get((cell.id, source.metric), {})
+    if other is cell:
+        return mine
+    theirs = {} if other is None else values.get((other.id, source.metric), {})
+    return {
+        client: {round: value - theirs[client][round] for round, value in found.items() if round in theirs[client]}
+        for client, found in mine.items()
+        if client in theirs
+    }
+
+
+def _each(source: Source, cells: Sequence[Cell]) -> Iterable[Source]:
+    """The source, or of "metric[*]" one for each client."""
+    if source.client != EVERY:
+        return [source]
+    return [replace(source, client=k) for k in range(clients(cells, source))]
+
+
+def _evaluated(
+    key: Key,
+    heading: str,
+    source: Source,
+    cells: Sequence[Cell],
+    less: Sequence[Cell | None] | None,
+    numbers: Numbers,
+    radii: Mapping[str, str],
+    facts: provenance.Facts,
+) -> Line:
+    """The line of an evaluation: its number under each of some metrics, metric -> the radius of its attack."""
+    points = []
+    for metric, radius in radii.items():
+        there: dict[int, float] = {}
+        for cell, other in zip(cells, less or cells, strict=True):
+            found = numbers.find(cell, replace(source, metric=metric))
+            taken = None if other in (None, cell) else numbers.find(other, replace(source, metric=metric))
+            if found is not None and math.isfinite(found.value) and (other is cell or taken is not None):
+                there[int(cell.spec["seed"])] = found.value - (0 if taken is None else taken.value)
+                origins = [(stage, numbers.origins(cell.id, stage)) for stage in found.stages]
+                facts.add(cell.id, cell.spec["data"]["name"], metric, found.n, origins)
+        if there:
+            at = number(radius) if radius else 0
+            points.append(
+                replace(_point({seed: {0: value} for seed, value in there.items()}, 0), round=at, radius=radius)
+            )
+    points.sort(key=lambda point: point.round)
+    index = source.client if source.text.endswith("[*]") else None
+    return Line(key, heading, source, index, points, len(cells), tuple(cell.id for cell in cells))
+
+
+def _point(series: Mapping[int, Mapping[int, float]], round: int) -> Point:
+    there = {seed: values[round] for seed, values in series.items() if round in values}
+    mean = math.fsum(there.values()) / len(there)
+    std = None
+    if len(there) > 1:
+        std = math.sqrt(math.fsum((value - mean) ** 2 for value in there.values()) / (len(there) - 1))
+    return Point(round, mean, std, tuple(there), tuple(there.values()))
+
+
+def index_of(source: Source) -> str:
+    """What the index of "metric[*]" counts."""
+    if source.metric == "updated_share":
+        return "epochs"
+    return "class" if source.metric.endswith("_class") or source.metric.startswith("label_") else "client"
+
+
+def merged(plots: Sequence[Plot]) -> list[Plot]:
+    """Figures of one id from several suites as one, a panel beside the other; panels that are alike say their suite."""
+    by_id: dict[str, list[Plot]] = {}
+    for plot in plots:
+        by_id.setdefault(plot.figure.id, []).append(plot)
+    return [_joined(alike) if len(alike) > 1 else alike[0] for alike in by_id.values()]
+
+
+def _joined(plots: Sequence[Plot]) -> Plot:
+    keys = [tuple(panel.key.items()) for plot in plots for panel in plot.panels]
+    first, apart = plots[0], len(set(keys)) < len(keys)
+    panels = [
+        replace(panel, key={"suite": plot.suite, **panel.key}) if apart else panel
+        for plot in plots
+        for panel in plot.panels
+    ]
+    axes = list(dict.fromkeys(axis for panel in panels for axis in panel.key))
+    said: dict[str, list[str]] = {}
+    for plot in plots:
+        for what, text in plot.notes:
+            if text not in said.setdefault(what, []):
+                said[what].append(text)
+    return replace(
+        first, suite="+".join(dict.fromkeys(plot.suite for plot in plots)), panels=panels,
+        preset="+".join(dict.fromkeys(plot.preset for plot in plots)),
+        label=next((plot.label for plot in plots if plot.label), ""),
+        figure=first.figure.model_copy(update={"panels": axes}),
+        notes=[(what, "; ".join(texts)) for what, texts in said.items()],
+    )  # fmt: skip
+
+
+SPREAD = {
+    "lines": "line: mean, band: ± sample standard deviation over seeds (ddof 1)",
+    "bars": "bar: mean, whisker: ± sample standard deviation over seeds (ddof 1), dots: the seeds",
+    "raster": "the first is drawn; at the right the sum over the rounds, mean over seeds",
+    "matrix": "mean over seeds",
+    "heatmap": "the first that has a tensor is shown",
+    "images": "the first that has a tensor is shown",
+    "boundaries": "the first that has a tensor is shown",
+}
+ONE_SEED = {
+    **SPREAD, "lines": "one seed, no spread", "bars": "one seed, no spread",
+    "matrix": "one seed, no spread",
+    "raster": "at the right the sum over the rounds",
+}  # fmt: skip
+
+
+def _notes(plot: Plot, plan: Plan, cells: Sequence[Cell], select: Checkpoint) -> Iterable[tuple[str, str]]:
+    """What the lines are and where they come from, as under a table."""
+    preset = f"{plot.suite}, preset {plot.preset}"
+    if plot.label:
+        preset += f": {plot.label}"
+    yield "suite", f"{preset}. {plan.note}".removesuffix(". ")
+    yield "data", data_note(plot.facts, cells)
+    lines = [line for panel in plot.panels for line in panel.lines]
+    if any(line.source.stage not in ("train", "artifact") for line in lines):
+        yield "checkpoint", WORDS[select]
+    seeds = sorted({int(cell.spec["seed"]) for cell in cells})
+    several = any(point.std is not None for line in lines for point in line.points)
+    yield "seeds", f"{', '.join(map(str, seeds))}; {(SPREAD if several else ONE_SEED)[plot.figure.kind]}"
+    if plot.figure.minus:
+        of = ", ".join(f"{axis} {chosen[0]}" for axis, chosen in plot.figure.minus.items())
+        yield "differences", f"each number less that of {of}, seed by seed"
+    if any(line.published for line in lines):
+        yield "published", "black marks: the paper's numbers, a bar from the least to the most it gives"
+    if plot.facts.origins:
+        yield from plot.facts.notes()
+    if partial := sum(line.partial for line in lines):
+        yield "incomplete", f"{partial} of {len(lines)} lines lack seeds, at some rounds or all"
+    if plot.figure.note:
+        yield "note", plot.figure.note
+
+
+FIELDS = (
+    "heading", "metric", "unit", "index", "round", "radius", "mean", "std", "seeds", "values", "seeds_planned",
+    "published", "published_most", "preset", "label",
+)  # fmt: skip
+FIRST = ("suite", "figure")
+
+
+def render_csv(plots: Sequence[Plot]) -> str:
+    """One line for each point of each line; the axes of all figures are columns, empty where a figure lacks one.
+
+    Fractions in [0, 1], unrounded. An axis with the name of another column is written "axis:NAME".
+    """
+    keys = [{**panel.key, **line.key} for plot in plots for panel in plot.panels for line in panel.lines]
+    axes = [axis for axis in dict.fromkeys(axis for key in keys for axis in key) if axis != SERIES]
+    names = {axis: f"axis:{axis}" if axis in (*FIRST, *FIELDS) else axis for axis in axes}
+    stream = io.StringIO()
+    writer = csv.DictWriter(stream, [*FIRST, *names.values(), *FIELDS], lineterminator="\n", restval="")
+    writer.writeheader()
+    for plot in plots:
+        for panel in plot.panels:
+            for line in panel.lines:
+                key = {names[axis]: said for axis, said in {**panel.key, **line.key}.items() if axis != SERIES}
+                for point in line.points:
+                    writer.writerow(
+                        {
+                            "suite": plot.suite, "figure": plot.figure.id, **key, "heading": line.heading,
+                            "metric": line.source.metric, "unit": "fraction" if line.source.fraction else "plain",
+                            "index": "" if line.index is None else line.index,
+                            "round": "" if line.source.stage != "train" else point.round,
+                            "radius": point.radius,
+                            "mean": point.mean, "std": "" if point.std is None else point.std,
+                            "seeds": ";".join(map(str, point.seeds)), "seeds_planned": line.wanted,
+                            "values": ";".join(map(str, point.values)),
+                            "published": "" if line.published is None else line.published[0],
+                            "published_most": "" if line.published is None else line.published[1],
+                            "preset": plot.preset, "label": plot.label,
+                        }
+                    )  # fmt: skip
+    return stream.getvalue()

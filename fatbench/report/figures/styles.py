@@ -1,0 +1,143 @@
+"""What a line, a bar or a mark looks like: colours that the colour-blind tell apart, and styles that print in grey."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from fatbench.report.figures.series import Line, Panel, Plot, index_of
+from fatbench.suite.tables import SERIES
+
+if TYPE_CHECKING:
+    from matplotlib.artist import Artist
+
+# Okabe and Ito's palette less yellow, which is too light on white
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+STYLES: tuple[Any, ...] = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1, 1, 1)), (0, (1, 1)))
+MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+HATCHES = ("", "///", "...", "xxx", "\\\\\\", "+++", "ooo")
+GREY = "#666666"
+MANY = 14  # lines that colours and styles tell apart; more are coloured in the order of their index
+
+
+@dataclass(frozen=True)
+class Look:
+    """How a line or a bar is drawn."""
+
+    colour: Any
+    style: int  # which of STYLES, or of HATCHES
+    marker: int | None = None
+    width: float = 1.3
+
+
+Names = Callable[[Line], str]
+Part = Callable[[Line], str]
+
+
+def looks(plot: Plot, panels: Sequence[Panel]) -> tuple[Names, dict[str, Look], dict[str, Look]]:
+    """(line -> its name, name -> look, legend) of a page: a name holds what varies of labels, heading and index.
+
+    Where one of these varies, or a few of their combinations are there, each has a colour and a style. Where more vary,
+    the first is the colour, the second the style, the third the marker, and the legend explains each for itself.
+    """
+    lines = [
+        line
+        for panel in panels
+        for line in panel.lines
+        if line.points or line.published or line.source.stage == "artifact"
+    ]
+    seen = [(part, list(dict.fromkeys(part(line) for line in lines))) for part in _parts(plot, lines)]
+    varying = [(part, labels) for part, labels in seen if len(labels) > 1]
+
+    def name(line: Line) -> str:
+        return ", ".join(part(line) for part, _ in varying)
+
+    names = list(dict.fromkeys(name(line) for line in lines))
+    few = len(names) < min(8, math.prod(len(labels) for _, labels in varying))  # of all combinations
+    if len(varying) == 1 or few:
+        labels = varying[0][1] if len(varying) == 1 else names
+        alone = {label: _alone(i, len(labels)) for i, label in enumerate(labels)}
+        steps = [round(i * (len(labels) - 1) / (MANY - 1)) for i in range(MANY)]
+        shown = labels if len(labels) <= 2 * MANY else [labels[step] for step in steps]
+        return name, alone, {label: alone[label] for label in shown}
+    found = {name(line): _of([labels.index(part(line)) for part, labels in varying] or [0]) for line in lines}
+    legend = {}
+    for place, (_, labels) in enumerate(varying[:3]):
+        for i, label in enumerate(labels):
+            legend[label] = (
+                _of([i]) if place == 0 else Look(GREY, i % 7) if place == 1 else Look(GREY, 0, i % len(MARKERS))
+            )
+    return name, found, legend
+
+
+def _parts(plot: Plot, lines: Sequence[Line]) -> list[Part]:
+    """What may vary from line to line of a panel, and is not said beneath its bars."""
+    bars = plot.figure.kind == "bars"
+    beneath = bars and not any(line.index is not None for line in lines)
+    axes = list(dict.fromkeys(axis for line in lines for axis in line.key))
+
+    def of(axis: str) -> Part:
+        return lambda line: named(axis, line.key.get(axis, ""))
+
+    # the first axis stands beneath the bars; without axes the heading does
+    parts = [of(axis) for axis in (axes[1:] if beneath else axes)]
+    if SERIES not in plot.figure.panels and not (beneath and not axes):
+        parts.append(lambda line: line.heading)
+    if not bars:
+        parts.append(lambda line: "" if line.index is None else f"{index_of(line.source)} {line.index}")
+    return parts
+
+
+def named(axis: str, label: str) -> str:
+    """A label that is a number with the name of its axis: "alpha 1/6"; others speak for themselves."""
+    return f"{axis} {label}" if label[:1].isdigit() else label
+
+
+def _alone(place: int, of: int) -> Look:
+    """One of so many that differ in one thing: colour and style, or of very many a colour in their order."""
+    if of > MANY:
+        return Look(_scale(place / (of - 1)), 0, None, 0.9)
+    turn = place // len(COLOURS)  # the eighth has the colour of the first and another style
+    return Look(COLOURS[place % 7], (place + turn) % 7, (place + turn) % 7)
+
+
+def _of(places: Sequence[int]) -> Look:
+    """At these places among the labels of the things that vary."""
+    colour, style = places[0], places[1] if len(places) > 1 else 0
+    marker = places[2] if len(places) > 2 else colour
+    return Look(COLOURS[colour % 7], style % 7, marker % 7)
+
+
+def group(line: Line) -> str:
+    """What stands beneath a bar: its index, else the label of the first axis of `lines`, else its heading."""
+    if line.index is not None:
+        return str(line.index)
+    return next(iter(line.key.values()), line.heading)
+
+
+def _scale(share: float) -> Any:
+    """A colour of many, in the order of an index."""
+    from matplotlib import colormaps
+
+    return colormaps["viridis"](0.9 * share)
+
+
+def handle(kind: str, look: Look) -> Artist:
+    """What stands for a look in the legend."""
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+
+    if kind == "bars":
+        return Patch(facecolor=look.colour, hatch=HATCHES[look.style], edgecolor="white")
+    return Line2D([], [], **{**drawn(look), **({"marker": None} if kind == "boundaries" else {})})
+
+
+def drawn(look: Look) -> dict[str, Any]:
+    """matplotlib's settings of a line."""
+    marker = None if look.marker is None else MARKERS[look.marker]
+    return {
+        "color": look.colour, "linestyle": STYLES[look.style], "linewidth": look.width, "marker": marker,
+        "markersize": 3, "markeredgewidth": 0,
+    }  # fmt: skip

@@ -1,0 +1,127 @@
+"""Tables as HTML, and the frame of every page: nothing is fetched, light or dark as the reader's system is.
+
+The templates stand beside this module; names and numbers reach them through Jinja's autoescape alone.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fatbench.report.tables import number_format, significance
+from fatbench.report.tables.grid import Column, Grid, Value
+
+if TYPE_CHECKING:
+    import jinja2
+
+Links = Mapping[tuple[str, ...], str]  # the cells behind a number -> the address of what is said of them
+
+
+@functools.cache
+def environment() -> jinja2.Environment:
+    """The templates; what is put into them is escaped."""
+    import jinja2
+
+    loader = jinja2.FileSystemLoader(Path(__file__).parent / "templates")
+    made = jinja2.Environment(
+        loader=loader, autoescape=True, trim_blocks=True, keep_trailing_newline=True, undefined=jinja2.StrictUndefined
+    )
+    made.filters["prose"] = prose
+    return made
+
+
+def prose(said: str) -> str:
+    """Words of a suite file or a docstring, escaped; what stands between backticks as code."""
+    import markupsafe
+
+    code = markupsafe.Markup("<code>%s</code>")
+    parts = said.split("`")
+    if len(parts) % 2 == 0:
+        return said
+    return markupsafe.Markup("").join(code % part if i % 2 else part for i, part in enumerate(parts))
+
+
+def file(name: str) -> str:
+    """The text of a file among the templates."""
+    return (Path(__file__).parent / "templates" / name).read_text(encoding="utf-8")
+
+
+def render(grids: Sequence[Grid]) -> str:
+    """A page of tables alone, without a script: for whoever has grids and no database."""
+    suites = ", ".join(dict.fromkeys(grid.suite for grid in grids))
+    views = [table(grid, {}, f"table-{i}") for i, grid in enumerate(grids)]
+    return framed("suite.html", title=f"fatbench: {suites}", heading=f"fatbench: {suites}", tables=views)
+
+
+def framed(template: str, **content: Any) -> str:
+    """A page: its template with what every page has. The policy lets a browser fetch nothing at all."""
+    import markupsafe
+
+    nothing = {
+        "lead": "", "facts": [], "boards": [], "figures": [], "points": [], "places": [], "home": "", "script": "",
+        "data": {}, "policy": "default-src 'none'; img-src data:; style-src 'unsafe-inline'",
+    }  # fmt: skip
+    style = markupsafe.Markup(file("style.css"))
+    return environment().get_template(template).render({**nothing, "style": style, **content})
+
+
+# Of a table inside somebody else's page, a notebook's: nothing beyond the table is touched.
+INSIDE = """\
+<style>
+.fatbench table { font-variant-numeric: tabular-nums; } .fatbench .best { font-weight: 700; }
+.fatbench .second { text-decoration: underline; } .fatbench .pub { display: block; font-size: .85em; opacity: .7; }
+.fatbench .warn, .fatbench .mixed { font-weight: 600; } .fatbench dl { font-size: .85em; }
+.fatbench dt { float: left; clear: left; font-style: italic; margin-right: .6em; } .fatbench dd { margin-left: 7em; }
+.fatbench .hidden { display: none; }
+</style>
+"""
+
+
+def fragment(grids: Sequence[Grid]) -> str:
+    """The tables, for a page that has others: a notebook."""
+    section = environment().get_template("table.html").make_module().section  # type: ignore[attr-defined]
+    body = "".join(section(table(grid, {}, ""), 2) for grid in grids)
+    return f'<div class="fatbench">{INSIDE}{body}</div>'
+
+
+def table(grid: Grid, links: Links, id: str, latex: str = "") -> dict[str, Any]:
+    """What the template needs of a table; latex: its source, to be copied."""
+    rows = []
+    axes = [[row.key.get(axis, "") for axis in grid.axes] for row in grid.rows]
+    for row, whole, labels, block in zip(
+        grid.rows, axes, number_format.row_labels(grid), number_format.blocks(grid), strict=True
+    ):
+        stubs = [
+            {"label": label, "again": "" if label else said} for label, said in zip(labels, whole, strict=True)
+        ]  # a label that repeats the row above is left out for the eye alone
+        cells = [[cell(v, c, links) for v, c in zip(values, grid.columns, strict=True)] for values in row.values]
+        rows.append({"labels": stubs, "block": block, "groups": cells})
+    groups = [group.label for group in grid.groups]
+    return {"grid": grid, "rows": rows, "groups": groups if any(groups) else [], "id": id, "latex": latex}
+
+
+def cell(value: Value, column: Column, links: Links) -> dict[str, Any]:
+    """What the templates need of a number; `raw` and `raw_published` are what it is sorted by."""
+    better = (value.difference or 0.0) * (-1 if column.best == "min" else 1)
+    difference = number_format.difference(value, column)
+    neutral = column.best == "none" or not difference or float(difference) == 0
+    return {
+        "planned": value.planned,
+        "link": links.get(value.cells, ""),
+        "number": "" if value.mean is None else number_format.number(value.mean, column),
+        "raw": value.mean,
+        "rank": value.rank,
+        "spread": number_format.spread(value, column),
+        "partial": value.partial,
+        # the mark of a tie is no flag: what it means stands under the table
+        "flags": list(itertools.zip_longest(value.marks, value.flags, fillvalue=significance.TITLE)),
+        "published": number_format.published(value, column),
+        "raw_published": value.published,
+        "published_mark": value.published_mark,
+        "published_flag": value.published_flag,
+        "difference": difference.replace("-", "\u2212"),
+        "direction": "" if neutral else "up" if better > 0 else "down",
+    }

@@ -1,0 +1,194 @@
+"""Tables in colour for a terminal: best bold, second underlined, the paper's number dim, the difference coloured.
+
+A table that is too wide puts the paper's number under ours, and is then cut into blocks of columns that fit.
+"""
+
+from __future__ import annotations
+
+import io
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from fatbench.report.tables import number_format
+from fatbench.report.tables.grid import Column, Grid, Value
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+Place = tuple[int, int]  # indices into grid.groups and grid.columns
+
+
+def render(grids: Sequence[Grid], published: str | None = None) -> str:
+    """Text with ANSI colours where stdout is a terminal or FORCE_COLOR asks for them; as wide as the terminal.
+
+    published: the paper's numbers in a "column" of their own or "below" ours; None: beside ours where that fits.
+    """
+    from rich.console import Console
+
+    console = Console(file=io.StringIO(), force_terminal=sys.stdout.isatty() or None, highlight=False)
+    for position, grid in enumerate(grids):
+        if position:
+            console.print()
+        _print(console, grid, published)
+    assert isinstance(console.file, io.StringIO)
+    return "".join(f"{line.rstrip(' ')}\n" for line in console.file.getvalue().splitlines())
+
+
+def _print(console: Console, grid: Grid, published: str | None) -> None:
+    from rich.text import Text
+
+    console.print(Text.assemble((grid.id, "bold cyan"), "  ", (grid.name, "bold")))
+    if grid.label:
+        console.print(Text(grid.label, "bold black on yellow"))
+    beside, blocks = _layout(grid, console.width, published)
+    for block in blocks:
+        console.print(block.table())
+    flowing = Text()
+    if grid.has_published:
+        under, compared = "" if beside else ", under ours", " and the difference" * grid.has_differences
+        flowing.append(f"dim: the paper's number{under}{',' * bool(under and compared)}{compared}.", "dim")
+    for what, note in grid.notes:
+        if what == "MIXED":
+            continue
+        flowing.append("  " if flowing else "")
+        flowing.append(f"{what}: ", "italic dim cyan")
+        flowing.append(note.rstrip("."), "dim")
+        flowing.append(".", "dim")
+    console.print(flowing)
+    for what, note in grid.notes:
+        if what == "MIXED":
+            console.print(Text.assemble((f"{what}: ", "bold yellow"), (note, "yellow")))
+    for mark, note in grid.footnotes:
+        console.print(Text.assemble((mark, "red"), f" {note}"))
+
+
+@dataclass(frozen=True)
+class Block:
+    """A part of a grid's columns, the row labels before them."""
+
+    grid: Grid
+    labels: list[list[Text]]  # [axis][row]
+    places: Sequence[Place]
+    cells: dict[Place, list[Text]]  # [place][row]
+
+    def heads(self) -> list[Text]:
+        from rich.text import Text
+
+        heads, before = [Text(axis) for axis in self.grid.axes], None
+        for g, c in self.places:
+            head = Text(self.grid.columns[c].heading)
+            if label := self.grid.groups[g].label:  # over the first column of the group in this block
+                head = Text.assemble((label if g != before else " ", "cyan"), "\n", head)
+            before = g
+            heads.append(head)
+        return heads
+
+    def columns(self) -> list[list[Text]]:
+        return [*self.labels, *(self.cells[place] for place in self.places)]
+
+    def width(self) -> int:
+        """Letters from edge to edge: two between columns, one at each side."""
+        widest = [
+            max(len(line) for text in (head, *column) for line in text.plain.split("\n"))
+            for head, column in zip(self.heads(), self.columns(), strict=True)
+        ]
+        return sum(widest) + 2 * (len(widest) - 1) + 2
+
+    def table(self) -> Table:
+        from rich import box
+        from rich.table import Table
+
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1), collapse_padding=True, header_style="bold")
+        for position, head in enumerate(self.heads()):
+            several = position == 0 and len(self.grid.axes) > 1
+            head.justify = "left" if position < len(self.grid.axes) else "right"
+            table.add_column(head, no_wrap=True, style="bold" if several else "")
+        begins = [*number_format.blocks(self.grid)[1:], False]
+        for row, end in zip(zip(*self.columns(), strict=True), begins, strict=True):
+            table.add_row(*row, end_section=end)
+        return table
+
+
+def _layout(grid: Grid, width: int, published: str | None = None) -> tuple[bool, list[Block]]:
+    """(paper beside ours, blocks): all in one with the paper's numbers beside ours, or under them, or in blocks."""
+    from rich.text import Text
+
+    places = [(g, c) for g in range(len(grid.groups)) for c in range(len(grid.columns))]
+    labels = [[Text(row[axis]) for row in number_format.row_labels(grid)] for axis in range(len(grid.axes))]
+    block = None
+    for beside in {"column": (True,), "below": (False,), None: (True, False)}[published]:
+        cells = {(g, c): _cells([row.values[g][c] for row in grid.rows], grid.columns[c], beside) for g, c in places}
+        block = Block(grid, labels, places, cells)
+        if block.width() <= width:
+            return beside, [block]
+    assert block is not None
+    blocks: list[Block] = []
+    for g in range(len(grid.groups)):
+        group = [place for place in places if place[0] == g]
+        for count in range(1, len(group) + 1):
+            size = -(-len(group) // count)
+            cut = [replace(block, places=group[i : i + size]) for i in range(0, len(group), size)]
+            if size == 1 or all(part.width() <= width for part in cut):
+                break
+        blocks += cut
+    return beside, blocks
+
+
+def _cells(values: Sequence[Value], column: Column, beside: bool) -> list[Text]:
+    """A column's cells, each part as wide as its widest, so that points stand under points."""
+    from rich.text import Text
+
+    parts = [_parts(value, column) for value in values]
+    widths = [max(len("".join(words for words, _ in row[i])) for row in parts) for i in range(5)]
+    cells = []
+    for row in parts:
+        lines = [Text(), Text()]
+        for i, part in enumerate(row):
+            words = "".join(word for word, _ in part)
+            space = " " * (widths[i] - len(words))
+            left = i in (0, 2, 4)  # numbers end, what follows them begins, at the same place
+            gap = " " * (i == 4 and widths[4] > 0)
+            pieces = [*part, (space, "")] if not left else [(gap + space, ""), *part]
+            lines[i >= 2].append_text(Text.assemble(*pieces))
+        ours, paper = lines
+        upper, lower = sum(widths[:2]), sum(widths[2:]) + (widths[4] > 0)
+        width = max(len(column.heading), upper + 2 + lower if beside and lower else max(upper, lower))
+        if beside:
+            ours.pad_left(width - upper - (2 + lower if lower else 0))
+        else:
+            for line in lines:
+                line.pad_left(width - len(line))
+        if not paper.plain.strip() and not (beside and any(widths[2:])):
+            cells.append(ours)
+        else:
+            cells.append(Text.assemble(ours, "  " if beside else "\n", paper))
+    return cells
+
+
+Part = list[tuple[str, str]]  # words with their styles
+
+
+def _parts(value: Value, column: Column) -> tuple[Part, Part, Part, Part, Part]:
+    """Our number; its spread, seeds and marks; the paper's number; its mark; the difference."""
+    if not value.planned:
+        return [], [], [], [], []
+    rank = {"best": "bold", "second": "underline"}.get(value.rank, "")
+    ours = [(number_format.MISSING, "dim") if value.mean is None else (number_format.number(value.mean, column), rank)]
+    tail = []
+    if spread := number_format.spread(value, column):
+        tail.append((f" {spread}", "dim"))
+    if share := number_format.share(value):
+        tail.append((f" {share}", "yellow"))
+    if value.marks:
+        tail.append(("".join(value.marks), "red"))
+    if value.published is None:
+        return ours, tail, [], [], []
+    paper, mark = [(number_format.published(value, column), "dim")], [(value.published_mark, "dim italic")]
+    difference = number_format.difference(value, column)
+    better = (value.difference or 0) * (-1 if column.best == "min" else 1)
+    neutral = column.best == "none" or not difference or float(difference) == 0
+    return ours, tail, paper, mark, [(difference, "dim" if neutral else "green" if better > 0 else "red")]

@@ -1,0 +1,1 @@
+"""Pages that open from disk: leaderboards, tables, figures and what is behind each number."""

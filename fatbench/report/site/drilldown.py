@@ -1,0 +1,439 @@
+"""What is behind a number: the cells of one place, seed by seed, in words, curves and pictures."""
+
+from __future__ import annotations
+
+import base64
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fatbench.errors import FatbenchError
+from fatbench.report.numbers import flags, query
+from fatbench.report.numbers.measurements import Source
+from fatbench.report.tables import number_format
+from fatbench.report.tables.grid import Grid
+from fatbench.store import replicates
+from fatbench.suite import format_call, signatures
+from fatbench.suite.model import Key
+
+if TYPE_CHECKING:
+    from fatbench.store.stages import StageRow, Store
+
+COUNTED = ("gradient_steps", "forward", "backward", "server_steps", "server_forward", "server_backward")
+SENT = ("bytes_up", "bytes_down")
+ONCE = {"edge_parameters": "parameters at a client", "edge_flops": "FLOPs of a forward pass at a client"}
+COSTS = frozenset({*COUNTED, *SENT, "seconds", "edge_memory", "edge_step_flops", *ONCE})
+FIRST = ("monitor", "natural", "val_monitor", "psnr", "train_accuracy", "train_loss")  # of the curves
+MOST = 60  # points of a curve
+LOG = 30  # lines of a log
+# what a setting that is a call is a call of, by where it stands
+KINDS = {
+    "model": "Model", "partition": "Partition", "protocol": "Protocol", "augment": "Augment", "probe": "Probe",
+    "protocol.rule": "Rule", "protocol.local.objective": "Objective", "protocol.objective": "Objective",
+    "protocol.local.proximal": "Proximal", "protocol.defence": "Defence", "protocol.inversion": "Inversion",
+    "monitor": "Attack",
+}  # fmt: skip
+
+
+@dataclass
+class Point:
+    """One place of the grid."""
+
+    anchor: str
+    suite: str
+    preset: str
+    title: str
+    cells: tuple[str, ...]
+    shown: list[dict[str, Any]] = field(default_factory=list)
+    seeds: list[tuple[int, str, str]] = field(default_factory=list)  # seed, cell, state
+    settings: list[tuple[str, str, str]] = field(default_factory=list)  # what, the call, what it does
+    evaluations: list[dict[str, Any]] = field(default_factory=list)
+    curves: list[tuple[str, str]] = field(default_factory=list)  # metric, heading
+    series: dict[str, Any] = field(default_factory=dict)  # metric -> {"title", "seeds": seed -> [rounds, values]}
+    cost: list[tuple[str, str]] = field(default_factory=list)
+    origins: list[tuple[str, str]] = field(default_factory=list)
+    runs: list[dict[str, str]] = field(default_factory=list)
+    errors: list[tuple[str, str]] = field(default_factory=list)
+    log: str = ""
+    pictures: list[tuple[str, str]] = field(default_factory=list)
+    others: list[str] = field(default_factory=list)  # further runs of the same cells
+    commands: list[str] = field(default_factory=list)
+
+    @property
+    def compared(self) -> bool:
+        """Whether a difference from a published number is shown."""
+        return any(one["difference"] for one in self.shown)
+
+
+def of(grids: Iterable[Grid], boards: Iterable[Grid] = ()) -> dict[tuple[str, ...], Point]:
+    """The places that the numbers of some tables and leaderboards stand for, each with what the tables show of it."""
+    found: dict[tuple[str, ...], Point] = {}
+    anchors: set[str] = set()
+    for grid, is_table in [*((grid, True) for grid in grids), *((grid, False) for grid in boards)]:
+        for row in grid.rows:
+            for group, values in zip(grid.groups, row.values, strict=True):
+                for column, value in zip(grid.columns, values, strict=True):
+                    if not value.cells:
+                        continue
+                    point = found.get(value.cells)
+                    if point is None:
+                        key = {**row.key, **group.key, **value.labels}
+                        anchor = _anchor(value.cells[0], anchors)
+                        point = Point(anchor, grid.suite, grid.preset, _title(key), value.cells)
+                        found[value.cells] = point
+                    if not is_table or (value.mean is None and value.published is None):
+                        continue
+                    point.shown.append(
+                        {
+                            "table": grid.id,
+                            "heading": column.heading,
+                            "number": "--" if value.mean is None else number_format.number(value.mean, column),
+                            "spread": number_format.spread(value, column),
+                            "published": number_format.published(value, column),
+                            "published_flag": value.published_flag,
+                            "difference": number_format.difference(value, column).replace("-", "\u2212"),
+                            "flags": value.flags,
+                        }
+                    )
+    return found
+
+
+def _anchor(cell: str, taken: set[str]) -> str:
+    plain = f"cell-{cell.replace(replicates.SIGN, '-')}"
+    name = next(n for k in range(1, len(taken) + 2) if (n := plain if k == 1 else f"{plain}-{k}") not in taken)
+    taken.add(name)
+    return name
+
+
+def _title(key: Key) -> str:
+    return ", ".join(label for label in key.values() if label) or "the only row"
+
+
+def fill(
+    points: Sequence[Point], store: Store, files: Path | None, pictures: Mapping[str, list[tuple[str, str]]]
+) -> None:
+    """Say of each place what the database knows of its cells. files: their folders; pictures: of a cell, besides."""
+    ids = list(dict.fromkeys(cell for point in points for cell in point.cells))
+    specs = store.cells(ids)
+    several = replicates.of(store, ids)
+    stages: dict[str, list[StageRow]] = {}
+    for (cell, _), row in sorted(store.stages(ids).items()):
+        stages.setdefault(cell, []).append(row)
+    runs: dict[str, list[dict[str, Any]]] = {}
+    for run in store.runs(ids):
+        if not run.get("dropped"):
+            runs.setdefault(run["cell"], []).append(run)
+    numbers: dict[str, dict[str, dict[str, dict[int, tuple[float, int]]]]] = {}  # cell, stage, metric, round
+    for one in query.overall(ids, store):
+        metric = numbers.setdefault(one["cell"], {}).setdefault(one["stage"], {}).setdefault(one["metric"], {})
+        metric[one["round"]] = (one["value"], one["n"])
+    for point in points:
+        known = [cell for cell in point.cells if cell in specs]
+        if not known:
+            continue
+        here = {cell: numbers.get(cell, {}) for cell in known}
+        seeds = {cell: int(specs[cell].get("seed") or 0) for cell in known}
+        point.seeds = [(seeds[cell], cell, _state(stages.get(cell, []))) for cell in known]
+        rows = [row for cell in known for row in stages.get(cell, [])]
+        point.settings = [*_settings(specs[known[0]]), *_attacks(rows)]
+        point.evaluations = _evaluations(here, int((specs[known[0]].get("protocol") or {}).get("rounds") or 0))
+        point.series = _series(here, seeds)
+        point.curves = [(metric, said["heading"]) for metric, said in point.series.items()]
+        point.cost = list(_cost(here))
+        mine = [run for cell in known for run in runs.get(cell, [])]
+        point.origins = list(_origins(mine))
+        point.runs = [_run(run, seeds[run["cell"]]) for run in mine]
+        point.errors = [
+            (f"{_said(row.stage)}, seed {seeds[cell]}", row.error.strip())
+            for cell in known
+            for row in stages.get(cell, [])
+            if row.status == "failed" and row.error
+        ]
+        broken = [cell for cell in known if any(row.status == "failed" for row in stages.get(cell, []))]
+        point.log = next((log for cell in broken if (log := _log(files, cell))), "")
+        point.pictures = [
+            picture for cell in known for picture in [*pictures.get(cell, []), *_kept(files, cell, seeds[cell])]
+        ]
+        point.others = [
+            f"Seed {seeds[cell]} was run {len(several[cell])} times: {', '.join(several[cell])}."
+            for cell in known
+            if cell in several
+        ]
+        point.commands = [f"fatbench show {known[0]}", f"fatbench logs {known[0]}"]
+        if point.evaluations:
+            point.commands.append(f"fatbench verdicts {known[0]} --metric {point.evaluations[-1]['metric']}")
+
+
+# --- in words ----------------------------------------------------------------------------------------------------
+
+
+def _state(rows: Sequence[StageRow]) -> str:
+    """That of a cell: of its first stage that is not done."""
+    return next((row.status for row in rows if row.status != "done"), "done" if rows else "not run")
+
+
+def _settings(spec: Mapping[str, Any]) -> Iterable[tuple[str, str, str]]:
+    """Every setting of a cell: calls with what the function does, then the rest in one line."""
+    rest = {}
+    for name, value in spec.items():
+        if isinstance(value, Mapping):
+            yield from _call(name, value)
+        elif value and name != "seed":
+            rest[name] = value
+    if rest:
+        yield "further", ", ".join(f"{name}={value}" for name, value in rest.items()), ""
+
+
+def _call(place: str, value: Mapping[str, Any]) -> Iterable[tuple[str, str, str]]:
+    """A call without the calls inside it, which follow it."""
+    inner = {key: one for key, one in value.items() if isinstance(one, Mapping) and f"{place}.{key}" in PARTS}
+    plain = {key: one for key, one in value.items() if key not in inner and one is not None}
+    shown = format_call.full({"name": "", **plain})
+    yield (
+        place.rpartition(".")[2],
+        shown.removeprefix("(").removesuffix(")") if "name" not in plain else shown,
+        _does(place, value),
+    )
+    for key, one in inner.items():
+        yield from _call(f"{place}.{key}", one)
+
+
+PARTS = {"protocol.local", *(place for place in KINDS if "." in place)}
+
+
+def _does(place: str, value: Mapping[str, Any]) -> str:
+    """The first line of the function's docstring; of a plug-in that is not here, nothing."""
+    if place in KINDS and "name" in value:
+        with suppress(FatbenchError):
+            return signatures.describe(KINDS[place], str(value["name"])).summary
+    return ""
+
+
+def _attacks(rows: Iterable[StageRow]) -> Iterable[tuple[str, str, str]]:
+    """Each attack that judged, with all settings and the code that ran it."""
+    seen = set()
+    for row in rows:
+        label, _ = _parsed(row.stage)
+        if row.settings and label not in seen:
+            seen.add(label)
+            by = row.settings.get("implementation")
+            attack = {key: value for key, value in row.settings.items() if key != "implementation"}
+            yield label, format_call.full(attack), f"run by {by}" if by else ""
+
+
+def _evaluations(
+    here: Mapping[str, Mapping[str, Mapping[str, Mapping[int, tuple[float, int]]]]], last: int
+) -> list[dict[str, Any]]:
+    """Each evaluation, seed by seed, the last model first; seeds have other rounds where the best model is chosen."""
+    found: dict[tuple[int, int, str], dict[str, Any]] = {}
+    for cell, measured in here.items():
+        for stage, metrics in measured.items():
+            label, at = _parsed(stage)
+            if stage == "train" or label not in metrics:
+                continue
+            (value, n), *_ = metrics[label].values()
+            place = flags.CHAIN.index(label) if label in flags.CHAIN else len(flags.CHAIN)
+            row = found.setdefault((-at, place, stage), {"metric": label, "round": at, "by": {}, "n": n})
+            row["by"][cell] = f"{100 * value:.2f}"
+    return [
+        {
+            "metric": row["metric"],
+            "round": f"{row['round']}, the last" if row["round"] == last else str(row["round"] or ""),
+            "n": row["n"],
+            "by_seed": [row["by"].get(cell, "") for cell in here],
+        }
+        for _, row in sorted(found.items())
+    ]
+
+
+def _parsed(stage: str) -> tuple[str, int]:
+    """ "pgd20-0a1b2c3d@20" as ("pgd20", 20)."""
+    name, _, at = stage.rpartition("@")
+    return name.rpartition("-")[0], int(at) if at.isdigit() else 0
+
+
+def _said(stage: str) -> str:
+    label, at = _parsed(stage)
+    return f"{label}, model of round {at}" if label else stage
+
+
+# --- curves ------------------------------------------------------------------------------------------------------
+
+
+def _series(here: Mapping[str, Any], seeds: Mapping[str, int]) -> dict[str, Any]:
+    """The numbers of training over the rounds, at most MOST of each; fractions in per cent."""
+    metrics = dict.fromkeys(
+        metric
+        for measured in here.values()
+        for metric, by_round in measured.get("train", {}).items()
+        if len(by_round) > 1 and metric not in COSTS and not metric.endswith("_ci")
+    )
+    order = sorted(metrics, key=lambda metric: FIRST.index(metric) if metric in FIRST else len(FIRST))
+    found = {}
+    for metric in order:
+        fraction = Source.parse(f"train:{metric}").fraction
+        heading = metric.replace("_", " ") + (" (%)" if fraction else "")
+        by_seed = {}
+        for cell, measured in here.items():
+            by_round = {at: v for at, (v, _) in measured.get("train", {}).get(metric, {}).items() if math.isfinite(v)}
+            if by_round:
+                rounds = thinned(sorted(by_round))
+                by_seed[str(seeds[cell])] = [
+                    rounds,
+                    [rounded(by_round[at] * (100 if fraction else 1)) for at in rounds],
+                ]
+        found[metric] = {"title": heading, "heading": heading, "seeds": by_seed}
+    return found
+
+
+def thinned(rounds: Sequence[Any]) -> list[Any]:
+    """At most MOST of them, evenly, with the first and the last."""
+    if len(rounds) <= MOST:
+        return list(rounds)
+    return [rounds[round(i * (len(rounds) - 1) / (MOST - 1))] for i in range(MOST)]
+
+
+def rounded(value: float) -> float:
+    """Four digits that matter: more cannot be seen in a chart."""
+    return float(f"{value:.4g}")
+
+
+# --- cost and provenance -----------------------------------------------------------------------------------------
+
+
+def _cost(here: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
+    """Sums over the rounds, their mean over the seeds."""
+
+    def total(metric: str, training: bool) -> float | None:
+        sums = [
+            math.fsum(value for value, _ in by_round.values())
+            for measured in here.values()
+            for stage, metrics in measured.items()
+            if (stage == "train") is training and (by_round := metrics.get(metric))
+        ]
+        return math.fsum(sums) / len(here) if sums else None
+
+    for name, training in (("training", True), ("evaluations", False)):
+        if (seconds := total("seconds", training)) is not None:
+            yield name, duration(seconds)
+    for metric in COUNTED:
+        if count := total(metric, True):
+            yield metric.replace("_", " ") + (" image passes" if "ward" in metric else ""), short(count)
+    for metric in SENT:
+        if count := total(metric, True):
+            yield metric.replace("_", " "), f"{short(count)}{'B' if count >= 1000 else ' B'}"
+    for metric, said in ONCE.items():
+        if count := total(metric, True):
+            yield said, short(count)
+
+
+def _origins(runs: Sequence[Mapping[str, Any]]) -> Iterable[tuple[str, str]]:
+    """What is the same for all runs is one entry; what differs is listed."""
+
+    def each(of: Any) -> str:
+        return "; ".join(dict.fromkeys(said for run in runs if (said := of(run))))
+
+    def data(run: Mapping[str, Any]) -> str:
+        one = run.get("data")
+        if not isinstance(one, Mapping):
+            return ""
+        variant = f", variant {one['variant']}" if one.get("variant") else ""
+        return f"{one['name']}{variant}, SHA-256 {str(one.get('fingerprint'))[:16]}"
+
+    def code(run: Mapping[str, Any]) -> str:
+        return f"{run['commit']}{' with uncommitted changes' if run['dirty'] else ''}" if run.get("commit") else ""
+
+    def versions(run: Mapping[str, Any]) -> str:
+        return ", ".join(f"{name} {version}" for name, version in (run.get("versions") or {}).items())
+
+    facts = {
+        "machine": lambda run: run.get("device") or "", "precision": lambda run: run.get("precision") or "",
+        "commit": code, "data": data, "attack code": lambda run: str(run.get("attack") or ""),
+        "packages": versions,
+        "plug-ins": lambda run: ", ".join(f"{p['plugin']} {p['sha256'][:12]}" for p in run.get("plugins") or ()),
+    }  # fmt: skip
+    for what, of in facts.items():
+        if said := each(of):
+            yield what, said
+
+
+def _run(run: Mapping[str, Any], seed: int) -> dict[str, str]:
+    return {
+        "stage": _said(run["stage"]),
+        "seed": str(seed),
+        "status": str(run["status"]),
+        "started": str(run["started"])[:19].replace("T", " "),
+        "took": _took(run.get("started"), run.get("ended")),
+        "host": str(run.get("host") or ""),
+    }
+
+
+def _took(started: str | None, ended: str | None) -> str:
+    if not started or not ended:
+        return ""
+    begin, end = (datetime.fromisoformat(moment.replace("Z", "+00:00")) for moment in (started, ended))
+    return duration((end - begin).total_seconds())
+
+
+def duration(seconds: float) -> str:
+    """ "8.2 s", "12 min", "3.4 h"."""
+    if seconds < 100:
+        return f"{seconds:.1f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
+
+
+def short(value: float) -> str:
+    """ "1.2 M"."""
+    for unit, size in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if value >= size:
+            return f"{value / size:.3g} {unit}"
+    return f"{value:.0f}"
+
+
+# --- what lies in files ------------------------------------------------------------------------------------------
+
+
+def _log(files: Path | None, cell: str) -> str:
+    """The last lines of a cell's log, if it is on this machine."""
+    if files is None:
+        return ""
+    with suppress(OSError):
+        lines = (files / cell / "log.txt").read_text(encoding="utf-8", errors="replace").rstrip().splitlines()
+        return "\n".join(lines[-LOG:])
+    return ""
+
+
+def _kept(files: Path | None, cell: str, seed: int) -> list[tuple[str, str]]:
+    """What the last round kept, as small pictures."""
+    if files is None or not (files / cell / "artifacts").is_dir():
+        return []
+    from fatbench.report.figures import artifacts
+
+    for round, file in list(artifacts.rounds(files / cell).items())[-1:]:
+        tensors = artifacts.load(file)
+        words = "; ".join(artifacts.lines(tensors))
+        return [
+            (f"Seed {seed}, round {round}: {picture.name}. {words}".rstrip(". "), picture.uri())
+            for picture in artifacts.pictures(tensors, tile=32, brief=True)
+        ]
+    return []
+
+
+def uri(file: Path) -> str:
+    """A picture for a page that fetches nothing."""
+    return f"data:image/png;base64,{base64.b64encode(file.read_bytes()).decode()}"
+
+
+def beside(folder: Path) -> dict[str, list[tuple[str, str]]]:
+    """Cell -> (caption, data URI) of the pictures in a folder or below, as `show CELL --artifacts` names them."""
+    found: dict[str, list[tuple[str, str]]] = {}
+    for file in sorted(folder.rglob("*-round-*.png")):
+        cell, _, rest = file.stem.partition("-round-")
+        number, _, name = rest.partition("-")
+        if number.isdigit():
+            found.setdefault(cell, []).append((f"Round {int(number)}: {name.replace('-', ', ')}", uri(file)))
+    return found

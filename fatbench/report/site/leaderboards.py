@@ -1,0 +1,191 @@
+"""Leaderboards: every row that competes at one task, of whatever suite, in one table that can be sorted.
+
+A task is a data set with its variant, a split among clients, and attacks with their settings, in one preset. The table
+is a grid like any other (`combined`), so its marks and notes are those of the tables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from fatbench.data.catalogue import CATALOGUE
+from fatbench.errors import FatbenchError
+from fatbench.report.numbers import flags
+from fatbench.report.numbers.measurements import Source
+from fatbench.report.tables import combined
+from fatbench.report.tables.grid import Grid, Row
+from fatbench.store.selection import Checkpoint
+from fatbench.suite import format_call
+from fatbench.suite.cells import Cell, Plan, digest
+from fatbench.suite.files import Suite
+
+if TYPE_CHECKING:
+    from fatbench.store.stages import Store
+
+Part = tuple[Suite, Plan]
+LEAST = 2  # rows of a leaderboard
+LABELS = 12  # of an axis that can be chosen from a list
+
+
+@dataclass
+class Task:
+    """The cells that compete."""
+
+    preset: str
+    cell: Cell  # the first of them
+    evaluations: dict[str, str]  # label -> what it is: the attack, on how many images
+    parts: dict[str, tuple[Suite, Plan, list[Cell]]] = field(default_factory=dict)
+
+
+@dataclass
+class Board:
+    """A leaderboard, ready to print."""
+
+    id: str
+    title: str
+    about: str
+    grid: Grid
+    axes: list[str]  # in which its rows differ
+    rows: list[Row]  # the best first
+    sorted_by: int  # position of the column
+    choices: list[tuple[str, list[str]]]  # axis -> labels
+
+
+def tasks(parts: Sequence[Part]) -> list[Task]:
+    """The tasks of some suites. A cell belongs to a task that asks nothing else under the name of an attack."""
+    found: dict[str, list[Task]] = {}
+    for suite, plan in parts:
+        for cell in plan.cells:
+            asked = {one.label: one.id for one in cell.evaluations}
+            what = digest([plan.preset, cell.spec["data"], cell.spec.get("partition"), cell.spec.get("test")])
+            known = found.setdefault(what, [])
+            fits = (t for t in known if all(t.evaluations.get(label, id) == id for label, id in asked.items()))
+            task = next(fits, None)
+            if task is None:
+                known.append(task := Task(plan.preset, cell, {}))
+            task.evaluations |= asked
+            task.parts.setdefault(suite.name, (suite, plan, []))[2].append(cell)
+    return [task for known in found.values() for task in known]
+
+
+def boards(parts: Sequence[Part], grids: Sequence[Grid], store: Store, select: Checkpoint, which: str) -> list[Board]:
+    """The leaderboards of some suites; grids: their tables, which know the published numbers."""
+    found = []
+    for task in tasks(parts):
+        grid = _grid(task, store, select, which)
+        if grid is not None:
+            _publish(grid, grids)
+            if (board := _board(task, grid)) is not None:
+                found.append(board)
+    return found
+
+
+def _grid(task: Task, store: Store, select: Checkpoint, which: str) -> Grid | None:
+    """One table of all cells of a task, in which every row competes with every other."""
+    from fatbench.report import tables
+
+    mine = [(suite, replace(plan, cells=cells)) for suite, plan, cells in task.parts.values()]
+    shown: dict[str, tuple[str, str]] = {}  # source -> heading, best
+    for suite, _ in mine:
+        for table in suite.tables:
+            for heading, source in table.values.items():
+                parsed = Source.parse(source)
+                # of an attack's headings some speak of their table's rows: "AT, PGD-7", and "server" for natural
+                own = parsed.stage == "train" or (parsed.metric != "natural" and heading not in table.conditions)
+                if not parsed.stage.startswith(("gap", "prior")):
+                    shown.setdefault(source, (heading if own else parsed.metric, table.best[heading]))
+    sources = list(task.evaluations) or list(shown)
+    try:
+        suite, plan = combined.combine(mine, (), sources)
+    except FatbenchError:  # what the tables show is not what these cells have
+        return None
+    (table,) = suite.tables
+    names: dict[str, str] = {}
+    for source in sources:
+        heading = shown.get(source, (source, ""))[0]
+        names[source] = source if heading in names.values() else heading
+    table = table.model_copy(
+        update={
+            "sources": {names[one.source]: one for one in table.sources.values()},
+            "best": {names[source]: shown.get(source, ("", "max"))[1] for source in sources},
+            "rivals": [*table.rows],
+        }
+    )
+    suite = replace(suite, contents=suite.contents.model_copy(update={"tables": [table]}))
+    found = tables(suite, plan, store, select=select, published=False, which=which)
+    return found[0] if found else None
+
+
+def _publish(board: Grid, grids: Sequence[Grid]) -> None:
+    """Put the published numbers of the suites' tables beside the same cells and metrics."""
+    known = {
+        (value.cells, column.source.text): value
+        for grid in grids
+        for row in grid.rows
+        for values in row.values
+        for column, value in zip(grid.columns, values, strict=True)
+        if value.published is not None
+    }
+    for row in board.rows:
+        for column, value in zip(board.columns, row.values[0], strict=True):
+            if (same := known.get((value.cells, column.source.text))) is not None:
+                value.published, value.published_std = same.published, same.published_std
+                value.published_flag, value.comparable = same.published_flag, same.comparable
+
+
+def _board(task: Task, grid: Grid) -> Board | None:
+    rows = [row for row in grid.rows if any(v.mean is not None or v.published is not None for v in row.values[0])]
+    keep = [
+        place
+        for place in range(len(grid.columns))
+        if any(row.values[0][place].mean is not None or row.values[0][place].published is not None for row in rows)
+    ]
+    if len(rows) < LEAST or not keep:
+        return None
+    labels = {axis: list(dict.fromkeys(row.key.get(axis, "") for row in rows)) for axis in grid.axes}
+    axes = [axis for axis, said in labels.items() if len(said) > 1] or grid.axes[-1:]
+    every = [cell.key for _, plan, _ in task.parts.values() for cell in plan.cells]
+    of_task = {axis for axis in labels if len({key[axis] for key in every if axis in key}) > 1}
+    same = [(axis, said[0]) for axis, said in labels.items() if axis not in (*axes, "suite", "dataset") and said[0]]
+    rows = [Row(row.key, [[row.values[0][place] for place in keep]]) for row in rows]
+    grid = replace(grid, columns=[grid.columns[place] for place in keep], rows=rows)
+    at = _strongest(grid)
+    sign = 1 if grid.columns[at].best == "min" else -1
+
+    def order(row: Row) -> float:
+        value = row.values[0][at]
+        shown = value.mean if value.mean is not None else value.published
+        return float("inf") if shown is None else sign * shown
+
+    spec = task.cell.spec
+    data = spec["data"]
+    title = CATALOGUE[data["name"]].title if data["name"] in CATALOGUE else data["name"]
+    title += "".join(f", {key} {said}" for key, said in data.items() if key != "name" and said)
+    split = spec.get("partition")
+    about = [f"Split: {format_call.full({k: v for k, v in split.items() if v is not None})}"] if split else []
+    about += [", ".join(f"{axis} {said}" for axis, said in same)] if same else []
+    about += [f"suites: {', '.join(task.parts)}"]
+    return Board(
+        id=f"board-{digest([task.preset, data, split, task.evaluations, list(task.parts)])[:8]}",
+        title=title + "".join(f", {axis} {said}" for axis, said in same if axis in of_task),
+        about="; ".join(about) + ".",
+        grid=grid,
+        axes=axes,
+        rows=sorted(rows, key=order),
+        sorted_by=at,
+        choices=[
+            (axis, labels[axis]) for axis in axes if 1 < len(labels[axis]) <= LABELS and len(labels[axis]) < len(rows)
+        ],
+    )
+
+
+def _strongest(grid: Grid) -> int:
+    """The column that a leaderboard is first sorted by: the strongest attack of the known order, else the last one."""
+    order = {metric: place for place, metric in enumerate(flags.CHAIN)}
+    attacks = [place for place, column in enumerate(grid.columns) if column.source.stage == "evaluation"]
+    if not attacks:
+        return 0
+    known = [place for place in attacks if order.get(grid.columns[place].metric, 0) > 0]
+    return max(known or attacks, key=lambda place: (order.get(grid.columns[place].metric, 0), place))

@@ -1,0 +1,423 @@
+"""Pages that open from disk: one file for a report, a folder for a whole database.
+
+    page(parts, store)              one file with its scripts in it
+    site(parts, store, folder)      index.html, a file for each suite, and the script that they share
+
+Everything a page needs stands in it; its policy lets the browser fetch nothing else.
+"""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fatbench.errors import SpecError
+from fatbench.report.figures import charts, panel_kinds, series
+from fatbench.report.formats import html, latex
+from fatbench.report.site import drilldown
+from fatbench.report.site import leaderboards as leaderboards
+from fatbench.report.site.drilldown import Point
+from fatbench.report.site.leaderboards import Board
+from fatbench.report.tables.grid import Column, Grid, Value
+from fatbench.store.selection import WORDS, Checkpoint
+from fatbench.suite.cells import Plan
+from fatbench.suite.files import Suite
+from fatbench.suite.tables import KEPT, SERIES
+
+if TYPE_CHECKING:
+    from fatbench.store.stages import Store
+
+SCRIPT = "fatbench.js"
+PICTURES = 2_500_000  # characters of pictures on a page
+Counts = Mapping[str, int]  # "done", "failed", ... -> cells
+
+
+@dataclass
+class Part:
+    """One preset of a suite, with its tables."""
+
+    suite: Suite
+    plan: Plan
+    grids: list[Grid]
+    counts: Counts = field(default_factory=dict)
+
+    @property
+    def file(self) -> str:
+        preset = "" if self.plan.preset == "paper" else f"-{self.plan.preset}"
+        return f"{_slug(self.plan.suite)}{_slug(preset)}.html"
+
+
+@dataclass
+class Content:
+    """What a page of some parts holds."""
+
+    parts: list[Part]
+    boards: list[Board]
+    plots: list[tuple[series.Plot, list[str]]]  # with its pictures; a chart has none
+    points: dict[tuple[str, ...], Point]
+
+
+def content(
+    parts: Sequence[Part],
+    store: Store,
+    *,
+    select: Checkpoint = "last",
+    which: str = "first",
+    files: Path | None = None,
+    pictures: Path | None = None,
+) -> Content:
+    """Read all that a page shows. files: where the cells' folders are; pictures: a folder of what was drawn before."""
+    from fatbench.report import figures
+
+    pairs = [(part.suite, part.plan) for part in parts]
+    grids = [grid for part in parts for grid in part.grids]
+    found = leaderboards.boards(pairs, grids, store, select, which)
+    plots = [plot for suite, plan in pairs for plot in figures(suite, plan, store, select=select)]
+    places = drilldown.of(grids, (board.grid for board in found))
+    drilldown.fill(list(places.values()), store, files, drilldown.beside(pictures) if pictures else {})
+    places = {cells: point for cells, point in places.items() if point.seeds}
+    drawn = {file.stem: file for file in sorted(pictures.rglob("*.png"))} if pictures else {}
+    shown = [(plot, _drawn(plot, files, drawn) if plot.figure.kind in KEPT else []) for plot in plots]
+    shown = [(plot, made) for plot, made in shown if made or not plot.empty]
+    _within(places.values(), PICTURES - sum(len(uri) for _, made in shown for uri in made))
+    return Content(list(parts), found, shown, places)
+
+
+def _drawn(plot: series.Plot, files: Path | None, drawn: Mapping[str, Path]) -> list[str]:
+    """The pictures of a figure of what rounds kept, as data URIs: drawn of the cells' folders, or before."""
+    from fatbench.report import drawable
+    from fatbench.report.figures import plots as drawing
+
+    if files is not None and drawable([plot], files):
+        with tempfile.TemporaryDirectory(prefix="fatbench-") as folder:
+            return [drilldown.uri(file) for file in drawing.draw([plot], Path(folder), "png", files)]
+    return [drilldown.uri(drawn[name]) for name in drawing.names(plot) if name in drawn]
+
+
+def _within(places: Iterable[Point], left: int) -> None:
+    """Leave out pictures that would make the page larger than what is left, and say so."""
+    for point in places:
+        kept = []
+        for caption, uri in point.pictures:
+            left -= len(uri)
+            if left > 0:
+                kept.append((caption, uri))
+        if len(kept) < len(point.pictures):
+            point.commands.append(f"fatbench show {point.cells[0]} --artifacts   # pictures that had no room here")
+        point.pictures = kept
+
+
+# --- one file, a folder ------------------------------------------------------------------------------------------
+
+
+def page(what: Content) -> str:
+    """One file that holds its script."""
+    script = _script()
+    policy = f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src {charts.hashed(script)}"
+    return _suite_page(what, f"<script>{script}</script>", policy)
+
+
+def site(
+    parts: Sequence[Part], read: Callable[[Sequence[Part]], Content], folder: Path, problems: Sequence[str]
+) -> list[Path]:
+    """Write the folder: the files, the index first. read: `content` of some parts. SpecError: it cannot be written."""
+    tag = f'<script src="{SCRIPT}"></script>'
+    # a page on disk is of no origin: only the scheme can be named
+    policy = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'self' file:"
+    written: dict[str, str] = {}
+    links: dict[tuple[str, ...], str] = {}
+    several: list[Content] = []
+    for part in parts:
+        one = read([part])
+        several.append(one)
+        links |= {cells: f"{part.file}#{point.anchor}" for cells, point in one.points.items()}
+        written[part.file] = _suite_page(one, tag, policy, home="index.html")
+    found = read(parts).boards if len(parts) > 1 else several[0].boards
+    views = [_board(board, links) for board in found]
+    suites = [
+        {
+            "file": part.file, "name": part.plan.suite, "title": part.suite.title, "preset": part.plan.preset,
+            "cells": len(part.plan.unique()), "done": part.counts.get("done", 0),
+            "failed": part.counts.get("failed", 0),
+        }
+        for part in parts
+    ]  # fmt: skip
+    cells = sum(len(part.plan.unique()) for part in parts)
+    index = html.framed(
+        "index.html",
+        title="fatbench: results",
+        heading="Results",
+        lead=f"{len(parts)} suite{'s' * (len(parts) != 1)} with {cells} cells. A cell is one experiment: data, split,"
+        " model, method and seed. Every number opens what is behind it.",
+        suites=suites,
+        problems=list(problems),
+        boards=views,
+        places=[("Suites", "#suites"), *([("Leaderboards", "#leaderboards")] if views else [])],
+        script=_safe(tag),
+        policy=policy,
+        data=_data(found, [], [], links),
+    )
+    files = {"index.html": index, **written, SCRIPT: _script()}
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, body in files.items():
+            (folder / name).write_text(body, encoding="utf-8")
+    except OSError as error:
+        raise SpecError(f"-o {folder}: {error.strerror}") from None
+    return [folder / name for name in files]
+
+
+def _suite_page(what: Content, script: str, policy: str, home: str = "") -> str:
+    links = {cells: f"#{point.anchor}" for cells, point in what.points.items()}
+    one = what.parts[0] if len(what.parts) == 1 else None
+    names = [part.plan.suite for part in what.parts]
+    tables = [
+        html.table(grid, links, f"table-{i}-{_slug(grid.id)}", latex.render([grid]))
+        for i, grid in enumerate(grid for part in what.parts for grid in part.grids)
+    ]
+    plots = [_figure(plot, f"figure-{i}-{plot.figure.id}", made) for i, (plot, made) in enumerate(what.plots)]
+    facts = []
+    for part in what.parts:
+        note = f" {part.plan.note}." if part.plan.note else ""
+        facts.append(
+            f"{part.plan.suite}, preset {part.plan.preset}: {len(part.plan.unique())} cells.{note}".replace("..", ".")
+        )
+    places = [("Leaderboards", "#leaderboards")] if what.boards else []
+    places += [("Tables", "#tables")] if what.boards or plots else []
+    places += [("Figures", "#figures")] if plots else []
+    return html.framed(
+        "suite.html",
+        title=f"fatbench: {', '.join(names)}",
+        heading=one.suite.title if one else f"fatbench: {', '.join(names)}",
+        lead=one.suite.description if one else "",
+        facts=facts,
+        boards=[_board(board, links) for board in what.boards],
+        tables=tables,
+        figures=plots,
+        points=list(what.points.values()),
+        places=places,
+        home=home,
+        script=_safe(script),
+        policy=policy,
+        data=_data(what.boards, plots, what.points.values(), links),
+    )
+
+
+def _script() -> str:
+    # the library's own names stay inside it
+    return f"(function () {{\n{charts.vega()}\n}})();\n{html.file('page.js')}"
+
+
+def _safe(markup: str) -> Any:
+    """A script element that we wrote."""
+    import markupsafe
+
+    return markupsafe.Markup(markup)
+
+
+def _slug(name: str) -> str:
+    return "".join(c if c.isalnum() or c in "._-" else "-" for c in name)
+
+
+def _data(
+    boards: Iterable[Board],
+    plots: Iterable[Mapping[str, Any]],
+    places: Iterable[Point],
+    links: html.Links,
+) -> dict[str, Any]:
+    """What the script reads: the charts' specifications and rows, the curves of each place."""
+    drawn = {board.id: chart for board in boards if (chart := _against(board, links))}
+    return {
+        "colours": charts.COLOURS,
+        "spec": charts.lines("round", ""),
+        "charts": {**drawn, **{plot["id"]: plot["chart"] for plot in plots if plot["chart"]}},
+        "points": {point.anchor: point.series for point in places if point.series},
+    }
+
+
+# --- leaderboards ------------------------------------------------------------------------------------------------
+
+
+def _board(board: Board, links: html.Links) -> dict[str, Any]:
+    grid = board.grid
+    rows = [
+        {
+            "labels": [row.key.get(axis, "") for axis in board.axes],
+            "numbers": [
+                html.cell(value, column, links) for value, column in zip(row.values[0], grid.columns, strict=True)
+            ],
+        }
+        for row in board.rows
+    ]
+    columns = [
+        {
+            "heading": column.heading,
+            "best": "min" if column.best == "min" else "max",
+            "sorted": ("ascending" if column.best == "min" else "descending") if place == board.sorted_by else "",
+        }
+        for place, column in enumerate(grid.columns)
+    ]
+    pair = _pair(board)
+    title = "" if pair is None else f"{grid.columns[pair[1]].heading} against {grid.columns[pair[0]].heading}"
+    if title:
+        title += ": a dot for each row, ± standard deviation" + "; a ring for what is published" * grid.has_published
+    return {
+        "id": board.id, "title": board.title, "about": f"{board.about} Numbers: {WORDS[grid.select]}.",
+        "label": grid.label,
+        "axes": board.axes, "choices": board.choices, "columns": columns, "rows": rows, "grid": grid,
+        "published": grid.has_published, "chart": _against(board, {}) is not None, "chart_title": title,
+    }  # fmt: skip
+
+
+def _pair(board: Board) -> tuple[int, int] | None:
+    """The columns of clean accuracy and of accuracy under the strongest attack, if there are both."""
+    names = [column.metric for column in board.grid.columns]
+    if "natural" not in names or names[board.sorted_by] == "natural":
+        return None
+    if board.grid.columns[board.sorted_by].unit != "percent":
+        return None
+    return names.index("natural"), board.sorted_by
+
+
+def _against(board: Board, links: html.Links) -> dict[str, Any] | None:
+    """Robust against clean accuracy, in per cent: a point a row, a ring what is published."""
+    if (pair := _pair(board)) is None:
+        return None
+    x, y = (board.grid.columns[place] for place in pair)
+    fields = ("name", "kind", "x", "mean", "low", "high", "left", "right", "href")
+    rows = []
+    for row in board.rows:
+        a, b = (row.values[0][place] for place in pair)
+        name = ", ".join(label for axis in board.axes if (label := row.key.get(axis, "")))
+        if a.mean is not None and b.mean is not None:
+            href = links.get(b.cells, "")
+            rows.append([name, "measured", 100 * a.mean, 100 * b.mean, *_whisker(b, y), *_whisker(a, x), href])
+        if a.published is not None and b.published is not None:
+            across, up = 100 * a.published, 100 * b.published
+            rows.append([name, "published", across, up, up, up, across, across, ""])
+    if not rows:
+        return None
+    spec = charts.against(f"{x.heading} (%)", f"{y.heading} (%)", {str(row[1]) for row in rows})
+    return {"spec": spec, "fields": fields, "panels": [rows], "names": []}
+
+
+def _whisker(value: Value, column: Column) -> tuple[float, float]:
+    assert value.mean is not None
+    scale, spread = (100.0 if column.unit == "percent" else 1.0), value.std or 0.0
+    return scale * (value.mean - spread), scale * (value.mean + spread)
+
+
+# --- figures -----------------------------------------------------------------------------------------------------
+
+
+def _figure(plot: series.Plot, id: str, pictures: list[str]) -> dict[str, Any]:
+    """A figure of the suite: its pictures, or a chart for each panel."""
+    panels = [panel for panel in plot.panels if any(line.points for line in panel.lines)]
+    chart = None
+    if panels and plot.figure.kind not in KEPT:
+        chart = (_heat if plot.figure.kind in ("raster", "matrix") else _chart)(plot, panels)
+    return {
+        "id": id, "figure": plot.figure.id, "title": plot.figure.title, "label": plot.label,
+        "panels": [{"title": ", ".join(label for label in panel.key.values() if label)} for panel in panels],
+        "pictures": pictures, "notes": [note for note in plot.notes if note[0] != "suite"], "chart": chart,
+    }  # fmt: skip
+
+
+def _heat(plot: series.Plot, panels: Sequence[series.Panel]) -> dict[str, Any]:
+    """A rectangle a number. Of a raster rounds along and an index down, with its sum; of a matrix headings along."""
+    rows: list[list[list[Any]]] = []
+    raster = plot.figure.kind == "raster"
+    for panel in panels:
+        lines = [line for line in panel.lines if line.points]
+        if raster:
+            lines = sorted(lines, key=lambda line: line.index or 0)
+            seed = min(seed for line in lines for point in line.points for seed in point.seeds)
+            rows.append([[f"{line.index}: {math.fsum(point.mean for point in line.points):.3g} in all", point.round,
+                          *[drilldown.rounded(point.values[point.seeds.index(seed)])] * 3]
+                         for line in lines for point in line.points if seed in point.seeds])  # fmt: skip
+        else:
+            rows.append([[panel_kinds.row_name(line), line.heading,
+                          *[drilldown.rounded((100 if line.source.fraction else 1) * line.points[-1].mean)] * 3]
+                         for line in lines])  # fmt: skip
+    first, every = panels[0].lines[0], [row for panel in rows for row in panel]
+    numbers = [row[2] for row in every]
+    size = max(len({row[0] for row in panel}) for panel in rows), len({row[1] for row in every})
+    if raster:
+        spec = charts.heat("round", series.index_of(first.source), size, max(*numbers, 1e-12))
+    else:
+        least, most = (0.0, 100.0) if first.source.fraction else (min(numbers), max(numbers))
+        spec = charts.heat("", "", size, most, least)
+    return {"spec": spec, "fields": charts.FIELDS, "panels": rows, "names": []}
+
+
+def _chart(plot: series.Plot, panels: Sequence[series.Panel]) -> dict[str, Any]:
+    """Lines or bars, a panel each, and one legend."""
+    figure = plot.figure
+    shown = [line for panel in plot.panels for line in panel.lines if line.points]
+    looks = {line_name(plot, line): (0, 0) for line in shown}
+    parts = {line_name(plot, line): _parts(plot, line) for line in shown}
+    # where two parts vary, the first is the colour and the second the dashes
+    varying = [i for i in range(3) if len({part[i] for part in parts.values()}) > 1]
+    for name, part in parts.items():
+        seen = [list(dict.fromkeys(other[i] for other in parts.values())).index(part[i]) for i in varying[:2]]
+        two = len(varying) == 2 and len({other[varying[1]] for other in parts.values()}) <= len(charts.DASHES)
+        place = list(parts).index(name)
+        dashes = place // len(charts.COLOURS) % len(charts.DASHES)  # the ninth line has the first colour again
+        looks[name] = (seen[0], seen[1]) if two else (place, dashes)
+    headings = list(dict.fromkeys(line.heading for line in shown))
+    apart = SERIES in figure.panels  # panels of several units
+    unit = " (%)" if shown[0].source.fraction else ""
+    y = "" if apart else f"{headings[0]}{unit}" if len(headings) == 1 else unit.strip(" ()")
+    rows = [
+        [row for line in panel.lines if line.points for row in _rows(line, line_name(plot, line), figure.kind)]
+        for panel in panels
+    ]
+    every = [value for panel in rows for row in panel for value in row[2:] if value is not None]
+    low, high = min(every), max(every)
+    alike = not apart and len(rows) > 1 and low < high
+    if figure.kind == "lines":
+        over_radius = any(point.radius for line in shown for point in line.points)
+        x = "radius of the attack" if over_radius else "round"
+        log = figure.scale == "log"
+        spec = charts.lines(x, y, looks, log, not over_radius, (low, high) if alike and not log else None)
+    else:
+        indexed = next((series.index_of(line.source) for line in shown if line.index is not None), "")
+        spec = charts.bars(indexed, y, looks, (min(0, low), high) if alike else None)
+    names = [[name, charts.colour_of(hue), dashes] for name, (hue, dashes) in looks.items()]
+    fields = charts.FIELDS if figure.kind == "lines" else charts.BARS
+    return {"spec": spec, "fields": fields, "panels": rows, "names": names}
+
+
+def _parts(plot: series.Plot, line: series.Line) -> tuple[str, str, str]:
+    """What tells a line from others: labels, heading, index; of a bar less what stands under it."""
+    lines = plot.figure.kind == "lines"
+    index = "" if line.index is None else f"{series.index_of(line.source)} {line.index}"
+    labels = ", ".join(line.key.values()) if lines or index else ""
+    return labels, "" if SERIES in plot.figure.panels else line.heading, index if lines else ""
+
+
+def line_name(plot: series.Plot, line: series.Line) -> str:
+    """The name of a line in the legend: what varies."""
+    every = [_parts(plot, one) for panel in plot.panels for one in panel.lines if one.points]
+    part = _parts(plot, line)
+    said = [part[i] for i in range(3) if len({other[i] for other in every}) > 1]
+    return ", ".join(one for one in said if one) or line.heading
+
+
+def _rows(line: series.Line, name: str, kind: str) -> list[list[Any]]:
+    """(name, x, mean, low, high) of a line's points; of a bar its last, and the least and most of what is published."""
+    scale = 100.0 if line.source.fraction else 1.0
+    rows = []
+    for point in drilldown.thinned(line.points) if kind == "lines" else line.points[-1:]:
+        spread = point.std or 0.0
+        x: Any = point.round
+        if kind == "bars":
+            x = ", ".join(line.key.values()) if line.index is None else str(line.index)
+        numbers = (drilldown.rounded(scale * v) for v in (point.mean, point.mean - spread, point.mean + spread))
+        published = [scale * v for v in line.published] if line.published else [None, None]
+        rows.append([name, x, *numbers, *(published if kind == "bars" else ())])
+    return rows

@@ -1,0 +1,68 @@
+"""One table over the cells of several suites, asked for on the command line: no suite file is written for it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from fatbench.errors import SpecError, did_you_mean
+from fatbench.report.tables.grid_points import sweeps
+from fatbench.suite import model
+from fatbench.suite.cells import Cell, Plan
+from fatbench.suite.files import Suite
+from fatbench.suite.located import Map
+from fatbench.suite.tables import SOURCE, Table
+
+SUITE = "suite"  # the axis that says which suite a cell is of
+
+
+def combine(parts: Sequence[tuple[Suite, Plan]], rows: Sequence[str], columns: Sequence[str]) -> tuple[Suite, Plan]:
+    """A suite of one table and its plan. rows: axes, default all; columns: axes and sources, default every metric.
+
+    "suite" is an axis of its own. If the table does not show it, a cell that several suites have is there once.
+    SpecError: no such axis or metric.
+    """
+    axes = {SUITE: {suite.name: Map() for suite, _ in parts}}
+    for suite, _ in parts:
+        for axis, labels in suite.contents.axes.items():
+            axes.setdefault(axis, {}).update(labels)
+    metrics = list(
+        dict.fromkeys(one.sweep or one.label for _, plan in parts for c in plan.cells for one in c.evaluations)
+    )
+    across = [column for column in columns if column in axes]
+    sources = [column for column in columns if column not in axes]
+    for source in sources:
+        match = SOURCE.match(source)
+        radii = {metric for _, plan in parts for swept in sweeps(plan).values() for metric in swept}
+        if match is None or (match["stage"] != "train" and match["metric"] not in {*metrics, *radii}):
+            raise SpecError(
+                f"--columns: no axis or metric is named '{source}'{did_you_mean(source, [*axes, *metrics])}"
+            )
+    for axis in rows:
+        if axis not in axes:
+            raise SpecError(f"--rows: no axis is named '{axis}'{did_you_mean(axis, axes)}")
+    shown = list(rows) or [axis for axis in axes if axis not in across]
+    told = SUITE in (*shown, *across)
+    cells: dict[object, Cell] = {}
+    for suite, plan in parts:
+        for cell in plan.cells:
+            key = {SUITE: suite.name, **cell.key} if told else cell.key
+            cells.setdefault((suite.name, *key.items(), cell.id) if told else cell.id, replace(cell, key=key))
+    name = " + ".join(dict.fromkeys(suite.name for suite, _ in parts))
+    presets = list(dict.fromkeys(plan.preset for _, plan in parts))
+    node = Map(
+        {
+            "id": "combined",
+            "title": name,
+            "rows": shown,
+            "across": across,
+            "values": Map({s: s for s in sources or metrics}),
+        }
+    )
+    table = model.read(Table, node, "--rows, --columns", axes=axes, folders=[])
+    contents = parts[0][0].contents.model_copy(update={"name": name, "tables": [table], "figures": []})
+    checkpoints = [one for one in parts[0][1].checkpoints if all(one in plan.checkpoints for _, plan in parts)]
+    notes = " ".join(dict.fromkeys(f"{suite.name}: {plan.note}" for suite, plan in parts if plan.note))
+    return replace(parts[0][0], contents=contents), Plan(
+        name, " + ".join(presets), notes, list(cells.values()), checkpoints
+    )

@@ -1,0 +1,116 @@
+"""The suite "evaluate": models that were not trained here, as the cells and the table of a suite without a file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fatbench.errors import NothingMatched
+from fatbench.store.replicates import SIGN
+from fatbench.suite import external_models, model
+from fatbench.suite.cells import Cell, Evaluation, Plan
+from fatbench.suite.external_models import SUITE
+from fatbench.suite.files import Axes, Contents, Suite
+from fatbench.suite.filters import select
+from fatbench.suite.located import Map
+
+if TYPE_CHECKING:
+    from fatbench.store.stages import StageRow, Store
+
+
+@dataclass(frozen=True)
+class Stored(Evaluation):
+    """An evaluation that the database has; its stage says what it is called."""
+
+    name: str = ""
+
+    @property
+    def id(self) -> str:
+        return self.name
+
+
+def suite_and_plan(store: Store | None, where: str | None = None) -> tuple[Suite, Plan]:
+    """The suite of all evaluated models in a database and its only plan. NothingMatched: there is no such model."""
+    plan = Plan(SUITE, "paper", "", [] if store is None else _cells(store), ["last"])
+    if not plan.cells:
+        raise NothingMatched("the database holds no evaluated model yet: fatbench evaluate FILE --model ...")
+    plan = select(plan, where) if where else plan
+    cells = plan.cells
+    several = len({cell.key["data"] for cell in cells}) > 1
+    metrics = dict.fromkeys(evaluation.label for cell in cells for evaluation in cell.evaluations)
+    labels = {axis: list(dict.fromkeys(cell.key[axis] for cell in cells)) for axis in ("model", "data")}
+    notes = [external_models.described(cell.spec) for cell in cells]
+    table = {
+        "id": "evaluated",
+        "title": "Models that were not trained here",
+        "rows": ["model", "data"] if several else ["model"],
+        "values": Map({metric: metric for metric in metrics}),
+        "note": "; ".join(notes),
+    }
+    raw: dict[str, Any] = {
+        "name": SUITE,
+        "title": "Models that were not trained here",
+        "base": Map(),
+        "axes": Map({axis: Map({label: Map() for label in found}) for axis, found in labels.items()}),
+        "presets": Map({"paper": Map()}),
+        "tables": [Map(table)],
+    }
+    axes = model.read(Axes, Map({"axes": raw["axes"]}), SUITE).axes
+    return Suite(Path(SUITE), model.read(Contents, Map(raw), SUITE, axes=axes, folders=[])), plan
+
+
+def beside(plan: Plan, store: Store | None) -> list[Cell]:
+    """The evaluated models on a plan's data sets, each with the evaluations of the plan, of which some are stored.
+
+    So a row of the plan's tables can be filled from them: only numbers of the same attacks on the same images count.
+    Where cells of the plan face different attacks under one name, the one that was measured stands for it.
+    """
+    if store is None:
+        return []
+    found = []
+    for cell in _cells(store):
+        stages = {one.id for one in cell.evaluations}
+        asked: dict[str, Evaluation] = {}
+        for like in plan.cells:
+            if all(like.spec[key] == cell.spec[key] for key in ("data", "test", "size")):
+                for one in like.evaluations:
+                    known = asked.get(one.label)
+                    if known is None or (one.id in stages and known.id not in stages):
+                        asked[one.label] = one
+        if any(one.id in stages for one in asked.values()):
+            found.append(replace(cell, evaluations=tuple(asked.values())))
+    return found
+
+
+def _cells(store: Store) -> list[Cell]:
+    """Every evaluated model in the database, in the order of names; of each metric the last number counts."""
+    specs = {id: spec for id, spec in store.cells().items() if "evaluated" in spec and SIGN not in id}
+    rows: dict[str, list[StageRow]] = {id: [] for id in specs}
+    for (id, stage), row in store.stages(list(specs)).items():
+        if stage != "train":
+            rows[id].append(row)
+    labels: dict[str, str] = {}
+    for id, spec in sorted(specs.items(), key=lambda item: (external_models.label(item[1]), item[0])):
+        text = external_models.label(spec)  # the same weights with another preprocessing are another model
+        labels[id] = text if text not in labels.values() else f"{text} {id[:6]}"
+    return [
+        Cell(id, {"model": text, "data": specs[id]["data"]["name"]}, specs[id], _evaluations(rows[id]))
+        for id, text in labels.items()
+    ]
+
+
+def _evaluations(rows: list[StageRow]) -> tuple[Evaluation, ...]:
+    """The evaluations behind a cell's stages, from weak to strong where the field has an order."""
+    known: dict[str, Evaluation] = {}
+    for row in sorted(rows, key=lambda row: row.run or 0):
+        name = row.stage.rsplit("@", 1)[0]
+        label = name.rsplit("-", 1)[0]
+        known[label] = Stored(label, _attack(row.settings or {"name": label}), row.total or None, 0, name=name)
+    order = external_models.DEFAULT_ATTACKS
+    return tuple(sorted(known.values(), key=lambda e: order.index(e.label) if e.label in order else len(order)))
+
+
+def _attack(settings: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in settings.items() if key != "implementation"}

@@ -1,0 +1,140 @@
+"""What a table is before it is printed: headings, rows, and what stands at each place. Data, and no work.
+
+A grid holds fractions in [0, 1] and plain numbers, unrounded; formats print them. `layout` fills it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from fatbench.report.numbers import provenance
+from fatbench.report.numbers.measurements import Source
+from fatbench.report.numbers.statistics import Paired
+from fatbench.suite.model import Condition, Key
+
+
+@dataclass(frozen=True)
+class Column:
+    """A heading: what it shows and how its numbers are printed."""
+
+    heading: str
+    source: Source
+    metric: str  # its name in JSON and CSV
+    best: str  # "max", "min" or "none"
+    unit: str  # "percent": fractions printed times 100; "plain": as they are
+    digits: int  # after the point
+    where: Condition = field(default_factory=dict)  # the points its numbers are of, where the heading says so
+
+
+@dataclass
+class Value:
+    """What stands at one row and heading of a group. `mean` is None where nothing has been measured."""
+
+    planned: bool = True  # False: the suite has no such cell, nothing is missing
+    mean: float | None = None
+    std: float | None = None  # over seeds, ddof 1; None below two seeds
+    seeds: tuple[int, ...] = ()  # those measured
+    wanted: int = 0  # how many the plan asks for
+    n: tuple[int, ...] = ()  # examples behind each measurement; more than one number = mixed
+    values: tuple[float, ...] = ()  # one a seed
+    behind: tuple[tuple[str, str], ...] = ()  # (cell, stage) whose verdicts they are, one a seed; none of training
+    cells: tuple[str, ...] = ()  # all that the place stands for, one a seed, measured or not
+    published: float | None = None
+    published_std: float | None = None
+    comparable: bool = True  # with what is published; False in a preset other than `paper`
+    rank: str = ""  # "best" or "second" of its heading and group; "shared": cannot be told from the best
+    flags: tuple[str, ...] = ()
+    marks: tuple[str, ...] = ()  # footnote marks of the flags
+    published_flag: str = ""
+    published_mark: str = ""
+    labels: Key = field(default_factory=dict)  # of the axes in the heading's condition
+
+    @property
+    def difference(self) -> float | None:
+        """measured - published, both unrounded; None where one is missing or they are not comparable."""
+        if self.mean is None or self.published is None or not self.comparable:
+            return None
+        return self.mean - self.published
+
+    @property
+    def partial(self) -> str:
+        """ "2 of 3 seeds" where seeds are missing, else empty."""
+        missing = self.mean is not None and len(self.seeds) < self.wanted
+        return f"{len(self.seeds)} of {self.wanted} seeds" if missing else ""
+
+
+@dataclass(frozen=True)
+class Group:
+    """A group of columns: one combination of labels of the `across` axes."""
+
+    key: Key
+
+    @property
+    def label(self) -> str:
+        return ", ".join(self.key.values())
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row: its labels and its values."""
+
+    key: Key
+    values: list[list[Value]]  # [group][column]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A label of the paired axis against another, under one heading: differences between runs of the same seed."""
+
+    key: Key  # the labels of the other axes
+    label: str
+    against: str
+    column: Column
+    test: Paired
+
+
+@dataclass(frozen=True)
+class Grid:
+    """One table, ready to print."""
+
+    suite: str
+    preset: str
+    id: str
+    name: str  # the title in the suite file
+    label: str  # "SMOKE PRESET - not comparable with published numbers"; empty for the preset `paper`
+    axes: list[str]  # that label the rows
+    groups: list[Group]
+    columns: list[Column]
+    rows: list[Row]
+    select: str
+    checkpoint: str  # which round's model the numbers are of, in words
+    seeds: list[int]
+    facts: provenance.Facts
+    notes: list[tuple[str, str]] = field(default_factory=list)  # (what, text), shown under the table
+    footnotes: list[tuple[str, str]] = field(default_factory=list)  # (mark, text)
+    points: list[tuple[str, str]] = field(default_factory=list)  # (labels, cell), one a point and seed
+    paired: list[Comparison] = field(default_factory=list)  # the tests that the table asks for
+    attacks: dict[str, list[dict[str, Any]]] = field(default_factory=dict)  # metric -> its attacks, all settings
+    split: bool = False  # numbers under one heading that do not compete with each other
+
+    @property
+    def title(self) -> str:
+        return f"{self.name} [{self.label}]" if self.label else self.name
+
+    @property
+    def has_published(self) -> bool:
+        return any(value.published is not None for value in self.all())
+
+    @property
+    def has_differences(self) -> bool:
+        return any(value.difference is not None for value in self.all())
+
+    def all(self) -> Iterable[Value]:
+        return (value for row in self.rows for group in row.values for value in group)
+
+
+def label(preset: str) -> str:
+    """What keeps a reduced preset's numbers from being taken for a paper's; empty for `paper` itself."""
+    return "" if preset == "paper" else f"{preset.upper()} PRESET - not comparable with published numbers"

@@ -1,0 +1,134 @@
+"""Which cells stand at which place of a table or a figure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
+
+from fatbench.errors import SpecError
+from fatbench.report.numbers.measurements import Source
+from fatbench.suite.cells import Cell, Plan
+from fatbench.suite.model import Condition, Key
+from fatbench.suite.tables import Heading, Shown, Table
+
+Names = tuple[tuple[str, str], ...]
+Places = dict[tuple[Names, Names], dict[str, list[Cell]]]
+
+
+def sweeps(plan: Plan) -> dict[str, dict[str, str]]:
+    """Attack with a list of radii -> metric of each of them -> the radius as the suite writes it.
+
+    A transfer has a metric for each model that its attack is computed on, in place of a radius.
+    """
+    found: dict[str, dict[str, str]] = {}
+    for evaluations in {id(cell.evaluations): cell.evaluations for cell in plan.cells}.values():
+        for one in evaluations:
+            if one.sweep:
+                found.setdefault(one.sweep, {})[one.label] = one.mark
+    return found
+
+
+S = TypeVar("S", bound=Shown)
+
+
+def spread(shown: S, plan: Plan) -> S:
+    """A table or figure with a heading for each radius, where its source is an attack with a list of them."""
+    swept = sweeps(plan)
+    headings: dict[str, Heading] = {}
+    for heading, one in shown.headings.items():
+        source = Source.parse(one.source)
+        if source.stage == "train" or source.metric not in swept:
+            headings[heading] = one
+            continue
+        plain = any(e.label == source.metric for cell in plan.cells for e in cell.evaluations)
+        if plain:
+            headings[heading] = one
+        for metric, mark in swept[source.metric].items():
+            text = re.sub(rf"(^|:){source.metric}\b", rf"\g<1>{metric}", one.source)
+            headings[f"{heading} {mark}"] = one.model_copy(update={"source": text})
+    changed: dict[str, Any] = {"sources": headings}
+    if isinstance(shown, Table):
+        best = {heading: shown.best.get(heading) for heading in headings}
+        for heading, chosen in shown.best.items():
+            best |= {other: chosen for other in headings if other.startswith(f"{heading} ") and best[other] is None}
+        changed["best"] = best
+    return shown if list(headings) == list(shown.headings) else shown.model_copy(update=changed)
+
+
+def places_of(plan: Plan, table: Table) -> Places:
+    """(labels of the row, labels of the group) -> heading -> its cells, one a seed; only what some heading shows."""
+    words = ("table", "a row holds", "'rows', 'across' or 'where'")
+    return places(plan, table.id, table.where, table.rows, table.across, list(table.values), table.conditions, words)
+
+
+def places(
+    plan: Plan,
+    id: str,
+    where: Condition,
+    first: Sequence[str],
+    second: Sequence[str],
+    headings: Sequence[str],
+    conditions: Mapping[str, Condition],
+    words: tuple[str, str, str],
+) -> Places:
+    """The cells of a table or a figure: (labels of the first axes, of the second) -> heading -> cells, one a seed.
+
+    words: what it is, what may hold only one point of the grid, and where to say which. SpecError: it holds several.
+    """
+    kinds: list[Condition] = []
+    for heading in headings:
+        if conditions.get(heading, {}) not in kinds:
+            kinds.append(conditions.get(heading, {}))
+    points: dict[tuple[Names, Names, int], Key] = {}
+    cells: dict[tuple[Names, Names], dict[int, list[Cell]]] = {}
+    for cell in plan.cells:
+        key = cell.key
+        if not inside(key, where):
+            continue
+        a, b = tuple((axis, key.get(axis, "")) for axis in first), tuple((axis, key.get(axis, "")) for axis in second)
+        for kind, condition in enumerate(kinds):
+            if condition and not inside(key, condition):
+                continue
+            known = points.setdefault((a, b, kind), key)
+            if known is not key and known != key:
+                axes = sorted(axis for axis in {*known, *key} if known.get(axis) != key.get(axis))
+                what, holds, say = words
+                if condition:
+                    heading = next(h for h in headings if conditions.get(h) == condition)
+                    holds, say = f"{holds} under '{heading}'", f"{say.replace(' or', ',')} or that of the heading"
+                raise SpecError(
+                    f"{what} {id}: {holds} more than one point of the grid: name the axis {' and '.join(axes)} in {say}"
+                )
+            cells.setdefault((a, b), {}).setdefault(kind, []).append(cell)
+    at = {heading: kinds.index(conditions.get(heading, {})) for heading in headings}
+    return {place: {h: here[k] for h, k in at.items() if k in here} for place, here in cells.items()}
+
+
+def absent(sources: Mapping[str, Source], found: Places) -> dict[str, str]:
+    """Heading -> why none of the cells can have such a number: a reduced preset lacks the attack, or ends before."""
+    why = {}
+    for heading, source in sources.items():
+        cells = [cell for here in found.values() for cell in here.get(heading, ())[:1]]
+        rounds = max((int(cell.spec["protocol"]["rounds"]) for cell in cells), default=0)
+        if not cells:
+            why[heading] = "not in the grid of this preset"
+        elif source.stage == "train":
+            if (source.round or 0) > rounds:
+                why[heading] = f"training ends after round {rounds} in this preset"
+        elif not any(evaluation.label == source.metric for cell in cells for evaluation in cell.evaluations):
+            why[heading] = "not evaluated in this preset"
+    return why
+
+
+def unfilled(plan: Plan, table: Table) -> dict[str, str]:
+    """Heading of a table -> why no cell of the plan can fill it; empty where the table has no cells at all."""
+    found = places_of(plan, spread(table, plan))
+    if not found:
+        return {}
+    return absent({heading: Source.parse(text) for heading, text in spread(table, plan).values.items()}, found)
+
+
+def inside(key: Key, where: Condition) -> bool:
+    """Whether a point of the grid has one of the labels that a condition names, on each of its axes."""
+    return all(key.get(axis) in labels for axis, labels in where.items())

@@ -1,0 +1,321 @@
+"""From measurements to grids: one per table of a suite, every number with its seeds, its spread and the published one.
+
+Nothing here imports torch, numpy or pandas: a report on 10,000 cells answers in two seconds.
+
+    build(suite, plan, rows)    rows: dicts as `Store.measurements` returns them
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from fatbench.report.numbers import provenance
+from fatbench.report.numbers.measurements import (
+    CLIENT,
+    EVERY,
+    Found,
+    Numbers,
+    Outcomes,
+    Source,
+    clients,
+    metric_names,
+)
+from fatbench.report.numbers.published import Lookup
+from fatbench.report.numbers.statistics import paired
+from fatbench.report.tables import significance
+from fatbench.report.tables.grid import Column, Comparison, Grid, Group, Row, Value, label
+from fatbench.report.tables.grid_points import Names, Places, absent, places_of, spread
+from fatbench.report.tables.notes import checkpoint, footnotes, notes
+from fatbench.store.selection import Checkpoint
+from fatbench.suite.cells import Cell, Plan
+from fatbench.suite.external_models import described
+from fatbench.suite.files import Suite
+from fatbench.suite.tables import Table
+
+
+def build(
+    suite: Suite,
+    plan: Plan,
+    rows: Iterable[Mapping[str, Any]],
+    select: Checkpoint = "last",
+    published: bool = True,
+    *,
+    rounds: Mapping[tuple[str, str], int] | None = None,
+    runs: Iterable[Mapping[str, Any]] | None = None,
+    outcomes: Outcomes | None = None,
+    failed: frozenset[str] = frozenset(),
+    evaluated: Sequence[Cell] = (),
+    numbers: Numbers | None = None,
+    digits: int = 2,
+) -> list[Grid]:
+    """The tables of a suite that the plan's cells have a row in.
+
+    rows: measurements (cell, stage, metric, round, client, value, n; with device, precision, commit, ... or a
+    `provenance` mapping). rounds: (cell, "best-test" or "best-val") -> round, where the caller knows it; otherwise it
+    is found in the rows of stage "train". runs: what ran, with its provenance; default: what the rows say. failed:
+    cells of which something failed, and was not run again since. evaluated: models that were not trained here; each
+    has a row below those of the plan and competes with none of them. numbers: in place of `rows`, `rounds`, `runs` and
+    `outcomes`. digits: after the point of percentages.
+    SpecError: a table lumps together points of the grid that differ in an axis it does not name.
+    """
+    if numbers is None:
+        both = replace(plan, cells=[*plan.cells, *evaluated])
+        numbers = Numbers(both, rows, select, rounds or {}, outcomes, runs)
+    tables = (spread(table, plan) for table in suite.tables)
+    grids = (_grid(suite, plan, table, numbers, published, failed, evaluated, digits) for table in tables)
+    return [grid for grid in grids if grid is not None]
+
+
+def _grid(
+    suite: Suite,
+    plan: Plan,
+    table: Table,
+    numbers: Numbers,
+    with_published: bool,
+    failed: frozenset[str],
+    evaluated: Sequence[Cell],
+    percent_digits: int,
+) -> Grid | None:
+    found = places_of(plan, table)
+    if not found:
+        return None
+    sources = {heading: Source.parse(text) for heading, text in table.values.items()}
+    found, axes = _by_client(found, sources, table)
+    lacking = absent(sources, found)
+    headings = [heading for heading in sources if heading not in lacking]
+    if not headings:  # `unfilled` says why
+        return None
+    row_keys = list(dict.fromkeys(row for row, _ in found))
+    group_keys = list(dict.fromkeys(group for _, group in found))
+    lookup = Lookup(table.published) if with_published and table.published else None
+
+    facts = provenance.Facts()
+    rows: list[Row] = []
+    for row_key in row_keys:
+        values = []
+        for group_key in group_keys:
+            here = found.get((row_key, group_key), {})
+            shown = {h: [] if h in lacking else here.get(h, []) for h in headings}
+            client = dict(row_key).get(CLIENT, "") if axes != table.rows else ""
+            at = {h: replace(s, client=int(client)) if s.client == EVERY else s for h, s in sources.items()}
+            values.append([_value(cells, at[h], numbers, facts) for h, cells in shown.items()])
+            for heading, value in zip(headings, values[-1], strict=True):
+                if not value.planned:
+                    continue
+                point = here[heading][0].key
+                value.comparable = plan.preset == "paper"
+                value.labels = {axis: point[axis] for axis in table.conditions.get(heading, ())}
+                if lookup:
+                    value.published, value.published_std, value.published_flag = lookup.find(point, heading)
+        rows.append(Row(dict(row_key), values))
+    for cell in evaluated:
+        rows.append(_evaluated(cell, axes, group_keys, found, [sources[h] for h in headings], numbers, facts))
+
+    columns = []
+    names = metric_names(sources.values())
+    for position, heading in enumerate(headings):
+        printed = [v for row in rows for group in row.values for v in (group[position].mean, group[position].published)]
+        source = sources[heading]
+        plain_published = table.published is not None and table.published.unit == "plain"
+        plain = not source.fraction or (plain_published and heading in table.published.values)  # type: ignore[union-attr]
+        unit, digits = ("plain", _digits(printed)) if plain else ("percent", percent_digits)
+        where = table.conditions.get(heading, {})
+        columns.append(Column(heading, source, names[source.text], table.best[heading], unit, digits, where))
+    split = False  # whether some rows of a column, or groups of a row, do not compete
+    ranked: list[list[Value]] = []
+    for position, column in enumerate(columns):
+        contests: dict[tuple[Names, str], list[Value]] = {}
+        for row_key, row in zip(row_keys, rows, strict=False):  # those of the plan come first
+            for group, group_key in enumerate(group_keys):
+                for cell in found.get((row_key, group_key), {}).get(column.heading, ())[:1]:
+                    side = row_key if table.compete == "row" else group_key
+                    league = _league(cell, column.source, table)
+                    contests.setdefault((side, league), []).append(row.values[group][position])
+        for contest in contests.values():
+            _rank(contest, column.best)
+            ranked.append(contest)
+        split |= len(contests) > len({side for side, _ in contests})
+
+    bucket = [cell for here in found.values() for cells in here.values() for cell in cells]
+    cells = list({cell.id: cell for cell in bucket}.values())
+    grid = Grid(
+        suite=suite.name,
+        preset=plan.preset,
+        id=table.id,
+        name=table.title,
+        label=label(plan.preset),
+        axes=axes,
+        groups=[Group(dict(key)) for key in group_keys],
+        columns=columns,
+        rows=rows,
+        select=numbers.select,
+        checkpoint=checkpoint(columns, numbers.select, plan, cells),
+        seeds=sorted({int(cell.spec["seed"]) for cell in cells}),
+        facts=facts,
+        points=list(dict.fromkeys((", ".join(cell.key.values()), cell.id) for cell in bucket)),
+        attacks=_attacks(columns, found),
+        split=split,
+    )
+    footnotes(grid)
+    if table.ties:
+        significance.mark(grid, ranked, numbers.outcomes)
+    if table.paired is not None:
+        grid.paired.extend(_comparisons(grid, *table.paired))
+    evaluates = any(column.source.stage != "train" for column in columns)
+    below = [(cell, low) for cell in cells if evaluates and (low := numbers.below_chance(cell))]
+    grid.notes.extend(notes(grid, suite, plan, table, cells, lacking, lookup, failed, below))
+    grid.notes.extend(("evaluated", f"not trained here: {described(cell.spec)}") for cell in evaluated)
+    return grid
+
+
+def _by_client(found: Places, sources: Mapping[str, Source], table: Table) -> tuple[Places, list[str]]:
+    """The places with a row for each client, where a source is "metric[*]"; and the axes of the rows."""
+    every = [heading for heading, source in sources.items() if source.client == EVERY]
+    if not every:
+        return found, table.rows
+    rows: Places = {}
+    for (row, group), here in found.items():
+        for k in range(max(clients(here.get(heading, ()), sources[heading]) for heading in every)):
+            rows[(*row, (CLIENT, str(k))), group] = here
+    return rows, [*table.rows, CLIENT]
+
+
+def _evaluated(
+    cell: Cell,
+    axes: Sequence[str],
+    groups: Sequence[Names],
+    found: Places,
+    sources: Sequence[Source],
+    numbers: Numbers,
+    facts: provenance.Facts,
+) -> Row:
+    """The row of a model that was not trained here; a group of columns on other data stays empty."""
+    first, *others = axes
+    key = {first: cell.key["model"], **dict.fromkeys(others, "")}
+    values = []
+    for group in groups:
+        here = [c for (_, g), shown in found.items() if g == group for cells in shown.values() for c in cells]
+        fits = any(c.spec["data"] == cell.spec["data"] for c in here)
+        wanted = [fits and source.stage == "evaluation" for source in sources]
+        values.append(
+            [_value([cell] if want else [], s, numbers, facts) for want, s in zip(wanted, sources, strict=True)]
+        )
+    return Row(key, values)
+
+
+def _attacks(columns: Iterable[Column], found: Places) -> dict[str, list[dict[str, Any]]]:
+    """Metric -> its attack with all settings, or attacks where the grid has points that differ in them."""
+    attacks: dict[str, list[dict[str, Any]]] = {}
+    for column in columns:
+        if column.source.stage == "train":
+            continue
+        cells = [cell for here in found.values() for cell in here.get(column.heading, ())]
+        for evaluations in {id(cell.evaluations): cell.evaluations for cell in cells}.values():
+            for evaluation in evaluations:
+                known = attacks.setdefault(column.source.metric, [])
+                attack = evaluation.attack
+                if evaluation.origin is not None:
+                    attack = {**attack, "computed on": f"{evaluation.origin.name}'s model"}
+                if evaluation.label == column.source.metric and attack not in known:
+                    known.append(attack)
+    return attacks
+
+
+def _value(cells: Sequence[Cell], source: Source, numbers: Numbers, facts: provenance.Facts) -> Value:
+    """Mean and spread over the seeds of one place."""
+    if not cells:
+        return Value(planned=False)
+    measured: list[tuple[int, Found]] = []
+    behind: list[tuple[str, str]] = []
+    flagged: dict[str, list[int]] = {}
+    for cell in cells:
+        found = numbers.find(cell, source)
+        if found is None:
+            continue
+        seed = int(cell.spec["seed"])
+        for flag in found.flags:
+            flagged.setdefault(flag, []).append(seed)
+        if math.isfinite(found.value):
+            measured.append((seed, found))
+            if source.stage == "evaluation" and source.client == -1:
+                behind.append((cell.id, found.stages[-1]))
+            what = source.metric if source.stage != "train" else ""
+            origins = [(stage, numbers.origins(cell.id, stage)) for stage in found.stages]
+            facts.add(cell.id, cell.spec["data"]["name"], what, found.n, origins)
+    flags = tuple(
+        text if len(cells) == 1 else f"{text} (seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))})"
+        for text, seeds in flagged.items()
+    )
+    ids = tuple(cell.id for cell in cells)
+    if not measured:
+        return Value(wanted=len(cells), flags=flags, cells=ids)
+    values = tuple(found.value for _, found in measured)
+    mean = math.fsum(values) / len(values)
+    std = None
+    if len(values) > 1:
+        std = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1))
+    return Value(
+        mean=mean,
+        std=std,
+        seeds=tuple(seed for seed, _ in measured),
+        wanted=len(cells),
+        n=tuple(sorted({found.n for _, found in measured})),
+        values=values,
+        behind=tuple(behind),
+        cells=ids,
+        flags=flags,
+    )
+
+
+def _league(cell: Cell, source: Source, table: Table) -> str:
+    """What must be the same for two numbers to compete: an accuracy on one data set is not better than on another.
+
+    Data set, partition with its number of clients, training objective, and the attack that judges. With `rivals`: the
+    labels of all other axes that the table shows.
+    """
+    attack = next((one.attack for one in cell.evaluations if one.label == source.metric), None)
+    judged = repr((cell.spec["data"], attack if source.stage != "train" else None))
+    if table.rivals:
+        return judged + repr([cell.key.get(axis) for axis in (*table.rows, *table.across) if axis not in table.rivals])
+    protocol = cell.spec["protocol"]
+    objective = (protocol.get("local") or protocol).get("objective")
+    return judged + repr((cell.spec["partition"], objective))
+
+
+def _rank(values: Sequence[Value], best: str) -> None:
+    """Mark the best and the second of one heading; ties share a rank. Nothing is best where all are the same."""
+    order = sorted({value.mean for value in values if value.mean is not None}, reverse=best == "max")
+    if best == "none" or len(order) < 2:
+        return
+    for value in values:
+        if value.mean is not None and value.mean in order[:2]:
+            value.rank = "best" if value.mean == order[0] else "second"
+
+
+def _digits(numbers: Iterable[float | None]) -> int:
+    """Digits after the point that a column of plain numbers needs: about four that matter in its largest number."""
+    largest = max((abs(x) for x in numbers if x is not None), default=0.0)
+    for bound, digits in ((1000, 0), (10, 2), (1, 3), (0.1, 4)):
+        if largest >= bound:
+            return digits
+    return 6 if largest else 2
+
+
+def _comparisons(grid: Grid, axis: str, against: str) -> Iterable[Comparison]:
+    """Each label of an axis against one of them, at the same labels of all others, under each heading."""
+    values: dict[tuple[tuple[Names, int], str], Value] = {}  # (the other labels, heading), label
+    for row in grid.rows:
+        for group, here in zip(grid.groups, row.values, strict=True):
+            key = {**row.key, **group.key}
+            rest = tuple((other, said) for other, said in key.items() if other != axis)
+            values |= {((rest, position), key[axis]): value for position, value in enumerate(here)}
+    for (place, mine), value in values.items():
+        base = values.get((place, against))
+        if mine == against or base is None:
+            continue
+        ours, theirs = (dict(zip(one.seeds, one.values, strict=True)) for one in (value, base))
+        if (test := paired(ours, theirs)) is not None:
+            yield Comparison(dict(place[0]), mine, against, grid.columns[place[1]], test)

@@ -1,0 +1,260 @@
+"""What is said under a table: what its numbers are, where they come from, and what is doubtful about them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from fatbench.data.catalogue import CATALOGUE
+from fatbench.report.numbers import flags as checking
+from fatbench.report.numbers import provenance, statistics
+from fatbench.report.numbers.published import Lookup
+from fatbench.report.tables import number_format
+from fatbench.report.tables.grid import Column, Comparison, Grid
+from fatbench.report.tables.grid_points import inside
+from fatbench.store.selection import WORDS
+from fatbench.suite import format_call
+from fatbench.suite.cells import Cell, Plan
+from fatbench.suite.files import Suite
+from fatbench.suite.tables import Table
+
+NOT_COMPARED = "no difference is shown: the settings are not the paper's"
+PRIOR = (
+    "a client's accuracy is the mean of the test set's accuracies by class, weighted by its own share of each class;"
+    " tenth: mean of the worst tenth of the clients; std: over clients (ddof 0)"
+)
+SYMBOLS = ("†", "‡", "§", "¶")
+
+
+def footnotes(grid: Grid) -> None:
+    """Number the flags: symbols for measured numbers, letters for published ones; the same words share a mark."""
+    measured: dict[str, str] = {}
+    published: dict[str, str] = {}
+    for value in grid.all():
+        for flag in value.flags:
+            index = len(measured)
+            measured.setdefault(flag, SYMBOLS[index % 4] * (index // 4 + 1))
+        value.marks = tuple(measured[flag] for flag in value.flags)
+        if value.published_flag and value.published is not None:
+            index = len(published)
+            mark = chr(ord("a") + index % 26) * (index // 26 + 1)
+            value.published_mark = published.setdefault(value.published_flag, mark)
+    grid.footnotes.extend((mark, flag) for flag, mark in measured.items())
+    grid.footnotes.extend((mark, f"as published: {flag}") for flag, mark in published.items())
+
+
+def notes(
+    grid: Grid,
+    suite: Suite,
+    plan: Plan,
+    table: Table,
+    cells: Sequence[Cell],
+    absent: Mapping[str, str],
+    lookup: Lookup | None,
+    failed: frozenset[str],
+    below: Sequence[tuple[Cell, tuple[float, int, float]]] = (),
+) -> Iterable[tuple[str, str]]:
+    """What the numbers are and where they come from, always in this order.
+
+    below: the cells that have not learned, each with its natural accuracy, the images behind it, and chance.
+    """
+    facts = grid.facts
+    preset = f"{suite.name}, preset {plan.preset}"
+    if grid.label:
+        preset += f": {grid.label}"
+    yield "suite", f"{preset}. {plan.note}".removesuffix(". ")
+    yield "data", data_note(facts, cells)
+    yield "checkpoint", grid.checkpoint
+    if priors := [c.heading for c in grid.columns if c.source.stage.startswith("prior")]:
+        yield "clients", f"{_listed(priors)}: {PRIOR}"
+    if said := _conditions(grid.columns):
+        yield "columns", said
+    seeds = ", ".join(map(str, grid.seeds))
+    spread = "mean ± sample standard deviation over seeds (ddof 1)" if len(grid.seeds) > 1 else "one seed, no spread"
+    yield "seeds", f"{seeds}; {spread}"
+    named = (format_call.attack(metric, specs) for metric, specs in grid.attacks.items() if specs)
+    attacks = "; ".join(said for said in named if said not in grid.attacks)  # "natural" says it all
+    if any(value.mean is not None for value in grid.all()):
+        yield from facts.notes(attacks)
+    elif attacks:
+        yield "attacks", attacks
+    if any(value.rank in ("best", "second") for value in grid.all()):
+        over = f"of a {table.compete}" + " under the same heading" * (table.compete == "row")
+        if grid.split and table.rivals:
+            over += f" on the same data that differ in {_listed(table.rivals)} alone"
+        elif grid.split:
+            over += " with the same data, partition, clients, training objective and test attack"
+        yield "marks", f"bold: best, underlined: second {over}; measured numbers only"
+    values = list(grid.all())
+    missing = sum(value.planned and value.mean is None for value in values)
+    partial = [value for value in values if value.partial]
+    planned = sum(value.planned for value in values)
+    if missing:
+        yield "missing", f"{missing} of {planned} numbers are not measured yet (--)"
+    if partial:
+        fewest = min(partial, key=lambda value: len(value.seeds))
+        example = f"[{len(fewest.seeds)}/{fewest.wanted}] is {fewest.partial}"
+        yield "incomplete", f"{len(partial)} of {planned} numbers lack seeds, as said at them: {example}"
+    for why in dict.fromkeys(absent.values()):
+        yield "left out", f"{', '.join(heading for heading in absent if absent[heading] == why)}: {why}"
+    if any(not value.planned for value in values):
+        holes = (why for key, why in plan.excluded if inside(key, table.where))
+        if reasons := list(dict.fromkeys(holes)):
+            yield "not run", "; ".join(reasons)
+    if lookup is not None and grid.has_published:
+        compared = f"difference = measured - published{_points(grid)}" if plan.preset == "paper" else NOT_COMPARED
+        yield "published", f"{lookup.name}; {compared}"
+        for problem in lookup.problems:
+            yield "published", problem
+    if any(not flag.startswith(checking.CHANCE) for value in values for flag in value.flags):
+        yield "checks", checking.RULE
+    if below:
+        yield "at chance", _below(grid, table, cells, below)
+    yield from _tests(grid.paired)
+    if table.note:
+        yield "note", table.note
+    if broken := failed & {cell.id for cell in cells}:
+        count = f"{len(broken)} cell{'s' * (len(broken) > 1)}"
+        yield "failed", f"{count}: {', '.join(sorted(broken))} (see fatbench logs)"
+
+
+def _below(
+    grid: Grid, table: Table, cells: Sequence[Cell], below: Sequence[tuple[Cell, tuple[float, int, float]]]
+) -> str:
+    """Which cells have not learned, by the labels that tell the table's rows and groups apart."""
+    shown = dict.fromkeys((*table.rows, *table.across, *(a for where in table.conditions.values() for a in where)))
+    axes = [axis for axis in shown if len({cell.key.get(axis) for cell in cells}) > 1]
+    named: dict[str, list[str]] = {}
+    chance = below[0][1][2]
+    for cell, (value, n, share) in below:
+        who = ", ".join(cell.key[axis] for axis in axes if axis in cell.key) or "all"
+        said = f"seed {cell.spec['seed']}: {100 * value:.1f}% of {n}"
+        named.setdefault(who, []).append(said if share == chance else f"{said}, chance {100 * share:.4g}%")
+    listed = "; ".join(f"{who} ({', '.join(said)})" for who, said in named.items())
+    return (
+        f"{len(below)} of {len(cells)} cells have not learned, so that their other accuracies say nothing;"
+        f" natural accuracy, chance {100 * chance:.4g}%: {listed}"
+    )
+
+
+def _tests(comparisons: Sequence[Comparison]) -> Iterable[tuple[str, str]]:
+    """What the paired tests are, and one line for each."""
+    if comparisons:
+        count = f"{len(comparisons)} comparison{'s' * (len(comparisons) > 1)}"
+        what = "differences between runs of the same seed, mean ± sample standard deviation (ddof 1)"
+        tests = "p of the paired t test and of Wilcoxon's signed-rank test, two-sided, not corrected for"
+        yield "paired", f"{what}; {tests} {count}"
+    for one in comparisons:
+        test, column, unit = one.test, one.column, " points" * (one.column.unit == "percent")
+        where = ", ".join(one.key.values())
+        who = f"{where + ': ' if where else ''}{one.label} - {one.against}, {column.heading}"
+        mean, std = number_format.signed(test.mean, column), number_format.number(test.std, column)
+        difference = f"{mean} ± {std}{unit}, n = {len(test.seeds)}"
+        yield "paired", f"{who}: {difference}, t test {_p(test.t_p)}, Wilcoxon {_p(test.wilcoxon_p)}"
+
+
+def _p(value: float | None) -> str:
+    return "undefined: no difference varies" if value is None else f"p = {p_value(value)}"
+
+
+def p_value(value: float | None) -> str:
+    """A p value with two digits that matter; "--" where it is not defined."""
+    return "--" if value is None else f"{value:.2g}"
+
+
+LEVELS = ("full", "short", "none")
+SHORT = (
+    "MIXED", "data", "columns", "attacks", "marks", "incomplete", "left out", "not run", "published", "note", "failed",
+    "checkpoint", "seeds", "missing",
+)  # fmt: skip
+
+
+def pared(grid: Grid, level: str) -> Grid:
+    """The grid with fewer notes: "short" says what its numbers are, "none" what its marks mean and what is mixed.
+
+    Short, many paired tests are one sentence: how many of them stay significant.
+    """
+    if level == "full":
+        return grid
+    kept = SHORT if level == "short" else ("MIXED",)
+    notes = [(what, note) for what, note in grid.notes if what in kept]
+    if level == "short":
+        reduced = [note.replace(f": {grid.label}", "") for what, note in grid.notes if what == "suite" and grid.label]
+        notes = [*(("suite", note) for note in reduced), *notes]
+        notes += [("paired", _summary(grid.paired))] * bool(grid.paired)
+    return replace(grid, notes=notes)
+
+
+def _summary(comparisons: Sequence[Comparison]) -> str:
+    """How many of the paired t tests stay below 0.05 after Holm's correction, and the largest of these differences."""
+    tested = [one for one in comparisons if one.test.t_p is not None]
+    corrected = statistics.holm([float(one.test.t_p or 0.0) for one in tested])
+    left = [one for one, p in zip(tested, corrected, strict=True) if p < 0.05]
+    said = f"{len(left)} of {len(comparisons)} paired t tests over seeds have p < 0.05 after Holm's correction"
+    if not left:
+        return said
+    most = max(left, key=lambda one: abs(one.test.mean))
+    where = ", ".join((*most.key.values(), most.column.heading))
+    return f"{said}, most {where}: {most.label} - {most.against} = {number_format.signed(most.test.mean, most.column)}"
+
+
+def _conditions(columns: Iterable[Column]) -> str:
+    """ "'NT': training NT; 'Acc' and 'Robust': training AT": which points the headings show, where they say so."""
+    shown: dict[str, list[str]] = {}
+    for column in columns:
+        if column.where:
+            said = ", ".join(f"{axis} {' or '.join(labels)}" for axis, labels in column.where.items())
+            shown.setdefault(said, []).append(f"'{column.heading}'")
+    return "; ".join(f"{_listed(headings)}: {said}" for said, headings in shown.items())
+
+
+def checkpoint(columns: Sequence[Column], select: str, plan: Plan, cells: Sequence[Cell]) -> str:
+    """Which round's model the numbers are of."""
+    return "; ".join(_checkpoint(columns, select, plan, cells))
+
+
+def _checkpoint(columns: Sequence[Column], select: str, plan: Plan, cells: Sequence[Cell]) -> Iterable[str]:
+    stages = {column.source.stage for column in columns}
+    last = f"{WORDS['last']} ({_listed({str(cell.spec['protocol']['rounds']) for cell in cells})})"
+    if any(stage == "evaluation" or stage.startswith("prior") for stage in stages):
+        yield last if select == "last" else WORDS[select]
+        if select not in plan.checkpoints:
+            yield f"this preset evaluates {_listed(plan.checkpoints)} only"
+    if "gap" in stages:
+        yield f"gap: {WORDS['best-test']}, minus {last}"
+    if "train" in stages:
+        ends = any(column.source.stage == "train" and column.source.round is None for column in columns)
+        yield f"training numbers: after the {last if ends else 'round that the column names'}"
+
+
+def _points(grid: Grid) -> str:
+    return ", in points" if all(column.unit == "percent" for column in grid.columns) else ""
+
+
+def data_note(facts: provenance.Facts, cells: Sequence[Cell]) -> str:
+    """Data sets with their variant, and on how many test images each metric was measured."""
+    shown = []
+    files = facts.data
+    for name in dict.fromkeys(cell.spec["data"]["name"] for cell in cells):
+        specs = [cell.spec["data"] for cell in cells if cell.spec["data"]["name"] == name]
+        variants = [variant for variant, _ in files.get(name, [])] or [spec.get("variant") for spec in specs]
+        said = CATALOGUE[name].title if name in CATALOGUE else name
+        said += "".join(f", variant {v}: not the published files" for v in dict.fromkeys(variants) if v)
+        by_size: dict[str, list[str]] = {}
+        for (dataset, metric), sizes in facts.sizes.items():
+            if dataset == name:
+                by_size.setdefault(" and ".join(map(str, sorted(sizes))), []).append(metric)
+        if len(by_size) == 1:
+            said += f"; n = {next(iter(by_size))} test images"
+        elif by_size:
+            said += "; test images: " + ", ".join(f"{n} for {', '.join(metrics)}" for n, metrics in by_size.items())
+        shown.append(said)
+    return ". ".join(shown)
+
+
+def _listed(items: Iterable[str]) -> str:
+    """ "a, b and c", in the order given; sets are sorted as numbers where they are numbers."""
+    if isinstance(items, (set, frozenset)):
+        items = sorted(items, key=lambda item: (len(item), item))
+    parts = list(items)
+    return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}" if parts else ""

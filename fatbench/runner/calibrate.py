@@ -1,0 +1,114 @@
+"""How fast this machine is, measured where nothing is known: cells of a plan, cut to a moment's work, for some seconds.
+
+They run as any cell does, in a process and a database of their own that are thrown away.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import tempfile
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from fatbench.errors import SpecError
+from fatbench.runner import start
+from fatbench.runner.executors import attempt
+from fatbench.runner.executors.local import gpu_count
+from fatbench.runner.jobs import Job, Machine
+from fatbench.store import timing
+from fatbench.store.stages import Store
+from fatbench.suite import cost, duration, facts, signatures
+from fatbench.suite.cells import Cell, Plan, digest
+from fatbench.suite.types import number
+
+ROUNDS = 2  # the first is not counted: it warms up
+EARLY = ("autoattack",)  # stop at images that fall: of a model that learned nothing they say nothing
+# (batches of a client, images attacked) of one pass over the kinds after another, for as long as there is time: what a
+# client or an attack begins with counts less in a long one, and each measurement counts by its work
+SIZES = ((1, 32), (4, 128), (16, 512))
+
+
+def samples(cells: Iterable[Cell], known: duration.Speeds) -> list[Cell]:
+    """A cell of each kind that nothing is known of, the kinds with the most work first."""
+    works: dict[tuple[str, ...], float] = {}
+    first: dict[tuple[str, ...], Cell] = {}
+    for cell in cells:
+        place, kind = duration.network(cell.spec), duration.kind(cell.spec)
+        attacks = {digest(one.attack) for one in cell.evaluations if one.attack["name"] not in EARLY}
+        new = tuple(sorted(one for one in attacks if (place, one) not in known.attacks))
+        if kind in known.training and not new:
+            continue
+        work = cost.training(cell.spec)
+        first.setdefault((kind, *new), cell)
+        works[kind, *new] = works.get((kind, *new), 0.0) + (0.0 if work is None else work.image_passes)
+    return [first[key] for key in sorted(works, key=works.__getitem__, reverse=True)]
+
+
+def job(cell: Cell, plan: Plan, data: Path, size: tuple[int, int] = SIZES[0]) -> Job:
+    """The cell with so many batches for each client in two rounds, or more if its partition needs them, and few images.
+
+    MachineError: its data set is not here.
+    """
+    for batches in (size[0], 4, 16, 64):
+        cut = _cut(cell, plan, batches, size[1])
+        try:
+            start.check_data([cut], data)
+        except SpecError:  # too few to deal out
+            continue
+        return cut
+    return cut
+
+
+def _cut(cell: Cell, plan: Plan, batches: int, images: int) -> Job:
+    spec: dict[str, Any] = {**cell.spec, "protocol": {**cell.spec["protocol"], "rounds": ROUNDS}, "monitor": None}
+    clients, batch = spec["partition"].get("clients") or 1, cost.local(spec["protocol"]).get("batch") or 1
+    have = spec["train"] or facts.of_data(spec["data"]).train or 10**9
+    spec["validation"] = min(spec["validation"], SIZES[0][1])
+    share = 1 - float(number(spec["client_holdout"]))
+    spec["train"] = min(have, int(batches * clients * batch / share) + 1 + spec["validation"])
+    spec["test"] = min(spec["test"] or images, images)
+    evaluations = [
+        replace(one, n=min(one.n or images, images)) for one in cell.evaluations if one.attack["name"] not in EARLY
+    ]
+    return Job(digest(spec)[:12], spec, evaluations, ["last"], plan.suite, plan.preset)
+
+
+def calibrated(plan: Plan, known: duration.Speeds, data: Path, seconds: float) -> list[timing.Timed]:
+    """What could be timed of the plan's cells in about so many seconds, once torch is imported."""
+    cells = samples(plan.unique(), known)
+    jobs = list({one.cell: one for size in SIZES for cell in cells for one in [job(cell, plan, data, size)]}.values())
+    if not jobs:
+        return []
+    with tempfile.TemporaryDirectory(prefix="fatbench-") as folder:
+        device = "cuda:0" if gpu_count() else "cpu"
+        machine = Machine(
+            db=str(Path(folder) / "speed.db"), files=folder, data=str(data.absolute()), device=device,
+            plugins=tuple(str(file) for file in signatures.plugins()),
+        )  # fmt: skip
+        with Store.open(machine.db, create=True):
+            pass
+        context = multiprocessing.get_context("spawn")
+        ours, theirs = context.Pipe()
+        process = context.Process(target=_measure, args=(jobs, machine, theirs), daemon=True)
+        process.start()
+        theirs.close()
+        if ours.poll(120):  # torch is imported
+            process.join(seconds)
+        if process.is_alive():
+            process.kill()
+        process.join()
+        with Store.open(machine.db) as store:
+            return timing.measured(store, after=ROUNDS - 1)
+
+
+def _measure(jobs: Sequence[Job], machine: Machine, pipe: Any) -> None:
+    import fatbench.engine.accuracy
+    import fatbench.engine.experiment
+    import fatbench.methods.algorithms  # noqa: F401
+
+    pipe.send(time.time())
+    for one in jobs:
+        attempt(one, machine, lambda event: None, lambda: False)

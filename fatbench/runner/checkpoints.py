@@ -1,0 +1,219 @@
+"""States and models on disk: immutable files named by their round, written whole or not at all.
+
+The database says which of them count, and has the SHA-256 of each: writing returns it, reading is given it. A file that
+is not what was written is `Damaged` and is never used. A file that the database does not name is left over from an
+interrupted run and is removed.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from fatbench.engine.rounds import State, Tensors
+from fatbench.errors import MachineError, Unavailable
+
+FULL = (errno.ENOSPC, errno.EDQUOT)
+LOST = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EIO)  # the file is gone or its disk is broken
+
+
+class Damaged(MachineError):
+    """A file that is missing, is not the one that was written, or cannot be understood."""
+
+
+def save_state(file: Path, state: State, cell: str = "") -> str:
+    """Write a protocol's state and return the file's SHA-256. Unavailable: disk full or folder not writable."""
+    parts = {"model": state.model, "server": state.server, "clients": {str(k): v for k, v in state.clients.items()}}
+    return _write(file, flatten(parts), {"cell": cell, "round": state.round})
+
+
+def load_state(
+    file: Path, device: str, sha256: str | None = None, cell: str | None = None, round: int | None = None
+) -> State:
+    """Read a state written by `save_state`; it must have this digest, be of this cell and of this round, where given.
+
+    Damaged: it is missing or another; MachineError: it cannot be opened.
+    """
+    tensors, header = _read(file, sha256, cell, round)
+    try:
+        parts = unflatten(_on(tensors, device))
+        clients = {int(k): own for k, own in parts["clients"].items()}
+        return State(int(header["round"]), parts["model"], parts["server"], clients)
+    except (KeyError, ValueError, AttributeError) as error:
+        raise Damaged(f"{file}: damaged, or not a state of ours ({error})") from None
+
+
+def save_model(file: Path, model: Tensors, own: Mapping[int, Tensors], **header: str) -> str:
+    """Write a model's state_dict, and the tensors that single clients have of their own, with text about them.
+
+    Returns the file's SHA-256. Unavailable: disk full or folder not writable.
+    """
+    tensors = {f"own/{k}/{name}": value for k, part in own.items() for name, value in part.items()}
+    return _write(file, {**model, **tensors}, header)
+
+
+def load_model(
+    file: Path, device: str, sha256: str | None = None, cell: str | None = None, round: int | None = None
+) -> tuple[Tensors, dict[int, Tensors], dict[str, str]]:
+    """(state_dict, per client its own tensors, header) of a file of `save_model`; checks and errors of `load_state`."""
+    tensors, header = _read(file, sha256, cell, round)
+    model: Tensors = {}
+    own: dict[int, Tensors] = {}
+    try:
+        for name, value in _on(tensors, device).items():
+            if name.startswith("own/"):
+                _, k, rest = name.split("/", 2)
+                own.setdefault(int(k), {})[rest] = value
+            else:
+                model[name] = value
+    except ValueError as error:
+        raise Damaged(f"{file}: damaged, or not a model of ours ({error})") from None
+    return model, own, header
+
+
+def model_file(round: int) -> str:
+    """The name of the file with the model of a round."""
+    return f"model-{round:06d}.safetensors"
+
+
+def clients_file(round: int) -> str:
+    """The name of the file with the clients' models of a round, before averaging."""
+    return f"clients-{round:06d}.safetensors"
+
+
+def save_artifacts(file: Path, artifacts: Tensors) -> str:
+    """Write what a round wants kept beside its numbers. Returns the file's SHA-256.
+
+    `fatbench.report.figures.artifacts.load` reads it, without torch. Unavailable: disk full or folder not writable.
+    """
+    return _write(file, artifacts, {})
+
+
+def check(file: Path, sha256: str) -> None:
+    """Raise Damaged where a file is missing or is not the one that was written; MachineError: it cannot be opened."""
+    _bytes(file, sha256)
+
+
+def sweep(folder: Path, keep: Iterable[str]) -> None:
+    """Remove checkpoint files of a cell that the database does not name."""
+    kept = set(keep)
+    for file in folder.glob("*.safetensors*"):
+        if file.name not in kept:
+            file.unlink(missing_ok=True)
+
+
+# --- nested names as paths ----------------------------------------------------------------------------------------
+
+
+def flatten(tree: Mapping[str, Any]) -> Tensors:
+    """The tensors of nested dictionaries by their path, "a/b/c".
+
+    In a name, "~" becomes "~0" and "/" becomes "~1" (RFC 6901). An empty dictionary is kept as an empty tensor whose
+    path ends in "/".
+    """
+    import torch
+
+    flat: Tensors = {}
+    for name, value in tree.items():
+        if not name:
+            raise ValueError("a tensor or dictionary of a state has no name")
+        path = name.replace("~", "~0").replace("/", "~1")
+        if isinstance(value, Mapping):
+            flat |= {f"{path}/{rest}": inner for rest, inner in flatten(value).items()}
+            if not value:
+                flat[f"{path}/"] = torch.empty(0)
+        else:
+            flat[path] = value
+    return flat
+
+
+def unflatten(flat: Tensors) -> dict[str, Any]:
+    """The nested dictionaries of which `flatten` made these tensors. ValueError: a path leads through a tensor."""
+    tree: dict[str, Any] = {}
+    for path, value in flat.items():
+        *parents, last = (part.replace("~1", "/").replace("~0", "~") for part in path.split("/"))
+        place = tree
+        for parent in parents:
+            place = place.setdefault(parent, {})
+            if not isinstance(place, dict):
+                raise ValueError(f"'{path}' leads through a tensor")
+        if last:
+            place[last] = value
+    return tree
+
+
+# --- files --------------------------------------------------------------------------------------------------------
+
+
+def _on(tensors: Tensors, device: str) -> Tensors:
+    return {name: value.to(device) for name, value in tensors.items()}
+
+
+def _write(file: Path, tensors: Tensors, header: Mapping[str, object]) -> str:
+    from safetensors.torch import save
+
+    temporary = file.with_name(f"{file.name}.{os.getpid()}.tmp")
+    data = save(
+        {name: value.detach().cpu().contiguous() for name, value in tensors.items()},
+        metadata={"fatbench": json.dumps(header)},
+    )
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with temporary.open("wb") as handle:
+            handle.write(data)
+            handle.flush()
+            os.fsync(handle.fileno())
+        os.replace(temporary, file)
+        folder = os.open(file.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)  # the new name too is on disk before the database says so
+        finally:
+            os.close(folder)
+    except OSError as error:
+        with suppress(OSError):  # it may not be there, nor its folder
+            temporary.unlink()
+        reason = "the disk is full" if error.errno in FULL else error.strerror
+        raise Unavailable(f"cannot write the checkpoint {file}: {reason}") from None
+    return hashlib.sha256(data).hexdigest()
+
+
+def _bytes(file: Path, sha256: str | None) -> bytes:
+    """A file's bytes, which must have this digest where one is given."""
+    try:
+        data = file.read_bytes()
+    except FileNotFoundError:
+        raise Damaged(f"{file}: no such checkpoint") from None
+    except OSError as error:
+        problem = f"{file}: cannot be read ({error.strerror})"
+        raise (Damaged if error.errno in LOST else MachineError)(problem) from None
+    if sha256 is not None and (found := hashlib.sha256(data).hexdigest()) != sha256:
+        raise Damaged(f"{file}: not the file that was written: its SHA-256 is {found}, {sha256} is stored")
+    return data
+
+
+def _read(file: Path, sha256: str | None, cell: str | None, round: int | None) -> tuple[Tensors, dict[str, str]]:
+    """(tensors on the CPU, header) of a file; digest, cell and round are checked where given."""
+    from safetensors.torch import load
+
+    data = _bytes(file, sha256)
+    try:
+        tensors = load(data)
+        length = int.from_bytes(data[:8], "little")  # the format: length of a JSON header, the header, the tensors
+        header = json.loads(json.loads(data[8 : 8 + length])["__metadata__"]["fatbench"])
+        found = header["cell"], int(header["round"])
+    except MemoryError:
+        raise
+    except Exception as error:  # safetensors, json and torch each have their own
+        said = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise Damaged(f"{file}: damaged, or not a checkpoint of ours ({said})") from None
+    if cell is not None and found[0] != cell:
+        raise Damaged(f"{file}: is of cell {found[0]}, not of {cell}")
+    if round is not None and found[1] != round:
+        raise Damaged(f"{file}: is of round {found[1]}, not of {round}")
+    return tensors, header

@@ -1,0 +1,72 @@
+"""`fatbench evaluate`: attack a saved model outside any suite, with the settings its file carries."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from fatbench import settings
+from fatbench.errors import MachineError, SpecError
+from fatbench.runner import checkpoints
+from fatbench.runner.executors import local
+from fatbench.suite import facts, signatures, weights
+
+
+def checkpoint(
+    file: Path,
+    attacks: Sequence[str],
+    n: int | None,
+    batch: int,
+    device: str | None,
+    precision: str | None,
+    data: Path | None,
+) -> list[dict[str, Any]]:
+    """Accuracy under each attack of a model file written by a run: [{"label", "attack", "accuracy", "n"}].
+
+    An attack is a name, or YAML such as "{name: pgd, eps: 8/255, step: 2/255, steps: 20}". SpecError, MachineError.
+    """
+    specs = [(text, signatures.check("Attack", _read(text), "--attack")) for text in attacks]
+    lane = local.lanes(device, 1)[0]
+    import torch
+
+    from fatbench.engine.accuracy import accuracy, models_of
+    from fatbench.engine.setup import Place, setup
+
+    model, own, header = checkpoints.load_model(file, lane)
+    if "spec" not in header:
+        raise MachineError(f"{file}: no settings in it; give a model-*.safetensors of a run")
+    spec = json.loads(header["spec"])
+    for _, attack in specs:
+        facts.refuse("Attack", attack, spec, "--attack")
+    signature = signatures.describe("Experiment", "cell")
+    root = settings.data_folder(str(data) if data else None)
+    place = Place(root, torch.device(lane), settings.precision(precision, [lane]))
+    ready = setup(place, **signatures.bind(signature, weights.located(spec, root)))
+    images, labels = ready.test[0][:n], ready.test[1][:n]
+    results = []
+    for text, attack in specs:
+        function = signatures.build("Attack", attack)
+        bits = [
+            accuracy(ready.problem, one, images, labels, function, ("evaluate", text), batch)[0]
+            for one in models_of(model, own).values()
+        ]
+        value = float(torch.cat(bits).double().mean())
+        results.append({"label": attack["name"], "attack": attack, "accuracy": value, "n": len(labels)})
+    return results
+
+
+def _read(text: str) -> Any:
+    """An attack as the command line gives it: a name or a YAML mapping."""
+    if not text.lstrip().startswith("{"):
+        return text
+    from ruamel.yaml import YAML
+    from ruamel.yaml.error import YAMLError
+
+    try:
+        return YAML(typ="safe", pure=True).load(text)
+    except YAMLError:
+        raise SpecError(
+            f"--attack: cannot read '{text}' as a YAML mapping such as {{name: fgsm, eps: 8/255}}"
+        ) from None

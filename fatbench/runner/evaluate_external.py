@@ -1,0 +1,221 @@
+"""Models that were not trained here: read, made ready, attacked, stored as cells of the suite "evaluate"."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fatbench import settings
+from fatbench.errors import MachineError, SpecError
+from fatbench.runner import worker
+from fatbench.runner.executors import local
+from fatbench.runner.jobs import Event, Job, Machine, Outcome
+from fatbench.store.stages import Store
+from fatbench.suite import cells, external_models, facts, signatures
+from fatbench.suite.cells import Evaluation, Plan
+from fatbench.suite.external_models import Model
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from fatbench.engine.setup import Setup
+
+
+@dataclass(frozen=True)
+class Task:
+    """On what a model is judged."""
+
+    data: Any  # a name or a mapping, as in a suite
+    evaluations: tuple[Evaluation, ...]
+    test: int | None = None  # first N test images of the data set
+    size: int | None = None  # side in pixels that images are resized to
+
+
+@dataclass(frozen=True)
+class Brought:
+    """A model and how to build it: `build(shape, classes)` gives the network, `state` its tensors."""
+
+    model: Model
+    build: Callable[[tuple[int, int, int], int], nn.Module]
+    state: Mapping[str, Tensor]
+
+
+def like(plan: Plan, dataset: str | None = None) -> Task:
+    """The images and attacks of a suite's cells, so that a model's row can stand among theirs.
+
+    An attack that only some of the cells face is among them. Transfers are left out: they are between the suite's own
+    cells.
+    SpecError: two cells differ in them; say which with a filter, or with the name of a data set.
+    """
+    chosen = [cell for cell in plan.cells if dataset in (None, cell.spec["data"]["name"])]
+    if not chosen:
+        known = ", ".join(sorted({cell.spec["data"]["name"] for cell in plan.cells}))
+        raise SpecError(f"--like {plan.suite}: no cell is on {dataset} (preset {plan.preset} has {known})")
+    data, test, size = (chosen[0].spec[key] for key in ("data", "test", "size"))
+    attacks: dict[str, Evaluation] = {}
+    for cell in chosen:
+        own = {one.label: one for one in cell.evaluations if one.origin is None}
+        images = (cell.spec["data"], cell.spec["test"], cell.spec["size"])
+        if images != (data, test, size) or any(attacks.get(label, one) != one for label, one in own.items()):
+            raise SpecError(
+                f"--like {plan.suite}: its cells differ in data, size or attacks: choose some by a filter "
+                "(-k, in Python `where`) or by the data set"
+            )
+        attacks = {**attacks, **own}
+    return Task(data, tuple(attacks.values()), test, size)
+
+
+def task(
+    plan: Plan | None,
+    dataset: Any = None,
+    attacks: Sequence[str] | None = None,
+    eps: str = "8/255",
+    n: int | None = None,
+    batch: int = 500,
+    size: int | None = None,
+) -> Task:
+    """Images and attacks: those of a suite's cells (`like`), or of a data set. SpecError: both are said, or neither."""
+    if plan is not None:
+        if attacks or n is not None or size is not None:
+            raise SpecError(f"--like {plan.suite} says which images and attacks; leave out --attack, -n and --size")
+        return like(plan, dataset)
+    if dataset is None:
+        raise SpecError("say the data set by --dataset NAME, or --like SUITE")
+    return Task(
+        dataset, external_models.evaluations(list(attacks or external_models.DEFAULT_ATTACKS), eps, n, batch), size=size
+    )
+
+
+def from_file(file: Path, network: str, name: str | None = None, **preprocessing: Any) -> Brought:
+    """A state dict in a file and the network that it belongs to. MachineError: unreadable; SpecError: no such network.
+
+    network: "timm/NAME" or "FILE.py:FUNCTION". preprocessing: mean, std, outputs, channels of `Model`.
+    """
+    from fatbench.models import external_network, pretrained
+
+    if not file.is_file():
+        raise MachineError(f"{file}: no such file")
+    try:
+        state = pretrained.from_file("evaluate", file)
+    except MachineError as error:
+        hint = "what is read is a state dict: torch.save(model.state_dict(), FILE), or safetensors"
+        raise MachineError(f"{error} ({hint})") from None
+    path, colon, function = network.rpartition(":")
+    code = Path(path) if colon and path.endswith(".py") else None
+    if code is not None and not code.is_file():
+        raise SpecError(f"--model: no such file: {code}")
+    model = Model(
+        name or file.name,
+        _sha256(file.read_bytes()),
+        network if code is None else f"{code.name}:{function}",
+        "" if code is None else _sha256(code.read_bytes()),
+        **preprocessing,
+    )
+    return Brought(model, lambda shape, classes: external_network.network(network, shape, classes), state)
+
+
+def from_module(module: nn.Module, name: str | None = None, **preprocessing: Any) -> Brought:
+    """A module in memory; it is copied, so what is done with it here changes nothing of it."""
+    from safetensors.torch import save
+
+    mine = copy.deepcopy(module)
+    state = {key: value.detach().cpu().clone().contiguous() for key, value in mine.state_dict().items()}
+    try:
+        code = inspect.getsource(type(module))
+    except (OSError, TypeError):  # typed at a prompt
+        code = repr(module)
+    kind = type(module).__name__
+    digest = _sha256(save(state))
+    model = Model(name or kind, digest, kind, _sha256(f"{code}\n{module!r}".encode()), **preprocessing)
+    return Brought(model, lambda shape, classes: mine, state)
+
+
+def evaluate(
+    brought: Brought,
+    task: Task,
+    *,
+    db: str | None = None,
+    data: Path | None = None,
+    device: str | None = None,
+    precision: str | None = None,
+    notify: Callable[[Event], None] = lambda event: None,
+) -> tuple[str, Outcome]:
+    """Attack a model and store every verdict: (its cell, how it ended). What is stored already is not done again.
+
+    SpecError: the file is of another network, or the network does not take such images or give so many classes.
+    MachineError: no such device, data missing, file unreadable.
+    """
+    spec = external_models.cell(brought.model, task.data, task.test, task.size)
+    for one in task.evaluations:
+        facts.refuse("Attack", one.attack, {"partition": {}, "train": None, "validation": 0, **spec}, one.label)
+    job = Job(cells.identity(spec), spec, list(task.evaluations), ["last"], external_models.SUITE, "paper")
+    url = settings.database(db)
+    lane = local.lanes(device, 1)[0]
+    machine = Machine(
+        db=url,
+        files=str(settings.files_folder(url).absolute()),
+        data=str(settings.data_folder(str(data) if data else None).absolute()),
+        device=lane,
+        precision=settings.precision(precision, [lane]),
+        path="reference",  # images as a plain script has them: not every network takes channels-last
+        retry_failed=True,
+    )
+    ready = _ready(brought, spec, machine)
+    with Store.open(url, create=True) as store:
+        return job.cell, worker.evaluate(job, machine, store, ready, notify)
+
+
+def _ready(brought: Brought, spec: Mapping[str, Any], machine: Machine) -> Setup:
+    """The data read and the network holding its state; one image has gone through it."""
+    import torch
+
+    from fatbench.engine.setup import Place, setup
+    from fatbench.models import external_network as networks
+
+    said = brought.model
+
+    def model(shape: tuple[int, int, int], classes: int) -> nn.Module:
+        network = brought.build(shape, classes)
+        networks.load(network, said.name, brought.state)
+        return networks.Preprocessed(network, said.mean, said.std, said.outputs, said.channels)
+
+    def alone(labels: Any, rng: Any, writers: Any) -> Sequence[Any]:
+        import numpy
+
+        return [numpy.arange(len(labels))]
+
+    place = Place(Path(machine.data), torch.device(machine.device), machine.precision, machine.path)
+    ready = setup(
+        place, seed=spec["seed"], data=signatures.build("Data", spec["data"]), partition=alone, model=model,
+        train=1, test=spec["test"], size=spec["size"],
+    )  # fmt: skip
+    _takes_images(ready, said)
+    return ready
+
+
+def _takes_images(ready: Setup, said: Model) -> None:
+    """SpecError: the network does not take one image of the data set, or does not give a number for each class."""
+    import torch
+
+    from fatbench.engine.local import pixels
+
+    x = pixels(ready.problem, ready.test[0][:1])
+    shape = "x".join(map(str, x.shape[1:]))
+    try:
+        with torch.no_grad():
+            given = ready.problem.model.eval()(x)
+    except Exception as error:  # the network's own code
+        line = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise SpecError(f"{said.network} does not take images of {shape} (see --size, --mean): {line}") from None
+    if not isinstance(given, torch.Tensor) or given.shape != (1, ready.classes):
+        found = "x".join(map(str, given.shape[1:])) if isinstance(given, torch.Tensor) else type(given).__name__
+        raise SpecError(f"{said.network} gives {found} for an image, {ready.classes} numbers, one a class, are needed")
+
+
+def _sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()

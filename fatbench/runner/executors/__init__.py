@@ -1,0 +1,116 @@
+"""Executors hand cells to workers: processes on this machine, Ray tasks, SLURM jobs.
+
+An executor is a module with two functions. `lanes(device, jobs, per_gpu, url)` says which devices work side by side,
+and refuses what cannot be done before anything is written. `run(jobs, machine, lanes, watch, stop, fail_fast=False)`
+works through the cells and says how each ended; `watch` takes the workers' events, `stop` is what the user asked for:
+0 to go on, 1 to end after the round at hand, 2 to end at once. What executors share is here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import socket
+import traceback
+from collections.abc import Callable
+from typing import NamedTuple
+
+from fatbench import settings
+from fatbench.errors import FatbenchError, SpecError, Unavailable
+from fatbench.runner.jobs import Event, Job, Machine, Outcome
+from fatbench.runner.worker import work
+from fatbench.store.stages import Store
+
+
+class Worker(NamedTuple):
+    """The process that has a cell in hand."""
+
+    host: str
+    pid: int
+
+
+def me() -> Worker:
+    """The process that asks."""
+    return Worker(socket.gethostname(), os.getpid())
+
+
+def asked(device: str | None, jobs: int | None) -> tuple[str, int | None]:
+    """(device, cells side by side) from the flags, else the settings. SpecError: neither a device nor a number."""
+    wanted = settings.setting("device", device) or "auto"
+    if wanted not in ("auto", "cpu", "cuda"):
+        kind, _, numbers = wanted.partition(":")
+        if kind != "cuda" or not all(part.isdecimal() for part in numbers.split(",")):
+            raise SpecError(f"--device: expected auto, cpu, cuda or cuda:0,1, got '{wanted}'")
+    if jobs is None and (number := settings.setting("jobs")):
+        if not number.isdecimal() or int(number) < 1:
+            raise SpecError(f"jobs: expected a number of cells side by side, got '{number}'")
+        jobs = int(number)
+    return wanted, jobs
+
+
+def patient(db: str) -> Store:
+    """The database for whoever has a cell in hand: that another process is writing is no reason to give it up."""
+    store = Store.open(db)
+    store.database.patience = math.inf
+    return store
+
+
+def attempt(job: Job, machine: Machine, notify: Callable[[Event], None], stop: Callable[[], bool]) -> Outcome:
+    """A worker's turn at a cell, with a database connection of its own.
+
+    A stage that fails is stored by `work`. What goes wrong around the stages (no database, no place for the log) has
+    nowhere to be stored: it is an event, and the worker lives to take the next cell.
+    """
+    try:
+        with patient(machine.db) as store:
+            return work(job, machine, store, notify, stop)
+    except Unavailable as error:
+        notify(Event(job.cell, "train", "blocked", message=str(error)))
+        return "blocked"
+    except Exception as error:
+        known = isinstance(error, FatbenchError)
+        notify(Event(job.cell, "train", "failed", message=str(error) if known else traceback.format_exc()))
+        return "failed"
+
+
+def bury(
+    job: Job, machine: Machine, worker: Worker | None, text: str, watch: Callable[[int, Event], None], lane: int
+) -> Outcome:
+    """Mark what a dead worker had in hand as failed; what other processes have in hand stays theirs."""
+    with patient(machine.db) as store:
+        held = _held(store, job, worker)
+        for run in held.values():
+            store.fail(run, text)
+    for stage in held or ["train"]:
+        watch(lane, Event(job.cell, stage, "failed", message=text))
+    return "failed"
+
+
+def release(job: Job, machine: Machine, worker: Worker | None) -> None:
+    """Give back what a dead worker had in hand: it goes on from the last checkpoint.
+
+    Where that cannot be written, its process being gone says so too.
+    """
+    with contextlib.suppress(Unavailable), Store.open(machine.db) as store:
+        for run in _held(store, job, worker).values():
+            store.release(run)
+
+
+def works(job: Job, machine: Machine, worker: Worker) -> bool:
+    """Whether a worker has a stage of its cell in hand and makes progress."""
+    with Store.open(machine.db) as store:
+        held = _held(store, job, worker)
+        rows = store.stages([job.cell])
+        return any(rows[job.cell, stage].alive for stage in held)
+
+
+def _held(store: Store, job: Job, worker: Worker | None) -> dict[str, int]:
+    """stage -> run, of the stages of a cell that a worker has in hand."""
+    rows = store.stages([job.cell]).values()  # before the runs: a claim between the two looks has its run then
+    workers = {run["id"]: (run["host"], run["pid"]) for run in store.runs([job.cell])}
+    return {
+        row.stage: row.run
+        for row in rows
+        if row.status == "running" and row.run is not None and workers.get(row.run) == worker
+    }

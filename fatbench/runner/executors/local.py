@@ -1,0 +1,294 @@
+"""Worker processes on this machine, each takes the next cell when it is free.
+
+A lane is what one cell at a time goes through. Every lane has a process of its own; with `--together N`, N lanes share
+one, each a thread there, and train as one program (`fatbench.engine.fast.cells`).
+
+A worker that makes no progress for two leases (it was stopped, or hangs) is killed, and its cell begun once more.
+
+A worker that dies (killed, out of memory, a crash in a library) takes only its cell with it: the cell is marked
+failed, a new worker takes the next one. So workers share nothing with one another, not even the lock of a queue, which
+would die with the worker that holds it: each has a pipe of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import importlib.util
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from multiprocessing.connection import wait
+from pathlib import Path
+from typing import Any
+
+from fatbench.errors import MachineError, Unavailable
+from fatbench.runner import processes
+from fatbench.runner.executors import Worker, asked, attempt, bury, me, release, works
+from fatbench.runner.jobs import Event, Job, Machine, Outcome
+
+
+def lanes(device: str | None, jobs: int | None, per_gpu: int | Mapping[int, int] = 1, url: str = "") -> list[str]:
+    """A GPU or a core a lane; `per_gpu` lanes a GPU, of all or by its number. MachineError: no such GPU; SpecError."""
+    wanted, jobs = asked(device, jobs)
+    have = gpu_count() if wanted != "cpu" else 0
+    if wanted == "cpu" or (wanted == "auto" and have == 0):
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        return ["cpu"] * (jobs or cores)
+    numbers = wanted.partition(":")[2]
+    gpus = [int(part) for part in numbers.split(",")] if numbers else list(range(have)) or [0]
+    if missing := [gpu for gpu in gpus if gpu >= have]:
+        raise MachineError(f"--device {wanted}: there is no GPU {missing[0]} here ({have} found; fatbench doctor)")
+    fit = {gpu: per_gpu if isinstance(per_gpu, int) else per_gpu.get(gpu, 1) for gpu in gpus}
+    return [f"cuda:{gpu}" for turn in range(max(fit.values())) for gpu in gpus if turn < fit[gpu]][:jobs]
+
+
+def gpu_count() -> int:
+    """How many GPUs torch can use here, as far as the driver says; without importing torch, which takes seconds."""
+    spec = importlib.util.find_spec("torch")
+    built = [Path(folder) / "lib" for folder in (spec and spec.submodule_search_locations) or ()]
+    if any((folder / "libtorch_hip.so").exists() for folder in built):
+        import torch
+
+        return torch.cuda.device_count()
+    if not any((folder / "libtorch_cuda.so").exists() for folder in built):
+        return 0
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+        count = ctypes.c_int(0)
+        found = driver.cuInit(0) == 0 and driver.cuDeviceGetCount(ctypes.byref(count)) == 0
+        return count.value if found else 0
+    except (OSError, AttributeError):  # no driver, or one of another make
+        return 0
+
+
+@dataclass
+class _Lane:
+    """A worker process, our end of the lane's pipe, and the cell it has in hand."""
+
+    process: Any
+    pipe: Any
+    job: Job | None = None
+    began: float = 0.0  # with the job
+    idle: int = 0  # looks in a row at which it had nothing in hand
+    verdict: str = ""  # why we have killed it
+
+    def tell(self, item: Any) -> None:
+        """A cell to work on, or None: end after the round at hand. A worker that is gone does not mind."""
+        with contextlib.suppress(OSError):
+            self.pipe.send(item)
+
+    @property
+    def worker(self) -> Worker:
+        return Worker(me().host, self.process.pid)
+
+
+def run(
+    jobs: Sequence[Job],
+    machine: Machine,
+    lanes: Sequence[str],
+    watch: Callable[[int, Event], None],
+    stop: Callable[[], int],
+    *,
+    fail_fast: bool = False,
+) -> dict[str, Outcome]:
+    """Work through `jobs`, `machine.together` neighbouring lanes a process; outcome per cell."""
+    context = multiprocessing.get_context("spawn")
+    waiting = list(jobs)
+    outcomes: dict[str, Outcome] = {}
+    workers: dict[int, _Lane] = {}
+    again: set[str] = set()  # cells whose worker was killed for making no progress
+    every = _looks(machine)
+    look = time.monotonic() + every
+    halted = False
+
+    def company(lane: int) -> list[int]:
+        first = lane - lane % machine.together
+        return list(range(first, min(first + machine.together, len(lanes))))
+
+    def start(members: Sequence[int]) -> None:
+        here = replace(machine, device=lanes[members[0]])
+        if len(members) == 1 and (begun := processes.taken()) is not None:
+            process, pipe = begun
+            workers[members[0]] = _Lane(process, pipe)
+            workers[members[0]].tell((_serve, here))
+            return
+        pipes = [context.Pipe() for _ in members]
+        process = processes.started(_serve, here, [theirs for _, theirs in pipes])
+        for lane, (ours, theirs) in zip(members, pipes, strict=True):
+            theirs.close()
+            workers[lane] = _Lane(process, ours)
+
+    def over(lane: int, job: Job, outcome: Outcome) -> None:
+        outcomes[job.cell] = outcome
+        watch(lane, Event(job.cell, "cell", outcome))
+        if outcome == "blocked" or (outcome == "failed" and fail_fast):
+            halt()
+
+    def halt() -> None:
+        nonlocal halted
+        if not halted:
+            halted = True
+            waiting.clear()
+            for worker in workers.values():
+                worker.tell(None)
+
+    try:
+        while waiting or any(worker.job for worker in workers.values()):
+            wish = stop()
+            if wish:
+                halt()
+            if wish >= 2:
+                break
+            for lane in range(len(lanes)):
+                if not waiting or (lane in workers and workers[lane].job is not None):
+                    continue
+                if lane not in workers or not workers[lane].process.is_alive():
+                    members = company(lane)
+                    if any(other in workers and workers[other].job for other in members):
+                        continue  # a process has died, and not all it had in hand is buried yet
+                    start(members)
+                workers[lane].job, workers[lane].began, workers[lane].idle = waiting.pop(0), time.monotonic(), 0
+                given = workers[lane].job
+                assert given is not None
+                workers[lane].tell(given)
+                watch(lane, Event(given.cell, "lane", "given"))
+            busy = {lane: worker for lane, worker in workers.items() if worker.job is not None}
+            ready = wait([worker.pipe for worker in busy.values()], timeout=0.1)
+            if time.monotonic() > look:
+                look = time.monotonic() + every
+                _judge(busy.values(), machine)
+            for lane, worker in busy.items():
+                job = worker.job
+                assert job is not None
+                try:
+                    # a process started by a worker that died can keep its end of the pipe open
+                    if worker.pipe not in ready and (worker.process.is_alive() or worker.pipe.poll()):
+                        continue
+                    item = worker.pipe.recv() if worker.pipe in ready else None
+                except (EOFError, OSError):
+                    item = None
+                if isinstance(item, Event):
+                    watch(lane, item)
+                    continue
+                if item is None:
+                    del workers[lane]
+                    text = _death(worker.process)
+                    killed = next((w.verdict for w in busy.values() if w.process is worker.process and w.verdict), "")
+                    if killed == IDLE and job.cell not in again and not halted:
+                        again.add(job.cell)
+                        release(job, machine, worker.worker)
+                        waiting.append(job)
+                        watch(lane, Event(job.cell, "train", "interrupted", message=f"{killed}: it is begun once more"))
+                        continue
+                    item = bury(job, machine, worker.worker, killed or text, watch, lane)
+                worker.job = None
+                over(lane, job, item)
+    finally:
+        for worker in workers.values():
+            if worker.job is None:
+                worker.tell(None)
+        end = time.monotonic() + 5
+        at_work = {worker.process.pid for worker in workers.values() if worker.job}
+        for worker in workers.values():
+            worker.process.join(0 if worker.process.pid in at_work else max(0.0, end - time.monotonic()))
+            if worker.process.is_alive():
+                worker.process.kill()
+                worker.process.join()
+            worker.pipe.close()
+            if worker.job is not None:
+                release(worker.job, machine, worker.worker)
+    for job in jobs:
+        outcomes.setdefault(job.cell, "interrupted")
+    return outcomes
+
+
+IDLE = "the worker process made no progress"
+IDLE_SECONDS = 20.0  # for a worker to have something in hand, at least; a lease, where that is longer
+GRACE = 60.0  # seconds for a worker to end a cell whose time is over by itself
+
+
+def _looks(machine: Machine) -> float:
+    """Seconds between two looks at what the workers have in hand."""
+    return min(max(machine.lease / 4, 5.0), 60.0)
+
+
+def _judge(workers: Iterable[_Lane], machine: Machine) -> None:
+    """Kill workers whose cell's time is over, and those that have had nothing in hand, or no progress, for a lease."""
+    limit = machine.time_limit
+    for worker in workers:
+        assert worker.job is not None
+        try:
+            worker.idle = 0 if works(worker.job, machine, worker.worker) else worker.idle + 1
+        except Unavailable:  # nobody can make progress
+            worker.idle = 0
+        if limit is not None and time.monotonic() - worker.began > limit + GRACE:
+            worker.verdict = f"TimeLimit: {limit:g} s are over, and the worker process did not end by itself"
+        elif worker.idle * _looks(machine) > max(machine.lease, IDLE_SECONDS):
+            worker.verdict = IDLE
+        if worker.verdict:
+            worker.process.kill()
+
+
+def _death(process: Any) -> str:
+    """How a worker process ended, in words."""
+    process.join(5)
+    code = process.exitcode
+    if code is None:
+        process.kill()
+        process.join()
+        return "the worker process closed its pipe without an answer"
+    name = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+    return f"the worker process ended with {name}{' (out of memory?)' if name == 'SIGKILL' else ''}"
+
+
+def _serve(machine: Machine, pipes: Sequence[Any]) -> None:
+    """A worker process's life: that of its one lane, or of several, each in a thread."""
+    if len(pipes) == 1:
+        _take(machine, pipes[0])
+    else:
+        from fatbench.engine.fast.cells import Together
+
+        machine = replace(machine, meeting=Together())
+        threads = [threading.Thread(target=_take, args=(machine, pipe), daemon=True) for pipe in pipes]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    gc.unfreeze()  # at its exit triton, which timm brings, names on stderr every function that is still there
+
+
+def _take(machine: Machine, pipe: Any) -> None:
+    """Take a job, do it, say how it went, until there is none or the parent is gone."""
+    stopped = False
+
+    def notify(event: Event) -> None:
+        with contextlib.suppress(OSError):  # the parent is gone: the stage is not to blame
+            pipe.send(event)
+
+    def next_job() -> Job | None:
+        try:
+            job: Job | None = pipe.recv()
+            return job
+        except (EOFError, OSError):
+            return None
+
+    def stop() -> bool:
+        nonlocal stopped
+        stopped = stopped or (pipe.poll() and next_job() is None)
+        return stopped
+
+    while not stopped and (job := next_job()) is not None:
+        with machine.meeting.cell() if machine.meeting else contextlib.nullcontext():
+            outcome = attempt(job, machine, notify, stop)
+        if machine.meeting is None:
+            gc.freeze()  # what outlives a cell, such as modules it imported, need not be looked at after the next
+        try:
+            pipe.send(outcome)
+        except OSError:
+            return

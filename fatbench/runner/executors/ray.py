@@ -1,0 +1,277 @@
+"""Cells as Ray tasks: on the cluster that RAY_ADDRESS names, else on one started here for the run.
+
+Every node must see the data, the files folder and the database under the same paths, and have fatbench and the
+plugins installed. On several nodes the database is PostgreSQL. A cell whose node is lost is begun once more on another.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+from fatbench.errors import MachineError, SpecError
+from fatbench.runner.executors import Worker, asked, attempt, bury, local, me, release
+from fatbench.runner.jobs import Event, Job, Machine, Outcome
+from fatbench.store.database import Database
+
+PATIENCE = 3.0  # seconds that a cluster may take to know that a node is gone
+
+
+def lanes(device: str | None, jobs: int | None, per_gpu: int, url: str) -> list[str]:
+    """What the cluster has: a GPU (or a share of one) or a core a lane.
+
+    SpecError: no Ray, a device that is not Ray's to choose, SQLite on several nodes. MachineError: no GPU, no cluster.
+    """
+    ray = _package()
+    wanted, jobs = asked(device, jobs)
+    if ":" in wanted:
+        raise SpecError(f"--device {wanted}: Ray chooses the GPUs; give cuda (CUDA_VISIBLE_DEVICES hides the others)")
+    if not (_address() or ray.is_initialized()):
+        return local.lanes(wanted, jobs, per_gpu)
+    with _connected(ray):
+        nodes = sum(node["Alive"] for node in ray.nodes())
+        have = ray.cluster_resources()
+    database = Database(url)
+    if nodes > 1 and database.path is not None:
+        raise SpecError(
+            f"{database.shown}: {nodes} Ray nodes cannot share a SQLite file; use PostgreSQL:"
+            " --db postgresql://user:password@host/name"
+        )
+    gpus, cores = int(have.get("GPU", 0)), int(have.get("CPU", 0))
+    if wanted == "cuda" and not gpus:
+        raise MachineError("--device cuda: the Ray cluster has no GPU")
+    if gpus and wanted != "cpu":
+        return [f"cuda:{gpu}" for _ in range(per_gpu) for gpu in range(gpus)][:jobs]
+    return ["cpu"] * (jobs or max(cores, 1))
+
+
+def run(
+    jobs: Sequence[Job],
+    machine: Machine,
+    lanes: Sequence[str],
+    watch: Callable[[int, Event], None],
+    stop: Callable[[], int],
+    *,
+    fail_fast: bool = False,
+) -> dict[str, Outcome]:
+    """Work through `jobs`, as many tasks at a time as there are lanes; outcome per cell."""
+    ray = _package()
+    with _connected(ray, lanes):
+        return _run(ray, jobs, machine, lanes, watch, stop, fail_fast)
+
+
+def _run(
+    ray: Any,
+    jobs: Sequence[Job],
+    machine: Machine,
+    lanes: Sequence[str],
+    watch: Callable[[int, Event], None],
+    stop: Callable[[], int],
+    fail_fast: bool,
+) -> dict[str, Outcome]:
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    with_us = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    board = ray.remote(num_cpus=0, scheduling_strategy=with_us)(Board).remote()  # another node may be lost
+    # Ray names the GPU: a task sees only the one it was given
+    here = replace(machine, device="cpu" if lanes[0] == "cpu" else "cuda:0")
+    gpu = 0.0 if lanes[0] == "cpu" else 1 / max(Counter(lanes).values())
+    task = ray.remote(num_cpus=1, num_gpus=gpu, max_retries=0)(_work)
+    waiting, free = list(jobs), list(range(len(lanes)))
+    tasks: dict[Any, tuple[int, Job]] = {}
+    workers: dict[str, tuple[Worker, str]] = {}  # who has taken a cell, and on which node
+    again: set[str] = set()  # cells whose node was lost
+    outcomes: dict[str, Outcome] = {}
+    halted = False
+
+    def hear() -> None:
+        for lane, item in ray.get(board.take.remote()):
+            if isinstance(item, Event):
+                watch(lane, item)
+            else:
+                cell, worker, node = item
+                workers[cell] = worker, node
+
+    def halt() -> None:
+        nonlocal halted
+        if not halted:
+            halted = True
+            waiting.clear()
+            ray.get(board.stop.remote())
+            hear()
+            for reference, (_, job) in tasks.items():
+                if job.cell not in workers:  # it waits for a place on the cluster
+                    ray.cancel(reference)
+
+    while waiting or tasks:
+        wish = stop()
+        if wish:
+            halt()
+        if wish >= 2:
+            break
+        while waiting and free:
+            lane, job = free.pop(0), waiting.pop(0)
+            tasks[task.remote(lane, job, here, board)] = (lane, job)
+            watch(lane, Event(job.cell, "lane", "given"))
+        ready, _ = ray.wait(list(tasks), timeout=0.2)
+        hear()
+        for reference in ready:
+            lane, job = tasks.pop(reference)
+            free.append(lane)
+            try:
+                outcome = ray.get(reference)
+            except ray.exceptions.TaskCancelledError:
+                outcome = "interrupted"
+            except ray.exceptions.RayError as error:
+                worker, node = workers.pop(job.cell, (None, ""))
+                if job.cell not in again and _lost(ray, error, node):
+                    again.add(job.cell)
+                    release(job, machine, worker)
+                    if not halted:
+                        waiting.append(job)
+                        text = "its Ray node is lost: it is begun once more"
+                        watch(lane, Event(job.cell, "train", "interrupted", message=text))
+                        continue
+                    outcome = "interrupted"
+                else:
+                    where = f" on {worker.host}" if worker else ""
+                    text = f"the Ray worker{where} ended: {type(error).__name__}: {str(error).splitlines()[0]}"
+                    outcome = bury(job, machine, worker, text, watch, lane)
+            outcomes[job.cell] = outcome
+            watch(lane, Event(job.cell, "cell", outcome))
+            if outcome == "blocked" or (outcome == "failed" and fail_fast):
+                halt()
+    for reference in tasks:
+        ray.cancel(reference, force=True)
+    if tasks:
+        ray.wait(list(tasks), num_returns=len(tasks), timeout=10)
+        hear()
+    for _, job in tasks.values():
+        release(job, machine, workers.get(job.cell, (None, ""))[0])
+    for job in jobs:
+        outcomes.setdefault(job.cell, "interrupted")
+    return outcomes
+
+
+def _lost(ray: Any, error: Exception, node: str) -> bool:
+    """Whether a task ended because its node is gone; the cluster may know that a moment later than of the task."""
+    end = time.monotonic() + PATIENCE
+    while not isinstance(error, ray.exceptions.NodeDiedError):
+        if any(one["NodeID"] == node and not one["Alive"] for one in ray.nodes()):
+            return True
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.2)
+    return True
+
+
+class Board:
+    """An actor that both sides write on: the tasks what they do, the driver that they are to stop."""
+
+    def __init__(self) -> None:
+        self.items: list[tuple[int, Any]] = []
+        self.stopping = False
+
+    def tell(self, lane: int, item: Any) -> None:
+        """An event, or (cell, worker, node): who has taken the cell, and on which node."""
+        self.items.append((lane, item))
+
+    def take(self) -> list[tuple[int, Any]]:
+        """What was told since the last time."""
+        items, self.items = self.items, []
+        return items
+
+    def stop(self) -> None:
+        """The tasks are to end after the round at hand."""
+        self.stopping = True
+
+    def stopped(self) -> bool:
+        """Whether the tasks are to end."""
+        return self.stopping
+
+
+def _work(lane: int, job: Job, machine: Machine, board: Any) -> Outcome:
+    """The task."""
+    import ray
+
+    def notify(event: Event) -> None:
+        board.tell.remote(lane, event)
+
+    def stop() -> bool:
+        try:
+            return bool(ray.get(board.stopped.remote()))
+        except ray.exceptions.RayError:  # the driver is gone, and the board with it
+            return True
+
+    ray.get(board.tell.remote(lane, (job.cell, me(), ray.get_runtime_context().get_node_id())))
+    outcome: Outcome = "interrupted" if stop() else attempt(job, machine, notify, stop)
+    stop()  # calls arrive in order: now every event has
+    return outcome
+
+
+def _package() -> Any:
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is sent home unasked
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # a later Ray's default, and this one warns of it
+    try:
+        import ray
+    except ModuleNotFoundError:
+        raise SpecError("--executor ray needs Ray: pip install 'fatbench[ray]'") from None
+    return ray
+
+
+def _address() -> str | None:
+    address = os.environ.get("RAY_ADDRESS")
+    return None if address == "local" else address or None
+
+
+@contextlib.contextmanager
+def _connected(ray: Any, lanes: Sequence[str] = ()) -> Iterator[None]:
+    """A connection to Ray. One that was there before stays; what is started here is ended here.
+
+    Ray takes SIGTERM for itself and writes messages of its nodes to stdout: the one goes back, the others to stderr.
+    """
+    if ray.is_initialized():
+        yield
+        return
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.getsignal(number) for number in numbers]
+    address = _address()
+    options: dict[str, Any] = {"address": address}
+    if address is None:
+        gpus = len({lane for lane in lanes if lane != "cpu"})
+        # tasks pass no arrays: the store is the smallest that Ray accepts
+        options = {"address": "local", "num_cpus": len(lanes), "num_gpus": gpus, "object_store_memory": 80 << 20}
+        options["include_dashboard"] = False
+    with contextlib.redirect_stdout(sys.stderr):
+        try:
+            if address is not None:
+                _knock(address)
+            ray.init(log_to_driver=False, logging_level="ERROR", **options)
+        except Exception as error:  # a node that does not start in time is a plain one
+            ray.shutdown()
+            where = f"RAY_ADDRESS={address}" if address else "Ray does not start here"
+            token = address and isinstance(error, ConnectionError) and not isinstance(error, ConnectionRefusedError)
+            hint = " (a cluster that asks for a token wants RAY_AUTH_MODE=token)" if token else ""
+            raise MachineError(f"{where}: {str(error).splitlines()[0]}{hint}") from None
+        finally:
+            for number, handler in zip(numbers, before, strict=True):
+                signal.signal(number, handler)
+        try:
+            yield
+        finally:
+            ray.shutdown()
+
+
+def _knock(address: str) -> None:
+    """Find out in seconds that nobody answers at HOST:PORT; Ray takes minutes."""
+    host, _, port = address.rpartition("/")[2].rpartition(":")
+    if host and port.isdecimal():
+        socket.create_connection((host, int(port)), timeout=10).close()

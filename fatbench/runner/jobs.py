@@ -1,0 +1,77 @@
+"""What a run hands to those who do its work, and what they say: plain data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from fatbench.settings import LocalPath
+from fatbench.store.leases import LEASE
+from fatbench.suite.cells import Evaluation
+
+if TYPE_CHECKING:
+    from fatbench.engine.fast.cells import Together
+    from fatbench.runner.heartbeat import Pulse
+
+# waiting: for other cells' models; blocked: what every cell needs is not to be had (Unavailable), so the run stops
+Outcome = Literal["done", "failed", "interrupted", "elsewhere", "waiting", "blocked"]
+WORSE: tuple[Outcome, ...] = ("done", "elsewhere", "failed")  # of stages, for their cell
+
+
+@dataclass(frozen=True)
+class Job:
+    """A cell and what a suite wants to know of it; plain data, so that it travels to other processes and machines."""
+
+    cell: str
+    spec: dict[str, Any]
+    evaluations: list[Evaluation]
+    checkpoints: list[str]
+    suite: str
+    preset: str
+    label: str = ""  # the point of the grid in words, for people: "Non-IID, FedAvg, SFAT, seed 6"
+
+
+@dataclass(frozen=True)
+class Machine:
+    """How this run is carried out: what `fatbench run` was told about the machine."""
+
+    db: str
+    files: str
+    data: str
+    device: str = "cpu"
+    precision: Literal["fp32", "tf32", "bf16"] = "fp32"
+    strict: bool = True  # deterministic kernels only, where the precision has them; see `stage.with_some_kernel`
+    path: LocalPath = "loop"
+    microbatch: int | None = None
+    together: int = 1  # cells that one process trains as one program
+    retry_failed: bool = False
+    rerun_changed: bool = False  # begin again what other versions of the plug-ins computed
+    checkpoint_seconds: float = 30.0
+    threads: int = 1
+    plugins: tuple[str, ...] = ()
+    lease: float = LEASE  # seconds without progress after which another process may take a stage over
+    time_limit: float | None = None  # seconds that a turn at a cell may take
+    meeting: Together | None = None  # of the cells of a worker process, made there
+    pulse: Pulse | None = None  # of the cell in hand, made there
+
+
+@dataclass(frozen=True)
+class Event:
+    """What a worker tells whoever watches."""
+
+    cell: str
+    stage: str  # a stage; "cell" when all of a cell's work is over; "lane" when a worker is "given" it
+    kind: Literal["given", "start", "progress", "done", "failed", "interrupted", "elsewhere", "waiting", "blocked"]
+    round: int = 0
+    total: int = 0
+    images: float = 0.0  # image passes since the last event
+    loss: float | None = None  # of the round's training
+    accuracy: float | None = None  # of training: on clean test images; of an attack: so far
+    message: str = ""
+
+
+def evaluation_rounds(job: Job, record: Mapping[str, Any]) -> list[int]:
+    """The rounds whose models the job's evaluations attack; each once."""
+    rounds = [int(record[name]["round"]) for name in job.checkpoints if name in record]
+    return list(dict.fromkeys(rounds))

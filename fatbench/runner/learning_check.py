@@ -1,0 +1,61 @@
+"""The first cell of a plan looked at while it trains, for `fatbench suite check --learn`. Nothing is stored."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from fatbench.runner.start import check_data, jobs_of
+from fatbench.suite import signatures, weights
+from fatbench.suite.cells import Plan
+
+IMAGES = 1000  # test images looked at after a round
+
+
+@dataclass(frozen=True)
+class Look:
+    """The model after a round, on the first test images."""
+
+    round: int
+    rounds: int
+    steps: int  # of a client's optimiser so far, the mean over those that took part
+    loss: float  # mean training loss of the round's clients; nan where the protocol reports none
+    accuracy: float  # natural, mean over the clients' models where there is no global one
+    n: int
+    chance: float  # share of the most frequent class
+
+
+def looks(plan: Plan, data: Path, device: str) -> Iterator[Look]:
+    """Train the plan's first cell, and look at its natural accuracy after each round.
+
+    It ends at a loss that is not finite, or with the training.
+    MachineError: data missing or damaged; SpecError: the data cannot be split as the cell says.
+    """
+    import torch
+
+    from fatbench.engine.accuracy import accuracy, models_of, natural, of_client
+    from fatbench.engine.setup import Place, setup
+
+    job = jobs_of(plan)[0]
+    check_data([job], data)
+    torch.set_num_threads(1)
+    bound = signatures.bind(signatures.describe("Experiment", "cell"), weights.located(job.spec, data))
+    ready = setup(Place(data, torch.device(device)), **bound)
+    images, labels = ready.test[0][:IMAGES], ready.test[1][:IMAGES]
+    n, share = len(labels), float(labels.bincount().max()) / len(labels)
+    rounds, steps = int(job.spec["protocol"]["rounds"]), 0.0
+    for result in bound["protocol"](ready.problem, ready.initial):
+        count, updates = result.index + 1, result.updates
+        taken = [update.stats.steps for update in updates]
+        steps += sum(taken) / len(taken) if taken else result.cost.gradient_steps
+        loss = sum(u.n * u.stats.loss for u in updates) / sum(u.n for u in updates) if updates else math.nan
+        right = [
+            accuracy(ready.problem, model, images, labels, natural, ("learn", count, *of_client(k)))[0]
+            for k, model in models_of(result.state.model, result.own).items()
+        ]
+        value = float(torch.stack(right).double().mean())
+        yield Look(count, rounds, round(steps), loss, value, n, share)
+        if math.isinf(loss) or (updates and math.isnan(loss)):
+            return

@@ -1,0 +1,81 @@
+"""Memory that is not enough: the same work once more, with fewer images in the network at once."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from fatbench.engine.memory import out_of_memory
+from fatbench.errors import FatbenchError
+from fatbench.settings import STACKED
+
+if TYPE_CHECKING:
+    from fatbench.runner.jobs import Machine, Outcome
+
+log = logging.getLogger("fatbench")
+
+
+class OutOfMemory(FatbenchError):
+    """This device's memory is not enough, and nothing can be done about it here."""
+
+    exit_code = 1
+
+
+def sparing(
+    do: Callable[[Machine], Outcome], machine: Machine, batch: int, describe: Callable[[Mapping[str, Any]], None]
+) -> Outcome:
+    """`do`, and where memory was not enough once more with a quarter of the images in the network at once.
+
+    An attack of ours halves what does not fit by itself (`fatbench.engine.gradients.in_parts`). Here are training, and
+    the attacks of other people.
+
+    batch: images of a step. describe: adds to the run's provenance. The gradients are the same, to rounding.
+    OutOfMemory: it was not enough then either, or the network needs its whole batch.
+    """
+    try:
+        return do(machine)
+    except Exception as error:
+        if not out_of_memory(error):
+            raise
+        said = (str(error).strip() or type(error).__name__).splitlines()[0]
+    free_memory()  # here, where the error and all that its frames held are gone
+    before = min(machine.microbatch or batch, batch)
+    parts = max(1, before // 4)
+    if parts == before:
+        raise OutOfMemory(f"{said}; there is only one image in the network at a time already")
+    log.warning("out of memory (%s): once more, with at most %d images in the network at once", said, parts)
+    describe({"microbatch": parts, "out_of_memory": said})
+    try:
+        return do(replace(machine, microbatch=parts, path="loop" if machine.path in STACKED else machine.path))
+    except Exception as error:
+        if out_of_memory(error):
+            raise OutOfMemory(f"{said}; nor is it enough for {parts} images in the network at once") from None
+        if isinstance(error, ValueError) and "batch normalisation needs its whole batch" in str(error):
+            raise OutOfMemory(
+                f"{said}; fewer images at once would change the gradients: this model has batch normalisation, which"
+                " needs its whole batch"
+            ) from None
+        raise
+
+
+def free_memory() -> None:
+    """Give back what nobody uses any more."""
+    torch = sys.modules.get("torch")
+    gc.collect()
+    if torch is not None and torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def gpu_memory(device: str) -> int:
+    """The most bytes that this process has had from a GPU since it was last asked; 0: the device is none."""
+    if not device.startswith("cuda"):
+        return 0
+    import torch
+
+    most = int(torch.cuda.max_memory_reserved(device))
+    torch.cuda.reset_peak_memory_stats(device)
+    return most

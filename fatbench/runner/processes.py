@@ -1,0 +1,97 @@
+"""Worker processes: deaf to the user's signals, and one of them begun before it is known what there is to do.
+
+A worker first imports torch, which takes longer than to expand ten thousand cells. So a command may have one begin with
+that, `early`, while it reads the suite and the database; an executor takes it from `taken`. It opens nothing and writes
+nothing before it is handed its machine, and where there is nothing to do after all, it is killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import multiprocessing
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from multiprocessing import resource_tracker
+from typing import Any
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+_EARLY: list[tuple[Any, Any]] = []  # (process, our end of its pipe)
+
+
+def started(target: Callable[..., None], *arguments: Any) -> Any:
+    """A new process that imports the engine and calls `target`.
+
+    Ctrl-C reaches every process of the terminal; the parent decides, and the child is deaf from its first instant.
+    """
+    process: Any = multiprocessing.get_context("spawn").Process(target=_ready, args=(target, *arguments), daemon=True)
+    resource_tracker.ensure_running()  # which would unblock the signals
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    process.start()
+    signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    return process
+
+
+@contextlib.contextmanager
+def early(wanted: bool = True) -> Iterator[None]:
+    """Inside, a worker imports the engine meanwhile; it is gone at the end, whether somebody took it or not."""
+    process = None
+    if wanted:
+        ours, theirs = multiprocessing.get_context("spawn").Pipe()
+        process = started(_begin, theirs)
+        theirs.close()
+        _EARLY.append((process, ours))
+    try:
+        yield
+    finally:
+        if process is not None:
+            process.kill()
+            process.join()
+            _EARLY.clear()
+
+
+def taken() -> tuple[Any, Any] | None:
+    """The worker that was begun early and our end of its pipe, for the one who asks first.
+
+    It is to be sent `(serve, machine)`, and calls `serve(machine, [its end])`.
+    """
+    while _EARLY:
+        process, pipe = _EARLY.pop()
+        if process.is_alive():
+            return process, pipe
+    return None
+
+
+def _ready(target: Callable[..., None], *arguments: Any) -> None:
+    _die_with_parent()
+    import_engine()
+    target(*arguments)
+
+
+def _begin(pipe: Any) -> None:
+    try:
+        serve, machine = pipe.recv()
+    except EOFError:
+        return
+    serve(machine, [pipe])
+
+
+def import_engine() -> None:
+    """Import what every cell needs, and keep the collector from looking at it again after each cell."""
+    gc.disable()
+    import fatbench.engine.accuracy
+    import fatbench.engine.experiment
+    import fatbench.methods.algorithms
+    import fatbench.runner.worker  # noqa: F401
+
+    gc.enable()
+    gc.freeze()
+
+
+def _die_with_parent() -> None:
+    """Ask Linux to kill this process when its parent dies, so that a killed run leaves no worker behind."""
+    if sys.platform == "linux":
+        pr_set_pdeathsig = 1
+        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)

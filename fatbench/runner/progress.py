@@ -1,0 +1,151 @@
+"""How far cells are: from the stages in the database and what a suite asks for. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from sqlalchemy import select
+
+from fatbench.runner import versions
+from fatbench.runner.jobs import Job, evaluation_rounds
+from fatbench.store.schema import RUNS
+from fatbench.store.stages import StageRow, Store
+from fatbench.suite import duration
+from fatbench.suite.cells import Cell, Evaluation, Plan
+from fatbench.suite.files import Suite
+
+STATES = ("done", "failed", "running", "todo")
+CHANGED = "changed"  # computed with another version of a plug-in; counted where there is any
+
+
+@dataclass(frozen=True)
+class Row:
+    """One cell of a plan: its state, and what is known of its training."""
+
+    cell: Cell
+    status: str  # one of STATES (an interrupted cell is one to do), or CHANGED
+    round: int
+    total: int
+    stages_done: int
+    stages: int
+    error: str
+    changed: Mapping[str, str]  # stage -> what changed
+
+
+def of(plan: Plan, store: Store | None) -> list[Row]:
+    """The state of each cell of a plan."""
+    cells = plan.unique()
+    jobs = {
+        cell.id: Job(cell.id, cell.spec, list(cell.evaluations), plan.checkpoints, plan.suite, plan.preset)
+        for cell in cells
+    }
+    rows = {} if store is None else _by_cell(store.stages(list(jobs)))
+    other = {} if store is None else versions.changed(list(jobs.values()), store)
+    result = []
+    for cell in cells:
+        mine = rows.get(cell.id, {})
+        train = mine.get("train")
+        status, done, wanted = _state(jobs[cell.id], mine, other.get(cell.id, {}))
+        error = next((row.error for row in mine.values() if row.status == "failed" and row.error), "") or ""
+        result.append(
+            Row(cell, status, train.round if train else 0, int(cell.spec["protocol"]["rounds"]), done, wanted,
+                error.strip().splitlines()[-1] if error.strip() else "", other.get(cell.id, {}))
+        )  # fmt: skip
+    return result
+
+
+def of_jobs(jobs: Sequence[Job], store: Store) -> dict[str, str]:
+    """The state of each job's cell."""
+    rows = _by_cell(store.stages([job.cell for job in jobs]))
+    other = versions.changed(jobs, store)
+    return {job.cell: _state(job, rows.get(job.cell, {}), other.get(job.cell, {}))[0] for job in jobs}
+
+
+def _by_cell(stages: Mapping[tuple[str, str], StageRow]) -> dict[str, dict[str, StageRow]]:
+    rows: dict[str, dict[str, StageRow]] = {}
+    for (cell, stage), row in stages.items():
+        rows.setdefault(cell, {})[stage] = row
+    return rows
+
+
+def _state(job: Job, rows: Mapping[str, StageRow], changed: Mapping[str, str]) -> tuple[str, int, int]:
+    """(state, stages done, stages asked for) of one cell.
+
+    A changed stage is not done. A cell whose training is changed is changed, whatever else is to do.
+    """
+    wanted = ["train"]
+    train = rows.get("train")
+    if train is not None and train.status == "done":
+        wanted += [e.stage(r) for r in evaluation_rounds(job, train.record) for e in job.evaluations]
+    else:
+        wanted += [e.id for e in job.evaluations]  # which rounds is not known yet
+    states = [_of_stage(rows.get(stage), stage in changed) for stage in wanted]
+    done = states.count("done")
+    left = ("running", "failed", "todo", "interrupted", CHANGED)
+    state = next((state for state in left if state in states), "done")
+    if state != "running" and states[0] == CHANGED:
+        state = CHANGED
+    return ("todo" if state == "interrupted" else state), done, len(wanted)
+
+
+def _of_stage(row: StageRow | None, changed: bool) -> str:
+    if row is None or (row.status == "running" and not row.alive and not changed):
+        return "todo"
+    return CHANGED if changed and not row.alive else row.status
+
+
+def left(plan: Plan, store: Store) -> duration.Left:
+    """What is to do of each of the plan's cells, for an estimate of its time."""
+    rows = _by_cell(store.stages([cell.id for cell in plan.unique()]))
+
+    def rounds(cell: Cell) -> list[int] | None:
+        """The rounds to attack, once they are known."""
+        train = rows.get(cell.id, {}).get("train")
+        if train is None or train.status != "done":
+            return None
+        job = Job(cell.id, cell.spec, list(cell.evaluations), plan.checkpoints, plan.suite, plan.preset)
+        return evaluation_rounds(job, train.record)
+
+    known = [len(found) for cell in plan.unique() if (found := rounds(cell)) is not None]
+    nothing_done = duration.everything(plan, sum(known) / len(known) if known else None)
+
+    def of_cell(cell: Cell) -> tuple[float, list[tuple[Evaluation, float]]]:
+        mine = rows.get(cell.id, {})
+        if (found := rounds(cell)) is None:
+            train = mine.get("train")
+            share = 1 - train.round / train.total if train is not None and train.total else 1.0
+            return share, nothing_done(cell)[1]
+        todo = [
+            (one, sum(_of_stage(mine.get(one.stage(r)), False) != "done" for r in found)) for one in cell.evaluations
+        ]
+        return 0.0, [(evaluation, float(models)) for evaluation, models in todo if models]
+
+    return of_cell
+
+
+def count(rows: Iterable[Row]) -> dict[str, int]:
+    """{"done": n, "failed": n, "running": n, "todo": n}, and "changed" where there are any."""
+    states = [row.status for row in rows]
+    return {state: states.count(state) for state in (*STATES, *([CHANGED] if CHANGED in states else []))}
+
+
+def preset_run(suite: Suite, store: Store) -> str | None:
+    """The first preset of a suite that has been run, by this suite or, cells being shared, by another; else None."""
+    query = select(RUNS.c.preset).where(RUNS.c.suite == suite.name).distinct()
+    with store.database.reading() as connection:
+        run = {row.preset for row in connection.execute(query)}
+    if found := next((preset for preset in suite.presets() if preset in run), None):
+        return found
+    if not store.any_cell():
+        return None
+    return next((p for p in suite.presets() if store.known(cell.id for cell in suite.plan(p).cells)), None)
+
+
+def by_suite(store: Store) -> dict[tuple[str, str], dict[str, int]]:
+    """What the database holds: (suite, preset) -> cells by the state of their training."""
+    result: dict[tuple[str, str], dict[str, int]] = {}
+    for (suite, preset, status), cells in store.trained().items():
+        states = result.setdefault((suite, preset or ""), dict.fromkeys(STATES, 0))
+        states[status if status in STATES else "todo"] += cells
+    return dict(sorted(result.items()))

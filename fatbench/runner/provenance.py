@@ -1,0 +1,61 @@
+"""What produced a number: the code and its version, the machine, the versions of libraries."""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+PACKAGES = ("torch", "torchvision", "timm", "torchattacks", "pyautoattack", "autoattack", "numpy", "scikit-learn")
+
+
+@cache
+def produced_by(device: str) -> dict[str, Any]:
+    """What produced a number: code version, machine, library versions."""
+    versions = {"python": platform.python_version()}
+    for package in (*PACKAGES, "fatbench"):
+        try:
+            versions[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    name = device
+    if device.startswith("cuda"):
+        import torch
+
+        name = torch.cuda.get_device_name(device)
+    else:
+        name = f"cpu ({processor()})"
+    return {"device": name, "versions": versions, **code_version()}
+
+
+@cache
+def code_version() -> dict[str, Any]:
+    """{"commit": hash, "dirty": bool} of the code that runs; the package's version where it is not a git checkout."""
+    from fatbench.version import __version__
+
+    root = Path(__file__).parent.parent.parent
+
+    def git(*arguments: str) -> str | None:
+        try:
+            done = subprocess.run(["git", *arguments], cwd=root, capture_output=True, text=True, timeout=20, check=True)
+        except (OSError, subprocess.SubprocessError):
+            return None
+        return done.stdout.strip()
+
+    if not (root / ".git").exists() or (commit := git("rev-parse", "HEAD")) is None:
+        return {"commit": f"release {__version__}", "dirty": False}
+    return {"commit": commit, "dirty": bool(git("status", "--porcelain", "--", "fatbench"))}
+
+
+def processor() -> str:
+    """The processor's name."""
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()

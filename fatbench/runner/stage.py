@@ -1,0 +1,151 @@
+"""What training and attacks have in common: a stage is claimed, made ready, kept alive, and given back or failed."""
+
+from __future__ import annotations
+
+import json
+import logging
+import traceback
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from fatbench.errors import FatbenchError, Unavailable
+from fatbench.runner import checkpoints
+from fatbench.runner.checkpoints import clients_file, model_file
+from fatbench.runner.heartbeat import renewing
+from fatbench.runner.jobs import Event, Job, Machine, Outcome
+from fatbench.runner.oom_retry import free_memory
+from fatbench.runner.provenance import produced_by
+from fatbench.store import selection
+from fatbench.store.leases import LEASE
+from fatbench.store.stages import Stolen, Store
+from fatbench.suite import plugins, signatures, weights
+from fatbench.suite.cells import Evaluation
+
+log = logging.getLogger("fatbench")
+
+
+def claim(
+    job: Job,
+    stage: str,
+    machine: Machine,
+    store: Store,
+    total: int,
+    evaluation: Evaluation | None = None,
+    settings: Mapping[str, Any] | None = None,
+    *,
+    fresh: bool = False,
+) -> int | None:
+    """Take a stage for this process, its provenance written: the run's number; None: it is not to be had."""
+    used = plugins.records(job.spec) if evaluation is None else plugins.of_evaluation(job.spec, evaluation)
+    quick = machine.device.startswith("cuda") and machine.precision != "fp32"  # kernels are chosen by their speed
+    return store.claim(
+        job.cell,
+        stage,
+        suite=job.suite,
+        total=total,
+        settings=settings,
+        retry_failed=machine.retry_failed,
+        fresh=fresh,
+        provenance={**produced_by(machine.device), "preset": job.preset, "precision": machine.precision,
+                    "path": machine.path, "threads": machine.threads,
+                    **({"not_reproducible": f"{machine.precision} on a GPU"} if quick else {}),
+                    **({"microbatch": machine.microbatch} if machine.microbatch else {}),
+                    **({"together": machine.together} if machine.together > 1 else {}),
+                    **({"lease": machine.lease} if machine.lease != LEASE else {}),
+                    **({"plugins": used} if used else {})},
+    )  # fmt: skip
+
+
+def renewed(machine: Machine, run: int) -> Any:
+    """Inside, the lease of a claimed stage is renewed as long as the work makes progress."""
+    assert machine.pulse is not None
+    return renewing(machine.db, run, machine.pulse, machine.lease, alone=machine.meeting is None)
+
+
+def ready_for(job: Job, machine: Machine) -> tuple[dict[str, Any], Any]:
+    """(the cell's settings bound to their functions, the cell's Setup)."""
+    import torch
+
+    from fatbench.engine.microbatch import dropping
+    from fatbench.engine.setup import Place, setup
+
+    device = torch.device(machine.device)
+    torch.set_num_threads(machine.threads)
+    signature = signatures.describe("Experiment", "cell")
+    bound = signatures.bind(signature, weights.located(job.spec, Path(machine.data)))
+    seat = None
+    if machine.meeting is not None:
+        from fatbench.engine.fast.cells import Seat
+
+        seat = Seat(machine.meeting, job.cell, json.dumps(job.spec["model"], sort_keys=True))
+    place = Place(Path(machine.data), device, machine.precision, machine.path, machine.microbatch, seat, machine.strict)
+    ready = setup(place, **bound)
+    if machine.microbatch and dropping(ready.problem.model):
+        log.warning("dropout draws its masks for each microbatch: other masks than for the whole batch, as likely")
+    if machine.pulse is not None:
+        machine.pulse.felt_by(ready.problem.model)
+    return bound, ready
+
+
+def with_some_kernel(run: int, machine: Machine, store: Store, stage: Callable[[Machine], Outcome]) -> Outcome:
+    """A stage; once more where an operation has no deterministic kernel, and then its run says so."""
+    try:
+        return stage(machine)
+    except Exception as error:
+        import torch
+
+        from fatbench.engine.precision import exact, without_kernel
+
+        if not machine.strict or (missing := without_kernel(error)) is None:
+            raise
+        log.warning("not reproducible bit for bit: %s has no deterministic kernel", missing)
+        store.describe_run(run, {"not_reproducible": f"{missing} has no deterministic kernel"})
+        device = torch.device(machine.device)
+    exact(device, machine.precision, strict=False)
+    try:
+        return stage(replace(machine, strict=False))
+    finally:
+        exact(device, machine.precision)
+
+
+def files_of(record: Mapping[str, Any]) -> list[str]:
+    """The model files that a train stage's record names, and those of the clients beside them."""
+    rounds = {int(record[name]["round"]) for name in selection.WORDS if name in record}
+    return sorted(file(round) for round in rounds for file in (model_file, clients_file))
+
+
+def header_of(job: Job, round: int, classes: int) -> dict[str, str]:
+    """What a model's file says of it: enough to attack it outside any suite."""
+    return {"cell": job.cell, "round": str(round), "spec": json.dumps(job.spec), "classes": str(classes)}
+
+
+def failed(error: BaseException, run: int, job: Job, stage: str, store: Store, notify: Any) -> Outcome:
+    """Store a failure with its traceback; a mistake a person can cause keeps its own message.
+
+    What is nobody's fault is no failure: the stage is given back, and where even that cannot be written, its lease
+    ends.
+    """
+    if isinstance(error, (KeyboardInterrupt, SystemExit)):
+        store.release(run)
+        raise error
+    if isinstance(error, Unavailable) or (isinstance(error, OSError) and error.errno in checkpoints.FULL):
+        said = str(error) if isinstance(error, Unavailable) else f"the disk is full: {error}"
+        log.error("%s: given back: %s", stage, said)
+        store.database.patience = 0.0
+        with suppress(Unavailable):
+            store.release(run)
+        notify(Event(job.cell, stage, "blocked", message=said))
+        return "blocked"
+    if isinstance(error, Stolen):
+        log.warning("%s: taken over by another process", stage)
+        return "elsewhere"
+    text = f"{type(error).__name__}: {error}" if isinstance(error, FatbenchError) else traceback.format_exc()
+    log.error("%s failed\n%s", stage, text)
+    store.fail(run, text)
+    last = f"{type(error).__name__}: {error}".splitlines()[0]
+    notify(Event(job.cell, stage, "failed", message=last))
+    free_memory()
+    return "failed"

@@ -1,0 +1,263 @@
+"""`fatbench run`: from a plan to finished cells. What can be wrong is found before a worker has work."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import multiprocessing
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from fatbench import settings
+from fatbench.engine.splits import split
+from fatbench.errors import MachineError, NothingMatched, SpecError, Unavailable, did_you_mean
+from fatbench.runner import progress, slots, versions, waiting
+from fatbench.runner.executors import local
+from fatbench.runner.jobs import Event, Job, Machine
+from fatbench.runner.waiting import Wish
+from fatbench.store.database import NoDatabase
+from fatbench.store.leases import LEASE
+from fatbench.store.stages import Store
+from fatbench.store.timing import gpu_memory
+from fatbench.suite import duration, signatures, weights
+from fatbench.suite.cells import Plan
+from fatbench.suite.types import number
+
+EXECUTORS = ("local", "ray", "slurm")
+
+
+def jobs_of(plan: Plan) -> list[Job]:
+    """A plan's cells as jobs, each once."""
+    return [
+        Job(
+            cell.id,
+            cell.spec,
+            list(cell.evaluations),
+            plan.checkpoints,
+            plan.suite,
+            plan.preset,
+            ", ".join([*cell.key.values(), f"seed {cell.spec['seed']}"]),
+        )
+        for cell in plan.unique()
+    ]
+
+
+class Watch(Protocol):
+    """Who is told how a run goes on: `fatbench.cli.watch` shows it to a person."""
+
+    what: str  # the run in words: "suite sfat-cifar10, preset quick"
+
+    def begin(self, jobs: Sequence[Job], before: Mapping[str, str], lanes: Sequence[str]) -> None:
+        """The run starts. before: cell -> its state until now; lanes: a name for each place a cell is worked on."""
+
+    def see(self, lane: int, event: Event) -> None:
+        """A worker says something."""
+
+    def note(self, text: str) -> None:
+        """Something that a person should know now, in a line."""
+
+    def summary(
+        self,
+        cells: int,
+        failed: Sequence[str],
+        interrupted: Sequence[str],
+        elsewhere: Sequence[str],
+        changed: versions.Changed,
+    ) -> None:
+        """The run is over: how many cells it had, and which of them did not end as they should."""
+
+
+def run(
+    jobs: Sequence[Job],
+    watch: Watch,
+    *,
+    jobs_at_once: int | None = None,
+    device: str | None = None,
+    per_gpu: int | None = None,
+    executor: str = "local",
+    precision: str | None = None,
+    path: str = "loop",
+    microbatch: int | None = None,
+    together: int = 1,
+    retry_failed: bool = False,
+    rerun_changed: bool = False,
+    fail_fast: bool = False,
+    time_limit: str | None = None,
+    wait: bool = True,
+    dry_run: bool = False,
+    db: str | None = None,
+    data: Path | None = None,
+) -> None:
+    """Run jobs; returns when all is done, whoever did it, else raises SystemExit with the documented code.
+
+    Cells in other processes' hands are waited for, and taken over where those lose them; without `wait` it ends when
+    nothing is left that this process may do. Unavailable: the disk is full, or the database cannot be used any more.
+    """
+    if getattr(
+        multiprocessing.current_process(), "_inheriting", False
+    ):  # a worker that imports the script of its parent
+        raise SystemExit(f"fatbench: {Path(sys.argv[0]).name}: run suites below `if __name__ == '__main__':`")
+    if executor not in EXECUTORS:
+        raise SpecError(f"--executor: no executor is named '{executor}'{did_you_mean(executor, EXECUTORS)}")
+    settings.precision(precision)
+    settings.path(path)
+    if path in settings.STACKED and microbatch is not None:
+        raise SpecError(f"--path {path} and --microbatch {microbatch} contradict each other: more and less at once")
+    if together > 1 and path not in settings.STACKED:
+        raise SpecError(f"--together {together} trains cells in one program: it needs --path fast, not {path}")
+    if together > 1 and executor != "local":
+        raise SpecError(
+            f"--together {together}: {executor} gives every cell a process of its own; use --executor local"
+        )
+    limit, lease = settings.time_limit(time_limit), settings.lease_seconds(LEASE)
+    url = settings.database(db)
+    root = settings.data_folder(str(data) if data else None)
+    if dry_run:
+        _say_what_would_run(jobs, url, watch.what, rerun_changed)
+        return
+    chosen: Any = importlib.import_module(f"fatbench.runner.executors.{executor}")
+    fit: Any = per_gpu or 1
+    if per_gpu is None and executor == "local" and together == 1:
+        with contextlib.suppress(NoDatabase), Store.open(url) as store:
+            fit = per_gpu_of(jobs, store)
+    lanes = chosen.lanes(device, jobs_at_once, fit, url)
+    settings.precision(precision, lanes)
+    way = settings.path(path, lanes)
+    check_data(jobs, root)
+    with Store.open(url, create=True) as store:
+        before = progress.of_jobs(jobs, store)
+        changed = {} if rerun_changed else versions.changed(jobs, store)
+        address = str(store.database.path or url)
+    machine = Machine(  # a worker may have another working directory
+        db=address,
+        files=str(settings.files_folder(url).absolute()),
+        data=str(root.absolute()),
+        precision=settings.precision(precision, lanes),
+        path=way,
+        microbatch=microbatch,
+        retry_failed=retry_failed,
+        rerun_changed=rerun_changed,
+        checkpoint_seconds=settings.checkpoint_seconds(),
+        lease=lease,
+        time_limit=limit,
+        plugins=tuple(str(file) for file in signatures.plugins()),
+    )
+    keep = {"done", *(() if retry_failed else ("failed",)), *(() if rerun_changed else (progress.CHANGED,))}
+    left = [job for job in jobs if before[job.cell] not in keep]
+    wish, blocked = Wish(), list[str]()
+    lanes, machine = _shared(lanes[: len(left)], len(left), together, machine)
+
+    def see(lane: int, event: Event) -> None:
+        if event.kind == "blocked":
+            blocked.append(event.message)
+        watch.see(lane, event)
+
+    watch.begin(jobs, before, lanes if executor == "local" else [executor] * len(lanes))
+    with wish, Store.open(url) as store:
+        open_, first = left, True
+        while open_:
+            outcomes = chosen.run(open_, machine, lanes[: len(open_)], see, wish.ask, fail_fast=fail_fast)
+            ended = {*outcomes.values()}
+            if wish.times or "blocked" in ended or (fail_fast and "failed" in ended):
+                break
+            others = [job for job in open_ if outcomes[job.cell] == "elsewhere"] if wait else []
+            free = waiting.until_free(others, store, watch.note, wish.ask)
+            # attacks on models of other cells: those of this run are trained by now, others may be
+            lacking = [job for job in open_ if outcomes[job.cell] == "waiting"]
+            open_ = free + (lacking if first or others or "done" in ended else [])
+            first = False
+        states = progress.of_jobs(jobs, store)  # what the database says, and `fatbench status` too
+        held = waiting.holders([job for job in jobs if states[job.cell] == "running"], store)
+    changed = {cell: stages for cell, stages in changed.items() if states[cell] not in ("failed", "running")}
+
+    def those(state: str) -> list[str]:
+        return [job.cell for job in jobs if states[job.cell] == state and job.cell not in changed]
+
+    watch.summary(len(jobs), those("failed"), those("todo"), those("running"), changed)
+    for line in held:
+        watch.note(line)
+    if wish.code:
+        raise SystemExit(wish.code)
+    if blocked and (those("todo") or those("running")):
+        raise Unavailable(f"{blocked[0]}; nothing is marked failed for it: the same command goes on")
+    if set(states.values()) != {"done"} and states:
+        raise SystemExit(1)
+
+
+def _shared(devices: list[str], cells: int, together: int, machine: Machine) -> tuple[list[str], Machine]:
+    """A lane for every cell that is worked on at a time: `together` on a device, fewer where others would be idle."""
+    here = max(1, min(together, -(-cells // max(1, len(devices)))))
+    return [device for device in devices for _ in range(here)][:cells], replace(machine, together=here)
+
+
+def per_gpu_of(jobs: Sequence[Job], store: Store) -> dict[int, int]:
+    """GPU -> how many of these cells it takes side by side, from its free memory and what such cells used before."""
+    if not (known := gpu_memory(store, duration.kind)):
+        return {}
+    most = slots.used((job.spec for job in jobs), known, duration.kind)
+    return {gpu: slots.slots(slots.free_memory(gpu), most) for gpu in range(local.gpu_count())}
+
+
+def check_data(jobs: Sequence[Job], root: Path) -> None:
+    """Read every data set of the run once and deal it to the clients, before a worker has work.
+
+    MachineError: missing, damaged or not as named, or a file of weights is not there or another; SpecError: the data
+    cannot be split as the cell says.
+    """
+    for text in weights.wanted(job.spec for job in jobs):
+        found = weights.read(text)
+        if found is not None and (row := weights.status(found, root))["state"] != "complete":
+            how = found.got_by if text in weights.WEIGHTS else "put it there; the suite's description says who makes it"
+            raise MachineError(f"model: weights: {text}: {row['message']} ({how})")
+    keys = ("data", "partition", "seed", "train", "train_from", "validation", "client_holdout")
+    splits = {repr([job.spec[key] for key in keys]): job for job in jobs}
+    datasets: dict[str, Any] = {}
+    with_auxiliary = [job for job in jobs if job.spec.get("auxiliary") is not None]
+    for job in {repr([job.spec.get(key) for key in AUXILIARY]): job for job in with_auxiliary}.values():
+        _check_auxiliary(job, root)
+    for job in splits.values():
+        name = repr(job.spec["data"])
+        if name not in datasets:
+            datasets = {name: signatures.build("Data", job.spec["data"])(root)}  # one in memory at a time
+        spec = {key: number(job.spec[key]) for key in keys[2:]}
+        try:
+            split(datasets[name], partition=signatures.build("Partition", job.spec["partition"]), **spec)
+        except ValueError as error:
+            raise SpecError(f"cell {job.cell}: partition: {str(error).removeprefix('partition: ')}") from None
+
+
+AUXILIARY = ("data", "train", "train_from", "auxiliary", "auxiliary_n")
+
+
+def _check_auxiliary(job: Job, root: Path) -> None:
+    """Read the server's images too, and refuse those of the test set."""
+    from fatbench.engine.splits import auxiliary_images
+
+    own = signatures.build("Data", job.spec["data"])(root)
+    other = own if job.spec["auxiliary"] == job.spec["data"] else signatures.build("Data", job.spec["auxiliary"])(root)
+    try:
+        auxiliary_images(own, other, job.spec["train"], job.spec["auxiliary_n"], job.spec["train_from"])
+    except SpecError as error:
+        raise SpecError(f"cell {job.cell}: {error}") from None
+
+
+def _say_what_would_run(jobs: Sequence[Job], url: str, what: str, rerun_changed: bool) -> None:
+    changed: versions.Changed = {}
+    try:
+        with Store.open(url) as store:
+            states = progress.of_jobs(jobs, store)
+            changed = {} if rerun_changed else versions.changed(jobs, store)
+    except NoDatabase:
+        states = {job.cell: "todo" for job in jobs}
+    keep = ("done",) if rerun_changed else ("done", progress.CHANGED)
+    left = [job for job in jobs if states[job.cell] not in keep]
+    if not jobs:
+        raise NothingMatched("nothing to run")
+    print(f"{what}: {len(jobs)} cells, {len(left)} to run")
+    for job in left:
+        print(f"{job.cell}  {states[job.cell]}")
+    if changed:
+        print("\n".join(versions.lines(changed)))

@@ -1,0 +1,163 @@
+"""A cell's training, committed so that a process killed at any instant loses little and never a number.
+
+A round's numbers, the name of the checkpoint to go on from and the best rounds so far are committed in one transaction,
+after the checkpoint file they name is on disk. The SHA-256 of every file is in the record of the stage: a file that is
+lost or damaged is never used, and the training begins again.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fatbench.engine.rounds import Number
+from fatbench.runner import checkpoints, transfer, versions
+from fatbench.runner.checkpoints import clients_file, model_file
+from fatbench.runner.jobs import Event, Job, Machine, Outcome
+from fatbench.runner.oom_retry import gpu_memory, sparing
+from fatbench.runner.stage import claim, failed, files_of, header_of, ready_for, renewed, with_some_kernel
+from fatbench.store import selection
+from fatbench.store.stages import Store
+from fatbench.suite import cost
+
+if TYPE_CHECKING:
+    from fatbench.engine.rounds import State
+
+log = logging.getLogger("fatbench")
+
+
+def train(job: Job, machine: Machine, store: Store, folder: Path, notify: Any, stop: Any) -> Outcome:
+    """What is not done of a cell's training, from its last checkpoint on."""
+    row = store.stages([job.cell]).get((job.cell, "train"))
+    other = versions.changed([job], store).get(job.cell, {}).get("train")
+    if other and not machine.rerun_changed:
+        notify(Event(job.cell, "train", "interrupted", message=f"kept: of {other}; see --rerun-changed"))
+        return "interrupted"
+    if row is not None and row.status == "done" and not other:
+        checkpoints.sweep(folder, files_of(row.record))  # what a process killed after its last commit has left
+        return "done"
+    rounds = int(job.spec["protocol"]["rounds"])
+    run = claim(job, "train", machine, store, rounds, fresh=other is not None)
+    if run is None:
+        # also where it was free when we looked, and another process was quicker to claim it
+        return "failed" if row is not None and row.status == "failed" else "elsewhere"
+    try:
+        with renewed(machine, run):
+            return sparing(
+                lambda less: with_some_kernel(
+                    run, less, store, lambda how: _rounds(run, rounds, job, how, store, folder, notify, stop)
+                ),
+                machine, batch_of(job.spec["protocol"]), partial(store.describe_run, run),
+            )  # fmt: skip
+    except BaseException as error:
+        return failed(error, run, job, "train", store, notify)
+
+
+def _rounds(
+    run: int, rounds: int, job: Job, machine: Machine, store: Store, folder: Path, notify: Any, stop: Any
+) -> Outcome:
+    """Train from where the stage is to the last round, or until asked to stop."""
+    from fatbench.engine.experiment import experiment
+
+    bound, ready = ready_for(job, machine)
+    store.describe_run(run, {"data": ready.data, **({"weights": ready.weights} if ready.weights else {})})
+    row = store.stages([job.cell])[(job.cell, "train")]
+    record: dict[str, Any] = dict(row.record)
+    digests: dict[str, str] = record.pop("sha256", {})  # of the files that count, by their path in the folder
+    state = ready.initial
+    if row.checkpoint:
+        try:
+            state = _resumed(row.checkpoint, row.round, digests, job, machine, folder)
+        except checkpoints.Damaged as error:
+            log.warning("%s: training begins again from round 0", error)
+    if row.round and not state.round:  # also what was imported unfinished: numbers without a state to go on from
+        store.restart(run)
+        record, digests = {}, {}
+    checkpoints.sweep(folder, digests)
+    log.info("train: from round %d of %d on %s", state.round, rounds, machine.device)
+    notify(Event(job.cell, "train", "start", state.round, rounds))
+    passes = cost.passes(job.spec["protocol"])
+    pending: list[Number] = []
+    models: dict[int, Any] = {}  # round -> (its model, the clients' own tensors), of rounds that count, not yet written
+    artifacts: dict[int, Any] = {}
+    clients: dict[int, Any] = {}  # round -> the clients' models before averaging, where transfers ask for them
+    committed = time.monotonic()
+    for result, numbers in experiment(ready, state, passes, **bound):
+        count = result.index + 1
+        pending += numbers
+        series = {n.metric: n.value for n in numbers if n.client < 0}
+        record = selection.update(record, count, series)
+        latest = (result.state.model, result.own)
+        models = {r: m for r, m in {**models, count: latest}.items() if model_file(r) in files_of(record)}
+        if kept := {**result.artifacts, **(result.mixing.artifacts if result.mixing else {})}:
+            artifacts[count] = kept
+        if many := transfer.wanted(job, record, count):
+            clients[count] = transfer.clients_of(result, many)
+        if count == state.round + 1 and (stack := max((u.stats.stack for u in result.updates), default=1)) > 1:
+            store.describe_run(run, {"stack": stack})
+        images = series["forward"] + series["backward"]
+        loss, accuracy = series.get("train_loss"), series.get("natural")
+        notify(Event(job.cell, "train", "progress", count, rounds, images, loss=loss, accuracy=accuracy))
+        log.info("round %d: %s", count, " ".join(f"{k}={v:.6g}" for k, v in series.items() if k != "seconds"))
+        stopping = count < rounds and stop()
+        if count == rounds or stopping or time.monotonic() - committed >= machine.checkpoint_seconds:
+            store.heartbeat(run)  # a file written by a run that has lost its stage would be in another's way
+            for r, (model, own) in models.items():
+                header = header_of(job, r, ready.classes)
+                digests[model_file(r)] = checkpoints.save_model(folder / model_file(r), model, own, **header)
+            for r, own in clients.items():
+                if clients_file(r) in files_of(record) and own:
+                    header = header_of(job, r, ready.classes)
+                    digests[clients_file(r)] = checkpoints.save_model(folder / clients_file(r), {}, own, **header)
+            for r, kept in artifacts.items():
+                file = artifact_file(folder, r)
+                digests[file.relative_to(folder).as_posix()] = checkpoints.save_artifacts(file, kept)
+            pointer = f"state-{count:06d}.safetensors"
+            if count < rounds:
+                digests[pointer] = checkpoints.save_state(folder / pointer, result.state, job.cell)
+            keep = {pointer, *files_of(record)}
+            digests = {name: digest for name, digest in digests.items() if name in keep or "/" in name}
+            if count == rounds:
+                if used := gpu_memory(machine.device):
+                    store.describe_run(run, {"gpu_memory": used})
+                store.finish(run, pending, round=count, record={**record, "sha256": digests})
+                checkpoints.sweep(folder, keep)
+                break
+            named = {**record, "sha256": digests}
+            store.commit(run, numbers=pending, round=count, checkpoint=pointer, record=named)
+            checkpoints.sweep(folder, keep)
+            pending, models, artifacts, clients, committed = [], {}, {}, {}, time.monotonic()
+        del result, latest, kept  # what crossed the wire can be large
+        if stopping:
+            store.release(run)
+            notify(Event(job.cell, "train", "interrupted", count, rounds))
+            return "interrupted"
+    notify(Event(job.cell, "train", "done", rounds, rounds))
+    return "done"
+
+
+def batch_of(protocol: Mapping[str, Any]) -> int:
+    """Images of a step of a cell's training."""
+    return int(protocol["local"]["batch"] if "local" in protocol else protocol["batch"])
+
+
+def _resumed(pointer: str, round: int, digests: Mapping[str, str], job: Job, machine: Machine, folder: Path) -> State:
+    """The state to go on from. Damaged: it, or a model that counts, is not the file that was written."""
+    for name, digest in digests.items():
+        try:
+            checkpoints.check(folder / name, digest)
+        except checkpoints.Damaged as error:
+            if "/" not in name:
+                raise
+            log.warning("%s: what this round kept beside its numbers is lost", error)
+    digest = digests.get(pointer, "none")
+    return checkpoints.load_state(folder / pointer, machine.device, digest, job.cell, round)
+
+
+def artifact_file(folder: Path, round: int) -> Path:
+    """Where what a round keeps beside its numbers (`Mixing.artifacts`) is, in a cell's folder."""
+    return folder / "artifacts" / f"round-{round:06d}.safetensors"

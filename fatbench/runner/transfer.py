@@ -1,0 +1,140 @@
+"""Attacks that are computed on one model and judged on another: the models of other cells, and of clients.
+
+A model of another cell is that of its last round, whatever checkpoint is judged. While that cell is not trained, the
+stage is not begun and its cell waits; `fatbench.runner.start` comes back to it.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fatbench.errors import MachineError, SpecError
+from fatbench.runner import checkpoints
+from fatbench.suite import signatures, weights
+
+if TYPE_CHECKING:
+    from fatbench.engine.rounds import Problem, Round, Tensors
+    from fatbench.engine.setup import Setup
+    from fatbench.runner.jobs import Job, Machine
+    from fatbench.store.stages import Store
+    from fatbench.suite.cells import Origin
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A file of models that an attack is computed on."""
+
+    cell: str
+    round: int
+    file: str  # in the cell's folder
+    digest: str | None  # None: it was never here
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A model that is judged, and the one that its attack is computed on."""
+
+    client: int  # whose it is; -1: of none
+    judged: Tensors
+    origin: tuple[Problem, Tensors] | None = None  # None: the attack is computed on the model that is judged
+
+    @property
+    def key(self) -> tuple[int, ...]:
+        """The client in the key of a random stream; nothing for the one global model."""
+        return (self.client,) if self.client >= 0 else ()
+
+
+def trained(cell: str, store: Store) -> Trained | None:
+    """The last model of a cell; None: it is not trained."""
+    row = store.stages([cell]).get((cell, "train"))
+    if row is None or row.status != "done":
+        return None
+    round = int(row.record["last"]["round"]) if "last" in row.record else row.round
+    file = checkpoints.model_file(round)
+    return Trained(cell, round, file, row.record.get("sha256", {}).get(file))
+
+
+def wanted(job: Job, record: Mapping[str, Any], round: int) -> int:
+    """How many clients' models the job's transfers want of a round, as far as is known when it is over."""
+    ends = {int(job.spec["protocol"]["rounds"])} if "last" in job.checkpoints else set()
+    ends |= {int(record[name]["round"]) for name in job.checkpoints if name != "last" and name in record}
+    asked = (one.origin.clients for one in job.evaluations if one.origin is not None and one.origin.clients)
+    return max(asked, default=0) if round in ends else 0
+
+
+def clients_of(result: Round, many: int) -> dict[int, Tensors]:
+    """The models that the first clients of a round have before averaging, on the CPU; empty: they train none."""
+    found = {}
+    for place, update in enumerate(sorted(result.updates, key=lambda update: update.client)[:many]):
+        model = update.model
+        if not model and update.client in result.own:
+            model = {**result.state.model, **result.own[update.client]}
+        if not model:
+            return {}
+        found[place] = {name: value.detach().cpu().clone() for name, value in model.items()}
+    return found
+
+
+def pairs(
+    origin: Origin | None,
+    there: Trained,
+    models: Mapping[int, Tensors],
+    ready: Setup,
+    machine: Machine,
+    shared: dict[str, Any],
+) -> list[Pair]:
+    """What is judged under what. models: client -> model that is evaluated, {-1: model} where it is one for all.
+
+    Where both cells have a model for each client, clients are matched by their number; where one has, each of its
+    models meets the only one of the other. MachineError: a file is not here, or is damaged; SpecError: no pair.
+    """
+    if origin is None:
+        return [Pair(k, model) for k, model in models.items()]
+    if shared.get("origin") != there:
+        shared["origin"], shared["origins"] = there, _read(origin, there, ready, machine)
+    problem, theirs = shared["origins"]
+    if not origin.cell:
+        if origin.client not in theirs or len(theirs) < origin.clients:
+            raise SpecError(f"{origin.clients} clients: only {len(theirs)} took part in round {there.round}")
+        return [Pair(k, theirs[k], (problem, theirs[origin.client])) for k in range(origin.clients)]
+    keys = [k for k in sorted({*models, *theirs} - {-1}) if {k, -1} & models.keys() and {k, -1} & theirs.keys()]
+    if not keys and not (models.keys() == theirs.keys() == {-1}):
+        raise SpecError(f"no client has a model here and in cell {there.cell}")
+    return [
+        Pair(k, models[k if k in models else -1], (problem, theirs[k if k in theirs else -1])) for k in keys or [-1]
+    ]
+
+
+def _read(origin: Origin, there: Trained, ready: Setup, machine: Machine) -> tuple[Problem, dict[int, Tensors]]:
+    """The models that attacks are computed on, by client, and a problem with a network of their own."""
+    import torch
+
+    from fatbench.engine.accuracy import models_of
+    from fatbench.engine.setup import Place, network_of
+
+    file = Path(machine.files) / there.cell / there.file
+    if not origin.cell and there.digest is None:
+        raise MachineError(
+            f"the clients' models of round {there.round} were not kept (a transfer between clients was asked for after"
+            f" the training, or they train none): fatbench forget {there.cell}, and the next run keeps them"
+        )
+    if not file.is_file():
+        raise MachineError(f"the model of cell {there.cell} is not here ({file}): its results were imported")
+    try:
+        model, own, _ = checkpoints.load_model(file, machine.device, there.digest, there.cell, there.round)
+    except checkpoints.Damaged as error:
+        raise MachineError(f"{error}; fatbench run cell {there.cell} trains it again") from None
+    if not origin.cell:
+        return replace(ready.problem, model=copy.deepcopy(ready.problem.model)), own
+    spec = weights.located(origin.spec, Path(machine.data))
+    bound = signatures.bind(signatures.describe("Experiment", "cell"), spec)
+    place = Place(Path(machine.data), torch.device(machine.device), microbatch=machine.microbatch)
+    channels, high, wide = ready.test[0].shape[1:]
+    size = ready.problem.size
+    shape = (channels, size or high, size or wide)
+    network = network_of(place, spec["seed"], bound["model"], shape, ready.classes)
+    return replace(ready.problem, model=network), models_of(model, own)

@@ -1,0 +1,89 @@
+"""Waiting for what others have in hand, and hearing what the user asks for meanwhile."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from fatbench.runner import progress
+from fatbench.runner.jobs import Job
+from fatbench.runner.processes import SIGNALS
+from fatbench.store.stages import Store
+
+PAUSE = 1.0  # seconds between two looks at the database, and at least ten times as long as a look takes
+REMIND = 600.0  # seconds after which a person is told again what is waited for
+
+
+def until_free(jobs: Sequence[Job], store: Store, say: Callable[[str], None], stop: Callable[[], int]) -> list[Job]:
+    """Wait for cells in other processes' hands: those that are free again, [] once none is left to do.
+
+    A cell is free when its process is dead, gave it back or lost its lease.
+    """
+    told = -REMIND
+    while jobs and not stop():
+        began = time.monotonic()
+        states = progress.of_jobs(jobs, store)
+        free = [job for job in jobs if states[job.cell] == "todo"]
+        jobs = [job for job in jobs if states[job.cell] in ("todo", "running")]
+        if free or not jobs:
+            # those that are still held come back as "elsewhere" and are waited for again
+            return jobs if free else []
+        if began - told > REMIND:
+            told = began
+            for line in holders(jobs, store):
+                say(f"waiting: {line}")
+        time.sleep(max(PAUSE, 10 * (time.monotonic() - began)))
+    return []
+
+
+def holders(jobs: Sequence[Job], store: Store, most: int = 10) -> list[str]:
+    """Who holds these cells, a line each."""
+    cells = [job.cell for job in jobs]
+    rows = [row for row in store.stages(cells).values() if row.alive] if cells else []
+    runs = {run["id"]: run for run in store.runs(cells)} if cells else {}  # after the rows, so that each has its run
+    lines = []
+    for row in rows[:most]:
+        run = runs[row.run]
+        age = "" if row.age is None else f", last progress {row.age:.0f} s ago"
+        lines.append(f"{row.cell} {row.stage} is held by process {run['pid']} on {run['host']}{age}")
+    return [*lines, f"and {len(rows) - most} more"] if len(rows) > most else lines
+
+
+class Wish:
+    """What the user asked for by signals: 1 after the first, 2 after the second; `code` is the exit status.
+
+    SIGINT is Ctrl-C, SIGTERM and SIGUSR1 are what clusters send before they end a job.
+    """
+
+    def __init__(self) -> None:
+        self.times = 0
+        self.code = 0
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> Wish:
+        for which in SIGNALS:
+            self._before[which] = signal.signal(which, self._hear)
+        # a command ends with its reader (`| head`), but a run writes to workers too, and one that died must not end it
+        self._before[signal.SIGPIPE] = signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for which, handler in self._before.items():
+            signal.signal(which, handler)
+
+    def _hear(self, which: int, _: object) -> None:
+        self.times += 1
+        self.code = 128 + which
+        if self.times == 1:
+            print(
+                "\nfatbench: finishing and checkpointing the current round; again to stop at once"
+                " (the same command goes on from the last checkpoint)",
+                file=sys.stderr,
+            )
+
+    def ask(self) -> int:
+        """0: go on; 1: end after the round at hand; 2: at once."""
+        return self.times

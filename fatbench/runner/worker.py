@@ -1,0 +1,112 @@
+"""One cell's work, stage by stage: train, then every evaluation on every checkpoint the suite asks for.
+
+The database is the truth: a process killed at any instant leaves a state from which the same command goes on and ends
+with the same bytes. How is in `training.py` and `attacking.py`; what both do in `stage.py`.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from fatbench.errors import Unavailable
+from fatbench.runner import checkpoints
+from fatbench.runner.attacking import attack_models
+from fatbench.runner.checkpoints import model_file
+from fatbench.runner.heartbeat import Pulse, pulse_of
+from fatbench.runner.jobs import Event, Job, Machine, Outcome
+from fatbench.runner.stage import claim
+from fatbench.runner.training import train
+from fatbench.store.stages import Store
+from fatbench.suite import signatures
+
+log = logging.getLogger("fatbench")
+
+
+def work(
+    job: Job,
+    machine: Machine,
+    store: Store,
+    notify: Callable[[Event], None] = lambda event: None,
+    stop: Callable[[], bool] = lambda: False,
+) -> Outcome:
+    """Do what is not done of a job. A failure is stored with its traceback and returned, not raised.
+
+    `stop` is asked after every round and every chunk of an evaluation; when it says so, the work so far is committed.
+    """
+    for file in machine.plugins:
+        signatures.add_plugin(Path(file))
+    machine = replace(machine, pulse=pulse_of(machine.meeting is not None, machine.time_limit))
+    store.add_cell(job.cell, job.spec)
+    folder = Path(machine.files) / job.cell
+    handler = _log_to(folder / "log.txt")
+    try:
+        for again in (False, True):
+            outcome = train(job, machine, store, folder, notify, stop)
+            if outcome != "done":
+                return outcome
+            try:
+                return attack_models(job, machine, store, folder, notify, stop, again)
+            except checkpoints.Damaged as error:  # the first time only
+                log.warning("%s: training begins again from round 0", error)
+                store.reopen(job.cell, "train")
+        raise AssertionError("the second evaluation stores what it finds damaged")
+    finally:
+        log.removeHandler(handler)
+        handler.close()
+        gc.collect()
+
+
+def evaluate(
+    job: Job,
+    machine: Machine,
+    store: Store,
+    ready: Any,
+    notify: Callable[[Event], None] = lambda event: None,
+    stop: Callable[[], bool] = lambda: False,
+) -> Outcome:
+    """Attack a model that was not trained here: `ready` is its Setup, with the model as the initial state.
+
+    The model is stored as that of the cell's only round, and from then on it is a cell as any other.
+    """
+    pulse = Pulse()
+    pulse.felt_by(ready.problem.model)
+    machine = replace(machine, pulse=pulse)
+    store.add_cell(job.cell, job.spec)
+    folder = Path(machine.files) / job.cell
+    handler = _log_to(folder / "log.txt")
+    round = int(job.spec["protocol"]["rounds"])
+    try:
+        header = {"cell": job.cell, "round": str(round), "classes": str(ready.classes)}
+        digest = checkpoints.save_model(folder / model_file(round), ready.initial.model, {}, **header)
+        run = claim(job, "train", machine, store, round)
+        if run is not None:
+            store.describe_run(run, {"data": ready.data})
+            store.finish(run, round=round, record={"last": {"round": round}, "sha256": {model_file(round): digest}})
+        return attack_models(job, machine, store, folder, notify, stop, True, ready)
+    finally:
+        log.removeHandler(handler)
+        handler.close()
+
+
+def _log_to(file: Path) -> logging.Handler:
+    """Append this worker's log to the cell's file. Unavailable: the folder cannot be written."""
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        handler = logging.FileHandler(file, encoding="utf-8")
+    except OSError as error:
+        raise Unavailable(f"cannot write {file}: {error.strerror}") from None
+    handler.handleError = lambda record: None  # type: ignore[method-assign]  # a full disk: the work goes on or says so
+    own = threading.get_ident()  # a process can have several cells in hand, each in a thread
+    handler.addFilter(lambda record: record.thread == own)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    log.disabled = False  # logging.config.dictConfig of another library disables every logger that it does not name
+    log.propagate = False
+    return handler

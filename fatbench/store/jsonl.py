@@ -1,0 +1,454 @@
+"""Results as JSON lines, between machines: `export` writes them, `import_` takes them in.
+
+The first line says what the file is; every other line is one cell with its spec, its runs (where, when, with which
+code), its stages, their numbers and their outcomes:
+
+    {"cells":2,"format":"fatbench results","schema_version":1}
+    {"cell":"0a1b2c...","created":"...","runs":[{...}],"spec":{...},"stages":[{"stage":"train","numbers":[...],...}]}
+
+A number is [round, client, metric, value, n, run, created], where `run` is a position in the cell's `runs`; outcomes
+are [first example, how many, base64 of the packed bits]. The same results always give the same bytes.
+
+Models and checkpoints are not in it. So a stage that was under way is imported as interrupted, with its numbers but
+nothing to go on from; a stage that is further along here is left as it is. Another run of a cell that is here already
+becomes its replicate, and has "replicate": 1, 2, ... in its line.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from itertools import groupby, islice
+from pathlib import Path
+from typing import Any, TextIO
+
+from sqlalchemy import Connection, insert, select, update
+from sqlalchemy.exc import DataError, IntegrityError
+
+from fatbench.errors import MachineError
+from fatbench.store import export_schema, leases, replicates
+from fatbench.store.database import lock
+from fatbench.store.export_schema import FORMAT, SCHEMA_VERSION, Cell, ExchangeError, Run, Stage, bits_of
+from fatbench.store.rows import batches, cell_row, dumps
+from fatbench.store.schema import CELLS, NUMBERS, OUTCOMES, REPLICATES, RUNS, STAGES
+from fatbench.store.stages import Store
+
+RUN_COLUMNS = [name for name in Run.model_fields if name not in ("versions", "extra")]
+
+# --- export ------------------------------------------------------------------------------------------------------
+
+
+def export(store: Store, file: str | Path | TextIO, cells: Iterable[str] | None = None) -> int:
+    """Write cells (default: all), with their replicates, to a file or an open text stream; how many lines there were.
+
+    A file appears whole or not at all. The lines are in the order of the cells' ids; cells that are not in the
+    database are left out. MachineError: the file cannot be written.
+    """
+    with store.database.reading() as connection:
+        copies = {row.id: (row.cell, row.number) for row in connection.execute(select(REPLICATES))}
+        wanted = None if cells is None else set(cells)
+        known = connection.scalars(select(CELLS.c.id))
+        chosen = sorted(id for id in known if wanted is None or copies.get(id, (id,))[0] in wanted)
+        with nullcontext(file) if hasattr(file, "write") else _whole(Path(file)) as stream:
+            stream.write(dumps({"format": FORMAT, "schema_version": SCHEMA_VERSION, "cells": len(chosen)}) + "\n")
+            for part in batches(chosen, 100):
+                for line in _lines(connection, part, copies):
+                    stream.write(line + "\n")
+    return len(chosen)
+
+
+@contextmanager
+def _whole(file: Path) -> Iterator[TextIO]:
+    """A stream to a file that takes its name only when all is written."""
+    part = file.with_name(f".{file.name}.{os.getpid()}.part")
+    try:
+        try:
+            with part.open("x", encoding="utf-8", newline="\n") as stream:
+                yield stream
+                stream.flush()
+                os.fsync(stream.fileno())
+            part.replace(file)
+        finally:
+            part.unlink(missing_ok=True)
+    except OSError as error:
+        raise MachineError(f"cannot write {file}: {error.strerror or error}") from None
+
+
+def _lines(connection: Connection, cells: Sequence[str], copies: Mapping[str, tuple[str, int]]) -> Iterator[str]:
+    """The lines of some cells, in order. copies: replicate -> (its cell, its number)."""
+    runs = _by_cell(connection, select(RUNS).order_by(RUNS.c.cell, RUNS.c.stage, RUNS.c.started, RUNS.c.uid), cells)
+    stages = _by_cell(connection, select(STAGES).order_by(STAGES.c.cell, STAGES.c.stage), cells)
+    numbers = _by_cell(connection, select(NUMBERS).order_by(*NUMBERS.primary_key), cells)
+    outcomes = _by_cell(connection, select(OUTCOMES).order_by(*OUTCOMES.primary_key), cells)
+    for cell in connection.execute(select(CELLS).where(CELLS.c.id.in_(cells)).order_by(CELLS.c.id)):
+        mine = runs.get(cell.id, [])
+        position = {run.id: place for place, run in enumerate(mine)}
+        measured = {stage: list(rows) for stage, rows in groupby(numbers.get(cell.id, []), lambda row: row.stage)}
+        chunks = {stage: list(rows) for stage, rows in groupby(outcomes.get(cell.id, []), lambda row: row.stage)}
+        yield dumps(
+            {
+                **dict(zip(("cell", "replicate"), copies.get(cell.id, (cell.id,)), strict=False)),
+                "spec": json.loads(cell.spec),
+                "created": cell.created,
+                "runs": [
+                    {
+                        **{name: getattr(run, name) for name in RUN_COLUMNS},
+                        "status": _rest(run.status),
+                        "versions": None if run.versions is None else json.loads(run.versions),
+                        "extra": json.loads(run.extra),
+                    }
+                    for run in mine
+                ],
+                "stages": [
+                    {
+                        "stage": row.stage,
+                        "status": _rest(row.status),
+                        "round": row.round,
+                        "total": row.total,
+                        "record": {k: v for k, v in json.loads(row.record).items() if k != "sha256"},  # of files here
+                        "settings": None if row.settings is None else json.loads(row.settings),
+                        "run": position.get(row.run),
+                        "error": row.error,
+                        "numbers": [
+                            [m.round, m.client, m.metric, m.value, m.n, position[m.run], m.created]
+                            for m in measured.get(row.stage, [])
+                        ],
+                        "outcomes": [
+                            [c.start, c.n, base64.b64encode(c.bits).decode()] for c in chunks.get(row.stage, [])
+                        ],
+                    }
+                    for row in stages.get(cell.id, [])
+                ],
+            }
+        )
+
+
+def _rest(status: str) -> str:
+    """What a status means elsewhere: nobody there runs it."""
+    return "interrupted" if status == "running" else status
+
+
+def _by_cell(connection: Connection, query: Any, cells: Sequence[str]) -> dict[str, list[Any]]:
+    """The rows of a query on one table, cell -> its rows in the query's order."""
+    table = query.get_final_froms()[0]
+    rows = connection.execute(query.where(table.c.cell.in_(cells)))
+    return {cell: list(group) for cell, group in groupby(rows, lambda row: row.cell)}
+
+
+# --- import ------------------------------------------------------------------------------------------------------
+
+
+BATCH = 100  # cells of a transaction: other processes can write between two of them
+
+
+def check(
+    store: Store | None,
+    file: str | Path,
+    *,
+    identify: Callable[[Mapping[str, Any]], str] | None = None,
+    bad: list[str] | None = None,
+) -> set[int]:
+    """Look at every line of a file that `export` wrote and write nothing; the numbers of the lines that are bad.
+
+    store: the database that will take them in; None: it is not there yet. bad: what is wrong with each bad line is
+    added to it; without it the first bad line is an ExchangeError. A file that is none of ours always is, and one that
+    cannot be read is a MachineError. Other arguments as for `import_`.
+    """
+    path, left_out = Path(file), set()
+    seen: dict[str, int] = {}  # run -> the line it is in
+    with _opened(path) as (promised, numbered):
+        count = 0
+        for part in numbered:
+            with nullcontext() if store is None else store.database.reading() as connection:
+                for place, line in part:
+                    at = f"{path}:{place}"
+                    count += 1
+                    try:
+                        cell = export_schema.cell(line, at, identify)
+                        if count > promised:
+                            raise ExchangeError(f"{at}: more than the {promised} cells that the first line promises")
+                        for run in cell.runs:
+                            if seen.setdefault(run.uid, place) != place:
+                                raise ExchangeError(f"{at}: run {run.uid} is in line {seen[run.uid]} too")
+                        if connection is not None:
+                            _contradiction(connection, cell, at)
+                    except ExchangeError as error:
+                        if bad is None:
+                            raise
+                        bad.append(str(error).removesuffix(NOTHING))
+                        left_out.add(place)
+        if count < promised:
+            short = f"{path}: ends after {count} of {promised} cells: it was cut off"
+            if bad is None:
+                raise ExchangeError(short)
+            bad.append(short)
+    return left_out
+
+
+def import_(
+    store: Store,
+    file: str | Path,
+    *,
+    identify: Callable[[Mapping[str, Any]], str] | None = None,
+    left_out: Container[int] | None = None,
+) -> dict[str, int]:
+    """Take in a file that `export` wrote; counts of what was in it and what was new. Importing twice changes nothing.
+
+    identify: the identity of a spec; a cell whose id is another is refused. left_out: the lines that `check` found bad;
+    without it the file is checked first. ExchangeError, and nothing written: not such a file, damaged, or a number of
+    the same run that is another here. A cell that has other numbers here, of other runs, is taken in as a replicate
+    (`fatbench.store.replicates`). MachineError: the file cannot be read.
+
+    BATCH cells are a transaction. Whoever is killed between two of them imports the file again.
+    """
+    path = Path(file)
+    left_out = check(store, path, identify=identify) if left_out is None else left_out
+    what = ("cells", "new cells", "new replicates", "new stages", "new numbers", "numbers already here")
+    counts = dict.fromkeys(what, 0)
+    with _opened(path) as (_, numbered):
+        for part in numbered:
+            cells = [
+                (f"{path}:{place}", export_schema.cell(line, f"{path}:{place}", identify))
+                for place, line in part
+                if place not in left_out
+            ]
+            at, before = "", counts["cells"]
+            try:
+                with store.database.writing() as connection:
+                    lock(connection)
+                    for at, cell in cells:
+                        _take(connection, cell, at, counts, store.database.path)
+                        counts["cells"] += 1
+            except (UnicodeEncodeError, DataError):
+                raise ExchangeError(f"{at}: text that cannot be stored{_after(before)}") from None
+            except IntegrityError as error:
+                raise ExchangeError(f"{at}: contradicts what is here: {error.orig}{_after(before)}") from None
+            except ExchangeError as error:  # somebody else wrote in the meantime
+                raise ExchangeError(f"{str(error).removesuffix(NOTHING)}{_after(before)}") from None
+    return counts
+
+
+NOTHING = "; nothing was imported"
+
+
+def _after(cells: int) -> str:
+    return f"; {cells} cells before it were imported" if cells else NOTHING
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[tuple[int, Iterator[list[tuple[int, str]]]]]:
+    """How many cells a file promises, and its further lines with their numbers, BATCH at a time."""
+    try:
+        with path.open(encoding="utf-8") as stream:
+            first = stream.readline(LINE)
+            if not first:
+                raise ExchangeError(f"{path}: empty; expected a file written by 'fatbench export'")
+            numbered = enumerate(iter(lambda: stream.readline(LINE), ""), 2)
+            yield export_schema.header(first, f"{path}:1"), iter(lambda: list(islice(numbered, BATCH)), [])
+    except UnicodeDecodeError:
+        raise ExchangeError(f"{path}: not a text file; expected one written by 'fatbench export'") from None
+    except OSError as error:
+        raise MachineError(f"cannot read {path}: {error.strerror or error}") from None
+
+
+LINE = 2**28  # characters; what is longer is no line of ours and ends in the middle
+
+
+def _contradiction(connection: Connection, cell: Cell, at: str) -> None:
+    """ExchangeError: the database says something else."""
+    known = replicates.here(connection, cell.cell)
+    for part in batches(run.uid for run in cell.runs):
+        foreign = select(RUNS.c.uid, RUNS.c.cell).where(RUNS.c.uid.in_(part), RUNS.c.cell.not_in(known))
+        if row := connection.execute(foreign).first():
+            raise ExchangeError(f"{at}: contradicts what is here: run {row.uid} is of cell {row.cell}{NOTHING}")
+    place = _place(connection, cell, known)
+    here = {} if place is None else _here(connection, place)
+    for stage in cell.stages:
+        _compare(here.get(stage.stage), stage, cell, at)
+
+
+def is_export(file: str | Path) -> bool:
+    """Whether a file is JSON lines rather than a database. MachineError: it cannot be read."""
+    try:
+        with Path(file).open("rb") as stream:
+            return stream.read(1) == b"{"
+    except OSError as error:
+        raise MachineError(f"cannot read {file}: {error.strerror or error}") from None
+
+
+def _take(connection: Connection, cell: Cell, at: str, counts: dict[str, int], file: Path | None) -> None:
+    """Merge one cell into the database, counting what was new."""
+    connection.scalar(select(CELLS.c.id).where(CELLS.c.id == cell.cell).with_for_update(key_share=True))  # as `claim`
+    known = replicates.here(connection, cell.cell)
+    place = _place(connection, cell, known)
+    if place is None:
+        number = 1 + int(known[-1].partition(replicates.SIGN)[2] or 0) if known else 0  # one may be forgotten
+        place = replicates.name(cell.cell, number)
+        connection.execute(insert(CELLS), [cell_row(place, cell.spec, cell.created)])
+        if number:
+            connection.execute(insert(REPLICATES), [{"id": place, "cell": cell.cell, "number": number}])
+        counts["new replicates" if number else "new cells"] += 1
+    cell = cell.model_copy(update={"cell": place})
+    here = _here(connection, cell.cell)
+    running = [stage.row for stage in here.values() if stage.row.status == "running"]
+    time = leases.clock(connection, file) if running else 0.0
+    held = {row.run for row in running if leases.held(row, time)}
+    runs = _take_runs(connection, cell, held)
+    for stage in cell.stages:
+        mine = here.get(stage.stage)
+        new = _compare(mine, stage, cell, at)
+        counts["numbers already here"] += len(stage.numbers) - len(new)
+        if mine is not None and mine.row.status == stage.status == "done":
+            pass  # the same work; a later version may have measured more of it
+        elif _further(mine, stage, held):
+            _take_stage(connection, cell, stage, runs, new=mine is None)
+            counts["new stages"] += 1
+        else:
+            continue
+        if new:
+            rows = [
+                {
+                    "cell": cell.cell, "stage": stage.stage, "round": round, "client": client, "metric": metric,
+                    "value": value + 0.0, "n": n, "run": runs[run], "created": created,
+                }
+                for round, client, metric, value, n, run, created in new
+            ]  # fmt: skip
+            connection.execute(insert(NUMBERS), rows)
+            counts["new numbers"] += len(rows)
+        chunks = [] if mine is None else mine.outcomes
+        if sum(n for _, n, _ in stage.outcomes) > sum(n for _, n, _ in chunks):
+            # the same examples, perhaps cut into other chunks, and more of them
+            connection.execute(OUTCOMES.delete().where(OUTCOMES.c.cell == cell.cell, OUTCOMES.c.stage == stage.stage))
+            rows = [
+                {"cell": cell.cell, "stage": stage.stage, "start": start, "n": n, "bits": bits_of(text)}
+                for start, n, text in stage.outcomes
+            ]
+            connection.execute(insert(OUTCOMES), rows)
+
+
+@dataclass
+class _Here:
+    """What the database holds of a stage."""
+
+    row: Any
+    numbers: dict[tuple[int, int, str], tuple[float, int]] = field(default_factory=dict)
+    outcomes: list[tuple[int, int, bytes]] = field(default_factory=list)
+
+
+def _here(connection: Connection, cell: str) -> dict[str, _Here]:
+    """The stages of a cell here, locked."""
+    query = (
+        select(STAGES, RUNS.c.host, RUNS.c.pid, RUNS.c.process, RUNS.c.extra)
+        .outerjoin(RUNS, RUNS.c.id == STAGES.c.run)
+        .where(STAGES.c.cell == cell)
+        .with_for_update(of=STAGES)
+    )
+    here = {row.stage: _Here(row) for row in connection.execute(query)}
+    for row in connection.execute(select(NUMBERS).where(NUMBERS.c.cell == cell)) if here else ():
+        here[row.stage].numbers[row.round, row.client, row.metric] = (row.value, row.n)
+    chunks = select(OUTCOMES).where(OUTCOMES.c.cell == cell).order_by(*OUTCOMES.primary_key)
+    for row in connection.execute(chunks) if here else ():
+        here[row.stage].outcomes.append((row.start, row.n, bytes(row.bits)))
+    return here
+
+
+CLOCK = ("seconds",)  # what a number tells of the machine: no two runs have the same
+
+
+def _place(connection: Connection, cell: Cell, known: Sequence[str]) -> str | None:
+    """The replicate here that the file's cell is: one that shares a run with it, else one that says the same.
+
+    None: it is another run, for which there is no place yet.
+    """
+    uids = {run.uid for run in cell.runs}
+    for id in known:
+        if uids & set(connection.scalars(select(RUNS.c.uid).where(RUNS.c.cell == id))):
+            return id
+    for id in known:
+        here = _here(connection, id)
+        if all(_differs(here[stage.stage], stage) is None for stage in cell.stages if stage.stage in here):
+            return id
+    return None
+
+
+def _compare(mine: _Here | None, stage: Stage, cell: Cell, at: str) -> list[Any]:
+    """The numbers of the file's stage that are not here. ExchangeError: one of the same run is another here."""
+    if mine is None:
+        return stage.numbers
+    if problem := _differs(mine, stage):
+        raise ExchangeError(f"{at}: cell {cell.cell} {stage.stage}: {problem}{NOTHING}")
+    return [number for number in stage.numbers if tuple(number[:3]) not in mine.numbers]
+
+
+def _differs(mine: _Here, stage: Stage) -> str | None:
+    """In what the file's stage contradicts the one here; wall time is no part of it."""
+    for round, client, metric, value, n, *_ in stage.numbers:
+        found = mine.numbers.get((round, client, metric))
+        if found is not None and found != (value, n) and metric not in CLOCK:
+            who = f" of client {client}" if client >= 0 else ""
+            return f"{metric}{who} of round {round} is {value!r} (n={n}) there and {found[0]!r} (n={found[1]}) here"
+    if not _agree(mine.outcomes, [(start, n, bits_of(text)) for start, n, text in stage.outcomes]):
+        return "the outcomes per example differ from those here"
+    return None
+
+
+def _take_stage(connection: Connection, cell: Cell, stage: Stage, runs: Sequence[int], *, new: bool) -> None:
+    """The stage's row, as the file has it; there is no checkpoint of it here."""
+    values = {
+        "status": stage.status, "round": stage.round, "total": stage.total, "record": dumps(stage.record),
+        "run": None if stage.run is None else runs[stage.run], "error": stage.error, "checkpoint": None,
+        "settings": None if stage.settings is None else dumps(stage.settings),
+    }  # fmt: skip
+    if new:
+        connection.execute(insert(STAGES).values(cell=cell.cell, stage=stage.stage, **values))
+    else:
+        key = (STAGES.c.cell == cell.cell) & (STAGES.c.stage == stage.stage)
+        connection.execute(update(STAGES).where(key).values(**values))
+
+
+def _further(mine: _Here | None, stage: Stage, held: set[int]) -> bool:
+    """Whether the file's stage should replace what is here: it knows more, and nobody could go on from here."""
+    if mine is None or mine.row.status == "todo":
+        return True
+    if mine.row.status == "done" or mine.row.run in held:
+        return False
+    return stage.status == "done" or (mine.row.checkpoint is None and stage.round > mine.row.round)
+
+
+def _take_runs(connection: Connection, cell: Cell, held: set[int]) -> list[int]:
+    """The ids here of the file's runs, in its order; new ones are added, ended ones get their end."""
+    here = {
+        row.uid: row
+        for row in connection.execute(select(RUNS.c.uid, RUNS.c.id, RUNS.c.ended).where(RUNS.c.cell == cell.cell))
+    }
+    ids = []
+    for run in cell.runs:
+        row = here.get(run.uid)
+        if row is None:
+            values = run.model_dump(exclude={"extra", "versions"})
+            values["versions"] = None if run.versions is None else dumps(run.versions)
+            values["extra"] = dumps(run.extra)
+            added = connection.execute(insert(RUNS).values(cell=cell.cell, **values)).inserted_primary_key
+            assert added is not None
+            ids.append(added[0])
+            continue
+        ids.append(row.id)
+        if row.ended is None and run.ended is not None and row.id not in held:
+            end = {"status": run.status, "ended": run.ended, "error": run.error}
+            connection.execute(update(RUNS).where(RUNS.c.id == row.id).values(**end))
+    return ids
+
+
+def _agree(mine: Sequence[tuple[int, int, bytes]], theirs: Sequence[tuple[int, int, bytes]]) -> bool:
+    """Whether two lists of chunks say the same of the examples that both cover."""
+    if mine == theirs or not mine or not theirs:
+        return True
+    first, second = (
+        "".join(f"{int.from_bytes(bits):0{8 * len(bits)}b}"[:n] for _, n, bits in chunks) for chunks in (mine, theirs)
+    )
+    shared = min(len(first), len(second))
+    return first[:shared] == second[:shared]

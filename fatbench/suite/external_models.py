@@ -1,0 +1,170 @@
+"""Models that were not trained here, as cells: a file of weights, its network, what its images must look like.
+
+    spec = cell(Model("my.pt", sha256, "timm/resnet18", code=""), data={"name": "cifar10"})
+    cells.identity(spec)           of the contents alone: the same weights under another file name are the same cell
+
+Such a cell has no protocol that could train it; its only round is the one that was brought. Its model is stored as any
+other cell's, so the stages, reports and exchange of cells need to know nothing of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, get_args
+
+from fatbench.errors import SpecError, did_you_mean
+from fatbench.suite import facts, signatures
+from fatbench.suite.cells import Evaluation
+from fatbench.suite.located import Map
+from fatbench.suite.types import FRACTION
+
+SUITE = "evaluate"  # under which such cells are run and reported
+ROUND = 1
+SEED = 0  # of the attacks' random starts
+Outputs = Literal["logits", "probabilities"]
+Channels = Literal["rgb", "bgr"]
+DEFAULT_ATTACKS = ("natural", "fgsm", "pgd20", "cw", "autoattack")
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model as it was brought: content, and how images reach it.
+
+    mean, std: one number a channel, in the order in which the network takes the channels; empty: images stay in [0, 1].
+    """
+
+    name: str  # of the file, for people; no part of the identity
+    sha256: str  # of the file
+    network: str  # "timm/NAME", "FILE.py:FUNCTION" or, of a module in memory, the name of its class
+    code: str = ""  # SHA-256 of FILE.py; empty for timm's networks, whose version is in the provenance
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
+    outputs: Outputs = "logits"
+    channels: Channels = "rgb"
+
+    def __post_init__(self) -> None:
+        for option, value, known in (("outputs", self.outputs, Outputs), ("channels", self.channels, Channels)):
+            if value not in get_args(known):
+                raise SpecError(f"--{option}: expected {' or '.join(get_args(known))}, got '{value}'")
+        if bool(self.mean) != bool(self.std):
+            raise SpecError("--mean and --std go together")
+        if self.mean and len(self.mean) != len(self.std):
+            raise SpecError(f"--mean has {len(self.mean)} numbers, --std {len(self.std)}")
+        if any(not value > 0 for value in self.std):
+            raise SpecError(f"--std: expected numbers above 0, got {', '.join(map(str, self.std))}")
+
+
+def cell(model: Model, data: Any, test: int | None = None, size: int | None = None) -> dict[str, Any]:
+    """The spec of a model evaluated on the first `test` test images of a data set, resized to `size` pixels a side.
+
+    `data` is a name or a mapping, as in a suite. SpecError: no such data set or setting, more images than there are.
+    """
+    checked = signatures.check("Data", Map(data) if isinstance(data, Mapping) else data, "--dataset")
+    known = facts.of_data(checked)
+    if test and known.test and test > known.test and not known.about:
+        raise SpecError(f"{test} test images asked for, {checked['name']} has {known.test}")
+    channels = known.channels
+    if model.mean and channels and len(model.mean) not in (1, channels):
+        raise SpecError(f"--mean: {len(model.mean)} numbers for images of {channels} channels")
+    if model.channels == "bgr" and channels not in (None, 3):
+        raise SpecError(f"--channels bgr: images of {checked['name']} have {channels} channel")
+    said = {**asdict(model), "mean": list(model.mean), "std": list(model.std)}
+    return {
+        "evaluated": said, "data": checked, "test": test, "size": size, "seed": SEED,
+        "protocol": {"name": "none", "rounds": ROUND}, "partition": {"name": "none"}, "model": {"name": model.network},
+    }  # fmt: skip
+
+
+def label(spec: Mapping[str, Any]) -> str:
+    """ "my.pt [3f2a9c01]": the file's name and how its digest begins."""
+    return f"{spec['evaluated']['name']} [{spec['evaluated']['sha256'][:8]}]"
+
+
+def described(spec: Mapping[str, Any]) -> str:
+    """All of a model in one line."""
+    said = spec["evaluated"]
+    parts = [f"{said['name']} (SHA-256 {said['sha256']})", said["network"]]
+    if said["mean"]:
+        parts.append(f"mean {_numbers(said['mean'])}, std {_numbers(said['std'])}")
+    else:
+        parts.append("images in [0, 1]")
+    parts += [] if said["channels"] == "rgb" else [f"channels {said['channels']}"]
+    parts += [f"resized to {spec['size']} pixels"] if spec["size"] else []
+    return ", ".join([*parts, said["outputs"]])
+
+
+def _numbers(values: list[float]) -> str:
+    return "/".join(f"{value:g}" for value in values)
+
+
+# --- attacks ------------------------------------------------------------------------------------------------------
+
+
+def evaluations(texts: list[str], eps: str, n: int | None, batch: int) -> tuple[Evaluation, ...]:
+    """The attacks that a person asked for: "pgd20", "{name: pgd, ...}" or "LABEL={name: pgd, ...}".
+
+    A name of DEFAULT_ATTACKS has the settings of the field, at radius `eps`; pgd20 and cw take steps of eps / 4.
+    `natural` always comes first: accuracy without attack says whether the preprocessing is right. SpecError.
+    """
+    found: dict[str, Evaluation] = {}
+    for text in ["natural", *texts]:
+        given, spec = read_attack(text, eps)
+        attack = signatures.check("Attack", spec, f"--attack {text}")
+        name = given or _label(attack)
+        if name in found and found[name].attack != attack:
+            raise SpecError(f"--attack: two attacks are called '{name}': write {name}_2={text}")
+        found[name] = Evaluation(name, attack, n, batch)
+    return tuple(found.values())
+
+
+def _label(attack: Mapping[str, Any]) -> str:
+    """ "pgd7", "cw"; of another package's attack its own name."""
+    if attack["name"] == "pgd":
+        return f"pgd{attack['steps']}"
+    return str(attack["attack"]).lower() if "attack" in attack else str(attack["name"])
+
+
+def read_attack(text: str, eps: str) -> tuple[str, Any]:
+    """(its label or "", a name or a mapping) of an attack as a person writes it. SpecError."""
+    settings = defaults(eps)
+    if text in settings:
+        return text, Map(settings[text])
+    label, equals, rest = text.partition("=")
+    if not (equals and label.strip().isidentifier()):
+        label, rest = "", text
+    if not rest.lstrip().startswith("{"):
+        name, known = rest.strip(), [*settings, *signatures.names("Attack")]
+        if name not in known:
+            raise SpecError(f"--attack: no attack is named '{name}'{did_you_mean(name, known)}")
+        return label.strip(), Map(settings.get(name, {"name": name}))
+    from ruamel.yaml import YAML
+    from ruamel.yaml.error import YAMLError
+
+    try:
+        read = YAML(typ="safe", pure=True).load(rest)
+    except YAMLError:
+        raise SpecError(f"--attack: cannot read '{rest}' as a mapping such as {{name: fgsm, eps: 8/255}}") from None
+    return label.strip(), Map(read)
+
+
+def defaults(eps: str) -> dict[str, dict[str, Any]]:
+    """DEFAULT_ATTACKS at a radius such as "8/255" or "0.1"."""
+    step: Any
+    if match := FRACTION.match(eps):
+        eps_value: Any = eps.strip()
+        step = f"{float(match[1]) / 4:g}/{match[2]}"
+    else:
+        try:
+            eps_value = float(eps)
+        except ValueError:
+            raise SpecError(f"--eps: expected a radius such as 8/255 or 0.1, got '{eps}'") from None
+        step = eps_value / 4
+    ball, walk = {"eps": eps_value}, {"eps": eps_value, "step": step}
+    return {
+        "natural": {"name": "natural"},
+        "fgsm": {"name": "fgsm", **ball},
+        "pgd20": {"name": "pgd", **walk, "steps": 20},
+        "cw": {"name": "cw", **walk, "steps": 30},
+        "autoattack": {"name": "autoattack", **ball},
+    }

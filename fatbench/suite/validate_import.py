@@ -1,0 +1,44 @@
+"""Specs of cells that come from elsewhere: checked like those of a suite before their identity is believed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from fatbench.errors import SpecError
+from fatbench.suite import cells, external_models, signatures
+from fatbench.suite.located import Map
+
+_MODEL = TypeAdapter(external_models.Model)
+
+
+def identity(spec: Mapping[str, Any]) -> str:
+    """The identity of a cell's spec. SpecError: no suite and no evaluation could have made it."""
+    if "evaluated" in spec:
+        _of_a_model(spec)
+    else:
+        try:
+            signatures.check_settings(signatures.describe("Experiment", "cell"), Map(spec))
+        except SpecError as error:
+            error.args = (f"spec: {error}",)
+            raise
+    return cells.identity(spec)
+
+
+def _of_a_model(spec: Mapping[str, Any]) -> None:
+    """SpecError: not what `evaluated.cell` makes."""
+    try:
+        model = _MODEL.validate_python(spec["evaluated"])
+    except ValidationError as error:
+        problem = error.errors()[0]
+        where = ".".join(str(part) for part in problem["loc"])
+        raise SpecError(f"spec: evaluated: {where}: {problem['msg']}") from None
+    for key in ("test", "size"):
+        if spec.get(key) is not None and not (type(spec[key]) is int and 0 < spec[key] < 2**31):
+            raise SpecError(f"spec: {key}: expected a number, got {str(spec[key])[:60]!r}")
+    made = external_models.cell(model, spec.get("data"), spec.get("test"), spec.get("size"))
+    if made != dict(spec):
+        key = next(key for key in {**made, **spec} if made.get(key) != spec.get(key))
+        raise SpecError(f"spec: {key}: not what 'fatbench evaluate' writes")

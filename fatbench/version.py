@@ -1,0 +1,3 @@
+"""The version of this release, in a module that imports nothing."""
+
+__version__ = "0.1.0"

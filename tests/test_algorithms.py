@@ -1,0 +1,488 @@
+"""Protocols on quadratics: client k minimises (1/2)||w - a_k||^2, whose gradient is w - a_k, so every round has a
+closed form. One image a client: its pixels are a_k, so full-batch steps and known targets.
+
+tau SGD steps of rate lr from theta end at a_k + (1 - lr)^tau (theta - a_k).
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import replace
+
+import pytest
+import torch
+from algorithm_runs import nested, same
+from torch import Tensor, nn
+
+from fatbench.engine.rounds import Problem, State
+from fatbench.methods import aggregators, objectives
+from fatbench.methods.algorithms import PROTOCOLS
+
+TARGETS = [[51, 102], [204, 0], [255, 153]]  # a_k in 1/255
+A = torch.tensor(TARGETS) / 255
+
+
+class Point(nn.Module):
+    """A model that is one point."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.zeros(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.w.expand(len(x), 2)
+
+
+def quadratic(model: nn.Module, x: Tensor, y: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    loss = 0.5 * (model.w - x.flatten(1)).square().sum(1).mean()
+    return loss, torch.ones(len(x), dtype=torch.bool)
+
+
+def problem(copies: tuple[int, ...] = (1, 1, 1), seed: int = 0) -> Problem:
+    """Three clients with `copies[k]` copies of the image a_k."""
+    images = torch.tensor([TARGETS[k] for k, n in enumerate(copies) for _ in range(n)], dtype=torch.uint8)
+    starts = [sum(copies[:k]) for k in range(len(copies))]
+    shards = [torch.arange(s, s + n) for s, n in zip(starts, copies, strict=True)]
+    return Problem(
+        Point(), images.reshape(-1, 1, 1, 2), torch.zeros(len(images), dtype=torch.int64), shards, 2,
+        seed, torch.device("cpu"), path="reference",
+    )  # fmt: skip
+
+
+def rule(name: str, **settings: object) -> object:
+    return functools.partial(aggregators.RULES[name], **settings)
+
+
+def run(name: str, on: Problem, rounds: int = 1, start: State | None = None, **settings: object) -> list:
+    defaults = {"rounds": rounds, "batch": 100, "lr": 0.1, "objective": quadratic}
+    if name != "centralized":
+        defaults |= {"epochs": 4, "rule": rule("samples")}
+    if name == "fedavg_validated":
+        defaults |= {"validators": 1}
+    theta = start or State(0, {"w": torch.tensor([1.0, -1.0])})
+    return list(PROTOCOLS[name](on, theta, **nested(**{**defaults, **settings})))
+
+
+def after(theta: Tensor, target: Tensor, steps: int, lr: float = 0.1) -> Tensor:
+    return target + (1 - lr) ** steps * (theta - target)
+
+
+THETA = torch.tensor([1.0, -1.0])
+
+
+def test_fedavg_is_the_mean_of_the_closed_forms():
+    result = run("fedavg", problem(), epochs=4)[0]
+    for update in result.updates:
+        torch.testing.assert_close(update.model["w"], after(THETA, A[update.client], 4))
+    torch.testing.assert_close(result.state.model["w"], after(THETA, A.mean(0), 4))
+    assert result.cost.gradient_steps == 12
+    assert result.cost.bytes_up == result.cost.bytes_down == 3 * 2 * 4
+
+
+def test_fedavg_weights_by_samples():
+    result = run("fedavg", problem((1, 2, 5)))[0]
+    expected = (after(THETA, A[0], 4) + 2 * after(THETA, A[1], 4) + 5 * after(THETA, A[2], 4)) / 8
+    torch.testing.assert_close(result.state.model["w"], expected)
+
+
+def test_stats_of_a_client():
+    """Two images, batch 1, two epochs, momentum 0.5: 4 steps, ||a||_1 = 1 + 1.5 + 1.75 + 1.875 = 6.125."""
+    update = run("fedavg", problem((2, 2, 2)), batch=1, epochs=2, momentum=0.5)[0].updates[0]
+    assert (update.stats.steps, update.stats.batches, update.n) == (4, 2, 2)
+    assert update.stats.momentum_steps == pytest.approx(6.125)
+    assert update.stats.accuracy == 1.0
+
+
+def test_the_loss_is_that_of_the_last_epoch_before_each_step():
+    """One step a round of 2 epochs: the last epoch's loss is that at a + 0.9 (theta - a)."""
+    result = run("fedavg", problem(), epochs=2)[0]
+    for update in result.updates:
+        expected = 0.5 * (0.9 * (THETA - A[update.client])).square().sum()
+        assert update.stats.loss == pytest.approx(float(expected), rel=1e-5)
+
+
+def test_fedprox_has_its_closed_form_and_mu_zero_is_fedavg():
+    """One step from theta has no pull; the second adds mu (w - theta): w2 = w1 - lr (w1 - a + mu (w1 - theta))."""
+    prox = functools.partial(objectives.PROXIMALS["squared"], mu=0.5)
+    update = run("fedavg", problem(), epochs=2, proximal=prox)[0].updates[0]
+    w1 = after(THETA, A[update.client], 1)
+    torch.testing.assert_close(update.model["w"], w1 - 0.1 * (w1 - A[update.client] + 0.5 * (w1 - THETA)))
+    none = run("fedavg", problem(), rounds=3, proximal=functools.partial(objectives.PROXIMALS["squared"], mu=0.0))
+    torch.testing.assert_close(none[-1].state.model, run("fedavg", problem(), rounds=3)[-1].state.model)
+
+
+def test_fednova_with_equal_steps_is_fedavg():
+    nova, avg = (run(name, problem(), rounds=3, momentum=0.9)[-1].state.model for name in ("fednova", "fedavg"))
+    torch.testing.assert_close(nova, avg)
+
+
+def test_fednova_removes_the_bias_of_unequal_steps():
+    """Batch 1 and 1, 2, 5 copies: tau = 4, 8, 20, p = n/8. theta - tau_eff sum p_k (theta - y_k)/tau_k."""
+    result = run("fednova", problem((1, 2, 5)), batch=1)[0]
+    p, tau = torch.tensor([1, 2, 5]) / 8, torch.tensor([4.0, 8.0, 20.0])
+    delta = torch.stack([THETA - after(THETA, A[k], int(tau[k])) for k in range(3)])
+    expected = THETA - (p * tau).sum() * (p / tau) @ delta
+    torch.testing.assert_close(result.state.model["w"], expected)
+
+
+def test_fednova_counts_what_a_proximal_term_takes_back():
+    """A gradient of one everywhere, SGD with momentum 0.9 and mu 3 from 0, 1 to 10 steps: how far the weight moved."""
+    from fatbench.engine.local import LocalTraining
+    from fatbench.methods.algorithms.fednova import travelled
+
+    prox = functools.partial(objectives.PROXIMALS["squared"], mu=3.0)
+    for momentum, steps in ((0.0, 7), (0.9, 10), (0.5, 1)):
+        w = torch.zeros(1, requires_grad=True, dtype=torch.float64)
+        optimiser = torch.optim.SGD([w], lr=0.1, momentum=momentum)
+        for _ in range(steps):
+            optimiser.zero_grad()
+            (w.sum() + 1.5 * w.square().sum()).backward()
+            optimiser.step()
+        local = LocalTraining(batch=1, lr=0.1, objective=quadratic, momentum=momentum, proximal=prox)
+        assert travelled(steps, local) == pytest.approx(-w.item() / 0.1)
+        assert travelled(steps, replace(local, proximal=None)) != pytest.approx(-w.item() / 0.1) or steps == 1
+    closed = replace(local, momentum=0.0)
+    assert travelled(7, closed) == pytest.approx((1 - 0.7**7) / 0.3)  # Wang et al. 2020: (1 - (1 - a)^tau) / a
+
+
+def test_fednova_removes_the_bias_of_unequal_steps_under_a_proximal_term():
+    """Batch 1 and 1, 2, 5 copies: 1, 2, 5 steps an epoch. One gradient for all: every client's d_k is that gradient."""
+
+    def slope(model: nn.Module, x: Tensor, y: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        return (model.w * torch.tensor([1.0, -2.0])).sum(), torch.ones(len(x), dtype=torch.bool)
+
+    prox = functools.partial(objectives.PROXIMALS["squared"], mu=0.5)
+    (result,) = run("fednova", problem((1, 2, 5)), batch=1, epochs=1, objective=slope, proximal=prox)
+    far = [(1 - 0.95**tau) / 0.05 for tau in (1, 2, 5)]
+    effective = sum(p * a for p, a in zip((1 / 8, 2 / 8, 5 / 8), far, strict=True))
+    torch.testing.assert_close(result.state.model["w"], THETA - 0.1 * effective * torch.tensor([1.0, -2.0]))
+
+
+def test_scaffold_with_one_client_is_sgd():
+    one = problem((1,))
+    result = run("scaffold", one, rounds=5)[-1].state.model["w"]
+    torch.testing.assert_close(result, after(THETA, A[0], 20))
+
+
+def scaffold_by_hand(theta: Tensor, rounds: int, lr: float, tau: int) -> Tensor:
+    """Karimireddy et al., option II, three clients, all participating."""
+    c, own = torch.zeros(2), [torch.zeros(2) for _ in range(3)]
+    for _ in range(rounds):
+        ends, new = [], []
+        for k in range(3):
+            y = theta.clone()
+            for _ in range(tau):
+                y = y - lr * (y - A[k] - own[k] + c)
+            ends.append(y)
+            new.append(own[k] - c + (theta - y) / (tau * lr))
+        c = c + sum(n - o for n, o in zip(new, own, strict=True)) / 3
+        own, theta = new, sum(ends) / 3
+    return theta
+
+
+def test_scaffold_follows_the_algorithm_box():
+    result = run("scaffold", problem(), rounds=4, epochs=5)
+    torch.testing.assert_close(result[-1].state.model["w"], scaffold_by_hand(THETA, 4, 0.1, 5))
+    total = sum(own["w"] for own in result[-1].state.clients.values())
+    torch.testing.assert_close(total, 3 * result[-1].state.server["c"]["w"])  # sum_k c_k = K c
+
+
+def test_scaffold_divides_by_all_clients_when_few_take_part():
+    result = run("scaffold", problem(), rounds=1, participation=0.34)[0]
+    assert len(result.updates) == 1
+    torch.testing.assert_close(result.state.server["c"]["w"], result.updates[0].extra["w"] / 3)
+
+
+@pytest.mark.parametrize("name", ["scaffold", "fedgate"])
+def test_momentum_needs_the_momentum_aware_divisor(name):
+    """lr 0.02, momentum 0.9, 5 steps: lr tau_k overflows, lr ||a_k||_1 converges to the mean of the targets."""
+    good = run(name, problem(), rounds=60, lr=0.02, epochs=5, momentum=0.9)[-1].state.model["w"]
+    bad = run(name, problem(), rounds=60, lr=0.02, epochs=5, momentum=0.9, divisor="literal")
+    torch.testing.assert_close(good, A.mean(0), atol=2e-3, rtol=0)
+    variates = max(float(own["w"].abs().max()) for own in bad[-1].state.clients.values())
+    assert variates > 1e6 or variates != variates
+
+
+@pytest.mark.parametrize("name", ["scaffold", "fedgate"])
+def test_the_divisor_is_of_the_rate_of_the_round(name):
+    """The second round, at a quarter of the first rate, begins with what the first left behind, and what it leaves is
+    again an average gradient, (theta - y_k) / S_k with S_k = 3 * 0.025."""
+    result = run(name, problem(), rounds=2, epochs=3, lr_decay=0.25)
+    theta = result[1].broadcast["w"]
+    for update in result[1].updates:
+        before = result[0].state.clients[update.client]["w"]
+        shift = before - result[0].state.server["c"]["w"] if name == "scaffold" else before
+        y = theta.clone()
+        for _ in range(3):
+            y = y - 0.025 * (y - A[update.client] - shift)
+        torch.testing.assert_close(update.model["w"], y)
+        gradient = (theta - y) / (0.025 * 3)
+        after_round = result[1].state.clients[update.client]["w"]
+        if name == "scaffold":
+            torch.testing.assert_close(after_round, before - result[0].state.server["c"]["w"] + gradient)
+        else:
+            torch.testing.assert_close(after_round, before + gradient - (theta - result[1].state.model["w"]) / 0.075)
+
+
+def test_scaffold_as_fedtorch_released_it_changes_c_within_the_round():
+    """Clients of 1, 2, 5 steps: c moves after each of them, and all divide by the last one's lr tau."""
+    on = problem((1, 2, 5))
+    settings = {"batch": 1, "epochs": 1, "rule": rule("uniform")}
+    results = run("scaffold", on, rounds=3, divisor="released", variates="released", **settings)
+    theta, c, own = THETA, torch.zeros(2), [torch.zeros(2)] * 3
+    for result in results:
+        order = [u.client for u in result.updates]
+        ends = {}
+        for k in order:
+            y = theta
+            for _ in range((1, 2, 5)[k]):
+                y = y - 0.1 * (y - A[k] + c - own[k])
+            ends[k] = y
+        last = (1, 2, 5)[order[-1]]
+        for k in order:
+            new = own[k] - c + (theta - ends[k]) / (0.1 * last)
+            c = c + (new - own[k]) / 3
+            own[k] = new
+        theta = sum(ends.values()) / 3
+        torch.testing.assert_close(result.state.model["w"], theta)
+        torch.testing.assert_close(result.state.server["c"]["w"], c)
+    canonical = run("scaffold", on, rounds=3, **settings)[-1].state.model["w"]
+    assert (canonical - theta).abs().max() > 0.01  # the release is another method
+
+
+def test_fedgate_as_fedtorch_released_it_divides_by_the_last_clients_steps():
+    (result,) = run("fedgate", problem((1, 2, 5)), batch=1, epochs=1, rule=rule("uniform"), divisor="released")
+    last = (1, 2, 5)[result.updates[-1].client]
+    for update in result.updates:
+        expected = (result.state.model["w"] - update.model["w"]) / (0.1 * last)
+        torch.testing.assert_close(result.state.clients[update.client]["w"], expected)
+
+
+def test_fedgate_with_one_client_is_sgd():
+    result = run("fedgate", problem((1,)), rounds=5)[-1]
+    torch.testing.assert_close(result.state.model["w"], after(THETA, A[0], 20))
+    assert result.state.clients[0]["w"].tolist() == [0.0, 0.0]
+
+
+def fedgate_by_hand(theta: Tensor, rounds: int, lr: float, tau: int, gamma: float) -> tuple[Tensor, list[Tensor]]:
+    """Haddadpour et al., three clients, all participating."""
+    delta = [torch.zeros(2) for _ in range(3)]
+    for _ in range(rounds):
+        ends = []
+        for k in range(3):
+            y = theta.clone()
+            for _ in range(tau):
+                y = y - lr * (y - A[k] - delta[k])
+            ends.append(y)
+        mean = sum(ends) / 3
+        delta = [d + (mean - y) / (lr * tau) for d, y in zip(delta, ends, strict=True)]
+        theta = theta - gamma * (theta - mean)
+    return theta, delta
+
+
+@pytest.mark.parametrize("gamma", [1.0, 0.5])
+def test_fedgate_follows_the_algorithm_box(gamma):
+    """And sum_k delta_k stays 0. The unscaled mean is sent besides where it is not the broadcast."""
+    result = run("fedgate", problem(), rounds=4, epochs=5, rule=rule("uniform"), server_lr=gamma)[-1]
+    theta, delta = fedgate_by_hand(THETA, 4, 0.1, 5, gamma)
+    torch.testing.assert_close(result.state.model["w"], theta)
+    for k in range(3):
+        torch.testing.assert_close(result.state.clients[k]["w"], delta[k])
+    torch.testing.assert_close(sum(own["w"] for own in result.state.clients.values()), torch.zeros(2))
+    assert result.cost.bytes_down == (1 if gamma == 1 else 2) * result.cost.bytes_up == (1 if gamma == 1 else 2) * 24
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_fedgate_is_scaffold_under_full_participation(momentum):
+    """The same trajectory, delta_k = c_k - c."""
+    settings = {"rounds": 6, "epochs": 5, "momentum": momentum, "lr": 0.05}
+    gate, fold = (run(name, problem(), **settings) for name in ("fedgate", "scaffold"))
+    for a, b in zip(gate, fold, strict=True):
+        torch.testing.assert_close(a.state.model["w"], b.state.model["w"])
+        for k in range(3):
+            torch.testing.assert_close(
+                a.state.clients[k]["w"], b.state.clients[k]["w"] - b.state.server["c"]["w"], atol=1e-5, rtol=1e-5
+            )
+
+
+def test_fedgate_only_those_who_took_part_track():
+    result = run("fedgate", problem(), rounds=1, participation=0.67)[0]
+    assert set(result.state.clients) == {u.client for u in result.updates}
+    assert len(result.updates) == 2
+
+
+@pytest.mark.parametrize("name", ["scaffold", "fedgate"])
+@pytest.mark.parametrize("method", ["sfat", "q_ffl"])
+def test_the_server_rate_shortens_the_step_of_any_rule(name, method):
+    """theta + (1/2) (what the rule alone gives - theta), also where the rule keeps some of theta itself (q-FFL)."""
+    chosen = rule("sfat", alpha=0.2, top=1, first_round=True) if method == "sfat" else rule("q_ffl", q=1.0)
+    whole, half = (run(name, problem(), rule=chosen, server_lr=rate)[0] for rate in (1.0, 0.5))
+    torch.testing.assert_close(half.state.model["w"], THETA + 0.5 * (whole.state.model["w"] - THETA))
+
+
+def released_scaffold(rounds: int, constant: float, tau: int, lr: float) -> Tensor:
+    """The release's update in its own units: y <- y - l (c - c_k), c_k+ = c_k - c + (theta - y)/(tau l)."""
+    theta, c, own = THETA.double(), torch.zeros(2).double(), [torch.zeros(2).double() for _ in range(3)]
+    for _ in range(rounds):
+        ends, new = [], []
+        for k in range(3):
+            y = theta.clone()
+            for _ in range(tau):
+                y = y - lr * (y - A[k])
+                y = y - constant * (c - own[k])
+            ends.append(y)
+            new.append(own[k] - c + (theta - y) / (tau * constant))
+        c = c + sum(n - o for n, o in zip(new, own, strict=True)) / 3
+        own, theta = new, sum(ends) / 3
+    return theta
+
+
+@pytest.mark.parametrize("constant", [1e-4, 1e-2])
+def test_the_released_scaffold_does_not_depend_on_its_constant(constant):
+    ours = run("scaffold_sfat", problem(), rounds=4, epochs=5)[-1].state.model["w"]
+    torch.testing.assert_close(ours, released_scaffold(4, constant, 5, 0.1).float(), atol=1e-5, rtol=1e-5)
+
+
+def test_centralized_is_sgd_on_everything():
+    pool = replace(problem(), shards=[torch.arange(3)])
+    result = run("centralized", pool, rounds=4)
+    torch.testing.assert_close(result[-1].state.model["w"], after(THETA, A.mean(0), 4))
+    assert result[0].cost.bytes_up == 0
+
+
+def test_centralized_as_released_keeps_its_momentum_over_epochs():
+    """torch's own SGD with one buffer for the whole run; it goes on from any epoch, to the same bytes."""
+    pool = replace(problem(), shards=[torch.arange(3)])
+    settings = {"momentum": 0.9, "weight_decay": 0.01, "moments": "released"}
+    results = run("centralized", pool, rounds=4, **settings)
+    w = THETA.clone().requires_grad_()
+    optimiser = torch.optim.SGD([w], lr=0.1, momentum=0.9, weight_decay=0.01)
+    for result in results:
+        optimiser.zero_grad()
+        (0.5 * (w - A).square().sum(1).mean()).backward()
+        optimiser.step()
+        torch.testing.assert_close(result.state.model["w"], w.detach())
+    rest = run("centralized", pool, rounds=4, start=results[1].state, **settings)
+    assert torch.equal(rest[-1].state.model["w"], results[-1].state.model["w"])
+    reset = run("centralized", pool, rounds=4, momentum=0.9, weight_decay=0.01)[-1].state.model["w"]
+    assert not torch.allclose(reset, w.detach())
+
+
+# Those need an edge and a server, unlabelled images, or a model that gradients are sent of: they have their own tests.
+ELSEWHERE = ("fedgkt", "fedvkd", "fedaux", "fedsgd", "eavesdrop")
+ONE_MODEL = [name for name in PROTOCOLS if name not in ELSEWHERE]
+
+
+@pytest.mark.parametrize("name", ONE_MODEL)
+def test_every_protocol_goes_on_from_any_round_bit_for_bit(name):
+    """Every member of the table: stop after round 2, start again from that state, get the same bytes."""
+    on = replace(problem((2, 3, 4)), shards=[torch.arange(9)]) if name == "centralized" else problem((2, 3, 4))
+    settings = {"batch": 2, "momentum": 0.9} | ({} if name == "centralized" else {"participation": 0.7})
+    whole = run(name, on, rounds=5, **settings)
+    rest = run(name, on, rounds=5, start=whole[1].state, **settings)
+    assert [r.index for r in rest] == [2, 3, 4]
+    for a, b in zip(whole[2:], rest, strict=True):
+        assert [u.client for u in a.updates] == [u.client for u in b.updates]
+        assert torch.equal(a.state.model["w"], b.state.model["w"])
+
+
+@pytest.mark.parametrize("name", [n for n in ONE_MODEL if n != "centralized"])
+@pytest.mark.parametrize("k", range(3))
+def test_identical_clients_are_a_fixed_point_at_their_optimum(name, k):
+    on = replace(problem(), shards=[torch.tensor([k])] * 3)
+    start = State(0, {"w": A[k].clone()})
+    torch.testing.assert_close(run(name, on, rounds=3, start=start)[-1].state.model["w"], A[k])
+
+
+def test_a_cohort_is_drawn_in_random_order_without_repetition():
+    orders = [[u.client for u in r.updates] for r in run("fedavg", problem(), rounds=12)]
+    assert all(sorted(order) == [0, 1, 2] for order in orders)
+    assert len({tuple(order) for order in orders}) > 1
+    assert {len(r.updates) for r in run("fedavg", problem(), rounds=3, participation=0.67)} == {2}
+
+
+def test_gradient_clipping_bounds_the_step():
+    update = run("fedavg", problem(), epochs=1, clip=0.01)[0].updates[0]
+    assert float((update.model["w"] - THETA).norm()) == pytest.approx(0.1 * 0.01, rel=1e-3)
+
+
+def test_learning_rate_decay_is_per_round():
+    """Rates 0.1 and 0.05, one step a round: factors 0.9 and 0.95."""
+    result = run("fedavg", problem(), rounds=2, epochs=1, lr_decay=0.5)[-1].state.model["w"]
+    torch.testing.assert_close(result, A.mean(0) + 0.9 * 0.95 * (THETA - A.mean(0)))
+
+
+def test_broadcast_loss_is_measured_only_for_rules_that_ask():
+    assert run("fedavg", problem())[0].updates[0].stats.broadcast_loss is None
+    update = run("fedavg", problem(), rule=rule("q_ffl", q=1.0))[0].updates[0]
+    assert update.stats.broadcast_loss == pytest.approx(
+        0.5 * float((THETA - A[update.client]).square().sum()), rel=1e-5
+    )
+
+
+def cross_entropy_of(w: Tensor) -> float:
+    """Of label 0 and logits (w_1, w_2), which is what Point gives for any image."""
+    return float(torch.log1p(torch.exp(w[1] - w[0])))
+
+
+def test_validators_never_train_and_lower_the_rate():
+    """Clients 0 and 1 train, client 2 validates: log(1 + exp(w_2 - w_1)) of each new model. The targets pull w_2 - w_1
+    from -4 up, so the loss rises from round to round: the first is the least there is, and from then on the rate is
+    lr / sqrt(rounds passed) of the round before, 1, 1, 2, 3, ... One step of rate r: theta + r (mean of a - theta)."""
+    start = State(0, {"w": torch.tensor([3.0, -1.0])})
+    result = run("fedavg_validated", problem(), rounds=5, epochs=1, validators=1, start=start)
+    theta, target = start.model["w"], A[:2].mean(0)
+    for t, r in enumerate(result):
+        assert sorted(u.client for u in r.updates) == [0, 1]
+        rate = 0.1 / max(t, 1) ** 0.5
+        assert r.metrics["lr"] == pytest.approx(rate)
+        theta = theta + rate * (target - theta)
+        torch.testing.assert_close(r.state.model["w"], theta)
+        assert r.metrics["validation_loss"] == pytest.approx(cross_entropy_of(theta), rel=1e-5)
+
+
+def test_the_rate_stays_while_the_validation_loss_falls():
+    """From w_2 - w_1 = 4 down to 0.3, the loss falls every round. With lr_decay both factors apply."""
+    start = State(0, {"w": torch.tensor([-1.0, 3.0])})
+    result = run("fedavg_validated", problem(), rounds=4, epochs=1, validators=1, start=start, lr_decay=0.5)
+    assert [r.metrics["lr"] for r in result] == pytest.approx([0.1, 0.05, 0.025, 0.0125])
+    losses = [r.metrics["validation_loss"] for r in result]
+    assert losses == sorted(losses, reverse=True)
+
+
+def test_the_rate_falls_again_from_where_it_is():
+    """Best so far 0, last failure after 4 rounds: the rate is lr / 2 until round 9 fails as well, then lr / 3."""
+    known = {"validation": {"least": torch.tensor(0.0), "passed": torch.tensor(4.0)}}
+    result = run("fedavg_validated", problem(), rounds=10, validators=1, start=State(8, {"w": THETA}, known))
+    assert [r.metrics["lr"] for r in result] == pytest.approx([0.1 / 2, 0.1 / 3])
+    assert float(result[-1].state.server["validation"]["least"]) == 0.0
+
+
+def test_participation_is_of_those_who_train():
+    """10 clients of which 5 validate, 0.4 of the others: 2, drawn from 0 .. 4."""
+    on = replace(problem((10,)), shards=list(torch.arange(10).split(1)))
+    rounds = run("fedavg_validated", on, rounds=8, validators=5, participation=0.4)
+    assert {len(r.updates) for r in rounds} == {2}
+    assert {u.client for r in rounds for u in r.updates} == {0, 1, 2, 3, 4}
+    assert run("fedavg", problem())[0].metrics == {}
+
+
+def test_validation_resumes_bit_for_bit_beside_a_rule_with_memory():
+    """AFL keeps lambda, the protocol its validation: neither sees the other's, and both go on after round 2."""
+    settings = {"rounds": 5, "validators": 1, "rule": rule("afl", gamma=0.5), "batch": 2, "participation": 0.67}
+    on = problem((2, 3, 4))
+    whole = run("fedavg_validated", on, **settings)
+    assert {name: set(own) for name, own in whole[-1].state.server.items()} == {
+        "rule": {"lambda"},
+        "validation": {"least", "passed"},
+    }
+    rest = run("fedavg_validated", on, start=whole[1].state, **settings)
+    for a, b in zip(whole[2:], rest, strict=True):
+        assert torch.equal(a.state.model["w"], b.state.model["w"])
+        assert a.metrics == b.metrics
+        assert same(a.state.server, b.state.server)
+
+
+def test_somebody_has_to_train():
+    with pytest.raises(ValueError, match="validators: 3 of 3 clients leave none to train"):
+        run("fedavg_validated", problem(), validators=3)

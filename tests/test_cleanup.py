@@ -1,0 +1,180 @@
+"""Cells taken out, files that no cell needs, copies of the database."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sqlite3
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import fuzzing
+import pytest
+
+from fatbench.engine.rounds import Number
+from fatbench.errors import MachineError, SpecError
+from fatbench.store import cleanup, jsonl
+from fatbench.store.database import check
+from fatbench.store.schema import REPLICATES
+from fatbench.store.stages import Store
+
+pytest_plugins = ("databases",)
+A, B, C = "a" * 12, "b" * 12, "c" * 12
+
+
+@pytest.fixture
+def store(url: str) -> Iterator[Store]:
+    """A, with a replicate, and B: trained, one evaluation each."""
+    with Store.open(url, create=True) as opened:
+        for cell in (A, f"{A}~1", B):
+            opened.add_cell(cell, {"seed": 1})
+            for stage in ("train", "fgsm-0@1"):
+                run = opened.claim(cell, stage, suite="s", total=4, provenance={})
+                assert run is not None
+                record = {"sha256": {"model-1.safetensors": "0", "artifacts/round-1.safetensors": "0"}}
+                outcomes = (0, 4, b"\xf0")
+                opened.commit(run, round=4, outcomes=outcomes, checkpoint="state-000004.safetensors", record=record)
+                opened.release(run) if stage == "train" else opened.finish(run, [Number("fgsm", 0.5, 4, n=4)])
+        with opened.database.writing() as connection:
+            connection.execute(REPLICATES.insert(), [{"id": f"{A}~1", "cell": A, "number": 1}])
+        yield opened
+
+
+def whole(store: Store) -> str:
+    url = store.database._engine.url.render_as_string(hide_password=False)
+    return check(str(store.database.path) if store.database.path else url)
+
+
+def test_a_forgotten_cell_leaves_nothing_and_its_replicates_go_with_it(store: Store) -> None:
+    assert cleanup.forget(store, A) == {"cells": 2, "runs": 4, "stages": 4, "numbers": 2, "outcomes": 4}
+    assert sorted(store.cells()) == [B]
+    assert {cell for cell, _ in store.stages()} == {run["cell"] for run in store.runs()} == {B}
+    assert "1 cells" in whole(store) and "0 replicates" in whole(store)
+
+
+def test_a_replicate_is_forgotten_alone(store: Store) -> None:
+    assert cleanup.forget(store, f"{A}~1")["cells"] == 1
+    assert sorted(store.cells()) == [A, B]
+    assert "3 cells" not in whole(store)
+
+
+def test_a_cell_that_is_worked_on_is_not_forgotten(store: Store) -> None:
+    run = store.claim(A, "train", suite="s", total=4, provenance={})
+    assert run is not None
+    with pytest.raises(SpecError, match=f"^cell {A}: a process is working on train; stop it first$"):
+        cleanup.forget(store, A)
+    assert len(store.cells()) == 3 and len(store.stages()) == 6
+    store.release(run)
+    cleanup.forget(store, A)
+
+
+def put(file: Path, age: float = 3600) -> Path:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_bytes(b"12345")
+    for place in (file, file.parent):
+        os.utime(place, (time.time() - age,) * 2)
+    return file
+
+
+def test_files_that_no_cell_needs(store: Store, tmp_path: Path) -> None:
+    """Of B the checkpoint, model and artifact that its record names stay; of C, which is not known, nothing does."""
+    files = tmp_path / "files"
+    named = ("state-000004.safetensors", "model-1.safetensors", "artifacts/round-1.safetensors")
+    kept = [put(files / B / name) for name in (*named, "log.txt", "mine.txt")]
+    kept += [put(files / "notes" / "x.safetensors"), put(files / "readme.txt")]
+    gone = [
+        put(files / B / name)
+        for name in ("model-2.safetensors", "artifacts/round-2.safetensors", "state-000003.safetensors.99.tmp")
+    ]
+    kept += [put(files / B / "model-3.safetensors", age=5), put(files / ("d" * 12) / "model-1.safetensors", age=5)]
+    put(files / C / "model-1.safetensors")
+    found = dict(cleanup.unneeded(store, files))
+    assert found == {**dict.fromkeys(gone, 5), files / C: 5}
+    for place in found:
+        cleanup.remove(place)
+        cleanup.remove(place)
+    assert all(file.exists() for file in kept) and not any(file.exists() for file in [*gone, files / C])
+    assert list(cleanup.unneeded(store, files)) == list(cleanup.unneeded(store, tmp_path / "nothing")) == []
+
+
+def test_files_of_a_cell_that_is_worked_on_stay(store: Store, tmp_path: Path) -> None:
+    put(tmp_path / B / "model-2.safetensors")
+    run = store.claim(B, "train", suite="s", total=4, provenance={})
+    assert run is not None
+    assert list(cleanup.unneeded(store, tmp_path)) == []
+    store.release(run)
+    assert len(list(cleanup.unneeded(store, tmp_path))) == 1
+
+
+def test_a_copy_is_whole_while_somebody_writes(store: Store, tmp_path: Path) -> None:
+    copy = tmp_path / "copy.db"
+    if store.database.path is None:
+        with pytest.raises(SpecError, match="pg_dump"):
+            cleanup.backup(store, copy)
+        return
+    other = sqlite3.connect(store.database.path, isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    other.execute("UPDATE cells SET seed = 7")  # not committed
+    assert cleanup.backup(store, copy) == copy.stat().st_size > 10_000
+    other.execute("ROLLBACK")
+    other.close()
+    assert "3 cells" in check(str(copy))
+    with Store.open(str(copy)) as copied:
+        assert copied.cells() == store.cells() and copied.measurements() == store.measurements()
+    before = copy.read_bytes()
+    with pytest.raises(SpecError, match="exists: give a new file"):
+        cleanup.backup(store, copy)
+    assert copy.read_bytes() == before
+    with pytest.raises(MachineError, match="cannot write"):
+        cleanup.backup(store, tmp_path / "no" / "copy.db")
+    assert [file.name for file in tmp_path.glob(".copy*")] == []
+
+
+# --- the commands ------------------------------------------------------------------------------------------------
+
+
+def test_the_commands_of_the_page_about_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """docs/results.md, in this process, on three cells of the fuzzer's."""
+    monkeypatch.chdir(tmp_path)
+    line = fuzzing.results(tmp_path)[1]
+    monkeypatch.setenv("FATBENCH_DB", "base.db")
+    id = json.loads(line)["cell"]
+    put(tmp_path / "base-files" / id / "log.txt")
+    put(tmp_path / "base-files" / C / "model-1.safetensors")
+    page = (Path(__file__).parent.parent / "docs" / "results.md").read_text(encoding="utf-8")
+    said = {}
+    for block in re.findall(r"^```sh\n(.*?)^```", page, re.MULTILINE | re.DOTALL):
+        for command in block.splitlines():
+            code, said[command] = fuzzing.program(*command.replace("0a1b2c3d4e5f", id[:6]).split()[1:])
+            assert code == 0, said[command]
+    assert said["fatbench forget 0a1b2c3d4e5f"].startswith(f"{id}: 1 cells, 1 runs, 1 stages, 16 numbers")
+    assert said["fatbench clean -n"].endswith("1 would be removed, 0.0 MB in base-files\n")
+    assert said["fatbench clean"].startswith(f"base-files/{C}\n1 removed")
+    assert not (tmp_path / "base-files" / id).exists() and not (tmp_path / "base-files" / C).exists()
+    assert "2 cells" in said["fatbench db check --db copy.db"]
+    code, message = fuzzing.program("forget", id)
+    assert (code, message) == (3, f"fatbench: no cell '{id}' in the database (fatbench status NAME lists the cells)\n")
+    assert fuzzing.program("forget", "a")[0] == 2
+    assert fuzzing.program("clean", "--db", "no.db")[0] == 3
+
+
+def test_a_replicate_after_a_forgotten_one_has_a_number_of_its_own(tmp_path: Path) -> None:
+    """Of three runs of a cell the second is forgotten; a fourth is the fourth, not another third."""
+
+    def another(name: str) -> Path:
+        with Store.open(str(tmp_path / f"{name}.db"), create=True) as made:
+            made.add_cell(A, {"seed": 1})
+            run = made.claim(A, "train", suite="s", total=1, provenance={})
+            assert run is not None
+            made.finish(run, [Number("loss", float(len(name)), 1)], round=1)
+            jsonl.export(made, tmp_path / f"{name}.jsonl")
+        return tmp_path / f"{name}.jsonl"
+
+    with Store.open(str(tmp_path / "all.db"), create=True) as store:
+        for name in ("a", "bb", "ccc"):
+            jsonl.import_(store, another(name))
+        cleanup.forget(store, f"{A}~1")
+        assert jsonl.import_(store, another("dddd"))["new replicates"] == 1
+        assert sorted(store.cells()) == [A, f"{A}~2", f"{A}~3"]

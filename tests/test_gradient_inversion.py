@@ -1,0 +1,140 @@
+"""Eavesdropping: exact where theory says exact, nothing where nothing was sent, sums that survive a stop."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+import torch
+
+from fatbench.engine import randomness as rng
+from fatbench.engine.rounds import Problem, Round, State
+from fatbench.errors import SpecError
+from fatbench.methods.algorithms.gradient_inversion import eavesdrop
+from fatbench.methods.defences import DEFENCES
+from fatbench.methods.inversions import INVERSIONS
+from fatbench.methods.objectives import standard
+from fatbench.models import MODELS
+from fatbench.suite import cells, cost, files
+
+
+def problem() -> Problem:
+    """20 smooth 12 x 12 images, a ViT of one block: 9 patches of 16 values, 32 wide, so all is determined."""
+    with rng.forked(0, "model"):
+        model = MODELS["vit"]((1, 12, 12), 10, patch=4, dim=32, depth=1, heads=2)
+    small = torch.rand(20, 1, 6, 6, generator=rng.generator(0, "images"))
+    images = torch.nn.functional.interpolate(small, (12, 12), mode="bilinear").mul(255).round().to(torch.uint8)
+    labels = torch.arange(20) % 10
+    return Problem(model, images, labels, [torch.arange(20)], 10, 3, torch.device("cpu"))
+
+
+def watch(defence: str, inversion: str, start: State | None = None, **settings: object) -> list[Round]:
+    on = problem()
+    rate = {"rate": 0.5} if "binary" in defence else {}
+    chosen = functools.partial(INVERSIONS[inversion], **({"latent": 6} if inversion == "masked" else {}))
+    return list(
+        eavesdrop(
+            on,
+            start or State(0, {k: v.clone() for k, v in on.model.state_dict().items()}),
+            objective=standard,
+            defence=functools.partial(DEFENCES[defence], **rate),
+            inversion=chosen,
+            **{"rounds": 2, "victims": 2, "candidates": 20, **settings},
+        )
+    )
+
+
+def test_least_squares_gives_the_image_back() -> None:
+    """9 patches, 32 equations each, float32 gradients: exact to rounding, and it names its original and its label."""
+    last = watch("none", "patch_ls")[-1].metrics
+    assert last["psnr"] > 60
+    assert (last["identification"], last["label_recovery"], last["identification_ci"]) == (1, 1, 0)
+    assert last["grey_psnr"] < 30
+
+
+def test_nothing_is_left_where_the_positions_are_withheld() -> None:
+    """A constant picture identifies nobody."""
+    last = watch("fixed_position", "patch_ls")[-1].metrics
+    assert last["identification"] == 0
+    assert abs(last["correlation32"]) < 1e-6
+
+
+def test_the_closed_form_needs_a_bare_block() -> None:
+    """APRIL names every picture without norm and residuals in block 0, and guesses with them."""
+    bare, ordinary = (watch("none", "april", block0=kind)[-1].metrics for kind in ("bare", "ordinary"))
+    assert bare["identification"] == 1
+    assert ordinary["identification"] <= 0.25  # 1 of 4 among 20 candidates, by chance
+    assert bare["psnr"] > ordinary["psnr"] + 2
+
+
+def test_more_rounds_tell_more() -> None:
+    """At R = 0.5, whoever sees 12 rounds with fresh masks knows all but 1 in 4,096 entries."""
+    once = watch("random_binary", "masked")[-1].metrics["psnr"]
+    often = watch("random_binary", "masked", watched=12)[-1].metrics["psnr"]
+    assert often > once
+
+
+def test_locked_masks_tell_no_more_in_the_second_round() -> None:
+    one, two = (watch("locked_binary", "masked", watched=m)[-1].metrics["psnr"] for m in (1, 2))
+    assert two == pytest.approx(one, abs=0.5)
+
+
+def test_stopping_between_groups_changes_nothing() -> None:
+    whole = watch("random_binary", "patch_ls")
+    first = watch("random_binary", "patch_ls")[0]
+    rest = watch("random_binary", "patch_ls", start=first.state)
+    assert [r.index for r in rest] == [1]
+    assert rest[0].metrics == whole[1].metrics
+    for name, value in whole[1].artifacts.items():
+        assert torch.equal(value, rest[0].artifacts[name])
+
+
+def test_moving_weights_are_broadcast_anew() -> None:
+    """The same victim, watched twice while the model moves: another gradient, the same picture."""
+    moving = watch("none", "patch_ls", watched=2, weights="moving", lr=0.1)[-1].metrics
+    fixed = watch("none", "patch_ls", watched=2)[-1].metrics
+    assert moving["psnr"] != fixed["psnr"]
+
+
+def test_more_victims_than_images() -> None:
+    with pytest.raises(ValueError, match="10 rounds of 3 victims need 30 images, there are 20"):
+        watch("none", "patch_ls", rounds=10, victims=3)
+
+
+VIT = {"name": "vit", "patch": 4, "dim": 32, "heads": 2, "depth": 1}
+
+
+@pytest.mark.parametrize(
+    ("inversion", "model", "size", "message"),
+    [
+        ({"name": "april"}, {"name": "small_cnn"}, 12, "april needs a transformer with a patch embedding"),
+        ({"name": "patch_ls", "solver": "ridge", "latent": 32}, VIT, 32, "64 unknown patches, and a model of width 32"),
+        ({"name": "patch_span", "latent": 8}, VIT, 32, "gives a system of rank 32"),
+        ({"name": "masked", "latent": 24}, VIT, 32, "latent: 24 is 576 unknowns a channel, .* at most 512"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_solved_is_refused_before_anything_runs(inversion, model, size, message) -> None:
+    """Too few equations, and networks without what the attack reads; a rate outside [0, 1) by its type."""
+
+    def cell(**changes):
+        protocol = {
+            "name": "eavesdrop",
+            "rounds": 1,
+            "objective": "standard",
+            "defence": "none",
+            "inversion": inversion,
+        }
+        spec = {"seed": 0, "data": "digits", "size": size, "partition": {"name": "iid", "clients": 1}, "model": model}
+        return cells.canonical({**spec, "protocol": protocol, **changes}, "here")
+
+    with pytest.raises(SpecError, match=f"here: protocol: inversion: .*{message}"):
+        cell()
+    inversion = {**inversion, "latent": 8} if "latent" in inversion else inversion
+    cell(model={**VIT, "dim": 64})
+
+
+def test_a_plan_knows_that_nothing_is_trained():
+    spec = files.load("april-masks").plan("quick").cells[0].spec
+    work = cost.training(spec)
+    assert (work.gradient_steps, work.disk) == (0, 0)
+    assert work.forward == 100

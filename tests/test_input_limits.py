@@ -1,0 +1,248 @@
+"""What a person writes is refused before it is expanded: one line, at once, exit 2."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from fatbench import settings
+from fatbench.cli import app as cli
+from fatbench.errors import SpecError
+from fatbench.settings import shown_url
+from fatbench.store.database import Database
+from fatbench.suite import files, input_limits, validate_import
+
+HEAD = """
+name: s
+title: T
+base:
+  data: digits
+  partition: {name: shah, clients: 2, skew: 2}
+  model: {name: small_cnn}
+  protocol: {name: fedavg, rounds: 1, local: {epochs: 1, batch: 16, lr: 0.1, objective: standard}, rule: samples}
+presets: {paper: {}}
+"""
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for name in list(os.environ):
+        if name.startswith("FATBENCH_"):
+            monkeypatch.delenv(name)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 2) -> str:
+    """The one line that the program answers with, within a few seconds of CPU."""
+    monkeypatch.setattr(sys, "argv", ["fatbench", *arguments])
+    start = time.process_time()
+    with pytest.raises(SystemExit) as exit:
+        cli.main()
+    assert time.process_time() - start < 5
+    out, err = capsys.readouterr()
+    assert (exit.value.code, out) == (code, ""), err
+    assert len(err.splitlines()) == 1 and len(err) < 500, err
+    return err
+
+
+def bomb(levels: int, tag: str) -> str:
+    """9 ** levels values in a few lines."""
+    rows = [f"x0: &x0 {tag} [a, a, a, a, a, a, a, a, a]"]
+    rows += [f"x{i}: &x{i} [{', '.join([f'*x{i - 1}'] * 9)}]" for i in range(1, levels)]
+    return "\n".join(rows) + "\n"
+
+
+def grid(axes: int, labels: int) -> str:
+    rows = [f"  a{i}: {{{', '.join(f'l{k}: {{}}' for k in range(labels))}}}" for i in range(axes)]
+    return HEAD + "axes:\n" + "\n".join(rows) + "\n"
+
+
+SUITES = {
+    "aliases": (HEAD + bomb(12, ""), "more than 1000000 values once its aliases are written out"),
+    "aliases read by ruamel": (HEAD + bomb(12, "!!seq"), "more than 1000000 values once its aliases are written out"),
+    "an alias of itself": (HEAD + "x: &x [*x]\n", "an alias stands for what it is a part of"),
+    "merges": (HEAD + "x0: &x0 {}\n" + "".join(f"x{i}: &x{i} {{<<: *x{i - 1}}}\n" for i in range(1, 300)), "nested"),
+    "grid": (grid(7, 10), "preset 'paper': 10000000 cells, a preset may have 200000"),
+    "included": (grid(7, 10) + "grid: {product: [], include: [{"
+                 + ", ".join(f"a{i}: [{', '.join(f'l{k}' for k in range(10))}]" for i in range(7)) + "}]}\n",
+                 "10000001 cells"),
+    "seeds": (HEAD + 'seeds: "0-999999999"\n', "more than 100000 seeds"),
+    "seeds of a grid": (grid(4, 10) + 'seeds: "0-99"\n', "1000000 cells"),
+    "lists": (HEAD + "x: " + "[" * 2000 + "]" * 2000 + "\n", ":10: nested more than 100 levels deep"),
+    "mappings": ("\n".join(" " * i + f"k{i}:" for i in range(2000)) + " 1\n", "nested more than 100 levels deep"),
+    "lists that end the process": ("x: " + "[" * 200_000 + "]" * 200_000 + "\n", "nested more than 100 levels deep"),
+    "lists read by ruamel": (HEAD + "x: !!seq " + "[" * 2000 + "]" * 2000 + "\n", "nested more than 100 levels deep"),
+    "digits": (HEAD + "seeds: [" + "9" * 100_000 + "]\n", ":10: a number of 100000 digits, at most 40 are read"),
+    "digits read by ruamel": (HEAD + "seeds: !!seq [" + "9" * 1_000 + "]\n", "a number of 1000 digits"),
+    "digits that Python refuses": (HEAD + "seeds: !!seq [" + "9" * 100_000 + "]\n", "not readable as YAML: Exceeds"),
+    "a day of no month": (HEAD + "seeds: 2024-13-45\n", "not readable as YAML: month must be"),
+    "a long file": ("a: 1 #" + "x" * (16 * 2**20), "characters, a file may have"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SUITES)
+def test_a_suite_that_stands_for_too_much_is_refused(name, place, monkeypatch, capsys):
+    text, message = SUITES[name]
+    Path("s.yaml").write_text(text)
+    files.parse.cache_clear()
+    said = refused(monkeypatch, capsys, "plan", "suite", "s.yaml")
+    assert message in said and "s.yaml" in said
+
+
+def test_what_is_at_the_bounds_is_read(place):
+    deep = "{a: " * input_limits.LEVELS + "1" + "}" * input_limits.LEVELS + "\n"
+    assert list(files.parse(deep, Path("a.yaml"))) == ["a"]
+    with pytest.raises(SpecError, match="nested"):
+        files.parse("{a: " + deep.strip() + "}\n", Path("a.yaml"))
+    assert files.parse(f"a: {'9' * input_limits.DIGITS}\nb: &b [1]\nc: *b\n", Path("a.yaml")) == {
+        "a": int("9" * input_limits.DIGITS), "b": [1], "c": [1],
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("seeds", ["0-999999999", "0-" + "9" * 100_000, "9" * 100_000, "0-1,0-200000", "٣", "1-", "-"])
+def test_seeds_are_refused_before_they_are_counted(seeds, place, monkeypatch, capsys):
+    assert "--seeds: " in refused(monkeypatch, capsys, "plan", "suite", "sfat-cifar10", "--smoke", "--seeds", seeds)
+
+
+@pytest.mark.parametrize(
+    ("where", "message"),
+    [
+        ("a=", "expected a value behind 'a='"),
+        ("a=)", "expected a value behind 'a='"),
+        ("a==!=", "expected a value"),
+        ("rule>", "expected a value behind 'rule>'"),
+        ("(" * 5000 + "rule=sfat" + ")" * 5000, "nested too deeply"),
+        ("not " * 5000 + "rule=sfat", "nested too deeply"),
+    ],
+    ids=lambda text: text[:12],
+)
+def test_filters(where, message, place, monkeypatch, capsys):
+    plan = ("plan", "suite", "sfat-cifar10", "--smoke")
+    assert message in refused(monkeypatch, capsys, *plan, "-k", where)
+    assert message in refused(monkeypatch, capsys, *plan, "-k", "rule=sfat", "-k", where)
+
+
+def test_a_filter_may_still_have_quotes_and_brackets(place):
+    suite = files.load("sfat-cifar10")
+    assert suite.plan("smoke", where="not (rule = 'sfat' or rule=\"none\")").cells
+    assert suite.plan("smoke", where="rule='sfat'").cells
+
+
+@pytest.mark.parametrize("word", ["and", "or"])
+def test_a_filter_may_be_long(word, place):
+    suite = files.load("sfat-cifar10")
+    assert suite.plan("smoke", where=f" {word} ".join(["(rule=sfat)"] * 5000)) == suite.plan("smoke", where="rule=sfat")
+
+
+@pytest.mark.parametrize("deep", ["not " * 100 + "rule=sfat", "(" * 100 + "rule=sfat" + ")" * 100])
+def test_what_is_just_not_too_deep_can_be_asked(deep, place):
+    assert files.load("sfat-cifar10").plan("smoke", where=deep).cells
+
+
+def test_a_mistake_in_what_a_suite_extends_names_the_point_of_the_grid(place):
+    Path("parent.yaml").write_text(HEAD.replace("lr: 0.1", "lr: -1"))
+    Path("child.yaml").write_text(
+        "extends: parent.yaml\nname: child\ntitle: C\naxes:\n  seedless: {one: {}, two: {train: 60}}\n"
+    )
+    with pytest.raises(SpecError) as error:
+        files.load("child.yaml").plan()
+    assert str(error.value) == (
+        "parent.yaml:8: lr: should be greater than 0, got -1 [child.yaml: seedless=one (paper)]"
+    )
+    with pytest.raises(SpecError) as error:
+        files.load("parent.yaml").plan()
+    assert str(error.value) == "parent.yaml:8: lr: should be greater than 0, got -1"
+
+
+# --- addresses of databases --------------------------------------------------------------------------------------
+
+SECRETS = [
+    "postgresql://u:geh@eim@h/x",
+    "postgresql://u:geh@eim/2@h:5432/x?a=b",
+    "postgresql://u@v:geh@eim@h/x",
+    "postgresql://:geh@eim@h/x",
+    "postgresql://u:geh\n@eim@h/x",
+    "password=geh@eim",
+    "host=h user=u password = 'geh eim' dbname=x",
+    "HOST=h Password=geh@eim",
+    "dbname=x sslmode=require password=geh\\'eim",
+]
+
+
+@pytest.mark.parametrize("url", SECRETS)
+def test_no_part_of_a_password_is_shown(url, place, monkeypatch, capsys):
+    shown = shown_url(url)
+    assert "***" in shown and "geh" not in shown and "eim" not in shown
+    for command in (["status"], ["export"], ["import", "x.jsonl"], ["db", "check"]):
+        said = refused(monkeypatch, capsys, *command, "--db", url)
+        assert "geh" not in said and "eim" not in said
+    if "://" in url:
+        said = refused(monkeypatch, capsys, "status", "a", url)
+        assert "got unexpected extra argument" in said and "geh" not in said and "eim" not in said
+        for command, code in ((["show"], 3), (["report"], 2), (["new", "rule"], 2)):  # in the place of another name
+            said = refused(monkeypatch, capsys, *command, url, code=code)
+            assert "geh" not in said and "eim" not in said
+    assert list(place.iterdir()) == []
+
+
+def test_arguments_that_name_nothing_are_one_line(place, monkeypatch, capsys):
+    said = refused(monkeypatch, capsys, "show", "\udce4")
+    assert said == "fatbench: an argument is not UTF-8: b'\\xe4'\n"
+    assert "fatbench: " in refused(monkeypatch, capsys, "compare", "x" * 400, "y", code=3)  # too long for a file's name
+
+
+@pytest.mark.parametrize("url", ["a@b.db", "results/x.db", "my password.db", "hosts.db"])
+def test_a_file_may_have_such_a_name(url, place):
+    assert settings.database(url) == url
+    with Database.open(url, create=True) as database:
+        assert database.path == place / url
+
+
+# --- imports -----------------------------------------------------------------------------------------------------
+
+
+def test_a_refused_import_leaves_no_database_and_several_files_are_all_checked_first(place, monkeypatch, capsys):
+    results = Path(__file__).parent.parent / "results" / "sfat-fp32-cpu.jsonl"
+    header, first, second, *_ = results.read_text().splitlines()
+    two = header.replace('"cells":5', '"cells":2')
+    Path("good.jsonl").write_text("\n".join([header.replace('"cells":5', '"cells":1'), first]) + "\n")
+    Path("bad.jsonl").write_text("\n".join([two, second, second.replace('"round":', '"round":-', 1)]) + "\n")
+    before = sorted(place.iterdir())
+    said = refused(monkeypatch, capsys, "import", "good.jsonl", "bad.jsonl", "--db", "x.db")
+    assert said.startswith("fatbench: bad.jsonl:3: stages.")
+    assert sorted(place.iterdir()) == before
+    monkeypatch.setattr(sys, "argv", ["fatbench", "import", "good.jsonl", "bad.jsonl", "--db", "x.db", "--skip-bad"])
+    with pytest.raises(SystemExit) as exit:
+        cli.main()
+    out, err = capsys.readouterr()
+    assert exit.value.code == 0
+    assert err.startswith("fatbench: left out: bad.jsonl:3: stages.") and len(err.splitlines()) == 1
+    assert [line.split(",")[:2] for line in out.splitlines()] == [
+        ["good.jsonl: 1 cells", " 1 new cells"], ["bad.jsonl: 1 cells", " 1 new cells"]
+    ]  # fmt: skip
+    assert out.endswith(", 1 bad lines left out\n")
+
+
+def test_specs_from_elsewhere_are_checked_like_those_of_a_suite():
+    plan = files.load("sfat-cifar10").plan("smoke")
+    spec = plan.cells[0].spec
+    assert validate_import.identity(spec) == plan.cells[0].id
+    for change, message in (
+        ({"seed": "x"}, "spec: seed: should be a valid integer"),
+        ({"colour": 1}, "spec: colour: 'cell' has no setting 'colour'"),
+        ({"model": {**spec["model"], "name": "nim"}}, "no model is named 'nim' (did you mean 'nin'?)"),
+        ({"protocol": {**spec["protocol"], "rounds": 10**400}}, ""),
+        ({"model": None}, "spec: model: expected a mapping with a name, got None"),
+        ({"evaluated": {}}, "spec: evaluated: name: Field required"),
+    ):
+        try:
+            identity = validate_import.identity({**spec, **change})
+        except SpecError as error:
+            assert message in str(error)
+        else:
+            assert not message and identity != plan.cells[0].id

@@ -1,0 +1,182 @@
+"""Tables as a paper prints them: committed results in two columns, compiled; what is said under them; what is refused.
+
+Every number here is one of `results/`; the layouts of made-up tables are in test_report.py.
+"""
+
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import test_readme
+
+from fatbench.cli import app
+from fatbench.report.formats.latex_layout import span
+
+Run = Callable[..., tuple[int, str, str]]
+ROOT = Path(__file__).parent.parent
+SUITES = ("adfl-mnist-jpeg", "sfat-audit-jpeg75")
+DOCUMENT = r"""
+\documentclass[twocolumn,letterpaper]{article}
+\usepackage[textwidth=487pt,textheight=650pt,columnsep=19pt]{geometry}
+\usepackage{booktabs}
+\begin{document}
+WORDS
+\input{column}\clearpage
+\input{text}\clearpage
+\input{short}
+\end{document}
+"""
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Call the program in this process: (exit code, stdout, stderr)."""
+
+    def call(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["fatbench", *arguments])
+        with pytest.raises(SystemExit) as exit:
+            app.main()
+        return exit.value.code if isinstance(exit.value.code, int) else 0, *capsys.readouterr()
+
+    return call
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The committed numbers of two suites in one database."""
+    from fatbench.store.jsonl import import_
+    from fatbench.store.stages import Store
+
+    file = tmp_path_factory.mktemp("results") / "all.db"
+    with Store.open(str(file), create=True) as store:
+        for name in ("adfl-mnist-jpeg", "sfat-jpeg75"):
+            import_(store, ROOT / "results" / f"{name}-cpu.jsonl")
+    return file
+
+
+def test_options_of_a_table(run: Run, results: Path) -> None:
+    """Only the table asked for, one digit, and under it what --notes says."""
+    shown = {}
+    for notes in ("full", "short", "none"):
+        arguments = ("--table", "classes", "--digits", "1", "--notes", notes, "--format", "latex", "--db", str(results))
+        code, shown[notes], _ = run("report", "adfl-mnist-jpeg", *arguments)
+        assert code == 0
+    assert shown["full"].count(r"\label{") == 1 and "tab:adfl-mnist-jpeg-classes" in shown["full"]
+    assert re.search(r"52\.0\}? & \{\\scriptsize\\,\$\\pm\$37\.9\}", shown["none"])
+    assert r"\textit{machine}" in shown["full"] and r"\textit{machine}" not in shown["short"]
+    assert "1 of 30 paired t tests over seeds have p \\textless{} 0.05 after Holm's correction" in shown["short"]
+    assert shown["full"].count(r"AdFL $-$ FedAvg, ") == 30  # a line of the tabular each
+    assert r"\textit{" not in shown["none"]
+    for text in shown.values():  # the caption says what the number is, whatever stands below
+        assert "Mean $\\pm$ sample standard deviation over 10 seeds (0 to 9)." in text
+        assert "Training numbers: after the last round (30). Bold: best; underlined: second." in text
+        assert "CPU PRESET - not comparable with published numbers" in text
+
+
+def test_notes_and_digits_in_markdown(run: Run, results: Path) -> None:
+    options = ("--digits", "0", "--notes", "short", "--no-published", "--format", "markdown", "--db", str(results))
+    code, text, _ = run("report", "sfat-audit-jpeg75", *options)
+    assert code == 0
+    assert re.search(r"\| FAT +\| +36 ±2≈ \|", text) and "pub." not in text
+    assert "*seeds*" in text and "*machine*" not in text and "cannot be told from the best" in text
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        (["--width", "colum"], "--width: expected column, text or points from 100 to 1000, got 'colum' (did you mean"),
+        (["--width", "5"], "--width: expected column, text or points from 100 to 1000, got '5'"),
+        (["--notes", "shrt"], "--notes: expected full, short, none, got 'shrt' (did you mean 'short'?)"),
+        (["--published", "under"], "--published: expected none, below, column, got 'under'"),
+        (["--table", "totl"], "--table: no table is named 'totl' (did you mean 'total'?)"),
+        (["--width", "column", "--format", "csv"], "--width column: only latex has a width, not csv"),
+        (["--published", "below", "--format", "json"], "--published below: only latex and terminal place the paper's"),
+    ],
+)  # fmt: skip
+def test_what_a_table_cannot_be(run: Run, results: Path, options: list[str], message: str) -> None:
+    format = [] if "--format" in options else ["--format", "latex"]
+    code, out, said = run("report", "adfl-mnist-jpeg", *options, *format, "--db", str(results))
+    assert code == 2 and out == "" and message in said
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not shutil.which("pdflatex"), reason="pdflatex is not installed")
+def test_tables_of_several_suites_in_two_columns(run: Run, results: Path, tmp_path: Path) -> None:
+    """A column, the text and short notes: all compiles with booktabs alone, nothing sticks out or is too small."""
+    ways = {"column": ["--width", "column"], "text": [], "short": ["--width", "column", "--notes", "short"]}
+    for name, options in ways.items():
+        file = tmp_path / f"{name}.tex"
+        assert run("report", *SUITES, *options, "--format", "latex", "-o", str(file), "--db", str(results))[0] == 0
+        text = file.read_text(encoding="utf-8")
+        assert text.startswith("% needs \\usepackage{booktabs}\n")
+        assert not re.search(r"resizebox|\\tiny|rotatebox", text)
+        assert (r"\begin{table*}" in text) == (name == "text")
+    words = ("0123456789", "SCAFFOLD", "FedVKD(ViT)", "natural", "FGSM", "mAdFL on MNIST")
+    boxes = "".join(rf"\setbox0=\hbox{{{word}}}\typeout{{WIDTH \the\wd0}}" for word in words)
+    (tmp_path / "main.tex").write_text(DOCUMENT.replace("WORDS", boxes))
+    command = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "main.tex"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, timeout=120, check=False)
+    said = done.stdout.decode("utf-8", "replace")
+    assert done.returncode == 0, said[-2000:]
+    assert not re.findall(r"^(?:Overfull|LaTeX Warning: Float too large).*", said, re.MULTILINE)
+    for word, width in zip(words, re.findall(r"WIDTH ([0-9.]+)pt", said), strict=True):  # never thought narrower
+        assert float(width) <= span(word, 10.0) <= 1.3 * float(width), word
+
+
+HEADINGS = """
+name: heads
+title: Headings
+seeds: [6]
+base:
+  data: digits
+  partition: {name: shah, clients: 5, skew: 2}
+  model: {name: small_cnn, width: 4}
+  protocol: {name: fedavg, rounds: 2, local: {epochs: 1, batch: 16, lr: 0.1, objective: standard}, rule: samples}
+axes: {method: {FAT: {}}}
+evaluate:
+  attacks: {natural: natural, fgsm: {name: fgsm, eps: 8/255}}
+presets:
+  paper: {}
+  smoke: {evaluate: {attacks: {fgsm: null}}}
+tables:
+  - {id: A, title: Both, rows: [method], values: {natural: natural, FGSM: fgsm}}
+  - {id: B, title: One, rows: [method], values: {FGSM: fgsm}}
+"""
+
+
+def test_a_heading_that_no_cell_can_fill(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In one preset: the table says what is left out, or is not shown and a line says why. In all: a mistake."""
+    monkeypatch.chdir(tmp_path)
+    Path("heads.yaml").write_text(HEADINGS)
+    assert run("suite", "check", "heads.yaml") == (0, "heads.yaml: ok (paper 1 cells, smoke 1 cells)\n", "")
+    code, out, err = run("report", "heads.yaml", "--smoke", "--format", "markdown")
+    assert code == 0 and out.count("###") == 1 and "*left out*: FGSM: not evaluated in this preset" in out
+    assert err == "fatbench: suite heads, table B is left out of preset smoke: not evaluated in this preset\n"
+    Path("heads.yaml").write_text(HEADINGS.replace("values: {FGSM: fgsm}", "values: {FGSM: fgsm, CW: cw}"))
+    code, _, err = run("suite", "check", "heads.yaml")
+    assert code == 2 and "heads.yaml:" in err and "CW: no cell can fill this heading of table B" in err
+    assert "(paper: not evaluated in this preset; smoke: not evaluated in this preset)" in err
+
+
+@pytest.mark.slow
+def test_an_author_s_way_to_a_paper(tmp_path: Path) -> None:
+    """docs/paper-tables.md as it is written: every command, then its document in two columns, compiled twice."""
+    page = (ROOT / "docs" / "paper-tables.md").read_text(encoding="utf-8")
+    (document,) = re.findall(r"^```latex\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    commands = test_readme.examples(page)
+    assert [command.split()[1] for command, _ in commands] == ["plan", "run", "report", "plot"]
+    for command, shown in commands:
+        test_readme.run(command, tmp_path, shown)
+    (tmp_path / "paper.tex").write_text(document)
+    if not shutil.which("pdflatex"):
+        pytest.skip("the commands ran; pdflatex is not installed")
+    for _ in range(2):
+        command = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "paper.tex"]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, timeout=120, check=False)
+        said = done.stdout.decode("utf-8", "replace")
+        assert done.returncode == 0, said[-2000:]
+    assert "Overfull" not in said and "undefined" not in said
