@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fatbench.errors import FatbenchError, SpecError, UnknownName, did_you_mean
-from fatbench.report import left_out, render, tables
+from fatbench.report import build_tables, left_out, render
 from fatbench.report.tables import external_suite as reporting_evaluated
 from fatbench.report.tables.combined import combine
 from fatbench.report.tables.grid import Grid
@@ -300,7 +300,7 @@ def evaluate(
             if outcome != "done":
                 errors = [row.error.strip().splitlines()[-1] for row in store.stages([cell]).values() if row.error]
                 raise FatbenchError(f"{found.model.name}: {outcome}: {'; '.join(errors)}")
-            return Table(tables(*reporting_evaluated.suite_and_plan(store, f"id={cell}"), store))
+            return Table(build_tables(*reporting_evaluated.suite_and_plan(store, f"id={cell}"), store))
 
 
 # --- reading ------------------------------------------------------------------------------------------------------
@@ -471,7 +471,7 @@ def grids_of(
         if with_evaluated and not more:
             like = f"fatbench evaluate FILE --model ... --like {chosen.suite} --preset {chosen.preset}"
             print(f"fatbench: no model was evaluated as the cells of '{chosen.suite}' are: {like}", file=sys.stderr)
-        grids = tables(
+        grids = build_tables(
             suite, chosen, store, select=select, published=published, evaluated=more, which=replicates, notes=notes,
             digits=digits,
         )  # fmt: skip

@@ -19,10 +19,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from fatbench.report.numbers.statistics import holm
 from scipy import stats
 
 from fatbench.report.numbers import statistics
+from fatbench.report.numbers.statistics import holm
 
 RESULTS = Path(__file__).parent.parent / "results"
 SUITES = RESULTS.parent / "suites"

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fatbench.report.numbers.compare import Comparison, Measured, Pair, as_json, as_text, compare, rows
-from fatbench.report.numbers.statistics import holm
 
 from fatbench.cli import app
 from fatbench.errors import NothingMatched, SpecError
+from fatbench.report.numbers.compare import Comparison, Measured, Pair, as_json, as_text, compare, rows
+from fatbench.report.numbers.statistics import holm
 from fatbench.store import jsonl
 from fatbench.store.stages import Store
 from fatbench.suite import files

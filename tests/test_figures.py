@@ -193,14 +193,14 @@ def test_the_database_gives_the_same_curves(drawn: Suite) -> None:
     plan = drawn.plan()
     with Store.open("test.db", create=True) as store:
         fill(store, plan, rows_of(plan))
-        found = report.figures(drawn, plan, store)
-        assert [plot.figure.id for plot in report.figures(drawn, plan, store, "weights")] == ["weights"]
+        found = report.build_figures(drawn, plan, store)
+        assert [plot.figure.id for plot in report.build_figures(drawn, plan, store, "weights")] == ["weights"]
         with pytest.raises(SpecError) as caught:
-            report.figures(drawn, plan, store, "curve")
+            report.build_figures(drawn, plan, store, "curve")
         assert str(caught.value) == "suite 'drawn' has no figure 'curve' (did you mean 'curves'?)"
         assert report.unknown(found, plan, store) == []
         odd = written(("train:natural_class[*]", "train:natural_clas[*]"))
-        assert report.unknown(report.figures(odd, plan, store), plan, store) == [
+        assert report.unknown(report.build_figures(odd, plan, store), plan, store) == [
             "figure classes: accuracy: nothing is logged as 'natural_clas' (did you mean 'natural_class'?)"
         ]
     expected = series.build(drawn, plan, rows_of(plan))
@@ -262,7 +262,7 @@ def test_evaluations_are_curves_over_radii_and_bars(drawn: Suite) -> None:
     ]  # fmt: skip
     with Store.open("f.db", create=True) as store:
         fill(store, plan, rows)
-        assert series.render_csv(report.figures(suite, plan, store)) == series.render_csv(found)
+        assert series.render_csv(report.build_figures(suite, plan, store)) == series.render_csv(found)
 
 
 @pytest.mark.parametrize(

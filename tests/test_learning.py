@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from fatbench.report.numbers.statistics import binomial_tail
 from scipy import stats
 from test_readme import examples, run
 from typer.testing import CliRunner
@@ -20,6 +19,7 @@ from fatbench import report
 from fatbench.cli.app import app
 from fatbench.engine.accuracy import packed
 from fatbench.report.numbers import flags
+from fatbench.report.numbers.statistics import binomial_tail
 from fatbench.runner.jobs import Machine
 from fatbench.runner.start import jobs_of
 from fatbench.runner.worker import work
@@ -91,7 +91,7 @@ def test_every_format_flags_the_number_and_the_table_names_the_cell(transformers
     suite = files.load(TRANSFORMERS)
     plan = suite.plan("cpu")
     with Store.open(str(transformers)) as store:
-        grids = report.tables(suite, plan, store)
+        grids = report.build_tables(suite, plan, store)
     below = [v.mean for grid in grids for v in grid.all() if flags.CHANCE in "".join(v.flags)]
     assert [round(100 * mean, 1) for mean in below] == [17.0, 11.8, 10.9]  # means over a seed that learned nothing
     said = dict(grids[0].notes)["at chance"]
@@ -109,7 +109,7 @@ def test_a_suite_that_learned_has_no_such_flag(tmp_path: Path) -> None:
     with Store.open(str(tmp_path / "r.db"), create=True) as store:
         jsonl.import_(store, ROOT / "results" / "sfat-jpeg75-cpu.jsonl")
         suite = files.load("sfat-cifar10-jpeg75")
-        text = report.render(report.tables(suite, suite.plan("cpu"), store), "markdown")
+        text = report.render(report.build_tables(suite, suite.plan("cpu"), store), "markdown")
     assert "36.36" in text and "at chance" not in text
 
 

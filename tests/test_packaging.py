@@ -38,6 +38,7 @@ MODULES = {
 # Dependencies that no `import` statement names, and why they are there.
 UNSEEN = {
     "pyautoattack": "imported by name, for `autoattack` may stand in its place",
+    "torchattacks": "imported by name, where a function of that name stands",
 }
 # Modules that need not be installed: the extra, or the package that stands in, says so.
 OPTIONAL = {"autoattack"}

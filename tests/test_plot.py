@@ -101,7 +101,7 @@ def test_several_suites_are_one_picture(suite: Suite, run: Callable[..., tuple[i
     assert (code, out, err) == (0, "results/figures/drawn+other-natural-over-round-by-method.png\n", "")
     other = files.load("other.yaml")
     with Store.open("results/fatbench.db") as store:
-        plots = [p for s in (suite, other) for p in report.figures(s, s.plan(), store, "curves")]
+        plots = [p for s in (suite, other) for p in report.build_figures(s, s.plan(), store, "curves")]
     [plot] = series.merged(plots)
     assert [tuple(panel.key.values()) for panel in plot.panels] == [
         ("drawn", "skewed"), ("drawn", "even"), ("other", "skewed"), ("other", "even"),

@@ -253,7 +253,7 @@ def test_a_run_without_a_deterministic_kernel_goes_on_and_says_so(
     with Store.open(machine.db, create=True) as store, pytest.warns(UserWarning, match="put_ does not have a determ"):
         assert work(job, machine, store) == "done"
         rows = store.runs([job.cell])
-        shown = report.render(report.tables(suite, plan, store), "markdown")
+        shown = report.render(report.build_tables(suite, plan, store), "markdown")
     said = {row["stage"].split("-")[0]: row.get("not_reproducible") for row in rows}
     assert said == {"train": "put_ has no deterministic kernel", "natural": None}
     assert asked == [True, False, False, True, True]  # it begins, again, without; put back; the evaluation

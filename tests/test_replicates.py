@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fatbench.report.numbers.cell_runs import beside
 from sqlalchemy import text
 
 from fatbench import report
 from fatbench.engine.rounds import Number
+from fatbench.report.numbers.cell_runs import beside
 from fatbench.store import jsonl, replicates
 from fatbench.store.stages import Store
 from fatbench.suite import files
@@ -127,7 +127,7 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
 
 def table(store: Store, which: str) -> Any:
     suite = files.load("sfat-audit-jpeg75")
-    (grid,) = report.tables(suite, suite.plan("precision"), store, which=which)
+    (grid,) = report.build_tables(suite, suite.plan("precision"), store, which=which)
     return grid
 
 
@@ -167,7 +167,7 @@ def test_what_cannot_be_told_from_the_best_is_marked(both: Store, tmp_path: Path
         "tables: [{id: audit, title: t, rows: [dataset, method], values: {PGD-20: pgd20}, ties: false}]\n"
     )
     suite = files.load(str(file))
-    (plain,) = report.tables(suite, suite.plan("precision"), both)
+    (plain,) = report.build_tables(suite, suite.plan("precision"), both)
     assert value(plain, "FAT", "PGD-20").rank == "best"
     assert plain.footnotes == []
 
@@ -180,7 +180,7 @@ def test_only_what_competes_is_tied(both: Store, tmp_path: Path) -> None:
         "tables: [{id: audit, title: t, rows: [dataset, method], values: {PGD-20: pgd20}, rivals: [dataset]}]\n"
     )
     suite = files.load(str(file))
-    (grid,) = report.tables(suite, suite.plan("precision"), both)
+    (grid,) = report.build_tables(suite, suite.plan("precision"), both)
     assert {value.rank for value in grid.all()} == {""}
     assert grid.split and grid.footnotes == []
 
@@ -188,7 +188,7 @@ def test_only_what_competes_is_tied(both: Store, tmp_path: Path) -> None:
 def test_one_seed_is_told_apart_by_mcnemars_test(both: Store) -> None:
     """Seed 6 under natural: FAT shrunk is below FAT (p < 3e-7), SFAT is not."""
     suite = files.load("sfat-audit-jpeg75")
-    (grid,) = report.tables(suite, suite.plan("precision", [6]), both)
+    (grid,) = report.build_tables(suite, suite.plan("precision", [6]), both)
     ranks = {method: value(grid, method, "natural").rank for method in ("FAT", "FAT shrunk", "SFAT")}
     assert ranks == {"FAT": "shared", "FAT shrunk": "", "SFAT": "shared"}
 

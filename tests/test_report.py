@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fatbench.report.numbers.measurements import EVERY, Source, metric_names
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
@@ -35,6 +34,7 @@ from fatbench.errors import SpecError
 from fatbench.report.formats import latex, markdown, terminal
 from fatbench.report.formats import latex_layout as pages
 from fatbench.report.numbers import flags
+from fatbench.report.numbers.measurements import EVERY, Source, metric_names
 from fatbench.report.tables.combined import combine
 from fatbench.report.tables.grid import Grid, Value
 from fatbench.report.tables.layout import build
@@ -317,7 +317,7 @@ def test_an_accuracy_by_class_is_a_fraction_with_the_class_in_brackets(tmp_path:
 
 
 def test_an_empty_database_gives_empty_tables(tiny: Suite) -> None:
-    grids = report.tables(tiny, tiny.plan("paper"), None)
+    grids = report.build_tables(tiny, tiny.plan("paper"), None)
     assert [grid.id for grid in grids] == ["T1", "T2"]
     assert all(value.mean is None for grid in grids for value in grid.all())
     for name in report.FORMATS:
@@ -493,7 +493,7 @@ def test_statistics_over_the_clients_own_accuracies(tmp_path: Path, stored: bool
     if stored:
         with Store.open(str(tmp_path / "f.db"), create=True) as store:
             fill(store, plan, rows, lambda cell: {})
-            grid = report.tables(found, plan, store)[2]
+            grid = report.build_tables(found, plan, store)[2]
     else:
         grid = build(found, plan, rows)[2]
     headings = ["mean", "worst", "tenth", "std", "client 3", "client 99"]
@@ -1268,7 +1268,7 @@ def test_the_database_gives_the_same_tables(tiny: Suite, tmp_path: Path, select:
     rows = rows_of(plan, VALUES)
     with Store.open(str(tmp_path / "test.db"), create=True) as store:
         fill(store, plan, rows, lambda cell: {"best-test": {"round": 2, "value": 0.4}} if recorded else {})
-        found = report.tables(tiny, plan, store, select=select)
+        found = report.build_tables(tiny, plan, store, select=select)
         every = build(tiny, plan, store.measurements(), select, runs=store.runs())
     expected = build(tiny, plan, rows, select)
     for name in ("markdown", "json", "csv"):
@@ -1302,7 +1302,7 @@ def test_a_run_that_failed_counts_where_it_left_numbers(tiny: Suite, tmp_path: P
         run = store.claim(cell.id, final.stage(3), suite="tiny", total=0, provenance={"device": "B", "commit": "abc"})
         assert run is not None
         store.finish(run, [Number(final.label, 0.5, 3, 10_000)])
-        grid = report.tables(tiny, plan, store)[0]
+        grid = report.build_tables(tiny, plan, store)[0]
     assert at(grid, "FAT", "natural", "Non-IID").mean == 0.5
     mixed = [text for what, text in grid.notes if what == "MIXED"]
     assert mixed == ["device: B (training, natural of 1 cell); A (training of 1 cell)"]
@@ -1322,7 +1322,7 @@ def test_a_table_says_which_of_its_cells_failed(tiny: Suite, tmp_path: Path) -> 
                     store.finish(run)
                 else:
                     store.fail(run, "out of memory")
-        grid = report.tables(tiny, plan, store)[0]
+        grid = report.build_tables(tiny, plan, store)[0]
     assert [text for what, text in grid.notes if what == "failed"] == [f"1 cell: {broken.id} (see fatbench logs)"]
 
 
@@ -1341,7 +1341,7 @@ def test_paired_outcomes_are_read_from_the_database(tiny: Suite, tmp_path: Path)
             assert run is not None
             store.commit(run, round=16, outcomes=(0, 16, bits.to_bytes(2, "big")))
             store.finish(run, [Number(evaluation.label, bits.bit_count() / 16, 3, 16)])
-        grid = report.tables(tiny, plan, store)[0]
+        grid = report.build_tables(tiny, plan, store)[0]
     value = at(grid, "FAT", "PGD-20", "Non-IID")
     assert (value.mean, value.flags) == (0.75, ())
 
@@ -1383,7 +1383,7 @@ def test_nothing_heavy_is_imported(tiny: Suite, tmp_path: Path) -> None:
     """A report needs neither torch nor pandas nor numpy: each would take longer than the report."""
     code = (
         "import sys; from fatbench import report; from fatbench.suite import files; s = files.load(sys.argv[1]);"
-        "g = report.tables(s, s.plan('paper'), None); [report.render(g, f) for f in report.FORMATS];"
+        "g = report.build_tables(s, s.plan('paper'), None); [report.render(g, f) for f in report.FORMATS];"
         "from fatbench.report import query; print([m for m in ('torch', 'pandas', 'numpy') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code, str(tiny.file)], capture_output=True, text=True, check=False)

@@ -52,7 +52,7 @@ def test_golden_tables_are_made_of_the_rows(name: str, stores: dict[str, Store])
     select = next(select for select in selection.WORDS if name.endswith(f"-{select}"))
     suite = files.load(name.removesuffix(f"-{select}"))
     file, preset = next(found for begin, found in ROWS.items() if name.startswith(begin))
-    grids = report.tables(suite, suite.plan(preset), stores[file], select=select)
+    grids = report.build_tables(suite, suite.plan(preset), stores[file], select=select)
     for ending, format in FORMATS.items():
         table, text = RESULTS / "tables" / f"{name}{ending}", report.render(grids, format)
         if os.environ.get("FATBENCH_UPDATE_GOLDEN"):

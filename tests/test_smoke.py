@@ -36,14 +36,16 @@ def test_every_suite_runs_in_smoke(name, tmp_path):
             assert work(job, machine, store) == "done", [row.error for row in store.stages([job.cell]).values()]
         assert progress.count(progress.of(plan, store))["done"] == len(jobs)
         for select in ("last", "best-val", "best-test"):
-            tables = json.loads(report.render(report.tables(chosen, plan, store, select=select), "json"))["tables"]
+            tables = json.loads(report.render(report.build_tables(chosen, plan, store, select=select), "json"))[
+                "tables"
+            ]
             reached = [table for table in tables if not beyond[table["id"]]]
             for table in reached:
                 assert table["rows"], table["id"]
                 measured = [value for row in table["rows"] for value in row["measured"].values() if value]
                 assert measured, f"{name} {table['id']}: no number at all"
-        plots = report.figures(chosen, plan, store)
+        plots = report.build_figures(chosen, plan, store)
         drawn = report.drawable(plots, tmp_path / "files")
         assert [plot.figure.id for plot in plots if plot not in drawn] == [], "figures of which nothing is measured"
-        text = report.render(report.tables(chosen, plan, store), "markdown")
+        text = report.render(report.build_tables(chosen, plan, store), "markdown")
         assert "SMOKE" in text or not reached

@@ -8,6 +8,8 @@ import random
 
 import numpy as np
 import pytest
+from scipy import stats
+
 from fatbench.report.numbers.statistics import (
     bootstrap,
     crossed,
@@ -20,7 +22,6 @@ from fatbench.report.numbers.statistics import (
     t_tail,
     wilcoxon,
 )
-from scipy import stats
 
 
 def signs(ranks: list[float], positive: float) -> float:

@@ -102,7 +102,7 @@ def test_every_table_has_rows_and_one_point_to_a_place(name: str, preset: str) -
         assert places, table.id
         assert all(None not in place for place in places), table.id
     if preset == "paper":
-        assert len(report.figures(read(name), asked, None)) == len(read(name).figures), "a figure without a point"
+        assert len(report.build_figures(read(name), asked, None)) == len(read(name).figures), "a figure without a point"
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -24,7 +24,7 @@ import pytest
 import fatbench
 from fatbench.cli import app as cli
 from fatbench.errors import SpecError
-from fatbench.report import figures, tables
+from fatbench.report import build_figures, build_tables
 from fatbench.runner.jobs import Event, Machine
 from fatbench.runner.start import jobs_of
 from fatbench.runner.worker import work
@@ -185,7 +185,7 @@ def test_a_matrix_over_methods_is_the_one_on_paper(place):
             # clients 0 and 1 came back as Left and Right: first judged on client 0, then on client 1
             assert found["among_client_0"] == MATRIX["Left"]["Left"] + MATRIX["Right"]["Left"]
             assert found["among_client_1"] == MATRIX["Left"]["Right"] + MATRIX["Right"]["Right"]
-        first, second = tables(suite, plan, store)
+        first, second = build_tables(suite, plan, store)
         shown = {row.key["method"]: [value.mean for value in row.values[0]] for row in first.rows}
         share = {judged: {on: text.count("1") / 4 for on, text in row.items()} for judged, row in MATRIX.items()}
         assert [column.heading for column in first.columns] == ["FGSM", "from Left", "from Right", "from Both"]
@@ -196,7 +196,7 @@ def test_a_matrix_over_methods_is_the_one_on_paper(place):
             [share["Left"]["Left"], share["Left"]["Right"]],
             [share["Right"]["Left"], share["Right"]["Right"]],
         ]
-        (heat, clients) = figures(suite, plan, store)
+        (heat, clients) = build_figures(suite, plan, store)
         points = {(line.key["method"], line.heading): line.points[0].mean for line in heat.panels[0].lines}
         assert points == {(judged, f"from {on}"): share[judged][on] for judged in share for on in share}
         assert [line.index for line in clients.panels[0].lines] == [0, 1, 0, 1]

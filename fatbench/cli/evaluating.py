@@ -82,7 +82,7 @@ def _show(cell: str, db: str | None, format: str) -> None:
 
     with opened(db) as store:
         suite, plan = suite_and_plan(store, f"id={cell}")
-        grids = reporting.tables(suite, plan, store)
+        grids = reporting.build_tables(suite, plan, store)
         assert store is not None
         doubts = doubts_of(store.measurements([cell]), store.cells([cell]))
     if format == "json":

@@ -317,7 +317,7 @@ def plot(
                 continue
             if not chosen.figures:
                 raise NothingMatched(f"suite '{chosen.name}' has no figures: --x round --y natural draws one")
-            here = reporting.figures(chosen, plan, store, figure, select=at)
+            here = reporting.build_figures(chosen, plan, store, figure, select=at)
             for missing in reporting.unknown(here, plan, store):
                 print(f"fatbench: {missing}", file=sys.stderr)
             plots += here

@@ -93,7 +93,7 @@ def _parts(store: Store, suites: list[str], at: Checkpoint, which: str) -> tuple
             cells = sum(counted[name, preset or ""].values())
             problems.append(f"{cells} cells of '{name}' are not shown: {error}")
             continue
-        grids = report.tables(suite, plan, store, select=at, which=which)
+        grids = report.build_tables(suite, plan, store, select=at, which=which)
         counts = progress.count(progress.of(plan, store))
         if grids and not (preset and any(part.file == Part(suite, plan, []).file for part in found)):
             found.append(Part(suite, plan, grids, counts))

@@ -10,9 +10,9 @@
 
 Not here: anything that trains, attacks or writes to the database.
 
-grids = tables(suite, plan, store, select="best-test")
+grids = build_tables(suite, plan, store, select="best-test")
 print(render(grids, "latex"))
-files = draw(figures(suite, plan, store), Path("results/figures"), "pdf")
+files = draw(build_figures(suite, plan, store), Path("results/figures"), "pdf")
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def render(grids: Sequence[Grid], format: str, **how: Any) -> str:
     return text
 
 
-def tables(
+def build_tables(
     suite: Suite,
     plan: Plan,
     store: Store | None,
@@ -148,7 +148,7 @@ def left_out(suite: Suite, plan: Plan) -> list[str]:
     return lines
 
 
-def figures(
+def build_figures(
     suite: Suite, plan: Plan, store: Store | None, only: str | None = None, *, select: Checkpoint = "last"
 ) -> list[Plot]:
     """The figures of a suite, or the one with an id, with what the database has. SpecError: no such figure."""

@@ -84,7 +84,7 @@ def boards(parts: Sequence[Part], grids: Sequence[Grid], store: Store, select: C
 
 def _grid(task: Task, store: Store, select: Checkpoint, which: str) -> Grid | None:
     """One table of all cells of a task, in which every row competes with every other."""
-    from fatbench.report import tables
+    from fatbench.report import build_tables
 
     mine = [(suite, replace(plan, cells=cells)) for suite, plan, cells in task.parts.values()]
     shown: dict[str, tuple[str, str]] = {}  # source -> heading, best
@@ -114,7 +114,7 @@ def _grid(task: Task, store: Store, select: Checkpoint, which: str) -> Grid | No
         }
     )
     suite = replace(suite, contents=suite.contents.model_copy(update={"tables": [table]}))
-    found = tables(suite, plan, store, select=select, published=False, which=which)
+    found = build_tables(suite, plan, store, select=select, published=False, which=which)
     return found[0] if found else None
 
 

@@ -71,12 +71,12 @@ def content(
     pictures: Path | None = None,
 ) -> Content:
     """Read all that a page shows. files: where the cells' folders are; pictures: a folder of what was drawn before."""
-    from fatbench.report import figures
+    from fatbench.report import build_figures
 
     pairs = [(part.suite, part.plan) for part in parts]
     grids = [grid for part in parts for grid in part.grids]
     found = leaderboards.boards(pairs, grids, store, select, which)
-    plots = [plot for suite, plan in pairs for plot in figures(suite, plan, store, select=select)]
+    plots = [plot for suite, plan in pairs for plot in build_figures(suite, plan, store, select=select)]
     places = drilldown.of(grids, (board.grid for board in found))
     drilldown.fill(list(places.values()), store, files, drilldown.beside(pictures) if pictures else {})
     places = {cells: point for cells, point in places.items() if point.seeds}
