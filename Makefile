@@ -48,7 +48,7 @@ demo: $(STAMP) ## the smoke preset of sfat-cifar10 on scikit-learn's digits, and
 	$(COLOUR) $(BIN)/fatbench report sfat-cifar10 --preset smoke --format terminal --db $(DEMO)/fatbench.db
 
 site: $(STAMP) ## the page of the committed results: site/index.html
-	@$(BIN)/fatbench site results/*.jsonl --pictures results/figures -o site
+	@$(BIN)/fatbench site results/*.jsonl --images results/figures -o site
 
 # An environment of its own: torchattacks wants a requests that Sphinx does not. What Sphinx lacks it finds in ours.
 docs: $(STAMP) ## the documents as a site: build/docs/index.html; a warning is an error

@@ -24,7 +24,7 @@ base:
   model: {{name: small_cnn, width: 8}}
   train: {train}
   test: 100
-  protocol:
+  algorithm:
     name: fedavg
     rounds: {rounds}
     local:
@@ -32,7 +32,7 @@ base:
       lr: 0.01
       momentum: 0.9
       objective: {{name: at, attack: {{name: pgd, eps: 8/255, step: 2/255, steps: 10}}}}
-    rule: {{name: samples}}
+    aggregator: {{name: samples}}
 axes:
 {axes}
 evaluate:
@@ -50,8 +50,8 @@ tables:
 METHODS = """\
   method:
     FAT: {}
-    SFAT: {protocol: {rule: {name: sfat, alpha: 1/6, top: 1}}}
-    Re-SFAT: {protocol: {rule: {name: resfat_deemph, r: 0.8, top: 1}}}
+    SFAT: {algorithm: {aggregator: {name: sfat, alpha: 1/6, top: 1}}}
+    Re-SFAT: {algorithm: {aggregator: {name: resfat_deemph, r: 0.8, top: 1}}}
 """
 
 
@@ -81,7 +81,7 @@ def database(folder: Path, rates: int, splits: int, seeds: int) -> tuple[Path, s
     cells = rates * splits * seeds
     file = folder / f"bench-{cells}.yaml"
     rate = "\n".join(
-        f"    '{0.001 * i:.3f}': {{protocol: {{local: {{lr: {0.001 * i:.3f}}}}}}}" for i in range(1, rates + 1)
+        f"    '{0.001 * i:.3f}': {{algorithm: {{local: {{lr: {0.001 * i:.3f}}}}}}}" for i in range(1, rates + 1)
     )
     clients = "\n".join(f"    '{k}': {{partition: {{clients: {k}}}}}" for k in range(2, 2 + splits))
     axes = f"  lr:\n{rate}\n  clients:\n{clients}\n"

@@ -94,14 +94,14 @@ def train(
     results = []
     for k in cohort:
         problem.model.load_state_dict(broadcast)
-        optimiser = torch.optim.SGD(
+        optimizer = torch.optim.SGD(
             problem.model.parameters(), lr=local.lr, momentum=local.momentum, weight_decay=local.weight_decay
         )
         attack = attack_of(generator(problem.seed, "attack", round, k, device=problem.device))
         order = generator(problem.seed, "order", round, k)
         with forked(problem.seed, "dropout", round, k, device=problem.device):
             for _ in range(local.epochs):
-                _epoch(problem, k, local.batch, optimiser, attack, ratio, order)
+                _epoch(problem, k, local.batch, optimizer, attack, ratio, order)
         results.append({name: value.detach().clone() for name, value in problem.model.state_dict().items()})
     return results
 
@@ -110,7 +110,7 @@ def _epoch(
     problem: Problem,
     k: int,
     batch: int,
-    optimiser: torch.optim.Optimizer,
+    optimizer: torch.optim.Optimizer,
     attack: Attack,
     ratio: float,
     order: torch.Generator,
@@ -126,10 +126,10 @@ def _epoch(
         attacked = int(ratio * len(data))
         data[:attacked] = attack(problem.model, data[:attacked], target[:attacked])
         problem.model.train()
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss = F.cross_entropy(problem.model(data), target)
         loss.backward()
-        optimiser.step()
+        optimizer.step()
         loss.item()  # the running loss that scripts print
 
 

@@ -118,15 +118,15 @@ def _most(bench: Bench, operations: int, name: str, against: float) -> str:
 
 
 def apart(results: Mapping[str, list[Tensors]], a: str, b: str, start: Tensors) -> str:
-    """How far two sets of clients' weights are apart, as a share of how far training moved them."""
+    """How far two sets of clients' weights are apart, as a fraction of how far training moved them."""
 
     def flat(tensors: Tensors) -> Tensor:
         return torch.cat([value.double().flatten() for value in tensors.values()])
 
     begin = flat(start)
     pairs = [(flat(one), flat(other)) for one, other in zip(results[a], results[b], strict=True)]
-    share = max(float((one - other).norm() / (one - begin).norm()) for one, other in pairs)
-    return f"weights differ by {share:.1g} of what training changed"
+    fraction = max(float((one - other).norm() / (one - begin).norm()) for one, other in pairs)
+    return f"weights differ by {fraction:.1g} of what training changed"
 
 
 def at_vit(bench: Bench) -> Lines:
@@ -220,7 +220,7 @@ def _as_people(on: Problem) -> Problem:
 def pgd_cw_fgsm(bench: Bench) -> Lines:
     """PGD-20 + CW + FGSM of one checkpoint, against torchattacks one after another.
 
-    Of two, because what verdict "any" saves depends on how many images fall, and when: one of which about half are
+    Of two, because what outcome "any" saves depends on how many images fall, and when: one of which about half are
     right unattacked and a quarter withstand PGD-20, as of CIFAR-10 at 8/255 after federated adversarial training, and
     one that is right more often and withstands FGSM.
     """
@@ -255,8 +255,8 @@ def _evaluation(bench: Bench, epochs: int, radius: int) -> Lines:
             attacked = [loop(attack(x, labels)).argmax(1) for attack in three]
         robust["theirs"] = [float((predicted == labels).double().mean()) for predicted in attacked]
 
-    def ours(name: str, verdict: str, precision: str) -> None:
-        settings: dict[str, Any] = {"eps": eps, "step": step, "verdict": verdict}
+    def ours(name: str, outcome: str, precision: str) -> None:
+        settings: dict[str, Any] = {"eps": eps, "step": step, "outcome": outcome}
         three = (
             functools.partial(attacks.pgd, steps=20, **settings),
             functools.partial(attacks.cw, steps=30, **settings),
@@ -268,7 +268,7 @@ def _evaluation(bench: Bench, epochs: int, radius: int) -> Lines:
             for i, attack in enumerate(three)
         ]
 
-    ways = {f"{verdict} {p}": (verdict, p) for verdict in ("any", "last") for p in ("fp32", "bf16")}
+    ways = {f"{outcome} {p}": (outcome, p) for outcome in ("any", "last") for p in ("fp32", "bf16")}
     acts: dict[str, Callable[[], object]] = {"theirs": theirs}
     acts |= {name: functools.partial(ours, name, *way) for name, way in ways.items()}
     seconds = interleaved(bench.device, acts, bench.repeats(3), theirs="theirs")
@@ -284,10 +284,10 @@ def _evaluation(bench: Bench, epochs: int, radius: int) -> Lines:
         )
 
     return [
-        one("any fp32", "verdict any, fp32", {"cpu": 3.0, "cuda": None}),
-        one("any bf16", "verdict any, bf16 confirmed by fp32", {"cpu": 6.0, "cuda": 6.0}),
-        one("last fp32", "verdict last (the papers'), fp32", {}),
-        one("last bf16", "verdict last (the papers'), bf16", {}),
+        one("any fp32", "outcome any, fp32", {"cpu": 3.0, "cuda": None}),
+        one("any bf16", "outcome any, bf16 confirmed by fp32", {"cpu": 6.0, "cuda": 6.0}),
+        one("last fp32", "outcome last (the papers'), fp32", {}),
+        one("last bf16", "outcome last (the papers'), bf16", {}),
     ]
 
 
@@ -330,7 +330,7 @@ def _autoattack(bench: Bench, n: int, goals: dict[str, dict[str, float | None]])
     def note(name: str) -> str:
         differ = int((bits[name] != bits["package"]).sum())
         robust = [100 * float(bits[key].double().mean()) for key in (name, "package")]
-        return f"robust {robust[0]:.1f} % against {robust[1]:.1f} %, {differ} of {n} verdicts differ"
+        return f"robust {robust[0]:.1f} % against {robust[1]:.1f} %, {differ} of {n} outcomes differ"
 
     work = f"AutoAttack standard, {n:,} digits at 16x16 in batches of {batch}, SmallCNN of width 32, eps 16/255"
     return [
@@ -347,7 +347,7 @@ def cells(bench: Bench) -> Lines:
     file = many.table_suite(bench.folder / "bench-cells.yaml", seeds=1 if bench.quick else 3)
     jobs = 16 if bench.gpu else min(2, cores())
     number = 3 if bench.quick else 9
-    together = ("--path", "fast", "--together", str(number))
+    together = ("--path", "fast", "--vectorise", str(number))
     acts: dict[str, Callable[[], object]] = {
         "one": lambda: many.run(bench, file, 1),
         "many": lambda: many.run(bench, file, jobs),
@@ -388,9 +388,10 @@ CELL = textwrap.dedent(
     memory.keep()
     exact(torch.device(device), "fp32")
     pgd = {"name": "pgd", "eps": "8/255", "step": "2/255", "steps": 1}  # more steps take no more memory
-    protocol = signatures.build("Protocol", signatures.check("Protocol", {
+    algorithm = signatures.build("Algorithm", signatures.check("Algorithm", {
         "name": "fedavg", "rounds": 1, "epochs": 1, "batch": 32, "lr": 0.01, "momentum": 0.9,
-        "participation": cohort / clients, "objective": {"name": "at", "attack": pgd}, "rule": {"name": "samples"}}))
+        "participation": cohort / clients, "objective": {"name": "at", "attack": pgd}, "aggregator": {"name":
+        "samples"}}))
     network = signatures.build("Model", signatures.check("Model", model))((3, side, side), 10).to(device)
     images = torch.full((50_000, 3, 32, 32), 1, dtype=torch.uint8, device=device)
     labels = torch.arange(50_000, device=device) % 10
@@ -399,7 +400,7 @@ CELL = textwrap.dedent(
     path = "loop" if device == "cpu" else "fast"
     on = Problem(network, images, labels, shards, 10, 0, torch.device(device), "fp32", path, side)
     begin = time.perf_counter()
-    for result in protocol(on, state): pass
+    for result in algorithm(on, state): pass
     if device != "cpu": torch.cuda.synchronize()
     seconds = time.perf_counter() - begin
     megabytes = resident("VmHWM") - before if device == "cpu" else torch.cuda.max_memory_allocated() / 2**20

@@ -129,7 +129,7 @@ def run(
     precision: str | None = None,
     path: str = "loop",
     microbatch: int | None = None,
-    together: int = 1,
+    vectorise: int = 1,
     retry_failed: bool = False,
     rerun_changed: bool = False,
     fail_fast: bool = False,
@@ -166,7 +166,7 @@ def run(
     try:
         start.run(
             start.jobs_of(chosen), said, jobs_at_once=jobs, device=device, per_gpu=per_gpu, executor=executor,
-            precision=precision, path=path, microbatch=microbatch, together=together, retry_failed=retry_failed,
+            precision=precision, path=path, microbatch=microbatch, vectorise=vectorise, retry_failed=retry_failed,
             rerun_changed=rerun_changed, fail_fast=fail_fast, time_limit=time_limit, wait=wait, db=db, data=folder,
         )  # fmt: skip
     except SystemExit as over:
@@ -204,11 +204,11 @@ class _Lines:
     def __init__(self, what: str, quiet: bool) -> None:
         self.what, self.quiet = what, quiet
 
-    def begin(self, jobs: Sequence[Job], before: Mapping[str, str], lanes: Sequence[str]) -> None:
+    def begin(self, jobs: Sequence[Job], before: Mapping[str, str], slots: Sequence[str]) -> None:
         done = sum(state == "done" for state in before.values())
         self._say(f"{self.what}: {len(jobs)} cells, {done} done, {len(jobs) - done} to go")
 
-    def see(self, lane: int, event: Event) -> None:
+    def see(self, slot: int, event: Event) -> None:
         if event.stage == "cell" or event.kind == "failed":
             self._say(f"{event.cell} {event.kind}{f': {event.message}' if event.message else ''}")
 

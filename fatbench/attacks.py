@@ -43,11 +43,11 @@ def pgd(
     step: Fraction,
     steps: int,
     start: Literal["uniform", "none", "gaussian"] = "uniform",
-    verdict: Literal["last", "any"] = "last",
+    early_stop: bool = False,
     seed: int = 0,
 ) -> Tensor:
     """Projected gradient descent (Madry et al. 2018); settings as in `fatbench.methods.attacks.pgd`."""
-    settings = {"eps": eps, "step": step, "steps": steps, "start": start, "verdict": verdict}
+    settings = {"eps": eps, "step": step, "steps": steps, "start": start, "early_stop": early_stop}
     return attack("pgd", model, x, y, seed=seed, **settings)
 
 

@@ -17,7 +17,7 @@ class SpecError(FatbenchError):
 
 
 class UnknownName(SpecError):
-    """No function of a kind has this name; `entry` is both, as the provenance of runs writes it: "rule near_median"."""
+    """No function of a kind has this name; `entry` is both, as a run's provenance has it: "aggregator near_median"."""
 
     def __init__(self, message: str, entry: str):
         super().__init__(message)

@@ -1,4 +1,4 @@
-"""What tests of protocols share: settings written flat, as tests vary them one by one, and states compared."""
+"""What tests of algorithms share: settings written flat, as tests vary them one by one, and states compared."""
 
 from __future__ import annotations
 

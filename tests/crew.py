@@ -28,7 +28,7 @@ base:
   validation: 10
   partition: {name: shah, clients: 2, skew: 2}
   model: {name: nin, width: 4, init: he}
-  protocol:
+  algorithm:
     name: fedavg
     rounds: 4
     local:
@@ -36,13 +36,13 @@ base:
       batch: 16
       lr: 0.05
       objective: {name: at, attack: {name: pgd, eps: 8/255, step: 4/255, steps: 1}}
-    rule: samples
+    aggregator: samples
   monitor: natural
 axes:
   pace:
-    slow: {protocol: {local: {lr: 0.02}}}
+    slow: {algorithm: {local: {lr: 0.02}}}
     usual: {}
-    fast: {protocol: {local: {lr: 0.08}}}
+    fast: {algorithm: {local: {lr: 0.08}}}
 evaluate:
   checkpoints: [last]
   attacks:
@@ -79,20 +79,20 @@ def never() -> int:
     return 0
 
 
-def ignore(lane: int, event: Event) -> None:
+def ignore(slot: int, event: Event) -> None:
     pass
 
 
 def diverging(job: Job, cell: str = "wild") -> Job:
     spec = copy.deepcopy(job.spec)
-    spec["protocol"]["local"]["lr"] = 1e30
+    spec["algorithm"]["local"]["lr"] = 1e30
     return replace(job, cell=cell, spec=spec)
 
 
 def lasting(job: Job) -> Job:
     """A cell that is still being trained when somebody reacts to its first round."""
     spec = copy.deepcopy(job.spec)
-    spec["protocol"]["rounds"] = 100
+    spec["algorithm"]["rounds"] = 100
     return replace(job, cell=f"{job.cell}-100", spec=spec)
 
 
@@ -147,8 +147,8 @@ class Watcher:
     def __init__(self, cell: str = "", kind: str = "", act: Callable[[], object] = lambda: None):
         self.when, self.act, self.seen = (cell, kind), act, list[tuple[int, Event]]()
 
-    def __call__(self, lane: int, event: Event) -> None:
-        self.seen.append((lane, event))
+    def __call__(self, slot: int, event: Event) -> None:
+        self.seen.append((slot, event))
         if self.when == (event.cell, event.kind) and event.stage == "train":
             self.when = ("", "")
             self.act()

@@ -27,7 +27,7 @@ def pixels(n: int, *shape: int, seed: int = 0) -> np.ndarray:
 
 
 def text(string: str) -> bytes:
-    """A Python 2 str in protocol 2."""
+    """A Python 2 str in algorithm 2."""
     return b"U" + bytes([len(string)]) + string.encode("ascii")
 
 

@@ -42,20 +42,20 @@ base:
   validation: 10
   partition: {name: shah, clients: 2, skew: 2}
   model: {name: small_cnn}
-  protocol:
+  algorithm:
     name: fedavg
     rounds: 2
     local:
       {epochs: 1, batch: 16, lr: 0.05, objective: {name: at, attack: {name: pgd, eps: 8/255, step: 4/255, steps: 1}}}
-    rule: samples
+    aggregator: samples
   monitor: {name: pgd, eps: 8/255, step: 4/255, steps: 1}
 axes:
   method:
     FAT: {}
-    SFAT: {protocol: {rule: {name: sfat, alpha: 1/6, top: 1}}}
+    SFAT: {algorithm: {aggregator: {name: sfat, alpha: 1/6, top: 1}}}
   lr:
-    low: {protocol: {local: {lr: 0.01}}}
-    high: {protocol: {local: {lr: 0.1}}}
+    low: {algorithm: {local: {lr: 0.01}}}
+    high: {algorithm: {local: {lr: 0.1}}}
 grid:
   exclude: [{when: {method: SFAT, lr: high}, reason: too much}]
   overrides: [{when: {lr: low}, set: {train: 50}}]
@@ -67,7 +67,7 @@ evaluate:
     pgd: {name: pgd, eps: [2/255, 8/255], step: 2/255, steps: 2}
 presets:
   paper: {}
-  smoke: {seeds: "0-1", axes: {method: [FAT]}, overrides: [{set: {protocol: {rounds: 1}}}]}
+  smoke: {seeds: "0-1", axes: {method: [FAT]}, overrides: [{set: {algorithm: {rounds: 1}}}]}
 tables:
   - {id: A, title: One, rows: [method], across: [lr], values: {natural: natural, PGD: pgd_8_255}}
 figures:
@@ -292,7 +292,7 @@ def import_(rng: random.Random, folder: Path) -> None:
     every = (
         ["status"], ["status", name], ["plan", "suite", name], ["report", name],
         ["show", rng.choice(ids)], ["show", rng.choice(ids), "--format", "json"], ["logs", rng.choice(ids)],
-        ["verdicts", rng.choice(ids)], ["report", name, "--format", rng.choice(["json", "latex", "csv", "html"])],
+        ["outcomes", rng.choice(ids)], ["report", name, "--format", rng.choice(["json", "latex", "csv", "html"])],
         ["run", "suite", name, "-n"], ["compare", ids[0], ids[1]],
         ["plot", name, "--format", "csv"], ["db", "check"], ["status", "evaluate"],
     )  # fmt: skip
@@ -320,7 +320,7 @@ def data(rng: random.Random, folder: Path) -> None:
         "cifar10": data_layouts.write_cifar10,
         "cifar100": lambda root: data_layouts.write_cifar100(root, 10),
         "cinic10": lambda root: data_layouts.write_cinic(root, 1),
-        "image_folder": lambda root: data_layouts.write_image_folder(root / "pictures"),
+        "image_folder": lambda root: data_layouts.write_image_folder(root / "images"),
         "celeba": lambda root: data_layouts.write_celeba(root, {1: 2, 2: 3}),
     }
     name = rng.choice([*write])
@@ -347,7 +347,7 @@ def data(rng: random.Random, folder: Path) -> None:
                     file.write_bytes(other.read_bytes())
             case _ if file.is_file():
                 file.write_bytes(garbled(rng, file.read_bytes()))
-    spec = {"name": name, **({"path": str(root / "pictures"), "size": 8} if name == "image_folder" else {})}
+    spec = {"name": name, **({"path": str(root / "images"), "size": 8} if name == "image_folder" else {})}
     checked = signatures.check("Data", {**spec, "variant": rng.choice([None, "mine"])})
     reads(lambda: signatures.build("Data", checked)(root))
     if name != "image_folder":
@@ -388,7 +388,7 @@ def weights(rng: random.Random, folder: Path) -> None:
     reads(lambda: pretrained.from_file("vit", file))
     reads(lambda: checkpoints.load_state(file, "cpu"))
     reads(lambda: checkpoints.load_model(file, "cpu"))
-    reads(lambda: [picture.png() for picture in artifacts.pictures(artifacts.load(file))])
+    reads(lambda: [image.png() for image in artifacts.images(artifacts.load(file))])
     if rng.random() < 0.3:
         program("evaluate", str(file), "--db", str(folder / "e.db"))
 
@@ -400,7 +400,7 @@ def line(rng: random.Random, folder: Path) -> None:
     results(home)
     shutil.copy(home / "fuzzed.yaml", folder / "s.yaml")
     shutil.copy(base, folder / "b.db")
-    (folder / "bad.py").write_text("RULES = {'x': y}\n")
+    (folder / "bad.py").write_text("AGGREGATORS = {'x': y}\n")
     values = [
         str(folder / "s.yaml"), str(folder / "b.db"), str(folder / "no.db"), str(folder / "bad.py"), str(folder),
         "sfat-cifar10", "nothing", "paper", "smoke", "seed=1", "method=FAT and lr=low", "lr>0.01", "a=", "(", "not",

@@ -568,8 +568,8 @@ def main() -> None:
                 if row["end"] == "survived":
                     print(f"  fatbench/{row['file']}:{row['line']}\n    - {row['was']}\n    + {row['now']}", flush=True)
     all_ = sum(ends.values())
-    share = 100 * ends["killed"] / max(all_ - ends["explained"], 1)
-    print(f"{ends['killed']} of {all_} killed, {ends['explained']} explained: {share:.1f} % of the rest")
+    fraction = 100 * ends["killed"] / max(all_ - ends["explained"], 1)
+    print(f"{ends['killed']} of {all_} killed, {ends['explained']} explained: {fraction:.1f} % of the rest")
     sys.exit(ends["survived"] > 0.05 * (all_ - ends["explained"]))
 
 

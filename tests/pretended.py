@@ -6,7 +6,7 @@
 What it finds: an operation on tensors of two devices, a generator of another device than what it draws, and every
 place where a program would wait for the device. Torch's own `FakeTensorMode` finds the first two, and stops where a
 value or a shape follows from data, which is in half of what is walked; here the values are real. `test_gpu.py` holds
-the rule of devices against that mode's.
+the aggregator of devices against that mode's.
 
 Not found: what only a kernel knows, such as a type that it does not take, and memory.
 """

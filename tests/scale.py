@@ -36,12 +36,12 @@ base:
   test: 100
   partition: {name: shah, clients: 5, skew: 2}
   model: {name: small_cnn}
-  protocol:
+  algorithm:
     name: fedavg
     rounds: 4
     local:
       {epochs: 1, batch: 16, lr: 0.05, objective: {name: at, attack: {name: pgd, eps: 8/255, step: 4/255, steps: 1}}}
-    rule: samples
+    aggregator: samples
   monitor: natural
 axes:
 AXES
@@ -60,9 +60,9 @@ tables:
 """
 AXES = {  # a label is laid on the cell; i from 1
     "train": "{{train: {i}00}}",
-    "lr": "{{protocol: {{local: {{lr: 0.{i:02}}}}}}}",
-    "eps": "{{protocol: {{local: {{objective: {{attack: {{eps: {i}/255}}}}}}}}}}",
-    "steps": "{{protocol: {{local: {{objective: {{attack: {{steps: {i}}}}}}}}}}}",
+    "lr": "{{algorithm: {{local: {{lr: 0.{i:02}}}}}}}",
+    "eps": "{{algorithm: {{local: {{objective: {{attack: {{eps: {i}/255}}}}}}}}}}",
+    "steps": "{{algorithm: {{local: {{objective: {{attack: {{steps: {i}}}}}}}}}}}",
 }
 SEEDS = 10
 ROUNDS, CLIENTS, IMAGES = 4, 5, 100
@@ -125,7 +125,7 @@ def build(folder: Path) -> tuple[Path, Path]:
         new = f"(SELECT id FROM cells WHERE id != '{first.id}' ORDER BY id) c"
         _copied(connection, "runs", new, {"id": None, "uid": "lower(hex(randomblob(16)))", "cell": "c.id"})
         here = "(SELECT r.id FROM runs r WHERE r.cell = c.id AND r.stage = t.stage)"
-        for table in ("stages", "numbers", "outcomes"):
+        for table in ("stages", "numbers", "outcome_chunks"):
             _copied(connection, table, new, {"cell": "c.id", "run": here})
     connection.close()
     part.rename(file)

@@ -3,7 +3,7 @@
     python tests/soak.py --minutes 60 --seed 1        `make soak`
 
 Waves of small cells, each wave in a new database, as long as there is time. Some runners have a clock that is 16
-minutes fast or slow. What ends is started again, as a person would. After each wave the numbers, the verdicts and the
+minutes fast or slow. What ends is started again, as a person would. After each wave the numbers, the outcomes and the
 report are held against those of a run that nobody disturbed; no cell may be lost, failed, or done twice. The order and
 the kind of the disturbances come from the seed; what they meet does not.
 """
@@ -47,7 +47,7 @@ RESULTS = {
     "stages": "SELECT cell, stage, status, round, total FROM stages ORDER BY 1, 2",
     "numbers": "SELECT cell, stage, round, client, metric, value, n FROM numbers WHERE metric != 'seconds'"
     " ORDER BY 1, 2, 3, 4, 5",
-    "verdicts": "SELECT cell, stage, position, correct FROM verdicts ORDER BY 1, 2, 3",
+    "outcomes": "SELECT cell, stage, position, correct FROM outcomes ORDER BY 1, 2, 3",
 }
 
 

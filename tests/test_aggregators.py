@@ -1,4 +1,4 @@
-"""Aggregation rules: exact small numbers, properties of every rule, the release transcribed by itself."""
+"""Aggregators: exact small numbers, properties of every aggregator, the release transcribed by itself."""
 
 from __future__ import annotations
 
@@ -20,24 +20,26 @@ from fatbench.engine.inject import asks
 from fatbench.engine.mixing import aggregate, last_layer_cosines, mix
 from fatbench.engine.rounds import Context, Mixing, Problem, Tensors, Update
 from fatbench.methods.adfl import draw_images
-from fatbench.methods.aggregators import RULES, project_to_simplex
+from fatbench.methods.aggregators import AGGREGATORS, project_to_simplex
 from fatbench.models import MODELS
 from fatbench.suite import formulas, signatures
 
-IMPROPER = {rule for rule in RULES if "Improper" in signatures.describe("Rule", rule).doc}
-ASKING = [rule for rule in RULES if asks(RULES[rule], "broadcast_losses")]
+IMPROPER = {aggregator for aggregator in AGGREGATORS if "Improper" in signatures.describe("Aggregator", aggregator).doc}
+ASKING = [aggregator for aggregator in AGGREGATORS if asks(AGGREGATORS[aggregator], "broadcast_losses")]
 
 # Three clients with N = 1, 2, 5 and losses 3, 1, 2: client 1 has the smallest loss. N_k L_k = 3, 2, 10.
 THREE = [client(0, 1, 3.0), client(1, 2, 1.0), client(2, 5, 2.0)]
 
 
-def mixing_of(rule: str, updates: list[Update], at: Context, **arguments: object) -> Mixing:
-    """As the engine calls a rule: given what it asks for."""
-    return aggregate(functools.partial(RULES[rule], **arguments), updates, at)
+def mixing_of(aggregator: str, updates: list[Update], at: Context, **arguments: object) -> Mixing:
+    """As the engine calls an aggregator: given what it asks for."""
+    return aggregate(functools.partial(AGGREGATORS[aggregator], **arguments), updates, at)
 
 
-def weights(rule: str, updates: list[Update] = THREE, at: Context | None = None, **arguments: object) -> list[float]:
-    return mixing_of(rule, updates, at or context(len(updates)), **arguments).weights
+def weights(
+    aggregator: str, updates: list[Update] = THREE, at: Context | None = None, **arguments: object
+) -> list[float]:
+    return mixing_of(aggregator, updates, at or context(len(updates)), **arguments).weights
 
 
 # --- exact numbers ------------------------------------------------------------------------------------------------
@@ -118,11 +120,11 @@ def test_sfat_annealed() -> None:
     assert only == pytest.approx([0.1, 0.4, 0.5])
 
 
-@pytest.mark.parametrize("rule", ["sfat", "sfat_annealed", "resfat_deemph", "resfat_up_large"])
-def test_at_most_half_selected(rule: str) -> None:
-    slack = {"r": 0.5} if rule == "resfat_deemph" else {"alpha": 0.1}
-    with pytest.raises(ValueError, match=rf"{rule}: top=2 of 3 participants, but at most half of them \(1\)"):
-        mixing_of(rule, THREE, context(), top=2, **slack)
+@pytest.mark.parametrize("aggregator", ["sfat", "sfat_annealed", "resfat_deemph", "resfat_up_large"])
+def test_at_most_half_selected(aggregator: str) -> None:
+    slack = {"r": 0.5} if aggregator == "resfat_deemph" else {"alpha": 0.1}
+    with pytest.raises(ValueError, match=rf"{aggregator}: top=2 of 3 participants, but at most half of them \(1\)"):
+        mixing_of(aggregator, THREE, context(), top=2, **slack)
 
 
 @pytest.mark.parametrize(
@@ -158,8 +160,8 @@ def test_released_exact() -> None:
 def test_released_edges() -> None:
     """r = 1 and round 0 are the plain mean; ties select more than `top`; more than m selects everyone."""
     for arguments, at in (({"r": 1.0, "top": 1}, context()), ({"r": 1.4, "top": 1}, context(round=0))):
-        for rule in ("sfat_released", "fedavg_shrink"):
-            mixing = mixing_of(rule, THREE, at, **arguments)
+        for aggregator in ("sfat_released", "fedavg_shrink"):
+            mixing = mixing_of(aggregator, THREE, at, **arguments)
             assert mixing.weights == pytest.approx(weights("uniform"))
             assert mixing.norm == pytest.approx(weights("uniform"))
     tied = [client(0, 1, 2.0), client(1, 1, 1.0), client(2, 1, 1.0)]
@@ -171,7 +173,7 @@ def test_released_edges() -> None:
 
 @pytest.mark.parametrize(("chosen", "total"), list(enumerate([0.985, 0.952, 0.967, 0.974, 0.974])))
 def test_unequal_released_sums(chosen: int, total: float) -> None:
-    """The released rule for unequal splits: sizes 6, 7, 11, 13, 13 thousand, r = 1.2, by who is selected."""
+    """The released aggregator for unequal splits: sizes 6, 7, 11, 13, 13 thousand, r = 1.2, by who is selected."""
     sizes = [6000, 7000, 11000, 13000, 13000]
     updates = [client(k, n, 0.5 if k == chosen else 1.0) for k, n in enumerate(sizes)]
     assert sum(weights("sfat_unequal_released", updates, r=1.2, top=1)) == pytest.approx(total, abs=0.0005)
@@ -337,7 +339,7 @@ def test_adfl_scores_need_no_symmetry() -> None:
     s = [sigmoid(x) for x in (1, 2, 3)]
     updates = [client(k, model=two_pixels(k + 1)) for k in range(3)]
     mixing = mixing_of("adfl", updates, context(on=pixels_problem()), steps=1, step=1.0)
-    assert mixing.weights == pytest.approx([(share + sum(s)) / (4 * sum(s)) for share in s], abs=1e-6)
+    assert mixing.weights == pytest.approx([(fraction + sum(s)) / (4 * sum(s)) for fraction in s], abs=1e-6)
 
 
 def test_adfl_misses() -> None:
@@ -473,15 +475,16 @@ def test_q_ffl_extreme_losses() -> None:
         assert all(math.isfinite(w) for w in mixing.weights)
 
 
-@pytest.mark.parametrize("rule", ASKING)
-def test_missing_broadcast_loss(rule: str) -> None:
+@pytest.mark.parametrize("aggregator", ASKING)
+def test_missing_broadcast_loss(aggregator: str) -> None:
     updates = [client(4, broadcast_loss=None)]  # type: ignore[arg-type]
-    arguments = {"q": 1.0} if rule == "q_ffl" else {"gamma": 0.1}
-    with pytest.raises(ValueError, match="the rule asks for broadcast_losses, and client 4 did not measure any"):
-        mixing_of(rule, updates, context(5), **arguments)
+    arguments = {"q": 1.0} if aggregator == "q_ffl" else {"gamma": 0.1}
+    with pytest.raises(ValueError, match="the aggregator asks for broadcast_losses, and client 4 did not measure any"):
+        mixing_of(aggregator, updates, context(5), **arguments)
 
 
-# --- every rule ---------------------------------------------------------------------------------------------------
+# --- every aggregator
+# ---------------------------------------------------------------------------------------------------
 
 STRATEGIES = {
     "Momentum": st.floats(0, 0.9),
@@ -495,11 +498,11 @@ STRATEGIES = {
 
 
 @st.composite
-def situations(draw: st.DrawFn, rule: str) -> tuple[list[Update], Context, dict[str, object]]:
-    """A cohort, a context and settings of `rule` within the ranges that its annotations allow."""
+def situations(draw: st.DrawFn, aggregator: str) -> tuple[list[Update], Context, dict[str, object]]:
+    """A cohort, a context and settings of `aggregator` within the ranges that its annotations allow."""
     updates = cohort(draw(st.integers(2, 7)), draw(st.integers(0, 10_000)))
     arguments: dict[str, object] = {}
-    for setting in signatures.describe("Rule", rule).settings:
+    for setting in signatures.describe("Aggregator", aggregator).settings:
         if setting.annotation == "Count":
             arguments[setting.name] = draw(st.integers(1, len(updates) // 2))
         elif setting.annotation.startswith("Literal"):
@@ -513,51 +516,53 @@ def situations(draw: st.DrawFn, rule: str) -> tuple[list[Update], Context, dict[
     return updates, at, arguments
 
 
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("aggregator", AGGREGATORS)
 @settings(deadline=None, max_examples=20)
 @given(data=st.data())
-def test_weights_of_every_rule(rule: str, data: st.DataObject) -> None:
-    """Non-negative, one per update; a proper rule's sum to 1, and go with the client wherever it stands in the list."""
-    updates, at, arguments = data.draw(situations(rule))
-    mixing = mixing_of(rule, updates, at, **arguments)
+def test_weights_of_every_aggregator(aggregator: str, data: st.DataObject) -> None:
+    """Non-negative, one per update; a proper aggregator's sum to 1, and go with the client wherever it stands."""
+    updates, at, arguments = data.draw(situations(aggregator))
+    mixing = mixing_of(aggregator, updates, at, **arguments)
     for given_weights in (mixing.weights, mixing.norm or mixing.weights):
         assert len(given_weights) == len(updates)
         assert all(w >= 0 and isinstance(w, float) for w in given_weights)
-        if rule not in IMPROPER:
+        if aggregator not in IMPROPER:
             assert math.fsum(given_weights) == pytest.approx(1.0, abs=1e-9)
-    if rule == "q_ffl":
+    if aggregator == "q_ffl":
         assert math.fsum(mixing.weights) + mixing.broadcast == pytest.approx(1.0, abs=1e-9)
-    elif rule not in IMPROPER:
+    elif aggregator not in IMPROPER:
         assert mixing.broadcast == 0
         order = data.draw(st.permutations(range(len(updates))))
-        moved = mixing_of(rule, [updates[k] for k in order], at, **arguments)
+        moved = mixing_of(aggregator, [updates[k] for k in order], at, **arguments)
         assert moved.weights == pytest.approx([mixing.weights[k] for k in order])
         assert {order[k] for k in moved.selected} == set(mixing.selected)
 
 
-@pytest.mark.parametrize("rule", [rule for rule in RULES if rule == "q_ffl" or rule not in IMPROPER])
+@pytest.mark.parametrize(
+    "aggregator", [aggregator for aggregator in AGGREGATORS if aggregator == "q_ffl" or aggregator not in IMPROPER]
+)
 @settings(deadline=None, max_examples=10)
 @given(data=st.data())
-def test_identical_models_are_fixed(rule: str, data: st.DataObject) -> None:
-    """Clients that all return theta^t leave it there, in q-FedAvg too; the released rules and their control do not."""
-    updates, at, arguments = data.draw(situations(rule))
+def test_identical_models_are_fixed(aggregator: str, data: st.DataObject) -> None:
+    """Clients that all return theta^t leave it there, in q-FedAvg too; the released ones and their control do not."""
+    updates, at, arguments = data.draw(situations(aggregator))
     updates = [replace(update, model=at.broadcast) for update in updates]
-    mixed = mix(updates, mixing_of(rule, updates, at, **arguments), at.broadcast, frozen_net())
+    mixed = mix(updates, mixing_of(aggregator, updates, at, **arguments), at.broadcast, frozen_net())
     for key, value in at.broadcast.items():
         torch.testing.assert_close(mixed[key], value, rtol=1e-6, atol=1e-6)
 
 
-def test_improper_rules_are_improper() -> None:
-    """Each rule that says so has weights that do not sum to 1 where client 0 is not selected."""
+def test_improper_aggregators_are_improper() -> None:
+    """Each aggregator that says so has weights that do not sum to 1 where client 0 is not selected."""
     assert {"sfat_released", "sfat_unequal_released", "fedavg_shrink", "q_ffl"} == IMPROPER
-    for rule in sorted(IMPROPER):
-        total = sum(weights(rule, q=1.0)) if rule == "q_ffl" else sum(weights(rule, r=1.4, top=1))
-        assert abs(total - 1) > 0.01, rule
+    for aggregator in sorted(IMPROPER):
+        total = sum(weights(aggregator, q=1.0)) if aggregator == "q_ffl" else sum(weights(aggregator, r=1.4, top=1))
+        assert abs(total - 1) > 0.01, aggregator
 
 
-def test_every_rule_documented() -> None:
-    for rule in RULES:
-        assert "Source:" in signatures.describe("Rule", rule).doc, rule
+def test_every_aggregator_documented() -> None:
+    for aggregator in AGGREGATORS:
+        assert "Source:" in signatures.describe("Aggregator", aggregator).doc, aggregator
     assert ASKING == ["afl", "q_ffl"]
-    for rule in ASKING:
-        assert formulas.passes("Rule", {"name": rule, "q": 1.0, "gamma": 1.0}) == (1.0, 0.0)
+    for aggregator in ASKING:
+        assert formulas.passes("Aggregator", {"name": aggregator, "q": 1.0, "gamma": 1.0}) == (1.0, 0.0)

@@ -1,4 +1,4 @@
-"""Protocols on quadratics: client k minimises (1/2)||w - a_k||^2, whose gradient is w - a_k, so every round has a
+"""Algorithms on quadratics: client k minimises (1/2)||w - a_k||^2, whose gradient is w - a_k, so every round has a
 closed form. One image a client: its pixels are a_k, so full-batch steps and known targets.
 
 tau SGD steps of rate lr from theta end at a_k + (1 - lr)^tau (theta - a_k).
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from fatbench.engine.rounds import Problem, State
 from fatbench.methods import aggregators, objectives
-from fatbench.methods.algorithms import PROTOCOLS
+from fatbench.methods.algorithms import ALGORITHMS
 
 TARGETS = [[51, 102], [204, 0], [255, 153]]  # a_k in 1/255
 A = torch.tensor(TARGETS) / 255
@@ -49,18 +49,18 @@ def problem(copies: tuple[int, ...] = (1, 1, 1), seed: int = 0) -> Problem:
     )  # fmt: skip
 
 
-def rule(name: str, **settings: object) -> object:
-    return functools.partial(aggregators.RULES[name], **settings)
+def aggregator(name: str, **settings: object) -> object:
+    return functools.partial(aggregators.AGGREGATORS[name], **settings)
 
 
 def run(name: str, on: Problem, rounds: int = 1, start: State | None = None, **settings: object) -> list:
     defaults = {"rounds": rounds, "batch": 100, "lr": 0.1, "objective": quadratic}
     if name != "centralized":
-        defaults |= {"epochs": 4, "rule": rule("samples")}
+        defaults |= {"epochs": 4, "aggregator": aggregator("samples")}
     if name == "fedavg_validated":
         defaults |= {"validators": 1}
     theta = start or State(0, {"w": torch.tensor([1.0, -1.0])})
-    return list(PROTOCOLS[name](on, theta, **nested(**{**defaults, **settings})))
+    return list(ALGORITHMS[name](on, theta, **nested(**{**defaults, **settings})))
 
 
 def after(theta: Tensor, target: Tensor, steps: int, lr: float = 0.1) -> Tensor:
@@ -133,11 +133,11 @@ def test_fednova_counts_what_a_proximal_term_takes_back():
     prox = functools.partial(objectives.PROXIMALS["squared"], mu=3.0)
     for momentum, steps in ((0.0, 7), (0.9, 10), (0.5, 1)):
         w = torch.zeros(1, requires_grad=True, dtype=torch.float64)
-        optimiser = torch.optim.SGD([w], lr=0.1, momentum=momentum)
+        optimizer = torch.optim.SGD([w], lr=0.1, momentum=momentum)
         for _ in range(steps):
-            optimiser.zero_grad()
+            optimizer.zero_grad()
             (w.sum() + 1.5 * w.square().sum()).backward()
-            optimiser.step()
+            optimizer.step()
         local = LocalTraining(batch=1, lr=0.1, objective=quadratic, momentum=momentum, proximal=prox)
         assert travelled(steps, local) == pytest.approx(-w.item() / 0.1)
         assert travelled(steps, replace(local, proximal=None)) != pytest.approx(-w.item() / 0.1) or steps == 1
@@ -227,7 +227,7 @@ def test_the_divisor_is_of_the_rate_of_the_round(name):
 def test_scaffold_as_fedtorch_released_it_changes_c_within_the_round():
     """Clients of 1, 2, 5 steps: c moves after each of them, and all divide by the last one's lr tau."""
     on = problem((1, 2, 5))
-    settings = {"batch": 1, "epochs": 1, "rule": rule("uniform")}
+    settings = {"batch": 1, "epochs": 1, "aggregator": aggregator("uniform")}
     results = run("scaffold", on, rounds=3, divisor="released", variates="released", **settings)
     theta, c, own = THETA, torch.zeros(2), [torch.zeros(2)] * 3
     for result in results:
@@ -251,7 +251,9 @@ def test_scaffold_as_fedtorch_released_it_changes_c_within_the_round():
 
 
 def test_fedgate_as_fedtorch_released_it_divides_by_the_last_clients_steps():
-    (result,) = run("fedgate", problem((1, 2, 5)), batch=1, epochs=1, rule=rule("uniform"), divisor="released")
+    (result,) = run(
+        "fedgate", problem((1, 2, 5)), batch=1, epochs=1, aggregator=aggregator("uniform"), divisor="released"
+    )
     last = (1, 2, 5)[result.updates[-1].client]
     for update in result.updates:
         expected = (result.state.model["w"] - update.model["w"]) / (0.1 * last)
@@ -283,7 +285,7 @@ def fedgate_by_hand(theta: Tensor, rounds: int, lr: float, tau: int, gamma: floa
 @pytest.mark.parametrize("gamma", [1.0, 0.5])
 def test_fedgate_follows_the_algorithm_box(gamma):
     """And sum_k delta_k stays 0. The unscaled mean is sent besides where it is not the broadcast."""
-    result = run("fedgate", problem(), rounds=4, epochs=5, rule=rule("uniform"), server_lr=gamma)[-1]
+    result = run("fedgate", problem(), rounds=4, epochs=5, aggregator=aggregator("uniform"), server_lr=gamma)[-1]
     theta, delta = fedgate_by_hand(THETA, 4, 0.1, 5, gamma)
     torch.testing.assert_close(result.state.model["w"], theta)
     for k in range(3):
@@ -313,10 +315,10 @@ def test_fedgate_only_those_who_took_part_track():
 
 @pytest.mark.parametrize("name", ["scaffold", "fedgate"])
 @pytest.mark.parametrize("method", ["sfat", "q_ffl"])
-def test_the_server_rate_shortens_the_step_of_any_rule(name, method):
-    """theta + (1/2) (what the rule alone gives - theta), also where the rule keeps some of theta itself (q-FFL)."""
-    chosen = rule("sfat", alpha=0.2, top=1, first_round=True) if method == "sfat" else rule("q_ffl", q=1.0)
-    whole, half = (run(name, problem(), rule=chosen, server_lr=rate)[0] for rate in (1.0, 0.5))
+def test_the_server_rate_shortens_the_step_of_any_aggregator(name, method):
+    """theta + (1/2) (what the aggregator alone gives - theta), also where it keeps some of theta (q-FFL)."""
+    chosen = aggregator("sfat", alpha=0.2, top=1, first_round=True) if method == "sfat" else aggregator("q_ffl", q=1.0)
+    whole, half = (run(name, problem(), aggregator=chosen, server_lr=rate)[0] for rate in (1.0, 0.5))
     torch.testing.assert_close(half.state.model["w"], THETA + 0.5 * (whole.state.model["w"] - THETA))
 
 
@@ -356,11 +358,11 @@ def test_centralized_as_released_keeps_its_momentum_over_epochs():
     settings = {"momentum": 0.9, "weight_decay": 0.01, "moments": "released"}
     results = run("centralized", pool, rounds=4, **settings)
     w = THETA.clone().requires_grad_()
-    optimiser = torch.optim.SGD([w], lr=0.1, momentum=0.9, weight_decay=0.01)
+    optimizer = torch.optim.SGD([w], lr=0.1, momentum=0.9, weight_decay=0.01)
     for result in results:
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         (0.5 * (w - A).square().sum(1).mean()).backward()
-        optimiser.step()
+        optimizer.step()
         torch.testing.assert_close(result.state.model["w"], w.detach())
     rest = run("centralized", pool, rounds=4, start=results[1].state, **settings)
     assert torch.equal(rest[-1].state.model["w"], results[-1].state.model["w"])
@@ -369,12 +371,12 @@ def test_centralized_as_released_keeps_its_momentum_over_epochs():
 
 
 # Those need an edge and a server, unlabelled images, or a model that gradients are sent of: they have their own tests.
-ELSEWHERE = ("fedgkt", "fedvkd", "fedaux", "fedsgd", "eavesdrop")
-ONE_MODEL = [name for name in PROTOCOLS if name not in ELSEWHERE]
+ELSEWHERE = ("fedgkt", "fedvkd", "fedaux", "fedsgd", "gradient_inversion")
+ONE_MODEL = [name for name in ALGORITHMS if name not in ELSEWHERE]
 
 
 @pytest.mark.parametrize("name", ONE_MODEL)
-def test_every_protocol_goes_on_from_any_round_bit_for_bit(name):
+def test_every_algorithm_goes_on_from_any_round_bit_for_bit(name):
     """Every member of the table: stop after round 2, start again from that state, get the same bytes."""
     on = replace(problem((2, 3, 4)), shards=[torch.arange(9)]) if name == "centralized" else problem((2, 3, 4))
     settings = {"batch": 2, "momentum": 0.9} | ({} if name == "centralized" else {"participation": 0.7})
@@ -412,9 +414,9 @@ def test_learning_rate_decay_is_per_round():
     torch.testing.assert_close(result, A.mean(0) + 0.9 * 0.95 * (THETA - A.mean(0)))
 
 
-def test_broadcast_loss_is_measured_only_for_rules_that_ask():
+def test_broadcast_loss_is_measured_only_for_aggregators_that_ask():
     assert run("fedavg", problem())[0].updates[0].stats.broadcast_loss is None
-    update = run("fedavg", problem(), rule=rule("q_ffl", q=1.0))[0].updates[0]
+    update = run("fedavg", problem(), aggregator=aggregator("q_ffl", q=1.0))[0].updates[0]
     assert update.stats.broadcast_loss == pytest.approx(
         0.5 * float((THETA - A[update.client]).square().sum()), rel=1e-5
     )
@@ -467,13 +469,19 @@ def test_participation_is_of_those_who_train():
     assert run("fedavg", problem())[0].metrics == {}
 
 
-def test_validation_resumes_bit_for_bit_beside_a_rule_with_memory():
-    """AFL keeps lambda, the protocol its validation: neither sees the other's, and both go on after round 2."""
-    settings = {"rounds": 5, "validators": 1, "rule": rule("afl", gamma=0.5), "batch": 2, "participation": 0.67}
+def test_validation_resumes_bit_for_bit_beside_a_aggregator_with_memory():
+    """AFL keeps lambda, the algorithm its validation: neither sees the other's, and both go on after round 2."""
+    settings = {
+        "rounds": 5,
+        "validators": 1,
+        "aggregator": aggregator("afl", gamma=0.5),
+        "batch": 2,
+        "participation": 0.67,
+    }
     on = problem((2, 3, 4))
     whole = run("fedavg_validated", on, **settings)
     assert {name: set(own) for name, own in whole[-1].state.server.items()} == {
-        "rule": {"lambda"},
+        "aggregator": {"lambda"},
         "validation": {"least", "passed"},
     }
     rest = run("fedavg_validated", on, start=whole[1].state, **settings)

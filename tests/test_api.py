@@ -37,15 +37,15 @@ base:
   test: 30
   partition: {name: iid, clients: 2}
   model: {name: small_cnn}
-  protocol:
+  algorithm:
     name: fedavg
     rounds: 2
     local: {epochs: 1, batch: 16, lr: 0.05, objective: standard}
-    rule: samples
+    aggregator: samples
 axes:
   metric:
     samples: {}
-    uniform: {protocol: {rule: uniform}}
+    uniform: {algorithm: {aggregator: uniform}}
 evaluate: {attacks: {natural: natural, fgsm: {name: fgsm, eps: 8/255}}}
 presets: {paper: {}}
 tables:
@@ -85,8 +85,8 @@ def test_importing_costs_nothing_and_names_stay_functions() -> None:
     """Neither torch nor pandas; `fatbench.run` is the function also after the folder of that name was imported."""
     code = (
         "import sys, fatbench; assert 'torch' not in sys.modules and 'pandas' not in sys.modules;"
-        "from fatbench.run import worker; import fatbench.runner.start;"
-        "assert callable(fatbench.run) and fatbench.runner.__name__ == 'run';"
+        "from fatbench.runner import worker; import fatbench.runner.start;"
+        "assert callable(fatbench.run) and fatbench.run is fatbench.api.run;"
         "assert set(fatbench.__all__) <= set(dir(fatbench)); [getattr(fatbench, n) for n in fatbench.__all__];"
         "assert 'torch' not in sys.modules"
     )
@@ -281,7 +281,7 @@ def test_a_notebook_puts_a_plain_model_beside_a_suite_s_row(tmp_path: Path, monk
     import nbformat
     from nbclient import NotebookClient
 
-    subprocess.run([sys.executable, "-m", "fatbench", "new", "rule", "mine"], check=True)
+    subprocess.run([sys.executable, "-m", "fatbench", "new", "aggregator", "mine"], check=True)
     suite = tmp_path / "mine.yaml"
     more = "pgd20: {name: pgd, eps: 25/255, step: 3/255, steps: 20}\n    aa: {name: autoattack, eps: 25/255}"
     text = suite.read_text().replace(more.partition("\n")[0], more, 1)

@@ -170,11 +170,11 @@ def test_l2_steps_go_on_until_the_ball_ends() -> None:
         assert torch.allclose(x_adv, pixels(0.5 - 0.6 * length, 0.5 - 0.8 * length), atol=1e-6), steps
 
 
-@pytest.mark.parametrize("verdict", ["last", "any"])
-def test_an_image_without_a_gradient_stays_in_l2(verdict: str) -> None:
+@pytest.mark.parametrize("early_stop", [False, True])
+def test_an_image_without_a_gradient_stays_in_l2(early_stop: bool) -> None:
     """Weights of zero: no direction, no move, no division by zero; the start is the image, or a draw around it."""
     call = functools.partial(attacks.pgd, linear([0, 0], [0, 0]), pixels(0.5, 0.25), torch.tensor([0]))
-    settings = {"eps": 0.5, "step": 0.1, "steps": 3, "norm": "L2", "verdict": verdict}
+    settings = {"eps": 0.5, "step": 0.1, "steps": 3, "norm": "L2", "early_stop": early_stop}
     assert torch.equal(call(generator(), start="none", **settings), pixels(0.5, 0.25))
     length = 0.5 * torch.empty(1, 1, 1, 1).uniform_(generator=(g := generator(2)))
     noise = torch.randn(1, 1, 1, 2, generator=g)
@@ -219,7 +219,7 @@ def test_any_in_l2_is_the_first_wrong_iterate() -> None:
     model[1].bias = nn.Parameter(torch.tensor([0.0, 1.6]))
     x_adv = attacks.pgd(
         model, pixels(0.5, 0.5), torch.tensor([0]), generator(),
-        eps=0.5, step=0.2, steps=9, start="none", norm="L2", verdict="any",
+        eps=0.5, step=0.2, steps=9, start="none", norm="L2", early_stop=True,
     )  # fmt: skip
     assert torch.allclose(x_adv, pixels(0.26, 0.18), atol=1e-6)
 
@@ -284,7 +284,7 @@ def test_cw_is_right_for_any_number_of_classes(classes: int) -> None:
     assert torch.allclose(x_adv, expected, atol=1e-7)
 
 
-# --- the two verdicts ---------------------------------------------------------------------------------------------
+# --- the two outcomes ---------------------------------------------------------------------------------------------
 
 STEPPED = {"pgd": {"eps": 0.1, "step": 0.03}, "cw": {"eps": 0.1, "step": 0.03}}
 
@@ -302,7 +302,7 @@ def test_any_is_the_union_over_the_steps(name: str, parts: int, monkeypatch: pyt
     wrong = torch.stack([model(iterate).argmax(1) != y for iterate in iterates])
     first = torch.where(wrong.any(0), wrong.int().argmax(0), 6)
     expected = iterates[first, torch.arange(len(y))]
-    x_adv = attack(generator(), steps=6, verdict="any")
+    x_adv = attack(generator(), steps=6, early_stop=True)
     assert torch.equal(model(x_adv).argmax(1) != y, wrong.any(0))
     torch.testing.assert_close(x_adv, expected, atol=1e-6, rtol=0)
     assert len(first.unique()) > 3 and not wrong.any(0).all()  # images fall at several steps, and some never
@@ -326,14 +326,16 @@ def test_any_takes_float32_for_the_judge(name: str) -> None:
     model, x = HalfBlind(flat(5, margin=50)).eval(), torch.rand(6, 1, 2, 2, generator=generator())
     y = torch.zeros(6, dtype=torch.int64)
     with torch.autocast("cpu", torch.bfloat16):
-        walked = [ATTACKS[name](model, x, y, generator(), steps=3, verdict=v, **STEPPED[name]) for v in ("any", "last")]
+        walked = [
+            ATTACKS[name](model, x, y, generator(), steps=3, early_stop=v, **STEPPED[name]) for v in (True, False)
+        ]
     assert torch.equal(*walked)
 
 
 def test_any_refuses_several_clients() -> None:
     several = Streams([generator(0), generator(1)])
     with pytest.raises(packages.AttackError, match="no batch may hold several clients"):
-        attacks.pgd(conv(), *batch(4), several, eps=0.1, step=0.1, steps=1, verdict="any")
+        attacks.pgd(conv(), *batch(4), several, eps=0.1, step=0.1, steps=1, early_stop=True)
 
 
 # --- in parts ------------------------------------------------------------------------------------------------------

@@ -47,7 +47,7 @@ def problem(auxiliary: Tensor | None, model: nn.Module | None = None, path: str 
     return on, State(0, {name: value.clone() for name, value in model.state_dict().items()})
 
 
-def pictures(n: int, shape: tuple[int, int, int] = (1, 8, 8), seed: int = 3) -> Tensor:
+def images(n: int, shape: tuple[int, int, int] = (1, 8, 8), seed: int = 3) -> Tensor:
     return torch.randint(0, 256, (n, *shape), generator=torch.Generator().manual_seed(seed), dtype=torch.uint8)
 
 
@@ -69,9 +69,9 @@ def test_auxiliary_images_are_divided_80_to_20() -> None:
     ("auxiliary", "message"),
     [
         (None, "fedaux needs unlabelled images: set the cell's 'auxiliary' to a data set"),
-        (pictures(4), "fedaux: 4 auxiliary images cannot be divided 80 to 20; at least 5"),
-        (pictures(9, (1, 9, 9)), "auxiliary images are 1x9x9, training images 1x8x8; 'size' brings both to one side"),
-        (pictures(9, (3, 8, 8)), r"auxiliary images are 3x8x8, training images 1x8x8$"),
+        (images(4), "fedaux: 4 auxiliary images cannot be divided 80 to 20; at least 5"),
+        (images(9, (1, 9, 9)), "auxiliary images are 1x9x9, training images 1x8x8; 'size' brings both to one side"),
+        (images(9, (3, 8, 8)), r"auxiliary images are 3x8x8, training images 1x8x8$"),
     ],
 )
 def test_auxiliary_images_that_cannot_be_used_are_refused(auxiliary: Tensor | None, message: str) -> None:
@@ -81,7 +81,7 @@ def test_auxiliary_images_that_cannot_be_used_are_refused(auxiliary: Tensor | No
 
 
 def test_other_sides_are_brought_to_the_cells_size() -> None:
-    on, _ = problem(pictures(9, (1, 12, 12)))
+    on, _ = problem(images(9, (1, 12, 12)))
     distil, _ = divide(replace(on, size=8), "fedaux")
     assert represent(replace(on, size=8), on.model, distil, 4).shape == (7, 16)
 
@@ -129,7 +129,7 @@ def test_contrast_by_hand() -> None:
 
 
 def test_views_are_images_of_their_own() -> None:
-    x = pictures(64, (3, 8, 8)).float() / 255
+    x = images(64, (3, 8, 8)).float() / 255
     draws = torch.Generator().manual_seed(0)
     a, b = view(x, draws), view(x, draws)
     assert a.shape == x.shape
@@ -148,7 +148,7 @@ def test_a_view_of_a_constant_image_is_constant() -> None:
 
 
 def test_pretraining_lowers_the_loss_and_leaves_the_logits_layer() -> None:
-    blobs = pictures(40, (1, 2, 2)).repeat_interleave(4, 2).repeat_interleave(4, 3)
+    blobs = images(40, (1, 2, 2)).repeat_interleave(4, 2).repeat_interleave(4, 3)
     torch.manual_seed(2)
     on, state = problem(blobs, MODELS["small_cnn"]((1, 8, 8), 4, width=8))
     after, first = pretrain(on, state.model, 1, 20, 0.01)
@@ -237,14 +237,14 @@ def test_scores_are_probabilities_of_being_the_clients_own(privacy: str) -> None
 def aux(on: Problem, state: State, rounds: int = 1, **settings: object) -> Iterator[Round]:
     defaults = {
         "rounds": rounds, "epochs": 1, "batch": 4, "lr": 0.05, "momentum": 0.9, "objective": objectives.standard,
-        "rule": functools.partial(aggregators.samples), "distillation_lr": 0.01, "distillation_batch": 8,
+        "aggregator": functools.partial(aggregators.samples), "distillation_lr": 0.01, "distillation_batch": 8,
         "epsilon": 1.0,
     }  # fmt: skip
     return fedaux(on, state, **nested(**{**defaults, **settings}))
 
 
 def test_without_distillation_it_is_fedavg() -> None:
-    on, state = problem(pictures(20))
+    on, state = problem(images(20))
     ours = list(aux(on, state, 2, distillation_epochs=0))
     theirs = list(
         fedavg(
@@ -252,7 +252,7 @@ def test_without_distillation_it_is_fedavg() -> None:
             state,
             rounds=2,
             local=LocalTraining(batch=4, lr=0.05, momentum=0.9, objective=objectives.standard),
-            rule=functools.partial(aggregators.samples),
+            aggregator=functools.partial(aggregators.samples),
         )
     )
     for a, b in zip(ours, theirs, strict=True):
@@ -286,14 +286,14 @@ def test_the_ensemble_weights_logits_by_certainty() -> None:
         for k, bias in ((2, [4.0, 0.0]), (0, [0.0, 2.0]))
     ]
     scores = torch.tensor([[0.25, 1.0], [9.0, 9.0], [0.75, 0.0]])
-    found = ensemble(on, updates, scores, pictures(2), 1, False)
+    found = ensemble(on, updates, scores, images(2), 1, False)
     torch.testing.assert_close(found, torch.tensor([[3.0, 0.5], [0.0, 2.0]]))
 
 
 def test_distillation_moves_the_mean_towards_the_ensemble() -> None:
     """Many epochs: the student's distribution on D_d comes close to the teacher's; the running statistics of batch
     normalisation stay the clients' mean, in the released way they do not."""
-    on, state = problem(pictures(20))
+    on, state = problem(images(20))
     (plain,) = aux(on, state, distillation_epochs=0)
     losses = []
     for epochs in (1, 60):
@@ -310,7 +310,7 @@ def test_distillation_moves_the_mean_towards_the_ensemble() -> None:
 @pytest.mark.parametrize("path", ["reference", "loop"])
 @pytest.mark.parametrize("settings", [{}, {"pretrain_epochs": 1, "participation": 0.7, "predictions": "released"}])
 def test_a_run_resumed_ends_with_the_same_bytes(settings: dict, path: str, tmp_path: Path) -> None:
-    on, state = problem(pictures(20), path=path)
+    on, state = problem(images(20), path=path)
     straight = list(aux(on, state, 3, **settings))
     (first,) = islice(aux(on, state, 3, **settings), 1)
     checkpoints.save_state(tmp_path / "state", first.state)
@@ -324,7 +324,7 @@ def test_a_run_resumed_ends_with_the_same_bytes(settings: dict, path: str, tmp_p
 def test_counted_work() -> None:
     """16 images to distil on, 4 negatives, 3 clients, batches of 8: 2 epochs are 4 steps, 32 passes forward and back,
     and 16 predictions for each client; SimCLR once, two views of 20 images for 3 epochs."""
-    on, state = problem(pictures(20))
+    on, state = problem(images(20))
     first, second = aux(on, state, 2, distillation_epochs=2, pretrain_epochs=3)
     assert second.metrics.keys() == {"server_steps", "server_forward", "server_backward", "distillation_loss"}
     assert (second.metrics["server_steps"], second.metrics["server_forward"]) == (4, 32 + 48)
@@ -334,16 +334,16 @@ def test_counted_work() -> None:
     assert not torch.equal(first.broadcast["conv1.weight"], state.model["conv1.weight"])  # pretrained
 
 
-def test_rules_with_memory_and_robust_objectives_compose() -> None:
-    on, state = problem(pictures(20))
-    rule = functools.partial(aggregators.RULES["sfat"], alpha=0.2, top=1)
-    results = list(aux(on, state, 2, rule=rule))
+def test_aggregators_with_memory_and_robust_objectives_compose() -> None:
+    on, state = problem(images(20))
+    aggregator = functools.partial(aggregators.AGGREGATORS["sfat"], alpha=0.2, top=1)
+    results = list(aux(on, state, 2, aggregator=aggregator))
     assert sum(results[1].mixing.weights) == pytest.approx(1)
     assert len(set(results[1].mixing.weights)) == 2
 
 
 def test_global_generators_are_left_alone() -> None:
-    on, state = problem(pictures(20))
+    on, state = problem(images(20))
     torch.manual_seed(5)
     list(aux(on, state, pretrain_epochs=1))
     drawn = torch.rand(3)

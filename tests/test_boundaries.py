@@ -1,4 +1,4 @@
-"""Decision boundaries in the plane: the network by hand, the probe on known lines, the suite from run to figure."""
+"""Decision boundaries in the plane: the network by hand, the diagnostic on known lines, the suite."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_a_suite_in_the_plane_is_run_and_drawn(tmp_path: Path, monkeypatch: pyte
     save_file(kept, file)
     drawn, contour = [], Axes.contour
     monkeypatch.setattr(Axes, "contour", lambda *a, **k: drawn.append((a[0], contour(*a, **k))))
-    call("plot", *few, "--figure", "F5bc", "-o", "pictures")
+    call("plot", *few, "--figure", "F5bc", "-o", "images")
     assert [axes.get_title() for axes, _ in drawn] == ["FAT, round 2"] * 2
     for (_, lines), fixed, value in zip(drawn, (0, 1), (0.3, 0.2), strict=True):
         here = np.concatenate([path.vertices for path in lines.get_paths()])
@@ -103,7 +103,7 @@ def test_a_suite_in_the_plane_is_run_and_drawn(tmp_path: Path, monkeypatch: pyte
         ("monitor: {name: autoattack, eps: 0.04}", "AutoAttack's targeted losses need at least 4 classes, plane has 2"),
         (
             "data: {name: digits}",
-            "probe: boundaries: 10 classes of 1 x 8 x 8 images, not 2 classes of points",
+            "diagnostic: boundaries: 10 classes of 1 x 8 x 8 images, not 2 classes of points",
         ),
     ],
 )

@@ -515,8 +515,8 @@ def test_imported_results_are_not_trained_again(job, undisturbed, tmp_path) -> N
         assert numbers(place) == numbers(undisturbed)
         assert errors and all("is not here" in error and "imported" in error for error in errors)
         assert run(more, replace(place, retry_failed=True)) == ("failed", [])
-        (said,) = {line for error in errors for line in re.findall(r"fatbench forget (\w+) and run", error)}
-        cleanup.forget(store, said)
+        (said,) = {line for error in errors for line in re.findall(r"fatbench delete (\w+) and run", error)}
+        cleanup.delete_cell(store, said)
     assert run(more, place) == ("done", ROUNDS)
     assert {*numbers(undisturbed)} < {*numbers(place)}
 
@@ -548,14 +548,14 @@ def test_a_model_beside_imported_results_must_be_theirs(job, undisturbed, tmp_pa
 
 
 def test_what_a_round_kept_for_the_report_is_not_worth_a_training(job, undisturbed, tmp_path, monkeypatch) -> None:
-    """Pictures that are lost are said to be lost; the training goes on from its state."""
+    """Images that are lost are said to be lost; the training goes on from its state."""
     from fatbench.engine import experiment as engine
 
     real = engine.experiment
 
     def picturesque(*args, **settings):
         for result, found in real(*args, **settings):
-            yield replace(result, artifacts={"picture": torch.full((2,), float(result.index))}), found
+            yield replace(result, artifacts={"image": torch.full((2,), float(result.index))}), found
 
     monkeypatch.setattr(engine, "experiment", picturesque)
     place = machine(tmp_path)

@@ -47,7 +47,7 @@ def setting(spec: Any, name: str) -> Any:
     return None
 
 
-def verdicts(cell: dict[str, Any], metric: str, round: int) -> np.ndarray:
+def outcomes(cell: dict[str, Any], metric: str, round: int) -> np.ndarray:
     """One 0 or 1 an image after a round: was it classified right."""
     (stage,) = [s for s in cell["stages"] if s["stage"].startswith(f"{metric}-") and s["stage"].endswith(f"@{round}")]
     chunks = [np.unpackbits(np.frombuffer(base64.b64decode(b), np.uint8))[:n] for _, n, b in stage["outcomes"]]
@@ -56,7 +56,7 @@ def verdicts(cell: dict[str, Any], metric: str, round: int) -> np.ndarray:
 
 def percents(found: Iterable[dict[str, Any]], metric: str, round: int) -> list[float]:
     """The accuracy of each cell after a round, in per cent."""
-    return [100 * float(verdicts(cell, metric, round).mean()) for cell in found]
+    return [100 * float(outcomes(cell, metric, round).mean()) for cell in found]
 
 
 def numbers(cell: dict[str, Any], metric: str) -> dict[tuple[int, int], float]:
@@ -113,18 +113,18 @@ def from_trained(head: str = "vis") -> dict[tuple[str, str, int], dict[str, Any]
     """(aggregator, training, seed) -> cell; the head "vis" is new, "cls" has learned with the rest."""
     found = {}
     for cell in cells("fat-transformers-trained-jpeg75-cpu.jsonl"):
-        protocol = cell["spec"]["protocol"]
-        rule = setting(protocol, "rule") or {"name": "samples"}
-        name = "proximal" if setting(protocol, "proximal") else protocol["name"]
-        method = FROM_TRAINED.get(name) or FROM_TRAINED.get(rule["name"]) or f"FedWAvg({rule['q']:g})"
-        training = "NT" if setting(protocol, "objective")["name"] == "standard" else "AT"
+        algorithm = cell["spec"]["algorithm"]
+        aggregator = setting(algorithm, "aggregator") or {"name": "samples"}
+        name = "proximal" if setting(algorithm, "proximal") else algorithm["name"]
+        method = FROM_TRAINED.get(name) or FROM_TRAINED.get(aggregator["name"]) or f"FedWAvg({aggregator['q']:g})"
+        training = "NT" if setting(algorithm, "objective")["name"] == "standard" else "AT"
         if setting(cell["spec"]["model"], "head") == head:
             found[method, training, cell["spec"]["seed"]] = cell
     return found
 
 
 def packed(outcomes: list[np.ndarray]) -> list[tuple[int, int]]:
-    """Verdicts of each seed as `statistics` takes them."""
+    """ImageOutcomes of each seed as `statistics` takes them."""
     return [(int("".join(map(str, one.astype(int))), 2), len(one)) for one in outcomes]
 
 
@@ -147,10 +147,10 @@ def interval(both: statistics.Difference) -> str:
 
 
 def from_trained_lines() -> list[str]:
-    """The rows of the page: clean accuracy under NT, what is between a rule and FedAvg; p after Holm over five."""
+    """The rows of the page: clean accuracy under NT, differences to FedAvg; p after Holm over five."""
     found, lines, ps, methods = from_trained(), [], [], AGGREGATORS
     seeds = sorted(seed for method, training, seed in found if (method, training) == ("FedAvg", "NT"))
-    right = {m: [verdicts(found[m, "NT", s], "natural", 20) for s in seeds] for m in methods}
+    right = {m: [outcomes(found[m, "NT", s], "natural", 20) for s in seeds] for m in methods}
     for method in methods:
         each = [100 * float(outcome.mean()) for outcome in right[method]]
         line = f"| {method} | {', '.join(show(value) for value in each)} |"
@@ -173,12 +173,12 @@ def test_transformers_from_trained_weights():
     assert f"FedWAvg(1) is {mean} points away, 95 % interval {interval} over seeds and images" in text
     found = from_trained()
     per_seed = {
-        seed: [100 * verdicts(found[m, "NT", seed], "natural", 20) for m in ("FedWAvg(1)", "FedAvg")] for seed in (6, 8)
+        seed: [100 * outcomes(found[m, "NT", seed], "natural", 20) for m in ("FedWAvg(1)", "FedAvg")] for seed in (6, 8)
     }
     below, above = (float((a - b).mean()) for a, b in per_seed.values())
     assert f"FedWAvg(1) is {show(-below)} points below FedAvg" in text and f"{show(above)} points above" in text
     assert p(mcnemar(*(np.sign(right) for right in per_seed[6]))) == "< 0.001"
-    spans = [np.ptp([float(verdicts(found[m, "NT", s], "natural", 20).mean()) for s in (6, 7, 8)])
+    spans = [np.ptp([float(outcomes(found[m, "NT", s], "natural", 20).mean()) for s in (6, 7, 8)])
              for m in {method for method, _, _ in found}]  # fmt: skip
     assert f"by up to {show(100 * max(spans), 0)} points" in text
 
@@ -187,9 +187,9 @@ AT_IMAGES = {"natural": 10_000, "pgd7": 2000, "autoattack": 500}
 
 
 def adversarial_lines(head: str) -> tuple[list[str], dict[tuple[str, str], tuple[str, float]]]:
-    """The tables of AT; each rule minus FedAvg, clean and under AutoAttack, p after Holm over ten."""
+    """The tables of AT; each aggregator minus FedAvg, clean and under AutoAttack, p after Holm over ten."""
     found, methods = from_trained(head), AGGREGATORS
-    right = {(m, a): [verdicts(found[m, "AT", s], a, 20) for s in (6, 7, 8)] for m in methods for a in AT_IMAGES}
+    right = {(m, a): [outcomes(found[m, "AT", s], a, 20) for s in (6, 7, 8)] for m in methods for a in AT_IMAGES}
     assert all({len(one) for one in each} == {AT_IMAGES[attack]} for (_, attack), each in right.items())
     compared = ("natural", "autoattack")
     tests = after_holm({(m, a): over_both(right[m, a], right["FedAvg", a]) for m in methods[1:] for a in compared})
@@ -236,7 +236,7 @@ def test_transformers_trained_adversarially_with_a_trained_head():
     assert min(q for _, q in tests.values()) > 0.05, "no aggregator can be told from FedAvg"
     assert min(tests, key=lambda which: tests[which][1]) == ("FedWAvg(1)", "natural")
     found = from_trained("cls")
-    clean = {key: float(verdicts(cell, "natural", 20).mean()) for key, cell in found.items()}
+    clean = {key: float(outcomes(cell, "natural", 20).mean()) for key, cell in found.items()}
     assert all(clean["FedWAvg(1)", "AT", seed] < clean["FedAvg", "AT", seed] for seed in (6, 7, 8))
     assert len(clean) == 18 and min(clean.values()) > 0.2
     mean, interval = tests["FedWAvg(1)", "autoattack"][0].rstrip(")").split(" (")
@@ -246,7 +246,7 @@ def test_transformers_trained_adversarially_with_a_trained_head():
         assert [x < y for x, y in zip(under[m], under["FedAvg"], strict=True)] == [True, False, True]
     assert max(clean, key=lambda which: clean[which]) == ("FedAvg", "AT", 7)
     assert min(under["FedAvg"]) == under["FedAvg"][1]
-    right = {(m, s): verdicts(found[m, "AT", s], "autoattack", 20) for m in under for s in (6, 7, 8)}
+    right = {(m, s): outcomes(found[m, "AT", s], "autoattack", 20) for m in under for s in (6, 7, 8)}
     ps = {(m, s): p(mcnemar(right[m, s], right["FedAvg", s])) for m in ("FedGATE", "SCAFFOLD") for s in (6, 7, 8)}
     assert {ps[m, s] for m in ("FedGATE", "SCAFFOLD") for s in (6, 8)} == {"< 0.001"}
     assert f"above it at seed 7 (p {ps['FedGATE', 7]} and {ps['SCAFFOLD', 7]})" in " ".join(text.split())
@@ -258,10 +258,10 @@ def test_fedgate_and_scaffold_are_one_algorithm_here_and_two_columns_there():
     found, differ, of = from_trained(), {"NT": 0, "AT": 0}, {"NT": 0, "AT": 0}
     for training, attacks in (("NT", ["natural"]), ("AT", list(AT_IMAGES))):
         for a, s in itertools.product(attacks, (6, 7, 8)):
-            one, other = (verdicts(found[m, training, s], a, 20) for m in ("FedGATE", "SCAFFOLD"))
+            one, other = (outcomes(found[m, training, s], a, 20) for m in ("FedGATE", "SCAFFOLD"))
             differ[training] += int((one != other).sum())
             of[training] += len(one)
-    assert f"Of {of['AT']:,} stored verdicts under AT, {differ['AT']} differ" in text
+    assert f"Of {of['AT']:,} stored outcomes under AT, {differ['AT']} differ" in text
     assert f"of {of['NT']:,} clean ones under NT, {differ['NT']}" in text
     with (SUITES / "published" / "fat-transformers-t3.csv").open() as file:
         table = {(row["head"], row["aggregator"]): row for row in csv.DictReader(file) if row["model"] == "ViT-S/16"}
@@ -278,7 +278,7 @@ def test_fedgate_and_scaffold_are_one_algorithm_here_and_two_columns_there():
     assert f"ViT-S/16 with VIS loses {show(lost[0])} and {show(lost[1])} points" in text
     assert all(float(table[head, m]["at_robust_acc"]) < float(table[head, "FedAvg"]["at_robust_acc"])
                for head in ("CLS", "VIS", "CLS+VIS") for m in ("FedGATE", "SCAFFOLD"))  # fmt: skip
-    right = {m: [verdicts(found[m, "AT", s], "pgd7", 20) for s in (6, 7, 8)] for m in ("FedGATE", "FedAvg")}
+    right = {m: [outcomes(found[m, "AT", s], "pgd7", 20) for s in (6, 7, 8)] for m in ("FedGATE", "FedAvg")}
     shown, value = over_both(right["FedGATE"], right["FedAvg"])
     mean, low, high = (show(-v) for v in map(float, re.findall(r"-?[\d.]+", shown)))
     assert f"under PGD-7 by {mean} points ({high} to {low} over seeds and images; p {p(value)}, uncorrected)" in text
@@ -300,12 +300,12 @@ def test_one_client_under_fedwavg():
         if (head, training) == ("vis", "AT"):
             assert {show(w[3], 2) for w in heaviest} == {"1.00"}
             assert f"At seed 6 {columns[0][0]} % of 10,000 images are right, where guessing has 10 %" in text
-            right = int(verdicts(three[0], "natural", 20).sum())
+            right = int(outcomes(three[0], "natural", 20).sum())
             assert stats.binomtest(right, 10_000, 0.1, alternative="greater").pvalue < 0.001
     at_q_1 = [
         weight
-        for (rule, _, _), cell in from_trained().items()
-        if rule != "FedWAvg(10)"
+        for (aggregator, _, _), cell in from_trained().items()
+        if aggregator != "FedWAvg(10)"
         for weight in numbers(cell, "fedwavg_weight").values()
     ]
     assert len(at_q_1) == 5 * 2 * 3 * 20 * 5
@@ -318,7 +318,7 @@ def adfl() -> dict[tuple[str, bool, int], dict[str, Any]]:
     return {
         (
             cell["spec"]["partition"]["table"],
-            setting(cell["spec"]["protocol"], "rule")["name"] == "adfl",
+            setting(cell["spec"]["algorithm"], "aggregator")["name"] == "adfl",
             cell["spec"]["seed"],
         ): cell
         for cell in cells("adfl-mnist-jpeg-cpu.jsonl")
@@ -340,12 +340,12 @@ def adfl_differences(of: Callable[[dict[str, Any]], Any]) -> dict[str, np.ndarra
 def adfl_lines() -> list[str]:
     """The rows of the page: both means, their difference within seeds, intervals and p, after Holm over the tables."""
     found, lines, ps = adfl(), [], []
-    for table, differences in adfl_differences(lambda cell: verdicts(cell, "natural", 30).mean()).items():
+    for table, differences in adfl_differences(lambda cell: outcomes(cell, "natural", 30).mean()).items():
         test = stats.ttest_1samp(differences, 0)
         low, high = test.confidence_interval()
         shown = []
-        for rule in (False, True):
-            values = [100 * verdicts(found[table, rule, s], "natural", 30).mean() for s in ADFL_SEEDS]
+        for aggregator in (False, True):
+            values = [100 * outcomes(found[table, aggregator, s], "natural", 30).mean() for s in ADFL_SEEDS]
             shown.append(f"{show(np.mean(values))} ±{show(np.std(values, ddof=1))}")
         spread = f"{show(differences.mean(), 2)} ±{show(differences.std(ddof=1), 2)}"
         interval, signed = f"{show(low, 2)} to {show(high, 2)}", p(float(stats.wilcoxon(differences).pvalue))
@@ -359,7 +359,7 @@ def test_adfl_differences():
     for line in adfl_lines():
         assert line in text
     text = " ".join(text.split())
-    differences = adfl_differences(lambda cell: verdicts(cell, "natural", 30).mean())
+    differences = adfl_differences(lambda cell: outcomes(cell, "natural", 30).mean())
     test = stats.ttest_1samp(np.mean(list(differences.values()), axis=0), 0)
     low, high = test.confidence_interval()
     mean = np.mean(list(differences.values()))
@@ -393,10 +393,10 @@ def test_what_adfl_does_to_classes():
         f"class {worst % 10} in the table {list(by_class)[worst // 10]}, {show(means[worst])} points, corrected p 0.04"
     )
     assert told in text
-    rules = [cell for (_, is_adfl, _), cell in adfl().items() if is_adfl]
-    hit = np.mean([value for cell in rules for value in numbers(cell, "adfl_hit").values()])
+    aggregators = [cell for (_, is_adfl, _), cell in adfl().items() if is_adfl]
+    hit = np.mean([value for cell in aggregators for value in numbers(cell, "adfl_hit").values()])
     assert f"reads {show(100 * hit, 0)} % of the images" in text
-    weights = [value for cell in rules for value in numbers(cell, "weight").values()]
+    weights = [value for cell in aggregators for value in numbers(cell, "weight").values()]
     assert f"between {show(min(weights), 2)} and {show(max(weights), 2)}" in text
 
 
@@ -418,7 +418,7 @@ def begun() -> dict[tuple[str, str, int], dict[str, Any]]:
     for cell in cells("fedaux-imagenet-jpeg75-cpu.jsonl"):
         spec = cell["spec"]
         start = "ImageNet" if spec["model"]["weights"] else "random"
-        found[start, methods[spec["protocol"]["name"]], spec["seed"]] = cell
+        found[start, methods[spec["algorithm"]["name"]], spec["seed"]] = cell
     return found
 
 
@@ -443,7 +443,7 @@ def started_lines() -> tuple[list[str], dict[str, tuple[str, float]]]:
         lines.append(f"| {' | '.join(row)} | {', '.join(map(show, each))} | {under} |")
 
     def right(row: tuple[str, str]) -> list[np.ndarray]:
-        return [verdicts(found[*row, seed], "natural", 16) for seed in range(3)]
+        return [outcomes(found[*row, seed], "natural", 16) for seed in range(3)]
 
     tests = after_holm({name: over_both(right(a), right(b)) for name, (a, b) in BETWEEN_STARTS.items()})
     lines += [f"| {name} | 3 | {shown} | {p(q)} |" for name, (shown, q) in tests.items()]
@@ -468,11 +468,11 @@ def test_fedaux_from_imagenet():
           for method in ("FedAvg", "FedAUX")]  # fmt: skip
     assert f"The weights themselves give FedAvg {of[0]} and FedAUX {of[1]}." in text
     chance = [
-        stats.binomtest(int(verdicts(cell, "natural", 16).sum()), 10_000, 0.1, alternative="greater").pvalue
+        stats.binomtest(int(outcomes(cell, "natural", 16).sum()), 10_000, 0.1, alternative="greater").pvalue
         for cell in begun().values()
     ]
     assert max(chance) < 0.001 and "All twelve networks are above chance (p < 0.001)" in text
-    right = {key: verdicts(cell, "natural", 16).mean() for key, cell in begun().items()}
+    right = {key: outcomes(cell, "natural", 16).mean() for key, cell in begun().items()}
     assert all(right["ImageNet", "FedAUX", seed] < right["ImageNet", "FedAvg", seed] for seed in range(3))
 
 
@@ -482,12 +482,12 @@ RIVALS = ("FedAUX (ViT)", "FedAvg (ViT)", "FedGKT (CNN)", "FedAUX (CNN)", "FedAv
 def distilled(file: str, objective: str = "standard") -> dict[tuple[str, float, int], dict[str, Any]]:
     """(method, p of the partition, seed) -> the cell that was trained with this objective."""
     names = {"whole_vit": "ViT", "whole_resnet": "CNN", "edge_vit": "ViT", "edge_resnet": "CNN"}
-    protocols = {"fedvkd": "FedVKD", "fedaux": "FedAUX", "fedavg": "FedAvg", "fedgkt": "FedGKT"}
+    algorithms = {"fedvkd": "FedVKD", "fedaux": "FedAUX", "fedavg": "FedAvg", "fedgkt": "FedGKT"}
     found = {}
     for cell in cells(file):
         spec = cell["spec"]
-        if setting(spec["protocol"], "objective")["name"] == objective:
-            method = f"{protocols[spec['protocol']['name']]} ({names[spec['model']['name']]})"
+        if setting(spec["algorithm"], "objective")["name"] == objective:
+            method = f"{algorithms[spec['algorithm']['name']]} ({names[spec['model']['name']]})"
             found[method, spec["partition"]["p"], spec["seed"]] = cell
     return found
 
@@ -497,7 +497,7 @@ def against_fedvkd(metric: str, n: int) -> dict[str, tuple[str, float]]:
     found = distilled("fedvkd-cifar10-jpeg75-p02-cpu.jsonl")
 
     def of(method: str) -> list[np.ndarray]:
-        return [verdicts(found[method, 0.2, seed], metric, 10) for seed in range(3)]
+        return [outcomes(found[method, 0.2, seed], metric, 10) for seed in range(3)]
 
     return after_holm({rival: over_both(of(rival), of("FedVKD (ViT)"), n) for rival in RIVALS})
 
@@ -550,7 +550,7 @@ def adversarially_distilled_lines() -> tuple[list[str], dict[tuple[str, str], tu
         lines.append(f"| {method} | {' | '.join([*each, *means])} |")
 
     def under(method: str) -> list[np.ndarray]:
-        return [verdicts(found[method, 0.2, seed], "pgd20", 10) for seed in range(3)]
+        return [outcomes(found[method, 0.2, seed], "pgd20", 10) for seed in range(3)]
 
     pairs = [(rival, pair) for pair in ("FedVKD (ViT)", "FedGKT (CNN)") for rival in WHOLE]
     tests = after_holm({(rival, pair): over_both(under(rival), under(pair), 500) for rival, pair in pairs})
@@ -572,7 +572,7 @@ def test_fedvkd_trained_adversarially():
     }
     above = {
         (method, seed, attack): stats.binomtest(
-            int(verdicts(trained["at"][method, 0.2, seed], attack, 10).sum()), 500, 0.1, alternative="greater"
+            int(outcomes(trained["at"][method, 0.2, seed], attack, 10).sum()), 500, 0.1, alternative="greater"
         ).pvalue
         for method in WHOLE
         for seed in range(3)
@@ -583,7 +583,7 @@ def test_fedvkd_trained_adversarially():
     assert not_above == {("FedAUX (CNN)", 2): "0.03", ("FedAvg (CNN)", 2): "0.08"}
     changes = []
     for method in ("FedVKD (ViT)", "FedGKT (CNN)"):
-        of = [[verdicts(found[method, 0.2, seed], "natural", 10) for seed in range(3)] for found in trained.values()]
+        of = [[outcomes(found[method, 0.2, seed], "natural", 10) for seed in range(3)] for found in trained.values()]
         changes.append(over_both(*of, 10_000)[0])
     assert f"cannot be told from nothing: {changes[0].replace(' (', ' points (')} and {changes[1]}." in text
 
@@ -591,7 +591,7 @@ def test_fedvkd_trained_adversarially():
 def test_fedvkd_against_each_rival():
     found = distilled("fedvkd-cifar10-jpeg75-cpu.jsonl")
     right = {
-        (method, split): verdicts(cell, "natural", 10).reshape(-1, 200).mean(axis=0)
+        (method, split): outcomes(cell, "natural", 10).reshape(-1, 200).mean(axis=0)
         for (method, split, _), cell in found.items()
     }
     tests = [paired(right["FedVKD (ViT)", split] - right[rival, split]) for rival in RIVALS for split in (0.1, 0.2)]
@@ -614,11 +614,13 @@ def test_april_shares_and_costs():
              "locked_binary": "locked, R = 0.8"}  # fmt: skip
     right = {}
     for cell in cells("april-jpeg75-cpu.jsonl"):
-        protocol = cell["spec"]["protocol"]
-        if protocol["name"] == "fedsgd" and setting(protocol, "lr") == 0.001:
-            defence = setting(protocol, "defence")
-            shown = names.get(defence["name"]) or (f"R = {defence['rate']}" if "rate" in defence else "none")
-            right[shown] = verdicts(cell, "natural", 10)
+        algorithm = cell["spec"]["algorithm"]
+        if algorithm["name"] == "fedsgd" and setting(algorithm, "lr") == 0.001:
+            defence = setting(algorithm, "defence")
+            shown = names.get(defence["name"]) or (
+                f"R = {defence['mask_probability']}" if "mask_probability" in defence else "none"
+            )
+            right[shown] = outcomes(cell, "natural", 10)
     none = right.pop("none")
     assert len(right) == 7
     ps = {shown: mcnemar(outcome, none) for shown, outcome in right.items()}
@@ -630,12 +632,12 @@ def test_april_attack_names_every_masked_image():
     """24 of 24 at each rate, by `masked` from one update, as the first sentence of the page says."""
     named = {}
     for cell in cells("april-jpeg75-cpu.jsonl"):
-        protocol = cell["spec"]["protocol"]
-        if protocol["name"] != "eavesdrop" or setting(protocol, "inversion")["name"] != "masked":
+        algorithm = cell["spec"]["algorithm"]
+        if algorithm["name"] != "gradient_inversion" or setting(algorithm, "inversion")["name"] != "masked":
             continue
-        defence = setting(protocol, "defence")
-        if defence["name"] == "random_binary" and protocol["watched"] == 1:
-            named[defence["rate"]] = list(numbers(cell, "identification_victim").values())
+        defence = setting(algorithm, "defence")
+        if defence["name"] == "random_binary" and algorithm["observed_rounds"] == 1:
+            named[defence["mask_probability"]] = list(numbers(cell, "identification_client").values())
     assert named == {rate: [1.0] * 24 for rate in (0.2, 0.5, 0.8)}
 
 
@@ -647,16 +649,16 @@ def trained_and_random(file: str) -> dict[tuple[str, int, float, bool], dict[str
     """(inversion or its solver, rounds watched, R, trained) -> PSNR and whether it was named, of each of 100 images."""
     found = {}
     for cell in cells(file):
-        protocol = cell["spec"]["protocol"]
-        inversion = setting(protocol, "inversion")
+        algorithm = cell["spec"]["algorithm"]
+        inversion = setting(algorithm, "inversion")
         upsampling = inversion["name"] == "patch_ls" and inversion["solver"] == "upsample"
         key = (
             "upsample" if upsampling else inversion["name"],
-            protocol["watched"],
-            setting(protocol, "defence").get("rate", 0.0),
+            algorithm["observed_rounds"],
+            setting(algorithm, "defence").get("mask_probability", 0.0),
             bool(cell["spec"]["model"]["weights"]),
         )
-        found[key] = {m: np.array(list(numbers(cell, f"{m}_victim").values())) for m in ("psnr", "identification")}
+        found[key] = {m: np.array(list(numbers(cell, f"{m}_client").values())) for m in ("psnr", "identification")}
         assert len(found[key]["psnr"]) == 100
     return found
 
@@ -694,7 +696,7 @@ def test_inversions_of_trained_weights(file: str, rows: int):
 def test_the_vit_s_has_learned():
     found = {}
     for cell in cells("vit-s-half-jpeg75-cpu.jsonl"):
-        right = verdicts(cell, "natural", cell["spec"]["protocol"]["rounds"])
+        right = outcomes(cell, "natural", cell["spec"]["algorithm"]["rounds"])
         found[cell["spec"]["size"]] = (len(right), float(right.mean()))
     assert found == {96: (10_000, 0.398), 224: (10_000, 0.4455)}
     text = " ".join(page("april.md").split())
@@ -727,13 +729,13 @@ def test_speed_precisions():
     both: dict[str, dict[tuple[str, int], dict[str, Any]]] = {"fp32": {}, "bf16": {}}
     for precision, file in (("bf16", "sfat-bf16-cpu.jsonl"), ("fp32", "sfat-fp32-cpu.jsonl")):
         for cell in cells(file):
-            both[precision][setting(cell["spec"]["protocol"], "rule")["name"], cell["spec"]["seed"]] = cell
-    runs = [(rule, seed) for rule in ("samples", "sfat") for seed in (6, 7)]
+            both[precision][setting(cell["spec"]["algorithm"], "aggregator")["name"], cell["spec"]["seed"]] = cell
+    runs = [(aggregator, seed) for aggregator in ("samples", "sfat") for seed in (6, 7)]
     text = page("speed.md")
     means, ps = "| mean of fp32 - bf16 |", "| p |"
     for metric in ("natural", "fgsm", "pgd20", "cw"):
         differences = [
-            100 * (verdicts(both["fp32"][run], metric, 20).mean() - verdicts(both["bf16"][run], metric, 20).mean())
+            100 * (outcomes(both["fp32"][run], metric, 20).mean() - outcomes(both["bf16"][run], metric, 20).mean())
             for run in runs
         ]
         test = stats.ttest_1samp(differences, 0)
@@ -744,7 +746,7 @@ def test_speed_precisions():
     assert ps in text
 
 
-SFATS = {  # row of the pages -> rule
+SFATS = {  # row of the pages -> aggregator
     "FAT": "samples", "SFAT": "sfat", "SFAT (released)": "sfat_released", "FAT shrunk": "fedavg_shrink",
     "Re-SFAT": "resfat_up_large",
 }  # fmt: skip
@@ -752,7 +754,7 @@ ATTACKS = {"natural": "natural", "FGSM": "fgsm", "PGD-20": "pgd20", "CW": "cw", 
 
 
 class Audit(NamedTuple):
-    """A table of rules on the pages of SFAT: (row, seed) -> cell, and the round after which they are judged."""
+    """A table of aggregators on the pages of SFAT: (row, seed) -> cell, and the round after which they are judged."""
 
     cells: dict[tuple[str, int], dict[str, Any]]
     last: int
@@ -760,24 +762,24 @@ class Audit(NamedTuple):
     def seeds(self, row: str) -> list[int]:
         return sorted(seed for name, seed in self.cells if name == row)
 
-    def verdicts(self, row: str, attack: str, seeds: list[int] | None = None) -> list[np.ndarray]:
+    def outcomes(self, row: str, attack: str, seeds: list[int] | None = None) -> list[np.ndarray]:
         """Of each seed, one 0 or 1 an image."""
         chosen = self.seeds(row) if seeds is None else seeds
-        return [verdicts(self.cells[row, seed], ATTACKS[attack], self.last) for seed in chosen]
+        return [outcomes(self.cells[row, seed], ATTACKS[attack], self.last) for seed in chosen]
 
     def against_fat(self, row: str, attack: str) -> tuple[list[np.ndarray], list[np.ndarray]]:
-        """Verdicts of a row and of FAT at the seeds that both have."""
+        """ImageOutcomes of a row and of FAT at the seeds that both have."""
         seeds = [seed for seed in self.seeds(row) if ("FAT", seed) in self.cells]
-        return self.verdicts(row, attack, seeds), self.verdicts("FAT", attack, seeds)
+        return self.outcomes(row, attack, seeds), self.outcomes("FAT", attack, seeds)
 
 
 @functools.cache
 def audit(name: str, partition: str) -> Audit:
     """The cells behind a table of the page results/NAME."""
     file, last = {"sfat.md": ("sfat-jpeg75-cpu.jsonl", 20), "sfat-fashion.md": ("sfat-fashion-cpu.jsonl", 10)}[name]
-    rows = {rule: row for row, rule in SFATS.items()}
+    rows = {aggregator: row for row, aggregator in SFATS.items()}
     found = {
-        (rows[setting(cell["spec"]["protocol"], "rule")["name"]], cell["spec"]["seed"]): cell
+        (rows[setting(cell["spec"]["algorithm"], "aggregator")["name"]], cell["spec"]["seed"]): cell
         for cell in cells(file)
         if cell["spec"]["partition"]["name"] == partition
     }
@@ -790,7 +792,7 @@ def accuracy_lines(found: Audit) -> list[str]:
     for row in [row for row in SFATS if found.seeds(row)]:
         shown = []
         for attack in ATTACKS:
-            values = [100 * float(one.mean()) for one in found.verdicts(row, attack)]
+            values = [100 * float(one.mean()) for one in found.outcomes(row, attack)]
             shown.append(f"{show(np.mean(values))} ±{show(np.std(values, ddof=1))}")
         lines.append(f"| {row} | {len(found.seeds(row))} | {' | '.join(shown)} |")
     return lines
@@ -834,7 +836,7 @@ def test_sfat_tables(name: str, partition: str) -> None:
     for line in [*accuracy_lines(found), *difference_lines(name, partition)]:
         assert line in text
     for cell in found.cells.values():  # on the same images
-        strongest, weaker = verdicts(cell, "autoattack", found.last), verdicts(cell, "pgd20", found.last)
+        strongest, weaker = outcomes(cell, "autoattack", found.last), outcomes(cell, "pgd20", found.last)
         assert strongest.mean() <= weaker[: len(strongest)].mean()
 
 

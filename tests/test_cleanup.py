@@ -48,14 +48,14 @@ def whole(store: Store) -> str:
 
 
 def test_a_forgotten_cell_leaves_nothing_and_its_replicates_go_with_it(store: Store) -> None:
-    assert cleanup.forget(store, A) == {"cells": 2, "runs": 4, "stages": 4, "numbers": 2, "outcomes": 4}
+    assert cleanup.delete_cell(store, A) == {"cells": 2, "runs": 4, "stages": 4, "numbers": 2, "outcomes": 4}
     assert sorted(store.cells()) == [B]
     assert {cell for cell, _ in store.stages()} == {run["cell"] for run in store.runs()} == {B}
     assert "1 cells" in whole(store) and "0 replicates" in whole(store)
 
 
 def test_a_replicate_is_forgotten_alone(store: Store) -> None:
-    assert cleanup.forget(store, f"{A}~1")["cells"] == 1
+    assert cleanup.delete_cell(store, f"{A}~1")["cells"] == 1
     assert sorted(store.cells()) == [A, B]
     assert "3 cells" not in whole(store)
 
@@ -64,10 +64,10 @@ def test_a_cell_that_is_worked_on_is_not_forgotten(store: Store) -> None:
     run = store.claim(A, "train", suite="s", total=4, provenance={})
     assert run is not None
     with pytest.raises(SpecError, match=f"^cell {A}: a process is working on train; stop it first$"):
-        cleanup.forget(store, A)
+        cleanup.delete_cell(store, A)
     assert len(store.cells()) == 3 and len(store.stages()) == 6
     store.release(run)
-    cleanup.forget(store, A)
+    cleanup.delete_cell(store, A)
 
 
 def put(file: Path, age: float = 3600) -> Path:
@@ -149,14 +149,14 @@ def test_the_commands_of_the_page_about_results(tmp_path: Path, monkeypatch: pyt
         for command in block.splitlines():
             code, said[command] = fuzzing.program(*command.replace("0a1b2c3d4e5f", id[:6]).split()[1:])
             assert code == 0, said[command]
-    assert said["fatbench forget 0a1b2c3d4e5f"].startswith(f"{id}: 1 cells, 1 runs, 1 stages, 16 numbers")
+    assert said["fatbench delete 0a1b2c3d4e5f"].startswith(f"{id}: 1 cells, 1 runs, 1 stages, 16 numbers")
     assert said["fatbench clean -n"].endswith("1 would be removed, 0.0 MB in base-files\n")
     assert said["fatbench clean"].startswith(f"base-files/{C}\n1 removed")
     assert not (tmp_path / "base-files" / id).exists() and not (tmp_path / "base-files" / C).exists()
     assert "2 cells" in said["fatbench db check --db copy.db"]
-    code, message = fuzzing.program("forget", id)
+    code, message = fuzzing.program("delete", id)
     assert (code, message) == (3, f"fatbench: no cell '{id}' in the database (fatbench status NAME lists the cells)\n")
-    assert fuzzing.program("forget", "a")[0] == 2
+    assert fuzzing.program("delete", "a")[0] == 2
     assert fuzzing.program("clean", "--db", "no.db")[0] == 3
 
 
@@ -175,6 +175,6 @@ def test_a_replicate_after_a_forgotten_one_has_a_number_of_its_own(tmp_path: Pat
     with Store.open(str(tmp_path / "all.db"), create=True) as store:
         for name in ("a", "bb", "ccc"):
             jsonl.import_(store, another(name))
-        cleanup.forget(store, f"{A}~1")
+        cleanup.delete_cell(store, f"{A}~1")
         assert jsonl.import_(store, another("dddd"))["new replicates"] == 1
         assert sorted(store.cells()) == [A, f"{A}~2", f"{A}~3"]

@@ -26,7 +26,7 @@ base:
   validation: 10
   partition: {name: shah, clients: 2, skew: 2}
   model: {name: nin, width: 4, init: he}
-  protocol:
+  algorithm:
     name: fedavg
     rounds: 2
     local:
@@ -34,12 +34,12 @@ base:
       batch: 16
       lr: 0.05
       objective: {name: at, attack: {name: pgd, eps: 8/255, step: 4/255, steps: 1}}
-    rule: samples
+    aggregator: samples
   monitor: {name: pgd, eps: 8/255, step: 4/255, steps: 1}
 axes:
   method:
     FAT: {}
-    SFAT: {protocol: {rule: {name: sfat, alpha: 1/6, top: 1}}}
+    SFAT: {algorithm: {aggregator: {name: sfat, alpha: 1/6, top: 1}}}
 evaluate:
   checkpoints: [last, best-val, best-test]
   attacks:
@@ -47,7 +47,7 @@ evaluate:
     fgsm: {name: fgsm, eps: 8/255}
 presets:
   paper: {}
-  smoke: {overrides: [{set: {protocol: {rounds: 1}}}]}
+  smoke: {overrides: [{set: {algorithm: {rounds: 1}}}]}
 tables:
   - {id: A, title: Tiny, rows: [method], values: {natural: natural, FGSM: fgsm}}
 """
@@ -314,7 +314,7 @@ def test_data_commands(run, place):
 
 
 def test_a_broken_method_fails_alone(place):
-    """A plugin whose rule raises: exit 1, the traceback in the logs, the other cell done, --retry-failed mends it."""
+    """A plugin whose aggregator raises: exit 1, the traceback in the logs, the other cell done; --retry-failed."""
     (place / "mine.py").write_text(
         "import os\nfrom fatbench.methods.aggregators import uniform\n\n\n"
         "def moody(updates, context):\n"
@@ -322,7 +322,7 @@ def test_a_broken_method_fails_alone(place):
         "    if os.path.exists('broken'):\n"
         "        raise RuntimeError('not today')\n"
         "    return uniform(updates, context)\n\n\n"
-        'RULES = {"moody": moody}\n'
+        'AGGREGATORS = {"moody": moody}\n'
     )
     (place / "tiny.yaml").write_text(TINY.replace("{name: sfat, alpha: 1/6, top: 1}", "moody"))
     (place / "broken").touch()

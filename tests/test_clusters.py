@@ -75,7 +75,7 @@ def cluster(patient_ray) -> Iterator[Any]:
 @pytest.mark.filterwarnings("ignore::ResourceWarning")  # files of Ray that it leaves to the garbage collector
 def test_ray(jobs, machine, cluster):
     """A task that is killed takes its cell with it; stopped and cancelled tasks go on where they were."""
-    assert ray.lanes("cpu", None, 1, machine.db) == ["cpu"] * 2
+    assert ray.slots("cpu", None, 1, machine.db) == ["cpu"] * 2
     job, seen = lasting(jobs[2]), Watcher()
     stop = once_begun(machine, job, lambda pid: 2)
     assert ray.run([job], machine, ["cpu"], ignore, stop) == {job.cell: "interrupted"}
@@ -156,8 +156,8 @@ def test_a_ray_node_is_killed_in_the_middle_of_a_cell(tmp_path, monkeypatch, two
     lost: list[str] = []
 
     class Losing(Watch):
-        def see(self, lane: int, event: Event) -> None:
-            super().see(lane, event)
+        def see(self, slot: int, event: Event) -> None:
+            super().see(slot, event)
             if not lost and event.stage == "train" and event.kind == "progress" and event.round < 50:
                 with Store.open(url) as store:
                     pids = [run["pid"] for run in store.runs([event.cell]) if run["status"] == "running"]
@@ -195,7 +195,7 @@ def test_a_ray_node_that_is_lost_while_the_run_is_being_stopped_fails_no_cell(jo
     raylet = next(one.process.pid for one in second.all_processes["raylet"])
     endless = [lasting(job) for job in jobs[:2]]
     for job in endless:
-        job.spec["protocol"]["local"]["epochs"] = 10**6
+        job.spec["algorithm"]["local"]["epochs"] = 10**6
     seen, lost, since = Watcher(), list[Job](), list[float]()
 
     def stop() -> int:
@@ -213,7 +213,7 @@ def test_a_ray_node_that_is_lost_while_the_run_is_being_stopped_fails_no_cell(jo
     assert seen.kinds(lost[0]) == ["interrupted"]
     for job in endless:
         assert rows(machine, job) == {"train": ("interrupted", None)}
-        assert seen.kinds(job, "lane") == ["given"]
+        assert seen.kinds(job, "slot") == ["given"]
 
 
 def late(**options: object) -> None:
@@ -224,11 +224,11 @@ def late(**options: object) -> None:
 def test_what_ray_cannot_do(machine, monkeypatch):
     package = pytest.importorskip("ray")
     with pytest.raises(SpecError, match=r"--device cuda:1: Ray chooses the GPUs; give cuda \(CUDA_VISIBLE_DEVICES"):
-        ray.lanes("cuda:1", None, 1, machine.db)
+        ray.slots("cuda:1", None, 1, machine.db)
     monkeypatch.setattr(package, "is_initialized", lambda: False)
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:9")
     with pytest.raises(MachineError, match=r"RAY_ADDRESS=127\.0\.0\.1:9: .*[Rr]efused"):
-        ray.lanes("cpu", None, 1, machine.db)
+        ray.slots("cpu", None, 1, machine.db)
     monkeypatch.delenv("RAY_ADDRESS")
     monkeypatch.setattr(package, "init", late)
     with pytest.raises(MachineError, match=r"^Ray does not start here: The node timed out during startup$"):
@@ -241,17 +241,17 @@ def test_what_ray_cannot_do(machine, monkeypatch):
     with pytest.raises(
         SpecError, match=r"r\.db: 2 Ray nodes cannot share a SQLite file; use PostgreSQL: --db postgresql://user:"
     ):
-        ray.lanes(None, None, 1, machine.db)
+        ray.slots(None, None, 1, machine.db)
     server = "postgresql://u:geheim@nowhere/x"
     if find_spec("psycopg"):
-        assert ray.lanes(None, None, 2, server) == ["cuda:0", "cuda:1", "cuda:0", "cuda:1"]
+        assert ray.slots(None, None, 2, server) == ["cuda:0", "cuda:1", "cuda:0", "cuda:1"]
     nodes.pop(0)
-    assert ray.lanes("auto", 1, 1, machine.db) == ["cuda:0"]
-    assert ray.lanes("cpu", None, 1, machine.db) == ["cpu"] * 8
+    assert ray.slots("auto", 1, 1, machine.db) == ["cuda:0"]
+    assert ray.slots("cpu", None, 1, machine.db) == ["cpu"] * 8
     del resources["GPU"]
-    assert ray.lanes("auto", 3, 1, machine.db) == ["cpu"] * 3
+    assert ray.slots("auto", 3, 1, machine.db) == ["cpu"] * 3
     with pytest.raises(MachineError, match="--device cuda: the Ray cluster has no GPU"):
-        ray.lanes("cuda", None, 1, machine.db)
+        ray.slots("cuda", None, 1, machine.db)
 
 
 @pytest.mark.parametrize(("executor", "package"), [(ray, "ray"), (slurm, "submitit")])
@@ -259,7 +259,7 @@ def test_an_extra_that_is_not_installed(executor, package, monkeypatch, machine)
     monkeypatch.setitem(sys.modules, package, None)
     extra = executor.__name__.rpartition(".")[2]
     with pytest.raises(SpecError, match=rf"--executor {extra} needs .*: pip install 'fatbench\[{extra}\]'"):
-        executor.lanes("cpu", 1, 1, machine.db)
+        executor.slots("cpu", 1, 1, machine.db)
 
 
 # --- SLURM -------------------------------------------------------------------------------------------------------
@@ -281,7 +281,7 @@ def test_slurm_jobs_on_this_machine(jobs, machine, quiet_submitit, monkeypatch):
     monkeypatch.setattr(slurm, "PATIENCE", 1.0)  # no network file system here
     killed, warned = jobs[0], lasting(jobs[1])
     Path("fatbench.toml").write_text('[slurm]\ncluster = "local"\n')
-    assert slurm.lanes("cpu", 2, 1, machine.db) == ["cpu"] * 2
+    assert slurm.slots("cpu", 2, 1, machine.db) == ["cpu"] * 2
     seen = Watcher(warned.cell, "progress", lambda: os.kill(pid_of(machine, warned), signal.SIGUSR2))
     outcomes = slurm.run([killed, warned], machine, ["cpu"] * 2, seen, once_begun(machine, killed, kill))
     assert outcomes == {killed.cell: "failed", warned.cell: "done"}
@@ -326,7 +326,7 @@ def test_an_array_of_jobs_is_submitted_and_followed(jobs, machine, fake_slurm):
     """One was cancelled by somebody, which says nothing of its cell; one had no memory left; one is no longer known."""
     log = fake_slurm("echo 77_0 CANCELLED; echo 77_1 OUT_OF_MEMORY; echo 78 RUNNING")
     Path("fatbench.toml").write_text('[slurm]\npartition = "big"\ntime = 30\ngpus = 1\naccount = "us"\n')
-    assert slurm.lanes(None, None, 1, machine.db) == ["cuda:0"] * 256
+    assert slurm.slots(None, None, 1, machine.db) == ["cuda:0"] * 256
     seen = Watcher()
     outcomes = slurm.run(jobs, machine, ["cuda:0"] * 2, seen, never)
     assert [outcomes[job.cell] for job in jobs] == ["interrupted", "failed", "failed"]
@@ -365,11 +365,11 @@ def test_a_controller_that_does_not_answer_ends_nothing(fake_slurm):
 def test_what_slurm_cannot_do(machine, monkeypatch, tmp_path, capsys, quiet_submitit):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(MachineError, match="no sbatch here: --executor slurm runs on a SLURM login node"):
-        slurm.lanes("cpu", None, 1, machine.db)
+        slurm.slots("cpu", None, 1, machine.db)
     with pytest.raises(SpecError, match="--device cuda:0: SLURM chooses the GPUs; give cuda"):
-        slurm.lanes("cuda:0", None, 1, machine.db)
+        slurm.slots("cuda:0", None, 1, machine.db)
     with pytest.raises(SpecError, match="--per-gpu 2: a SLURM job has its GPU to itself"):
-        slurm.lanes("cuda", None, 2, machine.db)
+        slurm.slots("cuda", None, 2, machine.db)
     for table, message in (
         ("partitoin = 'x'", "Unknown argument 'partitoin' for executor 'slurm'"),
         ("time = '4:00:00'", 'Parameter "timeout_min" expected type .*int.*value: "4:00:00"'),
@@ -380,7 +380,7 @@ def test_what_slurm_cannot_do(machine, monkeypatch, tmp_path, capsys, quiet_subm
             (tmp_path / name).write_text("#!/bin/sh\n")
             (tmp_path / name).chmod(0o755)
         with pytest.raises(SpecError, match=rf"^fatbench\.toml: \[slurm\]: {message}"):
-            slurm.lanes("cpu", None, 1, machine.db)
+            slurm.slots("cpu", None, 1, machine.db)
     for table, message in (
         ("slurm = 3", r"slurm: expected a table \[slurm\]"),
         ("[jobs]\nn = 3", "jobs: expected one value"),
@@ -388,13 +388,13 @@ def test_what_slurm_cannot_do(machine, monkeypatch, tmp_path, capsys, quiet_subm
     ):
         Path("fatbench.toml").write_text(table)
         with pytest.raises(SpecError, match=rf"^fatbench\.toml: {message}"):
-            slurm.lanes("cpu", None, 1, machine.db)
+            slurm.slots("cpu", None, 1, machine.db)
     assert capsys.readouterr().err == ""
     Path("fatbench.toml").write_text("[slurm]\n")
-    assert slurm.lanes("auto", 3, 1, machine.db) == ["cpu"] * 3
+    assert slurm.slots("auto", 3, 1, machine.db) == ["cpu"] * 3
     assert "r.db: a SQLite file must be on a file system that all nodes share" in capsys.readouterr().err
     Path("fatbench.toml").write_text("[slurm]\ngres = 'gpu:a100:1'\n")
-    assert slurm.lanes("auto", 1, 1, machine.db) == ["cuda:0"]
+    assert slurm.slots("auto", 1, 1, machine.db) == ["cuda:0"]
 
 
 def test_a_job_goes_on_from_the_one_before_it(jobs, machine, tmp_path, quiet_submitit):
@@ -412,7 +412,7 @@ def test_a_job_goes_on_from_the_one_before_it(jobs, machine, tmp_path, quiet_sub
         signal.signal(signal.SIGTERM, before)
     sent = slurm._Sent(job, None, file)
     events = list(sent.news([sent]))
-    assert (sent.outcome, sent.worker, sent.lane) == ("done", me(), 0)
+    assert (sent.outcome, sent.worker, sent.slot) == ("done", me(), 0)
     assert [event.kind for event in events if event.stage == "train"] == ["start", *["progress"] * 4, "done"]
     assert numbers(machine, job) == undisturbed(machine, job)
     assert list(sent.news([sent])) == []

@@ -22,7 +22,7 @@ SUITE = ["--suite", "sfat-audit-jpeg75", "--preset", "precision"]
 
 
 def measured(bits: str) -> dict[str, Measured]:
-    """One evaluation, the verdict of each image a character."""
+    """One evaluation, the outcome of each image a character."""
     return {"e-00": Measured(bits.count("1") / len(bits), len(bits), (int(bits, 2), len(bits)))}
 
 
@@ -58,14 +58,14 @@ def test_one_seed_of_several_models() -> None:
     assert as_json([found])[0]["over_images"]["mean"] == 0.75
 
 
-def test_one_seed_without_verdicts() -> None:
+def test_one_seed_without_outcomes() -> None:
     sides = {"a": {"e-00": Measured(0.75, 2, None)}, "b": {"e-00": Measured(0.0, 2, None)}}
     (found,) = compare([Pair("", 0, "a", "b")], sides.__getitem__, sides.__getitem__)
-    assert as_text([found], "x", "y", "last").endswith("=> nothing can be tested: one seed, and no verdicts\n")
+    assert as_text([found], "x", "y", "last").endswith("=> nothing can be tested: one seed, and no outcomes\n")
 
 
-def test_two_seeds_and_a_row_without_verdicts() -> None:
-    """With verdicts, over seeds and images; without them, the paired t test. Holm over both."""
+def test_two_seeds_and_a_row_without_outcomes() -> None:
+    """With outcomes, over seeds and images; without them, the paired t test. Holm over both."""
     here = {"a0": "11", "a1": "11", "b0": "00", "b1": "01"}
     bare = {"c0": 0.9, "c1": 0.8, "d0": 0.6, "d1": 0.6}
 
@@ -109,16 +109,16 @@ def test_rows_of_a_suite() -> None:
         ("SFAT", "FAT", 6),
         ("SFAT", "FAT", 7),
     ]
-    assert rows(plan, "rule=sfat", "rule=samples") == by_label
+    assert rows(plan, "aggregator=sfat", "aggregator=samples") == by_label
     assert {pair.row for pair in by_label} == {""}, "what all pairs share says nothing"
     with pytest.raises(SpecError, match=r"has no label 'SFATT' \(did you mean 'SFAT'\?\)"):
         rows(plan, "SFATT", "FAT")
-    with pytest.raises(SpecError, match="'SFAT' and 'rule=sfat' share 2 cells"):
-        rows(plan, "SFAT", "rule=sfat")
-    with pytest.raises(SpecError, match="'rule!=samples' holds several cells of seed 6: name one of method"):
-        rows(plan, "rule!=samples", "FAT")
+    with pytest.raises(SpecError, match="'SFAT' and 'aggregator=sfat' share 2 cells"):
+        rows(plan, "SFAT", "aggregator=sfat")
+    with pytest.raises(SpecError, match="'aggregator!=samples' holds several cells of seed 6: name one of method"):
+        rows(plan, "aggregator!=samples", "FAT")
     with pytest.raises(NothingMatched, match="has a partner of the same seed"):
-        rows(plan, "rule=sfat and seed=6", "rule=samples and seed=7")
+        rows(plan, "aggregator=sfat and seed=6", "aggregator=samples and seed=7")
 
 
 # --- the command -------------------------------------------------------------------------------------------------
@@ -151,7 +151,9 @@ def test_two_rows_of_committed_results(db: str, monkeypatch: Any, capsys: Any) -
     assert pgd20["over_seeds_and_images"]["interval"][0] < pgd20["bootstrap"][0] < -0.011 < pgd20["bootstrap"][1]
     ps = [one["p"] for one in found.values()]
     assert [one["p_holm"] for one in found.values()] == pytest.approx(holm(ps))
-    code, out, _ = call(monkeypatch, capsys, "rule=sfat", "rule=samples", *SUITE, "--db", db, "--metric", "pgd20")
+    code, out, _ = call(
+        monkeypatch, capsys, "aggregator=sfat", "aggregator=samples", *SUITE, "--db", db, "--metric", "pgd20"
+    )
     assert "A 23.90, B 25.00: difference -1.10" in out
     assert "cannot be told apart" in out
 
@@ -163,13 +165,16 @@ def test_files_databases_and_cells(db: str, monkeypatch: Any, capsys: Any) -> No
     found = json.loads(out)["comparisons"]
     assert code == 0
     assert [(one["row"], one["seeds"]) for one in found] == [
-        ("protocol.rule=samples", [6, 7]),
-        ("protocol.rule=sfat", [6, 7]),
+        ("algorithm.aggregator=samples", [6, 7]),
+        ("algorithm.aggregator=sfat", [6, 7]),
     ]
     code, out, _ = call(monkeypatch, capsys, "3fd8", "4a56", "--db", db, "--metric", "cw")
     assert "(500 images, seed 6)" in out
     assert "=> McNemar: p = 0.0086: A and B differ" in out
     code, _, err = call(monkeypatch, capsys, "3fd8", fp32, "--db", db)
     assert (code, err) == (2, f"fatbench: '{fp32}' is a file or database, '3fd8' is not: give two\n")
-    code, _, err = call(monkeypatch, capsys, "rule=sfat", "rule=samples", "--db", db)
-    assert (code, err) == (2, "fatbench: --suite: 'rule=sfat' and 'rule=samples' are rows of which suite?\n")
+    code, _, err = call(monkeypatch, capsys, "aggregator=sfat", "aggregator=samples", "--db", db)
+    assert (code, err) == (
+        2,
+        "fatbench: --suite: 'aggregator=sfat' and 'aggregator=samples' are rows of which suite?\n",
+    )

@@ -21,7 +21,7 @@ base:
   data: digits
   partition: {name: shah, clients: 5, skew: 2}
   model: {name: small_cnn, width: 4}
-  protocol: {name: fedavg, rounds: 1, local: {epochs: 1, batch: 16, lr: 0.1, objective: standard}, rule: samples}
+  algorithm: {name: fedavg, rounds: 1, local: {epochs: 1, batch: 16, lr: 0.1, objective: standard}, aggregator: samples}
 axes: {method: {FAT: {}}}
 evaluate:
   attacks: {natural: natural}

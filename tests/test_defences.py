@@ -21,9 +21,13 @@ from fatbench.suite import signatures
 
 AT = Upload(seed=3, client=1, epoch=2, step=4)
 REQUIRED = {
-    "random_binary": {"rate": 0.3}, "locked_binary": {"rate": 0.3}, "pruning": {"rate": 0.3},
+    "random_binary": {"mask_probability": 0.3}, "locked_binary": {"mask_probability": 0.3},
+    "pruning": {"fraction": 0.3},
     "gaussian": {"noise": 0.1}, "laplace": {"noise": 0.1},
 }  # fmt: skip
+
+
+WITHHELD = {"random_binary": "mask_probability", "locked_binary": "mask_probability", "pruning": "fraction"}
 
 
 def gradient(seed: int = 0) -> dict[str, Tensor]:
@@ -52,21 +56,21 @@ def test_a_defence_is_a_pure_function_and_withheld_entries_are_zero(name):
 
 @pytest.mark.parametrize("name", ["random_binary", "locked_binary", "pruning"])
 def test_rate_zero_is_no_defence(name):
-    sent, mask = DEFENCES[name](gradient(), AT, rate=0.0)
+    sent, mask = DEFENCES[name](gradient(), AT, **{WITHHELD[name]: 0.0})
     torch.testing.assert_close(sent, gradient(), rtol=0, atol=0)
     assert all(m.all() for m in (mask or {}).values())
 
 
 def test_the_rate_is_the_share_of_zeros():
-    """n = 4,850 entries: four standard deviations of a share are 4 sqrt(R (1 - R) / n) <= 0.029."""
+    """n = 4,850 entries: four standard deviations of a fraction are 4 sqrt(R (1 - R) / n) <= 0.029."""
     for rate in (0.2, 0.5, 0.8):
-        _, mask = DEFENCES["random_binary"](gradient(), AT, rate=rate)
+        _, mask = DEFENCES["random_binary"](gradient(), AT, mask_probability=rate)
         assert float((~flat(mask)).float().mean()) == pytest.approx(rate, abs=0.029)
 
 
 def test_who_shares_a_mask_and_for_how_long():
     def mask(name: str, client: int, epoch: int, step: int, **settings: object) -> Tensor:
-        return flat(DEFENCES[name](gradient(), Upload(0, client, epoch, step), rate=0.5, **settings)[1])
+        return flat(DEFENCES[name](gradient(), Upload(0, client, epoch, step), mask_probability=0.5, **settings)[1])
 
     def same(name: str, **settings: object) -> tuple[bool, bool, bool]:
         """Is the mask the same in the next step, the next epoch, for the next client?"""
@@ -81,17 +85,21 @@ def test_who_shares_a_mask_and_for_how_long():
 
 
 def test_the_mask_of_a_tensor_does_not_depend_on_the_others():
-    _, all_of_them = DEFENCES["random_binary"](gradient(), AT, rate=0.5)
+    _, all_of_them = DEFENCES["random_binary"](gradient(), AT, mask_probability=0.5)
     alone = {"head.bias": gradient()["head.bias"]}
-    assert torch.equal(DEFENCES["random_binary"](alone, AT, rate=0.5)[1]["head.bias"], all_of_them["head.bias"])
+    assert torch.equal(
+        DEFENCES["random_binary"](alone, AT, mask_probability=0.5)[1]["head.bias"], all_of_them["head.bias"]
+    )
 
 
 def test_rates_per_layer():
-    _, mask = DEFENCES["random_binary"](gradient(), AT, rate=0.0, layers={"pos_embed": 0.9, "vit": 0.5, "head": 0.0})
-    shares = {name: float((~m).float().mean()) for name, m in mask.items()}
-    assert shares["vit.pos_embed"] == pytest.approx(0.9, abs=0.04)
-    assert shares["vit.patch_embed.proj.weight"] == pytest.approx(0.5, abs=0.04)
-    assert shares["head.bias"] == 0
+    _, mask = DEFENCES["random_binary"](
+        gradient(), AT, mask_probability=0.0, layers={"pos_embed": 0.9, "vit": 0.5, "head": 0.0}
+    )
+    fractions = {name: float((~m).float().mean()) for name, m in mask.items()}
+    assert fractions["vit.pos_embed"] == pytest.approx(0.9, abs=0.04)
+    assert fractions["vit.patch_embed.proj.weight"] == pytest.approx(0.5, abs=0.04)
+    assert fractions["head.bias"] == 0
 
 
 def test_fixed_position_withholds_the_position_embedding_alone():
@@ -120,7 +128,7 @@ def test_laplace_noise_has_its_size_and_the_gradient_is_cut_in_l1():
 
 
 def test_pruning_keeps_the_largest():
-    sent, mask = DEFENCES["pruning"]({"w": torch.tensor([3.0, -1.0, 0.5, -4.0])}, AT, rate=0.5)
+    sent, mask = DEFENCES["pruning"]({"w": torch.tensor([3.0, -1.0, 0.5, -4.0])}, AT, fraction=0.5)
     assert mask is None
     assert sent["w"].tolist() == [3.0, 0.0, 0.0, -4.0]
 
@@ -129,29 +137,31 @@ def test_pruning_keeps_the_largest():
 @pytest.mark.parametrize("name", ["random_binary", "locked_binary", "pruning"])
 def test_a_rate_outside_its_range_is_refused(name, rate, words):
     with pytest.raises(ValueError, match=words):
-        DEFENCES[name](gradient(), AT, rate=rate)
-    with pytest.raises(SpecError, match="rate"):
-        signatures.check("Defence", {"name": name, "rate": rate})
+        DEFENCES[name](gradient(), AT, **{WITHHELD[name]: rate})
+    with pytest.raises(SpecError, match=WITHHELD[name]):
+        signatures.check("Defence", {"name": name, WITHHELD[name]: rate})
 
 
 def test_other_mistakes():
     with pytest.raises(ValueError, match=r"no learned positions \(no parameter named pos_embed\)"):
         DEFENCES["fixed_position"]({"w": torch.ones(2)}, AT)
     with pytest.raises(ValueError, match=r"no parameter is named 'block\.\.\.'"):
-        DEFENCES["random_binary"](gradient(), AT, rate=0.1, layers={"block": 0.5})
+        DEFENCES["random_binary"](gradient(), AT, mask_probability=0.1, layers={"block": 0.5})
     with pytest.raises(ValueError, match=r"must be in \[0, 1\), got 1"):
-        DEFENCES["random_binary"](gradient(), AT, rate=0.1, layers={"head": 1.0})
+        DEFENCES["random_binary"](gradient(), AT, mask_probability=0.1, layers={"head": 1.0})
     with pytest.raises(ValueError, match="delta must be in"):
         gaussian_epsilon(1.0, 0.0)
 
 
 def test_settings_of_a_suite_are_checked_and_fractions_read():
-    spec = signatures.check("Defence", {"name": "random_binary", "rate": "1/5", "layers": {"pos_embed": "1/2"}})
+    spec = signatures.check(
+        "Defence", {"name": "random_binary", "mask_probability": "1/5", "layers": {"pos_embed": "1/2"}}
+    )
     sent, mask = signatures.build("Defence", spec)(gradient(), AT)
     assert float((~mask["vit.pos_embed"]).float().mean()) == pytest.approx(0.5, abs=0.07)
     assert sent.keys() == gradient().keys()
     with pytest.raises(SpecError, match="layers"):
-        signatures.check("Defence", {"name": "random_binary", "rate": 0.2, "layers": {"pos_embed": 1}})
+        signatures.check("Defence", {"name": "random_binary", "mask_probability": 0.2, "layers": {"pos_embed": 1}})
 
 
 def test_epsilon_of_one_gaussian_solves_its_equation_and_known_values():

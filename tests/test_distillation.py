@@ -121,8 +121,8 @@ def linear(server: nn.Module) -> tuple[Problem, State]:
 
 def run(box: str, on: Problem, state: State, rounds: int, **settings: object) -> Iterator[Round]:
     defaults = {
-        "rounds": rounds, "epochs": 1, "batch": 10, "lr": LR, "objective": objectives.standard, "optimiser": "sgd",
-        "momentum": 0.0, "server_epochs": 1, "server_lr": SERVER_LR, "server_optimiser": "sgd", "server_momentum": 0.0,
+        "rounds": rounds, "epochs": 1, "batch": 10, "lr": LR, "objective": objectives.standard, "optimizer": "sgd",
+        "momentum": 0.0, "server_epochs": 1, "server_lr": SERVER_LR, "server_optimizer": "sgd", "server_momentum": 0.0,
         "server_weight_decay": 0.0, "temperature": T, "alpha": ALPHA,
     }  # fmt: skip
     return BOXES[box](on, state, **nested(**{**defaults, **settings}))
@@ -221,8 +221,8 @@ def images(clients: int = 3, each: int = 6, path: str = "reference", box: str = 
 def small(box: str, on: Problem, state: State, rounds: int = 2, **settings: object) -> Iterator[Round]:
     return run(
         box, on, state, rounds,
-        **{"batch": 4, "server_batch": 4, "lr": 0.01, "server_lr": 0.01, "server_epochs": 2, "optimiser": "adam",
-           "server_optimiser": "adamw", "server_weight_decay": 0.05, **settings},
+        **{"batch": 4, "server_batch": 4, "lr": 0.01, "server_lr": 0.01, "server_epochs": 2, "optimizer": "adam",
+           "server_optimizer": "adamw", "server_weight_decay": 0.05, **settings},
     )  # fmt: skip
 
 
@@ -292,7 +292,7 @@ def test_a_run_resumed_after_one_round_ends_with_the_same_bytes(box: str, path: 
 def test_features_computed_again_are_those_that_were_kept(box: str, settings: dict) -> None:
     # SGD, because Adam makes rounding noise of the transformer's key biases, whose gradient is zero, into whole steps.
     on, state = images(box=box)
-    settings = {**settings, "server_optimiser": "sgd", "optimiser": "sgd"}
+    settings = {**settings, "server_optimizer": "sgd", "optimizer": "sgd"}
     kept, again, half = (
         list(small(box, on, state, features=f, **settings)) for f in ("float32", "recompute", "bfloat16")
     )
@@ -353,7 +353,7 @@ def test_released_logits_are_made_while_the_weights_move(box: str) -> None:
     assert not torch.allclose(*moving)
     if box == "fedvkd":
         still = [
-            taught(server_logits=which, server_lr=1e-30, server_optimiser="sgd") for which in ("clean", "released")
+            taught(server_logits=which, server_lr=1e-30, server_optimizer="sgd") for which in ("clean", "released")
         ]
         torch.testing.assert_close(*still, rtol=1e-4, atol=1e-6)
 

@@ -54,7 +54,7 @@ def test_every_command_of_every_page_is_one(page: Path) -> None:
         parsed(arguments)
 
 
-def test_pictures_of_the_readme_are_small_and_name_their_command() -> None:
+def test_images_of_the_readme_are_small_and_name_their_command() -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| !\[[^\]]+\]\(([^)]+)\) \| `fatbench ([^`]+)` \|$", text, re.MULTILINE)
     assert len(rows) == 4 == text.count("![")

@@ -26,7 +26,7 @@ base:
   data: digits
   partition: {name: shah, clients: 5, skew: 2}
   model: {name: small_cnn, width: 4}
-  protocol: {name: fedavg, rounds: 4, local: {epochs: 1, batch: 16, lr: 0.1, objective: standard}, rule: samples}
+  algorithm: {name: fedavg, rounds: 4, local: {epochs: 1, batch: 16, lr: 0.1, objective: standard}, aggregator: samples}
   train: 200
   test: 50
   monitor: {name: fgsm, eps: 8/255}
@@ -71,8 +71,8 @@ def test_training_and_attacks_have_rates_of_their_own(plan: Plan) -> None:
     known = duration.speeds(timed)
     assert cost.monitoring(plan.cells[0].spec).image_passes == 800
     (one, *_), left = plan.cells, duration.everything(plan)
-    share, evaluations = left(one)
-    assert share == 1.0 and [(e.label, models) for e, models in evaluations] == [
+    fraction, evaluations = left(one)
+    assert fraction == 1.0 and [(e.label, models) for e, models in evaluations] == [
         ("natural", 2), ("pgd", 2), ("autoattack", 2),
     ]  # fmt: skip
     here = lambda cell: (1.0, [(e, m) for e, m in left(cell)[1] if e.label != "autoattack"])  # noqa: E731
@@ -83,7 +83,7 @@ def test_training_and_attacks_have_rates_of_their_own(plan: Plan) -> None:
     assert duration.estimate(plan.unique(), duration.Speeds(), left) == duration.Estimate(0.0, 2, 0, False)
 
 
-def test_a_protocol_that_deploys_a_model_a_client_is_attacked_as_often() -> None:
+def test_a_algorithm_that_deploys_a_model_a_client_is_attacked_as_often() -> None:
     """FedVKD's smoke cell against FedAvg's beside it: two clients, so twice the passes of the same attacks."""
     plan = files.load("fedvkd-cifar10").plan("smoke")
     works = {}
@@ -91,7 +91,7 @@ def test_a_protocol_that_deploys_a_model_a_client_is_attacked_as_often() -> None
         spec, attacks = cell.spec, [one for one in cell.evaluations if one.attack["name"] == "pgd"]
         work = cost.evaluation(spec, attacks, 1)
         assert work is not None
-        works[spec["protocol"]["name"]] = work.image_passes
+        works[spec["algorithm"]["name"]] = work.image_passes
     assert works["fedvkd"] == works["fedgkt"] == 2 * works["fedavg"] == 2 * works["fedaux"]
 
 
@@ -109,7 +109,7 @@ def test_what_is_measured_comes_from_this_machine_alone(url: str, monkeypatch: p
             provenance = {"device": "cpu", **({"host": host} if host else {})}
             run = store.claim(cell, "train", suite="s", total=2, provenance=provenance)
             assert run is not None
-            store.describe_run(run, {"together": together} if together > 1 else {})
+            store.describe_run(run, {"vectorise": together} if together > 1 else {})
             rounds = [Number(name, value, r) for r in (1, 2) for name, value in
                       (("forward", 30.0), ("backward", 10.0), ("seconds", 6.0 * r))]  # fmt: skip
             store.finish(run, rounds, round=2)
@@ -147,8 +147,8 @@ def test_what_is_done_is_subtracted(plan: Plan, tmp_path: Path) -> None:
         left = progress.left(plan, store)
         assert [(e.label, models) for e, models in left(one)[1]] == [("pgd", 1), ("autoattack", 1)]
         assert left(one)[0] == 0.0
-        share, evaluations = left(other)
-        assert share == 0.25 and [models for _, models in evaluations] == [1, 1, 1]  # as of the cell that is trained
+        fraction, evaluations = left(other)
+        assert fraction == 0.25 and [models for _, models in evaluations] == [1, 1, 1]  # as of the cell that is trained
 
 
 @pytest.fixture
@@ -190,7 +190,7 @@ def test_a_calibration_takes_one_cell_of_a_kind_and_none_that_is_known(plan: Pla
     assert [e.label for e in job.evaluations] == ["natural", "pgd"]  # AutoAttack stops early at what learned nothing
     more = calibrate.job(plan.cells[0], plan, tmp_path, (4, 128))  # and later with more work, as much as there is
     assert (more.spec["train"], more.spec["test"], {e.n for e in more.evaluations}) == (200, 50, {40})
-    assert job.spec["protocol"]["rounds"] == 2 and job.spec["train"] <= 200 and job.spec["test"] == 32
+    assert job.spec["algorithm"]["rounds"] == 2 and job.spec["train"] <= 200 and job.spec["test"] == 32
     assert {evaluation.n for evaluation in job.evaluations} == {32} and job.cell != plan.cells[0].id
 
 

@@ -66,11 +66,11 @@ digits = load_digits()
 x = torch.tensor(digits.images[:1400], dtype=torch.float32)[:, None] / 16
 y = torch.tensor(digits.target[:1400])
 net = make()
-optimiser = torch.optim.Adam(net.parameters(), 1e-2)
+optimizer = torch.optim.Adam(net.parameters(), 1e-2)
 for _ in range(80):
-    optimiser.zero_grad()
+    optimizer.zero_grad()
     torch.nn.functional.cross_entropy(net((x - 0.3) / 0.4), y).backward()
-    optimiser.step()
+    optimizer.step()
 torch.save(net.state_dict(), "my.pt")
 """
 

@@ -9,12 +9,12 @@ from types import ModuleType
 import pytest
 
 from fatbench.methods import aggregators, attacks
-from fatbench.methods.algorithms import PROTOCOLS
+from fatbench.methods.algorithms import ALGORITHMS
 
 DOCUMENTED = [
-    (aggregators, aggregators.RULES["sfat"]),
+    (aggregators, aggregators.AGGREGATORS["sfat"]),
     (attacks, attacks.ATTACKS["pgd"]),
-    (sys.modules[PROTOCOLS["fedavg"].__module__], PROTOCOLS["fedavg"]),
+    (sys.modules[ALGORITHMS["fedavg"].__module__], ALGORITHMS["fedavg"]),
 ]
 
 

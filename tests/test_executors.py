@@ -33,7 +33,7 @@ from fatbench.store.stages import Store
 def forks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Local workers from a server that has torch loaded; the executor itself starts new interpreters."""
     context = multiprocessing.get_context("forkserver")
-    parts = ("run.executors.local", "engine.accuracy", "engine.experiment", "methods.protocols")
+    parts = ("run.executors.local", "engine.accuracy", "engine.experiment", "methods.algorithms")
     context.set_forkserver_preload(["torch", *(f"fatbench.{part}" for part in parts)])
     monkeypatch.setattr(local.multiprocessing, "get_context", lambda method: context)
 
@@ -58,7 +58,7 @@ def test_the_dead_worker_s_stages_are_failed_and_nobody_else_s(jobs, machine):
     assert rows(machine, job)["train"] == ("running", None)
     release(job, machine, me())
     assert rows(machine, job)["train"] == ("interrupted", None)
-    assert [(lane, event.stage, event.message) for lane, event in seen.seen] == [
+    assert [(slot, event.stage, event.message) for slot, event in seen.seen] == [
         (2, "train", "it ended"),
         (2, "fgsm-1@4", "it ended"),
     ]
@@ -93,20 +93,20 @@ def test_devices_and_numbers(monkeypatch, tmp_path):
 # --- processes on this machine -----------------------------------------------------------------------------------
 
 
-def test_local_lanes(monkeypatch):
-    """GPUs take turns, so that fewer cells than lanes spread over the GPUs."""
+def test_local_slots(monkeypatch):
+    """GPUs take turns, so that fewer cells than slots spread over the GPUs."""
     monkeypatch.setattr(local, "gpu_count", lambda: 2)
-    assert local.lanes("auto", None, 1) == ["cuda:0", "cuda:1"]
-    assert local.lanes("cuda", None, 2) == ["cuda:0", "cuda:1", "cuda:0", "cuda:1"]
-    assert local.lanes("cuda", 3, 2) == ["cuda:0", "cuda:1", "cuda:0"]
-    assert local.lanes("cuda:1", None, 2) == ["cuda:1", "cuda:1"]
-    assert local.lanes("cpu", 3, 2) == ["cpu"] * 3
+    assert local.slots("auto", None, 1) == ["cuda:0", "cuda:1"]
+    assert local.slots("cuda", None, 2) == ["cuda:0", "cuda:1", "cuda:0", "cuda:1"]
+    assert local.slots("cuda", 3, 2) == ["cuda:0", "cuda:1", "cuda:0"]
+    assert local.slots("cuda:1", None, 2) == ["cuda:1", "cuda:1"]
+    assert local.slots("cpu", 3, 2) == ["cpu"] * 3
     with pytest.raises(MachineError, match=r"--device cuda:0,2: there is no GPU 2 here \(2 found; fatbench doctor\)"):
-        local.lanes("cuda:0,2", None, 1)
+        local.slots("cuda:0,2", None, 1)
     monkeypatch.setattr(local, "gpu_count", lambda: 0)
-    assert local.lanes("auto", 2, 1) == ["cpu"] * 2
+    assert local.slots("auto", 2, 1) == ["cpu"] * 2
     with pytest.raises(MachineError, match="--device cuda: there is no GPU 0 here"):
-        local.lanes("cuda", None, 1)
+        local.slots("cuda", None, 1)
 
 
 def test_gpus_are_counted_as_torch_counts_them_without_importing_it():
@@ -121,7 +121,7 @@ def test_a_worker_of_a_trivial_cell_imports_neither_a_compiler_nor_scipy(jobs, m
     """What a worker has imported after a cell, as another worker of its kind sees it in itself."""
     code = """
 import sys, pickle
-from fatbench.run import processes
+from fatbench.runner import processes
 from fatbench.runner.executors import attempt
 from fatbench.store.stages import Store
 job, machine = pickle.load(sys.stdin.buffer)
@@ -186,7 +186,7 @@ def test_a_mistake_leaves_no_worker_and_no_file(arguments, jobs, begun, monkeypa
     assert not processes._EARLY and os.listdir() == ["crew.yaml"] and capfd.readouterr().err.count("\n") == 1
 
 
-@pytest.mark.parametrize("arguments", [["-n"], ["--executor", "slurm"], ["--path", "fast", "--together", "2"]])
+@pytest.mark.parametrize("arguments", [["-n"], ["--executor", "slurm"], ["--path", "fast", "--vectorise", "2"]])
 def test_no_worker_begins_early_where_none_or_another_is_needed(arguments, jobs, begun, monkeypatch):
     command(monkeypatch, "suite", "crew.yaml", "--db", "new.db", "--preset", "no", *arguments)
     assert begun == ["plan"]
@@ -200,7 +200,7 @@ def test_an_early_worker_that_died_is_not_taken(begun):
 
 
 def test_a_killed_worker_takes_only_its_cell_with_it(jobs, machine, forks):
-    """One of two workers gets SIGKILL in its first cell; three lanes for three cells minus one, so a cell waits."""
+    """One of two workers gets SIGKILL in its first cell; three slots for three cells minus one, so a cell waits."""
     seen = Watcher(jobs[0].cell, "start", lambda: os.kill(pid_of(machine, jobs[0]), signal.SIGKILL))
     outcomes = local.run(jobs, machine, ["cpu", "cpu"], seen, never)
     assert outcomes == {jobs[0].cell: "failed", jobs[1].cell: "done", jobs[2].cell: "done"}
@@ -214,8 +214,8 @@ def test_a_killed_worker_takes_only_its_cell_with_it(jobs, machine, forks):
 
 
 def test_cells_in_one_program_have_numbers_logs_and_failures_of_their_own(jobs, machine, forks):
-    """Three lanes of one process, then two: the fourth cell joins when the first is done. One diverges."""
-    place = replace(machine, path="fast", together=3)
+    """Three slots of one process, then two: the fourth cell joins when the first is done. One diverges."""
+    place = replace(machine, path="fast", vectorise=3)
     spec = copy.deepcopy(jobs[0].spec)
     spec["seed"] = 2
     cells = [*jobs, replace(jobs[0], cell="other", spec=spec), diverging(jobs[0])]
@@ -231,15 +231,15 @@ def test_cells_in_one_program_have_numbers_logs_and_failures_of_their_own(jobs, 
         log = (Path(place.files) / job.cell / "log.txt").read_text()
         assert [log.count(f"round {r}:") for r in range(1, 6)] == [1, 1, 1, 1, 0]
     with Store.open(place.db) as store:
-        assert {run["together"] for run in store.runs([job.cell for job in cells])} == {3}
+        assert {run["vectorise"] for run in store.runs([job.cell for job in cells])} == {3}
 
 
-def test_a_killed_process_takes_the_cells_of_all_its_lanes_with_it(jobs, machine, forks):
-    """SIGKILL once all three have begun; a new process, of as many lanes, does the rest."""
-    place = replace(machine, path="fast", together=3)
+def test_a_killed_process_takes_the_cells_of_all_its_slots_with_it(jobs, machine, forks):
+    """SIGKILL once all three have begun; a new process, of as many slots, does the rest."""
+    place = replace(machine, path="fast", vectorise=3)
     begun: set[str] = set()
 
-    def watch(lane: int, event: Event) -> None:
+    def watch(slot: int, event: Event) -> None:
         if event.kind == "start" and event.stage == "train" and len(begun) < 3:
             begun.add(event.cell)
             if len(begun) == 3:
@@ -255,7 +255,7 @@ def test_a_killed_process_takes_the_cells_of_all_its_lanes_with_it(jobs, machine
 @pytest.mark.parametrize("wish", [1, 2])
 def test_stopping_cells_in_one_program(wish, jobs, machine, forks):
     """After the round at hand, or at once: nothing stays in hand, and the same run goes on to the end."""
-    place = replace(machine, path="fast", together=2)
+    place = replace(machine, path="fast", vectorise=2)
     cells, asked_for = [lasting(job) for job in jobs[:2]], [0]
     seen = Watcher(cells[1].cell, "progress", partial(asked_for.__setitem__, 0, wish))
     outcomes = local.run(cells, place, ["cpu"] * 2, seen, lambda: asked_for[0])
@@ -266,10 +266,10 @@ def test_stopping_cells_in_one_program(wish, jobs, machine, forks):
     assert all((row.round >= 1) == (wish == 1) for row in stages)
 
 
-def test_lanes_share_devices_only_where_there_are_more_cells_than_devices():
-    def shared(devices: list[str], cells: int, together: int) -> tuple[list[str], int]:
-        lanes, place = run._shared(devices, cells, together, Machine("", "", ""))
-        return lanes, place.together
+def test_slots_share_devices_only_where_there_are_more_cells_than_devices():
+    def shared(devices: list[str], cells: int, vectorise: int) -> tuple[list[str], int]:
+        slots, place = run._shared(devices, cells, vectorise, Machine("", "", ""))
+        return slots, place.vectorise
 
     assert shared(["cuda:0"], 9, 4) == (["cuda:0"] * 4, 4)
     assert shared(["cuda:0", "cuda:1"], 3, 9) == (["cuda:0", "cuda:0", "cuda:1"], 2)
@@ -277,13 +277,13 @@ def test_lanes_share_devices_only_where_there_are_more_cells_than_devices():
     assert shared([], 0, 9) == ([], 1)
 
 
-def test_more_lanes_than_cells_and_stopping_after_the_round(jobs, machine, forks):
+def test_more_slots_than_cells_and_stopping_after_the_round(jobs, machine, forks):
     """Asked to stop after the first round, a worker commits the round at hand; the rest is not begun."""
     job, wish = lasting(jobs[0]), [0]
     seen = Watcher(job.cell, "progress", partial(wish.__setitem__, 0, 1))
     outcomes = local.run([job], machine, ["cpu"] * 4, seen, lambda: wish[0])
     assert outcomes == {job.cell: "interrupted"}
-    assert {lane for lane, _ in seen.seen} == {0}
+    assert {slot for slot, _ in seen.seen} == {0}
     with Store.open(machine.db) as store:
         row = store.stages([job.cell])[job.cell, "train"]
     assert row.status == "interrupted" and 1 <= row.round < 100

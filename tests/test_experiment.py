@@ -38,10 +38,10 @@ def stubborn(problem, state, *, rounds: Count, batch: Count, objective: Objectiv
         updates = [Update(k, len(shard), {}, stats) for k, shard in enumerate(problem.shards)]
         state = State(t + 1, state.model)
         yield Round(t, state.model, updates, None, state, Cost(), own=own, metrics={"said": {0: 1.5, 1: 2.5}, "t": t},
-                    artifacts={"pictures": torch.full((2, 1, 3, 3), t, dtype=torch.uint8)})
+                    artifacts={"images": torch.full((2, 1, 3, 3), t, dtype=torch.uint8)})
 
 
-PROTOCOLS = {"stubborn": stubborn}
+ALGORITHMS = {"stubborn": stubborn}
 '''
 SUITE = """
 name: stubborn
@@ -53,7 +53,7 @@ base:
   partition: {name: iid, clients: 3}
   model: {name: small_cnn, width: 2}
   per_class: true
-  protocol: {name: stubborn, rounds: 2, batch: 8, objective: {name: standard}}
+  algorithm: {name: stubborn, rounds: 2, batch: 8, objective: {name: standard}}
   monitor: natural
 evaluate: {n: 30, batch: 7, attacks: {natural: natural}}
 presets: {paper: {}}
@@ -68,7 +68,7 @@ def cell(tmp_path, monkeypatch):
     file.write_text(SUITE)
     signatures.add_plugin(plugin)
     yield jobs_of(files.load(str(file)).plan())[0]
-    signatures._forget()
+    signatures._clear()
 
 
 def numbers(store: Store, cell: str) -> dict[tuple[str, str, int, int], float]:
@@ -77,7 +77,7 @@ def numbers(store: Store, cell: str) -> dict[tuple[str, str, int, int], float]:
 
 
 def test_clients_with_models_of_their_own(cell, tmp_path):
-    """Client k is right on the images of class k, so accuracies are shares of classes; stopped in between or not."""
+    """Client k is right on the images of class k, so accuracies are fractions of classes; stopped in between or not."""
     labels = DATASETS["digits"](tmp_path).test_labels
     machine = Machine(db=str(tmp_path / "r.db"), files=str(tmp_path / "files"), data="", checkpoint_seconds=0.0)
     with Store.open(machine.db, create=True) as store:
@@ -99,7 +99,7 @@ def test_clients_with_models_of_their_own(cell, tmp_path):
     assert not any(metric.startswith("drift") for _, metric, _, _ in found)  # nobody uploaded a model
     for count in (1, 2):
         kept = artifacts.load(artifact_file(Path(machine.files) / cell.cell, count))
-        assert torch.equal(torch.from_numpy(kept["pictures"]), torch.full((2, 1, 3, 3), count - 1, dtype=torch.uint8))
+        assert torch.equal(torch.from_numpy(kept["images"]), torch.full((2, 1, 3, 3), count - 1, dtype=torch.uint8))
 
 
 def test_how_many_clients_hold_a_class(cell, tmp_path):
@@ -112,17 +112,17 @@ def test_how_many_clients_hold_a_class(cell, tmp_path):
     assert sum(held) > 20  # 80 digits, dealt at random to three: nearly every class is everywhere
 
 
-def test_a_probe_has_its_own_rounds(cell, tmp_path, monkeypatch):
-    """Of the three rounds the monitor looks at all, the probe at those that 2 divides, and the last."""
-    monkeypatch.setitem(diagnostics.PROBES, "svcca", lambda *_, **__: {"probed": 1.0})
-    cell.spec["protocol"]["rounds"] = 3
-    cell.spec.update(probe={"name": "svcca"}, probe_every=2)
+def test_a_diagnostic_has_its_own_rounds(cell, tmp_path, monkeypatch):
+    """Of the three rounds the monitor looks at all, the diagnostic at those that 2 divides, and the last."""
+    monkeypatch.setitem(diagnostics.DIAGNOSTICS, "svcca", lambda *_, **__: {"diagnosed": 1.0})
+    cell.spec["algorithm"]["rounds"] = 3
+    cell.spec.update(diagnostic={"name": "svcca"}, diagnostic_every=2)
     machine = Machine(db=str(tmp_path / "r.db"), files=str(tmp_path / "files"), data="")
     with Store.open(machine.db, create=True) as store:
         assert work(cell, machine, store) == "done"
         found = numbers(store, cell.cell)
     assert sorted(t for stage, metric, t, k in found if (stage, metric, k) == ("train", "natural", -1)) == [1, 2, 3]
-    assert sorted(t for _, metric, t, _ in found if metric == "probed") == [2, 3]
+    assert sorted(t for _, metric, t, _ in found if metric == "diagnosed") == [2, 3]
 
 
 def dataset(train: int, test: int, seed: int = 0, side: int = 4) -> Dataset:
@@ -169,7 +169,7 @@ def test_an_auxiliary_set_is_refused_before_anything_runs(cell, tmp_path):
 
 
 FEDAVG = {
-    "name": "fedavg", "rounds": 1, "rule": "samples", "local": {"batch": 8, "lr": 0.1, "objective": "standard"}
+    "name": "fedavg", "rounds": 1, "aggregator": "samples", "local": {"batch": 8, "lr": 0.1, "objective": "standard"}
 }  # fmt: skip
 
 
@@ -187,22 +187,25 @@ def test_missing_weights_are_refused_before_anything_runs(cell, tmp_path):
         ({"train_from": 1441}, "partition: 3 clients, but only 1 training images"),
         ({"model": {"name": "vit", "patch": 5}, "size": 32}, "patches of 5x5 do not tile images of 32x32"),
         ({"model": {"name": "vit", "patch": 4, "dim": 50}}, "dim: 50 is not a multiple of its 6 attention heads"),
-        ({"model": {"name": "vit", "patch": 4, "depth": 6}, "probe": "svcca"}, "block 9 of a model with 6 blocks"),
-        ({"model": {"name": "vit", "patch": 4}, "probe": "svcca"}, "pairs: client 3 of 3 "),
-        ({"model": {"name": "vit", "patch": 4}, "probe": {"name": "svcca", "blocks": "one"}}, "such as 1,9, got 'one'"),
-        ({"probe": "svcca", "monitor": None}, "probe: needs 'monitor'"),
+        ({"model": {"name": "vit", "patch": 4, "depth": 6}, "diagnostic": "svcca"}, "block 9 of a model with 6 blocks"),
+        ({"model": {"name": "vit", "patch": 4}, "diagnostic": "svcca"}, "pairs: client 3 of 3 "),
         (
-            {"model": {"name": "vit", "patch": 4, "dim": 12}, "probe": {"name": "svcca", "n": 24}},
-            "probe: n: 24 images are too few for a model of width 12",
+            {"model": {"name": "vit", "patch": 4}, "diagnostic": {"name": "svcca", "blocks": "one"}},
+            "such as 1,9, got 'one'",
         ),
-        ({"probe": "leakage"}, "pictures are compared by SSIM, whose window is 11 x 11; images are 8 x 8"),
+        ({"diagnostic": "svcca", "monitor": None}, "diagnostic: needs 'monitor'"),
+        (
+            {"model": {"name": "vit", "patch": 4, "dim": 12}, "diagnostic": {"name": "svcca", "n": 24}},
+            "diagnostic: n: 24 images are too few for a model of width 12",
+        ),
+        ({"diagnostic": "leakage"}, "images are compared by SSIM, whose window is 11 x 11; images are 8 x 8"),
         (
             {"model": {"name": "whole_vit", "stem": 7, "patch": 4, "dim": 12, "heads": 3}, "size": 24},
             "patches of 4x4 do not tile images of 6x6",
         ),
         ({"model": "edge_vit"}, r"model: fedavg trains a model that is trained whole \(whole_vit\?\), not edge_vit"),
         (
-            {"protocol": {**FEDAVG, "name": "fedavg_validated", "validators": 3}},
+            {"algorithm": {**FEDAVG, "name": "fedavg_validated", "validators": 3}},
             "validators: 3 of 3 clients leave none to train",
         ),
         ({"partition": {"name": "label_table", "clients": 3, "classes": 11}}, "partition: classes: 11 of 10 classes"),
@@ -222,7 +225,7 @@ def test_settings_that_contradict_each_other(changes, message):
         "data": "digits",
         "partition": {"name": "iid", "clients": 3},
         "model": {"name": "small_cnn"},
-        "protocol": FEDAVG,
+        "algorithm": FEDAVG,
         "monitor": "natural",
     }
     with pytest.raises(SpecError, match=message):

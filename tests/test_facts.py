@@ -10,13 +10,13 @@ from fatbench.errors import SpecError
 from fatbench.suite import cells, facts, formulas, signatures
 
 LOCAL = {"batch": 32, "lr": 0.01, "objective": "standard"}
-FEDAVG = {"name": "fedavg", "rounds": 2, "rule": "samples", "local": LOCAL}
+FEDAVG = {"name": "fedavg", "rounds": 2, "aggregator": "samples", "local": LOCAL}
 BASE = {
     "seed": 0,
     "data": {"name": "digits"},
     "partition": {"name": "iid", "clients": 4},
     "model": {"name": "small_cnn"},
-    "protocol": FEDAVG,
+    "algorithm": FEDAVG,
     "monitor": {"name": "natural"},
 }
 VIT = {"name": "vit", "patch": 4, "dim": 12, "heads": 2, "depth": 2}
@@ -36,11 +36,17 @@ TWICE = {"name": "image_folder", "path": "nowhere", "size": 32}
 
 
 def watched(**inversion) -> dict:
-    return {"name": "eavesdrop", "rounds": 1, "objective": "standard", "defence": "none", "inversion": inversion}
+    return {
+        "name": "gradient_inversion",
+        "rounds": 1,
+        "objective": "standard",
+        "defence": "none",
+        "inversion": inversion,
+    }
 
 
 def seen(model=VIT, size=32, **inversion) -> dict:
-    return {"protocol": watched(**inversion), "model": model, "size": size}
+    return {"algorithm": watched(**inversion), "model": model, "size": size}
 
 
 NEEDS = "needs a transformer with a patch embedding and learned positions: {name: vit}"
@@ -50,8 +56,9 @@ FEW = (
 # (what is changed of BASE, the path of the call that refuses, how its reason begins)
 CASES = [
     *[
-        ({"protocol": {**FEDAVG, "rule": {**rule, "top": 3}}}, "protocol: rule", "top: 3 is more than half of the 4 ")
-        for rule in SLACK
+        ({"algorithm": {**FEDAVG, "aggregator": {**aggregator, "top": 3}}}, "algorithm: aggregator",
+            "top: 3 is more than half of the 4 ")
+        for aggregator in SLACK
     ],
     ({"partition": {"name": "shah", "clients": 4, "skew": 40}}, "partition", "skew: (clients - 1) * skew must be below "
         "100, got (4 - 1) * 40"),
@@ -77,49 +84,53 @@ CASES = [
             ({"model": {"name": name, "patch": 4, "dim": 50}}, "model", "dim: 50 is not a multiple of its "),
         ]
     ],
-    ({"model": {**EDGE, "stem": 7, "patch": 4}, "size": 24, "protocol": {"name": "fedvkd"}}, "model",
+    ({"model": {**EDGE, "stem": 7, "patch": 4}, "size": 24, "algorithm": {"name": "fedvkd"}}, "model",
         "patch: patches of 4x4 do not tile images of 6x6"),
-    ({"model": {**EDGE, "heads": 5}, "protocol": {"name": "fedvkd"}}, "model", "dim: 12 is not a multiple of its 5"),
+    ({"model": {**EDGE, "heads": 5}, "algorithm": {"name": "fedvkd"}}, "model", "dim: 12 is not a multiple of its 5"),
     ({"model": EDGE}, "model", "fedavg trains a model that is trained whole (whole_vit?), not edge_vit"),
     ({"model": {"name": "edge_resnet"}}, "model", "fedavg trains a model that is trained whole (whole_resnet?), not"),
     ({"model": {"name": "edge_resnet8"}}, "model", "fedavg trains a model that is trained whole (whole_resnet?), not"),
-    ({"protocol": {"name": "fedgkt"}}, "protocol", "fedgkt trains a model of an edge and a server (edge_vit, ...), not "
+    ({"algorithm": {"name": "fedgkt"}}, "algorithm",
+        "fedgkt trains a model of an edge and a server (edge_vit, ...), not "
         "small_cnn"),
-    ({"protocol": {"name": "fedvkd"}}, "protocol", "fedvkd trains a model of an edge and a server (edge_vit, ...), not "
+    ({"algorithm": {"name": "fedvkd"}}, "algorithm",
+        "fedvkd trains a model of an edge and a server (edge_vit, ...), not "
         "small_cnn"),
-    ({"protocol": {"name": "fedvkd"}, "model": {"name": "edge_resnet8"}}, "protocol",
+    ({"algorithm": {"name": "fedvkd"}, "model": {"name": "edge_resnet8"}}, "algorithm",
         "fedvkd needs a server with a distillation head: edge_vit"),
-    ({"protocol": {"name": "fedaux"}}, "protocol", "auxiliary: fedaux needs unlabelled images: name a data set"),
-    ({"protocol": {**FEDAVG, "name": "fednova", "local": {**FEDAVG["local"], "proximal": {"name": "norm_per_tensor",
-        "mu": 0.1}}}}, "protocol", "fednova divides by how far a client's steps can move, and the pull of norm_"),
-    ({"partition": {"name": "iid", "clients": 1}, "protocol": {"name": "centralized", "rounds": 2, "local": {**LOCAL,
-        "proximal": {"name": "squared", "mu": 0.1}}, "moments": "released"}}, "protocol",
+    ({"algorithm": {"name": "fedaux"}}, "algorithm", "auxiliary: fedaux needs unlabelled images: name a data set"),
+    ({"algorithm": {**FEDAVG, "name": "fednova", "local": {**FEDAVG["local"], "proximal": {"name": "norm_per_tensor",
+        "mu": 0.1}}}}, "algorithm", "fednova divides by how far a client's steps can move, and the pull of norm_"),
+    ({"partition": {"name": "iid", "clients": 1}, "algorithm": {"name": "centralized", "rounds": 2, "local": {**LOCAL,
+        "proximal": {"name": "squared", "mu": 0.1}}, "moments": "released"}}, "algorithm",
         "local: proximal: nothing is broadcast"),
-    ({"protocol": {"name": "centralized"}}, "protocol", "centralized needs 'partition: {name: iid, clients: 1}'"),
-    ({"protocol": {**FEDAVG, "name": "fedavg_validated", "validators": 4}}, "protocol",
+    ({"algorithm": {"name": "centralized"}}, "algorithm", "centralized needs 'partition: {name: iid, clients: 1}'"),
+    ({"algorithm": {**FEDAVG, "name": "fedavg_validated", "validators": 4}}, "algorithm",
         "validators: 4 of 4 clients leave none to train"),
-    ({"protocol": watched(name="matching")}, "protocol", "pictures are compared by SSIM, whose window is 11 x 11"),
-    ({"probe": {"name": "leakage"}}, "probe", "pictures are compared by SSIM, whose window is 11 x 11; images are 8 x"),
-    ({"model": VIT, "probe": {"name": "svcca", "n": 24, "blocks": "1"}}, "probe",
+    ({"algorithm": watched(name="matching")}, "algorithm", "images are compared by SSIM, whose window is 11 x 11"),
+    ({"diagnostic": {"name": "leakage"}}, "diagnostic",
+        "images are compared by SSIM, whose window is 11 x 11; images are 8 x"),
+    ({"model": VIT, "diagnostic": {"name": "svcca", "n": 24, "blocks": "1"}}, "diagnostic",
         "n: 24 images are too few for a model of width 12"),
-    ({"model": VIT, "probe": {"name": "svcca", "blocks": "1,3"}}, "probe", "blocks: block 3 of a model with 2 blocks"),
-    ({"model": VIT, "probe": {"name": "svcca", "blocks": "1", "pairs": "0-4"}}, "probe",
+    ({"model": VIT, "diagnostic": {"name": "svcca", "blocks": "1,3"}}, "diagnostic",
+        "blocks: block 3 of a model with 2 blocks"),
+    ({"model": VIT, "diagnostic": {"name": "svcca", "blocks": "1", "pairs": "0-4"}}, "diagnostic",
         "pairs: client 4 of 4 (counted from 0)"),
     *[
-        ({"model": EDGE, "protocol": {"name": name, "rounds": 1, "server": SERVER,
-            "local": {**LOCAL, "proximal": {"name": "squared", "mu": 0.1}}}}, "protocol",
+        ({"model": EDGE, "algorithm": {"name": name, "rounds": 1, "server": SERVER,
+            "local": {**LOCAL, "proximal": {"name": "squared", "mu": 0.1}}}}, "algorithm",
             "local: proximal: it pulls towards the broadcast weights, and no edge receives any")
         for name in ("fedgkt", "fedvkd")
     ],
-    *[(seen({"name": "small_cnn"}, name=name), "protocol: inversion", f"{name} {NEEDS}") for name in READERS],
+    *[(seen({"name": "small_cnn"}, name=name), "algorithm: inversion", f"{name} {NEEDS}") for name in READERS],
     *[
-        (seen(**inversion), "protocol: inversion", f"{inversion['name']}: {FEW}")
+        (seen(**inversion), "algorithm: inversion", f"{inversion['name']}: {FEW}")
         for inversion in [
             {"name": "patch_ls"}, {"name": "patch_span"}, {"name": "masked", "latent": None}, {"name": "oracle"},
         ]
     ],
     *[
-        (seen({**VIT, "dim": 64}, **inversion, latent=33), "protocol: inversion",
+        (seen({**VIT, "dim": 64}, **inversion, latent=33), "algorithm: inversion",
             f"{inversion['name']}: latent: 33 is 1089 unknowns a channel, and the system has rank at most 1024")
         for inversion in [{"name": "patch_ls", "solver": "upsample"}, {"name": "masked"}, {"name": "oracle"}]
     ],
@@ -130,10 +141,11 @@ CASES = [
             ("mcmahan_cnn", 4),
         ]
     ],
-    ({"probe": {"name": "boundaries"}}, "probe", "boundaries: 10 classes of 1 x 8 x 8 images, not 2 classes of points"),
-    ({"data": {"name": "plane"}, "model": {"name": "mlp"}, "probe": {"name": "boundaries", "points": 1}}, "probe",
-        "points: a grid of 1 x 1"),
-    (seen({**VIT, "dim": 64}, name="patch_span", latent=33), "protocol: inversion",
+    ({"diagnostic": {"name": "boundaries"}}, "diagnostic",
+        "boundaries: 10 classes of 1 x 8 x 8 images, not 2 classes of points"),
+    ({"data": {"name": "plane"}, "model": {"name": "mlp"}, "diagnostic": {"name": "boundaries", "points": 1}},
+        "diagnostic", "points: a grid of 1 x 1"),
+    (seen({**VIT, "dim": 64}, name="patch_span", latent=33), "algorithm: inversion",
         "patch_span: a prior of 33 pixels a side is larger than the images of 32: latent is at most 32"),
 ]  # fmt: skip
 
@@ -141,12 +153,12 @@ CASES = [
 def canonical(changes: dict) -> dict:
     """A cell with every setting, not yet refused."""
     spec = {**BASE, **changes}
-    protocol = dict(spec["protocol"])
-    if list(protocol) == ["name"]:  # the rest of it does not matter
-        known = {"rounds": 1, "local": LOCAL, "server": SERVER, "rule": "samples"}
-        wanted = {setting.name for setting in signatures.describe("Protocol", protocol["name"]).settings}
-        protocol |= {key: value for key, value in known.items() if key in wanted}
-    return signatures.check_settings(signatures.describe("Experiment", "cell"), {**spec, "protocol": protocol})
+    algorithm = dict(spec["algorithm"])
+    if list(algorithm) == ["name"]:  # the rest of it does not matter
+        known = {"rounds": 1, "local": LOCAL, "server": SERVER, "aggregator": "samples"}
+        wanted = {setting.name for setting in signatures.describe("Algorithm", algorithm["name"]).settings}
+        algorithm |= {key: value for key, value in known.items() if key in wanted}
+    return signatures.check_settings(signatures.describe("Experiment", "cell"), {**spec, "algorithm": algorithm})
 
 
 @pytest.fixture
@@ -160,7 +172,7 @@ def plugin(tmp_path, monkeypatch):
 
     monkeypatch.setattr(signatures, "_PLUGINS", [])
     yield add
-    signatures._forget()
+    signatures._clear()
 
 
 def found(cell: dict) -> list[facts.Refusal]:
@@ -179,10 +191,10 @@ def lines() -> set[tuple[str, str, str]]:
 
 def test_the_cell_that_the_cases_change_is_not_refused():
     assert found(canonical({})) == []
-    vit = {"model": VIT, "size": 16, "probe": {"name": "svcca", "n": 25, "blocks": "1,2", "pairs": "0-3,1-server"}}
+    vit = {"model": VIT, "size": 16, "diagnostic": {"name": "svcca", "n": 25, "blocks": "1,2", "pairs": "0-3,1-server"}}
     assert found(canonical(vit)) == []
     assert found(canonical(seen({**VIT, "dim": 64}, name="masked", latent=32))) == []
-    assert found(canonical({"model": EDGE, "protocol": {"name": "fedvkd"}})) == []
+    assert found(canonical({"model": EDGE, "algorithm": {"name": "fedvkd"}})) == []
 
 
 @pytest.mark.parametrize(
@@ -257,10 +269,10 @@ def test_a_data_set_of_a_plugin_is_checked_as_ours_are(plugin):
 def test_a_line_that_cannot_be_read_names_the_function(line, message, plugin):
     file = plugin(
         f'def mine(updates, context, *, top: int = 2):\n    """Mine.\n\n    {line}\n    """\n\n\n'
-        'RULES = {"mine": mine}\n'
+        'AGGREGATORS = {"mine": mine}\n'
     )
     with pytest.raises(SpecError) as caught:
-        cells.canonical({**BASE, "protocol": {**FEDAVG, "rule": "mine"}})
+        cells.canonical({**BASE, "algorithm": {**FEDAVG, "aggregator": "mine"}})
     assert str(caught.value).startswith(f"{file}:1: 'mine' has a line 'Refuse if")
     assert message in str(caught.value)
 
@@ -299,7 +311,7 @@ def test_facts_of_a_data_set_are_those_of_the_catalogue(name):
 def test_facts_of_a_cell():
     """Of 1,442 images 42 are held out; half of 5 clients is 2."""
     cell = canonical({"validation": 42, "partition": {"name": "iid", "clients": 5}, "size": 16,
-                      "protocol": {**FEDAVG, "participation": 0.5}})  # fmt: skip
+                      "algorithm": {**FEDAVG, "participation": 0.5}})  # fmt: skip
     assert facts.of_cell(cell) == {
         "clients": 5, "cohort": 2, "images": 1400, "classes": 10, "side": 16, "channels": 1,
     }  # fmt: skip

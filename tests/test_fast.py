@@ -35,7 +35,7 @@ from fatbench.engine.rounds import Problem, Round, State, Update
 from fatbench.errors import SpecError
 from fatbench.methods import aggregators, attacks, defences, inversions, objectives
 from fatbench.methods import augmentations as augment
-from fatbench.methods.algorithms import PROTOCOLS
+from fatbench.methods.algorithms import ALGORITHMS
 from fatbench.runner import checkpoints, worker
 from fatbench.runner import start as run
 from fatbench.runner.jobs import Machine
@@ -158,7 +158,7 @@ def test_clients_on_the_fast_path_are_those_of_the_loop(model: str, name: str, d
 
 
 @pytest.mark.parametrize(("model", "proximal"), [("small_cnn", "squared"), ("vit", "norm_per_tensor")])
-def test_all_that_a_protocol_asks_of_local_training(model: str, proximal: str, double: None) -> None:
+def test_all_that_a_algorithm_asks_of_local_training(model: str, proximal: str, double: None) -> None:
     """Epochs, clipping, proximal terms, shifts of gradients, weights and buffers, the loss of theta^t, augmentation."""
     results = []
     for path in ("reference", "fast"):
@@ -172,7 +172,9 @@ def test_all_that_a_protocol_asks_of_local_training(model: str, proximal: str, d
         weights = {k: {name: 1e-3 * (k + 1) * torch.ones_like(v) for name, v in floats.items()} for k in range(5)}
         pull = functools.partial(objectives.PROXIMALS[proximal], mu=0.1)
         how = replace(local("trades", epochs=2, clip=0.5), proximal=pull)
-        results.append(train(on, how, gradient_shift=weights, weight_shift=weights, rule=aggregators.RULES["afl"]))
+        results.append(
+            train(on, how, gradient_shift=weights, weight_shift=weights, aggregator=aggregators.AGGREGATORS["afl"])
+        )
     agree(*results)
     assert results[1][0].stats.stack == 5 and results[1][0].stats.broadcast_loss is not None
 
@@ -203,13 +205,13 @@ def test_a_step_of_five_clients_is_not_much_more_to_launch_than_one_of_one() -> 
     assert five[1] < 1.5 * alone[1] and five[2] == 0
 
 
-# --- every protocol -----------------------------------------------------------------------------------------------
+# --- every algorithm -----------------------------------------------------------------------------------------------
 
-NIN = {"batch": 4, "lr": 0.05, "rule": aggregators.RULES["uniform"]}
+NIN = {"batch": 4, "lr": 0.05, "aggregator": aggregators.AGGREGATORS["uniform"]}
 TOGETHER = {**NIN, "epochs": 2, "momentum": 0.9, "participation": 0.8}
 SHARED = {"batch": 4, "lr": 0.01, "epochs": 1, "server_epochs": 1, "server_batch": 4, "server_lr": 0.01}
 COHORT: dict[str, tuple[str, dict[str, object]]] = {  # model, settings
-    "fedavg": ("nin", {**TOGETHER, "rule": functools.partial(aggregators.RULES["q_ffl"], q=1.0)}),
+    "fedavg": ("nin", {**TOGETHER, "aggregator": functools.partial(aggregators.AGGREGATORS["q_ffl"], q=1.0)}),
     "fedavg_validated": ("nin", {**TOGETHER, "participation": 1.0, "validators": 1}),
     "scaffold": ("nin", TOGETHER),
     "scaffold_sfat": ("small_cnn", {**TOGETHER, "buffers": True}),
@@ -223,30 +225,30 @@ ALONE: dict[str, tuple[str, dict[str, object]]] = {  # one model, or training of
     "fedgkt": ("edge_resnet8", SHARED),
     "fedvkd": ("edge_vit", SHARED),
     "fedsgd": ("nin", {"batch": 4, "lr": 0.05, "defence": defences.DEFENCES["none"]}),
-    "eavesdrop": ("bare_vit", {"victims": 2, "candidates": 10, "defence": defences.DEFENCES["none"],
+    "gradient_inversion": ("bare_vit", {"target_clients": 2, "candidates": 10, "defence": defences.DEFENCES["none"],
                                "inversion": inversions.INVERSIONS["patch_ls"]}),
 }  # fmt: skip
 
 
 def rounds(name: str, model: str, path: str, how: dict[str, object], *, double: bool) -> list[Round]:
-    """A protocol with five clients of unequal size."""
+    """An algorithm with five clients of unequal size."""
     on = problem(model, path, (7, 4, 7, 3, 6))
     on = replace(on, auxiliary=on.images.flip(3) if name == "fedaux" else None)
     if double:
         on.model.double()
     if name == "centralized":
         on = replace(on, shards=[torch.arange(27)])
-    chosen = {"rounds": 2, "objective": objective("standard" if name == "eavesdrop" else "at"), **how}
-    chosen = chosen if name in ("fedsgd", "eavesdrop") else nested(**chosen)
-    return list(PROTOCOLS[name](on, State(0, state_of(on)), **chosen))
+    chosen = {"rounds": 2, "objective": objective("standard" if name == "gradient_inversion" else "at"), **how}
+    chosen = chosen if name in ("fedsgd", "gradient_inversion") else nested(**chosen)
+    return list(ALGORITHMS[name](on, State(0, state_of(on)), **chosen))
 
 
-def test_every_protocol_is_here() -> None:
-    assert {*COHORT, *ALONE} == {*PROTOCOLS}
+def test_every_algorithm_is_here() -> None:
+    assert {*COHORT, *ALONE} == {*ALGORITHMS}
 
 
 @pytest.mark.parametrize("name", COHORT)
-def test_every_protocol_gives_the_same_on_every_path(name: str, double: None) -> None:
+def test_every_algorithm_gives_the_same_on_every_path(name: str, double: None) -> None:
     model, how = COHORT[name]
     reference, loop, at_once = (rounds(name, model, path, how, double=True) for path in ("reference", "loop", "fast"))
     assert {u.stats.stack for r in at_once for u in r.updates} == {4}
@@ -258,7 +260,7 @@ def test_every_protocol_gives_the_same_on_every_path(name: str, double: None) ->
 
 
 @pytest.mark.parametrize("name", ALONE)
-def test_a_protocol_without_a_cohort_to_stack_is_as_on_the_loop(name: str) -> None:
+def test_a_algorithm_without_a_cohort_to_stack_is_as_on_the_loop(name: str) -> None:
     model, how = ALONE[name]
     once = {**how, "rounds": 1}
     loop, other = (rounds(name, model, path, once, double=False) for path in ("loop", "fast"))
@@ -270,7 +272,7 @@ def test_a_protocol_without_a_cohort_to_stack_is_as_on_the_loop(name: str) -> No
 def test_a_run_that_was_stopped_ends_with_the_same_bytes(tmp_path: Path) -> None:
     on = problem("nin", "fast", (7, 4, 7, 3, 6))
     start = state_of(on)
-    box = functools.partial(PROTOCOLS["scaffold"], **nested(rounds=3, objective=objective("at"), **TOGETHER))
+    box = functools.partial(ALGORITHMS["scaffold"], **nested(rounds=3, objective=objective("at"), **TOGETHER))
     straight = list(box(on, State(0, start)))
     checkpoints.save_state(tmp_path / "state", straight[0].state)
     for weight in on.model.parameters():
@@ -286,9 +288,9 @@ def test_a_run_that_was_stopped_ends_with_the_same_bytes(tmp_path: Path) -> None
 
 @dataclass
 class Cell:
-    """A cell of a table: FedAvg under one rule, with a seed, data and clients of its own."""
+    """A cell of a table: FedAvg under one aggregator, with a seed, data and clients of its own."""
 
-    rule: str
+    aggregator: str
     seed: int
     shards: tuple[int, ...] = SHARDS
     how: dict[str, object] = field(default_factory=dict)
@@ -300,10 +302,10 @@ class Cell:
         on = replace(on, train_at_once=seat.train_cohort if seat else None)
         if self.double:
             on.model.double()
-        settings = {"alpha": 0.2, "top": 1} if self.rule == "sfat" else {}
-        rule = functools.partial(aggregators.RULES[self.rule], **settings)
-        chosen = {**TOGETHER, "objective": objective("at"), "rounds": 2, "rule": rule, **self.how}
-        return list(PROTOCOLS["fedavg"](on, State(0, state_of(on)), **nested(**chosen)))
+        settings = {"alpha": 0.2, "top": 1} if self.aggregator == "sfat" else {}
+        aggregator = functools.partial(aggregators.AGGREGATORS[self.aggregator], **settings)
+        chosen = {**TOGETHER, "objective": objective("at"), "rounds": 2, "aggregator": aggregator, **self.how}
+        return list(ALGORITHMS["fedavg"](on, State(0, state_of(on)), **nested(**chosen)))
 
 
 def meet(cells: Sequence[Cell]) -> list[list[Round] | Exception]:
@@ -342,7 +344,7 @@ def stacks(rounds: list[Round]) -> list[int]:
 
 
 def test_a_table_trained_as_one_program_is_its_cells_alone(double: None) -> None:
-    """Rules, seeds, data, sizes and numbers of clients differ; who has more rounds than the others goes on alone."""
+    """Aggregators, seeds, data, sizes and numbers of clients differ; who has more rounds goes on alone."""
     cells = [
         Cell("uniform", 3),
         Cell("sfat", 3),
@@ -385,7 +387,9 @@ def test_cells_that_are_not_alike_meet_and_train_apart(double: None) -> None:
 
 
 def test_a_cell_that_fails_leaves_the_others_to_meet(double: None) -> None:
-    wrong = {"rule": functools.partial(aggregators.RULES["sfat"], alpha=0.2, top=3)}  # more than half of four
+    wrong = {
+        "aggregator": functools.partial(aggregators.AGGREGATORS["sfat"], alpha=0.2, top=3)
+    }  # more than half of four
     cells = [Cell("uniform", 3), Cell("uniform", 4, how=wrong), Cell("uniform", 5)]
     found = meet(cells)
     assert isinstance(found[1], ValueError)
@@ -448,7 +452,7 @@ def test_no_stack_is_larger_than_what_fits(clients: int, stacks: list[int], monk
     one_by_one = train(problem("nin", "loop"), local("standard"))
     updates = 5 * sum(value.numel() * value.element_size() for value in on.model.state_dict().values())
     monkeypatch.setattr(fast, "_bytes_of_one", lambda *_: 1000)
-    monkeypatch.setattr(fast, "_free", lambda _: updates + 1001 * clients / fast.SHARE)
+    monkeypatch.setattr(fast, "_free", lambda _: updates + 1001 * clients / fast.FRACTION)
     seen = []
     real = fast.train
     monkeypatch.setattr(fast, "train", lambda clients, *a, **k: seen.append(clients) or real(clients, *a, **k))
@@ -619,7 +623,7 @@ base:
   test: 20
   partition: {name: shah, clients: 3, skew: 2}
   model: {name: nin, width: 4, init: he}
-  protocol: {name: fedavg, rounds: 2, rule: uniform, local: {batch: 16, lr: 0.05, objective: standard}}
+  algorithm: {name: fedavg, rounds: 2, aggregator: uniform, local: {batch: 16, lr: 0.05, objective: standard}}
 evaluate: {n: 20, attacks: {natural: natural}}
 presets: {paper: {}}
 """
@@ -648,8 +652,8 @@ def test_path_and_stack_are_recorded_with_every_number(tmp_path: Path) -> None:
             r"--path: no path is named 'refrence' \(did you mean 'reference'\?\)",
         ),
         ({"path": "fast", "microbatch": 4}, "--path fast and --microbatch 4 contradict each other"),
-        ({"together": 3}, "--together 3 trains cells in one program: it needs --path fast, not loop"),
-        ({"together": 3, "path": "fast", "executor": "ray"}, "--together 3: ray gives every cell a process"),
+        ({"vectorise": 3}, "--vectorise 3 trains cells in one program: it needs --path fast, not loop"),
+        ({"vectorise": 3, "path": "fast", "executor": "ray"}, "--vectorise 3: ray gives every cell a process"),
     ],
 )
 def test_a_path_that_there_is_not_is_refused(settings: dict[str, object], message: str) -> None:

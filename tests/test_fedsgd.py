@@ -85,12 +85,20 @@ def test_many_steps_are_a_plain_loop_of_sgd():
     assert torch.equal(by_epoch[-1].updates[1].extra["gradient"]["w"], by_step[-1].updates[1].extra["gradient"]["w"])
 
 
-@pytest.mark.parametrize("optimiser", ["sgd", "adam"])
-def test_rate_zero_is_no_defence_bit_for_bit(optimiser):
-    for name in ("random_binary", "locked_binary", "pruning"):
-        plain = run(problem((3, 2, 2), width=50), rounds=3, optimiser=optimiser)[-1].state.model["w"]
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_rate_zero_is_no_defence_bit_for_bit(optimizer):
+    for name, withheld in (
+        ("random_binary", "mask_probability"),
+        ("locked_binary", "mask_probability"),
+        ("pruning", "fraction"),
+    ):
+        plain = run(problem((3, 2, 2), width=50), rounds=3, optimizer=optimizer)[-1].state.model["w"]
         zero = run(
-            problem((3, 2, 2), width=50), 3, None, functools.partial(DEFENCES[name], rate=0.0), optimiser=optimiser
+            problem((3, 2, 2), width=50),
+            3,
+            None,
+            functools.partial(DEFENCES[name], **{withheld: 0.0}),
+            optimizer=optimizer,
         )
         assert torch.equal(plain, zero[-1].state.model["w"])
 
@@ -98,9 +106,11 @@ def test_rate_zero_is_no_defence_bit_for_bit(optimiser):
 @pytest.mark.parametrize("count", ["mask", "nonzero"])
 def test_an_entry_is_averaged_over_its_contributors_and_stays_without_any(count):
     on = problem(width=200)
-    result = run(on, defence=masked(rate=0.6), count=count)[0]
+    result = run(on, defence=masked(mask_probability=0.6), count=count)[0]
     gradient = THETA - A[:, None].expand(3, 200, 2)
-    masks = [DEFENCES["random_binary"]({"w": g}, Upload(0, k), rate=0.6)[1]["w"] for k, g in enumerate(gradient)]
+    masks = [
+        DEFENCES["random_binary"]({"w": g}, Upload(0, k), mask_probability=0.6)[1]["w"] for k, g in enumerate(gradient)
+    ]
     kept = torch.stack(masks).float()
     if count == "nonzero":  # client 2 is at its optimum in entry 0: a genuine zero that does not count
         kept = kept * (gradient != 0)
@@ -112,7 +122,7 @@ def test_an_entry_is_averaged_over_its_contributors_and_stays_without_any(count)
 
 
 def test_only_what_was_defended_is_in_an_update():
-    update = run(problem(width=200), defence=masked(rate=0.5))[0].updates[0]
+    update = run(problem(width=200), defence=masked(mask_probability=0.5))[0].updates[0]
     assert set(update.extra) == {"gradient", "mask"}
     assert not update.extra["gradient"]["w"][~update.extra["mask"]["w"]].any()
     assert (~update.extra["mask"]["w"]).any()
@@ -125,24 +135,24 @@ def test_adam_is_torchs_where_everybody_contributes():
     for _ in range(5):
         w.grad = (w - A.mean(0)).detach()
         reference.step()
-    torch.testing.assert_close(run(on, rounds=5, optimiser="adam")[-1].state.model["w"][0], w.detach())
+    torch.testing.assert_close(run(on, rounds=5, optimizer="adam")[-1].state.model["w"][0], w.detach())
 
 
 def test_adam_leaves_entries_without_contribution_alone():
-    locked = functools.partial(DEFENCES["locked_binary"], rate=0.7, shared=True)
-    last = run(problem(width=100), rounds=4, defence=locked, optimiser="adam")[-1]
+    locked = functools.partial(DEFENCES["locked_binary"], mask_probability=0.7, shared=True)
+    last = run(problem(width=100), rounds=4, defence=locked, optimizer="adam")[-1]
     never = ~last.updates[0].extra["mask"]["w"]
     assert never.any()
     assert (last.state.model["w"] == THETA)[never].all()
     for moment in ("first", "second"):
-        assert not last.state.server["optimiser"][moment]["w"][never].any()
-        assert last.state.server["optimiser"][moment]["w"][~never].all()
+        assert not last.state.server["optimizer"][moment]["w"][never].any()
+        assert last.state.server["optimizer"][moment]["w"][~never].all()
 
 
-@pytest.mark.parametrize("optimiser", ["sgd", "adam"])
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 @pytest.mark.parametrize("steps", [None, 1, 3])
-def test_going_on_from_a_state_is_the_same_as_not_stopping(optimiser, steps):
-    settings = {"defence": masked(rate=0.5), "optimiser": optimiser, "steps": steps}
+def test_going_on_from_a_state_is_the_same_as_not_stopping(optimizer, steps):
+    settings = {"defence": masked(mask_probability=0.5), "optimizer": optimizer, "steps": steps}
     whole = run(problem((2, 3, 1), width=20), 4, **settings)
     rest = run(problem((2, 3, 1), width=20), 4, whole[1].state, **settings)
     assert [r.index for r in rest] == [2, 3]
@@ -173,13 +183,13 @@ def test_an_epoch_sees_every_example_once():
 @pytest.mark.parametrize(
     ("defence", "kind"),
     [
-        (masked(rate=0.8), "random"),
-        (functools.partial(DEFENCES["locked_binary"], rate=0.8), "locked"),
-        (functools.partial(DEFENCES["locked_binary"], rate=0.8, shared=True), "locked_shared"),
+        (masked(mask_probability=0.8), "random"),
+        (functools.partial(DEFENCES["locked_binary"], mask_probability=0.8), "locked"),
+        (functools.partial(DEFENCES["locked_binary"], mask_probability=0.8, shared=True), "locked_shared"),
     ],
 )
 def test_update_counts_follow_the_closed_form(defence, kind):
-    """20,000 entries, 3 clients, 6 epochs of 2 steps: a share's sigma is at most 0.5 / sqrt(20000) = 0.0035.
+    """20,000 entries, 3 clients, 6 epochs of 2 steps: a fraction's sigma is at most 0.5 / sqrt(20000) = 0.0035.
 
     The mask lasts for an epoch, so two steps count once.
     """
@@ -188,7 +198,7 @@ def test_update_counts_follow_the_closed_form(defence, kind):
     law = torch.tensor(update_count_distribution(6, 3, 0.8, kind), dtype=torch.float64)
     assert float((measured - law).abs().max()) < 4 * 0.0035
     assert last.metrics["never_updated"] == pytest.approx(float(measured[0]))
-    assert last.metrics["updated_share"] == pytest.approx(dict(enumerate(measured.tolist())))
+    assert last.metrics["updated_fraction"] == pytest.approx(dict(enumerate(measured.tolist())))
     assert last.metrics["updated_rounds"] == pytest.approx(float((torch.arange(7) * measured).sum()))
 
 

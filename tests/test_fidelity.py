@@ -38,7 +38,7 @@ def test_golden_rows_called_released_pass() -> None:
     found = table.load(BENCH)
     assert set(found) == set(sources.SOURCES)
     rows = [row for several in found.values() for row in several]
-    assert set(claims.verdicts(rows).values()) == {True}
+    assert set(claims.outcomes(rows).values()) == {True}
     assert [row.id for row in rows if row.expected and not row.passes] == []
 
 
@@ -49,11 +49,11 @@ def test_golden_table_is_made_of_the_rows(tmp_path: Path) -> None:
 
 def test_a_claim_without_its_comparison_is_not_carried() -> None:
     row = measure.equal("sfat.slack.nin", "theirs", "ours", "run", 0.0)
-    assert claims.verdicts([row])["SFAT (released)"] is None
+    assert claims.outcomes([row])["SFAT (released)"] is None
     other = replace(row, id="sfat.fedprox.nin")
-    assert claims.verdicts([row, other])["SFAT (released)"] is True
-    assert claims.verdicts([row, replace(other, passes=False)])["SFAT (released)"] is False
-    assert claims.verdicts([row, replace(other, expected=False)])["SFAT (released)"] is None
+    assert claims.outcomes([row, other])["SFAT (released)"] is True
+    assert claims.outcomes([row, replace(other, passes=False)])["SFAT (released)"] is False
+    assert claims.outcomes([row, replace(other, expected=False)])["SFAT (released)"] is None
 
 
 def test_a_difference_is_in_parts_of_the_greatest_number() -> None:

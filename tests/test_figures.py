@@ -1,4 +1,4 @@
-"""Figures: numbers to curves to files, and what rounds keep beside their numbers. Synthetic numbers, small pictures."""
+"""Figures: numbers to curves to files, and what rounds keep beside their numbers. Synthetic numbers, small images."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ base:
   data: digits
   partition: {name: shah, clients: 2, skew: 2}
   model: {name: nin}
-  protocol:
+  algorithm:
     name: fedavg
     rounds: 2
     local:
@@ -45,14 +45,14 @@ base:
       batch: 16
       lr: 0.05
       objective: {name: at, attack: {name: pgd, eps: 8/255, step: 4/255, steps: 1}}
-    rule: samples
+    aggregator: samples
 axes:
   split: {skewed: {}, even: {partition: {name: iid, clients: 2}}}
-  method: {FAT: {}, Uniform: {protocol: {rule: uniform}}}
+  method: {FAT: {}, Uniform: {algorithm: {aggregator: uniform}}}
 evaluate: {attacks: {natural: natural}}
 presets:
   paper: {}
-  smoke: {note: nothing but a check, seeds: [1], overrides: [{set: {protocol: {rounds: 1}}}]}
+  smoke: {note: nothing but a check, seeds: [1], overrides: [{set: {algorithm: {rounds: 1}}}]}
 tables:
   - {id: T, title: A table, rows: [split, method], values: {natural: natural}}
 figures:
@@ -121,7 +121,7 @@ def rows_of(plan: Plan) -> list[dict[str, Any]]:
     rows = []
     for one in plan.cells:
         seed = one.spec["seed"]
-        for round in range(1, one.spec["protocol"]["rounds"] + 1):
+        for round in range(1, one.spec["algorithm"]["rounds"] + 1):
             value = 0.1 * round + 0.1 * seed + 0.5 * (one.key["method"] == "Uniform")
             rows += [row(one, "natural", round, value), row(one, "monitor", round, value / 2)]
             rows += [row(one, "weight", round, 0.25, 0), row(one, "weight", round, 0.75, 1)]
@@ -239,7 +239,7 @@ def test_evaluations_are_curves_over_radii_and_bars(drawn: Suite) -> None:
     values = {"natural": 0.8, "pgd_2_255": 0.5, "pgd_8_255": 0.2, "cw": 0.1}
     rows = []
     for one in plan.cells:
-        last = one.spec["protocol"]["rounds"]
+        last = one.spec["algorithm"]["rounds"]
         for evaluation in one.evaluations:
             value = values[evaluation.label] + 0.2 * (one.spec["seed"] - 1)
             rows.append(row(one, evaluation.label, last, value) | {"stage": evaluation.stage(last)})
@@ -555,7 +555,7 @@ def test_lines_of_a_caption_fit_the_figure(word: str) -> None:
 
 def test_many_panels_become_pages(drawn: Suite) -> None:
     """13 labels on the first axis and 2 on the second are 26 panels: a page for each label of the first."""
-    labels = ", ".join(f"L{i}: {{protocol: {{local: {{epochs: {i + 2}}}}}}}" for i in range(13))
+    labels = ", ".join(f"L{i}: {{algorithm: {{local: {{epochs: {i + 2}}}}}}}" for i in range(13))
     many = written(("  method: {FAT", f"  size: {{{labels}}}\n  method: {{FAT"))
     raw = Path("drawn.yaml").read_text()
     Path("drawn.yaml").write_text(
@@ -591,7 +591,7 @@ def test_sheets_and_heat_maps_and_lines(tmp_path: Path) -> None:
     kept = artifacts.rounds(tmp_path)
     assert list(kept) == [5]
     tensors = artifacts.load(kept[5])
-    found = {picture.name: picture for picture in artifacts.pictures(tensors, tile=8)}
+    found = {image.name: image for image in artifacts.images(tensors, tile=8)}
     assert list(found) == ["adfl_cross", "adfl_images", "original-reconstruction"]
     assert artifacts.lines(tensors) == [
         "adfl_clients: 4 7", "adfl_weights: 0.25 0.75", "odd: (2, 2, 2, 2), from 0 to 0",
@@ -599,7 +599,7 @@ def test_sheets_and_heat_maps_and_lines(tmp_path: Path) -> None:
     page = np.asarray(found["original-reconstruction"].image)
     for grey in (127, 128):  # uint8 rounds 127.5 down, a float is rounded to even
         assert (page == grey).all(axis=2).sum() >= 12 * 8 * 8  # each image eight pixels wide
-    assert found["adfl_images"].png() == artifacts.pictures(tensors, tile=8)[1].png()
+    assert found["adfl_images"].png() == artifacts.images(tensors, tile=8)[1].png()
     assert artifacts.clients("adfl_cross", tensors) == ["4", "7"]
     assert artifacts.clients("original", tensors)[:2] == ["0", "1"]
 

@@ -1,8 +1,9 @@
 """Every member of every table on a GPU that is not there (`pretended`): no mixed devices, no wait inside a step.
 
 Walked, each by being in its table: attacks, objectives (for one client and for several at once), proximal terms,
-augmentations, defences, rules, models (alone and as clients at once), protocols on every path, inversions, probes, the
-monitor and evaluations. A step's waits are told from a round's by their number: a round of more steps has no more.
+augmentations, defences, aggregators, models (alone and as clients at once), algorithms on every path, inversions,
+diagnostics, the monitor and evaluations. A step's waits are told from a round's by their number: a round of more steps
+has no more.
 
 Not walked: partitions and data sets, which know no device; the stages of AutoAttack and the classes of torchattacks by
 themselves, whose waits are their packages'; how a GPU computes.
@@ -32,12 +33,12 @@ from fatbench.engine.local import LocalTraining, offers
 from fatbench.engine.mixing import aggregate, mix
 from fatbench.engine.rounds import Context, Problem, Round, State, Stats, Update
 from fatbench.engine.setup import Setup
-from fatbench.methods.aggregators import RULES
-from fatbench.methods.algorithms import PROTOCOLS
+from fatbench.methods.aggregators import AGGREGATORS
+from fatbench.methods.algorithms import ALGORITHMS
 from fatbench.methods.attacks import ATTACKS
 from fatbench.methods.augmentations import AUGMENTS
 from fatbench.methods.defences import DEFENCES, Upload
-from fatbench.methods.diagnostics import PROBES
+from fatbench.methods.diagnostics import DIAGNOSTICS
 from fatbench.methods.inversions import INVERSIONS
 from fatbench.methods.objectives import OBJECTIVES, PROXIMALS
 from fatbench.models import MODELS
@@ -46,22 +47,22 @@ from fatbench.suite import formulas, signatures
 EPS = 8 / 255
 # What a setting without a default is given, by its type; a name stands for that member with its own.
 SMALLEST: dict[str, Any] = {
-    "Count": 1, "Natural": 1, "Positive": 0.1, "NonNegative": 0.1, "Radius": EPS, "Probability": 0.5, "Share": 0.5,
-    "Real": 0.1, "Momentum": 0.5, "bool": True, "Attack": "fgsm", "Objective": "standard", "Rule": "samples",
+    "Count": 1, "Natural": 1, "Positive": 0.1, "NonNegative": 0.1, "Radius": EPS, "Probability": 0.5, "Fraction": 0.5,
+    "Real": 0.1, "Momentum": 0.5, "bool": True, "Attack": "fgsm", "Objective": "standard", "Aggregator": "samples",
     "Defence": "none", "Inversion": "patch_ls", "Proximal": "squared",
 }  # fmt: skip
 # Settings that make a member small, or that no type says: only what the types cannot.
 FEW: dict[tuple[str, str], dict[str, Any]] = {
     ("Attack", "torchattacks"): {"attack": "PGD", "steps": 1},
-    ("Rule", "adfl"): {"steps": 2},
+    ("Aggregator", "adfl"): {"steps": 2},
     ("Inversion", "matching"): {"steps": 2},
     ("Inversion", "april_opt"): {"steps": 2},
     ("Inversion", "masked"): {"latent": 6, "iterations": 1},
     ("Inversion", "oracle"): {"latent": 6},
     ("Inversion", "patch_span"): {"latent": 6, "iterations": 2},
-    ("Probe", "svcca"): {"n": 20, "blocks": "1", "pairs": "0-1,0-server"},
-    ("Probe", "leakage"): {"victims": 1, "steps": 2, "width": 2, "candidates": 4},
-    ("Protocol", "eavesdrop"): {"victims": 2, "candidates": 4},
+    ("Diagnostic", "svcca"): {"n": 20, "blocks": "1", "pairs": "0-1,0-server"},
+    ("Diagnostic", "leakage"): {"target_clients": 1, "steps": 2, "width": 2, "candidates": 4},
+    ("Algorithm", "gradient_inversion"): {"target_clients": 2, "candidates": 4},
 }
 SMALL = {"width": 8, "dim": 16, "depth": 1, "heads": 2, "patch": 4, "blocks": 1, "planes": 2, "token_dim": 8,
          "inner": 4, "inner_heads": 2, "stem": 3}  # fmt: skip
@@ -277,8 +278,8 @@ def test_defence(name: str, gpu: Pretended) -> None:
     assert {g.device for g in [*sent.values(), *(mask or {}).values()]} == {CUDA}
 
 
-@pytest.mark.parametrize("name", RULES)
-def test_rule(name: str, gpu: Pretended) -> None:
+@pytest.mark.parametrize("name", AGGREGATORS)
+def test_aggregator(name: str, gpu: Pretended) -> None:
     on, state = problem(network())
     model = state.model
     near = [{k: v + 0.01 * s if v.is_floating_point() else v for k, v in model.items()} for s in (1, 2, 3)]
@@ -286,9 +287,9 @@ def test_rule(name: str, gpu: Pretended) -> None:
     updates = [Update(k, 8, own, replace(stats, loss=1.0 + k)) for k, own in enumerate(near)]
     on = replace(on, shards=[on.shards[0]] * 3)
     context = Context(1, 3, on, model, {}, 0.1)
-    rule = member("Rule", name)
+    aggregator = member("Aggregator", name)
     for _ in range(2):  # what it remembers is on some device too
-        mixing = aggregate(rule, updates, context)
+        mixing = aggregate(aggregator, updates, context)
         mixed = mix(updates, mixing, model, on.model)
         context = replace(context, round=2, memory=mixing.memory)
     assert {value.device for value in mixed.values()} == {CUDA}
@@ -303,34 +304,36 @@ def test_model(name: str, path: str, gpu: Pretended) -> None:
     """A round of one batch; on the fast path by whatever stacks it."""
     on, state = problem(network(name, (3, 16, 16)), each=2, side=16, path=path)
     if "edge" in formulas.parts("Model", {"name": name}):
-        return  # walked by the protocols that train it
+        return  # walked by the algorithms that train it
     local = LocalTraining(batch=2, lr=0.01, objective=OBJECTIVES["standard"])
-    rounds = PROTOCOLS["fedavg"](on, state, rounds=1, participation=1.0, rule=RULES["samples"], local=local)
+    rounds = ALGORITHMS["fedavg"](
+        on, state, rounds=1, participation=1.0, aggregator=AGGREGATORS["samples"], local=local
+    )
     result = next(rounds)
     assert {value.device for value in result.state.model.values()} == {CUDA}
 
 
-# --- protocols, and what looks at them ----------------------------------------------------------------------------
+# --- algorithms, and what looks at them ----------------------------------------------------------------------------
 
 
 def one_round(name: str, path: str, each: int, mode: Pretended, **more: Any) -> tuple[Round, Counter[str]]:
-    """The first round of a protocol whose clients have `each` images in batches of 4, and what the host waited for."""
-    parts = formulas.parts("Protocol", {"name": name})
+    """The first round of an algorithm whose clients have `each` images in batches of 4; what the host waited for."""
+    parts = formulas.parts("Algorithm", {"name": name})
     model = network("edge_vit" if "edge" in parts else "vit")
     auxiliary = torch.randint(0, 256, (2 * each, 3, 12, 12), dtype=torch.uint8).to(CUDA)
     on, state = problem(model, each, path=path, auxiliary=auxiliary)
-    rounds = PROTOCOLS[name](on, state, **settings("Protocol", name, batch=4, **more))
+    rounds = ALGORITHMS[name](on, state, **settings("Algorithm", name, batch=4, **more))
     mode.waits.clear()
     return next(rounds), Counter(mode.waits)
 
 
 # Those that train clients by the one door have another path through it.
-PATHS = [(name, path) for name, protocol in PROTOCOLS.items()
-         for path in ("loop", *["fast"] * ("train_cohort" in protocol.__globals__))]  # fmt: skip
+PATHS = [(name, path) for name, algorithm in ALGORITHMS.items()
+         for path in ("loop", *["fast"] * ("train_cohort" in algorithm.__globals__))]  # fmt: skip
 
 
 @pytest.mark.parametrize(("name", "path"), PATHS)
-def test_protocol(name: str, path: str, gpu: Pretended) -> None:
+def test_algorithm(name: str, path: str, gpu: Pretended) -> None:
     """A round of four batches makes the host wait no more often than one of two."""
     (_, few), (result, more) = (one_round(name, path, each, gpu) for each in (8, 16))
     assert {value.device.type for value in result.state.model.values()} <= {"cuda"}
@@ -339,7 +342,7 @@ def test_protocol(name: str, path: str, gpu: Pretended) -> None:
 
 @pytest.mark.parametrize("name", INVERSIONS)
 def test_inversion(name: str, gpu: Pretended) -> None:
-    result, _ = one_round("eavesdrop", "loop", 8, gpu, inversion=member("Inversion", name))
+    result, _ = one_round("gradient_inversion", "loop", 8, gpu, inversion=member("Inversion", name))
     assert result.artifacts["reconstruction"].device == CUDA
 
 
@@ -347,38 +350,38 @@ def test_inversion(name: str, gpu: Pretended) -> None:
 def test_a_step_of_an_inversion_waits_for_nothing(name: str, gpu: Pretended) -> None:
     inversion = member("Inversion", name)
     few, more = (
-        one_round("eavesdrop", "loop", 8, gpu, inversion=functools.partial(inversion, steps=steps))[1]
+        one_round("gradient_inversion", "loop", 8, gpu, inversion=functools.partial(inversion, steps=steps))[1]
         for steps in (1, 3)
     )
     assert not (more - few), "waits inside a step"
 
 
 @pytest.mark.parametrize(
-    "protocol", ["fedavg", "fedgkt"]
+    "algorithm", ["fedavg", "fedgkt"]
 )  # clients that upload a model, and those that upload features
-@pytest.mark.parametrize("name", PROBES)
-def test_probe(name: str, protocol: str, gpu: Pretended) -> None:
-    if name == "svcca" and protocol == "fedgkt":
+@pytest.mark.parametrize("name", DIAGNOSTICS)
+def test_diagnostic(name: str, algorithm: str, gpu: Pretended) -> None:
+    if name == "svcca" and algorithm == "fedgkt":
         return  # asks for the blocks of a transformer that clients upload
     if name == "boundaries":
         return  # takes points in the plane, not images
-    model = network("edge_vit" if protocol == "fedgkt" else "vit")
+    model = network("edge_vit" if algorithm == "fedgkt" else "vit")
     on, state = problem(model, 20)
-    result = next(PROTOCOLS[protocol](on, state, **settings("Protocol", protocol, batch=20)))
-    few = dict(FEW["Probe", name]) if ("Probe", name) in FEW else {}
+    result = next(ALGORITHMS[algorithm](on, state, **settings("Algorithm", algorithm, batch=20)))
+    few = dict(FEW["Diagnostic", name]) if ("Diagnostic", name) in FEW else {}
     if name == "svcca":
         few["n"] = 40
-    probe = functools.partial(signatures.function("Probe", name), **{**settings("Probe", name), **few})
+    diagnostic = functools.partial(signatures.function("Diagnostic", name), **{**settings("Diagnostic", name), **few})
     noise = rng.generator(0, "probe", device=CUDA)
-    assert probe(on, result, on.images, on.labels, member("Attack", "fgsm"), noise)
+    assert diagnostic(on, result, on.images, on.labels, member("Attack", "fgsm"), noise)
 
 
-@pytest.mark.parametrize("protocol", ["fedavg", "fedgkt"])
-def test_what_is_measured_of_a_round(protocol: str, gpu: Pretended) -> None:
+@pytest.mark.parametrize("algorithm", ["fedavg", "fedgkt"])
+def test_what_is_measured_of_a_round(algorithm: str, gpu: Pretended) -> None:
     """The monitor, on test, validation and held-out images, and all that is measured once."""
-    on, state = problem(network("edge_vit" if protocol == "fedgkt" else "vit"))
-    given = settings("Protocol", protocol, batch=4)
-    result = next(PROTOCOLS[protocol](on, state, **given))
+    on, state = problem(network("edge_vit" if algorithm == "fedgkt" else "vit"))
+    given = settings("Algorithm", algorithm, batch=4)
+    result = next(ALGORITHMS[algorithm](on, state, **given))
     some = on.images[:4], on.labels[:4]
     ready = Setup(on, state, some, some, [on.shards[0][:2], on.shards[1][:0]], 10, {})
     numbers = [

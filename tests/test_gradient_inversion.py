@@ -10,7 +10,7 @@ import torch
 from fatbench.engine import randomness as rng
 from fatbench.engine.rounds import Problem, Round, State
 from fatbench.errors import SpecError
-from fatbench.methods.algorithms.gradient_inversion import eavesdrop
+from fatbench.methods.algorithms.gradient_inversion import gradient_inversion
 from fatbench.methods.defences import DEFENCES
 from fatbench.methods.inversions import INVERSIONS
 from fatbench.methods.objectives import standard
@@ -30,16 +30,16 @@ def problem() -> Problem:
 
 def watch(defence: str, inversion: str, start: State | None = None, **settings: object) -> list[Round]:
     on = problem()
-    rate = {"rate": 0.5} if "binary" in defence else {}
+    rate = {"mask_probability": 0.5} if "binary" in defence else {}
     chosen = functools.partial(INVERSIONS[inversion], **({"latent": 6} if inversion == "masked" else {}))
     return list(
-        eavesdrop(
+        gradient_inversion(
             on,
             start or State(0, {k: v.clone() for k, v in on.model.state_dict().items()}),
             objective=standard,
             defence=functools.partial(DEFENCES[defence], **rate),
             inversion=chosen,
-            **{"rounds": 2, "victims": 2, "candidates": 20, **settings},
+            **{"rounds": 2, "target_clients": 2, "candidates": 20, **settings},
         )
     )
 
@@ -53,14 +53,14 @@ def test_least_squares_gives_the_image_back() -> None:
 
 
 def test_nothing_is_left_where_the_positions_are_withheld() -> None:
-    """A constant picture identifies nobody."""
+    """A constant reconstruction identifies nobody."""
     last = watch("fixed_position", "patch_ls")[-1].metrics
     assert last["identification"] == 0
     assert abs(last["correlation32"]) < 1e-6
 
 
 def test_the_closed_form_needs_a_bare_block() -> None:
-    """APRIL names every picture without norm and residuals in block 0, and guesses with them."""
+    """APRIL names every reconstruction without norm and residuals in block 0, and guesses with them."""
     bare, ordinary = (watch("none", "april", block0=kind)[-1].metrics for kind in ("bare", "ordinary"))
     assert bare["identification"] == 1
     assert ordinary["identification"] <= 0.25  # 1 of 4 among 20 candidates, by chance
@@ -70,12 +70,12 @@ def test_the_closed_form_needs_a_bare_block() -> None:
 def test_more_rounds_tell_more() -> None:
     """At R = 0.5, whoever sees 12 rounds with fresh masks knows all but 1 in 4,096 entries."""
     once = watch("random_binary", "masked")[-1].metrics["psnr"]
-    often = watch("random_binary", "masked", watched=12)[-1].metrics["psnr"]
+    often = watch("random_binary", "masked", observed_rounds=12)[-1].metrics["psnr"]
     assert often > once
 
 
 def test_locked_masks_tell_no_more_in_the_second_round() -> None:
-    one, two = (watch("locked_binary", "masked", watched=m)[-1].metrics["psnr"] for m in (1, 2))
+    one, two = (watch("locked_binary", "masked", observed_rounds=m)[-1].metrics["psnr"] for m in (1, 2))
     assert two == pytest.approx(one, abs=0.5)
 
 
@@ -90,15 +90,15 @@ def test_stopping_between_groups_changes_nothing() -> None:
 
 
 def test_moving_weights_are_broadcast_anew() -> None:
-    """The same victim, watched twice while the model moves: another gradient, the same picture."""
-    moving = watch("none", "patch_ls", watched=2, weights="moving", lr=0.1)[-1].metrics
-    fixed = watch("none", "patch_ls", watched=2)[-1].metrics
+    """The same victim, watched twice while the model moves: another gradient, the same reconstruction."""
+    moving = watch("none", "patch_ls", observed_rounds=2, weights="moving", lr=0.1)[-1].metrics
+    fixed = watch("none", "patch_ls", observed_rounds=2)[-1].metrics
     assert moving["psnr"] != fixed["psnr"]
 
 
 def test_more_victims_than_images() -> None:
     with pytest.raises(ValueError, match="10 rounds of 3 victims need 30 images, there are 20"):
-        watch("none", "patch_ls", rounds=10, victims=3)
+        watch("none", "patch_ls", rounds=10, target_clients=3)
 
 
 VIT = {"name": "vit", "patch": 4, "dim": 32, "heads": 2, "depth": 1}
@@ -117,17 +117,17 @@ def test_what_cannot_be_solved_is_refused_before_anything_runs(inversion, model,
     """Too few equations, and networks without what the attack reads; a rate outside [0, 1) by its type."""
 
     def cell(**changes):
-        protocol = {
-            "name": "eavesdrop",
+        algorithm = {
+            "name": "gradient_inversion",
             "rounds": 1,
             "objective": "standard",
             "defence": "none",
             "inversion": inversion,
         }
         spec = {"seed": 0, "data": "digits", "size": size, "partition": {"name": "iid", "clients": 1}, "model": model}
-        return cells.canonical({**spec, "protocol": protocol, **changes}, "here")
+        return cells.canonical({**spec, "algorithm": algorithm, **changes}, "here")
 
-    with pytest.raises(SpecError, match=f"here: protocol: inversion: .*{message}"):
+    with pytest.raises(SpecError, match=f"here: algorithm: inversion: .*{message}"):
         cell()
     inversion = {**inversion, "latent": 8} if "latent" in inversion else inversion
     cell(model={**VIT, "dim": 64})

@@ -64,7 +64,7 @@ def test_every_objective(name: str, taped: list[int]) -> None:
 
 
 @pytest.mark.parametrize("model", ["small_cnn", "vit"])
-def test_all_that_a_protocol_asks_and_several_epochs(model: str, taped: list[int]) -> None:
+def test_all_that_a_algorithm_asks_and_several_epochs(model: str, taped: list[int]) -> None:
     """Clipping, a proximal term, shifts, the loss of theta^t, augmentation, in bf16: from one recording a shape."""
     results = []
     for path in ("graphs", "fast"):
@@ -74,7 +74,14 @@ def test_all_that_a_protocol_asks_and_several_epochs(model: str, taped: list[int
         pull = functools.partial(objectives.PROXIMALS["squared"], mu=0.1)
         how = replace(local("trades", epochs=2, clip=0.5), proximal=pull)
         results.append(
-            train(own, how, (0, 1, 2, 3), gradient_shift=shifts, weight_shift=shifts, rule=aggregators.RULES["afl"])
+            train(
+                own,
+                how,
+                (0, 1, 2, 3),
+                gradient_shift=shifts,
+                weight_shift=shifts,
+                aggregator=aggregators.AGGREGATORS["afl"],
+            )
         )
     same(*results)
     assert len(taped) == 2  # in two epochs

@@ -96,8 +96,8 @@ def test_shrinking_by_a_whole_factor_is_the_mean_of_the_blocks():
 
 def test_the_best_pair_of_a_batch():
     a = images(count=6).view(2, 3, 3, 24, 24)
-    pictures = torch.stack([noisy(a[:, 1], 0.1), noisy(a[:, 2], 0.01)], 1)
-    torch.testing.assert_close(best_of(psnr, pictures, a), psnr(pictures[:, 1], a[:, 2]))
+    reconstructions = torch.stack([noisy(a[:, 1], 0.1), noisy(a[:, 2], 0.01)], 1)
+    torch.testing.assert_close(best_of(psnr, reconstructions, a), psnr(reconstructions[:, 1], a[:, 2]))
 
 
 @pytest.mark.parametrize("name", BASELINES)

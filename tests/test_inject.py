@@ -1,7 +1,8 @@
 """A function is the same under another name: every member of every table, and the same function called by a new one.
 
 Each pair runs through the engine's own call, from the same seed, and gives the same bytes. Then what a function may ask
-for by the names of its parameters: exact numbers for objectives, models that rules give, memories that cannot meet.
+for by the names of its parameters: exact numbers for objectives, models that aggregators give, memories that cannot
+meet.
 """
 
 from __future__ import annotations
@@ -33,11 +34,11 @@ from fatbench.engine.mixing import aggregate
 from fatbench.engine.randomness import forked, generator, numpy_generator
 from fatbench.engine.rounds import Context, Mixing, Problem, Round, State, Update
 from fatbench.engine.setup import Setup
-from fatbench.methods.aggregators import RULES
-from fatbench.methods.algorithms import PROTOCOLS
+from fatbench.methods.aggregators import AGGREGATORS
+from fatbench.methods.algorithms import ALGORITHMS
 from fatbench.methods.attacks import ATTACKS
 from fatbench.methods.defences import DEFENCES
-from fatbench.methods.diagnostics import PROBES
+from fatbench.methods.diagnostics import DIAGNOSTICS
 from fatbench.methods.inversions import INVERSIONS
 from fatbench.methods.inversions.april import without_block0_norm
 from fatbench.methods.objectives import OBJECTIVES, PROXIMALS, standard
@@ -78,7 +79,8 @@ def renamed(function: Callable[..., Any]) -> Callable[..., Any]:
 PGD = functools.partial(ATTACKS["pgd"], eps=8 / 255, step=4 / 255, steps=2)
 BY_TYPE: dict[str, object] = {
     "Momentum": 0.2, "Count": 1, "Positive": 0.5, "NonNegative": 0.5, "Radius": 8 / 255, "Probability": 0.5,
-    "Share": 0.5, "Attack": PGD, "Objective": standard, "Rule": RULES["uniform"], "Defence": DEFENCES["none"],
+    "Fraction": 0.5, "Attack": PGD, "Objective": standard, "Aggregator": AGGREGATORS["uniform"],
+    "Defence": DEFENCES["none"],
 }  # fmt: skip
 BY_NAME: dict[tuple[str, str], dict[str, object]] = {  # where the type alone gives nothing that runs, or runs long
     ("Attack", "torchattacks"): {"attack": "PGD", "steps": 2},
@@ -90,11 +92,16 @@ BY_NAME: dict[tuple[str, str], dict[str, object]] = {  # where the type alone gi
     ("Inversion", "oracle"): {"latent": 6},
     ("Inversion", "matching"): {"steps": 2},
     ("Inversion", "april_opt"): {"steps": 2},
-    ("Probe", "leakage"): {"victims": 2, "steps": 2, "candidates": 4},
-    ("Probe", "svcca"): {"blocks": "1", "pairs": "0-1,0-server", "n": 36},
-    ("Protocol", "fedaux"): {"distillation_batch": 8},
-    ("Protocol", "fedavg_validated"): {"validators": 1},
-    ("Protocol", "eavesdrop"): {"batch": 1, "victims": 2, "candidates": 4, "inversion": INVERSIONS["patch_ls"]},
+    ("Diagnostic", "leakage"): {"target_clients": 2, "steps": 2, "candidates": 4},
+    ("Diagnostic", "svcca"): {"blocks": "1", "pairs": "0-1,0-server", "n": 36},
+    ("Algorithm", "fedaux"): {"distillation_batch": 8},
+    ("Algorithm", "fedavg_validated"): {"validators": 1},
+    ("Algorithm", "gradient_inversion"): {
+        "batch": 1,
+        "target_clients": 2,
+        "candidates": 4,
+        "inversion": INVERSIONS["patch_ls"],
+    },
 }
 
 
@@ -146,11 +153,11 @@ def equal(a: list[Update], b: list[Update]) -> bool:
 
 
 def test_a_function_is_given_what_it_names_before_its_settings() -> None:
-    def rule(updates: object, context: object, losses: object, *, scores: object = None) -> None: ...
+    def aggregator(updates: object, context: object, losses: object, *, scores: object = None) -> None: ...
 
-    bound = functools.partial(rule, scores=1)
-    assert asks(rule, "losses") and asks(bound, "losses")
-    assert not asks(rule, "scores")  # a setting, whatever the engine offers under that name
+    bound = functools.partial(aggregator, scores=1)
+    assert asks(aggregator, "losses") and asks(bound, "losses")
+    assert not asks(aggregator, "scores")  # a setting, whatever the engine offers under that name
     computed = []
     offers = {name: functools.partial(lambda n: computed.append(n) or n, name) for name in ("losses", "scores", "more")}
     assert granted(bound, offers) == {"losses": "losses"} and computed == ["losses"]
@@ -159,14 +166,14 @@ def test_a_function_is_given_what_it_names_before_its_settings() -> None:
 # --- every member under another name ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", RULES)
-def test_every_rule(name: str) -> None:
+@pytest.mark.parametrize("name", AGGREGATORS)
+def test_every_aggregator(name: str) -> None:
     on = problem()
     theta = start(on).model
     found = []
-    for rule in pair(RULES, "Rule", name):
-        updates = train_cohort(on, theta, [2, 0, 1], 1, local(), rule=rule)
-        found.append(aggregate(rule, updates, Context(1, 3, on, theta, {}, 0.05)))
+    for aggregator in pair(AGGREGATORS, "Aggregator", name):
+        updates = train_cohort(on, theta, [2, 0, 1], 1, local(), aggregator=aggregator)
+        found.append(aggregate(aggregator, updates, Context(1, 3, on, theta, {}, 0.05)))
         assert all((u.stats.broadcast_loss is not None) == (name in ("afl", "q_ffl")) for u in updates)
     ours, theirs = found
     assert replace(ours, memory={}, artifacts={}) == replace(theirs, memory={}, artifacts={})
@@ -238,7 +245,7 @@ def test_every_partition(name: str) -> None:
 def test_every_defence_in_training(name: str) -> None:
     on = problem("vit")
     found = [
-        list(PROTOCOLS["fedsgd"](on, start(on), rounds=1, batch=2, lr=0.1, objective=standard, defence=defence))
+        list(ALGORITHMS["fedsgd"](on, start(on), rounds=1, batch=2, lr=0.1, objective=standard, defence=defence))
         for defence in pair(DEFENCES, "Defence", name)
     ]
     for a, b in zip(*found, strict=True):
@@ -247,13 +254,13 @@ def test_every_defence_in_training(name: str) -> None:
 
 def watched(defence: Callable[..., Any], inversion: Callable[..., Any]) -> Round:
     on = problem("vit")
-    settings = {"rounds": 1, "victims": 2, "candidates": 4, "objective": standard, "block0": "bare"}
-    (result,) = PROTOCOLS["eavesdrop"](on, start(on), defence=defence, inversion=inversion, **settings)
+    settings = {"rounds": 1, "target_clients": 2, "candidates": 4, "objective": standard, "block0": "bare"}
+    (result,) = ALGORITHMS["gradient_inversion"](on, start(on), defence=defence, inversion=inversion, **settings)
     return result
 
 
 @pytest.mark.parametrize("name", [name for name in DEFENCES if name != "fixed_position"])
-def test_every_defence_overheard(name: str) -> None:
+def test_every_defence_observed(name: str) -> None:
     """The norm that `gaussian` cuts is that of the whole gradient, under any name: the same PSNR."""
     ours, theirs = (watched(defence, INVERSIONS["patch_ls"]) for defence in pair(DEFENCES, "Defence", name))
     assert ours.metrics == theirs.metrics and same(ours.artifacts, theirs.artifacts)
@@ -290,47 +297,52 @@ def test_an_inversion_that_does_not_say_what_it_reads_is_given_everything() -> N
     assert watched(DEFENCES["none"], theirs).metrics == watched(DEFENCES["none"], ours).metrics
 
 
-def rounds(on: Problem, protocol: Callable[..., Any], **settings: Any) -> list[tuple[Round, dict[Any, float]]]:
+def rounds(on: Problem, algorithm: Callable[..., Any], **settings: Any) -> list[tuple[Round, dict[Any, float]]]:
     """A cell as the engine runs it; its numbers without the seconds that it took."""
     held_out = (on.images[:8].repeat(5, 1, 1, 1), on.labels[:8].repeat(5))
     ready = Setup(on, start(on), held_out, None, [], 4, {})
     none: Any = None
-    cell = {"seed": 0, "data": none, "partition": none, "model": none, "protocol": protocol, **settings}
+    cell = {"seed": 0, "data": none, "partition": none, "model": none, "algorithm": algorithm, **settings}
     return [
         (result, {(n.metric, n.client): n.value for n in numbers if n.metric != "seconds"})
         for result, numbers in experiment(ready, ready.initial, (1.0, 1.0), **cell)
     ]
 
 
-@pytest.mark.parametrize("name", PROTOCOLS)
-def test_every_protocol(name: str) -> None:
-    models = {"fedsgd": "vit", "eavesdrop": "vit", "fedgkt": "edge_resnet8", "fedvkd": "edge_vit"}
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_every_algorithm(name: str) -> None:
+    models = {"fedsgd": "vit", "gradient_inversion": "vit", "fedgkt": "edge_resnet8", "fedvkd": "edge_vit"}
     on = problem(models.get(name, "small_cnn"))
     if name == "fedaux":
         on = replace(on, auxiliary=on.images.flip(3))
     if name == "centralized":
         on = replace(on, shards=[torch.arange(13)])
-    settings = {setting.name for setting in signatures.describe("Protocol", name).settings}
-    how: dict[str, object] = {"rounds": 2 if name != "eavesdrop" else 1, "batch": 4, "lr": 0.05, "objective": standard}
+    settings = {setting.name for setting in signatures.describe("Algorithm", name).settings}
+    how: dict[str, object] = {
+        "rounds": 2 if name != "gradient_inversion" else 1,
+        "batch": 4,
+        "lr": 0.05,
+        "objective": standard,
+    }
     how |= {"server_epochs": 1, "server_lr": 0.01} if "server" in settings else {}
     how = nested(**how) if "local" in settings else {key: value for key, value in how.items() if key in settings}
     found = []
-    for protocol in pair(PROTOCOLS, "Protocol", name):
-        bound = functools.partial(protocol.func, **{**how, **protocol.keywords, "rounds": how["rounds"]})
-        found.append(rounds(on, bound, monitor=None if name == "eavesdrop" else ATTACKS["natural"]))
+    for algorithm in pair(ALGORITHMS, "Algorithm", name):
+        bound = functools.partial(algorithm.func, **{**how, **algorithm.keywords, "rounds": how["rounds"]})
+        found.append(rounds(on, bound, monitor=None if name == "gradient_inversion" else ATTACKS["natural"]))
     for (ours, a), (theirs, b) in zip(*found, strict=True):
         assert a == b
         assert same(ours.state.model, theirs.state.model) and equal(ours.updates, theirs.updates)
         assert same(ours.state.server, theirs.state.server) and same(ours.state.clients, theirs.state.clients)
 
 
-@pytest.mark.parametrize("name", [name for name in PROBES if name != "boundaries"])  # of the plane
-def test_every_probe(name: str) -> None:
+@pytest.mark.parametrize("name", [name for name in DIAGNOSTICS if name != "boundaries"])  # of the plane
+def test_every_diagnostic(name: str) -> None:
     on = problem("vit")
-    fedavg = functools.partial(PROTOCOLS["fedavg"], rounds=1, rule=RULES["samples"], local=local())
+    fedavg = functools.partial(ALGORITHMS["fedavg"], rounds=1, aggregator=AGGREGATORS["samples"], local=local())
     found = [
-        rounds(on, fedavg, monitor=PGD, probe=functools.partial(probe.func, **probe.keywords))[0][1]
-        for probe in pair(PROBES, "Probe", name)
+        rounds(on, fedavg, monitor=PGD, diagnostic=functools.partial(diagnostic.func, **diagnostic.keywords))[0][1]
+        for diagnostic in pair(DIAGNOSTICS, "Diagnostic", name)
     ]
     assert found[0] == found[1]
     assert any(metric.startswith(("svcca", "leak")) for metric, _ in found[0])
@@ -447,7 +459,9 @@ def test_what_is_asked_for_is_the_same_on_the_fast_path(model: str) -> None:
     for path in ("loop", "fast"):
         on = problem(model, path, each=9)
         found.append(
-            train_cohort(on, start(on).model, [2, 0, 1], 1, local(objective=adjusted_and_near), rule=RULES["afl"])
+            train_cohort(
+                on, start(on).model, [2, 0, 1], 1, local(objective=adjusted_and_near), aggregator=AGGREGATORS["afl"]
+            )
         )
     assert {u.stats.stack for u in found[1]} == {3}
     for ours, theirs in zip(*found, strict=True):
@@ -477,10 +491,10 @@ def test_a_loss_of_each_client_trains_one_by_one(
 def test_fedsgd_gives_an_objective_what_it_asks_for() -> None:
     on = problem(nn.Sequential(nn.Flatten(), nn.Linear(144, 4)))
     how = {"rounds": 1, "batch": 5, "lr": 0.1, "defence": DEFENCES["none"]}
-    (still,) = PROTOCOLS["fedsgd"](on, start(on), objective=near_broadcast, **how)
+    (still,) = ALGORITHMS["fedsgd"](on, start(on), objective=near_broadcast, **how)
     torch.testing.assert_close(still.state.model, start(on).model, atol=1e-6, rtol=0)  # every step begins at theta
     plain, scaled = (
-        next(iter(PROTOCOLS["fedsgd"](on, start(on), objective=objective, **how))).updates
+        next(iter(ALGORITHMS["fedsgd"](on, start(on), objective=objective, **how))).updates
         for objective in (standard, by_client)
     )
     for a, b in zip(plain, scaled, strict=True):
@@ -490,15 +504,16 @@ def test_fedsgd_gives_an_objective_what_it_asks_for() -> None:
 def test_where_no_model_is_broadcast_an_objective_cannot_ask_for_it() -> None:
     on = problem("edge_resnet8")
     settings = nested(rounds=1, batch=4, lr=0.1, objective=near_broadcast, server_epochs=1, server_lr=0.1)
-    with pytest.raises(ValueError, match="asks for the broadcast model, and this protocol does not broadcast any"):
-        list(PROTOCOLS["fedgkt"](on, start(on), **settings))
+    with pytest.raises(ValueError, match="asks for the broadcast model, and this algorithm does not broadcast any"):
+        list(ALGORITHMS["fedgkt"](on, start(on), **settings))
     pull = functools.partial(PROXIMALS["squared"], mu=0.1)
     settings["local"] = replace(settings["local"], objective=standard, proximal=pull)
     with pytest.raises(ValueError, match="local: proximal: it pulls towards the broadcast weights"):
-        list(PROTOCOLS["fedgkt"](on, start(on), **settings))
+        list(ALGORITHMS["fedgkt"](on, start(on), **settings))
 
 
-# --- what a rule may give -----------------------------------------------------------------------------------------
+# --- what an aggregator may give
+# -----------------------------------------------------------------------------------------
 
 
 def median(updates: list[Update], context: Context) -> Mixing:
@@ -532,14 +547,14 @@ def towards_the_pixel(model: Any, x: Tensor, y: Tensor, generator: torch.Generat
     return 0.5 * (model.w - x.flatten(1)).square().mean(), torch.ones(len(x), dtype=torch.bool)
 
 
-MEDIAN = {"rule": median, "local": LocalTraining(batch=1, lr=1.0, objective=towards_the_pixel)}
+MEDIAN = {"aggregator": median, "local": LocalTraining(batch=1, lr=1.0, objective=towards_the_pixel)}
 
 
 @pytest.mark.parametrize(("name", "rate"), [("fedavg", 1.0), ("scaffold", 1.0), ("scaffold", 0.5), ("fedgate", 0.5)])
-def test_a_rule_may_give_the_next_model_itself(name: str, rate: float) -> None:
+def test_a_aggregator_may_give_the_next_model_itself(name: str, rate: float) -> None:
     """Clients end at 0.2, 0.4 and 1: the median is 0.4, the mean 0.53. From theta 0 half of the way is 0.2."""
     settings = {"server_lr": rate} if name != "fedavg" else {}
-    first, second = PROTOCOLS[name](one_pixel((51, 102, 255)), State(0, {"w": torch.zeros(1)}), rounds=2, **settings,
+    first, second = ALGORITHMS[name](one_pixel((51, 102, 255)), State(0, {"w": torch.zeros(1)}), rounds=2, **settings,
                                     **MEDIAN)  # fmt: skip
     assert first.state.model["w"].tolist() == pytest.approx([0.4 * rate])
     assert first.mixing.weights == pytest.approx([rate / 3] * 3)
@@ -547,30 +562,35 @@ def test_a_rule_may_give_the_next_model_itself(name: str, rate: float) -> None:
         assert second.state.model["w"].tolist() == pytest.approx([0.4])
 
 
-def test_fednova_refuses_a_rule_that_gives_a_model() -> None:
-    with pytest.raises(ValueError, match="fednova: the rule gives a model, and FedNova normalises weights"):
-        list(PROTOCOLS["fednova"](one_pixel((0, 1, 2)), State(0, {"w": torch.zeros(1)}), rounds=1, **MEDIAN))
+def test_fednova_refuses_a_aggregator_that_gives_a_model() -> None:
+    with pytest.raises(ValueError, match="fednova: the aggregator gives a model, and FedNova normalises weights"):
+        list(ALGORITHMS["fednova"](one_pixel((0, 1, 2)), State(0, {"w": torch.zeros(1)}), rounds=1, **MEDIAN))
 
 
 def remembers(updates: list[Update], context: Context) -> Mixing:
-    """A rule that keeps what a protocol might call its own: "c", and a count of the rounds."""
+    """An aggregator that keeps what an algorithm might call its own: "c", and a count of the rounds."""
     before = context.memory.get("c", {"w": torch.zeros(1)})["w"]
     memory = {"c": {"w": before + 100}, "clients": torch.tensor(float(context.round))}
     return Mixing([1 / len(updates)] * len(updates), memory=memory)
 
 
 @pytest.mark.parametrize("name", ["fedavg", "fedavg_validated", "scaffold", "scaffold_sfat", "fedgate", "fednova"])
-def test_a_rules_memory_and_a_protocols_state_cannot_meet(name: str) -> None:
-    """Both call something "c"; each goes on with its own, and the model is that of a rule that keeps nothing."""
+def test_a_aggregators_memory_and_a_algorithms_state_cannot_meet(name: str) -> None:
+    """Both call something "c"; each goes on with its own, and the model is that of an aggregator that keeps nothing."""
     settings = {"local": MEDIAN["local"], "rounds": 3, **({"validators": 1} if name == "fedavg_validated" else {})}
     settings["local"] = replace(settings["local"], lr=0.25)
     on, theta = one_pixel((51, 102, 255)), State(0, {"w": torch.zeros(1)})
-    kept, plain = (list(PROTOCOLS[name](on, theta, rule=rule, **settings)) for rule in (remembers, RULES["uniform"]))
+    kept, plain = (
+        list(ALGORITHMS[name](on, theta, aggregator=aggregator, **settings))
+        for aggregator in (remembers, AGGREGATORS["uniform"])
+    )
     for count, (a, b) in enumerate(zip(kept, plain, strict=True), start=1):
         assert same(a.state.model, b.state.model) and same(a.state.clients, b.state.clients)
-        assert a.state.server["rule"]["c"]["w"].item() == 100 * count
-        assert {key for key in a.state.server if key != "rule"} == {key for key in b.state.server if key != "rule"}
-        for key in b.state.server.keys() - {"rule"}:
+        assert a.state.server["aggregator"]["c"]["w"].item() == 100 * count
+        assert {key for key in a.state.server if key != "aggregator"} == {
+            key for key in b.state.server if key != "aggregator"
+        }
+        for key in b.state.server.keys() - {"aggregator"}:
             assert same(a.state.server[key], b.state.server[key])
     if name == "scaffold":
         assert not math.isclose(float(kept[-1].state.server["c"]["w"]), 300)

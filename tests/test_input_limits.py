@@ -23,7 +23,7 @@ base:
   data: digits
   partition: {name: shah, clients: 2, skew: 2}
   model: {name: small_cnn}
-  protocol: {name: fedavg, rounds: 1, local: {epochs: 1, batch: 16, lr: 0.1, objective: standard}, rule: samples}
+  algorithm: {name: fedavg, rounds: 1, local: {epochs: 1, batch: 16, lr: 0.1, objective: standard}, aggregator: samples}
 presets: {paper: {}}
 """
 
@@ -115,31 +115,33 @@ def test_seeds_are_refused_before_they_are_counted(seeds, place, monkeypatch, ca
         ("a=", "expected a value behind 'a='"),
         ("a=)", "expected a value behind 'a='"),
         ("a==!=", "expected a value"),
-        ("rule>", "expected a value behind 'rule>'"),
-        ("(" * 5000 + "rule=sfat" + ")" * 5000, "nested too deeply"),
-        ("not " * 5000 + "rule=sfat", "nested too deeply"),
+        ("aggregator>", "expected a value behind 'aggregator>'"),
+        ("(" * 5000 + "aggregator=sfat" + ")" * 5000, "nested too deeply"),
+        ("not " * 5000 + "aggregator=sfat", "nested too deeply"),
     ],
     ids=lambda text: text[:12],
 )
 def test_filters(where, message, place, monkeypatch, capsys):
     plan = ("plan", "suite", "sfat-cifar10", "--smoke")
     assert message in refused(monkeypatch, capsys, *plan, "-k", where)
-    assert message in refused(monkeypatch, capsys, *plan, "-k", "rule=sfat", "-k", where)
+    assert message in refused(monkeypatch, capsys, *plan, "-k", "aggregator=sfat", "-k", where)
 
 
 def test_a_filter_may_still_have_quotes_and_brackets(place):
     suite = files.load("sfat-cifar10")
-    assert suite.plan("smoke", where="not (rule = 'sfat' or rule=\"none\")").cells
-    assert suite.plan("smoke", where="rule='sfat'").cells
+    assert suite.plan("smoke", where="not (aggregator = 'sfat' or aggregator=\"none\")").cells
+    assert suite.plan("smoke", where="aggregator='sfat'").cells
 
 
 @pytest.mark.parametrize("word", ["and", "or"])
 def test_a_filter_may_be_long(word, place):
     suite = files.load("sfat-cifar10")
-    assert suite.plan("smoke", where=f" {word} ".join(["(rule=sfat)"] * 5000)) == suite.plan("smoke", where="rule=sfat")
+    assert suite.plan("smoke", where=f" {word} ".join(["(aggregator=sfat)"] * 5000)) == suite.plan(
+        "smoke", where="aggregator=sfat"
+    )
 
 
-@pytest.mark.parametrize("deep", ["not " * 100 + "rule=sfat", "(" * 100 + "rule=sfat" + ")" * 100])
+@pytest.mark.parametrize("deep", ["not " * 100 + "aggregator=sfat", "(" * 100 + "aggregator=sfat" + ")" * 100])
 def test_what_is_just_not_too_deep_can_be_asked(deep, place):
     assert files.load("sfat-cifar10").plan("smoke", where=deep).cells
 
@@ -184,7 +186,11 @@ def test_no_part_of_a_password_is_shown(url, place, monkeypatch, capsys):
     if "://" in url:
         said = refused(monkeypatch, capsys, "status", "a", url)
         assert "got unexpected extra argument" in said and "geh" not in said and "eim" not in said
-        for command, code in ((["show"], 3), (["report"], 2), (["new", "rule"], 2)):  # in the place of another name
+        for command, code in (
+            (["show"], 3),
+            (["report"], 2),
+            (["new", "aggregator"], 2),
+        ):  # in the place of another name
             said = refused(monkeypatch, capsys, *command, url, code=code)
             assert "geh" not in said and "eim" not in said
     assert list(place.iterdir()) == []
@@ -236,7 +242,7 @@ def test_specs_from_elsewhere_are_checked_like_those_of_a_suite():
         ({"seed": "x"}, "spec: seed: should be a valid integer"),
         ({"colour": 1}, "spec: colour: 'cell' has no setting 'colour'"),
         ({"model": {**spec["model"], "name": "nim"}}, "no model is named 'nim' (did you mean 'nin'?)"),
-        ({"protocol": {**spec["protocol"], "rounds": 10**400}}, ""),
+        ({"algorithm": {**spec["algorithm"], "rounds": 10**400}}, ""),
         ({"model": None}, "spec: model: expected a mapping with a name, got None"),
         ({"evaluated": {}}, "spec: evaluated: name: Field required"),
     ):

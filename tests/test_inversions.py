@@ -22,12 +22,12 @@ from fatbench.methods.inversions.patch_ls import tv_denoised
 from fatbench.methods.inversions.upload import (
     EMBEDDING,
     Geometry,
-    Seen,
+    Observation,
     bilinear,
     down,
-    eavesdrop,
     gradients,
     normal_matrix,
+    observe,
     recovered_labels,
     rows,
     to_images,
@@ -63,24 +63,28 @@ def images(count: int = 3, side: int = 16, latent: int | None = None, seed: int 
 
 def look(
     model: nn.Module, x: Tensor, defence: object = none, epoch: int = 0, batch: int = 1, names: object = None
-) -> Seen:
-    """What is seen of the images x, `batch` to an upload."""
+) -> Observation:
+    """What is observed of the images x, `batch` to an upload."""
     x = x.unflatten(0, (-1, batch))
     y = torch.arange(x.shape[0] * batch).view(-1, batch) % 5
     weights = {n: p.detach() for n, p in model.state_dict().items()}
     uploads = [Upload(0, v, epoch) for v in range(len(x))]
-    return eavesdrop(weights, gradients(model, weights, x, y, names), y, defence, uploads)
+    return observe(weights, gradients(model, weights, x, y, names), y, defence, uploads)
 
 
 def binary(rate: float) -> object:
-    return functools.partial(DEFENCES["random_binary"], rate=rate)
+    return functools.partial(DEFENCES["random_binary"], mask_probability=rate)
 
 
 def invert(
-    name: str, seen: Seen | list[Seen], model: nn.Module, shape: tuple[int, int, int] = SHAPE, **settings: object
+    name: str,
+    observed: Observation | list[Observation],
+    model: nn.Module,
+    shape: tuple[int, int, int] = SHAPE,
+    **settings: object,
 ) -> Tensor:
-    seen = seen if isinstance(seen, list) else [seen]
-    return INVERSIONS[name](seen, model, shape, torch.Generator().manual_seed(0), **settings)
+    observed = observed if isinstance(observed, list) else [observed]
+    return INVERSIONS[name](observed, model, shape, torch.Generator().manual_seed(0), **settings)
 
 
 # --- the parts ---------------------------------------------------------------------------------------------------
@@ -104,8 +108,8 @@ def test_gradients_of_many_uploads_are_those_of_each_alone():
 
 def test_the_gradient_of_the_patch_embedding_is_the_one_of_the_tokens_times_the_patches():
     model, x = vit(), images()
-    seen = look(model, x)
-    A, M = seen.gradient["pos_embed"][:, 0, 1:], seen.gradient["patch_embed.proj.weight"].flatten(2)
+    observed = look(model, x)
+    A, M = observed.gradient["pos_embed"][:, 0, 1:], observed.gradient["patch_embed.proj.weight"].flatten(2)
     torch.testing.assert_close(M, A.transpose(1, 2) @ to_patches((x - model.mean) / model.std, 4))
 
 
@@ -138,9 +142,9 @@ def test_the_label_of_one_example_is_in_the_sign_of_the_bias_gradient():
 @pytest.mark.parametrize("solver", ["lstsq", "ridge", "tsvd", "box"])
 def test_patch_ls_is_exact_on_an_ordinary_vit(solver):
     model, x = vit(), images()
-    pictures = invert("patch_ls", look(model, x, names=EMBEDDING), model, solver=solver)
-    assert pictures.shape == (3, 1, *SHAPE)
-    assert (psnr(pictures[:, 0].double(), x) > 100).all()
+    reconstructions = invert("patch_ls", look(model, x, names=EMBEDDING), model, solver=solver)
+    assert reconstructions.shape == (3, 1, *SHAPE)
+    assert (psnr(reconstructions[:, 0].double(), x) > 100).all()
 
 
 def test_total_variation_of_two_pixels_moves_each_by_the_weight():
@@ -151,14 +155,14 @@ def test_total_variation_of_two_pixels_moves_each_by_the_weight():
         torch.testing.assert_close(found.flatten(), torch.tensor(expected, dtype=torch.float64), atol=1e-3, rtol=0)
 
 
-def test_total_variation_helps_where_the_gradient_is_noisy_and_the_picture_has_areas():
+def test_total_variation_helps_where_the_gradient_is_noisy_and_the_reconstruction_has_areas():
     """Four areas of one colour; the weight is chosen without the truth."""
     model = vit()
     x = images(3, latent=2).unflatten(2, (2, 8))[:, :, :, :1].expand(-1, -1, -1, 8, -1).flatten(2, 3)
     x = x.unflatten(3, (2, 8))[..., :1].expand(-1, -1, -1, -1, 8).flatten(3, 4).contiguous()
-    seen = look(model, x, functools.partial(DEFENCES["gaussian"], noise=1e-6, clip=1e3), names=EMBEDDING)
+    observed = look(model, x, functools.partial(DEFENCES["gaussian"], noise=1e-6, clip=1e3), names=EMBEDDING)
     plain, smooth = (
-        psnr(invert("patch_ls", seen, model, solver=s)[:, 0].double(), x).mean() for s in ("lstsq", "tv")
+        psnr(invert("patch_ls", observed, model, solver=s)[:, 0].double(), x).mean() for s in ("lstsq", "tv")
     )  # fmt: skip
     assert float(smooth) > float(plain) + 0.8
 
@@ -166,13 +170,13 @@ def test_total_variation_helps_where_the_gradient_is_noisy_and_the_picture_has_a
 def test_patch_ls_behind_the_upsampling_is_exact_for_more_patches_than_the_model_is_wide():
     """32 x 32 at patch 4: 64 patches and width 32, but 8 x 8 unknowns a channel instead of 32 x 32."""
     model, x = vit(side=32, dim=32), images(2, side=32, latent=8)
-    seen = look(model, x)
-    exact = invert("patch_ls", seen, model, (3, 32, 32), solver="upsample", latent=8)
+    observed = look(model, x)
+    exact = invert("patch_ls", observed, model, (3, 32, 32), solver="upsample", latent=8)
     assert (psnr(exact[:, 0].double(), x) > 80).all()
     with pytest.raises(ValueError, match=r"64 unknown patches, and a model of width 32 gives a system of rank 32"):
-        invert("patch_ls", seen, model, (3, 32, 32))
+        invert("patch_ls", observed, model, (3, 32, 32))
     with pytest.raises(ValueError, match=r"latent 24 is 576 unknowns a channel, and the system has rank at most 512"):
-        invert("patch_ls", seen, model, (3, 32, 32), solver="upsample", latent=24)
+        invert("patch_ls", observed, model, (3, 32, 32), solver="upsample", latent=24)
 
 
 def test_april_is_exact_without_norm_and_residuals_and_yields_nothing_with_them():
@@ -193,29 +197,29 @@ def test_april_on_a_narrow_model_is_the_patch_of_least_norm():
     weight = changed.patch_embed.proj.weight.detach().flatten(1)
     patches = to_patches((x - model.mean) / model.std, 4) @ torch.linalg.pinv(weight) @ weight
     expected = to_images(patches, Geometry(3, 4, 4, 1, 32)) * model.std + model.mean
-    pictures = invert("april", look(changed, x), changed)[:, 0].double()
-    torch.testing.assert_close(pictures, expected.clamp(0, 1), atol=1e-4, rtol=0)
+    reconstructions = invert("april", look(changed, x), changed)[:, 0].double()
+    torch.testing.assert_close(reconstructions, expected.clamp(0, 1), atol=1e-4, rtol=0)
 
 
 def test_masks_at_the_same_weights_are_laid_over_each_other():
     """R = 0.3 over 12 rounds withholds 0.3^12 = 5e-7 of the entries: nothing of 4,000, so the answer is exact."""
     model, x = vit(), images(1)
-    seen = [look(model, x, binary(0.3), epoch, names=EMBEDDING) for epoch in range(12)]
-    assert float(psnr(invert("masked", seen, model, latent=None)[:, 0].double(), x)) > 90
-    assert float(psnr(invert("patch_ls", seen, model)[:, 0].double(), x)) < 30
+    observed = [look(model, x, binary(0.3), epoch, names=EMBEDDING) for epoch in range(12)]
+    assert float(psnr(invert("masked", observed, model, latent=None)[:, 0].double(), x)) > 90
+    assert float(psnr(invert("patch_ls", observed, model)[:, 0].double(), x)) < 30
 
 
 # --- nothing where it says nothing -------------------------------------------------------------------------------
 
 
-def test_fixed_position_leaves_patch_ls_and_april_a_picture_that_does_not_depend_on_the_image():
+def test_fixed_position_leaves_patch_ls_and_april_a_reconstruction_that_does_not_depend_on_the_image():
     model, x = vit(), images()
-    seen = look(model, x, DEFENCES["fixed_position"])
+    observed = look(model, x, DEFENCES["fixed_position"])
     for name in ("patch_ls", "april"):
-        pictures = invert(name, seen, model)
-        torch.testing.assert_close(pictures, pictures[:1].expand_as(pictures))
+        reconstructions = invert(name, observed, model)
+        torch.testing.assert_close(reconstructions, reconstructions[:1].expand_as(reconstructions))
     with pytest.raises(ValueError, match="nothing of the gradient of the positions was sent; patch_span"):
-        invert("masked", seen, model, latent=None)
+        invert("masked", observed, model, latent=None)
 
 
 def test_fixed_position_still_gives_the_span_of_the_patches_away():
@@ -226,20 +230,20 @@ def test_fixed_position_still_gives_the_span_of_the_patches_away():
         torch.manual_seed(0)
         model = VisionTransformer(img_size=32, patch_size=8, embed_dim=64, depth=1, num_heads=2, num_classes=5).double()
     x = images(2, side=32, latent=8)
-    seen = look(model, x, DEFENCES["fixed_position"])
-    pictures = invert("patch_span", seen, model, (3, 32, 32), latent=8)
-    assert pictures.shape == (2, 1, 3, 32, 32)
+    observed = look(model, x, DEFENCES["fixed_position"])
+    reconstructions = invert("patch_span", observed, model, (3, 32, 32), latent=8)
+    assert reconstructions.shape == (2, 1, 3, 32, 32)
     # Without normalisation in the model the image itself is the eigenvector, up to its length: the correlation is 1
     # but for what the length cuts off at 0 and 1.
-    assert (correlation(pictures[:, 0].double(), x) > 0.9).all()
+    assert (correlation(reconstructions[:, 0].double(), x) > 0.9).all()
 
 
 def test_two_images_in_an_upload_are_a_mixture():
     model, x = vit(), images(4)
-    pictures = invert("patch_ls", look(model, x, batch=2, names=EMBEDDING), model)
-    assert pictures.shape == (2, 1, *SHAPE)
+    reconstructions = invert("patch_ls", look(model, x, batch=2, names=EMBEDDING), model)
+    assert reconstructions.shape == (2, 1, *SHAPE)
     for b in range(2):
-        assert (psnr(pictures[:, 0].double(), x.unflatten(0, (2, 2))[:, b]) < 25).all()
+        assert (psnr(reconstructions[:, 0].double(), x.unflatten(0, (2, 2))[:, b]) < 25).all()
 
 
 # --- masks -------------------------------------------------------------------------------------------------------
@@ -258,19 +262,19 @@ def test_rate_zero_is_no_defence(name):
 @pytest.mark.parametrize(("rate", "rounds"), [(0.2, 1), (0.5, 1), (0.5, 3)])
 def test_the_attacker_who_knows_the_mask_is_no_worse_than_the_one_who_does_not(rate, rounds):
     model, x = vit(), images(4, latent=6)
-    seen = [look(model, x, binary(rate), epoch, names=EMBEDDING) for epoch in range(rounds)]
-    plain = psnr(invert("patch_ls", seen, model, solver="upsample", latent=6)[:, 0].double(), x).mean()
-    known = psnr(invert("masked", seen, model, latent=6)[:, 0].double(), x).mean()
+    observed = [look(model, x, binary(rate), epoch, names=EMBEDDING) for epoch in range(rounds)]
+    plain = psnr(invert("patch_ls", observed, model, solver="upsample", latent=6)[:, 0].double(), x).mean()
+    known = psnr(invert("masked", observed, model, latent=6)[:, 0].double(), x).mean()
     assert float(known) > float(plain) - 0.5
 
 
 def test_one_update_without_a_third_of_its_entries_is_solved_for_what_is_missing():
     """Images of little contrast, as the prior expects: the missing entries are unknowns, not zeros, and are found."""
     model, x = vit(), 0.4 + 0.2 * images(4, latent=6)
-    seen = look(model, x, binary(0.3), names=EMBEDDING)
-    zeros = psnr(invert("patch_ls", seen, model, solver="upsample", latent=6)[:, 0].double(), x).mean()
+    observed = look(model, x, binary(0.3), names=EMBEDDING)
+    zeros = psnr(invert("patch_ls", observed, model, solver="upsample", latent=6)[:, 0].double(), x).mean()
     start, found = (
-        psnr(invert("masked", seen, model, latent=6, iterations=i)[:, 0].double(), x).mean() for i in (0, 8)
+        psnr(invert("masked", observed, model, latent=6, iterations=i)[:, 0].double(), x).mean() for i in (0, 8)
     )
     assert float(found) > float(start) > float(zeros) + 10
 
@@ -278,12 +282,12 @@ def test_one_update_without_a_third_of_its_entries_is_solved_for_what_is_missing
 def test_no_choice_of_solver_beats_the_oracle():
     """On masked gradients, where the strength matters; and exact where the plain attack is."""
     model, x = vit(), images(3, latent=6)
-    seen = look(model, x, binary(0.3), names=EMBEDDING)
-    guesses = invert("oracle", seen, model, latent=6)
+    observed = look(model, x, binary(0.3), names=EMBEDDING)
+    guesses = invert("oracle", observed, model, latent=6)
     assert guesses.shape == (3, 21, *SHAPE)
     best = best_of(psnr, guesses.double(), x[:, None])
     for settings in ({}, {"solver": "tsvd"}, {"solver": "upsample", "latent": 6}):
-        assert (psnr(invert("patch_ls", seen, model, **settings)[:, 0].double(), x) < best + 0.3).all()
+        assert (psnr(invert("patch_ls", observed, model, **settings)[:, 0].double(), x) < best + 0.3).all()
     changed = without_block0_norm(model)
     guesses = invert("oracle", look(changed, x), changed, of="april")
     assert (best_of(psnr, guesses.double(), x[:, None]) > 90).all()
@@ -291,15 +295,15 @@ def test_no_choice_of_solver_beats_the_oracle():
 
 def test_a_mask_that_is_not_sent_is_inferred_from_the_zeros():
     model, x = vit(), images(1, latent=6)
-    seen = look(model, x, binary(0.3), names=EMBEDDING)
-    hidden = Seen(seen.weights, seen.gradient, seen.labels)
-    torch.testing.assert_close(invert("masked", seen, model, latent=6), invert("masked", hidden, model, latent=6))
+    observed = look(model, x, binary(0.3), names=EMBEDDING)
+    hidden = Observation(observed.weights, observed.gradient, observed.labels)
+    torch.testing.assert_close(invert("masked", observed, model, latent=6), invert("masked", hidden, model, latent=6))
 
 
 def test_rounds_at_moving_weights_are_systems_of_their_own():
     x = images(1, latent=6)
-    seen = [look(vit(seed=s), x, binary(0.3), s, names=EMBEDDING) for s in range(4)]
-    one, four = (psnr(invert("masked", s, vit(), latent=6)[:, 0].double(), x) for s in (seen[:1], seen))
+    observed = [look(vit(seed=s), x, binary(0.3), s, names=EMBEDDING) for s in range(4)]
+    one, four = (psnr(invert("masked", s, vit(), latent=6)[:, 0].double(), x) for s in (observed[:1], observed))
     assert float(four) > float(one)
 
 
@@ -308,32 +312,34 @@ def test_rounds_at_moving_weights_are_systems_of_their_own():
 
 def test_gradient_matching_returns_the_images_of_a_batch():
     model, x = vit(), images(2)
-    pictures = invert("april_opt", look(model, x, batch=2), model, steps=1, latent=4)
-    assert pictures.shape == (1, 2, *SHAPE)
-    assert float(pictures.min()) >= 0
-    assert float(pictures.max()) <= 1
+    reconstructions = invert("april_opt", look(model, x, batch=2), model, steps=1, latent=4)
+    assert reconstructions.shape == (1, 2, *SHAPE)
+    assert float(reconstructions.min()) >= 0
+    assert float(reconstructions.max()) <= 1
 
 
 def test_gradient_matching_can_leave_out_what_was_withheld():
     """At the image itself the distance over the surviving entries is 0, and that to the zeros is not."""
     model, x = vit(), images(1)
-    seen = look(model, x, binary(0.5))
-    target = {n: g[0] for n, g in seen.gradient.items()}
-    kept = {n: m[0].double() for n, m in seen.mask.items()}
-    assert _distance(model, seen.weights, x, seen.labels[0], target, kept, 0.5).item() < 1e-12
-    assert _distance(model, seen.weights, x, seen.labels[0], target, {}, 0.5).item() > 0.1
+    observed = look(model, x, binary(0.5))
+    target = {n: g[0] for n, g in observed.gradient.items()}
+    kept = {n: m[0].double() for n, m in observed.mask.items()}
+    assert _distance(model, observed.weights, x, observed.labels[0], target, kept, 0.5).item() < 1e-12
+    assert _distance(model, observed.weights, x, observed.labels[0], target, {}, 0.5).item() > 0.1
 
 
 def test_models_that_cannot_be_inverted_are_refused_by_name():
-    seen = Seen({"conv.weight": torch.ones(2, 3, 4, 4)}, {"conv.weight": torch.ones(1, 2, 3, 4, 4)}, torch.zeros(1, 1))
+    observed = Observation(
+        {"conv.weight": torch.ones(2, 3, 4, 4)}, {"conv.weight": torch.ones(1, 2, 3, 4, 4)}, torch.zeros(1, 1)
+    )
     for name in set(INVERSIONS) - {"matching", "oracle"}:
         with pytest.raises(ValueError, match=rf"{name} needs (learned positions|a patch embedding)"):
-            invert(name, seen, nn.Identity())
+            invert(name, observed, nn.Identity())
     model = vit()
     fixed = {n: w for n, w in model.state_dict().items() if n != "pos_embed"}
     some = look(model, images(1))
     with pytest.raises(ValueError, match="april needs learned positions: a parameter named pos_embed; found none"):
-        invert("april", Seen(fixed, some.gradient, some.labels), model)
+        invert("april", Observation(fixed, some.gradient, some.labels), model)
     with pytest.raises(ValueError, match=r"32 x 32 images are 64 patches of 3 channels, the model has 17 positions"):
         invert("patch_ls", some, model, (3, 32, 32))
     with pytest.raises(ValueError, match="needs blocks with attn, norm2 and mlp"):

@@ -1,4 +1,4 @@
-"""What an upload gives away: closed forms for gradient matching and for the probe, and when the probe runs."""
+"""What an upload gives away: closed forms for gradient matching and the diagnostic, and when that runs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fatbench.engine.rounds import Cost, Problem, Round, State, Stats, Update
 from fatbench.methods.diagnostics import leakage
 from fatbench.methods.inversions.image_measures import correlation
 from fatbench.methods.inversions.matching import matching
-from fatbench.methods.inversions.upload import Seen, gradients
+from fatbench.methods.inversions.upload import Observation, gradients
 
 SHAPE = (3, 12, 12)
 STATS = Stats(0.0, 0.0, 0.0, 1, 1.0, 1)
@@ -56,7 +56,7 @@ def looked(model: nn.Module, update: Update, own: dict[int, dict[str, Tensor]], 
     result = Round(0, weights, [update], None, State(1, weights), Cost(), own=own)
     found = leakage(
         problem(model), result, blobs(60, 2), torch.zeros(60, dtype=torch.long), lambda *a: a[1],
-        Generator().manual_seed(0), victims=4, candidates=20, **settings,
+        Generator().manual_seed(0), target_clients=4, candidates=20, **settings,
     )  # fmt: skip
     return {name: value for name, value in found.items() if isinstance(value, float)}
 
@@ -65,7 +65,7 @@ def test_the_gradient_of_softmax_regression_is_the_image() -> None:
     torch.manual_seed(0)
     model, x, y = Linear(), torch.rand(2, 1, *SHAPE), torch.tensor([[1], [3]])
     weights = state_of(model)
-    seen = [Seen(weights, gradients(model, weights, x, y), y)]
+    seen = [Observation(weights, gradients(model, weights, x, y), y)]
     made = matching(seen, model, SHAPE, Generator().manual_seed(0), steps=150, tv=0.0)
     assert made.shape == (2, 1, *SHAPE)
     assert float(correlation(made[:, 0], x[:, 0]).min()) > 0.99

@@ -165,7 +165,7 @@ def test_the_step_is_torchs(path, settings):
     target = [torch.tensor([[1.0, -2.0], [3.0, 0.5]]), torch.tensor([4.0])]
     ours = [torch.zeros(2, 2), torch.zeros(1)]
     theirs = [torch.nn.Parameter(torch.zeros(2, 2)), torch.nn.Parameter(torch.zeros(1))]
-    optimiser = torch.optim.SGD(theirs, lr=0.3, momentum=changes["momentum"], weight_decay=changes["weight_decay"])
+    optimizer = torch.optim.SGD(theirs, lr=0.3, momentum=changes["momentum"], weight_decay=changes["weight_decay"])
     moments: Moments = {}
     for _ in range(5):
         gradients = [w - t for w, t in zip(ours, target, strict=True)]
@@ -174,7 +174,7 @@ def test_the_step_is_torchs(path, settings):
             w.grad = w.detach() - t
         if local.clip:
             torch.nn.utils.clip_grad_norm_(theirs, local.clip)
-        optimiser.step()
+        optimizer.step()
     for a, b in zip(ours, theirs, strict=True):
         torch.testing.assert_close(a, b.detach(), rtol=1e-6, atol=1e-7)
 

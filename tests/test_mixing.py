@@ -1,4 +1,4 @@
-"""`mix`: every kind of tensor by its own rule, precision, what a released rule does, what is refused."""
+"""`mix`: every kind of tensor by its own aggregator, precision, what a released aggregator does, what is refused."""
 
 from __future__ import annotations
 
@@ -80,9 +80,9 @@ def test_mix_keeps_some_of_the_broadcast() -> None:
 
 
 def test_a_whole_model_takes_the_place_of_the_sum() -> None:
-    """The rule's model of eights, clients of fours, a broadcast of zeros: 8, and 6 where a quarter of zero stays.
+    """The aggregator's model of eights, clients of fours, a broadcast of zeros: 8, and 6 where a quarter of zero stays.
 
-    Counters are the rule's in both; so is everything else where nothing stays.
+    Counters are the aggregator's in both; so is everything else where nothing stays.
     """
     model = frozen_net()
     zero, four, eight = ({key: torch.full_like(v, n) for key, v in model.state_dict().items()} for n in (0, 4, 8))

@@ -46,12 +46,12 @@ def test_a_mistake_is_put_into_the_function_that_lives(source: mutants.Source, t
         file.write_text(PROGRAM)
         module = types.ModuleType("some")
         exec(compile(PROGRAM, str(file), "exec", dont_inherit=True), module.__dict__)
-        share = module.share
-        assert share(*arguments) == before
+        fraction = module.fraction
+        assert fraction(*arguments) == before
         made = [source.mutant(number) for number in range(len(source.places))]
         mutant = next(one for one in made if one is not None and one.was.startswith(was))
         mutants.put_in(mutant, file, module)
-        assert share(*arguments) == after and file.read_text() == mutant.source
+        assert fraction(*arguments) == after and file.read_text() == mutant.source
 
 
 def test_a_method_may_lose_its_super(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ def place(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "path", [*sys.path])
     signatures.drop_plugins(list(signatures.plugins()))
     yield tmp_path
-    sources.forget(*signatures.plugins())
+    sources.delete(*signatures.plugins())
     signatures.drop_plugins(list(signatures.plugins()))
 
 
@@ -46,7 +46,7 @@ def run(monkeypatch, capsys):
     return call
 
 
-LABELS = {"method": "my_one", "rule": "my_one", "objective": "my_one"}
+LABELS = {"method": "my_one", "aggregator": "my_one", "objective": "my_one"}
 
 
 @pytest.mark.parametrize("kind", new.CHANGES)
@@ -78,7 +78,7 @@ def test_what_is_written_is_a_valid_suite_beside_fedavg_and_sfat(place, run, kin
         assert [name.split()[1] for _, name in plugins.used("Experiment", {"name": "cell", **plan.cells[-1].spec})] == [
             "my_one"
         ]
-        first, mine = plan.cells[0].spec["protocol"], plan.cells[-1].spec["protocol"]
+        first, mine = plan.cells[0].spec["algorithm"], plan.cells[-1].spec["algorithm"]
         assert mine["local"]["epochs"] == first["local"]["epochs"] == 1
         assert mine["rounds"] == first["rounds"]
 
@@ -100,10 +100,10 @@ def test_what_is_written_is_as_our_own_files_are(place, run, kind):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("rule", "sfat"), "there is already a rule named 'sfat'"),
-        (("method", "fedavg"), "there is already a protocol named 'fedavg'"),
+        (("aggregator", "sfat"), "there is already an aggregator named 'sfat'"),
+        (("method", "fedavg"), "there is already an algorithm named 'fedavg'"),
         (("attack", "My-Attack"), "'My-Attack' names a Python function: lower case letters, digits and '_'"),
-        (("rule", "class"), "'class' names a Python function"),
+        (("aggregator", "class"), "'class' names a Python function"),
         (("suite", "../x"), "'../x' names a file: letters, digits, '.', '_' and '-'"),
         (("metod", "x"), "'metod'"),
     ],
@@ -118,13 +118,13 @@ def test_mistakes_write_nothing(place, run, arguments, message):
 @pytest.mark.parametrize("there", ["my_one.py", "my_one.yaml"])
 def test_nothing_is_overwritten(place, run, there):
     (place / there).write_text("mine")
-    code, _, err = run("new", "rule", "my_one")
+    code, _, err = run("new", "aggregator", "my_one")
     assert (code, err) == (2, f"fatbench: {there} is there already: nothing was written\n")
     assert [(file.name, file.read_text()) for file in place.iterdir()] == [(there, "mine")]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["rule", "objective", "attack"])  # the tutorial runs the method
+@pytest.mark.parametrize("kind", ["aggregator", "objective", "attack"])  # the tutorial runs the method
 def test_the_smoke_preset_of_what_is_written_runs_and_is_reported(place, run, kind):
     run("new", kind, "my_one")
     code, _, err = run("run", "suite", "my_one.yaml", "--smoke", "--device", "cpu", "--jobs", "1")
@@ -141,7 +141,7 @@ def test_the_smoke_preset_of_what_is_written_runs_and_is_reported(place, run, ki
 
 
 def test_the_methods_of_the_templates_compute_what_they_say(place, run):
-    """The rule: losses 1, 1.2 and 9 have the median 1.2; the third client is further away than 0.5.
+    """The aggregator: losses 1, 1.2 and 9 have the median 1.2; the third client is further away than 0.5.
 
     The attack: one step of 0.1 on f(x) = x w with w = (1, -1) lowers the label's logit, to the edge of its ball.
     """
@@ -149,14 +149,14 @@ def test_the_methods_of_the_templates_compute_what_they_say(place, run):
 
     from fatbench.engine.rounds import Stats, Update
 
-    run("new", "rule", "close")
+    run("new", "aggregator", "close")
     run("new", "attack", "push")
     plugins.load([place / "close.py", place / "push.py"])
     updates = [
         Update(k, n, {}, Stats(loss, loss, 0.0, 1, 1.0, 1))
         for k, (n, loss) in enumerate([(30, 1.0), (10, 1.2), (60, 9.0)])
     ]
-    mixing = signatures.build("Rule", signatures.check("Rule", "close"))(updates, None)
+    mixing = signatures.build("Aggregator", signatures.check("Aggregator", "close"))(updates, None)
     assert mixing.weights == [0.75, 0.25, 0.0]
     assert mixing.metrics == {"left_out": 1.0}
 

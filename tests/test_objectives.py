@@ -205,7 +205,7 @@ def test_correct_is_counted_on_the_images_trained_on(name: str) -> None:
 # --- mixed-ratio adversarial training -----------------------------------------------------------------------------
 
 
-class Seen(nn.Module):
+class Observation(nn.Module):
     """A linear model that keeps what it was given and in which mode."""
 
     def __init__(self) -> None:
@@ -224,7 +224,7 @@ class Seen(nn.Module):
 def test_mixed_at_replaces_exactly_floor_ratio_b(size: int, ratio: int, seed: int) -> None:
     """The attack adds 2 + label to its images; ratios in whole per cent, so the count is an integer division."""
     x, y = torch.rand(size, 1, 2, 2), torch.arange(size) % 3
-    model, attacked = Seen().eval(), []
+    model, attacked = Observation().eval(), []
 
     def paint(model: nn.Module, x: Tensor, y: Tensor, generator: torch.Generator) -> Tensor:
         attacked.append((len(x), model.training))
@@ -243,7 +243,7 @@ def test_mixed_at_replaces_exactly_floor_ratio_b(size: int, ratio: int, seed: in
 
 def test_mixed_at_draws_the_subset_from_the_generator() -> None:
     def subset(seed: int) -> list[bool]:
-        model = Seen()
+        model = Observation()
         objectives.mixed_at(
             model, torch.zeros(24, 1, 2, 2), torch.zeros(24, dtype=torch.long), generator(seed),
             attack=lambda model, x, y, generator: x + 1,
@@ -261,7 +261,7 @@ def test_mixed_at_draws_the_subset_from_the_generator() -> None:
 def test_attack_in_eval_mode_loss_in_train_mode(name: str) -> None:
     """From either mode; and the model is left in train mode."""
     for before in (True, False):
-        model = Seen().train(before)
+        model = Observation().train(before)
         x, y = torch.rand(4, 1, 2, 2), torch.arange(4) % 3
         signatures.build("Objective", spec(name))(model, x, y, generator())
         modes = [training for training, _ in model.calls]
@@ -383,7 +383,7 @@ def test_layout_does_not_matter(name: str) -> None:
 
 
 def test_mixed_at_keeps_the_layout() -> None:
-    model, (x, y) = Seen(), batch()
+    model, (x, y) = Observation(), batch()
     model.layer = nn.Linear(108, 4)
     layouts = []
     model.register_forward_pre_hook(

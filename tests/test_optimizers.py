@@ -1,11 +1,11 @@
-"""Optimisers against torch.optim, and their memory as tensors."""
+"""Optimizers against torch.optim, and their memory as tensors."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from fatbench.engine.optimizers import OPTIMISERS, Descent, packed, step, unpacked
+from fatbench.engine.optimizers import OPTIMIZERS, Descent, packed, step, unpacked
 
 THEIRS = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
 NAMES = ["a", "b.c"]
@@ -21,22 +21,22 @@ def gradient(weights: list[torch.Tensor], t: int) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize("weight_decay", [0.0, 0.1])
-@pytest.mark.parametrize("name", OPTIMISERS)
+@pytest.mark.parametrize("name", OPTIMIZERS)
 def test_steps_are_those_of_torch(name: str, weight_decay: float) -> None:
     ours, theirs = start(), [w.requires_grad_() for w in start()]
     how = Descent(name, lr=0.05, momentum=0.9, weight_decay=weight_decay)
     momentum = {"momentum": 0.9} if name == "sgd" else {}
-    optimiser = THEIRS[name](theirs, lr=0.05, weight_decay=weight_decay, **momentum)
+    optimizer = THEIRS[name](theirs, lr=0.05, weight_decay=weight_decay, **momentum)
     memory: dict = {}
     for t in range(6):
         memory = step(ours, gradient(ours, t), memory, how)
         for w, g in zip(theirs, gradient([w.detach() for w in theirs], t), strict=True):
             w.grad = g
-        optimiser.step()
+        optimizer.step()
         torch.testing.assert_close(ours, [w.detach() for w in theirs], rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", OPTIMISERS)
+@pytest.mark.parametrize("name", OPTIMIZERS)
 def test_a_run_goes_on_from_packed_memory_bit_for_bit(name: str) -> None:
     """Six steps, and two times three with everything but the weights taken from named tensors in between."""
     how = Descent(name, lr=0.05, momentum=0.9, weight_decay=0.1)

@@ -37,16 +37,16 @@ base:
   train: 200
   partition: {{name: iid, clients: 2}}
   model: {{name: small_cnn, width: 2}}
-  protocol:
+  algorithm:
     name: fedavg
     rounds: 3
     local: {{epochs: 1, batch: 32, lr: 0.1, objective: {{name: standard}}}}
-    rule: {{name: samples}}
+    aggregator: {{name: samples}}
 axes:
   method:
     FedAvg: {{}}
-    '{hostile}': {{protocol: {{rule: {{name: uniform}}}}}}
-    broken: {{protocol: {{rule: {{name: sfat, alpha: 1/6, top: 1}}}}}}
+    '{hostile}': {{algorithm: {{aggregator: {{name: uniform}}}}}}
+    broken: {{algorithm: {{aggregator: {{name: sfat, alpha: 1/6, top: 1}}}}}}
 evaluate:
   checkpoints: [last]
   attacks:
@@ -69,7 +69,7 @@ figures:
     lines: [method]
     series: {{PGD-20: pgd20}}
     published: {{file: told.csv, rows: {{method: method}}, values: {{PGD-20: pgd20}}}}
-  - {{id: seen, title: Seen, kind: images, panels: [method], series: {{images: artifact:images}}}}
+  - {{id: seen, title: Observation, kind: images, panels: [method], series: {{images: artifact:images}}}}
 """
 
 
@@ -95,7 +95,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One file of a suite whose every name is a script; one cell of it failed, one kept pictures."""
+    """One file of a suite whose every name is a script; one cell of it failed, one kept images."""
     import numpy as np
     from safetensors.numpy import save_file
 
@@ -164,7 +164,7 @@ class Page(HTMLParser):
         self.ids: list[str] = []
         self.links: list[str] = []
         self.scripts: list[str] = []
-        self.pictures: list[str] = []
+        self.images: list[str] = []
         self.feed(text)
 
     def handle_starttag(self, tag: str, attrs: Any) -> None:
@@ -172,7 +172,7 @@ class Page(HTMLParser):
         self.ids += [said["id"]] if "id" in said else []
         self.links += [said["href"]] if "href" in said else []
         self.scripts += [said.get("src") or said.get("type") or "inline"] if tag == "script" else []
-        self.pictures += [said["src"]] if tag == "img" else []
+        self.images += [said["src"]] if tag == "img" else []
         if tag not in self.VOID:
             self.open.append(tag)
 
@@ -205,18 +205,18 @@ def test_a_page_shows_the_numbers_of_the_tables(site: Path) -> None:
     heads = [re.sub("<[^>]+>", "", head).strip() for head in re.findall(r"<th[^>]*>(.*?)</th>", board, re.DOTALL)]
     assert {"natural", "PGD-20", "FGSM (released)", "AA"} <= set(heads)  # as the tables say, not as they are stored
     assert said.startswith("36.36 ±2.39 ≈ paper 58.13 ±0.68") and "23.00 ±1.85 ≈ paper 32.56 ±0.01" in said
-    dialog = page[page.index('id="cell-3fd810c82fcf"') :].split("</dialog>")[0]
+    dialog = page[page.index('id="cell-cce98326b6ea"') :].split("</dialog>")[0]
     who = (
-        "seed 6: cell <code>3fd810c82fcf</code>",
+        "seed 6: cell <code>cce98326b6ea</code>",
         "a37ae4aee58ba2a220e0f20d404c4ff7f70bcaa2",
         "8deef4ac635349bf",
         "bf16",
     )
-    what = ("small_cnn(width=16)", "FedAvg: w_k = N_k / N", "pgd(eps=8/255", "fatbench verdicts 3fd810c82fcf")
+    what = ("small_cnn(width=16)", "FedAvg: w_k = N_k / N", "pgd(eps=8/255", "fatbench outcomes cce98326b6ea")
     for words in (*who, *what):
         assert words in dialog, words
     data = json.loads(re.search(r'id="data">(.*?)</script>', page, re.DOTALL)[1])  # type: ignore[index]
-    seeds = data["points"]["cell-3fd810c82fcf"]["train_loss"]["seeds"]
+    seeds = data["points"]["cell-cce98326b6ea"]["train_loss"]["seeds"]
     assert sorted(seeds, key=int) == ["6", "7", "8", "9", "10"] and seeds["6"][0] == list(range(1, 21))
 
 
@@ -225,8 +225,8 @@ def test_one_file_holds_all_of_it_and_names_are_harmless(hostile: Path) -> None:
     page = Page(text)
     assert page.open == [] and len(text) < LIMIT
     assert page.scripts == ["application/json", "inline"]  # and none of the names'
-    assert len(page.pictures) == 2  # a figure of what rounds kept, and the cell's own
-    assert all(picture.startswith("data:image/png;base64,") for picture in page.pictures)
+    assert len(page.images) == 2  # a figure of what rounds kept, and the cell's own
+    assert all(image.startswith("data:image/png;base64,") for image in page.images)
     assert "<script>window" not in text and text.count("&lt;script&gt;window.pwned=1") > 15
     policy = re.search(r'Security-Policy" content="([^"]+)"', text)
     assert policy is not None and "default-src &#39;none&#39;" in policy[1] and "sha256-" in policy[1]
@@ -243,11 +243,11 @@ def test_a_curve_is_thinned_to_its_ends() -> None:
     assert (len(thin), thin[0], thin[-1]) == (drilldown.MOST, 1, 1000)
 
 
-def test_pictures_that_would_make_the_page_too_large_are_left_out_and_named() -> None:
-    one = drilldown.Point("a", "s", "paper", "t", ("c0",), pictures=[("small", "x" * 4), ("large", "x" * 9)])
+def test_images_that_would_make_the_page_too_large_are_left_out_and_named() -> None:
+    one = drilldown.Point("a", "s", "paper", "t", ("c0",), images=[("small", "x" * 4), ("large", "x" * 9)])
     pages._within([one], 10)
-    assert [caption for caption, _ in one.pictures] == ["small"]
-    assert one.commands == ["fatbench show c0 --artifacts   # pictures that had no room here"]
+    assert [caption for caption, _ in one.images] == ["small"]
+    assert one.commands == ["fatbench show c0 --artifacts   # images that had no room here"]
 
 
 @pytest.mark.parametrize(
@@ -255,7 +255,7 @@ def test_pictures_that_would_make_the_page_too_large_are_left_out_and_named() ->
     [
         (["nowhere.jsonl"], 2, "fatbench: no such file: nowhere.jsonl\n"),
         ([], 3, "fatbench: the database holds no results yet: fatbench run suite NAME\n"),
-        (["--pictures", "nowhere"], 2, "fatbench: --pictures nowhere: no such folder\n"),
+        (["--images", "nowhere"], 2, "fatbench: --images nowhere: no such folder\n"),
         (["--replicates", "frist"], 2,
          "fatbench: --replicates: expected first, latest or pool, got 'frist' (did you mean 'first'?)\n"),
     ],
@@ -387,7 +387,7 @@ def test_a_number_opens_by_click_and_by_keyboard_and_escape_closes_it(site: Path
     number = page.locator("section.table a.number").first
     number.click()
     dialog = page.locator("dialog[open]")
-    assert dialog.get_attribute("id") == "cell-3fd810c82fcf" and page.evaluate("location.hash") == "#cell-3fd810c82fcf"
+    assert dialog.get_attribute("id") == "cell-cce98326b6ea" and page.evaluate("location.hash") == "#cell-cce98326b6ea"
     curve = dialog.locator(".chart .mark-line path[d]")
     curve.first.wait_for(state="attached")
     assert curve.count() == 5  # seeds
@@ -400,7 +400,7 @@ def test_a_number_opens_by_click_and_by_keyboard_and_escape_closes_it(site: Path
     page.keyboard.press("Enter")
     page.locator("dialog[open]").get_by_role("button", name="Close").click()
     assert page.locator("dialog[open]").count() == 0
-    sent = opened(site / "sfat-audit-jpeg75-cpu.html", "#cell-3fd810c82fcf")  # an address that somebody sent
+    sent = opened(site / "sfat-audit-jpeg75-cpu.html", "#cell-cce98326b6ea")  # an address that somebody sent
     assert sent.locator("dialog[open] h2").inner_text().endswith("FAT")
     index = opened(site / "index.html")
     index.locator("a.number").first.click()

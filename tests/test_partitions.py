@@ -80,7 +80,7 @@ def test_classes_per_client_permuted() -> None:
 
 @pytest.mark.parametrize(("clients", "percent"), [(5, 92), (8, 86), (10, 82), (20, 62), (25, 52), (50, 2)])
 def test_shah_own_share(clients: int, percent: int) -> None:
-    """SFAT: the share of its own chunk that a client gets at skew 2, and 2 per cent of every other."""
+    """SFAT: the fraction of its own chunk that a client gets at skew 2, and 2 per cent of every other."""
     labels = numpy.arange(50_000) // (50_000 // clients)  # chunk numbers instead of classes
     labels = numpy.minimum(labels, clients - 1)
     chunk = 50_000 // clients
@@ -97,9 +97,9 @@ def test_shah_of_fifty_clients_is_iid() -> None:
 
 
 def test_shah_fixed_share() -> None:
-    """own_share 0.92 with 20 clients of 2500: 2300 of the own chunk, the other 200 from 19 chunks (10 or 11 each)."""
+    """own_fraction 0.92 with 20 clients of 2500: 2300 of the own chunk, 200 from 19 others (10 or 11 each)."""
     labels = numpy.arange(50_000) // 2500
-    for k, part in enumerate(shards("shah", labels, clients=20, own_share=0.92)):
+    for k, part in enumerate(shards("shah", labels, clients=20, own_fraction=0.92)):
         counts = numpy.bincount(labels[part], minlength=20)
         assert counts[k] == 2300
         assert set(numpy.delete(counts, k).tolist()) == {10, 11}
@@ -113,7 +113,7 @@ def test_a_class_that_is_cut_goes_on_in_the_order_of_the_examples() -> None:
     labels = rng(5).integers(0, 3, 1000)
     order = sorted(range(1000), key=labels.tolist().__getitem__)
     chunks = [sorted(order[k * 250 : (k + 1) * 250]) for k in range(4)]
-    assert [part.tolist() for part in shards("shah", labels, clients=4, own_share=1.0)] == chunks
+    assert [part.tolist() for part in shards("shah", labels, clients=4, own_fraction=1.0)] == chunks
     slices = [sorted(order[k * 125 : (k + 1) * 125] + order[(k + 4) * 125 : (k + 5) * 125]) for k in range(4)]
     assert [part.tolist() for part in shards("classes_per_client", labels, clients=4, classes=2)] == slices
 
@@ -339,7 +339,7 @@ def problems(draw: st.DrawFn, name: str) -> tuple[NDArray[Any], NDArray[Any], di
         "classes": st.integers(1, 4),
         "class_perm_seed": st.none() | st.integers(0, 5),
         "skew": st.floats(0, 99.9 / max(clients - 1, 1)),
-        "own_share": st.none() | st.floats(0.01, 1),
+        "own_fraction": st.none() | st.floats(0.01, 1),
         "shards": st.integers(clients, 20),
         "shard_size": st.just(None) | st.integers(1, 2),
         "max_shards": st.integers(1, 40),

@@ -94,7 +94,7 @@ def test_bars_over_an_axis_and_curves_over_radii(suite: Suite) -> None:
     assert drawn_of(suite, None, [], []).figure.series == {"natural": "train:natural", "monitor": "train:monitor"}
 
 
-def test_several_suites_are_one_picture(suite: Suite, run: Callable[..., tuple[int, str, str]]) -> None:
+def test_several_suites_are_one_image(suite: Suite, run: Callable[..., tuple[int, str, str]]) -> None:
     """Panels that are alike say their suite; those of one suite alone do not."""
     args = ("--x", "round", "--y", "natural", "--by", "method", "--format", "png", *DB)
     code, out, err = run("plot", "drawn.yaml", "other.yaml", *args)

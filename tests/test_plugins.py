@@ -22,7 +22,7 @@ from fatbench.store import jsonl
 from fatbench.store.stages import Store
 from fatbench.suite import cells, files, plugins, signatures, sources
 
-RULE = """from fatbench.engine.rounds import Mixing
+AGGREGATOR = """from fatbench.engine.rounds import Mixing
 from helper import first
 
 
@@ -36,13 +36,13 @@ def blank(model, x, y, generator):
     return x * 0
 
 
-RULES = {"only": only}
+AGGREGATORS = {"only": only}
 ATTACKS = {"blank": blank}
 """
 HELPER = "def first(n):\n    return [1.0] + [0.0] * (n - 1)\n"
 SUITE = """
 name: mine
-title: A rule and an attack of a plug-in
+title: An aggregator and an attack of a plug-in
 plugins: [mine.py]
 base:
   data: digits
@@ -50,12 +50,12 @@ base:
   test: 20
   partition: {name: iid, clients: 2}
   model: {name: small_cnn, width: 2}
-  protocol:
-    {name: fedavg, rounds: 2, rule: samples, local: {batch: 16, lr: 0.05, objective: {name: standard}}}
+  algorithm:
+    {name: fedavg, rounds: 2, aggregator: samples, local: {batch: 16, lr: 0.05, objective: {name: standard}}}
 axes:
   method:
     FedAvg: {}
-    Mine: {protocol: {rule: only}}
+    Mine: {algorithm: {aggregator: only}}
 evaluate: {attacks: {natural: natural, blank: blank}}
 presets: {paper: {}}
 tables:
@@ -65,8 +65,8 @@ figures:
 """
 
 
-def forget() -> None:
-    sources.forget(*signatures.plugins())
+def delete() -> None:
+    sources.delete(*signatures.plugins())
     signatures.drop_plugins(list(signatures.plugins()))
 
 
@@ -76,11 +76,11 @@ def place(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setenv("COLUMNS", "300")
-    forget()
-    for name, text in (("mine.py", RULE), ("helper.py", HELPER), ("mine.yaml", SUITE)):
+    delete()
+    for name, text in (("mine.py", AGGREGATOR), ("helper.py", HELPER), ("mine.yaml", SUITE)):
         (tmp_path / name).write_text(text)
     yield tmp_path
-    forget()
+    delete()
 
 
 @pytest.fixture
@@ -88,7 +88,7 @@ def run(monkeypatch, capsys):
     """Call the program in this process, with nothing loaded: (exit code, stdout, stderr)."""
 
     def call(*arguments: str) -> tuple[int, str, str]:
-        forget()
+        delete()
         monkeypatch.setattr(sys, "argv", ["fatbench", *arguments])
         with pytest.raises(SystemExit) as exit:
             cli.main()
@@ -110,10 +110,10 @@ def test_a_suite_names_its_plug_ins_relative_to_itself_and_those_of_what_it_exte
     (place / "below").mkdir()
     (place / "below" / "other.py").write_text("def two(updates, context): ...\nRULES = {'two': two}\n")
     head = "name: child\ntitle: T\nextends: ../mine.yaml\nplugins: [other.py]\n"
-    (place / "below" / "child.yaml").write_text(head + "axes: {method: {Two: {protocol: {rule: two}}}}\n")
+    (place / "below" / "child.yaml").write_text(head + "axes: {method: {Two: {algorithm: {aggregator: two}}}}\n")
     monkeypatch.chdir("/")
     plan = files.load(str(place / "below" / "child.yaml")).plan()
-    assert [cell.spec["protocol"]["rule"]["name"] for cell in plan.cells] == ["samples", "only", "two"]
+    assert [cell.spec["algorithm"]["aggregator"]["name"] for cell in plan.cells] == ["samples", "only", "two"]
     assert signatures.plugins() == (place / "mine.py", place / "below" / "other.py")
 
 
@@ -136,7 +136,7 @@ def test_two_plug_ins_with_the_same_name_are_both_named(place):
     (place / "twin.py").write_text("def only(updates, context): ...\nRULES = {'only': only}\n")
     plugins.load([Path("mine.py")])
     with pytest.raises(
-        SpecError, match=r"--plugin: plugin .*twin.py: there is already a rule named 'only' in .*mine.py"
+        SpecError, match=r"--plugin: plugin .*twin.py: there is already an aggregator named 'only' in .*mine.py"
     ):
         plugins.load([Path("twin.py")])
 
@@ -148,7 +148,7 @@ def test_settings_name_plug_ins_and_all_add_up(place, monkeypatch):
     monkeypatch.setenv("FATBENCH_PLUGIN", "b.py:c.py")
     plugins.load([Path("mine.py")])
     assert [file.name for file in signatures.plugins()] == ["a.py", "b.py", "c.py", "mine.py"]
-    assert signatures.names("Rule")[-4:] == ["a", "b", "c", "only"]
+    assert signatures.names("Aggregator")[-4:] == ["a", "b", "c", "only"]
     plugins.load([Path("mine.py")])
     assert len(signatures.plugins()) == 4
 
@@ -183,14 +183,14 @@ def test_an_installed_package_announces_its_plug_in_and_is_not_imported(place, m
     monkeypatch.syspath_prepend(site)
     importlib.invalidate_caches()
     plugins.load()
-    assert signatures.describe("Rule", "three").plugin == package / "tables.py"
+    assert signatures.describe("Aggregator", "three").plugin == package / "tables.py"
     assert "their_package" not in sys.modules
     version = plugins.version(package / "tables.py")
     assert version["plugin"] == "their_package.tables"
     assert sorted(version["modules"]) == ["their_package/__init__.py", "their_package/part.py"]
     (package / "__init__.py").write_text("")
     plugins.load()  # it was edited: read again
-    assert signatures.function("Rule", "three").__module__ == "their_package.part"
+    assert signatures.function("Aggregator", "three").__module__ == "their_package.part"
     (info / "entry_points.txt").write_text("[fatbench.plugins]\nthree = their_package.none\n")
     with pytest.raises(
         SpecError, match=r"entry point fatbench.plugins: their_package.none: the module's source is not"
@@ -206,7 +206,9 @@ def test_every_command_takes_plug_ins():
             yield from commands(command, (*path, name)) if hasattr(command, "commands") else [((*path, name), command)]
 
     found = dict(commands(typer.main.get_command(cli.app)))
-    assert {("report",), ("status",), ("import",), ("suite", "check"), ("new", "rule"), ("db", "check")} <= set(found)
+    assert {("report",), ("status",), ("import",), ("suite", "check"), ("new", "aggregator"), ("db", "check")} <= set(
+        found
+    )
     for path, command in found.items():
         option = [one for one in command.params if "--plugin" in one.opts]
         assert len(option) == 1, path
@@ -214,7 +216,7 @@ def test_every_command_takes_plug_ins():
 
 
 def test_checking_a_suite_imports_neither_torch_nor_the_plug_in(place):
-    (place / "mine.py").write_text("raise RuntimeError('imported')\n" + RULE)
+    (place / "mine.py").write_text("raise RuntimeError('imported')\n" + AGGREGATOR)
     code = (
         "import sys; from fatbench.suite import files; from fatbench.cli import app\n"
         "assert len(files.load('mine.yaml').plan().cells) == 2\n"
@@ -255,15 +257,15 @@ def test_a_local_module_with_the_name_of_another_is_refused_when_it_would_be_run
     (place / "json.py").write_text("")
     plugins.load([Path("mine.py")])
     with pytest.raises(SpecError, match=r"json.py has the name of another module that is loaded already: rename it"):
-        signatures.function("Rule", "only")
+        signatures.function("Aggregator", "only")
 
 
 def test_a_table_may_name_a_function_of_a_local_module(place):
     (place / "mine.py").write_text("from helper import near as close\nRULES = {'near': close}\n")
     (place / "helper.py").write_text("def near(updates, context, *, top: int = 1):\n    return 7\n")
     plugins.load([Path("mine.py")])
-    assert [setting.name for setting in signatures.describe("Rule", "near").settings] == ["top"]
-    assert signatures.build("Rule", {"name": "near", "top": 2})([], None) == 7
+    assert [setting.name for setting in signatures.describe("Aggregator", "near").settings] == ["top"]
+    assert signatures.build("Aggregator", {"name": "near", "top": 2})([], None) == 7
 
 
 def test_a_plug_in_may_have_dataclasses_and_runs_as_it_was_read(place):
@@ -274,29 +276,29 @@ def test_a_plug_in_may_have_dataclasses_and_runs_as_it_was_read(place):
     )
     plugins.load([Path("mine.py")])
     (place / "mine.py").write_text("1 / 0\n")
-    assert signatures.function("Rule", "f")([], None) == 3
+    assert signatures.function("Aggregator", "f")([], None) == 3
 
 
 def test_an_edited_plug_in_is_read_and_run_anew_by_the_next_load(place):
     plugins.load([Path("mine.py")])
-    assert signatures.function("Rule", "only")([1, 2], None).weights == [1.0, 0.0]
+    assert signatures.function("Aggregator", "only")([1, 2], None).weights == [1.0, 0.0]
     (place / "helper.py").write_text("def first(n):\n    return [1 / n] * n  # another\n")
     plugins.load()
-    assert signatures.function("Rule", "only")([1, 2], None).weights == [0.5, 0.5]
+    assert signatures.function("Aggregator", "only")([1, 2], None).weights == [0.5, 0.5]
 
 
 def test_what_a_cell_uses_is_found_in_nested_calls(place):
     plan = files.load("mine.yaml").plan()
     fedavg, mine = plan.cells
     assert plugins.records(fedavg.spec) == []
-    version = {"plugin": "mine.py", "sha256": sha(RULE), "modules": {"helper.py": sha(HELPER)}}
-    assert plugins.records(mine.spec) == [{**version, "names": ["rule only"]}]
+    version = {"plugin": "mine.py", "sha256": sha(AGGREGATOR), "modules": {"helper.py": sha(HELPER)}}
+    assert plugins.records(mine.spec) == [{**version, "names": ["aggregator only"]}]
     assert plugins.records(fedavg.spec, {"name": "blank"}) == [{**version, "names": ["attack blank"]}]
-    assert plugins.records(mine.spec, {"name": "blank"}) == [{**version, "names": ["attack blank", "rule only"]}]
+    assert plugins.records(mine.spec, {"name": "blank"}) == [{**version, "names": ["attack blank", "aggregator only"]}]
 
 
 def test_versions_are_the_same_wherever_the_file_is(place):
-    record = {"plugin": "a.py", "sha256": "1", "modules": {}, "names": ["rule x"]}
+    record = {"plugin": "a.py", "sha256": "1", "modules": {}, "names": ["aggregator x"]}
     assert plugins.same([record], [{**record, "plugin": "b.py", "names": []}])
     assert not plugins.same([record], [{**record, "sha256": "2"}])
     assert not plugins.same([record], [{**record, "modules": {"h.py": "3"}}])
@@ -329,7 +331,7 @@ def test_edited_work_is_kept_until_it_is_asked_for_again(place):
             assert work(job, machine(place), store) == "done"
         fedavg, mine = (job.cell for job in jobs())
         train = next(run for run in store.runs([mine]) if run["stage"] == "train")
-        assert [record["names"] for record in train["plugins"]] == [["rule only"]]
+        assert [record["names"] for record in train["plugins"]] == [["aggregator only"]]
         assert "plugins" not in next(run for run in store.runs([fedavg]) if run["stage"] == "train")
         assert versions.changed(jobs(), store) == {}
         assert weights_of(store, mine) == [0.0, 1.0]
@@ -343,7 +345,7 @@ def test_edited_work_is_kept_until_it_is_asked_for_again(place):
             mine: ["blank", "natural", "train"],
         }
         was, now = sha(HELPER)[:12], sha(UNIFORM)[:12]
-        words = f"mine.py (sha256 {sha(RULE)[:12]}; helper.py {{}})"
+        words = f"mine.py (sha256 {sha(AGGREGATOR)[:12]}; helper.py {{}})"
         assert changed[mine]["train"] == f"{words.format(was)}, now {words.format(now)}"
         rows = progress.of(plan, store)
         assert [(row.status, row.stages_done, row.stages) for row in rows] == [("changed", 2, 3), ("changed", 0, 3)]
@@ -418,7 +420,7 @@ def test_a_plug_in_from_run_to_report_edit_and_import(place, run):
     code, _, err = run(*command)
     assert code == 0, err
     _, out, _ = run("report", "mine.yaml", "--format", "markdown")
-    shown = f"mine.py (sha256 {sha(RULE)[:12]}; helper.py {sha(HELPER)[:12]})"
+    shown = f"mine.py (sha256 {sha(AGGREGATOR)[:12]}; helper.py {sha(HELPER)[:12]})"
     assert f"- *plug-in*: {shown}\n" in out
     assert "OLDER" not in out
     assert "blank: mine.py" in out  # the attack's implementation
@@ -427,9 +429,9 @@ def test_a_plug_in_from_run_to_report_edit_and_import(place, run):
     assert record["plugins"] == [
         {
             "plugin": "mine.py",
-            "sha256": sha(RULE),
+            "sha256": sha(AGGREGATOR),
             "modules": {"helper.py": sha(HELPER)},
-            "names": ["attack blank", "rule only"],
+            "names": ["attack blank", "aggregator only"],
         }
     ]
     assert run("suite", "check", "mine.yaml")[0] == 0
@@ -438,11 +440,11 @@ def test_a_plug_in_from_run_to_report_edit_and_import(place, run):
     assert code == 0
     assert "Mine" in out
     run("export", "-o", "out.jsonl")
-    assert sha(RULE) in (place / "out.jsonl").read_text()
+    assert sha(AGGREGATOR) in (place / "out.jsonl").read_text()
     code, _, err = run("import", "out.jsonl", "--db", "other.db")
     assert code == 2
-    assert "no rule is named 'only'" in err
-    assert f"its runs have it from the plug-in mine.py (sha256 {sha(RULE)[:12]}): give it with --plugin" in err
+    assert "no aggregator is named 'only'" in err
+    assert f"its runs have it from the plug-in mine.py (sha256 {sha(AGGREGATOR)[:12]}): give it with --plugin" in err
     code, out, _ = run("import", "out.jsonl", "--db", "other.db", "--plugin", "mine.py")
     assert (code, "2 new cells" in out) == (0, True)
 
@@ -500,8 +502,8 @@ def test_importing_keeps_the_version(place):
         jsonl.export(one, "out.jsonl")
         jsonl.import_(other, "out.jsonl", identify=cells.identity)
         assert versions.changed(jobs(), other) == {}
-        assert versions.brought("rule only", other)["sha256"] == sha(RULE)
-        assert versions.brought("rule onl", other) is None
+        assert versions.brought("aggregator only", other)["sha256"] == sha(AGGREGATOR)
+        assert versions.brought("aggregator onl", other) is None
 
 
 # --- every kind of function ---------------------------------------------------------------------------------------
@@ -517,7 +519,7 @@ from fatbench.engine.cohort import cost, train_cohort
 from fatbench.engine.fast.draws import per_client
 from fatbench.engine.mixing import aggregate, mix
 from fatbench.engine.rounds import Context, Mixing, Round, State
-from fatbench.suite.types import Attack, Count, Local, NonNegative, Rule
+from fatbench.suite.types import Attack, Count, Local, NonNegative, Aggregator
 
 
 def blobs(root, *, side: Count = 12):
@@ -551,7 +553,7 @@ def linear(shape, classes):
     return nn.Sequential(nn.Flatten(), nn.Linear(shape[0] * shape[1] * shape[2], classes))
 
 
-def plain(problem, state, *, rounds: Count, rule: Rule, local: Local):
+def plain(problem, state, *, rounds: Count, aggregator: Aggregator, local: Local):
     """Every client, every round.
 
     Forward: rounds * local
@@ -561,8 +563,8 @@ def plain(problem, state, *, rounds: Count, rule: Rule, local: Local):
     """
     for t in range(state.round, rounds):
         now = local.at(t)
-        updates = train_cohort(problem, state.model, range(len(problem.shards)), t, now, rule=rule)
-        mixing = aggregate(rule, updates, Context(t, rounds, problem, state.model, {}, now.lr))
+        updates = train_cohort(problem, state.model, range(len(problem.shards)), t, now, aggregator=aggregator)
+        mixing = aggregate(aggregator, updates, Context(t, rounds, problem, state.model, {}, now.lr))
         after = State(t + 1, mix(updates, mixing, state.model, problem.model))
         yield Round(t, state.model, updates, mixing, after, cost(updates, now, state.model))
         state = after
@@ -613,20 +615,20 @@ def silent(part, at):
 
 
 def grey(seen, model, shape, generator):
-    """A grey picture."""
+    """A grey image."""
     return torch.full((len(seen[0].labels), 1, *shape), 0.5)
 
 
 DATASETS = {"blobs": blobs}
 PARTITIONS = {"striped": striped}
 MODELS = {"linear": linear}
-PROTOCOLS = {"plain": plain}
-RULES = {"median": median}
+ALGORITHMS = {"plain": plain}
+AGGREGATORS = {"median": median}
 OBJECTIVES = {"hinge": hinge}
 PROXIMALS = {"pull": pull}
 ATTACKS = {"blank": blank}
 AUGMENTS = {"dim": dim}
-PROBES = {"bright": bright}
+DIAGNOSTICS = {"bright": bright}
 DEFENCES = {"silent": silent}
 INVERSIONS = {"grey": grey}
 '''
@@ -638,17 +640,17 @@ base:
   data: blobs
   partition: {name: striped, clients: 3}
   model: linear
-  protocol: {name: fedavg, rounds: 1, rule: samples, local: {batch: 8, lr: 0.1, objective: standard}}
+  algorithm: {name: fedavg, rounds: 1, aggregator: samples, local: {batch: 8, lr: 0.1, objective: standard}}
 axes:
   what:
     learn:
       augment: dim
       monitor: blank
-      probe: bright
-      protocol:
+      diagnostic: bright
+      algorithm:
         name: plain
         rounds: 4
-        rule: median
+        aggregator: median
         local:
           epochs: 2
           batch: 8
@@ -656,14 +658,15 @@ axes:
           objective: {name: hinge, attack: {name: pgd, eps: 8/255, step: 8/255, steps: 1}}
           proximal: {name: pull, mu: 0.1}
     listen:
-      protocol:
-        {name: eavesdrop, rounds: 2, victims: 2, candidates: 20, objective: standard, defence: silent, inversion: grey}
+      algorithm:
+        {name: gradient_inversion, rounds: 2, target_clients: 2, candidates: 20, objective: standard,
+         defence: silent, inversion: grey}
 evaluate:
   attacks: {natural: natural, blank: blank}
   overrides: [{when: {what: listen}, set: {attacks: {natural: null, blank: null}}}]
 presets:
   paper: {}
-  smoke: {overrides: [{when: {what: learn}, set: {protocol: {rounds: 2}}}]}
+  smoke: {overrides: [{when: {what: learn}, set: {algorithm: {rounds: 2}}}]}
 tables:
   - id: A
     title: Every kind
@@ -702,7 +705,7 @@ def test_a_plug_in_may_bring_every_kind_of_function(place, run, path):
 
 
 def test_a_model_that_was_not_trained_here_is_judged_with_a_plug_in_s_attack(place):
-    """Its cell has no partition and no protocol that anybody could look up; the attack alone is the plug-in's."""
+    """Its cell has no partition and no algorithm that anybody could look up; the attack alone is the plug-in's."""
     from fatbench.suite import external_models
 
     plugins.load([Path("mine.py")])
@@ -722,7 +725,7 @@ def test_python_takes_plug_ins_as_the_commands_do(place, monkeypatch):
     (place / "fatbench.toml").write_text('plugin = ["mine.py"]\n')
     assert fatbench.plan("mine.yaml")["method"].tolist() == ["FedAvg", "Mine"]  # of the settings
     (place / "fatbench.toml").unlink()
-    forget()
+    delete()
     with pytest.raises(SpecError, match="no attack is named 'blank'"):
         fatbench.plan("mine.yaml")
     assert fatbench.plan("mine.yaml", plugins=["mine.py"])["method"].tolist() == ["FedAvg", "Mine"]
@@ -737,13 +740,13 @@ def test_python_keeps_what_an_older_version_computed_until_told_otherwise(place,
     (place / "mine.yaml").write_text(SUITE.replace("plugins: [mine.py]\n", ""))
     chosen = {"where": "method=Mine", "jobs": 1, "plugins": ["mine.py"]}
     assert fatbench.run("mine.yaml", **chosen)["status"].tolist() == ["done"]
-    (place / "mine.py").write_text(RULE + "# edited\n")
+    (place / "mine.py").write_text(AGGREGATOR + "# edited\n")
     capsys.readouterr()
     assert fatbench.run("mine.yaml", **chosen)["status"].tolist() == ["changed"]
     assert "1 cell of an older version of a plug-in is kept as it is" in capsys.readouterr().err
     assert fatbench.run("mine.yaml", rerun_changed=True, **chosen)["status"].tolist() == ["done"]
-    assert sha(RULE + "# edited\n")[:12] in fatbench.table("mine.yaml", plugins=["mine.py"]).markdown()
-    forget()
+    assert sha(AGGREGATOR + "# edited\n")[:12] in fatbench.table("mine.yaml", plugins=["mine.py"]).markdown()
+    delete()
     with pytest.raises(
         SpecError, match=r"no attack is named 'blank'.*runs in the database have it from the plug-in mine"
     ):

@@ -98,7 +98,7 @@ class Watched(nn.Module):
         return y
 
 
-def test_tf32_holds_for_steps_and_attacks_and_never_for_a_verdict(ieee: None) -> None:
+def test_tf32_holds_for_steps_and_attacks_and_never_for_a_outcome(ieee: None) -> None:
     images, labels = torch.zeros(4, 3, 2, 2, dtype=torch.uint8), torch.zeros(4, dtype=torch.int64)
     model = Watched()
     on = Problem(model, images, labels, [torch.arange(4)], 3, 0, CPU, "tf32")
@@ -210,18 +210,18 @@ OBJECTIVES = {"puts": puts}
 SUITE = """
 name: puts
 title: An objective without a deterministic kernel
-axes: {rule: {samples: {}}}
-grid: {product: [rule]}
+axes: {aggregator: {samples: {}}}
+grid: {product: [aggregator]}
 base:
   data: digits
   train: 16
   test: 8
   partition: {name: iid, clients: 2}
   model: {name: small_cnn, width: 2}
-  protocol: {name: fedavg, rounds: 1, rule: samples, local: {batch: 8, lr: 0.1, objective: puts}}
+  algorithm: {name: fedavg, rounds: 1, aggregator: samples, local: {batch: 8, lr: 0.1, objective: puts}}
   monitor: natural
 evaluate: {n: 8, attacks: {natural: natural}}
-tables: [{id: A, title: One, rows: [rule], values: {natural: natural}}]
+tables: [{id: A, title: One, rows: [aggregator], values: {natural: natural}}]
 presets: {paper: {}}
 """
 
@@ -245,7 +245,7 @@ def test_a_run_without_a_deterministic_kernel_goes_on_and_says_so(
     plugin.write_text(PUTS)
     file.write_text(SUITE)
     signatures.add_plugin(plugin)
-    request.addfinalizer(signatures._forget)
+    request.addfinalizer(signatures._clear)
     suite = files.load(str(file))
     plan = suite.plan()
     (job,) = jobs_of(plan)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from fatbench.methods.algorithms import PROTOCOLS
+from fatbench.methods.algorithms import ALGORITHMS
 from fatbench.runner.executors import slurm
 
 ROOT = Path(__file__).parent.parent
@@ -142,5 +142,5 @@ def test_commands_that_made_the_results_name_their_suites(page, tmp_path):
             run(f"{command} --dry-run", tmp_path, [])
 
 
-def test_the_readme_names_every_protocol():
-    assert all(f"`{name}`" in README for name in PROTOCOLS)
+def test_the_readme_names_every_algorithm():
+    assert all(f"`{name}`" in README for name in ALGORITHMS)

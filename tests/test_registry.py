@@ -29,7 +29,7 @@ def test_defaults_are_filled_in_and_fractions_stay_text():
 
 
 def test_a_bare_name_is_a_call_without_settings():
-    assert signatures.check("Rule", "samples") == {"name": "samples"}
+    assert signatures.check("Aggregator", "samples") == {"name": "samples"}
 
 
 @pytest.mark.parametrize(
@@ -126,8 +126,8 @@ def cell(**changes):
         "data": "digits",
         "partition": {"name": "iid", "clients": 2},
         "model": {"name": "nin", "width": 16},
-        "protocol": {
-            "name": "fedavg", "rounds": 2, "rule": "samples",
+        "algorithm": {
+            "name": "fedavg", "rounds": 2, "aggregator": "samples",
             "local": {"batch": 32, "lr": 0.01, "objective": {"name": "at", "attack": PGD}},
         },
     }  # fmt: skip
@@ -170,7 +170,7 @@ def twice(problem, state, *, rounds: Count, local: Tiny, other: Tiny | None = No
     """
 
 
-PROTOCOLS = {"twice": twice}
+ALGORITHMS = {"twice": twice}
 '''
 AT = {"name": "at", "attack": PGD}
 LOCAL = {"epochs": 2, "objective": AT, "noise": "8/255"}
@@ -178,7 +178,7 @@ LOCAL = {"epochs": 2, "objective": AT, "noise": "8/255"}
 
 @pytest.fixture
 def tiny(tmp_path, monkeypatch):
-    """A settings class `Tiny`, and a protocol `twice` that has one."""
+    """A settings class `Tiny`, and an algorithm `twice` that has one."""
     (tmp_path / "tinyclass.py").write_text(TINY.replace(", Tiny", ""))
     (tmp_path / "caller.py").write_text(TINY[: TINY.index("@")] + CALLER)
     find = signatures._module_file
@@ -207,20 +207,20 @@ def test_a_settings_class_is_read_from_its_source_without_its_methods(tiny):
 
 
 def test_a_settings_class_is_a_mapping_without_a_name(tiny):
-    protocol = signatures.check("Protocol", {"name": "twice", "rounds": 3, "local": LOCAL})
-    assert protocol["other"] is None
-    assert protocol["local"] == {
+    algorithm = signatures.check("Algorithm", {"name": "twice", "rounds": 3, "local": LOCAL})
+    assert algorithm["other"] is None
+    assert algorithm["local"] == {
         "epochs": 2, "objective": signatures.check("Objective", AT), "lr": 0.1, "noise": "8/255", "shuffle": True,
     }  # fmt: skip
-    assert signatures.without_defaults("Protocol", protocol) == {
+    assert signatures.without_defaults("Algorithm", algorithm) == {
         "name": "twice", "rounds": 3,
         "local": {"epochs": 2, "objective": {"name": "at", "attack": PGD}, "noise": "8/255"},
     }  # fmt: skip
 
 
 def test_a_settings_class_is_built_with_its_nested_calls(tiny):
-    protocol = signatures.check("Protocol", {"name": "twice", "rounds": 3, "local": LOCAL})
-    local = signatures.bind(signatures.describe("Protocol", "twice"), protocol)["local"]
+    algorithm = signatures.check("Algorithm", {"name": "twice", "rounds": 3, "local": LOCAL})
+    local = signatures.bind(signatures.describe("Algorithm", "twice"), algorithm)["local"]
     assert type(local).__name__ == "TinyTraining"
     assert (local.epochs, local.lr, local.noise, local.shuffle) == (2, 0.1, 8 / 255, True)
     assert local.objective.keywords["attack"].keywords["steps"] == 10
@@ -228,11 +228,11 @@ def test_a_settings_class_is_built_with_its_nested_calls(tiny):
 
 def test_a_settings_class_stands_for_its_own_passes_in_an_expression(tiny):
     """The class: 2 epochs * 11 passes + 5 images forward, 22 backward; 3 rounds of it, and once `other`."""
-    spec = signatures.check("Protocol", {"name": "twice", "rounds": 3, "local": LOCAL})
-    assert formulas.passes("Protocol", spec, images=5) == (3 * (22 + 5), 3 * 22)
-    assert formulas.formula("Protocol", spec, "Steps") == 6
-    spec = signatures.check("Protocol", {"name": "twice", "rounds": 3, "local": LOCAL, "other": LOCAL})
-    assert formulas.passes("Protocol", spec, images=5) == (4 * (22 + 5), 3 * 22)
+    spec = signatures.check("Algorithm", {"name": "twice", "rounds": 3, "local": LOCAL})
+    assert formulas.passes("Algorithm", spec, images=5) == (3 * (22 + 5), 3 * 22)
+    assert formulas.formula("Algorithm", spec, "Steps") == 6
+    spec = signatures.check("Algorithm", {"name": "twice", "rounds": 3, "local": LOCAL, "other": LOCAL})
+    assert formulas.passes("Algorithm", spec, images=5) == (4 * (22 + 5), 3 * 22)
 
 
 @pytest.mark.parametrize(
@@ -255,7 +255,7 @@ def test_a_settings_class_stands_for_its_own_passes_in_an_expression(tiny):
 def test_mistakes_in_a_settings_class_name_file_line_and_key(tiny, local, message):
     node = Map({"name": "twice", "rounds": 1, "local": local}, {"local": "a.yaml:4"}, "a.yaml:3")
     with pytest.raises(SpecError) as caught:
-        signatures.check("Protocol", node)
+        signatures.check("Algorithm", node)
     assert str(caught.value).startswith(message)
 
 
@@ -268,14 +268,14 @@ def test_a_function_says_what_it_asks_for_by_the_names_of_its_further_parameters
     plugin.write_text(
         "def wants(updates, context, broadcast_losses, *, top: int = 1): ...\ndef wants_none(u, c): ...\n"
         "def whole(part, at, gradient): ...\n"
-        "RULES = {'wants': wants, 'wants_none': wants_none}\nDEFENCES = {'whole': whole}\n"
+        "AGGREGATORS = {'wants': wants, 'wants_none': wants_none}\nDEFENCES = {'whole': whole}\n"
     )
     signatures.add_plugin(plugin)
-    assert signatures.describe("Rule", "wants").asks == ("broadcast_losses",)
-    assert signatures.describe("Rule", "wants_none").asks == ()
+    assert signatures.describe("Aggregator", "wants").asks == ("broadcast_losses",)
+    assert signatures.describe("Aggregator", "wants_none").asks == ()
     assert signatures.describe("Defence", "whole").asks == ("gradient",)
-    assert [s.name for s in signatures.describe("Rule", "wants").settings] == ["top"]
-    signatures._forget()
+    assert [s.name for s in signatures.describe("Aggregator", "wants").settings] == ["top"]
+    signatures._clear()
 
 
 @pytest.mark.parametrize(
@@ -283,7 +283,7 @@ def test_a_function_says_what_it_asks_for_by_the_names_of_its_further_parameters
     [
         (
             "def f(updates, context, broadcast_loss): ...\nRULES = {'f': f}\n",
-            "bad.py:1: the rule 'f' asks for 'broadcast_loss' (did you mean 'broadcast_losses'?): beyond "
+            "bad.py:1: the aggregator 'f' asks for 'broadcast_loss' (did you mean 'broadcast_losses'?): beyond "
             "(updates, context) it may ask for broadcast_losses; settings stand after '*'",
         ),
         (
@@ -292,11 +292,11 @@ def test_a_function_says_what_it_asks_for_by_the_names_of_its_further_parameters
         ),
         (
             "def f(updates): ...\nRULES = {'f': f}\n",
-            "bad.py:1: the rule 'f' is called with (updates, context), but takes (updates)",
+            "bad.py:1: the aggregator 'f' is called with (updates, context), but takes (updates)",
         ),
         (
             "def f(updates, broadcast_losses): ...\nRULES = {'f': f}\n",
-            "bad.py:1: the rule 'f' is called with (updates, context), but takes (updates, broadcast_losses)",
+            "bad.py:1: the aggregator 'f' is called with (updates, context), but takes (updates, broadcast_losses)",
         ),
         ("class F: ...\nRULES = {'f': F}\n", "'F' is in the table but is no function"),
         (
@@ -329,7 +329,7 @@ def test_identity_ignores_defaults_and_order_but_nothing_else():
 
 def test_an_int_and_the_same_float_are_one_cell():
     one, two = cell(), cell()
-    one["protocol"]["local"]["lr"], two["protocol"]["local"]["lr"] = 1, 1.0
+    one["algorithm"]["local"]["lr"], two["algorithm"]["local"]["lr"] = 1, 1.0
     assert cells.identity(cells.canonical(one)) == cells.identity(cells.canonical(two))
 
 
@@ -338,16 +338,16 @@ def test_canonical_is_idempotent():
 
 
 def test_passes_add_up_through_nested_calls():
-    forward, backward = formulas.passes("Objective", cell()["protocol"]["local"]["objective"])
+    forward, backward = formulas.passes("Objective", cell()["algorithm"]["local"]["objective"])
     assert (forward, backward) == (11, 11)
-    forward, _ = formulas.passes("Protocol", {**cell()["protocol"], "participation": 0.5, "rounds": 4})
+    forward, _ = formulas.passes("Algorithm", {**cell()["algorithm"], "participation": 0.5, "rounds": 4})
     assert forward == 4 * 0.5 * 11
 
 
 def test_planning_does_not_import_torch():
     code = (
         "import sys; from fatbench.suite import cost, files; from fatbench.cli import app, show\n"
-        "from fatbench.run import progress\n"
+        "from fatbench.runner import progress\n"
         "p = files.load('sfat-cifar10').plan('paper'); [cost.cell_work(c, p) for c in p.cells]\n"
         "assert 'torch' not in sys.modules and 'pandas' not in sys.modules"
     )
@@ -361,14 +361,14 @@ def test_a_plugin_extends_the_tables(tmp_path):
         "def first_only(updates, context, *, floor: float = 0.0):\n"
         '    """All weight on the first client."""\n'
         "    return Mixing([1.0] + [floor] * (len(updates) - 1))\n\n\n"
-        'RULES = {"first_only": first_only}\n'
+        'AGGREGATORS = {"first_only": first_only}\n'
     )
     script = (
         "import sys; from pathlib import Path; from fatbench.suite import signatures\n"
         "signatures.add_plugin(Path(sys.argv[1]))\n"
-        "spec = signatures.check('Rule', {'name': 'first_only'})\n"
+        "spec = signatures.check('Aggregator', {'name': 'first_only'})\n"
         "assert spec == {'name': 'first_only', 'floor': 0.0}\n"
-        "assert signatures.build('Rule', spec)([1, 2], None).weights == [1.0, 0.0]\n"
+        "assert signatures.build('Aggregator', spec)([1, 2], None).weights == [1.0, 0.0]\n"
     )
     subprocess.run([sys.executable, "-c", script, str(plugin)], check=True)
 
@@ -378,7 +378,7 @@ def test_a_plugin_extends_the_tables(tmp_path):
     [
         ("def broken(:\n", "invalid syntax"),
         ("x = 1\n", "none of the tables"),
-        ("def samples(u, c): ...\nRULES = {'samples': samples}\n", "there is already a rule named 'samples'"),
+        ("def samples(u, c): ...\nRULES = {'samples': samples}\n", "there is already an aggregator named 'samples'"),
     ],
 )
 def test_plugin_mistakes(tmp_path, text, message):

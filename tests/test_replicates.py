@@ -1,4 +1,4 @@
-"""Another run of a cell stands beside the first: in the database, in an export, in a table. Verdicts, one an image."""
+"""Another run of a cell stands beside the first: in the database, in an export, in a table. Outcomes per image."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_wall_time_is_no_difference(store: Store, other: Store, tmp_path: Path) 
 
 
 def test_another_run_stands_beside_the_first(store: Store, other: Store, tmp_path: Path) -> None:
-    """Another loss, and another verdict with the same loss; twice is once; an export keeps both; so does its import."""
+    """Another loss, and another outcome with the same loss; twice is once; an export keeps both; so does its import."""
     trained(other, 0.5, 1.0)
     trained(store, 0.5008, 1.0)
     file = exported(store, tmp_path)
@@ -98,7 +98,7 @@ def test_the_runs_beside_each_other(store: Store, other: Store, tmp_path: Path) 
     assert beside(store, "a") == []
 
 
-def test_the_view_of_verdicts(store: Store) -> None:
+def test_the_view_of_outcomes(store: Store) -> None:
     """10101 and 000 00001 1: bits from the highest, padding left out, chunks one after the other."""
     trained(store, 0.5, 1.0)
     store.add_cell("b", {"seed": 1})
@@ -106,7 +106,7 @@ def test_the_view_of_verdicts(store: Store) -> None:
     assert run is not None
     store.commit(run, round=9, outcomes=(0, 9, b"\x01\x80"))
     store.commit(run, round=12, outcomes=(9, 3, b"\x60"))
-    query = "SELECT cell, position, correct FROM verdicts ORDER BY cell, stage, position"
+    query = "SELECT cell, position, correct FROM outcomes ORDER BY cell, stage, position"
     with store.database.reading() as connection:
         rows = [tuple(row) for row in connection.execute(text(query))]
     assert [row[2] for row in rows if row[0] == "a"] == [1, 0, 1, 0, 1]
@@ -173,11 +173,11 @@ def test_what_cannot_be_told_from_the_best_is_marked(both: Store, tmp_path: Path
 
 
 def test_only_what_competes_is_tied(both: Store, tmp_path: Path) -> None:
-    """With `rivals: [dataset]` no two methods compete: no value is the best, and none is tied with it."""
+    """With `compare_across: [dataset]` no two methods best_within: no value is the best, and none is tied with it."""
     file = tmp_path / "apart.yaml"
     file.write_text(
         "name: apart\ntitle: t\ndescription: d\nextends: sfat-audit-jpeg75\n"
-        "tables: [{id: audit, title: t, rows: [dataset, method], values: {PGD-20: pgd20}, rivals: [dataset]}]\n"
+        "tables: [{id: audit, title: t, rows: [dataset, method], values: {PGD-20: pgd20}, compare_across: [dataset]}]\n"
     )
     suite = files.load(str(file))
     (grid,) = report.build_tables(suite, suite.plan("precision"), both)
@@ -229,27 +229,27 @@ def test_one_table_of_all_options(both: Store, monkeypatch: Any, capsys: pytest.
         assert fat["measured"]["pgd20"]["mean"] == pytest.approx(mean)
 
 
-def test_verdicts_of_a_cell(both: Store, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_outcomes_of_a_cell(both: Store, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """The lines of a metric are its accuracy; JSON says the same; without the data set there are no labels."""
-    from fatbench.cli.outcomes import verdicts
+    from fatbench.cli.outcomes import outcomes
     from fatbench.errors import SpecError
 
     db = str(both.database.path)
-    verdicts("4a56", ["pgd20"], None, tmp_path, db, "csv")
+    outcomes("4a56", ["pgd20"], None, tmp_path, db, "csv")
     rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
-    (number,) = [m for m in both.measurements(["4a56478e752b"]) if m["metric"] == "pgd20"]
+    (number,) = [m for m in both.measurements(["77d1f3eb18a9"]) if m["metric"] == "pgd20"]
     assert len(rows) == number["n"] == 500
     assert sum(int(row["correct"]) for row in rows) / 500 == pytest.approx(number["value"])
     assert rows[7] == {
-        "cell": "4a56478e752b", "stage": "pgd20-bd68a097@20", "metric": "pgd20", "round": "20", "model": "0",
+        "cell": "77d1f3eb18a9", "stage": "pgd20-bd68a097@20", "metric": "pgd20", "round": "20", "model": "0",
         "checkpoint": rows[7]["checkpoint"], "image": "7", "label": "", "correct": rows[7]["correct"],
     }  # fmt: skip
     assert "last" in rows[7]["checkpoint"].split(";")
-    verdicts("4a56", ["pgd20"], None, tmp_path, db, "json")
-    found = json.loads(capsys.readouterr().out)["verdicts"]
+    outcomes("4a56", ["pgd20"], None, tmp_path, db, "json")
+    found = json.loads(capsys.readouterr().out)["outcomes"]
     assert [str(row["correct"]) for row in found] == [row["correct"] for row in rows]
-    with pytest.raises(SpecError, match=r"has no verdicts of 'pgd21' \(did you mean 'pgd20'\?\)"):
-        verdicts("4a56", ["pgd21"], None, tmp_path, db, "csv")
+    with pytest.raises(SpecError, match=r"has no outcomes of 'pgd21' \(did you mean 'pgd20'\?\)"):
+        outcomes("4a56", ["pgd21"], None, tmp_path, db, "csv")
 
 
 @pytest.mark.parametrize("format", report.FORMATS)

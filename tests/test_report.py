@@ -55,7 +55,7 @@ base:
   validation: 1000
   partition: {name: shah, clients: 5, skew: 2}
   model: {name: nin}
-  protocol:
+  algorithm:
     name: fedavg
     rounds: 3
     local:
@@ -63,7 +63,7 @@ base:
       batch: 32
       lr: 0.01
       objective: {name: at, attack: {name: pgd, eps: 8/255, step: 2/255, steps: 10}}
-    rule: {name: samples}
+    aggregator: {name: samples}
   monitor: {name: pgd, eps: 8/255, step: 2/255, steps: 20}
 axes:
   split:
@@ -71,8 +71,8 @@ axes:
     IID: {partition: {name: iid, clients: 5}}
   method:
     FAT: {}
-    "SFAT_2 & 50% #1": {protocol: {rule: {name: sfat, alpha: 1/6, top: 1}}}
-    Uniform: {protocol: {rule: {name: uniform}}}
+    "SFAT_2 & 50% #1": {algorithm: {aggregator: {name: sfat, alpha: 1/6, top: 1}}}
+    Uniform: {algorithm: {aggregator: {name: uniform}}}
 grid:
   exclude: [{when: {split: IID, method: Uniform}, reason: the same as FAT on equal shards}]
 evaluate:
@@ -87,7 +87,7 @@ presets:
   smoke:
     note: nothing but a check that everything runs
     seeds: [6]
-    overrides: [{set: {protocol: {rounds: 1}}}]
+    overrides: [{set: {algorithm: {rounds: 1}}}]
     evaluate: {n: 10, attacks: {autoattack: null}}
 tables:
   - id: T1
@@ -159,7 +159,7 @@ def rows_of(plan: Plan, values: Values, *, best: int = 2) -> list[dict[str, Any]
     """Rows as the store would give them: evaluations at the last round, and PGD-20 at round `best`, 0.01 above."""
     rows = []
     for cell in plan.unique():
-        rounds = cell.spec["protocol"]["rounds"]
+        rounds = cell.spec["algorithm"]["rounds"]
         mine = values.get((cell.key["split"], cell.key["method"], cell.spec["seed"]))
         if mine is None:
             continue
@@ -367,14 +367,14 @@ SPLIT = "IID: {partition: {name: iid, clients: 5}}"
 APART = {
     "partition": SPLIT,
     "clients": "IID: {partition: {clients: 10}}",
-    "training": "IID: {protocol: {local: {objective: {attack: {steps: 7}}}}}",
+    "training": "IID: {algorithm: {local: {objective: {attack: {steps: 7}}}}}",
     "data": "IID: {data: {name: svhn, variant: jpeg75}}",
 }
 
 
 @pytest.mark.parametrize("what", APART)
 def test_rows_that_do_not_compete_have_a_best_each(what: str, tmp_path: Path) -> None:
-    """natural: FAT 0.585, SFAT and Uniform 0.63 in one league; FAT 0.70 and SFAT 0.60 in the other. 0.63 stays best."""
+    """natural: FAT 0.585, SFAT and Uniform 0.63 in one group; FAT 0.70 and SFAT 0.60 in the other. 0.63 stays best."""
     text = SUITE.replace(SPLIT, APART[what]).replace("    across: [split]\n", "")
     text = without_published(text.replace("    rows: [method]\n", "    rows: [split, method]\n", 1))
     values = {**VALUES, ("IID", ODD, 6): accuracies(0.6, 0.6)}
@@ -393,7 +393,7 @@ def test_rows_that_do_not_compete_have_a_best_each(what: str, tmp_path: Path) ->
     )
     if what != "data":
         shown = "    rows: [split, method]\n"
-        together, said = ranks(text.replace(shown, f"{shown}    rivals: [split, method]\n"))
+        together, said = ranks(text.replace(shown, f"{shown}    compare_across: [split, method]\n"))
         assert together == ["", "second", "second", "best", ""]
         assert said == "bold: best, underlined: second of a column; measured numbers only"
 
@@ -503,7 +503,7 @@ def test_statistics_over_the_clients_own_accuracies(tmp_path: Path, stored: bool
     assert [column.metric for column in grid.columns][:2] == ["prior_mean:pgd20", "prior_worst:pgd20"]
     assert all(column.unit == "percent" for column in grid.columns)
     assert [column.best for column in grid.columns[:4]] == ["max", "max", "max", "none"]
-    assert "weighted by its own share of each class" in notes(grid)["clients"]
+    assert "weighted by its own fraction of each class" in notes(grid)["clients"]
     assert notes(grid)["checkpoint"] == "last round (3)"
     assert at(grid, "Uniform", "mean", "Non-IID").mean is None
 
@@ -517,7 +517,7 @@ def test_cells_of_several_suites_in_one_table(tmp_path: Path) -> None:
     text = (
         without_published(SUITE)
         .replace("name: tiny", "name: other")
-        .replace("FAT: {}", "FAT: {protocol: {local: {lr: 0.5}}}")
+        .replace("FAT: {}", "FAT: {algorithm: {local: {lr: 0.5}}}")
     )
     (tmp_path / "other.yaml").write_text(text)
     other = files.load(str(tmp_path / "other.yaml"))
@@ -636,9 +636,11 @@ def test_a_heading_whose_points_a_preset_leaves_out(tmp_path: Path) -> None:
 
 def test_the_groups_of_a_row_compete(tmp_path: Path) -> None:
     """natural, seed 6: FAT 0.58 skewed and 0.70 even, SFAT 0.64 and nothing: SFAT wins its column and no row."""
-    text = SUITE.replace("    across: [split]\n", "    across: [split]\n    compete: row\n    rivals: [split]\n")
+    text = SUITE.replace(
+        "    across: [split]\n", "    across: [split]\n    best_within: row\n    compare_across: [split]\n"
+    )
     grids = []
-    for one in (SUITE, text, text.replace("    rivals: [split]\n", "")):
+    for one in (SUITE, text, text.replace("    compare_across: [split]\n", "")):
         found = written(tmp_path, one)
         plan = found.plan("paper", seeds=[6])
         grids.append(build(found, plan, rows_of(plan, VALUES))[0])
@@ -1073,9 +1075,9 @@ def test_latex_of_special_characters_compiles(tmp_path: Path) -> None:
 def big(folder: Path, rows: int, headings: int) -> list[Grid]:
     """A table with so many rows and headings, each with a published number, in two groups."""
     text = SUITE[: SUITE.index("tables:")].replace(
-        f'    "{ODD}": {{protocol: {{rule: {{name: sfat, alpha: 1/6, top: 1}}}}}}\n', ""
+        f'    "{ODD}": {{algorithm: {{aggregator: {{name: sfat, alpha: 1/6, top: 1}}}}}}\n', ""
     )
-    more = "".join(f"    m{i}: {{protocol: {{local: {{epochs: {i + 2}}}}}}}\n" for i in range(rows - 2))
+    more = "".join(f"    m{i}: {{algorithm: {{local: {{epochs: {i + 2}}}}}}}\n" for i in range(rows - 2))
     text = text.replace("    Uniform:", f"{more}    Uniform:")
     values = ", ".join(f"column {i}: pgd20" for i in range(headings))
     columns = ", ".join(f'column {i}: "{{split}}_pgd20"' for i in range(headings))
@@ -1136,9 +1138,10 @@ def test_latex_of_six_groups_of_three_headings_is_split_by_group(tmp_path: Path)
     """Twelve rows, six groups, three headings, each with a published number: three blocks of two whole groups."""
     text = SUITE[: SUITE.index("axes:")] + "axes:\n  model:\n"
     text += (
-        "".join(f"    model {i}: {{protocol: {{local: {{epochs: {i + 1}}}}}}}\n" for i in range(12)) + "  aggregator:\n"
+        "".join(f"    model {i}: {{algorithm: {{local: {{epochs: {i + 1}}}}}}}\n" for i in range(12))
+        + "  aggregator:\n"
     )
-    text += "".join(f"    Aggregator {i}: {{protocol: {{local: {{batch: {i + 1}}}}}}}\n" for i in range(6))
+    text += "".join(f"    Aggregator {i}: {{algorithm: {{local: {{batch: {i + 1}}}}}}}\n" for i in range(6))
     text += SUITE[SUITE.index("evaluate:") : SUITE.index("tables:")].replace("    overrides: [{set", "    #[{set")
     text += """\
 tables:
@@ -1147,7 +1150,7 @@ tables:
     rows: [model]
     across: [aggregator]
     values: {NT: natural, AT: fgsm, "AT, PGD-7": pgd20}
-    compete: row
+    best_within: row
     published:
       file: published/tiny.csv
       match: {dataset: CIFAR-10, method: FAT}
@@ -1349,8 +1352,8 @@ def test_paired_outcomes_are_read_from_the_database(tiny: Suite, tmp_path: Path)
 def test_ten_thousand_cells_in_time(tmp_path: Path) -> None:
     """build and render of 10,000 cells in 2 s of processor time; reading them from the database is beside that."""
     text = SUITE[: SUITE.index("axes:")].replace("[6, 7]", '"0-9"') + "axes:\n  epochs:\n"
-    text += "".join(f"    E{i}: {{protocol: {{local: {{epochs: {i + 1}}}}}}}\n" for i in range(40)) + "  batch:\n"
-    text += "".join(f"    B{i}: {{protocol: {{local: {{batch: {i + 1}}}}}}}\n" for i in range(25))
+    text += "".join(f"    E{i}: {{algorithm: {{local: {{epochs: {i + 1}}}}}}}\n" for i in range(40)) + "  batch:\n"
+    text += "".join(f"    B{i}: {{algorithm: {{local: {{batch: {i + 1}}}}}}}\n" for i in range(25))
     text += (
         SUITE[SUITE.index("evaluate:") : SUITE.index("tables:")]
         + """\
@@ -1358,7 +1361,7 @@ tables:
   - {id: T, title: Big, rows: [epochs, batch], values: {natural: natural, FGSM: fgsm, PGD-20: pgd20, AA: autoattack}}
 """
     )
-    found = written(tmp_path, text.replace("    overrides: [{set: {protocol: {rounds: 1}}}]\n", ""))
+    found = written(tmp_path, text.replace("    overrides: [{set: {algorithm: {rounds: 1}}}]\n", ""))
     plan = found.plan("paper")
     assert len(plan.unique()) == 10_000
     R = random.Random(0)
@@ -1442,9 +1445,9 @@ def test_the_settings_of_every_attack_stand_under_the_table(tmp_path: Path) -> N
 
 def test_a_call_in_words() -> None:
     """Every number is said, a choice where it is not the default; `full` says all, also of what nothing is known."""
-    pgd = {"name": "pgd", "eps": "8/255", "step": 0.01, "steps": 20, "start": "none", "verdict": "last"}
+    pgd = {"name": "pgd", "eps": "8/255", "step": 0.01, "steps": 20, "start": "none", "early_stop": False}
     assert format_call.brief("Attack", pgd) == "pgd(eps=8/255, step=0.01, steps=20, start=none)"
-    assert format_call.full(pgd) == "pgd(eps=8/255, step=0.01, steps=20, start=none, verdict=last)"
+    assert format_call.full(pgd) == "pgd(eps=8/255, step=0.01, steps=20, start=none, outcome=last)"
     assert format_call.brief("Attack", {"name": "natural"}) == "natural"
     mine = {"name": "mine", "kappa": 50.0, "soft": True, "top": None, "loss": {"name": "trades", "beta": 6}}
     assert format_call.full(mine) == "mine(kappa=50, soft=true, top=none, loss=trades(beta=6))"

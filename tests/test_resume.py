@@ -1,6 +1,6 @@
 """Killed at any instant, the same work again: the same numbers, none lost, none twice.
 
-Workers run in processes of their own and kill themselves with SIGKILL at every point of the commit protocol: before
+Workers run in processes of their own and kill themselves with SIGKILL at every point of the commit algorithm: before
 and after each checkpoint file and each transaction.
 """
 
@@ -35,7 +35,7 @@ base:
   client_holdout: 0.1
   partition: {name: shah, clients: 2, skew: 2}
   model: {name: nin, width: 4, init: he}
-  protocol:
+  algorithm:
     name: scaffold
     rounds: 3
     local:
@@ -44,7 +44,7 @@ base:
       lr: 0.05
       momentum: 0.9
       objective: {name: at, attack: {name: pgd, eps: 8/255, step: 4/255, steps: 2}}
-    rule: {name: sfat, alpha: 1/6, top: 1}
+    aggregator: {name: sfat, alpha: 1/6, top: 1}
   monitor: {name: pgd, eps: 8/255, step: 4/255, steps: 2}
 evaluate:
   n: 40
@@ -306,7 +306,7 @@ def test_a_training_that_diverges_is_a_row_with_its_reason(job, tmp_path):
     import copy
 
     spec = copy.deepcopy(job.spec)
-    spec["protocol"]["local"]["lr"] = 1e30
+    spec["algorithm"]["local"]["lr"] = 1e30
     wild = replace(job, cell="wild", spec=spec)
     place = machine(tmp_path)
     with Store.open(place.db, create=True) as store:

@@ -16,8 +16,8 @@ def lengths(*seconds: float) -> list[Length]:
     return [Length(one, 0.0, 0, 0, 0) for one in seconds]
 
 
-def test_lanes_take_the_next_cell_when_they_are_free() -> None:
-    """Two lanes, 3 2 2 1: the first ends at 3, the second at 4, and 1 goes to the first: both end at 4."""
+def test_slots_take_the_next_cell_when_they_are_free() -> None:
+    """Two slots, 3 2 2 1: the first ends at 3, the second at 4, and 1 goes to the first: both end at 4."""
     done = schedule(lengths(3, 2, 2, 1), 2, 30)
     assert (done.seconds, done.idle, done.longest) == (4.0, 0.0, 3.0)
     done = schedule(lengths(1, 1, 4), 2, 30)
@@ -45,7 +45,7 @@ def test_nothing_to_do_takes_no_time() -> None:
 
 
 def test_the_command_says_what_the_lengths_of_the_cells_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On one GPU the makespan is the estimate for one lane; the database's cells were trained at 30 passes a second."""
+    """On one GPU the makespan is the estimate for one slot; the database's cells were trained at 30 passes a second."""
     monkeypatch.chdir(tmp_path)
     fuzzing.results(tmp_path)
     plan = ("plan", "suite", "fuzzed.yaml", "--db", "base.db")
@@ -56,7 +56,7 @@ def test_the_command_says_what_the_lengths_of_the_cells_say(tmp_path: Path, monk
     assert said["schedule"]["idle"] == pytest.approx(0.0)
     many = json.loads(fuzzing.program(*plan, "--gpus", "1000", "--format", "json")[1])["schedule"]
     assert many["seconds"] == many["longest"] < said["schedule"]["seconds"] and many["idle"] > 0.99
-    assert "on 1000 GPUs as fast as this machine's lane: " in fuzzing.program(*plan, "--gpus", "1000")[1]
+    assert "on 1000 GPUs as fast as this machine's slot: " in fuzzing.program(*plan, "--gpus", "1000")[1]
     unknown = fuzzing.program("plan", "suite", "fuzzed.yaml", "--db", "no.db", "--gpus", "2")[1]
     assert "schedule: unknown" in unknown
     assert "schedule" not in json.loads(fuzzing.program(*plan, "--format", "json")[1])

@@ -82,8 +82,8 @@ def test_free_memory_is_asked_of_the_driver(monkeypatch: pytest.MonkeyPatch) -> 
     assert library.open == 0
 
 
-def test_lanes_follow_what_cells_used_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two GPUs, 10 and 30 GB free; a cell of the kind has used 4 GB: one lane there would be two and five."""
+def test_slots_follow_what_cells_used_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two GPUs, 10 and 30 GB free; a cell of the kind has used 4 GB: one slot there would be two and five."""
     from fatbench.suite import duration, files
 
     monkeypatch.chdir(tmp_path)
@@ -103,6 +103,6 @@ def test_lanes_follow_what_cells_used_before(tmp_path: Path, monkeypatch: pytest
         alike = [job for job in jobs if duration.kind(job.spec) == duration.kind(jobs[0].spec)]
         fit = start.per_gpu_of(alike, store)
     assert fit == {0: 1, 1: 5}
-    assert local.lanes("cuda", None, fit) == ["cuda:0", "cuda:1", "cuda:1", "cuda:1", "cuda:1", "cuda:1"]
-    assert local.lanes("cuda:1", 2, fit) == ["cuda:1", "cuda:1"]
-    assert local.lanes("cuda", None, 2) == ["cuda:0", "cuda:1", "cuda:0", "cuda:1"]
+    assert local.slots("cuda", None, fit) == ["cuda:0", "cuda:1", "cuda:1", "cuda:1", "cuda:1", "cuda:1"]
+    assert local.slots("cuda:1", 2, fit) == ["cuda:1", "cuda:1"]
+    assert local.slots("cuda", None, 2) == ["cuda:0", "cuda:1", "cuda:0", "cuda:1"]

@@ -25,7 +25,7 @@ def test_every_suite_runs_in_smoke(name, tmp_path):
     chosen = files.load(name)
     plan = chosen.plan("smoke")
     jobs = jobs_of(plan)
-    rounds = max(cell.spec["protocol"]["rounds"] for cell in plan.cells)
+    rounds = max(cell.spec["algorithm"]["rounds"] for cell in plan.cells)
     beyond = {  # tables that only have columns of later rounds than smoke reaches
         table.id: all(int(SOURCE.match(source)["round"] or 0) > rounds for source in table.values.values())
         for table in chosen.tables

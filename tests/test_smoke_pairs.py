@@ -9,16 +9,16 @@ from typing import Any
 
 from fatbench.suite import files
 
-Place = tuple[str, str]  # ("protocol", "scaffold")
+Place = tuple[str, str]  # ("algorithm", "scaffold")
 
 
 def parts(spec: dict[str, Any]) -> list[Place]:
     """What a cell calls, of the kinds that meet each other in its training."""
-    protocol = spec["protocol"]
-    local = protocol.get("local") or protocol
+    algorithm = spec["algorithm"]
+    local = algorithm.get("local") or algorithm
     named = {
-        "protocol": protocol,
-        "rule": protocol.get("rule"),
+        "algorithm": algorithm,
+        "aggregator": algorithm.get("aggregator"),
         "objective": local.get("objective"),
         "model": spec["model"],
         "partition": spec["partition"],

@@ -34,7 +34,7 @@ base:
   data: digits
   partition: {name: shah, clients: 5, skew: 2}
   model: {name: small_cnn}
-  protocol: {name: fedavg, rounds: 2, local: {epochs: 1, batch: 16, lr: 0.1, objective: standard}, rule: samples}
+  algorithm: {name: fedavg, rounds: 2, local: {epochs: 1, batch: 16, lr: 0.1, objective: standard}, aggregator: samples}
 axes:
   lr:
 {lr}
@@ -51,8 +51,8 @@ presets:
 def grid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> files.Suite:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    lr = "\n".join(f"    l{i}: {{protocol: {{local: {{lr: 0.{i + 1}}}}}}}" for i in range(9))
-    rounds = "\n".join(f"    r{i}: {{protocol: {{rounds: {i + 1}}}}}" for i in range(10))
+    lr = "\n".join(f"    l{i}: {{algorithm: {{local: {{lr: 0.{i + 1}}}}}}}" for i in range(9))
+    rounds = "\n".join(f"    r{i}: {{algorithm: {{rounds: {i + 1}}}}}" for i in range(10))
     text = GRID.replace("{lr}", lr).replace("{rounds}", rounds)
     Path("suites").mkdir()
     Path("suites/grid.yaml").write_text(text)
@@ -131,13 +131,14 @@ def test_without_libyaml_ruamel_reads_all(monkeypatch: pytest.MonkeyPatch) -> No
 def test_what_did_not_change_between_points_is_not_checked_again(
     grid: files.Suite, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """90 points: 90 protocols, 9 local settings; data, partition, model, objective, rule and 2 attacks once each."""
-    memoise.forget()
+    """90 points: 90 algorithms, 9 local settings; data, partition, model, objective, aggregator, 2 attacks once."""
+    memoise.clear()
     checked = calls(monkeypatch, signatures, "_checked")
     assert len(grid.plan().cells) == 180
     kinds = [kind for kind, _, _ in checked]
     assert {kind: kinds.count(kind) for kind in kinds} == {
-        "Data": 1, "Partition": 1, "Model": 1, "Protocol": 90, "Local": 9, "Objective": 1, "Rule": 1, "Attack": 2,
+        "Data": 1, "Partition": 1, "Model": 1, "Algorithm": 90, "Local": 9, "Objective": 1, "Aggregator": 1,
+        "Attack": 2,
     }  # fmt: skip
 
 
@@ -166,10 +167,10 @@ def test_what_is_known_of_parts_is_not_found_again_for_every_cell(
     evaluated, looked = calls(monkeypatch, formulas, "_formula"), calls(monkeypatch, facts, "_refusals")
     assert cost.cell_work(replace(plan.cells[0], spec=cells.canonical(two)), plan).forward > 0
     assert evaluated == [] and [kind for kind, *_ in looked] == ["Experiment"]
-    longer = cells.canonical({**two, "protocol": {**two["protocol"], "rounds": 11}})
+    longer = cells.canonical({**two, "algorithm": {**two["algorithm"], "rounds": 11}})
     cost.cell_work(replace(plan.cells[0], spec=longer), plan)
     assert [(kind, label) for kind, _, label, _ in evaluated] == [
-        ("Protocol", label) for label in ("Forward", "Backward", "Up", "Down", "Steps", "Deploys")
+        ("Algorithm", label) for label in ("Forward", "Backward", "Up", "Down", "Steps", "Deploys")
     ]
 
 
@@ -178,7 +179,7 @@ def test_what_tells_speeds_apart_is_found_once_for_all_cells(
 ) -> None:
     """180 cells with one network at one batch size, and two attacks: four digests, not 180 times so many."""
     plan = grid.plan()
-    memoise.forget()
+    memoise.clear()
     digests = calls(monkeypatch, duration, "digest")
     one = plan.cells[0].spec
     known = duration.Speeds({duration.kind(one): 1e-3}, passes={duration.network(one): 1e-3})
@@ -192,7 +193,7 @@ def test_of_the_files_of_methods_those_are_parsed_that_a_suite_names(
     grid: files.Suite, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sources.tree.cache_clear()
-    signatures._forget()
+    signatures._clear()
     parsed = calls(monkeypatch, sources.ast, "parse")
     grid.plan()
     names = {Path(file[0]).name for _, *file in parsed if file}

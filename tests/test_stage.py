@@ -43,8 +43,8 @@ def store(machine: Machine) -> Iterator[Store]:
         ({"precision": "bf16", "path": "fast", "threads": 3}, {"precision": "bf16", "path": "fast", "threads": 3}),
         ({"device": "cuda:0"}, {}),
         ({"device": "cuda:0", "precision": "tf32"}, {"precision": "tf32", "not_reproducible": "tf32 on a GPU"}),
-        ({"microbatch": 4, "together": 2, "lease": 60.0}, {"microbatch": 4, "together": 2, "lease": 60.0}),
-        ({"together": 1, "lease": LEASE}, {}),
+        ({"microbatch": 4, "vectorise": 2, "lease": 60.0}, {"microbatch": 4, "vectorise": 2, "lease": 60.0}),
+        ({"vectorise": 1, "lease": LEASE}, {}),
     ],
 )
 def test_what_a_claim_says_of_its_run(how: dict, said: dict, machine, store, monkeypatch) -> None:
@@ -55,7 +55,7 @@ def test_what_a_claim_says_of_its_run(how: dict, said: dict, machine, store, mon
     usual = {"precision": "fp32", "path": "loop", "threads": 1, "preset": "paper", "suite": "crash", "id": run}
     expected = {**usual, "device": f"a {how.get('device', 'cpu')}", "versions": {"torch": "1"}, **said}
     assert {name: row[name] for name in expected} == expected
-    for name in ("not_reproducible", "microbatch", "together", "lease", "plugins"):
+    for name in ("not_reproducible", "microbatch", "vectorise", "lease", "plugins"):
         assert (name in row) == (name in said)
     assert store.stages()[JOB.cell, "train"].total == 3
 

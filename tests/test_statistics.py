@@ -102,7 +102,7 @@ def test_two_networks_on_six_images() -> None:
     assert found.odds_ratio == 3
     same = images(bits("0110"), bits("0110"))
     assert (same.p, same.agreement, same.odds_ratio) == (1.0, 1.0, None)
-    with pytest.raises(ValueError, match="verdicts on 2 and 3 images are not about the same images"):
+    with pytest.raises(ValueError, match="outcomes on 2 and 3 images are not about the same images"):
         images(bits("01"), bits("011"))
 
 
@@ -132,10 +132,10 @@ def test_two_seeds_and_two_images_by_hand() -> None:
     assert (found.low, found.high) == (pytest.approx(0.75 - half), pytest.approx(0.75 + half))
 
 
-def test_verdicts_of_other_images_are_refused() -> None:
-    with pytest.raises(ValueError, match="5 verdicts are not those of models on 2 images"):
+def test_outcomes_of_other_images_are_refused() -> None:
+    with pytest.raises(ValueError, match="5 outcomes are not those of models on 2 images"):
         crossed([bits("11011")] * 2, [bits("01")] * 2, 2)
-    with pytest.raises(ValueError, match="1 verdicts are not those of models on 2 images"):
+    with pytest.raises(ValueError, match="1 outcomes are not those of models on 2 images"):
         crossed([bits("11")] * 2, [bits("0")] * 2)
 
 
@@ -148,8 +148,8 @@ def test_nothing_to_cross() -> None:
     assert crossed([bits("10")] * 2, [bits("10")] * 2) is None
 
 
-def drawn(draw: random.Random, n: int, share: float) -> tuple[int, int]:
-    return sum((draw.random() < share) << i for i in range(n)), n
+def drawn(draw: random.Random, n: int, fraction: float) -> tuple[int, int]:
+    return sum((draw.random() < fraction) << i for i in range(n)), n
 
 
 def table(a: list[tuple[int, int]], b: list[tuple[int, int]], models: tuple[int, int] = (1, 1)) -> np.ndarray:
@@ -169,7 +169,9 @@ def test_crossed_against_an_analysis_of_variance(seed: int, models: tuple[int, i
 
     draw = random.Random(seed)
     seeds, n = 2 + seed % 3, 20
-    a, b = ([drawn(draw, n * k, share) for _ in range(seeds)] for share, k in zip((0.6, 0.4), models, strict=True))
+    a, b = (
+        [drawn(draw, n * k, fraction) for _ in range(seeds)] for fraction, k in zip((0.6, 0.4), models, strict=True)
+    )
     d = table(a, b, models)
     long = pd.DataFrame([(s, i, d[s, i]) for s in range(seeds) for i in range(n)], columns=["s", "i", "d"])
     squares = anova_lm(ols("d ~ C(s) + C(i)", long).fit())
@@ -188,7 +190,7 @@ def test_crossed_against_an_analysis_of_variance(seed: int, models: tuple[int, i
 def test_over_images_against_scipy(models: tuple[int, int]) -> None:
     """Scipy's paired t test of what the models of an image have right on average."""
     draw, n = random.Random(5), 40
-    a, b = (drawn(draw, n * k, share) for share, k in zip((0.6, 0.4), models, strict=True))
+    a, b = (drawn(draw, n * k, fraction) for fraction, k in zip((0.6, 0.4), models, strict=True))
     (d,) = table([a], [b], models)
     expected = stats.ttest_1samp(d, 0)
     found = over_images(a, b, n)
@@ -210,8 +212,8 @@ def test_equal_methods_are_rarely_told_apart() -> None:
     draw = np.random.default_rng(0)
     alone = both = 0
     for _ in range(200):
-        share = draw.beta(0.8, 1.5, 200)
-        runs = [draw.random(200) < np.clip(share + draw.normal(0, 0.05), 0, 1) for _ in range(6)]
+        fraction = draw.beta(0.8, 1.5, 200)
+        runs = [draw.random(200) < np.clip(fraction + draw.normal(0, 0.05), 0, 1) for _ in range(6)]
         a, b = ([bits("".join(str(int(x)) for x in run)) for run in part] for part in (runs[:3], runs[3:]))
         test = crossed(a, b)
         both += test is not None and test.p < 0.05

@@ -36,7 +36,7 @@ from fatbench.store import database, schema
 from fatbench.store.database import NETWORK, Locked, NoDatabase, alembic_config, check, shown_url, upgrade
 from fatbench.store.processes import gone, this_machine
 from fatbench.store.rows import now
-from fatbench.store.schema import CELLS, NUMBERS, OUTCOMES, REVISIONS, RUNS, STAGES, VERSION
+from fatbench.store.schema import CELLS, NUMBERS, OUTCOME_CHUNKS, REVISIONS, RUNS, STAGES, VERSION
 from fatbench.store.stages import StageRow, Stolen, Store
 
 pytest_plugins = ("databases",)
@@ -1297,7 +1297,7 @@ def test_network_file_systems(monkeypatch: pytest.MonkeyPatch, path: str, expect
 
 def test_foreign_keys_hold(store: Store) -> None:
     with pytest.raises(Exception, match=r"(?i)foreign key"), store.database.writing() as connection:
-        connection.execute(insert(OUTCOMES).values(cell="x", stage="y", start=0, n=1, bits=b"\0"))
+        connection.execute(insert(OUTCOME_CHUNKS).values(cell="x", stage="y", start=0, n=1, bits=b"\0"))
 
 
 def test_imports_are_light() -> None:

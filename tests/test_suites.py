@@ -88,7 +88,9 @@ def test_plans(name: str, preset: str) -> None:
     suite, asked = read(name), plan(name, preset)
     assert suite.name == name
     assert suite.description and suite.tables
-    assert asked.unique() and all(c.evaluations or c.spec["protocol"]["name"] == "eavesdrop" for c in asked.cells)
+    assert asked.unique() and all(
+        c.evaluations or c.spec["algorithm"]["name"] == "gradient_inversion" for c in asked.cells
+    )
     assert bool(asked.note) == (preset != "paper"), "a reduced preset says under its tables what was reduced"
 
 
@@ -119,21 +121,21 @@ def _logged() -> set[str]:
 
 
 def _logged_besides() -> set[str]:
-    """Names that rules, protocols and the footprint may log: every word in quotes in their source."""
+    """Names that aggregators, algorithms and the footprint may log: every word in quotes in their source."""
     package = ROOT / "fatbench"
     files = [
-        package / "methods" / "rules.py",
+        package / "methods" / "aggregators.py",
         package / "methods" / "adfl.py",
         package / "engine" / "footprint.py",
-        *(package / "methods" / "protocols").glob("*.py"),
+        *(package / "methods" / "algorithms").glob("*.py"),
     ]
     return {name for file in files for name in re.findall(r"\"([a-z][a-z0-9_]*)\"", file.read_text())}
 
 
-PROBED = re.compile(
+DIAGNOSED = re.compile(
     r"svcca_b\d+_(c\d+)_(c\d+|server)_(clean|adv)|boundary_apart|leak(_initial|_grey)?_(psnr|ssim|correlation|identification)"
 )
-OF_A_CLASS = re.compile(r".*_class|label_clients|updated_share")
+OF_A_CLASS = re.compile(r".*_class|label_clients|updated_fraction")
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -151,9 +153,9 @@ def test_every_column_has_a_source(name: str) -> None:
             continue
         known = logged if source["stage"] == "train" else metrics
         metric = source["metric"].removesuffix("_ci")
-        assert metric in known or PROBED.fullmatch(metric), f"{id}: {heading}: {text}"
+        assert metric in known or DIAGNOSED.fullmatch(metric), f"{id}: {heading}: {text}"
         if source["round"]:
-            rounds = {c.spec["protocol"]["rounds"] for c in plan(name).cells}
+            rounds = {c.spec["algorithm"]["rounds"] for c in plan(name).cells}
             assert int(source["round"]) <= min(rounds)
         if (source["client"] or "*") != "*" and not OF_A_CLASS.fullmatch(source["metric"]):
             clients = {c.spec["partition"]["clients"] for c in plan(name).cells}
@@ -171,8 +173,8 @@ def test_smoke_is_small_enough_for_any_machine(name: str) -> None:
         spec = c.spec
         assert spec["data"]["name"] == ("plane" if name == "sfat-plane" else "digits")
         assert spec["train"] <= 340 and spec["test"] <= 100
-        assert spec["protocol"]["rounds"] <= 2
-        forward, _ = formulas.passes("Protocol", spec["protocol"])
+        assert spec["algorithm"]["rounds"] <= 2
+        forward, _ = formulas.passes("Algorithm", spec["algorithm"])
         assert forward * spec["train"] <= 12_000, f"{c.key}: {forward * spec['train']} image passes"
         assert all(e.n is not None and e.n <= 100 for e in c.evaluations)
 
@@ -185,7 +187,7 @@ def test_quick_is_the_same_structure_with_less_work(name: str) -> None:
     assert {c.spec["seed"] for c in quick.cells} == {6}
 
     def work(asked: Plan) -> float:
-        per_image = [(formulas.passes("Protocol", c.spec["protocol"])[0], c.spec) for c in asked.unique()]
+        per_image = [(formulas.passes("Algorithm", c.spec["algorithm"])[0], c.spec) for c in asked.unique()]
         return sum(f * (s["train"] or 50_000) for f, s in per_image)
 
     assert work(quick) <= work(paper) / (1 if name == "sfat-celeba" else 12)
@@ -379,48 +381,48 @@ SETTINGS: dict[str, dict[str, Any]] = {
 def test_settings_of_tables_3_and_21(name: str) -> None:
     want = SETTINGS[name]
     for c in plan(name).cells:
-        spec, protocol, optimizer, method = c.spec, c.spec["protocol"], c.key["optimizer"], c.key["method"]
-        local = protocol["local"]
+        spec, algorithm, optimizer, method = c.spec, c.spec["algorithm"], c.key["optimizer"], c.key["method"]
+        local = algorithm["local"]
         assert short("Data", spec["data"]) == {"name": want["data"]}
         assert short("Model", spec["model"]) == want["model"]
         assert spec["seed"] in (6, 7, 8)
         assert (spec["validation"], spec["train"], spec["test"], spec["client_holdout"]) == (1000, None, None, 0.0)
         assert (spec["monitor_every"], spec["monitor_n"]) == (1, None)
-        assert protocol["rounds"] == 100
+        assert algorithm["rounds"] == 100
         assert (local["batch"], local["lr"], local["momentum"]) == (want["batch"], 0.01, 0.9)
         decay = 0.0 if "released" in f"{optimizer} {method}" else 1e-4
         assert (local["weight_decay"], local["lr_decay"], local["clip"]) == (decay, 1.0, None)
         assert short("Objective", local["objective"]) == want["objective"]
         if optimizer.startswith("Centralized"):
-            assert (protocol["name"], spec["partition"]) == ("centralized", {"name": "iid", "clients": 1})
-            assert protocol["moments"] == ("released" if "released" in optimizer else "reset")
+            assert (algorithm["name"], spec["partition"]) == ("centralized", {"name": "iid", "clients": 1})
+            assert algorithm["moments"] == ("released" if "released" in optimizer else "reset")
             continue
         assert local["epochs"] == want["epochs"]
-        assert protocol["participation"] == 1.0
+        assert algorithm["participation"] == 1.0
         clients = 5 if c.key["partition"] == "Non-IID K=5" else want["clients"]
         iid = c.key["partition"] == "IID"
         shah = {"name": "shah", "clients": clients}  # the default skew is the release's 2
         assert short("Partition", spec["partition"]) == ({"name": "iid", "clients": clients} if iid else shah)
         assert iid or spec["partition"]["skew"] == 2
         kind = {"SCAFFOLD": "scaffold", "SCAFFOLD (released)": "scaffold_sfat"}.get(optimizer, "fedavg")
-        assert protocol["name"] == kind
+        assert algorithm["name"] == kind
         if kind == "scaffold_sfat":  # the release, also where there is batch normalisation
-            assert protocol["buffers"] == protocol["copy_start"] == (name != "sfat-cifar10")
+            assert algorithm["buffers"] == algorithm["copy_start"] == (name != "sfat-cifar10")
         proximal = {
             "FedProx": {"name": "norm_per_tensor", "mu": 0.01},
             "FedProx (squared)": {"name": "squared", "mu": 0.01},
         }
         term = local["proximal"]
         assert (term and short("Proximal", term)) == proximal.get(optimizer)
-        rule, top = short("Rule", protocol["rule"]), 1 if clients == 5 else want["top"]
+        aggregator, top = short("Aggregator", algorithm["aggregator"]), 1 if clients == 5 else want["top"]
         if method == "FAT":
-            assert rule == {"name": "samples"}
+            assert aggregator == {"name": "samples"}
         elif method == "SFAT":
             alpha = want["alpha"][optimizer.split(" ")[0]]
-            assert rule == {"name": "sfat", "alpha": alpha, "top": top}
-            assert protocol["rule"]["rank_by"] == "mean_loss"
+            assert aggregator == {"name": "sfat", "alpha": alpha, "top": top}
+            assert algorithm["aggregator"]["rank_by"] == "mean_loss"
         else:
-            assert rule == {"name": "sfat_released", "r": want["r"][optimizer], "top": top}
+            assert aggregator == {"name": "sfat_released", "r": want["r"][optimizer], "top": top}
     assert plan(name).checkpoints == ["last", "best-val", "best-test"]
 
 
@@ -443,7 +445,7 @@ def test_rows_of_tables_3_and_21() -> None:
 
 
 def test_tables_stand_in_the_order_of_the_paper() -> None:
-    """Rows by optimiser, variants under the row that they vary; Non-IID left of IID, as in Table 21."""
+    """Rows by optimizer, variants under the row that they vary; Non-IID left of IID, as in Table 21."""
     rows = {}
     for table in read("sfat-cifar10").tables:
         shown = points(table, plan("sfat-cifar10"))
@@ -456,18 +458,18 @@ def test_tables_stand_in_the_order_of_the_paper() -> None:
     assert rows["T3-variants"][:3] == [("FedAvg", "FAT"), ("FedAvg", "SFAT"), ("FedAvg", "SFAT (released)")]
 
 
-def _rule(c: Cell) -> tuple[Any, ...]:
-    rule = c.spec["protocol"]["rule"]
-    return (rule["name"], rule.get("alpha", rule.get("r")), rule.get("top"))
+def _aggregator(c: Cell) -> tuple[Any, ...]:
+    aggregator = c.spec["algorithm"]["aggregator"]
+    return (aggregator["name"], aggregator.get("alpha", aggregator.get("r")), aggregator.get("top"))
 
 
 def test_clients() -> None:
-    """Tables 1 and 16: K/5 up-weighted, alpha 1/11; the own share of s = 2 against a fixed 92 per cent."""
+    """Tables 1 and 16: K/5 up-weighted, alpha 1/11; the own fraction of s = 2 against a fixed 92 per cent."""
     for c in plan("sfat-clients").cells:
         k = int(c.key["clients"])
         assert c.spec["partition"]["clients"] == k
-        assert c.spec["partition"]["own_share"] == (0.92 if c.key["skew"] == "own share 92%" else None)
-        assert _rule(c) == (("sfat", "1/11", k // 5) if c.key["method"] == "SFAT" else ("samples", None, None))
+        assert c.spec["partition"]["own_fraction"] == (0.92 if c.key["skew"] == "own fraction 92%" else None)
+        assert _aggregator(c) == (("sfat", "1/11", k // 5) if c.key["method"] == "SFAT" else ("samples", None, None))
     assert {c.key["dataset"] for c in plan("sfat-clients").cells if c.key["skew"] != "s=2"} == {"CIFAR-10"}
 
 
@@ -479,16 +481,16 @@ def test_local_methods() -> None:
         "MART": {"name": "mart", "attack": {"name": "pgd", **attack, "start": "gaussian"}},
     }
     for c in plan("sfat-local-methods").cells:
-        assert short("Objective", c.spec["protocol"]["local"]["objective"]) == want[c.key["local"]]
-        assert c.spec["protocol"]["local"]["objective"].get("beta", 6.0) == 6.0
-        assert _rule(c) == (("sfat", "1/11", 1) if c.key["method"] == "SFAT" else ("samples", None, None))
+        assert short("Objective", c.spec["algorithm"]["local"]["objective"]) == want[c.key["local"]]
+        assert c.spec["algorithm"]["local"]["objective"].get("beta", 6.0) == 6.0
+        assert _aggregator(c) == (("sfat", "1/11", 1) if c.key["method"] == "SFAT" else ("samples", None, None))
 
 
 def test_strength() -> None:
     """Training eps as in Table 5, step eps/4; the monitor and the evaluation keep the full radius."""
     found: dict[str, list[str]] = {}
     for c in plan("sfat-strength").cells:
-        attack = c.spec["protocol"]["local"]["objective"]["attack"]
+        attack = c.spec["algorithm"]["local"]["objective"]["attack"]
         assert number(attack["step"]) == pytest.approx(number(attack["eps"]) / 4)
         found.setdefault(c.key["dataset"], []).append(attack["eps"])
         assert c.spec["monitor"]["eps"] == {"CIFAR-10": "8/255", "SVHN": "4/255"}[c.key["dataset"]]
@@ -507,7 +509,7 @@ def test_two_set_suites_use_alpha_of_table_3() -> None:
                     if c.key["dataset"] == "CIFAR-10"
                     else ("1/11", 4 if c.key["dataset"] == "CIFAR-100" else 1)
                 )
-                assert _rule(c)[1:] == want, (name, c.key)
+                assert _aggregator(c)[1:] == want, (name, c.key)
 
 
 def test_per_client() -> None:
@@ -517,13 +519,13 @@ def test_per_client() -> None:
 
 
 def test_local_epochs() -> None:
-    found = {(c.key["dataset"], c.spec["protocol"]["local"]["epochs"]) for c in plan("sfat-local-epochs").cells}
+    found = {(c.key["dataset"], c.spec["algorithm"]["local"]["epochs"]) for c in plan("sfat-local-epochs").cells}
     assert found == {("CIFAR-10", 10), ("CIFAR-10", 5), ("CIFAR-10", 1), ("SVHN", 5), ("SVHN", 2), ("SVHN", 1)}
 
 
 def test_reverse() -> None:
-    rules = {c.key["r"]: _rule(c) for c in plan("sfat-reverse").cells}
-    assert rules == {
+    aggregators = {c.key["r"]: _aggregator(c) for c in plan("sfat-reverse").cells}
+    assert aggregators == {
         "1.4": ("sfat", "1/6", 1),
         "1.2": ("sfat", "1/11", 1),
         "1.0": ("samples", None, None),
@@ -535,15 +537,17 @@ def test_reverse() -> None:
 
 
 def test_softbetter_and_anneal() -> None:
-    rules = {c.key["method"]: c.spec["protocol"]["rule"] for c in plan("sfat-softbetter").cells}
-    assert rules["FedSoftBetter"] == {"name": "fedsoftbetter", "temperature": 0.3125}
-    assert rules["FedSoftBetter (released)"] == {"name": "fedsoftbetter_released", "temperature": -20.0}
-    annealed = {c.key["dataset"]: _rule(c) for c in plan("sfat-anneal").cells if c.key["method"] == "SFAT-annealed"}
+    aggregators = {c.key["method"]: c.spec["algorithm"]["aggregator"] for c in plan("sfat-softbetter").cells}
+    assert aggregators["FedSoftBetter"] == {"name": "fedsoftbetter", "temperature": 0.3125}
+    assert aggregators["FedSoftBetter (released)"] == {"name": "fedsoftbetter_released", "temperature": -20.0}
+    annealed = {
+        c.key["dataset"]: _aggregator(c) for c in plan("sfat-anneal").cells if c.key["method"] == "SFAT-annealed"
+    }
     assert annealed == {"CIFAR-10": ("sfat_annealed", "1/6", 1), "SVHN": ("sfat_annealed", "1/11", 1)}
 
 
 def test_mu() -> None:
-    found = {c.key["mu"]: short("Proximal", c.spec["protocol"]["local"]["proximal"]) for c in plan("sfat-mu").cells}
+    found = {c.key["mu"]: short("Proximal", c.spec["algorithm"]["local"]["proximal"]) for c in plan("sfat-mu").cells}
     assert found == {mu: {"name": "norm_per_tensor", "mu": float(mu)} for mu in ("0.01", "0.05", "0.1")}
 
 
@@ -563,10 +567,10 @@ def test_unequal() -> None:
         assert c.key["split"].startswith(c.key["dataset"])
         assert c.spec["data"]["name"] == {"CIFAR-10": "cifar10", "SVHN": "svhn"}[c.key["dataset"]]
         if c.key["method"] != "FAT":
-            rule = c.spec["protocol"]["rule"]
-            assert rule["top"] == c.spec["partition"]["clients"] // 5
-            assert rule["rank_by"] == rankings[c.key["method"]]
-            assert rule["alpha"] == (
+            aggregator = c.spec["algorithm"]["aggregator"]
+            assert aggregator["top"] == c.spec["partition"]["clients"] // 5
+            assert aggregator["rank_by"] == rankings[c.key["method"]]
+            assert aggregator["alpha"] == (
                 "1/6" if (c.key["dataset"], c.key["optimizer"]) == ("CIFAR-10", "FedAvg") else "1/11"
             )
 
@@ -594,7 +598,7 @@ def test_participation() -> None:
     for c in plan("sfat-participation").cells:
         assert c.spec["partition"]["clients"] == 20
         if c.key["method"] == "SFAT":
-            found[c.key["participation"]] = (cohort(c.spec), *_rule(c))
+            found[c.key["participation"]] = (cohort(c.spec), *_aggregator(c))
     assert found == {
         "0.2": (4, "sfat", "1/11", 1),
         "0.4": (8, "sfat", "1/11", 2),
@@ -607,11 +611,11 @@ def test_participation() -> None:
 def test_standard() -> None:
     for c in plan("sfat-standard").cells:
         standard = c.key["training"] == "standard"
-        objective = short("Objective", c.spec["protocol"]["local"]["objective"])
+        objective = short("Objective", c.spec["algorithm"]["local"]["objective"])
         assert objective == ({"name": "standard"} if standard else AT_8)
         assert c.spec["monitor"]["name"] == ("natural" if standard else "pgd")
         assert c.spec["partition"]["clients"] == (8 if "top" in c.key else 5)
-    tops = {c.key["top"]: _rule(c) for c in plan("sfat-standard").cells if "top" in c.key}
+    tops = {c.key["top"]: _aggregator(c) for c in plan("sfat-standard").cells if "top" in c.key}
     assert tops["0 of 8"] == ("samples", None, None)
     assert [tops[f"{n} of 8"] for n in (1, 2, 3, 4)] == [("sfat", "1/11", n) for n in (1, 2, 3, 4)]
 
@@ -620,8 +624,8 @@ def test_celeba() -> None:
     for c in plan("sfat-celeba").cells:
         assert c.spec["partition"] == {"name": "by_writer", "clients": 455, "min_images": 2}
         assert cohort(c.spec) == 10
-        assert c.spec["protocol"]["local"]["epochs"] == 1 and c.spec["protocol"]["local"]["batch"] == 32
-        assert _rule(c) == (("sfat", "1/6", 4) if c.key["method"] == "SFAT" else ("samples", None, None))
+        assert c.spec["algorithm"]["local"]["epochs"] == 1 and c.spec["algorithm"]["local"]["batch"] == 32
+        assert _aggregator(c) == (("sfat", "1/6", 4) if c.key["method"] == "SFAT" else ("samples", None, None))
 
 
 def test_audit_has_control_and_release_with_the_same_factor() -> None:
@@ -629,7 +633,7 @@ def test_audit_has_control_and_release_with_the_same_factor() -> None:
     for c in plan("sfat-audit").cells:
         name = {"FAT shrunk": "fedavg_shrink", "SFAT (released)": "sfat_released"}.get(c.key["method"])
         if name:
-            assert _rule(c) == (name, *r[c.key["dataset"]])
+            assert _aggregator(c) == (name, *r[c.key["dataset"]])
 
 
 # --- the published numbers ----------------------------------------------------------------------------------------
@@ -804,7 +808,7 @@ base:
   validation: 1000
   partition: {name: shah, clients: 5}
   model: {name: nin}
-  protocol:
+  algorithm:
     name: fedavg
     rounds: 2
     local:
@@ -812,12 +816,12 @@ base:
       batch: 32
       lr: 0.01
       objective: {name: at, attack: {name: pgd, eps: 8/255, step: 2/255, steps: 10}}
-    rule: {name: sfat, alpha: 1/6, top: 1}
+    aggregator: {name: sfat, alpha: 1/6, top: 1}
   monitor: {name: pgd, eps: 8/255, step: 2/255, steps: 20}
 axes:
   E:
     one: {}
-    two: {protocol: {local: {epochs: 2}}}
+    two: {algorithm: {local: {epochs: 2}}}
   K:
     five: {}
     ten: {partition: {clients: 10}}
@@ -879,7 +883,7 @@ def test_points_come_in_the_order_of_the_axes(suite_from: Callable[..., Suite]) 
 
 def test_axes_patch_the_base(suite_from: Callable[..., Suite]) -> None:
     specs = {" ".join(c.key.values()): c.spec for c in suite_from().plan().cells}
-    assert {k: (s["protocol"]["local"]["epochs"], s["partition"]["clients"]) for k, s in specs.items()} == {
+    assert {k: (s["algorithm"]["local"]["epochs"], s["partition"]["clients"]) for k, s in specs.items()} == {
         "one five": (1, 5),
         "one ten": (1, 10),
         "two five": (2, 5),
@@ -908,26 +912,29 @@ def test_exclude_says_why(suite_from: Callable[..., Suite]) -> None:
 
 def test_overrides_come_after_the_axes_and_the_last_one_wins(suite_from: Callable[..., Suite]) -> None:
     grid = (
-        "\n  overrides:\n    - {set: {protocol: {local: {lr: 0.1}}}}"
-        "\n    - {when: {E: two}, set: {protocol: {local: {epochs: 3, lr: 0.2}}}}"
+        "\n  overrides:\n    - {set: {algorithm: {local: {lr: 0.1}}}}"
+        "\n    - {when: {E: two}, set: {algorithm: {local: {epochs: 3, lr: 0.2}}}}"
     )
     suite = suite_from(
         ("product: [E, K]", f"product: [E, K]{grid}"),
-        ("axes: {E: [one]}}", "overrides: [{when: {E: two, K: ten}, set: {protocol: {local: {epochs: 4}}}}]}"),
+        ("axes: {E: [one]}}", "overrides: [{when: {E: two, K: ten}, set: {algorithm: {local: {epochs: 4}}}}]}"),
     )
-    found = [c.spec["protocol"]["local"] for c in suite.plan().cells]
+    found = [c.spec["algorithm"]["local"] for c in suite.plan().cells]
     assert [(local["epochs"], local["lr"]) for local in found] == [(1, 0.1), (1, 0.1), (3, 0.2), (3, 0.2)]
-    found = [c.spec["protocol"]["local"] for c in suite.plan("smoke").cells]
+    found = [c.spec["algorithm"]["local"] for c in suite.plan("smoke").cells]
     assert [(local["epochs"], local["lr"]) for local in found] == [(1, 0.1), (1, 0.1), (3, 0.2), (4, 0.2)]
 
 
 def test_a_call_of_another_name_replaces_the_whole(suite_from: Callable[..., Suite]) -> None:
     suite = suite_from(
-        ("two: {protocol: {local: {epochs: 2}}}", "two: {protocol: {rule: {name: sfat_released, r: 1.4, top: 1}}}")
+        (
+            "two: {algorithm: {local: {epochs: 2}}}",
+            "two: {algorithm: {aggregator: {name: sfat_released, r: 1.4, top: 1}}}",
+        )
     )
-    rules = [short("Rule", c.spec["protocol"]["rule"]) for c in suite.plan().cells]
-    assert rules[0] == {"name": "sfat", "alpha": "1/6", "top": 1}
-    assert rules[2] == {"name": "sfat_released", "r": 1.4, "top": 1}
+    aggregators = [short("Aggregator", c.spec["algorithm"]["aggregator"]) for c in suite.plan().cells]
+    assert aggregators[0] == {"name": "sfat", "alpha": "1/6", "top": 1}
+    assert aggregators[2] == {"name": "sfat_released", "r": 1.4, "top": 1}
 
 
 def test_evaluation_can_depend_on_the_axes(suite_from: Callable[..., Suite]) -> None:
@@ -970,7 +977,7 @@ def test_extends_merges_and_keeps_lines(suite_from: Callable[..., Suite], tmp_pa
     suite_from()
     child = tmp_path / "child.yaml"
     child.write_text(
-        "name: child\ntitle: A child\nextends: s\nbase: {protocol: {rounds: 7}}\n"
+        "name: child\ntitle: A child\nextends: s\nbase: {algorithm: {rounds: 7}}\n"
         "axes: {K: {two: {partition: {clients: 2}}}}\n"
     )
     with pytest.raises(SpecError, match="no suite is named 's'"):
@@ -978,7 +985,7 @@ def test_extends_merges_and_keeps_lines(suite_from: Callable[..., Suite], tmp_pa
     child.write_text(child.read_text().replace("extends: s\n", "extends: s.yaml\n"))
     plan = load(str(child)).plan()
     assert keys(plan) == ["one five", "one ten", "one two", "two five", "two ten", "two two"]
-    assert {c.spec["protocol"]["rounds"] for c in plan.cells} == {7}
+    assert {c.spec["algorithm"]["rounds"] for c in plan.cells} == {7}
     child.write_text(child.read_text().replace("clients: 2", "clients: two"))
     with pytest.raises(SpecError) as caught:
         load(str(child)).plan()
@@ -989,7 +996,7 @@ def test_filters(suite_from: Callable[..., Suite]) -> None:
     suite = suite_from()
     assert keys(suite.plan(where="E=two and not K=five")) == ["two ten"]
     assert keys(suite.plan(where="clients>5 or epochs=2")) == ["one ten", "two five", "two ten"]
-    assert len(suite.plan(where="rule=sfat and model=nin").cells) == 4
+    assert len(suite.plan(where="aggregator=sfat and model=nin").cells) == 4
     for text, never in [
         ("model=resnet18", ": model is never 'resnet18' (known: nin)"),
         ("E=one and K=fiv", ": K is never 'fiv' (did you mean 'five'?)"),
@@ -1059,14 +1066,14 @@ BAD: list[tuple[str, tuple[str, str], str]] = [
     ),
     ("missing setting", ("      batch: 32\n", ""), "s.yaml:12: local: 'local' needs 'batch'"),
     (
-        "misspelt protocol",
+        "misspelt algorithm",
         ("name: fedavg", "name: fedavgg"),
-        "s.yaml:10: name: no protocol is named 'fedavgg' (did you mean 'fedavg'?)",
+        "s.yaml:10: name: no algorithm is named 'fedavgg' (did you mean 'fedavg'?)",
     ),
     (
-        "misspelt rule",
+        "misspelt aggregator",
         ("name: sfat,", "name: sfta,"),
-        "s.yaml:17: name: no rule is named 'sfta' (did you mean 'sfat'?)",
+        "s.yaml:17: name: no aggregator is named 'sfta' (did you mean 'sfat'?)",
     ),
     (
         "misspelt attack",
@@ -1104,8 +1111,8 @@ BAD: list[tuple[str, tuple[str, str], str]] = [
     ("a truth value for a number", ("lr: 0.01", "lr: true"), "s.yaml:15: lr: should be a number, got True"),
     (
         "a list for a call",
-        ("rule: {name: sfat, alpha: 1/6, top: 1}", "rule: [sfat]"),
-        "s.yaml:17: rule: expected a mapping with a name, got ['sfat']",
+        ("aggregator: {name: sfat, alpha: 1/6, top: 1}", "aggregator: [sfat]"),
+        "s.yaml:17: aggregator: expected a mapping with a name, got ['sfat']",
     ),
     (
         "a call without a name",
@@ -1126,8 +1133,8 @@ BAD: list[tuple[str, tuple[str, str], str]] = [
     (
         "eps above one",
         ("attack: {name: pgd, eps: 8/255", "attack: {name: pgd, eps: 8"),
-        "s.yaml: E=one, K=five (paper): protocol: local: objective: attack: eps and step are parts of the pixel range: "
-        "8/255, not 8",
+        "s.yaml: E=one, K=five (paper): algorithm: local: objective: attack: eps and step are parts of the "
+        "pixel range: 8/255, not 8",
     ),
     ("no such fraction", ("alpha: 1/6", "alpha: 1/0"), "s.yaml:17: alpha: division by zero, got '1/0'"),
     ("alpha of one", ("alpha: 1/6", "alpha: 1"), "s.yaml:17: alpha: should be less than 1, got 1"),
@@ -1135,12 +1142,12 @@ BAD: list[tuple[str, tuple[str, str], str]] = [
     (
         "more than half selected",
         ("top: 1", "top: 3"),
-        "s.yaml: E=one, K=five (paper): protocol: rule: top: 3 is more than half of the 5 clients of a round",
+        "s.yaml: E=one, K=five (paper): algorithm: aggregator: top: 3 is more than half of the 5 clients of a round",
     ),
     (
         "more than half of the participants",
         ("    rounds: 2", "    participation: 0.2\n    rounds: 2"),
-        "s.yaml: E=one, K=five (paper): protocol: rule: top: 1 is more than half of the 1 clients of a round",
+        "s.yaml: E=one, K=five (paper): algorithm: aggregator: top: 1 is more than half of the 1 clients of a round",
     ),
     (
         "skew too large",
@@ -1320,13 +1327,13 @@ BAD: list[tuple[str, tuple[str, str], str]] = [
     ),
     (
         "who competes",
-        ("    rows: [E]", "    compete: rows\n    rows: [E]"),
-        "s.yaml:38: compete: expected column or row, got 'rows' (did you mean 'row'?)",
+        ("    rows: [E]", "    best_within: rows\n    rows: [E]"),
+        "s.yaml:38: best_within: expected column or row, got 'rows' (did you mean 'row'?)",
     ),
     (
         "a row of one",
-        ("    across: [K]", "    compete: row"),
-        "s.yaml:39: compete: row: a row competes over the axes of 'across', and there are none",
+        ("    across: [K]", "    best_within: row"),
+        "s.yaml:39: best_within: row: a row competes over the axes of 'across', and there are none",
     ),
     (
         "paired along an axis that is not shown",
@@ -1464,10 +1471,10 @@ def test_refused_in_combination(message: Callable[..., str]) -> None:
     assert (
         message(
             centralized,
-            ("    rule: {name: sfat, alpha: 1/6, top: 1}\n", ""),
-            ("two: {protocol: {local: {epochs: 2}}}", "two: {}"),
+            ("    aggregator: {name: sfat, alpha: 1/6, top: 1}\n", ""),
+            ("two: {algorithm: {local: {epochs: 2}}}", "two: {}"),
         )
-        == f"{point}: protocol: centralized needs 'partition: {{name: iid, clients: 1}}'"
+        == f"{point}: algorithm: centralized needs 'partition: {{name: iid, clients: 1}}'"
     )
 
 
@@ -1538,15 +1545,15 @@ def test_reading_a_suite_imports_no_torch() -> None:
 
 
 def test_fewer_images_for_one_attack(tmp_path: Path) -> None:
-    """`fewer` bounds one attack's images: min(n, fewer) of it, n of the others; a name that is no attack is refused."""
+    """`limit` bounds one attack's images: min(n, fewer) of it, n of the others; a name that is no attack is refused."""
     text = """
 name: few
 title: few
 base: {data: {name: digits}, partition: {name: iid, clients: 2}, model: {name: nin},
-  protocol: {name: fedavg, rounds: 1, rule: {name: samples}, local: {batch: 8, lr: 0.1, objective: {name: standard}}}}
+  algorithm: {name: fedavg, rounds: 1, aggregator: samples, local: {batch: 8, lr: 0.1, objective: standard}}}
 evaluate:
   n: 100
-  fewer: {pgd20: 40}
+  limit: {pgd20: 40}
   attacks: {natural: {name: natural}, pgd20: {name: pgd, eps: 8/255, step: 2/255, steps: 20}}
 presets: {paper: {}, smoke: {evaluate: {n: 8}}}
 """
@@ -1555,10 +1562,10 @@ presets: {paper: {}, smoke: {evaluate: {n: 8}}}
     found = load(str(file))
     assert [(e.label, e.n) for e in found.plan().cells[0].evaluations] == [("natural", 100), ("pgd20", 40)]
     assert [(e.label, e.n) for e in found.plan("smoke").cells[0].evaluations] == [("natural", 8), ("pgd20", 8)]
-    file.write_text(text.replace("fewer: {pgd20: 40}", "fewer: {pgd2: 40}"))
+    file.write_text(text.replace("limit: {pgd20: 40}", "limit: {pgd2: 40}"))
     with pytest.raises(SpecError, match=r"few.yaml:8: pgd2: no attack is named 'pgd2' \(did you mean 'pgd20'\?\)"):
         load(str(file)).plan()
-    file.write_text(text.replace("fewer: {pgd20: 40}", "fewer: {pgd20: 0}"))
+    file.write_text(text.replace("limit: {pgd20: 40}", "limit: {pgd20: 0}"))
     with pytest.raises(SpecError, match=r"few\.yaml:8: pgd20: expected a number of test images, got 0"):
         load(str(file))
 

@@ -206,7 +206,7 @@ def test_a_stopped_process_loses_its_cell_and_notices_when_it_goes_on(jobs, mach
     context = local.multiprocessing.get_context("spawn")
     ready, outcome = context.Event(), context.Queue()
     spec = copy.deepcopy(jobs[0].spec)
-    spec["protocol"]["rounds"] = 12
+    spec["algorithm"]["rounds"] = 12
     job = replace(jobs[0], cell="long", spec=spec)
     place = replace(machine, lease=2.0, checkpoint_seconds=0.0)
     process = context.Process(target=_stopped_and_continued, args=(job, place, ready, outcome))
@@ -232,11 +232,11 @@ def test_a_worker_that_is_stopped_is_replaced(jobs, machine, forks, monkeypatch)
     monkeypatch.setattr(local, "_looks", lambda machine: 0.5)
     monkeypatch.setattr(local, "IDLE_SECONDS", 1e9)
     spec = copy.deepcopy(jobs[0].spec)
-    spec["protocol"]["rounds"] = 12
+    spec["algorithm"]["rounds"] = 12
     job, place = replace(jobs[0], cell="long", spec=spec), replace(machine, lease=1.0, checkpoint_seconds=0.0)
     said: list[str] = []
 
-    def watch(lane: int, event: Event) -> None:
+    def watch(slot: int, event: Event) -> None:
         if event.kind == "progress" and not said:
             said.append("")
             os.kill(pid_of(machine, job), signal.SIGSTOP)
@@ -486,7 +486,7 @@ def test_a_signal_ends_the_run_after_the_round_at_hand(which, jobs, machine, opt
     """The round is committed, the cell is given back, and the same run goes on from there."""
     job, watch, rounds = lasting(jobs[0]), Watch("crew"), []
 
-    def see(lane: int, event: Event) -> None:
+    def see(slot: int, event: Event) -> None:
         if event.kind == "progress" and not rounds:
             os.kill(os.getpid(), which)
             rounds.append(event.round)

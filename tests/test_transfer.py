@@ -28,7 +28,7 @@ from fatbench.report import build_figures, build_tables
 from fatbench.runner.jobs import Event, Machine
 from fatbench.runner.start import jobs_of
 from fatbench.runner.worker import work
-from fatbench.store.schema import NUMBERS, OUTCOMES, STAGES
+from fatbench.store.schema import NUMBERS, OUTCOME_CHUNKS, STAGES
 from fatbench.store.stages import Store
 from fatbench.suite import files, signatures, sources
 
@@ -98,7 +98,7 @@ def still(problem, state, *, rounds: Count, local: Local, sends: bool = True):
 
 DATASETS = {"two_pixels": two_pixels}
 MODELS = {"looks": looks}
-PROTOCOLS = {"still": still}
+ALGORITHMS = {"still": still}
 '''
 SUITE = """
 name: moved
@@ -108,7 +108,7 @@ seeds: [3]
 base:
   data: two_pixels
   partition: {name: iid, clients: 2}
-  protocol: {name: still, rounds: 1, local: {batch: 4, lr: 0.1, objective: {name: standard}}}
+  algorithm: {name: still, rounds: 1, local: {batch: 4, lr: 0.1, objective: {name: standard}}}
 axes:
   method:
     Left: {model: {name: looks, left: 1}}
@@ -132,8 +132,8 @@ figures:
 """
 
 
-def forget() -> None:
-    sources.forget(*signatures.plugins())
+def delete() -> None:
+    sources.delete(*signatures.plugins())
     signatures.drop_plugins(list(signatures.plugins()))
 
 
@@ -143,11 +143,11 @@ def place(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setenv("COLUMNS", "200")
-    forget()
+    delete()
     (tmp_path / "looking.py").write_text(PLUGIN)
     (tmp_path / "moved.yaml").write_text(SUITE)
     yield tmp_path
-    forget()
+    delete()
 
 
 def machine(folder: Path) -> Machine:
@@ -156,7 +156,7 @@ def machine(folder: Path) -> Machine:
 
 
 def bits(store: Store, cell: str) -> dict[str, str]:
-    """Metric -> the verdicts of its stage, as text."""
+    """Metric -> the outcomes of its stage, as text."""
     found = {}
     for (_, stage), row in store.stages([cell]).items():
         if stage != "train" and row.status == "done":
@@ -187,18 +187,18 @@ def test_a_matrix_over_methods_is_the_one_on_paper(place):
             assert found["among_client_1"] == MATRIX["Left"]["Right"] + MATRIX["Right"]["Right"]
         first, second = build_tables(suite, plan, store)
         shown = {row.key["method"]: [value.mean for value in row.values[0]] for row in first.rows}
-        share = {judged: {on: text.count("1") / 4 for on, text in row.items()} for judged, row in MATRIX.items()}
+        fraction = {judged: {on: text.count("1") / 4 for on, text in row.items()} for judged, row in MATRIX.items()}
         assert [column.heading for column in first.columns] == ["FGSM", "from Left", "from Right", "from Both"]
-        assert shown == {judged: [row[judged], *row.values()] for judged, row in share.items()}
+        assert shown == {judged: [row[judged], *row.values()] for judged, row in fraction.items()}
         assert second.axes == ["method", "client"]
         assert [column.heading for column in second.columns] == ["from client 0", "from client 1"]
         assert [[v.mean for v in row.values[0]] for row in second.rows[:2]] == [
-            [share["Left"]["Left"], share["Left"]["Right"]],
-            [share["Right"]["Left"], share["Right"]["Right"]],
+            [fraction["Left"]["Left"], fraction["Left"]["Right"]],
+            [fraction["Right"]["Left"], fraction["Right"]["Right"]],
         ]
         (heat, clients) = build_figures(suite, plan, store)
         points = {(line.key["method"], line.heading): line.points[0].mean for line in heat.panels[0].lines}
-        assert points == {(judged, f"from {on}"): share[judged][on] for judged in share for on in share}
+        assert points == {(judged, f"from {on}"): fraction[judged][on] for judged in fraction for on in fraction}
         assert [line.index for line in clients.panels[0].lines] == [0, 1, 0, 1]
         settings = [row.settings for (_, stage), row in store.stages().items() if stage.startswith("moved_right")]
     assert {one["origin"] for one in settings} == {f"cell {plan.cells[1].id}"}
@@ -248,8 +248,12 @@ def test_a_stage_goes_on_where_it_was_stopped_and_begins_again_for_another_model
         with store.database.writing() as connection:
             here = STAGES.c.stage == stage
             connection.execute(STAGES.update().where(here).values(record="{}", status="interrupted", round=3))
-            connection.execute(OUTCOMES.delete().where(OUTCOMES.c.stage == stage, OUTCOMES.c.start == 3))
-            connection.execute(OUTCOMES.update().where(OUTCOMES.c.stage == stage).values(bits=bytes([0b10000000])))
+            connection.execute(
+                OUTCOME_CHUNKS.delete().where(OUTCOME_CHUNKS.c.stage == stage, OUTCOME_CHUNKS.c.start == 3)
+            )
+            connection.execute(
+                OUTCOME_CHUNKS.update().where(OUTCOME_CHUNKS.c.stage == stage).values(bits=bytes([0b10000000]))
+            )
             connection.execute(NUMBERS.delete().where(NUMBERS.c.stage == stage))
         assert work(moved, machine(place), store) == "done"
         assert bits(store, left.cell) == {"moved_both": MATRIX["Left"]["Both"]}
@@ -272,7 +276,7 @@ def test_a_stage_goes_on_where_it_was_stopped_and_begins_again_for_another_model
 @pytest.mark.slow
 def test_the_command_comes_back_to_what_waits_and_says_what_still_does(place, monkeypatch, capsys):
     def run(*arguments: str) -> tuple[int, str]:
-        forget()
+        delete()
         monkeypatch.setattr(sys, "argv", ["fatbench", *arguments])
         with pytest.raises(SystemExit) as exit:
             cli.main()
@@ -308,7 +312,7 @@ def test_a_cell_that_was_trained_before_clients_were_asked_for_says_what_to_do(p
         assert work(replace(left, evaluations=among), machine(place), store) == "failed"
         errors = {row.error for row in store.stages([left.cell]).values() if row.error}
     assert len(errors) == 1
-    assert f"fatbench forget {left.cell}, and the next run keeps them" in errors.pop()
+    assert f"fatbench delete {left.cell}, and the next run keeps them" in errors.pop()
 
 
 def test_a_personal_model_meets_the_one_of_the_same_client(place):
@@ -356,7 +360,7 @@ def test_mistakes_name_file_line_and_key(place, old, new, message):
 
 
 def test_a_preset_takes_a_transfer_out_and_labels_say_whose_models_are_attacked(place):
-    more = "  smoke: {evaluate: {transfer: {among: null, moved: {labels: [Both]}}, fewer: {moved: 2}}}\n"
+    more = "  smoke: {evaluate: {transfer: {among: null, moved: {labels: [Both]}}, limit: {moved: 2}}}\n"
     (place / "moved.yaml").write_text(SUITE.replace("presets: {paper: {}}\n", f"presets:\n  paper: {{}}\n{more}"))
     suite = files.load("moved.yaml")
     found = [one for one in suite.plan("smoke").cells[0].evaluations if one.origin is not None]

@@ -195,12 +195,12 @@ def test_a_step_lowers_the_loss(name: str, head: str) -> None:
     """Forty steps of Adam fit eight random images' labels; chance is ln 5 = 1.609."""
     model = small(name, head=head).train()
     x, y = torch.rand(8, 3, 16, 16), torch.arange(8) % 5
-    optimiser = torch.optim.Adam([p for p in model.parameters() if p.requires_grad], lr=0.01)
+    optimizer = torch.optim.Adam([p for p in model.parameters() if p.requires_grad], lr=0.01)
     for _ in range(40):
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss = nn.functional.cross_entropy(model(x), y)
         loss.backward()
-        optimiser.step()
+        optimizer.step()
     assert loss.item() < 0.5
 
 

@@ -30,9 +30,10 @@ base:
   test: 30
   partition: {name: iid, clients: 2}
   model: {name: small_cnn, width: 4}
-  protocol: {name: fedavg, rounds: 1, local: {epochs: 1, batch: 16, lr: 0.05, objective: standard}, rule: samples}
+  algorithm: {name: fedavg, rounds: 1, aggregator: samples,
+    local: {epochs: 1, batch: 16, lr: 0.05, objective: standard}}
 axes:
-  rounds: {one: {}, three: {protocol: {rounds: 3}}}
+  rounds: {one: {}, three: {algorithm: {rounds: 3}}}
 evaluate: {checkpoints: [last], batch: 20, attacks: {natural: natural, fgsm: {name: fgsm, eps: 8/255}}}
 presets: {paper: {}}
 tables: [{id: t, title: t, rows: [rounds], values: {natural: natural}}]
@@ -83,7 +84,7 @@ def test_what_ran_before_a_setting_was_added_runs_again_without_it(tmp_path: Pat
 
 
 def test_the_cheapest_cells_or_random_ones(theirs: Store, tmp_path: Path) -> None:
-    by_rounds = {spec["protocol"]["rounds"]: cell for cell, spec in theirs.cells().items()}
+    by_rounds = {spec["algorithm"]["rounds"]: cell for cell, spec in theirs.cells().items()}
     assert choose(theirs, 1, None) == [by_rounds[1]]
     assert choose(theirs, 9, None) == [by_rounds[1], by_rounds[3]]
     assert {choose(theirs, 1, seed)[0] for seed in range(20)} == set(by_rounds.values())

@@ -1,4 +1,4 @@
-"""What is shown while cells run: lanes that say what they do, lines with the time, runs elsewhere looked at."""
+"""What is shown while cells run: slots that say what they do, lines with the time, runs elsewhere looked at."""
 
 from __future__ import annotations
 
@@ -27,13 +27,14 @@ base:
   data: digits
   partition: {name: shah, clients: 5, skew: 2}
   model: {name: small_cnn, width: 4}
-  protocol: {name: fedavg, rounds: 10, local: {epochs: 1, batch: 16, lr: 0.1, objective: standard}, rule: samples}
+  algorithm: {name: fedavg, rounds: 10, aggregator: samples,
+    local: {epochs: 1, batch: 16, lr: 0.1, objective: standard}}
 axes:
   split:
     Non-IID: {}
   method:
     FAT: {}
-    SFAT: {protocol: {rule: {name: sfat, alpha: 1/6, top: 1}}}
+    SFAT: {algorithm: {aggregator: {name: sfat, alpha: 1/6, top: 1}}}
 evaluate:
   attacks: {natural: natural}
 presets:
@@ -64,17 +65,17 @@ def shown(watch: Watch) -> list[str]:
     return [re.sub(r" {2,}", "  ", line).strip() for line in console.file.getvalue().splitlines()]
 
 
-def test_a_lane_says_what_it_runs(plan: Plan, clock: Callable[[float], None]) -> None:
+def test_a_slot_says_what_it_runs(plan: Plan, clock: Callable[[float], None]) -> None:
     """Before the first word of a worker all start; then labels, rounds, loss, accuracy, elapsed and left."""
     a, b = jobs_of(plan)
     watch = Watch("suite two")
     watch.console = Console(file=io.StringIO())
     watch.begin([a, b], {a.cell: "todo", b.cell: "todo"}, ["cpu", "cpu"])
     assert [line.split()[-1] for line in shown(watch)[1:]] == ["starting", "starting"]
-    watch.see(0, Event(a.cell, "lane", "given"))
+    watch.see(0, Event(a.cell, "slot", "given"))
     clock(7)
     assert shown(watch)[1] == f"cpu  {a.cell}  Non-IID, FAT, seed 6  starting  7 s"
-    assert shown(watch)[2] == "cpu  idle"  # the other lane has nothing to do, and says so only now
+    assert shown(watch)[2] == "cpu  idle"  # the other slot has nothing to do, and says so only now
     watch.see(0, Event(a.cell, "train", "start", 2, 10))  # it goes on from round 2
     clock(17)
     watch.see(0, Event(a.cell, "train", "progress", 4, 10, 100.0, loss=1.2345, accuracy=0.312))
@@ -94,7 +95,7 @@ def test_a_plain_line_has_the_time(plan: Plan, capsys: pytest.CaptureFixture[str
     a, b = jobs_of(plan)
     watch = Watch("suite two")
     watch.begin([a, b], {a.cell: "done", b.cell: "todo"}, ["cpu"])
-    watch.see(0, Event(b.cell, "lane", "given"))
+    watch.see(0, Event(b.cell, "slot", "given"))
     watch.see(0, Event(b.cell, "train", "progress", 1, 10, loss=0.5, accuracy=0.25))
     watch.see(0, Event(b.cell, "cell", "elsewhere"))
     lines = capsys.readouterr().err.splitlines()

@@ -35,8 +35,8 @@ PALACE, DAISY = 698, 985  # of ImageNet's classes
 VIT = {"patch": 4, "dim": 8, "depth": 1, "heads": 2}
 SPEC = {
     "seed": 0, "data": {"name": "digits"}, "train": 40, "test": 20, "partition": {"name": "iid", "clients": 2},
-    "protocol": {
-        "name": "fedavg", "rounds": 1, "rule": {"name": "samples"},
+    "algorithm": {
+        "name": "fedavg", "rounds": 1, "aggregator": {"name": "samples"},
         "local": {"epochs": 1, "batch": 20, "lr": 0.1, "objective": {"name": "standard"}},
     },
 }  # fmt: skip
@@ -156,7 +156,7 @@ def lite(classes: int, **settings: str) -> torch.nn.Module:
     return MODELS["efficientnet_lite0"]((3, 224, 224), classes, **settings)
 
 
-def test_imagenets_weights_know_a_picture(tmp_path: Path) -> None:
+def test_imagenets_weights_know_a_image(tmp_path: Path) -> None:
     """The package's tensors, renamed by position, name what scikit-learn's two photographs show, of 1,000 classes.
     A run of ours goes on from them; the classifier of a new task is new."""
     file = weights.place(WEIGHTS["efficientnet_lite0"], tmp_path)

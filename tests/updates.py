@@ -1,4 +1,4 @@
-"""Updates of made-up clients, the problem they belong to and what a rule is told: for tests of rules and mixing."""
+"""Updates of made-up clients, their problem and what an aggregator is told: for tests of aggregators and mixing."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ def carried(label: str, rows: Iterable[Row]) -> list[Row]:
     return [row for row in rows if row.expected and any(row.id == w or row.id.startswith(f"{w}.") for w in wanted)]
 
 
-def verdicts(rows: Iterable[Row]) -> Mapping[str, bool | None]:
+def outcomes(rows: Iterable[Row]) -> Mapping[str, bool | None]:
     """Per label whether all its comparisons pass; None where one of its claims has none."""
     kept = list(rows)
     found: dict[str, bool | None] = {}

@@ -40,24 +40,24 @@ def compare(folder: Path) -> list[Row]:
     rows = []
     released = {"divisor": "released"}
     for momentum in (0.0, 0.9):
-        for kind, protocol, settings in (
+        for kind, algorithm, settings in (
             ("fedavg", fedavg, {}),
             ("fedprox", fedavg, {}),
             ("fedgate", fedgate, released),
             ("scaffold", scaffold, {**released, "variates": "released"}),
         ):
             with_momentum = ", momentum 0.9" if momentum else ""
-            rows.append(one(folder, kind, protocol, settings, momentum, equal, with_momentum))
-    for kind, protocol in (("scaffold", scaffold), ("fedgate", fedgate)):
+            rows.append(one(folder, kind, algorithm, settings, momentum, equal, with_momentum))
+    for kind, algorithm in (("scaffold", scaffold), ("fedgate", fedgate)):
         note = "differences: scaffold-momentum"
-        rows.append(one(folder, kind, protocol, {}, 0.9, differs, ", momentum 0.9", note))
+        rows.append(one(folder, kind, algorithm, {}, 0.9, differs, ", momentum 0.9", note))
     return rows
 
 
 def one(
     folder: Path,
     kind: str,
-    protocol: Callable[..., Iterator[Any]],
+    algorithm: Callable[..., Iterator[Any]],
     settings: dict[str, Any],
     momentum: float,
     row: Callable[..., Row],
@@ -71,12 +71,17 @@ def one(
         batch=BATCH, lr=LR, objective=objectives.standard, momentum=momentum, weight_decay=DECAY, proximal=proximal
     )  # fmt: skip
     state = State(0, start)
-    arguments = {"rounds": ROUNDS, "rule": aggregators.RULES["uniform"], "local": local, "participation": 0.75}
-    for done in protocol(problem, state, **arguments, **settings):
+    arguments = {
+        "rounds": ROUNDS,
+        "aggregator": aggregators.AGGREGATORS["uniform"],
+        "local": local,
+        "participation": 0.75,
+    }
+    for done in algorithm(problem, state, **arguments, **settings):
         state = done.state
     theirs = federated(folder, kind, problem, start, local)
     name = f"fedtorch.{kind}{'.momentum' if momentum else ''}{'.plain' if row is differs else ''}"
-    ours = ", ".join([protocol.__name__, *(f"{key}: {value}" for key, value in settings.items())])
+    ours = ", ".join([algorithm.__name__, *(f"{key}: {value}" for key, value in settings.items())])
     return row(
         name, f"centered/main.py, {kind}{said}", ours, "run", difference(state.model, theirs), note=note
     )  # fmt: skip
@@ -111,8 +116,8 @@ def federated(folder: Path, kind: str, problem: Problem, start: Tensors, local: 
                 self.k = k
 
             def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-                optimiser = clients[self.k].optimizer  # momentum starts anew in each round, as ours does
-                optimiser.state.clear()
+                optimizer = clients[self.k].optimizer  # momentum starts anew in each round, as ours does
+                optimizer.state.clear()
                 found = list(batches(problem, self.k, server.args.rounds_comm - 1, local))
                 for place, batch in enumerate(found):
                     flow.over = place == len(found) - 1
@@ -156,7 +161,7 @@ def node(sgd: Any, problem: Problem, start: Tensors, kind: str, local: LocalTrai
 
     for value in model.parameters():
         value.grad = torch.zeros_like(value)
-    optimiser = sgd.SGD(
+    optimizer = sgd.SGD(
         model.parameters(), lr=local.lr, in_momentum=local.momentum, out_momentum=0, weight_decay=local.weight_decay
     )
 
@@ -164,10 +169,10 @@ def node(sgd: Any, problem: Problem, start: Tensors, kind: str, local: LocalTrai
         for value in model.parameters():
             value.grad = torch.zeros_like(value)
 
-    optimiser.zero_grad = cleared  # as torch did in 2021: later aggregation adds to these tensors
+    optimizer.zero_grad = cleared  # as torch did in 2021: later aggregation adds to these tensors
     nothing: Callable[..., None] = lambda *_, **__: None  # noqa: E731
     return SimpleNamespace(
-        args=arguments, model=model, optimizer=optimiser, criterion=None, metrics=None, scheduler=None,
+        args=arguments, model=model, optimizer=optimizer, criterion=None, metrics=None, scheduler=None,
         model_delta=zero(), model_memory=zero(), model_client_control=zero(), model_server_control=zero(),
         zero_grad=cleared, reset_tracker=nothing, local_val_tracker={}, global_val_tracker={}, global_test_tracker={},
         test_loader=[],

@@ -27,18 +27,18 @@ STEPS = 7
 
 
 def fednova(folder: Path) -> list[Row]:
-    """How far a client's steps count: the optimiser's own counter after seven steps, beside `travelled`."""
+    """How far a client's steps count: the optimizer's own counter after seven steps, beside `travelled`."""
     rows = []
     with imported(folder, "distoptim.FedNova", stubs={"comm_helpers": _COMMUNICATION}) as (module,):
         for momentum, mu in ((0.0, 0.0), (0.9, 0.0), (0.0, 0.5), (0.9, 0.5)):
             weight = nn.Parameter(torch.zeros(1))
-            optimiser = module.FedNova([weight], ratio=1.0, gmf=0, mu=mu, lr=0.1, momentum=momentum)
+            optimizer = module.FedNova([weight], ratio=1.0, gmf=0, mu=mu, lr=0.1, momentum=momentum)
             for _ in range(STEPS):
                 weight.grad = torch.ones(1)
-                optimiser.step()
+                optimizer.step()
             proximal: Any = functools.partial(objectives.squared, mu=mu) if mu else None
             local = LocalTraining(batch=1, lr=0.1, objective=objectives.standard, momentum=momentum, proximal=proximal)
-            counted, ours = float(optimiser.local_normalizing_vec), travelled(STEPS, local)
+            counted, ours = float(optimizer.local_normalizing_vec), travelled(STEPS, local)
             moved = -float(weight) / 0.1
             said = f"momentum {momentum}, mu {mu}"
             name = f"fednova.{'momentum' if momentum else 'plain'}{'.proximal' if mu else ''}"

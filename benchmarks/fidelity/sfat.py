@@ -121,9 +121,9 @@ def _named(ours: dict[str, str]) -> Callable[[Any], Tensors]:
 
 
 def runs(folder: Path) -> Iterator[Row]:
-    """Their scripts and our protocols."""
+    """Their scripts and our algorithms."""
     at, trades, mart = (getattr(objectives, name) for name in ("at", "trades", "mart"))
-    plain: tuple[Any, dict[str, Any]] = (aggregators.RULES["uniform"], {})
+    plain: tuple[Any, dict[str, Any]] = (aggregators.AGGREGATORS["uniform"], {})
     slack: tuple[Any, dict[str, Any]] = (aggregators.sfat_released, {"r": 1.4, "top": 1})
     script = "SFAT.py, whole"
     for name, dataset in (("nin", "cifar-10"), ("small_cnn", "svhn"), ("resnet18", "cifar-100")):
@@ -149,31 +149,33 @@ def both(
     name: str,
     dataset: str,
     objective: Any,
-    rule: tuple[Any, dict[str, Any]],
+    aggregator: tuple[Any, dict[str, Any]],
     words: dict[str, str],
 ) -> Row:
-    """The federated script and our protocol, three rounds from the same weights: the greatest difference at the end."""
+    """The federated script and our algorithm, three rounds from the same weights: the greatest difference."""
     problem, start = prepared(name, CLIENTS)
-    share = float(words.get("frac", "1.0"))
+    fraction = float(words.get("frac", "1.0"))
     local = training(objective, dataset, epochs=2)
     if words.get("agg-opt") == "FedProx":
         local = training(objective, dataset, epochs=2, proximal=_bound(objectives.norm_per_tensor, mu=0.01))
-    call = _bound(rule[0], **rule[1])
+    call = _bound(aggregator[0], **aggregator[1])
     state = State(0, start)
-    protocol: Any = scaffold_sfat if words.get("agg-opt") == "Scaffold" else fedavg
-    as_released = protocol is scaffold_sfat and (name != "nin" or share < 1)  # NIN has no buffers, and all take part
+    algorithm: Any = scaffold_sfat if words.get("agg-opt") == "Scaffold" else fedavg
+    as_released = algorithm is scaffold_sfat and (
+        name != "nin" or fraction < 1
+    )  # NIN has no buffers, and all take part
     more = {"buffers": True, "copy_start": True} if as_released else {}
-    for done in protocol(problem, state, rounds=ROUNDS, rule=call, local=local, participation=share, **more):
+    for done in algorithm(problem, state, rounds=ROUNDS, aggregator=call, local=local, participation=fraction, **more):
         state = done.state
     arguments = {
         "epochs": ROUNDS, "num_users": CLIENTS, "local_ep": 2, "local_bs": BATCH, "num-steps": STEPS,
         "dataset": dataset, "modeltype": MODELS[name][0], "agg-center": "SFAT", "pri": 1.4, "topk": 1, "gpu": "",
         **words,
     }  # fmt: skip
-    theirs = federated(folder, problem, start, local, share, arguments)
+    theirs = federated(folder, problem, start, local, fraction, arguments)
     said = " ".join(f"--{key} {value}" for key, value in words.items())
-    how = f"{name}, {protocol.__name__}" + (", buffers, copy_start" if more else "")
-    ours = f"{how}, {rule[0].__name__}"
+    how = f"{name}, {algorithm.__name__}" + (", buffers, copy_start" if more else "")
+    ours = f"{how}, {aggregator[0].__name__}"
     if local.proximal is not None and name == "small_cnn":
         apart = difference(_without_biases(state.model), _without_biases(theirs))
         return differs(id, f"{script} {said}".strip(), ours, "run", apart, note=ROUNDED)
@@ -191,7 +193,7 @@ def _without_biases(state: Tensors) -> Tensors:
 
 
 def central(folder: Path, name: str, dataset: str) -> Row:
-    """Centralized_AT.py and our protocol, three epochs."""
+    """Centralized_AT.py and our algorithm, three epochs."""
     problem, start = prepared(name, 1)
     local = training(objectives.at, dataset, epochs=1)
     state = State(0, start)
@@ -263,11 +265,11 @@ def prepared(name: str, clients: int) -> tuple[Problem, Tensors]:
 
 
 def federated(
-    folder: Path, problem: Problem, start: Tensors, local: LocalTraining, share: float, arguments: dict[str, Any]
+    folder: Path, problem: Problem, start: Tensors, local: LocalTraining, fraction: float, arguments: dict[str, Any]
 ) -> Tensors:
     """The weights that SFAT.py saves at the end."""
     turn = Turn()
-    cohorts = iter([draw_cohort(problem, t, share) for t in range(ROUNDS)])
+    cohorts = iter([draw_cohort(problem, t, fraction) for t in range(ROUNDS)])
     with scripts(folder, problem, start, turn) as update:
         original = update.LocalUpdate
 

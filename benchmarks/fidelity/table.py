@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from benchmarks.fidelity.claims import carried, verdicts
+from benchmarks.fidelity.claims import carried, outcomes
 from benchmarks.fidelity.measure import Row
 from benchmarks.fidelity.sources import SOURCES
 
@@ -43,7 +43,7 @@ def write(folder: Path) -> str:
     found = _rows(kept)
     rows = [row for several in found.values() for row in several]
     text = ["# The authors' programs and ours, side by side", "", "| row of a suite | | comparisons |", "|---|---|---|"]
-    for label, passes in verdicts(rows).items():
+    for label, passes in outcomes(rows).items():
         behind = ", ".join(row.id for row in carried(label, rows)) or "-"
         text.append(f"| {label} | {SAID[passes]} | {behind} |")
     text += ["", "`make fidelity` makes this file; docs/fidelity.md says how to read it.", ""]

@@ -38,8 +38,8 @@ from fatbench.settings import shown_url
 from fatbench.version import __version__
 
 ORDER = (
-    "suite", "new", "plan", "run", "status", "report", "compare", "plot", "site", "show", "logs", "verdicts",
-    "evaluate", "export", "import", "forget", "clean", "verify", "data", "db", "doctor",
+    "suite", "new", "plan", "run", "status", "report", "compare", "plot", "site", "show", "logs", "outcomes",
+    "evaluate", "export", "import", "delete", "clean", "verify", "data", "db", "doctor",
 )  # fmt: skip
 
 
@@ -113,11 +113,11 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "site": site.site,
     "show": cells.show_cell,
     "logs": cells.logs,
-    "verdicts": outcomes.verdicts,
+    "outcomes": outcomes.outcomes,
     "evaluate": evaluating.evaluate,
     "export": db.export,
     "import": db.import_,
-    "forget": cleanup.forget,
+    "delete": cleanup.delete,
     "clean": cleanup.clean,
     "verify": verify.verify,
     "doctor": doctor,

@@ -19,12 +19,12 @@ def show_cell(
     artifacts: Annotated[bool, typer.Option("--artifacts", help="What a round kept beside its numbers.")] = False,
     round: Annotated[int | None, typer.Option("--round", min=1, help="Of this round; default: the last kept.")] = None,
     output: Annotated[
-        Path | None, typer.Option("-o", "--output", help="Folder for pictures; default: results/figures.")
+        Path | None, typer.Option("-o", "--output", help="Folder for images; default: results/figures.")
     ] = None,
     db: Db = None,
     format: Format = "text",
 ) -> None:
-    """Every number of a cell with what produced it; or, as pictures, what a round kept beside them."""
+    """Every number of a cell with what produced it; or, as images, what a round kept beside them."""
     from fatbench.cli import show
     from fatbench.report.numbers import cell_runs, flags
 
@@ -75,11 +75,11 @@ def _show_artifacts(cell: str, round: int | None, folder: Path, db: str | None, 
     round = round or max(kept)
     tensors = artifacts.load(kept[round])
     written = []
-    for picture in artifacts.pictures(tensors):
-        file = folder / f"{id}-round-{round:06d}-{picture.name}.png"
+    for image in artifacts.images(tensors):
+        file = folder / f"{id}-round-{round:06d}-{image.name}.png"
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            file.write_bytes(picture.png())
+            file.write_bytes(image.png())
         except OSError as error:
             raise SpecError(f"-o {folder}: {error.strerror}") from None
         written.append(str(file))

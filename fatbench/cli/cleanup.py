@@ -1,4 +1,4 @@
-"""`fatbench forget` and `fatbench clean`: cells taken out, files that no cell needs."""
+"""`fatbench delete` and `fatbench clean`: cells taken out, files that no cell needs."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from fatbench.errors import NothingMatched, SpecError
 from fatbench.store.opening import opened
 
 
-def forget(
+def delete(
     cells: Annotated[list[str], typer.Argument(help="Ids of cells, or their first letters.", show_default=False)],
     db: Db = None,
 ) -> None:
-    """Take cells out: their numbers, verdicts, runs, replicates, checkpoints and logs. Nothing brings them back."""
+    """Take cells out: their numbers, outcomes, runs, replicates, checkpoints and logs. Nothing brings them back."""
     from fatbench import settings
     from fatbench.store import cleanup
 
@@ -27,7 +27,7 @@ def forget(
         assert store is not None
         folder = settings.files_folder(settings.database(db))
         for id in chosen:
-            counts = cleanup.forget(store, id)
+            counts = cleanup.delete_cell(store, id)
             for place in [folder / id, *folder.glob(f"{id}~*")]:
                 cleanup.remove(place)
             print(f"{id}: {', '.join(f'{count} {what}' for what, count in counts.items())} forgotten", flush=True)

@@ -15,17 +15,17 @@ from fatbench.errors import SpecError
 TEMPLATES = Path(__file__).parent / "templates"
 Name = Annotated[str, typer.Argument(help="What the suite file will call it.", show_default=False)]
 
-KINDS = {"method": "Protocol", "rule": "Rule", "objective": "Objective", "attack": "Attack"}
+KINDS = {"method": "Algorithm", "aggregator": "Aggregator", "objective": "Objective", "attack": "Attack"}
 # What each changes in templates/suite.yaml: what stands there -> what comes in its place.
 LOCAL, ATTACK = "local:                       #", "attack: {name: pgd, eps: 25/255, step: 6/255, steps: 5}"
 CHANGES: dict[str, dict[str, str]] = {
     "method": {
-        "# METHOD": "NAME: {protocol: {name: NAME, rounds: 20, rule: {name: samples}, local: *local}}",
-        LOCAL: "local: &local                #",  # another protocol replaces the whole mapping, and needs its own
+        "# METHOD": "NAME: {algorithm: {name: NAME, rounds: 20, aggregator: {name: samples}, local: *local}}",
+        LOCAL: "local: &local                #",  # another algorithm replaces the whole mapping, and needs its own
     },
-    "rule": {"# METHOD": "NAME: {protocol: {rule: {name: NAME}}}"},
+    "aggregator": {"# METHOD": "NAME: {algorithm: {aggregator: {name: NAME}}}"},
     "objective": {
-        "# METHOD": "NAME: {protocol: {local: {objective: {name: NAME, attack: *training}}}}",
+        "# METHOD": "NAME: {algorithm: {local: {objective: {name: NAME, attack: *training}}}}",
         ATTACK: ATTACK.replace("attack: ", "attack: &training "),
     },
     "attack": {
@@ -45,8 +45,8 @@ def _command(what: str, help: str) -> Callable[..., None]:
     return command
 
 
-method = _command("method", "A whole algorithm (a protocol) in NAME.py, and the suite NAME.yaml.")
-rule = _command("rule", "An aggregation rule in NAME.py, and the suite NAME.yaml.")
+method = _command("method", "A whole algorithm (an algorithm) in NAME.py, and the suite NAME.yaml.")
+aggregator = _command("aggregator", "An aggregator in NAME.py, and the suite NAME.yaml.")
 objective = _command("objective", "What a client minimises in NAME.py, and the suite NAME.yaml.")
 attack = _command("attack", "An attack in NAME.py, and the suite NAME.yaml.")
 suite = _command("suite", "A suite in NAME.yaml: FedAvg beside SFAT.")

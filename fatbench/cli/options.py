@@ -25,7 +25,9 @@ Preset = Annotated[
 Smoke = Annotated[bool, typer.Option("--smoke", help="Short for --preset smoke.")]
 Where = Annotated[
     list[str] | None,
-    typer.Option("-k", metavar="FILTER", help="Only these cells: 'model=nin and rule=sfat'; given again: of these."),
+    typer.Option(
+        "-k", metavar="FILTER", help="Only these cells: 'model=nin and aggregator=sfat'; given again: of these."
+    ),
 ]
 Seeds = Annotated[str | None, typer.Option("--seeds", help="Instead of the suite's seeds: 0-4, or 6,7.")]
 Db = Annotated[str | None, typer.Option("--db", metavar="URL", help="Database: a path or an SQLAlchemy URL.")]
@@ -84,9 +86,9 @@ Microbatch = Annotated[
     int | None,
     typer.Option("--microbatch", min=1, help="At most so many images in the network at once: less memory."),
 ]
-TogetherOption = Annotated[
+VectoriseOption = Annotated[
     int,
-    typer.Option("--together", min=1, help="Cells that each worker trains as one program, on --path fast."),
+    typer.Option("--vectorise", min=1, help="Cells that each worker trains as one program, on --path fast."),
 ]
 Retry = Annotated[bool, typer.Option("--retry-failed", help="Run failed stages again.")]
 RerunChanged = Annotated[

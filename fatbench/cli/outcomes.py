@@ -1,4 +1,4 @@
-"""`fatbench verdicts`: which test images a cell classified right, one line each."""
+"""`fatbench outcomes`: which test images a cell classified right, one line each."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 COLUMNS = ("cell", "stage", "metric", "round", "checkpoint", "model", "image", "label", "correct")
 
 
-def verdicts(
+def outcomes(
     cell: Cell,
     metric: Annotated[list[str] | None, typer.Option("--metric", help="Only this evaluation; may be repeated.")] = None,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Write to this file.")] = None,
@@ -44,7 +44,7 @@ def verdicts(
     names = {stage.rpartition("@")[0].rpartition("-")[0] for stage in found}
     for name in metric or ():
         if name not in names:
-            raise SpecError(f"--metric: cell {id} has no verdicts of '{name}'{did_you_mean(name, names)}")
+            raise SpecError(f"--metric: cell {id} has no outcomes of '{name}'{did_you_mean(name, names)}")
     labels = _labels(spec, data)
     rows = [
         row
@@ -53,12 +53,12 @@ def verdicts(
         if not metric or row["metric"] in metric
     ]
     if not rows:
-        raise NothingMatched(f"cell {id} has no verdicts: it was not evaluated")
+        raise NothingMatched(f"cell {id} has no outcomes: it was not evaluated")
     if format == "json" and output is None:
-        print_json({"cell": id, "verdicts": rows})
+        print_json({"cell": id, "outcomes": rows})
         return
     if format == "json":
-        text = json.dumps({"schema_version": 1, "cell": id, "verdicts": rows}) + "\n"
+        text = json.dumps({"schema_version": 1, "cell": id, "outcomes": rows}) + "\n"
     else:
         stream = io.StringIO()
         writer = csv.DictWriter(stream, COLUMNS, lineterminator="\n")
@@ -72,7 +72,7 @@ def verdicts(
 
 
 def _bits(chunks: Sequence[tuple[int, int, bytes]]) -> str:
-    """The verdicts in order, as "0" and "1"."""
+    """The outcomes in order, as "0" and "1"."""
     from fatbench.report.numbers.flags import joined
 
     bits, n = joined(chunks)

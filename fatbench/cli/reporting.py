@@ -252,7 +252,7 @@ def plot(
     names: Annotated[
         list[str] | None,
         typer.Argument(
-            help="Names or files of suites; several: one picture.", show_default=False, autocompletion=completing.suites
+            help="Names or files of suites; several: one image.", show_default=False, autocompletion=completing.suites
         ),
     ] = None,
     figure: Annotated[str | None, typer.Option("--figure", metavar="ID", help="Only this figure of the suite.")] = None,

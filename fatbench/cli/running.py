@@ -26,7 +26,7 @@ from fatbench.cli.options import (
     Seeds,
     Smoke,
     TimeLimit,
-    TogetherOption,
+    VectoriseOption,
     Wait,
     Where,
 )  # fmt: skip
@@ -49,7 +49,7 @@ def run_suite(
     precision: Precision = None,
     path: PathOption = "loop",
     microbatch: Microbatch = None,
-    together: TogetherOption = 1,
+    vectorise: VectoriseOption = 1,
     retry_failed: Retry = False,
     rerun_changed: RerunChanged = False,
     fail_fast: FailFast = False,
@@ -62,7 +62,7 @@ def run_suite(
     """Run a suite: train and attack every cell that is not done."""
     from fatbench.runner import processes
 
-    with processes.early(executor == "local" and together == 1 and not dry_run):
+    with processes.early(executor == "local" and vectorise == 1 and not dry_run):
         from fatbench.cli.watch import Watch
         from fatbench.runner import start
 
@@ -70,7 +70,7 @@ def run_suite(
         with Watch(f"suite {plan.suite}, preset {plan.preset}") as watch:
             start.run(
                 start.jobs_of(plan), watch, jobs_at_once=jobs, device=device, per_gpu=per_gpu, executor=executor,
-                precision=precision, path=path, microbatch=microbatch, together=together, retry_failed=retry_failed,
+                precision=precision, path=path, microbatch=microbatch, vectorise=vectorise, retry_failed=retry_failed,
                 rerun_changed=rerun_changed, fail_fast=fail_fast, time_limit=time_limit, wait=wait,
                 dry_run=dry_run, db=db, data=data,
             )  # fmt: skip

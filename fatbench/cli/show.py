@@ -158,7 +158,7 @@ def schedule(what: Schedule | None, on: str | None) -> None:
     if what is None:
         print("schedule: unknown, nothing comparable was run here (--calibrate measures for about 20 s)")
         return
-    kind = "of that kind" if on else "as fast as this machine's lane"
+    kind = "of that kind" if on else "as fast as this machine's worker"
     enough = "SQLite is enough on one machine" if what.writes <= SQLITE else "PostgreSQL is needed (docs/clusters.md)"
     print(
         f"on {what.gpus} GPUs {kind}: {duration(what.seconds)},"
@@ -177,7 +177,7 @@ def _how_long(cells: int, time: Estimate, on: str | None) -> str:
             return f"time: unknown, the data set's size is not known before it is read{done}"
         return f"time: unknown, nothing comparable was run here (--calibrate measures for about 20 s){done}"
     from fatbench.cli.watch import duration
-    from fatbench.runner.executors.local import lanes
+    from fatbench.runner.executors.local import slots
 
     bound = "; AutoAttack as if every image survived" * time.bound
     if on is not None:
@@ -186,10 +186,10 @@ def _how_long(cells: int, time: Estimate, on: str | None) -> str:
             f"time left on one {on.upper()}: about {duration(time.seconds)}{done}{rest}{bound}\n"
             "an estimate: operations and kernels were counted here, the GPU's rate is that of its data sheet"
         )
-    here = len(lanes(None, None))
-    side = f", {duration(time.seconds / min(here, cells))} on the {here} lanes of this machine" * (here > 1)
+    here = len(slots(None, None))
+    side = f", {duration(time.seconds / min(here, cells))} on the {here} workers of this machine" * (here > 1)
     rest = f"; {time.unknown} cells not counted, nothing comparable was run here" * (time.unknown > 0)
-    return f"time left: about {duration(time.seconds)} on one lane{side}{done}{rest}{bound}"
+    return f"time left: about {duration(time.seconds)} on one worker{side}{done}{rest}{bound}"
 
 
 def _short(value: float) -> str:
@@ -289,7 +289,7 @@ def _path(run: Mapping[str, Any]) -> str:
     """How a run trained, where it was not in the usual way: "fast 45 clients of up to 9 cells, "."""
     if run["stage"] != "train" or run.get("path") in (None, "loop"):
         return ""
-    many = [f"{run[key]} {what}" for key, what in (("stack", "clients"), ("together", "cells")) if run.get(key)]
+    many = [f"{run[key]} {what}" for key, what in (("stack", "clients"), ("vectorise", "cells")) if run.get(key)]
     return f"{run['path']} {' of up to '.join(many)}".strip() + ", "
 
 

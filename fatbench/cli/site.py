@@ -30,8 +30,8 @@ def site(
         list[str] | None,
         typer.Argument(help="Files of export, or names or files of suites; none: every suite of the database."),
     ] = None,
-    pictures: Annotated[
-        Path | None, typer.Option("--pictures", help="Folder of pictures that fatbench plot or show --artifacts wrote.")
+    images: Annotated[
+        Path | None, typer.Option("--images", help="Folder of images that fatbench plot or show --artifacts wrote.")
     ] = None,
     select: Select = "last",
     replicates: Annotated[
@@ -49,8 +49,8 @@ def site(
     suites = [one for one in asked if not one.endswith(".jsonl")]
     if missing := next((file for file in files if not file.is_file()), None):
         raise SpecError(f"no such file: {missing}")
-    if pictures is not None and not pictures.is_dir():
-        raise SpecError(f"--pictures {pictures}: no such folder")
+    if images is not None and not images.is_dir():
+        raise SpecError(f"--images {images}: no such folder")
     with contextlib.ExitStack() as stack:
         store = stack.enter_context(_imported(files) if files else opened(db))
         if store is None:
@@ -64,7 +64,7 @@ def site(
             select=at,
             which=which,
             files=None if files else settings.files_folder(settings.database(db)),
-            pictures=pictures,
+            images=images,
         )
         written = pages.site(parts, read, output, problems)
     for problem in problems:

@@ -90,9 +90,9 @@ def suite_check(
             raise SpecError(f"--learn takes one suite, got {len(files)}")
         plan = plan_of(files[0], preset, False, seeds, where)
         from fatbench import settings
-        from fatbench.runner.executors.local import lanes
+        from fatbench.runner.executors.local import slots
 
-        _learn(plan, settings.data_folder(str(data) if data else None), lanes(device, 1)[0])
+        _learn(plan, settings.data_folder(str(data) if data else None), slots(device, 1)[0])
         return
     if given := [option for option, value in (("--preset", preset), ("-k", where), ("--seeds", seeds),
                                               ("--device", device), ("--data", data)) if value]:  # fmt: skip
@@ -134,7 +134,7 @@ def _learn(plan: Plan, data: Path, device: str) -> None:
         chance = binomial_tail(round(look.accuracy * look.n), look.n, look.chance)
         if learned := leaves_chance(chance, look.rounds):
             break
-    assert look is not None  # a protocol has a round
+    assert look is not None  # an algorithm has a round
     when = f"{look.steps} steps of a client (round {look.round} of {look.rounds})"
     result = f"natural accuracy {100 * look.accuracy:.2f} % of {look.n} images, chance {100 * look.chance:.4g} %"
     p = "p < 1e-6" if chance < 1e-6 else f"p = {chance:.2g}"
@@ -158,7 +158,7 @@ def _check_report(chosen: Suite, plan: Plan) -> None:
 def _time(
     plan: Plan, store: Store | None, calibrate: bool, gpus: int | None, unseen: Speeds | None
 ) -> tuple[Estimate, Schedule | None]:
-    """How long what is left of the plan takes on one lane of this machine, or of one unseen; and on so many."""
+    """How long what is left of the plan takes on one worker of this machine, or of one unseen; and on so many."""
     from fatbench.suite import duration, schedule
 
     timed: list[duration.Timed] = []

@@ -103,7 +103,7 @@ class Apart:
     metric: str  # "pgd20 (last)", or "train_loss" of training
     theirs: float
     ours: float
-    agreement: float | None  # share of the test images with the same verdict
+    agreement: float | None  # fraction of the test images with the same outcome
     counts: bool  # whether the tolerance is about it
 
     @property
@@ -187,15 +187,15 @@ def apart(theirs: Store, ours: Store, cell: str) -> list[Apart]:
         for metric in there.keys() & here.keys():
             one, other = there[metric], here[metric]
             same = None
-            if one.verdicts and other.verdicts and one.n == other.n:
-                same = 1 - (one.verdicts[0] ^ other.verdicts[0]).bit_count() / one.n
+            if one.outcomes and other.outcomes and one.n == other.n:
+                same = 1 - (one.outcomes[0] ^ other.outcomes[0]).bit_count() / one.n
             found.append(Apart(cell, f"{metric} ({checkpoint})", one.value, other.value, same, True))
     found.sort(key=lambda one: one.metric)
     ends = [
         {
             n["metric"]: n["value"]
             for n in store.measurements([cell], stages=["train"])
-            if n["client"] < 0 and n["round"] == int(store.cells([cell])[cell]["protocol"]["rounds"])
+            if n["client"] < 0 and n["round"] == int(store.cells([cell])[cell]["algorithm"]["rounds"])
         }
         for store in (theirs, ours)
     ]
@@ -213,7 +213,7 @@ def text(found: Sequence[Apart], worst: float, tolerance: float) -> str:
         for one in found:
             if one.cell != cell:
                 continue
-            same = "" if one.agreement is None else f", {100 * one.agreement:.1f} % of the verdicts agree"
+            same = "" if one.agreement is None else f", {100 * one.agreement:.1f} % of the outcomes agree"
             bare = "" if one.counts else " (relative, not counted)" if "(" not in one.metric else ""
             lines.append(f"  {one.metric}: {one.theirs:.6g}, {one.ours:.6g}, {one.far:.4g}{bare}{same}")
     within = "within" if worst <= tolerance else "beyond"

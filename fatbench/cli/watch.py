@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Doing:
-    """What a lane is at: its last event, since when it is at this stage, and how far the stage was then."""
+    """What a slot is at: its last event, since when it is at this stage, and how far the stage was then."""
 
     event: Event
     since: float
@@ -36,11 +36,11 @@ class Doing:
 
 
 class Watch:
-    """Collects the workers' events and shows them: cells done/failed/left, a lane per worker, images/s, time left."""
+    """Collects the workers' events and shows them: cells done/failed/left, a slot per worker, images/s, time left."""
 
     def __init__(self, what: str):
         self.what = what
-        self.lanes: list[str] = []
+        self.slots: list[str] = []
         self.rounds_left: dict[str, float] = {}
         self.total = self.done = self.failed = 0
         self.labels: dict[str, str] = {}  # cell -> what it is
@@ -60,11 +60,11 @@ class Watch:
         if self.live.is_started:
             self.live.stop()
 
-    def begin(self, jobs: Sequence[Job], before: Mapping[str, str], lanes: Sequence[str]) -> None:
+    def begin(self, jobs: Sequence[Job], before: Mapping[str, str], slots: Sequence[str]) -> None:
         """Show what is about to run: its cells, how each of them stands, and who works on them."""
-        self.lanes, self.began = list(lanes), time.monotonic()
+        self.slots, self.began = list(slots), time.monotonic()
         self.rounds_left = {
-            job.cell: float(job.spec["protocol"]["rounds"]) for job in jobs if before[job.cell] != "done"
+            job.cell: float(job.spec["algorithm"]["rounds"]) for job in jobs if before[job.cell] != "done"
         }
         self.labels = {job.cell: job.label for job in jobs}
         self.total = len(jobs)
@@ -75,11 +75,11 @@ class Watch:
         else:
             self._line(f"{self.what}: {self.total} cells, {self.done} done, {self.total - self.done} to go")
 
-    def see(self, lane: int, event: Event) -> None:
-        """Take one event of the worker in `lane`."""
+    def see(self, slot: int, event: Event) -> None:
+        """Take one event of the worker in `slot`."""
         now, self.begun = time.monotonic(), True
         if event.kind == "given":
-            self.at[lane] = Doing(event, now, 0)
+            self.at[slot] = Doing(event, now, 0)
             if not self.live.is_started:
                 self._line(f"{event.cell} starts: {self.labels.get(event.cell, '')}".removesuffix(": "))
             return
@@ -87,7 +87,7 @@ class Watch:
             self.done += event.kind == "done"
             self.failed += event.kind == "failed"
             self.rounds_left.pop(event.cell, None)
-            self.at.pop(lane, None)
+            self.at.pop(slot, None)
             if event.kind == "elsewhere" and not self.live.is_started:
                 self._line(f"{event.cell} is in another process's hands")
             return
@@ -99,13 +99,13 @@ class Watch:
         if event.loss is not None or event.accuracy is not None:
             self.seen[event.cell] = (event.loss, event.accuracy)
         if event.kind in ("start", "progress"):
-            before = self.at.get(lane)
+            before = self.at.get(slot)
             if before is None or before.event.stage != event.stage or event.kind == "start":
-                self.at[lane] = Doing(event, now, event.round)
+                self.at[slot] = Doing(event, now, event.round)
             else:
-                self.at[lane] = Doing(event, before.since, before.first)
+                self.at[slot] = Doing(event, before.since, before.first)
         else:
-            self.at.pop(lane, None)
+            self.at.pop(slot, None)
         if event.kind == "failed" and self.live.is_started:
             self.console.print(f"[red]failed[/red] {event.cell} {event.stage}: {event.message}", highlight=False)
         if not self.live.is_started:
@@ -158,16 +158,16 @@ class Watch:
         table = Table.grid(padding=(0, 2))
         for column in ("device", "cell", "label", "stage", "bar", "numbers", "times"):
             table.add_column(no_wrap=column != "label")  # a long label goes on in a second line
-        for lane, device in enumerate(self.lanes):
-            table.add_row(device, *self._lane(lane))
+        for slot, device in enumerate(self.slots):
+            table.add_row(device, *self._slot(slot))
         grid = Table.grid()
         grid.add_row(head)
         grid.add_row(table)
         return grid
 
-    def _lane(self, lane: int) -> tuple[str, ...]:
-        """What a lane does: cell, label, stage, how far, last loss and accuracy, elapsed and left."""
-        doing = self.at.get(lane)
+    def _slot(self, slot: int) -> tuple[str, ...]:
+        """What a slot does: cell, label, stage, how far, last loss and accuracy, elapsed and left."""
+        doing = self.at.get(slot)
         if doing is None:
             return ("", "", "idle" if self.begun else "starting", "", "", "")
         event, now = doing.event, time.monotonic()

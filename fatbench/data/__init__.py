@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal
 
 from fatbench.data.disk import prepare, status, verify, weights_status
 from fatbench.errors import SpecError
-from fatbench.suite.types import Count, Natural, Share
+from fatbench.suite.types import Count, Fraction, Natural
 
 if TYPE_CHECKING:
     import numpy as np
@@ -103,7 +103,7 @@ def celeba(
     root: Path,
     *,
     split: Literal["recipe", "json"] = "recipe",
-    sample: Share = 0.05,
+    sample: Fraction = 0.05,
     least: Count = 5,
     seed: Natural = 0,
     variant: str | None = None,

@@ -109,9 +109,9 @@ def facts(spec: Mapping[str, Any], root: Path | None = None) -> Facts:
     if spec["name"] == "celeba":
         if spec.get("split") == "json":
             return replace(known, train=None, test=None)
-        share = spec.get("sample", 0.05)
-        images, celebrities = share * _LEAF_IMAGES, share * _LEAF_CELEBRITIES
-        test = round(0.1 * images + 0.45 * celebrities)  # each celebrity's share of 0.9 is rounded down
+        fraction = spec.get("sample", 0.05)
+        images, celebrities = fraction * _LEAF_IMAGES, fraction * _LEAF_CELEBRITIES
+        test = round(0.1 * images + 0.45 * celebrities)  # each celebrity's fraction of 0.9 is rounded down
         return replace(known, train=round(images) - test, test=test)
     if spec["name"] == "image_folder":
         known = replace(known, shape=(3, spec["size"], spec["size"]))

@@ -49,12 +49,12 @@ def decode(paths: Sequence[Path], size: int, *, resize: bool = True, fetch: Call
         for index in range(start, min(start + CHUNK, len(paths))):
             data = fetch(paths[index])
             with parsing(paths[index], "an image"), Image.open(io.BytesIO(data)) as image:
-                picture = image.convert("RGB")
-                if picture.size != (size, size):
+                rgb = image.convert("RGB")
+                if rgb.size != (size, size):
                     if not resize:
-                        raise ValueError(f"{picture.width}x{picture.height}, not {size}x{size}")
-                    picture = picture.resize((size, size), Image.Resampling.BICUBIC)
-                pixels[index] = np.asarray(picture).transpose(2, 0, 1)
+                        raise ValueError(f"{rgb.width}x{rgb.height}, not {size}x{size}")
+                    rgb = rgb.resize((size, size), Image.Resampling.BICUBIC)
+                pixels[index] = np.asarray(rgb).transpose(2, 0, 1)
 
     with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as pool:  # Pillow releases the GIL while it decodes
         list(pool.map(some, range(0, len(paths), CHUNK)))

@@ -1,6 +1,6 @@
 """A cell from state to state: local training, mixing, rounds, what is measured, randomness, devices.
 
-    rounds      the plain data that passes between all parts          local, optimisers   what a client does
+    rounds      the plain data that passes between all parts          local, optimizers   what a client does
     cohort      the one door to the training of a round's clients     mixing              from updates to the next model
     asks        a function is given what its parameters name          experiment, measures  a cell, and its numbers
     accuracy    natural and under attack, image by image              gradients           of a loss by the images
@@ -8,6 +8,6 @@
     memory, microbatch, precision, footprint                          a device: its memory, its arithmetic, its cost
     fast/       many clients, and many cells, as one program
 
-Not here: a name of any method. The engine imports no rule, attack, objective or protocol; what it runs, it is handed.
-It does not know of databases, files of results, tables or the command line either.
+Not here: a name of any method. The engine imports no aggregator, attack, objective or algorithm; what it runs, it is
+handed. It does not know of databases, files of results, tables or the command line either.
 """

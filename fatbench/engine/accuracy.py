@@ -1,6 +1,6 @@
 """Accuracy under attack, kept per example: which of n images a model still classifies correctly.
 
-Bits are True where the model is right on the attacked image. The verdict is always taken in float32, whatever the
+Bits are True where the model is right on the attacked image. The outcome is always taken in float32, whatever the
 precision of the attack, so a low-precision success that float32 does not confirm is not counted.
 """
 
@@ -94,7 +94,7 @@ def edge_accuracy(problem: Problem, state: Tensors, images: Tensor, labels: Tens
 
 
 def zero_gradients(problem: Problem, state: Tensors, images: Tensor, labels: Tensor, batch: int = 500) -> float:
-    """The share of images (n, C, H, W) uint8 whose loss has no gradient: gradient attacks cannot move those.
+    """The fraction of images (n, C, H, W) uint8 whose loss has no gradient: gradient attacks cannot move those.
 
     NIN ends in a ReLU, so an image whose logits are all zero is of this kind; see Athalye et al. 2018 on what such a
     number does to robust accuracy.
@@ -111,7 +111,7 @@ def zero_gradients(problem: Problem, state: Tensors, images: Tensor, labels: Ten
 def prior_accuracy(
     right: Mapping[int, Tensor], labels: Tensor, held: Sequence[Tensor], classes: int
 ) -> dict[int, float]:
-    """Client -> sum over classes c of pi_c a_c: its share of class c, times the accuracy on class c of the test set.
+    """Client -> sum over classes c of pi_c a_c: its fraction of class c, times the accuracy on class c of the test set.
 
     That is the accuracy on the client's own distribution, without an image of it, if clients differ in their labels
     alone. right: which of n test images each client's model gets right (n,) bool; {-1: ...} is the one global model.
@@ -124,11 +124,11 @@ def prior_accuracy(
     for k, mine in enumerate(held):
         if len(mine) == 0 or (bits := right.get(k, right.get(-1))) is None:
             continue
-        shares = torch.bincount(mine.cpu(), minlength=classes).double() / len(mine)
-        if bool(((shares > 0) & (there == 0)).any()):
+        fractions = torch.bincount(mine.cpu(), minlength=classes).double() / len(mine)
+        if bool(((fractions > 0) & (there == 0)).any()):
             return {}
         hits = torch.bincount(labels[bits.cpu()], minlength=classes).double()
-        found[k] = float((shares * hits / there.clamp(min=1)).sum())
+        found[k] = float((fractions * hits / there.clamp(min=1)).sum())
     return found
 
 

@@ -28,17 +28,17 @@ def train_cohort(
     round: int,
     local: LocalTraining,
     *,
-    rule: Callable[..., Any] | None = None,
+    aggregator: Callable[..., Any] | None = None,
     gradient_shift: Mapping[int, Tensors] | None = None,
     weight_shift: Mapping[int, Tensors] | None = None,
 ) -> list[Update]:
     """Every client of the cohort trained from `broadcast`; updates in the order of the cohort.
 
-    A `rule` that asks for `broadcast_losses` has every client measure theta^t on its own data first (in Stats).
+    An `aggregator` that asks for `broadcast_losses` has every client measure theta^t on its own data first (in Stats).
     gradient_shift[k] is added to every gradient of client k (SCAFFOLD: c - c_k); weight_shift[k] is subtracted from
     its weights after every step (the released SCAFFOLD).
     """
-    measured = rule is not None and asks(rule, "broadcast_losses")
+    measured = aggregator is not None and asks(aggregator, "broadcast_losses")
     shifts = {k: (gradient_shift[k] if gradient_shift else {}, weight_shift[k] if weight_shift else {}) for k in cohort}
     if problem.path in STACKED:
         clients = [fast.Client(problem, broadcast, k, round, *shifts[k]) for k in cohort]

@@ -1,4 +1,4 @@
-"""A cell from a state to its last round: the protocol yields rounds, and every round is measured."""
+"""A cell from a state to its last round: the algorithm yields rounds, and every round is measured."""
 
 from __future__ import annotations
 
@@ -13,7 +13,18 @@ from fatbench.engine import measures
 from fatbench.engine.randomness import generator
 from fatbench.engine.rounds import Number, Round, State
 from fatbench.engine.setup import Setup
-from fatbench.suite.types import Attack, Augment, Count, Data, Model, Natural, Partition, Probability, Probe, Protocol
+from fatbench.suite.types import (
+    Algorithm,
+    Attack,
+    Augment,
+    Count,
+    Data,
+    Diagnostic,
+    Model,
+    Natural,
+    Partition,
+    Probability,
+)
 
 
 class Diverged(ArithmeticError):
@@ -29,7 +40,7 @@ def experiment(
     data: Data,
     partition: Partition,
     model: Model,
-    protocol: Protocol,
+    algorithm: Algorithm,
     train: Count | None = None,
     train_from: Natural = 0,
     test: Count | None = None,
@@ -43,27 +54,27 @@ def experiment(
     auxiliary: Data | None = None,
     auxiliary_n: Count | None = None,
     per_class: bool = False,
-    probe: Probe | None = None,
-    probe_every: Count | None = None,
+    diagnostic: Diagnostic | None = None,
+    diagnostic_every: Count | None = None,
 ) -> Iterator[tuple[Round, list[Number]]]:
     """Train a cell from `state` on: each round with its numbers. Diverged: a training loss is not finite.
 
     train, test: only the first N images; train_from: of the training images only those after the first N, so that
     cells need not share images; validation: N training images held out for the checkpoint best-val;
-    client_holdout: share of each client's examples held out for per-client accuracy; monitor: the attack run on the
+    client_holdout: fraction of each client's examples held out for per-client accuracy; monitor: the attack run on the
     first `monitor_n` test (and validation) images every `monitor_every` rounds; size: side in pixels to resize images
     to, on the device, before augmentation and attacks; augment: what training does to a batch; auxiliary: a data set
-    whose first `auxiliary_n` training images the server has, unlabelled; per_class: accuracies by class too; probe:
-    what else is measured when the monitor runs; probe_every: of these rounds only its multiples, and the last. `passes`
-    are forward and backward image passes per training image of one local epoch.
+    whose first `auxiliary_n` training images the server has, unlabelled; per_class: accuracies by class too;
+    diagnostic: what else is measured when the monitor runs; diagnostic_every: of these rounds only its multiples, and
+    the last. `passes` are forward and backward image passes per training image of one local epoch.
 
     Fractions: train_accuracy, holdout_accuracy, holdout_gap, natural, monitor, val_natural, val_monitor,
         natural_class, monitor_class, val_natural_class, val_monitor_class, edge_natural
     """
-    settings = protocol.keywords  # type: ignore[attr-defined]
+    settings = algorithm.keywords  # type: ignore[attr-defined]
     rounds = settings["rounds"]
     begin = time.perf_counter()
-    for result in protocol(ready.problem, state):
+    for result in algorithm(ready.problem, state):
         for update in result.updates:
             if not math.isfinite(update.stats.loss):
                 raise Diverged(
@@ -86,9 +97,11 @@ def experiment(
             numbers += measures.once(ready, settings, per_class)
         if monitor is not None and (count % monitor_every == 0 or count == rounds):
             numbers += measures.monitored(ready, result, count, monitor, monitor_n, per_class)
-            if probe is not None and (probe_every is None or count % probe_every == 0 or count == rounds):
+            if diagnostic is not None and (
+                diagnostic_every is None or count % diagnostic_every == 0 or count == rounds
+            ):
                 noise = generator(seed, "probe", count, device=ready.problem.device)
-                found = probe(ready.problem, result, *ready.test, monitor, noise)
+                found = diagnostic(ready.problem, result, *ready.test, monitor, noise)
                 kept = {name: value for name, value in found.items() if isinstance(value, Tensor)}
                 numbers += measures.named(count, {name: found[name] for name in found if name not in kept})
                 result = replace(result, artifacts={**result.artifacts, **kept})

@@ -5,7 +5,7 @@
 | edge_parameters | parameters that the device trains |
 | edge_flops | floating-point operations of one forward pass, per image |
 | edge_step_flops | of one forward and one backward pass under standard training, per image |
-| edge_memory | bytes: weights and buffers, gradients, the optimiser's moments, what backward needs of one batch |
+| edge_memory | bytes: weights and buffers, gradients, the optimizer's moments, what backward needs of one batch |
 
 A model of an edge and a server (`fatbench.models.edge`) is trained on the device up to the edge's own classifier; any
 other model is trained there whole. The device is thought of as small: float32, the whole batch at once, and attention
@@ -33,7 +33,7 @@ from fatbench.engine.rounds import Problem
 def footprint(problem: Problem, batch: int, *, moments: int = 1) -> dict[str, float]:
     """The numbers above for the problem's model at this batch size; the model and its weights are left alone.
 
-    moments: copies of the weights that the optimiser keeps: 0 for SGD, 1 with momentum, 2 for Adam.
+    moments: copies of the weights that the optimizer keeps: 0 for SGD, 1 with momentum, 2 for Adam.
     """
     network = _on_the_device(problem.model)
     channels, height, width = problem.images.shape[1:]

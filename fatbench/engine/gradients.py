@@ -23,7 +23,7 @@ Loss = Callable[[Tensor, Tensor], Tensor]  # of logits (B, classes) and labels (
 PART = 32 * 3 * 32 * 32
 
 
-SHARE = 0.75  # of a GPU's free memory may be filled: allocators fragment, and kernels want workspace
+FRACTION = 0.75  # of a GPU's free memory may be filled: allocators fragment, and kernels want workspace
 FEW = 32  # images are taken at once without asking whether they fit
 
 # model -> the images of one size that fit into a GPU at once, a power of two: the same number where a little is taken
@@ -39,7 +39,7 @@ def part_of(x: Tensor, model: nn.Module) -> int:
     fits = _FITS.setdefault(model, {})
     if x.shape[1:] not in fits:
         each, free = bytes_of_one(model, x), free_memory(x.device)
-        fits[x.shape[1:]] = max(1, 2 ** math.floor(math.log2(max(1.0, SHARE * free / max(1, each)))))
+        fits[x.shape[1:]] = max(1, 2 ** math.floor(math.log2(max(1.0, FRACTION * free / max(1, each)))))
     return min(len(x), fits[x.shape[1:]])
 
 

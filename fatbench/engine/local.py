@@ -29,7 +29,7 @@ from fatbench.suite.types import Count, Momentum, NonNegative, Objective, Positi
 
 @dataclass(frozen=True)
 class LocalTraining:
-    """What a client does in a round: `epochs` passes over its examples, a step of the optimiser for every batch.
+    """What a client does in a round: `epochs` passes over its examples, a step of the optimizer for every batch.
 
     batch: examples of a step, the last one of an epoch may have fewer. lr: the rate of round 0, times lr_decay every
     round. momentum is SGD's; its buffer starts at zero every round. weight_decay is added to the gradient (AdamW
@@ -45,7 +45,7 @@ class LocalTraining:
     objective: Objective
     epochs: Count = 1
     lr_decay: Positive = 1.0
-    optimiser: Literal["sgd", "adam", "adamw"] = "sgd"
+    optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
     momentum: Momentum = 0.0
     weight_decay: NonNegative = 0.0
     clip: Positive | None = None
@@ -56,8 +56,8 @@ class LocalTraining:
         return replace(self, lr=self.lr * self.lr_decay**round)
 
     def descent(self, plain: bool = False) -> Descent:
-        """The optimiser of a round."""
-        return Descent(self.optimiser, self.lr, self.momentum, self.weight_decay, self.clip, plain)
+        """The optimizer of a round."""
+        return Descent(self.optimizer, self.lr, self.momentum, self.weight_decay, self.clip, plain)
 
 
 def trainable(model: nn.Module) -> list[str]:
@@ -74,7 +74,7 @@ def pixels(problem: Problem, images: Tensor) -> Tensor:
 
 
 def precision_context(problem: Problem) -> contextlib.AbstractContextManager[Any]:
-    """bfloat16 or TF32 where asked for; weights and the optimiser stay in float32."""
+    """bfloat16 or TF32 where asked for; weights and the optimizer stay in float32."""
     if problem.precision == "fp32":
         return contextlib.nullcontext()
     return precision.forward(problem.device, problem.precision)
@@ -145,7 +145,7 @@ def train(
     loss_of: Callable[[Batch], Tensor] | None = None,
     broadcast: Callable[[], nn.Module] | None = None,
 ) -> tuple[Moments, Stats]:
-    """Client k's training of `weights`, in place; the optimiser's moments after it, and what the client reports.
+    """Client k's training of `weights`, in place; the optimizer's moments after it, and what the client reports.
 
     `network` maps images (B, C, H, W) to logits (B, classes) by these weights. gradient: what is done to the gradients
     before a step; after_step: what is done to the weights after it; loss_of: added to the objective's loss, after its
@@ -188,7 +188,7 @@ def offers(
     """
 
     def nothing() -> nn.Module:
-        raise ValueError("the objective asks for the broadcast model, and this protocol does not broadcast any")
+        raise ValueError("the objective asks for the broadcast model, and this algorithm does not broadcast any")
 
     return {
         "class_counts": functools.partial(class_counts, problem, [k]),

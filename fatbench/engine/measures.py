@@ -6,13 +6,13 @@ Numbers of a round (stage `train`; `client` is set where it says per client):
 |---|---|
 | train_loss | mean training loss over the last local epoch, clients weighted by examples; also per client |
 | train_accuracy | accuracy on the training inputs (adversarial under AT), running over the round; also per client |
-| holdout_accuracy | per client: accuracy under the monitor on the client's held-out share (client_holdout > 0) |
+| holdout_accuracy | per client: accuracy under the monitor on the client's held-out fraction (client_holdout > 0) |
 | holdout_gap | per client that took part: train_accuracy minus holdout_accuracy |
 | weight | per client: the weight w_k |
 | mixed_loss | sum_k w_k L_k, the clients' training losses in the weights of the round |
-| selected | per client: 1 where the rule singled the client out, else 0 |
+| selected | per client: 1 where the aggregator singled the client out, else 0 |
 | last_layer_cosine | per client: cosine between the layers of logits of theta^t and theta_k (FedWAvg) |
-| fedwavg_weight | per client: FedWAvg's weight at q = 1, whether the rule uses it or not |
+| fedwavg_weight | per client: FedWAvg's weight at q = 1, whether the aggregator uses it or not |
 | drift_post, drift_pre | mean L2 distance of the clients' parameters from the new, and from the broadcast model |
 | grad_var | (1/m) sum_k ||g_k - mean g||^2 with g_k = theta^t - theta_k |
 | natural, monitor | test accuracy, clean and under the monitor (every `monitor_every` rounds, and the last) |
@@ -22,11 +22,11 @@ Numbers of a round (stage `train`; `client` is set where it says per client):
 | edge_natural | clean test accuracy of the small device's own classifier, mean over devices, where a model has one |
 | label_clients | round 1, the class in place of a client: how many clients hold examples of it (per_class) |
 | edge_parameters, edge_flops, edge_step_flops, edge_memory | round 1: what training costs a client (`footprint`) |
-| gradient_steps, forward, backward | what the round cost: optimiser steps, image passes of training |
+| gradient_steps, forward, backward | what the round cost: optimizer steps, image passes of training |
 | bytes_up, bytes_down, seconds | bytes on the wire, wall time of training |
 
-and whatever the protocol, its rule and the probe measure besides. Where a protocol has no single global model,
-accuracies are means over the clients' models, and also per client.
+and whatever the algorithm, its aggregator and the diagnostic measure besides. Where an algorithm has no single global
+model, accuracies are means over the clients' models, and also per client.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def once(ready: Setup, settings: Mapping[str, Any], per_class: bool) -> Iterator
     problem = ready.problem
     local = settings.get("local")
     batch = settings.get("batch") if local is None else local.batch
-    moments = 0 if local is None else 2 if local.optimiser != "sgd" else int(local.momentum > 0)
+    moments = 0 if local is None else 2 if local.optimizer != "sgd" else int(local.momentum > 0)
     if batch is not None:
         yield from named(1, footprint(problem, batch, moments=moments))
     if per_class:

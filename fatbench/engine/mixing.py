@@ -1,6 +1,6 @@
-"""From updates to the next model: a rule gives weights, and here the weights become a state_dict.
+"""From updates to the next model: an aggregator gives weights, and here the weights become a state_dict.
 
-mixing = aggregate(rule, updates, context)             what the rule says, given what it asks for
+mixing = aggregate(aggregator, updates, context)             what the aggregator says, given what it asks for
 mix(updates, mixing, broadcast, model)                 -> the state_dict of theta^{t+1}
 """
 
@@ -18,16 +18,16 @@ from fatbench.engine.inject import granted
 from fatbench.engine.rounds import Context, Mixing, Tensors, Update
 
 
-def aggregate(rule: Callable[..., Mixing], updates: Sequence[Update], context: Context) -> Mixing:
-    """The rule's Mixing. It may ask for `broadcast_losses`: the loss of theta^t on each update's client's data."""
-    return rule(updates, context, **granted(rule, {"broadcast_losses": lambda: _broadcast_losses(updates)}))
+def aggregate(aggregator: Callable[..., Mixing], updates: Sequence[Update], context: Context) -> Mixing:
+    """The aggregator's Mixing. It may ask for `broadcast_losses`: the loss of theta^t on each client's data."""
+    return aggregator(updates, context, **granted(aggregator, {"broadcast_losses": lambda: _broadcast_losses(updates)}))
 
 
 def _broadcast_losses(updates: Sequence[Update]) -> list[float]:
     losses = [update.stats.broadcast_loss for update in updates]
     missing = [update.client for update, loss in zip(updates, losses, strict=True) if loss is None]
     if missing:
-        raise ValueError(f"the rule asks for broadcast_losses, and client {missing[0]} did not measure any")
+        raise ValueError(f"the aggregator asks for broadcast_losses, and client {missing[0]} did not measure any")
     return [loss for loss in losses if loss is not None]
 
 
@@ -85,11 +85,11 @@ def mix(updates: Sequence[Update], mixing: Mixing, broadcast: Tensors, model: nn
                 for name, _ in module.named_parameters()
             }
             running = [key for key in broadcast if key in buffers and broadcast[key].is_floating_point()]
-            share = normalised([float(update.n) for update in updates])
+            fraction = normalised([float(update.n) for update in updates])
             groups = [
                 ([k for k in broadcast if k in trainable - normalisation], sources(mixing.weights, mixing.broadcast)),
                 ([k for k in broadcast if k in trainable & normalisation], sources(norm, mixing.broadcast)),
-                (running, sources(share, 0.0)),
+                (running, sources(fraction, 0.0)),
             ]
             for key in broadcast.keys() - trainable - set(running):
                 result[key] = first[key].detach().clone()

@@ -1,12 +1,12 @@
-"""Optimisers as functions: one step changes the weights in place and gives back what the optimiser remembers.
+"""Optimizers as functions: one step changes the weights in place and gives back what the optimizer remembers.
 
     moments = {}
     moments = step(weights, gradients, moments, Descent("adam", lr=1e-3))
 
 `weights` and `gradients` are tensors in one order, each gradient of its weight's shape, `moments` holds lists of
-tensors in that order; `packed` and `unpacked` turn it into named tensors and back, so that a protocol can keep it in
+tensors in that order; `packed` and `unpacked` turn it into named tensors and back, so that an algorithm can keep it in
 its State and a run go on from there. Written out, and compared with torch.optim by tests, because making one of torch's
-optimisers imports its compiler, which costs every worker seconds.
+optimizers imports its compiler, which costs every worker seconds.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ BETA1, BETA2, EPSILON = 0.9, 0.999, 1e-8  # Adam's
 
 @dataclass(frozen=True)
 class Descent:
-    """An optimiser and its settings. `momentum` is SGD's; Adam has beta 0.9 and 0.999 and epsilon 1e-8."""
+    """An optimizer and its settings. `momentum` is SGD's; Adam has beta 0.9 and 0.999 and epsilon 1e-8."""
 
     name: Literal["sgd", "adam", "adamw"]
     lr: float
@@ -39,7 +39,7 @@ class Descent:
 
 @dataclass(frozen=True)
 class ServerTraining:
-    """How a server trains a network on what clients sent; the optimiser's moments are kept over rounds.
+    """How a server trains a network on what clients sent; the optimizer's moments are kept over rounds.
 
     lr_decay multiplies the rate once a round; momentum is SGD's.
     """
@@ -47,14 +47,14 @@ class ServerTraining:
     epochs: Count
     lr: Positive
     batch: Count = 256
-    optimiser: Literal["sgd", "adam", "adamw"] = "adam"
+    optimizer: Literal["sgd", "adam", "adamw"] = "adam"
     momentum: Momentum = 0.9
     weight_decay: NonNegative = 0.0
     lr_decay: Positive = 1.0
 
     def descent(self, round: int) -> Descent:
-        """The optimiser of round `round`, counted from 0."""
-        return Descent(self.optimiser, self.lr * self.lr_decay**round, self.momentum, self.weight_decay)
+        """The optimizer of round `round`, counted from 0."""
+        return Descent(self.optimizer, self.lr * self.lr_decay**round, self.momentum, self.weight_decay)
 
 
 def step(weights: Sequence[Tensor], gradients: Sequence[Tensor], moments: Moments, how: Descent) -> Moments:
@@ -62,7 +62,7 @@ def step(weights: Sequence[Tensor], gradients: Sequence[Tensor], moments: Moment
     with torch.no_grad():
         if how.clip is not None:
             gradients = clipped(gradients, how.clip)
-        return OPTIMISERS[how.name](list(weights), list(gradients), moments, how)
+        return OPTIMIZERS[how.name](list(weights), list(gradients), moments, how)
 
 
 def clipped(gradients: Sequence[Tensor], bound: float) -> list[Tensor]:
@@ -158,7 +158,7 @@ def unpacked(tensors: Memory, names: Sequence[str]) -> Moments:
     return moments
 
 
-OPTIMISERS: dict[str, Callable[[list[Tensor], list[Tensor], Moments, Descent], Moments]] = {
+OPTIMIZERS: dict[str, Callable[[list[Tensor], list[Tensor], Moments, Descent], Moments]] = {
     "sgd": sgd,
     "adam": adam,
     "adamw": adamw,

@@ -1,10 +1,10 @@
 """What a GPU may do to float32, which is nothing that a number of a table does not say.
 
-| --precision | a forward pass and its gradient, in training and attacks | verdicts | the same bytes again |
+| --precision | a forward pass and its gradient, in training and attacks | outcomes | the same bytes again |
 |---|---|---|---|
 | fp32 | float32 | float32 | yes |
 | tf32 | float32 whose products have 10 bits of mantissa; weights and sums are float32 | float32 | no |
-| bf16 | bfloat16 under autocast; weights, the optimiser and AutoAttack are float32 | float32 | no |
+| bf16 | bfloat16 under autocast; weights, the optimizer and AutoAttack are float32 | float32 | no |
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def backward(precision: Precision) -> Iterator[None]:
 
 @contextlib.contextmanager
 def ieee(device: torch.device) -> Iterator[None]:
-    """Inside, float32 is float32, whatever is around: for verdicts."""
+    """Inside, float32 is float32, whatever is around: for outcomes."""
     before = reduced_to_tf32()
     _tf32(False)
     try:

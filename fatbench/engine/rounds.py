@@ -27,7 +27,7 @@ Memory = dict[str, Any]  # tensors by nested names: what belongs together stands
 
 @dataclass(frozen=True)
 class Problem:
-    """What a protocol works on: a model's architecture and the clients' data, all on one device."""
+    """What an algorithm works on: a model's architecture and the clients' data, all on one device."""
 
     model: nn.Module  # its weights are overwritten at will; the truth is in State.model
     images: Tensor  # (N, C, H, W) uint8, on the device
@@ -46,11 +46,11 @@ class Problem:
 
 @dataclass(frozen=True)
 class State:
-    """All that a protocol needs to go on after a crash. `round` counts the rounds completed."""
+    """All that an algorithm needs to go on after a crash. `round` counts the rounds completed."""
 
     round: int
     model: Tensors  # state_dict of the global model
-    server: Memory = field(default_factory=dict)  # e.g. {"rule": {"lambda": ...}, "variate": {...}}
+    server: Memory = field(default_factory=dict)  # e.g. {"aggregator": {"lambda": ...}, "variate": {...}}
     clients: dict[int, Memory] = field(default_factory=dict)  # e.g. SCAFFOLD's c_k; only clients that have any
 
 
@@ -64,30 +64,33 @@ class Stats:
     steps: int  # tau_k
     momentum_steps: float  # ||a_k||_1 of FedNova; equals `steps` without momentum
     batches: int  # per epoch
-    broadcast_loss: float | None = None  # mean loss of theta^t on the client's data; only where the rule asks for it
+    broadcast_loss: float | None = (
+        None  # mean loss of theta^t on the client's data; only where the aggregator asks for it
+    )
     stack: int = 1  # clients that were trained as one program with this one, itself among them
 
 
 @dataclass(frozen=True)
 class Update:
-    """What one client uploads in one round: all that the server, a rule or an eavesdropper may see."""
+    """What one client uploads in one round: all that the server, an aggregator or an attacker may see."""
 
     client: int
     n: int
     model: Tensors  # state_dict after local training
     stats: Stats
-    extra: Memory = field(default_factory=dict)  # what the protocol uploads besides, e.g. c_k+ - c_k
+    extra: Memory = field(default_factory=dict)  # what the algorithm uploads besides, e.g. c_k+ - c_k
 
 
 @dataclass(frozen=True)
 class Mixing:
     """How the server combines the updates: weights (m,), in the order of the updates.
 
-    theta^{t+1} = broadcast * theta^t + sum_k weights[k] * theta_k. A proper rule has non-negative weights, broadcast
-    0 and sum 1; those that do not are the released and control variants, and say so.
+    theta^{t+1} = broadcast * theta^t + sum_k weights[k] * theta_k. A proper aggregator has non-negative weights,
+    broadcast 0 and sum 1; those that do not are the released and control variants, and say so.
     `norm` are the weights of normalisation layers (None: as the others); `norm_match` says which tensors those are:
     "modules" by the type of the layer, "substring" by the letters "bn" in the name, as the SFAT release does.
-    `model`: the next state_dict itself, from a rule that no weights describe (a median); then weights are only shown.
+    `model`: the next state_dict itself, from an aggregator that no weights describe (a median); then weights are only
+    shown.
     """
 
     weights: list[float]
@@ -95,9 +98,9 @@ class Mixing:
     norm: list[float] | None = None
     norm_match: Literal["modules", "substring"] = "modules"
     model: Tensors | None = None
-    selected: tuple[int, ...] = ()  # positions in the list of updates that the rule singled out
-    memory: Memory = field(default_factory=dict)  # what the rule wants to see next round, in Context.memory
-    metrics: Metrics = field(default_factory=dict)  # numbers the rule found on its way, e.g. AdFL's scores
+    selected: tuple[int, ...] = ()  # positions in the list of updates that the aggregator singled out
+    memory: Memory = field(default_factory=dict)  # what the aggregator wants to see next round, in Context.memory
+    metrics: Metrics = field(default_factory=dict)  # numbers the aggregator found on its way, e.g. AdFL's scores
     artifacts: Tensors = field(default_factory=dict)  # what is kept of every round for the report, e.g. AdFL's images
 
 
@@ -122,10 +125,10 @@ class Round:
     mixing: Mixing | None
     state: State  # after the round: go on from here
     cost: Cost
-    # Where a protocol has no single global model: per client, the tensors that stand in place of those of state.model,
-    # so that client k's model is {**state.model, **own[k]}. Accuracies are then means over these models.
+    # Where an algorithm has no single global model: per client, the tensors that stand in place of those of
+    # state.model, so that client k's model is {**state.model, **own[k]}. Accuracies are then means over these models.
     own: dict[int, Tensors] = field(default_factory=dict)
-    metrics: Metrics = field(default_factory=dict)  # numbers of the protocol's own, besides those of every protocol
+    metrics: Metrics = field(default_factory=dict)  # numbers of the algorithm's own, besides those of every algorithm
     artifacts: Tensors = field(default_factory=dict)  # as in Mixing
 
 
@@ -142,11 +145,11 @@ class Number:
 
 @dataclass(frozen=True)
 class Context:
-    """What an aggregation rule may know besides the updates."""
+    """What an aggregator may know besides the updates."""
 
     round: int
     rounds: int
-    problem: Problem  # the architecture, the number of clients, the shape of the images; a rule never looks at the data
+    problem: Problem  # the architecture, the number of clients, the shape of the images; never the data itself
     broadcast: Tensors  # theta^t
-    memory: Memory  # what the rule left in Mixing.memory last round
+    memory: Memory  # what the aggregator left in Mixing.memory last round
     lr: float

@@ -28,7 +28,7 @@ class Place:
     precision: Precision = "fp32"
     path: LocalPath = "loop"
     microbatch: int | None = None
-    together: Seat | None = None
+    vectorise: Seat | None = None
     strict: bool = True  # False: any kernel there is, where none is deterministic
 
 
@@ -40,7 +40,7 @@ class Setup:
     initial: State
     test: tuple[Tensor, Tensor]  # (n, C, H, W) uint8, (n,) int64
     validation: tuple[Tensor, Tensor] | None
-    held: list[Tensor]  # per client: indices of its held-out share
+    held: list[Tensor]  # per client: indices of its held-out fraction
     classes: int
     data: dict[str, Any]  # name, variant, fingerprint: goes into the provenance
     weights: dict[str, str] | None = None  # that the model began with: source, digest; goes there too
@@ -79,9 +79,9 @@ def setup(
             chosen = torch.from_numpy(images[indices]), torch.from_numpy(labels[indices])
             return chosen[0].to(place.device), chosen[1].to(place.device, torch.int64)
 
-        if place.together is None:
+        if place.vectorise is None:
             return make()
-        return place.together.shared((dataset.fingerprint, part, train, train_from, test, validation), make)
+        return place.vectorise.shared((dataset.fingerprint, part, train, train_from, test, validation), make)
 
     def on_device(shards: list[Any]) -> list[Tensor]:
         return [torch.from_numpy(shard).to(place.device, torch.int64) for shard in shards]
@@ -96,7 +96,7 @@ def setup(
         unlabelled = torch.from_numpy(auxiliary_images(dataset, other, train, auxiliary_n, train_from)).to(place.device)
     problem = Problem(
         network, images, labels, on_device(chosen.shards), dataset.classes, seed, place.device, place.precision,
-        place.path, size, augment, unlabelled, place.together.train_cohort if place.together else None,
+        place.path, size, augment, unlabelled, place.vectorise.train_cohort if place.vectorise else None,
     )  # fmt: skip
     start = {name: value.detach().clone() for name, value in network.state_dict().items()}
     return Setup(

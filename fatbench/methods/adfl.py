@@ -1,4 +1,4 @@
-"""AdFL's aggregation rule: what the models think of the images that each of them draws.
+"""AdFL's aggregator: what the models think of the images that each of them draws.
 
 | paper | here | what |
 |---|---|---|
@@ -45,7 +45,7 @@ def adfl(
 
     The noise is uniform, new every round, and the same for every model, so that equal models draw equal images and
     have equal weights. Costs m * C * steps backward passes and m^2 * C forward passes on the server, no bytes.
-    Metrics per client: adfl_score, S; adfl_hit, the share of a model's images that it reads as their label itself.
+    Metrics per client: adfl_score, S; adfl_hit, the fraction of a model's images that it reads as their label itself.
     Artifacts: adfl_images (m, C, channels, H, W) uint8, adfl_cross p (m, m, C), adfl_weights (m,), in the order of the
     updates, whose clients are adfl_clients (m,).
 

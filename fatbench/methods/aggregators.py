@@ -1,10 +1,10 @@
-"""Aggregation rules: how much of each client goes into the next global model.
+"""Aggregators: how much of each client goes into the next global model.
 
-    RULES["sfat"](updates, context, alpha=1 / 11, top=1)     -> Mixing(weights=[...])
+    AGGREGATORS["sfat"](updates, context, alpha=1 / 11, top=1)     -> Mixing(weights=[...])
 
-A rule sees the round's updates and a Context and returns a Mixing; it never touches the weights itself. A proper rule
-returns non-negative weights that sum to 1 and that go with the client, not with its place in the list. The docstring
-of one that does not says "Improper."; `fatbench.engine.mixing` makes the next model of the weights.
+An aggregator sees the round's updates and a Context and returns a Mixing; it never touches the weights itself. A proper
+aggregator returns non-negative weights that sum to 1 and that go with the client, not with its place in the list. The
+docstring of one that does not says "Improper."; `fatbench.engine.mixing` makes the next model of the weights.
 
 | here | papers | what |
 |---|---|---|
@@ -220,8 +220,8 @@ def sfat_unequal_released(updates: Sequence[Update], context: Context, *, r: Pos
 
     Refuse if top > cohort / 2: top: {top} is more than half of the {cohort} clients of a round
     """
-    shares = normalised([float(update.n) for update in updates])
-    return _released(updates, context, r, top, [share * len(updates) for share in shares])
+    fractions = normalised([float(update.n) for update in updates])
+    return _released(updates, context, r, top, [fraction * len(updates) for fraction in fractions])
 
 
 def _released(updates: Sequence[Update], context: Context, r: float, top: int, scale: list[float]) -> Mixing:
@@ -324,15 +324,17 @@ def afl(
     Forward: 1
     """
     if "lambda" in context.memory:
-        share = [float(x) for x in context.memory["lambda"].tolist()]
+        fraction = [float(x) for x in context.memory["lambda"].tolist()]
     else:
-        share = normalised([float(len(shard)) for shard in context.problem.shards])
-    weights = [share[update.client] for update in updates]
+        fraction = normalised([float(len(shard)) for shard in context.problem.shards])
+    weights = [fraction[update.client] for update in updates]
     if math.fsum(weights) <= 0:
         weights = [float(update.n) for update in updates]
     for update, loss in zip(updates, broadcast_losses, strict=True):
-        share[update.client] += gamma * loss
-    return Mixing(normalised(weights), memory={"lambda": torch.tensor(project_to_simplex(share), dtype=torch.float64)})
+        fraction[update.client] += gamma * loss
+    return Mixing(
+        normalised(weights), memory={"lambda": torch.tensor(project_to_simplex(fraction), dtype=torch.float64)}
+    )
 
 
 def project_to_simplex(values: Sequence[float]) -> list[float]:
@@ -386,7 +388,7 @@ def _softmax(exponents: Sequence[float], factors: Sequence[float] | None = None)
     return normalised([p * f for p, f in zip(powers, factors or [1.0] * len(powers), strict=True)])
 
 
-RULES: dict[str, Callable[..., Mixing]] = {
+AGGREGATORS: dict[str, Callable[..., Mixing]] = {
     "samples": samples,
     "uniform": uniform,
     "sfat": sfat,

@@ -13,10 +13,10 @@ convolution, linear, attention and normalisation layers: the same backward kerne
 weights are not frozen for the time of an attack because autocast keeps the half-precision copies of weights only
 where these require a gradient.
 
-`verdict` of an attack that takes steps says which of its iterates is handed over. "last": the one after the last step,
-which the papers' columns judge, and training uses. "any": the first that the model gets wrong, the start included: the
-worst case over the steps, for whoever asks what an attack can do, and several times faster, because that image is
-attacked no further. The two are different numbers; "any" is never above "last" but for rounding.
+`early_stop` says which iterate of an attack with steps is returned. False: the one after the last step, which the
+papers report and training uses. True: the first that the model gets wrong, the start included. That is the worst case
+over the steps, and several times faster, because a misclassified image is attacked no further. The two are different
+numbers; with `early_stop` the accuracy is never higher, but for rounding.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def pgd(
     step: NonNegative,
     steps: Count,
     start: Literal["uniform", "none", "gaussian"] = "uniform",
-    verdict: Literal["last", "any"] = "last",
+    early_stop: bool = False,
     norm: Literal["Linf", "L2"] = "Linf",
 ) -> Tensor:
     """Projected gradient descent: `steps` steps on the cross-entropy, each followed by a projection.
@@ -85,7 +85,7 @@ def pgd(
 
     `start`: "uniform" in the ball, clipped to the box; "none" at the image; "gaussian" at x + 0.001 N(0, 1), which is
     MART's. In L2 "uniform" draws a direction and a length below eps, so that it is closer to x than a uniform point.
-    `verdict`: see the module; with "any" the passes are at most those below.
+    `early_stop`: see the module; with it the passes are at most those below.
 
     x and the result are (B, C, H, W) in [0, 1], y is (B,). A model of one pixel that takes bright for class 1:
 
@@ -105,7 +105,7 @@ def pgd(
         x_start = _gaussian_start(x, generator)
     else:
         x_start = x
-    return _ascend(model, cross_entropy, x, y, x_start, eps, step, steps, generator, verdict, norm)
+    return _ascend(model, cross_entropy, x, y, x_start, eps, step, steps, generator, early_stop, norm)
 
 
 def pgd_kl(
@@ -148,13 +148,14 @@ def cw(
     step: Radius,
     steps: Count = 30,
     kappa: NonNegative = 50.0,
-    verdict: Literal["last", "any"] = "last",
+    early_stop: bool = False,
 ) -> Tensor:
     """CW-inf: PGD on the margin loss -max(z_y - max_{j != y} z_j + kappa, 0), uniform random start.
 
     The loss of Carlini and Wagner 2017 (arXiv 1608.04644), f_6, inside PGD as in Madry et al.; SFAT, column CW:
     30 steps in the code, no count in the paper. Any number of classes from 2 (the released file has 10 written into
-    its loss). torchattacks' CW is another attack, in L2. At kappa 50 the maximum practically never cuts in. `verdict`:
+    its loss). torchattacks' CW is another attack, in L2. At kappa 50 the maximum practically never cuts in.
+    `early_stop`:
     see the module; with "any" the passes are at most those below.
 
     Forward: steps
@@ -166,7 +167,7 @@ def cw(
         other = logits.scatter(1, label, -torch.inf).max(1).values
         return -(logits.gather(1, label).squeeze(1) - other + kappa).clamp(min=0).sum()
 
-    return _ascend(model, margin, x, y, _uniform_start(x, eps, generator), eps, step, steps, generator, verdict)
+    return _ascend(model, margin, x, y, _uniform_start(x, eps, generator), eps, step, steps, generator, early_stop)
 
 
 def _uniform_start(x: Tensor, eps: float, generator: torch.Generator, norm: str = "Linf") -> Tensor:
@@ -191,7 +192,7 @@ def _ascend(
     step: float,
     steps: int,
     generator: torch.Generator,
-    verdict: Literal["last", "any"] = "last",
+    early_stop: bool = False,
     norm: Literal["Linf", "L2"] = "Linf",
 ) -> Tensor:
     """`steps` steps up the loss from x_adv, projected on the eps ball around x and the box after each.
@@ -200,9 +201,9 @@ def _ascend(
     holds several clients: a model of those maps images to clients by their places in the batch.
     """
     several = isinstance(generator, Streams)
-    if several and verdict == "any":
-        raise AttackError("verdict 'any' takes images out of the batch, so no batch may hold several clients")
-    walk = _to_the_last if verdict == "last" else _until_wrong
+    if several and early_stop:
+        raise AttackError("early_stop takes images out of the batch, so no batch may hold several clients")
+    walk = _until_wrong if early_stop else _to_the_last
     ball = _Cube.around(x, eps, step) if norm == "Linf" else _Sphere(x, eps, step)
     return walk(model, loss, y, x_adv.detach(), ball, steps, None if several else part_of(x, model))
 

@@ -15,7 +15,7 @@ that averages over contributors divides by the sum of the masks (fatbench/method
 
 | here | Sawada et al. 2024 | what |
 |---|---|---|
-| rate | R | probability that an entry of the mask is 0 |
+| mask_probability | R | probability that an entry of the mask is 0 |
 | mask | B_n | client n's binary weights |
 | at.client, at.epoch, at.step | n, -, m | whose upload, in which epoch of the client, which batch of that epoch |
 | clip, noise | C, sigma | norm that a gradient is cut to, and noise in units of it |
@@ -73,20 +73,20 @@ def random_binary(
     part: Gradient,
     at: Upload,
     *,
-    rate: Momentum,
+    mask_probability: Momentum,
     period: Literal["epoch", "step"] = "epoch",
     layers: dict[str, Momentum] | None = None,
 ) -> tuple[Gradient, Mask]:
-    """Random binary weights: every entry is withheld with probability `rate`, anew each `period`.
+    """Random binary weights: every entry is withheld with probability `mask_probability`, anew each `period`.
 
-    rate in [0, 1): 0 is no defence, 1 would send nothing. Every client draws its own mask. `layers` gives the rate of
-    the parameters whose name begins with a key, or has it after a dot, in place of `rate`: {pos_embed: 0.9}; of several
-    keys the longest. ValueError: a rate outside [0, 1), a key that no parameter matches.
+    mask_probability in [0, 1): 0 is no defence, 1 would send nothing. Every client draws its own mask. `layers` gives
+    the probability of the parameters whose name begins with a key, or has it after a dot: {pos_embed: 0.9}; of several
+    keys the longest. ValueError: a probability outside [0, 1), a key that no parameter matches.
 
     Source: Sawada et al. 2024, Eq. 11-12: the text draws once per epoch, Eq. 12 per update (differences: masks-period).
     """
     when: tuple[int, ...] = (at.epoch,) if period == "epoch" else (at.epoch, at.step)
-    mask = _draw("random_binary", part, at.seed, ("mask", at.client, *when), rate, layers)
+    mask = _draw("random_binary", part, at.seed, ("mask", at.client, *when), mask_probability, layers)
     return _masked(part, mask), mask
 
 
@@ -94,19 +94,19 @@ def locked_binary(
     part: Gradient,
     at: Upload,
     *,
-    rate: Momentum,
+    mask_probability: Momentum,
     shared: bool = False,
     layers: dict[str, Momentum] | None = None,
 ) -> tuple[Gradient, Mask]:
     """Locked binary weights: as random_binary, but one mask for the whole training.
 
-    Each client has its own, and an entry never moves with probability rate^n; `shared`: one mask for all of them, and
-    it never moves with probability rate. The paper does not say which of the two it means.
+    Each client has its own, and with p the mask probability an entry never moves with probability p^n; `shared`: one
+    mask for all of them, and it never moves with probability p. The paper does not say which of the two it means.
 
     Source: Sawada et al. 2024, Fig. 6 (differences: masks-locked).
     """
     whose: tuple[int, ...] = () if shared else (at.client,)
-    mask = _draw("locked_binary", part, at.seed, ("locked mask", *whose), rate, layers)
+    mask = _draw("locked_binary", part, at.seed, ("locked mask", *whose), mask_probability, layers)
     return _masked(part, mask), mask
 
 
@@ -130,16 +130,16 @@ def laplace(gradient: Gradient, at: Upload, *, noise: NonNegative, clip: Positiv
     return _noisy(gradient, at, clip / length.clamp(min=clip), noise * clip, "laplace"), None
 
 
-def pruning(part: Gradient, at: Upload, *, rate: Momentum) -> tuple[Gradient, Mask]:
-    """Send zero in place of the `rate` share of entries that are smallest in magnitude, tensor by tensor.
+def pruning(part: Gradient, at: Upload, *, fraction: Momentum) -> tuple[Gradient, Mask]:
+    """Send zero in place of the `fraction` of entries that are smallest in magnitude, tensor by tensor.
 
     The zeros count in the server's mean, as they do where gradients are pruned to save bytes, so there is no mask.
     Source: Zhu, Liu and Han 2019 (Deep leakage from gradients), section 5.
     """
-    _check_rate("pruning", rate)
+    _check_fraction("pruning", fraction)
 
     def prune(g: Tensor) -> Tensor:
-        dropped = int(rate * g.numel())
+        dropped = int(fraction * g.numel())
         if dropped == 0:
             return g
         threshold = g.abs().flatten().sort().values[dropped - 1]  # kthvalue has no deterministic kernel
@@ -148,10 +148,10 @@ def pruning(part: Gradient, at: Upload, *, rate: Momentum) -> tuple[Gradient, Ma
     return {name: prune(g) for name, g in part.items()}, None
 
 
-def _check_rate(name: str, rate: float) -> None:
-    if not 0 <= rate < 1:
-        why = ": at 1 nothing is sent" if rate == 1 else ""
-        raise ValueError(f"{name}: rate is the probability of 0 and must be in [0, 1), got {rate:g}{why}")
+def _check_fraction(name: str, withheld: float) -> None:
+    if not 0 <= withheld < 1:
+        why = ": at 1 nothing is sent" if withheld == 1 else ""
+        raise ValueError(f"{name}: the fraction withheld must be in [0, 1), got {withheld:g}{why}")
 
 
 def _draw(
@@ -159,12 +159,12 @@ def _draw(
     gradient: Gradient,
     seed: int,
     key: tuple[str | int, ...],
-    rate: float,
+    mask_probability: float,
     layers: dict[str, float] | None,
 ) -> dict[str, Tensor]:
     layers = layers or {}
-    for value in (rate, *layers.values()):
-        _check_rate(defence, value)
+    for value in (mask_probability, *layers.values()):
+        _check_fraction(defence, value)
     fits = {key_: [n for n in gradient if n.startswith(key_) or f".{key_}" in n] for key_ in layers}
     if unused := [key_ for key_, names in fits.items() if not names]:
         raise ValueError(f"{defence}: layers: no parameter is named '{unused[0]}...', there are {', '.join(gradient)}")
@@ -172,7 +172,9 @@ def _draw(
     for name, g in gradient.items():
         own = max((key_ for key_, names in fits.items() if name in names), key=len, default=None)
         draw = generator(seed, *key, name, device=g.device)
-        mask[name] = torch.rand(g.shape, generator=draw, device=g.device) >= (rate if own is None else layers[own])
+        mask[name] = torch.rand(g.shape, generator=draw, device=g.device) >= (
+            mask_probability if own is None else layers[own]
+        )
     return mask
 
 
@@ -238,22 +240,25 @@ def laplace_epsilon(noise: float, uploads: int = 1, sensitivity: float = 1.0) ->
 
 
 def update_count_distribution(
-    epochs: int, clients: int, rate: float, kind: Literal["random", "locked", "locked_shared", "printed"] = "random"
+    epochs: int,
+    clients: int,
+    mask_probability: float,
+    kind: Literal["random", "locked", "locked_shared", "printed"] = "random",
 ) -> list[float]:
     """P(f), f = 0 .. epochs: in how many of the epochs an entry of the model is updated.
 
-    random: each client draws anew every epoch, and with q = rate^clients an epoch leaves the entry alone, so f is
-    binomial: C(m, f) (1 - q)^f q^(m - f). locked: the entry never moves with probability q (a mask per client) or
-    rate (locked_shared), else in every epoch. printed: the paper's exponent clients (1 - f) on R; no distribution, its
-    values sum to 2.8e31 at R = 0.2, m = 10, n = 5.
+    random: each client draws anew every epoch, and with q = mask_probability^clients an epoch leaves the entry alone,
+    so f is binomial: C(m, f) (1 - q)^f q^(m - f). locked: the entry never moves with probability q (a mask per client)
+    or mask_probability (locked_shared), else in every epoch. printed: the paper's exponent clients (1 - f) on R; no
+    distribution, its values sum to 2.8e31 at R = 0.2, m = 10, n = 5.
 
     Source: Sawada et al. 2024, Eq. 13, corrected (differences: masks-update-counts).
     """
-    never = rate if kind == "locked_shared" else rate**clients
+    never = mask_probability if kind == "locked_shared" else mask_probability**clients
     if kind in ("locked", "locked_shared"):
         return [never, *[0.0] * (epochs - 1), 1 - never]
     exponent = (lambda f: clients * (1 - f)) if kind == "printed" else (lambda f: clients * (epochs - f))
-    return [math.comb(epochs, f) * (1 - never) ** f * rate ** exponent(f) for f in range(epochs + 1)]
+    return [math.comb(epochs, f) * (1 - never) ** f * mask_probability ** exponent(f) for f in range(epochs + 1)]
 
 
 DEFENCES: dict[str, Callable[..., tuple[Gradient, Mask]]] = {

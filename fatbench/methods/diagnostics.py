@@ -1,9 +1,11 @@
-"""Probes: what is measured on the models of a round, besides accuracy, whenever the monitor runs.
+"""Diagnostics: what is measured on the models of a round, besides accuracy, whenever the monitor runs.
 
-    PROBES["svcca"](problem, result, images, labels, attack, generator, blocks="1,9")  -> {"svcca_b1_c0_c3_clean": ...}
+    DIAGNOSTICS["svcca"](problem, result, images, labels, attack, generator, blocks="1,9")  -> {"svcca_b1_c0_c3_clean":
+    ...}
 
-`images` (n, C, H, W) uint8 and `labels` (n,) are the test set, `attack` is the monitor, `generator` its noise. A probe
-returns numbers by name, each a float, or one per client; a tensor among them is kept as an artifact of the round.
+`images` (n, C, H, W) uint8 and `labels` (n,) are the test set, `attack` is the monitor, `generator` its noise. A
+diagnostic returns numbers by name, each a float, or one per client; a tensor among them is kept as an artifact of the
+round.
 """
 
 from __future__ import annotations
@@ -20,10 +22,10 @@ from fatbench.engine.rounds import Metrics, Problem, Round
 from fatbench.methods.inversions import image_measures
 from fatbench.methods.inversions.decoder import feature_inversion
 from fatbench.methods.inversions.matching import matching
-from fatbench.methods.inversions.upload import Seen, gradients
+from fatbench.methods.inversions.upload import Observation, gradients
 from fatbench.methods.svcca import activations
 from fatbench.methods.svcca import svcca as correlation
-from fatbench.suite.types import Blocks, Count, Pairs, Share
+from fatbench.suite.types import Blocks, Count, Fraction, Pairs
 
 
 def svcca(
@@ -38,7 +40,7 @@ def svcca(
     pairs: Pairs = "0-3,0-1,0-server,3-server",
     n: Count = 2000,
     batch: Count = 100,
-    variance: Share = 0.99,
+    variance: Fraction = 0.99,
 ) -> Metrics:
     """SV-CCA of client and server models: how alike two networks see the same images, 1 being the same up to rotation.
 
@@ -92,12 +94,12 @@ def leakage(
     attack: Callable[..., Tensor],
     generator: Generator,
     *,
-    victims: Count = 16,
+    target_clients: Count = 16,
     steps: Count = 1000,
     width: Count = 64,
     candidates: Count = 1000,
 ) -> Metrics:
-    """What the round's first upload gives away of its client's first `victims` examples, one by one.
+    """What the round's first upload gives away of its client's first `target_clients` examples, one by one.
 
     Uploaded feature maps are inverted by a decoder (`fatbench.methods.inversions.decoder`, `steps` steps, `width`
     channels) that the attacker trains on images of its own, here the test images, through the client's own extractor:
@@ -106,37 +108,37 @@ def leakage(
     (`steps` steps): leak_*. It is the most that a local step can give away; an update of many steps over many examples
     gives away less.
 
-    Numbers, means over the victims: psnr (dB), ssim, correlation, identification (is the example the likeliest of the
-    first `candidates` training images); and leak_grey_psnr, leak_grey_ssim for a flat grey picture.
+    Numbers, means over the target_clients: psnr (dB), ssim, correlation, identification (is the example the likeliest
+    of the first `candidates` training images); and leak_grey_psnr, leak_grey_ssim for a flat grey reconstruction.
 
     Source: ours; Tao et al. 2022 name the question as a limitation. Geiping et al. 2020 for the gradient.
-    Refuse if side < 11: pictures are compared by SSIM, whose window is 11 x 11; images are {side} x {side}
+    Refuse if side < 11: reconstructions are compared by SSIM, whose window is 11 x 11; images are {side} x {side}
 
     Fractions: leak_identification, leak_initial_identification
     """
     update = result.updates[0]
-    chosen = problem.shards[update.client][:victims]
+    chosen = problem.shards[update.client][:target_clients]
     x = pixels(problem, problem.images[chosen]).contiguous()
     known = torch.unique(torch.cat([chosen, torch.arange(min(candidates, len(problem.images))).to(chosen)]))
     gallery = pixels(problem, problem.images[known])
     truth = torch.searchsorted(known, chosen)
-    pictures: dict[str, Tensor] = {}
+    reconstructions: dict[str, Tensor] = {}
     if "features" in update.extra:
         own = pixels(problem, images)
         sent = update.extra["features"][: len(chosen)]
         edges = {"leak": {**result.state.model, **result.own[update.client]}, "leak_initial": result.state.model}
         for name, edge in edges.items():
             extractor = load(problem, edge).get_submodule("extractor")
-            pictures[name] = feature_inversion(extractor, own, sent, generator, steps=steps, width=width)
+            reconstructions[name] = feature_inversion(extractor, own, sent, generator, steps=steps, width=width)
     elif update.model:
         y = problem.labels[chosen]
         gradient = gradients(problem.model, result.broadcast, x[:, None], y[:, None])
-        seen = [Seen(result.broadcast, gradient, y[:, None])]
+        seen = [Observation(result.broadcast, gradient, y[:, None])]
         shape = (x.shape[1], x.shape[2], x.shape[3])
-        pictures["leak"] = matching(seen, problem.model, shape, generator, steps=steps)[:, 0]
-    pictures["leak_grey"] = image_measures.grey(x)
+        reconstructions["leak"] = matching(seen, problem.model, shape, generator, steps=steps)[:, 0]
+    reconstructions["leak_grey"] = image_measures.grey(x)
     found: Metrics = {}
-    for name, made in pictures.items():
+    for name, made in reconstructions.items():
         found[f"{name}_psnr"] = float(image_measures.psnr(made, x).mean())
         found[f"{name}_ssim"] = float(image_measures.ssim(made, x).mean())
         if name != "leak_grey":
@@ -159,7 +161,7 @@ def boundaries(
 
     Kept: boundary_server and boundary_c<client>, (points, points), logit of class 1 less that of class 0 on a grid over
     the unit square, x along, y upwards: the first row is y = 1. And boundary_c<client>_points (N_k, 3), the x, y and
-    label of the client's examples. The number boundary_apart is the share of the grid on which clients disagree.
+    label of the client's examples. The number boundary_apart is the fraction of the grid on which clients disagree.
 
     Source: Zhu et al. 2023, Figure 5 (b, c); methods: Decision boundaries; differences: sfat-toy.
     Refuse if channels != 2 or side != 1 or classes != 2: boundaries: {classes} classes of {channels} x {side} x {side}
@@ -189,4 +191,4 @@ def _name(side: str) -> str:
     return side if side == "server" else f"c{int(side)}"
 
 
-PROBES: dict[str, Callable[..., Any]] = {"svcca": svcca, "leakage": leakage, "boundaries": boundaries}
+DIAGNOSTICS: dict[str, Callable[..., Any]] = {"svcca": svcca, "leakage": leakage, "boundaries": boundaries}

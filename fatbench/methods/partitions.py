@@ -24,7 +24,7 @@ import numpy
 from numpy.typing import NDArray
 
 from fatbench.engine.randomness import numpy_generator
-from fatbench.suite.types import Count, Natural, NonNegative, Positive, Share
+from fatbench.suite.types import Count, Fraction, Natural, NonNegative, Positive
 
 Labels = NDArray[Any]
 Shards = list[NDArray[numpy.int64]]
@@ -80,13 +80,13 @@ def shah(
     *,
     clients: Count,
     skew: NonNegative = 2.0,
-    own_share: Share | None = None,
+    own_fraction: Fraction | None = None,
 ) -> Shards:
     """Shah skew: client k takes most of the k-th chunk of the label-sorted examples and `skew` per cent of each other.
 
     The sorted examples are cut into `clients` chunks of N // clients; the remainder is left out. Client k gets
     100 - (clients - 1) * skew per cent of chunk k: 92 with 5 clients and skew 2, 62 with 20, and 2 with 50, which is
-    IID. `own_share`, where given, replaces `skew`: client k gets that fraction of chunk k whatever the number of
+    IID. `own_fraction`, where given, replaces `skew`: client k gets that fraction of chunk k whatever the number of
     clients, the others share the rest equally. Shares that are no whole number of examples are rounded so that every
     client has N // clients examples and every chunk is handed out completely. Chunks are cut by position, so that
     they split classes where the number of clients does not divide that of classes.
@@ -94,16 +94,16 @@ def shah(
     Source: Shah et al. 2021; differences: sfat-skew. Here: a stable sort and a seeded generator; not so in the release.
     ValueError: more clients than examples, or (clients - 1) * skew >= 100.
 
-    Refuse if own_share is None and (clients - 1) * skew >= 100: skew: (clients - 1) * skew must be below 100, got
+    Refuse if own_fraction is None and (clients - 1) * skew >= 100: skew: (clients - 1) * skew must be below 100, got
         ({clients} - 1) * {skew}
     """
     size = _chunk("shah", labels, clients)
-    if own_share is None and (clients - 1) * skew >= 100:
+    if own_fraction is None and (clients - 1) * skew >= 100:
         raise ValueError(
             f"shah: (clients - 1) * skew must be below 100 per cent, got ({clients} - 1) * {skew:g} = "
             f"{(clients - 1) * skew:g}"
         )
-    own = 1 - (clients - 1) * skew / 100 if own_share is None else own_share
+    own = 1 - (clients - 1) * skew / 100 if own_fraction is None else own_fraction
     # Client j + d gets the d-th part of chunk j. The parts are cut alike in every chunk, hence the equal sizes.
     cuts = numpy.rint(size * (own + (1 - own) / max(clients - 1, 1) * numpy.arange(clients - 1))).astype(int)
     order = numpy.argsort(labels, kind="stable")
@@ -322,7 +322,7 @@ def group_skew(
     *,
     clients: Count,
     groups: Count,
-    p: Share,
+    p: Fraction,
 ) -> Shards:
     """Every group of classes has a group of clients, which gets an example of it with probability p.
 

@@ -49,8 +49,8 @@ def leading_directions(a: Tensor, variance: float) -> Tensor | None:
     u, s, _ = torch.linalg.svd(centred, full_matrices=False)
     if s[0] <= 1e-12 * a.norm():
         return None
-    share = s.square().cumsum(0) / s.square().sum()
-    return u[:, : int((share < variance).sum()) + 1]
+    fraction = s.square().cumsum(0) / s.square().sum()
+    return u[:, : int((fraction < variance).sum()) + 1]
 
 
 @torch.no_grad()

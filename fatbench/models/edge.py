@@ -8,7 +8,7 @@
 
 `forward(x)` is server(extractor(x)), the deployed model; `edge_logits(x)` is classifier(extractor(x)), what the device
 can answer alone. The names of an edge's tensors begin with "extractor." or "classifier.". The `whole_*` models have
-no classifier: the same networks for protocols that train all of it on the device (FedAvg, FedAUX).
+no classifier: the same networks for algorithms that train all of it on the device (FedAvg, FedAUX).
 
 The shallow ResNet-18 is its first convolution and its first stage; the classifier of that edge is the other three
 stages. Residual and attention blocks are timm's, imported where one is built. No model here normalises its input (the
@@ -62,7 +62,7 @@ def edge_vit(
     Refuse if side * 4 // (3 * stem - 5) % patch: patch: patches of {patch}x{patch} do not tile images of
         {side * 4 // (3 * stem - 5)}x{side * 4 // (3 * stem - 5)} (see 'size')
     Refuse if dim % heads: dim: {dim} is not a multiple of its {heads} attention heads
-    Refuse if 'edge' not in protocol.parts: {protocol.name} trains a model that is trained whole
+    Refuse if 'edge' not in algorithm.parts: {algorithm.name} trains a model that is trained whole
         (whole_vit?), not {name}
     """
     extractor = _shallow(shape, width, stem, "edge_vit")
@@ -121,7 +121,7 @@ def edge_resnet(
     Parameters: width*(2688*width+140)+(8*width+1)*classes
     Parameters: planes*(5*width+473*planes+140+(blocks-1)*(357*planes+84))+(16*planes+1)*classes
     Parts: edge, server
-    Refuse if 'edge' not in protocol.parts: {protocol.name} trains a model that is trained whole
+    Refuse if 'edge' not in algorithm.parts: {algorithm.name} trains a model that is trained whole
         (whole_resnet?), not {name}
     """
     extractor = _shallow(shape, width, stem, "edge_resnet")
@@ -151,7 +151,7 @@ def edge_resnet8(
     Parameters: width*(9*channels+35*width+34)+(4*width+1)*classes
     Parameters: planes*(5*width+473*planes+140+(blocks-1)*(357*planes+84))+(16*planes+1)*classes
     Parts: edge, server
-    Refuse if 'edge' not in protocol.parts: {protocol.name} trains a model that is trained whole
+    Refuse if 'edge' not in algorithm.parts: {algorithm.name} trains a model that is trained whole
         (whole_resnet?), not {name}
     """
     image_side("edge_resnet8", shape, 4)

@@ -20,7 +20,7 @@ class Transformer(nn.Module):
     """A backbone and a head: images (B, C, H, W) in [0, 1] to logits (B, classes).
 
     `backbone` maps normalised images to tokens (B, 1 + N, D), the class token first, and has `blocks`. Mean and std are
-    no part of the state: no client uploads them and no aggregation rule sees them. Images that are not in colour get
+    no part of the state: no client uploads them and no aggregator sees them. Images that are not in colour get
     the mean of the three colours' values.
     """
 

@@ -114,7 +114,7 @@ def _attack(
     if digest is None and not file.exists():
         raise MachineError(
             f"the model of round {round} is not here ({file}): its results were imported or it was removed. Copy it"
-            f" there from where it was made. Or, to train it here, fatbench forget {job.cell} and run the suite again:"
+            f" there from where it was made. Or, to train it here, fatbench delete {job.cell} and run the suite again:"
             " the imported numbers are gone then"
         )
     rows = store.stages([job.cell])
@@ -177,8 +177,8 @@ def _attack(
         numbers += [Number(evaluation.label, float(v), round, n, p.client) for p, v in zip(pairs, right, strict=True)]
     if evaluation.origin is not None:
         return _finished(run, numbers, record, job, stage, store, notify, total)
-    shares = [ready.problem.labels[shard] for shard in ready.problem.shards]
-    by_client = prior_accuracy({k: each[place] for place, k in enumerate(models)}, labels, shares, ready.classes)
+    fractions = [ready.problem.labels[shard] for shard in ready.problem.shards]
+    by_client = prior_accuracy({k: each[place] for place, k in enumerate(models)}, labels, fractions, ready.classes)
     numbers += [Number("prior_accuracy", v, round, n, k) for k, v in by_client.items()]
     if formulas.formula("Attack", evaluation.attack, "Forward") == 0:  # the images are as they were
         few, truth = images[:LOOKED_AT], labels[:LOOKED_AT]

@@ -63,12 +63,12 @@ def job(cell: Cell, plan: Plan, data: Path, size: tuple[int, int] = SIZES[0]) ->
 
 
 def _cut(cell: Cell, plan: Plan, batches: int, images: int) -> Job:
-    spec: dict[str, Any] = {**cell.spec, "protocol": {**cell.spec["protocol"], "rounds": ROUNDS}, "monitor": None}
-    clients, batch = spec["partition"].get("clients") or 1, cost.local(spec["protocol"]).get("batch") or 1
+    spec: dict[str, Any] = {**cell.spec, "algorithm": {**cell.spec["algorithm"], "rounds": ROUNDS}, "monitor": None}
+    clients, batch = spec["partition"].get("clients") or 1, cost.local(spec["algorithm"]).get("batch") or 1
     have = spec["train"] or facts.of_data(spec["data"]).train or 10**9
     spec["validation"] = min(spec["validation"], SIZES[0][1])
-    share = 1 - float(number(spec["client_holdout"]))
-    spec["train"] = min(have, int(batches * clients * batch / share) + 1 + spec["validation"])
+    fraction = 1 - float(number(spec["client_holdout"]))
+    spec["train"] = min(have, int(batches * clients * batch / fraction) + 1 + spec["validation"])
     spec["test"] = min(spec["test"] or images, images)
     evaluations = [
         replace(one, n=min(one.n or images, images)) for one in cell.evaluations if one.attack["name"] not in EARLY

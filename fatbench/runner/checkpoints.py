@@ -28,7 +28,7 @@ class Damaged(MachineError):
 
 
 def save_state(file: Path, state: State, cell: str = "") -> str:
-    """Write a protocol's state and return the file's SHA-256. Unavailable: disk full or folder not writable."""
+    """Write an algorithm's state and return the file's SHA-256. Unavailable: disk full or folder not writable."""
     parts = {"model": state.model, "server": state.server, "clients": {str(k): v for k, v in state.clients.items()}}
     return _write(file, flatten(parts), {"cell": cell, "round": state.round})
 

@@ -28,13 +28,13 @@ def checkpoint(
     An attack is a name, or YAML such as "{name: pgd, eps: 8/255, step: 2/255, steps: 20}". SpecError, MachineError.
     """
     specs = [(text, signatures.check("Attack", _read(text), "--attack")) for text in attacks]
-    lane = local.lanes(device, 1)[0]
+    device = local.slots(device, 1)[0]
     import torch
 
     from fatbench.engine.accuracy import accuracy, models_of
     from fatbench.engine.setup import Place, setup
 
-    model, own, header = checkpoints.load_model(file, lane)
+    model, own, header = checkpoints.load_model(file, device)
     if "spec" not in header:
         raise MachineError(f"{file}: no settings in it; give a model-*.safetensors of a run")
     spec = json.loads(header["spec"])
@@ -42,7 +42,7 @@ def checkpoint(
         facts.refuse("Attack", attack, spec, "--attack")
     signature = signatures.describe("Experiment", "cell")
     root = settings.data_folder(str(data) if data else None)
-    place = Place(root, torch.device(lane), settings.precision(precision, [lane]))
+    place = Place(root, torch.device(device), settings.precision(precision, [device]))
     ready = setup(place, **signatures.bind(signature, weights.located(spec, root)))
     images, labels = ready.test[0][:n], ready.test[1][:n]
     results = []

@@ -145,7 +145,7 @@ def evaluate(
     precision: str | None = None,
     notify: Callable[[Event], None] = lambda event: None,
 ) -> tuple[str, Outcome]:
-    """Attack a model and store every verdict: (its cell, how it ended). What is stored already is not done again.
+    """Attack a model and store every outcome: (its cell, how it ended). What is stored already is not done again.
 
     SpecError: the file is of another network, or the network does not take such images or give so many classes.
     MachineError: no such device, data missing, file unreadable.
@@ -155,13 +155,13 @@ def evaluate(
         facts.refuse("Attack", one.attack, {"partition": {}, "train": None, "validation": 0, **spec}, one.label)
     job = Job(cells.identity(spec), spec, list(task.evaluations), ["last"], external_models.SUITE, "paper")
     url = settings.database(db)
-    lane = local.lanes(device, 1)[0]
+    device = local.slots(device, 1)[0]
     machine = Machine(
         db=url,
         files=str(settings.files_folder(url).absolute()),
         data=str(settings.data_folder(str(data) if data else None).absolute()),
-        device=lane,
-        precision=settings.precision(precision, [lane]),
+        device=device,
+        precision=settings.precision(precision, [device]),
         path="reference",  # images as a plain script has them: not every network takes channels-last
         retry_failed=True,
     )

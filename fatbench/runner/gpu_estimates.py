@@ -23,7 +23,7 @@ from fatbench.suite import cost, facts, signatures
 from fatbench.suite.cells import Plan
 from fatbench.suite.duration import Speeds, kind, network
 
-SHARE = 0.3  # of the rate of matrix products that a network reaches
+FRACTION = 0.3  # of the rate of matrix products that a network reaches
 LAUNCH = 7e-6  # seconds of the host to start a kernel
 
 # Operations a second of dense matrix products, from NVIDIA's data sheets (with sparsity they print twice as many).
@@ -45,7 +45,7 @@ def speeds(plan: Plan, gpu: str, precision: str, path: str) -> Speeds:
     settings.path(path)
     if gpu not in GPUS:
         raise SpecError(f"--on: no GPU is known as '{gpu}'{did_you_mean(gpu, GPUS)} (known: {', '.join(GPUS)})")
-    rate, float32 = SHARE * GPUS[gpu][precision], SHARE * GPUS[gpu]["fp32"]
+    rate, float32 = FRACTION * GPUS[gpu][precision], FRACTION * GPUS[gpu]["fp32"]
     training: dict[str, float] = {}
     passes: dict[str, float] = {}
     autoattack: dict[str, float] = {}  # which bf16 leaves in float32
@@ -57,7 +57,7 @@ def speeds(plan: Plan, gpu: str, precision: str, path: str) -> Speeds:
         if (found := counted[place]) is None:
             continue
         flops, kernels = found
-        batch = cost.local(spec["protocol"]).get("batch") or 1
+        batch = cost.local(spec["algorithm"]).get("batch") or 1
         at_once = batch * facts.cohort(spec) if path in settings.STACKED else batch
         training[kind(spec)] = max(flops / rate, kernels * LAUNCH / at_once)
         chunk = min((one.batch for one in cell.evaluations), default=1)

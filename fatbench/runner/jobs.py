@@ -44,7 +44,7 @@ class Machine:
     strict: bool = True  # deterministic kernels only, where the precision has them; see `stage.with_some_kernel`
     path: LocalPath = "loop"
     microbatch: int | None = None
-    together: int = 1  # cells that one process trains as one program
+    vectorise: int = 1  # cells that one process trains as one program
     retry_failed: bool = False
     rerun_changed: bool = False  # begin again what other versions of the plug-ins computed
     checkpoint_seconds: float = 30.0
@@ -61,7 +61,7 @@ class Event:
     """What a worker tells whoever watches."""
 
     cell: str
-    stage: str  # a stage; "cell" when all of a cell's work is over; "lane" when a worker is "given" it
+    stage: str  # a stage; "cell" when all of a cell's work is over; "slot" when a worker is "given" it
     kind: Literal["given", "start", "progress", "done", "failed", "interrupted", "elsewhere", "waiting", "blocked"]
     round: int = 0
     total: int = 0

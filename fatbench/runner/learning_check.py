@@ -20,11 +20,11 @@ class Look:
 
     round: int
     rounds: int
-    steps: int  # of a client's optimiser so far, the mean over those that took part
-    loss: float  # mean training loss of the round's clients; nan where the protocol reports none
+    steps: int  # of a client's optimizer so far, the mean over those that took part
+    loss: float  # mean training loss of the round's clients; nan where the algorithm reports none
     accuracy: float  # natural, mean over the clients' models where there is no global one
     n: int
-    chance: float  # share of the most frequent class
+    chance: float  # fraction of the most frequent class
 
 
 def looks(plan: Plan, data: Path, device: str) -> Iterator[Look]:
@@ -44,9 +44,9 @@ def looks(plan: Plan, data: Path, device: str) -> Iterator[Look]:
     bound = signatures.bind(signatures.describe("Experiment", "cell"), weights.located(job.spec, data))
     ready = setup(Place(data, torch.device(device)), **bound)
     images, labels = ready.test[0][:IMAGES], ready.test[1][:IMAGES]
-    n, share = len(labels), float(labels.bincount().max()) / len(labels)
-    rounds, steps = int(job.spec["protocol"]["rounds"]), 0.0
-    for result in bound["protocol"](ready.problem, ready.initial):
+    n, fraction = len(labels), float(labels.bincount().max()) / len(labels)
+    rounds, steps = int(job.spec["algorithm"]["rounds"]), 0.0
+    for result in bound["algorithm"](ready.problem, ready.initial):
         count, updates = result.index + 1, result.updates
         taken = [update.stats.steps for update in updates]
         steps += sum(taken) / len(taken) if taken else result.cost.gradient_steps
@@ -56,6 +56,6 @@ def looks(plan: Plan, data: Path, device: str) -> Iterator[Look]:
             for k, model in models_of(result.state.model, result.own).items()
         ]
         value = float(torch.stack(right).double().mean())
-        yield Look(count, rounds, round(steps), loss, value, n, share)
+        yield Look(count, rounds, round(steps), loss, value, n, fraction)
         if math.isinf(loss) or (updates and math.isnan(loss)):
             return

@@ -49,7 +49,7 @@ def of(plan: Plan, store: Store | None) -> list[Row]:
         status, done, wanted = _state(jobs[cell.id], mine, other.get(cell.id, {}))
         error = next((row.error for row in mine.values() if row.status == "failed" and row.error), "") or ""
         result.append(
-            Row(cell, status, train.round if train else 0, int(cell.spec["protocol"]["rounds"]), done, wanted,
+            Row(cell, status, train.round if train else 0, int(cell.spec["algorithm"]["rounds"]), done, wanted,
                 error.strip().splitlines()[-1] if error.strip() else "", other.get(cell.id, {}))
         )  # fmt: skip
     return result
@@ -114,8 +114,8 @@ def left(plan: Plan, store: Store) -> duration.Left:
         mine = rows.get(cell.id, {})
         if (found := rounds(cell)) is None:
             train = mine.get("train")
-            share = 1 - train.round / train.total if train is not None and train.total else 1.0
-            return share, nothing_done(cell)[1]
+            fraction = 1 - train.round / train.total if train is not None and train.total else 1.0
+            return fraction, nothing_done(cell)[1]
         todo = [
             (one, sum(_of_stage(mine.get(one.stage(r)), False) != "done" for r in found)) for one in cell.evaluations
         ]

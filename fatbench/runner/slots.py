@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-SHARE = 0.9  # of the free memory that is dealt out
+FRACTION = 0.9  # of the free memory that is dealt out
 CONTEXT = 600 << 20  # bytes that a process has on a GPU before its first tensor
 MOST = 8  # cells side by side; more do not make a GPU faster
 
@@ -16,7 +16,7 @@ def slots(free: int | None, used: float | None) -> int:
     """Cells that fit into `free` bytes if each uses `used`; 1 where either is not known."""
     if not free or not used:
         return 1
-    return max(1, min(MOST, int(SHARE * free // (used + CONTEXT))))
+    return max(1, min(MOST, int(FRACTION * free // (used + CONTEXT))))
 
 
 def used(specs: Iterable[Mapping[str, Any]], known: Mapping[str, float], kind: Callable[[Any], str]) -> float | None:

@@ -53,7 +53,7 @@ def claim(
                     "path": machine.path, "threads": machine.threads,
                     **({"not_reproducible": f"{machine.precision} on a GPU"} if quick else {}),
                     **({"microbatch": machine.microbatch} if machine.microbatch else {}),
-                    **({"together": machine.together} if machine.together > 1 else {}),
+                    **({"vectorise": machine.vectorise} if machine.vectorise > 1 else {}),
                     **({"lease": machine.lease} if machine.lease != LEASE else {}),
                     **({"plugins": used} if used else {})},
     )  # fmt: skip

@@ -50,10 +50,10 @@ class Watch(Protocol):
 
     what: str  # the run in words: "suite sfat-cifar10, preset quick"
 
-    def begin(self, jobs: Sequence[Job], before: Mapping[str, str], lanes: Sequence[str]) -> None:
-        """The run starts. before: cell -> its state until now; lanes: a name for each place a cell is worked on."""
+    def begin(self, jobs: Sequence[Job], before: Mapping[str, str], slots: Sequence[str]) -> None:
+        """The run starts. before: cell -> its state until now; slots: a name for each place a cell is worked on."""
 
-    def see(self, lane: int, event: Event) -> None:
+    def see(self, slot: int, event: Event) -> None:
         """A worker says something."""
 
     def note(self, text: str) -> None:
@@ -81,7 +81,7 @@ def run(
     precision: str | None = None,
     path: str = "loop",
     microbatch: int | None = None,
-    together: int = 1,
+    vectorise: int = 1,
     retry_failed: bool = False,
     rerun_changed: bool = False,
     fail_fast: bool = False,
@@ -106,11 +106,11 @@ def run(
     settings.path(path)
     if path in settings.STACKED and microbatch is not None:
         raise SpecError(f"--path {path} and --microbatch {microbatch} contradict each other: more and less at once")
-    if together > 1 and path not in settings.STACKED:
-        raise SpecError(f"--together {together} trains cells in one program: it needs --path fast, not {path}")
-    if together > 1 and executor != "local":
+    if vectorise > 1 and path not in settings.STACKED:
+        raise SpecError(f"--vectorise {vectorise} trains cells in one program: it needs --path fast, not {path}")
+    if vectorise > 1 and executor != "local":
         raise SpecError(
-            f"--together {together}: {executor} gives every cell a process of its own; use --executor local"
+            f"--vectorise {vectorise}: {executor} gives every cell a process of its own; use --executor local"
         )
     limit, lease = settings.time_limit(time_limit), settings.lease_seconds(LEASE)
     url = settings.database(db)
@@ -120,12 +120,12 @@ def run(
         return
     chosen: Any = importlib.import_module(f"fatbench.runner.executors.{executor}")
     fit: Any = per_gpu or 1
-    if per_gpu is None and executor == "local" and together == 1:
+    if per_gpu is None and executor == "local" and vectorise == 1:
         with contextlib.suppress(NoDatabase), Store.open(url) as store:
             fit = per_gpu_of(jobs, store)
-    lanes = chosen.lanes(device, jobs_at_once, fit, url)
-    settings.precision(precision, lanes)
-    way = settings.path(path, lanes)
+    slots = chosen.slots(device, jobs_at_once, fit, url)
+    settings.precision(precision, slots)
+    way = settings.path(path, slots)
     check_data(jobs, root)
     with Store.open(url, create=True) as store:
         before = progress.of_jobs(jobs, store)
@@ -135,7 +135,7 @@ def run(
         db=address,
         files=str(settings.files_folder(url).absolute()),
         data=str(root.absolute()),
-        precision=settings.precision(precision, lanes),
+        precision=settings.precision(precision, slots),
         path=way,
         microbatch=microbatch,
         retry_failed=retry_failed,
@@ -148,18 +148,18 @@ def run(
     keep = {"done", *(() if retry_failed else ("failed",)), *(() if rerun_changed else (progress.CHANGED,))}
     left = [job for job in jobs if before[job.cell] not in keep]
     wish, blocked = Wish(), list[str]()
-    lanes, machine = _shared(lanes[: len(left)], len(left), together, machine)
+    slots, machine = _shared(slots[: len(left)], len(left), vectorise, machine)
 
-    def see(lane: int, event: Event) -> None:
+    def see(slot: int, event: Event) -> None:
         if event.kind == "blocked":
             blocked.append(event.message)
-        watch.see(lane, event)
+        watch.see(slot, event)
 
-    watch.begin(jobs, before, lanes if executor == "local" else [executor] * len(lanes))
+    watch.begin(jobs, before, slots if executor == "local" else [executor] * len(slots))
     with wish, Store.open(url) as store:
         open_, first = left, True
         while open_:
-            outcomes = chosen.run(open_, machine, lanes[: len(open_)], see, wish.ask, fail_fast=fail_fast)
+            outcomes = chosen.run(open_, machine, slots[: len(open_)], see, wish.ask, fail_fast=fail_fast)
             ended = {*outcomes.values()}
             if wish.times or "blocked" in ended or (fail_fast and "failed" in ended):
                 break
@@ -187,10 +187,10 @@ def run(
         raise SystemExit(1)
 
 
-def _shared(devices: list[str], cells: int, together: int, machine: Machine) -> tuple[list[str], Machine]:
-    """A lane for every cell that is worked on at a time: `together` on a device, fewer where others would be idle."""
-    here = max(1, min(together, -(-cells // max(1, len(devices)))))
-    return [device for device in devices for _ in range(here)][:cells], replace(machine, together=here)
+def _shared(devices: list[str], cells: int, vectorise: int, machine: Machine) -> tuple[list[str], Machine]:
+    """A slot for every cell that is worked on at a time: `vectorise` on a device, fewer where others would be idle."""
+    here = max(1, min(vectorise, -(-cells // max(1, len(devices)))))
+    return [device for device in devices for _ in range(here)][:cells], replace(machine, vectorise=here)
 
 
 def per_gpu_of(jobs: Sequence[Job], store: Store) -> dict[int, int]:

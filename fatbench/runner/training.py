@@ -40,7 +40,7 @@ def train(job: Job, machine: Machine, store: Store, folder: Path, notify: Any, s
     if row is not None and row.status == "done" and not other:
         checkpoints.sweep(folder, files_of(row.record))  # what a process killed after its last commit has left
         return "done"
-    rounds = int(job.spec["protocol"]["rounds"])
+    rounds = int(job.spec["algorithm"]["rounds"])
     run = claim(job, "train", machine, store, rounds, fresh=other is not None)
     if run is None:
         # also where it was free when we looked, and another process was quicker to claim it
@@ -51,7 +51,7 @@ def train(job: Job, machine: Machine, store: Store, folder: Path, notify: Any, s
                 lambda less: with_some_kernel(
                     run, less, store, lambda how: _rounds(run, rounds, job, how, store, folder, notify, stop)
                 ),
-                machine, batch_of(job.spec["protocol"]), partial(store.describe_run, run),
+                machine, batch_of(job.spec["algorithm"]), partial(store.describe_run, run),
             )  # fmt: skip
     except BaseException as error:
         return failed(error, run, job, "train", store, notify)
@@ -80,7 +80,7 @@ def _rounds(
     checkpoints.sweep(folder, digests)
     log.info("train: from round %d of %d on %s", state.round, rounds, machine.device)
     notify(Event(job.cell, "train", "start", state.round, rounds))
-    passes = cost.passes(job.spec["protocol"])
+    passes = cost.passes(job.spec["algorithm"])
     pending: list[Number] = []
     models: dict[int, Any] = {}  # round -> (its model, the clients' own tensors), of rounds that count, not yet written
     artifacts: dict[int, Any] = {}
@@ -140,9 +140,9 @@ def _rounds(
     return "done"
 
 
-def batch_of(protocol: Mapping[str, Any]) -> int:
+def batch_of(algorithm: Mapping[str, Any]) -> int:
     """Images of a step of a cell's training."""
-    return int(protocol["local"]["batch"] if "local" in protocol else protocol["batch"])
+    return int(algorithm["local"]["batch"] if "local" in algorithm else algorithm["batch"])
 
 
 def _resumed(pointer: str, round: int, digests: Mapping[str, str], job: Job, machine: Machine, folder: Path) -> State:

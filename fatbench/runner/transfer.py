@@ -60,7 +60,7 @@ def trained(cell: str, store: Store) -> Trained | None:
 
 def wanted(job: Job, record: Mapping[str, Any], round: int) -> int:
     """How many clients' models the job's transfers want of a round, as far as is known when it is over."""
-    ends = {int(job.spec["protocol"]["rounds"])} if "last" in job.checkpoints else set()
+    ends = {int(job.spec["algorithm"]["rounds"])} if "last" in job.checkpoints else set()
     ends |= {int(record[name]["round"]) for name in job.checkpoints if name != "last" and name in record}
     asked = (one.origin.clients for one in job.evaluations if one.origin is not None and one.origin.clients)
     return max(asked, default=0) if round in ends else 0
@@ -120,7 +120,7 @@ def _read(origin: Origin, there: Trained, ready: Setup, machine: Machine) -> tup
     if not origin.cell and there.digest is None:
         raise MachineError(
             f"the clients' models of round {there.round} were not kept (a transfer between clients was asked for after"
-            f" the training, or they train none): fatbench forget {there.cell}, and the next run keeps them"
+            f" the training, or they train none): fatbench delete {there.cell}, and the next run keeps them"
         )
     if not file.is_file():
         raise MachineError(f"the model of cell {there.cell} is not here ({file}): its results were imported")

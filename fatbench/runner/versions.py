@@ -95,7 +95,7 @@ def explained(error: FatbenchError, db: str | None = None) -> str:
 
 
 def brought(entry: str, store: Store) -> dict[str, Any] | None:
-    """The newest record of a plug-in that brought "rule near_median" to a run of the database."""
+    """The newest record of a plug-in that brought "aggregator near_median" to a run of the database."""
     from sqlalchemy import select
 
     from fatbench.store.schema import RUNS

@@ -80,7 +80,7 @@ def evaluate(
     store.add_cell(job.cell, job.spec)
     folder = Path(machine.files) / job.cell
     handler = _log_to(folder / "log.txt")
-    round = int(job.spec["protocol"]["rounds"])
+    round = int(job.spec["algorithm"]["rounds"])
     try:
         header = {"cell": job.cell, "round": str(round), "classes": str(ready.classes)}
         digest = checkpoints.save_model(folder / model_file(round), ready.initial.model, {}, **header)

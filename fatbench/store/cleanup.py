@@ -16,14 +16,14 @@ from sqlalchemy import delete, select
 from fatbench.errors import MachineError, SpecError
 from fatbench.store import leases, replicates
 from fatbench.store.database import lock
-from fatbench.store.schema import CELLS, NUMBERS, OUTCOMES, REPLICATES, RUNS, STAGES
+from fatbench.store.schema import CELLS, NUMBERS, OUTCOME_CHUNKS, REPLICATES, RUNS, STAGES
 from fatbench.store.stages import Store
 
 YOUNG = 600.0  # seconds; a file that is younger may belong to a process that has not told the database yet
 FOLDER = re.compile(r"[0-9a-f]{12}(~[0-9]+)?")  # of a cell
 
 
-def forget(store: Store, cell: str) -> dict[str, int]:
+def delete_cell(store: Store, cell: str) -> dict[str, int]:
     """Take a cell out of the database with all that hangs on it, and of a first run its replicates.
 
     How much there was: {"cells", "runs", "stages", "numbers", "outcomes"}. SpecError, and nothing changed: a process is
@@ -43,10 +43,11 @@ def forget(store: Store, cell: str) -> dict[str, int]:
             if leases.held(row, leases.clock(connection, store.database.path)):
                 raise SpecError(f"cell {row.cell}: a process is working on {row.stage}; stop it first")
         counts = {}
-        for table in (OUTCOMES, NUMBERS, STAGES, RUNS):
+        for table in (OUTCOME_CHUNKS, NUMBERS, STAGES, RUNS):
             counts[table.name] = connection.execute(delete(table).where(table.c.cell.in_(own))).rowcount
         connection.execute(delete(REPLICATES).where(REPLICATES.c.id.in_(own)))
         counts["cells"] = connection.execute(delete(CELLS).where(CELLS.c.id.in_(own))).rowcount
+    counts["outcomes"] = counts.pop(OUTCOME_CHUNKS.name)
     return {name: counts[name] for name in ("cells", "runs", "stages", "numbers", "outcomes")}
 
 

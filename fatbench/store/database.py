@@ -29,10 +29,10 @@ from fatbench.settings import shown_url
 from fatbench.store.schema import (
     APPLICATION_ID,
     METADATA,
-    OUTCOMES,
+    OUTCOME_CHUNKS,
+    OUTCOMES_VIEW,
+    OUTCOMES_VIEW_SQL,
     REVISIONS,
-    VERDICTS,
-    VERDICTS_SQL,
     VERSION,
     VIEW,
     VIEW_SQL,
@@ -316,7 +316,7 @@ class Database:
         if VERSION.name in tables:
             return connection.scalar(select(VERSION.c.version_num)) or ""
         if self.path is None:
-            if foreign := sorted(tables & {*METADATA.tables, VIEW.name, VERDICTS}):
+            if foreign := sorted(tables & {*METADATA.tables, VIEW.name, OUTCOMES_VIEW}):
                 raise DatabaseError(f"{self.shown} is not a fatbench database: it has another program's '{foreign[0]}'")
             return None
         return ""
@@ -342,7 +342,7 @@ class Database:
         VERSION.create(connection)
         connection.execute(insert(VERSION).values(version_num=REVISIONS[-1]))
         connection.execute(text(VIEW_SQL))
-        connection.execute(text(VERDICTS_SQL[connection.dialect.name]))
+        connection.execute(text(OUTCOMES_VIEW_SQL[connection.dialect.name]))
         if self.path is not None:
             connection.exec_driver_sql(f"PRAGMA application_id = {APPLICATION_ID}")
 
@@ -444,8 +444,8 @@ def _problems(connection: Connection) -> Iterator[str]:
             )
             for row in connection.execute(orphan):
                 yield f"{child.name} {tuple(row)} belongs to no {parent.name}"
-    key = (OUTCOMES.c.cell, OUTCOMES.c.stage, OUTCOMES.c.start)
-    chunks = select(*key, OUTCOMES.c.n, func.length(OUTCOMES.c.bits)).order_by(*key)
+    key = (OUTCOME_CHUNKS.c.cell, OUTCOME_CHUNKS.c.stage, OUTCOME_CHUNKS.c.start)
+    chunks = select(*key, OUTCOME_CHUNKS.c.n, func.length(OUTCOME_CHUNKS.c.bits)).order_by(*key)
     where, position = None, 0
     for cell, stage, start, n, length in connection.execute(chunks):
         position = position if where == (cell, stage) else 0

@@ -90,7 +90,7 @@ class _Extra(_Open):
     attack: str | None = None
     path: str | None = None
     stack: Natural | None = None
-    together: Annotated[int, Field(ge=1, lt=2**31)] = 1
+    vectorise: Annotated[int, Field(ge=1, lt=2**31)] = 1
     dropped: bool = False
     lease: Annotated[float, Field(gt=0, le=1e9)] | None = None
     plugins: list[_Plugin] = []

@@ -34,7 +34,7 @@ from fatbench.store import export_schema, leases, replicates
 from fatbench.store.database import lock
 from fatbench.store.export_schema import FORMAT, SCHEMA_VERSION, Cell, ExchangeError, Run, Stage, bits_of
 from fatbench.store.rows import batches, cell_row, dumps
-from fatbench.store.schema import CELLS, NUMBERS, OUTCOMES, REPLICATES, RUNS, STAGES
+from fatbench.store.schema import CELLS, NUMBERS, OUTCOME_CHUNKS, REPLICATES, RUNS, STAGES
 from fatbench.store.stages import Store
 
 RUN_COLUMNS = [name for name in Run.model_fields if name not in ("versions", "extra")]
@@ -83,7 +83,7 @@ def _lines(connection: Connection, cells: Sequence[str], copies: Mapping[str, tu
     runs = _by_cell(connection, select(RUNS).order_by(RUNS.c.cell, RUNS.c.stage, RUNS.c.started, RUNS.c.uid), cells)
     stages = _by_cell(connection, select(STAGES).order_by(STAGES.c.cell, STAGES.c.stage), cells)
     numbers = _by_cell(connection, select(NUMBERS).order_by(*NUMBERS.primary_key), cells)
-    outcomes = _by_cell(connection, select(OUTCOMES).order_by(*OUTCOMES.primary_key), cells)
+    outcomes = _by_cell(connection, select(OUTCOME_CHUNKS).order_by(*OUTCOME_CHUNKS.primary_key), cells)
     for cell in connection.execute(select(CELLS).where(CELLS.c.id.in_(cells)).order_by(CELLS.c.id)):
         mine = runs.get(cell.id, [])
         position = {run.id: place for place, run in enumerate(mine)}
@@ -322,12 +322,14 @@ def _take(connection: Connection, cell: Cell, at: str, counts: dict[str, int], f
         chunks = [] if mine is None else mine.outcomes
         if sum(n for _, n, _ in stage.outcomes) > sum(n for _, n, _ in chunks):
             # the same examples, perhaps cut into other chunks, and more of them
-            connection.execute(OUTCOMES.delete().where(OUTCOMES.c.cell == cell.cell, OUTCOMES.c.stage == stage.stage))
+            connection.execute(
+                OUTCOME_CHUNKS.delete().where(OUTCOME_CHUNKS.c.cell == cell.cell, OUTCOME_CHUNKS.c.stage == stage.stage)
+            )
             rows = [
                 {"cell": cell.cell, "stage": stage.stage, "start": start, "n": n, "bits": bits_of(text)}
                 for start, n, text in stage.outcomes
             ]
-            connection.execute(insert(OUTCOMES), rows)
+            connection.execute(insert(OUTCOME_CHUNKS), rows)
 
 
 @dataclass
@@ -350,7 +352,7 @@ def _here(connection: Connection, cell: str) -> dict[str, _Here]:
     here = {row.stage: _Here(row) for row in connection.execute(query)}
     for row in connection.execute(select(NUMBERS).where(NUMBERS.c.cell == cell)) if here else ():
         here[row.stage].numbers[row.round, row.client, row.metric] = (row.value, row.n)
-    chunks = select(OUTCOMES).where(OUTCOMES.c.cell == cell).order_by(*OUTCOMES.primary_key)
+    chunks = select(OUTCOME_CHUNKS).where(OUTCOME_CHUNKS.c.cell == cell).order_by(*OUTCOME_CHUNKS.primary_key)
     for row in connection.execute(chunks) if here else ():
         here[row.stage].outcomes.append((row.start, row.n, bytes(row.bits)))
     return here

@@ -1,7 +1,7 @@
 """Other runs of the same cell: replicates, which stand beside the first run and never replace it.
 
 A replicate is a row of `cells`, whose id is that of the cell and a number, "0a1b2c3d4e5f~1", and a row of `replicates`.
-Its runs, stages, numbers and verdicts hang on that id as those of any cell. `fatbench run` works on the cell itself.
+Its runs, stages, numbers and outcomes hang on that id as those of any cell. `fatbench run` works on the cell itself.
 """
 
 from __future__ import annotations

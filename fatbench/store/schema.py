@@ -1,4 +1,4 @@
-"""The tables of the database, as the newest migration leaves them, and its views `measurements` and `verdicts`."""
+"""The tables of the database, as the newest migration leaves them, and its views `measurements` and `outcomes`."""
 
 from __future__ import annotations
 
@@ -105,8 +105,8 @@ NUMBERS = Table(
     ForeignKeyConstraint(["cell", "stage"], ["stages.cell", "stages.stage"], name="numbers_stage"),
     sqlite_with_rowid=False,  # the key is the table: half the size
 )
-OUTCOMES = Table(
-    "outcomes",
+OUTCOME_CHUNKS = Table(
+    "outcome_chunks",
     METADATA,
     Column("cell", NAME, nullable=False),
     Column("stage", NAME, nullable=False),
@@ -139,19 +139,19 @@ VIEW = table(
     column("replicate_of"),
     column("replicate"),
 )
-# One row a verdict: `position` from 0 counts the test images of the stage, model after model where it has several;
+# One row an outcome: `position` from 0 counts the test images of the stage, model after model where it has several;
 # `correct` is 1 where the image was classified right.
-VERDICTS = "verdicts"
-VERDICTS_SQL = {
+OUTCOMES_VIEW = "outcomes"
+OUTCOMES_VIEW_SQL = {
     "postgresql": """\
-CREATE VIEW verdicts AS
+CREATE VIEW outcomes AS
 SELECT o.cell, o.stage, o.start + k AS position, get_bit(o.bits, k / 8 * 8 + 7 - k % 8) AS correct
-FROM outcomes o CROSS JOIN LATERAL generate_series(0, o.n - 1) AS k""",
+FROM outcome_chunks o CROSS JOIN LATERAL generate_series(0, o.n - 1) AS k""",
     "sqlite": """\
-CREATE VIEW verdicts AS
+CREATE VIEW outcomes AS
 WITH RECURSIVE places(k) AS
-  (SELECT 0 UNION ALL SELECT k + 1 FROM places WHERE k + 1 < (SELECT max(n) FROM outcomes))
+  (SELECT 0 UNION ALL SELECT k + 1 FROM places WHERE k + 1 < (SELECT max(n) FROM outcome_chunks))
 SELECT o.cell, o.stage, o.start + k AS position,
   (instr('0123456789ABCDEF', substr(hex(o.bits), k / 4 + 1, 1)) - 1) >> (3 - k % 4) & 1 AS correct
-FROM outcomes o JOIN places ON k < o.n""",
+FROM outcome_chunks o JOIN places ON k < o.n""",
 }

@@ -37,7 +37,7 @@ from fatbench.errors import FatbenchError
 from fatbench.store import leases, replicates
 from fatbench.store.database import Database, lock
 from fatbench.store.rows import LARGEST, cell_row, dumps, fetch, now, printable, run_values, split_provenance
-from fatbench.store.schema import CELLS, NUMBERS, OUTCOMES, RUNS, STAGES, VIEW
+from fatbench.store.schema import CELLS, NUMBERS, OUTCOME_CHUNKS, RUNS, STAGES, VIEW
 
 Status = Literal["todo", "running", "done", "failed", "interrupted"]
 
@@ -254,7 +254,7 @@ class Store:
                         f" from {owned.round} examples to {round}"
                     )
                 chunk = {"cell": owned.cell, "stage": owned.stage, "start": start, "n": n, "bits": bits}
-                connection.execute(insert(OUTCOMES), [chunk])
+                connection.execute(insert(OUTCOME_CHUNKS), [chunk])
 
     def finish(
         self,
@@ -427,9 +427,11 @@ class Store:
 
     def outcomes(self, cell: str, stage: str) -> list[tuple[int, int, bytes]]:
         """The chunks of a stage's outcomes in order: (first example, how many, packed bits)."""
-        query = select(OUTCOMES.c.start, OUTCOMES.c.n, OUTCOMES.c.bits).order_by(OUTCOMES.c.start)
+        query = select(OUTCOME_CHUNKS.c.start, OUTCOME_CHUNKS.c.n, OUTCOME_CHUNKS.c.bits).order_by(
+            OUTCOME_CHUNKS.c.start
+        )
         with self.database.reading() as connection:
-            rows = connection.execute(query.where(OUTCOMES.c.cell == cell, OUTCOMES.c.stage == stage))
+            rows = connection.execute(query.where(OUTCOME_CHUNKS.c.cell == cell, OUTCOME_CHUNKS.c.stage == stage))
             return [(start, n, bytes(bits)) for start, n, bits in rows]
 
     def runs(self, cells: Sequence[str] | None = None) -> list[dict[str, Any]]:
@@ -485,7 +487,7 @@ def _empty(connection: Connection, cell: str, stage: str, run: int) -> None:
     for row in connection.execute(select(RUNS.c.id, RUNS.c.extra).where(earlier)).all():
         extra = dumps({**json.loads(row.extra), "dropped": True})
         connection.execute(update(RUNS).where(RUNS.c.id == row.id).values(extra=extra))
-    for part in (NUMBERS, OUTCOMES):
+    for part in (NUMBERS, OUTCOME_CHUNKS):
         connection.execute(part.delete().where(part.c.cell == cell, part.c.stage == stage))
     nothing = {"round": 0, "checkpoint": None, "record": "{}"}
     connection.execute(update(STAGES).where(STAGES.c.cell == cell, STAGES.c.stage == stage).values(**nothing))

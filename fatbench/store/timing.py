@@ -37,7 +37,7 @@ def measured(store: Store, after: int = 0, everywhere: bool = False) -> list[Tim
     """The runs on this machine, or everywhere, on the device that ran last; of training only rounds after `after`.
 
     The LATEST runs alone: they tell the machine as it is, and there may be a million.
-    Cells that were trained as one program say the seconds of all: each counts its share.
+    Cells that were trained as one program say the seconds of all: each counts its fraction.
     """
     mine = RUNS.c.host.is_not(None) if everywhere else RUNS.c.host == socket.gethostname()
     latest = select(RUNS.c.id).where(mine).order_by(RUNS.c.id.desc()).limit(LATEST).subquery()
@@ -86,7 +86,7 @@ def measured(store: Store, after: int = 0, everywhere: bool = False) -> list[Tim
     before: dict[tuple[Any, Any], float] = {}  # when the process's last stage ended
     for row in rows:
         here = found[row.id]
-        together = read(row.extra).get("together", 1)
+        together = read(row.extra).get("vectorise", 1)
         attack = attacks.get(row.settings)
         count = row.total if attack else here.get("forward", 0.0) + here.get("backward", 0.0)
         seconds, wall = here["seconds"] / together, None

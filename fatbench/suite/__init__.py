@@ -8,5 +8,5 @@ seen        what was found out of a part that cells share
 formulas    the expressions in docstrings; facts: what is known of a cell, and what refuses it; cost: its work
 
 Functions of other folders import `fatbench.suite.types`, so this file imports nothing. What runs a cell, stores it or
-reports it does not belong here, nor does a rule about one method: that stands in the method's docstring.
+reports it does not belong here, nor does an aggregator about one method: that stands in the method's docstring.
 """

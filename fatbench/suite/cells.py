@@ -158,8 +158,10 @@ def _fits_its_data(spec: Mapping[str, Any], place: str) -> None:
     if total and clients and clients > total - spec["validation"]:
         left = total - spec["validation"]
         raise SpecError(f"{place}: partition: {clients} clients, but only {left} training images")
-    if spec["probe"] is not None and spec["monitor"] is None:
-        raise SpecError(f"{place}: probe: needs 'monitor': it runs when the monitor does, on images that it attacks")
+    if spec["diagnostic"] is not None and spec["monitor"] is None:
+        raise SpecError(
+            f"{place}: diagnostic: needs 'monitor': it runs when the monitor does, on images that it attacks"
+        )
 
 
 # --- from a suite to cells ---------------------------------------------------------------------------------------
@@ -175,10 +177,10 @@ def expand(suite: Suite, preset: str, seeds: Sequence[int] | None = None) -> Pla
     overrides = [*contents.grid.overrides, *chosen.overrides]
     axes = contents.axes
     asked = contents.evaluate if not chosen.evaluate else _evaluate(contents.evaluate, chosen.evaluate, suite)
-    for label in asked.fewer:
+    for label in asked.limit:
         if label not in asked.attacks and label not in asked.transfer:
             raise SpecError(
-                f"{asked.fewer.place(label)}: no attack is named '{label}'{did_you_mean(label, asked.attacks)}"
+                f"{asked.limit.place(label)}: no attack is named '{label}'{did_you_mean(label, asked.attacks)}"
             )
     cells: list[Cell] = []
     excluded: list[tuple[Key, str]] = []
@@ -307,7 +309,7 @@ def _of_sweep(label: str, mark: str) -> str:
 
 def _images(evaluate: Evaluate, label: str) -> int | None:
     """How many test images an attack takes; None: all that the cell has."""
-    numbers = [number for number in (evaluate.n, evaluate.fewer.get(label)) if number is not None]
+    numbers = [number for number in (evaluate.n, evaluate.limit.get(label)) if number is not None]
     return min(numbers, default=None)
 
 
@@ -408,7 +410,7 @@ def _of_cell(cell: Cell, asked: Evaluate, at: At, axes: Mapping[str, Sequence[st
     for label, transfer in asked.transfer.items():
         if transfer is None or (white := _white(label, transfer, asked, cell)) is None:
             continue  # the preset has taken it, or its attack, out
-        n = _images(asked, label) if label in asked.fewer else white.n
+        n = _images(asked, label) if label in asked.limit else white.n
         for origin in _origins(cell, transfer, at, axes):
             name = _of_sweep(label, origin.name)
             if name in taken:
@@ -452,8 +454,8 @@ def _origins(cell: Cell, transfer: Transfer, at: At, axes: Mapping[str, Sequence
 
 
 def _clients(cell: Cell, transfer: Transfer) -> Iterator[Origin]:
-    if "local" not in cell.spec["protocol"]:
-        raise SpecError(f"{transfer.place('clients')}: clients of {cell.spec['protocol']['name']} train no models")
+    if "local" not in cell.spec["algorithm"]:
+        raise SpecError(f"{transfer.place('clients')}: clients of {cell.spec['algorithm']['name']} train no models")
     known = cell.spec["partition"].get("clients") is not None
     if known and (cohort := facts.cohort(cell.spec)) < transfer.clients:
         raise SpecError(f"{transfer.place('clients')}: {transfer.clients} clients, but {cohort} take part in a round")

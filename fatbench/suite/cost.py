@@ -14,7 +14,7 @@ from typing import Any
 
 from fatbench.suite import facts, formulas
 from fatbench.suite.cells import Cell, Evaluation, Plan
-from fatbench.suite.memoise import of_part
+from fatbench.suite.memoise import memoised_part
 from fatbench.suite.types import number
 
 
@@ -37,14 +37,14 @@ class Work:
         return Work(*map(operator.add, vars(self).values(), vars(other).values()))
 
 
-def local(protocol: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What a client does in a round: the setting `local`; else `batch` and `objective` of a protocol without it."""
-    return protocol.get("local") or protocol
+def local(algorithm: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What a client does in a round: the setting `local`; else `batch` and `objective` of an algorithm without it."""
+    return algorithm.get("local") or algorithm
 
 
-def passes(protocol: Mapping[str, Any]) -> tuple[float, float]:
+def passes(algorithm: Mapping[str, Any]) -> tuple[float, float]:
     """(forward, backward) passes per training image of an epoch: those of the objective, 1 if there is none."""
-    objective = local(protocol).get("objective")
+    objective = local(algorithm).get("objective")
     return (1.0, 1.0) if objective is None else formulas.passes("Objective", objective)
 
 
@@ -53,17 +53,17 @@ def training(spec: Mapping[str, Any]) -> Work | None:
     total = facts.training_images(spec)
     if not total:
         return None
-    protocol = spec["protocol"]
+    algorithm = spec["algorithm"]
     images = (total - spec["validation"]) * (1 - float(number(spec["client_holdout"])))
-    at_once = local(protocol)
+    at_once = local(algorithm)
     clients = spec["partition"].get("clients") or 1
-    m, rounds = facts.cohort(spec), protocol["rounds"]
-    forward, backward = formulas.passes("Protocol", protocol, participation=m / clients, images=images)
+    m, rounds = facts.cohort(spec), algorithm["rounds"]
+    forward, backward = formulas.passes("Algorithm", algorithm, participation=m / clients, images=images)
     per_client = math.ceil(images / clients / (at_once.get("batch") or images))
     size = 4 * (parameters(spec) or 0.0)
-    up = formulas.formula("Protocol", protocol, "Up", batches=per_client) or 0.0
-    down = formulas.formula("Protocol", protocol, "Down", batches=per_client) or 0.0
-    steps = formulas.formula("Protocol", protocol, "Steps")  # of a protocol that does not train for `epochs`
+    up = formulas.formula("Algorithm", algorithm, "Up", batches=per_client) or 0.0
+    down = formulas.formula("Algorithm", algorithm, "Down", batches=per_client) or 0.0
+    steps = formulas.formula("Algorithm", algorithm, "Steps")  # of an algorithm that does not train for `epochs`
     disk = size * (3 + (up - 1) * (clients + 1)) if up else 3 * size
     work = Work(
         gradient_steps=rounds * m * at_once.get("epochs", 1) * per_client if steps is None else steps,
@@ -81,7 +81,7 @@ def monitoring(spec: Mapping[str, Any]) -> Work:
     if spec["monitor"] is None:
         return Work()
     data = facts.of_data(spec["data"])
-    times = math.ceil(spec["protocol"]["rounds"] / spec["monitor_every"])
+    times = math.ceil(spec["algorithm"]["rounds"] / spec["monitor_every"])
     tested = sum(min(n, spec["monitor_n"] or n) for n in (spec["test"] or data.test or 0, spec["validation"]) if n)
     forward, backward = formulas.passes("Attack", spec["monitor"])
     return Work(forward=times * tested * (forward + 2), backward=times * tested * backward)
@@ -93,8 +93,8 @@ def evaluation(spec: Mapping[str, Any], evaluations: Iterable[Evaluation], check
     if not available:
         return None
     clients = spec["partition"].get("clients") or 1
-    models = checkpoints * int(formulas.formula("Protocol", spec["protocol"], "Deploys", clients=clients) or 1)
-    found: Work = of_part(
+    models = checkpoints * int(formulas.formula("Algorithm", spec["algorithm"], "Deploys", clients=clients) or 1)
+    found: Work = memoised_part(
         "work", "Attack", evaluations, lambda: _evaluation(evaluations, available, models), available, models
     )
     return found

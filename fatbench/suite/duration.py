@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from fatbench.suite import cost, facts, formulas
 from fatbench.suite.cells import Cell, Evaluation, Plan, digest
-from fatbench.suite.memoise import of_part
+from fatbench.suite.memoise import memoised_part
 from fatbench.suite.schedule import Length
 
 
@@ -46,7 +46,7 @@ class Speeds:
 
 @dataclass(frozen=True)
 class Estimate:
-    """Seconds of work on one lane that are left."""
+    """Seconds of work on one worker that are left."""
 
     seconds: float
     unknown: int  # cells with work left that nothing comparable was measured for
@@ -57,20 +57,20 @@ class Estimate:
 def network(spec: Mapping[str, Any]) -> str:
     """What the speed of an attack is valid for: the same model on images of the same data set."""
     given = spec["data"]["name"], spec.get("size")
-    found: str = of_part("network", "Model", spec["model"], lambda: digest([spec["model"], *given])[:12], *given)
+    found: str = memoised_part("network", "Model", spec["model"], lambda: digest([spec["model"], *given])[:12], *given)
     return found
 
 
 def kind(spec: Mapping[str, Any]) -> str:
     """What a measured speed of training is valid for: the same network at the same batch size."""
-    given = spec["data"]["name"], spec.get("size"), cost.local(spec["protocol"]).get("batch")
-    found: str = of_part("kind", "Model", spec["model"], lambda: digest([spec["model"], *given])[:12], *given)
+    given = spec["data"]["name"], spec.get("size"), cost.local(spec["algorithm"]).get("batch")
+    found: str = memoised_part("kind", "Model", spec["model"], lambda: digest([spec["model"], *given])[:12], *given)
     return found
 
 
 def _attacking(attack: Mapping[str, Any]) -> str:
     """What tells an attack from others."""
-    found: str = of_part("digest", "Attack", attack, lambda: digest(attack))
+    found: str = memoised_part("digest", "Attack", attack, lambda: digest(attack))
     return found
 
 
@@ -123,21 +123,21 @@ def everything(plan: Plan, models: float | None = None) -> Left:
     """
 
     def of_cell(cell: Cell) -> tuple[float, list[tuple[Evaluation, float]]]:
-        most = min(len(plan.checkpoints), int(cell.spec["protocol"]["rounds"]))
+        most = min(len(plan.checkpoints), int(cell.spec["algorithm"]["rounds"]))
         return 1.0, [(evaluation, most if models is None else models) for evaluation in cell.evaluations]
 
     return of_cell
 
 
 def estimate(cells: Iterable[Cell], known: Speeds, left: Left) -> Estimate:
-    """How long the cells take. left: of a cell the share of its training, and attacks on how many models, to do."""
+    """How long the cells take. left: of a cell the fraction of its training, and attacks on how many models, to do."""
     total, unknown, done, bound = 0.0, 0, 0, False
     for cell in cells:
-        share, evaluations = left(cell)
-        if not share and not evaluations:
+        fraction, evaluations = left(cell)
+        if not fraction and not evaluations:
             done += 1
             continue
-        length = _length(cell, share, evaluations, known)
+        length = _length(cell, fraction, evaluations, known)
         if length is None:
             unknown += 1
             continue
@@ -154,9 +154,11 @@ def lengths(cells: Iterable[Cell], known: Speeds, left: Left) -> list[Length]:
     return [one for one in found if one is not None and one.stages]
 
 
-def _length(cell: Cell, share: float, evaluations: Sequence[tuple[Evaluation, float]], known: Speeds) -> Length | None:
+def _length(
+    cell: Cell, fraction: float, evaluations: Sequence[tuple[Evaluation, float]], known: Speeds
+) -> Length | None:
     """None: nothing comparable was measured."""
-    training = _training(cell.spec, share, known) if share else 0.0
+    training = _training(cell.spec, fraction, known) if fraction else 0.0
     if training is None:
         return None
     attacks = [_attack(cell.spec, evaluation, models, known) for evaluation, models in evaluations]
@@ -166,17 +168,17 @@ def _length(cell: Cell, share: float, evaluations: Sequence[tuple[Evaluation, fl
     return Length(
         training,
         sum(one for one in attacks if one is not None),
-        math.ceil(share * int(cell.spec["protocol"]["rounds"])),
+        math.ceil(fraction * int(cell.spec["algorithm"]["rounds"])),
         sum(math.ceil(models * min(images, one.n or images) / one.batch) for one, models in evaluations),
-        (share > 0) + sum(math.ceil(models) for _, models in evaluations),
+        (fraction > 0) + sum(math.ceil(models) for _, models in evaluations),
     )
 
 
-def _training(spec: Mapping[str, Any], share: float, known: Speeds) -> float | None:
+def _training(spec: Mapping[str, Any], fraction: float, known: Speeds) -> float | None:
     if (rate := known.training.get(kind(spec))) is None or (everything := cost.training(spec)) is None:
         return None
     trained = everything.image_passes - cost.monitoring(spec).image_passes
-    return share * (rate * trained + _monitoring(spec, known)) + known.around[0]
+    return fraction * (rate * trained + _monitoring(spec, known)) + known.around[0]
 
 
 def _monitoring(spec: Mapping[str, Any], known: Speeds) -> float:

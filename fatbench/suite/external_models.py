@@ -3,7 +3,7 @@
     spec = cell(Model("my.pt", sha256, "timm/resnet18", code=""), data={"name": "cifar10"})
     cells.identity(spec)           of the contents alone: the same weights under another file name are the same cell
 
-Such a cell has no protocol that could train it; its only round is the one that was brought. Its model is stored as any
+Such a cell has no algorithm that could train it; its only round is the one that was brought. Its model is stored as any
 other cell's, so the stages, reports and exchange of cells need to know nothing of it.
 """
 
@@ -72,7 +72,7 @@ def cell(model: Model, data: Any, test: int | None = None, size: int | None = No
     said = {**asdict(model), "mean": list(model.mean), "std": list(model.std)}
     return {
         "evaluated": said, "data": checked, "test": test, "size": size, "seed": SEED,
-        "protocol": {"name": "none", "rounds": ROUND}, "partition": {"name": "none"}, "model": {"name": model.network},
+        "algorithm": {"name": "none", "rounds": ROUND}, "partition": {"name": "none"}, "model": {"name": model.network},
     }  # fmt: skip
 
 

@@ -6,7 +6,7 @@ anything is imported. Its names are, the first that fits:
 * the function's own settings; of a nested call, `attack.name` or `attack.steps`,
 * `clients`, `cohort` (clients of a round), `images` (training images left), `classes`, `side` (of an image, in pixels),
   `channels`,
-* the settings of the cell: `model.depth`, `model.parts`, `data.name`, `data.classes`, `protocol.parts`, `auxiliary`.
+* the settings of the cell: `model.depth`, `model.parts`, `data.name`, `data.classes`, `algorithm.parts`, `auxiliary`.
 
 What is not known refuses nothing. `{...}` in the message is an expression, and `{{` a brace. A function that a plug-in
 brings refuses in the same way.
@@ -21,7 +21,7 @@ from typing import Any
 
 from fatbench.errors import SpecError, did_you_mean
 from fatbench.suite.formulas import UNKNOWN, evaluate, formula, lines, member, named, unreadable
-from fatbench.suite.memoise import of_part
+from fatbench.suite.memoise import memoised_part
 from fatbench.suite.signatures import describe, names, nested
 from fatbench.suite.types import number
 
@@ -44,7 +44,7 @@ def of_data(spec: Mapping[str, Any]) -> Data:
     """The facts of a data set, from the lines Train, Test, Classes, Side and Channels of its function."""
     if _counts_files(spec):
         return _of_data(spec)
-    found: Data = of_part("facts", "Data", spec, lambda: _of_data(spec))
+    found: Data = memoised_part("facts", "Data", spec, lambda: _of_data(spec))
     return found
 
 
@@ -65,15 +65,15 @@ def _of_data(spec: Mapping[str, Any]) -> Data:
 
 def fractions() -> frozenset[str]:
     """The metrics that are shares, printed as per cent, from the lines `Fractions:` of what a cell may call."""
-    kinds = ("Experiment", "Protocol", "Rule", "Probe")
+    kinds = ("Experiment", "Algorithm", "Aggregator", "Diagnostic")
     texts = [text for kind in kinds for name in names(kind) for text in lines(describe(kind, name).doc, "Fractions:")]
     return frozenset(metric.strip() for text in texts for metric in text.split(","))
 
 
 def cohort(spec: Mapping[str, Any]) -> int:
     """m = max(1, int(C * K)): clients that take part in a round, of those that train."""
-    clients = int(spec["partition"].get("clients") or 1) - spec["protocol"].get("validators", 0)
-    return max(1, int(float(number(spec["protocol"].get("participation", 1.0))) * clients + 1e-9))
+    clients = int(spec["partition"].get("clients") or 1) - spec["algorithm"].get("validators", 0)
+    return max(1, int(float(number(spec["algorithm"].get("participation", 1.0))) * clients + 1e-9))
 
 
 def training_images(cell: Mapping[str, Any]) -> int | None:
@@ -102,7 +102,7 @@ def of_cell(cell: Mapping[str, Any]) -> dict[str, Any]:
 class Refusal:
     """A `Refuse if` line that is true of a cell."""
 
-    place: str  # of the call: "protocol: rule"
+    place: str  # of the call: "algorithm: aggregator"
     kind: str
     name: str
     condition: str
@@ -178,7 +178,7 @@ def _refusals(
 
 def _fine(kind: str, part: Mapping[str, Any], cell: Mapping[str, Any], facts: Mapping[str, Any]) -> bool:
     """Whether no line of a part is true of the cell: asked again only where what its lines read is another."""
-    names: frozenset[str] = of_part("reads", kind, part, lambda: _reads(kind, part))
+    names: frozenset[str] = memoised_part("reads", kind, part, lambda: _reads(kind, part))
     read = [facts[name] if name in facts else cell.get(name) for name in names]
     given = [(type(each), each) if type(each) in (int, str) else id(each) for each in read]
 
@@ -188,7 +188,7 @@ def _fine(kind: str, part: Mapping[str, Any], cell: Mapping[str, Any], facts: Ma
     data = names & DATA
     if data and any(name in cell and "name" in (cell[name] or ()) and _counts_files(cell[name]) for name in data):
         return find()[1]
-    return bool(of_part("fine", kind, part, find, *given)[1])
+    return bool(memoised_part("fine", kind, part, find, *given)[1])
 
 
 def _reads(kind: str, part: Mapping[str, Any]) -> frozenset[str]:

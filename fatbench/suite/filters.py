@@ -1,4 +1,4 @@
-"""Filters such as "model=nin and not rule=sfat": which cells of a plan."""
+"""Filters such as "model=nin and not aggregator=sfat": which cells of a plan."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ _DEEPEST = 100  # "not" and "(" within each other: each is a few calls deep, and
 
 
 def select(plan: Plan, where: str) -> Plan:
-    """The plan with only the cells that a filter such as "model=nin and rule=sfat" keeps.
+    """The plan with only the cells that a filter such as "model=nin and aggregator=sfat" keeps.
 
-    A name is an axis, a setting by its dotted path, or a call of the cell (`model`, `rule`: compared with its name).
+    A name is an axis, a setting by its dotted path, or a call of the cell (`model`, `aggregator`: compared with its
+    name).
     SpecError: cannot be read, or an unknown name; NothingMatched: no cell is left.
     """
     test, asked = _parse_filter(where)

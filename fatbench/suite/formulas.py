@@ -4,13 +4,13 @@ A line `Label: <expression>` of a registered function is read from its source an
 Several lines of one label are terms of a sum.
 
     Forward, Backward    image passes per image; the name of a nested call stands for its own passes
-    Up, Down             of a protocol: models that a client sends and receives in a round, given `batches` of an epoch
-    Deploys              of a protocol whose clients have models of their own: how many are attacked, given `clients`
-    Steps                of a protocol that does not train for `epochs`: gradient steps of the whole run
+    Up, Down             of an algorithm: models that a client sends and receives in a round, given `batches` of an
+    epoch Deploys              of an algorithm whose clients have models of their own: how many are attacked, given
+    `clients` Steps                of an algorithm that does not train for `epochs`: gradient steps of the whole run
     Parameters           of a model, given `channels`, `side` and `classes`
     Train, Test          of a data set: images, "about 8800" where the files decide
     Classes, Side, Channels    of a data set
-    Parts                what a model is made of, a protocol trains, a data set says: words, no expression
+    Parts                what a model is made of, an algorithm trains, a data set says: words, no expression
     Refuse if <condition>: <why>    a cell that the function cannot run; see `fatbench.suite.facts`
 
 An expression has numbers, texts, names, dotted names (`local.epochs`), + - * / // % **, one comparison, `in`, `is`,
@@ -31,7 +31,7 @@ from typing import Any
 
 from fatbench.errors import SpecError
 from fatbench.suite import types
-from fatbench.suite.memoise import of_part
+from fatbench.suite.memoise import memoised_part
 from fatbench.suite.signatures import CLASSES, Signature, describe, nested
 
 UNKNOWN: Any = object()
@@ -205,7 +205,7 @@ def formula(kind: str, spec: Mapping[str, Any], label: str, **variables: float |
     asked = _asked(describe(kind, spec.get("name", "")).doc, label)
     given = {name: value for name, value in variables.items() if name in asked}
     find = functools.partial(_formula, kind, spec, label, given)
-    found: float | None = of_part(label, kind, spec, find, *given.items())
+    found: float | None = memoised_part(label, kind, spec, find, *given.items())
     return found
 
 

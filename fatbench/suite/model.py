@@ -219,7 +219,7 @@ def _metrics(value: Any) -> Map:
     return attacks
 
 
-def _fewer(value: Any) -> Map:
+def _limit(value: Any) -> Map:
     numbers = mapping(value)
     for label, number in numbers.items():
         if type(number) is not int or number < 1:
@@ -311,7 +311,7 @@ class Evaluate(Node):
     checkpoints: Annotated[list[Checkpoint], BeforeValidator(_checkpoints)] = Field(default=["last"])
     attacks: Annotated[Map, PlainValidator(_metrics)] = Map()  # metric -> attack; null takes one away
     transfer: Annotated[dict[str, Transfer | None], BeforeValidator(_metrics)] = Field(default={})  # by metric
-    fewer: Annotated[Map, PlainValidator(_fewer)] = Map()  # metric -> that attack's number of test images, if below n
+    limit: Annotated[Map, PlainValidator(_limit)] = Map()  # metric -> that attack's number of test images, if below n
     overrides: list[Override] = Field(default=[])
 
     @field_validator("batch")

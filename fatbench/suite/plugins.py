@@ -6,7 +6,7 @@ package under the entry point `fatbench.plugins`. All of them add up. Its source
 
 The provenance of a run holds a record of each plug-in that the run used:
 
-    {"plugin": "mine.py", "sha256": "...", "modules": {"helper.py": "..."}, "names": ["rule near_median"]}
+    {"plugin": "mine.py", "sha256": "...", "modules": {"helper.py": "..."}, "names": ["aggregator near_median"]}
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def load(files: Iterable[Path] = ()) -> None:
     SpecError: a file that cannot be read, has no table, or brings a name that is taken.
     """
     edited = [file for file in signatures.plugins() if sources.edited(file)]
-    sources.forget(*edited)
+    sources.delete(*edited)
     signatures.drop_plugins(edited)
     for place, file in [*_installed(), *settings.plugins(), *(("--plugin", file) for file in files)]:
         add(file, place)
@@ -80,7 +80,7 @@ def _source(module: str) -> Path | None:
 
 
 def used(kind: str, spec: Mapping[str, Any]) -> Iterator[tuple[Path, str]]:
-    """(plug-in, "rule near_median") of every call of a canonical spec that reaches a function of a plug-in."""
+    """(plug-in, "aggregator near_median") of every call of a canonical spec that reaches a function of a plug-in."""
     signature = signatures.describe(kind, spec.get("name", ""))
     if signature.plugin is not None:
         yield signature.plugin, f"{kind.lower()} {signature.name}"

@@ -31,11 +31,11 @@ class Length:
 
 @dataclass(frozen=True)
 class Schedule:
-    """Cells on lanes that each take the next one of the plan as soon as they are free, as `fatbench run` does."""
+    """Cells on workers that each take the next one of the plan as soon as they are free, as `fatbench run` does."""
 
     gpus: int
     seconds: float  # from the first cell's start to the last one's end
-    idle: float  # share of the GPUs' time in which they have nothing to do
+    idle: float  # fraction of the GPUs' time in which they have nothing to do
     writes: float  # a second, over the whole time
     longest: float  # seconds of the longest cell: no number of GPUs is faster
 

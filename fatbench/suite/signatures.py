@@ -1,7 +1,7 @@
 """What a suite may call: the tables of functions, read from their source without importing them.
 
-Every extensible module ends in a table, `RULES = {"sfat": sfat, ...}`. The keyword-only arguments of a function in
-it are its settings: name, type (an annotation from `fatbench.suite.types`, a Literal, bool or str) and default. The
+Every extensible module ends in a table, `AGGREGATORS = {"sfat": sfat, ...}`. The keyword-only arguments of a function
+in it are its settings: name, type (an annotation from `fatbench.suite.types`, a Literal, bool or str) and default. The
 docstring's first line says what it is; lines such as `Forward: <expression>` are read by `fatbench.suite.formulas`.
 
 A setting may also name a settings class, a frozen dataclass in CLASSES. Its fields are settings, and a suite writes
@@ -29,7 +29,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from fatbench.errors import SpecError, UnknownName, did_you_mean
 from fatbench.suite import memoise, sources, types, weights
 from fatbench.suite.located import Map
-from fatbench.suite.memoise import of_part, once
+from fatbench.suite.memoise import memoised, memoised_part
 
 PACKAGE = Path(__file__).parent.parent
 
@@ -39,13 +39,13 @@ TABLES = {
     "Data": ("fatbench.data", "DATASETS"),
     "Partition": ("fatbench.methods.partitions", "PARTITIONS"),
     "Model": ("fatbench.models", "MODELS"),
-    "Protocol": ("fatbench.methods.algorithms", "PROTOCOLS"),
-    "Rule": ("fatbench.methods.aggregators", "RULES"),
+    "Algorithm": ("fatbench.methods.algorithms", "ALGORITHMS"),
+    "Aggregator": ("fatbench.methods.aggregators", "AGGREGATORS"),
     "Objective": ("fatbench.methods.objectives", "OBJECTIVES"),
     "Proximal": ("fatbench.methods.objectives", "PROXIMALS"),
     "Attack": ("fatbench.methods.attacks", "ATTACKS"),
     "Augment": ("fatbench.methods.augmentations", "AUGMENTS"),
-    "Probe": ("fatbench.methods.diagnostics", "PROBES"),
+    "Diagnostic": ("fatbench.methods.diagnostics", "DIAGNOSTICS"),
     "Defence": ("fatbench.methods.defences", "DEFENCES"),
     "Inversion": ("fatbench.methods.inversions", "INVERSIONS"),
 }
@@ -62,19 +62,19 @@ FIXED = {
     "Data": ("root",),
     "Partition": ("labels", "rng", "writers"),
     "Model": ("shape", "classes"),
-    "Protocol": ("problem", "state"),
-    "Rule": ("updates", "context"),
+    "Algorithm": ("problem", "state"),
+    "Aggregator": ("updates", "context"),
     "Objective": ("model", "x", "y", "generator"),
     "Proximal": ("weights", "broadcast", "round"),
     "Attack": ("model", "x", "y", "generator"),
     "Augment": ("x", "generator"),
-    "Probe": ("problem", "result", "images", "labels", "attack", "generator"),
+    "Diagnostic": ("problem", "result", "images", "labels", "attack", "generator"),
     "Defence": ("gradient", "at"),
-    "Inversion": ("seen", "model", "shape", "generator"),
+    "Inversion": ("observed", "model", "shape", "generator"),
 }
 # ... and what a further parameter may ask for by its name.
 OFFERS: dict[str, tuple[str, ...]] = {
-    "Rule": ("broadcast_losses",),
+    "Aggregator": ("broadcast_losses",),
     "Objective": ("class_counts", "broadcast", "client"),
     "Defence": ("gradient",),
 }
@@ -257,20 +257,20 @@ def add_plugin(file: Path) -> None:
         tables = ", ".join(table for _, table in TABLES.values())
         raise SpecError(f"plugin {file}: none of the tables {tables} is in it")
     _PLUGINS.append(file)
-    _forget()
+    _clear()
 
 
 def drop_plugins(files: list[Path]) -> None:
     """Take plug-ins out again."""
     _PLUGINS[:] = [file for file in _PLUGINS if file not in files]
-    _forget()
+    _clear()
 
 
-def _forget() -> None:
+def _clear() -> None:
     """Of what was read from sources, what a plug-in may change."""
     _entries.cache_clear()
     _signature.cache_clear()
-    memoise.forget()
+    memoise.clear()
 
 
 def plugins() -> tuple[Path, ...]:
@@ -331,7 +331,7 @@ def check(kind: str, node: Any, place: str = "") -> dict[str, Any]:
     A bare string is short for {name: string}. The mapping of a settings class has no name. SpecError: unknown name or
     key, missing key, wrong type or range. What was checked before is not checked again: the result is shared.
     """
-    return once("check", kind, node, lambda: _checked(kind, node, place))
+    return memoised("check", kind, node, lambda: _checked(kind, node, place))
 
 
 def _checked(kind: str, node: Any, place: str) -> dict[str, Any]:
@@ -390,7 +390,7 @@ def check_settings(
 
 def _defaults(signature: Signature) -> dict[str, Any]:
     """The canonical defaults of a function's settings."""
-    found: dict[str, Any] = once(
+    found: dict[str, Any] = memoised(
         "defaults", signature.kind, (signature.file, signature.line, signature.name), lambda: {
             setting.name: _value(setting, setting.default, setting.name)
             for setting in signature.settings
@@ -406,7 +406,7 @@ def _value(setting: Setting, value: Any, place: str) -> Any:
         if optional and value is None:
             return None
         return check(kind, value, place)
-    return once("value", setting.annotation, value, lambda: _plain_value(setting, value, place))
+    return memoised("value", setting.annotation, value, lambda: _plain_value(setting, value, place))
 
 
 def _plain_value(setting: Setting, value: Any, place: str) -> Any:
@@ -466,7 +466,7 @@ def bind(signature: Signature, spec: Mapping[str, Any]) -> dict[str, Any]:
 
 def _is_number(annotation: str) -> bool:
     return annotation.removesuffix(" | None") in {
-        "Real", "Positive", "NonNegative", "Radius", "Probability", "Share", "Momentum", "Count", "Natural",
+        "Real", "Positive", "NonNegative", "Radius", "Probability", "Fraction", "Momentum", "Count", "Natural",
     }  # fmt: skip
 
 
@@ -508,5 +508,5 @@ def without_defaults(kind: str, spec: Mapping[str, Any]) -> dict[str, Any]:
 
 def _shortened(kind: str, spec: Mapping[str, Any]) -> dict[str, Any]:
     """`without_defaults` of a part that cells share."""
-    found: dict[str, Any] = of_part("short", kind, spec, lambda: without_defaults(kind, spec))
+    found: dict[str, Any] = memoised_part("short", kind, spec, lambda: without_defaults(kind, spec))
     return found

@@ -95,7 +95,7 @@ def version(file: Path) -> Version:
     return Version(name, digest, tuple(sorted((path.relative_to(start).as_posix(), d) for path, d in found.items())))
 
 
-def forget(*files: Path) -> None:
+def delete(*files: Path) -> None:
     """Read these plug-ins again when they are next asked for, and run them anew."""
     for file in files:
         for path, _ in version(file).modules:

@@ -113,10 +113,12 @@ class Table(Shown):
     sources: Headings = Field(alias="values")
     best: dict[str, Best] = Field(default="max", validate_default=True)
     published: Published | None = None
-    compete: Literal["column", "row"] = "column"  # among what the best and the second are marked
-    rivals: Axes = Field(default=[])  # axes whose labels compete whatever they set, such as the training objective
+    best_within: Literal["column", "row"] = "column"  # among what the best and the second are marked
+    compare_across: Axes = Field(
+        default=[]
+    )  # axes whose labels compete whatever they set, such as the training objective
     test: Paired | None = Field(default=None, alias="paired")
-    ties: bool = True  # mark what cannot be told from the best, where the verdicts of each image are stored
+    ties: bool = True  # mark what cannot be told from the best, where the outcomes of each image are stored
 
     @property
     def headings(self) -> dict[str, Heading]:
@@ -162,9 +164,9 @@ class Table(Shown):
                 raise SpecError(
                     f"{self.place('values', heading)}: cannot read the source '{source}' (see docs/suites.md)"
                 )
-        if self.compete == "row" and not self.across:
+        if self.best_within == "row" and not self.across:
             raise SpecError(
-                f"{self.place('compete')}: row: a row competes over the axes of 'across', and there are none"
+                f"{self.place('best_within')}: row: a row competes over the axes of 'across', and there are none"
             )
         if self.published is not None:
             for heading in (*self.published.values, *self.published.std):

@@ -39,7 +39,7 @@ Positive = Annotated[float, Gt(0), _read]
 NonNegative = Annotated[float, Ge(0), _read]
 Radius = Annotated[float, Ge(0), Le(1), _read]  # an epsilon or a step, in units of the [0, 1] pixel range
 Probability = Annotated[float, Ge(0), Le(1), _read]
-Share = Annotated[float, Gt(0), Le(1), _read]  # a fraction of something that must not be empty
+Fraction = Annotated[float, Gt(0), Le(1), _read]  # a fraction of something that must not be empty
 Momentum = Annotated[float, Ge(0), Lt(1), _read]
 
 
@@ -71,14 +71,14 @@ Weights = Annotated[str, AfterValidator(_weights)]  # of a model: timm, a known 
 # Inside the called function the value is a callable that already holds its settings.
 Attack = Callable[..., Any]
 Objective = Callable[..., Any]
-Rule = Callable[..., Any]
+Aggregator = Callable[..., Any]
 Proximal = Callable[..., Any]
 Partition = Callable[..., Any]
 Model = Callable[..., Any]
-Protocol = Callable[..., Any]
+Algorithm = Callable[..., Any]
 Data = Callable[..., Any]
 Augment = Callable[..., Any]
-Probe = Callable[..., Any]
+Diagnostic = Callable[..., Any]
 Defence = Callable[..., Any]
 Inversion = Callable[..., Any]
 

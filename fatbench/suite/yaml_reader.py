@@ -1,8 +1,8 @@
 """YAML read by libyaml, ten times as fast as in Python: plain mappings, lists and scalars with their lines.
 
-libyaml finds the structure; what a plain scalar is (a number, a text) follows ruamel's rules of YAML 1.2. Whatever is
-unusual (a tag, a date, a key given twice, a mistake) is left to ruamel, and so is everything where PyYAML was built
-without libyaml.
+libyaml finds the structure; what a plain scalar is (a number, a text) follows ruamel's aggregators of YAML 1.2.
+Whatever is unusual (a tag, a date, a key given twice, a mistake) is left to ruamel, and so is everything where PyYAML
+was built without libyaml.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ _PREFIX = "tag:yaml.org,2002:"
 _LITERALS = {"true": True, "false": False, "null": None, "~": None, "": None}
 _DECIMAL = re.compile(r"[-+]?(0|[1-9]\d*)\Z")
 _FLOAT = re.compile(r"[-+]?(\d+\.\d*|\.\d+|\d+(?=[eE]))([eE][-+]?\d+)?\Z")
-_RULES: dict[str, list[tuple[str, Any]]] = {}  # first character -> (tag, what a plain scalar must look like)
+_AGGREGATORS: dict[str, list[tuple[str, Any]]] = {}  # first character -> (tag, what a plain scalar must look like)
 for _versions, _tag, _pattern, _first in implicit_resolvers:
     for _character in _first if (1, 2) in _versions else ():
-        _RULES.setdefault(_character, []).append((_tag.removeprefix(_PREFIX), _pattern))
+        _AGGREGATORS.setdefault(_character, []).append((_tag.removeprefix(_PREFIX), _pattern))
 
 
 class Unusual(Exception):
@@ -93,7 +93,7 @@ def _scalar(node: Any, file: str) -> Any:
         raise Unusual
     if node.style:  # quoted, or a block
         return text
-    for tag, pattern in _RULES.get(text[:1], ()):
+    for tag, pattern in _AGGREGATORS.get(text[:1], ()):
         if pattern.match(text):
             if tag == "int" and _DECIMAL.match(text):
                 input_limits.digits(text, f"{file}:{node.start_mark.line + 1}")

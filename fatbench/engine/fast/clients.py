@@ -43,7 +43,7 @@ from fatbench.engine.fast import graphs
 from fatbench.engine.fast.channels import ChannelStack, stacks_by_channels
 from fatbench.engine.fast.draws import Streams, uniform
 from fatbench.engine.footprint import footprint
-from fatbench.engine.gradients import SHARE, free_memory
+from fatbench.engine.gradients import FRACTION, free_memory
 from fatbench.engine.inject import granted
 from fatbench.engine.local import (
     LocalTraining,
@@ -139,7 +139,7 @@ class _Attention(torch.autograd.Function):
 
 @dataclass(frozen=True)
 class Client:
-    """A client to be trained: whose data, from which model, in which round, and what its protocol adds to a step."""
+    """A client to be trained: whose data, from which model, in which round, and what its algorithm adds to a step."""
 
     problem: Problem
     broadcast: Tensors
@@ -190,8 +190,8 @@ def train(clients: Sequence[Client], local: LocalTraining, broadcast_loss: bool 
     shifts = _columns([client.gradient_shift for client in clients])
     added = [shifts[name] for name in names] if shifts else []
     weight_shifts = _columns([client.weight_shift for client in clients])
-    if local.optimiser != "sgd":
-        raise CannotStack(f"{local.optimiser} counts the steps of one client: --path loop")
+    if local.optimizer != "sgd":
+        raise CannotStack(f"{local.optimizer} counts the steps of one client: --path loop")
     clip, unclipped = local.clip, replace(local.descent(), clip=None)
     velocity = [torch.zeros_like(state[name]) for name in names]  # momentum starts at zero every round
     noise, order, views = streams("attack"), streams("order", "cpu"), streams("augment")
@@ -442,7 +442,9 @@ def size(clients: Sequence[Client], local: LocalTraining, broadcast_loss: bool =
     if each is None:
         return 1
     model = sum(value.numel() * value.element_size() for value in clients[0].broadcast.values())
-    most = max(1, min(len(clients), int(SHARE * (free - len(clients) * model) / each)))  # the updates are there at last
+    most = max(
+        1, min(len(clients), int(FRACTION * (free - len(clients) * model) / each))
+    )  # the updates are there at last
     if known.get("last") != most:
         known["last"] = most
         log.info("stacks of at most %d of %d clients: one takes %.4g MB, %.4g MB free", most, len(clients),

@@ -11,11 +11,11 @@ from fatbench.methods.algorithms.fedgkt import fedgkt
 from fatbench.methods.algorithms.fednova import fednova
 from fatbench.methods.algorithms.fedsgd import fedsgd
 from fatbench.methods.algorithms.fedvkd import fedvkd
-from fatbench.methods.algorithms.gradient_inversion import eavesdrop
+from fatbench.methods.algorithms.gradient_inversion import gradient_inversion
 from fatbench.methods.algorithms.scaffold import scaffold
 from fatbench.methods.algorithms.scaffold_sfat import scaffold_sfat
 
-PROTOCOLS = {
+ALGORITHMS = {
     "fedavg": fedavg,
     "fedavg_validated": fedavg_validated,
     "scaffold": scaffold,
@@ -26,6 +26,6 @@ PROTOCOLS = {
     "fedvkd": fedvkd,
     "fedaux": fedaux,
     "fedsgd": fedsgd,
-    "eavesdrop": eavesdrop,
+    "gradient_inversion": gradient_inversion,
     "centralized": centralized,
 }

@@ -31,21 +31,21 @@ PROJECTED = 128  # SimCLR's projection head: D -> D -> 128
 SIMCLR_TEMPERATURE = 0.5
 
 
-def divide(problem: Problem, protocol: str) -> tuple[Tensor, Tensor]:
+def divide(problem: Problem, algorithm: str) -> tuple[Tensor, Tensor]:
     """(images to distil on, negatives), uint8: 80 and 20 per cent of the auxiliary images, drawn.
 
     ValueError: no auxiliary images, too few, or of another shape than the training images.
     """
     images = problem.auxiliary
     if images is None:
-        raise ValueError(f"{protocol} needs unlabelled images: set the cell's 'auxiliary' to a data set")
+        raise ValueError(f"{algorithm} needs unlabelled images: set the cell's 'auxiliary' to a data set")
     if len(images) < 5:
-        raise ValueError(f"{protocol}: {len(images)} auxiliary images cannot be divided 80 to 20; at least 5")
+        raise ValueError(f"{algorithm}: {len(images)} auxiliary images cannot be divided 80 to 20; at least 5")
     ours, theirs = problem.images.shape[1:], images.shape[1:]
     if ours[0] != theirs[0] or (ours != theirs and problem.size is None):
         raise ValueError(
-            f"{protocol}: auxiliary images are {'x'.join(map(str, theirs))}, training images {'x'.join(map(str, ours))}"
-            + ("; 'size' brings both to one side" if ours[0] == theirs[0] else "")
+            f"{algorithm}: auxiliary images are {'x'.join(map(str, theirs))}, training images "
+            f"{'x'.join(map(str, ours))}" + ("; 'size' brings both to one side" if ours[0] == theirs[0] else "")
         )
     order = torch.randperm(len(images), generator=generator(problem.seed, "auxiliary")).to(images.device)
     cut = 4 * len(images) // 5

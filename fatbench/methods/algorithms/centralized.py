@@ -59,7 +59,7 @@ def centralized(
 
 
 def _going_on(problem: Problem, state: State, t: int, local: LocalTraining) -> tuple[Update, Memory]:
-    """A round that goes on with the optimiser's moments of the last: (what is trained, its moments)."""
+    """A round that goes on with the optimizer's moments of the last: (what is trained, its moments)."""
     model = load(problem, state.model)
     names = trainable(model)
     parameters = dict(model.named_parameters())

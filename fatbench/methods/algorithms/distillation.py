@@ -1,4 +1,4 @@
-"""What the distillation protocols share: the loss, knowledge matched by example, what crosses between edge and server.
+"""What the distillation algorithms share: the loss, knowledge matched by example, what crosses between edge and server.
 
 | papers | here | what |
 |---|---|---|
@@ -55,12 +55,12 @@ def match(ids: Tensor, values: Tensor, wanted: Tensor) -> Tensor:
     return values[place]
 
 
-def check_model(protocol: str, model: nn.Module) -> None:
+def check_model(algorithm: str, model: nn.Module) -> None:
     """Refuse a model without an edge and a server."""
     missing = [part for part in ("extractor", "classifier", "server") if not hasattr(model, part)]
     if missing:
         raise ValueError(
-            f"{protocol} needs a model of an edge and a server (edge_vit, edge_resnet, edge_resnet8): "
+            f"{algorithm} needs a model of an edge and a server (edge_vit, edge_resnet, edge_resnet8): "
             f"{type(model).__name__} has no {missing[0]}"
         )
 
@@ -93,7 +93,7 @@ def edge_of(state: State, k: int) -> Tensors:
 def train_edge(
     problem: Problem, state: State, k: int, round: int, local: LocalTraining, temperature: float, alpha: float
 ) -> tuple[Memory, Stats]:
-    """What client k keeps after local training, {"edge", "optimiser"}, and what it reports.
+    """What client k keeps after local training, {"edge", "optimizer"}, and what it reports.
 
     The loss is the objective's plus alpha times the divergence from the server's logits for the same examples, once
     there are any. The divergence is taken at the images that the objective's last forward pass saw: the clean ones
@@ -108,7 +108,7 @@ def train_edge(
     names = [name for name in trainable(model) if name.startswith(EDGE)]
     weights: list[Tensor] = [model.get_parameter(name) for name in names]
     own = state.clients.get(k, {})
-    moments = unpacked(own.get("optimiser", {}), names)
+    moments = unpacked(own.get("optimizer", {}), names)
     knowledge = own.get("knowledge")
     taught = None if knowledge is None else match(knowledge["ids"], knowledge["logits"], problem.shards[k])
 
@@ -118,7 +118,7 @@ def train_edge(
 
     loss_of = None if taught is None else distillation
     moments, said = train(problem, edge, weights, k, round, local, moments=moments, loss_of=loss_of)
-    return {"edge": copied(model, EDGE), "optimiser": packed(moments, names)}, said
+    return {"edge": copied(model, EDGE), "optimizer": packed(moments, names)}, said
 
 
 # --- between edge and server -------------------------------------------------------------------------------------

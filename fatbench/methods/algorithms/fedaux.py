@@ -38,7 +38,7 @@ from fatbench.engine.randomness import forked, generator
 from fatbench.engine.rounds import Context, Metrics, Problem, Round, State, Update
 from fatbench.methods.algorithms.auxiliary import certainty, divide, pretrain, represent
 from fatbench.methods.algorithms.distillation import divergence
-from fatbench.suite.types import Count, Local, Natural, Positive, Rule, Share
+from fatbench.suite.types import Aggregator, Count, Fraction, Local, Natural, Positive
 
 
 def fedaux(
@@ -46,9 +46,9 @@ def fedaux(
     state: State,
     *,
     rounds: Count,
-    rule: Rule,
+    aggregator: Aggregator,
     local: Local,
-    participation: Share = 1.0,
+    participation: Fraction = 1.0,
     pretrain_epochs: Natural = 0,
     pretrain_batch: Count = 256,
     pretrain_lr: Positive = 0.001,
@@ -57,11 +57,11 @@ def fedaux(
     distillation_lr: Positive = 0.00005,
     regularisation: Positive = 0.01,
     privacy: Literal["calibrated", "released", "none"] = "calibrated",
-    epsilon: Share = 0.1,
-    delta: Share = 0.00001,
+    epsilon: Fraction = 0.1,
+    delta: Fraction = 0.00001,
     predictions: Literal["eval", "released"] = "eval",
 ) -> Iterator[Round]:
-    """FedAUX under an aggregation rule. The cell names unlabelled images, `auxiliary`.
+    """FedAUX under an aggregator. The cell names unlabelled images, `auxiliary`.
 
     Local training is that of `fedavg`. pretrain_*: SimCLR before the first round; distillation_epochs 0 leaves FedAvg
     that starts from the same network, the fair comparison. Certainty scores: L2 weight `regularisation`, `privacy`
@@ -106,12 +106,12 @@ def fedaux(
     for t in range(state.round, rounds):
         cohort = draw_cohort(problem, t, participation)
         now = local.at(t)
-        updates = train_cohort(problem, state.model, cohort, t, now, rule=rule)
-        context = Context(t, rounds, problem, state.model, state.server.get("rule", {}), now.lr)
-        mixing = aggregate(rule, updates, context)
+        updates = train_cohort(problem, state.model, cohort, t, now, aggregator=aggregator)
+        context = Context(t, rounds, problem, state.model, state.server.get("aggregator", {}), now.lr)
+        mixing = aggregate(aggregator, updates, context)
         theta = mix(updates, mixing, state.model, problem.model)
 
-        moments = unpacked(state.server.get("optimiser", {}), names)
+        moments = unpacked(state.server.get("optimizer", {}), names)
         losses: list[Tensor] = []
         if distillation_epochs:
             teacher = ensemble(problem, updates, scores, distil, distillation_batch, predictions == "released")
@@ -143,7 +143,7 @@ def fedaux(
         if t == 0:
             updates = [replace(u, extra={"scores": scores[u.client]}) for u in updates]
             spent = replace(spent, bytes_up=spent.bytes_up + scores.numel() * scores.element_size())
-        server = {"rule": mixing.memory, "scores": scores, "optimiser": packed(moments, names)}
+        server = {"aggregator": mixing.memory, "scores": scores, "optimizer": packed(moments, names)}
         after = replace(state, round=t + 1, model=theta, server=server)
         yield Round(t, state.model, updates, mixing, after, spent, metrics=metrics)
         state, metrics = after, {}

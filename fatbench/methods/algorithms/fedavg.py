@@ -5,7 +5,7 @@
 | K, m | len(problem.shards), len(cohort) | clients, participants of the round |
 | theta^t | state.model | global model at the start of round t |
 | theta_k | update.model | client k's model after E local epochs |
-| w_k | mixing.weights | the rule's weights |
+| w_k | mixing.weights | the aggregator's weights |
 | mu | local.proximal | FedProx's pull towards theta^t |
 
     for t = 0 .. T-1:
@@ -23,13 +23,19 @@ from collections.abc import Iterator
 from fatbench.engine.cohort import cost, draw_cohort, train_cohort
 from fatbench.engine.mixing import aggregate, mix
 from fatbench.engine.rounds import Context, Problem, Round, State
-from fatbench.suite.types import Count, Local, Rule, Share
+from fatbench.suite.types import Aggregator, Count, Fraction, Local
 
 
 def fedavg(
-    problem: Problem, state: State, *, rounds: Count, rule: Rule, local: Local, participation: Share = 1.0
+    problem: Problem,
+    state: State,
+    *,
+    rounds: Count,
+    aggregator: Aggregator,
+    local: Local,
+    participation: Fraction = 1.0,
 ) -> Iterator[Round]:
-    """Federated averaging under an aggregation rule; a share `participation` of the clients trains in a round.
+    """Federated averaging under an aggregator; a fraction `participation` of the clients trains in a round.
 
     Passes are per training image over the whole run, as if every client trained.
 
@@ -46,7 +52,7 @@ def fedavg(
     >>> problem = Problem(model, pixels, torch.tensor([0, 0]), shards, classes=1, seed=0, device=torch.device("cpu"))
     >>> local = LocalTraining(batch=1, lr=1.0, objective=objective)
     >>> start = State(0, {"weight": torch.zeros(1, 1)})
-    >>> (result,) = fedavg(problem, start, rounds=1, rule=uniform, local=local)
+    >>> (result,) = fedavg(problem, start, rounds=1, aggregator=uniform, local=local)
     >>> round(result.state.model["weight"].item(), 6)
     0.5
 
@@ -58,10 +64,10 @@ def fedavg(
     for t in range(state.round, rounds):
         cohort = draw_cohort(problem, t, participation)
         now = local.at(t)
-        updates = train_cohort(problem, state.model, cohort, t, now, rule=rule)
+        updates = train_cohort(problem, state.model, cohort, t, now, aggregator=aggregator)
         mixing = aggregate(
-            rule, updates, Context(t, rounds, problem, state.model, state.server.get("rule", {}), now.lr)
+            aggregator, updates, Context(t, rounds, problem, state.model, state.server.get("aggregator", {}), now.lr)
         )
-        after = State(t + 1, mix(updates, mixing, state.model, problem.model), {"rule": mixing.memory})
+        after = State(t + 1, mix(updates, mixing, state.model, problem.model), {"aggregator": mixing.memory})
         yield Round(t, state.model, updates, mixing, after, cost(updates, now, state.model))
         state = after

@@ -3,7 +3,7 @@
 | paper | here | what |
 |---|---|---|
 | theta^t | state.model | global model at the start of round t |
-| w_k | mixing.weights | the rule's weights; AdFL's are those of the rule `adfl` |
+| w_k | mixing.weights | the aggregator's weights; AdFL's are those of the aggregator `adfl` |
 | validators | held | the shards of the last clients |
 
     for t = 0 .. T-1:
@@ -28,7 +28,7 @@ from fatbench.engine.accuracy import accuracy, natural
 from fatbench.engine.cohort import cost, draw_cohort, train_cohort
 from fatbench.engine.mixing import aggregate, mix
 from fatbench.engine.rounds import Context, Metrics, Problem, Round, State, Tensors
-from fatbench.suite.types import Count, Local, Rule, Share
+from fatbench.suite.types import Aggregator, Count, Fraction, Local
 
 
 def fedavg_validated(
@@ -36,10 +36,10 @@ def fedavg_validated(
     state: State,
     *,
     rounds: Count,
-    rule: Rule,
+    aggregator: Aggregator,
     local: Local,
     validators: Count,
-    participation: Share = 1.0,
+    participation: Fraction = 1.0,
 ) -> Iterator[Round]:
     """Federated averaging in which the last `validators` clients never train; `participation` is of the others.
 
@@ -61,13 +61,13 @@ def fedavg_validated(
         heard: Tensors = state.server.get("validation", {})
         now = local.at(t)
         now = replace(now, lr=now.lr / math.sqrt(float(heard.get("passed", 1.0))))
-        updates = train_cohort(problem, state.model, cohort, t, now, rule=rule)
-        memory = state.server.get("rule", {})
-        mixing = aggregate(rule, updates, Context(t, rounds, problem, state.model, memory, now.lr))
+        updates = train_cohort(problem, state.model, cohort, t, now, aggregator=aggregator)
+        memory = state.server.get("aggregator", {})
+        mixing = aggregate(aggregator, updates, Context(t, rounds, problem, state.model, memory, now.lr))
         model = mix(updates, mixing, state.model, problem.model)
         loss, heard = _validate(problem, problem.shards[clients:], model, t, heard)
         metrics: Metrics = {"validation_loss": loss, "lr": now.lr}
-        after = State(t + 1, model, {"rule": mixing.memory, "validation": dict(heard)})
+        after = State(t + 1, model, {"aggregator": mixing.memory, "validation": dict(heard)})
         yield Round(t, state.model, updates, mixing, after, cost(updates, now, state.model), metrics=metrics)
         state = after
 

@@ -3,7 +3,7 @@
 | paper | here | what |
 |---|---|---|
 | delta_k | state.clients[k] | client k's tracker, starts at 0 |
-| theta-bar | mean | the rule's mean of the participants' models |
+| theta-bar | mean | the aggregator's mean of the participants' models |
 | S_k | divisor(...) | lr tau_k for plain SGD |
 | gamma | server_lr | server rate, 1 |
 
@@ -27,7 +27,7 @@ from fatbench.engine.cohort import cost, draw_cohort, step_divisors, train_cohor
 from fatbench.engine.local import trainable
 from fatbench.engine.mixing import aggregate, mix, scaled
 from fatbench.engine.rounds import Context, Problem, Round, State, Tensors, Update
-from fatbench.suite.types import Count, Local, Positive, Rule, Share
+from fatbench.suite.types import Aggregator, Count, Fraction, Local, Positive
 
 
 def fedgate(
@@ -35,13 +35,13 @@ def fedgate(
     state: State,
     *,
     rounds: Count,
-    rule: Rule,
+    aggregator: Aggregator,
     local: Local,
-    participation: Share = 1.0,
+    participation: Fraction = 1.0,
     server_lr: Positive = 1.0,
     divisor: Literal["momentum", "literal", "released"] = "momentum",
 ) -> Iterator[Round]:
-    """FedGATE under an aggregation rule; the published one takes the plain mean, rule `uniform`.
+    """FedGATE under an aggregator; the published one takes the plain mean, aggregator `uniform`.
 
     Only trainable parameters are tracked. `divisor: literal` is lr tau_k whatever the momentum, `released` that of the
     last client for all, as FedTorch has it. A client reads theta-bar off the next broadcast, so nothing crosses the
@@ -60,9 +60,9 @@ def fedgate(
         now = local.at(t)
         delta = {k: state.clients.get(k, zeros) for k in cohort}
         shift = {k: {name: -delta[k][name] for name in names} for k in cohort}
-        updates = train_cohort(problem, state.model, cohort, t, now, rule=rule, gradient_shift=shift)
+        updates = train_cohort(problem, state.model, cohort, t, now, aggregator=aggregator, gradient_shift=shift)
         mixing = aggregate(
-            rule, updates, Context(t, rounds, problem, state.model, state.server.get("rule", {}), now.lr)
+            aggregator, updates, Context(t, rounds, problem, state.model, state.server.get("aggregator", {}), now.lr)
         )
         mean = mix(updates, mixing, state.model, problem.model)
         divisors = step_divisors(updates, now.lr, divisor)
@@ -71,7 +71,7 @@ def fedgate(
         after = State(
             round=t + 1,
             model=mix(updates, mixing, state.model, problem.model),
-            server={"rule": mixing.memory},
+            server={"aggregator": mixing.memory},
             clients={**state.clients, **new},
         )
         yield Round(t, state.model, updates, mixing, after, cost(updates, now, state.model, up=1, down=down))

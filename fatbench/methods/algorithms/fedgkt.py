@@ -65,7 +65,7 @@ def fedgkt(
 ) -> Iterator[Round]:
     """Group knowledge transfer. The model is one of an edge and a server; all clients take part in every round.
 
-    Optimisers keep their moments over rounds, on the edges too; both sides of the authors' code use Adam.
+    Optimizers keep their moments over rounds, on the edges too; both sides of the authors' code use Adam.
     `server_alpha: labels` is the release, where alpha multiplies the cross-entropy on the server; `server_distillation:
     false` its default, cross-entropy alone. `server_shuffle: false` visits one client after the other, as the release
     does. `server_logits: released` sends the logits of the last epoch, made in train mode while the weights move, so
@@ -94,7 +94,7 @@ def fedgkt(
         model = load(problem, state.model)
         network = model.get_submodule("server").train()
         weights = [model.get_parameter(name) for name in names]
-        moments = unpacked(state.server.get("optimiser", {}), names)
+        moments = unpacked(state.server.get("optimizer", {}), names)
         descent = server.descent(t)
         taught = torch.empty_like(sent.logits)
         label_weight = alpha if server_alpha == "labels" and server_distillation else 1.0
@@ -120,7 +120,7 @@ def fedgkt(
         after = State(
             round=t + 1,
             model={**state.model, **copied(model, "server.")},
-            server={"optimiser": packed(moments, names)},
+            server={"optimizer": packed(moments, names)},
             clients={k: {**own, "knowledge": knowledge(sent, k, taught)} for k, (own, _) in trained.items()},
         )
         examples = len(sent.ids)

@@ -1,11 +1,11 @@
-"""FedNova: updates divided by how far the client's optimiser could move, before they are averaged.
+"""FedNova: updates divided by how far the client's optimizer could move, before they are averaged.
 
 | paper | here | what |
 |---|---|---|
 | ||a_k||_1 | stats.momentum_steps | steps, each counted with the momentum it will still exert |
 | d_k | (theta^t - theta_k) / (lr ||a_k||_1) | normalised update |
 | tau_eff | sum_k p_k ||a_k||_1 | effective number of steps |
-| p_k | mixing.weights | the rule's weights (N_k/N with the rule `samples`) |
+| p_k | mixing.weights | the aggregator's weights (N_k/N with the aggregator `samples`) |
 
     theta^{t+1} = theta^t - lr tau_eff sum_k p_k d_k
                 = (1 - sum_k w_k) theta^t + sum_k w_k theta_k     with  w_k = p_k tau_eff / ||a_k||_1
@@ -25,7 +25,7 @@ from fatbench.engine.cohort import cost, draw_cohort, train_cohort
 from fatbench.engine.local import LocalTraining
 from fatbench.engine.mixing import aggregate, mix
 from fatbench.engine.rounds import Context, Problem, Round, State
-from fatbench.suite.types import Count, Local, Rule, Share
+from fatbench.suite.types import Aggregator, Count, Fraction, Local
 
 
 def fednova(
@@ -33,11 +33,11 @@ def fednova(
     state: State,
     *,
     rounds: Count,
-    rule: Rule,
+    aggregator: Aggregator,
     local: Local,
-    participation: Share = 1.0,
+    participation: Fraction = 1.0,
 ) -> Iterator[Round]:
-    """FedNova under any aggregation rule without memory (the rule's weights are p_k).
+    """FedNova under any aggregator without memory (the aggregator's weights are p_k).
 
     With equal numbers of steps it is FedAvg. BatchNorm buffers are averaged with p_k as in FedAvg. A proximal term has
     to be linear: one whose docstring gives its `Rate:`, the factor of w - theta^t.
@@ -52,16 +52,21 @@ def fednova(
     for t in range(state.round, rounds):
         cohort = draw_cohort(problem, t, participation)
         now = local.at(t)
-        updates = train_cohort(problem, state.model, cohort, t, now, rule=rule)
-        p = aggregate(rule, updates, Context(t, rounds, problem, state.model, state.server.get("rule", {}), now.lr))
+        updates = train_cohort(problem, state.model, cohort, t, now, aggregator=aggregator)
+        p = aggregate(
+            aggregator, updates, Context(t, rounds, problem, state.model, state.server.get("aggregator", {}), now.lr)
+        )
         if p.model is not None:
-            raise ValueError("fednova: the rule gives a model, and FedNova normalises weights")
+            raise ValueError("fednova: the aggregator gives a model, and FedNova normalises weights")
         far = [travelled(u.stats.steps, now) for u in updates]
         effective = sum(w * a for w, a in zip(p.weights, far, strict=True))
         weights = [w * effective / a for w, a in zip(p.weights, far, strict=True)]
         mixing = replace(p, weights=weights, broadcast=1.0 - sum(weights))
         after = replace(
-            state, round=t + 1, model=mix(updates, mixing, state.model, problem.model), server={"rule": mixing.memory}
+            state,
+            round=t + 1,
+            model=mix(updates, mixing, state.model, problem.model),
+            server={"aggregator": mixing.memory},
         )
         yield Round(t, state.model, updates, mixing, after, cost(updates, now, state.model))
         state = after

@@ -16,8 +16,8 @@
 Sawada et al. 2024, Eq. 10-12. The defence is applied before the update exists: the gradient of a client is in no
 Update, only what it sends. A round here holds many steps (one epoch, or `steps`), so that a checkpoint is not written
 for every batch; Round.updates are the uploads of its last step, each with the gradient and the mask that crossed the
-wire, and Round.broadcast the weights they were taken at, as an eavesdropper sees them; with `steps: 1` every batch is a
-round, as in the paper.
+wire, and Round.broadcast the weights they were taken at, as an honest-but-curious server sees them; with `steps: 1`
+every batch is a round, as in the paper.
 
 paper: silent on clients with fewer batches than others / here: they pause until the next epoch begins.
 """
@@ -50,27 +50,27 @@ def fedsgd(
     objective: Objective,
     defence: Defence,
     steps: Count | None = None,
-    optimiser: Literal["sgd", "adam"] = "sgd",
+    optimizer: Literal["sgd", "adam"] = "sgd",
     count: Literal["mask", "nonzero"] = "mask",
 ) -> Iterator[Round]:
     """One step of the server per batch, averaging each entry over the clients that contribute to it.
 
     `steps`: steps of the server in a round; null: one epoch of the client with the most batches. `count`: who
     contributes to an entry is read from the masks, which cost a bit an entry on the wire, or inferred from what is not
-    zero (then a genuine zero does not count). `optimiser`: Eq. 10's SGD, of the server, or Adam on the averaged
+    zero (then a genuine zero does not count). `optimizer`: Eq. 10's SGD, of the server, or Adam on the averaged
     gradient (the paper's rate of 1e-4 does not train from scratch with SGD); an entry that no client sent keeps its
     weight and its moments, whose bias is corrected by the number of steps.
 
-    Numbers of a round: never_updated, the share of entries that no round so far has moved; updated_rounds, the mean
-    number of rounds that moved one; updated_share, the share that 0, 1, ... rounds moved (with `steps` null that is
-    Fig. 6: epochs). Artifact update_counts: the same as numbers of entries. ValueError: the model has batch
+    Numbers of a round: never_updated, the fraction of entries that no round so far has moved; updated_rounds, the mean
+    number of rounds that moved one; updated_fraction, the fraction that 0, 1, ... rounds moved (with `steps` null that
+    is Fig. 6: epochs). Artifact update_counts: the same as numbers of entries. ValueError: the model has batch
     normalisation, whose statistics are no gradient.
 
     Forward: rounds * objective
     Backward: rounds * objective
     Up: batches
     Down: batches
-    Fractions: never_updated, updated_share
+    Fractions: never_updated, updated_fraction
     """
     if any(isinstance(module, _BatchNorm) for module in problem.model.modules()):
         raise ValueError("fedsgd: clients upload gradients only, and this model has batch normalisation")
@@ -81,7 +81,7 @@ def fedsgd(
     for t in range(state.round, rounds):
         theta = {name: value.clone() for name, value in state.model.items()}
         weights = _flat(theta, names)
-        moments = {what: _joined(parts) for what, parts in unpacked(state.server.get("optimiser", {}), names).items()}
+        moments = {what: _joined(parts) for what, parts in unpacked(state.server.get("optimizer", {}), names).items()}
         moved = torch.zeros_like(weights, dtype=torch.bool)
         sums: dict[int, list[Tensor]] = {}
         uploads: list[Update] = []
@@ -99,7 +99,7 @@ def fedsgd(
                     one = torch.stack([loss * len(indices), hits, torch.ones_like(loss) * len(indices)])
                     sums.setdefault(k, []).append(one)
             sent = theta
-            weights, moments, here = _server_step(weights, moments, names, uploads, Descent(optimiser, lr), count)
+            weights, moments, here = _server_step(weights, moments, names, uploads, Descent(optimizer, lr), count)
             moved |= here
             theta = {**theta, **_named(weights, theta, names)}
             cost = _add(cost, uploads, sent, names)
@@ -111,15 +111,15 @@ def fedsgd(
         histogram = histogram.sum(0)
         last = {upload.client: upload.extra for upload in uploads}  # a client that paused sent nothing
         updates = [_with_stats(k, torch.stack(parts), last.get(k, {})) for k, parts in sorted(sums.items())]
-        share = histogram.double() / histogram.sum()
+        fraction = histogram.double() / histogram.sum()
         numbers: Metrics = {
-            "never_updated": float(share[0]),
-            "updated_rounds": float((share * torch.arange(t + 2, device=share.device)).sum()),
-            "updated_share": dict(enumerate(share.tolist())),
+            "never_updated": float(fraction[0]),
+            "updated_rounds": float((fraction * torch.arange(t + 2, device=fraction.device)).sum()),
+            "updated_fraction": dict(enumerate(fraction.tolist())),
         }
         mixing = Mixing([1 / len(updates)] * len(updates), artifacts={"update_counts": histogram})
         theta = {name: value.clone() for name, value in theta.items()}  # each with its own memory, as files have it
-        after = State(t + 1, theta, {"optimiser": packed(_apart(moments, theta, names), names), "rounds": rounds_moved})
+        after = State(t + 1, theta, {"optimizer": packed(_apart(moments, theta, names), names), "rounds": rounds_moved})
         yield Round(t, sent, updates, mixing, after, cost, metrics=numbers)
         state = after
 

@@ -91,7 +91,7 @@ def fedvkd(
         model = load(problem, state.model)
         network: Any = model.get_submodule("server").train()
         weights = [model.get_parameter(name) for name in names]
-        moments = unpacked(state.server.get("optimiser", {}), names)
+        moments = unpacked(state.server.get("optimizer", {}), names)
         descent = server.descent(t)
         taught = torch.empty_like(sent.logits)
         steps, losses = 0, []
@@ -114,7 +114,7 @@ def fedvkd(
         after = State(
             round=t + 1,
             model={**state.model, **copied(model, "server.")},
-            server={"optimiser": packed(moments, names)},
+            server={"optimizer": packed(moments, names)},
             clients={k: {**own, "knowledge": knowledge(sent, k, taught)} for k, (own, _) in trained.items()},
         )
         examples = len(sent.ids)

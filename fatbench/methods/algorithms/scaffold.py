@@ -16,7 +16,8 @@ Karimireddy et al. 2020, algorithm 1, option II. With momentum the displacement 
 times its rate, so S_k counts every step with the momentum it still exerts, ||a_k||_1 of FedNova; lr tau_k there makes
 the variates ten times too large and the recursion diverge (tests/test_algorithms.py shows both).
 
-FedTorch as released (differences: scaffold-fedtorch) is `divisor: released`, `variates: released`, the rule `uniform`.
+FedTorch as released (differences: scaffold-fedtorch) is `divisor: released`, `variates: released`, the aggregator
+`uniform`.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from fatbench.engine.cohort import cost, draw_cohort, step_divisors, train_cohor
 from fatbench.engine.local import trainable
 from fatbench.engine.mixing import aggregate, mix, scaled
 from fatbench.engine.rounds import Context, Problem, Round, State, Tensors, Update
-from fatbench.suite.types import Count, Local, Positive, Rule, Share
+from fatbench.suite.types import Aggregator, Count, Fraction, Local, Positive
 
 
 def scaffold(
@@ -39,14 +40,14 @@ def scaffold(
     state: State,
     *,
     rounds: Count,
-    rule: Rule,
+    aggregator: Aggregator,
     local: Local,
-    participation: Share = 1.0,
+    participation: Fraction = 1.0,
     server_lr: Positive = 1.0,
     divisor: Literal["momentum", "literal", "released"] = "momentum",
     variates: Literal["round", "released"] = "round",
 ) -> Iterator[Round]:
-    """SCAFFOLD, option II, under an aggregation rule for the models; variates are averaged uniformly over all K.
+    """SCAFFOLD, option II, under an aggregator for the models; variates are averaged uniformly over all K.
 
     Only trainable parameters carry variates. `divisor: literal` is lr tau_k whatever the momentum, `released` that of
     the last client for all. `variates: released`: the server changes c after each client, so that those later in the
@@ -65,7 +66,7 @@ def scaffold(
         now = local.at(t)
         own = {k: state.clients.get(k, zeros) for k in cohort}
         shift = {k: {name: c[name] - own[k][name] for name in names} for k in cohort}
-        trained = train_cohort(problem, state.model, cohort, t, now, rule=rule, gradient_shift=shift)
+        trained = train_cohort(problem, state.model, cohort, t, now, aggregator=aggregator, gradient_shift=shift)
         sequential = variates == "released"
         updates = []
         moving = c
@@ -74,14 +75,14 @@ def scaffold(
             moving = {name: moving[name] + change[name] / len(problem.shards) for name in names}
             updates.append(replace(u, extra=change))
 
-        context = Context(t, rounds, problem, state.model, state.server.get("rule", {}), now.lr)
-        mixing = scaled(aggregate(rule, updates, context), server_lr)
+        context = Context(t, rounds, problem, state.model, state.server.get("aggregator", {}), now.lr)
+        mixing = scaled(aggregate(aggregator, updates, context), server_lr)
         new = {u.client: {name: own[u.client][name] + u.extra[name] for name in names} for u in updates}
         c = moving
         after = State(
             round=t + 1,
             model=mix(updates, mixing, state.model, problem.model),
-            server={"rule": mixing.memory, "c": dict(c)},
+            server={"aggregator": mixing.memory, "c": dict(c)},
             clients={**state.clients, **new},
         )
         yield Round(t, state.model, updates, mixing, after, cost(updates, now, state.model, up=2, down=2))

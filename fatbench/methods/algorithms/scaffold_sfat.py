@@ -3,7 +3,7 @@
 | release | here | what |
 |---|---|---|
 | lr * (c, c_k) | state.server, state.clients | variates in units of displacement per step: S, S_k |
-| y <- y - lr (c - c_k) | weight_shift | the correction is applied to the weights after the optimiser's step |
+| y <- y - lr (c - c_k) | weight_shift | the correction is applied to the weights after the optimizer's step |
 
     client:  each step  y <- SGD(y, grad);  y <- y - (S - S_k)
              S_k+ = S_k - S + (theta^t - y) / tau_k
@@ -26,7 +26,7 @@ from fatbench.engine.cohort import cost, draw_cohort, train_cohort
 from fatbench.engine.local import trainable
 from fatbench.engine.mixing import aggregate, mix
 from fatbench.engine.rounds import Context, Problem, Round, State
-from fatbench.suite.types import Count, Local, Rule, Share
+from fatbench.suite.types import Aggregator, Count, Fraction, Local
 
 
 def scaffold_sfat(
@@ -34,9 +34,9 @@ def scaffold_sfat(
     state: State,
     *,
     rounds: Count,
-    rule: Rule,
+    aggregator: Aggregator,
     local: Local,
-    participation: Share = 1.0,
+    participation: Fraction = 1.0,
     copy_start: bool = False,
     buffers: bool = False,
 ) -> Iterator[Round]:
@@ -60,7 +60,7 @@ def scaffold_sfat(
         now = local.at(t)
         own = {k: state.clients.get(k, start) for k in cohort}
         shift = {k: {name: s[name] - own[k][name] for name in names} for k in cohort}
-        trained = train_cohort(problem, state.model, cohort, t, now, rule=rule, weight_shift=shift)
+        trained = train_cohort(problem, state.model, cohort, t, now, aggregator=aggregator, weight_shift=shift)
         updates = [
             replace(
                 u,
@@ -68,14 +68,14 @@ def scaffold_sfat(
             )
             for u in trained
         ]
-        context = Context(t, rounds, problem, state.model, state.server.get("rule", {}), now.lr)
-        mixing = aggregate(rule, updates, context)
+        context = Context(t, rounds, problem, state.model, state.server.get("aggregator", {}), now.lr)
+        mixing = aggregate(aggregator, updates, context)
         new = {u.client: {n: own[u.client][n] + u.extra[n] for n in names} for u in updates}
         s = {n: s[n] + sum(u.extra[n] for u in updates) / len(updates) for n in names}
         after = State(
             round=t + 1,
             model=mix(updates, mixing, state.model, problem.model),
-            server={"rule": mixing.memory, **kept, "s": dict(s)},
+            server={"aggregator": mixing.memory, **kept, "s": dict(s)},
             clients={**state.clients, **new},
         )
         yield Round(t, state.model, updates, mixing, after, cost(updates, now, state.model, up=2, down=2))

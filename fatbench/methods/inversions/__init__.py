@@ -1,12 +1,12 @@
 """Inversions: attacks that rebuild training images from what a client uploaded.
 
-    pictures = INVERSIONS["patch_ls"](seen, model, (3, 224, 224), generator)
+    reconstructions = INVERSIONS["patch_ls"](observed, model, (3, 224, 224), generator)
 
-`seen` is a list of `Seen` (`upload.py`), one for each round in which the same V victims were watched:
+`observed` is a list of `Observation` (`upload.py`), one for each round in which the same V victims were watched:
 the weights that were sent to them, their V gradients after the defence, the masks where these are on the wire, labels.
-`model` is the architecture, in any state of its weights (they come from `seen`), `shape` (C, H, W) that of the images
-as the model takes them. The result is (V, P, C, H, W) in [0, 1]: one picture for each upload (P = 1), or as many as it
-has examples (april_opt), or several guesses (oracle). Nothing here sees an original;
+`model` is the architecture, in any state of its weights (they come from `observed`), `shape` (C, H, W) that of the
+images as the model takes them. The result is (V, P, C, H, W) in [0, 1]: one reconstruction for each upload (P = 1), or
+as many as it has examples (april_opt), or several guesses (oracle). Nothing here sees an original;
 `fatbench.methods.inversions.image_measures` compares.
 
 | inversion | reads | exact | where it stops |

@@ -24,14 +24,23 @@ from typing import Any
 import torch
 from torch import Generator, Tensor, nn
 
-from fatbench.methods.inversions.upload import PATCH, POSITION, Seen, find, geometry, patch_gradient, shown, to_images
+from fatbench.methods.inversions.upload import (
+    PATCH,
+    POSITION,
+    Observation,
+    find,
+    geometry,
+    patch_gradient,
+    shown,
+    to_images,
+)
 from fatbench.suite.types import NonNegative
 
 QKV = "blocks.0.attn.qkv.weight"
 
 
 def april(
-    seen: Sequence[Seen],
+    observed: Sequence[Observation],
     model: nn.Module,
     shape: tuple[int, int, int],
     generator: Generator,
@@ -51,11 +60,11 @@ def april(
     Refuse if 'patches' not in model.parts: {name} needs a transformer with a patch embedding and learned positions:
         {{name: vit}}
     """
-    at = geometry(seen[0], shape, "april")
-    weights = {name: value.double() for name, value in seen[0].weights.items() if value.is_floating_point()}
+    at = geometry(observed[0], shape, "april")
+    weights = {name: value.double() for name, value in observed[0].weights.items() if value.is_floating_point()}
 
     def mean(name: str) -> Tensor:
-        return torch.stack([s.gradient[name] for s in seen]).double().mean(0)
+        return torch.stack([s.gradient[name] for s in observed]).double().mean(0)
 
     position = find(weights, POSITION, "april", "learned positions")
     qkv = find(weights, QKV, "april", "queries, keys and values in one layer")

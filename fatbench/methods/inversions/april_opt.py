@@ -5,7 +5,7 @@
 Works on an ordinary ViT and on batches; needs second derivatives of the model, so a step costs about six forward
 passes.
 
-Lu et al. 2022 (APRIL), section 4.2. Its optimiser, rate, alpha and number of steps are not in our sources; here: Adam.
+Lu et al. 2022 (APRIL), section 4.2. Its optimizer, rate, alpha and number of steps are not in our sources; here: Adam.
 paper: the squared distance / here: relative to |g|^2, so that alpha means the same at any scale of the gradient.
 """
 
@@ -19,12 +19,12 @@ import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from fatbench.methods.inversions.upload import POSITION, Seen, Tensors, differentiable, find
+from fatbench.methods.inversions.upload import POSITION, Observation, Tensors, differentiable, find
 from fatbench.suite.types import Count, NonNegative, Positive
 
 
 def april_opt(
-    seen: Sequence[Seen],
+    observed: Sequence[Observation],
     model: nn.Module,
     shape: tuple[int, int, int],
     generator: Generator,
@@ -38,56 +38,56 @@ def april_opt(
 ) -> Tensor:
     """Images whose gradient is like the one that was sent, by Adam from noise: (V, B, C, H, W) in [0, 1].
 
-    B is the number of labels of an upload (Seen.labels: known or recovered); several rounds add their distances. All
-    the gradients of the upload are matched. `zeros`: withheld entries are matched as zeros, or left out (the attacker
-    who knows the mask). `latent`: search `latent` x `latent` images behind bilinear upsampling. ValueError: no learned
-    positions.
+    B is the number of labels of an upload (Observation.labels: known or recovered); several rounds add their distances.
+    All the gradients of the upload are matched. `zeros`: withheld entries are matched as zeros, or left out (the
+    attacker who knows the mask). `latent`: search `latent` x `latent` images behind bilinear upsampling. ValueError: no
+    learned positions.
 
     Refuse if 'patches' not in model.parts: {name} needs a transformer with a patch embedding and learned positions:
         {{name: vit}}
     """
     model.eval()
-    for s in seen:
+    for s in observed:
         find(s.weights, POSITION, "april_opt", "learned positions")
     return torch.stack(
         [
-            _one(seen, v, model, shape, generator, steps, lr, alpha, tv, zeros, latent)
-            for v in range(len(seen[0].labels))
+            _one(observed, v, model, shape, generator, steps, lr, alpha, tv, zeros, latent)
+            for v in range(len(observed[0].labels))
         ]
     )
 
 
 def _one(
-    seen: Sequence[Seen], v: int, model: nn.Module, shape: tuple[int, int, int], generator: Generator, steps: int,
-    lr: float, alpha: float, tv: float, zeros: str, latent: int | None,
+    observed: Sequence[Observation], v: int, model: nn.Module, shape: tuple[int, int, int], generator: Generator,
+    steps: int, lr: float, alpha: float, tv: float, zeros: str, latent: int | None,
 ) -> Tensor:  # fmt: skip
-    targets = [{name: g[v] for name, g in s.gradient.items()} for s in seen]
+    targets = [{name: g[v] for name, g in s.gradient.items()} for s in observed]
     kept = [
         {name: m[v].to(t[name]) for name, m in (s.mask or {}).items() if name in t} if zeros == "ignored" else {}
-        for s, t in zip(seen, targets, strict=True)
+        for s, t in zip(observed, targets, strict=True)
     ]
-    labels = seen[0].labels[v]
+    labels = observed[0].labels[v]
     side = (latent, latent) if latent else shape[1:]
     sample = next(iter(targets[0].values()))
     guess = torch.randn(len(labels), shape[0], *side, generator=generator, device=generator.device).to(sample)
     z = (0.5 + 0.1 * guess).requires_grad_(True)
-    optimiser = torch.optim.Adam([z], lr=lr)
+    optimizer = torch.optim.Adam([z], lr=lr)
 
-    def picture() -> Tensor:
+    def reconstruction() -> Tensor:
         return F.interpolate(z, size=shape[1:], mode="bilinear") if latent else z
 
     with sdpa_kernel(SDPBackend.MATH):  # the fused kernels have no second derivative
         for _ in range(steps):
-            x = picture()
+            x = reconstruction()
             loss = sum(
                 _distance(model, s.weights, x, labels, target, mask, alpha)
-                for s, target, mask in zip(seen, targets, kept, strict=True)
+                for s, target, mask in zip(observed, targets, kept, strict=True)
             )
             if tv:
                 loss = loss + tv * ((x.diff(dim=-1).abs()).mean() + (x.diff(dim=-2).abs()).mean())
             (z.grad,) = torch.autograd.grad(loss, z)  # type: ignore[arg-type]
-            optimiser.step()
-    return picture().detach().clamp(0, 1).float()
+            optimizer.step()
+    return reconstruction().detach().clamp(0, 1).float()
 
 
 def _distance(

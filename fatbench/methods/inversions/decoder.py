@@ -1,7 +1,8 @@
 """What an uploaded feature map gives away: a decoder from features to images, trained on images of one's own.
 
-The eavesdropper is given the client's extractor and unlabelled images like the client's. FedVKD and FedGKT never send
-the extractor, so this is the most that a feature map can give away to such a decoder, and not what a wire alone shows.
+The honest-but-curious server is given the client's extractor and unlabelled images like the client's. FedVKD and FedGKT
+never send the extractor, so this is the most that a feature map can give away to such a decoder, and not what a wire
+alone shows.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
-"""How much of an image a reconstruction gives away: numbers per pair, and whose picture it is.
+"""How much of an image a reconstruction gives away: numbers per pair, and whose reconstruction it is.
 
 Images are (V, C, H, W), float in [0, 1]; what lies outside is clamped, because that is what would be shown. Every
 measure of a pair returns (V,); all are symmetric but for the clamp. A number alone misleads: a flat grey image has a
-high SSIM beside a smooth original, and a picture of 8 dB can still be told from a thousand others. `BASELINES` are what
-somebody who has seen no gradient would answer, and `identified` says whether the picture points at its original.
+high SSIM beside a smooth original, and a reconstruction of 8 dB can still be told from a thousand others. `BASELINES`
+are what somebody who has observed no gradient would answer, and `identified` says whether the reconstruction points at
+its original.
 """
 
 from __future__ import annotations
@@ -69,28 +70,29 @@ def shrink(images: Tensor, side: int = 32) -> Tensor:
 
 
 def identified(images: Tensor, candidates: Tensor, truth: Tensor) -> Tensor:
-    """(V,) bool: is the picture's original the likeliest among N candidates (N, C, H, W)? truth: (V,) int64 indices.
+    """(V,) bool: is the original the likeliest among N candidates (N, C, H, W)? truth: (V,) int64 indices.
 
-    Likeliest by correlation, so that a wrong brightness or contrast does not hide whose picture it is; a sign does. A
-    tie is a failure: a constant picture identifies nobody. Chance is 1 / N. Pass both at the same size, e.g. 32 x 32.
+    Likeliest by correlation, so that a wrong brightness or contrast does not hide whose reconstruction it is; a sign
+    does. A tie is a failure: a constant reconstruction identifies nobody. Chance is 1 / N. Pass both at the same size,
+    e.g. 32 x 32.
     """
-    pictures, originals = (x.clamp(0, 1).flatten(1).double() for x in (images, candidates))
-    pictures = F.normalize(pictures - pictures.mean(1, keepdim=True), dim=1)
+    reconstructions, originals = (x.clamp(0, 1).flatten(1).double() for x in (images, candidates))
+    reconstructions = F.normalize(reconstructions - reconstructions.mean(1, keepdim=True), dim=1)
     originals = F.normalize(originals - originals.mean(1, keepdim=True), dim=1)
-    scores = pictures @ originals.T
+    scores = reconstructions @ originals.T
     own = scores.gather(1, truth.unsqueeze(1))
     rivals = scores.scatter(1, truth.unsqueeze(1), -torch.inf)
     return (own > rivals.amax(1, keepdim=True) + 1e-9).squeeze(1)
 
 
-def best_of(measure: Callable[[Tensor, Tensor], Tensor], pictures: Tensor, originals: Tensor) -> Tensor:
-    """(V,): the best value of a measure over the pairs of P pictures (V, P, C, H, W) and B originals (V, B, C, H, W).
+def best_of(measure: Callable[[Tensor, Tensor], Tensor], reconstructions: Tensor, originals: Tensor) -> Tensor:
+    """(V,): the best of a measure over pairs of P reconstructions (V, P, C, H, W) and B originals (V, B, C, H, W).
 
     For an upload of a batch: was any of its images recovered? Also the oracle's choice, with one original and the
-    pictures of P solvers: an upper bound that no attacker reaches, to be shown as such.
+    reconstructions of P solvers: an upper bound that no attacker reaches, to be shown as such.
     """
-    victims, count, batch = *pictures.shape[:2], originals.shape[1]
-    left = pictures.unsqueeze(2).expand(-1, -1, batch, -1, -1, -1).flatten(0, 2)
+    victims, count, batch = *reconstructions.shape[:2], originals.shape[1]
+    left = reconstructions.unsqueeze(2).expand(-1, -1, batch, -1, -1, -1).flatten(0, 2)
     right = originals.unsqueeze(1).expand(-1, count, -1, -1, -1, -1).flatten(0, 2)
     return measure(left, right).view(victims, -1).amax(1)
 

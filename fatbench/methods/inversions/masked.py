@@ -32,7 +32,7 @@ from torch import Generator, Tensor, nn
 from fatbench.methods.inversions.patch_ls import determined, filtered, latent_ls
 from fatbench.methods.inversions.upload import (
     Geometry,
-    Seen,
+    Observation,
     bilinear,
     down,
     geometry,
@@ -66,7 +66,9 @@ class Completed(NamedTuple):
     """A with its missing entries' posterior mean, and the systems they came from, padded to the longest column."""
 
     A: Tensor  # (N, D)
-    spread: Tensor  # (N, N): covariance of the columns, each times the share of its row of M that was sent; their sum
+    spread: (
+        Tensor  # (N, N): covariance of the columns, each times the fraction of its row of M that was sent; their sum
+    )
     loose: Tensor  # (D,): trace of the covariance of a column
     lost: Tensor  # (D, k) int64: tokens whose entry is missing, then padding
     real: Tensor  # (D, k): 0 where padded
@@ -74,7 +76,7 @@ class Completed(NamedTuple):
 
 
 def masked(
-    seen: Sequence[Seen],
+    observed: Sequence[Observation],
     model: nn.Module,
     shape: tuple[int, int, int],
     generator: Generator,
@@ -106,13 +108,13 @@ def masked(
         {name}: latent: {latent} is {latent**2} unknowns a channel, and the system has rank at most
         {min((side // model.patch) ** 2, model.dim) * model.patch ** 2}
     """
-    at = geometry(seen[0], shape, "masked")
+    at = geometry(observed[0], shape, "masked")
     determined(at, latent, "masked")
-    groups = _merged(seen, at)
+    groups = _merged(observed, at)
     u = rows(bilinear(shape[1], latent, groups[0].A), at) if latent else None
     mean, std = normalisation(model, groups[0].A)
-    pictures = []
-    for v in range(len(seen[0].labels)):
+    reconstructions = []
+    for v in range(len(observed[0].labels)):
         systems = [System(*(part[v] for part in group)) for group in groups]
         if not all(s.a.any() for s in systems):
             raise ValueError("masked: nothing of the gradient of the positions was sent; patch_span does without it")
@@ -122,14 +124,14 @@ def masked(
         else:
             low, high = float((-mean / std).min()), float(((1 - mean) / std).max())
             X = _alternate(_side_by_side(systems), u, low, high, iterations, inner, floor, rank)[None]
-        pictures.append(shown(to_images(X, at), model))
-    return torch.cat(pictures)
+        reconstructions.append(shown(to_images(X, at), model))
+    return torch.cat(reconstructions)
 
 
-def _merged(seen: Sequence[Seen], at: Geometry) -> list[System]:
+def _merged(observed: Sequence[Observation], at: Geometry) -> list[System]:
     """One system (V, ...) for each set of weights: the known entries of all its rounds, zero elsewhere; float64."""
-    groups: list[tuple[Seen, System]] = []
-    for s in seen:
+    groups: list[tuple[Observation, System]] = []
+    for s in observed:
         A, M = token_gradient(s.gradient, at, "masked").double(), patch_gradient(s.gradient, "masked").double()
         mask = {name: g != 0 for name, g in s.gradient.items()} if s.mask is None else s.mask
         mask = {name: mask.get(name, torch.ones_like(g, dtype=torch.bool)) for name, g in s.gradient.items()}
@@ -159,7 +161,7 @@ def _alternate(
 ) -> Tensor:
     """X (N, K). The unknown is z (l l, C), or X itself."""
     A, M, a, b = known
-    share = b.mean(1)
+    fraction = b.mean(1)
 
     def lift(z: Tensor) -> Tensor:
         return z if u is None else up(z.T.unflatten(1, (u.shape[2],) * 2)[None], u)[0]
@@ -187,7 +189,7 @@ def _alternate(
     full = _completed(known, X, precision, 1.0)
     trust = (floor / (floor + PIXEL * full.loose))[:, None]  # little where the missing entries could explain much
     z = step(
-        z, full.A @ (trust * b * M), full.A, lambda E: trust * b * E, trust[:, 0] * share, 0 * full.spread, floor
+        z, full.A @ (trust * b * M), full.A, lambda E: trust * b * E, trust[:, 0] * fraction, 0 * full.spread, floor
     )  # fmt: skip
     X = lift(z).clamp(low, high)
     noise = float((b * (M - full.A.T @ X)).square().sum() / b.sum())
@@ -195,7 +197,7 @@ def _alternate(
         level = max(noise, floor)
         full = _completed(known, X, precision, level)
         gap = b * (M - full.A.T @ X)
-        weight = share * (1 - full.real.sum(1) / b.sum(1).clamp(min=1)).clamp(min=0.1)
+        weight = fraction * (1 - full.real.sum(1) / b.sum(1).clamp(min=1)).clamp(min=0.1)
         tried = step(
             z,
             full.A @ gap - full.spread @ X,
@@ -246,14 +248,14 @@ def _completed(known: System, X: Tensor, precision: Tensor, noise: float) -> Com
         (1 - a).T.argsort(dim=1, descending=True, stable=True),
         b.argsort(dim=1, descending=True, stable=True),
     )
-    lost, seen = order[:, : max(longest, 1)], columns[:, : max(widest, 1)]
+    lost, observed = order[:, : max(longest, 1)], columns[:, : max(widest, 1)]
     real = (1 - a).T.gather(1, lost)
     pull = ((b * (M - A.T @ X)) @ X.T - noise * (A.T @ precision)).gather(1, lost) * real
     full, loose, factors = A.clone(), A.new_zeros(A.shape[1]), []
     spread = A.new_zeros(len(A), len(A))
-    share = b.mean(1)
+    fraction = b.mean(1)
     start = 0
-    for i, j, r, p in zip(lost.split(64), seen.split(64), real.split(64), pull.split(64), strict=True):
+    for i, j, r, p in zip(lost.split(64), observed.split(64), real.split(64), pull.split(64), strict=True):
         part = torch.arange(start, start + len(i), device=A.device)
         start += len(i)
         x = X[i[:, :, None], j[:, None, :]] * b[part].gather(1, j)[:, None, :]
@@ -265,7 +267,7 @@ def _completed(known: System, X: Tensor, precision: Tensor, noise: float) -> Com
         full[i.T, part] += (torch.cholesky_solve(p[:, :, None], factor).squeeze(2) * r).T
         doubt = noise * both * torch.cholesky_inverse(factor)
         loose[part] = doubt.diagonal(dim1=1, dim2=2).sum(1)
-        spread.index_put_(pair, share[part, None, None] * doubt, accumulate=True)
+        spread.index_put_(pair, fraction[part, None, None] * doubt, accumulate=True)
         factors.append(factor)
     return Completed(full, spread, loose, lost, real, torch.cat(factors))
 

@@ -16,12 +16,12 @@ from torch import Generator, Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fatbench.engine.optimizers import Descent, Moments, step
-from fatbench.methods.inversions.upload import Seen, Tensors, differentiable
+from fatbench.methods.inversions.upload import Observation, Tensors, differentiable
 from fatbench.suite.types import Count, NonNegative, Positive
 
 
 def matching(
-    seen: Sequence[Seen],
+    observed: Sequence[Observation],
     model: nn.Module,
     shape: tuple[int, int, int],
     generator: Generator,
@@ -36,24 +36,26 @@ def matching(
     matched; `tv` weighs the mean absolute difference of neighbouring pixels.
     """
     model.eval()
-    pictures = []
-    for v in range(len(seen[0].labels)):
-        labels = seen[0].labels[v]
+    reconstructions = []
+    for v in range(len(observed[0].labels)):
+        labels = observed[0].labels[v]
         device = labels.device
         x = torch.rand(len(labels), *shape, generator=generator, device=generator.device).to(device)
         moments: Moments = {}
         with sdpa_kernel(SDPBackend.MATH):  # the fused kernels have no second derivative
             for i in range(steps):
                 x.requires_grad_()
-                loss = sum(_angle(model, s.weights, x, labels, {n: g[v] for n, g in s.gradient.items()}) for s in seen)
+                loss = sum(
+                    _angle(model, s.weights, x, labels, {n: g[v] for n, g in s.gradient.items()}) for s in observed
+                )
                 rough = x.diff(dim=-1).abs().mean() + x.diff(dim=-2).abs().mean()
                 (slope,) = torch.autograd.grad(loss + tv * rough, x)
                 x = x.detach()
                 decay = 0.1 ** sum(i >= steps * part // 8 for part in (3, 5, 7))
                 moments = step([x], [slope.sign()], moments, Descent("adam", lr * decay))
                 x.clamp_(0, 1)
-        pictures.append(x)
-    return torch.stack(pictures)
+        reconstructions.append(x)
+    return torch.stack(reconstructions)
 
 
 def _angle(model: nn.Module, weights: Tensors, x: Tensor, y: Tensor, target: Tensors) -> Tensor:

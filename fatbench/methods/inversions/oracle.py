@@ -15,7 +15,7 @@ from torch import Generator, Tensor, nn
 from fatbench.methods.inversions.april import april
 from fatbench.methods.inversions.patch_ls import averaged, determined, filtered, latent_all
 from fatbench.methods.inversions.upload import (
-    Seen,
+    Observation,
     bilinear,
     geometry,
     rows,
@@ -30,7 +30,7 @@ CUTS = (0.0, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1)
 
 
 def oracle(
-    seen: Sequence[Seen],
+    observed: Sequence[Observation],
     model: nn.Module,
     shape: tuple[int, int, int],
     generator: Generator,
@@ -41,7 +41,8 @@ def oracle(
     """All that an attack that does not adapt would answer, over its solvers and strengths: (V, P, C, H, W) in [0, 1].
 
     patch_ls: ridge, tsvd and upsample at seven strengths each, relative to the
-    largest eigenvalue; april: seven cut-offs of the singular values. Every measure takes the best of the P pictures.
+    largest eigenvalue; april: seven cut-offs of the singular values. Every measure takes the best of the P
+    reconstructions.
     ValueError: as the attack.
 
     Reads: patch_embed.proj.weight, pos_embed, blocks.0.attn.qkv.weight
@@ -56,9 +57,9 @@ def oracle(
         {min((side // model.patch) ** 2, model.dim) * model.patch ** 2}
     """
     if of == "april":
-        return torch.cat([april(seen, model, shape, generator, cut=cut) for cut in CUTS], 1)
-    at = geometry(seen[0], shape, "oracle")
-    A, M = averaged(seen, at, "oracle")
+        return torch.cat([april(observed, model, shape, generator, cut=cut) for cut in CUTS], 1)
+    at = geometry(observed[0], shape, "oracle")
+    A, M = averaged(observed, at, "oracle")
     determined(at, None, "oracle")
     determined(at, latent, "oracle")
     u = rows(bilinear(shape[1], latent, A), at)

@@ -22,7 +22,7 @@ from torch import Generator, Tensor, nn
 
 from fatbench.methods.inversions.upload import (
     Geometry,
-    Seen,
+    Observation,
     bilinear,
     down,
     geometry,
@@ -43,7 +43,7 @@ STRENGTHS = [10 ** (t / 4) for t in range(-64, 1)]  # of the regularisation, rel
 
 
 def patch_ls(
-    seen: Sequence[Seen],
+    observed: Sequence[Observation],
     model: nn.Module,
     shape: tuple[int, int, int],
     generator: Generator,
@@ -77,8 +77,8 @@ def patch_ls(
         {name}: latent: {latent} is {latent**2} unknowns a channel, and the system has rank at most
         {min((side // model.patch) ** 2, model.dim) * model.patch ** 2}
     """
-    at = geometry(seen[0], shape, "patch_ls")
-    A, M = averaged(seen, at, "patch_ls")
+    at = geometry(observed[0], shape, "patch_ls")
+    A, M = averaged(observed, at, "patch_ls")
     determined(at, latent if solver == "upsample" else None, "patch_ls")
     if solver == "upsample":
         u = rows(bilinear(shape[1], latent, A), at)
@@ -88,10 +88,10 @@ def patch_ls(
     return shown(to_images(filtered(A, M, solver, strength)[0], at), model)
 
 
-def averaged(seen: Sequence[Seen], at: Geometry, method: str) -> tuple[Tensor, Tensor]:
+def averaged(observed: Sequence[Observation], at: Geometry, method: str) -> tuple[Tensor, Tensor]:
     """A (V, N, D) and M (V, D, K), float64: the means of several rounds, withheld entries being zeros."""
-    A = torch.stack([token_gradient(s.gradient, at, method) for s in seen]).double().mean(0)
-    return A, torch.stack([patch_gradient(s.gradient, method) for s in seen]).double().mean(0)
+    A = torch.stack([token_gradient(s.gradient, at, method) for s in observed]).double().mean(0)
+    return A, torch.stack([patch_gradient(s.gradient, method) for s in observed]).double().mean(0)
 
 
 def determined(at: Geometry, latent: int | None, method: str) -> None:

@@ -23,7 +23,7 @@ from torch import Generator, Tensor, nn
 
 from fatbench.methods.inversions.upload import (
     PATCH,
-    Seen,
+    Observation,
     bilinear,
     geometry,
     gradients,
@@ -44,7 +44,7 @@ SPREADS = (
 
 
 def patch_span(
-    seen: Sequence[Seen],
+    observed: Sequence[Observation],
     model: nn.Module,
     shape: tuple[int, int, int],
     generator: Generator,
@@ -69,8 +69,8 @@ def patch_span(
     Refuse if latent > side: {name}: a prior of {latent} pixels a side is larger than the images of {side}: latent is at
         most {side}
     """
-    at = geometry(seen[0], shape, "patch_span")
-    M = torch.stack([patch_gradient(s.gradient, "patch_span") for s in seen]).double().mean(0)
+    at = geometry(observed[0], shape, "patch_span")
+    M = torch.stack([patch_gradient(s.gradient, "patch_span") for s in observed]).double().mean(0)
     if not at.patches < M.shape[2] or at.patches > at.width:
         raise ValueError(
             f"patch_span: {at.patches} patches span everything: it needs fewer than {M.shape[2]} (values of a patch) "
@@ -81,17 +81,17 @@ def patch_span(
     z = z / z.flatten(1).std(1)[:, None, None, None]
     _, std = normalisation(model, z)
     spread = [sign * length * z for length in SPREADS for sign in (1, -1)]
-    pictures = torch.stack([shown(to_images(up(0.5 * s / std.mean(), u), at), model) for s in spread])
-    likeness = torch.stack([_likeness(seen[0], model, picture) for picture in pictures])
-    return pictures[likeness.argmax(0), torch.arange(len(M))]
+    reconstructions = torch.stack([shown(to_images(up(0.5 * s / std.mean(), u), at), model) for s in spread])
+    likeness = torch.stack([_likeness(observed[0], model, reconstruction) for reconstruction in reconstructions])
+    return reconstructions[likeness.argmax(0), torch.arange(len(M))]
 
 
-def _likeness(seen: Seen, model: nn.Module, pictures: Tensor) -> Tensor:
-    """(V,): cosine between the gradient of the patch embedding that a picture causes and the one that was sent."""
-    kind = next(w for w in seen.weights.values() if w.is_floating_point()).dtype
-    caused = gradients(model, seen.weights, pictures.to(kind), seen.labels[:, :1], (PATCH,))
+def _likeness(observed: Observation, model: nn.Module, reconstructions: Tensor) -> Tensor:
+    """(V,): cosine between the patch embedding's gradient that a reconstruction causes and the one that was sent."""
+    kind = next(w for w in observed.weights.values() if w.is_floating_point()).dtype
+    caused = gradients(model, observed.weights, reconstructions.to(kind), observed.labels[:, :1], (PATCH,))
     return F.cosine_similarity(
-        patch_gradient(caused, "patch_span").flatten(1), patch_gradient(seen.gradient, "patch_span").flatten(1)
+        patch_gradient(caused, "patch_span").flatten(1), patch_gradient(observed.gradient, "patch_span").flatten(1)
     )
 
 

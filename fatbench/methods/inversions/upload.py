@@ -1,4 +1,4 @@
-"""What an eavesdropper sees, and what every inversion does with it: address, cut into patches, put together again.
+"""What an honest-but-curious server observes, and what every inversion does with it: cut into patches and back.
 
 | here | papers | what |
 |---|---|---|
@@ -30,7 +30,7 @@ EMBEDDING = (PATCH, POSITION)  # what the solvers read: enough to pass as `names
 
 
 @dataclass(frozen=True)
-class Seen:
+class Observation:
     """V uploads of one round, each of one batch of B examples, all from the same broadcast weights."""
 
     weights: Tensors  # what the server sent
@@ -71,13 +71,13 @@ def differentiable(model: nn.Module, weights: Tensors, x: Tensor, y: Tensor, nam
     return dict(zip(theta, torch.autograd.grad(loss, list(theta.values()), create_graph=True), strict=True))
 
 
-def eavesdrop(
+def observe(
     weights: Tensors, gradient: Tensors, labels: Tensor, defence: Callable[..., Any], uploads: Sequence[Upload]
-) -> Seen:
+) -> Observation:
     """V gradients (V, ...) after a defence, one `Upload` each; zeros stand where entries were withheld."""
     sent = [defence({n: g[v] for n, g in gradient.items()}, at) for v, at in enumerate(uploads)]
     masks = [mask for _, mask in sent if mask is not None]
-    return Seen(
+    return Observation(
         weights,
         {name: torch.stack([s[name] for s, _ in sent]) for name in gradient},
         labels,
@@ -120,10 +120,10 @@ class Geometry:
         return self.grid * self.grid
 
 
-def geometry(seen: Seen, shape: tuple[int, int, int], method: str) -> Geometry:
+def geometry(observed: Observation, shape: tuple[int, int, int], method: str) -> Geometry:
     """Read from the weights. ValueError: no patch embedding, no learned positions, or images of another size."""
-    weight = seen.weights[find(seen.weights, PATCH, method, "a patch embedding")]
-    position = seen.weights[find(seen.weights, POSITION, method, "learned positions")]
+    weight = observed.weights[find(observed.weights, PATCH, method, "a patch embedding")]
+    position = observed.weights[find(observed.weights, POSITION, method, "learned positions")]
     (width, channels, patch, _), grid = weight.shape, shape[1] // weight.shape[-1]
     prefix = position.shape[-2] - grid * grid
     if prefix < 0 or channels != shape[0]:
@@ -165,7 +165,7 @@ def to_images(patches: Tensor, at: Geometry) -> Tensor:
 
 
 def shown(normalised: Tensor, model: nn.Module) -> Tensor:
-    """Normalised images (V, C, H, W) as pictures (V, 1, C, H, W) in [0, 1], float32; what is no number becomes grey."""
+    """Normalised images (V, C, H, W) as reconstructions (V, 1, C, H, W) in [0, 1], float32; NaN becomes grey."""
     mean, std = normalisation(model, normalised)
     return (normalised * std + mean).nan_to_num(0.5, 1, 0).clamp(0, 1).float().unsqueeze(1)
 

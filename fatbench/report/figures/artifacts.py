@@ -1,4 +1,4 @@
-"""What a round keeps beside its numbers, as pictures and lines of text. Any names; the shape says how it is shown.
+"""What a round keeps beside its numbers, as images and lines of text. Any names; the shape says how it is shown.
 
 | tensor | shown as |
 |---|---|
@@ -31,7 +31,7 @@ Tensors = dict[str, np.ndarray]
 
 ROW = 10  # images of a flat stack beside each other
 GAP = 2  # pixels between two images
-MARGIN = 4  # around a picture
+MARGIN = 4  # around an image
 LARGEST = 256  # rows or columns of a matrix that is drawn
 NUMBERS = 12  # rows or columns of a matrix whose values are written into it
 INK, SOFT, BLANK = (29, 31, 35), (104, 110, 121), (217, 220, 225)
@@ -43,14 +43,14 @@ CIVIDIS = (
 
 
 @dataclass(frozen=True)
-class Picture:
-    """A picture of one tensor, or of several that stand under each other."""
+class Shown:
+    """An image of one tensor, or of several that stand under each other."""
 
     name: str
     image: Image.Image
 
     def png(self) -> bytes:
-        """The file's bytes, the same for the same picture."""
+        """The file's bytes, the same for the same image."""
         stream = io.BytesIO()
         self.image.save(stream, "PNG", optimize=True)
         return stream.getvalue()
@@ -99,22 +99,22 @@ def is_matrix(tensor: np.ndarray) -> bool:
     return tensor.ndim in (2, 3) and min(tensor.shape) > 0 and max(tensor.shape) <= LARGEST
 
 
-def pictures(tensors: Tensors, tile: int = 64, brief: bool = False) -> list[Picture]:
+def images(tensors: Tensors, tile: int = 64, brief: bool = False) -> list[Shown]:
     """Sheets and heat maps of all that can be drawn.
 
     tile: about the side of an image, in pixels; brief: of a tensor (a, b, c) only the mean over c.
     """
-    shown: list[Picture] = []
+    shown: list[Shown] = []
     stacks: dict[object, Tensors] = {}
     for name, tensor in tensors.items():
         if is_images(tensor):
             stacks.setdefault(tensor.shape if tensor.ndim == 4 else name, {})[name] = tensor
         elif is_matrix(tensor):
             labels = clients(name, tensors)
-            shown.append(Picture(name, heat_map(name, flat(tensor) if brief else tensor, tile, labels)))
+            shown.append(Shown(name, heat_map(name, flat(tensor) if brief else tensor, tile, labels)))
     for stack in stacks.values():
-        shown.append(Picture("-".join(stack), sheet(stack, tile, clients(next(iter(stack)), tensors))))
-    return sorted(shown, key=lambda picture: picture.name)
+        shown.append(Shown("-".join(stack), sheet(stack, tile, clients(next(iter(stack)), tensors))))
+    return sorted(shown, key=lambda image: image.name)
 
 
 def clients(name: str, tensors: Tensors) -> list[str]:
@@ -125,7 +125,7 @@ def clients(name: str, tensors: Tensors) -> list[str]:
 
 
 def lines(tensors: Tensors) -> list[str]:
-    """What is no picture, in words: a vector's numbers, the shape and range of anything else."""
+    """What is no image, in words: a vector's numbers, the shape and range of anything else."""
     said = []
     for name, tensor in tensors.items():
         if is_images(tensor) or is_matrix(tensor):
@@ -204,18 +204,20 @@ def heat_map(name: str, tensor: np.ndarray, tile: int = 64, labels: Sequence[str
                 draw.text((x - left, y + LINE + (row + 0.5) * side - LINE / 2), down[row], SOFT, _font())
             for column in range(columns):
                 value = float(matrix[row, column])
-                share = (value - low) / (high - low) if high > low else 0.0
+                fraction = (value - low) / (high - low) if high > low else 0.0
                 x0, y0 = x + column * side, y + LINE + row * side
-                draw.rectangle((x0, y0, x0 + side - 1, y0 + side - 1), colour(share) if math.isfinite(value) else BLANK)
+                draw.rectangle(
+                    (x0, y0, x0 + side - 1, y0 + side - 1), colour(fraction) if math.isfinite(value) else BLANK
+                )
                 if written and math.isfinite(value):
-                    ink = (255, 255, 255) if share < 0.6 else INK
+                    ink = (255, 255, 255) if fraction < 0.6 else INK
                     _centred(draw, x0 + side / 2, y0 + side / 2 - LINE / 2, f"{value:.2g}", ink)
     return ImageOps.expand(page, MARGIN, "white")
 
 
-def colour(share: float) -> tuple[int, int, int]:
-    """CIVIDIS between its steps, for a share in [0, 1]."""
-    place = min(max(share, 0.0), 1.0) * (len(CIVIDIS) - 1)
+def colour(fraction: float) -> tuple[int, int, int]:
+    """CIVIDIS between its steps, for a fraction in [0, 1]."""
+    place = min(max(fraction, 0.0), 1.0) * (len(CIVIDIS) - 1)
     below = min(int(place), len(CIVIDIS) - 2)
     r, g, b = (round(a + (z - a) * (place - below)) for a, z in zip(CIVIDIS[below], CIVIDIS[below + 1], strict=True))
     return r, g, b
@@ -239,7 +241,7 @@ def pixels(image: np.ndarray) -> np.ndarray:
 
 
 def tiled(tensor: np.ndarray) -> tuple[np.ndarray, tuple[int, int], tuple[int, int]]:
-    """(one picture (H, W, 3) uint8, (rows, columns) of images in it, (height, width) of each with its margin)."""
+    """(one image (H, W, 3) uint8, (rows, columns) of images in it, (height, width) of each with its margin)."""
     flat_rows = range(0, len(tensor), ROW)
     rows = list(tensor) if tensor.ndim == 5 else [tensor[start : start + ROW] for start in flat_rows]
     high, wide = tensor.shape[-2] + GAP, tensor.shape[-1] + GAP

@@ -84,7 +84,7 @@ def _slug(text: str) -> str:
 
 
 def _metadata(plot: Plot, names: Key, format: str) -> dict[str, Any]:
-    """Where the picture comes from, in the file itself; no date, for a rerun gives the same bytes."""
+    """Where the image comes from, in the file itself; no date, for a rerun gives the same bytes."""
     title = " ".join(filter(None, [plot.figure.title, ", ".join(names.values()), f"[{plot.label}]" * bool(plot.label)]))
     about = "; ".join(f"{what}: {note}" for what, note in plot.notes)
     if format == "pdf":

@@ -298,7 +298,7 @@ def _point(series: Mapping[int, Mapping[int, float]], round: int) -> Point:
 
 def index_of(source: Source) -> str:
     """What the index of "metric[*]" counts."""
-    if source.metric == "updated_share":
+    if source.metric == "updated_fraction":
         return "epochs"
     return "class" if source.metric.endswith("_class") or source.metric.startswith("label_") else "client"
 

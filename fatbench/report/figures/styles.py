@@ -117,11 +117,11 @@ def group(line: Line) -> str:
     return next(iter(line.key.values()), line.heading)
 
 
-def _scale(share: float) -> Any:
+def _scale(fraction: float) -> Any:
     """A colour of many, in the order of an index."""
     from matplotlib import colormaps
 
-    return colormaps["viridis"](0.9 * share)
+    return colormaps["viridis"](0.9 * fraction)
 
 
 def handle(kind: str, look: Look) -> Artist:

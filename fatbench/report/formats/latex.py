@@ -214,26 +214,26 @@ def _tabular(grid: Grid, layout: Layout, places: Sequence[Place], rows: range) -
     axes = [escape(axis) for axis in grid.axes]
     empty = [""] * stub
     heads: list[list[str]] = []
-    rules: list[list[str]] = []
+    levels: list[list[str]] = []
     if any(group.label for group in grid.groups):
-        cells, rule, at = [], [], stub + 1
+        cells, rules, at = [], [], stub + 1
         for g in dict.fromkeys(g for g, _ in places):
             width = sum(spans[place] for place in places if place[0] == g)
             cells.append(rf"\multicolumn{{{width}}}{{c}}{{{escape(grid.groups[g].label)}}}")
-            rule.append(rf"\cmidrule(lr){{{at}-{at + width - 1}}}")
+            rules.append(rf"\cmidrule(lr){{{at}-{at + width - 1}}}")
             at += width
         heads.append(cells)
-        rules.append(rule)
-    cells, rule, at = [], [], stub + 1
+        levels.append(rules)
+    cells, rules, at = [], [], stub + 1
     for place in places:
         words = r"\\".join(escape(line) for line in latex_layout.heading_lines(grid, place, layout.size))
         words = rf"\shortstack{{{words}}}" if r"\\" in words else words
         cells.append(rf"\multicolumn{{{spans[place]}}}{{c}}{{{words}}}")
-        rule.append(rf"\cmidrule(lr){{{at}-{at + spans[place] - 1}}}")
+        rules.append(rf"\cmidrule(lr){{{at}-{at + spans[place] - 1}}}")
         at += spans[place]
     heads.append(cells)
     if any(beside.values()):
-        rules.append(rule)
+        levels.append(rules)
         below = [
             r"\multicolumn{2}{c}{ours} & \multicolumn{2}{c}{paper} & \multicolumn{1}{c}{$\Delta$}"
             if beside[place]
@@ -245,7 +245,7 @@ def _tabular(grid: Grid, layout: Layout, places: Sequence[Place], rows: range) -
         last = level == len(heads) - 1
         lines.append(" & ".join([*(axes if last else empty), *cells]) + r" \\")
         if not last:
-            lines.append(" ".join(rules[level]))
+            lines.append(" ".join(levels[level]))
     lines.append(r"\midrule")
     new_block, labels = number_format.blocks(grid), number_format.row_labels(grid)
     for index in rows:
@@ -289,7 +289,7 @@ def _cell(value: Value, column: Column, wide: bool) -> str:
         number = {"best": rf"\textbf{{{number}}}", "second": rf"\underline{{{number}}}"}.get(value.rank, number)
         small = number_format.spread(value, column).replace("±", r"$\pm$")
         if value.partial:
-            small += rf"\,{number_format.share(value)}"
+            small += rf"\,{number_format.fraction(value)}"
         ours = f"{number} & {_small(small)}{marks}"
     if not wide:
         return ours

@@ -21,7 +21,7 @@ SIZES = {"small": 9.0, "footnotesize": 8.0}  # of the numbers, pt, as \documentc
 SMALL = 7.0  # \scriptsize: spreads, the paper's number under ours, notes
 LINE = 1.22  # from line to line, over the size
 GAP = 6.0  # between two columns of a tabular: twice \tabcolsep
-STUB = 0.42  # at most this share of a line is for the labels of the rows
+STUB = 0.42  # at most this fraction of a line is for the labels of the rows
 
 Place = tuple[int, int]  # one heading of one group: indices into grid.groups and grid.columns
 Tabular = tuple[Sequence[Place], range]  # its columns, its rows
@@ -114,7 +114,7 @@ def _width(grid: Grid, style: str, size: str, place: Place) -> float:
         ours = max(ours, span(measured, body, value.rank == "best"))
         spread = max(
             spread,
-            2 + span(number_format.spread(value, column) + number_format.share(value), SMALL) + marks(value.marks),
+            2 + span(number_format.spread(value, column) + number_format.fraction(value), SMALL) + marks(value.marks),
         )
         if value.published is None:
             continue
@@ -156,7 +156,7 @@ def _room(value: Value, column: Column, size: float) -> float:
     return (
         span(measured, size)
         + 2
-        + span(number_format.spread(value, column) + number_format.share(value), SMALL)
+        + span(number_format.spread(value, column) + number_format.fraction(value), SMALL)
         + marks(value.marks)
     )
 

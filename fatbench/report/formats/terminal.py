@@ -181,8 +181,8 @@ def _parts(value: Value, column: Column) -> tuple[Part, Part, Part, Part, Part]:
     tail = []
     if spread := number_format.spread(value, column):
         tail.append((f" {spread}", "dim"))
-    if share := number_format.share(value):
-        tail.append((f" {share}", "yellow"))
+    if fraction := number_format.fraction(value):
+        tail.append((f" {fraction}", "yellow"))
     if value.marks:
         tail.append(("".join(value.marks), "red"))
     if value.published is None:

@@ -1,6 +1,6 @@
 """Two sides against each other: the same evaluations of paired cells, and whether their differences are real.
 
-    pairs = rows(plan, "rule=sfat", "rule=samples")      two rows of a suite
+    pairs = rows(plan, "aggregator=sfat", "aggregator=samples")      two rows of a suite
     compare(pairs, a_store, b_store, "last")             one Comparison for each row and evaluation
 
 A cell of one side is paired with the cell of the other side that has the same seed and the same other labels.
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from fatbench.errors import NothingMatched, SpecError, did_you_mean
 from fatbench.report.numbers import statistics
 from fatbench.report.numbers.flags import joined
-from fatbench.report.numbers.statistics import Difference, Images, Paired, Verdicts
+from fatbench.report.numbers.statistics import Difference, ImageOutcomes, Images, Paired
 from fatbench.store.replicates import SIGN
 from fatbench.store.selection import WORDS, Checkpoint
 from fatbench.suite import filters
@@ -44,7 +44,7 @@ class Measured:
 
     value: float  # accuracy in [0, 1]
     n: int
-    verdicts: Verdicts | None  # of every image, by each model that is deployed; None: not stored
+    outcomes: ImageOutcomes | None  # of every image, by each model that is deployed; None: not stored
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Comparison:
     seeds: tuple[int, ...]
     a: tuple[float, ...]  # accuracies in [0, 1], one a seed
     b: tuple[float, ...]
-    images: tuple[Images, ...]  # one a seed; empty: not one verdict an image is stored on both sides
+    images: tuple[Images, ...]  # one a seed; empty: not one outcome an image is stored on both sides
     over_seeds: Paired | None  # None below two seeds
     over_both: Difference | None  # None below two seeds, or where no difference varies
     over_images: Difference | None  # of one seed alone, where several models judge an image
@@ -95,7 +95,7 @@ class Comparison:
 
 
 def rows(plan: Plan, a: str, b: str) -> list[Pair]:
-    """Pairs of a plan's cells: `a` and `b` are filters ("rule=sfat") or labels of an axis ("SFAT").
+    """Pairs of a plan's cells: `a` and `b` are filters ("aggregator=sfat") or labels of an axis ("SFAT").
 
     SpecError: neither; a cell on both sides; several cells of a seed that could be the partner. NothingMatched: no cell
     has a partner.
@@ -134,7 +134,7 @@ def _side(plan: Plan, said: str) -> list[Cell]:
     if not cells:
         raise SpecError(
             f"suite '{plan.suite}', preset {plan.preset}, has no label '{said}'{did_you_mean(said, labels)}"
-            " (or give a filter such as rule=sfat)"
+            " (or give a filter such as aggregator=sfat)"
         )
     return cells
 
@@ -177,7 +177,7 @@ def measured(store: Store, cell: str, select: Checkpoint) -> dict[str, Measured]
     if "train" not in stages:
         return {}
     if select == "last":
-        round = int(store.cells([cell])[cell]["protocol"]["rounds"])
+        round = int(store.cells([cell])[cell]["algorithm"]["rounds"])
     elif select in stages["train"].record:
         round = int(stages["train"].record[select]["round"])
     else:
@@ -190,8 +190,8 @@ def measured(store: Store, cell: str, select: Checkpoint) -> dict[str, Measured]
             continue
         bits, total = joined(store.outcomes(cell, number["stage"]))
         n = int(number["n"])
-        verdicts = (bits, total) if n and total and total % n == 0 else None
-        found[evaluation] = Measured(float(number["value"]), n, verdicts)
+        outcomes = (bits, total) if n and total and total % n == 0 else None
+        found[evaluation] = Measured(float(number["value"]), n, outcomes)
     return found
 
 
@@ -243,8 +243,8 @@ def _comparison(row: str, metric: str, runs: Sequence[tuple[int, Measured, Measu
     seeds = tuple(seed for seed, _, _ in runs)
     a, b = tuple(one.value for _, one, _ in runs), tuple(other.value for _, _, other in runs)
     n = runs[0][1].n
-    ours = [one.verdicts for _, one, _ in runs if one.verdicts is not None]
-    theirs = [other.verdicts for _, _, other in runs if other.verdicts is not None]
+    ours = [one.outcomes for _, one, _ in runs if one.outcomes is not None]
+    theirs = [other.outcomes for _, _, other in runs if other.outcomes is not None]
     counts = {count for _, count in (*ours, *theirs)}
     whole = len(ours) == len(theirs) == len(runs) and not any(count % n for count in counts)  # of every model deployed
     return Comparison(
@@ -324,13 +324,13 @@ def _block(one: Comparison, count: int) -> Iterable[str]:
         yield f"  images, seed {seed}: agreement {100 * i.agreement:.1f} %, {right}; McNemar {_p(i.p)}"
     if not one.images:
         several = "several models judge an image, which counts with their mean"
-        yield f"  images: {several if one.bootstrap else 'the verdicts of both sides are not stored one an image'}"
+        yield f"  images: {several if one.bootstrap else 'the outcomes of both sides are not stored one an image'}"
     if (test := one.over_seeds) is not None:
         d = "" if test.d is None else f", Cohen's d {test.d:.2f}"
         yield f"  seeds: paired t {_p(test.t_p)}, Wilcoxon {_p(test.wilcoxon_p)}{d}"
     if one.p is None or one.holm is None:
         lacking = len(one.seeds) == 1 and one.bootstrap is None
-        yield f"  => nothing can be tested: {'one seed, and no verdicts' if lacking else 'no difference varies'}"
+        yield f"  => nothing can be tested: {'one seed, and no outcomes' if lacking else 'no difference varies'}"
         return
     said = "A and B differ" if one.holm < LEVEL else "A and B cannot be told apart"
     after = f", after Holm over {count} comparisons {_p(one.holm)}" if count > 1 else ""

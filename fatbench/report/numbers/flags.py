@@ -24,7 +24,7 @@ from fatbench.suite.types import number
 
 CHAIN = ("natural", "fgsm", "pgd20", "autoattack")  # metric names, from weak to strong
 SIGMAS = 3.0
-ZERO_GRADIENTS = 0.01  # share of images without any loss gradient above which attacks are not to be trusted
+ZERO_GRADIENTS = 0.01  # fraction of images without any loss gradient above which attacks are not to be trusted
 
 LEVEL = 0.01  # of the test whether a network has learned anything
 CHANCE = f"natural accuracy is at chance (one-sided binomial test, p >= {LEVEL:g})"
@@ -77,7 +77,7 @@ def violated(weak: tuple[float, int], strong: tuple[float, int], paired: tuple[i
 def chance(spec: Mapping[str, Any], stored: float | None = None) -> float | None:
     """The accuracy that a cell has without learning anything; None: nobody knows.
 
-    The share of the most frequent class of the test images, `stored` with the evaluation; of an evaluation without
+    The fraction of the most frequent class of the test images, `stored` with the evaluation; of an evaluation without
     it, one over the number of classes.
     """
     if stored is not None:
@@ -90,16 +90,16 @@ def chance(spec: Mapping[str, Any], stored: float | None = None) -> float | None
 
 
 @functools.cache
-def above_chance(accuracy: float, n: int, share: float) -> bool:
+def above_chance(accuracy: float, n: int, fraction: float) -> bool:
     """Whether `accuracy` on n images is above `share`: the exact one-sided binomial test, p < LEVEL.
 
     Of several models on the same images the accuracy is their mean, and the test takes it as one model's.
     """
     right = round(accuracy * n)
-    far = (right - n * share) / math.sqrt(n * share * (1 - share)) if 0 < share < 1 and n else 0.0
+    far = (right - n * fraction) / math.sqrt(n * fraction * (1 - fraction)) if 0 < fraction < 1 and n else 0.0
     if not 0 < far < 10:  # p <= 1 / (1 + 10^2) by Cantelli's inequality: most cells need no sum
         return far >= 10
-    return binomial_tail(right, n, share) < LEVEL
+    return binomial_tail(right, n, fraction) < LEVEL
 
 
 def leaves_chance(p: float, looks: int) -> bool:
@@ -119,7 +119,7 @@ def mark(numbers: Iterable[dict[str, Any]], specs: Mapping[str, Mapping[str, Any
 def at_chance(numbers: Iterable[Mapping[str, Any]], specs: Mapping[str, Mapping[str, Any]]) -> set[tuple[str, int]]:
     """(cell, round) of the models whose natural accuracy, among `numbers`, is not above chance. specs: by cell."""
     natural: dict[tuple[str, int, str], Mapping[str, Any]] = {}
-    shares: dict[tuple[str, int, str], float] = {}
+    fractions: dict[tuple[str, int, str], float] = {}
     for row in numbers:
         if row["stage"] == "train" or row["client"] >= 0 or row["metric"] not in ("natural", "chance"):
             continue
@@ -127,10 +127,10 @@ def at_chance(numbers: Iterable[Mapping[str, Any]], specs: Mapping[str, Mapping[
         if row["metric"] == "natural":
             natural[place] = row
         else:
-            shares[place] = row["value"]
+            fractions[place] = row["value"]
     found = set()
     for place, row in natural.items():
-        share = chance(specs[place[0]], shares.get(place))
-        if share is not None and row["n"] and not above_chance(row["value"], row["n"], share):
+        fraction = chance(specs[place[0]], fractions.get(place))
+        if fraction is not None and row["n"] and not above_chance(row["value"], row["n"], fraction):
             found.add(place[:2])
     return found

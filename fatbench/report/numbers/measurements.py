@@ -46,7 +46,7 @@ class Source:
 
     @property
     def fraction(self) -> bool:
-        """Whether it is a share in [0, 1], printed as per cent: an accuracy, or a metric that its function declares."""
+        """Whether it is a fraction in [0, 1], printed as per cent: an accuracy, or a metric declared as one."""
         return self.stage != "train" or self.metric in facts.fractions()
 
 
@@ -154,7 +154,7 @@ class Numbers:
         self.series: dict[tuple[str, str], dict[int, float]] = {}
         self.priors: dict[tuple[str, str], dict[int, float]] = {}  # (cell, stage) -> client -> accuracy
         self.below: dict[tuple[str, str], tuple[float, int, float]] = {}  # (cell, checkpoint) -> see `below_chance`
-        self.last = {cell.id: int(cell.spec["protocol"]["rounds"]) for cell in plan.cells}
+        self.last = {cell.id: int(cell.spec["algorithm"]["rounds"]) for cell in plan.cells}
         self.evaluated: dict[tuple[str, str], dict[str, Found]] = {}  # (cell, checkpoint) -> metric -> number
         origins = provenance.Origins()
         # (cell, stage), or (None, stage) where all cells share the origin -> an ordered set
@@ -259,9 +259,9 @@ class Numbers:
         natural = found.get("natural")
         if natural and natural.n and math.isfinite(natural.value):
             stored = self.by_key.get((cell.id, natural.stages[-1], "chance", round, -1))
-            share = checking.chance(cell.spec, stored and stored[0])
-            if share is not None and not checking.above_chance(natural.value, natural.n, share):
-                self.below[cell.id, checkpoint] = natural.value, natural.n, share
+            fraction = checking.chance(cell.spec, stored and stored[0])
+            if fraction is not None and not checking.above_chance(natural.value, natural.n, fraction):
+                self.below[cell.id, checkpoint] = natural.value, natural.n, fraction
                 raised |= {metric: [checking.CHANCE, *raised.get(metric, ())] for metric in found}
         if natural:
             dead = self.by_key.get((cell.id, natural.stages[-1], "zero_gradients", round, -1))

@@ -16,7 +16,7 @@ from sqlalchemy import select as sql
 from fatbench.report.numbers.flags import joined
 from fatbench.report.numbers.measurements import EVERY, PRIOR, Outcomes, Source, Stages
 from fatbench.store.rows import batches
-from fatbench.store.schema import NUMBERS, OUTCOMES, RUNS, STAGES
+from fatbench.store.schema import NUMBERS, OUTCOME_CHUNKS, RUNS, STAGES
 from fatbench.store.selection import MONITORED, Checkpoint, checkpoint_round
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def gather(suite: Suite, plan: Plan, store: Store, select: Checkpoint) -> Found:
     metrics = {source.metric for source in sources if source.stage == "train"}
     if metrics:
         # Without "@round" a training number is the last round's: of some suites that is one row in a hundred.
-        ends = {int(cell.spec["protocol"]["rounds"]) for cell in plan.cells}
+        ends = {int(cell.spec["algorithm"]["rounds"]) for cell in plan.cells}
         at = {r for s in sources if s.stage == "train" for r in ([s.round] if s.round else ends)}
         here = (NUMBERS.c.stage == "train") & NUMBERS.c.metric.in_(sorted(metrics)) & NUMBERS.c.round.in_(sorted(at))
         found.rows += _numbers(cells, store, here)
@@ -136,7 +136,7 @@ def _by_round(
     found: dict[int, dict[str, None]] = {}
     for cell in plan.unique():
         for checkpoint in checkpoints:
-            at = int(cell.spec["protocol"]["rounds"]) if checkpoint == "last" else rounds.get((cell.id, checkpoint))
+            at = int(cell.spec["algorithm"]["rounds"]) if checkpoint == "last" else rounds.get((cell.id, checkpoint))
             if at is not None:
                 found.setdefault(at, {})[cell.id] = None
     return found
@@ -179,13 +179,15 @@ def _fetch(store: Store, query: Any, key: Any, cells: Iterable[str]) -> Iterator
 
 
 def _outcomes(cells: Sequence[str], store: Store) -> Outcomes:
-    """The verdicts of a cell's stage: those of all cells are read when the first of a stage is asked for."""
+    """The outcomes of a cell's stage: those of all cells are read when the first of a stage is asked for."""
 
     @functools.cache
     def of_stage(stage: str) -> dict[str, list[tuple[int, int, bytes]]]:
-        query = sql(OUTCOMES.c.cell, OUTCOMES.c.start, OUTCOMES.c.n, OUTCOMES.c.bits).where(OUTCOMES.c.stage == stage)
+        query = sql(OUTCOME_CHUNKS.c.cell, OUTCOME_CHUNKS.c.start, OUTCOME_CHUNKS.c.n, OUTCOME_CHUNKS.c.bits).where(
+            OUTCOME_CHUNKS.c.stage == stage
+        )
         found: dict[str, list[tuple[int, int, bytes]]] = {}
-        for cell, start, n, bits in _fetch(store, query, OUTCOMES.c.cell, cells):
+        for cell, start, n, bits in _fetch(store, query, OUTCOME_CHUNKS.c.cell, cells):
             found.setdefault(cell, []).append((start, n, bytes(bits)))
         return found
 

@@ -3,11 +3,11 @@
     mcnemar(15, 4)                                   -> 0.0192
     paired({0: 0.97, 1: 0.96, 2: 0.98}, {0: 0.95, 1: 0.95, 2: 0.97})
                                                      -> Paired((0, 1, 2), 0.0133, 0.0058, 0.057, 0.25)
-    crossed(a, b)                                    verdicts of two methods, one a seed, on the same images
+    crossed(a, b)                                    outcomes of two methods, one a seed, on the same images
 
-Verdicts are (bits, n): one bit an image, 1 where it was classified right, the first image in the highest bit. Every
-p-value is two-sided. Standard library alone, but for `bootstrap`, which imports numpy: a report asks for hundreds of
-tests, and importing scipy takes longer than all of them.
+ImageOutcomes are (bits, n): one bit an image, 1 where it was classified right, the first image in the highest bit.
+Every p-value is two-sided. Standard library alone, but for `bootstrap`, which imports numpy: a report asks for hundreds
+of tests, and importing scipy takes longer than all of them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-Verdicts = tuple[int, int]  # (bits, n)
+ImageOutcomes = tuple[int, int]  # (bits, n)
 EXACT = 50  # the signed-rank test counts patterns of signs up to so many differences
 
 
@@ -53,7 +53,7 @@ class Images:
 
     @property
     def agreement(self) -> float:
-        """Share of the images on which both are right or both wrong."""
+        """Fraction of the images on which both are right or both wrong."""
         return 1 - (self.only_a + self.only_b) / self.n
 
     @property
@@ -62,17 +62,17 @@ class Images:
         return self.only_a / self.only_b if self.only_b else None
 
 
-def images(a: Verdicts, b: Verdicts) -> Images:
+def images(a: ImageOutcomes, b: ImageOutcomes) -> Images:
     """The exact McNemar test of two networks. ValueError: not the same number of images, or none."""
     _same(a, b)
     only_a, only_b = (a[0] & ~b[0]).bit_count(), (b[0] & ~a[0]).bit_count()
     return Images(a[1], (a[0] & b[0]).bit_count(), only_a, only_b, mcnemar(only_a, only_b))
 
 
-def over_images(a: Verdicts, b: Verdicts, n: int) -> Difference | None:
+def over_images(a: ImageOutcomes, b: ImageOutcomes, n: int) -> Difference | None:
     """The paired t test over n images of one seed, where an image counts with the mean of the models that judge it.
 
-    a, b: the verdicts of each model on all images, one model after the other. For one model on each side `images` is
+    a, b: the outcomes of each model on all images, one model after the other. For one model on each side `images` is
     exact. None below two images, or where no difference varies.
     """
     part = [*_models(a, n, 1), *_models(b, n, -1)]
@@ -91,9 +91,9 @@ def mcnemar(only_a: int, only_b: int) -> float:
     return min(1.0, 2 * tail / 2**n)
 
 
-def _same(a: Verdicts, b: Verdicts) -> None:
+def _same(a: ImageOutcomes, b: ImageOutcomes) -> None:
     if a[1] != b[1] or a[1] < 1:
-        raise ValueError(f"verdicts on {a[1]} and {b[1]} images are not about the same images")
+        raise ValueError(f"outcomes on {a[1]} and {b[1]} images are not about the same images")
 
 
 # --- over seeds: training again ----------------------------------------------------------------------------------
@@ -168,11 +168,11 @@ def wilcoxon(differences: Sequence[float]) -> float | None:
 # --- over seeds and images at once -------------------------------------------------------------------------------
 
 
-def crossed(a: Sequence[Verdicts], b: Sequence[Verdicts], n: int | None = None) -> Difference | None:
+def crossed(a: Sequence[ImageOutcomes], b: Sequence[ImageOutcomes], n: int | None = None) -> Difference | None:
     """The difference A - B of mean accuracies, seeds and images both taken as random; None below two seeds or images.
 
-    a, b: verdicts of each seed, in the same order, all on the same n images. Where there are several times as many
-    verdicts they are those of several models, one after the other, and an image counts with their mean. The
+    a, b: outcomes of each seed, in the same order, all on the same n images. Where there are several times as many
+    outcomes they are those of several models, one after the other, and an image counts with their mean. The
     differences D (seed, image) are an analysis of variance with two random factors and one value a cell. With mean
     squares S of seeds, I of images and E of the rest, the mean has variance (max(S, E) + max(I, E) - E) / (seeds x
     images): components of variance that come out negative count as 0. Student's t with the degrees of freedom of
@@ -198,12 +198,12 @@ def crossed(a: Sequence[Verdicts], b: Sequence[Verdicts], n: int | None = None) 
     return _difference(sum(sums) / (seeds * n), math.sqrt(variance / (seeds * n)), df)
 
 
-def _models(verdicts: Verdicts, n: int, sign: int) -> list[tuple[float, int]]:
-    """(weight, bits) of each model's verdicts on the n images; the weights of a side are one together, or minus one."""
-    bits, count = verdicts
+def _models(outcomes: ImageOutcomes, n: int, sign: int) -> list[tuple[float, int]]:
+    """(weight, bits) of each model's outcomes on the n images; the weights of a side are one together, or minus one."""
+    bits, count = outcomes
     models = count // n
     if count != models * n or not models:
-        raise ValueError(f"{count} verdicts are not those of models on {n} images")
+        raise ValueError(f"{count} outcomes are not those of models on {n} images")
     return [(sign / models, (bits >> (n * k)) & ((1 << n) - 1)) for k in range(models)]
 
 
@@ -213,12 +213,17 @@ def _product(p: Sequence[tuple[float, int]], q: Sequence[tuple[float, int]]) -> 
 
 
 def bootstrap(
-    a: Sequence[Verdicts], b: Sequence[Verdicts], n: int | None = None, *, samples: int = 10_000, seed: int = 0
+    a: Sequence[ImageOutcomes],
+    b: Sequence[ImageOutcomes],
+    n: int | None = None,
+    *,
+    samples: int = 10_000,
+    seed: int = 0,
 ) -> tuple[float, float]:
     """95 % percentile interval of the mean difference A - B: seeds and images drawn again with replacement, each apart.
 
     One drawing of the images serves all seeds, as they share the test set (the pigeonhole bootstrap, Owen 2007). One
-    seed: over images alone. Verdicts as for `crossed`.
+    seed: over images alone. ImageOutcomes as for `crossed`.
     """
     import numpy as np
 
@@ -235,11 +240,11 @@ def bootstrap(
     return float(low), float(high)
 
 
-def _mean(verdicts: Verdicts, n: int):  # type: ignore[no-untyped-def]
+def _mean(outcomes: ImageOutcomes, n: int):  # type: ignore[no-untyped-def]
     """The mean over the models, of each of the n images, (n,)."""
     import numpy as np
 
-    bits, count = verdicts
+    bits, count = outcomes
     data = np.frombuffer((bits << (-count % 8)).to_bytes((count + 7) // 8, "big"), np.uint8)
     return np.unpackbits(data)[:count].reshape(-1, n).mean(0)
 

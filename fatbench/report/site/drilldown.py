@@ -1,4 +1,4 @@
-"""What is behind a number: the cells of one place, seed by seed, in words, curves and pictures."""
+"""What is behind a number: the cells of one place, seed by seed, in words, curves and images."""
 
 from __future__ import annotations
 
@@ -32,9 +32,10 @@ MOST = 60  # points of a curve
 LOG = 30  # lines of a log
 # what a setting that is a call is a call of, by where it stands
 KINDS = {
-    "model": "Model", "partition": "Partition", "protocol": "Protocol", "augment": "Augment", "probe": "Probe",
-    "protocol.rule": "Rule", "protocol.local.objective": "Objective", "protocol.objective": "Objective",
-    "protocol.local.proximal": "Proximal", "protocol.defence": "Defence", "protocol.inversion": "Inversion",
+    "model": "Model", "partition": "Partition", "algorithm": "Algorithm", "augment": "Augment",
+    "diagnostic": "Diagnostic",
+    "algorithm.aggregator": "Aggregator", "algorithm.local.objective": "Objective", "algorithm.objective": "Objective",
+    "algorithm.local.proximal": "Proximal", "algorithm.defence": "Defence", "algorithm.inversion": "Inversion",
     "monitor": "Attack",
 }  # fmt: skip
 
@@ -59,7 +60,7 @@ class Point:
     runs: list[dict[str, str]] = field(default_factory=list)
     errors: list[tuple[str, str]] = field(default_factory=list)
     log: str = ""
-    pictures: list[tuple[str, str]] = field(default_factory=list)
+    images: list[tuple[str, str]] = field(default_factory=list)
     others: list[str] = field(default_factory=list)  # further runs of the same cells
     commands: list[str] = field(default_factory=list)
 
@@ -114,9 +115,9 @@ def _title(key: Key) -> str:
 
 
 def fill(
-    points: Sequence[Point], store: Store, files: Path | None, pictures: Mapping[str, list[tuple[str, str]]]
+    points: Sequence[Point], store: Store, files: Path | None, images: Mapping[str, list[tuple[str, str]]]
 ) -> None:
-    """Say of each place what the database knows of its cells. files: their folders; pictures: of a cell, besides."""
+    """Say of each place what the database knows of its cells. files: their folders; images: of a cell, besides."""
     ids = list(dict.fromkeys(cell for point in points for cell in point.cells))
     specs = store.cells(ids)
     several = replicates.of(store, ids)
@@ -140,7 +141,7 @@ def fill(
         point.seeds = [(seeds[cell], cell, _state(stages.get(cell, []))) for cell in known]
         rows = [row for cell in known for row in stages.get(cell, [])]
         point.settings = [*_settings(specs[known[0]]), *_attacks(rows)]
-        point.evaluations = _evaluations(here, int((specs[known[0]].get("protocol") or {}).get("rounds") or 0))
+        point.evaluations = _evaluations(here, int((specs[known[0]].get("algorithm") or {}).get("rounds") or 0))
         point.series = _series(here, seeds)
         point.curves = [(metric, said["heading"]) for metric, said in point.series.items()]
         point.cost = list(_cost(here))
@@ -155,9 +156,7 @@ def fill(
         ]
         broken = [cell for cell in known if any(row.status == "failed" for row in stages.get(cell, []))]
         point.log = next((log for cell in broken if (log := _log(files, cell))), "")
-        point.pictures = [
-            picture for cell in known for picture in [*pictures.get(cell, []), *_kept(files, cell, seeds[cell])]
-        ]
+        point.images = [image for cell in known for image in [*images.get(cell, []), *_kept(files, cell, seeds[cell])]]
         point.others = [
             f"Seed {seeds[cell]} was run {len(several[cell])} times: {', '.join(several[cell])}."
             for cell in known
@@ -165,7 +164,7 @@ def fill(
         ]
         point.commands = [f"fatbench show {known[0]}", f"fatbench logs {known[0]}"]
         if point.evaluations:
-            point.commands.append(f"fatbench verdicts {known[0]} --metric {point.evaluations[-1]['metric']}")
+            point.commands.append(f"fatbench outcomes {known[0]} --metric {point.evaluations[-1]['metric']}")
 
 
 # --- in words ----------------------------------------------------------------------------------------------------
@@ -202,7 +201,7 @@ def _call(place: str, value: Mapping[str, Any]) -> Iterable[tuple[str, str, str]
         yield from _call(f"{place}.{key}", one)
 
 
-PARTS = {"protocol.local", *(place for place in KINDS if "." in place)}
+PARTS = {"algorithm.local", *(place for place in KINDS if "." in place)}
 
 
 def _does(place: str, value: Mapping[str, Any]) -> str:
@@ -408,7 +407,7 @@ def _log(files: Path | None, cell: str) -> str:
 
 
 def _kept(files: Path | None, cell: str, seed: int) -> list[tuple[str, str]]:
-    """What the last round kept, as small pictures."""
+    """What the last round kept, as small images."""
     if files is None or not (files / cell / "artifacts").is_dir():
         return []
     from fatbench.report.figures import artifacts
@@ -417,19 +416,19 @@ def _kept(files: Path | None, cell: str, seed: int) -> list[tuple[str, str]]:
         tensors = artifacts.load(file)
         words = "; ".join(artifacts.lines(tensors))
         return [
-            (f"Seed {seed}, round {round}: {picture.name}. {words}".rstrip(". "), picture.uri())
-            for picture in artifacts.pictures(tensors, tile=32, brief=True)
+            (f"Seed {seed}, round {round}: {image.name}. {words}".rstrip(". "), image.uri())
+            for image in artifacts.images(tensors, tile=32, brief=True)
         ]
     return []
 
 
 def uri(file: Path) -> str:
-    """A picture for a page that fetches nothing."""
+    """An image for a page that fetches nothing."""
     return f"data:image/png;base64,{base64.b64encode(file.read_bytes()).decode()}"
 
 
 def beside(folder: Path) -> dict[str, list[tuple[str, str]]]:
-    """Cell -> (caption, data URI) of the pictures in a folder or below, as `show CELL --artifacts` names them."""
+    """Cell -> (caption, data URI) of the images in a folder or below, as `show CELL --artifacts` names them."""
     found: dict[str, list[tuple[str, str]]] = {}
     for file in sorted(folder.rglob("*-round-*.png")):
         cell, _, rest = file.stem.partition("-round-")

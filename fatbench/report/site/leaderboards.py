@@ -110,7 +110,7 @@ def _grid(task: Task, store: Store, select: Checkpoint, which: str) -> Grid | No
         update={
             "sources": {names[one.source]: one for one in table.sources.values()},
             "best": {names[source]: shown.get(source, ("", "max"))[1] for source in sources},
-            "rivals": [*table.rows],
+            "compare_across": [*table.rows],
         }
     )
     suite = replace(suite, contents=suite.contents.model_copy(update={"tables": [table]}))

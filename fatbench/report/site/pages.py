@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from fatbench.store.stages import Store
 
 SCRIPT = "fatbench.js"
-PICTURES = 2_500_000  # characters of pictures on a page
+IMAGES = 2_500_000  # characters of images on a page
 Counts = Mapping[str, int]  # "done", "failed", ... -> cells
 
 
@@ -57,7 +57,7 @@ class Content:
 
     parts: list[Part]
     boards: list[Board]
-    plots: list[tuple[series.Plot, list[str]]]  # with its pictures; a chart has none
+    plots: list[tuple[series.Plot, list[str]]]  # with its images; a chart has none
     points: dict[tuple[str, ...], Point]
 
 
@@ -68,9 +68,9 @@ def content(
     select: Checkpoint = "last",
     which: str = "first",
     files: Path | None = None,
-    pictures: Path | None = None,
+    images: Path | None = None,
 ) -> Content:
-    """Read all that a page shows. files: where the cells' folders are; pictures: a folder of what was drawn before."""
+    """Read all that a page shows. files: where the cells' folders are; images: a folder of what was drawn before."""
     from fatbench.report import build_figures
 
     pairs = [(part.suite, part.plan) for part in parts]
@@ -78,17 +78,17 @@ def content(
     found = leaderboards.boards(pairs, grids, store, select, which)
     plots = [plot for suite, plan in pairs for plot in build_figures(suite, plan, store, select=select)]
     places = drilldown.of(grids, (board.grid for board in found))
-    drilldown.fill(list(places.values()), store, files, drilldown.beside(pictures) if pictures else {})
+    drilldown.fill(list(places.values()), store, files, drilldown.beside(images) if images else {})
     places = {cells: point for cells, point in places.items() if point.seeds}
-    drawn = {file.stem: file for file in sorted(pictures.rglob("*.png"))} if pictures else {}
+    drawn = {file.stem: file for file in sorted(images.rglob("*.png"))} if images else {}
     shown = [(plot, _drawn(plot, files, drawn) if plot.figure.kind in KEPT else []) for plot in plots]
     shown = [(plot, made) for plot, made in shown if made or not plot.empty]
-    _within(places.values(), PICTURES - sum(len(uri) for _, made in shown for uri in made))
+    _within(places.values(), IMAGES - sum(len(uri) for _, made in shown for uri in made))
     return Content(list(parts), found, shown, places)
 
 
 def _drawn(plot: series.Plot, files: Path | None, drawn: Mapping[str, Path]) -> list[str]:
-    """The pictures of a figure of what rounds kept, as data URIs: drawn of the cells' folders, or before."""
+    """The images of a figure of what rounds kept, as data URIs: drawn of the cells' folders, or before."""
     from fatbench.report import drawable
     from fatbench.report.figures import plots as drawing
 
@@ -99,16 +99,16 @@ def _drawn(plot: series.Plot, files: Path | None, drawn: Mapping[str, Path]) -> 
 
 
 def _within(places: Iterable[Point], left: int) -> None:
-    """Leave out pictures that would make the page larger than what is left, and say so."""
+    """Leave out images that would make the page larger than what is left, and say so."""
     for point in places:
         kept = []
-        for caption, uri in point.pictures:
+        for caption, uri in point.images:
             left -= len(uri)
             if left > 0:
                 kept.append((caption, uri))
-        if len(kept) < len(point.pictures):
-            point.commands.append(f"fatbench show {point.cells[0]} --artifacts   # pictures that had no room here")
-        point.pictures = kept
+        if len(kept) < len(point.images):
+            point.commands.append(f"fatbench show {point.cells[0]} --artifacts   # images that had no room here")
+        point.images = kept
 
 
 # --- one file, a folder ------------------------------------------------------------------------------------------
@@ -314,8 +314,8 @@ def _whisker(value: Value, column: Column) -> tuple[float, float]:
 # --- figures -----------------------------------------------------------------------------------------------------
 
 
-def _figure(plot: series.Plot, id: str, pictures: list[str]) -> dict[str, Any]:
-    """A figure of the suite: its pictures, or a chart for each panel."""
+def _figure(plot: series.Plot, id: str, images: list[str]) -> dict[str, Any]:
+    """A figure of the suite: its images, or a chart for each panel."""
     panels = [panel for panel in plot.panels if any(line.points for line in panel.lines)]
     chart = None
     if panels and plot.figure.kind not in KEPT:
@@ -323,7 +323,7 @@ def _figure(plot: series.Plot, id: str, pictures: list[str]) -> dict[str, Any]:
     return {
         "id": id, "figure": plot.figure.id, "title": plot.figure.title, "label": plot.label,
         "panels": [{"title": ", ".join(label for label in panel.key.values() if label)} for panel in panels],
-        "pictures": pictures, "notes": [note for note in plot.notes if note[0] != "suite"], "chart": chart,
+        "images": images, "notes": [note for note in plot.notes if note[0] != "suite"], "chart": chart,
     }  # fmt: skip
 
 

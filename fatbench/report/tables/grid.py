@@ -39,7 +39,7 @@ class Value:
     wanted: int = 0  # how many the plan asks for
     n: tuple[int, ...] = ()  # examples behind each measurement; more than one number = mixed
     values: tuple[float, ...] = ()  # one a seed
-    behind: tuple[tuple[str, str], ...] = ()  # (cell, stage) whose verdicts they are, one a seed; none of training
+    behind: tuple[tuple[str, str], ...] = ()  # (cell, stage) whose outcomes they are, one a seed; none of training
     cells: tuple[str, ...] = ()  # all that the place stands for, one a seed, measured or not
     published: float | None = None
     published_std: float | None = None

@@ -110,7 +110,7 @@ def absent(sources: Mapping[str, Source], found: Places) -> dict[str, str]:
     why = {}
     for heading, source in sources.items():
         cells = [cell for here in found.values() for cell in here.get(heading, ())[:1]]
-        rounds = max((int(cell.spec["protocol"]["rounds"]) for cell in cells), default=0)
+        rounds = max((int(cell.spec["algorithm"]["rounds"]) for cell in cells), default=0)
         if not cells:
             why[heading] = "not in the grid of this preset"
         elif source.stage == "train":

@@ -124,20 +124,20 @@ def _grid(
         unit, digits = ("plain", _digits(printed)) if plain else ("percent", percent_digits)
         where = table.conditions.get(heading, {})
         columns.append(Column(heading, source, names[source.text], table.best[heading], unit, digits, where))
-    split = False  # whether some rows of a column, or groups of a row, do not compete
+    split = False  # whether some rows of a column, or groups of a row, are not compared
     ranked: list[list[Value]] = []
     for position, column in enumerate(columns):
-        contests: dict[tuple[Names, str], list[Value]] = {}
+        compared: dict[tuple[Names, str], list[Value]] = {}
         for row_key, row in zip(row_keys, rows, strict=False):  # those of the plan come first
             for group, group_key in enumerate(group_keys):
                 for cell in found.get((row_key, group_key), {}).get(column.heading, ())[:1]:
-                    side = row_key if table.compete == "row" else group_key
-                    league = _league(cell, column.source, table)
-                    contests.setdefault((side, league), []).append(row.values[group][position])
-        for contest in contests.values():
-            _rank(contest, column.best)
-            ranked.append(contest)
-        split |= len(contests) > len({side for side, _ in contests})
+                    side = row_key if table.best_within == "row" else group_key
+                    comparison = _comparison_group(cell, column.source, table)
+                    compared.setdefault((side, comparison), []).append(row.values[group][position])
+        for members in compared.values():
+            _rank(members, column.best)
+            ranked.append(members)
+        split |= len(compared) > len({side for side, _ in compared})
 
     bucket = [cell for here in found.values() for cells in here.values() for cell in cells]
     cells = list({cell.id: cell for cell in bucket}.values())
@@ -270,18 +270,20 @@ def _value(cells: Sequence[Cell], source: Source, numbers: Numbers, facts: prove
     )
 
 
-def _league(cell: Cell, source: Source, table: Table) -> str:
-    """What must be the same for two numbers to compete: an accuracy on one data set is not better than on another.
+def _comparison_group(cell: Cell, source: Source, table: Table) -> str:
+    """What must be the same for two numbers to best_within: an accuracy on one data set is not better than on another.
 
-    Data set, partition with its number of clients, training objective, and the attack that judges. With `rivals`: the
-    labels of all other axes that the table shows.
+    Data set, partition with its number of clients, training objective, and the attack that judges. With
+    `compare_across`: the labels of all other axes that the table shows.
     """
     attack = next((one.attack for one in cell.evaluations if one.label == source.metric), None)
     judged = repr((cell.spec["data"], attack if source.stage != "train" else None))
-    if table.rivals:
-        return judged + repr([cell.key.get(axis) for axis in (*table.rows, *table.across) if axis not in table.rivals])
-    protocol = cell.spec["protocol"]
-    objective = (protocol.get("local") or protocol).get("objective")
+    if table.compare_across:
+        return judged + repr(
+            [cell.key.get(axis) for axis in (*table.rows, *table.across) if axis not in table.compare_across]
+        )
+    algorithm = cell.spec["algorithm"]
+    objective = (algorithm.get("local") or algorithm).get("objective")
     return judged + repr((cell.spec["partition"], objective))
 
 

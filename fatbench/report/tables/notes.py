@@ -20,7 +20,7 @@ from fatbench.suite.tables import Table
 
 NOT_COMPARED = "no difference is shown: the settings are not the paper's"
 PRIOR = (
-    "a client's accuracy is the mean of the test set's accuracies by class, weighted by its own share of each class;"
+    "a client's accuracy is the mean of the test set's accuracies by class, weighted by its own fraction of each class;"
     " tenth: mean of the worst tenth of the clients; std: over clients (ddof 0)"
 )
 SYMBOLS = ("†", "‡", "§", "¶")
@@ -79,9 +79,9 @@ def notes(
     elif attacks:
         yield "attacks", attacks
     if any(value.rank in ("best", "second") for value in grid.all()):
-        over = f"of a {table.compete}" + " under the same heading" * (table.compete == "row")
-        if grid.split and table.rivals:
-            over += f" on the same data that differ in {_listed(table.rivals)} alone"
+        over = f"of a {table.best_within}" + " under the same heading" * (table.best_within == "row")
+        if grid.split and table.compare_across:
+            over += f" on the same data that differ in {_listed(table.compare_across)} alone"
         elif grid.split:
             over += " with the same data, partition, clients, training objective and test attack"
         yield "marks", f"bold: best, underlined: second {over}; measured numbers only"
@@ -126,10 +126,10 @@ def _below(
     axes = [axis for axis in shown if len({cell.key.get(axis) for cell in cells}) > 1]
     named: dict[str, list[str]] = {}
     chance = below[0][1][2]
-    for cell, (value, n, share) in below:
+    for cell, (value, n, fraction) in below:
         who = ", ".join(cell.key[axis] for axis in axes if axis in cell.key) or "all"
         said = f"seed {cell.spec['seed']}: {100 * value:.1f}% of {n}"
-        named.setdefault(who, []).append(said if share == chance else f"{said}, chance {100 * share:.4g}%")
+        named.setdefault(who, []).append(said if fraction == chance else f"{said}, chance {100 * fraction:.4g}%")
     listed = "; ".join(f"{who} ({', '.join(said)})" for who, said in named.items())
     return (
         f"{len(below)} of {len(cells)} cells have not learned, so that their other accuracies say nothing;"
@@ -215,7 +215,7 @@ def checkpoint(columns: Sequence[Column], select: str, plan: Plan, cells: Sequen
 
 def _checkpoint(columns: Sequence[Column], select: str, plan: Plan, cells: Sequence[Cell]) -> Iterable[str]:
     stages = {column.source.stage for column in columns}
-    last = f"{WORDS['last']} ({_listed({str(cell.spec['protocol']['rounds']) for cell in cells})})"
+    last = f"{WORDS['last']} ({_listed({str(cell.spec['algorithm']['rounds']) for cell in cells})})"
     if any(stage == "evaluation" or stage.startswith("prior") for stage in stages):
         yield last if select == "last" else WORDS[select]
         if select not in plan.checkpoints:

@@ -25,7 +25,7 @@ def spread(value: Value, column: Column) -> str:
     return "" if value.std is None else f"±{number(value.std, column)}"
 
 
-def share(value: Value) -> str:
+def fraction(value: Value) -> str:
     """ "[2/3]" where seeds are missing, or nothing."""
     return f"[{len(value.seeds)}/{value.wanted}]" if value.partial else ""
 

@@ -73,7 +73,7 @@ def note(grids: Iterable[Grid], store: Store, which: str, pooled: Numbers | None
 
 
 class Pooled(Numbers):
-    """The numbers of several runs of each cell: their means. There are no verdicts of a mean."""
+    """The numbers of several runs of each cell: their means. There are no outcomes of a mean."""
 
     def __init__(self, parts: Sequence[tuple[Plan, Numbers]]) -> None:
         self.parts = parts

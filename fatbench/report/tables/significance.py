@@ -1,7 +1,7 @@
 """Which numbers of a table cannot be told from the best: marked, and the best is not bold by a hair.
 
-Every value is tested against the best of its contest, over seeds and images (`statistics.crossed`); with one seed over
-images (McNemar; where several models judge an image, the paired t test). All need the verdicts of each image. Holm's
+Every value is tested against the best of its group, over seeds and images (`statistics.crossed`); with one seed over
+images (McNemar; where several models judge an image, the paired t test). All need the outcomes of each image. Holm's
 correction is over all these tests of the table.
 """
 
@@ -22,20 +22,20 @@ MCNEMAR = "images (exact McNemar test)"
 SEVERAL = "images (paired t test of the mean over models)"
 
 
-def mark(grid: Grid, contests: Iterable[Sequence[Value]], outcomes: Outcomes | None) -> None:
-    """Mark what cannot be told from the best of its contest, and the best with it; such values are not ranked.
+def mark(grid: Grid, groups: Iterable[Sequence[Value]], outcomes: Outcomes | None) -> None:
+    """Mark what cannot be told from the best of its group, and the best with it; such values are not ranked.
 
-    contests: the values that compete, ranked. A contest in which one value cannot be tested keeps its ranks: verdicts
+    groups: the values that compete, ranked. A group in which one value cannot be tested keeps its ranks: outcomes
     that are not stored, or seeds that the best lacks.
     """
     if outcomes is None:
         return
     tests: list[tuple[Value, Value, float, str]] = []  # the best, another, p, over what
-    for contest in contests:
-        best = next((value for value in contest if value.rank == "best"), None)
+    for group in groups:
+        best = next((value for value in group if value.rank == "best"), None)
         if best is None:
             continue
-        others = [value for value in contest if value is not best and value.mean is not None]
+        others = [value for value in group if value is not best and value.mean is not None]
         found = [(value, _tested(best, value, outcomes)) for value in others]
         if all(test for _, test in found):
             tests += [(best, value, *test) for value, test in found if test]
@@ -56,7 +56,7 @@ def mark(grid: Grid, contests: Iterable[Sequence[Value]], outcomes: Outcomes | N
 
 
 def _tested(best: Value, other: Value, outcomes: Outcomes) -> tuple[float, str] | None:
-    """p of the two values being one, and over what; None: too little is stored to tell. p of equal verdicts is 1."""
+    """p of the two values being one, and over what; None: too little is stored to tell. p of equal outcomes is 1."""
     if best.seeds != other.seeds or len(best.behind) != len(best.seeds) or len(other.behind) != len(other.seeds):
         return None
     a, b = ([outcomes(*place) for place in value.behind] for value in (best, other))

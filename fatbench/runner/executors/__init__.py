@@ -1,7 +1,7 @@
 """Executors hand cells to workers: processes on this machine, Ray tasks, SLURM jobs.
 
-An executor is a module with two functions. `lanes(device, jobs, per_gpu, url)` says which devices work side by side,
-and refuses what cannot be done before anything is written. `run(jobs, machine, lanes, watch, stop, fail_fast=False)`
+An executor is a module with two functions. `slots(device, jobs, per_gpu, url)` says which devices work side by side,
+and refuses what cannot be done before anything is written. `run(jobs, machine, slots, watch, stop, fail_fast=False)`
 works through the cells and says how each ended; `watch` takes the workers' events, `stop` is what the user asked for:
 0 to go on, 1 to end after the round at hand, 2 to end at once. What executors share is here.
 """
@@ -75,7 +75,7 @@ def attempt(job: Job, machine: Machine, notify: Callable[[Event], None], stop: C
 
 
 def bury(
-    job: Job, machine: Machine, worker: Worker | None, text: str, watch: Callable[[int, Event], None], lane: int
+    job: Job, machine: Machine, worker: Worker | None, text: str, watch: Callable[[int, Event], None], slot: int
 ) -> Outcome:
     """Mark what a dead worker had in hand as failed; what other processes have in hand stays theirs."""
     with patient(machine.db) as store:
@@ -83,7 +83,7 @@ def bury(
         for run in held.values():
             store.fail(run, text)
     for stage in held or ["train"]:
-        watch(lane, Event(job.cell, stage, "failed", message=text))
+        watch(slot, Event(job.cell, stage, "failed", message=text))
     return "failed"
 
 

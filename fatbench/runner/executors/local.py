@@ -1,6 +1,6 @@
 """Worker processes on this machine, each takes the next cell when it is free.
 
-A lane is what one cell at a time goes through. Every lane has a process of its own; with `--together N`, N lanes share
+A slot is what one cell at a time goes through. Every slot has a process of its own; with `--vectorise N`, N slots share
 one, each a thread there, and train as one program (`fatbench.engine.fast.cells`).
 
 A worker that makes no progress for two leases (it was stopped, or hangs) is killed, and its cell begun once more.
@@ -33,8 +33,8 @@ from fatbench.runner.executors import Worker, asked, attempt, bury, me, release,
 from fatbench.runner.jobs import Event, Job, Machine, Outcome
 
 
-def lanes(device: str | None, jobs: int | None, per_gpu: int | Mapping[int, int] = 1, url: str = "") -> list[str]:
-    """A GPU or a core a lane; `per_gpu` lanes a GPU, of all or by its number. MachineError: no such GPU; SpecError."""
+def slots(device: str | None, jobs: int | None, per_gpu: int | Mapping[int, int] = 1, url: str = "") -> list[str]:
+    """A GPU or a core a slot; `per_gpu` slots a GPU, of all or by its number. MachineError: no such GPU; SpecError."""
     wanted, jobs = asked(device, jobs)
     have = gpu_count() if wanted != "cpu" else 0
     if wanted == "cpu" or (wanted == "auto" and have == 0):
@@ -68,15 +68,15 @@ def gpu_count() -> int:
 
 
 @dataclass
-class _Lane:
-    """A worker process, our end of the lane's pipe, and the cell it has in hand."""
+class _Slot:
+    """A worker process, our end of the slot's pipe, and the cell it has in hand."""
 
     process: Any
     pipe: Any
     job: Job | None = None
     began: float = 0.0  # with the job
     idle: int = 0  # looks in a row at which it had nothing in hand
-    verdict: str = ""  # why we have killed it
+    reason: str = ""  # why we have killed it
 
     def tell(self, item: Any) -> None:
         """A cell to work on, or None: end after the round at hand. A worker that is gone does not mind."""
@@ -91,42 +91,42 @@ class _Lane:
 def run(
     jobs: Sequence[Job],
     machine: Machine,
-    lanes: Sequence[str],
+    slots: Sequence[str],
     watch: Callable[[int, Event], None],
     stop: Callable[[], int],
     *,
     fail_fast: bool = False,
 ) -> dict[str, Outcome]:
-    """Work through `jobs`, `machine.together` neighbouring lanes a process; outcome per cell."""
+    """Work through `jobs`, `machine.vectorise` neighbouring slots a process; outcome per cell."""
     context = multiprocessing.get_context("spawn")
     waiting = list(jobs)
     outcomes: dict[str, Outcome] = {}
-    workers: dict[int, _Lane] = {}
+    workers: dict[int, _Slot] = {}
     again: set[str] = set()  # cells whose worker was killed for making no progress
     every = _looks(machine)
     look = time.monotonic() + every
     halted = False
 
-    def company(lane: int) -> list[int]:
-        first = lane - lane % machine.together
-        return list(range(first, min(first + machine.together, len(lanes))))
+    def company(slot: int) -> list[int]:
+        first = slot - slot % machine.vectorise
+        return list(range(first, min(first + machine.vectorise, len(slots))))
 
     def start(members: Sequence[int]) -> None:
-        here = replace(machine, device=lanes[members[0]])
+        here = replace(machine, device=slots[members[0]])
         if len(members) == 1 and (begun := processes.taken()) is not None:
             process, pipe = begun
-            workers[members[0]] = _Lane(process, pipe)
+            workers[members[0]] = _Slot(process, pipe)
             workers[members[0]].tell((_serve, here))
             return
         pipes = [context.Pipe() for _ in members]
         process = processes.started(_serve, here, [theirs for _, theirs in pipes])
-        for lane, (ours, theirs) in zip(members, pipes, strict=True):
+        for slot, (ours, theirs) in zip(members, pipes, strict=True):
             theirs.close()
-            workers[lane] = _Lane(process, ours)
+            workers[slot] = _Slot(process, ours)
 
-    def over(lane: int, job: Job, outcome: Outcome) -> None:
+    def over(slot: int, job: Job, outcome: Outcome) -> None:
         outcomes[job.cell] = outcome
-        watch(lane, Event(job.cell, "cell", outcome))
+        watch(slot, Event(job.cell, "cell", outcome))
         if outcome == "blocked" or (outcome == "failed" and fail_fast):
             halt()
 
@@ -145,25 +145,25 @@ def run(
                 halt()
             if wish >= 2:
                 break
-            for lane in range(len(lanes)):
-                if not waiting or (lane in workers and workers[lane].job is not None):
+            for slot in range(len(slots)):
+                if not waiting or (slot in workers and workers[slot].job is not None):
                     continue
-                if lane not in workers or not workers[lane].process.is_alive():
-                    members = company(lane)
+                if slot not in workers or not workers[slot].process.is_alive():
+                    members = company(slot)
                     if any(other in workers and workers[other].job for other in members):
                         continue  # a process has died, and not all it had in hand is buried yet
                     start(members)
-                workers[lane].job, workers[lane].began, workers[lane].idle = waiting.pop(0), time.monotonic(), 0
-                given = workers[lane].job
+                workers[slot].job, workers[slot].began, workers[slot].idle = waiting.pop(0), time.monotonic(), 0
+                given = workers[slot].job
                 assert given is not None
-                workers[lane].tell(given)
-                watch(lane, Event(given.cell, "lane", "given"))
-            busy = {lane: worker for lane, worker in workers.items() if worker.job is not None}
+                workers[slot].tell(given)
+                watch(slot, Event(given.cell, "slot", "given"))
+            busy = {slot: worker for slot, worker in workers.items() if worker.job is not None}
             ready = wait([worker.pipe for worker in busy.values()], timeout=0.1)
             if time.monotonic() > look:
                 look = time.monotonic() + every
                 _judge(busy.values(), machine)
-            for lane, worker in busy.items():
+            for slot, worker in busy.items():
                 job = worker.job
                 assert job is not None
                 try:
@@ -174,21 +174,21 @@ def run(
                 except (EOFError, OSError):
                     item = None
                 if isinstance(item, Event):
-                    watch(lane, item)
+                    watch(slot, item)
                     continue
                 if item is None:
-                    del workers[lane]
+                    del workers[slot]
                     text = _death(worker.process)
-                    killed = next((w.verdict for w in busy.values() if w.process is worker.process and w.verdict), "")
+                    killed = next((w.reason for w in busy.values() if w.process is worker.process and w.reason), "")
                     if killed == IDLE and job.cell not in again and not halted:
                         again.add(job.cell)
                         release(job, machine, worker.worker)
                         waiting.append(job)
-                        watch(lane, Event(job.cell, "train", "interrupted", message=f"{killed}: it is begun once more"))
+                        watch(slot, Event(job.cell, "train", "interrupted", message=f"{killed}: it is begun once more"))
                         continue
-                    item = bury(job, machine, worker.worker, killed or text, watch, lane)
+                    item = bury(job, machine, worker.worker, killed or text, watch, slot)
                 worker.job = None
-                over(lane, job, item)
+                over(slot, job, item)
     finally:
         for worker in workers.values():
             if worker.job is None:
@@ -218,7 +218,7 @@ def _looks(machine: Machine) -> float:
     return min(max(machine.lease / 4, 5.0), 60.0)
 
 
-def _judge(workers: Iterable[_Lane], machine: Machine) -> None:
+def _judge(workers: Iterable[_Slot], machine: Machine) -> None:
     """Kill workers whose cell's time is over, and those that have had nothing in hand, or no progress, for a lease."""
     limit = machine.time_limit
     for worker in workers:
@@ -228,10 +228,10 @@ def _judge(workers: Iterable[_Lane], machine: Machine) -> None:
         except Unavailable:  # nobody can make progress
             worker.idle = 0
         if limit is not None and time.monotonic() - worker.began > limit + GRACE:
-            worker.verdict = f"TimeLimit: {limit:g} s are over, and the worker process did not end by itself"
+            worker.reason = f"TimeLimit: {limit:g} s are over, and the worker process did not end by itself"
         elif worker.idle * _looks(machine) > max(machine.lease, IDLE_SECONDS):
-            worker.verdict = IDLE
-        if worker.verdict:
+            worker.reason = IDLE
+        if worker.reason:
             worker.process.kill()
 
 
@@ -248,7 +248,7 @@ def _death(process: Any) -> str:
 
 
 def _serve(machine: Machine, pipes: Sequence[Any]) -> None:
-    """A worker process's life: that of its one lane, or of several, each in a thread."""
+    """A worker process's life: that of its one slot, or of several, each in a thread."""
     if len(pipes) == 1:
         _take(machine, pipes[0])
     else:

@@ -25,8 +25,8 @@ from fatbench.store.database import Database
 PATIENCE = 3.0  # seconds that a cluster may take to know that a node is gone
 
 
-def lanes(device: str | None, jobs: int | None, per_gpu: int, url: str) -> list[str]:
-    """What the cluster has: a GPU (or a share of one) or a core a lane.
+def slots(device: str | None, jobs: int | None, per_gpu: int, url: str) -> list[str]:
+    """What the cluster has: a GPU (or a fraction of one) or a core a slot.
 
     SpecError: no Ray, a device that is not Ray's to choose, SQLite on several nodes. MachineError: no GPU, no cluster.
     """
@@ -35,7 +35,7 @@ def lanes(device: str | None, jobs: int | None, per_gpu: int, url: str) -> list[
     if ":" in wanted:
         raise SpecError(f"--device {wanted}: Ray chooses the GPUs; give cuda (CUDA_VISIBLE_DEVICES hides the others)")
     if not (_address() or ray.is_initialized()):
-        return local.lanes(wanted, jobs, per_gpu)
+        return local.slots(wanted, jobs, per_gpu)
     with _connected(ray):
         nodes = sum(node["Alive"] for node in ray.nodes())
         have = ray.cluster_resources()
@@ -56,23 +56,23 @@ def lanes(device: str | None, jobs: int | None, per_gpu: int, url: str) -> list[
 def run(
     jobs: Sequence[Job],
     machine: Machine,
-    lanes: Sequence[str],
+    slots: Sequence[str],
     watch: Callable[[int, Event], None],
     stop: Callable[[], int],
     *,
     fail_fast: bool = False,
 ) -> dict[str, Outcome]:
-    """Work through `jobs`, as many tasks at a time as there are lanes; outcome per cell."""
+    """Work through `jobs`, as many tasks at a time as there are slots; outcome per cell."""
     ray = _package()
-    with _connected(ray, lanes):
-        return _run(ray, jobs, machine, lanes, watch, stop, fail_fast)
+    with _connected(ray, slots):
+        return _run(ray, jobs, machine, slots, watch, stop, fail_fast)
 
 
 def _run(
     ray: Any,
     jobs: Sequence[Job],
     machine: Machine,
-    lanes: Sequence[str],
+    slots: Sequence[str],
     watch: Callable[[int, Event], None],
     stop: Callable[[], int],
     fail_fast: bool,
@@ -82,10 +82,10 @@ def _run(
     with_us = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     board = ray.remote(num_cpus=0, scheduling_strategy=with_us)(Board).remote()  # another node may be lost
     # Ray names the GPU: a task sees only the one it was given
-    here = replace(machine, device="cpu" if lanes[0] == "cpu" else "cuda:0")
-    gpu = 0.0 if lanes[0] == "cpu" else 1 / max(Counter(lanes).values())
+    here = replace(machine, device="cpu" if slots[0] == "cpu" else "cuda:0")
+    gpu = 0.0 if slots[0] == "cpu" else 1 / max(Counter(slots).values())
     task = ray.remote(num_cpus=1, num_gpus=gpu, max_retries=0)(_work)
-    waiting, free = list(jobs), list(range(len(lanes)))
+    waiting, free = list(jobs), list(range(len(slots)))
     tasks: dict[Any, tuple[int, Job]] = {}
     workers: dict[str, tuple[Worker, str]] = {}  # who has taken a cell, and on which node
     again: set[str] = set()  # cells whose node was lost
@@ -93,9 +93,9 @@ def _run(
     halted = False
 
     def hear() -> None:
-        for lane, item in ray.get(board.take.remote()):
+        for slot, item in ray.get(board.take.remote()):
             if isinstance(item, Event):
-                watch(lane, item)
+                watch(slot, item)
             else:
                 cell, worker, node = item
                 workers[cell] = worker, node
@@ -118,14 +118,14 @@ def _run(
         if wish >= 2:
             break
         while waiting and free:
-            lane, job = free.pop(0), waiting.pop(0)
-            tasks[task.remote(lane, job, here, board)] = (lane, job)
-            watch(lane, Event(job.cell, "lane", "given"))
+            slot, job = free.pop(0), waiting.pop(0)
+            tasks[task.remote(slot, job, here, board)] = (slot, job)
+            watch(slot, Event(job.cell, "slot", "given"))
         ready, _ = ray.wait(list(tasks), timeout=0.2)
         hear()
         for reference in ready:
-            lane, job = tasks.pop(reference)
-            free.append(lane)
+            slot, job = tasks.pop(reference)
+            free.append(slot)
             try:
                 outcome = ray.get(reference)
             except ray.exceptions.TaskCancelledError:
@@ -138,15 +138,15 @@ def _run(
                     if not halted:
                         waiting.append(job)
                         text = "its Ray node is lost: it is begun once more"
-                        watch(lane, Event(job.cell, "train", "interrupted", message=text))
+                        watch(slot, Event(job.cell, "train", "interrupted", message=text))
                         continue
                     outcome = "interrupted"
                 else:
                     where = f" on {worker.host}" if worker else ""
                     text = f"the Ray worker{where} ended: {type(error).__name__}: {str(error).splitlines()[0]}"
-                    outcome = bury(job, machine, worker, text, watch, lane)
+                    outcome = bury(job, machine, worker, text, watch, slot)
             outcomes[job.cell] = outcome
-            watch(lane, Event(job.cell, "cell", outcome))
+            watch(slot, Event(job.cell, "cell", outcome))
             if outcome == "blocked" or (outcome == "failed" and fail_fast):
                 halt()
     for reference in tasks:
@@ -180,9 +180,9 @@ class Board:
         self.items: list[tuple[int, Any]] = []
         self.stopping = False
 
-    def tell(self, lane: int, item: Any) -> None:
+    def tell(self, slot: int, item: Any) -> None:
         """An event, or (cell, worker, node): who has taken the cell, and on which node."""
-        self.items.append((lane, item))
+        self.items.append((slot, item))
 
     def take(self) -> list[tuple[int, Any]]:
         """What was told since the last time."""
@@ -198,12 +198,12 @@ class Board:
         return self.stopping
 
 
-def _work(lane: int, job: Job, machine: Machine, board: Any) -> Outcome:
+def _work(slot: int, job: Job, machine: Machine, board: Any) -> Outcome:
     """The task."""
     import ray
 
     def notify(event: Event) -> None:
-        board.tell.remote(lane, event)
+        board.tell.remote(slot, event)
 
     def stop() -> bool:
         try:
@@ -211,7 +211,7 @@ def _work(lane: int, job: Job, machine: Machine, board: Any) -> Outcome:
         except ray.exceptions.RayError:  # the driver is gone, and the board with it
             return True
 
-    ray.get(board.tell.remote(lane, (job.cell, me(), ray.get_runtime_context().get_node_id())))
+    ray.get(board.tell.remote(slot, (job.cell, me(), ray.get_runtime_context().get_node_id())))
     outcome: Outcome = "interrupted" if stop() else attempt(job, machine, notify, stop)
     stop()  # calls arrive in order: now every event has
     return outcome
@@ -233,7 +233,7 @@ def _address() -> str | None:
 
 
 @contextlib.contextmanager
-def _connected(ray: Any, lanes: Sequence[str] = ()) -> Iterator[None]:
+def _connected(ray: Any, slots: Sequence[str] = ()) -> Iterator[None]:
     """A connection to Ray. One that was there before stays; what is started here is ended here.
 
     Ray takes SIGTERM for itself and writes messages of its nodes to stdout: the one goes back, the others to stderr.
@@ -246,9 +246,9 @@ def _connected(ray: Any, lanes: Sequence[str] = ()) -> Iterator[None]:
     address = _address()
     options: dict[str, Any] = {"address": address}
     if address is None:
-        gpus = len({lane for lane in lanes if lane != "cpu"})
+        gpus = len({slot for slot in slots if slot != "cpu"})
         # tasks pass no arrays: the store is the smallest that Ray accepts
-        options = {"address": "local", "num_cpus": len(lanes), "num_gpus": gpus, "object_store_memory": 80 << 20}
+        options = {"address": "local", "num_cpus": len(slots), "num_gpus": gpus, "object_store_memory": 80 << 20}
         options["include_dashboard"] = False
     with contextlib.redirect_stdout(sys.stderr):
         try:

@@ -51,7 +51,7 @@ UNFINISHED = ("CANCELLED", "PREEMPTED", "TIMEOUT", "NODE_FAIL", "BOOT_FAIL", "DE
 OVER = (*UNFINISHED, "COMPLETED", "FAILED", "OUT_OF_MEMORY", "GONE")
 
 
-def lanes(device: str | None, jobs: int | None, per_gpu: int, url: str) -> list[str]:
+def slots(device: str | None, jobs: int | None, per_gpu: int, url: str) -> list[str]:
     """As many as may run side by side; the device is a GPU where the jobs ask for one.
 
     SpecError: no submitit, a setting it does not know, a device that is not SLURM's to choose. MachineError: no sbatch.
@@ -79,13 +79,13 @@ def lanes(device: str | None, jobs: int | None, per_gpu: int, url: str) -> list[
             " locks (many NFS servers do not); PostgreSQL is safe: --db postgresql://user:password@host/name",
             file=sys.stderr,
         )
-    return ["cuda:0" if gpu else "cpu"] * (jobs or (len(local.lanes("cpu", None)) if here else AT_ONCE))
+    return ["cuda:0" if gpu else "cpu"] * (jobs or (len(local.slots("cpu", None)) if here else AT_ONCE))
 
 
 def run(
     jobs: Sequence[Job],
     machine: Machine,
-    lanes: Sequence[str],
+    slots: Sequence[str],
     watch: Callable[[int, Event], None],
     stop: Callable[[], int],
     *,
@@ -100,9 +100,9 @@ def run(
     here = table.get("cluster", "slurm") == "local"
     folder = Path(machine.files).absolute() / "slurm" / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
     folder.mkdir(parents=True, mode=0o700)  # the submitted jobs hold the database's password
-    executor = _executor(submitit, folder, table, lanes)
+    executor = _executor(submitit, folder, table, slots)
     grace = float(table.get("signal_delay_s", SIGNAL_DELAY)) * 2 / 3  # type: ignore[arg-type]
-    machine = replace(machine, device=lanes[0])
+    machine = replace(machine, device=slots[0])
     waiting = list(jobs)
     sent: list[_Sent] = []
     ended: list[_Sent] = []
@@ -125,7 +125,7 @@ def run(
         sent.remove(one)
         ended.append(one)
         outcomes[one.job.cell] = outcome
-        watch(one.lane, Event(one.job.cell, "cell", outcome))
+        watch(one.slot, Event(one.job.cell, "cell", outcome))
         if outcome == "blocked" or (outcome == "failed" and fail_fast):
             halt()
 
@@ -146,7 +146,7 @@ def run(
                 halt()
             if wish >= 2:
                 break
-            room = len(lanes) - len(sent) if here else len(waiting)
+            room = len(slots) - len(sent) if here else len(waiting)
             if waiting and room > 0:
                 batch, waiting[:] = waiting[:room], waiting[room:]
                 submit(batch)
@@ -155,7 +155,7 @@ def run(
                 if one not in sent:
                     continue
                 for event in one.news(sent):
-                    watch(one.lane, event)
+                    watch(one.slot, event)
                 state = states.get(one.submission.job_id, "")
                 if one.outcome is None and one.lost(state, PATIENCE / 6 if here else PATIENCE):
                     text = f"SLURM job {one.submission.job_id} ended: {state}; its log is {one.submission.paths.stderr}"
@@ -163,7 +163,7 @@ def run(
                         release(one.job, machine, one.worker)
                         one.outcome = "interrupted"
                     else:
-                        one.outcome = bury(one.job, machine, one.worker, text, watch, one.lane)
+                        one.outcome = bury(one.job, machine, one.worker, text, watch, one.slot)
                 if one.outcome is not None:
                     over(one, one.outcome)
             if sent:
@@ -191,12 +191,12 @@ def run(
 SIGNAL_DELAY = 90  # seconds before the end of a job's time at which SLURM says so
 
 
-def _executor(submitit: Any, folder: Path, table: dict[str, object], lanes: Sequence[str]) -> Any:
+def _executor(submitit: Any, folder: Path, table: dict[str, object], slots: Sequence[str]) -> Any:
     """submitit's executor with the table's parameters. SpecError: it does not take them."""
     values = {SHORT.get(key, key): value for key, value in table.items() if key != "cluster"}
-    values = {"name": "fatbench", "timeout_min": 240, "cpus_per_task": 1, "array_parallelism": len(lanes), **values}
+    values = {"name": "fatbench", "timeout_min": 240, "cpus_per_task": 1, "array_parallelism": len(slots), **values}
     values.setdefault("signal_delay_s", SIGNAL_DELAY)
-    if lanes[0] != "cpu" and not any("gpu" in f"{key} {value}" for key, value in values.items()):
+    if slots[0] != "cpu" and not any("gpu" in f"{key} {value}" for key, value in values.items()):
         values["gpus_per_node"] = 1
     try:
         executor = submitit.AutoExecutor(folder, cluster=table.get("cluster", "slurm"), slurm_max_num_timeout=TIMEOUTS)
@@ -214,7 +214,7 @@ class _Sent:
     submission: Any
     file: Path
     read: int = 0
-    lane: int = -1  # none until it runs
+    slot: int = -1  # none until it runs
     worker: Worker | None = None
     outcome: Outcome | None = None
     missed: float | None = None
@@ -233,9 +233,9 @@ class _Sent:
             if kind == "worker":
                 self.worker = Worker(*value)
                 self.missed = None
-                if self.lane < 0:
-                    taken = {other.lane for other in others}
-                    self.lane = next(lane for lane in range(len(taken) + 1) if lane not in taken)
+                if self.slot < 0:
+                    taken = {other.slot for other in others}
+                    self.slot = next(slot for slot in range(len(taken) + 1) if slot not in taken)
             elif kind == "event":
                 yield Event(**value)
             else:

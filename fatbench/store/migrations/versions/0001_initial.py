@@ -79,7 +79,7 @@ def upgrade() -> None:
         sqlite_with_rowid=False,
     )
     op.create_table(
-        "outcomes",
+        "outcome_chunks",
         sa.Column("cell", NAME, nullable=False),
         sa.Column("stage", NAME, nullable=False),
         sa.Column("start", sa.Integer, nullable=False),

@@ -1,4 +1,4 @@
-"""Replicates of a cell, the view `measurements` that names them, and the view `verdicts`: one row an image."""
+"""Replicates of a cell, the view `measurements` that names them, and the view `outcomes`: one row an image."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ FROM numbers n JOIN runs r ON r.id = n.run JOIN cells c ON c.id = n.cell
     if op.get_bind().dialect.name == "postgresql":
         op.execute(
             """\
-CREATE VIEW verdicts AS
+CREATE VIEW outcomes AS
 SELECT o.cell, o.stage, o.start + k AS position, get_bit(o.bits, k / 8 * 8 + 7 - k % 8) AS correct
-FROM outcomes o CROSS JOIN LATERAL generate_series(0, o.n - 1) AS k"""
+FROM outcome_chunks o CROSS JOIN LATERAL generate_series(0, o.n - 1) AS k"""
         )
     else:
         op.execute(
             """\
-CREATE VIEW verdicts AS
+CREATE VIEW outcomes AS
 WITH RECURSIVE places(k) AS
-  (SELECT 0 UNION ALL SELECT k + 1 FROM places WHERE k + 1 < (SELECT max(n) FROM outcomes))
+  (SELECT 0 UNION ALL SELECT k + 1 FROM places WHERE k + 1 < (SELECT max(n) FROM outcome_chunks))
 SELECT o.cell, o.stage, o.start + k AS position,
   (instr('0123456789ABCDEF', substr(hex(o.bits), k / 4 + 1, 1)) - 1) >> (3 - k % 4) & 1 AS correct
-FROM outcomes o JOIN places ON k < o.n"""
+FROM outcome_chunks o JOIN places ON k < o.n"""
         )

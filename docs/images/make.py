@@ -1,4 +1,4 @@
-"""The pictures of the README, out of the committed results. Run it as a program; it needs chromium and pdflatex."""
+"""The images of the README, out of the committed results. Run it as a program; it needs chromium and pdflatex."""
 
 from __future__ import annotations
 
