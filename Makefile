@@ -95,12 +95,13 @@ gpu: $(STAMP) ## half an hour on a GPU, worst risks first: results/bench; make g
 
 check: lint test ## all that must pass before a commit
 
-lint: $(STAMP) ## ruff, mypy, who imports whom, and every suite file
+lint: $(STAMP) ## ruff, mypy, who imports whom, every suite file, and the English of the documents
 	@$(BIN)/ruff check
 	@$(BIN)/ruff format --check
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-logo
 	@$(BIN)/fatbench suite check suites/*.yaml
+	@$(BIN)/python docs/check_words.py
 
 format: $(STAMP) ## put the code into the shape that lint asks for
 	@$(BIN)/ruff check --fix
