@@ -49,6 +49,11 @@ class Unavailable(MachineError):
     """
 
 
+def article(noun: str) -> str:
+    """The noun with its article: "an attack", "a model"."""
+    return f"{'an' if noun[0] in 'aeiou' else 'a'} {noun}"
+
+
 def did_you_mean(given: str, known: Iterable[str]) -> str:
     """The tail of an error message: the nearest known name, or all of them.
 

@@ -168,11 +168,11 @@ def test_files_databases_and_cells(db: str, monkeypatch: Any, capsys: Any) -> No
         ("algorithm.aggregator=samples", [6, 7]),
         ("algorithm.aggregator=sfat", [6, 7]),
     ]
-    code, out, _ = call(monkeypatch, capsys, "3fd8", "4a56", "--db", db, "--metric", "cw")
+    code, out, _ = call(monkeypatch, capsys, "cce9", "77d1", "--db", db, "--metric", "cw")
     assert "(500 images, seed 6)" in out
     assert "=> McNemar: p = 0.0086: A and B differ" in out
-    code, _, err = call(monkeypatch, capsys, "3fd8", fp32, "--db", db)
-    assert (code, err) == (2, f"fatbench: '{fp32}' is a file or database, '3fd8' is not: give two\n")
+    code, _, err = call(monkeypatch, capsys, "cce9", fp32, "--db", db)
+    assert (code, err) == (2, f"fatbench: '{fp32}' is a file or database, 'cce9' is not: give two\n")
     code, _, err = call(monkeypatch, capsys, "aggregator=sfat", "aggregator=samples", "--db", db)
     assert (code, err) == (
         2,

@@ -250,7 +250,7 @@ def test_cifar100_has_the_fine_labels(tmp_path: Path) -> None:
     assert data.classes == 100 and np.array_equal(data.train_labels, labels[:100])
 
 
-@pytest.mark.parametrize("algorithm", [3, 4])
+@pytest.mark.parametrize("protocol", [3, 4])
 def test_a_batch_that_python_3_pickled_is_read_too(protocol: int, tmp_path: Path) -> None:
     images = layouts.pixels(3, 3072)
     file = tmp_path / "data_batch_1"
@@ -271,7 +271,7 @@ class Touch:
         return os.system, (f"touch {self.file}",)
 
 
-@pytest.mark.parametrize("algorithm", [0, 2, 4])
+@pytest.mark.parametrize("protocol", [0, 2, 4])
 def test_a_pickle_that_would_run_a_command_is_refused(protocol: int, tmp_path: Path) -> None:
     victim = tmp_path / "victim"
     evil = pickle.dumps({"data": Touch(victim), "labels": [1]}, protocol=protocol)

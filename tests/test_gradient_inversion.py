@@ -96,8 +96,8 @@ def test_moving_weights_are_broadcast_anew() -> None:
     assert moving["psnr"] != fixed["psnr"]
 
 
-def test_more_victims_than_images() -> None:
-    with pytest.raises(ValueError, match="10 rounds of 3 victims need 30 images, there are 20"):
+def test_more_target_clients_than_images() -> None:
+    with pytest.raises(ValueError, match="10 rounds of 3 target clients need 30 images, there are 20"):
         watch("none", "patch_ls", rounds=10, target_clients=3)
 
 

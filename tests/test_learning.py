@@ -48,7 +48,7 @@ def test_chance_by_hand() -> None:
 
 
 @pytest.mark.parametrize("n", [3, 50, 500, 10_000])
-@pytest.mark.parametrize("share", [0.01, 0.1, 0.5])
+@pytest.mark.parametrize("fraction", [0.01, 0.1, 0.5])
 def test_every_count_is_decided_as_scipy_decides_it(n: int, fraction: float) -> None:
     for right in range(0, n + 1, max(1, n // 400)):
         decided = stats.binomtest(right, n, fraction, alternative="greater").pvalue < flags.LEVEL

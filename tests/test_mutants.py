@@ -12,7 +12,7 @@ import yaml
 ROOT = Path(__file__).parent.parent
 KNOWN = yaml.safe_load((ROOT / "tests" / "mutants.yaml").read_text())
 PROGRAM = """
-def share(n: int, of: int = 10) -> float:
+def fraction(n: int, of: int = 10) -> float:
     \"\"\"Not a mistake.\"\"\"
     if of == 0:
         raise ValueError("nothing of nothing")
@@ -31,7 +31,7 @@ def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> mutants.Source:
 def test_every_mistake_changes_what_is_run_and_messages_have_none(source: mutants.Source) -> None:
     made = [one for number in range(len(source.places)) if (one := source.mutant(number)) is not None]
     assert {(one.was, one.now) for one in made} == {
-        ("def share(n: int, of: int = 10) -> float:", "def share(n: int, of: int = 11) -> float:"),
+        ("def fraction(n: int, of: int = 10) -> float:", "def fraction(n: int, of: int = 11) -> float:"),
         ("if of == 0:", "if of != 0:"),
         ("if of == 0:", "if of == 1:"),
         ("return n / of", "return n * of"),

@@ -108,7 +108,7 @@ def sha(text: str) -> str:
 
 def test_a_suite_names_its_plug_ins_relative_to_itself_and_those_of_what_it_extends_come_first(place, monkeypatch):
     (place / "below").mkdir()
-    (place / "below" / "other.py").write_text("def two(updates, context): ...\nRULES = {'two': two}\n")
+    (place / "below" / "other.py").write_text("def two(updates, context): ...\nAGGREGATORS = {'two': two}\n")
     head = "name: child\ntitle: T\nextends: ../mine.yaml\nplugins: [other.py]\n"
     (place / "below" / "child.yaml").write_text(head + "axes: {method: {Two: {algorithm: {aggregator: two}}}}\n")
     monkeypatch.chdir("/")
@@ -133,7 +133,7 @@ def test_mistakes_name_file_line_and_key(place, said, message):
 
 
 def test_two_plug_ins_with_the_same_name_are_both_named(place):
-    (place / "twin.py").write_text("def only(updates, context): ...\nRULES = {'only': only}\n")
+    (place / "twin.py").write_text("def only(updates, context): ...\nAGGREGATORS = {'only': only}\n")
     plugins.load([Path("mine.py")])
     with pytest.raises(
         SpecError, match=r"--plugin: plugin .*twin.py: there is already an aggregator named 'only' in .*mine.py"
@@ -143,7 +143,7 @@ def test_two_plug_ins_with_the_same_name_are_both_named(place):
 
 def test_settings_name_plug_ins_and_all_add_up(place, monkeypatch):
     for name in ("a", "b", "c"):
-        (place / f"{name}.py").write_text(f"def {name}(updates, context): ...\nRULES = {{'{name}': {name}}}\n")
+        (place / f"{name}.py").write_text(f"def {name}(updates, context): ...\nAGGREGATORS = {{'{name}': {name}}}\n")
     (place / "fatbench.toml").write_text('plugin = ["a.py"]\n')
     monkeypatch.setenv("FATBENCH_PLUGIN", "b.py:c.py")
     plugins.load([Path("mine.py")])
@@ -173,7 +173,9 @@ def test_an_installed_package_announces_its_plug_in_and_is_not_imported(place, m
     package = site / "their_package"
     package.mkdir(parents=True)
     (package / "__init__.py").write_text("raise ImportError('not for reading')\n")
-    (package / "tables.py").write_text("import yaml_of_others\nfrom .part import three\nRULES = {'three': three}\n")
+    (package / "tables.py").write_text(
+        "import yaml_of_others\nfrom .part import three\nAGGREGATORS = {'three': three}\n"
+    )
     (package / "part.py").write_text("def three(updates, context): ...\n")
     (site / "yaml_of_others.py").write_text("")
     info = site / "their_package-1.0.dist-info"
@@ -261,7 +263,7 @@ def test_a_local_module_with_the_name_of_another_is_refused_when_it_would_be_run
 
 
 def test_a_table_may_name_a_function_of_a_local_module(place):
-    (place / "mine.py").write_text("from helper import near as close\nRULES = {'near': close}\n")
+    (place / "mine.py").write_text("from helper import near as close\nAGGREGATORS = {'near': close}\n")
     (place / "helper.py").write_text("def near(updates, context, *, top: int = 1):\n    return 7\n")
     plugins.load([Path("mine.py")])
     assert [setting.name for setting in signatures.describe("Aggregator", "near").settings] == ["top"]
@@ -271,8 +273,8 @@ def test_a_table_may_name_a_function_of_a_local_module(place):
 def test_a_plug_in_may_have_dataclasses_and_runs_as_it_was_read(place):
     head = "from __future__ import annotations\nfrom dataclasses import dataclass\n\n\n"
     (place / "mine.py").write_text(
-        head
-        + "@dataclass\nclass A:\n    n: int = 3\n\n\ndef f(updates, context):\n    return A().n\n\n\nRULES = {'f': f}\n"
+        head + "@dataclass\nclass A:\n    n: int = 3\n\n\ndef f(updates, context):\n    return A().n\n\n\n"
+        "AGGREGATORS = {'f': f}\n"
     )
     plugins.load([Path("mine.py")])
     (place / "mine.py").write_text("1 / 0\n")
@@ -294,7 +296,7 @@ def test_what_a_cell_uses_is_found_in_nested_calls(place):
     version = {"plugin": "mine.py", "sha256": sha(AGGREGATOR), "modules": {"helper.py": sha(HELPER)}}
     assert plugins.records(mine.spec) == [{**version, "names": ["aggregator only"]}]
     assert plugins.records(fedavg.spec, {"name": "blank"}) == [{**version, "names": ["attack blank"]}]
-    assert plugins.records(mine.spec, {"name": "blank"}) == [{**version, "names": ["attack blank", "aggregator only"]}]
+    assert plugins.records(mine.spec, {"name": "blank"}) == [{**version, "names": ["aggregator only", "attack blank"]}]
 
 
 def test_versions_are_the_same_wherever_the_file_is(place):
@@ -431,7 +433,7 @@ def test_a_plug_in_from_run_to_report_edit_and_import(place, run):
             "plugin": "mine.py",
             "sha256": sha(AGGREGATOR),
             "modules": {"helper.py": sha(HELPER)},
-            "names": ["attack blank", "aggregator only"],
+            "names": ["aggregator only", "attack blank"],
         }
     ]
     assert run("suite", "check", "mine.yaml")[0] == 0

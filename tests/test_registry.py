@@ -282,7 +282,7 @@ def test_a_function_says_what_it_asks_for_by_the_names_of_its_further_parameters
     ("text", "message"),
     [
         (
-            "def f(updates, context, broadcast_loss): ...\nRULES = {'f': f}\n",
+            "def f(updates, context, broadcast_loss): ...\nAGGREGATORS = {'f': f}\n",
             "bad.py:1: the aggregator 'f' asks for 'broadcast_loss' (did you mean 'broadcast_losses'?): beyond "
             "(updates, context) it may ask for broadcast_losses; settings stand after '*'",
         ),
@@ -291,14 +291,14 @@ def test_a_function_says_what_it_asks_for_by_the_names_of_its_further_parameters
             "bad.py:1: the augment 'f' asks for 'padding': beyond (x, generator) it may ask for nothing more; settings",
         ),
         (
-            "def f(updates): ...\nRULES = {'f': f}\n",
+            "def f(updates): ...\nAGGREGATORS = {'f': f}\n",
             "bad.py:1: the aggregator 'f' is called with (updates, context), but takes (updates)",
         ),
         (
-            "def f(updates, broadcast_losses): ...\nRULES = {'f': f}\n",
+            "def f(updates, broadcast_losses): ...\nAGGREGATORS = {'f': f}\n",
             "bad.py:1: the aggregator 'f' is called with (updates, context), but takes (updates, broadcast_losses)",
         ),
-        ("class F: ...\nRULES = {'f': F}\n", "'F' is in the table but is no function"),
+        ("class F: ...\nAGGREGATORS = {'f': F}\n", "'F' is in the table but is no function"),
         (
             "def f(model, x, y, generator, *,\n      eps=8 / 255): ...\nATTACKS = {'f': f}\n",
             "bad.py:2: the default of 'eps', 8 / 255, is no literal: write a number",
@@ -378,7 +378,10 @@ def test_a_plugin_extends_the_tables(tmp_path):
     [
         ("def broken(:\n", "invalid syntax"),
         ("x = 1\n", "none of the tables"),
-        ("def samples(u, c): ...\nRULES = {'samples': samples}\n", "there is already an aggregator named 'samples'"),
+        (
+            "def samples(u, c): ...\nAGGREGATORS = {'samples': samples}\n",
+            "there is already an aggregator named 'samples'",
+        ),
     ],
 )
 def test_plugin_mistakes(tmp_path, text, message):

@@ -235,7 +235,7 @@ def test_outcomes_of_a_cell(both: Store, capsys: pytest.CaptureFixture[str], tmp
     from fatbench.errors import SpecError
 
     db = str(both.database.path)
-    outcomes("4a56", ["pgd20"], None, tmp_path, db, "csv")
+    outcomes("77d1", ["pgd20"], None, tmp_path, db, "csv")
     rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
     (number,) = [m for m in both.measurements(["77d1f3eb18a9"]) if m["metric"] == "pgd20"]
     assert len(rows) == number["n"] == 500
@@ -245,11 +245,11 @@ def test_outcomes_of_a_cell(both: Store, capsys: pytest.CaptureFixture[str], tmp
         "checkpoint": rows[7]["checkpoint"], "image": "7", "label": "", "correct": rows[7]["correct"],
     }  # fmt: skip
     assert "last" in rows[7]["checkpoint"].split(";")
-    outcomes("4a56", ["pgd20"], None, tmp_path, db, "json")
+    outcomes("77d1", ["pgd20"], None, tmp_path, db, "json")
     found = json.loads(capsys.readouterr().out)["outcomes"]
     assert [str(row["correct"]) for row in found] == [row["correct"] for row in rows]
     with pytest.raises(SpecError, match=r"has no outcomes of 'pgd21' \(did you mean 'pgd20'\?\)"):
-        outcomes("4a56", ["pgd21"], None, tmp_path, db, "csv")
+        outcomes("77d1", ["pgd21"], None, tmp_path, db, "csv")
 
 
 @pytest.mark.parametrize("format", report.FORMATS)

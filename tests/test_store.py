@@ -826,7 +826,7 @@ def test_check_names_what_does_not_belong(tmp_path: Path) -> None:
         run = taken(store, "pgd20@3")
         store.commit(run, round=8, outcomes=(0, 8, b"\xff"))
     connection = sqlite3.connect(path)
-    connection.execute("UPDATE outcomes SET start = 4")
+    connection.execute("UPDATE outcome_chunks SET start = 4")
     connection.execute("INSERT INTO numbers VALUES ('nobody', 'train', 1, -1, 'loss', 1.0, 0, ?, '')", (run,))
     connection.execute("ALTER TABLE runs DROP COLUMN log")
     connection.commit()
@@ -842,7 +842,7 @@ def test_check_names_what_does_not_belong(tmp_path: Path) -> None:
 def test_check_says_what_there_is(store: Store, url: str) -> None:
     store.finish(taken(store), [Number("loss", 1.0, 1), Number("x", 1.0, 1)])
     expected = (
-        f"{shown_url(url)} is whole (schema 0002): 1 cells, 0 replicates, 1 runs, 1 stages, 2 numbers, 0 outcomes"
+        f"{shown_url(url)} is whole (schema 0002): 1 cells, 0 replicates, 1 runs, 1 stages, 2 numbers, 0 outcome_chunks"
     )
     assert check(url) == expected
     with store.database.writing() as connection:

@@ -30,13 +30,13 @@ def delete(
             counts = cleanup.delete_cell(store, id)
             for place in [folder / id, *folder.glob(f"{id}~*")]:
                 cleanup.remove(place)
-            print(f"{id}: {', '.join(f'{count} {what}' for what, count in counts.items())} forgotten", flush=True)
+            print(f"{id}: {', '.join(f'{count} {what}' for what, count in counts.items())} deleted", flush=True)
 
 
 def clean(
     dry_run: Annotated[bool, typer.Option("-n", "--dry-run", help="Say what would be removed.")] = False, db: Db = None
 ) -> None:
-    """Remove files that no cell needs: of forgotten cells, and checkpoints that the database does not name."""
+    """Remove files that no cell needs: of deleted cells, and checkpoints that the database does not name."""
     from fatbench import settings
     from fatbench.store import cleanup
 

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from fatbench.errors import SpecError
+from fatbench.errors import SpecError, article
 
 TEMPLATES = Path(__file__).parent / "templates"
 Name = Annotated[str, typer.Argument(help="What the suite file will call it.", show_default=False)]
@@ -83,7 +83,7 @@ def _free(what: str, name: str) -> None:
         raise SpecError(f"'{name}' names a Python function: lower case letters, digits and '_', such as near_median")
     kind = KINDS[what]
     if name in signatures.names(kind):
-        raise SpecError(f"there is already a {kind.lower()} named '{name}'")
+        raise SpecError(f"there is already {article(kind.lower())} named '{name}'")
 
 
 def _suite(what: str) -> str:

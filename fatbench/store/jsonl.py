@@ -286,7 +286,7 @@ def _take(connection: Connection, cell: Cell, at: str, counts: dict[str, int], f
     known = replicates.here(connection, cell.cell)
     place = _place(connection, cell, known)
     if place is None:
-        number = 1 + int(known[-1].partition(replicates.SIGN)[2] or 0) if known else 0  # one may be forgotten
+        number = 1 + int(known[-1].partition(replicates.SIGN)[2] or 0) if known else 0  # one may be deleted
         place = replicates.name(cell.cell, number)
         connection.execute(insert(CELLS), [cell_row(place, cell.spec, cell.created)])
         if number:

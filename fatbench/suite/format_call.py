@@ -10,8 +10,9 @@ from fatbench.suite.types import FRACTION
 
 
 def full(spec: Mapping[str, Any]) -> str:
-    """A call {name, setting: value} with every setting it has; needs no knowledge of the function."""
-    return _call(spec["name"], {key: value for key, value in spec.items() if key != "name"})
+    """A call {name, setting: value} with every setting it has, switches last; needs no knowledge of the function."""
+    settings = sorted(spec.items(), key=lambda item: isinstance(item[1], bool))
+    return _call(spec["name"], {key: value for key, value in settings if key != "name"})
 
 
 def brief(kind: str, spec: Mapping[str, Any]) -> str:

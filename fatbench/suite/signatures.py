@@ -26,7 +26,7 @@ from typing import Any, Literal
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from fatbench.errors import SpecError, UnknownName, did_you_mean
+from fatbench.errors import SpecError, UnknownName, article, did_you_mean
 from fatbench.suite import memoise, sources, types, weights
 from fatbench.suite.located import Map
 from fatbench.suite.memoise import memoised, memoised_part
@@ -249,9 +249,8 @@ def add_plugin(file: Path) -> None:
             found = True
             if name in names(kind):
                 other = describe(kind, name).plugin
-                raise SpecError(
-                    f"plugin {file}: there is already a {kind.lower()} named '{name}'{f' in {other}' if other else ''}"
-                )
+                where = f" in {other}" if other else ""
+                raise SpecError(f"plugin {file}: there is already {article(kind.lower())} named '{name}'{where}")
             _function_signature(kind, name, function, file)
     if not found:
         tables = ", ".join(table for _, table in TABLES.values())
