@@ -18,6 +18,7 @@ from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from benchmarks import counters
 from fatbench import models
@@ -29,7 +30,7 @@ from fatbench.engine.cohort import train_cohort
 from fatbench.engine.fast import cells as together
 from fatbench.engine.fast import clients as fast
 from fatbench.engine.fast.channels import ChannelStack
-from fatbench.engine.fast.draws import Streams, clients_of, normal, subset, uniform
+from fatbench.engine.fast.draws import Streams, clients_of, normal, per_client, subset, uniform
 from fatbench.engine.local import LocalTraining
 from fatbench.engine.rounds import Problem, Round, State, Update
 from fatbench.errors import SpecError
@@ -523,6 +524,79 @@ def test_what_cannot_be_stacked_trains_one_by_one_and_says_why(
     assert len(said) == 1 and "clients are not stacked: " in caplog.text
     assert re.search(reason, caplog.text)
     same(got, train_cohort(replace(on, path="loop"), start, [0, 1], 1, how))
+
+
+# Objectives that look across the stack: one client at a time each does what its name says.
+
+
+def perturbs_layers(
+    model: nn.Module, x: Tensor, y: Tensor, generator: torch.Generator, *, gamma: float = 0.1
+) -> tuple[Tensor, Tensor]:
+    """Adversarial weight perturbation: every layer moved along its gradient by gamma times its length."""
+    model.train()
+    weights = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
+    clean = per_client(F.cross_entropy, generator, model(x), y)
+    gradients = torch.autograd.grad(clean.sum(), list(weights.values()), allow_unused=True)
+    moved = {
+        name: weight + gamma * weight.detach().norm() * g / g.norm()
+        for (name, weight), g in zip(weights.items(), gradients, strict=True)
+        if g is not None
+    }
+    logits = torch.func.functional_call(model, moved, (x,))
+    return per_client(F.cross_entropy, generator, logits, y), logits.argmax(1) == y
+
+
+def differentiates_its_loss(
+    model: nn.Module, x: Tensor, y: Tensor, generator: torch.Generator
+) -> tuple[Tensor, Tensor]:
+    model.train()
+    x = x.clone().requires_grad_()
+    logits = model(x)
+    loss = per_client(F.cross_entropy, generator, logits, y)
+    (slope,) = torch.autograd.grad(loss, x, create_graph=True)
+    penalty = per_client(lambda s: s.square().sum(), generator, slope)
+    return loss + 0.1 * penalty, logits.argmax(1) == y
+
+
+def penalises_the_weights(model: nn.Module, x: Tensor, y: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    loss, hits = objectives.standard(model, x, y, generator)
+    return loss + 0.01 * sum(weight.square().sum() for weight in model.parameters()), hits
+
+
+def weighs_the_classes(model: nn.Module, x: Tensor, y: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    model.train()
+    logits, weights = model(x), 1 / y.bincount(minlength=10).clamp(min=1)
+    loss = per_client(functools.partial(F.cross_entropy, weight=weights), generator, logits, y)
+    return loss, logits.argmax(1) == y
+
+
+@pytest.mark.parametrize(
+    ("model", "training", "reason"),
+    [
+        ("nin", perturbs_layers, "what the objective gives a client depends on the clients stacked with it"),
+        ("bare_vit", perturbs_layers, "what the objective gives a stacked client is not what it gives"),
+        ("nin", differentiates_its_loss, "grad can be implicitly created only for scalar outputs"),
+        ("nin", penalises_the_weights, "what the objective gives a stacked client is not what it gives"),
+        ("nin", weighs_the_classes, "what the objective gives a client depends on the clients stacked with it"),
+    ],
+)
+def test_an_objective_that_looks_across_the_stack_trains_one_by_one_and_the_log_says_so(
+    model: str, training: object, reason: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fast.log, "propagate", True)
+    on, how = problem(model, "fast"), replace(local(), objective=training)
+    start = state_of(on)
+    got = train_cohort(on, start, [0, 1, 2], 1, how)
+    said = {record.getMessage() for record in caplog.records}
+    assert len(said) == 1 and re.search(f"clients are not stacked: {reason}", said.pop())
+    same(got, train_cohort(replace(on, path="loop"), start, [0, 1, 2], 1, how))
+
+
+@pytest.mark.parametrize("model", ["nin", "small_cnn", "leaf_cnn", "resnet18", "vit"])
+def test_our_objectives_pass_the_check_of_company_in_float32(model: str) -> None:
+    on = problem(model, "fast")
+    for name in objectives.OBJECTIVES:
+        fast._check_company(fast.Client(on, state_of(on), 0, 1), local(name))
 
 
 # --- by channels or by vmap --------------------------------------------------------------------------------------

@@ -54,6 +54,7 @@ from fatbench.engine.local import (
     pixels,
     precision_context,
     stats,
+    train_client,
     trainable,
 )
 from fatbench.engine.optimizers import clipped, sgd
@@ -429,7 +430,8 @@ _KNOWN: WeakKeyDictionary[nn.Module, dict[Any, int | None]] = WeakKeyDictionary(
 def size(clients: Sequence[Client], local: LocalTraining, broadcast_loss: bool = False) -> int:
     """The largest number of clients that fit into one stack: at most all of them, 1 where they cannot be stacked.
 
-    What a client takes is found once per model, by training one on one batch; how much is free is asked every time.
+    What a client takes is found once per model, by training one on one batch, and whether it may be stacked by
+    `_check_company`; how much is free is asked every time.
     """
     if len(clients) == 1:
         return 1
@@ -468,13 +470,57 @@ def _bytes_of_one(clients: Sequence[Client], local: LocalTraining, broadcast_los
             torch.cuda.reset_peak_memory_stats(problem.device)
             before = torch.cuda.memory_allocated(problem.device)
         train([replace(client, problem=first)], replace(local, epochs=1), broadcast_loss)
+        peak = torch.cuda.max_memory_allocated(problem.device) if cuda else 0
+        _check_company(client, local)
     except Exception as error:  # whatever it is, the clients can be trained one by one, or fail there with more reason
         log.warning("clients are not stacked: %s", str(error).partition("\n")[0] or type(error).__name__)
         return None
     if cuda:
-        return torch.cuda.max_memory_allocated(problem.device) - before
+        return peak - before
     counted = footprint(problem, min(local.batch, client.n), moments=int(local.momentum > 0))
     return 2 * math.ceil(counted["edge_memory"])  # TRADES and MART keep two forward passes for their backward pass
+
+
+def _check_company(client: Client, local: LocalTraining) -> None:
+    """CannotStack: a step of the client depends on who is stacked with it.
+
+    An objective may read weights or gradients of the whole stack, such as the norm of a layer. So one step at rate 1 in
+    float32 is taken with another client, with a copy of the client, and alone. The first two run the same kernels and
+    agree exactly, as the copies do. The last differs by rounding, which a sign or a normalisation may magnify: by as
+    much as weights moved by 1e-6 of themselves say.
+    """
+    draws = torch.Generator().manual_seed(0)
+
+    def moved(factor: float) -> Tensors:
+        def other(value: Tensor) -> Tensor:
+            noise = torch.rand(value.shape, generator=draws, dtype=torch.float32).to(value.device, value.dtype)
+            return value * (1 + factor * noise)
+
+        return {name: other(value) if value.is_floating_point() else value for name, value in client.broadcast.items()}
+
+    def step_of(update: Update) -> Tensor:
+        steps = [update.model[n] - b for n, b in client.broadcast.items() if b.is_floating_point()]
+        return torch.cat([step.double().flatten() for step in steps])
+
+    def alone(weights: Tensors) -> Tensor:
+        return step_of(train_client(replace(two, path="loop"), weights, 0, client.round, how, {}, {}))
+
+    def far(a: Tensor, b: Tensor, noise: Tensor, least: float) -> bool:
+        return not (a - b).norm() <= max(least * float(b.norm()), 10 * float(noise.norm()))
+
+    problem = client.problem
+    own = problem.shards[client.k][: local.batch]
+    other = torch.cat(problem.shards).flip(0)[: len(own)]
+    two = replace(problem, shards=[own, other], precision="fp32", path="fast")
+    how = replace(local, epochs=1, lr=1.0, momentum=0.0, weight_decay=0.0, clip=None, proximal=None)
+    first = Client(two, client.broadcast, 0, client.round)
+    with_other = step_of(train([first, Client(two, moved(0.2), 1, client.round)], how)[0])
+    with_itself, copy = map(step_of, train([first, first], how))
+    if far(with_other, with_itself, with_itself - copy, 1e-4):
+        raise CannotStack("what the objective gives a client depends on the clients stacked with it")
+    by_itself = alone(client.broadcast)
+    if far(with_itself, by_itself, alone(moved(1e-6)) - by_itself, 1e-3):
+        raise CannotStack("what the objective gives a stacked client is not what it gives the client alone")
 
 
 def _free(device: torch.device) -> int:
