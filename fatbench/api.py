@@ -19,7 +19,6 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -428,9 +427,9 @@ class Table:
 
     def frame(self) -> pandas.DataFrame:
         """One row a number that the tables show: labels, metric, mean, std, n, published, flags; fractions."""
-        import pandas
+        from fatbench.report.formats import records
 
-        return pandas.read_csv(StringIO(render(self.grids, "csv")), keep_default_na=True)
+        return records.frame(self.grids)
 
 
 # --- what the commands share --------------------------------------------------------------------------------------

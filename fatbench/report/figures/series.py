@@ -6,8 +6,6 @@ imports torch, numpy or matplotlib.
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,6 +15,7 @@ from fatbench.errors import SpecError
 from fatbench.report.numbers import provenance
 from fatbench.report.numbers.measurements import EVERY, Numbers, Source, clients
 from fatbench.report.numbers.published import Lookup
+from fatbench.report.tables import tidy
 from fatbench.report.tables.grid import label
 from fatbench.report.tables.grid_points import Places, inside, places, spread, sweeps
 from fatbench.report.tables.notes import data_note
@@ -384,34 +383,25 @@ FIRST = ("suite", "figure")
 
 
 def render_csv(plots: Sequence[Plot]) -> str:
-    """One line for each point of each line; the axes of all figures are columns, empty where a figure lacks one.
+    """One line for each point of each line, see `tidy.frame`. Fractions in [0, 1]."""
+    return tidy.csv(tidy.frame(_points(plots), FIRST, FIELDS))
 
-    Fractions in [0, 1], unrounded. An axis with the name of another column is written "axis:NAME".
-    """
-    keys = [{**panel.key, **line.key} for plot in plots for panel in plot.panels for line in panel.lines]
-    axes = [axis for axis in dict.fromkeys(axis for key in keys for axis in key) if axis != SERIES]
-    names = {axis: f"axis:{axis}" if axis in (*FIRST, *FIELDS) else axis for axis in axes}
-    stream = io.StringIO()
-    writer = csv.DictWriter(stream, [*FIRST, *names.values(), *FIELDS], lineterminator="\n", restval="")
-    writer.writeheader()
+
+def _points(plots: Sequence[Plot]) -> Iterable[tuple[Key, dict[str, Any]]]:
     for plot in plots:
-        for panel in plot.panels:
-            for line in panel.lines:
-                key = {names[axis]: said for axis, said in {**panel.key, **line.key}.items() if axis != SERIES}
-                for point in line.points:
-                    writer.writerow(
-                        {
-                            "suite": plot.suite, "figure": plot.figure.id, **key, "heading": line.heading,
-                            "metric": line.source.metric, "unit": "fraction" if line.source.fraction else "plain",
-                            "index": "" if line.index is None else line.index,
-                            "round": "" if line.source.stage != "train" else point.round,
-                            "radius": point.radius,
-                            "mean": point.mean, "std": "" if point.std is None else point.std,
-                            "seeds": ";".join(map(str, point.seeds)), "seeds_planned": line.wanted,
-                            "values": ";".join(map(str, point.values)),
-                            "published": "" if line.published is None else line.published[0],
-                            "published_most": "" if line.published is None else line.published[1],
-                            "preset": plot.preset, "label": plot.label,
-                        }
-                    )  # fmt: skip
-    return stream.getvalue()
+        for panel, line in ((one, line) for one in plot.panels for line in one.lines):
+            key = {axis: label for axis, label in {**panel.key, **line.key}.items() if axis != SERIES}
+            low, high = line.published or (None, None)
+            for point in line.points:
+                yield (
+                    key,
+                    {
+                        "suite": plot.suite, "figure": plot.figure.id, "heading": line.heading,
+                        "metric": line.source.metric, "unit": "fraction" if line.source.fraction else "plain",
+                        "index": line.index, "round": point.round if line.source.stage == "train" else None,
+                        "radius": point.radius, "mean": point.mean, "std": point.std,
+                        "seeds": ";".join(map(str, point.seeds)), "seeds_planned": line.wanted,
+                        "values": ";".join(map(tidy.number, point.values)), "published": low, "published_most": high,
+                        "preset": plot.preset, "label": plot.label,
+                    },
+                )  # fmt: skip

@@ -105,23 +105,21 @@ def table(grid: Grid, links: Links, id: str, latex: str = "") -> dict[str, Any]:
 
 def cell(value: Value, column: Column, links: Links) -> dict[str, Any]:
     """What the templates need of a number; `raw` and `raw_published` are what it is sorted by."""
-    better = (value.difference or 0.0) * (-1 if column.best == "min" else 1)
-    difference = number_format.difference(value, column)
-    neutral = column.best == "none" or not difference or float(difference) == 0
+    entry = number_format.entry(value, column)
     return {
         "planned": value.planned,
         "link": links.get(value.cells, ""),
-        "number": "" if value.mean is None else number_format.number(value.mean, column),
+        "number": "" if value.mean is None else entry.number,
         "raw": value.mean,
         "rank": value.rank,
-        "spread": number_format.spread(value, column),
+        "spread": entry.spread,
         "partial": value.partial,
         # the mark of a tie is no flag: what it means stands under the table
         "flags": list(itertools.zip_longest(value.marks, value.flags, fillvalue=significance.TITLE)),
-        "published": number_format.published(value, column),
+        "published": entry.paper,
         "raw_published": value.published,
         "published_mark": value.published_mark,
         "published_flag": value.published_flag,
-        "difference": difference.replace("-", "\u2212"),
-        "direction": "" if neutral else "up" if better > 0 else "down",
+        "difference": entry.difference.replace("-", "\u2212"),
+        "direction": {"better": "up", "worse": "down", "": ""}[entry.direction],
     }

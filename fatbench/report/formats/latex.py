@@ -13,10 +13,12 @@ from collections.abc import Sequence
 from fatbench.report.formats import latex_layout
 from fatbench.report.formats.latex_layout import Layout, Place
 from fatbench.report.tables import number_format
-from fatbench.report.tables.grid import Column, Comparison, Grid, Value
+from fatbench.report.tables.grid import Comparison, Grid
 from fatbench.report.tables.notes import p_value
+from fatbench.report.tables.number_format import Entry
 
 PREAMBLE = "% needs \\usepackage{booktabs}\n"
+MOST_FLOATS = 12  # without a \clearpage: LaTeX stops at 18 (52 since 2015) that have not found a page
 IN_CAPTION = ("checkpoint", "seeds", "missing")  # notes whose words the caption says
 
 _SPECIAL = {
@@ -59,13 +61,15 @@ def escape(words: str) -> str:
 def render(grids: Sequence[Grid], width: str = "text", published: str | None = None) -> str:
     """A fragment with floats for each grid; the first line says which package it needs.
 
-    width: "column" or "text" of a two-column page, or points; published: see `paper.arrange`.
+    width: "column" or "text" of a two-column page, or points; published: see `latex_layout.arrange`.
     """
     points = latex_layout.width_of(width)
-    return PREAMBLE + "\n".join(_grid(grid, points, published) for grid in grids)
+    floats = [float for grid in grids for float in _floats(grid, points, published)]
+    pages = ["\n".join(floats[i : i + MOST_FLOATS]) for i in range(0, len(floats), MOST_FLOATS)]
+    return PREAMBLE + "\n\\clearpage\n\n".join(pages)
 
 
-def _grid(grid: Grid, width: float, published: str | None) -> str:
+def _floats(grid: Grid, width: float, published: str | None) -> list[str]:
     layout = latex_layout.arrange(grid, width, published)
     caption = _caption(grid, layout)
     paired = len(grid.paired) and any(what == "paired" for what, _ in grid.notes)
@@ -106,7 +110,7 @@ def _grid(grid: Grid, width: float, published: str | None) -> str:
             *_body(here),
         ]
         floats.append("\n".join([about, rf"\begin{{table{wide}}}[htbp]", *body, rf"\end{{table{wide}}}"]) + "\n")
-    return "\n".join(floats)
+    return floats
 
 
 def _body(pieces: Sequence[tuple[str, str]]) -> list[str]:
@@ -199,7 +203,7 @@ def _test(one: Comparison) -> str:
     test = one.test
     labels = [*one.key.values(), f"{one.label} − {one.against}, {one.column.heading}"]
     difference = (
-        rf"{_minus(number_format.signed(test.mean, one.column))} $\pm$ {number_format.number(test.std, one.column)}"
+        rf"{_signs(number_format.signed(test.mean, one.column))} $\pm$ {number_format.number(test.std, one.column)}"
     )
     return " & ".join([*map(escape, labels), difference, p_value(test.t_p), p_value(test.wilcoxon_p)]) + r" \\"
 
@@ -253,12 +257,12 @@ def _tabular(grid: Grid, layout: Layout, places: Sequence[Place], rows: range) -
         first = index == rows[0]
         shown = [row.key.get(axis, "") for axis in grid.axes] if first else labels[index]
         stubs = [_stub(label, cap, layout.size) for label, cap in zip(shown, layout.stubs, strict=True)]
-        values = [(row.values[g][c], grid.columns[c], beside[g, c]) for g, c in places]
+        entries = {(g, c): number_format.entry(row.values[g][c], grid.columns[c]) for g, c in places}
         if new_block[index] and not first:
             lines.append(r"\addlinespace")
-        lines.append(" & ".join([*stubs, *(_cell(value, column, wide) for value, column, wide in values)]) + r" \\")
-        if style == "under" and any(value.published is not None for value, _, _ in values):
-            lines.append(" & ".join([*empty, *(_under(value, column) for value, column, _ in values)]) + r" \\")
+        lines.append(" & ".join([*stubs, *(_cell(entry, beside[place]) for place, entry in entries.items())]) + r" \\")
+        if style == "under" and any(entry.published for entry in entries.values()):
+            lines.append(" & ".join([*empty, *map(_under, entries.values())]) + r" \\")
             if index != rows[-1] and not new_block[index + 1]:
                 lines.append(r"\addlinespace[2pt]")
     lines += [r"\bottomrule", r"\end{tabular}"]
@@ -277,45 +281,44 @@ def _published_in(grid: Grid, place: Place) -> bool:
     return any(row.values[g][c].published is not None for row in grid.rows)
 
 
-def _cell(value: Value, column: Column, wide: bool) -> str:
+def _cell(entry: Entry, wide: bool) -> str:
     """Our number with its spread (two TeX columns), and where `wide` the paper's (two) and the difference (one)."""
+    value = entry.value
     if not value.planned:
         return " & ".join([""] * (5 if wide else 2))
-    marks = "".join(rf"\textsuperscript{{{escape(mark)}}}" for mark in value.marks)
+    marks = "".join(map(_mark, value.marks))
     if value.mean is None:
         ours = rf"\multicolumn{{2}}{{c}}{{--{marks}}}"
     else:
-        number = _minus(number_format.number(value.mean, column))
+        number = _signs(entry.number)
         number = {"best": rf"\textbf{{{number}}}", "second": rf"\underline{{{number}}}"}.get(value.rank, number)
-        small = number_format.spread(value, column).replace("±", r"$\pm$")
-        if value.partial:
-            small += rf"\,{number_format.fraction(value)}"
-        ours = f"{number} & {_small(small)}{marks}"
+        seeds = rf"\,{entry.seeds}" if entry.seeds else ""
+        ours = f"{number} & {_small(_signs(entry.spread) + seeds)}{marks}"
     if not wide:
         return ours
-    if value.published is None:
+    if not entry.published:
         return f"{ours} & & &"
-    mark = rf"\textsuperscript{{{escape(value.published_mark)}}}" if value.published_mark else ""
-    paper = _minus(number_format.number(value.published, column))
-    spread = "" if value.published_std is None else rf"$\pm${number_format.number(value.published_std, column)}"
-    return f"{ours} & {paper} & {_small(spread)}{mark} & {_minus(number_format.difference(value, column))}"
+    spread = _small(_signs(entry.published_spread)) + _mark(value.published_mark)
+    return f"{ours} & {_signs(entry.published)} & {spread} & {_signs(entry.difference)}"
 
 
-def _under(value: Value, column: Column) -> str:
+def _under(entry: Entry) -> str:
     """The paper's number and the difference, for the line under ours."""
-    if value.published is None:
+    if not entry.published:
         return " & "
-    mark = rf"\textsuperscript{{{escape(value.published_mark)}}}" if value.published_mark else ""
-    spread = "" if value.published_std is None else rf"$\pm${number_format.number(value.published_std, column)}"
-    paper = f"{_minus(number_format.number(value.published, column))}{spread}{mark}"
-    difference = _minus(number_format.difference(value, column))
-    both = rf"{paper}\enspace {difference}" if difference else paper
+    both = _signs(entry.published + entry.published_spread) + _mark(entry.value.published_mark)
+    if entry.difference:
+        both += rf"\enspace {_signs(entry.difference)}"
     return rf"\multicolumn{{2}}{{c}}{{\scriptsize {both}}}"
+
+
+def _mark(mark: str) -> str:
+    return rf"\textsuperscript{{{escape(mark)}}}" if mark else ""
 
 
 def _small(words: str) -> str:
     return rf"{{\scriptsize\,{words}}}" if words else ""
 
 
-def _minus(number: str) -> str:
-    return number.replace("-", "$-$").replace("+", "$+$")
+def _signs(number: str) -> str:
+    return number.replace("-", "$-$").replace("+", "$+$").replace("±", r"$\pm$")

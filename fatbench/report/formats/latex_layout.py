@@ -7,12 +7,13 @@ is broken into blocks of columns; what does not fit a page goes on in a further 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from fatbench.errors import SpecError, did_you_mean
 from fatbench.report.tables import number_format
-from fatbench.report.tables.grid import Column, Grid, Value
+from fatbench.report.tables.grid import Grid
+from fatbench.report.tables.number_format import Entry
 
 WIDTHS = {"column": 234.0, "text": 430.0}  # pt. A column of a two-column page; the text of an A4 or letter page
 WIDE = 300.0  # pt above which a float spans both columns of a two-column page
@@ -103,29 +104,19 @@ def width_of_tabular(grid: Grid, style: str, size: str, stubs: Sequence[float], 
 
 def _width(grid: Grid, style: str, size: str, place: Place) -> float:
     """A heading's columns, with the gaps before them."""
-    g, c = place
-    column, body = grid.columns[c], SIZES[size]
+    body = SIZES[size]
     ours = spread = paper = paper_spread = delta = below = 0.0
-    for row in grid.rows:
-        value = row.values[g][c]
-        if not value.planned:
+    for entry in _planned(grid, place):
+        ours = max(ours, span(entry.number, body, entry.value.rank == "best"))
+        spread = max(spread, _spread(entry))
+        if not entry.published:
             continue
-        measured = number_format.MISSING if value.mean is None else number_format.number(value.mean, column)
-        ours = max(ours, span(measured, body, value.rank == "best"))
-        spread = max(
-            spread,
-            2 + span(number_format.spread(value, column) + number_format.fraction(value), SMALL) + marks(value.marks),
-        )
-        if value.published is None:
-            continue
-        mark = marks((value.published_mark,) if value.published_mark else ())
-        theirs = "" if value.published_std is None else f"±{number_format.number(value.published_std, column)}"
-        paper = max(paper, span(number_format.number(value.published, column), body))
-        paper_spread = max(paper_spread, 2 + span(theirs, SMALL) + mark)
-        delta = max(delta, span(number_format.difference(value, column), body))
-        both = span(number_format.number(value.published, column) + theirs, SMALL) + mark
-        difference = number_format.difference(value, column)
-        below = max(below, both + (4 + span(difference, SMALL) if difference else 0))
+        mark = marks(filter(None, [entry.value.published_mark]))
+        paper = max(paper, span(entry.published, body))
+        paper_spread = max(paper_spread, 2 + span(entry.published_spread, SMALL) + mark)
+        delta = max(delta, span(entry.difference, body))
+        both = span(entry.published + entry.published_spread, SMALL) + mark
+        below = max(below, both + (4 + span(entry.difference, SMALL) if entry.difference else 0))
     heading = max(span(line, body) for line in heading_lines(grid, place, size))
     if style == "beside" and paper:
         own = max(ours + spread, span("ours", body)) + max(paper + paper_spread, span("paper", body))
@@ -133,32 +124,29 @@ def _width(grid: Grid, style: str, size: str, place: Place) -> float:
     return max(ours + spread, below if style == "under" else 0.0, heading) + GAP
 
 
-def marks(said: Sequence[str]) -> float:
+def _planned(grid: Grid, place: Place) -> list[Entry]:
+    return [entry for entry in number_format.entries(grid, *place) if entry.value.planned]
+
+
+def _spread(entry: Entry) -> float:
+    """What stands behind our number in small type, in pt."""
+    return 2 + span(entry.spread + entry.seeds, SMALL) + marks(entry.value.marks)
+
+
+def marks(said: Iterable[str]) -> float:
     """Superscripts, in pt."""
     return sum(span(mark, 6.0) for mark in said)
 
 
 def heading_lines(grid: Grid, place: Place, size: str) -> list[str]:
     """A heading in one line, or in two where it is wider than the numbers below it and has a space to break at."""
-    g, c = place
-    column, body = grid.columns[c], SIZES[size]
-    shown = [row.values[g][c] for row in grid.rows]
-    room = max((_room(value, column, body) for value in shown if value.planned), default=0.0)
-    words = column.heading.split()
-    if len(words) < 2 or span(column.heading, body) <= room:
-        return [column.heading]
+    heading, body = grid.columns[place[1]].heading, SIZES[size]
+    room = max((span(entry.number, body) + _spread(entry) for entry in _planned(grid, place)), default=0.0)
+    words = heading.split()
+    if len(words) < 2 or span(heading, body) <= room:
+        return [heading]
     cuts = [[" ".join(words[:i]), " ".join(words[i:])] for i in range(1, len(words))]
     return min(cuts, key=lambda cut: max(span(line, body) for line in cut))
-
-
-def _room(value: Value, column: Column, size: float) -> float:
-    measured = number_format.MISSING if value.mean is None else number_format.number(value.mean, column)
-    return (
-        span(measured, size)
-        + 2
-        + span(number_format.spread(value, column) + number_format.fraction(value), SMALL)
-        + marks(value.marks)
-    )
 
 
 def _parts(

@@ -5,8 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from tabulate import tabulate
+
 from fatbench.report.tables import number_format
-from fatbench.report.tables.grid import Column, Grid, Value
+from fatbench.report.tables.grid import Grid
+from fatbench.report.tables.number_format import Entry
 
 
 def render(grids: Sequence[Grid]) -> str:
@@ -25,11 +28,11 @@ def _grid(grid: Grid) -> str:
         heads += [escape(f"{group.label}: {c.heading}" if group.label else c.heading) for c in grid.columns]
     rows = []
     for row in grid.rows:
-        cells = [escape(row.key.get(axis, "")) for axis in grid.axes]
-        for group_values in row.values:
-            cells += [_cell(value, column) for value, column in zip(group_values, grid.columns, strict=True)]
-        rows.append(cells)
-    table = _table(heads, rows, len(grid.axes))
+        labels = [escape(row.key.get(axis, "")) for axis in grid.axes]
+        values = (pair for group in row.values for pair in zip(group, grid.columns, strict=True))
+        rows.append([*labels, *(_entry(number_format.entry(value, column)) for value, column in values)])
+    align = ["left"] * len(grid.axes) + ["right"] * (len(heads) - len(grid.axes))
+    table = tabulate(rows, heads, tablefmt="pipe", colalign=align, disable_numparse=True)
     lines = [f"### {escape(f'{grid.id}: {grid.title}')}", "", table, ""]
     if grid.label:
         lines[1:1] = ["", f"**{escape(grid.label)}**"]
@@ -38,36 +41,14 @@ def _grid(grid: Grid) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _table(heads: Sequence[str], rows: Sequence[Sequence[str]], left: int) -> str:
-    """A pipe table that is aligned as text too: the first `left` columns to the left, the others to the right."""
-    widths = [max(len(head) + 2, *(len(row[i]) for row in rows), 0) for i, head in enumerate(heads)]
-
-    def line(cells: Sequence[str]) -> str:
-        aligned = [
-            f"{cell:{'<' if i < left else '>'}{width}}"
-            for i, (cell, width) in enumerate(zip(cells, widths, strict=True))
-        ]
-        return f"| {' | '.join(aligned)} |"
-
-    rule = [f":{'-' * (width + 1)}" if i < left else f"{'-' * (width + 1)}:" for i, width in enumerate(widths)]
-    return "\n".join([line(heads), f"|{'|'.join(rule)}|", *map(line, rows)])
-
-
-def _cell(value: Value, column: Column) -> str:
+def _entry(entry: Entry) -> str:
+    value = entry.value
     if not value.planned:
         return ""
-    if value.mean is None:
-        measured = number_format.MISSING
-    else:
-        measured = number_format.number(value.mean, column)
-        measured = {"best": f"**{measured}**", "second": f"<u>{measured}</u>"}.get(value.rank, measured)
-        measured = " ".join(filter(None, [measured, number_format.spread(value, column)]))
-        if value.partial:
-            measured += f" [{value.partial}]"
+    number = {"best": f"**{entry.number}**", "second": f"<u>{entry.number}</u>"}.get(value.rank, entry.number)
+    measured = " ".join(filter(None, [number, entry.spread, f"[{value.partial}]" * bool(value.partial)]))
     measured += "".join(value.marks)
-    if value.published is None:
+    if not entry.published:
         return measured
-    published = f"pub. {number_format.published(value, column)}"
-    if value.published_mark:
-        published += f"<sup>{value.published_mark}</sup>"
-    return f"{measured} ({', '.join(filter(None, [published, number_format.difference(value, column)]))})"
+    mark = f"<sup>{value.published_mark}</sup>" if value.published_mark else ""
+    return f"{measured} ({', '.join(filter(None, [f'pub. {entry.paper}{mark}', entry.difference]))})"

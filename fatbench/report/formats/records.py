@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
 
 from fatbench.report.numbers.provenance import Origin
-from fatbench.report.tables.grid import Column, Comparison, Grid, Value
+from fatbench.report.tables import tidy
+from fatbench.report.tables.grid import Column, Comparison, Grid, Row, Value
+from fatbench.suite.model import Key
+
+if TYPE_CHECKING:
+    import pandas
 
 SCHEMA_VERSION = 1
 BEFORE = ("suite", "table")
@@ -21,40 +24,50 @@ AFTER = (
 
 
 def render_csv(grids: Sequence[Grid]) -> str:
-    """One line for each number of each table; the axes of all tables are columns, empty where a table lacks one.
+    """`frame` as CSV."""
+    return tidy.csv(frame(grids))
 
-    An axis with the name of another column is written "axis:NAME"; several seeds, n or flags are separated by ";".
-    """
-    axes = list(dict.fromkeys(axis for grid in grids for axis in (*grid.axes, *_across(grid))))
-    names = {axis: f"axis:{axis}" if axis in (*BEFORE, *AFTER) else axis for axis in axes}
-    stream = io.StringIO()
-    writer = csv.DictWriter(stream, [*BEFORE, *names.values(), *AFTER], lineterminator="\n", restval="")
-    writer.writeheader()
-    for grid in grids:
-        facts = grid.facts
-        shared = {
-            "suite": grid.suite, "table": grid.id, "checkpoint": grid.select, "preset": grid.preset,
-            "label": grid.label,
-            "variant": _joined({variant for versions in facts.data.values() for variant, _ in versions if variant}),
-            "device": _joined(facts.values(lambda origin: origin.device)),
-            "precision": _joined(facts.values(lambda origin: origin.precision)),
-            "commit": _joined(facts.values(_commit)),
-        }  # fmt: skip
-        for row in grid.rows:
-            for group, values in zip(grid.groups, row.values, strict=True):
-                key = {names[axis]: label for axis, label in {**row.key, **group.key}.items()}
-                for column, value in zip(grid.columns, values, strict=True):
-                    if value.planned:
-                        more = {names[axis]: label for axis, label in value.labels.items()}
-                        writer.writerow({**shared, **key, **more, **_line(column, value)})
-    return stream.getvalue()
+
+def frame(grids: Sequence[Grid]) -> pandas.DataFrame:
+    """One line for each number of each table, see `tidy.frame`; several seeds, n or flags are separated by ";"."""
+    numbers = (
+        (key, _shared(grid) | _line(column, value))
+        for grid in grids
+        for row in grid.rows
+        for key, column, value in _planned(grid, row)
+    )
+    return tidy.frame(numbers, BEFORE, AFTER)
+
+
+def _planned(grid: Grid, row: Row) -> Iterable[tuple[Key, Column, Value]]:
+    """Each number that the suite plans: the labels of its row, group and heading; its column; itself."""
+    for group, values in zip(grid.groups, row.values, strict=True):
+        for column, value in zip(grid.columns, values, strict=True):
+            if value.planned:
+                yield {**row.key, **group.key, **value.labels}, column, value
+
+
+def _shared(grid: Grid) -> dict[str, str]:
+    """What is the same for all numbers of a table."""
+    facts = grid.facts
+    return {
+        "suite": grid.suite,
+        "table": grid.id,
+        "checkpoint": grid.select,
+        "preset": grid.preset,
+        "label": grid.label,
+        "variant": _joined({variant for versions in facts.data.values() for variant, _ in versions if variant}),
+        "device": _joined(facts.values(lambda origin: origin.device)),
+        "precision": _joined(facts.values(lambda origin: origin.precision)),
+        "commit": _joined(facts.values(_commit)),
+    }
 
 
 def _line(column: Column, value: Value) -> dict[str, Any]:
-    line = {
+    return {
         "heading": column.heading,
         "metric": column.metric,
-        "unit": "fraction" if column.unit == "percent" else "plain",
+        "unit": _unit(column),
         "mean": value.mean,
         "std": value.std,
         "seeds": _joined(value.seeds),
@@ -66,7 +79,6 @@ def _line(column: Column, value: Value) -> dict[str, Any]:
         "flags": _joined(value.flags),
         "published_flag": value.published_flag,
     }
-    return {name: "" if item is None else item for name, item in line.items()}
 
 
 def _commit(origin: Origin) -> str:
@@ -77,11 +89,6 @@ def _joined(items: Any) -> str:
     return ";".join(str(item) for item in items)
 
 
-def _across(grid: Grid) -> list[str]:
-    groups = (axis for group in grid.groups for axis in group.key)
-    return list(dict.fromkeys([*groups, *(axis for column in grid.columns for axis in column.where)]))
-
-
 def render_json(grids: Sequence[Grid]) -> str:
     """{"schema_version", "tables": [...]}; scripts may rely on what is there, more keys may come."""
     content = {"schema_version": SCHEMA_VERSION, "tables": [_table(grid) for grid in grids]}
@@ -90,26 +97,23 @@ def render_json(grids: Sequence[Grid]) -> str:
 
 def _table(grid: Grid) -> dict[str, Any]:
     """One table; each point of the grid is a row, its key holding the labels of row, group and heading."""
-    rows = []
-    for row in grid.rows:
-        for group, values in zip(grid.groups, row.values, strict=True):
-            points: dict[tuple[tuple[str, str], ...], list[tuple[Column, Value]]] = {}
-            for column, value in zip(grid.columns, values, strict=True):
-                if value.planned:
-                    points.setdefault(tuple(value.labels.items()), []).append((column, value))
-            for labels, planned in points.items():
-                rows.append(
-                    {
-                        "key": {**row.key, **group.key, **dict(labels)},
-                        "measured": {c.metric: _measured(v) for c, v in planned},
-                        "published": {
-                            c.metric: {"mean": v.published, "std": v.published_std, "flag": v.published_flag}
-                            for c, v in planned
-                            if v.published is not None
-                        },
-                        "flags": [f"{c.metric}: {flag}" for c, v in planned for flag in v.flags],
-                    }
-                )
+    points: dict[tuple[int, tuple[tuple[str, str], ...]], list[tuple[Column, Value]]] = {}
+    for position, row in enumerate(grid.rows):  # two models that were not trained here may have one name
+        for key, column, value in _planned(grid, row):
+            points.setdefault((position, tuple(key.items())), []).append((column, value))
+    rows = [
+        {
+            "key": dict(labels),
+            "measured": {c.metric: _measured(v) for c, v in planned},
+            "published": {
+                c.metric: {"mean": v.published, "std": v.published_std, "flag": v.published_flag}
+                for c, v in planned
+                if v.published is not None
+            },
+            "flags": [f"{c.metric}: {flag}" for c, v in planned for flag in v.flags],
+        }
+        for (_, labels), planned in points.items()
+    ]
     facts = grid.facts
     more: dict[str, Any] = {}
     if used := facts.plugins():

@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from fatbench.report.tables import number_format
-from fatbench.report.tables.grid import Column, Grid, Value
+from fatbench.report.tables.grid import Grid
+from fatbench.report.tables.number_format import Entry
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -121,7 +122,7 @@ def _layout(grid: Grid, width: int, published: str | None = None) -> tuple[bool,
     labels = [[Text(row[axis]) for row in number_format.row_labels(grid)] for axis in range(len(grid.axes))]
     block = None
     for beside in {"column": (True,), "below": (False,), None: (True, False)}[published]:
-        cells = {(g, c): _cells([row.values[g][c] for row in grid.rows], grid.columns[c], beside) for g, c in places}
+        cells = {(g, c): _cells(number_format.entries(grid, g, c), grid.columns[c].heading, beside) for g, c in places}
         block = Block(grid, labels, places, cells)
         if block.width() <= width:
             return beside, [block]
@@ -138,11 +139,11 @@ def _layout(grid: Grid, width: int, published: str | None = None) -> tuple[bool,
     return beside, blocks
 
 
-def _cells(values: Sequence[Value], column: Column, beside: bool) -> list[Text]:
+def _cells(entries: Sequence[Entry], heading: str, beside: bool) -> list[Text]:
     """A column's cells, each part as wide as its widest, so that points stand under points."""
     from rich.text import Text
 
-    parts = [_parts(value, column) for value in values]
+    parts = [_parts(entry) for entry in entries]
     widths = [max(len("".join(words for words, _ in row[i])) for row in parts) for i in range(5)]
     cells = []
     for row in parts:
@@ -156,7 +157,7 @@ def _cells(values: Sequence[Value], column: Column, beside: bool) -> list[Text]:
             lines[i >= 2].append_text(Text.assemble(*pieces))
         ours, paper = lines
         upper, lower = sum(widths[:2]), sum(widths[2:]) + (widths[4] > 0)
-        width = max(len(column.heading), upper + 2 + lower if beside and lower else max(upper, lower))
+        width = max(len(heading), upper + 2 + lower if beside and lower else max(upper, lower))
         if beside:
             ours.pad_left(width - upper - (2 + lower if lower else 0))
         else:
@@ -172,23 +173,16 @@ def _cells(values: Sequence[Value], column: Column, beside: bool) -> list[Text]:
 Part = list[tuple[str, str]]  # words with their styles
 
 
-def _parts(value: Value, column: Column) -> tuple[Part, Part, Part, Part, Part]:
+def _parts(entry: Entry) -> tuple[Part, Part, Part, Part, Part]:
     """Our number; its spread, seeds and marks; the paper's number; its mark; the difference."""
+    value = entry.value
     if not value.planned:
         return [], [], [], [], []
     rank = {"best": "bold", "second": "underline"}.get(value.rank, "")
-    ours = [(number_format.MISSING, "dim") if value.mean is None else (number_format.number(value.mean, column), rank)]
-    tail = []
-    if spread := number_format.spread(value, column):
-        tail.append((f" {spread}", "dim"))
-    if fraction := number_format.fraction(value):
-        tail.append((f" {fraction}", "yellow"))
-    if value.marks:
-        tail.append(("".join(value.marks), "red"))
-    if value.published is None:
+    ours = [(entry.number, "dim" if value.mean is None else rank)]
+    small = ((entry.spread, "dim"), (entry.seeds, "yellow"))
+    tail = [(f" {words}", style) for words, style in small if words] + [(mark, "red") for mark in value.marks]
+    if not entry.published:
         return ours, tail, [], [], []
-    paper, mark = [(number_format.published(value, column), "dim")], [(value.published_mark, "dim italic")]
-    difference = number_format.difference(value, column)
-    better = (value.difference or 0) * (-1 if column.best == "min" else 1)
-    neutral = column.best == "none" or not difference or float(difference) == 0
-    return ours, tail, paper, mark, [(difference, "dim" if neutral else "green" if better > 0 else "red")]
+    colour = {"better": "green", "worse": "red", "": "dim"}[entry.direction]
+    return ours, tail, [(entry.paper, "dim")], [(value.published_mark, "dim italic")], [(entry.difference, colour)]

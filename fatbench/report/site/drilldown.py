@@ -88,15 +88,16 @@ def of(grids: Iterable[Grid], boards: Iterable[Grid] = ()) -> dict[tuple[str, ..
                         found[value.cells] = point
                     if not is_table or (value.mean is None and value.published is None):
                         continue
+                    entry = number_format.entry(value, column)
                     point.shown.append(
                         {
                             "table": grid.id,
                             "heading": column.heading,
-                            "number": "--" if value.mean is None else number_format.number(value.mean, column),
-                            "spread": number_format.spread(value, column),
-                            "published": number_format.published(value, column),
+                            "number": entry.number,
+                            "spread": entry.spread,
+                            "published": entry.paper,
                             "published_flag": value.published_flag,
-                            "difference": number_format.difference(value, column).replace("-", "\u2212"),
+                            "difference": entry.difference.replace("-", "\u2212"),
                             "flags": value.flags,
                         }
                     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from fatbench.report.tables.grid import Column, Grid, Value
 
 MISSING = "--"
@@ -20,27 +22,45 @@ def signed(value: float, column: Column) -> str:
     return text.replace("-", "+") if float(text) == 0 else text
 
 
-def spread(value: Value, column: Column) -> str:
-    """ "±0.31", or nothing for one seed."""
-    return "" if value.std is None else f"±{number(value.std, column)}"
+@dataclass(frozen=True)
+class Entry:
+    """A value as plain text, the same in every format: a format adds its marks, its styles and what stands between."""
+
+    value: Value
+    number: str  # "57.01"; "--" where nothing is measured
+    spread: str  # "±0.31"; empty for one seed
+    seeds: str  # "[2/3]" where seeds are missing
+    published: str  # the paper's number; empty where it has none
+    published_spread: str  # "±0.30"
+    difference: str  # "+0.04"; empty where the two are not comparable
+    direction: str  # "better" or "worse" than the paper; empty where the heading has no best or both print the same
+
+    @property
+    def paper(self) -> str:
+        """The paper's number with its spread, or nothing."""
+        return f"{self.published} {self.published_spread}".rstrip()
 
 
-def fraction(value: Value) -> str:
-    """ "[2/3]" where seeds are missing, or nothing."""
-    return f"[{len(value.seeds)}/{value.wanted}]" if value.partial else ""
+def entry(value: Value, column: Column) -> Entry:
+    """What a table says of one value."""
+    mean, paper, difference = value.mean, value.published, value.difference
+    apart = "" if difference is None else signed(difference, column)
+    better = ((difference or 0.0) > 0) != (column.best == "min")
+    return Entry(
+        value,
+        number=MISSING if mean is None else number(mean, column),
+        spread="" if value.std is None else f"±{number(value.std, column)}",
+        seeds=f"[{len(value.seeds)}/{value.wanted}]" if value.partial else "",
+        published="" if paper is None else number(paper, column),
+        published_spread="" if value.published_std is None else f"±{number(value.published_std, column)}",
+        difference=apart,
+        direction="" if column.best == "none" or not apart or float(apart) == 0 else "better" if better else "worse",
+    )
 
 
-def published(value: Value, column: Column) -> str:
-    """The paper's number with its spread, or nothing."""
-    if value.published is None:
-        return ""
-    spread = "" if value.published_std is None else f" ±{number(value.published_std, column)}"
-    return f"{number(value.published, column)}{spread}"
-
-
-def difference(value: Value, column: Column) -> str:
-    """Ours minus the paper's, or nothing."""
-    return "" if value.difference is None else signed(value.difference, column)
+def entries(grid: Grid, group: int, column: int) -> list[Entry]:
+    """What stands under one heading of one group, a row each."""
+    return [entry(row.values[group][column], grid.columns[column]) for row in grid.rows]
 
 
 def row_labels(grid: Grid) -> list[list[str]]:
