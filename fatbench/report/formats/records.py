@@ -64,6 +64,9 @@ def _shared(grid: Grid) -> dict[str, str]:
 
 
 def _line(column: Column, value: Value) -> dict[str, Any]:
+    difference = value.difference
+    if difference is not None and column.unit == "percent":
+        difference = round(difference, 12)  # of two numbers below 1: what is left of their last bits is no digit
     return {
         "heading": column.heading,
         "metric": column.metric,
@@ -75,7 +78,7 @@ def _line(column: Column, value: Value) -> dict[str, Any]:
         "n": _joined(n for n in value.n if n),
         "published": value.published,
         "published_std": value.published_std,
-        "difference": value.difference,
+        "difference": difference,
         "flags": _joined(value.flags),
         "published_flag": value.published_flag,
     }
