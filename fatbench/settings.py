@@ -132,12 +132,13 @@ def cache_folder() -> Path:
 
 
 def files_folder(db: str, flag: str | None = None) -> Path:
-    """Where checkpoints and logs are: beside a SQLite file, else results/files."""
+    """Where checkpoints and logs are: beside a SQLite file, else results/NAME-files, NAME being the database's."""
     if value := setting("files", flag):
         return Path(value).expanduser()
     path = db.removeprefix("sqlite:///")
     if "://" in path:
-        return Path("results/files")
+        name = re.sub(r"[?#].*", "", path.split("://", 1)[1]).partition("/")[2]
+        return Path("results") / f"{re.sub(r'[^A-Za-z0-9._-]+', '-', name) or 'server'}-files"
     file = Path(path).expanduser()
     return file.with_name(f"{file.stem}-files")
 

@@ -15,7 +15,7 @@ import pytest
 
 from fatbench.engine.rounds import Number
 from fatbench.errors import MachineError, SpecError
-from fatbench.store import cleanup, jsonl
+from fatbench.store import cleanup, folder, jsonl
 from fatbench.store.database import check
 from fatbench.store.schema import REPLICATES
 from fatbench.store.stages import Store
@@ -108,6 +108,40 @@ def test_files_of_a_cell_that_is_worked_on_stay(store: Store, tmp_path: Path) ->
     assert len(list(cleanup.unneeded(store, tmp_path))) == 1
 
 
+def test_a_folder_serves_one_database(tmp_path: Path) -> None:
+    """The first claims it; another is refused, whatever it wants there; a copy of the first is the first."""
+    files = tmp_path / "files"
+    with (
+        Store.open(str(tmp_path / "one.db"), create=True) as one,
+        Store.open(str(tmp_path / "two.db"), create=True) as two,
+    ):
+        assert not folder.belongs(one, files)
+        folder.claim(one, files)
+        folder.claim(one, files)
+        assert folder.belongs(one, files)
+        for ask in (folder.claim, folder.belongs):
+            with pytest.raises(
+                SpecError, match=r"holds the checkpoints of another database \(.*one\.db\), not of .*two\.db"
+            ):
+                ask(two, files)
+        cleanup.backup(one, tmp_path / "copy.db")
+    with Store.open(str(tmp_path / "copy.db")) as copy:
+        assert folder.belongs(copy, files)
+
+
+def test_two_databases_in_one_folder_lose_no_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`clean` of the second used to remove the models of the first, whose cells it does not know."""
+    monkeypatch.setenv("FATBENCH_FILES", str(tmp_path / "files"))
+    with Store.open(str(tmp_path / "one.db"), create=True) as one:
+        folder.claim(one, tmp_path / "files")
+    Store.open(str(tmp_path / "two.db"), create=True).close()
+    model = put(tmp_path / "files" / C / "model-1.safetensors")
+    code, said = fuzzing.program("clean", "--db", str(tmp_path / "two.db"))
+    assert code == 2 and "another database" in said and model.exists()
+    code, said = fuzzing.program("run", "suite", "sfat-cifar10", "--smoke", "--db", str(tmp_path / "two.db"))
+    assert code == 2 and "another database" in said
+
+
 def test_a_copy_is_whole_while_somebody_writes(store: Store, tmp_path: Path) -> None:
     copy = tmp_path / "copy.db"
     if store.database.path is None:
@@ -143,6 +177,8 @@ def test_the_commands_of_the_page_about_results(tmp_path: Path, monkeypatch: pyt
     id = json.loads(line)["cell"]
     put(tmp_path / "base-files" / id / "log.txt")
     put(tmp_path / "base-files" / C / "model-1.safetensors")
+    with Store.open("base.db") as store:
+        folder.claim(store, tmp_path / "base-files")
     page = (Path(__file__).parent.parent / "docs" / "results.md").read_text(encoding="utf-8")
     said = {}
     for block in re.findall(r"^```sh\n(.*?)^```", page, re.MULTILINE | re.DOTALL):

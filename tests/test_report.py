@@ -1482,5 +1482,5 @@ def test_a_call_in_words() -> None:
     assert format_call.full(pgd) == "pgd(eps=8/255, step=0.01, steps=20, start=none, early_stop=false)"
     assert format_call.brief("Attack", {"name": "natural"}) == "natural"
     mine = {"name": "mine", "kappa": 50.0, "soft": True, "top": None, "loss": {"name": "trades", "beta": 6}}
-    assert format_call.full(mine) == "mine(kappa=50, soft=true, top=none, loss=trades(beta=6))"
+    assert format_call.full(mine) == "mine(kappa=50, top=none, loss=trades(beta=6), soft=true)"
     assert format_call.attack("pgd20", [pgd, pgd]) == "pgd20 = pgd(eps=8/255, step=0.01, steps=20, start=none)"

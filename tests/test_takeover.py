@@ -328,14 +328,18 @@ def test_a_disk_that_takes_nothing_gives_the_cell_back(jobs, machine, monkeypatc
 
 
 def test_run_and_status_agree(jobs, machine, options, forks, capfd) -> None:
-    """A folder for the logs that cannot be made: nothing has failed. A cell that diverges has, in both."""
-    Path(machine.files).write_text("a file")
+    """Folders for the logs that cannot be made: nothing has failed. A cell that diverges has, in both."""
+    Path(machine.files).mkdir()
+    for job in jobs:
+        (Path(machine.files) / job.cell).write_text("a file")
     os.environ["FATBENCH_FILES"] = machine.files
     try:
         with pytest.raises(Unavailable, match=r"cannot write .*log\.txt: "):
             run_all(jobs, Watch("crew"), **options)
     finally:
         del os.environ["FATBENCH_FILES"]
+        for job in jobs:
+            (Path(machine.files) / job.cell).unlink()
     wild = diverging(jobs[0])
     with Store.open(machine.db) as store:
         assert set(progress.of_jobs(jobs, store).values()) == {"todo"}

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from fatbench import whole_file
 from fatbench.cli.common import FIGURES, cell_in, known_format, print_json
 from fatbench.cli.options import Cell, Db, Format
 from fatbench.errors import NothingMatched, SpecError, did_you_mean
@@ -77,11 +78,7 @@ def _show_artifacts(cell: str, round: int | None, folder: Path, db: str | None, 
     written = []
     for image in artifacts.images(tensors):
         file = folder / f"{id}-round-{round:06d}-{image.name}.png"
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            file.write_bytes(image.png())
-        except OSError as error:
-            raise SpecError(f"-o {folder}: {error.strerror}") from None
+        whole_file.write(file, image.png(), f"-o {folder}", make_folder=True)
         written.append(str(file))
     words = artifacts.lines(tensors)
     if format == "json":

@@ -19,6 +19,7 @@ def delete(
     """Take cells out: their numbers, outcomes, runs, replicates, checkpoints and logs. Nothing brings them back."""
     from fatbench import settings
     from fatbench.store import cleanup
+    from fatbench.store.folder import belongs
 
     with opened(db) as store:
         if short := [id for id in cells if len(id) < 4]:
@@ -26,9 +27,10 @@ def delete(
         chosen = list(dict.fromkeys(cell_in(store, id) for id in cells))
         assert store is not None
         folder = settings.files_folder(settings.database(db))
+        ours = belongs(store, folder)
         for id in chosen:
             counts = cleanup.delete_cell(store, id)
-            for place in [folder / id, *folder.glob(f"{id}~*")]:
+            for place in [folder / id, *folder.glob(f"{id}~*")] if ours else []:
                 cleanup.remove(place)
             print(f"{id}: {', '.join(f'{count} {what}' for what, count in counts.items())} deleted", flush=True)
 
@@ -39,11 +41,14 @@ def clean(
     """Remove files that no cell needs: of deleted cells, and checkpoints that the database does not name."""
     from fatbench import settings
     from fatbench.store import cleanup
+    from fatbench.store.folder import belongs
 
     with opened(db) as store:
         if store is None:
             raise NothingMatched("there is no database: nothing says which files are needed")
         folder = settings.files_folder(settings.database(db))
+        if folder.is_dir() and not belongs(store, folder):
+            raise SpecError(f"{folder} does not say whose files these are: no run of this database has used it")
         freed = number = 0
         for place, size in cleanup.unneeded(store, folder):
             print(place)

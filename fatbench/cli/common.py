@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fatbench import whole_file
 from fatbench.cli.options import Plugin
 from fatbench.errors import NothingMatched, SpecError, UnknownName, did_you_mean
 
@@ -108,10 +109,5 @@ def cell_in(store: Store | None, cell: str) -> str:
 
 
 def write_text(file: Path, text: str, asked: Path) -> None:
-    """Write a text where `-o` asked for it: `asked` is the file, or its folder, which is made. SpecError."""
-    try:
-        if file != asked:
-            asked.mkdir(parents=True, exist_ok=True)
-        file.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise SpecError(f"-o {asked}: {error.strerror}") from None
+    """Write a text whole where `-o` asked for it: `asked` is the file, or its folder. SpecError, MachineError."""
+    whole_file.write(file, text, f"-o {asked}", make_folder=file != asked)

@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from fatbench import whole_file
 from fatbench.errors import SpecError, article
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -65,11 +66,7 @@ def _write(what: str, name: str) -> None:
     if there := [file for file in contents if Path(file).exists()]:
         raise SpecError(f"{there[0]} is there already: nothing was written")
     for file, text in contents.items():
-        try:
-            with Path(file).open("x", encoding="utf-8") as stream:
-                stream.write(text.replace("NAME", name))
-        except OSError as error:
-            raise SpecError(f"{file}: {error.strerror}") from None
+        whole_file.write(Path(file), text.replace("NAME", name), new=True)
     print(f"wrote {' and '.join(contents)}; next:")
     print(f"  fatbench run suite {name}.yaml --smoke")
     print(f"  fatbench report {name}.yaml")

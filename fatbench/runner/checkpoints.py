@@ -10,16 +10,14 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
-import os
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from fatbench import whole_file
 from fatbench.engine.rounds import State, Tensors
 from fatbench.errors import MachineError, Unavailable
 
-FULL = (errno.ENOSPC, errno.EDQUOT)
 LOST = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EIO)  # the file is gone or its disk is broken
 
 
@@ -158,27 +156,16 @@ def _on(tensors: Tensors, device: str) -> Tensors:
 def _write(file: Path, tensors: Tensors, header: Mapping[str, object]) -> str:
     from safetensors.torch import save
 
-    temporary = file.with_name(f"{file.name}.{os.getpid()}.tmp")
     data = save(
         {name: value.detach().cpu().contiguous() for name, value in tensors.items()},
         metadata={"fatbench": json.dumps(header)},
     )
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        with temporary.open("wb") as handle:
+        with whole_file.replacing(file) as handle:
             handle.write(data)
-            handle.flush()
-            os.fsync(handle.fileno())
-        os.replace(temporary, file)
-        folder = os.open(file.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)  # the new name too is on disk before the database says so
-        finally:
-            os.close(folder)
     except OSError as error:
-        with suppress(OSError):  # it may not be there, nor its folder
-            temporary.unlink()
-        reason = "the disk is full" if error.errno in FULL else error.strerror
+        reason = "the disk is full" if error.errno in whole_file.FULL else error.strerror
         raise Unavailable(f"cannot write the checkpoint {file}: {reason}") from None
     return hashlib.sha256(data).hexdigest()
 

@@ -15,6 +15,7 @@ from fatbench.errors import MachineError, SpecError
 from fatbench.runner import worker
 from fatbench.runner.executors import local
 from fatbench.runner.jobs import Event, Job, Machine, Outcome
+from fatbench.store.folder import claim
 from fatbench.store.stages import Store
 from fatbench.suite import cells, external_models, facts, signatures
 from fatbench.suite.cells import Evaluation, Plan
@@ -167,6 +168,7 @@ def evaluate(
     )
     ready = _ready(brought, spec, machine)
     with Store.open(url, create=True) as store:
+        claim(store, Path(machine.files))
         return job.cell, worker.evaluate(job, machine, store, ready, notify)
 
 

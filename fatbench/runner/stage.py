@@ -11,8 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from fatbench import whole_file
 from fatbench.errors import FatbenchError, Unavailable
-from fatbench.runner import checkpoints
 from fatbench.runner.checkpoints import clients_file, model_file
 from fatbench.runner.heartbeat import renewing
 from fatbench.runner.jobs import Event, Job, Machine, Outcome
@@ -131,7 +131,7 @@ def failed(error: BaseException, run: int, job: Job, stage: str, store: Store, n
     if isinstance(error, (KeyboardInterrupt, SystemExit)):
         store.release(run)
         raise error
-    if isinstance(error, Unavailable) or (isinstance(error, OSError) and error.errno in checkpoints.FULL):
+    if isinstance(error, Unavailable) or (isinstance(error, OSError) and error.errno in whole_file.FULL):
         said = str(error) if isinstance(error, Unavailable) else f"the disk is full: {error}"
         log.error("%s: given back: %s", stage, said)
         store.database.patience = 0.0

@@ -19,6 +19,7 @@ from fatbench.runner.executors import local
 from fatbench.runner.jobs import Event, Job, Machine
 from fatbench.runner.waiting import Wish
 from fatbench.store.database import NoDatabase
+from fatbench.store.folder import claim
 from fatbench.store.leases import LEASE
 from fatbench.store.stages import Store
 from fatbench.store.timing import gpu_memory
@@ -127,20 +128,22 @@ def run(
     settings.precision(precision, slots)
     way = settings.path(path, slots)
     check_data(jobs, root)
+    files, checkpoint_seconds = settings.files_folder(url).absolute(), settings.checkpoint_seconds()
     with Store.open(url, create=True) as store:
+        claim(store, files)
         before = progress.of_jobs(jobs, store)
         changed = {} if rerun_changed else versions.changed(jobs, store)
         address = str(store.database.path or url)
     machine = Machine(  # a worker may have another working directory
         db=address,
-        files=str(settings.files_folder(url).absolute()),
+        files=str(files),
         data=str(root.absolute()),
         precision=settings.precision(precision, slots),
         path=way,
         microbatch=microbatch,
         retry_failed=retry_failed,
         rerun_changed=rerun_changed,
-        checkpoint_seconds=settings.checkpoint_seconds(),
+        checkpoint_seconds=checkpoint_seconds,
         lease=lease,
         time_limit=limit,
         plugins=tuple(str(file) for file in signatures.plugins()),

@@ -11,6 +11,7 @@ import os
 import sqlite3
 import stat
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -28,6 +29,7 @@ from fatbench.errors import DatabaseError, FatbenchError, MachineError, SpecErro
 from fatbench.settings import shown_url
 from fatbench.store.schema import (
     APPLICATION_ID,
+    IDENTITY,
     METADATA,
     OUTCOME_CHUNKS,
     OUTCOMES_VIEW,
@@ -341,6 +343,7 @@ class Database:
         METADATA.create_all(connection, checkfirst=False)
         VERSION.create(connection)
         connection.execute(insert(VERSION).values(version_num=REVISIONS[-1]))
+        connection.execute(insert(IDENTITY).values(id=uuid.uuid4().hex))
         connection.execute(text(VIEW_SQL))
         connection.execute(text(OUTCOMES_VIEW_SQL[connection.dialect.name]))
         if self.path is not None:
@@ -412,7 +415,7 @@ def check(url: str) -> str:
         if problems := list(_problems(connection)):
             more = f" (and {len(problems) - 5} more)" if len(problems) > 5 else ""
             raise DatabaseError(f"{database.shown} is damaged: {'; '.join(problems[:5])}{more}")
-        tables = METADATA.sorted_tables
+        tables = [part for part in METADATA.sorted_tables if part is not IDENTITY]
         counts = [f"{connection.scalar(select(func.count()).select_from(part))} {part.name}" for part in tables]
         return f"{database.shown} is whole (schema {REVISIONS[-1]}): {', '.join(counts)}"
 

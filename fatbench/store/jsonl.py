@@ -17,8 +17,8 @@ becomes its replicate, and has "replicate": 1, 2, ... in its line.
 from __future__ import annotations
 
 import base64
+import io
 import json
-import os
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -29,6 +29,7 @@ from typing import Any, TextIO
 from sqlalchemy import Connection, insert, select, update
 from sqlalchemy.exc import DataError, IntegrityError
 
+from fatbench import whole_file
 from fatbench.errors import MachineError
 from fatbench.store import export_schema, leases, replicates
 from fatbench.store.database import lock
@@ -64,16 +65,11 @@ def export(store: Store, file: str | Path | TextIO, cells: Iterable[str] | None 
 @contextmanager
 def _whole(file: Path) -> Iterator[TextIO]:
     """A stream to a file that takes its name only when all is written."""
-    part = file.with_name(f".{file.name}.{os.getpid()}.part")
     try:
-        try:
-            with part.open("x", encoding="utf-8", newline="\n") as stream:
-                yield stream
-                stream.flush()
-                os.fsync(stream.fileno())
-            part.replace(file)
-        finally:
-            part.unlink(missing_ok=True)
+        with whole_file.replacing(file) as handle:
+            stream = io.TextIOWrapper(handle, encoding="utf-8", newline="\n")
+            yield stream
+            stream.detach()  # flushes; the handle is closed by its owner
     except OSError as error:
         raise MachineError(f"cannot write {file}: {error.strerror or error}") from None
 

@@ -31,6 +31,11 @@ NAME = String(190).with_variant(Text(), "sqlite").with_variant(Text(collation="C
 TIME = String(24)
 STATUS = "status IN ('todo', 'running', 'done', 'failed', 'interrupted')"
 
+IDENTITY = Table(  # one row: what the folder of the database's checkpoints carries too
+    "identity",
+    METADATA,
+    Column("id", String(32), primary_key=True),
+)
 CELLS = Table(
     "cells",
     METADATA,

@@ -5,13 +5,12 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from fatbench import settings
-from fatbench.errors import SpecError
+from fatbench import settings, whole_file
+from fatbench.errors import FatbenchError, SpecError
 from fatbench.suite import files, signatures
 from fatbench.suite.files import Suite
 
@@ -77,8 +76,5 @@ def _read(file: Path) -> dict[str, dict[str, int]]:
 
 def _write(file: Path, content: dict[str, dict[str, int]]) -> None:
     """Replace the file at once."""
-    with contextlib.suppress(OSError):
-        file.parent.mkdir(parents=True, exist_ok=True)
-        new = file.with_name(f"{file.name}.{os.getpid()}")
-        new.write_text(json.dumps(content), encoding="utf-8")
-        new.replace(file)
+    with contextlib.suppress(FatbenchError):
+        whole_file.write(file, json.dumps(content), make_folder=True)

@@ -6,12 +6,14 @@ holds no more than MOST panels. `looks` says what a line looks like, `marks` dra
 
 from __future__ import annotations
 
+import io
 import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fatbench.errors import MachineError, SpecError
+from fatbench import whole_file
+from fatbench.errors import MachineError
 from fatbench.report.figures import panel_kinds
 from fatbench.report.figures.series import Line, Panel, Plot, index_of
 from fatbench.report.figures.styles import GREY, handle, looks, named
@@ -36,7 +38,7 @@ FIXED: dict[Any, Any] = {  # whatever the reader's own matplotlibrc says
 def draw(plots: Sequence[Plot], folder: Path, format: str, files: Path | None = None) -> list[Path]:
     """Write the plots into a folder: the files, in order. files: where the cells' own folders with artifacts are.
 
-    MachineError: matplotlib is not installed; SpecError: the folder cannot be written.
+    MachineError: matplotlib is not installed, or the disk is full; SpecError: the folder cannot be written.
     """
     try:
         from matplotlib import rc_context, style
@@ -47,12 +49,9 @@ def draw(plots: Sequence[Plot], folder: Path, format: str, files: Path | None = 
         for names, panels in _pages(plot):
             file = folder / f"{_file_name(plot, names)}.{format}"
             with style.context("default"), rc_context(FIXED):
-                figure = _page(plot, names, panels, files)
-                try:
-                    folder.mkdir(parents=True, exist_ok=True)
-                    figure.savefig(file, format=format, metadata=_metadata(plot, names, format))
-                except OSError as error:
-                    raise SpecError(f"-o {folder}: {error.strerror}") from None
+                figure, drawn = _page(plot, names, panels, files), io.BytesIO()
+                figure.savefig(drawn, format=format, metadata=_metadata(plot, names, format))
+            whole_file.write(file, drawn.getvalue(), f"-o {folder}", make_folder=True)
             written.append(file)
     return written
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fatbench.errors import SpecError
+from fatbench import whole_file
 from fatbench.report.figures import charts, panel_kinds, series
 from fatbench.report.formats import html, latex
 from fatbench.report.site import drilldown
@@ -161,14 +161,10 @@ def site(
         policy=policy,
         data=_data(found, [], [], links),
     )
-    files = {"index.html": index, **written, SCRIPT: _script()}
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for name, body in files.items():
-            (folder / name).write_text(body, encoding="utf-8")
-    except OSError as error:
-        raise SpecError(f"-o {folder}: {error.strerror}") from None
-    return [folder / name for name in files]
+    files = {SCRIPT: _script(), **written, "index.html": index}  # what the index links to is there before it
+    for name, body in files.items():
+        whole_file.write(folder / name, body, f"-o {folder}", make_folder=True)
+    return [folder / "index.html", *(folder / name for name in written), folder / SCRIPT]
 
 
 def _suite_page(what: Content, script: str, policy: str, home: str = "") -> str:

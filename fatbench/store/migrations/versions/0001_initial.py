@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import uuid
+
 import sqlalchemy as sa
 from alembic import op
 
@@ -16,6 +18,8 @@ STATUS = "status IN ('todo', 'running', 'done', 'failed', 'interrupted')"
 
 def upgrade() -> None:
     """Make every table of the schema."""
+    identity = op.create_table("identity", sa.Column("id", sa.String(32), primary_key=True))
+    op.bulk_insert(identity, [{"id": uuid.uuid4().hex}])
     op.create_table(
         "cells",
         sa.Column("id", NAME, primary_key=True),

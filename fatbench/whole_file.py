@@ -1,0 +1,74 @@
+"""Files that are written whole or not at all: on a full disk what was there before is still there."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import BinaryIO
+
+from fatbench.errors import MachineError, SpecError
+
+FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+@contextmanager
+def replacing(file: Path, *, new: bool = False) -> Iterator[BinaryIO]:
+    """A stream to a temporary file beside `file`, which takes its name when all is written and on the disk.
+
+    A link is replaced, never followed. new: FileExistsError where there is such a file. OSError: it cannot be written,
+    and nothing was changed.
+    """
+    part = file.with_name(f".{file.name}.{os.getpid()}.part")
+    try:
+        with part.open("xb") as handle:
+            yield handle
+            handle.flush()
+            os.fsync(handle.fileno())
+        if new:
+            os.link(part, file)  # unlike a new name, it never replaces what somebody put there meanwhile
+        else:
+            os.replace(part, file)
+        folder = os.open(file.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)  # the new name too is on disk
+        finally:
+            os.close(folder)
+    finally:
+        with suppress(OSError):
+            part.unlink()
+
+
+def write(
+    file: Path, content: str | bytes, said: object = None, *, new: bool = False, make_folder: bool = False
+) -> None:
+    """Write a file whole. What is no regular file, such as /dev/stdout, is written as it is.
+
+    said: how a message calls the file, such as "-o table.tex". new: it must not be there. MachineError: the disk is
+    full; SpecError: it cannot be written.
+    """
+    data = content.encode("utf-8") if isinstance(content, str) else content
+    try:
+        if not new and _special(file):
+            file.write_bytes(data)
+            return
+        if make_folder:
+            file.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(file, new=new) as handle:
+            handle.write(data)
+    except OSError as error:
+        if error.errno in FULL:
+            raise MachineError(f"{said or file}: the disk is full; nothing was changed") from None
+        raise SpecError(f"{said or file}: {error.strerror or error}") from None
+
+
+def _special(file: Path) -> bool:
+    """Whether a pipe, a terminal or another device stands there."""
+    try:
+        mode = file.stat().st_mode
+    except OSError:
+        return False
+    return not stat.S_ISREG(mode) and not stat.S_ISDIR(mode)

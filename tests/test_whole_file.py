@@ -1,0 +1,61 @@
+"""Files written whole or not at all: a full disk, a link, a file that is there, a device."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from fatbench import whole_file
+from fatbench.errors import MachineError, SpecError
+
+
+def test_a_file_is_replaced_and_its_folder_made(tmp_path: Path) -> None:
+    file = tmp_path / "new" / "a.txt"
+    with pytest.raises(SpecError, match="No such file or directory"):
+        whole_file.write(file, "one")
+    whole_file.write(file, "one", make_folder=True)
+    whole_file.write(file, b"two")
+    assert file.read_bytes() == b"two" and os.listdir(file.parent) == ["a.txt"]
+
+
+def test_on_a_full_disk_the_old_file_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "page.html"
+    file.write_text("good")
+
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(MachineError, match=r"^-o page\.html: the disk is full; nothing was changed$"):
+        whole_file.write(file, "half", "-o page.html")
+    assert file.read_text() == "good" and os.listdir(tmp_path) == ["page.html"]
+
+
+def test_a_link_is_replaced_and_what_it_leads_to_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "precious").write_text("precious")
+    link = tmp_path / "out.md"
+    link.symlink_to(tmp_path / "precious")
+    whole_file.write(link, "table")
+    assert (tmp_path / "precious").read_text() == "precious" and not link.is_symlink() and link.read_text() == "table"
+
+
+def test_what_must_be_new_replaces_nothing(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text("mine")
+    with pytest.raises(SpecError, match="File exists"):
+        whole_file.write(file, "other", new=True)
+    assert file.read_text() == "mine" and os.listdir(tmp_path) == ["mine.py"]
+
+
+def test_folders_are_refused_and_devices_written(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match=r"-o .*: Is a directory"):
+        whole_file.write(tmp_path, "x", f"-o {tmp_path}")
+    whole_file.write(Path(os.devnull), "x")
+    read, write = os.pipe()
+    whole_file.write(Path(f"/proc/self/fd/{write}"), "to a pipe")
+    os.close(write)
+    with os.fdopen(read) as stream:
+        assert stream.read() == "to a pipe"
