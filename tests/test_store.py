@@ -985,7 +985,8 @@ def test_a_full_disk(tmp_path: Path) -> None:
             assert _mount_larger(tmp_path)
             store.commit(run, numbers=[Number("m0", 1.0, done + 1)], round=done + 1)
         assert "whole" in check(path)
-        with (tmp_path / "ballast").open("wb", buffering=0) as ballast, pytest.raises(OSError, match=os.strerror(errno.ENOSPC)):
+        full = pytest.raises(OSError, match=os.strerror(errno.ENOSPC))
+        with (tmp_path / "ballast").open("wb", buffering=0) as ballast, full:
             while True:
                 ballast.write(bytes(1 << 12))
         refused_new = str(tmp_path / "new.db")
