@@ -289,14 +289,29 @@ def test_an_edited_plug_in_is_read_and_run_anew_by_the_next_load(place):
     assert signatures.function("Aggregator", "only")([1, 2], None).weights == [0.5, 0.5]
 
 
+def expected(*names: str) -> dict:
+    """The record of names of mine.py as `place` has it; by hand, what each of them reaches."""
+    read = {
+        "aggregator only": [
+            ": def only(updates, context):\n    return Mixing(first(len(updates)))",
+            ": fatbench.engine.rounds Mixing as Mixing",
+            ": helper first as first",
+            "helper.py: def first(n):\n    return [1.0] + [0.0] * (n - 1)",
+        ],
+        "attack blank": [": def blank(model, x, y, generator):\n    return x * 0"],
+    }
+    version = {"plugin": "mine.py", "sha256": sha(AGGREGATOR), "modules": {"helper.py": sha(HELPER)}}
+    return {**version, "names": [*names], "reached": {name: sha("\0".join(sorted(read[name]))) for name in names}}
+
+
 def test_what_a_cell_uses_is_found_in_nested_calls(place):
     plan = files.load("mine.yaml").plan()
     fedavg, mine = plan.cells
     assert plugins.records(fedavg.spec) == []
-    version = {"plugin": "mine.py", "sha256": sha(AGGREGATOR), "modules": {"helper.py": sha(HELPER)}}
-    assert plugins.records(mine.spec) == [{**version, "names": ["aggregator only"]}]
-    assert plugins.records(fedavg.spec, {"name": "blank"}) == [{**version, "names": ["attack blank"]}]
-    assert plugins.records(mine.spec, {"name": "blank"}) == [{**version, "names": ["aggregator only", "attack blank"]}]
+    assert plugins.records(mine.spec) == [expected("aggregator only")]
+    assert plugins.records(fedavg.spec, {"name": "blank"}) == [expected("attack blank")]
+    assert plugins.records(mine.spec, {"name": "blank"}) == [expected("aggregator only", "attack blank")]
+    assert plugins.files_of(fedavg.spec) == set() and plugins.files_of(mine.spec) == {place / "mine.py"}
 
 
 def test_versions_are_the_same_wherever_the_file_is(place):
@@ -305,6 +320,14 @@ def test_versions_are_the_same_wherever_the_file_is(place):
     assert not plugins.same([record], [{**record, "sha256": "2"}])
     assert not plugins.same([record], [{**record, "modules": {"h.py": "3"}}])
     assert not plugins.same([], [record])
+    new = {**record, "names": ["aggregator x"], "reached": {"aggregator x": "4"}}
+    assert plugins.same([new], [{**new, "sha256": "2", "modules": {"h.py": "3"}}])  # another text, the same function
+    assert not plugins.same([new], [{**new, "sha256": "2", "reached": {"aggregator x": "5"}}])
+    assert plugins.same([record], [new]) and not plugins.same([record], [{**new, "sha256": "2"}])
+    assert plugins.differ([record, {**record, "sha256": "2"}]) and not plugins.differ([record, record])
+    assert not plugins.differ([new, {**new, "sha256": "2"}])
+    assert not plugins.differ([new, {**new, "names": ["attack y"], "reached": {"attack y": "5"}}])
+    assert plugins.differ([new, {**new, "reached": {"aggregator x": "5"}}])
 
 
 # --- work of an older version -------------------------------------------------------------------------------------
@@ -343,15 +366,14 @@ def test_edited_work_is_kept_until_it_is_asked_for_again(place):
         plugins.load()
         changed = versions.changed(jobs(), store)
         assert {cell: sorted(stage.split("-")[0] for stage in stages) for cell, stages in changed.items()} == {
-            fedavg: ["blank"],  # the attack is in the same file
-            mine: ["blank", "natural", "train"],
+            mine: ["blank", "natural", "train"],  # the other cell's attack is in the same file, and reaches no helper
         }
         was, now = sha(HELPER)[:12], sha(UNIFORM)[:12]
         words = f"mine.py (sha256 {sha(AGGREGATOR)[:12]}; helper.py {{}})"
         assert changed[mine]["train"] == f"{words.format(was)}, now {words.format(now)}"
         rows = progress.of(plan, store)
-        assert [(row.status, row.stages_done, row.stages) for row in rows] == [("changed", 2, 3), ("changed", 0, 3)]
-        assert progress.count(rows) == {"done": 0, "failed": 0, "running": 0, "todo": 0, "changed": 2}
+        assert [(row.status, row.stages_done, row.stages) for row in rows] == [("done", 3, 3), ("changed", 0, 3)]
+        assert progress.count(rows) == {"done": 1, "failed": 0, "running": 0, "todo": 0, "changed": 1}
 
         before = store.measurements()
         assert [work(job, machine(place), store) for job in jobs()] == ["done", "interrupted"]
@@ -362,9 +384,9 @@ def test_edited_work_is_kept_until_it_is_asked_for_again(place):
         assert weights_of(store, mine) == [0.5, 0.5]
         assert versions.changed(jobs(), store) == {}
         dropped = [run["stage"].split("-")[0] for run in store.runs() if run.get("dropped")]
-        assert sorted(dropped) == ["blank", "blank", "natural", "train"]
+        assert sorted(dropped) == ["blank", "natural", "train"]
         after = {(row["cell"], row["stage"], row["round"], row["client"], row["metric"]): row["run"] for row in before}
-        kept = [row for row in store.measurements([fedavg]) if not row["stage"].startswith("blank")]
+        kept = store.measurements([fedavg])
         assert all(after[r["cell"], r["stage"], r["round"], r["client"], r["metric"]] == r["run"] for r in kept)
         assert kept
 
@@ -428,14 +450,7 @@ def test_a_plug_in_from_run_to_report_edit_and_import(place, run):
     assert "blank: mine.py" in out  # the attack's implementation
     # black images are all one class to the model: the digits among the first 20 test images with one label
     record = json.loads(run("report", "mine.yaml", "--format", "json")[1])["tables"][0]
-    assert record["plugins"] == [
-        {
-            "plugin": "mine.py",
-            "sha256": sha(AGGREGATOR),
-            "modules": {"helper.py": sha(HELPER)},
-            "names": ["aggregator only", "attack blank"],
-        }
-    ]
+    assert record["plugins"] == [expected("aggregator only", "attack blank")]
     assert run("suite", "check", "mine.yaml")[0] == 0
     assert "only" not in run("suite", "list")[1]
     code, out, _ = run("plot", "mine.yaml", "--format", "csv")
@@ -459,6 +474,8 @@ def test_a_plug_in_from_run_to_report_edit_and_import(place, run):
         assert run(*question, "--plugin", "mine.py")[0] == 0
 
     (place / "helper.py").write_text(UNIFORM)
+    (place / "mine.py").write_text(AGGREGATOR.replace("x * 0", "x * 0.0"))
+    shown = f"mine.py (sha256 {sha(AGGREGATOR.replace('x * 0', 'x * 0.0'))[:12]}; helper.py"
     code, _, err = run(*command)
     assert code == 1
     assert "0 of 2 cells done, 2 of an older version of a plug-in" in err
@@ -473,7 +490,7 @@ def test_a_plug_in_from_run_to_report_edit_and_import(place, run):
     counts = json.loads(run("status", "mine.yaml", "--format", "json")[1])["cells"]
     assert counts == {"done": 0, "failed": 0, "running": 0, "todo": 0, "changed": 2}
     out = run("report", "mine.yaml", "--format", "markdown")[1]
-    assert f"- *OLDER*: the numbers of 2 cells are of this version of mine.py; the file is now {shown[:-13]}" in out
+    assert f"- *OLDER*: the numbers of 2 cells are of this version of mine.py; the file is now {shown}" in out
 
     code, _, err = run(*command, "--rerun-changed")
     assert (code, "2 of 2 cells done" in err) == (0, True)
@@ -487,7 +504,7 @@ def test_a_plug_in_from_run_to_report_edit_and_import(place, run):
 def test_a_table_of_two_versions_says_so(place):
     plan = files.load("mine.yaml").plan()
     records = plugins.records(plan.cells[1].spec)
-    older = [{**records[0], "sha256": "f" * 64}]
+    older = [{**records[0], "sha256": "f" * 64, "reached": {"aggregator only": "f" * 64}}]
     from fatbench.report.numbers.provenance import Facts, Origins
 
     origins, facts = Origins(), Facts()
@@ -742,12 +759,13 @@ def test_python_keeps_what_an_older_version_computed_until_told_otherwise(place,
     (place / "mine.yaml").write_text(SUITE.replace("plugins: [mine.py]\n", ""))
     chosen = {"where": "method=Mine", "jobs": 1, "plugins": ["mine.py"]}
     assert fatbench.run("mine.yaml", **chosen)["status"].tolist() == ["done"]
-    (place / "mine.py").write_text(AGGREGATOR + "# edited\n")
+    edited = AGGREGATOR.replace("only(updates, context):", "only(updates, context, *, top: int = 1):")
+    (place / "mine.py").write_text(edited)
     capsys.readouterr()
     assert fatbench.run("mine.yaml", **chosen)["status"].tolist() == ["changed"]
     assert "1 cell of an older version of a plug-in is kept as it is" in capsys.readouterr().err
     assert fatbench.run("mine.yaml", rerun_changed=True, **chosen)["status"].tolist() == ["done"]
-    assert sha(AGGREGATOR + "# edited\n")[:12] in fatbench.table("mine.yaml", plugins=["mine.py"]).markdown()
+    assert sha(edited)[:12] in fatbench.table("mine.yaml", plugins=["mine.py"]).markdown()
     delete()
     with pytest.raises(
         SpecError, match=r"no attack is named 'blank'.*runs in the database have it from the plug-in mine"

@@ -6,7 +6,12 @@ package under the entry point `fatbench.plugins`. All of them add up. Its source
 
 The provenance of a run holds a record of each plug-in that the run used:
 
-    {"plugin": "mine.py", "sha256": "...", "modules": {"helper.py": "..."}, "names": ["aggregator near_median"]}
+    {"plugin": "mine.py", "sha256": "...", "modules": {"helper.py": "..."}, "names": ["aggregator near_median"],
+     "reached": {"aggregator near_median": "..."}}
+
+`sha256` and `modules` are of whole files, `reached` of what a function reads and calls in them
+(`fatbench.suite.reached`): two versions are the same where that is. Records of an earlier fatbench have no `reached`,
+and are the same where the files are.
 """
 
 from __future__ import annotations
@@ -22,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 from fatbench import settings
 from fatbench.errors import SpecError
-from fatbench.suite import signatures, sources
+from fatbench.suite import reached, signatures, sources
 
 if TYPE_CHECKING:
     from fatbench.suite.cells import Evaluation
@@ -111,18 +116,47 @@ def records(
     for kind, call in calls:
         for file, name in used(kind, call):
             found.setdefault(file, set()).add(name)
-    return [{**version(file), "names": sorted(names)} for file, names in sorted(found.items())]
+    return [_record(file, names) for file, names in sorted(found.items())]
+
+
+def files_of(spec: Mapping[str, Any]) -> frozenset[Path]:
+    """The plug-ins that training a cell runs."""
+    call = ("Data", spec["data"]) if "evaluated" in spec else ("Experiment", {"name": "cell", **spec})
+    return frozenset(file for file, _ in used(*call)) if signatures.plugins() else frozenset()
 
 
 def version(file: Path) -> dict[str, Any]:
-    """The version of a plug-in in the form of a record."""
+    """The version of a plug-in's files, as it begins a record."""
     known = sources.version(file)
     return {"plugin": known.plugin, "sha256": known.sha256, "modules": dict(known.modules)}
 
 
+def _record(file: Path, names: Iterable[str]) -> dict[str, Any]:
+    calls = {name: signatures.entry(*name.split(" ", 1)) for name in sorted(names)}
+    digests = {name: reached.digest(file, function) for name, function in calls.items()}
+    return {**version(file), "names": list(digests), "reached": digests}
+
+
 def same(then: Iterable[Record], now: Iterable[Record]) -> bool:
-    """Whether two lists of records are of the same sources, wherever the files are."""
-    return _sources(then) == _sources(now)
+    """Whether two lists of records are of the same functions, wherever the files are and whatever else is in them."""
+    then, now = list(then), list(now)
+    if _sources(then) == _sources(now):
+        return True
+    return all("reached" in record for record in (*then, *now)) and _reached(then) == _reached(now)
+
+
+def _reached(of: Iterable[Record]) -> dict[str, str]:
+    return {name: digest for record in of for name, digest in record["reached"].items()}
+
+
+def differ(records: Iterable[Record]) -> bool:
+    """Whether records are of different versions of some function: one that any two of them name."""
+    digests: dict[str, set[str]] = {}
+    for record in records:
+        whole = json.dumps([record.get("sha256"), record.get("modules", {})], sort_keys=True)
+        for name in record.get("names", ()):
+            digests.setdefault(name, set()).add(record.get("reached", {}).get(name, whole))
+    return any(len(found) > 1 for found in digests.values())
 
 
 def _sources(of: Iterable[Record]) -> set[str]:
@@ -131,12 +165,10 @@ def _sources(of: Iterable[Record]) -> set[str]:
 
 def current(record: Record) -> dict[str, Any] | None:
     """The version that is loaded now of what a record is about; None: no plug-in brings these names."""
-    for entry in record.get("names", ()):
-        kind, _, name = entry.partition(" ")
-        for table in signatures.TABLES:
-            if table.lower() == kind and name in signatures.names(table):
-                file = signatures.describe(table, name).plugin
-                return None if file is None else version(file)
+    for name in record.get("names", ()):
+        file = signatures.brought_by(*name.split(" ", 1))
+        if file is not None:
+            return _record(file, [own for own in record["names"] if signatures.brought_by(*own.split(" ", 1)) == file])
     return None
 
 

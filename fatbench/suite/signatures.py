@@ -295,6 +295,21 @@ def _signature(kind: str, name: str) -> Signature:
     return _function_signature(kind, name, function, file, None if file == _module_file(TABLES[kind][0]) else file)
 
 
+def _kind(lower: str) -> str:
+    return next(kind for kind in TABLES if kind.lower() == lower)
+
+
+def entry(kind: str, name: str) -> str:
+    """The function behind a name of a table; the kind as a plug-in's record has it, in lower case."""
+    return _entries(_kind(kind))[name][0]
+
+
+def brought_by(kind: str, name: str) -> Path | None:
+    """The plug-in that brings a name, if one does; the kind as for `entry`."""
+    _, file = _entries(_kind(kind)).get(name, ("", None))
+    return file if file in _PLUGINS else None
+
+
 def names(kind: str) -> list[str]:
     """The names a suite may use for this kind, in the order of the table."""
     return list(_entries(kind))

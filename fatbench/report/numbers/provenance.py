@@ -109,6 +109,8 @@ class Facts:
             for record in json.loads(origin.plugins):
                 one = found.setdefault(plugins.shown(record), {**record, "names": [], "cells": set()})
                 one["names"] = sorted({*one["names"], *record["names"]})
+                if "reached" in one:
+                    one["reached"] = {**one["reached"], **record.get("reached", {})}
                 one["cells"] |= cells
         return list(found.values())
 
@@ -158,10 +160,12 @@ class Facts:
                 found[f"{name} files"] = ", ".join(
                     f"{variant or 'published'} [{fingerprint[:8]}]" for variant, fingerprint in versions_of_data
                 )
-        by_plugin: dict[str, list[str]] = {}
+        by_plugin: dict[str, list[dict[str, Any]]] = {}
         for record in self.plugins():
-            by_plugin.setdefault(record["plugin"], []).append(plugins.shown(record))
-        found |= {f"versions of {name}": ", ".join(shown) for name, shown in by_plugin.items() if len(shown) > 1}
+            by_plugin.setdefault(record["plugin"], []).append(record)
+        for name, records in by_plugin.items():
+            if plugins.differ(records):
+                found[f"versions of {name}"] = ", ".join(map(plugins.shown, records))
         for metric, implementations in self.attacks().items():
             if len(implementations) > 1:
                 found[f"{metric} attack"] = ", ".join(implementations)
