@@ -3,13 +3,28 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
+
+SECRET = "(?:password|passwd|passfile|pwd|secret|token)"
+
+
+def masked(text: str) -> str:
+    """A text without the passwords of addresses and of settings such as password=... and token=..."""
+    text = re.sub(r"(:/{1,2}[^/?#:\s'\"]+):[^\s'\"]*@", r"\1:***@", text)  # one stroke is left of an address as a path
+    return re.sub(rf"(?i)(\b[\w.-]*{SECRET}\s*=\s*)[^&\s'\")]+", r"\1***", text)
 
 
 class FatbenchError(Exception):
-    """A mistake the reader of the message can mend; `exit_code` is what the command line returns."""
+    """A mistake the reader of the message can mend; `exit_code` is what the command line returns.
+
+    A password in the message is masked here, whatever option, file or setting it came from.
+    """
 
     exit_code = 2
+
+    def __init__(self, message: object = ""):
+        super().__init__(masked(str(message)))
 
 
 class SpecError(FatbenchError):

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, get_args
 
-from fatbench.errors import MachineError, SpecError, did_you_mean
+from fatbench.errors import SECRET, MachineError, SpecError, did_you_mean
 
 KEYS = (
     "db",
@@ -112,7 +112,7 @@ def shown_url(url: str) -> str:
     masked = re.sub(r"(?s)(://[^/?#:]*):.*@", r"\1:***@", url)
     if "://" not in url:  # settings of libpq: whatever follows the password may be a part of it
         masked = re.sub(r"(?is)((?:password|passfile)\s*=).*", r"\1***", url)
-    return re.sub(r"(?i)([?&][^=&]*(?:password|passwd|pwd|secret|token)[^=&]*)=[^&]*", r"\1=***", masked)
+    return re.sub(rf"(?i)([?&][^=&]*{SECRET}[^=&]*)=[^&]*", r"\1=***", masked)
 
 
 def data_folder(flag: str | None = None) -> Path:

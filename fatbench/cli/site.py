@@ -78,6 +78,7 @@ def _parts(store: Store, suites: list[str], at: Checkpoint, which: str) -> tuple
     from fatbench import report
     from fatbench.report.site.pages import Part
     from fatbench.runner import progress
+    from fatbench.suite import files
 
     found: list[Part] = []
     problems = []
@@ -86,6 +87,8 @@ def _parts(store: Store, suites: list[str], at: Checkpoint, which: str) -> tuple
     wanted: list[tuple[str, str | None]] = [(name, None) for name in suites] or [(n, p or None) for n, p in counted]
     for name, preset in wanted:
         try:
+            if not suites and files.is_path(name):  # of imported lines: a name, and never a file to open
+                raise SpecError("a suite's name is no path")
             suite, plan = plan_in(name, preset, False, None, None, store)
         except FatbenchError as error:
             if suites:

@@ -99,9 +99,14 @@ class Suite:
         return select(plan, where) if where else plan
 
 
+def is_path(name: str) -> bool:
+    """Whether a suite is given by its file."""
+    return name.endswith((".yaml", ".yml")) or os.sep in name
+
+
 def locate(name: str) -> Path:
     """The file of a suite given by name or by path. SpecError: there is none."""
-    if name.endswith((".yaml", ".yml")) or os.sep in name:
+    if is_path(name):
         path = Path(name)
         if not path.is_file():
             raise SpecError(f"{name}: no such suite file")
@@ -145,6 +150,8 @@ def _resolve(file: Path, below: tuple[Path, ...]) -> Map:
     try:
         beside = file.parent / name
         parent = beside if beside.is_file() else locate(name)
+        if parent.suffix not in (".yaml", ".yml"):  # messages about a file repeat its keys
+            raise SpecError(f"{name} is no suite file: its name must end in .yaml")
     except SpecError as error:
         raise SpecError(f"{raw.place('extends')}: {error}") from None
     under = _resolve(parent, (*below, resolved))

@@ -21,10 +21,10 @@ _PREFIX = "tag:yaml.org,2002:"
 _LITERALS = {"true": True, "false": False, "null": None, "~": None, "": None}
 _DECIMAL = re.compile(r"[-+]?(0|[1-9]\d*)\Z")
 _FLOAT = re.compile(r"[-+]?(\d+\.\d*|\.\d+|\d+(?=[eE]))([eE][-+]?\d+)?\Z")
-_AGGREGATORS: dict[str, list[tuple[str, Any]]] = {}  # first character -> (tag, what a plain scalar must look like)
+_RESOLVERS: dict[str, list[tuple[str, Any]]] = {}  # first character -> (tag, what a plain scalar must look like)
 for _versions, _tag, _pattern, _first in implicit_resolvers:
     for _character in _first if (1, 2) in _versions else ():
-        _AGGREGATORS.setdefault(_character, []).append((_tag.removeprefix(_PREFIX), _pattern))
+        _RESOLVERS.setdefault(_character, []).append((_tag.removeprefix(_PREFIX), _pattern))
 
 
 class Unusual(Exception):
@@ -93,7 +93,7 @@ def _scalar(node: Any, file: str) -> Any:
         raise Unusual
     if node.style:  # quoted, or a block
         return text
-    for tag, pattern in _AGGREGATORS.get(text[:1], ()):
+    for tag, pattern in _RESOLVERS.get(text[:1], ()):
         if pattern.match(text):
             if tag == "int" and _DECIMAL.match(text):
                 input_limits.digits(text, f"{file}:{node.start_mark.line + 1}")

@@ -9,6 +9,7 @@ Everything a page needs stands in it; its policy lets the browser fetch nothing 
 from __future__ import annotations
 
 import math
+import re
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -47,8 +48,10 @@ class Part:
 
     @property
     def file(self) -> str:
+        """Its page: no two parts have the same, and none is called as the index is."""
         preset = "" if self.plan.preset == "paper" else f"-{self.plan.preset}"
-        return f"{_slug(self.plan.suite)}{_slug(preset)}.html"
+        name = re.sub(r"[^A-Za-z0-9.-]", lambda c: f"_{ord(c[0]):x}_", f"{self.plan.suite}{preset}")
+        return "index_.html" if name == "index" else f"{name}.html"
 
 
 @dataclass
