@@ -47,7 +47,19 @@ OLD = {
 }
 EXEMPT = {"docs/glossary.md": OLD.keys()}  # lists the words that are not used
 # Places that are not clean yet, by how they begin: reported with --all only. Take one out when it is.
-PENDING = ("README", "CONTRIBUTING", "CHANGELOG", "docs/", "results/", "suites/", "fatbench")
+PENDING = (
+    "CHANGELOG",
+    "docs/compare",
+    "docs/differences",
+    "docs/gpu",
+    "docs/learning",
+    "docs/promises",
+    "docs/suites",
+    "docs/tutorial",
+    "results/",
+    "suites/",
+    "fatbench",
+)
 
 # Phrases that read as translated, and what no English README says.
 BANNED = (

@@ -400,17 +400,6 @@ def test_what_adfl_does_to_classes():
     assert f"between {show(min(weights), 2)} and {show(max(weights), 2)}" in text
 
 
-@pytest.mark.parametrize("paper", sorted((RESULTS.parent / "docs" / "papers").glob("*.md")), ids=lambda file: file.stem)
-def test_the_page_of_a_paper_quotes_the_page_of_its_results(paper: Path):
-    """The first sentence in bold, word for word: a page that is measured anew cannot leave the other behind."""
-    text = paper.read_text(encoding="utf-8")
-    linked = re.findall(r"results/([\w-]+\.md)\)", text)
-    assert linked
-    for name in linked:
-        quoted = re.search(r"\*\*(.+?)\*\*", " ".join(page(name).split()))
-        assert quoted is not None and quoted[1] in " ".join(text.split()), quoted
-
-
 def begun() -> dict[tuple[str, str, int], dict[str, Any]]:
     """(start, method, seed) -> the cell that began with these weights."""
     methods = {"fedavg": "FedAvg", "fedaux": "FedAUX"}

@@ -1,4 +1,4 @@
-"""docs/figures.md is true: it lists each figure of the five papers, and each command finds its figure."""
+"""docs/papers.md is true: it lists each figure of the five papers, and each command finds its figure."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ FIGURES = {"SFAT": 12, "Federated": 25, "Random": 6, "FedVKD": 5, "AdFL": 6}  # 
 
 
 def listed() -> dict[str, list[tuple[list[int], str]]]:
-    """Paper -> (numbers of figures, what draws them or why nothing does) of each line of docs/figures.md."""
+    """Paper -> (numbers of figures, what draws them or why nothing does) of each line of docs/papers.md."""
     found: dict[str, list[tuple[list[int], str]]] = {}
-    for part in (ROOT / "docs" / "figures.md").read_text(encoding="utf-8").split("\n## ")[1:]:
+    for part in (ROOT / "docs" / "papers.md").read_text(encoding="utf-8").split("\n## ")[1:]:
         lines = found.setdefault(part.split()[0], [])
         for numbers, drawn in re.findall(r"^\| (\d[\d, -]*) \| .* \| (.*) \|$", part, re.MULTILINE):
             ends = [[int(end) for end in one.split("-")] for one in numbers.split(", ")]
@@ -52,7 +52,7 @@ def test_a_listed_figure_is_one_of_its_suites_or_says_why_not(numbers: list[int]
 
 def test_a_figure_that_names_a_number_is_listed() -> None:
     """So that a figure which somebody adds to a suite cannot be forgotten in the list."""
-    text = (ROOT / "docs" / "figures.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "papers.md").read_text(encoding="utf-8")
     variants = ("-jpeg75", "-jpeg")
     for name in files.available():
         suite = files.load(name)
