@@ -15,7 +15,6 @@ from fatbench.methods.defences import (
     Upload,
     gaussian_epsilon,
     laplace_epsilon,
-    update_count_distribution,
 )
 from fatbench.suite import signatures
 
@@ -191,18 +190,3 @@ def test_epsilon_agrees_with_an_accountant(noise, uploads):
     with numpy.errstate(divide="ignore"):  # it takes a logarithm of 0 at rate 1
         expected = accountant.get_epsilon(1e-5)
     assert gaussian_epsilon(noise, 1e-5, uploads) == pytest.approx(expected, abs=0.011)
-
-
-@pytest.mark.parametrize("rate", [0.2, 0.5, 0.8])
-def test_update_counts_are_a_distribution_and_the_printed_ones_are_not(rate):
-    for kind in ("random", "locked", "locked_shared"):
-        assert sum(update_count_distribution(10, 5, rate, kind)) == pytest.approx(1)
-    means = {0.2: 9.997, 0.5: 9.69, 0.8: 6.72}  # m (1 - R^n), m = 10, n = 5
-    law = update_count_distribution(10, 5, rate)
-    assert sum(f * p for f, p in enumerate(law)) == pytest.approx(means[rate], abs=0.005)
-    assert update_count_distribution(10, 5, rate, "locked")[0] == pytest.approx(rate**5)
-    assert update_count_distribution(10, 5, rate, "locked_shared")[0] == pytest.approx(rate)
-
-
-def test_the_printed_formula_sums_to_what_the_specification_says():
-    assert sum(update_count_distribution(10, 5, 0.2, "printed")) == pytest.approx(2.8e31, rel=0.02)

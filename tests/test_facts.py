@@ -177,7 +177,7 @@ def plugin(tmp_path, monkeypatch):
 
 
 def found(cell: dict) -> list[facts.Refusal]:
-    return list(facts.refusals("Experiment", {"name": "cell", **cell}, cell))
+    return list(facts.refusals("Experiment", {"name": "cell", **cell}, cell, facts.of_cell(cell), ""))
 
 
 def lines() -> set[tuple[str, str, str]]:

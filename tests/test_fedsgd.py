@@ -5,6 +5,7 @@ form. One image a client: its pixels are a_k. Two entries, three clients.
 from __future__ import annotations
 
 import functools
+import math
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 
 from fatbench.engine.rounds import Problem, Round, State
 from fatbench.methods.algorithms.fedsgd import epoch_batches, fedsgd
-from fatbench.methods.defences import DEFENCES, Upload, update_count_distribution
+from fatbench.methods.defences import DEFENCES, Upload
 
 TARGETS = [[51, 102], [204, 0], [255, 153]]  # a_k in 1/255
 A = torch.tensor(TARGETS) / 255
@@ -189,13 +190,19 @@ def test_an_epoch_sees_every_example_once():
     ],
 )
 def test_update_counts_follow_the_closed_form(defence, kind):
-    """20,000 entries, 3 clients, 6 epochs of 2 steps: a fraction's sigma is at most 0.5 / sqrt(20000) = 0.0035.
+    """Sawada et al. 2024, Eq. 13, corrected (differences: masks-update-counts).
+
+    20,000 entries, 3 clients, 6 epochs of 2 steps: a fraction's sigma is at most 0.5 / sqrt(20000) = 0.0035.
 
     The mask lasts for an epoch, so two steps count once.
     """
     last = run(problem((2, 2, 2), width=10_000), rounds=6, defence=defence)[-1]
     measured = last.mixing.artifacts["update_counts"].double() / 20_000
-    law = torch.tensor(update_count_distribution(6, 3, 0.8, kind), dtype=torch.float64)
+    never = 0.8 if kind == "locked_shared" else 0.8**3
+    if kind == "random":
+        law = torch.tensor([math.comb(6, f) * (1 - never) ** f * never ** (6 - f) for f in range(7)])
+    else:
+        law = torch.tensor([never, *[0.0] * 5, 1 - never])
     assert float((measured - law).abs().max()) < 4 * 0.0035
     assert last.metrics["never_updated"] == pytest.approx(float(measured[0]))
     assert last.metrics["updated_fraction"] == pytest.approx(dict(enumerate(measured.tolist())))

@@ -8,7 +8,6 @@ from torch import Tensor
 
 from fatbench.methods.inversions.image_measures import (
     BASELINES,
-    MEASURES,
     another_image,
     best_of,
     correlation,
@@ -19,6 +18,8 @@ from fatbench.methods.inversions.image_measures import (
     shrink,
     ssim,
 )
+
+MEASURES = {"psnr": psnr, "ssim": ssim, "mse": mse, "correlation": correlation}
 
 
 def images(count: int = 4, side: int = 24, seed: int = 0) -> Tensor:

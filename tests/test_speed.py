@@ -164,7 +164,7 @@ def test_what_is_known_of_parts_is_not_found_again_for_every_cell(
     plan = grid.plan()
     one, two = ({**plan.cells[0].spec, "train": train} for train in (60, 70))
     cost.cell_work(replace(plan.cells[0], spec=cells.canonical(one)), plan)
-    evaluated, looked = calls(monkeypatch, formulas, "_formula"), calls(monkeypatch, facts, "_refusals")
+    evaluated, looked = calls(monkeypatch, formulas, "_formula"), calls(monkeypatch, facts, "refusals")
     assert cost.cell_work(replace(plan.cells[0], spec=cells.canonical(two)), plan).forward > 0
     assert evaluated == [] and [kind for kind, *_ in looked] == ["Experiment"]
     longer = cells.canonical({**two, "algorithm": {**two["algorithm"], "rounds": 11}})

@@ -239,28 +239,6 @@ def laplace_epsilon(noise: float, uploads: int = 1, sensitivity: float = 1.0) ->
     return math.inf if noise == 0 else sensitivity * uploads / noise
 
 
-def update_count_distribution(
-    epochs: int,
-    clients: int,
-    mask_probability: float,
-    kind: Literal["random", "locked", "locked_shared", "printed"] = "random",
-) -> list[float]:
-    """P(f), f = 0 .. epochs: in how many of the epochs an entry of the model is updated.
-
-    random: each client draws anew every epoch, and with q = mask_probability^clients an epoch leaves the entry alone,
-    so f is binomial: C(m, f) (1 - q)^f q^(m - f). locked: the entry never moves with probability q (a mask per client)
-    or mask_probability (locked_shared), else in every epoch. printed: the paper's exponent clients (1 - f) on R; no
-    distribution, its values sum to 2.8e31 at R = 0.2, m = 10, n = 5.
-
-    Source: Sawada et al. 2024, Eq. 13, corrected (differences: masks-update-counts).
-    """
-    never = mask_probability if kind == "locked_shared" else mask_probability**clients
-    if kind in ("locked", "locked_shared"):
-        return [never, *[0.0] * (epochs - 1), 1 - never]
-    exponent = (lambda f: clients * (1 - f)) if kind == "printed" else (lambda f: clients * (epochs - f))
-    return [math.comb(epochs, f) * (1 - never) ** f * mask_probability ** exponent(f) for f in range(epochs + 1)]
-
-
 DEFENCES: dict[str, Callable[..., tuple[Gradient, Mask]]] = {
     "none": none,
     "fixed_position": fixed_position,

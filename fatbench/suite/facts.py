@@ -119,21 +119,17 @@ def refuse(
     here = of_cell(cell) if known is None else known
     if kind != "Experiment" and _fine(kind, spec, cell, here):
         return
-    for found in _refusals(kind, spec, cell, here, place):
+    for found in refusals(kind, spec, cell, here, place):
         raise SpecError(f"{found.place}: {found.reason}")
 
 
 _READABLE: set[tuple[str, str, str]] = set()  # (kind, name, line) whose message has been evaluated once
 
 
-def refusals(kind: str, spec: Mapping[str, Any], cell: Mapping[str, Any], place: str = "") -> Iterator[Refusal]:
-    """Every line that is true of the cell, of this call and of those nested in it."""
-    yield from _refusals(kind, spec, cell, of_cell(cell), place)
-
-
-def _refusals(
+def refusals(
     kind: str, spec: Mapping[str, Any], cell: Mapping[str, Any], facts: Mapping[str, Any], place: str
 ) -> Iterator[Refusal]:
+    """Every line that is true of the cell, of this call and of those nested in it. facts: `of_cell(cell)`."""
     signature = describe(kind, spec.get("name", ""))
 
     def lookup(name: str, *path: str) -> Any:
@@ -173,7 +169,7 @@ def _refusals(
         inner = nested(setting.annotation)[0]
         if inner and spec[setting.name] is not None and not _fine(inner, spec[setting.name], cell, facts):
             inside = f"{place}: {setting.name}" if place else setting.name
-            yield from _refusals(inner, spec[setting.name], cell, facts, inside)
+            yield from refusals(inner, spec[setting.name], cell, facts, inside)
 
 
 def _fine(kind: str, part: Mapping[str, Any], cell: Mapping[str, Any], facts: Mapping[str, Any]) -> bool:
@@ -183,7 +179,7 @@ def _fine(kind: str, part: Mapping[str, Any], cell: Mapping[str, Any], facts: Ma
     given = [(type(each), each) if type(each) in (int, str) else id(each) for each in read]
 
     def find() -> tuple[Any, bool]:  # what was read is kept too, so that nothing else can have its id
-        return read, not any(_refusals(kind, part, cell, facts, ""))
+        return read, not any(refusals(kind, part, cell, facts, ""))
 
     data = names & DATA
     if data and any(name in cell and "name" in (cell[name] or ()) and _counts_files(cell[name]) for name in data):

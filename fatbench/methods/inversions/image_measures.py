@@ -112,5 +112,4 @@ def another_image(images: Tensor) -> Tensor:
     return images.roll(1, 0)
 
 
-MEASURES = {"psnr": psnr, "ssim": ssim, "mse": mse, "correlation": correlation}
 BASELINES = {"grey": grey, "mean_colour": mean_colour, "another_image": another_image}

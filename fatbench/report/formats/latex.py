@@ -94,7 +94,7 @@ def _floats(grid: Grid, width: float, published: str | None) -> list[str]:
         for plain, words in said
     ]
     if tests:
-        pieces += _tests(grid, width)
+        pieces += _tests(grid)
     about = f"% suite {grid.suite}, preset {grid.preset}, table {grid.id}" + (f": {grid.label}" if grid.label else "")
     first = 1.22 * 10 * latex_layout.lines_of(caption, width, 10.0) + 20
     wide = "*" * (width > latex_layout.WIDE)
@@ -178,7 +178,7 @@ def _slug(grid: Grid) -> str:
 MOST_TESTS = 40  # of a tabular: more begin another
 
 
-def _tests(grid: Grid, width: float) -> list[tuple[float, str, str]]:
+def _tests(grid: Grid) -> list[tuple[float, str, str]]:
     """The paired tests as tabulars, a line each: labels, heading, difference, p of the t test and of Wilcoxon's."""
     pieces = []
     for start in range(0, len(grid.paired), MOST_TESTS):

@@ -109,7 +109,7 @@ def notes(
     if any(not flag.startswith(checking.CHANCE) for value in values for flag in value.flags):
         yield "checks", checking.RULE
     if below:
-        yield "at chance", _below(grid, table, cells, below)
+        yield "at chance", _below(table, cells, below)
     yield from _tests(grid.paired)
     if table.note:
         yield "note", table.note
@@ -118,9 +118,7 @@ def notes(
         yield "failed", f"{count}: {', '.join(sorted(broken))} (see fatbench logs)"
 
 
-def _below(
-    grid: Grid, table: Table, cells: Sequence[Cell], below: Sequence[tuple[Cell, tuple[float, int, float]]]
-) -> str:
+def _below(table: Table, cells: Sequence[Cell], below: Sequence[tuple[Cell, tuple[float, int, float]]]) -> str:
     """Which cells have not learned, by the labels that tell the table's rows and groups apart."""
     shown = dict.fromkeys((*table.rows, *table.across, *(a for where in table.conditions.values() for a in where)))
     axes = [axis for axis in shown if len({cell.key.get(axis) for cell in cells}) > 1]
