@@ -24,6 +24,7 @@ from fatbench.cli import app as cli
 from fatbench.engine.rounds import Number
 from fatbench.errors import MachineError, NothingMatched, SpecError
 from fatbench.report.figures import artifacts, panel_kinds, plots, series, styles
+from fatbench.report.numbers.measurements import Numbers, Stored
 from fatbench.store.stages import Store
 from fatbench.suite import files
 from fatbench.suite.cells import Cell, Plan
@@ -129,6 +130,11 @@ def rows_of(plan: Plan) -> list[dict[str, Any]]:
     return rows
 
 
+def build(suite: Suite, plan: Plan, rows: list[Any]) -> list[series.Plot]:
+    """The figures of a suite, filled with these measurements."""
+    return series.build(suite, plan, Numbers(plan, Stored(rows)))
+
+
 def plot_of(found: list[series.Plot], id: str) -> series.Plot:
     return next(plot for plot in found if plot.figure.id == id)
 
@@ -151,7 +157,7 @@ def line(plot: series.Plot, heading: str, index: int | None = None, **labels: st
 def test_mean_and_spread_over_seeds_round_by_round(drawn: Suite) -> None:
     """FAT, round r: 0.1 r + 0.1 and 0.1 r + 0.2, so mean 0.1 r + 0.15 and std 0.1 / sqrt(2)."""
     plan = drawn.plan()
-    plot = plot_of(series.build(drawn, plan, rows_of(plan)), "curves")
+    plot = plot_of(build(drawn, plan, rows_of(plan)), "curves")
     assert [panel.key for panel in plot.panels] == [{"split": "skewed"}, {"split": "even"}]
     found = line(plot, "clean", split="skewed", method="FAT")
     assert [point.round for point in found.points] == [1, 2]
@@ -169,7 +175,7 @@ def test_mean_and_spread_over_seeds_round_by_round(drawn: Suite) -> None:
 
 def test_a_line_each_for_the_clients_that_are_there(drawn: Suite) -> None:
     plan = drawn.plan()
-    plot = plot_of(series.build(drawn, plan, rows_of(plan)), "weights")
+    plot = plot_of(build(drawn, plan, rows_of(plan)), "weights")
     for index, value in ((0, 0.25), (1, 0.75)):
         points = line(plot, "weight", index, method="FAT").points
         assert [(point.mean, point.std) for point in points] == [(value, 0.0)] * 2
@@ -182,7 +188,7 @@ def test_missing_seeds_and_numbers_that_are_none(drawn: Suite) -> None:
     second = cell(plan, "skewed", "FAT", 2)
     rows = [r for r in rows_of(plan) if not (r["cell"] == second.id and r["round"] == 2)]
     rows.append(row(second, "natural", 2, math.nan))
-    plot = plot_of(series.build(drawn, plan, rows), "curves")
+    plot = plot_of(build(drawn, plan, rows), "curves")
     points = line(plot, "clean", split="skewed", method="FAT").points
     assert [(point.seeds, point.std is None) for point in points] == [((1, 2), False), ((1,), True)]
     assert points[1].mean == pytest.approx(0.3)
@@ -203,7 +209,7 @@ def test_the_database_gives_the_same_curves(drawn: Suite) -> None:
         assert report.unknown(report.build_figures(odd, plan, store), plan, store) == [
             "figure classes: accuracy: nothing is logged as 'natural_clas' (did you mean 'natural_class'?)"
         ]
-    expected = series.build(drawn, plan, rows_of(plan))
+    expected = build(drawn, plan, rows_of(plan))
     assert series.render_csv(found) == series.render_csv(expected)
     assert [plot.notes for plot in found] == [plot.notes for plot in expected]
 
@@ -243,7 +249,7 @@ def test_evaluations_are_curves_over_radii_and_bars(drawn: Suite) -> None:
         for evaluation in one.evaluations:
             value = values[evaluation.label] + 0.2 * (one.spec["seed"] - 1)
             rows.append(row(one, evaluation.label, last, value) | {"stage": evaluation.stage(last)})
-    found = series.build(suite, plan, rows)
+    found = build(suite, plan, rows)
     curve = line(plot_of(found, "radii"), "PGD", method="FAT")
     assert [(p.radius, p.round) for p in curve.points] == [("2/255", 2 / 255), ("8/255", 8 / 255)]
     assert [p.mean for p in curve.points] == pytest.approx([0.6, 0.3])
@@ -287,7 +293,7 @@ def test_evaluations_that_make_no_figure(drawn: Suite, change: tuple[str, str], 
 
 def test_csv_has_a_line_a_point(drawn: Suite) -> None:
     plan = drawn.plan()
-    lines = list(csv.DictReader(io.StringIO(series.render_csv(series.build(drawn, plan, rows_of(plan))))))
+    lines = list(csv.DictReader(io.StringIO(series.render_csv(build(drawn, plan, rows_of(plan))))))
     curves, weights = 2 * 2 * 2 * 2, 2 * 2 * 2
     assert len(lines) == curves + weights + weights + (2 + 1) * 2
     first = lines[0]
@@ -337,7 +343,7 @@ def more(change: tuple[str, str] = ("", "")) -> Suite:
 
 def test_points_of_several_conditions(drawn: Suite) -> None:
     suite = more()
-    plot = plot_of(series.build(suite, suite.plan(), rows_of(suite.plan())), "some")
+    plot = plot_of(build(suite, suite.plan(), rows_of(suite.plan())), "some")
     keys = [tuple(one.key.values()) for one in plot.panels[0].lines]
     assert keys == [("skewed", "FAT"), ("even", "Uniform")]
 
@@ -347,7 +353,7 @@ def test_differences_seed_by_seed_beside_published_ones(drawn: Suite) -> None:
     suite = more()
     plan = suite.plan()
     gone = cell(plan, "even", "FAT", 2).id
-    plot = plot_of(series.build(suite, plan, [r for r in rows_of(plan) if r["cell"] != gone]), "gains")
+    plot = plot_of(build(suite, plan, [r for r in rows_of(plan) if r["cell"] != gone]), "gains")
     total, one = (line(plot, what, split="skewed").points[-1] for what in ("total", "class 1"))
     assert (total.mean, total.std, *total.values) == pytest.approx((0.5, 0.0, 0.5, 0.5), abs=1e-12)
     assert one.mean == pytest.approx(0.125)
@@ -367,7 +373,7 @@ def test_differences_seed_by_seed_beside_published_ones(drawn: Suite) -> None:
     csv_lines = [one for one in csv.DictReader(io.StringIO(series.render_csv([plot]))) if one["heading"] == "total"]
     assert (csv_lines[1]["values"].count(";"), float(csv_lines[1]["published_most"])) == (1, pytest.approx(0.45))
     with pytest.raises(SpecError) as caught:
-        series.build(suite, suite.plan(where="method=Uniform"), [])
+        build(suite, suite.plan(where="method=Uniform"), [])
     assert str(caught.value) == "figure gains: minus: no cell of preset 'paper' has method FAT"
 
 
@@ -375,7 +381,7 @@ def test_a_raster_has_a_row_for_each_client(drawn: Suite) -> None:
     """Weights 1/4 and 3/4 in two rounds of the first seed; beside them their sums, one half and one and a half."""
     suite = more()
     plan = suite.plan()
-    plot = plot_of(series.build(suite, plan, rows_of(plan)), "rounds")
+    plot = plot_of(build(suite, plan, rows_of(plan)), "rounds")
     first, _ = axes_of(plot)
     assert first.images[0].get_array().tolist() == [[0.25, 0.25], [0.75, 0.75]]
     assert [text.get_text() for text in first.get_yticklabels()] == ["0", "1"]
@@ -413,7 +419,7 @@ def test_more_looks_than_colours_are_told_apart(drawn: Suite) -> None:
     """Ten that differ in one thing have ten looks; two of four combinations have a colour each."""
     assert len({(one.colour, one.style) for one in (styles._alone(i, 10) for i in range(10))}) == 10
     suite = more()
-    axes = axes_of(plot_of(series.build(suite, suite.plan(), rows_of(suite.plan())), "some"))[0]
+    axes = axes_of(plot_of(build(suite, suite.plan(), rows_of(suite.plan())), "some"))[0]
     assert [text.get_text() for text in axes.figure.legends[0].get_texts()] == ["skewed, FAT", "even, Uniform"]
     assert [one.get_color() for one in axes.get_lines()] == list(styles.COLOURS[:2])
     assert [styles.named("alpha", "1/6"), styles.named("method", "FAT")] == ["alpha 1/6", "FAT"]
@@ -454,7 +460,7 @@ def test_every_kind_is_drawn_and_drawn_again_the_same(drawn: Suite, format: str)
     plan = drawn.plan("smoke")
     keep(Path("files", cell(plan, "skewed", "FAT", 1).id), 1)
     ids = [figure.id for figure in drawn.figures if format == "png" or figure.id in ("curves", "cross")]
-    found = [plot for plot in series.build(drawn, plan, rows_of(plan)) if plot.figure.id in ids]
+    found = [plot for plot in build(drawn, plan, rows_of(plan)) if plot.figure.id in ids]
     first, second = (report.draw(found, Path(folder), format, Path("files")) for folder in ("a", "b"))
     assert [path.name for path in first] == [f"drawn-{id}-smoke.{format}" for id in ids]
     for one, other in zip(first, second, strict=True):
@@ -482,7 +488,7 @@ def axes_of(plot: series.Plot, files: Path | None = None) -> list[Any]:
 def test_curves_as_drawn(drawn: Suite) -> None:
     """In per cent, over rounds; lines of two dimensions differ in colour by label and in style by heading."""
     plan = drawn.plan()
-    plot = plot_of(series.build(drawn, plan, rows_of(plan)), "curves")
+    plot = plot_of(build(drawn, plan, rows_of(plan)), "curves")
     axes = axes_of(plot)
     assert [one.get_title() for one in axes] == ["skewed", "even"]
     assert [(one.get_xlabel(), one.get_ylabel()) for one in axes] == [("round", "per cent")] * 2
@@ -499,7 +505,7 @@ def test_curves_as_drawn(drawn: Suite) -> None:
 
 def test_lines_of_one_dimension_differ_in_colour_and_style(drawn: Suite) -> None:
     plan = drawn.plan()
-    plot = plot_of(series.build(drawn, plan, rows_of(plan)), "weights")
+    plot = plot_of(build(drawn, plan, rows_of(plan)), "weights")
     axes = axes_of(plot)
     assert [(one.get_color(), one.get_linestyle()) for one in axes[0].get_lines()] == [
         (styles.COLOURS[0], "-"), (styles.COLOURS[1], "--"),
@@ -511,7 +517,7 @@ def test_lines_of_one_dimension_differ_in_colour_and_style(drawn: Suite) -> None
 def test_bars_as_drawn(drawn: Suite) -> None:
     """Over classes at the last round: class 0 of FAT is 0.35 and class 1 a quarter. Over labels without an index."""
     plan = drawn.plan()
-    found = series.build(drawn, plan, rows_of(plan))
+    found = build(drawn, plan, rows_of(plan))
     [axes] = axes_of(plot_of(found, "classes"))
     heights = sorted(bar.get_height() for bar in axes.patches)
     assert heights == pytest.approx(sorted([35, 35 / 4, 85, 85 / 4]))
@@ -525,7 +531,7 @@ def test_bars_as_drawn(drawn: Suite) -> None:
 def test_heat_maps_and_images_as_drawn(drawn: Suite) -> None:
     """The mean over the last dimension, clients at the axes, of the last round and the first seed that has one."""
     plan = drawn.plan()
-    found = series.build(drawn, plan, rows_of(plan))
+    found = build(drawn, plan, rows_of(plan))
     keep(Path(cell(plan, "skewed", "FAT", 2).id), 1, adfl_cross=np.zeros((2, 2, 2), np.float32))
     keep(Path(cell(plan, "skewed", "FAT", 2).id), 2)
     heat, empty, *_ = axes_of(plot_of(found, "cross"), Path("."))
@@ -565,7 +571,7 @@ def test_many_panels_become_pages(drawn: Suite) -> None:
     )
     many = files.load("drawn.yaml")
     plan = many.plan()
-    [plot] = series.build(many, plan, [])
+    [plot] = build(many, plan, [])
     pages = plots._pages(plot)
     assert [(names, len(panels)) for names, panels in pages][:2] == [({"size": "L0"}, 2), ({"size": "L1"}, 2)]
     assert plots._file_name(plot, pages[12][0]) == "drawn-F-l12"
@@ -573,7 +579,7 @@ def test_many_panels_become_pages(drawn: Suite) -> None:
 
 def test_without_matplotlib(drawn: Suite, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = drawn.plan()
-    found = series.build(drawn, plan, rows_of(plan))
+    found = build(drawn, plan, rows_of(plan))
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(MachineError) as caught:
         report.draw(found, Path("a"), "pdf")

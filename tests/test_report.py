@@ -34,11 +34,10 @@ from fatbench.errors import SpecError
 from fatbench.report.formats import latex, markdown, terminal
 from fatbench.report.formats import latex_layout as pages
 from fatbench.report.numbers import flags
-from fatbench.report.numbers.measurements import EVERY, Source, metric_names
+from fatbench.report.numbers.measurements import EVERY, Numbers, Source, Stored, metric_names
 from fatbench.report.tables import layout
 from fatbench.report.tables.combined import combine
 from fatbench.report.tables.grid import Grid, Value
-from fatbench.report.tables.layout import build
 from fatbench.store.stages import Store
 from fatbench.suite import files, format_call
 from fatbench.suite.cells import Cell, Plan
@@ -120,6 +119,14 @@ CIFAR-10,SFAT,63.44,67.43,37.17,0.03,,iid_natural?
 CIFAR-100,FAT,1,2,3,4,5,
 """
 ODD = "SFAT_2 & 50% #1"
+
+
+def build(
+    suite: Suite, plan: Plan, rows: Any, select: Any = "last", published: bool = True, **stored: Any
+) -> list[Grid]:
+    """The tables of a suite, filled with these measurements."""
+    numbers = Numbers(plan, Stored(list(rows), **stored), select)
+    return layout.build(suite, plan, numbers, published=published)
 
 
 @pytest.fixture(scope="module")

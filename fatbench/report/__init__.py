@@ -84,27 +84,24 @@ def build_tables(
     or the latest run of a cell that was run more than once, or "pool", the mean of its runs. notes: `notes.LEVELS`;
     digits: after the point of percentages.
     """
+    from fatbench.report.numbers.measurements import Numbers, Stored
     from fatbench.report.tables.layout import build
     from fatbench.report.tables.notes import pared
 
     if store is None:
-        return [pared(grid, notes) for grid in build(suite, plan, [], select, published, digits=digits)]
+        empty = Numbers(plan, Stored(), select)
+        return [pared(grid, notes) for grid in build(suite, plan, empty, published=published, digits=digits)]
     from fatbench.report.numbers import query
-    from fatbench.report.numbers.measurements import Numbers
     from fatbench.report.tables import replicate_selection
 
-    parts = []
-    failed: frozenset[str] = frozenset()
-    for part in replicate_selection.plans(replace(plan, cells=[*plan.cells, *evaluated]), store, which):
-        found = query.gather(suite, part, store, select)
-        parts.append((part, Numbers(part, found.rows, select, found.rounds, found.outcomes, found.runs)))
-        failed |= found.failed
+    parts = [
+        (part, Numbers(part, query.gather(suite, part, store, select), select))
+        for part in replicate_selection.plans(replace(plan, cells=[*plan.cells, *evaluated]), store, which)
+    ]
     numbers = parts[0][1] if len(parts) == 1 else replicate_selection.Pooled(parts)
     shown, own = parts[0][0].cells, len(plan.cells)
-    grids = build(
-        suite, replace(plan, cells=shown[:own]), [], select, published, failed=failed, evaluated=shown[own:],
-        numbers=numbers, digits=digits,
-    )  # fmt: skip
+    plan = replace(plan, cells=shown[:own])
+    grids = build(suite, plan, numbers, published=published, evaluated=shown[own:], digits=digits)
     replicate_selection.note(grids, store, which, numbers)
     return [pared(grid, notes) for grid in grids]
 
@@ -154,6 +151,7 @@ def build_figures(
     """The figures of a suite, or the one with an id, with what the database has. SpecError: no such figure."""
     from fatbench.report.figures import series
     from fatbench.report.numbers import query
+    from fatbench.report.numbers.measurements import Numbers, Stored
     from fatbench.report.tables import replicate_selection
 
     ids = [figure.id for figure in suite.figures]
@@ -161,10 +159,9 @@ def build_figures(
         raise SpecError(f"suite '{suite.name}' has no figure '{only}'{did_you_mean(only, ids)}")
     wanted = [figure for figure in suite.figures if only in (None, figure.id)]
     if store is None:
-        return series.build(suite, plan, [], wanted, select=select)
+        return series.build(suite, plan, Numbers(plan, Stored(), select), wanted)
     (plan,) = replicate_selection.plans(plan, store, "first")
-    found = query.gather_series(wanted, plan, store, select)
-    return series.build(suite, plan, found.rows, wanted, select=select, rounds=found.rounds, runs=found.runs)
+    return series.build(suite, plan, Numbers(plan, query.gather_series(wanted, plan, store, select), select), wanted)
 
 
 def drawable(plots: Sequence[Plot], files: Path) -> list[Plot]:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from fatbench.errors import NothingMatched, SpecError, did_you_mean
 from fatbench.report.figures import series
 from fatbench.report.numbers import query
+from fatbench.report.numbers.measurements import Numbers
 from fatbench.report.tables.grid_points import sweeps
 from fatbench.store.selection import Checkpoint
 from fatbench.suite import model
@@ -189,8 +190,7 @@ def curves(store: Store, cell: str, y: Sequence[str], select: Checkpoint = "last
 
 def series_of(suite: Suite, plan: Plan, store: Store, figures: Sequence[Figure], select: Checkpoint) -> list[Plot]:
     """`series.build` with what the database has for these figures."""
-    found = query.gather_series(figures, plan, store, select)
-    return series.build(suite, plan, found.rows, figures, select=select, rounds=found.rounds, runs=found.runs)
+    return series.build(suite, plan, Numbers(plan, query.gather_series(figures, plan, store, select), select), figures)
 
 
 def _named(plots: Sequence[Plot], cell: str) -> list[Plot]:

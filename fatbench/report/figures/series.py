@@ -92,9 +92,7 @@ def places_of(plan: Plan, figure: Figure) -> Places:
             plan, cells=[cell for cell in plan.cells if any(inside(cell.key, one) for one in figure.include)]
         )
     words = ("figure", "a line shows", "'panels', 'lines' or 'where'")
-    return places(
-        plan, figure.id, figure.where, panels, figure.lines, list(figure.series), figure.conditions, words
-    )  # fmt: skip
+    return places(plan, figure, panels, figure.lines, words)
 
 
 def check(plan: Plan, figure: Figure) -> None:
@@ -121,21 +119,8 @@ def check(plan: Plan, figure: Figure) -> None:
         )
 
 
-def build(
-    suite: Suite,
-    plan: Plan,
-    rows: Iterable[Mapping[str, Any]],
-    figures: Sequence[Figure] | None = None,
-    *,
-    select: Checkpoint = "last",
-    rounds: Mapping[tuple[str, str], int] | None = None,
-    runs: Iterable[Mapping[str, Any]] | None = None,
-) -> list[Plot]:
-    """The figures of a suite (default: all) that the plan's cells have a line in; rows and runs as for `layout.build`.
-
-    SpecError as for `check`.
-    """
-    numbers = Numbers(plan, rows, select, rounds or {}, None, runs)
+def build(suite: Suite, plan: Plan, numbers: Numbers, figures: Sequence[Figure] | None = None) -> list[Plot]:
+    """The figures of a suite (default: all) that the plan's cells have a line in. SpecError as for `check`."""
     values: dict[tuple[str, str], dict[int, dict[int, float]]] = {}  # (cell, metric) -> client -> round -> value
     for (cell, stage, metric, round, client), (value, _) in numbers.by_key.items():
         if stage == "train" and math.isfinite(value):
@@ -171,9 +156,17 @@ def _plot(suite: Suite, plan: Plan, figure: Figure, numbers: Numbers, values: Va
                 lines = list(_lines(dict(line_names), heading, source, cells, less, values))
             else:
                 radii = swept.get(source.metric, {}) if figure.kind == "lines" else {source.metric: ""}
+                ids = tuple(cell.id for cell in cells)
                 lines = [
-                    _evaluated(dict(line_names), heading, one, cells, less, numbers, radii, facts)
-                    for one in _each(source, cells)
+                    _evaluated(
+                        Line(dict(line_names), heading, one, index, [], len(cells), ids),
+                        cells,
+                        less,
+                        numbers,
+                        radii,
+                        facts,
+                    )
+                    for index, one in _each(source, cells)
                 ]
             if lookup is not None:
                 lines = [replace(line, published=_published(lookup, cells[0], line)) for line in lines]
@@ -248,25 +241,24 @@ def _less(cell: Cell, other: Cell | None, source: Source, values: Values) -> Map
     }
 
 
-def _each(source: Source, cells: Sequence[Cell]) -> Iterable[Source]:
-    """The source, or of "metric[*]" one for each client."""
+def _each(source: Source, cells: Sequence[Cell]) -> list[tuple[int | None, Source]]:
+    """The source, or of "metric[*]" one for each client, with its index."""
     if source.client != EVERY:
-        return [source]
-    return [replace(source, client=k) for k in range(clients(cells, source))]
+        return [(None, source)]
+    return [(k, replace(source, client=k)) for k in range(clients(cells, source))]
 
 
 def _evaluated(
-    key: Key,
-    heading: str,
-    source: Source,
+    line: Line,
     cells: Sequence[Cell],
     less: Sequence[Cell | None] | None,
     numbers: Numbers,
     radii: Mapping[str, str],
     facts: provenance.Facts,
 ) -> Line:
-    """The line of an evaluation: its number under each of some metrics, metric -> the radius of its attack."""
+    """The line with its points: the number of an evaluation under each of some metrics, metric -> radius of attack."""
     points = []
+    source = line.source
     for metric, radius in radii.items():
         there: dict[int, float] = {}
         for cell, other in zip(cells, less or cells, strict=True):
@@ -281,9 +273,7 @@ def _evaluated(
             points.append(
                 replace(_point({seed: {0: value} for seed, value in there.items()}, 0), round=at, radius=radius)
             )
-    points.sort(key=lambda point: point.round)
-    index = source.client if source.text.endswith("[*]") else None
-    return Line(key, heading, source, index, points, len(cells), tuple(cell.id for cell in cells))
+    return replace(line, points=sorted(points, key=lambda point: point.round))
 
 
 def _point(series: Mapping[int, Mapping[int, float]], round: int) -> Point:

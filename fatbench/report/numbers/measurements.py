@@ -6,7 +6,7 @@ import itertools
 import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fatbench.report.numbers import flags as checking
@@ -103,6 +103,21 @@ def over_clients(source: Source, by_client: Mapping[int, float]) -> float | None
 Outcomes = Callable[[str, str], "tuple[int, int] | None"]
 
 
+@dataclass
+class Stored:
+    """What the database has of a plan's cells, as far as tables and figures need it.
+
+    rows: measurements (cell, stage, metric, round, client, value, n; with device, precision, commit, ... or a
+    `provenance` mapping). A round that `rounds` lacks is found in the rows of stage "train".
+    """
+
+    rows: list[Mapping[str, Any]] = field(default_factory=list)
+    rounds: dict[tuple[str, str], int] = field(default_factory=dict)  # (cell, "best-test" or "best-val") -> round
+    runs: list[Mapping[str, Any]] | None = None  # what ran, with its provenance; None: what the rows say
+    outcomes: Outcomes | None = None
+    failed: frozenset[str] = frozenset()  # cells of which something failed, and was not run again since
+
+
 @dataclass(slots=True)
 class Found:
     """One seed's number at one place of a table."""
@@ -138,16 +153,8 @@ class Stages:
 class Numbers:
     """The measurements of a plan, by cell, stage, metric, round and client."""
 
-    def __init__(
-        self,
-        plan: Plan,
-        rows: Iterable[Mapping[str, Any]],
-        select: Checkpoint,
-        rounds: Mapping[tuple[str, str], int],
-        outcomes: Outcomes | None,
-        runs: Iterable[Mapping[str, Any]] | None,
-    ) -> None:
-        self.select, self.known, self.outcomes = select, rounds, outcomes
+    def __init__(self, plan: Plan, stored: Stored, select: Checkpoint = "last") -> None:
+        self.select, self.known, self.outcomes, self.failed = select, stored.rounds, stored.outcomes, stored.failed
         self.stages = Stages()
         self.by_key: dict[tuple[str, str, str, int, int], tuple[float, int]] = {}
         self.stored_flags: dict[tuple[str, str], list[str]] = {}
@@ -160,7 +167,7 @@ class Numbers:
         # (cell, stage), or (None, stage) where all cells share the origin -> an ordered set
         self.provenance: dict[tuple[str | None, str], dict[provenance.Origin, None]] = {}
         monitored = set(MONITORED.values())
-        for row in rows:
+        for row in stored.rows:
             cell, stage, metric = row["cell"], row["stage"], row["metric"]
             round, client = row["round"], row.get("client", -1)
             self.by_key[cell, stage, metric, round, client] = (row["value"], row.get("n") or 0)
@@ -171,9 +178,9 @@ class Numbers:
                 self.priors.setdefault((cell, stage), {})[client] = row["value"]
             elif metric.startswith("flag_") and row["value"]:
                 self.stored_flags.setdefault((cell, stage), []).append(metric.removeprefix("flag_").replace("_", " "))
-            if runs is None:
+            if stored.runs is None:
                 self.provenance.setdefault((cell, stage), {})[origins.of(row)] = None
-        for run in runs or ():
+        for run in stored.runs or ():
             self.provenance.setdefault((run["cell"], run["stage"]), {})[origins.of(run)] = None
 
     def origins(self, cell: str, stage: str) -> Iterable[provenance.Origin]:

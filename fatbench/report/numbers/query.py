@@ -8,13 +8,12 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import select as sql
 
 from fatbench.report.numbers.flags import joined
-from fatbench.report.numbers.measurements import EVERY, PRIOR, Outcomes, Source, Stages
+from fatbench.report.numbers.measurements import EVERY, PRIOR, Outcomes, Source, Stages, Stored
 from fatbench.store.rows import batches
 from fatbench.store.schema import NUMBERS, OUTCOME_CHUNKS, RUNS, STAGES
 from fatbench.store.selection import MONITORED, Checkpoint, checkpoint_round
@@ -26,25 +25,14 @@ if TYPE_CHECKING:
     from fatbench.suite.tables import Figure
 
 
-@dataclass
-class Found:
-    """What `build` wants to be given."""
-
-    rows: list[Mapping[str, Any]] = field(default_factory=list)
-    rounds: dict[tuple[str, str], int] = field(default_factory=dict)  # (cell, checkpoint) -> round
-    runs: list[Mapping[str, Any]] = field(default_factory=list)
-    outcomes: Outcomes | None = None
-    failed: frozenset[str] = frozenset()  # cells
-
-
-def gather(suite: Suite, plan: Plan, store: Store, select: Checkpoint) -> Found:
+def gather(suite: Suite, plan: Plan, store: Store, select: Checkpoint) -> Stored:
     """The numbers, checkpoints and runs that the suite's tables need of the plan's cells."""
     sources = [Source.parse(text) for table in suite.tables for text in table.values.values()]
     cells = [cell.id for cell in plan.unique()]
     checkpoints = {select} if any(s.stage == "evaluation" or s.stage.startswith("prior") for s in sources) else set()
     if any(source.stage == "gap" for source in sources):
         checkpoints |= {"best-test", "last"}
-    found = Found(outcomes=_outcomes(cells, store))
+    found = Stored(outcomes=_outcomes(cells, store))
     stages = _evaluated(found, plan, cells, store, checkpoints, sources)
     metrics = {source.metric for source in sources if source.stage == "train"}
     if metrics:
@@ -60,7 +48,7 @@ def gather(suite: Suite, plan: Plan, store: Store, select: Checkpoint) -> Found:
 
 
 def _evaluated(
-    found: Found,
+    found: Stored,
     plan: Plan,
     cells: Sequence[str],
     store: Store,
@@ -77,7 +65,7 @@ def _evaluated(
     return stages
 
 
-def gather_series(figures: Sequence[Figure], plan: Plan, store: Store, select: Checkpoint = "last") -> Found:
+def gather_series(figures: Sequence[Figure], plan: Plan, store: Store, select: Checkpoint = "last") -> Stored:
     """The numbers over all rounds, those of evaluations, and the runs, that figures need of the plan's cells."""
     cells = [cell.id for cell in plan.unique()]
     wanted: dict[str, set[int]] = {}
@@ -85,7 +73,7 @@ def gather_series(figures: Sequence[Figure], plan: Plan, store: Store, select: C
     for source in sources:
         if source.stage == "train":
             wanted.setdefault(source.metric, set()).add(source.client)
-    found = Found()
+    found = Stored()
     stages: set[str] = set()
     if any(source.stage not in ("train", "artifact") for source in sources):
         stages = _evaluated(found, plan, cells, store, {select}, sources)

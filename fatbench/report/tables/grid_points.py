@@ -59,23 +59,17 @@ def spread(shown: S, plan: Plan) -> S:
 def places_of(plan: Plan, table: Table) -> Places:
     """(labels of the row, labels of the group) -> heading -> its cells, one a seed; only what some heading shows."""
     words = ("table", "a row holds", "'rows', 'across' or 'where'")
-    return places(plan, table.id, table.where, table.rows, table.across, list(table.values), table.conditions, words)
+    return places(plan, table, table.rows, table.across, words)
 
 
 def places(
-    plan: Plan,
-    id: str,
-    where: Condition,
-    first: Sequence[str],
-    second: Sequence[str],
-    headings: Sequence[str],
-    conditions: Mapping[str, Condition],
-    words: tuple[str, str, str],
+    plan: Plan, shown: Shown, first: Sequence[str], second: Sequence[str], words: tuple[str, str, str]
 ) -> Places:
     """The cells of a table or a figure: (labels of the first axes, of the second) -> heading -> cells, one a seed.
 
     words: what it is, what may hold only one point of the grid, and where to say which. SpecError: it holds several.
     """
+    conditions, headings = shown.conditions, list(shown.headings)
     kinds: list[Condition] = []
     for heading in headings:
         if conditions.get(heading, {}) not in kinds:
@@ -84,7 +78,7 @@ def places(
     cells: dict[tuple[Names, Names], dict[int, list[Cell]]] = {}
     for cell in plan.cells:
         key = cell.key
-        if not inside(key, where):
+        if not inside(key, shown.where):
             continue
         a, b = tuple((axis, key.get(axis, "")) for axis in first), tuple((axis, key.get(axis, "")) for axis in second)
         for kind, condition in enumerate(kinds):
@@ -98,7 +92,8 @@ def places(
                     heading = next(h for h in headings if conditions.get(h) == condition)
                     holds, say = f"{holds} under '{heading}'", f"{say.replace(' or', ',')} or that of the heading"
                 raise SpecError(
-                    f"{what} {id}: {holds} more than one point of the grid: name the axis {' and '.join(axes)} in {say}"
+                    f"{what} {shown.id}: {holds} more than one point of the grid:"
+                    f" name the axis {' and '.join(axes)} in {say}"
                 )
             cells.setdefault((a, b), {}).setdefault(kind, []).append(cell)
     at = {heading: kinds.index(conditions.get(heading, {})) for heading in headings}

@@ -18,7 +18,6 @@ from fatbench.report.numbers.measurements import (
     EVERY,
     Found,
     Numbers,
-    Outcomes,
     Source,
     clients,
     metric_names,
@@ -29,7 +28,6 @@ from fatbench.report.tables import significance
 from fatbench.report.tables.grid import Column, Comparison, Grid, Group, Row, Value, label
 from fatbench.report.tables.grid_points import Names, Places, absent, places_of, spread
 from fatbench.report.tables.notes import checkpoint, footnotes, notes
-from fatbench.store.selection import Checkpoint
 from fatbench.suite.cells import Cell, Plan
 from fatbench.suite.external_models import described
 from fatbench.suite.files import Suite
@@ -39,45 +37,26 @@ from fatbench.suite.tables import Table
 def build(
     suite: Suite,
     plan: Plan,
-    rows: Iterable[Mapping[str, Any]],
-    select: Checkpoint = "last",
-    published: bool = True,
+    numbers: Numbers,
     *,
-    rounds: Mapping[tuple[str, str], int] | None = None,
-    runs: Iterable[Mapping[str, Any]] | None = None,
-    outcomes: Outcomes | None = None,
-    failed: frozenset[str] = frozenset(),
+    published: bool = True,
     evaluated: Sequence[Cell] = (),
-    numbers: Numbers | None = None,
     digits: int = 2,
 ) -> list[Grid]:
     """The tables of a suite that the plan's cells have a row in.
 
-    rows: measurements (cell, stage, metric, round, client, value, n; with device, precision, commit, ... or a
-    `provenance` mapping). rounds: (cell, "best-test" or "best-val") -> round, where the caller knows it; otherwise it
-    is found in the rows of stage "train". runs: what ran, with its provenance; default: what the rows say. failed:
-    cells of which something failed, and was not run again since. evaluated: models that were not trained here; each
-    has a row below those of the plan and competes with none of them. numbers: in place of `rows`, `rounds`, `runs` and
-    `outcomes`. digits: after the point of percentages.
+    numbers: of the plan's cells and of those evaluated: models that were not trained here; each has a row below those
+    of the plan and competes with none of them. published: whether the papers' numbers are shown. digits: after the
+    point of percentages.
     SpecError: a table lumps together points of the grid that differ in an axis it does not name.
     """
-    if numbers is None:
-        both = replace(plan, cells=[*plan.cells, *evaluated])
-        numbers = Numbers(both, rows, select, rounds or {}, outcomes, runs)
     tables = (spread(table, plan) for table in suite.tables)
-    grids = (_grid(suite, plan, table, numbers, published, failed, evaluated, digits) for table in tables)
+    grids = (_grid(plan, table, numbers, published, evaluated, digits) for table in tables)
     return [grid for grid in grids if grid is not None]
 
 
 def _grid(
-    suite: Suite,
-    plan: Plan,
-    table: Table,
-    numbers: Numbers,
-    with_published: bool,
-    failed: frozenset[str],
-    evaluated: Sequence[Cell],
-    percent_digits: int,
+    plan: Plan, table: Table, numbers: Numbers, with_published: bool, evaluated: Sequence[Cell], percent_digits: int
 ) -> Grid | None:
     found = places_of(plan, table)
     if not found:
@@ -112,7 +91,12 @@ def _grid(
                     value.published, value.published_std, value.published_flag = lookup.find(point, heading)
         rows.append(Row(dict(row_key), values))
     for cell in evaluated:
-        rows.append(_evaluated(cell, axes, group_keys, found, [sources[h] for h in headings], numbers, facts))
+        fits = [
+            any(c.spec["data"] == cell.spec["data"] for (_, g), here in found.items() if g == group_key
+                for cells in here.values() for c in cells)
+            for group_key in group_keys
+        ]  # fmt: skip
+        rows.append(_evaluated(cell, axes, fits, [sources[heading] for heading in headings], numbers, facts))
 
     columns = []
     names = metric_names(sources.values())
@@ -142,7 +126,7 @@ def _grid(
     bucket = [cell for here in found.values() for cells in here.values() for cell in cells]
     cells = list({cell.id: cell for cell in bucket}.values())
     grid = Grid(
-        suite=suite.name,
+        suite=plan.suite,
         preset=plan.preset,
         id=table.id,
         name=table.title,
@@ -166,7 +150,10 @@ def _grid(
         grid.paired.extend(_comparisons(grid, *table.paired))
     evaluates = any(column.source.stage != "train" for column in columns)
     below = [(cell, low) for cell in cells if evaluates and (low := numbers.below_chance(cell))]
-    grid.notes.extend(notes(grid, suite, plan, table, cells, lacking, lookup, failed, below))
+    grid.notes.extend(notes(grid, plan, table, cells, lacking, lookup, below))
+    if broken := numbers.failed & {cell.id for cell in cells}:
+        count = f"{len(broken)} cell{'s' * (len(broken) > 1)}"
+        grid.notes.append(("failed", f"{count}: {', '.join(sorted(broken))} (see fatbench logs)"))
     grid.notes.extend(("evaluated", f"not trained here: {described(cell.spec)}") for cell in evaluated)
     return grid
 
@@ -186,24 +173,18 @@ def _by_client(found: Places, sources: Mapping[str, Source], table: Table) -> tu
 def _evaluated(
     cell: Cell,
     axes: Sequence[str],
-    groups: Sequence[Names],
-    found: Places,
+    fits: Sequence[bool],
     sources: Sequence[Source],
     numbers: Numbers,
     facts: provenance.Facts,
 ) -> Row:
-    """The row of a model that was not trained here; a group of columns on other data stays empty."""
+    """The row of a model that was not trained here. fits: of each group of columns whether it is on the same data."""
     first, *others = axes
-    key = {first: cell.key["model"], **dict.fromkeys(others, "")}
-    values = []
-    for group in groups:
-        here = [c for (_, g), shown in found.items() if g == group for cells in shown.values() for c in cells]
-        fits = any(c.spec["data"] == cell.spec["data"] for c in here)
-        wanted = [fits and source.stage == "evaluation" for source in sources]
-        values.append(
-            [_value([cell] if want else [], s, numbers, facts) for want, s in zip(wanted, sources, strict=True)]
-        )
-    return Row(key, values)
+    values = [
+        [_value([cell] if fit and source.stage == "evaluation" else [], source, numbers, facts) for source in sources]
+        for fit in fits
+    ]
+    return Row({first: cell.key["model"], **dict.fromkeys(others, "")}, values)
 
 
 def _attacks(columns: Iterable[Column], found: Places) -> dict[str, list[dict[str, Any]]]:

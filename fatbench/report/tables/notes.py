@@ -15,7 +15,6 @@ from fatbench.report.tables.grid_points import inside
 from fatbench.store.selection import WORDS
 from fatbench.suite import format_call
 from fatbench.suite.cells import Cell, Plan
-from fatbench.suite.files import Suite
 from fatbench.suite.tables import Table
 
 NOT_COMPARED = "no difference is shown: the settings are not the paper's"
@@ -45,13 +44,11 @@ def footnotes(grid: Grid) -> None:
 
 def notes(
     grid: Grid,
-    suite: Suite,
     plan: Plan,
     table: Table,
     cells: Sequence[Cell],
     absent: Mapping[str, str],
     lookup: Lookup | None,
-    failed: frozenset[str],
     below: Sequence[tuple[Cell, tuple[float, int, float]]] = (),
 ) -> Iterable[tuple[str, str]]:
     """What the numbers are and where they come from, always in this order.
@@ -59,7 +56,7 @@ def notes(
     below: the cells that have not learned, each with its natural accuracy, the images behind it, and chance.
     """
     facts = grid.facts
-    preset = f"{suite.name}, preset {plan.preset}"
+    preset = f"{plan.suite}, preset {plan.preset}"
     if grid.label:
         preset += f": {grid.label}"
     yield "suite", f"{preset}. {plan.note}".removesuffix(". ")
@@ -113,9 +110,6 @@ def notes(
     yield from _tests(grid.paired)
     if table.note:
         yield "note", table.note
-    if broken := failed & {cell.id for cell in cells}:
-        count = f"{len(broken)} cell{'s' * (len(broken) > 1)}"
-        yield "failed", f"{count}: {', '.join(sorted(broken))} (see fatbench logs)"
 
 
 def _below(table: Table, cells: Sequence[Cell], below: Sequence[tuple[Cell, tuple[float, int, float]]]) -> str:

@@ -79,6 +79,7 @@ class Pooled(Numbers):
         self.parts = parts
         self.outcomes = None
         self.select = parts[0][1].select
+        self.failed = frozenset[str]().union(*(numbers.failed for _, numbers in parts))
         self.apart: dict[str, list[float]] = {}  # source -> how far apart the runs of a cell lie
         self._runs: dict[str, list[tuple[Numbers, Cell]]] = {}
         for plan, numbers in parts:
