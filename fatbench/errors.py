@@ -11,7 +11,9 @@ SECRET = "(?:password|passwd|passfile|pwd|secret|token)"
 
 def masked(text: str) -> str:
     """A text without the passwords of addresses and of settings such as password=... and token=..."""
-    text = re.sub(r"(:/{1,2}[^/?#:\s'\"]+):[^\s'\"]*@", r"\1:***@", text)  # one stroke is left of an address as a path
+    text = re.sub(
+        r"(:/{1,2}[^/?#:\s'\"]+):(?!PASSWORD@)[^\s'\"]*@", r"\1:***@", text
+    )  # one stroke is left of an address as a path
     return re.sub(rf"(?i)(\b[\w.-]*{SECRET}\s*=\s*)[^&\s'\")]+", r"\1***", text)
 
 

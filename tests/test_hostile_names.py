@@ -85,4 +85,4 @@ def test_what_a_suite_extends_is_a_suite(tmp_path: Path) -> None:
 
 
 def test_markdown_of_a_name_is_text() -> None:
-    assert markdown.escape("[x](javascript:y) <b>") == r"\[x\](javascript:y) \<b\>"
+    assert markdown.escape("[x](javascript:y) <b>") == r"[x]\(javascript:y) \<b\>"

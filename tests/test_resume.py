@@ -19,7 +19,7 @@ from fatbench.runner import attacking
 from fatbench.runner.jobs import Job, Machine
 from fatbench.runner.start import jobs_of
 from fatbench.runner.worker import work
-from fatbench.store.stages import Store
+from fatbench.store.stages import Stolen, Store
 from fatbench.suite import files
 from fatbench.suite.cells import Evaluation
 
@@ -216,6 +216,19 @@ def test_what_the_database_names_is_on_disk_at_every_instant(job, tmp_path, monk
         assert work(job, place, store) == "done"
         look(store)
     assert seen[:6] == [(0, False), (1, True), (1, True), (2, True), (2, True), (3, True)]
+
+
+def test_a_run_that_has_lost_its_stage_writes_no_file(job, tmp_path, monkeypatch):
+    """The lease is renewed before a checkpoint is written: whoever took the stage over has files there."""
+    place = machine(tmp_path)
+
+    def stolen(self, run):
+        raise Stolen("another process has it")
+
+    monkeypatch.setattr(Store, "heartbeat", stolen)
+    with Store.open(place.db, create=True) as store:
+        assert work(job, place, store) != "done"
+    assert list((tmp_path / "files").rglob("*.safetensors")) == []
 
 
 def test_done_work_is_not_done_again(job, tmp_path):

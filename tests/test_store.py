@@ -343,6 +343,27 @@ def test_rounds_do_not_go_back(store: Store) -> None:
         store.commit(run, round=1)
 
 
+def test_a_commit_of_the_same_round_adds_to_it(store: Store) -> None:
+    run = taken(store)
+    store.commit(run, numbers=[Number("a", 1.0, 1)], round=1)
+    store.commit(run, numbers=[Number("b", 2.0, 1)], round=1)
+    assert (row(store).round, [m["metric"] for m in store.measurements()]) == (1, ["a", "b"])
+
+
+def test_a_failed_stage_stays_failed_when_its_run_is_released(store: Store) -> None:
+    run = taken(store)
+    store.fail(run, "RuntimeError: no")
+    store.release(run)
+    assert (row(store).status, row(store).error) == ("failed", "RuntimeError: no")
+    assert [(r["status"], r["error"]) for r in store.runs()] == [("failed", "RuntimeError: no")]
+
+
+def test_there_is_no_negative_zero(store: Store) -> None:
+    """SQLite stores -0.0 as 0.0 and PostgreSQL does not: exports of the two would differ."""
+    store.commit(taken(store), numbers=[Number("drift", -0.0, 1)], round=1)
+    assert math.copysign(1, store.measurements()[0]["value"]) == 1
+
+
 def test_a_record_must_be_json(store: Store) -> None:
     run = taken(store)
     with pytest.raises(ValueError, match="not JSON compliant"):

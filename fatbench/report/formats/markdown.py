@@ -19,7 +19,7 @@ def render(grids: Sequence[Grid]) -> str:
 
 def escape(words: str) -> str:
     """Text that Markdown shows as it is."""
-    return re.sub(r"([\\`*_|<>#~\[\]])", r"\\\1", words.replace("&", "&amp;")).replace("\n", " ")
+    return re.sub(r"([\\`*_|<>#~]|(?<=\])\()", r"\\\1", words.replace("&", "&amp;")).replace("\n", " ")
 
 
 def _grid(grid: Grid) -> str:
