@@ -66,6 +66,7 @@ AXES = {  # a label is laid on the cell; i from 1
 }
 SEEDS = 10
 ROUNDS, CLIENTS, IMAGES = 4, 5, 100
+HALF = (((1 << 50) - 1) << 54).to_bytes(13, "big")  # outcomes: half of the 100 images are right
 OVERALL = ("train_loss", "train_accuracy", "forward", "backward", "seconds", "gradient_steps", "bytes_up", "monitor")
 OF_CLIENTS = ("train_loss", "train_accuracy", "weight")
 
@@ -114,7 +115,7 @@ def build(folder: Path) -> tuple[Path, Path]:
         for one in first.evaluations:
             stage = one.stage(ROUNDS)
             run = store.claim(first.id, stage, suite="many", total=IMAGES, provenance=provenance, settings=one.attack)
-            store.commit(run, round=IMAGES, outcomes=(0, IMAGES, bytes((IMAGES + 7) // 8)))
+            store.commit(run, round=IMAGES, outcomes=(0, IMAGES, HALF))
             numbers = [Number(one.label, 0.5, ROUNDS, IMAGES)]
             numbers += [Number(metric, 1.0, ROUNDS) for metric in ("forward", "seconds")]
             store.finish(run, numbers, round=IMAGES)
@@ -177,6 +178,10 @@ def commands(suite: Path, db: Path) -> dict[str, list[str]]:
         "logs CELL": ["logs", cell, *here],
         "report, 10 cells": ["report", str(suite), *one, *here],
         "report, 1,000 cells": ["report", str(suite), "--preset", "thousand", *here],
+        "compare, 2 x 450 cells": ["compare", "lr=0.01 and seed<9", "lr=0.02 and seed<9", "--suite", str(suite),
+                                   "--preset", "thousand", "--seeds", "0-8", "-k", "eps=1/255 or eps=2/255 or eps=3/255"
+                                   " or eps=4/255 or eps=5/255", *here],
+        "site": ["site", str(suite), "-o", "site", *here],
         "export": ["export", "-o", "out.jsonl", *here],
     }  # fmt: skip
 

@@ -7,6 +7,7 @@ import sys
 import time
 from pathlib import Path
 
+import fuzzing
 import pytest
 
 from fatbench import settings
@@ -67,7 +68,7 @@ SUITES = {
     "aliases read by ruamel": (HEAD + bomb(12, "!!seq"), "more than 1000000 values once its aliases are written out"),
     "an alias of itself": (HEAD + "x: &x [*x]\n", "an alias stands for what it is a part of"),
     "merges": (HEAD + "x0: &x0 {}\n" + "".join(f"x{i}: &x{i} {{<<: *x{i - 1}}}\n" for i in range(1, 300)), "nested"),
-    "grid": (grid(7, 10), "preset 'paper': 10000000 cells, a preset may have 200000"),
+    "grid": (grid(7, 10), "preset 'paper': 10000000 cells, at most 200000 are planned"),
     "included": (grid(7, 10) + "grid: {product: [], include: [{"
                  + ", ".join(f"a{i}: [{', '.join(f'l{k}' for k in range(10))}]" for i in range(7)) + "}]}\n",
                  "10000001 cells"),
@@ -252,3 +253,17 @@ def test_specs_from_elsewhere_are_checked_like_those_of_a_suite():
             assert message in str(error)
         else:
             assert not message and identity != plan.cells[0].id
+
+
+def test_presets_are_counted_together(tmp_path: Path) -> None:
+    """Eleven presets of 20,000 cells: each may be planned, and looking at all of them may not."""
+    file = tmp_path / "many.yaml"
+    presets = "".join(f"  p{i}: {{}}\n" for i in range(10))
+    file.write_text(
+        "name: many\ntitle: t\nseeds: '0-19999'\nbase: {data: digits, partition: {name: iid, clients: 2}, model: mlp,\n"
+        "  algorithm: {name: fedavg, rounds: 1, aggregator: uniform, local: {batch: 8, lr: 0.1, objective: standard}}}\n"
+        f"presets:\n  paper: {{}}\n{presets}"
+    )
+    said = "all presets together: 220000 cells, at most 200000 are planned"
+    code, out = fuzzing.program("suite", "check", str(file))
+    assert code == 2 and said in out

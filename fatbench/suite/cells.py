@@ -24,7 +24,7 @@ from fatbench.suite.model import Condition, Evaluate, Grid, Key, Preset, Transfe
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from fatbench.suite.files import Suite
+    from fatbench.suite.files import Contents, Suite
 
 
 @dataclass(frozen=True)
@@ -325,6 +325,14 @@ def _without_removed(patch: Map, attacks: Map) -> Map:
 def _restricted(axes: Mapping[str, Mapping[str, Map]], preset: Preset) -> dict[str, list[str]]:
     """axis -> the labels that the preset keeps."""
     return {axis: (preset.axes or {}).get(axis, list(labels)) for axis, labels in axes.items()}
+
+
+def grid_size(contents: Contents) -> int:
+    """An upper bound of the number of cells of all presets, for little work."""
+    return sum(
+        _count(contents.grid, _restricted(contents.axes, preset)) * len(preset.seeds or contents.seeds)
+        for preset in contents.presets.values()
+    )
 
 
 def _count(grid: Grid, axes: Mapping[str, Sequence[str]]) -> int:

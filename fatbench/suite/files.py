@@ -22,7 +22,7 @@ from ruamel.yaml.error import YAMLError
 
 from fatbench.errors import SpecError, did_you_mean
 from fatbench.suite import input_limits, model, plugins, yaml_reader
-from fatbench.suite.cells import Plan, expand
+from fatbench.suite.cells import Plan, expand, grid_size
 from fatbench.suite.filters import select
 from fatbench.suite.folders import available as available
 from fatbench.suite.folders import folders as folders
@@ -88,6 +88,8 @@ class Suite:
         return replace(self, contents=self.contents.model_copy(update={"tables": tables}))
 
     def presets(self) -> list[str]:
+        """The names of the presets. SpecError: all of them together have too many cells to look at each."""
+        input_limits.cells(grid_size(self.contents), f"{self.file}: all presets together")
         return list(self.contents.presets)
 
     def axes(self) -> dict[str, list[str]]:

@@ -18,7 +18,7 @@ CHARACTERS = 16 * 2**20  # of a file
 LEVELS = 100  # of a file: a list in a mapping in a list ...
 VALUES = 1_000_000  # of a file, every alias written out
 DIGITS = 40  # of a whole number
-CELLS = 200_000  # of a preset: points of the grid times seeds
+CELLS = 200_000  # of a preset, and of all presets of a suite: points of the grid times seeds
 SEEDS = 100_000  # of a list
 EASY = 300  # brackets and columns: a file of fewer cannot be nested too deeply for libyaml
 
@@ -83,6 +83,6 @@ def digits(text: str, place: str) -> None:
 
 
 def cells(number: int, place: str) -> None:
-    """SpecError: more cells than a preset may have."""
+    """SpecError: more cells than a preset, or all presets together, may have."""
     if number > CELLS:
-        raise SpecError(f"{place}: {number} cells, a preset may have {CELLS}: split the suite, or take fewer seeds")
+        raise SpecError(f"{place}: {number} cells, at most {CELLS} are planned: split the suite, or take fewer seeds")
