@@ -191,8 +191,8 @@ def _guarded() -> None:
             for node in tree.body:
                 if node.lineno <= line <= (node.end_lineno or line) and not isinstance(node, ast.If):
                     raise SpecError(
-                        f'{file}:{line}: a script runs cells below `if __name__ == "__main__":`, because the processes '
-                        "that run them read the script anew"
+                        f'{file}:{line}: call fatbench under `if __name__ == "__main__":`, because worker '
+                        "processes import the script again"
                     )
         frame = frame.f_back
 
@@ -280,7 +280,7 @@ def evaluate(
     if not isinstance(module, (str, Path)):
         found = evaluate_external.from_module(module, name, **preprocessing)
     elif network is None:
-        raise SpecError(f"{module}: say its network, timm/NAME or FILE.py:FUNCTION")
+        raise SpecError(f"{module}: name its network: timm/NAME or FILE.py:FUNCTION")
     else:
         found = evaluate_external.from_file(Path(module), network, name, **preprocessing)
     with _with(plugins, db):
@@ -469,7 +469,9 @@ def grids_of(
         more = reporting_evaluated.beside(chosen, store) if with_evaluated else []
         if with_evaluated and not more:
             like = f"fatbench evaluate FILE --model ... --like {chosen.suite} --preset {chosen.preset}"
-            print(f"fatbench: no model was evaluated as the cells of '{chosen.suite}' are: {like}", file=sys.stderr)
+            print(
+                f"fatbench: no model has been evaluated with the attacks of '{chosen.suite}': {like}", file=sys.stderr
+            )
         grids = build_tables(
             suite, chosen, store, select=select, published=published, evaluated=more, which=replicates, notes=notes,
             digits=digits,

@@ -79,7 +79,7 @@ def database(flag: str | None = None) -> str:
     url = setting("db", flag) or "results/fatbench.db"
     if "://" not in url and LIBPQ.search(url):  # it may hold a password, which must not become the name of a file
         raise SpecError(
-            "--db: settings of libpq (host=... password=...) are no address: postgresql://USER:PASSWORD@HOST/NAME"
+            "--db: libpq settings (host=... password=...) are not supported; use a URL: postgresql://USER:PASSWORD@HOST/NAME"
         )
     return url
 
@@ -90,9 +90,7 @@ def precision(flag: str | None, devices: Sequence[str] = ()) -> Literal["fp32", 
     if chosen not in ("fp32", "tf32", "bf16"):
         raise SpecError(f"--precision: expected fp32, tf32 or bf16, got '{chosen}'")
     if chosen == "tf32" and "cpu" in devices:
-        raise MachineError(
-            "--precision tf32: only NVIDIA GPUs compute so, and this would run on a CPU; take fp32 or bf16"
-        )
+        raise MachineError("--precision tf32 needs an NVIDIA GPU, and this would run on a CPU; use fp32 or bf16")
     return chosen  # type: ignore[return-value]
 
 
@@ -101,9 +99,7 @@ def path(chosen: str, devices: Sequence[str] = ()) -> LocalPath:
     if chosen not in PATHS:
         raise SpecError(f"--path: no path is named '{chosen}'{did_you_mean(chosen, PATHS)}")
     if chosen == "graphs" and "cpu" in devices:
-        raise MachineError(
-            "--path graphs: only NVIDIA GPUs repeat recorded steps, and this would run on a CPU; take --path fast"
-        )
+        raise MachineError("--path graphs needs an NVIDIA GPU, and this would run on a CPU; use --path fast")
     return chosen
 
 

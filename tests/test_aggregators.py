@@ -479,7 +479,7 @@ def test_q_ffl_extreme_losses() -> None:
 def test_missing_broadcast_loss(aggregator: str) -> None:
     updates = [client(4, broadcast_loss=None)]  # type: ignore[arg-type]
     arguments = {"q": 1.0} if aggregator == "q_ffl" else {"gamma": 0.1}
-    with pytest.raises(ValueError, match="the aggregator asks for broadcast_losses, and client 4 did not measure any"):
+    with pytest.raises(ValueError, match="the aggregator needs broadcast_losses, and client 4 did not measure them"):
         mixing_of(aggregator, updates, context(5), **arguments)
 
 

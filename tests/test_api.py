@@ -219,7 +219,7 @@ def test_a_script_without_a_guard_is_told_so_before_anything_runs(tmp_path: Path
             env={**os.environ, "PYTHONPATH": str(ROOT)},
         )  # fmt: skip
         told.append(done.stderr.splitlines()[-1])
-    assert 'script.py:2: a script runs cells below `if __name__ == "__main__":`' in told[0]
+    assert 'script.py:2: call fatbench under `if __name__ == "__main__":`' in told[0]
     assert "no suite is named 'nothing'" in told[1]
     assert [file.name for file in tmp_path.iterdir()] == ["script.py"]
 

@@ -83,7 +83,7 @@ def test_a_model_comes_back_with_what_clients_have_of_their_own(tmp_path: Path) 
     assert model["steps"].is_meta and found[3]["layer.weight"].is_meta
     odd = {"own/x/y": torch.zeros(1)}
     save_model(file, odd, {}, cell="mine", round="2")
-    assert "damaged, or not a model of ours" in one_line(lambda: load_model(file, "cpu"))
+    assert "damaged, or not a model written by fatbench" in one_line(lambda: load_model(file, "cpu"))
 
 
 def test_what_a_round_kept_beside_its_numbers_comes_back_without_torch(tmp_path: Path) -> None:
@@ -193,7 +193,7 @@ def test_another_cell_another_round_another_kind(tmp_path: Path) -> None:
     digest = save_model(file, STATE.model, {}, cell="mine", round="2")
     assert one_line(lambda: load_model(file, "cpu", digest, "yours", 2)) == f"{file}: is of cell mine, not of yours"
     assert one_line(lambda: load_model(file, "cpu", digest, "mine", 1)) == f"{file}: is of round 2, not of 1"
-    assert "not a state of ours" in one_line(lambda: load_state(file, "cpu", digest, "mine", 2))
+    assert "not a checkpoint of fatbench" in one_line(lambda: load_state(file, "cpu", digest, "mine", 2))
 
 
 def test_a_file_that_is_gone_is_damage_and_one_that_may_not_be_read_is_not(tmp_path: Path, monkeypatch) -> None:

@@ -129,7 +129,11 @@ MISTAKES = [  # arguments, exit code, the message on stderr
     ([*RUN, "--device", "tpu"], 2, "--device: expected auto, cpu, cuda or cuda:0,1, got 'tpu'"),
     ([*RUN, "--device", "cuda:7"], 5, "--device cuda:7: there is no GPU 7 here"),
     ([*RUN, "--precision", "fp8"], 2, "--precision: expected fp32, tf32 or bf16, got 'fp8'"),
-    ([*RUN, "--precision", "tf32", "--device", "cpu"], 5, "--precision tf32: only NVIDIA GPUs compute so"),
+    (
+        [*RUN, "--precision", "tf32", "--device", "cpu"],
+        5,
+        "--precision tf32 needs an NVIDIA GPU, and this would run on a CPU",
+    ),
     ([*RUN, "--executor", "k8s"], 2, "--executor: no executor is named 'k8s'"),
     (["run", "suite", "sfat-cifar10", "--device", "cpu"], 5, "cifar10"),
     (["run", "cell", "ab"], 2, "'ab': give at least the first 4 letters"),
@@ -138,8 +142,8 @@ MISTAKES = [  # arguments, exit code, the message on stderr
     (["logs", "abcd"], 3, "no cell 'abcd' in the database"),
     (["report", "tiny.yaml", "--format", "latx"], 2, "--format: no format is named 'latx' (did you mean 'latex'?)"),
     (["report", "tiny.yaml", "--select", "best"], 2, "--select: no checkpoint is named 'best'"),
-    (["report"], 3, "the database holds no results yet"),
-    (["export"], 3, "the database holds no results yet"),
+    (["report"], 3, "the database has no results yet"),
+    (["export"], 3, "the database has no results yet"),
     (["evaluate", "no.safetensors"], 5, "no.safetensors: no such checkpoint"),
     (["data", "verify", "cifar11"], 2, "cifar11"),
     (["status", "--db", "tiny.yaml"], 4, "tiny.yaml is not a fatbench database"),
@@ -362,7 +366,7 @@ def test_interrupted_and_killed_the_same_command_goes_on(place):
     assert done.returncode == 0, done.stderr
     status = json.loads(fatbench("status", "tiny.yaml", "--format", "json").stdout)
     assert status["cells"]["done"] == 2
-    assert "is whole" in fatbench("db", "check").stdout
+    assert "is intact" in fatbench("db", "check").stdout
 
 
 def test_clients_are_trained_one_by_one_unless_asked_otherwise() -> None:

@@ -172,9 +172,10 @@ def test_files_databases_and_cells(db: str, monkeypatch: Any, capsys: Any) -> No
     assert "(500 images, seed 6)" in out
     assert "=> McNemar: p = 0.0086: A and B differ" in out
     code, _, err = call(monkeypatch, capsys, "cce9", fp32, "--db", db)
-    assert (code, err) == (2, f"fatbench: '{fp32}' is a file or database, 'cce9' is not: give two\n")
+    expected = f"fatbench: '{fp32}' is a file or database, but 'cce9' is not: give two of a kind\n"
+    assert (code, err) == (2, expected)
     code, _, err = call(monkeypatch, capsys, "aggregator=sfat", "aggregator=samples", "--db", db)
     assert (code, err) == (
         2,
-        "fatbench: --suite: 'aggregator=sfat' and 'aggregator=samples' are rows of which suite?\n",
+        "fatbench: --suite: 'aggregator=sfat' and 'aggregator=samples' are rows: name their suite with --suite\n",
     )

@@ -83,4 +83,4 @@ def test_report_without_a_name_shows_own_suites(
         app.main()
     out, err = capsys.readouterr()
     assert exit.value.code in (0, None) and out.startswith("### A: Mine") and out.count("###") == 1
-    assert err == "fatbench: suite 'gone' has results, and its file is not here: fatbench report FILE\n"
+    assert err == "fatbench: suite 'gone' has results, but its file was not found: fatbench report FILE\n"

@@ -175,7 +175,7 @@ def test_published_files_are_read_without_a_variant_and_refused_with_one(
     publish(monkeypatch, tmp_path, name)
     assert DATASETS[name](tmp_path).variant is None
     found = message(MachineError, lambda: DATASETS[name](tmp_path, variant="jpeg"))
-    assert "are the published ones: leave the variant out" in found and "variant: jpeg" in found
+    assert "are the published ones: remove 'variant'" in found and "variant: jpeg" in found
 
 
 def test_an_empty_variant_is_no_name(tmp_path: Path) -> None:
@@ -483,7 +483,7 @@ def test_official_idx_files_are_known_by_what_is_inside(
     assert not before & {file.read_bytes() for file in raw.iterdir()}
     data = DATASETS[name](tmp_path)
     assert data.variant is None and data.fingerprint == fingerprint
-    assert "leave the variant out" in message(MachineError, lambda: DATASETS[name](tmp_path, variant="mine"))
+    assert "remove 'variant'" in message(MachineError, lambda: DATASETS[name](tmp_path, variant="mine"))
     for row in (disk.verify(name, tmp_path), disk.prepare(name, tmp_path)):
         assert (row["state"], row["n"], row["fingerprint"]) == ("complete", 40, fingerprint)
         assert row["files"][0]["expected"] == row["files"][0]["found"] == catalogue.files(name)[0].content
@@ -710,7 +710,7 @@ def test_image_folders_that_cannot_be_used(tmp_path: Path) -> None:
     def read() -> Dataset:
         return DATASETS["image_folder"](tmp_path, path="mine", size=12)
 
-    assert "there is no folder" in message(common.Missing, read)
+    assert "no such folder" in message(common.Missing, read)
     folder = layouts.write_image_folder(tmp_path / "mine")
     layouts.save(folder / "test" / "cow" / "1.png", (12, 12), 0, mode="L")
     assert "'cow' is not a class of" in message(common.Damaged, read)
@@ -757,7 +757,7 @@ def test_cinic10_counts_classes_and_sizes_are_checked(tmp_path: Path) -> None:
     assert found.startswith(f"{folder / 'train' / 'cat' / 'odd.png'} is") and "32x30, not 32x32" in found
     (folder / "test" / "cow").mkdir()
     found = message(common.Damaged, lambda: DATASETS["cinic10"](tmp_path, variant="small"))
-    assert found == f"{folder / 'test' / 'cow'} is no class of CINIC-10"
+    assert found == f"{folder / 'test' / 'cow'} is not a class of CINIC-10"
     (folder / "test" / "cow").rename(folder / "test" / "spare")
     (folder / "test" / "spare").rmdir()
     (folder / "test" / "dog").rename(tmp_path / "dog")
@@ -895,8 +895,8 @@ def test_celeba_recipe_from_leafs_all_data(tmp_path: Path) -> None:
         ('{"users": ["anna"], "user_data": {"anna": {"x": [], "y": []}}}', "anna"),
         ('{"users": ["1"], "user_data": {"1": {"x": ["a.jpg"], "y": []}}}', "zip() argument 2 is shorter"),
         ('{"users": ["1"], "user_data": {"1": {"x": ["a.jpg"], "y": [2]}}}', "label 2 is not 0 or 1"),
-        ('{"users": ["1"], "user_data": {"1": {"x": ["../a.jpg"], "y": [1]}}}', "is no file name"),
-        ('{"users": ["1"], "user_data": {"1": {"x": [3], "y": [1]}}}', "3 is no file name"),
+        ('{"users": ["1"], "user_data": {"1": {"x": ["../a.jpg"], "y": [1]}}}', "is not a file name"),
+        ('{"users": ["1"], "user_data": {"1": {"x": [3], "y": [1]}}}', "3 is not a file name"),
     ],
 )
 def test_other_json_files_are_not_leafs(content: str, problem: str, tmp_path: Path) -> None:
@@ -1155,7 +1155,7 @@ def test_prepare_leaves_a_variant_alone_and_does_not_mend_damage(
     batch = tmp_path / "cifar-10-batches-py" / "data_batch_1"
     batch.write_bytes(b"x")
     found = message(MachineError, lambda: disk.prepare("cifar10", tmp_path))
-    assert found.startswith(f"{batch} is truncated") and "move what is there away" in found
+    assert found.startswith(f"{batch} is truncated") and "move those files away" in found
     assert batch.read_bytes() == b"x"
 
 

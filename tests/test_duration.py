@@ -167,7 +167,7 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
 def test_a_calibration_knows_all_cells_of_a_plan(plan: Plan, run: Callable[..., str]) -> None:
     """In a process of its own, on digits; without it nothing is known, and nothing is left behind."""
     Path("short.yaml").write_text(SUITE.replace("    autoattack: {name: autoattack, eps: 8/255}\n", ""))
-    assert "time: unknown, nothing comparable was run here (--calibrate" in run("plan", "suite", "short.yaml")
+    assert "time: unknown, nothing comparable has run here (--calibrate" in run("plan", "suite", "short.yaml")
     time = json.loads(run("plan", "suite", "short.yaml", "--calibrate", "--format", "json"))["time"]
     assert time["seconds"] > 0 and (time["unknown"], time["done"], time["bound"]) == (0, 0, False)
     assert sorted(path.name for path in Path().iterdir()) == ["short.yaml"]
@@ -178,7 +178,7 @@ def test_a_calibration_too_short_for_any_cell_says_so(plan, monkeypatch, capsys)
     monkeypatch.setattr(sys, "argv", ["fatbench", "plan", "suite", "short.yaml", "--calibrate"])
     with pytest.raises(SystemExit, match="0"):
         app.main()
-    assert "no cell got far enough in that time" in capsys.readouterr().err
+    assert "no cell got far enough to be measured" in capsys.readouterr().err
 
 
 def test_a_calibration_takes_one_cell_of_a_kind_and_none_that_is_known(plan: Plan, tmp_path: Path) -> None:
@@ -250,8 +250,8 @@ def test_a_plan_says_its_time_on_a_gpu_that_is_not_here(plan: Plan, run: Callabl
     ("options", "said"),
     [
         (["--on", "h20"], "--on: no GPU is known as 'h20' (did you mean 'h200'?) (known: h200, h100, "),
-        (["--precision", "bf16"], "--precision and --path are for --on"),
-        (["--on", "h200", "--calibrate"], "--on and --calibrate contradict each other"),
+        (["--precision", "bf16"], "--precision and --path need --on"),
+        (["--on", "h200", "--calibrate"], "--on cannot be combined with --calibrate"),
         (["--on", "h200", "--precision", "fp8"], "--precision: expected fp32, tf32 or bf16, got 'fp8'"),
         (
             ["--on", "h200", "--path", "quick"],

@@ -1,4 +1,4 @@
-"""Models that were not trained here: read, checked for plausibility, attacked, stored, shown beside suites' cells."""
+"""External models: read, checked for plausibility, attacked, stored, shown beside suites' cells."""
 
 from __future__ import annotations
 
@@ -322,7 +322,7 @@ def test_right_probabilities_are_not_doubted(here: Path, run: Run) -> None:
         ("my.pt --model my_model.py:make --dataset digits --attack pgd2", 2, "no attack is named 'pgd2'"),
         ("my.pt --model my_model.py:make --like sfat-cifar10 --smoke -n 5", 2, "leave out --attack, -n and --size"),
         ("my.pt --model my_model.py:make --like sfat-cifar10 --dataset svhn", 2, "no cell is on svhn"),
-        ("my.pt --model my_model.py:make --dataset digits --smoke", 2, "say which by --like SUITE"),
+        ("my.pt --model my_model.py:make --dataset digits --smoke", 2, "name it with --like SUITE"),
     ],
 )
 def test_mistakes(here: Path, run: Run, arguments: str, code: int, message: str) -> None:

@@ -241,7 +241,7 @@ def test_any_results_survive_the_journey(tmp_path_factory: pytest.TempPathFactor
         import_(there, file)
         assert content(there) == before
         assert content(there)[2] == content(here)[2]
-    assert "whole" in check(str(folder / "b.db"))
+    assert "intact" in check(str(folder / "b.db"))
 
 
 # --- merging -----------------------------------------------------------------------------------------------------
@@ -303,7 +303,7 @@ def test_finished_work_replaces_what_is_not_finished_here(store: Store, other: S
     assert import_(other, file)["new stages"] == 1
     assert other.stages()["a", "e@1"].status == "done"
     assert other.outcomes("a", "e@1") == [(0, 12, b"\xff\xf0")]
-    assert "whole" in check_of(other)
+    assert "intact" in check_of(other)
 
 
 def check_of(store: Store) -> str:
@@ -409,12 +409,12 @@ def empty(tmp_path: Path) -> Iterator[Store]:
 def test_a_truncated_file(empty: Store, lines: list[str], tmp_path: Path) -> None:
     """Cut anywhere: between two lines, within one, before the last line's end."""
     text = "".join(lines)
-    unchanged(empty, put(tmp_path, "".join(lines[:2])), "{}: ends after 1 of 2 cells: it was cut off")
-    unchanged(empty, put(tmp_path, lines[0]), "{}: ends after 0 of 2 cells: it was cut off")
+    unchanged(empty, put(tmp_path, "".join(lines[:2])), "{}: ends after 1 of 2 cells: it is truncated")
+    unchanged(empty, put(tmp_path, lines[0]), "{}: ends after 0 of 2 cells: it is truncated")
     unchanged(empty, put(tmp_path, ""), "{}: empty; expected a file written by 'fatbench export'")
     for cut in range(len(lines[0]) + 1, len(text) - 1, 97):
         file = put(tmp_path, text[:cut])
-        with pytest.raises(ExchangeError, match=rf"^{re.escape(str(file))}(:\d: .*cut off here|: ends after \d of 2)"):
+        with pytest.raises(ExchangeError, match=rf"^{re.escape(str(file))}(:\d: .*truncated|: ends after \d of 2)"):
             import_(empty, file)
         assert content(empty) == ({}, {}, [], [], [])
     import_(empty, put(tmp_path, text[:-1]))
@@ -466,10 +466,10 @@ BAD_CELLS: list[tuple[Callable[[Any], Any], str]] = [
     (lambda c: stage(c, "train").update(run=2), "cell b train: there is no run 2"),
     (
         lambda c: stage(c, "train")["numbers"].append(stage(c, "train")["numbers"][0]),
-        "cell b: number (1, -1, 'loss') is there twice",
+        "cell b: number (1, -1, 'loss') occurs twice",
     ),
-    (lambda c: c["stages"].append(c["stages"][0]), "cell b: stage pgd20-x@2 is there twice"),
-    (lambda c: c["runs"].append(c["runs"][0]), "cell b: run {uid} is there twice"),
+    (lambda c: c["stages"].append(c["stages"][0]), "cell b: stage pgd20-x@2 occurs twice"),
+    (lambda c: c["runs"].append(c["runs"][0]), "cell b: run {uid} occurs twice"),
     (lambda c: stage(c, "pgd20-x@2")["outcomes"].pop(0), "cell b pgd20-x@2: the outcomes from 9 on do not fit"),
     (
         lambda c: stage(c, "pgd20-x@2")["outcomes"][0].__setitem__(2, "/w=="),
@@ -530,7 +530,7 @@ def test_a_field_that_cannot_be(empty: Store, lines: list[str], tmp_path: Path, 
     [
         ("not json\n", "{}:3: not JSON (Expecting value at column 1)"),
         ("\n", "{}:3: not JSON (Expecting value at column 1)"),
-        ('{"cell": "b', "{}:3: not JSON (Unterminated string starting at column 10); the file was cut off here"),
+        ('{"cell": "b', "{}:3: not JSON (Unterminated string starting at column 10); the file is truncated here"),
         ("[]\n", "{}:3: expected a JSON object, got a list"),
         ('{"cell": NaN}\n', "{}:3: NaN is not a number"),
         ('{"cell": ' + "[" * 100_000 + "\n", "{}:3: nested more than 30 levels deep"),
@@ -547,7 +547,7 @@ def test_a_line_that_is_no_cell(empty: Store, lines: list[str], tmp_path: Path, 
 
 def test_more_lines_than_promised(empty: Store, lines: list[str], tmp_path: Path) -> None:
     file = put(tmp_path, "".join([*lines, lines[2]]))
-    unchanged(empty, file, "{}:4: more than the 2 cells that the first line promises")
+    unchanged(empty, file, "{}:4: more cells than the 2 that the first line promises")
 
 
 @pytest.mark.parametrize(
@@ -581,7 +581,7 @@ def test_text_that_cannot_be_stored(store: Store, lines: list[str], tmp_path: Pa
 def test_a_run_of_another_cell(empty: Store, lines: list[str], tmp_path: Path) -> None:
     uid = json.loads(lines[1])["runs"][0]["uid"]
     file = put(tmp_path, "".join(lines[:2]) + changed(lines[2], lambda c: c["runs"][0].update(uid=uid)))
-    unchanged(empty, file, f"{{}}:3: run {uid} is in line 2 too")
+    unchanged(empty, file, f"{{}}:3: run {uid} is also in line 2")
     last = file.read_text().splitlines()[2]
     import_(empty, put(tmp_path, "".join([lines[0].replace("2", "1", 1), lines[1]])))
     file = put(tmp_path, "".join([lines[0].replace("2", "1", 1), last]))
@@ -591,7 +591,7 @@ def test_a_run_of_another_cell(empty: Store, lines: list[str], tmp_path: Path) -
 def test_identities_are_checked(empty: Store, lines: list[str], tmp_path: Path) -> None:
     file = put(tmp_path, "".join(lines))
     unchanged(
-        empty, file, "{}:3: cell b: its spec is that of c; was the file edited?",
+        empty, file, "{}:3: cell b: its spec has the identity c; was the file edited?",
         identify=lambda spec: "a" if spec["seed"] == 2**70 else "c",
     )  # fmt: skip
 
@@ -619,7 +619,7 @@ def test_bad_lines_are_named_and_left_out(store: Store, empty: Store, lines: lis
         ":2: cell a train: loss of round 1 is 7.5 (n=0) there and 2.5 (n=0) here",
         ":3: not JSON (Expecting value at column 1)",
         ":4: colour: Extra inputs are not permitted",
-        ": ends after 4 of 5 cells: it was cut off",
+        ": ends after 4 of 5 cells: it is truncated",
     ]
     assert import_(empty, file, left_out={2, 3, 4})["new cells"] == 1
     assert sorted(empty.cells()) == ["a", "b", "c"]

@@ -182,7 +182,7 @@ def test_missing_weights_are_refused_before_anything_runs(cell, tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"train": 1400, "train_from": 43}, "train_from: 1400 images asked for after the first 43, digits has 1442"),
+        ({"train": 1400, "train_from": 43}, "train_from: 1400 images wanted after the first 43, digits has 1442"),
         ({"train_from": 1442}, "train_from: no image is left after the first 1442, digits has 1442"),
         ({"train_from": 1441}, "partition: 3 clients, but only 1 training images"),
         ({"model": {"name": "vit", "patch": 5}, "size": 32}, "patches of 5x5 do not tile images of 32x32"),

@@ -251,7 +251,7 @@ def test_a_data_set_of_a_plugin_is_checked_as_ours_are(plugin):
         '    Classes: 3\n    Side: 8\n    Channels: 1\n    """\n\n\nDATASETS = {"mine": mine}\n'
     )
     assert facts.of_data({"name": "mine", "twice": True}) == facts.Data(20, 5, 3, 8, 1)
-    with pytest.raises(SpecError, match="train: 11 images asked for, mine has 10"):
+    with pytest.raises(SpecError, match="train: 11 images wanted, mine has 10"):
         cells.canonical({**BASE, "data": {"name": "mine"}, "train": 11})
     with pytest.raises(SpecError, match="monitor: AutoAttack's targeted losses need at least 4 classes, mine has 3"):
         cells.canonical({**BASE, "data": {"name": "mine"}, "monitor": {"name": "autoattack", "eps": 0.1}})
@@ -262,8 +262,8 @@ def test_a_data_set_of_a_plugin_is_checked_as_ours_are(plugin):
     [
         ("Refuse if tip > 1: no", "no setting or fact is named 'tip' (did you mean 'top'?)"),
         ("Refuse if top > 1", "write 'Refuse if <condition>: <message>'"),
-        ("Refuse if top >: no", "'top >' is no expression"),
-        ("Refuse if [top]: no", "'[top]' cannot stand in an expression"),
+        ("Refuse if top >: no", "'top >' is not an expression"),
+        ("Refuse if [top]: no", "'[top]' is not allowed in an expression"),
         ("Refuse if top > 9: {tup}", "no setting or fact is named 'tup' (did you mean 'top'?)"),
     ],
 )

@@ -506,9 +506,9 @@ class Unstackable(nn.Module):
         (
             "nin",
             functools.partial(objectives.at, attack=draws_for_all),
-            "from a generator that no client has to itself",
+            "from a generator shared by clients",
         ),
-        (Unstackable("dropout"), objectives.standard, "from a generator that no client has to itself"),
+        (Unstackable("dropout"), objectives.standard, "from a generator shared by clients"),
         (Unstackable("look"), objectives.standard, r"vmap"),
     ],
 )
@@ -521,7 +521,7 @@ def test_what_cannot_be_stacked_trains_one_by_one_and_says_why(
     start = state_of(on)
     got = train_cohort(on, start, [0, 1], 1, how)
     said = {record.getMessage() for record in caplog.records}  # a handler may stand at two loggers
-    assert len(said) == 1 and "clients are not stacked: " in caplog.text
+    assert len(said) == 1 and "clients are not vectorised: " in caplog.text
     assert re.search(reason, caplog.text)
     same(got, train_cohort(replace(on, path="loop"), start, [0, 1], 1, how))
 
@@ -588,7 +588,7 @@ def test_an_objective_that_looks_across_the_stack_trains_one_by_one_and_the_log_
     start = state_of(on)
     got = train_cohort(on, start, [0, 1, 2], 1, how)
     said = {record.getMessage() for record in caplog.records}
-    assert len(said) == 1 and re.search(f"clients are not stacked: {reason}", said.pop())
+    assert len(said) == 1 and re.search(f"clients are not vectorised: {reason}", said.pop())
     same(got, train_cohort(replace(on, path="loop"), start, [0, 1, 2], 1, how))
 
 

@@ -192,7 +192,7 @@ def test_missing_seeds_and_numbers_that_are_none(drawn: Suite) -> None:
     points = line(plot, "clean", split="skewed", method="FAT").points
     assert [(point.seeds, point.std is None) for point in points] == [((1, 2), False), ((1,), True)]
     assert points[1].mean == pytest.approx(0.3)
-    assert dict(plot.notes)["incomplete"] == "2 of 8 lines lack seeds, at some rounds or all"
+    assert dict(plot.notes)["incomplete"] == "2 of 8 lines average fewer seeds than planned, at some rounds or all"
 
 
 def test_the_database_gives_the_same_curves(drawn: Suite) -> None:
@@ -279,7 +279,7 @@ def test_evaluations_are_curves_over_radii_and_bars(drawn: Suite) -> None:
             "figure radii: PGD: 'cw' has one radius and makes no curve: give the attack a list",
         ),
         (("{PGD: pgd}", "{PGD: pgd, clean: 'train:natural'}"), "series: lines are either all over rounds, train:, or"),
-        (("{PGD: pgd}", "{PGD: pgd@3}"), "PGD: an evaluation has no rounds: leave '@3' out of 'pgd@3'"),
+        (("{PGD: pgd}", "{PGD: pgd@3}"), "PGD: an evaluation has no rounds: remove '@3' from 'pgd@3'"),
     ],
 )
 def test_evaluations_that_make_no_figure(drawn: Suite, change: tuple[str, str], message: str) -> None:
@@ -400,7 +400,7 @@ def test_a_raster_has_a_row_for_each_client(drawn: Suite) -> None:
             ("[{split: skewed, method: FAT}, {split: even, method: Uniform}]", "{split: skewed}"),
             "include: expected a list of conditions, such as [{method: FAT}",
         ),
-        (("weight[*]", "weight[1]"), "a raster has a row for each client or class: write 'train:weight[*]', not"),
+        (("weight[*]", "weight[1]"), "a raster has one row per client or class: write 'train:weight[*]', not"),
         (
             ("    kind: bars\n    where: {method: Uniform}", ""),
             "published: published numbers stand beside bars, not lines",
@@ -539,7 +539,7 @@ def test_heat_maps_and_images_as_drawn(drawn: Suite) -> None:
     assert heat.images[0].get_array().tolist() == [[0.5, 0.75], [0, 1]]
     assert [text.get_text() for text in heat.get_yticklabels()] == ["4", "7"]
     assert empty.get_title() == "Uniform, p"
-    assert [text.get_text() for text in empty.texts] == ["no file of it here"]
+    assert [text.get_text() for text in empty.texts] == ["no file on this machine"]
     [sheet] = axes_of(plot_of(found, "images"), Path("."))
     assert sheet.images[0].get_array().shape == (12, 12, 3)
     assert [text.get_text() for text in sheet.get_yticklabels()] == ["4", "7"]
@@ -583,7 +583,7 @@ def test_without_matplotlib(drawn: Suite, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(MachineError) as caught:
         report.draw(found, Path("a"), "pdf")
-    assert str(caught.value) == "plots need matplotlib: pip install 'fatbench[plots]'"
+    assert str(caught.value) == "figures need matplotlib: pip install 'fatbench[plots]'"
     assert not Path("a").exists()
 
 
@@ -624,7 +624,7 @@ def test_a_damaged_file_is_said(tmp_path: Path) -> None:
     (tmp_path / "artifacts").mkdir()
     file = tmp_path / "artifacts" / "round-000001.safetensors"
     file.write_bytes(b"no tensors")
-    with pytest.raises(MachineError, match="damaged, or not a file of ours"):
+    with pytest.raises(MachineError, match="damaged, or not written by fatbench"):
         artifacts.load(file)
     assert artifacts.rounds(tmp_path / "nowhere") == {}
 
@@ -648,7 +648,8 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
 
 def test_plot_from_the_command_line(drawn: Suite, run: Callable[..., tuple[int, str, str]]) -> None:
     assert run("plot", "drawn.yaml") == (
-        NothingMatched.exit_code, "", "fatbench: nothing is measured of what the figures of 'drawn' show (paper)\n",
+        NothingMatched.exit_code, "",
+        "fatbench: nothing has been measured yet of what the figures of 'drawn' show (paper)\n",
     )  # fmt: skip
     plan = drawn.plan()
     with Store.open("results/fatbench.db", create=True) as store:
@@ -692,7 +693,7 @@ def test_show_what_a_round_kept(drawn: Suite, run: Callable[..., tuple[int, str,
     folder = Path("results/fatbench-files", one)
     code, _, err = run("show", one, "--artifacts")
     assert (code, err) == (
-        3, f"fatbench: cell {one} kept nothing beside its numbers, or it is not here: {folder / 'artifacts'}\n",
+        3, f"fatbench: cell {one} kept no artifacts, or they are not on this machine: {folder / 'artifacts'}\n",
     )  # fmt: skip
     keep(folder, 1)
     keep(folder, 2)
@@ -706,9 +707,9 @@ def test_show_what_a_round_kept(drawn: Suite, run: Callable[..., tuple[int, str,
     said = json.loads(run("show", one, "--artifacts", "--round", "1", "--format", "json", "-o", "out")[1])
     assert (said["round"], said["rounds"], len(said["files"])) == (1, [1, 2], 2)
     assert run("show", one, "--artifacts", "--round", "3")[::2] == (
-        2, f"fatbench: --round: cell {one} kept nothing of round 3 (known: 1, 2)\n",
+        2, f"fatbench: --round: cell {one} kept no artifacts of round 3 (known: 1, 2)\n",
     )  # fmt: skip
-    assert run("show", one, "--round", "1")[::2] == (2, "fatbench: --round and -o go with --artifacts\n")
+    assert run("show", one, "--round", "1")[::2] == (2, "fatbench: --round and -o need --artifacts\n")
     page = run("report", "drawn.yaml", "--format", "html")[1]
     assert len(re.findall("data:image/png;base64,", page)) == 4  # two of the cell, two of the figures of them
 

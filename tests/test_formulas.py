@@ -52,11 +52,11 @@ def test_values(text, expected):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("a +", "'a +' is no expression"),
-        ("[a]", "'[a]' cannot stand in an expression"),
-        ("print(a)", "'print(a)' cannot stand in an expression"),
-        ("a < 2 < 3", "'a < 2 < 3' cannot stand in an expression"),
-        ("a.__class__()", "'a.__class__()' cannot stand in an expression"),
+        ("a +", "'a +' is not an expression"),
+        ("[a]", "'[a]' is not allowed in an expression"),
+        ("print(a)", "'print(a)' is not allowed in an expression"),
+        ("a < 2 < 3", "'a < 2 < 3' is not allowed in an expression"),
+        ("a.__class__()", "'a.__class__()' is not allowed in an expression"),
     ],
 )
 def test_what_is_no_expression(text, said):

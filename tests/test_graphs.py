@@ -155,7 +155,7 @@ def test_the_capture_of_a_gpu_names_every_generator_and_records_inside(monkeypat
 
 
 def test_on_a_cpu_it_is_refused_before_any_work() -> None:
-    with pytest.raises(MachineError, match=r"--path graphs: only NVIDIA GPUs.* take --path fast"):
+    with pytest.raises(MachineError, match=r"--path graphs needs an NVIDIA GPU.* use --path fast"):
         start.run([], start.Watch, path="graphs", device="cpu")  # type: ignore[arg-type]
 
 
@@ -163,7 +163,7 @@ def test_a_stack_that_draws_from_a_strange_generator_is_found_before_it_is_recor
     def careless(model: nn.Module, x: Tensor, y: Tensor, noise: Generator) -> tuple[Tensor, Tensor]:
         return objectives.standard(model, x + 0.01 * torch.rand(x.shape), y, noise)
 
-    with pytest.raises(clients.CannotStack, match="draw from a generator that no client has"):
+    with pytest.raises(clients.CannotStack, match="draw from a generator shared by clients"):
         own = on("nin", "graphs")
         start_of = {name: value.clone() for name, value in own.model.state_dict().items()}
         clients.train([clients.Client(own, start_of, k, 0) for k in (0, 1)], replace(local(), objective=careless))

@@ -479,7 +479,7 @@ def test_a_loss_of_each_client_trains_one_by_one(
     on = problem(path="fast")
     theta = start(on).model
     updates = train_cohort(on, theta, [0, 1], 0, local(objective=by_client))
-    assert "clients are not stacked: the objective asks for its client's number: --path loop" in caplog.text
+    assert "clients are not vectorised: the objective takes client_number; use --path loop" in caplog.text
     for update in updates:
         assert update.stats.stack == 1
         alone = train_cohort(replace(on, path="loop"), theta, [update.client], 0, local(lr=0.05 * (update.client + 1)))
@@ -504,7 +504,7 @@ def test_fedsgd_gives_an_objective_what_it_asks_for() -> None:
 def test_where_no_model_is_broadcast_an_objective_cannot_ask_for_it() -> None:
     on = problem("edge_resnet8")
     settings = nested(rounds=1, batch=4, lr=0.1, objective=near_broadcast, server_epochs=1, server_lr=0.1)
-    with pytest.raises(ValueError, match="asks for the broadcast model, and this algorithm does not broadcast any"):
+    with pytest.raises(ValueError, match="needs the broadcast model, and this algorithm does not broadcast one"):
         list(ALGORITHMS["fedgkt"](on, start(on), **settings))
     pull = functools.partial(PROXIMALS["squared"], mu=0.1)
     settings["local"] = replace(settings["local"], objective=standard, proximal=pull)

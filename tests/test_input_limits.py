@@ -64,9 +64,9 @@ def grid(axes: int, labels: int) -> str:
 
 
 SUITES = {
-    "aliases": (HEAD + bomb(12, ""), "more than 1000000 values once its aliases are written out"),
-    "aliases read by ruamel": (HEAD + bomb(12, "!!seq"), "more than 1000000 values once its aliases are written out"),
-    "an alias of itself": (HEAD + "x: &x [*x]\n", "an alias stands for what it is a part of"),
+    "aliases": (HEAD + bomb(12, ""), "more than 1000000 values once its aliases are expanded"),
+    "aliases read by ruamel": (HEAD + bomb(12, "!!seq"), "more than 1000000 values once its aliases are expanded"),
+    "an alias of itself": (HEAD + "x: &x [*x]\n", "an alias refers to the node that contains it"),
     "merges": (HEAD + "x0: &x0 {}\n" + "".join(f"x{i}: &x{i} {{<<: *x{i - 1}}}\n" for i in range(1, 300)), "nested"),
     "grid": (grid(7, 10), "preset 'paper': 10000000 cells, at most 200000 are planned"),
     "included": (grid(7, 10) + "grid: {product: [], include: [{"
@@ -78,11 +78,11 @@ SUITES = {
     "mappings": ("\n".join(" " * i + f"k{i}:" for i in range(2000)) + " 1\n", "nested more than 100 levels deep"),
     "lists that end the process": ("x: " + "[" * 200_000 + "]" * 200_000 + "\n", "nested more than 100 levels deep"),
     "lists read by ruamel": (HEAD + "x: !!seq " + "[" * 2000 + "]" * 2000 + "\n", "nested more than 100 levels deep"),
-    "digits": (HEAD + "seeds: [" + "9" * 100_000 + "]\n", ":10: a number of 100000 digits, at most 40 are read"),
+    "digits": (HEAD + "seeds: [" + "9" * 100_000 + "]\n", ":10: a number of 100000 digits; at most 40 are allowed"),
     "digits read by ruamel": (HEAD + "seeds: !!seq [" + "9" * 1_000 + "]\n", "a number of 1000 digits"),
-    "digits that Python refuses": (HEAD + "seeds: !!seq [" + "9" * 100_000 + "]\n", "not readable as YAML: Exceeds"),
-    "a day of no month": (HEAD + "seeds: 2024-13-45\n", "not readable as YAML: month must be"),
-    "a long file": ("a: 1 #" + "x" * (16 * 2**20), "characters, a file may have"),
+    "digits that Python refuses": (HEAD + "seeds: !!seq [" + "9" * 100_000 + "]\n", "invalid YAML: Exceeds"),
+    "a day of no month": (HEAD + "seeds: 2024-13-45\n", "invalid YAML: month must be"),
+    "a long file": ("a: 1 #" + "x" * (16 * 2**20), "characters; at most"),
 }  # fmt: skip
 
 
@@ -228,11 +228,11 @@ def test_a_refused_import_leaves_no_database_and_several_files_are_all_checked_f
         cli.main()
     out, err = capsys.readouterr()
     assert exit.value.code == 0
-    assert err.startswith("fatbench: left out: bad.jsonl:3: stages.") and len(err.splitlines()) == 1
+    assert err.startswith("fatbench: skipped: bad.jsonl:3: stages.") and len(err.splitlines()) == 1
     assert [line.split(",")[:2] for line in out.splitlines()] == [
         ["good.jsonl: 1 cells", " 1 new cells"], ["bad.jsonl: 1 cells", " 1 new cells"]
     ]  # fmt: skip
-    assert out.endswith(", 1 bad lines left out\n")
+    assert out.endswith(", 1 invalid lines skipped\n")
 
 
 def test_specs_from_elsewhere_are_checked_like_those_of_a_suite():

@@ -177,12 +177,12 @@ def test_learn_says_at_which_step(tmp_path: Path) -> None:
     suite.write_text(SMALL.format(lr=0.05))
     found = CliRunner().invoke(app, ["suite", "check", "--learn", str(suite)])
     assert found.exit_code == 0, found.output
-    assert "left chance within 46 steps of a client (round 1 of 3)" in found.stdout
+    assert "above chance after 46 steps of a client (round 1 of 3)" in found.stdout
     assert "round 1 of 3, step 46: loss" in found.stderr
     suite.write_text(SMALL.format(lr=1e-9))
     found = CliRunner().invoke(app, ["suite", "check", "--learn", str(suite)])
     assert found.exit_code == 1
-    assert "did not leave chance within 138 steps of a client (round 3 of 3)" in found.stdout
+    assert "still at chance after 138 steps of a client (round 3 of 3)" in found.stdout
 
 
 def test_looking_often_does_not_make_a_cell_learn() -> None:

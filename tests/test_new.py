@@ -102,9 +102,9 @@ def test_what_is_written_is_as_our_own_files_are(place, run, kind):
     [
         (("aggregator", "sfat"), "there is already an aggregator named 'sfat'"),
         (("method", "fedavg"), "there is already an algorithm named 'fedavg'"),
-        (("attack", "My-Attack"), "'My-Attack' names a Python function: lower case letters, digits and '_'"),
-        (("aggregator", "class"), "'class' names a Python function"),
-        (("suite", "../x"), "'../x' names a file: letters, digits, '.', '_' and '-'"),
+        (("attack", "My-Attack"), "'My-Attack' cannot be a function name: use lower case letters, digits and '_'"),
+        (("aggregator", "class"), "'class' cannot be a function name"),
+        (("suite", "../x"), "'../x' cannot be a file name: use letters, digits, '.', '_' and '-'"),
         (("metod", "x"), "'metod'"),
     ],
 )
@@ -119,7 +119,7 @@ def test_mistakes_write_nothing(place, run, arguments, message):
 def test_nothing_is_overwritten(place, run, there):
     (place / there).write_text("mine")
     code, _, err = run("new", "aggregator", "my_one")
-    assert (code, err) == (2, f"fatbench: {there} is there already: nothing was written\n")
+    assert (code, err) == (2, f"fatbench: {there} exists already: nothing was written\n")
     assert [(file.name, file.read_text()) for file in place.iterdir()] == [(there, "mine")]
 
 

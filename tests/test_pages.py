@@ -247,14 +247,14 @@ def test_images_that_would_make_the_page_too_large_are_left_out_and_named() -> N
     one = drilldown.Point("a", "s", "paper", "t", ("c0",), images=[("small", "x" * 4), ("large", "x" * 9)])
     pages._within([one], 10)
     assert [caption for caption, _ in one.images] == ["small"]
-    assert one.commands == ["fatbench show c0 --artifacts   # images that had no room here"]
+    assert one.commands == ["fatbench show c0 --artifacts   # images that were too large to include here"]
 
 
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
         (["nowhere.jsonl"], 2, "fatbench: no such file: nowhere.jsonl\n"),
-        ([], 3, "fatbench: the database holds no results yet: fatbench run suite NAME\n"),
+        ([], 3, "fatbench: the database has no results yet: fatbench run suite NAME\n"),
         (["--images", "nowhere"], 2, "fatbench: --images nowhere: no such folder\n"),
         (["--replicates", "frist"], 2,
          "fatbench: --replicates: expected first, latest or pool, got 'frist' (did you mean 'first'?)\n"),

@@ -78,7 +78,7 @@ def test_numbers_over_the_rounds(suite: Suite) -> None:
     assert [len(panel.lines) for panel in plot.panels] == [2, 2]
     points = plot.panels[0].lines[0].points
     assert [(point.round, point.mean) for point in points] == [(1, pytest.approx(0.6)), (2, pytest.approx(0.6))]
-    assert dict(plot.notes)["note"] == "pgd1: as the monitor measures it in training, the same attack"
+    assert dict(plot.notes)["note"] == "pgd1: measured by the monitor during training, with the same attack"
 
 
 def test_bars_over_an_axis_and_curves_over_radii(suite: Suite) -> None:
@@ -131,19 +131,19 @@ def test_the_learning_curves_of_a_cell(suite: Suite, run: Callable[..., tuple[in
         ("drawn.yaml --by metod", 2, "--by: no axis is named 'metod' (did you mean 'method'?)"),
         ("drawn.yaml --y natrual", 2, "--y: no number is named 'natrual' (did you mean 'natural'?)"),
         ("drawn.yaml --y cw", 2,
-         "--y: 'cw' is measured of the finished model, not in each round: give --x split, or one of pgd1,"
+         "--y: 'cw' is measured on the final model, not in each round: give --x split, or one of pgd1,"
          " monitor, natural, natural_loss, train_loss"),
-        ("drawn.yaml --x eps --y cw", 2, "--y: 'cw' has no list of radii to go along; those that have: pgd"),
+        ("drawn.yaml --x eps --y cw", 2, "--y: 'cw' is not evaluated at a list of radii; these are: pgd"),
         ("drawn.yaml --x class --y natural", 2,
          "--y: 'natural' is not logged for each client or class; those are: weight"),
         ("drawn.yaml --figure curves --x round", 2,
-         "--figure names a figure of the suite; --x, --y and --by make one: give either"),
-        ("", 2, "give a suite's name, or --cell ID"),
-        ("drawn.yaml --cell 1", 2, "--cell is of one cell: leave the suite out"),
+         "--figure cannot be combined with --x, --y and --by"),
+        ("", 2, "name a suite, or give --cell ID"),
+        ("drawn.yaml --cell 1", 2, "--cell cannot be combined with a suite"),
         ("--cell 1 --x round", 2,
-         "--cell draws the rounds of one cell: of the other options, --y, --format, -o and --db go with it"),
+         "--cell can only be combined with --y, --format, -o and --db"),
         ("drawn.yaml --x round --db none.db", 3,
-         "nothing is measured of suite 'drawn' yet: fatbench run suite drawn --preset paper"),
+         "suite 'drawn' has no results yet: fatbench run suite drawn --preset paper"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_drawn_says_what_can(

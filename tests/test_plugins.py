@@ -461,7 +461,7 @@ def test_a_plug_in_from_run_to_report_edit_and_import(place, run):
     code, _, err = run("import", "out.jsonl", "--db", "other.db")
     assert code == 2
     assert "no aggregator is named 'only'" in err
-    assert f"its runs have it from the plug-in mine.py (sha256 {sha(AGGREGATOR)[:12]}): give it with --plugin" in err
+    assert f"its runs have it from the plug-in mine.py (sha256 {sha(AGGREGATOR)[:12]}): pass it with --plugin" in err
     code, out, _ = run("import", "out.jsonl", "--db", "other.db", "--plugin", "mine.py")
     assert (code, "2 new cells" in out) == (0, True)
 
@@ -470,7 +470,7 @@ def test_a_plug_in_from_run_to_report_edit_and_import(place, run):
     for question in (("status", "bare.yaml"), ("report", "bare.yaml"), ("suite", "check", "bare.yaml")):
         code, _, err = run(*question)
         assert code == 2
-        assert f"; runs in the database have it from the plug-in {shown}: give --plugin mine.py, or name it" in err
+        assert f"; runs in the database used the plug-in {shown}: give --plugin mine.py, or name it" in err
         assert run(*question, "--plugin", "mine.py")[0] == 0
 
     (place / "helper.py").write_text(UNIFORM)
@@ -478,8 +478,8 @@ def test_a_plug_in_from_run_to_report_edit_and_import(place, run):
     shown = f"mine.py (sha256 {sha(AGGREGATOR.replace('x * 0', 'x * 0.0'))[:12]}; helper.py"
     code, _, err = run(*command)
     assert code == 1
-    assert "0 of 2 cells done, 2 of an older version of a plug-in" in err
-    assert "2 cells of an older version of a plug-in are kept as they are: " in err
+    assert "0 of 2 cells done, 2 from an older version of a plug-in" in err
+    assert "2 cells from an older version of a plug-in are kept as they are: " in err
     assert "--rerun-changed computes them again" in err
     assert "train start" not in err
     code, out, _ = run(*command, "--dry-run")
@@ -763,11 +763,9 @@ def test_python_keeps_what_an_older_version_computed_until_told_otherwise(place,
     (place / "mine.py").write_text(edited)
     capsys.readouterr()
     assert fatbench.run("mine.yaml", **chosen)["status"].tolist() == ["changed"]
-    assert "1 cell of an older version of a plug-in is kept as it is" in capsys.readouterr().err
+    assert "1 cell from an older version of a plug-in is kept as it is" in capsys.readouterr().err
     assert fatbench.run("mine.yaml", rerun_changed=True, **chosen)["status"].tolist() == ["done"]
     assert sha(edited)[:12] in fatbench.table("mine.yaml", plugins=["mine.py"]).markdown()
     delete()
-    with pytest.raises(
-        SpecError, match=r"no attack is named 'blank'.*runs in the database have it from the plug-in mine"
-    ):
+    with pytest.raises(SpecError, match=r"no attack is named 'blank'.*runs in the database used the plug-in mine"):
         fatbench.results("mine.yaml")

@@ -283,12 +283,12 @@ def test_a_function_says_what_it_asks_for_by_the_names_of_its_further_parameters
     [
         (
             "def f(updates, context, broadcast_loss): ...\nAGGREGATORS = {'f': f}\n",
-            "bad.py:1: the aggregator 'f' asks for 'broadcast_loss' (did you mean 'broadcast_losses'?): beyond "
-            "(updates, context) it may ask for broadcast_losses; settings stand after '*'",
+            "bad.py:1: the aggregator 'f' takes 'broadcast_loss' (did you mean 'broadcast_losses'?): beyond "
+            "(updates, context) it can take broadcast_losses; put settings after '*'",
         ),
         (
             "def f(x, generator, padding): ...\nAUGMENTS = {'f': f}\n",
-            "bad.py:1: the augment 'f' asks for 'padding': beyond (x, generator) it may ask for nothing more; settings",
+            "bad.py:1: the augment 'f' takes 'padding': beyond (x, generator) it cannot take any other argument; put",
         ),
         (
             "def f(updates): ...\nAGGREGATORS = {'f': f}\n",
@@ -298,10 +298,10 @@ def test_a_function_says_what_it_asks_for_by_the_names_of_its_further_parameters
             "def f(updates, broadcast_losses): ...\nAGGREGATORS = {'f': f}\n",
             "bad.py:1: the aggregator 'f' is called with (updates, context), but takes (updates, broadcast_losses)",
         ),
-        ("class F: ...\nAGGREGATORS = {'f': F}\n", "'F' is in the table but is no function"),
+        ("class F: ...\nAGGREGATORS = {'f': F}\n", "'F' is in the table but is not a function"),
         (
             "def f(model, x, y, generator, *,\n      eps=8 / 255): ...\nATTACKS = {'f': f}\n",
-            "bad.py:2: the default of 'eps', 8 / 255, is no literal: write a number",
+            "bad.py:2: the default of 'eps', 8 / 255, is not a literal: use a number",
         ),
     ],
 )
@@ -377,7 +377,7 @@ def test_a_plugin_extends_the_tables(tmp_path):
     ("text", "message"),
     [
         ("def broken(:\n", "invalid syntax"),
-        ("x = 1\n", "none of the tables"),
+        ("x = 1\n", "it defines none of"),
         (
             "def samples(u, c): ...\nAGGREGATORS = {'samples': samples}\n",
             "there is already an aggregator named 'samples'",

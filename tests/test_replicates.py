@@ -145,9 +145,9 @@ def test_a_table_shows_one_run_or_the_mean_of_all(both: Store) -> None:
     assert fat["pool"] == pytest.approx((0.256, 0.237))
     assert len({value(grid, "SFAT (released)", "PGD-20").values for grid in shown.values()}) == 1
     said = {which: dict(grid.notes)["replicates"] for which, grid in shown.items()}
-    assert said["first"].startswith("4 of 8 cells were run more than once: the run of each that ended first")
-    assert "the run of each that ended last" in said["latest"]
-    assert "lie at most so far apart: natural 2.00" in said["pool"]
+    assert said["first"].startswith("4 of 8 cells were run more than once: the run that ended first")
+    assert "the run that ended last" in said["latest"]
+    assert "largest difference between runs of one cell: natural 2.00" in said["pool"]
     assert any(what == "MIXED" and note.startswith("precision") for what, note in shown["pool"].notes)
 
 
@@ -223,7 +223,7 @@ def test_one_table_of_all_options(both: Store, monkeypatch: Any, capsys: pytest.
         with pytest.raises(SystemExit) as exit:
             app.main()
         out, err = capsys.readouterr()
-        assert not exit.value.code and "no model was evaluated as the cells of 'sfat-audit-jpeg75' are" in err
+        assert not exit.value.code and "no model has been evaluated with the attacks of 'sfat-audit-jpeg75'" in err
         rows = json.loads(out)["tables"][0]["rows"]
         (fat,) = [row for row in rows if row["key"] == {"suite": "sfat-audit-jpeg75", "method": "FAT"}]
         assert fat["measured"]["pgd20"]["mean"] == pytest.approx(mean)

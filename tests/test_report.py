@@ -244,9 +244,11 @@ def test_missing_and_not_planned(paper: list[Grid]) -> None:
     assert missing.published == pytest.approx(0.6743)
     assert (excluded.planned, excluded.published) == (False, None)
     # IID: FAT lacks AA, SFAT all three; Non-IID: Uniform lacks AA
-    assert notes(paper[0])["missing"] == "5 of 15 numbers are not measured yet (--)"
+    assert notes(paper[0])["missing"] == "5 of 15 numbers have not been measured yet (--)"
     assert notes(paper[0])["not run"] == "the same as FAT on equal shards"
-    assert notes(paper[0])["incomplete"].startswith("2 of 15 numbers lack seeds")
+    assert notes(paper[0])["incomplete"].startswith(
+        "2 of 15 numbers average fewer seeds than planned: [1/2] means 1 of 2 seeds"
+    )
 
 
 def test_ties_share_the_best_and_the_next_is_second(paper: list[Grid]) -> None:
@@ -291,7 +293,7 @@ def test_best_test_takes_the_round_of_the_best_monitor(tiny: Suite, best: int, p
     plan = tiny.plan("paper")
     grid = build(tiny, plan, rows_of(plan, VALUES, best=best), "best-test")[0]
     assert at(grid, "FAT", "PGD-20", "Non-IID").mean == pytest.approx(pgd20)
-    assert notes(grid)["checkpoint"] == "best on the test set, as the papers choose it"
+    assert notes(grid)["checkpoint"] == "best on the test set, as the papers select it"
     known = {(cell.id, "best-test"): 3 for cell in plan.cells}
     told = build(tiny, plan, rows_of(plan, VALUES, best=best), "best-test", rounds=known)[0]
     assert at(told, "FAT", "PGD-20", "Non-IID").mean == pytest.approx(0.325)
@@ -412,9 +414,7 @@ def test_a_reduced_preset_shows_no_difference_to_what_is_published(tiny: Suite) 
     grids = build(tiny, plan, rows_of(plan, VALUES, best=1))
     value = at(grids[0], "FAT", "natural", "Non-IID")
     assert (value.mean, value.published, value.difference) == (0.58, 0.5745, None)
-    assert notes(grids[0])["published"] == (
-        "published/tiny.csv; no difference is shown: the settings are not the paper's"
-    )
+    assert notes(grids[0])["published"] == ("published/tiny.csv; no difference shown: the settings are not the paper's")
     for name in report.FORMATS:
         text = report.render(grids, name)
         assert "0.55" not in text and ("57.45" in text or "0.5745" in text), name
@@ -454,7 +454,7 @@ def test_a_list_of_radii_is_a_stage_and_a_column_each(tmp_path: Path) -> None:
     ("radii", "message"),
     [
         ("[]", "eps: the list of radii is empty: give one, such as [2/255, 4/255, 8/255]"),
-        ("[2/255, 2/255]", "eps: two metrics would be named 'pgd20_2_255'"),
+        ("[2/255, 2/255]", "eps: two metrics have the same name, 'pgd20_2_255'"),
         ("[2/255, near]", "eps: should be a valid number, got 'near'"),
     ],
 )
@@ -730,7 +730,7 @@ def test_violations_become_flags_with_their_seeds(tiny: Suite) -> None:
     values = dict(VALUES)
     values["Non-IID", "FAT", 7] = {**accuracies(0.59, 0.32), "autoattack": 0.40}
     grids = build(tiny, plan, rows_of(plan, values))
-    text = "autoattack is above pgd20 by more than 3 standard errors (seed 7)"
+    text = "autoattack exceeds pgd20 by more than 3 standard errors (seed 7)"
     value = at(grids[0], "FAT", "AA", "Non-IID")
     assert (value.flags, value.marks) == ((text,), ("†",))
     assert ("†", text) in grids[0].footnotes
@@ -877,7 +877,7 @@ def test_a_round_that_the_preset_does_not_reach_is_left_out_and_said(tiny: Suite
     grid = build(tiny, tiny.plan("smoke"), [])[1]
     assert [column.heading for column in grid.columns] == ["drift", "client 1", "gap"]
     assert notes(grid)["left out"] == "drift 2: training ends after round 1 in this preset"
-    assert notes(grid)["missing"] == "6 of 6 numbers are not measured yet (--)"
+    assert notes(grid)["missing"] == "6 of 6 numbers have not been measured yet (--)"
     text = re.sub(r"values:\n +\{drift 2.*", 'values: {drift 2: "train:drift_post@2"}', SUITE)
     only = written(tmp_path, text.replace("    best: {drift 2: min, drift: min, gap: min}\n", ""))
     assert [grid.id for grid in build(only, only.plan("smoke"), [])] == ["T1"]

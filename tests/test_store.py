@@ -209,7 +209,7 @@ def test_restart_takes_back_an_unfinished_stage(store: Store) -> None:
     assert store.measurements() == []
     store.commit(run, numbers=[Number("loss", 2.5, 1)], round=1)
     store.finish(run)
-    with pytest.raises(Stolen, match="no longer holds"):
+    with pytest.raises(Stolen, match="no longer owns"):
         store.restart(run)
 
 
@@ -372,7 +372,7 @@ def test_a_record_must_be_json(store: Store) -> None:
 
 
 def test_provenance_cannot_pose_as_a_column(store: Store) -> None:
-    with pytest.raises(ValueError, match="provenance: 'uid' is the database's own"):
+    with pytest.raises(ValueError, match="provenance: 'uid' is reserved for the database"):
         claim(store, uid="0")
 
 
@@ -403,7 +403,7 @@ def test_a_dead_process_loses_its_stage_and_may_write_no_more(store: Store) -> N
         lambda: store.describe_run(run, {"data": "x"}),
         lambda: store.restart(run),
     ):
-        with pytest.raises(Stolen, match=rf"^{CELL} train: run {run} \(interrupted\) no longer holds this stage"):
+        with pytest.raises(Stolen, match=rf"^{CELL} train: run {run} \(interrupted\) no longer owns this stage"):
             late()
     store.release(run)
     assert (store.stages(), store.measurements(), store.runs()) == before
@@ -512,7 +512,7 @@ def test_of_racing_processes_exactly_one_wins(url: str) -> None:
     with Store.open(url) as store:
         assert len(store.runs()) == 20
         assert taken(store, "0")
-    assert "whole" in check(url)
+    assert "intact" in check(url)
 
 
 def _endless(url: str, ready: Any) -> None:
@@ -561,7 +561,7 @@ def test_killed_at_random_instants_nothing_is_lost_or_doubled(url: str) -> None:
     assert reached >= 40
     with Store.open(url) as store:
         assert [r["status"] for r in store.runs()] == ["interrupted"] * (kills - 1) + ["running"]
-    assert "whole" in check(url)
+    assert "intact" in check(url)
 
 
 def _create_and_die(path: str, moment: float) -> None:
@@ -579,7 +579,7 @@ def test_killed_while_it_is_made(tmp_path: Path) -> None:
         maker.join()
         with Store.open(path, create=True) as store:
             store.add_cell(CELL, SPEC)
-        assert "whole" in check(path)
+        assert "intact" in check(path)
 
 
 def test_used_after_a_fork(store: Store) -> None:
@@ -796,7 +796,7 @@ def test_an_older_database_is_upgraded(url: str) -> None:
         store.add_cell(CELL, SPEC)
         store.finish(taken(store), [Number("loss", 1.0, 1)])
         assert len(store.measurements()) == 1
-    assert "whole" in check(url)
+    assert "intact" in check(url)
 
 
 def test_a_failed_upgrade_leaves_all_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -855,16 +855,15 @@ def test_check_names_what_does_not_belong(tmp_path: Path) -> None:
     with pytest.raises(DatabaseError, match="is damaged: ") as caught:
         check(str(path))
     message = str(caught.value)
-    assert "numbers ('nobody', 'train', 1, -1, 'loss') belongs to no stages" in message
+    assert "numbers ('nobody', 'train', 1, -1, 'loss') refers to missing stages" in message
     assert f"outcomes of {CELL} pgd20@3: the chunk at 4 does not follow 0" in message
-    assert "the schema is not as it was made" in message and "log" in message
+    assert "the schema has been changed" in message and "log" in message
 
 
 def test_check_says_what_there_is(store: Store, url: str) -> None:
     store.finish(taken(store), [Number("loss", 1.0, 1), Number("x", 1.0, 1)])
-    expected = (
-        f"{shown_url(url)} is whole (schema 0002): 1 cells, 0 replicates, 1 runs, 1 stages, 2 numbers, 0 outcome_chunks"
-    )
+    expected = f"{shown_url(url)} is intact (schema 0002): 1 cells, 0 replicates, 1 runs, 1 stages, 2 numbers"
+    expected += ", 0 outcome_chunks"
     assert check(url) == expected
     with store.database.writing() as connection:
         connection.execute(text("CREATE TABLE diary(entry text)"))
@@ -970,7 +969,7 @@ def test_a_full_database_takes_the_transaction_back(tmp_path: Path, monkeypatch:
             return connection
 
         monkeypatch.setattr(store.database._engine.pool, "_creator", cramped)
-        with pytest.raises(MachineError, match=r"x\.db: the disk is full; nothing of this step was written$"):
+        with pytest.raises(MachineError, match=r"x\.db: the disk is full; nothing was written in this step$"):
             store.commit(run, numbers=[Number(f"m{i}", 1.0, 2) for i in range(5000)], round=2, checkpoint="state-2")
         assert (row(store).round, row(store).checkpoint, len(store.measurements())) == (1, "state-1", 1)
         store.commit(run, numbers=[Number("loss", 1.0, 2)], round=2, checkpoint="state-2")
@@ -1005,7 +1004,7 @@ def test_a_full_disk(tmp_path: Path) -> None:
             )
             assert _mount_larger(tmp_path)
             store.commit(run, numbers=[Number("m0", 1.0, done + 1)], round=done + 1)
-        assert "whole" in check(path)
+        assert "intact" in check(path)
         full = pytest.raises(OSError, match=os.strerror(errno.ENOSPC))
         with (tmp_path / "ballast").open("wb", buffering=0) as ballast, full:
             while True:
@@ -1030,7 +1029,7 @@ def sqlite_error(code: int, said: str = "it said so") -> sqlite3.Error:
 @pytest.mark.parametrize(
     ("code", "kind", "message"),
     [
-        (sqlite3.SQLITE_FULL, Unavailable, "x.db: the disk is full; nothing of this step was written"),
+        (sqlite3.SQLITE_FULL, Unavailable, "x.db: the disk is full; nothing was written in this step"),
         (sqlite3.SQLITE_READONLY, Unavailable, "x.db cannot be written"),
         (sqlite3.SQLITE_CANTOPEN, Unavailable, "x.db cannot be opened (is its folder there, and writable?)"),
         (sqlite3.SQLITE_PERM, Unavailable, "x.db cannot be opened (is its folder there, and writable?)"),
@@ -1172,9 +1171,9 @@ def test_passwords_are_never_shown(url: str, shown: str) -> None:
     ("url", "message"),
     [
         ("", "the database's address is empty: give a file such as results/fatbench.db, or a URL"),
-        ("oracel://me:secret@h/x", "{}: no kind of database is named 'oracel' (known: sqlite, postgresql)"),
-        ("mysql://me:se@cret@h/x", "{}: no kind of database is named 'mysql' (known: sqlite, postgresql)"),
-        ("postgresql://me:se@cret@h/x", "{}: only the '@' before the host is written so, every other one %40"),
+        ("oracel://me:secret@h/x", "{}: unknown kind of database 'oracel' (known: sqlite, postgresql)"),
+        ("mysql://me:se@cret@h/x", "{}: unknown kind of database 'mysql' (known: sqlite, postgresql)"),
+        ("postgresql://me:se@cret@h/x", "{}: write %40 for every '@' but the one before the host"),
         ("postgresql://me:secret@h/x?plugin=no", "{}: Can't load plugin: sqlalchemy.plugins:no"),
         ("postgresql://me:or@/x?host=a:1,b:2&port=3", "{}: number of hosts and p***ts don't match"),
         (
@@ -1183,8 +1182,8 @@ def test_passwords_are_never_shown(url: str, shown: str) -> None:
         ),
         ("://x", "{}: not a database URL (sqlite:///FILE, postgresql://USER:PASSWORD@HOST/NAME)"),
         ("sqlite://x.db", "{}: a SQLite URL has three slashes, sqlite:///FILE"),
-        ("sqlite://", "{}: the workers need a file that they can all open, sqlite:///FILE"),
-        ("sqlite:///:memory:", "{}: the workers need a file that they can all open, sqlite:///FILE"),
+        ("sqlite://", "{}: workers need a file that all of them can open: sqlite:///FILE"),
+        ("sqlite:///:memory:", "{}: workers need a file that all of them can open: sqlite:///FILE"),
     ],
 )
 def test_addresses_that_are_none(url: str, message: str) -> None:

@@ -1162,12 +1162,12 @@ BAD: list[tuple[str, tuple[str, str], str]] = [
     (
         "all held out",
         ("validation: 1000", "validation: 50000"),
-        "s.yaml: E=one, K=five (paper): validation: 50000 held-out images of 50000 leave none to train on",
+        "s.yaml: E=one, K=five (paper): validation: 50000 held-out images of 50000 leave none for training",
     ),
     (
         "more images than there are",
         ("validation: 1000", "train: 50001"),
-        "s.yaml: E=one, K=five (paper): train: 50001 images asked for, cifar10 has 50000",
+        "s.yaml: E=one, K=five (paper): train: 50001 images wanted, cifar10 has 50000",
     ),
     (
         "more classes than there are",
@@ -1199,12 +1199,12 @@ BAD: list[tuple[str, tuple[str, str], str]] = [
     (
         "not YAML",
         ("title: A suite", "title: [A suite"),
-        "s.yaml:3: not readable as YAML: expected ',' or ']', but got ':'",
+        "s.yaml:3: invalid YAML: expected ',' or ']', but got ':'",
     ),
     (
         "a tab",
         ("    rounds: 2", "\trounds: 2"),
-        "s.yaml:11: not readable as YAML: found character '\\t' that cannot start any token",
+        "s.yaml:11: invalid YAML: found character '\\t' that cannot start any token",
     ),
     (
         "a base that is no mapping",
@@ -1224,7 +1224,7 @@ BAD: list[tuple[str, tuple[str, str], str]] = [
     (
         "everything excluded",
         ("product: [E, K]", "exclude: [{when: {}, reason: nothing left}]"),
-        "s.yaml: preset 'paper' leaves an empty grid",
+        "s.yaml: preset 'paper' leaves the grid empty",
     ),
     (
         "exclude without a reason",
@@ -1254,7 +1254,7 @@ BAD: list[tuple[str, tuple[str, str], str]] = [
     (
         "a seed in a cell",
         ("  validation: 1000", "  seed: 3"),
-        "s.yaml:6: seed: seeds are given by 'seeds' of the suite, not in a cell",
+        "s.yaml:6: seed: set seeds with 'seeds' at the top of the suite, not in a cell",
     ),
     ("no seeds", ("seeds: [6]", "seeds: []"), 's.yaml:3: seeds: expected seeds such as [6, 7] or "0-4", got []'),
     ("a seed twice", ("seeds: [6]", "seeds: [6, 6]"), "s.yaml:3: seeds: a seed is given twice: [6, 6]"),
@@ -1333,7 +1333,7 @@ BAD: list[tuple[str, tuple[str, str], str]] = [
     (
         "a row of one",
         ("    across: [K]", "    best_within: row"),
-        "s.yaml:39: best_within: row: a row competes over the axes of 'across', and there are none",
+        "s.yaml:39: best_within: row: marking the best of a row needs axes in 'across'",
     ),
     (
         "paired along an axis that is not shown",
@@ -1357,7 +1357,7 @@ BAD_FIGURES: list[tuple[str, tuple[str, str], str]] = [
     (
         "an id that is no file name",
         ("id: F", "id: F/1"),
-        "s.yaml:42: id: it names a file: letters, digits, '.', '_' and '-', not 'F/1'",
+        "s.yaml:42: id: it names a file: use letters, digits, '.', '_' and '-', not 'F/1'",
     ),
     ("unknown axis", ("panels: [K]", "panels: [KK]"), "s.yaml:44: panels: no axis is named 'KK' (did you mean 'K'?)"),
     (
@@ -1384,19 +1384,19 @@ BAD_FIGURES: list[tuple[str, tuple[str, str], str]] = [
     (
         "a round",
         ("train:natural", "train:natural@3"),
-        "s.yaml:46: natural: a figure of kind lines shows all rounds: leave '@3' out of 'train:natural@3'",
+        "s.yaml:46: natural: a figure of kind lines shows all rounds: remove '@3' from 'train:natural@3'",
     ),
     (
         "a heat map of a number",
         ("lines: [E]", "kind: heatmap"),
-        "s.yaml:46: natural: a figure of kind heatmap shows a tensor kept of a round, not 'train:natural' (did you mean"
-        " 'artifact:natural'?)",
+        "s.yaml:46: natural: a figure of kind heatmap shows a tensor stored in a round, not 'train:natural' (did you"
+        " mean 'artifact:natural'?)",
     ),
     ("no series", ("{natural: 'train:natural'}", "{}"), "s.yaml:46: series: a figure needs at least one series"),
     (
         "bars with and without an index",
         ("lines: [E]\n    series: {", "kind: bars\n    series: {a: 'train:natural_class[*]', "),
-        "s.yaml:46: series: bars are either all over an index, [*], or none of them",
+        "s.yaml:46: series: either all series have an index, [*], or none has",
     ),
 ]
 

@@ -113,7 +113,7 @@ def test_without_waiting_it_says_what_is_left_and_who_has_it(jobs, machine, opti
         run_all(jobs[:2], Watch("crew"), wait=False, **options)
     assert exit.value.code == 1
     err = capfd.readouterr().err
-    assert "1 of 2 cells done, 1 in another process's hands" in err
+    assert "1 of 2 cells done, 1 being run by another process" in err
     assert f"{jobs[0].cell} train is held by process {other.pid} on" in err and "last progress" in err
 
 
@@ -246,7 +246,7 @@ def test_a_worker_that_is_stopped_is_replaced(jobs, machine, forks, monkeypatch)
             monkeypatch.setattr(local, "IDLE_SECONDS", 1e9)  # the new one may take its time
 
     assert local.run([job], place, ["cpu"], watch, never) == {job.cell: "done"}
-    assert said == ["the worker process made no progress: it is begun once more"]
+    assert said == ["the worker process made no progress: it starts again"]
     assert numbers(machine, job) == undisturbed(machine, job)
 
 
@@ -402,7 +402,7 @@ def test_too_little_memory_is_tried_once_more_with_smaller_microbatches(error, j
     assert [row[:4] for row in ours] == [row[:4] for row in expected]
     assert [row[4] for row in ours] == pytest.approx([row[4] for row in expected], rel=1e-4, abs=1e-6)
     log = Path(machine.files, job.cell, "log.txt").read_text()
-    assert "once more, with at most 4 images in the network at once" in log
+    assert "trying again with at most 4 images in the network at once" in log
 
 
 def test_memory_that_is_never_enough_is_a_failure_in_words(jobs, machine, monkeypatch) -> None:
@@ -430,7 +430,7 @@ def test_batch_normalisation_is_not_cut(jobs, machine, monkeypatch) -> None:
     monkeypatch.setattr(ResNet, "forward", forward)
     with Store.open(machine.db) as store:
         assert work(job, machine, store) == "failed"
-    assert rows(machine, job)["train"][1].endswith("batch normalisation, which needs its whole batch")
+    assert rows(machine, job)["train"][1].endswith("batch normalisation in this model needs the whole batch")
 
 
 # --- time and signals --------------------------------------------------------------------------------------------
@@ -469,7 +469,7 @@ def test_a_worker_that_does_not_end_with_its_time_is_killed(jobs, machine, forks
 
     seen = Watcher(job.cell, "start", stop)
     assert local.run([job], place, ["cpu"], seen, never) == {job.cell: "failed"}
-    assert rows(machine, job)["train"][1].startswith("TimeLimit: 600 s are over, and the worker process did not end")
+    assert rows(machine, job)["train"][1].startswith("TimeLimit: 600 s are over, and the worker process did not stop")
 
 
 @pytest.mark.parametrize(

@@ -212,7 +212,7 @@ def test_a_cell_waits_for_a_model_that_is_not_there_and_says_for_which(place):
         assert work(left, machine(place), store, said.append) == "waiting"
         (event,) = [event for event in said if event.kind == "waiting"]
         names = f"{right.cell} (Right), {both.cell} (Both)"
-        assert event.message == f"for the model of {names}, not trained yet"
+        assert event.message == f"for the model of {names}, which is not trained yet"
         assert set(bits(store, left.cell)) == {"natural", "fgsm", "moved_left", "among_client_0", "among_client_1"}
         assert not [row for row in store.stages([left.cell]).values() if row.status != "done"]
         alone = [replace(job, evaluations=[]) for job in (right, both)]
@@ -298,7 +298,7 @@ def test_the_command_comes_back_to_what_waits_and_says_what_still_does(place, mo
     # the attacked model's plug-in is edited: what was judged under it is of an older version, in every cell
     (place / "looking.py").write_text(PLUGIN + "\n# edited\n")
     code, out = run("run", "suite", "moved.yaml", "--dry-run")
-    assert "3 cells of an older version of a plug-in are kept as they are" in out
+    assert "3 cells from an older version of a plug-in are kept as they are" in out
     code, err = run("plot", "moved.yaml", "--format", "svg")
     assert code == 0 and Path("results/figures/moved-M.svg").is_file()
 
@@ -312,7 +312,7 @@ def test_a_cell_that_was_trained_before_clients_were_asked_for_says_what_to_do(p
         assert work(replace(left, evaluations=among), machine(place), store) == "failed"
         errors = {row.error for row in store.stages([left.cell]).values() if row.error}
     assert len(errors) == 1
-    assert f"fatbench delete {left.cell}, and the next run keeps them" in errors.pop()
+    assert f"fatbench delete {left.cell}; the next run keeps them" in errors.pop()
 
 
 def test_a_personal_model_meets_the_one_of_the_same_client(place):
@@ -334,7 +334,7 @@ def test_a_personal_model_meets_the_one_of_the_same_client(place):
     assert pairs({0: "a", 1: "b"}, {-1: "x"}) == [(0, "a", "x"), (1, "b", "x")]
     assert pairs({-1: "a"}, {0: "x", 2: "z"}) == [(0, "a", "x"), (2, "a", "z")]
     assert pairs({0: "a", 1: "b"}, {1: "y", 2: "z"}) == [(1, "b", "y")]
-    with pytest.raises(SpecError, match="no client has a model here and in cell b"):
+    with pytest.raises(SpecError, match="no client has a model both here and in cell b"):
         pairs({0: "a"}, {1: "y"})
 
 
@@ -343,13 +343,13 @@ def test_a_personal_model_meets_the_one_of_the_same_client(place):
     [
         ("axis: method}", "axis: metod}", r"moved.yaml:21: axis: no axis is named 'metod' \(did you mean 'method'\?\)"),
         ("attack: fgsm, axis", "attack: fgm, axis", r"moved.yaml:21: attack: no attack is named 'fgm' \(did you"),
-        ("axis: method}", "axis: method, clients: 2}", r"moved.yaml:21: a transfer is over an 'axis', or between"),
+        ("axis: method}", "axis: method, clients: 2}", r"moved.yaml:21: a transfer needs 'axis' or 'clients', not bo"),
         ("axis: method}", "axis: method, labels: [Lft]}", r"moved.yaml:21: labels: axis 'method' has no label 'Lft'"),
         ("clients: 2}\npresets", "clients: 3}\npresets", r"moved.yaml:22: clients: 3 clients, but 2 take part in a ro"),
         ("clients: 2}\npresets", "clients: 1}\npresets", r"moved.yaml:22: clients: expected a number of clients, two"),
-        ("eps: 0.2", "eps: [0.1, 0.2]", r"moved.yaml:21: attack: 'fgsm' has a list of radii: a transfer takes an atta"),
-        ("moved: {attack", "fgsm: {attack", r"moved.yaml:21: 'fgsm' is an attack, too: give the transfer another nam"),
-        ("left: 1}}\n", "left: 1}, data: digits}\n", r"moved.yaml:21: axis: a model attacked on other images says not"),
+        ("eps: 0.2", "eps: [0.1, 0.2]", r"moved.yaml:21: attack: 'fgsm' has a list of radii: a transfer needs an atta"),
+        ("moved: {attack", "fgsm: {attack", r"moved.yaml:21: 'fgsm' is also an attack: rename the transfe"),
+        ("left: 1}}\n", "left: 1}, data: digits}\n", r"moved.yaml:21: axis: both models must be attacked on the same"),
     ],
 )
 def test_mistakes_name_file_line_and_key(place, old, new, message):

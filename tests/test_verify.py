@@ -91,7 +91,7 @@ def test_the_cheapest_cells_or_random_ones(theirs: Store, tmp_path: Path) -> Non
     assert choose(theirs, 2, 5) == choose(theirs, 2, 5)
     with (
         Store.open(str(tmp_path / "empty.db"), create=True) as empty,
-        pytest.raises(NothingMatched, match="no cell of these results is trained to the end"),
+        pytest.raises(NothingMatched, match="no cell of these results finished its training"),
     ):
         choose(empty, 1, None)
 

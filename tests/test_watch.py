@@ -104,7 +104,7 @@ def test_a_plain_line_has_the_time(plan: Plan, capsys: pytest.CaptureFixture[str
         "suite two: 2 cells, 1 done, 1 to go",
         f"{b.cell} starts: Non-IID, SFAT, seed 6",
         f"{b.cell} train 1/10 loss 0.5, accuracy 25.0 %",
-        f"{b.cell} is in another process's hands",
+        f"{b.cell} is being run by another process",
     ]
 
 

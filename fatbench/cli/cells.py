@@ -17,21 +17,25 @@ from fatbench.store.opening import opened
 
 def show_cell(
     cell: Cell,
-    artifacts: Annotated[bool, typer.Option("--artifacts", help="What a round kept beside its numbers.")] = False,
-    round: Annotated[int | None, typer.Option("--round", min=1, help="Of this round; default: the last kept.")] = None,
+    artifacts: Annotated[
+        bool, typer.Option("--artifacts", help="Show the images and tensors that a round kept.")
+    ] = False,
+    round: Annotated[
+        int | None, typer.Option("--round", min=1, help="The round to show; default: the last one kept.")
+    ] = None,
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="Folder for images; default: results/figures.")
     ] = None,
     db: Db = None,
     format: Format = "text",
 ) -> None:
-    """Every number of a cell with what produced it; or, as images, what a round kept beside them."""
+    """Show the numbers of a cell and the runs behind them; with --artifacts, draw what a round kept."""
     from fatbench.cli import show
     from fatbench.report.numbers import cell_runs, flags
 
     known_format(format, ("text", "json"))
     if not artifacts and (round is not None or output is not None):
-        raise SpecError("--round and -o go with --artifacts")
+        raise SpecError("--round and -o need --artifacts")
     if artifacts:
         _show_artifacts(cell, round, output or FIGURES, db, format)
         return
@@ -70,9 +74,11 @@ def _show_artifacts(cell: str, round: int | None, folder: Path, db: str | None, 
     files = settings.files_folder(settings.database(db)) / id
     kept = artifacts.rounds(files)
     if not kept:
-        raise NothingMatched(f"cell {id} kept nothing beside its numbers, or it is not here: {files / 'artifacts'}")
+        raise NothingMatched(f"cell {id} kept no artifacts, or they are not on this machine: {files / 'artifacts'}")
     if round is not None and round not in kept:
-        raise SpecError(f"--round: cell {id} kept nothing of round {round}{did_you_mean(str(round), map(str, kept))}")
+        raise SpecError(
+            f"--round: cell {id} kept no artifacts of round {round}{did_you_mean(str(round), map(str, kept))}"
+        )
     round = round or max(kept)
     tensors = artifacts.load(kept[round])
     written = []
@@ -88,7 +94,7 @@ def _show_artifacts(cell: str, round: int | None, folder: Path, db: str | None, 
 
 
 def logs(cell: Cell, db: Db = None) -> None:
-    """A cell's log, and the traceback of what failed."""
+    """Print the log of a cell, with the traceback if it failed."""
     from fatbench import settings
 
     with opened(db) as store:

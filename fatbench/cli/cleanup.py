@@ -13,10 +13,10 @@ from fatbench.store.opening import opened
 
 
 def delete(
-    cells: Annotated[list[str], typer.Argument(help="Ids of cells, or their first letters.", show_default=False)],
+    cells: Annotated[list[str], typer.Argument(help="Cell ids, or their first letters.", show_default=False)],
     db: Db = None,
 ) -> None:
-    """Take cells out: their numbers, outcomes, runs, replicates, checkpoints and logs. Nothing brings them back."""
+    """Delete cells: numbers, outcomes, runs, replicates, checkpoints and logs. This cannot be undone."""
     from fatbench import settings
     from fatbench.store import cleanup
     from fatbench.store.folder import belongs
@@ -36,16 +36,17 @@ def delete(
 
 
 def clean(
-    dry_run: Annotated[bool, typer.Option("-n", "--dry-run", help="Say what would be removed.")] = False, db: Db = None
+    dry_run: Annotated[bool, typer.Option("-n", "--dry-run", help="Only list what would be removed.")] = False,
+    db: Db = None,
 ) -> None:
-    """Remove files that no cell needs: of deleted cells, and checkpoints that the database does not name."""
+    """Remove files of deleted cells, and checkpoints that no cell refers to."""
     from fatbench import settings
     from fatbench.store import cleanup
     from fatbench.store.folder import belongs
 
     with opened(db) as store:
         if store is None:
-            raise NothingMatched("there is no database: nothing says which files are needed")
+            raise NothingMatched("there is no database, so it is unknown which files are needed")
         folder = settings.files_folder(settings.database(db))
         if folder.is_dir() and not belongs(store, folder):
             raise SpecError(f"{folder} does not say whose files these are: no run of this database has used it")

@@ -23,12 +23,14 @@ if TYPE_CHECKING:
 
 
 def compare(
-    a: Annotated[str, typer.Argument(help="A filter, a label, a cell's id, a database or a file of export.")],
-    b: Annotated[str, typer.Argument(help="The same kind: what A is compared with.")],
-    name: Annotated[str | None, typer.Option("--suite", help="The suite whose rows A and B are.")] = None,
-    metric: Annotated[list[str] | None, typer.Option("--metric", help="Only this evaluation; may be repeated.")] = None,
+    a: Annotated[str, typer.Argument(help="A filter, label, cell id, database or exported file.")],
+    b: Annotated[str, typer.Argument(help="What to compare A with; the same kind as A.")],
+    name: Annotated[str | None, typer.Option("--suite", help="The suite that A and B are rows of.")] = None,
+    metric: Annotated[
+        list[str] | None, typer.Option("--metric", help="Show this evaluation only; may be repeated.")
+    ] = None,
     select: Select = "last",
-    samples: Annotated[int, typer.Option("--samples", min=100, help="Drawings of the bootstrap.")] = 10_000,
+    samples: Annotated[int, typer.Option("--samples", min=100, help="Number of bootstrap samples.")] = 10_000,
     preset: Preset = None,
     smoke: Smoke = False,
     where: Where = None,
@@ -36,14 +38,16 @@ def compare(
     db: Db = None,
     format: Format = "text",
 ) -> None:
-    """Whether two rows, cells, databases or files differ: paired by image and by seed."""
+    """Test whether two rows, cells, databases or files differ, paired by image and seed."""
     from fatbench.report.numbers import compare as comparing
 
     known_format(format, ("text", "json"))
     at = checkpoint(select)
     files = [_is_results(side) for side in (a, b)]
     if any(files) and not all(files):
-        raise SpecError(f"'{a if files[0] else b}' is a file or database, '{b if files[0] else a}' is not: give two")
+        raise SpecError(
+            f"'{a if files[0] else b}' is a file or database, but '{b if files[0] else a}' is not: give two of a kind"
+        )
     with contextlib.ExitStack() as stack:
         if all(files):
             ours, theirs = (stack.enter_context(_results(side)) for side in (a, b))
@@ -54,12 +58,12 @@ def compare(
         else:
             found = stack.enter_context(opened(db))
             if found is None:
-                raise NothingMatched("the database holds no results yet: fatbench run suite NAME")
+                raise NothingMatched("the database has no results yet: fatbench run suite NAME")
             ours = theirs = found
             if name:
                 pairs = comparing.rows(plan_in(name, preset, smoke, seeds, where, found)[1], a, b)
             elif any(sign in side for side in (a, b) for sign in "=<>"):
-                raise SpecError(f"--suite: '{a}' and '{b}' are rows of which suite?")
+                raise SpecError(f"--suite: '{a}' and '{b}' are rows: name their suite with --suite")
             else:
                 one, other = cell_in(found, a), cell_in(found, b)
                 pairs = [comparing.Pair("", int(found.cells([one])[one].get("seed") or 0), one, other)]

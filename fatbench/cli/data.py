@@ -15,7 +15,7 @@ DataNames = Annotated[list[str], typer.Argument(help="Data sets, or published we
 
 
 def data_list(data: DataDir = None, format: Format = "text") -> None:
-    """Data sets and published weights: which are here, complete, as published or a variant."""
+    """List data sets and published weights: found or not, complete or not, as published or a variant."""
     from fatbench import data as datasets
     from fatbench import settings
     from fatbench.cli import show
@@ -30,7 +30,7 @@ def data_list(data: DataDir = None, format: Format = "text") -> None:
 
 
 def data_prepare(names: DataNames, data: DataDir = None) -> None:
-    """Fetch what is not here and check it."""
+    """Fetch data sets or weights and verify them."""
     from fatbench import data as datasets
     from fatbench import settings
 
@@ -41,7 +41,7 @@ def data_prepare(names: DataNames, data: DataDir = None) -> None:
 
 
 def data_verify(names: DataNames, data: DataDir = None) -> None:
-    """Compare every file with the published checksums."""
+    """Verify files against the published checksums."""
     from fatbench import data as datasets
     from fatbench import settings
 

@@ -15,18 +15,18 @@ from fatbench.store.opening import opened
 
 
 def export(
-    output: Annotated[Path | None, typer.Option("-o", "--output", help="File; stdout if none.")] = None,
-    name: Annotated[str | None, typer.Option("--suite", help="Only the cells of this suite.")] = None,
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="Write to this file; default: stdout.")] = None,
+    name: Annotated[str | None, typer.Option("--suite", help="Export only the cells of this suite.")] = None,
     preset: Preset = None,
     smoke: Smoke = False,
     db: Db = None,
 ) -> None:
-    """Results as JSON lines."""
+    """Export results as JSON lines."""
     from fatbench.store import jsonl
 
     with opened(db) as store:
         if store is None:
-            raise NothingMatched("the database holds no results yet: fatbench run suite NAME")
+            raise NothingMatched("the database has no results yet: fatbench run suite NAME")
         cells = [cell.id for cell in plan_of(name, preset, smoke, None, None).cells] if name else None
         if output is None:
             jsonl.export(store, sys.stdout, cells)
@@ -35,11 +35,11 @@ def export(
 
 
 def import_(
-    files: Annotated[list[Path], typer.Argument(help="Files written by export.", show_default=False)],
-    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave out lines that are bad, and say which.")] = False,
+    files: Annotated[list[Path], typer.Argument(help="Files written by `fatbench export`.", show_default=False)],
+    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Skip invalid lines and report them.")] = False,
     db: Db = None,
 ) -> None:
-    """Take in results of another machine; importing twice changes nothing. All files are checked before the first."""
+    """Import results from other machines. All files are checked first; importing twice changes nothing."""
     from fatbench import settings
     from fatbench.store import jsonl
     from fatbench.store.stages import Store
@@ -49,16 +49,16 @@ def import_(
     with opened(db) as store:
         left_out = [jsonl.check(store, file, identify=identity, bad=bad) for file in files]
     for message in bad or ():
-        print(f"fatbench: left out: {message}", file=sys.stderr)
+        print(f"fatbench: skipped: {message}", file=sys.stderr)
     with Store.open(settings.database(db), create=True) as store:
         for file, numbers in zip(files, left_out, strict=True):
             summary = jsonl.import_(store, file, identify=identity, left_out=numbers)
-            lines_left = f", {len(numbers)} bad lines left out" if numbers else ""
+            lines_left = f", {len(numbers)} invalid lines skipped" if numbers else ""
             print(f"{file}: {', '.join(f'{count} {what}' for what, count in summary.items())}{lines_left}", flush=True)
 
 
 def db_upgrade(db: Db = None) -> None:
-    """Bring the database to this version's schema."""
+    """Upgrade the database to this version's schema."""
     from fatbench import settings
     from fatbench.store import database
 
@@ -66,10 +66,10 @@ def db_upgrade(db: Db = None) -> None:
 
 
 def db_backup(
-    file: Annotated[Path, typer.Argument(help="A new file.", show_default=False)],
+    file: Annotated[Path, typer.Argument(help="The file to write; it must not exist.", show_default=False)],
     db: Db = None,
 ) -> None:
-    """Copy the database to a new file while others go on writing; checkpoints are not in it."""
+    """Copy the database to a new file, even while runs write to it. Checkpoints are not copied."""
     from fatbench import settings
     from fatbench.store import cleanup
     from fatbench.store.stages import Store
@@ -80,7 +80,7 @@ def db_backup(
 
 
 def db_check(db: Db = None) -> None:
-    """Whether the database is whole and of this version."""
+    """Check that the database is intact and has this version's schema."""
     from fatbench import settings
     from fatbench.store import database
 

@@ -17,27 +17,31 @@ from fatbench.store.opening import opened
 def evaluate(
     file: Annotated[
         Path,
-        typer.Argument(help="A run's model, or a state dict: .pt, .safetensors.", show_default=False),
+        typer.Argument(help="A checkpoint of a run, or a state dict (.pt, .safetensors).", show_default=False),
     ],
     model: Annotated[
-        str | None, typer.Option("--model", help="Of a state dict: timm/NAME, or FILE.py:FUNCTION.")
+        str | None, typer.Option("--model", help="Network of a state dict: timm/NAME or FILE.py:FUNCTION.")
     ] = None,
-    dataset: Annotated[str | None, typer.Option("--dataset", help="Its data set, as in a suite.")] = None,
+    dataset: Annotated[str | None, typer.Option("--dataset", help="The data set, written as in a suite.")] = None,
     like: Annotated[
-        str | None, typer.Option("--like", metavar="SUITE", help="Images and attacks of this suite's cells.")
+        str | None, typer.Option("--like", metavar="SUITE", help="Use the images and attacks of this suite's cells.")
     ] = None,
     attack: Annotated[
-        list[str] | None, typer.Option("--attack", help="pgd20, or {name: pgd, eps: 8/255, ...}; several times.")
+        list[str] | None, typer.Option("--attack", help="pgd20, or {name: pgd, eps: 8/255, ...}; may be repeated.")
     ] = None,
-    eps: Annotated[str, typer.Option("--eps", help="Radius of the attacks that are given by name.")] = "8/255",
-    n: Annotated[int | None, typer.Option("-n", min=1, help="First n test images.")] = None,
-    batch: Annotated[int, typer.Option("--batch", min=1, help="Images in the network at once.")] = 500,
-    mean: Annotated[str | None, typer.Option("--mean", help="Of the preprocessing, one a channel.")] = None,
-    std: Annotated[str | None, typer.Option("--std", help="Of the preprocessing.")] = None,
-    outputs: Annotated[str, typer.Option("--outputs", help="Of the network: logits or probabilities.")] = "logits",
-    channels: Annotated[str, typer.Option("--channels", help="Their order in the network: rgb or bgr.")] = "rgb",
-    size: Annotated[int | None, typer.Option("--size", min=1, help="Resize images to this side in pixels.")] = None,
-    name: Annotated[str | None, typer.Option("--name", help="Of the row in tables; default: the file's.")] = None,
+    eps: Annotated[str, typer.Option("--eps", help="Radius of attacks given by name.")] = "8/255",
+    n: Annotated[int | None, typer.Option("-n", min=1, help="Use the first n test images.")] = None,
+    batch: Annotated[int, typer.Option("--batch", min=1, help="Batch size.")] = 500,
+    mean: Annotated[
+        str | None, typer.Option("--mean", help="Mean of the preprocessing, one number per channel.")
+    ] = None,
+    std: Annotated[str | None, typer.Option("--std", help="Standard deviation of the preprocessing.")] = None,
+    outputs: Annotated[
+        str, typer.Option("--outputs", help="What the network returns: logits or probabilities.")
+    ] = "logits",
+    channels: Annotated[str, typer.Option("--channels", help="Channel order of the network: rgb or bgr.")] = "rgb",
+    size: Annotated[int | None, typer.Option("--size", min=1, help="Resize images to SIZE x SIZE pixels.")] = None,
+    name: Annotated[str | None, typer.Option("--name", help="Row name in tables; default: the file name.")] = None,
     preset: Preset = None,
     smoke: Smoke = False,
     where: Where = None,
@@ -53,13 +57,13 @@ def evaluate(
         foreign = {"--dataset": dataset, "--like": like, "--mean": mean, "--std": std, "--size": size, "--name": name}
         if given := [option for option, value in foreign.items() if value is not None]:
             said = "a state dict needs --model timm/NAME or --model FILE.py:FUNCTION"
-            raise SpecError(f"{', '.join(given)}: {said}; a run's model has its own settings")
+            raise SpecError(f"{', '.join(given)}: {said}; a checkpoint of a run already has these settings")
         _checkpoint(file, attack, n, batch, device, precision, data, format)
         return
     from fatbench.runner import evaluate_external
 
     if like is None and (preset or smoke or where):
-        raise SpecError("--preset, --smoke and -k choose cells of a suite: say which by --like SUITE")
+        raise SpecError("--preset, --smoke and -k choose cells of a suite: name it with --like SUITE")
     plan = None if like is None else plan_of(like, preset, smoke, None, where)
     task = evaluate_external.task(plan, dataset and _mapping(dataset), attack, eps, n, batch, size)
     preprocessing: dict[str, Any] = {
@@ -95,7 +99,9 @@ def _show(cell: str, db: str | None, format: str) -> None:
         print(f"fatbench: {line}", file=sys.stderr)
 
 
-AT_CHANCE = "no better than the most frequent class; check --mean, --std, --channels, --size and the order of classes"
+AT_CHANCE = (
+    "no better than guessing the most frequent class; check --mean, --std, --channels, --size and the order of classes"
+)
 
 
 def doubts_of(numbers: list[dict[str, Any]], specs: dict[str, dict[str, Any]]) -> list[str]:

@@ -14,7 +14,7 @@ from fatbench import whole_file
 from fatbench.errors import SpecError, article
 
 TEMPLATES = Path(__file__).parent / "templates"
-Name = Annotated[str, typer.Argument(help="What the suite file will call it.", show_default=False)]
+Name = Annotated[str, typer.Argument(help="Its name in the suite file.", show_default=False)]
 
 KINDS = {"method": "Algorithm", "aggregator": "Aggregator", "objective": "Objective", "attack": "Attack"}
 # What each changes in templates/suite.yaml: what stands there -> what comes in its place.
@@ -46,25 +46,25 @@ def _command(what: str, help: str) -> Callable[..., None]:
     return command
 
 
-method = _command("method", "A whole algorithm (an algorithm) in NAME.py, and the suite NAME.yaml.")
-aggregator = _command("aggregator", "An aggregator in NAME.py, and the suite NAME.yaml.")
-objective = _command("objective", "What a client minimises in NAME.py, and the suite NAME.yaml.")
-attack = _command("attack", "An attack in NAME.py, and the suite NAME.yaml.")
-suite = _command("suite", "A suite in NAME.yaml: FedAvg beside SFAT.")
+method = _command("method", "Write an algorithm to NAME.py, and the suite NAME.yaml.")
+aggregator = _command("aggregator", "Write an aggregator to NAME.py, and the suite NAME.yaml.")
+objective = _command("objective", "Write a training objective to NAME.py, and the suite NAME.yaml.")
+attack = _command("attack", "Write an attack to NAME.py, and the suite NAME.yaml.")
+suite = _command("suite", "Write the suite NAME.yaml, which compares FedAvg with SFAT.")
 
 
 def _write(what: str, name: str) -> None:
     """Write the files for a kind and say what to do next. SpecError: a name that cannot be, or a file that is there."""
     if what == "suite":
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
-            raise SpecError(f"'{name}' names a file: letters, digits, '.', '_' and '-'")
+            raise SpecError(f"'{name}' cannot be a file name: use letters, digits, '.', '_' and '-'")
     else:
         _free(what, name)
     contents = {f"{name}.yaml": _suite(what)}
     if what != "suite":
         contents = {f"{name}.py": (TEMPLATES / f"{what}.py.txt").read_text(encoding="utf-8"), **contents}
     if there := [file for file in contents if Path(file).exists()]:
-        raise SpecError(f"{there[0]} is there already: nothing was written")
+        raise SpecError(f"{there[0]} exists already: nothing was written")
     for file, text in contents.items():
         whole_file.write(Path(file), text.replace("NAME", name), new=True)
     print(f"wrote {' and '.join(contents)}; next:")
@@ -77,7 +77,9 @@ def _free(what: str, name: str) -> None:
     from fatbench.suite import signatures
 
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name) or keyword.iskeyword(name):
-        raise SpecError(f"'{name}' names a Python function: lower case letters, digits and '_', such as near_median")
+        raise SpecError(
+            f"'{name}' cannot be a function name: use lower case letters, digits and '_', such as near_median"
+        )
     kind = KINDS[what]
     if name in signatures.names(kind):
         raise SpecError(f"there is already {article(kind.lower())} named '{name}'")

@@ -12,9 +12,7 @@ from fatbench.settings import PATHS
 
 Name = Annotated[
     str,
-    typer.Argument(
-        help="A suite's name, or the path of a YAML file.", show_default=False, autocompletion=completing.suites
-    ),
+    typer.Argument(help="Suite name, or path of a YAML file.", show_default=False, autocompletion=completing.suites),
 ]
 Preset = Annotated[
     str | None,
@@ -26,20 +24,20 @@ Smoke = Annotated[bool, typer.Option("--smoke", help="Short for --preset smoke."
 Where = Annotated[
     list[str] | None,
     typer.Option(
-        "-k", metavar="FILTER", help="Only these cells: 'model=nin and aggregator=sfat'; given again: of these."
+        "-k", metavar="FILTER", help="Filter of cells: 'model=nin and aggregator=sfat'; if repeated, all must match."
     ),
 ]
-Seeds = Annotated[str | None, typer.Option("--seeds", help="Instead of the suite's seeds: 0-4, or 6,7.")]
-Db = Annotated[str | None, typer.Option("--db", metavar="URL", help="Database: a path or an SQLAlchemy URL.")]
-DataDir = Annotated[Path | None, typer.Option("--data", help="Folder of the data sets.")]
+Seeds = Annotated[str | None, typer.Option("--seeds", help="Seeds to use instead of the suite's: 0-4, or 6,7.")]
+Db = Annotated[str | None, typer.Option("--db", metavar="URL", help="Database: path or SQLAlchemy URL.")]
+DataDir = Annotated[Path | None, typer.Option("--data", help="Folder with the data sets.")]
 Plugin = Annotated[
-    list[Path] | None, typer.Option("--plugin", metavar="FILE", help="A Python file whose tables extend ours.")
+    list[Path] | None, typer.Option("--plugin", metavar="FILE", help="Python file with functions of your own.")
 ]
 Format = Annotated[
     str, typer.Option("--format", help="text or json.", autocompletion=completing.one_of("text", "json"))
 ]
 Cell = Annotated[
-    str, typer.Argument(help="A cell's id, or its first letters.", show_default=False, autocompletion=completing.cells)
+    str, typer.Argument(help="Cell id, or its first letters.", show_default=False, autocompletion=completing.cells)
 ]
 Select = Annotated[
     str,
@@ -51,7 +49,9 @@ Select = Annotated[
 ]
 
 # of `run` and `evaluate`
-Jobs = Annotated[int | None, typer.Option("--jobs", min=1, help="Cells side by side; default: cores, or GPUs.")]
+Jobs = Annotated[
+    int | None, typer.Option("--jobs", min=1, help="Cells to run in parallel; default: one per core or GPU.")
+]
 Device = Annotated[
     str | None,
     typer.Option(
@@ -60,7 +60,7 @@ Device = Annotated[
 ]
 PerGpu = Annotated[
     int | None,
-    typer.Option("--per-gpu", min=1, help="Cells side by side on each GPU; default: as many as fit into its memory."),
+    typer.Option("--per-gpu", min=1, help="Cells to run in parallel on each GPU; default: as many as fit in memory."),
 ]
 Executor = Annotated[
     str,
@@ -78,28 +78,29 @@ PathOption = Annotated[
     str,
     typer.Option(
         "--path",
-        help="Local training: loop, fast (clients as one program), graphs (that, steps recorded), reference.",
+        help="How clients are trained: loop, fast (vectorised), graphs (fast with CUDA graphs) or reference.",
         autocompletion=completing.one_of(*PATHS),
     ),
 ]
 Microbatch = Annotated[
     int | None,
-    typer.Option("--microbatch", min=1, help="At most so many images in the network at once: less memory."),
+    typer.Option("--microbatch", min=1, help="Most images in the network at once; smaller values need less memory."),
 ]
 VectoriseOption = Annotated[
     int,
-    typer.Option("--vectorise", min=1, help="Cells that each worker trains as one program, on --path fast."),
+    typer.Option("--vectorise", min=1, help="Cells that each worker trains vectorised; needs --path fast."),
 ]
 Retry = Annotated[bool, typer.Option("--retry-failed", help="Run failed stages again.")]
 RerunChanged = Annotated[
-    bool, typer.Option("--rerun-changed", help="Begin again what an older version of a plug-in computed.")
+    bool, typer.Option("--rerun-changed", help="Recompute cells made by an older version of a plug-in.")
 ]
 FailFast = Annotated[bool, typer.Option("--fail-fast", help="Stop at the first failure.")]
 TimeLimit = Annotated[
     str | None,
-    typer.Option("--time-limit", metavar="TIME", help="At most so long for a turn at a cell: 90s, 45m, 2h."),
+    typer.Option("--time-limit", metavar="TIME", help="Stop a stage of a cell after this time: 90s, 45m, 2h."),
 ]
 Wait = Annotated[
-    bool, typer.Option("--wait/--no-wait", help="Wait for cells that other processes work on, and take over lost ones.")
+    bool,
+    typer.Option("--wait/--no-wait", help="Wait for cells that other processes run; take over those that are lost."),
 ]
-DryRun = Annotated[bool, typer.Option("-n", "--dry-run", help="Say what would run, run nothing.")]
+DryRun = Annotated[bool, typer.Option("-n", "--dry-run", help="Show what would run, without running it.")]

@@ -26,13 +26,15 @@ COLUMNS = ("cell", "stage", "metric", "round", "checkpoint", "model", "image", "
 
 def outcomes(
     cell: Cell,
-    metric: Annotated[list[str] | None, typer.Option("--metric", help="Only this evaluation; may be repeated.")] = None,
+    metric: Annotated[
+        list[str] | None, typer.Option("--metric", help="Show this evaluation only; may be repeated.")
+    ] = None,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Write to this file.")] = None,
     data: DataDir = None,
     db: Db = None,
     format: Annotated[str, typer.Option("--format", help="csv or json.")] = "csv",
 ) -> None:
-    """The outcome of every test image of a cell; labels where the data set is on this machine."""
+    """Show which test images a cell classifies correctly; labels need the data set on this machine."""
     known_format(format, ("csv", "json"))
     with opened(db) as store:
         id = cell_in(store, cell)
@@ -53,7 +55,7 @@ def outcomes(
         if not metric or row["metric"] in metric
     ]
     if not rows:
-        raise NothingMatched(f"cell {id} has no outcomes: it was not evaluated")
+        raise NothingMatched(f"cell {id} has no outcomes: it has not been evaluated")
     if format == "json" and output is None:
         print_json({"cell": id, "outcomes": rows})
         return

@@ -26,27 +26,27 @@ PLOT_FORMATS = ("pdf", "svg", "png", "csv")
 def status(
     name: Annotated[
         str | None,
-        typer.Argument(help="A suite's name or file; none: all in the database.", autocompletion=completing.suites),
+        typer.Argument(help="Suite name or file; default: all in the database.", autocompletion=completing.suites),
     ] = None,
     preset: Preset = None,
     smoke: Smoke = False,
     where: Where = None,
     seeds: Seeds = None,
     watch: Annotated[
-        bool, typer.Option("--watch", help="Look again until nothing is left to do, with time left.")
+        bool, typer.Option("--watch", help="Refresh until all cells are done; shows the time left.")
     ] = False,
-    every: Annotated[float, typer.Option("--every", min=0.1, help="Seconds between two looks.")] = 5.0,
+    every: Annotated[float, typer.Option("--every", min=0.1, help="Seconds between refreshes.")] = 5.0,
     db: Db = None,
     format: Format = "text",
 ) -> None:
-    """Progress: how many cells are done, failed, running, left."""
+    """Show progress: cells done, failed, running and left."""
     from fatbench.cli import show
     from fatbench.runner import progress
 
     known_format(format, ("text", "json"))
     if watch:
         if name is None or format == "json":
-            raise SpecError("--watch: give the suite to look at" if name is None else "--watch prints text, not json")
+            raise SpecError("--watch: name the suite to watch" if name is None else "--watch prints text, not json")
         from fatbench.cli import watch as watching
 
         watching.look(lambda store: plan_in(name, preset, smoke, seeds, where, store)[1], db, every)
@@ -102,7 +102,8 @@ def _own(names: Collection[str]) -> list[str]:
     for name in sorted(names):
         if name not in files:
             print(
-                f"fatbench: suite '{name}' has results, and its file is not here: fatbench report FILE", file=sys.stderr
+                f"fatbench: suite '{name}' has results, but its file was not found: fatbench report FILE",
+                file=sys.stderr,
             )
     return [files[name] for name in sorted(names) if name in files]
 
@@ -135,15 +136,16 @@ def report(
     names: Annotated[
         list[str] | None,
         typer.Argument(
-            help="Names or files of suites; none: every suite with results.", autocompletion=completing.suites
+            help="Suite names or files; default: every suite with results.", autocompletion=completing.suites
         ),
     ] = None,
     rows: Annotated[
         str | None,
-        typer.Option("--rows", metavar="AXES", help="One table of all these suites: its rows, 'suite,method'."),
+        typer.Option("--rows", metavar="AXES", help="Combine the suites in one table with these rows: 'suite,method'."),
     ] = None,
     columns: Annotated[
-        str | None, typer.Option("--columns", metavar="LIST", help="Its columns: axes and metrics, 'natural,pgd20'.")
+        str | None,
+        typer.Option("--columns", metavar="LIST", help="Columns of that table: axes and metrics, 'natural,pgd20'."),
     ] = None,
     format: Annotated[
         str | None,
@@ -156,22 +158,22 @@ def report(
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Write to this file.")] = None,
     select: Select = "last",
     table: Annotated[
-        list[str] | None, typer.Option("--table", metavar="ID", help="Only this table; may be given again.")
+        list[str] | None, typer.Option("--table", metavar="ID", help="Show this table only; may be repeated.")
     ] = None,
     notes: Annotated[
         str,
         typer.Option(
             "--notes",
-            help="Under a table: none, short or full.",
+            help="Notes under a table: none, short or full.",
             autocompletion=completing.one_of("none", "short", "full"),
         ),
     ] = "full",
-    digits: Annotated[int, typer.Option("--digits", min=0, max=6, help="After the point of percentages.")] = 2,
+    digits: Annotated[int, typer.Option("--digits", min=0, max=6, help="Decimal places of percentages.")] = 2,
     published: Annotated[
         str | None,
         typer.Option(
             "--published",
-            help="The paper's numbers: none, below ours, or a column; default: what fits.",
+            help="Published numbers: none, below ours, or in a column; default: what fits.",
             autocompletion=completing.one_of(*PUBLISHED),
         ),
     ] = None,
@@ -180,18 +182,18 @@ def report(
         str | None,
         typer.Option(
             "--width",
-            help="Of LaTeX: column or text of a two-column page, or points.",
+            help="Width of LaTeX tables: column, text, or a number of points.",
             autocompletion=completing.one_of("column", "text"),
         ),
     ] = None,
     with_evaluated: Annotated[
-        bool, typer.Option("--with-evaluated", help="Also rows of evaluated models: fatbench evaluate --like NAME.")
+        bool, typer.Option("--with-evaluated", help="Add rows for models from `fatbench evaluate --like NAME`.")
     ] = False,
     replicates: Annotated[
         str,
         typer.Option(
             "--replicates",
-            help="Of a cell run more than once: first, latest, or pool (their mean).",
+            help="For cells run more than once: first, latest or pool (the mean).",
             autocompletion=completing.one_of("first", "latest", "pool"),
         ),
     ] = "first",
@@ -201,7 +203,7 @@ def report(
     seeds: Seeds = None,
     db: Db = None,
 ) -> None:
-    """Tables: measured beside published, mean and spread over seeds."""
+    """Print tables: mean and spread over seeds, beside the published numbers."""
     from fatbench import api, settings
     from fatbench import report as reporting
     from fatbench.report.tables.combined import combine
@@ -233,7 +235,7 @@ def report(
         )  # fmt: skip
         grids = [grid for _, _, mine in shown for grid in mine]
         if not grids and not names:
-            raise NothingMatched("the database holds no results yet: fatbench run suite NAME")
+            raise NothingMatched("the database has no results yet: fatbench run suite NAME")
         if format == "html" and store is not None:
             from fatbench.report.site import pages
 
@@ -252,26 +254,35 @@ def plot(
     names: Annotated[
         list[str] | None,
         typer.Argument(
-            help="Names or files of suites; several: one image.", show_default=False, autocompletion=completing.suites
+            help="Suite names or files; several are drawn in one figure.",
+            show_default=False,
+            autocompletion=completing.suites,
         ),
     ] = None,
-    figure: Annotated[str | None, typer.Option("--figure", metavar="ID", help="Only this figure of the suite.")] = None,
-    x: Annotated[
-        str | None, typer.Option("--x", metavar="NAME", help="Without a figure: round, eps, client, or an axis (bars).")
+    figure: Annotated[
+        str | None, typer.Option("--figure", metavar="ID", help="Draw this figure of the suite only.")
     ] = None,
-    y: Annotated[str | None, typer.Option("--y", metavar="LIST", help="Its numbers: 'natural,pgd20'.")] = None,
-    by: Annotated[str | None, typer.Option("--by", metavar="AXES", help="What tells its lines or bars apart.")] = None,
-    cell: Annotated[str | None, typer.Option("--cell", metavar="ID", help="The learning curves of one cell.")] = None,
+    x: Annotated[
+        str | None,
+        typer.Option("--x", metavar="NAME", help="Draw your own figure over round, eps, client, or an axis (bars)."),
+    ] = None,
+    y: Annotated[str | None, typer.Option("--y", metavar="LIST", help="Metrics to draw: 'natural,pgd20'.")] = None,
+    by: Annotated[
+        str | None, typer.Option("--by", metavar="AXES", help="Axes that get a line or bar per label.")
+    ] = None,
+    cell: Annotated[
+        str | None, typer.Option("--cell", metavar="ID", help="Draw the learning curves of this cell.")
+    ] = None,
     format: Annotated[
         str,
         typer.Option(
             "--format",
-            help="pdf, svg or png; csv: the numbers drawn.",
+            help="pdf, svg, png, or csv for the numbers.",
             autocompletion=completing.one_of("pdf", "svg", "png", "csv"),
         ),
     ] = "pdf",
     output: Annotated[
-        Path | None, typer.Option("-o", "--output", help="Folder; default: results/figures, of csv stdout.")
+        Path | None, typer.Option("-o", "--output", help="Folder; default: results/figures (csv: stdout).")
     ] = None,
     select: Select = "last",
     preset: Preset = None,
@@ -280,7 +291,7 @@ def plot(
     seeds: Seeds = None,
     db: Db = None,
 ) -> None:
-    """Figures of suites, or --x round --y pgd20 --by method of any; prints the files it wrote."""
+    """Draw the figures of suites, or your own with --x round --y pgd20 --by method; prints the files written."""
     from fatbench import report as reporting
     from fatbench import settings
     from fatbench.report.figures import series
@@ -289,15 +300,11 @@ def plot(
     at = checkpoint(select)
     own = x is not None or y is not None or by is not None
     if figure is not None and own:
-        raise SpecError("--figure names a figure of the suite; --x, --y and --by make one: give either")
+        raise SpecError("--figure cannot be combined with --x, --y and --by")
     if bool(names) == (cell is not None):
-        raise SpecError(
-            "give a suite's name, or --cell ID" if not names else "--cell is of one cell: leave the suite out"
-        )
+        raise SpecError("name a suite, or give --cell ID" if not names else "--cell cannot be combined with a suite")
     if cell is not None and (x or by or figure or preset or smoke or where or seeds):
-        raise SpecError(
-            "--cell draws the rounds of one cell: of the other options, --y, --format, -o and --db go with it"
-        )
+        raise SpecError("--cell can only be combined with --y, --format, -o and --db")
     plots = []
     with opened(db) as store:
         if cell is not None:
@@ -336,6 +343,6 @@ def plot(
     some = reporting.drawable(plots, files)
     if not some:
         about = f"the figures of '{called}' show ({plots[0].preset})" if plots else f"'{called}' shows"
-        raise NothingMatched(f"nothing is measured of what {about}")
+        raise NothingMatched(f"nothing has been measured yet of what {about}")
     for path in reporting.draw(some, output or FIGURES, format, files):
         print(path)

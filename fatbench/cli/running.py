@@ -59,7 +59,7 @@ def run_suite(
     db: Db = None,
     data: DataDir = None,
 ) -> None:
-    """Run a suite: train and attack every cell that is not done."""
+    """Run a suite: train and attack every cell that is not done yet."""
     from fatbench.runner import processes
 
     with processes.early(executor == "local" and vectorise == 1 and not dry_run):
@@ -77,7 +77,7 @@ def run_suite(
 
 
 def run_cell(
-    id: Annotated[str, typer.Argument(help="A cell's id, or its first letters.", show_default=False)],
+    id: Annotated[str, typer.Argument(help="Cell id, or its first letters.", show_default=False)],
     device: Device = None,
     precision: Precision = None,
     path: PathOption = "loop",

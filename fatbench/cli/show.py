@@ -75,7 +75,7 @@ def suites(rows: Sequence[Mapping[str, Any]]) -> None:
         table.add_row(row["name"], row["title"], *(str(row["presets"].get(p, "")) for p in presets))
     console = _console()
     console.print(table)
-    console.print("Numbers are cells per preset; one cell is one training run with one seed.", style="dim")
+    console.print("Numbers are cells per preset; a cell is one training run with one seed.", style="dim")
 
 
 def suite(chosen: Suite) -> None:
@@ -144,7 +144,7 @@ def plan(what: Plan, works: Mapping[str, Work | None], total: Work, time: Estima
         f" {_short(total.backward)} backward image passes (AutoAttack counted as if every image survived)"
     )
     console.print(
-        f"{_bytes(total.bytes_up)} up and {_bytes(total.bytes_down)} down a federation's wire,"
+        f"{_bytes(total.bytes_up)} uploaded and {_bytes(total.bytes_down)} downloaded by the clients,"
         f" {_bytes(total.disk)} of checkpoints on this disk"
     )
     console.print(_how_long(len(cells), time, on))
@@ -156,14 +156,14 @@ def schedule(what: Schedule | None, on: str | None) -> None:
     from fatbench.suite.schedule import SQLITE
 
     if what is None:
-        print("schedule: unknown, nothing comparable was run here (--calibrate measures for about 20 s)")
+        print("schedule: unknown, nothing comparable has run here (--calibrate measures for about 20 s)")
         return
     kind = "of that kind" if on else "as fast as this machine's worker"
     enough = "SQLite is enough on one machine" if what.writes <= SQLITE else "PostgreSQL is needed (docs/clusters.md)"
     print(
         f"on {what.gpus} GPUs {kind}: {duration(what.seconds)},"
         f" {100 * what.idle:.0f} % of their time idle (the longest cell takes {duration(what.longest)});"
-        f" {what.writes:.3g} writes a second at the database: {enough}"
+        f" {what.writes:.3g} database writes per second: {enough}"
     )
 
 
@@ -171,24 +171,24 @@ def _how_long(cells: int, time: Estimate, on: str | None) -> str:
     """The answer to "how long?"."""
     done = f"; {time.done} of {cells} cells are done" if time.done else ""
     if time.done == cells:
-        return "time: none, all cells are done"
+        return "no time left: all cells are done"
     if time.unknown == cells - time.done:
         if on is not None:
-            return f"time: unknown, the data set's size is not known before it is read{done}"
-        return f"time: unknown, nothing comparable was run here (--calibrate measures for about 20 s){done}"
+            return f"time: unknown, the size of the data set is not known until it is read{done}"
+        return f"time: unknown, nothing comparable has run here (--calibrate measures for about 20 s){done}"
     from fatbench.cli.watch import duration
     from fatbench.runner.executors.local import slots
 
-    bound = "; AutoAttack as if every image survived" * time.bound
+    bound = "; an upper bound: AutoAttack as if every image survived" * time.bound
     if on is not None:
         rest = f"; {time.unknown} cells not counted" * (time.unknown > 0)
         return (
             f"time left on one {on.upper()}: about {duration(time.seconds)}{done}{rest}{bound}\n"
-            "an estimate: operations and kernels were counted here, the GPU's rate is that of its data sheet"
+            "an estimate: operations and kernels were counted on this machine; the GPU's speed is from its data sheet"
         )
     here = len(slots(None, None))
     side = f", {duration(time.seconds / min(here, cells))} on the {here} workers of this machine" * (here > 1)
-    rest = f"; {time.unknown} cells not counted, nothing comparable was run here" * (time.unknown > 0)
+    rest = f"; {time.unknown} cells not counted: nothing comparable has run here" * (time.unknown > 0)
     return f"time left: about {duration(time.seconds)} on one worker{side}{done}{rest}{bound}"
 
 
@@ -232,13 +232,13 @@ def all_status(counts: Mapping[tuple[str, str], Mapping[str, int]]) -> None:
 
     console = _console()
     if not counts:
-        console.print("nothing has been run yet: fatbench run suite NAME (fatbench suite list)")
+        console.print("nothing has been run yet: fatbench run suite NAME (see fatbench suite list)")
         return
     table = _table("suite", "preset", *STATES, right=STATES)
     for (name, preset), states in counts.items():
         table.add_row(name, preset, *(str(states[state]) for state in STATES))
     console.print(table)
-    console.print("Cells by the state of their training; fatbench status NAME counts evaluations too.", style="dim")
+    console.print("Cells by the state of their training; fatbench status NAME also counts evaluations.", style="dim")
 
 
 def cell(

@@ -25,21 +25,21 @@ if TYPE_CHECKING:
 
 
 def site(
-    output: Annotated[Path, typer.Option("-o", "--output", help="Folder to write.", show_default=False)],
+    output: Annotated[Path, typer.Option("-o", "--output", help="Folder to write to.", show_default=False)],
     what: Annotated[
         list[str] | None,
-        typer.Argument(help="Files of export, or names or files of suites; none: every suite of the database."),
+        typer.Argument(help="Exported files, or suite names or files; default: every suite in the database."),
     ] = None,
     images: Annotated[
-        Path | None, typer.Option("--images", help="Folder of images that fatbench plot or show --artifacts wrote.")
+        Path | None, typer.Option("--images", help="Folder of images written by `fatbench plot` or `show --artifacts`.")
     ] = None,
     select: Select = "last",
     replicates: Annotated[
-        str, typer.Option("--replicates", help="Of a cell run more than once: first, latest, or pool (their mean).")
+        str, typer.Option("--replicates", help="For cells run more than once: first, latest or pool (the mean).")
     ] = "first",
     db: Db = None,
 ) -> None:
-    """Pages to look at results: leaderboards, tables, figures, and what is behind every number."""
+    """Write HTML pages: leaderboards, tables, figures, and the runs behind every number."""
     from fatbench import settings
     from fatbench.report.site import pages
 
@@ -54,10 +54,10 @@ def site(
     with contextlib.ExitStack() as stack:
         store = stack.enter_context(_imported(files) if files else opened(db))
         if store is None:
-            raise NothingMatched("the database holds no results yet: fatbench run suite NAME")
+            raise NothingMatched("the database has no results yet: fatbench run suite NAME")
         parts, problems = _parts(store, suites, at, which)
         if not parts:
-            raise NothingMatched("; ".join(problems) or "the database holds no results yet: fatbench run suite NAME")
+            raise NothingMatched("; ".join(problems) or "the database has no results yet: fatbench run suite NAME")
         read = functools.partial(
             pages.content,
             store=store,

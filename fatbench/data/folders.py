@@ -88,12 +88,12 @@ def load_image_folder(root: Path, path: str, size: int) -> Loaded:
     """path/train/<class>/* and path/test/<class>/*, `path` absolute or below the root."""
     folder = Path(root, Path(path).expanduser())
     if not folder.is_dir():
-        raise Missing(f"data: {{name: image_folder, path: {path}}}: there is no folder {folder}")
+        raise Missing(f"data: {{name: image_folder, path: {path}}}: no such folder: {folder}")
     train, test = listed(folder / "train"), listed(folder / "test")
     if len(train) < 2:
         raise Damaged(f"{folder / 'train'} has {len(train)} class folders, at least 2 are needed")
     if strangers := sorted(set(test) - set(train)):
-        raise Damaged(f"{folder / 'test' / strangers[0]}: '{strangers[0]}' is not a class of {folder / 'train'}")
+        raise Damaged(f"{folder / 'test' / strangers[0]}: '{strangers[0]}' is not a class in {folder / 'train'}")
     for name, files in train.items():
         if not files:
             raise Damaged(f"{folder / 'train' / name} holds no images")
@@ -132,7 +132,7 @@ def cinic_files(folder: Path, split: str) -> dict[str, list[Path]]:
     classes = listed(folder / split)
     if set(classes) != set(catalogue.CINIC_CLASSES):
         odd = sorted(set(classes) ^ set(catalogue.CINIC_CLASSES))[0]
-        problem = "is missing" if odd in catalogue.CINIC_CLASSES else "is no class of CINIC-10"
+        problem = "is missing" if odd in catalogue.CINIC_CLASSES else "is not a class of CINIC-10"
         raise Damaged(f"{folder / split / odd} {problem}")
     return classes
 
@@ -247,7 +247,7 @@ def read_leaf(files: Sequence[Path]) -> Celebrities:
 
 def _shot(name: Any, label: Any) -> tuple[str, int]:
     if not isinstance(name, str) or not name or Path(name).name != name:
-        raise ValueError(f"{name!r} is no file name")
+        raise ValueError(f"{name!r} is not a file name")
     if label not in (0, 1):  # LEAF writes 0.0 and 1.0
         raise ValueError(f"label {label!r} is not 0 or 1")
     return name, int(label)

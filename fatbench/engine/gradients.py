@@ -74,7 +74,7 @@ def in_parts(
                 raise
         # outside the handler, whose traceback holds what filled the memory
         _FITS.setdefault(model, {})[x.shape[1:]] = len(x) // 2
-        log.warning("out of memory with %d images at once: from now on %d", len(x), len(x) // 2)
+        log.warning("out of memory with %d images at once; continuing with %d", len(x), len(x) // 2)
         if x.device.type == "cuda":
             torch.cuda.empty_cache()
     size = min(part, _FITS.get(model, {}).get(x.shape[1:], part))

@@ -188,7 +188,7 @@ def offers(
     """
 
     def nothing() -> nn.Module:
-        raise ValueError("the objective asks for the broadcast model, and this algorithm does not broadcast any")
+        raise ValueError("the objective needs the broadcast model, and this algorithm does not broadcast one")
 
     return {
         "class_counts": functools.partial(class_counts, problem, [k]),

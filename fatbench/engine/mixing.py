@@ -27,7 +27,7 @@ def _broadcast_losses(updates: Sequence[Update]) -> list[float]:
     losses = [update.stats.broadcast_loss for update in updates]
     missing = [update.client for update, loss in zip(updates, losses, strict=True) if loss is None]
     if missing:
-        raise ValueError(f"the aggregator asks for broadcast_losses, and client {missing[0]} did not measure any")
+        raise ValueError(f"the aggregator needs broadcast_losses, and client {missing[0]} did not measure them")
     return [loss for loss in losses if loss is not None]
 
 

@@ -34,7 +34,7 @@ def exact(device: torch.device, precision: Precision, strict: bool = True) -> No
     set. MachineError: TF32 where there is none.
     """
     if precision == "tf32" and (device.type != "cuda" or torch.cuda.get_device_capability(device) < (8, 0)):
-        raise MachineError("--precision tf32: only NVIDIA GPUs from Ampere on compute so; take fp32 or bf16")
+        raise MachineError("--precision tf32 needs an NVIDIA GPU (Ampere or newer); use fp32 or bf16")
     if device.type != "cuda":
         return
     torch.cuda.set_device(device)

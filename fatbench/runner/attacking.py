@@ -84,7 +84,7 @@ def attack_models(
             worst = max(worst, outcome, key=WORSE.index)
     if lacking and worst == "done":
         of = ", ".join(f"{cell} ({name})" for cell, name in lacking.items())
-        notify(Event(job.cell, "transfer", "waiting", message=f"for the model of {of}, not trained yet"))
+        notify(Event(job.cell, "transfer", "waiting", message=f"for the model of {of}, which is not trained yet"))
         return "waiting"
     return worst
 
@@ -113,9 +113,9 @@ def _attack(
     file = folder / model_file(round)
     if digest is None and not file.exists():
         raise MachineError(
-            f"the model of round {round} is not here ({file}): its results were imported or it was removed. Copy it"
-            f" there from where it was made. Or, to train it here, fatbench delete {job.cell} and run the suite again:"
-            " the imported numbers are gone then"
+            f"the model of round {round} is not here ({file}): its results were imported, or it was removed. Copy it"
+            f" from where it was trained; or train it here: run fatbench delete {job.cell}, which deletes the imported"
+            " numbers, and run the suite again"
         )
     rows = store.stages([job.cell])
     if digest is None:  # imported numbers say which model they are of, so that no other file is taken for it

@@ -44,7 +44,7 @@ def load_state(
         clients = {int(k): own for k, own in parts["clients"].items()}
         return State(int(header["round"]), parts["model"], parts["server"], clients)
     except (KeyError, ValueError, AttributeError) as error:
-        raise Damaged(f"{file}: damaged, or not a state of ours ({error})") from None
+        raise Damaged(f"{file}: damaged, or not a checkpoint of fatbench ({error})") from None
 
 
 def save_model(file: Path, model: Tensors, own: Mapping[int, Tensors], **header: str) -> str:
@@ -71,7 +71,7 @@ def load_model(
             else:
                 model[name] = value
     except ValueError as error:
-        raise Damaged(f"{file}: damaged, or not a model of ours ({error})") from None
+        raise Damaged(f"{file}: damaged, or not a model written by fatbench ({error})") from None
     return model, own, header
 
 
@@ -198,7 +198,7 @@ def _read(file: Path, sha256: str | None, cell: str | None, round: int | None) -
         raise
     except Exception as error:  # safetensors, json and torch each have their own
         said = f"{type(error).__name__}: {error}".splitlines()[0]
-        raise Damaged(f"{file}: damaged, or not a checkpoint of ours ({said})") from None
+        raise Damaged(f"{file}: damaged, or not a checkpoint of fatbench ({said})") from None
     if cell is not None and found[0] != cell:
         raise Damaged(f"{file}: is of cell {found[0]}, not of {cell}")
     if round is not None and found[1] != round:

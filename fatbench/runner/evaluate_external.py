@@ -1,4 +1,4 @@
-"""Models that were not trained here: read, made ready, attacked, stored as cells of the suite "evaluate"."""
+"""External models: read, made ready, attacked, stored as cells of the suite "evaluate"."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ class Pulse:
             raise self.lost
         if time.monotonic() > self.end:
             raise TimeLimit(
-                f"{self.limit:g} s are over; what was committed is kept: with --retry-failed it goes on from there"
+                f"{self.limit:g} s are over; the rounds done are kept, and --retry-failed continues from them"
             )
 
     def felt_by(self, network: Any) -> None:

@@ -46,18 +46,18 @@ def sparing(
     before = min(machine.microbatch or batch, batch)
     parts = max(1, before // 4)
     if parts == before:
-        raise OutOfMemory(f"{said}; there is only one image in the network at a time already")
-    log.warning("out of memory (%s): once more, with at most %d images in the network at once", said, parts)
+        raise OutOfMemory(f"{said}; the network already gets one image at a time")
+    log.warning("out of memory (%s): trying again with at most %d images in the network at once", said, parts)
     describe({"microbatch": parts, "out_of_memory": said})
     try:
         return do(replace(machine, microbatch=parts, path="loop" if machine.path in STACKED else machine.path))
     except Exception as error:
         if out_of_memory(error):
-            raise OutOfMemory(f"{said}; nor is it enough for {parts} images in the network at once") from None
+            raise OutOfMemory(f"{said}; even with {parts} images in the network at once") from None
         if isinstance(error, ValueError) and "batch normalisation needs its whole batch" in str(error):
             raise OutOfMemory(
-                f"{said}; fewer images at once would change the gradients: this model has batch normalisation, which"
-                " needs its whole batch"
+                f"{said}; fewer images at once would change the gradients, because batch"
+                " normalisation in this model needs the whole batch"
             ) from None
         raise
 

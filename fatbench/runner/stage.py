@@ -133,7 +133,7 @@ def failed(error: BaseException, run: int, job: Job, stage: str, store: Store, n
         raise error
     if isinstance(error, Unavailable) or (isinstance(error, OSError) and error.errno in whole_file.FULL):
         said = str(error) if isinstance(error, Unavailable) else f"the disk is full: {error}"
-        log.error("%s: given back: %s", stage, said)
+        log.error("%s: released: %s", stage, said)
         store.database.patience = 0.0
         with suppress(Unavailable):
             store.release(run)

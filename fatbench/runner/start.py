@@ -100,7 +100,7 @@ def run(
     if getattr(
         multiprocessing.current_process(), "_inheriting", False
     ):  # a worker that imports the script of its parent
-        raise SystemExit(f"fatbench: {Path(sys.argv[0]).name}: run suites below `if __name__ == '__main__':`")
+        raise SystemExit(f"fatbench: {Path(sys.argv[0]).name}: run suites under `if __name__ == '__main__':`")
     if executor not in EXECUTORS:
         raise SpecError(f"--executor: no executor is named '{executor}'{did_you_mean(executor, EXECUTORS)}")
     settings.precision(precision)
@@ -185,7 +185,7 @@ def run(
     if wish.code:
         raise SystemExit(wish.code)
     if blocked and (those("todo") or those("running")):
-        raise Unavailable(f"{blocked[0]}; nothing is marked failed for it: the same command goes on")
+        raise Unavailable(f"{blocked[0]}; no cell is marked failed: run the same command again to continue")
     if set(states.values()) != {"done"} and states:
         raise SystemExit(1)
 
@@ -213,7 +213,11 @@ def check_data(jobs: Sequence[Job], root: Path) -> None:
     for text in weights.wanted(job.spec for job in jobs):
         found = weights.read(text)
         if found is not None and (row := weights.status(found, root))["state"] != "complete":
-            how = found.got_by if text in weights.WEIGHTS else "put it there; the suite's description says who makes it"
+            how = (
+                found.got_by
+                if text in weights.WEIGHTS
+                else "put the file there; the description of the suite says where it comes from"
+            )
             raise MachineError(f"model: weights: {text}: {row['message']} ({how})")
     keys = ("data", "partition", "seed", "train", "train_from", "validation", "client_holdout")
     splits = {repr([job.spec[key] for key in keys]): job for job in jobs}

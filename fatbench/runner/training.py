@@ -153,7 +153,7 @@ def _resumed(pointer: str, round: int, digests: Mapping[str, str], job: Job, mac
         except checkpoints.Damaged as error:
             if "/" not in name:
                 raise
-            log.warning("%s: what this round kept beside its numbers is lost", error)
+            log.warning("%s: the artifacts of this round are lost", error)
     digest = digests.get(pointer, "none")
     return checkpoints.load_state(folder / pointer, machine.device, digest, job.cell, round)
 

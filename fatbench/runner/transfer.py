@@ -103,7 +103,7 @@ def pairs(
         return [Pair(k, theirs[k], (problem, theirs[origin.client])) for k in range(origin.clients)]
     keys = [k for k in sorted({*models, *theirs} - {-1}) if {k, -1} & models.keys() and {k, -1} & theirs.keys()]
     if not keys and not (models.keys() == theirs.keys() == {-1}):
-        raise SpecError(f"no client has a model here and in cell {there.cell}")
+        raise SpecError(f"no client has a model both here and in cell {there.cell}")
     return [
         Pair(k, models[k if k in models else -1], (problem, theirs[k if k in theirs else -1])) for k in keys or [-1]
     ]
@@ -119,8 +119,8 @@ def _read(origin: Origin, there: Trained, ready: Setup, machine: Machine) -> tup
     file = Path(machine.files) / there.cell / there.file
     if not origin.cell and there.digest is None:
         raise MachineError(
-            f"the clients' models of round {there.round} were not kept (a transfer between clients was asked for after"
-            f" the training, or they train none): fatbench delete {there.cell}, and the next run keeps them"
+            f"the clients' models of round {there.round} were not kept (the transfer between clients was added after"
+            f" the training, or the clients train no models): run fatbench delete {there.cell}; the next run keeps them"
         )
     if not file.is_file():
         raise MachineError(f"the model of cell {there.cell} is not here ({file}): its results were imported")

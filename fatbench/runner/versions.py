@@ -64,9 +64,9 @@ def _words(then: Iterable[Mapping[str, Any]], now: Iterable[Mapping[str, Any]]) 
 
 def lines(found: Changed) -> list[str]:
     """What to tell a person about work that was left as it is."""
-    kept = "1 cell of an older version of a plug-in is kept as it is"
+    kept = "1 cell from an older version of a plug-in is kept as it is"
     if len(found) > 1:
-        kept = f"{len(found)} cells of an older version of a plug-in are kept as they are"
+        kept = f"{len(found)} cells from an older version of a plug-in are kept as they are"
     said = [f"{kept}: {', '.join(sorted(found)[:8])}"]
     said[0] += ", ..." * (len(found) > 8)
     said += [
@@ -74,7 +74,7 @@ def lines(found: Changed) -> list[str]:
     ]
     return [
         *said,
-        "  --rerun-changed computes them again and drops their old numbers; a function under a new name keeps both",
+        "  --rerun-changed computes them again and deletes the old numbers; to keep both, give the function a new name",
     ]
 
 
@@ -88,8 +88,8 @@ def explained(error: FatbenchError, db: str | None = None) -> str:
         record = None if store is None else brought(error.entry, store)
         if record is not None:
             return (
-                f"{error}; runs in the database have it from the plug-in {plugins.shown(record)}:"
-                f" give --plugin {record['plugin']}, or name it under 'plugins' in the suite"
+                f"{error}; runs in the database used the plug-in {plugins.shown(record)}:"
+                f" give --plugin {record['plugin']}, or list it under 'plugins' in the suite"
             )
     return str(error)
 

@@ -79,8 +79,8 @@ class Wish:
         self.code = 128 + which
         if self.times == 1:
             print(
-                "\nfatbench: finishing and checkpointing the current round; again to stop at once"
-                " (the same command goes on from the last checkpoint)",
+                "\nfatbench: finishing and checkpointing the current round; press Ctrl-C again to stop at once"
+                " (the same command continues from the last checkpoint)",
                 file=sys.stderr,
             )
 

@@ -55,7 +55,7 @@ def work(
             except checkpoints.Damaged as error:  # the first time only
                 log.warning("%s: training begins again from round 0", error)
                 store.reopen(job.cell, "train")
-        raise AssertionError("the second evaluation stores what it finds damaged")
+        raise AssertionError("the second evaluation stores damaged results")
     finally:
         log.removeHandler(handler)
         handler.close()

@@ -104,7 +104,7 @@ def backup(store: Store, file: Path) -> int:
     """
     path = store.database.path
     if path is None:
-        raise SpecError(f"{store.database.shown}: a server's database is copied by its own tools, such as pg_dump")
+        raise SpecError(f"{store.database.shown}: copy a server's database with its own tools, such as pg_dump")
     if file.exists():
         raise SpecError(f"{file} exists: give a new file")
     part = file.with_name(f".{file.name}.{os.getpid()}.part")

@@ -72,15 +72,15 @@ def _parsed(url: str) -> URL:
         ) from None
     if parsed.drivername in ("postgres", "postgresql", "postgresql+psycopg"):
         if url.count("@") > 1:  # else a part of the password would pass for the host
-            raise SpecError(f"{shown_url(url)}: only the '@' before the host is written so, every other one %40")
+            raise SpecError(f"{shown_url(url)}: write %40 for every '@' but the one before the host")
         return parsed.set(drivername="postgresql+psycopg")
     if parsed.drivername in ("sqlite", "sqlite+pysqlite"):
         if parsed.host:
             raise SpecError(f"{shown_url(url)}: a SQLite URL has three slashes, sqlite:///FILE")
         if not parsed.database or parsed.database == ":memory:":
-            raise SpecError(f"{shown_url(url)}: the workers need a file that they can all open, sqlite:///FILE")
+            raise SpecError(f"{shown_url(url)}: workers need a file that all of them can open: sqlite:///FILE")
         return URL.create("sqlite", database=str(Path(parsed.database).absolute()))
-    raise SpecError(f"{shown_url(url)}: no kind of database is named '{parsed.drivername}' (known: sqlite, postgresql)")
+    raise SpecError(f"{shown_url(url)}: unknown kind of database '{parsed.drivername}' (known: sqlite, postgresql)")
 
 
 def _on_network(path: Path) -> bool:
@@ -252,7 +252,7 @@ class Database:
         if isinstance(original, sqlite3.Error):
             code = getattr(original, "sqlite_errorcode", 0) & 0xFF
             if code == sqlite3.SQLITE_FULL:
-                return Unavailable(f"{shown}: the disk is full; nothing of this step was written")
+                return Unavailable(f"{shown}: the disk is full; nothing was written in this step")
             if code == sqlite3.SQLITE_READONLY:
                 return Unavailable(f"{shown} cannot be written")
             if code in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM):
@@ -417,7 +417,7 @@ def check(url: str) -> str:
             raise DatabaseError(f"{database.shown} is damaged: {'; '.join(problems[:5])}{more}")
         tables = [part for part in METADATA.sorted_tables if part is not IDENTITY]
         counts = [f"{connection.scalar(select(func.count()).select_from(part))} {part.name}" for part in tables]
-        return f"{database.shown} is whole (schema {REVISIONS[-1]}): {', '.join(counts)}"
+        return f"{database.shown} is intact (schema {REVISIONS[-1]}): {', '.join(counts)}"
 
 
 def _problems(connection: Connection) -> Iterator[str]:
@@ -434,7 +434,7 @@ def _problems(connection: Connection) -> Iterator[str]:
 
     context = MigrationContext.configure(connection, opts={"version_table": VERSION.name, "include_name": ours})
     for difference in compare_metadata(context, METADATA):
-        yield f"the schema is not as it was made: {difference}"
+        yield f"the schema has been changed: {difference}"
     for child in METADATA.sorted_tables:
         for constraint in child.foreign_key_constraints:
             parent = constraint.referred_table
@@ -446,7 +446,7 @@ def _problems(connection: Connection) -> Iterator[str]:
                 .limit(5)
             )
             for row in connection.execute(orphan):
-                yield f"{child.name} {tuple(row)} belongs to no {parent.name}"
+                yield f"{child.name} {tuple(row)} refers to missing {parent.name}"
     key = (OUTCOME_CHUNKS.c.cell, OUTCOME_CHUNKS.c.stage, OUTCOME_CHUNKS.c.start)
     chunks = select(*key, OUTCOME_CHUNKS.c.n, func.length(OUTCOME_CHUNKS.c.bits)).order_by(*key)
     where, position = None, 0

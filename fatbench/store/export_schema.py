@@ -203,7 +203,7 @@ def cell(line: str, at: str, identify: Callable[[Mapping[str, Any]], str] | None
         except (FatbenchError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
             raise ExchangeError(f"{at}: cell {found.cell}: {_cut(str(error))}{_brought(found, error)}") from None
         if identity != found.cell:
-            raise ExchangeError(f"{at}: cell {found.cell}: its spec is that of {identity}; was the file edited?")
+            raise ExchangeError(f"{at}: cell {found.cell}: its spec has the identity {identity}; was the file edited?")
     _distinct([run.uid for run in found.runs], "run", found, at)
     _distinct([stage.stage for stage in found.stages], "stage", found, at)
     for stage in found.stages:
@@ -237,7 +237,7 @@ def _read(form: TypeAdapter[Any], line: str, at: str) -> Any:
     try:
         value = json.loads(line, parse_constant=_no_constant)
     except json.JSONDecodeError as error:
-        cut = "" if line.endswith("\n") else "; the file was cut off here"
+        cut = "" if line.endswith("\n") else "; the file is truncated here"
         reason = f"{error.msg.removesuffix(' at')} at column {error.colno}"
         raise ExchangeError(f"{at}: not JSON ({reason}){cut}") from None
     except RecursionError:
@@ -282,12 +282,12 @@ def _brought(cell: Cell, error: Exception) -> str:
         for record in records
         if isinstance(error, UnknownName) and error.entry in record["names"]
     }
-    return f"; its runs have it from the plug-in {' and '.join(sorted(names))}: give it with --plugin" if names else ""
+    return f"; its runs used the plug-in {' and '.join(sorted(names))}: pass it with --plugin" if names else ""
 
 
 def _distinct(keys: Sequence[Any], what: str, cell: Cell, at: str) -> None:
     seen = set()
     for key in keys:
         if key in seen:
-            raise ExchangeError(f"{at}: cell {cell.cell}: {what} {key} is there twice")
+            raise ExchangeError(f"{at}: cell {cell.cell}: {what} {key} occurs twice")
         seen.add(key)

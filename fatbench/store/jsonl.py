@@ -166,10 +166,10 @@ def check(
                     try:
                         cell = export_schema.cell(line, at, identify)
                         if count > promised:
-                            raise ExchangeError(f"{at}: more than the {promised} cells that the first line promises")
+                            raise ExchangeError(f"{at}: more cells than the {promised} that the first line promises")
                         for run in cell.runs:
                             if seen.setdefault(run.uid, place) != place:
-                                raise ExchangeError(f"{at}: run {run.uid} is in line {seen[run.uid]} too")
+                                raise ExchangeError(f"{at}: run {run.uid} is also in line {seen[run.uid]}")
                         if connection is not None:
                             _contradiction(connection, cell, at)
                     except ExchangeError as error:
@@ -178,7 +178,7 @@ def check(
                         bad.append(str(error).removesuffix(NOTHING))
                         left_out.add(place)
         if count < promised:
-            short = f"{path}: ends after {count} of {promised} cells: it was cut off"
+            short = f"{path}: ends after {count} of {promised} cells: it is truncated"
             if bad is None:
                 raise ExchangeError(short)
             bad.append(short)

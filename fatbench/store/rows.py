@@ -72,5 +72,5 @@ def split_provenance(provenance: Mapping[str, Any]) -> tuple[dict[str, Any], dic
         known["versions"] = dumps(known["versions"])
     rest = {key: value for key, value in provenance.items() if key not in PROVENANCE}
     if taken := sorted(rest.keys() & RUNS.c.keys()):
-        raise ValueError(f"provenance: '{taken[0]}' is the database's own")
+        raise ValueError(f"provenance: '{taken[0]}' is reserved for the database")
     return known, rest

@@ -18,7 +18,7 @@ MONITORED: dict[str, str] = {"best-val": "val_monitor", "best-test": "monitor"}
 WORDS: dict[str, str] = {
     "last": "last round",
     "best-val": "best by held-out validation",
-    "best-test": "best on the test set, as the papers choose it",
+    "best-test": "best on the test set, as the papers select it",
 }
 
 

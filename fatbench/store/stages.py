@@ -14,7 +14,7 @@
 | number | a row of the public view `measurements` |
 
 A stage's pointer (round, checkpoint, record), its numbers and its outcomes move in the same transaction, so a process
-killed at any instant loses what it had not committed and nothing is there twice. Only the run that holds a stage may
+killed at any instant loses what it had not committed and nothing occurs twice. Only the run that holds a stage may
 write to it; a run whose stage was taken over gets `Stolen` and has written nothing.
 
 SQLite is the default, PostgreSQL is for several machines. Times are UTC, ISO 8601 with milliseconds.
@@ -471,8 +471,8 @@ def _owned(connection: Connection, run: int) -> Any:
     if was is None:
         raise ValueError(f"there is no run {run}")
     raise Stolen(
-        f"{was.cell} {was.stage}: run {run} ({was.status}) no longer holds this stage; another process took it over,"
-        " and nothing more of this run is written"
+        f"{was.cell} {was.stage}: run {run} ({was.status}) no longer owns this stage: another process took it over,"
+        " and this run writes nothing more"
     )
 
 

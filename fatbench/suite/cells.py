@@ -147,20 +147,20 @@ def _fits_its_data(spec: Mapping[str, Any], place: str) -> None:
     data, name = facts.of_data(spec["data"]), spec["data"]["name"]
     for key, have in (("train", data.train), ("test", data.test)):
         if not data.about and spec[key] and have and spec[key] > have:
-            raise SpecError(f"{place}: {key}: {spec[key]} images asked for, {name} has {have}")
+            raise SpecError(f"{place}: {key}: {spec[key]} images wanted, {name} has {have}")
     if not data.about and data.train and spec["train_from"] + (spec["train"] or 1) > data.train:
-        asked = f"{spec['train']} images asked for after" if spec["train"] else "no image is left after"
+        asked = f"{spec['train']} images wanted after" if spec["train"] else "no image is left after"
         raise SpecError(f"{place}: train_from: {asked} the first {spec['train_from']}, {name} has {data.train}")
     total = facts.training_images(spec)
     if total and spec["validation"] >= total:
-        raise SpecError(f"{place}: validation: {spec['validation']} held-out images of {total} leave none to train on")
+        raise SpecError(f"{place}: validation: {spec['validation']} held-out images of {total} leave none for training")
     clients = spec["partition"].get("clients")
     if total and clients and clients > total - spec["validation"]:
         left = total - spec["validation"]
         raise SpecError(f"{place}: partition: {clients} clients, but only {left} training images")
     if spec["diagnostic"] is not None and spec["monitor"] is None:
         raise SpecError(
-            f"{place}: diagnostic: needs 'monitor': it runs when the monitor does, on images that it attacks"
+            f"{place}: diagnostic: needs 'monitor': it runs with the monitor, on the images that the monitor attacks"
         )
 
 
@@ -202,7 +202,7 @@ def expand(suite: Suite, preset: str, seeds: Sequence[int] | None = None) -> Pla
                 spec = merge(spec, override.set)
         place = f"{file}: {', '.join(f'{a}={v}' for a, v in key.items()) or 'base'} ({preset})"
         if "seed" in spec:
-            raise SpecError(f"{spec.place('seed')}: seeds are given by 'seeds' of the suite, not in a cell")
+            raise SpecError(f"{spec.place('seed')}: set seeds with 'seeds' at the top of the suite, not in a cell")
         spec = merge(spec, Map({"seed": 0}))
         first, known = _checked(spec, place, file, like)
         like = spec, first
@@ -219,7 +219,7 @@ def expand(suite: Suite, preset: str, seeds: Sequence[int] | None = None) -> Pla
                 moved[len(cells)] = here
             cells.append(Cell(_identity({**short, "seed": seed}), key, {**first, "seed": seed}, evaluations))
     if not cells:
-        raise SpecError(f"{file}: preset '{preset}' leaves an empty grid")
+        raise SpecError(f"{file}: preset '{preset}' leaves the grid empty")
     if moved:
         cells = _with_transfers(cells, moved, kept)
     return Plan(suite.name, preset, chosen.note, cells, [*asked.checkpoints], excluded)
@@ -297,7 +297,7 @@ def _radii(label: str, attack: Any, attacks: Map) -> list[tuple[str, Any, str]]:
     for eps in radii:
         name = _of_sweep(label, str(eps))
         if name in attacks or name in [other for other, _, _ in found]:
-            raise SpecError(f"{place}: two metrics would be named '{name}'")
+            raise SpecError(f"{place}: two metrics have the same name, '{name}'")
         found.append((name, merge(attack, Map({"eps": eps}, {"eps": attack.where.get("eps", "")})), label))
     return found
 
@@ -422,7 +422,7 @@ def _of_cell(cell: Cell, asked: Evaluate, at: At, axes: Mapping[str, Sequence[st
         for origin in _origins(cell, transfer, at, axes):
             name = _of_sweep(label, origin.name)
             if name in taken:
-                raise SpecError(f"{transfer.node.at}: two metrics would be named '{name}'")
+                raise SpecError(f"{transfer.node.at}: two metrics have the same name, '{name}'")
             taken.add(name)
             yield Evaluation(name, white.attack, n, white.batch, label, origin)
 
@@ -431,11 +431,11 @@ def _white(label: str, transfer: Transfer, asked: Evaluate, cell: Cell) -> Evalu
     """The attack on the model itself; None: the preset leaves it out."""
     place, name = transfer.place("attack"), transfer.attack
     if label in asked.attacks:
-        raise SpecError(f"{transfer.node.at}: '{label}' is an attack, too: give the transfer another name")
+        raise SpecError(f"{transfer.node.at}: '{label}' is also an attack: rename the transfer")
     if name not in asked.attacks:
         raise SpecError(f"{place}: no attack is named '{name}'{did_you_mean(name, asked.attacks)}")
     if any(one.sweep == name for one in cell.evaluations):
-        raise SpecError(f"{place}: '{name}' has a list of radii: a transfer takes an attack with one")
+        raise SpecError(f"{place}: '{name}' has a list of radii: a transfer needs an attack with one radius")
     return next((one for one in cell.evaluations if one.label == name), None)
 
 
@@ -455,7 +455,7 @@ def _origins(cell: Cell, transfer: Transfer, at: At, axes: Mapping[str, Sequence
             if other.spec[key] != cell.spec[key]:
                 one, two = (_said(c.spec[key]) for c in (other, cell))
                 raise SpecError(
-                    f"{transfer.place('axis')}: a model attacked on other images says nothing of this one:"
+                    f"{transfer.place('axis')}: both models must be attacked on the same images:"
                     f" {label} has {key} {one}, {cell.key[transfer.axis]} has {two}"
                 )
         yield Origin(label, other.id, other.spec)
@@ -463,7 +463,9 @@ def _origins(cell: Cell, transfer: Transfer, at: At, axes: Mapping[str, Sequence
 
 def _clients(cell: Cell, transfer: Transfer) -> Iterator[Origin]:
     if "local" not in cell.spec["algorithm"]:
-        raise SpecError(f"{transfer.place('clients')}: clients of {cell.spec['algorithm']['name']} train no models")
+        raise SpecError(
+            f"{transfer.place('clients')}: {cell.spec['algorithm']['name']} does not train models on clients"
+        )
     known = cell.spec["partition"].get("clients") is not None
     if known and (cohort := facts.cohort(cell.spec)) < transfer.clients:
         raise SpecError(f"{transfer.place('clients')}: {transfer.clients} clients, but {cohort} take part in a round")

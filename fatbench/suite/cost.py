@@ -20,7 +20,7 @@ from fatbench.suite.types import number
 
 @dataclass(frozen=True)
 class Work:
-    """Counted work; None where the data set's size is not known before it is read."""
+    """Counted work; None where the size of the data set is not known until it is read."""
 
     gradient_steps: float = 0
     forward: float = 0  # image passes

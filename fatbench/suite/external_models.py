@@ -1,4 +1,4 @@
-"""Models that were not trained here, as cells: a file of weights, its network, what its images must look like.
+"""External models, as cells: a file of weights, its network, what its images must look like.
 
     spec = cell(Model("my.pt", sha256, "timm/resnet18", code=""), data={"name": "cifar10"})
     cells.identity(spec)           of the contents alone: the same weights under another file name are the same cell
@@ -63,7 +63,7 @@ def cell(model: Model, data: Any, test: int | None = None, size: int | None = No
     checked = signatures.check("Data", Map(data) if isinstance(data, Mapping) else data, "--dataset")
     known = facts.of_data(checked)
     if test and known.test and test > known.test and not known.about:
-        raise SpecError(f"{test} test images asked for, {checked['name']} has {known.test}")
+        raise SpecError(f"{test} test images wanted, {checked['name']} has {known.test}")
     channels = known.channels
     if model.mean and channels and len(model.mean) not in (1, channels):
         raise SpecError(f"--mean: {len(model.mean)} numbers for images of {channels} channels")

@@ -172,7 +172,7 @@ def _listed(raw: Map) -> list[str]:
     """The plug-ins that one file names."""
     named = raw["plugins"]
     if not (isinstance(named, list) and all(isinstance(plugin, str) and plugin for plugin in named)):
-        raise SpecError(f"{raw.place('plugins')}: expected files such as [mine.py], got {named!r}")
+        raise SpecError(f"{raw.place('plugins')}: expected a list of files such as [mine.py], got {named!r}")
     return named
 
 
@@ -206,9 +206,9 @@ def _slowly(text: str, file: Path) -> Map:
     except YAMLError as error:
         mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
         line = f":{mark.line + 1}" if mark is not None else ""
-        raise SpecError(f"{file}{line}: not readable as YAML: {getattr(error, 'problem', None) or error}") from None
+        raise SpecError(f"{file}{line}: invalid YAML: {getattr(error, 'problem', None) or error}") from None
     except Exception as error:  # a number of 5000 digits, the 45th of a month, !!int x: each its own kind of exception
-        raise SpecError(f"{file}: not readable as YAML: {' '.join(str(error).split())[:200]}") from None
+        raise SpecError(f"{file}: invalid YAML: {' '.join(str(error).split())[:200]}") from None
     if not isinstance(tree, CommentedMap):
         raise SpecError(f"{file}: expected a mapping at the top level")
     input_limits.values(tree, _children, str(file))

@@ -88,7 +88,7 @@ def _compiled(text: str) -> Value:
     try:
         tree = ast.parse(text.strip(), mode="eval").body
     except SyntaxError:
-        raise ValueError(f"'{text.strip()}' is no expression") from None
+        raise ValueError(f"'{text.strip()}' is not an expression") from None
     return _value(tree)
 
 
@@ -129,7 +129,7 @@ def _value(node: ast.expr) -> Value:
         case ast.Call(func=ast.Name(id=name), args=args, keywords=[]) if name in FUNCTIONS:
             called, given = FUNCTIONS[name], [_value(each) for each in args]
             return lambda lookup: _known(called, *(each(lookup) for each in given))
-    raise ValueError(f"'{ast.unparse(node)}' cannot stand in an expression")
+    raise ValueError(f"'{ast.unparse(node)}' is not allowed in an expression")
 
 
 def _equality(function: Callable[[Any, Any], bool], left: Value, right: Value, lookup: Lookup) -> Any:

@@ -26,7 +26,7 @@ EASY = 300  # brackets and columns: a file of fewer cannot be nested too deeply 
 def characters(text: str, place: str) -> None:
     """SpecError: a file that is too long."""
     if len(text) > CHARACTERS:
-        raise SpecError(f"{place}: {len(text)} characters, a file may have {CHARACTERS}")
+        raise SpecError(f"{place}: {len(text)} characters; at most {CHARACTERS} are allowed")
 
 
 def too_deep(place: str) -> SpecError:
@@ -59,7 +59,7 @@ def values(root: Any, children: Callable[[Any], Iterable[Any]], place: str) -> N
     def measured(node: Any, level: int) -> tuple[int, int]:
         found = known.get(id(node))
         if found == (0, 0):
-            raise SpecError(f"{place}: an alias stands for what it is a part of")
+            raise SpecError(f"{place}: an alias refers to the node that contains it")
         if found is None:
             if level > LEVELS:
                 raise too_deep(place)
@@ -68,7 +68,7 @@ def values(root: Any, children: Callable[[Any], Iterable[Any]], place: str) -> N
             found = 1 + sum(n for n, _ in below), 1 + max((deep for _, deep in below), default=0)
             known[id(node)] = found
         if found[0] > VALUES:
-            raise SpecError(f"{place}: more than {VALUES} values once its aliases are written out")
+            raise SpecError(f"{place}: more than {VALUES} values once its aliases are expanded")
         if found[1] > LEVELS:
             raise too_deep(place)
         return found
@@ -79,7 +79,7 @@ def values(root: Any, children: Callable[[Any], Iterable[Any]], place: str) -> N
 def digits(text: str, place: str) -> None:
     """SpecError: a whole number that no setting can mean."""
     if len(text) > DIGITS:
-        raise SpecError(f"{place}: a number of {len(text)} digits, at most {DIGITS} are read")
+        raise SpecError(f"{place}: a number of {len(text)} digits; at most {DIGITS} are allowed")
 
 
 def cells(number: int, place: str) -> None:

@@ -289,10 +289,10 @@ class Transfer(Node):
     def _one(self, info: ValidationInfo) -> Transfer:
         axes = (info.context or {})["axes"]
         if (self.axis is None) == (self.clients is None):
-            raise SpecError(f"{self.node.at}: a transfer is over an 'axis', or between 'clients': give one of the two")
+            raise SpecError(f"{self.node.at}: a transfer needs 'axis' or 'clients', not both")
         if self.axis is None:
             if self.labels is not None:
-                raise SpecError(f"{self.place('labels')}: labels are those of an 'axis'")
+                raise SpecError(f"{self.place('labels')}: 'labels' needs 'axis'")
             return self
         try:
             known_axis(self.axis, axes)

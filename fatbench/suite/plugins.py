@@ -53,7 +53,7 @@ def load(files: Iterable[Path] = ()) -> None:
 def add(file: Path, place: str) -> None:
     """Add one plug-in, once. SpecError as for `load`, with the place that names the file."""
     if re.match(r"[\w+.-]+:/", str(file)):  # may hold a password, so it is not repeated
-        raise SpecError(f"{f'{place}: ' if place else ''}a plug-in is a Python file, and what was given is an address")
+        raise SpecError(f"{f'{place}: ' if place else ''}expected a Python file, got a URL")
     try:
         signatures.add_plugin(file.expanduser().resolve())
     except SpecError as error:

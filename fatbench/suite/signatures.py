@@ -166,7 +166,7 @@ def _function_signature(kind: str, name: str, function: str, file: Path, plugin:
     """One entry of a table. SpecError: no such function, or one that the engine could not call."""
     node, origin = _definition(sources.tree(file), function, file)
     if not isinstance(node, ast.FunctionDef):
-        raise SpecError(f"{file}: '{function}' is in the table but is no function of this module")
+        raise SpecError(f"{file}: '{function}' is in the table but is not a function of this module")
     arguments = node.args
     settings = tuple(
         _setting(argument.arg, argument.annotation, default, origin)
@@ -190,10 +190,10 @@ def _asks(kind: str, name: str, node: ast.FunctionDef, place: str) -> tuple[str,
         )
     for ask in parameters[len(fixed) :]:
         if ask not in offered:
-            what = f"may ask for {', '.join(offered)}" if offered else "may ask for nothing more"
+            what = f"can take {', '.join(offered)}" if offered else "cannot take any other argument"
             raise SpecError(
-                f"{place}: the {kind.lower()} '{name}' asks for '{ask}'{did_you_mean(ask, offered)}: beyond "
-                f"({', '.join(fixed)}) it {what}; settings stand after '*'"
+                f"{place}: the {kind.lower()} '{name}' takes '{ask}'{did_you_mean(ask, offered)}: beyond "
+                f"({', '.join(fixed)}) it {what}; put settings after '*'"
             )
     return tuple(parameters[len(fixed) :])
 
@@ -207,8 +207,8 @@ def _setting(name: str, annotation: ast.expr | None, default: ast.expr | None, f
         return Setting(name, kind, ast.literal_eval(default))
     except ValueError:
         raise SpecError(
-            f"{file}:{default.lineno}: the default of '{name}', {ast.unparse(default)}, is no literal: write a number, "
-            "a string, True, False or None, or no default, so that the suite says it"
+            f"{file}:{default.lineno}: the default of '{name}', {ast.unparse(default)}, is not a literal: use a "
+            "number, a string, True, False or None, or no default, so that the suite gives it"
         ) from None
 
 
@@ -254,7 +254,7 @@ def add_plugin(file: Path) -> None:
             _function_signature(kind, name, function, file)
     if not found:
         tables = ", ".join(table for _, table in TABLES.values())
-        raise SpecError(f"plugin {file}: none of the tables {tables} is in it")
+        raise SpecError(f"plugin {file}: it defines none of {tables}")
     _PLUGINS.append(file)
     _clear()
 

@@ -121,7 +121,7 @@ def load(file: Path) -> Any:
                 f"plugin {file}: {start / path} has the name of another module that is loaded already: rename it"
             )
         if (start / path).read_bytes() != read(start / path):
-            raise SpecError(f"plugin {file}: {start / path} was edited while the program ran: start it again")
+            raise SpecError(f"plugin {file}: {start / path} was edited while the program was running: start it again")
     if str(start) not in sys.path:
         sys.path.insert(0, str(start))
     if file.parent != start:

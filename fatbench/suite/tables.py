@@ -159,15 +159,15 @@ class Table(Shown):
             if over and match["stage"] not in (None, "train", "prior"):  # type: ignore[index]
                 match = None
             if over and "client" in self.rows:
-                raise SpecError(f"{self.place('values', heading)}: [*] makes rows 'client', and an axis is called so")
+                raise SpecError(
+                    f"{self.place('values', heading)}: [*] adds rows named 'client', which is also the name of an axis"
+                )
             if not match or match["stage"] == "artifact":
                 raise SpecError(
                     f"{self.place('values', heading)}: cannot read the source '{source}' (see docs/suites.md)"
                 )
         if self.best_within == "row" and not self.across:
-            raise SpecError(
-                f"{self.place('best_within')}: row: a row competes over the axes of 'across', and there are none"
-            )
+            raise SpecError(f"{self.place('best_within')}: row: marking the best of a row needs axes in 'across'")
         if self.published is not None:
             for heading in (*self.published.values, *self.published.std):
                 if heading not in self.sources:
@@ -217,7 +217,7 @@ class Figure(Shown):
     @classmethod
     def _names_a_file(cls, id: str) -> str:
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", id):
-            raise ValueError(f"it names a file: letters, digits, '.', '_' and '-', not '{id}'")
+            raise ValueError(f"it names a file: use letters, digits, '.', '_' and '-', not '{id}'")
         return id
 
     @field_validator("sources")
@@ -234,21 +234,25 @@ class Figure(Shown):
                 raise SpecError(f"{self.place('series', heading)}: {wrong}")
         for axis, chosen in self.minus.items():
             if len(chosen) != 1:
-                raise SpecError(f"{self.place('minus', axis)}: one label is taken off, got {', '.join(chosen)}")
+                raise SpecError(f"{self.place('minus', axis)}: expected one label, got {', '.join(chosen)}")
         if self.published is not None:
             if self.kind != "bars":
-                raise SpecError(f"{self.place('published')}: published numbers stand beside bars, not {self.kind}")
+                raise SpecError(
+                    f"{self.place('published')}: published numbers can be drawn in bars only, not in {self.kind}"
+                )
             for heading in (*self.published.values, *self.published.to):
                 if heading not in self.sources:
                     hint = did_you_mean(heading, self.sources)
                     raise SpecError(f"{self.published.place('values')}: the figure has no series '{heading}'{hint}")
         if self.kind == "raster" and (self.lines or len(self.series) > 1):
-            raise SpecError(f"{self.place('kind')}: a raster shows one series and no lines: its rows are the index")
+            raise SpecError(
+                f"{self.place('kind')}: a raster has exactly one series and no 'lines': its rows are the index"
+            )
         over = {source.startswith("train:") for source in self.series.values()}
         if self.kind == "lines" and len(over) > 1:
-            raise SpecError(f"{self.place('series')}: lines are either all over rounds, train:, or all over radii")
+            raise SpecError(f"{self.place('series')}: series must be either all over rounds (train:) or all over radii")
         if self.kind == "bars" and len({source.endswith("[*]") for source in self.series.values()}) > 1:
-            raise SpecError(f"{self.place('series')}: bars are either all over an index, [*], or none of them")
+            raise SpecError(f"{self.place('series')}: either all series have an index, [*], or none has")
         return self
 
 
@@ -268,17 +272,17 @@ def _not_drawn(source: str, kind: str) -> str:
         return f"cannot read the source '{source}'{near or ' (see docs/suites.md)'}"
     evaluated = match["stage"] not in ("train", "artifact", "gap")
     if kind == "raster" and match["client"] != "*":
-        return f"a raster has a row for each client or class: write 'train:{match['metric']}[*]', not '{source}'"
+        return f"a raster has one row per client or class: write 'train:{match['metric']}[*]', not '{source}'"
     if kind == "matrix" and not evaluated:
-        return f"a matrix is of evaluations, such as a transfer, not of '{source}'"
+        return f"a matrix shows evaluations, such as a transfer, not '{source}'"
     if stage == "train" and evaluated:
-        return f"an evaluation has no rounds: leave '@{match['round']}' out of '{source}'" if match["round"] else ""
+        return f"an evaluation has no rounds: remove '@{match['round']}' from '{source}'" if match["round"] else ""
     if match["stage"] != stage:
-        shows = "a tensor kept of a round" if stage == "artifact" else "a number logged in training, or an evaluation"
+        shows = "a tensor stored in a round" if stage == "artifact" else "a number logged in training, or an evaluation"
         return f"a figure of kind {kind} shows {shows}, not '{source}' (did you mean '{stage}:{match['metric']}'?)"
     if match["round"]:
         which = "shows all rounds" if kind in ("lines", "raster") else "shows the last round"
-        return f"a figure of kind {kind} {which}: leave '@{match['round']}' out of '{source}'"
+        return f"a figure of kind {kind} {which}: remove '@{match['round']}' from '{source}'"
     if stage == "artifact" and match["client"]:
-        return f"a tensor is shown whole: leave '[{match['client']}]' out of '{source}'"
+        return f"a tensor is drawn whole: remove '[{match['client']}]' from '{source}'"
     return ""

@@ -79,7 +79,7 @@ def read(text: str) -> Weights | None:
     if text in WEIGHTS:
         return WEIGHTS[text]
     if "." in text or "/" in text:
-        raise ValueError(f"expected the file's content too, FILE{AT}<64 hex digits> (sha256sum FILE says them)")
+        raise ValueError(f"expected the file's digest too, FILE{AT}<64 hex digits> (run sha256sum FILE)")
     raise ValueError(f"expected timm, timm/TAG, FILE{AT}<64 hex digits> or a known name{did_you_mean(text, WEIGHTS)}")
 
 

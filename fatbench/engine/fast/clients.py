@@ -192,7 +192,7 @@ def train(clients: Sequence[Client], local: LocalTraining, broadcast_loss: bool 
     added = [shifts[name] for name in names] if shifts else []
     weight_shifts = _columns([client.weight_shift for client in clients])
     if local.optimizer != "sgd":
-        raise CannotStack(f"{local.optimizer} counts the steps of one client: --path loop")
+        raise CannotStack(f"{local.optimizer} counts the steps of one client; use --path loop")
     clip, unclipped = local.clip, replace(local.descent(), clip=None)
     velocity = [torch.zeros_like(state[name]) for name in names]  # momentum starts at zero every round
     noise, order, views = streams("attack"), streams("order", "cpu"), streams("augment")
@@ -371,7 +371,7 @@ def _asked(
         return torch.cat(of_each).repeat_interleave(length, 0)
 
     def one_client() -> Any:
-        raise CannotStack("the objective asks for its client's number: --path loop")
+        raise CannotStack("the objective takes client_number; use --path loop")
 
     def asked(i: int, j: int, length: int) -> dict[str, Any]:
         offers: dict[str, Callable[[], Any]] = {
@@ -398,7 +398,7 @@ def _objective(
     if loss.shape != (len(noise.clients),):
         raise CannotStack(f"the objective gives a loss of shape {tuple(loss.shape)}, not one per client")
     if before is not None and before != _positions(noise):
-        raise CannotStack("model, attack or objective draw from a generator that no client has to itself: --path loop")
+        raise CannotStack("model, attack or objective draw from a generator shared by clients; use --path loop")
     return loss, hits
 
 
@@ -473,7 +473,7 @@ def _bytes_of_one(clients: Sequence[Client], local: LocalTraining, broadcast_los
         peak = torch.cuda.max_memory_allocated(problem.device) if cuda else 0
         _check_company(client, local)
     except Exception as error:  # whatever it is, the clients can be trained one by one, or fail there with more reason
-        log.warning("clients are not stacked: %s", str(error).partition("\n")[0] or type(error).__name__)
+        log.warning("clients are not vectorised: %s", str(error).partition("\n")[0] or type(error).__name__)
         return None
     if cuda:
         return peak - before

@@ -83,7 +83,7 @@ def figure(suite: Suite, plan: Plan, store: Store | None, x: str | None, y: Sequ
     there = known(plan, store)
     if not there.overall and not there.indexed:
         raise NothingMatched(
-            f"nothing is measured of suite '{suite.name}' yet: fatbench run suite {suite.name} --preset {plan.preset}"
+            f"suite '{suite.name}' has no results yet: fatbench run suite {suite.name} --preset {plan.preset}"
         )
     axes = suite.axes()
     x = x or ROUND
@@ -134,8 +134,8 @@ def _source(name: str, x: str, axes: dict[str, list[str]], there: Known) -> str:
         return f"train:{name}" if bracket or metric in there.overall else f"train:{metric}[*]"
     if x == RADIUS:
         if metric not in there.swept:
-            has = f"those that have: {', '.join(there.swept)}" if there.swept else "no attack of this suite has one"
-            raise SpecError(f"--y: '{name}' has no list of radii to go along; {has}")
+            has = f"these are: {', '.join(there.swept)}" if there.swept else "no attack of this suite is"
+            raise SpecError(f"--y: '{name}' is not evaluated at a list of radii; {has}")
         return name
     if x in INDICES:
         if metric not in there.indexed:
@@ -152,14 +152,14 @@ def _source(name: str, x: str, axes: dict[str, list[str]], there: Known) -> str:
     if metric in there.monitors:
         return "train:natural" if metric == "natural" else "train:monitor"
     raise SpecError(
-        f"--y: '{name}' is measured of the finished model, not in each round: give --x {next(iter(axes), ROUND)}, or"
+        f"--y: '{name}' is measured on the final model, not in each round: give --x {next(iter(axes), ROUND)}, or"
         f" one of {', '.join(dict.fromkeys([*there.monitors, *there.overall]))}"
     )
 
 
 def _note(wanted: Sequence[str], sources: dict[str, str]) -> str:
     same = [name for name in wanted if sources[name] == "train:monitor" and name != "monitor"]
-    return f"{', '.join(same)}: as the monitor measures it in training, the same attack" if same else ""
+    return f"{', '.join(same)}: measured by the monitor during training, with the same attack" if same else ""
 
 
 def curves(store: Store, cell: str, y: Sequence[str], select: Checkpoint = "last") -> list[Plot]:
@@ -170,7 +170,7 @@ def curves(store: Store, cell: str, y: Sequence[str], select: Checkpoint = "last
     suite, plan = _alone(store, cell)
     there = known(plan, store)
     if not there.overall:
-        raise NothingMatched(f"training of cell {cell} has logged nothing yet")
+        raise NothingMatched(f"the training of cell {cell} has not logged anything yet")
     if y:
         asked = figure(suite, plan, store, ROUND, y, [])
         return _named(series_of(suite, plan, store, [asked], select), cell)
@@ -181,7 +181,9 @@ def curves(store: Store, cell: str, y: Sequence[str], select: Checkpoint = "last
             asked = figure(suite, plan, store, ROUND, here, []).model_copy(update={"panels": []})
             found += [(what, plot) for plot in series_of(suite, plan, store, [asked], select)]
     if not found:
-        raise NothingMatched(f"cell {cell} has no usual curve: --y with some of {', '.join(there.overall)}")
+        raise NothingMatched(
+            f"cell {cell} has none of the usual curves: choose with --y from {', '.join(there.overall)}"
+        )
     panels = [replace(panel, key={"what": what}) for what, plot in found for panel in plot.panels]
     first = found[0][1]
     drawn = first.figure.model_copy(update={"panels": ["what"], "id": "curves", "title": "Learning curves"})

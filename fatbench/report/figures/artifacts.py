@@ -77,7 +77,7 @@ def load(file: Path) -> Tensors:
     try:
         return dict(sorted(load_file(file).items()))
     except (SafetensorError, OSError, ValueError, KeyError) as error:
-        raise MachineError(f"{file}: damaged, or not a file of ours ({error})") from None
+        raise MachineError(f"{file}: damaged, or not written by fatbench ({error})") from None
 
 
 def latest(folders: Sequence[Path], name: str) -> tuple[int, Tensors] | None:

@@ -195,7 +195,7 @@ def tensor(plot: Plot, panel: Panel, line: Line, names: Key, axes: Axes, files: 
     found = None if files is None else artifacts.latest([files / cell for cell in line.cells], metric)
     if found is None:
         axes.set_title(wrapped(said, WIDE, 8))
-        _nothing(axes, "no file of it here")
+        _nothing(axes, "no file on this machine")
         return []
     round, tensors = found
     tensor, rows = tensors[metric], artifacts.clients(metric, tensors)
@@ -236,7 +236,7 @@ def boundaries(panel: Panel, said: str, axes: Axes, name: Names, looks: Looks, f
                 linestyles=[STYLES[look.style]], zorder=3,
             )  # fmt: skip
     if not rounds:
-        _nothing(axes, "no file of it here")
+        _nothing(axes, "no file on this machine")
     axes.set_title(wrapped(", ".join([said, *(f"round {at}" for at in sorted(rounds))]), WIDE, 8))
 
 

@@ -43,7 +43,7 @@ def draw(plots: Sequence[Plot], folder: Path, format: str, files: Path | None = 
     try:
         from matplotlib import rc_context, style
     except ImportError:
-        raise MachineError("plots need matplotlib: pip install 'fatbench[plots]'") from None
+        raise MachineError("figures need matplotlib: pip install 'fatbench[plots]'") from None
     written = []
     for plot in plots:
         for names, panels in _pages(plot):
@@ -160,7 +160,7 @@ def _page(plot: Plot, names: Key, panels: Sequence[Panel], files: Path | None) -
         KINDS[kind](panel, axes, name, found)
         axes.set_title(panel_kinds.wrapped(said, panel_kinds.WIDE, 8))
         if not any(line.points for line in panel.lines):
-            axes.text(0.5, 0.5, "nothing measured yet", transform=axes.transAxes, ha="center", color="#888888")
+            axes.text(0.5, 0.5, "no measurements yet", transform=axes.transAxes, ha="center", color="#888888")
         if kind in ROWS:
             axes.set_ylabel(index_of(panel.lines[0].source) if panel.lines and kind == "raster" else "")
             continue

@@ -326,16 +326,16 @@ def _joined(plots: Sequence[Plot]) -> Plot:
 SPREAD = {
     "lines": "line: mean, band: ± sample standard deviation over seeds (ddof 1)",
     "bars": "bar: mean, whisker: ± sample standard deviation over seeds (ddof 1), dots: the seeds",
-    "raster": "the first is drawn; at the right the sum over the rounds, mean over seeds",
+    "raster": "the first is drawn; on the right, the sum over rounds, mean over seeds",
     "matrix": "mean over seeds",
-    "heatmap": "the first that has a tensor is shown",
-    "images": "the first that has a tensor is shown",
-    "boundaries": "the first that has a tensor is shown",
+    "heatmap": "the first with a stored tensor is shown",
+    "images": "the first with a stored tensor is shown",
+    "boundaries": "the first with a stored tensor is shown",
 }
 ONE_SEED = {
     **SPREAD, "lines": "one seed, no spread", "bars": "one seed, no spread",
     "matrix": "one seed, no spread",
-    "raster": "at the right the sum over the rounds",
+    "raster": "on the right, the sum over rounds",
 }  # fmt: skip
 
 
@@ -354,13 +354,13 @@ def _notes(plot: Plot, plan: Plan, cells: Sequence[Cell], select: Checkpoint) ->
     yield "seeds", f"{', '.join(map(str, seeds))}; {(SPREAD if several else ONE_SEED)[plot.figure.kind]}"
     if plot.figure.minus:
         of = ", ".join(f"{axis} {chosen[0]}" for axis, chosen in plot.figure.minus.items())
-        yield "differences", f"each number less that of {of}, seed by seed"
+        yield "differences", f"differences from {of}, seed by seed"
     if any(line.published for line in lines):
-        yield "published", "black marks: the paper's numbers, a bar from the least to the most it gives"
+        yield "published", "black marks: the paper's numbers; a bar shows their range"
     if plot.facts.origins:
         yield from plot.facts.notes()
     if partial := sum(line.partial for line in lines):
-        yield "incomplete", f"{partial} of {len(lines)} lines lack seeds, at some rounds or all"
+        yield "incomplete", f"{partial} of {len(lines)} lines average fewer seeds than planned, at some rounds or all"
     if plot.figure.note:
         yield "note", plot.figure.note
 

@@ -146,7 +146,7 @@ def _caption(grid: Grid, layout: Layout) -> str:
     if any(value.planned and value.mean is None for value in values):
         said.append("--: not measured.")
     if layout.style == "under":
-        said.append(f"Small type below: the paper's number{', and our difference from it' * grid.has_differences}.")
+        said.append(f"Small type: the paper's number{', and our difference from it' * grid.has_differences}.")
     elif layout.style == "beside":
         said.append("Paper: as published." + " Δ: ours minus the paper's." * grid.has_differences)
     return " ".join([_title(grid), *(escape(sentence) for sentence in said if sentence)])

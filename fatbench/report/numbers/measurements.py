@@ -261,8 +261,8 @@ class Numbers:
                 bits = [self.outcomes(cell.id, each.stages[-1]) for each in (easy, hard)]
                 paired = checking.discordant(*bits)
             if checking.violated((easy.value, easy.n), (hard.value, hard.n), paired):
-                on = f", which is computed on {moved[weak]}'s model," if weak in moved else ""
-                raised.setdefault(strong, []).append(f"{strong} is above {weak}{on} by more than 3 standard errors")
+                on = f", which was computed on {moved[weak]}'s model," if weak in moved else ""
+                raised.setdefault(strong, []).append(f"{strong} exceeds {weak}{on} by more than 3 standard errors")
         natural = found.get("natural")
         if natural and natural.n and math.isfinite(natural.value):
             stored = self.by_key.get((cell.id, natural.stages[-1], "chance", round, -1))

@@ -120,8 +120,8 @@ class Facts:
             now = plugins.current(record)
             if now is not None and not plugins.same([record], [now]):
                 cells = f"{len(record['cells'])} cell{'s' * (len(record['cells']) != 1)}"
-                text = f"the numbers of {cells} are of this version of {record['plugin']}; the file is now"
-                text += f" {plugins.shown(now)}, and fatbench run ... --rerun-changed computes them again"
+                text = f"the numbers of {cells} come from this version of {record['plugin']}; the file is now"
+                text += f" {plugins.shown(now)}; fatbench run ... --rerun-changed computes them again"
                 yield "OLDER", text
 
     def notes(self, settings: str = "") -> Iterable[tuple[str, str]]:

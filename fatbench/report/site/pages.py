@@ -110,7 +110,9 @@ def _within(places: Iterable[Point], left: int) -> None:
             if left > 0:
                 kept.append((caption, uri))
         if len(kept) < len(point.images):
-            point.commands.append(f"fatbench show {point.cells[0]} --artifacts   # images that had no room here")
+            point.commands.append(
+                f"fatbench show {point.cells[0]} --artifacts   # images that were too large to include here"
+            )
         point.images = kept
 
 
@@ -155,7 +157,7 @@ def site(
         title="fatbench: results",
         heading="Results",
         lead=f"{len(parts)} suite{'s' * (len(parts) != 1)} with {cells} cells. A cell is one experiment: data, split,"
-        " model, method and seed. Every number opens what is behind it.",
+        " model, method and seed. Click a number to see the runs behind it.",
         suites=suites,
         problems=list(problems),
         boards=views,

@@ -44,14 +44,14 @@ def suite_and_plan(store: Store | None, where: str | None = None) -> tuple[Suite
     notes = [external_models.described(cell.spec) for cell in cells]
     table = {
         "id": "evaluated",
-        "title": "Models that were not trained here",
+        "title": "External models",
         "rows": ["model", "data"] if several else ["model"],
         "values": Map({metric: metric for metric in metrics}),
         "note": "; ".join(notes),
     }
     raw: dict[str, Any] = {
         "name": SUITE,
-        "title": "Models that were not trained here",
+        "title": "External models",
         "base": Map(),
         "axes": Map({axis: Map({label: Map() for label in found}) for axis, found in labels.items()}),
         "presets": Map({"paper": Map()}),

@@ -154,7 +154,7 @@ def _grid(
     if broken := numbers.failed & {cell.id for cell in cells}:
         count = f"{len(broken)} cell{'s' * (len(broken) > 1)}"
         grid.notes.append(("failed", f"{count}: {', '.join(sorted(broken))} (see fatbench logs)"))
-    grid.notes.extend(("evaluated", f"not trained here: {described(cell.spec)}") for cell in evaluated)
+    grid.notes.extend(("evaluated", f"external model: {described(cell.spec)}") for cell in evaluated)
     return grid
 
 

@@ -17,7 +17,7 @@ from fatbench.suite import format_call
 from fatbench.suite.cells import Cell, Plan
 from fatbench.suite.tables import Table
 
-NOT_COMPARED = "no difference is shown: the settings are not the paper's"
+NOT_COMPARED = "no difference shown: the settings are not the paper's"
 PRIOR = (
     "a client's accuracy is the mean of the test set's accuracies by class, weighted by its own fraction of each class;"
     " tenth: mean of the worst tenth of the clients; std: over clients (ddof 0)"
@@ -87,11 +87,11 @@ def notes(
     partial = [value for value in values if value.partial]
     planned = sum(value.planned for value in values)
     if missing:
-        yield "missing", f"{missing} of {planned} numbers are not measured yet (--)"
+        yield "missing", f"{missing} of {planned} numbers have not been measured yet (--)"
     if partial:
         fewest = min(partial, key=lambda value: len(value.seeds))
-        example = f"[{len(fewest.seeds)}/{fewest.wanted}] is {fewest.partial}"
-        yield "incomplete", f"{len(partial)} of {planned} numbers lack seeds, as said at them: {example}"
+        example = f"[{len(fewest.seeds)}/{fewest.wanted}] means {fewest.partial}"
+        yield "incomplete", f"{len(partial)} of {planned} numbers average fewer seeds than planned: {example}"
     for why in dict.fromkeys(absent.values()):
         yield "left out", f"{', '.join(heading for heading in absent if absent[heading] == why)}: {why}"
     if any(not value.planned for value in values):
@@ -124,7 +124,7 @@ def _below(table: Table, cells: Sequence[Cell], below: Sequence[tuple[Cell, tupl
         named.setdefault(who, []).append(said if fraction == chance else f"{said}, chance {100 * fraction:.4g}%")
     listed = "; ".join(f"{who} ({', '.join(said)})" for who, said in named.items())
     return (
-        f"{len(below)} of {len(cells)} cells have not learned, so that their other accuracies say nothing;"
+        f"{len(below)} of {len(cells)} cells are at chance; ignore their robust accuracy;"
         f" natural accuracy, chance {100 * chance:.4g}%: {listed}"
     )
 
@@ -146,7 +146,7 @@ def _tests(comparisons: Sequence[Comparison]) -> Iterable[tuple[str, str]]:
 
 
 def _p(value: float | None) -> str:
-    return "undefined: no difference varies" if value is None else f"p = {p_value(value)}"
+    return "undefined: all differences are equal" if value is None else f"p = {p_value(value)}"
 
 
 def p_value(value: float | None) -> str:

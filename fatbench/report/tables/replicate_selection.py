@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 LAST = "~"  # after every date
 WHICH = ("first", "latest", "pool")
 SHOWN = {
-    "first": "the run of each that ended first is shown",
-    "latest": "the run of each that ended last is shown",
-    "pool": "shown is the mean of all runs of a cell; the spread is over seeds",
+    "first": "the run that ended first is shown",
+    "latest": "the run that ended last is shown",
+    "pool": "each number is the mean of all runs of a cell; the spread is over seeds",
 }
 
 
@@ -66,7 +66,7 @@ def note(grids: Iterable[Grid], store: Store, which: str, pooled: Numbers | None
         if isinstance(pooled, Pooled):
             far = [(c, max(pooled.apart[c.source.text])) for c in grid.columns if pooled.apart.get(c.source.text)]
             shown = (f"{c.heading} {100 * x if c.unit == 'percent' else x:.{c.digits}f}" for c, x in far)
-            said += f"; runs of one cell lie at most so far apart: {', '.join(shown)}" if far else ""
+            said += f"; largest difference between runs of one cell: {', '.join(shown)}" if far else ""
         else:
             said += " (--replicates first, latest or pool)"
         grid.notes.append(("replicates", said))

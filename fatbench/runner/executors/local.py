@@ -184,7 +184,7 @@ def run(
                         again.add(job.cell)
                         release(job, machine, worker.worker)
                         waiting.append(job)
-                        watch(slot, Event(job.cell, "train", "interrupted", message=f"{killed}: it is begun once more"))
+                        watch(slot, Event(job.cell, "train", "interrupted", message=f"{killed}: it starts again"))
                         continue
                     item = bury(job, machine, worker.worker, killed or text, watch, slot)
                 worker.job = None
@@ -228,7 +228,7 @@ def _judge(workers: Iterable[_Slot], machine: Machine) -> None:
         except Unavailable:  # nobody can make progress
             worker.idle = 0
         if limit is not None and time.monotonic() - worker.began > limit + GRACE:
-            worker.reason = f"TimeLimit: {limit:g} s are over, and the worker process did not end by itself"
+            worker.reason = f"TimeLimit: {limit:g} s are over, and the worker process did not stop"
         elif worker.idle * _looks(machine) > max(machine.lease, IDLE_SECONDS):
             worker.reason = IDLE
         if worker.reason:

@@ -137,7 +137,7 @@ def _run(
                     release(job, machine, worker)
                     if not halted:
                         waiting.append(job)
-                        text = "its Ray node is lost: it is begun once more"
+                        text = "its Ray node is lost: it starts again"
                         watch(slot, Event(job.cell, "train", "interrupted", message=text))
                         continue
                     outcome = "interrupted"
