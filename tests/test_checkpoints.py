@@ -394,6 +394,7 @@ def test_the_database_has_the_digest_of_every_file_that_counts(job, resumable, u
     assert all(row.record == {"model": known[f"{int(row.stage.split('@')[1]):06d}"]} for row in stages)
 
 
+@pytest.mark.promise("Numbers", "With undamaged checkpoints, only the remaining rounds are trained")
 def test_undamaged_only_what_is_left_is_trained(job, resumable, undisturbed, tmp_path) -> None:
     place = resumable(tmp_path)
     assert run(job, place) == ("done", [3])
@@ -404,6 +405,10 @@ def test_undamaged_only_what_is_left_is_trained(job, resumable, undisturbed, tmp
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "damage"), [*(("state-000002", damage) for damage in DAMAGE), ("model-000002", "a flipped bit")]
+)
+@pytest.mark.promise(
+    "Numbers",
+    "A damaged, foreign or missing checkpoint is never used. The cell is trained again and says so",
 )
 def test_damage_between_an_interruption_and_the_resumption(name, damage, job, resumable, undisturbed, tmp_path) -> None:
     """All rounds are trained again, from the beginning: 11 of 211 numbers were others after one flipped bit."""
@@ -422,6 +427,7 @@ def test_damage_between_an_interruption_and_the_resumption(name, damage, job, re
 @pytest.mark.parametrize(
     ("name", "damage"), [*(("model-000003", damage) for damage in DAMAGE), ("model-000002", "a flipped bit")]
 )
+@pytest.mark.promise("Numbers", "A damaged, foreign or missing model is never attacked")
 def test_damage_between_training_and_evaluation(name, damage, job, unevaluated, undisturbed, tmp_path) -> None:
     """The first attack was half done; it goes on, for the model that is trained again is the same."""
     place = unevaluated(tmp_path)
@@ -500,6 +506,7 @@ def test_a_disk_that_damages_every_model_ends_in_a_failure_that_can_be_tried_aga
     assert_as_undisturbed(job, place, undisturbed)
 
 
+@pytest.mark.promise("Input", "An imported cell without its model says how to train it")
 def test_imported_results_are_not_trained_again(job, undisturbed, tmp_path) -> None:
     """Their models were never here: an attack added later says so, and the numbers stay. It says what to do, too."""
     place = machine(tmp_path)

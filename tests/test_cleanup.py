@@ -48,6 +48,7 @@ def whole(store: Store) -> str:
     return check(str(store.database.path) if store.database.path else url)
 
 
+@pytest.mark.promise("Input", "`delete` leaves nothing of a cell")
 def test_a_deleted_cell_leaves_nothing_and_its_replicates_go_with_it(store: Store) -> None:
     assert cleanup.delete_cell(store, A) == {"cells": 2, "runs": 4, "stages": 4, "numbers": 2, "outcomes": 4}
     assert sorted(store.cells()) == [B]
@@ -61,6 +62,7 @@ def test_a_replicate_is_deleted_alone(store: Store) -> None:
     assert "3 cells" not in whole(store)
 
 
+@pytest.mark.promise("Input", "`delete` refuses a cell that a process works on")
 def test_a_cell_that_is_worked_on_is_not_deleted(store: Store) -> None:
     run = store.claim(A, "train", suite="s", total=4, provenance={})
     assert run is not None
@@ -79,6 +81,7 @@ def put(file: Path, age: float = 3600) -> Path:
     return file
 
 
+@pytest.mark.promise("Input", "`clean` removes files that no cell needs and nothing else")
 def test_files_that_no_cell_needs(store: Store, tmp_path: Path) -> None:
     """Of B the checkpoint, model and artifact that its record names stay; of C, which is not known, nothing does."""
     files = tmp_path / "files"
@@ -143,6 +146,7 @@ def test_two_databases_in_one_folder_lose_no_model(tmp_path: Path, monkeypatch: 
     assert code == 2 and "another database" in said
 
 
+@pytest.mark.promise("Input", "`db backup` makes a consistent copy while other processes write")
 def test_a_copy_is_whole_while_somebody_writes(store: Store, tmp_path: Path) -> None:
     copy = tmp_path / "copy.db"
     if store.database.path is None:

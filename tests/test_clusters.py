@@ -142,6 +142,10 @@ def parent_of(pid: int) -> int:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::ResourceWarning")  # files of Ray that it leaves to the garbage collector
+@pytest.mark.promise(
+    "Interrupted and shared runs",
+    "When a Ray node is killed in the middle of a cell, another node continues it",
+)
 def test_a_ray_node_is_killed_in_the_middle_of_a_cell(tmp_path, monkeypatch, two_nodes, new_postgres, capfd):
     """A cell on each node; the node of one is gone after its first rounds. The other node does it, from a checkpoint.
 
@@ -186,6 +190,7 @@ def test_a_ray_node_is_killed_in_the_middle_of_a_cell(tmp_path, monkeypatch, two
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::ResourceWarning")  # files of Ray that it leaves to the garbage collector
+@pytest.mark.promise("Interrupted and shared runs", "A Ray node lost while the run is being stopped fails no cell")
 def test_a_ray_node_that_is_lost_while_the_run_is_being_stopped_fails_no_cell(jobs, machine, two_nodes):
     """Ctrl-C, and in the round that it waits for one of the two nodes goes. Its cell is given back and not begun anew.
 
@@ -276,6 +281,10 @@ def quiet_submitit() -> Iterator[None]:
 
 
 @pytest.mark.slow
+@pytest.mark.promise(
+    "Interrupted and shared runs",
+    "When the time of a SLURM job is up, another job continues its cell and repeats no round",
+)
 def test_slurm_jobs_on_this_machine(jobs, machine, quiet_submitit, monkeypatch):
     """submitit's own stand-in for SLURM: one job is killed, one hears that its time is up and goes on in another."""
     monkeypatch.setattr(slurm, "PATIENCE", 1.0)  # no network file system here

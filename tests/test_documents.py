@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import runpy
 import shlex
 import sys
 from pathlib import Path
@@ -73,6 +74,13 @@ def test_every_page_that_the_contents_name_is_there() -> None:
     pages = {page.relative_to(DOCS).with_suffix("").as_posix() for page in DOCS.rglob("*.md")} - {"index"}
     assert set(listed) <= pages and len(listed) == len(set(listed))
     assert {page for page in pages if "/" in page} <= set(listed)
+
+
+def test_the_page_of_promises_is_what_the_tests_say() -> None:
+    """If it fails: python docs/promises.py."""
+    made = runpy.run_path(str(DOCS / "promises.py"))
+    assert len(list(made["promises"]())) > 30
+    assert (DOCS / "promises.md").read_text(encoding="utf-8") == made["page"]()
 
 
 @pytest.mark.slow

@@ -512,6 +512,7 @@ ODD: list[tuple[str, Any, str]] = [
 
 
 @pytest.mark.parametrize("number", range(len(ODD)))
+@pytest.mark.promise("Input", "Every field of an imported line is checked before any of the line is stored")
 def test_a_field_that_cannot_be(empty: Store, lines: list[str], tmp_path: Path, number: int) -> None:
     path, value, message = ODD[number]
 
@@ -604,6 +605,7 @@ def test_identities_are_checked(empty: Store, lines: list[str], tmp_path: Path) 
     assert len(empty.cells()) == 2
 
 
+@pytest.mark.promise("Input", "With `--skip-bad`, bad lines are named and left out")
 def test_bad_lines_are_named_and_left_out(store: Store, empty: Store, lines: list[str], tmp_path: Path) -> None:
     """A line that is no JSON, one with a field too many, one that contradicts the database; the good one is taken."""
     fill(store)
@@ -625,6 +627,7 @@ def test_bad_lines_are_named_and_left_out(store: Store, empty: Store, lines: lis
     assert sorted(empty.cells()) == ["a", "b", "c"]
 
 
+@pytest.mark.promise("Input", "An import lets other processes write in between")
 def test_an_import_lets_others_write_in_between(empty: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """250 cells are 3 transactions; an error in the third leaves 200 and says so; the same import goes on."""
     with Store.open(str(tmp_path / "many.db"), create=True) as many:

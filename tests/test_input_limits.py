@@ -87,6 +87,7 @@ SUITES = {
 
 
 @pytest.mark.parametrize("name", SUITES)
+@pytest.mark.promise("Input", "A suite with too many cells is refused before it is expanded")
 def test_a_suite_that_stands_for_too_much_is_refused(name, place, monkeypatch, capsys):
     text, message = SUITES[name]
     Path("s.yaml").write_text(text)
@@ -178,6 +179,7 @@ SECRETS = [
 
 
 @pytest.mark.parametrize("url", SECRETS)
+@pytest.mark.promise("Input", "No message shows a password")
 def test_no_part_of_a_password_is_shown(url, place, monkeypatch, capsys):
     shown = shown_url(url)
     assert "***" in shown and "geh" not in shown and "eim" not in shown
@@ -213,6 +215,7 @@ def test_a_file_may_have_such_a_name(url, place):
 # --- imports -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.promise("Input", "A refused import creates no database, and of several files it imports none")
 def test_a_refused_import_leaves_no_database_and_several_files_are_all_checked_first(place, monkeypatch, capsys):
     results = Path(__file__).parent.parent / "results" / "sfat-fp32-cpu.jsonl"
     header, first, second, *_ = results.read_text().splitlines()

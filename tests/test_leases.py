@@ -56,6 +56,10 @@ def silent(store: Store, seconds: float) -> None:
 
 
 @pytest.mark.parametrize("provenance", [{}, {"host": "elsewhere", "pid": 1}, {"pid": os.getppid()}])
+@pytest.mark.promise(
+    "Leases",
+    "A stage without progress is free when its lease ends, even if its process exists. That process can write nothing more",
+)
 def test_a_lease_ends_a_quarter_of_an_hour_after_the_last_progress(store: Store, provenance: dict[str, Any]) -> None:
     """Also that of a process which is still there: it may be stopped, or hang."""
     run = taken(store, **provenance)
@@ -111,6 +115,7 @@ print(json.dumps([time.time(), row.alive, got]))
 
 
 @pytest.mark.parametrize("off", [16 * 60, -16 * 60])
+@pytest.mark.promise("Leases", "A machine whose clock is wrong takes over nothing and loses nothing")
 def test_a_machine_whose_clock_is_off_steals_nothing(store: Store, url: str, off: int) -> None:
     """Another process, whose every clock is 16 minutes fast or slow, looks at a run of a machine it cannot see.
 
@@ -153,6 +158,7 @@ def test_times_are_stored_in_utc_wherever_the_machine_is(zone: str, monkeypatch:
     assert leases.epoch(None) is None
 
 
+@pytest.mark.promise("Leases", "The stages of a dead process of this machine are free at once")
 def test_a_dead_process_holds_nothing_however_fresh_its_lease(store: Store) -> None:
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     run = taken(store, pid=child.pid, host=socket.gethostname())

@@ -144,6 +144,7 @@ CRASHES = [  # (function, before or after it, which call): each kind of point on
 ]
 
 
+@pytest.mark.promise("Numbers", "A run killed at any point of a commit resumes to the same numbers")
 def test_killed_anywhere_the_same_numbers_come_out(job, tmp_path, spawn):
     undisturbed = machine(tmp_path / "whole")
     assert spawn(job, undisturbed) == 0

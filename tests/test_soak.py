@@ -40,6 +40,10 @@ DAMAGE: dict[str, tuple[str, str]] = {
 
 
 @pytest.mark.slow
+@pytest.mark.promise(
+    "Input",
+    "Eight runners with kills, stops, foreign locks, full disks and wrong clocks end as if undisturbed (`make soak`)",
+)
 def test_what_the_soak_sees(twice: tuple[Path, Path], jobs: list[Job], machine: Machine) -> None:
     db, undisturbed = twice
     assert {status for status, _ in rows(machine, jobs[0]).values()} == {"done"}

@@ -66,6 +66,7 @@ def beat(store: Store) -> float | None:
 # --- whose cell it is --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.promise("Leases", "A lease is renewed by progress, not by a thread that is alive")
 def test_a_lease_is_renewed_by_beats_and_not_by_a_thread_that_lives(machine, jobs, monkeypatch) -> None:
     with Store.open(machine.db) as store:
         store.add_cell(jobs[0].cell, jobs[0].spec)
@@ -90,6 +91,10 @@ def test_a_lease_is_renewed_by_beats_and_not_by_a_thread_that_lives(machine, job
                     time.sleep(0.05)
 
 
+@pytest.mark.promise(
+    "Interrupted and shared runs",
+    "A run takes over the cells of a killed run, and ends with 0 only when all are done",
+)
 def test_a_run_takes_over_what_a_killed_one_had_in_hand(jobs, machine, options, forks, other, capfd) -> None:
     """It did the rest, waited, and went on when the other was killed: all is done, or it would not have ended."""
 
@@ -108,6 +113,10 @@ def test_a_run_takes_over_what_a_killed_one_had_in_hand(jobs, machine, options, 
     assert ended.pop(other.pid) == "interrupted" and set(ended.values()) == {"done"}
 
 
+@pytest.mark.promise(
+    "Interrupted and shared runs",
+    "With `--no-wait`, a run lists the remaining cells with their holders and ends with 1",
+)
 def test_without_waiting_it_says_what_is_left_and_who_has_it(jobs, machine, options, forks, other, capfd) -> None:
     with pytest.raises(SystemExit) as exit:
         run_all(jobs[:2], Watch("crew"), wait=False, **options)
@@ -130,6 +139,7 @@ def test_a_run_that_waits_can_be_stopped(jobs, machine, options, forks, other) -
 
 
 @pytest.mark.parametrize("first", ["runs", "stages"])
+@pytest.mark.promise("Interrupted and shared runs", "A claim by another run between two queries ends no run")
 def test_a_claim_between_two_looks_at_the_database(first, jobs, machine, monkeypatch) -> None:
     """Whoever asks what a worker has in hand, or who holds what, meets a run that was not there a moment ago."""
     real, job = getattr(Store, first), jobs[0]
@@ -154,6 +164,10 @@ def test_a_claim_between_two_looks_at_the_database(first, jobs, machine, monkeyp
 
 
 @pytest.mark.parametrize("before", ["interrupted", "failed"])
+@pytest.mark.promise(
+    "Interrupted and shared runs",
+    "Of several runs that want the same free cell, one gets it and the others wait",
+)
 def test_a_cell_that_another_process_claims_first_is_waited_for(before, jobs, machine, monkeypatch) -> None:
     """It was free when we looked. What had failed has failed: nobody claims it."""
     with Store.open(machine.db) as store:
@@ -170,6 +184,7 @@ def test_a_cell_that_another_process_claims_first_is_waited_for(before, jobs, ma
         assert work(jobs[0], machine, store) == ("elsewhere" if before == "interrupted" else "failed")
 
 
+@pytest.mark.promise("Interrupted and shared runs", "A worker that dies does not end its run")
 def test_a_worker_that_died_does_not_end_the_run_that_writes_to_it() -> None:
     """The command line leaves SIGPIPE as it is, so that a command ends with its reader; not while cells are run."""
     reader, writer = os.pipe()
@@ -201,6 +216,10 @@ def stop_between_writes(pid: int) -> None:
         time.sleep(0.05)
 
 
+@pytest.mark.promise(
+    "Leases",
+    "A stopped process loses its cell when the lease ends. When continued, it drops the cell and stores nothing twice",
+)
 def test_a_stopped_process_loses_its_cell_and_notices_when_it_goes_on(jobs, machine, options, forks) -> None:
     """SIGSTOP in the third round, a lease of two seconds; another run does the cell; SIGCONT: nothing is doubled."""
     context = local.multiprocessing.get_context("spawn")
@@ -227,6 +246,7 @@ def test_a_stopped_process_loses_its_cell_and_notices_when_it_goes_on(jobs, mach
     assert runs[0]["pid"] == process.pid and runs[0]["lease"] == 2.0
 
 
+@pytest.mark.promise("Interrupted and shared runs", "A stopped worker is replaced by its own run")
 def test_a_worker_that_is_stopped_is_replaced(jobs, machine, forks, monkeypatch) -> None:
     """Nobody else runs: the run itself sees that its worker makes no progress, and begins the cell once more."""
     monkeypatch.setattr(local, "_looks", lambda machine: 0.5)
@@ -253,6 +273,7 @@ def test_a_worker_that_is_stopped_is_replaced(jobs, machine, forks, monkeypatch)
 # --- what no cell is to blame for --------------------------------------------------------------------------------
 
 
+@pytest.mark.promise("Faults of the machine", "A run waits for a database that another process has locked")
 def test_a_lock_of_another_process_is_waited_for(jobs, machine, monkeypatch) -> None:
     """Held for 30 times as long as SQLite waits: from the second round on, in training and at its end."""
     monkeypatch.setattr(database, "BUSY", 0.1)
@@ -279,6 +300,7 @@ def test_a_lock_of_another_process_is_waited_for(jobs, machine, monkeypatch) -> 
 
 
 @pytest.mark.parametrize("full", ["files", "everything"])
+@pytest.mark.promise("Faults of the machine", "A full disk stops the run with exit code 5 and fails no cell")
 def test_a_full_disk_stops_the_run_and_fails_no_cell(full, jobs, machine, options, forks, tmp_path, capfd) -> None:
     """A file system of 1 MB and 96 kB to spare: a state is larger. With space again the same command goes on."""
     disk = tmp_path / "disk"
@@ -327,6 +349,7 @@ def test_a_disk_that_takes_nothing_gives_the_cell_back(jobs, machine, monkeypatc
     assert attempt(jobs[0], machine, events.append, lambda: False) == "done"
 
 
+@pytest.mark.promise("Interrupted and shared runs", "`status` and `run` agree on what failed")
 def test_run_and_status_agree(jobs, machine, options, forks, capfd) -> None:
     """Folders for the logs that cannot be made: nothing has failed. A cell that diverges has, in both."""
     Path(machine.files).mkdir()
@@ -379,6 +402,10 @@ def cramped(
     ],
     ids=["host", "gpu", "torch on the host"],
 )
+@pytest.mark.promise(
+    "Faults of the machine",
+    "A cell out of memory is tried once more with smaller microbatches, to the same numbers within rounding",
+)
 def test_too_little_memory_is_tried_once_more_with_smaller_microbatches(error, jobs, machine, monkeypatch) -> None:
     """Batches of 16 where 4 fit, chunks of 30 where 7 fit: the same numbers to rounding, and the runs say how."""
     spec = copy.deepcopy(jobs[0].spec)
@@ -416,6 +443,10 @@ def test_memory_that_is_never_enough_is_a_failure_in_words(jobs, machine, monkey
     assert max(sizes) == 16
 
 
+@pytest.mark.promise(
+    "Faults of the machine",
+    "A model with batch normalisation is not split into microbatches, and the cell says so",
+)
 def test_batch_normalisation_is_not_cut(jobs, machine, monkeypatch) -> None:
     """Its gradients would be others."""
     from fatbench.models.resnet import ResNet
@@ -436,6 +467,7 @@ def test_batch_normalisation_is_not_cut(jobs, machine, monkeypatch) -> None:
 # --- time and signals --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.promise("Interrupted and shared runs", "A cell can have a time limit")
 def test_a_cell_has_so_much_time(jobs, machine, monkeypatch) -> None:
     """What was committed is kept, and a retry goes on from there."""
     job, place, pulses = jobs[0], replace(machine, checkpoint_seconds=0.0), list[Pulse]()
@@ -459,6 +491,7 @@ def test_a_cell_has_so_much_time(jobs, machine, monkeypatch) -> None:
     assert (began[0].kind, began[0].round) == ("start", 2)
 
 
+@pytest.mark.promise("Interrupted and shared runs", "A cell that hangs is killed when its time limit has passed")
 def test_a_worker_that_does_not_end_with_its_time_is_killed(jobs, machine, forks, monkeypatch) -> None:
     monkeypatch.setattr(local, "_looks", lambda machine: 0.2)
     job, place = lasting(jobs[0]), replace(machine, time_limit=600.0)
@@ -486,6 +519,10 @@ def test_time_limits_that_are_none(text) -> None:
 
 
 @pytest.mark.parametrize("which", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
+@pytest.mark.promise(
+    "Interrupted and shared runs",
+    "Ctrl-C, SIGTERM and SIGUSR1 checkpoint the current round and release the cell",
+)
 def test_a_signal_ends_the_run_after_the_round_at_hand(which, jobs, machine, options, forks, monkeypatch) -> None:
     """The round is committed, the cell is given back, and the same run goes on from there."""
     job, watch, rounds = lasting(jobs[0]), Watch("crew"), []
