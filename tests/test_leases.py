@@ -58,7 +58,7 @@ def silent(store: Store, seconds: float) -> None:
 @pytest.mark.parametrize("provenance", [{}, {"host": "elsewhere", "pid": 1}, {"pid": os.getppid()}])
 @pytest.mark.promise(
     "Leases",
-    "A stage without progress is free when its lease ends, even if its process exists. That process can write nothing more",
+    "A stage without progress is free when its lease ends. Its process can then write nothing more",
 )
 def test_a_lease_ends_a_quarter_of_an_hour_after_the_last_progress(store: Store, provenance: dict[str, Any]) -> None:
     """Also that of a process which is still there: it may be stopped, or hang."""
