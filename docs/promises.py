@@ -15,7 +15,7 @@ Each promise has a test, named beside it. `python docs/promises.py` writes this 
 [running.md](running.md) explains leases, and [development.md](development.md#tests) the larger tests.
 
 One fault remains: a process stopped in the middle of a commit keeps SQLite's write lock. The others wait until it
-continues or is killed. PostgreSQL releases the lock after `idle_in_transaction_session_timeout`, a setting of the server.
+continues or is killed. PostgreSQL releases the lock after `idle_in_transaction_session_timeout`, a server setting.
 """
 
 
