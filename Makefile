@@ -11,6 +11,10 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 DEMO := .demo
 
+# Bytecode is kept whatever the environment says: without it each of the many processes that the tests start compiles
+# everything anew, and pytest rewrites 40,000 lines of tests in every worker (14 CPU seconds each).
+export PYTHONDONTWRITEBYTECODE :=
+
 # Colour where the result goes to a terminal, also when make collects the output (-j, -O); NO_COLOR wins.
 COLOUR := $(if $(NO_COLOR),,$(if $(MAKE_TERMOUT),FORCE_COLOR=1))
 
@@ -60,8 +64,9 @@ docs: $(STAMP) ## the documents as a site: build/docs/index.html; a warning is a
 	@OMP_NUM_THREADS=1 $(VENV)/docs/bin/python -m sphinx --quiet --fail-on-warning docs build/docs
 
 # One thread a process: the arrays are small, and the workers already fill the cores.
-test: $(STAMP) ## the tests; make test ARGS='-k pgd' runs some
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(WORKERS) --maxprocesses 8 --dist worksteal $(ARGS)
+test: $(STAMP) ## the tests of a commit; make test ARGS='-k pgd' runs some, make test ARGS='-m slow' the slow ones
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(WORKERS) --maxprocesses 8 --dist worksteal \
+	    -m 'not slow and not nightly' $(ARGS)
 
 # Minutes on two quiet cores; on a GPU where there is one. Nothing else should run beside it.
 bench: $(STAMP) ## how fast it is, against what people run: results/bench; make bench ARGS='--rows at_nin'
@@ -87,7 +92,9 @@ scale: $(STAMP) ## what commands cost on 100,000 cells and 10 million numbers; m
 mutants: $(STAMP) ## small mistakes in the program, and which the tests do not see; make mutants ARGS='--sample 100 --seed 1'
 	@OMP_NUM_THREADS=1 $(BIN)/python tests/mutants.py $(ARGS)
 
-nightly: fuzz mutants soak ## what is too long for every commit
+nightly: $(STAMP) ## what is too long for every commit: every test, fuzz, mutants and soak
+	@$(MAKE) test ARGS="-m ''"
+	@$(MAKE) fuzz mutants soak
 
 # Nine minutes at a time; the same command goes on while it ends with 75.
 gpu: $(STAMP) ## half an hour on a GPU, worst risks first: results/bench; make gpu ARGS=--rehearse needs none

@@ -51,6 +51,7 @@ from mutmut.mutation import mutators
 
 ROOT = Path(__file__).resolve().parent.parent
 CHILDREN = 0.3  # CPU seconds in processes of its own, from which on a test may run any line there
+MARKS = "not slow and not nightly"  # of the tests that guard
 COSTS = 60.0  # CPU seconds of tests for one mutant, the dearest left out
 
 # What is mutated, the tests that guard it, and which of them would cost more than they find (`-k`).
@@ -490,7 +491,7 @@ def in_room(name: str, place: Path, report: Path, asked: argparse.Namespace, onl
     known = yaml.safe_load((ROOT / "tests" / "mutants.yaml").read_text())
     room = Room(name, files, asked.sample, asked.seed, only, known, report)
     without = [word for plugin in ("terminal", "cacheprovider", "xdist") for word in ("-p", f"no:{plugin}")]
-    options = [*without, "-o", "addopts=", "--basetemp", str(place / "pytest-tmp"), "-m", "not slow", "-k", chosen]
+    options = [*without, "-o", "addopts=", "--basetemp", str(place / "pytest-tmp"), "-m", MARKS, "-k", chosen]
     sys.exit(pytest.main([*options, *(f"tests/{test}" for test in tests)], plugins=[room]))
 
 

@@ -227,7 +227,7 @@ def test_a_script_without_a_guard_is_told_so_before_anything_runs(tmp_path: Path
 # --- documents ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_notebook_of_every_block_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """docs/python.md as a notebook, in an empty folder: no block fails, tables come as HTML, frames as pandas' own."""
     monkeypatch.setenv("JUPYTER_PLATFORM_DIRS", "1")
@@ -272,7 +272,7 @@ BESIDE = [
 ]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_notebook_puts_a_plain_model_beside_a_suite_s_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Trained by a plain loop, attacked by AutoAttack and a plug-in's suite, in one HTML table with SFAT."""
     monkeypatch.setenv("JUPYTER_PLATFORM_DIRS", "1")

@@ -402,7 +402,7 @@ def test_undamaged_only_what_is_left_is_trained(job, resumable, undisturbed, tmp
     assert "begins again" not in log(job, place)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("name", "damage"), [*(("state-000002", damage) for damage in DAMAGE), ("model-000002", "a flipped bit")]
 )
@@ -423,7 +423,7 @@ def test_damage_between_an_interruption_and_the_resumption(name, damage, job, re
     assert damage == "no folder" or str(file) in warnings[0]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("name", "damage"), [*(("model-000003", damage) for damage in DAMAGE), ("model-000002", "a flipped bit")]
 )

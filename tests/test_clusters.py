@@ -140,7 +140,7 @@ def parent_of(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.filterwarnings("ignore::ResourceWarning")  # files of Ray that it leaves to the garbage collector
 @pytest.mark.promise(
     "Interrupted and shared runs",
@@ -188,7 +188,7 @@ def test_a_ray_node_is_killed_in_the_middle_of_a_cell(tmp_path, monkeypatch, two
     assert tables[0] == tables[1] and "slow" in tables[0]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.filterwarnings("ignore::ResourceWarning")  # files of Ray that it leaves to the garbage collector
 @pytest.mark.promise("Interrupted and shared runs", "A Ray node lost while the run is being stopped fails no cell")
 def test_a_ray_node_that_is_lost_while_the_run_is_being_stopped_fails_no_cell(jobs, machine, two_nodes):

@@ -162,7 +162,7 @@ def test_a_heading_that_no_cell_can_fill(run: Run, tmp_path: Path, monkeypatch: 
     assert "(paper: not evaluated in this preset; smoke: not evaluated in this preset)" in err
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_an_author_s_way_to_a_paper(tmp_path: Path) -> None:
     """docs/paper-tables.md as it is written: every command, then its document in two columns, compiled twice."""
     page = (ROOT / "docs" / "paper-tables.md").read_text(encoding="utf-8")

@@ -123,7 +123,7 @@ def test_nothing_is_overwritten(place, run, there):
     assert [(file.name, file.read_text()) for file in place.iterdir()] == [(there, "mine")]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("kind", ["aggregator", "objective", "attack"])  # the tutorial runs the method
 def test_the_smoke_preset_of_what_is_written_runs_and_is_reported(place, run, kind):
     run("new", kind, "my_one")
@@ -171,7 +171,7 @@ def test_the_methods_of_the_templates_compute_what_they_say(place, run):
     assert found.flatten().tolist() == pytest.approx([0.45, 0.55])
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_every_command_of_the_tutorial_runs_and_every_edit_fits(tmp_path):
     """In the order of the page, from an empty folder. `# exit N` says how a command ends; edits are ```diff blocks."""
     env = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache"), "COLUMNS": "160"}

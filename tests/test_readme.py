@@ -71,7 +71,7 @@ def test_make_targets_of_the_readme_are_what_ci_runs():
     ci = (ROOT / ".ci" / "run").read_text(encoding="utf-8").splitlines()
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     for target in targets:
-        assert target in ci
+        assert any(line.startswith(target) for line in ci)
         assert re.search(rf"^{target.split()[1]}:", makefile, re.MULTILINE)
 
 

@@ -39,7 +39,7 @@ DAMAGE: dict[str, tuple[str, str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.promise(
     "Input",
     "Eight runners with kills, stops, foreign locks, full disks and wrong clocks end as if undisturbed (`make soak`)",
