@@ -63,7 +63,8 @@ ROOMS: dict[str, tuple[list[str], list[str], str]] = {
     "checkpoints": (
         ["runner/checkpoints.py", "whole_file.py"],
         ["test_checkpoints.py", "test_whole_file.py"],
-        "test_whole_file or comes_back or flipped or paths or header or another_cell or is_gone or gets_its_name or swept",
+        "test_whole_file or comes_back or flipped or paths or header or another_cell or is_gone or gets_its_name"
+        " or swept",
     ),
     "worker": (
         ["runner/worker.py", "runner/stage.py", "runner/training.py", "runner/attacking.py"],
