@@ -643,6 +643,28 @@ def test_other_versions_of_autoattack_are_the_packages(version: str) -> None:
     assert torch.equal(blind, expected)
 
 
+class Noisy(nn.Module):
+    """A network that draws at test time."""
+
+    def __init__(self, model: nn.Module, size: float) -> None:
+        super().__init__()
+        self.model, self.size = model, size
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.model(x + self.size * torch.randn(x.shape))
+
+
+@pytest.mark.parametrize("version", ["standard", "rand", "plus"])
+def test_a_network_that_draws_at_test_time_is_refused_by_autoattack(version: str) -> None:
+    """One forward pass would say what is robust."""
+    x = torch.rand(8, 1, 2, 2, generator=generator())
+    y, noisy = flat(5)(x).argmax(1), Noisy(flat(5), 0.5).eval()
+    before = torch.get_rng_state()
+    with pytest.raises(packages.AttackError, match=r"the network draws at test time .* a single forward pass"):
+        packages.autoattack(noisy, x, y, generator(3), eps=0.05, version=version)  # type: ignore[arg-type]
+    assert torch.equal(before, torch.get_rng_state())
+
+
 def wide(classes: int) -> nn.Module:
     """A random linear classifier of 6 x 6 images."""
     model = nn.Sequential(nn.Flatten(), nn.Linear(36, classes))
@@ -718,7 +740,8 @@ def test_autoattack_costs_what_its_docstring_says_at_most(version: str) -> None:
     x = torch.rand(1, 1, 2, 2, generator=generator())
     x_adv = signatures.build("Attack", call)(model, x, torch.tensor([0]), generator())
     assert torch.equal(x_adv, x)
-    assert (passes.forward, passes.backward) == formulas.passes("Attack", call) == PASSES[version]
+    looks = 1  # at one image of the batch a second time: does the network draw?
+    assert (passes.forward - looks, passes.backward) == formulas.passes("Attack", call) == PASSES[version]
 
 
 @pytest.mark.parametrize("classes", [2, 3])

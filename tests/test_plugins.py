@@ -311,7 +311,8 @@ def test_what_a_cell_uses_is_found_in_nested_calls(place):
     assert plugins.records(mine.spec) == [expected("aggregator only")]
     assert plugins.records(fedavg.spec, {"name": "blank"}) == [expected("attack blank")]
     assert plugins.records(mine.spec, {"name": "blank"}) == [expected("aggregator only", "attack blank")]
-    assert plugins.files_of(fedavg.spec) == set() and plugins.files_of(mine.spec) == {place / "mine.py"}
+    assert plugins.files(fedavg.spec) == set() and plugins.files(mine.spec) == {place / "mine.py"}
+    assert plugins.files(fedavg.spec, fedavg.evaluations) == {place / "mine.py"}
 
 
 def test_versions_are_the_same_wherever_the_file_is(place):

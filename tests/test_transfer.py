@@ -296,7 +296,8 @@ def test_the_command_comes_back_to_what_waits_and_says_what_still_does(place, mo
     text = fatbench.table("moved.yaml", "A").markdown()
     assert "computed on=Both's model" in text
     # the attacked model's plug-in is edited: what was judged under it is of an older version, in every cell
-    (place / "looking.py").write_text(PLUGIN + "\n# edited\n")
+    edited = PLUGIN.replace("class Looks(nn.Module):", "class Looks(nn.Module):\n    edited = 1\n")
+    (place / "looking.py").write_text(edited)
     code, out = run("run", "suite", "moved.yaml", "--dry-run")
     assert "3 cells from an older version of a plug-in are kept as they are" in out
     code, err = run("plot", "moved.yaml", "--format", "svg")

@@ -50,16 +50,17 @@ def autoattack(
 ) -> Tensor:
     """AutoAttack: APGD-CE (100 steps), targeted APGD-DLR, targeted FAB (9 classes each), Square (5000 queries).
 
-    That is `version` "standard". "rand" is for models that draw at test time: APGD-CE and APGD-DLR, each gradient a
-    mean over 20 draws. "plus" adds to the standard ones untargeted APGD-DLR and FAB, and gives 5 restarts to those that
-    are not targeted.
+    That is `version` "standard". "rand" is APGD-CE and APGD-DLR, each gradient a mean over 20 draws. "plus" adds to the
+    standard ones untargeted APGD-DLR and FAB, and gives 5 restarts to those that are not targeted.
 
     Croce and Hein 2020 (arXiv 2003.01690), by its authors' code: the package `autoattack` where it is installed,
     else `pyautoattack`; `implementation("autoattack")` says which. A stage attacks only what withstood those before it;
     an image that is misclassified already, or withstands all stages, comes back unperturbed.
 
     The targets are the 9 most likely wrong classes, so all of them with 10 classes; the packages fail below 10, where
-    all C - 1 are taken here. AttackError: fewer than 4 classes, where the targeted DLR loss has no value.
+    all C - 1 are taken here. AttackError: fewer than 4 classes, where the targeted DLR loss has no value, or a network
+    that draws at test time. The package, also as "rand", and an outcome here take a single forward pass for its
+    prediction: a lucky draw ends the attack on an image (Croce and Hein's repository, pull request 105).
 
     The package runs its stages in float32, also where networks compute in bfloat16: APGD takes the larger of two
     losses, FAB walks along the boundary, Square keeps what is a little better, and bfloat16 knows none of these well.
@@ -76,9 +77,16 @@ def autoattack(
     if eps == 0:
         return x
     with _foreign(model, generator, x.device) as (victim, seed):
-        classes = victim(x[:1]).shape[1]
+        with torch.no_grad():
+            logits, again = victim(x[:1]), victim(x[:1])
+        classes = logits.shape[1]
         if classes < 4:
             raise AttackError(f"AutoAttack needs at least 4 classes (targeted DLR loss), the model has {classes}")
+        if not torch.allclose(logits, again, rtol=1e-3, atol=1e-5, equal_nan=True):
+            raise AttackError(
+                "the network draws at test time (the same image twice, two answers): AutoAttack, also as 'rand', and an"
+                " outcome here go by a single forward pass, so one lucky draw would decide an image"
+            )
         package = "autoattack" if _installed("autoattack") else "pyautoattack"
         adversary = importlib.import_module(package).AutoAttack(
             victim, norm=norm, eps=eps, seed=seed, version=version, device=x.device

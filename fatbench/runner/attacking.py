@@ -16,7 +16,7 @@ from fatbench.runner.jobs import WORSE, Event, Job, Machine, Outcome, evaluation
 from fatbench.runner.oom_retry import sparing
 from fatbench.runner.stage import claim, failed, ready_for, renewed, with_some_kernel
 from fatbench.store.stages import Store
-from fatbench.suite import formulas, signatures
+from fatbench.suite import formulas, plugins, signatures
 from fatbench.suite.cells import Evaluation
 
 log = logging.getLogger("fatbench")
@@ -40,48 +40,51 @@ def attack_models(
     lacking: dict[str, str] = {}  # cells whose models are waited for
     other = versions.changed([job], store).get(job.cell, {})
     shared: dict[str, Any] = {} if ready is None else {"ready": ready, "microbatch": machine.microbatch}
-    for round in evaluation_rounds(job, record):
+    rounds, trained_by = evaluation_rounds(job, record), plugins.files(job.spec)
+    foreign = {one.id: bool(plugins.files(job.spec, [one]) - trained_by) for one in job.evaluations}
+    order = [(round, one) for round in rounds for one in job.evaluations]
+    order.sort(key=lambda pair: foreign[pair[1].id])  # what an attack's plug-in does to torch, the others do not meet
+    for round, evaluation in order:
         digest = record.get("sha256", {}).get(model_file(round))  # none: the model was never here
-        for evaluation in job.evaluations:
-            stage = evaluation.stage(round)
-            row = rows.get((job.cell, stage))
-            if stage in other and not machine.rerun_changed:
+        stage = evaluation.stage(round)
+        row = rows.get((job.cell, stage))
+        if stage in other and not machine.rerun_changed:
+            continue
+        origin = evaluation.origin
+        theirs = transfer.trained(origin.cell, store) if origin is not None and origin.cell else None
+        if row is not None and row.status == "done" and stage not in other:
+            same = digest is None or row.record.get("model", digest) == digest
+            if same and (theirs is None or row.record.get("origin", theirs.digest) == theirs.digest):
                 continue
-            origin = evaluation.origin
-            theirs = transfer.trained(origin.cell, store) if origin is not None and origin.cell else None
-            if row is not None and row.status == "done" and stage not in other:
-                same = digest is None or row.record.get("model", digest) == digest
-                if same and (theirs is None or row.record.get("origin", theirs.digest) == theirs.digest):
-                    continue
-                store.reopen(job.cell, stage)
-            if origin is not None and origin.cell and theirs is None:
-                lacking[origin.cell] = origin.name
-                continue
-            settings = {**evaluation.attack, "implementation": implementation(evaluation.attack["name"])}
-            settings |= {"origin": origin.said} if origin is not None else {}
-            run = claim(job, stage, machine, store, 0, evaluation, settings, fresh=stage in other)
-            if run is None:
-                free: Outcome = "failed" if row is not None and row.status == "failed" else "elsewhere"
-                worst = max(worst, free, key=WORSE.index)
-                continue
-            try:
-                ours = record.get("sha256", {}).get(clients_file(round))
-                there = theirs or transfer.Trained(job.cell, round, clients_file(round), ours)
-                stage_of = partial(
-                    _attack, run, round, digest, evaluation, there, job,
-                    store=store, folder=folder, shared=shared, notify=notify, stop=stop,
-                )  # fmt: skip
-                attempt = partial(with_some_kernel, run, store=store, stage=stage_of)
-                with renewed(machine, run):
-                    outcome = sparing(attempt, machine, evaluation.batch, partial(store.describe_run, run))
-            except BaseException as error:
-                if isinstance(error, checkpoints.Damaged) and digest is not None and not again:
-                    store.release(run)
-                    raise
-                outcome = failed(error, run, job, stage, store, notify)
-            if outcome in ("interrupted", "blocked"):
-                return outcome
-            worst = max(worst, outcome, key=WORSE.index)
+            store.reopen(job.cell, stage)
+        if origin is not None and origin.cell and theirs is None:
+            lacking[origin.cell] = origin.name
+            continue
+        settings = {**evaluation.attack, "implementation": implementation(evaluation.attack["name"])}
+        settings |= {"origin": origin.said} if origin is not None else {}
+        run = claim(job, stage, machine, store, 0, evaluation, settings, fresh=stage in other)
+        if run is None:
+            free: Outcome = "failed" if row is not None and row.status == "failed" else "elsewhere"
+            worst = max(worst, free, key=WORSE.index)
+            continue
+        try:
+            ours = record.get("sha256", {}).get(clients_file(round))
+            there = theirs or transfer.Trained(job.cell, round, clients_file(round), ours)
+            stage_of = partial(
+                _attack, run, round, digest, evaluation, there, job,
+                store=store, folder=folder, shared=shared, notify=notify, stop=stop,
+            )  # fmt: skip
+            attempt = partial(with_some_kernel, run, store=store, stage=stage_of)
+            with renewed(machine, run):
+                outcome = sparing(attempt, machine, evaluation.batch, partial(store.describe_run, run))
+        except BaseException as error:
+            if isinstance(error, checkpoints.Damaged) and digest is not None and not again:
+                store.release(run)
+                raise
+            outcome = failed(error, run, job, stage, store, notify)
+        if outcome in ("interrupted", "blocked"):
+            return outcome
+        worst = max(worst, outcome, key=WORSE.index)
     if lacking and worst == "done":
         of = ", ".join(f"{cell} ({name})" for cell, name in lacking.items())
         notify(Event(job.cell, "transfer", "waiting", message=f"for the model of {of}, which is not trained yet"))

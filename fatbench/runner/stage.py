@@ -21,7 +21,7 @@ from fatbench.runner.provenance import produced_by
 from fatbench.store import selection
 from fatbench.store.leases import LEASE
 from fatbench.store.stages import Stolen, Store
-from fatbench.suite import plugins, signatures, weights
+from fatbench.suite import plugins, signatures, sources, weights
 from fatbench.suite.cells import Evaluation
 
 log = logging.getLogger("fatbench")
@@ -40,6 +40,11 @@ def claim(
 ) -> int | None:
     """Take a stage for this process, its provenance written: the run's number; None: it is not to be had."""
     used = plugins.records(job.spec) if evaluation is None else plugins.of_evaluation(job.spec, evaluation)
+    others = sources.run_here() - (
+        plugins.files(job.spec) if evaluation is None else plugins.files(job.spec, [evaluation])
+    )
+    for file in others:
+        log.warning("%s: this process has run %s, which the stage does not use", stage, file)
     quick = machine.device.startswith("cuda") and machine.precision != "fp32"  # kernels are chosen by their speed
     return store.claim(
         job.cell,
@@ -55,7 +60,8 @@ def claim(
                     **({"microbatch": machine.microbatch} if machine.microbatch else {}),
                     **({"vectorise": machine.vectorise} if machine.vectorise > 1 else {}),
                     **({"lease": machine.lease} if machine.lease != LEASE else {}),
-                    **({"plugins": used} if used else {})},
+                    **({"plugins": used} if used else {}),
+                    **({"other_plugins": [plugins.version(file) for file in sorted(others)]} if others else {})},
     )  # fmt: skip
 
 

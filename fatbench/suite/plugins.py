@@ -108,10 +108,7 @@ def records(
     if not signatures.plugins():
         return []
     found: dict[Path, set[str]] = {}
-    calls: list[tuple[str, Mapping[str, Any]]] = [
-        ("Data", cell["data"]) if "evaluated" in cell else ("Experiment", {"name": "cell", **cell})
-        for cell in (spec, *others)
-    ]
+    calls = [call for cell in (spec, *others) for call in _calls(cell)]
     calls += [("Attack", attack)] if attack else []
     for kind, call in calls:
         for file, name in used(kind, call):
@@ -119,10 +116,21 @@ def records(
     return [_record(file, names) for file, names in sorted(found.items())]
 
 
-def files_of(spec: Mapping[str, Any]) -> frozenset[Path]:
-    """The plug-ins that training a cell runs."""
-    call = ("Data", spec["data"]) if "evaluated" in spec else ("Experiment", {"name": "cell", **spec})
-    return frozenset(file for file, _ in used(*call)) if signatures.plugins() else frozenset()
+def files(spec: Mapping[str, Any], evaluations: Iterable[Evaluation] = ()) -> frozenset[Path]:
+    """The plug-ins that are run by training a cell, and by these evaluations of it."""
+    if not signatures.plugins():
+        return frozenset()
+    found = {file for kind, call in _calls(spec) for file, _ in used(kind, call)}
+    for one in evaluations:
+        origin = [one.origin.spec] if one.origin is not None and one.origin.spec else []
+        calls = [("Attack", one.attack), *(call for other in origin for call in _calls(other))]
+        found |= {file for kind, call in calls for file, _ in used(kind, call)}
+    return frozenset(found)
+
+
+def _calls(spec: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
+    """What a cell calls, from the top."""
+    return [("Data", spec["data"]) if "evaluated" in spec else ("Experiment", {"name": "cell", **spec})]
 
 
 def version(file: Path) -> dict[str, Any]:

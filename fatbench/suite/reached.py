@@ -19,7 +19,7 @@ from pathlib import Path
 
 from fatbench.suite import formulas, sources
 
-READ = ("Forward:", "Backward:", "Up:", "Down:", "Rate:", "Package:", "Refuse if")  # lines of docstrings
+READ = ("Forward:", "Backward:", "Up:", "Down:", "Rate:", "Package:", "Refuse if")  # lines that costs and refusals have
 OPAQUE = {"exec", "eval", "compile", "globals", "locals", "vars", "importlib", "__import__", "__doc__"}
 HARMLESS = {  # decorators that leave the rest of the program alone
     "torch.no_grad", "torch.inference_mode", "functools.cache", "functools.lru_cache", "functools.wraps",

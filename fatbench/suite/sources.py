@@ -110,6 +110,14 @@ def edited(file: Path) -> bool:
     return any(not path.is_file() or path.read_bytes() != read(path) for path in files)
 
 
+_RUN: set[Path] = set()
+
+
+def run_here() -> frozenset[Path]:
+    """The plug-ins that this process has run. What one of them did to torch stays, also when it is read again."""
+    return frozenset(_RUN)
+
+
 @functools.cache
 def load(file: Path) -> Any:
     """The module of a plug-in, run. SpecError: a local module has the name of another module, or was edited since."""
@@ -124,6 +132,7 @@ def load(file: Path) -> Any:
             raise SpecError(f"plugin {file}: {start / path} was edited while the program was running: start it again")
     if str(start) not in sys.path:
         sys.path.insert(0, str(start))
+    _RUN.add(file)
     if file.parent != start:
         return importlib.import_module(module_name(file))
     name = f"fatbench_plugin_{file.stem}_{hashlib.sha256(str(file).encode()).hexdigest()[:8]}"

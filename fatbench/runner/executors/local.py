@@ -8,6 +8,9 @@ A worker that makes no progress for two leases (it was stopped, or hangs) is kil
 A worker that dies (killed, out of memory, a crash in a library) takes only its cell with it: the cell is marked
 failed, a new worker takes the next one. So workers share nothing with one another, not even the lock of a queue, which
 would die with the worker that holds it: each has a pipe of its own.
+
+A plug-in is code that may change all of torch. A process that has run one takes only cells whose training uses it; for
+others a new process is begun.
 """
 
 from __future__ import annotations
@@ -31,6 +34,7 @@ from fatbench.errors import MachineError, Unavailable
 from fatbench.runner import processes
 from fatbench.runner.executors import Worker, asked, attempt, bury, me, release, works
 from fatbench.runner.jobs import Event, Job, Machine, Outcome
+from fatbench.suite import plugins
 
 
 def slots(device: str | None, jobs: int | None, per_gpu: int | Mapping[int, int] = 1, url: str = "") -> list[str]:
@@ -73,6 +77,7 @@ class _Slot:
 
     process: Any
     pipe: Any
+    has_run: set[Path]  # plug-ins, in the process: one set for all of its slots
     job: Job | None = None
     began: float = 0.0  # with the job
     idle: int = 0  # looks in a row at which it had nothing in hand
@@ -111,18 +116,47 @@ def run(
         first = slot - slot % machine.vectorise
         return list(range(first, min(first + machine.vectorise, len(slots))))
 
+    def in_hand(slot: int) -> list[Job]:
+        return [worker.job for member in company(slot) if (worker := workers.get(member)) and worker.job]
+
+    def fits(job: Job, slot: int) -> bool:
+        """Whether a slot's process has run no plug-in that the cell does not use, and will run none for its sake only.
+
+        Training goes by its own plug-ins. Where cells train together, each goes by all of its plug-ins: else no two
+        cells with an attack of a plug-in could.
+        """
+
+        def may(job: Job) -> frozenset[Path]:
+            return plugins.files(job.spec, job.evaluations if machine.vectorise > 1 else ())
+
+        runs = plugins.files(job.spec, job.evaluations)
+        return workers[slot].has_run <= may(job) and all(runs <= may(other) for other in in_hand(slot))
+
+    def next_for(slot: int) -> Job | None:
+        """The cell that a free slot takes, in a new process where none fits into this one; None: it has to wait."""
+        alive = slot in workers and workers[slot].process.is_alive()
+        if alive and (job := next((job for job in waiting if fits(job, slot)), None)) is not None:
+            return job
+        if in_hand(slot):
+            return None  # also where a process has died and not all it had in hand is buried yet
+        for member in company(slot):
+            if member in workers:
+                _end(workers.pop(member), 5.0)
+        start(company(slot))
+        return waiting[0]
+
     def start(members: Sequence[int]) -> None:
-        here = replace(machine, device=slots[members[0]])
+        here, has_run = replace(machine, device=slots[members[0]]), set[Path]()
         if len(members) == 1 and (begun := processes.taken()) is not None:
             process, pipe = begun
-            workers[members[0]] = _Slot(process, pipe)
+            workers[members[0]] = _Slot(process, pipe, has_run)
             workers[members[0]].tell((_serve, here))
             return
         pipes = [context.Pipe() for _ in members]
         process = processes.started(_serve, here, [theirs for _, theirs in pipes])
         for slot, (ours, theirs) in zip(members, pipes, strict=True):
             theirs.close()
-            workers[slot] = _Slot(process, ours)
+            workers[slot] = _Slot(process, ours, has_run)
 
     def over(slot: int, job: Job, outcome: Outcome) -> None:
         outcomes[job.cell] = outcome
@@ -148,14 +182,11 @@ def run(
             for slot in range(len(slots)):
                 if not waiting or (slot in workers and workers[slot].job is not None):
                     continue
-                if slot not in workers or not workers[slot].process.is_alive():
-                    members = company(slot)
-                    if any(other in workers and workers[other].job for other in members):
-                        continue  # a process has died, and not all it had in hand is buried yet
-                    start(members)
-                workers[slot].job, workers[slot].began, workers[slot].idle = waiting.pop(0), time.monotonic(), 0
-                given = workers[slot].job
-                assert given is not None
+                if (given := next_for(slot)) is None:
+                    continue
+                waiting.remove(given)
+                workers[slot].job, workers[slot].began, workers[slot].idle = given, time.monotonic(), 0
+                workers[slot].has_run |= plugins.files(given.spec, given.evaluations)
                 workers[slot].tell(given)
                 watch(slot, Event(given.cell, "slot", "given"))
             busy = {slot: worker for slot, worker in workers.items() if worker.job is not None}
@@ -196,16 +227,23 @@ def run(
         end = time.monotonic() + 5
         at_work = {worker.process.pid for worker in workers.values() if worker.job}
         for worker in workers.values():
-            worker.process.join(0 if worker.process.pid in at_work else max(0.0, end - time.monotonic()))
-            if worker.process.is_alive():
-                worker.process.kill()
-                worker.process.join()
-            worker.pipe.close()
+            _end(worker, 0 if worker.process.pid in at_work else max(0.0, end - time.monotonic()))
             if worker.job is not None:
                 release(worker.job, machine, worker.worker)
     for job in jobs:
         outcomes.setdefault(job.cell, "interrupted")
     return outcomes
+
+
+def _end(worker: _Slot, patience: float) -> None:
+    """End a process: by itself within so many seconds, where it has nothing in hand."""
+    if worker.job is None:
+        worker.tell(None)
+    worker.process.join(patience)
+    if worker.process.is_alive():
+        worker.process.kill()
+        worker.process.join()
+    worker.pipe.close()
 
 
 IDLE = "the worker process made no progress"

@@ -21,6 +21,7 @@ from fatbench.errors import MachineError, SpecError
 from fatbench.runner.executors import Worker, asked, attempt, bury, local, me, release
 from fatbench.runner.jobs import Event, Job, Machine, Outcome
 from fatbench.store.database import Database
+from fatbench.suite import plugins
 
 PATIENCE = 3.0  # seconds that a cluster may take to know that a node is gone
 
@@ -85,6 +86,7 @@ def _run(
     here = replace(machine, device="cpu" if slots[0] == "cpu" else "cuda:0")
     gpu = 0.0 if slots[0] == "cpu" else 1 / max(Counter(slots).values())
     task = ray.remote(num_cpus=1, num_gpus=gpu, max_retries=0)(_work)
+    last = ray.remote(num_cpus=1, num_gpus=gpu, max_retries=0, max_calls=1)(_work)  # its process then ends
     waiting, free = list(jobs), list(range(len(slots)))
     tasks: dict[Any, tuple[int, Job]] = {}
     workers: dict[str, tuple[Worker, str]] = {}  # who has taken a cell, and on which node
@@ -119,7 +121,8 @@ def _run(
             break
         while waiting and free:
             slot, job = free.pop(0), waiting.pop(0)
-            tasks[task.remote(slot, job, here, board)] = (slot, job)
+            changes = plugins.files(job.spec, job.evaluations)  # a plug-in may change all of torch
+            tasks[(last if changes else task).remote(slot, job, here, board)] = (slot, job)
             watch(slot, Event(job.cell, "slot", "given"))
         ready, _ = ray.wait(list(tasks), timeout=0.2)
         hear()

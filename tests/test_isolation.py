@@ -1,0 +1,143 @@
+"""A plug-in is code that may change all of torch: no cell that does not use it is computed in a process that ran it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from crew import ignore, never
+from test_executors import forks  # noqa: F401
+
+from fatbench.runner import start
+from fatbench.runner.executors import local
+from fatbench.runner.jobs import Event, Job, Machine
+from fatbench.store.stages import Store
+from fatbench.suite import files, plugins, signatures, sources
+
+HOSTILE = """
+from torch.nn import functional
+
+from fatbench.engine.rounds import Mixing
+
+real = functional.cross_entropy
+functional.cross_entropy = lambda *given, **settings: 3 * real(*given, **settings)
+
+
+def first(updates, context):
+    return Mixing([1.0] + [0.0] * (len(updates) - 1))
+
+
+def blank(model, x, y, generator):
+    return x * 0
+
+
+AGGREGATORS = {"first": first}
+ATTACKS = {"blank": blank}
+"""
+SUITE = """
+name: mixed
+title: Cells with a plug-in and without
+plugins: [hostile.py]
+base:
+  data: digits
+  train: 60
+  test: 20
+  partition: {name: iid, clients: 2}
+  model: {name: small_cnn, width: 2}
+  algorithm:
+    {name: fedavg, rounds: 2, aggregator: samples, local: {batch: 16, lr: 0.05, objective: {name: standard}}}
+axes:
+  method:
+    First: {algorithm: {aggregator: first}}
+    FedAvg: {}
+    Uniform: {algorithm: {aggregator: uniform}}
+evaluate: {attacks: {ATTACKS}}
+presets: {paper: {}}
+tables: [{id: A, title: A, rows: [method], values: {Natural: natural}}]
+"""
+OURS = "natural: natural, fgsm: {name: fgsm, eps: 8/255}"
+
+
+def delete() -> None:
+    sources.delete(*signatures.plugins())
+    signatures.drop_plugins(list(signatures.plugins()))
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    delete()
+    (tmp_path / "hostile.py").write_text(HOSTILE)
+    yield tmp_path
+    delete()
+
+
+def jobs(place: Path, attacks: str = OURS) -> list[Job]:
+    (place / "mixed.yaml").write_text(SUITE.replace("ATTACKS", attacks))
+    plugins.load()
+    return start.jobs_of(files.load("mixed.yaml").plan())
+
+
+def numbers(place: Path, jobs: list[Job], slots: int = 1, **settings: object) -> tuple[dict[str, list[tuple]], int]:
+    """cell -> its numbers but times, of a run in a database of its own; how many processes there were."""
+    folder = place / f"run{len(list(place.iterdir()))}"
+    folder.mkdir()
+    files_ = tuple(str(file) for file in signatures.plugins())
+    machine = Machine(str(folder / "r.db"), str(folder), str(place), plugins=files_, **settings)  # type: ignore[arg-type]
+    with Store.open(machine.db, create=True):
+        pass
+    outcomes = local.run(jobs, machine, ["cpu"] * slots, ignore, never)
+    assert set(outcomes.values()) == {"done"}
+    with Store.open(machine.db) as store:
+        rows = [row for row in store.measurements() if row["metric"] != "seconds"]
+        runs = store.runs()
+    assert not any("other_plugins" in run for run in runs)
+    found: dict[str, list[tuple]] = {job.cell: [] for job in jobs}
+    for row in rows:
+        if not row["stage"].startswith("blank"):
+            found[row["cell"]].append(tuple(row[key] for key in ("stage", "round", "client", "metric", "value")))
+    return {cell: sorted(values) for cell, values in found.items()}, len({run["pid"] for run in runs})
+
+
+@pytest.mark.parametrize("settings", [{}, {"vectorise": 2, "path": "fast"}])
+def test_a_hostile_plug_in_changes_no_cell_that_does_not_use_it(place, forks, settings):  # noqa: F811
+    first, fedavg, uniform = jobs(place)
+    slots = settings.get("vectorise", 1)
+    ours, processes = numbers(place, [first, fedavg, uniform], slots, **settings)
+    without, one = numbers(place, [fedavg, uniform], slots, **settings)
+    assert {cell: ours[cell] for cell in without} == without
+    assert (processes, one) == (2, 1)  # one process for the plug-in's cell, one for both others
+
+
+def test_a_hostile_attack_changes_neither_the_training_nor_the_other_attacks(place, forks):  # noqa: F811
+    """The attack's name comes first in the suite, but what else the cells are attacked by comes first in time."""
+    _, fedavg, uniform = jobs(place, f"blank: blank, {OURS}")
+    ours, processes = numbers(place, [fedavg, uniform])
+    assert processes == 2
+    _, *plain = jobs(place)
+    assert ours == numbers(place, plain)[0]
+
+
+def test_cells_of_one_plug_in_share_a_process(place, forks):  # noqa: F811
+    first, *_ = jobs(place)
+    other = Job("other", {**first.spec, "seed": 9}, first.evaluations, first.checkpoints, first.suite, first.preset)
+    assert numbers(place, [first, other])[1] == 1
+
+
+def test_a_process_that_ran_a_plug_in_says_so_with_every_stage_that_does_not_use_it(place, monkeypatch):
+    """Here, in this process: a notebook, a task of a cluster that keeps its workers."""
+    from fatbench.runner.worker import work
+
+    _, fedavg, _ = jobs(place)
+    (plugin,) = signatures.plugins()
+    monkeypatch.setattr(sources, "_RUN", {plugin})
+    machine = Machine(str(place / "r.db"), str(place / "files"), str(place))
+    seen: list[Event] = []
+    with Store.open(machine.db, create=True) as store:
+        assert work(fedavg, machine, store, seen.append) == "done"
+        assert [run["other_plugins"] for run in store.runs()] == [[plugins.version(plugin)]] * 3
+    log = (place / "files" / fedavg.cell / "log.txt").read_text()
+    assert f"train: this process has run {plugin}, which the stage does not use" in log
