@@ -373,9 +373,9 @@ def test_clients_are_trained_one_by_one_unless_asked_otherwise() -> None:
     """Every way to start a run has the path of the committed numbers as its default."""
     from fatbench import api
     from fatbench.cli import running
-    from fatbench.engine.setup import Place
+    from fatbench.engine.setup import Runtime
     from fatbench.runner import start
     from fatbench.runner.jobs import Machine
 
-    functions = (running.run_suite, running.run_cell, api.run, start.run, Machine, Place)
+    functions = (running.run_suite, running.run_cell, api.run, start.run, Machine, Runtime)
     assert {inspect.signature(one).parameters["path"].default for one in functions} == {"loop"}

@@ -264,7 +264,8 @@ def test_presets_are_counted_together(tmp_path: Path) -> None:
     presets = "".join(f"  p{i}: {{}}\n" for i in range(10))
     file.write_text(
         "name: many\ntitle: t\nseeds: '0-19999'\nbase: {data: digits, partition: {name: iid, clients: 2}, model: mlp,\n"
-        "  algorithm: {name: fedavg, rounds: 1, aggregator: uniform, local: {batch: 8, lr: 0.1, objective: standard}}}\n"
+        "  algorithm: {name: fedavg, rounds: 1, aggregator: uniform, "
+        "local: {batch: 8, lr: 0.1, objective: standard}}}\n"
         f"presets:\n  paper: {{}}\n{presets}"
     )
     said = "all presets together: 220000 cells, at most 200000 are planned"

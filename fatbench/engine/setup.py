@@ -20,7 +20,7 @@ from fatbench.settings import LocalPath
 
 
 @dataclass(frozen=True)
-class Place:
+class Runtime:
     """Where a cell runs: not part of what it is."""
 
     data: Path
@@ -47,7 +47,7 @@ class Setup:
 
 
 def setup(
-    place: Place,
+    runtime: Runtime,
     *,
     seed: int,
     data: Callable[..., Any],
@@ -68,35 +68,37 @@ def setup(
 
     MachineError: data missing or damaged; SpecError: auxiliary images that cannot be used; ValueError: no split.
     """
-    exact(place.device, place.precision, place.strict)
-    if place.device.type == "cpu":
+    exact(runtime.device, runtime.precision, runtime.strict)
+    if runtime.device.type == "cpu":
         memory.keep()
-    dataset = data(place.data)
+    dataset = data(runtime.data)
     chosen = split(dataset, seed, partition, train, validation, client_holdout, train_from)
 
     def tensors(part: str, images: Any, labels: Any, indices: Any) -> tuple[Tensor, Tensor]:
         def make() -> tuple[Tensor, Tensor]:
             chosen = torch.from_numpy(images[indices]), torch.from_numpy(labels[indices])
-            return chosen[0].to(place.device), chosen[1].to(place.device, torch.int64)
+            return chosen[0].to(runtime.device), chosen[1].to(runtime.device, torch.int64)
 
-        if place.vectorise is None:
+        if runtime.vectorise is None:
             return make()
-        return place.vectorise.shared((dataset.fingerprint, part, train, train_from, test, validation), make)
+        return runtime.vectorise.shared((dataset.fingerprint, part, train, train_from, test, validation), make)
 
     def on_device(shards: list[Any]) -> list[Tensor]:
-        return [torch.from_numpy(shard).to(place.device, torch.int64) for shard in shards]
+        return [torch.from_numpy(shard).to(runtime.device, torch.int64) for shard in shards]
 
     images, labels = tensors("train", dataset.train_images, dataset.train_labels, chosen.train)
     network = network_of(
-        place, seed, model, dataset.shape if size is None else (dataset.shape[0], size, size), dataset.classes
+        runtime, seed, model, dataset.shape if size is None else (dataset.shape[0], size, size), dataset.classes
     )
     unlabelled = None
     if auxiliary is not None:
-        other = dataset if _same(auxiliary, data) else auxiliary(place.data)
-        unlabelled = torch.from_numpy(auxiliary_images(dataset, other, train, auxiliary_n, train_from)).to(place.device)
+        other = dataset if _same(auxiliary, data) else auxiliary(runtime.data)
+        unlabelled = torch.from_numpy(auxiliary_images(dataset, other, train, auxiliary_n, train_from)).to(
+            runtime.device
+        )
     problem = Problem(
-        network, images, labels, on_device(chosen.shards), dataset.classes, seed, place.device, place.precision,
-        place.path, size, augment, unlabelled, place.vectorise.train_cohort if place.vectorise else None,
+        network, images, labels, on_device(chosen.shards), dataset.classes, seed, runtime.device, runtime.precision,
+        runtime.path, size, augment, unlabelled, runtime.vectorise.train_cohort if runtime.vectorise else None,
     )  # fmt: skip
     start = {name: value.detach().clone() for name, value in network.state_dict().items()}
     return Setup(
@@ -114,14 +116,14 @@ def setup(
 
 
 def network_of(
-    place: Place, seed: int, model: Callable[..., Any], shape: tuple[int, int, int], classes: int
+    runtime: Runtime, seed: int, model: Callable[..., Any], shape: tuple[int, int, int], classes: int
 ) -> torch.nn.Module:
     """A cell's network as it begins, on the device."""
     with forked(seed, "model"):
         network: torch.nn.Module = model(shape, classes)
-    if place.microbatch is not None:
-        microbatch.bound(network, place.microbatch)
-    return network.to(place.device)
+    if runtime.microbatch is not None:
+        microbatch.bound(network, runtime.microbatch)
+    return network.to(runtime.device)
 
 
 def _same(a: Callable[..., Any], b: Callable[..., Any]) -> bool:

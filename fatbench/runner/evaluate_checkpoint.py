@@ -32,7 +32,7 @@ def checkpoint(
     import torch
 
     from fatbench.engine.accuracy import accuracy, models_of
-    from fatbench.engine.setup import Place, setup
+    from fatbench.engine.setup import Runtime, setup
 
     model, own, header = checkpoints.load_model(file, device)
     if "spec" not in header:
@@ -42,8 +42,8 @@ def checkpoint(
         facts.refuse("Attack", attack, spec, "--attack")
     signature = signatures.describe("Experiment", "cell")
     root = settings.data_folder(str(data) if data else None)
-    place = Place(root, torch.device(device), settings.precision(precision, [device]))
-    ready = setup(place, **signatures.bind(signature, weights.located(spec, root)))
+    runtime = Runtime(root, torch.device(device), settings.precision(precision, [device]))
+    ready = setup(runtime, **signatures.bind(signature, weights.located(spec, root)))
     images, labels = ready.test[0][:n], ready.test[1][:n]
     results = []
     for text, attack in specs:

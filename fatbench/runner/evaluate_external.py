@@ -176,7 +176,7 @@ def _ready(brought: Brought, spec: Mapping[str, Any], machine: Machine) -> Setup
     """The data read and the network holding its state; one image has gone through it."""
     import torch
 
-    from fatbench.engine.setup import Place, setup
+    from fatbench.engine.setup import Runtime, setup
     from fatbench.models import external_network as networks
 
     said = brought.model
@@ -191,9 +191,9 @@ def _ready(brought: Brought, spec: Mapping[str, Any], machine: Machine) -> Setup
 
         return [numpy.arange(len(labels))]
 
-    place = Place(Path(machine.data), torch.device(machine.device), machine.precision, machine.path)
+    runtime = Runtime(Path(machine.data), torch.device(machine.device), machine.precision, machine.path)
     ready = setup(
-        place, seed=spec["seed"], data=signatures.build("Data", spec["data"]), partition=alone, model=model,
+        runtime, seed=spec["seed"], data=signatures.build("Data", spec["data"]), partition=alone, model=model,
         train=1, test=spec["test"], size=spec["size"],
     )  # fmt: skip
     _takes_images(ready, said)

@@ -36,13 +36,13 @@ def looks(plan: Plan, data: Path, device: str) -> Iterator[Look]:
     import torch
 
     from fatbench.engine.accuracy import accuracy, models_of, natural, of_client
-    from fatbench.engine.setup import Place, setup
+    from fatbench.engine.setup import Runtime, setup
 
     job = jobs_of(plan)[0]
     check_data([job], data)
     torch.set_num_threads(1)
     bound = signatures.bind(signatures.describe("Experiment", "cell"), weights.located(job.spec, data))
-    ready = setup(Place(data, torch.device(device)), **bound)
+    ready = setup(Runtime(data, torch.device(device)), **bound)
     images, labels = ready.test[0][:IMAGES], ready.test[1][:IMAGES]
     n, fraction = len(labels), float(labels.bincount().max()) / len(labels)
     rounds, steps = int(job.spec["algorithm"]["rounds"]), 0.0

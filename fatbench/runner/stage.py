@@ -76,7 +76,7 @@ def ready_for(job: Job, machine: Machine) -> tuple[dict[str, Any], Any]:
     import torch
 
     from fatbench.engine.microbatch import dropping
-    from fatbench.engine.setup import Place, setup
+    from fatbench.engine.setup import Runtime, setup
 
     device = torch.device(machine.device)
     torch.set_num_threads(machine.threads)
@@ -87,8 +87,10 @@ def ready_for(job: Job, machine: Machine) -> tuple[dict[str, Any], Any]:
         from fatbench.engine.fast.cells import Seat
 
         seat = Seat(machine.meeting, job.cell, json.dumps(job.spec["model"], sort_keys=True))
-    place = Place(Path(machine.data), device, machine.precision, machine.path, machine.microbatch, seat, machine.strict)
-    ready = setup(place, **bound)
+    runtime = Runtime(
+        Path(machine.data), device, machine.precision, machine.path, machine.microbatch, seat, machine.strict
+    )
+    ready = setup(runtime, **bound)
     if machine.microbatch and dropping(ready.problem.model):
         log.warning("dropout draws its masks for each microbatch: other masks than for the whole batch, as likely")
     if machine.pulse is not None:

@@ -114,7 +114,7 @@ def _read(origin: Origin, there: Trained, ready: Setup, machine: Machine) -> tup
     import torch
 
     from fatbench.engine.accuracy import models_of
-    from fatbench.engine.setup import Place, network_of
+    from fatbench.engine.setup import Runtime, network_of
 
     file = Path(machine.files) / there.cell / there.file
     if not origin.cell and there.digest is None:
@@ -132,9 +132,9 @@ def _read(origin: Origin, there: Trained, ready: Setup, machine: Machine) -> tup
         return replace(ready.problem, model=copy.deepcopy(ready.problem.model)), own
     spec = weights.located(origin.spec, Path(machine.data))
     bound = signatures.bind(signatures.describe("Experiment", "cell"), spec)
-    place = Place(Path(machine.data), torch.device(machine.device), microbatch=machine.microbatch)
+    runtime = Runtime(Path(machine.data), torch.device(machine.device), microbatch=machine.microbatch)
     channels, high, wide = ready.test[0].shape[1:]
     size = ready.problem.size
     shape = (channels, size or high, size or wide)
-    network = network_of(place, spec["seed"], bound["model"], shape, ready.classes)
+    network = network_of(runtime, spec["seed"], bound["model"], shape, ready.classes)
     return replace(ready.problem, model=network), models_of(model, own)
