@@ -298,9 +298,9 @@ class Cell:
     model: str = "nin"
     double: bool = True
 
-    def train(self, path: str, seat: together.Seat | None = None) -> list[Round]:
+    def train(self, path: str, party: together.Party | None = None) -> list[Round]:
         on = problem(self.model, path, self.shards, self.seed)
-        on = replace(on, train_at_once=seat.train_cohort if seat else None)
+        on = replace(on, train_at_once=party.train_cohort if party else None)
         if self.double:
             on.model.double()
         settings = {"alpha": 0.2, "top": 1} if self.aggregator == "sfat" else {}
@@ -311,24 +311,24 @@ class Cell:
 
 def meet(cells: Sequence[Cell]) -> list[list[Round] | Exception]:
     """What the thread of each cell came to."""
-    meeting, results = together.Together(), [None] * len(cells)
+    barrier, results = together.Barrier(), [None] * len(cells)
 
     def work(at: int) -> None:
         try:
-            with meeting.cell():
-                results[at] = cells[at].train("fast", together.Seat(meeting, str(at), cells[at].model))
+            with barrier.cell():
+                results[at] = cells[at].train("fast", together.Party(barrier, str(at), cells[at].model))
         except Exception as error:
             results[at] = error
 
     threads = [threading.Thread(target=work, args=(at,), daemon=True) for at in range(len(cells))]
-    with meeting.turn:  # nobody begins before all have come
+    with barrier.turn:  # nobody begins before all have come
         for thread in threads:
             thread.start()
-        while meeting.cells < len(cells):
+        while barrier.cells < len(cells):
             time.sleep(0.001)
     for thread in threads:
         thread.join(60)
-    assert not any(thread.is_alive() for thread in threads) and meeting.cells == 0 and not meeting.waiting
+    assert not any(thread.is_alive() for thread in threads) and barrier.cells == 0 and not barrier.waiting
     return results
 
 
@@ -361,7 +361,7 @@ def test_a_table_trained_as_one_program_is_its_cells_alone(double: None) -> None
 
 
 def test_the_same_company_gives_the_same_bytes() -> None:
-    """Whoever comes first to a meeting."""
+    """Whoever comes first to a barrier."""
     cells = [Cell("uniform", seed, double=False) for seed in (3, 4, 5)]
     first, again = meet(cells), meet(cells)
     for a, b in zip(first, again, strict=True):
@@ -414,24 +414,24 @@ def test_cells_that_cannot_be_stacked_train_one_after_another(double: None, monk
 def test_cells_that_meet_have_the_images_once(tmp_path: Path) -> None:
     (tmp_path / "s.yaml").write_text(SUITE)
     [job] = run.jobs_of(files.load(str(tmp_path / "s.yaml")).plan())
-    meeting = together.Together()
-    machine = Machine("", "", str(tmp_path), path="fast", meeting=meeting)
+    barrier = together.Barrier()
+    machine = Machine("", "", str(tmp_path), path="fast", barrier=barrier)
 
     def ready(**changes: object) -> experiment.Setup:
         return ready_for(replace(job, spec={**job.spec, **changes}), machine)[1]
 
     first, other_seed, fewer = ready(), ready(seed=4), ready(train=50)
     narrow = ready(model={"name": "mcmahan_cnn", "width": 2})
-    seats = [one.problem.train_at_once.__self__ for one in (first, other_seed, narrow)]  # type: ignore[union-attr]
-    assert {(id(seat.meeting), seat.cell) for seat in seats} == {(id(meeting), job.cell)}
-    assert seats[0].model == seats[1].model != seats[2].model  # those of one model train as one program
+    parties = [one.problem.train_at_once.__self__ for one in (first, other_seed, narrow)]  # type: ignore[union-attr]
+    assert {(id(party.barrier), party.cell) for party in parties} == {(id(barrier), job.cell)}
+    assert parties[0].model == parties[1].model != parties[2].model  # those of one model train as one program
     assert first.problem.images is other_seed.problem.images and first.test[0] is other_seed.test[0]
     assert first.problem.seed != other_seed.problem.seed
     assert (len(first.problem.images), len(fewer.problem.images)) == (60, 50)
-    alone = ready_for(job, replace(machine, meeting=None))[1]
+    alone = ready_for(job, replace(machine, barrier=None))[1]
     assert torch.equal(first.problem.images, alone.problem.images) and torch.equal(first.test[1], alone.test[1])
-    del first, other_seed, fewer, narrow, seats
-    assert not meeting.tensors
+    del first, other_seed, fewer, narrow, parties
+    assert not barrier.tensors
 
 
 def test_three_cells_are_little_more_to_launch_than_one() -> None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fatbench.engine import memory, microbatch
-from fatbench.engine.fast.cells import Seat
+from fatbench.engine.fast.cells import Party
 from fatbench.engine.precision import Precision, exact
 from fatbench.engine.randomness import forked
 from fatbench.engine.rounds import Problem, State
@@ -28,7 +28,7 @@ class Runtime:
     precision: Precision = "fp32"
     path: LocalPath = "loop"
     microbatch: int | None = None
-    vectorise: Seat | None = None
+    vectorise: Party | None = None
     strict: bool = True  # False: any kernel there is, where none is deterministic
 
 

@@ -11,7 +11,7 @@ from fatbench.store.leases import LEASE
 from fatbench.suite.cells import Evaluation
 
 if TYPE_CHECKING:
-    from fatbench.engine.fast.cells import Together
+    from fatbench.engine.fast.cells import Barrier
     from fatbench.runner.heartbeat import Pulse
 
 # waiting: for other cells' models; blocked: what every cell needs is not to be had (Unavailable), so the run stops
@@ -52,7 +52,7 @@ class Machine:
     plugins: tuple[str, ...] = ()
     lease: float = LEASE  # seconds without progress after which another process may take a stage over
     time_limit: float | None = None  # seconds that a turn at a cell may take
-    meeting: Together | None = None  # of the cells of a worker process, made there
+    barrier: Barrier | None = None  # of the cells of a worker process, made there
     pulse: Pulse | None = None  # of the cell in hand, made there
 
 

@@ -68,7 +68,7 @@ def claim(
 def renewed(machine: Machine, run: int) -> Any:
     """Inside, the lease of a claimed stage is renewed as long as the work makes progress."""
     assert machine.pulse is not None
-    return renewing(machine.db, run, machine.pulse, machine.lease, alone=machine.meeting is None)
+    return renewing(machine.db, run, machine.pulse, machine.lease, alone=machine.barrier is None)
 
 
 def ready_for(job: Job, machine: Machine) -> tuple[dict[str, Any], Any]:
@@ -82,13 +82,13 @@ def ready_for(job: Job, machine: Machine) -> tuple[dict[str, Any], Any]:
     torch.set_num_threads(machine.threads)
     signature = signatures.describe("Experiment", "cell")
     bound = signatures.bind(signature, weights.located(job.spec, Path(machine.data)))
-    seat = None
-    if machine.meeting is not None:
-        from fatbench.engine.fast.cells import Seat
+    party = None
+    if machine.barrier is not None:
+        from fatbench.engine.fast.cells import Party
 
-        seat = Seat(machine.meeting, job.cell, json.dumps(job.spec["model"], sort_keys=True))
+        party = Party(machine.barrier, job.cell, json.dumps(job.spec["model"], sort_keys=True))
     runtime = Runtime(
-        Path(machine.data), device, machine.precision, machine.path, machine.microbatch, seat, machine.strict
+        Path(machine.data), device, machine.precision, machine.path, machine.microbatch, party, machine.strict
     )
     ready = setup(runtime, **bound)
     if machine.microbatch and dropping(ready.problem.model):

@@ -41,7 +41,7 @@ def work(
     """
     for file in machine.plugins:
         signatures.add_plugin(Path(file))
-    machine = replace(machine, pulse=pulse_of(machine.meeting is not None, machine.time_limit))
+    machine = replace(machine, pulse=pulse_of(machine.barrier is not None, machine.time_limit))
     store.add_cell(job.cell, job.spec)
     folder = Path(machine.files) / job.cell
     handler = _log_to(folder / "log.txt")

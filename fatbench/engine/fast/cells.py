@@ -43,8 +43,8 @@ class _Waiting:
     error: BaseException | None = None
 
 
-class Together:
-    """Where the cells of a process meet. Threads enter by `cell`, and their cohorts by `Seat`."""
+class Barrier:
+    """Where the cells of a process meet. Threads enter by `cell`, and their cohorts by `Party`."""
 
     def __init__(self) -> None:
         self.turn = threading.Condition()  # held by the one thread that goes on
@@ -64,19 +64,19 @@ class Together:
             finally:
                 with self.arriving:
                     self.cells -= 1
-                self._meet()
+                self._train_waiting()
 
     def train(self, cohort: _Waiting) -> list[Update] | None:
         """The cohort trained together with those of the other cells; None: train it one client after another."""
         self.waiting.append(cohort)
-        self._meet()
+        self._train_waiting()
         while not cohort.over:
             self.turn.wait()
         if cohort.error is not None:
             raise cohort.error
         return cohort.updates
 
-    def _meet(self) -> None:
+    def _train_waiting(self) -> None:
         """Once every cell waits: train all, those that are alike in one program."""
         if not self.waiting or len(self.waiting) < self.cells:
             return
@@ -102,16 +102,16 @@ def _train(cohorts: Sequence[_Waiting]) -> None:
 
 
 @dataclass(frozen=True)
-class Seat:
-    """The place of a `cell` in a meeting; those of one `model`, which says all that a suite does, may train as one."""
+class Party:
+    """The place of a `cell` in a barrier; those of one `model`, which says all that a suite does, may train as one."""
 
-    meeting: Together
+    barrier: Barrier
     cell: str
     model: str
 
     def shared(self, key: Hashable, make: Callable[[], tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
         """Images and labels that `key` says all of, once for all cells that have them."""
-        known = self.meeting.tensors
+        known = self.barrier.tensors
         images, labels = known.get((key, 0)), known.get((key, 1))
         if images is None or labels is None:
             images, labels = make()
@@ -128,7 +128,7 @@ class Seat:
             _shown(problem.augment), tuple(_shown(getattr(local, own.name)) for own in fields(local)),
             bool(first.gradient_shift), bool(first.weight_shift), broadcast_loss,
         )  # fmt: skip
-        return self.meeting.train(_Waiting(self.cell, alike, clients, local, broadcast_loss))
+        return self.barrier.train(_Waiting(self.cell, alike, clients, local, broadcast_loss))
 
 
 def _shown(value: Any) -> Hashable:

@@ -290,9 +290,9 @@ def _serve(machine: Machine, pipes: Sequence[Any]) -> None:
     if len(pipes) == 1:
         _take(machine, pipes[0])
     else:
-        from fatbench.engine.fast.cells import Together
+        from fatbench.engine.fast.cells import Barrier
 
-        machine = replace(machine, meeting=Together())
+        machine = replace(machine, barrier=Barrier())
         threads = [threading.Thread(target=_take, args=(machine, pipe), daemon=True) for pipe in pipes]
         for thread in threads:
             thread.start()
@@ -322,9 +322,9 @@ def _take(machine: Machine, pipe: Any) -> None:
         return stopped
 
     while not stopped and (job := next_job()) is not None:
-        with machine.meeting.cell() if machine.meeting else contextlib.nullcontext():
+        with machine.barrier.cell() if machine.barrier else contextlib.nullcontext():
             outcome = attempt(job, machine, notify, stop)
-        if machine.meeting is None:
+        if machine.barrier is None:
             gc.freeze()  # what outlives a cell, such as modules it imported, need not be looked at after the next
         try:
             pipe.send(outcome)
