@@ -30,7 +30,7 @@ from fatbench.models.mcmahan_cnn import McMahanCNN
 from fatbench.models.nin import NIN
 from fatbench.runner import progress, waiting, worker
 from fatbench.runner.executors import Worker, attempt, local, works
-from fatbench.runner.heartbeat import Pulse, renewing
+from fatbench.runner.heartbeat import Heartbeat, renewing
 from fatbench.runner.jobs import Event, Job, Machine
 from fatbench.runner.start import run as run_all
 from fatbench.runner.worker import work
@@ -72,15 +72,15 @@ def test_a_lease_is_renewed_by_beats_and_not_by_a_thread_that_lives(machine, job
         store.add_cell(jobs[0].cell, jobs[0].spec)
         run = store.claim(jobs[0].cell, "train", suite="crew", total=4, provenance={})
         assert run is not None
-        first, pulse = beat(store), Pulse()
+        first, heartbeat = beat(store), Heartbeat()
         network = torch.nn.Sequential(torch.nn.Identity())
-        pulse.felt_by(network)
-        with renewing(machine.db, run, pulse, 0.4):
+        heartbeat.watch(network)
+        with renewing(machine.db, run, heartbeat, 0.4):
             time.sleep(0.5)
             assert beat(store) == first  # the thread has looked, and nothing had happened
             network(torch.zeros(1))
             copy.deepcopy(network)[0](torch.zeros(1))  # part of a copy
-            assert pulse.beats == 3
+            assert heartbeat.beats == 3
             time.sleep(0.5)
             assert beat(store) > first
             with store.database.writing() as connection:
@@ -470,18 +470,18 @@ def test_batch_normalisation_is_not_cut(jobs, machine, monkeypatch) -> None:
 @pytest.mark.promise("Interrupted and shared runs", "A cell can have a time limit")
 def test_a_cell_has_so_much_time(jobs, machine, monkeypatch) -> None:
     """What was committed is kept, and a retry goes on from there."""
-    job, place, pulses = jobs[0], replace(machine, checkpoint_seconds=0.0), list[Pulse]()
+    job, place, heartbeats = jobs[0], replace(machine, checkpoint_seconds=0.0), list[Heartbeat]()
 
-    def pulse_of(together: bool, limit: float | None) -> Pulse:
-        pulses.append(Pulse(limit))
-        return pulses[-1]
+    def heartbeat_of(together: bool, limit: float | None) -> Heartbeat:
+        heartbeats.append(Heartbeat(limit))
+        return heartbeats[-1]
 
     def notify(event: Event) -> None:
         if (event.stage, event.kind, event.round) == ("train", "progress", 2):
-            assert pulses[-1].end > time.monotonic()
-            pulses[-1].end = time.monotonic()
+            assert heartbeats[-1].end > time.monotonic()
+            heartbeats[-1].end = time.monotonic()
 
-    monkeypatch.setattr(worker, "pulse_of", pulse_of)
+    monkeypatch.setattr(worker, "heartbeat_of", heartbeat_of)
     with Store.open(machine.db) as store:
         assert work(job, replace(place, time_limit=600.0), store, notify) == "failed"
         row = store.stages([job.cell])[job.cell, "train"]

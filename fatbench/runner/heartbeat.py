@@ -1,4 +1,4 @@
-"""The pulse of a cell's work: what renews its lease, and what ends it before its time.
+"""The heartbeat of a cell's work: what renews its lease, and what ends it before its time.
 
 Every forward pass of the cell's network is a beat. While there are beats, a thread renews the lease of the run in hand.
 A process that is stopped, hangs or waits for ever has no beats, and loses its stage; when it goes on after all, the
@@ -27,7 +27,7 @@ class TimeLimit(FatbenchError):
     exit_code = 1
 
 
-class Pulse:
+class Heartbeat:
     """A cell's beats. Called at every beat: raises what ends the work."""
 
     def __init__(self, limit: float | None = None):
@@ -46,7 +46,7 @@ class Pulse:
                 f"{self.limit:g} s are over; the rounds done are kept, and --retry-failed continues from them"
             )
 
-    def felt_by(self, network: Any) -> None:
+    def watch(self, network: Any) -> None:
         """Let every forward pass of a network be a beat, also of one that is called part by part."""
 
         def beat(*_: object) -> None:  # a function: copies of the network share it
@@ -57,26 +57,26 @@ class Pulse:
 
 
 @contextlib.contextmanager
-def renewing(db: str, run: int, pulse: Pulse, lease: float = LEASE, alone: bool = True) -> Iterator[None]:
+def renewing(db: str, run: int, heartbeat: Heartbeat, lease: float = LEASE, alone: bool = True) -> Iterator[None]:
     """Renew the lease of a run while there are beats.
 
     alone: the beats are this run's only, so that the next one may end the work when another process has taken over.
     """
     over = threading.Event()
-    pulse.lost = None
+    heartbeat.lost = None
 
     def renew() -> None:
-        seen = pulse.beats
+        seen = heartbeat.beats
         while not over.wait(min(OFTEN, lease / 4)):
-            if pulse.beats == seen:
+            if heartbeat.beats == seen:
                 continue
-            seen = pulse.beats
+            seen = heartbeat.beats
             try:
                 with Store.open(db) as store:
                     store.heartbeat(run)
             except Stolen as error:
                 if alone and not over.is_set():
-                    pulse.lost = error
+                    heartbeat.lost = error
                 return
             except Exception:  # `commit` finds out what is wrong
                 continue
@@ -90,9 +90,9 @@ def renewing(db: str, run: int, pulse: Pulse, lease: float = LEASE, alone: bool 
         thread.join()
 
 
-_SHARED = Pulse()  # of the cells that this process trains as one program: they go on together or not at all
+_SHARED = Heartbeat()  # of the cells that this process trains as one program: they go on together or not at all
 
 
-def pulse_of(together: bool, limit: float | None) -> Pulse:
-    """The pulse for a turn at a cell."""
-    return _SHARED if together else Pulse(limit)
+def heartbeat_of(together: bool, limit: float | None) -> Heartbeat:
+    """The heartbeat for a turn at a cell."""
+    return _SHARED if together else Heartbeat(limit)

@@ -12,7 +12,7 @@ from fatbench.suite.cells import Evaluation
 
 if TYPE_CHECKING:
     from fatbench.engine.fast.cells import Barrier
-    from fatbench.runner.heartbeat import Pulse
+    from fatbench.runner.heartbeat import Heartbeat
 
 # waiting: for other cells' models; blocked: what every cell needs is not to be had (Unavailable), so the run stops
 Outcome = Literal["done", "failed", "interrupted", "elsewhere", "waiting", "blocked"]
@@ -53,7 +53,7 @@ class Machine:
     lease: float = LEASE  # seconds without progress after which another process may take a stage over
     time_limit: float | None = None  # seconds that a turn at a cell may take
     barrier: Barrier | None = None  # of the cells of a worker process, made there
-    pulse: Pulse | None = None  # of the cell in hand, made there
+    heartbeat: Heartbeat | None = None  # of the cell in hand, made there
 
 
 @dataclass(frozen=True)

@@ -67,8 +67,8 @@ def claim(
 
 def renewed(machine: Machine, run: int) -> Any:
     """Inside, the lease of a claimed stage is renewed as long as the work makes progress."""
-    assert machine.pulse is not None
-    return renewing(machine.db, run, machine.pulse, machine.lease, alone=machine.barrier is None)
+    assert machine.heartbeat is not None
+    return renewing(machine.db, run, machine.heartbeat, machine.lease, alone=machine.barrier is None)
 
 
 def ready_for(job: Job, machine: Machine) -> tuple[dict[str, Any], Any]:
@@ -93,8 +93,8 @@ def ready_for(job: Job, machine: Machine) -> tuple[dict[str, Any], Any]:
     ready = setup(runtime, **bound)
     if machine.microbatch and dropping(ready.problem.model):
         log.warning("dropout draws its masks for each microbatch: other masks than for the whole batch, as likely")
-    if machine.pulse is not None:
-        machine.pulse.felt_by(ready.problem.model)
+    if machine.heartbeat is not None:
+        machine.heartbeat.watch(ready.problem.model)
     return bound, ready
 
 

@@ -18,7 +18,7 @@ from fatbench.errors import Unavailable
 from fatbench.runner import checkpoints
 from fatbench.runner.attacking import attack_models
 from fatbench.runner.checkpoints import model_file
-from fatbench.runner.heartbeat import Pulse, pulse_of
+from fatbench.runner.heartbeat import Heartbeat, heartbeat_of
 from fatbench.runner.jobs import Event, Job, Machine, Outcome
 from fatbench.runner.stage import claim
 from fatbench.runner.training import train
@@ -41,7 +41,7 @@ def work(
     """
     for file in machine.plugins:
         signatures.add_plugin(Path(file))
-    machine = replace(machine, pulse=pulse_of(machine.barrier is not None, machine.time_limit))
+    machine = replace(machine, heartbeat=heartbeat_of(machine.barrier is not None, machine.time_limit))
     store.add_cell(job.cell, job.spec)
     folder = Path(machine.files) / job.cell
     handler = _log_to(folder / "log.txt")
@@ -74,9 +74,9 @@ def evaluate(
 
     The model is stored as that of the cell's only round, and from then on it is a cell as any other.
     """
-    pulse = Pulse()
-    pulse.felt_by(ready.problem.model)
-    machine = replace(machine, pulse=pulse)
+    heartbeat = Heartbeat()
+    heartbeat.watch(ready.problem.model)
+    machine = replace(machine, heartbeat=heartbeat)
     store.add_cell(job.cell, job.spec)
     folder = Path(machine.files) / job.cell
     handler = _log_to(folder / "log.txt")
