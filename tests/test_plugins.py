@@ -522,8 +522,8 @@ def test_importing_keeps_the_version(place):
         jsonl.export(one, "out.jsonl")
         jsonl.import_(other, "out.jsonl", identify=cells.identity)
         assert versions.changed(jobs(), other) == {}
-        assert versions.brought("aggregator only", other)["sha256"] == sha(AGGREGATOR)
-        assert versions.brought("aggregator onl", other) is None
+        assert versions.plugin_record("aggregator only", other)["sha256"] == sha(AGGREGATOR)
+        assert versions.plugin_record("aggregator onl", other) is None
 
 
 # --- every kind of function ---------------------------------------------------------------------------------------

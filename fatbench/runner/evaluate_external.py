@@ -38,7 +38,7 @@ class Task:
 
 
 @dataclass(frozen=True)
-class Brought:
+class ExternalModel:
     """A model and how to build it: `build(shape, classes)` gives the network, `state` its tensors."""
 
     model: Model
@@ -92,7 +92,7 @@ def task(
     )
 
 
-def from_file(file: Path, network: str, name: str | None = None, **preprocessing: Any) -> Brought:
+def from_file(file: Path, network: str, name: str | None = None, **preprocessing: Any) -> ExternalModel:
     """A state dict in a file and the network that it belongs to. MachineError: unreadable; SpecError: no such network.
 
     network: "timm/NAME" or "FILE.py:FUNCTION". preprocessing: mean, std, outputs, channels of `Model`.
@@ -117,10 +117,10 @@ def from_file(file: Path, network: str, name: str | None = None, **preprocessing
         "" if code is None else _sha256(code.read_bytes()),
         **preprocessing,
     )
-    return Brought(model, lambda shape, classes: external_network.network(network, shape, classes), state)
+    return ExternalModel(model, lambda shape, classes: external_network.network(network, shape, classes), state)
 
 
-def from_module(module: nn.Module, name: str | None = None, **preprocessing: Any) -> Brought:
+def from_module(module: nn.Module, name: str | None = None, **preprocessing: Any) -> ExternalModel:
     """A module in memory; it is copied, so what is done with it here changes nothing of it."""
     from safetensors.torch import save
 
@@ -133,11 +133,11 @@ def from_module(module: nn.Module, name: str | None = None, **preprocessing: Any
     kind = type(module).__name__
     digest = _sha256(save(state))
     model = Model(name or kind, digest, kind, _sha256(f"{code}\n{module!r}".encode()), **preprocessing)
-    return Brought(model, lambda shape, classes: mine, state)
+    return ExternalModel(model, lambda shape, classes: mine, state)
 
 
 def evaluate(
-    brought: Brought,
+    external: ExternalModel,
     task: Task,
     *,
     db: str | None = None,
@@ -151,7 +151,7 @@ def evaluate(
     SpecError: the file is of another network, or the network does not take such images or give so many classes.
     MachineError: no such device, data missing, file unreadable.
     """
-    spec = external_models.cell(brought.model, task.data, task.test, task.size)
+    spec = external_models.cell(external.model, task.data, task.test, task.size)
     for one in task.evaluations:
         facts.refuse("Attack", one.attack, {"partition": {}, "train": None, "validation": 0, **spec}, one.label)
     job = Job(cells.identity(spec), spec, list(task.evaluations), ["last"], external_models.SUITE, "paper")
@@ -166,24 +166,24 @@ def evaluate(
         path="reference",  # images as a plain script has them: not every network takes channels-last
         retry_failed=True,
     )
-    ready = _ready(brought, spec, machine)
+    ready = _ready(external, spec, machine)
     with Store.open(url, create=True) as store:
         claim(store, Path(machine.files))
         return job.cell, worker.evaluate(job, machine, store, ready, notify)
 
 
-def _ready(brought: Brought, spec: Mapping[str, Any], machine: Machine) -> Setup:
+def _ready(external: ExternalModel, spec: Mapping[str, Any], machine: Machine) -> Setup:
     """The data read and the network holding its state; one image has gone through it."""
     import torch
 
     from fatbench.engine.setup import Runtime, setup
     from fatbench.models import external_network as networks
 
-    said = brought.model
+    said = external.model
 
     def model(shape: tuple[int, int, int], classes: int) -> nn.Module:
-        network = brought.build(shape, classes)
-        networks.load(network, said.name, brought.state)
+        network = external.build(shape, classes)
+        networks.load(network, said.name, external.state)
         return networks.Preprocessed(network, said.mean, said.std, said.outputs, said.channels)
 
     def alone(labels: Any, rng: Any, writers: Any) -> Sequence[Any]:

@@ -79,13 +79,13 @@ def lines(found: Changed) -> list[str]:
 
 
 def explained(error: FatbenchError, db: str | None = None) -> str:
-    """The message of an error; of an unknown name with the plug-in that brought it to runs of the database."""
+    """The message of an error; of an unknown name with the plug-in that defined it in runs of the database."""
     if not isinstance(error, UnknownName):
         return str(error)
     from fatbench.store.opening import opened
 
     with contextlib.suppress(FatbenchError), opened(db) as store:
-        record = None if store is None else brought(error.entry, store)
+        record = None if store is None else plugin_record(error.entry, store)
         if record is not None:
             return (
                 f"{error}; runs in the database used the plug-in {plugins.shown(record)}:"
@@ -94,8 +94,8 @@ def explained(error: FatbenchError, db: str | None = None) -> str:
     return str(error)
 
 
-def brought(entry: str, store: Store) -> dict[str, Any] | None:
-    """The newest record of a plug-in that brought "aggregator near_median" to a run of the database."""
+def plugin_record(entry: str, store: Store) -> dict[str, Any] | None:
+    """The newest record of a plug-in that defined "aggregator near_median" in a run of the database."""
     from sqlalchemy import select
 
     from fatbench.store.schema import RUNS

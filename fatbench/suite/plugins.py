@@ -174,9 +174,9 @@ def _sources(of: Iterable[Record]) -> set[str]:
 def current(record: Record) -> dict[str, Any] | None:
     """The version that is loaded now of what a record is about; None: no plug-in brings these names."""
     for name in record.get("names", ()):
-        file = signatures.brought_by(*name.split(" ", 1))
+        file = signatures.plugin_of(*name.split(" ", 1))
         if file is not None:
-            return _record(file, [own for own in record["names"] if signatures.brought_by(*own.split(" ", 1)) == file])
+            return _record(file, [own for own in record["names"] if signatures.plugin_of(*own.split(" ", 1)) == file])
     return None
 
 

@@ -304,7 +304,7 @@ def entry(kind: str, name: str) -> str:
     return _entries(_kind(kind))[name][0]
 
 
-def brought_by(kind: str, name: str) -> Path | None:
+def plugin_of(kind: str, name: str) -> Path | None:
     """The plug-in that brings a name, if one does; the kind as for `entry`."""
     _, file = _entries(_kind(kind)).get(name, ("", None))
     return file if file in _PLUGINS else None
