@@ -44,7 +44,7 @@ class _Waiting:
 
 
 class Barrier:
-    """Where the cells of a process meet. Threads enter by `cell`, and their cohorts by `Party`."""
+    """Where the cells of a process wait for each other. Threads enter by `cell`, their cohorts by `Party`."""
 
     def __init__(self) -> None:
         self.turn = threading.Condition()  # held by the one thread that goes on
@@ -103,7 +103,7 @@ def _train(cohorts: Sequence[_Waiting]) -> None:
 
 @dataclass(frozen=True)
 class Party:
-    """The place of a `cell` in a barrier; those of one `model`, which says all that a suite does, may train as one."""
+    """A `cell` at a barrier. Cells of one `model` (all that a suite says of it) may train as one program."""
 
     barrier: Barrier
     cell: str
