@@ -6,7 +6,6 @@ commands: `--help`, `suite list`, `plan`, `status` and `report` never import tor
 
 from __future__ import annotations
 
-import functools
 import logging
 import os
 import signal
@@ -124,31 +123,22 @@ COMMANDS: dict[str, Callable[..., None]] = {
 }
 
 
-@functools.cache
-def application(only: str = "") -> typer.Typer:
-    """The command line. only: the command that will be called; Typer then makes no parser for the forty others."""
+def _application() -> typer.Typer:
     made = _group(
         "Benchmark federated adversarial training: run suites, keep the results, compare them with published numbers."
     )
     made.callback(invoke_without_command=True)(_root)
-    every = only not in {*GROUPS, *COMMANDS}
     for name, (help, commands) in GROUPS.items():
-        if every or name == only:
-            part = _group(help)
-            for command, function in commands.items():
-                part.command(command)(with_plugins(function))
-            made.add_typer(part, name=name)
+        part = _group(help)
+        for command, function in commands.items():
+            part.command(command)(with_plugins(function))
+        made.add_typer(part, name=name)
     for name, function in COMMANDS.items():
-        if every or name == only:
-            made.command(name)(with_plugins(function))
+        made.command(name)(with_plugins(function))
     return made
 
 
-def __getattr__(name: str) -> Any:
-    """`app`: all commands, for whoever calls them from Python."""
-    if name == "app":
-        return application()
-    raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
+app = _application()
 
 
 def _of_options(error: Any) -> str:
@@ -187,7 +177,6 @@ def main() -> None:
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     try:
         _refuse_bytes()
-        app = application(sys.argv[1] if len(sys.argv) > 1 else "")
         sys.exit(app(prog_name="fatbench", standalone_mode=False) or 0)
     except FatbenchError as error:
         print(_without_passwords(f"fatbench: {error}"), file=sys.stderr)
