@@ -120,10 +120,12 @@ golden: $(STAMP) ## write the files under tests/golden anew; look at the differe
 wheel: $(STAMP) ## the wheel and the source archive, in dist/
 	@$(BIN)/python -m hatchling build
 
+# pip cannot override what torchattacks asks of requests, uv does (pyproject.toml): neither can have the other's pins.
 constraints: $(STAMP) ## newest versions that resolve, as the pins of constraints.txt
 	@head -2 constraints.txt > constraints.new
 	@echo uv | $(BIN)/uv pip compile --quiet pyproject.toml - --extra dev --extra postgres --upgrade \
-	    --python-version 3.11 --no-header --no-annotate >> constraints.new
+	    --python-version 3.11 --no-header --no-annotate \
+	    $(foreach name,requests urllib3 idna chardet charset-normalizer,--no-emit-package $(name)) >> constraints.new
 	@mv constraints.new constraints.txt
 
 clean: ## remove the environment, the demo and the caches; results stay

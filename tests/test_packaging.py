@@ -190,6 +190,19 @@ def test_constraints_are_pins_alone() -> None:
     assert len(pins()) == len(lines)
 
 
+def test_an_attack_of_torchattacks_needs_no_requests() -> None:
+    """It asks for a version with known vulnerabilities: pyproject.toml overrides that, constraints.txt leaves it out."""
+    code = (
+        "import sys; sys.modules['requests'] = None; import torch, torchattacks;"
+        "x, y, model = torch.rand(2, 3), torch.tensor([0, 1]), torch.nn.Linear(3, 2);"
+        "assert torchattacks.FGSM(model, eps=0.1)(x, y).shape == x.shape"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    assert project["tool"]["uv"]["override-dependencies"] == ["requests>=2.32.4"]
+    assert not {"requests", "urllib3", "idna", "chardet"} & set(pins())
+
+
 def test_torch_and_torchvision_are_one_build() -> None:
     """torchvision's metadata names the one torch it was compiled for."""
     lines = importlib.metadata.requires("torchvision") or []
