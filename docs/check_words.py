@@ -50,11 +50,6 @@ EXEMPT = {"docs/glossary.md": OLD.keys()}  # lists the words that are not used
 PENDING = (
     "docs/compare",
     "docs/differences",
-    "docs/gpu",
-    "docs/learning",
-    "docs/promises",
-    "docs/suites",
-    "docs/tutorial",
     "results/",
     "suites/",
     "fatbench",
