@@ -17,7 +17,7 @@ import pytest
 from fatbench.engine.rounds import Number
 from fatbench.errors import MachineError, SpecError
 from fatbench.store import cleanup, folder, jsonl
-from fatbench.store.database import check
+from fatbench.store.integrity import check
 from fatbench.store.schema import REPLICATES
 from fatbench.store.stages import Store
 
@@ -37,7 +37,7 @@ def store(url: str) -> Iterator[Store]:
                 record = {"sha256": {"model-1.safetensors": "0", "artifacts/round-1.safetensors": "0"}}
                 outcomes = (0, 4, b"\xf0")
                 opened.commit(run, round=4, outcomes=outcomes, checkpoint="state-000004.safetensors", record=record)
-                opened.release(run) if stage == "train" else opened.finish(run, [Number("fgsm", 0.5, 4, n=4)])
+                opened.release(run) if stage == "train" else opened.finish(run, [Number("fgsm", 1.0, 1, n=4)])
         with opened.database.writing() as connection:
             connection.execute(REPLICATES.insert(), [{"id": f"{A}~1", "cell": A, "number": 1}])
         yield opened

@@ -5,7 +5,9 @@ from __future__ import annotations
 import errno
 import io
 import json
+import random
 import re
+import sqlite3
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,9 +18,10 @@ from hypothesis import strategies as st
 from sqlalchemy import update
 
 from fatbench.engine.rounds import Number
-from fatbench.errors import MachineError, SpecError
+from fatbench.errors import DatabaseError, FatbenchError, MachineError, SpecError
 from fatbench.store import jsonl as exchange
-from fatbench.store.database import check
+from fatbench.store import lines as as_lines
+from fatbench.store.integrity import check
 from fatbench.store.jsonl import ExchangeError, import_
 from fatbench.store.rows import dumps
 from fatbench.store.schema import RUNS, STAGES
@@ -75,6 +78,18 @@ def put(tmp_path: Path, text: str) -> Path:
     file = tmp_path / "results.jsonl"
     file.write_text(text, encoding="utf-8")
     return file
+
+
+def resealed(text: str) -> str:
+    """Lines with the digests of what they say: what a forger writes who knows how."""
+
+    def one(line: str) -> str:
+        value = json.loads(line)
+        for stage, digest in as_lines.mismatches(value) if "cell" in value else ():
+            stage["digest"] = digest
+        return dumps(value) + "\n"
+
+    return "".join(map(one, text.splitlines()))
 
 
 def content(store: Store) -> Any:
@@ -342,7 +357,7 @@ def test_the_settings_of_an_attack_travel(store: Store, other: Store, tmp_path: 
     import_(other, put(tmp_path, line))
     assert other.stages()["a", "pgd20-ab@3"].settings == pgd
     assert exported(other) == line
-    bare = line.replace(f'"settings":{dumps(pgd)},', "")
+    bare = resealed(line.replace(f'"settings":{dumps(pgd)},', ""))
     assert bare != line
     with Store.open(str(tmp_path / "third.db"), create=True) as third:
         import_(third, put(tmp_path, bare))
@@ -371,7 +386,7 @@ def test_another_value_for_the_same_number(store: Store, other: Store, tmp_path:
         message = (
             f"{{}}:3: cell b train: w of client 3 of round 2 is {said} there and 0.25 (n=9) here; nothing was imported"
         )
-        unchanged(other, put(tmp_path, text.replace(",0.25,9,", edited)), message)
+        unchanged(other, put(tmp_path, resealed(text.replace(",0.25,9,", edited))), message)
         assert "a" not in other.cells()
 
 
@@ -389,7 +404,7 @@ def test_other_outcomes_for_the_same_examples(store: Store, other: Store, tmp_pa
     file = put(tmp_path, exported(store))
     assert import_(other, file)["new stages"] == 0
     assert other.outcomes("a", "e@1") == [(0, 5, b"\xf8"), (5, 7, b"\xf4")]
-    file.write_text(file.read_text().replace("QA==", "AA=="))
+    file.write_text(resealed(file.read_text().replace("QA==", "AA==")))
     unchanged(other, file, "{}:2: cell a e@1: the outcomes per example differ from those here; nothing was imported")
 
 
@@ -581,7 +596,7 @@ def test_text_that_cannot_be_stored(store: Store, lines: list[str], tmp_path: Pa
 
 def test_a_run_of_another_cell(empty: Store, lines: list[str], tmp_path: Path) -> None:
     uid = json.loads(lines[1])["runs"][0]["uid"]
-    file = put(tmp_path, "".join(lines[:2]) + changed(lines[2], lambda c: c["runs"][0].update(uid=uid)))
+    file = put(tmp_path, "".join(lines[:2]) + resealed(changed(lines[2], lambda c: c["runs"][0].update(uid=uid))))
     unchanged(empty, file, f"{{}}:3: run {uid} is also in line 2")
     last = file.read_text().splitlines()[2]
     import_(empty, put(tmp_path, "".join([lines[0].replace("2", "1", 1), lines[1]])))
@@ -692,3 +707,146 @@ def test_a_stage_nobody_ran(store: Store, other: Store, tmp_path: Path) -> None:
     import_(other, put(tmp_path, text))
     assert exported(other) == text
     assert claim(other, "a", "train")
+
+
+# --- values and outcomes -----------------------------------------------------------------------------------------
+
+
+def attacked(store: Store, value: float = 0.5, **more: Any) -> None:
+    """A cell of two rounds and two clients whose PGD-20 accuracy over 8 images is 4 of 8."""
+    spec = {"seed": 1, "algorithm": {"rounds": 2}, "partition": {"clients": 2}, "test": 8}
+    store.add_cell("a", spec)
+    run = claim(store, "a", "train")
+    store.finish(run, [Number("train_accuracy", 0.5, 2, 9), Number("train_accuracy", 0.25, 2, 9, 1)], round=2)
+    run = claim(store, "a", "pgd20-0a1b2c3d@2")
+    store.commit(run, round=8, outcomes=(0, 8, b"\x0f"))
+    store.finish(run, [Number("pgd20", value, 2, 8), Number("prior_accuracy", 0.5, 2, 8, 0)])
+
+
+FORGED = [
+    ('"pgd20",0.5,8', '"pgd20",0.51,8', "pgd20-0a1b2c3d@2: pgd20 is 0.51, its outcomes say 0.5 (4 of 8)"),
+    ('"pgd20",0.5,8', '"pgd20",7.5,8', "pgd20-0a1b2c3d@2: pgd20 is 7.5: not in [0, 1]"),
+    ('"pgd20",0.5,8', '"pgd20",-0.5,8', "pgd20-0a1b2c3d@2: pgd20 is -0.5: not in [0, 1]"),
+    ('"pgd20",0.5,8', '"pgd20",0.5,6', "pgd20-0a1b2c3d@2: pgd20 is of 6 images, its outcomes are of 8"),
+    ('"pgd20",0.5,8', '"pgd20",0.5,16', "pgd20-0a1b2c3d@2: pgd20 is of 16 images, the cell has 8"),
+    ('[2,-1,"pgd20"', '[1,-1,"pgd20"', "pgd20-0a1b2c3d@2: pgd20 is of round 1, the stage of round 2"),
+    ('0,8,"Dw=="', '0,8,"Hw=="', "pgd20-0a1b2c3d@2: pgd20 is 0.5, its outcomes say 0.625 (5 of 8)"),
+    ('"train_accuracy",0.25', '"train_accuracy",2.0', "train: train_accuracy of client 1 is 2.0: not in [0, 1]"),
+    ('[2,1,"train_accuracy"', '[2,2,"train_accuracy"', "train: train_accuracy of client 2: the cell has 2 clients"),
+    (
+        '[2,1,"train_accuracy"',
+        '[3,1,"train_accuracy"',
+        "train: train_accuracy of client 1 is of round 3 of 2",
+    ),
+    ("0a1b2c3d@2", "0a1b2c3d@3", "pgd20-0a1b2c3d@3: round 3 of 2"),
+]
+
+
+@pytest.mark.parametrize(("true", "forged", "message"), FORGED)
+def test_a_value_that_its_outcomes_contradict(
+    tmp_path: Path, empty: Store, true: str, forged: str, message: str
+) -> None:
+    """The line is named, and nothing of the file is taken in, though its digests fit."""
+    with Store.open(str(tmp_path / "true.db"), create=True) as store:
+        attacked(store)
+        text = exported(store)
+    assert text.count(true)
+    unchanged(empty, put(tmp_path, resealed(text.replace(true, forged))), f"{{}}:2: cell a {message}")
+
+
+def test_a_digest_that_does_not_fit(tmp_path: Path, empty: Store) -> None:
+    with Store.open(str(tmp_path / "true.db"), create=True) as store:
+        attacked(store)
+        text = exported(store)
+    other = text.replace('"train_accuracy",0.25', '"train_accuracy",0.5')
+    message = "{}:2: cell a train: its digest is of other numbers or outcomes; was the file edited?"
+    unchanged(empty, put(tmp_path, other), message)
+    bare = re.sub('"digest":"[0-9a-f]{64}"', '"digest":null', text)
+    message = "{}:2: cell a pgd20-0a1b2c3d@2: a finished stage has no digest; was the file edited?"
+    unchanged(empty, put(tmp_path, bare), message)
+
+
+def test_several_models_have_the_mean_of_theirs(tmp_path: Path, empty: Store) -> None:
+    """Of two clients, 5 and 2 of 6 images each; the number of each client is checked against its own outcomes."""
+    with Store.open(str(tmp_path / "true.db"), create=True) as store:
+        store.add_cell("a", {"seed": 1})
+        run = claim(store, "a", "pgd20-0a1b2c3d@2")
+        store.commit(run, round=12, outcomes=(0, 12, 0b111110_110000_0000.to_bytes(2)))
+        each = [Number("pgd20", 5 / 6, 2, 6, 0), Number("pgd20", 2 / 6, 2, 6, 4)]
+        store.finish(run, [Number("pgd20", (5 / 6 + 2 / 6) / 2, 2, 6), *each])
+        text = exported(store)
+    forged = resealed(text.replace(f'"pgd20",{2 / 6}', '"pgd20",0.5'))
+    message = f"cell a pgd20-0a1b2c3d@2: pgd20 of client 4 is 0.5, its outcomes say {2 / 6} (2 of 6)"
+    unchanged(empty, put(tmp_path, forged), f"{{}}:2: {message}")
+    import_(empty, put(tmp_path, text))
+
+
+def test_an_edited_database_is_neither_whole_nor_exported(tmp_path: Path) -> None:
+    path = str(tmp_path / "x.db")
+    with Store.open(path, create=True) as store:
+        attacked(store)
+    assert "is intact" in check(path)
+    with sqlite3.connect(path) as connection:
+        connection.execute("UPDATE numbers SET value = 0.51 WHERE metric = 'pgd20'")
+    connection.close()
+    said = "pgd20 is 0.51, its outcomes say 0.5 (4 of 8); cell a pgd20-0a1b2c3d@2 has changed since it was finished"
+    with pytest.raises(DatabaseError, match=f"is damaged: cell a pgd20-0a1b2c3d@2: {re.escape(said)}$"):
+        check(path)
+    with Store.open(path) as store, pytest.raises(DatabaseError, match="cell a pgd20-0a1b2c3d@2 is damaged"):
+        exported(store)
+
+
+FLIPS = 400
+
+
+def test_no_flipped_bit_of_a_database_is_called_intact(tmp_path: Path) -> None:
+    """Where the export then says something else, or cannot be made, `db check` says that the file is damaged."""
+    path = tmp_path / "x.db"
+    with Store.open(str(path), create=True) as store:
+        attacked(store)
+        text = exported(store)
+    content, draws, other = path.read_bytes(), random.Random(32), 0
+    places = [draws.randrange(8 * len(content)) for _ in range(20 * FLIPS)]
+    used = [place for place in places if any(content[max(0, place // 8 - 4) : place // 8 + 5])][:FLIPS]
+    assert len(used) == FLIPS
+    for place in used:
+        damaged = bytearray(content)
+        damaged[place // 8] ^= 1 << place % 8
+        path.write_bytes(damaged)
+        for log in (f"{path}-wal", f"{path}-shm", f"{path}-journal"):
+            Path(log).unlink(missing_ok=True)
+        try:
+            with Store.open(str(path)) as store:
+                same = exported(store) == text
+        except Exception:  # whatever it is, `check` must say it in a sentence
+            same = False
+        other += not same
+        try:
+            whole = "is intact" in check(str(path))
+        except FatbenchError:
+            whole = False
+        assert same or not whole, f"bit {place} changes what is read, and the database is called intact"
+    assert other > 100
+
+
+def test_no_flipped_bit_of_a_file_is_imported(tmp_path: Path) -> None:
+    """What is taken in of a file with a flipped bit says the same as before."""
+    with Store.open(str(tmp_path / "x.db"), create=True) as store:
+        attacked(store)
+        text = exported(store)
+    content, draws, refused = text.encode(), random.Random(32), 0
+    for place in draws.sample(range(8 * len(content)), FLIPS):
+        damaged = bytearray(content)
+        damaged[place // 8] ^= 1 << place % 8
+        file = tmp_path / "results.jsonl"
+        file.write_bytes(damaged)
+        url = str(tmp_path / f"{place}.db")
+        with Store.open(url, create=True) as store:
+            try:
+                import_(store, file, identify=lambda spec: "a")
+                taken = exported(store)
+            except ExchangeError:
+                refused += 1
+                continue
+        assert taken == text, f"bit {place}"
+    assert refused > 100

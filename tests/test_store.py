@@ -33,7 +33,8 @@ from sqlalchemy.exc import DBAPIError, OperationalError
 from fatbench.engine.rounds import Number
 from fatbench.errors import DatabaseError, MachineError, SpecError, Unavailable
 from fatbench.store import database, schema
-from fatbench.store.database import NETWORK, Locked, NoDatabase, alembic_config, check, shown_url, upgrade
+from fatbench.store.database import NETWORK, Locked, NoDatabase, alembic_config, shown_url, upgrade
+from fatbench.store.integrity import check
 from fatbench.store.processes import gone, this_machine
 from fatbench.store.rows import now
 from fatbench.store.schema import CELLS, NUMBERS, OUTCOME_CHUNKS, REVISIONS, RUNS, STAGES, VERSION
@@ -862,7 +863,7 @@ def test_check_names_what_does_not_belong(tmp_path: Path) -> None:
 
 def test_check_says_what_there_is(store: Store, url: str) -> None:
     store.finish(taken(store), [Number("loss", 1.0, 1), Number("x", 1.0, 1)])
-    expected = f"{shown_url(url)} is intact (schema 0002): 1 cells, 0 replicates, 1 runs, 1 stages, 2 numbers"
+    expected = f"{shown_url(url)} is intact (schema 0003): 1 cells, 0 replicates, 1 runs, 1 stages, 2 numbers"
     expected += ", 0 outcome_chunks"
     assert check(url) == expected
     with store.database.writing() as connection:

@@ -80,8 +80,9 @@ def db_backup(
 
 
 def db_check(db: Db = None) -> None:
-    """Check that the database is intact and has this version's schema."""
+    """Check that the database is intact: its schema, the digest of every finished stage, accuracies and outcomes."""
     from fatbench import settings
-    from fatbench.store import database
+    from fatbench.store import integrity
+    from fatbench.suite.validate_import import identity
 
-    print(database.check(settings.database(db)))
+    print(integrity.check(settings.database(db), identity))

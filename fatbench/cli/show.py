@@ -326,7 +326,7 @@ def datasets(root: Path, rows: Sequence[Mapping[str, Any]], files: Sequence[Mapp
 def doctor(db: str | None, data: Path | None) -> None:
     """Versions, devices, folders: what a bug report needs."""
     from fatbench.runner import provenance
-    from fatbench.store import database
+    from fatbench.store import integrity
     from fatbench.version import __version__
 
     console = _console()
@@ -351,7 +351,7 @@ def doctor(db: str | None, data: Path | None) -> None:
     lines.append(("packages", ", ".join(f"{name} {v}" for name, v in versions.items() if name != "python")))
     url = settings.database(db)
     try:
-        state = database.check(url)
+        state = integrity.check(url, contents=False)
     except Exception as error:
         state = f"{error}"
     lines.append(("database", f"{settings.shown_url(url)}: {state}"))

@@ -14,27 +14,29 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from itertools import groupby
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, cast
 from urllib.parse import quote
 from weakref import finalize
 
-from sqlalchemy import Connection, and_, create_engine, event, func, insert, inspect, select, text
+from sqlalchemy import Connection, create_engine, event, func, insert, inspect, select, text
 from sqlalchemy.engine import URL, Engine, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError, OperationalError
 from sqlalchemy.pool import NullPool
 
 from fatbench.errors import DatabaseError, FatbenchError, MachineError, SpecError, Unavailable
 from fatbench.settings import shown_url
+from fatbench.store import lines
 from fatbench.store.schema import (
     APPLICATION_ID,
     IDENTITY,
     METADATA,
-    OUTCOME_CHUNKS,
     OUTCOMES_VIEW,
     OUTCOMES_VIEW_SQL,
     REVISIONS,
+    STAGES,
     VERSION,
     VIEW,
     VIEW_SQL,
@@ -265,6 +267,9 @@ class Database:
                 return DatabaseError(f"{shown} is not a fatbench database (nor any SQLite file)")
             if code == sqlite3.SQLITE_CORRUPT:
                 return DatabaseError(f"{shown} is damaged: {original}")
+            if "decode to UTF-8" in str(original):
+                where = " ".join(str(original).partition(" with text")[0].split())
+                return DatabaseError(f"{shown} is damaged: {where} (fatbench db check)")
             return None
         state = getattr(original, "sqlstate", None)  # None: the server was not reached
         reason = " ".join(self._safe(str(original)).split())
@@ -376,7 +381,14 @@ class Database:
             connection.execute("SELECT count(*) FROM cells").fetchone()
 
 
-# --- schema: upgrade and check -----------------------------------------------------------------------------------
+# --- schema: upgrade ---------------------------------------------------------------------------------------------
+
+
+UNSEALED = (  # stages that an older program finished
+    select(STAGES.c.cell, STAGES.c.stage)
+    .where(STAGES.c.status == "done", STAGES.c.digest.is_(None))
+    .order_by(STAGES.c.cell)
+)
 
 
 def upgrade(url: str) -> str:
@@ -397,6 +409,8 @@ def upgrade(url: str) -> str:
         config = alembic_config()
         config.attributes["connection"] = connection
         command.upgrade(config, "head")
+        for cell, stages in groupby(connection.execute(UNSEALED).all(), lambda row: row.cell):
+            lines.seal(connection, cell, [row.stage for row in stages])
     return f"{database.shown} was upgraded from schema {revision or 'none'} to {REVISIONS[-1]}"
 
 
@@ -407,51 +421,3 @@ def alembic_config() -> Any:
     config = Config()
     config.set_main_option("script_location", str(Path(__file__).parent / "migrations").replace("%", "%%"))
     return config
-
-
-def check(url: str) -> str:
-    """What a database holds, in a sentence, when it is whole and of this version. DatabaseError says what is wrong."""
-    with Database.open(url) as database, database.reading() as connection:
-        if problems := list(_problems(connection)):
-            more = f" (and {len(problems) - 5} more)" if len(problems) > 5 else ""
-            raise DatabaseError(f"{database.shown} is damaged: {'; '.join(problems[:5])}{more}")
-        tables = [part for part in METADATA.sorted_tables if part is not IDENTITY]
-        counts = [f"{connection.scalar(select(func.count()).select_from(part))} {part.name}" for part in tables]
-        return f"{database.shown} is intact (schema {REVISIONS[-1]}): {', '.join(counts)}"
-
-
-def _problems(connection: Connection) -> Iterator[str]:
-    """What cannot be in a database that only this program wrote."""
-    if connection.dialect.name == "sqlite":
-        for (line,) in connection.exec_driver_sql("PRAGMA integrity_check(20)"):
-            if line != "ok":
-                yield line
-    from alembic.autogenerate import compare_metadata
-    from alembic.migration import MigrationContext
-
-    def ours(name: str | None, kind: str, parents: Any) -> bool:
-        return kind != "table" or name in METADATA.tables
-
-    context = MigrationContext.configure(connection, opts={"version_table": VERSION.name, "include_name": ours})
-    for difference in compare_metadata(context, METADATA):
-        yield f"the schema has been changed: {difference}"
-    for child in METADATA.sorted_tables:
-        for constraint in child.foreign_key_constraints:
-            parent = constraint.referred_table
-            pairs = [(key.parent, key.column) for key in constraint.elements]
-            orphan = (
-                select(*child.primary_key)
-                .select_from(child.outerjoin(parent, and_(*(mine == theirs for mine, theirs in pairs))))
-                .where(pairs[0][1].is_(None), *(mine.is_not(None) for mine, _ in pairs))
-                .limit(5)
-            )
-            for row in connection.execute(orphan):
-                yield f"{child.name} {tuple(row)} refers to missing {parent.name}"
-    key = (OUTCOME_CHUNKS.c.cell, OUTCOME_CHUNKS.c.stage, OUTCOME_CHUNKS.c.start)
-    chunks = select(*key, OUTCOME_CHUNKS.c.n, func.length(OUTCOME_CHUNKS.c.bits)).order_by(*key)
-    where, position = None, 0
-    for cell, stage, start, n, length in connection.execute(chunks):
-        position = position if where == (cell, stage) else 0
-        if start != position or length != (n + 7) // 8:
-            yield f"outcomes of {cell} {stage}: the chunk at {start} does not follow {position}"
-        where, position = (cell, stage), start + n

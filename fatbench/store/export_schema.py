@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from fatbench.errors import FatbenchError, UnknownName
+from fatbench.store import consistency, lines
 from fatbench.store.rows import LARGEST
 
 FORMAT = "fatbench results"
@@ -157,6 +158,7 @@ class Stage(_Line):
     settings: _as(_Settings) | None = None  # type: ignore[valid-type]
     run: Natural | None
     error: str | None
+    digest: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = None
     numbers: list[NumberLine]
     outcomes: list[Chunk]
 
@@ -188,15 +190,17 @@ def header(line: str, at: str) -> int:
             f"{at}: written by another fatbench (schema_version {str(value.get('schema_version'))[:20]};"
             f" this one reads {SCHEMA_VERSION})"
         )
-    return int(_read(_HEADER, line, at).cells)
+    return int(_read(_HEADER, _parsed(line, at), at).cells)
 
 
 def cell(line: str, at: str, identify: Callable[[Mapping[str, Any]], str] | None = None) -> Cell:
-    """A line as a cell. ExchangeError, with `at` and the place in the line: it is none, or contradicts itself.
+    """A line as a cell. ExchangeError, with `at` and the place in the line: it is none, or contradicts itself, or a
+    finished stage is not what its digest says.
 
     identify: the identity of a spec, which a cell's id must be.
     """
-    found: Cell = _read(_CELL, line, at)
+    value = _parsed(line, at)
+    found: Cell = _read(_CELL, value, at)
     if identify is not None:
         try:
             identity = identify(found.spec)
@@ -211,15 +215,21 @@ def cell(line: str, at: str, identify: Callable[[Mapping[str, Any]], str] | None
             if run >= len(found.runs):
                 raise ExchangeError(f"{at}: cell {found.cell} {stage.stage}: there is no run {run}")
         _distinct([number[:3] for number in stage.numbers], "number", found, at)
-        position = 0
+        position, chunks = 0, []
         for start, n, text in stage.outcomes:
             try:
-                length = len(bits_of(text))
+                chunks.append((n, bits_of(text)))
             except ValueError as error:
                 raise ExchangeError(f"{at}: cell {found.cell} {stage.stage}: outcomes: {error}") from None
-            if start != position or length != (n + 7) // 8:
+            if start != position or len(chunks[-1][1]) != (n + 7) // 8:
                 raise ExchangeError(f"{at}: cell {found.cell} {stage.stage}: the outcomes from {start} on do not fit")
             position += n
+        numbers = [number[:5] for number in stage.numbers]
+        if said := consistency.problem(found.spec, stage.stage, numbers, chunks):
+            raise ExchangeError(f"{at}: cell {found.cell} {stage.stage}: {said}")
+    for part, _ in lines.mismatches(value):
+        said = "its digest is of other numbers or outcomes" if part.get("digest") else "a finished stage has no digest"
+        raise ExchangeError(f"{at}: cell {found.cell} {part['stage']}: {said}; was the file edited?")
     return found
 
 
@@ -232,8 +242,8 @@ def _no_constant(name: str) -> Any:
     raise ValueError(f"{name} is not a number")
 
 
-def _read(form: TypeAdapter[Any], line: str, at: str) -> Any:
-    """One line as what it should be. ExchangeError says where it is not."""
+def _parsed(line: str, at: str) -> dict[str, Any]:
+    """One line as a JSON object. ExchangeError: it is none."""
     try:
         value = json.loads(line, parse_constant=_no_constant)
     except json.JSONDecodeError as error:
@@ -248,6 +258,11 @@ def _read(form: TypeAdapter[Any], line: str, at: str) -> Any:
         raise ExchangeError(f"{at}: expected a JSON object, got a {type(value).__name__}")
     if "\\u" in line:
         _storable(value, at)
+    return value
+
+
+def _read(form: TypeAdapter[Any], value: Mapping[str, Any], at: str) -> Any:
+    """A line as what it should be. ExchangeError says where it is not."""
     try:
         return form.validate_python(value)
     except ValidationError as error:

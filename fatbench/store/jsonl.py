@@ -7,7 +7,8 @@ code), its stages, their numbers and their outcomes:
     {"cell":"0a1b2c...","created":"...","runs":[{...}],"spec":{...},"stages":[{"stage":"train","numbers":[...],...}]}
 
 A number is [round, client, metric, value, n, run, created], where `run` is a position in the cell's `runs`; outcomes
-are [first example, how many, base64 of the packed bits]. The same results always give the same bytes.
+are [first example, how many, base64 of the packed bits]. A finished stage has its digest (`fatbench.store.lines`). The
+same results always give the same bytes.
 
 Models and checkpoints are not in it. So a stage that was under way is imported as interrupted, with its numbers but
 nothing to go on from; a stage that is further along here is left as it is. Another run of a cell that is here already
@@ -16,13 +17,11 @@ becomes its replicate, and has "replicate": 1, 2, ... in its line.
 
 from __future__ import annotations
 
-import base64
 import io
-import json
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
-from itertools import groupby, islice
+from itertools import islice
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -30,15 +29,13 @@ from sqlalchemy import Connection, insert, select, update
 from sqlalchemy.exc import DataError, IntegrityError
 
 from fatbench import whole_file
-from fatbench.errors import MachineError
-from fatbench.store import export_schema, leases, replicates
+from fatbench.errors import DatabaseError, MachineError
+from fatbench.store import export_schema, leases, lines, replicates
 from fatbench.store.database import lock
-from fatbench.store.export_schema import FORMAT, SCHEMA_VERSION, Cell, ExchangeError, Run, Stage, bits_of
+from fatbench.store.export_schema import FORMAT, SCHEMA_VERSION, Cell, ExchangeError, Stage, bits_of
 from fatbench.store.rows import batches, cell_row, dumps
 from fatbench.store.schema import CELLS, NUMBERS, OUTCOME_CHUNKS, REPLICATES, RUNS, STAGES
 from fatbench.store.stages import Store
-
-RUN_COLUMNS = [name for name in Run.model_fields if name not in ("versions", "extra")]
 
 # --- export ------------------------------------------------------------------------------------------------------
 
@@ -47,7 +44,7 @@ def export(store: Store, file: str | Path | TextIO, cells: Iterable[str] | None 
     """Write cells (default: all), with their replicates, to a file or an open text stream; how many lines there were.
 
     A file appears whole or not at all. The lines are in the order of the cells' ids; cells that are not in the
-    database are left out. MachineError: the file cannot be written.
+    database are left out. MachineError: the file cannot be written. DatabaseError: a stage is damaged.
     """
     with store.database.reading() as connection:
         copies = {row.id: (row.cell, row.number) for row in connection.execute(select(REPLICATES))}
@@ -75,64 +72,18 @@ def _whole(file: Path) -> Iterator[TextIO]:
 
 
 def _lines(connection: Connection, cells: Sequence[str], copies: Mapping[str, tuple[str, int]]) -> Iterator[str]:
-    """The lines of some cells, in order. copies: replicate -> (its cell, its number)."""
-    runs = _by_cell(connection, select(RUNS).order_by(RUNS.c.cell, RUNS.c.stage, RUNS.c.started, RUNS.c.uid), cells)
-    stages = _by_cell(connection, select(STAGES).order_by(STAGES.c.cell, STAGES.c.stage), cells)
-    numbers = _by_cell(connection, select(NUMBERS).order_by(*NUMBERS.primary_key), cells)
-    outcomes = _by_cell(connection, select(OUTCOME_CHUNKS).order_by(*OUTCOME_CHUNKS.primary_key), cells)
-    for cell in connection.execute(select(CELLS).where(CELLS.c.id.in_(cells)).order_by(CELLS.c.id)):
-        mine = runs.get(cell.id, [])
-        position = {run.id: place for place, run in enumerate(mine)}
-        measured = {stage: list(rows) for stage, rows in groupby(numbers.get(cell.id, []), lambda row: row.stage)}
-        chunks = {stage: list(rows) for stage, rows in groupby(outcomes.get(cell.id, []), lambda row: row.stage)}
-        yield dumps(
-            {
-                **dict(zip(("cell", "replicate"), copies.get(cell.id, (cell.id,)), strict=False)),
-                "spec": json.loads(cell.spec),
-                "created": cell.created,
-                "runs": [
-                    {
-                        **{name: getattr(run, name) for name in RUN_COLUMNS},
-                        "status": _rest(run.status),
-                        "versions": None if run.versions is None else json.loads(run.versions),
-                        "extra": json.loads(run.extra),
-                    }
-                    for run in mine
-                ],
-                "stages": [
-                    {
-                        "stage": row.stage,
-                        "status": _rest(row.status),
-                        "round": row.round,
-                        "total": row.total,
-                        "record": {k: v for k, v in json.loads(row.record).items() if k != "sha256"},  # of files here
-                        "settings": None if row.settings is None else json.loads(row.settings),
-                        "run": position.get(row.run),
-                        "error": row.error,
-                        "numbers": [
-                            [m.round, m.client, m.metric, m.value, m.n, position[m.run], m.created]
-                            for m in measured.get(row.stage, [])
-                        ],
-                        "outcomes": [
-                            [c.start, c.n, base64.b64encode(c.bits).decode()] for c in chunks.get(row.stage, [])
-                        ],
-                    }
-                    for row in stages.get(cell.id, [])
-                ],
-            }
-        )
-
-
-def _rest(status: str) -> str:
-    """What a status means elsewhere: nobody there runs it."""
-    return "interrupted" if status == "running" else status
-
-
-def _by_cell(connection: Connection, query: Any, cells: Sequence[str]) -> dict[str, list[Any]]:
-    """The rows of a query on one table, cell -> its rows in the query's order."""
-    table = query.get_final_froms()[0]
-    rows = connection.execute(query.where(table.c.cell.in_(cells)))
-    return {cell: list(group) for cell, group in groupby(rows, lambda row: row.cell)}
+    """The lines of some cells, in order. DatabaseError: a finished stage is not what it was when it was finished."""
+    try:
+        for line in lines.lines(connection, cells, copies):
+            for stage, digest in lines.mismatches(line):
+                if stage["digest"] is not None:
+                    raise DatabaseError(
+                        f"cell {line['cell']} {stage['stage']} is damaged: it has changed since it was finished"
+                    )
+                stage["digest"] = digest
+            yield dumps(line)
+    except (ArithmeticError, LookupError, TypeError, ValueError) as error:  # text that is no JSON, a row of no run
+        raise DatabaseError(f"cells {cells[0]} to {cells[-1]} cannot be read: {error} (fatbench db check)") from None
 
 
 # --- import ------------------------------------------------------------------------------------------------------
@@ -288,6 +239,8 @@ def _take(connection: Connection, cell: Cell, at: str, counts: dict[str, int], f
         if number:
             connection.execute(insert(REPLICATES), [{"id": place, "cell": cell.cell, "number": number}])
         counts["new replicates" if number else "new cells"] += 1
+    else:
+        _undamaged(connection, place, at)
     cell = cell.model_copy(update={"cell": place})
     here = _here(connection, cell.cell)
     running = [stage.row for stage in here.values() if stage.row.status == "running"]
@@ -326,6 +279,14 @@ def _take(connection: Connection, cell: Cell, at: str, counts: dict[str, int], f
                 for start, n, text in stage.outcomes
             ]
             connection.execute(insert(OUTCOME_CHUNKS), rows)
+    lines.seal(connection, cell.cell, [stage.stage for stage in cell.stages])
+
+
+def _undamaged(connection: Connection, cell: str, at: str) -> None:
+    """ExchangeError: a finished stage of the cell here is damaged; what is added to it would give it a new digest."""
+    for line in lines.lines(connection, [cell]):
+        for stage, _ in lines.mismatches(line):
+            raise ExchangeError(f"{at}: cell {cell} {stage['stage']} is damaged here (fatbench db check){NOTHING}")
 
 
 @dataclass

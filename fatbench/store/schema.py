@@ -23,7 +23,7 @@ from sqlalchemy import (
 )
 
 APPLICATION_ID = 0x66617462  # "fatb", in the header of our SQLite files
-REVISIONS = ("0001", "0002")  # of the schema, oldest first, as in migrations/versions; METADATA is the last one's
+REVISIONS = ("0001", "0002", "0003")  # of the schema, as in migrations/versions; METADATA is the last one's
 
 METADATA = MetaData()
 # byte order on every database, so that an export does not depend on the server's language
@@ -91,6 +91,7 @@ STAGES = Table(
     Column("run", Integer, ForeignKey("runs.id")),
     Column("error", Text),
     Column("heartbeat", TIME),
+    Column("digest", String(64)),  # of a finished stage, see fatbench.store.lines
     PrimaryKeyConstraint("cell", "stage", name="stages_key"),
     Index("stages_run", "run"),
 )

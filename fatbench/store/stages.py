@@ -34,7 +34,7 @@ from sqlalchemy import Connection, and_, func, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
 from fatbench.errors import FatbenchError
-from fatbench.store import leases, replicates
+from fatbench.store import leases, lines, replicates
 from fatbench.store.database import Database, lock
 from fatbench.store.rows import LARGEST, cell_row, dumps, fetch, now, printable, run_values, split_provenance
 from fatbench.store.schema import CELLS, NUMBERS, OUTCOME_CHUNKS, RUNS, STAGES, VIEW
@@ -280,6 +280,7 @@ class Store:
             _set(connection, owned, values)
             _append(connection, owned, run, rows)
             _end(connection, run, "done", now())
+            lines.seal(connection, owned.cell, [owned.stage])
 
     def fail(self, run: int, error: str) -> None:
         """Declare a run failed, with its traceback; what was committed stays, and a retry goes on from there.
@@ -343,6 +344,9 @@ class Store:
                 .where(RUNS.c.id == run, RUNS.c.status.in_(["running", "interrupted"]))
                 .values(status=status, error=error, ended=func.coalesce(RUNS.c.ended, moment))
             )
+            was = connection.execute(select(RUNS.c.cell, RUNS.c.stage).where(RUNS.c.id == run)).first()
+            if was is not None:  # whoever took it over may have finished it: this run's end is part of the digest
+                lines.seal(connection, was.cell, [was.stage])
 
     @contextmanager
     def _appending(self, run: int, numbers: Sequence[Number]) -> Iterator[None]:

@@ -13,10 +13,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from fatbench.errors import NothingMatched, SpecError, did_you_mean
+from fatbench.errors import DatabaseError, NothingMatched, SpecError, did_you_mean
 from fatbench.report.numbers import statistics
 from fatbench.report.numbers.flags import joined
 from fatbench.report.numbers.statistics import Difference, ImageOutcomes, Images, Paired
+from fatbench.store.consistency import disagreement
 from fatbench.store.replicates import SIGN
 from fatbench.store.selection import WORDS, Checkpoint
 from fatbench.suite import filters
@@ -172,7 +173,10 @@ def _flat(node: Any, path: str = "") -> Iterable[tuple[str, str]]:
 
 
 def measured(store: Store, cell: str, select: Checkpoint) -> dict[str, Measured]:
-    """The finished evaluations of a cell at a checkpoint: "pgd20-0a1b2c3d", which stands for attack, n and batch."""
+    """The finished evaluations of a cell at a checkpoint: "pgd20-0a1b2c3d", which stands for attack, n and batch.
+
+    DatabaseError: an accuracy is not the mean of its outcomes.
+    """
     stages = {name: row for (_, name), row in store.stages([cell]).items()}
     if "train" not in stages:
         return {}
@@ -189,9 +193,11 @@ def measured(store: Store, cell: str, select: Checkpoint) -> dict[str, Measured]
         if number["client"] >= 0 or number["metric"] != label(evaluation):
             continue
         bits, total = joined(store.outcomes(cell, number["stage"]))
-        n = int(number["n"])
+        n, value = int(number["n"]), float(number["value"])
+        if said := disagreement(number["metric"], value, n, bits.bit_count(), total):
+            raise DatabaseError(f"{store.database.shown}: cell {cell} {number['stage']}: {said} (fatbench db check)")
         outcomes = (bits, total) if n and total and total % n == 0 else None
-        found[evaluation] = Measured(float(number["value"]), n, outcomes)
+        found[evaluation] = Measured(value, n, outcomes)
     return found
 
 

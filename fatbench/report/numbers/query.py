@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import select as sql
 
+from fatbench.errors import DatabaseError
 from fatbench.report.numbers.flags import joined
 from fatbench.report.numbers.measurements import EVERY, PRIOR, Outcomes, Source, Stages, Stored
+from fatbench.store import consistency
 from fatbench.store.rows import batches
 from fatbench.store.schema import NUMBERS, OUTCOME_CHUNKS, RUNS, STAGES
 from fatbench.store.selection import MONITORED, Checkpoint, checkpoint_round
@@ -60,9 +62,27 @@ def _evaluated(
     names, evaluations, stages = Stages(), _evaluations(plan), set()
     for round, there in _by_round(plan, found.rounds, checkpoints).items():
         names_here = {names.name(evaluation, round) for evaluation in evaluations}
-        found.rows += _numbers(there, store, NUMBERS.c.stage.in_(sorted(names_here)) & _clients(sources))
+        rows = _numbers(there, store, NUMBERS.c.stage.in_(sorted(names_here)) & _clients(sources))
+        _agree(rows, there, store, names_here)
+        found.rows += rows
         stages |= names_here
     return stages
+
+
+def _agree(rows: Iterable[Mapping[str, Any]], cells: Iterable[str], store: Store, stages: Iterable[str]) -> None:
+    """DatabaseError: an accuracy under attack is not the mean of its outcomes, or no accuracy."""
+    chunks: dict[tuple[str, str], list[tuple[int, bytes]]] = {}
+    query = sql(OUTCOME_CHUNKS.c.cell, OUTCOME_CHUNKS.c.stage, OUTCOME_CHUNKS.c.n, OUTCOME_CHUNKS.c.bits)
+    query = query.where(OUTCOME_CHUNKS.c.stage.in_(sorted(stages)))
+    for cell, stage, n, bits in _fetch(store, query, OUTCOME_CHUNKS.c.cell, cells):
+        chunks.setdefault((cell, stage), []).append((n, bits))
+    metrics = {stage: consistency.metric_of(stage) for stage in stages}
+    for row in rows:
+        cell, stage, metric = row["cell"], row["stage"], row["metric"]
+        if metric == metrics[stage] and row["client"] == -1:
+            counted = consistency.right(chunks.get((cell, stage), ()))
+            if said := consistency.disagreement(metric, row["value"], row["n"], *counted):
+                raise DatabaseError(f"{store.database.shown}: cell {cell} {stage}: {said} (fatbench db check)")
 
 
 def gather_series(figures: Sequence[Figure], plan: Plan, store: Store, select: Checkpoint = "last") -> Stored:

@@ -1,0 +1,108 @@
+"""What a stage's numbers must satisfy: accuracies are the means of their outcomes, and all is within the cell's bounds.
+
+An accuracy under attack is stored twice, as a number and as one bit for each test image. The bits decide.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+# stored accuracies and fractions beside those that evaluations are named after
+FRACTIONS = {"train_accuracy", "natural", "val_natural", "monitor", "val_monitor", "natural_class", "monitor_class",
+             "val_natural_class", "val_monitor_class", "edge_natural", "holdout_accuracy", "prior_accuracy",
+             "zero_gradients", "chance"}  # fmt: skip
+OF_CLIENTS = {"train_loss", "train_accuracy", "weight", "selected", "holdout_accuracy", "holdout_gap",
+              "prior_accuracy"}  # fmt: skip
+ROUNDING = 1e-12  # of a mean of several models' accuracies: far below one image of any test set
+
+
+def metric_of(stage: str) -> str:
+    """ "pgd20" of "pgd20-0a1b2c3d@20"."""
+    return stage.rpartition("@")[0].rpartition("-")[0]
+
+
+def right(chunks: Iterable[tuple[int, bytes]]) -> tuple[int, int]:
+    """(images classified right, images) of packed outcomes (how many, bits)."""
+    correct = total = 0
+    for n, bits in chunks:
+        correct += int.from_bytes(bits).bit_count()
+        total += n
+    return correct, total
+
+
+def disagreement(metric: str, value: float, n: int, correct: int, total: int) -> str | None:
+    """In what an accuracy over n images contradicts its outcomes: `correct` of `total`, n for each model.
+
+    None: it agrees, or there are no outcomes.
+    """
+    if not 0 <= value <= 1:
+        return f"{metric} is {value!r}: not in [0, 1]"
+    if not total:
+        return None
+    if n < 1 or total % n:
+        return f"{metric} is of {n} images, its outcomes are of {total}"
+    if abs(value - correct / total) > ROUNDING:
+        return f"{metric} is {value!r}, its outcomes say {correct / total!r} ({correct} of {total})"
+    return None
+
+
+def problem(
+    spec: Mapping[str, Any],
+    stage: str,
+    numbers: Sequence[tuple[int, int, str, float, int]],
+    chunks: Sequence[tuple[int, bytes]],
+) -> str | None:
+    """What cannot be of a stage's numbers (round, client, metric, value, n) and outcomes (how many, bits); None: all
+    can be.
+    """
+    last, clients, images = (_bound(spec, *keys) for keys in BOUNDS)
+    metric, _, at = metric_of(stage), *stage.rpartition("@")[1:]
+    evaluation = stage != "train"
+    if evaluation and last is not None and int(at) > last:
+        return f"round {at} of {last}"
+    correct, total = right(chunks)
+    for round, client, name, value, n in numbers:
+        who = f"{name} of client {client}" if client >= 0 else name
+        own = evaluation and name == metric
+        if (own and round != int(at)) or (last is not None and round > last):
+            return f"{who} is of round {round}{f', the stage of round {at}' if own else f' of {last}'}"
+        if (own or name in FRACTIONS) and not 0 <= value <= 1:
+            return f"{who} is {value!r}: not in [0, 1]"
+        if (own or name in OF_CLIENTS) and clients is not None and client >= clients:
+            return f"{who}: the cell has {clients} clients"
+        if own and images is not None and n > images:
+            return f"{who} is of {n} images, the cell has {images}"
+        if own and client < 0 and (said := disagreement(name, value, n, correct, total)):
+            return said
+    return _of_models(metric, sorted(row for row in numbers if row[2] == metric), chunks) if evaluation else None
+
+
+BOUNDS = (("algorithm", "rounds"), ("partition", "clients"), ("test",))
+
+
+def _bound(spec: Mapping[str, Any], *keys: str) -> int | None:
+    """A setting of the spec that is a number; None: it is not there."""
+    value: Any = spec
+    for key in keys:
+        value = value.get(key) if isinstance(value, Mapping) else None
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _of_models(
+    metric: str, numbers: Sequence[tuple[int, int, str, float, int]], chunks: Sequence[tuple[int, bytes]]
+) -> str | None:
+    """In what the accuracies of single clients, in their order, contradict the outcomes of their models."""
+    own = [row for row in numbers if row[1] >= 0]
+    if not own or not chunks:
+        return None
+    bits = "".join(f"{int.from_bytes(data):0{8 * len(data)}b}"[:n] for n, data in chunks)
+    if sum(row[4] for row in own) != len(bits):
+        return f"{metric} has {len(own)} clients, its {len(bits)} outcomes are not theirs"
+    start = 0
+    for _, client, _, value, n in own:
+        correct = bits[start : start + n].count("1")
+        if said := disagreement(f"{metric} of client {client}", value, n, correct, n):
+            return said
+        start += n
+    return None

@@ -1,0 +1,150 @@
+"""Whether a database is intact: its file, its schema, what belongs together, and every stage's numbers and outcomes."""
+
+from __future__ import annotations
+
+import base64
+import sqlite3
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import Connection, and_, func, select
+from sqlalchemy.exc import SAWarning, SQLAlchemyError
+
+from fatbench.errors import DatabaseError, FatbenchError
+from fatbench.settings import shown_url
+from fatbench.store import consistency, lines, replicates
+from fatbench.store.database import Database
+from fatbench.store.rows import batches
+from fatbench.store.schema import (
+    CELLS,
+    IDENTITY,
+    METADATA,
+    OUTCOME_CHUNKS,
+    OUTCOMES_VIEW,
+    OUTCOMES_VIEW_SQL,
+    REPLICATES,
+    REVISIONS,
+    VERSION,
+    VIEW,
+    VIEW_SQL,
+)
+
+Identify = Callable[[Mapping[str, Any]], str]
+UNREADABLE = (
+    SQLAlchemyError, SAWarning, sqlite3.Error, ArithmeticError, AttributeError, LookupError, TypeError, ValueError
+)  # fmt: skip
+
+
+def check(url: str, identify: Identify | None = None, contents: bool = True) -> str:
+    """What a database holds, in a sentence, when it is intact and of this version. DatabaseError says what is wrong.
+
+    identify: the identity of a spec, which its cell's id must be. contents: whether numbers and outcomes are read, a
+    second for a thousand cells.
+    """
+    shown = shown_url(url)
+    try:
+        with warnings.catch_warnings(), Database.open(url) as database, database.reading() as connection:
+            warnings.simplefilter("error", SAWarning)  # of a table that says something else than it was made with
+            problems = [*_problems(connection), *(_contents(connection, identify) if contents else ())]
+            tables = [part for part in METADATA.sorted_tables if part is not IDENTITY]
+            counts = [f"{connection.scalar(select(func.count()).select_from(part))} {part.name}" for part in tables]
+    except UNREADABLE as error:  # what cannot be read is damaged, whatever reads it
+        raise DatabaseError(f"{shown} is damaged: {_line(error)}") from error
+    if problems:
+        more = f" (and {len(problems) - 5} more)" if len(problems) > 5 else ""
+        raise DatabaseError(f"{shown} is damaged: {'; '.join(problems[:5])}{more}")
+    return f"{shown} is intact (schema {REVISIONS[-1]}): {', '.join(counts)}"
+
+
+def _line(error: Exception) -> str:
+    text = str(getattr(error, "orig", None) or error)
+    return f"it cannot be read ({' '.join(text.split())[:200]})"
+
+
+def _problems(connection: Connection) -> Iterator[str]:
+    """What cannot be in a database that only this program wrote."""
+    if connection.dialect.name == "sqlite":
+        for (line,) in connection.exec_driver_sql("PRAGMA integrity_check(20)"):
+            if line != "ok":
+                yield line
+        yield from _views(connection)
+    yield from _schema(connection)
+    yield from _orphans(connection)
+
+
+def _views(connection: Connection) -> Iterator[str]:
+    """Views that do not say what they said when they were made."""
+    for name, sql in ((VIEW.name, VIEW_SQL), (OUTCOMES_VIEW, OUTCOMES_VIEW_SQL["sqlite"])):
+        found = connection.exec_driver_sql("SELECT sql FROM sqlite_master WHERE name = ?", (name,)).scalar()
+        if found != sql:
+            yield f"the view {name} has been changed"
+
+
+def _schema(connection: Connection) -> Iterator[str]:
+    from alembic.autogenerate import compare_metadata
+    from alembic.migration import MigrationContext
+
+    def ours(name: str | None, kind: str, parents: Any) -> bool:
+        return kind != "table" or name in METADATA.tables
+
+    context = MigrationContext.configure(connection, opts={"version_table": VERSION.name, "include_name": ours})
+    for difference in compare_metadata(context, METADATA):
+        yield f"the schema has been changed: {difference}"
+
+
+def _orphans(connection: Connection) -> Iterator[str]:
+    """Rows that belong to nothing, and outcomes that do not follow one another."""
+    for child in METADATA.sorted_tables:
+        for constraint in child.foreign_key_constraints:
+            parent = constraint.referred_table
+            pairs = [(key.parent, key.column) for key in constraint.elements]
+            orphan = (
+                select(*child.primary_key)
+                .select_from(child.outerjoin(parent, and_(*(mine == theirs for mine, theirs in pairs))))
+                .where(pairs[0][1].is_(None), *(mine.is_not(None) for mine, _ in pairs))
+                .limit(5)
+            )
+            for row in connection.execute(orphan):
+                yield f"{child.name} {tuple(row)} refers to missing {parent.name}"
+    key = (OUTCOME_CHUNKS.c.cell, OUTCOME_CHUNKS.c.stage, OUTCOME_CHUNKS.c.start)
+    chunks = select(*key, OUTCOME_CHUNKS.c.n, func.length(OUTCOME_CHUNKS.c.bits)).order_by(*key)
+    where, position = None, 0
+    for cell, stage, start, n, length in connection.execute(chunks):
+        position = position if where == (cell, stage) else 0
+        if start != position or length != (n + 7) // 8:
+            yield f"outcomes of {cell} {stage}: the chunk at {start} does not follow {position}"
+        where, position = (cell, stage), start + n
+
+
+def _contents(connection: Connection, identify: Identify | None) -> Iterator[str]:
+    """Cells that are not what their id says, stages that are not what they were when they were finished, and numbers
+    that their outcomes contradict.
+    """
+    for row in connection.execute(select(REPLICATES)):
+        if row.id != replicates.name(row.cell, row.number):
+            yield f"replicate {row.id} is said to be number {row.number} of {row.cell}"
+    for part in batches(connection.scalars(select(CELLS.c.id)), 100):
+        try:
+            for line in lines.lines(connection, part):
+                yield from _of_cell(line, identify)
+        except UNREADABLE as error:
+            yield f"cells {part[0]} to {part[-1]}: {_line(error)}"
+
+
+def _of_cell(line: Mapping[str, Any], identify: Identify | None) -> Iterator[str]:
+    own = line["cell"].partition(replicates.SIGN)[0]
+    try:
+        identity = own if identify is None else identify(line["spec"])
+    except FatbenchError:  # a name of a plug-in that is not loaded
+        identity = own
+    if identity != own:
+        yield f"cell {line['cell']}: its spec is that of {identity}"
+    for stage in line["stages"]:
+        chunks = [(n, base64.b64decode(bits)) for _, n, bits in stage["outcomes"]]
+        numbers: Sequence[Any] = [tuple(number[:5]) for number in stage["numbers"]]
+        if said := consistency.problem(line["spec"], stage["stage"], numbers, chunks):
+            yield f"cell {line['cell']} {stage['stage']}: {said}"
+    for stage, _ in lines.mismatches(line):
+        said = "has changed since it was finished" if stage["digest"] else "is finished but has no digest"
+        yield f"cell {line['cell']} {stage['stage']} {said}"
