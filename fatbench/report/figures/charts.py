@@ -15,7 +15,7 @@ HEIGHT = 190  # pixels of a panel
 FIELDS = ("name", "x", "mean", "low", "high")
 BARS = (*FIELDS, "least", "most")  # of what is published, where there is any
 
-Looks = Mapping[str, tuple[int, int]]  # name of a line -> which colour, which dashes
+Styles = Mapping[str, tuple[int, int]]  # name of a line -> which colour, which dashes
 Domain = tuple[float, float] | None  # of the vertical axis, the same for all panels
 
 
@@ -41,11 +41,11 @@ def _done(chart: Any, height: int = HEIGHT) -> dict[str, Any]:
 
 
 def lines(
-    x: str, y: str, looks: Looks | None = None, log: bool = False, whole: bool = True, domain: Domain = None
+    x: str, y: str, styles: Styles | None = None, log: bool = False, whole: bool = True, domain: Domain = None
 ) -> dict[str, Any]:
     """Curves of (name, x, mean) with a band from low to high. whole: x counts; else it is a radius.
 
-    looks: of a figure, whose legend stands in the page; None: of a cell, whose chart has its own.
+    styles: of a figure, whose legend stands in the page; None: of a cell, whose chart has its own.
     """
     import altair as alt
 
@@ -55,9 +55,13 @@ def lines(
     across = alt.Axis(format="d" if whole else "~g", grid=False, tickCount=6)  # of a few rounds the page names each
     colour = alt.Color("name:N", legend=alt.Legend(orient="top", title=None))
     dash: Any = alt.value([1, 0])
-    if looks is not None:
-        colour = alt.Color("name:N", legend=None, scale=_scale(looks, {n: colour_of(h) for n, (h, _) in looks.items()}))
-        dash = alt.StrokeDash("name:N", legend=None, scale=_scale(looks, {n: DASHES[d] for n, (_, d) in looks.items()}))
+    if styles is not None:
+        colour = alt.Color(
+            "name:N", legend=None, scale=_scale(styles, {n: colour_of(h) for n, (h, _) in styles.items()})
+        )
+        dash = alt.StrokeDash(
+            "name:N", legend=None, scale=_scale(styles, {n: DASHES[d] for n, (_, d) in styles.items()})
+        )
     base = alt.Chart(alt.NamedData("rows")).encode(
         x=alt.X("x:Q", title=x, axis=across, scale=alt.Scale(zero=False, nice=False)), color=colour
     )
@@ -66,23 +70,23 @@ def lines(
     for field, title in (("mean", "mean"), ("low", "mean - std"), ("high", "mean + std")):
         said.append(alt.Tooltip(f"{field}:Q", title=title, format=".5~g"))
     curve = base.mark_line(strokeWidth=1.6).encode(y=up, strokeDash=dash)
-    dots = base.mark_circle(size=26, opacity=0.9).encode(y=up, tooltip=said if looks is not None else said[:3])
+    dots = base.mark_circle(size=26, opacity=0.9).encode(y=up, tooltip=said if styles is not None else said[:3])
     band = base.mark_area(opacity=0.16).encode(y=alt.Y("low:Q", title=y, scale=scale, axis=axis), y2="high:Q")
-    return _done(alt.layer(curve, dots) if looks is None else alt.layer(band, curve, dots))
+    return _done(alt.layer(curve, dots) if styles is None else alt.layer(band, curve, dots))
 
 
-def bars(x: str, y: str, looks: Looks, domain: Domain = None) -> dict[str, Any]:
+def bars(x: str, y: str, styles: Styles, domain: Domain = None) -> dict[str, Any]:
     """Bars of (name, x, mean) in groups of one x, with a whisker from low to high; a thick mark is published."""
     import altair as alt
 
     limits = alt.Undefined if domain is None else list(domain)
     base = alt.Chart(alt.NamedData("rows")).encode(
         x=alt.X("x:N", title=x or None, sort=None, axis=alt.Axis(labelAngle=0 if x else -30, labelLimit=140)),
-        xOffset=alt.XOffset("name:N", sort=list(looks)),
+        xOffset=alt.XOffset("name:N", sort=list(styles)),
     )
     up = alt.Y("mean:Q", title=y, axis=alt.Axis(tickCount=5), scale=alt.Scale(domain=limits))
     said = [alt.Tooltip("x:N", title=x or " "), alt.Tooltip("name:N", title=" "), alt.Tooltip("mean:Q", format=".5~g")]
-    colour = alt.Color("name:N", legend=None, scale=_scale(looks, {n: colour_of(h) for n, (h, _) in looks.items()}))
+    colour = alt.Color("name:N", legend=None, scale=_scale(styles, {n: colour_of(h) for n, (h, _) in styles.items()}))
     bar = base.mark_bar(clip=True).encode(y=up, color=colour, tooltip=said)
     whisker = base.mark_rule(color="currentColor", opacity=0.6, clip=True).encode(
         y=alt.Y("low:Q", title=y), y2="high:Q"
@@ -133,10 +137,10 @@ def colour_of(hue: int) -> str:
     return COLOURS[hue % len(COLOURS)]
 
 
-def _scale(looks: Looks, values: Mapping[str, Any]) -> Any:
+def _scale(styles: Styles, values: Mapping[str, Any]) -> Any:
     import altair as alt
 
-    return alt.Scale(domain=list(looks), range=[values[name] for name in looks])
+    return alt.Scale(domain=list(styles), range=[values[name] for name in styles])
 
 
 def against(x: str, y: str, kinds: Container[str]) -> dict[str, Any]:

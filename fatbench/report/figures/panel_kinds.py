@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fatbench.report.figures.series import Line, Panel, Plot, index_of
-from fatbench.report.figures.styles import HATCHES, STYLES, Look, Names, drawn, group, named
+from fatbench.report.figures.styles import HATCHES, STYLES, Names, Style, drawn, group, named
 from fatbench.suite.model import Key
 from fatbench.suite.tables import SERIES
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.image import AxesImage
 
-Looks = Mapping[str, Look]
+Styles = Mapping[str, Style]
 WIDE, HIGH = 2.6, 2.1  # inches of a panel
 INK = "#222222"  # of seeds, whiskers and published numbers
 CLASSES = ("x", "o")  # marks of points of class 0 and of class 1
@@ -42,20 +42,20 @@ def _scaled(line: Line, value: float) -> float:
     return 100 * value if line.source.fraction else value
 
 
-def curves(panel: Panel, axes: Axes, name: Names, looks: Looks) -> None:
+def curves(panel: Panel, axes: Axes, name: Names, styles: Styles) -> None:
     """Means over the rounds or over the radii of an attack, in a band of one standard deviation over seeds."""
     for line in panel.lines:
         if not line.points:
             continue
-        look = looks[name(line)]
+        style = styles[name(line)]
         rounds = [point.round for point in line.points]
         means = [_scaled(line, point.mean) for point in line.points]
-        axes.plot(rounds, means, markevery=max(1, len(rounds) // 8), **drawn(look))
+        axes.plot(rounds, means, markevery=max(1, len(rounds) // 8), **drawn(style))
         if any(point.std for point in line.points):
             spreads = [_scaled(line, point.std or 0.0) for point in line.points]
             low = [mean - spread for mean, spread in zip(means, spreads, strict=True)]
             high = [mean + spread for mean, spread in zip(means, spreads, strict=True)]
-            axes.fill_between(rounds, low, high, color=look.colour, alpha=0.18, linewidth=0)
+            axes.fill_between(rounds, low, high, color=style.colour, alpha=0.18, linewidth=0)
     radii = {point.round: point.radius for line in panel.lines for point in line.points if point.radius}
     if radii:
         axes.set_xlabel("radius of the attack")
@@ -68,7 +68,7 @@ def curves(panel: Panel, axes: Axes, name: Names, looks: Looks) -> None:
     axes.xaxis.get_major_locator().set_params(integer=True)  # type: ignore[call-arg]
 
 
-def bars(panel: Panel, axes: Axes, name: Names, looks: Looks) -> None:
+def bars(panel: Panel, axes: Axes, name: Names, styles: Styles) -> None:
     """Groups of bars at the last round that has the number; a dot a seed; what the paper says in black.
 
     A group is an index, else a label of the first axis of `lines`, else a heading.
@@ -79,11 +79,11 @@ def bars(panel: Panel, axes: Axes, name: Names, looks: Looks) -> None:
     beside = list(dict.fromkeys(name(line) for line in lines))
     width = 0.8 / max(1, len(beside))
     for line in lines:
-        look, at = looks[name(line)], groups.index(group(line)) - 0.4 + (beside.index(name(line)) + 0.5) * width
+        style, at = styles[name(line)], groups.index(group(line)) - 0.4 + (beside.index(name(line)) + 0.5) * width
         if line.points:
             last = line.points[-1]
             axes.bar(
-                at, _scaled(line, last.mean), width * 0.94, color=look.colour, hatch=HATCHES[look.style],
+                at, _scaled(line, last.mean), width * 0.94, color=style.colour, hatch=HATCHES[style.style],
                 yerr=None if last.std is None else _scaled(line, last.std), edgecolor="white", linewidth=0,
                 error_kw={"elinewidth": 0.7, "ecolor": INK},
             )  # fmt: skip
@@ -112,10 +112,10 @@ def _seeds(axes: Axes, line: Line, at: float, width: float) -> None:
     axes.scatter(places, values, s=5, facecolors="white", edgecolors=INK, linewidths=0.5, zorder=3)
 
 
-def raster(panel: Panel, axes: Axes, name: Names, looks: Looks) -> None:
+def raster(panel: Panel, axes: Axes, name: Names, styles: Styles) -> None:
     """A row for each client or class, a column a round: the darker the more; at the right the sum over the rounds.
 
-    Of the first seed; the sum is the mean over seeds. name and looks are not needed: the rows say their index.
+    Of the first seed; the sum is the mean over seeds. name and styles are not needed: the rows say their index.
     """
     import numpy as np
     from matplotlib import colormaps
@@ -147,7 +147,7 @@ def raster(panel: Panel, axes: Axes, name: Names, looks: Looks) -> None:
         axes.annotate(text, (1.02, row), xycoords=("axes fraction", "data"), va="center", fontsize=7, color=INK)
 
 
-def matrix(panel: Panel, axes: Axes, name: Names, looks: Looks) -> None:
+def matrix(panel: Panel, axes: Axes, name: Names, styles: Styles) -> None:
     """A number for each line and heading: lines (or clients) down, headings along; of a transfer the attacked along."""
     import numpy
     from matplotlib import colormaps
@@ -209,7 +209,7 @@ def tensor(plot: Plot, panel: Panel, line: Line, names: Key, axes: Axes, files: 
     return []
 
 
-def boundaries(panel: Panel, said: str, axes: Axes, name: Names, looks: Looks, files: Path | None) -> None:
+def boundaries(panel: Panel, said: str, axes: Axes, name: Names, styles: Styles, files: Path | None) -> None:
     """Where margins (a, a) over the unit square are zero, a line each, and the points NAME_points (n, 3) behind it.
 
     Of the last round that kept a margin and the first seed that has it; x along, y upwards, the first row at y = 1.
@@ -220,7 +220,7 @@ def boundaries(panel: Panel, said: str, axes: Axes, name: Names, looks: Looks, f
     axes.set(xlim=(0, 1), ylim=(0, 1), aspect="equal", xlabel="x", ylabel="y")
     rounds = set()
     for line in panel.lines:
-        metric, look = line.source.metric, looks[name(line)]
+        metric, style = line.source.metric, styles[name(line)]
         found = None if files is None else artifacts.latest([files / cell for cell in line.cells], metric)
         if found is None or found[1][metric].ndim != 2:
             continue
@@ -229,11 +229,11 @@ def boundaries(panel: Panel, said: str, axes: Axes, name: Names, looks: Looks, f
         for label, marker in enumerate(CLASSES):
             if (points := tensors.get(f"{metric}_points")) is not None:
                 x, y, _ = points[points[:, 2] == label].T
-                axes.scatter(x, y, s=6, marker=marker, color=look.colour, alpha=0.45, linewidths=0.6)
+                axes.scatter(x, y, s=6, marker=marker, color=style.colour, alpha=0.45, linewidths=0.6)
         if tensors[metric].min() < 0 < tensors[metric].max():  # else there is no boundary in the square
             axes.contour(
-                tensors[metric], [0], origin="upper", extent=(0, 1, 0, 1), colors=[look.colour], linewidths=1.6,
-                linestyles=[STYLES[look.style]], zorder=3,
+                tensors[metric], [0], origin="upper", extent=(0, 1, 0, 1), colors=[style.colour], linewidths=1.6,
+                linestyles=[STYLES[style.style]], zorder=3,
             )  # fmt: skip
     if not rounds:
         _nothing(axes, "no file on this machine")

@@ -1,7 +1,7 @@
 """Figures as files: what `series` found, drawn with matplotlib. The same numbers give the same bytes.
 
 A figure of many panels becomes several pages, a file each: the leading axes of `panels` choose the page until a page
-holds no more than MOST panels. `looks` says what a line looks like, `marks` draws what stands in a panel.
+holds no more than MOST panels. `styles` says how a line is drawn, `panel_kinds` draws the content of a panel.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from fatbench import whole_file
 from fatbench.errors import MachineError
 from fatbench.report.figures import panel_kinds
 from fatbench.report.figures.series import Line, Panel, Plot, index_of
-from fatbench.report.figures.styles import GREY, handle, looks, named
+from fatbench.report.figures.styles import GREY, handle, named, styles_of
 from fatbench.suite.model import Key
 
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ def _page(plot: Plot, names: Key, panels: Sequence[Panel], files: Path | None) -
         panel_kinds.wrapped(text, width, 9, weight) for text in (plot.figure.title, cut, plot.label) if text
     )
     caption = panel_kinds.wrapped(". ".join(f"{what}: {note}" for what, note in plot.notes), width, 5.5)
-    name, found, shown = looks(plot, panels)
+    name, found, shown = styles_of(plot, panels)
     entries = {text: handle(kind, look) for text, look in shown.items() if len(shown) > 1 and kind not in ROWS + TILED}
     if any(line.published for panel in panels for line in panel.lines):
         entries["published"] = Line2D([], [], color="black", linewidth=2.2, marker="_", markersize=6)

@@ -1,4 +1,4 @@
-"""What a line, a bar or a mark looks like: colours that the colour-blind tell apart, and styles that print in grey."""
+"""What a line, a bar or a mark styles like: colours that the colour-blind tell apart, and styles that print in grey."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MANY = 14  # lines that colours and styles tell apart; more are coloured in the 
 
 
 @dataclass(frozen=True)
-class Look:
+class Style:
     """How a line or a bar is drawn."""
 
     colour: Any
@@ -36,8 +36,8 @@ Names = Callable[[Line], str]
 Part = Callable[[Line], str]
 
 
-def looks(plot: Plot, panels: Sequence[Panel]) -> tuple[Names, dict[str, Look], dict[str, Look]]:
-    """(line -> its name, name -> look, legend) of a page: a name holds what varies of labels, heading and index.
+def styles_of(plot: Plot, panels: Sequence[Panel]) -> tuple[Names, dict[str, Style], dict[str, Style]]:
+    """(line -> its name, name -> style, legend) of a page: a name holds what varies of labels, heading and index.
 
     Where one of these varies, or a few of their combinations are there, each has a colour and a style. Where more vary,
     the first is the colour, the second the style, the third the marker, and the legend explains each for itself.
@@ -67,7 +67,7 @@ def looks(plot: Plot, panels: Sequence[Panel]) -> tuple[Names, dict[str, Look], 
     for place, (_, labels) in enumerate(varying[:3]):
         for i, label in enumerate(labels):
             legend[label] = (
-                _of([i]) if place == 0 else Look(GREY, i % 7) if place == 1 else Look(GREY, 0, i % len(MARKERS))
+                _of([i]) if place == 0 else Style(GREY, i % 7) if place == 1 else Style(GREY, 0, i % len(MARKERS))
             )
     return name, found, legend
 
@@ -95,19 +95,19 @@ def named(axis: str, label: str) -> str:
     return f"{axis} {label}" if label[:1].isdigit() else label
 
 
-def _alone(place: int, of: int) -> Look:
+def _alone(place: int, of: int) -> Style:
     """One of so many that differ in one thing: colour and style, or of very many a colour in their order."""
     if of > MANY:
-        return Look(_scale(place / (of - 1)), 0, None, 0.9)
+        return Style(_scale(place / (of - 1)), 0, None, 0.9)
     turn = place // len(COLOURS)  # the eighth has the colour of the first and another style
-    return Look(COLOURS[place % 7], (place + turn) % 7, (place + turn) % 7)
+    return Style(COLOURS[place % 7], (place + turn) % 7, (place + turn) % 7)
 
 
-def _of(places: Sequence[int]) -> Look:
+def _of(places: Sequence[int]) -> Style:
     """At these places among the labels of the things that vary."""
     colour, style = places[0], places[1] if len(places) > 1 else 0
     marker = places[2] if len(places) > 2 else colour
-    return Look(COLOURS[colour % 7], style % 7, marker % 7)
+    return Style(COLOURS[colour % 7], style % 7, marker % 7)
 
 
 def group(line: Line) -> str:
@@ -124,20 +124,20 @@ def _scale(fraction: float) -> Any:
     return colormaps["viridis"](0.9 * fraction)
 
 
-def handle(kind: str, look: Look) -> Artist:
-    """What stands for a look in the legend."""
+def handle(kind: str, style: Style) -> Artist:
+    """What stands for a style in the legend."""
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
     if kind == "bars":
-        return Patch(facecolor=look.colour, hatch=HATCHES[look.style], edgecolor="white")
-    return Line2D([], [], **{**drawn(look), **({"marker": None} if kind == "boundaries" else {})})
+        return Patch(facecolor=style.colour, hatch=HATCHES[style.style], edgecolor="white")
+    return Line2D([], [], **{**drawn(style), **({"marker": None} if kind == "boundaries" else {})})
 
 
-def drawn(look: Look) -> dict[str, Any]:
+def drawn(style: Style) -> dict[str, Any]:
     """matplotlib's settings of a line."""
-    marker = None if look.marker is None else MARKERS[look.marker]
+    marker = None if style.marker is None else MARKERS[style.marker]
     return {
-        "color": look.colour, "linestyle": STYLES[look.style], "linewidth": look.width, "marker": marker,
+        "color": style.colour, "linestyle": STYLES[style.style], "linewidth": style.width, "marker": marker,
         "markersize": 3, "markeredgewidth": 0,
     }  # fmt: skip

@@ -359,7 +359,7 @@ def _chart(plot: series.Plot, panels: Sequence[series.Panel]) -> dict[str, Any]:
     """Lines or bars, a panel each, and one legend."""
     figure = plot.figure
     shown = [line for panel in plot.panels for line in panel.lines if line.points]
-    looks = {line_name(plot, line): (0, 0) for line in shown}
+    styles = {line_name(plot, line): (0, 0) for line in shown}
     parts = {line_name(plot, line): _parts(plot, line) for line in shown}
     # where two parts vary, the first is the colour and the second the dashes
     varying = [i for i in range(3) if len({part[i] for part in parts.values()}) > 1]
@@ -368,7 +368,7 @@ def _chart(plot: series.Plot, panels: Sequence[series.Panel]) -> dict[str, Any]:
         two = len(varying) == 2 and len({other[varying[1]] for other in parts.values()}) <= len(charts.DASHES)
         place = list(parts).index(name)
         dashes = place // len(charts.COLOURS) % len(charts.DASHES)  # the ninth line has the first colour again
-        looks[name] = (seen[0], seen[1]) if two else (place, dashes)
+        styles[name] = (seen[0], seen[1]) if two else (place, dashes)
     headings = list(dict.fromkeys(line.heading for line in shown))
     apart = SERIES in figure.panels  # panels of several units
     unit = " (%)" if shown[0].source.fraction else ""
@@ -384,11 +384,11 @@ def _chart(plot: series.Plot, panels: Sequence[series.Panel]) -> dict[str, Any]:
         over_radius = any(point.radius for line in shown for point in line.points)
         x = "radius of the attack" if over_radius else "round"
         log = figure.scale == "log"
-        spec = charts.lines(x, y, looks, log, not over_radius, (low, high) if alike and not log else None)
+        spec = charts.lines(x, y, styles, log, not over_radius, (low, high) if alike and not log else None)
     else:
         indexed = next((series.index_of(line.source) for line in shown if line.index is not None), "")
-        spec = charts.bars(indexed, y, looks, (min(0, low), high) if alike else None)
-    names = [[name, charts.colour_of(hue), dashes] for name, (hue, dashes) in looks.items()]
+        spec = charts.bars(indexed, y, styles, (min(0, low), high) if alike else None)
+    names = [[name, charts.colour_of(hue), dashes] for name, (hue, dashes) in styles.items()]
     fields = charts.FIELDS if figure.kind == "lines" else charts.BARS
     return {"spec": spec, "fields": fields, "panels": rows, "names": names}
 
