@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from fatbench.errors import SpecError
 from fatbench.suite import signatures
-from fatbench.suite.located import Map
+from fatbench.suite.located import LocatedMap
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -65,7 +65,7 @@ def autoattack(model: nn.Module, x: Tensor, y: Tensor, *, eps: Fraction, seed: i
 
 def attack(name: str, model: nn.Module, x: Tensor, y: Tensor, *, seed: int = 0, **settings: Any) -> Tensor:
     """The registered attack `name` with its settings. SpecError: no such attack or setting, or images beyond [0, 1]."""
-    spec = signatures.check("Attack", Map({"name": name, **settings}), f"attacks.{name}")
+    spec = signatures.check("Attack", LocatedMap({"name": name, **settings}), f"attacks.{name}")
     import torch
 
     if x.dim() != 4 or not x.is_floating_point() or bool((x.min() < 0) | (x.max() > 1)):

@@ -713,7 +713,7 @@ def test_image_folders_that_cannot_be_used(tmp_path: Path) -> None:
     assert "no such folder" in message(common.Missing, read)
     folder = layouts.write_image_folder(tmp_path / "mine")
     layouts.save(folder / "test" / "cow" / "1.png", (12, 12), 0, mode="L")
-    assert "'cow' is not a class of" in message(common.Damaged, read)
+    assert "'cow' is not a class in" in message(common.Damaged, read)
     (folder / "test" / "cow" / "1.png").unlink()
     (folder / "test" / "cow").rmdir()
     (folder / "train" / "cow").mkdir()

@@ -14,7 +14,7 @@ import pytest
 
 from fatbench.errors import SpecError
 from fatbench.suite import cells, files, formulas, signatures
-from fatbench.suite.located import Map
+from fatbench.suite.located import LocatedMap
 from fatbench.suite.signatures import OFFERS
 
 CLASSES = [(kind, kind.lower()) for kind in signatures.CLASSES]
@@ -58,7 +58,7 @@ def test_mistakes_get_one_clear_message(node, message):
 
 
 def test_messages_carry_file_and_line():
-    node = Map({"name": "pgd", "eps": -1, "step": 0.1, "steps": 1}, {"eps": "a.yaml:7"}, "a.yaml:5")
+    node = LocatedMap({"name": "pgd", "eps": -1, "step": 0.1, "steps": 1}, {"eps": "a.yaml:7"}, "a.yaml:5")
     with pytest.raises(SpecError, match=r"^a\.yaml:7: eps: should be greater"):
         signatures.check("Attack", node)
 
@@ -239,21 +239,24 @@ def test_a_settings_class_stands_for_its_own_passes_in_an_expression(tiny):
     ("local", "message"),
     [
         ("loop", "a.yaml:4: local: expected a mapping of settings, got 'loop'"),
-        (Map({"epoch": 2}, {"epoch": "a.yaml:5"}), "a.yaml:5: epoch: 'tiny' has no setting 'epoch' (did you mean 'ep"),
-        (Map({"name": "x"}, {"name": "a.yaml:5"}), "a.yaml:5: name: 'tiny' has no setting 'name'"),
-        (Map({"epochs": 1}, {}, "a.yaml:4"), "a.yaml:4: local: 'tiny' needs 'objective'"),
         (
-            Map({"epochs": 0, "objective": AT}, {"epochs": "a.yaml:5"}),
+            LocatedMap({"epoch": 2}, {"epoch": "a.yaml:5"}),
+            "a.yaml:5: epoch: 'tiny' has no setting 'epoch' (did you mean 'ep",
+        ),
+        (LocatedMap({"name": "x"}, {"name": "a.yaml:5"}), "a.yaml:5: name: 'tiny' has no setting 'name'"),
+        (LocatedMap({"epochs": 1}, {}, "a.yaml:4"), "a.yaml:4: local: 'tiny' needs 'objective'"),
+        (
+            LocatedMap({"epochs": 0, "objective": AT}, {"epochs": "a.yaml:5"}),
             "a.yaml:5: epochs: should be greater than or equal to 1, got 0",
         ),
         (
-            Map({"epochs": 1, "objective": "trade"}, {"objective": "a.yaml:6"}),
+            LocatedMap({"epochs": 1, "objective": "trade"}, {"objective": "a.yaml:6"}),
             "a.yaml:6: objective: name: no objective is named 'trade' (did you mean 'trades'?)",
         ),
     ],
 )
 def test_mistakes_in_a_settings_class_name_file_line_and_key(tiny, local, message):
-    node = Map({"name": "twice", "rounds": 1, "local": local}, {"local": "a.yaml:4"}, "a.yaml:3")
+    node = LocatedMap({"name": "twice", "rounds": 1, "local": local}, {"local": "a.yaml:4"}, "a.yaml:3")
     with pytest.raises(SpecError) as caught:
         signatures.check("Algorithm", node)
     assert str(caught.value).startswith(message)

@@ -21,7 +21,7 @@ from fatbench.store import jsonl as lines_of_results
 from fatbench.store import timing
 from fatbench.store.stages import Store
 from fatbench.suite import cells, cost, duration, facts, files, formulas, memoise, signatures, sources, yaml_reader
-from fatbench.suite.located import Map
+from fatbench.suite.located import LocatedMap
 from fatbench.suite.sizes import Sizes
 
 pytest_plugins = ("databases",)
@@ -77,8 +77,8 @@ def calls(monkeypatch: pytest.MonkeyPatch, where: Any, name: str) -> list[tuple[
 
 def same(a: Any, b: Any) -> bool:
     """Equal in values, types, order of keys and places."""
-    if isinstance(a, Map):
-        places = isinstance(b, Map) and (a.where, a.at, list(a)) == (b.where, b.at, list(b))
+    if isinstance(a, LocatedMap):
+        places = isinstance(b, LocatedMap) and (a.where, a.at, list(a)) == (b.where, b.at, list(b))
         return places and all(same(a[key], b[key]) for key in a)
     if isinstance(a, list):
         return isinstance(b, list) and len(a) == len(b) and all(map(same, a, b))
@@ -211,7 +211,7 @@ def test_a_part_that_suits_one_cell_is_refused_in_another(grid: files.Suite) -> 
 def test_a_mistake_is_found_again_where_it_is_made_again(tmp_path: Path) -> None:
     for place in ("first", "second"):
         with pytest.raises(SpecError, match=f"^{place}: eps: .*greater than or equal to 0"):
-            signatures.check("Attack", Map({"name": "fgsm", "eps": -1}, at=place), place)
+            signatures.check("Attack", LocatedMap({"name": "fgsm", "eps": -1}, at=place), place)
 
 
 def test_an_expression_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,7 +28,7 @@ from fatbench.suite import files, formulas, signatures, tables
 from fatbench.suite.cells import Cell, Plan
 from fatbench.suite.facts import cohort
 from fatbench.suite.files import Suite, load
-from fatbench.suite.located import Map
+from fatbench.suite.located import LocatedMap
 from fatbench.suite.model import parse_seeds
 from fatbench.suite.tables import Table
 from fatbench.suite.types import number
@@ -1583,7 +1583,7 @@ def _mapped(node: Any) -> Any:
     if isinstance(node, list):
         return [_mapped(item) for item in node]
     mapped = {key: _mapped(value) for key, value in node.items()} if isinstance(node, dict) else {}
-    return Map(mapped, at="s.yaml:1") if isinstance(node, dict) else node
+    return LocatedMap(mapped, at="s.yaml:1") if isinstance(node, dict) else node
 
 
 def _replaced(node: Any) -> Iterator[tuple[str, Any]]:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from fatbench.errors import SpecError, did_you_mean
 from fatbench.suite import facts, input_limits, model, signatures
-from fatbench.suite.located import Map, merge
+from fatbench.suite.located import LocatedMap, merge
 from fatbench.suite.model import Condition, Evaluate, Grid, Key, Preset, Transfer
 
 if TYPE_CHECKING:
@@ -130,10 +130,10 @@ def _identity(short: Mapping[str, Any]) -> str:
 
 def canonical(spec: Mapping[str, Any], place: str = "cell") -> dict[str, Any]:
     """The canonical form of one cell, every default filled in and checked. SpecError names file, line and key."""
-    return _canonical(spec if isinstance(spec, Map) else Map(spec), place, None)[0]
+    return _canonical(spec if isinstance(spec, LocatedMap) else LocatedMap(spec), place, None)[0]
 
 
-def _canonical(spec: Map, place: str, like: signatures.Checked | None) -> tuple[dict[str, Any], dict[str, Any]]:
+def _canonical(spec: LocatedMap, place: str, like: signatures.Checked | None) -> tuple[dict[str, Any], dict[str, Any]]:
     """The canonical form and what is known of it. like: another cell, see `signatures.check_settings`."""
     full = signatures.check_settings(signatures.describe("Experiment", "cell"), spec, place, like)
     _fits_its_data(full, place)
@@ -203,7 +203,7 @@ def expand(suite: Suite, preset: str, seeds: Sequence[int] | None = None) -> Pla
         place = f"{file}: {', '.join(f'{a}={v}' for a, v in key.items()) or 'base'} ({preset})"
         if "seed" in spec:
             raise SpecError(f"{spec.place('seed')}: set seeds with 'seeds' at the top of the suite, not in a cell")
-        spec = merge(spec, Map({"seed": 0}))
+        spec = merge(spec, LocatedMap({"seed": 0}))
         first, known = _checked(spec, place, file, like)
         like = spec, first
         hold = tuple(i for i, override in enumerate(asked.overrides) if _matches(key, override.when))
@@ -226,7 +226,7 @@ def expand(suite: Suite, preset: str, seeds: Sequence[int] | None = None) -> Pla
 
 
 def _checked(
-    spec: Map, place: str, file: Path, like: signatures.Checked | None
+    spec: LocatedMap, place: str, file: Path, like: signatures.Checked | None
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """`_canonical`; an error that names a line of what the suite extends names the point of the grid too."""
     try:
@@ -240,12 +240,12 @@ def _checked(
 class _Laid:
     """The patches of a point's labels laid on the base; what a point shares with the one before is not laid again."""
 
-    def __init__(self, base: Map, axes: Mapping[str, Mapping[str, Map]]) -> None:
+    def __init__(self, base: LocatedMap, axes: Mapping[str, Mapping[str, LocatedMap]]) -> None:
         self.axes = axes
         self.parts: list[tuple[str, str]] = []
         self.specs = [base]  # after none of the parts, after the first, ...
 
-    def at(self, key: Key) -> Map:
+    def at(self, key: Key) -> LocatedMap:
         parts = list(key.items())
         same = 0
         while same < min(len(parts), len(self.parts)) and parts[same] == self.parts[same]:
@@ -280,14 +280,14 @@ def _can_choose(checkpoints: Sequence[str], spec: Mapping[str, Any], place: str)
         raise SpecError(f"{place}: checkpoints {', '.join(checkpoints)} need 'monitor', an attack run during training")
 
 
-def _evaluate(under: Evaluate, patch: Map, suite: Suite) -> Evaluate:
+def _evaluate(under: Evaluate, patch: LocatedMap, suite: Suite) -> Evaluate:
     """`evaluate` with a patch laid on it."""
     return model.read(Evaluate, merge(under.node, patch), str(suite.file), axes=suite.contents.axes)
 
 
-def _radii(label: str, attack: Any, attacks: Map) -> list[tuple[str, Any, str]]:
+def _radii(label: str, attack: Any, attacks: LocatedMap) -> list[tuple[str, Any, str]]:
     """(metric, attack, label) of each radius of `eps: [2/255, 4/255]`: pgd20_2_255, pgd20_4_255; else the attack."""
-    radii = attack.get("eps") if isinstance(attack, Map) else None
+    radii = attack.get("eps") if isinstance(attack, LocatedMap) else None
     if not isinstance(radii, list):
         return [(label, attack, "")]
     place = attack.place("eps")
@@ -298,7 +298,7 @@ def _radii(label: str, attack: Any, attacks: Map) -> list[tuple[str, Any, str]]:
         name = _of_sweep(label, str(eps))
         if name in attacks or name in [other for other, _, _ in found]:
             raise SpecError(f"{place}: two metrics have the same name, '{name}'")
-        found.append((name, merge(attack, Map({"eps": eps}, {"eps": attack.where.get("eps", "")})), label))
+        found.append((name, merge(attack, LocatedMap({"eps": eps}, {"eps": attack.where.get("eps", "")})), label))
     return found
 
 
@@ -313,16 +313,18 @@ def _images(evaluate: Evaluate, label: str) -> int | None:
     return min(numbers, default=None)
 
 
-def _without_removed(patch: Map, attacks: Map) -> Map:
+def _without_removed(patch: LocatedMap, attacks: LocatedMap) -> LocatedMap:
     """A patch of `evaluate` less the attacks that the preset has taken out (attack: null)."""
     more = patch.get("attacks")
-    if not isinstance(more, Map):
+    if not isinstance(more, LocatedMap):
         return patch
-    kept = Map({k: v for k, v in more.items() if k not in attacks or attacks[k] is not None}, more.where, more.at)
-    return Map({**patch, "attacks": kept}, patch.where, patch.at)
+    kept = LocatedMap(
+        {k: v for k, v in more.items() if k not in attacks or attacks[k] is not None}, more.where, more.at
+    )
+    return LocatedMap({**patch, "attacks": kept}, patch.where, patch.at)
 
 
-def _restricted(axes: Mapping[str, Mapping[str, Map]], preset: Preset) -> dict[str, list[str]]:
+def _restricted(axes: Mapping[str, Mapping[str, LocatedMap]], preset: Preset) -> dict[str, list[str]]:
     """axis -> the labels that the preset keeps."""
     return {axis: (preset.axes or {}).get(axis, list(labels)) for axis, labels in axes.items()}
 
@@ -343,7 +345,7 @@ def _count(grid: Grid, axes: Mapping[str, Sequence[str]]) -> int:
     return groups + sum(math.prod(map(len, item.values())) for item in grid.include)
 
 
-def _points(grid: Grid, axes: Mapping[str, Sequence[str]], every: Mapping[str, Mapping[str, Map]]) -> list[Key]:
+def _points(grid: Grid, axes: Mapping[str, Sequence[str]], every: Mapping[str, Mapping[str, LocatedMap]]) -> list[Key]:
     """Grid points: the product of the named axes and zipped groups, and the points to include, each once.
 
     In the order of the axes and their labels in the file. `axes` are those of the preset, `every` those of the suite.

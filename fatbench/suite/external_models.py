@@ -16,7 +16,7 @@ from typing import Any, Literal, get_args
 from fatbench.errors import SpecError, did_you_mean
 from fatbench.suite import facts, signatures
 from fatbench.suite.cells import Evaluation
-from fatbench.suite.located import Map
+from fatbench.suite.located import LocatedMap
 from fatbench.suite.types import FRACTION
 
 SUITE = "evaluate"  # under which such cells are run and reported
@@ -60,7 +60,7 @@ def cell(model: Model, data: Any, test: int | None = None, size: int | None = No
 
     `data` is a name or a mapping, as in a suite. SpecError: no such data set or setting, more images than there are.
     """
-    checked = signatures.check("Data", Map(data) if isinstance(data, Mapping) else data, "--dataset")
+    checked = signatures.check("Data", LocatedMap(data) if isinstance(data, Mapping) else data, "--dataset")
     known = facts.of_data(checked)
     if test and known.test and test > known.test and not known.about:
         raise SpecError(f"{test} test images wanted, {checked['name']} has {known.test}")
@@ -129,7 +129,7 @@ def read_attack(text: str, eps: str) -> tuple[str, Any]:
     """(its label or "", a name or a mapping) of an attack as a person writes it. SpecError."""
     settings = defaults(eps)
     if text in settings:
-        return text, Map(settings[text])
+        return text, LocatedMap(settings[text])
     label, equals, rest = text.partition("=")
     if not (equals and label.strip().isidentifier()):
         label, rest = "", text
@@ -137,7 +137,7 @@ def read_attack(text: str, eps: str) -> tuple[str, Any]:
         name, known = rest.strip(), [*settings, *signatures.names("Attack")]
         if name not in known:
             raise SpecError(f"--attack: no attack is named '{name}'{did_you_mean(name, known)}")
-        return label.strip(), Map(settings.get(name, {"name": name}))
+        return label.strip(), LocatedMap(settings.get(name, {"name": name}))
     from ruamel.yaml import YAML
     from ruamel.yaml.error import YAMLError
 
@@ -145,7 +145,7 @@ def read_attack(text: str, eps: str) -> tuple[str, Any]:
         read = YAML(typ="safe", pure=True).load(rest)
     except YAMLError:
         raise SpecError(f"--attack: cannot read '{rest}' as a mapping such as {{name: fgsm, eps: 8/255}}") from None
-    return label.strip(), Map(read)
+    return label.strip(), LocatedMap(read)
 
 
 def defaults(eps: str) -> dict[str, dict[str, Any]]:

@@ -26,7 +26,7 @@ from fatbench.suite.cells import Plan, expand, grid_size
 from fatbench.suite.filters import select
 from fatbench.suite.folders import available as available
 from fatbench.suite.folders import folders as folders
-from fatbench.suite.located import Map, merge
+from fatbench.suite.located import LocatedMap, merge
 from fatbench.suite.model import AxesOfSuite, Evaluate, Grid, Node, Note, Patch, Presets, Seeds, Text
 from fatbench.suite.tables import Figure, Table, distinct
 
@@ -128,15 +128,17 @@ def load(name: str) -> Suite:
     return checked(raw, file)
 
 
-def checked(raw: Map, file: Path) -> Suite:
+def checked(raw: LocatedMap, file: Path) -> Suite:
     """The suite of what a file says, with what it extends merged under it."""
-    axes = model.read(Axes, Map({"axes": raw.get("axes")}, raw.where, raw.at), str(file)).axes  # others name them
+    axes = model.read(
+        Axes, LocatedMap({"axes": raw.get("axes")}, raw.where, raw.at), str(file)
+    ).axes  # others name them
     contents = model.read(Contents, raw, str(file), axes=axes, folders=[file.parent, *folders()])
     distinct(contents.figures)
     return Suite(file, contents)
 
 
-def _resolve(file: Path, below: tuple[Path, ...]) -> Map:
+def _resolve(file: Path, below: tuple[Path, ...]) -> LocatedMap:
     """The suite's mapping with what it extends merged under it."""
     resolved = file.resolve()
     if resolved in below:
@@ -145,7 +147,7 @@ def _resolve(file: Path, below: tuple[Path, ...]) -> Map:
     raw = read_yaml(file)
     if "plugins" in raw:
         named = [str(file.resolve().parent / plugin) for plugin in _listed(raw)]
-        raw = Map({**raw, "plugins": named}, raw.where, raw.at)  # what was read is shared
+        raw = LocatedMap({**raw, "plugins": named}, raw.where, raw.at)  # what was read is shared
     if "extends" not in raw:
         return raw
     name = str(raw["extends"])
@@ -157,9 +159,9 @@ def _resolve(file: Path, below: tuple[Path, ...]) -> Map:
     except SpecError as error:
         raise SpecError(f"{raw.place('extends')}: {error}") from None
     under = _resolve(parent, (*below, resolved))
-    merged = Map(under, under.where, under.at)  # several suites may extend it
+    merged = LocatedMap(under, under.where, under.at)  # several suites may extend it
     for key, value in raw.items():
-        if key in ("base", "axes", "evaluate", "presets") and key in merged and isinstance(value, Map):
+        if key in ("base", "axes", "evaluate", "presets") and key in merged and isinstance(value, LocatedMap):
             value = merge(merged[key], value)
         if key == "plugins":
             value = list(dict.fromkeys([*merged.get(key, ()), *value]))
@@ -168,7 +170,7 @@ def _resolve(file: Path, below: tuple[Path, ...]) -> Map:
     return merged
 
 
-def _listed(raw: Map) -> list[str]:
+def _listed(raw: LocatedMap) -> list[str]:
     """The plug-ins that one file names."""
     named = raw["plugins"]
     if not (isinstance(named, list) and all(isinstance(plugin, str) and plugin for plugin in named)):
@@ -176,7 +178,7 @@ def _listed(raw: Map) -> list[str]:
     return named
 
 
-def read_yaml(file: Path) -> Map:
+def read_yaml(file: Path) -> LocatedMap:
     """A YAML 1.2 file as Maps that know their lines. SpecError: unreadable, not a mapping, a key given twice."""
     try:
         return parse(file.read_text(encoding="utf-8"), file)
@@ -185,7 +187,7 @@ def read_yaml(file: Path) -> Map:
 
 
 @functools.lru_cache(maxsize=256)
-def parse(text: str, file: Path) -> Map:
+def parse(text: str, file: Path) -> LocatedMap:
     """What a file says; SpecError as for `read_yaml`. The result is shared: it is read, never changed."""
     input_limits.characters(text, str(file))
     input_limits.levels(text, str(file))
@@ -193,7 +195,7 @@ def parse(text: str, file: Path) -> Map:
     return _slowly(text, file) if found is None else found
 
 
-def _slowly(text: str, file: Path) -> Map:
+def _slowly(text: str, file: Path) -> LocatedMap:
     """The same by ruamel alone: for what `lines` leaves to it, and for mistakes."""
     try:
         tree = YAML(typ="rt", pure=True).load(text)
@@ -227,7 +229,7 @@ def _plain(node: Any, file: Path) -> Any:
         items = {str(key): _plain(value, file) for key, value in node.items()}
         lines = node.lc.data or {}  # a key that came with a merge (<<) has no line of its own
         where = {str(key): f"{file}:{lines[key][0] + 1 if key in lines else node.lc.line + 1}" for key in node}
-        return Map(items, where, at=f"{file}:{node.lc.line + 1}")
+        return LocatedMap(items, where, at=f"{file}:{node.lc.line + 1}")
     if isinstance(node, CommentedSeq):
         return [_plain(item, file) for item in node]
     for kind in (bool, int, float, str):

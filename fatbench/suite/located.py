@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 
-class Map(dict):
+class LocatedMap(dict):
     """A mapping read from YAML that remembers where each key stands: `where[key]` is "file:line"."""
 
     where: dict[str, str]
@@ -25,11 +25,11 @@ class Map(dict):
 
 def merge(under: Any, over: Any) -> Any:
     """`over` laid on `under`: mappings key by key, but a mapping that names another function replaces the whole."""
-    if not (isinstance(under, Map) and isinstance(over, Map)):
+    if not (isinstance(under, LocatedMap) and isinstance(over, LocatedMap)):
         return copy.copy(over)
     if "name" in over and over["name"] != under.get("name"):
         return copy.copy(over)
-    merged = Map(under, under.where, under.at)
+    merged = LocatedMap(under, under.where, under.at)
     for key, value in over.items():
         merged[key] = merge(under[key], value) if key in under else value
         if key in over.where:

@@ -1,7 +1,7 @@
 """The structure of a suite file, as pydantic models: which keys there are, and what may stand behind them.
 
-A model is read from a `Map`, so that an error names file, line and key. What a cell's settings may be is no part of it:
-those are checked against the functions they reach (`fatbench.suite.signatures`).
+A model is read from a `LocatedMap`, so that an error names file, line and key. The settings of a cell are checked
+elsewhere, against the functions they reach (`fatbench.suite.signatures`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from pydantic import (
 
 from fatbench.errors import SpecError, did_you_mean
 from fatbench.suite import input_limits
-from fatbench.suite.located import Map
+from fatbench.suite.located import LocatedMap
 
 Checkpoint = Literal["last", "best-val", "best-test"]
 CHECKPOINTS: tuple[str, ...] = get_args(Checkpoint)
@@ -38,7 +38,7 @@ class Node(BaseModel):
     model_config = ConfigDict(arbitrary_types_allowed=True, extra="forbid", frozen=True)
 
     what: ClassVar[str] = ""  # how a message calls it: "the table's"
-    _node: Map = PrivateAttr(default_factory=Map)
+    _node: LocatedMap = PrivateAttr(default_factory=LocatedMap)
 
     @model_validator(mode="wrap")
     @classmethod
@@ -47,7 +47,7 @@ class Node(BaseModel):
             return node
         if not isinstance(node, Mapping):
             raise ValueError(f"expected a mapping, got {node!r}")
-        node = node if isinstance(node, Map) else Map(node)
+        node = node if isinstance(node, LocatedMap) else LocatedMap(node)
         known = {field.alias or name: field for name, field in cls.model_fields.items()}
         for key in node:
             if key not in known:
@@ -60,7 +60,7 @@ class Node(BaseModel):
         return made
 
     @property
-    def node(self) -> Map:
+    def node(self) -> LocatedMap:
         """The mapping as it stands in the file."""
         return self._node
 
@@ -69,13 +69,13 @@ class Node(BaseModel):
         node: Any = self._node
         for key in path[:-1]:
             node = node.get(key)
-        return node.place(path[-1]) if isinstance(node, Map) else self._node.place(path[0])
+        return node.place(path[-1]) if isinstance(node, LocatedMap) else self._node.place(path[0])
 
 
 N = TypeVar("N", bound=Node)
 
 
-def read(model: type[N], node: Map, place: str, **context: Any) -> N:
+def read(model: type[N], node: LocatedMap, place: str, **context: Any) -> N:
     """The model of a mapping. SpecError: file, line, key, what is wrong. `context`: see the validators below."""
     try:
         return model.model_validate(node, context=context)
@@ -95,11 +95,11 @@ def read(model: type[N], node: Map, place: str, **context: Any) -> N:
 def _where(path: tuple[int | str, ...], node: Any, place: str) -> str:
     """The place of what a path of keys and positions leads to."""
     for key in path:
-        if isinstance(node, Map) and key in node:
+        if isinstance(node, LocatedMap) and key in node:
             place, node = node.place(str(key)), node[key]
         elif isinstance(node, list) and isinstance(key, int):
             node = node[key]
-            place = node.at if isinstance(node, Map) else place
+            place = node.at if isinstance(node, LocatedMap) else place
         else:
             break
     return place
@@ -114,11 +114,11 @@ def _text(value: Any) -> str:
     return value.strip()
 
 
-def mapping(value: Any) -> Map:
+def mapping(value: Any) -> LocatedMap:
     """A mapping as it stands in the file; an empty one where nothing stands."""
     if value is None:
-        return Map()
-    if not isinstance(value, Map):
+        return LocatedMap()
+    if not isinstance(value, LocatedMap):
         raise ValueError(f"expected a mapping, got {value!r}")
     return value
 
@@ -211,7 +211,7 @@ def _checkpoints(value: Any) -> list[str]:
     return value
 
 
-def _metrics(value: Any) -> Map:
+def _metrics(value: Any) -> LocatedMap:
     attacks = mapping(value)
     for label in attacks:
         if not re.fullmatch(r"[a-z][a-z0-9_]*", label):
@@ -219,7 +219,7 @@ def _metrics(value: Any) -> Map:
     return attacks
 
 
-def _limit(value: Any) -> Map:
+def _limit(value: Any) -> LocatedMap:
     numbers = mapping(value)
     for label, number in numbers.items():
         if type(number) is not int or number < 1:
@@ -237,7 +237,7 @@ Key = dict[str, str]  # axis -> label, in the order of the suite
 Condition = Annotated[dict[str, list[str]], PlainValidator(condition)]  # axis -> labels, one of which a point must have
 Text = Annotated[str, PlainValidator(_text)]
 Note = Annotated[str, PlainValidator(lambda value: str(value or "").strip())]
-Patch = Annotated[Map, PlainValidator(mapping)]  # laid on a cell
+Patch = Annotated[LocatedMap, PlainValidator(mapping)]  # laid on a cell
 Axes = Annotated[list[str], PlainValidator(labels), AfterValidator(_axes_of)]  # names of axes
 Some = Annotated[list[str], PlainValidator(labels)]  # one label or a list of them
 Seeds = Annotated[list[int], PlainValidator(_seeds)]
@@ -250,7 +250,7 @@ class Override(Node):
 
     what = "the override's"
     when: Condition = Field(default={})
-    set: Patch = Map()
+    set: Patch = LocatedMap()
 
 
 class Exclude(Node):
@@ -309,9 +309,11 @@ class Evaluate(Node):
     n: Images = None
     batch: Images = 500
     checkpoints: Annotated[list[Checkpoint], BeforeValidator(_checkpoints)] = Field(default=["last"])
-    attacks: Annotated[Map, PlainValidator(_metrics)] = Map()  # metric -> attack; null takes one away
+    attacks: Annotated[LocatedMap, PlainValidator(_metrics)] = LocatedMap()  # metric -> attack; null takes one away
     transfer: Annotated[dict[str, Transfer | None], BeforeValidator(_metrics)] = Field(default={})  # by metric
-    limit: Annotated[Map, PlainValidator(_limit)] = Map()  # metric -> that attack's number of test images, if below n
+    limit: Annotated[LocatedMap, PlainValidator(_limit)] = (
+        LocatedMap()
+    )  # metric -> that attack's number of test images, if below n
     overrides: list[Override] = Field(default=[])
 
     @field_validator("batch")
@@ -327,9 +329,9 @@ class Preset(Node):
 
     note: Note = ""
     seeds: Seeds | None = None
-    base: Patch = Map()
+    base: Patch = LocatedMap()
     axes: Annotated[dict[str, list[str]] | None, PlainValidator(lambda value: value)] = None
-    evaluate: Patch = Map()
+    evaluate: Patch = LocatedMap()
     overrides: list[Override] = Field(default=[])
 
     @field_validator("axes")
@@ -342,11 +344,11 @@ class Preset(Node):
         return kept
 
 
-def _presets(value: Any) -> Map:
+def _presets(value: Any) -> LocatedMap:
     presets = mapping(value)
     if "paper" not in presets:
         raise ValueError("a preset named 'paper' is missing")
-    return Map({k: Map() if v is None else v for k, v in presets.items()}, presets.where, presets.at)
+    return LocatedMap({k: LocatedMap() if v is None else v for k, v in presets.items()}, presets.where, presets.at)
 
 
 Presets = Annotated[dict[str, Preset], BeforeValidator(_presets)]

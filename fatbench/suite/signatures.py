@@ -28,7 +28,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from fatbench.errors import SpecError, UnknownName, article, did_you_mean
 from fatbench.suite import memoise, sources, types, weights
-from fatbench.suite.located import Map
+from fatbench.suite.located import LocatedMap
 from fatbench.suite.memoise import memoised, memoised_part
 
 PACKAGE = Path(__file__).parent.parent
@@ -354,7 +354,7 @@ def _checked(kind: str, node: Any, place: str) -> dict[str, Any]:
             raise SpecError(f"{place or kind.lower()}: expected a mapping of settings, got {_shown(node)}")
         return check_settings(describe(kind), node, place)
     if isinstance(node, str):
-        node = Map({"name": node}, at=place)
+        node = LocatedMap({"name": node}, at=place)
     if not isinstance(node, Mapping):
         raise SpecError(f"{place or kind.lower()}: expected a mapping with a name, got {_shown(node)}")
     if "name" not in node:
@@ -364,7 +364,9 @@ def _checked(kind: str, node: Any, place: str) -> dict[str, Any]:
     if not isinstance(node["name"], str):
         raise SpecError(f"{_place(node, 'name', place)}: expected a name, got {_shown(node['name'])}")
     signature = describe(kind, node["name"], _place(node, "name", place))
-    rest = Map({k: v for k, v in node.items() if k != "name"}, getattr(node, "where", None), getattr(node, "at", ""))
+    rest = LocatedMap(
+        {k: v for k, v in node.items() if k != "name"}, getattr(node, "where", None), getattr(node, "at", "")
+    )
     return {"name": signature.name, **check_settings(signature, rest, place)}
 
 
@@ -440,11 +442,11 @@ def _plain_value(setting: Setting, value: Any, place: str) -> Any:
 
 
 def _place(node: Mapping[str, Any], key: str, fallback: str) -> str:
-    return node.place(key) if isinstance(node, Map) and (key in node.where or node.at) else (fallback or key)
+    return node.place(key) if isinstance(node, LocatedMap) and (key in node.where or node.at) else (fallback or key)
 
 
 def _shown(value: Any) -> str:
-    return repr(dict(value) if isinstance(value, Map) else value)
+    return repr(dict(value) if isinstance(value, LocatedMap) else value)
 
 
 # --- from a canonical mapping to a call -------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, PlainValidator, ValidationInfo, field_validator, model_validator
 
 from fatbench.errors import SpecError, did_you_mean
-from fatbench.suite.located import Map
+from fatbench.suite.located import LocatedMap
 from fatbench.suite.model import Axes, Condition, Node, Note, Text, condition, known_axis, known_label, labels, mapping
 
 SERIES = "series"  # among the panels of a figure: a panel for each heading
@@ -31,13 +31,14 @@ class Heading(Node):
     where: Condition = Field(default={})
 
 
-def _headings(value: Any) -> Map:
+def _headings(value: Any) -> LocatedMap:
     """A heading may be its source alone."""
     headings = mapping(value)
     short = {
-        k: v if isinstance(v, Map) else Map({"source": v}, at=headings.where.get(k, "")) for k, v in headings.items()
+        k: v if isinstance(v, LocatedMap) else LocatedMap({"source": v}, at=headings.where.get(k, ""))
+        for k, v in headings.items()
     }
-    return Map(short, headings.where, headings.at)
+    return LocatedMap(short, headings.where, headings.at)
 
 
 Headings = Annotated[dict[str, Heading], BeforeValidator(_headings)]
@@ -138,8 +139,8 @@ class Table(Shown):
     @classmethod
     def _of_each(cls, best: Any, info: ValidationInfo) -> dict[str, str]:
         """One for all headings, or some of them by name; a large spread over clients is never best."""
-        named = best if isinstance(best, Map) else {}
-        default = "max" if isinstance(best, Map) else str(best)
+        named = best if isinstance(best, LocatedMap) else {}
+        default = "max" if isinstance(best, LocatedMap) else str(best)
         found = {
             heading: str(
                 named.get(heading, "none" if default == "max" and one.source.startswith("prior_std:") else default)

@@ -15,7 +15,7 @@ import yaml
 from ruamel.yaml.resolver import implicit_resolvers
 
 from fatbench.suite import input_limits
-from fatbench.suite.located import Map
+from fatbench.suite.located import LocatedMap
 
 _PREFIX = "tag:yaml.org,2002:"
 _LITERALS = {"true": True, "false": False, "null": None, "~": None, "": None}
@@ -31,7 +31,7 @@ class Unusual(Exception):
     """Something that ruamel reads better, or explains."""
 
 
-def read(text: str, file: Path) -> Map | None:
+def read(text: str, file: Path) -> LocatedMap | None:
     """What a file says; None: ruamel should read it. SpecError: it is larger than `bounds` allows."""
     loader = getattr(yaml, "CBaseLoader", None)
     if loader is None or "!!" in text:
@@ -61,7 +61,7 @@ def _value(node: Any, file: str) -> Any:
     return _scalar(node, file)
 
 
-def _mapping(node: Any, file: str) -> Map:
+def _mapping(node: Any, file: str) -> LocatedMap:
     """Keys of its own in order, then those that a merge (<<) adds; the latter have the line of the mapping."""
     if node.tag != f"{_PREFIX}map":
         raise Unusual
@@ -84,7 +84,7 @@ def _mapping(node: Any, file: str) -> Map:
         for name, value in _mapping(other, file).items():
             if name not in items:
                 items[name], where[name] = value, at
-    return Map(items, where, at)
+    return LocatedMap(items, where, at)
 
 
 def _scalar(node: Any, file: str) -> Any:

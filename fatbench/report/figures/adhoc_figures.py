@@ -21,7 +21,7 @@ from fatbench.store.selection import Checkpoint
 from fatbench.suite import model
 from fatbench.suite.cells import Cell, Plan
 from fatbench.suite.files import Contents, Suite
-from fatbench.suite.located import Map
+from fatbench.suite.located import LocatedMap
 from fatbench.suite.tables import SERIES, Figure
 
 if TYPE_CHECKING:
@@ -106,10 +106,10 @@ def figure(suite: Suite, plan: Plan, store: Store | None, x: str | None, y: Sequ
         "kind": "lines" if x in (ROUND, RADIUS) and x not in axes else "bars",
         "panels": [*rest, *([SERIES] if len(wanted) > 1 else [])],
         "lines": [x, *(axis for axis in lines if axis != x)] if x in axes else lines,
-        "series": Map(sources),
+        "series": LocatedMap(sources),
         "note": _note(wanted, sources),
     }
-    return model.read(Figure, Map(node), "--x, --y, --by", axes=suite.contents.axes, folders=[])
+    return model.read(Figure, LocatedMap(node), "--x, --y, --by", axes=suite.contents.axes, folders=[])
 
 
 def _usual(x: str, axes: dict[str, list[str]], there: Known) -> list[str]:
@@ -212,7 +212,7 @@ def _alone(store: Store, cell: str) -> tuple[Suite, Plan]:
     runs = [run for run in store.runs([cell]) if run.get("suite")]
     name, preset = (runs[-1]["suite"], runs[-1].get("preset") or "paper") if runs else ("cell", "paper")
     raw: dict[str, Any] = {
-        "name": name, "title": f"Cell {cell}", "base": Map(), "presets": Map({"paper": Map()}),
+        "name": name, "title": f"Cell {cell}", "base": LocatedMap(), "presets": LocatedMap({"paper": LocatedMap()}),
     }  # fmt: skip
-    contents = model.read(Contents, Map(raw), cell, axes={}, folders=[])
+    contents = model.read(Contents, LocatedMap(raw), cell, axes={}, folders=[])
     return Suite(Path(cell), contents), Plan(name, preset, "", [Cell(cell, {}, spec, ())], ["last"])

@@ -10,7 +10,7 @@ from fatbench.report.tables.grid_points import sweeps
 from fatbench.suite import model
 from fatbench.suite.cells import Cell, Plan
 from fatbench.suite.files import Suite
-from fatbench.suite.located import Map
+from fatbench.suite.located import LocatedMap
 from fatbench.suite.tables import SOURCE, Table
 
 SUITE = "suite"  # the axis that says which suite a cell is of
@@ -22,7 +22,7 @@ def combine(parts: Sequence[tuple[Suite, Plan]], rows: Sequence[str], columns: S
     "suite" is an axis of its own. If the table does not show it, a cell that several suites have is there once.
     SpecError: no such axis or metric.
     """
-    axes = {SUITE: {suite.name: Map() for suite, _ in parts}}
+    axes = {SUITE: {suite.name: LocatedMap() for suite, _ in parts}}
     for suite, _ in parts:
         for axis, labels in suite.contents.axes.items():
             axes.setdefault(axis, {}).update(labels)
@@ -50,13 +50,13 @@ def combine(parts: Sequence[tuple[Suite, Plan]], rows: Sequence[str], columns: S
             cells.setdefault((suite.name, *key.items(), cell.id) if told else cell.id, replace(cell, key=key))
     name = " + ".join(dict.fromkeys(suite.name for suite, _ in parts))
     presets = list(dict.fromkeys(plan.preset for _, plan in parts))
-    node = Map(
+    node = LocatedMap(
         {
             "id": "combined",
             "title": name,
             "rows": shown,
             "across": across,
-            "values": Map({s: s for s in sources or metrics}),
+            "values": LocatedMap({s: s for s in sources or metrics}),
         }
     )
     table = model.read(Table, node, "--rows, --columns", axes=axes, folders=[])

@@ -14,7 +14,7 @@ from fatbench.suite.cells import Cell, Evaluation, Plan
 from fatbench.suite.external_models import SUITE
 from fatbench.suite.files import Axes, Contents, Suite
 from fatbench.suite.filters import select
-from fatbench.suite.located import Map
+from fatbench.suite.located import LocatedMap
 
 if TYPE_CHECKING:
     from fatbench.store.stages import StageRow, Store
@@ -46,19 +46,21 @@ def suite_and_plan(store: Store | None, where: str | None = None) -> tuple[Suite
         "id": "evaluated",
         "title": "External models",
         "rows": ["model", "data"] if several else ["model"],
-        "values": Map({metric: metric for metric in metrics}),
+        "values": LocatedMap({metric: metric for metric in metrics}),
         "note": "; ".join(notes),
     }
     raw: dict[str, Any] = {
         "name": SUITE,
         "title": "External models",
-        "base": Map(),
-        "axes": Map({axis: Map({label: Map() for label in found}) for axis, found in labels.items()}),
-        "presets": Map({"paper": Map()}),
-        "tables": [Map(table)],
+        "base": LocatedMap(),
+        "axes": LocatedMap(
+            {axis: LocatedMap({label: LocatedMap() for label in found}) for axis, found in labels.items()}
+        ),
+        "presets": LocatedMap({"paper": LocatedMap()}),
+        "tables": [LocatedMap(table)],
     }
-    axes = model.read(Axes, Map({"axes": raw["axes"]}), SUITE).axes
-    return Suite(Path(SUITE), model.read(Contents, Map(raw), SUITE, axes=axes, folders=[])), plan
+    axes = model.read(Axes, LocatedMap({"axes": raw["axes"]}), SUITE).axes
+    return Suite(Path(SUITE), model.read(Contents, LocatedMap(raw), SUITE, axes=axes, folders=[])), plan
 
 
 def beside(plan: Plan, store: Store | None) -> list[Cell]:
