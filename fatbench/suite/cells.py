@@ -186,7 +186,7 @@ def expand(suite: Suite, preset: str, seeds: Sequence[int] | None = None) -> Pla
     excluded: list[tuple[Key, str]] = []
     like: signatures.Checked | None = None  # the point before, as written and checked
     moved: dict[int, Evaluate] = {}  # by cell: what is asked of it, where that has a transfer
-    laid = _Laid(base, axes)
+    overridden = _Overridden(base, axes)
     # by the overrides of `evaluate` that hold
     asked_at: dict[tuple[int, ...], tuple[Evaluate, tuple[Evaluation, ...]]] = {}
     seeds = seeds if seeds is not None else chosen.seeds or contents.seeds
@@ -196,7 +196,7 @@ def expand(suite: Suite, preset: str, seeds: Sequence[int] | None = None) -> Pla
         if reason := next((one.reason for one in contents.grid.exclude if _matches(key, one.when)), None):
             excluded.append((key, reason))
             continue
-        spec = laid.at(key)
+        spec = overridden.at(key)
         for override in overrides:
             if _matches(key, override.when):
                 spec = merge(spec, override.set)
@@ -237,8 +237,8 @@ def _checked(
         raise
 
 
-class _Laid:
-    """The patches of a point's labels laid on the base; what a point shares with the one before is not laid again."""
+class _Overridden:
+    """The base with the overrides of a point's labels; what a point has in common with the one before is kept."""
 
     def __init__(self, base: LocatedMap, axes: Mapping[str, Mapping[str, LocatedMap]]) -> None:
         self.axes = axes
@@ -280,9 +280,9 @@ def _can_choose(checkpoints: Sequence[str], spec: Mapping[str, Any], place: str)
         raise SpecError(f"{place}: checkpoints {', '.join(checkpoints)} need 'monitor', an attack run during training")
 
 
-def _evaluate(under: Evaluate, patch: LocatedMap, suite: Suite) -> Evaluate:
-    """`evaluate` with a patch laid on it."""
-    return model.read(Evaluate, merge(under.node, patch), str(suite.file), axes=suite.contents.axes)
+def _evaluate(under: Evaluate, override: LocatedMap, suite: Suite) -> Evaluate:
+    """`evaluate` with an override."""
+    return model.read(Evaluate, merge(under.node, override), str(suite.file), axes=suite.contents.axes)
 
 
 def _radii(label: str, attack: Any, attacks: LocatedMap) -> list[tuple[str, Any, str]]:
@@ -313,15 +313,15 @@ def _images(evaluate: Evaluate, label: str) -> int | None:
     return min(numbers, default=None)
 
 
-def _without_removed(patch: LocatedMap, attacks: LocatedMap) -> LocatedMap:
-    """A patch of `evaluate` less the attacks that the preset has taken out (attack: null)."""
-    more = patch.get("attacks")
+def _without_removed(override: LocatedMap, attacks: LocatedMap) -> LocatedMap:
+    """An override of `evaluate` without the attacks that the preset has taken out (attack: null)."""
+    more = override.get("attacks")
     if not isinstance(more, LocatedMap):
-        return patch
+        return override
     kept = LocatedMap(
         {k: v for k, v in more.items() if k not in attacks or attacks[k] is not None}, more.where, more.at
     )
-    return LocatedMap({**patch, "attacks": kept}, patch.where, patch.at)
+    return LocatedMap({**override, "attacks": kept}, override.where, override.at)
 
 
 def _restricted(axes: Mapping[str, Mapping[str, LocatedMap]], preset: Preset) -> dict[str, list[str]]:

@@ -1,4 +1,4 @@
-"""Suite files: where they are found, YAML read with its lines, and what one extends laid under it.
+"""Suite files: where they are found, YAML read with its lines, and the suite that one extends.
 
 The format is described in docs/suites.md. `load` checks a file's own structure; the cells of a preset are checked by
 `Suite.plan`, against the source of the functions that they will reach.
@@ -27,7 +27,7 @@ from fatbench.suite.filters import select
 from fatbench.suite.folders import available as available
 from fatbench.suite.folders import folders as folders
 from fatbench.suite.located import LocatedMap, merge
-from fatbench.suite.model import AxesOfSuite, Evaluate, Grid, Node, Note, Patch, Presets, Seeds, Text
+from fatbench.suite.model import AxesOfSuite, Evaluate, Grid, Node, Note, OverrideMap, Presets, Seeds, Text
 from fatbench.suite.tables import Figure, Table, distinct
 
 
@@ -46,7 +46,7 @@ class Contents(Node):
     extends: Text | None = None
     plugins: list[str] = Field(default=[])  # paths, those of what it extends before its own
     seeds: Seeds = Field(default=[0])
-    base: Patch
+    base: OverrideMap
     axes: AxesOfSuite = Field(default={})
     grid: Grid = Grid()
     evaluate: Evaluate = Evaluate()

@@ -24,7 +24,7 @@ class LocatedMap(dict):
 
 
 def merge(under: Any, over: Any) -> Any:
-    """`over` laid on `under`: mappings key by key, but a mapping that names another function replaces the whole."""
+    """`under` overridden by `over`, key by key; a mapping that names another function replaces the whole."""
     if not (isinstance(under, LocatedMap) and isinstance(over, LocatedMap)):
         return copy.copy(over)
     if "name" in over and over["name"] != under.get("name"):

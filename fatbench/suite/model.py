@@ -237,20 +237,20 @@ Key = dict[str, str]  # axis -> label, in the order of the suite
 Condition = Annotated[dict[str, list[str]], PlainValidator(condition)]  # axis -> labels, one of which a point must have
 Text = Annotated[str, PlainValidator(_text)]
 Note = Annotated[str, PlainValidator(lambda value: str(value or "").strip())]
-Patch = Annotated[LocatedMap, PlainValidator(mapping)]  # laid on a cell
+OverrideMap = Annotated[LocatedMap, PlainValidator(mapping)]  # overrides settings of a cell
 Axes = Annotated[list[str], PlainValidator(labels), AfterValidator(_axes_of)]  # names of axes
 Some = Annotated[list[str], PlainValidator(labels)]  # one label or a list of them
 Seeds = Annotated[list[int], PlainValidator(_seeds)]
 Images = Annotated[Any, PlainValidator(_images)]
-Labels = Annotated[dict[str, Patch], BeforeValidator(mapping), AfterValidator(_some)]  # label -> patch
+Labels = Annotated[dict[str, OverrideMap], BeforeValidator(mapping), AfterValidator(_some)]  # label -> override
 
 
 class Override(Node):
-    """`{when: {axis: labels}, set: {...}}`: a patch for some points of the grid."""
+    """`{when: {axis: labels}, set: {...}}`: settings that override those of some points of the grid."""
 
     what = "the override's"
     when: Condition = Field(default={})
-    set: Patch = LocatedMap()
+    set: OverrideMap = LocatedMap()
 
 
 class Exclude(Node):
@@ -329,9 +329,9 @@ class Preset(Node):
 
     note: Note = ""
     seeds: Seeds | None = None
-    base: Patch = LocatedMap()
+    base: OverrideMap = LocatedMap()
     axes: Annotated[dict[str, list[str]] | None, PlainValidator(lambda value: value)] = None
-    evaluate: Patch = LocatedMap()
+    evaluate: OverrideMap = LocatedMap()
     overrides: list[Override] = Field(default=[])
 
     @field_validator("axes")
