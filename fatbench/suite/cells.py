@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from fatbench.errors import SpecError, did_you_mean
 from fatbench.suite import facts, input_limits, model, signatures
 from fatbench.suite.located import LocatedMap, merge
-from fatbench.suite.model import Condition, Evaluate, Grid, Key, Preset, Transfer
+from fatbench.suite.model import Condition, Evaluate, GridSpec, Key, Preset, Transfer
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -337,7 +337,7 @@ def grid_size(contents: Contents) -> int:
     )
 
 
-def _count(grid: Grid, axes: Mapping[str, Sequence[str]]) -> int:
+def _count(grid: GridSpec, axes: Mapping[str, Sequence[str]]) -> int:
     """An upper bound of the number of points, for little work."""
     in_zip = {axis for group in grid.zip for axis in group}
     product = [axis for axis in axes if axis not in in_zip] if grid.product is None else grid.product
@@ -345,8 +345,10 @@ def _count(grid: Grid, axes: Mapping[str, Sequence[str]]) -> int:
     return groups + sum(math.prod(map(len, item.values())) for item in grid.include)
 
 
-def _points(grid: Grid, axes: Mapping[str, Sequence[str]], every: Mapping[str, Mapping[str, LocatedMap]]) -> list[Key]:
-    """Grid points: the product of the named axes and zipped groups, and the points to include, each once.
+def _points(
+    grid: GridSpec, axes: Mapping[str, Sequence[str]], every: Mapping[str, Mapping[str, LocatedMap]]
+) -> list[Key]:
+    """GridSpec points: the product of the named axes and zipped groups, and the points to include, each once.
 
     In the order of the axes and their labels in the file. `axes` are those of the preset, `every` those of the suite.
     """

@@ -27,7 +27,7 @@ from fatbench.suite.filters import select
 from fatbench.suite.folders import available as available
 from fatbench.suite.folders import folders as folders
 from fatbench.suite.located import LocatedMap, merge
-from fatbench.suite.model import AxesOfSuite, Evaluate, Grid, Node, Note, OverrideMap, Presets, Seeds, Text
+from fatbench.suite.model import AxesOfSuite, Evaluate, GridSpec, Node, Note, OverrideMap, Presets, Seeds, Text
 from fatbench.suite.tables import Figure, Table, distinct
 
 
@@ -48,7 +48,7 @@ class Contents(Node):
     seeds: Seeds = Field(default=[0])
     base: OverrideMap
     axes: AxesOfSuite = Field(default={})
-    grid: Grid = Grid()
+    grid: GridSpec = GridSpec()
     evaluate: Evaluate = Evaluate()
     presets: Presets
     tables: list[Table] = Field(default=[])

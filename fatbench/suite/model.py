@@ -261,7 +261,7 @@ class Exclude(Node):
     reason: Text
 
 
-class Grid(Node):
+class GridSpec(Node):
     """Which points of the axes there are; without anything, all of them."""
 
     product: Axes | None = None
