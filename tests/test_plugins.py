@@ -506,9 +506,9 @@ def test_a_table_of_two_versions_says_so(place):
     plan = files.load("mine.yaml").plan()
     records = plugins.records(plan.cells[1].spec)
     older = [{**records[0], "sha256": "f" * 64, "reached": {"aggregator only": "f" * 64}}]
-    from fatbench.report.numbers.provenance import Facts, Origins
+    from fatbench.report.numbers.provenance import Origins, TableFacts
 
-    origins, facts = Origins(), Facts()
+    origins, facts = Origins(), TableFacts()
     for cell, used in (("a", records), ("b", older)):
         facts.add(cell, "digits", "", 0, [("train", [origins.of({"plugins": used})])])
     said = facts.mixed()["versions of mine.py"]

@@ -19,7 +19,7 @@ from fatbench.suite.weights import WEIGHTS
 
 
 @dataclass(frozen=True)
-class Facts:
+class DatasetFacts:
     """One data set. `train` and `test` are numbers of images, `shape` is (C, H, W); None where only the files know."""
 
     title: str
@@ -46,41 +46,41 @@ class Facts:
 _KRIZ = "https://www.cs.toronto.edu/~kriz/cifar.html"
 
 CATALOGUE = {
-    "cifar10": Facts(
+    "cifar10": DatasetFacts(
         "CIFAR-10", 10, (3, 32, 32), 50_000, 10_000, "cifar-10-batches-py", 170_498_071, _KRIZ,
         "none stated; cite Krizhevsky 2009",
     ),
-    "cifar100": Facts(
+    "cifar100": DatasetFacts(
         "CIFAR-100", 100, (3, 32, 32), 50_000, 10_000, "cifar-100-python", 169_001_437, _KRIZ,
         "none stated; cite Krizhevsky 2009",
     ),
-    "svhn": Facts(
+    "svhn": DatasetFacts(
         "SVHN", 10, (3, 32, 32), 73_257, 26_032, "svhn", 246_316_178, "http://ufldl.stanford.edu/housenumbers/",
         "non-commercial use only",
     ),
     # Counts of the default draw (5 % of 200,288 images of celebrities with at least 5): which images, the seed decides.
-    "celeba": Facts(
+    "celeba": DatasetFacts(
         "CelebA", 2, (3, 84, 84), 8_802, 1_212, "celeba", 1_473_636_322,
         "https://mmlab.ie.cuhk.edu.hk/projects/CelebA.html", "non-commercial research only", exact=False,
     ),
-    "mnist": Facts(
+    "mnist": DatasetFacts(
         "MNIST", 10, (1, 28, 28), 60_000, 10_000, "MNIST/raw", 11_594_722, "http://yann.lecun.com/exdb/mnist/",
         "CC BY-SA 3.0",
     ),
-    "fashion_mnist": Facts(
+    "fashion_mnist": DatasetFacts(
         "Fashion-MNIST", 10, (1, 28, 28), 60_000, 10_000, "FashionMNIST/raw", 30_878_645,
         "https://github.com/zalandoresearch/fashion-mnist", "MIT", package="/usr/share/datasets/fashion-mnist",
     ),
-    "cinic10": Facts(
+    "cinic10": DatasetFacts(
         "CINIC-10", 10, (3, 32, 32), 90_000, 90_000, "CINIC-10", 687_544_992, "https://doi.org/10.7488/ds/2448",
         "CC BY 4.0; the images keep the terms of ImageNet and CIFAR-10",
     ),
-    "image_folder": Facts("image folder", None, None, None, None, "", 0, "", "yours"),
-    "digits": Facts(
+    "image_folder": DatasetFacts("image folder", None, None, None, None, "", 0, "", "yours"),
+    "digits": DatasetFacts(
         "scikit-learn's digits", 10, (1, 8, 8), 1_442, 355, "", 0,
         "https://archive.ics.uci.edu/dataset/80/optical+recognition+of+handwritten+digits", "CC BY 4.0",
     ),
-    "plane": Facts("points in the plane", 2, (2, 1, 1), 800, 200, "", 0, "", "none needed: made by a formula"),
+    "plane": DatasetFacts("points in the plane", 2, (2, 1, 1), 800, 200, "", 0, "", "none needed: made by a formula"),
 }  # fmt: skip
 
 CINIC_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
@@ -90,14 +90,14 @@ _LEAF_IMAGES, _LEAF_CELEBRITIES = 200_288, 9_343  # of celebrities with at least
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".ppm", ".pgm", ".tif", ".tiff", ".gif")
 
 
-def named(name: str) -> Facts:
+def named(name: str) -> DatasetFacts:
     """The facts of the set called `name` under its default settings. SpecError: no such set."""
     if name not in CATALOGUE:
         raise SpecError(f"no data is named '{name}'{did_you_mean(name, [*CATALOGUE, *WEIGHTS])}")
     return CATALOGUE[name]
 
 
-def facts(spec: Mapping[str, Any], root: Path | None = None) -> Facts:
+def facts(spec: Mapping[str, Any], root: Path | None = None) -> DatasetFacts:
     """The facts of a data mapping {name: ..., setting: value}.
 
     The images of an `image_folder` are counted below `root` where the folder exists there; otherwise classes and

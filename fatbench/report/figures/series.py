@@ -75,7 +75,7 @@ class Plot:
     figure: Figure
     label: str  # "SMOKE PRESET - not comparable with published numbers"; empty for the preset `paper`
     panels: list[Panel]
-    facts: provenance.Facts
+    facts: provenance.TableFacts
     notes: list[tuple[str, str]] = field(default_factory=list)  # (what, text)
 
     @property
@@ -141,7 +141,7 @@ def _plot(suite: Suite, plan: Plan, figure: Figure, numbers: Numbers, values: Va
         return None
     swept = sweeps(plan)
     sources = {heading: Source.parse(text) for heading, text in figure.series.items()}
-    facts = provenance.Facts()
+    facts = provenance.TableFacts()
     others = _others(plan, figure)
     lookup = None if figure.published is None else Lookup(figure.published)
     panels: dict[tuple[tuple[str, str], ...], Panel] = {}
@@ -254,7 +254,7 @@ def _evaluated(
     less: Sequence[Cell | None] | None,
     numbers: Numbers,
     radii: Mapping[str, str],
-    facts: provenance.Facts,
+    facts: provenance.TableFacts,
 ) -> Line:
     """The line with its points: the number of an evaluation under each of some metrics, metric -> radius of attack."""
     points = []

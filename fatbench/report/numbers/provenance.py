@@ -53,7 +53,7 @@ class Origins:
 
 
 @dataclass
-class Facts:
+class TableFacts:
     """The origins behind a table: each with the stages it is behind and the cells they belong to."""
 
     origins: dict[tuple[str, Origin], set[str]] = field(default_factory=dict)  # (what, origin) -> cells

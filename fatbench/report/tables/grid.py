@@ -111,7 +111,7 @@ class Grid:
     select: str
     checkpoint: str  # which round's model the numbers are of, in words
     seeds: list[int]
-    facts: provenance.Facts
+    facts: provenance.TableFacts
     notes: list[tuple[str, str]] = field(default_factory=list)  # (what, text), shown under the table
     footnotes: list[tuple[str, str]] = field(default_factory=list)  # (mark, text)
     points: list[tuple[str, str]] = field(default_factory=list)  # (labels, cell), one a point and seed

@@ -71,7 +71,7 @@ def _grid(
     group_keys = list(dict.fromkeys(group for _, group in found))
     lookup = Lookup(table.published) if with_published and table.published else None
 
-    facts = provenance.Facts()
+    facts = provenance.TableFacts()
     rows: list[Row] = []
     for row_key in row_keys:
         values = []
@@ -176,7 +176,7 @@ def _evaluated(
     fits: Sequence[bool],
     sources: Sequence[Source],
     numbers: Numbers,
-    facts: provenance.Facts,
+    facts: provenance.TableFacts,
 ) -> Row:
     """The row of a model that was not trained here. fits: of each group of columns whether it is on the same data."""
     first, *others = axes
@@ -205,7 +205,7 @@ def _attacks(columns: Iterable[Column], found: Places) -> dict[str, list[dict[st
     return attacks
 
 
-def _value(cells: Sequence[Cell], source: Source, numbers: Numbers, facts: provenance.Facts) -> Value:
+def _value(cells: Sequence[Cell], source: Source, numbers: Numbers, facts: provenance.TableFacts) -> Value:
     """Mean and spread over the seeds of one place."""
     if not cells:
         return Value(planned=False)

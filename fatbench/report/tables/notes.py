@@ -223,7 +223,7 @@ def _points(grid: Grid) -> str:
     return ", in points" if all(column.unit == "percent" for column in grid.columns) else ""
 
 
-def data_note(facts: provenance.Facts, cells: Sequence[Cell]) -> str:
+def data_note(facts: provenance.TableFacts, cells: Sequence[Cell]) -> str:
     """Data sets with their variant, and on how many test images each metric was measured."""
     shown = []
     files = facts.data
