@@ -24,7 +24,15 @@ from fatbench.engine.rounds import State
 from fatbench.errors import MachineError, Unavailable
 from fatbench.report.figures import artifacts
 from fatbench.runner import checkpoints
-from fatbench.runner.checkpoints import Damaged, flatten, load_model, load_state, save_model, save_state, unflatten
+from fatbench.runner.checkpoints import (
+    DamagedCheckpoint,
+    flatten,
+    load_model,
+    load_state,
+    save_model,
+    save_state,
+    unflatten,
+)
 from fatbench.runner.jobs import Job, Machine
 from fatbench.runner.start import jobs_of
 from fatbench.runner.worker import work
@@ -50,7 +58,7 @@ def same(a: object, b: object) -> bool:
     return isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor) and a.dtype == b.dtype and torch.equal(a, b)
 
 
-def one_line(call: Callable[[], object], kind: type[MachineError] = Damaged) -> str:
+def one_line(call: Callable[[], object], kind: type[MachineError] = DamagedCheckpoint) -> str:
     with pytest.raises(MachineError) as caught:
         call()
     assert type(caught.value) is kind
@@ -147,7 +155,7 @@ def test_a_flipped_bit_anywhere_is_found(tmp_path: Path) -> None:
         assert "not the file that was written" in one_line(lambda: checkpoints.check(file, digest))
         try:
             load_state(file, "cpu", None, "mine", 7)
-        except Damaged:
+        except DamagedCheckpoint:
             refused += 1
     assert refused > 100  # most of the header
     file.write_bytes(whole)
@@ -199,7 +207,7 @@ def test_another_cell_another_round_another_kind(tmp_path: Path) -> None:
 def test_a_file_that_is_gone_is_damage_and_one_that_may_not_be_read_is_not(tmp_path: Path, monkeypatch) -> None:
     assert one_line(lambda: load_state(tmp_path / "no" / "file", "cpu")) == f"{tmp_path}/no/file: no such checkpoint"
     assert one_line(lambda: load_model(tmp_path, "cpu")) == f"{tmp_path}: cannot be read (Is a directory)"
-    for number, kind in ((errno.EIO, Damaged), (errno.EACCES, MachineError), (errno.EMFILE, MachineError)):
+    for number, kind in ((errno.EIO, DamagedCheckpoint), (errno.EACCES, MachineError), (errno.EMFILE, MachineError)):
 
         def refuse(self: Path, number: int = number) -> bytes:
             raise OSError(number, os.strerror(number))

@@ -197,7 +197,7 @@ def test_truncated_files_are_named(tmp_path: Path) -> None:
                 file.write_bytes(whole[:cut])
                 if name in ("celeba", "cinic10", "image_folder") and cut == len(whole) - 1:
                     continue  # Pillow does not need the last byte
-                found = message(common.Damaged, lambda: DATASETS[name](root, variant="small", **settings))  # noqa: B023
+                found = message(common.DamagedData, lambda: DATASETS[name](root, variant="small", **settings))  # noqa: B023
                 assert found.startswith(f"{file} is truncated or damaged, not "), (name, cut)
             file.write_bytes(whole)
         DATASETS[name](root, variant="small", **settings)
@@ -218,7 +218,7 @@ def test_one_missing_file_is_named(name: str, file: str, tmp_path: Path) -> None
     write, settings = SMALL[name]
     write(tmp_path)
     (tmp_path / file).unlink()
-    found = message(common.Damaged, lambda: DATASETS[name](tmp_path, variant="small", **settings))
+    found = message(common.DamagedData, lambda: DATASETS[name](tmp_path, variant="small", **settings))
     assert found.startswith(f"{tmp_path / file} is missing")
 
 
@@ -324,7 +324,7 @@ def test_no_numpy_code_is_reached_through_the_pickle() -> None:
     forged = layouts.cifar_batch(layouts.pixels(1, 3072), [1]).replace(layouts.text("u1"), layouts.text("O8"))
     file = Path(tempfile.mkdtemp()) / "data_batch_1"
     file.write_bytes(forged)
-    assert "no uint8 array of 3072 columns" in message(common.Damaged, lambda: cifar.read_batch(file, "labels"))
+    assert "no uint8 array of 3072 columns" in message(common.DamagedData, lambda: cifar.read_batch(file, "labels"))
 
 
 @pytest.mark.parametrize(
@@ -343,7 +343,7 @@ def test_no_numpy_code_is_reached_through_the_pickle() -> None:
 def test_other_pickles_are_no_batch(content: bytes, problem: str, tmp_path: Path) -> None:
     file = tmp_path / "data_batch_1"
     file.write_bytes(content)
-    found = message(common.Damaged, lambda: cifar.read_batch(file, "labels"))
+    found = message(common.DamagedData, lambda: cifar.read_batch(file, "labels"))
     assert found.startswith(f"{file} is truncated or damaged, not a CIFAR batch (") and problem in found
 
 
@@ -351,12 +351,12 @@ def test_labels_must_be_whole_numbers_of_a_class(tmp_path: Path) -> None:
     layouts.write_cifar10(tmp_path)
     batch = tmp_path / "cifar-10-batches-py" / "data_batch_1"
     batch.write_bytes(layouts.cifar_batch(layouts.pixels(2, 3072), [3, 10]))
-    found = message(common.Damaged, lambda: DATASETS["cifar10"](tmp_path, variant="small"))
+    found = message(common.DamagedData, lambda: DATASETS["cifar10"](tmp_path, variant="small"))
     assert found == f"{batch.parent}: training labels run from 0 to 10, not 0 to 9"
     for labels in (["1", "2"], [0.5, 1.5], [[1], [2]], None):
         batch.write_bytes(pickle.dumps({"data": layouts.pixels(2, 3072), "labels": labels}, protocol=4))
         assert "labels are not a list of whole numbers" in message(
-            common.Damaged, lambda: DATASETS["cifar10"](tmp_path, variant="small")
+            common.DamagedData, lambda: DATASETS["cifar10"](tmp_path, variant="small")
         )
 
 
@@ -405,7 +405,7 @@ def test_an_archive_writes_nothing_but_the_files_of_the_set(tmp_path: Path) -> N
         tar.addfile(link)
         for name in ("data_batch_1", "data_batch_2", "data_batch_3", "data_batch_4", "data_batch_5"):
             layouts.tar_add(tar, f"cifar-10-batches-py/{name}", batch)
-    found = message(common.Damaged, lambda: DATASETS["cifar10"](root, variant="small"))
+    found = message(common.DamagedData, lambda: DATASETS["cifar10"](root, variant="small"))
     assert found == f"{root / 'cifar-10-batches-py' / 'test_batch'} is missing"
     files = [file for file in tmp_path.rglob("*") if file.is_file()]
     assert {file.name for file in files} == {"cifar-10-python.tar.gz", *(f"data_batch_{i}" for i in range(1, 6))}
@@ -419,12 +419,12 @@ def test_a_damaged_archive_leaves_nothing_behind(tmp_path: Path) -> None:
     whole = archive.read_bytes()
     for content in (whole[: len(whole) // 2], b"no archive", b"", gzip.compress(b"no tar")):
         archive.write_bytes(content)
-        found = message(common.Damaged, lambda: DATASETS["cifar10"](tmp_path, variant="small"))
+        found = message(common.DamagedData, lambda: DATASETS["cifar10"](tmp_path, variant="small"))
         assert found.startswith(f"{archive} is truncated or damaged, not a whole archive (")
         assert [entry.name for entry in tmp_path.iterdir()] == [archive.name]
     with tarfile.open(archive, "w:gz") as tar:
         layouts.tar_add(tar, "readme", b"hello")
-    assert message(common.Damaged, lambda: DATASETS["cifar10"](tmp_path, variant="small")) == (
+    assert message(common.DamagedData, lambda: DATASETS["cifar10"](tmp_path, variant="small")) == (
         f"{archive} holds none of the files of CIFAR-10"
     )
 
@@ -502,7 +502,7 @@ def test_a_damaged_xz_file_is_named(tmp_path: Path) -> None:
     repack(raw, "xz")
     file = raw / "t10k-images-idx3-ubyte.xz"
     file.write_bytes(file.read_bytes()[:-20])
-    found = message(common.Damaged, lambda: DATASETS["mnist"](tmp_path, variant="small"))
+    found = message(common.DamagedData, lambda: DATASETS["mnist"](tmp_path, variant="small"))
     assert found.startswith(f"{file} is truncated or damaged, not an xz file (")
 
 
@@ -529,7 +529,7 @@ def test_a_system_package_is_found_where_the_root_has_no_whole_set(
     assert disk.verify("fashion_mnist", root)["where"] == str(raw)
     shutil.rmtree(root)
     (package / "train-labels-idx1-ubyte.gz").unlink()
-    found = message(common.Damaged, lambda: DATASETS["fashion_mnist"](root))
+    found = message(common.DamagedData, lambda: DATASETS["fashion_mnist"](root))
     assert found == f"{package / 'train-labels-idx1-ubyte.gz'} is missing"
 
 
@@ -570,7 +570,7 @@ def test_idx_files_that_are_not_what_their_header_says(content: bytes, problem: 
     layouts.write_mnist(tmp_path, packed=False)
     file = tmp_path / "MNIST" / "raw" / "train-images-idx3-ubyte"
     file.write_bytes(content)
-    found = message(common.Damaged, lambda: DATASETS["mnist"](tmp_path, variant="small"))
+    found = message(common.DamagedData, lambda: DATASETS["mnist"](tmp_path, variant="small"))
     assert found.startswith(f"{file} is truncated or damaged, not an idx file (") and problem in found
 
 
@@ -578,15 +578,16 @@ def test_mnist_of_another_size_or_count_is_inconsistent(tmp_path: Path) -> None:
     layouts.write_mnist(tmp_path, packed=False)
     raw = tmp_path / "MNIST" / "raw"
     (raw / "t10k-images-idx3-ubyte").write_bytes(layouts.idx(layouts.pixels(20, 14, 14)))
-    found = message(common.Damaged, lambda: DATASETS["mnist"](tmp_path, variant="small"))
+    found = message(common.DamagedData, lambda: DATASETS["mnist"](tmp_path, variant="small"))
     assert found == f"{raw}: test images have shape (1, 14, 14), (1, 28, 28) is published"
     (raw / "t10k-images-idx3-ubyte").write_bytes(layouts.idx(layouts.pixels(19, 28, 28)))
-    found = message(common.Damaged, lambda: DATASETS["mnist"](tmp_path, variant="small"))
+    found = message(common.DamagedData, lambda: DATASETS["mnist"](tmp_path, variant="small"))
     assert found == f"{raw}: 19 test images, but 20 labels"
     (raw / "t10k-images-idx3-ubyte").write_bytes(layouts.idx(layouts.pixels(0, 28, 28)))
     (raw / "t10k-labels-idx1-ubyte").write_bytes(layouts.idx(layouts.pixels(0)))
     assert (
-        message(common.Damaged, lambda: DATASETS["mnist"](tmp_path, variant="small")) == f"{raw} holds no test images"
+        message(common.DamagedData, lambda: DATASETS["mnist"](tmp_path, variant="small"))
+        == f"{raw} holds no test images"
     )
 
 
@@ -610,7 +611,7 @@ def test_svhn_files_may_lie_apart_and_the_missing_one_is_fetched(
     test = tmp_path / "svhn" / "test_32x32.mat"
     content = test.read_bytes()
     test.unlink()
-    assert message(common.Damaged, lambda: DATASETS["svhn"](tmp_path)) == f"{test} is missing"
+    assert message(common.DamagedData, lambda: DATASETS["svhn"](tmp_path)) == f"{test} is missing"
     downloads(monkeypatch, lambda url, folder, name, md5: Path(folder, name).write_bytes(content) and None)
     row = disk.prepare("svhn", tmp_path)
     assert (row["state"], row["n"], row["fingerprint"]) == ("complete", 40, before)
@@ -632,7 +633,7 @@ def test_other_mat_files_are_no_svhn(content: dict[str, Any], problem: str, tmp_
     layouts.write_svhn(tmp_path)
     file = tmp_path / "test_32x32.mat"
     scipy.io.savemat(file, content)
-    found = message(common.Damaged, lambda: DATASETS["svhn"](tmp_path, variant="small"))
+    found = message(common.DamagedData, lambda: DATASETS["svhn"](tmp_path, variant="small"))
     assert found.startswith(f"{file} is truncated or damaged, not an SVHN .mat file (") and problem in found
 
 
@@ -713,25 +714,25 @@ def test_image_folders_that_cannot_be_used(tmp_path: Path) -> None:
     assert "no such folder" in message(common.Missing, read)
     folder = layouts.write_image_folder(tmp_path / "mine")
     layouts.save(folder / "test" / "cow" / "1.png", (12, 12), 0, mode="L")
-    assert "'cow' is not a class in" in message(common.Damaged, read)
+    assert "'cow' is not a class in" in message(common.DamagedData, read)
     (folder / "test" / "cow" / "1.png").unlink()
     (folder / "test" / "cow").rmdir()
     (folder / "train" / "cow").mkdir()
-    assert message(common.Damaged, read) == f"{folder / 'train' / 'cow'} holds no images"
+    assert message(common.DamagedData, read) == f"{folder / 'train' / 'cow'} holds no images"
     (folder / "train" / "cow").rmdir()
     (folder / "train" / "bee" / "0.png").write_text("text")
-    assert message(common.Damaged, read).startswith(f"{folder / 'train' / 'bee' / '0.png'} is truncated or damaged")
+    assert message(common.DamagedData, read).startswith(f"{folder / 'train' / 'bee' / '0.png'} is truncated or damaged")
     (folder / "train" / "bee").rename(tmp_path / "bee")
     (folder / "test" / "bee" / "t.png").unlink()
     (folder / "test" / "bee").rmdir()
-    assert "has 1 class folders, at least 2 are needed" in message(common.Damaged, read)
+    assert "has 1 class folders, at least 2 are needed" in message(common.DamagedData, read)
     (tmp_path / "bee").rename(folder / "train" / "bee")
     (folder / "train" / "bee" / "0.png").unlink()
     (folder / "test" / "ant" / "t.png").unlink()
-    assert message(common.Damaged, read) == f"{folder / 'test'} holds no images"
+    assert message(common.DamagedData, read) == f"{folder / 'test'} holds no images"
     (folder / "test" / "ant").rmdir()
     (folder / "test").rmdir()
-    assert message(common.Damaged, read) == f"{folder / 'test'} is missing"
+    assert message(common.DamagedData, read) == f"{folder / 'test'} is missing"
 
 
 def test_cinic10_splits_and_classes(tmp_path: Path) -> None:
@@ -753,15 +754,15 @@ def test_cinic10_counts_classes_and_sizes_are_checked(tmp_path: Path) -> None:
     assert found.startswith(f"{folder} holds 20 training and 20 test images, 90,000 and 90,000 are published; ")
     assert "180,000" in message(common.Differs, lambda: DATASETS["cinic10"](tmp_path, enlarge=True))
     layouts.save(folder / "train" / "cat" / "odd.png", (32, 30), (0, 0, 0))
-    found = message(common.Damaged, lambda: DATASETS["cinic10"](tmp_path, variant="small"))
+    found = message(common.DamagedData, lambda: DATASETS["cinic10"](tmp_path, variant="small"))
     assert found.startswith(f"{folder / 'train' / 'cat' / 'odd.png'} is") and "32x30, not 32x32" in found
     (folder / "test" / "cow").mkdir()
-    found = message(common.Damaged, lambda: DATASETS["cinic10"](tmp_path, variant="small"))
+    found = message(common.DamagedData, lambda: DATASETS["cinic10"](tmp_path, variant="small"))
     assert found == f"{folder / 'test' / 'cow'} is not a class of CINIC-10"
     (folder / "test" / "cow").rename(folder / "test" / "spare")
     (folder / "test" / "spare").rmdir()
     (folder / "test" / "dog").rename(tmp_path / "dog")
-    found = message(common.Damaged, lambda: DATASETS["cinic10"](tmp_path, variant="small"))
+    found = message(common.DamagedData, lambda: DATASETS["cinic10"](tmp_path, variant="small"))
     assert found == f"{folder / 'test' / 'dog'} is missing"
 
 
@@ -806,8 +807,8 @@ def test_the_recipe_draws_what_leafs_scripts_draw(
 
 def test_a_recipe_that_leaves_nobody() -> None:
     celebrities = {1: [("a", 0)] * 5}
-    assert "leaves none" in message(common.Damaged, lambda: folders.leaf_recipe(celebrities, 1.0, 6, 0))
-    assert "leaves none" in message(common.Damaged, lambda: folders.leaf_recipe(celebrities, 0.1, 5, 0))
+    assert "leaves none" in message(common.DamagedData, lambda: folders.leaf_recipe(celebrities, 1.0, 6, 0))
+    assert "leaves none" in message(common.DamagedData, lambda: folders.leaf_recipe(celebrities, 0.1, 5, 0))
 
 
 def celeba(root: Path, **settings: Any) -> Dataset:
@@ -843,14 +844,16 @@ def test_celeba_from_the_zip_is_the_same(tmp_path: Path) -> None:
     packed = base / "img_align_celeba.zip"
     whole = packed.read_bytes()
     packed.write_bytes(whole[: len(whole) // 2])
-    assert message(common.Damaged, lambda: celeba(tmp_path, sample=1.0)).startswith(f"{packed} is truncated or damaged")
+    assert message(common.DamagedData, lambda: celeba(tmp_path, sample=1.0)).startswith(
+        f"{packed} is truncated or damaged"
+    )
     first = whole.index(b"\xff\xd8")
     packed.write_bytes(whole[:first] + b"????" + whole[first + 4 :])
-    assert message(common.Damaged, lambda: celeba(tmp_path, sample=1.0)).startswith(
+    assert message(common.DamagedData, lambda: celeba(tmp_path, sample=1.0)).startswith(
         f"{packed / '000001.jpg'} is truncated or damaged, not a whole member of the zip file"
     )
     packed.unlink()
-    assert "img_align_celeba.zip" in message(common.Damaged, lambda: celeba(tmp_path, sample=1.0))
+    assert "img_align_celeba.zip" in message(common.DamagedData, lambda: celeba(tmp_path, sample=1.0))
 
 
 def test_celeba_with_the_split_that_leaf_wrote(tmp_path: Path) -> None:
@@ -904,14 +907,14 @@ def test_other_json_files_are_not_leafs(content: str, problem: str, tmp_path: Pa
     file = base / "train" / "all.json"
     file.parent.mkdir()
     file.write_text(content)
-    found = message(common.Damaged, lambda: celeba(tmp_path, split="json"))
+    found = message(common.DamagedData, lambda: celeba(tmp_path, split="json"))
     assert found.startswith(f"{file} is truncated or damaged, not a LEAF json file (") and problem in found
 
 
 def test_leafs_json_files_that_are_not_there(tmp_path: Path) -> None:
     base = layouts.write_celeba(tmp_path, CELEBRITIES, images=False)
     assert f"{base / 'train'}: LEAF's train/*.json is missing" in message(
-        common.Damaged, lambda: celeba(tmp_path, split="json")
+        common.DamagedData, lambda: celeba(tmp_path, split="json")
     )
 
 
@@ -931,7 +934,7 @@ def test_leafs_json_files_that_are_not_there(tmp_path: Path) -> None:
 def test_damaged_lists_of_celeba(file: str, change: Callable[[str], str], problem: str, tmp_path: Path) -> None:
     base = layouts.write_celeba(tmp_path, CELEBRITIES, images=False)
     (base / file).write_text(change((base / file).read_text()))
-    found = message(common.Damaged, lambda: celeba(tmp_path, sample=1.0))
+    found = message(common.DamagedData, lambda: celeba(tmp_path, sample=1.0))
     assert found.startswith(f"{base / file} is truncated or damaged, not a list of CelebA (") and problem in found
 
 
@@ -1183,4 +1186,4 @@ def test_images_are_not_held_open(tmp_path: Path) -> None:
     Image.new("RGB", (12, 12)).save(buffer, "PNG")
     file = tmp_path / "a.png"
     file.write_bytes(buffer.getvalue()[:50])
-    message(common.Damaged, lambda: folders.decode([file], 12))
+    message(common.DamagedData, lambda: folders.decode([file], 12))

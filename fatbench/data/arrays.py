@@ -87,7 +87,7 @@ def load_idx(name: str, root: Path) -> Loaded:
 def read_idx(data: bytes, path: Path) -> Images:
     """The uint8 array of an idx file: (N, H, W) where its name says images, else (N,).
 
-    Damaged: another magic number, or a size that is not what the header says.
+    DamagedData: another magic number, or a size that is not what the header says.
     """
     images = "images" in path.name
     dimensions = 3 if images else 1

@@ -17,7 +17,7 @@ import numpy as np
 from fatbench.data import catalogue
 from fatbench.data.common import (
     Check,
-    Damaged,
+    DamagedData,
     Images,
     Labels,
     Loaded,
@@ -32,7 +32,7 @@ PIXELS = 3 * 32 * 32
 LABELS = {"cifar10": "labels", "cifar100": "fine_labels"}
 
 
-class Refused(Damaged):
+class Refused(DamagedData):
     """A pickle that asks for something that no CIFAR file needs."""
 
 
@@ -61,7 +61,7 @@ def load(name: str, root: Path) -> Loaded:
 def read_batch(path: Path, key: str) -> tuple[Images, Labels, str]:
     """One file: images (N, 3072) uint8, red, green and blue planes in turn; labels (N,) int64; the file's md5.
 
-    Damaged: it is missing, truncated, or no CIFAR batch. Refused: it is a pickle that would execute something.
+    DamagedData: it is missing, truncated, or no CIFAR batch. Refused: it is a pickle that would execute something.
     """
     data = read(path)
     with parsing(path, "a CIFAR batch"):

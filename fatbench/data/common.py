@@ -29,7 +29,7 @@ class Missing(MachineError):
     """Nothing of the data set is below the root."""
 
 
-class Damaged(MachineError):
+class DamagedData(MachineError):
     """A file that is truncated, incomplete, unreadable or not in its format."""
 
 
@@ -91,13 +91,13 @@ def reading(file: Path) -> Iterator[None]:
     try:
         yield
     except FileNotFoundError:
-        raise Damaged(f"{file} is missing") from None
+        raise DamagedData(f"{file} is missing") from None
     except OSError as error:
         raise MachineError(f"cannot read {file}: {error.strerror or error}") from None
 
 
 def read(file: Path) -> bytes:
-    """The bytes of a file. Damaged: it is missing; MachineError: it cannot be read."""
+    """The bytes of a file. DamagedData: it is missing; MachineError: it cannot be read."""
     with reading(file):
         return file.read_bytes()
 
@@ -113,7 +113,7 @@ def parsing(file: Path, what: str) -> Iterator[None]:
     except FatbenchError:
         raise
     except Exception as error:
-        raise Damaged(f"{file} is truncated or damaged, not {what} ({reason(error)})") from None
+        raise DamagedData(f"{file} is truncated or damaged, not {what} ({reason(error)})") from None
 
 
 def reason(error: Exception) -> str:
@@ -135,7 +135,7 @@ def finish(name: str, variant: str | None, loaded: Loaded, counts: tuple[int, in
 
     Without a variant every checksum must be the published one and, where `counts` is given, so must the numbers of
     training and test images. With a variant the checksums may differ, everything else is checked all the same.
-    Differs: other files than the published ones; Damaged: labels or shapes that cannot be right; MachineError: a
+    Differs: other files than the published ones; DamagedData: labels or shapes that cannot be right; MachineError: a
     variant is named, but these are the published files; SpecError: an empty name.
     """
     if variant is not None and not variant.strip():
@@ -200,14 +200,14 @@ def _consistent(name: str, loaded: Loaded) -> None:
         ("test", loaded.test_images, loaded.test_labels, loaded.test_writers),
     ):
         if not len(images):
-            raise Damaged(f"{loaded.where} holds no {split} images")
+            raise DamagedData(f"{loaded.where} holds no {split} images")
         if len(images) != len(labels) or (writers is not None and len(writers) != len(labels)):
-            raise Damaged(f"{loaded.where}: {len(images)} {split} images, but {len(labels)} labels")
+            raise DamagedData(f"{loaded.where}: {len(images)} {split} images, but {len(labels)} labels")
         if shape is not None and images.shape[1:] != shape:
-            raise Damaged(f"{loaded.where}: {split} images have shape {images.shape[1:]}, {shape} is published")
+            raise DamagedData(f"{loaded.where}: {split} images have shape {images.shape[1:]}, {shape} is published")
         low, high = int(labels.min()), int(labels.max())
         if low < 0 or high >= loaded.classes:
-            raise Damaged(f"{loaded.where}: {split} labels run from {low} to {high}, not 0 to {loaded.classes - 1}")
+            raise DamagedData(f"{loaded.where}: {split} labels run from {low} to {high}, not 0 to {loaded.classes - 1}")
 
 
 # --- archives -----------------------------------------------------------------------------------------------------
@@ -218,7 +218,7 @@ def unpacked(name: str, root: Path, place: Callable[[tuple[str, ...]], tuple[str
 
     `place` maps the parts of a member's path to its place inside the folder, or to None where it is not wanted: an
     archive can write nothing else. The folder appears whole or not at all, so that several workers may start at once.
-    Missing: neither is there; Damaged: not a whole archive; MachineError: the root cannot be written to.
+    Missing: neither is there; DamagedData: not a whole archive; MachineError: the root cannot be written to.
     """
     folder = root / catalogue.named(name).folder
     published = catalogue.archive(name)
@@ -245,14 +245,14 @@ def unpacked(name: str, root: Path, place: Callable[[tuple[str, ...]], tuple[str
                     shutil.copyfileobj(source, handle)
                 count += 1
         if not count:
-            raise Damaged(f"{packed} holds none of the files of {catalogue.named(name).title}")
+            raise DamagedData(f"{packed} holds none of the files of {catalogue.named(name).title}")
         try:
             os.rename(staging, folder)
         except OSError:
             if not folder.is_dir():  # else another worker was first
                 raise
     except (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise Damaged(f"{packed} is truncated or damaged, not a whole archive ({error})") from None
+        raise DamagedData(f"{packed} is truncated or damaged, not a whole archive ({error})") from None
     except OSError as error:
         raise MachineError(f"cannot unpack {packed} into {root}: {error.strerror or error}") from None
     finally:

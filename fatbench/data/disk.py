@@ -198,7 +198,7 @@ def _inspect(name: str, root: Path, *, thorough: bool) -> dict[str, Any]:
 
 
 def _look(name: str, root: Path, thorough: bool) -> tuple[Path, int, tuple[Check, ...], Loaded | None]:
-    """(where, number of images, checksums, what was loaded). Missing, Damaged, MachineError as the readers raise."""
+    """(where, number of images, checksums, what was loaded). Errors as the readers raise."""
     from fatbench.data import arrays, cifar, folders
     from fatbench.data.common import Check, md5_of
 

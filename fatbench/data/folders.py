@@ -19,7 +19,7 @@ import numpy as np
 from fatbench.data import catalogue
 from fatbench.data.common import (
     Check,
-    Damaged,
+    DamagedData,
     Images,
     Labels,
     Loaded,
@@ -39,7 +39,7 @@ def decode(paths: Sequence[Path], size: int, *, resize: bool = True, fetch: Call
     """The images of files as (N, 3, size, size) uint8, RGB.
 
     resize: bicubic to size x size without cropping; else another size is an error. `fetch` returns a file's bytes.
-    Damaged: a file that is missing, no image, or of another size.
+    DamagedData: a file that is missing, no image, or of another size.
     """
     from PIL import Image
 
@@ -76,7 +76,7 @@ def mixed(classes: Mapping[str, Sequence[Path]], order: Sequence[str]) -> tuple[
 
 
 def listed(folder: Path) -> dict[str, list[Path]]:
-    """The images of each class folder. Damaged: there is no such folder."""
+    """The images of each class folder. DamagedData: there is no such folder."""
     with reading(folder):
         return catalogue.class_folders(folder)
 
@@ -91,16 +91,16 @@ def load_image_folder(root: Path, path: str, size: int) -> Loaded:
         raise Missing(f"data: {{name: image_folder, path: {path}}}: no such folder: {folder}")
     train, test = listed(folder / "train"), listed(folder / "test")
     if len(train) < 2:
-        raise Damaged(f"{folder / 'train'} has {len(train)} class folders, at least 2 are needed")
+        raise DamagedData(f"{folder / 'train'} has {len(train)} class folders, at least 2 are needed")
     if strangers := sorted(set(test) - set(train)):
-        raise Damaged(f"{folder / 'test' / strangers[0]}: '{strangers[0]}' is not a class in {folder / 'train'}")
+        raise DamagedData(f"{folder / 'test' / strangers[0]}: '{strangers[0]}' is not a class in {folder / 'train'}")
     for name, files in train.items():
         if not files:
-            raise Damaged(f"{folder / 'train' / name} holds no images")
+            raise DamagedData(f"{folder / 'train' / name} holds no images")
     train_files, train_labels = mixed(train, list(train))
     test_files, test_labels = mixed(test, list(train))
     if not test_files:
-        raise Damaged(f"{folder / 'test'} holds no images")
+        raise DamagedData(f"{folder / 'test'} holds no images")
     return Loaded(
         where=folder,
         train_images=decode(train_files, size),
@@ -128,12 +128,12 @@ def cinic_folder(root: Path) -> Path:
 
 
 def cinic_files(folder: Path, split: str) -> dict[str, list[Path]]:
-    """The files of one split by class. Damaged: other classes than the ten."""
+    """The files of one split by class. DamagedData: other classes than the ten."""
     classes = listed(folder / split)
     if set(classes) != set(catalogue.CINIC_CLASSES):
         odd = sorted(set(classes) ^ set(catalogue.CINIC_CLASSES))[0]
         problem = "is missing" if odd in catalogue.CINIC_CLASSES else "is not a class of CINIC-10"
-        raise Damaged(f"{folder / split / odd} {problem}")
+        raise DamagedData(f"{folder / split / odd} {problem}")
     return classes
 
 
@@ -226,7 +226,7 @@ def _json_files(base: Path, part: str) -> list[Path]:
     folder = _find(base, part)
     files = sorted(folder.glob("*.json")) if folder is not None else []
     if not files:
-        raise Damaged(f"{folder or base / part}: LEAF's {part}/*.json is missing (made by its preprocess.sh)")
+        raise DamagedData(f"{folder or base / part}: LEAF's {part}/*.json is missing (made by its preprocess.sh)")
     return files
 
 
@@ -292,7 +292,7 @@ def leaf_recipe(celebrities: Celebrities, sample: float, least: int, seed: int) 
     images is reached (the last one only in part, and left out if fewer than `least` remain); 0.9 of each one's images,
     rounded down, train. Source: LEAF, data/utils/{sample,remove_users,split_data}.py with --smplseed and --spltseed
     equal to `seed`. LEAF without these flags draws unseeded, so no published split can be had from its recipe alone.
-    Damaged: nothing is left.
+    DamagedData: nothing is left.
     """
     kept = {celebrity: shots for celebrity, shots in celebrities.items() if len(shots) >= least}
     wanted = int(sample * sum(map(len, kept.values())))
@@ -319,7 +319,9 @@ def leaf_recipe(celebrities: Celebrities, sample: float, least: int, seed: int) 
         train[celebrity] = [shot for index, shot in enumerate(shots) if index in chosen]
         test[celebrity] = [shot for index, shot in enumerate(shots) if index not in chosen]
     if not train:
-        raise Damaged(f"CelebA: sample {sample} of {len(kept)} celebrities with at least {least} images leaves none")
+        raise DamagedData(
+            f"CelebA: sample {sample} of {len(kept)} celebrities with at least {least} images leaves none"
+        )
     return train, test
 
 
@@ -338,7 +340,7 @@ def celeba_images(base: Path) -> Iterator[tuple[Path, Callable[[Path], bytes]]]:
         yield folder, read
         return
     if packed is None:
-        raise Damaged(f"{base / IMAGES} is missing, and so is {base / IMAGES}.zip")
+        raise DamagedData(f"{base / IMAGES} is missing, and so is {base / IMAGES}.zip")
     with reading(packed), parsing(packed, "a zip file"):
         archive = zipfile.ZipFile(packed)
 
@@ -346,7 +348,7 @@ def celeba_images(base: Path) -> Iterator[tuple[Path, Callable[[Path], bytes]]]:
         try:
             member = archive.getinfo(f"{IMAGES}/{path.name}")
         except KeyError:
-            raise Damaged(f"{path} is missing") from None
+            raise DamagedData(f"{path} is missing") from None
         with parsing(path, "a whole member of the zip file"):
             return archive.read(member)
 

@@ -29,8 +29,8 @@ def attack_models(
 ) -> Outcome:
     """Every evaluation of the job that is not done; one that fails leaves the others to run.
 
-    Done means done on the model that is here: one trained again elsewhere can differ. Damaged: a model trained here is
-    lost or damaged; `again`, after it was trained anew, that is a failure as any other.
+    Done means done on the model that is here: one trained again elsewhere can differ. DamagedCheckpoint: a model
+    trained here is lost or damaged; with `again`, after it was trained anew, that is a failure like any other.
     """
     from fatbench.methods.packages import implementation
 
@@ -78,7 +78,7 @@ def attack_models(
             with renewed(machine, run):
                 outcome = sparing(attempt, machine, evaluation.batch, partial(store.describe_run, run))
         except BaseException as error:
-            if isinstance(error, checkpoints.Damaged) and digest is not None and not again:
+            if isinstance(error, checkpoints.DamagedCheckpoint) and digest is not None and not again:
                 store.release(run)
                 raise
             outcome = failed(error, run, job, stage, store, notify)

@@ -1,8 +1,8 @@
 """States and models on disk: immutable files named by their round, written whole or not at all.
 
 The database says which of them count, and has the SHA-256 of each: writing returns it, reading is given it. A file that
-is not what was written is `Damaged` and is never used. A file that the database does not name is left over from an
-interrupted run and is removed.
+is not what was written raises `DamagedCheckpoint` and is never used. A file that the database does not name is left
+over from an interrupted run and is removed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from fatbench.errors import MachineError, Unavailable
 LOST = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EIO)  # the file is gone or its disk is broken
 
 
-class Damaged(MachineError):
+class DamagedCheckpoint(MachineError):
     """A file that is missing, is not the one that was written, or cannot be understood."""
 
 
@@ -36,7 +36,7 @@ def load_state(
 ) -> State:
     """Read a state written by `save_state`; it must have this digest, be of this cell and of this round, where given.
 
-    Damaged: it is missing or another; MachineError: it cannot be opened.
+    DamagedCheckpoint: it is missing or another; MachineError: it cannot be opened.
     """
     tensors, header = _read(file, sha256, cell, round)
     try:
@@ -44,7 +44,7 @@ def load_state(
         clients = {int(k): own for k, own in parts["clients"].items()}
         return State(int(header["round"]), parts["model"], parts["server"], clients)
     except (KeyError, ValueError, AttributeError) as error:
-        raise Damaged(f"{file}: damaged, or not a checkpoint of fatbench ({error})") from None
+        raise DamagedCheckpoint(f"{file}: damaged, or not a checkpoint of fatbench ({error})") from None
 
 
 def save_model(file: Path, model: Tensors, own: Mapping[int, Tensors], **header: str) -> str:
@@ -71,7 +71,7 @@ def load_model(
             else:
                 model[name] = value
     except ValueError as error:
-        raise Damaged(f"{file}: damaged, or not a model written by fatbench ({error})") from None
+        raise DamagedCheckpoint(f"{file}: damaged, or not a model written by fatbench ({error})") from None
     return model, own, header
 
 
@@ -94,7 +94,7 @@ def save_artifacts(file: Path, artifacts: Tensors) -> str:
 
 
 def check(file: Path, sha256: str) -> None:
-    """Raise Damaged where a file is missing or is not the one that was written; MachineError: it cannot be opened."""
+    """DamagedCheckpoint: the file is missing or not the one that was written; MachineError: it cannot be opened."""
     _bytes(file, sha256)
 
 
@@ -175,12 +175,12 @@ def _bytes(file: Path, sha256: str | None) -> bytes:
     try:
         data = file.read_bytes()
     except FileNotFoundError:
-        raise Damaged(f"{file}: no such checkpoint") from None
+        raise DamagedCheckpoint(f"{file}: no such checkpoint") from None
     except OSError as error:
         problem = f"{file}: cannot be read ({error.strerror})"
-        raise (Damaged if error.errno in LOST else MachineError)(problem) from None
+        raise (DamagedCheckpoint if error.errno in LOST else MachineError)(problem) from None
     if sha256 is not None and (found := hashlib.sha256(data).hexdigest()) != sha256:
-        raise Damaged(f"{file}: not the file that was written: its SHA-256 is {found}, {sha256} is stored")
+        raise DamagedCheckpoint(f"{file}: not the file that was written: its SHA-256 is {found}, {sha256} is stored")
     return data
 
 
@@ -198,9 +198,9 @@ def _read(file: Path, sha256: str | None, cell: str | None, round: int | None) -
         raise
     except Exception as error:  # safetensors, json and torch each have their own
         said = f"{type(error).__name__}: {error}".splitlines()[0]
-        raise Damaged(f"{file}: damaged, or not a checkpoint of fatbench ({said})") from None
+        raise DamagedCheckpoint(f"{file}: damaged, or not a checkpoint of fatbench ({said})") from None
     if cell is not None and found[0] != cell:
-        raise Damaged(f"{file}: is of cell {found[0]}, not of {cell}")
+        raise DamagedCheckpoint(f"{file}: is of cell {found[0]}, not of {cell}")
     if round is not None and found[1] != round:
-        raise Damaged(f"{file}: is of round {found[1]}, not of {round}")
+        raise DamagedCheckpoint(f"{file}: is of round {found[1]}, not of {round}")
     return tensors, header

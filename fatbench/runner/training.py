@@ -72,7 +72,7 @@ def _rounds(
     if row.checkpoint:
         try:
             state = _resumed(row.checkpoint, row.round, digests, job, machine, folder)
-        except checkpoints.Damaged as error:
+        except checkpoints.DamagedCheckpoint as error:
             log.warning("%s: training begins again from round 0", error)
     if row.round and not state.round:  # also what was imported unfinished: numbers without a state to go on from
         store.restart(run)
@@ -146,11 +146,11 @@ def batch_of(algorithm: Mapping[str, Any]) -> int:
 
 
 def _resumed(pointer: str, round: int, digests: Mapping[str, str], job: Job, machine: Machine, folder: Path) -> State:
-    """The state to go on from. Damaged: it, or a model that counts, is not the file that was written."""
+    """The state to go on from. DamagedCheckpoint: it, or a model that counts, is not the file that was written."""
     for name, digest in digests.items():
         try:
             checkpoints.check(folder / name, digest)
-        except checkpoints.Damaged as error:
+        except checkpoints.DamagedCheckpoint as error:
             if "/" not in name:
                 raise
             log.warning("%s: the artifacts of this round are lost", error)

@@ -126,7 +126,7 @@ def _read(origin: Origin, there: Trained, ready: Setup, machine: Machine) -> tup
         raise MachineError(f"the model of cell {there.cell} is not here ({file}): its results were imported")
     try:
         model, own, _ = checkpoints.load_model(file, machine.device, there.digest, there.cell, there.round)
-    except checkpoints.Damaged as error:
+    except checkpoints.DamagedCheckpoint as error:
         raise MachineError(f"{error}; fatbench run cell {there.cell} trains it again") from None
     if not origin.cell:
         return replace(ready.problem, model=copy.deepcopy(ready.problem.model)), own

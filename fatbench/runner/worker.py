@@ -52,7 +52,7 @@ def work(
                 return outcome
             try:
                 return attack_models(job, machine, store, folder, notify, stop, again)
-            except checkpoints.Damaged as error:  # the first time only
+            except checkpoints.DamagedCheckpoint as error:  # the first time only
                 log.warning("%s: training begins again from round 0", error)
                 store.reopen(job.cell, "train")
         raise AssertionError("the second evaluation stores damaged results")

@@ -348,7 +348,7 @@ def _count(grid: GridSpec, axes: Mapping[str, Sequence[str]]) -> int:
 def _points(
     grid: GridSpec, axes: Mapping[str, Sequence[str]], every: Mapping[str, Mapping[str, LocatedMap]]
 ) -> list[Key]:
-    """GridSpec points: the product of the named axes and zipped groups, and the points to include, each once.
+    """Grid points: the product of the named axes and zipped groups, and the points to include, each once.
 
     In the order of the axes and their labels in the file. `axes` are those of the preset, `every` those of the suite.
     """
