@@ -321,14 +321,14 @@ def test_a_personal_model_meets_the_one_of_the_same_client(place):
 
     from fatbench.engine.rounds import Problem
     from fatbench.runner import transfer
-    from fatbench.suite.cells import Origin
+    from fatbench.suite.cells import TransferOrigin
 
     problem = Problem(torch.nn.Identity(), *[torch.empty(0)] * 2, [], 2, 0, torch.device("cpu"))
     there = transfer.Trained("b", 1, "model", None)
 
     def pairs(here: dict[int, str], theirs: dict[int, str]) -> list[tuple[int, str, str]]:
         shared = {"origin": there, "origins": (problem, theirs)}
-        found = transfer.pairs(Origin("B", "b"), there, here, None, None, shared)
+        found = transfer.pairs(TransferOrigin("B", "b"), there, here, None, None, shared)
         return [(pair.client, pair.judged, pair.origin[1]) for pair in found]
 
     assert pairs({-1: "a"}, {-1: "x"}) == [(-1, "a", "x")]

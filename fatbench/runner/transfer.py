@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from fatbench.engine.setup import Setup
     from fatbench.runner.jobs import Job, Machine
     from fatbench.store.stages import Store
-    from fatbench.suite.cells import Origin
+    from fatbench.suite.cells import TransferOrigin
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Trained:
 
 
 @dataclass(frozen=True)
-class Pair:
+class ModelPair:
     """A model that is judged, and the one that its attack is computed on."""
 
     client: int  # whose it is; -1: of none
@@ -80,36 +80,37 @@ def clients_of(result: Round, many: int) -> dict[int, Tensors]:
 
 
 def pairs(
-    origin: Origin | None,
+    origin: TransferOrigin | None,
     there: Trained,
     models: Mapping[int, Tensors],
     ready: Setup,
     machine: Machine,
     shared: dict[str, Any],
-) -> list[Pair]:
+) -> list[ModelPair]:
     """What is judged under what. models: client -> model that is evaluated, {-1: model} where it is one for all.
 
     Where both cells have a model for each client, clients are matched by their number; where one has, each of its
     models meets the only one of the other. MachineError: a file is not here, or is damaged; SpecError: no pair.
     """
     if origin is None:
-        return [Pair(k, model) for k, model in models.items()]
+        return [ModelPair(k, model) for k, model in models.items()]
     if shared.get("origin") != there:
         shared["origin"], shared["origins"] = there, _read(origin, there, ready, machine)
     problem, theirs = shared["origins"]
     if not origin.cell:
         if origin.client not in theirs or len(theirs) < origin.clients:
             raise SpecError(f"{origin.clients} clients: only {len(theirs)} took part in round {there.round}")
-        return [Pair(k, theirs[k], (problem, theirs[origin.client])) for k in range(origin.clients)]
+        return [ModelPair(k, theirs[k], (problem, theirs[origin.client])) for k in range(origin.clients)]
     keys = [k for k in sorted({*models, *theirs} - {-1}) if {k, -1} & models.keys() and {k, -1} & theirs.keys()]
     if not keys and not (models.keys() == theirs.keys() == {-1}):
         raise SpecError(f"no client has a model both here and in cell {there.cell}")
     return [
-        Pair(k, models[k if k in models else -1], (problem, theirs[k if k in theirs else -1])) for k in keys or [-1]
+        ModelPair(k, models[k if k in models else -1], (problem, theirs[k if k in theirs else -1]))
+        for k in keys or [-1]
     ]
 
 
-def _read(origin: Origin, there: Trained, ready: Setup, machine: Machine) -> tuple[Problem, dict[int, Tensors]]:
+def _read(origin: TransferOrigin, there: Trained, ready: Setup, machine: Machine) -> tuple[Problem, dict[int, Tensors]]:
     """The models that attacks are computed on, by client, and a problem with a network of their own."""
     import torch
 

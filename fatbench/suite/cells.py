@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Origin:
+class TransferOrigin:
     """Whose model an attack is computed on, where it is judged on another: a cell's last, or that of a client."""
 
     name: str  # for people: "FedAvg", "client 0"
@@ -52,7 +52,7 @@ class Evaluation:
     n: int | None  # first n test examples; None = all the cell has
     batch: int
     sweep: str = ""  # "pgd20", of one of the radii of an attack with a list of them; not part of the identity
-    origin: Origin | None = None  # None: the attack is computed on the model that it is judged on
+    origin: TransferOrigin | None = None  # None: the attack is computed on the model that it is judged on
 
     @functools.cached_property
     def id(self) -> str:
@@ -443,7 +443,7 @@ def _white(label: str, transfer: Transfer, asked: Evaluate, cell: Cell) -> Evalu
     return next((one for one in cell.evaluations if one.label == name), None)
 
 
-def _origins(cell: Cell, transfer: Transfer, at: At, axes: Mapping[str, Sequence[str]]) -> Iterator[Origin]:
+def _origins(cell: Cell, transfer: Transfer, at: At, axes: Mapping[str, Sequence[str]]) -> Iterator[TransferOrigin]:
     if transfer.axis is None:
         yield from _clients(cell, transfer)
         return
@@ -462,10 +462,10 @@ def _origins(cell: Cell, transfer: Transfer, at: At, axes: Mapping[str, Sequence
                     f"{transfer.place('axis')}: both models must be attacked on the same images:"
                     f" {label} has {key} {one}, {cell.key[transfer.axis]} has {two}"
                 )
-        yield Origin(label, other.id, other.spec)
+        yield TransferOrigin(label, other.id, other.spec)
 
 
-def _clients(cell: Cell, transfer: Transfer) -> Iterator[Origin]:
+def _clients(cell: Cell, transfer: Transfer) -> Iterator[TransferOrigin]:
     if "local" not in cell.spec["algorithm"]:
         raise SpecError(
             f"{transfer.place('clients')}: {cell.spec['algorithm']['name']} does not train models on clients"
@@ -473,7 +473,7 @@ def _clients(cell: Cell, transfer: Transfer) -> Iterator[Origin]:
     known = cell.spec["partition"].get("clients") is not None
     if known and (cohort := facts.cohort(cell.spec)) < transfer.clients:
         raise SpecError(f"{transfer.place('clients')}: {transfer.clients} clients, but {cohort} take part in a round")
-    yield from (Origin(f"client {k}", client=k, clients=transfer.clients) for k in range(transfer.clients))
+    yield from (TransferOrigin(f"client {k}", client=k, clients=transfer.clients) for k in range(transfer.clients))
 
 
 def _said(value: Any) -> str:
