@@ -156,7 +156,7 @@ def test_the_capture_of_a_gpu_names_every_generator_and_records_inside(monkeypat
 
 def test_on_a_cpu_it_is_refused_before_any_work() -> None:
     with pytest.raises(MachineError, match=r"--path graphs needs an NVIDIA GPU.* use --path fast"):
-        start.run([], start.Watch, path="graphs", device="cpu")  # type: ignore[arg-type]
+        start.run([], start.Observer, path="graphs", device="cpu")  # type: ignore[arg-type]
 
 
 def test_a_stack_that_draws_from_a_strange_generator_is_found_before_it_is_recorded(taped: list[int]) -> None:

@@ -18,7 +18,7 @@ from fatbench import settings
 from fatbench.suite import format_call, plugins, signatures, weights
 
 if TYPE_CHECKING:
-    from fatbench.runner.progress import Row
+    from fatbench.runner.progress import CellProgress
     from fatbench.store.stages import StageRow
     from fatbench.suite.cells import Plan
     from fatbench.suite.cost import Work
@@ -206,7 +206,7 @@ def _bytes(value: float) -> str:
     return f"{value:.0f} B"
 
 
-def status(what: Plan, rows: Sequence[Row]) -> None:
+def status(what: Plan, rows: Sequence[CellProgress]) -> None:
     """`status NAME`."""
     from fatbench.runner import progress, versions
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Doing:
+class SlotState:
     """What a slot is at: its last event, since when it is at this stage, and how far the stage was then."""
 
     event: Event
@@ -44,7 +44,7 @@ class Watch:
         self.rounds_left: dict[str, float] = {}
         self.total = self.done = self.failed = 0
         self.labels: dict[str, str] = {}  # cell -> what it is
-        self.at: dict[int, Doing] = {}
+        self.at: dict[int, SlotState] = {}
         self.begun = False  # whether a worker has said anything: until then it starts
         self.seen: dict[str, tuple[float | None, float | None]] = {}  # cell -> its last loss and accuracy
         self.recent: deque[tuple[float, float]] = deque(maxlen=200)
@@ -79,7 +79,7 @@ class Watch:
         """Take one event of the worker in `slot`."""
         now, self.begun = time.monotonic(), True
         if event.kind == "given":
-            self.at[slot] = Doing(event, now, 0)
+            self.at[slot] = SlotState(event, now, 0)
             if not self.live.is_started:
                 self._line(f"{event.cell} starts: {self.labels.get(event.cell, '')}".removesuffix(": "))
             return
@@ -101,9 +101,9 @@ class Watch:
         if event.kind in ("start", "progress"):
             before = self.at.get(slot)
             if before is None or before.event.stage != event.stage or event.kind == "start":
-                self.at[slot] = Doing(event, now, event.round)
+                self.at[slot] = SlotState(event, now, event.round)
             else:
-                self.at[slot] = Doing(event, before.since, before.first)
+                self.at[slot] = SlotState(event, before.since, before.first)
         else:
             self.at.pop(slot, None)
         if event.kind == "failed" and self.live.is_started:
@@ -252,7 +252,7 @@ def _rest(plan: Plan, store: Store) -> durations.Estimate:
     return durations.estimate(plan.unique(), known, progress.left(plan, store))
 
 
-def _looked(head: str, running: Sequence[progress.Row]) -> Table:
+def _looked(head: str, running: Sequence[progress.CellProgress]) -> Table:
     """The counts, and a line for each cell that runs."""
     table = Table.grid(padding=(0, 2))
     for row in running:

@@ -20,7 +20,7 @@ CHANGED = "changed"  # computed with another version of a plug-in; counted where
 
 
 @dataclass(frozen=True)
-class Row:
+class CellProgress:
     """One cell of a plan: its state, and what is known of its training."""
 
     cell: Cell
@@ -33,7 +33,7 @@ class Row:
     changed: Mapping[str, str]  # stage -> what changed
 
 
-def of(plan: Plan, store: Store | None) -> list[Row]:
+def of(plan: Plan, store: Store | None) -> list[CellProgress]:
     """The state of each cell of a plan."""
     cells = plan.unique()
     jobs = {
@@ -49,7 +49,7 @@ def of(plan: Plan, store: Store | None) -> list[Row]:
         status, done, wanted = _state(jobs[cell.id], mine, other.get(cell.id, {}))
         error = next((row.error for row in mine.values() if row.status == "failed" and row.error), "") or ""
         result.append(
-            Row(cell, status, train.round if train else 0, int(cell.spec["algorithm"]["rounds"]), done, wanted,
+            CellProgress(cell, status, train.round if train else 0, int(cell.spec["algorithm"]["rounds"]), done, wanted,
                 error.strip().splitlines()[-1] if error.strip() else "", other.get(cell.id, {}))
         )  # fmt: skip
     return result
@@ -124,7 +124,7 @@ def left(plan: Plan, store: Store) -> duration.Left:
     return of_cell
 
 
-def count(rows: Iterable[Row]) -> dict[str, int]:
+def count(rows: Iterable[CellProgress]) -> dict[str, int]:
     """{"done": n, "failed": n, "running": n, "todo": n}, and "changed" where there are any."""
     states = [row.status for row in rows]
     return {state: states.count(state) for state in (*STATES, *([CHANGED] if CHANGED in states else []))}

@@ -46,7 +46,7 @@ def jobs_of(plan: Plan) -> list[Job]:
     ]
 
 
-class Watch(Protocol):
+class Observer(Protocol):
     """Who is told how a run goes on: `fatbench.cli.watch` shows it to a person."""
 
     what: str  # the run in words: "suite sfat-cifar10, preset quick"
@@ -73,7 +73,7 @@ class Watch(Protocol):
 
 def run(
     jobs: Sequence[Job],
-    watch: Watch,
+    watch: Observer,
     *,
     jobs_at_once: int | None = None,
     device: str | None = None,
