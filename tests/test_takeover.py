@@ -191,7 +191,7 @@ def test_a_worker_that_died_does_not_end_the_run_that_writes_to_it() -> None:
     os.close(reader)
     before = signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     try:
-        with waiting.Wish():
+        with waiting.StopRequest():
             assert signal.getsignal(signal.SIGPIPE) == signal.SIG_IGN
             with pytest.raises(BrokenPipeError):
                 os.write(writer, b"x")

@@ -17,7 +17,7 @@ from fatbench.errors import MachineError, NothingMatched, SpecError, Unavailable
 from fatbench.runner import progress, slots, versions, waiting
 from fatbench.runner.executors import local
 from fatbench.runner.jobs import Event, Job, Machine
-from fatbench.runner.waiting import Wish
+from fatbench.runner.waiting import StopRequest
 from fatbench.store.database import NoDatabase
 from fatbench.store.folder import claim
 from fatbench.store.leases import LEASE
@@ -150,7 +150,7 @@ def run(
     )
     keep = {"done", *(() if retry_failed else ("failed",)), *(() if rerun_changed else (progress.CHANGED,))}
     left = [job for job in jobs if before[job.cell] not in keep]
-    wish, blocked = Wish(), list[str]()
+    request, blocked = StopRequest(), list[str]()
     slots, machine = _shared(slots[: len(left)], len(left), vectorise, machine)
 
     def see(slot: int, event: Event) -> None:
@@ -159,15 +159,15 @@ def run(
         watch.see(slot, event)
 
     watch.begin(jobs, before, slots if executor == "local" else [executor] * len(slots))
-    with wish, Store.open(url) as store:
+    with request, Store.open(url) as store:
         open_, first = left, True
         while open_:
-            outcomes = chosen.run(open_, machine, slots[: len(open_)], see, wish.ask, fail_fast=fail_fast)
+            outcomes = chosen.run(open_, machine, slots[: len(open_)], see, request.ask, fail_fast=fail_fast)
             ended = {*outcomes.values()}
-            if wish.times or "blocked" in ended or (fail_fast and "failed" in ended):
+            if request.times or "blocked" in ended or (fail_fast and "failed" in ended):
                 break
             others = [job for job in open_ if outcomes[job.cell] == "elsewhere"] if wait else []
-            free = waiting.until_free(others, store, watch.note, wish.ask)
+            free = waiting.until_free(others, store, watch.note, request.ask)
             # attacks on models of other cells: those of this run are trained by now, others may be
             lacking = [job for job in open_ if outcomes[job.cell] == "waiting"]
             open_ = free + (lacking if first or others or "done" in ended else [])
@@ -182,8 +182,8 @@ def run(
     watch.summary(len(jobs), those("failed"), those("todo"), those("running"), changed)
     for line in held:
         watch.note(line)
-    if wish.code:
-        raise SystemExit(wish.code)
+    if request.code:
+        raise SystemExit(request.code)
     if blocked and (those("todo") or those("running")):
         raise Unavailable(f"{blocked[0]}; no cell is marked failed: run the same command again to continue")
     if set(states.values()) != {"done"} and states:

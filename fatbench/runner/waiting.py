@@ -52,7 +52,7 @@ def holders(jobs: Sequence[Job], store: Store, most: int = 10) -> list[str]:
     return [*lines, f"and {len(rows) - most} more"] if len(rows) > most else lines
 
 
-class Wish:
+class StopRequest:
     """What the user asked for by signals: 1 after the first, 2 after the second; `code` is the exit status.
 
     SIGINT is Ctrl-C, SIGTERM and SIGUSR1 are what clusters send before they end a job.
@@ -63,7 +63,7 @@ class Wish:
         self.code = 0
         self._before: dict[int, Any] = {}
 
-    def __enter__(self) -> Wish:
+    def __enter__(self) -> StopRequest:
         for which in SIGNALS:
             self._before[which] = signal.signal(which, self._hear)
         # a command ends with its reader (`| head`), but a run writes to workers too, and one that died must not end it

@@ -174,10 +174,10 @@ def run(
 
     try:
         while waiting or any(worker.job for worker in workers.values()):
-            wish = stop()
-            if wish:
+            request = stop()
+            if request:
                 halt()
-            if wish >= 2:
+            if request >= 2:
                 break
             for slot in range(len(slots)):
                 if not waiting or (slot in workers and workers[slot].job is not None):

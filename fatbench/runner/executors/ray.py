@@ -114,10 +114,10 @@ def _run(
                     ray.cancel(reference)
 
     while waiting or tasks:
-        wish = stop()
-        if wish:
+        request = stop()
+        if request:
             halt()
-        if wish >= 2:
+        if request >= 2:
             break
         while waiting and free:
             slot, job = free.pop(0), waiting.pop(0)

@@ -141,10 +141,10 @@ def run(
 
     try:
         while waiting or sent:
-            wish = stop()
-            if wish:
+            request = stop()
+            if request:
                 halt()
-            if wish >= 2:
+            if request >= 2:
                 break
             room = len(slots) - len(sent) if here else len(waiting)
             if waiting and room > 0:
