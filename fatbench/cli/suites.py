@@ -121,22 +121,22 @@ def _learn(plan: Plan, data: Path, device: str) -> None:
     """Train a plan's first cell round by round and say when it left chance. Exit 1: it did not."""
     from fatbench.report.numbers.flags import leaves_chance
     from fatbench.report.numbers.statistics import binomial_tail
-    from fatbench.runner.learning_check import looks
+    from fatbench.runner.learning_check import check_learning
 
     cell = plan.cells[0]
     who = ", ".join([*cell.key.values(), f"seed {cell.spec['seed']}"])
     print(f"{plan.suite}, preset {plan.preset}, cell {cell.id}: {who}")
-    look = None
-    for look in looks(plan, data, device):
-        loss = "" if math.isnan(look.loss) else f"loss {look.loss:.4f}, "
-        said = f"natural {100 * look.accuracy:.2f} % of {look.n}"
-        print(f"round {look.round} of {look.rounds}, step {look.steps}: {loss}{said}", file=sys.stderr, flush=True)
-        chance = binomial_tail(round(look.accuracy * look.n), look.n, look.chance)
-        if learned := leaves_chance(chance, look.rounds):
+    check = None
+    for check in check_learning(plan, data, device):
+        loss = "" if math.isnan(check.loss) else f"loss {check.loss:.4f}, "
+        said = f"natural {100 * check.accuracy:.2f} % of {check.n}"
+        print(f"round {check.round} of {check.rounds}, step {check.steps}: {loss}{said}", file=sys.stderr, flush=True)
+        chance = binomial_tail(round(check.accuracy * check.n), check.n, check.chance)
+        if learned := leaves_chance(chance, check.rounds):
             break
-    assert look is not None  # an algorithm has a round
-    when = f"{look.steps} steps of a client (round {look.round} of {look.rounds})"
-    result = f"natural accuracy {100 * look.accuracy:.2f} % of {look.n} images, chance {100 * look.chance:.4g} %"
+    assert check is not None  # an algorithm has a round
+    when = f"{check.steps} steps of a client (round {check.round} of {check.rounds})"
+    result = f"natural accuracy {100 * check.accuracy:.2f} % of {check.n} images, chance {100 * check.chance:.4g} %"
     p = "p < 1e-6" if chance < 1e-6 else f"p = {chance:.2g}"
     if learned:
         print(f"above chance after {when}: {result}, {p}")

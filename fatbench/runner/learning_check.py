@@ -15,7 +15,7 @@ IMAGES = 1000  # test images looked at after a round
 
 
 @dataclass(frozen=True)
-class Look:
+class LearningCheck:
     """The model after a round, on the first test images."""
 
     round: int
@@ -27,7 +27,7 @@ class Look:
     chance: float  # fraction of the most frequent class
 
 
-def looks(plan: Plan, data: Path, device: str) -> Iterator[Look]:
+def check_learning(plan: Plan, data: Path, device: str) -> Iterator[LearningCheck]:
     """Train the plan's first cell, and look at its natural accuracy after each round.
 
     It ends at a loss that is not finite, or with the training.
@@ -56,6 +56,6 @@ def looks(plan: Plan, data: Path, device: str) -> Iterator[Look]:
             for k, model in models_of(result.state.model, result.own).items()
         ]
         value = float(torch.stack(right).double().mean())
-        yield Look(count, rounds, round(steps), loss, value, n, fraction)
+        yield LearningCheck(count, rounds, round(steps), loss, value, n, fraction)
         if math.isinf(loss) or (updates and math.isnan(loss)):
             return

@@ -102,9 +102,9 @@ def above_chance(accuracy: float, n: int, fraction: float) -> bool:
     return binomial_tail(right, n, fraction) < LEVEL
 
 
-def leaves_chance(p: float, looks: int) -> bool:
-    """Whether one of so many looks, with this p, shows a model above chance: Bonferroni's correction."""
-    return p < LEVEL / looks
+def leaves_chance(p: float, checks: int) -> bool:
+    """Whether one of so many checks, with this p, shows a model above chance: Bonferroni's correction."""
+    return p < LEVEL / checks
 
 
 def mark(numbers: Iterable[dict[str, Any]], specs: Mapping[str, Mapping[str, Any]]) -> None:
