@@ -416,7 +416,7 @@ def test_a_job_goes_on_from_the_one_before_it(jobs, machine, tmp_path, quiet_sub
     file.write_text('["worker", ["node7", 4711]]\n["event", {"cell": "x", "stage": "train", "ki\n')
     before = signal.getsignal(signal.SIGTERM)
     try:
-        slurm.Task(job, machine, tmp_path, 1.0)()
+        slurm.SlurmTask(job, machine, tmp_path, 1.0)()
     finally:
         signal.signal(signal.SIGTERM, before)
     sent = slurm._Sent(job, None, file)
@@ -429,7 +429,7 @@ def test_a_job_goes_on_from_the_one_before_it(jobs, machine, tmp_path, quiet_sub
 
 def test_what_a_job_leaves_to_the_next(jobs, machine, tmp_path, quiet_submitit):
     """The next job has the same cell; there is none when the cell is done or the run was stopped."""
-    task = slurm.Task(jobs[0], machine, tmp_path, 1.0)
+    task = slurm.SlurmTask(jobs[0], machine, tmp_path, 1.0)
     assert task.checkpoint().function.job == jobs[0]
     task.outcome = "done"
     assert task.checkpoint() is None

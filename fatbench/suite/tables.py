@@ -56,7 +56,7 @@ def _alternatives(value: Any, info: ValidationInfo) -> list[Condition]:
 Alternatives = Annotated[list[Condition], PlainValidator(_alternatives)]
 
 
-class Shown(Node):
+class Displayed(Node):
     """What a table and a figure have in common; `id` names it in files and messages."""
 
     id: Text
@@ -97,7 +97,7 @@ class Published(Node):
         return found
 
 
-class Paired(Node):
+class PairedTest(Node):
     """Each other label of the axis is tested against this one, by seed."""
 
     what = "the test's"
@@ -105,7 +105,7 @@ class Paired(Node):
     against: Annotated[str, PlainValidator(str)]
 
 
-class Table(Shown):
+class Table(Displayed):
     """One table of a paper (or of ours): which axes label rows and column groups, which numbers stand in them."""
 
     what = "the table's"
@@ -118,7 +118,7 @@ class Table(Shown):
     compare_across: Axes = Field(
         default=[]
     )  # axes whose labels compete whatever they set, such as the training objective
-    test: Paired | None = Field(default=None, alias="paired")
+    test: PairedTest | None = Field(default=None, alias="paired")
     ties: bool = True  # mark what cannot be told from the best, where the outcomes of each image are stored
 
     @property
@@ -192,7 +192,7 @@ def _panels(value: Any, info: ValidationInfo) -> list[str]:
     return [known_axis(axis, {**(info.context or {})["axes"], SERIES: ()}) for axis in labels(value)]
 
 
-class Figure(Shown):
+class Figure(Displayed):
     """One figure: which axes make panels and which lines, and what is drawn over the rounds."""
 
     what = "the figure's"

@@ -43,7 +43,7 @@ CIVIDIS = (
 
 
 @dataclass(frozen=True)
-class Shown:
+class TensorImage:
     """An image of one tensor, or of several that stand under each other."""
 
     name: str
@@ -99,21 +99,21 @@ def is_matrix(tensor: np.ndarray) -> bool:
     return tensor.ndim in (2, 3) and min(tensor.shape) > 0 and max(tensor.shape) <= LARGEST
 
 
-def images(tensors: Tensors, tile: int = 64, brief: bool = False) -> list[Shown]:
+def images(tensors: Tensors, tile: int = 64, brief: bool = False) -> list[TensorImage]:
     """Sheets and heat maps of all that can be drawn.
 
     tile: about the side of an image, in pixels; brief: of a tensor (a, b, c) only the mean over c.
     """
-    shown: list[Shown] = []
+    shown: list[TensorImage] = []
     stacks: dict[object, Tensors] = {}
     for name, tensor in tensors.items():
         if is_images(tensor):
             stacks.setdefault(tensor.shape if tensor.ndim == 4 else name, {})[name] = tensor
         elif is_matrix(tensor):
             labels = clients(name, tensors)
-            shown.append(Shown(name, heat_map(name, flat(tensor) if brief else tensor, tile, labels)))
+            shown.append(TensorImage(name, heat_map(name, flat(tensor) if brief else tensor, tile, labels)))
     for stack in stacks.values():
-        shown.append(Shown("-".join(stack), sheet(stack, tile, clients(next(iter(stack)), tensors))))
+        shown.append(TensorImage("-".join(stack), sheet(stack, tile, clients(next(iter(stack)), tensors))))
     return sorted(shown, key=lambda image: image.name)
 
 

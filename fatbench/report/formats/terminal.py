@@ -68,7 +68,7 @@ def _print(console: Console, grid: Grid, published: str | None) -> None:
 
 
 @dataclass(frozen=True)
-class Block:
+class TableBlock:
     """A part of a grid's columns, the row labels before them."""
 
     grid: Grid
@@ -114,7 +114,7 @@ class Block:
         return table
 
 
-def _layout(grid: Grid, width: int, published: str | None = None) -> tuple[bool, list[Block]]:
+def _layout(grid: Grid, width: int, published: str | None = None) -> tuple[bool, list[TableBlock]]:
     """(paper beside ours, blocks): all in one with the paper's numbers beside ours, or under them, or in blocks."""
     from rich.text import Text
 
@@ -123,11 +123,11 @@ def _layout(grid: Grid, width: int, published: str | None = None) -> tuple[bool,
     block = None
     for beside in {"column": (True,), "below": (False,), None: (True, False)}[published]:
         cells = {(g, c): _cells(number_format.entries(grid, g, c), grid.columns[c].heading, beside) for g, c in places}
-        block = Block(grid, labels, places, cells)
+        block = TableBlock(grid, labels, places, cells)
         if block.width() <= width:
             return beside, [block]
     assert block is not None
-    blocks: list[Block] = []
+    blocks: list[TableBlock] = []
     for g in range(len(grid.groups)):
         group = [place for place in places if place[0] == g]
         for count in range(1, len(group) + 1):

@@ -10,7 +10,7 @@ from fatbench.errors import SpecError
 from fatbench.report.numbers.measurements import Source
 from fatbench.suite.cells import Cell, Plan
 from fatbench.suite.model import Condition, Key
-from fatbench.suite.tables import Heading, Shown, Table
+from fatbench.suite.tables import Displayed, Heading, Table
 
 Names = tuple[tuple[str, str], ...]
 Places = dict[tuple[Names, Names], dict[str, list[Cell]]]
@@ -29,7 +29,7 @@ def sweeps(plan: Plan) -> dict[str, dict[str, str]]:
     return found
 
 
-S = TypeVar("S", bound=Shown)
+S = TypeVar("S", bound=Displayed)
 
 
 def spread(shown: S, plan: Plan) -> S:
@@ -63,7 +63,7 @@ def places_of(plan: Plan, table: Table) -> Places:
 
 
 def places(
-    plan: Plan, shown: Shown, first: Sequence[str], second: Sequence[str], words: tuple[str, str, str]
+    plan: Plan, shown: Displayed, first: Sequence[str], second: Sequence[str], words: tuple[str, str, str]
 ) -> Places:
     """The cells of a table or a figure: (labels of the first axes, of the second) -> heading -> cells, one a seed.
 

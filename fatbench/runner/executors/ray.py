@@ -81,7 +81,7 @@ def _run(
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     with_us = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-    board = ray.remote(num_cpus=0, scheduling_strategy=with_us)(Board).remote()  # another node may be lost
+    board = ray.remote(num_cpus=0, scheduling_strategy=with_us)(StatusBoard).remote()  # another node may be lost
     # Ray names the GPU: a task sees only the one it was given
     here = replace(machine, device="cpu" if slots[0] == "cpu" else "cuda:0")
     gpu = 0.0 if slots[0] == "cpu" else 1 / max(Counter(slots).values())
@@ -176,7 +176,7 @@ def _lost(ray: Any, error: Exception, node: str) -> bool:
     return True
 
 
-class Board:
+class StatusBoard:
     """An actor that both sides write on: the tasks what they do, the driver that they are to stop."""
 
     def __init__(self) -> None:

@@ -114,7 +114,7 @@ def run(
             part = batch[first : first + ARRAY]
             try:
                 with executor.batch():
-                    submissions = [executor.submit(Task(job, machine, folder, grace)) for job in part]
+                    submissions = [executor.submit(SlurmTask(job, machine, folder, grace)) for job in part]
             except submitit.core.utils.FailedJobError as error:
                 said = str(error).strip().splitlines() or ["it failed"]
                 raise MachineError(f"sbatch: {said[-1].removeprefix('sbatch: ')}") from None
@@ -274,7 +274,7 @@ def _states(submissions: Sequence[Any], here: bool) -> dict[str, str]:
     return {one.job_id: known.get(one.job_id, "GONE") for one in submissions}
 
 
-class Task:
+class SlurmTask:
     """The job: submitit calls it, and calls `checkpoint` when the job's time runs out or its node is wanted."""
 
     def __init__(self, job: Job, machine: Machine, folder: Path, grace: float):
@@ -306,7 +306,7 @@ class Task:
         self._wait(self.grace)
         if self._stopped() or self.outcome not in (None, "interrupted"):
             return None
-        return submitit.helpers.DelayedSubmission(Task(self.job, self.machine, self.folder, self.grace))
+        return submitit.helpers.DelayedSubmission(SlurmTask(self.job, self.machine, self.folder, self.grace))
 
     def _work(self) -> None:
         def notify(event: Event) -> None:
