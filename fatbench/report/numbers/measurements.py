@@ -119,7 +119,7 @@ class Stored:
 
 
 @dataclass(slots=True)
-class Found:
+class Measurement:
     """One seed's number at one place of a table."""
 
     value: float
@@ -162,7 +162,7 @@ class Numbers:
         self.priors: dict[tuple[str, str], dict[int, float]] = {}  # (cell, stage) -> client -> accuracy
         self.below: dict[tuple[str, str], tuple[float, int, float]] = {}  # (cell, checkpoint) -> see `below_chance`
         self.last = {cell.id: int(cell.spec["algorithm"]["rounds"]) for cell in plan.cells}
-        self.evaluated: dict[tuple[str, str], dict[str, Found]] = {}  # (cell, checkpoint) -> metric -> number
+        self.evaluated: dict[tuple[str, str], dict[str, Measurement]] = {}  # (cell, checkpoint) -> metric -> number
         origins = provenance.Origins()
         # (cell, stage), or (None, stage) where all cells share the origin -> an ordered set
         self.provenance: dict[tuple[str | None, str], dict[provenance.Origin, None]] = {}
@@ -195,23 +195,23 @@ class Numbers:
             return known
         return checkpoint_round(self.series.get((cell, MONITORED[checkpoint]), {}))
 
-    def find(self, cell: Cell, source: Source) -> Found | None:
+    def find(self, cell: Cell, source: Source) -> Measurement | None:
         """One cell's number for a column; None: not measured."""
         if source.stage == "train":
             round = source.round or self.last[cell.id]
             row = self.by_key.get((cell.id, "train", source.metric, round, source.client))
-            return None if row is None else Found(row[0], row[1], ("train",))
+            return None if row is None else Measurement(row[0], row[1], ("train",))
         if source.stage == "gap":
             best = self._evaluations(cell, "best-test").get(source.metric)
             last = self._evaluations(cell, "last").get(source.metric)
             if best is None or last is None:
                 return None
-            return Found(best.value - last.value, best.n, (*best.stages, *last.stages[1:]))
+            return Measurement(best.value - last.value, best.n, (*best.stages, *last.stages[1:]))
         if source.stage.startswith(PRIOR_STAGE):
             whole = self._evaluations(cell, self.select).get(source.metric)
             by_client = {} if whole is None else self.priors.get((cell.id, whole.stages[-1]), {})
             value = over_clients(source, by_client)
-            return None if whole is None or value is None else Found(value, whole.n, whole.stages)
+            return None if whole is None or value is None else Measurement(value, whole.n, whole.stages)
         whole = self._evaluations(cell, self.select).get(source.metric)
         if whole is None or source.client == -1:
             return whole
@@ -224,23 +224,23 @@ class Numbers:
         self._evaluations(cell, self.select)
         return self.below.get((cell.id, self.select))
 
-    def _evaluations(self, cell: Cell, checkpoint: str) -> dict[str, Found]:
+    def _evaluations(self, cell: Cell, checkpoint: str) -> dict[str, Measurement]:
         """Every evaluation that has been made of a cell at a checkpoint, by metric, with its flags."""
         known = self.evaluated.get((cell.id, checkpoint))
         if known is not None:
             return known
-        found: dict[str, Found] = {}
+        found: dict[str, Measurement] = {}
         round = self.round(cell.id, checkpoint)
         if round is not None:
             for evaluation in cell.evaluations:
                 stage = self.stages.name(evaluation, round)
                 if row := self.by_key.get((cell.id, stage, evaluation.label, round, -1)):
-                    found[evaluation.label] = Found(row[0], row[1], ("train", stage))
+                    found[evaluation.label] = Measurement(row[0], row[1], ("train", stage))
             self._check(cell, round, found, checkpoint)
         self.evaluated[cell.id, checkpoint] = found
         return found
 
-    def _check(self, cell: Cell, round: int, found: dict[str, Found], checkpoint: str) -> None:
+    def _check(self, cell: Cell, round: int, found: dict[str, Measurement], checkpoint: str) -> None:
         """Set the flags of one model's evaluations, in words without the seed."""
         chain = [metric for metric in checking.CHAIN if metric in found]
         raised: dict[str, list[str]] = {}

@@ -16,7 +16,7 @@ from fatbench.report.numbers import provenance
 from fatbench.report.numbers.measurements import (
     CLIENT,
     EVERY,
-    Found,
+    Measurement,
     Numbers,
     Source,
     clients,
@@ -209,7 +209,7 @@ def _value(cells: Sequence[Cell], source: Source, numbers: Numbers, facts: prove
     """Mean and spread over the seeds of one place."""
     if not cells:
         return Value(planned=False)
-    measured: list[tuple[int, Found]] = []
+    measured: list[tuple[int, Measurement]] = []
     behind: list[tuple[str, str]] = []
     flagged: dict[str, list[int]] = {}
     for cell in cells:

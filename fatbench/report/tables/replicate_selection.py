@@ -8,7 +8,7 @@ from itertools import chain
 from statistics import fmean
 from typing import TYPE_CHECKING
 
-from fatbench.report.numbers.measurements import Found, Numbers, Source
+from fatbench.report.numbers.measurements import Measurement, Numbers, Source
 from fatbench.report.numbers.provenance import Origin
 from fatbench.report.tables.grid import Grid
 from fatbench.store import replicates
@@ -90,7 +90,7 @@ class Pooled(Numbers):
     def _shown(self, cell: Cell) -> str:
         return cell.id.partition(replicates.SIGN)[0]
 
-    def find(self, cell: Cell, source: Source) -> Found | None:
+    def find(self, cell: Cell, source: Source) -> Measurement | None:
         found = [one for numbers, mine in self._runs[self._shown(cell)] if (one := numbers.find(mine, source))]
         if not found:
             return None
@@ -98,7 +98,7 @@ class Pooled(Numbers):
         if len(values) > 1:
             self.apart.setdefault(source.text, []).append(max(values) - min(values))
         flags = tuple(dict.fromkeys(chain(*(one.flags for one in found))))
-        return Found(fmean(values), found[0].n, found[0].stages, flags)
+        return Measurement(fmean(values), found[0].n, found[0].stages, flags)
 
     def below_chance(self, cell: Cell) -> tuple[float, int, float] | None:
         runs = self._runs[self._shown(cell)]
