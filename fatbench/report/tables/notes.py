@@ -53,7 +53,7 @@ def notes(
 ) -> Iterable[tuple[str, str]]:
     """What the numbers are and where they come from, always in this order.
 
-    below: the cells that have not learned, each with its natural accuracy, the images behind it, and chance.
+    below: the cells at chance, each with its natural accuracy, the images behind it, and chance.
     """
     facts = grid.facts
     preset = f"{plan.suite}, preset {plan.preset}"
@@ -113,7 +113,7 @@ def notes(
 
 
 def _below(table: Table, cells: Sequence[Cell], below: Sequence[tuple[Cell, tuple[float, int, float]]]) -> str:
-    """Which cells have not learned, by the labels that tell the table's rows and groups apart."""
+    """Which cells are at chance, by the labels that tell the table's rows and groups apart."""
     shown = dict.fromkeys((*table.rows, *table.across, *(a for where in table.conditions.values() for a in where)))
     axes = [axis for axis in shown if len({cell.key.get(axis) for cell in cells}) > 1]
     named: dict[str, list[str]] = {}
@@ -124,7 +124,8 @@ def _below(table: Table, cells: Sequence[Cell], below: Sequence[tuple[Cell, tupl
         named.setdefault(who, []).append(said if fraction == chance else f"{said}, chance {100 * fraction:.4g}%")
     listed = "; ".join(f"{who} ({', '.join(said)})" for who, said in named.items())
     return (
-        f"{len(below)} of {len(cells)} cells are at chance; ignore their robust accuracy;"
+        f"{len(below)} of {len(cells)} cells {'is' if len(below) == 1 else 'are'} at chance; ignore"
+        f" {'its' if len(below) == 1 else 'their'} robust accuracy;"
         f" natural accuracy, chance {100 * chance:.4g}%: {listed}"
     )
 
