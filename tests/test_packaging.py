@@ -191,7 +191,7 @@ def test_constraints_are_pins_alone() -> None:
 
 
 def test_an_attack_of_torchattacks_needs_no_requests() -> None:
-    """It asks for a version with known vulnerabilities: pyproject.toml overrides that, constraints.txt leaves it out."""
+    """It asks for a vulnerable version: pyproject.toml overrides that, constraints.txt leaves it out."""
     code = (
         "import sys; sys.modules['requests'] = None; import torch, torchattacks;"
         "x, y, model = torch.rand(2, 3), torch.tensor([0, 1]), torch.nn.Linear(3, 2);"

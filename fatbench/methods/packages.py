@@ -59,7 +59,7 @@ def autoattack(
 
     The targets are the 9 most likely wrong classes, so all of them with 10 classes; the packages fail below 10, where
     all C - 1 are taken here. AttackError: fewer than 4 classes, where the targeted DLR loss has no value, or a network
-    that draws at test time. The package, also as "rand", and an outcome here take a single forward pass for its
+    that draws at test time. The package, also as "rand", and early stopping take a single forward pass for its
     prediction: a lucky draw ends the attack on an image (Croce and Hein's repository, pull request 105).
 
     The package runs its stages in float32, also where networks compute in bfloat16: APGD takes the larger of two
@@ -84,8 +84,8 @@ def autoattack(
             raise AttackError(f"AutoAttack needs at least 4 classes (targeted DLR loss), the model has {classes}")
         if not torch.allclose(logits, again, rtol=1e-3, atol=1e-5, equal_nan=True):
             raise AttackError(
-                "the network draws at test time (the same image twice, two answers): AutoAttack, also as 'rand', and an"
-                " outcome here go by a single forward pass, so one lucky draw would decide an image"
+                "the network draws at test time (the same image twice, two answers): AutoAttack, also as 'rand', and"
+                " early stopping go by a single forward pass, so one lucky draw would decide an image"
             )
         package = "autoattack" if _installed("autoattack") else "pyautoattack"
         adversary = importlib.import_module(package).AutoAttack(
