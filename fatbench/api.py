@@ -290,15 +290,15 @@ def evaluate(
         url = db or str(Path(nowhere) / "evaluate.db")
         said = _Lines("", quiet)
         folder = None if data is None else Path(data)
-        cell, outcome = evaluate_external.evaluate(
+        cell, status = evaluate_external.evaluate(
             found, task, db=url, data=folder, device=device, precision=precision,
             notify=lambda event: said.see(0, event),
         )  # fmt: skip
         with opened(url) as store:
             assert store is not None
-            if outcome != "done":
+            if status != "done":
                 errors = [row.error.strip().splitlines()[-1] for row in store.stages([cell]).values() if row.error]
-                raise FatbenchError(f"{found.model.name}: {outcome}: {'; '.join(errors)}")
+                raise FatbenchError(f"{found.model.name}: {status}: {'; '.join(errors)}")
             return Table(build_tables(*reporting_evaluated.suite_and_plan(store, f"id={cell}"), store))
 
 

@@ -421,7 +421,7 @@ def test_a_job_goes_on_from_the_one_before_it(jobs, machine, tmp_path, quiet_sub
         signal.signal(signal.SIGTERM, before)
     sent = slurm._Sent(job, None, file)
     events = list(sent.news([sent]))
-    assert (sent.outcome, sent.worker, sent.slot) == ("done", me(), 0)
+    assert (sent.status, sent.worker, sent.slot) == ("done", me(), 0)
     assert [event.kind for event in events if event.stage == "train"] == ["start", *["progress"] * 4, "done"]
     assert numbers(machine, job) == undisturbed(machine, job)
     assert list(sent.news([sent])) == []
@@ -431,9 +431,9 @@ def test_what_a_job_leaves_to_the_next(jobs, machine, tmp_path, quiet_submitit):
     """The next job has the same cell; there is none when the cell is done or the run was stopped."""
     task = slurm.SlurmTask(jobs[0], machine, tmp_path, 1.0)
     assert task.checkpoint().function.job == jobs[0]
-    task.outcome = "done"
+    task.status = "done"
     assert task.checkpoint() is None
-    task.outcome = "interrupted"
+    task.status = "interrupted"
     assert task.checkpoint().function.folder == tmp_path
     (tmp_path / "stop").touch()
     assert task.checkpoint() is None

@@ -70,12 +70,12 @@ def evaluate(
         "mean": _numbers("--mean", mean), "std": _numbers("--std", std), "outputs": outputs, "channels": channels,
     }  # fmt: skip
     source = evaluate_external.from_file(file, model, name, **preprocessing)
-    cell, outcome = evaluate_external.evaluate(
+    cell, status = evaluate_external.evaluate(
         source, task, db=db, data=data, device=device, precision=precision, notify=_say
     )
     _show(cell, db, format)
-    if outcome != "done":
-        print(f"fatbench: {cell}: {outcome} (fatbench logs {cell})", file=sys.stderr)
+    if status != "done":
+        print(f"fatbench: {cell}: {status} (fatbench logs {cell})", file=sys.stderr)
         raise typer.Exit(1)
 
 

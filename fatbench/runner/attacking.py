@@ -12,7 +12,7 @@ from fatbench.engine.rounds import Number
 from fatbench.errors import MachineError
 from fatbench.runner import checkpoints, transfer, versions
 from fatbench.runner.checkpoints import clients_file, model_file
-from fatbench.runner.jobs import WORSE, Event, Job, Machine, Outcome, evaluation_rounds
+from fatbench.runner.jobs import WORSE, CellStatus, Event, Job, Machine, evaluation_rounds
 from fatbench.runner.oom_retry import sparing
 from fatbench.runner.stage import claim, failed, ready_for, renewed, with_some_kernel
 from fatbench.store.stages import Store
@@ -26,7 +26,7 @@ LOOKED_AT = 1000  # first test images whose loss gradients are looked at: one of
 
 def attack_models(
     job: Job, machine: Machine, store: Store, folder: Path, notify: Any, stop: Any, again: bool, ready: Any = None
-) -> Outcome:
+) -> CellStatus:
     """Every evaluation of the job that is not done; one that fails leaves the others to run.
 
     Done means done on the model that is here: one trained again elsewhere can differ. DamagedCheckpoint: a model
@@ -36,7 +36,7 @@ def attack_models(
 
     rows = store.stages([job.cell])
     record = rows[(job.cell, "train")].record
-    worst: Outcome = "done"
+    worst: CellStatus = "done"
     lacking: dict[str, str] = {}  # cells whose models are waited for
     other = versions.changed([job], store).get(job.cell, {})
     shared: dict[str, Any] = {} if ready is None else {"ready": ready, "microbatch": machine.microbatch}
@@ -64,7 +64,7 @@ def attack_models(
         settings |= {"origin": origin.said} if origin is not None else {}
         run = claim(job, stage, machine, store, 0, evaluation, settings, fresh=stage in other)
         if run is None:
-            free: Outcome = "failed" if row is not None and row.status == "failed" else "elsewhere"
+            free: CellStatus = "failed" if row is not None and row.status == "failed" else "elsewhere"
             worst = max(worst, free, key=WORSE.index)
             continue
         try:
@@ -76,15 +76,15 @@ def attack_models(
             )  # fmt: skip
             attempt = partial(with_some_kernel, run, store=store, stage=stage_of)
             with renewed(machine, run):
-                outcome = sparing(attempt, machine, evaluation.batch, partial(store.describe_run, run))
+                status = sparing(attempt, machine, evaluation.batch, partial(store.describe_run, run))
         except BaseException as error:
             if isinstance(error, checkpoints.DamagedCheckpoint) and digest is not None and not again:
                 store.release(run)
                 raise
-            outcome = failed(error, run, job, stage, store, notify)
-        if outcome in ("interrupted", "blocked"):
-            return outcome
-        worst = max(worst, outcome, key=WORSE.index)
+            status = failed(error, run, job, stage, store, notify)
+        if status in ("interrupted", "blocked"):
+            return status
+        worst = max(worst, status, key=WORSE.index)
     if lacking and worst == "done":
         of = ", ".join(f"{cell} ({name})" for cell, name in lacking.items())
         notify(Event(job.cell, "transfer", "waiting", message=f"for the model of {of}, which is not trained yet"))
@@ -105,7 +105,7 @@ def _attack(
     shared: dict[str, Any],
     notify: Any,
     stop: Any,
-) -> Outcome:
+) -> CellStatus:
     import torch
 
     from fatbench.engine import microbatch
@@ -195,7 +195,7 @@ def _attack(
 
 def _finished(
     run: int, numbers: list[Number], record: dict[str, Any], job: Job, stage: str, store: Store, notify: Any, total: int
-) -> Outcome:
+) -> CellStatus:
     store.finish(run, numbers, record=record)
     log.info("%s: %s=%.6f on %d images", stage, numbers[0].metric, numbers[0].value, numbers[0].n)
     notify(Event(job.cell, stage, "done", total, total))

@@ -14,7 +14,7 @@ from fatbench import settings
 from fatbench.errors import MachineError, SpecError
 from fatbench.runner import worker
 from fatbench.runner.executors import local
-from fatbench.runner.jobs import Event, Job, Machine, Outcome
+from fatbench.runner.jobs import CellStatus, Event, Job, Machine
 from fatbench.store.folder import claim
 from fatbench.store.stages import Store
 from fatbench.suite import cells, external_models, facts, signatures
@@ -145,7 +145,7 @@ def evaluate(
     device: str | None = None,
     precision: str | None = None,
     notify: Callable[[Event], None] = lambda event: None,
-) -> tuple[str, Outcome]:
+) -> tuple[str, CellStatus]:
     """Attack a model and store every outcome: (its cell, how it ended). What is stored already is not done again.
 
     SpecError: the file is of another network, or the network does not take such images or give so many classes.

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from fatbench.runner.heartbeat import Heartbeat
 
 # waiting: for other cells' models; blocked: what every cell needs is not to be had (Unavailable), so the run stops
-Outcome = Literal["done", "failed", "interrupted", "elsewhere", "waiting", "blocked"]
-WORSE: tuple[Outcome, ...] = ("done", "elsewhere", "failed")  # of stages, for their cell
+CellStatus = Literal["done", "failed", "interrupted", "elsewhere", "waiting", "blocked"]
+WORSE: tuple[CellStatus, ...] = ("done", "elsewhere", "failed")  # of stages, for their cell
 
 
 @dataclass(frozen=True)

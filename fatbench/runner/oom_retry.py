@@ -14,7 +14,7 @@ from fatbench.errors import FatbenchError
 from fatbench.settings import STACKED
 
 if TYPE_CHECKING:
-    from fatbench.runner.jobs import Machine, Outcome
+    from fatbench.runner.jobs import CellStatus, Machine
 
 log = logging.getLogger("fatbench")
 
@@ -26,8 +26,8 @@ class OutOfMemory(FatbenchError):
 
 
 def sparing(
-    do: Callable[[Machine], Outcome], machine: Machine, batch: int, describe: Callable[[Mapping[str, Any]], None]
-) -> Outcome:
+    do: Callable[[Machine], CellStatus], machine: Machine, batch: int, describe: Callable[[Mapping[str, Any]], None]
+) -> CellStatus:
     """`do`, and where memory was not enough once more with a quarter of the images in the network at once.
 
     An attack of ours halves what does not fit by itself (`fatbench.engine.gradients.in_parts`). Here are training, and

@@ -15,7 +15,7 @@ from fatbench import whole_file
 from fatbench.errors import FatbenchError, Unavailable
 from fatbench.runner.checkpoints import clients_file, model_file
 from fatbench.runner.heartbeat import renewing
-from fatbench.runner.jobs import Event, Job, Machine, Outcome
+from fatbench.runner.jobs import CellStatus, Event, Job, Machine
 from fatbench.runner.oom_retry import free_memory
 from fatbench.runner.provenance import produced_by
 from fatbench.store import selection
@@ -98,7 +98,7 @@ def ready_for(job: Job, machine: Machine) -> tuple[dict[str, Any], Any]:
     return bound, ready
 
 
-def with_some_kernel(run: int, machine: Machine, store: Store, stage: Callable[[Machine], Outcome]) -> Outcome:
+def with_some_kernel(run: int, machine: Machine, store: Store, stage: Callable[[Machine], CellStatus]) -> CellStatus:
     """A stage; once more where an operation has no deterministic kernel, and then its run says so."""
     try:
         return stage(machine)
@@ -130,7 +130,7 @@ def header_of(job: Job, round: int, classes: int) -> dict[str, str]:
     return {"cell": job.cell, "round": str(round), "spec": json.dumps(job.spec), "classes": str(classes)}
 
 
-def failed(error: BaseException, run: int, job: Job, stage: str, store: Store, notify: Any) -> Outcome:
+def failed(error: BaseException, run: int, job: Job, stage: str, store: Store, notify: Any) -> CellStatus:
     """Store a failure with its traceback; a mistake a person can cause keeps its own message.
 
     What is nobody's fault is no failure: the stage is given back, and where even that cannot be written, its lease

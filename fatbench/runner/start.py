@@ -162,14 +162,14 @@ def run(
     with request, Store.open(url) as store:
         open_, first = left, True
         while open_:
-            outcomes = chosen.run(open_, machine, slots[: len(open_)], see, request.ask, fail_fast=fail_fast)
-            ended = {*outcomes.values()}
+            statuses = chosen.run(open_, machine, slots[: len(open_)], see, request.ask, fail_fast=fail_fast)
+            ended = {*statuses.values()}
             if request.times or "blocked" in ended or (fail_fast and "failed" in ended):
                 break
-            others = [job for job in open_ if outcomes[job.cell] == "elsewhere"] if wait else []
+            others = [job for job in open_ if statuses[job.cell] == "elsewhere"] if wait else []
             free = waiting.until_free(others, store, watch.note, request.ask)
             # attacks on models of other cells: those of this run are trained by now, others may be
-            lacking = [job for job in open_ if outcomes[job.cell] == "waiting"]
+            lacking = [job for job in open_ if statuses[job.cell] == "waiting"]
             open_ = free + (lacking if first or others or "done" in ended else [])
             first = False
         states = progress.of_jobs(jobs, store)  # what the database says, and `fatbench status` too

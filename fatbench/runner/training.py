@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from fatbench.engine.rounds import Number
 from fatbench.runner import checkpoints, transfer, versions
 from fatbench.runner.checkpoints import clients_file, model_file
-from fatbench.runner.jobs import Event, Job, Machine, Outcome
+from fatbench.runner.jobs import CellStatus, Event, Job, Machine
 from fatbench.runner.oom_retry import gpu_memory, sparing
 from fatbench.runner.stage import claim, failed, files_of, header_of, ready_for, renewed, with_some_kernel
 from fatbench.store import selection
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("fatbench")
 
 
-def train(job: Job, machine: Machine, store: Store, folder: Path, notify: Any, stop: Any) -> Outcome:
+def train(job: Job, machine: Machine, store: Store, folder: Path, notify: Any, stop: Any) -> CellStatus:
     """What is not done of a cell's training, from its last checkpoint on."""
     row = store.stages([job.cell]).get((job.cell, "train"))
     other = versions.changed([job], store).get(job.cell, {}).get("train")
@@ -59,7 +59,7 @@ def train(job: Job, machine: Machine, store: Store, folder: Path, notify: Any, s
 
 def _rounds(
     run: int, rounds: int, job: Job, machine: Machine, store: Store, folder: Path, notify: Any, stop: Any
-) -> Outcome:
+) -> CellStatus:
     """Train from where the stage is to the last round, or until asked to stop."""
     from fatbench.engine.experiment import experiment
 

@@ -19,7 +19,7 @@ from fatbench.runner import checkpoints
 from fatbench.runner.attacking import attack_models
 from fatbench.runner.checkpoints import model_file
 from fatbench.runner.heartbeat import Heartbeat, heartbeat_of
-from fatbench.runner.jobs import Event, Job, Machine, Outcome
+from fatbench.runner.jobs import CellStatus, Event, Job, Machine
 from fatbench.runner.stage import claim
 from fatbench.runner.training import train
 from fatbench.store.stages import Store
@@ -34,7 +34,7 @@ def work(
     store: Store,
     notify: Callable[[Event], None] = lambda event: None,
     stop: Callable[[], bool] = lambda: False,
-) -> Outcome:
+) -> CellStatus:
     """Do what is not done of a job. A failure is stored with its traceback and returned, not raised.
 
     `stop` is asked after every round and every chunk of an evaluation; when it says so, the work so far is committed.
@@ -47,9 +47,9 @@ def work(
     handler = _log_to(folder / "log.txt")
     try:
         for again in (False, True):
-            outcome = train(job, machine, store, folder, notify, stop)
-            if outcome != "done":
-                return outcome
+            status = train(job, machine, store, folder, notify, stop)
+            if status != "done":
+                return status
             try:
                 return attack_models(job, machine, store, folder, notify, stop, again)
             except checkpoints.DamagedCheckpoint as error:  # the first time only
@@ -69,7 +69,7 @@ def evaluate(
     ready: Any,
     notify: Callable[[Event], None] = lambda event: None,
     stop: Callable[[], bool] = lambda: False,
-) -> Outcome:
+) -> CellStatus:
     """Attack a model that was not trained here: `ready` is its Setup, with the model as the initial state.
 
     The model is stored as that of the cell's only round, and from then on it is a cell as any other.

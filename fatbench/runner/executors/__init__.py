@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from fatbench import settings
 from fatbench.errors import FatbenchError, SpecError, Unavailable
-from fatbench.runner.jobs import Event, Job, Machine, Outcome
+from fatbench.runner.jobs import CellStatus, Event, Job, Machine
 from fatbench.runner.worker import work
 from fatbench.store.stages import Store
 
@@ -56,7 +56,7 @@ def patient(db: str) -> Store:
     return store
 
 
-def attempt(job: Job, machine: Machine, notify: Callable[[Event], None], stop: Callable[[], bool]) -> Outcome:
+def attempt(job: Job, machine: Machine, notify: Callable[[Event], None], stop: Callable[[], bool]) -> CellStatus:
     """A worker's turn at a cell, with a database connection of its own.
 
     A stage that fails is stored by `work`. What goes wrong around the stages (no database, no place for the log) has
@@ -76,7 +76,7 @@ def attempt(job: Job, machine: Machine, notify: Callable[[Event], None], stop: C
 
 def bury(
     job: Job, machine: Machine, worker: Worker | None, text: str, watch: Callable[[int, Event], None], slot: int
-) -> Outcome:
+) -> CellStatus:
     """Mark what a dead worker had in hand as failed; what other processes have in hand stays theirs."""
     with patient(machine.db) as store:
         held = _held(store, job, worker)

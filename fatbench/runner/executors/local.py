@@ -33,7 +33,7 @@ from typing import Any
 from fatbench.errors import MachineError, Unavailable
 from fatbench.runner import processes
 from fatbench.runner.executors import Worker, asked, attempt, bury, me, release, works
-from fatbench.runner.jobs import Event, Job, Machine, Outcome
+from fatbench.runner.jobs import CellStatus, Event, Job, Machine
 from fatbench.suite import plugins
 
 
@@ -101,11 +101,11 @@ def run(
     stop: Callable[[], int],
     *,
     fail_fast: bool = False,
-) -> dict[str, Outcome]:
-    """Work through `jobs`, `machine.vectorise` neighbouring slots a process; outcome per cell."""
+) -> dict[str, CellStatus]:
+    """Work through `jobs`, `machine.vectorise` neighbouring slots a process; status of each cell."""
     context = multiprocessing.get_context("spawn")
     waiting = list(jobs)
-    outcomes: dict[str, Outcome] = {}
+    statuses: dict[str, CellStatus] = {}
     workers: dict[int, _Slot] = {}
     again: set[str] = set()  # cells whose worker was killed for making no progress
     every = _looks(machine)
@@ -158,10 +158,10 @@ def run(
             theirs.close()
             workers[slot] = _Slot(process, ours, has_run)
 
-    def over(slot: int, job: Job, outcome: Outcome) -> None:
-        outcomes[job.cell] = outcome
-        watch(slot, Event(job.cell, "cell", outcome))
-        if outcome == "blocked" or (outcome == "failed" and fail_fast):
+    def over(slot: int, job: Job, status: CellStatus) -> None:
+        statuses[job.cell] = status
+        watch(slot, Event(job.cell, "cell", status))
+        if status == "blocked" or (status == "failed" and fail_fast):
             halt()
 
     def halt() -> None:
@@ -231,8 +231,8 @@ def run(
             if worker.job is not None:
                 release(worker.job, machine, worker.worker)
     for job in jobs:
-        outcomes.setdefault(job.cell, "interrupted")
-    return outcomes
+        statuses.setdefault(job.cell, "interrupted")
+    return statuses
 
 
 def _end(worker: _Slot, patience: float) -> None:
@@ -323,10 +323,10 @@ def _take(machine: Machine, pipe: Any) -> None:
 
     while not stopped and (job := next_job()) is not None:
         with machine.barrier.cell() if machine.barrier else contextlib.nullcontext():
-            outcome = attempt(job, machine, notify, stop)
+            status = attempt(job, machine, notify, stop)
         if machine.barrier is None:
             gc.freeze()  # what outlives a cell, such as modules it imported, need not be looked at after the next
         try:
-            pipe.send(outcome)
+            pipe.send(status)
         except OSError:
             return

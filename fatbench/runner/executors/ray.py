@@ -19,7 +19,7 @@ from typing import Any
 
 from fatbench.errors import MachineError, SpecError
 from fatbench.runner.executors import Worker, asked, attempt, bury, local, me, release
-from fatbench.runner.jobs import Event, Job, Machine, Outcome
+from fatbench.runner.jobs import CellStatus, Event, Job, Machine
 from fatbench.store.database import Database
 from fatbench.suite import plugins
 
@@ -62,8 +62,8 @@ def run(
     stop: Callable[[], int],
     *,
     fail_fast: bool = False,
-) -> dict[str, Outcome]:
-    """Work through `jobs`, as many tasks at a time as there are slots; outcome per cell."""
+) -> dict[str, CellStatus]:
+    """Work through `jobs`, as many tasks at a time as there are slots; status of each cell."""
     ray = _package()
     with _connected(ray, slots):
         return _run(ray, jobs, machine, slots, watch, stop, fail_fast)
@@ -77,7 +77,7 @@ def _run(
     watch: Callable[[int, Event], None],
     stop: Callable[[], int],
     fail_fast: bool,
-) -> dict[str, Outcome]:
+) -> dict[str, CellStatus]:
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     with_us = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
@@ -91,7 +91,7 @@ def _run(
     tasks: dict[Any, tuple[int, Job]] = {}
     workers: dict[str, tuple[Worker, str]] = {}  # who has taken a cell, and on which node
     again: set[str] = set()  # cells whose node was lost
-    outcomes: dict[str, Outcome] = {}
+    statuses: dict[str, CellStatus] = {}
     halted = False
 
     def hear() -> None:
@@ -130,9 +130,9 @@ def _run(
             slot, job = tasks.pop(reference)
             free.append(slot)
             try:
-                outcome = ray.get(reference)
+                status = ray.get(reference)
             except ray.exceptions.TaskCancelledError:
-                outcome = "interrupted"
+                status = "interrupted"
             except ray.exceptions.RayError as error:
                 worker, node = workers.pop(job.cell, (None, ""))
                 if job.cell not in again and _lost(ray, error, node):
@@ -143,14 +143,14 @@ def _run(
                         text = "its Ray node is lost: it starts again"
                         watch(slot, Event(job.cell, "train", "interrupted", message=text))
                         continue
-                    outcome = "interrupted"
+                    status = "interrupted"
                 else:
                     where = f" on {worker.host}" if worker else ""
                     text = f"the Ray worker{where} ended: {type(error).__name__}: {str(error).splitlines()[0]}"
-                    outcome = bury(job, machine, worker, text, watch, slot)
-            outcomes[job.cell] = outcome
-            watch(slot, Event(job.cell, "cell", outcome))
-            if outcome == "blocked" or (outcome == "failed" and fail_fast):
+                    status = bury(job, machine, worker, text, watch, slot)
+            statuses[job.cell] = status
+            watch(slot, Event(job.cell, "cell", status))
+            if status == "blocked" or (status == "failed" and fail_fast):
                 halt()
     for reference in tasks:
         ray.cancel(reference, force=True)
@@ -160,8 +160,8 @@ def _run(
     for _, job in tasks.values():
         release(job, machine, workers.get(job.cell, (None, ""))[0])
     for job in jobs:
-        outcomes.setdefault(job.cell, "interrupted")
-    return outcomes
+        statuses.setdefault(job.cell, "interrupted")
+    return statuses
 
 
 def _lost(ray: Any, error: Exception, node: str) -> bool:
@@ -201,7 +201,7 @@ class StatusBoard:
         return self.stopping
 
 
-def _work(slot: int, job: Job, machine: Machine, board: Any) -> Outcome:
+def _work(slot: int, job: Job, machine: Machine, board: Any) -> CellStatus:
     """The task."""
     import ray
 
@@ -215,9 +215,9 @@ def _work(slot: int, job: Job, machine: Machine, board: Any) -> Outcome:
             return True
 
     ray.get(board.tell.remote(slot, (job.cell, me(), ray.get_runtime_context().get_node_id())))
-    outcome: Outcome = "interrupted" if stop() else attempt(job, machine, notify, stop)
+    status: CellStatus = "interrupted" if stop() else attempt(job, machine, notify, stop)
     stop()  # calls arrive in order: now every event has
-    return outcome
+    return status
 
 
 def _package() -> Any:

@@ -36,7 +36,7 @@ from typing import Any
 from fatbench import settings
 from fatbench.errors import MachineError, SpecError
 from fatbench.runner.executors import Worker, asked, attempt, bury, local, me, release
-from fatbench.runner.jobs import Event, Job, Machine, Outcome
+from fatbench.runner.jobs import CellStatus, Event, Job, Machine
 from fatbench.store.database import Database
 
 SHORT = {"time": "timeout_min", "gpus": "gpus_per_node", "cpus": "cpus_per_task"}
@@ -90,8 +90,8 @@ def run(
     stop: Callable[[], int],
     *,
     fail_fast: bool = False,
-) -> dict[str, Outcome]:
-    """Submit `jobs` and follow them; outcome per cell.
+) -> dict[str, CellStatus]:
+    """Submit `jobs` and follow them; status of each cell.
 
     All are submitted at once, so that they keep their place in the queue and go on when this process is killed.
     """
@@ -106,7 +106,7 @@ def run(
     waiting = list(jobs)
     sent: list[_Sent] = []
     ended: list[_Sent] = []
-    outcomes: dict[str, Outcome] = {}
+    statuses: dict[str, CellStatus] = {}
     halted = False
 
     def submit(batch: Sequence[Job]) -> None:
@@ -121,12 +121,12 @@ def run(
             for job, submission in zip(part, submissions, strict=True):
                 sent.append(_Sent(job, submission, folder / f"{job.cell}.jsonl"))
 
-    def over(one: _Sent, outcome: Outcome) -> None:
+    def over(one: _Sent, status: CellStatus) -> None:
         sent.remove(one)
         ended.append(one)
-        outcomes[one.job.cell] = outcome
-        watch(one.slot, Event(one.job.cell, "cell", outcome))
-        if outcome == "blocked" or (outcome == "failed" and fail_fast):
+        statuses[one.job.cell] = status
+        watch(one.slot, Event(one.job.cell, "cell", status))
+        if status == "blocked" or (status == "failed" and fail_fast):
             halt()
 
     def halt() -> None:
@@ -157,15 +157,15 @@ def run(
                 for event in one.news(sent):
                     watch(one.slot, event)
                 state = states.get(one.submission.job_id, "")
-                if one.outcome is None and one.lost(state, PATIENCE / 6 if here else PATIENCE):
+                if one.status is None and one.lost(state, PATIENCE / 6 if here else PATIENCE):
                     text = f"SLURM job {one.submission.job_id} ended: {state}; its log is {one.submission.paths.stderr}"
                     if halted or state in UNFINISHED:
                         release(one.job, machine, one.worker)
-                        one.outcome = "interrupted"
+                        one.status = "interrupted"
                     else:
-                        one.outcome = bury(one.job, machine, one.worker, text, watch, one.slot)
-                if one.outcome is not None:
-                    over(one, one.outcome)
+                        one.status = bury(one.job, machine, one.worker, text, watch, one.slot)
+                if one.status is not None:
+                    over(one, one.status)
             if sent:
                 time.sleep(PAUSE / 10 if here else PAUSE)
     finally:
@@ -180,12 +180,12 @@ def run(
         for one in sent:
             release(one.job, machine, one.worker)
     for job in jobs:
-        outcomes.setdefault(job.cell, "interrupted")
-    if set(outcomes.values()) <= {"done", "elsewhere"}:
+        statuses.setdefault(job.cell, "interrupted")
+    if set(statuses.values()) <= {"done", "elsewhere"}:
         shutil.rmtree(folder, ignore_errors=True)
         with contextlib.suppress(OSError):
             folder.parent.rmdir()
-    return outcomes
+    return statuses
 
 
 SIGNAL_DELAY = 90  # seconds before the end of a job's time at which SLURM says so
@@ -216,7 +216,7 @@ class _Sent:
     read: int = 0
     slot: int = -1  # none until it runs
     worker: Worker | None = None
-    outcome: Outcome | None = None
+    status: CellStatus | None = None
     missed: float | None = None
 
     def news(self, others: Sequence[_Sent]) -> Iterator[Event]:
@@ -239,7 +239,7 @@ class _Sent:
             elif kind == "event":
                 yield Event(**value)
             else:
-                self.outcome = value
+                self.status = value
 
     def lost(self, state: str, patience: float) -> bool:
         """Whether the job is over and there has been no last word for so many seconds."""
@@ -281,7 +281,7 @@ class SlurmTask:
         self.job, self.machine, self.folder, self.grace = job, machine, folder, grace
         self.file = folder / f"{job.cell}.jsonl"
         self.leaving = False
-        self.outcome: Outcome | None = None
+        self.status: CellStatus | None = None
         self.thread: threading.Thread | None = None
 
     def __call__(self) -> None:
@@ -293,10 +293,10 @@ class SlurmTask:
         self.thread.start()
         self._wait(math.inf)
         end = time.monotonic() + 300
-        while self.outcome == "interrupted" and not self._stopped() and time.monotonic() < end:
+        while self.status == "interrupted" and not self._stopped() and time.monotonic() < end:
             time.sleep(1)  # SIGTERM: the node is wanted, and SLURM starts only jobs again that it had to end itself
-        if self.outcome == "interrupted":
-            self._tell("over", self.outcome)
+        if self.status == "interrupted":
+            self._tell("over", self.status)
 
     def checkpoint(self) -> Any:
         """What the next job is to do, once the round at hand is committed; None where there is nothing left."""
@@ -304,7 +304,7 @@ class SlurmTask:
 
         self.leaving = True
         self._wait(self.grace)
-        if self._stopped() or self.outcome not in (None, "interrupted"):
+        if self._stopped() or self.status not in (None, "interrupted"):
             return None
         return submitit.helpers.DelayedSubmission(SlurmTask(self.job, self.machine, self.folder, self.grace))
 
@@ -315,10 +315,10 @@ class SlurmTask:
         def stop() -> bool:
             return self.leaving or self._stopped()
 
-        outcome: Outcome = "interrupted" if stop() else attempt(self.job, self.machine, notify, stop)
-        if outcome != "interrupted":
-            self._tell("over", outcome)  # here, because a signal's handler may end the main thread
-        self.outcome = outcome
+        status: CellStatus = "interrupted" if stop() else attempt(self.job, self.machine, notify, stop)
+        if status != "interrupted":
+            self._tell("over", status)  # here, because a signal's handler may end the main thread
+        self.status = status
 
     def _hear(self, *_: object) -> None:
         self.leaving = True
