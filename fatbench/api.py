@@ -466,7 +466,7 @@ def grids_of(
     for suite, chosen in parts:
         for line in left_out(suite, chosen):
             print(f"fatbench: {line}", file=sys.stderr)
-        more = reporting_evaluated.beside(chosen, store) if with_evaluated else []
+        more = reporting_evaluated.external_cells(chosen, store) if with_evaluated else []
         if with_evaluated and not more:
             like = f"fatbench evaluate FILE --model ... --like {chosen.suite} --preset {chosen.preset}"
             print(

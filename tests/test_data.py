@@ -102,7 +102,7 @@ def test_a_data_set_is_what_the_engine_expects(name: str, tmp_path: Path) -> Non
         assert labels.dtype == np.int64 and labels.shape == (len(images),) and labels.flags.writeable
         assert len(images) > 0 and labels.min() >= 0 and labels.max() < data.classes
     assert data.train_images.shape[1:] == data.test_images.shape[1:] == data.shape
-    facts = catalogue.named(name)
+    facts = catalogue.dataset_facts(name)
     assert facts.shape in (None, data.shape) and facts.classes in (None, data.classes)
     assert data.name == name and data.variant == "small"
     if name in ("celeba", "digits"):
@@ -149,7 +149,7 @@ def test_the_same_files_give_the_same_fingerprint_and_one_pixel_another(name: st
 @pytest.mark.parametrize("name", sorted(set(DATASETS) - {"digits", "plane", "image_folder"}))
 def test_a_set_that_is_not_there_says_where_it_should_be(name: str, tmp_path: Path) -> None:
     found = message(common.Missing, lambda: DATASETS[name](tmp_path))
-    assert found.startswith(f"{catalogue.named(name).title} is not in {tmp_path} (looked for ")
+    assert found.startswith(f"{catalogue.dataset_facts(name).title} is not in {tmp_path} (looked for ")
     assert f"'fatbench data prepare {name}'" in found
     assert common.Missing.exit_code == 5
 
@@ -477,7 +477,7 @@ def test_official_idx_files_are_known_by_what_is_inside(
     downloads(monkeypatch, lambda *_: pytest.fail("something was fetched"))
     SMALL[name][0](tmp_path)
     publish(monkeypatch, tmp_path, name)
-    raw = tmp_path / catalogue.named(name).folder
+    raw = tmp_path / catalogue.dataset_facts(name).folder
     before, fingerprint = {file.read_bytes() for file in raw.iterdir()}, DATASETS[name](tmp_path).fingerprint
     repack(raw, how)
     assert not before & {file.read_bytes() for file in raw.iterdir()}
@@ -661,7 +661,7 @@ def test_digits_are_scikit_learns() -> None:
 
     data, source = DATASETS["digits"](Path("nowhere")), load_digits()
     assert (len(data.train_labels), len(data.test_labels)) == (1442, 355)
-    assert (catalogue.named("digits").train, catalogue.named("digits").test) == (1442, 355)
+    assert (catalogue.dataset_facts("digits").train, catalogue.dataset_facts("digits").test) == (1442, 355)
     seen = [0] * 10
     train, test = [], []
     for index, label in enumerate(source.target):
@@ -979,7 +979,7 @@ def test_checksums_and_addresses_are_torchvisions() -> None:
             (f"{folder}/{file}", md5, tuple(mirror + file for mirror in mnist_class.mirrors))
             for file, md5 in mnist_class.resources
         ]
-        assert catalogue.named(name).folder == folder
+        assert catalogue.dataset_facts(name).folder == folder
 
 
 def test_facts_follow_the_settings(tmp_path: Path) -> None:
@@ -987,7 +987,7 @@ def test_facts_follow_the_settings(tmp_path: Path) -> None:
     assert catalogue.facts({"name": "cinic10", "enlarge": True}).train == 180_000
     drawn = catalogue.facts({"name": "celeba", "sample": 0.05})
     assert (drawn.train, drawn.test, drawn.exact) == (8802, 1212, False)
-    assert drawn == catalogue.facts({"name": "celeba"}) == catalogue.named("celeba")
+    assert drawn == catalogue.facts({"name": "celeba"}) == catalogue.dataset_facts("celeba")
     assert catalogue.facts({"name": "celeba", "split": "json"}).train is None
     spec = {"name": "image_folder", "path": "mine", "size": 16}
     assert catalogue.facts(spec, tmp_path).train is None and catalogue.facts(spec, tmp_path).shape == (3, 16, 16)

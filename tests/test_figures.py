@@ -422,7 +422,7 @@ def test_more_looks_than_colours_are_told_apart(drawn: Suite) -> None:
     axes = axes_of(plot_of(build(suite, suite.plan(), rows_of(suite.plan())), "some"))[0]
     assert [text.get_text() for text in axes.figure.legends[0].get_texts()] == ["skewed, FAT", "even, Uniform"]
     assert [one.get_color() for one in axes.get_lines()] == list(styles.COLOURS[:2])
-    assert [styles.named("alpha", "1/6"), styles.named("method", "FAT")] == ["alpha 1/6", "FAT"]
+    assert [styles.axis_label("alpha", "1/6"), styles.axis_label("method", "FAT")] == ["alpha 1/6", "FAT"]
 
 
 def fill(store: Store, plan: Plan, rows: list[dict[str, Any]]) -> None:

@@ -317,18 +317,22 @@ def test_what_a_cell_uses_is_found_in_nested_calls(place):
 
 def test_versions_are_the_same_wherever_the_file_is(place):
     record = {"plugin": "a.py", "sha256": "1", "modules": {}, "names": ["aggregator x"]}
-    assert plugins.same([record], [{**record, "plugin": "b.py", "names": []}])
-    assert not plugins.same([record], [{**record, "sha256": "2"}])
-    assert not plugins.same([record], [{**record, "modules": {"h.py": "3"}}])
-    assert not plugins.same([], [record])
+    assert plugins.same_functions([record], [{**record, "plugin": "b.py", "names": []}])
+    assert not plugins.same_functions([record], [{**record, "sha256": "2"}])
+    assert not plugins.same_functions([record], [{**record, "modules": {"h.py": "3"}}])
+    assert not plugins.same_functions([], [record])
     new = {**record, "names": ["aggregator x"], "reached": {"aggregator x": "4"}}
-    assert plugins.same([new], [{**new, "sha256": "2", "modules": {"h.py": "3"}}])  # another text, the same function
-    assert not plugins.same([new], [{**new, "sha256": "2", "reached": {"aggregator x": "5"}}])
-    assert plugins.same([record], [new]) and not plugins.same([record], [{**new, "sha256": "2"}])
-    assert plugins.differ([record, {**record, "sha256": "2"}]) and not plugins.differ([record, record])
-    assert not plugins.differ([new, {**new, "sha256": "2"}])
-    assert not plugins.differ([new, {**new, "names": ["attack y"], "reached": {"attack y": "5"}}])
-    assert plugins.differ([new, {**new, "reached": {"aggregator x": "5"}}])
+    assert plugins.same_functions(
+        [new], [{**new, "sha256": "2", "modules": {"h.py": "3"}}]
+    )  # another text, the same function
+    assert not plugins.same_functions([new], [{**new, "sha256": "2", "reached": {"aggregator x": "5"}}])
+    assert plugins.same_functions([record], [new]) and not plugins.same_functions([record], [{**new, "sha256": "2"}])
+    assert plugins.versions_differ([record, {**record, "sha256": "2"}]) and not plugins.versions_differ(
+        [record, record]
+    )
+    assert not plugins.versions_differ([new, {**new, "sha256": "2"}])
+    assert not plugins.versions_differ([new, {**new, "names": ["attack y"], "reached": {"attack y": "5"}}])
+    assert plugins.versions_differ([new, {**new, "reached": {"aggregator x": "5"}}])
 
 
 # --- work of an older version -------------------------------------------------------------------------------------
@@ -512,7 +516,7 @@ def test_a_table_of_two_versions_says_so(place):
     for cell, used in (("a", records), ("b", older)):
         facts.add(cell, "digits", "", 0, [("train", [origins.of({"plugins": used})])])
     said = facts.mixed()["versions of mine.py"]
-    assert said == f"{plugins.shown(records[0])}, {plugins.shown(older[0])}"
+    assert said == f"{plugins.describe(records[0])}, {plugins.describe(older[0])}"
     assert [what for what, _ in facts.notes()].count("OLDER") == 1
 
 

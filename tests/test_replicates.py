@@ -14,7 +14,7 @@ from sqlalchemy import text
 
 from fatbench import report
 from fatbench.engine.rounds import Number
-from fatbench.report.numbers.cell_runs import beside
+from fatbench.report.numbers.cell_runs import runs_of_cell
 from fatbench.store import jsonl, replicates
 from fatbench.store.stages import Store
 from fatbench.suite import files
@@ -91,11 +91,11 @@ def test_the_runs_beside_each_other(store: Store, other: Store, tmp_path: Path) 
     trained(other, 0.5, 1.0)
     trained(store, 0.6, 1.0, bits=b"\xf8")
     jsonl.import_(other, exported(store, tmp_path))
-    assert [(run["id"], run["evaluations"]) for run in beside(other, "a~1")] == [
+    assert [(run["id"], run["evaluations"]) for run in runs_of_cell(other, "a~1")] == [
         ("a", {"e-00@1": 0.6}),
         ("a~1", {"e-00@1": 1.0}),
     ]
-    assert beside(store, "a") == []
+    assert runs_of_cell(store, "a") == []
 
 
 def test_the_view_of_outcomes(store: Store) -> None:

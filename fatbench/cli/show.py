@@ -112,7 +112,7 @@ def _weights(console: Console, what: Plan) -> None:
     """The files of weights that a preset wants: where they go, what is in them, whether they are here."""
     root = settings.data_folder()
     for text in weights.wanted(cell.spec for cell in what.unique()):
-        console.print(f"  weights {weights.described(text, root)}", markup=False)
+        console.print(f"  weights {weights.describe(text, root)}", markup=False)
 
 
 def _attacks(what: Plan) -> dict[str, list[dict[str, Any]]]:
@@ -358,8 +358,8 @@ def doctor(db: str | None, data: Path | None) -> None:
     root = settings.data_folder(str(data) if data else None)
     lines.append(("data", str(root)))
     if used := signatures.plugins():
-        lines.append(("plug-ins", ", ".join(f"{plugins.shown(plugins.version(file))} at {file}" for file in used)))
-    lines += [("weights", weights.described(name, root)) for name in weights.WEIGHTS]
+        lines.append(("plug-ins", ", ".join(f"{plugins.describe(plugins.version(file))} at {file}" for file in used)))
+    lines += [("weights", weights.describe(name, root)) for name in weights.WEIGHTS]
     lines.append(("checkpoints", str(settings.files_folder(url))))
     table = Table.grid(padding=(0, 2))
     for name, text in lines:

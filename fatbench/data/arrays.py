@@ -45,7 +45,7 @@ def idx_files(name: str, root: Path) -> list[Path]:
 
     A folder that has all files goes first. A file that is missing has its published name. Missing: no folder has any.
     """
-    facts, published = catalogue.named(name), catalogue.files(name)
+    facts, published = catalogue.dataset_facts(name), catalogue.files(name)
     folders = [root / facts.folder, *([Path(facts.package)] if facts.package else [])]
     choices = [[idx_file(folder / Path(file.path).name) for file in published] for folder in folders]
     for enough in (all, any):
@@ -57,7 +57,7 @@ def idx_files(name: str, root: Path) -> list[Path]:
 
 def load_idx(name: str, root: Path) -> Loaded:
     """The arrays of `name` ("mnist" or "fashion_mnist"). What is inside the files is held against the checksums."""
-    facts, chosen = catalogue.named(name), idx_files(name, root)
+    facts, chosen = catalogue.dataset_facts(name), idx_files(name, root)
     assert facts.classes is not None
     contents, checks = [], []
     for path, file in zip(chosen, catalogue.files(name), strict=True):
@@ -119,7 +119,7 @@ def svhn_files(root: Path) -> tuple[Path, Path]:
 
 def load_svhn(root: Path) -> Loaded:
     """The arrays of SVHN's two .mat files."""
-    facts, published, paths = catalogue.named("svhn"), catalogue.files("svhn"), svhn_files(root)
+    facts, published, paths = catalogue.dataset_facts("svhn"), catalogue.files("svhn"), svhn_files(root)
     assert facts.classes is not None
     if not any(path.is_file() for path in paths):
         raise missing("svhn", root, *(root / folder / paths[0].name for folder in ("", "svhn", "SVHN")))

@@ -90,7 +90,7 @@ _LEAF_IMAGES, _LEAF_CELEBRITIES = 200_288, 9_343  # of celebrities with at least
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".ppm", ".pgm", ".tif", ".tiff", ".gif")
 
 
-def named(name: str) -> DatasetFacts:
+def dataset_facts(name: str) -> DatasetFacts:
     """The facts of the set called `name` under its default settings. SpecError: no such set."""
     if name not in CATALOGUE:
         raise SpecError(f"no data is named '{name}'{did_you_mean(name, [*CATALOGUE, *WEIGHTS])}")
@@ -103,7 +103,7 @@ def facts(spec: Mapping[str, Any], root: Path | None = None) -> DatasetFacts:
     The images of an `image_folder` are counted below `root` where the folder exists there; otherwise classes and
     counts stay None.
     """
-    known = named(spec["name"])
+    known = dataset_facts(spec["name"])
     if spec["name"] == "cinic10" and spec.get("enlarge"):
         return replace(known, train=180_000)
     if spec["name"] == "celeba":

@@ -38,7 +38,7 @@ class Refused(DamagedData):
 
 def load(name: str, root: Path) -> Loaded:
     """The arrays of `name` ("cifar10" or "cifar100"), its archive unpacked first where only that is there."""
-    facts, files = catalogue.named(name), catalogue.files(name)
+    facts, files = catalogue.dataset_facts(name), catalogue.files(name)
     assert facts.classes is not None
     members = {tuple(file.path.split("/")) for file in files}
     folder = unpacked(name, root, lambda parts: parts[1:] if parts in members else None)

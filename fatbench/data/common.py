@@ -125,7 +125,7 @@ def missing(name: str, root: Path, *looked: Path) -> Missing:
     """The error for a set of which nothing is there."""
     places = " or ".join(str(place) for place in looked)
     return Missing(
-        f"{catalogue.named(name).title} is not in {root} (looked for {places}): "
+        f"{catalogue.dataset_facts(name).title} is not in {root} (looked for {places}): "
         f"run 'fatbench data prepare {name}', or put the published files there"
     )
 
@@ -220,7 +220,7 @@ def unpacked(name: str, root: Path, place: Callable[[tuple[str, ...]], tuple[str
     archive can write nothing else. The folder appears whole or not at all, so that several workers may start at once.
     Missing: neither is there; DamagedData: not a whole archive; MachineError: the root cannot be written to.
     """
-    folder = root / catalogue.named(name).folder
+    folder = root / catalogue.dataset_facts(name).folder
     published = catalogue.archive(name)
     assert published is not None
     packed = root / published.path
@@ -245,7 +245,7 @@ def unpacked(name: str, root: Path, place: Callable[[tuple[str, ...]], tuple[str
                     shutil.copyfileobj(source, handle)
                 count += 1
         if not count:
-            raise DamagedData(f"{packed} holds none of the files of {catalogue.named(name).title}")
+            raise DamagedData(f"{packed} holds none of the files of {catalogue.dataset_facts(name).title}")
         try:
             os.rename(staging, folder)
         except OSError:

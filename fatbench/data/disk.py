@@ -63,7 +63,7 @@ def prepare(name: str, root: Path, say: Callable[[str], None] = lambda line: Non
     """
     if name in weights.WEIGHTS:
         return _prepare_weights(weights.WEIGHTS[name], root, say)
-    facts = catalogue.named(name)
+    facts = catalogue.dataset_facts(name)
     if name == "image_folder":
         raise SpecError("image_folder: these images are your own; nothing to fetch")
     row = verify(name, root)
@@ -158,7 +158,7 @@ def _timeout(seconds: float) -> Iterator[None]:
 def _inspect(name: str, root: Path, *, thorough: bool) -> dict[str, Any]:
     from fatbench.data.common import Missing
 
-    facts = catalogue.named(name)
+    facts = catalogue.dataset_facts(name)
     row: dict[str, Any] = {
         "name": name,
         "title": facts.title,
@@ -242,7 +242,7 @@ def _size(name: str, root: Path, where: Path | None = None) -> int:
 
         return digits_file().stat().st_size
     archive = catalogue.archive(name)
-    places = [where or root / catalogue.named(name).folder, *([root / archive.path] if archive else [])]
+    places = [where or root / catalogue.dataset_facts(name).folder, *([root / archive.path] if archive else [])]
     if name == "svhn":
         from fatbench.data.arrays import svhn_files
 

@@ -156,7 +156,7 @@ def load_cinic(root: Path, enlarge: bool) -> Loaded:
 
 def survey_cinic(root: Path) -> tuple[Path, int]:
     """(folder, number of images) without decoding any; an archive that is not unpacked is not counted (0)."""
-    folder = root / catalogue.named("cinic10").folder
+    folder = root / catalogue.dataset_facts("cinic10").folder
     published = catalogue.archive("cinic10")
     assert published is not None
     if not folder.is_dir():
@@ -205,7 +205,7 @@ def load_celeba(root: Path, split: str, sample: float, least: int, seed: int) ->
 
 def celeba_folder(root: Path) -> Path:
     """root/celeba. Missing: there is none."""
-    base = root / catalogue.named("celeba").folder
+    base = root / catalogue.dataset_facts("celeba").folder
     if not base.is_dir():
         raise missing("celeba", root, base)
     return base

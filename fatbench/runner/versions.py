@@ -43,7 +43,7 @@ def changed(jobs: Sequence[Job], store: Store) -> Changed:
             if expected is None or not (row.status == "done" or row.round):
                 continue
             then = json.loads(row.extra or "{}").get("plugins", [])
-            if not plugins.same(then, expected):
+            if not plugins.same_functions(then, expected):
                 found.setdefault(row.cell, {})[row.stage] = _words(then, expected)
     return found
 
@@ -57,7 +57,7 @@ def _now(job: Job) -> Callable[[str], list[dict[str, Any]] | None]:
 
 def _words(then: Iterable[Mapping[str, Any]], now: Iterable[Mapping[str, Any]]) -> str:
     """ "mine.py (sha256 1a2b3c4d5e6f), now mine.py (sha256 6f5e4d3c2b1a)"; what is the same is left out."""
-    was, is_ = ({plugins.shown(record) for record in records} for records in (then, now))
+    was, is_ = ({plugins.describe(record) for record in records} for records in (then, now))
     before = ", ".join(sorted(was - is_)) or "a plug-in of unknown version"
     return f"{before}, now {', '.join(sorted(is_ - was)) or 'without it'}"
 
@@ -88,7 +88,7 @@ def explained(error: FatbenchError, db: str | None = None) -> str:
         record = None if store is None else plugin_record(error.entry, store)
         if record is not None:
             return (
-                f"{error}; runs in the database used the plug-in {plugins.shown(record)}:"
+                f"{error}; runs in the database used the plug-in {plugins.describe(record)}:"
                 f" give --plugin {record['plugin']}, or list it under 'plugins' in the suite"
             )
     return str(error)

@@ -81,7 +81,7 @@ def label(spec: Mapping[str, Any]) -> str:
     return f"{spec['evaluated']['name']} [{spec['evaluated']['sha256'][:8]}]"
 
 
-def described(spec: Mapping[str, Any]) -> str:
+def describe_model(spec: Mapping[str, Any]) -> str:
     """All of a model in one line."""
     said = spec["evaluated"]
     parts = [f"{said['name']} (SHA-256 {said['sha256']})", said["network"]]

@@ -145,7 +145,7 @@ def _record(file: Path, names: Iterable[str]) -> dict[str, Any]:
     return {**version(file), "names": list(digests), "reached": digests}
 
 
-def same(then: Iterable[Record], now: Iterable[Record]) -> bool:
+def same_functions(then: Iterable[Record], now: Iterable[Record]) -> bool:
     """Whether two lists of records are of the same functions, wherever the files are and whatever else is in them."""
     then, now = list(then), list(now)
     if _sources(then) == _sources(now):
@@ -157,7 +157,7 @@ def _reached(of: Iterable[Record]) -> dict[str, str]:
     return {name: digest for record in of for name, digest in record["reached"].items()}
 
 
-def differ(records: Iterable[Record]) -> bool:
+def versions_differ(records: Iterable[Record]) -> bool:
     """Whether records are of different versions of some function: one that any two of them name."""
     digests: dict[str, set[str]] = {}
     for record in records:
@@ -180,7 +180,7 @@ def current(record: Record) -> dict[str, Any] | None:
     return None
 
 
-def shown(record: Record) -> str:
+def describe(record: Record) -> str:
     """ "mine.py (sha256 1a2b3c4d5e6f; helper.py 6f5e4d3c2b1a)"."""
     modules = "".join(f"; {path} {digest[:12]}" for path, digest in record.get("modules", {}).items())
     return f"{record['plugin']} (sha256 {record['sha256'][:12]}{modules})"

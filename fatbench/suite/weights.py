@@ -153,7 +153,7 @@ def wanted(specs: Iterable[Mapping[str, Any]]) -> list[str]:
     return list(dict.fromkeys(text for text in texts if isinstance(text, str)))
 
 
-def described(text: str, root: Path) -> str:
+def describe(text: str, root: Path) -> str:
     """One line: which file, where it goes, what its digest is, whether it is here."""
     found = read(text)
     if found is None:

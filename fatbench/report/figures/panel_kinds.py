@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fatbench.report.figures.series import Line, Panel, Plot, index_of
-from fatbench.report.figures.styles import HATCHES, STYLES, Names, Style, drawn, group, named
+from fatbench.report.figures.styles import HATCHES, STYLES, Names, Style, axis_label, group, line_settings
 from fatbench.suite.model import Key
 from fatbench.suite.tables import SERIES
 
@@ -50,7 +50,7 @@ def curves(panel: Panel, axes: Axes, name: Names, styles: Styles) -> None:
         style = styles[name(line)]
         rounds = [point.round for point in line.points]
         means = [_scaled(line, point.mean) for point in line.points]
-        axes.plot(rounds, means, markevery=max(1, len(rounds) // 8), **drawn(style))
+        axes.plot(rounds, means, markevery=max(1, len(rounds) // 8), **line_settings(style))
         if any(point.std for point in line.points):
             spreads = [_scaled(line, point.std or 0.0) for point in line.points]
             low = [mean - spread for mean, spread in zip(means, spreads, strict=True)]
@@ -189,7 +189,7 @@ def tensor(plot: Plot, panel: Panel, line: Line, names: Key, axes: Axes, files: 
         spine.set_visible(False)
     key = {axis: label for axis, label in panel.key.items() if axis not in names and axis != SERIES}
     said, metric = (
-        ", ".join([*(named(*one) for one in [*key.items(), *line.key.items()]), line.heading]),
+        ", ".join([*(axis_label(*one) for one in [*key.items(), *line.key.items()]), line.heading]),
         line.source.metric,
     )
     found = None if files is None else artifacts.latest([files / cell for cell in line.cells], metric)

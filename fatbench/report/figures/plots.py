@@ -16,7 +16,7 @@ from fatbench import whole_file
 from fatbench.errors import MachineError
 from fatbench.report.figures import panel_kinds
 from fatbench.report.figures.series import Line, Panel, Plot, index_of
-from fatbench.report.figures.styles import GREY, handle, named, styles_of
+from fatbench.report.figures.styles import GREY, axis_label, handle, styles_of
 from fatbench.suite.model import Key
 
 if TYPE_CHECKING:
@@ -153,7 +153,7 @@ def _page(plot: Plot, names: Key, panels: Sequence[Panel], files: Path | None) -
         if line is not None:
             maps += panel_kinds.tensor(plot, panel, line, names, axes, files)
             continue
-        said = ", ".join(named(axis, label) for axis, label in panel.key.items() if axis not in names)
+        said = ", ".join(axis_label(axis, label) for axis, label in panel.key.items() if axis not in names)
         if kind == "boundaries":
             panel_kinds.boundaries(panel, said, axes, name, found, files)
             continue

@@ -79,7 +79,7 @@ def _parts(plot: Plot, lines: Sequence[Line]) -> list[Part]:
     axes = list(dict.fromkeys(axis for line in lines for axis in line.key))
 
     def of(axis: str) -> Part:
-        return lambda line: named(axis, line.key.get(axis, ""))
+        return lambda line: axis_label(axis, line.key.get(axis, ""))
 
     # the first axis stands beneath the bars; without axes the heading does
     parts = [of(axis) for axis in (axes[1:] if beneath else axes)]
@@ -90,7 +90,7 @@ def _parts(plot: Plot, lines: Sequence[Line]) -> list[Part]:
     return parts
 
 
-def named(axis: str, label: str) -> str:
+def axis_label(axis: str, label: str) -> str:
     """A label that is a number with the name of its axis: "alpha 1/6"; others speak for themselves."""
     return f"{axis} {label}" if label[:1].isdigit() else label
 
@@ -131,10 +131,10 @@ def handle(kind: str, style: Style) -> Artist:
 
     if kind == "bars":
         return Patch(facecolor=style.colour, hatch=HATCHES[style.style], edgecolor="white")
-    return Line2D([], [], **{**drawn(style), **({"marker": None} if kind == "boundaries" else {})})
+    return Line2D([], [], **{**line_settings(style), **({"marker": None} if kind == "boundaries" else {})})
 
 
-def drawn(style: Style) -> dict[str, Any]:
+def line_settings(style: Style) -> dict[str, Any]:
     """matplotlib's settings of a line."""
     marker = None if style.marker is None else MARKERS[style.marker]
     return {

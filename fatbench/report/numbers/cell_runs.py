@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from fatbench.store.stages import Store
 
 
-def beside(store: Store, cell: str) -> list[dict[str, Any]]:
+def runs_of_cell(store: Store, cell: str) -> list[dict[str, Any]]:
     """The runs of a cell beside each other: where each ran, and its evaluations (stage -> value)."""
     first, _, _ = cell.partition(replicates.SIGN)
     found = []
@@ -28,7 +28,7 @@ def beside(store: Store, cell: str) -> list[dict[str, Any]]:
     return found
 
 
-def text(runs: Sequence[Mapping[str, Any]]) -> str:
+def runs_as_text(runs: Sequence[Mapping[str, Any]]) -> str:
     """`beside` as lines: the runs, then each evaluation with its values and how far they lie apart."""
     lines = ["runs of this cell:"]
     for run in runs:

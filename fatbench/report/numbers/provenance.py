@@ -107,7 +107,7 @@ class TableFacts:
         found: dict[str, dict[str, Any]] = {}
         for (_, origin), cells in self.origins.items():
             for record in json.loads(origin.plugins):
-                one = found.setdefault(plugins.shown(record), {**record, "names": [], "cells": set()})
+                one = found.setdefault(plugins.describe(record), {**record, "names": [], "cells": set()})
                 one["names"] = sorted({*one["names"], *record["names"]})
                 if "reached" in one:
                     one["reached"] = {**one["reached"], **record.get("reached", {})}
@@ -116,12 +116,12 @@ class TableFacts:
 
     def _plugin_notes(self) -> Iterable[tuple[str, str]]:
         for record in self.plugins():
-            yield "plug-in", plugins.shown(record)
+            yield "plug-in", plugins.describe(record)
             now = plugins.current(record)
-            if now is not None and not plugins.same([record], [now]):
+            if now is not None and not plugins.same_functions([record], [now]):
                 cells = f"{len(record['cells'])} cell{'s' * (len(record['cells']) != 1)}"
                 text = f"the numbers of {cells} come from this version of {record['plugin']}; the file is now"
-                text += f" {plugins.shown(now)}; fatbench run ... --rerun-changed computes them again"
+                text += f" {plugins.describe(now)}; fatbench run ... --rerun-changed computes them again"
                 yield "OLDER", text
 
     def notes(self, settings: str = "") -> Iterable[tuple[str, str]]:
@@ -164,8 +164,8 @@ class TableFacts:
         for record in self.plugins():
             by_plugin.setdefault(record["plugin"], []).append(record)
         for name, records in by_plugin.items():
-            if plugins.differ(records):
-                found[f"versions of {name}"] = ", ".join(map(plugins.shown, records))
+            if plugins.versions_differ(records):
+                found[f"versions of {name}"] = ", ".join(map(plugins.describe, records))
         for metric, implementations in self.attacks().items():
             if len(implementations) > 1:
                 found[f"{metric} attack"] = ", ".join(implementations)

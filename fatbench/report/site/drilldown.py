@@ -70,7 +70,7 @@ class Point:
         return any(one["difference"] for one in self.shown)
 
 
-def of(grids: Iterable[Grid], boards: Iterable[Grid] = ()) -> dict[tuple[str, ...], Point]:
+def points_of(grids: Iterable[Grid], boards: Iterable[Grid] = ()) -> dict[tuple[str, ...], Point]:
     """The places that the numbers of some tables and leaderboards stand for, each with what the tables show of it."""
     found: dict[tuple[str, ...], Point] = {}
     anchors: set[str] = set()
@@ -428,7 +428,7 @@ def uri(file: Path) -> str:
     return f"data:image/png;base64,{base64.b64encode(file.read_bytes()).decode()}"
 
 
-def beside(folder: Path) -> dict[str, list[tuple[str, str]]]:
+def images_in(folder: Path) -> dict[str, list[tuple[str, str]]]:
     """Cell -> (caption, data URI) of the images in a folder or below, as `show CELL --artifacts` names them."""
     found: dict[str, list[tuple[str, str]]] = {}
     for file in sorted(folder.rglob("*-round-*.png")):

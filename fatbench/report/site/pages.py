@@ -80,8 +80,8 @@ def content(
     grids = [grid for part in parts for grid in part.grids]
     found = leaderboards.boards(pairs, grids, store, select, which)
     plots = [plot for suite, plan in pairs for plot in build_figures(suite, plan, store, select=select)]
-    places = drilldown.of(grids, (board.grid for board in found))
-    drilldown.fill(list(places.values()), store, files, drilldown.beside(images) if images else {})
+    places = drilldown.points_of(grids, (board.grid for board in found))
+    drilldown.fill(list(places.values()), store, files, drilldown.images_in(images) if images else {})
     places = {cells: point for cells, point in places.items() if point.seeds}
     drawn = {file.stem: file for file in sorted(images.rglob("*.png"))} if images else {}
     shown = [(plot, _drawn(plot, files, drawn) if plot.figure.kind in KEPT else []) for plot in plots]

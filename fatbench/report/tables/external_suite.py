@@ -41,7 +41,7 @@ def suite_and_plan(store: Store | None, where: str | None = None) -> tuple[Suite
     several = len({cell.key["data"] for cell in cells}) > 1
     metrics = dict.fromkeys(evaluation.label for cell in cells for evaluation in cell.evaluations)
     labels = {axis: list(dict.fromkeys(cell.key[axis] for cell in cells)) for axis in ("model", "data")}
-    notes = [external_models.described(cell.spec) for cell in cells]
+    notes = [external_models.describe_model(cell.spec) for cell in cells]
     table = {
         "id": "evaluated",
         "title": "External models",
@@ -63,7 +63,7 @@ def suite_and_plan(store: Store | None, where: str | None = None) -> tuple[Suite
     return Suite(Path(SUITE), model.read(Contents, LocatedMap(raw), SUITE, axes=axes, folders=[])), plan
 
 
-def beside(plan: Plan, store: Store | None) -> list[Cell]:
+def external_cells(plan: Plan, store: Store | None) -> list[Cell]:
     """The evaluated models on a plan's data sets, each with the evaluations of the plan, of which some are stored.
 
     So a row of the plan's tables can be filled from them: only numbers of the same attacks on the same images count.

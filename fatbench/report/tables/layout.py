@@ -29,7 +29,7 @@ from fatbench.report.tables.grid import Column, Comparison, Grid, Group, Row, Va
 from fatbench.report.tables.grid_points import Names, Places, absent, places_of, spread
 from fatbench.report.tables.notes import checkpoint, footnotes, notes
 from fatbench.suite.cells import Cell, Plan
-from fatbench.suite.external_models import described
+from fatbench.suite.external_models import describe_model
 from fatbench.suite.files import Suite
 from fatbench.suite.tables import Table
 
@@ -154,7 +154,7 @@ def _grid(
     if broken := numbers.failed & {cell.id for cell in cells}:
         count = f"{len(broken)} cell{'s' * (len(broken) > 1)}"
         grid.notes.append(("failed", f"{count}: {', '.join(sorted(broken))} (see fatbench logs)"))
-    grid.notes.extend(("evaluated", f"external model: {described(cell.spec)}") for cell in evaluated)
+    grid.notes.extend(("evaluated", f"external model: {describe_model(cell.spec)}") for cell in evaluated)
     return grid
 
 
