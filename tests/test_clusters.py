@@ -24,7 +24,7 @@ from crew import SUITE, Watcher, ignore, kill, lasting, never, numbers, once_beg
 from fatbench.cli.app import app
 from fatbench.cli.watch import Watch
 from fatbench.errors import MachineError, SpecError
-from fatbench.runner.executors import me, ray, slurm
+from fatbench.runner.executors import ray, slurm, this_worker
 from fatbench.runner.jobs import Event, Job, Machine
 from fatbench.runner.start import jobs_of
 from fatbench.runner.start import run as run_all
@@ -85,7 +85,7 @@ def test_ray(jobs, machine, cluster):
     assert outcomes == {jobs[0].cell: "failed", jobs[1].cell: "done"}
     status, error = rows(machine, jobs[0])["train"]
     assert status == "failed" and error is not None
-    assert error.startswith(f"the Ray worker on {me().host} ended: WorkerCrashedError: ")
+    assert error.startswith(f"the Ray worker on {this_worker().host} ended: WorkerCrashedError: ")
     assert seen.kinds(jobs[0], "train")[-1] == "failed" and seen.kinds(jobs[0]) == ["failed"]
     assert seen.kinds(jobs[1], "train") == ["start", *["progress"] * 4, "done"] and seen.kinds(jobs[1]) == ["done"]
     assert numbers(machine, jobs[1]) == undisturbed(machine, jobs[1])
@@ -421,7 +421,7 @@ def test_a_job_goes_on_from_the_one_before_it(jobs, machine, tmp_path, quiet_sub
         signal.signal(signal.SIGTERM, before)
     sent = slurm._Sent(job, None, file)
     events = list(sent.news([sent]))
-    assert (sent.status, sent.worker, sent.slot) == ("done", me(), 0)
+    assert (sent.status, sent.worker, sent.slot) == ("done", this_worker(), 0)
     assert [event.kind for event in events if event.stage == "train"] == ["start", *["progress"] * 4, "done"]
     assert numbers(machine, job) == undisturbed(machine, job)
     assert list(sent.news([sent])) == []

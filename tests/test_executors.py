@@ -23,7 +23,7 @@ from fatbench.cli.watch import Watch
 from fatbench.errors import MachineError, SpecError
 from fatbench.runner import processes
 from fatbench.runner import start as run
-from fatbench.runner.executors import Worker, asked, attempt, bury, local, me, release
+from fatbench.runner.executors import Worker, attempt, device_and_jobs, local, record_loss, release, this_worker
 from fatbench.runner.jobs import Event, Machine
 from fatbench.runner.start import run as run_all
 from fatbench.store.stages import Store
@@ -44,19 +44,19 @@ def forks(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_dead_worker_s_stages_are_failed_and_nobody_else_s(jobs, machine):
     """Two processes have a stage of the cell each; the one that dies leaves the other's alone."""
     job, seen = jobs[0], Watcher()
-    host, other = me().host, os.getpid() + 1
+    host, other = this_worker().host, os.getpid() + 1
     with Store.open(machine.db) as store:
         store.add_cell(job.cell, job.spec)
         mine = store.claim(job.cell, "train", suite="crew", total=4, provenance={})
         theirs = store.claim(job.cell, "fgsm-1@4", suite="crew", total=4, provenance={"host": host, "pid": other})
     assert mine is not None and theirs is not None
-    assert bury(job, machine, None, "it ended", seen, 2) == "failed"  # it died before it said who it was
+    assert record_loss(job, machine, None, "it ended", seen, 2) == "failed"  # it died before it said who it was
     assert {status for status, _ in rows(machine, job).values()} == {"running"}
-    assert bury(job, machine, Worker(host, other), "it ended", seen, 2) == "failed"
+    assert record_loss(job, machine, Worker(host, other), "it ended", seen, 2) == "failed"
     assert rows(machine, job) == {"train": ("running", None), "fgsm-1@4": ("failed", "it ended")}
     release(job, machine, Worker("elsewhere", os.getpid()))
     assert rows(machine, job)["train"] == ("running", None)
-    release(job, machine, me())
+    release(job, machine, this_worker())
     assert rows(machine, job)["train"] == ("interrupted", None)
     assert [(slot, event.stage, event.message) for slot, event in seen.seen] == [
         (2, "train", "it ended"),
@@ -76,18 +76,18 @@ def test_a_worker_survives_what_is_wrong_around_a_cell(jobs, machine):
 
 def test_devices_and_numbers(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    assert asked(None, None) == ("auto", None)
-    assert asked("cuda:0,1", 3) == ("cuda:0,1", 3)
+    assert device_and_jobs(None, None) == ("auto", None)
+    assert device_and_jobs("cuda:0,1", 3) == ("cuda:0,1", 3)
     Path("fatbench.toml").write_text('device = "cpu"\njobs = 5\n')
-    assert asked(None, None) == ("cpu", 5)
-    assert asked("cuda", 1) == ("cuda", 1)
+    assert device_and_jobs(None, None) == ("cpu", 5)
+    assert device_and_jobs("cuda", 1) == ("cuda", 1)
     for wrong in ("gpu", "cuda:", "cuda:-1", "cuda:0,", "cpu:0", "cuda0"):
         with pytest.raises(SpecError, match=f"--device: expected auto, cpu, cuda or cuda:0,1, got '{wrong}'"):
-            asked(wrong, None)
+            device_and_jobs(wrong, None)
     for wrong in ("0", "-1", "many"):
         monkeypatch.setenv("FATBENCH_JOBS", wrong)
         with pytest.raises(SpecError, match=f"jobs: expected a number of cells side by side, got '{wrong}'"):
-            asked(None, None)
+            device_and_jobs(None, None)
 
 
 # --- processes on this machine -----------------------------------------------------------------------------------

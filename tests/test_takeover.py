@@ -29,7 +29,7 @@ from fatbench.errors import SpecError, Unavailable
 from fatbench.models.mcmahan_cnn import McMahanCNN
 from fatbench.models.nin import NIN
 from fatbench.runner import progress, waiting, worker
-from fatbench.runner.executors import Worker, attempt, local, works
+from fatbench.runner.executors import Worker, attempt, is_working, local
 from fatbench.runner.heartbeat import Heartbeat, renewing
 from fatbench.runner.jobs import Event, Job, Machine
 from fatbench.runner.start import run as run_all
@@ -151,7 +151,7 @@ def test_a_claim_between_two_looks_at_the_database(first, jobs, machine, monkeyp
         return found
 
     for ask in (
-        lambda store: works(job, machine, Worker("elsewhere", 7)),
+        lambda store: is_working(job, machine, Worker("elsewhere", 7)),
         lambda store: waiting.holders([job], store),
     ):
         with Store.open(machine.db) as store:

@@ -30,12 +30,12 @@ class Worker(NamedTuple):
     pid: int
 
 
-def me() -> Worker:
+def this_worker() -> Worker:
     """The process that asks."""
     return Worker(socket.gethostname(), os.getpid())
 
 
-def asked(device: str | None, jobs: int | None) -> tuple[str, int | None]:
+def device_and_jobs(device: str | None, jobs: int | None) -> tuple[str, int | None]:
     """(device, cells side by side) from the flags, else the settings. SpecError: neither a device nor a number."""
     wanted = settings.setting("device", device) or "auto"
     if wanted not in ("auto", "cpu", "cuda"):
@@ -49,7 +49,7 @@ def asked(device: str | None, jobs: int | None) -> tuple[str, int | None]:
     return wanted, jobs
 
 
-def patient(db: str) -> Store:
+def open_store(db: str) -> Store:
     """The database for whoever has a cell in hand: that another process is writing is no reason to give it up."""
     store = Store.open(db)
     store.database.patience = math.inf
@@ -63,7 +63,7 @@ def attempt(job: Job, machine: Machine, notify: Callable[[Event], None], stop: C
     nowhere to be stored: it is an event, and the worker lives to take the next cell.
     """
     try:
-        with patient(machine.db) as store:
+        with open_store(machine.db) as store:
             return work(job, machine, store, notify, stop)
     except Unavailable as error:
         notify(Event(job.cell, "train", "blocked", message=str(error)))
@@ -74,11 +74,11 @@ def attempt(job: Job, machine: Machine, notify: Callable[[Event], None], stop: C
         return "failed"
 
 
-def bury(
+def record_loss(
     job: Job, machine: Machine, worker: Worker | None, text: str, watch: Callable[[int, Event], None], slot: int
 ) -> CellStatus:
     """Mark what a dead worker had in hand as failed; what other processes have in hand stays theirs."""
-    with patient(machine.db) as store:
+    with open_store(machine.db) as store:
         held = _held(store, job, worker)
         for run in held.values():
             store.fail(run, text)
@@ -97,7 +97,7 @@ def release(job: Job, machine: Machine, worker: Worker | None) -> None:
             store.release(run)
 
 
-def works(job: Job, machine: Machine, worker: Worker) -> bool:
+def is_working(job: Job, machine: Machine, worker: Worker) -> bool:
     """Whether a worker has a stage of its cell in hand and makes progress."""
     with Store.open(machine.db) as store:
         held = _held(store, job, worker)

@@ -32,14 +32,14 @@ from typing import Any
 
 from fatbench.errors import MachineError, Unavailable
 from fatbench.runner import processes
-from fatbench.runner.executors import Worker, asked, attempt, bury, me, release, works
+from fatbench.runner.executors import Worker, attempt, device_and_jobs, is_working, record_loss, release, this_worker
 from fatbench.runner.jobs import CellStatus, Event, Job, Machine
 from fatbench.suite import plugins
 
 
 def slots(device: str | None, jobs: int | None, per_gpu: int | Mapping[int, int] = 1, url: str = "") -> list[str]:
     """A GPU or a core a slot; `per_gpu` slots a GPU, of all or by its number. MachineError: no such GPU; SpecError."""
-    wanted, jobs = asked(device, jobs)
+    wanted, jobs = device_and_jobs(device, jobs)
     have = gpu_count() if wanted != "cpu" else 0
     if wanted == "cpu" or (wanted == "auto" and have == 0):
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -90,7 +90,7 @@ class _Slot:
 
     @property
     def worker(self) -> Worker:
-        return Worker(me().host, self.process.pid)
+        return Worker(this_worker().host, self.process.pid)
 
 
 def run(
@@ -217,7 +217,7 @@ def run(
                         waiting.append(job)
                         watch(slot, Event(job.cell, "train", "interrupted", message=f"{killed}: it starts again"))
                         continue
-                    item = bury(job, machine, worker.worker, killed or text, watch, slot)
+                    item = record_loss(job, machine, worker.worker, killed or text, watch, slot)
                 worker.job = None
                 over(slot, job, item)
     finally:
@@ -262,7 +262,7 @@ def _judge(workers: Iterable[_Slot], machine: Machine) -> None:
     for worker in workers:
         assert worker.job is not None
         try:
-            worker.idle = 0 if works(worker.job, machine, worker.worker) else worker.idle + 1
+            worker.idle = 0 if is_working(worker.job, machine, worker.worker) else worker.idle + 1
         except Unavailable:  # nobody can make progress
             worker.idle = 0
         if limit is not None and time.monotonic() - worker.began > limit + GRACE:

@@ -18,7 +18,7 @@ from dataclasses import replace
 from typing import Any
 
 from fatbench.errors import MachineError, SpecError
-from fatbench.runner.executors import Worker, asked, attempt, bury, local, me, release
+from fatbench.runner.executors import Worker, attempt, device_and_jobs, local, record_loss, release, this_worker
 from fatbench.runner.jobs import CellStatus, Event, Job, Machine
 from fatbench.store.database import Database
 from fatbench.suite import plugins
@@ -32,7 +32,7 @@ def slots(device: str | None, jobs: int | None, per_gpu: int, url: str) -> list[
     SpecError: no Ray, a device that is not Ray's to choose, SQLite on several nodes. MachineError: no GPU, no cluster.
     """
     ray = _package()
-    wanted, jobs = asked(device, jobs)
+    wanted, jobs = device_and_jobs(device, jobs)
     if ":" in wanted:
         raise SpecError(f"--device {wanted}: Ray chooses the GPUs; give cuda (CUDA_VISIBLE_DEVICES hides the others)")
     if not (_address() or ray.is_initialized()):
@@ -147,7 +147,7 @@ def _run(
                 else:
                     where = f" on {worker.host}" if worker else ""
                     text = f"the Ray worker{where} ended: {type(error).__name__}: {str(error).splitlines()[0]}"
-                    status = bury(job, machine, worker, text, watch, slot)
+                    status = record_loss(job, machine, worker, text, watch, slot)
             statuses[job.cell] = status
             watch(slot, Event(job.cell, "cell", status))
             if status == "blocked" or (status == "failed" and fail_fast):
@@ -214,7 +214,7 @@ def _work(slot: int, job: Job, machine: Machine, board: Any) -> CellStatus:
         except ray.exceptions.RayError:  # the driver is gone, and the board with it
             return True
 
-    ray.get(board.tell.remote(slot, (job.cell, me(), ray.get_runtime_context().get_node_id())))
+    ray.get(board.tell.remote(slot, (job.cell, this_worker(), ray.get_runtime_context().get_node_id())))
     status: CellStatus = "interrupted" if stop() else attempt(job, machine, notify, stop)
     stop()  # calls arrive in order: now every event has
     return status

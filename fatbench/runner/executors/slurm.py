@@ -35,7 +35,7 @@ from typing import Any
 
 from fatbench import settings
 from fatbench.errors import MachineError, SpecError
-from fatbench.runner.executors import Worker, asked, attempt, bury, local, me, release
+from fatbench.runner.executors import Worker, attempt, device_and_jobs, local, record_loss, release, this_worker
 from fatbench.runner.jobs import CellStatus, Event, Job, Machine
 from fatbench.store.database import Database
 
@@ -59,7 +59,7 @@ def slots(device: str | None, jobs: int | None, per_gpu: int, url: str) -> list[
     submitit = _package()
     table = settings.table("slurm")
     here = table.get("cluster", "slurm") == "local"
-    wanted, jobs = asked(device, jobs)
+    wanted, jobs = device_and_jobs(device, jobs)
     if ":" in wanted:
         raise SpecError(f"--device {wanted}: SLURM chooses the GPUs; give cuda")
     if per_gpu > 1:
@@ -163,7 +163,7 @@ def run(
                         release(one.job, machine, one.worker)
                         one.status = "interrupted"
                     else:
-                        one.status = bury(one.job, machine, one.worker, text, watch, one.slot)
+                        one.status = record_loss(one.job, machine, one.worker, text, watch, one.slot)
                 if one.status is not None:
                     over(one, one.status)
             if sent:
@@ -287,7 +287,7 @@ class SlurmTask:
     def __call__(self) -> None:
         """Work on the cell in a thread, so that signals, which reach the main thread, can wait for the round's end."""
         self._leave_to_me()
-        self._tell("worker", me())
+        self._tell("worker", this_worker())
         signal.signal(signal.SIGTERM, self._hear)
         self.thread = threading.Thread(target=self._work, daemon=True)
         self.thread.start()
