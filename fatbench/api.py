@@ -64,7 +64,7 @@ def _with(plugins: Plugins, db: str | None = None) -> Iterator[None]:
     except UnknownName as error:
         from fatbench.runner import versions
 
-        raise SpecError(versions.explained(error, db)) from None
+        raise SpecError(versions.explain(error, db)) from None
 
 
 def suites(*, plugins: Plugins = ()) -> pandas.DataFrame:
@@ -172,7 +172,7 @@ def run(
         if over.code != 1:  # 1: some cells failed, as the rows say
             raise KeyboardInterrupt from None
     with opened(db) as store:
-        rows = progress.of(chosen, store)
+        rows = progress.cells_of(chosen, store)
     return pandas.DataFrame(
         [
             {"cell": r.cell.id, **r.cell.key, "seed": r.cell.spec["seed"], "status": r.status, "error": r.error}
@@ -337,7 +337,7 @@ def results(
             for cell in planned(name, preset, None, where, store)[1].cells:
                 keys.setdefault(cell.id, []).append(cell.key)
         numbers = [] if store is None else store.measurements(None if keys is None else list(keys))
-        flags.mark(numbers, {} if store is None else store.cells(list({number["cell"] for number in numbers})))
+        flags.add_flags(numbers, {} if store is None else store.cells(list({number["cell"] for number in numbers})))
     rows = []
     attack: dict[str, str] = {}
     for number in numbers:

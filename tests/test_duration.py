@@ -144,7 +144,7 @@ def test_what_is_done_is_subtracted(plan: Plan, tmp_path: Path) -> None:
         run = store.claim(one.id, one.evaluations[0].stage(4), suite="short", total=0, provenance={})
         assert run is not None
         store.finish(run)
-        left = progress.left(plan, store)
+        left = progress.cells_left(plan, store)
         assert [(e.label, models) for e, models in left(one)[1]] == [("pgd", 1), ("autoattack", 1)]
         assert left(one)[0] == 0.0
         fraction, evaluations = left(other)

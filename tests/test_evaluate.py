@@ -350,7 +350,7 @@ def test_a_task_like_a_suite_s_cells() -> None:
     """
     plan = files.load("sfat-cifar10").plan("smoke")
     first, *_, most = sorted(plan.cells, key=lambda cell: len(cell.evaluations))
-    task = evaluate_external.like(plan)
+    task = evaluate_external.task_like(plan)
     assert (task.data, task.test) == (first.spec["data"], first.spec["test"])
     assert {one.id for one in first.evaluations} < {one.id for one in most.evaluations}
     assert {one.id for one in task.evaluations} == {one.id for one in most.evaluations}
@@ -360,7 +360,7 @@ def test_a_task_like_a_suite_s_cells() -> None:
         replace(first, evaluations=(first.evaluations[0], other)),
     ):
         with pytest.raises(SpecError, match="its cells differ in data, size or attacks: choose some by a filter"):
-            evaluate_external.like(replace(plan, cells=[*plan.cells, cell]))
+            evaluate_external.task_like(replace(plan, cells=[*plan.cells, cell]))
 
 
 # --- the whole way ------------------------------------------------------------------------------------------------

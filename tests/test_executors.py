@@ -157,7 +157,7 @@ local._serve(None, [Pipe()])
 def begun(forks, monkeypatch: pytest.MonkeyPatch) -> list:
     """Every worker process that is started, and "plan" where a suite was expanded."""
     seen: list = []
-    start, plan_of = processes.started, running.plan_of
+    start, plan_of = processes.start_process, running.plan_of
     monkeypatch.setattr(processes, "started", lambda *of: seen.append(start(*of)) or seen[-1])
     monkeypatch.setattr(running, "plan_of", lambda *of: seen.append("plan") or plan_of(*of))
     return seen
@@ -193,10 +193,10 @@ def test_no_worker_begins_early_where_none_or_another_is_needed(arguments, jobs,
 
 
 def test_an_early_worker_that_died_is_not_taken(begun):
-    with processes.early():
+    with processes.started_early():
         begun[0].kill()
         begun[0].join()
-        assert processes.taken() is None
+        assert processes.take_early() is None
 
 
 def test_a_killed_worker_takes_only_its_cell_with_it(jobs, machine, forks):

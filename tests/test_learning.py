@@ -139,7 +139,7 @@ def test_the_share_of_the_most_frequent_class_is_stored_and_counts(tmp_path: Pat
         assert fraction == labels.bincount().max().item() / 32
     stage = {"cell": job.cell, "stage": "natural-x@2", "round": 2, "client": -1, "n": 32}
     numbers = [{**stage, "metric": metric, "value": value} for metric, value in (("natural", 0.6), ("chance", 0.5))]
-    flags.mark(numbers, {job.cell: job.spec})  # P(X >= 19) of 32 halves is 0.19; of tenths nothing
+    flags.add_flags(numbers, {job.cell: job.spec})  # P(X >= 19) of 32 halves is 0.19; of tenths nothing
     assert [row["flags"] for row in numbers] == [[flags.CHANCE], []]
 
 

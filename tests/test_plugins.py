@@ -376,7 +376,7 @@ def test_edited_work_is_kept_until_it_is_asked_for_again(place):
         was, now = sha(HELPER)[:12], sha(UNIFORM)[:12]
         words = f"mine.py (sha256 {sha(AGGREGATOR)[:12]}; helper.py {{}})"
         assert changed[mine]["train"] == f"{words.format(was)}, now {words.format(now)}"
-        rows = progress.of(plan, store)
+        rows = progress.cells_of(plan, store)
         assert [(row.status, row.stages_done, row.stages) for row in rows] == [("done", 3, 3), ("changed", 0, 3)]
         assert progress.count(rows) == {"done": 1, "failed": 0, "running": 0, "todo": 0, "changed": 1}
 

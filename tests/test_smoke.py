@@ -83,7 +83,7 @@ def run(name: str, tmp_path: Path, only: list[str] | None = None) -> None:
     with Store.open(machine.db, create=True) as store:
         for job in jobs:
             assert work(job, machine, store) == "done", [row.error for row in store.stages([job.cell]).values()]
-        assert progress.count(progress.of(plan, store))["done"] == len(jobs)
+        assert progress.count(progress.cells_of(plan, store))["done"] == len(jobs)
         for select in ("last", "best-val", "best-test"):
             text = report.render(report.build_tables(suite, plan, store, select=select), "json")
             reached = [table for table in json.loads(text)["tables"] if not beyond[table["id"]]]

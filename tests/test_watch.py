@@ -133,7 +133,7 @@ def test_looking_at_runs_elsewhere_ends_when_nothing_is_left(
                         store.finish(run, round=10, record={"last": {"round": 10}})
 
     monkeypatch.setattr(time, "sleep", elsewhere)
-    watching.look(lambda store: plan, db, 5.0)
+    watching.watch_plan(lambda store: plan, db, 5.0)
     lines = [line[9:] for line in capsys.readouterr().out.splitlines()]
     head = "suite two, preset paper: "
     assert lines == [

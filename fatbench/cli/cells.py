@@ -47,7 +47,7 @@ def show_cell(
         runs = store.runs([id])
         stages = store.stages([id])
         others = cell_runs.runs_of_cell(store, id)
-    flags.mark(numbers, {id: spec})
+    flags.add_flags(numbers, {id: spec})
     if format == "json":
         for number in numbers:
             del number["settings"]  # those of its stage

@@ -50,7 +50,7 @@ def with_plugins(command: Callable[..., None]) -> Callable[..., None]:
         except UnknownName as error:
             from fatbench.runner import versions
 
-            raise SpecError(versions.explained(error, options.get("db"))) from None
+            raise SpecError(versions.explain(error, options.get("db"))) from None
 
     signature = inspect.signature(command, eval_str=True)
     option = inspect.Parameter("plugin", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Plugin)

@@ -49,7 +49,7 @@ def status(
             raise SpecError("--watch: name the suite to watch" if name is None else "--watch prints text, not json")
         from fatbench.cli import watch as watching
 
-        watching.look(lambda store: plan_in(name, preset, smoke, seeds, where, store)[1], db, every)
+        watching.watch_plan(lambda store: plan_in(name, preset, smoke, seeds, where, store)[1], db, every)
         return
     with opened(db) as store:
         if name is None:
@@ -60,7 +60,7 @@ def status(
                 show.all_status(counts)
             return
         _, plan = plan_in(name, preset, smoke, seeds, where, store)
-        rows = progress.of(plan, store)
+        rows = progress.cells_of(plan, store)
         if format == "json":
             cells = [{"id": row.cell.id, "key": row.cell.key, "status": row.status} for row in rows]
             print_json({"suite": plan.suite, "preset": plan.preset, "cells": progress.count(rows), "list": cells})

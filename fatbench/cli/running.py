@@ -62,7 +62,7 @@ def run_suite(
     """Run a suite: train and attack every cell that is not done yet."""
     from fatbench.runner import processes
 
-    with processes.early(executor == "local" and vectorise == 1 and not dry_run):
+    with processes.started_early(executor == "local" and vectorise == 1 and not dry_run):
         from fatbench.cli.watch import Watch
         from fatbench.runner import start
 
@@ -93,7 +93,7 @@ def run_cell(
     """Run one cell of any suite."""
     from fatbench.runner import processes
 
-    with processes.early(not dry_run):
+    with processes.started_early(not dry_run):
         from fatbench.cli.watch import Watch
         from fatbench.runner import start
 

@@ -111,7 +111,7 @@ def suite(chosen: Suite) -> None:
 def _weights(console: Console, what: Plan) -> None:
     """The files of weights that a preset wants: where they go, what is in them, whether they are here."""
     root = settings.data_folder()
-    for text in weights.wanted(cell.spec for cell in what.unique()):
+    for text in weights.weights_of(cell.spec for cell in what.unique()):
         console.print(f"  weights {weights.describe(text, root)}", markup=False)
 
 

@@ -97,7 +97,7 @@ def _parts(store: Store, suites: list[str], at: Checkpoint, which: str) -> tuple
             problems.append(f"{cells} cells of '{name}' are not shown: {error}")
             continue
         grids = report.build_tables(suite, plan, store, select=at, which=which)
-        counts = progress.count(progress.of(plan, store))
+        counts = progress.count(progress.cells_of(plan, store))
         if grids and not (preset and any(part.file == Part(suite, plan, []).file for part in found)):
             found.append(Part(suite, plan, grids, counts))
     return found, problems

@@ -39,7 +39,7 @@ CALIBRATION = 20  # seconds
 
 def suite_list(format: Format = "text") -> None:
     """List all suites with their presets and numbers of cells."""
-    from fatbench.runner.versions import explained
+    from fatbench.runner.versions import explain
     from fatbench.suite import sizes
 
     known_format(format, ("text", "json"))
@@ -47,7 +47,7 @@ def suite_list(format: Format = "text") -> None:
     rows = [row for row in found if "error" not in row]
     for row in found:
         if "error" in row:
-            print(f"fatbench: {explained(row['error'])}", file=sys.stderr)
+            print(f"fatbench: {explain(row['error'])}", file=sys.stderr)
     if format == "json":
         print_json({"suites": rows})
     else:
@@ -82,7 +82,7 @@ def suite_check(
     --learn takes one suite, and the first cell that --preset and -k leave.
     """
     from fatbench import report as reporting
-    from fatbench.runner.versions import explained
+    from fatbench.runner.versions import explain
     from fatbench.suite.files import load
 
     if learn:
@@ -110,7 +110,7 @@ def suite_check(
             reporting.check_headings(found, plans)
         except FatbenchError as error:
             mistakes += 1
-            print(f"fatbench: {explained(error)}", file=sys.stderr)
+            print(f"fatbench: {explain(error)}", file=sys.stderr)
         else:
             print(f"{file}: ok ({', '.join(f'{preset} {n} cells' for preset, n in sizes.items())})")
     if mistakes:
@@ -168,7 +168,7 @@ def _time(
         from fatbench.store import timing
 
         timed += timing.measured(store)
-        left = progress.left(plan, store)
+        left = progress.cells_left(plan, store)
     if calibrate:
         from fatbench import settings
         from fatbench.runner import calibrate as calibrating
@@ -241,7 +241,7 @@ def plan_suite(
             cells.append({"id": cell.id, "key": cell.key, "spec": cell.spec, "work": counted})
         root = settings.data_folder()
         wanted = [
-            found for text in weights.wanted(cell.spec for cell in plan.unique()) if (found := weights.read(text))
+            found for text in weights.weights_of(cell.spec for cell in plan.unique()) if (found := weights.read(text))
         ]
         files = [weights.status(found, root) for found in wanted]
         print_json({"suite": plan.suite, "preset": plan.preset, "cells": cells, "weights": files, "time": vars(time),

@@ -221,14 +221,14 @@ def duration(seconds: float) -> str:
 # --- status --watch ----------------------------------------------------------------------------------------------
 
 
-def look(chosen: Callable[[Store | None], Plan], db: str | None, every: float) -> None:
+def watch_plan(chosen: Callable[[Store | None], Plan], db: str | None, every: float) -> None:
     """Show how far the cells of a plan are, whoever runs them, until none is left: live, or a line at a time."""
     console = Console()
     with Live(console=console, auto_refresh=False) if console.is_terminal else contextlib.nullcontext() as live:
         while True:
             with opened(db) as store:
                 plan = chosen(store)
-                rows = progress.of(plan, store)
+                rows = progress.cells_of(plan, store)
                 rest = None if store is None else _rest(plan, store)
             counts = progress.count(rows)
             head = f"suite {plan.suite}, preset {plan.preset}: " + ", ".join(
@@ -249,7 +249,7 @@ def look(chosen: Callable[[Store | None], Plan], db: str | None, every: float) -
 def _rest(plan: Plan, store: Store) -> durations.Estimate:
     """The time left of a plan, at the speed of the machine that worked last."""
     known = durations.speeds(timing.measured(store, everywhere=True))
-    return durations.estimate(plan.unique(), known, progress.left(plan, store))
+    return durations.estimate(plan.unique(), known, progress.cells_left(plan, store))
 
 
 def _looked(head: str, running: Sequence[progress.CellProgress]) -> Table:

@@ -86,11 +86,11 @@ def build_tables(
     """
     from fatbench.report.numbers.measurements import Numbers, Stored
     from fatbench.report.tables.layout import build
-    from fatbench.report.tables.notes import pared
+    from fatbench.report.tables.notes import shortened
 
     if store is None:
         empty = Numbers(plan, Stored(), select)
-        return [pared(grid, notes) for grid in build(suite, plan, empty, published=published, digits=digits)]
+        return [shortened(grid, notes) for grid in build(suite, plan, empty, published=published, digits=digits)]
     from fatbench.report.numbers import query
     from fatbench.report.tables import replicate_selection
 
@@ -103,7 +103,7 @@ def build_tables(
     plan = replace(plan, cells=shown[:own])
     grids = build(suite, plan, numbers, published=published, evaluated=shown[own:], digits=digits)
     replicate_selection.note(grids, store, which, numbers)
-    return [pared(grid, notes) for grid in grids]
+    return [shortened(grid, notes) for grid in grids]
 
 
 def check(suite: Suite, plan: Plan) -> None:

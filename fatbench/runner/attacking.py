@@ -13,7 +13,7 @@ from fatbench.errors import MachineError
 from fatbench.runner import checkpoints, transfer, versions
 from fatbench.runner.checkpoints import clients_file, model_file
 from fatbench.runner.jobs import WORSE, CellStatus, Event, Job, Machine, evaluation_rounds
-from fatbench.runner.oom_retry import sparing
+from fatbench.runner.oom_retry import with_oom_retry
 from fatbench.runner.stage import claim, failed, ready_for, renewed, with_some_kernel
 from fatbench.store.stages import Store
 from fatbench.suite import formulas, plugins, signatures
@@ -76,7 +76,7 @@ def attack_models(
             )  # fmt: skip
             attempt = partial(with_some_kernel, run, store=store, stage=stage_of)
             with renewed(machine, run):
-                status = sparing(attempt, machine, evaluation.batch, partial(store.describe_run, run))
+                status = with_oom_retry(attempt, machine, evaluation.batch, partial(store.describe_run, run))
         except BaseException as error:
             if isinstance(error, checkpoints.DamagedCheckpoint) and digest is not None and not again:
                 store.release(run)

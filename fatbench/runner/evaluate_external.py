@@ -46,7 +46,7 @@ class ExternalModel:
     state: Mapping[str, Tensor]
 
 
-def like(plan: Plan, dataset: str | None = None) -> Task:
+def task_like(plan: Plan, dataset: str | None = None) -> Task:
     """The images and attacks of a suite's cells, so that a model's row can stand among theirs.
 
     An attack that only some of the cells face is among them. Transfers are left out: they are between the suite's own
@@ -84,7 +84,7 @@ def task(
     if plan is not None:
         if attacks or n is not None or size is not None:
             raise SpecError(f"--like {plan.suite} says which images and attacks; leave out --attack, -n and --size")
-        return like(plan, dataset)
+        return task_like(plan, dataset)
     if dataset is None:
         raise SpecError("say the data set by --dataset NAME, or --like SUITE")
     return Task(

@@ -25,7 +25,7 @@ class OutOfMemory(FatbenchError):
     exit_code = 1
 
 
-def sparing(
+def with_oom_retry(
     do: Callable[[Machine], CellStatus], machine: Machine, batch: int, describe: Callable[[Mapping[str, Any]], None]
 ) -> CellStatus:
     """`do`, and where memory was not enough once more with a quarter of the images in the network at once.

@@ -21,7 +21,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 _EARLY: list[tuple[Any, Any]] = []  # (process, our end of its pipe)
 
 
-def started(target: Callable[..., None], *arguments: Any) -> Any:
+def start_process(target: Callable[..., None], *arguments: Any) -> Any:
     """A new process that imports the engine and calls `target`.
 
     Ctrl-C reaches every process of the terminal; the parent decides, and the child is deaf from its first instant.
@@ -35,12 +35,12 @@ def started(target: Callable[..., None], *arguments: Any) -> Any:
 
 
 @contextlib.contextmanager
-def early(wanted: bool = True) -> Iterator[None]:
+def started_early(wanted: bool = True) -> Iterator[None]:
     """Inside, a worker imports the engine meanwhile; it is gone at the end, whether somebody took it or not."""
     process = None
     if wanted:
         ours, theirs = multiprocessing.get_context("spawn").Pipe()
-        process = started(_begin, theirs)
+        process = start_process(_begin, theirs)
         theirs.close()
         _EARLY.append((process, ours))
     try:
@@ -52,7 +52,7 @@ def early(wanted: bool = True) -> Iterator[None]:
             _EARLY.clear()
 
 
-def taken() -> tuple[Any, Any] | None:
+def take_early() -> tuple[Any, Any] | None:
     """The worker that was begun early and our end of its pipe, for the one who asks first.
 
     It is to be sent `(serve, machine)`, and calls `serve(machine, [its end])`.

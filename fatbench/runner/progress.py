@@ -33,7 +33,7 @@ class CellProgress:
     changed: Mapping[str, str]  # stage -> what changed
 
 
-def of(plan: Plan, store: Store | None) -> list[CellProgress]:
+def cells_of(plan: Plan, store: Store | None) -> list[CellProgress]:
     """The state of each cell of a plan."""
     cells = plan.unique()
     jobs = {
@@ -95,7 +95,7 @@ def _of_stage(row: StageRow | None, changed: bool) -> str:
     return CHANGED if changed and not row.alive else row.status
 
 
-def left(plan: Plan, store: Store) -> duration.Left:
+def cells_left(plan: Plan, store: Store) -> duration.Left:
     """What is to do of each of the plan's cells, for an estimate of its time."""
     rows = _by_cell(store.stages([cell.id for cell in plan.unique()]))
 

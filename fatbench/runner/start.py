@@ -210,7 +210,7 @@ def check_data(jobs: Sequence[Job], root: Path) -> None:
     MachineError: missing, damaged or not as named, or a file of weights is not there or another; SpecError: the data
     cannot be split as the cell says.
     """
-    for text in weights.wanted(job.spec for job in jobs):
+    for text in weights.weights_of(job.spec for job in jobs):
         found = weights.read(text)
         if found is not None and (row := weights.status(found, root))["state"] != "complete":
             how = (

@@ -18,7 +18,7 @@ from fatbench.engine.rounds import Number
 from fatbench.runner import checkpoints, transfer, versions
 from fatbench.runner.checkpoints import clients_file, model_file
 from fatbench.runner.jobs import CellStatus, Event, Job, Machine
-from fatbench.runner.oom_retry import gpu_memory, sparing
+from fatbench.runner.oom_retry import gpu_memory, with_oom_retry
 from fatbench.runner.stage import claim, failed, files_of, header_of, ready_for, renewed, with_some_kernel
 from fatbench.store import selection
 from fatbench.store.stages import Store
@@ -47,7 +47,7 @@ def train(job: Job, machine: Machine, store: Store, folder: Path, notify: Any, s
         return "failed" if row is not None and row.status == "failed" else "elsewhere"
     try:
         with renewed(machine, run):
-            return sparing(
+            return with_oom_retry(
                 lambda less: with_some_kernel(
                     run, less, store, lambda how: _rounds(run, rounds, job, how, store, folder, notify, stop)
                 ),
@@ -95,8 +95,8 @@ def _rounds(
         models = {r: m for r, m in {**models, count: latest}.items() if model_file(r) in files_of(record)}
         if kept := {**result.artifacts, **(result.mixing.artifacts if result.mixing else {})}:
             artifacts[count] = kept
-        if many := transfer.wanted(job, record, count):
-            clients[count] = transfer.clients_of(result, many)
+        if many := transfer.clients_wanted(job, record, count):
+            clients[count] = transfer.client_models(result, many)
         if count == state.round + 1 and (stack := max((u.stats.stack for u in result.updates), default=1)) > 1:
             store.describe_run(run, {"stack": stack})
         images = series["forward"] + series["backward"]

@@ -58,7 +58,7 @@ def trained(cell: str, store: Store) -> Trained | None:
     return Trained(cell, round, file, row.record.get("sha256", {}).get(file))
 
 
-def wanted(job: Job, record: Mapping[str, Any], round: int) -> int:
+def clients_wanted(job: Job, record: Mapping[str, Any], round: int) -> int:
     """How many clients' models the job's transfers want of a round, as far as is known when it is over."""
     ends = {int(job.spec["algorithm"]["rounds"])} if "last" in job.checkpoints else set()
     ends |= {int(record[name]["round"]) for name in job.checkpoints if name != "last" and name in record}
@@ -66,7 +66,7 @@ def wanted(job: Job, record: Mapping[str, Any], round: int) -> int:
     return max(asked, default=0) if round in ends else 0
 
 
-def clients_of(result: Round, many: int) -> dict[int, Tensors]:
+def client_models(result: Round, many: int) -> dict[int, Tensors]:
     """The models that the first clients of a round have before averaging, on the CPU; empty: they train none."""
     found = {}
     for place, update in enumerate(sorted(result.updates, key=lambda update: update.client)[:many]):

@@ -78,7 +78,7 @@ def lines(found: Changed) -> list[str]:
     ]
 
 
-def explained(error: FatbenchError, db: str | None = None) -> str:
+def explain(error: FatbenchError, db: str | None = None) -> str:
     """The message of an error; of an unknown name with the plug-in that defined it in runs of the database."""
     if not isinstance(error, UnknownName):
         return str(error)

@@ -171,7 +171,7 @@ def _sources(of: Iterable[Record]) -> set[str]:
     return {json.dumps([record.get("sha256"), record.get("modules", {})], sort_keys=True) for record in of}
 
 
-def current(record: Record) -> dict[str, Any] | None:
+def loaded_version(record: Record) -> dict[str, Any] | None:
     """The version that is loaded now of what a record is about; None: no plug-in brings these names."""
     for name in record.get("names", ()):
         file = signatures.plugin_of(*name.split(" ", 1))

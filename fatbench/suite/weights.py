@@ -147,7 +147,7 @@ def located(spec: Mapping[str, Any], root: Path) -> dict[str, Any]:
     return dict(spec) if found is None else {**spec, "model": {**model, "weights": str(place(found, root))}}
 
 
-def wanted(specs: Iterable[Mapping[str, Any]]) -> list[str]:
+def weights_of(specs: Iterable[Mapping[str, Any]]) -> list[str]:
     """The weights of cells, as they are written, each once."""
     texts = (spec["model"].get("weights") for spec in specs)
     return list(dict.fromkeys(text for text in texts if isinstance(text, str)))

@@ -107,7 +107,7 @@ def leaves_chance(p: float, checks: int) -> bool:
     return p < LEVEL / checks
 
 
-def mark(numbers: Iterable[dict[str, Any]], specs: Mapping[str, Mapping[str, Any]]) -> None:
+def add_flags(numbers: Iterable[dict[str, Any]], specs: Mapping[str, Mapping[str, Any]]) -> None:
     """Give every number a list `flags`: an evaluation of a model that is at chance says so."""
     rows = list(numbers)
     below = at_chance(rows, specs)

@@ -117,7 +117,7 @@ class TableFacts:
     def _plugin_notes(self) -> Iterable[tuple[str, str]]:
         for record in self.plugins():
             yield "plug-in", plugins.describe(record)
-            now = plugins.current(record)
+            now = plugins.loaded_version(record)
             if now is not None and not plugins.same_functions([record], [now]):
                 cells = f"{len(record['cells'])} cell{'s' * (len(record['cells']) != 1)}"
                 text = f"the numbers of {cells} come from this version of {record['plugin']}; the file is now"

@@ -162,7 +162,7 @@ SHORT = (
 )  # fmt: skip
 
 
-def pared(grid: Grid, level: str) -> Grid:
+def shortened(grid: Grid, level: str) -> Grid:
     """The grid with fewer notes: "short" says what its numbers are, "none" what its marks mean and what is mixed.
 
     Short, many paired tests are one sentence: how many of them stay significant.

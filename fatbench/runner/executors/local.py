@@ -147,13 +147,13 @@ def run(
 
     def start(members: Sequence[int]) -> None:
         here, has_run = replace(machine, device=slots[members[0]]), set[Path]()
-        if len(members) == 1 and (begun := processes.taken()) is not None:
+        if len(members) == 1 and (begun := processes.take_early()) is not None:
             process, pipe = begun
             workers[members[0]] = _Slot(process, pipe, has_run)
             workers[members[0]].tell((_serve, here))
             return
         pipes = [context.Pipe() for _ in members]
-        process = processes.started(_serve, here, [theirs for _, theirs in pipes])
+        process = processes.start_process(_serve, here, [theirs for _, theirs in pipes])
         for slot, (ours, theirs) in zip(members, pipes, strict=True):
             theirs.close()
             workers[slot] = _Slot(process, ours, has_run)
