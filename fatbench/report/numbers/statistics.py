@@ -1,41 +1,32 @@
-"""Whether a difference is real: paired tests over images and over seeds, effect sizes, Holm's correction.
+"""Whether a difference is real: over seeds and images, over seeds alone, over images alone; Holm's correction.
 
+    seeds_and_images(a, b)                           per-image outcomes of two methods, one a seed, on the same images
+    contrast([(0.5, a), (0.5, b), (-1, c)])          the same of a weighted sum of methods
     mcnemar(15, 4)                                   -> 0.0192
-    paired({0: 0.97, 1: 0.96, 2: 0.98}, {0: 0.95, 1: 0.95, 2: 0.97})
-                                                     -> Paired((0, 1, 2), 0.0133, 0.0058, 0.057, 0.25)
-    crossed(a, b)                                    outcomes of two methods, one a seed, on the same images
+    wilson(24, 24)                                   -> (0.862, 1.0)
 
-ImageOutcomes are (bits, n): one bit an image, 1 where it was classified right, the first image in the highest bit.
-Every p-value is two-sided. Standard library alone, but for `bootstrap`, which imports numpy: a report asks for hundreds
-of tests, and importing scipy takes longer than all of them.
+Outcomes are (bits, n): one bit an image, 1 where it was classified right, the first image in the highest bit. Every
+p-value is two-sided but that of `binomial_tail`. numpy and scipy.special are imported where they are needed: together
+they take 0.3 s.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 ImageOutcomes = tuple[int, int]  # (bits, n)
 EXACT = 50  # the signed-rank test counts patterns of signs up to so many differences
-
-
-@dataclass(frozen=True)
-class Difference:
-    """A mean difference of accuracies, with Student's t of what makes it uncertain."""
-
-    mean: float
-    error: float  # standard error
-    df: float
-    p: float
-    low: float  # of the 95 % confidence interval
-    high: float
-
-
-def _difference(mean: float, error: float, df: float) -> Difference:
-    half = t_quantile(0.975, df) * error
-    return Difference(mean, error, df, 2 * t_tail(mean / error, df), mean - half, mean + half)
+LEAST_LN_P = -300.0  # of the search for p: the square of t overflows near -690
+SEEDS_FOR_A_CLAIM = 5  # with fewer, only differences of several standard deviations over seeds can be seen
 
 
 # --- over images: one network against another --------------------------------------------------------------------
@@ -43,7 +34,7 @@ def _difference(mean: float, error: float, df: float) -> Difference:
 
 @dataclass(frozen=True)
 class Images:
-    """Two networks on the same images."""
+    """Two trained networks on the same images: what is said of them is about other such images, not about methods."""
 
     n: int
     both: int  # images that both classify right
@@ -53,7 +44,7 @@ class Images:
 
     @property
     def agreement(self) -> float:
-        """Fraction of the images on which both are right or both wrong."""
+        """Share of the images on which both are right or both wrong."""
         return 1 - (self.only_a + self.only_b) / self.n
 
     @property
@@ -64,21 +55,10 @@ class Images:
 
 def images(a: ImageOutcomes, b: ImageOutcomes) -> Images:
     """The exact McNemar test of two networks. ValueError: not the same number of images, or none."""
-    _same(a, b)
+    if a[1] != b[1] or a[1] < 1:
+        raise ValueError(f"outcomes of {a[1]} and {b[1]} images are not about the same images")
     only_a, only_b = (a[0] & ~b[0]).bit_count(), (b[0] & ~a[0]).bit_count()
     return Images(a[1], (a[0] & b[0]).bit_count(), only_a, only_b, mcnemar(only_a, only_b))
-
-
-def over_images(a: ImageOutcomes, b: ImageOutcomes, n: int) -> Difference | None:
-    """The paired t test over n images of one seed, where an image counts with the mean of the models that judge it.
-
-    a, b: the outcomes of each model on all images, one model after the other. For one model on each side `images` is
-    exact. None below two images, or where no difference varies.
-    """
-    part = [*_models(a, n, 1), *_models(b, n, -1)]
-    total = sum(weight * bits.bit_count() for weight, bits in part)
-    variance = (_product(part, part) - total**2 / n) / (n - 1) if n > 1 else 0.0
-    return None if variance <= 1e-12 else _difference(total / n, math.sqrt(variance / n), n - 1)
 
 
 def mcnemar(only_a: int, only_b: int) -> float:
@@ -89,11 +69,6 @@ def mcnemar(only_a: int, only_b: int) -> float:
         term = term * (n - k) // (k + 1)
         tail += term
     return min(1.0, 2 * tail / 2**n)
-
-
-def _same(a: ImageOutcomes, b: ImageOutcomes) -> None:
-    if a[1] != b[1] or a[1] < 1:
-        raise ValueError(f"outcomes on {a[1]} and {b[1]} images are not about the same images")
 
 
 # --- over seeds: training again ----------------------------------------------------------------------------------
@@ -117,7 +92,7 @@ class Paired:
     @property
     def interval(self) -> tuple[float, float]:
         """95 % confidence interval of the mean, by Student's t."""
-        half = t_quantile(0.975, len(self.seeds) - 1) * self.std / math.sqrt(len(self.seeds))
+        half = _t(len(self.seeds) - 1, 0.05) * self.std / math.sqrt(len(self.seeds))
         return self.mean - half, self.mean + half
 
 
@@ -136,14 +111,19 @@ def paired(ours: Mapping[int, float], against: Mapping[int, float]) -> Paired | 
     if not all(map(math.isfinite, differences)):
         raise ValueError("paired: every number must be finite")
     mean, std = statistics.fmean(differences), statistics.stdev(differences)
-    t_p = None if std == 0 else 2 * t_tail(mean / (std / math.sqrt(len(seeds))), len(seeds) - 1)
+    t_p = None
+    if std:
+        from scipy.special import stdtr
+
+        t_p = 2 * float(stdtr(len(seeds) - 1, -abs(mean) / (std / math.sqrt(len(seeds)))))
     return Paired(seeds, mean, std, t_p, wilcoxon(differences))
 
 
 def wilcoxon(differences: Sequence[float]) -> float | None:
     """Wilcoxon's signed-rank test, differences of 0 left out; None: nothing is left.
 
-    Exact, ties included, up to 50 differences; above, the normal approximation with the correction for ties.
+    Exact, ties included, up to 50 differences (scipy 1.17 counts ties exactly up to 13); above, the normal
+    approximation with the correction for ties.
     """
     moved = sorted((abs(difference), difference > 0) for difference in differences if difference)
     if not moved:
@@ -168,95 +148,167 @@ def wilcoxon(differences: Sequence[float]) -> float | None:
 # --- over seeds and images at once -------------------------------------------------------------------------------
 
 
-def crossed(a: Sequence[ImageOutcomes], b: Sequence[ImageOutcomes], n: int | None = None) -> Difference | None:
-    """The difference A - B of mean accuracies, seeds and images both taken as random; None below two seeds or images.
+@dataclass(frozen=True)
+class SeedsAndImages:
+    """A difference of mean accuracies, A - B or a contrast, where seeds and images are both taken as random.
+
+    Its interval is mean +- half(level), half^2 = t[S-1]^2 seed_variance + t[n-1]^2 image_variance with Student's t at
+    1 - (1 - level) / 2, after Howe 1974. p is the level of the test that inverts it: p < 0.05 exactly if 0 lies
+    outside the 95 % interval. Without per-image outcomes `image_variance` is 0, and all of it is about these images.
+    """
+
+    mean: float
+    seeds: int  # S >= 2
+    images: int  # n
+    seed_variance: float  # v_S, of the mean
+    image_variance: float  # v_I, of the mean
+
+    def half(self, level: float = 0.95) -> float:
+        """Half the width of the interval of this level."""
+        return self._half(1 - level)
+
+    def _half(self, alpha: float) -> float:
+        over_seeds = _t(self.seeds - 1, alpha) ** 2 * self.seed_variance
+        over_images = _t(self.images - 1, alpha) ** 2 * self.image_variance if self.image_variance else 0.0
+        return math.sqrt(over_seeds + over_images)
+
+    @property
+    def low(self) -> float:
+        """Lower end of the 95 % confidence interval."""
+        return self.mean - self.half()
+
+    @property
+    def high(self) -> float:
+        """Upper end of the 95 % confidence interval."""
+        return self.mean + self.half()
+
+    @functools.cached_property
+    def p(self) -> float:
+        """The a at which half(1 - a) = |mean|, by bisection of ln a; 1 where the mean is 0."""
+        if self.mean == 0:
+            return 1.0
+        low, high = LEAST_LN_P, 0.0
+        for _ in range(60):
+            middle = (low + high) / 2
+            low, high = (low, middle) if self._half(math.exp(middle)) < abs(self.mean) else (middle, high)
+        return math.exp(high)
+
+    @functools.cached_property
+    def at_most(self) -> float:
+        """The smallest margin of equivalence: the true |difference| is below it with 95 % confidence.
+
+        Two one-sided tests of level 0.05 succeed (TOST) for every margin from it on.
+        """
+        return abs(self.mean) + self.half(0.90)
+
+    def detectable(self, alpha: float = 0.05) -> float:
+        """The smallest true difference that such a comparison finds with power 0.8, at the level alpha."""
+        from scipy.special import ndtri
+
+        over_seeds = (_t(self.seeds - 1, alpha) + _t(self.seeds - 1, 0.4)) ** 2 * self.seed_variance  # t at 0.8
+        over_images = (float(ndtri(1 - alpha / 2)) + float(ndtri(0.8))) ** 2 * self.image_variance
+        return math.sqrt(over_seeds + over_images)
+
+
+def _t(df: int, alpha: float) -> float:
+    """Student's t at 1 - alpha / 2."""
+    from scipy.special import stdtrit
+
+    return -float(stdtrit(df, alpha / 2))
+
+
+def seeds_and_images(a: Sequence[ImageOutcomes], b: Sequence[ImageOutcomes], n: int | None = None) -> SeedsAndImages | None:
+    """The difference A - B of mean accuracies over seeds and images; None below two seeds or two images.
 
     a, b: outcomes of each seed, in the same order, all on the same n images. Where there are several times as many
-    outcomes they are those of several models, one after the other, and an image counts with their mean. The
-    differences D (seed, image) are an analysis of variance with two random factors and one value a cell. With mean
-    squares S of seeds, I of images and E of the rest, the mean has variance (max(S, E) + max(I, E) - E) / (seeds x
-    images): components of variance that come out negative count as 0. Student's t with the degrees of freedom of
-    Satterthwaite 1946; the quasi-F of Clark 1973. None where no difference varies.
+    outcomes they are those of several models, one after the other, and an image counts with their mean: models are
+    the nodes of a federation and no sample. ValueError: not so many outcomes.
     """
-    seeds, n = len(a), n or (a[0][1] if a else 0)
+    return contrast([(1.0, a), (-1.0, b)], n)
+
+
+def contrast(cells: Sequence[tuple[float, Sequence[ImageOutcomes]]], n: int | None = None) -> SeedsAndImages | None:
+    """The weighted sum of methods' accuracies over seeds and images: (weight, outcomes of each seed) of each.
+
+    Of D (seeds, images) with mean squares MS_I of images and MS_E of the rest, and standard deviation s of its rows'
+    means: v_S = (s + max|weight| / 2n)^2 / S and v_I = max(MS_I - MS_E, 0) / (S n). Accuracies are multiples of 1/n:
+    without that half an image, seeds that agree by chance would make every p as small as one likes.
+    None below two seeds or two images. ValueError: not the same seeds or images.
+    """
+    import numpy as np
+
+    first = cells[0][1]
+    seeds, n = len(first), n or (first[0][1] if first else 0)
+    if any(len(outcomes) != seeds for _, outcomes in cells):
+        raise ValueError("a contrast needs the same seeds of every method")
     if seeds < 2 or n < 2:
         return None
-    # D_s as weighted bits: those of A's models plus, those of B's minus
-    parts = [[*_models(one, n, 1), *_models(other, n, -1)] for one, other in zip(a, b, strict=True)]
-    sums = [sum(weight * bits.bit_count() for weight, bits in part) for part in parts]
-    products = [[_product(p, q) for q in parts] for p in parts]
-    squares, every = sum(map(sum, products)), sum(row[s] for s, row in enumerate(products))
-    grand = sum(sums) ** 2 / (seeds * n)
-    of_seeds = sum(s * s for s in sums) / n - grand
-    of_images = squares / seeds - grand
-    rest = max(0.0, every - grand - of_seeds - of_images) / ((seeds - 1) * (n - 1))
-    by_seed, by_image = max(of_seeds / (seeds - 1), rest), max(of_images / (n - 1), rest)
-    variance = by_seed + by_image - rest
-    if variance <= 1e-12:
-        return None
-    df = variance**2 / (by_seed**2 / (seeds - 1) + by_image**2 / (n - 1) + rest**2 / ((seeds - 1) * (n - 1)))
-    return _difference(sum(sums) / (seeds * n), math.sqrt(variance / (seeds * n)), df)
+    D = sum(weight * np.stack([_mean_over_models(one, n) for one in outcomes]) for weight, outcomes in cells)
+    _, of_images, of_rest = mean_squares(D)
+    step = max(abs(weight) for weight, _ in cells)
+    known = over_seeds(D.mean(1).tolist(), n, step)
+    assert known is not None  # there are two seeds
+    return SeedsAndImages(known.mean, seeds, n, known.seed_variance, max(of_images - of_rest, 0.0) / (seeds * n))
 
 
-def _models(outcomes: ImageOutcomes, n: int, sign: int) -> list[tuple[float, int]]:
-    """(weight, bits) of each model's outcomes on the n images; the weights of a side are one together, or minus one."""
-    bits, count = outcomes
-    models = count // n
-    if count != models * n or not models:
-        raise ValueError(f"{count} outcomes are not those of models on {n} images")
-    return [(sign / models, (bits >> (n * k)) & ((1 << n) - 1)) for k in range(models)]
+def over_seeds(differences: Sequence[float], n: int, step: float = 1.0) -> SeedsAndImages | None:
+    """The same where only a difference of accuracies on n images is known of each seed: about these images alone.
 
-
-def _product(p: Sequence[tuple[float, int]], q: Sequence[tuple[float, int]]) -> float:
-    """The sum of D_s D_t over images, from counts of common bits."""
-    return sum(v * w * (x & y).bit_count() for v, x in p for w, y in q)
-
-
-def bootstrap(
-    a: Sequence[ImageOutcomes],
-    b: Sequence[ImageOutcomes],
-    n: int | None = None,
-    *,
-    samples: int = 10_000,
-    seed: int = 0,
-) -> tuple[float, float]:
-    """95 % percentile interval of the mean difference A - B: seeds and images drawn again with replacement, each apart.
-
-    One drawing of the images serves all seeds, as they share the test set (the pigeonhole bootstrap, Owen 2007). One
-    seed: over images alone. ImageOutcomes as for `crossed`.
+    step: the largest |weight| of a contrast. None below two seeds.
     """
-    import numpy as np
-
-    n = n or a[0][1]
-    differences = np.stack([_mean(one, n) - _mean(other, n) for one, other in zip(a, b, strict=True)])
     seeds = len(differences)
-    # images with the same differences for every seed are drawn together: few numbers instead of n
-    kinds, many = np.unique(differences, axis=1, return_counts=True)
-    draw = np.random.default_rng(seed)
-    of_images = draw.multinomial(n, many / n, samples)
-    of_seeds = draw.multinomial(seeds, np.full(seeds, 1 / seeds), samples)
-    means = ((of_images @ kinds.T) * of_seeds).sum(1) / (seeds * n)
-    low, high = np.quantile(means, [0.025, 0.975])
-    return float(low), float(high)
+    if seeds < 2:
+        return None
+    s = statistics.stdev(differences)
+    return SeedsAndImages(statistics.fmean(differences), seeds, n, (s + step / (2 * n)) ** 2 / seeds, 0.0)
 
 
-def _mean(outcomes: ImageOutcomes, n: int):  # type: ignore[no-untyped-def]
-    """The mean over the models, of each of the n images, (n,)."""
+def mean_squares(D: NDArray[np.float64]) -> tuple[float, float, float]:
+    """Mean squares of seeds, of images and of the rest of D (seeds, images): two-way, one value a cell."""
+    seeds, n = D.shape
+    by_seed, by_image = D.mean(1, keepdims=True) - D.mean(), D.mean(0) - D.mean()
+    rest = D - D.mean() - by_seed - by_image
+    squares = n * (by_seed**2).sum() / (seeds - 1), seeds * (by_image**2).sum() / (n - 1)
+    return float(squares[0]), float(squares[1]), float((rest**2).sum() / ((seeds - 1) * (n - 1)))
+
+
+def _mean_over_models(outcomes: ImageOutcomes, n: int) -> NDArray[np.float64]:
+    """Of each of n images the share of the models that classify it right, (n,)."""
     import numpy as np
 
     bits, count = outcomes
+    if count < n or count % n:
+        raise ValueError(f"{count} outcomes are not those of models on {n} images")
     data = np.frombuffer((bits << (-count % 8)).to_bytes((count + 7) // 8, "big"), np.uint8)
-    return np.unpackbits(data)[:count].reshape(-1, n).mean(0)
+    shares: NDArray[np.float64] = np.unpackbits(data)[:count].reshape(-1, n).mean(0)
+    return shares
 
 
-# --- one accuracy against chance --------------------------------------------------------------------------------
+# --- one accuracy ------------------------------------------------------------------------------------------------
 
 
 def binomial_tail(k: int, n: int, p: float) -> float:
-    """P(X >= k) of a binomial X of n trials of probability p in (0, 1): the incomplete beta I_p(k, n - k + 1)."""
+    """P(X >= k) of a binomial X of n trials of probability p in (0, 1)."""
+    from scipy.special import bdtrc
+
     if k <= 0:
         return 1.0
-    return 0.0 if k > n else _beta(p, k, n - k + 1)
+    return 0.0 if k > n else float(bdtrc(k - 1, n, p))
+
+
+def wilson(k: int, n: int, level: float = 0.95) -> tuple[float, float]:
+    """Wilson's interval of a fraction k of n: of one network, on other such images. It says nothing of other trainings.
+
+    Wilson 1927. ValueError: not 0 <= k <= n, or n is 0.
+    """
+    from scipy.special import ndtri
+
+    if not 0 <= k <= n or n < 1:
+        raise ValueError(f"{k} of {n} is no fraction")
+    z = float(ndtri(0.5 + level / 2))
+    middle, half = k + z * z / 2, z * math.sqrt(k * (n - k) / n + z * z / 4)
+    # both ends are exact where all or none are right
+    return max(0.0, (middle - half) / (n + z * z)) if k else 0.0, (middle + half) / (n + z * z) if k < n else 1.0
 
 
 # --- several tests -----------------------------------------------------------------------------------------------
@@ -268,46 +320,3 @@ def holm(ps: Sequence[float]) -> list[float]:
     for i, j in enumerate(sorted(range(len(ps)), key=ps.__getitem__)):
         least = corrected[j] = min(1.0, max(least, ps[j] * (len(ps) - i)))
     return corrected
-
-
-# --- Student's t -------------------------------------------------------------------------------------------------
-
-
-def t_tail(t: float, df: float) -> float:
-    """P(T > |t|) of Student's t, df > 0, not necessarily whole."""
-    square = t * t
-    if square < df:
-        return (1 - _beta(square / (df + square), 0.5, df / 2)) / 2
-    return _beta(df / (df + square), df / 2, 0.5) / 2
-
-
-def t_quantile(p: float, df: float) -> float:
-    """The t at which P(T <= t) = p, for p in [0.5, 1)."""
-    low, high = 0.0, 1.0
-    while t_tail(high, df) > 1 - p:
-        high *= 2
-    for _ in range(80):
-        middle = (low + high) / 2
-        low, high = (middle, high) if t_tail(middle, df) > 1 - p else (low, middle)
-    return (low + high) / 2
-
-
-def _beta(x: float, a: float, b: float) -> float:
-    """The regularised incomplete beta function I_x(a, b), by its continued fraction (Abramowitz and Stegun 26.5.8)."""
-    if x <= 0 or x >= 1:
-        return float(x >= 1)
-    if x > (a + 1) / (a + b + 2):  # where the fraction converges slowly
-        return 1 - _beta(1 - x, b, a)
-    front = math.exp(math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log1p(-x)) / a
-    c, d = 1.0, 1 / (1 - (a + b) * x / (a + 1))
-    fraction = d
-    for m in range(1, 1000):
-        for term in (
-            m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m)),
-            -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1)),
-        ):
-            d, c = 1 / (1 + term * d), 1 + term / c
-            fraction *= c * d
-        if abs(c * d - 1) < 1e-15:
-            break
-    return front * fraction
