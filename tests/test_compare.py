@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from scipy import stats
 
 from fatbench.cli import app
 from fatbench.errors import NothingMatched, SpecError
-from fatbench.report.numbers.compare import Comparison, Measured, Pair, as_json, as_text, compare, rows
-from fatbench.report.numbers.statistics import holm
+from fatbench.report.numbers.compare import Comparison, Measured, Pair, as_json, as_text, compare, points_up, rows
 from fatbench.store import jsonl
 from fatbench.store.stages import Store
 from fatbench.suite import files
@@ -35,37 +35,37 @@ def compared(a: list[str], b: list[str], row: str = "") -> Comparison:
 # --- what is computed --------------------------------------------------------------------------------------------
 
 
-def test_one_seed() -> None:
-    """A alone is right on three of six images, B on one: McNemar 0.625; there is nothing over seeds."""
+def test_one_seed_says_nothing_of_methods() -> None:
+    """A alone is right on three of six images, B on one: McNemar 0.625, about these two networks. Nothing else."""
     found = compared(["111010"], ["010001"])
     assert (found.a, found.b, found.difference) == ((4 / 6,), (2 / 6,), pytest.approx(2 / 6))
-    assert (found.test, found.p, found.holm) == ("McNemar", 0.625, 0.625)
-    assert (found.over_seeds, found.over_both) == (None, None)
+    assert (found.test, found.p, found.over_seeds) == (None, None, None)
+    assert found.images[0].p == 0.625
     text = as_text([found], "x", "y", "last")
-    assert "A 66.67, B 33.33: difference +33.33" in text
-    assert "agreement 33.3 %, only A right 3, only B right 1, matched odds ratio 3.00; McNemar p = 0.62" in text
-    assert text.endswith("=> McNemar: p = 0.62: A and B cannot be told apart\n")
+    assert "A 66.67, B 33.33: difference +33.33\n  => not tested: one seed\n" in text
+    assert "  these two trained networks on other such images, which says nothing about the methods:\n" in text
+    assert text.endswith(
+        "    seed 0: agreement 33.3 %, only A right 3, only B right 1, matched odds ratio 3.00; McNemar p = 0.62\n"
+    )
+    assert "1 seed: a claim about methods needs at least 5\n" in text
+    assert as_json([found])[0]["test"] is None
 
 
-def test_one_seed_of_several_models() -> None:
-    """Images count 1 and 1/2 with two models, and 0 with one: differences 1 and 1/2, t = 3 of one degree of freedom."""
+def test_several_models_a_side() -> None:
+    """Images count 1 and 1/2 with two models, and 0 with one, at both seeds: s = 0, half an image is 1/4."""
     sides = {"a": {"e-00": Measured(0.75, 2, (0b1110, 4))}, "b": {"e-00": Measured(0.0, 2, (0b00, 2))}}
-    (found,) = compare([Pair("", 0, "a", "b")], sides.__getitem__, sides.__getitem__)
-    assert (found.test, found.p, found.images) == ("images", pytest.approx(0.20483276), ())
-    text = as_text([found], "x", "y", "last")
-    assert "images: several models judge an image, which counts with their mean" in text
-    assert text.endswith("=> images: p = 0.2: A and B cannot be told apart\n")
-    assert as_json([found])[0]["over_images"]["mean"] == 0.75
-
-
-def test_one_seed_without_outcomes() -> None:
-    sides = {"a": {"e-00": Measured(0.75, 2, None)}, "b": {"e-00": Measured(0.0, 2, None)}}
-    (found,) = compare([Pair("", 0, "a", "b")], sides.__getitem__, sides.__getitem__)
-    assert as_text([found], "x", "y", "last").endswith("=> nothing can be tested: one seed, and no outcomes\n")
+    pairs = [Pair("", seed, "a", "b") for seed in (0, 1)]
+    (found,) = compare(pairs, sides.__getitem__, sides.__getitem__)
+    assert found.test is not None and found.images == () and found.over == "seeds and images"
+    assert (found.test.mean, found.test.seed_variance) == (0.75, pytest.approx(0.25**2 / 2))
+    (alone,) = compare(pairs[:1], sides.__getitem__, sides.__getitem__)
+    assert as_text([alone], "x", "y", "last").endswith("=> not tested: one seed\n")
 
 
 def test_two_seeds_and_a_row_without_outcomes() -> None:
-    """With outcomes, over seeds and images; without them, the paired t test. Holm over both."""
+    """With outcomes, over seeds and images; without them, over seeds on these images, half an image added: 10 images
+    and differences 0.3 and 0.2 are t = 0.25 sqrt 2 / (0.0707 + 0.05) of one degree of freedom.
+    """
     here = {"a0": "11", "a1": "11", "b0": "00", "b1": "01"}
     bare = {"c0": 0.9, "c1": 0.8, "d0": 0.6, "d1": 0.6}
 
@@ -74,19 +74,51 @@ def test_two_seeds_and_a_row_without_outcomes() -> None:
 
     pairs = [Pair(row, s, f"{a}{s}", f"{b}{s}") for row, a, b in (("x", "a", "b"), ("y", "c", "d")) for s in (0, 1)]
     first, second = compare(pairs, of, of)
-    assert (first.test, second.test) == ("seeds and images", "paired t")
-    assert first.over_both is not None
-    assert first.over_both.mean == 0.75
+    assert (first.over, second.over) == ("seeds and images", "seeds, these images")
+    assert first.test is not None and second.test is not None
+    assert (first.test.mean, second.test.image_variance) == (0.75, 0)
+    assert second.p == pytest.approx(2 * stats.t.sf(0.25 * 2**0.5 / (0.05 * 2**0.5 + 0.05), 1))
     assert second.over_seeds is not None
     assert second.over_seeds.t_p == pytest.approx(0.12566592)  # t = 5 of one degree of freedom
-    assert [first.holm, second.holm] == holm([first.p or 0, second.p or 0])
     assert second.images == ()
+    text = as_text([first, second], "x", "y", "last")
+    assert "over seeds, these images: 95 % interval" in text and "over seeds and images: 95 % interval" in text
+    assert "exploratory, not corrected for 2 comparisons\n2 seeds: a claim about methods needs at least 5\n" in text
 
 
 def test_networks_that_agree_on_everything() -> None:
+    """p = 1, and what the data exclude is half an image a seed: t of one degree at 0.95, times 1/4 over sqrt 2."""
     found = compared(["10", "10"], ["10", "10"])
-    assert (found.test, found.p, found.holm, found.difference) == ("", None, None, 0.0)
-    assert "nothing can be tested" in as_text([found], "x", "y", "last")
+    assert (found.p, found.difference) == (1, 0)
+    assert found.test is not None and found.test.at_most == pytest.approx(stats.t.isf(0.05, 1) / 4 / 2**0.5)
+    assert "not significantly different (p >= 0.05); they differ by at most 111.7 points" in text_of(found)
+
+
+def text_of(found: Comparison, margin: float | None = None) -> str:
+    return as_text([found], "x", "y", "last", margin)
+
+
+def test_a_null_result_says_what_is_excluded() -> None:
+    """Rounded up; "equivalent" only within a margin that is given, and only if it is not exceeded."""
+    found = compared(["1" * 500 + "0" * 500] * 5, ["1" * 498 + "0" * 502] * 5)
+    assert found.test is not None and 0.0040 < found.test.at_most < 0.0045
+    assert "they differ by at most 0.5 points (95 %)" in text_of(found)
+    assert "a claim" not in text_of(found) and "equivalent" not in text_of(found)
+    assert "=> equivalent within ±0.5 points, the margin that the suite declares" in text_of(found, 0.5)
+    assert "equivalent" not in text_of(found, 0.4)
+    assert [as_json([found], margin)[0]["test"]["equivalent"] for margin in (None, 0.5, 0.4)] == [None, True, False]
+
+
+@pytest.mark.parametrize(
+    ("fraction", "said"), [(0.0239, "2.4"), (0.024, "2.4"), (0.02401, "2.5"), (0.1 * 3 / 10, "3.0"), (1e-9, "0.1")]
+)
+def test_points_are_rounded_up(fraction: float, said: str) -> None:
+    assert points_up(fraction) == said
+
+
+def test_small_p_values() -> None:
+    found = compared(["1" * 1000] * 8, ["0" * 1000] * 8)
+    assert "p < 1e-6" in text_of(found) and "=> significantly different (p < 0.05)" in text_of(found)
 
 
 def test_other_attacks_are_not_compared() -> None:
@@ -148,14 +180,15 @@ def test_two_rows_of_committed_results(db: str, monkeypatch: Any, capsys: Any) -
     pgd20 = found["pgd20"]
     assert (pgd20["difference"], pgd20["seeds"], pgd20["n"]) == (pytest.approx(-0.011), [6, 7], 500)
     assert [image["only_a"] - image["only_b"] for image in pgd20["images"]] == [-4, -7]
-    assert pgd20["over_seeds_and_images"]["interval"][0] < pgd20["bootstrap"][0] < -0.011 < pgd20["bootstrap"][1]
-    ps = [one["p"] for one in found.values()]
-    assert [one["p_holm"] for one in found.values()] == pytest.approx(holm(ps))
+    assert json.loads(out)["exploratory"] and json.loads(out)["margin"] is None
+    test = pgd20["test"]
+    assert test["interval"][0] < -0.011 < test["interval"][1] and test["over"] == "seeds and images"
+    assert test["p"] == pgd20["p"] > 0.05 and test["at_most"] > 0.011 and test["equivalent"] is None
     code, out, _ = call(
         monkeypatch, capsys, "aggregator=sfat", "aggregator=samples", *SUITE, "--db", db, "--metric", "pgd20"
     )
     assert "A 23.90, B 25.00: difference -1.10" in out
-    assert "cannot be told apart" in out
+    assert "=> not significantly different (p >= 0.05); they differ by at most" in out
 
 
 def test_files_databases_and_cells(db: str, monkeypatch: Any, capsys: Any) -> None:
@@ -170,7 +203,7 @@ def test_files_databases_and_cells(db: str, monkeypatch: Any, capsys: Any) -> No
     ]
     code, out, _ = call(monkeypatch, capsys, "cce9", "77d1", "--db", db, "--metric", "cw")
     assert "(500 images, seed 6)" in out
-    assert "=> McNemar: p = 0.0086: A and B differ" in out
+    assert "=> not tested: one seed" in out and "McNemar p = 0.0086" in out
     code, _, err = call(monkeypatch, capsys, "cce9", fp32, "--db", db)
     expected = f"fatbench: '{fp32}' is a file or database, but 'cce9' is not: give two of a kind\n"
     assert (code, err) == (2, expected)

@@ -151,15 +151,14 @@ def test_a_table_shows_one_run_or_the_mean_of_all(both: Store) -> None:
     assert any(what == "MIXED" and note.startswith("precision") for what, note in shown["pool"].notes)
 
 
-def test_what_cannot_be_told_from_the_best_is_marked(both: Store, tmp_path: Path) -> None:
-    """Two seeds: every value of these columns, so that none is bold. A table without `ties` keeps its ranks."""
+def test_what_is_not_significantly_different_from_the_best_is_marked(both: Store, tmp_path: Path) -> None:
+    """Two seeds: every value of these columns, so that none is bold. A table without `ties` has no marks."""
     grid = table(both, "first")
     values = [v for row in grid.rows for v in row.values[0] if v.mean is not None]
     assert {v.rank for v in values} == {"shared"}
     assert all(v.marks == ("≈",) for v in values)
     assert grid.footnotes == [
-        ("≈", "cannot be told from the best: p >= 0.05, paired over seeds and images, after Holm's correction over 15"
-         " comparisons"),
+        ("≈", "not significantly different from the best of the column (p >= 0.05, Holm over its K - 1 comparisons)"),
     ]  # fmt: skip
     file = tmp_path / "plain.yaml"
     file.write_text(
@@ -168,7 +167,7 @@ def test_what_cannot_be_told_from_the_best_is_marked(both: Store, tmp_path: Path
     )
     suite = files.load(str(file))
     (plain,) = report.build_tables(suite, suite.plan("precision"), both)
-    assert value(plain, "FAT", "PGD-20").rank == "best"
+    assert value(plain, "FAT", "PGD-20").rank == ""
     assert plain.footnotes == []
 
 
@@ -185,12 +184,13 @@ def test_only_what_competes_is_tied(both: Store, tmp_path: Path) -> None:
     assert grid.split and grid.footnotes == []
 
 
-def test_one_seed_is_told_apart_by_mcnemars_test(both: Store) -> None:
-    """Seed 6 under natural: FAT shrunk is below FAT (p < 3e-7), SFAT is not."""
+def test_one_seed_tells_no_two_methods_apart(both: Store) -> None:
+    """Seed 6 under natural: McNemar's p of FAT shrunk and FAT is below 3e-7, about these two networks. No bold."""
     suite = files.load("sfat-audit-jpeg75")
     (grid,) = report.build_tables(suite, suite.plan("precision", [6]), both)
     ranks = {method: value(grid, method, "natural").rank for method in ("FAT", "FAT shrunk", "SFAT")}
-    assert ranks == {"FAT": "shared", "FAT shrunk": "", "SFAT": "shared"}
+    assert ranks == dict.fromkeys(ranks, "")
+    assert grid.footnotes == [("°", "the best of its column, not tested: one seed")]
 
 
 # --- the command -------------------------------------------------------------------------------------------------

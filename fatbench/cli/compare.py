@@ -19,18 +19,19 @@ from fatbench.errors import NothingMatched, SpecError
 from fatbench.store.opening import opened
 
 if TYPE_CHECKING:
+    from fatbench.store.selection import Checkpoint
     from fatbench.store.stages import Store
 
 
 def compare(
     a: Annotated[str, typer.Argument(help="A filter, label, cell id, database or exported file.")],
-    b: Annotated[str, typer.Argument(help="What to compare A with; the same kind as A.")],
+    b: Annotated[str | None, typer.Argument(help="What to compare A with; the same kind as A.")] = None,
     name: Annotated[str | None, typer.Option("--suite", help="The suite that A and B are rows of.")] = None,
     metric: Annotated[
         list[str] | None, typer.Option("--metric", help="Show this evaluation only; may be repeated.")
     ] = None,
     select: Select = "last",
-    samples: Annotated[int, typer.Option("--samples", min=100, help="Number of bootstrap samples.")] = 10_000,
+    tests: Annotated[bool, typer.Option("--tests", help="The comparisons that suite A declares; no B.")] = False,
     preset: Preset = None,
     smoke: Smoke = False,
     where: Where = None,
@@ -38,11 +39,23 @@ def compare(
     db: Db = None,
     format: Format = "text",
 ) -> None:
-    """Test whether two rows, cells, databases or files differ, paired by image and seed."""
+    """Test whether two rows, cells, databases or files differ, paired by image and seed.
+
+    Such a comparison is exploratory. A claim is one of the comparisons that a suite declares: fatbench compare SUITE
+    --tests
+    """
     from fatbench.report.numbers import compare as comparing
 
     known_format(format, ("text", "json"))
     at = checkpoint(select)
+    if tests:
+        if b is not None or name or metric:
+            raise SpecError("--tests: the suite is A, and what it declares says the rest: no B, --suite or --metric")
+        _declared(a, at, preset, smoke, seeds, where, db, format)
+        return
+    if b is None:
+        raise SpecError("compare takes two sides, A and B (or a suite and --tests)")
+    margin = None
     files = [_is_results(side) for side in (a, b)]
     if any(files) and not all(files):
         raise SpecError(
@@ -51,7 +64,10 @@ def compare(
     with contextlib.ExitStack() as stack:
         if all(files):
             ours, theirs = (stack.enter_context(_results(side)) for side in (a, b))
-            plan = plan_in(name, preset, smoke, seeds, where, ours)[1] if name else None
+            plan = None
+            if name:
+                suite, plan = plan_in(name, preset, smoke, seeds, where, ours)
+                margin = suite.tests.margin
             pairs = comparing.common(ours, theirs, plan)
             if not pairs:
                 raise NothingMatched(f"{a} and {b} have no cell in common")
@@ -61,18 +77,51 @@ def compare(
                 raise NothingMatched("the database has no results yet: fatbench run suite NAME")
             ours = theirs = found
             if name:
-                pairs = comparing.rows(plan_in(name, preset, smoke, seeds, where, found)[1], a, b)
+                suite, plan = plan_in(name, preset, smoke, seeds, where, found)
+                pairs, margin = comparing.rows(plan, a, b), suite.tests.margin
             elif any(sign in side for side in (a, b) for sign in "=<>"):
                 raise SpecError(f"--suite: '{a}' and '{b}' are rows: name their suite with --suite")
             else:
                 one, other = cell_in(found, a), cell_in(found, b)
                 pairs = [comparing.Pair("", int(found.cells([one])[one].get("seed") or 0), one, other)]
         of_a, of_b = (functools.partial(comparing.measured, store, select=at) for store in (ours, theirs))
-        done = comparing.compare(pairs, of_a, of_b, metric or (), samples)
+        done = comparing.compare(pairs, of_a, of_b, metric or ())
     if format == "json":
-        print_json({"a": a, "b": b, "checkpoint": select, "comparisons": comparing.as_json(done)})
+        said = {"a": a, "b": b, "checkpoint": select, "exploratory": True, "margin": margin}
+        print_json({**said, "comparisons": comparing.as_json(done, margin)})
     else:
-        print(comparing.as_text(done, a, b, select), end="")
+        print(comparing.as_text(done, a, b, select, margin), end="")
+
+
+def _declared(
+    name: str,
+    select: Checkpoint,
+    preset: str | None,
+    smoke: bool,
+    seeds: str | None,
+    where: list[str] | None,
+    db: str | None,
+    format: str,
+) -> None:
+    """Print the family of comparisons that a suite declares. SpecError: it declares none."""
+    from fatbench.report.numbers import declared_tests
+    from fatbench.report.numbers.compare import measured
+
+    with opened(db) as store:
+        suite, plan = plan_in(name, preset, smoke, seeds, where, store)
+        if not suite.tests.contrasts:
+            raise SpecError(f"--tests: suite '{suite.name}' declares no contrasts (section 'tests', docs/suites.md)")
+        if store is None:
+            raise NothingMatched("the database holds no results yet: fatbench run suite NAME")
+        found = declared_tests.run(
+            suite.tests, plan, functools.cache(functools.partial(measured, store, select=select))
+        )
+        if format == "json":
+            said = {"suite": plan.suite, "preset": plan.preset, "checkpoint": select, "family": suite.tests.family}
+            said["margin"] = suite.tests.margin
+            print_json({**said, "comparisons": declared_tests.as_json(found, suite.tests.margin)})
+        else:
+            print(declared_tests.as_text(found, suite.tests, plan, select), end="")
 
 
 def _is_results(side: str) -> bool:

@@ -23,6 +23,7 @@ from ruamel.yaml.error import YAMLError
 from fatbench.errors import SpecError, did_you_mean
 from fatbench.suite import input_limits, model, plugins, yaml_reader
 from fatbench.suite.cells import Plan, expand, grid_size
+from fatbench.suite.contrasts import Tests
 from fatbench.suite.filters import select
 from fatbench.suite.folders import available as available
 from fatbench.suite.folders import folders as folders
@@ -53,6 +54,7 @@ class Contents(Node):
     presets: Presets
     tables: list[Table] = Field(default=[])
     figures: list[Figure] = Field(default=[])
+    tests: Tests = Tests()
 
 
 @dataclass(frozen=True)
@@ -81,6 +83,10 @@ class Suite:
     @property
     def figures(self) -> list[Figure]:
         return self.contents.figures
+
+    @property
+    def tests(self) -> Tests:
+        return self.contents.tests
 
     def with_tables(self, ids: Sequence[str]) -> Suite:
         """The same suite with these tables alone."""

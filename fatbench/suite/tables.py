@@ -114,12 +114,10 @@ class Table(Displayed):
     sources: Headings = Field(alias="values")
     best: dict[str, Best] = Field(default="max", validate_default=True)
     published: Published | None = None
-    best_within: Literal["column", "row"] = "column"  # among what the best and the second are marked
-    compare_across: Axes = Field(
-        default=[]
-    )  # axes whose labels compete whatever they set, such as the training objective
+    best_within: Literal["column", "row"] = "column"  # among what a number is compared, see `significance`
+    compare_across: Axes = Field(default=[])  # axes whose labels are compared whatever they set, such as the objective
     test: PairedTest | None = Field(default=None, alias="paired")
-    ties: bool = True  # mark what cannot be told from the best, where the outcomes of each image are stored
+    ties: bool = True  # test and mark what is compared: bold, ≈, not tested; False: nothing is marked
 
     @property
     def headings(self) -> dict[str, Heading]:

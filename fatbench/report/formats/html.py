@@ -6,7 +6,6 @@ The templates stand beside this module; names and numbers reach them through Jin
 from __future__ import annotations
 
 import functools
-import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -72,7 +71,7 @@ def framed(template: str, **content: Any) -> str:
 INSIDE = """\
 <style>
 .fatbench table { font-variant-numeric: tabular-nums; } .fatbench .best { font-weight: 700; }
-.fatbench .second { text-decoration: underline; } .fatbench .pub { display: block; font-size: .85em; opacity: .7; }
+.fatbench .pub { display: block; font-size: .85em; opacity: .7; }
 .fatbench .warn, .fatbench .mixed { font-weight: 600; } .fatbench dl { font-size: .85em; }
 .fatbench dt { float: left; clear: left; font-style: italic; margin-right: .6em; } .fatbench dd { margin-left: 7em; }
 .fatbench .hidden { display: none; }
@@ -114,8 +113,7 @@ def cell(value: Value, column: Column, links: Links) -> dict[str, Any]:
         "rank": value.rank,
         "spread": entry.spread,
         "partial": value.partial,
-        # the mark of a tie is no flag: what it means stands under the table
-        "flags": list(itertools.zip_longest(value.marks, value.flags, fillvalue=significance.TITLE)),
+        "flags": significance.marks(value),
         "published": entry.paper,
         "raw_published": value.published,
         "published_mark": value.published_mark,

@@ -141,8 +141,8 @@ def _caption(grid: Grid, layout: Layout) -> str:
     if grid.checkpoint:
         trained = grid.checkpoint.startswith("training")
         said.append(f"{grid.checkpoint.capitalize() if trained else f'Checkpoint: {grid.checkpoint}'}.")
-    if any(value.rank in ("best", "second") for value in values):
-        said.append("Bold: best; underlined: second.")
+    if any(value.rank == "best" for value in values):
+        said.append("Bold: significantly better than all others.")
     if any(value.planned and value.mean is None for value in values):
         said.append("--: not measured.")
     if layout.style == "under":
@@ -291,7 +291,7 @@ def _cell(entry: Entry, wide: bool) -> str:
         ours = rf"\multicolumn{{2}}{{c}}{{--{marks}}}"
     else:
         number = _signs(entry.number)
-        number = {"best": rf"\textbf{{{number}}}", "second": rf"\underline{{{number}}}"}.get(value.rank, number)
+        number = rf"\textbf{{{number}}}" if value.rank == "best" else number
         seeds = rf"\,{entry.seeds}" if entry.seeds else ""
         ours = f"{number} & {_small(_signs(entry.spread) + seeds)}{marks}"
     if not wide:

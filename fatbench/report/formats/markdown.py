@@ -45,7 +45,7 @@ def _entry(entry: Entry) -> str:
     value = entry.value
     if not value.planned:
         return ""
-    number = {"best": f"**{entry.number}**", "second": f"<u>{entry.number}</u>"}.get(value.rank, entry.number)
+    number = f"**{entry.number}**" if value.rank == "best" else entry.number
     measured = " ".join(filter(None, [number, entry.spread, f"[{value.partial}]" * bool(value.partial)]))
     measured += "".join(value.marks)
     if not entry.published:

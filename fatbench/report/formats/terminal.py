@@ -1,4 +1,4 @@
-"""Tables in colour for a terminal: best bold, second underlined, the paper's number dim, the difference coloured.
+"""Tables in colour for a terminal: what is significantly best bold, the paper's number dim, the difference coloured.
 
 A table that is too wide puts the paper's number under ours, and is then cut into blocks of columns that fit.
 """
@@ -178,7 +178,7 @@ def _parts(entry: Entry) -> tuple[Part, Part, Part, Part, Part]:
     value = entry.value
     if not value.planned:
         return [], [], [], [], []
-    rank = {"best": "bold", "second": "underline"}.get(value.rank, "")
+    rank = "bold" if value.rank == "best" else ""
     ours = [(entry.number, "dim" if value.mean is None else rank)]
     small = ((entry.spread, "dim"), (entry.seeds, "yellow"))
     tail = [(f" {words}", style) for words, style in small if words] + [(mark, "red") for mark in value.marks]

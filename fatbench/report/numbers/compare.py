@@ -1,4 +1,4 @@
-"""Two sides against each other: the same evaluations of paired cells, and whether their differences are real.
+"""Two sides against each other: the same evaluations of paired cells, and whether their differences are significant.
 
     pairs = rows(plan, "aggregator=sfat", "aggregator=samples")      two rows of a suite
     compare(pairs, a_store, b_store, "last")             one Comparison for each row and evaluation
@@ -9,6 +9,7 @@ A cell of one side is paired with the cell of the other side that has the same s
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from fatbench.errors import DatabaseError, NothingMatched, SpecError, did_you_mean
 from fatbench.report.numbers import statistics
 from fatbench.report.numbers.flags import joined
-from fatbench.report.numbers.statistics import Difference, ImageOutcomes, Images, Paired
+from fatbench.report.numbers.statistics import ImageOutcomes, Images, Paired, SeedsAndImages
 from fatbench.store.consistency import disagreement
 from fatbench.store.replicates import SIGN
 from fatbench.store.selection import WORDS, Checkpoint
@@ -26,7 +27,8 @@ if TYPE_CHECKING:
     from fatbench.store.stages import Store
     from fatbench.suite.cells import Cell, Plan
 
-LEVEL = 0.05  # a difference is called one where its corrected p is below this
+LEVEL = 0.05  # a difference is called one where its p is below this
+OTHER_IMAGES = "these two trained networks on other such images"
 
 
 @dataclass(frozen=True)
@@ -58,38 +60,24 @@ class Comparison:
     seeds: tuple[int, ...]
     a: tuple[float, ...]  # accuracies in [0, 1], one a seed
     b: tuple[float, ...]
-    images: tuple[Images, ...]  # one a seed; empty: not one outcome an image is stored on both sides
+    images: tuple[Images, ...]  # of the networks, one a seed; empty: not one outcome an image is stored on both sides
     over_seeds: Paired | None  # None below two seeds
-    over_both: Difference | None  # None below two seeds, or where no difference varies
-    over_images: Difference | None  # of one seed alone, where several models judge an image
-    bootstrap: tuple[float, float] | None  # 95 % interval over seeds and images
-    holm: float | None = None  # `p` after Holm's correction over all comparisons
+    test: SeedsAndImages | None  # of the methods; None: one seed, or one image
+    with_images: bool  # whether `test` is over images as well; False: no outcomes are stored, it is about these images
 
     @property
     def difference(self) -> float:
         return sum(x - y for x, y in zip(self.a, self.b, strict=True)) / len(self.seeds)
 
     @property
-    def test(self) -> str:
-        """Which test `p` is of: the one that covers most of what was drawn at random."""
-        if self.over_both is not None:
-            return "seeds and images"
-        if len(self.images) == 1:
-            return "McNemar"
-        if self.over_images is not None:
-            return "images"
-        return "paired t" if self.over_seeds is not None and self.over_seeds.t_p is not None else ""
+    def p(self) -> float | None:
+        """Of `test`, not corrected; None where nothing can be tested."""
+        return None if self.test is None else self.test.p
 
     @property
-    def p(self) -> float | None:
-        """Of `test`; None where nothing can be tested."""
-        if self.over_both is not None:
-            return self.over_both.p
-        if len(self.images) == 1:
-            return self.images[0].p
-        if self.over_images is not None:
-            return self.over_images.p
-        return None if self.over_seeds is None else self.over_seeds.t_p
+    def over(self) -> str:
+        """What `test` takes as drawn at random."""
+        return "seeds and images" if self.with_images else "seeds, these images"
 
 
 # --- which cells -------------------------------------------------------------------------------------------------
@@ -211,9 +199,8 @@ def compare(
     of_a: Callable[[str], Mapping[str, Measured]],
     of_b: Callable[[str], Mapping[str, Measured]],
     metrics: Sequence[str] = (),
-    samples: int = 10_000,
 ) -> list[Comparison]:
-    """One comparison for each row and evaluation that both sides have, corrected by Holm over all of them.
+    """One comparison for each row and evaluation that both sides have.
 
     of_a, of_b: a cell's evaluations, see `measured`. metrics: only these labels. NothingMatched: nothing was measured
     on both sides. SpecError: a label that neither side has.
@@ -231,20 +218,17 @@ def compare(
     if not found:
         raise NothingMatched("the two sides have no evaluation in common (the same attack on as many test images)")
     names = {evaluation for _, evaluation in found}
-    done = [
-        _comparison(row, evaluation if _ambiguous(evaluation, names) else label(evaluation), runs, samples)
+    return [
+        _comparison(row, evaluation if _ambiguous(evaluation, names) else label(evaluation), runs)
         for (row, evaluation), runs in found.items()
     ]
-    ps = [one.p for one in done if one.p is not None]
-    corrected = iter(statistics.holm(ps))
-    return [one if one.p is None else replace(one, holm=next(corrected)) for one in done]
 
 
 def _ambiguous(evaluation: str, names: Iterable[str]) -> bool:
     return any(name != evaluation and label(name) == label(evaluation) for name in names)
 
 
-def _comparison(row: str, metric: str, runs: Sequence[tuple[int, Measured, Measured]], samples: int) -> Comparison:
+def _comparison(row: str, metric: str, runs: Sequence[tuple[int, Measured, Measured]]) -> Comparison:
     runs = sorted(runs, key=lambda run: run[0])
     seeds = tuple(seed for seed, _, _ in runs)
     a, b = tuple(one.value for _, one, _ in runs), tuple(other.value for _, _, other in runs)
@@ -253,6 +237,7 @@ def _comparison(row: str, metric: str, runs: Sequence[tuple[int, Measured, Measu
     theirs = [other.outcomes for _, _, other in runs if other.outcomes is not None]
     counts = {count for _, count in (*ours, *theirs)}
     whole = len(ours) == len(theirs) == len(runs) and not any(count % n for count in counts)  # of every model deployed
+    differences = [x - y for x, y in zip(a, b, strict=True)]
     return Comparison(
         row=row,
         metric=metric,
@@ -262,19 +247,16 @@ def _comparison(row: str, metric: str, runs: Sequence[tuple[int, Measured, Measu
         b=b,
         images=tuple(map(statistics.images, ours, theirs)) if whole and counts == {n} else (),
         over_seeds=statistics.paired(dict(zip(seeds, a, strict=True)), dict(zip(seeds, b, strict=True))),
-        over_both=statistics.crossed(ours, theirs, n) if whole else None,
-        over_images=statistics.over_images(ours[0], theirs[0], n)
-        if whole and len(runs) == 1 and counts != {n}
-        else None,
-        bootstrap=statistics.bootstrap(ours, theirs, n, samples=samples) if whole else None,
+        test=statistics.seeds_and_images(ours, theirs, n) if whole else statistics.over_seeds(differences, n),
+        with_images=whole,
     )
 
 
 # --- what is printed ---------------------------------------------------------------------------------------------
 
 
-def as_json(comparisons: Sequence[Comparison]) -> list[dict[str, Any]]:
-    """Each comparison as plain data: fractions in [0, 1], unrounded."""
+def as_json(comparisons: Sequence[Comparison], margin: float | None = None) -> list[dict[str, Any]]:
+    """Each comparison as plain data: fractions in [0, 1], unrounded. margin: of equivalence, in points."""
     return [
         {
             "row": one.row, "metric": one.metric, "n": one.n, "seeds": list(one.seeds), "a": list(one.a),
@@ -288,64 +270,98 @@ def as_json(comparisons: Sequence[Comparison]) -> list[dict[str, Any]]:
                 "mean": one.over_seeds.mean, "std": one.over_seeds.std, "interval": list(one.over_seeds.interval),
                 "t_p": one.over_seeds.t_p, "wilcoxon_p": one.over_seeds.wilcoxon_p, "cohens_d": one.over_seeds.d,
             },
-            "over_seeds_and_images": _as_json(one.over_both), "over_images": _as_json(one.over_images),
-            "bootstrap": None if one.bootstrap is None else list(one.bootstrap),
-            "test": one.test or None, "p": one.p, "p_holm": one.holm,
+            "test": None if one.test is None else {"over": one.over, **plain(one.test, margin)},
+            "p": one.p,
         }
         for one in comparisons
     ]  # fmt: skip
 
 
-def _as_json(found: Difference | None) -> dict[str, Any] | None:
-    if found is None:
-        return None
-    return {"mean": found.mean, "standard_error": found.error, "df": found.df, "interval": [found.low, found.high],
-            "p": found.p}  # fmt: skip
+def plain(test: SeedsAndImages, margin: float | None) -> dict[str, Any]:
+    """The numbers of a test; `equivalent` is null unless the suite declared a margin."""
+    return {
+        "mean": test.mean, "interval": [test.low, test.high], "p": test.p, "at_most": test.at_most,
+        "detectable": test.detectable(), "seed_variance": test.seed_variance, "image_variance": test.image_variance,
+        "equivalent": None if margin is None else test.at_most <= margin / 100,
+    }  # fmt: skip
 
 
-def as_text(comparisons: Sequence[Comparison], a: str, b: str, select: str) -> str:
-    """A block for each comparison, ending in what it comes to."""
+def as_text(comparisons: Sequence[Comparison], a: str, b: str, select: str, margin: float | None = None) -> str:
+    """A block for each comparison, which ends in what it comes to."""
     lines = [f"A = {a}", f"B = {b}", f"checkpoint: {WORDS[select]}; differences are A - B, in points"]
-    count = sum(one.p is not None for one in comparisons)
+    lines.append(exploratory(len(comparisons)))
+    lines += too_few(min(len(one.seeds) for one in comparisons))
     for one in comparisons:
-        lines += ["", *_block(one, count)]
+        lines += ["", *_block(one, margin)]
     return "\n".join(lines) + "\n"
 
 
-def _block(one: Comparison, count: int) -> Iterable[str]:
+def exploratory(count: int) -> str:
+    """The heading of comparisons that no suite declared as a family."""
+    return f"exploratory, not corrected for {count} comparison{'s' * (count > 1)}"
+
+
+def too_few(seeds: int) -> list[str]:
+    """A line that a claim needs more seeds, if it does."""
+    least = statistics.SEEDS_FOR_A_CLAIM
+    return [f"{seeds} seed{'s' * (seeds != 1)}: a claim about methods needs at least {least}"] * (seeds < least)
+
+
+def _block(one: Comparison, margin: float | None) -> Iterable[str]:
     seeds = f"seed{'s' * (len(one.seeds) > 1)} {', '.join(map(str, one.seeds))}"
     yield f"{one.row + ': ' if one.row else ''}{one.metric} ({one.n} images, {seeds})"
     means = [100 * sum(side) / len(side) for side in (one.a, one.b)]
-    yield f"  A {means[0]:.2f}, B {means[1]:.2f}: difference {100 * one.difference:+.2f}"
-    if one.over_both is not None:
-        yield f"  over seeds and images: 95 % interval {_points(one.over_both.low, one.over_both.high)}"
-    if one.over_images is not None:
-        yield f"  over images: 95 % interval {_points(one.over_images.low, one.over_images.high)}"
-    if one.bootstrap is not None:
-        over = "seeds and images" if len(one.seeds) > 1 else "images"
-        yield f"  bootstrap over {over}: 95 % interval {_points(*one.bootstrap)}"
+    yield f"  A {means[0]:.2f}, B {means[1]:.2f}: difference {signed(one.difference)}"
+    if (each := one.over_seeds) is not None:
+        d = "" if each.d is None else f", Cohen's d {each.d:.2f}"
+        yield f"  over seeds, these images: paired t {_p(each.t_p)}, Wilcoxon {_p(each.wilcoxon_p)}{d}"
+    if one.test is None:
+        yield f"  => not tested: {'one seed' if len(one.seeds) == 1 else 'one image'}"
+    else:
+        yield from (f"  {line}" for line in conclusion(one.test, one.over, margin))
+    if one.images:
+        yield f"  {OTHER_IMAGES}, which says nothing about the methods:"
     for seed, i in zip(one.seeds, one.images, strict=False):
         odds = "" if i.odds_ratio is None else f", matched odds ratio {i.odds_ratio:.2f}"
         right = f"only A right {i.only_a}, only B right {i.only_b}{odds}"
-        yield f"  images, seed {seed}: agreement {100 * i.agreement:.1f} %, {right}; McNemar {_p(i.p)}"
-    if not one.images:
-        several = "several models judge an image, which counts with their mean"
-        yield f"  images: {several if one.bootstrap else 'the outcomes of both sides are not stored one an image'}"
-    if (test := one.over_seeds) is not None:
-        d = "" if test.d is None else f", Cohen's d {test.d:.2f}"
-        yield f"  seeds: paired t {_p(test.t_p)}, Wilcoxon {_p(test.wilcoxon_p)}{d}"
-    if one.p is None or one.holm is None:
-        lacking = len(one.seeds) == 1 and one.bootstrap is None
-        yield f"  => nothing can be tested: {'one seed, and no outcomes' if lacking else 'no difference varies'}"
-        return
-    said = "A and B differ" if one.holm < LEVEL else "A and B cannot be told apart"
-    after = f", after Holm over {count} comparisons {_p(one.holm)}" if count > 1 else ""
-    yield f"  => {one.test}: {_p(one.p)}{after}: {said}"
+        yield f"    seed {seed}: agreement {100 * i.agreement:.1f} %, {right}; McNemar {_p(i.p)}"
 
 
-def _points(low: float, high: float) -> str:
-    return f"{100 * low:+.2f} to {100 * high:+.2f}"
+def conclusion(
+    test: SeedsAndImages,
+    over: str,
+    margin: float | None,
+    corrected: float | None = None,
+    family: int = 1,
+    of_two: bool = True,
+) -> Iterable[str]:
+    """What a test comes to: interval and p, what the data exclude, what such data could have shown.
+
+    margin: of equivalence in points, if the suite declared one. corrected: p after Holm over a family of so many.
+    of_two: the difference of two methods; False: another contrast.
+    """
+    yield f"over {over}: 95 % interval {signed(test.low)} to {signed(test.high)}, {_p(test.p)}"
+    p = test.p if corrected is None else corrected
+    after = "" if corrected is None else f"after Holm over {family} {_p(p)}: "
+    zero, most = ("", "they differ by at most") if of_two else (" from 0", "it is at most")
+    different = f"significantly different{zero} (p < {LEVEL:g})"
+    same = f"not significantly different{zero} (p >= {LEVEL:g})"
+    yield f"=> {after}{different if p < LEVEL else same}; {most} {points_up(test.at_most)} points (95 %)"
+    if margin is not None and test.at_most <= margin / 100:
+        yield f"=> equivalent within ±{margin:g} points, the margin that the suite declares"
+    yield f"a true difference of {points_up(test.detectable())} points would be found with a power of about 0.8"
+
+
+def signed(fraction: float) -> str:
+    """A fraction as points with its sign, "+0.00" for none."""
+    text = f"{100 * fraction:+.2f}"
+    return text.replace("-", "+") if float(text) == 0 else text
+
+
+def points_up(fraction: float) -> str:
+    """A fraction as points, rounded up to a tenth: what is said to be excluded is."""
+    return f"{math.ceil(round(1000 * fraction, 9)) / 10:.1f}"
 
 
 def _p(value: float | None) -> str:
-    return "undefined" if value is None else "p < 0.0001" if value < 0.0001 else f"p = {value:.2g}"
+    return "p undefined" if value is None else "p < 1e-6" if value < 1e-6 else f"p = {value:.2g}"

@@ -217,7 +217,9 @@ def _t(df: int, alpha: float) -> float:
     return -float(stdtrit(df, alpha / 2))
 
 
-def seeds_and_images(a: Sequence[ImageOutcomes], b: Sequence[ImageOutcomes], n: int | None = None) -> SeedsAndImages | None:
+def seeds_and_images(
+    a: Sequence[ImageOutcomes], b: Sequence[ImageOutcomes], n: int | None = None
+) -> SeedsAndImages | None:
     """The difference A - B of mean accuracies over seeds and images; None below two seeds or two images.
 
     a, b: outcomes of each seed, in the same order, all on the same n images. Where there are several times as many
@@ -243,7 +245,9 @@ def contrast(cells: Sequence[tuple[float, Sequence[ImageOutcomes]]], n: int | No
         raise ValueError("a contrast needs the same seeds of every method")
     if seeds < 2 or n < 2:
         return None
-    D = sum(weight * np.stack([_mean_over_models(one, n) for one in outcomes]) for weight, outcomes in cells)
+    D = np.zeros((seeds, n))
+    for weight, outcomes in cells:
+        D += weight * np.stack([_mean_over_models(one, n) for one in outcomes])
     _, of_images, of_rest = mean_squares(D)
     step = max(abs(weight) for weight, _ in cells)
     known = over_seeds(D.mean(1).tolist(), n, step)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from fatbench.errors import FatbenchError
 from fatbench.report.numbers import flags, query
 from fatbench.report.numbers.measurements import Source
-from fatbench.report.tables import number_format
+from fatbench.report.tables import number_format, significance
 from fatbench.report.tables.grid import Grid
 from fatbench.store import replicates
 from fatbench.suite import format_call, signatures
@@ -95,6 +95,8 @@ def points_of(grids: Iterable[Grid], boards: Iterable[Grid] = ()) -> dict[tuple[
                             "heading": column.heading,
                             "number": entry.number,
                             "spread": entry.spread,
+                            "rank": value.rank,
+                            "marks": significance.marks(value)[len(value.flags) :],  # flags stand below in full
                             "published": entry.paper,
                             "published_flag": value.published_flag,
                             "difference": entry.difference.replace("-", "\u2212"),

@@ -44,9 +44,9 @@ class Value:
     published: float | None = None
     published_std: float | None = None
     comparable: bool = True  # with what is published; False in a preset other than `paper`
-    rank: str = ""  # "best" or "second" of its heading and group; "shared": cannot be told from the best
+    rank: str = ""  # "best": significantly better than all it competes with; "shared": marked ≈; see `significance`
     flags: tuple[str, ...] = ()
-    marks: tuple[str, ...] = ()  # footnote marks of the flags
+    marks: tuple[str, ...] = ()  # footnote marks: one for each flag, then that of `significance`
     published_flag: str = ""
     published_mark: str = ""
     labels: Key = field(default_factory=dict)  # of the axes in the heading's condition

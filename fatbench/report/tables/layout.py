@@ -109,7 +109,7 @@ def _grid(
         where = table.conditions.get(heading, {})
         columns.append(Column(heading, source, names[source.text], table.best[heading], unit, digits, where))
     split = False  # whether some rows of a column, or groups of a row, are not compared
-    ranked: list[list[Value]] = []
+    groups_compared: list[tuple[list[Value], str]] = []
     for position, column in enumerate(columns):
         compared: dict[tuple[Names, str], list[Value]] = {}
         for row_key, row in zip(row_keys, rows, strict=False):  # those of the plan come first
@@ -118,9 +118,7 @@ def _grid(
                     side = row_key if table.best_within == "row" else group_key
                     comparison = _comparison_group(cell, column.source, table)
                     compared.setdefault((side, comparison), []).append(row.values[group][position])
-        for members in compared.values():
-            _rank(members, column.best)
-            ranked.append(members)
+        groups_compared += [(members, column.best) for members in compared.values()]
         split |= len(compared) > len({side for side, _ in compared})
 
     bucket = [cell for here in found.values() for cells in here.values() for cell in cells]
@@ -145,7 +143,7 @@ def _grid(
     )
     footnotes(grid)
     if table.ties:
-        significance.mark(grid, ranked, numbers.outcomes)
+        significance.mark(grid, groups_compared, numbers.outcomes, "comparison group" if split else table.best_within)
     if table.paired is not None:
         grid.paired.extend(_comparisons(grid, *table.paired))
     evaluates = any(column.source.stage != "train" for column in columns)
@@ -266,16 +264,6 @@ def _comparison_group(cell: Cell, source: Source, table: Table) -> str:
     algorithm = cell.spec["algorithm"]
     objective = (algorithm.get("local") or algorithm).get("objective")
     return judged + repr((cell.spec["partition"], objective))
-
-
-def _rank(values: Sequence[Value], best: str) -> None:
-    """Mark the best and the second of one heading; ties share a rank. Nothing is best where all are the same."""
-    order = sorted({value.mean for value in values if value.mean is not None}, reverse=best == "max")
-    if best == "none" or len(order) < 2:
-        return
-    for value in values:
-        if value.mean is not None and value.mean in order[:2]:
-            value.rank = "best" if value.mean == order[0] else "second"
 
 
 def _digits(values: Sequence[Value]) -> int:

@@ -12,6 +12,7 @@ from fatbench.report.numbers.published import Lookup
 from fatbench.report.tables import number_format
 from fatbench.report.tables.grid import Column, Comparison, Grid
 from fatbench.report.tables.grid_points import inside
+from fatbench.report.tables.significance import UNTESTED
 from fatbench.store.selection import WORDS
 from fatbench.suite import format_call
 from fatbench.suite.cells import Cell, Plan
@@ -75,13 +76,14 @@ def notes(
         yield from facts.notes(attacks)
     elif attacks:
         yield "attacks", attacks
-    if any(value.rank in ("best", "second") for value in grid.all()):
-        over = f"of a {table.best_within}" + " under the same heading" * (table.best_within == "row")
+    if any(value.rank or UNTESTED in value.marks for value in grid.all()):
+        over = f"measured number of a {table.best_within}" + " under the same heading" * (table.best_within == "row")
         if grid.split and table.compare_across:
-            over += f" on the same data that differ in {_listed(table.compare_across)} alone"
+            over += f" on the same data that differs in {_listed(table.compare_across)} alone"
         elif grid.split:
             over += " with the same data, partition, clients, training objective and test attack"
-        yield "marks", f"bold: best, underlined: second {over}; measured numbers only"
+        none = "" if any(value.rank == "best" for value in grid.all()) else "nothing is bold: no number is shown to be "
+        yield "marks", f"{none or 'bold: '}significantly better than every other {over}"
     values = list(grid.all())
     missing = sum(value.planned and value.mean is None for value in values)
     partial = [value for value in values if value.partial]

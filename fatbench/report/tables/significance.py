@@ -1,8 +1,11 @@
-"""Which numbers of a table cannot be told from the best: marked, and the best is not bold by a hair.
+"""Which numbers of a table are bold and which are marked: the one place where that is decided.
 
-Every value is tested against the best of its group, over seeds and images (`statistics.crossed`); with one seed over
-images (McNemar; where several models judge an image, the paired t test). All need the outcomes of each image. Holm's
-correction is over all these tests of the table.
+Every number of a comparison group, which is a column unless the table says otherwise, is tested against the best of the
+group over seeds and images (`statistics.seeds_and_images`). Holm's correction is over the K - 1 tests of the group.
+The best is bold only where all of them are significant. Otherwise it and whatever is not significantly different from
+it carry MARK. A group in which one number cannot be tested has neither: its best carries UNTESTED.
+
+A truly best method loses its mark, and a bold is wrong, in at most 5 % of columns each.
 """
 
 from __future__ import annotations
@@ -13,62 +16,67 @@ from fatbench.report.numbers import statistics
 from fatbench.report.numbers.measurements import Outcomes
 from fatbench.report.tables.grid import Grid, Value
 
-MARK = "≈"
-TITLE = "cannot be told from the best"
+MARK, UNTESTED = "≈", "°"
+TITLES = {MARK: "not significantly different from the best", UNTESTED: "not tested"}  # of the marks
 LEVEL = 0.05
-# what a test is over
-SEEDS = "seeds and images"
-MCNEMAR = "images (exact McNemar test)"
-SEVERAL = "images (paired t test of the mean over models)"
 
 
-def mark(grid: Grid, groups: Iterable[Sequence[Value]], outcomes: Outcomes | None) -> None:
-    """Mark what cannot be told from the best of its group, and the best with it; such values are not ranked.
+def mark(grid: Grid, groups: Iterable[tuple[Sequence[Value], str]], outcomes: Outcomes | None, of: str) -> None:
+    """Set rank and marks of the values of each comparison group, and say in footnotes what the marks mean.
 
-    groups: the values that compete, ranked. A group in which one value cannot be tested keeps its ranks: outcomes
-    that are not stored, or seeds that the best lacks.
+    groups: values with what is best of them, "max", "min" or "none". of: what a group is, "column". Nothing is marked
+    in a group of which fewer than two values are measured, or all are the same.
     """
-    if outcomes is None:
-        return
-    tests: list[tuple[Value, Value, float, str]] = []  # the best, another, p, over what
-    for group in groups:
-        best = next((value for value in group if value.rank == "best"), None)
-        if best is None:
+    shared = False
+    reasons: dict[str, None] = {}  # in the order they are met
+    for group, best in groups:
+        values = [value for value in group if value.mean is not None]
+        if best == "none" or len({value.mean for value in values}) < 2:
             continue
-        others = [value for value in group if value is not best and value.mean is not None]
-        found = [(value, _tested(best, value, outcomes)) for value in others]
-        if all(test for _, test in found):
-            tests += [(best, value, *test) for value, test in found if test]
-    tied: list[Value] = []
-    for (best, value, _, _), p in zip(tests, statistics.holm([p for _, _, p, _ in tests]), strict=True):
-        if p >= LEVEL:
-            tied += [best, value]
-    for value in {id(value): value for value in tied}.values():
-        value.rank = "shared"
-        value.marks = (*value.marks, MARK)
-    if tied:
-        used = {over for *_, over in tests}
-        alone = " or ".join(over for over in (MCNEMAR, SEVERAL) if over in used)
-        over = ", with one seed over ".join(part for part in (SEEDS if SEEDS in used else "", alone) if part)
-        count = f"{len(tests)} comparison{'s' * (len(tests) > 1)}"
-        text = f"{TITLE}: p >= {LEVEL:g}, paired over {over}, after Holm's correction over {count}"
-        grid.footnotes.append((MARK, text))
+        top = (min if best == "min" else max)(values, key=lambda value: value.mean or 0.0)
+        others = [value for value in values if value is not top]
+        tests = [_test(top, other, outcomes) for other in others]
+        untested = [test for test in tests if isinstance(test, str)]
+        if untested:
+            for value in values:
+                if value.mean == top.mean:
+                    value.marks = (*value.marks, UNTESTED)
+            reasons |= dict.fromkeys(untested)
+            continue
+        corrected = statistics.holm([test for test in tests if not isinstance(test, str)])
+        close = [other for other, p in zip(others, corrected, strict=True) if p >= LEVEL]
+        if not close:
+            top.rank = "best"
+            continue
+        shared = True
+        for value in (top, *close):
+            value.rank, value.marks = "shared", (*value.marks, MARK)
+    if shared:
+        said = f"{TITLES[MARK]} of the {of} (p >= {LEVEL:g}, Holm over its K - 1 comparisons)"
+        grid.footnotes.append((MARK, said))
+    if reasons:
+        grid.footnotes.append((UNTESTED, f"the best of its {of}, {TITLES[UNTESTED]}: {', '.join(reasons)}"))
 
 
-def _tested(best: Value, other: Value, outcomes: Outcomes) -> tuple[float, str] | None:
-    """p of the two values being one, and over what; None: too little is stored to tell. p of equal outcomes is 1."""
-    if best.seeds != other.seeds or len(best.behind) != len(best.seeds) or len(other.behind) != len(other.seeds):
-        return None
-    a, b = ([outcomes(*place) for place in value.behind] for value in (best, other))
-    sizes = {one[1] if one else 0 for one in (*a, *b)}
+def marks(value: Value) -> list[tuple[str, str]]:
+    """The marks beside a number, each with what it means: those of its flags, then that of its test."""
+    meanings = [*value.flags, *(TITLES[mark] for mark in value.marks[len(value.flags) :])]
+    return list(zip(value.marks, meanings, strict=True))
+
+
+def _test(best: Value, other: Value, outcomes: Outcomes | None) -> float | str:
+    """p of the two values being one, or why it cannot be known."""
+    if best.seeds != other.seeds:
+        return "other seeds"
+    if len(best.seeds) < 2:
+        return "one seed"
+    if outcomes is None or any(len(value.behind) != len(value.seeds) for value in (best, other)):
+        return "no per-image outcomes"
+    a, b = ([found for place in value.behind if (found := outcomes(*place))] for value in (best, other))
     n = max(best.n, default=0)
-    if {*best.n, *other.n} != {n} or 0 in (n, *sizes) or any(size % n for size in sizes):
-        return None
-    ours, theirs = [one for one in a if one], [one for one in b if one]
-    over = SEEDS if len(ours) > 1 else MCNEMAR if sizes == {n} else SEVERAL
-    if ours == theirs:
-        return 1.0, over
-    if over == MCNEMAR:
-        return statistics.images(ours[0], theirs[0]).p, over
-    test = statistics.crossed(ours, theirs, n) if over == SEEDS else statistics.over_images(ours[0], theirs[0], n)
-    return None if test is None else (test.p, over)
+    if {*best.n, *other.n} != {n}:
+        return "other test images"
+    if len(a) + len(b) < 2 * len(best.seeds) or n == 0 or any(count < n or count % n for _, count in (*a, *b)):
+        return "no per-image outcomes"
+    test = statistics.seeds_and_images(a, b, n)
+    return "one image" if test is None else test.p

@@ -1,0 +1,125 @@
+"""The comparisons that a suite declares before it is run: contrasts of labels, a family, a margin of equivalence."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, Field, PlainValidator, ValidationInfo, model_validator
+
+from fatbench.errors import SpecError, did_you_mean
+from fatbench.suite.model import Node, Some, Text, known_axis, known_label, mapping
+from fatbench.suite.types import number
+
+
+@dataclass(frozen=True)
+class Contrast:
+    """A weight for each of some labels of an axis, or for each of their metrics; the weights add up to 0."""
+
+    axis: str
+    weights: dict[tuple[str, str], float]  # (label, metric), metric "" = the one that is tested
+
+    @property
+    def of_two(self) -> bool:
+        """Whether it is a plain difference, A - B."""
+        return sorted(self.weights.values()) == [-1, 1]
+
+
+def _known(axis: str | None, info: ValidationInfo) -> str | None:
+    return axis and known_axis(axis, (info.context or {})["axes"])
+
+
+def _margin(value: Any) -> float | None:
+    if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < 100):
+        raise ValueError(f"expected a margin in points, such as 2, got {value!r}")
+    return value
+
+
+def _weight(value: Any) -> float:
+    """A number, or a fraction such as "1/2". ValueError: neither."""
+    weight = number(value)
+    if isinstance(weight, str) or not isinstance(weight, (int, float)) or not math.isfinite(weight):
+        raise ValueError(f"expected weights such as 1, -1 or 1/2, got {value!r}")
+    return float(weight)
+
+
+def _axis_of(labels: Iterable[str], axis: str | None, axes: Mapping[str, Any]) -> str:
+    """The axis of the labels: `axis`, or the one that has them all. ValueError: none has, or several have."""
+    labels = list(labels)
+    fits = [name for name, known in axes.items() if all(label in known for label in labels)]
+    if axis is None and len(fits) == 1:
+        return fits[0]
+    if axis is None and fits:
+        raise ValueError(f"{' and '.join(fits)} have these labels: say which with 'axis'")
+    if axis is None:
+        known = {label for of in axes.values() for label in of}
+        for label in labels:
+            if label not in known:
+                raise ValueError(f"no axis has the label '{label}'{did_you_mean(label, known)}")
+        raise ValueError(f"no axis has all of {', '.join(labels)}")
+    for label in labels:
+        known_label(axis, label, axes)
+    return axis
+
+
+def _contrast(value: Any, axis: str | None, axes: Mapping[str, Any]) -> Contrast:
+    """`{VKD: 1, FedAvg: -1}`, or of a method and an attack `{VKD: {natural: 1, pgd20: -1}, ...}`, or `[1, -1, -1, 1]`:
+    a weight for each label of the axis, in the order of the suite.
+    """
+    weights: dict[tuple[str, str], float] = {}
+    if isinstance(value, list):
+        fits = [name for name, known in axes.items() if len(known) == len(value)] if axis is None else [axis]
+        if len(fits) != 1 or len(axes[fits[0]]) != len(value):
+            raise ValueError(
+                f"{len(value)} weights are those of no axis alone: say which with 'axis', one for each label"
+            )
+        (axis,) = fits
+        weights = {(label, ""): _weight(weight) for label, weight in zip(axes[axis], value, strict=True)}
+    elif isinstance(value, Mapping) and value:
+        axis = _axis_of(value, axis, axes)
+        for label, weight in value.items():
+            if isinstance(weight, Mapping):
+                weights |= {(label, metric): _weight(one) for metric, one in weight.items()}
+            else:
+                weights[label, ""] = _weight(weight)
+    else:
+        raise ValueError(f"expected weights such as {{A: 1, B: -1}} or [1, -1, -1, 1], got {value!r}")
+    if len({bool(metric) for _, metric in weights}) > 1:
+        raise ValueError("either every label has its weights by metric, or none")
+    weights = {place: weight for place, weight in weights.items() if weight}
+    if abs(math.fsum(weights.values())) > 1e-9 or not weights:
+        raise ValueError(
+            f"the weights add up to {math.fsum(weights.values()):g}: those of a contrast to 0, not all of them 0"
+        )
+    return Contrast(axis, weights)
+
+
+def _contrasts(value: Any, info: ValidationInfo) -> dict[str, Contrast]:
+    named, found = mapping(value), {}
+    for name in named:
+        try:
+            found[name] = _contrast(named[name], info.data.get("axis"), (info.context or {})["axes"])
+        except ValueError as error:
+            raise SpecError(f"{named.place(name)}: {error}") from None
+    return found
+
+
+class Tests(Node):
+    """The comparisons that a suite declares before it is run; Holm's correction is over all of them."""
+
+    what = "the tests'"
+    family: Text | None = None  # its name
+    margin: Annotated[Any, PlainValidator(_margin)] = None  # of equivalence, in points
+    axis: Annotated[str | None, AfterValidator(_known)] = None
+    metrics: Some | None = None  # those of the family; default: all that the suite evaluates
+    contrasts: Annotated[dict[str, Contrast], PlainValidator(_contrasts)] = Field(default={})
+
+    @model_validator(mode="after")
+    def _named(self) -> Tests:
+        if self.contrasts and self.family is None:
+            raise SpecError(f"{self.place('contrasts')}: contrasts are those of a family: name it with 'family'")
+        if self.family is not None and not self.contrasts:
+            raise SpecError(f"{self.place('family')}: a family without 'contrasts' declares nothing")
+        return self

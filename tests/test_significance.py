@@ -1,0 +1,208 @@
+"""Which numbers of a table are bold or marked: by hand on small outcomes, and the same in every format."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fatbench import report
+from fatbench.report.numbers import statistics
+from fatbench.report.site import drilldown
+from fatbench.report.tables import significance
+from fatbench.report.tables.grid import Value
+from fatbench.store import jsonl
+from fatbench.store.stages import Store
+from fatbench.suite import files
+
+RESULTS = Path(__file__).parent.parent / "results"
+N = 500
+Bits = dict[tuple[str, str], tuple[int, int]]
+
+
+def first(right: int, n: int = N) -> tuple[int, int]:
+    """Outcomes of n images of which the first `right` are right."""
+    return ((1 << right) - 1) << (n - right), n
+
+
+def group(rights: list[list[int]], n: int = N) -> tuple[list[Value], Bits]:
+    """A value a method, with so many right images at each seed, and the outcomes behind it."""
+    bits = {(f"m{m}-{s}", "e"): first(right, n) for m, row in enumerate(rights) for s, right in enumerate(row)}
+    values = [
+        Value(
+            mean=float(np.mean(row)) / n,
+            seeds=tuple(range(len(row))),
+            n=(n,),
+            behind=tuple((f"m{m}-{s}", "e") for s in range(len(row))),
+        )
+        for m, row in enumerate(rights)
+    ]
+    return values, bits
+
+
+def decided(
+    *groups: tuple[list[Value], Bits], best: str = "max", outcomes: Any = True
+) -> tuple[list[list[str]], list[tuple[str, str]]]:
+    """Of each value "B" if it is bold, else its marks; and the footnotes."""
+    known = {place: bits for _, of in groups for place, bits in of.items()}
+    grid: Any = SimpleNamespace(footnotes=[])
+    look = known.get if outcomes is True else outcomes
+    significance.mark(grid, [(values, best) for values, _ in groups], look and (lambda *p: look(p)), "column")
+    shown = [["B" if v.rank == "best" else "".join(v.marks) for v in values] for values, _ in groups]
+    for values, _ in groups:
+        assert all((v.rank == "shared") == ("≈" in v.marks) for v in values)
+    return shown, grid.footnotes
+
+
+CLEAR, CLOSE = [400, 405, 398], [395, 402, 401]
+LOW = [100, 104, 99]
+
+
+def test_bold_only_where_all_others_are_significantly_below() -> None:
+    assert decided(group([LOW, CLEAR, [200, 206, 197]])) == ([["", "B", ""]], [])
+    shown, notes = decided(group([LOW, CLEAR, CLOSE]))
+    assert shown == [["", "≈", "≈"]]
+    said = "not significantly different from the best of the column (p >= 0.05, Holm over its K - 1 comparisons)"
+    assert notes == [("≈", said)]
+    assert decided(group([LOW, CLEAR, CLOSE]), best="min") == ([["B", "", ""]], [])
+    assert decided(group([LOW, CLEAR, CLOSE]), best="none") == ([["", "", ""]], [])
+
+
+def test_equal_numbers() -> None:
+    """Two of the highest are never bold; where all are the same there is no best, and of one number neither."""
+    assert decided(group([LOW, CLEAR, CLEAR]))[0] == [["", "≈", "≈"]]
+    assert decided(group([CLEAR, CLEAR])) == ([["", ""]], [])
+    assert decided(group([CLEAR])) == ([[""]], [])
+
+
+def test_holm_is_within_a_column() -> None:
+    """p of one comparison is near 0.03: alone it is significant, with a second like it no longer. What other columns
+    hold changes nothing.
+    """
+    best, other = [400, 400, 400], [373, 380, 365]
+    values, bits = group([best, other])
+    a, b = ([bits[place] for place in value.behind] for value in values)
+    test = statistics.seeds_and_images(a, b)
+    assert test is not None and 0.025 < test.p < 0.05
+    assert decided(group([best, other]))[0] == [["B", ""]]
+    assert decided(group([best, other, other]))[0] == [["≈", "≈", "≈"]]
+    many = [group([best, other])[0] for _ in range(8)]
+    assert decided(*((values, bits) for values in many))[0] == [["B", ""]] * 8
+
+
+@pytest.mark.parametrize(
+    ("why", "change"),
+    [
+        ("one seed", {"seeds": (0,)}),
+        ("other seeds", {"seeds": (0, 1, 5)}),
+        ("other test images", {"n": (N, 2 * N)}),
+        ("no per-image outcomes", {"behind": ()}),
+        ("no per-image outcomes", {"behind": (("nowhere", "e"),) * 3}),
+        ("no per-image outcomes", {"behind": (("empty", "e"),) * 3}),
+        ("no per-image outcomes", {"behind": (("short", "e"),) * 3}),
+    ],
+)
+def test_one_untestable_number_and_nothing_is_bold(why: str, change: dict[str, Any]) -> None:
+    """Of three methods far apart the lowest cannot be tested: the best carries ° instead of being bold."""
+    rows = [[500], [300], [100]] if why == "one seed" else [CLEAR, [300, 303, 299], LOW]
+    values, bits = group(rows)
+    bits |= {("empty", "e"): (0, 0), ("short", "e"): first(9, N - 1)}
+    for key, value in change.items():
+        setattr(values[2], key, value)
+    notes = [("°", f"the best of its column, not tested: {why}")]
+    assert decided((values, bits)) == ([["°", "", ""]], notes)
+    other = group([CLEAR, LOW])  # what another column holds is decided for itself
+    values, bits = group(rows)
+    for key, value in change.items():
+        setattr(values[2], key, value)
+    assert decided((values, bits | {("empty", "e"): (0, 0)}), other)[0][1] == ["B", ""]
+
+
+def test_without_outcomes_or_with_numbers_missing() -> None:
+    assert decided(group([CLEAR, LOW]), outcomes=None)[0] == [["°", ""]]
+    values, bits = group([CLEAR, LOW, CLOSE])
+    values[2].mean = None  # not measured yet
+    assert decided((values, bits)) == ([["B", "", ""]], [])
+
+
+def test_several_models_judge_an_image() -> None:
+    """Two models a seed on one side: outcomes of both, one after the other."""
+    values, bits = group([CLEAR, LOW])
+    for s, right in enumerate(CLEAR):
+        (one, n) = first(right)
+        bits[f"m0-{s}", "e"] = (one << n) | one, 2 * n
+    assert decided((values, bits))[0] == [["B", ""]]
+
+
+# --- the same decision in every format ---------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def fashion(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    """Five seeds of every method; under natural some are clearly below."""
+    store = Store.open(str(tmp_path_factory.mktemp("significance") / "r.db"), create=True)
+    jsonl.import_(store, RESULTS / "sfat-jpeg75-cpu.jsonl")
+    return store
+
+
+SUITE = """\
+name: two
+title: t
+description: d
+extends: sfat-audit-jpeg75
+tables:
+  - {id: audit, title: t, rows: [method], where: {method: [FAT, FAT shrunk]}, values: {natural: natural,
+     AA: autoattack}, ties: TIES}
+"""
+
+
+def grids(store: Store, folder: Path, ties: str = "true") -> list[Any]:
+    (folder / "two.yaml").write_text(SUITE.replace("TIES", ties))
+    suite = files.load(str(folder / "two.yaml"))
+    return report.build_tables(suite, suite.plan("cpu"), store)
+
+
+def test_what_is_bold_in_one_format_is_bold_in_all(
+    fashion: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """FAT is significantly above FAT shrunk in natural accuracy (36.36, 27.51), not under AutoAttack."""
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("COLUMNS", "160")
+    found = grids(fashion, tmp_path)
+    bold = {
+        "markdown": r"\*\*(\d[\d.]*)\*\*", "latex": r"\\textbf\{(\d[\d.]*)\}", "terminal": r"\x1b\[1m(\d[\d.]*)\x1b",
+        "html": r'class="best">(\d[\d.]*)<',
+    }  # fmt: skip
+    for format, pattern in bold.items():
+        text = report.render(found, format)
+        assert re.findall(pattern, text) == ["36.36"], format
+        assert ("approx" if format == "latex" else "≈") in text
+        assert "underline" not in text.split("</style>")[-1] and "<u>" not in text, format
+    assert dict(found[0].notes)["marks"] == "bold: significantly better than every other measured number of a column"
+    assert "Bold: significantly better than all others." in report.render(found, "latex")
+    drawers = [one for point in drilldown.of(found).values() for one in point.shown]
+    assert [one["number"] for one in drawers if one["rank"] == "best"] == ["36.36"]
+    assert [[mark for mark, _ in one["marks"]] for one in drawers] == [[], ["≈"], [], ["≈"]]
+
+
+def test_a_table_that_asks_for_no_marks_has_neither(fashion: Store, tmp_path: Path) -> None:
+    (grid,) = grids(fashion, tmp_path, "false")
+    assert not any(value.rank or value.marks for value in grid.all()) and grid.footnotes == []
+    assert "marks" not in dict(grid.notes)
+
+
+def test_accuracies_by_class_are_not_tested(tmp_path: Path) -> None:
+    """AdFL's table by class: training logs numbers and no outcomes, so that nothing is bold."""
+    with Store.open(str(tmp_path / "r.db"), create=True) as store:
+        jsonl.import_(store, RESULTS / "adfl-mnist-jpeg-cpu.jsonl")
+        suite = files.load("adfl-mnist-jpeg")
+        found = {grid.id: grid for grid in report.build_tables(suite, suite.plan("cpu"), store)}
+    by_class = found["classes"]
+    assert not any(value.rank for value in by_class.all())
+    assert any("°" in value.marks for value in by_class.all())
+    assert by_class.footnotes[-1] == ("°", "the best of its comparison group, not tested: no per-image outcomes")
