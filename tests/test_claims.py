@@ -134,14 +134,14 @@ def over_both(a: list[np.ndarray], b: list[np.ndarray], n: int | None = None) ->
     return f"{show(100 * both.mean)} ({interval(both)})", both.p
 
 
-def crossed(a: list[np.ndarray], b: list[np.ndarray], n: int | None = None) -> statistics.Difference:
+def crossed(a: list[np.ndarray], b: list[np.ndarray], n: int | None = None) -> statistics.SeedsAndImages:
     """A difference over seeds and n images."""
-    both = statistics.crossed(packed(a), packed(b), n)
+    both = statistics.seeds_and_images(packed(a), packed(b), n)
     assert both is not None
     return both
 
 
-def interval(both: statistics.Difference) -> str:
+def interval(both: statistics.SeedsAndImages) -> str:
     """Its two ends, in points."""
     return f"{show(100 * both.low)} to {show(100 * both.high)}"
 
@@ -791,7 +791,7 @@ class Difference(NamedTuple):
     """A row minus FAT under an attack: points of each seed, over seeds and images, p after Holm over the table."""
 
     each: list[float]
-    both: statistics.Difference
+    both: statistics.SeedsAndImages
     p: float
 
 

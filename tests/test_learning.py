@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 import fatbench
 from fatbench import report
 from fatbench.cli.app import app
+from fatbench.data.catalogue import CATALOGUE
 from fatbench.engine.accuracy import packed
 from fatbench.report.numbers import flags
 from fatbench.report.numbers.statistics import binomial_tail
@@ -55,10 +56,36 @@ def test_every_count_is_decided_as_scipy_decides_it(n: int, fraction: float) -> 
         assert flags.above_chance(right / n, n, fraction) == decided, right
 
 
-def test_chance_is_what_was_stored_else_one_over_the_classes() -> None:
-    assert flags.chance({"data": {"name": "cifar100"}}) == 0.01
-    assert flags.chance({"data": {"name": "cifar100"}}, 0.03) == 0.03
-    assert flags.chance({"data": {"name": "of a plug-in"}}) is None
+def test_chance_is_what_was_stored_else_unknown_unless_the_labels_are_balanced() -> None:
+    """The whole test set of CIFAR-100 has 100 images of each class; its first 2,000 images, and SVHN, have not."""
+    assert flags.chance({"data": {"name": "cifar100"}}, None, 10_000) == 0.01
+    assert flags.chance({"data": {"name": "cifar100", "variant": "jpeg75"}}, None, 10_000) == 0.01
+    assert flags.chance({"data": {"name": "cifar100"}}, 0.03, 10_000) == 0.03
+    for name, n in (("cifar100", 2_000), ("cifar100", None), ("svhn", 26_032), ("mnist", 10_000), ("of a plug-in", 9)):
+        assert flags.chance({"data": {"name": name}}, None, n) is None
+        assert flags.chance({"data": {"name": name}}, 0.2, n) == 0.2
+
+
+def test_always_the_same_class_is_no_learning() -> None:
+    """Shares .5, .3 and .2: 1,000 of 2,000 right is far above a third, and exactly the most frequent class."""
+    assert flags.above_chance(0.5, 2000, 1 / 3) and not flags.above_chance(0.5, 2000, 0.5)
+    cell, stage = "c", "natural-x@2"
+    row = {"cell": cell, "stage": stage, "round": 2, "client": -1, "n": 2000, "metric": "natural", "value": 0.5}
+    assert flags.at_chance([row, {**row, "metric": "chance"}], {cell: {"data": {"name": "svhn"}}}) == {(cell, 2)}
+    assert flags.at_chance([row], {cell: {"data": {"name": "svhn"}}}) == set()  # unknown
+
+
+@pytest.mark.parametrize("name", ["digits", "plane", "fashion_mnist"])
+def test_which_test_sets_are_balanced(name: str, tmp_path: Path) -> None:
+    from fatbench.data import DATASETS
+    from fatbench.errors import FatbenchError
+
+    try:
+        labels = torch.as_tensor(DATASETS[name](tmp_path).test_labels)
+    except FatbenchError as error:
+        pytest.skip(str(error))
+    counts = labels.bincount()
+    assert CATALOGUE[name].balanced == (len(set(counts.tolist())) == 1)
 
 
 # --- at tables: the committed transformers, one of which is made to guess -------------------------------------------

@@ -33,6 +33,7 @@ class DatasetFacts:
     licence: str
     exact: bool = True  # False: `train` and `test` are about right (a drawn sample of the published images)
     package: str | None = None  # where a system package (Debian, Ubuntu) puts the files
+    balanced: bool = False  # whether the test set has as many images of each class
 
     @property
     def memory(self) -> int | None:
@@ -48,11 +49,11 @@ _KRIZ = "https://www.cs.toronto.edu/~kriz/cifar.html"
 CATALOGUE = {
     "cifar10": DatasetFacts(
         "CIFAR-10", 10, (3, 32, 32), 50_000, 10_000, "cifar-10-batches-py", 170_498_071, _KRIZ,
-        "none stated; cite Krizhevsky 2009",
+        "none stated; cite Krizhevsky 2009", balanced=True,
     ),
     "cifar100": DatasetFacts(
         "CIFAR-100", 100, (3, 32, 32), 50_000, 10_000, "cifar-100-python", 169_001_437, _KRIZ,
-        "none stated; cite Krizhevsky 2009",
+        "none stated; cite Krizhevsky 2009", balanced=True,
     ),
     "svhn": DatasetFacts(
         "SVHN", 10, (3, 32, 32), 73_257, 26_032, "svhn", 246_316_178, "http://ufldl.stanford.edu/housenumbers/",
@@ -70,17 +71,20 @@ CATALOGUE = {
     "fashion_mnist": DatasetFacts(
         "Fashion-MNIST", 10, (1, 28, 28), 60_000, 10_000, "FashionMNIST/raw", 30_878_645,
         "https://github.com/zalandoresearch/fashion-mnist", "MIT", package="/usr/share/datasets/fashion-mnist",
+        balanced=True,
     ),
     "cinic10": DatasetFacts(
         "CINIC-10", 10, (3, 32, 32), 90_000, 90_000, "CINIC-10", 687_544_992, "https://doi.org/10.7488/ds/2448",
-        "CC BY 4.0; the images keep the terms of ImageNet and CIFAR-10",
+        "CC BY 4.0; the images keep the terms of ImageNet and CIFAR-10", balanced=True,
     ),
     "image_folder": DatasetFacts("image folder", None, None, None, None, "", 0, "", "yours"),
     "digits": DatasetFacts(
         "scikit-learn's digits", 10, (1, 8, 8), 1_442, 355, "", 0,
         "https://archive.ics.uci.edu/dataset/80/optical+recognition+of+handwritten+digits", "CC BY 4.0",
     ),
-    "plane": DatasetFacts("points in the plane", 2, (2, 1, 1), 800, 200, "", 0, "", "none needed: made by a formula"),
+    "plane": DatasetFacts(
+        "points in the plane", 2, (2, 1, 1), 800, 200, "", 0, "", "none needed: made by a formula", balanced=True,
+    ),
 }  # fmt: skip
 
 CINIC_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")

@@ -118,9 +118,14 @@ def check(suite: Suite, plan: Plan) -> None:
 
 
 def check_headings(suite: Suite, plans: Sequence[Plan]) -> None:
-    """SpecError: a heading of a table that no cell of any preset can fill."""
+    """SpecError: a heading of a table that no cell of any preset can fill, or a declared metric that none has."""
     from fatbench.report.tables import grid_points
 
+    known = dict.fromkeys(metric for plan in plans for metric in plan.metrics())
+    for metric in suite.tests.named():
+        if metric not in known:
+            place = suite.tests.place("metrics" if metric in (suite.tests.metrics or ()) else "contrasts")
+            raise SpecError(f"{place}: no preset evaluates '{metric}'{did_you_mean(metric, known)}")
     for table in suite.tables:
         whys = [
             (plan.preset, grid_points.unfilled(plan, table)) for plan in plans if grid_points.places_of(plan, table)

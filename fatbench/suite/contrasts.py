@@ -87,12 +87,12 @@ def _contrast(value: Any, axis: str | None, axes: Mapping[str, Any]) -> Contrast
     else:
         raise ValueError(f"expected weights such as {{A: 1, B: -1}} or [1, -1, -1, 1], got {value!r}")
     if len({bool(metric) for _, metric in weights}) > 1:
-        raise ValueError("either every label has its weights by metric, or none")
+        raise ValueError("either every label has weights by metric, or none has")
     weights = {place: weight for place, weight in weights.items() if weight}
-    if abs(math.fsum(weights.values())) > 1e-9 or not weights:
-        raise ValueError(
-            f"the weights add up to {math.fsum(weights.values()):g}: those of a contrast to 0, not all of them 0"
-        )
+    if not weights:
+        raise ValueError("every weight is 0")
+    if abs(total := math.fsum(weights.values())) > 1e-9:
+        raise ValueError(f"the weights add up to {total:g}, those of a contrast to 0")
     return Contrast(axis, weights)
 
 
@@ -116,8 +116,13 @@ class Tests(Node):
     metrics: Some | None = None  # those of the family; default: all that the suite evaluates
     contrasts: Annotated[dict[str, Contrast], PlainValidator(_contrasts)] = Field(default={})
 
+    def named(self) -> list[str]:
+        """The metrics that it names."""
+        own = (metric for contrast in self.contrasts.values() for _, metric in contrast.weights if metric)
+        return list(dict.fromkeys([*(self.metrics or ()), *own]))
+
     @model_validator(mode="after")
-    def _named(self) -> Tests:
+    def _family_of_contrasts(self) -> Tests:
         if self.contrasts and self.family is None:
             raise SpecError(f"{self.place('contrasts')}: contrasts are those of a family: name it with 'family'")
         if self.family is not None and not self.contrasts:

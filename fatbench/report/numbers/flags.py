@@ -17,9 +17,8 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from fatbench.errors import FatbenchError
+from fatbench.data.catalogue import CATALOGUE
 from fatbench.report.numbers.statistics import binomial_tail
-from fatbench.suite import facts
 from fatbench.suite.types import number
 
 CHAIN = ("natural", "fgsm", "pgd20", "autoattack")  # metric names, from weak to strong
@@ -74,19 +73,20 @@ def violated(weak: tuple[float, int], strong: tuple[float, int], paired: tuple[i
     return q - p > SIGMAS * math.sqrt(p * (1 - p) / n + q * (1 - q) / m)
 
 
-def chance(spec: Mapping[str, Any], stored: float | None = None) -> float | None:
-    """The accuracy that a cell has without learning anything; None: nobody knows.
+def chance(spec: Mapping[str, Any], stored: float | None = None, n: int | None = None) -> float | None:
+    """The accuracy that a cell has without learning anything; None: unknown.
 
-    The fraction of the most frequent class of the test images, `stored` with the evaluation; of an evaluation without
-    it, one over the number of classes.
+    The fraction of the most frequent class of the n test images, `stored` with the evaluation. Of an evaluation without
+    it one over the number of classes, but only on the whole test set of a data set that has as many images of each
+    class: elsewhere a network that always says the same would pass for one that has learned.
     """
     if stored is not None:
         return stored
-    try:
-        classes = facts.of_data(spec["data"]).classes
-    except FatbenchError:  # of a plug-in that is not here
+    name = spec["data"]["name"]
+    known = CATALOGUE.get(name)
+    if known is None or not known.balanced or n != known.test:
         return None
-    return 1 / classes if classes else None
+    return 1 / known.classes if known.classes else None
 
 
 @functools.cache
@@ -130,7 +130,7 @@ def at_chance(numbers: Iterable[Mapping[str, Any]], specs: Mapping[str, Mapping[
             fractions[place] = row["value"]
     found = set()
     for place, row in natural.items():
-        fraction = chance(specs[place[0]], fractions.get(place))
+        fraction = chance(specs[place[0]], fractions.get(place), row["n"])
         if fraction is not None and row["n"] and not above_chance(row["value"], row["n"], fraction):
             found.add(place[:2])
     return found

@@ -266,7 +266,7 @@ class Numbers:
         natural = found.get("natural")
         if natural and natural.n and math.isfinite(natural.value):
             stored = self.by_key.get((cell.id, natural.stages[-1], "chance", round, -1))
-            fraction = checking.chance(cell.spec, stored and stored[0])
+            fraction = checking.chance(cell.spec, stored and stored[0], natural.n)
             if fraction is not None and not checking.above_chance(natural.value, natural.n, fraction):
                 self.below[cell.id, checkpoint] = natural.value, natural.n, fraction
                 raised |= {metric: [checking.CHANCE, *raised.get(metric, ())] for metric in found}

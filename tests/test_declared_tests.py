@@ -1,0 +1,277 @@
+"""The section `tests` of a suite: how it is read, and the family of comparisons that comes of it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fatbench import report
+from fatbench.cli import app
+from fatbench.errors import SpecError
+from fatbench.report.numbers import declared_tests
+from fatbench.report.numbers.compare import Measured
+from fatbench.report.numbers.statistics import contrast, holm
+from fatbench.store import jsonl
+from fatbench.store.stages import Store
+from fatbench.suite import files
+from fatbench.suite.cells import Cell, Plan
+from fatbench.suite.files import Suite
+
+RESULTS = Path(__file__).parent.parent / "results"
+SUITE = """\
+name: four
+title: Four methods on two data sets
+seeds: [0, 1, 2]
+base:
+  data: {name: cifar10}
+  partition: {name: iid, clients: 5}
+  model: {name: nin}
+  algorithm:
+    name: fedavg
+    rounds: 3
+    local: {epochs: 1, batch: 32, lr: 0.01, objective: {name: standard}}
+    aggregator: {name: samples}
+axes:
+  dataset: {CIFAR-10: {}, SVHN: {data: {name: svhn}}}
+  method: {A: {}, B: {validation: 100}, C: {validation: 200}, D: {validation: 300}}
+evaluate:
+  checkpoints: [last]
+  attacks: {natural: {name: natural}, fgsm: {name: fgsm, eps: 8/255}}
+presets: {paper: {}, few: {axes: {method: [A, B, C]}}}
+"""
+FACTORIAL = """\
+tests:
+  family: claims
+  contrasts: {first: {C: 1/2, D: 1/2, A: -1/2, B: -1/2}, interaction: [1, -1, -1, 1], plain: {A: 1, B: -1}}
+"""
+
+
+def written(folder: Path, tests: str) -> Suite:
+    (folder / "four.yaml").write_text(SUITE + tests)
+    return files.load(str(folder / "four.yaml"))
+
+
+# --- how it is read ----------------------------------------------------------------------------------------------
+
+
+def test_contrasts_by_label_and_by_position(tmp_path: Path) -> None:
+    tests = written(tmp_path, FACTORIAL).tests
+    assert (tests.family, tests.margin, tests.metrics) == ("claims", None, None)
+    assert {one.axis for one in tests.contrasts.values()} == {"method"}
+    assert tests.contrasts["first"].weights == {("C", ""): 0.5, ("D", ""): 0.5, ("A", ""): -0.5, ("B", ""): -0.5}
+    assert tests.contrasts["interaction"].weights == {("A", ""): 1, ("B", ""): -1, ("C", ""): -1, ("D", ""): 1}
+    assert [one.of_two for one in tests.contrasts.values()] == [False, False, True]
+    assert written(tmp_path, "").tests.contrasts == {}
+    assert written(tmp_path, "tests: {margin: 2}\n").tests.margin == 2
+
+
+@pytest.mark.parametrize(
+    ("tests", "message"),
+    [
+        ("family: f\n  contrasts: {x: {A: 1, E: -1}}", "22: x: no axis has the label 'E'"),
+        ("family: f\n  contrasts: {x: {A: 1, SVHN: -1}}", "22: x: no axis has all of A, SVHN"),
+        ("family: f\n  contrasts: {x: {A: 1, B: 1}}", "22: x: the weights add up to 2"),
+        (
+            "family: f\n  contrasts: {x: {A: 0, B: 0}}",
+            "22: x: every weight is 0",
+        ),
+        ("family: f\n  contrasts: {x: {A: one, B: -1}}", "22: x: expected weights such as 1, -1 or 1/2, got 'one'"),
+        ("family: f\n  contrasts: {x: {A: true, B: -1}}", "22: x: should be a number"),
+        ("family: f\n  contrasts: {x: {A: .inf, B: -1}}", "22: x: expected weights such as 1, -1 or 1/2, got inf"),
+        ("family: f\n  contrasts: {x: [1, -1, 0]}", "22: x: 3 weights are those of no axis alone"),
+        ("family: f\n  axis: dataset\n  contrasts: {x: [1, -1, -1, 1]}", "23: x: 4 weights are those of no axis"),
+        ("family: f\n  contrasts: {x: 3}", "22: x: expected weights such as {A: 1, B: -1} or [1, -1, -1, 1], got 3"),
+        (
+            "family: f\n  contrasts: {x: {A: {natural: 1}, B: -1}}",
+            "22: x: either every label has weights",
+        ),
+        ("family: f\n  axis: metod\n  contrasts: {x: {A: 1, B: -1}}", "22: axis: no axis is named 'metod'"),
+        ("family: f\n  axis: dataset\n  contrasts: {x: {A: 1, B: -1}}", "23: x: axis 'dataset' has no label 'A'"),
+        ("contrasts: {x: {A: 1, B: -1}}", "21: contrasts: contrasts are those of a family"),
+        ("family: f", "21: family: a family without 'contrasts' declares nothing"),
+        ("margin: -1", "21: margin: expected a margin in points, such as 2, got -1"),
+        ("margin: 2 points", "21: margin: expected a margin in points"),
+        ("famly: f", "21: famly: unknown key 'famly' (did you mean 'family'?)"),
+    ],
+)
+def test_a_mistake_names_its_place(tmp_path: Path, tests: str, message: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        written(tmp_path, f"tests:\n  {tests}\n")
+    assert f"four.yaml:{message}" in str(caught.value)
+
+
+def test_a_metric_that_no_preset_evaluates(tmp_path: Path) -> None:
+    suite = written(tmp_path, "tests: {family: f, metrics: [fsgm], contrasts: {x: {A: 1, B: -1}}}\n")
+    with pytest.raises(SpecError, match=r"four.yaml:20: metrics: no preset evaluates 'fsgm' \(did you mean 'fgsm'\?\)"):
+        report.check_headings(suite, [suite.plan("paper")])
+
+
+# --- the family --------------------------------------------------------------------------------------------------
+
+N = 40
+
+
+def pretended(plan: Plan, lacking: Callable[[Cell], bool] = lambda _: False) -> Callable[[str], Mapping[str, Measured]]:
+    """Outcomes of every cell but some, drawn from its id."""
+    known: dict[str, dict[str, Measured]] = {}
+    for cell in plan.cells:
+        draw = np.random.default_rng(int(cell.id, 16))
+        known[cell.id] = {}
+        for evaluation in cell.evaluations:
+            right = draw.random(N) < 0.6
+            outcomes = int("".join(map(str, right.astype(int))), 2), N
+            known[cell.id][evaluation.id] = Measured(float(right.mean()), N, outcomes)
+        if lacking(cell):
+            known[cell.id] = {}
+    return known.__getitem__
+
+
+def test_a_family_is_every_contrast_row_and_metric(tmp_path: Path) -> None:
+    """3 contrasts x 2 data sets x 2 metrics, each the contrast of its cells' outcomes; Holm over the twelve."""
+    suite = written(tmp_path, FACTORIAL)
+    plan = suite.plan("paper")
+    of = pretended(plan)
+    found = declared_tests.run(suite.tests, plan, of)
+    assert [(one.name, one.row, one.metric) for one in found] == [
+        (name, row, metric)
+        for name in ("first", "interaction", "plain")
+        for row in ("CIFAR-10", "SVHN")
+        for metric in ("natural", "fgsm")
+    ]
+    assert [one.corrected for one in found] == holm([one.test.p for one in found if one.test])
+    one = next(one for one in found if (one.name, one.row, one.metric) == ("interaction", "SVHN", "fgsm"))
+    cells = []
+    for method, weight in zip("ABCD", (1.0, -1.0, -1.0, 1.0), strict=True):
+        mine = [c for c in plan.cells if (c.key["dataset"], c.key["method"]) == ("SVHN", method)]
+        names = [e.id for e in mine[0].evaluations if e.label == "fgsm"]
+        cells.append((weight, [of(c.id)[names[0]].outcomes or (0, 0) for c in mine]))
+    assert one.test == contrast(cells) and (one.seeds, one.n, one.with_images) == ((0, 1, 2), N, True)
+
+
+def test_what_cannot_be_tested_counts_with_one(tmp_path: Path) -> None:
+    """Cells of D are not run, or not in the preset: their contrasts stay in the family."""
+    suite = written(tmp_path, FACTORIAL)
+    plan = suite.plan("paper")
+    found = declared_tests.run(suite.tests, plan, pretended(plan, lambda cell: cell.key["method"] == "D"))
+    assert len(found) == 12
+    tested = [one for one in found if one.test is not None]
+    assert [one.name for one in tested] == ["plain"] * 4
+    ps = [1.0] * 8 + [one.test.p for one in tested if one.test]
+    assert [one.corrected for one in found] == holm(ps)
+    assert {one.why for one in found if one.test is None} == {"fewer than two seeds are measured of every cell"}
+    few = suite.plan("few")
+    found = declared_tests.run(suite.tests, few, pretended(few))
+    assert [one.why for one in found] == ["D is not in this preset"] * 8 + [""] * 4
+    text = declared_tests.as_text(found, suite.tests, few, "last")
+    assert "interaction, SVHN, fgsm: not tested, counts with p = 1: D is not in this preset" in text
+    assert "family 'claims' of 12 comparisons" in text and "3 seeds: a claim about methods needs at least 5" in text
+    found = declared_tests.run(suite.tests, plan, lambda _: {})
+    assert all(one.test is None and one.corrected == 1 for one in found)
+
+
+def test_seeds_and_outcomes_that_are_missing(tmp_path: Path) -> None:
+    """Only the seeds that all cells have; without outcomes of one cell over these images, the largest weight counts."""
+    suite = written(tmp_path, FACTORIAL)
+    plan = suite.plan("paper")
+    of = pretended(plan, lambda cell: cell.key["method"] == "C" and cell.spec["seed"] == 1)
+    found = declared_tests.run(suite.tests, plan, of)
+    assert {one.name: one.seeds for one in found} == {"first": (0, 2), "interaction": (0, 2), "plain": (0, 1, 2)}
+
+    def bare(id: str) -> dict[str, Measured]:
+        return {name: Measured(one.value, one.n, None) for name, one in of(id).items()}
+
+    found = declared_tests.run(suite.tests, plan, bare)
+    assert {one.over for one in found} == {"seeds, these images"}
+    first = next(one for one in found if one.name == "first").test
+    assert first is not None and first.image_variance == 0
+    means = []
+    for seed in (0, 2):
+        at = {c.key["method"]: c for c in plan.cells if c.key["dataset"] == "CIFAR-10" and c.spec["seed"] == seed}
+        value = {m: next(v.value for k, v in of(c.id).items() if k.startswith("natural-")) for m, c in at.items()}
+        means.append((value["C"] + value["D"] - value["A"] - value["B"]) / 2)
+    assert first.mean == pytest.approx(np.mean(means))
+    assert first.seed_variance == pytest.approx((np.std(means, ddof=1) + 0.5 / (2 * N)) ** 2 / 2)
+
+
+def test_a_contrast_of_methods_and_attacks(tmp_path: Path) -> None:
+    """How much more A loses under attack than B does: one comparison a row."""
+    tests = "tests: {family: f, contrasts: {loss: {A: {natural: 1, fgsm: -1}, B: {natural: -1, fgsm: 1}}}}\n"
+    suite = written(tmp_path, tests)
+    plan = suite.plan("paper")
+    found = declared_tests.run(suite.tests, plan, pretended(plan))
+    assert [(one.row, one.metric) for one in found] == [("CIFAR-10", "natural, fgsm"), ("SVHN", "natural, fgsm")]
+    assert all(one.test is not None for one in found)
+    text = declared_tests.as_text(found, suite.tests, plan, "last")
+    assert "loss = A under natural + B under fgsm - A under fgsm - B under natural" in text
+
+    def other_images(id: str) -> dict[str, Measured]:
+        return {
+            name: Measured(one.value, 30 if "fgsm" in name else N, None) for name, one in pretended(plan)(id).items()
+        }
+
+    found = declared_tests.run(suite.tests, plan, other_images)
+    assert {one.why for one in found} == {"the cells were not evaluated by the same attack on the same images"}
+
+
+# --- the command -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def db(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = str(tmp_path_factory.mktemp("declared") / "sfat.db")
+    with Store.open(path, create=True) as store:
+        jsonl.import_(store, RESULTS / "sfat-jpeg75-cpu.jsonl")
+    return path
+
+
+def call(monkeypatch: Any, capsys: Any, *arguments: str) -> tuple[int, str, str]:
+    monkeypatch.setattr(sys, "argv", ["fatbench", "compare", *arguments])
+    with pytest.raises(SystemExit) as exit:
+        app.main()
+    return (exit.value.code or 0, *capsys.readouterr())
+
+
+def test_slack_and_shrink_of_the_committed_rows(db: str, monkeypatch: Any, capsys: Any) -> None:
+    """The 2 x 2 design of sfat-audit: by hand from the means of FAT, FAT shrunk, SFAT and SFAT (released)."""
+    asked = ("sfat-audit-jpeg75", "--tests", "--preset", "cpu", "--db", db)
+    code, out, _ = call(monkeypatch, capsys, *asked, "--format", "json")
+    said = json.loads(out)
+    found = {(one["contrast"], one["metric"]): one for one in said["comparisons"]}
+    assert (code, said["family"], len(found)) == (0, "slack-and-shrink", 9)
+    means = dict(zip(("FAT", "shrunk", "SFAT", "released"), (0.36360, 0.27510, 0.35110, 0.28760), strict=True))
+    effects = {
+        "slack": (means["SFAT"] + means["released"] - means["FAT"] - means["shrunk"]) / 2,
+        "shrink": (means["shrunk"] + means["released"] - means["FAT"] - means["SFAT"]) / 2,
+        "interaction": means["FAT"] - means["shrunk"] - means["SFAT"] + means["released"],
+    }
+    for name, effect in effects.items():
+        assert found[name, "natural"]["test"]["mean"] == pytest.approx(effect, abs=1e-4)
+    assert [one["p_holm"] for one in found.values()] == holm([one["test"]["p"] for one in found.values()])
+    assert 0.005 < found["shrink", "natural"]["test"]["p"] < 0.01 < 0.05 < found["shrink", "natural"]["p_holm"]
+    code, out, _ = call(monkeypatch, capsys, *asked)
+    assert out.startswith("suite sfat-audit-jpeg75, preset cpu: family 'slack-and-shrink' of 9 comparisons")
+    assert "shrink = 0.5 FAT shrunk + 0.5 SFAT (released) - 0.5 FAT - 0.5 SFAT\n" in out
+    assert "shrink, natural (2000 images, seeds 6, 7, 8, 9, 10): -7.60\n" in out
+    assert "=> after Holm over 9 p = 0.077: not significantly different from 0 (p >= 0.05); it is at most 11.1" in out
+    assert "exploratory" not in out and "-0.00" not in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("sfat-cifar10-jpeg75", "--tests"), "--tests: suite 'sfat-cifar10-jpeg75' declares no contrasts"),
+        (("sfat-audit", "FAT", "--tests"), "--tests: the suite is A"),
+        (("FAT",), "compare takes two sides, A and B"),
+    ],
+)
+def test_mistakes_on_the_command_line(
+    db: str, arguments: tuple[str, ...], message: str, monkeypatch: Any, capsys: Any
+) -> None:
+    code, _, err = call(monkeypatch, capsys, *arguments, "--db", db)
+    assert code == 2 and message in err
