@@ -173,11 +173,9 @@ def _sources(of: Iterable[Record]) -> set[str]:
 
 def loaded_version(record: Record) -> dict[str, Any] | None:
     """The version that is loaded now of what a record is about; None: no plug-in brings these names."""
-    for name in record.get("names", ()):
-        file = signatures.plugin_of(*name.split(" ", 1))
-        if file is not None:
-            return _record(file, [own for own in record["names"] if signatures.plugin_of(*own.split(" ", 1)) == file])
-    return None
+    files = {name: signatures.plugin_of(*name.split(" ", 1)) for name in record.get("names", ()) if " " in name}
+    file = next((file for file in files.values() if file is not None), None)
+    return None if file is None else _record(file, [name for name, own in files.items() if own == file])
 
 
 def describe(record: Record) -> str:
