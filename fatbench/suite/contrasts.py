@@ -13,6 +13,8 @@ from fatbench.errors import SpecError, did_you_mean
 from fatbench.suite.model import Node, Some, Text, known_axis, known_label, mapping
 from fatbench.suite.types import number
 
+LARGEST = 1000  # of a weight
+
 
 @dataclass(frozen=True)
 class Contrast:
@@ -40,7 +42,7 @@ def _margin(value: Any) -> float | None:
 def _weight(value: Any) -> float:
     """A number, or a fraction such as "1/2". ValueError: neither."""
     weight = number(value)
-    if isinstance(weight, str) or not isinstance(weight, (int, float)) or not math.isfinite(weight):
+    if not isinstance(weight, (int, float)) or not abs(weight) <= LARGEST:  # which NaN is not
         raise ValueError(f"expected weights such as 1, -1 or 1/2, got {value!r}")
     return float(weight)
 
