@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import members
 import pytest
 import torch
 from algorithm_runs import nested
@@ -70,12 +71,10 @@ OTHERS = [name for name in objectives.OBJECTIVES if name != "mart"]
 
 def objective(name: str) -> Callable[..., tuple[Tensor, Tensor]]:
     inner = {"eps": 8 / 255, "step": 4 / 255, "steps": 2}
-    if name == "standard":
-        return objectives.standard
     if name == "trades":
         return functools.partial(objectives.trades, attack=functools.partial(attacks.pgd_kl, **inner))
     attack = functools.partial(attacks.pgd, **inner, start="gaussian" if name == "mart" else "uniform")
-    return functools.partial(objectives.OBJECTIVES[name], attack=attack)
+    return members.member("Objective", name, attack=attack)
 
 
 def network(model: str, seed: int = 3) -> nn.Module:
@@ -155,7 +154,7 @@ def test_clients_on_the_fast_path_are_those_of_the_loop(model: str, name: str, d
         on.model.double()
         results.append(train(on, local(name)))
     agree(*results)
-    assert [u.stats.stack for u in results[1]] == [5] * 5
+    assert [u.stats.stack for u in results[1]] == [5 if members.stacks(name) else 1] * 5
 
 
 @pytest.mark.parametrize(("model", "proximal"), [("small_cnn", "squared"), ("vit", "norm_per_tensor")])
@@ -595,7 +594,7 @@ def test_an_objective_that_looks_across_the_stack_trains_one_by_one_and_the_log_
 @pytest.mark.parametrize("model", ["nin", "small_cnn", "leaf_cnn", "resnet18", "vit"])
 def test_our_objectives_pass_the_check_of_company_in_float32(model: str) -> None:
     on = problem(model, "fast")
-    for name in objectives.OBJECTIVES:
+    for name in filter(members.stacks, objectives.OBJECTIVES):
         fast._check_company(fast.Client(on, state_of(on), 0, 1), local(name))
 
 

@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from dataclasses import fields, replace
 from typing import Any
 
+import members
 import pretended
 import pytest
 import torch
@@ -45,32 +46,14 @@ from fatbench.models import MODELS
 from fatbench.suite import formulas, signatures
 
 EPS = 8 / 255
-# What a setting without a default is given, by its type; a name stands for that member with its own.
-SMALLEST: dict[str, Any] = {
-    "Count": 1, "Natural": 1, "Positive": 0.1, "NonNegative": 0.1, "Radius": EPS, "Probability": 0.5, "Fraction": 0.5,
-    "Real": 0.1, "Momentum": 0.5, "bool": True, "Attack": "fgsm", "Objective": "standard", "Aggregator": "samples",
-    "Defence": "none", "Inversion": "patch_ls", "Proximal": "squared",
-}  # fmt: skip
-# Settings that make a member small, or that no type says: only what the types cannot.
-FEW: dict[tuple[str, str], dict[str, Any]] = {
-    ("Attack", "torchattacks"): {"attack": "PGD", "steps": 1},
-    ("Aggregator", "adfl"): {"steps": 2},
-    ("Inversion", "matching"): {"steps": 2},
-    ("Inversion", "april_opt"): {"steps": 2},
-    ("Inversion", "masked"): {"latent": 6, "iterations": 1},
-    ("Inversion", "oracle"): {"latent": 6},
-    ("Inversion", "patch_span"): {"latent": 6, "iterations": 2},
-    ("Diagnostic", "svcca"): {"n": 20, "blocks": "1", "pairs": "0-1,0-server"},
-    ("Diagnostic", "leakage"): {"target_clients": 1, "steps": 2, "width": 2, "candidates": 4},
-    ("Algorithm", "gradient_inversion"): {"target_clients": 2, "candidates": 4},
-}
 SMALL = {"width": 8, "dim": 16, "depth": 1, "heads": 2, "patch": 4, "blocks": 1, "planes": 2, "token_dim": 8,
          "inner": 4, "inner_heads": 2, "stem": 3}  # fmt: skip
 
 
 def settings(kind: str, name: str, **more: Any) -> dict[str, Any]:
-    """Small settings of a member: those without a default, `FEW`, and `more` where it has them."""
+    """Small settings of a member: its example, and `more` where it has them."""
     signature = signatures.describe(kind, name)
+    example = members.arguments(kind, name)
     found: dict[str, Any] = {}
     for setting in signature.settings:
         inner, optional = signatures.nested(setting.annotation)
@@ -84,11 +67,9 @@ def settings(kind: str, name: str, **more: Any) -> dict[str, Any]:
             continue
         elif inner in signatures.CLASSES:
             found[setting.name] = small_class(inner, **more)
-        elif inner is not None:
-            found[setting.name] = member(inner, SMALLEST[inner])
-        elif setting.name not in FEW.get((kind, name), {}):
-            found[setting.name] = SMALLEST[setting.annotation]
-    return {**found, **FEW.get((kind, name), {})}
+        elif inner is not None or setting.name in example:
+            found[setting.name] = example[setting.name]
+    return {**found, **{key: value for key, value in example.items() if key not in more}}
 
 
 def small_class(kind: str, **more: Any) -> Any:
@@ -346,7 +327,7 @@ def test_inversion(name: str, gpu: Pretended) -> None:
     assert result.artifacts["reconstruction"].device == CUDA
 
 
-@pytest.mark.parametrize("name", [name for name in INVERSIONS if "steps" in FEW.get(("Inversion", name), {})])
+@pytest.mark.parametrize("name", [name for name in INVERSIONS if "steps" in members.settings("Inversion", name)])
 def test_a_step_of_an_inversion_waits_for_nothing(name: str, gpu: Pretended) -> None:
     inversion = member("Inversion", name)
     few, more = (
@@ -368,7 +349,7 @@ def test_diagnostic(name: str, algorithm: str, gpu: Pretended) -> None:
     model = network("edge_vit" if algorithm == "fedgkt" else "vit")
     on, state = problem(model, 20)
     result = next(ALGORITHMS[algorithm](on, state, **settings("Algorithm", algorithm, batch=20)))
-    few = dict(FEW["Diagnostic", name]) if ("Diagnostic", name) in FEW else {}
+    few = members.settings("Diagnostic", name)
     if name == "svcca":
         few["n"] = 40
     diagnostic = functools.partial(signatures.function("Diagnostic", name), **{**settings("Diagnostic", name), **few})

@@ -9,6 +9,7 @@ import functools
 from collections.abc import Iterator
 from dataclasses import replace
 
+import members
 import pytest
 import tape
 import torch
@@ -60,7 +61,7 @@ def test_a_replayed_step_is_the_step(model: str, taped: list[int]) -> None:
 @pytest.mark.parametrize("name", [name for name in objectives.OBJECTIVES if name != "at"])
 def test_every_objective(name: str, taped: list[int]) -> None:
     same(*(train(on("nin", path), local(name), (0, 1, 2, 3)) for path in ("graphs", "fast")))
-    assert len(taped) == 2
+    assert len(taped) == 2 or not members.stacks(name)
 
 
 @pytest.mark.parametrize("model", ["small_cnn", "vit"])

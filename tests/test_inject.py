@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
+import members
 import numpy
 import pytest
 import torch
@@ -77,40 +78,13 @@ def renamed(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 PGD = functools.partial(ATTACKS["pgd"], eps=8 / 255, step=4 / 255, steps=2)
-BY_TYPE: dict[str, object] = {
-    "Momentum": 0.2, "Count": 1, "Positive": 0.5, "NonNegative": 0.5, "Radius": 8 / 255, "Probability": 0.5,
-    "Fraction": 0.5, "Attack": PGD, "Objective": standard, "Aggregator": AGGREGATORS["uniform"],
-    "Defence": DEFENCES["none"],
-}  # fmt: skip
-BY_NAME: dict[tuple[str, str], dict[str, object]] = {  # where the type alone gives nothing that runs, or runs long
-    ("Attack", "torchattacks"): {"attack": "PGD", "steps": 2},
-    ("Partition", "by_writer"): {"min_images": 1},
-    ("Partition", "unequal_shards"): {"shards": 6},
-    ("Partition", "group_skew"): {"groups": 2},
-    ("Inversion", "patch_span"): {"latent": 6},
-    ("Inversion", "masked"): {"latent": 6},
-    ("Inversion", "oracle"): {"latent": 6},
-    ("Inversion", "matching"): {"steps": 2},
-    ("Inversion", "april_opt"): {"steps": 2},
-    ("Diagnostic", "leakage"): {"target_clients": 2, "steps": 2, "candidates": 4},
-    ("Diagnostic", "svcca"): {"blocks": "1", "pairs": "0-1,0-server", "n": 36},
-    ("Algorithm", "fedaux"): {"distillation_batch": 8},
-    ("Algorithm", "fedavg_validated"): {"validators": 1},
-    ("Algorithm", "gradient_inversion"): {
-        "batch": 1,
-        "target_clients": 2,
-        "candidates": 4,
-        "inversion": INVERSIONS["patch_ls"],
-    },
-}
 
 
 def pair(table: dict[str, Callable[..., Any]], kind: str, name: str) -> Iterator[Callable[..., Any]]:
     """The member and the same under another name, with settings that the types of its settings allow."""
-    chosen = dict(BY_NAME.get((kind, name), {}))
-    for setting in signatures.describe(kind, name).settings:
-        if setting.default is signatures.REQUIRED and setting.name not in chosen and setting.annotation in BY_TYPE:
-            chosen[setting.name] = 3 if setting.name == "clients" else BY_TYPE[setting.annotation]
+    chosen = members.arguments(kind, name)
+    if kind == "Partition":
+        chosen["clients"] = 3
     for function in (table[name], renamed(table[name])):
         yield functools.partial(function, **chosen)
 
@@ -174,10 +148,12 @@ def test_every_aggregator(name: str) -> None:
     for aggregator in pair(AGGREGATORS, "Aggregator", name):
         updates = train_cohort(on, theta, [2, 0, 1], 1, local(), aggregator=aggregator)
         found.append(aggregate(aggregator, updates, Context(1, 3, on, theta, {}, 0.05)))
-        assert all((u.stats.broadcast_loss is not None) == (name in ("afl", "q_ffl")) for u in updates)
+        assert all((u.stats.broadcast_loss is not None) == asks(aggregator, "broadcast_losses") for u in updates)
     ours, theirs = found
-    assert replace(ours, memory={}, artifacts={}) == replace(theirs, memory={}, artifacts={})
+    plain = {"memory": {}, "artifacts": {}, "model": None}
+    assert replace(ours, **plain) == replace(theirs, **plain)
     assert same(ours.memory, theirs.memory) and same(ours.artifacts, theirs.artifacts)
+    assert same(ours.model or {}, theirs.model or {})
 
 
 @pytest.mark.parametrize("path", ["loop", "fast"])
@@ -189,7 +165,7 @@ def test_every_objective(name: str, path: str) -> None:
         for objective in pair(OBJECTIVES, "Objective", name)
     ]
     assert equal(*found)
-    assert {u.stats.stack for u in found[1]} == ({3} if path == "fast" else {1})
+    assert {u.stats.stack for u in found[1]} == ({3} if path == "fast" and members.stacks(name) else {1})
 
 
 @pytest.mark.parametrize("path", ["loop", "fast"])

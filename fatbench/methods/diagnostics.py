@@ -50,6 +50,7 @@ def svcca(
     take part in the round is left out, and so is a number that activations without variance do not have.
     ValueError: the model has not so many blocks, or n images are too few for its width.
 
+    Example: {blocks: "1", pairs: "0-1,0-server", n: 20}
     Source: Aldahdooh et al. 2022, Figures 3 and 20-25, where clients count from 1 (differences: svcca-clients);
     Raghu et al. 2017; methods: SV-CCA.
 
@@ -111,6 +112,7 @@ def leakage(
     Numbers, means over the target_clients: psnr (dB), ssim, correlation, identification (is the example the likeliest
     of the first `candidates` training images); and leak_grey_psnr, leak_grey_ssim for a flat grey reconstruction.
 
+    Example: {target_clients: 2, steps: 2, width: 2, candidates: 4}
     Source: ours; Tao et al. 2022 name the question as a limitation. Geiping et al. 2020 for the gradient.
     Refuse if side < 11: reconstructions are compared by SSIM, whose window is 11 x 11; images are {side} x {side}
 

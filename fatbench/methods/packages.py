@@ -163,6 +163,8 @@ def torchattacks(
     one line. The passes are not known.
 
     Package: torchattacks
+
+    Example: {attack: PGD, steps: 1}
     """
     with _foreign(model, generator, x.device) as (victim, seed):
         package = importlib.import_module("torchattacks")

@@ -145,6 +145,7 @@ def unequal_shards(
     | SVHN 50-16700, K=10 | clients 10, shards 1465, max_shards 1465, split_seed 1492 | shards 1445, split_seed 4113 |
 
     Here: at least one shard each, where the release can leave a client without data.
+    Example: {shards: 6}
     Source: Zhu et al. 2023, released `*_noniid_unequal`, after McMahan et al. 2017; differences: sfat-unequal.
     ValueError: more clients than shards, or shards that ask for more examples than there are.
     """
@@ -231,6 +232,7 @@ def by_writer(
     Writers with fewer are left out. `clients` draws that many of the writers without replacement, as LEAF's user
     fraction does (455 in Zhu et al. 2023, Table 19); None takes all.
 
+    Example: {min_images: 1}
     Source: Caldas et al. 2018; methods: Partitions. ValueError: a data set without writers, or fewer writers with
     min_images examples than clients.
 
@@ -331,6 +333,7 @@ def group_skew(
     (1 - p) / (groups - 1); inside a group all clients are equally likely. p = 1 / groups is IID, in FedVKD 0.1 with 10
     groups of one client each, against its 0.2. Every example is handed out; sizes are random.
 
+    Example: {groups: 2}
     Source: Tao et al. 2022, after Fang et al. 2020. Not stated: the classes of a group (differences: fedvkd-groups).
     ValueError: more groups than clients or classes, one group with p below 1, or a client that gets nothing.
 

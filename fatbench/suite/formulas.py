@@ -4,13 +4,14 @@ A line `Label: <expression>` of a registered function is read from its source an
 Several lines of one label are terms of a sum.
 
     Forward, Backward    image passes per image; the name of a nested call stands for its own passes
-    Up, Down             of an algorithm: models that a client sends and receives in a round, given `batches` of an
-    epoch Deploys              of an algorithm whose clients have models of their own: how many are attacked, given
-    `clients` Steps                of an algorithm that does not train for `epochs`: gradient steps of the whole run
+    Up, Down             of an algorithm: models that a client sends and receives in a round, given `batches` of an epoch
+    Deploys              of an algorithm whose clients have models of their own: how many are attacked, given `clients`
+    Steps                of an algorithm that does not train for `epochs`: gradient steps of the whole run
     Parameters           of a model, given `channels`, `side` and `classes`
     Train, Test          of a data set: images, "about 8800" where the files decide
     Classes, Side, Channels    of a data set
     Parts                what a model is made of, an algorithm trains, a data set says: words, no expression
+    Example              settings as in a suite, no expression: the tests that hold for every member call it with them
     Refuse if <condition>: <why>    a cell that the function cannot run; see `fatbench.suite.facts`
 
 An expression has numbers, texts, names, dotted names (`local.epochs`), + - * / // % **, one comparison, `in`, `is`,

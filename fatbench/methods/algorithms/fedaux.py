@@ -71,6 +71,7 @@ def fedaux(
     too), the others the clients'. Bytes: models, and once all scores; the auxiliary images are public and not counted.
     ValueError: auxiliary images missing, too few, or of another shape than the training images.
 
+    Example: {distillation_batch: 8}
     Forward: rounds * participation * local
     Backward: rounds * participation * local
     Up: 1

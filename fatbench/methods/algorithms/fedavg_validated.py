@@ -46,6 +46,7 @@ def fedavg_validated(
     The validators measure every new model: its mean cross-entropy on all their images, clean. Metrics:
     validation_loss, and lr, the rate of the round. ValueError: no client is left to train.
 
+    Example: {validators: 1}
     Forward: rounds * participation * local
     Backward: rounds * participation * local
     Up: 1

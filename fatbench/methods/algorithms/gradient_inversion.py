@@ -69,6 +69,7 @@ def gradient_inversion(
     reads are computed. `rounding`: the images, once resized, have 256 levels again, as a file of that size has.
     `objective` counts work alone: the loss is the cross-entropy. ValueError: fewer images than target_clients.
 
+    Example: {batch: 1, target_clients: 2, candidates: 4, inversion: patch_ls}
     Steps: 0
     Forward: rounds * target_clients * batch * (1 + (observed_rounds - 1) * (weights == "moving")) / images
     Backward: rounds * target_clients * batch * (1 + (observed_rounds - 1) * (weights == "moving")) / images

@@ -43,6 +43,7 @@ def april_opt(
     attacker who knows the mask). `latent`: search `latent` x `latent` images behind bilinear upsampling. ValueError: no
     learned positions.
 
+    Example: {steps: 2}
     Refuse if 'patches' not in model.parts: {name} needs a transformer with a patch embedding and learned positions:
         {{name: vit}}
     """

@@ -34,6 +34,8 @@ def matching(
 
     B is the number of labels of an upload; of several rounds the distances are added. All gradients of the upload are
     matched; `tv` weighs the mean absolute difference of neighbouring pixels.
+
+    Example: {steps: 2}
     """
     model.eval()
     reconstructions = []

@@ -45,6 +45,7 @@ def oracle(
     reconstructions.
     ValueError: as the attack.
 
+    Example: {latent: 6}
     Reads: patch_embed.proj.weight, pos_embed, blocks.0.attn.qkv.weight
     Refuse if 'patches' not in model.parts: {name} needs a transformer with a patch embedding and learned positions:
         {{name: vit}}

@@ -55,6 +55,7 @@ def patch_span(
 ) -> Tensor:
     """The image behind the upsampling whose patches lie in the row space of the patch gradient: (V, 1, C, H, W).
 
+    Example: {latent: 6, iterations: 2}
     Reads the gradient of the patch embedding alone, the mean of several rounds at the same weights. Singular values
     below `cut` times the largest do not count as span. Of the lengths and signs of the answer the one whose own
     gradient is most like what was sent. ValueError: more patches than the span could tell from anything.
