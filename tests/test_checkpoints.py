@@ -91,7 +91,7 @@ def test_a_model_comes_back_with_what_clients_have_of_their_own(tmp_path: Path) 
     assert model["steps"].is_meta and found[3]["layer.weight"].is_meta
     odd = {"own/x/y": torch.zeros(1)}
     save_model(file, odd, {}, cell="mine", round="2")
-    assert "damaged, or not a model written by fatbench" in one_line(lambda: load_model(file, "cpu"))
+    assert "damaged, or not a model of fatbench" in one_line(lambda: load_model(file, "cpu"))
 
 
 def test_what_a_round_kept_beside_its_numbers_comes_back_without_torch(tmp_path: Path) -> None:
@@ -190,7 +190,7 @@ def test_a_header_that_cannot_be_read_is_damage(content: bytes, tmp_path: Path) 
     file.write_bytes(content)
     for load in (load_state, load_model):
         said = one_line(lambda: load(file, "cpu"))  # noqa: B023
-        assert re.match(rf"{re.escape(str(file))}: damaged, or not a checkpoint of ours \(\w+(Error|Exception): ", said)
+        assert re.match(rf"{re.escape(str(file))}: damaged, or not a \w+ of fatbench \(\w+(Error|Exception): ", said)
 
 
 def test_another_cell_another_round_another_kind(tmp_path: Path) -> None:

@@ -278,7 +278,10 @@ def test_evaluations_are_curves_over_radii_and_bars(drawn: Suite) -> None:
             ("{PGD: pgd}", "{PGD: cw}"),
             "figure radii: PGD: 'cw' has one radius and makes no curve: give the attack a list",
         ),
-        (("{PGD: pgd}", "{PGD: pgd, clean: 'train:natural'}"), "series: lines are either all over rounds, train:, or"),
+        (
+            ("{PGD: pgd}", "{PGD: pgd, clean: 'train:natural'}"),
+            "series: series must be either all over rounds (train:)",
+        ),
         (("{PGD: pgd}", "{PGD: pgd@3}"), "PGD: an evaluation has no rounds: remove '@3' from 'pgd@3'"),
     ],
 )
@@ -361,7 +364,7 @@ def test_differences_seed_by_seed_beside_published_ones(drawn: Suite) -> None:
     assert line(plot, "total", split="skewed").published == pytest.approx((0.40, 0.45))
     assert line(plot, "class 1", split="even").published == pytest.approx((0.07, 0.07))
     assert line(plot, "total", split="even").published is None
-    assert ("differences", "each number less that of method FAT, seed by seed") in plot.notes
+    assert ("differences", "differences from method FAT, seed by seed") in plot.notes
     left, _ = axes_of(plot)
     assert left.get_ylabel() == "points"
     assert [text.get_text() for text in left.get_xticklabels()] == ["total", "class 1"]
@@ -394,7 +397,7 @@ def test_a_raster_has_a_row_for_each_client(drawn: Suite) -> None:
     [
         (
             ("minus: {method: FAT}", "minus: {method: [FAT, Uniform]}"),
-            ": method: one label is taken off, got FAT, Uniform",
+            ": method: expected one label, got FAT, Uniform",
         ),
         (
             ("[{split: skewed, method: FAT}, {split: even, method: Uniform}]", "{split: skewed}"),
@@ -403,7 +406,7 @@ def test_a_raster_has_a_row_for_each_client(drawn: Suite) -> None:
         (("weight[*]", "weight[1]"), "a raster has one row per client or class: write 'train:weight[*]', not"),
         (
             ("    kind: bars\n    where: {method: Uniform}", ""),
-            "published: published numbers stand beside bars, not lines",
+            "published: published numbers can be drawn in bars only, not in lines",
         ),
         (("to: {total: high", "to: {totl: high"), "values: the figure has no series 'totl' (did you mean 'total'?)"),
     ],

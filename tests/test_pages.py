@@ -105,7 +105,7 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "told.csv").write_text("method,pgd20\nFedAvg,44.5\n")
     suite = files.load(str(folder / "hostile.yaml"))
     plan = suite.plan()
-    brought = [{"plugin": HOSTILE, "sha256": "0" * 64, "names": ["x"]}]
+    brought = [{"plugin": HOSTILE, "sha256": "0" * 64, "names": ["aggregator x"]}]
     said = {
         "preset": "paper",
         "device": HOSTILE,

@@ -121,7 +121,7 @@ def test_a_suite_names_its_plug_ins_relative_to_itself_and_those_of_what_it_exte
     ("said", "message"),
     [
         ("plugins: [none.py]", r"mine.yaml:4: plugins: plugin .*none.py: No such file or directory"),
-        ("plugins: mine.py", r"mine.yaml:4: plugins: expected files such as \[mine.py\], got 'mine.py'"),
+        ("plugins: mine.py", r"mine.yaml:4: plugins: expected a list of files such as \[mine.py\], got 'mine.py'"),
         ("plugins: [mine.yaml]", r"mine.yaml:4: plugins: plugin .*mine.yaml: .*"),
         ("plugin: [mine.py]", r"mine.yaml:4: plugin: unknown key 'plugin' \(did you mean 'plugins'\?\)"),
     ],
@@ -466,7 +466,7 @@ def test_a_plug_in_from_run_to_report_edit_and_import(place, run):
     code, _, err = run("import", "out.jsonl", "--db", "other.db")
     assert code == 2
     assert "no aggregator is named 'only'" in err
-    assert f"its runs have it from the plug-in mine.py (sha256 {sha(AGGREGATOR)[:12]}): pass it with --plugin" in err
+    assert f"its runs used the plug-in mine.py (sha256 {sha(AGGREGATOR)[:12]}): pass it with --plugin" in err
     code, out, _ = run("import", "out.jsonl", "--db", "other.db", "--plugin", "mine.py")
     assert (code, "2 new cells" in out) == (0, True)
 

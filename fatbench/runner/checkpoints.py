@@ -71,7 +71,7 @@ def load_model(
             else:
                 model[name] = value
     except ValueError as error:
-        raise DamagedCheckpoint(f"{file}: damaged, or not a model written by fatbench ({error})") from None
+        raise DamagedCheckpoint(f"{file}: damaged, or not a model of fatbench ({error})") from None
     return model, own, header
 
 
