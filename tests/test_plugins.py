@@ -475,7 +475,7 @@ def test_a_plug_in_from_run_to_report_edit_and_import(place, run):
     for question in (("status", "bare.yaml"), ("report", "bare.yaml"), ("suite", "check", "bare.yaml")):
         code, _, err = run(*question)
         assert code == 2
-        assert f"; runs in the database used the plug-in {shown}: give --plugin mine.py, or name it" in err
+        assert f"; runs in the database used the plug-in {shown}: give --plugin mine.py, or list it" in err
         assert run(*question, "--plugin", "mine.py")[0] == 0
 
     (place / "helper.py").write_text(UNIFORM)
