@@ -495,7 +495,7 @@ def test_a_plug_in_from_run_to_report_edit_and_import(place, run):
     counts = json.loads(run("status", "mine.yaml", "--format", "json")[1])["cells"]
     assert counts == {"done": 0, "failed": 0, "running": 0, "todo": 0, "changed": 2}
     out = run("report", "mine.yaml", "--format", "markdown")[1]
-    assert f"- *OLDER*: the numbers of 2 cells are of this version of mine.py; the file is now {shown}" in out
+    assert f"- *OLDER*: the numbers of 2 cells come from this version of mine.py; the file is now {shown}" in out
 
     code, _, err = run(*command, "--rerun-changed")
     assert (code, "2 of 2 cells done" in err) == (0, True)

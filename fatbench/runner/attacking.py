@@ -117,8 +117,8 @@ def _attack(
     if digest is None and not file.exists():
         raise MachineError(
             f"the model of round {round} is not here ({file}): its results were imported, or it was removed. Copy it"
-            f" from where it was trained; or, to train it here, fatbench delete {job.cell} and run the suite again, which"
-            " deletes the imported numbers"
+            f" from where it was trained; or, to train it here, fatbench delete {job.cell} and run the suite again;"
+            " this deletes the imported numbers"
         )
     rows = store.stages([job.cell])
     if digest is None:  # imported numbers say which model they are of, so that no other file is taken for it

@@ -4,7 +4,7 @@ A line `Label: <expression>` of a registered function is read from its source an
 Several lines of one label are terms of a sum.
 
     Forward, Backward    image passes per image; the name of a nested call stands for its own passes
-    Up, Down             of an algorithm: models that a client sends and receives in a round, given `batches` of an epoch
+    Up, Down             of an algorithm: models a client sends and receives in a round, given `batches` of an epoch
     Deploys              of an algorithm whose clients have models of their own: how many are attacked, given `clients`
     Steps                of an algorithm that does not train for `epochs`: gradient steps of the whole run
     Parameters           of a model, given `channels`, `side` and `classes`
