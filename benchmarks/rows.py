@@ -382,17 +382,17 @@ CELL = textwrap.dedent(
             return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     before = resident("VmRSS")
     from fatbench.engine import memory
-    from fatbench.suite import signatures
+    from fatbench.suite import calls
     from fatbench.engine.precision import exact
     from fatbench.engine.rounds import Problem, State
     memory.keep()
     exact(torch.device(device), "fp32")
     pgd = {"name": "pgd", "eps": "8/255", "step": "2/255", "steps": 1}  # more steps take no more memory
-    algorithm = signatures.build("Algorithm", signatures.check("Algorithm", {
+    algorithm = calls.build("Algorithm", calls.check("Algorithm", {
         "name": "fedavg", "rounds": 1, "epochs": 1, "batch": 32, "lr": 0.01, "momentum": 0.9,
         "participation": cohort / clients, "objective": {"name": "at", "attack": pgd}, "aggregator": {"name":
         "samples"}}))
-    network = signatures.build("Model", signatures.check("Model", model))((3, side, side), 10).to(device)
+    network = calls.build("Model", calls.check("Model", model))((3, side, side), 10).to(device)
     images = torch.full((50_000, 3, 32, 32), 1, dtype=torch.uint8, device=device)
     labels = torch.arange(50_000, device=device) % 10
     shards = [torch.arange(each, device=device) + each * k for k in range(clients)]

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import functools
 import json
 import sys
 import tempfile
@@ -29,6 +30,7 @@ from fatbench.report.tables.combined import combine
 from fatbench.report.tables.grid import Grid
 from fatbench.report.tables.notes import LEVELS
 from fatbench.report.tables.replicate_selection import WHICH
+from fatbench.runner.options import RunOptions, with_keywords
 from fatbench.store.opening import opened
 from fatbench.store.stages import Store
 from fatbench.suite import cost, external_models, files, sizes
@@ -115,29 +117,16 @@ def plan(
 # --- doing --------------------------------------------------------------------------------------------------------
 
 
+@functools.partial(with_keywords, without={"dry_run"})
 def run(
     name: str,
     *,
     preset: str = "paper",
     where: str | None = None,
     seeds: Sequence[int] | None = None,
-    jobs: int | None = None,
-    device: str | None = None,
-    per_gpu: int | None = None,
-    executor: str = "local",
-    precision: str | None = None,
-    path: str = "loop",
-    microbatch: int | None = None,
-    vectorise: int = 1,
-    retry_failed: bool = False,
-    rerun_changed: bool = False,
-    fail_fast: bool = False,
-    time_limit: str | None = None,
-    wait: bool = True,
     plugins: Plugins = (),
-    db: str | None = None,
-    data: str | Path | None = None,
     quiet: bool = False,
+    options: RunOptions,
 ) -> pandas.DataFrame:
     """Run what is not done of a suite; the same call again goes on. One row a cell: labels, seed, status, error.
 
@@ -156,22 +145,17 @@ def run(
 
     from fatbench.runner import progress, start
 
-    if executor == "local":
+    if options.executor == "local":
         _guarded()
-    with _with(plugins, db):
+    with _with(plugins, options.db):
         chosen = files.load(name).plan(preset, seeds, where)
     said = _Lines(f"suite {chosen.suite}, preset {chosen.preset}", quiet)
-    folder = None if data is None else Path(data)
     try:
-        start.run(
-            start.jobs_of(chosen), said, jobs_at_once=jobs, device=device, per_gpu=per_gpu, executor=executor,
-            precision=precision, path=path, microbatch=microbatch, vectorise=vectorise, retry_failed=retry_failed,
-            rerun_changed=rerun_changed, fail_fast=fail_fast, time_limit=time_limit, wait=wait, db=db, data=folder,
-        )  # fmt: skip
+        start.run(start.jobs_of(chosen), said, options)
     except SystemExit as over:
         if over.code != 1:  # 1: some cells failed, as the rows say
             raise KeyboardInterrupt from None
-    with opened(db) as store:
+    with opened(options.db) as store:
         rows = progress.cells_of(chosen, store)
     return pandas.DataFrame(
         [
@@ -289,11 +273,8 @@ def evaluate(
     with tempfile.TemporaryDirectory() as nowhere:
         url = db or str(Path(nowhere) / "evaluate.db")
         said = _Lines("", quiet)
-        folder = None if data is None else Path(data)
-        cell, status = evaluate_external.evaluate(
-            found, task, db=url, data=folder, device=device, precision=precision,
-            notify=lambda event: said.see(0, event),
-        )  # fmt: skip
+        options = RunOptions(device=device, precision=precision, db=url, data=data)
+        cell, status = evaluate_external.evaluate(found, task, options, lambda event: said.see(0, event))
         with opened(url) as store:
             assert store is not None
             if status != "done":

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal
 
 from fatbench.errors import SpecError
-from fatbench.suite import signatures
+from fatbench.suite import calls, signatures
 from fatbench.suite.located import LocatedMap
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def autoattack(model: nn.Module, x: Tensor, y: Tensor, *, eps: Fraction, seed: i
 
 def attack(name: str, model: nn.Module, x: Tensor, y: Tensor, *, seed: int = 0, **settings: Any) -> Tensor:
     """The registered attack `name` with its settings. SpecError: no such attack or setting, or images beyond [0, 1]."""
-    spec = signatures.check("Attack", LocatedMap({"name": name, **settings}), f"attacks.{name}")
+    spec = calls.check("Attack", LocatedMap({"name": name, **settings}), f"attacks.{name}")
     import torch
 
     if x.dim() != 4 or not x.is_floating_point() or bool((x.min() < 0) | (x.max() > 1)):
@@ -74,7 +74,7 @@ def attack(name: str, model: nn.Module, x: Tensor, y: Tensor, *, seed: int = 0, 
 
     modes = [(module, module.training) for module in model.modules()]
     try:
-        moved: Tensor = signatures.build("Attack", spec)(model.eval(), x, y, generator(seed, name, device=x.device))
+        moved: Tensor = calls.build("Attack", spec)(model.eval(), x, y, generator(seed, name, device=x.device))
     finally:
         for module, training in modes:
             module.training = training

@@ -317,7 +317,7 @@ def data(rng: random.Random, folder: Path) -> None:
     """A file of a data set damaged, missing, or something else."""
     import data_layouts
 
-    from fatbench.suite import signatures
+    from fatbench.suite import calls
 
     write: dict[str, Callable[[Path], object]] = {
         "mnist": lambda root: data_layouts.write_mnist(root, packed=rng.random() < 0.5),
@@ -353,8 +353,8 @@ def data(rng: random.Random, folder: Path) -> None:
             case _ if file.is_file():
                 file.write_bytes(garbled(rng, file.read_bytes()))
     spec = {"name": name, **({"path": str(root / "images"), "size": 8} if name == "image_folder" else {})}
-    checked = signatures.check("Data", {**spec, "variant": rng.choice([None, "mine"])})
-    reads(lambda: signatures.build("Data", checked)(root))
+    checked = calls.check("Data", {**spec, "variant": rng.choice([None, "mine"])})
+    reads(lambda: calls.build("Data", checked)(root))
     if name != "image_folder":
         program("data", "verify", name, "--data", str(root))
         if rng.random() < 0.1:

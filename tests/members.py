@@ -15,7 +15,7 @@ from annotated_types import Ge, Gt, Le, Lt
 from hypothesis import strategies as st
 
 from fatbench.engine.inject import asks, granted
-from fatbench.suite import formulas, signatures, types
+from fatbench.suite import calls, formulas, signatures, types
 
 # A setting that is itself a call is given that member.
 PLAIN = {
@@ -31,7 +31,7 @@ def settings(kind: str, name: str) -> dict[str, Any]:
     for text in formulas.lines(signature.doc, "Example:"):
         found |= yaml.safe_load(text)
     for setting in signature.settings:
-        inner, optional = signatures.nested(setting.annotation)
+        inner, optional = setting.kind, setting.optional
         needed = setting.default is signatures.REQUIRED and setting.name not in found
         if needed and not optional and inner not in signatures.CLASSES:
             found[setting.name] = PLAIN[inner] if inner else value(setting.annotation)
@@ -87,7 +87,7 @@ def allowed(annotation: str, most: int) -> st.SearchStrategy[Any]:
 
 def arguments(kind: str, name: str) -> dict[str, Any]:
     """The same settings as the function takes them: fractions as numbers, calls as functions that hold their own."""
-    kinds = {s.name: signatures.nested(s.annotation)[0] for s in signatures.describe(kind, name).settings}
+    kinds = {s.name: s.kind for s in signatures.describe(kind, name).settings}
     return {
         key: member(inner, given) if (inner := kinds.get(key)) else types.number(given)
         for key, given in settings(kind, name).items()
@@ -98,7 +98,7 @@ def member(kind: str, name: str, **more: Any) -> functools.partial[Any]:
     """The function with its settings, and with `more` of them where it has such settings."""
     known = {setting.name for setting in signatures.describe(kind, name).settings}
     given = {**arguments(kind, name), **{key: value for key, value in more.items() if key in known}}
-    return functools.partial(signatures.function(kind, name), **given)
+    return functools.partial(calls.function(signatures.describe(kind, name)), **given)
 
 
 def takes(kind: str, name: str, setting: str) -> bool:
@@ -112,4 +112,4 @@ def given_what_it_asks(function: Any, **offers: Any) -> Any:
 
 def stacks(name: str) -> bool:
     """Whether clients with this objective may train as one program: not where it asks which client it is."""
-    return not asks(signatures.function("Objective", name), "client")
+    return not asks(calls.function(signatures.describe("Objective", name)), "client")

@@ -23,7 +23,7 @@ from fatbench.engine.rounds import Context, Mixing, Problem, Tensors, Update
 from fatbench.methods.adfl import draw_images
 from fatbench.methods.aggregators import AGGREGATORS, project_to_simplex
 from fatbench.models import MODELS
-from fatbench.suite import formulas, signatures
+from fatbench.suite import calls, formulas, signatures
 
 IMPROPER = {aggregator for aggregator in AGGREGATORS if "Improper" in signatures.describe("Aggregator", aggregator).doc}
 ASKING = [aggregator for aggregator in AGGREGATORS if asks(AGGREGATORS[aggregator], "broadcast_losses")]
@@ -552,4 +552,4 @@ def test_every_aggregator_documented() -> None:
     assert {"afl", "q_ffl"} <= {*ASKING}
     for aggregator in ASKING:
         spec = {"name": aggregator, **members.settings("Aggregator", aggregator)}
-        assert formulas.passes("Aggregator", spec) == (1.0, 0.0)
+        assert formulas.passes(calls.call("Aggregator", spec)) == (1.0, 0.0)

@@ -31,7 +31,7 @@ from fatbench.errors import SpecError
 from fatbench.methods import attacks, packages
 from fatbench.methods.attacks import ATTACKS
 from fatbench.methods.packages import implementation
-from fatbench.suite import formulas, signatures
+from fatbench.suite import calls, formulas, signatures
 
 torch.set_num_threads(1)
 
@@ -51,7 +51,7 @@ def spec(name: str, **values: object) -> dict[str, object]:
             node[setting.name] = VALUES[setting.name]
     if name in FREE:
         node.update({key: value for key, value in values.items() if key in node})
-    return signatures.check("Attack", {"name": name, **node})
+    return calls.check("Attack", {"name": name, **node})
 
 
 def generator(seed: int = 0) -> torch.Generator:
@@ -358,7 +358,7 @@ class Sizes(nn.Module):
 def test_parts_give_what_the_whole_gives(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same noise and steps, through a network with batch norm; never more images at once than a part has."""
     model, (x, y) = Sizes(conv()), batch(13)
-    attack = signatures.build("Attack", spec(name))
+    attack = calls.build("Attack", spec(name))
     whole = attack(model, x, y, generator())
     assert set(model.seen) == {13}
     model.seen.clear()
@@ -376,7 +376,7 @@ def test_a_part_of_small_images_has_more_of_them(size: tuple[int, int, int], par
 def test_a_batch_of_several_clients_is_never_split(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attacks, "part_of", lambda x, model: 5)
     model, (x, y) = Sizes(conv()), batch(12)
-    signatures.build("Attack", spec(name))(model, x, y, Streams([generator(0), generator(1)]))
+    calls.build("Attack", spec(name))(model, x, y, Streams([generator(0), generator(1)]))
     assert set(model.seen) == {12}
 
 
@@ -419,7 +419,7 @@ def test_pgd_kl_equals_torchattacks() -> None:
 
 def check_ball_and_box(name: str, eps: float, step: float, steps: int, seed: int, size: int) -> None:
     model, (x, y) = conv(), batch(size, seed=seed)
-    attack = signatures.build("Attack", spec(name, eps=eps, step=step, alpha=step, steps=steps))
+    attack = calls.build("Attack", spec(name, eps=eps, step=step, alpha=step, steps=steps))
     x_adv = attack(model, x, y, generator(seed))
     assert x_adv.shape == x.shape and x_adv.dtype == x.dtype and not x_adv.requires_grad
     assert x_adv.min() >= 0 and x_adv.max() <= 1
@@ -451,7 +451,7 @@ def global_states() -> list[object]:
 def test_the_generator_alone_decides(name: str) -> None:
     """Same generator seed, same images, whatever the global generators hold; and these are left as they were."""
     model, (x, y) = conv(), batch(4)
-    attack = signatures.build("Attack", spec(name, eps=0.5))
+    attack = calls.build("Attack", spec(name, eps=0.5))
     torch.manual_seed(1)
     random.seed(1)
     numpy.random.seed(1)  # noqa: NPY002
@@ -473,7 +473,7 @@ def test_the_model_is_left_alone(name: str, capfd: pytest.CaptureFixture[str]) -
     modes = [module.training for module in model.modules()]
     state = {key: value.clone() for key, value in model.state_dict().items()}
     copies = x.clone(), y.clone()
-    signatures.build("Attack", spec(name, eps=0.3))(model, x, y, generator())
+    calls.build("Attack", spec(name, eps=0.3))(model, x, y, generator())
     assert [module.training for module in model.modules()] == modes
     assert [weight.requires_grad for weight in model.parameters()] == [False] + [True] * 7
     assert all(weight.grad is None for weight in model.parameters())
@@ -486,7 +486,7 @@ def test_the_model_is_left_alone(name: str, capfd: pytest.CaptureFixture[str]) -
 def test_works_where_gradients_are_off_and_in_any_layout(name: str) -> None:
     """Inside no_grad, and on channels_last images with the same result in the same layout."""
     model, (x, y) = conv(), batch(4)
-    attack = signatures.build("Attack", spec(name, eps=0.3))
+    attack = calls.build("Attack", spec(name, eps=0.3))
     with torch.no_grad():
         expected = attack(model, x, y, generator())
     last = x.contiguous(memory_format=torch.channels_last)
@@ -514,7 +514,7 @@ def test_works_under_autocast(name: str) -> None:
     """The logits are bfloat16, the images float32, in the ball."""
     model, (x, y) = Recorded(conv()).eval(), batch(4)
     with torch.autocast("cpu", torch.bfloat16):
-        x_adv = signatures.build("Attack", spec(name, eps=0.3))(model, x, y, generator())
+        x_adv = calls.build("Attack", spec(name, eps=0.3))(model, x, y, generator())
     confirmed = {torch.float32} if name == "autoattack" else set()
     assert model.types == (set() if name == "natural" else {torch.bfloat16} | confirmed)
     assert x_adv.dtype == torch.float32
@@ -552,7 +552,7 @@ def test_host_sync_is_noticed() -> None:
 def test_no_step_waits_for_the_device(name: str) -> None:
     model, (x, y) = conv(), batch(4)
     with HostSync():
-        signatures.build("Attack", spec(name))(model, x, y, generator())
+        calls.build("Attack", spec(name))(model, x, y, generator())
 
 
 class Passes:
@@ -576,8 +576,8 @@ class Passes:
 def test_passes_are_those_of_the_docstring(name: str, steps: int) -> None:
     model, (x, y) = conv(), batch(4)
     passes, call = Passes(model), spec(name, steps=steps)
-    signatures.build("Attack", call)(model, x, y, generator())
-    assert (passes.forward / 4, passes.backward / 4) == formulas.passes("Attack", call)
+    calls.build("Attack", call)(model, x, y, generator())
+    assert (passes.forward / 4, passes.backward / 4) == formulas.passes(calls.call("Attack", call))
 
 
 def test_only_the_gradient_by_the_image_is_computed() -> None:
@@ -738,10 +738,10 @@ def test_autoattack_costs_what_its_docstring_says_at_most(version: str) -> None:
     model = flat(10, margin=50)
     passes, call = Passes(model), spec("autoattack", eps="8/255", version=version)
     x = torch.rand(1, 1, 2, 2, generator=generator())
-    x_adv = signatures.build("Attack", call)(model, x, torch.tensor([0]), generator())
+    x_adv = calls.build("Attack", call)(model, x, torch.tensor([0]), generator())
     assert torch.equal(x_adv, x)
     looks = 1  # at one image of the batch a second time: does the network draw?
-    assert (passes.forward - looks, passes.backward) == formulas.passes("Attack", call) == PASSES[version]
+    assert (passes.forward - looks, passes.backward) == formulas.passes(calls.call("Attack", call)) == PASSES[version]
 
 
 @pytest.mark.parametrize("classes", [2, 3])
@@ -941,7 +941,7 @@ def test_implementation_of_a_plugin_is_its_file(monkeypatch: pytest.MonkeyPatch)
 )
 def test_a_suite_with_a_bad_setting_is_refused(node: dict[str, object], message: str) -> None:
     with pytest.raises(SpecError, match=message):
-        signatures.check("Attack", node)
+        calls.check("Attack", node)
 
 
 def test_importing_the_module_imports_no_attack_package() -> None:

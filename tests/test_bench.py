@@ -24,7 +24,7 @@ from fatbench.engine.cohort import train_cohort
 from fatbench.engine.local import LocalTraining
 from fatbench.engine.rounds import Problem
 from fatbench.methods import attacks, objectives
-from fatbench.suite import files, formulas, signatures
+from fatbench.suite import calls, files, formulas
 
 PGD = {"eps": 8 / 255, "step": 4 / 255, "steps": 2}
 
@@ -82,16 +82,18 @@ def test_passes_are_those_that_torch_counts(model: str, objective: str) -> None:
     on = problem(model, **({"patch": 4, "dim": 16, "depth": 2, "heads": 2} if model == "vit" else {}))
     x, y, network = on.images[:4] / 255, on.labels[:4], on.model
     weights = list(network.parameters())
-    attack = signatures.check("Attack", {"name": "pgd_kl" if objective == "trades" else "pgd", **PGD})
+    attack = calls.check("Attack", {"name": "pgd_kl" if objective == "trades" else "pgd", **PGD})
     call = {"name": objective} if objective == "standard" else {"name": objective, "attack": attack}
-    node = signatures.check("Objective", call)
+    node = calls.check("Objective", call)
     forward = flops(lambda: network(x))
     seen = x.clone().requires_grad_()
     to_image = flops(lambda: torch.autograd.grad(network(seen).sum(), seen)) - forward
     to_weights = flops(lambda: torch.autograd.grad(network(x).sum(), weights)) - forward
-    forwards, backwards = formulas.passes("Objective", node)
-    of_attack = backwards - formulas.passes("Objective", {**node, "attack": None})[1] if "attack" in node else 0
-    function = signatures.build("Objective", node)
+    forwards, backwards = formulas.passes(calls.call("Objective", node))
+    of_attack = (
+        backwards - formulas.passes(calls.call("Objective", {**node, "attack": None}))[1] if "attack" in node else 0
+    )
+    function = calls.build("Objective", node)
 
     def step() -> None:
         loss, _ = function(network, x, y, torch.Generator().manual_seed(0))

@@ -374,8 +374,8 @@ def test_clients_are_trained_one_by_one_unless_asked_otherwise() -> None:
     from fatbench import api
     from fatbench.cli import running
     from fatbench.engine.setup import Runtime
-    from fatbench.runner import start
     from fatbench.runner.jobs import Machine
+    from fatbench.runner.options import RunOptions
 
-    functions = (running.run_suite, running.run_cell, api.run, start.run, Machine, Runtime)
+    functions = (running.run_suite, running.run_cell, api.run, RunOptions, Machine, Runtime)
     assert {inspect.signature(one).parameters["path"].default for one in functions} == {"loop"}

@@ -26,6 +26,7 @@ from fatbench.cli.watch import Watch
 from fatbench.errors import MachineError, SpecError
 from fatbench.runner.executors import ray, slurm, this_worker
 from fatbench.runner.jobs import Event, Job, Machine
+from fatbench.runner.options import RunOptions
 from fatbench.runner.start import jobs_of
 from fatbench.runner.start import run as run_all
 from fatbench.runner.worker import work
@@ -169,7 +170,7 @@ def test_a_ray_node_is_killed_in_the_middle_of_a_cell(tmp_path, monkeypatch, two
                     lost.append(event.cell)
                     lose()
 
-    run_all(whole, Losing("crew"), executor="ray", device="cpu", db=url)
+    run_all(whole, Losing("crew"), RunOptions(executor="ray", device="cpu", db=url))
     err = capfd.readouterr().err
     assert "crew: 2 of 2 cells done" in err and f"{lost[0]} train interrupted: its Ray node is lost" in err
     with Store.open(url) as store:

@@ -28,7 +28,7 @@ from PIL import Image
 
 from fatbench.data import DATASETS, Dataset, catalogue, cifar, common, disk, folders
 from fatbench.errors import MachineError, SpecError
-from fatbench.suite import signatures
+from fatbench.suite import calls, signatures
 
 CELEBRITIES = {7: 5, 3: 6, 11: 5, 2: 4}  # celebrity -> number of images; the last has too few
 
@@ -945,8 +945,8 @@ def test_the_catalogue_needs_neither_torch_nor_numpy() -> None:
     code = (
         "import sys\n"
         "from fatbench.data import DATASETS, catalogue, disk\n"
-        "from fatbench.suite import signatures\n"
-        "signatures.check('Data', {'name': 'image_folder', 'path': 'x', 'size': 32})\n"
+        "from fatbench.suite import calls\n"
+        "calls.check('Data', {'name': 'image_folder', 'path': 'x', 'size': 32})\n"
         "catalogue.facts({'name': 'cifar10'}); [catalogue.files(name) for name in DATASETS]\n"
         "print(sorted({'torch', 'torchvision', 'numpy', 'sklearn'} & set(sys.modules)))\n"
         "from pathlib import Path\n"
@@ -1010,7 +1010,7 @@ def test_facts_follow_the_settings(tmp_path: Path) -> None:
     ],
 )
 def test_settings_are_checked_before_anything_is_read(node: dict[str, Any], problem: str) -> None:
-    assert problem in message(SpecError, lambda: signatures.check("Data", node))
+    assert problem in message(SpecError, lambda: calls.check("Data", node))
 
 
 # --- the command line's side --------------------------------------------------------------------------------------

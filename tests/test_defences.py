@@ -16,7 +16,7 @@ from fatbench.methods.defences import (
     gaussian_epsilon,
     laplace_epsilon,
 )
-from fatbench.suite import signatures
+from fatbench.suite import calls
 
 AT = Upload(seed=3, client=1, epoch=2, step=4)
 REQUIRED = {
@@ -138,7 +138,7 @@ def test_a_rate_outside_its_range_is_refused(name, rate, words):
     with pytest.raises(ValueError, match=words):
         DEFENCES[name](gradient(), AT, **{WITHHELD[name]: rate})
     with pytest.raises(SpecError, match=WITHHELD[name]):
-        signatures.check("Defence", {"name": name, WITHHELD[name]: rate})
+        calls.check("Defence", {"name": name, WITHHELD[name]: rate})
 
 
 def test_other_mistakes():
@@ -153,14 +153,12 @@ def test_other_mistakes():
 
 
 def test_settings_of_a_suite_are_checked_and_fractions_read():
-    spec = signatures.check(
-        "Defence", {"name": "random_binary", "mask_probability": "1/5", "layers": {"pos_embed": "1/2"}}
-    )
-    sent, mask = signatures.build("Defence", spec)(gradient(), AT)
+    spec = calls.check("Defence", {"name": "random_binary", "mask_probability": "1/5", "layers": {"pos_embed": "1/2"}})
+    sent, mask = calls.build("Defence", spec)(gradient(), AT)
     assert float((~mask["vit.pos_embed"]).float().mean()) == pytest.approx(0.5, abs=0.07)
     assert sent.keys() == gradient().keys()
     with pytest.raises(SpecError, match="layers"):
-        signatures.check("Defence", {"name": "random_binary", "mask_probability": 0.2, "layers": {"pos_embed": 1}})
+        calls.check("Defence", {"name": "random_binary", "mask_probability": 0.2, "layers": {"pos_embed": 1}})
 
 
 def test_epsilon_of_one_gaussian_solves_its_equation_and_known_values():

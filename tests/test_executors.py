@@ -25,6 +25,7 @@ from fatbench.runner import processes
 from fatbench.runner import start as run
 from fatbench.runner.executors import Worker, attempt, device_and_jobs, local, record_loss, release, this_worker
 from fatbench.runner.jobs import Event, Machine
+from fatbench.runner.options import RunOptions
 from fatbench.runner.start import run as run_all
 from fatbench.store.stages import Store
 
@@ -303,17 +304,17 @@ def test_stopping_at_once(jobs, machine, forks):
 
 def test_exit_status_and_fail_fast(jobs, machine, forks, capfd):
     wild = diverging(jobs[0])
-    options = {"jobs_at_once": 1, "device": "cpu", "db": machine.db}
+    options = {"jobs": 1, "device": "cpu", "db": machine.db}
     with pytest.raises(SystemExit) as exit:
-        run_all([wild, *jobs[1:]], Watch("crew"), fail_fast=True, **options)
+        run_all([wild, *jobs[1:]], Watch("crew"), RunOptions(fail_fast=True, **options))
     assert exit.value.code == 1
     assert rows(machine, wild)["train"][0] == "failed" and rows(machine, jobs[1]) == rows(machine, jobs[2]) == {}
     assert "0 of 3 cells done, 1 failed, 2 not finished" in capfd.readouterr().err
     with pytest.raises(SystemExit) as exit:
-        run_all([wild, jobs[1]], Watch("crew"), **options)
+        run_all([wild, jobs[1]], Watch("crew"), RunOptions(**options))
     assert exit.value.code == 1
     assert "1 of 2 cells done, 1 failed" in capfd.readouterr().err
-    run_all([jobs[1]], Watch("crew"), **options)  # all that was asked for is done: it returns
+    run_all([jobs[1]], Watch("crew"), RunOptions(**options))  # all that was asked for is done: it returns
     assert "crew: 1 of 1 cells done" in capfd.readouterr().err
 
 

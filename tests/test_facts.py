@@ -7,7 +7,7 @@ import copy
 import pytest
 
 from fatbench.errors import SpecError
-from fatbench.suite import cells, facts, formulas, signatures
+from fatbench.suite import calls, cells, facts, formulas, signatures
 
 LOCAL = {"batch": 32, "lr": 0.01, "objective": "standard"}
 FEDAVG = {"name": "fedavg", "rounds": 2, "aggregator": "samples", "local": LOCAL}
@@ -159,7 +159,7 @@ def canonical(changes: dict) -> dict:
         known = {"rounds": 1, "local": LOCAL, "server": SERVER, "aggregator": "samples"}
         wanted = {setting.name for setting in signatures.describe("Algorithm", algorithm["name"]).settings}
         algorithm |= {key: value for key, value in known.items() if key in wanted}
-    return signatures.check_settings(signatures.describe("Experiment", "cell"), {**spec, "algorithm": algorithm})
+    return calls.check_cell({**spec, "algorithm": algorithm})
 
 
 @pytest.fixture
@@ -176,8 +176,9 @@ def plugin(tmp_path, monkeypatch):
     signatures._clear()
 
 
-def found(cell: dict) -> list[facts.Refusal]:
-    return list(facts.refusals("Experiment", {"name": "cell", **cell}, cell, facts.of_cell(cell), ""))
+def found(spec: dict) -> list[facts.Refusal]:
+    cell = calls.call("Experiment", spec)
+    return list(facts.refusals(cell, cell, facts.of_cell(cell), ""))
 
 
 def lines() -> set[tuple[str, str, str]]:
@@ -205,7 +206,7 @@ def test_refused(changes, place, reason):
     cell = canonical(changes)
     assert [r for r in found(cell) if r.place == place and r.reason.startswith(reason)]
     with pytest.raises(SpecError, match=r"^here: "):
-        facts.refuse("Experiment", {"name": "cell", **cell}, cell, "here")
+        facts.refuse(calls.call("Experiment", cell), cell, "here")
 
 
 def test_every_line_is_seen_to_refuse():
@@ -284,11 +285,11 @@ def test_a_line_that_cannot_be_read_names_the_function(line, message, plugin):
 def test_facts_of_data_sets_follow_their_settings(tmp_path):
     """CelebA, 5 %: 10,014 images, 0.1 of them and 0.45 for each of 467.15 celebrities are test images."""
     assert facts.of_data({"name": "cifar10"}) == facts.Data(50_000, 10_000, 10, 32, 3)
-    assert facts.of_data(signatures.check("Data", {"name": "cinic10", "enlarge": True})).train == 180_000
-    celeba = facts.of_data(signatures.check("Data", "celeba"))
+    assert facts.of_data(calls.check("Data", {"name": "cinic10", "enlarge": True})).train == 180_000
+    celeba = facts.of_data(calls.check("Data", "celeba"))
     assert celeba == facts.Data(8_802, 1_212, 2, 84, 3, about=True)
-    assert facts.of_data(signatures.check("Data", {"name": "celeba", "split": "json"})).train is None
-    folder = signatures.check("Data", {"name": "image_folder", "path": str(tmp_path), "size": 16})
+    assert facts.of_data(calls.check("Data", {"name": "celeba", "split": "json"})).train is None
+    folder = calls.check("Data", {"name": "image_folder", "path": str(tmp_path), "size": 16})
     assert facts.of_data(folder) == facts.Data(None, None, None, 16, 3, about=True)
     for part, images in (("train/cat", 3), ("train/dog", 2), ("test/cat", 1)):
         (tmp_path / part).mkdir(parents=True)
@@ -303,7 +304,7 @@ def test_facts_of_a_data_set_are_those_of_the_catalogue(name):
     from fatbench.data import catalogue
 
     settings = {"path": "nowhere", "size": 8} if name == "image_folder" else {}
-    data = facts.of_data(signatures.check("Data", {"name": name, **settings}))
+    data = facts.of_data(calls.check("Data", {"name": name, **settings}))
     known = catalogue.facts({"name": name, **settings})
     assert (data.train, data.test, data.classes) == (known.train, known.test, known.classes)
     assert (data.channels, data.side, data.side) == known.shape

@@ -43,7 +43,7 @@ from fatbench.methods.diagnostics import DIAGNOSTICS
 from fatbench.methods.inversions import INVERSIONS
 from fatbench.methods.objectives import OBJECTIVES, PROXIMALS
 from fatbench.models import MODELS
-from fatbench.suite import formulas, signatures
+from fatbench.suite import calls, formulas, signatures
 
 EPS = 8 / 255
 SMALL = {"width": 8, "dim": 16, "depth": 1, "heads": 2, "patch": 4, "blocks": 1, "planes": 2, "token_dim": 8,
@@ -56,7 +56,7 @@ def settings(kind: str, name: str, **more: Any) -> dict[str, Any]:
     example = members.arguments(kind, name)
     found: dict[str, Any] = {}
     for setting in signature.settings:
-        inner, optional = signatures.nested(setting.annotation)
+        inner, optional = setting.kind, setting.optional
         if setting.name in more:
             found[setting.name] = more[setting.name]
         elif setting.name.endswith("batch") and setting.annotation == "Count":
@@ -90,7 +90,7 @@ def at(model: nn.Module, x: Tensor, y: Tensor, generator: torch.Generator, *, ep
 
 def member(kind: str, name: str, **more: Any) -> Any:
     """A member of a table with small settings."""
-    return functools.partial(signatures.function(kind, name), **settings(kind, name, **more))
+    return functools.partial(calls.function(signatures.describe(kind, name)), **settings(kind, name, **more))
 
 
 @pytest.fixture
@@ -284,7 +284,7 @@ def test_aggregator(name: str, gpu: Pretended) -> None:
 def test_model(name: str, path: str, gpu: Pretended) -> None:
     """A round of one batch; on the fast path by whatever stacks it."""
     on, state = problem(network(name, (3, 16, 16)), each=2, side=16, path=path)
-    if "edge" in formulas.parts("Model", {"name": name}):
+    if "edge" in formulas.parts(calls.call("Model", {"name": name})):
         return  # walked by the algorithms that train it
     local = LocalTraining(batch=2, lr=0.01, objective=OBJECTIVES["standard"])
     rounds = ALGORITHMS["fedavg"](
@@ -299,7 +299,7 @@ def test_model(name: str, path: str, gpu: Pretended) -> None:
 
 def one_round(name: str, path: str, each: int, mode: Pretended, **more: Any) -> tuple[Round, Counter[str]]:
     """The first round of an algorithm whose clients have `each` images in batches of 4; what the host waited for."""
-    parts = formulas.parts("Algorithm", {"name": name})
+    parts = formulas.parts(calls.call("Algorithm", {"name": name}))
     model = network("edge_vit" if "edge" in parts else "vit")
     auxiliary = torch.randint(0, 256, (2 * each, 3, 12, 12), dtype=torch.uint8).to(CUDA)
     on, state = problem(model, each, path=path, auxiliary=auxiliary)
@@ -352,7 +352,9 @@ def test_diagnostic(name: str, algorithm: str, gpu: Pretended) -> None:
     few = members.settings("Diagnostic", name)
     if name == "svcca":
         few["n"] = 40
-    diagnostic = functools.partial(signatures.function("Diagnostic", name), **{**settings("Diagnostic", name), **few})
+    diagnostic = functools.partial(
+        calls.function(signatures.describe("Diagnostic", name)), **{**settings("Diagnostic", name), **few}
+    )
     noise = rng.generator(0, "probe", device=CUDA)
     assert diagnostic(on, result, on.images, on.labels, member("Attack", "fgsm"), noise)
 

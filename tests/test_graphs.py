@@ -21,6 +21,7 @@ from fatbench.engine.rounds import Problem
 from fatbench.errors import MachineError
 from fatbench.methods import aggregators, augmentations, objectives
 from fatbench.runner import start
+from fatbench.runner.options import RunOptions
 
 SHARDS = (58, 58, 38, 7)  # in batches of four: of all four once, of three eight times, of two five times, and rests
 
@@ -157,7 +158,7 @@ def test_the_capture_of_a_gpu_names_every_generator_and_records_inside(monkeypat
 
 def test_on_a_cpu_it_is_refused_before_any_work() -> None:
     with pytest.raises(MachineError, match=r"--path graphs needs an NVIDIA GPU.* use --path fast"):
-        start.run([], start.Observer, path="graphs", device="cpu")  # type: ignore[arg-type]
+        start.run([], start.Observer, RunOptions(path="graphs", device="cpu"))  # type: ignore[arg-type]
 
 
 def test_a_stack_that_draws_from_a_strange_generator_is_found_before_it_is_recorded(taped: list[int]) -> None:

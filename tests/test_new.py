@@ -15,7 +15,7 @@ import pytest
 
 from fatbench.cli import app as cli
 from fatbench.cli import new
-from fatbench.suite import files, plugins, signatures, sources
+from fatbench.suite import calls, files, plugins, signatures, sources
 
 TUTORIAL = (Path(__file__).parent.parent / "docs" / "tutorial.md").read_text(encoding="utf-8")
 
@@ -75,9 +75,7 @@ def test_what_is_written_is_a_valid_suite_beside_fedavg_and_sfat(place, run, kin
         assert plan.metrics() == metrics
     assert [one.name for one in signatures.plugins()] == written[:-1]
     if kind in LABELS:
-        assert [name.split()[1] for _, name in plugins.used("Experiment", {"name": "cell", **plan.cells[-1].spec})] == [
-            "my_one"
-        ]
+        assert [name.split()[1] for _, name in plugins.used(plan.cells[-1].spec)] == ["my_one"]
         first, mine = plan.cells[0].spec["algorithm"], plan.cells[-1].spec["algorithm"]
         assert mine["local"]["epochs"] == first["local"]["epochs"] == 1
         assert mine["rounds"] == first["rounds"]
@@ -156,7 +154,7 @@ def test_the_methods_of_the_templates_compute_what_they_say(place, run):
         Update(k, n, {}, Stats(loss, loss, 0.0, 1, 1.0, 1))
         for k, (n, loss) in enumerate([(30, 1.0), (10, 1.2), (60, 9.0)])
     ]
-    mixing = signatures.build("Aggregator", signatures.check("Aggregator", "close"))(updates, None)
+    mixing = calls.build("Aggregator", calls.check("Aggregator", "close"))(updates, None)
     assert mixing.weights == [0.75, 0.25, 0.0]
     assert mixing.metrics == {"left_out": 1.0}
 
@@ -164,9 +162,7 @@ def test_the_methods_of_the_templates_compute_what_they_say(place, run):
     with torch.no_grad():
         model[1].weight.copy_(torch.tensor([[1.0, -1.0], [0.0, 0.0]]))
     x = torch.tensor([0.5, 0.5]).reshape(1, 1, 1, 2)
-    attack = signatures.build(
-        "Attack", signatures.check("Attack", {"name": "push", "eps": 0.05, "step": 0.1, "steps": 1})
-    )
+    attack = calls.build("Attack", calls.check("Attack", {"name": "push", "eps": 0.05, "step": 0.1, "steps": 1}))
     found = attack(model, x, torch.tensor([0]), torch.Generator())
     assert found.flatten().tolist() == pytest.approx([0.45, 0.55])
 

@@ -19,7 +19,7 @@ from fatbench.engine.fast.draws import Streams
 from fatbench.errors import SpecError
 from fatbench.methods import objectives
 from fatbench.methods.objectives import OBJECTIVES, PROXIMALS
-from fatbench.suite import formulas, signatures
+from fatbench.suite import calls, formulas
 
 torch.set_num_threads(1)
 
@@ -30,14 +30,14 @@ WITH_ATTACK = [name for name in OBJECTIVES if members.takes("Objective", name, "
 def spec(name: str, attack: object = INNER) -> dict[str, object]:
     """A canonical call of the objective with this attack, if it takes one."""
     given = {**members.settings("Objective", name), **({"attack": attack} if name in WITH_ATTACK else {})}
-    return signatures.check("Objective", {"name": name, **given})
+    return calls.check("Objective", {"name": name, **given})
 
 
 def built(name: str, attack: object = INNER) -> Callable[..., tuple[Tensor, Tensor]]:
     """The objective of `spec`, given what it asks for: as of client 0, whose classes are equally frequent."""
     counts, theta = torch.full((1, 4), 3.0), conv().eval()
     return members.given_what_it_asks(
-        signatures.build("Objective", spec(name, attack)), client=0, class_counts=counts, broadcast=theta
+        calls.build("Objective", spec(name, attack)), client=0, class_counts=counts, broadcast=theta
     )
 
 
@@ -122,7 +122,7 @@ def test_at_under_fgsm_in_closed_form() -> None:
     """f(x) = (x_1 - 2 x_2, 0), x = (.5, .5), class 0, eps .1: x_adv = (.4, .6), z = (-.8, 0), CE = log(1 + e^.8)."""
     layer = nn.Linear(2, 2, bias=False)
     layer.weight.data = torch.tensor([[1.0, -2.0], [0.0, 0.0]])
-    attack = signatures.build("Attack", signatures.check("Attack", {"name": "fgsm", "eps": 0.1}))
+    attack = calls.build("Attack", calls.check("Attack", {"name": "fgsm", "eps": 0.1}))
     model, x = nn.Sequential(nn.Flatten(), layer), torch.full((1, 1, 1, 2), 0.5)
     loss, correct = objectives.at(model, x, torch.tensor([0]), generator(), attack=attack)
     assert loss.item() == pytest.approx(math.log(1 + math.exp(0.8)), abs=1e-6)
@@ -300,7 +300,7 @@ def test_batch_norm_counts_the_training_forwards_alone(name: str) -> None:
     """The attack leaves the running statistics alone; the others are those of `Forward:`, in TRADES and MART two."""
     model = conv()
     built(name)(model, *batch(), generator())
-    assert model[1].num_batches_tracked == formulas.passes("Objective", spec(name, "natural"))[0]
+    assert model[1].num_batches_tracked == formulas.passes(calls.call("Objective", spec(name, "natural")))[0]
     alone = conv()
     built(name, "natural")(alone, *batch(), generator())
     assert model[1].num_batches_tracked == alone[1].num_batches_tracked
@@ -339,7 +339,7 @@ def test_passes_are_those_of_the_docstring(name: str, inner: object) -> None:
     passes, call = Passes(model), spec(name, inner)
     loss, _ = built(name, inner)(model, x, y, generator())
     loss.backward()
-    assert (passes.forward / 6, passes.backward / 6) == formulas.passes("Objective", call)
+    assert (passes.forward / 6, passes.backward / 6) == formulas.passes(calls.call("Objective", call))
 
 
 @pytest.mark.parametrize("autocast", [False, True])
@@ -401,7 +401,7 @@ def test_mixed_at_keeps_the_layout() -> None:
     model.register_forward_pre_hook(
         lambda module, inputs: layouts.append(inputs[0].is_contiguous(memory_format=torch.channels_last))
     )
-    call = signatures.build("Objective", spec("mixed_at"))
+    call = calls.build("Objective", spec("mixed_at"))
     call(model, x.contiguous(memory_format=torch.channels_last), y, generator())
     assert layouts == [True] * 4
 
@@ -435,7 +435,7 @@ def test_no_step_waits_for_the_device(name: str) -> None:
 )
 def test_a_suite_with_a_bad_setting_is_refused(node: dict[str, object], message: str) -> None:
     with pytest.raises(SpecError, match=message):
-        signatures.check("Objective", node)
+        calls.check("Objective", node)
 
 
 # --- proximal terms -----------------------------------------------------------------------------------------------
@@ -502,5 +502,5 @@ def test_norm_per_tensor_is_bounded_however_near() -> None:
 @pytest.mark.parametrize("name", PROXIMALS)
 def test_proximal_settings(name: str) -> None:
     with pytest.raises(SpecError, match=r"mu: should be greater than or equal to 0, got -0\.1"):
-        signatures.check("Proximal", {"name": name, "mu": -0.1})
-    assert signatures.check("Proximal", {"name": "norm_per_tensor", "mu": 0.01})["skip_first"] is True
+        calls.check("Proximal", {"name": name, "mu": -0.1})
+    assert calls.check("Proximal", {"name": "norm_per_tensor", "mu": 0.01})["skip_first"] is True

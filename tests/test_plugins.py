@@ -20,7 +20,7 @@ from fatbench.runner.start import jobs_of
 from fatbench.runner.worker import work
 from fatbench.store import jsonl
 from fatbench.store.stages import Store
-from fatbench.suite import cells, files, plugins, signatures, sources
+from fatbench.suite import calls, cells, files, plugins, signatures, sources
 
 AGGREGATOR = """from fatbench.engine.rounds import Mixing
 from helper import first
@@ -192,7 +192,7 @@ def test_an_installed_package_announces_its_plug_in_and_is_not_imported(place, m
     assert sorted(version["modules"]) == ["their_package/__init__.py", "their_package/part.py"]
     (package / "__init__.py").write_text("")
     plugins.load()  # it was edited: read again
-    assert signatures.function("Aggregator", "three").__module__ == "their_package.part"
+    assert calls.function(signatures.describe("Aggregator", "three")).__module__ == "their_package.part"
     (info / "entry_points.txt").write_text("[fatbench.plugins]\nthree = their_package.none\n")
     with pytest.raises(
         SpecError, match=r"entry point fatbench.plugins: their_package.none: the module's source is not"
@@ -259,7 +259,7 @@ def test_a_local_module_with_the_name_of_another_is_refused_when_it_would_be_run
     (place / "json.py").write_text("")
     plugins.load([Path("mine.py")])
     with pytest.raises(SpecError, match=r"json.py has the name of another module that is loaded already: rename it"):
-        signatures.function("Aggregator", "only")
+        calls.function(signatures.describe("Aggregator", "only"))
 
 
 def test_a_table_may_name_a_function_of_a_local_module(place):
@@ -267,7 +267,7 @@ def test_a_table_may_name_a_function_of_a_local_module(place):
     (place / "helper.py").write_text("def near(updates, context, *, top: int = 1):\n    return 7\n")
     plugins.load([Path("mine.py")])
     assert [setting.name for setting in signatures.describe("Aggregator", "near").settings] == ["top"]
-    assert signatures.build("Aggregator", {"name": "near", "top": 2})([], None) == 7
+    assert calls.build("Aggregator", {"name": "near", "top": 2})([], None) == 7
 
 
 def test_a_plug_in_may_have_dataclasses_and_runs_as_it_was_read(place):
@@ -278,15 +278,15 @@ def test_a_plug_in_may_have_dataclasses_and_runs_as_it_was_read(place):
     )
     plugins.load([Path("mine.py")])
     (place / "mine.py").write_text("1 / 0\n")
-    assert signatures.function("Aggregator", "f")([], None) == 3
+    assert calls.function(signatures.describe("Aggregator", "f"))([], None) == 3
 
 
 def test_an_edited_plug_in_is_read_and_run_anew_by_the_next_load(place):
     plugins.load([Path("mine.py")])
-    assert signatures.function("Aggregator", "only")([1, 2], None).weights == [1.0, 0.0]
+    assert calls.function(signatures.describe("Aggregator", "only"))([1, 2], None).weights == [1.0, 0.0]
     (place / "helper.py").write_text("def first(n):\n    return [1 / n] * n  # another\n")
     plugins.load()
-    assert signatures.function("Aggregator", "only")([1, 2], None).weights == [0.5, 0.5]
+    assert calls.function(signatures.describe("Aggregator", "only"))([1, 2], None).weights == [0.5, 0.5]
 
 
 def expected(*names: str) -> dict:
@@ -720,7 +720,7 @@ def test_a_plug_in_may_bring_every_kind_of_function(place, run, path):
     assert learn["natural"] == 1.0
     assert learn["blank"] == 0.5
     assert learn["medians"] == 3.0
-    images = signatures.function("Data", "blobs")(place).test_images
+    images = calls.function(signatures.describe("Data", "blobs"))(place).test_images
     assert learn["brightness"] == pytest.approx(images.mean() / 255)
     assert listen["psnr"] == pytest.approx(listen["grey_psnr"], abs=1e-4)
     kinds = {name.split()[0] for record in table["plugins"] for name in record["names"]}

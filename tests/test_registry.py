@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from fatbench.errors import SpecError
-from fatbench.suite import cells, files, formulas, signatures
+from fatbench.suite import calls, cells, files, formulas, signatures
 from fatbench.suite.located import LocatedMap
 from fatbench.suite.signatures import OFFERS
 
@@ -22,14 +22,14 @@ PGD = {"name": "pgd", "eps": "8/255", "step": "2/255", "steps": 10}
 
 
 def test_defaults_are_filled_in_and_fractions_stay_text():
-    canonical = signatures.check("Attack", {"name": "pgd", "eps": "8/255", "step": " 2 / 255 ", "steps": 10})
+    canonical = calls.check("Attack", {"name": "pgd", "eps": "8/255", "step": " 2 / 255 ", "steps": 10})
     assert canonical["eps"] == "8/255"
     assert canonical["step"] == "2/255"
     assert canonical["start"] == "uniform"
 
 
 def test_a_bare_name_is_a_call_without_settings():
-    assert signatures.check("Aggregator", "samples") == {"name": "samples"}
+    assert calls.check("Aggregator", "samples") == {"name": "samples"}
 
 
 @pytest.mark.parametrize(
@@ -53,18 +53,18 @@ def test_a_bare_name_is_a_call_without_settings():
 )
 def test_mistakes_get_one_clear_message(node, message):
     with pytest.raises(SpecError) as caught:
-        signatures.check("Attack", node)
+        calls.check("Attack", node)
     assert message in str(caught.value)
 
 
 def test_messages_carry_file_and_line():
     node = LocatedMap({"name": "pgd", "eps": -1, "step": 0.1, "steps": 1}, {"eps": "a.yaml:7"}, "a.yaml:5")
     with pytest.raises(SpecError, match=r"^a\.yaml:7: eps: should be greater"):
-        signatures.check("Attack", node)
+        calls.check("Attack", node)
 
 
 def test_build_binds_numbers_and_nested_calls():
-    objective = signatures.build("Objective", signatures.check("Objective", {"name": "at", "attack": PGD}))
+    objective = calls.build("Objective", calls.check("Objective", {"name": "at", "attack": PGD}))
     assert objective.keywords["attack"].keywords["eps"] == 8 / 255
     assert objective.keywords["attack"].keywords["steps"] == 10
 
@@ -191,7 +191,7 @@ def tiny(tmp_path, monkeypatch):
     signatures.add_plugin(tmp_path / "caller.py")
     yield
     sys.modules.pop("tinyclass", None)
-    for cached in (signatures._entries, signatures._signature, signatures._class_signature, signatures.nested):
+    for cached in (signatures._entries, signatures._signature, signatures._class_signature):
         cached.cache_clear()
 
 
@@ -207,20 +207,20 @@ def test_a_settings_class_is_read_from_its_source_without_its_methods(tiny):
 
 
 def test_a_settings_class_is_a_mapping_without_a_name(tiny):
-    algorithm = signatures.check("Algorithm", {"name": "twice", "rounds": 3, "local": LOCAL})
+    algorithm = calls.check("Algorithm", {"name": "twice", "rounds": 3, "local": LOCAL})
     assert algorithm["other"] is None
     assert algorithm["local"] == {
-        "epochs": 2, "objective": signatures.check("Objective", AT), "lr": 0.1, "noise": "8/255", "shuffle": True,
+        "epochs": 2, "objective": calls.check("Objective", AT), "lr": 0.1, "noise": "8/255", "shuffle": True,
     }  # fmt: skip
-    assert signatures.without_defaults("Algorithm", algorithm) == {
+    assert calls.without_defaults(algorithm) == {
         "name": "twice", "rounds": 3,
         "local": {"epochs": 2, "objective": {"name": "at", "attack": PGD}, "noise": "8/255"},
     }  # fmt: skip
 
 
 def test_a_settings_class_is_built_with_its_nested_calls(tiny):
-    algorithm = signatures.check("Algorithm", {"name": "twice", "rounds": 3, "local": LOCAL})
-    local = signatures.bind(signatures.describe("Algorithm", "twice"), algorithm)["local"]
+    algorithm = calls.check("Algorithm", {"name": "twice", "rounds": 3, "local": LOCAL})
+    local = calls.bind(algorithm)["local"]
     assert type(local).__name__ == "TinyTraining"
     assert (local.epochs, local.lr, local.noise, local.shuffle) == (2, 0.1, 8 / 255, True)
     assert local.objective.keywords["attack"].keywords["steps"] == 10
@@ -228,11 +228,11 @@ def test_a_settings_class_is_built_with_its_nested_calls(tiny):
 
 def test_a_settings_class_stands_for_its_own_passes_in_an_expression(tiny):
     """The class: 2 epochs * 11 passes + 5 images forward, 22 backward; 3 rounds of it, and once `other`."""
-    spec = signatures.check("Algorithm", {"name": "twice", "rounds": 3, "local": LOCAL})
-    assert formulas.passes("Algorithm", spec, images=5) == (3 * (22 + 5), 3 * 22)
-    assert formulas.formula("Algorithm", spec, "Steps") == 6
-    spec = signatures.check("Algorithm", {"name": "twice", "rounds": 3, "local": LOCAL, "other": LOCAL})
-    assert formulas.passes("Algorithm", spec, images=5) == (4 * (22 + 5), 3 * 22)
+    spec = calls.check("Algorithm", {"name": "twice", "rounds": 3, "local": LOCAL})
+    assert formulas.passes(calls.call("Algorithm", spec), images=5) == (3 * (22 + 5), 3 * 22)
+    assert formulas.formula(calls.call("Algorithm", spec), "Steps") == 6
+    spec = calls.check("Algorithm", {"name": "twice", "rounds": 3, "local": LOCAL, "other": LOCAL})
+    assert formulas.passes(calls.call("Algorithm", spec), images=5) == (4 * (22 + 5), 3 * 22)
 
 
 @pytest.mark.parametrize(
@@ -258,7 +258,7 @@ def test_a_settings_class_stands_for_its_own_passes_in_an_expression(tiny):
 def test_mistakes_in_a_settings_class_name_file_line_and_key(tiny, local, message):
     node = LocatedMap({"name": "twice", "rounds": 1, "local": local}, {"local": "a.yaml:4"}, "a.yaml:3")
     with pytest.raises(SpecError) as caught:
-        signatures.check("Algorithm", node)
+        calls.check("Algorithm", node)
     assert str(caught.value).startswith(message)
 
 
@@ -341,9 +341,9 @@ def test_canonical_is_idempotent():
 
 
 def test_passes_add_up_through_nested_calls():
-    forward, backward = formulas.passes("Objective", cell()["algorithm"]["local"]["objective"])
+    forward, backward = formulas.passes(cell()["algorithm"]["local"]["objective"])
     assert (forward, backward) == (11, 11)
-    forward, _ = formulas.passes("Algorithm", {**cell()["algorithm"], "participation": 0.5, "rounds": 4})
+    forward, _ = formulas.passes(calls.call("Algorithm", {**cell()["algorithm"], "participation": 0.5, "rounds": 4}))
     assert forward == 4 * 0.5 * 11
 
 
@@ -367,11 +367,11 @@ def test_a_plugin_extends_the_tables(tmp_path):
         'AGGREGATORS = {"first_only": first_only}\n'
     )
     script = (
-        "import sys; from pathlib import Path; from fatbench.suite import signatures\n"
+        "import sys; from pathlib import Path; from fatbench.suite import calls, signatures\n"
         "signatures.add_plugin(Path(sys.argv[1]))\n"
-        "spec = signatures.check('Aggregator', {'name': 'first_only'})\n"
+        "spec = calls.check('Aggregator', {'name': 'first_only'})\n"
         "assert spec == {'name': 'first_only', 'floor': 0.0}\n"
-        "assert signatures.build('Aggregator', spec)([1, 2], None).weights == [1.0, 0.0]\n"
+        "assert calls.build('Aggregator', spec)([1, 2], None).weights == [1.0, 0.0]\n"
     )
     subprocess.run([sys.executable, "-c", script, str(plugin)], check=True)
 

@@ -20,7 +20,19 @@ from fatbench.runner import progress
 from fatbench.store import jsonl as lines_of_results
 from fatbench.store import timing
 from fatbench.store.stages import Store
-from fatbench.suite import cells, cost, duration, facts, files, formulas, memoise, signatures, sources, yaml_reader
+from fatbench.suite import (
+    calls,
+    cells,
+    cost,
+    duration,
+    facts,
+    files,
+    formulas,
+    memoise,
+    signatures,
+    sources,
+    yaml_reader,
+)
 from fatbench.suite.located import LocatedMap
 from fatbench.suite.sizes import Sizes
 
@@ -59,7 +71,7 @@ def grid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> files.Suite:
     return files.load("suites/grid.yaml")
 
 
-def calls(monkeypatch: pytest.MonkeyPatch, where: Any, name: str) -> list[tuple[Any, ...]]:
+def calls_of(monkeypatch: pytest.MonkeyPatch, where: Any, name: str) -> list[tuple[Any, ...]]:
     """The arguments of every call of a function from now on."""
     seen: list[tuple[Any, ...]] = []
     function = getattr(where, name)
@@ -114,7 +126,7 @@ def test_a_scalar_is_what_ruamel_says_it_is_or_left_to_it(text: str) -> None:
 
 def test_a_file_that_many_suites_extend_is_parsed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     files.parse.cache_clear()
-    parsed = calls(monkeypatch, yaml_reader, "read")
+    parsed = calls_of(monkeypatch, yaml_reader, "read")
     for name in files.available():
         files.load(name)
     assert len(parsed) == len({file for _, file in parsed})
@@ -133,7 +145,7 @@ def test_what_did_not_change_between_points_is_not_checked_again(
 ) -> None:
     """90 points: 90 algorithms, 9 local settings; data, partition, model, objective, aggregator, 2 attacks once."""
     memoise.clear()
-    checked = calls(monkeypatch, signatures, "_checked")
+    checked = calls_of(monkeypatch, calls, "_checked")
     assert len(grid.plan().cells) == 180
     kinds = [kind for kind, _, _ in checked]
     assert {kind: kinds.count(kind) for kind in kinds} == {
@@ -164,12 +176,12 @@ def test_what_is_known_of_parts_is_not_found_again_for_every_cell(
     plan = grid.plan()
     one, two = ({**plan.cells[0].spec, "train": train} for train in (60, 70))
     cost.cell_work(replace(plan.cells[0], spec=cells.canonical(one)), plan)
-    evaluated, looked = calls(monkeypatch, formulas, "_formula"), calls(monkeypatch, facts, "refusals")
+    evaluated, looked = calls_of(monkeypatch, formulas, "_formula"), calls_of(monkeypatch, facts, "refusals")
     assert cost.cell_work(replace(plan.cells[0], spec=cells.canonical(two)), plan).forward > 0
-    assert evaluated == [] and [kind for kind, *_ in looked] == ["Experiment"]
+    assert evaluated == [] and [call.kind for call, *_ in looked] == ["Experiment"]
     longer = cells.canonical({**two, "algorithm": {**two["algorithm"], "rounds": 11}})
     cost.cell_work(replace(plan.cells[0], spec=longer), plan)
-    assert [(kind, label) for kind, _, label, _ in evaluated] == [
+    assert [(call.kind, label) for call, label, _ in evaluated] == [
         ("Algorithm", label) for label in ("Forward", "Backward", "Up", "Down", "Steps", "Deploys")
     ]
 
@@ -180,7 +192,7 @@ def test_what_tells_speeds_apart_is_found_once_for_all_cells(
     """180 cells with one network at one batch size, and two attacks: four digests, not 180 times so many."""
     plan = grid.plan()
     memoise.clear()
-    digests = calls(monkeypatch, duration, "digest")
+    digests = calls_of(monkeypatch, duration, "digest")
     one = plan.cells[0].spec
     known = duration.Speeds({duration.kind(one): 1e-3}, passes={duration.network(one): 1e-3})
     found = duration.estimate(plan.unique(), known, duration.everything(plan))
@@ -194,7 +206,7 @@ def test_of_the_files_of_methods_those_are_parsed_that_a_suite_names(
 ) -> None:
     sources.tree.cache_clear()
     signatures._clear()
-    parsed = calls(monkeypatch, sources.ast, "parse")
+    parsed = calls_of(monkeypatch, sources.ast, "parse")
     grid.plan()
     names = {Path(file[0]).name for _, *file in parsed if file}
     assert {"fedavg.py", "small_cnn.py", "attacks.py"} <= names
@@ -211,12 +223,12 @@ def test_a_part_that_suits_one_cell_is_refused_in_another(grid: files.Suite) -> 
 def test_a_mistake_is_found_again_where_it_is_made_again(tmp_path: Path) -> None:
     for place in ("first", "second"):
         with pytest.raises(SpecError, match=f"^{place}: eps: .*greater than or equal to 0"):
-            signatures.check("Attack", LocatedMap({"name": "fgsm", "eps": -1}, at=place), place)
+            calls.check("Attack", LocatedMap({"name": "fgsm", "eps": -1}, at=place), place)
 
 
 def test_an_expression_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
     formulas._compiled.cache_clear()
-    compiled = calls(monkeypatch, formulas, "_value")
+    compiled = calls_of(monkeypatch, formulas, "_value")
     assert [formulas.evaluate("a + 1", lambda name: 2) for _ in range(5)] == [3] * 5
     assert len(compiled) == 3  # the sum and its two terms
 
@@ -225,7 +237,7 @@ def test_the_second_list_of_suites_expands_nothing(grid: files.Suite, monkeypatc
     first = Sizes()
     assert first.of(grid) == {"paper": 180}
     first.keep()
-    expanded = calls(monkeypatch, files, "expand")
+    expanded = calls_of(monkeypatch, files, "expand")
     assert Sizes().of(grid) == {"paper": 180}
     assert expanded == []
     Path("suites/grid.yaml").write_text(Path("suites/grid.yaml").read_text().replace("seeds: [0, 1]", "seeds: [0]"))
@@ -252,7 +264,7 @@ def test_a_cache_that_is_damaged_or_cannot_be_written_changes_nothing(grid: file
 def test_a_long_list_is_printed_without_rich(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tables = calls(monkeypatch, show, "_table")
+    tables = calls_of(monkeypatch, show, "_table")
     rows = [[f"c{i}", "done", str(i)] for i in range(show.LONG + 1)]
     show._rows(show._console(), ("cell", "state", "n"), rows, ("n",))
     out = capsys.readouterr().out.splitlines()
@@ -309,7 +321,7 @@ def test_a_cell_is_found_by_its_first_letters_in_one_query(store: Store) -> None
 
 
 def test_what_stages_say_alike_is_parsed_once(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    parsed = calls(monkeypatch, json, "loads")
+    parsed = calls_of(monkeypatch, json, "loads")
     rows = store.stages(["aa1", "aa2", "ab3"])
     assert {key: (row.status, row.record, row.settings) for key, row in rows.items()} == {
         ("aa1", "train"): ("done", {}, None), ("aa1", "natural-1@1"): ("running", {}, None),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,11 +14,12 @@ import pytest
 
 from fatbench.errors import MachineError, SpecError, Unavailable
 from fatbench.runner import stage
-from fatbench.runner.jobs import Event, Job, Machine
+from fatbench.runner.jobs import Event, Job, Machine, Turn
 from fatbench.store.leases import LEASE
 from fatbench.store.schema import STAGES
 from fatbench.store.stages import Stolen, Store
 from fatbench.suite.cells import Evaluation
+from fatbench.version import __version__
 
 NATURAL = Evaluation("natural", {"name": "natural"}, 40, 15)
 JOB = Job("0123456789ab", {"seed": 7}, [NATURAL], ["last"], "crash", "paper")
@@ -36,6 +37,10 @@ def store(machine: Machine) -> Iterator[Store]:
         yield opened
 
 
+def turn(store: Store, notify: Callable[[Event], None] = lambda event: None) -> Turn:
+    return Turn(JOB, store, Path(), notify, lambda: False)
+
+
 @pytest.mark.parametrize(
     ("how", "said"),
     [
@@ -50,7 +55,7 @@ def store(machine: Machine) -> Iterator[Store]:
 def test_what_a_claim_says_of_its_run(how: dict, said: dict, machine, store, monkeypatch) -> None:
     """Always who, where and with what; what is as usual is left out."""
     monkeypatch.setattr(stage, "produced_by", lambda device: {"device": f"a {device}", "versions": {"torch": "1"}})
-    run = stage.claim(JOB, "train", replace(machine, **how), store, 3)
+    run = stage.claim(turn(store), "train", replace(machine, **how), 3)
     (row,) = store.runs()
     usual = {"precision": "fp32", "path": "loop", "threads": 1, "preset": "paper", "suite": "crash", "id": run}
     expected = {**usual, "device": f"a {how.get('device', 'cpu')}", "versions": {"torch": "1"}, **said}
@@ -62,16 +67,16 @@ def test_what_a_claim_says_of_its_run(how: dict, said: dict, machine, store, mon
 
 def test_what_can_be_claimed(machine: Machine, store: Store) -> None:
     """What failed only on demand, what is done only afresh; an attack keeps its settings."""
-    at, settings = NATURAL.stage(3), {"name": "natural", "implementation": "ours"}
-    run = stage.claim(JOB, at, machine, store, 0, NATURAL, settings)
+    at, settings = NATURAL.stage(3), {"name": "natural", "implementation": f"fatbench {__version__}"}
+    run = stage.claim(turn(store), at, machine, 0, NATURAL)
     assert run is not None and store.stages()[JOB.cell, at].settings == settings
     store.fail(run, "no")
-    assert stage.claim(JOB, at, machine, store, 0, NATURAL, settings) is None
-    run = stage.claim(JOB, at, replace(machine, retry_failed=True), store, 0, NATURAL, settings)
+    assert stage.claim(turn(store), at, machine, 0, NATURAL) is None
+    run = stage.claim(turn(store), at, replace(machine, retry_failed=True), 0, NATURAL)
     assert run is not None
     store.finish(run, round=5)
-    assert stage.claim(JOB, at, machine, store, 0, NATURAL, settings) is None
-    assert stage.claim(JOB, at, machine, store, 0, NATURAL, settings, fresh=True) is not None
+    assert stage.claim(turn(store), at, machine, 0, NATURAL) is None
+    assert stage.claim(turn(store), at, machine, 0, NATURAL, fresh=True) is not None
     assert store.stages()[JOB.cell, at].round == 0
 
 
@@ -103,14 +108,14 @@ FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 )
 def test_how_a_stage_ends_that_cannot_go_on(error, outcome, status, stored, message, machine, store) -> None:
     """What is nobody's fault is no failure; what a person can cause has no traceback, and what is ours has one."""
-    run = stage.claim(JOB, "train", machine, store, 3)
+    run = stage.claim(turn(store), "train", machine, 3)
     assert run is not None
     store.database.patience = 9.0
     events: list[Event] = []
     try:
         raise error
     except Exception as raised:
-        assert stage.failed(raised, run, JOB, "train", store, events.append) == outcome
+        assert stage.failed(raised, run, turn(store, events.append), "train") == outcome
     row = store.stages()[JOB.cell, "train"]
     assert row.status == status and [attempt["status"] for attempt in store.runs()] == [status]
     assert events == [Event(JOB.cell, "train", outcome, message=message)]
@@ -123,16 +128,16 @@ def test_how_a_stage_ends_that_cannot_go_on(error, outcome, status, stored, mess
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(3)])
 def test_what_ends_the_process_gives_the_stage_back(error: BaseException, machine: Machine, store: Store) -> None:
-    run = stage.claim(JOB, "train", machine, store, 3)
+    run = stage.claim(turn(store), "train", machine, 3)
     with pytest.raises(type(error)):
-        stage.failed(error, run, JOB, "train", store, None)  # type: ignore[arg-type]
+        stage.failed(error, run, turn(store), "train")
     assert store.stages()[JOB.cell, "train"].status == "interrupted"
 
 
 def test_a_stage_that_was_taken_over_is_left_to_the_other(machine: Machine, store: Store) -> None:
-    run = stage.claim(JOB, "train", machine, store, 3)
+    run = stage.claim(turn(store), "train", machine, 3)
     before, events = store.stages(), list[Any]()
-    assert stage.failed(Stolen("it is"), run, JOB, "train", store, events.append) == "elsewhere"  # type: ignore[arg-type]
+    assert stage.failed(Stolen("it is"), run, turn(store, events.append), "train") == "elsewhere"
     assert store.stages() == before and events == []
 
 
@@ -140,8 +145,8 @@ def test_a_stage_that_cannot_even_be_given_back_is_left_to_its_lease(machine, st
     def refuse(run: int) -> None:
         raise Unavailable("nor this")
 
-    run = stage.claim(JOB, "train", machine, store, 3)
+    run = stage.claim(turn(store), "train", machine, 3)
     monkeypatch.setattr(store, "release", refuse)
-    assert stage.failed(Unavailable("no"), run, JOB, "train", store, lambda event: None) == "blocked"
+    assert stage.failed(Unavailable("no"), run, turn(store), "train") == "blocked"
     with store.database.reading() as connection:
         assert connection.execute(STAGES.select()).one().status == "running"

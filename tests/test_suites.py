@@ -24,7 +24,7 @@ import pytest
 
 from fatbench import report
 from fatbench.errors import NothingMatched, SpecError
-from fatbench.suite import files, formulas, signatures, tables
+from fatbench.suite import calls, files, formulas, signatures, tables
 from fatbench.suite.cells import Cell, Plan
 from fatbench.suite.facts import cohort
 from fatbench.suite.files import Suite, load
@@ -64,9 +64,9 @@ def cell(name: str, preset: str = "paper", **key: str) -> Cell:
     return found[0]
 
 
-def short(kind: str, call: dict[str, Any]) -> dict[str, Any]:
+def short(kind: str, spec: dict[str, Any]) -> dict[str, Any]:
     """A call of a canonical cell as one would write it: settings at their default left out."""
-    return signatures.without_defaults(kind, call)
+    return calls.without_defaults(calls.call(kind, spec))
 
 
 def points(table: Table, plan: Plan) -> list[dict[str, str]]:
@@ -174,7 +174,7 @@ def test_smoke_is_small_enough_for_any_machine(name: str) -> None:
         assert spec["data"]["name"] == ("plane" if name == "sfat-plane" else "digits")
         assert spec["train"] <= 340 and spec["test"] <= 100
         assert spec["algorithm"]["rounds"] <= 2
-        forward, _ = formulas.passes("Algorithm", spec["algorithm"])
+        forward, _ = formulas.passes(spec["algorithm"])
         assert forward * spec["train"] <= 12_000, f"{c.key}: {forward * spec['train']} image passes"
         assert all(e.n is not None and e.n <= 100 for e in c.evaluations)
 
@@ -187,7 +187,7 @@ def test_quick_is_the_same_structure_with_less_work(name: str) -> None:
     assert {c.spec["seed"] for c in quick.cells} == {6}
 
     def work(asked: Plan) -> float:
-        per_image = [(formulas.passes("Algorithm", c.spec["algorithm"])[0], c.spec) for c in asked.unique()]
+        per_image = [(formulas.passes(c.spec["algorithm"])[0], c.spec) for c in asked.unique()]
         return sum(f * (s["train"] or 50_000) for f, s in per_image)
 
     assert work(quick) <= work(paper) / (1 if name == "sfat-celeba" else 12)

@@ -32,6 +32,7 @@ from fatbench.runner import progress, waiting, worker
 from fatbench.runner.executors import Worker, attempt, is_working, local
 from fatbench.runner.heartbeat import Heartbeat, renewing
 from fatbench.runner.jobs import Event, Job, Machine
+from fatbench.runner.options import RunOptions
 from fatbench.runner.start import run as run_all
 from fatbench.runner.worker import work
 from fatbench.settings import time_limit
@@ -45,7 +46,7 @@ __all__ = ("forks",)
 @pytest.fixture
 def options(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> dict:
     monkeypatch.setattr(waiting, "PAUSE", 0.1)
-    return {"jobs_at_once": 1, "device": "cpu", "db": machine.db}
+    return {"jobs": 1, "device": "cpu", "db": machine.db}
 
 
 @pytest.fixture
@@ -103,7 +104,7 @@ def test_a_run_takes_over_what_a_killed_one_had_in_hand(jobs, machine, options, 
             super().note(text)
             other.kill()
 
-    run_all(jobs[:2], Killing("crew"), **options)
+    run_all(jobs[:2], Killing("crew"), RunOptions(**options))
     err = capfd.readouterr().err
     assert "crew: 2 of 2 cells done" in err
     assert f"waiting: {jobs[0].cell} train is held by process {other.pid} on" in err
@@ -119,7 +120,7 @@ def test_a_run_takes_over_what_a_killed_one_had_in_hand(jobs, machine, options, 
 )
 def test_without_waiting_it_says_what_is_left_and_who_has_it(jobs, machine, options, forks, other, capfd) -> None:
     with pytest.raises(SystemExit) as exit:
-        run_all(jobs[:2], Watch("crew"), wait=False, **options)
+        run_all(jobs[:2], Watch("crew"), RunOptions(wait=False, **options))
     assert exit.value.code == 1
     err = capfd.readouterr().err
     assert "1 of 2 cells done, 1 being run by another process" in err
@@ -134,7 +135,7 @@ def test_a_run_that_waits_can_be_stopped(jobs, machine, options, forks, other) -
                 os.kill(os.getpid(), signal.SIGTERM)
 
     with pytest.raises(SystemExit) as exit:
-        run_all(jobs[:1], Ending("crew"), **options)
+        run_all(jobs[:1], Ending("crew"), RunOptions(**options))
     assert exit.value.code == 143
 
 
@@ -232,7 +233,7 @@ def test_a_stopped_process_loses_its_cell_and_notices_when_it_goes_on(jobs, mach
     process.start()
     assert ready.wait(60)
     stop_between_writes(process.pid)
-    run_all([job], Watch("crew"), **options)
+    run_all([job], Watch("crew"), RunOptions(**options))
     before = numbers(machine, job)
     assert process.is_alive()
     os.kill(process.pid, signal.SIGCONT)
@@ -318,14 +319,14 @@ def test_a_full_disk_stops_the_run_and_fails_no_cell(full, jobs, machine, option
                 file.write(bytes(4096))
         os.truncate(ballast, ballast.stat().st_size - (8 << 10 if full == "files" else 160 << 10))
         with pytest.raises(Unavailable, match=r"disk is full|disk full|No space left") as stop:
-            run_all(jobs, Watch("crew"), **place)
+            run_all(jobs, Watch("crew"), RunOptions(**place))
         assert stop.value.exit_code == 5 and "the same command goes on" in str(stop.value)
         assert "Traceback" not in capfd.readouterr().err
         ballast.unlink()
         with Store.open(db) as store:
             assert not [row for row in store.stages().values() if row.status == "failed"]
             assert set(progress.of_jobs(jobs, store).values()) == {"todo"}
-        run_all(jobs, Watch("crew"), **place)
+        run_all(jobs, Watch("crew"), RunOptions(**place))
         assert numbers(replace(machine, db=db), jobs[2]) == undisturbed(machine, jobs[2])
     finally:
         os.environ.pop("FATBENCH_FILES", None)
@@ -358,7 +359,7 @@ def test_run_and_status_agree(jobs, machine, options, forks, capfd) -> None:
     os.environ["FATBENCH_FILES"] = machine.files
     try:
         with pytest.raises(Unavailable, match=r"cannot write .*log\.txt: "):
-            run_all(jobs, Watch("crew"), **options)
+            run_all(jobs, Watch("crew"), RunOptions(**options))
     finally:
         del os.environ["FATBENCH_FILES"]
         for job in jobs:
@@ -368,7 +369,7 @@ def test_run_and_status_agree(jobs, machine, options, forks, capfd) -> None:
         assert set(progress.of_jobs(jobs, store).values()) == {"todo"}
     assert "0 of 3 cells done, 3 not finished" in capfd.readouterr().err
     with pytest.raises(SystemExit):
-        run_all([wild, jobs[1]], Watch("crew"), **options)
+        run_all([wild, jobs[1]], Watch("crew"), RunOptions(**options))
     assert "1 of 2 cells done, 1 failed" in capfd.readouterr().err
     with Store.open(machine.db) as store:
         assert progress.of_jobs([wild, jobs[1]], store) == {wild.cell: "failed", jobs[1].cell: "done"}
@@ -534,7 +535,7 @@ def test_a_signal_ends_the_run_after_the_round_at_hand(which, jobs, machine, opt
 
     monkeypatch.setattr(watch, "see", see)
     with pytest.raises(SystemExit) as exit:
-        run_all([job], watch, **options)
+        run_all([job], watch, RunOptions(**options))
     assert exit.value.code == 128 + which
     with Store.open(machine.db) as store:
         row = store.stages([job.cell])[job.cell, "train"]

@@ -327,8 +327,7 @@ def test_a_personal_model_meets_the_one_of_the_same_client(place):
     there = transfer.Trained("b", 1, "model", None)
 
     def pairs(here: dict[int, str], theirs: dict[int, str]) -> list[tuple[int, str, str]]:
-        shared = {"origin": there, "origins": (problem, theirs)}
-        found = transfer.pairs(TransferOrigin("B", "b"), there, here, None, None, shared)
+        found = transfer.pairs(TransferOrigin("B", "b"), there, here, (problem, theirs))
         return [(pair.client, pair.judged, pair.origin[1]) for pair in found]
 
     assert pairs({-1: "a"}, {-1: "x"}) == [(-1, "a", "x")]

@@ -17,7 +17,7 @@ from fatbench.models import MODELS, logit_parameters
 from fatbench.models.heads import ClsVisHead, cross_covariance, power_normalised
 from fatbench.models.pretrained import from_file
 from fatbench.models.t2t import Performer, sinusoids
-from fatbench.suite import formulas, signatures
+from fatbench.suite import calls, formulas
 from fatbench.suite import weights as naming
 
 HEADS = ("cls", "vis", "cls_vis")
@@ -426,10 +426,10 @@ def test_published_size(name: str, settings: dict[str, int], count: int) -> None
 )
 def test_plan_counts_the_parameters(name: str, settings: dict[str, object]) -> None:
     """The docstring's lines, read from the source as `fatbench plan` does, against the model."""
-    spec = signatures.check("Model", {"name": name, **settings})
+    spec = calls.check("Model", {"name": name, **settings})
     with torch.device("meta"):
         model = MODELS[name]((3, 224, 224), 10, **settings)
-    counted = formulas.formula("Model", spec, "Parameters", channels=3, side=224, classes=10)
+    counted = formulas.formula(calls.call("Model", spec), "Parameters", channels=3, side=224, classes=10)
     assert counted == sum(p.numel() for p in model.parameters() if p.requires_grad)
 
 

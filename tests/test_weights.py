@@ -25,7 +25,7 @@ from fatbench.runner.jobs import Job, Machine
 from fatbench.runner.start import check_data
 from fatbench.runner.worker import work
 from fatbench.store.stages import Store
-from fatbench.suite import cells, signatures, weights
+from fatbench.suite import calls, cells, weights
 from fatbench.suite.weights import WEIGHTS, Weights
 
 CONTENT = b"three words of weights"
@@ -69,7 +69,7 @@ def test_the_identity_holds_the_content_and_not_the_path() -> None:
     assert len(set(same)) == 1
     others = [cells.identity(cell(text)) for text in (f"a.pth@sha256:{'0' * 64}", "timm", "t2t_vit_14")]
     assert len({*same, *others}) == 4
-    short = signatures.without_defaults("Model", {"name": "vit", "weights": f"a.pth@sha256:{DIGEST}"})
+    short = calls.without_defaults(calls.call("Model", {"name": "vit", "weights": f"a.pth@sha256:{DIGEST}"}))
     assert short == {"name": "vit", "weights": f"sha256:{DIGEST}"}
 
 

@@ -11,6 +11,7 @@ import typer
 from fatbench.cli.common import known_format, plan_of, print_json
 from fatbench.cli.options import DataDir, Db, Device, Format, Precision, Preset, Smoke, Where
 from fatbench.errors import SpecError
+from fatbench.runner.options import RunOptions
 from fatbench.store.opening import opened
 
 
@@ -53,12 +54,13 @@ def evaluate(
 ) -> None:
     """Attack a saved model outside any suite."""
     known_format(format, ("text", "json"))
+    options = RunOptions(device=device, precision=precision, db=db, data=data)
     if model is None:
         foreign = {"--dataset": dataset, "--like": like, "--mean": mean, "--std": std, "--size": size, "--name": name}
         if given := [option for option, value in foreign.items() if value is not None]:
             said = "a state dict needs --model timm/NAME or --model FILE.py:FUNCTION"
             raise SpecError(f"{', '.join(given)}: {said}; a checkpoint of a run already has these settings")
-        _checkpoint(file, attack, n, batch, device, precision, data, format)
+        _checkpoint(file, attack, n, batch, options, format)
         return
     from fatbench.runner import evaluate_external
 
@@ -70,9 +72,7 @@ def evaluate(
         "mean": _numbers("--mean", mean), "std": _numbers("--std", std), "outputs": outputs, "channels": channels,
     }  # fmt: skip
     source = evaluate_external.from_file(file, model, name, **preprocessing)
-    cell, status = evaluate_external.evaluate(
-        source, task, db=db, data=data, device=device, precision=precision, notify=_say
-    )
+    cell, status = evaluate_external.evaluate(source, task, options, _say)
     _show(cell, db, format)
     if status != "done":
         print(f"fatbench: {cell}: {status} (fatbench logs {cell})", file=sys.stderr)
@@ -118,19 +118,12 @@ def doubts_of(numbers: list[dict[str, Any]], specs: dict[str, dict[str, Any]]) -
 
 
 def _checkpoint(
-    file: Path,
-    attack: list[str] | None,
-    n: int | None,
-    batch: int,
-    device: str | None,
-    precision: str | None,
-    data: Path | None,
-    format: str,
+    file: Path, attack: list[str] | None, n: int | None, batch: int, options: RunOptions, format: str
 ) -> None:
     """A model that a run has written: its settings are in it."""
     from fatbench.runner import evaluate_checkpoint as evaluating
 
-    results = evaluating.checkpoint(file, attack or ["natural"], n, batch, device, precision, data)
+    results = evaluating.checkpoint(file, attack or ["natural"], n, batch, options)
     if format == "json":
         print_json({"checkpoint": str(file), "results": results})
     else:

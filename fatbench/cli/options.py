@@ -104,3 +104,11 @@ Wait = Annotated[
     typer.Option("--wait/--no-wait", help="Wait for cells that other processes run; take over those that are lost."),
 ]
 DryRun = Annotated[bool, typer.Option("-n", "--dry-run", help="Show what would run, without running it.")]
+
+# field of `fatbench.runner.options.RunOptions` -> how the command line takes it
+RUN = {
+    "jobs": Jobs, "device": Device, "per_gpu": PerGpu, "executor": Executor, "precision": Precision,
+    "path": PathOption, "microbatch": Microbatch, "vectorise": VectoriseOption, "retry_failed": Retry,
+    "rerun_changed": RerunChanged, "fail_fast": FailFast, "time_limit": TimeLimit, "wait": Wait, "dry_run": DryRun,
+    "db": Db, "data": DataDir,
+}  # fmt: skip

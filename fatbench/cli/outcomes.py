@@ -107,10 +107,10 @@ def _rows(
 def _labels(spec: dict[str, Any], data: Path | None) -> Sequence[int] | None:
     """The labels of the cell's test images; None: the data set is not on this machine, or not as the cell names it."""
     from fatbench import settings
-    from fatbench.suite import signatures
+    from fatbench.suite import calls
 
     with contextlib.suppress(FatbenchError):
-        dataset = signatures.build("Data", spec["data"])(settings.data_folder(str(data) if data else None))
+        dataset = calls.build("Data", spec["data"])(settings.data_folder(str(data) if data else None))
         labels: Sequence[int] = dataset.test_labels.tolist()
         return labels
     return None

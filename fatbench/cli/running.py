@@ -2,108 +2,61 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from fatbench.cli.common import plan_of
-from fatbench.cli.options import (
-    DataDir,
-    Db,
-    Device,
-    DryRun,
-    Executor,
-    FailFast,
-    Jobs,
-    Microbatch,
-    Name,
-    PathOption,
-    PerGpu,
-    Precision,
-    Preset,
-    RerunChanged,
-    Retry,
-    Seeds,
-    Smoke,
-    TimeLimit,
-    VectoriseOption,
-    Wait,
-    Where,
-)  # fmt: skip
+from fatbench.cli.options import RUN, Name, Preset, Seeds, Smoke, Where
 from fatbench.errors import NothingMatched, SpecError
+from fatbench.runner.options import RunOptions, with_keywords
 
 if TYPE_CHECKING:
     from fatbench.runner.jobs import Job
 
 
-def run_suite(
+def _run_suite(
     name: Name,
     preset: Preset = None,
     smoke: Smoke = False,
     where: Where = None,
     seeds: Seeds = None,
-    jobs: Jobs = None,
-    device: Device = None,
-    per_gpu: PerGpu = None,
-    executor: Executor = "local",
-    precision: Precision = None,
-    path: PathOption = "loop",
-    microbatch: Microbatch = None,
-    vectorise: VectoriseOption = 1,
-    retry_failed: Retry = False,
-    rerun_changed: RerunChanged = False,
-    fail_fast: FailFast = False,
-    time_limit: TimeLimit = None,
-    wait: Wait = True,
-    dry_run: DryRun = False,
-    db: Db = None,
-    data: DataDir = None,
+    *,
+    options: RunOptions,
 ) -> None:
     """Run a suite: train and attack every cell that is not done yet."""
     from fatbench.runner import processes
 
-    with processes.started_early(executor == "local" and vectorise == 1 and not dry_run):
+    with processes.started_early(options.executor == "local" and options.vectorise == 1 and not options.dry_run):
         from fatbench.cli.watch import Watch
         from fatbench.runner import start
 
         plan = plan_of(name, preset, smoke, seeds, where)
         with Watch(f"suite {plan.suite}, preset {plan.preset}") as watch:
-            start.run(
-                start.jobs_of(plan), watch, jobs_at_once=jobs, device=device, per_gpu=per_gpu, executor=executor,
-                precision=precision, path=path, microbatch=microbatch, vectorise=vectorise, retry_failed=retry_failed,
-                rerun_changed=rerun_changed, fail_fast=fail_fast, time_limit=time_limit, wait=wait,
-                dry_run=dry_run, db=db, data=data,
-            )  # fmt: skip
+            start.run(start.jobs_of(plan), watch, options)
 
 
-def run_cell(
+def _run_cell(
     id: Annotated[str, typer.Argument(help="Cell id, or its first letters.", show_default=False)],
-    device: Device = None,
-    precision: Precision = None,
-    path: PathOption = "loop",
-    microbatch: Microbatch = None,
-    retry_failed: Retry = False,
-    rerun_changed: RerunChanged = False,
-    time_limit: TimeLimit = None,
-    wait: Wait = True,
-    dry_run: DryRun = False,
-    db: Db = None,
-    data: DataDir = None,
+    *,
+    options: RunOptions,
 ) -> None:
     """Run one cell of any suite."""
     from fatbench.runner import processes
 
-    with processes.started_early(not dry_run):
+    with processes.started_early(not options.dry_run):
         from fatbench.cli.watch import Watch
         from fatbench.runner import start
 
         job = _find_job(id)
         with Watch(f"cell {job.cell} of suite {job.suite}, preset {job.preset}") as watch:
-            start.run(
-                [job], watch, jobs_at_once=1, device=device, precision=precision, path=path, microbatch=microbatch,
-                retry_failed=retry_failed, rerun_changed=rerun_changed, time_limit=time_limit, wait=wait,
-                dry_run=dry_run, db=db, data=data,
-            )  # fmt: skip
+            start.run([job], watch, replace(options, jobs=1))
+
+
+OF_MANY = ("jobs", "per_gpu", "executor", "vectorise", "fail_fast")  # say how several cells are run
+run_suite = with_keywords(_run_suite, types=RUN)
+run_cell = with_keywords(_run_cell, without=OF_MANY, types=RUN)
 
 
 def _find_job(id: str) -> Job:

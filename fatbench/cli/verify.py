@@ -6,7 +6,7 @@ import contextlib
 import random
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,6 +15,7 @@ import typer
 from fatbench.cli.common import cell_in, known_format, print_json
 from fatbench.cli.options import DataDir, Device, Format, Precision
 from fatbench.errors import NothingMatched, SpecError
+from fatbench.runner.options import RunOptions
 
 if TYPE_CHECKING:
     from fatbench.runner.jobs import Job
@@ -51,7 +52,8 @@ def verify(
         chosen = [cell_in(theirs, id) for id in cell] if cell else choose(theirs, sample, seed)
         if brought := [id for id, spec in theirs.cells(chosen).items() if "evaluated" in spec]:
             raise SpecError(f"cell {brought[0]} is an external model: its training cannot be run again")
-        _run(theirs, chosen, f"{folder}/ours.db", device, precision, path, data)
+        options = RunOptions(device=device, precision=precision, db=f"{folder}/ours.db", data=data)
+        _run(theirs, chosen, options, path)
         ours = stack.enter_context(Store.open(f"{folder}/ours.db"))
         found = [one for id in chosen for one in apart(theirs, ours, id)]
     worst = max((one.far for one in found if one.counts), default=0.0)
@@ -64,27 +66,19 @@ def verify(
         raise typer.Exit(1)
 
 
-def _run(
-    theirs: Store,
-    cells: Sequence[str],
-    db: str,
-    device: str | None,
-    precision: str | None,
-    path: str | None,
-    data: Path | None,
-) -> None:
-    """Run cells as they were run there, in a database of their own. SystemExit: one failed."""
+def _run(theirs: Store, cells: Sequence[str], options: RunOptions, path: str | None) -> None:
+    """Run cells as they were run there, or as the options say. SystemExit: one failed."""
     from fatbench.cli.watch import Watch
     from fatbench.runner import start
 
     alike: dict[tuple[str | None, str], list[Job]] = {}
     for id in cells:
         was = _trained(theirs, id)
-        how = precision or was.get("precision"), path or str(was.get("path") or "loop")
+        how = options.precision or was.get("precision"), path or str(was.get("path") or "loop")
         alike.setdefault(how, []).append(job(theirs, id))
     for (bits, way), jobs in alike.items():
         with Watch(f"again: {bits}, path {way}") as watch:
-            start.run(jobs, watch, device=device, precision=bits, path=way, db=db, data=data)
+            start.run(jobs, watch, replace(options, precision=bits, path=way))
 
 
 def _trained(store: Store, cell: str) -> Mapping[str, Any]:

@@ -174,7 +174,7 @@ def train(
                 sizes.append(len(batch.y))
     means = torch.stack(losses).double().tolist()
     n = len(problem.shards[k])
-    return moments, stats(local.epochs, local.momentum, n, means, sizes, float(correct))
+    return moments, stats(local, n, means, sizes, float(correct))
 
 
 def offers(
@@ -257,30 +257,19 @@ def broadcast_loss(problem: Problem, broadcast: Tensors, k: int, round: int, loc
     return sum(mean * size for mean, size in zip(means, sizes, strict=True)) / len(shard)
 
 
-def stats(
-    epochs: int,
-    momentum: float,
-    n: int,
-    means: Sequence[float],
-    sizes: Sequence[int],
-    correct: float,
-    broadcast_loss: float | None = None,
-    stack: int = 1,
-) -> Stats:
+def stats(local: LocalTraining, n: int, means: Sequence[float], sizes: Sequence[int], correct: float) -> Stats:
     """What a client with `n` examples reports; `means` and `sizes` are those of the batches of its last epoch."""
     total = sum(mean * size for mean, size in zip(means, sizes, strict=True))
-    steps = epochs * len(sizes)
+    steps = local.epochs * len(sizes)
     effective, horizon = 0.0, 0.0
     for _ in range(steps):
-        horizon = momentum * horizon + 1.0
+        horizon = local.momentum * horizon + 1.0
         effective += horizon
     return Stats(
         loss=total / n,
         loss_released=total / len(sizes),
-        accuracy=correct / (n * epochs),
+        accuracy=correct / (n * local.epochs),
         steps=steps,
         momentum_steps=effective,
         batches=len(sizes),
-        broadcast_loss=broadcast_loss,
-        stack=stack,
     )

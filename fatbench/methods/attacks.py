@@ -35,6 +35,8 @@ from fatbench.engine.gradients import Loss, cross_entropy, gradient_of, part_of,
 from fatbench.methods.packages import AttackError, autoattack, torchattacks
 from fatbench.suite.types import Count, NonNegative, Radius
 
+Uphill = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+
 # --- gradient attacks ---------------------------------------------------------------------------------------------
 
 
@@ -47,7 +49,7 @@ def fgsm(model: nn.Module, x: Tensor, y: Tensor, generator: torch.Generator, *, 
     Forward: 1
     Backward: 1
     """
-    return _ascend(model, cross_entropy, x, y, x, eps, eps, 1, generator)
+    return _ascend(_uphill(model, cross_entropy, x, generator), y, x, _Cube.around(x, eps, eps), 1)
 
 
 def fgsm_sfat(
@@ -62,7 +64,8 @@ def fgsm_sfat(
     Forward: 1
     Backward: 1
     """
-    return _ascend(model, cross_entropy, x, y, _uniform_start(x, eps, generator), eps, step, 1, generator)
+    x_start = _uniform_start(x, eps, generator)
+    return _ascend(_uphill(model, cross_entropy, x, generator), y, x_start, _Cube.around(x, eps, step), 1)
 
 
 def pgd(
@@ -105,7 +108,11 @@ def pgd(
         x_start = _gaussian_start(x, generator)
     else:
         x_start = x
-    return _ascend(model, cross_entropy, x, y, x_start, eps, step, steps, generator, early_stop, norm)
+    uphill = _uphill(model, cross_entropy, x, generator, early_stop)
+    ball = _Cube.around(x, eps, step) if norm == "Linf" else _Sphere(x, eps, step)
+    if early_stop:
+        return _until_wrong(model, uphill, y, x_start, ball, steps)
+    return _ascend(uphill, y, x_start, ball, steps)
 
 
 def pgd_kl(
@@ -135,7 +142,8 @@ def pgd_kl(
     def divergence(logits: Tensor, target: Tensor) -> Tensor:
         return F.kl_div(logits.log_softmax(1), target, reduction="sum")
 
-    return _ascend(model, divergence, x, target, _gaussian_start(x, generator), eps, step, steps, generator)
+    x_start = _gaussian_start(x, generator)
+    return _ascend(_uphill(model, divergence, x, generator), target, x_start, _Cube.around(x, eps, step), steps)
 
 
 def cw(
@@ -167,7 +175,11 @@ def cw(
         other = logits.scatter(1, label, -torch.inf).max(1).values
         return -(logits.gather(1, label).squeeze(1) - other + kappa).clamp(min=0).sum()
 
-    return _ascend(model, margin, x, y, _uniform_start(x, eps, generator), eps, step, steps, generator, early_stop)
+    x_start = _uniform_start(x, eps, generator)
+    uphill, ball = _uphill(model, margin, x, generator, early_stop), _Cube.around(x, eps, step)
+    if early_stop:
+        return _until_wrong(model, uphill, y, x_start, ball, steps)
+    return _ascend(uphill, y, x_start, ball, steps)
 
 
 def _uniform_start(x: Tensor, eps: float, generator: torch.Generator, norm: str = "Linf") -> Tensor:
@@ -182,30 +194,17 @@ def _gaussian_start(x: Tensor, generator: torch.Generator) -> Tensor:
     return x + 0.001 * normal(x, generator)
 
 
-def _ascend(
-    model: nn.Module,
-    loss: Loss,
-    x: Tensor,
-    y: Tensor,
-    x_adv: Tensor,
-    eps: float,
-    step: float,
-    steps: int,
-    generator: torch.Generator,
-    early_stop: bool = False,
-    norm: Literal["Linf", "L2"] = "Linf",
-) -> Tensor:
-    """`steps` steps up the loss from x_adv, projected on the eps ball around x and the box after each.
+def _uphill(model: nn.Module, loss: Loss, x: Tensor, generator: torch.Generator, early_stop: bool = False) -> Uphill:
+    """(logits, gradient of the loss by the images) of images like x and of what the loss takes, one row per image.
 
-    `y`: what the loss takes, one row per image. At most `part_of` images go through the model at once, unless the batch
-    holds several clients: a model of those maps images to clients by their places in the batch.
+    At most `part_of` images go through the model at once, unless the batch holds several clients: a model of those maps
+    images to clients by their places in the batch.
     """
     several = isinstance(generator, Streams)
     if several and early_stop:
         raise AttackError("early_stop takes images out of the batch, so no batch may hold several clients")
-    walk = _until_wrong if early_stop else _to_the_last
-    ball = _Cube.around(x, eps, step) if norm == "Linf" else _Sphere(x, eps, step)
-    return walk(model, loss, y, x_adv.detach(), ball, steps, None if several else part_of(x, model))
+    part = None if several else part_of(x, model)
+    return lambda x, y: gradient_of(model, loss, x, y, part)
 
 
 class _Cube(NamedTuple):
@@ -258,27 +257,27 @@ def _direction(gradient: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def _to_the_last(
-    model: nn.Module, loss: Loss, y: Tensor, x_adv: Tensor, ball: _Cube | _Sphere, steps: int, part: int | None
-) -> Tensor:
-    """The iterate after the last step."""
+def _ascend(uphill: Uphill, y: Tensor, x_adv: Tensor, ball: _Cube | _Sphere, steps: int) -> Tensor:
+    """The iterate after the last of `steps` steps up the loss from x_adv, each projected on the ball."""
+    x_adv = x_adv.detach()
     for _ in range(steps):
-        _, gradient = gradient_of(model, loss, x_adv, y, part)
+        _, gradient = uphill(x_adv, y)
         x_adv = ball.move(x_adv, gradient)
     return x_adv
 
 
 @torch.no_grad()
 def _until_wrong(
-    model: nn.Module, loss: Loss, y: Tensor, x_adv: Tensor, ball: _Cube | _Sphere, steps: int, part: int | None
+    model: nn.Module, uphill: Uphill, y: Tensor, x_adv: Tensor, ball: _Cube | _Sphere, steps: int
 ) -> Tensor:
     """Of every image the first iterate that the model gets wrong, else the last; those left are attacked together.
 
     The host looks once per step which are left.
     """
+    x_adv = x_adv.detach()
     result, place = x_adv.clone(), torch.arange(len(y), device=y.device)
     for _ in range(steps):
-        logits, gradient = gradient_of(model, loss, x_adv, y, part)
+        logits, gradient = uphill(x_adv, y)
         left = (~_wrong(model, x_adv, y, logits)).nonzero().squeeze(1)
         if len(left) == 0:
             break

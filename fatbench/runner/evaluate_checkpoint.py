@@ -11,24 +11,21 @@ from fatbench import settings
 from fatbench.errors import MachineError, SpecError
 from fatbench.runner import checkpoints
 from fatbench.runner.executors import local
-from fatbench.suite import facts, signatures, weights
+from fatbench.runner.options import RunOptions
+from fatbench.suite import calls, facts
 
 
 def checkpoint(
-    file: Path,
-    attacks: Sequence[str],
-    n: int | None,
-    batch: int,
-    device: str | None,
-    precision: str | None,
-    data: Path | None,
+    file: Path, attacks: Sequence[str], n: int | None, batch: int, options: RunOptions
 ) -> list[dict[str, Any]]:
     """Accuracy under each attack of a model file written by a run: [{"label", "attack", "accuracy", "n"}].
 
+    options: device, precision and data count.
+
     An attack is a name, or YAML such as "{name: pgd, eps: 8/255, step: 2/255, steps: 20}". SpecError, MachineError.
     """
-    specs = [(text, signatures.check("Attack", _read(text), "--attack")) for text in attacks]
-    device = local.slots(device, 1)[0]
+    specs = [(text, calls.check("Attack", _read(text), "--attack")) for text in attacks]
+    device = local.slots(options.device, 1)[0]
     import torch
 
     from fatbench.engine.accuracy import accuracy, models_of
@@ -37,17 +34,16 @@ def checkpoint(
     model, own, header = checkpoints.load_model(file, device)
     if "spec" not in header:
         raise MachineError(f"{file}: no settings in it; give a model-*.safetensors of a run")
-    spec = json.loads(header["spec"])
+    spec = calls.call("Experiment", json.loads(header["spec"]))
     for _, attack in specs:
-        facts.refuse("Attack", attack, spec, "--attack")
-    signature = signatures.describe("Experiment", "cell")
-    root = settings.data_folder(str(data) if data else None)
-    runtime = Runtime(root, torch.device(device), settings.precision(precision, [device]))
-    ready = setup(runtime, **signatures.bind(signature, weights.located(spec, root)))
+        facts.refuse(attack, spec, "--attack")
+    root = settings.data_folder(str(options.data) if options.data else None)
+    runtime = Runtime(root, torch.device(device), settings.precision(options.precision, [device]))
+    ready = setup(runtime, **calls.bind_cell(spec, root))
     images, labels = ready.test[0][:n], ready.test[1][:n]
     results = []
     for text, attack in specs:
-        function = signatures.build("Attack", attack)
+        function = calls.build("Attack", attack)
         bits = [
             accuracy(ready.problem, one, images, labels, function, ("evaluate", text), batch)[0]
             for one in models_of(model, own).values()

@@ -15,9 +15,10 @@ from fatbench.errors import MachineError, SpecError
 from fatbench.runner import worker
 from fatbench.runner.executors import local
 from fatbench.runner.jobs import CellStatus, Event, Job, Machine
+from fatbench.runner.options import RunOptions
 from fatbench.store.folder import claim
 from fatbench.store.stages import Store
-from fatbench.suite import cells, external_models, facts, signatures
+from fatbench.suite import calls, cells, external_models, facts
 from fatbench.suite.cells import Evaluation, Plan
 from fatbench.suite.external_models import Model
 
@@ -139,30 +140,28 @@ def from_module(module: nn.Module, name: str | None = None, **preprocessing: Any
 def evaluate(
     external: ExternalModel,
     task: Task,
-    *,
-    db: str | None = None,
-    data: Path | None = None,
-    device: str | None = None,
-    precision: str | None = None,
+    options: RunOptions,
     notify: Callable[[Event], None] = lambda event: None,
 ) -> tuple[str, CellStatus]:
     """Attack a model and store every outcome: (its cell, how it ended). What is stored already is not done again.
 
+    options: device, precision, db and data count.
     SpecError: the file is of another network, or the network does not take such images or give so many classes.
     MachineError: no such device, data missing, file unreadable.
     """
     spec = external_models.cell(external.model, task.data, task.test, task.size)
     for one in task.evaluations:
-        facts.refuse("Attack", one.attack, {"partition": {}, "train": None, "validation": 0, **spec}, one.label)
+        attack = calls.call("Attack", one.attack)
+        facts.refuse(attack, {"partition": {}, "train": None, "validation": 0, **spec}, one.label)
     job = Job(cells.identity(spec), spec, list(task.evaluations), ["last"], external_models.SUITE, "paper")
-    url = settings.database(db)
-    device = local.slots(device, 1)[0]
+    url = settings.database(options.db)
+    device = local.slots(options.device, 1)[0]
     machine = Machine(
         db=url,
         files=str(settings.files_folder(url).absolute()),
-        data=str(settings.data_folder(str(data) if data else None).absolute()),
+        data=str(settings.data_folder(str(options.data) if options.data else None).absolute()),
         device=device,
-        precision=settings.precision(precision, [device]),
+        precision=settings.precision(options.precision, [device]),
         path="reference",  # images as a plain script has them: not every network takes channels-last
         retry_failed=True,
     )
@@ -193,7 +192,7 @@ def _ready(external: ExternalModel, spec: Mapping[str, Any], machine: Machine) -
 
     runtime = Runtime(Path(machine.data), torch.device(machine.device), machine.precision, machine.path)
     ready = setup(
-        runtime, seed=spec["seed"], data=signatures.build("Data", spec["data"]), partition=alone, model=model,
+        runtime, seed=spec["seed"], data=calls.build("Data", spec["data"]), partition=alone, model=model,
         train=1, test=spec["test"], size=spec["size"],
     )  # fmt: skip
     _takes_images(ready, said)

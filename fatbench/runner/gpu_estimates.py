@@ -19,7 +19,7 @@ from fatbench import settings
 from fatbench.engine.counters import Flops
 from fatbench.engine.randomness import forked
 from fatbench.errors import SpecError, did_you_mean
-from fatbench.suite import cost, facts, signatures
+from fatbench.suite import calls, cost, facts
 from fatbench.suite.cells import Plan
 from fatbench.suite.duration import Speeds, kind, network
 
@@ -75,7 +75,7 @@ def count(spec: Mapping[str, Any]) -> tuple[float, float] | None:
         return None
     shape = cast(tuple[int, int, int], (data.channels, side, side))
     without = {key: value for key, value in spec["model"].items() if key != "weights"}  # they change no count
-    build = signatures.build("Model", signatures.check("Model", without, "model"))
+    build = calls.build("Model", calls.check("Model", without, "model"))
     with forked(0, "model"):
         made: torch.nn.Module = build(shape, data.classes).requires_grad_(False)
         x = torch.zeros(2, *shape, requires_grad=True)

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from fatbench.errors import UnknownName
 from fatbench.settings import LocalPath
 from fatbench.store.leases import LEASE
+from fatbench.suite.calls import call
 from fatbench.suite.cells import Evaluation
 
 if TYPE_CHECKING:
     from fatbench.engine.fast.cells import Barrier
     from fatbench.runner.heartbeat import Heartbeat
+    from fatbench.store.stages import Store
 
 # waiting: for other cells' models; blocked: what every cell needs is not to be had (Unavailable), so the run stops
 CellStatus = Literal["done", "failed", "interrupted", "elsewhere", "waiting", "blocked"]
@@ -30,6 +34,17 @@ class Job:
     suite: str
     preset: str
     label: str = ""  # the point of the grid in words, for people: "Non-IID, FedAvg, SFAT, seed 6"
+
+
+def resolved(job: Job) -> Job:
+    """The job, whose cell and attacks are Calls again; for another process, once the plug-ins are loaded."""
+    try:
+        attacks = [call("Attack", one.attack) for one in job.evaluations]
+        spec = call("Experiment", job.spec)
+    except UnknownName:  # the stage that needs it says so
+        return job
+    evaluations = [replace(one, attack=attack) for one, attack in zip(job.evaluations, attacks, strict=True)]
+    return replace(job, spec=spec, evaluations=evaluations)
 
 
 @dataclass(frozen=True)
@@ -69,6 +84,17 @@ class Event:
     loss: float | None = None  # of the round's training
     accuracy: float | None = None  # of training: on clean test images; of an attack: so far
     message: str = ""
+
+
+@dataclass(frozen=True)
+class Turn:
+    """A worker's turn at a cell: the job, where its results go, whom it tells, and what says that it is to end."""
+
+    job: Job
+    store: Store
+    folder: Path  # of the cell's files
+    notify: Callable[[Event], None]
+    stop: Callable[[], bool]  # asked after every round and every chunk of an evaluation
 
 
 def evaluation_rounds(job: Job, record: Mapping[str, Any]) -> list[int]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fatbench.runner.start import check_data, jobs_of
-from fatbench.suite import signatures, weights
+from fatbench.suite import calls
 from fatbench.suite.cells import Plan
 
 IMAGES = 1000  # test images looked at after a round
@@ -41,7 +41,7 @@ def check_learning(plan: Plan, data: Path, device: str) -> Iterator[LearningChec
     job = jobs_of(plan)[0]
     check_data([job], data)
     torch.set_num_threads(1)
-    bound = signatures.bind(signatures.describe("Experiment", "cell"), weights.located(job.spec, data))
+    bound = calls.bind_cell(job.spec, data)
     ready = setup(Runtime(data, torch.device(device)), **bound)
     images, labels = ready.test[0][:IMAGES], ready.test[1][:IMAGES]
     n, fraction = len(labels), float(labels.bincount().max()) / len(labels)

@@ -15,30 +15,31 @@ from fatbench import whole_file
 from fatbench.errors import FatbenchError, Unavailable
 from fatbench.runner.checkpoints import clients_file, model_file
 from fatbench.runner.heartbeat import renewing
-from fatbench.runner.jobs import CellStatus, Event, Job, Machine
+from fatbench.runner.jobs import CellStatus, Event, Job, Machine, Turn
 from fatbench.runner.oom_retry import free_memory
 from fatbench.runner.provenance import produced_by
 from fatbench.store import selection
 from fatbench.store.leases import LEASE
 from fatbench.store.stages import Stolen, Store
-from fatbench.suite import plugins, signatures, sources, weights
+from fatbench.suite import calls, plugins, sources
 from fatbench.suite.cells import Evaluation
 
 log = logging.getLogger("fatbench")
 
 
 def claim(
-    job: Job,
+    turn: Turn,
     stage: str,
     machine: Machine,
-    store: Store,
-    total: int,
+    total: int = 0,
     evaluation: Evaluation | None = None,
-    settings: Mapping[str, Any] | None = None,
-    *,
     fresh: bool = False,
 ) -> int | None:
-    """Take a stage for this process, its provenance written: the run's number; None: it is not to be had."""
+    """Take a stage for this process, its provenance written: the run's number; None: it is not to be had.
+
+    evaluation: None for training. fresh: nothing of what is done counts.
+    """
+    job = turn.job
     used = plugins.records(job.spec) if evaluation is None else plugins.of_evaluation(job.spec, evaluation)
     others = sources.run_here() - (
         plugins.files(job.spec) if evaluation is None else plugins.files(job.spec, [evaluation])
@@ -46,12 +47,12 @@ def claim(
     for file in others:
         log.warning("%s: this process has run %s, which the stage does not use", stage, file)
     quick = machine.device.startswith("cuda") and machine.precision != "fp32"  # kernels are chosen by their speed
-    return store.claim(
+    return turn.store.claim(
         job.cell,
         stage,
         suite=job.suite,
         total=total,
-        settings=settings,
+        settings=None if evaluation is None else _settings(evaluation),
         retry_failed=machine.retry_failed,
         fresh=fresh,
         provenance={**produced_by(machine.device), "preset": job.preset, "precision": machine.precision,
@@ -63,6 +64,14 @@ def claim(
                     **({"plugins": used} if used else {}),
                     **({"other_plugins": [plugins.version(file) for file in sorted(others)]} if others else {})},
     )  # fmt: skip
+
+
+def _settings(evaluation: Evaluation) -> dict[str, Any]:
+    """What is stored of an evaluation beside its numbers."""
+    from fatbench.methods.packages import implementation
+
+    settings = {**evaluation.attack, "implementation": implementation(evaluation.attack["name"])}
+    return settings if evaluation.origin is None else {**settings, "origin": evaluation.origin.said}
 
 
 def renewed(machine: Machine, run: int) -> Any:
@@ -80,8 +89,7 @@ def ready_for(job: Job, machine: Machine) -> tuple[dict[str, Any], Any]:
 
     device = torch.device(machine.device)
     torch.set_num_threads(machine.threads)
-    signature = signatures.describe("Experiment", "cell")
-    bound = signatures.bind(signature, weights.located(job.spec, Path(machine.data)))
+    bound = calls.bind_cell(job.spec, Path(machine.data))
     party = None
     if machine.barrier is not None:
         from fatbench.engine.fast.cells import Party
@@ -130,12 +138,13 @@ def header_of(job: Job, round: int, classes: int) -> dict[str, str]:
     return {"cell": job.cell, "round": str(round), "spec": json.dumps(job.spec), "classes": str(classes)}
 
 
-def failed(error: BaseException, run: int, job: Job, stage: str, store: Store, notify: Any) -> CellStatus:
+def failed(error: BaseException, run: int, turn: Turn, stage: str) -> CellStatus:
     """Store a failure with its traceback; a mistake a person can cause keeps its own message.
 
     What is nobody's fault is no failure: the stage is given back, and where even that cannot be written, its lease
     ends.
     """
+    store, job = turn.store, turn.job
     if isinstance(error, (KeyboardInterrupt, SystemExit)):
         store.release(run)
         raise error
@@ -145,7 +154,7 @@ def failed(error: BaseException, run: int, job: Job, stage: str, store: Store, n
         store.database.patience = 0.0
         with suppress(Unavailable):
             store.release(run)
-        notify(Event(job.cell, stage, "blocked", message=said))
+        turn.notify(Event(job.cell, stage, "blocked", message=said))
         return "blocked"
     if isinstance(error, Stolen):
         log.warning("%s: taken over by another process", stage)
@@ -154,6 +163,6 @@ def failed(error: BaseException, run: int, job: Job, stage: str, store: Store, n
     log.error("%s failed\n%s", stage, text)
     store.fail(run, text)
     last = f"{type(error).__name__}: {error}".splitlines()[0]
-    notify(Event(job.cell, stage, "failed", message=last))
+    turn.notify(Event(job.cell, stage, "failed", message=last))
     free_memory()
     return "failed"

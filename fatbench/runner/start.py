@@ -17,13 +17,14 @@ from fatbench.errors import MachineError, NothingMatched, SpecError, Unavailable
 from fatbench.runner import progress, slots, versions, waiting
 from fatbench.runner.executors import local
 from fatbench.runner.jobs import Event, Job, Machine
+from fatbench.runner.options import RunOptions
 from fatbench.runner.waiting import StopRequest
 from fatbench.store.database import NoDatabase
 from fatbench.store.folder import claim
 from fatbench.store.leases import LEASE
 from fatbench.store.stages import Store
 from fatbench.store.timing import gpu_memory
-from fatbench.suite import duration, signatures, weights
+from fatbench.suite import calls, duration, signatures, weights
 from fatbench.suite.cells import Plan
 from fatbench.suite.types import number
 
@@ -74,23 +75,7 @@ class Observer(Protocol):
 def run(
     jobs: Sequence[Job],
     watch: Observer,
-    *,
-    jobs_at_once: int | None = None,
-    device: str | None = None,
-    per_gpu: int | None = None,
-    executor: str = "local",
-    precision: str | None = None,
-    path: str = "loop",
-    microbatch: int | None = None,
-    vectorise: int = 1,
-    retry_failed: bool = False,
-    rerun_changed: bool = False,
-    fail_fast: bool = False,
-    time_limit: str | None = None,
-    wait: bool = True,
-    dry_run: bool = False,
-    db: str | None = None,
-    data: Path | None = None,
+    options: RunOptions,
 ) -> None:
     """Run jobs; returns when all is done, whoever did it, else raises SystemExit with the documented code.
 
@@ -101,72 +86,62 @@ def run(
         multiprocessing.current_process(), "_inheriting", False
     ):  # a worker that imports the script of its parent
         raise SystemExit(f"fatbench: {Path(sys.argv[0]).name}: run suites under `if __name__ == '__main__':`")
-    if executor not in EXECUTORS:
-        raise SpecError(f"--executor: no executor is named '{executor}'{did_you_mean(executor, EXECUTORS)}")
-    settings.precision(precision)
-    settings.path(path)
-    if path in settings.STACKED and microbatch is not None:
-        raise SpecError(f"--path {path} and --microbatch {microbatch} contradict each other: more and less at once")
-    if vectorise > 1 and path not in settings.STACKED:
-        raise SpecError(f"--vectorise {vectorise} trains cells in one program: it needs --path fast, not {path}")
-    if vectorise > 1 and executor != "local":
-        raise SpecError(
-            f"--vectorise {vectorise}: {executor} gives every cell a process of its own; use --executor local"
-        )
-    limit, lease = settings.time_limit(time_limit), settings.lease_seconds(LEASE)
-    url = settings.database(db)
-    root = settings.data_folder(str(data) if data else None)
-    if dry_run:
-        _say_what_would_run(jobs, url, watch.what, rerun_changed)
+    _check(options)
+    limit, lease = settings.time_limit(options.time_limit), settings.lease_seconds(LEASE)
+    url = settings.database(options.db)
+    root = settings.data_folder(str(options.data) if options.data else None)
+    if options.dry_run:
+        _say_what_would_run(jobs, url, watch.what, options.rerun_changed)
         return
-    chosen: Any = importlib.import_module(f"fatbench.runner.executors.{executor}")
-    fit: Any = per_gpu or 1
-    if per_gpu is None and executor == "local" and vectorise == 1:
+    chosen: Any = importlib.import_module(f"fatbench.runner.executors.{options.executor}")
+    fit: Any = options.per_gpu or 1
+    if options.per_gpu is None and options.executor == "local" and options.vectorise == 1:
         with contextlib.suppress(NoDatabase), Store.open(url) as store:
             fit = per_gpu_of(jobs, store)
-    slots = chosen.slots(device, jobs_at_once, fit, url)
-    settings.precision(precision, slots)
-    way = settings.path(path, slots)
+    slots = chosen.slots(options.device, options.jobs, fit, url)
+    precision, path = settings.precision(options.precision, slots), settings.path(options.path, slots)
     check_data(jobs, root)
     files, checkpoint_seconds = settings.files_folder(url).absolute(), settings.checkpoint_seconds()
     with Store.open(url, create=True) as store:
         claim(store, files)
         before = progress.of_jobs(jobs, store)
-        changed = {} if rerun_changed else versions.changed(jobs, store)
+        changed = {} if options.rerun_changed else versions.changed(jobs, store)
         address = str(store.database.path or url)
     machine = Machine(  # a worker may have another working directory
         db=address,
         files=str(files),
         data=str(root.absolute()),
-        precision=settings.precision(precision, slots),
-        path=way,
-        microbatch=microbatch,
-        retry_failed=retry_failed,
-        rerun_changed=rerun_changed,
+        precision=precision,
+        path=path,
+        microbatch=options.microbatch,
+        retry_failed=options.retry_failed,
+        rerun_changed=options.rerun_changed,
         checkpoint_seconds=checkpoint_seconds,
         lease=lease,
         time_limit=limit,
         plugins=tuple(str(file) for file in signatures.plugins()),
     )
-    keep = {"done", *(() if retry_failed else ("failed",)), *(() if rerun_changed else (progress.CHANGED,))}
+    keep = {"done"}
+    keep |= set() if options.retry_failed else {"failed"}
+    keep |= set() if options.rerun_changed else {progress.CHANGED}
     left = [job for job in jobs if before[job.cell] not in keep]
     request, blocked = StopRequest(), list[str]()
-    slots, machine = _shared(slots[: len(left)], len(left), vectorise, machine)
+    slots, machine = _shared(slots[: len(left)], len(left), options.vectorise, machine)
 
     def see(slot: int, event: Event) -> None:
         if event.kind == "blocked":
             blocked.append(event.message)
         watch.see(slot, event)
 
-    watch.begin(jobs, before, slots if executor == "local" else [executor] * len(slots))
+    watch.begin(jobs, before, slots if options.executor == "local" else [options.executor] * len(slots))
     with request, Store.open(url) as store:
         open_, first = left, True
         while open_:
-            statuses = chosen.run(open_, machine, slots[: len(open_)], see, request.ask, fail_fast=fail_fast)
+            statuses = chosen.run(open_, machine, slots[: len(open_)], see, request.ask, fail_fast=options.fail_fast)
             ended = {*statuses.values()}
-            if request.times or "blocked" in ended or (fail_fast and "failed" in ended):
+            if request.times or "blocked" in ended or (options.fail_fast and "failed" in ended):
                 break
-            others = [job for job in open_ if statuses[job.cell] == "elsewhere"] if wait else []
+            others = [job for job in open_ if statuses[job.cell] == "elsewhere"] if options.wait else []
             free = waiting.until_free(others, store, watch.note, request.ask)
             # attacks on models of other cells: those of this run are trained by now, others may be
             lacking = [job for job in open_ if statuses[job.cell] == "waiting"]
@@ -188,6 +163,25 @@ def run(
         raise Unavailable(f"{blocked[0]}; no cell is marked failed: run the same command again to continue")
     if set(states.values()) != {"done"} and states:
         raise SystemExit(1)
+
+
+def _check(options: RunOptions) -> None:
+    """SpecError: an option's value that there is not, or two options that contradict each other."""
+    executor, path, vectorise = options.executor, options.path, options.vectorise
+    if executor not in EXECUTORS:
+        raise SpecError(f"--executor: no executor is named '{executor}'{did_you_mean(executor, EXECUTORS)}")
+    settings.precision(options.precision)
+    settings.path(path)
+    if path in settings.STACKED and options.microbatch is not None:
+        raise SpecError(
+            f"--path {path} and --microbatch {options.microbatch} contradict each other: more and less at once"
+        )
+    if vectorise > 1 and path not in settings.STACKED:
+        raise SpecError(f"--vectorise {vectorise} trains cells in one program: it needs --path fast, not {path}")
+    if vectorise > 1 and executor != "local":
+        raise SpecError(
+            f"--vectorise {vectorise}: {executor} gives every cell a process of its own; use --executor local"
+        )
 
 
 def _shared(devices: list[str], cells: int, vectorise: int, machine: Machine) -> tuple[list[str], Machine]:
@@ -228,10 +222,10 @@ def check_data(jobs: Sequence[Job], root: Path) -> None:
     for job in splits.values():
         name = repr(job.spec["data"])
         if name not in datasets:
-            datasets = {name: signatures.build("Data", job.spec["data"])(root)}  # one in memory at a time
+            datasets = {name: calls.build("Data", job.spec["data"])(root)}  # one in memory at a time
         spec = {key: number(job.spec[key]) for key in keys[2:]}
         try:
-            split(datasets[name], partition=signatures.build("Partition", job.spec["partition"]), **spec)
+            split(datasets[name], partition=calls.build("Partition", job.spec["partition"]), **spec)
         except ValueError as error:
             raise SpecError(f"cell {job.cell}: partition: {str(error).removeprefix('partition: ')}") from None
 
@@ -243,8 +237,8 @@ def _check_auxiliary(job: Job, root: Path) -> None:
     """Read the server's images too, and refuse those of the test set."""
     from fatbench.engine.splits import auxiliary_images
 
-    own = signatures.build("Data", job.spec["data"])(root)
-    other = own if job.spec["auxiliary"] == job.spec["data"] else signatures.build("Data", job.spec["auxiliary"])(root)
+    own = calls.build("Data", job.spec["data"])(root)
+    other = own if job.spec["auxiliary"] == job.spec["data"] else calls.build("Data", job.spec["auxiliary"])(root)
     try:
         auxiliary_images(own, other, job.spec["train"], job.spec["auxiliary_n"], job.spec["train_from"])
     except SpecError as error:

@@ -17,11 +17,10 @@ from typing import TYPE_CHECKING, Any
 from fatbench.engine.rounds import Number
 from fatbench.runner import checkpoints, transfer, versions
 from fatbench.runner.checkpoints import clients_file, model_file
-from fatbench.runner.jobs import CellStatus, Event, Job, Machine
+from fatbench.runner.jobs import CellStatus, Event, Job, Machine, Turn
 from fatbench.runner.oom_retry import gpu_memory, with_oom_retry
 from fatbench.runner.stage import claim, failed, files_of, header_of, ready_for, renewed, with_some_kernel
 from fatbench.store import selection
-from fatbench.store.stages import Store
 from fatbench.suite import cost
 
 if TYPE_CHECKING:
@@ -30,39 +29,37 @@ if TYPE_CHECKING:
 log = logging.getLogger("fatbench")
 
 
-def train(job: Job, machine: Machine, store: Store, folder: Path, notify: Any, stop: Any) -> CellStatus:
+def train(turn: Turn, machine: Machine) -> CellStatus:
     """What is not done of a cell's training, from its last checkpoint on."""
+    job, store = turn.job, turn.store
     row = store.stages([job.cell]).get((job.cell, "train"))
     other = versions.changed([job], store).get(job.cell, {}).get("train")
     if other and not machine.rerun_changed:
-        notify(Event(job.cell, "train", "interrupted", message=f"kept: of {other}; see --rerun-changed"))
+        turn.notify(Event(job.cell, "train", "interrupted", message=f"kept: of {other}; see --rerun-changed"))
         return "interrupted"
     if row is not None and row.status == "done" and not other:
-        checkpoints.sweep(folder, files_of(row.record))  # what a process killed after its last commit has left
+        checkpoints.sweep(turn.folder, files_of(row.record))  # what a process killed after its last commit has left
         return "done"
-    rounds = int(job.spec["algorithm"]["rounds"])
-    run = claim(job, "train", machine, store, rounds, fresh=other is not None)
+    run = claim(turn, "train", machine, int(job.spec["algorithm"]["rounds"]), fresh=other is not None)
     if run is None:
         # also where it was free when we looked, and another process was quicker to claim it
         return "failed" if row is not None and row.status == "failed" else "elsewhere"
     try:
         with renewed(machine, run):
             return with_oom_retry(
-                lambda less: with_some_kernel(
-                    run, less, store, lambda how: _rounds(run, rounds, job, how, store, folder, notify, stop)
-                ),
+                lambda less: with_some_kernel(run, less, store, lambda how: _rounds(run, turn, how)),
                 machine, batch_of(job.spec["algorithm"]), partial(store.describe_run, run),
             )  # fmt: skip
     except BaseException as error:
-        return failed(error, run, job, "train", store, notify)
+        return failed(error, run, turn, "train")
 
 
-def _rounds(
-    run: int, rounds: int, job: Job, machine: Machine, store: Store, folder: Path, notify: Any, stop: Any
-) -> CellStatus:
+def _rounds(run: int, turn: Turn, machine: Machine) -> CellStatus:
     """Train from where the stage is to the last round, or until asked to stop."""
     from fatbench.engine.experiment import experiment
 
+    job, store, folder, notify = turn.job, turn.store, turn.folder, turn.notify
+    rounds = int(job.spec["algorithm"]["rounds"])
     bound, ready = ready_for(job, machine)
     store.describe_run(run, {"data": ready.data, **({"weights": ready.weights} if ready.weights else {})})
     row = store.stages([job.cell])[(job.cell, "train")]
@@ -103,7 +100,7 @@ def _rounds(
         loss, accuracy = series.get("train_loss"), series.get("natural")
         notify(Event(job.cell, "train", "progress", count, rounds, images, loss=loss, accuracy=accuracy))
         log.info("round %d: %s", count, " ".join(f"{k}={v:.6g}" for k, v in series.items() if k != "seconds"))
-        stopping = count < rounds and stop()
+        stopping = count < rounds and turn.stop()
         if count == rounds or stopping or time.monotonic() - committed >= machine.checkpoint_seconds:
             store.heartbeat(run)  # a file written by a run that has lost its stage would be in another's way
             for r, (model, own) in models.items():

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from fatbench.errors import MachineError, SpecError
 from fatbench.runner import checkpoints
-from fatbench.suite import signatures, weights
+from fatbench.suite import calls, weights
 
 if TYPE_CHECKING:
     from fatbench.engine.rounds import Problem, Round, Tensors
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from fatbench.runner.jobs import Job, Machine
     from fatbench.store.stages import Store
     from fatbench.suite.cells import TransferOrigin
+
+    Origins = tuple[Problem, dict[int, Tensors]]  # a problem with a network of their own, client -> model
 
 
 @dataclass(frozen=True)
@@ -79,24 +81,13 @@ def client_models(result: Round, many: int) -> dict[int, Tensors]:
     return found
 
 
-def pairs(
-    origin: TransferOrigin | None,
-    there: Trained,
-    models: Mapping[int, Tensors],
-    ready: Setup,
-    machine: Machine,
-    shared: dict[str, Any],
-) -> list[ModelPair]:
+def pairs(origin: TransferOrigin, there: Trained, models: Mapping[int, Tensors], origins: Origins) -> list[ModelPair]:
     """What is judged under what. models: client -> model that is evaluated, {-1: model} where it is one for all.
 
     Where both cells have a model for each client, clients are matched by their number; where one has, each of its
-    models meets the only one of the other. MachineError: a file is not here, or is damaged; SpecError: no pair.
+    models meets the only one of the other. SpecError: no pair.
     """
-    if origin is None:
-        return [ModelPair(k, model) for k, model in models.items()]
-    if shared.get("origin") != there:
-        shared["origin"], shared["origins"] = there, _read(origin, there, ready, machine)
-    problem, theirs = shared["origins"]
+    problem, theirs = origins
     if not origin.cell:
         if origin.client not in theirs or len(theirs) < origin.clients:
             raise SpecError(f"{origin.clients} clients: only {len(theirs)} took part in round {there.round}")
@@ -110,8 +101,8 @@ def pairs(
     ]
 
 
-def _read(origin: TransferOrigin, there: Trained, ready: Setup, machine: Machine) -> tuple[Problem, dict[int, Tensors]]:
-    """The models that attacks are computed on, by client, and a problem with a network of their own."""
+def read(origin: TransferOrigin, there: Trained, ready: Setup, machine: Machine) -> Origins:
+    """The models that attacks are computed on. MachineError: a file is not here, or is damaged."""
     import torch
 
     from fatbench.engine.accuracy import models_of
@@ -131,11 +122,10 @@ def _read(origin: TransferOrigin, there: Trained, ready: Setup, machine: Machine
         raise MachineError(f"{error}; fatbench run cell {there.cell} trains it again") from None
     if not origin.cell:
         return replace(ready.problem, model=copy.deepcopy(ready.problem.model)), own
-    spec = weights.located(origin.spec, Path(machine.data))
-    bound = signatures.bind(signatures.describe("Experiment", "cell"), spec)
+    build = calls.build("Model", weights.located(origin.spec, Path(machine.data))["model"])
     runtime = Runtime(Path(machine.data), torch.device(machine.device), microbatch=machine.microbatch)
     channels, high, wide = ready.test[0].shape[1:]
     size = ready.problem.size
     shape = (channels, size or high, size or wide)
-    network = network_of(runtime, spec["seed"], bound["model"], shape, ready.classes)
+    network = network_of(runtime, origin.spec["seed"], build, shape, ready.classes)
     return replace(ready.problem, model=network), models_of(model, own)

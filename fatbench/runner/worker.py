@@ -19,7 +19,7 @@ from fatbench.runner import checkpoints
 from fatbench.runner.attacking import attack_models
 from fatbench.runner.checkpoints import model_file
 from fatbench.runner.heartbeat import Heartbeat, heartbeat_of
-from fatbench.runner.jobs import CellStatus, Event, Job, Machine
+from fatbench.runner.jobs import CellStatus, Event, Job, Machine, Turn, resolved
 from fatbench.runner.stage import claim
 from fatbench.runner.training import train
 from fatbench.store.stages import Store
@@ -41,17 +41,18 @@ def work(
     """
     for file in machine.plugins:
         signatures.add_plugin(Path(file))
+    job = resolved(job)
     machine = replace(machine, heartbeat=heartbeat_of(machine.barrier is not None, machine.time_limit))
     store.add_cell(job.cell, job.spec)
-    folder = Path(machine.files) / job.cell
-    handler = _log_to(folder / "log.txt")
+    turn = Turn(job, store, Path(machine.files) / job.cell, notify, stop)
+    handler = _log_to(turn.folder / "log.txt")
     try:
         for again in (False, True):
-            status = train(job, machine, store, folder, notify, stop)
+            status = train(turn, machine)
             if status != "done":
                 return status
             try:
-                return attack_models(job, machine, store, folder, notify, stop, again)
+                return attack_models(turn, machine, again)
             except checkpoints.DamagedCheckpoint as error:  # the first time only
                 log.warning("%s: training begins again from round 0", error)
                 store.reopen(job.cell, "train")
@@ -78,17 +79,17 @@ def evaluate(
     heartbeat.watch(ready.problem.model)
     machine = replace(machine, heartbeat=heartbeat)
     store.add_cell(job.cell, job.spec)
-    folder = Path(machine.files) / job.cell
-    handler = _log_to(folder / "log.txt")
+    turn = Turn(job, store, Path(machine.files) / job.cell, notify, stop)
+    handler = _log_to(turn.folder / "log.txt")
     round = int(job.spec["algorithm"]["rounds"])
     try:
         header = {"cell": job.cell, "round": str(round), "classes": str(ready.classes)}
-        digest = checkpoints.save_model(folder / model_file(round), ready.initial.model, {}, **header)
-        run = claim(job, "train", machine, store, round)
+        digest = checkpoints.save_model(turn.folder / model_file(round), ready.initial.model, {}, **header)
+        run = claim(turn, "train", machine, round)
         if run is not None:
             store.describe_run(run, {"data": ready.data})
             store.finish(run, round=round, record={"last": {"round": round}, "sha256": {model_file(round): digest}})
-        return attack_models(job, machine, store, folder, notify, stop, True, ready)
+        return attack_models(turn, machine, True, ready)
     finally:
         log.removeHandler(handler)
         handler.close()

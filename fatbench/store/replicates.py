@@ -7,15 +7,12 @@ Its runs, stages, numbers and outcomes hang on that id as those of any cell. `fa
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 from sqlalchemy import Connection, func, select
 
+from fatbench.store.database import Database
 from fatbench.store.rows import fetch
 from fatbench.store.schema import CELLS, REPLICATES, RUNS, STAGES
-
-if TYPE_CHECKING:
-    from fatbench.store.stages import Store
 
 SIGN = "~"
 
@@ -32,16 +29,16 @@ def here(connection: Connection, cell: str) -> list[str]:
     return own + list(connection.scalars(more))
 
 
-def of(store: Store, cells: Iterable[str] | None = None) -> dict[str, list[str]]:
+def of(database: Database, cells: Iterable[str] | None = None) -> dict[str, list[str]]:
     """Cell -> its id and those of its replicates, by number; only cells that have replicates."""
     found: dict[str, list[tuple[int, str]]] = {}
-    with store.database.reading() as connection:
+    with database.reading() as connection:
         for row in fetch(connection, select(REPLICATES), REPLICATES.c.cell, cells):
             found.setdefault(row.cell, [(0, row.cell)]).append((row.number, row.id))
     return {cell: [id for _, id in sorted(rows)] for cell, rows in found.items()}
 
 
-def trained(store: Store, ids: Iterable[str]) -> dict[str, str]:
+def trained(database: Database, ids: Iterable[str]) -> dict[str, str]:
     """Those of these cells whose training is done -> when their last run ended, as it is stored."""
     query = (
         select(STAGES.c.cell, func.max(RUNS.c.ended).label("ended"))
@@ -49,5 +46,5 @@ def trained(store: Store, ids: Iterable[str]) -> dict[str, str]:
         .where(STAGES.c.stage == "train", STAGES.c.status == "done")
         .group_by(STAGES.c.cell)
     )
-    with store.database.reading() as connection:
+    with database.reading() as connection:
         return {row.cell: row.ended or "" for row in fetch(connection, query, STAGES.c.cell, ids)}

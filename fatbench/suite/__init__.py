@@ -1,10 +1,11 @@
 """A suite file becomes checked cells, and what they will cost. Nothing here imports torch, numpy or a method.
 
 files       finds a suite, reads its YAML with the line of every key, lays it over what it extends
-model       the structure of the file; tables: its tables and figures; places: mappings that know their lines
+contents    the structure of the file, of parts in model and tables; located: mappings that know their lines
 cells       every point of the grid as a checked cell with an identity; filters: which of them
 signatures  what a suite may call, read from the source of the functions; types: what a setting may be
-seen        what was found out of a part that cells share
+calls       a mapping of a suite, checked, with the signature of what it calls; from it the function is built
+memoise     what was found out of a part that cells share
 formulas    the expressions in docstrings; facts: what is known of a cell, and what refuses it; cost: its work
 
 Functions of other folders import `fatbench.suite.types`, so this file imports nothing. What runs a cell, stores it or

@@ -12,19 +12,16 @@ import itertools
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from fatbench.errors import SpecError, did_you_mean
-from fatbench.suite import facts, input_limits, model, signatures
+from fatbench.suite import calls, facts, input_limits, model
+from fatbench.suite.contents import Contents
 from fatbench.suite.located import LocatedMap, merge
 from fatbench.suite.model import Condition, Evaluate, GridSpec, Key, Preset, Transfer
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from fatbench.suite.files import Contents, Suite
 
 
 @dataclass(frozen=True)
@@ -56,7 +53,7 @@ class Evaluation:
 
     @functools.cached_property
     def id(self) -> str:
-        short = signatures.without_defaults("Attack", self.attack)
+        short = calls.without_defaults(calls.call("Attack", self.attack))
         said = [short, self.n, self.batch, *([] if self.origin is None else [self.origin.said])]
         return f"{self.label}-{digest(said)[:8]}"
 
@@ -121,24 +118,24 @@ def identity(spec: Mapping[str, Any]) -> str:
     """
     if "evaluated" in spec:
         return _identity({**spec, "evaluated": {k: v for k, v in spec["evaluated"].items() if k != "name"}})
-    return _identity(signatures.without_defaults("Experiment", {"name": "cell", **spec}))
+    return _identity(calls.without_defaults(calls.call("Experiment", spec)))
 
 
 def _identity(short: Mapping[str, Any]) -> str:
     return digest(short)[:12]
 
 
-def canonical(spec: Mapping[str, Any], place: str = "cell") -> dict[str, Any]:
+def canonical(spec: Mapping[str, Any], place: str = "cell") -> calls.Call:
     """The canonical form of one cell, every default filled in and checked. SpecError names file, line and key."""
     return _canonical(spec if isinstance(spec, LocatedMap) else LocatedMap(spec), place, None)[0]
 
 
-def _canonical(spec: LocatedMap, place: str, like: signatures.Checked | None) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The canonical form and what is known of it. like: another cell, see `signatures.check_settings`."""
-    full = signatures.check_settings(signatures.describe("Experiment", "cell"), spec, place, like)
+def _canonical(spec: LocatedMap, place: str, like: calls.Checked | None) -> tuple[calls.Call, dict[str, Any]]:
+    """The canonical form and what is known of it. like: another cell, see `calls.check_cell`."""
+    full = calls.check_cell(spec, place, like)
     _fits_its_data(full, place)
     known = facts.of_cell(full)
-    facts.refuse("Experiment", {"name": "cell", **full}, full, place, known)
+    facts.refuse(full, full, place, known)
     return full, known
 
 
@@ -167,16 +164,16 @@ def _fits_its_data(spec: Mapping[str, Any], place: str) -> None:
 # --- from a suite to cells ---------------------------------------------------------------------------------------
 
 
-def expand(suite: Suite, preset: str, seeds: Sequence[int] | None = None) -> Plan:
-    """All grid points of a preset as checked cells, in the order of the file; see `Suite.plan`."""
-    contents, file = suite.contents, suite.file
+def expand(name: str, contents: Contents, file: Path, preset: str, seeds: Sequence[int] | None = None) -> Plan:
+    """All grid points of a suite's preset as checked cells, in the order of the file; see `files.Suite.plan`."""
     if preset not in contents.presets:
-        raise SpecError(f"suite '{suite.name}' has no preset '{preset}'{did_you_mean(preset, contents.presets)}")
+        raise SpecError(f"suite '{name}' has no preset '{preset}'{did_you_mean(preset, contents.presets)}")
     chosen = contents.presets[preset]
     base = merge(contents.base, chosen.base)
     overrides = [*contents.grid.overrides, *chosen.overrides]
     axes = contents.axes
-    asked = contents.evaluate if not chosen.evaluate else _evaluate(contents.evaluate, chosen.evaluate, suite)
+    lay = functools.partial(_laid_on, file=file, axes=axes)
+    asked = contents.evaluate if not chosen.evaluate else lay(contents.evaluate, chosen.evaluate)
     for label in asked.limit:
         if label not in asked.attacks and label not in asked.transfer:
             raise SpecError(
@@ -184,7 +181,7 @@ def expand(suite: Suite, preset: str, seeds: Sequence[int] | None = None) -> Pla
             )
     cells: list[Cell] = []
     excluded: list[tuple[Key, str]] = []
-    like: signatures.Checked | None = None  # the point before, as written and checked
+    like: calls.Checked | None = None  # the point before, as written and checked
     moved: dict[int, Evaluate] = {}  # by cell: what is asked of it, where that has a transfer
     overridden = _Overridden(base, axes)
     # by the overrides of `evaluate` that hold
@@ -208,26 +205,25 @@ def expand(suite: Suite, preset: str, seeds: Sequence[int] | None = None) -> Pla
         like = spec, first
         hold = tuple(i for i, override in enumerate(asked.overrides) if _matches(key, override.when))
         if hold not in asked_at:
-            asked_at[hold] = _evaluations(asked, hold, suite)
+            asked_at[hold] = _evaluations(asked, hold, lay)
         here, evaluations = asked_at[hold]
         for one in evaluations:
-            facts.refuse("Attack", one.attack, first, f"{place}: evaluate: {one.label}", known)
+            facts.refuse(calls.call("Attack", one.attack), first, f"{place}: evaluate: {one.label}", known)
         _can_choose(asked.checkpoints, first, place)
-        short = signatures.without_defaults("Experiment", {"name": "cell", **first})
+        short = calls.without_defaults(first)
         for seed in seeds:
             if here.transfer:
                 moved[len(cells)] = here
-            cells.append(Cell(_identity({**short, "seed": seed}), key, {**first, "seed": seed}, evaluations))
+            seeded = calls.Call(first.signature, {**first, "seed": seed})
+            cells.append(Cell(_identity({**short, "seed": seed}), key, seeded, evaluations))
     if not cells:
         raise SpecError(f"{file}: preset '{preset}' leaves the grid empty")
     if moved:
         cells = _with_transfers(cells, moved, kept)
-    return Plan(suite.name, preset, chosen.note, cells, [*asked.checkpoints], excluded)
+    return Plan(name, preset, chosen.note, cells, [*asked.checkpoints], excluded)
 
 
-def _checked(
-    spec: LocatedMap, place: str, file: Path, like: signatures.Checked | None
-) -> tuple[dict[str, Any], dict[str, Any]]:
+def _checked(spec: LocatedMap, place: str, file: Path, like: calls.Checked | None) -> tuple[calls.Call, dict[str, Any]]:
     """`_canonical`; an error that names a line of what the suite extends names the point of the grid too."""
     try:
         return _canonical(spec, place, like)
@@ -257,15 +253,15 @@ class _Overridden:
         return self.specs[-1]
 
 
-def _evaluations(asked: Evaluate, hold: Sequence[int], suite: Suite) -> tuple[Evaluate, tuple[Evaluation, ...]]:
+def _evaluations(
+    asked: Evaluate, hold: Sequence[int], lay: Callable[[Evaluate, LocatedMap], Evaluate]
+) -> tuple[Evaluate, tuple[Evaluation, ...]]:
     """What trained models are attacked with where these overrides hold, and that as stages."""
     here = asked
     for i in hold:
-        here = _evaluate(here, _without_removed(asked.overrides[i].set, asked.attacks), suite)
+        here = lay(here, _without_removed(asked.overrides[i].set, asked.attacks))
     return here, tuple(
-        Evaluation(
-            name, signatures.check("Attack", one, here.attacks.place(label)), _images(here, label), here.batch, sweep
-        )
+        Evaluation(name, calls.check("Attack", one, here.attacks.place(label)), _images(here, label), here.batch, sweep)
         for label, attack in here.attacks.items()
         if attack is not None
         for name, one, sweep in _radii(label, attack, here.attacks)
@@ -280,9 +276,11 @@ def _can_choose(checkpoints: Sequence[str], spec: Mapping[str, Any], place: str)
         raise SpecError(f"{place}: checkpoints {', '.join(checkpoints)} need 'monitor', an attack run during training")
 
 
-def _evaluate(under: Evaluate, override: LocatedMap, suite: Suite) -> Evaluate:
+def _laid_on(
+    under: Evaluate, override: LocatedMap, file: Path, axes: Mapping[str, Mapping[str, LocatedMap]]
+) -> Evaluate:
     """`evaluate` with an override."""
-    return model.read(Evaluate, merge(under.node, override), str(suite.file), axes=suite.contents.axes)
+    return model.read(Evaluate, merge(under.node, override), str(file), axes=axes)
 
 
 def _radii(label: str, attack: Any, attacks: LocatedMap) -> list[tuple[str, Any, str]]:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fatbench.suite import facts, formulas
+from fatbench.suite.calls import call
 from fatbench.suite.cells import Cell, Evaluation, Plan
 from fatbench.suite.memoise import memoised_part
 from fatbench.suite.types import number
@@ -45,7 +46,7 @@ def local(algorithm: Mapping[str, Any]) -> Mapping[str, Any]:
 def passes(algorithm: Mapping[str, Any]) -> tuple[float, float]:
     """(forward, backward) passes per training image of an epoch: those of the objective, 1 if there is none."""
     objective = local(algorithm).get("objective")
-    return (1.0, 1.0) if objective is None else formulas.passes("Objective", objective)
+    return (1.0, 1.0) if objective is None else formulas.passes(call("Objective", objective))
 
 
 def training(spec: Mapping[str, Any]) -> Work | None:
@@ -53,17 +54,17 @@ def training(spec: Mapping[str, Any]) -> Work | None:
     total = facts.training_images(spec)
     if not total:
         return None
-    algorithm = spec["algorithm"]
+    algorithm = call("Algorithm", spec["algorithm"])
     images = (total - spec["validation"]) * (1 - float(number(spec["client_holdout"])))
     at_once = local(algorithm)
     clients = spec["partition"].get("clients") or 1
     m, rounds = facts.cohort(spec), algorithm["rounds"]
-    forward, backward = formulas.passes("Algorithm", algorithm, participation=m / clients, images=images)
+    forward, backward = formulas.passes(algorithm, participation=m / clients, images=images)
     per_client = math.ceil(images / clients / (at_once.get("batch") or images))
     size = 4 * (parameters(spec) or 0.0)
-    up = formulas.formula("Algorithm", algorithm, "Up", batches=per_client) or 0.0
-    down = formulas.formula("Algorithm", algorithm, "Down", batches=per_client) or 0.0
-    steps = formulas.formula("Algorithm", algorithm, "Steps")  # of an algorithm that does not train for `epochs`
+    up = formulas.formula(algorithm, "Up", batches=per_client) or 0.0
+    down = formulas.formula(algorithm, "Down", batches=per_client) or 0.0
+    steps = formulas.formula(algorithm, "Steps")  # of an algorithm that does not train for `epochs`
     disk = size * (3 + (up - 1) * (clients + 1)) if up else 3 * size
     work = Work(
         gradient_steps=rounds * m * at_once.get("epochs", 1) * per_client if steps is None else steps,
@@ -83,7 +84,7 @@ def monitoring(spec: Mapping[str, Any]) -> Work:
     data = facts.of_data(spec["data"])
     times = math.ceil(spec["algorithm"]["rounds"] / spec["monitor_every"])
     tested = sum(min(n, spec["monitor_n"] or n) for n in (spec["test"] or data.test or 0, spec["validation"]) if n)
-    forward, backward = formulas.passes("Attack", spec["monitor"])
+    forward, backward = formulas.passes(call("Attack", spec["monitor"]))
     return Work(forward=times * tested * (forward + 2), backward=times * tested * backward)
 
 
@@ -93,7 +94,8 @@ def evaluation(spec: Mapping[str, Any], evaluations: Iterable[Evaluation], check
     if not available:
         return None
     clients = spec["partition"].get("clients") or 1
-    models = checkpoints * int(formulas.formula("Algorithm", spec["algorithm"], "Deploys", clients=clients) or 1)
+    deployed = formulas.formula(call("Algorithm", spec["algorithm"]), "Deploys", clients=clients)
+    models = checkpoints * int(deployed or 1)
     found: Work = memoised_part(
         "work", "Attack", evaluations, lambda: _evaluation(evaluations, available, models), available, models
     )
@@ -105,7 +107,7 @@ def _evaluation(evaluations: Iterable[Evaluation], available: int, models: int) 
     work = Work()
     for item in evaluations:
         n = min(available, item.n or available) * (item.origin.clients or 1 if item.origin else 1)
-        forward, backward = formulas.passes("Attack", item.attack)
+        forward, backward = formulas.passes(call("Attack", item.attack))
         work += Work(forward=models * n * (forward + 1), backward=models * n * backward, disk=n / 8)
     return work
 
@@ -114,8 +116,7 @@ def parameters(spec: Mapping[str, Any]) -> float | None:
     """The number of parameters of a cell's model, from its docstring; None where that does not say."""
     data = facts.of_data(spec["data"])
     return formulas.formula(
-        "Model",
-        spec["model"],
+        call("Model", spec["model"]),
         "Parameters",
         channels=data.channels,
         side=spec["size"] or data.side,

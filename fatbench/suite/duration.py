@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from fatbench.suite import cost, facts, formulas
+from fatbench.suite.calls import call
 from fatbench.suite.cells import Cell, Evaluation, Plan, digest
 from fatbench.suite.memoise import memoised_part
 from fatbench.suite.schedule import Length
@@ -93,7 +94,7 @@ def speeds(timed: Iterable[Timed]) -> Speeds:
             place = network(one.spec)
             add(attacks, (place, _attacking(one.attack)), one.count, one.seconds)
             if one.attack["name"] != "autoattack":  # it stops at images that fall
-                add(passes, place, one.count * (sum(formulas.passes("Attack", one.attack)) + 1), one.seconds)
+                add(passes, place, one.count * (sum(formulas.passes(call("Attack", one.attack))) + 1), one.seconds)
         stages.append(one)
     known = Speeds(_rates(training), _rates(attacks), _rates(passes))
     around: tuple[list[float], list[float]] = ([], [])
@@ -200,5 +201,5 @@ def _attack(spec: Mapping[str, Any], one: Evaluation, models: float, known: Spee
             a_pass = known.autoattack.get(place, a_pass)
         if a_pass is None:
             return None
-        each = a_pass * (sum(formulas.passes("Attack", one.attack)) + 1)
+        each = a_pass * (sum(formulas.passes(call("Attack", one.attack))) + 1)
     return models * (n * each + known.around[1])

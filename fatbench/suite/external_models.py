@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
 
 from fatbench.errors import SpecError, did_you_mean
-from fatbench.suite import facts, signatures
+from fatbench.suite import calls, facts, signatures
 from fatbench.suite.cells import Evaluation
 from fatbench.suite.located import LocatedMap
 from fatbench.suite.types import FRACTION
@@ -60,7 +60,7 @@ def cell(model: Model, data: Any, test: int | None = None, size: int | None = No
 
     `data` is a name or a mapping, as in a suite. SpecError: no such data set or setting, more images than there are.
     """
-    checked = signatures.check("Data", LocatedMap(data) if isinstance(data, Mapping) else data, "--dataset")
+    checked = calls.check("Data", LocatedMap(data) if isinstance(data, Mapping) else data, "--dataset")
     known = facts.of_data(checked)
     if test and known.test and test > known.test and not known.about:
         raise SpecError(f"{test} test images wanted, {checked['name']} has {known.test}")
@@ -110,7 +110,7 @@ def evaluations(texts: list[str], eps: str, n: int | None, batch: int) -> tuple[
     found: dict[str, Evaluation] = {}
     for text in ["natural", *texts]:
         given, spec = read_attack(text, eps)
-        attack = signatures.check("Attack", spec, f"--attack {text}")
+        attack = calls.check("Attack", spec, f"--attack {text}")
         name = given or _label(attack)
         if name in found and found[name].attack != attack:
             raise SpecError(f"--attack: two attacks are called '{name}': write {name}_2={text}")

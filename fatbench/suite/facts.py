@@ -20,9 +20,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from fatbench.errors import SpecError, did_you_mean
+from fatbench.suite.calls import Call, call
 from fatbench.suite.formulas import UNKNOWN, evaluate, formula, lines, member, named, unreadable
 from fatbench.suite.memoise import memoised_part
-from fatbench.suite.signatures import describe, names, nested
+from fatbench.suite.signatures import describe, names
 from fatbench.suite.types import number
 
 DATA = {"data", "auxiliary"}  # settings of a cell that are data sets
@@ -42,23 +43,24 @@ class Data:
 
 def of_data(spec: Mapping[str, Any]) -> Data:
     """The facts of a data set, from the lines Train, Test, Classes, Side and Channels of its function."""
-    if _counts_files(spec):
-        return _of_data(spec)
-    found: Data = memoised_part("facts", "Data", spec, lambda: _of_data(spec))
+    data = call("Data", spec)
+    if _counts_files(data):
+        return _of_data(data)
+    found: Data = memoised_part("facts", "Data", data, lambda: _of_data(data))
     return found
 
 
-def _counts_files(spec: Mapping[str, Any]) -> bool:
+def _counts_files(data: Call) -> bool:
     """Whether files, which come and go, decide what is known of a data set."""
-    return "count(" in describe("Data", spec["name"]).doc
+    return "count(" in data.signature.doc
 
 
-def _of_data(spec: Mapping[str, Any]) -> Data:
+def _of_data(data: Call) -> Data:
     def fact(label: str) -> int | None:
-        value = formula("Data", spec, label)
+        value = formula(data, label)
         return None if value is None else int(value)
 
-    doc = describe("Data", spec["name"]).doc
+    doc = data.signature.doc
     about = any(text.startswith("about ") for label in ("Train:", "Test:") for text in lines(doc, label))
     return Data(fact("Train"), fact("Test"), fact("Classes"), fact("Side"), fact("Channels"), about)
 
@@ -109,38 +111,34 @@ class Refusal:
     reason: str
 
 
-def refuse(
-    kind: str, spec: Mapping[str, Any], cell: Mapping[str, Any], place: str, known: dict[str, Any] | None = None
-) -> None:
+def refuse(call: Call, cell: Mapping[str, Any], place: str, known: dict[str, Any] | None = None) -> None:
     """SpecError: this call, or one nested in it, has a `Refuse if` line that is true of the cell.
 
     known: `of_cell(cell)`, if the caller has it already.
     """
     here = of_cell(cell) if known is None else known
-    if kind != "Experiment" and _fine(kind, spec, cell, here):
+    if call.kind != "Experiment" and _fine(call, cell, here):
         return
-    for found in refusals(kind, spec, cell, here, place):
+    for found in refusals(call, cell, here, place):
         raise SpecError(f"{found.place}: {found.reason}")
 
 
 _READABLE: set[tuple[str, str, str]] = set()  # (kind, name, line) whose message has been evaluated once
 
 
-def refusals(
-    kind: str, spec: Mapping[str, Any], cell: Mapping[str, Any], facts: Mapping[str, Any], place: str
-) -> Iterator[Refusal]:
+def refusals(call: Call, cell: Mapping[str, Any], facts: Mapping[str, Any], place: str) -> Iterator[Refusal]:
     """Every line that is true of the cell, of this call and of those nested in it. facts: `of_cell(cell)`."""
-    signature = describe(kind, spec.get("name", ""))
+    kind, signature = call.kind, call.signature
 
     def lookup(name: str, *path: str) -> Any:
         if name == "name":
             return signature.name
-        if name in spec:
-            return member(kind, spec, (name, *path))
+        if name in call:
+            return member(call[name], path)
         if name in facts and not path:
             return facts[name]
         if name in cell:
-            return member("Experiment", {"name": "cell", **cell}, (name, *path))
+            return member(cell[name], path)
         names = [*(setting.name for setting in signature.settings), *facts, *cell]
         raise ValueError(f"no setting or fact is named '{name}'{did_you_mean(name, names)}")
 
@@ -165,38 +163,31 @@ def refusals(
             raise unreadable(signature, f"Refuse if {line}", error) from None
         if refused:
             yield Refusal(place, kind, signature.name, condition, reason)
-    for setting in signature.settings:
-        inner = nested(setting.annotation)[0]
-        if inner and spec[setting.name] is not None and not _fine(inner, spec[setting.name], cell, facts):
-            inside = f"{place}: {setting.name}" if place else setting.name
-            yield from refusals(inner, spec[setting.name], cell, facts, inside)
+    for name, inner in call.nested.items():
+        if not _fine(inner, cell, facts):
+            yield from refusals(inner, cell, facts, f"{place}: {name}" if place else name)
 
 
-def _fine(kind: str, part: Mapping[str, Any], cell: Mapping[str, Any], facts: Mapping[str, Any]) -> bool:
+def _fine(part: Call, cell: Mapping[str, Any], facts: Mapping[str, Any]) -> bool:
     """Whether no line of a part is true of the cell: asked again only where what its lines read is another."""
-    names: frozenset[str] = memoised_part("reads", kind, part, lambda: _reads(kind, part))
+    names: frozenset[str] = memoised_part("reads", part.kind, part, lambda: _reads(part))
     read = [facts[name] if name in facts else cell.get(name) for name in names]
     given = [(type(each), each) if type(each) in (int, str) else id(each) for each in read]
 
     def find() -> tuple[Any, bool]:  # what was read is kept too, so that nothing else can have its id
-        return read, not any(refusals(kind, part, cell, facts, ""))
+        return read, not any(refusals(part, cell, facts, ""))
 
     data = names & DATA
-    if data and any(name in cell and "name" in (cell[name] or ()) and _counts_files(cell[name]) for name in data):
+    if any(isinstance(cell.get(name), Call) and _counts_files(cell[name]) for name in data):
         return find()[1]
-    return bool(memoised_part("fine", kind, part, find, *given)[1])
+    return bool(memoised_part("fine", part.kind, part, find, *given)[1])
 
 
-def _reads(kind: str, part: Mapping[str, Any]) -> frozenset[str]:
+def _reads(part: Call) -> frozenset[str]:
     """The names in the lines of a call, and of those nested in it, that are none of their own settings."""
-    signature = describe(kind, part.get("name", ""))
     found: set[str] = set()
-    for line in lines(signature.doc, "Refuse if"):
+    for line in lines(part.signature.doc, "Refuse if"):
         condition, _, message = line.partition(": ")
         for text in (condition, *re.findall(r"\{([^{}]*)\}", message)):
             found |= named(text) - part.keys()
-    for setting in signature.settings:
-        inner = nested(setting.annotation)[0]
-        if inner and part[setting.name] is not None:
-            found |= _reads(inner, part[setting.name])
-    return frozenset(found)
+    return frozenset(found.union(*map(_reads, part.nested.values())))

@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field
 from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedMap, CommentedSeq
 from ruamel.yaml.constructor import DuplicateKeyError
@@ -23,38 +22,13 @@ from ruamel.yaml.error import YAMLError
 from fatbench.errors import SpecError, did_you_mean
 from fatbench.suite import input_limits, model, plugins, yaml_reader
 from fatbench.suite.cells import Plan, expand, grid_size
+from fatbench.suite.contents import Axes, Contents
 from fatbench.suite.contrasts import Tests
 from fatbench.suite.filters import select
 from fatbench.suite.folders import available as available
 from fatbench.suite.folders import folders as folders
 from fatbench.suite.located import LocatedMap, merge
-from fatbench.suite.model import AxesOfSuite, Evaluate, GridSpec, Node, Note, OverrideMap, Presets, Seeds, Text
 from fatbench.suite.tables import Figure, Table, distinct
-
-
-class Axes(Node):
-    """The axes alone."""
-
-    axes: AxesOfSuite = Field(default={})
-
-
-class Contents(Node):
-    """What a suite file says, what it extends merged under it."""
-
-    name: Text
-    title: Text
-    description: Note = ""
-    extends: Text | None = None
-    plugins: list[str] = Field(default=[])  # paths, those of what it extends before its own
-    seeds: Seeds = Field(default=[0])
-    base: OverrideMap
-    axes: AxesOfSuite = Field(default={})
-    grid: GridSpec = GridSpec()
-    evaluate: Evaluate = Evaluate()
-    presets: Presets
-    tables: list[Table] = Field(default=[])
-    figures: list[Figure] = Field(default=[])
-    tests: Tests = Tests()
 
 
 @dataclass(frozen=True)
@@ -103,7 +77,7 @@ class Suite:
 
     def plan(self, preset: str = "paper", seeds: Sequence[int] | None = None, where: str | None = None) -> Plan:
         """The cells and evaluations of a preset. SpecError: no such preset, invalid cell; NothingMatched: `where`."""
-        plan = expand(self, preset, seeds)
+        plan = expand(self.name, self.contents, self.file, preset, seeds)
         return select(plan, where) if where else plan
 
 

@@ -32,8 +32,9 @@ from typing import Any
 
 from fatbench.errors import SpecError
 from fatbench.suite import types
+from fatbench.suite.calls import Call
 from fatbench.suite.memoise import memoised_part
-from fatbench.suite.signatures import CLASSES, Signature, describe, nested
+from fatbench.suite.signatures import CLASSES, Signature, describe
 
 UNKNOWN: Any = object()
 Lookup = Callable[..., Any]  # a dotted name, part by part, -> its value
@@ -184,29 +185,29 @@ def plain(value: Any) -> Any:
     return value if isinstance(value, bool) else types.number(value)
 
 
-def passes(kind: str, spec: Mapping[str, Any] | None, **replaced: float) -> tuple[float, float]:
+def passes(call: Call | None, **replaced: float) -> tuple[float, float]:
     """(forward, backward) passes per image of one call, from the docstring's Forward: and Backward: lines.
 
     In an expression a setting stands for its value (or for the one in `replaced`), a nested call or settings class for
     its own passes. A function without the lines costs nothing beside what it calls.
     """
-    if spec is None:
+    if call is None:
         return 0.0, 0.0
-    forward, backward = (formula(kind, spec, label, **replaced) for label in ("Forward", "Backward"))
+    forward, backward = (formula(call, label, **replaced) for label in ("Forward", "Backward"))
     return forward or 0.0, backward or 0.0
 
 
-def formula(kind: str, spec: Mapping[str, Any], label: str, **variables: float | None) -> float | None:
+def formula(call: Call, label: str, **variables: float | None) -> float | None:
     """The value of the docstring's lines `label: <expression>`; None without such a line, or where it is unknown.
 
     Several lines of one label are terms of a sum. A variable that is None is unknown.
     """
-    if kind == "Data":  # files that it counts come and go
-        return _formula(kind, spec, label, variables)
-    asked = _asked(describe(kind, spec.get("name", "")).doc, label)
+    if call.kind == "Data":  # files that it counts come and go
+        return _formula(call, label, variables)
+    asked = _asked(call.signature.doc, label)
     given = {name: value for name, value in variables.items() if name in asked}
-    find = functools.partial(_formula, kind, spec, label, given)
-    found: float | None = memoised_part(label, kind, spec, find, *given.items())
+    find = functools.partial(_formula, call, label, given)
+    found: float | None = memoised_part(label, call.kind, call, find, *given.items())
     return found
 
 
@@ -217,56 +218,54 @@ def _asked(doc: str, label: str) -> frozenset[str]:
     return frozenset(name for each in docs for text in lines(each, f"{label}:") for name in named(text))
 
 
-def _formula(kind: str, spec: Mapping[str, Any], label: str, variables: Mapping[str, float | None]) -> float | None:
-    signature = describe(kind, spec.get("name", ""))
-    kinds = {setting.name: nested(setting.annotation)[0] for setting in signature.settings}
+def _formula(call: Call, label: str, variables: Mapping[str, float | None]) -> float | None:
+    known = call.signature.by_name
 
     def lookup(name: str, *path: str) -> Any:
         if name in variables:
             return UNKNOWN if variables[name] is None else variables[name]
-        if name not in kinds:
+        if name not in known:
             raise ValueError(f"it has no setting '{name}'")
-        if path or (kind_of := kinds[name]) is None:
-            return member(kind, spec, (name, *path))
-        if spec[name] is None:
+        if path or known[name].kind is None:
+            return member(call, (name, *path))
+        if (inner := call[name]) is None:
             return 0.0
-        shared = variables if kind_of in CLASSES else {}  # a settings class is part of the call
-        return formula(kind_of, spec[name], label, **shared) or 0.0
+        shared = variables if inner.kind in CLASSES else {}  # a settings class is part of the call
+        return formula(inner, label, **shared) or 0.0
 
     total: list[float] = []
-    for text in lines(signature.doc, f"{label}:"):
+    for text in lines(call.signature.doc, f"{label}:"):
         try:
             value = evaluate(text.removeprefix("about "), lookup)
         except (ValueError, TypeError) as error:
-            raise unreadable(signature, f"{label}: {text}", error) from None
+            raise unreadable(call.signature, f"{label}: {text}", error) from None
         if value is UNKNOWN or value is None:
             return None
         total.append(float(value))
     return math.fsum(total) if total else None
 
 
-def parts(kind: str, spec: Mapping[str, Any]) -> tuple[str, ...]:
+def parts(call: Call) -> tuple[str, ...]:
     """The words of the docstring's line `Parts:`, such as ("edge", "server")."""
-    found = lines(describe(kind, spec["name"]).doc, "Parts:")
+    found = lines(call.signature.doc, "Parts:")
     return tuple(word.strip() for text in found for word in text.split(","))
 
 
-def member(kind: str, spec: Mapping[str, Any] | None, path: tuple[str, ...]) -> Any:
+def member(value: Any, path: tuple[str, ...]) -> Any:
     """What a dotted name says of a call: a setting, its `name`, its `parts`, or a docstring line such as `Classes`.
 
     None: the call has no such setting, or it is not set.
     """
-    if spec is None or not path:
-        return spec
+    if value is None or not path:
+        return value if isinstance(value, Mapping) else plain(value)
     key, *rest = path
+    if not isinstance(value, Call):
+        return None
     if key == "parts":
-        return parts(kind, spec)
-    if key in spec:
-        signature = describe(kind, spec.get("name", ""))
-        annotation = next((setting.annotation for setting in signature.settings if setting.name == key), "")
-        inner = nested(annotation)[0]
-        return member(inner, spec[key], tuple(rest)) if inner else plain(spec[key])
-    if lines(describe(kind, spec.get("name", "")).doc, f"{key.capitalize()}:"):
-        value = formula(kind, spec, key.capitalize())
-        return UNKNOWN if value is None else value
-    return UNKNOWN if kind == "Data" else None
+        return parts(value)
+    if key in value:
+        return member(value[key], tuple(rest))
+    if lines(value.signature.doc, f"{key.capitalize()}:"):
+        found = formula(value, key.capitalize())
+        return UNKNOWN if found is None else found
+    return UNKNOWN if value.kind == "Data" else None

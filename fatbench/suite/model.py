@@ -1,7 +1,7 @@
 """The structure of a suite file, as pydantic models: which keys there are, and what may stand behind them.
 
 A model is read from a `LocatedMap`, so that an error names file, line and key. The settings of a cell are checked
-elsewhere, against the functions they reach (`fatbench.suite.signatures`).
+elsewhere, against the functions they reach (`fatbench.suite.calls`).
 """
 
 from __future__ import annotations

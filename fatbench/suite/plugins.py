@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 from fatbench import settings
 from fatbench.errors import SpecError
 from fatbench.suite import reached, signatures, sources
+from fatbench.suite.calls import Call, call
 
 if TYPE_CHECKING:
     from fatbench.suite.cells import Evaluation
@@ -84,15 +85,12 @@ def _source(module: str) -> Path | None:
 # --- what a cell uses, and its version ----------------------------------------------------------------------------
 
 
-def used(kind: str, spec: Mapping[str, Any]) -> Iterator[tuple[Path, str]]:
-    """(plug-in, "aggregator near_median") of every call of a canonical spec that reaches a function of a plug-in."""
-    signature = signatures.describe(kind, spec.get("name", ""))
-    if signature.plugin is not None:
-        yield signature.plugin, f"{kind.lower()} {signature.name}"
-    for setting in signature.settings:
-        inner = signatures.nested(setting.annotation)[0]
-        if inner is not None and spec[setting.name] is not None:
-            yield from used(inner, spec[setting.name])
+def used(call: Call) -> Iterator[tuple[Path, str]]:
+    """(plug-in, "aggregator near_median") of this call, and of those nested in it, that reach a plug-in's function."""
+    if call.signature.plugin is not None:
+        yield call.signature.plugin, f"{call.kind.lower()} {call.signature.name}"
+    for inner in call.nested.values():
+        yield from used(inner)
 
 
 def of_evaluation(spec: Mapping[str, Any], evaluation: Evaluation) -> list[dict[str, Any]]:
@@ -108,10 +106,8 @@ def records(
     if not signatures.plugins():
         return []
     found: dict[Path, set[str]] = {}
-    calls = [call for cell in (spec, *others) for call in _calls(cell)]
-    calls += [("Attack", attack)] if attack else []
-    for kind, call in calls:
-        for file, name in used(kind, call):
+    for one in [*map(_trained, (spec, *others)), *([call("Attack", attack)] if attack else [])]:
+        for file, name in used(one):
             found.setdefault(file, set()).add(name)
     return [_record(file, names) for file, names in sorted(found.items())]
 
@@ -120,17 +116,16 @@ def files(spec: Mapping[str, Any], evaluations: Iterable[Evaluation] = ()) -> fr
     """The plug-ins that are run by training a cell, and by these evaluations of it."""
     if not signatures.plugins():
         return frozenset()
-    found = {file for kind, call in _calls(spec) for file, _ in used(kind, call)}
+    asked = [_trained(spec)]
     for one in evaluations:
-        origin = [one.origin.spec] if one.origin is not None and one.origin.spec else []
-        calls = [("Attack", one.attack), *(call for other in origin for call in _calls(other))]
-        found |= {file for kind, call in calls for file, _ in used(kind, call)}
-    return frozenset(found)
+        asked += [call("Attack", one.attack)]
+        asked += [_trained(one.origin.spec)] if one.origin is not None and one.origin.spec else []
+    return frozenset(file for one in asked for file, _ in used(one))
 
 
-def _calls(spec: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
-    """What a cell calls, from the top."""
-    return [("Data", spec["data"]) if "evaluated" in spec else ("Experiment", {"name": "cell", **spec})]
+def _trained(spec: Mapping[str, Any]) -> Call:
+    """What training a cell calls; of a model that was not trained here, its data."""
+    return call("Data", spec["data"]) if "evaluated" in spec else call("Experiment", spec)
 
 
 def version(file: Path) -> dict[str, Any]:
@@ -140,8 +135,8 @@ def version(file: Path) -> dict[str, Any]:
 
 
 def _record(file: Path, names: Iterable[str]) -> dict[str, Any]:
-    calls = {name: signatures.entry(*name.split(" ", 1)) for name in sorted(names)}
-    digests = {name: reached.digest(file, function) for name, function in calls.items()}
+    functions = {name: signatures.entry(*name.split(" ", 1)) for name in sorted(names)}
+    digests = {name: reached.digest(file, function) for name, function in functions.items()}
     return {**version(file), "names": list(digests), "reached": digests}
 
 

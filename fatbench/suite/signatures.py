@@ -9,27 +9,20 @@ them as a mapping without a name. Plug-ins extend the tables, never the classes.
 
     describe("Attack", "pgd")      -> Signature, from the source alone
     describe("Local")              -> the Signature of a settings class
-    check("Attack", node)          -> the canonical mapping, every default filled in; SpecError names file, line, key
-    build("Attack", spec)          -> the function with its settings bound; imports its module
+
+`fatbench.suite.calls` checks a suite's mapping against a signature.
 """
 
 from __future__ import annotations
 
 import ast
 import functools
-import importlib
-import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
-
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+from typing import Any
 
 from fatbench.errors import SpecError, UnknownName, article, did_you_mean
-from fatbench.suite import memoise, sources, types, weights
-from fatbench.suite.located import LocatedMap
-from fatbench.suite.memoise import memoised, memoised_part
+from fatbench.suite import memoise, sources
 
 PACKAGE = Path(__file__).parent.parent
 
@@ -81,7 +74,6 @@ OFFERS: dict[str, tuple[str, ...]] = {
 
 
 REQUIRED: Any = object()
-Checked = tuple[Mapping[str, Any], Mapping[str, Any]]  # settings as they were written, and their canonical form
 
 
 @dataclass(frozen=True)
@@ -91,6 +83,16 @@ class Setting:
     name: str
     annotation: str
     default: Any
+
+    @functools.cached_property
+    def kind(self) -> str | None:
+        """Of what kind the call is that the setting takes ("Attack", "Local"); None: it takes a plain value."""
+        bare = self.annotation.removesuffix(" | None")
+        return bare if bare in TABLES or bare in CLASSES else None
+
+    @property
+    def optional(self) -> bool:
+        return self.annotation.endswith(" | None")
 
 
 @dataclass(frozen=True)
@@ -316,213 +318,13 @@ def names(kind: str) -> list[str]:
 
 
 def describe(kind: str, name: str = "", place: str = "") -> Signature:
-    """The signature of one registered function, or of a settings class (no name). SpecError: no such name."""
+    """The signature of one registered function; of a settings class, and of the one experiment, without a name.
+
+    SpecError: no such name.
+    """
     if kind in CLASSES:
         return _class_signature(kind)
     try:
-        return _signature(kind, name)
+        return _signature(kind, "cell" if kind == "Experiment" else name)
     except UnknownName as error:
         raise UnknownName(f"{place}: {error}" if place else str(error), error.entry) from None
-
-
-@functools.cache
-def _adapter(annotation: str) -> TypeAdapter[Any]:
-    names = {**vars(types), "Literal": Literal}
-    return TypeAdapter(eval(annotation, names), config=ConfigDict(strict=True))
-
-
-@functools.cache
-def nested(annotation: str) -> tuple[str | None, bool]:
-    """(kind, may be None) of an annotation such as "Attack" or "Local | None"; (None, ...) for a plain value."""
-    optional = annotation.endswith(" | None")
-    bare = annotation.removesuffix(" | None")
-    return (bare if bare in TABLES or bare in CLASSES else None), optional
-
-
-def check(kind: str, node: Any, place: str = "") -> dict[str, Any]:
-    """The canonical form of `node`, a mapping {name: ..., setting: value}: defaults filled in, values checked.
-
-    A bare string is short for {name: string}. The mapping of a settings class has no name. SpecError: unknown name or
-    key, missing key, wrong type or range. What was checked before is not checked again: the result is shared.
-    """
-    return memoised("check", kind, node, lambda: _checked(kind, node, place))
-
-
-def _checked(kind: str, node: Any, place: str) -> dict[str, Any]:
-    if kind in CLASSES:
-        if not isinstance(node, Mapping):
-            raise SpecError(f"{place or kind.lower()}: expected a mapping of settings, got {_shown(node)}")
-        return check_settings(describe(kind), node, place)
-    if isinstance(node, str):
-        node = LocatedMap({"name": node}, at=place)
-    if not isinstance(node, Mapping):
-        raise SpecError(f"{place or kind.lower()}: expected a mapping with a name, got {_shown(node)}")
-    if "name" not in node:
-        raise SpecError(
-            f"{place or kind.lower()}: 'name' is missing: which {kind.lower()}?{did_you_mean('', names(kind))}"
-        )
-    if not isinstance(node["name"], str):
-        raise SpecError(f"{_place(node, 'name', place)}: expected a name, got {_shown(node['name'])}")
-    signature = describe(kind, node["name"], _place(node, "name", place))
-    rest = LocatedMap(
-        {k: v for k, v in node.items() if k != "name"}, getattr(node, "where", None), getattr(node, "at", "")
-    )
-    return {"name": signature.name, **check_settings(signature, rest, place)}
-
-
-def check_settings(
-    signature: Signature, node: Mapping[str, Any], place: str = "", like: Checked | None = None
-) -> dict[str, Any]:
-    """The canonical settings of a call of one function, without its name. SpecError as for `check`.
-
-    like: another call of it; what this one shares with that one is not checked again.
-    """
-    known = signature.by_name
-    for key in node:
-        if key not in known and not signature.free:
-            raise SpecError(
-                f"{_place(node, key, place)}: '{signature.name}' has no setting '{key}'{did_you_mean(key, known)}"
-            )
-    canonical: dict[str, Any] = {}
-    defaults = _defaults(signature)
-    before, checked = like or ({}, {})
-    for setting in signature.settings:
-        if setting.name in node:
-            value = node[setting.name]
-            if setting.name in before and before[setting.name] is value:
-                canonical[setting.name] = checked[setting.name]
-            else:
-                canonical[setting.name] = _value(setting, value, _place(node, setting.name, place))
-        elif setting.default is REQUIRED:
-            where = place or getattr(node, "at", "")
-            raise SpecError(f"{where}{': ' if where else ''}'{signature.name}' needs '{setting.name}'")
-        else:
-            canonical[setting.name] = defaults[setting.name]
-    for key in node:
-        if key not in known:
-            canonical[key] = node[key]
-    return canonical
-
-
-def _defaults(signature: Signature) -> dict[str, Any]:
-    """The canonical defaults of a function's settings."""
-    found: dict[str, Any] = memoised(
-        "defaults", signature.kind, (signature.file, signature.line, signature.name), lambda: {
-            setting.name: _value(setting, setting.default, setting.name)
-            for setting in signature.settings
-            if setting.default is not REQUIRED
-        },
-    )  # fmt: skip
-    return found
-
-
-def _value(setting: Setting, value: Any, place: str) -> Any:
-    kind, optional = nested(setting.annotation)
-    if kind is not None:
-        if optional and value is None:
-            return None
-        return check(kind, value, place)
-    return memoised("value", setting.annotation, value, lambda: _plain_value(setting, value, place))
-
-
-def _plain_value(setting: Setting, value: Any, place: str) -> Any:
-    try:
-        read = _adapter(setting.annotation).validate_python(value)
-    except ValidationError as error:
-        problem = error.errors()[0]
-        what = problem["msg"].removeprefix("Value error, ").removeprefix("Input ")
-        raise SpecError(f"{place}: {what}, got {_shown(value)}") from None
-    if isinstance(value, str) and isinstance(read, float):  # "8/255" stays a string, written one way
-        if match := types.FRACTION.match(value):
-            return f"{match[1]}/{match[2]}"
-        raise SpecError(f"{place}: expected a number or a fraction such as 8/255, got {_shown(value)}")
-    if isinstance(read, float) and not math.isfinite(read):
-        raise SpecError(f"{place}: should be a finite number, got {_shown(value)}")
-    return read
-
-
-def _place(node: Mapping[str, Any], key: str, fallback: str) -> str:
-    return node.place(key) if isinstance(node, LocatedMap) and (key in node.where or node.at) else (fallback or key)
-
-
-def _shown(value: Any) -> str:
-    return repr(dict(value) if isinstance(value, LocatedMap) else value)
-
-
-# --- from a canonical mapping to a call -------------------------------------------------------------------------
-
-
-def build(kind: str, spec: Mapping[str, Any]) -> Any:
-    """The registered function with the settings of a canonical `spec` bound to it; fractions become floats here.
-
-    Of a settings class, an instance.
-    """
-    if kind in CLASSES:
-        module, name = CLASSES[kind]
-        return getattr(importlib.import_module(module), name)(**bind(describe(kind), spec))
-    signature = describe(kind, spec["name"])
-    return functools.partial(function(kind, signature.name), **bind(signature, spec))
-
-
-def bind(signature: Signature, spec: Mapping[str, Any]) -> dict[str, Any]:
-    """The keyword arguments of a call, nested calls built, fractions turned into floats."""
-    by_name = signature.by_name
-    arguments = {}
-    for key, value in spec.items():
-        if key == "name":
-            continue
-        kind = nested(by_name[key].annotation)[0] if key in by_name else None
-        if kind is not None:
-            arguments[key] = None if value is None else build(kind, value)
-        else:
-            is_number = key not in by_name or (isinstance(value, str) and _is_number(by_name[key].annotation))
-            arguments[key] = types.number(value) if is_number and isinstance(value, str) else value
-    return arguments
-
-
-def _is_number(annotation: str) -> bool:
-    return annotation.removesuffix(" | None") in {
-        "Real", "Positive", "NonNegative", "Radius", "Probability", "Fraction", "Momentum", "Count", "Natural",
-    }  # fmt: skip
-
-
-def function(kind: str, name: str) -> Any:
-    """The registered function itself; imports the module (or the plugin) that holds it. SpecError: no such name."""
-    module, table = TABLES[kind]
-    plugin = describe(kind, name).plugin
-    return getattr(sources.load(plugin) if plugin else importlib.import_module(module), table)[name]
-
-
-def without_defaults(kind: str, spec: Mapping[str, Any]) -> dict[str, Any]:
-    """A canonical mapping less every setting that has its default: what a cell's identity is the hash of.
-
-    Weights are known by their content, wherever the file lies.
-
-    So a setting added later, with the default that keeps the old behaviour, leaves identities as they are. A default
-    must therefore never change its meaning: tests/golden/defaults.json pins them.
-    """
-    signature = describe(kind, spec.get("name", ""))
-    short: dict[str, Any] = {"name": spec["name"]} if kind != "Experiment" and kind not in CLASSES else {}
-    by_name = signature.by_name
-    defaults = _defaults(signature)
-    for key, value in spec.items():
-        if key == "name":
-            continue
-        setting = by_name.get(key)
-        if setting is None:
-            short[key] = value
-            continue
-        if setting.default is not REQUIRED and value == defaults[key]:
-            continue
-        inner = nested(setting.annotation)[0]
-        if setting.annotation == "Weights | None":
-            short[key] = weights.content(value)
-            continue
-        short[key] = _shortened(inner, value) if inner and value is not None else value
-    return short
-
-
-def _shortened(kind: str, spec: Mapping[str, Any]) -> dict[str, Any]:
-    """`without_defaults` of a part that cells share."""
-    found: dict[str, Any] = memoised_part("short", kind, spec, lambda: without_defaults(kind, spec))
-    return found

@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from fatbench.errors import SpecError
-from fatbench.suite import cells, external_models, signatures
+from fatbench.suite import calls, cells, external_models
 from fatbench.suite.located import LocatedMap
 
 _MODEL = TypeAdapter(external_models.Model)
@@ -20,7 +20,7 @@ def identity(spec: Mapping[str, Any]) -> str:
         _of_a_model(spec)
     else:
         try:
-            signatures.check_settings(signatures.describe("Experiment", "cell"), LocatedMap(spec))
+            calls.check_cell(LocatedMap(spec))
         except SpecError as error:
             error.args = (f"spec: {error}",)
             raise

@@ -139,12 +139,12 @@ def status(weights: Weights, root: Path) -> dict[str, Any]:
     return row
 
 
-def located(spec: Mapping[str, Any], root: Path) -> dict[str, Any]:
+def located(spec: Mapping[str, Any], root: Path) -> Mapping[str, Any]:
     """A cell with the path of its weights in place of their name, for the function that reads them."""
     model = spec["model"]
     text = model.get("weights")
     found = read(text) if isinstance(text, str) else None
-    return dict(spec) if found is None else {**spec, "model": {**model, "weights": str(place(found, root))}}
+    return spec if found is None else {**spec, "model": {**model, "weights": str(place(found, root))}}
 
 
 def weights_of(specs: Iterable[Mapping[str, Any]]) -> list[str]:

@@ -255,7 +255,8 @@ def train(clients: Sequence[Client], local: LocalTraining, broadcast_loss: bool 
     updates = {}
     for at, (place, client, (means, lengths), right, first) in enumerate(rows):
         own = {name: tensor[at].detach().clone() for name, tensor in state.items()}
-        said = stats(local.epochs, local.momentum, client.n, means, lengths, right, first, stack=len(clients))
+        said = stats(local, client.n, means, lengths, right)
+        said = replace(said, broadcast_loss=first, stack=len(clients))
         updates[place] = Update(client.k, client.n, own, said)
     return [updates[place] for place in range(len(clients))]
 

@@ -94,7 +94,8 @@ def fedsgd(
             model = load(problem, theta)
             for k in clients:
                 for indices in todo[k][place : place + 1]:
-                    upload, loss, hits = _upload(problem, model, k, indices, epoch, place, objective, defence, count)
+                    at = Upload(problem.seed, k, epoch, place)
+                    upload, loss, hits = _upload(problem, model, at, indices, objective, defence, count)
                     uploads.append(upload)
                     one = torch.stack([loss * len(indices), hits, torch.ones_like(loss) * len(indices)])
                     sums.setdefault(k, []).append(one)
@@ -132,12 +133,12 @@ def epoch_batches(problem: Problem, k: int, epoch: int, batch: int) -> Sequence[
 
 
 def _upload(
-    problem: Problem, model: nn.Module, k: int, indices: Tensor, epoch: int, place: int, objective: Any, defence: Any,
-    count: str,
-) -> tuple[Update, Tensor, Tensor]:  # fmt: skip
-    """What client k sends for one batch at the model's weights, its loss, and how many examples it got right."""
+    problem: Problem, model: nn.Module, at: Upload, indices: Tensor, objective: Any, defence: Any, count: str
+) -> tuple[Update, Tensor, Tensor]:
+    """What a client sends for one batch at the model's weights, its loss, and how many examples it got right."""
+    k = at.client
     named = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
-    key = (epoch, place, k)
+    key = (at.epoch, at.step, k)
     with forked(problem.seed, "dropout", *key, device=problem.device):
         x, y = pixels(problem, problem.images[indices]), problem.labels[indices]
         if problem.augment is not None:
@@ -147,7 +148,7 @@ def _upload(
             loss, hits = objective(model, x, y, noise, **granted(objective, offers(problem, k, frozen(model))))
         gradient = dict(zip(named, gradients_of(problem, loss, list(named.values())), strict=True))
     with torch.no_grad():
-        sent, mask = defence(gradient, Upload(problem.seed, k, epoch, place))
+        sent, mask = defence(gradient, at)
     wire: Memory = {"gradient": sent}
     if count == "mask" and mask is not None:
         wire["mask"] = mask

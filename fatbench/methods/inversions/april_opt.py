@@ -50,51 +50,38 @@ def april_opt(
     model.eval()
     for s in observed:
         find(s.weights, POSITION, "april_opt", "learned positions")
-    return torch.stack(
-        [
-            _one(observed, v, model, shape, generator, steps, lr, alpha, tv, zeros, latent)
-            for v in range(len(observed[0].labels))
-        ]
-    )
-
-
-def _one(
-    observed: Sequence[Observation], v: int, model: nn.Module, shape: tuple[int, int, int], generator: Generator,
-    steps: int, lr: float, alpha: float, tv: float, zeros: str, latent: int | None,
-) -> Tensor:  # fmt: skip
-    targets = [{name: g[v] for name, g in s.gradient.items()} for s in observed]
-    kept = [
-        {name: m[v].to(t[name]) for name, m in (s.mask or {}).items() if name in t} if zeros == "ignored" else {}
-        for s, t in zip(observed, targets, strict=True)
-    ]
-    labels = observed[0].labels[v]
     side = (latent, latent) if latent else shape[1:]
-    sample = next(iter(targets[0].values()))
-    guess = torch.randn(len(labels), shape[0], *side, generator=generator, device=generator.device).to(sample)
-    z = (0.5 + 0.1 * guess).requires_grad_(True)
-    optimizer = torch.optim.Adam([z], lr=lr)
 
-    def reconstruction() -> Tensor:
-        return F.interpolate(z, size=shape[1:], mode="bilinear") if latent else z
+    def one(v: int) -> Tensor:
+        targets = [{name: g[v] for name, g in s.gradient.items()} for s in observed]
+        kept = [
+            {name: m[v].to(t[name]) for name, m in (s.mask or {}).items() if name in t} if zeros == "ignored" else {}
+            for s, t in zip(observed, targets, strict=True)
+        ]
+        labels = observed[0].labels[v]
+        sample = next(iter(targets[0].values()))
+        guess = torch.randn(len(labels), shape[0], *side, generator=generator, device=generator.device).to(sample)
+        z = (0.5 + 0.1 * guess).requires_grad_(True)
+        optimizer = torch.optim.Adam([z], lr=lr)
 
-    with sdpa_kernel(SDPBackend.MATH):  # the fused kernels have no second derivative
-        for _ in range(steps):
-            x = reconstruction()
-            loss = sum(
-                _distance(model, s.weights, x, labels, target, mask, alpha)
-                for s, target, mask in zip(observed, targets, kept, strict=True)
-            )
-            if tv:
-                loss = loss + tv * ((x.diff(dim=-1).abs()).mean() + (x.diff(dim=-2).abs()).mean())
-            (z.grad,) = torch.autograd.grad(loss, z)  # type: ignore[arg-type]
-            optimizer.step()
-    return reconstruction().detach().clamp(0, 1).float()
+        def reconstruction() -> Tensor:
+            return F.interpolate(z, size=shape[1:], mode="bilinear") if latent else z
+
+        with sdpa_kernel(SDPBackend.MATH):  # the fused kernels have no second derivative
+            for _ in range(steps):
+                x = reconstruction()
+                found = (differentiable(model, s.weights, x, labels, t) for s, t in zip(observed, targets, strict=True))
+                loss = sum(_distance(*each, alpha) for each in zip(found, targets, kept, strict=True))
+                if tv:
+                    loss = loss + tv * ((x.diff(dim=-1).abs()).mean() + (x.diff(dim=-2).abs()).mean())
+                (z.grad,) = torch.autograd.grad(loss, z)  # type: ignore[arg-type]
+                optimizer.step()
+        return reconstruction().detach().clamp(0, 1).float()
+
+    return torch.stack([one(v) for v in range(len(observed[0].labels))])
 
 
-def _distance(
-    model: nn.Module, weights: Tensors, x: Tensor, y: Tensor, target: Tensors, kept: Tensors, alpha: float
-) -> Tensor:
-    found = differentiable(model, weights, x, y, target)
+def _distance(found: Tensors, target: Tensors, kept: Tensors, alpha: float) -> Tensor:
     own = {name: g * kept[name] if name in kept else g for name, g in found.items()}
     gap = torch.stack([(own[name] - target[name]).square().sum() for name in target]).sum()
     size = torch.stack([g.square().sum() for g in target.values()]).sum().clamp(min=1e-30)

@@ -20,7 +20,8 @@ from fatbench.report.tables.grid_points import sweeps
 from fatbench.store.selection import Checkpoint
 from fatbench.suite import model
 from fatbench.suite.cells import Cell, Plan
-from fatbench.suite.files import Contents, Suite
+from fatbench.suite.contents import Contents
+from fatbench.suite.files import Suite
 from fatbench.suite.located import LocatedMap
 from fatbench.suite.tables import SERIES, Figure
 

@@ -15,7 +15,7 @@ def runs_of_cell(store: Store, cell: str) -> list[dict[str, Any]]:
     """The runs of a cell beside each other: where each ran, and its evaluations (stage -> value)."""
     first, _, _ = cell.partition(replicates.SIGN)
     found = []
-    for id in replicates.of(store, [first]).get(first, []):
+    for id in replicates.of(store.database, [first]).get(first, []):
         runs = (run for run in store.runs([id]) if run["stage"] == "train" and not run.get("dropped"))
         run = next(runs, {})
         wanted = [stage for _, stage in store.stages([id]) if stage != "train"]

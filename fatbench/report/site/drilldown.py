@@ -123,7 +123,7 @@ def fill(
     """Say of each place what the database knows of its cells. files: their folders; images: of a cell, besides."""
     ids = list(dict.fromkeys(cell for point in points for cell in point.cells))
     specs = store.cells(ids)
-    several = replicates.of(store, ids)
+    several = replicates.of(store.database, ids)
     stages: dict[str, list[StageRow]] = {}
     for (cell, _), row in sorted(store.stages(ids).items()):
         stages.setdefault(cell, []).append(row)

@@ -11,8 +11,9 @@ from fatbench.errors import NothingMatched
 from fatbench.store.replicates import SIGN
 from fatbench.suite import external_models, model
 from fatbench.suite.cells import Cell, Evaluation, Plan
+from fatbench.suite.contents import Axes, Contents
 from fatbench.suite.external_models import SUITE
-from fatbench.suite.files import Axes, Contents, Suite
+from fatbench.suite.files import Suite
 from fatbench.suite.filters import select
 from fatbench.suite.located import LocatedMap
 

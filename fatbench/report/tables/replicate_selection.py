@@ -32,8 +32,8 @@ def plans(plan: Plan, store: Store, which: str) -> list[Plan]:
     Only runs whose training is done count, unless there is none. The first plan has every cell. First is the run that
     ended first, wherever it stands in the database: files of results are read in any order.
     """
-    known = replicates.of(store, [cell.id for cell in plan.unique()])
-    ended = replicates.trained(store, [id for ids in known.values() for id in ids])
+    known = replicates.of(store.database, [cell.id for cell in plan.unique()])
+    ended = replicates.trained(store.database, [id for ids in known.values() for id in ids])
     done = {cell: [id for id in ids if id in ended] or ids[:1] for cell, ids in known.items()}
     latest = which == "latest"
     when = {id: ended.get(id) or ("" if latest else LAST) for ids in done.values() for id in ids}
@@ -56,7 +56,7 @@ def note(grids: Iterable[Grid], store: Store, which: str, pooled: Numbers | None
     """Say under each table which runs it shows, where some of its cells were run more than once."""
     grids = list(grids)
     cells = {id.partition(replicates.SIGN)[0] for grid in grids for _, id in grid.points}
-    known = replicates.of(store, cells)
+    known = replicates.of(store.database, cells)
     for grid in grids:
         mine = {id.partition(replicates.SIGN)[0] for _, id in grid.points}
         several = [known[cell] for cell in mine if cell in known]

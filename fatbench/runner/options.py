@@ -1,0 +1,64 @@
+"""The options of a run, declared once: for `fatbench run`, for `fatbench.run` and for the runner."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions:
+    """How a run is carried out. `fatbench run suite --help` says what each option means."""
+
+    jobs: int | None = None  # cells side by side
+    device: str | None = None
+    per_gpu: int | None = None
+    executor: str = "local"
+    precision: str | None = None
+    path: str = "loop"
+    microbatch: int | None = None
+    vectorise: int = 1
+    retry_failed: bool = False
+    rerun_changed: bool = False
+    fail_fast: bool = False
+    time_limit: str | None = None
+    wait: bool = True
+    dry_run: bool = False
+    db: str | None = None
+    data: str | Path | None = None
+
+
+def with_keywords(
+    function: Callable[..., T], without: Collection[str] = (), types: Mapping[str, Any] | None = None
+) -> Callable[..., T]:
+    """The function, whose last parameter is `options: RunOptions`, with a keyword for each option in its place.
+
+    without: options that keep their default. types: option -> its annotation, such as Typer reads it.
+    """
+    given = inspect.signature(function, eval_str=types is not None)
+    chosen = [option for option in fields(RunOptions) if option.name not in without]
+
+    @functools.wraps(function)
+    def called(*arguments: Any, **keywords: Any) -> T:
+        bound = signature.bind(*arguments, **keywords).arguments
+        options = {option.name: bound.pop(option.name) for option in chosen if option.name in bound}
+        return function(**bound, options=RunOptions(**options))
+
+    asked = [
+        inspect.Parameter(
+            option.name, inspect.Parameter.KEYWORD_ONLY, default=option.default,
+            annotation=option.type if types is None else types[option.name],
+        )
+        for option in chosen
+    ]  # fmt: skip
+    own = [parameter for parameter in given.parameters.values() if parameter.name != "options"]
+    signature = given.replace(parameters=[*own, *asked])
+    called.__signature__ = signature  # type: ignore[attr-defined]
+    called.__annotations__ = {parameter.name: parameter.annotation for parameter in signature.parameters.values()}
+    return called

@@ -1,0 +1,265 @@
+"""Calls: the mappings of a suite, checked once, each with the signature of what it calls.
+
+    check("Attack", node)     -> the Call that a suite's mapping means, every default filled in
+    call("Attack", spec)      -> the same of a canonical mapping that was stored or came from another process
+    build("Attack", spec)     -> the function with its settings bound; imports its module
+
+What is asked of a call afterwards, its cost, what it refuses, which plug-ins it uses, its identity, is asked of its
+signature and of the calls nested in it; no name is looked up again.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+from fatbench.errors import SpecError, did_you_mean
+from fatbench.suite import sources, types, weights
+from fatbench.suite.located import LocatedMap
+from fatbench.suite.memoise import memoised, memoised_part
+from fatbench.suite.signatures import CLASSES, REQUIRED, TABLES, Setting, Signature, describe, names
+
+Checked = tuple[Mapping[str, Any], Mapping[str, Any]]  # settings as they were written, and their canonical form
+
+
+class Call(dict[str, Any]):
+    """A canonical mapping, every setting in it, that knows the signature of what it calls; nested calls are Calls.
+
+    Of a settings class, and of a cell, it has no `name`. Nobody changes one. Copied with `{**call}`, pickled or as JSON
+    it is plain data, of which `call` makes a Call again.
+    """
+
+    def __init__(self, signature: Signature, settings: Mapping[str, Any]):
+        super().__init__(settings)
+        self.signature = signature
+
+    @property
+    def kind(self) -> str:
+        return self.signature.kind
+
+    @property
+    def nested(self) -> dict[str, Call]:
+        """The calls among its settings, of those that are set."""
+        return {name: value for name, value in self.items() if isinstance(value, Call)}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return dict, (dict(self),)
+
+
+# --- from a suite's mapping to a call -----------------------------------------------------------------------------
+
+
+def check(kind: str, node: Any, place: str = "") -> Call:
+    """The canonical form of `node`, a mapping {name: ..., setting: value}: defaults filled in, values checked.
+
+    A bare string is short for {name: string}. The mapping of a settings class has no name. SpecError: unknown name or
+    key, missing key, wrong type or range. What was checked before is not checked again: the result is shared.
+    """
+    found: Call = memoised("check", kind, node, lambda: _checked(kind, node, place))
+    return found
+
+
+def check_cell(node: Mapping[str, Any], place: str = "", like: Checked | None = None) -> Call:
+    """The canonical form of a cell. SpecError as for `check`.
+
+    like: another cell; what this one shares with that one is not checked again.
+    """
+    signature = describe("Experiment")
+    return Call(signature, _settings(signature, node, place, like))
+
+
+def _checked(kind: str, node: Any, place: str) -> Call:
+    if kind in CLASSES:
+        if not isinstance(node, Mapping):
+            raise SpecError(f"{place or kind.lower()}: expected a mapping of settings, got {_shown(node)}")
+        signature = describe(kind)
+        return Call(signature, _settings(signature, node, place))
+    if isinstance(node, str):
+        node = LocatedMap({"name": node}, at=place)
+    if not isinstance(node, Mapping):
+        raise SpecError(f"{place or kind.lower()}: expected a mapping with a name, got {_shown(node)}")
+    if "name" not in node:
+        raise SpecError(
+            f"{place or kind.lower()}: 'name' is missing: which {kind.lower()}?{did_you_mean('', names(kind))}"
+        )
+    if not isinstance(node["name"], str):
+        raise SpecError(f"{_place(node, 'name', place)}: expected a name, got {_shown(node['name'])}")
+    signature = describe(kind, node["name"], _place(node, "name", place))
+    rest = LocatedMap(
+        {k: v for k, v in node.items() if k != "name"}, getattr(node, "where", None), getattr(node, "at", "")
+    )
+    return Call(signature, {"name": signature.name, **_settings(signature, rest, place)})
+
+
+def _settings(signature: Signature, node: Mapping[str, Any], place: str, like: Checked | None = None) -> dict[str, Any]:
+    """The canonical settings of a call of one function, without its name."""
+    known = signature.by_name
+    for key in node:
+        if key not in known and not signature.free:
+            raise SpecError(
+                f"{_place(node, key, place)}: '{signature.name}' has no setting '{key}'{did_you_mean(key, known)}"
+            )
+    canonical: dict[str, Any] = {}
+    defaults = _defaults(signature)
+    before, checked = like or ({}, {})
+    for setting in signature.settings:
+        if setting.name in node:
+            value = node[setting.name]
+            if setting.name in before and before[setting.name] is value:
+                canonical[setting.name] = checked[setting.name]
+            else:
+                canonical[setting.name] = _value(setting, value, _place(node, setting.name, place))
+        elif setting.default is REQUIRED:
+            where = place or getattr(node, "at", "")
+            raise SpecError(f"{where}{': ' if where else ''}'{signature.name}' needs '{setting.name}'")
+        else:
+            canonical[setting.name] = defaults[setting.name]
+    for key in node:
+        if key not in known:
+            canonical[key] = node[key]
+    return canonical
+
+
+def _defaults(signature: Signature) -> dict[str, Any]:
+    """The canonical defaults of a function's settings."""
+    found: dict[str, Any] = memoised(
+        "defaults", signature.kind, (signature.file, signature.line, signature.name), lambda: {
+            setting.name: _value(setting, setting.default, setting.name)
+            for setting in signature.settings
+            if setting.default is not REQUIRED
+        },
+    )  # fmt: skip
+    return found
+
+
+def _value(setting: Setting, value: Any, place: str) -> Any:
+    if setting.kind is not None:
+        return None if setting.optional and value is None else check(setting.kind, value, place)
+    return memoised("value", setting.annotation, value, lambda: _plain_value(setting, value, place))
+
+
+def _plain_value(setting: Setting, value: Any, place: str) -> Any:
+    try:
+        read = _adapter(setting.annotation).validate_python(value)
+    except ValidationError as error:
+        problem = error.errors()[0]
+        what = problem["msg"].removeprefix("Value error, ").removeprefix("Input ")
+        raise SpecError(f"{place}: {what}, got {_shown(value)}") from None
+    if isinstance(value, str) and isinstance(read, float):  # "8/255" stays a string, written one way
+        if match := types.FRACTION.match(value):
+            return f"{match[1]}/{match[2]}"
+        raise SpecError(f"{place}: expected a number or a fraction such as 8/255, got {_shown(value)}")
+    if isinstance(read, float) and not math.isfinite(read):
+        raise SpecError(f"{place}: should be a finite number, got {_shown(value)}")
+    return read
+
+
+@functools.cache
+def _adapter(annotation: str) -> TypeAdapter[Any]:
+    names = {**vars(types), "Literal": Literal}
+    return TypeAdapter(eval(annotation, names), config=ConfigDict(strict=True))
+
+
+def _place(node: Mapping[str, Any], key: str, fallback: str) -> str:
+    return node.place(key) if isinstance(node, LocatedMap) and (key in node.where or node.at) else (fallback or key)
+
+
+def _shown(value: Any) -> str:
+    return repr(dict(value) if isinstance(value, LocatedMap) else value)
+
+
+def call(kind: str, spec: Mapping[str, Any]) -> Call:
+    """A canonical mapping as a Call; it itself, if it is one. SpecError: no such name."""
+    if isinstance(spec, Call):
+        return spec
+    signature = describe(kind, spec.get("name", ""))
+    known = signature.by_name
+
+    def value(key: str) -> Any:
+        kind = known[key].kind if key in known else None
+        return spec[key] if kind is None or spec[key] is None else call(kind, spec[key])
+
+    return Call(signature, {key: value(key) for key in spec})
+
+
+# --- from a call to what it calls ---------------------------------------------------------------------------------
+
+
+def build(kind: str, spec: Mapping[str, Any]) -> Any:
+    """The registered function with the settings of a canonical `spec` bound to it; fractions become floats here.
+
+    Of a settings class, an instance.
+    """
+    found = call(kind, spec)
+    called = function(found.signature)
+    return called(**bind(found)) if kind in CLASSES else functools.partial(called, **bind(found))
+
+
+def bind(call: Call) -> dict[str, Any]:
+    """The keyword arguments of a call, nested calls built, fractions turned into floats."""
+    known = call.signature.by_name
+    arguments = {}
+    for key, value in call.items():
+        if isinstance(value, Call):
+            arguments[key] = build(value.kind, value)
+        elif key != "name":
+            is_number = isinstance(value, str) and (key not in known or _is_number(known[key].annotation))
+            arguments[key] = types.number(value) if is_number else value
+    return arguments
+
+
+def bind_cell(spec: Mapping[str, Any], root: Path) -> dict[str, Any]:
+    """`bind` of a canonical cell whose model reads its weights below `root`, the folder of data sets."""
+    return bind(call("Experiment", weights.located(spec, root)))
+
+
+def _is_number(annotation: str) -> bool:
+    return annotation.removesuffix(" | None") in {
+        "Real", "Positive", "NonNegative", "Radius", "Probability", "Fraction", "Momentum", "Count", "Natural",
+    }  # fmt: skip
+
+
+def function(signature: Signature) -> Any:
+    """The function itself, or the settings class; imports the module, or runs the plug-in, that holds it."""
+    if signature.kind in CLASSES:
+        module, name = CLASSES[signature.kind]
+        return getattr(importlib.import_module(module), name)
+    module, table = TABLES[signature.kind]
+    holder = sources.load(signature.plugin) if signature.plugin else importlib.import_module(module)
+    return getattr(holder, table)[signature.name]
+
+
+def without_defaults(call: Call) -> dict[str, Any]:
+    """A call less every setting that has its default: what a cell's identity is the hash of.
+
+    Weights are known by their content, wherever the file lies.
+
+    So a setting added later, with the default that keeps the old behaviour, leaves identities as they are. A default
+    must therefore never change its meaning: tests/golden/defaults.json pins them.
+    """
+    known = call.signature.by_name
+    defaults = _defaults(call.signature)
+    short: dict[str, Any] = {}
+    for key, value in call.items():
+        setting = known.get(key)
+        if setting is None:  # the name, or a setting that is checked only when it is called
+            short[key] = value
+        elif setting.default is not REQUIRED and value == defaults[key]:
+            continue
+        elif setting.annotation == "Weights | None":
+            short[key] = weights.content(value)
+        else:
+            short[key] = _shortened(value) if isinstance(value, Call) else value
+    return short
+
+
+def _shortened(call: Call) -> dict[str, Any]:
+    """`without_defaults` of a part that cells share."""
+    found: dict[str, Any] = memoised_part("short", call.kind, call, lambda: without_defaults(call))
+    return found

@@ -1,0 +1,34 @@
+"""What a suite file says as a whole; its parts are in `model.py`, `tables.py` and `contrasts.py`."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from fatbench.suite.contrasts import Tests
+from fatbench.suite.model import AxesOfSuite, Evaluate, GridSpec, Node, Note, OverrideMap, Presets, Seeds, Text
+from fatbench.suite.tables import Figure, Table
+
+
+class Axes(Node):
+    """The axes alone."""
+
+    axes: AxesOfSuite = Field(default={})
+
+
+class Contents(Node):
+    """What a suite file says, what it extends merged under it."""
+
+    name: Text
+    title: Text
+    description: Note = ""
+    extends: Text | None = None
+    plugins: list[str] = Field(default=[])  # paths, those of what it extends before its own
+    seeds: Seeds = Field(default=[0])
+    base: OverrideMap
+    axes: AxesOfSuite = Field(default={})
+    grid: GridSpec = GridSpec()
+    evaluate: Evaluate = Evaluate()
+    presets: Presets
+    tables: list[Table] = Field(default=[])
+    figures: list[Figure] = Field(default=[])
+    tests: Tests = Tests()
