@@ -872,7 +872,7 @@ def test_celeba_with_the_split_that_leaf_wrote(tmp_path: Path) -> None:
     assert data.train_labels.tolist() == [1, 0, 0] and data.test_labels.tolist() == [1, 1]
     assert data.test_writers.tolist() == [3, 7]
     found = message(SpecError, lambda: celeba(tmp_path, split="json", sample=0.2))
-    assert "belong to 'split: recipe'" in found
+    assert "need 'split: recipe'" in found
 
 
 def test_celeba_recipe_from_leafs_all_data(tmp_path: Path) -> None:

@@ -280,7 +280,7 @@ def test_right_probabilities_are_not_doubted(here: Path, run: Run) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        ("my.pt", 5, "my.pt: damaged, or not a checkpoint of ours"),
+        ("my.pt", 5, "my.pt: damaged, or not a checkpoint of fatbench"),
         ("my.pt --dataset digits", 2, "--dataset: a state dict needs --model timm/NAME or --model FILE.py:FUNCTION"),
         ("my.pt --model my_model.py:make", 2, "say the data set by --dataset NAME, or --like SUITE"),
         ("no.pt --model my_model.py:make --dataset digits", 5, "no.pt: no such file"),

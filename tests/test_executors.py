@@ -159,7 +159,7 @@ def begun(forks, monkeypatch: pytest.MonkeyPatch) -> list:
     """Every worker process that is started, and "plan" where a suite was expanded."""
     seen: list = []
     start, plan_of = processes.start_process, running.plan_of
-    monkeypatch.setattr(processes, "started", lambda *of: seen.append(start(*of)) or seen[-1])
+    monkeypatch.setattr(processes, "start_process", lambda *of: seen.append(start(*of)) or seen[-1])
     monkeypatch.setattr(running, "plan_of", lambda *of: seen.append("plan") or plan_of(*of))
     return seen
 

@@ -175,7 +175,9 @@ FEDAVG = {
 
 def test_missing_weights_are_refused_before_anything_runs(cell, tmp_path):
     cell.spec["model"] = {"name": "vit", "weights": f"nowhere/vit.pth@sha256:{'0' * 64}"}
-    with pytest.raises(MachineError, match=r"no file .*/weights/nowhere/vit\.pth \(put it there; the suite"):
+    with pytest.raises(
+        MachineError, match=r"no file .*/weights/nowhere/vit\.pth \(put the file there; the description"
+    ):
         check_data([cell], tmp_path)
 
 

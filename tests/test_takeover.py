@@ -320,7 +320,7 @@ def test_a_full_disk_stops_the_run_and_fails_no_cell(full, jobs, machine, option
         os.truncate(ballast, ballast.stat().st_size - (8 << 10 if full == "files" else 160 << 10))
         with pytest.raises(Unavailable, match=r"disk is full|disk full|No space left") as stop:
             run_all(jobs, Watch("crew"), RunOptions(**place))
-        assert stop.value.exit_code == 5 and "the same command goes on" in str(stop.value)
+        assert stop.value.exit_code == 5 and "run the same command again to continue" in str(stop.value)
         assert "Traceback" not in capfd.readouterr().err
         ballast.unlink()
         with Store.open(db) as store:
@@ -438,7 +438,7 @@ def test_memory_that_is_never_enough_is_a_failure_in_words(jobs, machine, monkey
     events: list[Event] = []
     with Store.open(machine.db) as store:
         assert work(jobs[0], machine, store, events.append) == "failed"
-    said = "OutOfMemory: Unable to allocate; nor is it enough for 4 images in the network at once"
+    said = "OutOfMemory: Unable to allocate; even with 4 images in the network at once"
     assert [(event.stage, event.message) for event in events if event.kind == "failed"] == [("train", said)]
     assert rows(machine, jobs[0])["train"] == ("failed", said)
     assert max(sizes) == 16
