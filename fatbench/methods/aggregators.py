@@ -297,7 +297,7 @@ def fedwavg(
 
     q >= 0; 0 is `uniform`. The last layer is every parameter of every module that emits logits, together: both
     classifiers of a head that has two. `weight_only` takes their weights, `last_tensor` the last tensor alone (often a
-    bias: what a naive reading gives). `by_samples` multiplies by N_k. A last layer of zeros has cosine 0.
+    bias: what a naive interpretation gives). `by_samples` multiplies by N_k. A last layer of zeros has cosine 0.
 
     Source: Aldahdooh et al. 2022, Eq. 3 and Algorithm 1; differences: fedwavg-last-layer.
     """

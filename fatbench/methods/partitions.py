@@ -87,7 +87,7 @@ def shah(
     The sorted examples are cut into `clients` chunks of N // clients; the remainder is left out. Client k gets
     100 - (clients - 1) * skew per cent of chunk k: 92 with 5 clients and skew 2, 62 with 20, and 2 with 50, which is
     IID. `own_fraction`, where given, replaces `skew`: client k gets that fraction of chunk k whatever the number of
-    clients, the others share the rest equally. Shares that are no whole number of examples are rounded so that every
+    clients, the others share the rest equally. Fractions that are no whole number of examples are rounded so that every
     client has N // clients examples and every chunk is handed out completely. Chunks are cut by position, so that
     they split classes where the number of clients does not divide that of classes.
 

@@ -2,7 +2,7 @@
 
 An image pass takes as long as its arithmetic or as starting its kernels, whichever is longer:
 
-    seconds = max(operations / (SHARE * rate), kernels * LAUNCH / images at once)
+    seconds = max(operations / (FRACTION * rate), kernels * LAUNCH / images at once)
 
 Neither constant was measured on a GPU. It is arithmetic, to tell an hour from a week.
 """

@@ -66,7 +66,7 @@ def _of_data(data: Call) -> Data:
 
 
 def fractions() -> frozenset[str]:
-    """The metrics that are shares, printed as per cent, from the lines `Fractions:` of what a cell may call."""
+    """The metrics that are fractions, printed as per cent, from the lines `Fractions:` of what a cell may call."""
     kinds = ("Experiment", "Algorithm", "Aggregator", "Diagnostic")
     texts = [text for kind in kinds for name in names(kind) for text in lines(describe(kind, name).doc, "Fractions:")]
     return frozenset(metric.strip() for text in texts for metric in text.split(","))

@@ -1,4 +1,4 @@
-"""Eavesdropping: what an inversion makes of the defended gradients of single target_clients. Nothing is learned.
+"""An honest-but-curious server inverts the defended gradients of single target clients. Nothing is learned.
 
 | Sawada et al. 2024 | here | what |
 |---|---|---|

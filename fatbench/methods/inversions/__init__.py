@@ -2,7 +2,7 @@
 
     reconstructions = INVERSIONS["patch_ls"](observed, model, (3, 224, 224), generator)
 
-`observed` is a list of `Observation` (`upload.py`), one for each round in which the same V victims were watched:
+`observed` is a list of `Observation` (`upload.py`), one for each observed round of the same V target clients:
 the weights that were sent to them, their V gradients after the defence, the masks where these are on the wire, labels.
 `model` is the architecture, in any state of its weights (they come from `observed`), `shape` (C, H, W) that of the
 images as the model takes them. The result is (V, P, C, H, W) in [0, 1]: one reconstruction for each upload (P = 1), or

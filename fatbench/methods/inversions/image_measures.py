@@ -81,8 +81,8 @@ def identified(images: Tensor, candidates: Tensor, truth: Tensor) -> Tensor:
     originals = F.normalize(originals - originals.mean(1, keepdim=True), dim=1)
     scores = reconstructions @ originals.T
     own = scores.gather(1, truth.unsqueeze(1))
-    rivals = scores.scatter(1, truth.unsqueeze(1), -torch.inf)
-    return (own > rivals.amax(1, keepdim=True) + 1e-9).squeeze(1)
+    others = scores.scatter(1, truth.unsqueeze(1), -torch.inf)
+    return (own > others.amax(1, keepdim=True) + 1e-9).squeeze(1)
 
 
 def best_of(measure: Callable[[Tensor, Tensor], Tensor], reconstructions: Tensor, originals: Tensor) -> Tensor:
@@ -91,10 +91,10 @@ def best_of(measure: Callable[[Tensor, Tensor], Tensor], reconstructions: Tensor
     For an upload of a batch: was any of its images recovered? Also the oracle's choice, with one original and the
     reconstructions of P solvers: an upper bound that no attacker reaches, to be shown as such.
     """
-    victims, count, batch = *reconstructions.shape[:2], originals.shape[1]
+    targets, count, batch = *reconstructions.shape[:2], originals.shape[1]
     left = reconstructions.unsqueeze(2).expand(-1, -1, batch, -1, -1, -1).flatten(0, 2)
     right = originals.unsqueeze(1).expand(-1, count, -1, -1, -1, -1).flatten(0, 2)
-    return measure(left, right).view(victims, -1).amax(1)
+    return measure(left, right).view(targets, -1).amax(1)
 
 
 def grey(images: Tensor) -> Tensor:

@@ -7,7 +7,7 @@
 | X, (V, N, C p p) | x_s | the patches, normalised as the model does it |
 | u, (H, l) | - | bilinear upsampling from l to H pixels, along one side |
 
-V: independent uploads (victims), solved together; N = (H / p)^2 patches, D the width of the model.
+V: independent uploads (target clients), solved together; N = (H / p)^2 patches, D the width of the model.
 """
 
 from __future__ import annotations

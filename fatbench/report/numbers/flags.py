@@ -91,7 +91,7 @@ def chance(spec: Mapping[str, Any], stored: float | None = None, n: int | None =
 
 @functools.cache
 def above_chance(accuracy: float, n: int, fraction: float) -> bool:
-    """Whether `accuracy` on n images is above `share`: the exact one-sided binomial test, p < LEVEL.
+    """Whether `accuracy` on n images is above `fraction`: the exact one-sided binomial test, p < LEVEL.
 
     Of several models on the same images the accuracy is their mean, and the test takes it as one model's.
     """

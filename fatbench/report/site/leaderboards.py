@@ -1,4 +1,4 @@
-"""Leaderboards: every row that competes at one task, of whatever suite, in one table that can be sorted.
+"""Leaderboards: every row of one task, of any suite, in one table that can be sorted.
 
 A task is a data set with its variant, a split among clients, and attacks with their settings, in one preset. The table
 is a grid like any other (`combined`), so its marks and notes are those of the tables.
@@ -31,7 +31,7 @@ LABELS = 12  # of an axis that can be chosen from a list
 
 @dataclass
 class Task:
-    """The cells that compete."""
+    """The cells that are compared."""
 
     preset: str
     cell: Cell  # the first of them
@@ -83,7 +83,7 @@ def boards(parts: Sequence[Part], grids: Sequence[Grid], store: Store, select: C
 
 
 def _grid(task: Task, store: Store, select: Checkpoint, which: str) -> Grid | None:
-    """One table of all cells of a task, in which every row competes with every other."""
+    """One table of all cells of a task, in which every row is compared with every other."""
     from fatbench.report import build_tables
 
     mine = [(suite, replace(plan, cells=cells)) for suite, plan, cells in task.parts.values()]
