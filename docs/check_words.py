@@ -51,8 +51,6 @@ PENDING = (
     "docs/compare",
     "docs/differences",
     "results/",
-    "suites/",
-    "fatbench",
 )
 
 # Phrases that read as translated, and what no English README says.
