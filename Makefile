@@ -8,7 +8,9 @@ WORKERS ?= auto
 ARGS ?=
 
 BIN := $(VENV)/bin
-STAMP := $(VENV)/.installed
+# What a user needs, with figures; and for the other targets what the developers need beside it.
+USER := $(VENV)/.user
+STAMP := $(VENV)/.dev
 DEMO := .demo
 
 # Bytecode is kept whatever the environment says: without it each of the many processes that the tests start compiles
@@ -25,33 +27,40 @@ COLOUR := $(if $(NO_COLOR),,$(if $(MAKE_TERMOUT),FORCE_COLOR=1))
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
-env: $(STAMP) ## the environment, in .venv
+env: $(STAMP) ## the environment of a developer, in .venv; make demo needs and makes a smaller one
 
 # uv installs in seconds what takes pip minutes; bytecode is made once, and not by each of the many processes that the
 # tests start where PYTHONDONTWRITEBYTECODE is set. Where uv cannot be had, or does not find what pip finds (it does not
 # read pip's configuration), pip does it all.
-$(STAMP): pyproject.toml constraints.txt
-	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))' || { \
-	    echo "make: $(PYTHON) is not Python 3.11 to 3.13; say which one to use: make PYTHON=python3.12 ..." >&2; exit 1; }
-	@echo "make: installing into $(VENV)" >&2
-	@$(PYTHON) -m venv $(VENV)
+define install
+	@echo "make: installing $(1) into $(VENV)" >&2
 	@if $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt uv \
 	    && $(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python --constraint constraints.txt \
-	        --build-constraint constraints.txt --editable '.[dev]'; \
+	        --build-constraint constraints.txt --editable '$(1)'; \
 	then :; \
 	else \
 	    echo "make: uv could not do it, pip is slower" >&2; \
-	    $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'; \
+	    $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '$(1)'; \
 	fi
 	@touch $@
+endef
 
-demo: $(STAMP) ## the smoke preset of sfat-cifar10 on scikit-learn's digits, and its tables (about a minute)
+$(USER): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))' || { \
+	    echo "make: $(PYTHON) is not Python 3.11 to 3.13; say which one to use: make PYTHON=python3.12 ..." >&2; exit 1; }
+	@$(PYTHON) -m venv $(VENV)
+	$(call install,.[plots])
+
+$(STAMP): $(USER)
+	$(call install,.[dev])
+
+demo: $(USER) ## the smoke preset of sfat-cifar10 on scikit-learn's digits, and its tables (about a minute)
 	@rm -rf $(DEMO) && mkdir $(DEMO)
 	@$(BIN)/fatbench run suite sfat-cifar10 --smoke --db $(DEMO)/fatbench.db
 	@[ -t 1 ] || export COLUMNS=$${COLUMNS:-160}; \
 	$(COLOUR) $(BIN)/fatbench report sfat-cifar10 --preset smoke --format terminal --db $(DEMO)/fatbench.db
 
-site: $(STAMP) ## the page of the committed results: site/index.html
+site: $(USER) ## the page of the committed results: site/index.html
 	@$(BIN)/fatbench site results/*.jsonl --images results/figures -o site
 
 # An environment of its own: torchattacks wants a requests that Sphinx does not. What Sphinx lacks it finds in ours.
