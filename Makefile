@@ -9,7 +9,7 @@ ARGS ?=
 
 BIN := $(VENV)/bin
 # What a user needs, with figures; and for the other targets what the developers need beside it.
-USER := $(VENV)/.user
+INSTALLED := $(VENV)/.user
 STAMP := $(VENV)/.dev
 DEMO := .demo
 
@@ -45,22 +45,22 @@ define install
 	@touch $@
 endef
 
-$(USER): pyproject.toml constraints.txt
+$(INSTALLED): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))' || { \
 	    echo "make: $(PYTHON) is not Python 3.11 to 3.13; say which one to use: make PYTHON=python3.12 ..." >&2; exit 1; }
 	@$(PYTHON) -m venv $(VENV)
 	$(call install,.[plots])
 
-$(STAMP): $(USER)
+$(STAMP): $(INSTALLED)
 	$(call install,.[dev])
 
-demo: $(USER) ## the smoke preset of sfat-cifar10 on scikit-learn's digits, and its tables (about a minute)
+demo: $(INSTALLED) ## the smoke preset of sfat-cifar10 on scikit-learn's digits, and its tables (about a minute)
 	@rm -rf $(DEMO) && mkdir $(DEMO)
 	@$(BIN)/fatbench run suite sfat-cifar10 --smoke --db $(DEMO)/fatbench.db
 	@[ -t 1 ] || export COLUMNS=$${COLUMNS:-160}; \
 	$(COLOUR) $(BIN)/fatbench report sfat-cifar10 --preset smoke --format terminal --db $(DEMO)/fatbench.db
 
-site: $(USER) ## the page of the committed results: site/index.html
+site: $(INSTALLED) ## the page of the committed results: site/index.html
 	@$(BIN)/fatbench site results/*.jsonl --images results/figures -o site
 
 # An environment of its own: torchattacks wants a requests that Sphinx does not. What Sphinx lacks it finds in ours.
