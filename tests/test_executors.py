@@ -200,18 +200,31 @@ def test_an_early_worker_that_died_is_not_taken(begun):
         assert processes.take_early() is None
 
 
-def test_a_killed_worker_takes_only_its_cell_with_it(jobs, machine, forks):
+KILLED = "the worker process ended with SIGKILL (out of memory?)"
+
+
+def test_a_killed_worker_takes_only_its_cell_with_it_and_that_is_begun_once_more(jobs, machine, forks):
     """One of two workers gets SIGKILL in its first cell; three slots for three cells minus one, so a cell waits."""
     seen = Watcher(jobs[0].cell, "start", lambda: os.kill(pid_of(machine, jobs[0]), signal.SIGKILL))
     outcomes = local.run(jobs, machine, ["cpu", "cpu"], seen, never)
-    assert outcomes == {jobs[0].cell: "failed", jobs[1].cell: "done", jobs[2].cell: "done"}
-    assert rows(machine, jobs[0]) == {"train": ("failed", "the worker process ended with SIGKILL (out of memory?)")}
-    assert seen.kinds(jobs[0], "train") == ["start", "failed"] and seen.kinds(jobs[0]) == ["failed"]
-    for job in jobs[1:]:
+    assert outcomes == {job.cell: "done" for job in jobs}
+    assert seen.kinds(jobs[0], "train")[:3] == ["start", "interrupted", "start"]
+    said = [event.message for _, event in seen.seen if event.kind == "interrupted"]
+    assert said == [f"{KILLED}: it starts again"]
+    for job in jobs:
         assert len(rows(machine, job)) == 3 and {status for status, _ in rows(machine, job).values()} == {"done"}
+    assert numbers(machine, jobs[0]) == undisturbed(machine, jobs[0])
+
+
+def test_a_cell_whose_worker_is_killed_twice_fails(jobs, machine, forks):
+    def watch(slot: int, event: Event) -> None:
+        if (event.cell, event.stage, event.kind) == (jobs[0].cell, "train", "start"):
+            os.kill(pid_of(machine, jobs[0]), signal.SIGKILL)
+
+    assert local.run(jobs[:2], machine, ["cpu"], watch, never) == {jobs[0].cell: "failed", jobs[1].cell: "done"}
+    assert rows(machine, jobs[0]) == {"train": ("failed", KILLED)}
     again = replace(machine, retry_failed=True)
     assert local.run(jobs[:1], again, ["cpu"], ignore, never) == {jobs[0].cell: "done"}
-    assert numbers(machine, jobs[0]) == undisturbed(machine, jobs[0])
 
 
 def test_cells_in_one_program_have_numbers_logs_and_failures_of_their_own(jobs, machine, forks):
@@ -235,22 +248,24 @@ def test_cells_in_one_program_have_numbers_logs_and_failures_of_their_own(jobs, 
         assert {run["vectorise"] for run in store.runs([job.cell for job in cells])} == {3}
 
 
-def test_a_killed_process_takes_the_cells_of_all_its_slots_with_it(jobs, machine, forks):
-    """SIGKILL once all three have begun; a new process, of as many slots, does the rest."""
+def test_a_killed_process_takes_the_cells_of_all_its_slots_with_it_and_they_are_begun_once_more(jobs, machine, forks):
+    """SIGKILL once all three have begun; a new process, of as many slots, does them and the rest."""
     place = replace(machine, path="fast", vectorise=3)
-    begun: set[str] = set()
+    begun: list[str] = []
+    said: list[str] = []
 
     def watch(slot: int, event: Event) -> None:
-        if event.kind == "start" and event.stage == "train" and len(begun) < 3:
-            begun.add(event.cell)
+        if event.kind == "start" and event.stage == "train":
+            begun.append(event.cell)
             if len(begun) == 3:
                 os.kill(pid_of(place, cells[0]), signal.SIGKILL)
+        said.extend([event.message] if event.kind == "interrupted" else [])
 
-    cells = [*map(lasting, jobs), replace(jobs[0], cell="later")]
+    cells = [*jobs, replace(jobs[0], cell="later")]
     outcomes = local.run(cells, place, ["cpu"] * 3, watch, never)
-    assert outcomes == {job.cell: "failed" for job in cells[:3]} | {"later": "done"}
-    for job in cells[:3]:
-        assert rows(place, job) == {"train": ("failed", "the worker process ended with SIGKILL (out of memory?)")}
+    assert outcomes == {job.cell: "done" for job in cells}
+    assert said == [f"{KILLED}: it starts again"] * 3
+    assert sorted(begun) == sorted([job.cell for job in jobs] * 2 + ["later"])
 
 
 @pytest.mark.parametrize("wish", [1, 2])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +12,7 @@ import pytest
 from crew import ignore, never
 from test_executors import forks  # noqa: F401
 
+from fatbench.cli import app
 from fatbench.runner import start
 from fatbench.runner.executors import local
 from fatbench.runner.jobs import Event, Job, Machine
@@ -141,3 +144,29 @@ def test_a_process_that_ran_a_plug_in_says_so_with_every_stage_that_does_not_use
         assert [run["other_plugins"] for run in store.runs()] == [[plugins.version(plugin)]] * 3
     log = (place / "files" / fedavg.cell / "log.txt").read_text()
     assert f"train: this process has run {plugin}, which the stage does not use" in log
+
+
+@pytest.mark.parametrize("where", ["in the function", "in the file"])
+def test_a_plug_in_that_ends_the_program_fails_its_cell_with_the_reason(place, where):
+    from fatbench.runner.worker import work
+
+    text = HOSTILE.replace("    return Mixing(", "    raise SystemExit('no licence')\n    return Mixing(")
+    if where == "in the file":
+        text = HOSTILE.replace("real =", "raise SystemExit('no licence')\nreal =")
+    (place / "hostile.py").write_text(text)
+    first, *_ = jobs(place)
+    machine = Machine(str(place / "r.db"), str(place / "files"), str(place))
+    with Store.open(machine.db, create=True) as store:
+        assert work(first, machine, store) == "failed"
+        row = store.stages([first.cell])[first.cell, "train"]
+    assert row.status == "failed" and "SystemExit: no licence" in row.error
+
+
+def test_a_run_begins_with_the_path_and_digest_of_what_it_executes(place, capsys):
+    jobs(place)
+    with contextlib.suppress(SystemExit):
+        app.app(["run", "suite", "mixed.yaml", "--device", "cpu", "--jobs", "1"])
+    digest = hashlib.sha256(HOSTILE.encode()).hexdigest()[:12]
+    err = capsys.readouterr().err
+    line = f"runs the plug-in hostile.py (sha256 {digest}) at {place / 'hostile.py'}"
+    assert line in err and err.index(line) < err.index("train start")

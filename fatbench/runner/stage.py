@@ -145,7 +145,7 @@ def failed(error: BaseException, run: int, turn: Turn, stage: str) -> CellStatus
     ends.
     """
     store, job = turn.store, turn.job
-    if isinstance(error, (KeyboardInterrupt, SystemExit)):
+    if isinstance(error, KeyboardInterrupt):
         store.release(run)
         raise error
     if isinstance(error, Unavailable) or (isinstance(error, OSError) and error.errno in whole_file.FULL):

@@ -24,7 +24,7 @@ from fatbench.store.folder import claim
 from fatbench.store.leases import LEASE
 from fatbench.store.stages import Store
 from fatbench.store.timing import gpu_memory
-from fatbench.suite import calls, duration, signatures, weights
+from fatbench.suite import calls, duration, plugins, signatures, weights
 from fatbench.suite.cells import Plan
 from fatbench.suite.types import number
 
@@ -100,6 +100,8 @@ def run(
             fit = per_gpu_of(jobs, store)
     slots = chosen.slots(options.device, options.jobs, fit, url)
     precision, path = settings.precision(options.precision, slots), settings.path(options.path, slots)
+    for file in sorted({file for job in jobs for file in plugins.files(job.spec, job.evaluations)}):
+        watch.note(f"runs the plug-in {plugins.shown(plugins.version(file))} at {file}")  # a suite may have named it
     check_data(jobs, root)
     files, checkpoint_seconds = settings.files_folder(url).absolute(), settings.checkpoint_seconds()
     with Store.open(url, create=True) as store:

@@ -142,7 +142,9 @@ def load(file: Path) -> Any:
     sys.modules[name] = module  # dataclasses look their module up
     try:
         exec(compile(read(file), str(file), "exec"), module.__dict__)
-    except BaseException:
+    except BaseException as error:
         del sys.modules[name]
+        if isinstance(error, SystemExit):
+            raise SpecError(f"plugin {file}: it ends the program when it is run: SystemExit: {error}") from None
         raise
     return module

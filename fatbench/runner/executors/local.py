@@ -3,10 +3,11 @@
 A slot is what one cell at a time goes through. Every slot has a process of its own; with `--vectorise N`, N slots share
 one, each a thread there, and train as one program (`fatbench.engine.fast.cells`).
 
-A worker that makes no progress for two leases (it was stopped, or hangs) is killed, and its cell begun once more.
+A worker that makes no progress for two leases (it was stopped, or hangs) is killed, and its cell begun once more. So is
+that of a worker that somebody else kills with SIGKILL, as a system does that is out of memory.
 
-A worker that dies (killed, out of memory, a crash in a library) takes only its cell with it: the cell is marked
-failed, a new worker takes the next one. So workers share nothing with one another, not even the lock of a queue, which
+A worker that dies otherwise (a crash in a library), or twice, takes only its cell with it: the cell is marked failed, a
+new worker takes the next one. So workers share nothing with one another, not even the lock of a queue, which
 would die with the worker that holds it: each has a pipe of its own.
 
 A plug-in is code that may change all of torch. A process that has run one takes only cells whose training uses it; for
@@ -107,7 +108,7 @@ def run(
     waiting = list(jobs)
     statuses: dict[str, CellStatus] = {}
     workers: dict[int, _Slot] = {}
-    again: set[str] = set()  # cells whose worker was killed for making no progress
+    again: set[str] = set()  # cells that were begun once more
     every = _looks(machine)
     look = time.monotonic() + every
     halted = False
@@ -211,11 +212,13 @@ def run(
                     del workers[slot]
                     text = _death(worker.process)
                     killed = next((w.reason for w in busy.values() if w.process is worker.process and w.reason), "")
-                    if killed == IDLE and job.cell not in again and not halted:
+                    lost = killed == IDLE or (not killed and worker.process.exitcode == -signal.SIGKILL)
+                    if lost and job.cell not in again and not halted:
                         again.add(job.cell)
                         release(job, machine, worker.worker)
                         waiting.append(job)
-                        watch(slot, Event(job.cell, "train", "interrupted", message=f"{killed}: it starts again"))
+                        text = f"{killed or text}: it starts again"
+                        watch(slot, Event(job.cell, "train", "interrupted", message=text))
                         continue
                     item = record_loss(job, machine, worker.worker, killed or text, watch, slot)
                 worker.job = None
