@@ -101,7 +101,7 @@ def run(
     slots = chosen.slots(options.device, options.jobs, fit, url)
     precision, path = settings.precision(options.precision, slots), settings.path(options.path, slots)
     for file in sorted({file for job in jobs for file in plugins.files(job.spec, job.evaluations)}):
-        watch.note(f"runs the plug-in {plugins.shown(plugins.version(file))} at {file}")  # a suite may have named it
+        watch.note(f"runs the plug-in {plugins.describe(plugins.version(file))} at {file}")  # a suite may have named it
     check_data(jobs, root)
     files, checkpoint_seconds = settings.files_folder(url).absolute(), settings.checkpoint_seconds()
     with Store.open(url, create=True) as store:
