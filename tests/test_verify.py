@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import update
 
 from fatbench.cli import app
-from fatbench.cli.verify import Apart, apart, choose, job
-from fatbench.errors import NothingMatched
+from fatbench.cli.verify import Apart, _allowed, apart, choose, job
+from fatbench.errors import NothingMatched, SpecError
 from fatbench.runner.jobs import Machine
 from fatbench.runner.start import jobs_of
 from fatbench.runner.worker import work
-from fatbench.store import jsonl
+from fatbench.store import jsonl, lines
+from fatbench.store.schema import NUMBERS, OUTCOME_CHUNKS
 from fatbench.store.stages import Store
 from fatbench.suite import files
 
@@ -85,6 +88,8 @@ def test_what_ran_before_a_setting_was_added_runs_again_without_it(tmp_path: Pat
 
 def test_the_cheapest_cells_or_random_ones(theirs: Store, tmp_path: Path) -> None:
     by_rounds = {spec["algorithm"]["rounds"]: cell for cell, spec in theirs.cells().items()}
+    with theirs.database.writing() as connection:
+        connection.execute(update(NUMBERS).where(NUMBERS.c.metric == "seconds").values(value=1.0))
     assert choose(theirs, 1, None) == [by_rounds[1]]
     assert choose(theirs, 9, None) == [by_rounds[1], by_rounds[3]]
     assert {choose(theirs, 1, seed)[0] for seed in range(20)} == set(by_rounds.values())
@@ -94,6 +99,42 @@ def test_the_cheapest_cells_or_random_ones(theirs: Store, tmp_path: Path) -> Non
         pytest.raises(NothingMatched, match="no cell of these results finished its training"),
     ):
         choose(empty, 1, None)
+
+
+def test_the_cheapest_are_those_that_took_the_least_seconds(theirs: Store) -> None:
+    """The cell of three rounds took less time than that of one, on a machine that was busy meanwhile."""
+    by_rounds = {spec["algorithm"]["rounds"]: cell for cell, spec in theirs.cells().items()}
+    with theirs.database.writing() as connection:
+        slow = (NUMBERS.c.cell == by_rounds[1]) & (NUMBERS.c.metric == "seconds")
+        connection.execute(update(NUMBERS).where(slow).values(value=1e6))
+    assert choose(theirs, 9, None) == [by_rounds[3], by_rounds[1]]
+
+
+def test_the_tolerance_is_zero_where_the_bytes_should_be_the_same() -> None:
+    run = {"device": "cpu (A)", "cpu": {"model": "A", "capability": "AVX2"}, "precision": "fp32", "path": "loop",
+           "threads": 1, "versions": {"torch": "2.15.0"}}  # fmt: skip
+    assert _allowed([(run, run)]) == (0.0, "same machine, torch and precision")
+    other = {**run, "versions": {"torch": "2.14.0"}}
+    assert _allowed([(run, run), (run, other)]) == (0.02, "torch: 2.15.0 there, 2.14.0 here")
+    assert _allowed([({**run, "cpu": None}, run)]) == (0.02, "cpu: not recorded there, A AVX2 here")
+    assert _allowed([({**run, "precision": "bf16"}, run)]) == (0.02, "precision: bf16 there, fp32 here")
+    gpu = {**run, "not_reproducible": "bf16 on a GPU"}
+    assert _allowed([(gpu, gpu)]) == (0.02, "not reproducible: bf16 on a GPU")
+
+
+def test_runs_say_on_which_cpu_they_were(theirs: Store) -> None:
+    assert all({"model", "capability", "instructions"} == set(run["cpu"]) for run in theirs.runs())
+
+
+@pytest.mark.parametrize(("table", "lacking"), [(NUMBERS, "numbers"), (OUTCOME_CHUNKS, "outcomes")])
+def test_a_finished_evaluation_with_nothing_in_it(theirs: Store, table: Any, lacking: str) -> None:
+    cell = choose(theirs, 1, None)[0]
+    with theirs.database.writing() as connection:
+        connection.execute(table.delete().where(table.c.cell == cell, table.c.stage != "train"))
+    with pytest.raises(
+        SpecError, match=f"cell {cell} fgsm-.*@[13] is finished but has no {lacking}: it cannot be verified"
+    ):
+        job(theirs, cell)
 
 
 def test_how_far_apart(theirs: Store) -> None:
@@ -116,26 +157,33 @@ def call(monkeypatch: Any, capsys: Any, *arguments: str) -> tuple[int, str, str]
     return (exit.value.code or 0, *capsys.readouterr())
 
 
+NINE_OF_TEN = [[0, 20, base64.b64encode(b"\x7f\xff\xf0").decode()], [20, 10, base64.b64encode(b"\x3f\xc0").decode()]]
+
+
 @pytest.mark.slow
 def test_a_true_file_and_an_edited_one(results: Path, monkeypatch: Any, capsys: Any, tmp_path: Path) -> None:
-    """Run again on the same machine: nothing is apart. An accuracy raised by 0.2 is found out, exit 1."""
+    """Run again on the same machine: nothing is apart. An accuracy of 0.9, with outcomes to match, is found out."""
     monkeypatch.chdir(tmp_path)
-    code, out, err = call(monkeypatch, capsys, str(results), "--sample", "1", "--tolerance", "0", "--format", "json")
+    code, out, err = call(monkeypatch, capsys, str(results), "--sample", "1", "--format", "json")
     assert code == 0, err
     said = json.loads(out)
     assert (said["apart"], len(said["cells"])) == (0.0, 1)
+    assert (said["tolerance"], said["because"]) == (0.0, "same machine, torch and precision")
     assert {one["agreement"] for one in said["numbers"] if one["counts"]} == {1.0}
     edited = []
     for line in results.read_text().splitlines()[1:]:
         cell = json.loads(line)
         for stage in cell["stages"]:
             for number in stage["numbers"]:
-                number[3] += 0.2 * (number[2] == "natural")
+                number[3] = 0.9 if number[2] == "natural" else number[3]
+            stage["outcomes"] = stage["outcomes"] if stage["stage"][:7] != "natural" else NINE_OF_TEN
+        for stage, digest in lines.mismatches(cell):
+            stage["digest"] = digest
         edited.append(json.dumps(cell))
     file = tmp_path / "edited.jsonl"
     file.write_text("\n".join([results.read_text().splitlines()[0], *edited]) + "\n")
     code, out, _ = call(monkeypatch, capsys, str(file), "--cell", said["cells"][0])
     assert code == 1
-    assert out.endswith("at most 0.2 apart: beyond the tolerance of 0.02\n")
+    assert out.endswith("apart: beyond the tolerance of 0 (same machine, torch and precision)\n")
     code, _, err = call(monkeypatch, capsys, "nowhere.jsonl")
     assert (code, err) == (2, "fatbench: nowhere.jsonl: no such file (give one that 'fatbench export' wrote)\n")

@@ -253,3 +253,27 @@ def test_commands_say_which_file_they_want(
     assert re.search(r"^t2t_vit_14 +missing", run("data", "list"), re.MULTILINE)
     planned = json.loads(run("plan", "suite", *suite, "--format", "json"))["weights"]
     assert [(row["name"], row["state"]) for row in planned] == [("t2t_vit_14", "missing")]
+
+
+def test_weights_are_found_by_their_content_wherever_they_lie(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the folder of weights or of results under any name, and among the models of runs under their own."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FATBENCH_DB", str(tmp_path / "results" / "x.db"))
+    text = f"gone/mine.safetensors@{weights.digest(put_file(tmp_path / 'elsewhere', b'content'))}"
+    wanted = weights.read(text)
+    assert wanted is not None
+    root = tmp_path / "data"
+    assert weights.place(wanted, root) == root / "weights" / "gone" / "mine.safetensors", "where it has to be put"
+    model = put_file(tmp_path / "results" / "x-files" / "0a1b2c3d4e5f" / "mine.safetensors", b"content")
+    assert weights.place(wanted, root) == model
+    put_file(tmp_path / "results" / "weights" / "mine.safetensors", b"another")
+    assert weights.place(wanted, root) == model
+    here = put_file(root / "weights" / "renamed.pt", b"content")
+    model.unlink()
+    assert weights.place(wanted, root) == here
+
+
+def put_file(file: Path, content: bytes) -> Path:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_bytes(content)
+    return file

@@ -30,8 +30,13 @@ def verify(
     ] = None,
     cell: Annotated[list[str] | None, typer.Option("--cell", help="Run this cell again; may be repeated.")] = None,
     tolerance: Annotated[
-        float, typer.Option("--tolerance", min=0, help="Largest difference of accuracies allowed: 0.02 is two points.")
-    ] = 0.02,
+        float | None,
+        typer.Option(
+            "--tolerance",
+            min=0,
+            help="Largest difference of accuracies allowed; default: 0 on the same machine, else 0.02.",
+        ),
+    ] = None,
     device: Device = None,
     precision: Precision = None,
     path: Annotated[str | None, typer.Option("--path", help="As for `fatbench run`; default: as in the file.")] = None,
@@ -56,12 +61,15 @@ def verify(
         _run(theirs, chosen, options, path)
         ours = stack.enter_context(Store.open(f"{folder}/ours.db"))
         found = [one for id in chosen for one in apart(theirs, ours, id)]
+        reason = "--tolerance"
+        if tolerance is None:
+            tolerance, reason = _allowed([(_trained(theirs, id), _trained(ours, id)) for id in chosen])
     worst = max((one.far for one in found if one.counts), default=0.0)
     if format == "json":
         numbers = [{**asdict(one), "apart": one.far} for one in found]
-        print_json({"cells": chosen, "numbers": numbers, "tolerance": tolerance, "apart": worst})
+        print_json({"cells": chosen, "numbers": numbers, "tolerance": tolerance, "because": reason, "apart": worst})
     else:
-        print(text(found, worst, tolerance))
+        print(text(found, worst, tolerance, reason))
     if worst > tolerance:
         raise typer.Exit(1)
 
@@ -84,6 +92,32 @@ def _run(theirs: Store, cells: Sequence[str], options: RunOptions, path: str | N
 def _trained(store: Store, cell: str) -> Mapping[str, Any]:
     """The first training run of a cell of which anything is left; empty: there is none."""
     return next((run for run in store.runs([cell]) if run["stage"] == "train" and not run.get("dropped")), {})
+
+
+TOLERANCE = 0.02  # where another machine, library or precision may change what is computed
+MACHINE = ("device", "cpu", "precision", "path", "threads", "not_reproducible")
+
+
+def _allowed(runs: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]) -> tuple[float, str]:
+    """The largest difference allowed between runs (there, here), and why: 0 where the bytes should be the same."""
+    for theirs, ours in runs:
+        there, here = ({**run, "torch": (run.get("versions") or {}).get("torch")} for run in (theirs, ours))
+        for key in (*MACHINE, "torch"):
+            if there.get(key) != here.get(key):
+                return TOLERANCE, f"{key}: {_said(there.get(key))} there, {_said(here.get(key))} here"
+        if here.get("not_reproducible"):
+            return TOLERANCE, f"not reproducible: {here['not_reproducible']}"
+    return 0.0, "same machine, torch and precision"
+
+
+def _said(value: Any) -> str:
+    return (
+        "not recorded"
+        if value is None
+        else " ".join(map(str, value.values()))
+        if isinstance(value, dict)
+        else str(value)
+    )
 
 
 CLOCK = ("seconds",)  # training numbers that tell of the machine alone
@@ -120,7 +154,12 @@ def choose(store: Store, sample: int, seed: int | None) -> list[str]:
         raise NothingMatched("no cell of these results finished its training: there is nothing to verify")
     if seed is not None:
         return random.Random(seed).sample(done, min(sample, len(done)))
-    return sorted(done, key=lambda id: (_work(specs[id]), id))[:sample]
+    seconds = dict.fromkeys(done, 0.0)
+    for number in store.measurements(done, metrics=["seconds"]):
+        if number["client"] < 0:
+            seconds[number["cell"]] += number["value"]
+    # a cell without recorded seconds comes after all that have them
+    return sorted(done, key=lambda id: (not seconds[id], seconds[id], _work(specs[id]), id))[:sample]
 
 
 def _work(spec: Mapping[str, Any]) -> float:
@@ -132,13 +171,18 @@ def _work(spec: Mapping[str, Any]) -> float:
 
 
 def job(store: Store, cell: str) -> Job:
-    """What made a cell's results, from the results alone: evaluations with their attacks, and their checkpoints."""
+    """What made a cell's results, from the results alone: evaluations with their attacks, and their checkpoints.
+
+    SpecError: the cell is not trained to the end, or a finished evaluation has no numbers or no outcomes.
+    """
     from fatbench.report.numbers.compare import label
     from fatbench.runner.jobs import Job
     from fatbench.store.selection import WORDS
     from fatbench.suite.cells import Evaluation, canonical
 
     rows = {stage: row for (_, stage), row in store.stages([cell]).items()}
+    if "train" not in rows or rows["train"].status != "done":
+        raise SpecError(f"cell {cell} is not trained to the end: there is nothing to verify")
     spec = canonical(store.cells([cell])[cell])  # with the settings that the program has learned since
     evaluations: dict[str, Evaluation] = {}
     sizes = {n["stage"]: n["n"] for n in store.measurements([cell], stages=list(rows)) if n["metric"] != "seconds"}
@@ -149,8 +193,11 @@ def job(store: Store, cell: str) -> Job:
         if "origin" in row.settings:  # of another cell, which may not be in the file
             continue
         attack = {key: value for key, value in row.settings.items() if key != "implementation"}
-        batch = store.outcomes(cell, stage)[0][1]
-        n = sizes[stage]
+        chunks = store.outcomes(cell, stage)
+        if not chunks or stage not in sizes:
+            lacking = "outcomes" if stage in sizes else "numbers"
+            raise SpecError(f"cell {cell} {stage} is finished but has no {lacking}: it cannot be verified")
+        batch, n = chunks[0][1], sizes[stage]
         # neither n nor batch is stored as it was asked for: the hash in the stage's name says which it was
         known = [Evaluation(label(evaluation), attack, many, b) for many in (n, None) for b in _batches(batch)]
         evaluations[evaluation] = next((one for one in known if one.id == evaluation), known[0])
@@ -199,7 +246,7 @@ def apart(theirs: Store, ours: Store, cell: str) -> list[Apart]:
     return found
 
 
-def text(found: Sequence[Apart], worst: float, tolerance: float) -> str:
+def text(found: Sequence[Apart], worst: float, tolerance: float, reason: str) -> str:
     """A block for each cell, and what it comes to."""
     lines = []
     for cell in dict.fromkeys(one.cell for one in found):
@@ -211,5 +258,5 @@ def text(found: Sequence[Apart], worst: float, tolerance: float) -> str:
             bare = "" if one.counts else " (relative, not counted)" if "(" not in one.metric else ""
             lines.append(f"  {one.metric}: {one.theirs:.6g}, {one.ours:.6g}, {one.far:.4g}{bare}{same}")
     within = "within" if worst <= tolerance else "beyond"
-    lines.append(f"at most {worst:.4g} apart: {within} the tolerance of {tolerance:g}")
+    lines.append(f"at most {worst:.4g} apart: {within} the tolerance of {tolerance:g} ({reason})")
     return "\n".join(lines)

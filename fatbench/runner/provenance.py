@@ -31,6 +31,35 @@ def produced_by(device: str) -> dict[str, Any]:
     return {"device": name, "versions": versions, **code_version()}
 
 
+INSTRUCTIONS = (
+    "avx",
+    "avx2",
+    "fma",
+    "avx512f",
+    "avx512_vnni",
+    "avx512_bf16",
+    "amx_bf16",
+    "amx_tile",
+    "neon",
+    "asimd",
+    "sve",
+)
+
+
+@cache
+def cpu() -> dict[str, str]:
+    """The CPU and what decides its kernels: {"model", "capability" as torch names it, "instructions"}."""
+    import torch
+
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    flags = next((line for line in lines if line.startswith(("flags", "Features"))), "").split()
+    known = " ".join(name for name in INSTRUCTIONS if name in flags)
+    return {"model": processor(), "capability": torch.backends.cpu.get_cpu_capability(), "instructions": known}
+
+
 @cache
 def code_version() -> dict[str, Any]:
     """{"commit": hash, "dirty": bool} of the code that runs; the package's version where it is not a git checkout."""

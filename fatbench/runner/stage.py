@@ -17,7 +17,7 @@ from fatbench.runner.checkpoints import clients_file, model_file
 from fatbench.runner.heartbeat import renewing
 from fatbench.runner.jobs import CellStatus, Event, Job, Machine, Turn
 from fatbench.runner.oom_retry import free_memory
-from fatbench.runner.provenance import produced_by
+from fatbench.runner.provenance import cpu, produced_by
 from fatbench.store import selection
 from fatbench.store.leases import LEASE
 from fatbench.store.stages import Stolen, Store
@@ -55,7 +55,7 @@ def claim(
         settings=None if evaluation is None else _settings(evaluation),
         retry_failed=machine.retry_failed,
         fresh=fresh,
-        provenance={**produced_by(machine.device), "preset": job.preset, "precision": machine.precision,
+        provenance={**produced_by(machine.device), "cpu": cpu(), "preset": job.preset, "precision": machine.precision,
                     "path": machine.path, "threads": machine.threads,
                     **({"not_reproducible": f"{machine.precision} on a GPU"} if quick else {}),
                     **({"microbatch": machine.microbatch} if machine.microbatch else {}),

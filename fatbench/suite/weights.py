@@ -12,6 +12,7 @@ Imports neither torch nor numpy.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import importlib.metadata
 import re
@@ -20,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fatbench import settings
 from fatbench.errors import did_you_mean
 
 AT = "@sha256:"
@@ -98,13 +100,31 @@ def content(text: str) -> str:
 
 
 def place(weights: Weights, root: Path) -> Path:
-    """Where the file is, or has to be put: below `root`, the folder of data sets; at its own path, or in the installed
-    package, if it is there.
+    """Where the file is, or has to be put: below `root`, the folder of data sets; at its own path, in the installed
+    package, or wherever `_elsewhere` finds its content, if it is there.
     """
     if (inside := _installed(weights)) is not None:
         return inside
     own = Path(weights.file).expanduser()
-    return own if own.is_absolute() or own.is_file() else root / FOLDER / weights.file
+    usual = own if own.is_absolute() or own.is_file() else root / FOLDER / weights.file
+    return usual if usual.is_file() else _elsewhere(weights, root) or usual
+
+
+def _elsewhere(weights: Weights, root: Path) -> Path | None:
+    """A file with this content, under any name in the folders of weights, or under its own among the models of runs."""
+    folders = [folder for folder in (root / FOLDER, Path("results", FOLDER)) if folder.is_dir()]
+    name = Path(weights.file).name
+    files = [file for folder in folders for file in sorted(folder.iterdir()) if file.is_file()]
+    files += sorted(settings.files_folder(settings.database()).glob(f"*/{name}"))
+    files.sort(key=lambda file: file.name != name)
+    algorithm = weights.digest.partition(":")[0]
+    return next((file for file in files if _digest(file, algorithm, file.stat().st_mtime_ns) == weights.digest), None)
+
+
+@functools.cache
+def _digest(file: Path, algorithm: str, changed: int) -> str:
+    """`digest`, once for a file that is not changed."""
+    return digest(file, algorithm)
 
 
 def _installed(weights: Weights) -> Path | None:
