@@ -13,7 +13,7 @@ from typing import Any
 
 from fatbench.errors import SpecError
 from fatbench.report.numbers import provenance
-from fatbench.report.numbers.measurements import EVERY, Numbers, Source, clients
+from fatbench.report.numbers.measurements import EVERY, Numbers, Source, clients, mean_and_std
 from fatbench.report.numbers.published import Lookup
 from fatbench.report.tables import tidy
 from fatbench.report.tables.grid import label
@@ -278,11 +278,7 @@ def _evaluated(
 
 def _point(series: Mapping[int, Mapping[int, float]], round: int) -> Point:
     there = {seed: values[round] for seed, values in series.items() if round in values}
-    mean = math.fsum(there.values()) / len(there)
-    std = None
-    if len(there) > 1:
-        std = math.sqrt(math.fsum((value - mean) ** 2 for value in there.values()) / (len(there) - 1))
-    return Point(round, mean, std, tuple(there), tuple(there.values()))
+    return Point(round, *mean_and_std(tuple(there.values())), tuple(there), tuple(there.values()))
 
 
 def index_of(source: Source) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -97,6 +97,14 @@ def over_clients(source: Source, by_client: Mapping[int, float]) -> float | None
     if source.stage == "prior_std":
         return statistics.pstdev(values)
     return statistics.fmean(values[: 1 if source.stage == "prior_worst" else -(-len(values) // 10)])
+
+
+def mean_and_std(values: Sequence[float]) -> tuple[float, float | None]:
+    """The mean and the sample standard deviation (ddof 1), None of one value."""
+    mean = math.fsum(values) / len(values)
+    if len(values) == 1:
+        return mean, None
+    return mean, math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1))
 
 
 # outcomes(cell, stage) -> (bits as one integer, number of examples) or None

@@ -20,6 +20,7 @@ from fatbench.report.numbers.measurements import (
     Numbers,
     Source,
     clients,
+    mean_and_std,
     metric_names,
 )
 from fatbench.report.numbers.published import Lookup
@@ -232,10 +233,7 @@ def _value(cells: Sequence[Cell], source: Source, numbers: Numbers, facts: prove
     if not measured:
         return Value(wanted=len(cells), flags=flags, cells=ids)
     values = tuple(found.value for _, found in measured)
-    mean = math.fsum(values) / len(values)
-    std = None
-    if len(values) > 1:
-        std = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1))
+    mean, std = mean_and_std(values)
     return Value(
         mean=mean,
         std=std,
