@@ -8,6 +8,7 @@ Nothing here imports torch: a report on 10,000 cells answers in two seconds.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -111,16 +112,25 @@ def _grid(
         columns.append(Column(heading, source, names[source.text], table.best[heading], unit, digits, where))
     split = False  # whether some rows of a column, or groups of a row, are not compared
     groups_compared: list[tuple[list[Value], str]] = []
+    alone: dict[str, None] = {}  # rows that nothing is compared with, because their training objective is another
     for position, column in enumerate(columns):
-        compared: dict[tuple[Names, str], list[Value]] = {}
+        compared: dict[tuple[Names, str, str], list[Value]] = {}
+        rows_of: dict[tuple[Names, str, str], str] = {}
         for row_key, row in zip(row_keys, rows, strict=False):  # those of the plan come first
             for group, group_key in enumerate(group_keys):
                 for cell in found.get((row_key, group_key), {}).get(column.heading, ())[:1]:
                     side = row_key if table.best_within == "row" else group_key
-                    comparison = _comparison_group(cell, column.source, table)
-                    compared.setdefault((side, comparison), []).append(row.values[group][position])
+                    comparison = (side, *_comparison_group(cell, column.source, table))
+                    compared.setdefault(comparison, []).append(row.values[group][position])
+                    rows_of[comparison] = ", ".join(row.key.values())
         groups_compared += [(members, column.best) for members in compared.values()]
-        split |= len(compared) > len({side for side, _ in compared})
+        split |= len(compared) > len({side for side, *_ in compared})
+        sizes = Counter(comparison[:2] for comparison in compared for _ in compared[comparison])
+        alone |= {
+            rows_of[comparison]: None
+            for comparison, members in compared.items()
+            if column.best != "none" and len(members) == 1 < sizes[comparison[:2]]
+        }
 
     bucket = [cell for here in found.values() for cells in here.values() for cell in cells]
     cells = list({cell.id: cell for cell in bucket}.values())
@@ -145,6 +155,8 @@ def _grid(
     footnotes(grid)
     if table.ties:
         significance.mark(grid, groups_compared, numbers.outcomes, "comparison group" if split else table.best_within)
+    if table.ties and alone:
+        grid.notes.append(("not compared", f"{'; '.join(alone)}: another training objective (compare_across)"))
     if table.paired is not None:
         grid.paired.extend(_comparisons(grid, *table.paired))
     evaluates = any(column.source.stage != "train" for column in columns)
@@ -247,21 +259,20 @@ def _value(cells: Sequence[Cell], source: Source, numbers: Numbers, facts: prove
     )
 
 
-def _comparison_group(cell: Cell, source: Source, table: Table) -> str:
-    """What must be the same for two numbers to best_within: an accuracy on one data set is not better than on another.
+def _comparison_group(cell: Cell, source: Source, table: Table) -> tuple[str, str]:
+    """What must be the same for two numbers to be compared: an accuracy on one data set is not better than on another.
 
-    Data set, partition with its number of clients, training objective, and the attack that judges. With
-    `compare_across`: the labels of all other axes that the table shows.
+    (data set, partition with its number of clients and the attack that judges; training objective). With
+    `compare_across` the labels of all other axes that the table shows, in place of partition and objective.
     """
     attack = next((one.attack for one in cell.evaluations if one.label == source.metric), None)
     judged = repr((cell.spec["data"], attack if source.stage != "train" else None))
     if table.compare_across:
-        return judged + repr(
-            [cell.key.get(axis) for axis in (*table.rows, *table.across) if axis not in table.compare_across]
-        )
+        shown = (*table.rows, *table.across)
+        return judged + repr([cell.key.get(axis) for axis in shown if axis not in table.compare_across]), ""
     algorithm = cell.spec["algorithm"]
     objective = (algorithm.get("local") or algorithm).get("objective")
-    return judged + repr((cell.spec["partition"], objective))
+    return judged + repr(cell.spec["partition"]), repr(objective)
 
 
 def _digits(values: Sequence[Value]) -> int:
