@@ -148,7 +148,7 @@ def test_a_database_of_many_cells_is_reported(tmp_path: Path) -> None:
     assert len(files.load(str(file)).plan("paper").unique()) == 40
     command = [sys.executable, "-m", "fatbench", "report", str(file), "--db", db, "--format", "csv"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert done.stdout.count(",last,0.5,0.0,0;1,2,100,") == 40
+    assert done.stdout.count(",last,0.5,0,0;1,2,100,") == 40
 
 
 def test_rows_and_series_are_named_apart() -> None:

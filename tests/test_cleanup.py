@@ -205,6 +205,8 @@ def test_the_commands_of_the_page_about_results(tmp_path: Path, monkeypatch: pyt
     said = {}
     for block in re.findall(r"^```sh\n(.*?)^```", page, re.MULTILINE | re.DOTALL):
         for command in block.splitlines():
+            if command.split()[1] not in ("delete", "clean", "db"):
+                continue
             code, said[command] = fuzzing.program(*command.replace("0a1b2c3d4e5f", id[:6]).split()[1:])
             assert code == 0, said[command]
     assert said["fatbench delete 0a1b2c3d4e5f"].startswith(f"{id}: 1 cells, 1 runs, 1 stages, 16 numbers")

@@ -31,10 +31,10 @@ def test_the_fuzzer_sees_a_traceback_and_a_wrong_exit(tmp_path: Path, monkeypatc
     def broken(**_: object) -> None:
         raise KeyError("what a person did not write")
 
-    monkeypatch.setattr(app, "application", lambda only: broken)
+    monkeypatch.setattr(app, "app", broken)
     assert "KeyError" in str(fuzzing.case("suite", 0, tmp_path))
-    monkeypatch.setattr(app, "application", lambda only: lambda **_: 77)
+    monkeypatch.setattr(app, "app", lambda **_: 77)
     assert "exit 77" in str(fuzzing.case("suite", 0, tmp_path))
     monkeypatch.setattr(fuzzing, "SECONDS", 1)
-    monkeypatch.setattr(app, "application", lambda only: lambda **_: exec("while True: pass"))
+    monkeypatch.setattr(app, "app", lambda **_: exec("while True: pass"))
     assert "took more than 1 seconds" in str(fuzzing.case("suite", 0, tmp_path))

@@ -25,6 +25,7 @@ from fatbench.runner.jobs import Machine
 from fatbench.runner.start import jobs_of
 from fatbench.runner.worker import work
 from fatbench.store import jsonl
+from fatbench.store.lines import mismatches
 from fatbench.store.stages import Store
 from fatbench.suite import files
 
@@ -107,6 +108,9 @@ def transformers(tmp_path_factory: pytest.TempPathFactory) -> Path:
             stage["outcomes"] = [[at, n, base64.b64encode(part).decode()] for at, n, part in parts]
             metric = stage["stage"].split("-")[0]
             stage["numbers"] = [[*n[:3], 1 / every, *n[4:]] if n[2] == metric else n for n in stage["numbers"]]
+    for cell in of.values():
+        for stage, digest in mismatches(cell):
+            stage["digest"] = digest
     rows = folder / "rows.jsonl"
     rows.write_text("\n".join([first, *map(json.dumps, of.values())]) + "\n")
     with Store.open(str(folder / "r.db"), create=True) as store:
