@@ -13,7 +13,7 @@ import itertools
 import json
 import re
 from collections.abc import Callable, Iterable
-from decimal import ROUND_HALF_UP, Decimal
+from decimal import ROUND_HALF_UP, ROUND_UP, Decimal
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -84,9 +84,11 @@ def mcnemar(a: np.ndarray, b: np.ndarray) -> float:
 
 
 def p(value: float) -> str:
-    """1, two digits, the first digit that is not zero from 0.001 on, or < 0.001."""
+    """1, two digits, three from 0.045 to 0.055, the first digit that is not zero from 0.001 on, or < 0.001."""
     if value > 0.995:
         return "1"
+    if 0.045 <= value < 0.055:  # two would not say on which side of 0.05 it is
+        return show(value, 3)
     if value >= 0.0095:
         return show(value, 2)
     return show(value, 3) if value >= 0.001 else "< 0.001"
@@ -103,6 +105,17 @@ def test_holm_and_paired_on_small_numbers():
     assert holm([0.02, 0.03, 0.01]) == pytest.approx([0.04, 0.04, 0.03])
     assert paired(np.array([0.01, 0.03])) == ("2.0 (0.0 to 4.0)", pytest.approx(0.295, abs=0.001))
     assert mcnemar(np.array([1, 1, 0, 1]), np.array([0, 0, 0, 1])) == 0.5
+    values = {0.996: "1", 0.052: "0.052", 0.0475: "0.048", 0.02: "0.02", 0.004: "0.004", 0.0001: "< 0.001"}
+    assert {value: p(value) for value in values} == values
+        "1",
+        "0.052",
+        "0.048",
+        "0.02",
+        "0.004",
+        "< 0.001",
+    ]
+    both = statistics.over_seeds([0.01, 0.03], 1000)  # 2 points, half(0.90) = 6.3138 * 0.01 * (1 + 0.0005 / 0.01414)
+    assert both is not None and at_most(both) == "8.6"
 
 
 FROM_TRAINED = {"samples": "FedAvg", "proximal": "FedProx", "fedgate": "FedGATE", "scaffold": "SCAFFOLD"}
@@ -139,6 +152,20 @@ def crossed(a: list[np.ndarray], b: list[np.ndarray], n: int | None = None) -> s
     both = statistics.seeds_and_images(packed(a), packed(b), n)
     assert both is not None
     return both
+
+
+def at_most(both: statistics.SeedsAndImages) -> str:
+    """The bound in points that the true |difference| is below with 95 % confidence, rounded up."""
+    return str(Decimal(repr(round(100 * both.at_most, 6))).quantize(Decimal("0.1"), ROUND_UP))
+
+
+def over_chance(cell: dict[str, Any], metric: str, round: int, chance: float | None = None) -> float:
+    """One-sided binomial p of right images against their most frequent class, by default as the rows hold it."""
+    (stage,) = [s for s in cell["stages"] if s["stage"].startswith(f"{metric}-") and s["stage"].endswith(f"@{round}")]
+    if chance is None:
+        (chance,) = [n[3] for n in stage["numbers"] if n[2] == "chance"]
+    right = outcomes(cell, metric, round)
+    return statistics.binomial_tail(int(right.sum()), len(right), chance)
 
 
 def interval(both: statistics.SeedsAndImages) -> str:
