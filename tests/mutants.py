@@ -254,6 +254,7 @@ def put_in(mutant: Mutant, file: Path, module: types.ModuleType) -> None:
     was = _codes(compile(file.read_text(), str(file), "exec", dont_inherit=True))
     file.write_text(mutant.source)
     changed = {name for name in was if name != "<module>" and was[name] != now.get(name)}
+    gc.unfreeze()  # tests/conftest.py freezes what was collected, and what is frozen is not listed
     for live in gc.get_objects():
         if type(live) is types.FunctionType and live.__module__ == module.__name__:  # others may warn when looked at
             name = live.__code__.co_qualname

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import types
 from pathlib import Path
 
@@ -50,6 +51,7 @@ def test_a_mistake_is_put_into_the_function_that_lives(source: mutants.Source, t
         assert fraction(*arguments) == before
         made = [source.mutant(number) for number in range(len(source.places))]
         mutant = next(one for one in made if one is not None and one.was.startswith(was))
+        gc.freeze()  # as after every test, see conftest.py
         mutants.put_in(mutant, file, module)
         assert fraction(*arguments) == after and file.read_text() == mutant.source
 
