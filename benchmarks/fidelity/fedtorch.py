@@ -2,6 +2,10 @@
 
 Its loop runs whole. Left out are its clocks, its logs and its schedule of rates. It reads our batches and trains the
 clients in our order. Its launcher has the inner momentum off and a weight decay of 1e-4.
+
+With momentum on, its buffers outlive the round; ours do not. So those rows are there twice: with the buffers emptied,
+which has to agree, and as it is. It also drops a batch of one example, and counts its step: shards and batches here
+leave none, but for the row that shows it.
 """
 
 from __future__ import annotations
@@ -9,6 +13,7 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -27,7 +32,7 @@ from fatbench.methods.algorithms.fedavg import fedavg
 from fatbench.methods.algorithms.fedgate import fedgate
 from fatbench.methods.algorithms.scaffold import scaffold
 
-ROUNDS, CLIENTS, BATCH, LR, DECAY, SEED = 4, 4, 4, 0.05, 1e-4, 6
+ROUNDS, CLIENTS, BATCH, LR, DECAY, SEED = 4, 4, 7, 0.05, 1e-4, 6
 NOT_USED: dict[str, dict[str, Any]] = {
     "six": {},
     "six.moves": {"cPickle": None},
@@ -39,36 +44,61 @@ def compare(folder: Path) -> list[Row]:
     """Every row of FedTorch's program."""
     rows = []
     released = {"divisor": "released"}
-    for momentum in (0.0, 0.9):
-        for kind, algorithm, settings in (
-            ("fedavg", fedavg, {}),
-            ("fedprox", fedavg, {}),
-            ("fedgate", fedgate, released),
-            ("scaffold", scaffold, {**released, "variates": "released"}),
-        ):
-            with_momentum = ", momentum 0.9" if momentum else ""
-            rows.append(one(folder, kind, algorithm, settings, momentum, equal, with_momentum))
+    algorithms: tuple[tuple[str, Algorithm, dict[str, Any]], ...] = (
+        ("fedavg", fedavg, {}),
+        ("fedprox", fedavg, {}),
+        ("fedgate", fedgate, released),
+        ("scaffold", scaffold, {**released, "variates": "released"}),
+    )
+    for kind, algorithm, settings in algorithms:
+        value = one(folder, kind, algorithm, settings, 0.0)
+        rows.append(equal(f"fedtorch.{kind}", said(kind), called(algorithm, settings), "run", value))
+    value = one(folder, "fedavg", fedavg, {}, 0.0, batch=4)  # of nine examples one is left
+    theirs, note = ", a batch of one example", "differences: single-example-batch"
+    rows.append(differs("fedtorch.fedavg.single", said("fedavg") + theirs, "fedavg", "run", value, note=note))
+    theirs, altered = ", momentum 0.9", "momentum emptied each round"
+    for kind, algorithm, settings in algorithms:
+        name, ours = f"fedtorch.{kind}.momentum", called(algorithm, settings)
+        value = one(folder, kind, algorithm, settings, 0.9, emptied=True)
+        rows.append(equal(name, said(kind) + theirs, ours, "run", value, altered=altered))
+        value = one(folder, kind, algorithm, settings, 0.9)
+        note = "differences: momentum-rounds"
+        rows.append(differs(f"{name}.kept", said(kind) + theirs, ours, "run", value, note=note))
     for kind, algorithm in (("scaffold", scaffold), ("fedgate", fedgate)):
-        note = "differences: scaffold-momentum"
-        rows.append(one(folder, kind, algorithm, {}, 0.9, differs, ", momentum 0.9", note))
+        value = one(folder, kind, algorithm, {}, 0.9, emptied=True)
+        name, note = f"fedtorch.{kind}.momentum.plain", "differences: scaffold-momentum"
+        row = differs(name, said(kind) + theirs, called(algorithm, {}), "run", value, note=note)
+        rows.append(replace(row, altered=altered))
     return rows
+
+
+Algorithm = Callable[..., Iterator[Any]]
+
+
+def said(kind: str) -> str:
+    """The piece of their program."""
+    return f"centered/main.py, {kind}"
+
+
+def called(algorithm: Algorithm, settings: dict[str, Any]) -> str:
+    """Ours, with its settings."""
+    return ", ".join([algorithm.__name__, *(f"{key}: {value}" for key, value in settings.items())])
 
 
 def one(
     folder: Path,
     kind: str,
-    algorithm: Callable[..., Iterator[Any]],
+    algorithm: Algorithm,
     settings: dict[str, Any],
     momentum: float,
-    row: Callable[..., Row],
-    said: str,
-    note: str = "",
-) -> Row:
-    """Four rounds of both from the same weights; three of four clients a round, shards of two sizes."""
+    emptied: bool = False,
+    batch: int = BATCH,
+) -> float:
+    """The difference after four rounds from the same weights; three of four clients a round, each of another size."""
     problem, start = prepared()
     proximal: Any = functools.partial(objectives.squared, mu=0.1) if kind == "fedprox" else None
     local = LocalTraining(
-        batch=BATCH, lr=LR, objective=objectives.standard, momentum=momentum, weight_decay=DECAY, proximal=proximal
+        batch=batch, lr=LR, objective=objectives.standard, momentum=momentum, weight_decay=DECAY, proximal=proximal
     )  # fmt: skip
     state = State(0, start)
     arguments = {
@@ -79,29 +109,26 @@ def one(
     }
     for done in algorithm(problem, state, **arguments, **settings):
         state = done.state
-    theirs = federated(folder, kind, problem, start, local)
-    name = f"fedtorch.{kind}{'.momentum' if momentum else ''}{'.plain' if row is differs else ''}"
-    ours = ", ".join([algorithm.__name__, *(f"{key}: {value}" for key, value in settings.items())])
-    return row(
-        name, f"centered/main.py, {kind}{said}", ours, "run", difference(state.model, theirs), note=note
-    )  # fmt: skip
+    return difference(state.model, federated(folder, kind, problem, start, local, emptied))
 
 
 def prepared() -> tuple[Problem, Tensors]:
-    """A network of one hidden layer on random images; the last client has twice the examples of the others."""
+    """A network of one hidden layer on random images; shards of 6, 7, 9 and 12."""
     torch.manual_seed(SEED)
     model = nn.Sequential(nn.Flatten(), nn.Linear(48, 16), nn.ReLU(), nn.Linear(16, 3))
     start = {key: value.detach().clone() for key, value in model.state_dict().items()}
     draws = torch.Generator().manual_seed(SEED)
-    sizes = [8, 8, 8, 16]
+    sizes = [6, 7, 9, 12]
     images = torch.randint(0, 256, (sum(sizes), 3, 4, 4), generator=draws, dtype=torch.uint8)
     labels = torch.randint(0, 3, (sum(sizes),), generator=draws)
     shards = list(torch.arange(sum(sizes)).split(sizes))
     return Problem(model, images, labels, shards, 3, SEED, torch.device("cpu"), path="reference"), start
 
 
-def federated(folder: Path, kind: str, problem: Problem, start: Tensors, local: LocalTraining) -> Tensors:
-    """The server's weights after their loop."""
+def federated(
+    folder: Path, kind: str, problem: Problem, start: Tensors, local: LocalTraining, emptied: bool
+) -> Tensors:
+    """The server's weights after their loop; `emptied`: its clients' momentum starts anew each round, as ours does."""
     nothing: Callable[..., None] = lambda *_, **__: None  # noqa: E731
     main_name = "fedtorch.comms.trainings.federated.centered.main"
     sgd_name = "fedtorch.components.optimizers.sgd"
@@ -116,8 +143,8 @@ def federated(folder: Path, kind: str, problem: Problem, start: Tensors, local: 
                 self.k = k
 
             def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-                optimizer = clients[self.k].optimizer  # momentum starts anew in each round, as ours does
-                optimizer.state.clear()
+                if emptied:
+                    clients[self.k].optimizer.state.clear()
                 found = list(batches(problem, self.k, server.args.rounds_comm - 1, local))
                 for place, batch in enumerate(found):
                     flow.over = place == len(found) - 1
@@ -148,8 +175,9 @@ def node(sgd: Any, problem: Problem, start: Tensors, kind: str, local: LocalTrai
     model.load_state_dict(start)
     arguments = SimpleNamespace(
         num_comms=ROUNDS, rounds_comm=0, local_index=0, global_index=0, local_data_seen=0, quant_error=0.0,
-        fed_personal=False, per_class_acc=False, federated_type=kind, arch="mlp", batch_size=BATCH, quantized=False,
-        compressed=False, in_momentum=local.momentum > 0, out_momentum=False, lr_scale_at_sync=1.0, fedprox_mu=0.1,
+        fed_personal=False, per_class_acc=False, federated_type=kind, arch="mlp", batch_size=local.batch,
+        quantized=False, compressed=False, in_momentum=local.momentum > 0, out_momentum=False, lr_scale_at_sync=1.0,
+        fedprox_mu=0.1,
         num_workers=CLIENTS, graph=SimpleNamespace(n_nodes=CLIENTS),
     )  # fmt: skip
 

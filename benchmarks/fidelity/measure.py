@@ -23,7 +23,7 @@ from torch.nn import functional as F
 ROUNDING = 1e-4  # of the greatest number of a tensor: float32, many steps
 LEVEL = 0.001  # of the two-sample test, over all tensors together
 APART = 1.5  # least ratio of one-step changes that counts as another program
-STARTS = 6
+STARTS = 20  # of each side: with six, medians of the same program are up to 1.9 apart
 
 
 @dataclass(frozen=True)
@@ -39,11 +39,21 @@ class Row:
     passes: bool
     note: str = ""
     expected: bool = True  # False: known to differ, docs/differences.md says why
+    altered: str = ""  # what their program computes otherwise here than on its own
 
 
-def equal(id: str, theirs: str, ours: str, measure: str, value: float, limit: float = ROUNDING, note: str = "") -> Row:
+def equal(
+    id: str,
+    theirs: str,
+    ours: str,
+    measure: str,
+    value: float,
+    limit: float = ROUNDING,
+    note: str = "",
+    altered: str = "",
+) -> Row:
     """A row of numbers that have to agree to rounding."""
-    return Row(id, theirs, ours, measure, value, limit, value <= limit, note)
+    return Row(id, theirs, ours, measure, value, limit, value <= limit, note, altered=altered)
 
 
 def differs(

@@ -45,7 +45,13 @@ MODELS: dict[str, tuple[str, str, Callable[..., nn.Module]]] = {  # theirs: as a
     "resnet18": ("resnet18", "ResNet18", resnet18),
 }
 RADII = {"cifar-10": (8 / 255, 2 / 255), "svhn": (4 / 255, 1 / 255), "cifar-100": (8 / 255, 2 / 255)}
-ROUNDS, CLIENTS, EACH, BATCH, STEPS = 3, 4, 6, 3, 2
+ROUNDS, BATCH, STEPS = 3, 3, 2
+SIZES = (
+    6,
+    7,
+    9,
+    12,
+)  # unequal, and not all whole batches: clients' mean losses are then one thing, the release's another
 SEED = 6
 # The gradient of a bias before a normalisation is rounding, and FedProx's pull of constant length follows its sign.
 ROUNDED = "not comparable: biases before a normalisation follow the sign of rounding"
@@ -153,7 +159,7 @@ def both(
     words: dict[str, str],
 ) -> Row:
     """The federated script and our algorithm, three rounds from the same weights: the greatest difference."""
-    problem, start = prepared(name, CLIENTS)
+    problem, start = prepared(name)
     fraction = float(words.get("frac", "1.0"))
     local = training(objective, dataset, epochs=2)
     if words.get("agg-opt") == "FedProx":
@@ -168,7 +174,7 @@ def both(
     for done in algorithm(problem, state, rounds=ROUNDS, aggregator=call, local=local, participation=fraction, **more):
         state = done.state
     arguments = {
-        "epochs": ROUNDS, "num_users": CLIENTS, "local_ep": 2, "local_bs": BATCH, "num-steps": STEPS,
+        "epochs": ROUNDS, "num_users": len(SIZES), "local_ep": 2, "local_bs": BATCH, "num-steps": STEPS,
         "dataset": dataset, "modeltype": MODELS[name][0], "agg-center": "SFAT", "pri": 1.4, "topk": 1, "gpu": "",
         **words,
     }  # fmt: skip
@@ -194,7 +200,7 @@ def _without_biases(state: Tensors) -> Tensors:
 
 def central(folder: Path, name: str, dataset: str) -> Row:
     """Centralized_AT.py and our algorithm, three epochs."""
-    problem, start = prepared(name, 1)
+    problem, start = prepared(name, (sum(SIZES),))
     local = training(objectives.at, dataset, epochs=1)
     state = State(0, start)
     for done in centralized(problem, state, rounds=ROUNDS, local=local, moments="released"):
@@ -247,16 +253,16 @@ def training(objective: Any, dataset: str, epochs: int, proximal: Any = None) ->
     )
 
 
-def prepared(name: str, clients: int) -> tuple[Problem, Tensors]:
-    """Random images and labels in equal shards, and a network at a start of ours."""
+def prepared(name: str, sizes: tuple[int, ...] = SIZES) -> tuple[Problem, Tensors]:
+    """Random images and labels in shards of these sizes, and a network at a start of ours."""
     torch.manual_seed(SEED)
     model = MODELS[name][2]((3, 32, 32), 10, **({"width": 6, "init": "he"} if name == "nin" else {"width": 4}))
     start = {key: value.detach().clone() for key, value in model.state_dict().items()}
     draws = torch.Generator().manual_seed(SEED)
-    n = EACH * CLIENTS
+    n = sum(sizes)
     images = torch.randint(0, 256, (n, 3, 32, 32), generator=draws, dtype=torch.uint8)
     labels = torch.randint(0, 10, (n,), generator=draws)
-    shards = list(torch.arange(n).split(n // clients))
+    shards = list(torch.arange(n).split(list(sizes)))
     problem = Problem(model, images, labels, shards, 10, SEED, torch.device("cpu"), path="reference")
     return problem, start
 
@@ -381,7 +387,7 @@ def evaluations(folder: Path) -> list[Row]:
     }
     rows = []
     for dataset, ours in suites.items():
-        problem, start = prepared("small_cnn", 1)
+        problem, start = prepared("small_cnn", (sum(SIZES),))
         turn = Turn()
         calls: list[dict[str, Any]] = []
         with scripts(folder, problem, start, turn):

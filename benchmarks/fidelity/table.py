@@ -42,15 +42,18 @@ def write(folder: Path) -> str:
     kept = json.loads((folder / FILE).read_text(encoding="utf-8"))
     found = _rows(kept)
     rows = [row for several in found.values() for row in several]
-    text = ["# The authors' programs and ours, side by side", "", "| row of a suite | | comparisons |", "|---|---|---|"]
+    text = ["# The authors' programs and ours, side by side", "", "| row of a suite | | comparisons | altered |"]
+    text.append("|---|---|---|---|")
     for label, passes in outcomes(rows).items():
-        behind = ", ".join(row.id for row in carried(label, rows)) or "-"
-        text.append(f"| {label} | {SAID[passes]} | {behind} |")
+        behind = carried(label, rows)
+        altered = "; ".join(f"{row.id}: {row.altered}" for row in behind if row.altered)
+        text.append(f"| {label} | {SAID[passes]} | {', '.join(row.id for row in behind) or '-'} | {altered or '-'} |")
     text += ["", "`make fidelity` makes this file; docs/fidelity.md says how to read it.", ""]
     for name, several in found.items():
         source = SOURCES[name]
         text += [f"## {source.title}", "", f"{source.name}, commit {source.commit[:12]}.", ""]
-        text += ["| comparison | theirs | ours | measure | found | limit | |", "|---|---|---|---|---|---|---|"]
+        text += ["| comparison | theirs | altered | ours | measure | found | limit | |"]
+        text += ["|---|---|---|---|---|---|---|---|"]
         text += [_line(row) for row in several]
         text.append("")
     places = {_where(kept[name]["where"]): None for name in found}
@@ -65,7 +68,8 @@ def _line(row: Row) -> str:
     if row.note:
         said += f"; {row.note}"
     sign = ">=" if row.measure == "initial distribution" else "<="
-    return f"| {row.id} | {row.theirs} | {row.ours} | {row.measure} | {row.value:.2g} | {sign} {row.limit:g} | {said} |"
+    found = f"{row.measure} | {row.value:.2g} | {sign} {row.limit:g}"
+    return f"| {row.id} | {row.theirs} | {row.altered or '-'} | {row.ours} | {found} | {said} |"
 
 
 def _where(where: dict[str, Any]) -> str:
