@@ -947,3 +947,10 @@ def test_the_first_sentences_on_sfat():
         assert f"differ by at most {at_most(both)} points under PGD-20 (95 %)" in " ".join(text.split())
         quoted = f"{show(100 * both.mean)} points, 95 % interval {interval(both)} over seeds and images"
         assert quoted in " ".join(text.split())
+
+
+def test_quoted_sentences_stand_on_their_pages():
+    quoted = re.findall(r"^\| \[[^]]+\]\(([\w-]+\.md)\) \| (.*?) \| `", page("README.md"), re.MULTILINE)
+    assert {name for name, _ in quoted} == {each.name for each in RESULTS.glob("*.md")} - {"README.md"}
+    for name, sentence in quoted:
+        assert sentence in " ".join(page(name).replace("**", "").split()), name
