@@ -147,4 +147,4 @@ def test_a_comparison_that_fails_is_named(
     assert tool.main() == 1
     printed = capsys.readouterr()
     assert printed.err == "fidelity: not the same: tamaya.a\n"
-    assert "| tamaya.b |  |  | run | 1 | <= 0.0001 | differs, as meant |" in printed.out
+    assert "| tamaya.b |  | - |  | run | 1 | <= 0.0001 | differs, as meant |" in printed.out
