@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from fatbench.models import edge
-from fatbench.suite import signatures
+from fatbench.suite import calls
 
 VIT = {"dim": 12, "depth": 2, "heads": 3}
 RESNET = {"planes": 2, "blocks": 2}
@@ -198,4 +198,4 @@ def test_settings_can_be_read_without_importing(name: str) -> None:
     for argument, default in zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True):
         assert argument.annotation is not None
         assert default is not None
-        signatures._adapter(ast.unparse(argument.annotation)).validate_python(ast.literal_eval(default))
+        calls._adapter(ast.unparse(argument.annotation)).validate_python(ast.literal_eval(default))

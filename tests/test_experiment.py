@@ -20,7 +20,7 @@ from fatbench.runner.start import check_data, jobs_of
 from fatbench.runner.training import artifact_file
 from fatbench.runner.worker import work
 from fatbench.store.stages import Store
-from fatbench.suite import cells, files, signatures
+from fatbench.suite import calls, cells, files, signatures
 
 # Client k's model answers class k whatever it sees: the shared weights with a bias of its own.
 PLUGIN = '''
@@ -116,7 +116,7 @@ def test_a_diagnostic_has_its_own_rounds(cell, tmp_path, monkeypatch):
     """Of the three rounds the monitor looks at all, the diagnostic at those that 2 divides, and the last."""
     monkeypatch.setitem(diagnostics.DIAGNOSTICS, "svcca", lambda *_, **__: {"diagnosed": 1.0})
     cell.spec["algorithm"]["rounds"] = 3
-    cell.spec.update(diagnostic={"name": "svcca"}, diagnostic_every=2)
+    cell.spec.update(diagnostic=calls.check("Diagnostic", {"name": "svcca"}), diagnostic_every=2)
     machine = Machine(db=str(tmp_path / "r.db"), files=str(tmp_path / "files"), data="")
     with Store.open(machine.db, create=True) as store:
         assert work(cell, machine, store) == "done"

@@ -41,6 +41,7 @@ from fatbench.methods.algorithms import ALGORITHMS
 from fatbench.runner import checkpoints, worker
 from fatbench.runner import start as run
 from fatbench.runner.jobs import Machine
+from fatbench.runner.options import RunOptions
 from fatbench.runner.stage import ready_for
 from fatbench.store.stages import Store
 from fatbench.suite import files
@@ -731,4 +732,4 @@ def test_path_and_stack_are_recorded_with_every_number(tmp_path: Path) -> None:
 )
 def test_a_path_that_there_is_not_is_refused(settings: dict[str, object], message: str) -> None:
     with pytest.raises(SpecError, match=message):
-        run.run([], Watch(""), **settings)
+        run.run([], Watch(""), RunOptions(**settings))  # type: ignore[arg-type]

@@ -39,6 +39,18 @@ def blank(model, x, y, generator):
 AGGREGATORS = {"first": first}
 ATTACKS = {"blank": blank}
 """
+
+
+@pytest.fixture(autouse=True)
+def loss_of_torch() -> Iterator[None]:
+    """What the plug-in patches in this process is put back: other tests run here too."""
+    from torch.nn import functional
+
+    real = functional.cross_entropy
+    yield
+    functional.cross_entropy = real
+
+
 SUITE = """
 name: mixed
 title: Cells with a plug-in and without
