@@ -585,7 +585,7 @@ def test_fedvkd_trained_adversarially():
     }
     at_chance = {which: show(value, 3) for which, value in above.items() if value > 0.001}
     assert at_chance == {("FedAUX (CNN)", 2): "0.026", ("FedAvg (CNN)", 2): "0.047"}
-    assert "at seed 2 the two CNNs are not (p 0.026 and 0.047, twelve checks)" in text
+    assert "At seed 2 the two CNNs are not (p 0.026 and 0.047, twelve checks)" in text
     changes = []
     for method in ("FedVKD (ViT)", "FedGKT (CNN)"):
         of = [[outcomes(found[method, 0.2, seed], "natural", 10) for seed in range(3)] for found in trained.values()]
