@@ -850,3 +850,24 @@ def test_no_flipped_bit_of_a_file_is_imported(tmp_path: Path) -> None:
                 continue
         assert taken == text, f"bit {place}"
     assert refused > 100
+
+
+def test_long_lines_are_judged_as_they_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first of many long bad lines ends it before the others are read; a line without an end is refused by name."""
+    head = json.dumps({"format": "fatbench results", "schema_version": 1, "cells": 9}) + "\n"
+    monkeypatch.setattr(exchange, "PART", 1000)
+    file = tmp_path / "long.jsonl"
+    file.write_text(head + ("x" * 2000 + "\n") * 9)
+    read: list[int] = []
+    real = exchange.export_schema.cell
+    monkeypatch.setattr(
+        exchange.export_schema, "cell", lambda line, at, identify: (read.append(len(line)), real(line, at, identify))[1]
+    )
+    with exchange._opened(file) as (_, parts):
+        assert [len(part) for part in parts] == [1] * 9
+    with pytest.raises(exchange.ExchangeError, match=r"long\.jsonl:2: "):
+        exchange.check(None, file)
+    assert read == [2001]
+    monkeypatch.setattr(exchange, "LINE", 1500)
+    with pytest.raises(exchange.ExchangeError, match=r"long\.jsonl:2: a line of more than 1500 characters is no cell"):
+        exchange.check(None, file)

@@ -21,7 +21,6 @@ import io
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
-from itertools import islice
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -194,15 +193,31 @@ def _opened(path: Path) -> Iterator[tuple[int, Iterator[list[tuple[int, str]]]]]
             first = stream.readline(LINE)
             if not first:
                 raise ExchangeError(f"{path}: empty; expected a file written by 'fatbench export'")
-            numbered = enumerate(iter(lambda: stream.readline(LINE), ""), 2)
-            yield export_schema.header(first, f"{path}:1"), iter(lambda: list(islice(numbered, BATCH)), [])
+            yield export_schema.header(first, f"{path}:1"), _parts(stream, path)
     except UnicodeDecodeError:
         raise ExchangeError(f"{path}: not a text file; expected one written by 'fatbench export'") from None
     except OSError as error:
         raise MachineError(f"cannot read {path}: {error.strerror or error}") from None
 
 
-LINE = 2**28  # characters; what is longer is no line of ours and ends in the middle
+LINE = 2**26  # characters of a line: read as JSON it takes 25 times as much memory
+PART = 2**24  # characters that are held at a time, and the line that goes beyond
+
+
+def _parts(stream: TextIO, path: Path) -> Iterator[list[tuple[int, str]]]:
+    """The further lines with their numbers, BATCH at a time, or fewer where they are long. ExchangeError: too long."""
+    part: list[tuple[int, str]] = []
+    held = 0
+    for place, line in enumerate(iter(lambda: stream.readline(LINE), ""), 2):
+        if len(line) == LINE and not line.endswith("\n"):
+            raise ExchangeError(f"{path}:{place}: a line of more than {LINE} characters is no cell that export wrote")
+        part.append((place, line))
+        held += len(line)
+        if len(part) == BATCH or held > PART:
+            yield part
+            part, held = [], 0
+    if part:
+        yield part
 
 
 def _contradiction(connection: Connection, cell: Cell, at: str) -> None:
