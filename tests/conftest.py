@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import socket
 import sys
+import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
@@ -89,3 +91,11 @@ def _no_network() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(socket.socket, "connect", guarded)
         yield
+
+
+@pytest.fixture(autouse=True)
+def _pipes() -> Iterator[None]:
+    """A command that was run in this process lets a broken pipe end it; the next test may write to a dead worker."""
+    yield
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGPIPE, signal.SIG_IGN)

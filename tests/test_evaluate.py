@@ -383,7 +383,7 @@ def test_a_plain_script_s_model_stands_beside_a_suite_s_rows(here: Path, run: Ru
     assert "**" not in mine[0] and "<u>" not in mine[0]  # it competes with nobody
     measured = re.findall(r"\d+\.\d\d", next(line for line in like.splitlines() if digest[:8] in line))
     assert set(measured) <= {*re.findall(r"\d+\.\d\d", mine[0])}
-    assert f"not trained here: my.pt (SHA-256 {digest})" in both
+    assert f"external model: my.pt (SHA-256 {digest})" in both
 
     assert "evaluate" in run("fatbench status")[1]
     assert "2 done, 0 failed" in run("fatbench status evaluate")[1]  # of all test images, and of the suite's first 100

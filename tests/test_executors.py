@@ -34,7 +34,7 @@ from fatbench.store.stages import Store
 def forks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Local workers from a server that has torch loaded; the executor itself starts new interpreters."""
     context = multiprocessing.get_context("forkserver")
-    parts = ("run.executors.local", "engine.accuracy", "engine.experiment", "methods.algorithms")
+    parts = ("runner.executors.local", "engine.accuracy", "engine.experiment", "methods.algorithms")
     context.set_forkserver_preload(["torch", *(f"fatbench.{part}" for part in parts)])
     monkeypatch.setattr(local.multiprocessing, "get_context", lambda method: context)
 
