@@ -11,9 +11,8 @@ SECRET = "(?:password|passwd|passfile|pwd|secret|token)"
 
 def masked(text: str) -> str:
     """A text without the passwords of addresses and of settings such as password=... and token=..."""
-    text = re.sub(
-        r"(:/{1,2}[^/?#:\s'\"]+):(?!PASSWORD@)[^\s'\"]*@", r"\1:***@", text
-    )  # one stroke is left of an address as a path
+    # a path has one slash where an address has two; the literal PASSWORD stands in messages that show the form
+    text = re.sub(r"(:/{1,2}[^/?#:\s'\"]+):(?!PASSWORD@)[^\s'\"]*@", r"\1:***@", text)
     return re.sub(rf"(?i)(\b[\w.-]*{SECRET}\s*=\s*)[^&\s'\")]+", r"\1***", text)
 
 
