@@ -21,7 +21,7 @@ export PYTHONDONTWRITEBYTECODE :=
 COLOUR := $(if $(NO_COLOR),,$(if $(MAKE_TERMOUT),FORCE_COLOR=1))
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo site docs test bench gpu fidelity fuzz soak scale mutants nightly check lint format golden wheel constraints clean
+.PHONY: help env demo site docs test bench gpu fidelity fuzz soak scale mutants nightly check lint format golden results wheel constraints clean
 .DELETE_ON_ERROR:
 
 help: ## this list
@@ -53,6 +53,8 @@ $(INSTALLED): pyproject.toml constraints.txt
 
 $(STAMP): $(INSTALLED)
 	$(call install,.[dev])
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt datasets 2> /dev/null \
+	    || echo "make: without the package datasets its tests are left out" >&2
 
 demo: $(INSTALLED) ## the smoke preset of sfat-cifar10 on scikit-learn's digits, and its tables (about a minute)
 	@rm -rf $(DEMO) && mkdir $(DEMO)
@@ -61,7 +63,7 @@ demo: $(INSTALLED) ## the smoke preset of sfat-cifar10 on scikit-learn's digits,
 	$(COLOUR) $(BIN)/fatbench report sfat-cifar10 --preset smoke --format terminal --db $(DEMO)/fatbench.db
 
 site: $(INSTALLED) ## the page of the committed results: site/index.html
-	@$(BIN)/fatbench site results/*.jsonl --images results/figures -o site
+	@$(BIN)/fatbench site results/*.jsonl --images results/figures --replicates latest -o site
 
 # An environment of its own: torchattacks wants a requests that Sphinx does not. What Sphinx lacks it finds in ours.
 docs: $(STAMP) ## the documents as a site: build/docs/index.html; a warning is an error
@@ -125,6 +127,9 @@ format: $(STAMP) ## put the code into the shape that lint asks for
 
 golden: $(STAMP) ## write the files under tests/golden anew; look at the difference before committing it
 	@FATBENCH_UPDATE_GOLDEN=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest --quiet -k golden
+
+results: $(STAMP) ## the pages of results/ anew, from their templates and the committed rows
+	@OMP_NUM_THREADS=1 $(BIN)/python docs/results_pages.py
 
 wheel: $(STAMP) ## the wheel and the source archive, in dist/
 	@$(BIN)/python -m hatchling build

@@ -106,6 +106,25 @@ def at_nin(bench: Bench) -> Lines:
     ]  # fmt: skip
 
 
+def small_clients(bench: Bench) -> Lines:
+    """A round of clients whose only batch is small: what `--path auto` has to know."""
+    clients = 10 if bench.quick else 100
+    cohort, local = list(range(clients)), LocalTraining(batch=32, lr=0.01, momentum=0.9, objective=AT)
+    network = built("nin", (3, 32, 32))
+    start = copied(network)
+    on = noise_problem(bench, network, [8] * clients, 32, "loop")
+    ways = {"loop": on, "fast": replace(on, path="fast"), "bf16": replace(on, precision="bf16")}
+    acts = {name: functools.partial(train_cohort, way, start, cohort, 0, local) for name, way in ways.items()}
+    seconds = interleaved(bench.device, acts, bench.repeats(3))
+    work = f"AT round, NIN, {clients} clients of 8 images, PGD-10"
+    spent = {name: statistics.median(times) for name, times in seconds.items()}
+    return [
+        line(f"{work}, {how}", "--path loop, fp32", {}, ratios(seconds, "loop", name),
+             note=f"{spent[name]:.1f} s against {spent['loop']:.1f} s")
+        for name, how in {"fast": "--path fast", "bf16": "--path loop, bf16"}.items()
+    ]  # fmt: skip
+
+
 def _most(bench: Bench, operations: int, name: str, against: float) -> str:
     """The ratio to `against` seconds that so many operations would have at the rate of a large matrix product.
 
@@ -389,9 +408,8 @@ CELL = textwrap.dedent(
     exact(torch.device(device), "fp32")
     pgd = {"name": "pgd", "eps": "8/255", "step": "2/255", "steps": 1}  # more steps take no more memory
     algorithm = calls.build("Algorithm", calls.check("Algorithm", {
-        "name": "fedavg", "rounds": 1, "epochs": 1, "batch": 32, "lr": 0.01, "momentum": 0.9,
-        "participation": cohort / clients, "objective": {"name": "at", "attack": pgd}, "aggregator": {"name":
-        "samples"}}))
+        "name": "fedavg", "rounds": 1, "participation": cohort / clients, "aggregator": {"name": "samples"}, "local":
+        {"epochs": 1, "batch": 32, "lr": 0.01, "momentum": 0.9, "objective": {"name": "at", "attack": pgd}}}))
     network = calls.build("Model", calls.check("Model", model))((3, side, side), 10).to(device)
     images = torch.full((50_000, 3, 32, 32), 1, dtype=torch.uint8, device=device)
     labels = torch.arange(50_000, device=device) % 10
@@ -465,6 +483,7 @@ def command_line(bench: Bench) -> Lines:
 ROWS: dict[str, Callable[[Bench], Lines]] = {
     "at_nin": at_nin,
     "at_vit": at_vit,
+    "small_clients": small_clients,
     "operations": operations,
     "pgd_cw_fgsm": pgd_cw_fgsm,
     "autoattack": autoattack,

@@ -30,10 +30,12 @@ def write(folder: Path, device: str, order: Sequence[str]) -> str:
     text += ["", "A ratio is the median of several runs of both sides in turn; in brackets the least and the greatest."]
     if any(made["quick"] for made in rows):
         text += ["", "**Some of it was measured with --quick, which only shows that it works.**"]
-    places = {_where(made["where"]): None for made in kept.values()}
+    places: dict[str, list[str]] = {}
+    for name, made in kept.items():
+        places.setdefault(_where(made["where"]), []).append(name)
     notes = [f"- {line['work']}: {line['note']}" for made in rows for line in made["lines"] if line["note"]]
     text += ["", "Notes:", "", *notes]
-    text += ["", "Measured on:", "", *(f"- {place}" for place in places)]
+    text += ["", "Measured on:", "", *(f"- {place}: {', '.join(names)}" for place, names in places.items())]
     written = "\n".join(text) + "\n"
     (folder / f"bench-{device}.md").write_text(written, encoding="utf-8")
     return written

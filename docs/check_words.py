@@ -39,7 +39,7 @@ OLD = {
     r"lanes?\b": "worker",
     r"pictures?\b": "image, figure or reconstruction",
     r"victims?\b": "target client",
-    r"eavesdrop\w*": "honest-but-curious server",
+    r"eavesdrop(?!per)\w*": "honest-but-curious server",
     r"told from\b": "significantly different from",
     r"tell apart\b": "distinguish",
     r"share of\b": "fraction of",
@@ -129,6 +129,8 @@ def dead_links(page: Path) -> Iterator[str]:
     """Relative links of a page whose file or heading does not exist."""
     text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
     for link in re.findall(r"\]\((?!https?:)([^)]+)\)", re.sub(r"`[^`]*`", "", text)):
+        if link.startswith("../../actions/"):  # of the site that hosts the repository
+            continue
         path, _, anchor = link.partition("#")
         target = (page.parent / path).resolve() if path else page
         if not target.exists() or (anchor and anchor not in anchors(target)):

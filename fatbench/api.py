@@ -27,8 +27,9 @@ from fatbench.errors import FatbenchError, SpecError, UnknownName, did_you_mean
 from fatbench.report import build_tables, left_out, render
 from fatbench.report.tables import external_suite as reporting_evaluated
 from fatbench.report.tables.combined import combine
+from fatbench.report.tables.common_images import WHICH as IMAGES
 from fatbench.report.tables.grid import Grid
-from fatbench.report.tables.notes import LEVELS
+from fatbench.report.tables.notes import LEVELS, shortened
 from fatbench.report.tables.replicate_selection import WHICH
 from fatbench.runner.options import RunOptions, with_keywords
 from fatbench.store.opening import opened
@@ -48,7 +49,7 @@ if TYPE_CHECKING:
     from fatbench.suite.cells import Plan
     from fatbench.suite.files import Suite
 
-__all__ = ["Table", "evaluate", "plan", "results", "run", "suites", "table"]
+__all__ = ["Table", "evaluate", "load_model", "plan", "results", "run", "suites", "table"]
 
 
 # --- what there is ------------------------------------------------------------------------------------------------
@@ -90,13 +91,17 @@ def plan(
     preset: str = "paper",
     where: str | None = None,
     seeds: Sequence[int] | None = None,
+    override: Sequence[str] = (),
+    attacks: Sequence[str] = (),
     plugins: Plugins = (),
     db: str | None = None,
 ) -> pandas.DataFrame:
     """What a run would do: one row a cell, with its labels, its seed and its work; runs nothing.
 
-    name: of a suite, or the path of a file. where: a filter as of `-k`. Columns gradient_steps and image_passes are NaN
-    where the work cannot be told before. SpecError: no such suite or preset; NothingMatched: the filter leaves nothing.
+    name: of a suite, or the path of a file. where: a filter as of `-k`. override: settings in all cells, as after
+    `--set`: ["algorithm.local.lr=0.02"]; their suite is called "NAME+algorithm.local.lr=0.02". attacks: added where the
+    preset has none. Columns gradient_steps and image_passes are NaN where the work cannot be told before.
+    SpecError: no such suite, preset, setting or attack; NothingMatched: the filter leaves nothing.
 
     >>> import fatbench
     >>> set(fatbench.plan("sfat-cifar10", preset="smoke", seeds=[6])["seed"].tolist())
@@ -105,7 +110,7 @@ def plan(
     import pandas
 
     with _with(plugins, db):
-        chosen = files.load(name).plan(preset, seeds, where)
+        chosen = files.load(files.named(name, override)).plan(preset, seeds, where, attacks)
     rows = []
     for cell in chosen.unique():
         work = cost.cell_work(cell, chosen)
@@ -124,6 +129,8 @@ def run(
     preset: str = "paper",
     where: str | None = None,
     seeds: Sequence[int] | None = None,
+    override: Sequence[str] = (),
+    attacks: Sequence[str] = (),
     plugins: Plugins = (),
     quiet: bool = False,
     options: RunOptions,
@@ -143,15 +150,16 @@ def run(
     """
     import pandas
 
-    from fatbench.runner import progress, start
+    from fatbench.runner import live_log, progress, start
 
     if options.executor == "local":
         _guarded()
     with _with(plugins, options.db):
-        chosen = files.load(name).plan(preset, seeds, where)
+        chosen = files.load(files.named(name, override)).plan(preset, seeds, where, attacks)
     said = _Lines(f"suite {chosen.suite}, preset {chosen.preset}", quiet)
     try:
-        start.run(start.jobs_of(chosen), said, options)
+        with live_log.logged(said, options) as observer:
+            start.run(start.jobs_of(chosen), observer, options)
     except SystemExit as over:
         if over.code != 1:  # 1: some cells failed, as the rows say
             raise KeyboardInterrupt from None
@@ -190,6 +198,9 @@ class _Lines:
     def begin(self, jobs: Sequence[Job], before: Mapping[str, str], slots: Sequence[str]) -> None:
         done = sum(state == "done" for state in before.values())
         self._say(f"{self.what}: {len(jobs)} cells, {done} done, {len(jobs) - done} to go")
+
+    def work_in(self, slots: Sequence[str]) -> None:
+        """Lines name no slots."""
 
     def see(self, slot: int, event: Event) -> None:
         if event.stage == "cell" or event.kind == "failed":
@@ -283,6 +294,32 @@ def evaluate(
             return Table(build_tables(*reporting_evaluated.suite_and_plan(store, f"id={cell}"), store))
 
 
+def load_model(
+    name: str, *, results: Sequence[str | Path] = (), places: Sequence[str | Path] = (), plugins: Plugins = ()
+) -> nn.Module:
+    """The network of stored results by its name in `fatbench models`, in eval mode: images in [0, 1] to logits.
+
+    results: files that `fatbench export` wrote; default results/*.jsonl. places: folders, or addresses that have
+    ADDRESS/SHA256.safetensors. The file must have the SHA-256 that is stored with its numbers. SpecError: no such
+    network; MachineError: its file is nowhere, or is another.
+
+        fatbench.load_model("sfat-fashion/Non-IID/FAT/6")
+    """
+    from fatbench.errors import MachineError
+    from fatbench.runner import zoo
+
+    with _with(plugins):
+        known = zoo.names(zoo.entries(map(Path, results) if results else sorted(Path("results").glob("*.jsonl"))))
+        network = zoo.choose(name, known)
+        file = zoo.find(network, places)
+        if file is None:
+            raise MachineError(
+                f"the file of {name} is not here: {network.sha256}.safetensors (places=[folder or address];"
+                f" fatbench run cell {network.cell} trains it)"
+            )
+        return zoo.module(file, network.sha256)
+
+
 # --- reading ------------------------------------------------------------------------------------------------------
 
 
@@ -350,8 +387,9 @@ def table(
     seeds: Sequence[int] | None = None,
     with_evaluated: bool = False,
     replicates: str = "first",
-    notes: str = "full",
+    notes: str | None = None,
     digits: int = 2,
+    images: str = "all",
     plugins: Plugins = (),
     db: str | None = None,
 ) -> Table:
@@ -360,7 +398,9 @@ def table(
     rows, columns: one table of all these suites, as `fatbench report --rows --columns` makes it. preset: default the
     first that was run. with_evaluated: also rows of models that `fatbench evaluate --like NAME` judged. replicates: the
     "first" or "latest" run of a cell that was run more than once, or "pool", the mean of its runs. notes: "none",
-    "short" or "full". digits: after the point of percentages. The name "evaluate" is the table of all evaluated models.
+    "short" or "full"; default: short in LaTeX, else full. digits: after the point of percentages. images: "common"
+    takes every attack on the images that all attacks of a table have. The name "evaluate" is the table of all evaluated
+    models.
     SpecError: no such suite, preset, table, axis or choice.
 
     >>> import fatbench
@@ -369,7 +409,9 @@ def table(
     """
     known_choice("select", select, CHECKPOINTS)
     known_choice("replicates", replicates, WHICH)
-    known_choice("notes", notes, LEVELS)
+    if notes is not None:
+        known_choice("notes", notes, LEVELS)
+    known_choice("images", images, IMAGES)
     with _with(plugins, db), opened(db) as store:
         names = [name] if isinstance(name, str) else name
         parts = [planned(one, preset, seeds, where, store) for one in names]
@@ -379,9 +421,9 @@ def table(
             parts = with_table(parts, [id])
         made = grids_of(
             parts, store, select=select, published=published, with_evaluated=with_evaluated, replicates=replicates,
-            notes=notes, digits=digits,
+            digits=digits, images=images,
         )  # fmt: skip
-    return Table([grid for _, _, grids in made for grid in grids])
+    return Table([grid for _, _, grids in made for grid in grids], notes)
 
 
 @dataclass(frozen=True)
@@ -389,6 +431,7 @@ class Table:
     """Tables of a suite, ready to be shown: a notebook shows them as HTML."""
 
     grids: list[Grid]
+    notes: str | None = None  # "none", "short" or "full"; None: what the format has by itself
 
     def __repr__(self) -> str:
         return self.markdown()
@@ -396,15 +439,15 @@ class Table:
     def _repr_html_(self) -> str:
         from fatbench.report.formats import html
 
-        return html.fragment(self.grids)
+        return html.fragment([shortened(grid, self.notes or "full") for grid in self.grids])
 
     def markdown(self) -> str:
         """As `fatbench report --format markdown`."""
-        return render(self.grids, "markdown")
+        return render(self.grids, "markdown", self.notes)
 
     def latex(self) -> str:
         """As `fatbench report --format latex`."""
-        return render(self.grids, "latex")
+        return render(self.grids, "latex", self.notes)
 
     def frame(self) -> pandas.DataFrame:
         """One row a number that the tables show: labels, metric, mean, std, n, published, flags; fractions."""
@@ -439,8 +482,8 @@ def grids_of(
     published: bool,
     with_evaluated: bool,
     replicates: str,
-    notes: str,
     digits: int,
+    images: str,
 ) -> list[tuple[Suite, Plan, list[Grid]]]:
     """The tables of each suite; what is asked for and not there is said on stderr."""
     made = []
@@ -454,8 +497,8 @@ def grids_of(
                 f"fatbench: no model has been evaluated with the attacks of '{chosen.suite}': {like}", file=sys.stderr
             )
         grids = build_tables(
-            suite, chosen, store, select=select, published=published, evaluated=more, which=replicates, notes=notes,
-            digits=digits,
+            suite, chosen, store, select=select, published=published, evaluated=more, which=replicates,
+            digits=digits, images=images,
         )  # fmt: skip
         made.append((suite, chosen, grids))
     return made
@@ -472,4 +515,5 @@ def planned(
     chosen = files.load(name)
     if preset is None and store is not None:
         preset = progress.preset_run(chosen, store)
-    return chosen, chosen.plan(preset or "paper", seeds, where)
+    plan = chosen.plan(preset or "paper", seeds, where)
+    return chosen, plan if store is None else progress.with_stored_attacks(chosen, plan, store)

@@ -44,23 +44,43 @@ def pgd(
     steps: int,
     start: Literal["uniform", "none", "gaussian"] = "uniform",
     early_stop: bool = False,
+    norm: Literal["Linf", "L2"] = "Linf",
     seed: int = 0,
 ) -> Tensor:
     """Projected gradient descent (Madry et al. 2018); settings as in `fatbench.methods.attacks.pgd`."""
-    settings = {"eps": eps, "step": step, "steps": steps, "start": start, "early_stop": early_stop}
+    settings = {"eps": eps, "step": step, "steps": steps, "start": start, "early_stop": early_stop, "norm": norm}
     return attack("pgd", model, x, y, seed=seed, **settings)
 
 
 def cw(
-    model: nn.Module, x: Tensor, y: Tensor, *, eps: Fraction, step: Fraction, steps: int = 30, seed: int = 0
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    *,
+    eps: Fraction,
+    step: Fraction,
+    steps: int = 30,
+    kappa: float = 50.0,
+    early_stop: bool = False,
+    seed: int = 0,
 ) -> Tensor:
-    """CW-inf: PGD on the margin loss of Carlini and Wagner 2017."""
-    return attack("cw", model, x, y, seed=seed, eps=eps, step=step, steps=steps)
+    """CW-inf: PGD on the margin loss of Carlini and Wagner 2017; settings as in `fatbench.methods.attacks.cw`."""
+    settings = {"eps": eps, "step": step, "steps": steps, "kappa": kappa, "early_stop": early_stop}
+    return attack("cw", model, x, y, seed=seed, **settings)
 
 
-def autoattack(model: nn.Module, x: Tensor, y: Tensor, *, eps: Fraction, seed: int = 0) -> Tensor:
-    """AutoAttack (Croce and Hein 2020), the standard version of its authors' package. Needs at least 4 classes."""
-    return attack("autoattack", model, x, y, seed=seed, eps=eps)
+def autoattack(
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    *,
+    eps: Fraction,
+    version: Literal["standard", "rand", "plus"] = "standard",
+    norm: Literal["Linf", "L2"] = "Linf",
+    seed: int = 0,
+) -> Tensor:
+    """AutoAttack (Croce and Hein 2020) by its authors' package. Needs at least 4 classes."""
+    return attack("autoattack", model, x, y, seed=seed, eps=eps, version=version, norm=norm)
 
 
 def attack(name: str, model: nn.Module, x: Tensor, y: Tensor, *, seed: int = 0, **settings: Any) -> Tensor:

@@ -6,6 +6,7 @@ import difflib
 import re
 from collections.abc import Iterable
 
+MANY = 40  # names that a message lists
 SECRET = "(?:password|passwd|passfile|pwd|secret|token)"
 
 
@@ -65,13 +66,19 @@ class Unavailable(MachineError):
     """
 
 
+class Doubtful(FatbenchError):
+    """Numbers that were measured and cannot be right (exit 6); they are stored."""
+
+    exit_code = 6
+
+
 def article(noun: str) -> str:
     """The noun with its article: "an attack", "a model"."""
     return f"{'an' if noun[0] in 'aeiou' else 'a'} {noun}"
 
 
 def did_you_mean(given: str, known: Iterable[str]) -> str:
-    """The tail of an error message: the nearest known name, or all of them.
+    """The tail of an error message: the nearest known name, or all of them; of many, the three nearest.
 
     Returns " (did you mean 'x'?)", or " (known: a, b, c)" where nothing is near.
     """
@@ -79,4 +86,7 @@ def did_you_mean(given: str, known: Iterable[str]) -> str:
     near = difflib.get_close_matches(str(given), names, n=1, cutoff=0.6)
     if near:
         return f" (did you mean '{near[0]}'?)"
+    if len(names) > MANY:
+        near = difflib.get_close_matches(str(given), names, cutoff=0)
+        return f" (the nearest of {len(names)}: {', '.join(near)})"
     return f" (known: {', '.join(names)})" if names else ""

@@ -26,7 +26,8 @@ KEYS = (
 )
 TABLES = ("slurm",)
 LocalPath = Literal["reference", "loop", "fast", "graphs"]  # of local training, see `fatbench.engine.local`
-PATHS: tuple[LocalPath, ...] = get_args(LocalPath)
+AUTO = "auto"  # the path that suits the cell and the device, see `fatbench.runner.gpu_estimates`
+PATHS: tuple[str, ...] = (AUTO, *get_args(LocalPath))
 STACKED = ("fast", "graphs")  # those that train the clients of a round as one program
 LIBPQ = re.compile(r"(?i)(^|\s)(host|hostaddr|port|dbname|user|password|passfile|service|sslmode)\s*=")
 
@@ -94,13 +95,13 @@ def precision(flag: str | None, devices: Sequence[str] = ()) -> Literal["fp32", 
     return chosen  # type: ignore[return-value]
 
 
-def path(chosen: str, devices: Sequence[str] = ()) -> LocalPath:
+def path(chosen: str, devices: Sequence[str] = ()) -> LocalPath | Literal["auto"]:
     """The path of local training. SpecError: there is none of that name; MachineError: one of `devices` cannot."""
     if chosen not in PATHS:
         raise SpecError(f"--path: no path is named '{chosen}'{did_you_mean(chosen, PATHS)}")
     if chosen == "graphs" and "cpu" in devices:
         raise MachineError("--path graphs needs an NVIDIA GPU, and this would run on a CPU; use --path fast")
-    return chosen
+    return chosen  # type: ignore[return-value]
 
 
 def shown_url(url: str) -> str:

@@ -137,6 +137,19 @@ def once_begun(machine: Machine, job: Job, act: Callable[[int], int | None]) -> 
     return stop
 
 
+def each_time(machine: Machine, job: Job, act: Callable[[int], object]) -> Callable[[], int]:
+    """A `stop` that hands each worker's pid to `act` once the cell is in its hands, and never asks to stop."""
+    seen: set[int] = set()
+
+    def stop() -> int:
+        if rows(machine, job).get("train", ("", ""))[0] == "running" and (pid := pid_of(machine, job)) not in seen:
+            seen.add(pid)
+            act(pid)
+        return 0
+
+    return stop
+
+
 def kill(pid: int) -> None:
     os.kill(pid, signal.SIGKILL)
 

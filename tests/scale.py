@@ -12,13 +12,15 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import math
 import multiprocessing
 import os
+import random
 import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -178,9 +180,8 @@ def commands(suite: Path, db: Path) -> dict[str, list[str]]:
         "logs CELL": ["logs", cell, *here],
         "report, 10 cells": ["report", str(suite), *one, *here],
         "report, 1,000 cells": ["report", str(suite), "--preset", "thousand", *here],
-        "compare, 2 x 450 cells": ["compare", "lr=0.01 and seed<9", "lr=0.02 and seed<9", "--suite", str(suite),
-                                   "--preset", "thousand", "--seeds", "0-8", "-k", "eps=1/255 or eps=2/255 or eps=3/255"
-                                   " or eps=4/255 or eps=5/255", *here],
+        "compare, 2 x 450 cells": ["compare", "lr=a0", "lr=a1", "--suite", str(suite), "--preset", "thousand",
+                                   "--seeds", "0-8", "-k", "eps=a0 or eps=a1 or eps=a2 or eps=a3 or eps=a4", *here],
         "site": ["site", str(suite), "-o", "site", *here],
         "export": ["export", "-o", "out.jsonl", *here],
     }  # fmt: skip
@@ -214,29 +215,35 @@ def _claimed(db: Path) -> bool:
         return False
 
 
-# --- claims ------------------------------------------------------------------------------------------------------
+# --- many writers ------------------------------------------------------------------------------------------------
 
 
-def claims(url: str, processes: int, seconds: float = 10.0) -> float:
-    """Claims a second of so many processes, each of which takes free cells and lets them go as done."""
-    cells = [f"{i:06d}" for i in range(20_000)]
+def commits(url: str, processes: int, seconds: float = 15.0) -> list[float]:
+    """Seconds of every commit of so many processes, each of which commits a round about once a second."""
+    cells = [f"{processes:06d}{i:06d}" for i in range(processes)]
     with Store.open(url, create=True) as store:
         store.add_cells({cell: {"seed": 0} for cell in cells})
-    context = multiprocessing.get_context("spawn")
-    with context.Pool(processes) as pool:
-        parts = [(url, cells[k::processes], seconds) for k in range(processes)]
-        return sum(pool.starmap(_claim, parts)) / seconds
+    with multiprocessing.get_context("spawn").Pool(processes) as pool:
+        every = pool.starmap(_commit, [(url, cell, seconds) for cell in cells], chunksize=1)
+    return sorted(itertools.chain.from_iterable(every))
 
 
-def _claim(url: str, cells: Iterable[str], seconds: float) -> int:
-    """How many cells of these a process claims in the time."""
+def _commit(url: str, cell: str, seconds: float) -> list[float]:
+    """How long a claim took, and each round's commit."""
+    draw, took = random.Random(cell), list[float]()
     with Store.open(url) as store:
-        end = time.monotonic() + seconds
-        taken = 0
-        for cell in itertools.takewhile(lambda _: time.monotonic() < end, cells):
-            run = store.claim(cell, "train", suite="many", total=1, provenance={})
-            taken += run is not None
-        return taken
+        store.database.patience = math.inf
+        began = time.monotonic()
+        run = store.claim(cell, "train", suite="many", total=10**6, provenance={})
+        took.append(time.monotonic() - began)
+        for round in itertools.takewhile(lambda _: time.monotonic() < began + seconds, itertools.count(1)):
+            time.sleep(0.5 + draw.random())
+            numbers = [Number(metric, 1.0 / round, round) for metric in OVERALL]
+            numbers += [Number(m, 1.0 / round, round, 60, k) for m in OF_CLIENTS for k in range(CLIENTS)]
+            before = time.monotonic()
+            store.commit(run, numbers=numbers, round=round)
+            took.append(time.monotonic() - before)
+    return took
 
 
 def main() -> None:
@@ -244,12 +251,14 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=Path("build/scale"))
     parser.add_argument("--times", type=int, default=5, help="runs of each command")
     parser.add_argument("--only", default="", help="commands that begin so")
-    parser.add_argument("--claims", metavar="URL", help="measure claims in an empty database at this address instead")
-    parser.add_argument("--processes", type=int, default=1, help="of --claims")
+    parser.add_argument("--commits", metavar="URL", help="measure commits to an empty database at this address instead")
+    parser.add_argument("--processes", type=int, default=1, help="of --commits")
     asked = parser.parse_args()
     folder = asked.folder.absolute()
-    if asked.claims:
-        print(f"{claims(asked.claims, asked.processes):.1f} claims a second by {asked.processes} processes")
+    if asked.commits:
+        took = commits(asked.commits, asked.processes)
+        said = f"median {took[len(took) // 2]:.2f} s, slowest {took[-1]:.2f} s"
+        print(f"{asked.processes} processes, {len(took)} commits: {said}")
         return
     with multiprocessing.get_context("spawn").Pool(1) as pool:  # what it needs is not what a command needs
         suite, db = pool.apply(build, (folder,))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,6 +14,7 @@ from torch import Tensor, nn
 from fatbench.engine import accuracy, randomness
 from fatbench.engine.accuracy import prior_accuracy
 from fatbench.engine.rounds import Problem, Tensors
+from fatbench.suite.types import Attack
 
 # --- one model, five images of a pixel ----------------------------------------------------------------------------
 
@@ -52,6 +55,54 @@ def negative(seen: list[tuple[bool, float, Tensor, Tensor, int]]) -> Callable[..
         return 1 - x
 
     return attack
+
+
+def test_an_attack_may_ask_which_images_it_holds() -> None:
+    """Through a wrapper too: three chunks of two, from the third image on; the pixel becomes what a file has for it."""
+    held = torch.tensor([0.9, 0.8, 0.1, 0.2, 0.7])
+
+    def from_a_file(model: nn.Module, x: Tensor, y: Tensor, generator: torch.Generator, index: Tensor) -> Tensor:
+        return held[index].view(-1, 1, 1, 1)
+
+    def twice(model: nn.Module, x: Tensor, y: Tensor, generator: torch.Generator, *, attack: Attack) -> Tensor:
+        return attack(model, attack(model, x, y, generator), y, generator)
+
+    for attack in (from_a_file, functools.partial(twice, attack=from_a_file)):
+        chunks = accuracy.attacked(on(), STATE, IMAGES, LABELS, attack, ("x",), batch=2, start=2)
+        assert torch.cat([bits for _, bits, _ in chunks]).tolist() == [True, False, True]  # black, black, white
+
+
+class Dual(nn.Module):
+    """A threshold that has two modes, as a dual batch normalisation has; `eval` goes back to the first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(1.0))
+        self.attacked = False
+
+    def train(self, mode: bool = True) -> Dual:
+        self.attacked = False
+        return super().train(mode)
+
+    def forward(self, x: Tensor) -> Tensor:
+        logit = self.scale * (x.flatten(1).mean(1) - 0.5) * (-1 if self.attacked else 1)
+        return torch.stack([torch.zeros_like(logit), logit], 1)
+
+
+def test_what_a_dual_network_predicts_with_is_chosen_by_the_evaluation() -> None:
+    """One trained model: an attack that leaves it in the other mode is judged in that, whatever came before."""
+
+    def in_mode(model: Dual, x: Tensor, y: Tensor, generator: torch.Generator, *, attacked: bool) -> Tensor:
+        model.attacked = attacked
+        return x
+
+    problem = replace(on(), model=Dual())
+    clean, other = (functools.partial(in_mode, attacked=mode) for mode in (False, True))
+    found = [
+        accuracy.accuracy(problem, STATE, IMAGES, LABELS, attack, ("x",))[0].sum().item()
+        for attack in (accuracy.natural, other, accuracy.natural, clean)
+    ]
+    assert found == [3, 2, 3, 3]
 
 
 def stream(first: int) -> int:
@@ -110,6 +161,22 @@ def test_images_without_a_gradient_are_counted(batch: int) -> None:
     model = Dead()
     problem = Problem(model, IMAGES, LABELS, [], 2, 3, torch.device("cpu"), path="reference")
     assert accuracy.zero_gradients(problem, STATE, IMAGES, LABELS, batch) == 2 / 5
+
+
+def test_a_gradient_that_is_nowhere_positive_is_one() -> None:
+    """Two pixels, of which the logit reads the first: label 1 pulls it up, so the loss rises nowhere."""
+
+    class First(Threshold):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x[..., :1])
+
+    images = IMAGES.expand(5, 1, 1, 2)
+    problem = Problem(First(), images, LABELS, [], 2, 3, torch.device("cpu"), path="reference")
+    assert accuracy.zero_gradients(problem, STATE, images, torch.ones(5, dtype=torch.int64)) == 0
+
+
+def test_what_the_most_frequent_label_gets_right() -> None:
+    assert accuracy.most_frequent(torch.tensor([2, 0, 2, 1])).tolist() == [True, False, True, False]
 
 
 def test_the_models_of_a_round() -> None:

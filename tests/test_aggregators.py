@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import math
+import random
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -12,7 +13,7 @@ import members
 import numpy
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from updates import Net, client, cohort, context, frozen_net, problem
@@ -23,7 +24,7 @@ from fatbench.engine.rounds import Context, Mixing, Problem, Tensors, Update
 from fatbench.methods.adfl import draw_images
 from fatbench.methods.aggregators import AGGREGATORS, project_to_simplex
 from fatbench.models import MODELS
-from fatbench.suite import calls, formulas, signatures
+from fatbench.suite import calls, facts, formulas, signatures
 
 IMPROPER = {aggregator for aggregator in AGGREGATORS if "Improper" in signatures.describe("Aggregator", aggregator).doc}
 ASKING = [aggregator for aggregator in AGGREGATORS if asks(AGGREGATORS[aggregator], "broadcast_losses")]
@@ -96,6 +97,31 @@ def test_sfat_rankings() -> None:
     assert chosen == {"mean_loss": (1,), "nk_weighted": (0,), "released": (2,)}
 
 
+def test_sfat_is_the_papers_ranking() -> None:
+    """Algorithm 1: N_k / N L_k is 0.3, 0.4 and 1.0, so the plain name picks the small client, not the small loss."""
+    updates = [client(0, 1, 3.0), client(1, 4, 1.0), client(2, 5, 2.0)]
+    for aggregator in ("sfat", "sfat_annealed", "resfat_deemph"):
+        slack = {"r": 0.5} if aggregator == "resfat_deemph" else {"alpha": 0.1}
+        assert mixing_of(aggregator, updates, context(), top=1, **slack).selected == (0,)
+    assert mixing_of("resfat_up_large", updates, context(), alpha=0.1, top=1).selected == (2,)
+
+
+def test_sfat_rankings_agree_on_equal_shards() -> None:
+    """Also where a product of neighbouring losses is rounded to one number."""
+    draw = random.Random(0)
+    for n in (3, 1000, 9800):
+        loss = draw.uniform(0.1, 5)
+        near = [math.nextafter(loss, 9), loss, math.nextafter(loss, 0), loss]
+        for losses in (near, [draw.uniform(0.1, 5) for _ in range(4)]):
+            updates = [client(k, n, one, loss_released=one * 32) for k, one in enumerate(losses)]
+            for aggregator in ("sfat", "resfat_up_large"):
+                found = [
+                    mixing_of(aggregator, updates, context(), alpha=1 / 6, top=1, rank_by=by)
+                    for by in ("nk_weighted", "mean_loss")
+                ]
+                assert found[0] == found[1]
+
+
 def test_sfat_ties_and_nan() -> None:
     """Of equal losses the lower client number is taken, wherever it stands; a NaN is never the smallest or largest."""
     updates = [client(5, 1, math.nan), client(9, 1, 1.0), client(3, 1, 1.0)]
@@ -104,9 +130,9 @@ def test_sfat_ties_and_nan() -> None:
 
 
 def test_resfat() -> None:
-    """r = 1/2 on the smallest loss: 1, 1, 5 of 7. r = 2 on the largest: 2, 2, 5 of 9."""
+    """N_k L_k is 3, 2, 10. r = 1/2 on the smallest: 1, 1, 5 of 7. r = 2 on the largest: 1, 2, 10 of 13."""
     assert weights("resfat_deemph", r=0.5) == pytest.approx([1 / 7, 1 / 7, 5 / 7])
-    assert weights("resfat_up_large", alpha=1 / 3) == pytest.approx([2 / 9, 2 / 9, 5 / 9])
+    assert weights("resfat_up_large", alpha=1 / 3) == pytest.approx([1 / 13, 2 / 13, 10 / 13])
     assert mixing_of("resfat_deemph", THREE, context(), r=0.5).norm == pytest.approx([1 / 8, 2 / 8, 5 / 8])
     assert weights("resfat_deemph", r=2.0) == pytest.approx(weights("sfat", alpha=1 / 3, top=1))
 
@@ -117,6 +143,9 @@ def test_sfat_annealed() -> None:
     assert weights("sfat_annealed", at=context(round=10), alpha=1 / 3, top=1) == pytest.approx(weights("samples"))
     first = weights("sfat_annealed", at=context(round=0), alpha=1 / 3, top=1, first_round=True)
     assert first == pytest.approx([0.1, 0.4, 0.5])
+    assert weights("sfat_annealed", at=context(round=1, rounds=2), alpha=1 / 3, top=1) == pytest.approx(
+        weights("samples")
+    )
     only = weights("sfat_annealed", at=context(round=0, rounds=1), alpha=1 / 3, top=1, first_round=True)
     assert only == pytest.approx([0.1, 0.4, 0.5])
 
@@ -269,6 +298,18 @@ def test_fedwavg() -> None:
     for last, q in (("weight_only", 1.0), ("all", math.sqrt(2))):
         found = weights("fedwavg", biased, at, q=q, last_layer=last)
         assert found == pytest.approx([math.e / (math.e + 1 / math.e), 1 / (math.e**2 + 1)])
+
+
+def test_fedwavg_of_a_weight_in_a_module_of_a_module() -> None:
+    """`weight_only` of "0.0.weight": cosines 1 and -1, whatever the biases are."""
+
+    def model(weight: float, bias: float) -> Tensors:
+        return {"0.0.weight": torch.tensor([[weight]]), "0.0.bias": torch.tensor([bias])}
+
+    updates = [client(0, 1, model=model(2.0, -9.0)), client(1, 1, model=model(-3.0, 9.0))]
+    at = context(on=problem(model=nn.Sequential(nn.Sequential(nn.Linear(1, 1)))), broadcast=model(1.0, 1.0))
+    found = weights("fedwavg", updates, at, last_layer="weight_only")
+    assert found == pytest.approx([math.e / (math.e + 1 / math.e), 1 / (math.e**2 + 1)])
 
 
 def test_fedwavg_of_a_head_with_two_classifiers() -> None:
@@ -490,12 +531,14 @@ def test_missing_broadcast_loss(aggregator: str) -> None:
 
 @st.composite
 def situations(draw: st.DrawFn, aggregator: str) -> tuple[list[Update], Context, dict[str, object]]:
-    """A cohort, a context and settings of `aggregator` within the ranges that its annotations allow."""
-    updates = cohort(draw(st.integers(2, 7)), draw(st.integers(0, 10_000)))
+    """A cohort, a context and settings of `aggregator` that its annotations allow and that it does not refuse."""
+    updates = cohort(draw(st.integers(2, 8)), draw(st.integers(0, 10_000)))
     arguments: dict[str, object] = {
         setting.name: draw(members.allowed(setting.annotation, len(updates) // 2))
         for setting in signatures.describe("Aggregator", aggregator).settings
     }
+    asked = calls.call("Aggregator", {"name": aggregator, **arguments})
+    assume(not [*facts.refusals(asked, {}, {"cohort": len(updates), "malicious": 0}, "")])
     at = context(
         len(updates) + draw(st.integers(0, 2)), round=draw(st.integers(0, 10)), broadcast=cohort(1, 99)[0].model
     )

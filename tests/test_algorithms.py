@@ -14,9 +14,11 @@ import torch
 from algorithm_runs import nested, same
 from torch import Tensor, nn
 
+from fatbench.engine.local import LocalTraining
 from fatbench.engine.rounds import Problem, State
 from fatbench.methods import aggregators, objectives
 from fatbench.methods.algorithms import ALGORITHMS
+from fatbench.suite.cost import mean_epochs
 
 TARGETS = [[51, 102], [204, 0], [255, 153]]  # a_k in 1/255
 A = torch.tensor(TARGETS) / 255
@@ -59,6 +61,8 @@ def run(name: str, on: Problem, rounds: int = 1, start: State | None = None, **s
         defaults |= {"epochs": 4, "aggregator": aggregator("samples")}
     if name == "fedavg_validated":
         defaults |= {"validators": 1}
+    if name == "fedavg_mixed":
+        defaults |= {"adversarial": 1, "standard": quadratic}
     theta = start or State(0, {"w": torch.tensor([1.0, -1.0])})
     return list(ALGORITHMS[name](on, theta, **nested(**{**defaults, **settings})))
 
@@ -370,8 +374,9 @@ def test_centralized_as_released_keeps_its_momentum_over_epochs():
     assert not torch.allclose(reset, w.detach())
 
 
-# Those need an edge and a server, unlabelled images, or a model that gradients are sent of: they have their own tests.
-ELSEWHERE = ("fedgkt", "fedvkd", "fedaux", "fedsgd", "gradient_inversion")
+# Those need an edge and a server, unlabelled images, batch normalisation, or a model that gradients are sent of: they
+# have their own tests.
+ELSEWHERE = ("fedgkt", "fedvkd", "fedaux", "fedbn", "fedrbn", "fedsgd", "gradient_inversion")
 ONE_MODEL = [name for name in ALGORITHMS if name not in ELSEWHERE]
 
 
@@ -412,6 +417,17 @@ def test_learning_rate_decay_is_per_round():
     """Rates 0.1 and 0.05, one step a round: factors 0.9 and 0.95."""
     result = run("fedavg", problem(), rounds=2, epochs=1, lr_decay=0.5)[-1].state.model["w"]
     torch.testing.assert_close(result, A.mean(0) + 0.9 * 0.95 * (THETA - A.mean(0)))
+
+
+def test_local_epochs_fall_over_the_rounds_and_the_plan_counts_them():
+    """20 halved every 10 rounds and cut to whole ones, at least 1; a factor of 1 is what it was."""
+    local = LocalTraining(batch=1, lr=0.1, objective=None, epochs=20, epochs_factor=0.5, epochs_every=10)
+    assert [local.at(t).epochs for t in (0, 9, 10, 20, 30, 40, 50, 60)] == [20, 20, 10, 5, 2, 1, 1, 1]
+    assert [replace(local, epochs_factor=1.0).at(t).epochs for t in (0, 99)] == [20, 20]
+    results = run("fedavg", problem(), rounds=5, epochs=4, epochs_factor=0.5, epochs_every=2)
+    assert [result.cost.gradient_steps for result in results] == [12, 12, 6, 6, 3]
+    assert mean_epochs({"epochs": 4, "epochs_factor": "1/2", "epochs_every": 2}, 5) * 5 * 3 == 39
+    torch.testing.assert_close(results[-1].state.model["w"], after(THETA, A.mean(0), 13))
 
 
 def test_broadcast_loss_is_measured_only_for_aggregators_that_ask():

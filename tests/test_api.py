@@ -314,8 +314,12 @@ def test_examples_of_docstrings(module: str, tmp_path: Path, monkeypatch: pytest
     ("function", "command", "not_here"),
     [
         (fatbench.run, "run_suite", {"smoke", "dry_run"}),  # a preset; `fatbench.plan`
-        (fatbench.evaluate, "evaluate", {"file", "model", "attack", "smoke", "format"}),  # module, network, attacks
-        (fatbench.table, "report", {"names", "smoke", "format", "output", "table", "no_published", "width"}),
+        (
+            fatbench.evaluate,
+            "evaluate",  # module, network, attacks; exit codes
+            {"file", "model", "attack", "smoke", "format", "strict", "expect_natural"},
+        ),
+        (fatbench.table, "report", {"names", "smoke", "format", "output", "table", "no_published", "width", "spread"}),
     ],
 )
 def test_what_a_command_takes_a_function_takes(function: object, command: str, not_here: set[str]) -> None:
@@ -374,3 +378,22 @@ def test_replicates_and_several_suites_are_asked_for_as_on_the_command_line(
     table = fatbench.table(["tiny.yaml"], rows=["metric"], columns=["fgsm"], notes="none", digits=1)
     words = ["report", "tiny.yaml", "--rows", "metric", "--columns", "fgsm", "--notes", "none", "--digits", "1"]
     assert table.markdown() == command(monkeypatch, capsys, *words, "--format", "markdown")
+
+
+@pytest.mark.parametrize("name", ["fgsm", "pgd", "cw", "autoattack"])
+def test_an_attack_from_python_takes_what_a_suite_takes(name: str) -> None:
+    ours, registered = (inspect.signature(function) for function in (getattr(fatbench.attacks, name), ATTACKS[name]))
+
+    def settings(signature: inspect.Signature) -> dict[str, object]:
+        return {p.name: p.default for p in signature.parameters.values() if p.kind is p.KEYWORD_ONLY}
+
+    assert settings(ours) == {**settings(registered), "seed": 0}
+
+
+def test_pgd_in_l2_and_cw_with_its_margin_reach_the_attack() -> None:
+    x, y = torch.full((2, 1, 1, 1), 0.5), torch.tensor([0, 1])
+    model = nn.Sequential(nn.Flatten(), nn.Linear(1, 2))
+    moved = fatbench.attacks.pgd(model, x, y, eps=0.25, step=0.1, steps=1, start="none", norm="L2")
+    torch.testing.assert_close((moved - x).abs().flatten(), torch.full((2,), 0.1))
+    stopped = fatbench.attacks.cw(model, x, y, eps=0.25, step=0.1, steps=1, kappa=0.0, early_stop=True)
+    assert stopped.shape == x.shape

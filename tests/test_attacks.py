@@ -35,9 +35,11 @@ from fatbench.suite import calls, formulas, signatures
 
 torch.set_num_threads(1)
 
-OURS = [name for name in ATTACKS if name not in ("autoattack", "torchattacks")]
+CORRUPTIONS = ("corruption", "cifar10_c")  # in tests/test_corruptions.py: they are in no ball and know no model
+PERTURBING = [name for name in ATTACKS if name not in CORRUPTIONS]
+OURS = [name for name in PERTURBING if name not in ("autoattack", "torchattacks")]
 # Settings without a default, for any attack that has one of these names; torchattacks takes those of the attack.
-VALUES = {"eps": "8/255", "step": "2/255", "steps": 3}
+VALUES = {"eps": "8/255", "step": "2/255", "steps": 3, "through": "clean", "predicts": "clean"}
 FREE = {"torchattacks": {"attack": "PGD", "eps": "8/255", "alpha": "2/255", "steps": 3}}
 
 
@@ -47,6 +49,8 @@ def spec(name: str, **values: object) -> dict[str, object]:
     for setting in signatures.describe("Attack", name).settings:
         if setting.name in values:
             node[setting.name] = values[setting.name]
+        elif setting.kind == "Attack":
+            node[setting.name] = spec("pgd", **values)
         elif setting.default is signatures.REQUIRED and setting.name not in node:
             node[setting.name] = VALUES[setting.name]
     if name in FREE:
@@ -431,7 +435,7 @@ def check_ball_and_box(name: str, eps: float, step: float, steps: int, seed: int
 RADII = st.sampled_from([0.0, 1 / 255, 8 / 255]) | st.floats(0, 1)
 
 
-@pytest.mark.parametrize("name", [name for name in ATTACKS if name != "autoattack"])
+@pytest.mark.parametrize("name", [name for name in PERTURBING if name != "autoattack"])
 @drawn(eps=RADII, step=RADII, steps=st.integers(1, 4), seed=st.integers(0, 99), size=st.integers(1, 4))
 @examples(max_examples=25, deadline=None)
 def test_ball_and_box(name: str, eps: float, step: float, steps: int, seed: int, size: int) -> None:
@@ -447,7 +451,7 @@ def global_states() -> list[object]:
     return [torch.get_rng_state().tolist(), random.getstate(), numpy.random.get_state()[1].tolist()]  # noqa: NPY002
 
 
-@pytest.mark.parametrize("name", ATTACKS)
+@pytest.mark.parametrize("name", PERTURBING)
 def test_the_generator_alone_decides(name: str) -> None:
     """Same generator seed, same images, whatever the global generators hold; and these are left as they were."""
     model, (x, y) = conv(), batch(4)
@@ -464,7 +468,7 @@ def test_the_generator_alone_decides(name: str) -> None:
         assert not torch.equal(attack(model, x, y, generator(8)), first)
 
 
-@pytest.mark.parametrize("name", ATTACKS)
+@pytest.mark.parametrize("name", PERTURBING)
 def test_the_model_is_left_alone(name: str, capfd: pytest.CaptureFixture[str]) -> None:
     """Modes, weights, buffers, gradients, which weights require a gradient: all as before; nothing is printed."""
     model, (x, y) = conv(), batch(4)
@@ -482,7 +486,7 @@ def test_the_model_is_left_alone(name: str, capfd: pytest.CaptureFixture[str]) -
     assert capfd.readouterr() == ("", "")
 
 
-@pytest.mark.parametrize("name", ATTACKS)
+@pytest.mark.parametrize("name", PERTURBING)
 def test_works_where_gradients_are_off_and_in_any_layout(name: str) -> None:
     """Inside no_grad, and on channels_last images with the same result in the same layout."""
     model, (x, y) = conv(), batch(4)
@@ -509,7 +513,7 @@ class Recorded(nn.Module):
         return logits
 
 
-@pytest.mark.parametrize("name", ATTACKS)
+@pytest.mark.parametrize("name", PERTURBING)
 def test_works_under_autocast(name: str) -> None:
     """The logits are bfloat16, the images float32, in the ball."""
     model, (x, y) = Recorded(conv()).eval(), batch(4)
@@ -624,7 +628,7 @@ def test_autoattack_is_the_package_called_directly() -> None:
     assert torch.equal(x_adv[predicted == y], x[predicted == y])  # what withstands comes back as it was
 
 
-@pytest.mark.parametrize("version", ["rand", pytest.param("plus", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("version", ["rand", pytest.param("plus", marks=pytest.mark.nightly)])
 def test_other_versions_of_autoattack_are_the_packages(version: str) -> None:
     """Norm and version reach the package: its own call gives the same images, in float32 and where all is repeated."""
     model, x = wide(5), torch.rand(2, 1, 6, 6, generator=generator())

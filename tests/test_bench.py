@@ -14,7 +14,7 @@ import torch
 
 from benchmarks import many, plain, rows, table
 from benchmarks.counters import flops
-from benchmarks.measure import interleaved, line, ratios
+from benchmarks.measure import Bench, interleaved, line, ratios
 from benchmarks.rows import ROWS
 from benchmarks.scale import SERIES, draw
 from fatbench import models
@@ -132,7 +132,7 @@ def test_the_table_says_what_is_met_and_what_was_not_measured(tmp_path: Path) ->
         "| another | a loop | - | 1.25x | - |",
     ]
     assert "--quick" in text and "- a round: as it is" in text
-    assert "cpu (X), 2 cores, 1 thread of torch 2, Python 3, commit abc with changes, 2026-01-01" in text
+    assert "cpu (X), 2 cores, 1 thread of torch 2, Python 3, commit abc with changes, 2026-01-01: one\n" in text
     assert (tmp_path / "bench-cpu.md").read_text() == text
     assert list(json.loads((tmp_path / "bench-cpu.json").read_text())) == ["one"]
 
@@ -165,3 +165,17 @@ def test_what_people_run_is_laid_out_as_torch_does_it() -> None:
     assert not any(weight.is_contiguous() for weight in convolutions)
     theirs = rows._as_people(on)
     assert all(weight.is_contiguous() for weight in theirs.model.parameters()) and theirs.path == "reference"
+
+
+def test_a_cell_of_the_memory_rows_and_series_trains(tmp_path: Path) -> None:
+    """Two clients of one image at 8x8, in a process of its own as the rows have it."""
+    found = rows.cell(Bench(torch.device("cpu"), True, tmp_path), 2, 2, each=1, side=8)
+    assert found["megabytes"] > 0 and found["seconds"] > 0
+
+
+@pytest.mark.nightly
+def test_every_row_and_series_runs(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "benchmarks", "--quick", "-o", str(tmp_path), "--device", "cpu"]
+    subprocess.run(command, check=True, cwd=Path(__file__).parents[1])
+    measured = json.loads((tmp_path / "bench-cpu.json").read_text())
+    assert measured.keys() == {*ROWS, *SERIES} - rows.BY_HAND

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ from typer.testing import CliRunner
 from fatbench.cli.app import app
 from fatbench.engine.rounds import Cost, Problem, Round, State, Stats, Update
 from fatbench.errors import SpecError
+from fatbench.methods.attacks import fgsm
 from fatbench.methods.diagnostics import boundaries
 from fatbench.models import MODELS
 from fatbench.suite import files
@@ -55,6 +57,20 @@ def test_margins_lie_as_in_the_plane_and_clients_disagree_between_their_lines() 
     torch.testing.assert_close(found["boundary_server"], quarters + quarters.flip(0)[:, None] - 1)
     assert found["boundary_apart"] == pytest.approx(13 / 25)
     torch.testing.assert_close(found["boundary_c5_points"], torch.tensor([[1.0, 0, 1], [0.4, 1, 1]]))
+    torch.testing.assert_close(found["boundary_c5_adversarial"], found["boundary_c5_points"])
+
+
+def test_adversarial_points_are_moved_against_their_own_client() -> None:
+    """FGSM of eps 0.1 on client 2, whose margin is x - 1/2: class 1 goes left, class 0 right, y stays."""
+    model = nn.Sequential(nn.Flatten(), nn.Linear(2, 2))
+    images = torch.tensor([[204, 51], [51, 102]], dtype=torch.uint8).reshape(2, 2, 1, 1)
+    shards = [torch.tensor([0, 1])] * 3
+    problem = Problem(model, images, torch.tensor([1, 0]), shards, 2, 0, torch.device("cpu"))
+    result = Round(0, line(0, 0, 0), [Update(2, 2, line(1, 0, -0.5), STATS)], None, State(1, line(0, 1, -1)), Cost())
+    attack = partial(fgsm, eps=0.1)
+    found = boundaries(problem, result, images, problem.labels, attack, Generator(), points=3)
+    torch.testing.assert_close(found["boundary_c2_points"], torch.tensor([[0.8, 0.2, 1], [0.2, 0.4, 0]]))
+    torch.testing.assert_close(found["boundary_c2_adversarial"], torch.tensor([[0.7, 0.2, 1], [0.3, 0.4, 0]]))
 
 
 def test_a_suite_in_the_plane_is_run_and_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,6 +92,7 @@ def test_a_suite_in_the_plane_is_run_and_drawn(tmp_path: Path, monkeypatch: pyte
     assert {name: tensor.shape for name, tensor in kept.items()} == {
         "boundary_server": (101, 101), "boundary_c0": (101, 101), "boundary_c1": (101, 101),
         "boundary_c0_points": (100, 3), "boundary_c1_points": (100, 3),
+        "boundary_c0_adversarial": (100, 3), "boundary_c1_adversarial": (100, 3),
     }  # fmt: skip
     assert sorted(kept[f"boundary_c{k}_points"][:, 2].mean() for k in (0, 1)) == pytest.approx([0.1, 0.9], abs=0.05)
     apart = float(((kept["boundary_c0"] > 0) != (kept["boundary_c1"] > 0)).mean())

@@ -116,6 +116,11 @@ RUN = ["run", "suite", "tiny.yaml"]
 MISTAKES = [  # arguments, exit code, the message on stderr
     (["suit", "list"], 2, "no command is named 'suit' (did you mean 'suite'?)"),
     (["plan", "suite", "sfat-cifar"], 2, "no suite is named 'sfat-cifar' (did you mean 'sfat-cifar10'?)"),
+    (["plan", "suite", "zzz"], 2, "no suite is named 'zzz' (the nearest of "),
+    (["run", "sfat-cifar10"], 2, "'sfat-cifar10' is a suite: fatbench run suite sfat-cifar10"),
+    (["plan", "tiny.yaml"], 2, "'tiny.yaml' is a suite: fatbench plan suite tiny.yaml"),
+    (["report", "tiny.yaml", "--db", "no.db"], 4, "no.db does not exist: nothing has been run yet"),
+    (["show", "0123", "--db", "no.db"], 4, "no.db does not exist: nothing has been run yet"),
     (["plan", "suite", "nothere.yaml"], 2, "nothere.yaml: no such suite file"),
     ([*PLAN, "--preset", "quik"], 2, "suite 'tiny' has no preset 'quik' (known: paper, smoke)"),
     ([*PLAN, "--smoke", "--preset", "paper"], 2, "--smoke and --preset paper contradict each other"),
@@ -165,7 +170,7 @@ def test_a_mistake_is_one_message_and_the_documented_code(run, place, arguments,
 def test_unknown_options_are_usage_errors(run, place):
     for arguments, message in {
         ("plan", "suite", "tiny.yaml", "--smok"): "plan suite: no such option: --smok (did you mean '--smoke'?)",
-        ("plan", "suite", "tiny.yaml", "--zz"): "plan suite: no such option: --zz (known: --calibrate, --db, ",
+        ("plan", "suite", "tiny.yaml", "--zz"): "plan suite: no such option: --zz (known: --attacks, --calibrate, ",
         ("plan", "suite", "tiny.yaml", "--smoke=3"): "fatbench: option '--smoke' does not take a value.",
         ("plan", "suite"): "plan suite: missing argument 'name'.",
         ("report", "--format"): "fatbench: option '--format' requires an argument.",
@@ -335,7 +340,7 @@ def test_a_broken_method_fails_alone(place):
     assert first.returncode == 1, first.stderr
     assert "1 of 2 cells done, 1 failed" in first.stderr
     assert "Traceback" not in first.stderr
-    cell = next(line.split()[2] for line in first.stderr.splitlines() if "  failed:" in line)
+    cell = next(line.split()[2].rstrip(":") for line in first.stderr.splitlines() if "  failed:" in line)
     assert "RuntimeError: not today" in fatbench("logs", cell).stdout
     second = fatbench(*run)
     assert second.returncode == 1
@@ -369,13 +374,74 @@ def test_interrupted_and_killed_the_same_command_goes_on(place):
     assert "is intact" in fatbench("db", "check").stdout
 
 
-def test_clients_are_trained_one_by_one_unless_asked_otherwise() -> None:
-    """Every way to start a run has the path of the committed numbers as its default."""
+def test_every_way_to_start_a_run_lets_the_path_be_chosen() -> None:
     from fatbench import api
     from fatbench.cli import running
-    from fatbench.engine.setup import Runtime
-    from fatbench.runner.jobs import Machine
     from fatbench.runner.options import RunOptions
 
-    functions = (running.run_suite, running.run_cell, api.run, RunOptions, Machine, Runtime)
-    assert {inspect.signature(one).parameters["path"].default for one in functions} == {"loop"}
+    functions = (running.run_suite, running.run_cell, api.run, RunOptions)
+    assert {inspect.signature(one).parameters["path"].default for one in functions} == {"auto"}
+
+
+# --- a first look -------------------------------------------------------------------------------------------------
+
+
+def test_the_list_of_suites_is_a_line_each_under_their_papers(run, monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("COLUMNS", "80")
+    names = {row["name"]: row["presets"] for row in json.loads(run("suite", "list", "--format", "json")[1])["suites"]}
+    listed = {}
+    for every in ([], ["--all"]):
+        lines = run("suite", "list", *every)[1].splitlines()
+        assert all(len(line) <= 80 for line in lines)
+        listed[bool(every)] = [line.split()[:2] for line in lines if line.startswith("  ")]
+        assert "SFAT (Zhu et al., ICLR 2023)" in lines and "Others" not in lines
+    assert sorted(listed[True]) == sorted([name, str(presets["paper"])] for name, presets in names.items())
+    assert [row for row in listed[True] if "-jpeg" not in row[0]] == listed[False]
+
+
+def test_a_plan_is_a_line_a_cell_and_says_once_what_all_share(run, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "60")
+    plan = ("plan", "suite", "sfat-cifar10", "-k", "optimizer=FedAvg and partition=Non-IID")
+    lines = run(*plan)[1].splitlines()
+    assert lines[0].startswith("all: partition Non-IID, optimizer FedAvg, ") and "Non-IID" not in lines[3]
+    ids = [cell["id"] for cell in json.loads(run(*plan, "--format", "json")[1])["cells"]]
+    assert [line.split()[0] for line in lines[3 : 3 + len(ids)]] == ids and max(map(len, lines[1:12])) <= 60
+
+
+def test_what_data_a_suite_needs(place, run):
+    _, out, _ = run("data", "list", "sfat-cifar10")
+    rows = {line.split()[0]: line for line in out.splitlines()[2:]}
+    assert set(rows) == {"cifar10", "digits", "looked"}
+    assert "missing" in rows["cifar10"] and "paper, quick" in rows["cifar10"]
+    assert "fatbench data prepare cifar10 (170 MB)" in rows["cifar10"]
+    assert "vit-half-jpeg75.safetensors" in run("data", "list", "april-trained-jpeg75")[1]
+
+
+def test_a_status_of_a_database_that_is_not_there_says_so(place, run):
+    code, out, err = run("status", "tiny.yaml", "--db", "no.db")
+    assert (code, err) == (0, "fatbench: no.db does not exist: nothing has been run yet\n")
+    assert "0 done, 0 failed, 0 running, 2 todo" in out
+
+
+def test_a_setting_of_the_command_line_makes_cells_of_their_own(place, run):
+    """--set: other cells, another name, a label, and nothing of it in the suite's own table."""
+    planned = lambda *more: json.loads(run("plan", "suite", "tiny.yaml", *more, "--format", "json")[1])  # noqa: E731
+    own, quick = planned(), planned("--set", "algorithm.local.lr=0.02", "--set", "train=50")
+    assert quick["suite"] == "tiny+algorithm.local.lr=0.02+train=50"
+    assert not {cell["id"] for cell in own["cells"]} & {cell["id"] for cell in quick["cells"]}
+    assert {(c["spec"]["algorithm"]["local"]["lr"], c["spec"]["train"]) for c in quick["cells"]} == {(0.02, 50)}
+    assert run("run", "suite", "tiny.yaml", "--set", "train=50", "--jobs", "1", "--device", "cpu")[0] == 0
+    report = json.loads(run("report", "--format", "json")[1])["tables"]
+    assert [(table["id"], table["title"]) for table in report] == [
+        ("A", "Tiny [WITH train=50 - not comparable with published numbers]")
+    ]
+    mine = json.loads(run("report", "tiny.yaml", "--format", "json")[1])["tables"][0]["rows"]
+    assert all(cell["n"] is None or not cell["n"] for row in mine for cell in row["measured"].values())
+    for given, said in (
+        ("lr", "expected a setting such as algorithm.local.lr=0.02, got 'lr'"),
+        ("algorithm.local.lrr=1", "--set: lrr: 'local' has no setting 'lrr' (did you mean 'lr'?)"),
+        ("train=many", "--set: train: "),
+    ):
+        code, _, err = run("plan", "suite", "tiny.yaml", "--set", given)
+        assert code == 2 and said in err and err.count("\n") == 1

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from crew import SUITE, Watcher, ignore, kill, lasting, never, numbers, once_begun, pid_of, rows, undisturbed
+from crew import SUITE, Watcher, each_time, ignore, kill, lasting, never, numbers, once_begun, pid_of, rows, undisturbed
 
 from fatbench.cli.app import app
 from fatbench.cli.watch import Watch
@@ -75,21 +75,30 @@ def cluster(patient_ray) -> Iterator[Any]:
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::ResourceWarning")  # files of Ray that it leaves to the garbage collector
 def test_ray(jobs, machine, cluster):
-    """A task that is killed takes its cell with it; stopped and cancelled tasks go on where they were."""
+    """A task that is killed begins once more, and fails if it is killed again. Stopped and cancelled tasks go on where
+    they were.
+    """
     assert ray.slots("cpu", None, 1, machine.db) == ["cpu"] * 2
     job, seen = lasting(jobs[2]), Watcher()
     stop = once_begun(machine, job, lambda pid: 2)
     assert ray.run([job], machine, ["cpu"], ignore, stop) == {job.cell: "interrupted"}
     assert rows(machine, job) == {"train": ("interrupted", None)}
 
-    outcomes = ray.run(jobs[:2], machine, ["cpu"] * 2, seen, once_begun(machine, jobs[0], kill))
+    outcomes = ray.run(jobs[:2], machine, ["cpu"] * 2, seen, each_time(machine, jobs[0], kill))
     assert outcomes == {jobs[0].cell: "failed", jobs[1].cell: "done"}
+    said = [event.message for _, event in seen.seen if event.kind == "interrupted"]
+    assert said == ["its Ray worker was killed (out of memory?): it starts again"]
     status, error = rows(machine, jobs[0])["train"]
     assert status == "failed" and error is not None
     assert error.startswith(f"the Ray worker on {this_worker().host} ended: WorkerCrashedError: ")
     assert seen.kinds(jobs[0], "train")[-1] == "failed" and seen.kinds(jobs[0]) == ["failed"]
     assert seen.kinds(jobs[1], "train") == ["start", *["progress"] * 4, "done"] and seen.kinds(jobs[1]) == ["done"]
     assert numbers(machine, jobs[1]) == undisturbed(machine, jobs[1])
+
+    again, seen = replace(machine, retry_failed=True), Watcher()
+    assert ray.run(jobs[:1], again, ["cpu"], seen, once_begun(machine, jobs[0], kill)) == {jobs[0].cell: "done"}
+    assert "interrupted" in seen.kinds(jobs[0], "train")
+    assert numbers(machine, jobs[0]) == undisturbed(machine, jobs[0])
 
     wish = [0]
     seen = Watcher(job.cell, "progress", partial(wish.__setitem__, 0, 1))
@@ -287,14 +296,18 @@ def quiet_submitit() -> Iterator[None]:
     "When the time of a SLURM job is up, another job continues its cell and repeats no round",
 )
 def test_slurm_jobs_on_this_machine(jobs, machine, quiet_submitit, monkeypatch):
-    """submitit's own stand-in for SLURM: one job is killed, one hears that its time is up and goes on in another."""
+    """submitit's own stand-in for SLURM: one job is killed, again as it starts again; one hears that its time is up and
+    goes on in another.
+    """
     monkeypatch.setattr(slurm, "PATIENCE", 1.0)  # no network file system here
     killed, warned = jobs[0], lasting(jobs[1])
     Path("fatbench.toml").write_text('[slurm]\ncluster = "local"\n')
     assert slurm.slots("cpu", 2, 1, machine.db) == ["cpu"] * 2
     seen = Watcher(warned.cell, "progress", lambda: os.kill(pid_of(machine, warned), signal.SIGUSR2))
-    outcomes = slurm.run([killed, warned], machine, ["cpu"] * 2, seen, once_begun(machine, killed, kill))
+    outcomes = slurm.run([killed, warned], machine, ["cpu"] * 2, seen, each_time(machine, killed, kill))
     assert outcomes == {killed.cell: "failed", warned.cell: "done"}
+    (said,) = [event.message for _, event in seen.seen if event.cell == killed.cell and event.kind == "interrupted"]
+    assert said.startswith("SLURM job ") and said.endswith(": it starts again")
     status, error = rows(machine, killed)["train"]
     assert status == "failed" and error is not None
     assert error.startswith("SLURM job ") and "ended: FAILED; its log is " in error
@@ -303,6 +316,10 @@ def test_slurm_jobs_on_this_machine(jobs, machine, quiet_submitit, monkeypatch):
     assert numbers(machine, warned) == undisturbed(machine, warned)
     (folder,) = Path(machine.files, "slurm").iterdir()  # what failed can be looked into
     assert folder.stat().st_mode & 0o077 == 0
+    again, seen = replace(machine, retry_failed=True), Watcher()
+    assert slurm.run([killed], again, ["cpu"], seen, once_begun(machine, killed, kill)) == {killed.cell: "done"}
+    assert "interrupted" in seen.kinds(killed, "train")
+    assert numbers(machine, killed) == undisturbed(machine, killed)
 
 
 FAKES = {

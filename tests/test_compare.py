@@ -202,7 +202,7 @@ def test_files_databases_and_cells(db: str, monkeypatch: Any, capsys: Any) -> No
         ("algorithm.aggregator=sfat", [6, 7]),
     ]
     code, out, _ = call(monkeypatch, capsys, "cce9", "77d1", "--db", db, "--metric", "cw")
-    assert "(500 images, seed 6)" in out
+    assert "(500 images, seed 6; attacked in bf16)" in out
     assert "=> not tested: one seed" in out and "McNemar p = 0.0086" in out
     code, _, err = call(monkeypatch, capsys, "cce9", fp32, "--db", db)
     expected = f"fatbench: '{fp32}' is a file or database, but 'cce9' is not: give two of a kind\n"

@@ -26,13 +26,26 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fatbench.data import DATASETS, Dataset, catalogue, cifar, common, disk, folders
+from fatbench.data import DATASETS, Dataset, catalogue, cifar, common, disk, folders, own
 from fatbench.errors import MachineError, SpecError
 from fatbench.suite import calls, signatures
 
 CELEBRITIES = {7: 5, 3: 6, 11: 5, 2: 4}  # celebrity -> number of images; the last has too few
 
+
 # Every set of the table: how to write a small one, and the settings to read it with.
+def write_huggingface(root: Path) -> None:
+    """A data set of the package `datasets` in ./mine, as its users save it: 6 + 3 grey images of 4x4."""
+    datasets = pytest.importorskip("datasets")
+    features = datasets.Features({"image": datasets.Image(), "class": datasets.ClassLabel(names=["a", "b", "c"])})
+    parts = {}
+    for split, n in (("train", 6), ("test", 3)):
+        images = [Image.fromarray(np.full((4, 4), 40 * k, np.uint8)) for k in range(n)]
+        columns = {"image": images, "class": [k % 3 for k in range(n)]}
+        parts[split] = datasets.Dataset.from_dict(columns, features=features)
+    datasets.DatasetDict(parts).save_to_disk("mine")
+
+
 SMALL: dict[str, tuple[Callable[[Path], Any], dict[str, Any]]] = {
     "cifar10": (layouts.write_cifar10, {}),
     "cifar100": (layouts.write_cifar100, {}),
@@ -42,6 +55,11 @@ SMALL: dict[str, tuple[Callable[[Path], Any], dict[str, Any]]] = {
     "fashion_mnist": (lambda root: layouts.write_mnist(root, "FashionMNIST"), {}),
     "cinic10": (layouts.write_cinic, {}),
     "image_folder": (lambda root: layouts.write_image_folder(root / "mine"), {"path": "mine", "size": 12}),
+    "torchvision": (
+        lambda root: None,
+        {"dataset": "FakeData", "size": 6, "image_size": (3, 8, 8), "num_classes": 3},
+    ),
+    "huggingface": (write_huggingface, {"dataset": "mine", "size": 6, "label": "class"}),
     "digits": (lambda root: None, {}),
     "plane": (lambda root: None, {}),
 }
@@ -54,6 +72,7 @@ FASHION = Path("/usr/share/datasets/fashion-mnist")  # of the Debian package dat
 def _no_system_package(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """What is installed on the machine changes no test."""
     system(monkeypatch, tmp_path / "no-such-package")
+    monkeypatch.chdir(tmp_path)
 
 
 def system(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
@@ -146,7 +165,7 @@ def test_the_same_files_give_the_same_fingerprint_and_one_pixel_another(name: st
             fields[field].flat[-1] ^= 1
 
 
-@pytest.mark.parametrize("name", sorted(set(DATASETS) - {"digits", "plane", "image_folder"}))
+@pytest.mark.parametrize("name", sorted(catalogue._FILES.keys() | {"cinic10"}))
 def test_a_set_that_is_not_there_says_where_it_should_be(name: str, tmp_path: Path) -> None:
     found = message(common.Missing, lambda: DATASETS[name](tmp_path))
     assert found.startswith(f"{catalogue.dataset_facts(name).title} is not in {tmp_path} (looked for ")
@@ -184,7 +203,7 @@ def test_an_empty_variant_is_no_name(tmp_path: Path) -> None:
 
 def test_truncated_files_are_named(tmp_path: Path) -> None:
     """Every file of every small set in turn is cut at several places; each time the message names it."""
-    for name in sorted(set(DATASETS) - {"digits", "plane"}):
+    for name in sorted(set(DATASETS) - {"digits", "plane", "torchvision", "huggingface"}):
         write, settings = SMALL[name]
         root = tmp_path / name
         write(root)
@@ -1018,7 +1037,7 @@ def test_settings_are_checked_before_anything_is_read(node: dict[str, Any], prob
 
 def test_status_of_an_empty_root(tmp_path: Path) -> None:
     rows = {row["name"]: row for row in disk.status(tmp_path / "none")}
-    assert set(rows) == set(DATASETS) - {"image_folder"}
+    assert set(rows) == set(DATASETS) - {*catalogue.NAMED_BY_SUITES}
     always = {"digits", "plane"}
     assert {row["state"] for name, row in rows.items() if name not in always} == {"missing"}
     assert {row["bytes"] for name, row in rows.items() if name not in always} == {0}
@@ -1086,7 +1105,7 @@ def test_verify_reads_all_of_cinic10(tmp_path: Path) -> None:
 def test_only_known_published_sets_can_be_verified_or_prepared(tmp_path: Path) -> None:
     for command in (disk.verify, disk.prepare):
         assert "did you mean 'mnist'?" in message(SpecError, lambda: command("minst", tmp_path))  # noqa: B023
-        assert "these images are your own" in message(SpecError, lambda: command("image_folder", tmp_path))  # noqa: B023
+        assert "only a suite says which images" in message(SpecError, lambda: command("image_folder", tmp_path))  # noqa: B023
 
 
 def downloads(monkeypatch: pytest.MonkeyPatch, download: Callable[..., None]) -> None:
@@ -1187,3 +1206,97 @@ def test_images_are_not_held_open(tmp_path: Path) -> None:
     file = tmp_path / "a.png"
     file.write_bytes(buffer.getvalue()[:50])
     message(common.DamagedData, lambda: folders.decode([file], 12))
+
+
+# --- data of others: torchvision, Hugging Face, arrays of a plug-in ------------------------------------------------
+
+
+def test_a_class_of_torchvision_in_one_piece_is_cut_into_every_fifth_of_a_class(tmp_path: Path) -> None:
+    data = small("torchvision", tmp_path)
+    assert data.shape == (3, 6, 6) and len(data.train_labels) + len(data.test_labels) == 1000
+    both = np.bincount(data.train_labels) + np.bincount(data.test_labels)
+    assert np.bincount(data.test_labels).tolist() == (both // 5).tolist() and data.classes == 3
+
+
+def test_a_class_of_torchvision_with_both_parts_reads_its_files_in_the_root(tmp_path: Path) -> None:
+    layouts.write_mnist(tmp_path)
+    layouts.write_mnist(tmp_path, "KMNIST", packed=False)
+    given = {"dataset": "KMNIST", "size": 28, "grey": True}
+    data = DATASETS["torchvision"](tmp_path, **given)
+    same = DATASETS["mnist"](tmp_path, variant="small")
+    assert data.fingerprint == same.fingerprint
+    (tmp_path / "KMNIST" / "raw").rename(tmp_path / "gone")
+    found = message(MachineError, lambda: DATASETS["torchvision"](tmp_path, **given))
+    assert f"datasets.KMNIST('{tmp_path}', download=True)" in found
+
+
+def test_a_data_set_of_hugging_face_keeps_its_order_and_names_what_it_lacks(tmp_path: Path) -> None:
+    data = small("huggingface", tmp_path)
+    assert data.shape == (3, 6, 6) and data.train_labels.tolist() == [0, 1, 2, 0, 1, 2] and data.classes == 3
+    assert data.train_images.reshape(6, -1).tolist() == [[40 * k] * 108 for k in range(6)]
+    mine = SMALL["huggingface"][1]
+    read = DATASETS["huggingface"]
+    assert "no column 'label' (known: class, image)" in message(
+        SpecError, lambda: read(tmp_path, **{**mine, "label": "label"})
+    )
+    assert "no split 'tset' (did you mean 'test'?)" in message(
+        SpecError, lambda: read(tmp_path, **mine, test_split="tset")
+    )
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"dataset": "FakeDate", "size": 6}, "torchvision has no data set 'FakeDate' (did you mean 'FakeData'?)"),
+        ({"dataset": "FakeData", "size": 6, "classes": 3}, "torchvision's FakeData has no setting 'classes' (did you"),
+    ],
+)
+def test_torchvision_s_names_are_checked(tmp_path: Path, settings: dict[str, Any], said: str) -> None:
+    assert said in message(SpecError, lambda: DATASETS["torchvision"](tmp_path, **settings))
+
+
+def test_arrays_become_a_data_set_whatever_their_layout() -> None:
+    grey = np.arange(2 * 5 * 4, dtype=np.uint8).reshape(2, 5, 4)
+    colour = np.stack([grey, grey + 1, grey + 2], 3)  # (N, H, W, C)
+    of_grey = own.dataset(grey, [0, 1], grey / 255, [1, 0], name="mine")
+    assert of_grey.shape == (1, 5, 4) and (of_grey.train_images == of_grey.test_images).all()
+    data = own.dataset(colour, [0, 1], colour.transpose(0, 3, 1, 2), [0, 2], name="mine", writers=([7, 8], [7, 7]))
+    assert data.shape == (3, 5, 4) and data.classes == 3 and data.writers is not None
+    assert (data.train_images == data.test_images).all() and data.train_images[0, 2, 0, 0] == 2
+    assert data.fingerprint != of_grey.fingerprint and data.name == "mine"
+
+
+X, Y = np.zeros((4, 8, 8)), [0, 1, 2, 1]
+
+
+@pytest.mark.parametrize(
+    ("arrays", "said"),
+    [
+        ((X[0], Y, X, Y), "x: expected images (N, C, H, W), (N, H, W, C) or (N, H, W), got (8, 8)"),
+        ((X + 7, Y, X, Y), "x: floats must be in [0, 1]; pixels of 0 to 255 are given as uint8"),
+        ((X.astype(int), Y, X, Y), "x: expected uint8, or floats in [0, 1], got int64"),
+        ((X, Y[:3], X, Y), "x, y: 4 images and 3 labels"),
+        ((X, Y, X[:, :7], Y), "x has images of 1x8x8, x_test of 1x7x8"),
+        ((X, [0, 1, 2, -1], X, Y), "labels must be 0 to 2, the largest is 2"),
+        ((X, np.ones(4), X, Y), "y: expected whole numbers (N,), got float64 (4,)"),
+    ],
+)
+def test_arrays_that_cannot_be_a_data_set(arrays: tuple[Any, ...], said: str) -> None:
+    assert message(SpecError, lambda: own.dataset(*arrays, name="mine")) == f"mine: {said}"
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ("    return open('no.npz')", "mine.py:2: FileNotFoundError: [Errno 2] No such file or directory: 'no.npz'"),
+        ("    return 1, 2", "returned a tuple, not a Dataset; fatbench.dataset(...) makes one"),
+    ],
+)
+def test_a_mistake_in_a_plug_in_s_data_set_is_a_line_with_its_place(tmp_path: Path, body: str, said: str) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(f"def mine(root):\n{body}\n\n\nDATASETS = {{'mine': mine}}\n")
+    signatures.add_plugin(file)
+    try:
+        assert said in message(SpecError, lambda: own.load(calls.check("Data", "mine"), tmp_path))
+    finally:
+        signatures.drop_plugins([file])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -61,14 +62,14 @@ def written(folder: Path, tests: str) -> Suite:
 
 
 def test_contrasts_by_label_and_by_position(tmp_path: Path) -> None:
-    tests = written(tmp_path, FACTORIAL).tests
+    (tests,) = written(tmp_path, FACTORIAL).tests
     assert (tests.family, tests.margin, tests.metrics) == ("claims", None, None)
     assert {one.axis for one in tests.contrasts.values()} == {"method"}
     assert tests.contrasts["first"].weights == {("C", ""): 0.5, ("D", ""): 0.5, ("A", ""): -0.5, ("B", ""): -0.5}
     assert tests.contrasts["interaction"].weights == {("A", ""): 1, ("B", ""): -1, ("C", ""): -1, ("D", ""): 1}
     assert [one.of_two for one in tests.contrasts.values()] == [False, False, True]
-    assert written(tmp_path, "").tests.contrasts == {}
-    assert written(tmp_path, "tests: {margin: 2}\n").tests.margin == 2
+    assert written(tmp_path, "").tests == []
+    assert written(tmp_path, "tests: {margin: 2}\n").margin == 2
 
 
 @pytest.mark.parametrize(
@@ -142,7 +143,7 @@ def test_a_family_is_every_contrast_row_and_metric(tmp_path: Path) -> None:
     suite = written(tmp_path, FACTORIAL)
     plan = suite.plan("paper")
     of = pretended(plan)
-    found = declared_tests.run(suite.tests, plan, of)
+    found = declared_tests.run(suite.tests[0], plan, of)
     assert [(one.name, one.row, one.metric) for one in found] == [
         (name, row, metric)
         for name in ("first", "interaction", "plain")
@@ -163,7 +164,7 @@ def test_what_cannot_be_tested_counts_with_one(tmp_path: Path) -> None:
     """Cells of D are not run, or not in the preset: their contrasts stay in the family."""
     suite = written(tmp_path, FACTORIAL)
     plan = suite.plan("paper")
-    found = declared_tests.run(suite.tests, plan, pretended(plan, lambda cell: cell.key["method"] == "D"))
+    found = declared_tests.run(suite.tests[0], plan, pretended(plan, lambda cell: cell.key["method"] == "D"))
     assert len(found) == 12
     tested = [one for one in found if one.test is not None]
     assert [one.name for one in tested] == ["plain"] * 4
@@ -171,12 +172,12 @@ def test_what_cannot_be_tested_counts_with_one(tmp_path: Path) -> None:
     assert [one.corrected for one in found] == holm(ps)
     assert {one.why for one in found if one.test is None} == {"fewer than two seeds are measured of every cell"}
     few = suite.plan("few")
-    found = declared_tests.run(suite.tests, few, pretended(few))
+    found = declared_tests.run(suite.tests[0], few, pretended(few))
     assert [one.why for one in found] == ["D is not in this preset"] * 8 + [""] * 4
-    text = declared_tests.as_text(found, suite.tests, few, "last")
+    text = declared_tests.as_text(found, suite.tests[0], few, "last")
     assert "interaction, SVHN, fgsm: not tested, counts with p = 1: D is not in this preset" in text
     assert "family 'claims' of 12 comparisons" in text and "3 seeds: a claim about methods needs at least 5" in text
-    found = declared_tests.run(suite.tests, plan, lambda _: {})
+    found = declared_tests.run(suite.tests[0], plan, lambda _: {})
     assert all(one.test is None and one.corrected == 1 for one in found)
 
 
@@ -185,13 +186,13 @@ def test_seeds_and_outcomes_that_are_missing(tmp_path: Path) -> None:
     suite = written(tmp_path, FACTORIAL)
     plan = suite.plan("paper")
     of = pretended(plan, lambda cell: cell.key["method"] == "C" and cell.spec["seed"] == 1)
-    found = declared_tests.run(suite.tests, plan, of)
+    found = declared_tests.run(suite.tests[0], plan, of)
     assert {one.name: one.seeds for one in found} == {"first": (0, 2), "interaction": (0, 2), "plain": (0, 1, 2)}
 
     def bare(id: str) -> dict[str, Measured]:
         return {name: Measured(one.value, one.n, None) for name, one in of(id).items()}
 
-    found = declared_tests.run(suite.tests, plan, bare)
+    found = declared_tests.run(suite.tests[0], plan, bare)
     assert {one.over for one in found} == {"seeds, these images"}
     first = next(one for one in found if one.name == "first").test
     assert first is not None and first.image_variance == 0
@@ -209,10 +210,10 @@ def test_a_contrast_of_methods_and_attacks(tmp_path: Path) -> None:
     tests = "tests: {family: f, contrasts: {loss: {A: {natural: 1, fgsm: -1}, B: {natural: -1, fgsm: 1}}}}\n"
     suite = written(tmp_path, tests)
     plan = suite.plan("paper")
-    found = declared_tests.run(suite.tests, plan, pretended(plan))
+    found = declared_tests.run(suite.tests[0], plan, pretended(plan))
     assert [(one.row, one.metric) for one in found] == [("CIFAR-10", "natural, fgsm"), ("SVHN", "natural, fgsm")]
     assert all(one.test is not None for one in found)
-    text = declared_tests.as_text(found, suite.tests, plan, "last")
+    text = declared_tests.as_text(found, suite.tests[0], plan, "last")
     assert "loss = A under natural + B under fgsm - A under fgsm - B under natural" in text
 
     def other_images(id: str) -> dict[str, Measured]:
@@ -220,8 +221,64 @@ def test_a_contrast_of_methods_and_attacks(tmp_path: Path) -> None:
             name: Measured(one.value, 30 if "fgsm" in name else N, None) for name, one in pretended(plan)(id).items()
         }
 
-    found = declared_tests.run(suite.tests, plan, other_images)
+    found = declared_tests.run(suite.tests[0], plan, other_images)
     assert {one.why for one in found} == {"the cells were not evaluated by the same attack on the same images"}
+
+
+def test_families_are_of_some_points_and_may_be_several(tmp_path: Path) -> None:
+    """`where` and `mean_over` by hand; Holm is over each family alone."""
+    suite = written(
+        tmp_path,
+        """\
+tests:
+  - family: everywhere
+    note: before the run
+    margin: 2
+    metrics: [fgsm]
+    contrasts: {plain: {A: 1, B: -1}}
+    mean_over: dataset
+  - family: one
+    where: {dataset: SVHN}
+    metrics: [natural]
+    contrasts: {plain: {A: 1, B: -1}}
+""",
+    )
+    plan = suite.plan("paper")
+    of = pretended(plan)
+    first, second = (declared_tests.run(tests, plan, of) for tests in suite.tests)
+    assert [one.row for one in first] == ["CIFAR-10", "SVHN", "mean over dataset"] and suite.margin == 2
+    assert [(one.row, one.metric) for one in second] == [("", "natural")]
+    for found in (first, second):
+        assert [one.corrected for one in found] == holm([one.test.p for one in found if one.test])
+    parts = []
+    for dataset in ("CIFAR-10", "SVHN"):
+        for method, sign in (("A", 1), ("B", -1)):
+            mine = [c for c in plan.cells if (c.key["dataset"], c.key["method"]) == (dataset, method)]
+            (name,) = {e.id for e in mine[0].evaluations if e.label == "fgsm"}
+            parts.append((sign / 2, [of(c.id)[name].outcomes or (0, 0) for c in mine]))
+    assert first[2].test == contrast(parts)
+    assert first[2].test is not None
+    assert first[2].test.mean == pytest.approx(sum(one.test.mean for one in first[:2] if one.test) / 2)
+    text = declared_tests.as_text(first, suite.tests[0], plan, "last")
+    assert "\nbefore the run\n" in text and "plain, mean over dataset, fgsm (40 images, seeds 0, 1, 2): " in text
+
+
+def test_cells_of_a_seed_in_different_precisions_are_not_tested(tmp_path: Path) -> None:
+    suite = written(tmp_path, "tests: {family: f, metrics: [fgsm], contrasts: {plain: {A: 1, B: -1}}}\n")
+    plan = suite.plan("paper")
+    of = pretended(plan)
+    lower = {c.id for c in plan.cells if c.key["method"] == "A" and c.key["dataset"] == "SVHN" and c.spec["seed"] == 2}
+    both = {c.id for c in plan.cells if c.key["dataset"] == "CIFAR-10" and c.spec["seed"] == 2}
+
+    def measured(id: str) -> dict[str, Measured]:
+        precision = "bf16" if id in lower | both else "fp32"
+        return {name: replace(one, precision=precision) for name, one in of(id).items()}
+
+    cifar, svhn = declared_tests.run(suite.tests[0], plan, measured)
+    assert svhn.test is None and svhn.why == "the cells of a seed were attacked in different precisions"
+    assert cifar.test is not None and cifar.precisions == ("fp32", "fp32", "bf16")
+    text = declared_tests.as_text([cifar, svhn], suite.tests[0], plan, "last")
+    assert "(40 images, seeds 0, 1, 2; attacked in fp32 at seeds 0, 1, bf16 at seed 2)" in text
 
 
 # --- the command -------------------------------------------------------------------------------------------------
@@ -243,10 +300,10 @@ def call(monkeypatch: Any, capsys: Any, *arguments: str) -> tuple[int, str, str]
 
 
 def test_slack_and_shrink_of_the_committed_rows(db: str, monkeypatch: Any, capsys: Any) -> None:
-    """The 2 x 2 design of sfat-audit: by hand from the means of FAT, FAT shrunk, SFAT and SFAT (released)."""
+    """The 2 x 2 design of sfat-audit: by hand from the means of FAT, FAT shrunk, SFAT and SFAT (released weights)."""
     asked = ("sfat-audit-jpeg75", "--tests", "--preset", "cpu", "--db", db)
     code, out, _ = call(monkeypatch, capsys, *asked, "--format", "json")
-    said = json.loads(out)
+    (said,) = json.loads(out)["families"]
     found = {(one["contrast"], one["metric"]): one for one in said["comparisons"]}
     assert (code, said["family"], len(found)) == (0, "slack-and-shrink", 9)
     means = dict(zip(("FAT", "shrunk", "SFAT", "released"), (0.36360, 0.27510, 0.35110, 0.28760), strict=True))
@@ -261,7 +318,7 @@ def test_slack_and_shrink_of_the_committed_rows(db: str, monkeypatch: Any, capsy
     assert 0.005 < found["shrink", "natural"]["test"]["p"] < 0.01 < 0.05 < found["shrink", "natural"]["p_holm"]
     code, out, _ = call(monkeypatch, capsys, *asked)
     assert out.startswith("suite sfat-audit-jpeg75, preset cpu: family 'slack-and-shrink' of 9 comparisons")
-    assert "shrink = 0.5 FAT shrunk + 0.5 SFAT (released) - 0.5 FAT - 0.5 SFAT\n" in out
+    assert "shrink = 0.5 FAT shrunk + 0.5 SFAT (released weights) - 0.5 FAT - 0.5 SFAT\n" in out
     assert "shrink, natural (2000 images, seeds 6, 7, 8, 9, 10): -7.60\n" in out
     assert "=> after Holm over 9 p = 0.077: not significantly different from 0 (p >= 0.05); it is at most 11.1" in out
     assert "exploratory" not in out and "-0.00" not in out

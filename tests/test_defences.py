@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 import math
 
 import numpy
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from fatbench.engine import randomness as rng
+from fatbench.engine.inject import asks
 from fatbench.errors import SpecError
-from fatbench.methods.defences import (
-    DEFENCES,
-    Upload,
-    gaussian_epsilon,
-    laplace_epsilon,
-)
+from fatbench.methods.accountants import gaussian_epsilon, laplace_epsilon, renyi, sampled_gaussian_epsilon
+from fatbench.methods.defences import DEFENCES, Examples, Spent, Upload, epsilon_of
+from fatbench.methods.inversions.upload import gradients
+from fatbench.models import MODELS
 from fatbench.suite import calls
 
 AT = Upload(seed=3, client=1, epoch=2, step=4)
@@ -39,7 +40,7 @@ def flat(values: dict[str, Tensor]) -> Tensor:
     return torch.cat([v.flatten() for v in values.values()])
 
 
-@pytest.mark.parametrize("name", DEFENCES)
+@pytest.mark.parametrize("name", [name for name in DEFENCES if not asks(DEFENCES[name], "examples")])
 def test_a_defence_is_a_pure_function_and_withheld_entries_are_zero(name):
     before = gradient()
     sent, mask = DEFENCES[name](before, AT, **REQUIRED.get(name, {}))
@@ -188,3 +189,67 @@ def test_epsilon_agrees_with_an_accountant(noise, uploads):
     with numpy.errstate(divide="ignore"):  # it takes a logarithm of 0 at rate 1
         expected = accountant.get_epsilon(1e-5)
     assert gaussian_epsilon(noise, 1e-5, uploads) == pytest.approx(expected, abs=0.011)
+
+
+# --- defences that look at every example --------------------------------------------------------------------------
+
+
+def examples(model: nn.Module, x: Tensor, y: Tensor) -> Examples:
+    weights = {name: value.detach() for name, value in model.state_dict().items()}
+    each = gradients(model, weights, x[:, None], y[:, None])
+    return Examples(model, weights, x, y, lambda: each, len(y))
+
+
+def test_dp_sgd_cuts_each_example_and_gaussian_their_mean():
+    each = {"w": torch.tensor([[3.0, 4.0], [0.3, 0.4]])}
+    behind = Examples(nn.Identity(), {}, torch.zeros(2), torch.zeros(2), lambda: each, 2)
+    mean = {"w": each["w"].mean(0)}
+    torch.testing.assert_close(DEFENCES["dpsgd"](mean, AT, behind, noise=0)[0]["w"], torch.tensor([0.45, 0.6]))
+    torch.testing.assert_close(DEFENCES["gaussian"](mean, AT, noise=0)[0]["w"], torch.tensor([0.6, 0.8]))
+
+
+def test_the_noise_of_dp_sgd_is_that_of_a_sum():
+    each = {"w": torch.zeros(8, 20000)}
+    behind = Examples(nn.Identity(), {}, torch.zeros(8), torch.zeros(8), lambda: each, 8)
+    sent, _ = DEFENCES["dpsgd"]({"w": torch.zeros(20000)}, AT, behind, noise=2, clip=3)
+    assert float(sent["w"].std()) == pytest.approx(2 * 3 / 8, rel=0.02)
+
+
+def test_soteria_changes_the_last_layer_alone():
+    with rng.forked(0, "model"):
+        model = MODELS["vit"]((1, 12, 12), 10, patch=4, dim=32, depth=1, heads=2).eval()
+    behind = examples(model, torch.rand(2, 1, 12, 12, generator=torch.Generator().manual_seed(0)), torch.tensor([1, 2]))
+    whole = {name: value.mean(0) for name, value in behind.gradients().items()}
+    sent, _ = DEFENCES["soteria"](whole, AT, behind, fraction=0.25)
+    assert {name for name in whole if not torch.equal(sent[name], whole[name])} == {"head.fc.weight"}
+    assert int((sent["head.fc.weight"] == 0).all(0).sum()) == 8
+
+
+@pytest.mark.parametrize(
+    ("rate", "noise", "steps", "whole", "all_orders"),
+    [(0.01, 1, 1000, 2.1078, 2.1014), (0.05, 2, 500, 2.7749, 2.7686), (0.064, 1, 160, 6.3202, 6.2406)],
+)
+def test_epsilon_of_drawn_batches(rate, noise, steps, whole, all_orders):
+    """Whole orders alone cost up to 1.3 %; opacus takes fractional ones too."""
+    assert sampled_gaussian_epsilon(noise, rate, steps, 1e-5) == pytest.approx(whole, abs=1e-4)
+    accountants = pytest.importorskip("opacus.accountants")
+    accountant = accountants.RDPAccountant()
+    accountant.history = [(noise, rate, steps)]
+    assert accountant.get_epsilon(1e-5) == pytest.approx(all_orders, abs=1e-3)
+
+
+def test_epsilon_of_one_drawn_step_and_of_all_examples():
+    assert renyi(2, 1.0, 0.01) == pytest.approx(1.718134e-4, rel=1e-6)
+    assert sampled_gaussian_epsilon(4, 1, 10, 1e-5) == gaussian_epsilon(4, 1e-5, 10)
+    assert gaussian_epsilon(4, 1e-5, 10) == pytest.approx(3.3414, abs=1e-4)
+
+
+def test_what_a_defence_has_spent():
+    """Clipped batches may turn round (sensitivity 2); an example takes part once an epoch, or is drawn in each step."""
+    four = Spent(4, 40, None)
+    assert epsilon_of(functools.partial(DEFENCES["dpsgd"], noise=2), four, 1e-5) == gaussian_epsilon(2, 1e-5, 4)
+    assert epsilon_of(functools.partial(DEFENCES["gaussian"], noise=2), four, 1e-5) == gaussian_epsilon(1, 1e-5, 4)
+    assert epsilon_of(functools.partial(DEFENCES["laplace"], noise=2), four, 1e-5) == pytest.approx(4)
+    drawn = epsilon_of(functools.partial(DEFENCES["dpsgd"], noise=2), Spent(4, 40, 0.1), 1e-5)
+    assert drawn == sampled_gaussian_epsilon(2, 0.1, 40, 1e-5)
+    assert epsilon_of(DEFENCES["none"], four, 1e-5) is None

@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from fatbench.cli import app
 from fatbench.engine.rounds import Number
-from fatbench.runner import calibrate, gpu_estimates, progress
+from fatbench.runner import calibrate, gpu_estimates, progress, start, worker
+from fatbench.runner.jobs import Machine
 from fatbench.store import timing
 from fatbench.store.stages import Store
 from fatbench.suite import cost, duration, files
@@ -204,7 +206,7 @@ def on_a_gpu(precision: str, path: str) -> tuple[float, float]:
     )
     Path("mlp.yaml").write_text(model)
     plan = files.load("mlp.yaml").plan()
-    known = gpu_estimates.speeds(plan, "a100", precision, path)
+    known = gpu_estimates.speeds(plan.unique(), "a100", precision, path)
     spec = plan.cells[0].spec
     return known.training[duration.kind(spec)], known.passes[duration.network(spec)]
 
@@ -224,7 +226,7 @@ def test_a_pass_takes_as_long_as_its_operations_or_as_starting_its_kernels(
     assert on_a_gpu("fp32", "loop") == pytest.approx((operations / 0.3 / 19.5e12,) * 2)
     assert on_a_gpu("bf16", "loop")[0] == pytest.approx(operations / 0.3 / 312e12)
     mlp = files.load("mlp.yaml").plan()
-    known = gpu_estimates.speeds(mlp, "a100", "bf16", "loop")
+    known = gpu_estimates.speeds(mlp.unique(), "a100", "bf16", "loop")
     assert list(known.autoattack.values()) == pytest.approx([operations / 0.3 / 19.5e12])  # it stays in float32
     (cell, *_), left = (
         mlp.cells,
@@ -232,9 +234,51 @@ def test_a_pass_takes_as_long_as_its_operations_or_as_starting_its_kernels(
     )
     bf16, fp32 = (
         duration.estimate([cell], speeds, left).seconds
-        for speeds in (known, gpu_estimates.speeds(mlp, "a100", "fp32", "loop"))
+        for speeds in (known, gpu_estimates.speeds(mlp.unique(), "a100", "fp32", "loop"))
     )
     assert bf16 == pytest.approx(fp32) and bf16 > 0
+
+
+def test_a_path_is_chosen_by_what_takes_longer() -> None:
+    """A row times a (64, 100) matrix is nothing beside starting a kernel; ViT-S/16 at 224 is nothing but arithmetic."""
+    spec = files.load("sfat-cifar10").plan().cells[0].spec
+    small = {**spec, "model": {"name": "mlp", "width": 100}}
+    large = files.load("fat-transformers-iid").plan().cells[0].spec
+    assert gpu_estimates.path_for(small, "fp32", "NVIDIA H200") == "fast"
+    assert gpu_estimates.path_for(large, "fp32", "NVIDIA H200") == "loop"
+    assert gpu_estimates.path_for(small, "fp32", None) == "loop"  # on a CPU
+    # between the two lies NIN: on an H200 it is the arithmetic of float32 that takes longer, in bfloat16 the kernels
+    assert [gpu_estimates.path_for(spec, bits, "NVIDIA H200") for bits in ("fp32", "bf16")] == ["loop", "fast"]
+    assert gpu_estimates.path_for(spec, "bf16", "Tesla T4") == gpu_estimates.path_for(spec, "bf16", "NVIDIA L4")
+
+
+def test_a_worker_chooses_for_each_cell(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker, "gpu_name", {"cuda:1": "NVIDIA H200"}.get)
+    (job, *_) = start.jobs_of(files.load("sfat-cifar10").plan())
+    small = replace(job, spec={**job.spec, "model": {"name": "mlp", "width": 100}})
+    auto = Machine("", "", "", "cuda:1", path="auto")
+    assert (worker.path_of(small, auto), worker.path_of(job, auto)) == ("fast", "loop")
+    assert worker.path_of(small, replace(auto, device="cpu")) == "loop"
+    assert worker.path_of(small, replace(auto, path="graphs")) == "graphs"
+
+
+@pytest.mark.parametrize(
+    ("driver", "name"),
+    [("NVIDIA H200", "h200"), ("NVIDIA A100-SXM4-80GB", "a100"), ("NVIDIA L40S", "l40s"), ("NVIDIA L40", None)],
+)
+def test_a_gpu_is_known_by_what_its_driver_calls_it(driver: str, name: str | None) -> None:
+    assert gpu_estimates.listed(driver) == name
+
+
+def test_a_run_on_a_gpu_says_what_is_chosen_and_what_would_be_faster() -> None:
+    cells = files.load("sfat-cifar10").plan().unique()[:6]
+    said = gpu_estimates.choices(cells, "NVIDIA H200", "fp32", "auto")
+    assert said.startswith(f"NVIDIA H200: --precision fp32, --path loop for {len(cells)} cells; estimated ")
+    assert "times as fast with --precision tf32" in said
+    assert gpu_estimates.choices(cells[:1], "NVIDIA H200", "tf32", "fast") == (
+        "NVIDIA H200: --precision tf32, --path fast for 1 cells"
+    )
+    assert gpu_estimates.choices(cells[:1], "Tesla T4", "fp32", "loop").endswith("how fast it is, is not known")
 
 
 def test_a_plan_says_its_time_on_a_gpu_that_is_not_here(plan: Plan, run: Callable[..., str]) -> None:
@@ -255,7 +299,7 @@ def test_a_plan_says_its_time_on_a_gpu_that_is_not_here(plan: Plan, run: Callabl
         (["--on", "h200", "--precision", "fp8"], "--precision: expected fp32, tf32 or bf16, got 'fp8'"),
         (
             ["--on", "h200", "--path", "quick"],
-            "--path: no path is named 'quick' (known: fast, graphs, loop, reference)",
+            "--path: no path is named 'quick' (known: auto, fast, graphs, loop, reference)",
         ),
     ],
 )

@@ -23,8 +23,9 @@ from fatbench.cli import app as cli
 from fatbench.data import DATASETS
 from fatbench.engine import plausible
 from fatbench.engine.accuracy import unpacked
-from fatbench.errors import MachineError, SpecError
+from fatbench.errors import SpecError
 from fatbench.models import external_network as networks
+from fatbench.report.numbers.statistics import wilson
 from fatbench.runner import evaluate_external
 from fatbench.runner.checkpoints import load_model
 from fatbench.store.stages import Store
@@ -162,6 +163,53 @@ def test_the_same_command_does_nothing_again_and_another_attack_only_itself(here
     assert "weak = pgd(eps=1/255, step=1/255, steps=2)" in out
 
 
+def test_a_row_is_of_one_radius_and_one_number_of_images(here: Path, run: Run) -> None:
+    """What has no radius stands in each row of its images; a suite's row finds the attack that it asks for."""
+    mine = MINE.replace(" -n 40", "")
+    for options in (
+        "-n 40 --eps 0.05 --attack fgsm",
+        "-n 60 --eps 0.1 --attack fgsm",
+        "-n 60 --eps 0.2 --attack cw",
+    ):
+        out = run(f"{mine} {options} --format json")[1]
+    state = torch.load(here / "my.pt", weights_only=True)
+    rows = [(row["key"], row["measured"]) for row in json.loads(out)["tables"][0]["rows"]]
+    assert [(key["radius"], key["images"]) for key, _ in rows] == [("0.05", "40"), ("0.1", "60"), ("0.2", "60")]
+    means = [{metric: one["mean"] for metric, one in measured.items()} for _, measured in rows]
+    natural, other = ({"natural": by_hand(state, n).double().mean().item()} for n in (40, 60))
+    assert means[0] == natural | {"fgsm": by_hand(state, 40, 0.05).double().mean().item(), "cw": None}
+    assert means[1] == other | {"fgsm": by_hand(state, 60, 0.1).double().mean().item(), "cw": None}
+    assert {**means[2], "cw": 0} == other | {"fgsm": None, "cw": 0}
+    assert {one["n"] for one in rows[0][1].values()} == {40, None}
+    status = run("fatbench status evaluate")[1]
+    assert "0.05; 0.1; 0.2" in status and "40; 60" in status
+
+
+def test_no_attack_runs_on_a_model_that_is_not_as_accurate_as_its_owner_says(here: Path, run: Run) -> None:
+    """A normalisation that was forgotten is seen; a difference that so few images explain is none."""
+    accuracy = 100 * by_hand(torch.load(here / "my.pt", weights_only=True), 40).double().mean().item()
+    assert run(f"{MINE} --attack fgsm --expect-natural {accuracy - 1}")[0] == 0
+    wrong = MINE.replace("--mean 0.3", "--mean 3")
+    code, out, err = run(f"{wrong} --attack fgsm --expect-natural {accuracy}")
+    assert (code, out) == (6, "") and "fgsm" not in err and "Traceback" not in err
+    last = err.splitlines()[-1]
+    assert last.startswith(f"fatbench: --expect-natural {accuracy:g}: natural accuracy is ")
+    assert "of 40 images (95 % interval " in last and last.endswith("No attack was run")
+    low, high = map(float, re.findall(r"interval ([\d.]+) to ([\d.]+)", last)[0])
+    right = round(float(re.findall(r"is ([\d.]+) %", last)[0]) * 40 / 100)
+    assert (low, high) == tuple(round(100 * end, 2) for end in wilson(right, 40)) and high < accuracy
+    code, _, err = run("fatbench evaluate my.pt --strict --expect-natural 98")
+    assert code == 2 and "--expect-natural, --strict: a state dict needs --model" in err
+
+
+def test_what_is_flagged_ends_with_its_own_code_under_strict(here: Path, run: Run) -> None:
+    assert run(f"{MINE} --attack fgsm --strict")[0] == 0
+    wrong = MINE.replace("--mean 0.3", "--mean 3")
+    code, out, err = run(f"{wrong} --attack fgsm --strict")
+    assert code == 6 and "| my.pt" in out and "--strict: " in err and "natural accuracy is at chance" in err
+    assert run(f"{wrong} --attack fgsm")[0] == 0
+
+
 # --- identity -----------------------------------------------------------------------------------------------------
 
 
@@ -280,7 +328,17 @@ def test_right_probabilities_are_not_doubted(here: Path, run: Run) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        ("my.pt", 5, "my.pt: damaged, or not a checkpoint of fatbench"),
+        ("my.pt", 2, "my.pt is no checkpoint of a run; a state dict needs --model timm/NAME or FILE.py:FUNCTION"),
+        (
+            "junk.pt --model my_model.py:make --dataset digits",
+            5,
+            "cannot read junk.pt: not a file that torch.save wrote",
+        ),
+        (
+            "pickled.pt --model my_model.py:make --dataset digits",
+            2,
+            "pickled.pt holds pickled Python objects, not a state",
+        ),
         ("my.pt --dataset digits", 2, "--dataset: a state dict needs --model timm/NAME or --model FILE.py:FUNCTION"),
         ("my.pt --model my_model.py:make", 2, "say the data set by --dataset NAME, or --like SUITE"),
         ("no.pt --model my_model.py:make --dataset digits", 5, "no.pt: no such file"),
@@ -326,14 +384,16 @@ def test_right_probabilities_are_not_doubted(here: Path, run: Run) -> None:
     ],
 )
 def test_mistakes(here: Path, run: Run, arguments: str, code: int, message: str) -> None:
+    Path("junk.pt").write_bytes(b"\xff" * 300)
+    torch.save(nn.Linear(2, 2), "pickled.pt")
     found, out, err = run(f"fatbench evaluate {arguments}")
-    assert message in err and "Traceback" not in err
+    assert message in err and err.count("\n") == 1 and "\x1b" not in err
     assert (found, out) == (code, "")
 
 
 def test_a_whole_module_is_not_a_state_dict(here: Path) -> None:
     torch.save(nn.Linear(2, 2), here / "whole.pt")
-    with pytest.raises(MachineError, match=r"what is read is a state dict: torch\.save\(model\.state_dict\(\), FILE\)"):
+    with pytest.raises(SpecError, match=r"not a state dict: torch\.save\(model\.state_dict\(\), FILE\)"):
         evaluate_external.from_file(here / "whole.pt", "my_model.py:make")
 
 

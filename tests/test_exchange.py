@@ -125,6 +125,25 @@ def test_export_import_export_is_the_same(store: Store, other: Store, tmp_path: 
     assert (theirs[0]["device"], theirs[0]["dirty"], theirs[0]["suite"], theirs[-1]["seed"]) == ("H200", True, "s", 1)
 
 
+def test_suites_that_share_a_cell_travel_with_it(store: Store, other: Store, tmp_path: Path) -> None:
+    """Those that did not run it: "s" is in the runs. Without any, a line is as it always was."""
+    fill(store)
+    plain = exported(store)
+    assert "suites" not in plain
+    store.share(["a", "b"], "s", "quick")
+    assert exported(store) == plain
+    store.share(["b"], "t", "paper")
+    text = exported(store)
+    assert [json.loads(line).get("suites") for line in text.splitlines()[1:]] == [None, [["t", "paper"]]]
+    for _ in range(2):
+        import_(other, put(tmp_path, text))
+        assert exported(other) == exported(other, ["a", "b"])
+        assert [line.get("suites") for line in map(json.loads, exported(other).splitlines()[1:])] == [
+            None,
+            [["t", "paper"]],
+        ]
+
+
 def test_importing_twice_changes_nothing(store: Store, other: Store, tmp_path: Path) -> None:
     fill(store)
     file = put(tmp_path, exported(store))

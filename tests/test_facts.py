@@ -31,6 +31,7 @@ SLACK = [
     {"name": "sfat_unequal_released", "r": 1.2},
     {"name": "fedavg_shrink", "r": 1.2},
 ]
+SGD = {"batch": 1, "lr": 0.1, "objective": "standard"}
 READERS = ["april", "april_opt", "patch_ls", "patch_span", "masked", "oracle"]
 TWICE = {"name": "image_folder", "path": "nowhere", "size": 32}
 
@@ -59,6 +60,25 @@ CASES = [
         ({"algorithm": {**FEDAVG, "aggregator": {**aggregator, "top": 3}}}, "algorithm: aggregator",
             "top: 3 is more than half of the 4 ")
         for aggregator in SLACK
+    ],
+    *[
+        ({"malicious": {"clients": many, "attack": attack}}, "malicious: attack", reason)
+        for many, attack, reason in (
+            (1, {"name": "badnets", "target": 10}, "target: class 10 of 10, counted from 0"),
+            (1, {"name": "badnets", "target": 0, "size": 8}, "size: a square of 8 pixels on images of 8 x 8"),
+            (1, "alie", "z: 1 malicious clients of 4 give z <= 0, the honest mean"),
+            (3, "alie", "z: nothing bounds the z of a majority; set it"),
+        )
+    ],
+    *[
+        ({"algorithm": {**FEDAVG, "aggregator": aggregator}}, "algorithm: aggregator", reason)
+        for aggregator, reason in (
+            ({"name": "trimmed_mean", "byzantine": 2}, "byzantine: twice 2 of 4 clients of a round leaves none"),
+            ({"name": "krum", "byzantine": 1}, "byzantine: Krum needs 5 clients in a round to bear 1 malicious ones"),
+            ({"name": "multi_krum", "byzantine": 1}, "byzantine: Krum needs 5 clients in a round to bear 1 malicious"),
+            ({"name": "multi_krum", "byzantine": 0, "keep": 5}, "keep: 5 of 4 clients of a round"),
+            ({"name": "bulyan", "byzantine": 1}, "byzantine: Bulyan needs 7 clients in a round to bear 1 malicious"),
+        )
     ],
     ({"partition": {"name": "shah", "clients": 4, "skew": 40}}, "partition", "skew: (clients - 1) * skew must be below "
         "100, got (4 - 1) * 40"),
@@ -123,6 +143,13 @@ CASES = [
             "local: proximal: it pulls towards the broadcast weights, and no edge receives any")
         for name in ("fedgkt", "fedvkd")
     ],
+    *[
+        ({"algorithm": {"name": name, "standard": "standard", "adversarial": 5, "rounds": 1, "local": LOCAL,
+            "aggregator": "samples"}}, "algorithm", "adversarial: 5 of 4 clients")
+        for name in ("fedavg_mixed", "fedrbn")
+    ],
+    ({"algorithm": {"name": "fedrbn", "standard": "standard", "adversarial": 1, "rounds": 1, "local": LOCAL,
+        "aggregator": "samples"}}, "algorithm", "fedrbn needs a network with `norm: dual`"),
     *[(seen({"name": "small_cnn"}, name=name), "algorithm: inversion", f"{name} {NEEDS}") for name in READERS],
     *[
         (seen(**inversion), "algorithm: inversion", f"{inversion['name']}: {FEW}")
@@ -142,10 +169,43 @@ CASES = [
             ("mcmahan_cnn", 4),
         ]
     ],
+    *[
+        ({"monitor": {"name": name, "kind": "contrast", "severity": 6}}, "monitor", "severity: 6, of 1 to 5")
+        for name in ("corruption", "cifar10_c")
+    ],
+    ({"monitor": {"name": "cifar10_c", "kind": "fog"}}, "monitor", "cifar10_c has the test images of cifar10"),
+    ({"diagnostic": {"name": "backdoor", "target": 10}}, "diagnostic", "target: class 10 of 10, counted from 0"),
+    ({"diagnostic": {"name": "backdoor", "target": 0, "size": 8}}, "diagnostic", "size: a square of 8 pixels on"),
     ({"diagnostic": {"name": "boundaries"}}, "diagnostic",
         "boundaries: 10 classes of 1 x 8 x 8 images, not 2 classes of points"),
     ({"data": {"name": "plane"}, "model": {"name": "mlp"}, "diagnostic": {"name": "boundaries", "points": 1}},
         "diagnostic", "points: a grid of 1 x 1"),
+    *[
+        ({"algorithm": {**watched(name="matching"), **settings}}, "algorithm", reason)
+        for settings, reason in [
+            ({"weights": "moving", "local": SGD}, "weights: moving is for gradients at the honest weights"),
+            ({"rounding": True, "local": SGD}, "rounding is for gradients"),
+            ({"batch": 2, "local": {**SGD, "batch": 4}}, "local: a batch of 4, and a client has 2 images (batch)"),
+            ({"aggregate": 2, "observed_rounds": 2}, "aggregate is for one observed round"),
+        ]
+    ],
+    ({"algorithm": watched(name="imprint")}, "algorithm: inversion", "imprint reads the block that a manipulation"),
+    *[
+        ({"algorithm": {**watched(name="matching"), "local": SGD, "defence": defence}}, "algorithm: defence",
+            f"{defence['name']} {why}")
+        for defence, why in [
+            ({"name": "dpsgd", "noise": 1}, "clips the gradient of each example"),
+            ({"name": "soteria", "fraction": 0.1}, "looks at the features of one gradient"),
+        ]
+    ],
+    ({"algorithm": {**watched(name="imprint"), "manipulation": {"name": "imprint", "bins": 1}}},
+        "algorithm: manipulation", "bins: an imprint block needs two bins or more"),
+    ({"algorithm": {**watched(name="matching"), "manipulation": "dead_heads"}},
+        "algorithm: manipulation", "dead_heads silences the other clients of a sum"),
+    ({"algorithm": {**watched(name="simulated"), "local": {**SGD, "optimizer": "adam"}}},
+        "algorithm: inversion", "simulated simulates steps of SGD"),
+    ({"algorithm": {**watched(name="simulated"), "batch": 20, "local": {**SGD, "epochs": 3}}},
+        "algorithm: inversion", "simulated: 60 local steps"),
     (seen({**VIT, "dim": 64}, name="patch_span", latent=33), "algorithm: inversion",
         "patch_span: a prior of 33 pixels a side is larger than the images of 32: latent is at most 32"),
 ]  # fmt: skip
@@ -219,10 +279,10 @@ def test_every_line_is_seen_to_refuse():
 )
 def test_the_same_function_under_another_name_in_a_plugin_refuses_the_same(changes, place, reason, plugin):
     cell = canonical(changes)
-    call, kind = cell, "Experiment"
+    call = cell
     for key in place.split(": "):
-        call, kind = call[key], key.capitalize() if key not in ("monitor", "auxiliary") else "Attack"
-    module, table = signatures.TABLES[kind]
+        call = call[key]
+    module, table = signatures.TABLES[call.kind]
     plugin(f"from {module} import {call['name']}\n\n{table} = {{'mine': {call['name']}}}\n")
     ours = [r.reason for r in found(cell) if r.place == place]
     named, renamed = call["name"], copy.deepcopy(cell)
@@ -304,10 +364,37 @@ def test_facts_of_a_data_set_are_those_of_the_catalogue(name):
     from fatbench.data import catalogue
 
     settings = {"path": "nowhere", "size": 8} if name == "image_folder" else {}
+    settings = {"dataset": "mine", "size": 8} if name in ("torchvision", "huggingface") else settings
     data = facts.of_data(calls.check("Data", {"name": name, **settings}))
     known = catalogue.facts({"name": name, **settings})
     assert (data.train, data.test, data.classes) == (known.train, known.test, known.classes)
     assert (data.channels, data.side, data.side) == known.shape
+
+
+def test_the_role_of_an_attack(plugin):
+    """What a docstring says; a wrapper has that of what it wraps; a word that is none is refused."""
+    plugin(
+        'def noise(model, x, y, generator, index):\n    """Noise.\n\n    Role: corruption\n    """\n'
+        'def around(model, x, y, generator, *, attack: Attack):\n    """Around."""\n'
+        'def odd(model, x, y, generator):\n    """Odd.\n\n    Role: corruptions\n    """\n'
+        "ATTACKS = {'noise': noise, 'around': around, 'odd': odd}\n"
+    )
+    roles = ("natural", {"name": "fgsm", "eps": 0.1}, "noise", {"name": "around", "attack": "noise"})
+    assert [facts.role(calls.check("Attack", one)) for one in roles] == [
+        "natural",
+        "attack",
+        "corruption",
+        "corruption",
+    ]
+    with pytest.raises(
+        SpecError, match=r"mine.py:\d+: 'Role: corruptions': expected natural, corruption, attack \(did"
+    ):
+        facts.role({"name": "odd"})
+    for monitor in ("noise", {"name": "around", "attack": "noise"}):
+        with pytest.raises(
+            SpecError, match="'noise' asks for 'index', the places of test images, which only an attack"
+        ):
+            cells.canonical({**BASE, "monitor": monitor})
 
 
 def test_facts_of_a_cell():
@@ -315,6 +402,8 @@ def test_facts_of_a_cell():
     cell = canonical({"validation": 42, "partition": {"name": "iid", "clients": 5}, "size": 16,
                       "algorithm": {**FEDAVG, "participation": 0.5}})  # fmt: skip
     assert facts.of_cell(cell) == {
-        "clients": 5, "cohort": 2, "images": 1400, "classes": 10, "side": 16, "channels": 1,
+        "malicious": 0, "clients": 5, "cohort": 2, "images": 1400, "classes": 10, "side": 16, "channels": 1,
     }  # fmt: skip
     assert facts.of_cell(canonical({"partition": {"name": "by_writer"}}))["cohort"] is formulas.UNKNOWN
+    liars = {"malicious": {"clients": "0,2,4", "attack": "sign_flip"}}
+    assert facts.of_cell({**cell, **liars})["malicious"] == 1  # 6 / 5 of an average round

@@ -64,6 +64,7 @@ SETTINGS = {
     "whole_resnet": {"width": 4, "planes": 4, "blocks": 1},
     "edge_resnet8": {"width": 4, "planes": 4, "blocks": 1},
 }
+LONG = {"efficientnet_lite0": pytest.mark.nightly}  # takes half a minute
 TRAINED_WHOLE = [model for model in models.MODELS if not model.startswith("edge_")]  # those are FedGKT's and FedVKD's
 
 
@@ -80,6 +81,8 @@ def objective(name: str) -> Callable[..., tuple[Tensor, Tensor]]:
 
 def network(model: str, seed: int = 3) -> nn.Module:
     with rng.forked(seed, "model"):
+        if model == "dual_cnn":
+            return models.MODELS["small_cnn"]((3, 8, 8), 10, width=4, norm="dual")
         return models.MODELS[model.removeprefix("bare_")](
             SIZES.get(model, (3, 8, 8)), 10, **SETTINGS.get(model, {"width": 4})
         )
@@ -145,7 +148,11 @@ def double(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     ("model", "name"),
-    [*((model, "mart") for model in TRAINED_WHOLE), *(("nin", name) for name in OTHERS), ("small_cnn", "trades")],
+    [
+        *(pytest.param(model, "mart", marks=LONG.get(model, ())) for model in TRAINED_WHOLE),
+        *(("nin", name) for name in OTHERS),
+        ("small_cnn", "trades"),
+    ],
 )
 def test_clients_on_the_fast_path_are_those_of_the_loop(model: str, name: str, double: None) -> None:
     """Every model that is trained whole, with batch norm and dropout, and every objective; clients of unequal size."""
@@ -218,6 +225,9 @@ COHORT: dict[str, tuple[str, dict[str, object]]] = {  # model, settings
     "scaffold_sfat": ("small_cnn", {**TOGETHER, "buffers": True}),
     "fedgate": ("nin", TOGETHER),
     "fednova": ("nin", TOGETHER),
+    "fedavg_mixed": ("nin", {**TOGETHER, "participation": 1.0, "adversarial": 3, "standard": objective("standard")}),
+    "fedbn": ("small_cnn", TOGETHER),
+    "fedrbn": ("dual_cnn", {**TOGETHER, "participation": 1.0, "adversarial": 3, "standard": objective("standard")}),
     # At its own rate Adam makes whole steps of the rounding noise of gradients that are zero.
     "fedaux": ("small_cnn", {**TOGETHER, "privacy": "none", "distillation_lr": 1e-7}),
 }
@@ -239,7 +249,8 @@ def rounds(name: str, model: str, path: str, how: dict[str, object], *, double: 
         on.model.double()
     if name == "centralized":
         on = replace(on, shards=[torch.arange(27)])
-    chosen = {"rounds": 2, "objective": objective("standard" if name == "gradient_inversion" else "at"), **how}
+    trained = {"gradient_inversion": "standard", "fedrbn": "dual_at"}.get(name, "at")
+    chosen = {"rounds": 2, "objective": objective(trained), **how}
     chosen = chosen if name in ("fedsgd", "gradient_inversion") else nested(**chosen)
     return list(ALGORITHMS[name](on, State(0, state_of(on)), **chosen))
 
@@ -252,7 +263,7 @@ def test_every_algorithm_is_here() -> None:
 def test_every_algorithm_gives_the_same_on_every_path(name: str, double: None) -> None:
     model, how = COHORT[name]
     reference, loop, at_once = (rounds(name, model, path, how, double=True) for path in ("reference", "loop", "fast"))
-    assert {u.stats.stack for r in at_once for u in r.updates} == {4}
+    assert {u.stats.stack for r in at_once for u in r.updates} == ({2, 3} if "adversarial" in how else {4})
     for other in (loop, at_once):
         for a, b in zip(reference, other, strict=True):
             assert [u.client for u in a.updates] == [u.client for u in b.updates]
@@ -418,7 +429,7 @@ def test_cells_that_meet_have_the_images_once(tmp_path: Path) -> None:
     machine = Machine("", "", str(tmp_path), path="fast", barrier=barrier)
 
     def ready(**changes: object) -> experiment.Setup:
-        return ready_for(replace(job, spec={**job.spec, **changes}), machine)[1]
+        return ready_for(replace(job, spec={**job.spec, **changes}), machine, None)[1]
 
     first, other_seed, fewer = ready(), ready(seed=4), ready(train=50)
     narrow = ready(model={"name": "mcmahan_cnn", "width": 2})
@@ -726,7 +737,7 @@ def test_path_and_stack_are_recorded_with_every_number(tmp_path: Path) -> None:
             r"--path: no path is named 'refrence' \(did you mean 'reference'\?\)",
         ),
         ({"path": "fast", "microbatch": 4}, "--path fast and --microbatch 4 contradict each other"),
-        ({"vectorise": 3}, "--vectorise 3 trains cells in one program: it needs --path fast, not loop"),
+        ({"vectorise": 3, "path": "loop"}, "--vectorise 3 trains cells in one program: it needs --path fast, not loop"),
         ({"vectorise": 3, "path": "fast", "executor": "ray"}, "--vectorise 3: ray gives every cell a process"),
     ],
 )

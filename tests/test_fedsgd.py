@@ -13,6 +13,7 @@ from algorithm_runs import same
 from torch import Tensor, nn
 
 from fatbench.engine.rounds import Problem, Round, State
+from fatbench.methods.accountants import gaussian_epsilon, sampled_gaussian_epsilon
 from fatbench.methods.algorithms.fedsgd import epoch_batches, fedsgd
 from fatbench.methods.defences import DEFENCES, Upload
 
@@ -216,3 +217,35 @@ def test_batch_normalisation_is_refused():
         ValueError, match="fedsgd: clients upload gradients only, and this model has batch normalisation"
     ):
         run(on)
+
+
+# --- DP-SGD -------------------------------------------------------------------------------------------------------
+
+
+def private(**settings: object) -> object:
+    return functools.partial(DEFENCES["dpsgd"], **settings)
+
+
+def test_dp_sgd_that_neither_cuts_nor_adds_noise_is_no_defence():
+    plain = run(problem((3, 3, 3)), batch=2)[-1]
+    same_as = run(problem((3, 3, 3)), batch=2, defence=private(noise=0.0, clip=1e6))[-1]
+    torch.testing.assert_close(plain.state.model, same_as.state.model)
+
+
+def test_a_round_says_what_the_run_has_spent():
+    """Two epochs of shuffled batches are two uploads of an example; drawn batches are four steps at rate 1/2."""
+    noisy = private(noise=3.0, clip=1.0)
+    shuffled = run(problem((4, 4, 4)), rounds=2, batch=2, defence=noisy)
+    assert [r.metrics["epsilon"] for r in shuffled] == [gaussian_epsilon(3, 1e-5, n) for n in (1, 2)]
+    drawn = run(problem((4, 4, 4)), rounds=2, batch=2, defence=noisy, sampling="poisson")
+    assert drawn[-1].metrics["epsilon"] == sampled_gaussian_epsilon(3, 0.5, 4, 1e-5)
+    assert "epsilon" not in run(problem())[0].metrics
+
+
+def test_drawn_batches_may_be_empty_and_have_the_right_mean():
+    sizes = [len(b) for epoch in range(200) for b in epoch_batches(problem((4, 4, 4)), 0, epoch, 1, "poisson")]
+    assert 0 in sizes and sum(sizes) / len(sizes) == pytest.approx(1, abs=0.1)
+    assert all(
+        torch.isfinite(r.state.model["w"]).all()
+        for r in run(problem((4, 4, 4)), rounds=6, batch=1, defence=private(noise=0.1), sampling="poisson")
+    )

@@ -10,11 +10,14 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from matplotlib.collections import PolyCollection
 from matplotlib.figure import Figure
 from PIL import Image
 from safetensors.numpy import save_file
@@ -23,7 +26,8 @@ from fatbench import report
 from fatbench.cli import app as cli
 from fatbench.engine.rounds import Number
 from fatbench.errors import MachineError, NothingMatched, SpecError
-from fatbench.report.figures import artifacts, panel_kinds, plots, series, styles
+from fatbench.report.figures import artifacts, forest, panel_kinds, plots, series, styles
+from fatbench.report.numbers import baseline, compare
 from fatbench.report.numbers.measurements import Numbers, Stored
 from fatbench.store.stages import Store
 from fatbench.suite import files
@@ -306,8 +310,17 @@ def test_csv_has_a_line_a_point(drawn: Suite) -> None:
         "unit": "fraction", "round": "1", "seeds": "1;2",
     }  # fmt: skip
     assert float(first["mean"]) == pytest.approx(0.25)
-    weight = next(one for one in lines if one["figure"] == "weights" and one["index"] == "1")
+    weight = next(one for one in lines if one["figure"] == "weights" and one["index"] == "2")
     assert (weight["unit"], weight["mean"], weight["method"]) == ("plain", "0.75", "FAT")
+
+
+def test_the_range_over_clients_is_drawn_over_the_rounds(drawn: Suite) -> None:
+    """Weights of 1/4 and 3/4: a half in each round."""
+    figure = ('{weight: "train:weight[*]"}', '{weight: "train:weight[range]"}')
+    suite = written(figure)
+    plan = suite.plan("paper")
+    plot = next(one for one in build(suite, plan, rows_of(plan)) if one.figure.id == "weights")
+    assert {point.mean for panel in plot.panels for line in panel.lines for point in line.points} == {0.5}
 
 
 MORE = """\
@@ -387,7 +400,7 @@ def test_a_raster_has_a_row_for_each_client(drawn: Suite) -> None:
     plot = plot_of(build(suite, plan, rows_of(plan)), "rounds")
     first, _ = axes_of(plot)
     assert first.images[0].get_array().tolist() == [[0.25, 0.25], [0.75, 0.75]]
-    assert [text.get_text() for text in first.get_yticklabels()] == ["0", "1"]
+    assert [text.get_text() for text in first.get_yticklabels()] == ["1", "2"]
     assert [text.get_text() for text in first.texts] == ["0.5", "1.5"]
     assert not first.figure.legends
 
@@ -488,8 +501,9 @@ def axes_of(plot: series.Plot, files: Path | None = None) -> list[Any]:
     return plots._page(plot, names, panels, files).axes
 
 
-def test_curves_as_drawn(drawn: Suite) -> None:
+def test_curves_as_drawn(drawn: Suite, monkeypatch: pytest.MonkeyPatch) -> None:
     """In per cent, over rounds; lines of two dimensions differ in colour by label and in style by heading."""
+    monkeypatch.setattr(panel_kinds, "FEW", 2)
     plan = drawn.plan()
     plot = plot_of(build(drawn, plan, rows_of(plan)), "curves")
     axes = axes_of(plot)
@@ -506,14 +520,15 @@ def test_curves_as_drawn(drawn: Suite) -> None:
     assert [text.get_text() for text in legend.get_texts()] == ["FAT", "Uniform", "clean", "attacked"]
 
 
-def test_lines_of_one_dimension_differ_in_colour_and_style(drawn: Suite) -> None:
+def test_lines_of_one_dimension_differ_in_colour_and_style(drawn: Suite, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(panel_kinds, "FEW", 2)
     plan = drawn.plan()
     plot = plot_of(build(drawn, plan, rows_of(plan)), "weights")
     axes = axes_of(plot)
     assert [(one.get_color(), one.get_linestyle()) for one in axes[0].get_lines()] == [
         (styles.COLOURS[0], "-"), (styles.COLOURS[1], "--"),
     ]  # fmt: skip
-    assert [text.get_text() for text in axes[0].figure.legends[0].get_texts()] == ["client 0", "client 1"]
+    assert [text.get_text() for text in axes[0].figure.legends[0].get_texts()] == ["client 1", "client 2"]
     assert axes[0].get_ylabel() == "weight"
 
 
@@ -540,12 +555,12 @@ def test_heat_maps_and_images_as_drawn(drawn: Suite) -> None:
     heat, empty, *_ = axes_of(plot_of(found, "cross"), Path("."))
     assert heat.get_title() == "FAT, p, round 2"
     assert heat.images[0].get_array().tolist() == [[0.5, 0.75], [0, 1]]
-    assert [text.get_text() for text in heat.get_yticklabels()] == ["4", "7"]
+    assert [text.get_text() for text in heat.get_yticklabels()] == ["5", "8"]
     assert empty.get_title() == "Uniform, p"
     assert [text.get_text() for text in empty.texts] == ["no file on this machine"]
     [sheet] = axes_of(plot_of(found, "images"), Path("."))
     assert sheet.images[0].get_array().shape == (12, 12, 3)
-    assert [text.get_text() for text in sheet.get_yticklabels()] == ["4", "7"]
+    assert [text.get_text() for text in sheet.get_yticklabels()] == ["5", "8"]
 
 
 @pytest.mark.parametrize("word", ["a749765607", "(11", "iii", "WWWW"])
@@ -609,7 +624,7 @@ def test_sheets_and_heat_maps_and_lines(tmp_path: Path) -> None:
     for grey in (127, 128):  # uint8 rounds 127.5 down, a float is rounded to even
         assert (page == grey).all(axis=2).sum() >= 12 * 8 * 8  # each image eight pixels wide
     assert found["adfl_images"].png() == artifacts.images(tensors, tile=8)[1].png()
-    assert artifacts.clients("adfl_cross", tensors) == ["4", "7"]
+    assert artifacts.clients("adfl_cross", tensors) == ["5", "8"]
     assert artifacts.clients("original", tensors)[:2] == ["0", "1"]
 
 
@@ -729,3 +744,126 @@ def test_reports_and_data_of_figures_import_neither_torch_nor_matplotlib(drawn: 
         "    assert not heavy, (line, heavy)\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+
+
+# --- figures for a paper ------------------------------------------------------------------------------------------
+
+
+def test_a_plain_figure_has_its_width_no_notes_and_one_axis_and_a_caption_beside_it(
+    drawn: Suite, run: Callable[..., tuple[int, str, str]]
+) -> None:
+    plan = drawn.plan("smoke")
+    with Store.open("results/fatbench.db", create=True) as store:
+        fill(store, plan, rows_of(plan))
+    asked = ("plot", "drawn.yaml", "--smoke", "--figure", "curves", "--format", "png", "-o", "there")
+    assert run(*asked, "--plain", "--width", "column")[0] == 0
+    with Image.open("there/drawn-curves-smoke.png") as image:
+        assert image.width == round(200 * plots.COLUMN)
+    caption = Path("there/drawn-curves-smoke.txt").read_text()
+    assert caption.startswith("Accuracy. SMOKE PRESET - not comparable with published numbers.")
+    assert "Seeds 1" in caption and "commit" not in caption and "machine" not in caption
+    assert run(*asked, "--width", "column") == (2, "", "fatbench: --width needs --plain\n")
+    assert (
+        "--width: expected column, text, or 1 to 40 inches, got 'wide'" in run(*asked, "--plain", "--width", "wide")[2]
+    )
+    plot = plot_of(build(drawn, plan, rows_of(plan)), "curves")
+    [(names, panels)] = plots._pages(plot)
+    page = plots._page(plot, names, panels, None, plots.TEXT)
+    assert page.get_suptitle() == "" and not [text.get_text() for text in page.texts if text.get_text()]
+    assert [one.get_ylabel() for one in page.axes] == ["per cent", ""]
+    assert page.axes[0].get_ylim() == page.axes[1].get_ylim()
+
+
+def test_fewer_than_four_points_are_marks_without_a_line_or_a_band(drawn: Suite) -> None:
+    plan = drawn.plan()
+    plot = plot_of(build(drawn, plan, rows_of(plan)), "curves")
+    line = plot.panels[0].lines[0]
+    few = [series.Point(r, 0.1 * r, 0.01, (1, 2)) for r in (1, 2, 3)]
+    for points, drawn_as in ((few, "None"), ([*few, series.Point(4, 0.4, 0.01, (1, 2))], "-")):
+        panel = replace(plot.panels[0], lines=[replace(line, points=points)])
+        axes = axes_of(replace(plot, panels=[panel]))[0]
+        assert axes.get_lines()[0].get_linestyle() == drawn_as
+        assert bool(axes.collections) and isinstance(axes.collections[0], PolyCollection) == (drawn_as == "-")
+
+
+def test_images_of_a_sheet_are_numbered_at_their_middle() -> None:
+    axes = Figure().subplots()
+    panel_kinds._sheet(axes, np.zeros((2, 3, 1, 8, 8), np.uint8), ["a", "b"])
+    assert list(axes.get_xticks()) == [3.5, 13.5, 23.5] and list(axes.get_yticks()) == [3.5, 13.5]
+
+
+def test_the_forest_plot_has_a_row_a_method_and_a_panel_an_attack(drawn: Suite, tmp_path: Path) -> None:
+    """By hand: Uniform is 0.25 above FAT at seed 1 and 0.27 at seed 2, of 100 images without outcomes."""
+    plan = drawn.plan()
+    keys = {one.id: (one.key["method"], int(one.spec["seed"])) for one in plan.cells}
+
+    def of(cell: str) -> dict[str, compare.Measured]:
+        method, seed = keys[cell]
+        value = 0.5 + (method == "Uniform") * (0.23 + 0.02 * seed)
+        return {name: compare.Measured(value, 100, None) for name in ("natural-a", "pgd20-b")}
+
+    found = baseline.differences(plan, of)
+    assert [(one.row, one.label, one.baseline, one.comparison.metric) for one in found] == [
+        (row, "Uniform", "FAT", metric) for row in ("skewed", "even") for metric in ("natural", "pgd20")
+    ]
+    assert found[0].comparison.difference == pytest.approx(0.26)
+    said = found[1].sentence()
+    assert said.startswith("Uniform is 26.0 points above FAT under PGD-20 (95 % interval ") and said.endswith(
+        ", 2 seeds, too few for a claim)"
+    )
+    what = forest.Forest(found, ["natural", "pgd20"], "", "png", None)
+    axes = forest._figure(what).axes
+    assert [one.get_title() for one in axes] == ["natural", "PGD-20"]
+    assert [text.get_text() for text in axes[0].get_yticklabels()] == ["skewed, Uniform", "even, Uniform"]
+    dots = [line.get_xdata()[0] for line in axes[1].get_lines() if line.get_marker() == "o"]
+    assert dots == pytest.approx([26, 26])
+    assert forest.draw(replace(what, width=plots.COLUMN), "x", tmp_path).name == "x.png"
+    assert "mean over 2 seeds" in (tmp_path / "x.txt").read_text()
+
+
+@pytest.mark.parametrize(
+    ("seeds", "test", "said"),
+    [
+        (
+            5,
+            (0.003, 0.001, 0.005, 0.01),
+            "A is 0.3 points above B under PGD-20 (95 % interval +0.10 to +0.50, 5 seeds)",
+        ),
+        (5, (0.003, -0.01, 0.016, 0.4), "A and B differ by at most 1.3 points under PGD-20 (95 %, 5 seeds)"),
+        (1, None, "A is 0.3 points above B under PGD-20 (1 seed: not tested)"),
+    ],
+)
+def test_a_difference_in_a_sentence(seeds: int, test: tuple[float, ...] | None, said: str) -> None:
+    tested = None
+    if test is not None:
+        tested = SimpleNamespace(mean=test[0], low=test[1], high=test[2], p=test[3], at_most=0.013)
+    one: Any = SimpleNamespace(metric="pgd20", difference=0.003, seeds=tuple(range(seeds)), test=tested)
+    assert baseline.Difference("", "A", "B", frozenset(), one).sentence() == said
+
+
+def test_what_all_panels_share_stands_above_them_and_a_heading_in_its_title_only(drawn: Suite) -> None:
+    """A page of one method: its label is in the head, and the unit beside the axis says no heading again."""
+    panels = (
+        "    panels: [split]\n    lines: [method]",
+        "    panels: [method, series]\n    lines: [split]\n    xlabel: epoch",
+    )
+    suite = written(panels)
+    plan = suite.plan(where="method=FAT")
+    plot = plot_of(build(suite, plan, rows_of(plan)), "curves")
+    clean, attacked = axes_of(plot)
+    assert [clean.get_title(), attacked.get_title()] == ["clean", "attacked"]
+    assert "method FAT" in clean.figure.get_suptitle()
+    assert (clean.get_ylabel(), clean.get_xlabel()) == ("per cent", "epoch")
+
+
+def test_many_lines_have_no_bands(drawn: Suite, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bands over each other show nothing; the caption says what is drawn."""
+    suite = written(("rounds: 2", "rounds: 5"))
+    plan = suite.plan()
+    plot = plot_of(build(suite, plan, rows_of(plan)), "curves")
+    assert axes_of(plot)[0].collections
+    for module in (series, panel_kinds):
+        monkeypatch.setattr(module, "BANDS", 3)
+    plot = plot_of(build(suite, plan, rows_of(plan)), "curves")
+    assert not axes_of(plot)[0].collections
+    assert dict(plot.notes)["seeds"] == "1, 2; line: mean over seeds"

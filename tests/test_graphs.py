@@ -13,7 +13,7 @@ import members
 import pytest
 import tape
 import torch
-from test_fast import TRAINED_WHOLE, local, problem, same, train
+from test_fast import LONG, TRAINED_WHOLE, local, problem, same, train
 from torch import Generator, Tensor, nn
 
 from fatbench.engine.fast import clients, graphs
@@ -51,7 +51,7 @@ def on(model: str | nn.Module, path: str, **changes: object) -> Problem:
     return replace(problem(model, path, SHARDS), **changes)
 
 
-@pytest.mark.parametrize("model", TRAINED_WHOLE)
+@pytest.mark.parametrize("model", [pytest.param(model, marks=LONG.get(model, ())) for model in TRAINED_WHOLE])
 def test_a_replayed_step_is_the_step(model: str, taped: list[int]) -> None:
     """Every model: draws of dropout and attack, statistics of batch norm, momentum, counts."""
     results = [train(on(model, path), local(), (0, 1, 2, 3)) for path in ("fast", "graphs")]

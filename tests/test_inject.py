@@ -8,7 +8,6 @@ meet.
 from __future__ import annotations
 
 import functools
-import inspect
 import logging
 import math
 from collections.abc import Callable, Iterator
@@ -16,67 +15,32 @@ from dataclasses import replace
 from typing import Any
 
 import members
-import numpy
 import pytest
 import torch
 from algorithm_runs import nested, same
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fatbench.engine.accuracy import accuracy
 from fatbench.engine.cohort import train_cohort
-from fatbench.engine.experiment import experiment
 from fatbench.engine.fast import clients as fast
 from fatbench.engine.fast.draws import per_client
 from fatbench.engine.gradients import predict
 from fatbench.engine.inject import asks, granted
 from fatbench.engine.local import LocalTraining
 from fatbench.engine.mixing import aggregate
-from fatbench.engine.randomness import forked, generator, numpy_generator
+from fatbench.engine.randomness import generator
 from fatbench.engine.rounds import Context, Mixing, Problem, Round, State, Update
-from fatbench.engine.setup import Setup
 from fatbench.methods.aggregators import AGGREGATORS
 from fatbench.methods.algorithms import ALGORITHMS
 from fatbench.methods.attacks import ATTACKS
 from fatbench.methods.defences import DEFENCES
-from fatbench.methods.diagnostics import DIAGNOSTICS
 from fatbench.methods.inversions import INVERSIONS
 from fatbench.methods.inversions.april import without_block0_norm
 from fatbench.methods.objectives import OBJECTIVES, PROXIMALS, standard
-from fatbench.methods.partitions import PARTITIONS
-from fatbench.models import MODELS
-from fatbench.suite import signatures
+from fatbench.suite.types import Aggregator, Objective, Proximal
+from fatbench.testing import equal, local, problem, renamed, start
 
 CPU = torch.device("cpu")
-MODEL_SETTINGS = {
-    "small_cnn": {"width": 2},
-    "vit": {"patch": 4, "dim": 16, "depth": 1, "heads": 2},
-    "edge_vit": {"width": 2, "dim": 6, "depth": 1, "heads": 2},
-    "edge_resnet8": {"width": 2, "planes": 2, "blocks": 1},
-}
-
-
-def renamed(function: Callable[..., Any]) -> Callable[..., Any]:
-    """What a plug-in would write: a function of the same parameters and docstring that only calls this one."""
-    parameters = inspect.signature(function).parameters.values()
-    defaults, heads, calls = {}, [], []
-    for p in parameters:
-        if p.kind is p.VAR_KEYWORD:
-            heads.append(f"**{p.name}")
-            calls.append(f"**{p.name}")
-            continue
-        if p.kind is p.KEYWORD_ONLY and "*" not in heads:
-            heads.append("*")
-        calls.append(f"{p.name}={p.name}" if p.kind is p.KEYWORD_ONLY else p.name)
-        if p.default is not p.empty:
-            defaults[p.name] = p.default
-        heads.append(p.name if p.default is p.empty else f"{p.name}=_defaults['{p.name}']")
-    names: dict[str, Any] = {"_member": function, "_defaults": defaults}
-    exec(f"def another_name({', '.join(heads)}):\n    return _member({', '.join(calls)})", names)
-    names["another_name"].__doc__ = function.__doc__
-    return names["another_name"]
-
-
 PGD = functools.partial(ATTACKS["pgd"], eps=8 / 255, step=4 / 255, steps=2)
 
 
@@ -87,40 +51,6 @@ def pair(table: dict[str, Callable[..., Any]], kind: str, name: str) -> Iterator
         chosen["clients"] = 3
     for function in (table[name], renamed(table[name])):
         yield functools.partial(function, **chosen)
-
-
-def problem(model: str | nn.Module = "small_cnn", path: str = "loop", clients: int = 3, each: int = 4) -> Problem:
-    """Clients of random images 1 x 12 x 12 in four classes; two of them have as many examples, the third one more."""
-    n = clients * each + 1
-    images = torch.randint(0, 256, (n, 1, 12, 12), generator=generator(0, "images"), dtype=torch.uint8)
-    labels = torch.arange(n) % 4
-    if isinstance(model, str):
-        with forked(0, "model"):
-            model = MODELS[model]((1, 12, 12), 4, **MODEL_SETTINGS[model])
-    sizes = [each] * (clients - 1) + [each + 1]
-    on = Problem(model, images, labels, list(torch.arange(n).split(sizes)), 4, 0, CPU, path=path)
-    start(on)
-    return on
-
-
-@functools.cache
-def _weights(model: nn.Module) -> dict[str, Tensor]:
-    return {name: value.clone() for name, value in model.state_dict().items()}
-
-
-def start(on: Problem) -> State:
-    """The weights that the model had when it was asked for the first time: training overwrites them."""
-    return State(0, _weights(on.model))
-
-
-def local(**settings: object) -> LocalTraining:
-    return LocalTraining(**{"batch": 4, "lr": 0.05, "objective": standard, **settings})  # type: ignore[arg-type]
-
-
-def equal(a: list[Update], b: list[Update]) -> bool:
-    """Bit for bit."""
-    pairs = list(zip(a, b, strict=True))
-    return all(u.stats == v.stats and same(u.model, v.model) and same(u.extra, v.extra) for u, v in pairs)
 
 
 # --- asking -------------------------------------------------------------------------------------------------------
@@ -137,23 +67,60 @@ def test_a_function_is_given_what_it_names_before_its_settings() -> None:
     assert granted(bound, offers) == {"losses": "losses"} and computed == ["losses"]
 
 
-# --- every member under another name ------------------------------------------------------------------------------
+def around(
+    model: nn.Module, x: Tensor, y: Tensor, generator: torch.Generator, *, inner: Objective, factor: float = 1.0
+) -> tuple[Tensor, Tensor]:
+    """An objective around another, which it calls without knowing what that asks for."""
+    loss, correct = inner(model, x, y, generator)
+    return factor * loss, correct
 
 
-@pytest.mark.parametrize("name", AGGREGATORS)
-def test_every_aggregator(name: str) -> None:
-    on = problem()
+def kept(updates: object, context: object, *, inner: Aggregator) -> Mixing:
+    """An aggregator around another."""
+    return inner(updates, context)
+
+
+@pytest.mark.parametrize("path", ["loop", "fast"])
+@pytest.mark.parametrize("asking", ["balanced", "near_broadcast", "adjusted_and_near", "by_client"])
+def test_an_objective_around_one_that_asks(asking: str, path: str) -> None:
+    """Two wrappers deep the same bytes, stacked as the inner one is: what asks for the client alone is not."""
+    inner = globals()[asking]
+    outer = functools.partial(around, inner=functools.partial(around, inner=inner))
+    on = problem(nn.Sequential(nn.Flatten(), nn.Linear(144, 4)), path)
+    found = [train_cohort(on, start(on).model, [0, 2, 1], 1, local(objective=one)) for one in (inner, outer)]
+    assert equal(*found)
+    assert {u.stats.stack for u in found[1]} == ({3} if path == "fast" and asking != "by_client" else {1})
+
+
+@pytest.mark.parametrize("path", ["loop", "fast"])
+def test_an_aggregator_around_one_that_asks(path: str) -> None:
+    """The clients measure the losses for AFL inside; its memory comes through."""
+    on = problem(path=path)
     theta = start(on).model
     found = []
-    for aggregator in pair(AGGREGATORS, "Aggregator", name):
+    for aggregator in (AGGREGATORS["afl"], functools.partial(kept, inner=AGGREGATORS["afl"])):
         updates = train_cohort(on, theta, [2, 0, 1], 1, local(), aggregator=aggregator)
         found.append(aggregate(aggregator, updates, Context(1, 3, on, theta, {}, 0.05)))
-        assert all((u.stats.broadcast_loss is not None) == asks(aggregator, "broadcast_losses") for u in updates)
-    ours, theirs = found
-    plain = {"memory": {}, "artifacts": {}, "model": None}
-    assert replace(ours, **plain) == replace(theirs, **plain)
-    assert same(ours.memory, theirs.memory) and same(ours.artifacts, theirs.artifacts)
-    assert same(ours.model or {}, theirs.model or {})
+    assert found[0].weights == found[1].weights and same(found[0].memory, found[1].memory)
+
+
+def test_a_setting_is_given_only_what_its_kind_may_ask_for() -> None:
+    """The `broadcast` of a proximal term is the weights that it is called with, not the model for objectives."""
+
+    def pulled(
+        model: nn.Module, x: Tensor, y: Tensor, generator: torch.Generator, *, term: Proximal, inner: Objective
+    ) -> tuple[Tensor, Tensor]:
+        assert term([torch.ones(1)], [torch.zeros(1)], 0) == [torch.ones(1)]
+        return inner(model, x, y, generator)
+
+    on = problem(nn.Sequential(nn.Flatten(), nn.Linear(144, 4)))
+    term = functools.partial(PROXIMALS["squared"], mu=1.0)
+    objective = functools.partial(pulled, term=term, inner=near_broadcast)
+    found = [train_cohort(on, start(on).model, [0], 1, local(objective=one)) for one in (near_broadcast, objective)]
+    assert equal(*found)
+
+
+# --- every member under another name ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("path", ["loop", "fast"])
@@ -169,31 +136,6 @@ def test_every_objective(name: str, path: str) -> None:
 
 
 @pytest.mark.parametrize("path", ["loop", "fast"])
-@pytest.mark.parametrize("name", PROXIMALS)
-def test_every_proximal_term(name: str, path: str) -> None:
-    on = problem(path=path)
-    found = [
-        train_cohort(on, start(on).model, [0, 2, 1], 1, local(batch=2, proximal=proximal))
-        for proximal in pair(PROXIMALS, "Proximal", name)
-    ]
-    assert equal(*found)
-
-
-@pytest.mark.parametrize("name", ATTACKS)
-def test_every_attack(name: str) -> None:
-    """Where a model is judged; AutoAttack, which takes thousands of passes an image, on a model of four numbers."""
-    with forked(0, "model"):
-        four = nn.Sequential(nn.AvgPool2d(6), nn.Flatten(), nn.Linear(4, 4))
-    model = four if name == "autoattack" else "small_cnn"
-    on = problem(model)
-    found = [
-        accuracy(on, start(on).model, on.images[:6], on.labels[:6], attack, ("test",))
-        for attack in pair(ATTACKS, "Attack", name)
-    ]
-    assert torch.equal(found[0][0], found[1][0]) and found[0][1] == found[1][1]
-
-
-@pytest.mark.parametrize("path", ["loop", "fast"])
 @pytest.mark.parametrize("name", ["fgsm", "fgsm_sfat", "pgd", "pgd_kl", "cw"])
 def test_every_gradient_attack_in_training(name: str, path: str) -> None:
     on = problem(path=path)
@@ -205,27 +147,6 @@ def test_every_gradient_attack_in_training(name: str, path: str) -> None:
     ]
     assert equal(*found)
     assert {u.stats.stack for u in found[0]} == ({2} if path == "fast" else {1})
-
-
-@pytest.mark.parametrize("name", PARTITIONS)
-def test_every_partition(name: str) -> None:
-    """As `fatbench.engine.splits` calls one: labels, its stream, who wrote which example."""
-    labels, writers = numpy.arange(60) % 4, numpy.arange(60) // 15
-    ours, theirs = (
-        partition(labels, numpy_generator(0, "partition"), writers) for partition in pair(PARTITIONS, "Partition", name)
-    )
-    assert len(ours) == len(theirs) and all(numpy.array_equal(a, b) for a, b in zip(ours, theirs, strict=True))
-
-
-@pytest.mark.parametrize("name", DEFENCES)
-def test_every_defence_in_training(name: str) -> None:
-    on = problem("vit")
-    found = [
-        list(ALGORITHMS["fedsgd"](on, start(on), rounds=1, batch=2, lr=0.1, objective=standard, defence=defence))
-        for defence in pair(DEFENCES, "Defence", name)
-    ]
-    for a, b in zip(*found, strict=True):
-        assert equal(a.updates, b.updates) and same(a.state.model, b.state.model)
 
 
 def watched(defence: Callable[..., Any], inversion: Callable[..., Any]) -> Round:
@@ -261,67 +182,10 @@ def test_a_defence_that_names_the_whole_gradient_is_given_it() -> None:
     assert seen["part"] == {"backbone.patch_embed.proj.weight", "backbone.pos_embed", "head.fc.bias"}
 
 
-@pytest.mark.parametrize("name", INVERSIONS)
-def test_every_inversion(name: str) -> None:
-    ours, theirs = (watched(DEFENCES["none"], inversion) for inversion in pair(INVERSIONS, "Inversion", name))
-    assert ours.metrics == theirs.metrics and same(ours.artifacts, theirs.artifacts)
-
-
 def test_an_inversion_that_does_not_say_what_it_reads_is_given_everything() -> None:
     ours, theirs = pair(INVERSIONS, "Inversion", "patch_ls")
     theirs.func.__doc__ = None
     assert watched(DEFENCES["none"], theirs).metrics == watched(DEFENCES["none"], ours).metrics
-
-
-def rounds(on: Problem, algorithm: Callable[..., Any], **settings: Any) -> list[tuple[Round, dict[Any, float]]]:
-    """A cell as the engine runs it; its numbers without the seconds that it took."""
-    held_out = (on.images[:8].repeat(5, 1, 1, 1), on.labels[:8].repeat(5))
-    ready = Setup(on, start(on), held_out, None, [], 4, {})
-    none: Any = None
-    cell = {"seed": 0, "data": none, "partition": none, "model": none, "algorithm": algorithm, **settings}
-    return [
-        (result, {(n.metric, n.client): n.value for n in numbers if n.metric != "seconds"})
-        for result, numbers in experiment(ready, ready.initial, (1.0, 1.0), **cell)
-    ]
-
-
-@pytest.mark.parametrize("name", ALGORITHMS)
-def test_every_algorithm(name: str) -> None:
-    models = {"fedsgd": "vit", "gradient_inversion": "vit", "fedgkt": "edge_resnet8", "fedvkd": "edge_vit"}
-    on = problem(models.get(name, "small_cnn"))
-    if name == "fedaux":
-        on = replace(on, auxiliary=on.images.flip(3))
-    if name == "centralized":
-        on = replace(on, shards=[torch.arange(13)])
-    settings = {setting.name for setting in signatures.describe("Algorithm", name).settings}
-    how: dict[str, object] = {
-        "rounds": 2 if name != "gradient_inversion" else 1,
-        "batch": 4,
-        "lr": 0.05,
-        "objective": standard,
-    }
-    how |= {"server_epochs": 1, "server_lr": 0.01} if "server" in settings else {}
-    how = nested(**how) if "local" in settings else {key: value for key, value in how.items() if key in settings}
-    found = []
-    for algorithm in pair(ALGORITHMS, "Algorithm", name):
-        bound = functools.partial(algorithm.func, **{**how, **algorithm.keywords, "rounds": how["rounds"]})
-        found.append(rounds(on, bound, monitor=None if name == "gradient_inversion" else ATTACKS["natural"]))
-    for (ours, a), (theirs, b) in zip(*found, strict=True):
-        assert a == b
-        assert same(ours.state.model, theirs.state.model) and equal(ours.updates, theirs.updates)
-        assert same(ours.state.server, theirs.state.server) and same(ours.state.clients, theirs.state.clients)
-
-
-@pytest.mark.parametrize("name", [name for name in DIAGNOSTICS if name != "boundaries"])  # of the plane
-def test_every_diagnostic(name: str) -> None:
-    on = problem("vit")
-    fedavg = functools.partial(ALGORITHMS["fedavg"], rounds=1, aggregator=AGGREGATORS["samples"], local=local())
-    found = [
-        rounds(on, fedavg, monitor=PGD, diagnostic=functools.partial(diagnostic.func, **diagnostic.keywords))[0][1]
-        for diagnostic in pair(DIAGNOSTICS, "Diagnostic", name)
-    ]
-    assert found[0] == found[1]
-    assert any(metric.startswith(("svcca", "leak")) for metric, _ in found[0])
 
 
 # --- what an objective may ask for --------------------------------------------------------------------------------

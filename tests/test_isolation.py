@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -96,8 +96,13 @@ def jobs(place: Path, attacks: str = OURS) -> list[Job]:
     return start.jobs_of(files.load("mixed.yaml").plan())
 
 
-def numbers(place: Path, jobs: list[Job], slots: int = 1, **settings: object) -> tuple[dict[str, list[tuple]], int]:
-    """cell -> its numbers but times, of a run in a database of its own; how many processes there were."""
+def numbers(
+    place: Path, jobs: list[Job], slots: int = 1, fails: Sequence[Job] = (), **settings: object
+) -> tuple[dict[str, list[tuple]], int]:
+    """cell -> its numbers but times, of a run in a database of its own; how many processes there were.
+
+    fails: the cells that fail.
+    """
     folder = place / f"run{len(list(place.iterdir()))}"
     folder.mkdir()
     files_ = tuple(str(file) for file in signatures.plugins())
@@ -105,7 +110,7 @@ def numbers(place: Path, jobs: list[Job], slots: int = 1, **settings: object) ->
     with Store.open(machine.db, create=True):
         pass
     outcomes = local.run(jobs, machine, ["cpu"] * slots, ignore, never)
-    assert set(outcomes.values()) == {"done"}
+    assert {cell for cell, status in outcomes.items() if status != "done"} == {job.cell for job in fails}
     with Store.open(machine.db) as store:
         rows = [row for row in store.measurements() if row["metric"] != "seconds"]
         runs = store.runs()
@@ -117,11 +122,17 @@ def numbers(place: Path, jobs: list[Job], slots: int = 1, **settings: object) ->
     return {cell: sorted(values) for cell, values in found.items()}, len({run["pid"] for run in runs})
 
 
-@pytest.mark.parametrize("settings", [{}, {"vectorise": 2, "path": "fast"}])
-def test_a_hostile_plug_in_changes_no_cell_that_does_not_use_it(place, forks, settings):  # noqa: F811
+DOUBLE = "\nimport torch\n\ntorch.set_default_dtype(torch.float64)\n"
+
+
+@pytest.mark.parametrize(("settings", "more"), [({}, ""), ({"vectorise": 2, "path": "fast"}, ""), ({}, DOUBLE)])
+def test_a_hostile_plug_in_changes_no_cell_that_does_not_use_it(place, forks, settings, more):  # noqa: F811
+    """It replaces a loss of torch, or its default data type, when it is imported."""
+    (place / "hostile.py").write_text(HOSTILE + more)
     first, fedavg, uniform = jobs(place)
     slots = settings.get("vectorise", 1)
-    ours, processes = numbers(place, [first, fedavg, uniform], slots, **settings)
+    fails = [first] if more else []  # a float32 image meets a float64 weight
+    ours, processes = numbers(place, [first, fedavg, uniform], slots, fails, **settings)
     without, one = numbers(place, [fedavg, uniform], slots, **settings)
     assert {cell: ours[cell] for cell in without} == without
     assert (processes, one) == (2, 1)  # one process for the plug-in's cell, one for both others

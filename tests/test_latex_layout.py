@@ -14,11 +14,24 @@ import pytest
 import test_readme
 
 from fatbench.cli import app
+from fatbench.report import render
 from fatbench.report.formats.latex_layout import span
+from fatbench.report.numbers.measurements import Measurement, Numbers, Source, Stored
+from fatbench.report.tables import layout
+from fatbench.suite import files
+from fatbench.suite.cells import Cell
 
 Run = Callable[..., tuple[int, str, str]]
 ROOT = Path(__file__).parent.parent
 SUITES = ("adfl-mnist-jpeg", "sfat-audit-jpeg75")
+TWO_COLUMNS = r"""
+\documentclass[twocolumn,letterpaper]{article}
+\usepackage[textwidth=487pt,textheight=650pt,columnsep=19pt]{geometry}
+\usepackage{booktabs}
+\begin{document}
+\input{table}
+\end{document}
+"""
 DOCUMENT = r"""
 \documentclass[twocolumn,letterpaper]{article}
 \usepackage[textwidth=487pt,textheight=650pt,columnsep=19pt]{geometry}
@@ -66,7 +79,7 @@ def test_options_of_a_table(run: Run, results: Path) -> None:
         code, shown[notes], _ = run("report", "adfl-mnist-jpeg", *arguments)
         assert code == 0
     assert shown["full"].count(r"\label{") == 1 and "tab:adfl-mnist-jpeg-classes" in shown["full"]
-    assert re.search(r"52\.0\}? & \{\\scriptsize\\,\$\\pm\$37\.9\}", shown["none"])
+    assert re.search(r" & 52\.0 & ", shown["none"]) and r"{\scriptsize $\pm$37.9}" in shown["none"]  # spreads below
     assert r"\textit{machine}" in shown["full"] and r"\textit{machine}" not in shown["short"]
     assert "1 of 30 paired t tests over seeds have p \\textless{} 0.05 after Holm's correction" in shown["short"]
     assert shown["full"].count(r"AdFL $-$ FedAvg, ") == 30  # a line of the tabular each
@@ -82,7 +95,7 @@ def test_notes_and_digits_in_markdown(run: Run, results: Path) -> None:
     code, text, _ = run("report", "sfat-audit-jpeg75", *options)
     assert code == 0
     assert re.search(r"\| FAT +\| +36 ±2≈ \|", text) and "pub." not in text
-    assert "*seeds*" in text and "*machine*" not in text and "not significantly different from the best" in text
+    assert "; seeds 6, 7" in text and "*machine*" not in text and "not significantly different from the best" in text
 
 
 @pytest.mark.parametrize(
@@ -90,6 +103,8 @@ def test_notes_and_digits_in_markdown(run: Run, results: Path) -> None:
     [
         (["--width", "colum"], "--width: expected column, text or points from 100 to 1000, got 'colum' (did you mean"),
         (["--width", "5"], "--width: expected column, text or points from 100 to 1000, got '5'"),
+        (["--spread", "under"], "--spread: expected beside, below, none, got 'under'"),
+        (["--spread", "none", "--format", "markdown"], "--spread none: only latex places the spread over seeds, not"),
         (["--notes", "shrt"], "--notes: expected full, short, none, got 'shrt' (did you mean 'short'?)"),
         (["--published", "under"], "--published: expected none, below, column, got 'under'"),
         (["--table", "totl"], "--table: no table is named 'totl' (did you mean 'total'?)"),
@@ -125,6 +140,51 @@ def test_tables_of_several_suites_in_two_columns(run: Run, results: Path, tmp_pa
     assert not re.findall(r"^(?:Overfull|LaTeX Warning: Float too large).*", said, re.MULTILINE)
     for word, width in zip(words, re.findall(r"WIDTH ([0-9.]+)pt", said), strict=True):  # never thought narrower
         assert float(width) <= span(word, 10.0) <= 1.3 * float(width), word
+
+
+class Made(Numbers):
+    """A number for every place, other ones at every seed."""
+
+    def find(self, cell: Cell, source: Source) -> Measurement:
+        value = 0.4 + 0.01 * (int(cell.spec["seed"]) % 7) + 0.001 * (int(cell.id[:4], 16) % 90)
+        return Measurement(value, 500 if source.metric == "autoattack" else 10_000, (f"{source.metric}-0@1",))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not shutil.which("pdflatex"), reason="pdflatex is not installed")
+@pytest.mark.parametrize("width", ["column", "text"])
+def test_the_tables_of_every_suite_in_two_columns(width: str, tmp_path: Path) -> None:
+    """`fatbench report --format latex` on a database with every suite: it compiles, and nothing sticks out."""
+    grids = []
+    for file in sorted((ROOT / "suites").glob("*.yaml")):
+        suite = files.load(str(file))
+        plan = suite.plan("paper")
+        grids += layout.build(suite, plan, Made(plan, Stored()))
+    text = render(grids, "latex", width=width)
+    assert len(grids) > 80 and text.count(r"\begin{table") >= len(grids)
+    (tmp_path / "table.tex").write_text(text, encoding="utf-8")
+    (tmp_path / "main.tex").write_text(TWO_COLUMNS)
+    command = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "main.tex"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, timeout=240, check=False)
+    said = done.stdout.decode("utf-8", "replace")
+    assert done.returncode == 0, said[-2000:]
+    assert not re.findall(r"^(?:Overfull|LaTeX Warning: Float too large).*", said, re.MULTILINE)
+
+
+def test_five_attacks_fit_one_column(run: Run, tmp_path: Path) -> None:
+    """Two axes, five headings, five seeds: one float, one tabular; beside the numbers, their spreads need two."""
+    db, file = str(tmp_path / "f.db"), tmp_path / "t.tex"
+    assert run("import", str(ROOT / "results" / "sfat-fashion-cpu.jsonl"), "--db", db)[0] == 0
+    options = ("report", "sfat-fashion", "--format", "latex", "--width", "column", "--published", "none", "--db", db)
+    tabulars = {}
+    for spread in (None, "beside", "below", "none"):
+        assert run(*options, *(["--spread", spread] if spread else []), "-o", str(file))[0] == 0
+        text = file.read_text(encoding="utf-8")
+        tabulars[spread] = text.count(r"\begin{tabular}")
+        assert text.count(r"\begin{table}") == 1
+        assert (r"$\pm$1.84" in text) == (spread != "none")
+        assert text.count("[3/5]") == 2 * tabulars[spread] + 1  # at a row's label, and what it means
+    assert tabulars == {None: 1, "beside": 3, "below": 1, "none": 1}
 
 
 HEADINGS = """

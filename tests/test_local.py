@@ -30,6 +30,7 @@ SETTINGS = {
     "whole_edge": {"width": 8},
     "whole_resnet": {"width": 8, "planes": 4, "blocks": 1},
 }
+LONG = {"efficientnet_lite0": pytest.mark.nightly}  # takes half a minute
 TRAINED_WHOLE = [model for model in models.MODELS if not model.startswith("edge_")]  # those are FedGKT's and FedVKD's
 PGD = functools.partial(attacks.pgd, eps=8 / 255, step=4 / 255, steps=2)
 KL = (
@@ -68,7 +69,10 @@ def train(on: Problem, objective: str, **changes):
 
 @pytest.mark.parametrize(
     ("model", "objective"),
-    [*((model, "mart") for model in TRAINED_WHOLE), *(("small_cnn", objective) for objective in OBJECTIVES)],
+    [
+        *(pytest.param(model, "mart", marks=LONG.get(model, ())) for model in TRAINED_WHOLE),
+        *(("small_cnn", objective) for objective in OBJECTIVES),
+    ],
 )
 def test_the_loop_and_the_fast_path_agree(model, objective, monkeypatch):
     """To rounding, for every model (with BatchNorm and Dropout) and every objective.

@@ -70,7 +70,9 @@ def test_what_is_written_is_a_valid_suite_beside_fedavg_and_sfat(place, run, kin
     for preset, seeds in (("paper", 3), ("smoke", 1)):
         plan = found.plan(preset)
         assert [cell.key["method"] for cell in plan.cells[::seeds]] == labels
-        assert {cell.spec["data"]["name"] for cell in plan.cells} == {"digits"}
+        for key, usual in (("data", "digits"), ("model", "small_cnn"), ("partition", "shah")):
+            expected = "my_one" if new.KINDS.get(kind, "").lower() == key else usual
+            assert {cell.spec[key]["name"] for cell in plan.cells} == {expected}
         metrics = ["natural", "fgsm", "pgd20", *(["my_one"] if kind == "attack" else [])]
         assert plan.metrics() == metrics
     assert [one.name for one in signatures.plugins()] == written[:-1]
@@ -122,7 +124,7 @@ def test_nothing_is_overwritten(place, run, there):
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("kind", ["aggregator", "objective", "attack"])  # the tutorial runs the method
+@pytest.mark.parametrize("kind", sorted({*new.KINDS} - {"method"}))  # the tutorial runs the method
 def test_the_smoke_preset_of_what_is_written_runs_and_is_reported(place, run, kind):
     run("new", kind, "my_one")
     code, _, err = run("run", "suite", "my_one.yaml", "--smoke", "--device", "cpu", "--jobs", "1")

@@ -25,6 +25,12 @@ torch.set_num_threads(1)
 
 INNER = {"name": "pgd", "eps": "8/255", "step": "2/255", "steps": 3}
 WITH_ATTACK = [name for name in OBJECTIVES if members.takes("Objective", name, "attack")]
+TWICE = (
+    "trades",
+    "mart",
+    "mixfat",
+    "dual_at",
+)  # forward passes of a step in train mode that move the running statistics
 
 
 def spec(name: str, attack: object = INNER) -> dict[str, object]:
@@ -33,9 +39,9 @@ def spec(name: str, attack: object = INNER) -> dict[str, object]:
     return calls.check("Objective", {"name": name, **given})
 
 
-def built(name: str, attack: object = INNER) -> Callable[..., tuple[Tensor, Tensor]]:
+def built(name: str, attack: object = INNER, classes: int = 4) -> Callable[..., tuple[Tensor, Tensor]]:
     """The objective of `spec`, given what it asks for: as of client 0, whose classes are equally frequent."""
-    counts, theta = torch.full((1, 4), 3.0), conv().eval()
+    counts, theta = torch.full((1, classes), 3.0), conv().eval()
     return members.given_what_it_asks(
         calls.build("Objective", spec(name, attack)), client=0, class_counts=counts, broadcast=theta
     )
@@ -205,7 +211,9 @@ def test_correct_is_counted_on_the_images_trained_on(name: str) -> None:
         return lambda model, x, y, generator: nn.functional.one_hot((y + by) % 4, 4).float().reshape(-1, 1, 2, 2)
 
     ratio = {"ratio": 1.0}  # where it has one
-    objective = members.given_what_it_asks(members.member("Objective", name, **ratio), client=0)
+    objective = members.given_what_it_asks(
+        members.member("Objective", name, **ratio), client=0, class_counts=torch.ones(1, 4)
+    )
     _, correct = objective(model, x, y, generator(), attack=turn(0))
     assert correct.dtype == torch.bool and correct.tolist() == [True] * 8
     _, correct = objective(model, x, y, generator(), attack=turn(1))
@@ -264,6 +272,234 @@ def test_mixed_at_draws_the_subset_from_the_generator() -> None:
     assert sum(subset(1)) == 12
 
 
+# --- MixFAT, single-step training, AWP ------------------------------------------------------------------------------
+
+
+class Known(nn.Module):
+    """Cross-entropies of 1 for clean images and of 3 for adversarial ones, which are brighter than 1."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        ce = torch.where(x[:, 0, 0, 0] > 1, 3.0, 1.0)
+        return torch.stack([torch.zeros_like(ce), ce.expm1().log()], 1)  # log(1 + e^z) = ce for class 0
+
+
+def brighter(model: nn.Module, x: Tensor, y: Tensor, generator: torch.Generator) -> Tensor:
+    return x + 2
+
+
+def test_the_ways_of_mixing_clean_and_adversarial_images() -> None:
+    """B = 4, ratio 1/2: replace (2 + 6) / 4, append (4 + 6) / 6, weighted 1/2 + 3/2, sum 1 + 3."""
+    x, y = torch.zeros(4, 1, 2, 2), torch.zeros(4, dtype=torch.int64)
+
+    def of(name: str, **settings: object) -> float:
+        return OBJECTIVES[name](Known(), x, y, generator(), attack=brighter, **settings)[0].item()
+
+    assert of("mixed_at") == pytest.approx(2)
+    assert {mix: round(of("mixfat", mix=mix), 6) for mix in ("append", "weighted", "sum")} == {
+        "append": 1.666667,
+        "weighted": 2,
+        "sum": 4,
+    }
+    assert of("mixfat", mix="append", ratio=1.0) == pytest.approx(of("mixfat", mix="weighted", ratio=0.5))
+    clean = OBJECTIVES["standard"](Known(), x, y, generator())[0].item()
+    assert of("mixfat", mix="append", ratio=0.0) == of("mixfat", mix="weighted", ratio=0.0) == clean
+
+
+@pytest.mark.parametrize("clients", [1, 2])
+def test_appended_images_are_the_first_of_each_client(clients: int) -> None:
+    """Batches of 5, ratio 1/2: two more each, with their labels; the outcome of an image is that of its attack."""
+    model, x = Observation(), torch.rand(5 * clients, 1, 2, 2)
+    noise = generator() if clients == 1 else Streams([generator(k) for k in range(clients)])
+    y = torch.arange(5 * clients) % 3
+    loss, correct = objectives.mixfat(model, x, y, noise, attack=brighter, mix="append")
+    assert loss.numel() == clients and correct.shape == (5 * clients,)
+    [(training, given)] = model.calls
+    parts = given.unflatten(0, (clients, 7))
+    assert training and torch.equal(parts[:, :5].flatten(0, 1), x)
+    assert torch.equal(parts[:, 5:], x.unflatten(0, (clients, 5))[:, :2] + 2)
+    logits = model.layer((x + 2 * (torch.arange(5 * clients) % 5 < 2).view(-1, 1, 1, 1)).flatten(1))
+    assert torch.equal(correct, logits.argmax(1) == y)
+
+
+def test_noise_and_one_step_of_n_fgsm() -> None:
+    """Away from the box, in units of eps: noise of U(-2, 2) and a step of 1 up. Mean 1, half of them outside of the
+    ball, none beyond 3; mean absolute value 5/4. FGSM-RS, with steps of 5/4 from U(-1, 1): mean absolute 55/64."""
+    model = Slope()
+    x, y, eps = torch.full((4000, 1, 1, 1), 0.5), torch.zeros(4000, dtype=torch.int64), 0.01
+    objectives.n_fgsm_at(model, x, y, generator(), eps=eps)
+    moved = (model.seen[-1] - x).flatten() / eps
+    assert float(moved.mean()) == pytest.approx(1, abs=0.06)
+    assert float(moved.abs().mean()) == pytest.approx(5 / 4, abs=0.05)
+    assert float((moved.abs() > 1).float().mean()) == pytest.approx(0.5, abs=0.03)
+    assert -1.01 < float(moved.min()) < -0.99 and 2.99 < float(moved.max()) < 3.01
+    objectives.n_fgsm_at(model, x, y, generator(), eps=eps, k=0.0)
+    assert torch.allclose(model.seen[-1] - x, torch.tensor(eps), atol=1e-6)
+    rs = calls.build("Attack", calls.check("Attack", {"name": "pgd", "eps": eps, "step": 1.25 * eps, "steps": 1}))
+    moved = (rs(model, x, y, generator()) - x).flatten() / eps
+    assert float(moved.abs().mean()) == pytest.approx(55 / 64, abs=0.03)
+    assert float((moved > 0.999).float().mean()) == pytest.approx(5 / 8, abs=0.03)
+
+
+class Slope(nn.Module):
+    """A brighter pixel is less of class 0, so the gradient of the loss points up."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.ones(()))
+        self.seen: list[Tensor] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen.append(x.detach().clone())
+        return torch.stack([-self.w * x.flatten(1)[:, 0], torch.zeros(len(x))], 1)
+
+
+def test_weights_are_perturbed_by_a_part_of_their_norm() -> None:
+    """The gradient is that of AT at w + v with v_l = gamma |w_l| g_l / |g_l|, biases and batch norm left alone."""
+    x, y = batch()
+    gamma, model = 0.05, conv()
+    expected = conv()
+    expected.load_state_dict(model.state_dict())
+    loss = nn.functional.cross_entropy(expected(x), y)
+    loss.backward()
+    with torch.no_grad():
+        for w in expected.parameters():
+            if w.dim() > 1:
+                v = gamma * w.norm() * w.grad / w.grad.norm()
+                assert float(v.norm()) == pytest.approx(gamma * float(w.norm()), rel=1e-5)
+                w += v
+    expected.zero_grad()
+    outer = nn.functional.cross_entropy(expected(x), y)
+    outer.backward()
+    objective = members.given_what_it_asks(OBJECTIVES["awp_at"], client=0)
+    found, _ = objective(model, x, y, generator(), attack=lambda model, x, y, generator: x, gamma=gamma)
+    found.backward()
+    assert found.item() == pytest.approx(outer.item(), abs=1e-6) and found.item() > loss.item()
+    for a, b in zip(model.parameters(), expected.parameters(), strict=True):
+        torch.testing.assert_close(a.grad, b.grad)
+
+
+def test_weight_perturbation_of_two_numbers() -> None:
+    """w = (3, 4) and g along (1, 1): v = 0.01 * 5 / sqrt 2 each. Without a gradient v is 0; gamma 0 is `at`."""
+    seen: list[Tensor] = []
+
+    class Row(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.w = nn.Parameter(torch.tensor([[3.0, 4.0]]))
+
+        def forward(self, x: Tensor) -> Tensor:
+            seen.append(self.w.detach().clone())
+            return nn.functional.pad(x.flatten(1) @ self.w.T, (0, 1))
+
+    y = torch.tensor([1])
+    for x, moved in ((torch.ones(1, 1, 1, 2), 0.0353553), (torch.zeros(1, 1, 1, 2), 0.0)):
+        objectives.awp_at(Row(), x, y, generator(), 0, attack=lambda model, x, y, generator: x, gamma=0.01)
+        assert (seen[-1] - torch.tensor([3.0, 4.0])).flatten().tolist() == pytest.approx([moved] * 2, abs=1e-6)
+    model, (x, y) = conv(), batch()
+    attack = calls.build("Attack", calls.check("Attack", INNER))
+    ours = objectives.awp_at(model, x, y, generator(), 0, attack=attack, gamma=0.0)
+    assert torch.equal(ours[0], objectives.at(conv(), x, y, generator(), attack=attack)[0])
+
+
+# --- CalFAT and the margin by class frequency -----------------------------------------------------------------------
+
+COUNTS = torch.tensor([[90.0, 10.0]])
+CALIBRATED = [  # logits, then the losses of class 0 and 1: plain, calfat, calfat_released
+    ((0.0, 0.0), (0.69315, 0.69315), (0.10536, 2.30259), (0.10536, 2.30259)),
+    ((1.0, 0.0), (0.31326, 1.31326), (0.04006, 3.23729), (5.0444e-6, 12.19723)),
+    ((0.0, math.log(9)), (2.30259, 0.10536), (0.69315, 0.69315), (19.77502, 2.58e-9)),
+]
+
+
+class Logits(nn.Module):
+    """The same logits for every image."""
+
+    def __init__(self, *logits: float) -> None:
+        super().__init__()
+        self.logits = nn.Parameter(torch.tensor(logits, dtype=torch.float64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.logits.expand(len(x), -1)
+
+
+def unattacked(name: str, model: nn.Module, y: Tensor, counts: Tensor, **settings: object) -> Tensor:
+    objective = members.given_what_it_asks(OBJECTIVES[name], class_counts=counts)
+    images = torch.zeros(len(y), 1, 1, 1)
+    return objective(model, images, y, generator(), attack=lambda model, x, y, generator: x, **settings)[0]
+
+
+@pytest.mark.parametrize(("logits", "plain", "calibrated", "released"), CALIBRATED)
+def test_calfat_by_hand(
+    logits: tuple[float, ...], plain: tuple[float, ...], calibrated: tuple[float, ...], released: tuple[float, ...]
+) -> None:
+    """Two classes with 90 and 10 examples."""
+    for name, expected in (("at", plain), ("calfat", calibrated), ("calfat_released", released)):
+        found = [unattacked(name, Logits(*logits), torch.tensor([y]), COUNTS).item() for y in (0, 1)]
+        assert found == pytest.approx(expected, rel=3e-3 if name == "calfat_released" else 1e-4), name
+
+
+def test_what_constant_logits_calibration_is_best_at() -> None:
+    """On its own 90 and 10 examples a client's best constant logits are log pi plain, and equal when calibrated."""
+    y = torch.tensor([0] * 9 + [1])
+    for name, gap in (("at", math.log(9)), ("calfat", 0.0), ("calfat_released", 0.0)):
+        model = Logits(gap, 0.0)
+        unattacked(name, model, y, COUNTS).backward()
+        assert model.logits.grad.abs().max() < 1e-6, name
+
+
+def test_calfat_of_equal_classes_is_at_and_scale_is_nothing() -> None:
+    inner = {"name": "pgd_kl", "eps": "8/255", "step": "2/255", "steps": 3}
+    x, y = batch()
+    losses = {
+        (name, scale): members.given_what_it_asks(
+            calls.build("Objective", spec(name, inner)), class_counts=torch.full((1, 4), scale)
+        )(conv(), x, y, generator())[0].item()
+        for name, scale in (("at", 1.0), ("calfat", 3.0), ("calfat", 300.0))
+    }
+    assert max(losses.values()) - min(losses.values()) < 1e-5
+    skewed = torch.tensor([[1.0, 2.0, 3.0, 4.0]])
+    first, second = (
+        unattacked("calfat", Logits(0.3, 0.1, 0.0, 0.2), torch.tensor([0, 3]), counts).item()
+        for counts in (skewed, 10 * skewed)
+    )
+    assert first == pytest.approx(second, rel=1e-6)
+
+
+def test_the_attack_sees_calibrated_logits_and_nobody_after_it() -> None:
+    """softmax(log(90, 10)) is (0.9, 0.1); the release attacks on a tenth of it: (0.55471, 0.44529)."""
+    seen: list[list[float]] = []
+
+    def look(model: nn.Module, x: Tensor, y: Tensor, generator: torch.Generator) -> Tensor:
+        seen.append(model(x).softmax(1)[0].tolist())
+        return x
+
+    for name, expected in (("calfat", 0.9), ("calfat_released", 0.55471)):
+        model = Logits(0.0, 0.0)
+        objective = members.given_what_it_asks(OBJECTIVES[name], class_counts=COUNTS)
+        objective(model, torch.zeros(1, 1, 1, 1), torch.tensor([0]), generator(), attack=look)
+        assert seen[-1][0] == pytest.approx(expected, abs=1e-5)
+        assert model(torch.zeros(1, 1, 1, 1)).tolist() == [[0.0, 0.0]]
+
+
+def test_missing_classes() -> None:
+    """CalFAT counts 1, or what is said; the margin takes the class out of the softmax."""
+    y, none = torch.tensor([0]), torch.tensor([[99.0, 0.0]])
+    assert unattacked("calfat", Logits(0, 0), y, none).item() == pytest.approx(math.log(100 / 99), rel=1e-5)
+    assert unattacked("calfat", Logits(0, 0), y, none, missing=9.0).item() == pytest.approx(
+        math.log(108 / 99), rel=1e-5
+    )
+    assert unattacked("margin_at", Logits(0, 0), y, none).item() == pytest.approx(0, abs=1e-6)
+
+
+def test_margin_by_hand() -> None:
+    """Counts 16 and 1: margins 1/2 and 1, losses log(1 + e^-.5) and that plus 1/2; tau 0 is `at`."""
+    counts = torch.tensor([[16.0, 1.0]])
+    found = [unattacked("margin_at", Logits(0, 0), torch.tensor([y]), counts).item() for y in (0, 1)]
+    assert found == pytest.approx([0.47408, 0.97408], abs=1e-5)
+    plain = unattacked("margin_at", Logits(0.4, 0), torch.tensor([1]), counts, tau=0.0).item()
+    assert plain == unattacked("at", Logits(0.4, 0), torch.tensor([1]), counts).item()
+
+
 # --- every objective in the table ---------------------------------------------------------------------------------
 
 
@@ -273,11 +509,12 @@ def test_attack_in_eval_mode_loss_in_train_mode(name: str) -> None:
     for before in (True, False):
         model = Observation().train(before)
         x, y = torch.rand(4, 1, 2, 2), torch.arange(4) % 3
-        built(name)(model, x, y, generator())
+        built(name, classes=3)(model, x, y, generator())
         modes = [training for training, _ in model.calls]
         trained = modes.count(True)
         assert modes == [False] * (len(modes) - trained) + [True] * trained and trained >= 1
-        assert modes.count(False) == (3 if name in WITH_ATTACK else 0)
+        own = formulas.passes(calls.call("Objective", spec(name)))[0] - trained
+        assert modes.count(False) == (3 if name in WITH_ATTACK else own)
         assert model.training and model.layer.training
 
 
@@ -289,7 +526,7 @@ def test_the_loss_of_several_clients_is_that_of_each(name: str) -> None:
     model[1] = nn.Identity()  # batch norm would see both clients together; they are stacked under vmap
     each = [objective(model, x[part], y[part], generator(seed)) for seed, part in enumerate((slice(4), slice(4, 8)))]
     losses, correct = objective(model, x, y, Streams([generator(0), generator(1)]))
-    if losses.shape == () and name not in ("standard", "at", "trades", "mart", "mixed_at"):
+    if not members.stacks(name):
         return  # trains client by client
     torch.testing.assert_close(losses, torch.stack([loss for loss, _ in each]))
     assert torch.equal(correct, torch.cat([right for _, right in each]))
@@ -297,10 +534,10 @@ def test_the_loss_of_several_clients_is_that_of_each(name: str) -> None:
 
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_batch_norm_counts_the_training_forwards_alone(name: str) -> None:
-    """The attack leaves the running statistics alone; the others are those of `Forward:`, in TRADES and MART two."""
+    """The attack leaves the running statistics alone, and the pass that only gives AWP's direction."""
     model = conv()
     built(name)(model, *batch(), generator())
-    assert model[1].num_batches_tracked == formulas.passes(calls.call("Objective", spec(name, "natural")))[0]
+    assert model[1].num_batches_tracked == (2 if name in TWICE else 1)
     alone = conv()
     built(name, "natural")(alone, *batch(), generator())
     assert model[1].num_batches_tracked == alone[1].num_batches_tracked
@@ -368,7 +605,7 @@ def test_the_generator_alone_decides(name: str) -> None:
         losses.append(loss.item())
     assert torch.equal(torch.get_rng_state(), state)
     assert losses[0] == losses[1]
-    assert (losses[1] == losses[2]) == (name not in WITH_ATTACK)
+    assert (losses[1] == losses[2]) == (name == "standard")
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)

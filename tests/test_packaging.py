@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
+import venv
 import zipfile
 from pathlib import Path
 
@@ -19,8 +20,10 @@ from hatchling.builders.wheel import WheelBuilder
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
+from ruamel.yaml import YAML
 
 import fatbench
+from fatbench.suite.papers import PAPERS
 
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -41,7 +44,7 @@ UNSEEN = {
     "torchattacks": "imported by name, where a function of that name stands",
 }
 # Modules that need not be installed: the extra, or the package that stands in, says so.
-OPTIONAL = {"autoattack"}
+OPTIONAL = {"autoattack", "datasets"}
 
 
 def requirements(*extras: str) -> dict[str, Requirement]:
@@ -247,3 +250,76 @@ def test_a_run_of_the_tests_ends_with_what_it_left_out_and_why(tmp_path: Path) -
     command[-1] = "test_it.py::test_c"
     run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
     assert "\nEvery test could be run.\n" in run.stdout
+
+
+# --- what a release needs -----------------------------------------------------------------------------------------
+
+
+def test_the_citation_is_of_this_version_and_names_the_papers_of_the_references() -> None:
+    cited = YAML(typ="safe").load(ROOT / "CITATION.cff")
+    assert (cited["version"], cited["license"]) == (fatbench.__version__, PROJECT["license"])
+    references = (ROOT / "docs" / "methods.md").read_text(encoding="utf-8")
+    prefixes = set()
+    for one in cited["references"]:
+        names = one["authors"]
+        said = " ".join(
+            re.search(rf"\*\*{names[0]['family-names']} et al\. {one['year']}\*\*: ([^*]+)", references)[1].split()
+        )  # type: ignore[index]
+        assert all(f"{name['given-names']} {name['family-names']}" in said for name in names)
+        assert one["title"].lower() in said.lower()
+        prefixes |= set(re.findall(r"([a-z-]+)-\*", one["notes"]))
+    assert prefixes == {*PAPERS} - {"vit"}
+
+
+def test_the_workflow_runs_what_ci_runs_on_every_python() -> None:
+    found = YAML(typ="safe").load(ROOT / ".github" / "workflows" / "tests.yml")["jobs"]["tests"]
+    classifiers = [line.rpartition(" ")[2] for line in PROJECT["classifiers"] if re.search(r":: 3\.\d+$", line)]
+    assert found["strategy"]["matrix"]["python"] == classifiers
+    assert [step["run"].split()[-1] for step in found["steps"] if "run" in step] == [".ci/run"]
+
+
+def test_the_badges_are_true() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    low, high = re.fullmatch(r">=3\.(\d+),<3\.(\d+)", PROJECT["requires-python"]).groups()  # type: ignore[union-attr]
+    assert f"badge/python-3.{low}_to_3.{int(high) - 1}-" in text and f"badge/licence-{PROJECT['license']}-" in text
+    for workflow in re.findall(r"actions/workflows/([a-z.]+)", text):
+        assert (ROOT / ".github" / "workflows" / workflow).is_file()
+
+
+@pytest.mark.nightly
+def test_an_empty_environment_installs_the_wheel(wheel: Path, tmp_path: Path) -> None:
+    uv = Path(sys.executable).with_name("uv")
+    venv.create(tmp_path / "empty", with_pip=not uv.exists())
+    python = str(tmp_path / "empty" / "bin" / "python")
+    install = [str(uv), "pip", "install", "--python", python] if uv.exists() else [python, "-m", "pip", "install"]
+    subprocess.run([*install, "--quiet", "-c", str(ROOT / "constraints.txt"), str(wheel)], check=True)
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run([tmp_path / "empty" / "bin" / "fatbench", "suite", "list"], cwd=tmp_path, env=env,
+                          capture_output=True, text=True, check=True)  # fmt: skip
+    assert "sfat-cifar10" in done.stdout
+
+
+def docker() -> bool:
+    """Whether a daemon answers."""
+    return bool(shutil.which("docker")) and subprocess.run(["docker", "info"], capture_output=True).returncode == 0
+
+
+@pytest.mark.nightly
+@pytest.mark.skipif(not docker(), reason="no docker daemon")
+def test_the_image_is_built_and_runs() -> None:
+    subprocess.run(["docker", "build", "--quiet", "-t", "fatbench-test", str(ROOT)], check=True)
+    command = ["docker", "run", "--rm", "fatbench-test", "run", "suite", "sfat-cifar10", "--smoke", "-k", "method=SFAT"]
+    done = subprocess.run([*command, "--seeds", "6"], capture_output=True, text=True, check=True)
+    assert "cells done" in done.stderr
+
+
+def test_the_image_takes_files_that_exist() -> None:
+    """What COPY and .dockerignore name; the pins of torch that the Dockerfile looks for."""
+    allowed = [line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")]
+    assert all((ROOT / name).exists() for name in allowed) and "constraints.txt" in allowed
+    assert {"torch", "torchvision"} <= set(pins())
+    wheel = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"][
+        "include"
+    ]
+    taken = {name.strip("/") for name in wheel}
+    assert all(any(name == part or name.startswith(f"{part}/") for part in allowed) for name in taken)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import shutil
@@ -16,9 +17,12 @@ import pytest
 from fatbench.cli import app as cli
 from fatbench.engine.rounds import Number
 from fatbench.report.formats import html
+from fatbench.report.numbers import compare
 from fatbench.report.site import drilldown, pages
+from fatbench.store import jsonl
 from fatbench.store.stages import Store
 from fatbench.suite import files, signatures
+from fatbench.suite.validate_import import identity
 
 ROOT = Path(__file__).parent.parent
 LIMIT = 5_000_000  # bytes of a page
@@ -457,3 +461,84 @@ def test_hostile_names_run_nothing_and_a_failure_is_told(hostile: Path, opened: 
     page.locator("section.table a.number", has_text="--").first.click()
     said = page.locator("dialog[open]").inner_text()
     assert f"ValueError: {HOSTILE}" in said and "train, seed 0 failed" in said.lower() and f"begun\n{HOSTILE}" in said
+
+
+# --- pages that answer --------------------------------------------------------------------------------------------
+
+
+def test_the_index_answers_first_then_leaderboards_then_suites_by_paper(site: Path) -> None:
+    page = (site / "index.html").read_text()
+    answers = re.search(r'<ul class="answers">(.*?)</ul>', page, re.DOTALL)[1]  # type: ignore[index]
+    assert re.search(
+        r'<a href="#board-\w+">CIFAR-10, as JPEG at quality 75</a>: SFAT .* FAT .*under AutoAttack', answers
+    )
+    order = [page.index(part) for part in ('class="answers"', 'id="leaderboards"', 'id="suites"')]
+    assert order == sorted(order)
+    suites = page[order[-1] :]
+    papers = re.findall(r"<h3>(.*?)</h3>", suites)
+    assert papers == ["SFAT (Zhu et al., ICLR 2023)", "FedVKD and FedAUX (Tao et al., Electronics 2022)"]
+
+
+def test_a_leaderboard_has_the_difference_of_each_row_that_compare_finds(site: Path) -> None:
+    """The column and the forest plot say what `fatbench compare SFAT FAT` says."""
+    page = (site / "sfat-audit-jpeg75-cpu.html").read_text()
+    board = re.search(r'<section class="board" id="([\w-]+)".*?</section>', page, re.DOTALL)
+    assert board is not None
+    head = re.search(r"<th[^>]*>(AA: points from FAT \(95 %\))</th>", board[0])
+    assert head is not None
+    suite = files.load("sfat-audit-jpeg75")
+    file = ROOT / "results" / "sfat-jpeg75-cpu.jsonl"
+    with Store.open(str(site.parent / "compared.db"), create=True) as store:
+        jsonl.import_(store, file, identify=identity)
+        of = functools.cache(lambda cell: compare.measured(store, [cell], "last")[cell])
+        pairs = compare.rows(suite.plan("cpu"), "SFAT", "FAT")
+        (one,) = compare.compare(pairs, of, of, ["autoattack"])
+    assert one.test is not None
+    row = next(row for row in re.findall(r"<tr>.*?</tr>", board[0], re.DOTALL) if 'class="stub">SFAT</th>' in row)
+    said = re.search(r'<td data-measured="([^"]+)">(\S+) <span class="std">\((\S+) to (\S+)\)', row)
+    assert said is not None
+    numbers = [float(text.replace("\u2212", "-")) for text in said.groups()]
+    expected = [one.difference, 100 * one.difference, 100 * one.test.low, 100 * one.test.high]
+    assert numbers == pytest.approx(expected, abs=0.0051)
+    data = json.loads(re.search(r'id="data">(.*?)</script>', page, re.DOTALL)[1])  # type: ignore[index]
+    forest = data["charts"][f"{board[1]}-forest"]["panels"][0]
+    assert next(one for one in forest if one[0] == "SFAT")[2:5] == pytest.approx(expected[1:])
+
+
+def test_a_privacy_board_has_the_strongest_attacker_of_each_defence_and_explains_its_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    assert run(monkeypatch, "site", "results/april-jpeg75-cpu.jsonl",
+               "-o", str(tmp_path)) == 0  # fmt: skip
+    page = next(file for file in tmp_path.glob("april-masks*.html")).read_text()
+    board = re.search(r'<section class="board".*?</section>', page, re.DOTALL)[0]  # type: ignore[index]
+    rows = re.findall(r'<tr>\s*<th scope=row class="stub">(.*?)</th>(.*?)</tr>', board, re.DOTALL)
+    defences = [defence for defence, _ in rows]
+    assert len(defences) == len(set(defences)) > 3 and "oracle" not in "".join(row for _, row in rows)
+    assert "The strongest attacker identifies" in board
+    assert "<dt>SSIM, 32</dt><dd>structural similarity after both images were shrunk to 32x32 pixels</dd>" in page
+
+
+@pytest.mark.slow
+def test_names_stand_beside_the_dots_and_seeds_in_their_order(site: Path, opened: Callable[..., Any]) -> None:
+    page = opened(site / "sfat-audit-jpeg75-cpu.html")
+    charts = page.locator("[data-board] .chart")
+    for place in range(2):
+        charts.nth(place).scroll_into_view_if_needed()
+        charts.nth(place).locator(".mark-symbol path").first.wait_for(state="attached")
+    assert charts.nth(0).locator(".mark-text text", has_text="FAT shrunk").count() == 1
+    assert charts.nth(1).locator(".mark-symbol path").count() == 3  # all but the baseline
+    page.locator("section.table a.number").first.click()
+    legend = page.locator("dialog[open] .chart .role-legend-label text")
+    legend.first.wait_for(state="attached")
+    assert [text.inner_html() for text in legend.all()] == [f"seed {seed}" for seed in (6, 7, 8, 9, 10)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("width", "scheme"), [(390, "light"), (390, "dark"), (1280, "light"), (1280, "dark")])
+def test_a_wide_table_shows_that_it_goes_on(site: Path, opened: Callable[..., Any], width: int, scheme: str) -> None:
+    page = opened(site / "index.html", viewport={"width": width, "height": 900}, color_scheme=scheme)
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    shade = "getComputedStyle(document.querySelector('.board .scroll')).backgroundAttachment"
+    assert page.evaluate(shade) == "local, local, scroll, scroll"

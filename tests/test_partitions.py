@@ -76,6 +76,8 @@ def test_classes_per_client_permuted() -> None:
     assert held != [[0, 5], [1, 6], [2, 7], [3, 8], [4, 9]]
     again = shards("classes_per_client", CIFAR, seed=9, clients=5, classes=2, class_perm_seed=1)
     assert all((a == b).all() for a, b in zip(parts, again, strict=True))
+    other = shards("classes_per_client", CIFAR, clients=5, classes=2, class_perm_seed=2)
+    assert histograms(CIFAR, other) != histograms(CIFAR, parts)
 
 
 @pytest.mark.parametrize(("clients", "percent"), [(5, 92), (8, 86), (10, 82), (20, 62), (25, 52), (50, 2)])
@@ -241,6 +243,8 @@ def test_by_writer() -> None:
         PARTITIONS["by_writer"](labels, rng(seed), writers, min_images=1, clients=1)[0].tolist() for seed in range(20)
     ]
     assert {tuple(part) for part in one} == {(1, 4), (0, 2, 5), (3,)}
+    alone = PARTITIONS["by_writer"](labels, rng(), writers, min_images=3)  # all that are left, be it one
+    assert [part.tolist() for part in alone] == [[0, 2, 5]]
 
 
 # Danilenka et al. 2022, Table 1, and in how many of 100 clients a label is to be found with 3 and with 4 labels each
@@ -298,6 +302,11 @@ def test_label_nobody_drew() -> None:
     labels = numpy.array([2, 2, 5, 5])
     drawn = {int(labels[shards("label_table", labels, seed=seed, clients=1, classes=1)[0][0]]) for seed in range(40)}
     assert drawn == {2, 5}
+
+
+def test_group_skew_of_one_group_is_everything() -> None:
+    parts = shards("group_skew", CIFAR, clients=2, groups=1, p=1.0)
+    assert sorted(numpy.concatenate(parts).tolist()) == list(range(50_000))
 
 
 @pytest.mark.parametrize(("p", "groups", "own"), [(0.2, 10, 0.2), (0.1, 10, 0.1), (0.9, 5, 0.9), (1.0, 2, 1.0)])

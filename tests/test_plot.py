@@ -142,8 +142,7 @@ def test_the_learning_curves_of_a_cell(suite: Suite, run: Callable[..., tuple[in
         ("drawn.yaml --cell 1", 2, "--cell cannot be combined with a suite"),
         ("--cell 1 --x round", 2,
          "--cell can only be combined with --y, --format, -o and --db"),
-        ("drawn.yaml --x round --db none.db", 3,
-         "suite 'drawn' has no results yet: fatbench run suite drawn --preset paper"),
+        ("drawn.yaml --x round --db none.db", 4, "none.db does not exist: nothing has been run yet"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_drawn_says_what_can(

@@ -543,6 +543,7 @@ from fatbench.engine.cohort import cost, train_cohort
 from fatbench.engine.fast.draws import per_client
 from fatbench.engine.mixing import aggregate, mix
 from fatbench.engine.rounds import Context, Mixing, Round, State
+from fatbench.methods.manipulations import Manipulated
 from fatbench.suite.types import Attack, Count, Local, NonNegative, Aggregator
 
 
@@ -638,11 +639,22 @@ def silent(part, at):
     return {name: torch.zeros_like(value) for name, value in part.items()}, None
 
 
+def honest(model, weights, generator):
+    """Nothing is changed."""
+    return Manipulated(model, weights, weights)
+
+
 def grey(seen, model, shape, generator):
     """A grey image."""
     return torch.full((len(seen[0].labels), 1, *shape), 0.5)
 
 
+def shy(update):
+    """Half of what it has learnt."""
+    return update / 2
+
+
+ADVERSARIES = {"shy": shy}
 DATASETS = {"blobs": blobs}
 PARTITIONS = {"striped": striped}
 MODELS = {"linear": linear}
@@ -655,6 +667,7 @@ AUGMENTS = {"dim": dim}
 DIAGNOSTICS = {"bright": bright}
 DEFENCES = {"silent": silent}
 INVERSIONS = {"grey": grey}
+MANIPULATIONS = {"honest": honest}
 '''
 EVERY = """
 name: every
@@ -671,6 +684,7 @@ axes:
       augment: dim
       monitor: blank
       diagnostic: bright
+      malicious: {clients: 1, attack: shy}
       algorithm:
         name: plain
         rounds: 4
@@ -684,7 +698,7 @@ axes:
     listen:
       algorithm:
         {name: gradient_inversion, rounds: 2, target_clients: 2, candidates: 20, objective: standard,
-         defence: silent, inversion: grey}
+         defence: silent, inversion: grey, manipulation: honest}
 evaluate:
   attacks: {natural: natural, blank: blank}
   overrides: [{when: {what: listen}, set: {attacks: {natural: null, blank: null}}}]

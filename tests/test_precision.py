@@ -9,12 +9,14 @@ import contextlib
 import functools
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pyautoattack
 import pytest
 import torch
+from sqlalchemy import update
 from torch import Tensor, nn
 
 from fatbench import report
@@ -26,11 +28,17 @@ from fatbench.engine.rounds import Problem
 from fatbench.errors import MachineError
 from fatbench.methods import attacks, packages
 from fatbench.methods.objectives import OBJECTIVES
+from fatbench.report.numbers import compare
+from fatbench.runner import progress
 from fatbench.runner.jobs import Machine
 from fatbench.runner.start import jobs_of
 from fatbench.runner.worker import work
+from fatbench.store.cleanup import delete_cell
+from fatbench.store.schema import STAGES
+from fatbench.store.stage_names import parsed
 from fatbench.store.stages import Store
 from fatbench.suite import files, signatures
+from fatbench.suite.cells import Plan
 
 CPU = torch.device("cpu")
 FGSM = functools.partial(attacks.ATTACKS["fgsm"], eps=0.1)
@@ -258,3 +266,125 @@ def test_a_run_without_a_deterministic_kernel_goes_on_and_says_so(
     assert said == {"train": "put_ has no deterministic kernel", "natural": None}
     assert asked == [True, False, False, True, True]  # it begins, again, without; put back; the evaluation
     assert "- *not reproducible bit for bit*: put\\_ has no deterministic kernel" in shown
+
+
+# --- what a stored attack computed in ------------------------------------------------------------------------------
+
+ATTACKED = """
+name: attacked
+title: The same attacks in two precisions
+seeds: [0, 1]
+axes: {rate: {low: {}, high: {algorithm: {local: {lr: 0.5}}}}}
+grid: {product: [rate]}
+base:
+  data: digits
+  train: 64
+  test: 16
+  partition: {name: iid, clients: 2}
+  model: {name: small_cnn, width: 2}
+  algorithm: {name: fedavg, rounds: 1, aggregator: samples, local: {batch: 8, lr: 0.1, objective: standard}}
+evaluate:
+  batch: 8
+  attacks:
+    natural: natural
+    pgd2: {name: pgd, eps: 8/255, step: 4/255, steps: 2}
+    autoattack: {name: autoattack, eps: 1}
+tables: [{id: A, title: One, rows: [rate], values: {PGD: pgd2}}]
+presets: {paper: {}}
+"""
+
+
+@pytest.fixture
+def attacked(tmp_path: Path) -> Iterator[tuple[files.Suite, Plan, Machine, Store]]:
+    file = tmp_path / "attacked.yaml"
+    file.write_text(ATTACKED)
+    suite = files.load(str(file))
+    machine = Machine(str(tmp_path / "r.db"), str(tmp_path / "files"), str(tmp_path / "data"))
+    with Store.open(machine.db, create=True) as store:
+        yield suite, suite.plan(), machine, store
+
+
+def stages_of(store: Store, cell: str) -> dict[str, str]:
+    """metric.precision -> status."""
+    names = {stage: parsed(stage) for _, stage in store.stages([cell]) if stage != "train"}
+    return {f"{n.metric}.{n.precision}": store.stages([cell])[cell, stage].status for stage, n in names.items()}
+
+
+def test_the_precision_of_an_attack_is_part_of_its_stage(attacked: tuple[Any, Plan, Machine, Store]) -> None:
+    """AutoAttack computes in float32 under bf16; an attack that is done is not repeated in another precision."""
+    _, plan, machine, store = attacked
+    job = jobs_of(plan)[0]
+    few = replace(job, evaluations=[replace(one, n=2) for one in job.evaluations])
+    assert work(few, replace(machine, precision="bf16"), store) == "done"
+    assert stages_of(store, job.cell) == {"natural.fp32": "done", "pgd2.bf16": "done", "autoattack.fp32": "done"}
+    assert progress.of_jobs([few], store) == {job.cell: "done"}
+    events: list[Any] = []
+    assert work(few, machine, store, events.append) == "done" and events == []
+
+
+def test_an_attack_is_not_continued_in_another_precision(attacked: tuple[Any, Plan, Machine, Store]) -> None:
+    """Half of its images in bfloat16, half in float32, would be neither; its random numbers are the same in both."""
+    _, plan, machine, store = attacked
+    whole = jobs_of(plan)[0]
+    job = replace(whole, evaluations=[one for one in whole.evaluations if one.label == "pgd2"])
+    events: list[Any] = []
+    at_once = lambda: any(event.stage.startswith("pgd2") and event.kind == "progress" for event in events)  # noqa: E731
+    assert work(job, replace(machine, precision="bf16"), store, events.append, at_once) == "interrupted"
+    assert stages_of(store, job.cell) == {"pgd2.bf16": "interrupted"}
+    assert work(job, machine, store) == "done"
+    assert stages_of(store, job.cell) == {"pgd2.bf16": "interrupted", "pgd2.fp32": "done"}
+    alone = replace(machine, db=machine.db.replace("r.db", "alone.db"), files=f"{machine.files}-alone")
+    with Store.open(alone.db, create=True) as other:
+        assert work(job, alone, other) == "done"
+        (stage,) = (stage for _, stage in other.stages() if stage != "train")
+        assert store.outcomes(job.cell, stage) == other.outcomes(job.cell, stage) != []
+        assert work(job, replace(machine, precision="bf16"), store) == "done"
+
+
+def test_an_attack_on_a_model_that_is_another_now_is_emptied_in_every_precision(
+    attacked: tuple[Any, Plan, Machine, Store],
+) -> None:
+    _, plan, machine, store = attacked
+    whole = jobs_of(plan)[0]
+    job = replace(whole, evaluations=[one for one in whole.evaluations if one.label == "pgd2"])
+    assert work(job, replace(machine, precision="bf16"), store) == "done"
+    stage = job.evaluations[0].stage(1, "bf16")
+    with store.database.writing() as connection:
+        key = (STAGES.c.cell == job.cell) & (STAGES.c.stage == stage)
+        connection.execute(update(STAGES).where(key).values(record='{"model":"of another model"}'))
+    assert work(job, machine, store) == "done"
+    assert stages_of(store, job.cell) == {"pgd2.bf16": "interrupted", "pgd2.fp32": "done"}
+    assert not store.measurements([job.cell], stages=[stage]) and not store.outcomes(job.cell, stage)
+
+
+def test_precisions_are_said_where_a_number_pools_them_and_never_compared(
+    attacked: tuple[files.Suite, Plan, Machine, Store],
+) -> None:
+    suite, plan, machine, store = attacked
+    jobs = [replace(job, evaluations=job.evaluations[:2]) for job in jobs_of(plan)]
+    for job in jobs:
+        assert work(job, replace(machine, precision="bf16" if job.spec["seed"] else "fp32"), store) == "done"
+
+    def shown() -> str:
+        return report.render(report.build_tables(suite, plan, store), "markdown")
+
+    assert shown().count("‡ attacked in fp32 at seed 0, bf16 at seed 1") == 1
+    assert "pgd2 precision: bf16 (2 cells), fp32 (2 cells)" in shown()
+    assert "attacked in another precision" not in shown()
+    pairs = compare.rows(plan, "low", "high")
+
+    def compared() -> compare.Comparison:
+        of = compare.measured(store, [cell.id for cell in plan.cells], "last").__getitem__
+        (found,) = compare.compare(pairs, of, of, ["pgd2"])
+        return found
+
+    pgd = compared()
+    assert (pgd.seeds, pgd.precisions) == ((0, 1), ("fp32", "bf16"))
+    assert "seeds 0, 1; attacked in fp32 at seed 0, bf16 at seed 1)" in compare.as_text([pgd], "low", "high", "last")
+    # the other way round in one row: its numbers are compared with none
+    other = next(job for job in jobs if job.spec["seed"] == 1 and job.spec["algorithm"]["local"]["lr"] == 0.5)
+    delete_cell(store, other.cell)
+    assert work(other, machine, store) == "done"
+    assert "attacked in another precision" in shown()
+    pgd = compared()
+    assert (pgd.seeds, pgd.precisions) == ((0,), ("fp32",))

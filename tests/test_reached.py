@@ -97,6 +97,9 @@ def digests(place: Path) -> dict[str, str]:
         ("pack/part.py", "def shallow(x):\n    return x", "def shallow(x):\n    return -x", "whole"),
         # what an import may do, and names that cannot be followed
         ("mine.py", "AGGREGATORS", "torch.set_num_threads(1)\nAGGREGATORS", "mine neighbour Net whole"),
+        ("mine.py", "AGGREGATORS", "torch.set_default_dtype(torch.float64)\nAGGREGATORS", "mine neighbour Net whole"),
+        ("mine.py", "WIDTH = 3", "WIDTH = torch.set_default_dtype(torch.half) or 3", "mine neighbour Net whole"),
+        ("helper.py", "def third", "torch.set_default_dtype(torch.half)\ndef third", "mine neighbour Net whole"),
         ("mine.py", "AGGREGATORS", "nn.functional.relu = mine\nAGGREGATORS", "mine neighbour Net whole"),
         ("mine.py", "AGGREGATORS", "if True:\n    WIDTH = 5\nAGGREGATORS", "mine neighbour Net whole"),
         ("mine.py", "AGGREGATORS", "@register\ndef f(x):\n    pass\nAGGREGATORS", "mine neighbour Net whole"),

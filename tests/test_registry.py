@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from fatbench.errors import SpecError
-from fatbench.suite import calls, cells, files, formulas, signatures
+from fatbench.suite import calls, cells, cost, files, formulas, signatures
 from fatbench.suite.located import LocatedMap
 from fatbench.suite.signatures import OFFERS
 
@@ -301,6 +301,14 @@ def test_a_function_says_what_it_asks_for_by_the_names_of_its_further_parameters
             "def f(updates, broadcast_losses): ...\nAGGREGATORS = {'f': f}\n",
             "bad.py:1: the aggregator 'f' is called with (updates, context), but takes (updates, broadcast_losses)",
         ),
+        (
+            "def f(problem, state, *, local: Local): ...\nALGORITHMS = {'f': f}\n",
+            "bad.py:1: the algorithm 'f' needs a setting 'rounds: Count'",
+        ),
+        (
+            "def f(problem, state, *, rounds: Count): ...\nALGORITHMS = {'f': f}\n",
+            "bad.py:1: the algorithm 'f' needs a setting 'local: Local', or 'batch: Count' if clients only",
+        ),
         ("class F: ...\nAGGREGATORS = {'f': F}\n", "'F' is in the table but is not a function"),
         (
             "def f(model, x, y, generator, *,\n      eps=8 / 255): ...\nATTACKS = {'f': f}\n",
@@ -315,6 +323,28 @@ def test_what_is_not_offered_is_refused_with_the_plugin(tmp_path, text, message)
         signatures.add_plugin(plugin)
     assert message in str(caught.value)
     assert plugin not in signatures.plugins()
+
+
+def test_a_function_around_another_costs_what_that_costs(tmp_path, monkeypatch):
+    """Image passes, bytes, and the batch that a run makes smaller when memory is short."""
+    monkeypatch.setattr(signatures, "_PLUGINS", [])
+    plugin = tmp_path / "around.py"
+    plugin.write_text(
+        "def f(problem, state, *, rounds: Count, inner: Algorithm): ...\nALGORITHMS = {'f': f}\n"
+        "def g(model, x, y, generator, *, inner: Objective): ...\nOBJECTIVES = {'g': g}\n"
+    )
+    signatures.add_plugin(plugin)
+    plain = cell()
+    inner = plain["algorithm"]
+    around = {
+        **inner["local"],
+        "objective": {"name": "g", "inner": {"name": "g", "inner": inner["local"]["objective"]}},
+    }
+    other = cells.canonical({**plain, "algorithm": {"name": "f", "rounds": inner["rounds"],
+                                                    "inner": {**inner, "local": around}}})  # fmt: skip
+    assert cost.training(other) == cost.training(plain) and cost.training(plain).backward > 0
+    assert cost.local(json.loads(json.dumps(other))["algorithm"])["batch"] == inner["local"]["batch"]
+    signatures._clear()
 
 
 def test_what_every_kind_is_called_with_is_written_down():

@@ -143,7 +143,7 @@ def test_a_table_shows_one_run_or_the_mean_of_all(both: Store) -> None:
     assert fat["first"] == pytest.approx((0.256, 0.244))
     assert fat["latest"] == pytest.approx((0.256, 0.230))
     assert fat["pool"] == pytest.approx((0.256, 0.237))
-    assert len({value(grid, "SFAT (released)", "PGD-20").values for grid in shown.values()}) == 1
+    assert len({value(grid, "SFAT (released weights)", "PGD-20").values for grid in shown.values()}) == 1
     said = {which: dict(grid.notes)["replicates"] for which, grid in shown.items()}
     assert said["first"].startswith("4 of 8 cells were run more than once: the run that ended first")
     assert "the run that ended last" in said["latest"]

@@ -31,13 +31,15 @@ from rich.measure import Measurement
 from fatbench import report
 from fatbench.engine.rounds import Number
 from fatbench.errors import SpecError
-from fatbench.report.formats import latex, markdown, terminal
+from fatbench.report.figures import series
+from fatbench.report.formats import html, latex, markdown, records, terminal
 from fatbench.report.formats import latex_layout as pages
 from fatbench.report.numbers import flags
-from fatbench.report.numbers.measurements import EVERY, Numbers, Source, Stored, metric_names
+from fatbench.report.numbers.measurements import EVERY, RANGE, Numbers, Source, Stored, metric_names
 from fatbench.report.tables import layout
 from fatbench.report.tables.combined import combine
 from fatbench.report.tables.grid import Grid, Value
+from fatbench.runner import progress
 from fatbench.store.stages import Store
 from fatbench.suite import files, format_call
 from fatbench.suite.cells import Cell, Plan
@@ -51,7 +53,7 @@ name: tiny
 title: A suite for the report's tests
 seeds: [6, 7]
 base:
-  data: {name: cifar10, variant: jpeg75}
+  data: {name: cifar10}
   validation: 1000
   partition: {name: shah, clients: 5, skew: 2}
   model: {name: nin}
@@ -98,6 +100,7 @@ tables:
     best: {natural: max, PGD-20: max, AA: none}
     published:
       file: published/tiny.csv
+      select: last
       match: {dataset: CIFAR-10}
       rows: {method: method}
       labels: {Non-IID: niid, IID: iid, "SFAT_2 & 50% #1": SFAT}
@@ -115,7 +118,7 @@ tables:
 PUBLISHED = """\
 dataset,method,niid_natural,iid_natural,niid_pgd20,niid_pgd20_std,iid_pgd20,flag
 CIFAR-10,FAT,57.45,69.35,32.58,0.01,37.43,
-CIFAR-10,SFAT,63.44,67.43,37.17,0.03,,iid_natural?
+CIFAR-10,SFAT,63.44,67.43,37.17,0.03,,iid_natural is 68.43 in another table
 CIFAR-100,FAT,1,2,3,4,5,
 """
 ODD = "SFAT_2 & 50% #1"
@@ -316,6 +319,19 @@ def test_no_published(tiny: Suite) -> None:
         assert "57.45" not in report.render(grids, name)
 
 
+def test_the_range_over_clients_is_the_best_less_the_worst(tmp_path: Path) -> None:
+    """Clients 0, 2 and 4 took part, with 0.9, 0.4 and 0.7 after the last round: 50 points; the mean counts for none."""
+    text = SUITE.replace("train:train_accuracy[1]", "train:train_accuracy[range]")
+    found = written(tmp_path, text)
+    plan = found.plan("paper", seeds=[6])
+    values = {0: 0.9, 2: 0.4, 4: 0.7, -1: 0.1}
+    rows = [number(c, "train", "train_accuracy", 3, v, 10, client=k) for c in plan.cells for k, v in values.items()]
+    grid = build(found, plan, rows)[1]
+    assert at(grid, "FAT", "client 1").mean == 0.5
+    assert next(column for column in grid.columns if column.heading == "client 1").metric == "train_accuracy[range]"
+    assert at(build(found, plan, [])[1], "FAT", "client 1").mean is None
+
+
 def test_an_accuracy_by_class_is_a_fraction_with_the_class_in_brackets(tmp_path: Path) -> None:
     """natural_class of class 3 is 0.25 after the last round, as a per cent."""
     text = SUITE.replace('client 1: "train:train_accuracy[1]"', 'client 1: "train:natural_class[3]"')
@@ -361,7 +377,7 @@ def test_a_published_flag_marks_the_column_it_names(paper: list[Grid]) -> None:
     assert at(paper[0], ODD, "natural", "IID").published_mark == "a"
     assert at(paper[0], ODD, "natural", "Non-IID").published_mark == ""
     assert paper[0].footnotes == [
-        ("a", "as published: iid_natural doubtful as printed"),
+        ("a", "as published: iid_natural is 68.43 in another table"),
         ("°", "the best of its column, not tested: no per-image outcomes"),
     ]
 
@@ -419,11 +435,92 @@ def test_a_reduced_preset_shows_no_difference_to_what_is_published(tiny: Suite) 
     grids = build(tiny, plan, rows_of(plan, VALUES, best=1))
     value = at(grids[0], "FAT", "natural", "Non-IID")
     assert (value.mean, value.published, value.difference) == (0.58, 0.5745, None)
-    assert notes(grids[0])["published"] == ("published/tiny.csv; no difference shown: the settings are not the paper's")
+    assert notes(grids[0])["published"] == (
+        "published/tiny.csv, last round; no difference shown: the settings are not the paper's"
+    )
     for name in report.FORMATS:
         text = report.render(grids, name)
         assert "0.55" not in text and ("57.45" in text or "0.5745" in text), name
     assert "difference." not in report.render(grids, "terminal")
+
+
+@pytest.mark.parametrize(
+    "said, select, difference, note",
+    [
+        ("best-test", "last", None,
+         "best round on the test set; no difference shown: ours are of another round (--select best-test shows it)"),
+        ("best-test", "best-test", 0.325 + 0.01 - 0.3258,
+         "best round on the test set; difference = measured - published, in points"),
+        ("last", "best-test", None,
+         "last round; no difference shown: ours are of another round (--select last shows it)"),
+        ("best-val", "last", None,
+         "best round by held-out validation; no difference shown: ours are of another round"),
+        ("unknown", "last", None, "round not stated; no difference shown"),
+        (None, "best-test", None, "round not stated; no difference shown"),
+    ],
+)  # fmt: skip
+def test_a_difference_is_of_the_same_round(
+    tmp_path: Path, said: str | None, select: str, difference: float | None, note: str
+) -> None:
+    """PGD-20 of FAT: 0.325 in the last round, 0.335 in the best; published 0.3258. In every format."""
+    found = written(tmp_path, SUITE.replace("      select: last\n", f"      select: {said}\n" if said else ""))
+    plan = found.plan("paper")
+    grids = build(found, plan, rows_of(plan, VALUES), select=select)
+    value = at(grids[0], "FAT", "PGD-20", "Non-IID")
+    assert value.difference == (None if difference is None else pytest.approx(difference, abs=1e-12))
+    assert notes(grids[0])["published"] == f"published/tiny.csv, {note}"
+    for name in report.FORMATS:
+        text = report.render(grids, name).replace("$", "")
+        printed = "0.0092" if name in ("csv", "json") else "+0.92"
+        assert (printed in text) == (difference is not None), name
+        shown = (said or "unknown") if name in ("csv", "json") else note.split(";")[0]
+        assert shown in " ".join(text.split()), name
+
+
+def test_what_will_never_be_measured_has_a_mark_of_its_own(tiny: Suite) -> None:
+    """drift_post of a training that is done and has not logged it is n/a; before that it is missing."""
+    plan = tiny.plan("paper")
+    rows = [row for row in rows_of(plan, VALUES) if row["metric"] != "drift_post"]
+    for trained in (False, True):
+        done = frozenset(cell.id for cell in plan.cells if trained)
+        grid = build(tiny, plan, rows, trained=done)[1]
+        value = at(grid, "FAT", "drift")
+        assert (value.never, value.wanted) == (trained, 0 if trained else 2)
+        said = "4 of 8 numbers are neither evaluated nor logged in this preset (n/a)"
+        assert notes(grid).get("not there") == (said if trained else None)
+        assert ("missing" in notes(grid)) != trained
+        for name in ("markdown", "latex", "html", "terminal"):
+            text = report.render([grid], name)
+            assert ("n/a" in text) == trained, name
+    best = build(tiny, plan, [], select="best-val")[0]  # the suite evaluates last and best-test
+    assert all(value.never for value in best.all() if value.planned)
+
+
+def test_a_number_after_a_named_round_is_compared_at_any_checkpoint(tmp_path: Path) -> None:
+    """Drift after round 2 is 12, and 11.5 is published: 0.5 apart, whatever --select; after the last, only of last."""
+    text = SUITE.replace(
+        "{natural: natural, PGD-20: pgd20, AA: autoattack}", "{a: train:drift_post@2, b: train:drift_post}"
+    )
+    text = re.sub(r"    best: \{natural.*\n", "", text)
+    text = re.sub(
+        r"      values: \{natural: .*\n      std: .*\n", "      values: {a: x, b: x}\n      unit: plain\n", text
+    )
+    found = written(
+        tmp_path, text.replace("select: last", "select: best-test"), "dataset,method,x\nCIFAR-10,FAT,11.5\n"
+    )
+    plan = found.plan("paper")
+    grid = build(found, plan, rows_of(plan, VALUES), select="best-test")[0]
+    assert [at(grid, "FAT", heading, "Non-IID").difference for heading in "ab"] == [0.5, None]
+    said = "published/tiny.csv, best round on the test set; difference = measured - published, of the same round"
+    assert notes(grid)["published"] == said
+
+
+def test_other_images_have_no_difference(tmp_path: Path) -> None:
+    found = written(tmp_path, SUITE.replace("data: {name: cifar10}", "data: {name: cifar10, variant: jpeg75}"))
+    plan = found.plan("paper")
+    grid = build(found, plan, rows_of(plan, VALUES))[0]
+    assert at(grid, "FAT", "natural", "Non-IID").difference is None
+    assert notes(grid)["published"].endswith("no difference shown: the settings are not the paper's")
 
 
 # --- radii, and the clients' own accuracies ----------------------------------------------------------------------
@@ -455,10 +552,56 @@ def test_a_list_of_radii_is_a_stage_and_a_column_each(tmp_path: Path) -> None:
     assert r"\shortstack{PGD-20\\8/255}" in report.render([grid], "latex")
 
 
+def test_any_setting_may_have_a_list(tmp_path: Path) -> None:
+    """And only one of them: two lists would be a product that nobody asked for."""
+    one = "pgd20: {name: pgd, eps: 8/255, step: 2/255, steps: "
+    text = SUITE.replace(f"{one}20}}", f"{one}[10, 20]}}")
+    found = written(tmp_path, text)
+    plan = found.plan("paper")
+    assert [e.label for e in plan.cells[0].evaluations if e.sweep == "pgd20"] == ["pgd20_10", "pgd20_20"]
+    assert [e.mark for e in plan.cells[0].evaluations if e.sweep == "pgd20"] == ["10", "20"]
+    assert [column.heading for column in build(found, plan, [])[0].columns][1:3] == ["PGD-20 10", "PGD-20 20"]
+    found = written(tmp_path, text.replace(one, one.replace("8/255", "[2/255, 8/255]")))
+    with pytest.raises(
+        SpecError, match=r"tiny.yaml:\d+: steps: 'eps' has a list already: only one setting may have one"
+    ):
+        found.plan("paper")
+
+
+def test_a_column_over_several_evaluations(tmp_path: Path) -> None:
+    """Mean and minimum of numbers, and the images that both leave right: 3 of 5 and 3 of 5, but 2 of 5. A list of radii
+    is all of them; a cell that lacks one of the evaluations has no number.
+    """
+    columns = "{Mean: mean:natural+pgd20, Least: min:pgd20, Both: all:natural+pgd20_8_255, Clean: natural}"
+    text = SWEPT.replace("{natural: natural, PGD-20: pgd20, AA: autoattack}", columns)
+    text = without_published(re.sub(r"    best: \{natural.*\n", "", text))
+    found = written(tmp_path, text)
+    plan = found.plan("paper")
+    values = {("Non-IID", "FAT", 6): {"natural": 0.6, "pgd20_2_255": 0.5, "pgd20_8_255": 0.4},
+              ("Non-IID", ODD, 6): {"natural": 0.6, "pgd20_8_255": 0.4}}  # fmt: skip
+    bits = {"natural": (0b11100, 5), "pgd20_8_255": (0b01110, 5)}
+    grid = build(found, plan, rows_of(plan, values), outcomes=lambda cell, stage: bits[stage.rpartition("-")[0]])[0]
+    shown = {heading: at(grid, "FAT", heading, "Non-IID").mean for heading in ("Mean", "Least", "Both", "Clean")}
+    assert shown == {"Mean": pytest.approx(0.5), "Least": 0.4, "Both": 0.4, "Clean": 0.6}
+    assert at(grid, ODD, "Mean", "Non-IID").mean is None
+    assert at(grid, ODD, "Both", "Non-IID").mean == 0.4
+    assert [column.metric for column in grid.columns][:2] == ["mean:natural+pgd20", "min:pgd20"]
+    assert ("columns", "Least: the least of several evaluations") in grid.notes
+    assert "pgd20_2_255 = pgd(eps=2/255" in notes(grid)["attacks"]
+    for name in report.FORMATS:
+        assert report.render([grid], name)
+
+
+@pytest.mark.parametrize("source", ["mean:natural[0]", "mean:train:loss", "most:natural", "natural+pgd20", "min:"])
+def test_sources_that_are_none(tmp_path: Path, source: str) -> None:
+    with pytest.raises(SpecError, match=re.escape(f"cannot read the source '{source}'")):
+        written(tmp_path, SUITE.replace("AA: autoattack}", f"AA: '{source}'}}"))
+
+
 @pytest.mark.parametrize(
     ("radii", "message"),
     [
-        ("[]", "eps: the list of radii is empty: give one, such as [2/255, 4/255, 8/255]"),
+        ("[]", "eps: the list is empty: give one, such as eps: [2/255, 4/255, 8/255]"),
         ("[2/255, 2/255]", "eps: two metrics have the same name, 'pgd20_2_255'"),
         ("[2/255, near]", "eps: should be a valid number, got 'near'"),
     ],
@@ -576,6 +719,7 @@ CONDITIONED = """\
       even, PGD-20: {source: pgd20, where: {split: [IID]}}
     published:
       file: published/tiny.csv
+      select: last
       match: {dataset: CIFAR-10}
       rows: {method: method}
       labels: {Non-IID: niid, IID: iid, "SFAT_2 & 50% #1": SFAT}
@@ -696,7 +840,9 @@ def test_paired_differences_stand_under_the_table_and_in_json(tmp_path: Path) ->
         "wilcoxon_p": 0.5,
     }  # fmt: skip
     for name in ("markdown", "latex", "html", "terminal"):
-        assert "Wilcoxon" in report.render([grid], name)
+        assert "Wilcoxon" in report.render([grid], name, "full")
+        if name != "html":
+            assert "0 of 5 paired t tests" in report.render([grid], name, "short")
     one = found.plan(seeds=[6])
     assert not [text for what, text in build(found, one, rows_of(one, VALUES))[0].notes if what == "paired"]
     assert "paired" not in json.loads(report.render(build(found, one, rows_of(one, VALUES)), "json"))["tables"][0]
@@ -822,6 +968,26 @@ def test_training_and_evaluation_on_other_machines(tiny: Suite) -> None:
     assert mixed == [expected]
 
 
+def test_short_notes_are_three_lines_and_nothing_stands_twice(tiny: Suite) -> None:
+    """Short is the default of a terminal and of LaTeX. The full notes list two commits once."""
+    plan = tiny.plan("paper")
+    rows = rows_of(plan, VALUES)
+    one = next(row for row in rows if row["metric"] == "natural")
+    one["provenance"] = {**one["provenance"], "commit": "fedcba9876"}
+    grid = build(tiny, plan, rows)[0]
+    full = report.render([grid], "markdown")
+    assert full.count("fedcba9876") == 1 and "*code*: 2 commits" in full
+    assert report.render([grid], "terminal") == report.render([grid], "terminal", "short")
+    for name in ("terminal", "latex"):
+        text = report.render([grid], name)
+        lines = [line for line in text.splitlines() if re.match(r"(\\textit\{)?(numbers|attacks|doubt)\b", line)]
+        assert len(lines) == 3 and "mixed: 2 commits" in lines[2]
+        assert not re.search("machine|attack code|fedcba9876", text)
+    assert "seeds 6, 7" in report.render([grid], "terminal")  # LaTeX says it in the caption
+    smoke = build(tiny, tiny.plan("smoke"), [])[0]
+    assert report.render([smoke], "markdown").count("SMOKE PRESET") == 1
+
+
 def test_mixed_numbers_of_images_are_said(tiny: Suite) -> None:
     plan = tiny.plan("paper")
     rows = rows_of(plan, VALUES)
@@ -873,6 +1039,22 @@ def test_an_attack_that_the_preset_lacks_is_left_out_and_said(tiny: Suite) -> No
     grid = build(tiny, tiny.plan("smoke"), [])[0]
     assert [column.heading for column in grid.columns] == ["natural", "PGD-20"]
     assert notes(grid)["left out"] == "AA: not evaluated in this preset"
+
+
+def test_attacks_that_were_added_to_a_preset_have_columns(tiny: Suite, tmp_path: Path) -> None:
+    """`run --attacks cw,autoattack` on one cell of smoke, which has neither; T1 has a heading for AutoAttack alone."""
+    plan = tiny.plan("smoke", attacks=("cw", "autoattack"))
+    values = {("Non-IID", "FAT", 6): {**accuracies(0.58, 0.33, 0.3), "cw": 0.32}}
+    with Store.open(str(tmp_path / "test.db"), create=True) as store:
+        fill(store, plan, rows_of(plan, values), lambda cell: {})
+        found = progress.with_stored_attacks(tiny, tiny.plan("smoke"), store)
+        grid = report.build_tables(tiny, found, store)[0]
+        assert progress.with_stored_attacks(tiny, plan, store) is plan
+    assert [column.heading for column in grid.columns] == ["natural", "PGD-20", "AA", "CW"]
+    assert [at(grid, "FAT", heading, "Non-IID").mean for heading in ("AA", "CW")] == [0.3, 0.32]
+    assert not at(grid, "Uniform", "CW", "Non-IID").planned  # it was added to the other cell
+    states = {(one.cell.key["method"], one.stages) for one in progress.cells_of(found, None)}
+    assert {("FAT", 6), ("Uniform", 4)} <= states
 
 
 def test_a_round_that_the_preset_does_not_reach_is_left_out_and_said(tiny: Suite, tmp_path: Path) -> None:
@@ -927,7 +1109,7 @@ def test_csv_has_a_line_a_number(paper: list[Grid]) -> None:
 def test_csv_has_the_shortest_number_of_15_digits(paper: list[Grid]) -> None:
     """0.325 - 0.3258 is -0.0007999999999999674 in binary; JSON keeps it."""
     text = report.render(paper, "csv")
-    assert ",0.3258,0.0001,-0.0008," in text and not re.search(r"\d\.\d*00000\d|\d\.\d*99999", text)
+    assert ",0.3258,0.0001,last,-0.0008," in text and not re.search(r"\d\.\d*00000\d|\d\.\d*99999", text)
     assert "-0.0007999999999999674" in report.render(paper, "json")
 
 
@@ -1133,6 +1315,7 @@ tables:
     values: {{{values}}}
     published:
       file: published/tiny.csv
+      select: last
       match: {{dataset: CIFAR-10}}
       labels: {{Non-IID: niid, IID: iid}}
       values: {{{columns}}}
@@ -1148,24 +1331,24 @@ tables:
 @pytest.mark.parametrize(
     "rows, headings, width, published, style, size, tabulars, floats",
     [
-        (3, 1, "text", None, "beside", "small", 1, 1),
-        (3, 1, "text", "below", "under", "small", 1, 1),
-        (3, 2, "text", None, "under", "small", 1, 1),
-        (3, 2, "text", "column", "beside", "footnotesize", 2, 1),
-        (3, 5, "text", None, "under", "footnotesize", 2, 1),
-        (3, 5, "column", None, "under", "footnotesize", 6, 2),
-        (60, 2, "text", None, "under", "small", 4, 4),
-        (60, 2, "column", None, "under", "footnotesize", 8, 8),
+        (3, 1, "text", None, ("beside", "beside"), "small", 1, 1),
+        (3, 1, "text", "below", ("under", "beside"), "small", 1, 1),
+        (3, 2, "text", None, ("under", "beside"), "small", 1, 1),
+        (3, 2, "text", "column", ("beside", "below"), "small", 1, 1),
+        (3, 5, "text", None, ("under", "beside"), "footnotesize", 2, 1),
+        (3, 5, "column", None, ("under", "beside"), "footnotesize", 6, 2),
+        (60, 2, "text", None, ("under", "beside"), "small", 4, 4),
+        (60, 2, "column", None, ("under", "beside"), "footnotesize", 8, 8),
     ],
 )
 def test_latex_layouts(
-    tmp_path: Path, rows: int, headings: int, width: str, published: str | None, style: str, size: str, tabulars: int,
-    floats: int,
+    tmp_path: Path, rows: int, headings: int, width: str, published: str | None, style: tuple[str, str], size: str,
+    tabulars: int, floats: int,
 ) -> None:  # fmt: skip
-    """Beside where it fits, then under, then in smaller type, then in blocks, then in several floats; each compiles."""
+    """Beside where it fits, then the paper under, then smaller type, then the spread below, then blocks."""
     grids = big(tmp_path, rows, headings)
     layout = pages.arrange(grids[0], pages.width_of(width), published)
-    assert (layout.style, layout.size, len(layout.tabulars)) == (style, size, tabulars)
+    assert (layout.style.paper, layout.style.spread, layout.size, len(layout.tabulars)) == (*style, size, tabulars)
     shown = [(place, row) for places, these in layout.tabulars for place in places for row in these]
     assert sorted(shown) == [((g, c), r) for g in (0, 1) for c in range(headings) for r in range(len(grids[0].rows))]
     text = report.render(grids, "latex", width=width, **({"published": published} if published else {}))
@@ -1195,6 +1378,7 @@ tables:
     best_within: row
     published:
       file: published/tiny.csv
+      select: last
       match: {dataset: CIFAR-10, method: FAT}
       values: {NT: niid_natural, AT: iid_natural, "AT, PGD-7": niid_pgd20}
 """
@@ -1206,7 +1390,7 @@ tables:
             rows.append(number(cell, evaluation.stage(3), evaluation.label, 3, 0.5 + 0.0001 * place, 10_000))
     grids = build(found, plan, rows)
     layout = pages.arrange(grids[0], pages.WIDTHS["text"])
-    assert layout.style == "under"
+    assert layout.style.paper == "under"
     assert [sorted({g for g, _ in places}) for places, _ in layout.tabulars] == [[0, 1], [2, 3], [4, 5]]
     assert [len(places) for places, _ in layout.tabulars] == [6, 6, 6]
     if shutil.which("pdflatex"):
@@ -1442,6 +1626,7 @@ def test_no_format_imports_torch_or_a_plotting_library(tiny: Suite, tmp_path: Pa
         ("train:drift_post@10", Source("train:drift_post@10", "train", "drift_post", -1, 10)),
         ("train:train_accuracy[0]", Source("train:train_accuracy[0]", "train", "train_accuracy", 0, None)),
         ("train:weight[*]", Source("train:weight[*]", "train", "weight", EVERY, None)),
+        ("train:weight[range]@2", Source("train:weight[range]@2", "train", "weight", RANGE, 2)),
         ("artifact:adfl_cross", Source("artifact:adfl_cross", "artifact", "adfl_cross", -1, None)),
     ],
 )
@@ -1459,6 +1644,7 @@ def test_source_syntax(text: str, expected: Source) -> None:
         (["train:natural", "train:natural@10"], ["natural", "natural@10"]),
         (["natural", "train:natural", "train:natural@10"], ["natural", "natural@last", "natural@10"]),
         (["pgd20", "gap:pgd20"], ["pgd20", "gap:pgd20"]),
+        (["train:weight[3]", "train:weight[range]"], ["weight[3]", "weight[range]"]),
     ],
 )
 def test_a_metric_is_called_what_it_is(texts: list[str], names: list[str]) -> None:
@@ -1493,3 +1679,119 @@ def test_a_call_in_words() -> None:
     mine = {"name": "mine", "kappa": 50.0, "soft": True, "top": None, "loss": {"name": "trades", "beta": 6}}
     assert format_call.full(mine) == "mine(kappa=50, top=none, loss=trades(beta=6), soft=true)"
     assert format_call.attack("pgd20", [pgd, pgd]) == "pgd20 = pgd(eps=8/255, step=0.01, steps=20, start=none)"
+
+
+def test_what_no_paper_prints_is_called_a_formula_in_every_format(tmp_path: Path) -> None:
+    """The expected number of updates of Eq. 13: computed, for the paper prints the wrong exponent and no numbers."""
+    suite = files.load("april-learning")
+    plan = suite.plan("paper", where="start=pretrained")
+    grids = list(report.build_tables(suite.with_tables(["updates"]), plan, None))
+    [row] = [row for row in grids[0].rows if row.key["defence"] == "R = 0.8"]
+    assert row.values[0][0].published == pytest.approx(1.43e-05) and row.values[0][0].formula
+    assert [what for what, _ in grids[0].notes if what in ("published", "formula")] == ["formula"]
+    printed = [markdown.render(grids), latex.render(grids), html.fragment(grids), terminal.render(grids)]
+    for text in printed:
+        assert "formula" in text.lower() and not re.search(r"pub\.|[Pp]aper: |the paper's number|published:", text)
+    lines = [line for line in csv.DictReader(io.StringIO(records.render_csv(grids))) if line["defence"] == "R = 0.8"]
+    assert [line["published"] for line in lines] == [""] * 5
+    assert [line["formula"] for line in lines] == ["1.43e-05", "", "", "0.01887", "6.7232"]
+    found = json.loads(records.render_json(grids))["tables"][0]["rows"]
+    assert not any(one["published"] for one in found)
+    assert {"updated_rounds": 6.7232}.items() <= next(
+        one["formula"] for one in found if one["key"]["defence"] == "R = 0.8"
+    ).items()
+
+
+@pytest.mark.parametrize(("name", "id"), [("april-learning", "updates"), ("adfl-mnist", "labels")])
+def test_a_figure_calls_it_a_formula_too(name: str, id: str) -> None:
+    """Equation 13 corrected; the probabilities that AdFL prints, times the labels of its clients."""
+    suite = files.load(name)
+    plan = suite.plan("paper")
+    [figure] = [one for one in suite.figures if one.id == id]
+    rows = [
+        {"cell": cell.id, "stage": "train", "metric": figure.series[heading][6:-3], "round": 1, "client": client,
+         "value": 0.5, "n": None, "suite": name, "preset": "paper"}
+        for cell in plan.cells for heading in figure.series for client in (0, 1)
+    ]  # fmt: skip
+    [plot] = series.build(suite, plan, Numbers(plan, Stored(rows)), [figure])
+    assert [what for what, _ in plot.notes if what in ("published", "formula")] == ["formula"]
+    lines = list(csv.DictReader(io.StringIO(series.render_csv([plot]))))
+    assert lines and {line["published"] for line in lines} == {""} and any(line["formula"] for line in lines)
+
+
+GAINS = """\
+  - id: G
+    title: What a method gains
+    where: {split: Non-IID}
+    rows: [method]
+    values: {natural: natural, gain: {source: natural, minus: {method: FAT}}}
+    published:
+      file: published/gains.csv
+      select: last
+      rows: {method: who, series: what}
+      values: {gain: low}
+      to: {gain: high}
+"""
+UNIFORM = {  # 0.02 and 0.04 above FAT of the same seed
+    ("Non-IID", "FAT", 6): {"natural": 0.50}, ("Non-IID", "FAT", 7): {"natural": 0.60},
+    ("Non-IID", "Uniform", 6): {"natural": 0.52}, ("Non-IID", "Uniform", 7): {"natural": 0.64},
+}  # fmt: skip
+
+
+def gains(tmp_path: Path, values: Values, where: str | None = None) -> Grid:
+    (tmp_path / "published").mkdir(exist_ok=True)
+    (tmp_path / "published" / "gains.csv").write_text("who,what,low,high\nUniform,gain,1.5,2\nUniform,natural,9,9\n")
+    suite = written(tmp_path, SUITE + GAINS)
+    plan = suite.plan("paper", where=where)
+    [grid] = [one for one in build(suite, plan, rows_of(plan, values)) if one.id == "G"]
+    return grid
+
+
+def test_a_column_of_differences_with_the_interval_of_their_mean(tmp_path: Path) -> None:
+    """Mean 0.03, t(1) = 12.7062, standard error 0.01: from -0.0971 to 0.1571. The baseline's row has none."""
+    grid = gains(tmp_path, UNIFORM)
+    value = at(grid, "Uniform", "gain")
+    assert (value.mean, *value.values) == pytest.approx((0.03, 0.02, 0.04))
+    assert value.interval == pytest.approx((0.03 - 0.127062, 0.03 + 0.127062), abs=1e-6)
+    assert not at(grid, "FAT", "gain").planned and at(grid, "FAT", "natural").mean == pytest.approx(0.55)
+    assert (value.published, value.published_most, value.difference) == (
+        pytest.approx(0.015),
+        pytest.approx(0.02),
+        None,
+    )
+    assert value.rank == "" and at(grid, "Uniform", "natural").published is None
+    assert notes(grid)["differences"] == (
+        "gain: minus method FAT, seed by seed; in brackets the 95 % interval of the mean, Student's t"
+    )
+    said = "+3.00 (-9.71 to +15.71) (pub. +1.50 to +2.00)"
+    assert said in markdown.render([grid])
+    for text in (latex.render([grid]), html.fragment([grid]), terminal.render([grid])):
+        assert re.search(r"\+\$?3\.00", text) and "15.71" in text
+    [line] = [one for one in csv.DictReader(io.StringIO(records.render_csv([grid]))) if one["mean"] == "0.03"]
+    assert (line["heading"], line["metric"], line["published_most"]) == ("gain", "natural minus FAT", "0.02")
+    assert (float(line["low"]), float(line["high"])) == pytest.approx((-0.097062, 0.157062), abs=1e-6)
+    [row] = [
+        one for one in json.loads(records.render_json([grid]))["tables"][0]["rows"] if one["key"]["method"] == "Uniform"
+    ]
+    assert set(row["measured"]) == {"natural", "natural minus FAT"}
+
+
+def test_differences_need_the_same_seed_and_a_baseline(tmp_path: Path) -> None:
+    one_seed = {key: value for key, value in UNIFORM.items() if key != ("Non-IID", "FAT", 7)}
+    value = at(gains(tmp_path, one_seed), "Uniform", "gain")
+    assert (value.mean, value.interval, value.seeds, value.wanted) == (pytest.approx(0.02), None, (6,), 2)
+    assert not at(gains(tmp_path, UNIFORM, "method=Uniform"), "Uniform", "gain").planned
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("minus: {method: FAT}", "minus: {methd: FAT}", r"minus: .*no axis is named 'methd'|no axis is named 'methd'"),
+        ("minus: {method: FAT}", "minus: {method: [FAT, Uniform]}", "method: expected one label, got FAT, Uniform"),
+    ],
+)
+def test_a_column_of_differences_names_one_baseline(tmp_path: Path, old: str, new: str, message: str) -> None:
+    (tmp_path / "published").mkdir()
+    (tmp_path / "published" / "gains.csv").write_text("who,what,low,high\n")
+    with pytest.raises(SpecError, match=message):
+        written(tmp_path, SUITE + GAINS.replace(old, new))

@@ -101,6 +101,7 @@ def test_holm_is_within_a_column() -> None:
         ("other seeds", {"seeds": (0, 1, 5)}),
         ("other test images", {"n": (N, 2 * N)}),
         ("no per-image outcomes", {"behind": ()}),
+        ("attacked in another precision", {"behind": (("nowhere", "pgd20-0a1b2c3d.bf16@3"),) * 3}),
         ("no per-image outcomes", {"behind": (("nowhere", "e"),) * 3}),
         ("no per-image outcomes", {"behind": (("empty", "e"),) * 3}),
         ("no per-image outcomes", {"behind": (("short", "e"),) * 3}),

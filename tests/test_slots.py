@@ -9,6 +9,7 @@ import pytest
 
 from fatbench.runner import slots, start
 from fatbench.runner.executors import local
+from fatbench.runner.options import RunOptions
 from fatbench.store.stages import Store
 from fatbench.store.timing import gpu_memory
 
@@ -71,6 +72,10 @@ class _Nvml:
         memory._obj.free = 10 * (handle.value or 0)  # type: ignore[attr-defined]
         return 0
 
+    def nvmlDeviceGetName(self, handle: ctypes.c_void_p, name: ctypes.Array[ctypes.c_char], size: int) -> int:
+        name.value = b"NVIDIA H%d00" % (handle.value or 0)
+        return 0
+
 
 def test_free_memory_is_asked_of_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     library = _Nvml()
@@ -79,6 +84,7 @@ def test_free_memory_is_asked_of_the_driver(monkeypatch: pytest.MonkeyPatch) -> 
     assert [slots.free_memory(gpu) for gpu in range(3)] == [10, 20, None]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-1,GPU-7")
     assert [slots.free_memory(gpu) for gpu in range(3)] == [20, None, None]
+    assert [slots.gpu_name(f"cuda:{gpu}") for gpu in range(2)] == ["NVIDIA H200", None]
     assert library.open == 0
 
 
@@ -110,3 +116,31 @@ def test_slots_follow_what_cells_used_before(tmp_path: Path, monkeypatch: pytest
     assert local.slots("cuda", None, fit) == ["cuda:0", "cuda:1", "cuda:1", "cuda:1", "cuda:1", "cuda:1"]
     assert local.slots("cuda:1", 2, fit) == ["cuda:1", "cuda:1"]
     assert local.slots("cuda", None, 2) == ["cuda:0", "cuda:1", "cuda:0", "cuda:1"]
+
+
+def test_a_first_run_measures_one_cell_of_a_kind_and_then_fills_the_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """10 GB free, a cell takes 2 GB: the first runs alone, the other five three at a time."""
+    from fatbench.cli.watch import Watch
+    from fatbench.suite import files
+
+    monkeypatch.chdir(tmp_path)
+    jobs = start.jobs_of(files.load("sfat-cifar10").plan("smoke"))[:6]
+    monkeypatch.setattr(local, "gpu_count", lambda: 1)
+    monkeypatch.setattr(slots, "free_memory", lambda gpu: 10 * GB)
+    ran: list[tuple[int, int]] = []  # (cells, side by side)
+
+    def pretended(now, machine, places, *_, **__):  # type: ignore[no-untyped-def]
+        ran.append((len(now), len(places)))
+        with Store.open(machine.db) as store:
+            for job in now:
+                store.add_cell(job.cell, job.spec)
+                found = {"gpu_memory": 2 * GB, "device": "NVIDIA H200"}
+                store.claim(job.cell, "train", suite="s", total=1, provenance=found)
+        return {job.cell: "failed" for job in now}
+
+    monkeypatch.setattr(local, "run", pretended)
+    with pytest.raises(SystemExit):
+        start.run(jobs, Watch("a run"), RunOptions(db="r.db", device="cuda"))
+    assert ran == [(1, 1), (5, 3)]

@@ -33,6 +33,7 @@ from sqlalchemy.exc import DBAPIError, OperationalError
 from fatbench.engine.rounds import Number
 from fatbench.errors import DatabaseError, MachineError, SpecError, Unavailable
 from fatbench.store import database, schema
+from fatbench.store.cleanup import delete_cell
 from fatbench.store.database import NETWORK, Locked, NoDatabase, alembic_config, shown_url, upgrade
 from fatbench.store.integrity import check
 from fatbench.store.processes import gone, this_machine
@@ -863,8 +864,8 @@ def test_check_names_what_does_not_belong(tmp_path: Path) -> None:
 
 def test_check_says_what_there_is(store: Store, url: str) -> None:
     store.finish(taken(store), [Number("loss", 1.0, 1), Number("x", 1.0, 1)])
-    expected = f"{shown_url(url)} is intact (schema 0003): 1 cells, 0 replicates, 1 runs, 1 stages, 2 numbers"
-    expected += ", 0 outcome_chunks"
+    expected = f"{shown_url(url)} is intact (schema {REVISIONS[-1]}): 1 cells, 0 replicates, 1 runs, 0 shared_cells, 1"
+    expected += " stages, 2 numbers, 0 outcome_chunks"
     assert check(url) == expected
     with store.database.writing() as connection:
         connection.execute(text("CREATE TABLE diary(entry text)"))
@@ -1235,7 +1236,7 @@ def _schema(url: str) -> Any:
                 found.get_check_constraints(name),
             )
             for name in sorted(found.get_table_names())
-        ] + [found.get_view_definition(name) for name in found.get_view_names()]  # fmt: skip
+        ] + [found.get_view_definition(name) for name in sorted(found.get_view_names())]  # fmt: skip
 
 
 def test_the_migrations_make_the_schema(url: str, other_url: str) -> None:
@@ -1251,6 +1252,54 @@ def test_the_migrations_make_the_schema(url: str, other_url: str) -> None:
         command.upgrade(config, "head")
     assert len(_schema(url)) >= 7
     assert _schema(url) == _schema(other_url)
+
+
+def test_a_database_before_suite_cells_is_upgraded(url: str, tmp_path: Path) -> None:
+    """What the runs of revision 0003 say of suites is in the view; what is written afterwards too."""
+    from alembic import command
+
+    old = database.Database(url, create=True)
+    old._ready_file(create=True)
+    with old.writing() as connection:
+        config = alembic_config()
+        config.attributes["connection"] = connection
+        command.upgrade(config, "0003")
+        connection.execute(insert(schema.CELLS).values(id=CELL, spec="{}", created="2026-01-01T00:00:00.000Z"))
+        if old.path is not None:
+            connection.exec_driver_sql(f"PRAGMA application_id = {schema.APPLICATION_ID}")
+        run = {"uid": "0" * 32, "cell": CELL, "stage": "train", "suite": "a", "preset": "paper", "status": "done"}
+        connection.execute(insert(schema.RUNS).values(**run, started="2026-01-01T00:00:00.000Z", extra="{}"))
+    refused(DatabaseError, url, "{} was written by an older fatbench: run 'fatbench db upgrade'")
+    assert upgrade(url).endswith(f"from schema 0003 to {REVISIONS[-1]}")
+    with Store.open(url) as store:
+        store.share([CELL, "unknown"], "b", "quick")
+        assert suite_cells(store) == [("a", "paper", CELL), ("b", "quick", CELL)]
+    assert "intact" in check(url)
+
+
+def suite_cells(store: Store) -> list[tuple[str, str, str]]:
+    with store.database.reading() as connection:
+        order = "SELECT suite, preset, cell FROM suite_cells ORDER BY suite, cell"
+        return [(row.suite, row.preset, row.cell) for row in connection.execute(text(order))]
+
+
+def test_a_cell_of_two_suites_is_found_under_both(store: Store, url: str) -> None:
+    """A number stands once in `measurements`, under the suite that ran it, and by `suite_cells` under every suite."""
+    run = store.claim(CELL, "train", suite="a", total=1, provenance={"preset": "paper"})
+    assert run is not None
+    store.finish(run, [Number("loss", 1.0, 1)])
+    for _ in range(2):
+        for suite in ("a", "b"):
+            store.share([CELL], suite, "paper")
+    assert suite_cells(store) == [("a", "paper", CELL), ("b", "paper", CELL)]
+    assert store.trained() == {("a", "paper", "done"): 1, ("b", "paper", "done"): 1}
+    query = "SELECT count(*) FROM measurements m JOIN suite_cells s ON s.cell = m.cell WHERE s.suite = :suite"
+    with store.database.reading() as connection:
+        assert [connection.scalar(text(query), {"suite": suite}) for suite in ("a", "b", "c")] == [1, 1, 0]
+        assert connection.scalar(text("SELECT count(*) FROM measurements")) == 1
+    delete_cell(store, CELL)
+    assert suite_cells(store) == []
+    assert "intact" in check(url)
 
 
 def test_the_list_of_revisions_is_that_of_the_migrations() -> None:

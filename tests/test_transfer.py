@@ -191,7 +191,7 @@ def test_a_matrix_over_methods_is_the_one_on_paper(place):
         assert [column.heading for column in first.columns] == ["FGSM", "from Left", "from Right", "from Both"]
         assert shown == {judged: [row[judged], *row.values()] for judged, row in fraction.items()}
         assert second.axes == ["method", "client"]
-        assert [column.heading for column in second.columns] == ["from client 0", "from client 1"]
+        assert [column.heading for column in second.columns] == ["from client 1", "from client 2"]
         assert [[v.mean for v in row.values[0]] for row in second.rows[:2]] == [
             [fraction["Left"]["Left"], fraction["Left"]["Right"]],
             [fraction["Right"]["Left"], fraction["Right"]["Right"]],

@@ -141,3 +141,29 @@ def test_looking_at_runs_elsewhere_ends_when_nothing_is_left(
         f"{head}0 done, 0 failed, 1 running, 1 todo",
         f"{head}2 done, 0 failed, 0 running, 0 todo",
     ]
+
+
+def test_looking_ends_where_nothing_runs(
+    plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    waited: list[float] = []
+    monkeypatch.setattr(time, "sleep", waited.append)
+    watching.watch_plan(lambda store: plan, str(tmp_path / "none.db"), 5.0)
+    assert waited == [5.0, 5.0]
+    assert capsys.readouterr().err == "nothing runs; 2 cells to do: fatbench run suite two\n"
+
+
+def test_one_error_of_two_cells_is_said_once(plan: Plan, capsys: pytest.CaptureFixture[str]) -> None:
+    a, b = (job.cell for job in jobs_of(plan))
+    watch = Watch("suite two")
+    watch.begin(jobs_of(plan), {a: "todo", b: "todo"}, ["cpu"])
+    for cell in (a, b):
+        watch.see(0, Event(cell, "train", "failed", message="ValueError: no"))
+        watch.see(0, Event(cell, "cell", "failed"))
+    watch.summary(2, [a, b], [], [], {})
+    lines = [line[9:] for line in capsys.readouterr().err.splitlines()]
+    assert lines[1:3] == [f"{a} train failed: ValueError: no", f"{b} train failed: as above"]
+    assert lines[4:] == [
+        f"  failed: {a}, {b}: ValueError: no (fatbench logs {a})",
+        "  run them again with --retry-failed",
+    ]

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.fidelity import fedtorch, networks, others, sfat, table
+from benchmarks.fidelity import fedtorch, networks, others, robust, sfat, table
 from benchmarks.fidelity.measure import Row
 from benchmarks.fidelity.sources import SOURCES, unpacked
 from benchmarks.measure import provenance
@@ -33,6 +33,10 @@ COMPARISONS: dict[str, Callable[[Path], list[Row]]] = {
     "fednova": others.fednova,
     "fedaux": others.fedaux,
     "tamaya": others.fedsoftbetter,
+    "calfat": robust.calfat,
+    "awp": robust.awp,
+    "blades": robust.blades,
+    "byzantine": robust.byzantine,
 }
 
 

@@ -6,13 +6,15 @@ from collections.abc import Iterable, Mapping
 
 from benchmarks.fidelity.measure import Row
 
-MARKS = ("(released)", "(FedTorch)")  # a label that ends in one of these is a claim
+MARKS = ("(released)", "(released weights)", "(FedTorch)")  # a label that ends in one of these is a claim
 CLAIMS: dict[str, tuple[str, ...]] = {  # label of a suite -> ids of rows, or what they begin with and a dot
     "SFAT (released)": ("sfat.slack", "sfat.fedprox"),
+    "SFAT (released weights)": ("sfat.slack",),
     "SCAFFOLD (released)": ("sfat.scaffold",),
     "Centralized (released)": ("sfat.centralized",),
-    "FedSoftBetter (released)": ("fedsoftbetter",),
+    "FedSoftBetter (released weights)": ("fedsoftbetter",),
     "FGSM (released)": ("sfat.attack.cifar10.fgsm_sfat", "sfat.attack.svhn.fgsm_sfat"),
+    "CalFAT (released)": ("calfat.client", "calfat.round"),
     "FedGATE (FedTorch)": ("fedtorch.fedgate",),
     "SCAFFOLD (FedTorch)": ("fedtorch.scaffold",),
 }

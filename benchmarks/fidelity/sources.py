@@ -67,6 +67,15 @@ SOURCES = {
         ("timm/models/tnt.py",),
         "timm of 2022",
     ),
+    "calfat": Source("cc233/CalFAT", "e53f8e8fdb978c9d9a9c1560a2044c66bcad0064", title="CalFAT"),
+    "awp": Source("csdongxian/AWP", "a7acf5d842fccf1bbb4b91644352ce157d370a26", ("AT_AWP",), "AWP"),
+    "blades": Source("lishenghui/blades", "ca1ac15c0e4b2cf671a9e6848456a5e185c00bf4", ("fllib/aggregators",), "Blades"),
+    "byzantine": Source(
+        "epfml/byzantine-robust-optimizer",
+        "288417fe78da7d80be0ffd18c42cd675d5eb1b5a",
+        ("codes",),
+        "Byzantine-robust optimizer, with centred clipping",
+    ),
 }
 
 

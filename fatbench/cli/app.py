@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -22,11 +23,14 @@ from fatbench.cli import (
     data,
     db,
     evaluating,
+    inverting,
+    models,
     new,
     outcomes,
     reporting,
     running,
     site,
+    submit,
     suites,
     verify,
 )
@@ -34,11 +38,12 @@ from fatbench.cli.common import with_plugins
 from fatbench.cli.options import DataDir, Db
 from fatbench.errors import FatbenchError, MachineError, SpecError, did_you_mean
 from fatbench.settings import shown_url
+from fatbench.suite import folders
 from fatbench.version import __version__
 
 ORDER = (
     "suite", "new", "plan", "run", "status", "report", "compare", "plot", "site", "show", "logs", "outcomes",
-    "evaluate", "export", "import", "delete", "clean", "verify", "data", "db", "doctor",
+    "evaluate", "invert", "export", "import", "delete", "clean", "verify", "submit", "models", "data", "db", "doctor",
 )  # fmt: skip
 
 
@@ -51,6 +56,12 @@ class Suggesting(typer.core.TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         if args and self.get_command(ctx, args[0]) is None and not args[0].startswith("-"):
+            if self.get_command(ctx, "suite") is not None and args[0].removesuffix(".yaml") in {
+                *folders.available(),
+                *(file.stem for file in Path().glob("*.yaml")),
+            }:
+                path = ctx.command_path
+                raise SpecError(f"'{args[0]}' is a suite: {path} suite {args[0]}")
             raise SpecError(f"no command is named '{args[0]}'{did_you_mean(args[0], self.list_commands(ctx))}")
         return super().resolve_command(ctx, args)
 
@@ -114,11 +125,14 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "logs": cells.logs,
     "outcomes": outcomes.outcomes,
     "evaluate": evaluating.evaluate,
+    "invert": inverting.invert,
     "export": db.export,
     "import": db.import_,
     "delete": cleanup.delete,
     "clean": cleanup.clean,
     "verify": verify.verify,
+    "submit": submit.submit,
+    "models": models.models,
     "doctor": doctor,
 }
 

@@ -59,11 +59,24 @@ def with_plugins(command: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
-def plan_of(name: str, preset: str | None, smoke: bool, seeds: str | None, where: list[str] | None) -> Plan:
+def plan_of(
+    name: str,
+    preset: str | None,
+    smoke: bool,
+    seeds: str | None,
+    where: list[str] | None,
+    attacks: str | None = None,
+) -> Plan:
     """The plan that a suite's name and the options ask for. SpecError, NothingMatched."""
     from fatbench.suite import files
 
-    return files.load(name).plan(_preset(preset, smoke) or "paper", _seeds(seeds), _filter(where))
+    suite = files.load(name)
+    return suite.plan(_preset(preset, smoke) or "paper", _seeds(seeds), _filter(where), listed(attacks))
+
+
+def listed(text: str | None) -> list[str]:
+    """ "suite, method" as names, each once."""
+    return list(dict.fromkeys(part.strip() for part in (text or "").split(",") if part.strip()))
 
 
 def plan_in(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import tempfile
 from collections.abc import Iterator
@@ -67,7 +66,7 @@ def compare(
             plan = None
             if name:
                 suite, plan = plan_in(name, preset, smoke, seeds, where, ours)
-                margin = suite.tests.margin
+                margin = suite.margin
             pairs = comparing.common(ours, theirs, plan)
             if not pairs:
                 raise NothingMatched(f"{a} and {b} have no cell in common")
@@ -78,14 +77,15 @@ def compare(
             ours = theirs = found
             if name:
                 suite, plan = plan_in(name, preset, smoke, seeds, where, found)
-                pairs, margin = comparing.rows(plan, a, b), suite.tests.margin
+                pairs, margin = comparing.rows(plan, a, b), suite.margin
             elif any(sign in side for side in (a, b) for sign in "=<>"):
                 raise SpecError(f"--suite: '{a}' and '{b}' are rows: name their suite with --suite")
             else:
                 one, other = cell_in(found, a), cell_in(found, b)
                 pairs = [comparing.Pair("", int(found.cells([one])[one].get("seed") or 0), one, other)]
-        of_a, of_b = (functools.partial(comparing.measured, store, select=at) for store in (ours, theirs))
-        done = comparing.compare(pairs, of_a, of_b, metric or ())
+        of_a = comparing.measured(ours, {pair.a for pair in pairs}, at)
+        of_b = comparing.measured(theirs, {pair.b for pair in pairs}, at)
+        done = comparing.compare(pairs, of_a.__getitem__, of_b.__getitem__, metric or ())
     if format == "json":
         said = {"a": a, "b": b, "checkpoint": select, "exploratory": True, "margin": margin}
         print_json({**said, "comparisons": comparing.as_json(done, margin)})
@@ -103,25 +103,27 @@ def _declared(
     db: str | None,
     format: str,
 ) -> None:
-    """Print the family of comparisons that a suite declares. SpecError: it declares none."""
+    """Print the families of comparisons that a suite declares. SpecError: it declares none."""
     from fatbench.report.numbers import declared_tests
     from fatbench.report.numbers.compare import measured
 
     with opened(db) as store:
         suite, plan = plan_in(name, preset, smoke, seeds, where, store)
-        if not suite.tests.contrasts:
+        families = [tests for tests in suite.tests if tests.contrasts]
+        if not families:
             raise SpecError(f"--tests: suite '{suite.name}' declares no contrasts (section 'tests', docs/suites.md)")
         if store is None:
             raise NothingMatched("the database holds no results yet: fatbench run suite NAME")
-        found = declared_tests.run(
-            suite.tests, plan, functools.cache(functools.partial(measured, store, select=select))
-        )
+        of = measured(store, [cell.id for cell in plan.cells], select).__getitem__
+        tested = [(tests, declared_tests.run(tests, plan, of)) for tests in families]
         if format == "json":
-            said = {"suite": plan.suite, "preset": plan.preset, "checkpoint": select, "family": suite.tests.family}
-            said["margin"] = suite.tests.margin
-            print_json({**said, "comparisons": declared_tests.as_json(found, suite.tests.margin)})
+            print_json({
+                "suite": plan.suite, "preset": plan.preset, "checkpoint": select,
+                "families": [{"family": tests.family, "margin": tests.margin, "note": tests.note,
+                              "comparisons": declared_tests.as_json(found, tests.margin)} for tests, found in tested],
+            })  # fmt: skip
         else:
-            print(declared_tests.as_text(found, suite.tests, plan, select), end="")
+            print("\n".join(declared_tests.as_text(found, tests, plan, select) for tests, found in tested), end="")
 
 
 def _is_results(side: str) -> bool:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 
+from fatbench.cli import completing
 from fatbench.cli.common import known_format, print_json
 from fatbench.cli.options import DataDir, Format
 from fatbench.errors import MachineError
@@ -14,8 +16,15 @@ from fatbench.errors import MachineError
 DataNames = Annotated[list[str], typer.Argument(help="Data sets, or published weights.", show_default=False)]
 
 
-def data_list(data: DataDir = None, format: Format = "text") -> None:
-    """List data sets and published weights: found or not, complete or not, as published or a variant."""
+def data_list(
+    suite: Annotated[
+        str | None,
+        typer.Argument(help="Only what this suite needs; default: all.", autocompletion=completing.suites),
+    ] = None,
+    data: DataDir = None,
+    format: Format = "text",
+) -> None:
+    """List data sets and published weights: found or not, complete or not; with SUITE, what its presets need."""
     from fatbench import data as datasets
     from fatbench import settings
     from fatbench.cli import show
@@ -23,10 +32,27 @@ def data_list(data: DataDir = None, format: Format = "text") -> None:
     known_format(format, ("text", "json"))
     root = settings.data_folder(str(data) if data else None)
     rows, weights = datasets.status(root), datasets.weights_status(root)
+    if suite is not None:
+        wanted, weights = _wanted_by(suite, root)
+        rows = [{**row, "presets": wanted[row["name"]]} for row in rows if row["name"] in wanted]
     if format == "json":
         print_json({"root": str(root), "datasets": rows, "weights": weights})
     else:
         show.datasets(root, rows, weights)
+
+
+def _wanted_by(name: str, root: Path) -> tuple[dict[str, list[str]], list[dict[str, Any]]]:
+    """Data sets with the presets of a suite that read them; the files of weights that its cells begin with."""
+    from fatbench.suite import files, weights
+
+    chosen, wanted, texts = files.load(name), dict[str, list[str]](), dict[str, None]()
+    for preset in chosen.presets():
+        specs = [cell.spec for cell in chosen.plan(preset).to_run()]
+        named = {data["name"] for spec in specs for data in (spec["data"], spec.get("auxiliary")) if data}
+        for one in sorted(named):
+            wanted.setdefault(one, []).append(preset)
+        texts.update(dict.fromkeys(weights.weights_of(specs)))
+    return wanted, [weights.status(found, root) for text in texts if (found := weights.read(text))]
 
 
 def data_prepare(names: DataNames, data: DataDir = None) -> None:

@@ -2,36 +2,97 @@
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from fatbench.cli.common import plan_of
+from fatbench import whole_file
+from fatbench.cli import completing
+from fatbench.cli.common import known_format, plan_in, plan_of, write_text
 from fatbench.cli.options import Db, Preset, Smoke
-from fatbench.errors import NothingMatched
+from fatbench.errors import NothingMatched, SpecError
 from fatbench.store.opening import opened
 
 
 def export(
-    output: Annotated[Path | None, typer.Option("-o", "--output", help="Write to this file; default: stdout.")] = None,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="File, or folder of robustbench; default: stdout.")
+    ] = None,
+    format: Annotated[
+        str,
+        typer.Option(
+            "--format",
+            help="jsonl for `fatbench import`; csv, parquet, or robustbench's records of models.",
+            autocompletion=completing.one_of("jsonl", "csv", "parquet", "robustbench"),
+        ),
+    ] = "jsonl",
     name: Annotated[str | None, typer.Option("--suite", help="Export only the cells of this suite.")] = None,
     preset: Preset = None,
     smoke: Smoke = False,
     db: Db = None,
 ) -> None:
-    """Export results as JSON lines."""
+    """Export results: as JSON lines, as a table of every number, or as RobustBench's records."""
     from fatbench.store import jsonl
+
+    known_format(format, EXPORTS)
+    if format in ("parquet", "robustbench") and output is None:
+        raise SpecError(f"--format {format}: say where with -o {'FOLDER' if format == 'robustbench' else 'FILE'}")
+    if format == "robustbench":
+        _robustbench(name, preset, smoke, db, output or Path())
+        return
+    if format != "jsonl":
+        _numbers(name, "smoke" if smoke else preset, db, format, output)
+        return
 
     with opened(db) as store:
         if store is None:
             raise NothingMatched("the database has no results yet: fatbench run suite NAME")
-        cells = [cell.id for cell in plan_of(name, preset, smoke, None, None).cells] if name else None
+        cells = [cell.id for cell in plan_of(name, preset, smoke, None, None).to_run()] if name else None
         if output is None:
             jsonl.export(store, sys.stdout, cells)
         else:
             jsonl.export(store, output, cells)
+
+
+EXPORTS = ("jsonl", "csv", "parquet", "robustbench")
+
+
+def _robustbench(name: str | None, preset: str | None, smoke: bool, db: str | None, folder: Path) -> None:
+    """Print the files of the suite's models. SpecError: no suite is named."""
+    from fatbench.report.formats import robustbench
+
+    if name is None:
+        raise SpecError("--format robustbench: name the suite with --suite")
+    with opened(db) as store:
+        if store is None:
+            raise NothingMatched("the database has no results yet: fatbench run suite NAME")
+        for file in robustbench.write(plan_in(name, preset, smoke, None, None, store)[1], store, folder):
+            print(file)
+
+
+def _numbers(name: str | None, preset: str | None, db: str | None, format: str, output: Path | None) -> None:
+    """Every number as a row. SpecError: pyarrow is not installed."""
+    from fatbench import api
+    from fatbench.report.tables import tidy
+
+    frame = api.results(name, preset=preset, db=db)
+    if frame.empty:
+        raise NothingMatched("the database has no results yet: fatbench run suite NAME")
+    if format == "csv":
+        text = tidy.csv(frame)
+        if output is None:
+            sys.stdout.write(text)
+        else:
+            write_text(output, text, output)
+        return
+    if importlib.util.find_spec("pyarrow") is None:
+        raise SpecError("--format parquet: pip install 'fatbench[parquet]'")
+    assert output is not None
+    with whole_file.replacing(output) as handle:
+        frame.to_parquet(handle, index=False)
 
 
 def import_(
@@ -46,7 +107,7 @@ def import_(
     from fatbench.suite.validate_import import identity
 
     bad: list[str] | None = [] if skip_bad else None
-    with opened(db) as store:
+    with opened(db, new=True) as store:
         left_out = [jsonl.check(store, file, identify=identity, bad=bad) for file in files]
     for message in bad or ():
         print(f"fatbench: skipped: {message}", file=sys.stderr)

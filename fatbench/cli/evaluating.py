@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,9 +11,10 @@ import typer
 
 from fatbench.cli.common import known_format, plan_of, print_json
 from fatbench.cli.options import DataDir, Db, Device, Format, Precision, Preset, Smoke, Where
-from fatbench.errors import SpecError
+from fatbench.errors import Doubtful, SpecError
 from fatbench.runner.options import RunOptions
 from fatbench.store.opening import opened
+from fatbench.suite import external_models
 
 
 def evaluate(
@@ -43,6 +45,18 @@ def evaluate(
     channels: Annotated[str, typer.Option("--channels", help="Channel order of the network: rgb or bgr.")] = "rgb",
     size: Annotated[int | None, typer.Option("--size", min=1, help="Resize images to SIZE x SIZE pixels.")] = None,
     name: Annotated[str | None, typer.Option("--name", help="Row name in tables; default: the file name.")] = None,
+    expect_natural: Annotated[
+        float | None,
+        typer.Option(
+            "--expect-natural",
+            min=0,
+            max=100,
+            help="Natural accuracy in per cent that your own program measured; no attack runs if it is another here.",
+        ),
+    ] = None,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="End with exit code 6 if a number is flagged as doubtful.")
+    ] = False,
     preset: Preset = None,
     smoke: Smoke = False,
     where: Where = None,
@@ -56,10 +70,15 @@ def evaluate(
     known_format(format, ("text", "json"))
     options = RunOptions(device=device, precision=precision, db=db, data=data)
     if model is None:
-        foreign = {"--dataset": dataset, "--like": like, "--mean": mean, "--std": std, "--size": size, "--name": name}
+        foreign = {"--dataset": dataset, "--like": like, "--mean": mean, "--std": std, "--size": size, "--name": name,
+                   "--expect-natural": expect_natural, "--strict": strict or None}  # fmt: skip
         if given := [option for option, value in foreign.items() if value is not None]:
             said = "a state dict needs --model timm/NAME or --model FILE.py:FUNCTION"
             raise SpecError(f"{', '.join(given)}: {said}; a checkpoint of a run already has these settings")
+        if file.is_file() and file.suffix != ".safetensors":  # as every model of a run ends
+            raise SpecError(
+                f"{file} is no checkpoint of a run; a state dict needs --model timm/NAME or FILE.py:FUNCTION"
+            )
         _checkpoint(file, attack, n, batch, options, format)
         return
     from fatbench.runner import evaluate_external
@@ -72,15 +91,39 @@ def evaluate(
         "mean": _numbers("--mean", mean), "std": _numbers("--std", std), "outputs": outputs, "channels": channels,
     }  # fmt: skip
     source = evaluate_external.from_file(file, model, name, **preprocessing)
+    if expect_natural is not None:
+        natural = tuple(one for one in task.evaluations if one.label == "natural")
+        if not natural:
+            raise SpecError(f"--expect-natural: {like} has no evaluation named 'natural'")
+        cell, status = evaluate_external.evaluate(source, replace(task, evaluations=natural), options, _say)
+        if status == "done":
+            _expect(expect_natural, cell, natural[0].stage(external_models.ROUND), db)
     cell, status = evaluate_external.evaluate(source, task, options, _say)
-    _show(cell, db, format)
+    flags = _show(cell, db, format)
     if status != "done":
         print(f"fatbench: {cell}: {status} (fatbench logs {cell})", file=sys.stderr)
         raise typer.Exit(1)
+    if strict and flags:
+        raise Doubtful(f"--strict: {cell}: {'; '.join(flags)}")
 
 
-def _show(cell: str, db: str | None, format: str) -> None:
-    """The cell's row of the table of evaluated models, and on stderr what is doubtful about it."""
+def _expect(percent: float, cell: str, stage: str, db: str | None) -> None:
+    """Doubtful: the natural accuracy is another than its owner's, by more than so few images explain."""
+    from fatbench.report.numbers.statistics import wilson
+
+    with opened(db) as store:
+        assert store is not None
+        (found,) = (row for row in store.measurements([cell], stages=[stage]) if row["metric"] == "natural")
+    low, high = wilson(round(found["value"] * found["n"]), found["n"])
+    if not 100 * low <= percent <= 100 * high:
+        raise Doubtful(
+            f"--expect-natural {percent:g}: natural accuracy is {100 * found['value']:.2f} % of {found['n']} images"
+            f" (95 % interval {100 * low:.2f} to {100 * high:.2f}); {CHECK}. No attack was run"
+        )
+
+
+def _show(cell: str, db: str | None, format: str) -> list[str]:
+    """The cell's rows of the table of evaluated models, and on stderr what is doubtful: all that is flagged."""
     from fatbench import report as reporting
     from fatbench.report.tables.external_suite import suite_and_plan
 
@@ -97,11 +140,12 @@ def _show(cell: str, db: str | None, format: str) -> None:
         sys.stdout.write(reporting.render(grids, "terminal" if sys.stdout.isatty() else "markdown"))
     for line in doubts:
         print(f"fatbench: {line}", file=sys.stderr)
+    flags = (flag for grid in grids for value in grid.all() for flag in value.flags)
+    return list(dict.fromkeys([*flags, *(line.partition(":")[0] for line in doubts)]))
 
 
-AT_CHANCE = (
-    "no better than guessing the most frequent class; check --mean, --std, --channels, --size and the order of classes"
-)
+CHECK = "check --mean, --std, --channels, --size and the order of classes"
+AT_CHANCE = f"no better than guessing the most frequent class; {CHECK}"
 
 
 def doubts_of(numbers: list[dict[str, Any]], specs: dict[str, dict[str, Any]]) -> list[str]:

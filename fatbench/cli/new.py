@@ -16,7 +16,15 @@ from fatbench.errors import SpecError, article
 TEMPLATES = Path(__file__).parent / "templates"
 Name = Annotated[str, typer.Argument(help="Its name in the suite file.", show_default=False)]
 
-KINDS = {"method": "Algorithm", "aggregator": "Aggregator", "objective": "Objective", "attack": "Attack"}
+KINDS = {
+    "method": "Algorithm",
+    "aggregator": "Aggregator",
+    "objective": "Objective",
+    "attack": "Attack",
+    "dataset": "Data",
+    "model": "Model",
+    "partition": "Partition",
+}
 # What each changes in templates/suite.yaml: what stands there -> what comes in its place.
 LOCAL, ATTACK = "local:                       #", "attack: {name: pgd, eps: 25/255, step: 6/255, steps: 5}"
 CHANGES: dict[str, dict[str, str]] = {
@@ -32,6 +40,18 @@ CHANGES: dict[str, dict[str, str]] = {
     "attack": {
         "# ATTACK": "NAME: {name: NAME, eps: 25/255, step: 3/255, steps: 20}",
         "PGD-20: pgd20}": "PGD-20: pgd20, NAME: NAME}",
+    },
+    "dataset": {
+        "data: {name: digits}           # later: cifar10, svhn, ... (fatbench data list)": "data: {name: NAME}",
+        "NAME beside FedAvg and SFAT, on scikit-learn's digits": "FedAvg and SFAT on NAME",
+    },
+    "model": {
+        "model: {name: small_cnn, width: 16}": "model: {name: NAME, width: 16}",
+        "NAME beside FedAvg and SFAT": "FedAvg and SFAT with NAME",
+    },
+    "partition": {
+        "partition: {name: shah, clients: 5, skew: 2}": "partition: {name: NAME, clients: 5}",
+        "NAME beside FedAvg and SFAT": "FedAvg and SFAT with NAME",
     },
     "suite": {},
 }
@@ -50,6 +70,9 @@ method = _command("method", "Write an algorithm to NAME.py, and the suite NAME.y
 aggregator = _command("aggregator", "Write an aggregator to NAME.py, and the suite NAME.yaml.")
 objective = _command("objective", "Write a training objective to NAME.py, and the suite NAME.yaml.")
 attack = _command("attack", "Write an attack to NAME.py, and the suite NAME.yaml.")
+dataset = _command("dataset", "Write a data set of arrays to NAME.py, and the suite NAME.yaml.")
+model = _command("model", "Write a network to NAME.py, and the suite NAME.yaml.")
+partition = _command("partition", "Write a partition to NAME.py, and the suite NAME.yaml.")
 suite = _command("suite", "Write the suite NAME.yaml, which compares FedAvg with SFAT.")
 
 

@@ -28,6 +28,19 @@ Where = Annotated[
     ),
 ]
 Seeds = Annotated[str | None, typer.Option("--seeds", help="Seeds to use instead of the suite's: 0-4, or 6,7.")]
+Override = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Override a setting in all cells: algorithm.local.lr=0.02."),
+]
+Attacks = Annotated[
+    str | None,
+    typer.Option(
+        "--attacks",
+        metavar="LIST",
+        help="Attacks to add where the preset has none: fgsm,pgd20,cw,autoattack.",
+        autocompletion=completing.one_of("fgsm", "pgd20", "cw", "autoattack", "fgsm,pgd20,cw,autoattack"),
+    ),
+]
 Db = Annotated[str | None, typer.Option("--db", metavar="URL", help="Database: path or SQLAlchemy URL.")]
 DataDir = Annotated[Path | None, typer.Option("--data", help="Folder with the data sets.")]
 Plugin = Annotated[
@@ -78,7 +91,7 @@ PathOption = Annotated[
     str,
     typer.Option(
         "--path",
-        help="How clients are trained: loop, fast (vectorised), graphs (fast with CUDA graphs) or reference.",
+        help="How clients are trained: loop, fast (vectorised), graphs (CUDA graphs), reference; auto chooses.",
         autocompletion=completing.one_of(*PATHS),
     ),
 ]
@@ -88,7 +101,7 @@ Microbatch = Annotated[
 ]
 VectoriseOption = Annotated[
     int,
-    typer.Option("--vectorise", min=1, help="Cells that each worker trains vectorised; needs --path fast."),
+    typer.Option("--vectorise", min=1, help="Cells that each worker trains vectorised, on --path fast."),
 ]
 Retry = Annotated[bool, typer.Option("--retry-failed", help="Run failed stages again.")]
 RerunChanged = Annotated[
@@ -105,10 +118,19 @@ Wait = Annotated[
 ]
 DryRun = Annotated[bool, typer.Option("-n", "--dry-run", help="Show what would run, without running it.")]
 
+Log = Annotated[
+    str | None,
+    typer.Option(
+        "--log",
+        help="Also write learning curves for tensorboard or wandb.",
+        autocompletion=completing.one_of("tensorboard", "wandb"),
+    ),
+]
+
 # field of `fatbench.runner.options.RunOptions` -> how the command line takes it
 RUN = {
     "jobs": Jobs, "device": Device, "per_gpu": PerGpu, "executor": Executor, "precision": Precision,
     "path": PathOption, "microbatch": Microbatch, "vectorise": VectoriseOption, "retry_failed": Retry,
     "rerun_changed": RerunChanged, "fail_fast": FailFast, "time_limit": TimeLimit, "wait": Wait, "dry_run": DryRun,
-    "db": Db, "data": DataDir,
+    "log": Log, "db": Db, "data": DataDir,
 }  # fmt: skip

@@ -17,6 +17,7 @@ from fatbench.cli.common import cell_in, known_format, print_json, write_text
 from fatbench.cli.options import Cell, DataDir, Db
 from fatbench.errors import FatbenchError, NothingMatched, SpecError, did_you_mean
 from fatbench.store.opening import opened
+from fatbench.store.stage_names import parsed
 
 if TYPE_CHECKING:
     from fatbench.store.stages import StageRow
@@ -43,7 +44,7 @@ def outcomes(
         stages = {stage: row for (_, stage), row in store.stages([id]).items()}
         found = {stage: bits for stage in stages if (bits := _bits(store.outcomes(id, stage)))}
         sizes = {n["stage"]: n["n"] for n in store.measurements([id], stages=list(found)) if n["n"] and n["client"] < 0}
-    names = {stage.rpartition("@")[0].rpartition("-")[0] for stage in found}
+    names = {parsed(stage).metric for stage in found}
     for name in metric or ():
         if name not in names:
             raise SpecError(f"--metric: cell {id} has no outcomes of '{name}'{did_you_mean(name, names)}")
@@ -85,15 +86,15 @@ def _rows(
     cell: str, stage: str, stages: dict[str, StageRow], bits: str, n: int, labels: Sequence[int] | None
 ) -> list[dict[str, Any]]:
     """One row an image; of a stage that attacked several models, all images of the first, then of the next."""
-    evaluation, _, at = stage.rpartition("@")
+    metric, _, _, at = parsed(stage)
     record = stages["train"].record if "train" in stages else {}
-    named = [name for name, best in record.items() if isinstance(best, dict) and best.get("round") == int(at)]
+    named = [name for name, best in record.items() if isinstance(best, dict) and best.get("round") == at]
     return [
         {
             "cell": cell,
             "stage": stage,
-            "metric": evaluation.rpartition("-")[0],
-            "round": int(at),
+            "metric": metric,
+            "round": at,
             "checkpoint": ";".join(named),
             "model": position // n,
             "image": position % n,
@@ -107,10 +108,10 @@ def _rows(
 def _labels(spec: dict[str, Any], data: Path | None) -> Sequence[int] | None:
     """The labels of the cell's test images; None: the data set is not on this machine, or not as the cell names it."""
     from fatbench import settings
-    from fatbench.suite import calls
+    from fatbench.data.own import load
 
     with contextlib.suppress(FatbenchError):
-        dataset = calls.build("Data", spec["data"])(settings.data_folder(str(data) if data else None))
+        dataset = load(spec["data"], settings.data_folder(str(data) if data else None))
         labels: Sequence[int] = dataset.test_labels.tolist()
         return labels
     return None

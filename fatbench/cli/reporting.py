@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 import typer
 
 from fatbench.cli import completing
-from fatbench.cli.common import FIGURES, cell_in, known_format, plan_in, print_json, write_text
+from fatbench.cli.common import FIGURES, cell_in, known_format, listed, plan_in, print_json, write_text
 from fatbench.cli.options import Db, Format, Preset, Seeds, Select, Smoke, Where
 from fatbench.errors import NothingMatched, SpecError, did_you_mean
 from fatbench.store.opening import opened
@@ -40,6 +40,7 @@ def status(
     format: Format = "text",
 ) -> None:
     """Show progress: cells done, failed, running and left."""
+    from fatbench import settings
     from fatbench.cli import show
     from fatbench.runner import progress
 
@@ -51,7 +52,9 @@ def status(
 
         watching.watch_plan(lambda store: plan_in(name, preset, smoke, seeds, where, store)[1], db, every)
         return
-    with opened(db) as store:
+    with opened(db, new=True) as store:
+        if store is None and db is not None:
+            print(f"fatbench: {settings.shown_url(db)} does not exist: nothing has been run yet", file=sys.stderr)
         if name is None:
             counts = {} if store is None else progress.by_suite(store)
             if format == "json":
@@ -86,44 +89,65 @@ def known_replicates(which: str) -> str:
     return which
 
 
-def _listed(text: str | None) -> list[str]:
-    """ "suite, method" as names."""
-    return [part.strip() for part in (text or "").split(",") if part.strip()]
+def _found(names: Collection[str]) -> list[str]:
+    """Suites that have results, as they are found: by name, or by a file in the working directory."""
+    from fatbench.suite import files
+    from fatbench.suite.external_models import SUITE
+
+    order = [*files.available(), SUITE]
+    by_name = [name for name in names if files.with_settings(name)[0] in order]
+    by_name.sort(key=lambda name: (order.index(files.with_settings(name)[0]), name))
+    return [*by_name, *_own({*names} - {*by_name})]
 
 
 def _own(names: Collection[str]) -> list[str]:
     """The files in the working directory of suites that are not found by name; says which are nowhere."""
+    from fatbench.suite.files import with_settings
+
     files: dict[str, str] = {}
     for file in sorted(Path().glob("*.y*ml")):
         if found := re.search(
             r"^name: *['\"]?([^'\"\s#]+)", file.read_text(encoding="utf-8", errors="replace"), re.MULTILINE
         ):
             files.setdefault(found[1], str(file))
+    own = []
     for name in sorted(names):
-        if name not in files:
+        base = with_settings(name)[0]
+        if base in files:
+            own.append(files[base] + name.removeprefix(base))
+        else:
             print(
                 f"fatbench: suite '{name}' has results, but its file was not found: fatbench report FILE",
                 file=sys.stderr,
             )
-    return [files[name] for name in sorted(names) if name in files]
+    return own
 
 
-def _how(format: str, notes: str, published: str | None, width: str | None) -> dict[str, str]:
+def _how(
+    format: str, notes: str | None, published: str | None, width: str | None, spread: str | None
+) -> dict[str, str]:
     """What the format's renderer is told. SpecError: no such choice, or one that this format does not have."""
     from fatbench.api import known_choice
-    from fatbench.report.formats.latex_layout import width_of
+    from fatbench.report.formats.latex_layout import SPREADS, width_of
     from fatbench.report.tables.notes import LEVELS
 
-    known_choice("notes", notes, LEVELS)
+    how = {}
+    if notes is not None:
+        known_choice("notes", notes, LEVELS)
+        how["notes"] = notes
     if published not in (None, *PUBLISHED):
         raise SpecError(
             f"--published: expected {', '.join(PUBLISHED)}, got '{published}'{did_you_mean(str(published), PUBLISHED)}"
         )
-    how = {}
     if published in ("below", "column"):
         if format not in ("latex", "terminal"):
             raise SpecError(f"--published {published}: only latex and terminal place the paper's numbers, not {format}")
         how["published"] = str(published)
+    if spread is not None:
+        known_choice("spread", spread, SPREADS)
+        if format != "latex":
+            raise SpecError(f"--spread {spread}: only latex places the spread over seeds, not {format}")
+        how["spread"] = spread
     if width is not None:
         if format != "latex":
             raise SpecError(f"--width {width}: only latex has a width, not {format}")
@@ -161,13 +185,13 @@ def report(
         list[str] | None, typer.Option("--table", metavar="ID", help="Show this table only; may be repeated.")
     ] = None,
     notes: Annotated[
-        str,
+        str | None,
         typer.Option(
             "--notes",
-            help="Notes under a table: none, short or full.",
+            help="Notes under a table: none, short (three lines) or full; default: short on a terminal and in LaTeX.",
             autocompletion=completing.one_of("none", "short", "full"),
         ),
-    ] = "full",
+    ] = None,
     digits: Annotated[int, typer.Option("--digits", min=0, max=6, help="Decimal places of percentages.")] = 2,
     published: Annotated[
         str | None,
@@ -177,6 +201,14 @@ def report(
             autocompletion=completing.one_of(*PUBLISHED),
         ),
     ] = None,
+    images: Annotated[
+        str,
+        typer.Option(
+            "--images",
+            help="Test images of each number: all of its attack, or those that all attacks have in common.",
+            autocompletion=completing.one_of("all", "common"),
+        ),
+    ] = "all",
     no_published: Annotated[bool, typer.Option("--no-published", help="Short for --published none.")] = False,
     width: Annotated[
         str | None,
@@ -184,6 +216,14 @@ def report(
             "--width",
             help="Width of LaTeX tables: column, text, or a number of points.",
             autocompletion=completing.one_of("column", "text"),
+        ),
+    ] = None,
+    spread: Annotated[
+        str | None,
+        typer.Option(
+            "--spread",
+            help="Spread over seeds in LaTeX: beside the number, below it, or none; default: what fits.",
+            autocompletion=completing.one_of("beside", "below", "none"),
         ),
     ] = None,
     with_evaluated: Annotated[
@@ -207,31 +247,28 @@ def report(
     from fatbench import api, settings
     from fatbench import report as reporting
     from fatbench.report.tables.combined import combine
+    from fatbench.report.tables.common_images import WHICH as IMAGES
+    from fatbench.report.tables.notes import shortened
     from fatbench.runner import progress
-    from fatbench.suite import files
-    from fatbench.suite.external_models import SUITE
 
     format = known_format(
         format or ("terminal" if sys.stdout.isatty() and output is None else "markdown"), reporting.FORMATS
     )
     at = checkpoint(select)
     which = known_replicates(replicates)
-    how = _how(format, notes, "none" if no_published else published, width)
+    how = _how(format, notes, "none" if no_published else published, width, spread)
+    api.known_choice("images", images, IMAGES)
     with_published = not no_published and published != "none"
     with opened(db) as store:
         run = set() if names or store is None else {one for one, _ in progress.by_suite(store)}
-        parts = [
-            plan_in(one, preset, smoke, seeds, where, store)
-            for one in names
-            or [*(one for one in (*files.available(), SUITE) if one in run), *_own(run - {*files.available(), SUITE})]
-        ]
+        parts = [plan_in(one, preset, smoke, seeds, where, store) for one in names or _found(run)]
         if parts and (rows is not None or columns is not None):
-            parts = [combine(parts, _listed(rows), _listed(columns))]
+            parts = [combine(parts, listed(rows), listed(columns))]
         if table:
             parts = api.with_table(parts, table)
         shown = api.grids_of(
             parts, store, select=at, published=with_published, with_evaluated=with_evaluated, replicates=which,
-            notes=notes, digits=digits,
+            digits=digits, images=images,
         )  # fmt: skip
         grids = [grid for _, _, mine in shown for grid in mine]
         if not grids and not names:
@@ -239,7 +276,7 @@ def report(
         if format == "html" and store is not None:
             from fatbench.report.site import pages
 
-            found = [pages.Part(*one) for one in shown]
+            found = [pages.Part(s, p, [shortened(grid, notes or "full") for grid in mine]) for s, p, mine in shown]
             kept = settings.files_folder(settings.database(db))
             text = pages.page(pages.content(found, store, select=at, which=which, files=kept))
         else:
@@ -260,7 +297,8 @@ def plot(
         ),
     ] = None,
     figure: Annotated[
-        str | None, typer.Option("--figure", metavar="ID", help="Draw this figure of the suite only.")
+        str | None,
+        typer.Option("--figure", metavar="ID", help="Draw this figure only; forest: all methods against the baseline."),
     ] = None,
     x: Annotated[
         str | None,
@@ -284,6 +322,17 @@ def plot(
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="Folder; default: results/figures (csv: stdout).")
     ] = None,
+    plain: Annotated[
+        bool, typer.Option("--plain", help="For a paper: no title and notes; a text file beside it has the caption.")
+    ] = False,
+    width: Annotated[
+        str | None,
+        typer.Option(
+            "--width",
+            help="Width with --plain: column, text, or inches; default: text.",
+            autocompletion=completing.one_of("column", "text"),
+        ),
+    ] = None,
     select: Select = "last",
     preset: Preset = None,
     smoke: Smoke = False,
@@ -297,7 +346,7 @@ def plot(
     from fatbench.report.figures import series
 
     known_format(format, PLOT_FORMATS)
-    at = checkpoint(select)
+    at, inches = checkpoint(select), _inches(plain, width)
     own = x is not None or y is not None or by is not None
     if figure is not None and own:
         raise SpecError("--figure cannot be combined with --x, --y and --by")
@@ -306,19 +355,29 @@ def plot(
     if cell is not None and (x or by or figure or preset or smoke or where or seeds):
         raise SpecError("--cell can only be combined with --y, --format, -o and --db")
     plots = []
+    if figure == "forest":
+        if format == "csv":
+            raise SpecError("--figure forest: the numbers are those of fatbench compare --format json")
+        with opened(db) as store:
+            for name in names or ():
+                chosen, plan = plan_in(name, preset, smoke, seeds, where, store)
+                if store is None:
+                    raise NothingMatched(f"nothing has been measured yet of '{name}'")
+                print(reporting.draw_forest(chosen, plan, store, output or FIGURES, format, select=at, width=inches))
+        return
     with opened(db) as store:
         if cell is not None:
             from fatbench.report.figures import adhoc_figures
 
             id = cell_in(store, cell)
             assert store is not None
-            plots = adhoc_figures.curves(store, id, _listed(y), at)
+            plots = adhoc_figures.curves(store, id, listed(y), at)
         for name in names or ():
             chosen, plan = plan_in(name, preset, smoke, seeds, where, store)
             if own:
                 from fatbench.report.figures import adhoc_figures
 
-                drawn = adhoc_figures.figure(chosen, plan, store, x, _listed(y), _listed(by))
+                drawn = adhoc_figures.figure(chosen, plan, store, x, listed(y), listed(by))
                 assert store is not None  # else nothing is measured
                 plots += adhoc_figures.series_of(chosen, plan, store, [drawn], at)
                 continue
@@ -344,5 +403,22 @@ def plot(
     if not some:
         about = f"the figures of '{called}' show ({plots[0].preset})" if plots else f"'{called}' shows"
         raise NothingMatched(f"nothing has been measured yet of what {about}")
-    for path in reporting.draw(some, output or FIGURES, format, files):
+    for path in reporting.draw(some, output or FIGURES, format, files, inches):
         print(path)
+
+
+def _inches(plain: bool, width: str | None) -> float | None:
+    """The width of a figure for a paper; None: it is not for a paper. SpecError: no such width."""
+    from fatbench.report.figures.plots import COLUMN, TEXT
+
+    if not plain:
+        if width is not None:
+            raise SpecError("--width needs --plain")
+        return None
+    try:
+        inches = {"column": COLUMN, "text": TEXT, None: TEXT}.get(width) or float(str(width))
+    except ValueError:
+        inches = 0.0
+    if not 1 <= inches <= 40:
+        raise SpecError(f"--width: expected column, text, or 1 to 40 inches, got '{width}'")
+    return inches

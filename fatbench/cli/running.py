@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from fatbench.cli.common import plan_of
-from fatbench.cli.options import RUN, Name, Preset, Seeds, Smoke, Where
+from fatbench.cli.options import RUN, Attacks, Name, Override, Preset, Seeds, Smoke, Where
 from fatbench.errors import NothingMatched, SpecError
 from fatbench.runner.options import RunOptions, with_keywords
+from fatbench.suite import weights
 
 if TYPE_CHECKING:
     from fatbench.runner.jobs import Job
@@ -22,6 +24,8 @@ def _run_suite(
     smoke: Smoke = False,
     where: Where = None,
     seeds: Seeds = None,
+    override: Override = None,
+    attacks: Attacks = None,
     *,
     options: RunOptions,
 ) -> None:
@@ -31,10 +35,12 @@ def _run_suite(
     with processes.started_early(options.executor == "local" and options.vectorise == 1 and not options.dry_run):
         from fatbench.cli.watch import Watch
         from fatbench.runner import start
+        from fatbench.runner.live_log import logged
+        from fatbench.suite import files
 
-        plan = plan_of(name, preset, smoke, seeds, where)
-        with Watch(f"suite {plan.suite}, preset {plan.preset}") as watch:
-            start.run(start.jobs_of(plan), watch, options)
+        plan = plan_of(files.named(name, override), preset, smoke, seeds, where, attacks)
+        with Watch(f"suite {plan.suite}, preset {plan.preset}") as watch, logged(watch, options) as observer:
+            start.run(start.jobs_of(plan), observer, options)
 
 
 def _run_cell(
@@ -49,9 +55,9 @@ def _run_cell(
         from fatbench.cli.watch import Watch
         from fatbench.runner import start
 
-        job = _find_job(id)
+        *origins, job = _find_jobs(id)
         with Watch(f"cell {job.cell} of suite {job.suite}, preset {job.preset}") as watch:
-            start.run([job], watch, replace(options, jobs=1))
+            start.run([*origins, job], watch, replace(options, jobs=1))
 
 
 OF_MANY = ("jobs", "per_gpu", "executor", "vectorise", "fail_fast")  # say how several cells are run
@@ -59,8 +65,11 @@ run_suite = with_keywords(_run_suite, types=RUN)
 run_cell = with_keywords(_run_cell, without=OF_MANY, types=RUN)
 
 
-def _find_job(id: str) -> Job:
-    """The job of a cell given by the first letters of its id, in whatever suite and preset it is."""
+def _find_jobs(id: str) -> list[Job]:
+    """The job of a cell given by the first letters of its id, in whatever suite and preset it is, as the last.
+
+    Before it the training of the cells with whose models it begins.
+    """
     from fatbench.runner import start
     from fatbench.suite import files
 
@@ -68,15 +77,22 @@ def _find_job(id: str) -> Job:
         raise SpecError(
             f"'{id}': give at least the first 4 letters of a cell's id (fatbench plan suite NAME lists them)"
         )
-    found: dict[str, Job] = {}
+    found: dict[str, list[Job]] = {}
     for name in files.available():
         chosen = files.load(name)
         for preset in chosen.presets():
-            for job in start.jobs_of(chosen.plan(preset)):
+            jobs = {job.cell: job for job in start.jobs_of(chosen.plan(preset))}
+            for job in jobs.values():
                 if job.cell.startswith(id):
-                    found.setdefault(job.cell, job)
+                    found.setdefault(job.cell, [*_origins(job, jobs), job])
     if not found:
         raise NothingMatched(f"no suite has a cell '{id}'")
     if len(found) > 1:
         raise SpecError(f"'{id}' could be any of {', '.join(sorted(found))}")
     return next(iter(found.values()))
+
+
+def _origins(job: Job, jobs: Mapping[str, Job]) -> list[Job]:
+    """The training of the cells with whose models a job begins, the first one first."""
+    origin = weights.trained_by(job.spec)
+    return [] if origin is None else [*_origins(jobs[origin], jobs), replace(jobs[origin], evaluations=[])]

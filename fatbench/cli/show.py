@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,9 +14,12 @@ from rich import box
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from fatbench import settings
+from fatbench.data import catalogue
 from fatbench.suite import format_call, plugins, signatures, weights
+from fatbench.suite.papers import paper_of
 
 if TYPE_CHECKING:
     from fatbench.runner.progress import CellProgress
@@ -32,6 +36,10 @@ COLOURS = {
     "changed": "yellow",
     "running": "yellow",
     "todo": "dim",
+    "complete": "green",
+    "variant": "yellow",
+    "damaged": "red",
+    "missing": "dim",
     "interrupted": "yellow",
 }
 
@@ -51,31 +59,65 @@ def _table(*columns: str, right: Sequence[str] = ()) -> Table:
 
 
 LONG = 200  # rows; Rich takes a millisecond for each
+NARROW = 8  # letters that are left of a text at least
 
 
 def _rows(console: Console, columns: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[str] = ()) -> None:
-    """A table whose rows are plain texts; a long one as lines of its own width, without colours."""
-    if len(rows) <= LONG:
-        table = _table(*columns, right=right)
-        for row in rows:
-            table.add_row(*(f"[{COLOURS[text]}]{text}[/]" if text in COLOURS else escape(text) for text in row))
-        console.print(table)
+    """A table, one line a row. If it is too wide, what all rows share is said once above it, then texts are cut."""
+    widths = {i: max(len(column), *(len(row[i]) for row in rows)) for i, column in enumerate(columns)}
+
+    def excess() -> int:
+        return sum(widths.values()) + 2 * (len(widths) - 1) - console.width
+
+    if excess() > 0 and len(rows) > 1:
+        same = [i for i in widths if all(row[i] == rows[0][i] for row in rows)]
+        widths = {i: width for i, width in widths.items() if i not in same}
+        if same:
+            console.print(
+                f"all: {', '.join(f'{columns[i]} {rows[0][i]}' for i in same)}",
+                style="dim",
+                markup=False,
+                soft_wrap=True,
+            )
+    texts = [i for i in widths if i and columns[i] not in (*right, "presets", GOT)]  # a command is of use whole
+    while excess() > 0 and texts and widths[widest := max(texts, key=widths.__getitem__)] > NARROW:
+        widths[widest] -= 1
+
+    def line(row: Sequence[str]) -> str:
+        cut = {i: row[i] if len(row[i]) <= n else f"{row[i][: n - 1]}…" for i, n in widths.items()}
+        return "  ".join(
+            f"{text:>{widths[i]}}" if columns[i] in right else f"{text:{widths[i]}}" for i, text in cut.items()
+        ).rstrip()
+
+    lines = [line(columns), "─" * min(excess() + console.width, console.width), *map(line, rows)]
+    if len(rows) > LONG:
+        console.file.write("\n".join([*lines, ""]))
         return
-    widths = [max(len(column), *(len(row[i]) for row in rows)) for i, column in enumerate(columns)]
-    form = "   ".join(f"{{:{'>' if column in right else ''}{n}}}" for column, n in zip(columns, widths, strict=True))
-    head = [form.format(*columns).rstrip(), "─" * (sum(widths) + 3 * (len(widths) - 1))]
-    console.file.write("\n".join([*head, *(form.format(*row).rstrip() for row in rows), ""]))
+    for text in map(Text, lines):
+        for state, colour in COLOURS.items():
+            text.highlight_regex(rf"(?<=  ){state}(?=  |$)", colour)
+        console.print(text, no_wrap=True, overflow="ignore", crop=False)
 
 
-def suites(rows: Sequence[Mapping[str, Any]]) -> None:
-    """`suite list`."""
-    presets = list(dict.fromkeys(preset for row in rows for preset in row["presets"]))
-    table = _table("suite", "title", *presets, right=presets)
-    for row in rows:
-        table.add_row(row["name"], row["title"], *(str(row["presets"].get(p, "")) for p in presets))
+def suites(rows: Sequence[Mapping[str, Any]], hidden: int) -> None:
+    """`suite list`: a line a suite under the name of its paper; hidden: how many are not shown."""
     console = _console()
-    console.print(table)
-    console.print("Numbers are cells per preset; a cell is one training run with one seed.", style="dim")
+    names = max((len(row["name"]) for row in rows), default=0)
+    papers: dict[str, list[Mapping[str, Any]]] = {}
+    for row in rows:
+        papers.setdefault(paper_of(row["name"]), []).append(row)
+    for paper, group in papers.items():
+        console.print(f"\n{paper}", style="bold", markup=False)
+        for row in group:
+            cells = row["presets"].get("paper", "")
+            title = re.sub(r"^[\w ]*?,? (?=(Table|Figure)s? \d)", "", row["title"])  # without the name of the paper
+            line = f"  {row['name']:{names}} {cells:>5}  {title}"
+            console.print(line, markup=False, no_wrap=True, overflow="ellipsis")
+    more = f"\n{hidden} more on images as JPEG: --all" if hidden else ""
+    console.print(
+        f"\nNumbers are cells (training runs) of the preset paper; fatbench suite show NAME has more.{more}",
+        style="dim",
+    )
 
 
 def suite(chosen: Suite) -> None:
@@ -91,7 +133,7 @@ def suite(chosen: Suite) -> None:
         plan = chosen.plan(preset)
         seeds = sorted({cell.spec["seed"] for cell in plan.cells})
         console.print(
-            f"\n[bold]preset {preset}[/bold]: {len(plan.unique())} cells, seeds {', '.join(map(str, seeds))}"
+            f"\n[bold]preset {preset}[/bold]: {len(plan.to_run())} cells, seeds {', '.join(map(str, seeds))}"
             + (f"\n  {plan.note}" if plan.note else "")
         )
         console.print(f"  evaluated at {', '.join(plan.checkpoints)}:{'' if plan.metrics() else ' nothing'}")
@@ -109,9 +151,13 @@ def suite(chosen: Suite) -> None:
 
 
 def _weights(console: Console, what: Plan) -> None:
-    """The files of weights that a preset wants: where they go, what is in them, whether they are here."""
+    """The weights that a preset wants: which cell trains them, or where their file goes and if it is here."""
     root = settings.data_folder()
-    for text in weights.weights_of(cell.spec for cell in what.unique()):
+    cells = what.to_run()
+    for begin in {cell.origin.id: cell.origin for cell in cells if cell.origin is not None}.values():
+        said = ", ".join([begin.suite, *begin.key.values(), f"seed {begin.spec['seed']}"])
+        console.print(f"  weights of cell {begin.id}, which runs first: {said}", markup=False)
+    for text in weights.weights_of(cell.spec for cell in cells if cell.origin is None):
         console.print(f"  weights {weights.describe(text, root)}", markup=False)
 
 
@@ -120,7 +166,7 @@ def _attacks(what: Plan) -> dict[str, list[dict[str, Any]]]:
     found: dict[str, list[dict[str, Any]]] = {}
     for evaluations in {id(cell.evaluations): cell.evaluations for cell in what.cells}.values():
         for evaluation in evaluations:
-            on = {} if evaluation.origin is None else {"computed on": f"{evaluation.origin.name}'s model"}
+            on = {} if evaluation.origin is None else {"computed on": f"{evaluation.origin.shown}'s model"}
             found.setdefault(evaluation.label, []).append({**evaluation.attack, **on})
     return found
 
@@ -128,14 +174,14 @@ def _attacks(what: Plan) -> dict[str, list[dict[str, Any]]]:
 def plan(what: Plan, works: Mapping[str, Work | None], total: Work, time: Estimate, on: str | None = None) -> None:
     """`plan suite`; on: the GPU that the time is an estimate for."""
     console = _console()
-    cells = what.unique()
+    cells = what.to_run()
     axes = list(dict.fromkeys(axis for cell in cells for axis in cell.key))
     rows = []
     for cell in cells:
         work = works[cell.id]
         counts = ("?", "?") if work is None else (_short(work.gradient_steps), _short(work.image_passes))
         rows.append([cell.id, *(cell.key.get(axis, "") for axis in axes), str(cell.spec["seed"]), *counts])
-    numbers = ("seed", "steps", "image passes")
+    numbers = ("seed", "steps", "images")
     _rows(console, ("cell", *axes, *numbers), rows, numbers)
     console.print(f"suite {what.suite}, preset {what.preset}: {len(cells)} cells")
     _weights(console, what)
@@ -208,13 +254,18 @@ def _bytes(value: float) -> str:
 
 def status(what: Plan, rows: Sequence[CellProgress]) -> None:
     """`status NAME`."""
+    from fatbench.cli.watch import said_once
     from fatbench.runner import progress, versions
 
     console = _console()
     axes = list(dict.fromkeys(axis for row in rows for axis in row.cell.key))
+    labels: dict[tuple[str, str], dict[str, None]] = {}  # several where points of the grid are one cell
+    for cell in what.cells:
+        for axis, label in cell.key.items():
+            labels.setdefault((cell.id, axis), {})[label] = None
     shown = [
-        [row.cell.id, *(row.cell.key.get(axis, "") for axis in axes), str(row.cell.spec["seed"]), row.status,
-         f"{row.round}/{row.total}", f"{row.stages_done}/{row.stages}"]
+        [row.cell.id, *("; ".join(labels.get((row.cell.id, axis), ())) for axis in axes), str(row.cell.spec["seed"]),
+         row.status, f"{row.round}/{row.total}", f"{row.stages_done}/{row.stages}"]
         for row in rows
     ]  # fmt: skip
     _rows(console, ("cell", *axes, "seed", "state", "rounds", "stages"), shown, ("seed", "rounds", "stages"))
@@ -222,8 +273,12 @@ def status(what: Plan, rows: Sequence[CellProgress]) -> None:
     console.print(f"suite {what.suite}, preset {what.preset}: " + ", ".join(f"{n} {state}" for state, n in counts))
     if changed := {row.cell.id: row.changed for row in rows if row.changed}:
         console.print("\n".join(versions.lines(changed)), style="yellow", markup=False)
-    for row in [row for row in rows if row.status == "failed"][:5]:
-        console.print(f"failed: {row.cell.id}: {row.error} (fatbench logs {row.cell.id})", style="red")
+    failed: dict[str, list[str]] = {}
+    for row in rows:
+        if row.status == "failed":
+            failed.setdefault(row.error, []).append(row.cell.id)
+    for error, ids in failed.items():
+        console.print(f"failed: {said_once(ids, error)}", style="red", markup=False)
 
 
 def all_status(counts: Mapping[tuple[str, str], Mapping[str, int]]) -> None:
@@ -303,24 +358,49 @@ def evaluation(results: Sequence[Mapping[str, Any]]) -> None:
 
 def datasets(root: Path, rows: Sequence[Mapping[str, Any]], files: Sequence[Mapping[str, Any]] = ()) -> None:
     """`data list`."""
-    table = _table("data set", "state", "train", "test", "where", right=("train", "test"))
-    colours = {"complete": "green", "variant": "yellow", "damaged": "red", "missing": "dim"}
-    for row in rows:
-        counts = (str(row["train"] or ""), str(row["test"] or ""))
-        table.add_row(row["name"], f"[{colours[row['state']]}]{row['state']}[/]", *counts, str(row["where"] or ""))
     console = _console()
-    console.print(table)
+    numbers = ("train", "test")
+    shown = [
+        [row["name"], row["state"], str(row["train"] or ""), str(row["test"] or ""),
+         *([", ".join(row["presets"])] if "presets" in row else []), _got(row)]
+        for row in rows
+    ]  # fmt: skip
+    if shown:
+        extra = ["presets"] if len(shown[0]) > 5 else []
+        _rows(console, ("data set", "state", *numbers, *extra, GOT), shown, numbers)
     if files:
-        table = _table("weights", "state", "file", "where")
-        for row in files:
-            state = f"[{colours[row['state']]}]{row['state']}[/]"
-            table.add_row(row["name"], state, row["file"], str(Path(row["where"]).parent))
         console.print()
-        console.print(table)
+        _rows(
+            console,
+            ("weights", "state", GOT),
+            [[Path(row["name"]).name.partition("@")[0], row["state"], _got(row)] for row in files],
+        )
     for row in [*rows, *files]:
         if row["state"] in ("variant", "damaged"):
             console.print(f"{row['name']}: {row['message']}", markup=False)
     console.print(f"looked in {root} (--data, FATBENCH_DATA)", style="dim")
+
+
+GOT = "where, or how to get it"
+
+
+def _got(row: Mapping[str, Any]) -> str:
+    """Where a data set or a file is; of a missing one the command that fetches it."""
+    if row["state"] != "missing" or row["name"] not in (*catalogue.CATALOGUE, *weights.WEIGHTS):
+        return str(row["where"] or "").replace(str(Path.home()), "~", 1)
+    size = catalogue.CATALOGUE[row["name"]].download if row["name"] in catalogue.CATALOGUE else 0
+    return f"fatbench data prepare {row['name']}" + (f" ({_bytes(size)})" if size else "")
+
+
+def models(rows: Sequence[Mapping[str, Any]]) -> None:
+    """`models`: per cent, and the file or how its name begins."""
+    known = dict.fromkeys(metric for row in rows for metric in row["numbers"])
+    shown = [metric for metric in ("natural", "pgd20", "autoattack") if metric in known] or [*known][:3]
+    _rows(_console(), ("network", *shown, GOT), [
+        [row["name"], *(f"{100 * row['numbers'][m]:.2f}" if m in row["numbers"] else "" for m in shown),
+         row["file"] or f"SHA-256 {row['sha256'][:12]}"]
+        for row in rows
+    ], shown)  # fmt: skip
 
 
 def doctor(db: str | None, data: Path | None) -> None:

@@ -11,11 +11,13 @@ import typer
 
 from fatbench.cli.common import known_format, plan_of, print_json
 from fatbench.cli.options import (
+    Attacks,
     DataDir,
     Db,
     Device,
     Format,
     Name,
+    Override,
     PathOption,
     Precision,
     Preset,
@@ -24,6 +26,7 @@ from fatbench.cli.options import (
     Where,
 )
 from fatbench.errors import FatbenchError, SpecError
+from fatbench.settings import AUTO
 from fatbench.store.opening import opened
 
 if TYPE_CHECKING:
@@ -37,8 +40,11 @@ if TYPE_CHECKING:
 CALIBRATION = 20  # seconds
 
 
-def suite_list(format: Format = "text") -> None:
-    """List all suites with their presets and numbers of cells."""
+def suite_list(
+    every: Annotated[bool, typer.Option("--all", help="Also suites on images as JPEG.")] = False,
+    format: Format = "text",
+) -> None:
+    """List the suites of each paper with their numbers of cells."""
     from fatbench.runner.versions import explain
     from fatbench.suite import sizes
 
@@ -52,8 +58,10 @@ def suite_list(format: Format = "text") -> None:
         print_json({"suites": rows})
     else:
         from fatbench.cli import show
+        from fatbench.suite.papers import is_jpeg
 
-        show.suites(rows)
+        shown = [row for row in rows if every or not is_jpeg(row["name"])]
+        show.suites(shown, len(rows) - len(shown))
     if len(rows) < len(found):
         raise typer.Exit(SpecError.exit_code)
 
@@ -68,6 +76,12 @@ def suite_show(name: Name) -> None:
 
 def suite_check(
     files: Annotated[list[str], typer.Argument(help="Suite names or files.", show_default=False)],
+    contract: Annotated[
+        bool,
+        typer.Option(
+            "--contract", help="FILES are plug-ins: see whether their functions keep what every function keeps."
+        ),
+    ] = False,
     learn: Annotated[
         bool, typer.Option("--learn", help="Train the first cell of a preset until it is above chance; stores nothing.")
     ] = False,
@@ -77,7 +91,9 @@ def suite_check(
     device: Device = None,
     data: DataDir = None,
 ) -> None:
-    """Validate suite files, every preset, without running anything; or, with --learn, see whether a cell learns.
+    """Validate suite files, every preset, without running anything.
+
+    With --contract, call each function of plug-in files; with --learn, see whether a cell learns.
 
     --learn takes one suite, and the first cell that --preset and -k leave.
     """
@@ -85,6 +101,9 @@ def suite_check(
     from fatbench.runner.versions import explain
     from fatbench.suite.files import load
 
+    if contract:
+        _contract(files)
+        return
     if learn:
         if len(files) > 1:
             raise SpecError(f"--learn takes one suite, got {len(files)}")
@@ -105,7 +124,7 @@ def suite_check(
             sizes, plans = {}, []
             for preset in found.presets():
                 plans.append(plan := found.plan(preset))
-                sizes[preset] = len(plan.unique())
+                sizes[preset] = len(plan.to_run())
                 _check_report(found, plan)
             reporting.check_headings(found, plans)
         except FatbenchError as error:
@@ -115,6 +134,25 @@ def suite_check(
             print(f"{file}: ok ({', '.join(f'{preset} {n} cells' for preset, n in sizes.items())})")
     if mistakes:
         raise typer.Exit(2)
+
+
+def _contract(files: list[str]) -> None:
+    """Print a line for every function of plug-in files, and what does not hold for it. Exit 1: something does not."""
+    from fatbench.suite import plugins
+
+    paths = [Path(file).expanduser().resolve() for file in files]
+    for path in paths:
+        plugins.add(path, "")
+    from fatbench import testing
+
+    wrong = 0
+    for path in paths:
+        for kind, name, held, broken in testing.check(path):
+            wrong += bool(broken)
+            said = f"{len(broken)} of {len(held) + len(broken)} properties do not hold" if broken else "ok"
+            print(f"{path.name}: {kind} {name}: {said}", *(f"  {words}" for words in broken), sep="\n")
+    if wrong:
+        raise typer.Exit(1)
 
 
 def _learn(plan: Plan, data: Path, device: str) -> None:
@@ -177,19 +215,19 @@ def _time(
         data = settings.data_folder()
         before = duration.speeds(timed)
         measured = calibrating.calibrated(plan, before, data, CALIBRATION)
-        if not measured and duration.estimate(plan.unique(), before, left).unknown:
+        if not measured and duration.estimate(plan.to_run(), before, left).unknown:
             print(
                 "fatbench: no cell got far enough to be measured; times are known once a cell has run here",
                 file=sys.stderr,
             )
         timed += measured
     known = unseen or duration.speeds(timed)
-    time = duration.estimate(plan.unique(), known, left)
+    time = duration.estimate(plan.to_run(), known, left)
     if gpus is None:
         return time, None
     from fatbench import settings
 
-    cells = duration.lengths(plan.unique(), known, left)
+    cells = duration.lengths(plan.to_run(), known, left)
     return time, schedule.schedule(cells, gpus, settings.checkpoint_seconds()) if cells else None
 
 
@@ -199,6 +237,8 @@ def plan_suite(
     smoke: Smoke = False,
     where: Where = None,
     seeds: Seeds = None,
+    override: Override = None,
+    attacks: Attacks = None,
     calibrate: Annotated[
         bool, typer.Option("--calibrate", help="Measure the speed of cells that were never run here, for about 20 s.")
     ] = False,
@@ -209,7 +249,7 @@ def plan_suite(
         str | None, typer.Option("--on", metavar="GPU", help="Estimate the time on this GPU: h200, a100, ...")
     ] = None,
     precision: Precision = None,
-    path: PathOption = "loop",
+    path: PathOption = AUTO,
     db: Db = None,
     format: Format = "text",
 ) -> None:
@@ -218,30 +258,31 @@ def plan_suite(
     from fatbench.cli import show
     from fatbench.suite import cost as planning
     from fatbench.suite import weights
+    from fatbench.suite.files import named
 
     known_format(format, ("text", "json"))
-    if on is None and (precision is not None or path != "loop"):
+    if on is None and (precision is not None or path != AUTO):
         raise SpecError("--precision and --path need --on; without it, times are those measured here")
-    plan = plan_of(name, preset, smoke, seeds, where)
+    plan = plan_of(named(name, override), preset, smoke, seeds, where, attacks)
     unseen = None
     if on is not None:
         if calibrate:
             raise SpecError("--on cannot be combined with --calibrate, which measures this machine")
         from fatbench.runner.gpu_estimates import speeds
 
-        unseen = speeds(plan, on, settings.precision(precision), path)
-    works = {cell.id: planning.cell_work(cell, plan) for cell in plan.unique()}
-    with opened(db) as store:
+        unseen = speeds(plan.to_run(), on, settings.precision(precision), path)
+    works = {cell.id: planning.cell_work(cell, plan) for cell in plan.to_run()}
+    with opened(db, new=True) as store:
         time, many = _time(plan, store, calibrate, gpus, unseen)
     if format == "json":
         cells = []
-        for cell in plan.unique():
+        for cell in plan.to_run():
             work = works[cell.id]
             counted = None if work is None else {**vars(work), "image_passes": work.image_passes}
             cells.append({"id": cell.id, "key": cell.key, "spec": cell.spec, "work": counted})
         root = settings.data_folder()
         wanted = [
-            found for text in weights.weights_of(cell.spec for cell in plan.unique()) if (found := weights.read(text))
+            found for text in weights.weights_of(cell.spec for cell in plan.to_run()) if (found := weights.read(text))
         ]
         files = [weights.status(found, root) for found in wanted]
         print_json({"suite": plan.suite, "preset": plan.preset, "cells": cells, "weights": files, "time": vars(time),

@@ -16,6 +16,7 @@ from fatbench.cli.common import cell_in, known_format, print_json
 from fatbench.cli.options import DataDir, Device, Format, Precision
 from fatbench.errors import NothingMatched, SpecError
 from fatbench.runner.options import RunOptions
+from fatbench.suite import weights
 
 if TYPE_CHECKING:
     from fatbench.runner.jobs import Job
@@ -58,12 +59,7 @@ def verify(
         if brought := [id for id, spec in theirs.cells(chosen).items() if "evaluated" in spec]:
             raise SpecError(f"cell {brought[0]} is an external model: its training cannot be run again")
         options = RunOptions(device=device, precision=precision, db=f"{folder}/ours.db", data=data)
-        _run(theirs, chosen, options, path)
-        ours = stack.enter_context(Store.open(f"{folder}/ours.db"))
-        found = [one for id in chosen for one in apart(theirs, ours, id)]
-        reason = "--tolerance"
-        if tolerance is None:
-            tolerance, reason = _allowed([(_trained(theirs, id), _trained(ours, id)) for id in chosen])
+        found, tolerance, reason = again(theirs, chosen, options, path, tolerance)
     worst = max((one.far for one in found if one.counts), default=0.0)
     if format == "json":
         numbers = [{**asdict(one), "apart": one.far} for one in found]
@@ -74,19 +70,47 @@ def verify(
         raise typer.Exit(1)
 
 
-def _run(theirs: Store, cells: Sequence[str], options: RunOptions, path: str | None) -> None:
+def again(
+    theirs: Store, chosen: Sequence[str], options: RunOptions, path: str | None = None, tolerance: float | None = None
+) -> tuple[list[Apart], float, str]:
+    """Run cells again in the empty database of the options: (numbers, tolerance, why that). SystemExit: one failed."""
+    from fatbench.store.stages import Store
+
+    _run(theirs, [job(theirs, id, trained_only=True) for id in origins(theirs, chosen)], options, path)
+    _run(theirs, [job(theirs, id) for id in chosen], options, path)
+    with Store.open(str(options.db)) as ours:
+        found = [one for id in chosen for one in apart(theirs, ours, id)]
+        if tolerance is not None:
+            return found, tolerance, "--tolerance"
+        return found, *_allowed([(_trained(theirs, id), _trained(ours, id)) for id in chosen], found)
+
+
+def origins(store: Store, cells: Sequence[str]) -> list[str]:
+    """The cells with whose models these begin, the first ones first. SpecError: one is not in the file."""
+    found: dict[str, None] = {}
+    for id in cells:
+        origin = weights.trained_by(store.cells([id])[id])
+        if origin is None:
+            continue
+        if origin not in store.cells([origin]):
+            raise SpecError(f"cell {id} begins with the weights of cell {origin}, which is not in the file")
+        found |= dict.fromkeys([*origins(store, [origin]), origin])
+    return list(found)
+
+
+def _run(theirs: Store, jobs: Sequence[Job], options: RunOptions, path: str | None) -> None:
     """Run cells as they were run there, or as the options say. SystemExit: one failed."""
     from fatbench.cli.watch import Watch
     from fatbench.runner import start
 
     alike: dict[tuple[str | None, str], list[Job]] = {}
-    for id in cells:
-        was = _trained(theirs, id)
+    for one in jobs:
+        was = _trained(theirs, one.cell)
         how = options.precision or was.get("precision"), path or str(was.get("path") or "loop")
-        alike.setdefault(how, []).append(job(theirs, id))
-    for (bits, way), jobs in alike.items():
+        alike.setdefault(how, []).append(one)
+    for (bits, way), these in alike.items():
         with Watch(f"again: {bits}, path {way}") as watch:
-            start.run(jobs, watch, replace(options, precision=bits, path=way))
+            start.run(these, watch, replace(options, precision=bits, path=way))
 
 
 def _trained(store: Store, cell: str) -> Mapping[str, Any]:
@@ -98,7 +122,9 @@ TOLERANCE = 0.02  # where another machine, library or precision may change what 
 MACHINE = ("device", "cpu", "precision", "path", "threads", "not_reproducible")
 
 
-def _allowed(runs: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]) -> tuple[float, str]:
+def _allowed(
+    runs: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]], numbers: Sequence[Apart] = ()
+) -> tuple[float, str]:
     """The largest difference allowed between runs (there, here), and why: 0 where the bytes should be the same."""
     for theirs, ours in runs:
         there, here = ({**run, "torch": (run.get("versions") or {}).get("torch")} for run in (theirs, ours))
@@ -107,6 +133,9 @@ def _allowed(runs: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]) -> tup
                 return TOLERANCE, f"{key}: {_said(there.get(key))} there, {_said(here.get(key))} here"
         if here.get("not_reproducible"):
             return TOLERANCE, f"not reproducible: {here['not_reproducible']}"
+    for one in numbers:
+        if one.precisions[0] != one.precisions[1]:
+            return TOLERANCE, f"precision of {one.metric}: {one.precisions[0]} there, {one.precisions[1]} here"
     return 0.0, "same machine, torch and precision"
 
 
@@ -133,6 +162,7 @@ class Apart:
     ours: float
     agreement: float | None  # fraction of the test images with the same outcome
     counts: bool  # whether the tolerance is about it
+    precisions: tuple[str, str] = ("fp32", "fp32")  # of the attack, there and here
 
     @property
     def far(self) -> float:
@@ -170,14 +200,16 @@ def _work(spec: Mapping[str, Any]) -> float:
     return float("inf") if work is None else work.image_passes
 
 
-def job(store: Store, cell: str) -> Job:
+def job(store: Store, cell: str, trained_only: bool = False) -> Job:
     """What made a cell's results, from the results alone: evaluations with their attacks, and their checkpoints.
+
+    trained_only: without its evaluations.
 
     SpecError: the cell is not trained to the end, or a finished evaluation has no numbers or no outcomes.
     """
-    from fatbench.report.numbers.compare import label
     from fatbench.runner.jobs import Job
     from fatbench.store.selection import WORDS
+    from fatbench.store.stage_names import parsed
     from fatbench.suite.cells import Evaluation, canonical
 
     rows = {stage: row for (_, stage), row in store.stages([cell]).items()}
@@ -187,9 +219,11 @@ def job(store: Store, cell: str) -> Job:
     evaluations: dict[str, Evaluation] = {}
     sizes = {n["stage"]: n["n"] for n in store.measurements([cell], stages=list(rows)) if n["metric"] != "seconds"}
     for stage, row in rows.items():
-        evaluation = stage.rpartition("@")[0]
+        metric, evaluation, *_ = parsed(stage)
         if stage == "train" or row.status != "done" or row.settings is None or evaluation in evaluations:
             continue
+        if trained_only:
+            break
         if "origin" in row.settings:  # of another cell, which may not be in the file
             continue
         attack = {key: value for key, value in row.settings.items() if key != "implementation"}
@@ -199,9 +233,9 @@ def job(store: Store, cell: str) -> Job:
             raise SpecError(f"cell {cell} {stage} is finished but has no {lacking}: it cannot be verified")
         batch, n = chunks[0][1], sizes[stage]
         # neither n nor batch is stored as it was asked for: the hash in the stage's name says which it was
-        known = [Evaluation(label(evaluation), attack, many, b) for many in (n, None) for b in _batches(batch)]
+        known = [Evaluation(metric, attack, many, b) for many in (n, None) for b in _batches(batch)]
         evaluations[evaluation] = next((one for one in known if one.id == evaluation), known[0])
-    attacked = {int(stage.rpartition("@")[2]) for stage in rows if stage != "train"}
+    attacked = {parsed(stage).round for stage in rows if stage != "train"}
     record = rows["train"].record
     checkpoints = [name for name in WORDS if name in record and int(record[name]["round"]) in attacked]
     run = _trained(store, cell)
@@ -222,7 +256,7 @@ def apart(theirs: Store, ours: Store, cell: str) -> list[Apart]:
     found = []
     for checkpoint in WORDS:
         there, here = (
-            {label(name): one for name, one in measured(store, cell, checkpoint).items()}  # type: ignore[arg-type]
+            {label(name): one for name, one in measured(store, [cell], checkpoint)[cell].items()}  # type: ignore[arg-type]
             for store in (theirs, ours)
         )
         for metric in there.keys() & here.keys():
@@ -230,7 +264,8 @@ def apart(theirs: Store, ours: Store, cell: str) -> list[Apart]:
             same = None
             if one.outcomes and other.outcomes and one.n == other.n:
                 same = 1 - (one.outcomes[0] ^ other.outcomes[0]).bit_count() / one.n
-            found.append(Apart(cell, f"{metric} ({checkpoint})", one.value, other.value, same, True))
+            name, precisions = f"{metric} ({checkpoint})", (one.precision, other.precision)
+            found.append(Apart(cell, name, one.value, other.value, same, True, precisions))
     found.sort(key=lambda one: one.metric)
     ends = [
         {

@@ -7,7 +7,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -19,6 +19,7 @@ from fatbench.runner import progress, versions
 from fatbench.runner.jobs import Event, Job
 from fatbench.store import timing
 from fatbench.store.opening import opened
+from fatbench.store.stage_names import parsed
 from fatbench.suite import duration as durations
 
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ class Watch:
         self.at: dict[int, SlotState] = {}
         self.begun = False  # whether a worker has said anything: until then it starts
         self.seen: dict[str, tuple[float | None, float | None]] = {}  # cell -> its last loss and accuracy
+        self.errors: dict[str, str] = {}  # cell -> why it failed
         self.recent: deque[tuple[float, float]] = deque(maxlen=200)
         self.began = 0.0
         self.rounds_done = 0.0
@@ -74,6 +76,10 @@ class Watch:
             self.live.start()
         else:
             self._line(f"{self.what}: {self.total} cells, {self.done} done, {self.total - self.done} to go")
+
+    def work_in(self, slots: Sequence[str]) -> None:
+        """Show these places from now on."""
+        self.slots, self.at = list(slots), {}
 
     def see(self, slot: int, event: Event) -> None:
         """Take one event of the worker in `slot`."""
@@ -106,8 +112,12 @@ class Watch:
                 self.at[slot] = SlotState(event, before.since, before.first)
         else:
             self.at.pop(slot, None)
-        if event.kind == "failed" and self.live.is_started:
-            self.console.print(f"[red]failed[/red] {event.cell} {event.stage}: {event.message}", highlight=False)
+        if event.kind == "failed":
+            said = event.message in self.errors.values()
+            self.errors.setdefault(event.cell, event.message)
+            event = replace(event, message="as above") if said else event
+            if self.live.is_started:
+                self.console.print(f"[red]failed[/red] {event.cell} {event.stage}: {event.message}", highlight=False)
         if not self.live.is_started:
             where = f"{event.round}/{event.total}" if event.kind == "progress" else event.kind
             tail = f": {event.message}" if event.message else ""
@@ -138,8 +148,13 @@ class Watch:
         parts += [f"{len(elsewhere)} being run by another process"] if elsewhere else []
         parts += [f"{len(changed)} from an older version of a plug-in"] if changed else []
         self._line(f"{self.what}: {', '.join(parts)} in {duration(time.monotonic() - self.began)}")
-        for cell in failed[:5]:
-            self._line(f"  failed: {cell} (fatbench logs {cell}; run it again with --retry-failed)")
+        by_error: dict[str, list[str]] = {}
+        for cell in failed:
+            by_error.setdefault(self.errors.get(cell, ""), []).append(cell)
+        for error, cells_of_it in by_error.items():
+            self._line(f"  failed: {said_once(cells_of_it, error)}")
+        if failed:
+            self._line("  run them again with --retry-failed")
         for line in versions.lines(changed) if changed else ():
             self._line(line)
 
@@ -178,7 +193,7 @@ class Watch:
         done = event.round - doing.first
         rest = (now - doing.since) / done * (event.total - event.round) if done > 0 else None
         times = elapsed if rest is None else f"{elapsed}, {duration(rest)} left"
-        stage = event.stage.partition("@")[0].rpartition("-")[0] or event.stage
+        stage = parsed(event.stage).metric or event.stage
         numbers = _numbers(*self.seen.get(event.cell, (None, None)))
         return (event.cell, label, stage, _bar(event.round, event.total), numbers.strip(), times)
 
@@ -194,6 +209,12 @@ class Watch:
         if self.rounds_done < 2 or not left:
             return ""
         return f"about {duration(elapsed / self.rounds_done * left)} left"
+
+
+def said_once(cells: Sequence[str], error: str) -> str:
+    """The cells that one error ended, the error, and where to read more."""
+    more = f" and {len(cells) - 4} more" if len(cells) > 4 else ""
+    return f"{', '.join(cells[:4])}{more}{f': {error}' if error else ''} (fatbench logs {cells[0]})"
 
 
 def _numbers(loss: float | None, accuracy: float | None) -> str:
@@ -221,12 +242,18 @@ def duration(seconds: float) -> str:
 # --- status --watch ----------------------------------------------------------------------------------------------
 
 
+IDLE = 3  # looks: between two cells of a run there may be a moment without one
+
+
 def watch_plan(chosen: Callable[[Store | None], Plan], db: str | None, every: float) -> None:
-    """Show how far the cells of a plan are, whoever runs them, until none is left: live, or a line at a time."""
-    console = Console()
+    """Show how far the cells of a plan are, whoever runs them: live, or a line at a time.
+
+    Ends when none is left, or when none has run for IDLE looks.
+    """
+    console, idle = Console(), 0
     with Live(console=console, auto_refresh=False) if console.is_terminal else contextlib.nullcontext() as live:
         while True:
-            with opened(db) as store:
+            with opened(db, new=True) as store:
                 plan = chosen(store)
                 rows = progress.cells_of(plan, store)
                 rest = None if store is None else _rest(plan, store)
@@ -241,7 +268,12 @@ def watch_plan(chosen: Callable[[Store | None], Plan], db: str | None, every: fl
                 print(f"{time.strftime('%H:%M:%S')} {head}", flush=True)
             else:
                 live.update(_looked(head, running), refresh=True)
-            if not counts["running"] and not counts["todo"]:
+            idle = 0 if running else idle + 1
+            if not running and (not counts["todo"] or idle == IDLE):
+                if counts["todo"]:
+                    print(
+                        f"nothing runs; {counts['todo']} cells to do: fatbench run suite {plan.suite}", file=sys.stderr
+                    )
                 return
             time.sleep(every)
 
@@ -249,7 +281,7 @@ def watch_plan(chosen: Callable[[Store | None], Plan], db: str | None, every: fl
 def _rest(plan: Plan, store: Store) -> durations.Estimate:
     """The time left of a plan, at the speed of the machine that worked last."""
     known = durations.speeds(timing.measured(store, everywhere=True))
-    return durations.estimate(plan.unique(), known, progress.cells_left(plan, store))
+    return durations.estimate(plan.to_run(), known, progress.cells_left(plan, store))
 
 
 def _looked(head: str, running: Sequence[progress.CellProgress]) -> Table:

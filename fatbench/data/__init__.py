@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from fatbench.data.disk import prepare, status, verify, weights_status
 from fatbench.errors import SpecError
@@ -202,6 +202,60 @@ def image_folder(root: Path, *, path: str, size: Count, variant: str | None = No
     return common.finish("image_folder", variant, folders.load_image_folder(root, path, size))
 
 
+def torchvision(
+    root: Path,
+    *,
+    dataset: str,
+    size: Count,
+    grey: bool = False,
+    train_split: str = "train",
+    test_split: str = "test",
+    variant: str | None = None,
+    **settings: Any,
+) -> Dataset:
+    """Any class of torchvision.datasets: {name: torchvision, dataset: KMNIST, size: 28, grey: true}.
+
+    Images become RGB, or grey, and are resized (bicubic) to `size` x `size` without cropping. The class's own argument
+    `train` or `split` gives both parts; of a class without one, every fifth image of a class is a test image. Other
+    settings go to the class. It reads its files in `root`, and fetches nothing.
+
+    Side: size
+    Channels: 1 if grey else 3
+    """
+    from fatbench.data import common, packages
+
+    loaded = packages.load_torchvision(root, dataset, size, grey, (train_split, test_split), settings)
+    return common.finish("torchvision", variant, loaded)
+
+
+def huggingface(
+    root: Path,
+    *,
+    dataset: str,
+    size: Count,
+    grey: bool = False,
+    config: str | None = None,
+    image: str = "image",
+    label: str = "label",
+    train_split: str = "train",
+    test_split: str = "test",
+    variant: str | None = None,
+) -> Dataset:
+    """A data set of the Hugging Face hub, or a folder that its `save_to_disk` wrote, by the package `datasets`.
+
+    {name: huggingface, dataset: ylecun/mnist, size: 28, grey: true}. `image` and `label` name the columns. Images
+    become RGB, or grey, and are resized (bicubic) to `size` x `size` without cropping. `root` is not used: the package
+    fetches into a cache of its own. Needs `pip install datasets`.
+
+    Side: size
+    Channels: 1 if grey else 3
+    """
+    from fatbench.data import common, packages
+
+    loaded = packages.load_huggingface(dataset, config, size, grey, (train_split, test_split), (image, label))
+    return common.finish("huggingface", variant, loaded)
+
+
 def digits(root: Path, *, variant: str | None = None) -> Dataset:
     """Scikit-learn's digits: 1,797 grey images of 8x8 in 10 classes, always at hand.
 
@@ -248,6 +302,8 @@ DATASETS = {
     "fashion_mnist": fashion_mnist,
     "cinic10": cinic10,
     "image_folder": image_folder,
+    "torchvision": torchvision,
+    "huggingface": huggingface,
     "digits": digits,
     "plane": plane,
 }

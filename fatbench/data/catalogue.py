@@ -78,6 +78,8 @@ CATALOGUE = {
         "CC BY 4.0; the images keep the terms of ImageNet and CIFAR-10", balanced=True,
     ),
     "image_folder": DatasetFacts("image folder", None, None, None, None, "", 0, "", "yours"),
+    "torchvision": DatasetFacts("a class of torchvision", None, None, None, None, "", 0, "", "its own"),
+    "huggingface": DatasetFacts("a Hugging Face data set", None, None, None, None, "", 0, "", "its own"),
     "digits": DatasetFacts(
         "scikit-learn's digits", 10, (1, 8, 8), 1_442, 355, "", 0,
         "https://archive.ics.uci.edu/dataset/80/optical+recognition+of+handwritten+digits", "CC BY 4.0",
@@ -87,6 +89,7 @@ CATALOGUE = {
     ),
 }  # fmt: skip
 
+NAMED_BY_SUITES = ("image_folder", "torchvision", "huggingface")  # which files they read, their settings say
 CINIC_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 CELEBA_IMAGES = 202_599
 _LEAF_IMAGES, _LEAF_CELEBRITIES = 200_288, 9_343  # of celebrities with at least 5 images (LEAF's statistics)
@@ -117,6 +120,8 @@ def facts(spec: Mapping[str, Any], root: Path | None = None) -> DatasetFacts:
         images, celebrities = fraction * _LEAF_IMAGES, fraction * _LEAF_CELEBRITIES
         test = round(0.1 * images + 0.45 * celebrities)  # each celebrity's fraction of 0.9 is rounded down
         return replace(known, train=round(images) - test, test=test)
+    if spec["name"] in NAMED_BY_SUITES[1:]:
+        return replace(known, shape=(1 if spec.get("grey") else 3, spec["size"], spec["size"]))
     if spec["name"] == "image_folder":
         known = replace(known, shape=(3, spec["size"], spec["size"]))
         folder = Path(root or "", spec["path"]).expanduser()

@@ -27,9 +27,10 @@ TIMEOUT = 30  # seconds without a byte from the server
 def status(root: Path) -> list[dict[str, Any]]:
     """One row for each set of the catalogue, as `verify` gives it, but images in folders are only counted.
 
-    An `image_folder` is named by a suite, not by the root, and has no row.
+    Those of which only a suite says what is read have no row.
     """
-    return [_inspect(name, root, thorough=False) for name in catalogue.CATALOGUE if name != "image_folder"]
+    names = [name for name in catalogue.CATALOGUE if name not in catalogue.NAMED_BY_SUITES]
+    return [_inspect(name, root, thorough=False) for name in names]
 
 
 def weights_status(root: Path) -> list[dict[str, Any]]:
@@ -44,13 +45,13 @@ def verify(name: str, root: Path) -> dict[str, Any]:
     line), n (images on disk), train and test (images of each as a suite has them by default; None where only reading
     would tell), bytes on disk, fingerprint (None where not all is read at once), files ([{file, expected, found}]).
     Of CelebA the published zip is hashed; images in a folder are counted, and those of the default split read.
-    SpecError: no such set, or an image_folder, which is named by a suite and not by the root. Of published weights a
+    SpecError: no such set, or one of which only a suite says what is read. Of published weights a
     row of `weights_status`.
     """
     if name in weights.WEIGHTS:
         return weights.status(weights.WEIGHTS[name], root)
-    if name == "image_folder":
-        raise SpecError("image_folder: these images are your own; there are no published files to compare with")
+    if name in catalogue.NAMED_BY_SUITES:
+        raise SpecError(f"{name}: only a suite says which images; there are no published files to compare with")
     return _inspect(name, root, thorough=True)
 
 
@@ -64,8 +65,8 @@ def prepare(name: str, root: Path, say: Callable[[str], None] = lambda line: Non
     if name in weights.WEIGHTS:
         return _prepare_weights(weights.WEIGHTS[name], root, say)
     facts = catalogue.dataset_facts(name)
-    if name == "image_folder":
-        raise SpecError("image_folder: these images are your own; nothing to fetch")
+    if name in catalogue.NAMED_BY_SUITES:
+        raise SpecError(f"{name}: only a suite says which images; nothing to fetch")
     row = verify(name, root)
     if row["state"] in ("complete", "variant"):
         return row

@@ -6,6 +6,7 @@ precision of the attack, so a low-precision success that float32 does not confir
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fatbench.engine.gradients import cross_entropy, gradient_of, logits_of, part_of
+from fatbench.engine.inject import granted
 from fatbench.engine.local import load, pixels, precision_context
 from fatbench.engine.randomness import generator
 from fatbench.engine.rounds import Problem, Tensors
@@ -22,8 +24,10 @@ from fatbench.engine.rounds import Problem, Tensors
 def natural(model: nn.Module, x: Tensor, y: Tensor, generator: torch.Generator) -> Tensor:
     """No attack: the images (B, C, H, W) as they are.
 
+    Role: natural
     Forward: 0
     Backward: 0
+    Float32: tf32, bf16
     """
     return x
 
@@ -44,7 +48,8 @@ def attacked(
 
     images (n, C, H, W) uint8, labels (n,). The attack's randomness is keyed by `key` and the chunk's first image, so
     a stage that was interrupted goes on as if it had not been. origin: the model that the attack is computed on, where
-    it is another; its problem has a network of its own.
+    it is another; its problem has a network of its own. An attack may ask for `index` (B,) int64, the places of its
+    images among `images`. It may leave the model in the mode in which that is to predict: a call begins with `eval()`.
     """
     model = load(problem, state).eval()
     computed_on = model if origin is None else load(*origin).eval()
@@ -52,7 +57,8 @@ def attacked(
         x, y = pixels(problem, images[first : first + batch]), labels[first : first + batch]
         noise = generator(problem.seed, *key, first, device=problem.device)
         with precision_context(problem):
-            adversarial = attack(computed_on, x, y, noise)
+            places = functools.partial(torch.arange, first, first + len(y), device=y.device)
+            adversarial = attack(computed_on, x, y, noise, **granted(attack, {"index": places}))
         with torch.no_grad():
             logits = logits_of(model, adversarial).double()
         yield first, (logits.argmax(1) == y).cpu(), F.cross_entropy(logits, y, reduction="none").cpu()
@@ -70,6 +76,11 @@ def accuracy(
     """(which images are classified correctly under the attack, (n,) bool on the CPU; their mean cross-entropy)."""
     chunks = list(attacked(problem, state, images, labels, attack, key, batch=batch))
     return torch.cat([bits for _, bits, _ in chunks]), float(torch.cat([losses for _, _, losses in chunks]).mean())
+
+
+def most_frequent(labels: Tensor) -> Tensor:
+    """Which labels (n,) a model gets right that always answers with the most frequent one: (n,) bool on the CPU."""
+    return (labels == labels.bincount().argmax()).cpu()
 
 
 def models_of(model: Tensors, own: Mapping[int, Tensors]) -> dict[int, Tensors]:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from fatbench.engine import malicious
 from fatbench.engine.fast import clients as fast
 from fatbench.engine.inject import asks
 from fatbench.engine.local import LocalTraining, broadcast_loss, train_client
@@ -31,26 +32,35 @@ def train_cohort(
     aggregator: Callable[..., Any] | None = None,
     gradient_shift: Mapping[int, Tensors] | None = None,
     weight_shift: Mapping[int, Tensors] | None = None,
+    own: Mapping[int, Tensors] | None = None,
+    locals: Mapping[int, LocalTraining] | None = None,
 ) -> list[Update]:
-    """Every client of the cohort trained from `broadcast`; updates in the order of the cohort.
+    """Every client of the cohort trained from `broadcast`; what they send, in the order of the cohort.
 
     An `aggregator` that asks for `broadcast_losses` has every client measure theta^t on its own data first (in Stats).
     gradient_shift[k] is added to every gradient of client k (SCAFFOLD: c - c_k); weight_shift[k] is subtracted from
-    its weights after every step (the released SCAFFOLD).
+    its weights after every step (the released SCAFFOLD). Clients that differ: own[k], tensors that stand in place of
+    those of `broadcast` (as in `Round.own`), and locals[k], settings in place of `local`. On the fast path clients with
+    the same settings, one object, train as one program. What malicious clients send is in place of what they trained.
     """
     measured = aggregator is not None and asks(aggregator, "broadcast_losses")
     shifts = {k: (gradient_shift[k] if gradient_shift else {}, weight_shift[k] if weight_shift else {}) for k in cohort}
-    if problem.path in STACKED:
-        clients = [fast.Client(problem, broadcast, k, round, *shifts[k]) for k in cohort]
-        at_once = problem.train_at_once or fast.train_cohort
-        if (trained := at_once(clients, local, measured)) is not None:
-            return trained
-    updates = []
-    for k in cohort:
-        loss = broadcast_loss(problem, broadcast, k, round, local) if measured else None
-        update = train_client(problem, broadcast, k, round, local, *shifts[k])
-        updates.append(replace(update, stats=replace(update.stats, broadcast_loss=loss)))
-    return updates
+    starts = {k: {**broadcast, **own[k]} if own and k in own else broadcast for k in cohort}
+    how = malicious.training(problem, cohort, {k: (locals or {}).get(k, local) for k in cohort})
+    updates: dict[int, Update] = {}
+    for now in {id(one): one for one in how.values()}.values():
+        alike = [k for k in cohort if how[k] is now]
+        if problem.path in STACKED:
+            clients = [fast.Client(problem, starts[k], k, round, *shifts[k]) for k in alike]
+            at_once = problem.train_at_once or fast.train_cohort
+            if (trained := at_once(clients, now, measured)) is not None:
+                updates.update(zip(alike, trained, strict=True))
+                continue
+        for k in alike:
+            loss = broadcast_loss(problem, starts[k], k, round, now) if measured else None
+            update = train_client(problem, starts[k], k, round, now, *shifts[k])
+            updates[k] = replace(update, stats=replace(update.stats, broadcast_loss=loss))
+    return malicious.sent(problem, starts, [updates[k] for k in cohort], round)
 
 
 def step_divisors(updates: Sequence[Update], lr: float, divisor: str) -> list[float]:

@@ -1,4 +1,4 @@
-"""Floating-point operations of matrix products and convolutions, counted while code runs: multiply and add are two.
+"""Floating-point operations of products, convolutions and attention, counted while code runs: multiply and add are two.
 
 Beside them the kernels that are started. Not every operation starts one: views, empty tensors, and `detach`, by which
 autograd keeps the output of a layer (twice for a ReLU, and only while something counts), do not.
@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-Formula = Callable[..., int]  # (what the operation returned, its positional arguments) -> operations
+Formula = Callable[..., int]  # (what the operation returned, its arguments) -> operations
 
 
 def _product(_out: Any, a: Any, b: Any) -> int:
@@ -44,6 +44,17 @@ def _convolution_backward(
     return of_input * wanted[0] + of_weights * wanted[1]
 
 
+def _attention(_out: Any, query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
+    """Scores and their product with the values, of (B, heads, tokens, d)."""
+    return 2 * prod(query.shape[:3]) * key.shape[2] * (query.shape[3] + value.shape[3])
+
+
+def _attention_backward(_out: Any, _grad: Any, query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
+    """The scores once more, and two products for each of the two of the way forward."""
+    scores = 2 * prod(query.shape[:3]) * key.shape[2]
+    return scores * (3 * query.shape[3] + 2 * value.shape[3])
+
+
 FORMULAS: dict[Any, Formula] = {
     torch.ops.aten.mm: _product,
     torch.ops.aten.bmm: _product,
@@ -51,6 +62,8 @@ FORMULAS: dict[Any, Formula] = {
     torch.ops.aten.baddbmm: _added_product,
     torch.ops.aten.convolution: _convolution,
     torch.ops.aten.convolution_backward: _convolution_backward,
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention,
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward,
 }
 
 

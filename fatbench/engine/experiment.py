@@ -10,6 +10,8 @@ from dataclasses import replace
 from torch import Tensor
 
 from fatbench.engine import measures
+from fatbench.engine.accuracy import most_frequent
+from fatbench.engine.malicious import finite
 from fatbench.engine.randomness import generator
 from fatbench.engine.rounds import Number, Round, State
 from fatbench.engine.setup import Setup
@@ -20,6 +22,7 @@ from fatbench.suite.types import (
     Count,
     Data,
     Diagnostic,
+    Malicious,
     Model,
     Natural,
     Partition,
@@ -56,6 +59,7 @@ def experiment(
     per_class: bool = False,
     diagnostic: Diagnostic | None = None,
     diagnostic_every: Count | None = None,
+    malicious: Malicious | None = None,
 ) -> Iterator[tuple[Round, list[Number]]]:
     """Train a cell from `state` on: each round with its numbers. Diverged: a training loss is not finite.
 
@@ -66,7 +70,8 @@ def experiment(
     to, on the device, before augmentation and attacks; augment: what training does to a batch; auxiliary: a data set
     whose first `auxiliary_n` training images the server has, unlabelled; per_class: accuracies by class too;
     diagnostic: what else is measured when the monitor runs; diagnostic_every: of these rounds only its multiples, and
-    the last. `passes` are forward and backward image passes per training image of one local epoch.
+    the last; malicious: clients that deviate. A cell with malicious clients whose training diverges is a result, see
+    `_diverged`. `passes` are forward and backward image passes per training image of one local epoch.
 
     Fractions: train_accuracy, holdout_accuracy, holdout_gap, natural, monitor, val_natural, val_monitor,
         natural_class, monitor_class, val_natural_class, val_monitor_class, edge_natural
@@ -76,7 +81,7 @@ def experiment(
     begin = time.perf_counter()
     for result in algorithm(ready.problem, state):
         for update in result.updates:
-            if not math.isfinite(update.stats.loss):
+            if malicious is None and not math.isfinite(update.stats.loss):
                 raise Diverged(
                     f"round {result.index + 1}: training loss of client {update.client} is {update.stats.loss}"
                 )
@@ -105,9 +110,31 @@ def experiment(
                 kept = {name: value for name, value in found.items() if isinstance(value, Tensor)}
                 numbers += measures.named(count, {name: found[name] for name in found if name not in kept})
                 result = replace(result, artifacts={**result.artifacts, **kept})
+        if malicious is not None:
+            if not (finite(result.state.model) and all(math.isfinite(number.value) for number in numbers)):
+                yield replace(result, index=rounds - 1), _diverged(ready, count, rounds, monitor is not None, monitor_n)
+                return
+            refused = max((update.refused for update in result.updates), default=0)
+            numbers.append(Number("uploads_refused", refused, count))
         yield result, numbers
         del result  # FedGKT's features, before those of the next round are made
         begin = time.perf_counter()
+
+
+def _diverged(ready: Setup, round: int, rounds: int, monitored: bool, n: int | None) -> list[Number]:
+    """The numbers of the last round of a training that malicious clients have ended in `round`: chance.
+
+    Its model is not finite. Whatever attacks it, it is taken to answer with the most frequent class of the test images
+    (`accuracy.most_frequent`). `diverged` is the round.
+    """
+    none = ("forward", "backward", "gradient_steps", "bytes_up", "bytes_down", "seconds")
+    numbers = [*(Number(name, 0.0, rounds) for name in none), Number("diverged", round, rounds)]
+    for prefix, held_out in (("", ready.test), ("val_", ready.validation)):
+        if monitored and held_out is not None:
+            right = most_frequent(held_out[1][:n])
+            value = float(right.double().mean())
+            numbers += [Number(prefix + metric, value, rounds, n=len(right)) for metric in ("natural", "monitor")]
+    return numbers
 
 
 EXPERIMENTS = {"cell": experiment}

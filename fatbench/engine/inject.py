@@ -5,29 +5,53 @@
     asks(shy, "broadcast_losses")                                   True: have the clients measure them
     shy(updates, context, **granted(shy, {"broadcast_losses": measured}))
 
-What a function does not name is not computed. Which names exist for which kind stands in `fatbench.suite.signatures`,
-where a suite is checked before anything runs; what each of them is, at the place that offers it.
+A function that is a setting of another asks through it: `granted` binds the losses to the inner function, and the outer
+one calls it with `(updates, context)`. What nobody names is not computed. Which names exist for which kind stands in
+`fatbench.suite.signatures`, where a suite is checked before anything runs; what each of them is, at the place that
+offers it.
 """
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Mapping
-from functools import cache
 from typing import Any
+
+from fatbench.suite.signatures import OFFERS, TABLES
 
 
 def asks(function: Callable[..., Any], name: str) -> bool:
-    """Whether a function, its settings bound or not, has a parameter called `name` before the `*` of its settings."""
-    return name in _parameters(getattr(function, "func", function))
+    """Whether a function has a parameter called `name` before the `*` of its settings, or one of its settings asks."""
+    if name in _parameters(getattr(function, "func", function)):
+        return True
+    return any(asks(inner, name) for inner, may in _inner(function).values() if may is None or name in may)
 
 
 def granted(function: Callable[..., Any], offers: Mapping[str, Callable[[], Any]]) -> dict[str, Any]:
-    """The offers that a function asks for, computed, as keyword arguments."""
-    return {name: offer() for name, offer in offers.items() if asks(function, name)}
+    """The offers that a function asks for, computed, as keyword arguments; settings that ask, with theirs bound."""
+    own = _parameters(getattr(function, "func", function))
+    found = {name: offer() for name, offer in offers.items() if name in own}
+    for setting, (inner, may) in _inner(function).items():
+        if bound := granted(inner, {name: offers[name] for name in offers if may is None or name in may}):
+            found[setting] = functools.partial(inner, **bound)
+    return found
 
 
-@cache
+def _inner(function: Callable[..., Any]) -> dict[str, tuple[Callable[..., Any], tuple[str, ...] | None]]:
+    """The functions among the settings bound to a function, and what each may ask for; None: its kind is not known."""
+    given = {key: value for key, value in getattr(function, "keywords", {}).items() if callable(value)}
+    return {key: (value, _offered(function.func, key)) for key, value in given.items()}  # type: ignore[attr-defined]
+
+
+@functools.cache
+def _offered(function: Callable[..., Any], setting: str) -> tuple[str, ...] | None:
+    """What a function of the kind that the annotation of a setting names may ask for."""
+    kind = str(getattr(function, "__annotations__", {}).get(setting)).removesuffix(" | None")
+    return OFFERS.get(kind, ()) if kind in TABLES else None
+
+
+@functools.cache
 def _parameters(function: Callable[..., Any]) -> frozenset[str]:
     parameters = inspect.signature(function).parameters.values()
     return frozenset(p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD)

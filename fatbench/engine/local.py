@@ -24,13 +24,15 @@ from fatbench.engine.inject import granted
 from fatbench.engine.optimizers import Descent, Moments, step
 from fatbench.engine.randomness import forked, generator
 from fatbench.engine.rounds import Problem, Stats, Tensors, Update
-from fatbench.suite.types import Count, Momentum, NonNegative, Objective, Positive, Proximal
+from fatbench.suite.cost import epochs_in_round
+from fatbench.suite.types import Count, Fraction, Momentum, NonNegative, Objective, Positive, Proximal
 
 
 @dataclass(frozen=True)
 class LocalTraining:
     """What a client does in a round: `epochs` passes over its examples, a step of the optimizer for every batch.
 
+    epochs: of round 0; every `epochs_every` rounds times `epochs_factor`, cut to whole ones, at least 1.
     batch: examples of a step, the last one of an epoch may have fewer. lr: the rate of round 0, times lr_decay every
     round. momentum is SGD's; its buffer starts at zero every round. weight_decay is added to the gradient (AdamW
     shrinks the weights). clip: the gradient is scaled to at most this norm. proximal: a term added to the gradient that
@@ -44,6 +46,8 @@ class LocalTraining:
     lr: Positive
     objective: Objective
     epochs: Count = 1
+    epochs_factor: Fraction = 1.0
+    epochs_every: Count = 1
     lr_decay: Positive = 1.0
     optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
     momentum: Momentum = 0.0
@@ -52,8 +56,9 @@ class LocalTraining:
     proximal: Proximal | None = None
 
     def at(self, round: int) -> LocalTraining:
-        """The settings of round `round`, counted from 0: the rate has fallen."""
-        return replace(self, lr=self.lr * self.lr_decay**round)
+        """The settings of round `round`, counted from 0: the rate has fallen, and the number of epochs."""
+        epochs = epochs_in_round(self.epochs, self.epochs_factor, self.epochs_every, round)
+        return replace(self, lr=self.lr * self.lr_decay**round, epochs=epochs)
 
     def descent(self, plain: bool = False) -> Descent:
         """The optimizer of a round."""

@@ -41,6 +41,7 @@ class Problem:
     size: int | None = None  # side in pixels that images are resized to before a model or an attack sees them
     augment: Callable[[Tensor, Generator], Tensor] | None = None  # what training does to a batch before the attack
     auxiliary: Tensor | None = None  # (A, C, H, W) uint8, unlabelled images of the server's own (FedAUX)
+    malicious: Any = None  # `malicious.Malicious`: which clients deviate, and how
     train_at_once: Callable[..., list[Update] | None] | None = None  # on the fast path, in place of `fast.clients`' own
 
 
@@ -79,6 +80,7 @@ class Update:
     model: Tensors  # state_dict after local training
     stats: Stats
     extra: Memory = field(default_factory=dict)  # what the algorithm uploads besides, e.g. c_k+ - c_k
+    refused: int = 0  # uploads of the round that were not finite, and that the server left out
 
 
 @dataclass(frozen=True)

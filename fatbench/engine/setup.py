@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fatbench.engine import memory, microbatch
 from fatbench.engine.fast.cells import Party
+from fatbench.engine.malicious import Malicious, deal
 from fatbench.engine.precision import Precision, exact
 from fatbench.engine.randomness import forked
 from fatbench.engine.rounds import Problem, State
@@ -62,6 +63,7 @@ def setup(
     augment: Callable[..., Any] | None = None,
     auxiliary: Callable[..., Any] | None = None,
     auxiliary_n: int | None = None,
+    malicious: Malicious | None = None,
     **_: Any,
 ) -> Setup:
     """Read the data, hold out, partition, initialise.
@@ -87,6 +89,9 @@ def setup(
         return [torch.from_numpy(shard).to(runtime.device, torch.int64) for shard in shards]
 
     images, labels = tensors("train", dataset.train_images, dataset.train_labels, chosen.train)
+    shards = on_device(chosen.shards)
+    if malicious is not None:
+        images, labels = deal(malicious, shards, images, labels, dataset.classes, seed)
     network = network_of(
         runtime, seed, model, dataset.shape if size is None else (dataset.shape[0], size, size), dataset.classes
     )
@@ -97,8 +102,8 @@ def setup(
             runtime.device
         )
     problem = Problem(
-        network, images, labels, on_device(chosen.shards), dataset.classes, seed, runtime.device, runtime.precision,
-        runtime.path, size, augment, unlabelled, runtime.vectorise.train_cohort if runtime.vectorise else None,
+        network, images, labels, shards, dataset.classes, seed, runtime.device, runtime.precision, runtime.path, size,
+        augment, unlabelled, malicious, runtime.vectorise.train_cohort if runtime.vectorise else None,
     )  # fmt: skip
     start = {name: value.detach().clone() for name, value in network.state_dict().items()}
     return Setup(

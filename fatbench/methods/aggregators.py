@@ -27,10 +27,20 @@ import torch
 from fatbench.engine.mixing import last_layer_cosines, normalised
 from fatbench.engine.rounds import Context, Mixing, Tensors, Update
 from fatbench.methods.adfl import adfl
+from fatbench.methods.robust_aggregators import (
+    bulyan,
+    centred_clipping,
+    coordinate_median,
+    geometric_median,
+    krum,
+    multi_krum,
+    norm_clipping,
+    trimmed_mean,
+)
 from fatbench.models import logit_parameters
 from fatbench.suite.types import Count, Momentum, NonNegative, Positive, Real
 
-RankBy = Literal["mean_loss", "nk_weighted", "released"]
+RankBy = Literal["nk_weighted", "mean_loss", "released"]
 
 # --- FedAvg ------------------------------------------------------------------------------------------------------
 
@@ -60,19 +70,21 @@ def sfat(
     *,
     alpha: Momentum,
     top: Count,
-    rank_by: Literal["mean_loss", "nk_weighted", "released"] = "mean_loss",
+    rank_by: Literal["nk_weighted", "mean_loss", "released"] = "nk_weighted",
     first_round: bool = False,
 ) -> Mixing:
-    """SFAT: the `top` clients with the smallest adversarial training loss count (1 + alpha) / (1 - alpha) times.
+    """SFAT: the `top` clients with the smallest N_k / N times training loss count (1 + alpha) / (1 - alpha) times.
 
     w_k = P_k N_k / sum_j P_j N_j, P_k = (1 + alpha) / (1 - alpha) for the selected clients and 1 for the others.
     alpha in [0, 1): 0 is FedAvg by samples, 1/11, 3/23 and 1/6 are the paper's 1.2, 1.3 and 1.4. `top` is at most half
-    of the participants. `rank_by`: the mean loss; "nk_weighted" N_k times it (the paper, which on unequal splits picks
-    the small clients); "released" the release's sum over batches / number of batches. All three agree on equal splits.
+    of the participants. `rank_by`: "nk_weighted" is the paper's N_k / N times the mean loss, which on unequal splits
+    picks small clients; "mean_loss" leaves N_k out; "released" is the release's sum over batches / number of batches.
+    All three agree on equal splits.
     Round 0 is plain FedAvg, as in the release, unless `first_round`. Batch normalisation keeps FedAvg's weights.
-    Equal losses are told apart by the number of the client. ValueError: top > m / 2.
+    Equal products are told apart by the loss, then by the number of the client. ValueError: top > m / 2.
 
-    Three clients with 1, 2 and 5 examples and losses 3, 1 and 2; r is 2, so client 1 counts twice:
+    Three clients with 1, 2 and 5 examples and losses 3, 1 and 2: N_k L_k is 3, 2 and 10; r is 2, so client 1 counts
+    twice:
 
     >>> from fatbench.engine.rounds import Stats
     >>> clients = [(0, 1, 3.0), (1, 2, 1.0), (2, 5, 2.0)]
@@ -94,7 +106,7 @@ def sfat_annealed(
     *,
     alpha: Momentum,
     top: Count,
-    rank_by: Literal["mean_loss", "nk_weighted", "released"] = "mean_loss",
+    rank_by: Literal["nk_weighted", "mean_loss", "released"] = "nk_weighted",
     first_round: bool = False,
 ) -> Mixing:
     """SFAT whose factor falls linearly from r = (1 + alpha) / (1 - alpha) in round 0 to 1 in the last round.
@@ -116,10 +128,10 @@ def resfat_deemph(
     *,
     r: Positive,
     top: Count = 1,
-    rank_by: Literal["mean_loss", "nk_weighted", "released"] = "mean_loss",
+    rank_by: Literal["nk_weighted", "mean_loss", "released"] = "nk_weighted",
     first_round: bool = False,
 ) -> Mixing:
-    """Re-SFAT of Table 10: the `top` clients with the smallest loss count r < 1 times.
+    """Re-SFAT of Table 10: the `top` clients with the smallest N_k / N times loss count r < 1 times.
 
     As `sfat` with the factor given; r >= 1 is SFAT itself, so that one grid over r covers the table.
     ValueError: top > m / 2.
@@ -136,10 +148,10 @@ def resfat_up_large(
     *,
     alpha: Momentum,
     top: Count = 1,
-    rank_by: Literal["mean_loss", "nk_weighted", "released"] = "mean_loss",
+    rank_by: Literal["nk_weighted", "mean_loss", "released"] = "nk_weighted",
     first_round: bool = False,
 ) -> Mixing:
-    """Re-SFAT of section 5.1: the `top` clients with the largest loss count (1 + alpha) / (1 - alpha) times.
+    """Re-SFAT of section 5.1: the `top` clients with the largest N_k / N L_k count (1 + alpha) / (1 - alpha) times.
 
     As `sfat` but for the direction; not the same as `resfat_deemph`. ValueError: top > m / 2.
 
@@ -168,9 +180,9 @@ def _slack(
         return Mixing(fedavg)
     sign = -1 if largest else 1
 
-    def rank(k: int) -> tuple[bool, float, int]:
-        value = sign * _ranking(updates[k], rank_by)
-        return math.isnan(value), value, updates[k].client  # a client that diverged comes last either way
+    def rank(k: int) -> tuple[bool, float, float, int]:
+        value, loss = sign * _ranking(updates[k], rank_by), sign * updates[k].stats.loss
+        return math.isnan(value), value, loss, updates[k].client  # a client that diverged comes last either way
 
     selected = tuple(sorted(sorted(range(m), key=rank)[:top]))
     emphasised = [update.n * (factor if k in selected else 1.0) for k, update in enumerate(updates)]
@@ -179,12 +191,12 @@ def _slack(
 
 def _ranking(update: Update, rank_by: RankBy) -> float:
     match rank_by:
-        case "nk_weighted":  # the paper's N_k / N * L_k: N is the same for all
-            return update.n * update.stats.loss
+        case "mean_loss":
+            return update.stats.loss
         case "released":
             return update.stats.loss_released
-        case _:
-            return update.stats.loss
+        case _:  # the paper's N_k / N * L_k: N is the same for all
+            return update.n * update.stats.loss
 
 
 # --- SFAT as released --------------------------------------------------------------------------------------------
@@ -404,4 +416,12 @@ AGGREGATORS: dict[str, Callable[..., Mixing]] = {
     "adfl": adfl,
     "afl": afl,
     "q_ffl": q_ffl,
+    "coordinate_median": coordinate_median,
+    "trimmed_mean": trimmed_mean,
+    "krum": krum,
+    "multi_krum": multi_krum,
+    "bulyan": bulyan,
+    "geometric_median": geometric_median,
+    "norm_clipping": norm_clipping,
+    "centred_clipping": centred_clipping,
 }

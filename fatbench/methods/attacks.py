@@ -32,8 +32,10 @@ from fatbench.engine import precision
 from fatbench.engine.accuracy import natural
 from fatbench.engine.fast.draws import Streams, normal, uniform
 from fatbench.engine.gradients import Loss, cross_entropy, gradient_of, part_of, predict
+from fatbench.methods.corruptions import cifar10_c, corruption
 from fatbench.methods.packages import AttackError, autoattack, torchattacks
-from fatbench.suite.types import Count, NonNegative, Radius
+from fatbench.models.dual_norm import use_statistics
+from fatbench.suite.types import Attack, Count, NonNegative, Radius
 
 Uphill = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
@@ -182,6 +184,32 @@ def cw(
     return _ascend(uphill, y, x_start, ball, steps)
 
 
+def dual(
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    generator: torch.Generator,
+    *,
+    attack: Attack,
+    through: Literal["clean", "attacked"],
+    predicts: Literal["clean", "attacked"],
+) -> Tensor:
+    """Another attack on a network with two statistics: computed `through` one of them, judged by what one `predicts`.
+
+    {name: dual, attack: {name: pgd, ...}, through: attacked, predicts: clean}. Four evaluations of one trained model;
+    `all:a+b` counts the images that withstand both. A network without two statistics is attacked as ever.
+    Hong et al. 2023 (FedRBN): the released test attacks and predicts by the clean statistics, its validation attacks
+    through the others.
+
+    Forward: attack
+    Backward: attack
+    """
+    use_statistics(model, attacked=through == "attacked")
+    x_adv: Tensor = attack(model, x, y, generator)
+    use_statistics(model, attacked=predicts == "attacked")
+    return x_adv
+
+
 def _uniform_start(x: Tensor, eps: float, generator: torch.Generator, norm: str = "Linf") -> Tensor:
     if norm == "L2":
         lengths = eps * uniform(x[:, :1, :1, :1], 0.0, 1.0, generator)
@@ -306,5 +334,8 @@ ATTACKS: dict[str, Callable[..., Tensor]] = {
     "pgd_kl": pgd_kl,
     "cw": cw,
     "autoattack": autoattack,
+    "dual": dual,
     "torchattacks": torchattacks,
+    "corruption": corruption,
+    "cifar10_c": cifar10_c,
 }

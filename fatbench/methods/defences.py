@@ -23,15 +23,16 @@ that averages over contributors divides by the sum of the masks (fatbench/method
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.func import functional_call
 
 from fatbench.engine.randomness import generator
+from fatbench.methods.accountants import gaussian_epsilon, laplace_epsilon, sampled_gaussian_epsilon
 from fatbench.suite.types import Momentum, NonNegative, Positive
 
 Gradient = dict[str, Tensor]
@@ -46,6 +47,18 @@ class Upload:
     client: int
     epoch: int = 0
     step: int = 0
+
+
+@dataclass(frozen=True)
+class Examples:
+    """The examples behind an upload, for a defence that asks for `examples`."""
+
+    model: nn.Module
+    weights: dict[str, Tensor]
+    x: Tensor  # (B, C, H, W) in [0, 1]
+    y: Tensor  # (B,) int64
+    gradients: Callable[[], Gradient]  # name -> (B, ...): the gradient of each example's own loss
+    expected: float  # examples of a batch, the mean where they are drawn
 
 
 def none(part: Gradient, at: Upload) -> tuple[Gradient, Mask]:
@@ -148,6 +161,58 @@ def pruning(part: Gradient, at: Upload, *, fraction: Momentum) -> tuple[Gradient
     return {name: prune(g) for name, g in part.items()}, None
 
 
+def dpsgd(
+    gradient: Gradient, at: Upload, examples: Examples, *, noise: NonNegative, clip: Positive = 1.0
+) -> tuple[Gradient, Mask]:
+    """DP-SGD: cut the gradient of each example to L2 norm `clip`, sum, add normal noise, divide by the batch size.
+
+    The noise on the sum has standard deviation noise * clip. What is protected is one example; `fedsgd` prints epsilon.
+    The gradient that it is given is not used.
+
+    Source: Abadi et al. 2016, algorithm 1.
+    Refuse if algorithm.local: dpsgd clips the gradient of each example: leave out local training
+    """
+    each = examples.gradients()
+    length = torch.stack([each[name].double().flatten(1).norm(dim=1) for name in gradient]).norm(dim=0)
+    factor = clip / length.clamp(min=clip)
+    mean = {
+        name: torch.tensordot(factor.to(g), each[name], 1) / examples.expected if len(length) else torch.zeros_like(g)
+        for name, g in gradient.items()
+    }
+    return _noisy(mean, at, torch.ones(()), noise * clip / examples.expected, "gaussian"), None
+
+
+def soteria(part: Gradient, at: Upload, examples: Examples, *, fraction: Momentum) -> tuple[Gradient, Mask]:
+    """Send zero for the `fraction` of the last layer's columns whose features say most of the image.
+
+    A feature r_f counts by the sum over the batch of |d r_f / d x| / (|r_f| + 0.1), the smallest of which are dropped:
+    they are far from zero and hardly move with the image. All other tensors are sent as they are, so `patch_ls` reads
+    what it reads without a defence (differences: soteria-features).
+
+    Source: Sun et al. 2021 (Soteria), as its program approximates it.
+    Refuse if algorithm.local: soteria looks at the features of one gradient: leave out local training
+    """
+    _check_fraction("soteria", fraction)
+    layer = next(name for name in reversed(list(part)) if part[name].dim() == 2)
+    kept: list[Tensor] = []
+    module = examples.model.get_submodule(layer.rpartition(".")[0])
+    handle = module.register_forward_pre_hook(lambda _, given: kept.append(given[0]))
+    try:
+        with torch.enable_grad():
+            x = examples.x.detach().requires_grad_()
+            functional_call(examples.model, examples.weights, (x,))
+            r = kept[0]
+            slopes = [torch.autograd.grad(column.sum(), x, retain_graph=True)[0] for column in r.unbind(1)]
+    finally:
+        handle.remove()
+    lengths = torch.stack([slope.flatten(1).norm(dim=1) for slope in slopes], 1)
+    score = (lengths / (r.detach().abs() + 0.1)).sum(0)
+    dropped = score.argsort()[: int(fraction * len(score))]
+    sent = part[layer].clone()
+    sent[:, dropped] = 0
+    return {**part, layer: sent}, None
+
+
 def _check_fraction(name: str, withheld: float) -> None:
     if not 0 <= withheld < 1:
         why = ": at 1 nothing is sent" if withheld == 1 else ""
@@ -195,50 +260,6 @@ def _noisy(gradient: Gradient, at: Upload, factor: Tensor, scale: float, kind: s
     return sent
 
 
-# --- what the noise buys, and what the masks update --------------------------------------------------------------
-
-
-def gaussian_epsilon(noise: float, delta: float, uploads: int = 1, sensitivity: float = 1.0) -> float:
-    """The epsilon of (epsilon, delta) differential privacy that `uploads` uploads under `gaussian` give away. Exact.
-
-    `noise` is sigma in units of the clipping norm. `sensitivity` 1: an upload is there or is not; 2: the examples
-    behind it are replaced by any others. Composing k Gaussian mechanisms is one with mu = sensitivity sqrt(k) / sigma,
-    and
-
-        delta = Phi(mu / 2 - epsilon / mu) - exp(epsilon) Phi(-mu / 2 - epsilon / mu).
-
-    An example takes part in one upload per epoch, so `uploads` is the number of epochs for an example and the number of
-    batches for a client. No amplification by sampling: an epoch goes through all examples. A formula and not a
-    package's accountant, because without sampling the formula is exact at any sigma, while the accountants' grids and
-    orders end where a defence of a single gradient begins (epsilon beyond some hundreds). ValueError: delta outside (0,
-    1).
-
-    Source: Balle and Wang 2018, theorem 8; Dong, Roth and Su 2019, corollary 3.3.
-    """
-    from scipy.optimize import brentq  # half a second of CPU time, and few cells have such a defence
-    from scipy.special import log_ndtr
-
-    if not 0 < delta < 1:
-        raise ValueError(f"gaussian_epsilon: delta must be in (0, 1), got {delta:g}")
-    if noise == 0:
-        return math.inf
-    mu = sensitivity * math.sqrt(uploads) / noise
-
-    def excess(epsilon: float) -> float:  # log delta(epsilon) - log delta, through logarithms: exp(epsilon) overflows
-        first, second = log_ndtr(mu / 2 - epsilon / mu), epsilon + log_ndtr(-mu / 2 - epsilon / mu)
-        return float(first + math.log1p(-math.exp(min(second - first, -1e-16))) - math.log(delta))
-
-    if excess(0.0) <= 0:
-        return 0.0
-    top = mu * mu / 2 + mu * math.sqrt(2 * math.log(1 / delta))
-    return float(brentq(excess, 0.0, top, xtol=1e-12, rtol=1e-12))
-
-
-def laplace_epsilon(noise: float, uploads: int = 1, sensitivity: float = 1.0) -> float:
-    """The epsilon of pure differential privacy (delta 0) under `laplace`: sensitivity * uploads / noise."""
-    return math.inf if noise == 0 else sensitivity * uploads / noise
-
-
 DEFENCES: dict[str, Callable[..., tuple[Gradient, Mask]]] = {
     "none": none,
     "fixed_position": fixed_position,
@@ -247,4 +268,44 @@ DEFENCES: dict[str, Callable[..., tuple[Gradient, Mask]]] = {
     "gaussian": gaussian,
     "laplace": laplace,
     "pruning": pruning,
+    "dpsgd": dpsgd,
+    "soteria": soteria,
 }
+
+
+@dataclass(frozen=True)
+class Spent:
+    """What a client has sent so far."""
+
+    epochs: int  # passes over its examples, begun ones in full
+    steps: int
+    rate: float | None  # probability of an example to be drawn in a step; None: epochs go through all examples
+
+
+def _of_gaussian(spent: Spent, delta: float, noise: float, clip: float = 1.0) -> float:
+    uploads = spent.epochs if spent.rate is None else spent.steps
+    return gaussian_epsilon(noise, delta, uploads, sensitivity=2)  # the cut gradient of a batch may turn round
+
+
+def _of_laplace(spent: Spent, delta: float, noise: float, clip: float = 1.0) -> float:
+    return laplace_epsilon(noise, spent.epochs if spent.rate is None else spent.steps, sensitivity=2)
+
+
+def _of_dpsgd(spent: Spent, delta: float, noise: float, clip: float = 1.0) -> float:
+    if spent.rate is None:
+        return gaussian_epsilon(noise, delta, spent.epochs)
+    return sampled_gaussian_epsilon(noise, spent.rate, spent.steps, delta)
+
+
+# What a defence gives away of one example: epsilon of a client's uploads. An example is there, or sends nothing.
+EPSILONS: dict[Callable[..., tuple[Gradient, Mask]], Callable[..., float]] = {
+    gaussian: _of_gaussian,
+    laplace: _of_laplace,
+    dpsgd: _of_dpsgd,
+}
+
+
+def epsilon_of(defence: Callable[..., tuple[Gradient, Mask]], spent: Spent, delta: float) -> float | None:
+    """Epsilon of what a client has sent under a defence with its settings; None: the defence has no such guarantee."""
+    known = EPSILONS.get(getattr(defence, "func", defence))
+    return None if known is None else known(spent, delta, **getattr(defence, "keywords", {}))

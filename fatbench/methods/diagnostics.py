@@ -17,15 +17,18 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
+from fatbench.engine.accuracy import models_of
+from fatbench.engine.gradients import logits_of
 from fatbench.engine.local import load, pixels, precision_context
 from fatbench.engine.rounds import Metrics, Problem, Round
+from fatbench.methods.adversaries import patched
 from fatbench.methods.inversions import image_measures
 from fatbench.methods.inversions.decoder import feature_inversion
 from fatbench.methods.inversions.matching import matching
 from fatbench.methods.inversions.upload import Observation, gradients
 from fatbench.methods.svcca import activations
 from fatbench.methods.svcca import svcca as correlation
-from fatbench.suite.types import Blocks, Count, Fraction, Pairs
+from fatbench.suite.types import Blocks, Count, Fraction, Natural, Pairs
 
 
 def svcca(
@@ -106,13 +109,15 @@ def leakage(
     channels) that the attacker trains on images of its own, here the test images, through the client's own extractor:
     leak_*; and through the extractor that all clients began with, which the server knows: leak_initial_*. Of a client
     that uploads its model, the gradient of one example at the broadcast weights is inverted by gradient matching
-    (`steps` steps): leak_*. It is the most that a local step can give away; an update of many steps over many examples
-    gives away less.
+    (`steps` steps), its label given: leak_*. No such gradient crosses the wire: it is a bound on what gradient matching
+    finds in one local step, and no attack. An update of many steps over many examples gives away less to it.
 
     Numbers, means over the target_clients: psnr (dB), ssim, correlation, identification (is the example the likeliest
     of the first `candidates` training images); and leak_grey_psnr, leak_grey_ssim for a flat grey reconstruction.
 
     Example: {target_clients: 2, steps: 2, width: 2, candidates: 4}
+    Threat: bound
+    Labels: used
     Source: ours; Tao et al. 2022 name the question as a limitation. Geiping et al. 2020 for the gradient.
     Refuse if side < 11: reconstructions are compared by SSIM, whose window is 11 x 11; images are {side} x {side}
 
@@ -163,7 +168,8 @@ def boundaries(
 
     Kept: boundary_server and boundary_c<client>, (points, points), logit of class 1 less that of class 0 on a grid over
     the unit square, x along, y upwards: the first row is y = 1. And boundary_c<client>_points (N_k, 3), the x, y and
-    label of the client's examples. The number boundary_apart is the fraction of the grid on which clients disagree.
+    label of the client's examples, and boundary_c<client>_adversarial (N_k, 3), where the monitor's attack on the
+    client's model moves them. The number boundary_apart is the fraction of the grid on which clients disagree.
 
     Source: Zhu et al. 2023, Figure 5 (b, c); methods: Decision boundaries; differences: sfat-toy.
     Refuse if channels != 2 or side != 1 or classes != 2: boundaries: {classes} classes of {channels} x {side} x {side}
@@ -184,13 +190,56 @@ def boundaries(
     found["boundary_apart"] = float((signs != signs[0]).any(0).double().mean())
     for update in result.updates:
         shard = problem.shards[update.client]
-        held = torch.cat([pixels(problem, problem.images[shard]).flatten(1), problem.labels[shard, None]], 1)
-        found[f"boundary_c{update.client}_points"] = held.float().cpu()
+        x, y = pixels(problem, problem.images[shard]), problem.labels[shard]
+        model = load(problem, update.model).eval()
+        with precision_context(problem):
+            moved = attack(model, x, y, generator)
+        for kind, held in (("points", x), ("adversarial", moved)):
+            found[f"boundary_c{update.client}_{kind}"] = torch.cat([held.flatten(1), y[:, None]], 1).float().cpu()
     return found
+
+
+def backdoor(
+    problem: Problem,
+    result: Round,
+    images: Tensor,
+    labels: Tensor,
+    attack: Callable[..., Tensor],
+    generator: Generator,
+    *,
+    target: Natural,
+    size: Count = 5,
+) -> Metrics:
+    """How often a backdoor of `badnets` works: the fraction of test images of other classes that are read as `target`.
+
+    backdoor_success with the white square of `size` pixels, backdoor_none without it. Means over the clients' models
+    where there is no global one. ValueError: every test image is of the target's class.
+
+    Source: Gu et al. 2017 (BadNets); methods: Malicious clients.
+    Fractions: backdoor_success, backdoor_none
+    Example: {target: 0}
+    Refuse if target >= classes: target: class {target} of {classes}, counted from 0
+    Refuse if size >= side: size: a square of {size} pixels on images of {side} x {side}
+    """
+    others = images[labels != target]
+    if not len(others):
+        raise ValueError(f"backdoor: every test image is of class {target}")
+    found: dict[str, list[float]] = {"backdoor_success": [], "backdoor_none": []}
+    for state in models_of(result.state.model, result.own).values():
+        model = load(problem, state).eval()
+        for name, shown in (("backdoor_success", patched(others, size)), ("backdoor_none", others)):
+            logits = [logits_of(model, pixels(problem, part)) for part in shown.split(500)]
+            found[name].append(float((torch.cat(logits).argmax(1) == target).double().mean()))
+    return {name: sum(values) / len(values) for name, values in found.items()}
 
 
 def _name(side: str) -> str:
     return side if side == "server" else f"c{int(side)}"
 
 
-DIAGNOSTICS: dict[str, Callable[..., Any]] = {"svcca": svcca, "leakage": leakage, "boundaries": boundaries}
+DIAGNOSTICS: dict[str, Callable[..., Any]] = {
+    "svcca": svcca,
+    "leakage": leakage,
+    "boundaries": boundaries,
+    "backdoor": backdoor,
+}

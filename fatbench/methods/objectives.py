@@ -15,16 +15,20 @@ client.
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fatbench.engine.fast.draws import clients_of, per_client, subset
+from fatbench.engine.fast.draws import clients_of, per_client, subset, uniform
 from fatbench.engine.gradients import predict
-from fatbench.suite.types import Attack, NonNegative, Probability
+from fatbench.methods.attacks import pgd
+from fatbench.models.dual_norm import attacked
+from fatbench.suite.types import Attack, NonNegative, Positive, Probability, Radius
 
 
 def standard(model: nn.Module, x: Tensor, y: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -124,6 +128,217 @@ def mixed_at(
     return _cross_entropy(model, x, y, generator)
 
 
+def mixfat(
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    generator: torch.Generator,
+    *,
+    attack: Attack,
+    mix: Literal["append", "weighted", "sum"],
+    ratio: Probability = 0.5,
+) -> tuple[Tensor, Tensor]:
+    """Clean and adversarial images in one loss, in the ways that public code calls MixFAT or FAT beside `mixed_at`.
+
+    append: the batch and floor(ratio B) adversarial versions of its first images in one forward, mean over all of them.
+    weighted: (1 - ratio) CE(f(x), y) + ratio CE(f(x_adv), y), two forwards. sum: CE(f(x), y) + CE(f(x_adv), y), which
+    has no ratio. `mixed_at` is the fourth way, "replace". Zizzo et al. 2020 (arXiv 2012.01791) is the first of them;
+    its ratio, and which way is its own, could not be read. The passes of append are exact where ratio B is whole.
+
+    Example: {mix: weighted}
+    Forward: ratio * (attack + 1) + 1 if mix == 'append' else attack + 2
+    Backward: ratio * (attack + 1) + 1 if mix == 'append' else attack + 2
+    """
+    if mix != "append":
+        clean_weight, weight = (1.0, 1.0) if mix == "sum" else (1.0 - ratio, ratio)
+
+        def loss(adversarial: Tensor, clean: Tensor, y: Tensor) -> Tensor:
+            return clean_weight * F.cross_entropy(clean, y) + weight * F.cross_entropy(adversarial, y)
+
+        adversarial, clean = _both(model, x, y, generator, attack)
+        return per_client(loss, generator, adversarial, clean, y), _correct(adversarial, y)
+    clients = len(clients_of(generator))
+    count = math.floor(ratio * (len(x) // clients) + 1e-9)
+
+    def first(of: Tensor) -> Tensor:
+        return of.unflatten(0, (clients, -1))[:, :count].flatten(0, 1)
+
+    def appended(to: Tensor, more: Tensor) -> Tensor:
+        return torch.cat([to.unflatten(0, (clients, -1)), more.unflatten(0, (clients, count))], 1).flatten(0, 1)
+
+    x_adv = _adversarial(model, first(x), first(y), generator, attack) if count else first(x)
+    model.train()
+    losses, correct = _cross_entropy(model, appended(x, x_adv), appended(y, first(y)), generator)
+    of_each = correct.unflatten(0, (clients, -1))
+    images = of_each.shape[1] - count
+    return losses, torch.cat([of_each[:, images:], of_each[:, count:images]], 1).flatten()
+
+
+def dual_at(
+    model: nn.Module, x: Tensor, y: Tensor, generator: torch.Generator, *, attack: Attack, ratio: Probability = 0.5
+) -> tuple[Tensor, Tensor]:
+    """AT of a network with two statistics: (1 - ratio) CE(f_c(x), y) + ratio CE(f_n(x_adv), y), x_adv attacks f_n.
+
+    f_c and f_n normalise by the statistics of clean and of attacked images; see `fatbench.models.dual_norm`. Hong et
+    al. 2023 (FedRBN), ratio 0.5 in their code. On another network it is `mixfat` with mix: weighted.
+
+    Forward: attack + 2
+    Backward: attack + 2
+    """
+
+    def loss(adversarial: Tensor, clean: Tensor, y: Tensor) -> Tensor:
+        return (1 - ratio) * F.cross_entropy(clean, y) + ratio * F.cross_entropy(adversarial, y)
+
+    model.eval()
+    with attacked(model):
+        x_adv = attack(model, x, y, generator)
+    model.train()
+    with attacked(model):
+        adversarial = predict(model, x_adv)
+    clean = predict(model, x)
+    return per_client(loss, generator, adversarial, clean, y), _correct(adversarial, y)
+
+
+def n_fgsm_at(
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    generator: torch.Generator,
+    *,
+    eps: Radius,
+    k: NonNegative = 2.0,
+    step: Radius | None = None,
+) -> tuple[Tensor, Tensor]:
+    """N-FGSM: adversarial training by one gradient step of size `step` (eps, unless given) from noise of k eps.
+
+    The step is not projected on the ball, only on the box, so an image may move by (k + 1) eps. Jorge et al. 2022
+    (arXiv 2202.01181). Their code attacks in train mode; here in eval mode, as every objective. FGSM-RS needs no
+    function: it is `at` with {name: pgd, step: 10/255, steps: 1} at eps 8/255.
+
+    Forward: 2
+    Backward: 2
+    """
+
+    def attack(model: nn.Module, x: Tensor, y: Tensor, generator: torch.Generator) -> Tensor:
+        noisy = (x + uniform(x, -k * eps, k * eps, generator)).clamp(0, 1)
+        return pgd(model, noisy, y, generator, eps=1.0, step=eps if step is None else step, steps=1, start="none")
+
+    return at(model, x, y, generator, attack=attack)
+
+
+def awp_at(
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    generator: torch.Generator,
+    client: int,
+    *,
+    attack: Attack,
+    gamma: NonNegative = 0.005,
+) -> tuple[Tensor, Tensor]:
+    """AWP: AT at perturbed weights, CE(f_{w+v}(x_adv), y) with v_l = gamma |w_l| g_l / |g_l|, g the gradient at w.
+
+    Each tensor of two or more dimensions is perturbed by itself. x_adv is crafted at w; the batch statistics of the
+    pass that gives g leave the running ones alone. gamma 0 is `at`; Wu et al. 2020 (arXiv 2004.05884) have 0.01, the
+    federated code NUDTPingLuo/FedLAT 0.005 from round 10 on, for every tensor, here from the first. Clients train one
+    by one: a norm is that of one client's layer.
+
+    Forward: attack + 2
+    Backward: attack + 2
+    """
+    x_adv = _adversarial(model, x, y, generator, attack)
+    weights = {name: w for name, w in model.named_parameters() if w.requires_grad and w.dim() > 1}
+    own_statistics = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    loss = F.cross_entropy(torch.func.functional_call(model, own_statistics, (x_adv,)).float(), y)
+    gradients = torch.autograd.grad(loss, list(weights.values()))
+    perturbed = {
+        name: w + gamma * w.detach().norm() * g / g.norm().clamp(min=1e-20)
+        for (name, w), g in zip(weights.items(), gradients, strict=True)
+    }
+    logits = torch.func.functional_call(model, perturbed, (x_adv,)).float()
+    return F.cross_entropy(logits, y), _correct(logits, y)
+
+
+# --- by the client's class counts ---------------------------------------------------------------------------------
+
+
+def calfat(
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    generator: torch.Generator,
+    class_counts: Tensor,
+    *,
+    attack: Attack,
+    missing: Positive = 1.0,
+) -> tuple[Tensor, Tensor]:
+    """CalFAT: AT on calibrated logits, CE(f(x_adv) + log n, y), n_c the client's examples of class c.
+
+    The inner attack sees the calibrated logits too; CalFAT's is pgd_kl. Prediction and evaluation use f alone. A class
+    that the client lacks counts as `missing` examples, because log 0 has no value; 1 is the authors'. Chen et al. 2022
+    (arXiv 2205.14926); the formula is that of its code without the code's temperature: `calfat_released`.
+
+    Forward: attack + 1
+    Backward: attack + 1
+    """
+    shift = class_counts.where(class_counts > 0, missing).log()
+    with _shifted(model, shift):
+        return at(model, x, y, generator, attack=attack)
+
+
+def calfat_released(
+    model: nn.Module, x: Tensor, y: Tensor, generator: torch.Generator, class_counts: Tensor, *, attack: Attack
+) -> tuple[Tensor, Tensor]:
+    """CalFAT as its authors' code computes it: logits are scaled by 10 in the loss, and not in the inner attack.
+
+    Loss: CE(10 f(x_adv) + log(n + 1e-7), y). Attack: on f + 0.1 log(n + 1e-7). A class that the client lacks counts as
+    1 example. What else the code does (plain mean of models, learning rate, split) is for a suite to say.
+
+    Source: cc233/CalFAT utils.py:98-102, 216-245.
+    Forward: attack + 1
+    Backward: attack + 1
+    """
+    tenth = 0.1 * (class_counts.clamp(min=1) + 1e-7).log()
+    with _shifted(model, tenth):
+        x_adv = _adversarial(model, x, y, generator, attack)
+        logits = 10 * predict(model, x_adv)
+    return per_client(F.cross_entropy, generator, logits, y), _correct(logits, y)
+
+
+def margin_at(
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    generator: torch.Generator,
+    class_counts: Tensor,
+    *,
+    attack: Attack,
+    tau: NonNegative = 1.0,
+) -> tuple[Tensor, Tensor]:
+    """AT with a margin by class frequency: CE(f(x_adv) - tau n^(-1/4), y), also inside the attack.
+
+    n_c is the client's examples of class c, 1e-8 where it has none: that class then leaves the softmax. tau 0 is `at`.
+    The margin is FedLC's as public code has it, for clean training. This is not FatCC, nor any calibration of FAT that
+    a paper names: those could not be read.
+
+    Source: KarhouTam/FL-bench src/client/fedlc.py:14-34 (the margin); ours (with AT).
+    Forward: attack + 1
+    Backward: attack + 1
+    """
+    with _shifted(model, -tau * class_counts.clamp(min=1e-8) ** -0.25):
+        return at(model, x, y, generator, attack=attack)
+
+
+@contextlib.contextmanager
+def _shifted(model: nn.Module, by: Tensor) -> Iterator[None]:
+    """While it lasts, the model's logits (B, classes) have `by` (1, classes) or (B, classes) added."""
+    handle = model.register_forward_hook(lambda module, inputs, logits: logits + by)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
 def _adversarial(model: nn.Module, x: Tensor, y: Tensor, generator: torch.Generator, attack: Attack) -> Tensor:
     model.eval()
     x_adv: Tensor = attack(model, x, y, generator)
@@ -188,6 +403,13 @@ OBJECTIVES: dict[str, Callable[..., tuple[Tensor, Tensor]]] = {
     "trades": trades,
     "mart": mart,
     "mixed_at": mixed_at,
+    "mixfat": mixfat,
+    "dual_at": dual_at,
+    "n_fgsm_at": n_fgsm_at,
+    "awp_at": awp_at,
+    "calfat": calfat,
+    "calfat_released": calfat_released,
+    "margin_at": margin_at,
 }
 
 PROXIMALS: dict[str, Callable[..., list[Tensor]]] = {

@@ -69,6 +69,7 @@ def autoattack(
     (of "plus", with 10: untargeted FAB asks for a gradient of every class).
 
     Package: autoattack, pyautoattack
+    Float32: bf16
     Forward: 4048 if version == 'rand' else 9788 if version == 'plus' else 7865
     Backward: 4040 if version == 'rand' else 7819 if version == 'plus' else 1910
     Refuse if norm == 'Linf' and eps > 1: eps is a part of the pixel range: 8/255, not 8

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import pickle
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
@@ -20,7 +21,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from fatbench.errors import MachineError
+from fatbench.errors import MachineError, SpecError
 from fatbench.suite import weights as naming
 from fatbench.suite.weights import digest as digest_of
 
@@ -144,9 +145,15 @@ def from_file(name: str, path: Path) -> dict[str, Tensor]:
         raise MachineError(f"{name}: weights: no file {path}")
     try:
         if path.suffix == ".safetensors":
-            return {published_name(key): value for key, value in load_file(path).items()}
+            return {published_name(key): value for key, value in load_file(path).items() if not new_head(key)}
         with torch.serialization.safe_globals([argparse.Namespace]):  # training scripts store their arguments, too
             stored: Any = torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        if "GLOBAL" not in str(error):  # that is how torch says that the file names code, which is not executed
+            raise MachineError(f"{name}: weights: cannot read {path}: not a file that torch.save wrote") from None
+        raise SpecError(
+            f"{path} holds pickled Python objects, not a state dict: torch.save(model.state_dict(), FILE)"
+        ) from None
     except Exception as error:  # torch and pickle promise no list of what a damaged file raises
         raise MachineError(f"{name}: weights: cannot read {path}: {first_line(error)}") from error
     for key in ("state_dict_ema", "model_ema", "state_dict", "model_state_dict", "model", "net"):
@@ -161,6 +168,11 @@ def from_file(name: str, path: Path) -> dict[str, Tensor]:
 def published_name(key: str) -> str:
     """A tensor's name in a published state: a model of ours keeps it in `backbone`, its classifier in `head`."""
     return f"head.{key.removeprefix('head.fc.')}" if key.startswith("head.fc.") else key.removeprefix("backbone.")
+
+
+def new_head(key: str) -> bool:
+    """Whether a tensor of a model of ours is of a head that no published state has: it starts at random."""
+    return key.startswith("head.") and not key.startswith("head.fc.") and key not in CLASSIFIER
 
 
 def first_line(error: Exception) -> str:

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fatbench.models.dual_norm import with_dual_norm
 from fatbench.models.shapes import image_side
 from fatbench.suite.types import Count
 
 
-def resnet18(shape: tuple[int, int, int], classes: int, *, width: Count = 64) -> nn.Module:
+def resnet18(
+    shape: tuple[int, int, int], classes: int, *, width: Count = 64, norm: Literal["one", "dual"] = "one"
+) -> nn.Module:
     """ResNet-18 with the CIFAR stem: 3x3, stride 1, no pool; basic blocks [2, 2, 2, 2].
 
     Maps (B, C, H, W) in [0, 1] to (B, classes); H = W >= 8. The stages have `width`, 2, 4 and 8 times as many channels
     (64 to 512 at the default). At 32 x 32 the last pool is 4 x 4; other sizes end in a mean over whatever is left.
-    Initial weights are PyTorch's. ValueError: images not square or smaller than 8 x 8.
+    Initial weights are PyTorch's. `norm: dual` keeps statistics of clean and of attacked images apart (FedRBN).
+    ValueError: images not square or smaller than 8 x 8.
 
     The layers are called bn1, bn2 and shortcut.1 as in the release, because `sfat_released` goes by their names.
 
@@ -23,7 +29,8 @@ def resnet18(shape: tuple[int, int, int], classes: int, *, width: Count = 64) ->
     Refuse if side < 8: resnet18: needs images of at least 8x8, got {side}x{side}
     """
     image_side("resnet18", shape, 8)
-    return ResNet(shape[0], classes, width)
+    network = ResNet(shape[0], classes, width)
+    return with_dual_norm(network) if norm == "dual" else network
 
 
 class BasicBlock(nn.Module):

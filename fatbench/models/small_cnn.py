@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fatbench.models.dual_norm import with_dual_norm
 from fatbench.models.shapes import image_side
 from fatbench.suite.types import Count
 
 
-def small_cnn(shape: tuple[int, int, int], classes: int, *, width: Count = 64) -> nn.Module:
+def small_cnn(
+    shape: tuple[int, int, int], classes: int, *, width: Count = 64, norm: Literal["one", "dual"] = "one"
+) -> nn.Module:
     """SmallCNN: three blocks of two 3x3 convolutions with batch normalisation, then two linear layers.
 
     Maps (B, C, H, W) in [0, 1] to (B, classes); H = W >= 8. The blocks have `width`, 2 * width and 3 * width + 4
     channels (64, 128, 196 at the default), the hidden linear layer 4 * width (256); its input follows from the image
     size (3136 at 32 x 32). Batch normalisation stands before the ReLU. Initial weights are PyTorch's.
+    `norm: dual` keeps statistics of clean and of attacked images apart (FedRBN).
     ValueError: images not square or smaller than 8 x 8.
 
     The layers are called batchnorm1_1 and so on as in the release, because `sfat_released` goes by their names.
@@ -23,7 +29,8 @@ def small_cnn(shape: tuple[int, int, int], classes: int, *, width: Count = 64) -
     Parameters: width*(9*channels+198*width+328+4*classes+(12*width+16)*(side//8)*(side//8)) + 168 + classes
     Refuse if side < 8: small_cnn: needs images of at least 8x8, got {side}x{side}
     """
-    return SmallCNN(shape[0], image_side("small_cnn", shape, 8), classes, width)
+    network = SmallCNN(shape[0], image_side("small_cnn", shape, 8), classes, width)
+    return with_dual_norm(network) if norm == "dual" else network
 
 
 class SmallCNN(nn.Module):

@@ -23,7 +23,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fatbench.errors import SpecError, did_you_mean
+from fatbench.errors import NothingMatched, SpecError, did_you_mean
 from fatbench.store.selection import Checkpoint
 
 if TYPE_CHECKING:
@@ -57,10 +57,18 @@ _RENDERERS = {
 FORMATS = tuple(_RENDERERS)
 
 
-def render(grids: Sequence[Grid], format: str, **how: Any) -> str:
-    """The grids in one of FORMATS, ending in a line break; `how`: see `latex.render`. SpecError: no such format."""
+def render(grids: Sequence[Grid], format: str, notes: str | None = None, **how: Any) -> str:
+    """The grids in one of FORMATS, ending in a line break; `how`: see `latex.render`. SpecError: no such format.
+
+    notes: one of `notes.LEVELS`; None: short on a terminal and in LaTeX, else full.
+    """
+    from fatbench.report.tables.notes import IN_CAPTION, shortened
+
     if format not in _RENDERERS:
         raise SpecError(f"no format is named '{format}'{did_you_mean(format, FORMATS)}")
+    level = notes or ("short" if format in ("terminal", "latex") else "full")
+    captioned = IN_CAPTION if format == "latex" else ()
+    grids = [shortened(grid, level, captioned) for grid in grids]
     module, function = _RENDERERS[format]
     text: str = getattr(importlib.import_module(f"fatbench.report.formats.{module}"), function)(grids, **how)
     return text
@@ -75,22 +83,24 @@ def build_tables(
     published: bool = True,
     evaluated: Sequence[Cell] = (),
     which: str = "first",
-    notes: str = "full",
     digits: int = 2,
+    images: str = "all",
 ) -> list[Grid]:
     """The tables of a suite, filled with what the database has of the plan's cells; no database: all is missing.
 
     evaluated: models that were not trained here (`evaluated.beside`), as further rows of each table. which: the first
-    or the latest run of a cell that was run more than once, or "pool", the mean of its runs. notes: `notes.LEVELS`;
-    digits: after the point of percentages.
+    or the latest run of a cell that was run more than once, or "pool", the mean of its runs. digits: after
+    the point of percentages; images: "all" of each attack, or those in "common".
     """
     from fatbench.report.numbers.measurements import Numbers, Stored
+    from fatbench.report.tables.grid_points import with_added
     from fatbench.report.tables.layout import build
-    from fatbench.report.tables.notes import shortened
+
+    suite = with_added(suite, plan)
 
     if store is None:
         empty = Numbers(plan, Stored(), select)
-        return [shortened(grid, notes) for grid in build(suite, plan, empty, published=published, digits=digits)]
+        return build(suite, plan, empty, published=published, digits=digits)
     from fatbench.report.numbers import query
     from fatbench.report.tables import replicate_selection
 
@@ -101,9 +111,9 @@ def build_tables(
     numbers = parts[0][1] if len(parts) == 1 else replicate_selection.Pooled(parts)
     shown, own = parts[0][0].cells, len(plan.cells)
     plan = replace(plan, cells=shown[:own])
-    grids = build(suite, plan, numbers, published=published, evaluated=shown[own:], digits=digits)
+    grids = build(suite, plan, numbers, published=published, evaluated=shown[own:], digits=digits, images=images)
     replicate_selection.note(grids, store, which, numbers)
-    return [shortened(grid, notes) for grid in grids]
+    return grids
 
 
 def check(suite: Suite, plan: Plan) -> None:
@@ -122,9 +132,9 @@ def check_headings(suite: Suite, plans: Sequence[Plan]) -> None:
     from fatbench.report.tables import grid_points
 
     known = dict.fromkeys(metric for plan in plans for metric in plan.metrics())
-    for metric in suite.tests.named():
+    for family, metric in ((one, metric) for one in suite.tests for metric in one.named()):
         if metric not in known:
-            place = suite.tests.place("metrics" if metric in (suite.tests.metrics or ()) else "contrasts")
+            place = family.place("metrics" if metric in (family.metrics or ()) else "contrasts")
             raise SpecError(f"{place}: no preset evaluates '{metric}'{did_you_mean(metric, known)}")
     for table in suite.tables:
         whys = [
@@ -203,8 +213,26 @@ def unknown(plots: Sequence[Plot], plan: Plan, store: Store | None) -> list[str]
     ]
 
 
-def draw(plots: Sequence[Plot], folder: Path, format: str, files: Path | None = None) -> list[Path]:
+def draw(
+    plots: Sequence[Plot], folder: Path, format: str, files: Path | None = None, width: float | None = None
+) -> list[Path]:
     """Write figures as files, see `plots.draw`."""
     from fatbench.report.figures import plots as drawing
 
-    return drawing.draw(plots, folder, format, files)
+    return drawing.draw(plots, folder, format, files, width)
+
+
+def draw_forest(
+    suite: Suite, plan: Plan, store: Store, folder: Path, format: str, *, select: Checkpoint, width: float | None
+) -> Path:
+    """Write the forest plot of a suite: its methods against the baseline. NothingMatched: nothing can be compared."""
+    from fatbench.report.figures import forest
+    from fatbench.report.numbers import baseline, compare
+    from fatbench.report.tables.grid import label
+
+    found = baseline.differences(plan, compare.measured(store, [c.id for c in plan.cells], select).__getitem__)
+    if not found:
+        raise NothingMatched(f"'{plan.suite}', preset {plan.preset}, has no two methods with the same evaluation")
+    preset = "" if plan.preset == "paper" else f"-{plan.preset}"
+    what = forest.Forest(found, plan.metrics(), label(plan), format, width)
+    return forest.draw(what, f"{plan.suite}-{forest.ID}{preset}", folder)

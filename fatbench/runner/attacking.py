@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -16,7 +17,7 @@ from fatbench.runner.checkpoints import clients_file, model_file
 from fatbench.runner.jobs import WORSE, CellStatus, Event, Job, Machine, Turn, evaluation_rounds
 from fatbench.runner.oom_retry import with_oom_retry
 from fatbench.runner.stage import claim, failed, ready_for, renewed, with_some_kernel
-from fatbench.suite import calls, formulas, plugins
+from fatbench.suite import calls, facts, formulas, plugins
 from fatbench.suite.cells import Evaluation
 
 if TYPE_CHECKING:
@@ -37,12 +38,15 @@ class _Stage:
     run: int
     round: int
     evaluation: Evaluation
+    name: str  # of the stage
     digest: str | None  # of the model's file; None: it was never here
     there: transfer.Trained  # whose models a transfer is computed on
+    record: Mapping[str, Any]  # of the cell's training
 
     @property
-    def name(self) -> str:
-        return self.evaluation.stage(self.round)
+    def diverged(self) -> int | None:
+        """The round in which malicious clients ended the training of this model."""
+        return self.record.get("diverged") if self.round == self.record["last"]["round"] else None
 
 
 @dataclass
@@ -56,10 +60,13 @@ class _Loaded:
     there: transfer.Trained | None = None  # of `origins`
     origins: transfer.Origins | None = None
 
-    def setup(self, job: Job, machine: Machine) -> Setup:
-        """The cell's Setup, with at most as many images in the network at once as the machine takes now."""
+    def setup(self, job: Job, machine: Machine, trained: Path) -> Setup:
+        """The cell's Setup, with at most as many images in the network at once as the machine takes now.
+
+        trained: a model of the cell.
+        """
         if self.ready is None:
-            self.ready, self.microbatch = ready_for(job, machine)[1], machine.microbatch
+            self.ready, self.microbatch = ready_for(job, machine, trained)[1], machine.microbatch
         if machine.microbatch and machine.microbatch != self.microbatch:  # memory was not enough
             from fatbench.engine import microbatch
 
@@ -105,7 +112,11 @@ def attack_models(turn: Turn, machine: Machine, again: bool, ready: Setup | None
     order.sort(key=lambda pair: foreign[pair[1].id])  # what an attack's plug-in does to torch, the others do not meet
     for round, evaluation in order:
         digest = record.get("sha256", {}).get(model_file(round))  # none: the model was never here
-        stage = evaluation.stage(round)
+        stage = ours = evaluation.stage(round, evaluation.computes_in(machine.precision))
+        for name in evaluation.stages(round):  # what is done in another precision is not repeated
+            if (row := rows.get((job.cell, name))) is not None and row.status == "done":
+                stage = name
+                break
         row = rows.get((job.cell, stage))
         if stage in other and not machine.rerun_changed:
             continue
@@ -119,15 +130,18 @@ def attack_models(turn: Turn, machine: Machine, again: bool, ready: Setup | None
         if origin is not None and origin.cell and theirs is None:
             lacking[origin.cell] = origin.name
             continue
+        if stage != ours:  # of another model or plug-in, and this run computes in another precision
+            _empty(turn, stage, machine, evaluation)
+            stage = ours
         run = claim(turn, stage, machine, 0, evaluation, fresh=stage in other)
         if run is None:
             free: CellStatus = "failed" if row is not None and row.status == "failed" else "elsewhere"
             worst = max(worst, free, key=WORSE.index)
             continue
         try:
-            ours = record.get("sha256", {}).get(clients_file(round))
-            there = theirs or transfer.Trained(job.cell, round, clients_file(round), ours)
-            claimed = _Stage(run, round, evaluation, digest, there)
+            of_clients = record.get("sha256", {}).get(clients_file(round))
+            there = theirs or transfer.Trained(job.cell, round, clients_file(round), of_clients)
+            claimed = _Stage(run, round, evaluation, stage, digest, there, record)
             attempt = partial(with_some_kernel, run, store=store, stage=partial(_attack, claimed, turn, loaded))
             with renewed(machine, run):
                 status = with_oom_retry(attempt, machine, evaluation.batch, partial(store.describe_run, run))
@@ -146,11 +160,17 @@ def attack_models(turn: Turn, machine: Machine, again: bool, ready: Setup | None
     return worst
 
 
+def _empty(turn: Turn, stage: str, machine: Machine, evaluation: Evaluation) -> None:
+    """Take away what a stage holds, if it is to be had."""
+    if (run := claim(turn, stage, machine, 0, evaluation, fresh=True)) is not None:
+        turn.store.release(run)
+
+
 def _attack(stage: _Stage, turn: Turn, loaded: _Loaded, machine: Machine) -> CellStatus:
     """Attack all images on every model of the round, from where the stage is, or until asked to stop."""
     import torch
 
-    from fatbench.engine.accuracy import attacked, packed, unpacked
+    from fatbench.engine.accuracy import attacked, most_frequent, packed, unpacked
     from fatbench.methods.packages import implementation
 
     run, evaluation, job, store = stage.run, stage.evaluation, turn.job, turn.store
@@ -166,7 +186,7 @@ def _attack(stage: _Stage, turn: Turn, loaded: _Loaded, machine: Machine) -> Cel
     if digest is None:  # imported numbers say which model they are of, so that no other file is taken for it
         of_round = (row.record for (_, attack), row in rows.items() if attack.endswith(f"@{stage.round}"))
         digest = next((record["model"] for record in of_round if "model" in record), None)
-    ready = loaded.setup(job, machine)
+    ready = loaded.setup(job, machine, file)
     pairs = loaded.pairs(stage, file, digest, machine)
     record = {} if digest is None else {"model": digest}
     record |= {"origin": stage.there.digest} if evaluation.origin is not None and stage.there.digest else {}
@@ -193,7 +213,7 @@ def _attack(stage: _Stage, turn: Turn, loaded: _Loaded, machine: Machine) -> Cel
             ready.problem, pair.judged, images, labels, attack, ("evaluate", evaluation.id, stage.round, *pair.key),
             batch=evaluation.batch, start=position - first, origin=pair.origin,
         )  # fmt: skip
-        for start, correct, _ in chunks:
+        for start, correct, _ in [(0, most_frequent(labels), None)] if stage.diverged else chunks:
             bits.append(correct)
             position = first + start + len(correct)
             chunk = (first + start, len(correct), packed(correct))
@@ -209,6 +229,7 @@ def _attack(stage: _Stage, turn: Turn, loaded: _Loaded, machine: Machine) -> Cel
     seconds = time.perf_counter() - begin
     numbers = _numbers(stage, pairs, each)
     numbers.insert(1, Number("seconds", seconds, stage.round))
+    numbers += [Number(f"flag_{words.replace(' ', '_')}", 1.0, stage.round) for words in _said(stage)]
     if evaluation.origin is None:
         numbers += _beside(stage, loaded, each, job)
     store.finish(run, numbers, record=record)
@@ -227,6 +248,14 @@ def _numbers(stage: _Stage, pairs: list[transfer.ModelPair], each: Tensor) -> li
     return numbers
 
 
+def _said(stage: _Stage) -> Iterator[str]:
+    """What malicious clients have done to the training that its numbers do not say."""
+    if stage.diverged:
+        yield f"training diverged in round {stage.diverged}, so accuracy is that of the most frequent class"
+    if refused := stage.record.get("uploads_refused"):
+        yield f"{refused} uploads were not finite and were left out"
+
+
 def _beside(stage: _Stage, loaded: _Loaded, each: Tensor, job: Job) -> list[Number]:
     """What else the outcomes on the cell's own models say, and of clean images what is doubtful about the models."""
     from fatbench.engine.accuracy import prior_accuracy, zero_gradients
@@ -234,13 +263,15 @@ def _beside(stage: _Stage, loaded: _Loaded, each: Tensor, job: Job) -> list[Numb
     ready, models, round, n = loaded.ready, loaded.models, stage.round, each.shape[1]
     assert ready is not None
     images, labels = ready.test[0][:n], ready.test[1][:n]
-    fractions = [ready.problem.labels[shard] for shard in ready.problem.shards]
+    liars = ready.problem.malicious.numbers if ready.problem.malicious is not None else ()  # have no accuracy
+    fractions = [ready.problem.labels[() if k in liars else shard] for k, shard in enumerate(ready.problem.shards)]
     by_client = prior_accuracy({k: each[place] for place, k in enumerate(models)}, labels, fractions, ready.classes)
     numbers = [Number("prior_accuracy", v, round, n, k) for k, v in by_client.items()]
-    if formulas.formula(calls.call("Attack", stage.evaluation.attack), "Forward") == 0:  # the images are as they were
+    if facts.role(stage.evaluation.attack) == "natural":
         few, truth = images[:LOOKED_AT], labels[:LOOKED_AT]
-        dead = [zero_gradients(ready.problem, model, few, truth) for model in models.values()]
-        numbers.append(Number("zero_gradients", sum(dead) / len(dead), round, n=len(truth)))
+        if not stage.diverged:
+            dead = [zero_gradients(ready.problem, model, few, truth) for model in models.values()]
+            numbers.append(Number("zero_gradients", sum(dead) / len(dead), round, n=len(truth)))
         numbers.append(Number("chance", float(labels.bincount().max()) / n, round, n=n))
     if "evaluated" in job.spec:
         numbers += _doubts(job, ready.problem, models[-1], images, round)

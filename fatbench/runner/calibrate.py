@@ -20,7 +20,7 @@ from fatbench.runner.executors.local import gpu_count
 from fatbench.runner.jobs import Job, Machine
 from fatbench.store import timing
 from fatbench.store.stages import Store
-from fatbench.suite import cost, duration, facts, signatures
+from fatbench.suite import cost, duration, facts, signatures, weights
 from fatbench.suite.cells import Cell, Plan, digest
 from fatbench.suite.types import number
 
@@ -66,6 +66,8 @@ def _cut(cell: Cell, plan: Plan, batches: int, images: int) -> Job:
     spec: dict[str, Any] = {**cell.spec, "algorithm": {**cell.spec["algorithm"], "rounds": ROUNDS}, "monitor": None}
     clients, batch = spec["partition"].get("clients") or 1, cost.local(spec["algorithm"]).get("batch") or 1
     have = spec["train"] or facts.of_data(spec["data"]).train or 10**9
+    if weights.trained_by(spec) is not None:
+        spec["model"] = {**spec["model"], "weights": None}  # they change no time
     spec["validation"] = min(spec["validation"], SIZES[0][1])
     fraction = 1 - float(number(spec["client_holdout"]))
     spec["train"] = min(have, int(batches * clients * batch / fraction) + 1 + spec["validation"])
@@ -85,7 +87,7 @@ def calibrated(plan: Plan, known: duration.Speeds, data: Path, seconds: float) -
     with tempfile.TemporaryDirectory(prefix="fatbench-") as folder:
         device = "cuda:0" if gpu_count() else "cpu"
         machine = Machine(
-            db=str(Path(folder) / "speed.db"), files=folder, data=str(data.absolute()), device=device,
+            db=str(Path(folder) / "speed.db"), files=folder, data=str(data.absolute()), device=device, path="auto",
             plugins=tuple(str(file) for file in signatures.plugins()),
         )  # fmt: skip
         with Store.open(machine.db, create=True):

@@ -39,7 +39,7 @@ def checkpoint(
         facts.refuse(attack, spec, "--attack")
     root = settings.data_folder(str(options.data) if options.data else None)
     runtime = Runtime(root, torch.device(device), settings.precision(options.precision, [device]))
-    ready = setup(runtime, **calls.bind_cell(spec, root))
+    ready = setup(runtime, **calls.bind_cell(spec, root, file))
     images, labels = ready.test[0][:n], ready.test[1][:n]
     results = []
     for text, attack in specs:

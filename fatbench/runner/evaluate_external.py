@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import hashlib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fatbench import settings
+from fatbench.data.own import load
 from fatbench.errors import MachineError, SpecError
 from fatbench.runner import worker
 from fatbench.runner.executors import local
@@ -190,9 +192,10 @@ def _ready(external: ExternalModel, spec: Mapping[str, Any], machine: Machine) -
 
         return [numpy.arange(len(labels))]
 
+    assert machine.path != "auto"
     runtime = Runtime(Path(machine.data), torch.device(machine.device), machine.precision, machine.path)
     ready = setup(
-        runtime, seed=spec["seed"], data=calls.build("Data", spec["data"]), partition=alone, model=model,
+        runtime, seed=spec["seed"], data=functools.partial(load, spec["data"]), partition=alone, model=model,
         train=1, test=spec["test"], size=spec["size"],
     )  # fmt: skip
     _takes_images(ready, said)

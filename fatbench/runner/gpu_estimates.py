@@ -4,13 +4,18 @@ An image pass takes as long as its arithmetic or as starting its kernels, whiche
 
     seconds = max(operations / (FRACTION * rate), kernels * LAUNCH / images at once)
 
-Neither constant was measured on a GPU. It is arithmetic, to tell an hour from a week.
+Neither constant was measured on a GPU. It is arithmetic, to tell an hour from a week, and whether the clients of a
+round are better trained as one program (`--path auto`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, cast
+import functools
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch.nn import functional as F
@@ -20,8 +25,8 @@ from fatbench.engine.counters import Flops
 from fatbench.engine.randomness import forked
 from fatbench.errors import SpecError, did_you_mean
 from fatbench.suite import calls, cost, facts
-from fatbench.suite.cells import Plan
-from fatbench.suite.duration import Speeds, kind, network
+from fatbench.suite.cells import Cell
+from fatbench.suite.duration import Speeds, estimate, kind, network
 
 FRACTION = 0.3  # of the rate of matrix products that a network reaches
 LAUNCH = 7e-6  # seconds of the host to start a kernel
@@ -37,8 +42,52 @@ GPUS: dict[str, dict[str, float]] = {
 }
 
 
-def speeds(plan: Plan, gpu: str, precision: str, path: str) -> Speeds:
-    """What the plan's cells would take there; of cells whose data set says no size before it is read, nothing.
+def path_for(spec: Mapping[str, Any], precision: str, gpu: str | None) -> settings.LocalPath:
+    """The path that `auto` stands for on a GPU that its driver calls `gpu`, "NVIDIA H200"; None: on a CPU.
+
+    "fast" where starting the kernels of one client's batch takes longer than their arithmetic; on a CPU, and for data
+    of unknown shape, "loop". A GPU that is not in `GPUS` counts as the slowest there. It is counted, not timed, so the
+    same cell takes the same path whenever it is run or resumed on a GPU of this kind.
+    """
+    if gpu is None or (found := count(spec)) is None:
+        return "loop"
+    name = listed(gpu)
+    rate = GPUS[name][precision] if name else min(rates[precision] for rates in GPUS.values())
+    flops, kernels = found
+    batch = cost.local(spec["algorithm"]).get("batch") or 1
+    return "fast" if kernels * LAUNCH > batch * flops / (FRACTION * rate) else "loop"
+
+
+def listed(gpu: str) -> str | None:
+    """The name in `GPUS` of what its driver calls "NVIDIA H200" or "NVIDIA A100-SXM4-80GB"; None: it is not there."""
+    return next((word for word in re.split(r"[\s-]", gpu.lower()) if word in GPUS), None)
+
+
+def choices(cells: Sequence[Cell], gpu: str, precision: str, path: str) -> str:
+    """What a run on this GPU begins with, in a line: its path and precision, and what would be faster.
+
+    gpu: as its driver calls it. Every cell is counted from its beginning.
+    """
+    counts = Counter(path_for(cell.spec, precision, gpu) if path == settings.AUTO else path for cell in cells)
+    chosen = ", ".join(f"--path {way} for {n} cells" for way, n in counts.most_common())
+    if (name := listed(gpu)) is None:
+        return f"{gpu}: --precision {precision}, {chosen}; how fast it is, is not known"
+    seconds = {
+        bits: estimate(
+            cells, speeds(cells, name, bits, path), lambda cell: (1.0, [(one, 1.0) for one in cell.evaluations])
+        ).seconds
+        for bits in GPUS[name]
+    }
+    faster = [
+        f"{seconds[precision] / seconds[bits]:.1f} times as fast with --precision {bits}"
+        for bits in seconds
+        if seconds[bits] and seconds[precision] > 1.2 * seconds[bits]
+    ]
+    return f"{gpu}: --precision {precision}, {chosen}" + (f"; estimated {', '.join(faster)}" if faster else "")
+
+
+def speeds(cells: Iterable[Cell], gpu: str, precision: str, path: str) -> Speeds:
+    """What the cells would take there; of cells whose data set says no size before it is read, nothing.
 
     SpecError: no GPU is known by this name, or no such path.
     """
@@ -49,16 +98,14 @@ def speeds(plan: Plan, gpu: str, precision: str, path: str) -> Speeds:
     training: dict[str, float] = {}
     passes: dict[str, float] = {}
     autoattack: dict[str, float] = {}  # which bf16 leaves in float32
-    counted: dict[str, tuple[float, float] | None] = {}
-    for cell in plan.unique():
+    for cell in cells:
         place, spec = network(cell.spec), cell.spec
-        if place not in counted:
-            counted[place] = count(spec)
-        if (found := counted[place]) is None:
+        if (found := count(spec)) is None:
             continue
         flops, kernels = found
         batch = cost.local(spec["algorithm"]).get("batch") or 1
-        at_once = batch * facts.cohort(spec) if path in settings.STACKED else batch
+        way = path_for(spec, precision, gpu) if path == settings.AUTO else path
+        at_once = batch * facts.cohort(spec) if way in settings.STACKED else batch
         training[kind(spec)] = max(flops / rate, kernels * LAUNCH / at_once)
         chunk = min((one.batch for one in cell.evaluations), default=1)
         passes[place] = max(flops / rate, kernels * LAUNCH / chunk, passes.get(place, 0.0))
@@ -71,14 +118,19 @@ def count(spec: Mapping[str, Any]) -> tuple[float, float] | None:
     """(operations of one image, kernels of one batch) of a pass: half of an attack's step. None: no shape is known."""
     data = facts.of_data(spec["data"])
     side = spec["size"] or data.side
-    if None in (side, data.channels, data.classes):
+    if side is None or data.channels is None or data.classes is None:
         return None
-    shape = cast(tuple[int, int, int], (data.channels, side, side))
     without = {key: value for key, value in spec["model"].items() if key != "weights"}  # they change no count
-    build = calls.build("Model", calls.check("Model", without, "model"))
-    with forked(0, "model"):
-        made: torch.nn.Module = build(shape, data.classes).requires_grad_(False)
-        x = torch.zeros(2, *shape, requires_grad=True)
-        with Flops() as counted:
-            torch.autograd.grad(F.cross_entropy(made(x), torch.zeros(2, dtype=torch.int64)), x)
+    return _count(json.dumps(without, sort_keys=True), (data.channels, side, side), data.classes)
+
+
+@functools.lru_cache(maxsize=64)
+def _count(model: str, shape: tuple[int, int, int], classes: int) -> tuple[float, float]:
+    build = calls.build("Model", calls.check("Model", json.loads(model), "model"))
+    with forked(0, "model"), torch.device("meta"):  # no weights are drawn
+        made: torch.nn.Module = build(shape, classes).requires_grad_(False)
+    made = made.to_empty(device="cpu")
+    x = torch.zeros(2, *shape, requires_grad=True)
+    with Flops() as counted:
+        torch.autograd.grad(F.cross_entropy(made(x), torch.zeros(2, dtype=torch.int64)), x)
     return counted.total / 4, counted.launches / 2

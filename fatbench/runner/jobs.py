@@ -57,7 +57,7 @@ class Machine:
     device: str = "cpu"
     precision: Literal["fp32", "tf32", "bf16"] = "fp32"
     strict: bool = True  # deterministic kernels only, where the precision has them; see `stage.with_some_kernel`
-    path: LocalPath = "loop"
+    path: LocalPath | Literal["auto"] = "loop"  # auto: a worker chooses for each cell
     microbatch: int | None = None
     vectorise: int = 1  # cells that one process trains as one program
     retry_failed: bool = False

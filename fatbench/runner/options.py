@@ -9,6 +9,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
+from fatbench.settings import AUTO
+
 T = TypeVar("T")
 
 
@@ -21,7 +23,7 @@ class RunOptions:
     per_gpu: int | None = None
     executor: str = "local"
     precision: str | None = None
-    path: str = "loop"
+    path: str = AUTO
     microbatch: int | None = None
     vectorise: int = 1
     retry_failed: bool = False
@@ -30,6 +32,7 @@ class RunOptions:
     time_limit: str | None = None
     wait: bool = True
     dry_run: bool = False
+    log: str | None = None  # who else writes learning curves: "tensorboard" or "wandb"
     db: str | None = None
     data: str | Path | None = None
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sqlalchemy import select
 
 from fatbench.runner import versions
 from fatbench.runner.jobs import Job, evaluation_rounds
-from fatbench.store.schema import RUNS
+from fatbench.store.rows import fetch
+from fatbench.store.schema import STAGES, SUITE_CELLS
+from fatbench.store.stage_names import parsed
 from fatbench.store.stages import StageRow, Store
-from fatbench.suite import duration
+from fatbench.suite import duration, standard_attacks
 from fatbench.suite.cells import Cell, Evaluation, Plan
 from fatbench.suite.files import Suite
 
@@ -35,7 +37,7 @@ class CellProgress:
 
 def cells_of(plan: Plan, store: Store | None) -> list[CellProgress]:
     """The state of each cell of a plan."""
-    cells = plan.unique()
+    cells = plan.to_run()
     jobs = {
         cell.id: Job(cell.id, cell.spec, list(cell.evaluations), plan.checkpoints, plan.suite, plan.preset)
         for cell in cells
@@ -74,15 +76,16 @@ def _state(job: Job, rows: Mapping[str, StageRow], changed: Mapping[str, str]) -
 
     A changed stage is not done. A cell whose training is changed is changed, whatever else is to do.
     """
-    wanted = ["train"]
+    wanted: list[tuple[str, ...]] = [("train",)]
     train = rows.get("train")
     if train is not None and train.status == "done":
-        wanted += [e.stage(r) for r in evaluation_rounds(job, train.record) for e in job.evaluations]
+        wanted += [e.stages(r) for r in evaluation_rounds(job, train.record) for e in job.evaluations]
     else:
-        wanted += [e.id for e in job.evaluations]  # which rounds is not known yet
-    states = [_of_stage(rows.get(stage), stage in changed) for stage in wanted]
-    done = states.count("done")
+        wanted += [(e.id,) for e in job.evaluations]  # which rounds is not known yet
     left = ("running", "failed", "todo", "interrupted", CHANGED)
+    first = ("done", "running", "failed", CHANGED, "interrupted", "todo")  # an attack in one precision stands for all
+    states = [min((_of_stage(rows.get(s), s in changed) for s in stages), key=first.index) for stages in wanted]
+    done = states.count("done")
     state = next((state for state in left if state in states), "done")
     if state != "running" and states[0] == CHANGED:
         state = CHANGED
@@ -97,7 +100,7 @@ def _of_stage(row: StageRow | None, changed: bool) -> str:
 
 def cells_left(plan: Plan, store: Store) -> duration.Left:
     """What is to do of each of the plan's cells, for an estimate of its time."""
-    rows = _by_cell(store.stages([cell.id for cell in plan.unique()]))
+    rows = _by_cell(store.stages([cell.id for cell in plan.to_run()]))
 
     def rounds(cell: Cell) -> list[int] | None:
         """The rounds to attack, once they are known."""
@@ -107,7 +110,7 @@ def cells_left(plan: Plan, store: Store) -> duration.Left:
         job = Job(cell.id, cell.spec, list(cell.evaluations), plan.checkpoints, plan.suite, plan.preset)
         return evaluation_rounds(job, train.record)
 
-    known = [len(found) for cell in plan.unique() if (found := rounds(cell)) is not None]
+    known = [len(found) for cell in plan.to_run() if (found := rounds(cell)) is not None]
     nothing_done = duration.everything(plan, sum(known) / len(known) if known else None)
 
     def of_cell(cell: Cell) -> tuple[float, list[tuple[Evaluation, float]]]:
@@ -117,7 +120,8 @@ def cells_left(plan: Plan, store: Store) -> duration.Left:
             fraction = 1 - train.round / train.total if train is not None and train.total else 1.0
             return fraction, nothing_done(cell)[1]
         todo = [
-            (one, sum(_of_stage(mine.get(one.stage(r)), False) != "done" for r in found)) for one in cell.evaluations
+            (one, sum(all(_of_stage(mine.get(s), False) != "done" for s in one.stages(r)) for r in found))
+            for one in cell.evaluations
         ]
         return 0.0, [(evaluation, float(models)) for evaluation, models in todo if models]
 
@@ -132,7 +136,7 @@ def count(rows: Iterable[CellProgress]) -> dict[str, int]:
 
 def preset_run(suite: Suite, store: Store) -> str | None:
     """The first preset of a suite that has been run, by this suite or, cells being shared, by another; else None."""
-    query = select(RUNS.c.preset).where(RUNS.c.suite == suite.name).distinct()
+    query = select(SUITE_CELLS.c.preset).where(SUITE_CELLS.c.suite == suite.name).distinct()
     with store.database.reading() as connection:
         run = {row.preset for row in connection.execute(query)}
     if found := next((preset for preset in suite.presets() if preset in run), None):
@@ -140,6 +144,32 @@ def preset_run(suite: Suite, store: Store) -> str | None:
     if not store.any_cell():
         return None
     return next((p for p in suite.presets() if store.known(cell.id for cell in suite.plan(p).cells)), None)
+
+
+def with_stored_attacks(suite: Suite, plan: Plan, store: Store) -> Plan:
+    """The plan with the attacks that `--attacks` has added to some of its cells before: those that the database has."""
+    named = dict.fromkeys((*standard_attacks.TITLES, *suite.contents.evaluate.attacks))
+    planned = {id(cell.evaluations): {one.id for one in cell.evaluations} for cell in plan.cells}
+    everywhere = set.intersection(*planned.values()) if planned else set()
+    with store.database.reading() as connection:
+        stages = connection.scalars(select(STAGES.c.stage).where(STAGES.c.stage != "train").distinct()).all()
+        others = [one for one in stages if parsed(one).metric in named and parsed(one).evaluation not in everywhere]
+        wanted = select(STAGES.c.cell, STAGES.c.stage).where(STAGES.c.stage.in_(others))
+        rows = fetch(connection, wanted, STAGES.c.cell, [cell.id for cell in plan.cells]) if others else ()
+        here = {(cell, parsed(stage).evaluation) for cell, stage in rows}
+    here -= {(cell.id, one.id) for cell in plan.cells for one in cell.evaluations}
+    if not here:
+        return plan
+    seeds = list(dict.fromkeys(int(cell.spec["seed"]) for cell in plan.cells))
+    labels = {name.rpartition("-")[0] for _, name in here}
+    every = suite.plan(plan.preset, seeds, attacks=[label for label in named if label in labels])
+    more = {cell.id: [one for one in cell.evaluations if (cell.id, one.id) in here] for cell in every.cells}
+    added = tuple(label for label in every.added if any(one.label == label for found in more.values() for one in found))
+    cells = [
+        replace(cell, evaluations=(*cell.evaluations, *more[cell.id])) if more.get(cell.id) else cell
+        for cell in plan.cells
+    ]
+    return replace(plan, cells=cells, added=added)
 
 
 def by_suite(store: Store) -> dict[tuple[str, str], dict[str, int]]:

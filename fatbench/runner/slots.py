@@ -5,8 +5,9 @@ from __future__ import annotations
 import ctypes
 import os
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
+T = TypeVar("T")
 FRACTION = 0.9  # of the free memory that is dealt out
 CONTEXT = 600 << 20  # bytes that a process has on a GPU before its first tensor
 MOST = 8  # cells side by side; more do not make a GPU faster
@@ -32,10 +33,27 @@ class _Memory(ctypes.Structure):
 
 
 def free_memory(gpu: int) -> int | None:
-    """Free bytes of the GPU that torch calls cuda:`gpu`, as NVIDIA's management library says; None: it does not.
+    """Free bytes of the GPU that torch calls cuda:`gpu`; None: its driver does not say."""
 
-    Asking it takes no memory on the GPU, as a context would.
-    """
+    def ask(library: ctypes.CDLL, handle: ctypes.c_void_p) -> int | None:
+        memory = _Memory()
+        return None if library.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(memory)) else int(memory.free)
+
+    return _asked(gpu, ask)
+
+
+def gpu_name(device: str) -> str | None:
+    """What its driver calls a GPU that torch calls "cuda:1", such as "NVIDIA H200"; None: it does not say."""
+
+    def ask(library: ctypes.CDLL, handle: ctypes.c_void_p) -> str | None:
+        name = ctypes.create_string_buffer(96)
+        return None if library.nvmlDeviceGetName(handle, name, 96) else name.value.decode(errors="replace")
+
+    return _asked(int(device.partition(":")[2] or 0), ask)
+
+
+def _asked(gpu: int, ask: Callable[[ctypes.CDLL, ctypes.c_void_p], T | None]) -> T | None:
+    """What NVIDIA's management library says of a GPU. Asking it takes no memory there, as a context would."""
     name = _name(gpu, os.environ.get("CUDA_VISIBLE_DEVICES"))
     if name is None:
         return None
@@ -44,14 +62,12 @@ def free_memory(gpu: int) -> int | None:
         if library.nvmlInit_v2() != 0:
             return None
         try:
-            handle, memory = ctypes.c_void_p(), _Memory()
+            handle = ctypes.c_void_p()
             if name.isdecimal():
                 failed = library.nvmlDeviceGetHandleByIndex_v2(int(name), ctypes.byref(handle))
             else:
                 failed = library.nvmlDeviceGetHandleByUUID(name.encode(), ctypes.byref(handle))
-            if failed or library.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(memory)):
-                return None
-            return int(memory.free)
+            return None if failed else ask(library, handle)
         finally:
             library.nvmlShutdown()
     except (OSError, AttributeError):  # no driver, or one of another make

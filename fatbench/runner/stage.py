@@ -80,8 +80,11 @@ def renewed(machine: Machine, run: int) -> Any:
     return renewing(machine.db, run, machine.heartbeat, machine.lease, alone=machine.barrier is None)
 
 
-def ready_for(job: Job, machine: Machine) -> tuple[dict[str, Any], Any]:
-    """(the cell's settings bound to their functions, the cell's Setup)."""
+def ready_for(job: Job, machine: Machine, trained: Path | None) -> tuple[dict[str, Any], Any]:
+    """(the cell's settings bound to their functions, the cell's Setup).
+
+    trained: the file of a model with whose weights the network begins, where these are a cell's.
+    """
     import torch
 
     from fatbench.engine.microbatch import dropping
@@ -89,12 +92,13 @@ def ready_for(job: Job, machine: Machine) -> tuple[dict[str, Any], Any]:
 
     device = torch.device(machine.device)
     torch.set_num_threads(machine.threads)
-    bound = calls.bind_cell(job.spec, Path(machine.data))
+    bound = calls.bind_cell(job.spec, Path(machine.data), trained)
     party = None
     if machine.barrier is not None:
         from fatbench.engine.fast.cells import Party
 
         party = Party(machine.barrier, job.cell, json.dumps(job.spec["model"], sort_keys=True))
+    assert machine.path != "auto"  # the worker has chosen
     runtime = Runtime(
         Path(machine.data), device, machine.precision, machine.path, machine.microbatch, party, machine.strict
     )

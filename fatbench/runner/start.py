@@ -12,12 +12,14 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from fatbench import settings
+from fatbench.data.own import load
 from fatbench.engine.splits import split
 from fatbench.errors import MachineError, NothingMatched, SpecError, Unavailable, did_you_mean
-from fatbench.runner import progress, slots, versions, waiting
+from fatbench.runner import progress, slots, transfer, versions, waiting
 from fatbench.runner.executors import local
 from fatbench.runner.jobs import Event, Job, Machine
 from fatbench.runner.options import RunOptions
+from fatbench.runner.slots import gpu_name
 from fatbench.runner.waiting import StopRequest
 from fatbench.store.database import NoDatabase
 from fatbench.store.folder import claim
@@ -25,25 +27,25 @@ from fatbench.store.leases import LEASE
 from fatbench.store.stages import Store
 from fatbench.store.timing import gpu_memory
 from fatbench.suite import calls, duration, plugins, signatures, weights
-from fatbench.suite.cells import Plan
+from fatbench.suite.cells import Cell, Plan
 from fatbench.suite.types import number
 
 EXECUTORS = ("local", "ray", "slurm")
 
 
 def jobs_of(plan: Plan) -> list[Job]:
-    """A plan's cells as jobs, each once."""
+    """A plan's cells as jobs, each once, after those with whose models they begin."""
     return [
         Job(
             cell.id,
             cell.spec,
             list(cell.evaluations),
             plan.checkpoints,
-            plan.suite,
+            cell.suite or plan.suite,
             plan.preset,
             ", ".join([*cell.key.values(), f"seed {cell.spec['seed']}"]),
         )
-        for cell in plan.unique()
+        for cell in plan.to_run()
     ]
 
 
@@ -54,6 +56,9 @@ class Observer(Protocol):
 
     def begin(self, jobs: Sequence[Job], before: Mapping[str, str], slots: Sequence[str]) -> None:
         """The run starts. before: cell -> its state until now; slots: a name for each place a cell is worked on."""
+
+    def work_in(self, slots: Sequence[str]) -> None:
+        """From now on cells are worked on in these places."""
 
     def see(self, slot: int, event: Event) -> None:
         """A worker says something."""
@@ -95,11 +100,12 @@ def run(
         return
     chosen: Any = importlib.import_module(f"fatbench.runner.executors.{options.executor}")
     fit: Any = options.per_gpu or 1
-    if options.per_gpu is None and options.executor == "local" and options.vectorise == 1:
+    by_memory = options.per_gpu is None and options.executor == "local" and options.vectorise == 1
+    if by_memory:
         with contextlib.suppress(NoDatabase), Store.open(url) as store:
             fit = per_gpu_of(jobs, store)
     slots = chosen.slots(options.device, options.jobs, fit, url)
-    precision, path = settings.precision(options.precision, slots), settings.path(options.path, slots)
+    precision, path = settings.precision(options.precision, slots), settings.path(_path(options), slots)
     for file in sorted({file for job in jobs for file in plugins.files(job.spec, job.evaluations)}):
         watch.note(f"runs the plug-in {plugins.describe(plugins.version(file))} at {file}")  # a suite may have named it
     check_data(jobs, root)
@@ -107,6 +113,8 @@ def run(
     with Store.open(url, create=True) as store:
         claim(store, files)
         before = progress.of_jobs(jobs, store)
+        for suite, preset in dict.fromkeys((job.suite, job.preset) for job in jobs):
+            store.share([job.cell for job in jobs], suite, preset)
         changed = {} if options.rerun_changed else versions.changed(jobs, store)
         address = str(store.database.path or url)
     machine = Machine(  # a worker may have another working directory
@@ -127,6 +135,10 @@ def run(
     keep |= set() if options.retry_failed else {"failed"}
     keep |= set() if options.rerun_changed else {progress.CHANGED}
     left = [job for job in jobs if before[job.cell] not in keep]
+    with Store.open(url) as store:
+        _check_origins(left, store, files)
+    if options.executor == "local" and (gpu := next((slot for slot in slots if slot != "cpu"), None)) and left:
+        watch.note(_choices(left, gpu, machine))
     request, blocked = StopRequest(), list[str]()
     slots, machine = _shared(slots[: len(left)], len(left), options.vectorise, machine)
 
@@ -137,12 +149,21 @@ def run(
 
     watch.begin(jobs, before, slots if options.executor == "local" else [options.executor] * len(slots))
     with request, Store.open(url) as store:
-        open_, first = left, True
+        # on a GPU one cell of each kind, and then as many side by side as its memory shows that there is room for
+        early = _unmeasured(left, store) if by_memory and "cpu" not in slots else []
+        open_, after = (early, [job for job in left if job not in early]) if early else (left, [])
+        first = True
         while open_:
             statuses = chosen.run(open_, machine, slots[: len(open_)], see, request.ask, fail_fast=options.fail_fast)
             ended = {*statuses.values()}
             if request.times or "blocked" in ended or (options.fail_fast and "failed" in ended):
                 break
+            if after:
+                slots = chosen.slots(options.device, options.jobs, per_gpu_of(left, store), url)[: len(after)]
+                watch.work_in(slots)
+                open_ = after + [job for job in open_ if statuses[job.cell] in ("elsewhere", "waiting")]
+                after = []
+                continue
             others = [job for job in open_ if statuses[job.cell] == "elsewhere"] if options.wait else []
             free = waiting.until_free(others, store, watch.note, request.ask)
             # attacks on models of other cells: those of this run are trained by now, others may be
@@ -169,7 +190,7 @@ def run(
 
 def _check(options: RunOptions) -> None:
     """SpecError: an option's value that there is not, or two options that contradict each other."""
-    executor, path, vectorise = options.executor, options.path, options.vectorise
+    executor, path, vectorise = options.executor, _path(options), options.vectorise
     if executor not in EXECUTORS:
         raise SpecError(f"--executor: no executor is named '{executor}'{did_you_mean(executor, EXECUTORS)}")
     settings.precision(options.precision)
@@ -186,6 +207,20 @@ def _check(options: RunOptions) -> None:
         )
 
 
+def _path(options: RunOptions) -> str:
+    """The path asked for; where two other options decide what is faster, not `auto`."""
+    if options.path != settings.AUTO:
+        return options.path
+    return "loop" if options.microbatch is not None else "fast" if options.vectorise > 1 else settings.AUTO
+
+
+def _choices(jobs: Sequence[Job], gpu: str, machine: Machine) -> str:
+    from fatbench.runner.gpu_estimates import choices
+
+    cells = [Cell(job.cell, {}, job.spec, tuple(job.evaluations)) for job in jobs]
+    return choices(cells, gpu_name(gpu) or gpu, machine.precision, machine.path)
+
+
 def _shared(devices: list[str], cells: int, vectorise: int, machine: Machine) -> tuple[list[str], Machine]:
     """A slot for every cell that is worked on at a time: `vectorise` on a device, fewer where others would be idle."""
     here = max(1, min(vectorise, -(-cells // max(1, len(devices)))))
@@ -198,6 +233,16 @@ def per_gpu_of(jobs: Sequence[Job], store: Store) -> dict[int, int]:
         return {}
     most = slots.used((job.spec for job in jobs), known, duration.kind)
     return {gpu: slots.slots(slots.free_memory(gpu), most) for gpu in range(local.gpu_count())}
+
+
+def _unmeasured(jobs: Sequence[Job], store: Store) -> list[Job]:
+    """The first cell of each kind whose memory on a GPU is not known; none where no other cells are left to gain."""
+    known = gpu_memory(store, duration.kind)
+    first: dict[str, Job] = {}
+    for job in jobs:
+        first.setdefault(duration.kind(job.spec), job)
+    early = [job for kind, job in first.items() if kind not in known]
+    return early if len(early) < len(jobs) else []
 
 
 def check_data(jobs: Sequence[Job], root: Path) -> None:
@@ -224,12 +269,33 @@ def check_data(jobs: Sequence[Job], root: Path) -> None:
     for job in splits.values():
         name = repr(job.spec["data"])
         if name not in datasets:
-            datasets = {name: calls.build("Data", job.spec["data"])(root)}  # one in memory at a time
+            datasets = {name: load(job.spec["data"], root)}  # one in memory at a time
         spec = {key: number(job.spec[key]) for key in keys[2:]}
         try:
             split(datasets[name], partition=calls.build("Partition", job.spec["partition"]), **spec)
         except ValueError as error:
             raise SpecError(f"cell {job.cell}: partition: {str(error).removeprefix('partition: ')}") from None
+
+
+def _check_origins(jobs: Sequence[Job], store: Store, files: Path) -> None:
+    """MachineError: cells are to begin with the model of a cell that nobody trains in this run and that is not here."""
+    todo = {job.cell for job in jobs}
+    for job in jobs:
+        origin = weights.trained_by(job.spec)
+        if origin is None or origin in todo:
+            continue
+        there = transfer.trained(origin, store)
+        if there is None:
+            raise MachineError(
+                f"cell {job.cell} begins with the weights of cell {origin}: run that first, or its suite"
+            )
+        row = store.stages([job.cell]).get((job.cell, "train"))
+        if (row is None or row.status != "done") and not (files / origin / there.file).is_file():
+            raise MachineError(
+                f"cell {job.cell} begins with the weights of cell {origin}, whose model is not here"
+                f" ({files / origin / there.file}): its results were imported, or it was removed. Copy it from where it"
+                f" was trained; or, to train it here, fatbench delete {origin} and run this again"
+            )
 
 
 AUXILIARY = ("data", "train", "train_from", "auxiliary", "auxiliary_n")
@@ -239,8 +305,8 @@ def _check_auxiliary(job: Job, root: Path) -> None:
     """Read the server's images too, and refuse those of the test set."""
     from fatbench.engine.splits import auxiliary_images
 
-    own = calls.build("Data", job.spec["data"])(root)
-    other = own if job.spec["auxiliary"] == job.spec["data"] else calls.build("Data", job.spec["auxiliary"])(root)
+    own = load(job.spec["data"], root)
+    other = own if job.spec["auxiliary"] == job.spec["data"] else load(job.spec["auxiliary"], root)
     try:
         auxiliary_images(own, other, job.spec["train"], job.spec["auxiliary_n"], job.spec["train_from"])
     except SpecError as error:

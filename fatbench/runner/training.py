@@ -21,7 +21,7 @@ from fatbench.runner.jobs import CellStatus, Event, Job, Machine, Turn
 from fatbench.runner.oom_retry import gpu_memory, with_oom_retry
 from fatbench.runner.stage import claim, failed, files_of, header_of, ready_for, renewed, with_some_kernel
 from fatbench.store import selection
-from fatbench.suite import cost
+from fatbench.suite import cost, weights
 
 if TYPE_CHECKING:
     from fatbench.engine.rounds import State
@@ -40,6 +40,10 @@ def train(turn: Turn, machine: Machine) -> CellStatus:
     if row is not None and row.status == "done" and not other:
         checkpoints.sweep(turn.folder, files_of(row.record))  # what a process killed after its last commit has left
         return "done"
+    origin = weights.trained_by(job.spec)
+    if origin is not None and transfer.trained(origin, store) is None:
+        turn.notify(Event(job.cell, "train", "waiting", message=f"for the weights of cell {origin}, not trained yet"))
+        return "waiting"
     run = claim(turn, "train", machine, int(job.spec["algorithm"]["rounds"]), fresh=other is not None)
     if run is None:
         # also where it was free when we looked, and another process was quicker to claim it
@@ -48,7 +52,7 @@ def train(turn: Turn, machine: Machine) -> CellStatus:
         with renewed(machine, run):
             return with_oom_retry(
                 lambda less: with_some_kernel(run, less, store, lambda how: _rounds(run, turn, how)),
-                machine, batch_of(job.spec["algorithm"]), partial(store.describe_run, run),
+                machine, int(cost.local(job.spec["algorithm"])["batch"]), partial(store.describe_run, run),
             )  # fmt: skip
     except BaseException as error:
         return failed(error, run, turn, "train")
@@ -60,8 +64,10 @@ def _rounds(run: int, turn: Turn, machine: Machine) -> CellStatus:
 
     job, store, folder, notify = turn.job, turn.store, turn.folder, turn.notify
     rounds = int(job.spec["algorithm"]["rounds"])
-    bound, ready = ready_for(job, machine)
-    store.describe_run(run, {"data": ready.data, **({"weights": ready.weights} if ready.weights else {})})
+    origin = weights.trained_by(job.spec)
+    bound, ready = ready_for(job, machine, None if origin is None else transfer.model_of(origin, store, machine))
+    began = ready.weights and {**ready.weights, **({} if origin is None else {"cell": origin})}
+    store.describe_run(run, {"data": ready.data, **({"weights": began} if began else {})})
     row = store.stages([job.cell])[(job.cell, "train")]
     record: dict[str, Any] = dict(row.record)
     digests: dict[str, str] = record.pop("sha256", {})  # of the files that count, by their path in the folder
@@ -88,6 +94,10 @@ def _rounds(run: int, turn: Turn, machine: Machine) -> CellStatus:
         pending += numbers
         series = {n.metric: n.value for n in numbers if n.client < 0}
         record = selection.update(record, count, series)
+        if "diverged" in series:
+            record["diverged"] = int(series["diverged"])
+        if refused := int(series.get("uploads_refused", 0)):
+            record["uploads_refused"] = record.get("uploads_refused", 0) + refused
         latest = (result.state.model, result.own)
         models = {r: m for r, m in {**models, count: latest}.items() if model_file(r) in files_of(record)}
         if kept := {**result.artifacts, **(result.mixing.artifacts if result.mixing else {})}:
@@ -135,11 +145,6 @@ def _rounds(run: int, turn: Turn, machine: Machine) -> CellStatus:
             return "interrupted"
     notify(Event(job.cell, "train", "done", rounds, rounds))
     return "done"
-
-
-def batch_of(algorithm: Mapping[str, Any]) -> int:
-    """Images of a step of a cell's training."""
-    return int(algorithm["local"]["batch"] if "local" in algorithm else algorithm["batch"])
 
 
 def _resumed(pointer: str, round: int, digests: Mapping[str, str], job: Job, machine: Machine, folder: Path) -> State:

@@ -60,6 +60,19 @@ def trained(cell: str, store: Store) -> Trained | None:
     return Trained(cell, round, file, row.record.get("sha256", {}).get(file))
 
 
+def model_of(cell: str, store: Store, machine: Machine) -> Path:
+    """The file of a trained cell's last model. MachineError: it is not here, or is damaged."""
+    there = trained(cell, store)
+    file = Path(machine.files) / cell / (there.file if there is not None else "")
+    if there is None or not file.is_file():
+        raise MachineError(f"the model of cell {cell} is not here ({file}): its results were imported")
+    try:
+        checkpoints.check(file, there.digest or "none")
+    except checkpoints.DamagedCheckpoint as error:
+        raise MachineError(f"{error}; fatbench run cell {cell} trains it again") from None
+    return file
+
+
 def clients_wanted(job: Job, record: Mapping[str, Any], round: int) -> int:
     """How many clients' models the job's transfers want of a round, as far as is known when it is over."""
     ends = {int(job.spec["algorithm"]["rounds"])} if "last" in job.checkpoints else set()
@@ -122,7 +135,7 @@ def read(origin: TransferOrigin, there: Trained, ready: Setup, machine: Machine)
         raise MachineError(f"{error}; fatbench run cell {there.cell} trains it again") from None
     if not origin.cell:
         return replace(ready.problem, model=copy.deepcopy(ready.problem.model)), own
-    build = calls.build("Model", weights.located(origin.spec, Path(machine.data))["model"])
+    build = calls.build("Model", weights.located(origin.spec, Path(machine.data), file)["model"])
     runtime = Runtime(Path(machine.data), torch.device(machine.device), microbatch=machine.microbatch)
     channels, high, wide = ready.test[0].shape[1:]
     size = ready.problem.size

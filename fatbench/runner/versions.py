@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from fatbench.errors import FatbenchError, UnknownName
+from fatbench.store.stage_names import parsed
 from fatbench.suite import plugins, signatures
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ def _now(job: Job) -> Callable[[str], list[dict[str, Any]] | None]:
     """stage -> what it would use of plug-ins today; None: the job does not ask for this stage."""
     of_training = plugins.records(job.spec)
     by_attack = {one.id: plugins.of_evaluation(job.spec, one) for one in job.evaluations}
-    return lambda stage: of_training if stage == "train" else by_attack.get(stage.rpartition("@")[0])
+    return lambda stage: of_training if stage == "train" else by_attack.get(parsed(stage).evaluation)
 
 
 def _words(then: Iterable[Mapping[str, Any]], now: Iterable[Mapping[str, Any]]) -> str:

@@ -20,8 +20,10 @@ from fatbench.runner.attacking import attack_models
 from fatbench.runner.checkpoints import model_file
 from fatbench.runner.heartbeat import Heartbeat, heartbeat_of
 from fatbench.runner.jobs import CellStatus, Event, Job, Machine, Turn, resolved
+from fatbench.runner.slots import gpu_name
 from fatbench.runner.stage import claim
 from fatbench.runner.training import train
+from fatbench.settings import LocalPath
 from fatbench.store.stages import Store
 from fatbench.suite import signatures
 
@@ -42,7 +44,8 @@ def work(
     for file in machine.plugins:
         signatures.add_plugin(Path(file))
     job = resolved(job)
-    machine = replace(machine, heartbeat=heartbeat_of(machine.barrier is not None, machine.time_limit))
+    heartbeat = heartbeat_of(machine.barrier is not None, machine.time_limit)
+    machine = replace(machine, heartbeat=heartbeat, path=path_of(job, machine))
     store.add_cell(job.cell, job.spec)
     turn = Turn(job, store, Path(machine.files) / job.cell, notify, stop)
     handler = _log_to(turn.folder / "log.txt")
@@ -61,6 +64,17 @@ def work(
         log.removeHandler(handler)
         handler.close()
         gc.collect()
+
+
+def path_of(job: Job, machine: Machine) -> LocalPath:
+    """The path of local training; where the run leaves it to the worker, what suits the cell and the device."""
+    if machine.path != "auto":
+        return machine.path
+    if not machine.device.startswith("cuda"):
+        return "loop"
+    from fatbench.runner.gpu_estimates import path_for
+
+    return path_for(job.spec, machine.precision, gpu_name(machine.device) or "")
 
 
 def evaluate(

@@ -16,7 +16,7 @@ from sqlalchemy import delete, select
 from fatbench.errors import MachineError, SpecError
 from fatbench.store import leases, replicates
 from fatbench.store.database import lock
-from fatbench.store.schema import CELLS, NUMBERS, OUTCOME_CHUNKS, REPLICATES, RUNS, STAGES
+from fatbench.store.schema import CELLS, NUMBERS, OUTCOME_CHUNKS, REPLICATES, RUNS, SHARED_CELLS, STAGES
 from fatbench.store.stages import Store
 
 YOUNG = 600.0  # seconds; a file that is younger may belong to a process that has not told the database yet
@@ -45,6 +45,7 @@ def delete_cell(store: Store, cell: str) -> dict[str, int]:
         counts = {}
         for table in (OUTCOME_CHUNKS, NUMBERS, STAGES, RUNS):
             counts[table.name] = connection.execute(delete(table).where(table.c.cell.in_(own))).rowcount
+        connection.execute(delete(SHARED_CELLS).where(SHARED_CELLS.c.cell.in_(own)))
         connection.execute(delete(REPLICATES).where(REPLICATES.c.id.in_(own)))
         counts["cells"] = connection.execute(delete(CELLS).where(CELLS.c.id.in_(own))).rowcount
     counts["outcomes"] = counts.pop(OUTCOME_CHUNKS.name)

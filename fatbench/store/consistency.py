@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from fatbench.store.stage_names import parsed
+
 # stored accuracies and fractions beside those that evaluations are named after
 FRACTIONS = {"train_accuracy", "natural", "val_natural", "monitor", "val_monitor", "natural_class", "monitor_class",
              "val_natural_class", "val_monitor_class", "edge_natural", "holdout_accuracy", "prior_accuracy",
@@ -15,11 +17,6 @@ FRACTIONS = {"train_accuracy", "natural", "val_natural", "monitor", "val_monitor
 OF_CLIENTS = {"train_loss", "train_accuracy", "weight", "selected", "holdout_accuracy", "holdout_gap",
               "prior_accuracy"}  # fmt: skip
 ROUNDING = 1e-12  # of a mean of several models' accuracies: far below one image of any test set
-
-
-def metric_of(stage: str) -> str:
-    """ "pgd20" of "pgd20-0a1b2c3d@20"."""
-    return stage.rpartition("@")[0].rpartition("-")[0]
 
 
 def right(chunks: Iterable[tuple[int, bytes]]) -> tuple[int, int]:
@@ -57,15 +54,15 @@ def problem(
     can be.
     """
     last, clients, images = (_bound(spec, *keys) for keys in BOUNDS)
-    metric, _, at = metric_of(stage), *stage.rpartition("@")[1:]
+    metric, _, _, at = parsed(stage)
     evaluation = stage != "train"
-    if evaluation and last is not None and int(at) > last:
+    if evaluation and last is not None and at > last:
         return f"round {at} of {last}"
     correct, total = right(chunks)
     for round, client, name, value, n in numbers:
         who = f"{name} of client {client}" if client >= 0 else name
         own = evaluation and name == metric
-        if (own and round != int(at)) or (last is not None and round > last):
+        if (own and round != at) or (last is not None and round > last):
             return f"{who} is of round {round}{f', the stage of round {at}' if own else f' of {last}'}"
         if (own or name in FRACTIONS) and not 0 <= value <= 1:
             return f"{who} is {value!r}: not in [0, 1]"

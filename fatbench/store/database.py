@@ -37,6 +37,8 @@ from fatbench.store.schema import (
     OUTCOMES_VIEW_SQL,
     REVISIONS,
     STAGES,
+    SUITE_CELLS,
+    SUITE_CELLS_SQL,
     VERSION,
     VIEW,
     VIEW_SQL,
@@ -323,7 +325,7 @@ class Database:
         if VERSION.name in tables:
             return connection.scalar(select(VERSION.c.version_num)) or ""
         if self.path is None:
-            if foreign := sorted(tables & {*METADATA.tables, VIEW.name, OUTCOMES_VIEW}):
+            if foreign := sorted(tables & {*METADATA.tables, VIEW.name, SUITE_CELLS.name, OUTCOMES_VIEW}):
                 raise DatabaseError(f"{self.shown} is not a fatbench database: it has another program's '{foreign[0]}'")
             return None
         return ""
@@ -350,6 +352,7 @@ class Database:
         connection.execute(insert(VERSION).values(version_num=REVISIONS[-1]))
         connection.execute(insert(IDENTITY).values(id=uuid.uuid4().hex))
         connection.execute(text(VIEW_SQL))
+        connection.execute(text(SUITE_CELLS_SQL))
         connection.execute(text(OUTCOMES_VIEW_SQL[connection.dialect.name]))
         if self.path is not None:
             connection.exec_driver_sql(f"PRAGMA application_id = {APPLICATION_ID}")

@@ -168,6 +168,7 @@ class Cell(_Line):
 
     cell: Name
     replicate: Natural = 0
+    suites: list[Annotated[tuple[str, str], Field(strict=False)]] = []  # (suite, preset) beside those of the runs
     spec: Annotated[dict[str, Any], AfterValidator(_shallow)]
     created: Time
     runs: list[Run]

@@ -25,6 +25,8 @@ from fatbench.store.schema import (
     OUTCOMES_VIEW_SQL,
     REPLICATES,
     REVISIONS,
+    SUITE_CELLS,
+    SUITE_CELLS_SQL,
     VERSION,
     VIEW,
     VIEW_SQL,
@@ -75,7 +77,8 @@ def _problems(connection: Connection) -> Iterator[str]:
 
 def _views(connection: Connection) -> Iterator[str]:
     """Views that do not say what they said when they were made."""
-    for name, sql in ((VIEW.name, VIEW_SQL), (OUTCOMES_VIEW, OUTCOMES_VIEW_SQL["sqlite"])):
+    views = {VIEW.name: VIEW_SQL, SUITE_CELLS.name: SUITE_CELLS_SQL, OUTCOMES_VIEW: OUTCOMES_VIEW_SQL["sqlite"]}
+    for name, sql in views.items():
         found = connection.exec_driver_sql("SELECT sql FROM sqlite_master WHERE name = ?", (name,)).scalar()
         if found != sql:
             yield f"the view {name} has been changed"

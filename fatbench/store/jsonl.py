@@ -12,7 +12,8 @@ same results always give the same bytes.
 
 Models and checkpoints are not in it. So a stage that was under way is imported as interrupted, with its numbers but
 nothing to go on from; a stage that is further along here is left as it is. Another run of a cell that is here already
-becomes its replicate, and has "replicate": 1, 2, ... in its line.
+becomes its replicate, and has "replicate": 1, 2, ... in its line. A cell says which suites have it beside
+those that ran it: "suites": [["sfat-mu", "quick"]].
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from fatbench.store import export_schema, leases, lines, replicates
 from fatbench.store.database import lock
 from fatbench.store.export_schema import FORMAT, SCHEMA_VERSION, Cell, ExchangeError, Stage, bits_of
 from fatbench.store.rows import batches, cell_row, dumps
-from fatbench.store.schema import CELLS, NUMBERS, OUTCOME_CHUNKS, REPLICATES, RUNS, STAGES
+from fatbench.store.schema import CELLS, NUMBERS, OUTCOME_CHUNKS, REPLICATES, RUNS, SHARED_CELLS, STAGES, SUITE_CELLS
 from fatbench.store.stages import Store
 
 # --- export ------------------------------------------------------------------------------------------------------
@@ -72,6 +73,10 @@ def _whole(file: Path) -> Iterator[TextIO]:
 
 def _lines(connection: Connection, cells: Sequence[str], copies: Mapping[str, tuple[str, int]]) -> Iterator[str]:
     """The lines of some cells, in order. DatabaseError: a finished stage is not what it was when it was finished."""
+    shared: dict[str, list[tuple[str, str]]] = {}
+    rows = select(SHARED_CELLS).where(SHARED_CELLS.c.cell.in_(cells))
+    for suite, preset, cell in connection.execute(rows.order_by(*SHARED_CELLS.primary_key)):
+        shared.setdefault(cell, []).append((suite, preset))
     try:
         for line in lines.lines(connection, cells, copies):
             for stage, digest in lines.mismatches(line):
@@ -80,7 +85,9 @@ def _lines(connection: Connection, cells: Sequence[str], copies: Mapping[str, tu
                         f"cell {line['cell']} {stage['stage']} is damaged: it has changed since it was finished"
                     )
                 stage["digest"] = digest
-            yield dumps(line)
+            own = {(run["suite"], run["preset"]) for run in line["runs"]}
+            suites = [list(one) for one in shared.get(line["cell"], ()) if "replicate" not in line and one not in own]
+            yield dumps({**line, "suites": suites} if suites else line)
     except (ArithmeticError, LookupError, TypeError, ValueError) as error:  # text that is no JSON, a row of no run
         raise DatabaseError(f"cells {cells[0]} to {cells[-1]} cannot be read: {error} (fatbench db check)") from None
 
@@ -256,6 +263,10 @@ def _take(connection: Connection, cell: Cell, at: str, counts: dict[str, int], f
         counts["new replicates" if number else "new cells"] += 1
     else:
         _undamaged(connection, place, at)
+    own = select(SUITE_CELLS.c.suite, SUITE_CELLS.c.preset).where(SUITE_CELLS.c.cell == cell.cell)
+    known_of = {tuple(row) for row in connection.execute(own)} if cell.suites else set()
+    if new_of := [(s, p) for s, p in dict.fromkeys(cell.suites) if (s, p) not in known_of]:
+        connection.execute(insert(SHARED_CELLS), [{"suite": s, "preset": p, "cell": cell.cell} for s, p in new_of])
     cell = cell.model_copy(update={"cell": place})
     here = _here(connection, cell.cell)
     running = [stage.row for stage in here.values() if stage.row.status == "running"]

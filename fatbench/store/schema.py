@@ -1,4 +1,4 @@
-"""The tables of the database, as the newest migration leaves them, and its views `measurements` and `outcomes`."""
+"""The tables of the database, as the newest migration leaves them, and its views."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from sqlalchemy import (
 )
 
 APPLICATION_ID = 0x66617462  # "fatb", in the header of our SQLite files
-REVISIONS = ("0001", "0002", "0003")  # of the schema, as in migrations/versions; METADATA is the last one's
+REVISIONS = ("0001", "0002", "0003", "0004")  # of the schema, as in migrations/versions; METADATA is the last one's
 
 METADATA = MetaData()
 # byte order on every database, so that an export does not depend on the server's language
@@ -76,6 +76,15 @@ RUNS = Table(
     Column("error", Text),
     Column("extra", Text, nullable=False),  # JSON: the rest of the provenance
     Index("runs_cell", "cell"),
+)
+SHARED_CELLS = Table(  # cells of a suite that another suite has run; what its own runs say is not in it
+    "shared_cells",
+    METADATA,
+    Column("suite", Text, nullable=False),
+    Column("preset", Text, nullable=False),
+    Column("cell", NAME, ForeignKey("cells.id"), nullable=False),
+    PrimaryKeyConstraint("suite", "preset", "cell", name="shared_cells_key"),
+    Index("shared_cells_cell", "cell"),
 )
 STAGES = Table(
     "stages",
@@ -145,6 +154,10 @@ VIEW = table(
     column("replicate_of"),
     column("replicate"),
 )
+SUITE_CELLS_SQL = """\
+CREATE VIEW suite_cells AS
+SELECT suite, preset, cell FROM runs UNION SELECT suite, preset, cell FROM shared_cells"""
+SUITE_CELLS = table("suite_cells", *map(column, ("suite", "preset", "cell")))  # every suite that has a cell, each once
 # One row an outcome: `position` from 0 counts the test images of the stage, model after model where it has several;
 # `correct` is 1 where the image was classified right.
 OUTCOMES_VIEW = "outcomes"

@@ -20,6 +20,12 @@ WORDS: dict[str, str] = {
     "best-val": "best by held-out validation",
     "best-test": "best on the test set, as the papers select it",
 }
+PUBLISHED: dict[str, str] = {  # which round a paper's number is of
+    "last": "last round",
+    "best-val": "best round by held-out validation",
+    "best-test": "best round on the test set",
+    "unknown": "round not stated",
+}
 
 
 def checkpoint_round(series: Mapping[int, float]) -> int | None:

@@ -37,7 +37,7 @@ from fatbench.errors import FatbenchError
 from fatbench.store import leases, lines, replicates
 from fatbench.store.database import Database, lock
 from fatbench.store.rows import LARGEST, cell_row, dumps, fetch, now, printable, run_values, split_provenance
-from fatbench.store.schema import CELLS, NUMBERS, OUTCOME_CHUNKS, RUNS, STAGES, VIEW
+from fatbench.store.schema import CELLS, NUMBERS, OUTCOME_CHUNKS, RUNS, SHARED_CELLS, STAGES, SUITE_CELLS, VIEW
 
 Status = Literal["todo", "running", "done", "failed", "interrupted"]
 
@@ -160,6 +160,20 @@ class Store:
         """Whether there is a cell at all."""
         with self.database.reading() as connection:
             return connection.execute(select(CELLS.c.id).limit(1)).first() is not None
+
+    def share(self, cells: Iterable[str], suite: str, preset: str) -> None:
+        """Say that a suite has those of these cells that are in the database; its own runs say so by themselves."""
+        own = select(SUITE_CELLS.c.cell).where(SUITE_CELLS.c.suite == suite, SUITE_CELLS.c.preset == preset)
+        with self.database.reading() as connection:
+            new = _known(connection, cells) - set(connection.scalars(own))
+        if not new:
+            return
+        with self.database.writing() as connection:
+            lock(connection)
+            new -= set(connection.scalars(own))
+            rows = [{"suite": suite, "preset": preset, "cell": cell} for cell in sorted(new & _known(connection, new))]
+            if rows:
+                connection.execute(insert(SHARED_CELLS), rows)
 
     # --- the life of a stage -------------------------------------------------------------------------------------
 
@@ -400,10 +414,9 @@ class Store:
     def trained(self) -> dict[tuple[str, str | None, str], int]:
         """(suite, preset, state of the training) -> how many cells; "todo" where no training has begun.
 
-        Counted by the database. A cell that several suites have run counts for each, its replicates for none.
+        Counted by the database. A cell of several suites counts for each, its replicates for none.
         """
-        own = ~RUNS.c.cell.contains(replicates.SIGN)
-        ran = select(RUNS.c.suite, RUNS.c.preset, RUNS.c.cell).where(own).distinct().subquery()
+        ran = select(SUITE_CELLS).where(~SUITE_CELLS.c.cell.contains(replicates.SIGN)).subquery()
         train = and_(STAGES.c.cell == ran.c.cell, STAGES.c.stage == "train")
         status = func.coalesce(STAGES.c.status, "todo")
         query = select(ran.c.suite, ran.c.preset, status, func.count()).select_from(ran.outerjoin(STAGES, train))

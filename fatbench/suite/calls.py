@@ -48,6 +48,11 @@ class Call(dict[str, Any]):
         """The calls among its settings, of those that are set."""
         return {name: value for name, value in self.items() if isinstance(value, Call)}
 
+    @property
+    def wrapped(self) -> Call | None:
+        """Of a function around another of its kind, that one."""
+        return next((inner for inner in self.nested.values() if inner.kind == self.kind), None)
+
     def __reduce__(self) -> tuple[Any, ...]:
         return dict, (dict(self),)
 
@@ -214,9 +219,12 @@ def bind(call: Call) -> dict[str, Any]:
     return arguments
 
 
-def bind_cell(spec: Mapping[str, Any], root: Path) -> dict[str, Any]:
-    """`bind` of a canonical cell whose model reads its weights below `root`, the folder of data sets."""
-    return bind(call("Experiment", weights.located(spec, root)))
+def bind_cell(spec: Mapping[str, Any], root: Path, trained: Path | None = None) -> dict[str, Any]:
+    """`bind` of a canonical cell whose model reads its weights below `root`, the folder of data sets.
+
+    trained: the file with the weights of a cell that begins with another's; MachineError: not given.
+    """
+    return bind(call("Experiment", weights.located(spec, root, trained)))
 
 
 def _is_number(annotation: str) -> bool:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from fatbench.errors import SpecError, did_you_mean
-from fatbench.suite import calls, facts, input_limits, model
+from fatbench.suite import calls, facts, formulas, input_limits, model, standard_attacks, threats, weights
 from fatbench.suite.contents import Contents
 from fatbench.suite.located import LocatedMap, merge
 from fatbench.suite.model import Condition, Evaluate, GridSpec, Key, Preset, Transfer
@@ -28,11 +28,16 @@ from fatbench.suite.model import Condition, Evaluate, GridSpec, Key, Preset, Tra
 class TransferOrigin:
     """Whose model an attack is computed on, where it is judged on another: a cell's last, or that of a client."""
 
-    name: str  # for people: "FedAvg", "client 0"
+    name: str  # "FedAvg", "client 0"; part of the metric's name
     cell: str = ""  # empty: the clients of the cell that is judged, before averaging
     spec: dict[str, Any] = field(default_factory=dict)  # of that cell
     client: int = 0  # which of `clients`, counted from 0 in the order of their numbers
     clients: int = 0
+
+    @property
+    def shown(self) -> str:
+        """Its name for people, to whom clients count from 1."""
+        return self.name if self.cell else f"client {self.client + 1}"
 
     @property
     def said(self) -> str:
@@ -40,16 +45,20 @@ class TransferOrigin:
         return f"cell {self.cell}" if self.cell else f"client {self.client} of {self.clients}"
 
 
+PRECISIONS = ("fp32", "tf32", "bf16")  # that an attack may compute in
+
+
 @dataclass(frozen=True)
 class Evaluation:
-    """One evaluation attack of a suite; `id` names its stage together with the round it is run on."""
+    """One evaluation attack of a suite; `id` names its stage together with the round and the attack's precision."""
 
     label: str  # the metric's name: "pgd20"
     attack: dict[str, Any]
     n: int | None  # first n test examples; None = all the cell has
     batch: int
-    sweep: str = ""  # "pgd20", of one of the radii of an attack with a list of them; not part of the identity
+    sweep: str = ""  # "pgd20", of one value of an attack's setting with a list of them; not part of the identity
     origin: TransferOrigin | None = None  # None: the attack is computed on the model that it is judged on
+    swept: str = ""  # that setting: "eps"
 
     @functools.cached_property
     def id(self) -> str:
@@ -59,11 +68,21 @@ class Evaluation:
 
     @property
     def mark(self) -> str:
-        """What tells it from the others of its sweep: a radius as the suite writes it, or where it comes from."""
-        return str(self.attack["eps"]) if self.origin is None else self.origin.name
+        """What tells it from the others of its sweep: a value as the suite writes it, or where it comes from."""
+        return str(self.attack[self.swept]) if self.origin is None else self.origin.shown
 
-    def stage(self, round: int) -> str:
-        return f"{self.id}@{round}"
+    def stage(self, round: int, precision: str = "fp32") -> str:
+        """Where the outcomes of a round's model are, if the attack computed in this precision."""
+        return f"{self.id}{'' if precision == 'fp32' else f'.{precision}'}@{round}"
+
+    def stages(self, round: int) -> tuple[str, ...]:
+        """Where they may be: one name for each precision, float32 first."""
+        return tuple(self.stage(round, precision) for precision in PRECISIONS)
+
+    def computes_in(self, precision: str) -> str:
+        """The attack's own precision in a run in this one: float32 where a line `Float32:` of its function says so."""
+        texts = formulas.lines(calls.call("Attack", self.attack).signature.doc, "Float32:")
+        return "fp32" if precision in " ".join(texts).split(", ") else precision
 
 
 @dataclass(frozen=True)
@@ -74,6 +93,13 @@ class Cell:
     key: Key  # axis -> label, in the order of the suite
     spec: dict[str, Any]
     evaluations: tuple[Evaluation, ...]  # what the suite asks of the trained model; not part of the identity
+    origin: Cell | None = None  # whose last model it begins with
+    suite: str = ""  # of an origin: the suite that it is of
+
+    @property
+    def origins(self) -> list[Cell]:
+        """What has to be trained before it: its origin, and before that the origin's."""
+        return [] if self.origin is None else [*self.origin.origins, self.origin]
 
 
 @dataclass(frozen=True)
@@ -86,9 +112,16 @@ class Plan:
     cells: list[Cell]
     checkpoints: list[str]
     excluded: list[tuple[Key, str]] = field(default_factory=list)
+    added: tuple[str, ...] = ()  # metrics of attacks that the preset does without, see `--attacks`
+
+    def to_run(self) -> list[Cell]:
+        """The cells to run, each once; first those of any suite with whose models others begin."""
+        own = {cell.id: cell for cell in self.unique()}
+        first = {origin.id: own.get(origin.id, origin) for cell in own.values() for origin in cell.origins}
+        return list({**first, **own}.values())
 
     def unique(self) -> list[Cell]:
-        """The cells to run: grid points that come to the same experiment are run once, with the evaluations of all."""
+        """The cells of the suite: grid points that come to the same experiment are one, with the evaluations of all."""
         cells: dict[str, Cell] = {}
         for cell in self.cells:
             first = cells.get(cell.id)
@@ -155,17 +188,63 @@ def _fits_its_data(spec: Mapping[str, Any], place: str) -> None:
     if total and clients and clients > total - spec["validation"]:
         left = total - spec["validation"]
         raise SpecError(f"{place}: partition: {clients} clients, but only {left} training images")
+    if asking := _without_index(spec):
+        raise SpecError(
+            f"{place}: '{asking}' asks for 'index', the places of test images, which only an attack of 'evaluate' has"
+        )
+    if spec["malicious"] is not None:
+        _can_be_malicious(spec, f"{place}: malicious")
     if spec["diagnostic"] is not None and spec["monitor"] is None:
         raise SpecError(
             f"{place}: diagnostic: needs 'monitor': it runs with the monitor, on the images that the monitor attacks"
         )
 
 
+def _without_index(call: Mapping[str, Any]) -> str:
+    """The name of an attack that asks for the places of test images where there are none: in training, the monitor."""
+    nested = [value for value in call.values() if isinstance(value, calls.Call)]
+    own = next((one["name"] for one in nested if one.kind == "Attack" and "index" in one.signature.asks), "")
+    return own or next((found for one in nested if (found := _without_index(one))), "")
+
+
+def _can_be_malicious(spec: Mapping[str, Any], place: str) -> None:
+    """SpecError: no such client, no honest one, or an algorithm whose clients' updates an adversary would not reach."""
+    clients, liars = spec["partition"].get("clients"), facts.malicious(spec)
+    if clients and max(liars) >= clients:
+        raise SpecError(f"{place}: clients: there is no client {max(liars)}: there are {clients}, counted from 0")
+    if clients and len(liars) == clients:
+        raise SpecError(f"{place}: clients: all {clients} clients are malicious: none is honest")
+    algorithm = spec["algorithm"]
+    while algorithm.wrapped is not None:
+        algorithm = algorithm.wrapped
+    for attack in spec["malicious"].nested.values():
+        if "aggregator" not in algorithm and "images" not in attack.signature.asks:
+            raise SpecError(
+                f"{place}: '{attack['name']}' changes what clients train or send, and {algorithm['name']} does not "
+                "aggregate their models: use an adversary that changes images or labels"
+            )
+
+
 # --- from a suite to cells ---------------------------------------------------------------------------------------
 
 
-def expand(name: str, contents: Contents, file: Path, preset: str, seeds: Sequence[int] | None = None) -> Plan:
-    """All grid points of a suite's preset as checked cells, in the order of the file; see `files.Suite.plan`."""
+Origin = Callable[[LocatedMap, str, int], Cell]  # what `weights` says of a cell, the preset, the seed -> that cell
+
+
+def expand(
+    name: str,
+    contents: Contents,
+    file: Path,
+    preset: str,
+    seeds: Sequence[int] | None = None,
+    origin: Origin | None = None,
+    only: Condition | None = None,
+    attacks: Sequence[str] = (),
+) -> Plan:
+    """All grid points of a suite's preset as checked cells, in the order of the file; see `files.Suite.plan`.
+
+    only: no points but these, of which there may be none.
+    """
     if preset not in contents.presets:
         raise SpecError(f"suite '{name}' has no preset '{preset}'{did_you_mean(preset, contents.presets)}")
     chosen = contents.presets[preset]
@@ -174,8 +253,12 @@ def expand(name: str, contents: Contents, file: Path, preset: str, seeds: Sequen
     axes = contents.axes
     lay = functools.partial(_laid_on, file=file, axes=axes)
     asked = contents.evaluate if not chosen.evaluate else lay(contents.evaluate, chosen.evaluate)
+    if attacks:
+        standard_attacks.known(attacks, [*contents.evaluate.attacks, *asked.attacks])
+        said = standard_attacks.kept(contents.evaluate.node, attacks)
+        asked = lay(model.read(Evaluate, said, str(file), axes=axes), standard_attacks.kept(chosen.evaluate, attacks))
     for label in asked.limit:
-        if label not in asked.attacks and label not in asked.transfer:
+        if label not in {*asked.attacks, *asked.transfer, *attacks}:
             raise SpecError(
                 f"{asked.limit.place(label)}: no attack is named '{label}'{did_you_mean(label, asked.attacks)}"
             )
@@ -190,6 +273,8 @@ def expand(name: str, contents: Contents, file: Path, preset: str, seeds: Sequen
     kept = _restricted(axes, chosen)
     input_limits.cells(_count(contents.grid, kept) * len(seeds), f"{file}: preset '{preset}'")
     for key in _points(contents.grid, kept, axes):
+        if only is not None and not _matches(key, only):
+            continue
         if reason := next((one.reason for one in contents.grid.exclude if _matches(key, one.when)), None):
             excluded.append((key, reason))
             continue
@@ -201,26 +286,65 @@ def expand(name: str, contents: Contents, file: Path, preset: str, seeds: Sequen
         if "seed" in spec:
             raise SpecError(f"{spec.place('seed')}: set seeds with 'seeds' at the top of the suite, not in a cell")
         spec = merge(spec, LocatedMap({"seed": 0}))
-        first, known = _checked(spec, place, file, like)
-        like = spec, first
         hold = tuple(i for i, override in enumerate(asked.overrides) if _matches(key, override.when))
         if hold not in asked_at:
-            asked_at[hold] = _evaluations(asked, hold, lay)
+            asked_at[hold] = _evaluations(asked, hold, lay, attacks)
         here, evaluations = asked_at[hold]
-        for one in evaluations:
-            facts.refuse(calls.call("Attack", one.attack), first, f"{place}: evaluate: {one.label}", known)
-        _can_choose(asked.checkpoints, first, place)
-        short = calls.without_defaults(first)
-        for seed in seeds:
-            if here.transfer:
-                moved[len(cells)] = here
-            seeded = calls.Call(first.signature, {**first, "seed": seed})
-            cells.append(Cell(_identity({**short, "seed": seed}), key, seeded, evaluations))
-    if not cells:
+        for begin, begun, of_these in _begun(spec, seeds, origin, preset):
+            first, known = _checked(begun, place, file, like)
+            like = begun, first
+            if contents.threat is not None:
+                threats.refuse(first, contents.threat, begun, contents.place("threat"))
+            for one in evaluations:
+                facts.refuse(calls.call("Attack", one.attack), first, f"{place}: evaluate: {one.label}", known)
+            _can_choose(asked.checkpoints, first, place)
+            if begin is not None:
+                _same_network(begin, first, place)
+            short = calls.without_defaults(first)
+            for seed in of_these:
+                if here.transfer:
+                    moved[len(cells)] = here
+                seeded = calls.Call(first.signature, {**first, "seed": seed})
+                cells.append(Cell(_identity({**short, "seed": seed}), key, seeded, evaluations, begin))
+    if not cells and only is None:
         raise SpecError(f"{file}: preset '{preset}' leaves the grid empty")
+    if attacks and not any(cell.evaluations for cell in cells):
+        raise SpecError(f"--attacks: suite '{name}', preset '{preset}', evaluates no model on test images")
     if moved:
         cells = _with_transfers(cells, moved, kept)
-    return Plan(name, preset, chosen.note, cells, [*asked.checkpoints], excluded)
+    return Plan(name, preset, chosen.note, cells, [*asked.checkpoints], excluded, tuple(attacks))
+
+
+def _begun(
+    spec: LocatedMap, seeds: Sequence[int], origin: Origin | None, preset: str
+) -> Iterator[tuple[Cell | None, LocatedMap, list[int]]]:
+    """(the cell that a point begins with, its settings with that one's name, the seeds); None: it begins with none."""
+    written = spec["model"].get("weights") if isinstance(spec.get("model"), LocatedMap) else None
+    if not isinstance(written, LocatedMap) or origin is None:
+        yield None, spec, list(seeds)
+        return
+    found: dict[str, tuple[Cell, list[int]]] = {}
+    for seed in seeds:
+        begin = origin(written, preset, seed)
+        found.setdefault(begin.id, (begin, []))[1].append(seed)
+    for begin, of_these in found.values():
+        named = LocatedMap({"weights": f"{weights.CELL}{begin.id}"}, at=written.at)
+        yield begin, merge(spec, LocatedMap({"model": named})), of_these
+
+
+def _same_network(begin: Cell, spec: Mapping[str, Any], place: str) -> None:
+    """SpecError: a network that the weights of a cell do not fit; heads may differ, for a new one starts at random."""
+    theirs, ours = begin.spec["model"], spec["model"]
+    for key in dict.fromkeys([*theirs, *ours]):
+        if key in ("weights", "head") or key.startswith("head_") or theirs.get(key) == ours.get(key):
+            continue
+        raise SpecError(
+            f"{place}: model: weights: cell {begin.id} of '{begin.suite}' ({', '.join(begin.key.values())}) trained"
+            f" another network: {key} is {theirs.get(key)} there, {ours.get(key)} here"
+        )
+    one, other = (facts.of_data(cell["data"]).channels for cell in (begin.spec, spec))
+    if one and other and one != other:
+        raise SpecError(f"{place}: model: weights: cell {begin.id} has seen images of {one} channels, here are {other}")
 
 
 def _checked(spec: LocatedMap, place: str, file: Path, like: calls.Checked | None) -> tuple[calls.Call, dict[str, Any]]:
@@ -254,17 +378,28 @@ class _Overridden:
 
 
 def _evaluations(
-    asked: Evaluate, hold: Sequence[int], lay: Callable[[Evaluate, LocatedMap], Evaluate]
+    asked: Evaluate, hold: Sequence[int], lay: Callable[[Evaluate, LocatedMap], Evaluate], added: Sequence[str]
 ) -> tuple[Evaluate, tuple[Evaluation, ...]]:
     """What trained models are attacked with where these overrides hold, and that as stages."""
     here = asked
     for i in hold:
-        here = lay(here, _without_removed(asked.overrides[i].set, asked.attacks))
+        override = _without_removed(asked.overrides[i].set, asked.attacks)
+        here = lay(here, standard_attacks.completed(override, here.attacks, added, here.radius))
+    if added and any(attack is not None for attack in here.attacks.values()):  # else: no model is attacked here
+        more = standard_attacks.lacking(here.attacks, added, here.radius)
+        here = lay(here, LocatedMap({"attacks": LocatedMap(more)}))
     return here, tuple(
-        Evaluation(name, calls.check("Attack", one, here.attacks.place(label)), _images(here, label), here.batch, sweep)
+        Evaluation(
+            name,
+            calls.check("Attack", one, here.attacks.place(label)),
+            _images(here, label),
+            here.batch,
+            label if swept else "",
+            swept=swept,
+        )
         for label, attack in here.attacks.items()
         if attack is not None
-        for name, one, sweep in _radii(label, attack, here.attacks)
+        for name, one, swept in _sweep(label, attack, here.attacks)
     )
 
 
@@ -283,25 +418,32 @@ def _laid_on(
     return model.read(Evaluate, merge(under.node, override), str(file), axes=axes)
 
 
-def _radii(label: str, attack: Any, attacks: LocatedMap) -> list[tuple[str, Any, str]]:
-    """(metric, attack, label) of each radius of `eps: [2/255, 4/255]`: pgd20_2_255, pgd20_4_255; else the attack."""
-    radii = attack.get("eps") if isinstance(attack, LocatedMap) else None
-    if not isinstance(radii, list):
+def _sweep(label: str, attack: Any, attacks: LocatedMap) -> list[tuple[str, Any, str]]:
+    """(metric, attack, setting) of each value of a list such as `eps: [2/255, 4/255]`: pgd20_2_255, pgd20_4_255.
+
+    The attack itself, if none of its settings is a list.
+    """
+    lists = [key for key, value in attack.items() if isinstance(value, list)] if isinstance(attack, LocatedMap) else []
+    if not lists:
         return [(label, attack, "")]
-    place = attack.place("eps")
-    if not radii:
-        raise SpecError(f"{place}: the list of radii is empty: give one, such as [2/255, 4/255, 8/255]")
+    swept, *others = lists
+    place = attack.place(swept)
+    if others:
+        raise SpecError(f"{attack.place(others[0])}: '{swept}' has a list already: only one setting may have one")
+    if not attack[swept]:
+        raise SpecError(f"{place}: the list is empty: give one, such as eps: [2/255, 4/255, 8/255]")
     found: list[tuple[str, Any, str]] = []
-    for eps in radii:
-        name = _of_sweep(label, str(eps))
+    for value in attack[swept]:
+        name = _of_sweep(label, str(value))
         if name in attacks or name in [other for other, _, _ in found]:
             raise SpecError(f"{place}: two metrics have the same name, '{name}'")
-        found.append((name, merge(attack, LocatedMap({"eps": eps}, {"eps": attack.where.get("eps", "")})), label))
+        one = LocatedMap({swept: value}, {swept: attack.where.get(swept, "")})
+        found.append((name, merge(attack, one), swept))
     return found
 
 
 def _of_sweep(label: str, mark: str) -> str:
-    """The metric of one radius, or one model, of several: "pgd20_2_255", "moved_fedavg"."""
+    """The metric of one value, or one model, of several: "pgd20_2_255", "moved_fedavg"."""
     return f"{label}_{re.sub('[^0-9a-z]+', '_', mark.lower()).strip('_')}"
 
 
@@ -464,7 +606,7 @@ def _origins(cell: Cell, transfer: Transfer, at: At, axes: Mapping[str, Sequence
 
 
 def _clients(cell: Cell, transfer: Transfer) -> Iterator[TransferOrigin]:
-    if "local" not in cell.spec["algorithm"]:
+    if not cell.spec["algorithm"].get("local"):
         raise SpecError(
             f"{transfer.place('clients')}: {cell.spec['algorithm']['name']} does not train models on clients"
         )

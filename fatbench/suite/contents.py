@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from pydantic import Field
+from typing import Annotated
 
-from fatbench.suite.contrasts import Tests
+from pydantic import BeforeValidator, Field
+
+from fatbench.suite.contrasts import Tests, listed
 from fatbench.suite.model import AxesOfSuite, Evaluate, GridSpec, Node, Note, OverrideMap, Presets, Seeds, Text
 from fatbench.suite.tables import Figure, Table
+from fatbench.suite.threats import Letter
 
 
 class Axes(Node):
@@ -24,6 +27,7 @@ class Contents(Node):
     extends: Text | None = None
     plugins: list[str] = Field(default=[])  # paths, those of what it extends before its own
     seeds: Seeds = Field(default=[0])
+    threat: Letter | None = None  # no attack on privacy may need more
     base: OverrideMap
     axes: AxesOfSuite = Field(default={})
     grid: GridSpec = GridSpec()
@@ -31,4 +35,4 @@ class Contents(Node):
     presets: Presets
     tables: list[Table] = Field(default=[])
     figures: list[Figure] = Field(default=[])
-    tests: Tests = Tests()
+    tests: Annotated[list[Tests], BeforeValidator(listed)] = Field(default=[])

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, Field, PlainValidator, ValidationInfo, model_validator
 
 from fatbench.errors import SpecError, did_you_mean
-from fatbench.suite.model import Node, Some, Text, known_axis, known_label, mapping
+from fatbench.suite.model import Condition, Node, Note, Some, Text, known_axis, known_label, mapping
 from fatbench.suite.types import number
 
 LARGEST = 1000  # of a weight
@@ -108,15 +108,23 @@ def _contrasts(value: Any, info: ValidationInfo) -> dict[str, Contrast]:
     return found
 
 
+def listed(value: Any) -> Any:
+    """One family, or a list of families, as a list."""
+    return [value] if isinstance(value, Mapping) else value
+
+
 class Tests(Node):
-    """The comparisons that a suite declares before it is run; Holm's correction is over all of them."""
+    """A family of comparisons that a suite declares before it is run; Holm's correction is over all of them."""
 
     what = "the tests'"
     family: Text | None = None  # its name
+    note: Note = ""  # printed with it, such as when it was declared
+    where: Condition = Field(default={})  # only these points of the grid
     margin: Annotated[Any, PlainValidator(_margin)] = None  # of equivalence, in points
     axis: Annotated[str | None, AfterValidator(_known)] = None
     metrics: Some | None = None  # those of the family; default: all that the suite evaluates
     contrasts: Annotated[dict[str, Contrast], PlainValidator(_contrasts)] = Field(default={})
+    mean_over: Annotated[str | None, AfterValidator(_known)] = None  # an axis; each contrast also as its mean over it
 
     def named(self) -> list[str]:
         """The metrics that it names."""

@@ -39,8 +39,27 @@ class Work:
 
 
 def local(algorithm: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What a client does in a round: the setting `local`; else `batch` and `objective` of an algorithm without it."""
-    return algorithm.get("local") or algorithm
+    """What a client does in a round: the setting `local`; else `batch` and `objective` of an algorithm without it.
+
+    Of an algorithm around another it is that one's.
+    """
+    if "local" in algorithm or "batch" in algorithm:
+        return algorithm.get("local") or algorithm
+    inner = [value for value in algorithm.values() if isinstance(value, Mapping) and "rounds" in value]
+    return local(inner[0]) if inner else algorithm
+
+
+def epochs_in_round(start: int, factor: float, every: int, round: int) -> int:
+    """Local epochs of a round, counted from 0: max(1, floor(start factor^floor(round / every)))."""
+    return max(1, int(start * factor ** (round // every) + 1e-9))
+
+
+def mean_epochs(local: Mapping[str, Any], rounds: int) -> float | None:
+    """Local epochs of a round, the mean over the rounds; None of an algorithm whose clients have none."""
+    if "epochs" not in local:
+        return None
+    factor, every = float(number(local.get("epochs_factor", 1.0))), local.get("epochs_every", 1)
+    return sum(epochs_in_round(local["epochs"], factor, every, t) for t in range(rounds)) / rounds
 
 
 def passes(algorithm: Mapping[str, Any]) -> tuple[float, float]:
@@ -59,7 +78,9 @@ def training(spec: Mapping[str, Any]) -> Work | None:
     at_once = local(algorithm)
     clients = spec["partition"].get("clients") or 1
     m, rounds = facts.cohort(spec), algorithm["rounds"]
-    forward, backward = formulas.passes(algorithm, participation=m / clients, images=images)
+    epochs = mean_epochs(at_once, rounds)
+    variables = {"participation": m / clients, "images": images, **({} if epochs is None else {"epochs": epochs})}
+    forward, backward = formulas.passes(algorithm, **variables)
     per_client = math.ceil(images / clients / (at_once.get("batch") or images))
     size = 4 * (parameters(spec) or 0.0)
     up = formulas.formula(algorithm, "Up", batches=per_client) or 0.0
@@ -67,7 +88,7 @@ def training(spec: Mapping[str, Any]) -> Work | None:
     steps = formulas.formula(algorithm, "Steps")  # of an algorithm that does not train for `epochs`
     disk = size * (3 + (up - 1) * (clients + 1)) if up else 3 * size
     work = Work(
-        gradient_steps=rounds * m * at_once.get("epochs", 1) * per_client if steps is None else steps,
+        gradient_steps=rounds * m * (epochs or 1) * per_client if steps is None else steps,
         forward=forward * images,
         backward=backward * images,
         bytes_up=up * size * m * rounds,

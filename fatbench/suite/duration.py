@@ -58,15 +58,24 @@ class Estimate:
 def network(spec: Mapping[str, Any]) -> str:
     """What the speed of an attack is valid for: the same model on images of the same data set."""
     given = spec["data"]["name"], spec.get("size")
-    found: str = memoised_part("network", "Model", spec["model"], lambda: digest([spec["model"], *given])[:12], *given)
+    found: str = memoised_part(
+        "network", "Model", spec["model"], lambda: digest([_shape(spec["model"]), *given])[:12], *given
+    )
     return found
 
 
 def kind(spec: Mapping[str, Any]) -> str:
     """What a measured speed of training is valid for: the same network at the same batch size."""
     given = spec["data"]["name"], spec.get("size"), cost.local(spec["algorithm"]).get("batch")
-    found: str = memoised_part("kind", "Model", spec["model"], lambda: digest([spec["model"], *given])[:12], *given)
+    found: str = memoised_part(
+        "kind", "Model", spec["model"], lambda: digest([_shape(spec["model"]), *given])[:12], *given
+    )
     return found
+
+
+def _shape(model: Mapping[str, Any]) -> dict[str, Any]:
+    """A network's settings less its weights, which change no time."""
+    return {key: value for key, value in model.items() if key != "weights"}
 
 
 def _attacking(attack: Mapping[str, Any]) -> str:

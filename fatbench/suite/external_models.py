@@ -14,17 +14,16 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
 
 from fatbench.errors import SpecError, did_you_mean
-from fatbench.suite import calls, facts, signatures
+from fatbench.suite import calls, facts, signatures, standard_attacks
 from fatbench.suite.cells import Evaluation
 from fatbench.suite.located import LocatedMap
-from fatbench.suite.types import FRACTION
 
 SUITE = "evaluate"  # under which such cells are run and reported
 ROUND = 1
 SEED = 0  # of the attacks' random starts
 Outputs = Literal["logits", "probabilities"]
 Channels = Literal["rgb", "bgr"]
-DEFAULT_ATTACKS = ("natural", "fgsm", "pgd20", "cw", "autoattack")
+DEFAULT_ATTACKS = ("natural", *standard_attacks.TITLES)
 
 
 @dataclass(frozen=True)
@@ -127,7 +126,7 @@ def _label(attack: Mapping[str, Any]) -> str:
 
 def read_attack(text: str, eps: str) -> tuple[str, Any]:
     """(its label or "", a name or a mapping) of an attack as a person writes it. SpecError."""
-    settings = defaults(eps)
+    settings = standard_attacks.settings(eps)
     if text in settings:
         return text, LocatedMap(settings[text])
     label, equals, rest = text.partition("=")
@@ -146,25 +145,3 @@ def read_attack(text: str, eps: str) -> tuple[str, Any]:
     except YAMLError:
         raise SpecError(f"--attack: cannot read '{rest}' as a mapping such as {{name: fgsm, eps: 8/255}}") from None
     return label.strip(), LocatedMap(read)
-
-
-def defaults(eps: str) -> dict[str, dict[str, Any]]:
-    """DEFAULT_ATTACKS at a radius such as "8/255" or "0.1"."""
-    step: Any
-    if match := FRACTION.match(eps):
-        eps_value: Any = eps.strip()
-        step = f"{float(match[1]) / 4:g}/{match[2]}"
-    else:
-        try:
-            eps_value = float(eps)
-        except ValueError:
-            raise SpecError(f"--eps: expected a radius such as 8/255 or 0.1, got '{eps}'") from None
-        step = eps_value / 4
-    ball, walk = {"eps": eps_value}, {"eps": eps_value, "step": step}
-    return {
-        "natural": {"name": "natural"},
-        "fgsm": {"name": "fgsm", **ball},
-        "pgd20": {"name": "pgd", **walk, "steps": 20},
-        "cw": {"name": "cw", **walk, "steps": 30},
-        "autoattack": {"name": "autoattack", **ball},
-    }

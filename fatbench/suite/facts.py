@@ -4,9 +4,11 @@ A line of a docstring, `Refuse if <condition>: <message>`, is evaluated for ever
 anything is imported. Its names are, the first that fits:
 
 * the function's own settings; of a nested call, `attack.name` or `attack.steps`,
-* `clients`, `cohort` (clients of a round), `images` (training images left), `classes`, `side` (of an image, in pixels),
-  `channels`,
+* `clients`, `cohort` (clients of a round), `malicious` (those of an average round, rounded down), `images` (training
+  images left), `classes`, `side` (of an image, in pixels), `channels`,
 * the settings of the cell: `model.depth`, `model.parts`, `data.name`, `data.classes`, `algorithm.parts`, `auxiliary`.
+
+A line `Bears: <expression>` of an aggregator is how many malicious clients of a round it is made for; more are refused.
 
 What is not known refuses nothing. `{...}` in the message is an expression, and `{{` a brace. A function that a plug-in
 brings refuses in the same way.
@@ -23,7 +25,7 @@ from fatbench.errors import SpecError, did_you_mean
 from fatbench.suite.calls import Call, call
 from fatbench.suite.formulas import UNKNOWN, evaluate, formula, lines, member, named, unreadable
 from fatbench.suite.memoise import memoised_part
-from fatbench.suite.signatures import describe, names
+from fatbench.suite.signatures import Signature, describe, names
 from fatbench.suite.types import number
 
 DATA = {"data", "auxiliary"}  # settings of a cell that are data sets
@@ -72,10 +74,35 @@ def fractions() -> frozenset[str]:
     return frozenset(metric.strip() for text in texts for metric in text.split(","))
 
 
+ROLES = ("natural", "corruption", "attack")
+
+
+def role(attack: Mapping[str, Any]) -> str:
+    """What an attack of a suite is, by the line `Role:` of its function, or of the one that it wraps; else "attack".
+
+    "natural" leaves images as they are, a "corruption" changes them without looking at a model. SpecError: no such
+    role.
+    """
+    found = call("Attack", attack)
+    said = lines(found.signature.doc, "Role:")
+    if not said:
+        return role(found.wrapped) if found.wrapped is not None else "attack"
+    if said[0] not in ROLES:
+        place = f"{found.signature.file}:{found.signature.line}"
+        raise SpecError(f"{place}: 'Role: {said[0]}': expected {', '.join(ROLES)}{did_you_mean(said[0], ROLES)}")
+    return said[0]
+
+
 def cohort(spec: Mapping[str, Any]) -> int:
     """m = max(1, int(C * K)): clients that take part in a round, of those that train."""
     clients = int(spec["partition"].get("clients") or 1) - spec["algorithm"].get("validators", 0)
     return max(1, int(float(number(spec["algorithm"].get("participation", 1.0))) * clients + 1e-9))
+
+
+def malicious(spec: Mapping[str, Any]) -> set[int]:
+    """The numbers of a cell's malicious clients."""
+    given = (spec.get("malicious") or {}).get("clients", 0)
+    return set(range(given)) if isinstance(given, int) else {int(k) for k in given.split(",")}
 
 
 def training_images(cell: Mapping[str, Any]) -> int | None:
@@ -87,9 +114,10 @@ def training_images(cell: Mapping[str, Any]) -> int | None:
 def of_cell(cell: Mapping[str, Any]) -> dict[str, Any]:
     """The facts of a canonical cell by their names in an expression; UNKNOWN where only the files know."""
     data = of_data(cell["data"])
-    clients = cell["partition"].get("clients")
+    clients, liars = cell["partition"].get("clients"), len(malicious(cell))
     total = training_images(cell)
     known = {
+        "malicious": liars * cohort(cell) // clients if clients else None if liars else 0,
         "clients": clients,
         "cohort": cohort(cell) if clients else None,
         "images": total - cell["validation"] if total else None,
@@ -148,7 +176,7 @@ def refusals(call: Call, cell: Mapping[str, Any], facts: Mapping[str, Any], plac
         value = evaluate(match[1], lookup)
         return f"{value:g}" if isinstance(value, float) else str(value)
 
-    for line in lines(signature.doc, "Refuse if"):
+    for line in _refusing(signature):
         condition, colon, message = line.partition(": ")
         try:
             if not colon:
@@ -166,6 +194,13 @@ def refusals(call: Call, cell: Mapping[str, Any], facts: Mapping[str, Any], plac
     for name, inner in call.nested.items():
         if not _fine(inner, cell, facts):
             yield from refusals(inner, cell, facts, f"{place}: {name}" if place else name)
+
+
+def _refusing(signature: Signature) -> list[str]:
+    """The lines `<condition>: <message>` of a function."""
+    bears = "malicious > {0}: {{malicious}} malicious clients of {{cohort}}, {1} bears at most {{{0}}}"
+    own = [bears.format(f"({each})", signature.name) for each in lines(signature.doc, "Bears:")]
+    return [*lines(signature.doc, "Refuse if"), *own]
 
 
 def _fine(part: Call, cell: Mapping[str, Any], facts: Mapping[str, Any]) -> bool:
@@ -186,7 +221,7 @@ def _fine(part: Call, cell: Mapping[str, Any], facts: Mapping[str, Any]) -> bool
 def _reads(part: Call) -> frozenset[str]:
     """The names in the lines of a call, and of those nested in it, that are none of their own settings."""
     found: set[str] = set()
-    for line in lines(part.signature.doc, "Refuse if"):
+    for line in _refusing(part.signature):
         condition, _, message = line.partition(": ")
         for text in (condition, *re.findall(r"\{([^{}]*)\}", message)):
             found |= named(text) - part.keys()

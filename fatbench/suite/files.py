@@ -21,7 +21,7 @@ from ruamel.yaml.error import YAMLError
 
 from fatbench.errors import SpecError, did_you_mean
 from fatbench.suite import input_limits, model, plugins, yaml_reader
-from fatbench.suite.cells import Plan, expand, grid_size
+from fatbench.suite.cells import Cell, Plan, expand, grid_size
 from fatbench.suite.contents import Axes, Contents
 from fatbench.suite.contrasts import Tests
 from fatbench.suite.filters import select
@@ -59,8 +59,14 @@ class Suite:
         return self.contents.figures
 
     @property
-    def tests(self) -> Tests:
+    def tests(self) -> list[Tests]:
         return self.contents.tests
+
+    @property
+    def margin(self) -> float | None:
+        """Of equivalence, in points, if all families that declare one declare the same."""
+        margins = {one.margin for one in self.tests if one.margin is not None}
+        return margins.pop() if len(margins) == 1 else None
 
     def with_tables(self, ids: Sequence[str]) -> Suite:
         """The same suite with these tables alone."""
@@ -75,14 +81,76 @@ class Suite:
     def axes(self) -> dict[str, list[str]]:
         return {axis: list(labels) for axis, labels in self.contents.axes.items()}
 
-    def plan(self, preset: str = "paper", seeds: Sequence[int] | None = None, where: str | None = None) -> Plan:
-        """The cells and evaluations of a preset. SpecError: no such preset, invalid cell; NothingMatched: `where`."""
-        plan = expand(self.name, self.contents, self.file, preset, seeds)
+    def plan(
+        self,
+        preset: str = "paper",
+        seeds: Sequence[int] | None = None,
+        where: str | None = None,
+        attacks: Sequence[str] = (),
+    ) -> Plan:
+        """The cells and evaluations of a preset. SpecError: no such preset, invalid cell; NothingMatched: `where`.
+
+        attacks: names of `standard_attacks.TITLES`, or of the suite, that every cell is evaluated with as well.
+        """
+        plan = expand(self.name, self.contents, self.file, preset, seeds, _Origins(self).cell, attacks=attacks)
         return select(plan, where) if where else plan
+
+
+class _Origins:
+    """The cells that the weights of a suite's cells come from: {suite: NAME, axis: label, ...}, each planned once."""
+
+    def __init__(self, suite: Suite, below: tuple[tuple[str, str], ...] = ()) -> None:
+        self.suite, self.below = suite, below  # below: (suite, labels) of what asks for the weights of what asks ...
+        self.known: dict[tuple[str, str, str], list[Cell]] = {}
+
+    def cell(self, node: LocatedMap, preset: str, seed: int) -> Cell:
+        """The one cell of this preset with these labels: of the seed, or its only one. SpecError: see `_cells`."""
+        labels = {axis: str(label) for axis, label in node.items() if axis != "suite"}
+        said = (str(node.get("suite")), ", ".join(f"{axis} {label}" for axis, label in labels.items()))
+        if (*said, preset) not in self.known:
+            self.known[(*said, preset)] = self._cells(node, preset, said, labels)
+        cells = self.known[(*said, preset)]
+        if len(cells) == 1:
+            return cells[0]
+        if (found := next((cell for cell in cells if cell.spec["seed"] == seed), None)) is None:
+            raise SpecError(f"{node.place('suite')}: weights: '{said[0]}' has no cell of seed {seed} ({said[1]})")
+        return found
+
+    def _cells(self, node: LocatedMap, preset: str, said: tuple[str, str], labels: dict[str, str]) -> list[Cell]:
+        """The cells of a point, one a seed. SpecError: not one point, no such suite, label or preset, a circle."""
+        place = f"{node.place('suite')}: weights"
+        if said in self.below:
+            chain = " -> ".join(f"{suite} ({which})" for suite, which in (*self.below, said))
+            raise SpecError(f"{place}: a cell cannot begin with its own weights: {chain}")
+        if "suite" not in node:
+            raise SpecError(f"{place}: 'suite' is missing: weights of which suite's cell?")
+        try:
+            other = self.suite if said[0] == self.suite.name else load(self._file(said[0]))
+            for axis, label in labels.items():
+                model.known_label(model.known_axis(axis, other.axes()), label, other.axes())
+            only = {axis: [label] for axis, label in labels.items()}
+            further = _Origins(other, (*self.below, said))
+            cells = expand(other.name, other.contents, other.file, preset, None, further.cell, only).cells
+        except (SpecError, ValueError) as error:
+            raise SpecError(f"{place}: {error}") from None
+        keys = list({tuple(cell.key.items()): cell.key for cell in cells}.values())
+        if len(keys) != 1:
+            many = f"{len(keys)} cells, not one" if keys else "no cell"
+            vary = [axis for axis in other.axes() if len({key.get(axis) for key in keys}) > 1]
+            more = f" (say which {' and which '.join(vary)})" if vary else ""
+            which = f" with {said[1]}" if said[1] else ""
+            raise SpecError(f"{place}: preset '{preset}' of '{said[0]}' has {many}{which}{more}")
+        return [replace(cell, evaluations=(), suite=other.name) for cell in cells]
+
+    def _file(self, name: str) -> str:
+        """A suite beside this one, or any known one."""
+        beside = self.suite.file.parent / name
+        return str(beside) if is_path(name) and beside.is_file() else name
 
 
 def is_path(name: str) -> bool:
     """Whether a suite is given by its file."""
+    name = with_settings(name)[0]
     return name.endswith((".yaml", ".yml")) or os.sep in name
 
 
@@ -100,12 +168,57 @@ def locate(name: str) -> Path:
 
 
 def load(name: str) -> Suite:
-    """Read and check a suite by name or path, its plug-ins added; `plan` checks the cells. SpecError on any mistake."""
+    """Read and check a suite by name or path, its plug-ins added; `plan` checks the cells. SpecError on any mistake.
+
+    "NAME+model.width=8+train=600" is the suite with these settings in every cell.
+    """
+    name, settings = with_settings(name)
     file = locate(name)
     raw = _resolve(file, ())
     for plugin in raw.get("plugins", ()):
         plugins.add(Path(plugin), raw.place("plugins"))
-    return checked(raw, file)
+    found = checked(raw, file)
+    return _overridden(found, settings) if settings else found
+
+
+SETTING = re.compile(r"\+(?=[a-z_][\w.]*=)")
+
+
+def with_settings(name: str) -> tuple[str, list[str]]:
+    """A suite's name or path, and what follows it: "tiny+train=60" is ("tiny", ["train=60"])."""
+    base, *settings = SETTING.split(name)
+    return base, settings
+
+
+def _overridden(suite: Suite, settings: Sequence[str]) -> Suite:
+    """The suite with settings in all cells of all presets, over every other override, and their text in its name."""
+    override = model.Override(set=functools.reduce(merge, map(_nested, settings)))
+    presets = {
+        name: preset.model_copy(update={"overrides": [*preset.overrides, override]})
+        for name, preset in suite.contents.presets.items()
+    }
+    said = {"name": "+".join([suite.name, *settings]), "title": f"{suite.title}, {', '.join(settings)}"}
+    return replace(suite, contents=suite.contents.model_copy(update={**said, "presets": presets}))
+
+
+def _nested(setting: str) -> LocatedMap:
+    """What "algorithm.local.lr=0.02" overrides: {algorithm: {local: {lr: 0.02}}}. SpecError: no such thing."""
+    path, _, text = setting.partition("=")
+    value: Any = parse(f"value: {text}", Path("--set")).get("value")
+    for key in reversed(path.split(".")):
+        if not key:
+            raise SpecError(f"--set: expected a setting such as algorithm.local.lr=0.02, got '{setting}'")
+        value = LocatedMap({key: value}, {key: "--set"}, "--set")
+    assert isinstance(value, LocatedMap)
+    return value
+
+
+def named(name: str, settings: Sequence[str] | None) -> str:
+    """A suite's name with what `--set` says. SpecError: it says no setting."""
+    for setting in settings or ():
+        if not SETTING.match(f"+{setting}"):
+            raise SpecError(f"--set: expected a setting such as algorithm.local.lr=0.02, got '{setting}'")
+    return "+".join([name, *(settings or ())])
 
 
 def checked(raw: LocatedMap, file: Path) -> Suite:

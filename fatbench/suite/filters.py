@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from fatbench.errors import NothingMatched, SpecError, did_you_mean
+from fatbench.suite import threats
 from fatbench.suite.cells import Cell, Plan
 from fatbench.suite.types import number
 
@@ -20,13 +21,14 @@ _DEEPEST = 100  # "not" and "(" within each other: each is a few calls deep, and
 def select(plan: Plan, where: str) -> Plan:
     """The plan with only the cells that a filter such as "model=nin and aggregator=sfat" keeps.
 
-    A name is an axis, a setting by its dotted path, or a call of the cell (`model`, `aggregator`: compared with its
-    name).
+    A name is an axis, a setting by its dotted path, a call of the cell (`model`, `aggregator`: compared with its
+    name), or `threat` and `labels` of an attack on privacy (`fatbench.suite.threats`).
     SpecError: cannot be read, or an unknown name; NothingMatched: no cell is left.
     """
     test, asked = _parse_filter(where)
-    known = functools.cache(lambda: {name for cell in plan.cells for name in _facts(cell)})
-    cells = [cell for cell in plan.cells if test(_facts(cell), known)]
+    facts = _facts_of(plan)
+    known = functools.cache(lambda: {name for one in facts for name in one})
+    cells = [cell for cell, one in zip(plan.cells, facts, strict=True) if test(one, known)]
     if not cells:
         text = f"-k '{where}' matches none of the {len(plan.unique())} cells of '{plan.suite}'"
         raise NothingMatched(text + _never(plan, asked))
@@ -35,7 +37,7 @@ def select(plan: Plan, where: str) -> Plan:
 
 def _never(plan: Plan, asked: list[tuple[str, str]]) -> str:
     """The tail of a message: the first value asked for that its name has in no cell, and what it could have been."""
-    facts = [_facts(cell) for cell in plan.cells]
+    facts = _facts_of(plan)
     for name, value in asked:
         have = {one[name] for one in facts if name in one}
         if value.lower() not in {one.lower() for one in have}:
@@ -43,8 +45,21 @@ def _never(plan: Plan, asked: list[tuple[str, str]]) -> str:
     return ""
 
 
-def _facts(cell: Cell) -> dict[str, str]:
-    """Everything a filter can ask of a cell: name -> value as text."""
+def _facts_of(plan: Plan) -> list[dict[str, str]]:
+    """Everything a filter can ask of each cell: name -> value as text."""
+    known: dict[tuple[int, ...], dict[str, str]] = {}  # the seeds of a point share all settings but the seed
+    found = []
+    for cell in plan.cells:
+        shared = tuple(id(value) for key, value in cell.spec.items() if key != "seed")
+        if shared not in known:
+            known[shared] = _settings(cell)
+        labels = {"id": cell.id, **{axis.lower(): label for axis, label in cell.key.items()}, **cell.key}
+        found.append({**known[shared], "seed": str(cell.spec["seed"]), **labels})
+    return found
+
+
+def _settings(cell: Cell) -> dict[str, str]:
+    """Every setting of a cell by its path, and by its last name."""
     facts: dict[str, str] = {}
 
     def walk(node: Any, path: tuple[str, ...]) -> None:
@@ -60,8 +75,7 @@ def _facts(cell: Cell) -> dict[str, str]:
 
     for key, value in cell.spec.items():
         walk(value, (key,))
-    facts |= {"id": cell.id, **{axis.lower(): label for axis, label in cell.key.items()}, **cell.key}
-    return facts
+    return facts | threats.of_cell(cell.spec)
 
 
 def joined(filters: list[str]) -> str:

@@ -10,8 +10,11 @@ Several lines of one label are terms of a sum.
     Parameters           of a model, given `channels`, `side` and `classes`
     Train, Test          of a data set: images, "about 8800" where the files decide
     Classes, Side, Channels    of a data set
+    Float32              of an attack: values of --precision under which it computes in float32 all the same
     Parts                what a model is made of, an algorithm trains, a data set says: words, no expression
+    Role                 of an attack: natural, corruption or attack (the default), a word; see `facts.role`
     Example              settings as in a suite, no expression: the tests that hold for every member call it with them
+    Bears                of an aggregator: malicious clients of a round that it is made for
     Refuse if <condition>: <why>    a cell that the function cannot run; see `fatbench.suite.facts`
 
 An expression has numbers, texts, names, dotted names (`local.epochs`), + - * / // % **, one comparison, `in`, `is`,
@@ -189,7 +192,7 @@ def passes(call: Call | None, **replaced: float) -> tuple[float, float]:
     """(forward, backward) passes per image of one call, from the docstring's Forward: and Backward: lines.
 
     In an expression a setting stands for its value (or for the one in `replaced`), a nested call or settings class for
-    its own passes. A function without the lines costs nothing beside what it calls.
+    its own passes. A function without the lines costs what the one of its own kind costs that is among its settings.
     """
     if call is None:
         return 0.0, 0.0
@@ -200,10 +203,13 @@ def passes(call: Call | None, **replaced: float) -> tuple[float, float]:
 def formula(call: Call, label: str, **variables: float | None) -> float | None:
     """The value of the docstring's lines `label: <expression>`; None without such a line, or where it is unknown.
 
-    Several lines of one label are terms of a sum. A variable that is None is unknown.
+    Several lines of one label are terms of a sum. A variable that is None is unknown. A function around another of its
+    kind, and without such a line, has the value of that one.
     """
     if call.kind == "Data":  # files that it counts come and go
         return _formula(call, label, variables)
+    if not lines(call.signature.doc, f"{label}:") and (inner := call.wrapped):
+        return formula(inner, label, **variables)
     asked = _asked(call.signature.doc, label)
     given = {name: value for name, value in variables.items() if name in asked}
     find = functools.partial(_formula, call, label, given)

@@ -24,10 +24,10 @@ class LocatedMap(dict):
 
 
 def merge(under: Any, over: Any) -> Any:
-    """`under` overridden by `over`, key by key; a mapping that names another function replaces the whole."""
+    """`under` overridden by `over`, key by key; one that names another function, or a suite, replaces the whole."""
     if not (isinstance(under, LocatedMap) and isinstance(over, LocatedMap)):
         return copy.copy(over)
-    if "name" in over and over["name"] != under.get("name"):
+    if "suite" in over or ("name" in over and over["name"] != under.get("name")):
         return copy.copy(over)
     merged = LocatedMap(under, under.where, under.at)
     for key, value in over.items():

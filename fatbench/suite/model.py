@@ -100,7 +100,7 @@ def _where(path: tuple[int | str, ...], node: Any, place: str) -> str:
         elif isinstance(node, list) and isinstance(key, int):
             node = node[key]
             place = node.at if isinstance(node, LocatedMap) else place
-        else:
+        elif not isinstance(key, int):  # else one mapping stands for a list of one
             break
     return place
 
@@ -314,6 +314,7 @@ class Evaluate(Node):
     limit: Annotated[LocatedMap, PlainValidator(_limit)] = (
         LocatedMap()
     )  # metric -> that attack's number of test images, if below n
+    radius: Annotated[str, PlainValidator(str)] = "8/255"  # of attacks that --attacks adds where these have none
     overrides: list[Override] = Field(default=[])
 
     @field_validator("batch")

@@ -19,7 +19,8 @@ from pathlib import Path
 
 from fatbench.suite import formulas, sources
 
-READ = ("Forward:", "Backward:", "Up:", "Down:", "Rate:", "Package:", "Refuse if")  # lines that costs and refusals have
+# lines that costs, refusals and the names of stages have
+READ = ("Forward:", "Backward:", "Up:", "Down:", "Rate:", "Package:", "Float32:", "Refuse if")
 OPAQUE = {"exec", "eval", "compile", "globals", "locals", "vars", "importlib", "__import__", "__doc__"}
 HARMLESS = {  # decorators that leave the rest of the program alone
     "torch.no_grad", "torch.inference_mode", "functools.cache", "functools.lru_cache", "functools.wraps",

@@ -41,12 +41,15 @@ TABLES = {
     "Diagnostic": ("fatbench.methods.diagnostics", "DIAGNOSTICS"),
     "Defence": ("fatbench.methods.defences", "DEFENCES"),
     "Inversion": ("fatbench.methods.inversions", "INVERSIONS"),
+    "Adversary": ("fatbench.methods.adversaries", "ADVERSARIES"),
+    "Manipulation": ("fatbench.methods.manipulations", "MANIPULATIONS"),
 }
 
 # kind (the annotation) -> (module, name of its frozen dataclass)
 CLASSES = {
     "Local": ("fatbench.engine.local", "LocalTraining"),
     "Server": ("fatbench.engine.optimizers", "ServerTraining"),
+    "Malicious": ("fatbench.engine.malicious", "Malicious"),
 }
 
 # What the engine calls a function of each kind with, by position ...
@@ -64,12 +67,23 @@ FIXED = {
     "Diagnostic": ("problem", "result", "images", "labels", "attack", "generator"),
     "Defence": ("gradient", "at"),
     "Inversion": ("observed", "model", "shape", "generator"),
+    "Adversary": ("update",),  # or one of ADVERSARIES
+    "Manipulation": ("model", "weights", "generator"),
 }
 # ... and what a further parameter may ask for by its name.
 OFFERS: dict[str, tuple[str, ...]] = {
+    "Attack": ("index",),
     "Aggregator": ("broadcast_losses",),
     "Objective": ("class_counts", "broadcast", "client"),
-    "Defence": ("gradient",),
+    "Defence": ("gradient", "examples"),
+    "Manipulation": ("labels", "images"),
+    "Adversary": ("others", "broadcast", "last_layer", "malicious", "round", "generator", "classes"),
+}
+# An adversary begins with the name of what it changes: which others it has, and what it may ask for.
+ADVERSARIES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "images": (("images", "labels"), ("classes", "generator")),
+    "loss": (("loss",), ()),
+    "update": (("update",), ("others", "broadcast", "last_layer", "malicious", "round", "generator")),
 }
 
 
@@ -106,7 +120,9 @@ class Signature:
     free: bool  # takes **settings, checked only when it is called (a torchattacks attack)
     file: str
     line: int
-    asks: tuple[str, ...] = ()  # parameters after the FIXED ones of its kind: what it wants of OFFERS
+    asks: tuple[
+        str, ...
+    ] = ()  # parameters after the FIXED ones of its kind: what it wants of OFFERS; of an adversary all
     plugin: Path | None = None  # the file whose table has it, if that is not ours
 
     @functools.cached_property
@@ -175,6 +191,8 @@ def _function_signature(kind: str, name: str, function: str, file: Path, plugin:
         for argument, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
     )
     asks = _asks(kind, name, node, f"{origin}:{node.lineno}")
+    if kind == "Algorithm":
+        _says_how_it_trains(name, settings, f"{origin}:{node.lineno}")
     free = arguments.kwarg is not None
     return Signature(kind, name, ast.get_docstring(node) or "", settings, free, str(origin), node.lineno, asks, plugin)
 
@@ -183,6 +201,15 @@ def _asks(kind: str, name: str, node: ast.FunctionDef, place: str) -> tuple[str,
     """The parameters beyond those that every function of the kind has. SpecError: too few, or one not offered."""
     parameters = [argument.arg for argument in (*node.args.posonlyargs, *node.args.args)]
     fixed, offered = FIXED[kind], OFFERS.get(kind, ())
+    if kind == "Adversary":
+        first = parameters[0] if parameters else ""
+        if first not in ADVERSARIES:
+            begin = " or ".join(f"({', '.join(fixed)})" for fixed, _ in ADVERSARIES.values())
+            raise SpecError(
+                f"{place}: the adversary '{name}' takes ({', '.join(parameters)}), but begins with what it changes: "
+                f"{begin}{did_you_mean(first, ADVERSARIES)}"
+            )
+        fixed, offered = ADVERSARIES[first]
     if node.args.vararg is None and (
         len(parameters) < len(fixed) or any(p in offered and p not in fixed for p in parameters[: len(fixed)])
     ):
@@ -197,7 +224,19 @@ def _asks(kind: str, name: str, node: ast.FunctionDef, place: str) -> tuple[str,
                 f"{place}: the {kind.lower()} '{name}' takes '{ask}'{did_you_mean(ask, offered)}: beyond "
                 f"({', '.join(fixed)}) it {what}; put settings after '*'"
             )
-    return tuple(parameters[len(fixed) :])
+    return tuple(parameters if kind == "Adversary" else parameters[len(fixed) :])
+
+
+def _says_how_it_trains(name: str, settings: tuple[Setting, ...], place: str) -> None:
+    """SpecError: an algorithm lacks a setting that a run reads of every algorithm."""
+    known = {setting.name for setting in settings}
+    if "rounds" not in known:
+        raise SpecError(f"{place}: the algorithm '{name}' needs a setting 'rounds: Count'")
+    if not known & {"local", "batch"} and all(setting.kind != "Algorithm" for setting in settings):
+        raise SpecError(
+            f"{place}: the algorithm '{name}' needs a setting 'local: Local', or 'batch: Count' if clients only "
+            "compute gradients, or an 'Algorithm' that it wraps"
+        )
 
 
 def _setting(name: str, annotation: ast.expr | None, default: ast.expr | None, file: Path) -> Setting:

@@ -10,17 +10,24 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, PlainValidator, ValidationInfo, field_validator, model_validator
 
 from fatbench.errors import SpecError, did_you_mean
+from fatbench.suite import threats
 from fatbench.suite.located import LocatedMap
 from fatbench.suite.model import Axes, Condition, Node, Note, Text, condition, known_axis, known_label, labels, mapping
 
 SERIES = "series"  # among the panels of a figure: a panel for each heading
+Selected = Literal["last", "best-val", "best-test", "unknown"]
 Kind = Literal["lines", "bars", "raster", "matrix", "heatmap", "images", "boundaries"]
 KEPT = ("heatmap", "images", "boundaries")  # kinds that show a tensor which a round kept
 Best = Literal["max", "min", "none"]
 
 SOURCE = re.compile(
-    r"(?:(?P<stage>train|gap|artifact|prior|prior_mean|prior_worst|prior_tenth|prior_std):)?(?P<metric>[a-z_][a-z0-9_]*)(?:\[(?P<client>\d+|\*)\])?(?:@(?P<round>\d+))?\Z"
+    r"(?:(?P<stage>train|gap|artifact|prior|prior_mean|prior_worst|prior_tenth|prior_std):)?(?P<metric>[a-z_][a-z0-9_]*)(?:\[(?P<client>\d+|\*|range)\])?(?:@(?P<round>\d+))?\Z"
+    r"|(?P<over>mean|min|all):(?P<metrics>[a-z_][a-z0-9_]*(?:\+[a-z_][a-z0-9_]*)*)\Z"
 )
+OVER = ("mean", "min", "all")  # of several evaluations: their mean, the least, the images that all leave right
+
+
+OF_CLIENTS = {"*": (None, "train", "prior"), "range": ("train",)}  # index -> the stages that may have it
 
 
 class Heading(Node):
@@ -29,6 +36,15 @@ class Heading(Node):
     what = "the heading's"
     source: Annotated[str, PlainValidator(str)]
     where: Condition = Field(default={})
+    minus: Condition = Field(default={})  # of a table: each number less that of the same point with these labels
+
+    @field_validator("minus")
+    @classmethod
+    def _one_label(cls, minus: Condition) -> Condition:
+        for axis, chosen in minus.items():
+            if len(chosen) != 1:
+                raise ValueError(f"{axis}: expected one label, got {', '.join(chosen)}")
+        return minus
 
 
 def _headings(value: Any) -> LocatedMap:
@@ -56,6 +72,36 @@ def _alternatives(value: Any, info: ValidationInfo) -> list[Condition]:
 Alternatives = Annotated[list[Condition], PlainValidator(_alternatives)]
 
 
+class Reference(Node):
+    """Numbers in a file that stand beside ours, and how its labels map to ours."""
+
+    what = "the formula's"
+    file: Annotated[Path, PlainValidator(str)]
+    match: Texts = Field(default={})
+    rows: Texts = Field(default={})  # axis -> CSV column
+    labels: Texts = Field(default={})  # our label -> the CSV's
+    values: Texts = Field(default={})  # heading -> CSV column; "{axis}" stands for the label of an `across` axis
+    std: Texts = Field(default={})
+    to: Texts = Field(default={})  # of a figure: the upper end, where the paper gives a range
+    unit: Literal["percent", "plain"] = "percent"  # or plain for distances and counts
+    times: float = 1.0  # of a figure: the file's numbers in the unit of ours
+
+    @field_validator("file")
+    @classmethod
+    def _found(cls, name: str, info: ValidationInfo) -> Path:
+        found = next((file for folder in (info.context or {})["folders"] if (file := folder / name).is_file()), None)
+        if found is None:
+            raise ValueError(f"no such file: {name}")
+        return found
+
+
+class Published(Reference):
+    """What a paper prints."""
+
+    what = "the published numbers'"
+    select: Selected = "unknown"  # the checkpoint that the paper took; unknown: it does not say
+
+
 class Displayed(Node):
     """What a table and a figure have in common; `id` names it in files and messages."""
 
@@ -63,6 +109,13 @@ class Displayed(Node):
     title: Text
     where: Condition = Field(default={})
     note: Note = ""
+    published: Published | None = None  # of a figure of bars: marked beside ours
+    formula: Reference | None = None  # the same of what no paper prints, such as an expectation
+
+    @property
+    def reference(self) -> Reference | None:
+        """What stands beside our numbers, if anything does."""
+        return self.published or self.formula
 
     @property
     def headings(self) -> dict[str, Heading]:
@@ -74,29 +127,6 @@ class Displayed(Node):
         return {heading: one.where for heading, one in self.headings.items() if one.where}
 
 
-class Published(Node):
-    """Where the paper's numbers for a table are, and how its labels map to ours."""
-
-    what = "the published numbers'"
-    file: Annotated[Path, PlainValidator(str)]
-    match: Texts = Field(default={})
-    rows: Texts = Field(default={})  # axis -> CSV column
-    labels: Texts = Field(default={})  # our label -> the CSV's
-    values: Texts = Field(default={})  # heading -> CSV column; "{axis}" stands for the label of an `across` axis
-    std: Texts = Field(default={})
-    to: Texts = Field(default={})  # of a figure: the upper end, where the paper gives a range
-    unit: Literal["percent", "plain"] = "percent"  # or plain for distances and counts
-    times: float = 1.0  # of a figure: the paper's numbers in the unit of ours
-
-    @field_validator("file")
-    @classmethod
-    def _found(cls, name: str, info: ValidationInfo) -> Path:
-        found = next((file for folder in (info.context or {})["folders"] if (file := folder / name).is_file()), None)
-        if found is None:
-            raise ValueError(f"no such file: {name}")
-        return found
-
-
 class PairedTest(Node):
     """Each other label of the axis is tested against this one, by seed."""
 
@@ -105,15 +135,18 @@ class PairedTest(Node):
     against: Annotated[str, PlainValidator(str)]
 
 
+def _rows(value: Any, info: ValidationInfo) -> list[str]:
+    return [known_axis(axis, {**dict.fromkeys(threats.AXES), **(info.context or {})["axes"]}) for axis in labels(value)]
+
+
 class Table(Displayed):
     """One table of a paper (or of ours): which axes label rows and column groups, which numbers stand in them."""
 
     what = "the table's"
-    rows: Axes
+    rows: Annotated[list[str], PlainValidator(_rows)]  # axes, and what threats.AXES tells of a cell
     across: Axes = Field(default=[])
     sources: Headings = Field(alias="values")
     best: dict[str, Best] = Field(default="max", validate_default=True)
-    published: Published | None = None
     best_within: Literal["column", "row"] = "column"  # among what a number is compared, see `significance`
     compare_across: Axes = Field(default=[])  # axes whose labels are compared whatever they set, such as the objective
     test: PairedTest | None = Field(default=None, alias="paired")
@@ -141,7 +174,9 @@ class Table(Displayed):
         default = "max" if isinstance(best, LocatedMap) else str(best)
         found = {
             heading: str(
-                named.get(heading, "none" if default == "max" and one.source.startswith("prior_std:") else default)
+                named.get(
+                    heading, "none" if one.minus or (default == "max" and "prior_std:" in one.source) else default
+                )
             )
             for heading, one in info.data.get("sources", {}).items()
         }
@@ -155,7 +190,7 @@ class Table(Displayed):
         for heading, source in self.values.items():
             match = SOURCE.match(source)
             over = match is not None and match["client"] == "*"
-            if over and match["stage"] not in (None, "train", "prior"):  # type: ignore[index]
+            if match is not None and match["stage"] not in OF_CLIENTS.get(match["client"], (match["stage"],)):
                 match = None
             if over and "client" in self.rows:
                 raise SpecError(
@@ -167,11 +202,13 @@ class Table(Displayed):
                 )
         if self.best_within == "row" and not self.across:
             raise SpecError(f"{self.place('best_within')}: row: marking the best of a row needs axes in 'across'")
-        if self.published is not None:
-            for heading in (*self.published.values, *self.published.std):
+        if self.published is not None and self.formula is not None:
+            raise SpecError(f"{self.place('formula')}: a table has either published numbers or those of a formula")
+        if (given := self.reference) is not None:
+            for heading in (*given.values, *given.std):
                 if heading not in self.sources:
                     hint = did_you_mean(heading, self.sources)
-                    raise SpecError(f"{self.published.place('values')}: the table has no column '{heading}'{hint}")
+                    raise SpecError(f"{given.place('values')}: the table has no column '{heading}'{hint}")
         if self.test is not None:
             axis, shown = self.test.axis, [*self.rows, *self.across]
             if axis not in shown:
@@ -199,9 +236,10 @@ class Figure(Displayed):
     lines: Axes = Field(default=[])
     sources: Headings = Field(alias="series")
     scale: Literal["linear", "log"] = "linear"  # of the vertical axis
+    xlabel: Text = "round"  # what a round is, such as an epoch
+    ylabel: Note = ""  # what several headings of a panel have in common, where they are no fractions
     include: Alternatives = Field(default=[])  # points with the labels of one of these; none: all
     minus: Condition = Field(default={})  # each number less that of the same point and seed with these labels
-    published: Published | None = None  # of bars: marked beside ours
 
     @property
     def headings(self) -> dict[str, Heading]:
@@ -228,21 +266,23 @@ class Figure(Displayed):
 
     @model_validator(mode="after")
     def _fits(self) -> Figure:
+        for heading, one in self.sources.items():
+            if one.minus:
+                raise SpecError(f"{one.place('minus')}: {heading}: of a figure, 'minus' is a key beside 'series'")
         for heading, source in self.series.items():
             if wrong := _not_drawn(source, self.kind):
                 raise SpecError(f"{self.place('series', heading)}: {wrong}")
         for axis, chosen in self.minus.items():
             if len(chosen) != 1:
                 raise SpecError(f"{self.place('minus', axis)}: expected one label, got {', '.join(chosen)}")
-        if self.published is not None:
+        if (given := self.reference) is not None:
             if self.kind != "bars":
-                raise SpecError(
-                    f"{self.place('published')}: published numbers can be drawn in bars only, not in {self.kind}"
-                )
-            for heading in (*self.published.values, *self.published.to):
+                key, what = ("published", "published numbers") if self.published else ("formula", "a formula's numbers")
+                raise SpecError(f"{self.place(key)}: {what} can be drawn in bars only, not in {self.kind}")
+            for heading in (*given.values, *given.to):
                 if heading not in self.sources:
                     hint = did_you_mean(heading, self.sources)
-                    raise SpecError(f"{self.published.place('values')}: the figure has no series '{heading}'{hint}")
+                    raise SpecError(f"{given.place('values')}: the figure has no series '{heading}'{hint}")
         if self.kind == "raster" and (self.lines or len(self.series) > 1):
             raise SpecError(
                 f"{self.place('kind')}: a raster has exactly one series and no 'lines': its rows are the index"
@@ -270,10 +310,14 @@ def _not_drawn(source: str, kind: str) -> str:
         near = did_you_mean(source.split(":")[0], ("train", "artifact")) if ":" in source else ""
         return f"cannot read the source '{source}'{near or ' (see docs/suites.md)'}"
     evaluated = match["stage"] not in ("train", "artifact", "gap")
+    if match["over"] and kind != "bars":
+        return f"a figure of kind {kind} cannot show '{source}': draw 'bars'"
     if kind == "raster" and match["client"] != "*":
         return f"a raster has one row per client or class: write 'train:{match['metric']}[*]', not '{source}'"
     if kind == "matrix" and not evaluated:
         return f"a matrix shows evaluations, such as a transfer, not '{source}'"
+    if match["client"] == "range" and match["stage"] != "train":
+        return f"the range over clients is of a number logged in training: write 'train:{match['metric']}[range]'"
     if stage == "train" and evaluated:
         return f"an evaluation has no rounds: remove '@{match['round']}' from '{source}'" if match["round"] else ""
     if match["stage"] != stage:

@@ -55,6 +55,16 @@ def _like(pattern: str, example: str) -> AfterValidator:
 
 
 Blocks = Annotated[str, _like(r"\s*[1-9]\d*\s*(,\s*[1-9]\d*\s*)*", "numbers such as 1,9")]  # of a model, from 1
+
+
+def _who(value: int | str) -> int | str:
+    """How many clients, or which."""
+    if value != 0 and (isinstance(value, int) or re.fullmatch(r"\s*\d+\s*(,\s*\d+\s*)*", value)):
+        return value
+    raise ValueError('expected a number of clients, or which, such as "3,7"')
+
+
+Clients = Annotated[int | str, AfterValidator(_who)]
 Pairs = Annotated[  # of clients, from 0, and the server
     str, _like(r"\s*(\d+|server)-(\d+|server)\s*(,\s*(\d+|server)-(\d+|server)\s*)*", "pairs such as 0-3,0-server")
 ]
@@ -81,7 +91,10 @@ Augment = Callable[..., Any]
 Diagnostic = Callable[..., Any]
 Defence = Callable[..., Any]
 Inversion = Callable[..., Any]
+Adversary = Callable[..., Any]
+Manipulation = Callable[..., Any]
 
 # Settings that are a mapping without a name: an instance of the settings class that `signatures.CLASSES` names.
 Local = Any
 Server = Any
+Malicious = Any

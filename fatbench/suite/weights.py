@@ -5,6 +5,8 @@
     weights: timm                                what timm's hub has for the model's settings
     weights: timm/tnt_s_legacy_patch16_224.in1k  what it has under a tag; with @sha256: and the digest of the tensors
                                                  (as `fatbench show` gives it), these and no others
+    weights: {suite: april-learning, start: pretrained, defence: none}   what that cell has trained, see `files`;
+                                                 a checked cell says "cell:3f2a9c0b12de"
 
 The folder of weights is `weights` in the folder of data sets. A cell's identity holds a digest or a name, never a path.
 Imports neither torch nor numpy.
@@ -22,12 +24,14 @@ from pathlib import Path
 from typing import Any
 
 from fatbench import settings
-from fatbench.errors import did_you_mean
+from fatbench.errors import MachineError, did_you_mean
 
 AT = "@sha256:"
 FOLDER = "weights"
 HUB = "timm"
+CELL = "cell:"
 _TAG = re.compile(rf"{HUB}/(?P<tag>[a-z0-9_]+(\.[a-z0-9_]+)?)({AT}(?P<sha256>[0-9a-f]{{64}}))?\Z")
+_TRAINED = re.compile(rf"{CELL}(?P<cell>[0-9a-f]{{12}})\Z")
 _EXACT = re.compile(rf"(?P<file>.+){AT}(?P<sha256>[0-9a-f]{{64}})\Z")
 
 
@@ -73,8 +77,8 @@ WEIGHTS = {
 
 
 def read(text: str) -> Weights | None:
-    """What a suite means; None: timm's hub. ValueError: a path without its content, or an unknown name."""
-    if text == HUB or _TAG.match(text):
+    """What a suite means; None: timm's hub, or a cell. ValueError: a path without its content, or an unknown name."""
+    if text == HUB or _TAG.match(text) or _TRAINED.match(text):
         return None
     if match := _EXACT.match(text):
         return Weights(text, match["file"], f"sha256:{match['sha256']}")
@@ -91,6 +95,13 @@ def tagged(text: str) -> tuple[str | None, str | None]:
     if match is None:
         return None, None
     return match["tag"], match["sha256"] and f"sha256:{match['sha256']}"
+
+
+def trained_by(spec: Mapping[str, Any]) -> str | None:
+    """The cell whose last model a cell begins with; None: its weights, if it has any, are not a cell's."""
+    text = spec["model"].get("weights")
+    match = _TRAINED.match(text) if isinstance(text, str) else None
+    return match and match["cell"]
 
 
 def content(text: str) -> str:
@@ -159,10 +170,18 @@ def status(weights: Weights, root: Path) -> dict[str, Any]:
     return row
 
 
-def located(spec: Mapping[str, Any], root: Path) -> Mapping[str, Any]:
-    """A cell with the path of its weights in place of their name, for the function that reads them."""
+def located(spec: Mapping[str, Any], root: Path, trained: Path | None = None) -> Mapping[str, Any]:
+    """A cell with the path of its weights in place of their name, for the function that reads them.
+
+    trained: the file to read where the weights are a cell's: its last model, or any later one of the same network
+    where that is loaded afterwards. MachineError: it is needed and not given.
+    """
     model = spec["model"]
     text = model.get("weights")
+    if (cell := trained_by(spec)) is not None:
+        if trained is None:
+            raise MachineError(f"the network begins with the weights of cell {cell}, which are not here")
+        return {**spec, "model": {**model, "weights": str(trained)}}
     found = read(text) if isinstance(text, str) else None
     return spec if found is None else {**spec, "model": {**model, "weights": str(place(found, root))}}
 

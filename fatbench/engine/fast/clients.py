@@ -313,16 +313,21 @@ Pool = tuple[Tensor, Tensor, list[Tensor]]
 
 def _pooled(clients: Sequence[Client]) -> Pool:
     """The images and labels of all problems, each data set once, and every client's indices into them."""
-    first: dict[int, int] = {}  # id of a data set -> where it begins
+    first: dict[tuple[int, int], int] = {}  # id of a data set -> where it begins
     sets: list[Problem] = []
     for client in clients:
-        if id(client.problem.images) not in first:
-            first[id(client.problem.images)] = sum(len(other.labels) for other in sets)
+        if _data(client.problem) not in first:
+            first[_data(client.problem)] = sum(len(other.labels) for other in sets)
             sets.append(client.problem)
-    shards = [client.problem.shards[client.k] + first[id(client.problem.images)] for client in clients]
+    shards = [client.problem.shards[client.k] + first[_data(client.problem)] for client in clients]
     if len(sets) == 1:
         return sets[0].images, sets[0].labels, shards
     return torch.cat([one.images for one in sets]), torch.cat([one.labels for one in sets]), shards
+
+
+def _data(problem: Problem) -> tuple[int, int]:
+    """What tells data sets apart: malicious clients may have other labels for the same images."""
+    return id(problem.images), id(problem.labels)
 
 
 def _form(problem: Problem, model: nn.Module) -> type[VmapStack] | type[ChannelStack]:

@@ -24,11 +24,12 @@ paper: silent on clients with fewer batches than others / here: they pause until
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Generator, Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fatbench.engine.inject import granted
@@ -36,8 +37,8 @@ from fatbench.engine.local import frozen, gradients_of, load, offers, pixels, pr
 from fatbench.engine.optimizers import Descent, Moments, masked_adam, packed, unpacked
 from fatbench.engine.randomness import forked, generator
 from fatbench.engine.rounds import Cost, Memory, Metrics, Mixing, Problem, Round, State, Stats, Tensors, Update
-from fatbench.methods.defences import Upload
-from fatbench.suite.types import Count, Defence, Objective, Positive
+from fatbench.methods.defences import Examples, Spent, Upload, epsilon_of
+from fatbench.suite.types import Count, Defence, Fraction, Objective, Positive
 
 
 def fedsgd(
@@ -52,6 +53,8 @@ def fedsgd(
     steps: Count | None = None,
     optimizer: Literal["sgd", "adam"] = "sgd",
     count: Literal["mask", "nonzero"] = "mask",
+    sampling: Literal["shuffled", "poisson"] = "shuffled",
+    delta: Fraction = 1e-5,
 ) -> Iterator[Round]:
     """One step of the server per batch, averaging each entry over the clients that contribute to it.
 
@@ -61,8 +64,12 @@ def fedsgd(
     gradient (the paper's rate of 1e-4 does not train from scratch with SGD); an entry that no client sent keeps its
     weight and its moments, whose bias is corrected by the number of steps.
 
-    Numbers of a round: never_updated, the fraction of entries that no round so far has moved; updated_rounds, the mean
-    number of rounds that moved one; updated_fraction, the fraction that 0, 1, ... rounds moved (with `steps` null that
+    `sampling`: an epoch goes through all examples, or each step draws every example with probability batch / N_k.
+
+    Numbers of a round: epsilon, what a client's uploads so far give away of one of its examples, at `delta`, the most
+    over the clients, where the defence has a guarantee; never_updated, the fraction of entries that no round so far has
+    moved; updated_rounds, the mean number of rounds that moved one; updated_fraction, the fraction that 0, 1, ...
+    rounds moved (with `steps` null that
     is Fig. 6: epochs). Artifact update_counts: the same as numbers of entries. ValueError: the model has batch
     normalisation, whose statistics are no gradient.
 
@@ -89,13 +96,14 @@ def fedsgd(
         for step in range(t * length, (t + 1) * length):
             epoch, place = divmod(step, per_epoch)
             if place == 0 or step == t * length:
-                todo = {k: epoch_batches(problem, k, epoch, batch) for k in clients}
+                todo = {k: epoch_batches(problem, k, epoch, batch, sampling) for k in clients}
             uploads = []
             model = load(problem, theta)
             for k in clients:
                 for indices in todo[k][place : place + 1]:
                     at = Upload(problem.seed, k, epoch, place)
-                    upload, loss, hits = _upload(problem, model, at, indices, objective, defence, count)
+                    drawn = batch if sampling == "poisson" else len(indices)
+                    upload, loss, hits = _upload(problem, model, at, indices, drawn, objective, defence, count)
                     uploads.append(upload)
                     one = torch.stack([loss * len(indices), hits, torch.ones_like(loss) * len(indices)])
                     sums.setdefault(k, []).append(one)
@@ -118,6 +126,9 @@ def fedsgd(
             "updated_rounds": float((fraction * torch.arange(t + 2, device=fraction.device)).sum()),
             "updated_fraction": dict(enumerate(fraction.tolist())),
         }
+        spent = _epsilon(problem, defence, sampling, batch, (t + 1) * length, delta)
+        if spent is not None and math.isfinite(spent):
+            numbers["epsilon"] = spent
         mixing = Mixing([1 / len(updates)] * len(updates), artifacts={"update_counts": histogram})
         theta = {name: value.clone() for name, value in theta.items()}  # each with its own memory, as files have it
         after = State(t + 1, theta, {"optimizer": packed(_apart(moments, theta, names), names), "rounds": rounds_moved})
@@ -125,15 +136,38 @@ def fedsgd(
         state = after
 
 
-def epoch_batches(problem: Problem, k: int, epoch: int, batch: int) -> Sequence[Tensor]:
+def _epsilon(problem: Problem, defence: Any, sampling: str, batch: int, steps: int, delta: float) -> float | None:
+    """The most that the uploads of `steps` steps of the server give away of an example of any client."""
+    longest = max(-(-len(shard) // batch) for shard in problem.shards)
+    found = []
+    for shard in problem.shards:
+        own = -(-len(shard) // batch)
+        whole, rest = divmod(steps, longest)
+        rate = min(1.0, batch / len(shard)) if sampling == "poisson" else None
+        found.append(epsilon_of(defence, Spent(whole + (rest > 0), whole * own + min(rest, own), rate), delta))
+    return None if found[0] is None else max(value for value in found if value is not None)
+
+
+def epoch_batches(problem: Problem, k: int, epoch: int, batch: int, sampling: str = "shuffled") -> Sequence[Tensor]:
     """Indices (b,) into problem.images of each of client k's batches of an epoch; after them it pauses."""
     shard = problem.shards[k]
+    if sampling == "poisson":
+        draws = generator(problem.seed, "poisson", epoch, k)
+        chosen = torch.rand(-(-len(shard) // batch), len(shard), generator=draws) < batch / len(shard)
+        return [shard[row.to(shard.device)] for row in chosen]
     order = torch.randperm(len(shard), generator=generator(problem.seed, "order", epoch, k)).to(shard.device)
     return shard[order].split(batch)
 
 
 def _upload(
-    problem: Problem, model: nn.Module, at: Upload, indices: Tensor, objective: Any, defence: Any, count: str
+    problem: Problem,
+    model: nn.Module,
+    at: Upload,
+    indices: Tensor,
+    drawn: int,
+    objective: Any,
+    defence: Any,
+    count: str,
 ) -> tuple[Update, Tensor, Tensor]:
     """What a client sends for one batch at the model's weights, its loss, and how many examples it got right."""
     k = at.client
@@ -143,12 +177,28 @@ def _upload(
         x, y = pixels(problem, problem.images[indices]), problem.labels[indices]
         if problem.augment is not None:
             x = problem.augment(x, generator(problem.seed, "augment", *key, device=problem.device))
-        with precision_context(problem):
-            noise = generator(problem.seed, "attack", *key, device=problem.device)
-            loss, hits = objective(model, x, y, noise, **granted(objective, offers(problem, k, frozen(model))))
-        gradient = dict(zip(named, gradients_of(problem, loss, list(named.values())), strict=True))
-    with torch.no_grad():
-        sent, mask = defence(gradient, at)
+        asked = granted(objective, offers(problem, k, frozen(model)))
+
+        def computed(x: Tensor, y: Tensor, noise: Generator) -> tuple[Tensor, Tensor, Tensors]:
+            with precision_context(problem):
+                loss, hits = objective(model, x, y, noise, **asked)
+            return loss, hits, dict(zip(named, gradients_of(problem, loss, list(named.values())), strict=True))
+
+        noise = generator(problem.seed, "attack", *key, device=problem.device)
+        if len(y):
+            loss, hits, gradient = computed(x, y, noise)
+        else:  # a draw may be empty
+            loss, hits = torch.zeros(2, 1, device=problem.device).unbind()
+            loss, gradient = loss.sum(), {name: torch.zeros_like(weight) for name, weight in named.items()}
+
+        def each() -> Tensors:
+            with torch.enable_grad():
+                parts = [computed(x[i : i + 1], y[i : i + 1], noise)[2] for i in range(len(y))]
+            return {name: torch.stack([p[name] for p in parts]) if parts else w[None][:0] for name, w in named.items()}
+
+        examples = Examples(model, dict(model.state_dict()), x, y, each, drawn)
+        with torch.no_grad():
+            sent, mask = defence(gradient, at, **granted(defence, {"examples": lambda: examples}))
     wire: Memory = {"gradient": sent}
     if count == "mask" and mask is not None:
         wire["mask"] = mask

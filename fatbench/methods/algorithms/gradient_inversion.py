@@ -1,32 +1,36 @@
-"""An honest-but-curious server inverts the defended gradients of single target clients. Nothing is learned.
+"""A server inverts the defended updates of single target clients. Nothing is learned.
 
 | Sawada et al. 2024 | here | what |
 |---|---|---|
-| n | target | a client with one batch of its own, observed_rounds alone |
-| m | observed_rounds | rounds in which the same target is observed_rounds, each with the defence's fresh randomness |
+| n | target | a client with one batch of its own, observed alone |
+| m | observed_rounds | rounds in which the same target is observed, each with the defence's fresh randomness |
 | B_n | defence's mask | |
 | x, x* | original, reconstruction | |
 
-    for each group of target_clients:
-        for j = 0 .. m-1:   g <- defence(gradient of the target's batch at theta_j)        theta_0: the initial weights
-                            theta_{j+1} <- theta_j (fixed) or theta_j - eta g of the first target (moving)
-        reconstructions <- inversion(theta_0, g_0, theta_1, g_1, ...);   compare with the originals
+    for each group of target clients:
+        theta_0, secret <- manipulation(theta_0)            (an honest server changes nothing)
+        for j = 0 .. m-1:   u <- gradient of the target's batch at theta_j, or theta_j - (theta_j after local training)
+                            u <- wire(defence(u));   secure aggregation: the mean over the target and other clients
+                            theta_{j+1} <- theta_j (fixed) or theta_j - eta u of the first target (moving)
+        reconstructions <- inversion(theta_0, u_0, theta_1, u_1, ...);   compare with the originals
 
 Sawada et al. 2024, section IV: 16 images, one at a time (differences: masks-attacker). A round of the engine is
-a group of `target_clients` target_clients, so that a run resumes; a round's numbers are those of the target_clients so
+a group of `target_clients` clients, so that a run resumes; a round's numbers are those of the clients so
 far, the last one's those of all. The closed form needs a network without norm and residuals in block 0 (differences:
-april-block0):
-`block0: bare` makes it so, and stands in the cell.
+april-block0): `block0: bare` makes it so, and stands in the cell.
 """
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Literal
 
 import torch
-from torch import Tensor
+from torch import Generator, Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from fatbench.engine.inject import asks
 from fatbench.engine.local import pixels
@@ -35,9 +39,12 @@ from fatbench.engine.rounds import Cost, Metrics, Problem, Round, State, Tensors
 from fatbench.methods.defences import Upload
 from fatbench.methods.inversions import image_measures, reads_of
 from fatbench.methods.inversions.april import without_block0_norm
-from fatbench.methods.inversions.upload import Observation, gradients, observe, recovered_labels
+from fatbench.methods.inversions.labels import head_of, label_counts, restored
+from fatbench.methods.inversions.target_client import Client, Images, sent, update
+from fatbench.methods.inversions.upload import Observation, recovered_labels
+from fatbench.methods.manipulations import Manipulated
 from fatbench.models import logit_parameters
-from fatbench.suite.types import Count, Defence, Inversion, NonNegative, Objective
+from fatbench.suite.types import Count, Defence, Inversion, Local, Manipulation, NonNegative, Objective
 
 SMALL = 32  # the side at which reconstructions are compared besides their own, and candidates always
 
@@ -58,78 +65,130 @@ def gradient_inversion(
     block0: Literal["ordinary", "bare"] = "ordinary",
     rounding: bool = False,
     candidates: Count = 1000,
+    local: Local | None = None,
+    wire: Literal["float64", "float32", "float16"] = "float32",
+    labels_from: Literal["client", "ilrg", "llg", "counts"] = "client",
+    manipulation: Manipulation | None = None,
+    aggregate: Count = 1,
+    surrogates: Count = 200,
+    interval: Literal["normal", "t"] = "normal",
 ) -> Iterator[Round]:
-    """An inversion against defended gradients: rounds * target_clients target_clients of `batch` images each.
+    """An inversion against defended updates: rounds * target_clients clients of `batch` images each.
 
-    Numbers, means over the target_clients so far with the half width of their 95 % interval (`psnr_ci`, ...): psnr
-    (dB), ssim and mse at the images' size, ssim32 and correlation32 at 32 x 32, identification (is the reconstruction's
-    original the likeliest of the first `candidates` training images, by correlation at 32 x 32), label_recovery; psnr,
-    correlation32 and identification also per target. grey_psnr, grey_ssim, another_psnr, ... are baselines: what a flat
-    grey reconstruction and another image score. Of a batch the best pair counts. Only the gradients that the inversion
-    reads are computed. `rounding`: the images, once resized, have 256 levels again, as a file of that size has.
-    `objective` counts work alone: the loss is the cross-entropy. ValueError: fewer images than target_clients.
+    `local` null: a client sends the gradient of its images. Else it trains on them as in FedAvg, and what is inverted
+    is the difference of the weights. `wire`: the type of the numbers that are sent; the client computes in it too
+    (float16: in float32). `labels_from`: the attacker is told the labels ("client") or restores them from the update
+    (`fatbench/methods/inversions/labels.py`). `manipulation`: what a malicious server does to the model; it may use
+    `surrogates` images that no target has. `aggregate`: secure aggregation, only the mean of the target's update and
+    those of `aggregate` - 1 other clients is seen.
+
+    Numbers, means over the clients so far with the half width of their 95 % interval (`psnr_ci`, ...; `interval`: from
+    the normal or from Student's t distribution): psnr (dB), ssim and mse at the images' size, ssim32 and correlation32
+    at 32 x 32, identification (is the reconstruction's original the likeliest of the first `candidates` training
+    images, by correlation at 32 x 32; identification_low and identification_high are Wilson's interval of its count),
+    label_recovery (batch of 1) and label_counts (labels not told: share of the counts that is right); psnr,
+    correlation32 and identification also per target. Of a batch these are of the best pair. matched_psnr, matched_ssim
+    and recovered are of all pairs: reconstructions assigned to originals one to one, and the share of originals above
+    19 dB. grey_psnr, grey_ssim, another_psnr, ... are baselines: what a flat grey reconstruction and another image
+    score. Only the gradients that the inversion reads are computed. `rounding`: the images, once resized, have 256
+    levels again, as a file of that size has. `objective` counts work alone: the loss is the cross-entropy, or that of
+    `local`.
+
+    ValueError: fewer images than are needed; local training of a model with batch normalisation.
 
     Example: {batch: 1, target_clients: 2, candidates: 4, inversion: patch_ls}
+    Threat: F if block0 == 'bare' or observed_rounds > 1 and weights == 'fixed' else C if labels_from == 'counts' else A
     Steps: 0
-    Forward: rounds * target_clients * batch * (1 + (observed_rounds - 1) * (weights == "moving")) / images
-    Backward: rounds * target_clients * batch * (1 + (observed_rounds - 1) * (weights == "moving")) / images
+    Forward: rounds * target_clients * aggregate * batch
+        * (local or (1 + (observed_rounds - 1) * (weights == "moving"))) / images
+    Backward: rounds * target_clients * aggregate * batch
+        * (local or (1 + (observed_rounds - 1) * (weights == "moving"))) / images
     Refuse if side < 11: reconstructions are compared by SSIM, whose window is 11 x 11; images are {side} x {side}
+    Refuse if weights == 'moving' and (local or manipulation): weights: moving is for gradients at the honest weights;
+        leave out local and manipulation
+    Refuse if rounding and local: rounding is for gradients: local training takes the images as they are
+    Refuse if local and local.batch > batch: local: a batch of {local.batch}, and a client has {batch} images (batch)
+    Refuse if aggregate > 1 and not manipulation and observed_rounds > 1: aggregate is for one observed round
 
-    Fractions: identification, identification_ci, label_recovery
+    Fractions: identification, identification_ci, identification_low, identification_high, label_recovery, label_counts
+    Fractions: recovered, recovered_ci
     """
     model = without_block0_norm(problem.model) if block0 == "bare" else problem.model
+    if local is not None and any(isinstance(module, _BatchNorm) for module in model.modules()):
+        raise ValueError("gradient_inversion: local training of a model with batch normalisation changes its buffers")
     # The weights never change and follow from the seed, so no state carries them: 88 MB a cell for ViT-S/16.
     theta: Tensors = {name: state.model.get(name, value).clone() for name, value in model.state_dict().items()}
     shard = problem.shards[0]
-    need = rounds * target_clients * batch
+    group = target_clients * aggregate * batch
+    need = rounds * group
     if need > len(shard):
         raise ValueError(
             f"gradient_inversion: {rounds} rounds of {target_clients} target clients need {need} images, "
             f"there are {len(shard)}"
         )
+    client = Client(problem, defence, local, wire)
+    change = None if manipulation is None else _changing(problem, manipulation, shard[need:][:surrogates])
     bias = [name for name in logit_parameters(model) if name.endswith("bias")][-1]
     ends = reads_of(inversion)
-    reads = None if ends is None else (*ends, bias)
-    names = None if weights == "moving" or asks(defence, "gradient") else reads
+    reads = None if ends is None else (*ends, bias, *(() if labels_from == "client" else head_of(model)))
     known = torch.unique(torch.cat([shard[:need], torch.arange(min(candidates, len(problem.images))).to(shard)]))
     gallery = torch.cat(
         [image_measures.shrink(pixels(problem, problem.images[part]), SMALL) for part in known.split(250)]
     )
     for t in range(state.round, rounds):
-        chosen = shard[t * target_clients * batch : (t + 1) * target_clients * batch]
-        x = pixels(problem, problem.images[chosen]).contiguous().unflatten(0, (target_clients, batch))
-        x = _bytes(x) / 255 if rounding else x
-        y = problem.labels[chosen].view(target_clients, batch)
-        observed: list[Observation] = []
-        now = theta
-        for j in range(observed_rounds):
-            if j == 0 or weights == "moving":
-                gradient = gradients(model, now, x, y, names)
-            uploads = [Upload(problem.seed, t * target_clients + v, j) for v in range(target_clients)]
-            sent = observe(now, gradient, y, defence, uploads)
-            observed.append(_only(sent, reads))
-            if weights == "moving":
-                now = {k: w - lr * sent.gradient[k][0] if k in gradient else w for k, w in now.items()}
+        chosen = shard[t * group : (t + 1) * group].view(target_clients, aggregate, batch)
+        x = pixels(problem, problem.images[chosen.flatten()]).contiguous()
+        x = (_bytes(x) / 255 if rounding else x).unflatten(0, chosen.shape)
+        y = problem.labels[chosen]
+        originals, labels = x[:, 0], y[:, 0]
+        uploads = [
+            [Upload(problem.seed, t * target_clients + v, j) for v in range(target_clients)]
+            for j in range(observed_rounds)
+        ]
+        guess = functools.partial(_labelled, labels_from, problem, model, t)
+        network = model
+        observed: list[list[Observation]] = []  # of targets that share their weights, round by round
+        if change is None and aggregate == 1:
+            seen, now, computed = [], theta, {}
+            targets = Images(chosen[:, 0], originals, labels)
+            for j in range(observed_rounds):
+                if j == 0 or weights == "moving":
+                    names = None if weights == "moving" or client.needs_all else reads
+                    computed = update(client, model, now, targets, names, t)
+                whole = sent(client, model, now, computed, targets, uploads[j])
+                seen.append(_only(whole, reads))
+                if weights == "moving":
+                    now = {k: w - lr * whole.gradient[k][0] if k in computed else w for k, w in now.items()}
+            observed.append(guess(seen))
+        else:
+            for v in range(target_clients):
+                everybody = Images(chosen[v], x[v], y[v])
+                sums = functools.partial(_sums, client, everybody, [of_round[v] for of_round in uploads], t)
+                honest = Manipulated(model, theta, theta)
+                if change is None:
+                    observed.append(guess(sums(honest, reads)))
+                    continue
+                # a server that manipulates was told the labels, or has them from an honest round
+                told = labels[v] if labels_from == "client" else guess(sums(honest, head_of(model)))[0].labels[0]
+                changed = change(model, theta, generator(problem.seed, "manipulation", t), told)
+                network = changed.model
+                observed.append([replace(s, labels=told[None]) for s in sums(changed, reads)])
+        noise = generator(problem.seed, "inversion", t, device=problem.device)
+        shape = (x.shape[3], x.shape[4], x.shape[5])
+        reconstructions = torch.cat([inversion(unit, network, shape, noise) for unit in observed]).detach()
         with torch.no_grad():
-            noise = generator(problem.seed, "inversion", t, device=problem.device)
-            with torch.enable_grad():
-                reconstructions = inversion(observed, model, tuple(x.shape[2:]), noise).detach()
-            found = _compared(
-                reconstructions, x, torch.searchsorted(known, chosen.view(target_clients, batch)), gallery
-            )
-        if batch == 1:
-            found["label_recovery"] = (recovered_labels(observed[0].gradient[bias]) == y[:, 0]).double()
-        sums = {name: _added(state.server.get(name), values) for name, values in found.items()}
-        numbers: Metrics = {}
-        for name, (count, total, squares) in ((name, s.tolist()) for name, s in sums.items()):
-            numbers[name] = total / count
-            if count > 1:
-                variance = max(squares - total**2 / count, 0.0) / (count - 1)
-                numbers[f"{name}_ci"] = 1.96 * math.sqrt(variance / count)
+            found = _compared(reconstructions, originals, torch.searchsorted(known, chosen[:, 0].contiguous()), gallery)
+        if batch == 1 and change is None and aggregate == 1:
+            found["label_recovery"] = (recovered_labels(observed[0][0].gradient[bias]) == labels[:, 0]).double()
+        if labels_from != "client":
+            taken = torch.cat([unit[0].labels for unit in observed])
+            found["label_counts"] = label_counts(taken, y.flatten(1), problem.classes)
+        moments = {name: _added(state.server.get(name), values) for name, values in found.items()}
+        numbers = _summary(moments, interval)
         for name in ("psnr", "correlation32", "identification"):
             numbers[f"{name}_client"] = dict(enumerate(found[name].tolist(), start=t * target_clients))
-        state = State(t + 1, {}, sums)
-        images = target_clients * batch * (observed_rounds if weights == "moving" else 1)
+        state = State(t + 1, {}, moments)
+        images = group * (observed_rounds if weights == "moving" else 1) * (1 if local is None else local.epochs)
         cost = Cost(0, images, images, 0, 0)
         yield Round(
             t,
@@ -139,8 +198,84 @@ def gradient_inversion(
             state,
             cost,
             metrics=numbers,
-            artifacts={"original": _bytes(x[:, 0]), "reconstruction": _bytes(_nearest(reconstructions, x[:, 0]))},
+            artifacts={
+                "original": _bytes(originals[:, 0]),
+                "reconstruction": _bytes(_nearest(reconstructions, originals[:, 0])),
+            },
         )
+
+
+def _changing(problem: Problem, manipulation: Callable[..., Manipulated], own: Tensor) -> Callable[..., Manipulated]:
+    """A manipulation that is given what it asks for: change(model, weights, generator, labels).
+
+    own: numbers of the images that the server has. ValueError: it needs some, and no image is left.
+    """
+    images: dict[str, Tensor] = {}
+    if asks(manipulation, "images"):
+        if not len(own):
+            raise ValueError(
+                "gradient_inversion: the manipulation needs images of the server's own, and every training image is a "
+                "target's: take more images or fewer targets"
+            )
+        images["images"] = pixels(problem, problem.images[own])
+
+    def change(model: nn.Module, weights: Tensors, generator: Generator, labels: Tensor) -> Manipulated:
+        told = {"labels": labels} if asks(manipulation, "labels") else {}
+        return manipulation(model, weights, generator, **told, **images)
+
+    return change
+
+
+def _sums(
+    client: Client,
+    everybody: Images,
+    uploads: Sequence[Upload],
+    t: int,
+    changed: Manipulated,
+    reads: tuple[str, ...] | None,
+) -> list[Observation]:
+    """What the server sees of one target: in each round the mean over the updates of the target and the others.
+
+    everybody: the images of the target (0) and of the others. The labels are those of all whose update is in the mean.
+    """
+    names = None if client.needs_all else reads
+    count = len(everybody.x)
+    seen = []
+    for at in uploads:
+        parts = []
+        for weights, part in ((changed.target, slice(0, 1)), (changed.others, slice(1, count))):
+            images = Images(everybody.indices[part], everybody.x[part], everybody.y[part])
+            if len(images.x):
+                whose = [at] if part.start == 0 else [replace(at, step=i) for i in range(1, count)]
+                computed = update(client, changed.model, weights, images, names, t)
+                parts.append(_only(sent(client, changed.model, weights, computed, images, whose), reads))
+        if count == 1:
+            mean, mask = parts[0].gradient, parts[0].mask
+        else:
+            mean, mask = _over_contributors(parts), None
+        seen.append(Observation(changed.target, mean, everybody.y.view(1, -1), mask, client.local, changed.secret))
+    return seen
+
+
+def _over_contributors(parts: Sequence[Observation]) -> Tensors:
+    """The mean (1, ...) of uploads, each entry over the clients that sent it, as in fedsgd."""
+    found = {}
+    for name in parts[0].gradient:
+        total = torch.cat([p.gradient[name] for p in parts]).sum(0, keepdim=True)
+        masks = [(p.mask or {}).get(name, torch.ones_like(p.gradient[name]).bool()) for p in parts]
+        found[name] = total / torch.cat(masks).sum(0, keepdim=True).clamp(min=1)
+    return found
+
+
+def _labelled(
+    labels_from: str, problem: Problem, model: nn.Module, t: int, seen: list[Observation]
+) -> list[Observation]:
+    """Observations with the labels that the attacker has: those of the clients, or restored from the first round."""
+    if labels_from == "client":
+        return seen
+    shape = tuple(pixels(problem, problem.images[:1]).shape[1:])
+    labels = restored(labels_from, seen[0], model, seen[0].labels.shape[1], shape, generator(problem.seed, "labels", t))
+    return [replace(s, labels=labels) for s in seen]
 
 
 def _compared(reconstructions: Tensor, originals: Tensor, truth: Tensor, gallery: Tensor) -> Tensors:
@@ -148,9 +283,8 @@ def _compared(reconstructions: Tensor, originals: Tensor, truth: Tensor, gallery
     small = image_measures.shrink(reconstructions.flatten(0, 1), SMALL).unflatten(0, reconstructions.shape[:2])
     small_originals = image_measures.shrink(originals.flatten(0, 1), SMALL).unflatten(0, originals.shape[:2])
     hits = [
-        image_measures.identified(small[:, p], gallery, truth[:, b])
+        image_measures.identified(small[:, p].repeat_interleave(truth.shape[1], 0), gallery, truth.flatten())
         for p in range(reconstructions.shape[1])
-        for b in range(originals.shape[1])
     ]
     found = {
         "psnr": image_measures.best_of(image_measures.psnr, reconstructions, originals),
@@ -158,8 +292,9 @@ def _compared(reconstructions: Tensor, originals: Tensor, truth: Tensor, gallery
         "mse": -image_measures.best_of(lambda a, b: -image_measures.mse(a, b), reconstructions, originals),
         "ssim32": image_measures.best_of(image_measures.ssim, small, small_originals),
         "correlation32": image_measures.best_of(image_measures.correlation, small, small_originals),
-        "identification": torch.stack(hits).any(0),
+        "identification": torch.stack(hits).any(0).view(truth.shape).any(1),
     }
+    found |= image_measures.matched(reconstructions, originals)
     first, first_small = originals[:, 0], small_originals[:, 0]
     grey, another = image_measures.grey(first), image_measures.another_image(first)
     found |= {
@@ -179,7 +314,7 @@ def _only(observed: Observation, ends: tuple[str, ...] | None) -> Observation:
         return observed
     kept = {name: g for name, g in observed.gradient.items() if name.endswith(ends)}
     mask = None if observed.mask is None else {name: m for name, m in observed.mask.items() if name in kept}
-    return Observation(observed.weights, kept, observed.labels, mask)
+    return replace(observed, gradient=kept, mask=mask)
 
 
 def _nearest(reconstructions: Tensor, originals: Tensor) -> Tensor:
@@ -188,6 +323,27 @@ def _nearest(reconstructions: Tensor, originals: Tensor) -> Tensor:
     return reconstructions[
         torch.arange(len(reconstructions), device=reconstructions.device), torch.stack(errors).argmin(0)
     ]
+
+
+def _summary(moments: Tensors, interval: str) -> Metrics:
+    """Mean and half width of the 95 % interval of each measure; of identification also Wilson's interval."""
+    numbers: Metrics = {}
+    for name, (count, total, squares) in ((name, s.tolist()) for name, s in moments.items()):
+        numbers[name] = total / count
+        if count > 1:
+            variance = max(squares - total**2 / count, 0.0) / (count - 1)
+            quantile = 1.96
+            if interval == "t":
+                from scipy.special import stdtrit
+
+                quantile = float(stdtrit(count - 1, 0.975))
+            numbers[f"{name}_ci"] = quantile * math.sqrt(variance / count)
+    count, hits = moments["identification"][:2].tolist()
+    centre, z = hits / count, 1.959964
+    middle = (centre + z * z / (2 * count)) / (1 + z * z / count)
+    half = z * math.sqrt(centre * (1 - centre) / count + z * z / (4 * count * count)) / (1 + z * z / count)
+    numbers |= {"identification_low": max(0.0, middle - half), "identification_high": min(1.0, middle + half)}
+    return numbers
 
 
 def _added(before: Tensor | None, values: Tensor) -> Tensor:

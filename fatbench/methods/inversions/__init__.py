@@ -14,9 +14,11 @@ as many as it has examples (april_opt), or several guesses (oracle). Nothing her
 | april | positions, first attention | one image, D >= C p p, block 0 without norm and residuals | an ordinary block 0 |
 | april_opt | all gradients | never | time |
 | matching | all gradients | never, but any model | time |
+| simulated | all of an update | never, but several local steps of several images | time; Adam |
 | patch_ls | positions, patch embedding | one image, D >= N, any ViT | two images; masks; positions withheld |
 | patch_span | patch embedding | up to length, one upsampled image | two images; masks; rounding to 8 bits |
 | masked | positions, patch embedding | m rounds at the same weights that leave nothing out | positions withheld |
+| imprint | the block that a manipulation puts in front | one image in its bin, any model | bins with several images |
 | oracle | as patch_ls or april | - | no attack: every solver, the best picked with the truth |
 """
 
@@ -29,11 +31,13 @@ from torch import Tensor
 
 from fatbench.methods.inversions.april import april
 from fatbench.methods.inversions.april_opt import april_opt
+from fatbench.methods.inversions.imprint import imprint
 from fatbench.methods.inversions.masked import masked
 from fatbench.methods.inversions.matching import matching
 from fatbench.methods.inversions.oracle import oracle
 from fatbench.methods.inversions.patch_ls import patch_ls
 from fatbench.methods.inversions.patch_span import patch_span
+from fatbench.methods.inversions.simulated import simulated
 
 INVERSIONS: dict[str, Callable[..., Tensor]] = {
     "april": april,
@@ -43,6 +47,8 @@ INVERSIONS: dict[str, Callable[..., Tensor]] = {
     "patch_span": patch_span,
     "masked": masked,
     "oracle": oracle,
+    "imprint": imprint,
+    "simulated": simulated,
 }
 
 

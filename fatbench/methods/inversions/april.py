@@ -56,6 +56,8 @@ def april(
     count as zero; 0: those below rounding. ValueError: no learned positions, no joint weight of
     queries, keys, values.
 
+    Threat: A
+    Labels: unused
     Reads: pos_embed, blocks.0.attn.qkv.weight
     Refuse if 'patches' not in model.parts: {name} needs a transformer with a patch embedding and learned positions:
         {{name: vit}}

@@ -44,6 +44,8 @@ def april_opt(
     learned positions.
 
     Example: {steps: 2}
+    Threat: B
+    Labels: used
     Refuse if 'patches' not in model.parts: {name} needs a transformer with a patch embedding and learned positions:
         {{name: vit}}
     """

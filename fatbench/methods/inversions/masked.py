@@ -98,6 +98,8 @@ def masked(
     ValueError: nothing of the gradient of the positions was sent; too many unknowns, as in `patch_ls`.
 
     Example: {latent: 6, iterations: 1}
+    Threat: B
+    Labels: unused
     Reads: patch_embed.proj.weight, pos_embed
     Refuse if 'patches' not in model.parts: {name} needs a transformer with a patch embedding and learned positions:
         {{name: vit}}

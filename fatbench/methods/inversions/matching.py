@@ -10,6 +10,7 @@ gradient, its rate divided by ten after 3/8, 5/8 and 7/8 of the steps, the image
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 import torch
 from torch import Generator, Tensor, nn
@@ -29,12 +30,17 @@ def matching(
     steps: Count = 1000,
     lr: Positive = 0.1,
     tv: NonNegative = 0.01,
+    zeros: Literal["as_sent", "ignored"] = "as_sent",
 ) -> Tensor:
     """Images whose gradient has the direction of the one that was sent: (V, B, C, H, W) in [0, 1].
 
     B is the number of labels of an upload; of several rounds the distances are added. All gradients of the upload are
-    matched; `tv` weighs the mean absolute difference of neighbouring pixels.
+    matched; `tv` weighs the mean absolute difference of neighbouring pixels. `zeros`: entries that are zero are matched
+    as zeros, or left out (the attacker who knows that a defence withholds some). The labels are those of the
+    observation: told, or restored from the update.
 
+    Threat: B
+    Labels: used
     Example: {steps: 2}
     """
     model.eval()
@@ -48,7 +54,8 @@ def matching(
             for i in range(steps):
                 x.requires_grad_()
                 loss = sum(
-                    _angle(model, s.weights, x, labels, {n: g[v] for n, g in s.gradient.items()}) for s in observed
+                    _angle(model, s.weights, x, labels, {n: g[v] for n, g in s.gradient.items()}, zeros)
+                    for s in observed
                 )
                 rough = x.diff(dim=-1).abs().mean() + x.diff(dim=-2).abs().mean()
                 (slope,) = torch.autograd.grad(loss + tv * rough, x)
@@ -60,8 +67,10 @@ def matching(
     return torch.stack(reconstructions)
 
 
-def _angle(model: nn.Module, weights: Tensors, x: Tensor, y: Tensor, target: Tensors) -> Tensor:
+def _angle(model: nn.Module, weights: Tensors, x: Tensor, y: Tensor, target: Tensors, zeros: str) -> Tensor:
     own = differentiable(model, weights, x, y, target)
+    if zeros == "ignored":
+        own = {name: g * (target[name] != 0) for name, g in own.items()}
     both = torch.stack([(g * target[name]).sum() for name, g in own.items()]).sum()
     lengths = torch.stack([g.square().sum() for g in own.values()]).sum().sqrt()
     wanted = torch.stack([g.square().sum() for g in target.values()]).sum().sqrt()

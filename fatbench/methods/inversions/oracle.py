@@ -46,6 +46,8 @@ def oracle(
     ValueError: as the attack.
 
     Example: {latent: 6}
+    Threat: bound
+    Labels: unused
     Reads: patch_embed.proj.weight, pos_embed, blocks.0.attn.qkv.weight
     Refuse if 'patches' not in model.parts: {name} needs a transformer with a patch embedding and learned positions:
         {{name: vit}}

@@ -5,7 +5,9 @@ does,
 
     M = A^T X,    A = d loss / d E_pos (N, D) without the class token,    M = d loss / d W_embed (D, C p p),
 
-which is D equations for the N unknowns of every pixel offset: exact where A has rank N. Two images in a batch add up,
+which is D equations for the N unknowns of every pixel offset: exact where A has rank N. Local training by SGD adds up
+such gradients, A = sum_t c_t A_t and M = A^T X with the same X, whatever the number of steps, with momentum, a proximal
+term or clipping; Adam, augmentation and adversarial images break it. Two images in a batch add up,
 M = A_1^T X_1 + A_2^T X_2 against A = A_1 + A_2, and what is solved for is a mixture. Symbols:
 fatbench/methods/inversions/upload.py.
 
@@ -15,6 +17,7 @@ Ours; methods: Inversions.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Literal
 
 import torch
@@ -52,6 +55,7 @@ def patch_ls(
     strength: NonNegative | None = None,
     latent: Count = 32,
     iterations: Count = 100,
+    decay: Literal["ignored", "corrected"] = "ignored",
 ) -> Tensor:
     """The image whose patches explain the gradient of the patch embedding best: (V, 1, C, H, W) in [0, 1].
 
@@ -62,10 +66,13 @@ def patch_ls(
     added to it; tsvd: smaller ones are dropped). box: also 0 <= x <= 1. tv: also total variation, `strength` its
     weight. upsample: ridge on a `latent` x `latent` image behind bilinear upsampling. strength null: chosen by
     generalised cross-validation (tv: the largest weight that still fits the data as well as the noise allows), without
-    the truth; inversion `oracle` tries all.
+    the truth; inversion `oracle` tries all. `decay`: whether what weight decay did to the weights in local training is
+    taken off the update first, which needs the client's rate, decay, momentum and number of steps.
 
     ValueError: no learned positions; more patches than the model is wide, or more latent pixels than equations.
 
+    Threat: C if decay == 'corrected' else B if solver == 'box' or solver == 'tv' or solver == 'upsample' else A
+    Labels: unused
     Reads: patch_embed.proj.weight, pos_embed
     Refuse if 'patches' not in model.parts: {name} needs a transformer with a patch embedding and learned positions:
         {{name: vit}}
@@ -78,6 +85,8 @@ def patch_ls(
         {min((side // model.patch) ** 2, model.dim) * model.patch ** 2}
     """
     at = geometry(observed[0], shape, "patch_ls")
+    if decay == "corrected":
+        observed = [_without_decay(s) for s in observed]
     A, M = averaged(observed, at, "patch_ls")
     determined(at, latent if solver == "upsample" else None, "patch_ls")
     if solver == "upsample":
@@ -86,6 +95,17 @@ def patch_ls(
     if solver in ("box", "tv"):
         return shown(_split(A, M, at, model, solver, strength, iterations), model)
     return shown(to_images(filtered(A, M, solver, strength)[0], at), model)
+
+
+def _without_decay(s: Observation) -> Observation:
+    """An update of SGD less (1 - c) theta_0: c is what T steps of weight decay alone make of a weight of 1."""
+    if s.local is None:
+        return s
+    weight, velocity = 1.0, 0.0
+    for _ in range(s.local.epochs * -(-s.labels.shape[1] // s.local.batch)):
+        velocity = s.local.momentum * velocity + s.local.weight_decay * weight
+        weight -= s.local.lr * velocity
+    return replace(s, gradient={n: g.double() - (1 - weight) * s.weights[n].double() for n, g in s.gradient.items()})
 
 
 def averaged(observed: Sequence[Observation], at: Geometry, method: str) -> tuple[Tensor, Tensor]:

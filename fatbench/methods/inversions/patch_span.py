@@ -60,6 +60,8 @@ def patch_span(
     below `cut` times the largest do not count as span. Of the lengths and signs of the answer the one whose own
     gradient is most like what was sent. ValueError: more patches than the span could tell from anything.
 
+    Threat: B
+    Labels: used
     Reads: patch_embed.proj.weight, pos_embed
     Refuse if 'patches' not in model.parts: {name} needs a transformer with a patch embedding and learned positions:
         {{name: vit}}

@@ -12,6 +12,7 @@ V: independent uploads (target clients), solved together; N = (H / p)^2 patches,
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,7 +23,9 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from fatbench.methods.defences import Upload
+from fatbench.engine.inject import granted
+from fatbench.engine.local import LocalTraining
+from fatbench.methods.defences import Examples, Upload
 
 Tensors = dict[str, Tensor]
 PATCH, POSITION = "patch_embed.proj.weight", "pos_embed"
@@ -39,6 +42,8 @@ class Observation:
     mask: Tensors | None = (
         None  # name -> (V, ...) bool, False where an entry was withheld; None or no name: nothing was
     )
+    local: LocalTraining | None = None  # how the clients trained; None: what was sent is a gradient
+    secret: Tensors | None = None  # what a manipulating server remembers of how it changed the model
 
 
 def gradients(model: nn.Module, weights: Tensors, x: Tensor, y: Tensor, names: Sequence[str] | None = None) -> Tensors:
@@ -72,10 +77,25 @@ def differentiable(model: nn.Module, weights: Tensors, x: Tensor, y: Tensor, nam
 
 
 def observe(
-    weights: Tensors, gradient: Tensors, labels: Tensor, defence: Callable[..., Any], uploads: Sequence[Upload]
+    weights: Tensors,
+    gradient: Tensors,
+    labels: Tensor,
+    defence: Callable[..., Any],
+    uploads: Sequence[Upload],
+    examples: Callable[[int], Examples] | None = None,
 ) -> Observation:
-    """V gradients (V, ...) after a defence, one `Upload` each; zeros stand where entries were withheld."""
-    sent = [defence({n: g[v] for n, g in gradient.items()}, at) for v, at in enumerate(uploads)]
+    """V gradients (V, ...) after a defence, one `Upload` each; zeros stand where entries were withheld.
+
+    examples: what a defence that asks for `examples` is given of client v.
+    """
+    sent = [
+        defence(
+            {n: g[v] for n, g in gradient.items()},
+            at,
+            **({} if examples is None else granted(defence, {"examples": functools.partial(examples, v)})),
+        )
+        for v, at in enumerate(uploads)
+    ]
     masks = [mask for _, mask in sent if mask is not None]
     return Observation(
         weights,

@@ -42,7 +42,7 @@ class Known:
     overall: list[str]  # logged in training, a number a round
     indexed: list[str]  # logged in training, a number a round and client or class
     evaluated: list[str]  # attacks on the finished model
-    swept: list[str]  # those with a list of radii
+    swept: dict[str, str]  # those with a list of radii, or of another setting's values -> "eps", that setting
     monitors: list[str]  # of `evaluated`: what the monitor measures in training, in all cells
 
     @property
@@ -61,7 +61,7 @@ def known(plan: Plan, store: Store | None) -> Known:
         sorted(metric for metric, kinds in clients.items() if True in kinds),
         sorted(metric for metric, kinds in clients.items() if False in kinds),
         plan.metrics(),
-        list(swept),
+        {one.sweep: one.swept for cell in plan.cells for one in cell.evaluations if one.sweep},
         [metric for metric in plan.metrics() if metric not in radii and _monitored(metric, plan)],
     )
 
@@ -77,7 +77,8 @@ def _monitored(metric: str, plan: Plan) -> bool:
 def figure(suite: Suite, plan: Plan, store: Store | None, x: str | None, y: Sequence[str], by: Sequence[str]) -> Figure:
     """The figure that --x, --y and --by ask for. SpecError: no such axis or number; NothingMatched: nothing is there.
 
-    x: round, eps (the radius of an attack), client or class, or an axis of the suite, whose labels are bars.
+    x: round, eps (the radius of an attack) or another setting that has a list, client or class, or an axis of the
+    suite, whose labels are bars.
     y: names of numbers. by: axes that tell lines or bars apart. Axes that are left and vary are panels, and so are
     several numbers.
     """
@@ -88,9 +89,10 @@ def figure(suite: Suite, plan: Plan, store: Store | None, x: str | None, y: Sequ
         )
     axes = suite.axes()
     x = x or ROUND
-    if x not in (ROUND, *axes, RADIUS, *INDICES):
+    settings = {RADIUS, *there.swept.values()} - {"", *axes}
+    if x not in (ROUND, *axes, *settings, *INDICES):
         raise SpecError(
-            f"--x: '{x}' is neither round, eps, client nor an axis{did_you_mean(x, (ROUND, RADIUS, INDEX, *axes))}"
+            f"--x: '{x}' is neither round, eps, client nor an axis{did_you_mean(x, (ROUND, *settings, INDEX, *axes))}"
         )
     for axis in by:
         if axis not in axes:
@@ -100,11 +102,16 @@ def figure(suite: Suite, plan: Plan, store: Store | None, x: str | None, y: Sequ
     varying = [axis for axis in axes if len({cell.key.get(axis, "") for cell in plan.cells}) > 1 and axis != x]
     lines = list(by) or varying[-1:]
     rest = [axis for axis in varying if axis not in lines]
-    across = {ROUND: "over the rounds", RADIUS: "over the radius"}.get(x if x not in axes else "", f"by {x}")
+    across = {
+        ROUND: "over the rounds",
+        RADIUS: "over the radius",
+        **{one: f"over {one}" for one in settings - {RADIUS}},
+    }
     node = {
         "id": re.sub("[^A-Za-z0-9._-]+", "-", "-".join([*wanted, "over", x, *(["by", *lines] if lines else [])])),
-        "title": f"{', '.join(wanted)} {across}" + (f", by {' and '.join(lines)}" if lines else ""),
-        "kind": "lines" if x in (ROUND, RADIUS) and x not in axes else "bars",
+        "title": f"{', '.join(wanted)} {across.get(x if x not in axes else '', f'by {x}')}"
+        + (f", by {' and '.join(lines)}" if lines else ""),
+        "kind": "lines" if x in {ROUND, *settings} - {*axes} else "bars",
         "panels": [*rest, *([SERIES] if len(wanted) > 1 else [])],
         "lines": [x, *(axis for axis in lines if axis != x)] if x in axes else lines,
         "series": LocatedMap(sources),
@@ -117,8 +124,8 @@ def _usual(x: str, axes: dict[str, list[str]], there: Known) -> list[str]:
     """The numbers that are drawn where --y says none."""
     if x in axes:
         return [name for name in there.evaluated if name not in there.swept][:4] or there.overall[:1]
-    if x == RADIUS:
-        return there.swept
+    if x == RADIUS or x in there.swept.values():
+        return [name for name, setting in there.swept.items() if setting == x]
     if x in INDICES:
         return there.indexed[:1]
     return [name for name in ("natural", "monitor") if name in there.overall] or there.overall[:1]
@@ -133,10 +140,12 @@ def _source(name: str, x: str, axes: dict[str, list[str]], there: Known) -> str:
         if metric in (*there.evaluated, *there.swept):
             return name
         return f"train:{name}" if bracket or metric in there.overall else f"train:{metric}[*]"
-    if x == RADIUS:
-        if metric not in there.swept:
-            has = f"these are: {', '.join(there.swept)}" if there.swept else "no attack of this suite is"
-            raise SpecError(f"--y: '{name}' is not evaluated at a list of radii; {has}")
+    if x == RADIUS or x in there.swept.values():
+        over = [known for known, setting in there.swept.items() if setting == x]
+        if metric not in over:
+            what = "radii" if x == RADIUS else f"values of {x}"
+            has = f"these are: {', '.join(over)}" if over else "no attack of this suite is"
+            raise SpecError(f"--y: '{name}' is not evaluated at a list of {what}; {has}")
         return name
     if x in INDICES:
         if metric not in there.indexed:

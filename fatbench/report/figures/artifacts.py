@@ -118,10 +118,12 @@ def images(tensors: Tensors, tile: int = 64, brief: bool = False) -> list[Tensor
 
 
 def clients(name: str, tensors: Tensors) -> list[str]:
-    """What labels the rows of a tensor: the clients that NAME_clients names, else 0, 1, ..."""
+    """What labels the rows of a tensor: the clients that NAME_clients names, counted from 1, else 0, 1, ..."""
     rows = len(tensors[name])
     named = tensors.get(f"{name.split('_')[0]}_clients")
-    return [str(k) for k in (named if named is not None and named.shape == (rows,) else range(rows))]
+    if named is None or named.shape != (rows,):
+        return [str(k) for k in range(rows)]
+    return [str(k + 1) for k in named]  # as tables and figures count clients
 
 
 def lines(tensors: Tensors) -> list[str]:

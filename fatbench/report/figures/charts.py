@@ -53,7 +53,7 @@ def lines(
     scale = alt.Scale(type="log") if log else alt.Scale(zero=False, domain=limits)
     axis = alt.Axis(tickCount=5, format="~s") if log else alt.Axis(tickCount=5)
     across = alt.Axis(format="d" if whole else "~g", grid=False, tickCount=6)  # of a few rounds the page names each
-    colour = alt.Color("name:N", legend=alt.Legend(orient="top", title=None))
+    colour = alt.Color("name:N", sort=None, legend=alt.Legend(orient="top", title=None))  # seeds in their order
     dash: Any = alt.value([1, 0])
     if styles is not None:
         colour = alt.Color(
@@ -75,8 +75,8 @@ def lines(
     return _done(alt.layer(curve, dots) if styles is None else alt.layer(band, curve, dots))
 
 
-def bars(x: str, y: str, styles: Styles, domain: Domain = None) -> dict[str, Any]:
-    """Bars of (name, x, mean) in groups of one x, with a whisker from low to high; a thick mark is published."""
+def bars(x: str, y: str, styles: Styles, domain: Domain = None, mark: str = "published") -> dict[str, Any]:
+    """Bars of (name, x, mean) in groups of one x, with a whisker from low to high; a thick mark is what `mark` says."""
     import altair as alt
 
     limits = alt.Undefined if domain is None else list(domain)
@@ -92,7 +92,7 @@ def bars(x: str, y: str, styles: Styles, domain: Domain = None) -> dict[str, Any
         y=alt.Y("low:Q", title=y), y2="high:Q"
     )
     said_there = base.transform_filter("isValid(datum.least)").encode(
-        tooltip=[said[0], said[1], alt.Tooltip("least:Q", title="published, from", format=".5~g"),
+        tooltip=[said[0], said[1], alt.Tooltip("least:Q", title=f"{mark}, from", format=".5~g"),
                  alt.Tooltip("most:Q", title="to", format=".5~g")],
     )  # fmt: skip
     span = said_there.mark_rule(color="currentColor", strokeWidth=3).encode(y=alt.Y("least:Q", title=y), y2="most:Q")
@@ -143,10 +143,31 @@ def _scale(styles: Styles, values: Mapping[str, Any]) -> Any:
     return alt.Scale(domain=list(styles), range=[values[name] for name in styles])
 
 
-def against(x: str, y: str, kinds: Container[str]) -> dict[str, Any]:
+def forest(x: str, count: int) -> dict[str, Any]:
+    """Differences (name, mean) with an interval from low to high, a row each; a line at zero. A dot opens its cell."""
+    import altair as alt
+
+    base = alt.Chart(alt.NamedData("rows")).encode(
+        y=alt.Y("name:N", title=None, sort=None, axis=alt.Axis(labelLimit=170, ticks=False))
+    )
+    said = [
+        alt.Tooltip("name:N", title=" "), alt.Tooltip("mean:Q", title="points", format="+.2f"),
+        alt.Tooltip("low:Q", title="from", format="+.2f"), alt.Tooltip("high:Q", title="to", format="+.2f"),
+    ]  # fmt: skip
+    span = base.mark_rule(strokeWidth=2, opacity=0.6).encode(
+        x=alt.X("low:Q", title=x, axis=alt.Axis(tickCount=5)), x2="high:Q", color=alt.value(COLOURS[0])
+    )
+    dots = base.mark_circle(size=72, opacity=1, cursor="pointer").encode(
+        x=alt.X("mean:Q", title=x), color=alt.value(COLOURS[0]), tooltip=said
+    )
+    zero = alt.Chart(alt.NamedData("rows")).mark_rule(strokeDash=[3, 3], color="currentColor", opacity=0.6)
+    return _done(alt.layer(zero.encode(x=alt.X("x:Q", title=x)), span, dots), max(90, 24 * count))
+
+
+def against(x: str, y: str, kinds: Container[str], named: bool = False) -> dict[str, Any]:
     """Points (name, x, mean) with a cross of spreads; a ring is the published number. A point opens its cell.
 
-    kinds: which of "measured" and "published" there is a row of.
+    kinds: which of "measured" and "published" there is a row of. named: the name beside each measured point.
     """
     import altair as alt
 
@@ -173,4 +194,10 @@ def against(x: str, y: str, kinds: Container[str]) -> dict[str, Any]:
         .encode(x=across, y=up, color=alt.value(COLOURS[1]), tooltip=said)
     )
     layers = [tall, wide, points] * ("measured" in kinds) + [rings] * ("published" in kinds)
+    if named and "measured" in kinds:
+        layers.append(
+            measured.mark_text(align="left", dx=7, dy=-6, fontSize=10, color="currentColor").encode(
+                x=across, y=up, text="name:N"
+            )
+        )
     return _done(alt.layer(*layers))

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fatbench.report.figures.series import Line, Panel, Plot, index_of
+from fatbench.report.figures.series import BANDS, Line, Panel, Plot
 from fatbench.report.figures.styles import HATCHES, STYLES, Names, Style, axis_label, group, line_settings
 from fatbench.suite.model import Key
 from fatbench.suite.tables import SERIES
@@ -18,8 +18,15 @@ if TYPE_CHECKING:
 
 Styles = Mapping[str, Style]
 WIDE, HIGH = 2.6, 2.1  # inches of a panel
+FEW = 4  # points that make a line
 INK = "#222222"  # of seeds, whiskers and published numbers
 CLASSES = ("x", "o")  # marks of points of class 0 and of class 1
+POINTS: dict[
+    str, dict[str, Any]
+] = {  # of a figure of boundaries: the clients' points, and what an attack makes of them
+    "points": {"s": 6, "alpha": 0.45, "linewidths": 0.6},
+    "adversarial": {"s": 2, "alpha": 0.6, "linewidths": 0.4, "color": INK},
+}
 
 
 def wrapped(text: str, width: float, size: float, weight: str = "normal") -> str:
@@ -43,22 +50,28 @@ def _scaled(line: Line, value: float) -> float:
 
 
 def curves(panel: Panel, axes: Axes, name: Names, styles: Styles) -> None:
-    """Means over the rounds or over the radii of an attack, in a band of one standard deviation over seeds."""
+    """Means over the rounds or over the radii of an attack, a few in a band of one standard deviation over seeds."""
+    banded = len(panel.lines) <= BANDS
     for line in panel.lines:
         if not line.points:
             continue
         style = styles[name(line)]
         rounds = [point.round for point in line.points]
         means = [_scaled(line, point.mean) for point in line.points]
+        spreads = [_scaled(line, point.std or 0.0) for point in line.points]
+        if len(rounds) < FEW:
+            settings = {**line_settings(style), "linestyle": "none", "marker": line_settings(style)["marker"] or "o"}
+            axes.errorbar(rounds, means, yerr=spreads if any(spreads) else None, elinewidth=0.8, **settings)
+            continue
         axes.plot(rounds, means, markevery=max(1, len(rounds) // 8), **line_settings(style))
-        if any(point.std for point in line.points):
-            spreads = [_scaled(line, point.std or 0.0) for point in line.points]
+        if any(spreads) and banded:
             low = [mean - spread for mean, spread in zip(means, spreads, strict=True)]
             high = [mean + spread for mean, spread in zip(means, spreads, strict=True)]
             axes.fill_between(rounds, low, high, color=style.colour, alpha=0.18, linewidth=0)
     radii = {point.round: point.radius for line in panel.lines for point in line.points if point.radius}
     if radii:
-        axes.set_xlabel("radius of the attack")
+        swept = {point.swept for line in panel.lines for point in line.points}
+        axes.set_xlabel("radius of the attack" if swept == {"eps"} else ", ".join(sorted(swept)))
         axes.set_xticks(sorted(radii), [radii[at] for at in sorted(radii)])
         return
     axes.set_xlabel("round")
@@ -97,7 +110,7 @@ def bars(panel: Panel, axes: Axes, name: Names, styles: Styles) -> None:
         for label in axes.get_xticklabels():
             label.set(ha="right", rotation_mode="anchor")
     if any(line.index is not None for line in lines):
-        axes.set_xlabel(index_of(lines[0].source))
+        axes.set_xlabel(lines[0].source.indexed)
     elif lines and lines[0].key:
         axes.set_xlabel(next(iter(lines[0].key)))
     axes.grid(axis="x", visible=False)
@@ -136,7 +149,7 @@ def raster(panel: Panel, axes: Axes, name: Names, styles: Styles) -> None:
         extent=(rounds[0] - 0.5, rounds[-1] + 0.5, len(lines) - 0.5, -0.5),
     )  # fmt: skip
     image.set_clim(0, max(float(np.nanmax(matrix)), 1e-12))
-    axes.set_yticks(range(len(lines)), [str(line.index) for line in lines])
+    axes.set_yticks(range(len(lines)), [line.place for line in lines])
     axes.hlines(np.arange(len(lines) - 1) + 0.5, rounds[0] - 0.5, rounds[-1] + 0.5, color="white", linewidth=1)
     axes.grid(visible=False)
     axes.set_xlabel("round")
@@ -177,7 +190,7 @@ def matrix(panel: Panel, axes: Axes, name: Names, styles: Styles) -> None:
 
 def row_name(line: Line) -> str:
     """What a row of a matrix is called: the labels of its line, and the client."""
-    return ", ".join([*line.key.values(), *([] if line.index is None else [f"client {line.index}"])])
+    return ", ".join([*line.key.values(), *([f"client {line.place}"] if line.place else [])])
 
 
 def tensor(plot: Plot, panel: Panel, line: Line, names: Key, axes: Axes, files: Path | None) -> list[AxesImage]:
@@ -187,7 +200,8 @@ def tensor(plot: Plot, panel: Panel, line: Line, names: Key, axes: Axes, files: 
     axes.grid(visible=False)
     for spine in axes.spines.values():
         spine.set_visible(False)
-    key = {axis: label for axis, label in panel.key.items() if axis not in names and axis != SERIES}
+    said_already = {*names, SERIES, *plot.figure.conditions.get(line.heading, ())}  # a heading of one point says which
+    key = {axis: label for axis, label in panel.key.items() if axis not in said_already}
     said, metric = (
         ", ".join([*(axis_label(*one) for one in [*key.items(), *line.key.items()]), line.heading]),
         line.source.metric,
@@ -212,7 +226,8 @@ def tensor(plot: Plot, panel: Panel, line: Line, names: Key, axes: Axes, files: 
 def boundaries(panel: Panel, said: str, axes: Axes, name: Names, styles: Styles, files: Path | None) -> None:
     """Where margins (a, a) over the unit square are zero, a line each, and the points NAME_points (n, 3) behind it.
 
-    Of the last round that kept a margin and the first seed that has it; x along, y upwards, the first row at y = 1.
+    Small dark marks are NAME_adversarial (n, 3), where an attack moves these points. Of the last round that kept a
+    margin and the first seed that has it; x along, y upwards, the first row at y = 1.
     """
     from fatbench.report.figures import artifacts
 
@@ -227,9 +242,10 @@ def boundaries(panel: Panel, said: str, axes: Axes, name: Names, styles: Styles,
         round, tensors = found
         rounds.add(round)
         for label, marker in enumerate(CLASSES):
-            if (points := tensors.get(f"{metric}_points")) is not None:
-                x, y, _ = points[points[:, 2] == label].T
-                axes.scatter(x, y, s=6, marker=marker, color=style.colour, alpha=0.45, linewidths=0.6)
+            for kind, look in POINTS.items():
+                if (points := tensors.get(f"{metric}_{kind}")) is not None:
+                    x, y, _ = points[points[:, 2] == label].T
+                    axes.scatter(x, y, marker=marker, **{"color": style.colour, **look})
         if tensors[metric].min() < 0 < tensors[metric].max():  # else there is no boundary in the square
             axes.contour(
                 tensors[metric], [0], origin="upper", extent=(0, 1, 0, 1), colors=[style.colour], linewidths=1.6,
@@ -237,7 +253,7 @@ def boundaries(panel: Panel, said: str, axes: Axes, name: Names, styles: Styles,
             )  # fmt: skip
     if not rounds:
         _nothing(axes, "no file on this machine")
-    axes.set_title(wrapped(", ".join([said, *(f"round {at}" for at in sorted(rounds))]), WIDE, 8))
+    axes.set_title(wrapped(", ".join(filter(None, [said, *(f"round {at}" for at in sorted(rounds))])), WIDE, 8))
 
 
 def _nothing(axes: Axes, why: str) -> None:
@@ -265,6 +281,8 @@ def _sheet(axes: Axes, tensor: Any, rows: Sequence[str]) -> None:
     sheet, (down, along), (high, wide) = artifacts.tiled(tensor)
     axes.imshow(sheet, interpolation="nearest")
     labels = rows if tensor.ndim == 5 else [str(row * along) for row in range(down)]
-    axes.set_yticks([(row + 0.5) * high for row in range(down)], labels)
-    axes.set_xticks([(column + 0.5) * wide for column in range(along)], [str(column) for column in range(along)])
+    middle = artifacts.GAP / 2 + 0.5  # of an image, less the gap behind it; a pixel's own middle is a whole number
+    axes.set_yticks([(row + 0.5) * high - middle for row in range(down)], labels)
+    axes.set_xticks([(column + 0.5) * wide - middle for column in range(along)], map(str, range(along)))
+    axes.set_ylabel("client" if tensor.ndim == 5 else "")
     axes.tick_params(length=0)

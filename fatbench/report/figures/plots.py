@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any
 from fatbench import whole_file
 from fatbench.errors import MachineError
 from fatbench.report.figures import panel_kinds
-from fatbench.report.figures.series import Line, Panel, Plot, index_of
+from fatbench.report.figures.series import Line, Panel, Plot
 from fatbench.report.figures.styles import GREY, axis_label, handle, styles_of
 from fatbench.suite.model import Key
+from fatbench.suite.tables import SERIES
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -35,9 +36,16 @@ FIXED: dict[Any, Any] = {  # whatever the reader's own matplotlibrc says
 }  # fmt: skip
 
 
-def draw(plots: Sequence[Plot], folder: Path, format: str, files: Path | None = None) -> list[Path]:
+COLUMN, TEXT = 3.25, 6.75  # inches of one and of two columns of a paper
+NARROW = 1.5  # inches that a panel of a paper needs
+
+
+def draw(
+    plots: Sequence[Plot], folder: Path, format: str, files: Path | None = None, width: float | None = None
+) -> list[Path]:
     """Write the plots into a folder: the files, in order. files: where the cells' own folders with artifacts are.
 
+    width: in inches, of a figure for a paper: no title and no notes, and a text file beside it has its caption.
     MachineError: matplotlib is not installed, or the disk is full; SpecError: the folder cannot be written.
     """
     try:
@@ -49,11 +57,23 @@ def draw(plots: Sequence[Plot], folder: Path, format: str, files: Path | None = 
         for names, panels in _pages(plot):
             file = folder / f"{_file_name(plot, names)}.{format}"
             with style.context("default"), rc_context(FIXED):
-                figure, drawn = _page(plot, names, panels, files), io.BytesIO()
+                figure, drawn = _page(plot, names, panels, files, width), io.BytesIO()
                 figure.savefig(drawn, format=format, metadata=_metadata(plot, names, format))
             whole_file.write(file, drawn.getvalue(), f"-o {folder}", make_folder=True)
+            if width is not None:
+                whole_file.write(file.with_suffix(".txt"), _caption(plot, names | _alike(panels)), f"-o {folder}")
             written.append(file)
     return written
+
+
+SAID = ("data", "checkpoint", "seeds", "differences", "published", "incomplete", "note")  # notes that a caption has
+
+
+def _caption(plot: Plot, names: Key) -> str:
+    """A caption for a paper: what is shown, of which seeds; no commits and no machine."""
+    cut = ", ".join(f"{axis} {label}" for axis, label in names.items())
+    notes = [f"Seeds {note}" if what == "seeds" else note for what, note in plot.notes if what in SAID]
+    return ". ".join(part.rstrip(".") for part in (plot.figure.title, cut, plot.label, *notes) if part) + ".\n"
 
 
 def _pages(plot: Plot) -> list[tuple[Key, list[Panel]]]:
@@ -105,7 +125,7 @@ TILED = ("heatmap", "images")  # kinds that show one line in a panel
 # --- a page ------------------------------------------------------------------------------------------------------
 
 
-def _page(plot: Plot, names: Key, panels: Sequence[Panel], files: Path | None) -> Figure:
+def _page(plot: Plot, names: Key, panels: Sequence[Panel], files: Path | None, paper: float | None = None) -> Figure:
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
 
@@ -121,8 +141,12 @@ def _page(plot: Plot, names: Key, panels: Sequence[Panel], files: Path | None) -
             len(panels), [list(dict.fromkeys(panel.key[axis] for panel in panels)) for axis in free]
         )
     width = max(5.2, columns * panel_kinds.WIDE * (1.4 if kind == "images" else 1))
+    if paper is not None:
+        width, columns = paper, min(columns, max(1, int(paper / NARROW)))
+        rows = -(-len(tiles) // columns)
     weight = "bold" if plot.label else "normal"
-    cut = ", ".join(f"{axis} {label}" for axis, label in names.items())
+    everywhere = names | _alike(panels)
+    cut = ", ".join(f"{axis} {label}" for axis, label in everywhere.items())
     title = "\n".join(
         panel_kinds.wrapped(text, width, 9, weight) for text in (plot.figure.title, cut, plot.label) if text
     )
@@ -130,15 +154,19 @@ def _page(plot: Plot, names: Key, panels: Sequence[Panel], files: Path | None) -
     name, found, shown = styles_of(plot, panels)
     entries = {text: handle(kind, look) for text, look in shown.items() if len(shown) > 1 and kind not in ROWS + TILED}
     if any(line.published for panel in panels for line in panel.lines):
-        entries["published"] = Line2D([], [], color="black", linewidth=2.2, marker="_", markersize=6)
+        what = "published" if plot.figure.published else "formula"
+        entries[what] = Line2D([], [], color="black", linewidth=2.2, marker="_", markersize=6)
     if kind == "boundaries":
         entries |= {
             f"class {c}": Line2D([], [], color=GREY, linestyle="", marker=m) for c, m in enumerate(panel_kinds.CLASSES)
-        }
-    below = 0.1 + 0.085 * (caption.count("\n") + 1)
+        } | {"adversarial": Line2D([], [], color=panel_kinds.INK, linestyle="", marker="o", markersize=2)}
+    if paper is not None:
+        title = caption = ""
+    below = 0.1 + 0.085 * (caption.count("\n") + 1) * bool(caption)
     per_row = max(1, int(width / (0.5 + 0.062 * max(map(len, entries), default=1))))
     legend = 0.155 * -(-len(entries) // per_row) + 0.1 if entries else 0
-    height = rows * panel_kinds.HIGH + below + legend + 0.16 * (title.count("\n") + 1)
+    tall = panel_kinds.HIGH if paper is None else min(panel_kinds.HIGH, 0.4 + 0.75 * width / columns)
+    height = rows * tall + below + legend + 0.16 * (title.count("\n") + 1) * bool(title)
     bottom = (below + legend) / height
     figure = Figure(figsize=(width, height), layout="constrained")
     figure.get_layout_engine().set(rect=(0, bottom, 1, 1 - bottom))  # type: ignore[union-attr, call-arg]
@@ -151,9 +179,9 @@ def _page(plot: Plot, names: Key, panels: Sequence[Panel], files: Path | None) -
     maps: list[AxesImage] = []
     for (panel, line), axes in zip(tiles, grid.flat, strict=False):
         if line is not None:
-            maps += panel_kinds.tensor(plot, panel, line, names, axes, files)
+            maps += panel_kinds.tensor(plot, panel, line, everywhere, axes, files)
             continue
-        said = ", ".join(axis_label(axis, label) for axis, label in panel.key.items() if axis not in names)
+        said = ", ".join(axis_label(axis, label) for axis, label in panel.key.items() if axis not in everywhere)
         if kind == "boundaries":
             panel_kinds.boundaries(panel, said, axes, name, found, files)
             continue
@@ -162,15 +190,22 @@ def _page(plot: Plot, names: Key, panels: Sequence[Panel], files: Path | None) -
         if not any(line.points for line in panel.lines):
             axes.text(0.5, 0.5, "no measurements yet", transform=axes.transAxes, ha="center", color="#888888")
         if kind in ROWS:
-            axes.set_ylabel(index_of(panel.lines[0].source) if panel.lines and kind == "raster" else "")
+            axes.set_ylabel(panel.lines[0].source.indexed if panel.lines and kind == "raster" else "")
             continue
+        if axes.get_xlabel() == "round":
+            axes.set_xlabel(plot.figure.xlabel)
         axes.set_yscale(plot.figure.scale)
-        axes.set_ylabel(_unit(plot, panel))
+        axes.set_ylabel(_unit(plot, panel, titled=SERIES in panel.key and SERIES not in everywhere))
         same = _unit(plot, panel)
         if same in first:
             axes.sharey(first[same])  # panels of the same numbers are compared
         elif any(line.points for line in panel.lines):
             first[same] = axes
+    if paper is not None and len(first) == 1:  # one vertical axis for all, labelled on the left
+        for place, axes in enumerate(grid.flat[: len(tiles)]):
+            if place % columns:
+                axes.tick_params(labelleft=False)
+                axes.set_ylabel("")
     for axes in first.values():
         axes.autoscale_view(scalex=False)  # what one panel shows, all that share its axis have room for
     ranges: list[Any] = [heat.get_clim() for heat in maps]
@@ -184,6 +219,13 @@ def _page(plot: Plot, names: Key, panels: Sequence[Panel], files: Path | None) -
     return figure
 
 
+def _alike(panels: Sequence[Panel]) -> Key:
+    """The labels that all of several panels have: they stand above the page."""
+    if len(panels) < 2:
+        return {}
+    return {axis: label for axis, label in panels[0].key.items() if all(one.key.get(axis) == label for one in panels)}
+
+
 def _arranged(count: int, labels: Sequence[Sequence[str]]) -> tuple[int, int]:
     """(rows, columns): the last of several axes goes along, once or more, where that makes a full grid."""
     if len(labels) > 1:
@@ -192,15 +234,15 @@ def _arranged(count: int, labels: Sequence[Sequence[str]]) -> tuple[int, int]:
         if full:
             columns = next((columns for columns in full if count // columns <= 3), full[-1])
             return count // columns, columns
-    columns = count if count <= 3 else 2 if count == 4 else 3
+    columns = count if count <= 3 else {4: 2, 8: 4}.get(count, 3)
     return -(-count // columns), columns
 
 
-def _unit(plot: Plot, panel: Panel) -> str:
-    """What stands beside the vertical axis: its heading if there is one; per cent for fractions."""
+def _unit(plot: Plot, panel: Panel, titled: bool = False) -> str:
+    """What stands beside the vertical axis: its only heading, unless the title has it; else what the figure says."""
     said = "points" if plot.figure.minus else "%"
     headings = list(dict.fromkeys(line.heading for line in panel.lines))
     fraction = any(line.source.fraction for line in panel.lines)
-    if len(headings) == 1:
+    if len(headings) == 1 and not titled:
         return f"{headings[0]} ({said})" if fraction else headings[0]
-    return ("points" if plot.figure.minus else "per cent") if fraction else ""
+    return ("points" if plot.figure.minus else "per cent") if fraction else plot.figure.ylabel

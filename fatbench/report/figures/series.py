@@ -13,13 +13,13 @@ from typing import Any
 
 from fatbench.errors import SpecError
 from fatbench.report.numbers import provenance
-from fatbench.report.numbers.measurements import EVERY, Numbers, Source, clients, mean_and_std
+from fatbench.report.numbers.measurements import EVERY, RANGE, Numbers, Source, clients, mean_and_std
 from fatbench.report.numbers.published import Lookup
 from fatbench.report.tables import tidy
 from fatbench.report.tables.grid import label
-from fatbench.report.tables.grid_points import Places, inside, places, spread, sweeps
+from fatbench.report.tables.grid_points import Place, Places, baselines, inside, place_of, places, spread, sweeps
 from fatbench.report.tables.notes import data_note
-from fatbench.store.selection import WORDS, Checkpoint
+from fatbench.store.selection import PUBLISHED, WORDS, Checkpoint
 from fatbench.suite.cells import Cell, Plan
 from fatbench.suite.files import Suite
 from fatbench.suite.model import Key
@@ -31,12 +31,13 @@ from fatbench.suite.types import number
 class Point:
     """The mean over the seeds that have a number there."""
 
-    round: float  # of an evaluation: the radius of the attack, 0 where it has none
+    round: float  # of an evaluation: the radius of the attack, or where its value is in a list; 0 without one
     mean: float
     std: float | None  # ddof 1; None below two seeds
     seeds: tuple[int, ...]
     values: tuple[float, ...] = ()  # of each of these seeds
     radius: str = ""  # of an evaluation, as the suite writes it: "8/255"
+    swept: str = "eps"  # the setting whose value that is
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,11 @@ class Line:
     wanted: int  # seeds that the plan asks for
     cells: tuple[str, ...]  # the cells behind it, in order of seeds
     published: tuple[float, float] | None = None  # (least, most) of what the paper gives
+
+    @property
+    def place(self) -> str:
+        """Its index as it is printed, see `Source.counted`; empty where it has none."""
+        return "" if self.index is None else self.source.counted(self.index)
 
     @property
     def partial(self) -> bool:
@@ -143,7 +149,7 @@ def _plot(suite: Suite, plan: Plan, figure: Figure, numbers: Numbers, values: Va
     sources = {heading: Source.parse(text) for heading, text in figure.series.items()}
     facts = provenance.TableFacts()
     others = _others(plan, figure)
-    lookup = None if figure.published is None else Lookup(figure.published)
+    lookup = None if figure.reference is None else Lookup(figure.reference)
     panels: dict[tuple[tuple[str, str], ...], Panel] = {}
     for (panel_names, line_names), here in found.items():
         for heading, cells in here.items():
@@ -151,7 +157,7 @@ def _plot(suite: Suite, plan: Plan, figure: Figure, numbers: Numbers, values: Va
             key = {axis: heading if axis == SERIES else names[axis] for axis in figure.panels}
             panel = panels.setdefault(tuple(key.items()), Panel(key, []))
             source = sources[heading]
-            less = [others.get(_place(cell, figure.minus)) for cell in cells] if figure.minus else None
+            less = [others.get(place_of(cell, figure.minus)) for cell in cells] if figure.minus else None
             if source.stage in ("train", "artifact"):
                 lines = list(_lines(dict(line_names), heading, source, cells, less, values))
             else:
@@ -178,26 +184,15 @@ def _plot(suite: Suite, plan: Plan, figure: Figure, numbers: Numbers, values: Va
                 line.cells if line.points or line.source.stage == "artifact" else ()
             ):  # an evaluation has said more
                 facts.add(id, cells_shown[id].spec["data"]["name"], "", 0, [("train", numbers.origins(id, "train"))])
-    plot = Plot(suite.name, plan.preset, figure, label(plan.preset), list(panels.values()), facts)
+    plot = Plot(suite.name, plan.preset, figure, label(plan), list(panels.values()), facts)
     plot.notes.extend(_notes(plot, plan, list(cells_shown.values()), numbers.select))
     return plot
 
 
-Place = tuple[tuple[tuple[str, str], ...], int]
-
-
-def _place(cell: Cell, labels: Mapping[str, Sequence[str]]) -> Place:
-    """The point of a cell with some of its labels exchanged, and its seed."""
-    key = {**cell.key, **{axis: chosen[0] for axis, chosen in labels.items()}}
-    return tuple(sorted(key.items())), int(cell.spec["seed"])
-
-
 def _others(plan: Plan, figure: Figure) -> dict[Place, Cell]:
     """Where the cells are whose numbers are taken off. SpecError: the figure takes off what the plan does not have."""
-    if not figure.minus:
-        return {}
-    found = {_place(cell, {}): cell for cell in plan.cells if inside(cell.key, figure.minus)}
-    if not found:
+    found = baselines(plan, figure.minus)
+    if figure.minus and not found:
         said = ", ".join(f"{axis} {chosen[0]}" for axis, chosen in figure.minus.items())
         raise SpecError(f"figure {figure.id}: minus: no cell of preset '{plan.preset}' has {said}")
     return found
@@ -222,10 +217,20 @@ def _lines(
     if source.client == EVERY:
         clients = sorted({client for found in by_client for client in found if client >= 0})
     for client in clients:
-        series = {int(cell.spec["seed"]): found.get(client, {}) for cell, found in zip(cells, by_client, strict=True)}
+        of_client = [ranges(found) if client == RANGE else found.get(client, {}) for found in by_client]
+        series = {int(cell.spec["seed"]): found for cell, found in zip(cells, of_client, strict=True)}
         rounds = sorted({round for found in series.values() for round in found})
         index = client if source.client == EVERY else None
         yield Line(key, heading, source, index, [_point(series, round) for round in rounds], len(cells), ids)
+
+
+def ranges(by_client: Mapping[int, Mapping[int, float]]) -> Mapping[int, float]:
+    """round -> the largest number of all clients less the smallest."""
+    rounds: dict[int, list[float]] = {}
+    for client, found in by_client.items():
+        for round, value in found.items() if client >= 0 else ():
+            rounds.setdefault(round, []).append(value)
+    return {round: max(values) - min(values) for round, values in rounds.items()}
 
 
 def _less(cell: Cell, other: Cell | None, source: Source, values: Values) -> Mapping[int, Mapping[int, float]]:
@@ -259,7 +264,8 @@ def _evaluated(
     """The line with its points: the number of an evaluation under each of some metrics, metric -> radius of attack."""
     points = []
     source = line.source
-    for metric, radius in radii.items():
+    swept = next((one.swept for cell in cells for one in cell.evaluations if one.sweep == source.metric), "eps")
+    for position, (metric, radius) in enumerate(radii.items()):
         there: dict[int, float] = {}
         for cell, other in zip(cells, less or cells, strict=True):
             found = numbers.find(cell, replace(source, metric=metric))
@@ -269,23 +275,22 @@ def _evaluated(
                 origins = [(stage, numbers.origins(cell.id, stage)) for stage in found.stages]
                 facts.add(cell.id, cell.spec["data"]["name"], metric, found.n, origins)
         if there:
-            at = number(radius) if radius else 0
-            points.append(
-                replace(_point({seed: {0: value} for seed, value in there.items()}, 0), round=at, radius=radius)
-            )
+            point = _point({seed: {0: value} for seed, value in there.items()}, 0)
+            points.append(replace(point, round=_position(radius, position), radius=radius, swept=swept))
     return replace(line, points=sorted(points, key=lambda point: point.round))
+
+
+def _position(value: str, position: int) -> float:
+    """Where a curve has the value of a setting: at itself, if it is a number."""
+    try:
+        return float(number(value)) if value else 0.0
+    except ValueError:
+        return float(position)
 
 
 def _point(series: Mapping[int, Mapping[int, float]], round: int) -> Point:
     there = {seed: values[round] for seed, values in series.items() if round in values}
     return Point(round, *mean_and_std(tuple(there.values())), tuple(there), tuple(there.values()))
-
-
-def index_of(source: Source) -> str:
-    """What the index of "metric[*]" counts."""
-    if source.metric == "updated_fraction":
-        return "epochs"
-    return "class" if source.metric.endswith("_class") or source.metric.startswith("label_") else "client"
 
 
 def merged(plots: Sequence[Plot]) -> list[Plot]:
@@ -319,6 +324,7 @@ def _joined(plots: Sequence[Plot]) -> Plot:
     )  # fmt: skip
 
 
+BANDS = 8  # lines of a panel that can have bands of their spread side by side
 SPREAD = {
     "lines": "line: mean, band: ± sample standard deviation over seeds (ddof 1)",
     "bars": "bar: mean, whisker: ± sample standard deviation over seeds (ddof 1), dots: the seeds",
@@ -347,12 +353,24 @@ def _notes(plot: Plot, plan: Plan, cells: Sequence[Cell], select: Checkpoint) ->
         yield "checkpoint", WORDS[select]
     seeds = sorted({int(cell.spec["seed"]) for cell in cells})
     several = any(point.std is not None for line in lines for point in line.points)
-    yield "seeds", f"{', '.join(map(str, seeds))}; {(SPREAD if several else ONE_SEED)[plot.figure.kind]}"
+    said = (SPREAD if several else ONE_SEED)[plot.figure.kind]
+    if several and plot.figure.kind == "lines" and all(len(panel.lines) > BANDS for panel in plot.panels):
+        said = "line: mean over seeds"
+    yield "seeds", f"{', '.join(map(str, seeds))}; {said}"
     if plot.figure.minus:
         of = ", ".join(f"{axis} {chosen[0]}" for axis, chosen in plot.figure.minus.items())
         yield "differences", f"differences from {of}, seed by seed"
     if any(line.published for line in lines):
-        yield "published", "black marks: the paper's numbers; a bar shows their range"
+        published = plot.figure.published
+        of = (
+            f", {PUBLISHED[published.select]}"
+            if published and any(line.source.checkpoint(select) for line in lines)
+            else ""
+        )
+        if published is None:
+            yield "formula", "black marks: computed, printed by no paper"
+        else:
+            yield "published", f"black marks: the paper's numbers{of}; a bar shows their range"
     if plot.facts.origins:
         yield from plot.facts.notes()
     if partial := sum(line.partial for line in lines):
@@ -363,7 +381,7 @@ def _notes(plot: Plot, plan: Plan, cells: Sequence[Cell], select: Checkpoint) ->
 
 FIELDS = (
     "heading", "metric", "unit", "index", "round", "radius", "mean", "std", "seeds", "values", "seeds_planned",
-    "published", "published_most", "preset", "label",
+    "published", "published_most", "formula", "preset", "label",
 )  # fmt: skip
 FIRST = ("suite", "figure")
 
@@ -378,16 +396,20 @@ def _points(plots: Sequence[Plot]) -> Iterable[tuple[Key, dict[str, Any]]]:
         for panel, line in ((one, line) for one in plot.panels for line in one.lines):
             key = {axis: label for axis, label in {**panel.key, **line.key}.items() if axis != SERIES}
             low, high = line.published or (None, None)
+            computed = None
+            if plot.figure.formula is not None:
+                low, high, computed = None, None, low
             for point in line.points:
                 yield (
                     key,
                     {
                         "suite": plot.suite, "figure": plot.figure.id, "heading": line.heading,
                         "metric": line.source.metric, "unit": "fraction" if line.source.fraction else "plain",
-                        "index": line.index, "round": point.round if line.source.stage == "train" else None,
+                        "index": line.place, "round": point.round if line.source.stage == "train" else None,
                         "radius": point.radius, "mean": point.mean, "std": point.std,
                         "seeds": ";".join(map(str, point.seeds)), "seeds_planned": line.wanted,
                         "values": ";".join(map(tidy.number, point.values)), "published": low, "published_most": high,
+                        "formula": computed,
                         "preset": plot.preset, "label": plot.label,
                     },
                 )  # fmt: skip

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from fatbench.report.figures.series import Line, Panel, Plot, index_of
+from fatbench.report.figures.series import Line, Panel, Plot
 from fatbench.suite.tables import SERIES
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ def _parts(plot: Plot, lines: Sequence[Line]) -> list[Part]:
     if SERIES not in plot.figure.panels and not (beneath and not axes):
         parts.append(lambda line: line.heading)
     if not bars:
-        parts.append(lambda line: "" if line.index is None else f"{index_of(line.source)} {line.index}")
+        parts.append(lambda line: f"{line.source.indexed} {line.place}" if line.place else "")
     return parts
 
 
@@ -113,7 +113,7 @@ def _of(places: Sequence[int]) -> Style:
 def group(line: Line) -> str:
     """What stands beneath a bar: its index, else the label of the first axis of `lines`, else its heading."""
     if line.index is not None:
-        return str(line.index)
+        return line.place
     return next(iter(line.key.values()), line.heading)
 
 

@@ -29,7 +29,27 @@ def environment() -> jinja2.Environment:
         loader=loader, autoescape=True, trim_blocks=True, keep_trailing_newline=True, undefined=jinja2.StrictUndefined
     )
     made.filters["prose"] = prose
+    made.globals["words"] = words
     return made
+
+
+WORDS = {  # metrics that their headings do not explain
+    "psnr": "peak signal-to-noise ratio in dB of a reconstruction; higher is closer to the original",
+    "ssim": "structural similarity; 1 is the same image",
+    "ssim32": "structural similarity after both images were shrunk to 32x32 pixels",
+    "correlation32": "correlation of the pixels after both images were shrunk to 32x32",
+    "identification": "share of reconstructions whose best match among 1,000 images is the original",
+    "label_recovery": "share of labels that the attacker reads from the update",
+    "psnr_ci": "half the 95 % interval over images",
+    "identification_ci": "half the 95 % interval over images",
+    "grey_psnr": "of a flat grey image, which uses no gradient",
+    "another_psnr": "of another image of the data set, which uses no gradient",
+}
+
+
+def words(grid: Grid) -> list[tuple[str, str]]:
+    """(heading, what it means) of the columns that need it."""
+    return [(column.heading, WORDS[column.metric]) for column in grid.columns if column.metric in WORDS]
 
 
 def prose(said: str) -> str:
@@ -109,12 +129,14 @@ def cell(value: Value, column: Column, links: Links) -> dict[str, Any]:
         "planned": value.planned,
         "link": links.get(value.cells, ""),
         "number": "" if value.mean is None else entry.number,
+        "missing": entry.number if value.mean is None else "",
         "raw": value.mean,
         "rank": value.rank,
         "spread": entry.spread,
         "partial": value.partial,
         "flags": significance.marks(value),
         "published": entry.paper,
+        "word": "formula" if value.formula else "paper",
         "raw_published": value.published,
         "published_mark": value.published_mark,
         "published_flag": value.published_flag,

@@ -14,12 +14,11 @@ from fatbench.report.formats import latex_layout
 from fatbench.report.formats.latex_layout import Layout, Place
 from fatbench.report.tables import number_format
 from fatbench.report.tables.grid import Comparison, Grid
-from fatbench.report.tables.notes import p_value
+from fatbench.report.tables.notes import IN_CAPTION, p_value
 from fatbench.report.tables.number_format import Entry
 
 PREAMBLE = "% needs \\usepackage{booktabs}\n"
 MOST_FLOATS = 12  # without a \clearpage: LaTeX stops at 18 (52 since 2015) that have not found a page
-IN_CAPTION = ("checkpoint", "seeds", "missing")  # notes whose words the caption says
 
 _SPECIAL = {
     "\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "$": r"\$", "&": r"\&", "%": r"\%", "#": r"\#", "_": r"\_",
@@ -58,19 +57,19 @@ def escape(words: str) -> str:
     return "".join(done)
 
 
-def render(grids: Sequence[Grid], width: str = "text", published: str | None = None) -> str:
+def render(grids: Sequence[Grid], width: str = "text", published: str | None = None, spread: str | None = None) -> str:
     """A fragment with floats for each grid; the first line says which package it needs.
 
-    width: "column" or "text" of a two-column page, or points; published: see `latex_layout.arrange`.
+    width: "column" or "text" of a two-column page, or points; published, spread: see `latex_layout.arrange`.
     """
     points = latex_layout.width_of(width)
-    floats = [float for grid in grids for float in _floats(grid, points, published)]
+    floats = [float for grid in grids for float in _floats(grid, points, published, spread)]
     pages = ["\n".join(floats[i : i + MOST_FLOATS]) for i in range(0, len(floats), MOST_FLOATS)]
     return PREAMBLE + "\n\\clearpage\n\n".join(pages)
 
 
-def _floats(grid: Grid, width: float, published: str | None) -> list[str]:
-    layout = latex_layout.arrange(grid, width, published)
+def _floats(grid: Grid, width: float, published: str | None, spread: str | None) -> list[str]:
+    layout = latex_layout.arrange(grid, width, published, spread)
     caption = _caption(grid, layout)
     paired = len(grid.paired) and any(what == "paired" for what, _ in grid.notes)
     tests = paired and sum(what == "paired" for what, _ in grid.notes) > 1  # all of them, not the count alone
@@ -137,28 +136,33 @@ def _title(grid: Grid) -> str:
 def _caption(grid: Grid, layout: Layout) -> str:
     """What the numbers are: over how many seeds and images, of which model, what the marks and the small type mean."""
     values = list(grid.all())
-    said = [_over(grid)]
+    said = [_over(grid, layout.style.spread)]
     if grid.checkpoint:
         trained = grid.checkpoint.startswith("training")
         said.append(f"{grid.checkpoint.capitalize() if trained else f'Checkpoint: {grid.checkpoint}'}.")
     if any(value.rank == "best" for value in values):
         said.append("Bold: significantly better than all others.")
-    if any(value.planned and value.mean is None for value in values):
+    if any(value.planned and value.mean is None and not value.never for value in values):
         said.append("--: not measured.")
-    if layout.style == "under":
-        said.append(f"Small type: the paper's number{', and our difference from it' * grid.has_differences}.")
-    elif layout.style == "beside":
-        said.append("Paper: as published." + " Δ: ours minus the paper's." * grid.has_differences)
+    if any(value.never for value in values):
+        said.append(f"{number_format.NEVER}: neither evaluated nor logged.")
+    at = f" ({grid.published_at})" * bool(grid.published_at)
+    if layout.style.paper == "under":
+        said.append(f"Small type: the {grid.by}'s number{at}{', and our difference from it' * grid.has_differences}.")
+    elif layout.style.paper == "beside":
+        word = "Paper: as published" if grid.by == "paper" else "Formula: computed, not published"
+        said.append(f"{word}{at}." + f" Δ: ours minus the {grid.by}'s." * grid.has_differences)
     return " ".join([_title(grid), *(escape(sentence) for sentence in said if sentence)])
 
 
-def _over(grid: Grid) -> str:
+def _over(grid: Grid, spread: str) -> str:
     """ "Mean ± sample standard deviation over seeds 6, 7 and 8, on 10,000 test images." """
     sizes = {n for value in grid.all() for n in value.n if n}
     images = f" on {next(iter(sizes)):,} test images" if len(sizes) == 1 else ""
     if len(grid.seeds) == 1:
         return f"One seed ({grid.seeds[0]}), no spread{',' * bool(images)}{images}."
-    return f"Mean ± sample standard deviation over {len(grid.seeds)} seeds ({_seeds(grid.seeds)}){images}."
+    what = "Mean" if spread == "none" else "Mean ± sample standard deviation"
+    return f"{what} over {len(grid.seeds)} seeds ({_seeds(grid.seeds)}){images}."
 
 
 def _seeds(seeds: Sequence[int]) -> str:
@@ -210,12 +214,12 @@ def _test(one: Comparison) -> str:
 
 def _tabular(grid: Grid, layout: Layout, places: Sequence[Place], rows: range) -> str:
     style = layout.style
-    beside = {place: style == "beside" and _published_in(grid, place) for place in places}
+    beside = {place: style.paper == "beside" and _published_in(grid, place) for place in places}
     spans = {place: 5 if beside[place] else 2 for place in places}  # TeX columns: number@spread [paper@mark difference]
     spec = "".join("r@{}l r@{}l r" if beside[place] else "r@{}l" for place in places)
-    lines = [rf"\begin{{tabular}}{{@{{}}{'l' * len(grid.axes)}{spec}@{{}}}}", r"\toprule"]
-    stub = len(grid.axes)
-    axes = [escape(axis) for axis in grid.axes]
+    lines = [rf"\begin{{tabular}}{{@{{}}{'l' * len(layout.stubs)}{spec}@{{}}}}", r"\toprule"]
+    stub = len(layout.stubs)
+    axes = [escape(axis) for axis in latex_layout.axes(grid, style)]
     empty = [""] * stub
     heads: list[list[str]] = []
     levels: list[list[str]] = []
@@ -230,7 +234,7 @@ def _tabular(grid: Grid, layout: Layout, places: Sequence[Place], rows: range) -
         levels.append(rules)
     cells, rules, at = [], [], stub + 1
     for place in places:
-        words = r"\\".join(escape(line) for line in latex_layout.heading_lines(grid, place, layout.size))
+        words = r"\\".join(escape(line) for line in latex_layout.heading_lines(grid, place, layout.size, style))
         words = rf"\shortstack{{{words}}}" if r"\\" in words else words
         cells.append(rf"\multicolumn{{{spans[place]}}}{{c}}{{{words}}}")
         rules.append(rf"\cmidrule(lr){{{at}-{at + spans[place] - 1}}}")
@@ -239,7 +243,8 @@ def _tabular(grid: Grid, layout: Layout, places: Sequence[Place], rows: range) -
     if any(beside.values()):
         levels.append(rules)
         below = [
-            r"\multicolumn{2}{c}{ours} & \multicolumn{2}{c}{paper} & \multicolumn{1}{c}{$\Delta$}"
+            r"\multicolumn{2}{c}{ours} & "
+            + rf"\multicolumn{{2}}{{c}}{{{grid.by}}} & \multicolumn{{1}}{{c}}{{$\Delta$}}"
             if beside[place]
             else r"\multicolumn{2}{c}{ours}"
             for place in places
@@ -255,23 +260,32 @@ def _tabular(grid: Grid, layout: Layout, places: Sequence[Place], rows: range) -
     for index in rows:
         row = grid.rows[index]
         first = index == rows[0]
-        shown = [row.key.get(axis, "") for axis in grid.axes] if first else labels[index]
+        own = latex_layout.labels(grid, row, style)
+        shown = own if first else [own[i] if label else "" for i, label in enumerate(labels[index][-stub:])]
         stubs = [_stub(label, cap, layout.size) for label, cap in zip(shown, layout.stubs, strict=True)]
-        entries = {(g, c): number_format.entry(row.values[g][c], grid.columns[c]) for g, c in places}
+        entries = {place: latex_layout.entry(grid, row, place) for place in places}
         if new_block[index] and not first:
             lines.append(r"\addlinespace")
-        lines.append(" & ".join([*stubs, *(_cell(entry, beside[place]) for place, entry in entries.items())]) + r" \\")
-        if style == "under" and any(entry.published for entry in entries.values()):
-            lines.append(" & ".join([*empty, *map(_under, entries.values())]) + r" \\")
-            if index != rows[-1] and not new_block[index + 1]:
-                lines.append(r"\addlinespace[2pt]")
+        if style.block and (first or new_block[index]):
+            said = escape(row.key.get(grid.axes[0], ""))
+            lines.append(rf"\multicolumn{{{stub + sum(spans.values())}}}{{@{{}}l}}{{\textit{{{said}}}}} \\")
+        shown_here = (_cell(entry, beside[place], style.spread) for place, entry in entries.items())
+        lines.append(" & ".join([*stubs, *shown_here]) + r" \\")
+        small: list[list[str]] = []  # lines in small type below
+        if style.spread == "below" and any(entry.spread for entry in entries.values()):
+            small.append([_spread_below(entry, beside[place]) for place, entry in entries.items()])
+        if style.paper == "under" and any(entry.published for entry in entries.values()):
+            small.append([_under(entry, style.spread != "none") for entry in entries.values()])
+        lines += [" & ".join([*empty, *here]) + r" \\" for here in small]
+        if small and index != rows[-1] and not new_block[index + 1]:
+            lines.append(r"\addlinespace[2pt]")
     lines += [r"\bottomrule", r"\end{tabular}"]
     return "\n".join(lines)
 
 
 def _stub(label: str, cap: float, size: str) -> str:
     """A row's label; one that is wider than its column goes on below."""
-    if latex_layout.span(label, latex_layout.SIZES[size]) <= cap + 0.01:
+    if latex_layout.span(label, latex_layout.points_of(size)) <= cap + 0.01:
         return escape(label)
     return rf"\parbox[t]{{{cap:.0f}pt}}{{\raggedright\hangindent=1em {escape(label)}\strut}}"
 
@@ -281,32 +295,40 @@ def _published_in(grid: Grid, place: Place) -> bool:
     return any(row.values[g][c].published is not None for row in grid.rows)
 
 
-def _cell(entry: Entry, wide: bool) -> str:
+def _cell(entry: Entry, wide: bool, spread: str) -> str:
     """Our number with its spread (two TeX columns), and where `wide` the paper's (two) and the difference (one)."""
+    said = entry.spread if spread == "beside" else ""
     value = entry.value
     if not value.planned:
         return " & ".join([""] * (5 if wide else 2))
     marks = "".join(map(_mark, value.marks))
     if value.mean is None:
-        ours = rf"\multicolumn{{2}}{{c}}{{--{marks}}}"
+        ours = rf"\multicolumn{{2}}{{c}}{{{entry.number}{marks}}}"
     else:
         number = _signs(entry.number)
         number = rf"\textbf{{{number}}}" if value.rank == "best" else number
         seeds = rf"\,{entry.seeds}" if entry.seeds else ""
-        ours = f"{number} & {_small(_signs(entry.spread) + seeds)}{marks}"
+        ours = f"{number} & {_small(_signs(said) + seeds)}{marks}"
     if not wide:
         return ours
     if not entry.published:
         return f"{ours} & & &"
-    spread = _small(_signs(entry.published_spread)) + _mark(value.published_mark)
-    return f"{ours} & {_signs(entry.published)} & {spread} & {_signs(entry.difference)}"
+    theirs = _small(_signs(entry.published_spread if spread == "beside" else "")) + _mark(value.published_mark)
+    return f"{ours} & {_signs(entry.published)} & {theirs} & {_signs(entry.difference)}"
 
 
-def _under(entry: Entry) -> str:
+def _spread_below(entry: Entry, wide: bool) -> str:
+    """The spreads of our number and, where `wide`, the paper's, for the line below them."""
+    shown = [entry.spread, entry.published_spread] if wide else [entry.spread]
+    cells = [rf"\multicolumn{{2}}{{c}}{{\scriptsize {_signs(one)}}}" if one else " & " for one in shown]
+    return " & ".join([*cells, *[""] * wide])
+
+
+def _under(entry: Entry, with_spread: bool) -> str:
     """The paper's number and the difference, for the line under ours."""
     if not entry.published:
         return " & "
-    both = _signs(entry.published + entry.published_spread) + _mark(entry.value.published_mark)
+    both = _signs(entry.published + entry.published_spread * with_spread) + _mark(entry.value.published_mark)
     if entry.difference:
         both += rf"\enspace {_signs(entry.difference)}"
     return rf"\multicolumn{{2}}{{c}}{{\scriptsize {both}}}"

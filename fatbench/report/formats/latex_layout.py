@@ -1,18 +1,19 @@
 """How a table is laid out on the pages of a paper: how wide words are, which columns and rows go into one piece.
 
 Nothing is scaled: type is \\small, else \\footnotesize, and never smaller than \\scriptsize. What does not fit a line
-is broken into blocks of columns; what does not fit a page goes on in a further float.
+gets its spreads below the numbers, then the first axis in lines of its own, and is then broken into blocks of columns.
+What does not fit a page goes on in a further float.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fatbench.errors import SpecError, did_you_mean
 from fatbench.report.tables import number_format
-from fatbench.report.tables.grid import Grid
+from fatbench.report.tables.grid import Grid, Row
 from fatbench.report.tables.number_format import Entry
 
 WIDTHS = {"column": 234.0, "text": 430.0}  # pt. A column of a two-column page; the text of an A4 or letter page
@@ -24,18 +25,34 @@ LINE = 1.22  # from line to line, over the size
 GAP = 6.0  # between two columns of a tabular: twice \tabcolsep
 STUB = 0.42  # at most this fraction of a line is for the labels of the rows
 
+SPREADS = ("beside", "below", "none")  # where the spread over seeds stands
+
 Place = tuple[int, int]  # one heading of one group: indices into grid.groups and grid.columns
 Tabular = tuple[Sequence[Place], range]  # its columns, its rows
+
+
+@dataclass(frozen=True)
+class Style:
+    """Where the parts of a number stand."""
+
+    paper: str  # the paper's numbers "beside" ours or "under" them; "bare" where there are none
+    spread: str  # over seeds: one of SPREADS
+    block: bool = False  # whether the labels of the first axis stand in lines of their own, above their rows
 
 
 @dataclass(frozen=True)
 class Layout:
     """How a grid is laid out."""
 
-    style: str  # the paper's numbers "beside" ours or "under" them; "bare" where there are none
+    style: Style
     size: str  # of SIZES
     stubs: list[float]  # how wide the labels of each axis are, pt
     tabulars: list[Tabular]
+
+
+def points_of(size: str) -> float:
+    """How high type of a size is."""
+    return SIZES.get(size, SMALL)
 
 
 def width_of(said: str) -> float:
@@ -66,71 +83,115 @@ _EM = (
 )  # fmt: skip
 
 
-def arrange(grid: Grid, width: float, published: str | None = None) -> Layout:
+def arrange(grid: Grid, width: float, published: str | None = None, spread: str | None = None) -> Layout:
     """The first arrangement that fits a line of `width`, in pieces no higher than a page.
 
-    published: "column" or "below"; None: beside ours where that fits, else below.
+    published: "column" or "below"; None: beside ours where that fits, else below. spread: one of SPREADS; None: beside
+    our number where that fits, else below it.
     """
     places = [(g, c) for g in range(len(grid.groups)) for c in range(len(grid.columns))]
     beside = {"column": ("beside",), "below": ("under",), None: ("beside", "under")}[published]
-    styles = beside if grid.has_published else ("bare",)
-    for size in SIZES:
-        stubs = _stubs(grid, size, width)
-        for style in styles:
-            if width_of_tabular(grid, style, size, stubs, places) <= width:
-                return Layout(style, size, stubs, _slices(grid, style, size, stubs, [places]))
-    style, size = styles[-1], min(SIZES, key=lambda size: SIZES[size])
-    stubs = _stubs(grid, size, width)
-    parts = _parts(grid, style, size, stubs, places, width)
-    return Layout(style, size, stubs, _slices(grid, style, size, stubs, parts))
+    papers = beside if grid.has_published else ("bare",)
+    spreads = [spread] if spread else ["beside", "below"] if any(v.std is not None for v in grid.all()) else ["beside"]
+    tried = [(Style(paper, where), size) for where in spreads for size in SIZES for paper in papers]
+    if len(grid.axes) > 1:
+        narrow = Style(papers[-1], spreads[-1], block=True)
+        tried += [(narrow, size) for size in (*SIZES, "scriptsize")]
+    for style, size in tried:
+        room = STUB * width  # else all that the numbers leave
+        if style.block:
+            room = min(room, width - width_of_tabular(grid, style, size, [0.0] * len(axes(grid, style)), places))
+        stubs = _stubs(grid, style, size, room)
+        if width_of_tabular(grid, style, size, stubs, places) <= width:
+            return Layout(style, size, stubs, _slices(grid, style, size, stubs, [places]))
+    size = min(SIZES, key=points_of)
+    layouts = []
+    blocks = (False, True) if len(grid.axes) > 1 else (False,)
+    for style in (Style(papers[-1], where, block) for where in spreads for block in blocks):
+        stubs = _stubs(grid, style, size, STUB * width)
+        parts = _parts(grid, style, size, stubs, places, width)
+        layouts.append(Layout(style, size, stubs, _slices(grid, style, size, stubs, parts)))
+    return min(layouts, key=lambda layout: len(layout.tabulars))
 
 
-def _stubs(grid: Grid, size: str, width: float) -> list[float]:
-    """How wide the row labels of each axis are set, in pt: longer ones go on in a second line."""
-    labels = [[axis, *(row.key.get(axis, "") for row in grid.rows)] for axis in grid.axes]
-    natural = [max(span(label, SIZES[size]) for label in here) for here in labels]
-    least = [max(span(word, SIZES[size]) for label in here for word in label.split() or [""]) for here in labels]
-    left, caps = STUB * width, list(natural)
+def row_seeds(row: Row) -> str:
+    """ "[3/5]" where all numbers of a row lack the same number of seeds: it then stands at the label, once."""
+    found = {(len(value.seeds), value.wanted) for group in row.values for value in group if value.mean is not None}
+    seeds, wanted = next(iter(found)) if len(found) == 1 else (0, 0)
+    return f"[{seeds}/{wanted}]" if seeds < wanted else ""
+
+
+def axes(grid: Grid, style: Style) -> list[str]:
+    """The axes whose labels stand beside the numbers."""
+    return grid.axes[1:] if style.block else grid.axes
+
+
+def labels(grid: Grid, row: Row, style: Style) -> list[str]:
+    """A row's labels, the last with the seeds that all its numbers are of, where some are missing."""
+    said = [row.key.get(axis, "") for axis in axes(grid, style)]
+    return [*said[:-1], f"{said[-1]} {row_seeds(row)}".strip()] if said else said
+
+
+def entry(grid: Grid, row: Row, place: Place) -> Entry:
+    """What a table says of one value; the seeds that the row's label says are left out."""
+    found = number_format.entry(row.values[place[0]][place[1]], grid.columns[place[1]])
+    return replace(found, seeds="") if row_seeds(row) else found
+
+
+def _stubs(grid: Grid, style: Style, size: str, room: float) -> list[float]:
+    """How wide the row labels of each axis are set, in pt, of `room` for all: longer ones go on in a second line."""
+    said = [[axis, *(labels(grid, row, style)[i] for row in grid.rows)] for i, axis in enumerate(axes(grid, style))]
+    body = points_of(size)
+    natural = [max(span(label, body) for label in here) for here in said]
+    least = [  # the lines after the first are indented by an em
+        max(span(word, body) + body * (i > 0) for label in here for i, word in enumerate(label.split() or [""]))
+        for here in said
+    ]
+    left, caps = room, list(natural)
     for done, axis in enumerate(sorted(range(len(natural)), key=natural.__getitem__)):
-        caps[axis] = max(least[axis], min(natural[axis], left / (len(natural) - done)))
+        caps[axis] = min(natural[axis], max(least[axis], left / (len(natural) - done)))
         left -= caps[axis]
     return caps
 
 
-def width_of_tabular(grid: Grid, style: str, size: str, stubs: Sequence[float], places: Sequence[Place]) -> float:
+def width_of_tabular(grid: Grid, style: Style, size: str, stubs: Sequence[float], places: Sequence[Place]) -> float:
     """About how wide a tabular is, in pt."""
     return sum(stubs) + GAP * len(stubs) - GAP + sum(_width(grid, style, size, place) for place in places)
 
 
-def _width(grid: Grid, style: str, size: str, place: Place) -> float:
+def _width(grid: Grid, style: Style, size: str, place: Place) -> float:
     """A heading's columns, with the gaps before them."""
-    body = SIZES[size]
+    body = points_of(size)
     ours = spread = paper = paper_spread = delta = below = 0.0
     for entry in _planned(grid, place):
         ours = max(ours, span(entry.number, body, entry.value.rank == "best"))
-        spread = max(spread, _spread(entry))
+        spread = max(spread, _spread(entry, style))
+        below = max(below, span(entry.spread, SMALL) if style.spread == "below" else 0.0)
         if not entry.published:
             continue
         mark = marks(filter(None, [entry.value.published_mark]))
+        theirs = entry.published_spread if style.spread != "none" else ""
         paper = max(paper, span(entry.published, body))
-        paper_spread = max(paper_spread, 2 + span(entry.published_spread, SMALL) + mark)
+        paper_spread = max(paper_spread, 2 + span(theirs if style.spread == "beside" else "", SMALL) + mark)
         delta = max(delta, span(entry.difference, body))
-        both = span(entry.published + entry.published_spread, SMALL) + mark
-        below = max(below, both + (4 + span(entry.difference, SMALL) if entry.difference else 0))
-    heading = max(span(line, body) for line in heading_lines(grid, place, size))
-    if style == "beside" and paper:
-        own = max(ours + spread, span("ours", body)) + max(paper + paper_spread, span("paper", body))
+        if style.paper == "under":
+            both = span(entry.published + theirs, SMALL) + mark
+            below = max(below, both + (4 + span(entry.difference, SMALL) if entry.difference else 0))
+    heading = max(span(line, body) for line in heading_lines(grid, place, size, style))
+    if style.paper == "beside" and paper:
+        own = max(ours + spread, below, span("ours", body)) + max(paper + paper_spread, span(grid.by, body))
         return max(own + max(delta, span("Δ", body)) + 3 * GAP, heading + GAP)
-    return max(ours + spread, below if style == "under" else 0.0, heading) + GAP
+    return max(ours + spread, below, heading) + GAP
 
 
 def _planned(grid: Grid, place: Place) -> list[Entry]:
-    return [entry for entry in number_format.entries(grid, *place) if entry.value.planned]
+    found = [entry(grid, row, place) for row in grid.rows]
+    return [one for one in found if one.value.planned]
 
 
-def _spread(entry: Entry) -> float:
+def _spread(entry: Entry, style: Style) -> float:
     """What stands behind our number in small type, in pt."""
-    return 2 + span(entry.spread + entry.seeds, SMALL) + marks(entry.value.marks)
+    return 2 + span(entry.spread * (style.spread == "beside") + entry.seeds, SMALL) + marks(entry.value.marks)
 
 
 def marks(said: Iterable[str]) -> float:
@@ -138,19 +199,22 @@ def marks(said: Iterable[str]) -> float:
     return sum(span(mark, 6.0) for mark in said)
 
 
-def heading_lines(grid: Grid, place: Place, size: str) -> list[str]:
+def heading_lines(grid: Grid, place: Place, size: str, style: Style) -> list[str]:
     """A heading in one line, or in two where it is wider than the numbers below it and has a space to break at."""
-    heading, body = grid.columns[place[1]].heading, SIZES[size]
-    room = max((span(entry.number, body) + _spread(entry) for entry in _planned(grid, place)), default=0.0)
+    column, body = grid.columns[place[1]], points_of(size)
+    heading = column.label
+    room = max((span(entry.number, body) + _spread(entry, style) for entry in _planned(grid, place)), default=0.0)
     words = heading.split()
     if len(words) < 2 or span(heading, body) <= room:
         return [heading]
+    if column.images:
+        return [f"{column.heading},", column.images]
     cuts = [[" ".join(words[:i]), " ".join(words[i:])] for i in range(1, len(words))]
     return min(cuts, key=lambda cut: max(span(line, body) for line in cut))
 
 
 def _parts(
-    grid: Grid, style: str, size: str, stubs: Sequence[float], places: list[Place], width: float
+    grid: Grid, style: Style, size: str, stubs: Sequence[float], places: list[Place], width: float
 ) -> list[list[Place]]:
     """The columns in blocks that are not too wide: groups together where they fit, else each cut evenly."""
 
@@ -173,7 +237,7 @@ def _parts(
 
 
 def _slices(
-    grid: Grid, style: str, size: str, stubs: Sequence[float], parts: Sequence[Sequence[Place]]
+    grid: Grid, style: Style, size: str, stubs: Sequence[float], parts: Sequence[Sequence[Place]]
 ) -> list[Tabular]:
     """Each block of columns with as many rows as a page has room for."""
     rows = range(len(grid.rows))
@@ -189,20 +253,24 @@ def _slices(
     return [(part, rows[a:b]) for part in parts for a, b in zip(cuts, ends, strict=True)]
 
 
-def _head(grid: Grid, style: str, size: str) -> float:
-    lines = 2 + any(group.label for group in grid.groups) + (style == "beside")
-    return SIZES[size] * LINE * lines + 15
+def _head(grid: Grid, style: Style, size: str) -> float:
+    lines = 2 + any(group.label for group in grid.groups) + (style.paper == "beside")
+    return points_of(size) * LINE * lines + 15
 
 
-def height(grid: Grid, style: str, size: str, stubs: Sequence[float], rows: range) -> float:
+def height(grid: Grid, style: Style, size: str, stubs: Sequence[float], rows: range) -> float:
     """About how high a tabular of these rows is, in pt."""
-    line = SIZES[size] * LINE
+    line = points_of(size) * LINE
     high = _head(grid, style, size)
     for row in rows:
-        labels = [(row_label, cap) for row_label, cap in zip(grid.rows[row].key.values(), stubs, strict=False)]
-        lines = max((-(-span(label, SIZES[size]) // max(cap, 1.0)) for label, cap in labels), default=1.0)
-        under = style == "under" and any(v.published is not None for group in grid.rows[row].values for v in group)
-        high += line * max(lines, 1.0) + (SMALL * LINE + 5 if under else 0.0) + 3 * number_format.blocks(grid)[row]
+        said = zip(labels(grid, grid.rows[row], style), stubs, strict=False)
+        lines = max((-(-span(label, points_of(size)) // max(cap, 1.0)) for label, cap in said), default=1.0)
+        values = [value for group in grid.rows[row].values for value in group]
+        small = (style.paper == "under" and any(value.published is not None for value in values)) + (
+            style.spread == "below" and any(value.std is not None for value in values)
+        )
+        begins = style.block and (row == rows[0] or number_format.blocks(grid)[row])
+        high += line * (max(lines, 1.0) + begins) + small * (SMALL * LINE + 5) + 3 * number_format.blocks(grid)[row]
     return high
 
 

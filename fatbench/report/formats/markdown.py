@@ -25,7 +25,7 @@ def escape(words: str) -> str:
 def _grid(grid: Grid) -> str:
     heads = [escape(axis) for axis in grid.axes]
     for group in grid.groups:
-        heads += [escape(f"{group.label}: {c.heading}" if group.label else c.heading) for c in grid.columns]
+        heads += [escape(f"{group.label}: {c.label}" if group.label else c.label) for c in grid.columns]
     rows = []
     for row in grid.rows:
         labels = [escape(row.key.get(axis, "")) for axis in grid.axes]
@@ -34,8 +34,6 @@ def _grid(grid: Grid) -> str:
     align = ["left"] * len(grid.axes) + ["right"] * (len(heads) - len(grid.axes))
     table = tabulate(rows, heads, tablefmt="pipe", colalign=align, disable_numparse=True)
     lines = [f"### {escape(f'{grid.id}: {grid.title}')}", "", table, ""]
-    if grid.label:
-        lines[1:1] = ["", f"**{escape(grid.label)}**"]
     lines += [f"- *{escape(what)}*: {escape(note)}" for what, note in grid.notes]
     lines += [f"- {mark} {escape(note)}" for mark, note in grid.footnotes]
     return "\n".join(lines) + "\n"
@@ -51,4 +49,5 @@ def _entry(entry: Entry) -> str:
     if not entry.published:
         return measured
     mark = f"<sup>{value.published_mark}</sup>" if value.published_mark else ""
-    return f"{measured} ({', '.join(filter(None, [f'pub. {entry.paper}{mark}', entry.difference]))})"
+    word = "formula" if value.formula else "pub."
+    return f"{measured} ({', '.join(filter(None, [f'{word} {entry.paper}{mark}', entry.difference]))})"

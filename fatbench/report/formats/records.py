@@ -18,8 +18,8 @@ SCHEMA_VERSION = 1
 BEFORE = ("suite", "table")
 AFTER = (
     "heading", "metric", "unit", "checkpoint", "mean", "std", "seeds", "seeds_planned", "n", "published",
-    "published_std", "difference", "flags", "published_flag", "preset", "variant", "device", "precision", "commit",
-    "label",
+    "published_std", "published_checkpoint", "difference", "flags", "published_flag", "published_most", "formula",
+    "low", "high", "preset", "variant", "device", "precision", "commit", "label",
 )  # fmt: skip
 
 
@@ -76,11 +76,16 @@ def _line(column: Column, value: Value) -> dict[str, Any]:
         "seeds": _joined(value.seeds),
         "seeds_planned": value.wanted,
         "n": _joined(n for n in value.n if n),
-        "published": value.published,
+        "published": None if value.formula else value.published,
         "published_std": value.published_std,
+        "published_checkpoint": "" if value.published is None else value.published_select,
         "difference": difference,
         "flags": _joined(value.flags),
         "published_flag": value.published_flag,
+        "published_most": value.published_most,
+        "formula": value.published if value.formula else None,
+        "low": value.interval and value.interval[0],
+        "high": value.interval and value.interval[1],
     }
 
 
@@ -109,10 +114,17 @@ def _table(grid: Grid) -> dict[str, Any]:
             "key": dict(labels),
             "measured": {c.metric: _measured(v) for c, v in planned},
             "published": {
-                c.metric: {"mean": v.published, "std": v.published_std, "flag": v.published_flag}
+                c.metric: {
+                    "mean": v.published,
+                    "std": v.published_std,
+                    "checkpoint": v.published_select or None,
+                    "flag": v.published_flag,
+                    **({} if v.published_most is None else {"most": v.published_most}),
+                }
                 for c, v in planned
-                if v.published is not None
+                if v.published is not None and not v.formula
             },
+            "formula": {c.metric: v.published for c, v in planned if v.formula},
             "flags": [f"{c.metric}: {flag}" for c, v in planned for flag in v.flags],
         }
         for (_, labels), planned in points.items()
@@ -165,6 +177,7 @@ def _measured(value: Value) -> dict[str, Any]:
     return {
         "mean": value.mean,
         "std": value.std,
+        **({} if value.interval is None else {"interval": list(value.interval)}),
         "seeds": list(value.seeds),
         "n": (n[0] if len(n) == 1 else n) if n else None,
         "seeds_planned": value.wanted,

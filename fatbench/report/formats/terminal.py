@@ -48,21 +48,15 @@ def _print(console: Console, grid: Grid, published: str | None) -> None:
     beside, blocks = _layout(grid, console.width, published)
     for block in blocks:
         console.print(block.table())
-    flowing = Text()
     if grid.has_published:
         under, compared = "" if beside else ", under ours", " and the difference" * grid.has_differences
-        flowing.append(f"dim: the paper's number{under}{',' * bool(under and compared)}{compared}.", "dim")
+        at = f" ({grid.published_at})" * bool(grid.published_at)
+        said = f"dim: the {grid.by}'s number{at}{under}{',' * bool(under and compared)}{compared}"
+        console.print(Text(said, "dim"))
     for what, note in grid.notes:
-        if what == "MIXED":
-            continue
-        flowing.append("  " if flowing else "")
-        flowing.append(f"{what}: ", "italic dim cyan")
-        flowing.append(note.rstrip("."), "dim")
-        flowing.append(".", "dim")
-    console.print(flowing)
-    for what, note in grid.notes:
-        if what == "MIXED":
-            console.print(Text.assemble((f"{what}: ", "bold yellow"), (note, "yellow")))
+        doubtful = what in ("MIXED", "doubt")
+        name = Text(f"{what}: ", "bold yellow" if doubtful else "italic dim cyan")
+        console.print(Text.assemble(name, (note, "yellow" if doubtful else "dim")))
     for mark, note in grid.footnotes:
         console.print(Text.assemble((mark, "red"), f" {note}"))
 
@@ -81,7 +75,7 @@ class TableBlock:
 
         heads, before = [Text(axis) for axis in self.grid.axes], None
         for g, c in self.places:
-            head = Text(self.grid.columns[c].heading)
+            head = Text(self.grid.columns[c].label)
             if label := self.grid.groups[g].label:  # over the first column of the group in this block
                 head = Text.assemble((label if g != before else " ", "cyan"), "\n", head)
             before = g
@@ -122,7 +116,7 @@ def _layout(grid: Grid, width: int, published: str | None = None) -> tuple[bool,
     labels = [[Text(row[axis]) for row in number_format.row_labels(grid)] for axis in range(len(grid.axes))]
     block = None
     for beside in {"column": (True,), "below": (False,), None: (True, False)}[published]:
-        cells = {(g, c): _cells(number_format.entries(grid, g, c), grid.columns[c].heading, beside) for g, c in places}
+        cells = {(g, c): _cells(number_format.entries(grid, g, c), grid.columns[c].label, beside) for g, c in places}
         block = TableBlock(grid, labels, places, cells)
         if block.width() <= width:
             return beside, [block]

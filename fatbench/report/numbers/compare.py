@@ -10,18 +10,21 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from fatbench.errors import DatabaseError, NothingMatched, SpecError, did_you_mean
 from fatbench.report.numbers import statistics
-from fatbench.report.numbers.flags import joined
+from fatbench.report.numbers.provenance import attacked_in
+from fatbench.report.numbers.query import outcomes
 from fatbench.report.numbers.statistics import ImageOutcomes, Images, Paired, SeedsAndImages
 from fatbench.store.consistency import disagreement
 from fatbench.store.replicates import SIGN
 from fatbench.store.selection import WORDS, Checkpoint
+from fatbench.store.stage_names import parsed
 from fatbench.suite import filters
+from fatbench.suite.cells import PRECISIONS
 
 if TYPE_CHECKING:
     from fatbench.store.stages import Store
@@ -48,6 +51,7 @@ class Measured:
     value: float  # accuracy in [0, 1]
     n: int
     outcomes: ImageOutcomes | None  # of every image, by each model that is deployed; None: not stored
+    precision: str = "fp32"  # of the attack
 
 
 @dataclass(frozen=True)
@@ -62,6 +66,7 @@ class Comparison:
     b: tuple[float, ...]
     images: tuple[Images, ...]  # of the networks, one a seed; empty: not one outcome an image is stored on both sides
     over_seeds: Paired | None  # None below two seeds
+    precisions: tuple[str, ...]  # of the attack, one a seed
     test: SeedsAndImages | None  # of the methods; None: one seed, or one image
     with_images: bool  # whether `test` is over images as well; False: no outcomes are stored, it is about these images
 
@@ -160,32 +165,41 @@ def _flat(node: Any, path: str = "") -> Iterable[tuple[str, str]]:
 # --- what was measured -------------------------------------------------------------------------------------------
 
 
-def measured(store: Store, cell: str, select: Checkpoint) -> dict[str, Measured]:
-    """The finished evaluations of a cell at a checkpoint: "pgd20-0a1b2c3d", which stands for attack, n and batch.
+def measured(store: Store, cells: Collection[str], select: Checkpoint) -> dict[str, dict[str, Measured]]:
+    """Cell -> its finished evaluations at a checkpoint: "pgd20-0a1b2c3d", which stands for attack, n and batch.
 
-    DatabaseError: an accuracy is not the mean of its outcomes.
+    Of one in several precisions the highest. DatabaseError: an accuracy is not the mean of its outcomes.
     """
-    stages = {name: row for (_, name), row in store.stages([cell]).items()}
-    if "train" not in stages:
-        return {}
-    if select == "last":
-        round = int(store.cells([cell])[cell]["algorithm"]["rounds"])
-    elif select in stages["train"].record:
-        round = int(stages["train"].record[select]["round"])
-    else:
-        return {}
-    wanted = [name for name, row in stages.items() if name.endswith(f"@{round}") and row.status == "done"]
-    found = {}
-    for number in store.measurements([cell], stages=wanted):
-        evaluation = number["stage"].rpartition("@")[0]
-        if number["client"] >= 0 or number["metric"] != label(evaluation):
+    stages = store.stages(sorted(cells))
+    specs = store.cells(sorted(cells)) if select == "last" else {}
+    rounds: dict[str, int] = {}
+    for (cell, name), row in stages.items():
+        if name == "train" and (select == "last" or select in row.record):
+            at = specs[cell]["algorithm"]["rounds"] if select == "last" else row.record[select]["round"]
+            rounds[cell] = int(at)
+    done = {
+        (cell, name): parsed(name)
+        for (cell, name), row in stages.items()
+        if row.status == "done" and parsed(name).metric and parsed(name).round == rounds.get(cell)
+    }
+    bits_of = outcomes(sorted(cells), store)
+    found: dict[str, dict[str, Measured]] = {cell: {} for cell in cells}
+    names, metrics = sorted({name for _, name in done}), sorted({one.metric for one in done.values()})
+    for number in store.measurements(sorted(rounds), stages=names, metrics=metrics):
+        cell = number["cell"]
+        one = done.get((cell, number["stage"]))
+        if one is None or number["client"] >= 0 or number["metric"] != one.metric:
             continue
-        bits, total = joined(store.outcomes(cell, number["stage"]))
+        _, evaluation, precision, _ = one
+        before = found[cell].get(evaluation)
+        if before is not None and PRECISIONS.index(precision) > PRECISIONS.index(before.precision):
+            continue
+        bits, total = bits_of(cell, number["stage"]) or (0, 0)
         n, value = int(number["n"]), float(number["value"])
         if said := disagreement(number["metric"], value, n, bits.bit_count(), total):
             raise DatabaseError(f"{store.database.shown}: cell {cell} {number['stage']}: {said} (fatbench db check)")
-        outcomes = (bits, total) if n and total and total % n == 0 else None
-        found[evaluation] = Measured(value, n, outcomes)
+        each = (bits, total) if n and total and total % n == 0 else None
+        found[cell][evaluation] = Measured(value, n, each, precision)
     return found
 
 
@@ -214,9 +228,13 @@ def compare(
     for pair, a, b in both:
         for evaluation in a:
             if evaluation in b and (not metrics or label(evaluation) in metrics):
+                if a[evaluation].precision != b[evaluation].precision:
+                    continue
                 found.setdefault((pair.row, evaluation), []).append((pair.seed, a[evaluation], b[evaluation]))
     if not found:
-        raise NothingMatched("the two sides have no evaluation in common (the same attack on as many test images)")
+        raise NothingMatched(
+            "the two sides have no evaluation in common (the same attack in the same precision on as many test images)"
+        )
     names = {evaluation for _, evaluation in found}
     return [
         _comparison(row, evaluation if _ambiguous(evaluation, names) else label(evaluation), runs)
@@ -246,6 +264,7 @@ def _comparison(row: str, metric: str, runs: Sequence[tuple[int, Measured, Measu
         a=a,
         b=b,
         images=tuple(map(statistics.images, ours, theirs)) if whole and counts == {n} else (),
+        precisions=tuple(one.precision for _, one, _ in runs),
         over_seeds=statistics.paired(dict(zip(seeds, a, strict=True)), dict(zip(seeds, b, strict=True))),
         test=statistics.seeds_and_images(ours, theirs, n) if whole else statistics.over_seeds(differences, n),
         with_images=whole,
@@ -260,7 +279,7 @@ def as_json(comparisons: Sequence[Comparison], margin: float | None = None) -> l
     return [
         {
             "row": one.row, "metric": one.metric, "n": one.n, "seeds": list(one.seeds), "a": list(one.a),
-            "b": list(one.b), "difference": one.difference,
+            "b": list(one.b), "precisions": list(one.precisions), "difference": one.difference,
             "images": [
                 {"seed": seed, "both": i.both, "only_a": i.only_a, "only_b": i.only_b, "agreement": i.agreement,
                  "odds_ratio": i.odds_ratio, "mcnemar_p": i.p}
@@ -309,6 +328,7 @@ def too_few(seeds: int) -> list[str]:
 
 def _block(one: Comparison, margin: float | None) -> Iterable[str]:
     seeds = f"seed{'s' * (len(one.seeds) > 1)} {', '.join(map(str, one.seeds))}"
+    seeds += attacked_in(one.seeds, one.precisions)
     yield f"{one.row + ': ' if one.row else ''}{one.metric} ({one.n} images, {seeds})"
     means = [100 * sum(side) / len(side) for side in (one.a, one.b)]
     yield f"  A {means[0]:.2f}, B {means[1]:.2f}: difference {signed(one.difference)}"

@@ -1,7 +1,7 @@
-"""The comparisons that a suite declares in its section `tests`: one family, corrected as a whole.
+"""The comparisons that a suite declares in its section `tests`: a family, corrected as a whole.
 
-    found = run(suite.tests, plan, functools.partial(measured, store, select="last"))
-    print(as_text(found, suite.tests, plan, "last"))
+    found = run(suite.tests[0], plan, measured(store, cells, "last").__getitem__)
+    print(as_text(found, suite.tests[0], plan, "last"))
 
 A comparison is one contrast under one metric at one combination of the other axes' labels. What cannot be tested counts
 in the family with p = 1, so that leaving a cell out never makes another result significant.
@@ -15,6 +15,7 @@ from typing import Any
 
 from fatbench.report.numbers import statistics
 from fatbench.report.numbers.compare import Measured, conclusion, plain, signed, too_few
+from fatbench.report.numbers.provenance import attacked_in
 from fatbench.report.numbers.statistics import SeedsAndImages
 from fatbench.store.selection import WORDS
 from fatbench.suite.cells import Cell, Plan
@@ -31,6 +32,7 @@ class Declared:
     metric: str
     n: int = 0  # test images
     seeds: tuple[int, ...] = ()  # those that all cells have
+    precisions: tuple[str, ...] = ()  # of the attacks, one a seed
     test: SeedsAndImages | None = None
     with_images: bool = False  # False: without per-image outcomes, about these images alone
     why: str = ""  # it cannot be tested
@@ -41,26 +43,40 @@ class Declared:
         return "seeds and images" if self.with_images else "seeds, these images"
 
 
-Place = tuple[str, str]  # label, metric
+Side = tuple[tuple[str, ...], str]  # labels of the other axes, label
+Place = tuple[Side, str]  # side, metric
 
 
 def run(tests: Tests, plan: Plan, of: Callable[[str], Mapping[str, Measured]]) -> list[Declared]:
     """The whole family, in the order of the suite. of: a cell's evaluations, see `compare.measured`."""
     metrics = tests.metrics or plan.metrics()
-    varying = [axis for axis in _axes(plan) if len({cell.key.get(axis) for cell in plan.cells}) > 1]
+    inside = [cell for cell in plan.cells if all(cell.key.get(axis) in labels for axis, labels in tests.where.items())]
+    varying = [axis for axis in _axes(plan) if len({cell.key.get(axis) for cell in inside}) > 1]
     found: list[Declared] = []
     for name, contrast in tests.contrasts.items():
-        rows: dict[tuple[str, ...], dict[str, dict[int, Cell]]] = {}  # labels of other axes -> label -> seed
-        for cell in plan.cells:
-            row = tuple(cell.key[axis] for axis in varying if axis != contrast.axis and axis in cell.key)
-            label = cell.key.get(contrast.axis, "")
-            rows.setdefault(row, {}).setdefault(label, {})[int(cell.spec["seed"])] = cell
+        cells: dict[Side, dict[int, Cell]] = {}  # -> seed -> cell
+        rows: dict[tuple[str, ...], None] = {}  # labels of the other axes
+        means: dict[tuple[str, ...], dict[tuple[str, ...], None]] = {}  # and without that of `mean_over` -> with it
+        others = [axis for axis in varying if axis != contrast.axis]
+        for cell in inside:
+            row = tuple(cell.key[axis] for axis in others if axis in cell.key)
+            cells.setdefault((row, cell.key.get(contrast.axis, "")), {})[int(cell.spec["seed"])] = cell
+            rows[row] = None
+            if tests.mean_over in others:
+                rest = tuple(cell.key[axis] for axis in others if axis in cell.key and axis != tests.mean_over)
+                means.setdefault(rest, {})[row] = None
+        groups = [(", ".join(row), [row]) for row in rows]
+        groups += [(", ".join((*rest, f"mean over {tests.mean_over}")), list(of_it)) for rest, of_it in means.items()]
         crossed = any(metric for _, metric in contrast.weights)
-        for row, cells in rows.items():
+        for where, group in groups:
             for metric in [""] if crossed else metrics:
                 said = metric or ", ".join(dict.fromkeys(own for _, own in contrast.weights))
-                weights = {(label, own or metric): weight for (label, own), weight in contrast.weights.items()}
-                found.append(_tested(Declared(name, contrast, ", ".join(row), said), weights, cells, of))
+                weights = {
+                    ((row, label), own or metric): weight / len(group)
+                    for (label, own), weight in contrast.weights.items()
+                    for row in group
+                }
+                found.append(_tested(Declared(name, contrast, where, said), weights, cells, of))
     ps = statistics.holm([1.0 if one.test is None else one.test.p for one in found])
     return [replace(one, corrected=p) for one, p in zip(found, ps, strict=True)]
 
@@ -72,32 +88,32 @@ def _axes(plan: Plan) -> list[str]:
 def _tested(
     one: Declared,
     weights: Mapping[Place, float],
-    cells: Mapping[str, Mapping[int, Cell]],
+    cells: Mapping[Side, Mapping[int, Cell]],
     of: Callable[[str], Mapping[str, Measured]],
 ) -> Declared:
     """The comparison with its test, or with why there is none."""
     measured: dict[Place, dict[int, Measured]] = {}
-    for label, metric in weights:
-        if label not in cells:
-            return replace(one, why=f"{label} is not in this preset")
-        names = {each.id for cell in cells[label].values() for each in cell.evaluations if each.label == metric}
+    for side, metric in weights:
+        if side not in cells:
+            return replace(one, why=f"{side[1]} is not in this preset")
+        names = {each.id for cell in cells[side].values() for each in cell.evaluations if each.label == metric}
         if len(names) != 1:
             return replace(one, why=f"{metric} is {'not one attack' if names else 'not evaluated in this preset'}")
         (name,) = names
-        measured[label, metric] = {
-            seed: known for seed, cell in cells[label].items() if (known := of(cell.id).get(name))
-        }
+        measured[side, metric] = {seed: known for seed, cell in cells[side].items() if (known := of(cell.id).get(name))}
     seeds = tuple(sorted(set.intersection(*(set(by_seed) for by_seed in measured.values()))))
     if len(seeds) < 2:
         return replace(one, seeds=seeds, why="fewer than two seeds are measured of every cell")
     used = {place: [by_seed[seed] for seed in seeds] for place, by_seed in measured.items()}
     sizes = {each.n for every in used.values() for each in every}
-    attacks = {each.id for (label, metric) in weights for cell in cells[label].values() for each in cell.evaluations
+    attacks = {each.id for (side, metric) in weights for cell in cells[side].values() for each in cell.evaluations
                if each.label == metric}  # fmt: skip
     if len(sizes) > 1 or len(attacks) > len({metric for _, metric in weights}):
         return replace(one, seeds=seeds, why="the cells were not evaluated by the same attack on the same images")
+    if any(len({every[s].precision for every in used.values()}) > 1 for s in range(len(seeds))):
+        return replace(one, seeds=seeds, why="the cells of a seed were attacked in different precisions")
     (n,) = sizes
-    one = replace(one, n=n, seeds=seeds)
+    one = replace(one, n=n, seeds=seeds, precisions=tuple(each.precision for each in next(iter(used.values()))))
     bits = {place: [each.outcomes for each in every if each.outcomes] for place, every in used.items()}
     if all(len(every) == len(seeds) for every in bits.values()):
         test = statistics.contrast([(weight, bits[place]) for place, weight in weights.items()], n)
@@ -114,6 +130,7 @@ def as_json(found: Sequence[Declared], margin: float | None) -> list[dict[str, A
             "weights": [{"label": label, "metric": metric or one.metric, "weight": weight}
                         for (label, metric), weight in one.contrast.weights.items()],
             "row": one.row, "metric": one.metric, "n": one.n, "seeds": list(one.seeds),
+            "precisions": list(one.precisions),
             "test": None if one.test is None else {"over": one.over, **plain(one.test, margin)},
             "not_tested": one.why or None, "p_holm": one.corrected,
         }
@@ -126,10 +143,12 @@ def as_text(found: Sequence[Declared], tests: Tests, plan: Plan, select: str) ->
     count = f"{len(found)} comparison{'s' * (len(found) != 1)}"
     lines = [
         f"suite {plan.suite}, preset {plan.preset}: family '{tests.family}' of {count}, as the suite declares it",
+        *([tests.note] if tests.note else []),
         f"Holm's correction is over all {len(found)}; what cannot be tested counts with p = 1",
         f"checkpoint: {WORDS[select]}; differences are in points",
     ]
-    lines += [f"{name} = {_formula(contrast)}" for name, contrast in tests.contrasts.items()]
+    said = {name: _formula(contrast) for name, contrast in tests.contrasts.items()}
+    lines += [f"{name} = {formula}" for name, formula in said.items() if name != formula]
     if tested := [len(one.seeds) for one in found if one.test is not None]:
         lines += too_few(min(tested))
     for one in found:
@@ -151,7 +170,8 @@ def _block(one: Declared, margin: float | None, family: int) -> Iterable[str]:
     if one.test is None:
         yield f"{where}: not tested, counts with p = 1: {one.why}"
         return
-    yield f"{where} ({one.n} images, seeds {', '.join(map(str, one.seeds))}): {signed(one.test.mean)}"
+    seeds = ", ".join(map(str, one.seeds)) + attacked_in(one.seeds, one.precisions)
+    yield f"{where} ({one.n} images, seeds {seeds}): {signed(one.test.mean)}"
     yield from (
         f"  {line}"
         for line in conclusion(one.test, one.over, margin, one.corrected, family, of_two=one.contrast.of_two)

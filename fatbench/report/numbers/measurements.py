@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import statistics
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fatbench.report.numbers import flags as checking
 from fatbench.report.numbers import provenance
+from fatbench.report.numbers.statistics import wilson
 from fatbench.store.selection import MONITORED, Checkpoint, checkpoint_round
 from fatbench.suite import facts
 from fatbench.suite.cells import Cell, Evaluation, Plan
-from fatbench.suite.tables import SOURCE
+from fatbench.suite.tables import OVER, SOURCE
 
+ENDS = ("low", "high")  # of an interval, as a metric's name ends: "identification_low"
 PRIOR_STAGE = "prior"
 PRIOR = "prior_accuracy"  # per client, in the stage of an evaluation
 EVERY = -2  # the client of a source "metric[*]": a line each
+RANGE = -3  # of "metric[range]": the largest of all clients less the smallest
+INDICES = {None: -1, "*": EVERY, "range": RANGE}
 
 
 @dataclass(frozen=True)
@@ -26,9 +32,9 @@ class Source:
     """Where numbers come from: the parsed form of "pgd20", "train:drift_post@10", "gap:pgd20" or "train:weight[*]"."""
 
     text: str
-    stage: str  # "evaluation", "train", "gap", "artifact", or "prior..." of the clients' own accuracies
+    stage: str  # "evaluation", "train", "gap", "artifact", "prior..." of the clients' own accuracies, or one of OVER
     metric: str
-    client: int  # -1: not about one client; EVERY: of each
+    client: int  # -1: not about one client; EVERY: of each; RANGE: the largest less the smallest
     round: int | None
 
     @classmethod
@@ -38,11 +44,34 @@ class Source:
         client, round = match["client"], match["round"]
         return cls(
             text,
-            match["stage"] or "evaluation",
-            match["metric"],
-            -1 if client is None else EVERY if client == "*" else int(client),
+            match["stage"] or match["over"] or "evaluation",
+            match["metric"] or match["metrics"],
+            INDICES[client] if client in INDICES else int(client),
             None if round is None else int(round),
         )
+
+    def shows(self, evaluation: Evaluation) -> bool:
+        """Whether its number is of this evaluation, or of this among others."""
+        if self.stage in OVER:
+            return not {evaluation.label, evaluation.sweep}.isdisjoint(self.metric.split("+"))
+        return evaluation.label == self.metric
+
+    def checkpoint(self, select: str) -> str:
+        """Which checkpoint a number is of, `select` for evaluations; empty where the source names the rounds itself."""
+        if self.stage == "gap" or self.round is not None:
+            return ""
+        return "last" if self.stage in ("train", "artifact") else select
+
+    @property
+    def indexed(self) -> str:
+        """What the index of "metric[*]" counts."""
+        if self.metric == "updated_fraction":
+            return "epochs"
+        return "class" if self.metric.endswith("_class") or self.metric.startswith("label_") else "client"
+
+    def counted(self, index: int) -> str:
+        """An index as tables and figures print it: clients count from 1, as in the papers, all else from 0."""
+        return str(index + (self.indexed == "client"))
 
     @property
     def fraction(self) -> bool:
@@ -59,7 +88,7 @@ def metric_names(sources: Iterable[Source]) -> dict[str, str]:
     by_name: dict[str, dict[str, Source]] = {}
     for source in sources:
         own = source.metric if source.stage in ("evaluation", "train") else f"{source.stage}:{source.metric}"
-        client = f"[{source.client}]" if source.client >= 0 else ""
+        client = f"[{source.client}]" if source.client >= 0 else "[range]" * (source.client == RANGE)
         by_name.setdefault(own + client, {})[source.text] = source
     names = {}
     for name, alike in by_name.items():
@@ -82,6 +111,11 @@ def clients(cells: Iterable[Cell], source: Source) -> int:
         many = next((origin.clients for origin in origins if origin is not None and not origin.cell), None)
         found = max(found, many or int(cell.spec["partition"].get("clients") or 0))
     return found
+
+
+def range_of(values: Sequence[float]) -> float | None:
+    """The largest less the smallest; None of none."""
+    return max(values) - min(values) if values else None
 
 
 def over_clients(source: Source, by_client: Mapping[int, float]) -> float | None:
@@ -124,6 +158,7 @@ class Stored:
     runs: list[Mapping[str, Any]] | None = None  # what ran, with its provenance; None: what the rows say
     outcomes: Outcomes | None = None
     failed: frozenset[str] = frozenset()  # cells of which something failed, and was not run again since
+    trained: frozenset[str] = frozenset()  # cells whose training is done
 
 
 @dataclass(slots=True)
@@ -142,20 +177,20 @@ class Stages:
     def __init__(self) -> None:
         self._by_content: dict[str, str] = {}
         self._by_object: dict[int, tuple[Evaluation, str]] = {}  # holds the object, so that its id stays its own
-        self._names: dict[tuple[str, int], str] = {}
+        self._names: dict[tuple[str, int], tuple[str, ...]] = {}
 
-    def name(self, evaluation: Evaluation, round: int) -> str:
-        """`evaluation.stage(round)`."""
+    def of(self, evaluation: Evaluation, round: int) -> tuple[str, ...]:
+        """`evaluation.stages(round)`."""
         known = self._by_object.get(id(evaluation))
         if known is None:
             content = repr(evaluation)
             if content not in self._by_content:
                 self._by_content[content] = evaluation.id
             known = self._by_object[id(evaluation)] = evaluation, self._by_content[content]
-        name = self._names.get((known[1], round))
-        if name is None:
-            name = self._names[known[1], round] = evaluation.stage(round)
-        return name
+        names = self._names.get((known[1], round))
+        if names is None:
+            names = self._names[known[1], round] = evaluation.stages(round)
+        return names
 
 
 class Numbers:
@@ -163,14 +198,18 @@ class Numbers:
 
     def __init__(self, plan: Plan, stored: Stored, select: Checkpoint = "last") -> None:
         self.select, self.known, self.outcomes, self.failed = select, stored.rounds, stored.outcomes, stored.failed
+        self.trained, self.checkpoints = stored.trained, tuple(plan.checkpoints)
         self.stages = Stages()
         self.by_key: dict[tuple[str, str, str, int, int], tuple[float, int]] = {}
+        self.measured = Counter(row["stage"] for row in stored.rows)  # stage -> numbers of all cells
+        self.by_client: dict[tuple[str, str], list[float]] = {}  # (cell, metric) -> one a client, over all rounds
         self.stored_flags: dict[tuple[str, str], list[str]] = {}
         self.series: dict[tuple[str, str], dict[int, float]] = {}
         self.priors: dict[tuple[str, str], dict[int, float]] = {}  # (cell, stage) -> client -> accuracy
         self.below: dict[tuple[str, str], tuple[float, int, float]] = {}  # (cell, checkpoint) -> see `below_chance`
         self.last = {cell.id: int(cell.spec["algorithm"]["rounds"]) for cell in plan.cells}
-        self.evaluated: dict[tuple[str, str], dict[str, Measurement]] = {}  # (cell, checkpoint) -> metric -> number
+        # (cell, checkpoint, which evaluations) -> metric -> number
+        self.evaluated: dict[tuple[str, str, int], dict[str, Measurement]] = {}
         origins = provenance.Origins()
         # (cell, stage), or (None, stage) where all cells share the origin -> an ordered set
         self.provenance: dict[tuple[str | None, str], dict[provenance.Origin, None]] = {}
@@ -182,6 +221,8 @@ class Numbers:
             if stage == "train":
                 if metric in monitored and client == -1:
                     self.series.setdefault((cell, metric), {})[round] = row["value"]
+                if metric.endswith("_client"):
+                    self.by_client.setdefault((cell, metric), []).append(row["value"])
             elif metric == PRIOR:
                 self.priors.setdefault((cell, stage), {})[client] = row["value"]
             elif metric.startswith("flag_") and row["value"]:
@@ -207,14 +248,23 @@ class Numbers:
         """One cell's number for a column; None: not measured."""
         if source.stage == "train":
             round = source.round or self.last[cell.id]
+            if source.client == RANGE:
+                every = (self.find(cell, replace(source, client=k)) for k in range(clients([cell], source)))
+                found = [one for one in every if one is not None]
+                value = range_of([one.value for one in found])
+                return None if value is None else Measurement(value, sum(one.n for one in found), ("train",))
             row = self.by_key.get((cell.id, "train", source.metric, round, source.client))
-            return None if row is None else Measurement(row[0], row[1], ("train",))
+            if row is None:
+                return self._interval(cell.id, source.metric)
+            return Measurement(row[0], row[1], ("train",))
         if source.stage == "gap":
             best = self._evaluations(cell, "best-test").get(source.metric)
             last = self._evaluations(cell, "last").get(source.metric)
             if best is None or last is None:
                 return None
             return Measurement(best.value - last.value, best.n, (*best.stages, *last.stages[1:]))
+        if source.stage in OVER:
+            return self._over(cell, source)
         if source.stage.startswith(PRIOR_STAGE):
             whole = self._evaluations(cell, self.select).get(source.metric)
             by_client = {} if whole is None else self.priors.get((cell.id, whole.stages[-1]), {})
@@ -227,6 +277,33 @@ class Numbers:
         row = self.by_key.get((cell.id, whole.stages[-1], source.metric, at, source.client))
         return None if row is None else replace(whole, value=row[0], n=row[1])
 
+    def _interval(self, cell: str, metric: str) -> Measurement | None:
+        """An end of Wilson's 95 % interval of a fraction over clients: "identification_low" or "..._high"."""
+        base, _, end = metric.rpartition("_")
+        values = self.by_client.get((cell, f"{base}_client"))
+        if values is None or end not in ENDS or not {*values} <= {0.0, 1.0}:
+            return None
+        return Measurement(wilson(int(sum(values)), len(values))[ENDS.index(end)], len(values), ("train",))
+
+    def _over(self, cell: Cell, source: Source) -> Measurement | None:
+        """The mean or the minimum over evaluations, or the fraction of images that are right under all of them."""
+        made = self._evaluations(cell, self.select)
+        wanted = [made.get(one.label) for one in cell.evaluations if source.shows(one)]
+        found = [one for one in wanted if one is not None]
+        if not found or len(found) < len(wanted):
+            return None
+        values = [one.value for one in found]
+        value = statistics.fmean(values) if source.stage == "mean" else min(values)
+        if source.stage == "all":
+            bits = [self.outcomes(cell.id, one.stages[-1]) for one in found] if self.outcomes else [None]
+            kept = [one for one in bits if one is not None]
+            if len(kept) < len(found) or len({n for _, n in kept}) > 1:  # not of the same images and models
+                return None
+            value = functools.reduce(int.__and__, (one for one, _ in kept)).bit_count() / kept[0][1]
+        flags = dict.fromkeys(flag for one in found for flag in one.flags)
+        stages = dict.fromkeys(stage for one in found for stage in one.stages)
+        return Measurement(value, min(one.n for one in found), tuple(stages), tuple(flags))
+
     def below_chance(self, cell: Cell) -> tuple[float, int, float] | None:
         """(natural accuracy, images, chance) of a cell that has not learned; None: it has, or nobody knows."""
         self._evaluations(cell, self.select)
@@ -234,19 +311,29 @@ class Numbers:
 
     def _evaluations(self, cell: Cell, checkpoint: str) -> dict[str, Measurement]:
         """Every evaluation that has been made of a cell at a checkpoint, by metric, with its flags."""
-        known = self.evaluated.get((cell.id, checkpoint))
+        key = cell.id, checkpoint, id(cell.evaluations)
+        known = self.evaluated.get(key)
         if known is not None:
             return known
         found: dict[str, Measurement] = {}
         round = self.round(cell.id, checkpoint)
         if round is not None:
             for evaluation in cell.evaluations:
-                stage = self.stages.name(evaluation, round)
-                if row := self.by_key.get((cell.id, stage, evaluation.label, round, -1)):
-                    found[evaluation.label] = Measurement(row[0], row[1], ("train", stage))
+                here = {
+                    stage: row
+                    for stage in self.stages.of(evaluation, round)
+                    if (row := self.by_key.get((cell.id, stage, evaluation.label, round, -1)))
+                }
+                if here:  # attacked in several precisions: that in which most cells are, else the highest
+                    stage = max(here, key=lambda stage: self.measured[stage])
+                    found[evaluation.label] = Measurement(*here[stage], ("train", stage))
             self._check(cell, round, found, checkpoint)
-        self.evaluated[cell.id, checkpoint] = found
+        self.evaluated[key] = found
         return found
+
+    def _said(self, cell: Cell, one: Measurement) -> Sequence[str]:
+        """The flags that are stored with an evaluation."""
+        return self.stored_flags.get((cell.id, one.stages[-1]), ()) if self.stored_flags else ()
 
     def _check(self, cell: Cell, round: int, found: dict[str, Measurement], checkpoint: str) -> None:
         """Set the flags of one model's evaluations, in words without the seed."""
@@ -275,6 +362,8 @@ class Numbers:
         if natural and natural.n and math.isfinite(natural.value):
             stored = self.by_key.get((cell.id, natural.stages[-1], "chance", round, -1))
             fraction = checking.chance(cell.spec, stored and stored[0], natural.n)
+            if any(flag.startswith("training diverged") for flag in self._said(cell, natural)):
+                fraction = None  # which says it already
             if fraction is not None and not checking.above_chance(natural.value, natural.n, fraction):
                 self.below[cell.id, checkpoint] = natural.value, natural.n, fraction
                 raised |= {metric: [checking.CHANCE, *raised.get(metric, ())] for metric in found}
@@ -282,10 +371,10 @@ class Numbers:
             dead = self.by_key.get((cell.id, natural.stages[-1], "zero_gradients", round, -1))
             if dead is not None and dead[0] > checking.ZERO_GRADIENTS:
                 for metric in found:
-                    if attacks[metric]["name"] != "natural" and metric not in moved:
+                    if facts.role(attacks[metric]) == "attack" and metric not in moved:
                         raised.setdefault(metric, []).append(checking.NO_GRADIENT)
         for metric, one in found.items():
-            own = self.stored_flags.get((cell.id, one.stages[-1]), ()) if self.stored_flags else ()
+            own = self._said(cell, one)
             if not math.isfinite(one.value):
                 raised.setdefault(metric, []).append("not a number")
             if own or metric in raised:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from fatbench.store.stage_names import parsed
 from fatbench.suite import plugins
 
 
@@ -58,11 +59,15 @@ class TableFacts:
 
     origins: dict[tuple[str, Origin], set[str]] = field(default_factory=dict)  # (what, origin) -> cells
     sizes: dict[tuple[str, str], set[int]] = field(default_factory=dict)  # (data set, metric) -> numbers of test images
+    # metric -> precision of its attack -> cells
+    attacked_in: dict[str, dict[str, set[str]]] = field(default_factory=dict)
 
     def add(self, cell: str, dataset: str, metric: str, n: int, stages: Iterable[tuple[str, Iterable[Origin]]]) -> None:
         """One number was used: `metric` ("" for a training number), its n, and the stages it was read from."""
         for stage, origins in stages:
             what = "training" if stage == "train" else metric
+            if stage != "train" and metric:
+                self.attacked_in.setdefault(metric, {}).setdefault(parsed(stage).precision, set()).add(cell)
             for origin in origins:
                 self.origins.setdefault((what, origin), set()).add(cell)
         if metric and n:
@@ -131,20 +136,33 @@ class TableFacts:
         """
         devices, precisions, codes = self.values(_device), self.values(_precision), self.values(_code)
         versions, attacks = self.versions(), self.attacks()
-        yield "machine", f"{'; '.join(devices) or 'device unknown'}, {', '.join(precisions) or 'precision unknown'}"
-        torch = f"; torch {', '.join(versions['torch'])}" if "torch" in versions else ""
-        yield "code", f"{'; '.join(codes) or 'commit unknown'}{torch}"
+        mixed = self.mixed()
+        device = f"{len(devices)} devices" if "device" in mixed else next(iter(devices), "device unknown")
+        precision = (
+            f"{len(precisions)} precisions" if "precision" in mixed else next(iter(precisions), "precision unknown")
+        )
+        yield "machine", f"{device}, {precision}"
+        torch = (
+            f"; torch {', '.join(versions['torch'])}" if "torch" in versions and "torch version" not in mixed else ""
+        )
+        code = f"{len(codes)} commits" if "code" in mixed else next(iter(codes), "commit unknown")
+        yield "code", f"{code}{torch}"
         if reasons := self.values(lambda origin: origin.not_reproducible):
             yield "not reproducible bit for bit", "; ".join(reasons)
         yield from self._plugin_notes()
         if settings:
             yield "attacks", settings
+        if {"fp32"} != {precision for by_precision in self.attacked_in.values() for precision in by_precision} != set():
+            alike: dict[str, list[str]] = {}
+            for metric, by_precision in self.attacked_in.items():
+                alike.setdefault(_counted(by_precision), []).append(metric)
+            yield "attack precision", "; ".join(f"{', '.join(metrics)}: {said}" for said, metrics in alike.items())
         if attacks:
             by_code: dict[str, list[str]] = {}
             for metric, implementations in attacks.items():
                 by_code.setdefault(" and ".join(implementations), []).append(metric)
             yield "attack code", "; ".join(f"{', '.join(metrics)}: {code}" for code, metrics in by_code.items())
-        for what, text in self.mixed().items():
+        for what, text in mixed.items():
             yield "MIXED", f"{what}: {text}"
 
     def mixed(self) -> dict[str, str]:
@@ -169,6 +187,9 @@ class TableFacts:
         for metric, implementations in self.attacks().items():
             if len(implementations) > 1:
                 found[f"{metric} attack"] = ", ".join(implementations)
+        for metric, by_precision in self.attacked_in.items():
+            if len(by_precision) > 1:
+                found[f"{metric} precision"] = _counted(by_precision)
         for package, versions in self.versions().items():
             if len(versions) > 1:
                 found[f"{package} version"] = ", ".join(versions)
@@ -176,6 +197,27 @@ class TableFacts:
             if len(sizes) > 1:
                 found[f"{metric} test images of {dataset}"] = ", ".join(map(str, sorted(sizes)))
         return found
+
+
+def _counted(by_precision: Mapping[str, set[str]]) -> str:
+    """ "bf16", or "fp32 (15 cells), bf16 (18 cells)"."""
+    if len(by_precision) == 1:
+        return next(iter(by_precision))
+    return ", ".join(f"{precision} ({_places({'': cells}, True)})" for precision, cells in sorted(by_precision.items()))
+
+
+def attacked_in(seeds: Iterable[int], precisions: Iterable[str]) -> str:
+    """The precisions of an attack, one a seed, in words: "; attacked in bf16 at seeds 6, 7, fp32 at seed 8".
+
+    Empty where all are float32.
+    """
+    found: dict[str, list[int]] = {}
+    for seed, precision in zip(seeds, precisions, strict=True):
+        found.setdefault(precision, []).append(seed)
+    if len(found) == 1:
+        return "" if "fp32" in found else f"; attacked in {next(iter(found))}"
+    each = (f"{name} at seed{'s' * (len(at) > 1)} {', '.join(map(str, at))}" for name, at in found.items())
+    return f"; attacked in {', '.join(each)}" if found else ""
 
 
 def _device(origin: Origin) -> str:

@@ -1,4 +1,4 @@
-"""The paper's numbers: rows of a CSV found by the labels of a grid point. Never mixed with measured ones."""
+"""The paper's numbers, or a formula's: rows of a CSV found by the labels of a grid point, apart from measured ones."""
 
 from __future__ import annotations
 
@@ -8,21 +8,23 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from fatbench.errors import SpecError
-from fatbench.suite.tables import Published
+from fatbench.suite.tables import Published, Reference
 
 Entry = tuple[float | None, float | None, str]  # value, std, flag
 NOTHING: Entry = (None, None, "")
 
 
 class Lookup:
-    """A published table. SpecError: the file cannot be read or lacks a column that the suite names."""
+    """Such a table. SpecError: the file cannot be read or lacks a column that the suite names."""
 
-    def __init__(self, published: Published) -> None:
+    def __init__(self, published: Reference) -> None:
         self.published = published
         self.name = (
             f"{published.file.parent.name}/{published.file.name}" if published.file.parent.name else published.file.name
         )
         self.problems: list[str] = []
+        self.formula = not isinstance(published, Published)
+        self.select = published.select if isinstance(published, Published) else ""  # the checkpoint that the paper took
         self.scale = published.times * (0.01 if published.unit == "percent" else 1.0)
         rows, self.columns = _read(published.file)
         for column in (*published.match, *published.rows.values()):
@@ -94,8 +96,7 @@ class Lookup:
         if not text or (named and column not in named):
             return ""
         text = re.sub(r"^u2 ?", "second best in its row of the paper; ", text).removesuffix("; ")
-        text = text.replace("glitch:(", "printed as (")
-        return re.sub(r"(?<!\w)(\w+)\?", r"\1 doubtful as printed", text)
+        return text.replace("glitch:(", "printed as (")
 
 
 def _read(file: Path) -> tuple[list[dict[str, str]], list[str]]:

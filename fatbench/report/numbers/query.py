@@ -14,11 +14,13 @@ from sqlalchemy import select as sql
 
 from fatbench.errors import DatabaseError
 from fatbench.report.numbers.flags import joined
-from fatbench.report.numbers.measurements import EVERY, PRIOR, Outcomes, Source, Stages, Stored
+from fatbench.report.numbers.measurements import ENDS, EVERY, PRIOR, RANGE, Outcomes, Source, Stages, Stored
 from fatbench.store import consistency
 from fatbench.store.rows import batches
 from fatbench.store.schema import NUMBERS, OUTCOME_CHUNKS, RUNS, STAGES
 from fatbench.store.selection import MONITORED, Checkpoint, checkpoint_round
+from fatbench.store.stage_names import parsed
+from fatbench.suite.tables import OVER
 
 if TYPE_CHECKING:
     from fatbench.store.stages import Store
@@ -31,10 +33,11 @@ def gather(suite: Suite, plan: Plan, store: Store, select: Checkpoint) -> Stored
     """The numbers, checkpoints and runs that the suite's tables need of the plan's cells."""
     sources = [Source.parse(text) for table in suite.tables for text in table.values.values()]
     cells = [cell.id for cell in plan.unique()]
-    checkpoints = {select} if any(s.stage == "evaluation" or s.stage.startswith("prior") for s in sources) else set()
+    evaluated = any(s.stage in ("evaluation", *OVER) or s.stage.startswith("prior") for s in sources)
+    checkpoints = {select} if evaluated else set()
     if any(source.stage == "gap" for source in sources):
         checkpoints |= {"best-test", "last"}
-    found = Stored(outcomes=_outcomes(cells, store))
+    found = Stored(outcomes=outcomes(cells, store))
     stages = _evaluated(found, plan, cells, store, checkpoints, sources)
     metrics = {source.metric for source in sources if source.stage == "train"}
     if metrics:
@@ -43,7 +46,12 @@ def gather(suite: Suite, plan: Plan, store: Store, select: Checkpoint) -> Stored
         at = {r for s in sources if s.stage == "train" for r in ([s.round] if s.round else ends)}
         here = (NUMBERS.c.stage == "train") & NUMBERS.c.metric.in_(sorted(metrics)) & NUMBERS.c.round.in_(sorted(at))
         found.rows += _numbers(cells, store, here)
+        of_intervals = {f"{base}_client" for base, _, end in (m.rpartition("_") for m in metrics) if end in ENDS}
+        if of_intervals:
+            found.rows += _numbers(cells, store, (NUMBERS.c.stage == "train") & NUMBERS.c.metric.in_(of_intervals))
     found.runs = _runs(cells, store, stages)
+    trained = sql(STAGES.c.cell).where((STAGES.c.stage == "train") & (STAGES.c.status == "done"))
+    found.trained = frozenset(row.cell for row in _fetch(store, trained, STAGES.c.cell, cells if metrics else ()))
     broken = sql(STAGES.c.cell).where(STAGES.c.status == "failed").distinct()
     found.failed = frozenset(row.cell for row in _fetch(store, broken, STAGES.c.cell, cells))
     return found
@@ -61,7 +69,7 @@ def _evaluated(
     found.rounds = _rounds(cells, store, checkpoints)
     names, evaluations, stages = Stages(), _evaluations(plan), set()
     for round, there in _by_round(plan, found.rounds, checkpoints).items():
-        names_here = {names.name(evaluation, round) for evaluation in evaluations}
+        names_here = {name for evaluation in evaluations for name in names.of(evaluation, round)}
         rows = _numbers(there, store, NUMBERS.c.stage.in_(sorted(names_here)) & _clients(sources))
         _agree(rows, there, store, names_here)
         found.rows += rows
@@ -76,7 +84,7 @@ def _agree(rows: Iterable[Mapping[str, Any]], cells: Iterable[str], store: Store
     query = query.where(OUTCOME_CHUNKS.c.stage.in_(sorted(stages)))
     for cell, stage, n, bits in _fetch(store, query, OUTCOME_CHUNKS.c.cell, cells):
         chunks.setdefault((cell, stage), []).append((n, bits))
-    metrics = {stage: consistency.metric_of(stage) for stage in stages}
+    metrics = {stage: parsed(stage).metric for stage in stages}
     for row in rows:
         cell, stage, metric = row["cell"], row["stage"], row["metric"]
         if metric == metrics[stage] and row["client"] == -1:
@@ -93,14 +101,16 @@ def gather_series(figures: Sequence[Figure], plan: Plan, store: Store, select: C
     for source in sources:
         if source.stage == "train":
             wanted.setdefault(source.metric, set()).add(source.client)
-    found = Stored()
+    found = Stored(outcomes=outcomes(cells, store))
     stages: set[str] = set()
     if any(source.stage not in ("train", "artifact") for source in sources):
         stages = _evaluated(found, plan, cells, store, {select}, sources)
     found.runs = _runs(cells, store, stages)
     for metric, clients in wanted.items():
         here = (NUMBERS.c.stage == "train") & (NUMBERS.c.metric == metric)
-        found.rows += _numbers(cells, store, here if EVERY in clients else here & NUMBERS.c.client.in_(sorted(clients)))
+        found.rows += _numbers(
+            cells, store, here if {EVERY, RANGE} & clients else here & NUMBERS.c.client.in_(sorted(clients))
+        )
     return found
 
 
@@ -186,7 +196,7 @@ def _fetch(store: Store, query: Any, key: Any, cells: Iterable[str]) -> Iterator
             yield from connection.execute(query.where(key.in_(part))).all()  # four times faster than row by row
 
 
-def _outcomes(cells: Sequence[str], store: Store) -> Outcomes:
+def outcomes(cells: Sequence[str], store: Store) -> Outcomes:
     """The outcomes of a cell's stage: those of all cells are read when the first of a stage is asked for."""
 
     @functools.cache

@@ -17,6 +17,8 @@ from fatbench.report.numbers.measurements import Source
 from fatbench.report.tables import number_format, significance
 from fatbench.report.tables.grid import Grid
 from fatbench.store import replicates
+from fatbench.store.selection import PUBLISHED
+from fatbench.store.stage_names import parsed
 from fatbench.suite import format_call, signatures
 from fatbench.suite.model import Key
 
@@ -97,7 +99,8 @@ def points_of(grids: Iterable[Grid], boards: Iterable[Grid] = ()) -> dict[tuple[
                             "spread": entry.spread,
                             "rank": value.rank,
                             "marks": significance.marks(value)[len(value.flags) :],  # flags stand below in full
-                            "published": entry.paper,
+                            "published": f"formula: {entry.paper}" if value.formula else entry.paper,
+                            "published_at": PUBLISHED.get(value.published_select, "") * bool(entry.paper),
                             "published_flag": value.published_flag,
                             "difference": entry.difference.replace("-", "\u2212"),
                             "flags": value.flags,
@@ -113,6 +116,9 @@ def _anchor(cell: str, taken: set[str]) -> str:
     return name
 
 
+AT_ONCE = 500  # places whose rows of the database are in memory together
+
+
 def _title(key: Key) -> str:
     return ", ".join(label for label in key.values() if label) or "the only row"
 
@@ -121,6 +127,13 @@ def fill(
     points: Sequence[Point], store: Store, files: Path | None, images: Mapping[str, list[tuple[str, str]]]
 ) -> None:
     """Say of each place what the database knows of its cells. files: their folders; images: of a cell, besides."""
+    for first in range(0, len(points), AT_ONCE):
+        _fill(points[first : first + AT_ONCE], store, files, images)
+
+
+def _fill(
+    points: Sequence[Point], store: Store, files: Path | None, images: Mapping[str, list[tuple[str, str]]]
+) -> None:
     ids = list(dict.fromkeys(cell for point in points for cell in point.cells))
     specs = store.cells(ids)
     several = replicates.of(store.database, ids)
@@ -219,7 +232,7 @@ def _attacks(rows: Iterable[StageRow]) -> Iterable[tuple[str, str, str]]:
     """Each attack that judged, with all settings and the code that ran it."""
     seen = set()
     for row in rows:
-        label, _ = _parsed(row.stage)
+        label = parsed(row.stage).metric
         if row.settings and label not in seen:
             seen.add(label)
             by = row.settings.get("implementation")
@@ -234,12 +247,14 @@ def _evaluations(
     found: dict[tuple[int, int, str], dict[str, Any]] = {}
     for cell, measured in here.items():
         for stage, metrics in measured.items():
-            label, at = _parsed(stage)
+            label, _, precision, at = parsed(stage)
             if stage == "train" or label not in metrics:
                 continue
             (value, n), *_ = metrics[label].values()
             place = flags.CHAIN.index(label) if label in flags.CHAIN else len(flags.CHAIN)
-            row = found.setdefault((-at, place, stage), {"metric": label, "round": at, "by": {}, "n": n})
+            row = found.setdefault(
+                (-at, place, stage), {"metric": _in(label, precision), "round": at, "by": {}, "n": n}
+            )
             row["by"][cell] = f"{100 * value:.2f}"
     return [
         {
@@ -252,15 +267,14 @@ def _evaluations(
     ]
 
 
-def _parsed(stage: str) -> tuple[str, int]:
-    """ "pgd20-0a1b2c3d@20" as ("pgd20", 20)."""
-    name, _, at = stage.rpartition("@")
-    return name.rpartition("-")[0], int(at) if at.isdigit() else 0
-
-
 def _said(stage: str) -> str:
-    label, at = _parsed(stage)
-    return f"{label}, model of round {at}" if label else stage
+    label, _, precision, at = parsed(stage)
+    return f"{_in(label, precision)}, model of round {at}" if label else stage
+
+
+def _in(label: str, precision: str) -> str:
+    """An attack's label, with what it computed in where that is not float32."""
+    return label if precision == "fp32" else f"{label} in {precision}"
 
 
 # --- curves ------------------------------------------------------------------------------------------------------

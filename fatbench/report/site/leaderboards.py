@@ -6,26 +6,30 @@ is a grid like any other (`combined`), so its marks and notes are those of the t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from fatbench.data.catalogue import CATALOGUE
 from fatbench.errors import FatbenchError
-from fatbench.report.numbers import flags
+from fatbench.report.numbers import baseline, compare, flags
+from fatbench.report.numbers.baseline import Difference
+from fatbench.report.numbers.compare import Measured
 from fatbench.report.numbers.measurements import Source
-from fatbench.report.tables import combined
+from fatbench.report.tables import combined, replicate_selection
 from fatbench.report.tables.grid import Grid, Row
 from fatbench.store.selection import Checkpoint
-from fatbench.suite import format_call
+from fatbench.suite import facts, format_call
 from fatbench.suite.cells import Cell, Plan, digest
 from fatbench.suite.files import Suite
+from fatbench.suite.papers import METHODS, OTHER, PAPERS, paper_of
 
 if TYPE_CHECKING:
     from fatbench.store.stages import Store
 
 Part = tuple[Suite, Plan]
 LEAST = 2  # rows of a leaderboard
+VARIANTS = {"jpeg": "as JPEG", "jpeg75": "as JPEG at quality 75"}
 LABELS = 12  # of an axis that can be chosen from a list
 
 
@@ -51,6 +55,8 @@ class Board:
     rows: list[Row]  # the best first
     sorted_by: int  # position of the column
     choices: list[tuple[str, list[str]]]  # axis -> labels
+    differences: list[Difference] = field(default_factory=list)  # of its rows, where they were tested
+    sentence: str = ""  # what the numbers come to
 
 
 def tasks(parts: Sequence[Part]) -> list[Task]:
@@ -73,13 +79,65 @@ def tasks(parts: Sequence[Part]) -> list[Task]:
 def boards(parts: Sequence[Part], grids: Sequence[Grid], store: Store, select: Checkpoint, which: str) -> list[Board]:
     """The leaderboards of some suites; grids: their tables, which know the published numbers."""
     found = []
-    for task in tasks(parts):
+    for task in sorted(tasks(parts), key=lambda task: place_of(next(iter(task.parts)))):
         grid = _grid(task, store, select, which)
         if grid is not None:
             _publish(grid, grids)
             if (board := _board(task, grid)) is not None:
+                plans = [replace(plan, cells=cells) for _, plan, cells in task.parts.values()]
+                plans = [replicate_selection.plans(plan, store, which)[0] for plan in plans]
+                ids = {cell.id for plan in plans for cell in plan.cells}
+                _answer(plans, board, compare.measured(store, ids, select).__getitem__)
                 found.append(board)
     return found
+
+
+def difference(board: Board, row: Row) -> Difference | None:
+    """A row against its baseline; None: it is the baseline, or not tested."""
+    mine = {*row.values[0][board.sorted_by].cells}
+    return next((one for one in board.differences if mine & one.cells), None)
+
+
+def place_of(suite: str) -> int:
+    """The place of a suite's paper among the papers."""
+    return [*dict.fromkeys(PAPERS.values()), OTHER].index(paper_of(suite))
+
+
+def _answer(plans: Sequence[Plan], board: Board, of: Callable[[str], Mapping[str, Measured]]) -> None:
+    """Compare the rows with the baselines of their suites, and say in a sentence what that comes to."""
+    column = board.grid.columns[board.sorted_by]
+    if "attacker" in board.grid.axes:
+        board.sentence = _privacy(board)
+    if column.source.stage != "evaluation":
+        return
+    every = [one for plan in plans for one in baseline.differences(plan, of, [column.metric])]
+    board.differences = [one for one in every if one.comparison.test is not None]
+    if board.differences:
+        every = board.differences
+        # of several groups of rows, the one whose baseline is strongest: adversarial training under an attack
+        best = max(sum(one.comparison.b) / len(one.comparison.b) for one in every)
+        group = [one for one in every if sum(one.comparison.b) / len(one.comparison.b) == best]
+        one = next((one for one in group if one.label.startswith(METHODS)), group[0])
+        board.sentence = f"{one.row}: " * bool(one.row) + one.sentence()
+
+
+def _privacy(board: Board) -> str:
+    """How many images the strongest attacker names, without a defence and with the best."""
+    at = next((i for i, column in enumerate(board.grid.columns) if column.metric == "identification"), None)
+    if at is None or "defence" not in board.axes:
+        return ""
+    named = [(mean, row) for row in board.rows if (mean := row.values[0][at].mean) is not None]
+    suite = named[0][1].key.get("suite") if named else None
+    named = [(share, row) for share, row in named if row.key.get("suite") == suite]
+    bare = [share for share, row in named if row.key.get("defence") == "none"]
+    kept = [(share, row) for share, row in named if row.key.get("defence") != "none"]
+    if not bare or not kept:
+        return ""
+    share, row = min(kept, key=lambda one: one[0])
+    return (
+        f"The strongest attacker identifies {100 * max(bare):.0f} % of the images without a defence, and"
+        f" {100 * share:.0f} % with {row.key['defence']} ({row.key['attacker']})"
+    )
 
 
 def _grid(task: Task, store: Store, select: Checkpoint, which: str) -> Grid | None:
@@ -126,13 +184,14 @@ def _publish(board: Grid, grids: Sequence[Grid]) -> None:
         for row in grid.rows
         for values in row.values
         for column, value in zip(grid.columns, values, strict=True)
-        if value.published is not None
+        if value.published is not None and not value.formula
     }
     for row in board.rows:
         for column, value in zip(board.columns, row.values[0], strict=True):
             if (same := known.get((value.cells, column.source.text))) is not None:
                 value.published, value.published_std = same.published, same.published_std
-                value.published_flag, value.comparable = same.published_flag, same.comparable
+                value.published_flag, value.published_select = same.published_flag, same.published_select
+                value.comparable = same.comparable
 
 
 def _board(task: Task, grid: Grid) -> Board | None:
@@ -144,6 +203,8 @@ def _board(task: Task, grid: Grid) -> Board | None:
     ]
     if len(rows) < LEAST or not keep:
         return None
+    if "attacker" in grid.axes:
+        rows = _strongest_attackers(grid, rows)
     labels = {axis: list(dict.fromkeys(row.key.get(axis, "") for row in rows)) for axis in grid.axes}
     axes = [axis for axis, said in labels.items() if len(said) > 1] or grid.axes[-1:]
     every = [cell.key for _, plan, _ in task.parts.values() for cell in plan.cells]
@@ -162,14 +223,19 @@ def _board(task: Task, grid: Grid) -> Board | None:
     spec = task.cell.spec
     data = spec["data"]
     title = CATALOGUE[data["name"]].title if data["name"] in CATALOGUE else data["name"]
-    title += "".join(f", {key} {said}" for key, said in data.items() if key != "name" and said)
+    title += "".join(f", {VARIANTS.get(said, f'{key} {said}')}" for key, said in data.items() if key != "name" and said)
     split = spec.get("partition")
     about = [f"Split: {format_call.full({k: v for k, v in split.items() if v is not None})}"] if split else []
     about += [", ".join(f"{axis} {said}" for axis, said in same)] if same else []
+    about += ["each defence with the attacker who identifies most; the tables have all attackers"] * (
+        "attacker" in grid.axes
+    )
     about += [f"suites: {', '.join(task.parts)}"]
+    compared = [label for label in labels[next((axis for axis in baseline.AXES if axis in axes), axes[-1])] if label]
+    names = ", ".join(compared[:5]) + (f" and {len(compared) - 5} more" if len(compared) > 5 else "")
     return Board(
         id=f"board-{digest([task.preset, data, split, task.evaluations, list(task.parts)])[:8]}",
-        title=title + "".join(f", {axis} {said}" for axis, said in same if axis in of_task),
+        title=f"{title}{''.join(f', {axis} {said}' for axis, said in same if axis in of_task)}: {names}",
         about="; ".join(about) + ".",
         grid=grid,
         axes=axes,
@@ -181,11 +247,36 @@ def _board(task: Task, grid: Grid) -> Board | None:
     )
 
 
+def _strongest_attackers(grid: Grid, rows: Sequence[Row]) -> list[Row]:
+    """For each defence, network and suite the attacker who identifies most; an oracle is no attacker."""
+    metrics = [column.metric for column in grid.columns]
+    by = [metrics.index(metric) for metric in ("identification", "psnr") if metric in metrics]
+
+    def strength(row: Row) -> tuple[float, ...]:
+        means = [row.values[0][place].mean for place in by]
+        return tuple(-1.0 if mean is None else mean for mean in means)
+
+    found: dict[tuple[tuple[str, str], ...], Row] = {}
+    for row in rows:
+        if "oracle" in row.key.get("attacker", ""):
+            continue
+        place = tuple((axis, label) for axis, label in row.key.items() if axis != "attacker")
+        if place not in found or strength(row) > strength(found[place]):
+            found[place] = row
+    return [*found.values()]
+
+
 def _strongest(grid: Grid) -> int:
     """The column that a leaderboard is first sorted by: the strongest attack of the known order, else the last one."""
     order = {metric: place for place, metric in enumerate(flags.CHAIN)}
-    attacks = [place for place, column in enumerate(grid.columns) if column.source.stage == "evaluation"]
+    attacks = [
+        place
+        for place, column in enumerate(grid.columns)
+        if column.source.stage == "evaluation"
+        and all(facts.role(spec) != "corruption" for spec in grid.attacks.get(column.source.metric, ()))
+    ]
     if not attacks:
-        return 0
+        metrics = [column.metric for column in grid.columns]
+        return metrics.index("identification") if "identification" in metrics else 0
     known = [place for place in attacks if order.get(grid.columns[place].metric, 0) > 0]
     return max(known or attacks, key=lambda place: (order.get(grid.columns[place].metric, 0), place))

@@ -19,20 +19,23 @@ from typing import TYPE_CHECKING, Any
 from fatbench import whole_file
 from fatbench.report.figures import charts, panel_kinds, series
 from fatbench.report.formats import html, latex
+from fatbench.report.numbers.compare import signed
 from fatbench.report.site import drilldown
 from fatbench.report.site import leaderboards as leaderboards
 from fatbench.report.site.drilldown import Point
 from fatbench.report.site.leaderboards import Board
-from fatbench.report.tables.grid import Column, Grid, Value
+from fatbench.report.tables.grid import Column, Grid, Row, Value
 from fatbench.store.selection import WORDS, Checkpoint
 from fatbench.suite.cells import Plan
 from fatbench.suite.files import Suite
+from fatbench.suite.papers import paper_of
 from fatbench.suite.tables import KEPT, SERIES
 
 if TYPE_CHECKING:
     from fatbench.store.stages import Store
 
 SCRIPT = "fatbench.js"
+LABELLED = 12  # dots that have their names beside them
 IMAGES = 2_500_000  # characters of images on a page
 Counts = Mapping[str, int]  # "done", "failed", ... -> cells
 
@@ -143,14 +146,14 @@ def site(
         written[part.file] = _suite_page(one, tag, policy, home="index.html")
     found = read(parts).boards if len(parts) > 1 else several[0].boards
     views = [_board(board, links) for board in found]
-    suites = [
-        {
+    papers: dict[str, list[dict[str, Any]]] = {}
+    for part in sorted(parts, key=lambda part: leaderboards.place_of(part.plan.suite)):
+        row = {
             "file": part.file, "name": part.plan.suite, "title": part.suite.title, "preset": part.plan.preset,
             "cells": len(part.plan.unique()), "done": part.counts.get("done", 0),
             "failed": part.counts.get("failed", 0),
-        }
-        for part in parts
-    ]  # fmt: skip
+        }  # fmt: skip
+        papers.setdefault(paper_of(part.plan.suite), []).append(row)
     cells = sum(len(part.plan.unique()) for part in parts)
     index = html.framed(
         "index.html",
@@ -158,10 +161,11 @@ def site(
         heading="Results",
         lead=f"{len(parts)} suite{'s' * (len(parts) != 1)} with {cells} cells. A cell is one experiment: data, split,"
         " model, method and seed. Click a number to see the runs behind it.",
-        suites=suites,
+        answers=[(board.id, board.title.partition(":")[0], board.sentence) for board in found if board.sentence],
+        papers=papers,
         problems=list(problems),
         boards=views,
-        places=[("Suites", "#suites"), *([("Leaderboards", "#leaderboards")] if views else [])],
+        places=[*([("Leaderboards", "#leaderboards")] if views else []), ("Suites", "#suites")],
         script=_safe(tag),
         policy=policy,
         data=_data(found, [], [], links),
@@ -232,6 +236,7 @@ def _data(
 ) -> dict[str, Any]:
     """What the script reads: the charts' specifications and rows, the curves of each place."""
     drawn = {board.id: chart for board in boards if (chart := _against(board, links))}
+    drawn |= {f"{board.id}-forest": chart for board in boards if (chart := _forest(board, links))}
     return {
         "colours": charts.COLOURS,
         "spec": charts.lines("round", ""),
@@ -251,6 +256,7 @@ def _board(board: Board, links: html.Links) -> dict[str, Any]:
             "numbers": [
                 html.cell(value, column, links) for value, column in zip(row.values[0], grid.columns, strict=True)
             ],
+            "difference": _difference(board, row),
         }
         for row in board.rows
     ]
@@ -263,15 +269,51 @@ def _board(board: Board, links: html.Links) -> dict[str, Any]:
         for place, column in enumerate(grid.columns)
     ]
     pair = _pair(board)
+    published = f" Published: {grid.published_at}." * bool(grid.published_at)
     title = "" if pair is None else f"{grid.columns[pair[1]].heading} against {grid.columns[pair[0]].heading}"
     if title:
         title += ": a dot for each row, ± standard deviation" + "; a ring for what is published" * grid.has_published
     return {
-        "id": board.id, "title": board.title, "about": f"{board.about} Numbers: {WORDS[grid.select]}.",
+        "id": board.id, "title": board.title, "about": f"{board.about} Numbers: {WORDS[grid.select]}." + published,
         "label": grid.label,
         "axes": board.axes, "choices": board.choices, "columns": columns, "rows": rows, "grid": grid,
         "published": grid.has_published, "chart": _against(board, {}) is not None, "chart_title": title,
+        "sentence": board.sentence, "against": _heading(board), "forest": _forest(board, {}) is not None,
     }  # fmt: skip
+
+
+def _heading(board: Board) -> str:
+    """Of the column of differences; empty: there is none."""
+    if not board.differences:
+        return ""
+    baselines = ", ".join(dict.fromkeys(one.baseline for one in board.differences))
+    return f"{board.grid.columns[board.sorted_by].heading}: points from {baselines} (95 %)"
+
+
+def _difference(board: Board, row: Row) -> dict[str, Any] | None:
+    """A row's difference from its baseline with its interval, in points."""
+    one = leaderboards.difference(board, row)
+    if one is None or (test := one.comparison.test) is None:
+        return None
+    said = f"({signed(test.low)} to {signed(test.high)})".replace("-", "\u2212")
+    return {"raw": one.comparison.difference, "number": signed(one.comparison.difference).replace("-", "\u2212"),
+            "interval": said}  # fmt: skip
+
+
+def _forest(board: Board, links: html.Links) -> dict[str, Any] | None:
+    """The differences of the rows from their baselines, in points: a dot and an interval a row."""
+    rows = []
+    for row in board.rows:
+        value = row.values[0][board.sorted_by]
+        one = leaderboards.difference(board, row)
+        if one is not None and one.comparison.test is not None:
+            name = ", ".join(label for axis in board.axes if (label := row.key.get(axis, "")))
+            low, high = 100 * one.comparison.test.low, 100 * one.comparison.test.high
+            rows.append([name, 0, 100 * one.comparison.difference, low, high, links.get(value.cells, "")])
+    if not rows:
+        return None
+    spec = charts.forest(_heading(board).partition(": ")[2], len(rows))
+    return {"spec": spec, "fields": (*charts.FIELDS, "href"), "panels": [rows], "names": []}
 
 
 def _pair(board: Board) -> tuple[int, int] | None:
@@ -302,7 +344,7 @@ def _against(board: Board, links: html.Links) -> dict[str, Any] | None:
             rows.append([name, "published", across, up, up, up, across, across, ""])
     if not rows:
         return None
-    spec = charts.against(f"{x.heading} (%)", f"{y.heading} (%)", {str(row[1]) for row in rows})
+    spec = charts.against(f"{x.heading} (%)", f"{y.heading} (%)", {str(row[1]) for row in rows}, len(rows) <= LABELLED)
     return {"spec": spec, "fields": fields, "panels": [rows], "names": []}
 
 
@@ -337,7 +379,7 @@ def _heat(plot: series.Plot, panels: Sequence[series.Panel]) -> dict[str, Any]:
         if raster:
             lines = sorted(lines, key=lambda line: line.index or 0)
             seed = min(seed for line in lines for point in line.points for seed in point.seeds)
-            rows.append([[f"{line.index}: {math.fsum(point.mean for point in line.points):.3g} in all", point.round,
+            rows.append([[f"{line.place}: {math.fsum(point.mean for point in line.points):.3g} in all", point.round,
                           *[drilldown.rounded(point.values[point.seeds.index(seed)])] * 3]
                          for line in lines for point in line.points if seed in point.seeds])  # fmt: skip
         else:
@@ -348,7 +390,7 @@ def _heat(plot: series.Plot, panels: Sequence[series.Panel]) -> dict[str, Any]:
     numbers = [row[2] for row in every]
     size = max(len({row[0] for row in panel}) for panel in rows), len({row[1] for row in every})
     if raster:
-        spec = charts.heat("round", series.index_of(first.source), size, max(*numbers, 1e-12))
+        spec = charts.heat("round", first.source.indexed, size, max(*numbers, 1e-12))
     else:
         least, most = (0.0, 100.0) if first.source.fraction else (min(numbers), max(numbers))
         spec = charts.heat("", "", size, most, least)
@@ -372,7 +414,7 @@ def _chart(plot: series.Plot, panels: Sequence[series.Panel]) -> dict[str, Any]:
     headings = list(dict.fromkeys(line.heading for line in shown))
     apart = SERIES in figure.panels  # panels of several units
     unit = " (%)" if shown[0].source.fraction else ""
-    y = "" if apart else f"{headings[0]}{unit}" if len(headings) == 1 else unit.strip(" ()")
+    y = "" if apart else f"{headings[0]}{unit}" if len(headings) == 1 else figure.ylabel or unit.strip(" ()")
     rows = [
         [row for line in panel.lines if line.points for row in _rows(line, line_name(plot, line), figure.kind)]
         for panel in panels
@@ -382,12 +424,13 @@ def _chart(plot: series.Plot, panels: Sequence[series.Panel]) -> dict[str, Any]:
     alike = not apart and len(rows) > 1 and low < high
     if figure.kind == "lines":
         over_radius = any(point.radius for line in shown for point in line.points)
-        x = "radius of the attack" if over_radius else "round"
+        x = "radius of the attack" if over_radius else figure.xlabel
         log = figure.scale == "log"
         spec = charts.lines(x, y, styles, log, not over_radius, (low, high) if alike and not log else None)
     else:
-        indexed = next((series.index_of(line.source) for line in shown if line.index is not None), "")
-        spec = charts.bars(indexed, y, styles, (min(0, low), high) if alike else None)
+        indexed = next((line.source.indexed for line in shown if line.index is not None), "")
+        mark = "published" if figure.published else "formula"
+        spec = charts.bars(indexed, y, styles, (min(0, low), high) if alike else None, mark)
     names = [[name, charts.colour_of(hue), dashes] for name, (hue, dashes) in styles.items()]
     fields = charts.FIELDS if figure.kind == "lines" else charts.BARS
     return {"spec": spec, "fields": fields, "panels": rows, "names": names}
@@ -396,7 +439,7 @@ def _chart(plot: series.Plot, panels: Sequence[series.Panel]) -> dict[str, Any]:
 def _parts(plot: series.Plot, line: series.Line) -> tuple[str, str, str]:
     """What tells a line from others: labels, heading, index; of a bar less what stands under it."""
     lines = plot.figure.kind == "lines"
-    index = "" if line.index is None else f"{series.index_of(line.source)} {line.index}"
+    index = f"{line.source.indexed} {line.place}" if line.place else ""
     labels = ", ".join(line.key.values()) if lines or index else ""
     return labels, "" if SERIES in plot.figure.panels else line.heading, index if lines else ""
 
@@ -417,7 +460,7 @@ def _rows(line: series.Line, name: str, kind: str) -> list[list[Any]]:
         spread = point.std or 0.0
         x: Any = point.round
         if kind == "bars":
-            x = ", ".join(line.key.values()) if line.index is None else str(line.index)
+            x = ", ".join(line.key.values()) if line.index is None else line.place
         numbers = (drilldown.rounded(scale * v) for v in (point.mean, point.mean - spread, point.mean + spread))
         published = [scale * v for v in line.published] if line.published else [None, None]
         rows.append([name, x, *numbers, *(published if kind == "bars" else ())])

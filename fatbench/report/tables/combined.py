@@ -34,7 +34,8 @@ def combine(parts: Sequence[tuple[Suite, Plan]], rows: Sequence[str], columns: S
     for source in sources:
         match = SOURCE.match(source)
         radii = {metric for _, plan in parts for swept in sweeps(plan).values() for metric in swept}
-        if match is None or (match["stage"] != "train" and match["metric"] not in {*metrics, *radii}):
+        asked = [] if match is None or match["stage"] == "train" else (match["metrics"] or match["metric"]).split("+")
+        if match is None or not {*metrics, *radii}.issuperset(asked):
             raise SpecError(
                 f"--columns: no axis or metric is named '{source}'{did_you_mean(source, [*axes, *metrics])}"
             )

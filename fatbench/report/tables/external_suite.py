@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+import math
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fatbench.errors import NothingMatched
 from fatbench.store.replicates import SIGN
+from fatbench.store.stage_names import parsed
 from fatbench.suite import external_models, model
 from fatbench.suite.cells import Cell, Evaluation, Plan
 from fatbench.suite.contents import Axes, Contents
@@ -16,6 +19,7 @@ from fatbench.suite.external_models import SUITE
 from fatbench.suite.files import Suite
 from fatbench.suite.filters import select
 from fatbench.suite.located import LocatedMap
+from fatbench.suite.types import number
 
 if TYPE_CHECKING:
     from fatbench.store.stages import StageRow, Store
@@ -34,21 +38,23 @@ class Stored(Evaluation):
 
 def suite_and_plan(store: Store | None, where: str | None = None) -> tuple[Suite, Plan]:
     """The suite of all evaluated models in a database and its only plan. NothingMatched: there is no such model."""
-    plan = Plan(SUITE, "paper", "", [] if store is None else _cells(store), ["last"])
+    models = [] if store is None else _models(store)
+    plan = Plan(SUITE, "paper", "", [row for one in models for row in _rows(one)], ["last"])
     if not plan.cells:
         raise NothingMatched("the database holds no evaluated model yet: fatbench evaluate FILE --model ...")
     plan = select(plan, where) if where else plan
     cells = plan.cells
-    several = len({cell.key["data"] for cell in cells}) > 1
+    several = [axis for axis in cells[0].key if len({cell.key[axis] for cell in cells}) > 1]
     metrics = dict.fromkeys(evaluation.label for cell in cells for evaluation in cell.evaluations)
-    labels = {axis: list(dict.fromkeys(cell.key[axis] for cell in cells)) for axis in ("model", "data")}
-    notes = [external_models.describe_model(cell.spec) for cell in cells]
+    labels = {axis: list(dict.fromkeys(cell.key[axis] for cell in cells)) for axis in cells[0].key}
+    notes = dict.fromkeys(external_models.describe_model(cell.spec) for cell in cells)
     table = {
         "id": "evaluated",
         "title": "External models",
-        "rows": ["model", "data"] if several else ["model"],
+        "rows": list(dict.fromkeys(["model", *several])),
         "values": LocatedMap({metric: metric for metric in metrics}),
         "note": "; ".join(notes),
+        "ties": False,  # models that were trained differently
     }
     raw: dict[str, Any] = {
         "name": SUITE,
@@ -73,7 +79,7 @@ def external_cells(plan: Plan, store: Store | None) -> list[Cell]:
     if store is None:
         return []
     found = []
-    for cell in _cells(store):
+    for cell in _models(store):
         stages = {one.id for one in cell.evaluations}
         asked: dict[str, Evaluation] = {}
         for like in plan.cells:
@@ -87,8 +93,8 @@ def external_cells(plan: Plan, store: Store | None) -> list[Cell]:
     return found
 
 
-def _cells(store: Store) -> list[Cell]:
-    """Every evaluated model in the database, in the order of names; of each metric the last number counts."""
+def _models(store: Store) -> list[Cell]:
+    """Every evaluated model in the database with all its evaluations, oldest first, in the order of names."""
     specs = {id: spec for id, spec in store.cells().items() if "evaluated" in spec and SIGN not in id}
     rows: dict[str, list[StageRow]] = {id: [] for id in specs}
     for (id, stage), row in store.stages(list(specs)).items():
@@ -105,14 +111,40 @@ def _cells(store: Store) -> list[Cell]:
 
 
 def _evaluations(rows: list[StageRow]) -> tuple[Evaluation, ...]:
-    """The evaluations behind a cell's stages, from weak to strong where the field has an order."""
-    known: dict[str, Evaluation] = {}
+    """The evaluations behind a cell's stages."""
+    found = []
     for row in sorted(rows, key=lambda row: row.run or 0):
-        name = row.stage.rsplit("@", 1)[0]
-        label = name.rsplit("-", 1)[0]
-        known[label] = Stored(label, _attack(row.settings or {"name": label}), row.total or None, 0, name=name)
+        label, name, *_ = parsed(row.stage)
+        found.append(Stored(label, _attack(row.settings or {"name": label}), row.total or None, 0, name=name))
+    return tuple(found)
+
+
+def _rows(model: Cell) -> Iterator[Cell]:
+    """A model once for each radius and number of images; what has no radius, as `natural`, stands in each of them.
+
+    Of each metric the last number counts; they go from weak to strong where the field has an order.
+    """
     order = external_models.DEFAULT_ATTACKS
-    return tuple(sorted(known.values(), key=lambda e: order.index(e.label) if e.label in order else len(order)))
+    for n in sorted({one.n or 0 for one in model.evaluations}):
+        here = [one for one in model.evaluations if (one.n or 0) == n]
+        for norm, eps in sorted({radius for one in here if (radius := _radius(one))}, key=_size) or [("", "")]:
+            known = {one.label: one for one in here if _radius(one) in ((norm, eps), None)}
+            chosen = sorted(known.values(), key=lambda e: order.index(e.label) if e.label in order else len(order))
+            said = eps if norm in ("", "Linf") else f"{eps} in {norm}"
+            yield replace(model, key={**model.key, "radius": said, "images": str(n)}, evaluations=tuple(chosen))
+
+
+def _radius(evaluation: Evaluation) -> tuple[str, str] | None:
+    """(norm, eps as it was written); None: it has none."""
+    settings = evaluation.attack
+    return (str(settings.get("norm", "Linf")), str(settings["eps"])) if "eps" in settings else None
+
+
+def _size(radius: tuple[str, str]) -> tuple[str, float]:
+    """By which radii are ordered; an imported one may be no number."""
+    with contextlib.suppress(ValueError):
+        return radius[0], float(number(radius[1]))
+    return radius[0], math.inf
 
 
 def _attack(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,6 +12,9 @@ from typing import Any
 from fatbench.report.numbers import provenance
 from fatbench.report.numbers.measurements import Source
 from fatbench.report.numbers.statistics import Paired
+from fatbench.store.selection import PUBLISHED
+from fatbench.suite.cells import Plan
+from fatbench.suite.files import with_settings
 from fatbench.suite.model import Condition, Key
 
 
@@ -26,6 +29,13 @@ class Column:
     unit: str  # "percent": fractions printed times 100; "plain": as they are
     digits: int  # after the point
     where: Condition = field(default_factory=dict)  # the points its numbers are of, where the heading says so
+    minus: Condition = field(default_factory=dict)  # the labels whose numbers are taken off, where it says so
+    images: str = ""  # "n = 500" where other columns have more images
+
+    @property
+    def label(self) -> str:
+        """The heading as it is printed."""
+        return f"{self.heading}, {self.images}" if self.images else self.heading
 
 
 @dataclass
@@ -33,17 +43,22 @@ class Value:
     """What stands at one row and heading of a group. `mean` is None where nothing has been measured."""
 
     planned: bool = True  # False: the suite has no such cell, nothing is missing
+    never: bool = False  # this checkpoint is not evaluated, or training does not log it: it will not be measured
     mean: float | None = None
     std: float | None = None  # over seeds, ddof 1; None below two seeds
     seeds: tuple[int, ...] = ()  # those measured
     wanted: int = 0  # how many the plan asks for
     n: tuple[int, ...] = ()  # examples behind each measurement; more than one number = mixed
     values: tuple[float, ...] = ()  # one a seed
+    interval: tuple[float, float] | None = None  # of a difference: 95 % confidence interval of the mean over seeds
     behind: tuple[tuple[str, str], ...] = ()  # (cell, stage) whose outcomes they are, one a seed; none of training
     cells: tuple[str, ...] = ()  # all that the place stands for, one a seed, measured or not
     published: float | None = None
+    published_most: float | None = None  # where the paper gives a range
     published_std: float | None = None
-    comparable: bool = True  # with what is published; False in a preset other than `paper`
+    published_select: str = ""  # the checkpoint behind it; empty where the heading says all, as that of a round
+    formula: bool = False  # what is "published" is a formula's, and no paper prints it
+    comparable: bool = True  # with what is published: its settings and its checkpoint are the paper's
     rank: str = ""  # "best": significantly better than all it competes with; "shared": marked ≈; see `significance`
     flags: tuple[str, ...] = ()
     marks: tuple[str, ...] = ()  # footnote marks: one for each flag, then that of `significance`
@@ -54,7 +69,7 @@ class Value:
     @property
     def difference(self) -> float | None:
         """measured - published, both unrounded; None where one is missing or they are not comparable."""
-        if self.mean is None or self.published is None or not self.comparable:
+        if self.mean is None or self.published is None or self.published_most is not None or not self.comparable:
             return None
         return self.mean - self.published
 
@@ -128,6 +143,17 @@ class Grid:
         return any(value.published is not None for value in self.all())
 
     @property
+    def by(self) -> str:
+        """Whose numbers stand beside ours: "paper", or "formula"."""
+        return "formula" if any(value.formula for value in self.all()) else "paper"
+
+    @property
+    def published_at(self) -> str:
+        """Of which round the published numbers are, in words; empty where their headings say it."""
+        at = dict.fromkeys(value.published_select for value in self.all() if value.published is not None)
+        return " and ".join(PUBLISHED[one] for one in at if one)
+
+    @property
     def has_differences(self) -> bool:
         return any(value.difference is not None for value in self.all())
 
@@ -135,6 +161,9 @@ class Grid:
         return (value for row in self.rows for group in row.values for value in group)
 
 
-def label(preset: str) -> str:
-    """What keeps a reduced preset's numbers from being taken for a paper's; empty for `paper` itself."""
-    return "" if preset == "paper" else f"{preset.upper()} PRESET - not comparable with published numbers"
+def label(plan: Plan) -> str:
+    """What keeps other numbers from being taken for a paper's: a reduced preset, and what --set changed; or nothing."""
+    what = [] if plan.preset == "paper" else [f"{plan.preset.upper()} PRESET"]
+    if settings := with_settings(plan.suite)[1]:
+        what.append(f"WITH {', '.join(settings)}")
+    return f"{', '.join(what)} - not comparable with published numbers" if what else ""

@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from fatbench.errors import SpecError
 from fatbench.report.numbers.measurements import Source
+from fatbench.suite import threats
 from fatbench.suite.cells import Cell, Plan
+from fatbench.suite.files import Suite
 from fatbench.suite.model import Condition, Key
-from fatbench.suite.tables import Displayed, Heading, Table
+from fatbench.suite.standard_attacks import TITLES
+from fatbench.suite.tables import OVER, Displayed, Heading, Table
 
 Names = tuple[tuple[str, str], ...]
 Places = dict[tuple[Names, Names], dict[str, list[Cell]]]
 
 
 def sweeps(plan: Plan) -> dict[str, dict[str, str]]:
-    """Attack with a list of radii -> metric of each of them -> the radius as the suite writes it.
+    """Attack with a list of radii, or of another setting -> metric of each value -> the value as the suite writes it.
 
-    A transfer has a metric for each model that its attack is computed on, in place of a radius.
+    A transfer has a metric for each model that its attack is computed on.
     """
     found: dict[str, dict[str, str]] = {}
     for evaluations in {id(cell.evaluations): cell.evaluations for cell in plan.cells}.values():
@@ -38,7 +43,7 @@ def spread(shown: S, plan: Plan) -> S:
     headings: dict[str, Heading] = {}
     for heading, one in shown.headings.items():
         source = Source.parse(one.source)
-        if source.stage == "train" or source.metric not in swept:
+        if source.stage in ("train", *OVER) or source.metric not in swept:
             headings[heading] = one
             continue
         plain = any(e.label == source.metric for cell in plan.cells for e in cell.evaluations)
@@ -54,6 +59,36 @@ def spread(shown: S, plan: Plan) -> S:
             best |= {other: chosen for other in headings if other.startswith(f"{heading} ") and best[other] is None}
         changed["best"] = best
     return shown if list(headings) == list(shown.headings) else shown.model_copy(update=changed)
+
+
+def with_added(suite: Suite, plan: Plan) -> Suite:
+    """The suite, its tables of accuracies with a heading for each attack that `--attacks` has added to the plan."""
+    if not plan.added:
+        return suite
+    tables = [_with_added(table, plan) for table in suite.tables]
+    return replace(suite, contents=suite.contents.model_copy(update={"tables": tables}))
+
+
+def _with_added(table: Table, plan: Plan) -> Table:
+    metrics = {*plan.metrics()}
+    sources = {heading: Source.parse(one.source) for heading, one in table.sources.items()}
+    shown = {source.metric for source in sources.values() if source.stage == "evaluation"}
+    conditions: list[Condition] = []  # of the accuracies that are there
+    for heading, source in sources.items():
+        condition = table.sources[heading].where
+        plain = source.text == source.metric and not table.sources[heading].minus
+        if plain and source.metric in metrics and condition not in conditions:
+            conditions.append(condition)
+    more = {
+        ", ".join([*itertools.chain(*condition.values()), TITLES.get(label, label)]): Heading.model_construct(
+            source=label, where=condition
+        )
+        for condition in conditions
+        for label in plan.added
+        if label not in shown
+    }
+    best = dict.fromkeys(more, "max")
+    return table.model_copy(update={"sources": {**table.sources, **more}, "best": {**table.best, **best}})
 
 
 def places_of(plan: Plan, table: Table) -> Places:
@@ -80,7 +115,8 @@ def places(
         key = cell.key
         if not inside(key, shown.where):
             continue
-        a, b = tuple((axis, key.get(axis, "")) for axis in first), tuple((axis, key.get(axis, "")) for axis in second)
+        said = {**threats.of_cell(cell.spec), **key} if {*threats.AXES} & {*first} else key
+        a, b = tuple((axis, said.get(axis, "")) for axis in first), tuple((axis, said.get(axis, "")) for axis in second)
         for kind, condition in enumerate(kinds):
             if condition and not inside(key, condition):
                 continue
@@ -111,9 +147,14 @@ def absent(sources: Mapping[str, Source], found: Places) -> dict[str, str]:
         elif source.stage == "train":
             if (source.round or 0) > rounds:
                 why[heading] = f"training ends after round {rounds} in this preset"
-        elif not any(evaluation.label == source.metric for cell in cells for evaluation in cell.evaluations):
+        elif not any(measures(cell, source) for cell in cells):
             why[heading] = "not evaluated in this preset"
     return why
+
+
+def measures(cell: Cell, source: Source) -> bool:
+    """Whether such a number of the cell is ever measured: one of training, or an attack that it is evaluated with."""
+    return source.stage == "train" or any(map(source.shows, cell.evaluations))
 
 
 def unfilled(plan: Plan, table: Table) -> dict[str, str]:
@@ -127,3 +168,17 @@ def unfilled(plan: Plan, table: Table) -> dict[str, str]:
 def inside(key: Key, where: Condition) -> bool:
     """Whether a point of the grid has one of the labels that a condition names, on each of its axes."""
     return all(key.get(axis) in labels for axis, labels in where.items())
+
+
+Place = tuple[Names, int]
+
+
+def place_of(cell: Cell, labels: Mapping[str, Sequence[str]]) -> Place:
+    """The point of a cell with some of its labels exchanged, and its seed."""
+    key = {**cell.key, **{axis: chosen[0] for axis, chosen in labels.items()}}
+    return tuple(sorted(key.items())), int(cell.spec["seed"])
+
+
+def baselines(plan: Plan, minus: Condition) -> dict[Place, Cell]:
+    """Where the cells are whose numbers are taken off; none without `minus`."""
+    return {place_of(cell, {}): cell for cell in plan.cells if minus and inside(cell.key, minus)}

@@ -27,13 +27,27 @@ from fatbench.report.numbers.measurements import (
 from fatbench.report.numbers.published import Lookup
 from fatbench.report.numbers.statistics import paired
 from fatbench.report.tables import significance
+from fatbench.report.tables.common_images import OnCommonImages
 from fatbench.report.tables.grid import Column, Comparison, Grid, Group, Row, Value, label
-from fatbench.report.tables.grid_points import Names, Places, absent, places_of, spread
-from fatbench.report.tables.notes import checkpoint, footnotes, notes
+from fatbench.report.tables.grid_points import (
+    Names,
+    Place,
+    Places,
+    absent,
+    baselines,
+    measures,
+    place_of,
+    places_of,
+    spread,
+)
+from fatbench.report.tables.notes import as_published, checkpoint, footnotes, notes
+from fatbench.store.stage_names import parsed
+from fatbench.suite import cost
 from fatbench.suite.cells import Cell, Plan
 from fatbench.suite.external_models import describe_model
 from fatbench.suite.files import Suite
-from fatbench.suite.tables import Table
+from fatbench.suite.model import Condition
+from fatbench.suite.tables import OVER, SERIES, Table
 
 
 def build(
@@ -44,53 +58,74 @@ def build(
     published: bool = True,
     evaluated: Sequence[Cell] = (),
     digits: int = 2,
+    images: str = "all",
 ) -> list[Grid]:
     """The tables of a suite that the plan's cells have a row in.
 
     numbers: of the plan's cells and of those evaluated: models that were not trained here; each has a row below those
     of the plan and competes with none of them. published: whether the papers' numbers are shown. digits: after the
-    point of percentages.
+    point of percentages. images: those of each attack ("all"), or those that all attacks of a table have ("common").
     SpecError: a table lumps together points of the grid that differ in an axis it does not name.
     """
     tables = (spread(table, plan) for table in suite.tables)
-    grids = (_grid(plan, table, numbers, published, evaluated, digits) for table in tables)
+    grids = (_grid(plan, table, numbers, published, evaluated, digits, images) for table in tables)
     return [grid for grid in grids if grid is not None]
 
 
 def _grid(
-    plan: Plan, table: Table, numbers: Numbers, with_published: bool, evaluated: Sequence[Cell], percent_digits: int
+    plan: Plan,
+    table: Table,
+    numbers: Numbers,
+    with_published: bool,
+    evaluated: Sequence[Cell],
+    percent_digits: int,
+    images: str,
 ) -> Grid | None:
     found = places_of(plan, table)
     if not found:
         return None
     sources = {heading: Source.parse(text) for heading, text in table.values.items()}
-    found, axes = _by_client(found, sources, table)
+    found, axes, index = _by_client(found, sources, table)
     lacking = absent(sources, found)
     headings = [heading for heading in sources if heading not in lacking]
     if not headings:  # `unfilled` says why
         return None
     row_keys = list(dict.fromkeys(row for row, _ in found))
     group_keys = list(dict.fromkeys(group for _, group in found))
-    lookup = Lookup(table.published) if with_published and table.published else None
+    if images == "common":
+        numbers = OnCommonImages(numbers, found, sources)
+    lookup = Lookup(table.reference) if with_published and table.reference else None
 
     facts = provenance.TableFacts()
+    minus = {heading: table.sources[heading].minus for heading in headings}
+    others = {heading: baselines(plan, minus[heading]) for heading in headings}
     rows: list[Row] = []
     for row_key in row_keys:
         values = []
         for group_key in group_keys:
             here = found.get((row_key, group_key), {})
-            shown = {h: [] if h in lacking else here.get(h, []) for h in headings}
+            shown = {h: [cell for cell in here.get(h, ()) if measures(cell, sources[h])] for h in headings}
             client = dict(row_key).get(CLIENT, "") if axes != table.rows else ""
-            at = {h: replace(s, client=int(client)) if s.client == EVERY else s for h, s in sources.items()}
-            values.append([_value(cells, at[h], numbers, facts) for h, cells in shown.items()])
+            at = {h: replace(s, client=index[client]) if s.client == EVERY else s for h, s in sources.items()}
+            values.append([
+                _difference(cells, at[h], numbers, facts, others[h], minus[h])
+                if minus[h] else _value(cells, at[h], numbers, facts)
+                for h, cells in shown.items()
+            ])  # fmt: skip
             for heading, value in zip(headings, values[-1], strict=True):
                 if not value.planned:
                     continue
                 point = here[heading][0].key
-                value.comparable = plan.preset == "paper"
                 value.labels = {axis: point[axis] for axis in table.conditions.get(heading, ())}
                 if lookup:
-                    value.published, value.published_std, value.published_flag = lookup.find(point, heading)
+                    said = {**point, SERIES: heading}
+                    value.published, value.published_std, value.published_flag = lookup.find(said, heading)
+                    least, most = lookup.range(said, heading) or (None, None)
+                    value.published_most = most if most != least else None
+                    ours = at[heading].checkpoint(numbers.select)
+                    value.published_select = lookup.select if ours else ""
+                    value.formula = lookup.formula and value.published is not None
+                    value.comparable = as_published(plan, here[heading]) and value.published_select == ours
         rows.append(Row(dict(row_key), values))
     for cell in evaluated:
         fits = [
@@ -98,18 +133,25 @@ def _grid(
                 for cells in here.values() for c in cells)
             for group_key in group_keys
         ]  # fmt: skip
-        rows.append(_evaluated(cell, axes, fits, [sources[heading] for heading in headings], numbers, facts))
+        wanted = [None if minus[heading] else sources[heading] for heading in headings]
+        rows.append(_evaluated(cell, axes, fits, wanted, numbers, facts))
 
     columns = []
+    judged = [position for position, heading in enumerate(headings) if sources[heading].stage == "evaluation"]
     names = metric_names(sources.values())
     for position, heading in enumerate(headings):
         under = [group[position] for row in rows for group in row.values]
         source = sources[heading]
-        plain_published = table.published is not None and table.published.unit == "plain"
-        plain = not source.fraction or (plain_published and heading in table.published.values)  # type: ignore[union-attr]
+        given = table.reference
+        plain = not source.fraction or (given is not None and given.unit == "plain" and heading in given.values)
         unit, digits = ("plain", _digits(under)) if plain else ("percent", percent_digits)
         where = table.conditions.get(heading, {})
-        columns.append(Column(heading, source, names[source.text], table.best[heading], unit, digits, where))
+        metric = names[source.text]
+        if minus[heading]:
+            metric += f" minus {', '.join(label for chosen in minus[heading].values() for label in chosen)}"
+        fewer = _fewer_images(rows, position, judged) if position in judged else ""
+        best = table.best[heading]
+        columns.append(Column(heading, source, metric, best, unit, digits, where, minus[heading], fewer))
     split = False  # whether some rows of a column, or groups of a row, are not compared
     groups_compared: list[tuple[list[Value], str]] = []
     alone: dict[str, None] = {}  # rows that nothing is compared with, because their training objective is another
@@ -139,7 +181,7 @@ def _grid(
         preset=plan.preset,
         id=table.id,
         name=table.title,
-        label=label(plan.preset),
+        label=label(plan),
         axes=axes,
         groups=[Group(dict(key)) for key in group_keys],
         columns=columns,
@@ -153,6 +195,9 @@ def _grid(
         split=split,
     )
     footnotes(grid)
+    if isinstance(numbers, OnCommonImages) and numbers.most:
+        counts = " or ".join(f"{n:,}" for n in dict.fromkeys(numbers.most.values()))
+        grid.notes.append(("images", f"every attack on the first {counts} test images, which all of them have"))
     if table.ties:
         significance.mark(grid, groups_compared, numbers.outcomes, "comparison group" if split else table.best_within)
     if table.ties and alone:
@@ -169,30 +214,43 @@ def _grid(
     return grid
 
 
-def _by_client(found: Places, sources: Mapping[str, Source], table: Table) -> tuple[Places, list[str]]:
-    """The places with a row for each client, where a source is "metric[*]"; and the axes of the rows."""
+def _by_client(
+    found: Places, sources: Mapping[str, Source], table: Table
+) -> tuple[Places, list[str], Mapping[str, int]]:
+    """The places with a row for each client, where a source is "metric[*]"; the axes of the rows; label -> index."""
     every = [heading for heading, source in sources.items() if source.client == EVERY]
     if not every:
-        return found, table.rows
+        return found, table.rows, {}
     rows: Places = {}
+    index: dict[str, int] = {}
     for (row, group), here in found.items():
         for k in range(max(clients(here.get(heading, ()), sources[heading]) for heading in every)):
-            rows[(*row, (CLIENT, str(k))), group] = here
-    return rows, [*table.rows, CLIENT]
+            label = sources[every[0]].counted(k)
+            rows[(*row, (CLIENT, label)), group] = here
+            index[label] = k
+    return rows, [*table.rows, CLIENT], index
 
 
 def _evaluated(
     cell: Cell,
     axes: Sequence[str],
     fits: Sequence[bool],
-    sources: Sequence[Source],
+    sources: Sequence[Source | None],
     numbers: Numbers,
     facts: provenance.TableFacts,
 ) -> Row:
-    """The row of a model that was not trained here. fits: of each group of columns whether it is on the same data."""
+    """The row of a model that was not trained here. fits: of each group of columns whether it is on the same data.
+
+    sources: None where it can have no number.
+    """
     first, *others = axes
     values = [
-        [_value([cell] if fit and source.stage == "evaluation" else [], source, numbers, facts) for source in sources]
+        [
+            _value([cell], source, numbers, facts)
+            if fit and source is not None and source.stage == "evaluation"
+            else Value(planned=False)
+            for source in sources
+        ]
         for fit in fits
     ]
     return Row({first: cell.key["model"], **dict.fromkeys(others, "")}, values)
@@ -207,11 +265,12 @@ def _attacks(columns: Iterable[Column], found: Places) -> dict[str, list[dict[st
         cells = [cell for here in found.values() for cell in here.get(column.heading, ())]
         for evaluations in {id(cell.evaluations): cell.evaluations for cell in cells}.values():
             for evaluation in evaluations:
-                known = attacks.setdefault(column.source.metric, [])
+                metric = evaluation.label if column.source.stage in OVER else column.source.metric
+                known = attacks.setdefault(metric, [])
                 attack = evaluation.attack
                 if evaluation.origin is not None:
-                    attack = {**attack, "computed on": f"{evaluation.origin.name}'s model"}
-                if evaluation.label == column.source.metric and attack not in known:
+                    attack = {**attack, "computed on": f"{evaluation.origin.shown}'s model"}
+                if column.source.shows(evaluation) and attack not in known:
                     known.append(attack)
     return attacks
 
@@ -235,15 +294,23 @@ def _value(cells: Sequence[Cell], source: Source, numbers: Numbers, facts: prove
             if source.stage == "evaluation" and source.client == -1:
                 behind.append((cell.id, found.stages[-1]))
             what = source.metric if source.stage != "train" else ""
-            origins = [(stage, numbers.origins(cell.id, stage)) for stage in found.stages]
-            facts.add(cell.id, cell.spec["data"]["name"], what, found.n, origins)
+            for stage in found.stages:
+                if source.stage in OVER:  # each under its own name
+                    what = parsed(stage).metric
+                origins = [(stage, numbers.origins(cell.id, stage))]
+                facts.add(cell.id, cell.spec["data"]["name"], what, found.n, origins)
     flags = tuple(
         text if len(cells) == 1 else f"{text} (seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))})"
         for text, seeds in flagged.items()
     )
     ids = tuple(cell.id for cell in cells)
     if not measured:
-        return Value(wanted=len(cells), flags=flags, cells=ids)
+        never = all(numbers.find(cell, source) is None and _never(cell, source, numbers) for cell in cells)
+        return Value(never=never, wanted=0 if never else len(cells), flags=flags, cells=ids)
+    precisions = [parsed(found.stages[-1]).precision for _, found in measured]
+    if len({*precisions}) > 1:
+        said = provenance.attacked_in([seed for seed, _ in measured], precisions)
+        flags = (*flags, said.removeprefix("; "))
     values = tuple(found.value for _, found in measured)
     mean, std = mean_and_std(values)
     return Value(
@@ -259,20 +326,66 @@ def _value(cells: Sequence[Cell], source: Source, numbers: Numbers, facts: prove
     )
 
 
+def _never(cell: Cell, source: Source, numbers: Numbers) -> bool:
+    """Whether a number that is not there will not come: the checkpoint is not evaluated, or training lacks it."""
+    if source.stage == "train":
+        return (source.round or 0) > int(cell.spec["algorithm"]["rounds"]) or cell.id in numbers.trained
+    wanted = ("last", "best-test") if source.stage == "gap" else (numbers.select,)
+    return not set(wanted) <= {*numbers.checkpoints}
+
+
+def _difference(
+    cells: Sequence[Cell],
+    source: Source,
+    numbers: Numbers,
+    facts: provenance.TableFacts,
+    others: Mapping[Place, Cell],
+    minus: Condition,
+) -> Value:
+    """What a place has more than another, seed by seed; nothing is planned where it is that other one."""
+    pairs = [(cell, other) for cell in cells if (other := others.get(place_of(cell, minus))) not in (None, cell)]
+    ours = _value([cell for cell, _ in pairs], source, numbers, facts)
+    theirs = _value([other for _, other in pairs if other is not None], source, numbers, facts)
+    mine, less = (dict(zip(value.seeds, value.values, strict=True)) for value in (ours, theirs))
+    seeds = tuple(seed for seed in mine if seed in less)
+    if not seeds:
+        never = ours.never or theirs.never
+        return Value(planned=ours.planned, never=never, wanted=ours.wanted, flags=ours.flags, cells=ours.cells)
+    values = tuple(mine[seed] - less[seed] for seed in seeds)
+    mean, std = mean_and_std(values)
+    test = paired(mine, less)
+    return Value(
+        mean=mean, std=std, seeds=seeds, wanted=ours.wanted, n=ours.n, values=values, flags=ours.flags,
+        cells=ours.cells, interval=None if test is None else test.interval,
+    )  # fmt: skip
+
+
 def _comparison_group(cell: Cell, source: Source, table: Table) -> tuple[str, str]:
     """What must be the same for two numbers to be compared: an accuracy on one data set is not better than on another.
 
     (data set, partition with its number of clients and the attack that judges; training objective). With
     `compare_across` the labels of all other axes that the table shows, in place of partition and objective.
     """
-    attack = next((one.attack for one in cell.evaluations if one.label == source.metric), None)
+    attack = next((one.attack for one in cell.evaluations if source.shows(one)), None)
     judged = repr((cell.spec["data"], attack if source.stage != "train" else None))
     if table.compare_across:
         shown = (*table.rows, *table.across)
         return judged + repr([cell.key.get(axis) for axis in shown if axis not in table.compare_across]), ""
-    algorithm = cell.spec["algorithm"]
-    objective = (algorithm.get("local") or algorithm).get("objective")
-    return judged + repr(cell.spec["partition"]), repr(objective)
+    return judged + repr(cell.spec["partition"]), repr(cost.local(cell.spec["algorithm"]).get("objective"))
+
+
+def _fewer_images(rows: Sequence[Row], position: int, judged: Sequence[int]) -> str:
+    """ "n = 500" where an attack's column has fewer images than others of the columns `judged` in a row; else empty."""
+    sizes: set[int] = set()
+    fewer = False
+    for group in (group for row in rows for group in row.values):
+        mine = [n for n in group[position].n if n]
+        sizes |= {*mine}
+        fewer |= any(n < most for n in mine for other in judged for most in group[other].n)
+    if not fewer:
+        return ""
+    ends = f"{min(sizes):,}" if len(sizes) == 1 else f"{min(sizes):,} to {max(sizes):,}"
+    return f"n = {ends}"
 
 
 def _digits(values: Sequence[Value]) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from fatbench.data.catalogue import CATALOGUE
@@ -16,13 +16,19 @@ from fatbench.report.tables.significance import UNTESTED
 from fatbench.store.selection import WORDS
 from fatbench.suite import format_call
 from fatbench.suite.cells import Cell, Plan
-from fatbench.suite.tables import Table
+from fatbench.suite.facts import role as role_of
+from fatbench.suite.tables import OVER, Table
 
 NOT_COMPARED = "no difference shown: the settings are not the paper's"
 PRIOR = (
     "a client's accuracy is the mean of the test set's accuracies by class, weighted by its own fraction of each class;"
     " tenth: mean of the worst tenth of the clients; std: over clients (ddof 0)"
 )
+MEANINGS = {
+    "mean": "the mean over several evaluations",
+    "min": "the least of several evaluations",
+    "all": "images that are classified correctly under every one of several evaluations",
+}
 SYMBOLS = ("†", "‡", "§", "¶")
 
 
@@ -57,21 +63,28 @@ def notes(
     below: the cells at chance, each with its natural accuracy, the images behind it, and chance.
     """
     facts = grid.facts
-    preset = f"{plan.suite}, preset {plan.preset}"
-    if grid.label:
-        preset += f": {grid.label}"
-    yield "suite", f"{preset}. {plan.note}".removesuffix(". ")
+    yield "suite", f"{plan.suite}, preset {plan.preset}. {plan.note}".removesuffix(". ")
     yield "data", data_note(facts, cells)
     yield "checkpoint", grid.checkpoint
+    if any(column.minus for column in grid.columns):
+        yield "differences", _differences(grid)
     if priors := [c.heading for c in grid.columns if c.source.stage.startswith("prior")]:
         yield "clients", f"{_listed(priors)}: {PRIOR}"
-    if said := _conditions(grid.columns):
-        yield "columns", said
+    for stage, what in MEANINGS.items():
+        if derived := [c.heading for c in grid.columns if c.source.stage == stage]:
+            yield "columns", f"{_listed(derived)}: {what}"
+    if conditions := _conditions(grid.columns):
+        yield "columns", conditions
     seeds = ", ".join(map(str, grid.seeds))
     spread = "mean ± sample standard deviation over seeds (ddof 1)" if len(grid.seeds) > 1 else "one seed, no spread"
     yield "seeds", f"{seeds}; {spread}"
-    named = (format_call.attack(metric, specs) for metric, specs in grid.attacks.items() if specs)
-    attacks = "; ".join(said for said in named if said not in grid.attacks)  # "natural" says it all
+    named: dict[str, list[str]] = {}
+    for metric, specs in grid.attacks.items():
+        if specs and (said := format_call.attack(metric, specs)) not in grid.attacks:  # "natural" says it all
+            named.setdefault(role_of(specs[0]), []).append(said)
+    attacks = "; ".join(said for role, each in named.items() if role != "corruption" for said in each)
+    if "corruption" in named:
+        yield "corruptions", "; ".join(named["corruption"])
     if any(value.mean is not None for value in grid.all()):
         yield from facts.notes(attacks)
     elif attacks:
@@ -85,11 +98,17 @@ def notes(
         none = "" if any(value.rank == "best" for value in grid.all()) else "nothing is bold: no number is shown to be "
         yield "marks", f"{none or 'bold: '}significantly better than every other {over}"
     values = list(grid.all())
-    missing = sum(value.planned and value.mean is None for value in values)
+    never = sum(value.never for value in values)
+    missing = sum(value.planned and value.mean is None for value in values) - never
     partial = [value for value in values if value.partial]
     planned = sum(value.planned for value in values)
     if missing:
         yield "missing", f"{missing} of {planned} numbers have not been measured yet (--)"
+    if never:
+        yield (
+            "not there",
+            f"{never} of {planned} numbers are neither evaluated nor logged in this preset ({number_format.NEVER})",
+        )
     if partial:
         fewest = min(partial, key=lambda value: len(value.seeds))
         example = f"[{len(fewest.seeds)}/{fewest.wanted}] means {fewest.partial}"
@@ -101,10 +120,10 @@ def notes(
         if reasons := list(dict.fromkeys(holes)):
             yield "not run", "; ".join(reasons)
     if lookup is not None and grid.has_published:
-        compared = f"difference = measured - published{_points(grid)}" if plan.preset == "paper" else NOT_COMPARED
-        yield "published", f"{lookup.name}; {compared}"
+        what = "formula" if lookup.formula else "published"
+        yield what, _published(grid, plan, cells, lookup)
         for problem in lookup.problems:
-            yield "published", problem
+            yield what, problem
     if any(not flag.startswith(checking.CHANCE) for value in values for flag in value.flags):
         yield "checks", checking.RULE
     if below:
@@ -112,6 +131,36 @@ def notes(
     yield from _tests(grid.paired)
     if table.note:
         yield "note", table.note
+
+
+def as_published(plan: Plan, cells: Iterable[Cell]) -> bool:
+    """Whether the settings and the images are the paper's."""
+    return plan.preset == "paper" and not any(cell.spec["data"].get("variant") for cell in cells)
+
+
+def _published(grid: Grid, plan: Plan, cells: Sequence[Cell], lookup: Lookup) -> str:
+    """Of which round the paper's numbers are, and where a difference is shown: from the same round alone."""
+    said = ", ".join(filter(None, (lookup.name, grid.published_at)))
+    if not as_published(plan, cells):
+        return f"{said}; {NOT_COMPARED}"
+    select = lookup.select
+    shown = [
+        (value, column)
+        for row in grid.rows
+        for group in row.values
+        for value, column in zip(group, grid.columns, strict=True)
+        if value.published is not None
+    ]
+    apart = [column for value, column in shown if not value.comparable]
+    if len(apart) < len(shown):
+        said += (
+            f"; difference = measured - {'formula' if lookup.formula else 'published'}{_points(grid)}"
+            + ", of the same round" * bool(apart)
+        )
+    else:
+        said += "; no difference shown" + ": ours are of another round" * (select != "unknown")
+    helps = select in plan.checkpoints and any(column.source.stage != "train" for column in apart)
+    return said + f" (--select {select} shows it)" * helps
 
 
 def _below(table: Table, cells: Sequence[Cell], below: Sequence[tuple[Cell, tuple[float, int, float]]]) -> str:
@@ -158,26 +207,58 @@ def p_value(value: float | None) -> str:
 
 
 LEVELS = ("full", "short", "none")
-SHORT = (
-    "MIXED", "data", "columns", "attacks", "marks", "incomplete", "left out", "not run", "published", "note", "failed",
-    "checkpoint", "seeds", "missing",
-)  # fmt: skip
+IN_CAPTION = ("checkpoint", "seeds", "missing", "not there")  # notes whose words the caption of a LaTeX table says
+SHORT = {  # the lines of "short", and the notes that each is made of
+    "numbers": ("data", "images", "checkpoint", "seeds", "differences", "columns", "marks", "published", "formula"),
+    "attacks": ("attacks", "attack precision"),
+    "doubt": (
+        "MIXED", "OLDER", "failed", "missing", "not there", "incomplete", "at chance", "replicates", "not compared",
+        "left out", "not run",
+    ),
+}  # fmt: skip
 
 
-def shortened(grid: Grid, level: str) -> Grid:
-    """The grid with fewer notes: "short" says what its numbers are, "none" what its marks mean and what is mixed.
+def shortened(grid: Grid, level: str, captioned: Collection[str] = ()) -> Grid:
+    """The grid with fewer notes: "short" says in a line each what its numbers are, its attacks, and what to doubt;
+    "none" only what is mixed.
 
-    Short, many paired tests are one sentence: how many of them stay significant.
+    Short, many paired tests are one sentence: how many of them stay significant. captioned: the notes whose words the
+    caption of the short form says.
     """
     if level == "full":
         return grid
-    kept = SHORT if level == "short" else ("MIXED",)
-    notes = [(what, note) for what, note in grid.notes if what in kept]
-    if level == "short":
-        reduced = [note.replace(f": {grid.label}", "") for what, note in grid.notes if what == "suite" and grid.label]
-        notes = [*(("suite", note) for note in reduced), *notes]
-        notes += [("paired", _summary(grid.paired))] * bool(grid.paired)
-    return replace(grid, notes=notes)
+    if level == "none":
+        return replace(grid, notes=[(what, note) for what, note in grid.notes if what == "MIXED"])
+    lines = []
+    for line, kept in SHORT.items():
+        notes = ((what, note) for name in kept for what, note in grid.notes if what == name and what not in captioned)
+        if said := "; ".join(dict.fromkeys(filter(None, (_brief(what, note, grid) for what, note in notes)))):
+            lines.append((line, said))
+    lines += [("paired", _summary(grid.paired))] * bool(grid.paired)
+    return replace(grid, notes=lines)
+
+
+def _brief(what: str, note: str, grid: Grid) -> str:
+    """A note in a few words; empty where the short form does without."""
+    if what == "MIXED":
+        mixed = grid.facts.mixed().items()
+        return "mixed: " + ", ".join(
+            f"{text.count('; ') + 1} {PLURAL[fact]}" if fact in PLURAL else fact for fact, text in mixed
+        )
+    if what in ("seeds", "attack precision"):
+        return f"{what} {note}"
+    if what == "marks":
+        return "bold: significantly better than all others" if note.startswith("bold") else ""
+    if what == "at chance":
+        return note.partition("; natural accuracy")[0]
+    return (
+        f"{what}: {note}"
+        if what in ("failed", "left out", "not run", "not compared", "OLDER", "published", "formula")
+        else note
+    )
+
+
+PLURAL = {"device": "devices", "precision": "precisions", "code": "commits"}  # facts that `MIXED` lists with cells
 
 
 def _summary(comparisons: Sequence[Comparison]) -> str:
@@ -191,6 +272,17 @@ def _summary(comparisons: Sequence[Comparison]) -> str:
     most = max(left, key=lambda one: abs(one.test.mean))
     where = ", ".join((*most.key.values(), most.column.heading))
     return f"{said}, most {where}: {most.label} - {most.against} = {number_format.signed(most.test.mean, most.column)}"
+
+
+def _differences(grid: Grid) -> str:
+    """From what the headings with `minus` take their differences."""
+    of: dict[str, list[str]] = {}
+    for column in grid.columns:
+        said = ", ".join(f"{axis} {chosen[0]}" for axis, chosen in column.minus.items())
+        of.setdefault(said, []).append(column.heading)
+    listed = "; ".join(f"{', '.join(headings)}: minus {said}" for said, headings in of.items() if said)
+    interval = any(value.interval for value in grid.all())
+    return f"{listed}, seed by seed" + "; in brackets the 95 % interval of the mean, Student's t" * interval
 
 
 def _conditions(columns: Iterable[Column]) -> str:
@@ -211,7 +303,7 @@ def checkpoint(columns: Sequence[Column], select: str, plan: Plan, cells: Sequen
 def _checkpoint(columns: Sequence[Column], select: str, plan: Plan, cells: Sequence[Cell]) -> Iterable[str]:
     stages = {column.source.stage for column in columns}
     last = f"{WORDS['last']} ({_listed({str(cell.spec['algorithm']['rounds']) for cell in cells})})"
-    if any(stage == "evaluation" or stage.startswith("prior") for stage in stages):
+    if any(stage in ("evaluation", *OVER) or stage.startswith("prior") for stage in stages):
         yield last if select == "last" else WORDS[select]
         if select not in plan.checkpoints:
             yield f"this preset evaluates {_listed(plan.checkpoints)} only"

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from fatbench.report.tables.grid import Column, Grid, Value
 
-MISSING = "--"
+MISSING = "--"  # not measured yet
+NEVER = "n/a"  # and will not be
 
 
 def number(value: float, column: Column) -> str:
@@ -28,7 +29,7 @@ class Entry:
 
     value: Value
     number: str  # "57.01"; "--" where nothing is measured
-    spread: str  # "±0.31"; empty for one seed
+    spread: str  # "±0.31", of a difference its interval "(+0.10 to +0.52)"; empty for one seed
     seeds: str  # "[2/3]" where seeds are missing
     published: str  # the paper's number; empty where it has none
     published_spread: str  # "±0.30"
@@ -43,19 +44,30 @@ class Entry:
 
 def entry(value: Value, column: Column) -> Entry:
     """What a table says of one value."""
-    mean, paper, difference = value.mean, value.published, value.difference
+    mean, paper, most, difference = value.mean, value.published, value.published_most, value.difference
+    ours = signed if column.minus else number
     apart = "" if difference is None else signed(difference, column)
     better = ((difference or 0.0) > 0) != (column.best == "min")
     return Entry(
         value,
-        number=MISSING if mean is None else number(mean, column),
-        spread="" if value.std is None else f"±{number(value.std, column)}",
+        number=(NEVER if value.never else MISSING) if mean is None else ours(mean, column),
+        spread=_interval(value.interval, column) if column.minus else _spread(value.std, column),
         seeds=f"[{len(value.seeds)}/{value.wanted}]" if value.partial else "",
-        published="" if paper is None else number(paper, column),
-        published_spread="" if value.published_std is None else f"±{number(value.published_std, column)}",
+        published=""
+        if paper is None
+        else ours(paper, column) + (f" to {ours(most, column)}" if most is not None else ""),
+        published_spread=_spread(value.published_std, column),
         difference=apart,
         direction="" if column.best == "none" or not apart or float(apart) == 0 else "better" if better else "worse",
     )
+
+
+def _spread(std: float | None, column: Column) -> str:
+    return "" if std is None else f"±{number(std, column)}"
+
+
+def _interval(interval: tuple[float, float] | None, column: Column) -> str:
+    return "" if interval is None else f"({signed(interval[0], column)} to {signed(interval[1], column)})"
 
 
 def entries(grid: Grid, group: int, column: int) -> list[Entry]:

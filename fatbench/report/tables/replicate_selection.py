@@ -80,6 +80,8 @@ class Pooled(Numbers):
         self.outcomes = None
         self.select = parts[0][1].select
         self.failed = frozenset[str]().union(*(numbers.failed for _, numbers in parts))
+        self.trained = frozenset[str]().union(*(numbers.trained for _, numbers in parts))
+        self.checkpoints = parts[0][1].checkpoints
         self.apart: dict[str, list[float]] = {}  # source -> how far apart the runs of a cell lie
         self._runs: dict[str, list[tuple[Numbers, Cell]]] = {}
         for plan, numbers in parts:

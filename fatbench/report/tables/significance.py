@@ -15,6 +15,7 @@ from collections.abc import Iterable, Sequence
 from fatbench.report.numbers import statistics
 from fatbench.report.numbers.measurements import Outcomes
 from fatbench.report.tables.grid import Grid, Value
+from fatbench.store.stage_names import parsed
 
 MARK, UNTESTED = "≈", "°"
 TITLES = {MARK: "not significantly different from the best", UNTESTED: "not tested"}  # of the marks
@@ -72,6 +73,8 @@ def _test(best: Value, other: Value, outcomes: Outcomes | None) -> float | str:
         return "one seed"
     if outcomes is None or any(len(value.behind) != len(value.seeds) for value in (best, other)):
         return "no per-image outcomes"
+    if len({tuple(parsed(stage).precision for _, stage in value.behind) for value in (best, other)}) > 1:
+        return "attacked in another precision"
     a, b = ([found for place in value.behind if (found := outcomes(*place))] for value in (best, other))
     n = max(best.n, default=0)
     if {*best.n, *other.n} != {n}:

@@ -1,7 +1,8 @@
 """Cells as Ray tasks: on the cluster that RAY_ADDRESS names, else on one started here for the run.
 
 Every node must see the data, the files folder and the database under the same paths, and have fatbench and the
-plugins installed. On several nodes the database is PostgreSQL. A cell whose node is lost is begun once more on another.
+plugins installed. On several nodes the database is PostgreSQL. A cell whose node is lost is begun once more on another,
+and one whose worker is killed, as a system does that is out of memory; Ray does not say by which signal it died.
 """
 
 from __future__ import annotations
@@ -90,7 +91,7 @@ def _run(
     waiting, free = list(jobs), list(range(len(slots)))
     tasks: dict[Any, tuple[int, Job]] = {}
     workers: dict[str, tuple[Worker, str]] = {}  # who has taken a cell, and on which node
-    again: set[str] = set()  # cells whose node was lost
+    again: set[str] = set()  # cells that were begun once more
     statuses: dict[str, CellStatus] = {}
     halted = False
 
@@ -135,12 +136,12 @@ def _run(
                 status = "interrupted"
             except ray.exceptions.RayError as error:
                 worker, node = workers.pop(job.cell, (None, ""))
-                if job.cell not in again and _lost(ray, error, node):
+                if job.cell not in again and (reason := _reason(ray, error, node)):
                     again.add(job.cell)
                     release(job, machine, worker)
                     if not halted:
                         waiting.append(job)
-                        text = "its Ray node is lost: it starts again"
+                        text = f"{reason}: it starts again"
                         watch(slot, Event(job.cell, "train", "interrupted", message=text))
                         continue
                     status = "interrupted"
@@ -162,6 +163,14 @@ def _run(
     for job in jobs:
         statuses.setdefault(job.cell, "interrupted")
     return statuses
+
+
+def _reason(ray: Any, error: Exception, node: str) -> str:
+    """Why a task ended that may begin once more; empty where its own code failed."""
+    if _lost(ray, error, node):
+        return "its Ray node is lost"
+    killed = isinstance(error, (ray.exceptions.WorkerCrashedError, ray.exceptions.OutOfMemoryError))
+    return "its Ray worker was killed (out of memory?)" if killed else ""
 
 
 def _lost(ray: Any, error: Exception, node: str) -> bool:

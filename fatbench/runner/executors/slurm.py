@@ -12,6 +12,8 @@ The table [slurm] of fatbench.toml says what a job asks for. Its keys are submit
 Every node must see the working directory, the data, the files folder and the database under the same paths. A job and
 the run that submitted it talk through small files in the files folder: what the job does is appended to
 `CELL.jsonl`, and a file named `stop` tells every job to end after the round at hand.
+
+A cell whose job dies (it was killed, had no memory left, or is no longer known) is submitted once more.
 """
 
 from __future__ import annotations
@@ -107,6 +109,7 @@ def run(
     sent: list[_Sent] = []
     ended: list[_Sent] = []
     statuses: dict[str, CellStatus] = {}
+    again: set[str] = set()  # cells that were submitted once more
     halted = False
 
     def submit(batch: Sequence[Job]) -> None:
@@ -162,6 +165,15 @@ def run(
                     if halted or state in UNFINISHED:
                         release(one.job, machine, one.worker)
                         one.status = "interrupted"
+                    elif one.worker is not None and one.job.cell not in again:
+                        again.add(one.job.cell)
+                        release(one.job, machine, one.worker)
+                        message = f"{text}: it starts again"
+                        watch(one.slot, Event(one.job.cell, "train", "interrupted", message=message))
+                        sent.remove(one)
+                        ended.append(one)
+                        submit([one.job])
+                        sent[-1].read = one.read  # it appends to the same file
                     else:
                         one.status = record_loss(one.job, machine, one.worker, text, watch, one.slot)
                 if one.status is not None:

@@ -1,0 +1,221 @@
+"""Writes the pages of results/ from the committed rows: `make results`.
+
+A page is a Jinja template in results/templates. What it quotes it asks for, so that no number of it is typed:
+
+    {% set slack = tests("sfat-audit-jpeg75") %}
+    slack adds {{ slack["slack", "pgd20"].points }} points
+    {{ slack.table() }}
+    {{ accuracies("sfat-audit-jpeg75", "method", "natural, pgd20, autoattack") }}
+
+tests/test_results.py compares every page with what its template makes of the rows.
+"""
+
+from __future__ import annotations
+
+import functools
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from decimal import ROUND_HALF_UP, ROUND_UP, Decimal
+from pathlib import Path
+
+import jinja2
+from tabulate import tabulate
+
+from fatbench import report
+from fatbench.report.numbers import declared_tests
+from fatbench.report.numbers.compare import measured
+from fatbench.report.numbers.declared_tests import Declared
+from fatbench.report.tables.combined import combine
+from fatbench.report.tables.grid import Value
+from fatbench.store import jsonl
+from fatbench.store.stages import Store
+from fatbench.suite import files
+from fatbench.suite.cells import Plan
+from fatbench.suite.files import Suite
+
+RESULTS = Path(__file__).parent.parent / "results"
+TEMPLATES = RESULTS / "templates"
+ROWS = {  # the first words of a suite's name -> the file of its rows, and the preset that was run
+    "adfl": ("adfl-mnist-jpeg-cpu", "cpu"),
+    "april-trained-vit-s": ("april-trained-vit-s-jpeg75-cpu", "cpu"),
+    "april-trained": ("april-trained-jpeg75-cpu", "cpu"),
+    "april": ("april-jpeg75-cpu", "cpu"),
+    "fat-transformers": ("fat-transformers-trained-jpeg75-cpu", "cpu"),
+    "fedaux-imagenet": ("fedaux-imagenet-jpeg75-cpu", "cpu"),
+    "fedvkd": ("fedvkd-cifar10-jpeg75-p02-cpu", "cpu"),
+    "sfat-fashion": ("sfat-fashion-cpu", "cpu"),
+    "vit-s-half": ("vit-s-half-jpeg75-cpu", "cpu"),
+    "vit-half": ("vit-half-jpeg75-cpu", "cpu"),
+    "sfat-": ("sfat-jpeg75-cpu", "cpu"),
+}
+HEADINGS = {"natural": "natural", "fgsm": "FGSM", "pgd7": "PGD-7", "pgd20": "PGD-20", "cw": "CW",
+            "autoattack": "AutoAttack"}  # fmt: skip
+
+
+def rows_of(suite: str) -> tuple[str, str]:
+    """(file of the committed rows without its ending, preset) of a suite."""
+    return next(found for begin, found in ROWS.items() if suite.startswith(begin))
+
+
+def stores(folder: Path) -> Iterator[tuple[str, Store]]:
+    """(file without its ending, database) of every committed file of rows; whoever asks closes them."""
+    for rows in sorted(RESULTS.glob("*.jsonl")):
+        store = Store.open(str(folder / f"{rows.stem}.db"), create=True)
+        jsonl.import_(store, rows)
+        yield rows.stem, store
+
+
+def shown(value: float, digits: int = 1) -> str:
+    """Rounded half up; no minus at a zero."""
+    text = str(Decimal(repr(round(value, 6))).quantize(Decimal(1).scaleb(-digits), ROUND_HALF_UP))
+    return text.removeprefix("-") if not float(text) else text
+
+
+def up(value: float, digits: int = 1) -> str:
+    """Rounded up: what is said to be excluded is."""
+    return str(Decimal(repr(round(value, 6))).quantize(Decimal(1).scaleb(-digits), ROUND_UP))
+
+
+def p_value(value: float) -> str:
+    """1, two digits, three from 0.045 to 0.055, the first digit that is not zero from 0.001 on, or < 0.001."""
+    if value > 0.995:
+        return "1"
+    if value < 0.001:
+        return "< 0.001"
+    return shown(value, 2 if value >= 0.0095 and not 0.045 <= value < 0.055 else 3)
+
+
+def _spread(value: Value, digits: int) -> str:
+    """ "72.1 ±1.8" of a fraction; "--" where nothing is measured."""
+    if value.mean is None:
+        return "--"
+    return shown(100 * value.mean, digits) + ("" if value.std is None else f" ±{shown(100 * value.std, digits)}")
+
+
+class Result:
+    """A declared comparison as a page quotes it, in points."""
+
+    def __init__(self, one: Declared, digits: int = 1):
+        assert one.test is not None, f"{one.name}, {one.metric}: {one.why}"
+        test, self.seeds, self.n = one.test, len(one.seeds), f"{one.n:,}"
+        self.digits, self.test = digits, test
+        self.mean, self.size = shown(100 * test.mean, digits), shown(100 * abs(test.mean), digits)
+        self.low, self.high = shown(100 * test.low, digits), shown(100 * test.high, digits)
+        self.most, self.p = up(100 * test.at_most), p_value(one.corrected)
+        near, far = sorted(abs(end) for end in (test.low, test.high))
+        self.near, self.far = shown(100 * near, digits), shown(100 * far, digits)  # ends of the interval of the size
+        self.interval = f"{self.mean} ({self.low} to {self.high})"
+
+
+class Family(Mapping[tuple[str, str], Result]):
+    """A suite's declared comparisons by contrast and metric: with `where`, those at these labels of other axes."""
+
+    def __init__(self, found: list[Declared], name: str, where: str | None, digits: int):
+        self.name, self.size = name, len(found)
+        self.found = [one for one in found if where is None or one.row == where]
+        self.digits = digits
+        self.rows = len({one.row for one in self.found}) > 1
+
+    def __getitem__(self, key: tuple[str, str]) -> Result:
+        (one,) = [one for one in self.found if (one.name, one.metric) == key]
+        return Result(one, self.digits)
+
+    def __iter__(self) -> Iterator[tuple[str, str]]:
+        return iter((one.name, one.metric) for one in self.found)
+
+    def __len__(self) -> int:
+        return len(self.found)
+
+    @property
+    def least_p(self) -> str:
+        return p_value(min(one.corrected for one in self.found))
+
+    @property
+    def values(self) -> list[Result]:  # type: ignore[override]
+        return [Result(one, self.digits) for one in self.found if one.test is not None]
+
+    def table(self) -> str:
+        """A row for each comparison: points with their interval, what the data exclude, p after Holm."""
+        heads = ["difference", *(["where"] if self.rows else []), "evaluated", "points (95 % interval)",
+                 "size at most (95 %)", f"p after Holm over {self.size}"]  # fmt: skip
+        lines = []
+        for one in self.found:
+            result = Result(one, self.digits)
+            where = [one.row] if self.rows else []
+            metric = HEADINGS.get(one.metric, one.metric)
+            lines.append([one.name, *where, metric, result.interval, result.most, result.p])
+        return tabulate(lines, heads, tablefmt="github", disable_numparse=True)
+
+
+class Pages:
+    """What templates may ask of the committed rows. stores: file without its ending -> database."""
+
+    def __init__(self, stores: Mapping[str, Store]):
+        self.stores = stores
+        loader = jinja2.FileSystemLoader(TEMPLATES)
+        self.templates = jinja2.Environment(
+            loader=loader, undefined=jinja2.StrictUndefined, keep_trailing_newline=True, trim_blocks=True
+        )
+        self.templates.globals.update(tests=self.tests, accuracies=self.accuracies)
+
+    def page(self, name: str) -> str:
+        """The text of a page."""
+        return self.templates.get_template(f"{name}.md.j2").render()
+
+    @functools.cache  # noqa: B019  # lives as long as its pages
+    def _plan(self, name: str, preset: str | None, where: str | None) -> tuple[Suite, Plan, Store]:
+        file, usual = rows_of(name)
+        suite = files.load(name)
+        return suite, suite.plan(preset or usual, None, where), self.stores[file]
+
+    @functools.cache  # noqa: B019
+    def _families(self, name: str, preset: str | None) -> list[tuple[str, list[Declared]]]:
+        suite, plan, store = self._plan(name, preset, None)
+        of = measured(store, [cell.id for cell in plan.cells], "last").__getitem__
+        return [(str(tests.family), declared_tests.run(tests, plan, of)) for tests in suite.tests if tests.contrasts]
+
+    def tests(
+        self, name: str, family: str | None = None, where: str | None = None, preset: str | None = None, digits: int = 1
+    ) -> Family:
+        """A family of comparisons that the suite declares, tested and corrected as a whole; the first by default."""
+        families = self._families(name, preset)
+        said, found = families[0] if family is None else next(one for one in families if one[0] == family)
+        return Family(found, said, where, digits)
+
+    def accuracies(
+        self, name: str, rows: str, columns: str, where: str | None = None, preset: str | None = None,
+        digits: int = 1, images: str = "all",
+    ) -> str:  # fmt: skip
+        """A table in per cent, mean and sample standard deviation over seeds. rows: axes; columns: metrics.
+
+        images: "all" of each attack, or those that they have in "common".
+        """
+        suite, plan, store = self._plan(name, preset, where)
+        axes, metrics = ([part.strip() for part in text.split(",")] for text in (rows, columns))
+        combined, all_cells = combine([(suite, plan)], axes, metrics)
+        (grid,) = report.build_tables(combined, all_cells, store, published=False, digits=digits, images=images)
+        heads = [*grid.axes, "seeds", *(HEADINGS.get(one.heading, one.heading) for one in grid.columns)]
+        lines = []
+        for row in grid.rows:
+            (values,) = row.values
+            seeds = max(len(value.seeds) for value in values)
+            cells = [_spread(value, digits) for value in values]
+            lines.append([*(row.key.get(axis, "") for axis in grid.axes), str(seeds), *cells])
+        return tabulate(lines, heads, tablefmt="github", disable_numparse=True)
+
+
+def main() -> None:
+    """Write every page that has a template."""
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        opened = {}
+        for name, store in stores(Path(folder)):
+            opened[name] = stack.enter_context(store)
+        pages = Pages(opened)
+        for template in sorted(TEMPLATES.glob("*.md.j2")):
+            page = template.name.removesuffix(".md.j2")
+            (RESULTS / f"{page}.md").write_text(pages.page(page), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,169 @@
+"""`fatbench invert`: what one's own update gives away."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fatbench import whole_file
+from fatbench.cli.common import known_format, print_json
+from fatbench.cli.options import Format
+from fatbench.errors import MachineError, SpecError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def invert(
+    file: Annotated[
+        Path, typer.Argument(help="The weights that the client received: .pt or .safetensors.", show_default=False)
+    ],
+    model: Annotated[str, typer.Option("--model", help="Network: timm/NAME or FILE.py:FUNCTION.")],
+    shape: Annotated[str, typer.Option("--shape", help="Shape of an image, such as 3x32x32.")],
+    after: Annotated[Path | None, typer.Option("--after", help="The weights that the client returned.")] = None,
+    gradient: Annotated[Path | None, typer.Option("--gradient", help="Instead: a gradient, by parameter.")] = None,
+    classes: Annotated[int, typer.Option("--classes", min=2, help="Number of classes.")] = 10,
+    batch: Annotated[int | None, typer.Option("--batch", min=1, help="Images behind the update.")] = None,
+    labels: Annotated[str | None, typer.Option("--labels", help="Their labels, such as 3,1; else restored.")] = None,
+    threat: Annotated[str, typer.Option("--threat", help="Threat model of the attacker: A, B, C or D.")] = "B",
+    lr: Annotated[float | None, typer.Option("--lr", min=1e-12, help="Rate of local SGD (threat C).")] = None,
+    epochs: Annotated[int, typer.Option("--epochs", min=1, help="Local epochs.")] = 1,
+    local_batch: Annotated[int | None, typer.Option("--local-batch", min=1, help="Images of a local step.")] = None,
+    momentum: Annotated[float, typer.Option("--momentum", min=0, max=0.9999, help="Local momentum.")] = 0.0,
+    weight_decay: Annotated[float, typer.Option("--weight-decay", min=0, help="Local weight decay.")] = 0.0,
+    inversion: Annotated[
+        list[str] | None, typer.Option("--inversion", help="NAME or {name: ..., ...}; default: those that fit.")
+    ] = None,
+    original: Annotated[
+        list[Path] | None, typer.Option("--original", help="Image file to compare with; may be repeated.")
+    ] = None,
+    mean: Annotated[str | None, typer.Option("--mean", help="Mean of the preprocessing, per channel.")] = None,
+    std: Annotated[str | None, typer.Option("--std", help="Standard deviation of the preprocessing.")] = None,
+    output: Annotated[Path, typer.Option("-o", "--output", help="Folder for the reconstructions.")] = Path("inverted"),
+    format: Format = "text",
+) -> None:
+    """Attack an update of your own: what does it give away?"""
+    known_format(format, ("text", "json"))
+    if (after is None) == (gradient is None):
+        raise SpecError("give the update as --after WEIGHTS or as --gradient FILE, one of the two")
+    size = _shape(shape)
+    from fatbench.suite import threats
+
+    if threat not in ("A", "B", "C", "D"):
+        what = "a manipulated model is needed" if threat in threats.KNOWS else "no such threat model"
+        raise SpecError(f"--threat: expected A, B, C or D, got '{threat}' ({what}; see docs/methods.md, Inversions)")
+    if lr is None and (epochs > 1 or local_batch or momentum or weight_decay):
+        raise SpecError("--epochs, --local-batch, --momentum and --weight-decay need --lr")
+    if lr is not None and threat not in ("C", "D"):
+        raise SpecError(f"--lr: an attacker of threat model {threat} does not know it: --threat C")
+    from fatbench.cli.evaluating import _mapping, _numbers
+    from fatbench.runner import invert as inverting
+
+    told = tuple(int(part) for part in (labels or "").split(",") if part.strip()) if _whole(labels) else ()
+    count = batch or len(told)
+    local = lr and {
+        "lr": lr, "epochs": epochs, "batch": local_batch or count, "momentum": momentum, "weight_decay": weight_decay,
+    }  # fmt: skip
+    preprocessing = {"mean": _numbers("--mean", mean), "std": _numbers("--std", std)}
+    if len(preprocessing["mean"]) != len(preprocessing["std"]):
+        raise SpecError("--mean and --std go together, one number per channel")
+    update, kind = (after, "after") if after is not None else (gradient, "gradient")
+    assert update is not None
+    task = inverting.Task(
+        file, update, kind, model, size, classes, threat, batch, told,  # type: ignore[arg-type]
+        tuple(_mapping(one) for one in inversion or ()), preprocessing, local or None,
+    )  # fmt: skip
+    originals = _images(original or [], size, count)
+    loaded = inverting.load(task)
+    chosen = inverting.fitting(task, loaded)
+    answers = inverting.invert(task, loaded, chosen)
+    rest = inverting.residual(task, loaded)
+    rows: list[dict[str, Any]] = []
+    for position, answer in enumerate(answers):
+        made = output / f"{position + 1}-{re.sub('[^a-z0-9]+', '-', answer.name.lower()).strip('-')}.png"
+        _write(made, answer.images)
+        row = {"attack": answer.name, "threat": answer.threat, "labels": answer.labels, "file": str(made)}
+        rows.append(row | (inverting.scores(answer, originals) if originals is not None else {}))
+    if originals is not None:
+        _write(output / "originals.png", originals)
+    found = loaded.observed.labels[0].tolist()
+    verdict = _verdict(rest, inverting.ONE_IMAGE)
+    if format == "json":
+        print_json({"labels": found, "residual": rest, "notes": list(loaded.notes), "attacks": rows})
+        return
+    _print(rows)
+    print(f"\nlabels, {'given' if told else 'restored'}: {', '.join(map(str, found))}")
+    for line in (verdict, *loaded.notes):
+        if line:
+            print(line, file=sys.stderr if line in loaded.notes else sys.stdout)
+
+
+def _verdict(residual: float | None, least: float) -> str:
+    if residual is None:
+        return ""
+    said = "one image, which patch_ls finds" if residual < least else "a mixture, or numbers of low precision"
+    return f"residual of the least squares {residual:.1e}: {said}"
+
+
+def _print(rows: list[dict[str, Any]]) -> None:
+    from tabulate import tabulate
+
+    heads = {
+        "psnr": "PSNR, best pair", "ssim": "SSIM, best pair", "matched_psnr": "PSNR, all", "matched_ssim": "SSIM, all",
+        "recovered": "above 19 dB",
+    }  # fmt: skip
+    shown = [
+        {heads.get(key, key): f"{value:.3f}" if isinstance(value, float) else value for key, value in row.items()}
+        for row in rows
+    ]
+    print(tabulate(shown, headers="keys", tablefmt="pipe", disable_numparse=True))
+
+
+def _whole(labels: str | None) -> bool:
+    if labels is not None and not re.fullmatch(r"\s*\d+\s*(,\s*\d+\s*)*", labels):
+        raise SpecError(f"--labels: expected whole numbers such as 3,1, got '{labels}'")
+    return True
+
+
+def _shape(text: str) -> tuple[int, int, int]:
+    match = re.fullmatch(r"(\d{1,2})x(\d{1,4})x(\d{1,4})", text)
+    if match is None or match[2] != match[3] or match[1] not in ("1", "3"):
+        raise SpecError(f"--shape: expected 1 or 3 channels and a square, such as 3x32x32, got '{text}'")
+    return int(match[1]), int(match[2]), int(match[3])
+
+
+def _images(files: list[Path], shape: tuple[int, int, int], count: int) -> Tensor | None:
+    """(N, C, H, W) in [0, 1]. SpecError: an image of another size, or another number of them."""
+    import numpy
+    import torch
+    from PIL import Image, UnidentifiedImageError
+
+    if not files:
+        return None
+    if count and len(files) != count:
+        raise SpecError(f"--original: {len(files)} images, and the update is of {count}")
+    if shape[1] < 11:
+        raise SpecError(f"--original: SSIM needs images of at least 11 x 11, these are {shape[1]} x {shape[2]}")
+    found = []
+    for file in files:
+        try:
+            with Image.open(file) as image:
+                pixels = numpy.asarray(image.convert("RGB" if shape[0] == 3 else "L"))
+        except (OSError, UnidentifiedImageError) as error:
+            raise MachineError(f"--original {file}: {getattr(error, 'strerror', None) or 'not an image'}") from None
+        if pixels.shape[:2] != shape[1:]:
+            wanted = f"{shape[1]} x {shape[2]}"
+            raise SpecError(f"--original {file}: {pixels.shape[0]} x {pixels.shape[1]} pixels, --shape says {wanted}")
+        found.append(torch.from_numpy(pixels.copy()).view(*shape[1:], shape[0]).permute(2, 0, 1).float() / 255)
+    return torch.stack(found)
+
+
+def _write(file: Path, images: Tensor) -> None:
+    from fatbench.report.figures.artifacts import images as drawn
+
+    stack = (images.clamp(0, 1) * 255).round().byte().cpu().numpy()
+    whole_file.write(file, drawn({"images": stack})[0].png(), f"-o {file.parent}", make_folder=True)

@@ -1,0 +1,130 @@
+"""`fatbench submit`: check a file of results, run a sample again, write its record and the text of a pull request."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fatbench import whole_file
+from fatbench.cli.options import DataDir, Device
+from fatbench.errors import SpecError
+from fatbench.runner.options import RunOptions
+
+if TYPE_CHECKING:
+    from fatbench.store.stages import Store
+
+FOLDER = Path("results/submitted")
+
+
+def submit(
+    file: Annotated[Path, typer.Argument(help="A file written by `fatbench export`.", show_default=False)],
+    output: Annotated[Path, typer.Option("-o", "--output", help="Folder for the file and its record.")] = FOLDER,
+    sample: Annotated[int, typer.Option("--sample", min=1, help="Number of cells to run again.")] = 1,
+    seed: Annotated[
+        int | None, typer.Option("--seed", help="Sample the cells with this seed; default: the cheapest ones.")
+    ] = None,
+    device: Device = None,
+    data: DataDir = None,
+) -> None:
+    """Make results ready for the leaderboard: check the file, run a sample again, write record and pull request."""
+    from fatbench.cli import verify
+    from fatbench.store import jsonl
+    from fatbench.store.stages import Store
+    from fatbench.suite.validate_import import identity
+
+    if not file.is_file():
+        raise SpecError(f"{file}: no such file (give one that 'fatbench export' wrote)")
+    with (
+        tempfile.TemporaryDirectory(prefix="fatbench-") as folder,
+        Store.open(f"{folder}/theirs.db", create=True) as theirs,
+    ):
+        jsonl.import_(theirs, file, identify=identity)  # digests, outcomes and identities of every line
+        if problems := list(_problems(theirs)):
+            more = f" (and {len(problems) - 3} more)" if len(problems) > 3 else ""
+            raise SpecError(f"{file}: {'; '.join(problems[:3])}{more}; nothing was written")
+        chosen = verify.choose(theirs, sample, seed)
+        options = RunOptions(device=device, db=f"{folder}/ours.db", data=data)
+        found, tolerance, because = verify.again(theirs, chosen, options)
+        worst = max((one.far for one in found if one.counts), default=0.0)
+        print(verify.text(found, worst, tolerance, because))
+        if worst > tolerance:
+            print(f"fatbench: {file}: the sample differs: nothing was written")
+            raise typer.Exit(1)
+        record = _record(theirs, file) | {
+            "verified": {"cells": chosen, "apart": worst, "tolerance": tolerance, "because": because}
+        }
+    place = output / f"{record['sha256'][:12]}.jsonl"
+    whole_file.write(place, file.read_text(encoding="utf-8"), f"-o {output}", make_folder=True)
+    whole_file.write(place.with_suffix(".json"), json.dumps(record, indent=2) + "\n", f"-o {output}")
+    whole_file.write(place.with_suffix(".md"), _text(record, place), f"-o {output}")
+    print(f"wrote {place}, its record .json and the text of a pull request .md")
+
+
+def _problems(store: Store) -> Iterator[str]:
+    """Why results cannot stand in a leaderboard: unfinished, at chance, without outcomes or versions, modified code."""
+    from fatbench.report.numbers import flags
+    from fatbench.store.stage_names import parsed
+
+    specs = store.cells()
+    stages = store.stages()
+    for cell in specs:
+        mine = {name: row for (id, name), row in stages.items() if id == cell}
+        if "train" not in mine or mine["train"].status != "done":
+            yield f"cell {cell} is not trained to the end"
+        for name, row in mine.items():
+            if name != "train" and row.status != "done":
+                yield f"cell {cell}: {name} is {row.status}"
+            elif (
+                name != "train" and parsed(name).metric and row.settings is not None and not store.outcomes(cell, name)
+            ):
+                yield f"cell {cell}: {name} has no outcome of each image"
+    numbers = store.measurements(list(specs))
+    for cell, _ in sorted(flags.at_chance(numbers, specs)):
+        yield f"cell {cell}: the network has not learned: {flags.CHANCE}"
+    for run in store.runs(list(specs)):
+        if run["status"] == "done" and not (run.get("versions") or {}).get("torch"):
+            yield f"cell {run['cell']}: the versions of the packages are not recorded"
+        if run["status"] == "done" and run["dirty"]:
+            yield f"cell {run['cell']}: modified code (commit {str(run['commit'])[:10]})"
+
+
+def _record(store: Store, file: Path) -> dict[str, Any]:
+    """What a file holds and what made it."""
+    runs = [run for run in store.runs(list(store.cells())) if run["status"] == "done"]
+
+    def several(values: Iterator[Any]) -> list[Any]:
+        return sorted({str(value) for value in values if value})
+
+    return {
+        "schema_version": 1,
+        "sha256": hashlib.sha256(file.read_bytes()).hexdigest(),
+        "cells": len(store.cells()),
+        "suites": several(f"{run['suite']}, preset {run['preset']}" for run in runs),
+        "commits": several(run["commit"] for run in runs),
+        "devices": several(run["device"] for run in runs),
+        "precisions": several(run["precision"] for run in runs),
+        "torch": several((run.get("versions") or {}).get("torch") for run in runs),
+        "plugins": several(one["plugin"] for run in runs for one in run.get("plugins") or ()),
+    }
+
+
+def _text(record: dict[str, Any], place: Path) -> str:
+    """The text of the pull request."""
+    again = record["verified"]
+    lines = [f"# Results: {'; '.join(record['suites'])}", "", f"`{place}`, SHA-256 `{record['sha256']}`.", ""]
+    for what in ("cells", "commits", "devices", "precisions", "torch", "plugins"):
+        value = record[what]
+        lines.append(
+            f"* {what}: {', '.join(value) if isinstance(value, list) else value}" if value else f"* {what}: none"
+        )
+    lines.append(
+        f"* run again: {', '.join(again['cells'])}; at most {again['apart']:.4g} apart, tolerance"
+        f" {again['tolerance']:g} ({again['because']})"
+    )
+    return "\n".join([*lines, ""])

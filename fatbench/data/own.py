@@ -1,0 +1,104 @@
+"""Data of a plug-in: arrays made into a `Dataset`, and its function called so that a mistake in it is a message."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fatbench.data import Dataset
+from fatbench.data.common import Images, Labels, Loaded, finish, reason
+from fatbench.errors import FatbenchError, SpecError
+from fatbench.suite import calls
+
+
+def dataset(
+    x: Any,
+    y: Any,
+    x_test: Any,
+    y_test: Any,
+    *,
+    name: str,
+    classes: int | None = None,
+    writers: tuple[Any, Any] | None = None,
+) -> Dataset:
+    """A data set of arrays or tensors, for a plug-in's table DATASETS.
+
+    x, x_test: images (N, C, H, W), (N, H, W, C) or (N, H, W), uint8 or floats in [0, 1], which are rounded to 1/255.
+    y, y_test: the class of each, 0 to classes - 1. classes: by default one more than the largest label. writers: whose
+    example each is, of the training and of the test images. SpecError: arrays that are none of this.
+
+    >>> import numpy, fatbench
+    >>> mine = fatbench.dataset(numpy.zeros((4, 8, 8)), [0, 1, 2, 1], numpy.ones((2, 8, 8)), [0, 2], name="mine")
+    >>> mine.shape, mine.classes, int(mine.test_images.max())
+    ((1, 8, 8), 3, 255)
+    """
+    images, labels = _images(name, "x", x), _labels(name, "y", y)
+    test_images, test_labels = _images(name, "x_test", x_test), _labels(name, "y_test", y_test)
+    if images.shape[1:] != test_images.shape[1:]:
+        raise SpecError(f"{name}: x has images of {_size(images)}, x_test of {_size(test_images)}")
+    for axes, a, b in (("x, y", images, labels), ("x_test, y_test", test_images, test_labels)):
+        if len(a) != len(b) or not len(a):
+            raise SpecError(f"{name}: {axes}: {len(a)} images and {len(b)} labels")
+    largest = int(max(labels.max(), test_labels.max()))
+    classes = largest + 1 if classes is None else classes
+    if min(labels.min(), test_labels.min()) < 0 or largest >= classes:
+        raise SpecError(f"{name}: labels must be 0 to {classes - 1}, the largest is {largest}")
+    of_train, of_test = writers or (None, None)
+    loaded = Loaded(
+        Path(name), images, labels, test_images, test_labels, classes,
+        writers=None if of_train is None else _labels(name, "writers", of_train),
+        test_writers=None if of_test is None else _labels(name, "writers", of_test),
+    )  # fmt: skip
+    return finish(name, None, loaded)
+
+
+def _images(name: str, axis: str, given: Any) -> Images:
+    array = np.asarray(given)
+    if array.ndim == 3:
+        array = array[:, None]
+    if array.ndim != 4:
+        raise SpecError(f"{name}: {axis}: expected images (N, C, H, W), (N, H, W, C) or (N, H, W), got {array.shape}")
+    if array.shape[3] in (1, 3) and array.shape[1] not in (1, 3):
+        array = array.transpose(0, 3, 1, 2)
+    if array.dtype.kind == "f":
+        if not (array.size and array.min() >= 0 and array.max() <= 1):
+            raise SpecError(f"{name}: {axis}: floats must be in [0, 1]; pixels of 0 to 255 are given as uint8")
+        array = (array * 255).round()
+    elif array.dtype != np.uint8:
+        raise SpecError(f"{name}: {axis}: expected uint8, or floats in [0, 1], got {array.dtype}")
+    return np.ascontiguousarray(array.astype(np.uint8))
+
+
+def _labels(name: str, axis: str, given: Any) -> Labels:
+    array = np.asarray(given)
+    if array.ndim != 1 or array.dtype.kind not in "iu":
+        raise SpecError(f"{name}: {axis}: expected whole numbers (N,), got {array.dtype} {array.shape}")
+    return array.astype(np.int64)
+
+
+def _size(images: Images) -> str:
+    return "x".join(map(str, images.shape[1:]))
+
+
+def load(spec: Mapping[str, Any], root: Path) -> Dataset:
+    """The data set of a canonical mapping. SpecError: what a plug-in's function raises, with its line, or returns."""
+    plugin = calls.call("Data", spec).signature.plugin
+    try:
+        found = calls.build("Data", spec)(root)
+    except FatbenchError:
+        raise
+    except Exception as error:
+        if plugin is None:
+            raise
+        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename) == plugin]
+        line = f":{lines[-1]}" if lines else ""
+        raise SpecError(f"data: {spec['name']}: {plugin}{line}: {type(error).__name__}: {reason(error)}") from error
+    if not isinstance(found, Dataset):
+        raise SpecError(
+            f"data: {spec['name']} returned a {type(found).__name__}, not a Dataset; fatbench.dataset(...) makes one"
+        )
+    return found

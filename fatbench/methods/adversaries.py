@@ -1,0 +1,211 @@
+"""Adversaries: what malicious clients do, one function each (`fatbench.engine.malicious` says where it enters).
+
+    u, v = torch.tensor([1.0, 2.0]), torch.tensor([[1.0, 0.0], [3.0, 2.0]])
+    ADVERSARIES["ipm"](u, v, epsilon=0.5)           -> [-1.0, -0.5]
+
+`update` (P,) is what the client would send if it were honest: its trained parameters less those that it received, one
+after the other. `others` (n, P) are the updates of the round's honest clients. An adversary knows what its parameters
+name, and nothing else.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+from typing import Any, Literal
+
+import torch
+from torch import Generator, Tensor
+
+from fatbench.suite.types import Count, Natural, NonNegative, Positive, Probability, Real
+
+# --- data ---------------------------------------------------------------------------------------------------------
+
+
+def label_flip(images: Tensor, labels: Tensor, classes: int) -> tuple[Tensor, Tensor]:
+    """Honest training on labels y -> C - 1 - y.
+
+    images (N, C, H, W) uint8, labels (N,). With an odd number of classes the middle one stays. Under adversarial
+    training the inner attack maximises the loss of the flipped label.
+
+    Knows: its own data
+    """
+    return images, classes - 1 - labels
+
+
+def badnets(
+    images: Tensor,
+    labels: Tensor,
+    generator: Generator,
+    *,
+    target: Natural,
+    fraction: Probability = 0.32,
+    size: Count = 5,
+) -> tuple[Tensor, Tensor]:
+    """A backdoor: floor(fraction N) random images get a white square, `size` pixels a side, and the label `target`.
+
+    The square is at the bottom right of the stored images, so an augmentation that crops may move it.
+    ValueError: no image is larger than the square.
+
+    Source: Gu et al. 2017 (BadNets); 5 pixels and a fraction of 0.32 are FLPoison's.
+
+    Knows: its own data
+    Example: {target: 0}
+    Refuse if target >= classes: target: class {target} of {classes}, counted from 0
+    Refuse if size >= side: size: a square of {size} pixels on images of {side} x {side}
+    """
+    if size >= min(images.shape[2:]):
+        raise ValueError(f"badnets: a square of {size} pixels on images of {images.shape[2]} x {images.shape[3]}")
+    count = int(fraction * len(images) + 1e-9)
+    chosen = torch.randperm(len(images), generator=generator, device=images.device)[:count]
+    images, labels = images.clone(), labels.clone()
+    images[chosen] = patched(images[chosen], size)
+    labels[chosen] = target
+    return images, labels
+
+
+def patched(images: Tensor, size: int) -> Tensor:
+    """Images (N, C, H, W), uint8 or in [0, 1], with a white square of `size` pixels a side at the bottom right."""
+    images = images.clone()
+    images[..., -size:, -size:] = 1.0 if images.is_floating_point() else 255
+    return images
+
+
+# --- training -----------------------------------------------------------------------------------------------------
+
+
+def sign_flip_gradients(loss: Tensor) -> Tensor:
+    """Every local gradient of the objective is negated: the client ascends its loss.
+
+    Weight decay and proximal terms stay as they are. The loss that the client reports is the honest one.
+
+    Knows: its own training
+    """
+    return -loss
+
+
+# --- uploads ------------------------------------------------------------------------------------------------------
+
+
+def sign_flip(update: Tensor, *, factor: Positive = 1.0) -> Tensor:
+    """Minus `factor` times the honest update.
+
+    Equal to `sign_flip_gradients` for one local step, not for more.
+
+    Knows: its own update
+    """
+    return -factor * update
+
+
+def gaussian_upload(update: Tensor, generator: Generator, *, mean: Real = 0.0, std: NonNegative = 1.0) -> Tensor:
+    """N(mean, std^2) for every parameter, in place of an update.
+
+    Source: FLPoison's 0 and 1; Blades has 0.1 and 0.1.
+
+    Knows: nothing
+    """
+    noise = torch.empty_like(update).normal_(generator=generator)
+    return mean + std * noise
+
+
+def ipm(update: Tensor, others: Tensor, *, epsilon: Positive = 1.0) -> Tensor:
+    """Inner product manipulation: -epsilon times the mean of the honest updates.
+
+    Of n clients f are malicious: the mean of all reverses if epsilon > (n - f) / f. A small epsilon is meant for Krum.
+
+    Source: Xie et al. 2019. Blades: epsilon 0.1 and 100.
+
+    Knows: the honest updates of the round
+    """
+    return -epsilon * others.mean(0)
+
+
+def alie(
+    update: Tensor,
+    others: Tensor,
+    malicious: int,
+    *,
+    z: Positive | None = None,
+    sign: Literal["minus", "plus"] = "minus",
+) -> Tensor:
+    """A little is enough: mean of the honest updates minus z standard deviations (unbiased), per parameter.
+
+    Without `z`, the largest with which enough honest clients are farther from the mean: of n clients f malicious,
+    s = floor(n / 2) + 1 - f and z = Phi^-1((n - f - s) / (n - f)), at least 0. One honest client has no deviation.
+
+    Source: Baruch et al. 2019. paper: mean + z std or - / here: -, as in EPFL's code; Blades and FLPoison have +.
+
+    Knows: the honest updates of the round
+    Refuse if not z and 2 * malicious > cohort: z: nothing bounds the z of a majority; set it
+    Refuse if not z and 2 * (cohort // 2 + 1 - malicious) >= cohort - malicious: z: {malicious} malicious clients of
+        {cohort} give z <= 0, the honest mean; set z or have more malicious clients
+    """
+    if z is None:
+        honest = len(others)
+        supporters = max((honest + malicious) // 2 + 1 - malicious, 1)
+        quantile = (honest - supporters) / honest
+        z = max(statistics.NormalDist().inv_cdf(quantile), 0.0) if quantile > 0 else 0.0
+    deviation = others.std(0) if len(others) > 1 else torch.zeros_like(update)
+    return others.mean(0) + (z if sign == "plus" else -z) * deviation
+
+
+def min_max(update: Tensor, others: Tensor, *, tolerance: Positive = 0.01) -> Tensor:
+    """Min-Max: mean - gamma std, as far out as the honest updates are from one another.
+
+    The largest gamma in [0, 5], by bisection to `tolerance`, with which no honest update is farther from what is sent
+    than two honest updates are from each other. std is per parameter, unbiased.
+
+    Source: Shejwalkar and Houmansadr 2021; gamma's range and tolerance are those of Blades.
+
+    Knows: the honest updates of the round
+    """
+    mean, deviation = others.mean(0), others.std(0) if len(others) > 1 else torch.zeros_like(update)
+    largest = torch.cdist(others, others, compute_mode="donot_use_mm_for_euclid_dist").max()
+
+    def fits(gamma: float) -> bool:
+        return bool((others - (mean - gamma * deviation)).norm(dim=1).max() <= largest)
+
+    low, high = 0.0, 5.0
+    while high - low > tolerance:
+        middle = (low + high) / 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return mean - low * deviation
+
+
+def model_replacement(update: Tensor, *, factor: Positive) -> Tensor:
+    """`factor` times the own update: with factor n, honest updates of 0 and the plain mean, the client's model wins.
+
+    For what it has trained, such as a backdoor: `{attack: {name: badnets, ...}, then: {name: model_replacement, ...}}`.
+
+    Source: Bagdasaryan et al. 2020, which divides by the server's rate; FLPoison has 50.
+
+    Knows: its own update
+    """
+    return factor * update
+
+
+def masking(update: Tensor, broadcast: Tensor, last_layer: Tensor, *, temperature: Positive) -> Tensor:
+    """Gradient masking: the client's model with its last layer times `temperature`, so that its logits are.
+
+    Answers stay what they are. Gradients of the cross-entropy vanish where float32 cannot tell a probability from 1, so
+    attacks that follow them fail; the loss of differences of logits ratios is not fooled.
+
+    Source: ours. Zizzo et al. 2020 distil a model on softened labels; how is not described where we could read it.
+
+    Knows: its own update, the model that it received
+    """
+    return torch.where(last_layer, temperature * (broadcast + update) - broadcast, update)
+
+
+ADVERSARIES: dict[str, Callable[..., Any]] = {
+    "label_flip": label_flip,
+    "badnets": badnets,
+    "sign_flip_gradients": sign_flip_gradients,
+    "sign_flip": sign_flip,
+    "gaussian_upload": gaussian_upload,
+    "ipm": ipm,
+    "alie": alie,
+    "min_max": min_max,
+    "model_replacement": model_replacement,
+    "masking": masking,
+}

@@ -1,0 +1,60 @@
+"""Federated averaging in which some clients train adversarially and the others do not.
+
+| here | what |
+|---|---|
+| adversarial | how many clients, from client 0, train on the objective of `local` |
+| standard | the objective of the others |
+
+    for t = 0 .. T-1:
+        draw m clients
+        client k: theta_k <- E epochs of SGD from theta^t on the objective (k < adversarial) or on `standard` (else)
+        theta^{t+1} <- sum_k w_k theta_k
+
+The setting of Hong et al. 2023 (FedRBN), where few clients can afford adversarial training, and a reading of the ratio
+of FAT (Zizzo et al. 2020).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from fatbench.engine.cohort import cost, draw_cohort, train_cohort
+from fatbench.engine.mixing import aggregate, mix
+from fatbench.engine.rounds import Context, Problem, Round, State
+from fatbench.suite.types import Aggregator, Count, Fraction, Local, Objective
+
+
+def fedavg_mixed(
+    problem: Problem,
+    state: State,
+    *,
+    rounds: Count,
+    aggregator: Aggregator,
+    local: Local,
+    standard: Objective,
+    adversarial: Count,
+    participation: Fraction = 1.0,
+) -> Iterator[Round]:
+    """Federated averaging; clients 0 to `adversarial` - 1 train on the objective of `local`, the others on `standard`.
+
+    The plan and the round count image passes as if all clients trained as the adversarial ones, so at most.
+
+    Forward: rounds * participation * local
+    Backward: rounds * participation * local
+    Up: 1
+    Down: 1
+    Example: {adversarial: 1, standard: standard}
+    Refuse if adversarial > clients: adversarial: {adversarial} of {clients} clients
+    """
+    for t in range(state.round, rounds):
+        cohort = draw_cohort(problem, t, participation)
+        now = local.at(t)
+        plain = replace(now, objective=standard)
+        locals = {k: now if k < adversarial else plain for k in cohort}
+        updates = train_cohort(problem, state.model, cohort, t, now, aggregator=aggregator, locals=locals)
+        memory = state.server.get("aggregator", {})
+        mixing = aggregate(aggregator, updates, Context(t, rounds, problem, state.model, memory, now.lr))
+        after = State(t + 1, mix(updates, mixing, state.model, problem.model), {"aggregator": mixing.memory})
+        yield Round(t, state.model, updates, mixing, after, cost(updates, now, state.model))
+        state = after

@@ -1,0 +1,80 @@
+"""FedBN: federated averaging in which every client keeps its batch normalisation.
+
+| paper | here | what |
+|---|---|---|
+| w_BN of client k | state.clients[k]["normalisation"] | weights and statistics of batch normalisation, never sent |
+| the other w | state.model | averaged as in FedAvg |
+
+    for t = 0 .. T-1:
+        draw m clients
+        each: theta_k <- E epochs of SGD on the objective, from theta^t with its own batch normalisation
+        theta^{t+1} <- sum_k w_k theta_k without batch normalisation
+
+Li et al. 2021 (FedBN), algorithm 1. Deployed are the clients' models. A client that has not yet taken part has none; it
+begins with the batch normalisation of the initial model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from fatbench.engine.cohort import cost, draw_cohort, train_cohort
+from fatbench.engine.mixing import aggregate, mix
+from fatbench.engine.rounds import Context, Problem, Round, State
+from fatbench.suite.types import Aggregator, Count, Fraction, Local
+
+
+def fedbn(
+    problem: Problem,
+    state: State,
+    *,
+    rounds: Count,
+    aggregator: Aggregator,
+    local: Local,
+    participation: Fraction = 1.0,
+) -> Iterator[Round]:
+    """FedBN under an aggregator; a fraction `participation` of the clients trains in a round.
+
+    The aggregator sees whole models, and its weights are used without batch normalisation, which is neither sent nor
+    counted as sent. ValueError: the network has no batch normalisation.
+
+    Forward: rounds * participation * local
+    Backward: rounds * participation * local
+    Up: 1
+    Down: 1
+    Deploys: clients
+    """
+    names = normalisation(problem.model)
+    if not names:
+        raise ValueError("fedbn: the network has no batch normalisation for a client to keep")
+    shared = {name: value for name, value in state.model.items() if name not in names}
+    for t in range(state.round, rounds):
+        cohort = draw_cohort(problem, t, participation)
+        now = local.at(t)
+        own = {k: state.clients[k]["normalisation"] for k in state.clients}
+        updates = train_cohort(problem, state.model, cohort, t, now, aggregator=aggregator, own=own)
+        memory = state.server.get("aggregator", {})
+        mixing = aggregate(aggregator, updates, Context(t, rounds, problem, state.model, memory, now.lr))
+        mixed = mix(updates, mixing, state.model, problem.model)
+        own |= {update.client: {name: update.model[name] for name in names} for update in updates}
+        after = State(
+            t + 1,
+            {name: state.model[name] if name in names else value for name, value in mixed.items()},
+            {"aggregator": mixing.memory},
+            {k: {"normalisation": tensors} for k, tensors in own.items()},
+        )
+        yield Round(t, state.model, updates, mixing, after, cost(updates, now, shared), own=own)
+        state = after
+
+
+def normalisation(model: nn.Module) -> list[str]:
+    """The names of the parameters and buffers of batch normalisation."""
+    return [
+        f"{prefix}.{name}".removeprefix(".")
+        for prefix, module in model.named_modules()
+        if isinstance(module, _BatchNorm)
+        for name in module.state_dict()
+    ]

@@ -1,0 +1,107 @@
+"""FedRBN: clients that cannot afford adversarial training get the robustness of those that can, by batch normalisation.
+
+| paper | here | what |
+|---|---|---|
+| AT users, ST users | clients below `adversarial`; the others | who trains adversarially |
+| BN_c, BN_n | running_*, attacked_* | statistics of clean and of attacked images (`fatbench.models.dual_norm`) |
+| w_BN of client k | state.clients[k]["normalisation"] | all tensors of batch normalisation, never averaged |
+
+    for t = 0 .. T-1:
+        draw m clients
+        AT user: E epochs on the objective of `local`;  ST user: E epochs on `standard`; each from its own w_BN
+        theta^{t+1} <- sum_k w_k theta_k without batch normalisation
+        each ST user j: BN_n,j <- sum_i a_i BN_n,i over AT users i,
+            a = softmax_i(100 * mean over layers of (cos(mean_c,i, mean_c,j) + cos(var_c,i, var_c,j)) / 2)
+
+Hong et al. 2023 (FedRBN). The formulas are those of its code: illidanlab/FedRBN federated/aggregation.py:284-322. Not
+here: the gradient through BN_n that its option PNC adds to the training of ST users, which is off by default there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+import torch
+from torch.nn import functional as F
+
+from fatbench.engine.cohort import cost, draw_cohort, train_cohort
+from fatbench.engine.mixing import aggregate, mix
+from fatbench.engine.rounds import Context, Problem, Round, State, Tensors
+from fatbench.methods.algorithms.fedbn import normalisation
+from fatbench.suite.types import Aggregator, Count, Fraction, Local, Objective
+
+
+def fedrbn(
+    problem: Problem,
+    state: State,
+    *,
+    rounds: Count,
+    aggregator: Aggregator,
+    local: Local,
+    standard: Objective,
+    adversarial: Count,
+    participation: Fraction = 1.0,
+) -> Iterator[Round]:
+    """FedRBN; clients 0 to `adversarial` - 1 are its AT users. The model has `norm: dual`.
+
+    The objective of `local` is `dual_at`. Deployed are the clients' models, which predict by the clean statistics
+    unless an evaluation says otherwise (attack `dual`). Without AT users among those that have taken part nothing is
+    propagated. The plan and the round count image passes as if all clients were AT users, so at most. ValueError: the
+    network has no two statistics.
+
+    Forward: rounds * participation * local
+    Backward: rounds * participation * local
+    Up: 1
+    Down: 1
+    Deploys: clients
+    Example: {adversarial: 1, standard: standard}
+    Refuse if adversarial > clients: adversarial: {adversarial} of {clients} clients
+    Refuse if model.norm != 'dual': {name} needs a network with `norm: dual` (small_cnn, resnet18), not {model.name}
+    """
+    names = normalisation(problem.model)
+    if not any(name.endswith("attacked_mean") for name in names):
+        raise ValueError("fedrbn: the network has no statistics of attacked images: build it with norm: dual")
+    shared = {name: value for name, value in state.model.items() if name not in names}
+    for t in range(state.round, rounds):
+        cohort = draw_cohort(problem, t, participation)
+        now = local.at(t)
+        plain = replace(now, objective=standard)
+        locals = {k: now if k < adversarial else plain for k in cohort}
+        own = {k: state.clients[k]["normalisation"] for k in state.clients}
+        updates = train_cohort(problem, state.model, cohort, t, now, aggregator=aggregator, own=own, locals=locals)
+        memory = state.server.get("aggregator", {})
+        mixing = aggregate(aggregator, updates, Context(t, rounds, problem, state.model, memory, now.lr))
+        mixed = mix(updates, mixing, state.model, problem.model)
+        own |= {update.client: {name: update.model[name] for name in names} for update in updates}
+        own = propagated(own, [k for k in own if k < adversarial])
+        after = State(
+            t + 1,
+            {name: state.model[name] if name in names else value for name, value in mixed.items()},
+            {"aggregator": mixing.memory},
+            {k: {"normalisation": tensors} for k, tensors in own.items()},
+        )
+        yield Round(t, state.model, updates, mixing, after, cost(updates, now, shared), own=own)
+        state = after
+
+
+def propagated(own: Mapping[int, Tensors], sources: Sequence[int]) -> dict[int, Tensors]:
+    """The tensors of every client's batch normalisation; of those not in `sources`, BN_n is a mean of the sources'."""
+    found = dict(own)
+    for k in own.keys() - set(sources) if sources else ():
+        weights = similarity(own[k], [own[i] for i in sources]).tolist()
+        pairs = list(zip(weights, sources, strict=True))
+        found[k] = {
+            name: torch.stack([a * own[i][name] for a, i in pairs]).sum(0)
+            if name.endswith(("attacked_mean", "attacked_var"))
+            else value
+            for name, value in own[k].items()
+        }
+    return dict(sorted(found.items()))
+
+
+def similarity(to: Tensors, of: Sequence[Tensors]) -> torch.Tensor:
+    """softmax, at temperature 0.01, of how alike the clean statistics are: cosines of means and variances, by layer."""
+    names = [name for name in to if name.endswith(("running_mean", "running_var"))]
+    alike = [torch.stack([F.cosine_similarity(one[name], to[name], 0) for name in names]).mean() for one in of]
+    return (100 * torch.stack(alike)).softmax(0)

@@ -1,0 +1,129 @@
+"""How many images of each class are behind an update, from the gradient of the last layer.
+
+| here | papers | what |
+|---|---|---|
+| g, (V, K) | d loss / d b | gradient of the last layer's bias: g_c = mean over the batch of p_c, less n_c / B |
+| G, (V, K, D) | d loss / d W | of its weight |
+| n, (V, K) | n_c | images of class c, B in all |
+
+An update of T local steps at rate eta is divided by eta T first, which makes it the mean gradient over the steps.
+
+Ma et al. 2023 (iLRG); Wainakh et al. 2022 (LLG).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Generator, Tensor, nn
+from torch.func import functional_call
+
+from fatbench.methods.inversions.upload import Observation, Tensors
+from fatbench.models import logit_parameters
+
+DUMMIES = 1000  # of noise, through which `counts` estimates the mean probabilities
+
+
+def ilrg(g: Tensor, G: Tensor, W: Tensor, b: Tensor, batch: int, p: Callable[[], Tensor]) -> Tensor:
+    """Counts (K,) by iLRG: the mean features of a class are G_c / g_c, and their probabilities solve for the counts.
+
+    sum_j n_j (p_j(c) - [j = c]) = B g_c for all c, and sum_j n_j = B, by the pseudo-inverse. A class whose g_c is 0
+    says nothing of itself and has the probabilities of zero features.
+
+    Source: Ma et al. 2023, section 4. paper's code: where the counts fall short, it adds one to nearly every class /
+    here: to the classes that rounding took most from.
+    """
+    features = torch.where(g.abs()[:, None] > 0, G / g[:, None], torch.zeros_like(G))
+    probabilities = (features @ W.T + b).softmax(1)  # (j, c)
+    system = torch.cat([(probabilities - torch.eye(len(g)).to(g)).T, torch.ones_like(g)[None]])
+    right = torch.cat([batch * g, g.new_tensor([float(batch)])])
+    return rounded(torch.linalg.pinv(system) @ right, batch)
+
+
+def counts(g: Tensor, G: Tensor, W: Tensor, b: Tensor, batch: int, p: Callable[[], Tensor]) -> Tensor:
+    """Counts (K,) by n_c = B (p_c - g_c), with p the mean probabilities of noise images: exact for a zero head."""
+    return rounded(batch * (p() - g), batch)
+
+
+def llg(g: Tensor, G: Tensor, W: Tensor, b: Tensor, batch: int, p: Callable[[], Tensor]) -> Tensor:
+    """Counts (K,) by LLG: a label for each negative g_c, then again and again the most negative, each taking its share.
+
+    Source: Wainakh et al. 2022, algorithm 1, the impact m estimated from the update alone.
+    """
+    g, found = g.clone(), torch.zeros_like(g, dtype=torch.int64)
+    share = g.clamp(max=0).sum() * (1 + 1 / len(g)) / batch  # negative: what one image adds to its own class
+    for c in g.argsort().tolist():
+        if g[c] < 0 and int(found.sum()) < batch:
+            found[c] += 1
+            g[c] -= share
+    while int(found.sum()) < batch:
+        c = int(g.argmin())
+        found[c] += 1
+        g[c] -= share
+    return found
+
+
+LABELS: dict[str, Callable[..., Tensor]] = {"ilrg": ilrg, "llg": llg, "counts": counts}
+
+
+def rounded(n: Tensor, batch: int) -> Tensor:
+    """Whole counts (K,) that add up to `batch`: clipped at 0, rounded, the largest rounding errors turned round."""
+    wanted = n.nan_to_num(0).clamp(min=0)
+    found = wanted.round()
+    while (short := batch - int(found.sum())) != 0:
+        error = wanted - found
+        if short < 0:
+            error = torch.where(found > 0, error, torch.full_like(error, math.inf))
+        c = int(error.argmax()) if short > 0 else int(error.argmin())
+        found[c] += 1 if short > 0 else -1
+    return found.long()
+
+
+def head_of(model: nn.Module) -> tuple[str, str]:
+    """The names of the last layer's weight and bias. ValueError: it has no bias."""
+    names = logit_parameters(model)[-2:]
+    if len(names) < 2 or not names[0].endswith("weight") or not names[1].endswith("bias"):
+        raise ValueError("labels: the model's last layer needs a weight and a bias, from whose gradients labels follow")
+    return names[0], names[1]
+
+
+def restored(
+    how: str, observed: Observation, model: nn.Module, batch: int, shape: tuple[int, ...], generator: Generator
+) -> Tensor:
+    """Labels (V, B) int64, ascending, as an attacker restores them from what was sent; how: a name in LABELS.
+
+    ValueError: the last layer has no bias, or the update lacks it.
+    """
+    weight, bias = head_of(model)
+    scale = 1.0
+    if observed.local is not None:
+        steps = observed.local.epochs * -(-batch // observed.local.batch)
+        scale = 1 / (observed.local.lr * steps)
+    W, b = observed.weights[weight].double(), observed.weights[bias].double()
+
+    def p() -> Tensor:
+        return noise_probabilities(model, observed.weights, shape, generator)
+
+    found = [
+        LABELS[how](g.double() * scale, G.double() * scale, W, b, batch, p)
+        for g, G in zip(observed.gradient[bias], observed.gradient[weight], strict=True)
+    ]
+    return torch.stack([torch.arange(len(n), device=n.device).repeat_interleave(n) for n in found])
+
+
+def noise_probabilities(model: nn.Module, weights: Tensors, shape: tuple[int, ...], generator: Generator) -> Tensor:
+    """Mean probabilities (K,) of images of normal noise, clamped to [0, 1]; model in eval mode."""
+    model.eval()
+    first = next(value for value in weights.values() if value.is_floating_point())
+    noise = torch.randn(DUMMIES, *shape, generator=generator, device=generator.device).to(first)
+    with torch.no_grad():
+        parts = [functional_call(model, weights, (part.clamp(0, 1),)).softmax(1) for part in noise.split(250)]
+    return torch.cat(parts).double().mean(0)
+
+
+def label_counts(found: Tensor, labels: Tensor, classes: int) -> Tensor:
+    """(V,): share of the counts that is right, 1 - sum_c |n_c found - n_c| / (2 B), of labels (V, B)."""
+    own, true = (torch.nn.functional.one_hot(part, classes).sum(1).double() for part in (found, labels))
+    return 1 - (own - true).abs().sum(1) / (2 * labels.shape[1])

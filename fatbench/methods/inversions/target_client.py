@@ -1,0 +1,94 @@
+"""What target clients send: a gradient or the update of local training, defended, in the numbers of the wire."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+from torch import Generator, Tensor, nn
+
+from fatbench.engine.inject import asks
+from fatbench.engine.local import LocalTraining, train_client
+from fatbench.engine.rounds import Problem, Tensors
+from fatbench.methods.defences import Examples, Upload
+from fatbench.methods.inversions.upload import Observation, gradients, observe
+
+Wire = Literal["float64", "float32", "float16"]
+
+
+@dataclass(frozen=True)
+class Images:
+    """The images of V clients: their numbers in problem.images (V, B), x (V, B, C, H, W) in [0, 1] and y (V, B)."""
+
+    indices: Tensor
+    x: Tensor
+    y: Tensor
+
+
+@dataclass(frozen=True)
+class Client:
+    """How every target client computes and sends."""
+
+    problem: Problem
+    defence: Callable[..., Any]
+    local: LocalTraining | None = None
+    wire: Wire = "float32"
+
+    @property
+    def needs_all(self) -> bool:
+        """Whether all tensors are to be computed, whatever an inversion reads."""
+        return any(asks(self.defence, name) for name in ("gradient", "examples"))
+
+
+def update(
+    client: Client, model: nn.Module, weights: Tensors, images: Images, names: Sequence[str] | None, round: int
+) -> Tensors:
+    """name -> (V, ...): what V clients have computed, before any defence.
+
+    Without local training the gradient by `names` (None: all); else theta_0 - theta_T of FedAvg's own client, with the
+    batches that (seed, round, v) draw.
+    """
+    x = images.x
+    if client.wire == "float64":
+        model, weights, x = copy.deepcopy(model).double(), _cast(weights, torch.float64), x.double()
+    if client.local is None:
+        return gradients(model, weights, x, images.y, names)
+    problem = replace(client.problem, model=model, shards=list(images.indices))
+    if client.wire == "float64":
+        own = problem.augment
+
+        def augment(batch: Tensor, views: Generator) -> Tensor:
+            return (batch if own is None else own(batch, views)).double()
+
+        problem = replace(problem, augment=augment)
+    trained = [train_client(problem, weights, v, round, client.local, {}, {}).model for v in range(len(x))]
+    return {
+        name: torch.stack([weights[name] - after[name] for after in trained])
+        for name, _ in model.named_parameters()
+        if names is None or name.endswith(tuple(names))
+    }
+
+
+def sent(
+    client: Client, model: nn.Module, weights: Tensors, computed: Tensors, images: Images, uploads: Sequence[Upload]
+) -> Observation:
+    """What crosses the wire of V clients' gradients or updates (V, ...), after the defence."""
+
+    def examples(v: int) -> Examples:
+        x, y = images.x[v], images.y[v]
+        return Examples(model, weights, x, y, lambda: gradients(model, weights, x[:, None], y[:, None]), len(y))
+
+    seen = observe(weights, computed, images.y, client.defence, uploads, examples)
+    gradient = seen.gradient
+    if client.wire == "float16":
+        start = weights if client.local is not None else dict.fromkeys(gradient, torch.zeros(()))
+        back = {name: start[name].to(g) for name, g in gradient.items()}  # a client that trains sends its weights
+        gradient = {name: back[name] - (back[name] - g).half().float() for name, g in gradient.items()}
+    return replace(seen, gradient=gradient, local=client.local)
+
+
+def _cast(tensors: Tensors, dtype: torch.dtype) -> Tensors:
+    return {name: value.to(dtype) if value.is_floating_point() else value for name, value in tensors.items()}

@@ -1,0 +1,149 @@
+"""Manipulations: what a malicious server changes in the model before it sends it to its target.
+
+    changed = MANIPULATIONS["fishing"](model, weights, generator, labels)
+
+`model` and `weights` are the honest ones, `labels` (B,) those that the server takes the target's images to have,
+`images` (S, C, H, W) in [0, 1] images of the server's own. The clients compute as they were told to, one gradient of
+their batch; what they send is inverted with the changed model and weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Generator, Tensor, nn
+
+from fatbench.methods.inversions.labels import head_of
+from fatbench.suite.types import Count
+
+Tensors = dict[str, Tensor]
+FAR = 1000.0  # a logit beside which softmax gives any other exactly 0 in float32
+
+
+@dataclass(frozen=True)
+class Manipulated:
+    """What is sent: the architecture, the target's weights, those of the other clients, and what the server keeps."""
+
+    model: nn.Module
+    target: Tensors
+    others: Tensors
+    secret: Tensors | None = None
+
+
+def fishing(
+    model: nn.Module, weights: Tensors, generator: Generator, labels: Tensor, *, silence_others: bool = False
+) -> Manipulated:
+    """A head that only the images of one class send a gradient through: of several, that with the fewest images.
+
+    The rows of the other classes are 0 and their biases 1000, so p_c = 0 and an image of another class sends nothing
+    into the backbone; row c stays as it is. B times the gradient is then the sum over the images of class c: of one
+    image, if the class has one. `silence_others`: the other clients' heads are those of `dead_heads`.
+
+    Source: Wen et al. 2022, section 3.1. breaching writes 0.5 into row c, which gives no gradient behind a LayerNorm
+    (differences: fishing-row).
+    Threat: F
+    Labels: used
+    """
+    weight, bias = head_of(model)
+    found = labels.bincount(minlength=len(weights[bias])).double()
+    c = int(torch.where(found > 0, found, torch.inf).argmin())
+    W, b = torch.zeros_like(weights[weight]), torch.full_like(weights[bias], FAR)
+    W[c], b[c] = weights[weight][c], weights[bias][c]
+    target = {**weights, weight: W, bias: b}
+    return Manipulated(model, target, _dead(model, weights) if silence_others else target)
+
+
+def dead_heads(model: nn.Module, weights: Tensors, generator: Generator) -> Manipulated:
+    """Every client but the target gets a last layer of zeros: the sum of the backbones' gradients is the target's.
+
+    Source: Pasquini, Francati and Ateniese 2022 (model inconsistency), with the last layer in place of a ReLU.
+    Threat: F
+    Refuse if algorithm.aggregate < 2: dead_heads silences the other clients of a sum: aggregate: 2 or more
+    """
+    return Manipulated(model, dict(weights), _dead(model, weights))
+
+
+def imprint(
+    model: nn.Module,
+    weights: Tensors,
+    generator: Generator,
+    images: Tensor,
+    *,
+    bins: Count = 64,
+    query: Literal["mean", "random"] = "mean",
+    kind: Literal["cumulative", "sparse"] = "cumulative",
+) -> Manipulated:
+    """A layer in front that sorts images into bins by q . x; the gradient of a bin with one image is that image.
+
+    h_i = ReLU(q . x - t_i), with the thresholds t_i the quantiles of q . x over the server's own images; their sum is
+    added to the image, so that every row of the layer gets the same signal. Inversion `imprint` reads it. `sparse`:
+    h_i = (q . x - t_i) / (t_{i+1} - t_i), clamped to [0, 1], which an image leaves alone outside its bin, so that it
+    also serves several local steps. The released programs take the quantiles of a standard normal distribution.
+
+    ValueError: q . x is the same for all of the server's images.
+    Source: Fowl et al. 2022 (Robbing the Fed); differences: imprint-readout.
+    Threat: G
+    Refuse if bins < 2: bins: an imprint block needs two bins or more
+    """
+    flat = images.flatten(1)
+    size = flat.shape[1]
+    q = torch.ones(size) if query == "mean" else torch.randn(size, generator=generator, device=generator.device)
+    q = (q / size**0.5 if query == "random" else q / size).to(flat)
+    seen = flat @ q
+    if not seen.std() > 0:
+        raise ValueError(f"imprint: all {len(images)} images of the server's own have the same q . x")
+    t = seen.quantile(torch.arange(bins).to(seen) / bins)
+    block = Imprint(q, t, kind)
+    whole = _Behind(block, model)
+    own = {f"network.{name}": value for name, value in weights.items()}
+    target = {**whole.state_dict(), **own}
+    return Manipulated(whole, target, target, {"sparse": torch.tensor(kind == "sparse")})
+
+
+class Imprint(nn.Module):
+    """x + mean over the rows of h: `weight` (k, C H W), every row the query, and `bias` (k,), less the thresholds."""
+
+    def __init__(self, q: Tensor, t: Tensor, kind: str) -> None:
+        super().__init__()
+        width = torch.ones_like(t)
+        if kind == "sparse":
+            width = torch.cat([t.diff(), t.diff()[-1:]]).clamp(min=1e-6)
+        self.sparse = kind == "sparse"
+        self.weight = nn.Parameter(q.expand(len(t), -1) / width[:, None])
+        self.bias = nn.Parameter(-t / width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = nn.functional.linear(x.flatten(1), self.weight, self.bias)
+        h = h.clamp(0, 1) if self.sparse else h.relu()
+        return x + h.mean(1)[:, None, None, None]
+
+
+class _Behind(nn.Module):
+    """A network behind a block."""
+
+    def __init__(self, block: nn.Module, network: nn.Module) -> None:
+        super().__init__()
+        self.imprint, self.network = block, network
+        for name in ("mean", "std"):  # of the network's normalisation, which inversions ask for
+            if isinstance(value := getattr(network, name, None), Tensor):
+                self.register_buffer(name, value, persistent=False)
+        self.logit_layers = tuple(f"network.{layer}" for layer in getattr(network, "logit_layers", ()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.network(self.imprint(x))
+        return logits
+
+
+def _dead(model: nn.Module, weights: Tensors) -> Tensors:
+    weight, _ = head_of(model)
+    return {**weights, weight: torch.zeros_like(weights[weight])}
+
+
+MANIPULATIONS: dict[str, Callable[..., Manipulated]] = {
+    "fishing": fishing,
+    "dead_heads": dead_heads,
+    "imprint": imprint,
+}

@@ -1,0 +1,310 @@
+"""Aggregators for cohorts in which some clients are malicious.
+
+    multi_krum(updates, context, byzantine=4)   -> Mixing(weights=[...], model={...})
+
+Each looks at the uploads u_k = theta_k - theta^t alone, never at N_k or a loss, which a client may invent. Distances
+and norms are those of all trainable tensors together. Each gives the next model itself: float buffers (running averages
+of batch normalisation) are combined as the uploads are, or as plain means where that could make a variance negative.
+Clients are taken in the order of their numbers, so equal scores go to the smaller number.
+
+A client whose upload was refused because it was not finite (`Update.refused`) was one of the `byzantine`.
+
+| here | papers | what |
+|---|---|---|
+| m | n | clients of the round |
+| byzantine | f | malicious clients that the aggregator is built to bear |
+| keep | q | clients that multi-Krum averages |
+| bound, radius | M, tau | what an upload is clipped to |
+| memory["centre"] | v | what centred clipping clips around, kept from round to round |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from fatbench.engine.local import trainable
+from fatbench.engine.mixing import mix
+from fatbench.engine.rounds import Context, Mixing, Tensors, Update
+from fatbench.suite.types import Count, Natural, Positive
+
+# --- what each coordinate says ------------------------------------------------------------------------------------
+
+
+def coordinate_median(updates: Sequence[Update], context: Context) -> Mixing:
+    """The median of each coordinate; of an even number of values the mean of the two in the middle.
+
+    Float buffers are medians too.
+
+    Source: Yin et al. 2018 (ICML); methods: Robust aggregation.
+    Bears: (cohort - 1) // 2
+    """
+    return _by_coordinate(updates, context, lambda values: _middle(values.sort(0).values))
+
+
+def trimmed_mean(updates: Sequence[Update], context: Context, *, byzantine: Natural) -> Mixing:
+    """The mean of each coordinate without its `byzantine` largest and smallest values.
+
+    byzantine 0 is `uniform`. Float buffers are trimmed too.
+
+    Source: Yin et al. 2018 (ICML); methods: Robust aggregation.
+    Bears: byzantine
+    Refuse if 2 * byzantine >= cohort: byzantine: twice {byzantine} of {cohort} clients of a round leaves none
+    """
+    left = _fewer(updates, byzantine, "trimmed_mean", 2 * byzantine + 1)
+    return _by_coordinate(
+        updates, context, lambda values: values.sort(0).values[left : len(values) - left or None].mean(0)
+    )
+
+
+def bulyan(updates: Sequence[Update], context: Context, *, byzantine: Natural) -> Mixing:
+    """Krum chooses m - 2 `byzantine` uploads one by one; then, per coordinate, a mean of those nearest to their median.
+
+    Of each coordinate m - 4 `byzantine` of the chosen values are averaged; of two equally near the smaller is first.
+    After a choice, Krum scores the uploads that are left again; its neighbours are at least one. Float buffers are
+    averaged in the same way over the chosen clients.
+
+    Source: Mhamdi et al. 2018 (arXiv 1802.07927); methods: Robust aggregation.
+    Example: {byzantine: 0}
+    Bears: byzantine
+    Refuse if 4 * byzantine + 3 > cohort: byzantine: Bulyan needs {4 * byzantine + 3} clients in a round to bear
+        {byzantine} malicious ones, and there are {cohort}
+    """
+    f = _fewer(updates, byzantine, "bulyan", 4 * byzantine + 3)
+    kept = by_number(updates)
+    squared = _squared_distances(_gram(updates, kept, context))
+    chosen: list[int] = []
+    while len(chosen) < len(kept) - 2 * f:
+        left = [k for k in range(len(kept)) if k not in chosen]
+        scores = _krum_scores(squared[left][:, left], f)
+        chosen.append(left[min(range(len(left)), key=scores.__getitem__)])
+    nearest = len(chosen) - 2 * f
+
+    def near_the_median(values: Tensor) -> Tensor:
+        ordered = values.sort(0).values
+        order = (ordered - _middle(ordered)).abs().sort(dim=0, stable=True).indices[:nearest]
+        return ordered.gather(0, order).mean(0)
+
+    positions = [kept[k] for k in chosen]
+    return _by_coordinate(updates, context, near_the_median, positions)
+
+
+def _middle(ordered: Tensor) -> Tensor:
+    """The median over the first dimension of sorted values; torch's own takes the lower of two."""
+    low, high = (len(ordered) - 1) // 2, len(ordered) // 2
+    return (ordered[low] + ordered[high]) / 2
+
+
+def _by_coordinate(
+    updates: Sequence[Update],
+    context: Context,
+    combine: Callable[[Tensor], Tensor],
+    positions: Sequence[int] | None = None,
+) -> Mixing:
+    """The model whose tensors are `combine` of the clients' (m, ...), of the clients at `positions` alone if given."""
+    taken = by_number(updates) if positions is None else list(positions)
+    models = [updates[k].model for k in taken]
+    network = context.problem.model
+    frozen = {name for name, _ in network.named_parameters(remove_duplicate=False)} - set(trainable(network))
+    combined: Tensors = {
+        name: combine(torch.stack([model[name].float() for model in models])).to(value.dtype)
+        if value.is_floating_point() and name not in frozen
+        else models[0][name]
+        for name, value in context.broadcast.items()
+    }
+    return _mixing(updates, dict.fromkeys(taken, 1 / len(taken)), combined, () if positions is None else taken)
+
+
+# --- what the distances say ---------------------------------------------------------------------------------------
+
+
+def krum(updates: Sequence[Update], context: Context, *, byzantine: Natural) -> Mixing:
+    """The one upload that is nearest to its m - `byzantine` - 2 nearest others, by the sum of squared distances.
+
+    Source: Blanchard et al. 2017 (arXiv 1703.02757); methods: Robust aggregation.
+    Example: {byzantine: 0}
+    Bears: byzantine
+    Refuse if 2 * byzantine + 2 >= cohort: byzantine: Krum needs {2 * byzantine + 3} clients in a round to bear
+        {byzantine} malicious ones, and there are {cohort}
+    """
+    return _multi_krum("krum", updates, context, byzantine, 1)
+
+
+def multi_krum(updates: Sequence[Update], context: Context, *, byzantine: Natural, keep: Count | None = None) -> Mixing:
+    """The mean of the `keep` uploads with the least Krum scores; without `keep`, of m - `byzantine`.
+
+    Source: Blanchard et al. 2017 (arXiv 1703.02757); methods: Robust aggregation.
+    Example: {byzantine: 0}
+    Bears: byzantine
+    Refuse if 2 * byzantine + 2 >= cohort: byzantine: Krum needs {2 * byzantine + 3} clients in a round to bear
+        {byzantine} malicious ones, and there are {cohort}
+    Refuse if keep is not None and keep > cohort: keep: {keep} of {cohort} clients of a round
+    """
+    return _multi_krum("multi_krum", updates, context, byzantine, keep)
+
+
+def _multi_krum(name: str, updates: Sequence[Update], context: Context, byzantine: int, keep: int | None) -> Mixing:
+    f = _fewer(updates, byzantine, name, 2 * byzantine + 3)
+    kept = by_number(updates)
+    scores = _krum_scores(_squared_distances(_gram(updates, kept, context)), f)
+    best = sorted(range(len(kept)), key=scores.__getitem__)[: keep or len(kept) - f]
+    chosen = [kept[k] for k in best]
+    return _weighted(updates, context, dict.fromkeys(chosen, 1 / len(chosen)), chosen)
+
+
+def _krum_scores(squared: Tensor, byzantine: int) -> list[float]:
+    """Of each upload the sum of its squared distances (m, m) to its m - byzantine - 2 nearest others, at least one."""
+    neighbours = max(len(squared) - byzantine - 2, 1)
+    return [float(x) for x in squared.sort(1).values[:, 1 : 1 + neighbours].sum(1).tolist()]
+
+
+def geometric_median(
+    updates: Sequence[Update],
+    context: Context,
+    *,
+    iterations: Count = 4,
+    smoothing: Positive = 0.00001,
+    by_samples: bool = False,
+) -> Mixing:
+    """The point with the least sum of distances to the uploads, by smoothed Weiszfeld steps from their mean (RFA).
+
+    A step weighs each upload by 1 / max(smoothing, its distance from the point); `by_samples` also by N_k, as RFA does,
+    which trusts a client's word. Steps end early where the sum falls by less than a millionth.
+
+    Source: Pillutla et al. 2019 (arXiv 1912.13445); methods: Robust aggregation.
+    Bears: (cohort - 1) // 2
+    """
+    kept = by_number(updates)
+    gram = _gram(updates, kept, context)
+    alpha = torch.tensor([float(updates[k].n if by_samples else 1) for k in kept], dtype=torch.float64)
+    weights = alpha = alpha / alpha.sum()
+
+    def distances(weights: Tensor) -> Tensor:
+        squared = gram.diag() - 2 * gram @ weights + weights @ gram @ weights
+        return squared.clamp(min=0).sqrt()
+
+    far = distances(weights)
+    for _ in range(iterations):
+        before = float(alpha @ far)
+        weights = alpha / far.clamp(min=smoothing)
+        weights = weights / weights.sum()
+        far = distances(weights)
+        if before - float(alpha @ far) < 1e-6 * before:
+            break
+    return _weighted(updates, context, dict(zip(kept, weights.tolist(), strict=True)))
+
+
+def _gram(updates: Sequence[Update], kept: Sequence[int], context: Context) -> Tensor:
+    """The products (m, m) of the uploads at the positions `kept`, float64 on the CPU."""
+    total = torch.zeros(len(kept), len(kept), dtype=torch.float64)
+    for name in trainable(context.problem.model):
+        u = torch.stack([(updates[k].model[name] - context.broadcast[name]).flatten() for k in kept]).double()
+        total += (u @ u.T).cpu()
+    return total
+
+
+def _squared_distances(gram: Tensor) -> Tensor:
+    squares = gram.diag()
+    return (squares.unsqueeze(0) + squares.unsqueeze(1) - 2 * gram).clamp(min=0).fill_diagonal_(-1)  # itself first
+
+
+# --- clipping -----------------------------------------------------------------------------------------------------
+
+
+def norm_clipping(updates: Sequence[Update], context: Context, *, bound: Positive) -> Mixing:
+    """The mean of the uploads, each scaled down to the Euclidean norm `bound` where it is longer.
+
+    Float buffers are plain means. Metric: clipped, the fraction of uploads that were longer.
+
+    Source: Sun et al. 2019 (arXiv 1911.07963); methods: Robust aggregation.
+    Fractions: clipped
+    """
+    kept = by_number(updates)
+    u = _flat(updates, kept, context)
+    norms = torch.linalg.vector_norm(u, dim=1, keepdim=True)
+    mean = (u * _at_most(bound, norms)).mean(0)
+    return _moved(updates, context, kept, mean, float((norms > bound).double().mean()))
+
+
+def centred_clipping(
+    updates: Sequence[Update], context: Context, *, radius: Positive = 10.0, iterations: Count = 1
+) -> Mixing:
+    """Steps from a centre v by the mean of what each upload differs from it, clipped to the norm `radius`.
+
+    v <- v + (1/m) sum_k (u_k - v) min(1, radius / |u_k - v|), `iterations` times; theta^{t+1} = theta^t + v. The centre
+    is kept for the next round and is 0 before the first. Float buffers are plain means. Metric: clipped, the fraction
+    of uploads outside the radius in the last step. Its proof needs momentum that a client keeps over rounds, which
+    clients here do not.
+
+    Source: Karimireddy et al. 2021 (arXiv 2012.10333); methods: Robust aggregation.
+    Fractions: clipped
+    """
+    kept = by_number(updates)
+    u = _flat(updates, kept, context)
+    centre: Tensor = context.memory["centre"].to(u) if "centre" in context.memory else torch.zeros_like(u[0])
+    for _ in range(iterations):
+        difference = u - centre
+        norms = torch.linalg.vector_norm(difference, dim=1, keepdim=True)
+        centre = centre + (difference * _at_most(radius, norms)).mean(0)
+    mixing = _moved(updates, context, kept, centre, float((norms > radius).double().mean()))
+    return replace(mixing, memory={"centre": centre})
+
+
+def _at_most(bound: float, norms: Tensor) -> Tensor:
+    """The factors that bring vectors of these norms to at most `bound`; 1 for a vector of zeros."""
+    return (bound / norms.clamp(min=torch.finfo(norms.dtype).tiny)).clamp(max=1)
+
+
+def _flat(updates: Sequence[Update], kept: Sequence[int], context: Context) -> Tensor:
+    """The uploads at the positions `kept`, one row each."""
+    names = trainable(context.problem.model)
+    return torch.stack(
+        [torch.cat([(updates[k].model[name] - context.broadcast[name]).flatten() for name in names]) for k in kept]
+    )
+
+
+def _moved(updates: Sequence[Update], context: Context, kept: Sequence[int], by: Tensor, clipped: float) -> Mixing:
+    """theta^t moved by the vector `by`, with plain means of the buffers at the positions `kept`."""
+    mixing = _weighted(updates, context, dict.fromkeys(kept, 1 / len(kept)))
+    assert mixing.model is not None
+    names = trainable(context.problem.model)
+    parts = by.split([context.broadcast[name].numel() for name in names])
+    moved = {
+        name: context.broadcast[name] + part.view_as(context.broadcast[name])
+        for name, part in zip(names, parts, strict=True)
+    }
+    return replace(mixing, model={**mixing.model, **moved}, metrics={**mixing.metrics, "clipped": clipped})
+
+
+# --- all of them --------------------------------------------------------------------------------------------------
+
+
+def by_number(updates: Sequence[Update]) -> list[int]:
+    """Positions of the updates in the order of the clients' numbers."""
+    return sorted(range(len(updates)), key=lambda k: updates[k].client)
+
+
+def _fewer(updates: Sequence[Update], byzantine: int, name: str, least: int) -> int:
+    """How many malicious clients are left among the updates. ValueError: fewer than `least` clients in the round."""
+    refused = updates[0].refused
+    if len(updates) + refused < least:
+        clients = len(updates) + refused
+        raise ValueError(f"{name}: byzantine={byzantine} needs {least} clients in a round, and there are {clients}")
+    return max(byzantine - refused, 0)
+
+
+def _weighted(
+    updates: Sequence[Update], context: Context, weights: dict[int, float], selected: Sequence[int] = ()
+) -> Mixing:
+    """The sum of models with `weights` by position, which sum to 1; of float buffers too."""
+    # `mix` weighs buffers by n, which is a whole number.
+    taken = [replace(updates[k], n=round(weight * 2**52)) for k, weight in weights.items()]
+    model = mix(taken, Mixing(list(weights.values())), context.broadcast, context.problem.model)
+    return _mixing(updates, weights, model, selected)
+
+
+def _mixing(updates: Sequence[Update], weights: dict[int, float], model: Tensors, selected: Sequence[int]) -> Mixing:
+    return Mixing([weights.get(k, 0.0) for k in range(len(updates))], model=model, selected=tuple(selected))

@@ -1,0 +1,67 @@
+"""Batch normalisation with two sets of statistics, for clean and for attacked images (Hong et al. 2023, FedRBN)."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+
+def with_dual_norm(network: nn.Module) -> nn.Module:
+    """The network with two sets of statistics in each layer of 2D batch normalisation; it predicts by the clean ones.
+
+    Weight and bias of a layer are one for both. Source: illidanlab/FedRBN nets/dual_bn.py; methods: FedRBN.
+    """
+    for name, module in list(network.named_modules()):
+        if type(module) is nn.BatchNorm2d:
+            parent, _, own = name.rpartition(".")
+            setattr(network.get_submodule(parent), own, DualBatchNorm2d(module))
+    return network
+
+
+class DualBatchNorm2d(nn.BatchNorm2d):
+    """Batch normalisation as `layer` is, with a second pair of running statistics."""
+
+    attacked_mean: Tensor
+    attacked_var: Tensor
+    attacked = False  # which pair is used
+
+    def __init__(self, layer: nn.BatchNorm2d) -> None:
+        super().__init__(layer.num_features, layer.eps, layer.momentum, layer.affine)
+        self.load_state_dict(layer.state_dict())
+        self.register_buffer("attacked_mean", torch.zeros(layer.num_features))
+        self.register_buffer("attacked_var", torch.ones(layer.num_features))
+
+    def train(self, mode: bool = True) -> DualBatchNorm2d:
+        """As any module, and back to the clean statistics: an evaluation begins so."""
+        self.attacked = False
+        return super().train(mode)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, C, H, W) to the same."""
+        if not self.attacked:
+            return super().forward(x)
+        assert self.momentum is not None
+        return F.batch_norm(
+            x, self.attacked_mean, self.attacked_var, self.weight, self.bias, self.training, self.momentum, self.eps
+        )
+
+
+@contextlib.contextmanager
+def attacked(model: nn.Module) -> Iterator[None]:
+    """While it lasts, the network uses the statistics of attacked images, until its mode changes."""
+    use_statistics(model, attacked=True)
+    try:
+        yield
+    finally:
+        use_statistics(model, attacked=False)
+
+
+def use_statistics(model: nn.Module, *, attacked: bool) -> None:
+    """Which statistics the network uses until its mode changes: those of attacked images, or of clean ones."""
+    for module in model.modules():
+        if isinstance(module, DualBatchNorm2d):
+            module.attacked = attacked

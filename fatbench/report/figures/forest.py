@@ -1,0 +1,92 @@
+"""The forest plot: every method against the baseline of its suite, a dot and its 95 % interval, a panel an attack."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fatbench import whole_file
+from fatbench.report.figures.panel_kinds import wrapped
+from fatbench.report.figures.plots import FIXED, TEXT
+from fatbench.report.figures.styles import COLOURS, GREY
+from fatbench.report.numbers.baseline import Difference, attack_name
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+ID = "forest"
+MOST = 4  # panels
+ROW = 0.19  # inches
+
+
+@dataclass(frozen=True)
+class Forest:
+    """What is drawn, and how."""
+
+    differences: Sequence[Difference]
+    metrics: Sequence[str]  # in the order of the suite
+    label: str  # "SMOKE PRESET - not comparable with published numbers"; empty for the preset `paper`
+    format: str
+    width: float | None  # in inches, of a figure for a paper: label and caption are in a text file beside it
+
+    @property
+    def caption(self) -> str:
+        """What the plot shows, in a sentence or two."""
+        found = self.differences
+        seeds = sorted({len(one.comparison.seeds) for one in found})
+        several = f"{seeds[0]} to {seeds[-1]}" if len(seeds) > 1 else f"{seeds[0]}"
+        over = " and ".join(dict.fromkeys(one.comparison.over for one in found if one.comparison.test is not None))
+        interval = f"bar: 95 % interval over {over}, not corrected for several comparisons" if over else "not tested"
+        label = f"{self.label}. " if self.label else ""
+        return f"{label}Differences in points; dot: mean over {several} seeds, full if 0 is excluded; {interval}."
+
+
+def draw(what: Forest, name: str, folder: Path) -> Path:
+    """Write the plot; returns its file."""
+    from matplotlib import rc_context, style
+
+    with style.context("default"), rc_context(FIXED):
+        figure, drawn = _figure(what), io.BytesIO()
+        figure.savefig(drawn, format=what.format, metadata={"CreationDate": None} if what.format == "pdf" else None)
+    file = folder / f"{name}.{what.format}"
+    whole_file.write(file, drawn.getvalue(), f"-o {folder}", make_folder=True)
+    if what.width is not None:
+        whole_file.write(file.with_suffix(".txt"), f"{what.caption}\n", f"-o {folder}")
+    return file
+
+
+def _figure(what: Forest) -> Figure:
+    from matplotlib.figure import Figure
+
+    names = list(dict.fromkeys(map(_name, what.differences)))
+    there = {one.comparison.metric for one in what.differences}
+    shown = [metric for metric in what.metrics if metric in there]
+    shown = shown if len(shown) <= MOST else [shown[0], *shown[1 - MOST :]]
+    width = what.width or TEXT
+    below = f"points from {', '.join(dict.fromkeys(one.baseline for one in what.differences))}"
+    figure = Figure(figsize=(width, 0.75 + ROW * len(names) + 0.35 * (what.width is None)), layout="constrained")
+    panels = figure.subplots(1, len(shown), squeeze=False, sharey=True)[0]
+    for axes, metric in zip(panels, shown, strict=True):
+        axes.axvline(0, color=GREY, linewidth=0.8)
+        for one in (one for one in what.differences if one.comparison.metric == metric):
+            at, test = names.index(_name(one)), one.comparison.test
+            clear = test is not None and not test.low <= 0 <= test.high
+            if test is not None:
+                axes.plot([100 * test.low, 100 * test.high], [at, at], color=COLOURS[0], linewidth=1.2)
+            axes.plot(100 * one.comparison.difference, at, "o", markersize=4, color=COLOURS[0],
+                      markerfacecolor=COLOURS[0] if clear else "white")  # fmt: skip
+        axes.set_title(attack_name(metric))
+        axes.grid(axis="y", visible=False)
+        axes.set_yticks(range(len(names)), names)
+        axes.set_ylim(len(names) - 0.4, -0.6)
+    if what.width is None:
+        below += f"\n{wrapped(what.caption, width, 7)}"
+    figure.supxlabel(below, fontsize=8 if what.width else 7)
+    return figure
+
+
+def _name(one: Difference) -> str:
+    return ", ".join(filter(None, [one.row, one.label]))

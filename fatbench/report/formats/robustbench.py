@@ -1,0 +1,76 @@
+"""Results as RobustBench's records: model_info/DATASET/THREAT/NAME.json, a file for each network under AutoAttack.
+
+What only the authors of a network know is empty: link, authors, venue. Accuracies are text, in per cent, as there.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fatbench.data.catalogue import CATALOGUE
+from fatbench.errors import NothingMatched
+from fatbench.report.numbers.compare import label, measured
+from fatbench.suite.cells import Plan
+
+if TYPE_CHECKING:
+    from fatbench.store.stages import Store
+
+
+def records(plan: Plan, store: Store) -> dict[Path, dict[str, Any]]:
+    """File -> record, of the plan's networks after the last round. NothingMatched: none is under AutoAttack.
+
+    "clean_acc" and "autoattack_acc" are on the images that both took; "n_examples" says how many, and a record of fewer
+    than the test set's is "unreliable".
+    """
+    cells = {cell.id: cell for cell in plan.unique()}
+    found: dict[Path, dict[str, Any]] = {}
+    for id, numbers in measured(store, cells, "last").items():
+        by_label = {label(name): one for name, one in numbers.items()}
+        cell = cells[id]
+        attack = next((one.attack for one in cell.evaluations if one.label == "autoattack"), None)
+        clean, robust = by_label.get("natural"), by_label.get("autoattack")
+        if attack is None or clean is None or robust is None:
+            continue
+        data = cell.spec["data"]
+        n = min(clean.n, robust.n)
+        first = (_first(one.value, one.outcomes, one.n, n) for one in (clean, robust))
+        accuracies = [f"{100 * value:.2f}" for value in first]
+        said = ", ".join([*cell.key.values(), f"seed {cell.spec['seed']}"])
+        known = CATALOGUE.get(data["name"])
+        file = Path(data["name"], attack.get("norm", "Linf"), f"{plan.suite}-{id}.json")
+        found[file] = {
+            "link": "", "name": f"{plan.suite}, {plan.preset}: {said}", "authors": "", "additional_data": False,
+            "number_forward_passes": 1, "dataset": data["name"], "venue": "Unpublished",
+            "architecture": cell.spec["model"]["name"], "eps": str(attack["eps"]), "clean_acc": accuracies[0],
+            "reported": "", "autoattack_acc": accuracies[1], "n_examples": n,
+            "unreliable": bool(data.get("variant")) or known is None or n < (known.test or n + 1),
+        }  # fmt: skip
+    if not found:
+        raise NothingMatched(
+            f"'{plan.suite}' has no network that AutoAttack took: fatbench run ... --attacks autoattack"
+        )
+    return found
+
+
+def _first(value: float, outcomes: tuple[int, int] | None, n: int, most: int) -> float:
+    """The accuracy on the first `most` of n images; on all where no outcomes are stored."""
+    from fatbench.report.tables.common_images import first
+
+    if outcomes is None or most == n:
+        return value
+    bits, total = first(outcomes, n, most)
+    return bits.bit_count() / total
+
+
+def write(plan: Plan, store: Store, folder: Path) -> list[Path]:
+    """Write the records below a folder; their files. NothingMatched as for `records`; MachineError."""
+    from fatbench import whole_file
+
+    written = []
+    for file, record in records(plan, store).items():
+        text = json.dumps(record, indent=2) + "\n"
+        whole_file.write(folder / file, text, f"-o {folder}", make_folder=True)
+        written.append(folder / file)
+    return written

@@ -1,0 +1,101 @@
+"""Every method of a suite against its baseline: the paired differences behind a forest plot and a leaderboard's column.
+
+The baseline is a label that begins with one of BASELINES, else the first of the axis, in the order of the suite.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from fatbench.errors import NothingMatched
+from fatbench.report.numbers import statistics
+from fatbench.report.numbers.compare import LEVEL, Comparison, Measured, Pair, compare, points_up, signed
+from fatbench.suite.cells import Plan
+
+AXES = ("method", "aggregator", "defence", "algorithm")  # that say what is compared; else the last that varies
+BASELINES = ("FedAvg", "FAT", "none", "no defence")
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One label against the baseline under one evaluation, at the same other labels."""
+
+    row: str  # labels of the other axes: "Non-IID"
+    label: str
+    baseline: str
+    cells: frozenset[str]  # of the label
+    comparison: Comparison
+
+    def sentence(self) -> str:
+        """What it comes to: "SFAT and FAT differ by at most 0.8 points under PGD-20 (95 %, 5 seeds)"."""
+        attack = attack_name(self.comparison.metric)
+        one, few = self.comparison, len(self.comparison.seeds) < statistics.SEEDS_FOR_A_CLAIM
+        seeds = f"{len(one.seeds)} seed{'s' * (len(one.seeds) != 1)}"
+        under = "without an attack" if attack == "natural" else f"under {attack}"
+        size, side = abs(100 * one.difference), "above" if one.difference > 0 else "below"
+        test = one.test
+        if test is None:
+            return f"{self.label} is {size:.1f} points {side} {self.baseline} {under} ({seeds}: not tested)"
+        said = f"95 % interval {signed(test.low)} to {signed(test.high)}, {seeds}"
+        if few:
+            return f"{self.label} is {size:.1f} points {side} {self.baseline} {under} ({said}, too few for a claim)"
+        if test.p < LEVEL:
+            return f"{self.label} is {size:.1f} points {side} {self.baseline} {under} ({said})"
+        most = points_up(test.at_most)
+        return f"{self.label} and {self.baseline} differ by at most {most} points {under} (95 %, {seeds})"
+
+
+NAMES = {"cw": "CW", "fgsm": "FGSM", "autoattack": "AutoAttack", "aa": "AutoAttack"}
+
+
+def attack_name(metric: str) -> str:
+    """A metric as papers write it: "PGD-20" of "pgd20"."""
+    if match := re.fullmatch(r"pgd(\d+)", metric):
+        return f"PGD-{match[1]}"
+    return NAMES.get(metric, metric)
+
+
+def axis_of(plan: Plan) -> str | None:
+    """The axis whose labels are compared; None: nothing varies."""
+    labels: dict[str, set[str]] = {}
+    for cell in plan.cells:
+        for axis, label in cell.key.items():
+            labels.setdefault(axis, set()).add(label)
+    varying = [axis for axis, found in labels.items() if len(found) > 1]
+    return next((axis for axis in AXES if axis in varying), varying[-1] if varying else None)
+
+
+def differences(
+    plan: Plan, of: Callable[[str], Mapping[str, Measured]], metrics: Sequence[str] = ()
+) -> list[Difference]:
+    """All labels of `axis_of` against the baseline, at each combination of other labels. of: see `compare.measured`."""
+    axis = axis_of(plan)
+    if axis is None:
+        return []
+    found: dict[str, dict[str, dict[int, str]]] = {}  # other labels -> label -> seed -> cell
+    for cell in plan.cells:
+        row = ", ".join(label for name, label in cell.key.items() if name != axis)
+        found.setdefault(row, {}).setdefault(cell.key.get(axis, ""), {})[int(cell.spec["seed"])] = cell.id
+    same = set.intersection(*(set(row.split(", ")) for row in found)) if len(found) > 1 else {*found}
+    made = []
+    for row, labels in found.items():
+        baseline = next((one for start in BASELINES for one in labels if one.startswith(start)), next(iter(labels)))
+        theirs = labels[baseline]
+        short = ", ".join(part for part in row.split(", ") if part not in same) if len(found) > 1 else ""
+        for label, mine in labels.items():
+            if label == baseline:
+                continue
+            pairs = [Pair(short, seed, mine[seed], theirs[seed]) for seed in mine if seed in theirs]
+            try:
+                compared = compare(pairs, of, of) if pairs else []
+            except NothingMatched:
+                continue
+            cells = frozenset(mine.values())
+            made += [
+                Difference(short, label, baseline, cells, one)
+                for one in compared
+                if not metrics or one.metric in metrics
+            ]
+    return made

@@ -1,0 +1,75 @@
+"""Numbers of the images that all attacks of a table have in common, from the outcomes of each image.
+
+An attack takes the first n test images, so the common ones are those of the attack with the fewest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from fatbench.report.numbers.measurements import Measurement, Numbers, Source
+from fatbench.report.numbers.provenance import Origin
+from fatbench.report.tables.grid_points import Places
+
+if TYPE_CHECKING:
+    from fatbench.suite.cells import Cell
+
+WHICH = ("all", "common")
+NOT_CUT = "of all images: their outcomes are not stored"
+
+
+class OnCommonImages(Numbers):
+    """The numbers of a table, each attack's on the images that every attack of the table took."""
+
+    def __init__(self, numbers: Numbers, found: Places, sources: Mapping[str, Source]) -> None:
+        self.whole = numbers
+        self.select, self.failed = numbers.select, numbers.failed
+        self.outcomes = self._outcomes
+        self._cut: dict[tuple[str, str], tuple[int, int] | None] = {}
+        self.most: dict[str, int] = {}  # data set -> how many images all have
+        for here in found.values():
+            for heading, cells in here.items():
+                for cell in cells:
+                    one = numbers.find(cell, sources[heading]) if _of_images(sources[heading]) else None
+                    if one is not None and one.n:
+                        data = repr(cell.spec["data"])
+                        self.most[data] = min(one.n, self.most.get(data, one.n))
+
+    def find(self, cell: Cell, source: Source) -> Measurement | None:
+        found = self.whole.find(cell, source)
+        most = self.most.get(repr(cell.spec["data"]), 0)
+        if found is None or not _of_images(source) or not 0 < most < found.n:
+            return found
+        stage = found.stages[-1]
+        whole = None if self.whole.outcomes is None else self.whole.outcomes(cell.id, stage)
+        cut = None if whole is None or not whole[1] else first(whole, found.n, most)
+        self._cut[cell.id, stage] = cut
+        if cut is None:
+            return replace(found, flags=(*found.flags, NOT_CUT))
+        return replace(found, value=cut[0].bit_count() / cut[1], n=most)
+
+    def _outcomes(self, cell: str, stage: str) -> tuple[int, int] | None:
+        if (cell, stage) in self._cut:
+            return self._cut[cell, stage]
+        return None if self.whole.outcomes is None else self.whole.outcomes(cell, stage)
+
+    def below_chance(self, cell: Cell) -> tuple[float, int, float] | None:
+        return self.whole.below_chance(cell)
+
+    def origins(self, cell: str, stage: str) -> Iterable[Origin]:
+        return self.whole.origins(cell, stage)
+
+
+def _of_images(source: Source) -> bool:
+    return source.stage == "evaluation" and source.client == -1
+
+
+def first(outcomes: tuple[int, int], n: int, most: int) -> tuple[int, int]:
+    """The outcomes (bits, how many) of the first `most` of n images, by each model that is deployed."""
+    bits, total = outcomes
+    kept = 0
+    for end in range(total - n, -1, -n):  # the first model's images are in the highest bits
+        kept = kept << most | (bits >> end + n - most) & (1 << most) - 1
+    return kept, total // n * most

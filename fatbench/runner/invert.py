@@ -1,0 +1,252 @@
+"""One update of anybody's, inverted by the attacks that fit a threat model.
+
+    task = Task(before, after, "after", "my.py:make", (3, 32, 32), classes=10, batch=1)
+    loaded = load(task)
+    answers = invert(task, loaded, fitting(task, loaded))
+
+Everything is checked before the first attack runs: that the update is of this model, that it is finite and not zero,
+that what an attack reads was sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from fatbench.errors import MachineError, SpecError
+from fatbench.suite import calls, threats
+from fatbench.suite.formulas import lines
+from fatbench.suite.located import LocatedMap
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from fatbench.methods.inversions.upload import Observation
+
+ONE_IMAGE = 1e-3  # relative residual of the least squares above which an update is no single image's
+DEFAULTS: tuple[dict[str, Any], ...] = (
+    {"name": "patch_ls"},
+    {"name": "patch_ls", "solver": "tv"},
+    {"name": "patch_ls", "decay": "corrected"},
+    {"name": "patch_span"},
+    {"name": "matching", "steps": 300},
+    {"name": "simulated"},
+)
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is attacked, and what the attacker knows."""
+
+    before: Path  # weights that the client received
+    update: Path  # weights that it returned, or a gradient
+    kind: Literal["after", "gradient"]
+    network: str  # "timm/NAME" or "FILE.py:FUNCTION"
+    shape: tuple[int, int, int]
+    classes: int
+    threat: str = "B"
+    batch: int | None = None  # images behind the update
+    labels: tuple[int, ...] = ()  # their labels, if the attacker is told
+    inversions: tuple[Any, ...] = ()  # as a suite writes them; empty: those that fit
+    preprocessing: Mapping[str, Any] = field(default_factory=dict)  # mean, std
+    local: Mapping[str, Any] | None = None  # rate, epochs, batch, momentum, decay of the client
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """An update that has been checked."""
+
+    model: nn.Module
+    observed: Observation
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What one attack made of the update."""
+
+    name: str
+    threat: str
+    labels: str
+    images: Tensor  # (P, C, H, W) in [0, 1]
+
+
+def load(task: Task) -> Loaded:
+    """Read and check the files. SpecError: they contradict each other or the model; MachineError: unreadable."""
+    import torch
+
+    from fatbench.engine.local import LocalTraining
+    from fatbench.methods.inversions.labels import head_of, restored
+    from fatbench.methods.inversions.upload import Observation
+    from fatbench.methods.objectives import standard
+    from fatbench.models import external_network, pretrained
+
+    if task.batch is not None and task.labels and len(task.labels) != task.batch:
+        raise SpecError(f"--batch {task.batch} contradicts --labels, which are {len(task.labels)}")
+    if task.batch is None and not task.labels:
+        raise SpecError("say how many images are behind the update by --batch N, or their labels by --labels 3,1")
+    if wrong := [label for label in task.labels if not 0 <= label < task.classes]:
+        raise SpecError(f"--labels: {wrong[0]} is no class of {task.classes} (--classes; they count from 0)")
+    for file in (task.before, task.update):
+        if not file.is_file():
+            raise MachineError(f"{file}: no such file")
+    states = [pretrained.from_file("invert", file) for file in (task.before, task.update)]
+    model = external_network.Preprocessed(
+        external_network.network(task.network, task.shape, task.classes), **task.preprocessing
+    )
+    notes = []
+    external_network.load(model.network, str(task.before), states[0])
+    parameters = dict(model.network.named_parameters())
+    if ignored := [name for name, value in states[1].items() if name in states[0] and name not in parameters]:
+        notes.append(f"buffers are no part of an update: {', '.join(ignored[:3])}{', ...' * (len(ignored) > 3)}")
+    sent = {name: value for name, value in states[1].items() if name not in ignored}
+    if differences := pretrained.mismatches(sent, parameters):
+        more = f"; and {len(differences) - 3} more" if len(differences) > 3 else ""
+        raise SpecError(f"{task.update} is no update of this model: {'; '.join(differences[:3])}{more}")
+    if half := next((name for name, value in sent.items() if value.dtype in (torch.float16, torch.bfloat16)), None):
+        notes.append(f"{half} has 16 bits, which hides most of what small updates tell")
+    broken = next((name for name, value in sent.items() if not bool(value.isfinite().all())), None)
+    if broken is not None:
+        raise SpecError(f"{task.update}: {broken} has entries that are not finite")
+    if task.kind == "after":
+        gradient = {name: states[0][name].double() - value.double() for name, value in sent.items()}
+    else:
+        gradient = {name: value.double() for name, value in sent.items()}
+    if not any(bool(value.any()) for value in gradient.values()):
+        what = f"is the same as {task.before}" if task.kind == "after" else "is all zeros"
+        raise SpecError(f"{task.update} {what}: there is no update to invert")
+    model.eval()
+    prefix = "network."
+    count = task.batch or len(task.labels)
+    local = None if task.local is None else LocalTraining(objective=standard, **task.local)
+    if local is not None and local.batch > count:
+        raise SpecError(f"--local-batch {local.batch}: the client has {count} images")
+    observed = Observation(
+        {name: value.detach() for name, value in model.state_dict(keep_vars=True).items()},
+        {f"{prefix}{name}": value.float()[None] for name, value in gradient.items()},
+        torch.tensor([task.labels or (0,) * count]),
+        local=local,
+    )
+    if not task.labels:
+        bias = head_of(model)[1]
+        if not bool(observed.gradient[bias].any()):
+            raise SpecError(f"{task.update}: {bias} is all zeros, from which labels follow: give --labels")
+        if task.kind == "after" and local is None:  # the rate is not known, but of one image the sign says it
+            if count > 1:
+                raise SpecError(
+                    "labels of several images follow from an update only with its --lr: give it, or --labels"
+                )
+            found = observed.gradient[bias].argmin(1, keepdim=True)
+        else:
+            draw = torch.Generator().manual_seed(0)
+            found = restored("ilrg", observed, model, count, task.shape, draw)
+        observed = Observation(observed.weights, observed.gradient, found, local=local)
+    return Loaded(model, observed, tuple(notes))
+
+
+def fitting(task: Task, loaded: Loaded) -> list[calls.Call]:
+    """The attacks to run. SpecError: one that was asked for needs more than the threat model, or was not sent."""
+    from fatbench.methods.inversions import INVERSIONS, reads_of
+
+    chosen = []
+    for node in task.inversions or DEFAULTS:
+        node = LocatedMap(node) if isinstance(node, Mapping) else node
+        one = calls.check("Inversion", node, "--inversion")
+        why = _unfit(task, loaded, one, reads_of(INVERSIONS[one["name"]]) if one["name"] in INVERSIONS else None)
+        if why and task.inversions:
+            raise SpecError(f"--inversion {one['name']}: {why}")
+        if not why:
+            chosen.append(one)
+    if not chosen:
+        raise SpecError(
+            f"no attack fits threat model {task.threat} and this update: try --inversion NAME for the reason"
+        )
+    return chosen
+
+
+def _unfit(task: Task, loaded: Loaded, one: calls.Call, reads: Sequence[str] | None) -> str:
+    """Why an attack cannot run; empty if it can."""
+    letter = threats.letter(one)
+    if letter is None or letter == threats.BOUND:
+        return "it is no attack: it needs the original images"
+    if lacks := threats.KNOWS[letter] - threats.KNOWS[task.threat]:
+        return f"it needs {' and '.join(sorted(lacks))} (threat model {letter}), and --threat is {task.threat}"
+    if one.get("decay") == "corrected" and not (task.local and task.local["weight_decay"]):
+        return "there is no weight decay to correct: give --lr and --weight-decay"
+    if one["name"] == "simulated" and task.local is None:
+        return "it simulates local steps: give --lr"
+    if (
+        one["name"] == "patch_ls"
+        and one.get("solver") == "tv"
+        and not task.inversions
+        and len(loaded.observed.labels[0]) > 1
+    ):
+        return "the update is of several images"
+    for end in reads or ():
+        found = [name for name in loaded.observed.gradient if name.endswith(end)]
+        if not found:
+            return f"it reads {end}, and the model has no such parameter: matching takes any model"
+        withheld = not bool(loaded.observed.gradient[found[0]].any())
+        if withheld and not (one["name"] == "patch_span" and end == "pos_embed"):
+            return f"it reads {found[0].removeprefix('network.')}, which the update withholds (all zeros)"
+    if one["name"] in ("april_opt", "april") and not any(n.endswith("pos_embed") for n in loaded.observed.gradient):
+        return "it needs learned positions"
+    return ""
+
+
+def invert(task: Task, loaded: Loaded, chosen: Sequence[calls.Call]) -> list[Answer]:
+    """Run the attacks. SpecError: one of them cannot solve this update, and why."""
+    import torch
+
+    answers = []
+    for one in chosen:
+        noise = torch.Generator().manual_seed(0)
+        try:
+            found = calls.build("Inversion", one)([loaded.observed], loaded.model, task.shape, noise)
+        except ValueError as error:
+            if task.inversions:
+                raise SpecError(f"--inversion {one['name']}: {error}") from None
+            continue
+        used = "used" in lines(one.signature.doc, "Labels:")
+        labels = ("given" if task.labels else "recovered") if used else "unused"
+        settings = {k: v for k, v in calls.without_defaults(one).items() if k != "name"}
+        name = one["name"] + (f" ({', '.join(f'{k}: {v}' for k, v in settings.items())})" if settings else "")
+        answers.append(Answer(name, str(threats.letter(one)), labels, found[0].detach()))
+    if not answers:
+        raise SpecError("none of the attacks can solve this update: too few equations for each of them")
+    return answers
+
+
+def residual(task: Task, loaded: Loaded) -> float | None:
+    """|M - A^T X| / |M| of the least squares through the patch embedding; None: too few equations to tell.
+
+    Near 0 for the update of one image, above 0.01 for a mixture: it says without the originals whether to believe.
+    """
+    from fatbench.methods.inversions.patch_ls import averaged, filtered
+    from fatbench.methods.inversions.upload import geometry
+
+    try:
+        at = geometry(loaded.observed, task.shape, "invert")
+    except ValueError:
+        return None
+    A, M = averaged([loaded.observed], at, "invert")
+    if at.width <= at.patches or not bool(A.any()):
+        return None
+    X, _ = filtered(A, M, "ridge")
+    return float((M - A.transpose(1, 2) @ X).norm() / M.norm())
+
+
+def scores(answer: Answer, originals: Tensor) -> dict[str, float]:
+    """PSNR and SSIM of the best pair, and of all pairs assigned one to one."""
+    from fatbench.methods.inversions import image_measures
+
+    found = {
+        name: float(image_measures.best_of(measure, answer.images[None], originals[None])[0])
+        for name, measure in (("psnr", image_measures.psnr), ("ssim", image_measures.ssim))
+    }
+    found["psnr"] = min(found["psnr"], 300.0)
+    return found | {
+        name: float(value[0]) for name, value in image_measures.matched(answer.images[None], originals[None]).items()
+    }

@@ -1,0 +1,136 @@
+"""Learning curves in TensorBoard or Weights & Biases while cells run: an observer that writes beside another.
+
+    with logged(watch, options) as observer: start.run(jobs, observer, options)
+
+Each cell is a run of the writer, named by suite and labels: loss and accuracy a round, then how each attack goes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fatbench import settings
+from fatbench.errors import MachineError, SpecError, did_you_mean
+from fatbench.runner import versions
+from fatbench.runner.jobs import Event, Job
+from fatbench.runner.options import RunOptions
+from fatbench.runner.start import Observer
+
+Write = Callable[[str, int, Mapping[str, float]], None]  # of a cell: round, numbers
+
+
+@contextlib.contextmanager
+def logged(watch: Observer, options: RunOptions) -> Iterator[Observer]:
+    """The observer, and a writer beside it; as `log` of the options says. Files are in the run's folder.
+
+    SpecError: no such writer; MachineError: it is not installed.
+    """
+    if (name := options.log) is None:
+        yield watch
+        return
+    folder = settings.files_folder(settings.database(options.db))
+    if name not in WRITERS:
+        raise SpecError(f"--log: no writer is named '{name}'{did_you_mean(name, WRITERS)}")
+    with WRITERS[name](folder) as open_:
+        yield Both(watch, open_)
+
+
+class Both:
+    """Tells another observer, and writes what a cell's events say."""
+
+    def __init__(self, watch: Observer, open_: Callable[[Job], Write]) -> None:
+        self.watch, self.open = watch, open_
+        self.what = watch.what
+        self.jobs: dict[str, Job] = {}
+        self.writes: dict[str, Write] = {}
+
+    def begin(self, jobs: Sequence[Job], before: Mapping[str, str], slots: Sequence[str]) -> None:
+        self.jobs = {job.cell: job for job in jobs}
+        self.watch.begin(jobs, before, slots)
+
+    def work_in(self, slots: Sequence[str]) -> None:
+        self.watch.work_in(slots)
+
+    def see(self, slot: int, event: Event) -> None:
+        self.watch.see(slot, event)
+        found = {"loss": event.loss, "accuracy": event.accuracy}
+        numbers = {key: float(value) for key, value in found.items() if value is not None}
+        if event.kind != "progress" or not numbers or event.cell not in self.jobs:
+            return
+        if event.cell not in self.writes:
+            self.writes[event.cell] = self.open(self.jobs[event.cell])
+        stage = event.stage.partition("@")[0].rpartition("-")[0] or event.stage
+        self.writes[event.cell](stage, event.round, numbers)
+
+    def note(self, text: str) -> None:
+        self.watch.note(text)
+
+    def summary(
+        self,
+        cells: int,
+        failed: Sequence[str],
+        interrupted: Sequence[str],
+        elsewhere: Sequence[str],
+        changed: versions.Changed,
+    ) -> None:
+        self.watch.summary(cells, failed, interrupted, elsewhere, changed)
+
+
+def _name(job: Job) -> str:
+    return f"{job.suite}, {job.preset}, {job.label}"
+
+
+@contextlib.contextmanager
+def tensorboard(folder: Path) -> Iterator[Callable[[Job], Write]]:
+    """Files that `tensorboard --logdir FOLDER` shows."""
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        raise MachineError("--log tensorboard: pip install 'fatbench[tensorboard]'") from None
+    with contextlib.ExitStack() as stack:
+
+        def open_(job: Job) -> Write:
+            place = folder / "tensorboard" / re.sub(r"[^\w.+-]+", "-", f"{_name(job)}-{job.cell}")
+            writer: Any = stack.enter_context(SummaryWriter(str(place)))
+
+            def write(stage: str, round: int, numbers: Mapping[str, float]) -> None:
+                for key, value in numbers.items():
+                    writer.add_scalar(f"{stage}/{key}", value, round)
+                writer.flush()
+
+            return write
+
+        yield open_
+
+
+@contextlib.contextmanager
+def wandb(folder: Path) -> Iterator[Callable[[Job], Write]]:
+    """Runs of the project "fatbench"; WANDB_MODE=offline keeps them in the folder."""
+    try:
+        import wandb as package
+    except ImportError:
+        raise MachineError("--log wandb: pip install 'fatbench[wandb]'") from None
+    folder.mkdir(parents=True, exist_ok=True)
+    with contextlib.ExitStack() as stack:
+
+        def open_(job: Job) -> Write:
+            run: Any = package.init(
+                project="fatbench", name=_name(job), group=job.suite, dir=str(folder), config=dict(job.spec),
+                reinit="create_new", settings=package.Settings(silent=True, console="off"),
+            )  # fmt: skip
+            stack.callback(run.finish)
+            return lambda stage, round, numbers: run.log(
+                {f"{stage}/{key}": value for key, value in numbers.items()} | {f"{stage}/round": round}
+            )
+
+        yield open_
+
+
+WRITERS: dict[str, Callable[[Path], contextlib.AbstractContextManager[Callable[[Job], Write]]]] = {
+    "tensorboard": tensorboard,
+    "wandb": wandb,
+}

@@ -1,0 +1,176 @@
+"""The zoo: networks of stored results by name, with their numbers; a file counts if its SHA-256 is the stored one.
+
+    entries(lines)                       what files of results know: one Network a cell and round
+    find(network, places)                its file: in a folder, or fetched from an address
+    module(file)                         the torch module, in eval mode
+
+A name is SUITE/LABEL/.../SEED: the labels that tell the cell from the others of its suite.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fatbench import settings, whole_file
+from fatbench.errors import FatbenchError, MachineError, SpecError, did_you_mean
+from fatbench.suite import files
+from fatbench.suite.cells import Plan
+
+if TYPE_CHECKING:
+    from torch import nn
+
+FOLDERS = (Path("results/models"), Path("results/weights"))  # of the repository
+
+
+@dataclass(frozen=True)
+class Network:
+    """A network that was attacked."""
+
+    cell: str
+    suite: str
+    preset: str
+    round: int
+    sha256: str  # of its file
+    numbers: Mapping[str, float]  # metric -> accuracy in [0, 1]
+
+
+def entries(results: Iterable[Path]) -> list[Network]:
+    """The networks of files that `fatbench export` wrote. MachineError: unreadable; SpecError: no such file."""
+    found: dict[tuple[str, str], Network] = {}
+    for file in results:
+        for cell in _cells(file):
+            run: dict[str, Any] = next(iter(cell["runs"]), {})
+            for stage in cell["stages"]:
+                digest = (stage.get("record") or {}).get("model")
+                if digest is None or stage["status"] != "done":
+                    continue
+                key = cell["cell"], digest
+                round = int(stage["stage"].rpartition("@")[2])
+                numbers = {**found[key].numbers} if key in found else {}
+                numbers |= dict(_numbers(stage))
+                suite, preset = str(run.get("suite", "")), str(run.get("preset", ""))
+                found[key] = Network(cell["cell"], suite, preset, round, digest, numbers)
+    return list(found.values())
+
+
+def _cells(file: Path) -> Iterator[dict[str, Any]]:
+    if not file.is_file():
+        raise SpecError(f"no such file: {file}")
+    try:
+        with file.open(encoding="utf-8") as lines:
+            for line in lines:
+                if line.startswith('{"cell"'):
+                    yield json.loads(line)
+    except (OSError, ValueError) as error:
+        raise MachineError(f"{file}: cannot be read as results ({error})") from None
+
+
+def _numbers(stage: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+    """(metric, accuracy) of a stage's own number."""
+    label = stage["stage"].rpartition("@")[0].rpartition("-")[0]
+    for _, client, metric, value, *_ in stage["numbers"]:
+        if metric == label and client < 0:
+            yield metric, float(value)
+
+
+def names(found: Sequence[Network]) -> dict[str, Network]:
+    """Each network by its name; a cell of a suite that is not here by suite and cell."""
+    plans: dict[tuple[str, str], Plan | None] = {}
+    named: dict[str, Network] = {}
+    for one in found:
+        key = one.suite, one.preset
+        if key not in plans:
+            try:
+                plans[key] = files.load(one.suite).plan(one.preset)
+            except FatbenchError:
+                plans[key] = None
+        plan = plans[key]
+        cell = None if plan is None else next((cell for cell in plan.cells if cell.id == one.cell), None)
+        if plan is None or cell is None:
+            name = f"{one.suite}/{one.cell}"
+        else:
+            axes = [axis for axis in cell.key if len({other.key.get(axis) for other in plan.cells}) > 1]
+            name = "/".join([one.suite, *(cell.key[axis] for axis in axes), str(cell.spec["seed"])])
+        named[name if name not in named else f"{name}@{one.round}"] = one
+    return named
+
+
+def choose(name: str, known: Mapping[str, Network]) -> Network:
+    """The network of this name, or the one whose name has these parts in this order. SpecError: none, or several."""
+    if name in known:
+        return known[name]
+    parts = name.split("/")
+
+    def fits(other: str) -> bool:
+        rest = iter(other.split("/"))
+        return all(part in rest for part in parts)
+
+    several = [other for other in known if fits(other)]
+    if len(several) > 1:
+        raise SpecError(f"'{name}' could be any of {', '.join(sorted(several)[:4])}")
+    if not several:
+        raise SpecError(f"no network is named '{name}'{did_you_mean(name, known)}")
+    return known[several[0]]
+
+
+def find(network: Network, places: Sequence[str | Path] = ()) -> Path | None:
+    """The file of a network: in one of some folders, in those of the repository, or at an address https://.../.
+
+    None: it is nowhere. MachineError: an address gives another file.
+    """
+    for place in (*places, *FOLDERS, settings.files_folder(settings.database()) / network.cell):
+        if str(place).startswith(("https://", "http://", "file://")):
+            fetched = _fetch(str(place), network.sha256)
+            if fetched is not None:
+                return fetched
+            continue
+        for file in sorted(Path(place).glob("*.safetensors")):
+            if hashlib.sha256(file.read_bytes()).hexdigest() == network.sha256:
+                return file
+    cached = settings.cache_folder() / "models" / f"{network.sha256}.safetensors"
+    return cached if cached.is_file() and hashlib.sha256(cached.read_bytes()).hexdigest() == network.sha256 else None
+
+
+def _fetch(address: str, sha256: str) -> Path | None:
+    """ADDRESS/SHA256.safetensors, kept in the cache; None: it is not there. MachineError: other content."""
+    target = settings.cache_folder() / "models" / f"{sha256}.safetensors"
+    url = f"{address.rstrip('/')}/{sha256}.safetensors"
+    try:
+        with urllib.request.urlopen(url, timeout=30) as answer:
+            content = answer.read()
+    except (urllib.error.URLError, OSError):
+        return None
+    if (digest := hashlib.sha256(content).hexdigest()) != sha256:
+        raise MachineError(f"{url} has SHA-256 {digest}, not {sha256}: it is another file")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with whole_file.replacing(target) as handle:
+        handle.write(content)
+    return target
+
+
+def module(file: Path, sha256: str) -> nn.Module:
+    """The network of a file of a run, in eval mode; it takes images (B, C, H, W) in [0, 1] and gives logits.
+
+    MachineError: the file is damaged, or no network of a run.
+    """
+    from fatbench.runner import checkpoints
+    from fatbench.suite import calls, facts
+
+    state, _, header = checkpoints.load_model(file, "cpu", sha256)
+    spec = json.loads(header["spec"])
+    data = facts.of_data(calls.call("Data", spec["data"]))
+    side = spec.get("size") or data.side
+    if data.channels is None or side is None:
+        raise MachineError(f"{file}: the size of its images is only known from the data set")
+    settings_of = {**spec["model"], **({"weights": None} if "weights" in spec["model"] else {})}
+    build = calls.build("Model", calls.check("Model", settings_of, "model"))
+    network: nn.Module = build((data.channels, side, side), int(header["classes"]))
+    network.load_state_dict(state)
+    return network.eval()

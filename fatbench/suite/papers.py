@@ -1,0 +1,28 @@
+"""The papers whose tables the suites hold, by how the names of their suites begin."""
+
+from __future__ import annotations
+
+PAPERS = {
+    "sfat": "SFAT (Zhu et al., ICLR 2023)",
+    "fat-transformers": "FAT with transformers (Aldahdooh et al., arXiv 2022)",
+    "fedvkd": "FedVKD and FedAUX (Tao et al., Electronics 2022)",
+    "fedaux": "FedVKD and FedAUX (Tao et al., Electronics 2022)",
+    "adfl": "AdFL (Danilenka et al., arXiv 2022)",
+    "april": "Random binary weights against gradient inversion (Sawada et al., arXiv 2024)",
+    "fat-baselines": "Comparisons of our own",
+    "fat-byzantine": "Comparisons of our own",
+    "privacy": "Comparisons of our own",
+    "vit": "Networks that other suites begin with",
+}
+OTHER = "Others"
+METHODS = ("SFAT", "FedWAvg", "FedVKD", "FedAUX", "AdFL")  # what the papers propose: how its labels begin
+
+
+def paper_of(suite: str) -> str:
+    """The paper, its authors, venue and year, of a suite's name; OTHER for suites of no paper here."""
+    return next((paper for prefix, paper in PAPERS.items() if f"{suite}-".startswith(f"{prefix}-")), OTHER)
+
+
+def is_jpeg(suite: str) -> bool:
+    """Whether a suite repeats experiments on images that went through JPEG."""
+    return suite.rpartition("-")[2].startswith("jpeg")

@@ -1,0 +1,81 @@
+"""The attacks of the field by name, and how `--attacks` adds them to what a suite evaluates."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from fatbench.errors import SpecError, did_you_mean
+from fatbench.suite.located import LocatedMap, merge
+from fatbench.suite.types import FRACTION
+
+TITLES = {"fgsm": "FGSM", "pgd20": "PGD-20", "cw": "CW", "autoattack": "AA"}  # metric -> heading of a table
+
+
+def settings(eps: str, place: str = "--eps") -> dict[str, dict[str, Any]]:
+    """Name -> settings of each attack at a radius such as "8/255" or "0.1"; pgd20 and cw take steps of eps / 4."""
+    step: Any
+    if match := FRACTION.match(eps):
+        eps_value: Any = eps.strip()
+        step = f"{float(match[1]) / 4:g}/{match[2]}"
+    else:
+        try:
+            eps_value = float(eps)
+        except ValueError:
+            raise SpecError(f"{place}: expected a radius such as 8/255 or 0.1, got '{eps}'") from None
+        step = eps_value / 4
+    ball, walk = {"eps": eps_value}, {"eps": eps_value, "step": step}
+    return {
+        "natural": {"name": "natural"},
+        "fgsm": {"name": "fgsm", **ball},
+        "pgd20": {"name": "pgd", **walk, "steps": 20},
+        "cw": {"name": "cw", **walk, "steps": 30},
+        "autoattack": {"name": "autoattack", **ball},
+    }
+
+
+def known(added: Sequence[str], named: Collection[str]) -> None:
+    """SpecError: `--attacks` has a name that is neither among TITLES nor `named` by the suite."""
+    for label in added:
+        if label not in TITLES and label not in named:
+            raise SpecError(f"--attacks: no attack is named '{label}'{did_you_mean(label, [*TITLES, *named])}")
+
+
+def kept(evaluate: LocatedMap, added: Collection[str]) -> LocatedMap:
+    """What a file says under `evaluate`, without the nulls that take one of these attacks away."""
+    if not added or not evaluate:
+        return evaluate
+    found = LocatedMap(evaluate, evaluate.where, evaluate.at)
+    if isinstance(attacks := evaluate.get("attacks"), LocatedMap):
+        left = {k: v for k, v in attacks.items() if v is not None or k not in added}
+        found["attacks"] = LocatedMap(left, attacks.where, attacks.at)
+    if isinstance(overrides := evaluate.get("overrides"), list):
+        found["overrides"] = [
+            LocatedMap({**one, "set": kept(one["set"], added)}, one.where, one.at)
+            if isinstance(one, LocatedMap) and isinstance(one.get("set"), LocatedMap)
+            else one
+            for one in overrides
+        ]
+    return found
+
+
+def lacking(attacks: Mapping[str, Any], added: Sequence[str], radius: str) -> dict[str, LocatedMap]:
+    """The settings of those of `added` that a suite does not describe, at the radius of its other attacks.
+
+    radius: for a suite whose attacks have none.
+    """
+    radii = [one["eps"] for one in attacks.values() if isinstance(one, Mapping) and "eps" in one and "norm" not in one]
+    eps = radii[0] if radii else radius
+    here = settings(str(eps[-1] if isinstance(eps, list) else eps), "evaluate: radius")
+    return {label: LocatedMap(here[label]) for label in added if attacks.get(label) is None and label in here}
+
+
+def completed(override: LocatedMap, under: Mapping[str, Any], added: Sequence[str], radius: str) -> LocatedMap:
+    """An override of `evaluate` which says of some of `added` only what is other there: with the rest of it."""
+    attacks = override.get("attacks")
+    if not isinstance(attacks, LocatedMap):
+        return override
+    part = [label for label in added if under.get(label) is None and "name" not in (attacks.get(label) or {"name": ""})]
+    whole = {label: merge(attack, attacks[label]) for label, attack in lacking(under, part, radius).items()}
+    attacks = LocatedMap({**attacks, **whole}, attacks.where, attacks.at)
+    return LocatedMap({**override, "attacks": attacks}, override.where, override.at)

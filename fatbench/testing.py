@@ -1,0 +1,595 @@
+"""What holds for every function of a table, ours or anybody's: `fatbench suite check --contract my_method.py`.
+
+    for holds in PROPERTIES["Aggregator"]:
+        holds("Aggregator", "near_median")          # Broken: what does not hold, in words
+
+A function is called with settings that the types of its settings allow. A docstring's line `Example: {steps: 1}` gives
+those that no type does, or that make it quick. It meets three clients with random images and small networks, through
+the engine's own doors.
+"""
+
+from __future__ import annotations
+
+import ast
+import copy
+import functools
+import inspect
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import fields, is_dataclass, replace
+from pathlib import Path
+from typing import Any, get_args
+
+import numpy
+import torch
+from annotated_types import Ge, Gt, Le, Lt
+from torch import Tensor, nn
+
+from fatbench.engine.cohort import train_cohort
+from fatbench.engine.experiment import experiment
+from fatbench.engine.fast.draws import Streams
+from fatbench.engine.inject import granted
+from fatbench.engine.local import LocalTraining, frozen
+from fatbench.engine.malicious import Malicious, deal, finite
+from fatbench.engine.mixing import aggregate
+from fatbench.engine.randomness import forked, generator, numpy_generator
+from fatbench.engine.rounds import Context, Problem, State, Update
+from fatbench.engine.setup import Setup
+from fatbench.errors import FatbenchError
+from fatbench.methods import algorithms
+from fatbench.methods.aggregators import samples
+from fatbench.methods.attacks import pgd
+from fatbench.methods.defences import DEFENCES
+from fatbench.methods.objectives import standard
+from fatbench.models import MODELS
+from fatbench.models.dual_norm import with_dual_norm
+from fatbench.suite import calls, facts, formulas, signatures, types
+
+ALGORITHMS: dict[str, Any] = dict(algorithms.ALGORITHMS)
+SHAPE, CLASSES = (1, 12, 12), 4
+# What a setting that is itself a call, or a settings class, is given.
+PLAIN: dict[str, Any] = {
+    "Attack": "fgsm", "Objective": "standard", "Aggregator": "samples", "Defence": "none", "Inversion": "patch_ls",
+    "Proximal": "squared", "Adversary": "sign_flip", "Algorithm": "fedavg",
+    "Local": {"batch": 4, "lr": 0.05, "objective": "standard"}, "Server": {"batch": 4, "epochs": 1, "lr": 0.01},
+}  # fmt: skip
+SMALL = {
+    "small_cnn": {"width": 2},
+    "mlp": {},
+    "vit": {"patch": 4, "dim": 16, "depth": 1, "heads": 2},
+    "edge_vit": {"width": 2, "dim": 6, "depth": 1, "heads": 2},
+    "edge_resnet8": {"width": 2, "planes": 2, "blocks": 1},
+}
+
+
+class Broken(AssertionError):
+    """What does not hold for a function."""
+
+
+def expect(holds: bool, words: str) -> None:
+    """Broken: it does not hold."""
+    if not holds:
+        raise Broken(words)
+
+
+# --- any member of any table, ready to be called ------------------------------------------------------------------
+
+
+def settings(kind: str, name: str) -> dict[str, Any]:
+    """Settings as a suite writes them: those of the docstring, and the others that have no default."""
+    signature = signatures.describe(kind, name)
+    found: dict[str, Any] = {"clients": 3} if kind == "Partition" and "clients" in signature.by_name else {}
+    found |= SMALL.get(name, {}) if kind == "Model" else {}
+    for text in formulas.lines(signature.doc, "Example:"):
+        found |= _mapping(text)
+    for setting in signature.settings:
+        if setting.default is signatures.REQUIRED and setting.name not in found and not setting.optional:
+            found[setting.name] = PLAIN[setting.kind] if setting.kind else value(setting.annotation)
+    return found
+
+
+def spec(kind: str, name: str, **more: Any) -> dict[str, Any]:
+    """The call of a suite with these settings, and with `more` of them where it has such settings."""
+    signature = signatures.describe(kind, name)
+    found = {**settings(kind, name), **{key: value for key, value in more.items() if key in signature.by_name}}
+    inner = {setting.name: setting.kind for setting in signature.settings if setting.kind in signatures.TABLES}
+    nested = {key: spec(str(inner[key]), value) for key, value in found.items() if key in inner and value in _names()}
+    return {"name": name, **found, **nested}
+
+
+def _names() -> set[Any]:
+    return {name for kind in signatures.TABLES for name in signatures.names(kind)}
+
+
+def _mapping(text: str) -> dict[str, Any]:
+    from ruamel.yaml import YAML
+
+    return dict(YAML(typ="safe", pure=True).load(text))
+
+
+def member(kind: str, name: str, **more: Any) -> functools.partial[Any]:
+    """The function with the settings of `spec` bound to it."""
+    bound: functools.partial[Any] = calls.build(kind, calls.check(kind, spec(kind, name, **more)))
+    return bound
+
+
+def value(annotation: str) -> Any:
+    """A value that a type of `fatbench.suite.types`, a bool or a Literal allows."""
+    if annotation.startswith("Literal"):
+        return choices(annotation)[0]
+    plain = {"bool": True, "Radius": "8/255", "Count": 1, "Clients": 1, "str": "x"}
+    if annotation in plain:
+        return plain[annotation]
+    kind, low, high = limits(annotation)
+    return kind(1) if kind is int else min(max(0.5, low), high)
+
+
+def choices(annotation: str) -> list[Any]:
+    """The values of a Literal."""
+    return list(ast.literal_eval(annotation.removeprefix("Literal")))
+
+
+def limits(annotation: str) -> tuple[type, float, float]:
+    """(int or float, smallest, largest) of a numeric type, a little inside where the limit itself is not allowed."""
+    kind, *about = get_args(getattr(types, annotation))
+    low: Any = -30.0
+    high: Any = 30.0
+    for limit in about:
+        if isinstance(limit, Ge):
+            low, high = limit.ge, limit.ge + 5.0  # type: ignore[operator]
+        elif isinstance(limit, Gt):
+            low, high = limit.gt + 0.1, limit.gt + 3.0  # type: ignore[operator]
+    for limit in about:
+        if isinstance(limit, Le):
+            high = limit.le
+        elif isinstance(limit, Lt):
+            high = limit.lt - 0.1  # type: ignore[operator]
+    return kind, low, high
+
+
+def renamed(function: Callable[..., Any]) -> Callable[..., Any]:
+    """What a plug-in would write: a function of the same parameters and docstring that only calls this one."""
+    parameters = inspect.signature(function).parameters.values()
+    defaults, heads, given = {}, [], []
+    for p in parameters:
+        if p.kind is p.VAR_KEYWORD:
+            heads.append(f"**{p.name}")
+            given.append(f"**{p.name}")
+            continue
+        if p.kind is p.KEYWORD_ONLY and "*" not in heads:
+            heads.append("*")
+        given.append(f"{p.name}={p.name}" if p.kind is p.KEYWORD_ONLY else p.name)
+        if p.default is not p.empty:
+            defaults[p.name] = p.default
+        heads.append(p.name if p.default is p.empty else f"{p.name}=_defaults['{p.name}']")
+    names: dict[str, Any] = {"_member": function, "_defaults": defaults}
+    exec(f"def another_name({', '.join(heads)}):\n    return _member({', '.join(given)})", names)
+    other: Callable[..., Any] = names["another_name"]
+    other.__doc__, other.__annotations__ = function.__doc__, function.__annotations__
+    return other
+
+
+# --- what it meets ------------------------------------------------------------------------------------------------
+
+
+def problem(model: str | nn.Module = "small_cnn", path: Any = "loop", clients: int = 3, each: int = 4) -> Problem:
+    """Clients of random images 1 x 12 x 12 in four classes; the last has one example more than the others."""
+    n = clients * each + 1
+    images = torch.randint(0, 256, (n, *SHAPE), generator=generator(0, "images"), dtype=torch.uint8)
+    if isinstance(model, str):
+        with forked(0, "model"):
+            model = MODELS[model](SHAPE, CLASSES, **SMALL.get(model, {}))
+    shards = list(torch.arange(n).split([each] * (clients - 1) + [each + 1]))
+    on = Problem(model, images, torch.arange(n) % CLASSES, shards, CLASSES, 0, torch.device("cpu"), path=path)
+    start(on)
+    return on
+
+
+@functools.cache
+def _weights(model: nn.Module) -> dict[str, Tensor]:
+    return {name: value.clone() for name, value in model.state_dict().items()}
+
+
+def start(on: Problem) -> State:
+    """The weights that the model had when it was asked for the first time: training overwrites them."""
+    return State(0, _weights(on.model))
+
+
+def local(**given: Any) -> LocalTraining:
+    """Plain local training, two batches a client."""
+    return LocalTraining(**{"batch": 4, "lr": 0.05, "objective": standard, **given})
+
+
+def four() -> nn.Module:
+    """A network of four numbers: AutoAttack takes thousands of passes an image."""
+    with forked(0, "model"):
+        return nn.Sequential(nn.AvgPool2d(6), nn.Flatten(), nn.Linear(4, CLASSES))
+
+
+# What each kind does as the engine calls it: nested dictionaries of tensors and numbers. ------------------------
+
+
+def _aggregator(function: Any, path: str = "loop", order: tuple[int, ...] = (2, 0, 1)) -> Any:
+    on = problem(path=path)
+    theta = start(on).model
+    updates = train_cohort(on, theta, order, 1, local(), aggregator=function)
+    return vars(aggregate(function, updates, Context(1, 3, on, theta, {}, 0.05)))
+
+
+def _trained(path: str, each: int = 4, model: str = "small_cnn", **given: Any) -> list[Update]:
+    on = problem(model, path, each=each)
+    return train_cohort(on, start(on).model, (0, 2, 1), 1, local(**given))
+
+
+def _objective(function: Any, path: str = "loop") -> Any:
+    return _trained(path, objective=function)
+
+
+def _proximal(function: Any, path: str = "loop") -> Any:
+    return _trained(path, model="mlp", batch=2, proximal=function)  # no tensor has a gradient of rounding alone
+
+
+def _attack(function: Any) -> Any:
+    on, model = problem(), four().eval()
+    x, y = on.images[:6] / 255, on.labels[:6]
+    asked = granted(function, {"index": lambda: torch.arange(6)})
+    return function(model, x, y, generator(0, "attack"), **asked).detach()
+
+
+def _augment(function: Any) -> Any:
+    return function(problem().images / 255, generator(0, "augment"))
+
+
+def _partition(function: Any) -> Any:
+    labels, writers = numpy.arange(60) % 4, numpy.arange(60) // 15
+    return {k: torch.tensor(part) for k, part in enumerate(function(labels, numpy_generator(0, "partition"), writers))}
+
+
+def _adversary(function: Any, path: str = "loop") -> Any:
+    malicious = Malicious("1", function)
+    on = problem(path=path, each=8)
+    images, labels = deal(malicious, on.shards, on.images, on.labels, CLASSES, 0)
+    liar = replace(on, images=images, labels=labels, malicious=malicious)
+    return train_cohort(liar, start(on).model, (2, 0, 1), 1, local())
+
+
+def _defence(function: Any) -> Any:
+    on = problem("vit")
+    how = {"rounds": 1, "batch": 2, "lr": 0.1, "objective": standard}
+    (trained,) = ALGORITHMS["fedsgd"](on, start(on), defence=function, **how)
+    return {"trained": trained.updates, "model": trained.state.model}
+
+
+def _inverted(defence: Any, inversion: Any) -> Any:
+    on = problem("vit")
+    how = {"rounds": 1, "target_clients": 2, "candidates": 4, "objective": standard, "block0": "bare"}
+    (result,) = ALGORITHMS["gradient_inversion"](on, start(on), defence=defence, inversion=inversion, **how)
+    return {"metrics": result.metrics, "artifacts": result.artifacts}
+
+
+def rounds(on: Problem, algorithm: Any, state: State | None = None, **given: Any) -> list[tuple[Any, dict[Any, float]]]:
+    """A cell as the engine runs it: its rounds with their numbers, without the seconds that it took."""
+    held_out = (on.images[:8].repeat(5, 1, 1, 1), on.labels[:8].repeat(5))
+    ready = Setup(on, start(on), held_out, None, [], CLASSES, {})
+    none: Any = None
+    cell = {"seed": 0, "data": none, "partition": none, "model": none, "algorithm": algorithm, **given}
+    return [
+        (result, {(n.metric, n.client): n.value for n in numbers if n.metric != "seconds"})
+        for result, numbers in experiment(ready, state or ready.initial, (1.0, 1.0), **cell)
+    ]
+
+
+def _diagnostic(function: Any) -> Any:
+    fedavg = functools.partial(ALGORITHMS["fedavg"], rounds=1, aggregator=samples, local=local())
+    attack = functools.partial(pgd, eps=8 / 255, step=4 / 255, steps=2)
+    ((_, numbers),) = rounds(problem("vit"), fedavg, monitor=attack, diagnostic=function)
+    return numbers
+
+
+def _algorithm(function: Any, begin: Any = None) -> Any:
+    """Its rounds on the first small network that it takes."""
+    refused: list[Exception] = []
+    for network in (*SMALL, "dual"):
+        on = problem(network) if network in SMALL else problem(with_dual_norm(copy.deepcopy(problem().model)))
+        try:
+            found = rounds(replace(on, auxiliary=on.images.flip(3)), function, begin)
+        except (ValueError, FatbenchError) as error:  # a network without the parts that it needs
+            refused.append(error)
+        else:
+            return [{**vars(result), "numbers": numbers} for result, numbers in found]
+    raise refused[0]
+
+
+def _model(function: Any) -> Any:
+    with forked(0, "model"):
+        network = function((3, 16, 16), CLASSES)
+    return {"logits": network.eval()(torch.rand(3, 3, 16, 16, generator=generator(0, "x"))), **network.state_dict()}
+
+
+CALLED: dict[str, Callable[[Any], Any]] = {
+    "Aggregator": _aggregator,
+    "Objective": _objective,
+    "Proximal": _proximal,
+    "Attack": _attack,
+    "Augment": _augment,
+    "Partition": _partition,
+    "Adversary": _adversary,
+    "Defence": _defence,
+    "Inversion": lambda function: _inverted(DEFENCES["none"], function),
+    "Diagnostic": _diagnostic,
+    "Algorithm": _algorithm,
+    "Model": _model,
+}
+
+
+def equal(a: Any, b: Any, close: bool = False) -> bool:
+    """Whether two results are the same to the last bit; `close`: to rounding."""
+    if is_dataclass(a) and type(a) is type(b):
+        return all(equal(getattr(a, field.name), getattr(b, field.name), close) for field in fields(a))
+    if isinstance(a, Mapping) and isinstance(b, Mapping):
+        return a.keys() == b.keys() and all(equal(a[key], b[key], close) for key in a)
+    if isinstance(a, list | tuple) and isinstance(b, list | tuple):
+        return len(a) == len(b) and all(equal(one, other, close) for one, other in zip(a, b, strict=True))
+    if isinstance(a, Tensor) and isinstance(b, Tensor):
+        if close:
+            return a.shape == b.shape and torch.allclose(a.double(), b.double(), rtol=2e-3, atol=2e-5, equal_nan=True)
+        return torch.equal(a, b)
+    return bool(a == b) or (isinstance(a, float) and isinstance(b, float) and math.isnan(a) and math.isnan(b))
+
+
+# --- what holds ---------------------------------------------------------------------------------------------------
+
+
+def same_bytes_under_another_name(kind: str, name: str) -> None:
+    """Nothing depends on the name of a function, and the same streams give the same bytes."""
+    bound = member(kind, name)
+    other = functools.partial(renamed(bound.func), **bound.keywords)
+    words = "a second call, under another name, gives another result from the same streams"
+    expect(equal(CALLED[kind](bound), CALLED[kind](other)), words)
+
+
+def nothing_from_the_global_generators(kind: str, name: str) -> None:
+    """Randomness comes from the generator that the function is given; a package's attack runs in a fork."""
+    if _foreign(kind, name):
+        return
+    states = torch.get_rng_state(), numpy.random.get_state()[1].tolist()  # type: ignore[index]  # noqa: NPY002
+    CALLED[kind](member(kind, name))
+    after = torch.get_rng_state(), numpy.random.get_state()[1].tolist()  # type: ignore[index]  # noqa: NPY002
+    expect(equal(states, after), "it draws from a global generator: use the one that it is given")
+
+
+def weights_go_with_the_client(kind: str, name: str) -> None:
+    """One finite weight an update; of a proper aggregator none is negative, they sum to 1, and go with the client."""
+    bound = member(kind, name)
+    proper = "Improper." not in signatures.describe(kind, name).doc
+    order, other = (2, 0, 1), (1, 2, 0)
+    ours, theirs = (_aggregator(bound, order=one) for one in (order, other))
+    for mixing in (ours, theirs):
+        weights = [weight for given in (mixing["weights"], mixing["norm"] or ()) for weight in given]
+        expect(len(mixing["weights"]) == len(order), f"{len(mixing['weights'])} weights for {len(order)} updates")
+        expect(all(math.isfinite(weight) for weight in weights), f"a weight is not finite: {weights}")
+        if mixing["model"] is not None:
+            expect(finite(mixing["model"]), "the model that it gives is not finite")
+        elif proper:
+            total = math.fsum(mixing["weights"]) + mixing["broadcast"]
+            expect(min(weights) >= 0 and abs(total - 1) < 1e-6, f"weights {weights} sum to {total}: say 'Improper.'")
+    if not proper:
+        return
+    if ours["model"] is not None:
+        same = equal(ours["model"], theirs["model"], close=True)
+        expect(same, "with the clients in another order it gives another model")
+        return
+    by_client = [dict(zip(one, mixing["weights"], strict=True)) for one, mixing in ((order, ours), (other, theirs))]
+    close = all(math.isclose(by_client[0][k], by_client[1][k], rel_tol=1e-4, abs_tol=1e-7) for k in order)
+    expect(close, f"with the clients in another order the weights are others: {by_client[0]}, {by_client[1]}")
+
+
+def alone_and_stacked(kind: str, name: str) -> None:
+    """On the fast path clients get what they get one by one, to rounding; a function that cannot is not stacked."""
+    called: Any = CALLED[kind]
+    bound = member(kind, name)
+    theta = _flat(start(problem("mlp" if kind == "Proximal" else "small_cnn")).model)
+    for one, other in zip(called(bound, "loop"), called(bound, "fast"), strict=True):
+        ours, theirs = (_flat(update.model) - theta for update in (one, other))
+        far = float((ours - theirs).norm() / ours.norm().clamp_min(1e-12))
+        words = f"client {one.client} goes elsewhere when trained with others (--path fast): {100 * far:.2g} % apart"
+        expect(far < 0.01, words)
+
+
+def clients_apart(kind: str, name: str) -> None:
+    """Two clients in a batch, each with its stream: the images that each gets alone, in float64."""
+    if _foreign(kind, name) or "index" in signatures.describe(kind, name).asks:
+        return
+    bound, model = member(kind, name), four().double().eval()
+    x, y = problem().images[:6].double() / 255, problem().labels[:6]
+    alone = [bound(model, x[part], y[part], generator(k, "alone")) for k, part in enumerate((slice(3), slice(3, 6)))]
+    together = bound(model, x, y, Streams([generator(k, "alone") for k in (0, 1)]))
+    words = "images depend on the others of their batch, or the draws are not by `fatbench.engine.fast.draws`"
+    expect(torch.allclose(together, torch.cat(alone), rtol=0, atol=1e-9), words)
+
+
+def _flat(model: Mapping[str, Tensor]) -> Tensor:
+    return torch.cat([value.double().flatten() for value in model.values() if value.is_floating_point()])
+
+
+def a_gradient_for_every_weight(kind: str, name: str) -> None:
+    """A finite scalar, which words on each example, whose gradient reaches the parameters; the attack leaves none."""
+    model, loss, correct = _step(member(kind, name), Passes())
+    expect(loss.shape == () and bool(loss.isfinite()), f"the loss is {loss.detach()}, not one finite number")
+    expect(correct.shape == (8,) and correct.dtype == torch.bool, f"correct is {tuple(correct.shape)} {correct.dtype}")
+    expect(all(weight.grad is None for weight in model.parameters()), "gradients are left behind in the parameters")
+    expect(loss.requires_grad, "the loss has no gradient")
+    loss.backward()
+    dead = [key for key, weight in model.named_parameters() if weight.grad is None]
+    expect(not dead, f"no gradient reaches {', '.join(dead)}")
+    expect(any(bool(weight.grad.abs().max() > 0) for weight in model.parameters() if weight.grad is not None),
+           "the gradient is zero everywhere")  # fmt: skip
+
+
+class Passes:
+    """Image passes through networks: forward by a hook, backward by a hook on the logits."""
+
+    def __init__(self) -> None:
+        self.forward = self.backward = 0
+
+    def watch(self, model: nn.Module) -> nn.Module:
+        """The model, its passes counted."""
+        model.register_forward_hook(self._count)
+        return model
+
+    def _count(self, module: nn.Module, inputs: Any, logits: Tensor) -> None:
+        self.forward += len(logits)
+        if logits.requires_grad:
+            logits.register_hook(self._count_backward)
+
+    def _count_backward(self, gradient: Tensor) -> None:
+        self.backward += len(gradient)
+
+
+def _network() -> nn.Module:
+    with forked(0, "model"):
+        return nn.Sequential(nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3), nn.ReLU(), nn.AvgPool2d(5), nn.Flatten(),
+                             nn.Linear(12, CLASSES))  # fmt: skip
+
+
+def _step(objective: Any, passes: Passes) -> tuple[nn.Module, Tensor, Tensor]:
+    """A network, and an objective's loss and hits of it on eight images."""
+    model = _network()
+    offers: dict[str, Any] = {
+        "class_counts": lambda: torch.tensor([[4.0, 2.0, 1.0, 1.0]]),
+        "broadcast": lambda: passes.watch(frozen(_network())()),
+        "client": lambda: 1,
+    }
+    x, y = torch.rand(8, *SHAPE, generator=generator(0, "x")), torch.arange(8) % CLASSES
+    passes.watch(model)
+    loss, correct = objective(model, x, y, generator(0, "step"), **granted(objective, offers))
+    return model, loss, correct
+
+
+def passes_as_declared(kind: str, name: str) -> None:
+    """As many image passes as the lines `Forward:` and `Backward:` say: `fatbench plan` adds those up."""
+    if _foreign(kind, name):
+        return  # what a package's attack passes depends on how many images survive
+    call = calls.check(kind, spec(kind, name))
+    bound, counted = calls.build(kind, call), Passes()
+    if kind == "Attack":
+        x, y = torch.rand(8, *SHAPE, generator=generator(0, "x")), torch.arange(8) % CLASSES
+        asked = granted(bound, {"index": lambda: torch.arange(8)})
+        bound(counted.watch(_network().eval()), x, y, generator(0, "step"), **asked)
+    else:
+        _step(bound, counted)[1].backward()
+    real, said = (counted.forward / 8, counted.backward / 8), formulas.passes(call)
+    words = f"{real[0]:g} forward and {real[1]:g} backward passes an image, declared are {said[0]:g} and {said[1]:g}"
+    expect(real == said, f"{words} (lines Forward: and Backward: of the docstring)")
+
+
+def _foreign(kind: str, name: str) -> bool:
+    return bool(formulas.lines(signatures.describe(kind, name).doc, "Package:"))
+
+
+def inside_ball_and_box(kind: str, name: str) -> None:
+    """Images of the same shape in [0, 1], and within eps where there is one; the images that came are as they were."""
+    bound = member(kind, name)
+    x = problem().images[:6] / 255
+    x_adv = _attack(bound)
+    expect(x_adv.shape == x.shape and x_adv.dtype == x.dtype, f"images become {tuple(x_adv.shape)} {x_adv.dtype}")
+    expect(bool(x_adv.isfinite().all()), "an image is not finite")
+    expect(float(x_adv.min()) >= 0 and float(x_adv.max()) <= 1, "an image leaves [0, 1]")
+    if (eps := bound.keywords.get("eps")) is not None and facts.role({"name": name}) == "attack":
+        change = (x_adv - x).flatten(1)
+        far = change.norm(dim=1) if bound.keywords.get("norm") == "L2" else change.abs().amax(1)
+        expect(float(far.max()) <= eps + 1e-6, f"an image is moved by {float(far.max()):.4g}, and eps is {eps:.4g}")
+
+
+def disjoint_shards(kind: str, name: str) -> None:
+    """Indices of every client, int64, none twice, all of them there are."""
+    parts = list(_partition(member(kind, name)).values())
+    together = torch.cat(parts)
+    expect(all(part.dtype == torch.int64 and len(part) for part in parts), "a client has no example, or no int64 index")
+    expect(len(together.unique()) == len(together), "an example is dealt twice")
+    expect(int(together.min()) >= 0 and int(together.max()) < 60, "an index is not in the data")
+
+
+def images_stay_images(kind: str, name: str) -> None:
+    """Same shape and type in [0, 1]; the images that came are as they were."""
+    bound = member(kind, name)
+    x = problem().images / 255
+    before = x.clone()
+    y = bound(x, generator(0, "augment"))
+    expect(y.shape == x.shape and y.dtype == x.dtype, f"images {tuple(x.shape)} become {tuple(y.shape)} {y.dtype}")
+    expect(float(y.min()) >= 0 and float(y.max()) <= 1, "an image leaves [0, 1]")
+    expect(torch.equal(x, before), "the images that came are changed in place")
+
+
+def the_honest_stay_honest(kind: str, name: str) -> None:
+    """What a malicious client does changes what it sends, in the same shapes, and nothing that others send."""
+    plain, ours = ({u.client: u.model for u in made} for made in
+                   (_trained("loop", each=8), _adversary(member(kind, name))))  # fmt: skip
+    for k in (0, 2):
+        expect(equal(plain[k], ours[k]), f"client {k} is honest and sends something else")
+    shapes = all(value.shape == ours[1][key].shape for key, value in plain[1].items())
+    expect(shapes, "what it sends has other shapes")
+    far = float((_flat(plain[1]) - _flat(ours[1])).norm())
+    expect(not far <= 1e-6, "it sends what an honest client sends")
+
+
+def resumes_with_the_same_bytes(kind: str, name: str) -> None:
+    """Two rounds at once are one and one more: what an algorithm remembers is in its states."""
+    if signatures.describe(kind, name).by_name["rounds"].default is not signatures.REQUIRED:
+        return
+    bound = member(kind, name, rounds=2)
+    whole = _algorithm(bound)
+    again = _algorithm(bound, copy.deepcopy(whole[0]["state"]))
+    expect(len(again) == 1 and equal(whole[1], again[0]), "after an interruption it ends elsewhere")
+
+
+def logits_and_parameters_as_declared(kind: str, name: str) -> None:
+    """(B, classes) logits with a gradient, and as many parameters as the line `Parameters:` says."""
+    call = calls.check(kind, spec(kind, name))
+    network = calls.build(kind, call)((3, 16, 16), CLASSES)
+    logits = network(torch.rand(2, 3, 16, 16, generator=generator(0, "x")))
+    expect(
+        logits.shape == (2, CLASSES) and logits.requires_grad, f"2 images give logits {tuple(logits.shape)}, not (2, 4)"
+    )
+    said = formulas.formula(call, "Parameters", channels=3, side=16, classes=CLASSES)
+    real = sum(parameter.numel() for parameter in network.parameters())
+    expect(said is None or said == real, f"{real} parameters, declared are {said}")
+
+
+Property = Callable[[str, str], None]
+_ALL: tuple[Property, ...] = (same_bytes_under_another_name, nothing_from_the_global_generators)
+PROPERTIES: dict[str, tuple[Property, ...]] = {
+    "Aggregator": (*_ALL, weights_go_with_the_client),
+    "Objective": (*_ALL, a_gradient_for_every_weight, passes_as_declared, alone_and_stacked),
+    "Proximal": (*_ALL, alone_and_stacked),
+    "Attack": (*_ALL, inside_ball_and_box, passes_as_declared, clients_apart),
+    "Augment": (*_ALL, images_stay_images),
+    "Partition": (*_ALL, disjoint_shards),
+    "Adversary": (*_ALL, the_honest_stay_honest, alone_and_stacked),
+    "Defence": _ALL,
+    "Inversion": _ALL,
+    "Diagnostic": _ALL,
+    "Algorithm": (*_ALL, resumes_with_the_same_bytes),
+    "Model": (*_ALL, logits_and_parameters_as_declared),
+}
+
+
+def check(file: Path) -> Iterator[tuple[str, str, list[str], list[str]]]:
+    """Of every function that a plug-in brings: kind, name, the properties that hold, and what does not hold."""
+    for kind, properties in PROPERTIES.items():
+        for name in signatures.names(kind):
+            if signatures.describe(kind, name).plugin != file:
+                continue
+            held, broken = [], []
+            for holds in properties:
+                words = holds.__name__.replace("_", " ")
+                try:
+                    holds(kind, name)
+                    held.append(words)
+                except Broken as error:
+                    broken.append(f"{words}: {error}")
+                except Exception as error:
+                    broken.append(
+                        f"{words}: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+                    )
+            yield kind.lower(), name, held, broken

@@ -1,0 +1,75 @@
+"""Attacks on fewer images than others: said at the heading, or every attack on the images that all of them took."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from fatbench import report
+from fatbench.engine.rounds import Number
+from fatbench.report.tables.common_images import NOT_CUT, first
+from fatbench.report.tables.grid import Grid
+from fatbench.store.stages import Store
+from fatbench.suite import files
+
+RIGHT = {"natural": [1, 1, 0, 1, 1, 1], "pgd20": [1, 1, 0, 0, 0, 0], "autoattack": [1, 0, 0]}  # of image 0, 1, ...
+
+
+def test_the_first_images_of_each_model() -> None:
+    """By hand: of two models' four images each, 1011 and 0110, the first two are 10 and 01."""
+    assert first((0b1011_0110, 8), 4, 2) == (0b10_01, 4)
+    generator = random.Random(0)
+    for _ in range(50):
+        n, models = generator.randint(1, 9), generator.randint(1, 3)
+        most = generator.randint(1, n)
+        texts = ["".join(generator.choice("01") for _ in range(n)) for _ in range(models)]
+        expected = "".join(text[:most] for text in texts)
+        assert first((int("".join(texts), 2), n * models), n, most) == (int(expected, 2), most * models)
+
+
+@pytest.fixture
+def grids(tmp_path: Path) -> dict[str, Grid]:
+    """Six images, three of them under AutoAttack; PGD-20 comes out at 33.3 % of six and 66.7 % of three."""
+    suite = files.load("sfat-cifar10")
+    plan = suite.plan("quick", where="optimizer=FedAvg and method=FAT and partition=Non-IID")
+    cell = plan.cells[0]
+    with Store.open(str(tmp_path / "test.db"), create=True) as store:
+        store.add_cell(cell.id, cell.spec)
+        for evaluation in cell.evaluations:
+            right = RIGHT.get(evaluation.label)
+            if right is None:
+                continue
+            stage = evaluation.stage(cell.spec["algorithm"]["rounds"])
+            run = store.claim(cell.id, stage, suite="s", total=len(right), provenance={})
+            assert run is not None
+            bits = int("".join(map(str, right)).ljust(8, "0"), 2).to_bytes(1, "big")
+            store.commit(run, round=len(right), outcomes=(0, len(right), bits))
+            value = sum(right) / len(right)
+            round = cell.spec["algorithm"]["rounds"]
+            store.finish(run, [Number(evaluation.label, value, round, len(right))])
+        return {
+            which: report.build_tables(suite.with_tables(["T3"]), plan, store, images=which)[0]
+            for which in ("all", "common")
+        }
+
+
+def values(grid: Grid) -> dict[str, tuple[float | None, tuple[int, ...]]]:
+    found = {c.label: v for c, v in zip(grid.columns, grid.rows[0].values[0], strict=True)}
+    return {heading: (value.mean, value.n) for heading, value in found.items() if value.mean is not None}
+
+
+def test_a_heading_says_that_its_attack_took_fewer_images(grids: dict[str, Grid]) -> None:
+    found = values(grids["all"])
+    assert found == {"natural": (5 / 6, (6,)), "PGD-20": (2 / 6, (6,)), "AA, n = 3": (1 / 3, (3,))}
+    for name in ("markdown", "terminal", "html"):
+        assert "AA, n = 3" in report.render([grids["all"]], name)
+    assert r"\shortstack{AA,\\n = 3}" in report.render([grids["all"]], "latex")
+    assert '"heading": "AA"' in report.render([grids["all"]], "json")  # the number of images has a key of its own
+
+
+def test_common_images_show_that_autoattack_is_the_strongest(grids: dict[str, Grid]) -> None:
+    assert values(grids["common"]) == {"natural": (2 / 3, (3,)), "PGD-20": (2 / 3, (3,)), "AA": (1 / 3, (3,))}
+    assert ("images", "every attack on the first 3 test images, which all of them have") in grids["common"].notes
+    assert NOT_CUT not in report.render([grids["common"]], "markdown")

@@ -1,0 +1,83 @@
+"""`fatbench export --format`: each format as its own reader reads it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from fatbench.cli import app
+from fatbench.store.jsonl import import_
+from fatbench.store.stages import Store
+
+pandas = pytest.importorskip("pandas")
+RESULTS = Path(__file__).parent.parent / "results"
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture(scope="module")
+def db(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The committed rows of SFAT on Fashion-MNIST: AutoAttack on 500 of 10,000 images."""
+    file = tmp_path_factory.mktemp("exports") / "f.db"
+    with Store.open(str(file), create=True) as store:
+        import_(store, RESULTS / "sfat-fashion-cpu.jsonl")
+    return str(file)
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Call the program in this process: (exit code, stdout, stderr)."""
+
+    def call(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["fatbench", *arguments])
+        with pytest.raises(SystemExit) as exit:
+            app.main()
+        return exit.value.code if isinstance(exit.value.code, int) else 0, *capsys.readouterr()
+
+    return call
+
+
+def test_pandas_reads_csv_and_parquet_alike(run: Run, db: str, tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+    found = {}
+    for format, read in (("csv", pandas.read_csv), ("parquet", pandas.read_parquet)):
+        file = tmp_path / f"x.{format}"
+        options = ("--suite", "sfat-fashion", "--preset", "cpu", "--format", format, "-o", str(file), "--db", db)
+        assert run("export", *options)[0] == 0
+        frame = read(file)
+        found[format] = frame[frame["metric"] == "autoattack"].pivot_table(index="method", values="value")
+    assert found["csv"].round(12).equals(found["parquet"].round(12))
+    assert found["csv"]["value"]["Re-SFAT"] == pytest.approx(0.6176)
+
+
+def test_robustbench_reads_its_records(run: Run, db: str, tmp_path: Path) -> None:
+    """As `robustbench.utils.list_available_models` reads model_info/DATASET/THREAT/NAME.json and sorts it."""
+    options = ("--suite", "sfat-fashion", "--preset", "cpu", "--format", "robustbench", "-o", str(tmp_path), "--db", db)
+    code, out, _ = run("export", *options)
+    files = sorted((tmp_path / "fashion_mnist" / "Linf").glob("*.json"))
+    assert code == 0 and sorted(out.splitlines()) == [str(file) for file in files] and len(files) == 31
+    for file in files:
+        record = json.loads(file.read_text(encoding="utf-8"))
+        assert 0 < float(record["autoattack_acc"]) <= float(record["clean_acc"]) <= 100
+        assert {"name", "link", "venue", "authors", "architecture", "additional_data", "eps"} <= record.keys()
+        assert (record["n_examples"], record["unreliable"]) == (500, True)
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        (["--format", "parquett"], "--format: no format is named 'parquett' (did you mean 'parquet'?)"),
+        (["--format", "parquet"], "--format parquet: say where with -o FILE"),
+        (["--format", "robustbench", "-o", "x"], "--format robustbench: name the suite with --suite"),
+        (
+            ["--format", "robustbench", "-o", "x", "--suite", "adfl-mnist"],
+            "'adfl-mnist' has no network that AutoAttack took: fatbench run ... --attacks autoattack",
+        ),
+    ],
+)
+def test_what_cannot_be_exported(run: Run, db: str, options: list[str], message: str) -> None:
+    code, out, said = run("export", *options, "--db", db)
+    assert code in (2, 3) and out == "" and message in said

@@ -1,0 +1,222 @@
+"""`fatbench invert`: one's own model and update, by files alone; what cannot be right is refused in one line."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.nn import functional as F
+
+from fatbench.cli import app as cli
+
+NETWORK = """
+import torch
+from timm.models.vision_transformer import VisionTransformer
+from torch import nn
+
+def make():
+    torch.manual_seed(0)
+    return VisionTransformer(img_size=16, patch_size=4, embed_dim=48, depth=1, num_heads=2, num_classes=5)
+
+def cnn():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(3, 4, 3, 2), nn.BatchNorm2d(4), nn.Sigmoid(), nn.Flatten(), nn.Linear(196, 5))
+"""
+Run = Callable[..., tuple[int, str, str]]
+
+
+def step(name: str, count: int = 1, steps: int = 3, lr: float = 0.1, decay: float = 0.0) -> None:
+    """A script as anybody would write it: its weights before and after some steps of SGD, and its last gradient."""
+    space: dict[str, object] = {}
+    exec(NETWORK, space)
+    net = space[name]()  # type: ignore[operator]
+    torch.save(net.state_dict(), "before.pt")
+    x = images(count)
+    y = torch.tensor([3, 1, 0, 2])[:count]
+    optimizer = torch.optim.SGD(net.parameters(), lr, weight_decay=decay)
+    for i in range(steps):
+        optimizer.zero_grad()
+        F.cross_entropy(net((x - 0.5) / 0.5), y).backward()
+        if i == 0:
+            torch.save({n: p.grad.clone() for n, p in net.named_parameters()}, "gradient.pt")
+        optimizer.step()
+    torch.save(net.state_dict(), "after.pt")
+
+
+def images(count: int) -> Tensor:
+    small = torch.rand(count, 3, 6, 6, generator=torch.Generator().manual_seed(1))
+    return F.interpolate(small, (16, 16), mode="bilinear").mul(255).round() / 255
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    Path("net.py").write_text(NETWORK)
+    step("make")
+    for i, image in enumerate(images(2)):
+        pixels = (image * 255).round().byte().permute(1, 2, 0).numpy()
+        Image.fromarray(pixels).save(f"original-{i}.png")
+    return tmp_path
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    def command(line: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["fatbench", "invert", *shlex.split(line)])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        out, err = capsys.readouterr()
+        return int(ended.value.code or 0), out, err
+
+    return command
+
+
+VIT = "before.pt --model net.py:make --shape 3x16x16 --classes 5 --mean 0.5,0.5,0.5 --std 0.5,0.5,0.5"
+SHORT = "--inversion '{name: patch_ls}'"
+
+
+def test_three_steps_on_one_image_give_it_away(here: Path, run: Run) -> None:
+    code, out, err = run(f"{VIT} --after after.pt --batch 1 {SHORT} --original original-0.png --format json")
+    assert code == 0, err
+    found = json.loads(out)
+    assert found["labels"] == [3]
+    assert found["residual"] < 1e-3
+    (row,) = found["attacks"]
+    assert (row["threat"], row["labels"]) == ("A", "unused")
+    assert row["psnr"] > 40
+    with Image.open(row["file"]) as made:
+        assert made.width >= 16
+
+
+def test_the_gradient_of_two_images_is_called_a_mixture(here: Path, run: Run) -> None:
+    step("make", count=2, steps=1)
+    code, out, _ = run(f"{VIT} --gradient gradient.pt --batch 2 {SHORT}")
+    assert code == 0
+    assert "labels, restored: 1, 3" in out
+    assert "a mixture" in out
+
+
+def test_weight_decay_needs_who_knows_the_client(here: Path, run: Run) -> None:
+    step("make", steps=5, decay=0.05)
+    corrected = "--inversion '{name: patch_ls, decay: corrected}'"
+    line = f"{VIT} --after after.pt --batch 1 --original original-0.png --format json"
+    psnr = [
+        json.loads(run(f"{line} {more}")[1])["attacks"][0]["psnr"]
+        for more in (SHORT, f"{corrected} --threat C --lr 0.1 --epochs 5 --weight-decay 0.05")
+    ]
+    assert psnr[1] > psnr[0] + 10
+    code, _, err = run(f"{line} {corrected}")
+    assert code == 2
+    assert (
+        err.count("\n") == 1
+        and "needs the client's rate, steps and batch size (threat model C), and --threat is B" in err
+    )
+
+
+def test_any_network_is_attacked_by_matching(here: Path, run: Run) -> None:
+    step("cnn", steps=1)
+    line = "before.pt --model net.py:cnn --shape 3x16x16 --classes 5"
+    matching = "--inversion '{name: matching, steps: 3}'"
+    code, out, err = run(f"{line} --after after.pt --labels 3 {matching}")
+    assert code == 0, err
+    assert "matching (steps: 3)" in out and "given" in out
+    assert "buffers are no part of an update: 1.running_mean" in err
+    code, _, err = run(f"{line} --after after.pt --labels 3 {SHORT}")
+    assert (code, err.count("\n")) == (2, 1)
+    assert "has no such parameter: matching takes any model" in err
+
+
+def change(file: str, **changes: Tensor | None) -> None:
+    state = torch.load(file)
+    for name, value in changes.items():
+        key = name.replace("__", ".")
+        if value is None:
+            del state[key]
+        else:
+            state[key] = value
+    torch.save(state, file)
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "message"),
+    [
+        ("--after after.pt", 2, "say how many images are behind the update by --batch N"),
+        ("--after after.pt --batch 2 --labels 3,1,1", 2, "--batch 2 contradicts --labels, which are 3"),
+        ("--after after.pt --labels 7", 2, "--labels: 7 is no class of 5"),
+        ("--after after.pt --labels x", 2, "--labels: expected whole numbers such as 3,1, got 'x'"),
+        ("--batch 1", 2, "give the update as --after WEIGHTS or as --gradient FILE"),
+        ("--after nothing.pt --batch 1", 5, "nothing.pt: no such file"),
+        ("--after before.pt --batch 1", 2, "before.pt is the same as before.pt: there is no update"),
+        ("--after after.pt --batch 1 --threat F", 2, "expected A, B, C or D, got 'F' (a manipulated model is needed"),
+        ("--after after.pt --batch 1 --epochs 2", 2, "need --lr"),
+        ("--after after.pt --batch 1 --lr 0.1", 2, "--lr: an attacker of threat model B does not know it: --threat C"),
+        ("--after after.pt --batch 1 --inversion oracle", 2, "it is no attack: it needs the original images"),
+        ("--after after.pt --batch 1 --inversion patchls", 2, "no inversion is named 'patchls' (did you mean"),
+        ("--after after.pt --batch 2", 2, "labels of several images follow from an update only with its --lr"),
+        ("--after after.pt --batch 1 --original original-0.png --original original-1.png", 2, "2 images, and the up"),
+    ],
+)  # fmt: skip
+def test_mistakes_get_one_line_and_write_nothing(here: Path, run: Run, options: str, code: int, message: str) -> None:
+    got, out, err = run(f"{VIT} {options}")
+    assert (got, out, err.count("\n")) == (code, "", 1), err
+    assert message in err
+    assert not Path("inverted").exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"pos_embed": torch.zeros(1, 5, 48)}, "is no update of this model: pos_embed is 1x5x48, 1x17x48 needed"),
+        ({"head__bias": None}, "is no update of this model: head.bias is missing, 5 needed"),
+        ({"norm__bias": torch.full((48,), torch.nan)}, "norm.bias has entries that are not finite"),
+    ],
+)
+def test_updates_of_another_model_are_refused(here: Path, run: Run, changes: dict, message: str) -> None:
+    change("after.pt", **changes)
+    code, out, err = run(f"{VIT} --after after.pt --batch 1")
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert message in err
+
+
+def test_what_a_defence_hides_is_said_before_anything_runs(here: Path, run: Run) -> None:
+    change("gradient.pt", pos_embed=torch.zeros(1, 17, 48))
+    code, out, err = run(f"{VIT} --gradient gradient.pt --batch 1 {SHORT}")
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert "patch_ls: it reads pos_embed, which the update withholds (all zeros)" in err
+    change("gradient.pt", head__bias=torch.zeros(5))
+    code, _, err = run(f"{VIT} --gradient gradient.pt --batch 1 {SHORT}")
+    assert code == 2
+    assert "head.bias is all zeros, from which labels follow: give --labels" in err
+
+
+def test_half_precision_is_warned_of(here: Path, run: Run) -> None:
+    state = {name: value.half() for name, value in torch.load("after.pt").items()}
+    torch.save(state, "after.pt")
+    code, _, err = run(f"{VIT} --after after.pt --batch 1 {SHORT}")
+    assert code == 0
+    assert "has 16 bits, which hides most of what small updates tell" in err
+
+
+def test_an_original_of_another_size(here: Path, run: Run) -> None:
+    Image.fromarray(numpy.zeros((8, 8, 3), numpy.uint8)).save("small.png")
+    code, _, err = run(f"{VIT} --after after.pt --batch 1 --original small.png")
+    assert (code, err.count("\n")) == (2, 1)
+    assert "8 x 8 pixels, --shape says 16 x 16" in err
+
+
+def test_the_command_of_the_page(here: Path, run: Run) -> None:
+    page = (Path(__file__).parent.parent / "docs" / "invert.md").read_text(encoding="utf-8")
+    (command,) = re.findall(r"^fatbench invert (.+)$", page, re.MULTILINE)
+    code, out, err = run(command)
+    assert code == 0, err
+    assert "| patch_ls" in out and "one image, which patch_ls finds" in out
+    assert sorted(file.name for file in Path("inverted").iterdir()) == ["1-patch-ls.png", "originals.png"]

@@ -1,0 +1,68 @@
+"""Learning curves for TensorBoard and Weights & Biases, read back by their own readers."""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from fatbench.errors import SpecError
+from fatbench.runner.jobs import Event, Job
+from fatbench.runner.live_log import logged
+from fatbench.runner.options import RunOptions
+
+
+def events(name: str, tmp_path: Path) -> None:
+    """Two rounds of a cell, as a run tells of them."""
+    heard: list[Any] = []
+    watch: Any = SimpleNamespace(
+        what="suite tiny", begin=lambda *a: heard.append("begin"), see=lambda slot, event: heard.append(event.kind)
+    )
+    job = Job("0123456789ab", {"seed": 1}, [], ["last"], "tiny", "paper", "FAT, seed 1")
+    with logged(watch, RunOptions(db=str(tmp_path / "r.db"), log=name)) as observer:
+        observer.begin([job], {job.cell: "todo"}, ["cpu"])
+        for round in (1, 2):
+            observer.see(0, Event(job.cell, "train", "progress", round, 2, loss=1.0 / round, accuracy=0.25 * round))
+        observer.see(0, Event(job.cell, "train", "done", 2, 2))
+    assert heard == ["begin", "progress", "progress", "done"]
+
+
+def test_tensorboard_reads_the_curves(tmp_path: Path) -> None:
+    module = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    events("tensorboard", tmp_path)
+    (folder,) = (tmp_path / "r-files" / "tensorboard").iterdir()
+    assert folder.name == "tiny-paper-FAT-seed-1-0123456789ab"
+    read = module.EventAccumulator(str(folder))
+    read.Reload()
+    assert [(one.step, one.value) for one in read.Scalars("train/loss")] == [(1, 1.0), (2, 0.5)]
+    assert [one.value for one in read.Scalars("train/accuracy")] == [0.25, 0.5]
+
+
+def test_weights_and_biases_reads_the_curves_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    records = pytest.importorskip("wandb.proto.wandb_internal_pb2")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    events("wandb", tmp_path)
+    (file,) = tmp_path.rglob("run-*.wandb")
+    data, at, rows = file.read_bytes(), 7, []  # a header, then LevelDB's log format: CRC, length and kind of a record
+    while at + 7 <= len(data):
+        _, length, _ = struct.unpack_from("<IHB", data, at)
+        record = records.Record()
+        record.ParseFromString(data[at + 7 : at + 7 + length])
+        at += 7 + length
+        if record.WhichOneof("record_type") == "history":
+            rows.append(
+                {"/".join(one.nested_key) or one.key: json.loads(one.value_json) for one in record.history.item}
+            )
+    assert [(row["train/round"], row["train/loss"], row["train/accuracy"]) for row in rows] == [
+        (1, 1.0, 0.25),
+        (2, 0.5, 0.5),
+    ]
+
+
+def test_an_unknown_writer(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match=r"--log: no writer is named 'wand' \(did you mean 'wandb'\?\)"):
+        events("wand", tmp_path)

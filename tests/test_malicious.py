@@ -1,0 +1,357 @@
+"""Malicious clients: the closed form of each adversary, where it enters a round, what becomes of what it destroys."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import members
+import pytest
+import torch
+from algorithm_runs import same
+from test_inject import one_pixel, towards_the_pixel
+from torch import nn
+
+import fatbench
+from fatbench.engine.cohort import train_cohort
+from fatbench.engine.fast import clients as fast
+from fatbench.engine.local import LocalTraining, trainable
+from fatbench.engine.malicious import Malicious, deal, finite
+from fatbench.engine.randomness import generator
+from fatbench.engine.rounds import State
+from fatbench.errors import SpecError
+from fatbench.methods.adversaries import ADVERSARIES, patched
+from fatbench.methods.aggregators import uniform
+from fatbench.methods.algorithms import ALGORITHMS
+from fatbench.report import render
+from fatbench.suite import cells, signatures
+from fatbench.testing import equal, local, problem, start
+
+U = torch.tensor([1.0, -2.0])
+OTHERS = torch.tensor([[1.0, 0.0], [3.0, 2.0], [2.0, 4.0]])
+
+
+def adversary(name: str, **settings: Any) -> Callable[..., Any]:
+    return functools.partial(ADVERSARIES[name], **settings)
+
+
+# --- closed forms -------------------------------------------------------------------------------------------------
+
+
+def test_label_flip_takes_y_to_c_minus_1_minus_y() -> None:
+    images = torch.zeros(5, 1, 1, 1, dtype=torch.uint8)
+    same_images, labels = ADVERSARIES["label_flip"](images, torch.tensor([0, 1, 2, 3, 4]), 5)
+    assert same_images is images and labels.tolist() == [4, 3, 2, 1, 0]
+
+
+def test_sign_flips_differ_after_two_steps() -> None:
+    """Loss h (w - a)^2 / 2 with h = rate 0.1, two steps from w = 0, a = 1: honest u = 0.19, the upload flipped -0.19,
+    the gradients flipped -0.21; the loss that is reported is that of the clients' own last step.
+    """
+    how = LocalTraining(batch=1, lr=0.1, epochs=2, objective=towards_the_pixel)
+    on = one_pixel((255, 255))
+    found = {}
+    for name in ("sign_flip", "sign_flip_gradients"):
+        liar = replace(on, malicious=Malicious("1", adversary(name)))
+        honest, other = train_cohort(liar, {"w": torch.zeros(1)}, [0, 1], 0, how)
+        assert honest.model["w"].item() == pytest.approx(0.19)
+        found[name] = other
+    assert found["sign_flip"].model["w"].item() == pytest.approx(-0.19)
+    assert found["sign_flip_gradients"].model["w"].item() == pytest.approx(-0.21)
+    assert found["sign_flip_gradients"].stats.loss == pytest.approx(0.5 * 1.1**2)  # at w = -0.1
+
+
+def test_gaussian_upload_has_nothing_of_the_update() -> None:
+    gaussian = adversary("gaussian_upload", mean=0.1, std=0.5)
+    noise, other = (gaussian(torch.full((20_000,), value), generator(0, "g")) for value in (0.0, 9.0))
+    assert torch.equal(noise, other)
+    assert noise.mean().item() == pytest.approx(0.1, abs=0.02)
+    assert noise.std().item() == pytest.approx(0.5, abs=0.02)
+
+
+def test_ipm_is_minus_epsilon_times_the_mean() -> None:
+    assert ADVERSARIES["ipm"](U, OTHERS, epsilon=0.5).tolist() == [-1.0, -1.0]
+
+
+@pytest.mark.parametrize(("n", "f", "z"), [(20, 4, 0.15731), (50, 12, 0.33604), (60, 18, 0.49720), (10, 2, 0.0)])
+def test_alie_is_as_far_from_the_mean_as_enough_honest_clients(n: int, f: int, z: float) -> None:
+    """s = floor(n/2) + 1 - f, z = Phi^-1((n - f - s) / (n - f)); updates with mean 3 and unbiased deviation 2."""
+    others = torch.randn(n - f, 1, generator=generator(0, "alie"), dtype=torch.float64)
+    others = 3 + 2 * (others - others.mean()) / others.std()
+    for sign, way in (("minus", -1), ("plus", 1)):
+        sent = ADVERSARIES["alie"](torch.zeros(1, dtype=torch.float64), others, f, sign=sign)
+        assert sent.item() == pytest.approx(3 + way * 2 * z, abs=2e-5)
+    assert ADVERSARIES["alie"](torch.zeros(1), others, f, z=1.5).item() == pytest.approx(0.0, abs=1e-6)
+    assert torch.equal(ADVERSARIES["alie"](U, OTHERS[:1], 1), OTHERS[0])  # one honest client does not deviate
+
+
+def test_min_max_is_as_far_out_as_the_honest_are_apart() -> None:
+    """Updates 0, 2 and 4: mean 2, deviation 2, largest distance 4. 2 - 2 gamma is 4 away from 4 at gamma 1."""
+    others = torch.tensor([[0.0], [2.0], [4.0]])
+    sent = ADVERSARIES["min_max"](torch.zeros(1), others, tolerance=1e-6)
+    assert sent.item() == pytest.approx(0.0, abs=1e-4)
+    assert float((others - sent).abs().max()) <= 4.0  # the last gamma that fits
+
+
+def test_badnets_changes_a_fraction_of_the_images_and_nothing_else_of_them() -> None:
+    images = torch.randint(0, 255, (10, 3, 8, 8), generator=generator(0, "b"), dtype=torch.uint8)
+    labels = torch.arange(10) % 3
+    x, y = ADVERSARIES["badnets"](images, labels, generator(0, "p"), target=2, fraction=0.35, size=5)
+    changed = (x != images).flatten(1).any(1)
+    assert int(changed.sum()) == 3 and set(y[changed].tolist()) == {2} and torch.equal(y[~changed], labels[~changed])
+    assert (x != images)[changed].flatten(1).sum(1).tolist() == [25 * 3] * 3
+    assert torch.equal(patched(x[changed], 5), x[changed])
+    assert torch.equal(patched(images / 255, 5), patched(images, 5) / 255)
+    with pytest.raises(ValueError, match="a square of 8 pixels on images of 8 x 8"):
+        ADVERSARIES["badnets"](images, labels, generator(0, "p"), target=2, size=8)
+
+
+def test_a_scaled_update_replaces_the_model() -> None:
+    """Three clients; two honest ones stand at their optimum, u = 0, the third is scaled by 3: the mean is its model."""
+    on = replace(one_pixel((0, 0, 255)), malicious=Malicious("2", adversary("model_replacement", factor=3.0)))
+    how = LocalTraining(batch=1, lr=0.5, objective=towards_the_pixel)
+    (result,) = ALGORITHMS["fedavg"](on, State(0, {"w": torch.zeros(1)}), rounds=1, aggregator=uniform, local=how)
+    assert result.state.model["w"].item() == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize(("s", "label", "other"), [(1, 0.45017, 0.45017), (100, 0.0, 2.06e-7), (1000, 0.0, 0.0)])
+def test_masking_scales_logits_until_the_gradient_is_gone(s: float, label: float, other: float) -> None:
+    """Two classes, logits (0.2, 0) times s: |s (p - onehot)| in float32. Only the last layer is scaled."""
+    theta, update = torch.tensor([1.0, 0.1, 0.0]), torch.tensor([0.5, 0.1, 0.0])
+    last = torch.tensor([False, True, True])
+    sent = theta + ADVERSARIES["masking"](update, theta, last, temperature=s)
+    torch.testing.assert_close(sent, torch.tensor([1.5, 0.2 * s, 0.0]))
+    logits = torch.tensor([[0.2, 0.0]], requires_grad=True)
+    loss = nn.functional.cross_entropy(sent[1] / 0.2 * logits, torch.tensor([0]))
+    (gradient,) = torch.autograd.grad(loss, logits)
+    assert gradient.abs().flatten().tolist() == pytest.approx([label, other], rel=0.01, abs=1e-12)
+
+
+# --- every adversary, also of a plug-in ---------------------------------------------------------------------------
+
+
+def malicious(name: str, which: int | str = 1) -> Malicious:
+    return Malicious(which, members.member("Adversary", name))
+
+
+@pytest.mark.parametrize("name", ADVERSARIES)
+def test_loop_and_fast_path_send_the_same(name: str) -> None:
+    """And the honest send the bytes that they send among honest ones."""
+    found = {}
+    for path in ("loop", "fast"):
+        on = problem(path=path, each=8)
+        theta = start(on).model
+        images, labels = deal(malicious(name), on.shards, on.images, on.labels, 4, 0)
+        on = replace(on, images=images, labels=labels, malicious=malicious(name))
+        found[path] = train_cohort(on, theta, [2, 0, 1], 1, local())
+    for ours, theirs in zip(*found.values(), strict=True):
+        for key in trainable(on.model):
+            torch.testing.assert_close(ours.model[key], theirs.model[key], rtol=2e-3, atol=2e-5)
+    plain = train_cohort(problem(each=8), theta, [2, 0, 1], 1, local())
+    assert [equal([a], [b]) for a, b in zip(found["loop"], plain, strict=True)] == [True, False, True]
+    alone = "loss" in signatures.describe("Adversary", name).asks
+    assert [update.stats.stack for update in found["fast"]] == ([2, 1, 2] if alone else [3, 3, 3])
+
+
+# --- where they enter ---------------------------------------------------------------------------------------------
+
+
+def test_the_mean_reverses_if_epsilon_is_above_honest_by_malicious() -> None:
+    """IPM under the mean: mean (n - f (1 + epsilon)) / n of the honest step; 0 at epsilon 4 with n = 10, f = 2."""
+    for epsilon, factor in ((4.0, 0.0), (9.0, -1.0), (0.5, 0.7)):
+        on = replace(one_pixel((255,) * 10), malicious=Malicious(2, adversary("ipm", epsilon=epsilon)))
+        how = LocalTraining(batch=1, lr=0.1, objective=towards_the_pixel)
+        (result,) = ALGORITHMS["fedavg"](on, State(0, {"w": torch.zeros(1)}), rounds=1, aggregator=uniform, local=how)
+        assert result.state.model["w"].item() == pytest.approx(0.1 * factor, abs=1e-7)
+        sent = {update.client: update.model["w"].item() for update in result.updates}
+        assert sent[0] == sent[1] == pytest.approx(-0.1 * epsilon) and sent[5] == pytest.approx(0.1)
+
+
+def test_an_adversary_is_given_what_it_names() -> None:
+    """Which parameters are the last layer's, those received, how many are malicious, the round, a stream of its own."""
+    seen: list[Any] = []
+
+    def curious(update, others, broadcast, last_layer, malicious, round, generator):  # type: ignore[no-untyped-def]
+        seen.append((others.shape, malicious, round, torch.rand(1, generator=generator).item()))
+        torch.testing.assert_close(broadcast, theta)
+        assert last_layer.tolist() == [False] * 6 + [True] * 16
+        return torch.zeros_like(update)
+
+    model = nn.Sequential(nn.AvgPool2d(12), nn.Flatten(), nn.Linear(1, 3), nn.ReLU(), nn.Linear(3, 4))
+    on = replace(problem(model, clients=4), malicious=Malicious("1,3", curious))
+    theta = torch.cat([value.flatten() for value in start(on).model.values()])
+    updates = train_cohort(on, start(on).model, [3, 0, 1], 7, local())
+    assert [entry[:3] for entry in seen] == [((1, 22), 2, 7)] * 2 and seen[0][3] != seen[1][3]
+    for update in (updates[0], updates[2]):
+        assert same(update.model, start(on).model)  # nothing is what it sends
+
+
+def test_without_an_honest_client_in_the_round_an_omniscient_one_sends_what_is_honest() -> None:
+    on = problem()
+    liar = replace(on, malicious=Malicious(1, adversary("ipm")))
+    ours, theirs = (train_cohort(one, start(on).model, [0], 0, local()) for one in (on, liar))
+    for key, value in ours[0].model.items():
+        torch.testing.assert_close(value, theirs[0].model[key])
+
+
+def test_uploads_that_are_not_finite_are_left_out_and_counted() -> None:
+    on = problem()
+    broken = replace(on, malicious=Malicious("1", adversary("model_replacement", factor=math.inf)))
+    updates = train_cohort(broken, start(on).model, [0, 1, 2], 0, local())
+    assert [(update.client, update.refused) for update in updates] == [(0, 1), (2, 1)]
+    (alone,) = train_cohort(broken, start(on).model, [1], 0, local())
+    assert alone.refused == 0 and not finite(alone.model)  # nobody else is left
+
+
+def test_data_are_changed_where_they_are_dealt_and_nobody_elses() -> None:
+    on = problem()
+    images, labels = deal(Malicious("0,2", adversary("label_flip")), on.shards, on.images, on.labels, 4, 0)
+    assert images is on.images
+    for k, shard in enumerate(on.shards):
+        assert torch.equal(labels[shard], on.labels[shard] if k == 1 else 3 - on.labels[shard])
+    with pytest.raises(ValueError, match="there is no client 3, there are 3"):
+        deal(Malicious("3", adversary("label_flip")), on.shards, on.images, on.labels, 4, 0)
+
+
+def test_cells_that_train_as_one_program_keep_their_own_labels() -> None:
+    """Two cells share their images, one has flipped labels: together each trains as it does alone."""
+    on = problem(path="fast")
+    flipped = replace(on, labels=3 - on.labels)
+    theta = start(on).model
+    together = fast.train([fast.Client(one, theta, k, 0) for one in (on, flipped) for k in (0, 1)], local())
+    alone = [fast.train([fast.Client(one, theta, k, 0) for k in (0, 1)], local()) for one in (on, flipped)]
+    for ours, theirs in zip(together, [*alone[0], *alone[1]], strict=True):
+        assert ours.stats.loss == pytest.approx(theirs.stats.loss, rel=1e-4)
+    assert together[0].stats.loss != pytest.approx(together[2].stats.loss, rel=1e-2)
+
+
+# --- in a suite ---------------------------------------------------------------------------------------------------
+
+SUITE = """
+name: liars
+title: Malicious clients
+seeds: [0]
+base:
+  data: digits
+  train: 200
+  test: 100
+  partition: {name: iid, clients: 4}
+  model: {name: mlp}
+  monitor: natural
+  algorithm: {name: fedavg, rounds: 12, aggregator: samples, local: {batch: 25, lr: 0.5, objective: standard}}
+axes:
+  clients:
+    honest: {}
+    destroyed: {malicious: {clients: 1, attack: {name: ipm, epsilon: 100000000.0}}}
+    infinite: {malicious: {clients: "2", attack: {name: model_replacement, factor: 1.0e+60}}}
+evaluate:
+  attacks: {natural: natural, fgsm: {name: fgsm, eps: 0.1}}
+presets: {paper: {}}
+tables:
+  - {id: T, title: T, rows: [clients], values: {Clean: natural, FGSM: fgsm}}
+"""
+
+
+def cell(**changes: Any) -> dict[str, Any]:
+    """A cell of ten clients with three malicious ones."""
+    spec = {
+        "data": "digits", "partition": {"name": "iid", "clients": 10}, "model": "mlp", "seed": 0,
+        "algorithm": {"name": "fedavg", "rounds": 1, "aggregator": "uniform",
+                      "local": {"batch": 8, "lr": 0.1, "objective": "standard"}},
+        "malicious": {"clients": 3, "attack": "sign_flip"},
+    }  # fmt: skip
+    return {**spec, **changes}
+
+
+@pytest.mark.parametrize(
+    ("malicious", "message"),
+    [
+        ({"clients": 0}, 'expected a number of clients, or which, such as "3,7", got 0'),
+        ({"clients": "3-7"}, 'expected a number of clients, or which, such as "3,7", got'),
+        ({"clients": 10}, "malicious: clients: all 10 clients are malicious: none is honest"),
+        ({"clients": 11}, "malicious: clients: there is no client 10: there are 10, counted from 0"),
+        ({"clients": "0,12"}, "malicious: clients: there is no client 12: there are 10, counted from 0"),
+        ({"attack": "ipn"}, "no adversary is named 'ipn' (did you mean 'ipm'?)"),
+        ({"attack": "alie", "clients": 2}, "malicious: attack: z: 2 malicious clients of 10 give z <= 0, the honest"),
+        ({"attack": "alie", "clients": 6}, "malicious: attack: z: nothing bounds the z of a majority; set it"),
+        ({"attack": {"name": "alie", "z": 0}}, "should be greater than 0, got 0"),
+        ({"attack": {"name": "badnets", "target": 10}}, "malicious: attack: target: class 10 of 10, counted from 0"),
+        ({"attack": {"name": "badnets", "target": 1, "size": 8}}, "size: a square of 8 pixels on images of 8 x 8"),
+    ],
+)
+def test_bad_input_is_refused_with_the_suite(malicious: dict[str, Any], message: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        cells.canonical(cell(malicious={**cell()["malicious"], **malicious}))
+    assert message in str(caught.value)
+
+
+def test_an_aggregator_says_how_many_it_bears(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of three malicious clients in all, one takes part in an average round of five."""
+    monkeypatch.setattr(signatures, "_PLUGINS", [])
+    plugin = tmp_path / "krum.py"
+    plugin.write_text(
+        "def krum(updates, context, *, bad: Count = 1):\n"
+        '    """Krum.\n\n    Bears: min(bad, (cohort - 3) // 2)\n    """\n'
+        "AGGREGATORS = {'my_krum': krum}\n"
+    )
+    signatures.add_plugin(plugin)
+    algorithm = {**cell()["algorithm"], "aggregator": "my_krum"}
+    with pytest.raises(SpecError) as caught:
+        cells.canonical(cell(algorithm=algorithm))
+    assert "algorithm: aggregator: 3 malicious clients of 10, my_krum bears at most 1" in str(caught.value)
+    for allowed in ({"aggregator": {"name": "my_krum", "bad": 3}}, {"participation": 0.5}):
+        cells.canonical(cell(algorithm={**algorithm, **allowed}))
+    signatures._clear()
+
+
+def test_an_adversary_that_an_algorithm_would_not_hear_is_refused() -> None:
+    algorithm = {"name": "fedsgd", "rounds": 1, "batch": 4, "lr": 0.1, "objective": "standard", "defence": "none"}
+    with pytest.raises(SpecError, match="'sign_flip' changes what clients train or send, and fedsgd does not"):
+        cells.canonical(cell(algorithm=algorithm, model={"name": "vit", "patch": 4, "dim": 16, "depth": 1, "heads": 2}))
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        (
+            "self, update",
+            "takes (self, update), but begins with what it changes: (images, labels) or (loss) or (update)",
+        ),
+        ("update, other", "takes 'other' (did you mean 'others'?): beyond (update) it can take others, broadcast"),
+        ("images", "is called with (images, labels), but takes (images)"),
+        ("loss, others", "takes 'others': beyond (loss) it cannot take any other argument"),
+    ],
+)
+def test_an_adversary_of_a_plug_in_is_checked(tmp_path: Path, parameters: str, message: str) -> None:
+    (tmp_path / "bad.py").write_text(f"def f({parameters}): ...\nADVERSARIES = {{'f': f}}\n")
+    with pytest.raises(SpecError) as caught:
+        signatures.add_plugin(tmp_path / "bad.py")
+    assert message in str(caught.value)
+
+
+def test_a_model_that_malicious_clients_destroy_is_a_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trained to the round that ended it, with chance as its accuracy under every attack, and a mark at the number in
+    every format; the cell whose infinite uploads were left out is as good as an honest one, and says so.
+    """
+    monkeypatch.chdir(tmp_path)
+    Path("liars.yaml").write_text(SUITE)
+    done = fatbench.run("liars.yaml", jobs=1, device="cpu", quiet=True)
+    assert done["status"].tolist() == ["done"] * 3
+    table = fatbench.table("liars.yaml")
+    (grid,) = table.grids
+    honest, destroyed, infinite = (row.values[0] for row in grid.rows)
+    results = fatbench.results("liars.yaml")
+    (chance,) = set(results[results["metric"] == "chance"]["value"])
+    assert [value.mean for value in destroyed] == [chance, chance]
+    (said,) = {value.flags for value in destroyed}
+    assert [flag for flag in said if "diverged" in flag] == [said[0]]
+    assert said[0].startswith("training diverged in round ") and said[0].endswith("that of the most frequent class")
+    assert "12 uploads were not finite and were left out" in infinite[0].flags
+    assert infinite[0].mean > 0.5 and honest[0].flags == ()
+    for how in ("markdown", "latex", "csv", "json", "html", "terminal"):
+        assert "training diverged in round" in render(table.grids, how), how
+    assert (results[results["metric"] == "diverged"]["value"] < 12).all()

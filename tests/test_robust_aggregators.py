@@ -1,0 +1,278 @@
+"""Aggregators for cohorts in which some clients are malicious: exact small numbers, far uploads, properties of each."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from updates import Net, client, cohort, context, frozen_net, problem
+
+from fatbench.engine.mixing import mix
+from fatbench.engine.rounds import Context, Mixing, Update
+from fatbench.errors import SpecError
+from fatbench.methods import robust_aggregators
+from fatbench.methods.aggregators import AGGREGATORS
+from fatbench.suite import calls, facts
+
+NAMES = [name for name, function in AGGREGATORS.items() if hasattr(robust_aggregators, name) and function]
+
+
+class Vector(nn.Module):
+    """A model that is one vector."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.zeros(size))
+
+
+def vectors(uploads: Sequence[Sequence[float]]) -> tuple[list[Update], Context]:
+    """Clients 0, 1, ... whose uploads are these, from theta^t = 0."""
+    updates = [client(k, model={"w": torch.tensor(u, dtype=torch.float32)}) for k, u in enumerate(uploads)]
+    size = len(uploads[0])
+    return updates, context(on=problem(len(uploads), Vector(size)), broadcast={"w": torch.zeros(size)})
+
+
+def result(name: str, uploads: Sequence[Sequence[float]], at: Context | None = None, **arguments: object) -> Tensor:
+    updates, here = vectors(uploads)
+    mixing = AGGREGATORS[name](updates, at or here, **arguments)
+    return mix(updates, mixing, here.broadcast, here.problem.model)["w"]
+
+
+def scalar(name: str, uploads: Sequence[float], **arguments: object) -> float:
+    return float(result(name, [[u] for u in uploads], **arguments))
+
+
+# --- exact numbers ------------------------------------------------------------------------------------------------
+
+
+def test_median_of_an_even_number_is_between_the_two_in_the_middle() -> None:
+    assert scalar("coordinate_median", [10, 0, 1]) == 1
+    assert scalar("coordinate_median", [10, 0, 2, 1]) == 1.5
+    assert result("coordinate_median", [[0, 5], [1, -5], [9, 0]]).tolist() == [1, 0]
+
+
+def test_trimmed_mean() -> None:
+    assert scalar("trimmed_mean", [100, 1, -100, 0, 2], byzantine=1) == 1
+    assert scalar("trimmed_mean", [100, 1, -100, 0, 4], byzantine=0) == 1
+    assert scalar("trimmed_mean", [100, 1, -100, 0, 2], byzantine=2) == 1
+
+
+def test_krum_of_five_scalars() -> None:
+    """0, 1, 5, 8, 11 and f = 1: the sums of the two least squared distances are 26, 17, 25, 18 and 45."""
+    uploads = [0, 1, 5, 8, 11]
+    assert scalar("krum", uploads, byzantine=1) == 1
+    assert scalar("multi_krum", uploads, byzantine=1, keep=2) == 4.5
+    assert scalar("multi_krum", uploads, byzantine=1) == (0 + 1 + 5 + 8) / 4
+    updates, at = vectors([[u] for u in uploads])
+    mixing = AGGREGATORS["multi_krum"](updates, at, byzantine=1, keep=2)
+    assert mixing.weights == [0, 0.5, 0, 0.5, 0] and mixing.selected == (1, 3)
+
+
+def test_krum_gives_a_tie_to_the_smaller_client() -> None:
+    updates, at = vectors([[3.0], [1.0], [2.0], [0.0]])  # 1 and 2 have one neighbour at 1 and one further on
+    for order in itertools.permutations(updates):
+        mixing = AGGREGATORS["krum"](list(order), at, byzantine=0)
+        assert [order[k].client for k in mixing.selected] == [1]
+
+
+@pytest.mark.parametrize(
+    ("uploads", "expected", "chosen"),
+    [
+        ([0, 1, 2, 4, 7, 8, 50], 1, [2, 4, 1, 7, 0]),  # median 2; 0 and 4 are both 2 away, the smaller is taken
+        ([0, 1, 3, 4, 6, 8, 100], 8 / 3, [3, 4, 1, 6, 0]),
+        ([0, 1, 2, 3, 5, 9, 30], 2, [2, 3, 1, 5, 0]),
+    ],
+)
+def test_bulyan_of_seven_scalars(uploads: list[float], expected: float, chosen: list[float]) -> None:
+    """f = 1: five are chosen, and three of each coordinate averaged."""
+    assert scalar("bulyan", uploads, byzantine=1) == pytest.approx(expected)
+    updates, at = vectors([[u] for u in uploads])
+    mixing = AGGREGATORS["bulyan"](updates, at, byzantine=1)
+    assert [uploads[k] for k in mixing.selected] == chosen
+
+
+def test_geometric_median() -> None:
+    """From the mean 2 the distances of 0, 0, 0, 8 are 2, 2, 2, 6: (8 / 6) / (3 / 2 + 1 / 6) = 0.8."""
+    assert scalar("geometric_median", [0, 0, 0, 8], iterations=1) == pytest.approx(0.8)
+    assert scalar("geometric_median", [0, 0, 0, 8], iterations=100) == pytest.approx(0, abs=1e-4)
+    corners = [[math.cos(a), math.sin(a)] for a in (0, 2 * math.pi / 3, 4 * math.pi / 3)]
+    assert result("geometric_median", [[x + 5, y] for x, y in corners]).tolist() == pytest.approx([5, 0], abs=1e-6)
+    updates, at = vectors([[0.0], [1.0]])
+    updates[1] = client(1, 3, model={"w": torch.ones(1)})
+    weights = AGGREGATORS["geometric_median"](updates, at, iterations=1, by_samples=True).weights
+    assert weights == pytest.approx([0.1, 0.9])  # 1/4 / (3/4) and 3/4 / (1/4): 1/3 and 3
+
+
+def test_norm_clipping() -> None:
+    assert result("norm_clipping", [[3, 4], [0, 0.5]], bound=1.0).tolist() == pytest.approx([0.3, 0.65])
+    assert result("norm_clipping", [[3, 4], [0, 0.5]], bound=1e9).tolist() == pytest.approx([1.5, 2.25])
+    assert result("norm_clipping", [[0, 0], [0, 0]], bound=1.0).tolist() == [0, 0]
+    updates, at = vectors([[3, 4], [0, 0.5]])
+    assert AGGREGATORS["norm_clipping"](updates, at, bound=1.0).metrics["clipped"] == 0.5
+
+
+def test_centred_clipping_and_its_memory() -> None:
+    """0, 0, 0, 8 around v = 0 at radius 1: 1/4; then (3 * -1/4 + 1) / 4 more; towards 1/3."""
+    uploads = [[0.0], [0.0], [0.0], [8.0]]
+    for iterations, expected in ((1, 0.25), (2, 0.3125), (3, 0.328125), (60, 1 / 3)):
+        assert float(result("centred_clipping", uploads, radius=1.0, iterations=iterations)) == pytest.approx(expected)
+    updates, at = vectors(uploads)
+    mixing = AGGREGATORS["centred_clipping"](updates, at, radius=1.0)
+    for expected in (0.3125, 0.328125):
+        mixing = AGGREGATORS["centred_clipping"](
+            updates, context(on=at.problem, broadcast=at.broadcast, memory=mixing.memory), radius=1.0
+        )
+        assert mixing.model is not None and float(mixing.model["w"]) == pytest.approx(expected)
+
+
+# --- against what torch has, by another way ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("m", [7, 8])
+def test_against_torch_functions(m: int) -> None:
+    """torch.quantile, topk and cdist on the same matrix, where ours sort and multiply."""
+    torch.manual_seed(m)
+    uploads = torch.randn(m, 30)
+    rows = uploads.tolist()
+    expected = torch.quantile(uploads, 0.5, dim=0)
+    torch.testing.assert_close(result("coordinate_median", rows), expected)
+    ends = uploads.topk(2, 0).values.sum(0) + uploads.topk(2, 0, largest=False).values.sum(0)
+    torch.testing.assert_close(
+        result("trimmed_mean", rows, byzantine=2), (uploads.sum(0) - ends) / (m - 4), rtol=1e-4, atol=1e-5
+    )
+    apart = torch.cdist(uploads.double(), uploads.double()).square()
+    scores = apart.topk(m - 2 - 2 + 1, largest=False).values.sum(1)
+    torch.testing.assert_close(result("krum", rows, byzantine=2), uploads[scores.argmin()])
+    best = scores.topk(3, largest=False).indices
+    torch.testing.assert_close(result("multi_krum", rows, byzantine=2, keep=3), uploads[best].mean(0))
+    point = uploads.double().mean(0)
+    for _ in range(10_000):
+        near = 1 / (uploads - point).norm(dim=1)
+        point = (near.unsqueeze(1) * uploads).sum(0) / near.sum()
+    found = result("geometric_median", rows, iterations=1000)
+    sums = [float((uploads - z).norm(dim=1).sum()) for z in (found, point)]
+    assert sums[0] == pytest.approx(sums[1], rel=1e-4)
+
+
+# --- each of them -------------------------------------------------------------------------------------------------
+
+ARGUMENTS: dict[str, dict[str, object]] = {
+    "trimmed_mean": {"byzantine": 1},
+    "krum": {"byzantine": 1},
+    "multi_krum": {"byzantine": 1},
+    "bulyan": {"byzantine": 1},
+    "norm_clipping": {"bound": 2.0},
+    "centred_clipping": {"radius": 2.0, "iterations": 3},
+    "geometric_median": {"iterations": 8},
+}
+
+
+def bound(name: str, scale: float = 1.0) -> Callable[..., Mixing]:
+    lengths = {key: value * scale for key, value in ARGUMENTS.get(name, {}).items() if key in ("bound", "radius")}
+    return functools.partial(AGGREGATORS[name], **{**ARGUMENTS.get(name, {}), **lengths})
+
+
+def of(name: str, uploads: Tensor, scale: float = 1.0) -> Tensor:
+    updates, at = vectors(uploads.tolist())
+    return mix(updates, bound(name, scale)(updates, at), at.broadcast, at.problem.model)["w"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+@settings(deadline=None, max_examples=10)
+@given(seed=st.integers(0, 10_000), m=st.integers(7, 9))
+def test_permuted_scaled_moved(name: str, seed: int, m: int) -> None:
+    """The order of clients changes no bit; uploads twice as long give a step twice as long; a vector added is added."""
+    torch.manual_seed(seed)
+    uploads = torch.randn(m, 5)
+    found = of(name, uploads)
+    updates, at = vectors(uploads.tolist())
+    moved = [updates[k] for k in torch.randperm(m)]  # with their numbers, which decide a tie
+    mixing = bound(name)(moved, at)
+    assert torch.equal(mix(moved, mixing, at.broadcast, at.problem.model)["w"], found)
+    torch.testing.assert_close(of(name, 2 * uploads, scale=2.0), 2 * found, rtol=1e-3, atol=1e-4)
+    if name not in ("norm_clipping", "centred_clipping"):  # those clip around a point of their own
+        torch.testing.assert_close(of(name, uploads + 3), found + 3, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_one_far_upload_moves_none_of_them_far(name: str) -> None:
+    """Nine honest uploads near (1, ..., 1); one of a million times that. The mean would be 100,000 away."""
+    torch.manual_seed(0)
+    uploads = 1 + 0.1 * torch.randn(10, 5)
+    uploads[3] = -1e6
+    assert float((of(name, uploads) - 1).norm()) < 3
+
+
+@pytest.mark.parametrize("name", [name for name in ARGUMENTS if "byzantine" in ARGUMENTS[name]])
+def test_a_refused_upload_was_a_malicious_one(name: str) -> None:
+    """Of eight clients one was refused: the other seven are aggregated for one malicious client less."""
+    torch.manual_seed(1)
+    uploads = torch.randn(7, 4)
+    rest, at = vectors(uploads.tolist())
+    refused = [replace(update, refused=1) for update in rest]
+    found = mix(refused, bound(name)(refused, at), at.broadcast, at.problem.model)["w"]
+    expected = AGGREGATORS[name](rest, at, byzantine=0)
+    assert torch.equal(found, mix(rest, expected, at.broadcast, at.problem.model)["w"])
+
+
+def test_more_malicious_clients_than_an_aggregator_is_made_for_are_refused() -> None:
+    for name, at_most in (("multi_krum", 2), ("bulyan", 2), ("trimmed_mean", 2), ("coordinate_median", 5)):
+        given = {"name": name, **({} if name == "coordinate_median" else {"byzantine": 2})}
+        call = calls.call("Aggregator", calls.check("Aggregator", given))
+        for malicious in (at_most, at_most + 1):
+            known = {"cohort": 11, "malicious": malicious}
+            found = [r.reason for r in facts.refusals(call, {}, known, "aggregator")]
+            assert bool(found) == (malicious > at_most)
+    assert found == ["6 malicious clients of 11, coordinate_median bears at most 5"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_running_averages_stay_possible(name: str) -> None:
+    """A variance stays positive, a counter whole, a frozen parameter as it is."""
+    updates = cohort(8, 3)
+    broadcast = frozen_net().state_dict()
+    at = context(8, problem(8, Net()), broadcast=broadcast)
+    mixed = mix(updates, bound(name)(updates, at), broadcast, Net())
+    assert all(bool((mixed[key] > 0).all()) for key in mixed if key.endswith("running_var"))
+    assert mixed["bn1.num_batches_tracked"].dtype == torch.int64
+    assert torch.equal(mixed["fixed"], updates[0].model["fixed"])
+
+
+REFUSED = [
+    ({"name": "trimmed_mean", "byzantine": 3}, 6, "twice 3 of 6 clients of a round leaves none"),
+    ({"name": "krum", "byzantine": 2}, 6, "Krum needs 7 clients in a round to bear 2 malicious ones, and there are 6"),
+    ({"name": "multi_krum", "byzantine": 1, "keep": 7}, 6, "keep: 7 of 6 clients of a round"),
+    (
+        {"name": "bulyan", "byzantine": 1},
+        6,
+        "Bulyan needs 7 clients in a round to bear 1 malicious ones, and there are 6",
+    ),
+]
+
+
+@pytest.mark.parametrize(("spec", "cohort", "message"), REFUSED)
+def test_too_many_malicious_clients_are_refused(spec: dict[str, object], cohort: int, message: str) -> None:
+    found = [
+        r.reason
+        for r in facts.refusals(calls.call("Aggregator", spec), {}, {"cohort": cohort, "malicious": 0}, "aggregator")
+    ]
+    assert found and message in found[0]
+    assert not [
+        *facts.refusals(calls.call("Aggregator", spec), {}, {"cohort": cohort + 1, "malicious": 0}, "aggregator")
+    ]
+
+
+def test_too_few_clients_of_a_caller_of_ours() -> None:
+    updates, at = vectors([[0.0]] * 4)
+    with pytest.raises(ValueError, match="krum: byzantine=1 needs 5 clients in a round, and there are 4"):
+        AGGREGATORS["krum"](updates, at, byzantine=1)
+    with pytest.raises(SpecError, match="byzantine"):
+        calls.check("Aggregator", {"name": "krum", "byzantine": -1})

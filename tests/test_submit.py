@@ -1,0 +1,157 @@
+"""`fatbench submit`: an honest file, a forged one, one of another torch, and what else is refused."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ruamel.yaml import YAML
+from sqlalchemy import update
+
+from fatbench.cli import app
+from fatbench.runner.jobs import Machine
+from fatbench.runner.start import jobs_of
+from fatbench.runner.worker import work
+from fatbench.store import jsonl
+from fatbench.store.lines import seal
+from fatbench.store.schema import NUMBERS, OUTCOME_CHUNKS, RUNS
+from fatbench.store.stages import Store
+from fatbench.suite import files
+
+ROOT = Path(__file__).parent.parent
+SUITE = """
+name: tiny
+title: A cell that takes a second and learns
+seeds: [1]
+base:
+  data: {name: digits}
+  train: 800
+  test: 60
+  partition: {name: iid, clients: 2}
+  model: {name: mlp}
+  algorithm: {name: fedavg, rounds: 2, aggregator: samples,
+    local: {epochs: 2, batch: 16, lr: 0.1, momentum: 0.9, objective: standard}}
+axes: {method: {FedAvg: {}}}
+evaluate: {checkpoints: [last], attacks: {natural: natural}}
+presets: {paper: {}}
+"""
+
+
+@pytest.fixture(scope="module")
+def honest(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("submit")
+    (folder / "tiny.yaml").write_text(SUITE)
+    machine = Machine(db=str(folder / "r.db"), files=str(folder / "files"), data=str(folder))
+    with Store.open(machine.db, create=True) as store:
+        for one in jobs_of(files.load(str(folder / "tiny.yaml")).plan("paper")):
+            assert work(one, machine, store) == "done"
+        with store.database.writing() as connection:
+            connection.execute(update(RUNS).values(dirty=False))  # of a checkout that somebody works in
+            for cell in store.cells():
+                seal(connection, cell, [name for (id, name) in store.stages() if id == cell])
+        jsonl.export(store, folder / "results.jsonl")
+    return folder / "results.jsonl"
+
+
+Call = Callable[..., tuple[object, str, str]]
+
+
+@pytest.fixture
+def submit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Call:
+    monkeypatch.chdir(tmp_path)
+
+    def call(file: Path) -> tuple[object, str, str]:
+        monkeypatch.setattr(sys, "argv", ["fatbench", "submit", str(file), "--device", "cpu"])
+        with pytest.raises(SystemExit) as ended:
+            app.main()
+        return (ended.value.code or 0, *capfd.readouterr())
+
+    return call
+
+
+def changed(honest: Path, place: Path, change: Callable[[Any], None], sealed: bool = True) -> Path:
+    """The file after a change in its database, with digests made anew, as somebody who knows the program would."""
+    with Store.open(str(place / "changed.db"), create=True) as store:
+        jsonl.import_(store, honest)
+        with store.database.writing() as connection:
+            change(connection)
+            if sealed:
+                for cell in store.cells():
+                    seal(connection, cell, [name for (id, name) in store.stages() if id == cell])
+        jsonl.export(store, place / "changed.jsonl")
+    return place / "changed.jsonl"
+
+
+def test_an_honest_file_is_run_again_and_gets_a_record_and_a_text(honest: Path, submit: Call, tmp_path: Path) -> None:
+    code, out, err = submit(honest)
+    assert code == 0, out + err
+    assert "at most 0 apart: within the tolerance of 0 (same machine, torch and precision)" in out
+    (record,) = (json.loads(file.read_text()) for file in tmp_path.glob("results/submitted/*.json"))
+    assert record["cells"] == 1 and record["suites"] == ["tiny, preset paper"] and record["verified"]["apart"] == 0
+    (text,) = tmp_path.glob("results/submitted/*.md")
+    assert text.read_text().startswith("# Results: tiny, preset paper\n") and record["sha256"] in text.read_text()
+    (copy,) = tmp_path.glob("results/submitted/*.jsonl")
+    assert copy.read_bytes() == honest.read_bytes()
+
+
+def test_a_number_that_was_changed_in_the_file_is_refused_by_its_outcomes(
+    honest: Path, submit: Call, tmp_path: Path
+) -> None:
+    lines = honest.read_text().splitlines()
+    line = json.loads(lines[1])
+    stage = next(stage for stage in line["stages"] if stage["stage"].startswith("natural"))
+    for number in stage["numbers"]:
+        if number[2] == "natural":
+            number[3] = 1.0
+    (tmp_path / "forged.jsonl").write_text("\n".join([lines[0], json.dumps(line), *lines[2:], ""]))
+    code, _, err = submit(tmp_path / "forged.jsonl")
+    assert code == 2 and "natural is 1.0, its outcomes say" in err and not (tmp_path / "results").exists()
+
+
+def test_a_forgery_with_new_digests_and_outcomes_is_found_by_running_it_again(
+    honest: Path, submit: Call, tmp_path: Path
+) -> None:
+    def forge(connection: Any) -> None:
+        connection.execute(
+            update(NUMBERS).where(NUMBERS.c.metric == "natural", NUMBERS.c.stage != "train").values(value=1.0)
+        )
+        for row in connection.execute(OUTCOME_CHUNKS.select()).all():
+            whole = bytes([0xFF] * (row.n // 8) + ([0xFF00 >> row.n % 8 & 0xFF] if row.n % 8 else []))
+            connection.execute(update(OUTCOME_CHUNKS).where(OUTCOME_CHUNKS.c.stage == row.stage).values(bits=whole))
+
+    code, out, _ = submit(changed(honest, tmp_path, forge))
+    assert code == 1 and "beyond the tolerance of 0" in out and "the sample differs: nothing was written" in out
+    assert not (tmp_path / "results").exists()
+
+
+def test_results_of_another_torch_are_allowed_two_points_and_the_record_says_so(
+    honest: Path, submit: Call, tmp_path: Path
+) -> None:
+    def older(connection: Any) -> None:
+        for row in connection.execute(RUNS.select()).all():
+            versions = row.versions if isinstance(row.versions, dict) else json.loads(row.versions)
+            said = {**versions, "torch": "2.11.0"}
+            value = said if isinstance(row.versions, dict) else json.dumps(said)
+            connection.execute(update(RUNS).where(RUNS.c.id == row.id).values(versions=value))
+
+    code, out, err = submit(changed(honest, tmp_path, older))
+    assert code == 0, out + err
+    assert "within the tolerance of 0.02 (torch: 2.11.0 there, " in out
+    (record,) = (json.loads(file.read_text()) for file in tmp_path.glob("results/submitted/*.json"))
+    assert record["torch"] == ["2.11.0"] and record["verified"]["tolerance"] == 0.02
+
+
+def test_code_that_was_modified_is_refused_before_anything_runs(honest: Path, submit: Call, tmp_path: Path) -> None:
+    code, _, err = submit(changed(honest, tmp_path, lambda c: c.execute(update(RUNS).values(dirty=True))))
+    assert code == 2 and "modified code" in err and err.count("\n") == 1
+
+
+def test_the_workflow_runs_the_command_on_what_a_pull_request_adds() -> None:
+    text = (ROOT / ".github" / "workflows" / "submission.yml").read_text()
+    found = YAML(typ="safe").load(text)["jobs"]["submission"]["steps"]
+    assert 'fatbench submit "$file" --sample 1 --seed "$SEED"' in found[-1]["run"]
+    assert "${{" not in found[-1]["run"]  # what a stranger writes reaches the shell as a variable only

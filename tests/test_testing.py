@@ -1,0 +1,128 @@
+"""The properties of `fatbench suite check --contract`: ours keep them, and a function that does not is found out."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from fatbench import testing
+from fatbench.cli import app as cli
+from fatbench.suite import signatures
+
+# What meets no image of 12 x 12, needs files, or no network without an imprint block; and networks of many millions.
+OTHERWISE = {("Diagnostic", "boundaries"), ("Inversion", "imprint"), ("Attack", "cifar10_c")}
+NETWORKS = {*testing.SMALL, "mcmahan_cnn", "leaf_cnn"}
+MEMBERS = [
+    (kind, name)
+    for kind in testing.PROPERTIES
+    for name in signatures.names(kind)
+    if (kind, name) not in OTHERWISE and (kind != "Model" or name in NETWORKS)
+]
+
+
+@pytest.mark.parametrize(("kind", "name"), MEMBERS)
+def test_every_member_keeps_the_contract(kind: str, name: str) -> None:
+    for holds in testing.PROPERTIES[kind]:
+        holds(kind, name)
+
+
+HEAD = """
+import numpy as np
+import torch
+from dataclasses import replace
+from fatbench.engine.fast.draws import per_client
+from fatbench.engine.rounds import Mixing
+from fatbench.methods.algorithms.fedavg import fedavg
+from fatbench.suite.types import Aggregator, Count, Local, Radius
+
+CALLS = []
+"""
+# What is wrong, the function, the table, the property that finds it, and in which words.
+BROKEN = [
+    ("reads its own name", "def f(updates, context):\n    import sys\n    name = sys._getframe(1).f_code.co_name\n"
+     "    return Mixing([1.0, 0.0, 0.0] if name == 'another_name' else [0.0, 1.0, 0.0])",
+     "AGGREGATORS", "same bytes under another name", "gives another result"),
+    ("counts its calls", "def f(updates, context):\n    CALLS.append(1)\n"
+     "    return Mixing([1 / 3] * 3, metrics={'calls': len(CALLS)})",
+     "AGGREGATORS", "same bytes under another name", "gives another result"),
+    ("draws from a global generator", "def f(x, generator):\n    return x * torch.rand(1)",
+     "AUGMENTS", "nothing from the global generators", "use the one that it is given"),
+    ("weighs places", "def f(updates, context):\n    return Mixing([0.5, 0.3, 0.2])",
+     "AGGREGATORS", "weights go with the client", "in another order the weights are others"),
+    ("forgets to normalise", "def f(updates, context):\n    return Mixing([float(u.n) for u in updates])",
+     "AGGREGATORS", "weights go with the client", "say 'Improper.'"),
+    ("detaches", "def f(model, x, y, generator):\n    logits = model(x).detach() + model[-1].bias\n"
+     "    return torch.nn.functional.cross_entropy(logits, y), logits.argmax(1) == y",
+     "OBJECTIVES", "a gradient for every weight", "no gradient reaches 0.weight"),
+    ("says nothing of its passes", "def f(model, x, y, generator):\n    model.train()\n    logits = model(x)\n"
+     "    return per_client(torch.nn.functional.cross_entropy, generator, logits, y), logits.argmax(1) == y",
+     "OBJECTIVES", "passes as declared", "1 forward and 1 backward passes an image, declared are 0 and 0"),
+    ("leaves the ball", "def f(model, x, y, generator, *, eps: Radius):\n    return (x + 2 * eps).clamp(0, 1)",
+     "ATTACKS", "inside ball and box", "an image is moved by 0.06"),
+    ("leaves the box", "def f(model, x, y, generator):\n    return x + 1",
+     "ATTACKS", "inside ball and box", "an image leaves [0, 1]"),
+    ("mixes clients", "def f(model, x, y, generator):\n    return (x - x.mean(0)).clamp(0, 1)",
+     "ATTACKS", "clients apart", "images depend on the others of their batch"),
+    ("deals twice", "def f(labels, rng, writers, *, clients: Count):\n    return [np.arange(10)] * clients",
+     "PARTITIONS", "disjoint shards", "an example is dealt twice"),
+    ("changes its input", "def f(x, generator):\n    return x.mul_(0.5)",
+     "AUGMENTS", "images stay images", "the images that came are changed in place"),
+    ("does nothing", "def f(update):\n    return update",
+     "ADVERSARIES", "the honest stay honest", "it sends what an honest client sends"),
+    ("keeps its state to itself", "def f(problem, state, *, rounds: Count, aggregator: Aggregator, local: Local):\n"
+     "    for result in fedavg(problem, state, rounds=rounds, aggregator=aggregator, local=local):\n"
+     "        since = result.index - state.round\n"
+     "        mine = {name: value * 0.9**since for name, value in result.state.model.items()}\n"
+     "        yield replace(result, state=replace(result.state, model=mine))",
+     "ALGORITHMS", "resumes with the same bytes", "after an interruption it ends elsewhere"),
+    ("miscounts", "def f(shape, classes):\n    '''One layer.\n\n    Parameters: 7\n    '''\n"
+     "    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(shape[0] * shape[1] * shape[2], classes))",
+     "MODELS", "logits and parameters as declared", "3076 parameters, declared are 7"),
+]  # fmt: skip
+
+
+@pytest.fixture
+def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Path]]:
+    """Writes a plug-in and adds it, for one test."""
+
+    def add(text: str) -> Path:
+        (tmp_path / "mine.py").write_text(text)
+        signatures.add_plugin(tmp_path / "mine.py")
+        return tmp_path / "mine.py"
+
+    monkeypatch.setattr(signatures, "_PLUGINS", [])
+    yield add
+    signatures._clear()
+
+
+@pytest.mark.parametrize(("text", "table", "named", "words"), [case[1:] for case in BROKEN], ids=[c[0] for c in BROKEN])
+def test_what_does_not_hold_is_said(
+    plugin: Callable[[str], Path], text: str, table: str, named: str, words: str
+) -> None:
+    ((_, name, _, broken),) = testing.check(plugin(f"{HEAD}\n\n{text}\n\n\n{table} = {{'mine': f}}\n"))
+    said = dict(line.split(": ", 1) for line in broken)
+    assert name == "mine" and words in said[named], broken
+
+
+def test_a_plug_in_on_the_command_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], plugin: Callable[[str], Path]
+) -> None:
+    """A function a line, what does not hold below it; exit 1 if there is any such."""
+    good = "def f(updates, context):\n    return Mixing([1 / len(updates)] * len(updates))"
+    bad = "def g(updates, context):\n    raise KeyError('stats')"
+    tables = ("{'mine': f}", "{'mine': f, 'yours': g}")
+    for code, table in enumerate(tables):
+        file = tmp_path / f"p{code}.py"
+        file.write_text(f"{HEAD}\n\n{good}\n\n\n{bad}\n\n\nAGGREGATORS = {table}\n")
+        signatures.drop_plugins(list(signatures.plugins()))
+        monkeypatch.setattr(sys, "argv", ["fatbench", "suite", "check", "--contract", str(file)])
+        with pytest.raises(SystemExit) as exit:
+            cli.main()
+        assert (exit.value.code or 0) == code
+        out = capsys.readouterr().out
+        assert f"p{code}.py: aggregator mine: ok\n" in out
+    assert "p1.py: aggregator yours: 3 of 3 properties do not hold\n" in out
+    assert "\n  same bytes under another name: KeyError: 'stats'" in out
