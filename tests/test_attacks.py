@@ -909,7 +909,7 @@ def test_torchattacks_refuses(attack: str, settings: dict[str, float], message: 
 
 def test_implementation() -> None:
     assert {name: implementation(name) for name in ATTACKS} == {
-        **dict.fromkeys(OURS, f"fatbench {__version__}"),
+        **dict.fromkeys(ATTACKS, f"fatbench {__version__}"),
         "autoattack": f"pyautoattack {pyautoattack.__version__}",
         "torchattacks": f"torchattacks {torchattacks.__version__}",
     }

@@ -217,7 +217,7 @@ def test_the_commands_of_the_page_about_results(tmp_path: Path, monkeypatch: pyt
     code, message = fuzzing.program("delete", id)
     assert (code, message) == (3, f"fatbench: no cell '{id}' in the database (fatbench status NAME lists the cells)\n")
     assert fuzzing.program("delete", "a")[0] == 2
-    assert fuzzing.program("clean", "--db", "no.db")[0] == 3
+    assert fuzzing.program("clean", "--db", "no.db")[0] == 4
 
 
 def test_a_replicate_after_a_deleted_one_has_a_number_of_its_own(tmp_path: Path) -> None:

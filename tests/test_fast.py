@@ -439,7 +439,7 @@ def test_cells_that_meet_have_the_images_once(tmp_path: Path) -> None:
     assert first.problem.images is other_seed.problem.images and first.test[0] is other_seed.test[0]
     assert first.problem.seed != other_seed.problem.seed
     assert (len(first.problem.images), len(fewer.problem.images)) == (60, 50)
-    alone = ready_for(job, replace(machine, barrier=None))[1]
+    alone = ready_for(job, replace(machine, barrier=None), None)[1]
     assert torch.equal(first.problem.images, alone.problem.images) and torch.equal(first.test[1], alone.test[1])
     del first, other_seed, fewer, narrow, parties
     assert not barrier.tensors

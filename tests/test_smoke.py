@@ -20,6 +20,7 @@ from fatbench.suite import files
 from fatbench.suite.cells import Cell, Plan
 from fatbench.suite.cost import cell_work
 from fatbench.suite.tables import SOURCE
+from fatbench.suite.weights import trained_by
 
 # Without the variants of a data set: their smoke cells are those of the suite they extend.
 SUITES = [name for name in files.available() if not name.endswith(("-jpeg75", "-jpeg"))]
@@ -73,7 +74,9 @@ def run(name: str, tmp_path: Path, only: list[str] | None = None) -> None:
     """The smoke preset of a suite or some cells of it, trained, attacked and reported."""
     machine = Machine(db=str(tmp_path / "r.db"), files=str(tmp_path / "files"), data=str(tmp_path / "data"))
     suite, plan = files.load(name), smoke(name)
-    jobs = [job for job in jobs_of(plan) if only is None or job.cell in only]
+    every = jobs_of(plan)
+    first = {trained_by(job.spec) for job in every if only is None or job.cell in only}
+    jobs = [job for job in every if only is None or job.cell in only or job.cell in first]
     rounds = max(cell.spec["algorithm"]["rounds"] for cell in plan.cells)
     beyond = {  # tables that only have columns of later rounds than smoke reaches
         table.id: all(int(SOURCE.match(source)["round"] or 0) > rounds for source in table.values.values())

@@ -7,13 +7,16 @@ import itertools
 from collections.abc import Iterator
 from typing import Any
 
+from fatbench.methods import robust_aggregators
+from fatbench.methods.aggregators import AGGREGATORS
 from fatbench.suite import files
 
+ROBUST = {name for name, one in AGGREGATORS.items() if one.__module__ == robust_aggregators.__name__}
 Place = tuple[str, str]  # ("algorithm", "scaffold")
 
 
 def parts(spec: dict[str, Any]) -> list[Place]:
-    """What a cell calls, of the kinds that meet each other in its training."""
+    """What a cell calls, of the kinds that meet in its training; whatever trains on a partition sees a list of images."""
     algorithm = spec["algorithm"]
     local = algorithm.get("local") or algorithm
     named = {
@@ -21,7 +24,6 @@ def parts(spec: dict[str, Any]) -> list[Place]:
         "aggregator": algorithm.get("aggregator"),
         "objective": local.get("objective"),
         "model": spec["model"],
-        "partition": spec["partition"],
     }
     found = [(kind, call["name"]) for kind, call in named.items() if call]
     return [*found, ("head", spec["model"]["head"])] if "head" in spec["model"] else found
@@ -29,8 +31,14 @@ def parts(spec: dict[str, Any]) -> list[Place]:
 
 @functools.cache
 def pairs(preset: str) -> dict[frozenset[Place], str]:
-    """Every pair of parts in a preset of the suites -> a suite that has it."""
-    return {frozenset(pair): suite for suite, cell in cells(preset) for pair in itertools.combinations(parts(cell), 2)}
+    """Every pair of parts that meet in a preset of the suites -> a suite that has it."""
+    found = {frozenset(pair): suite for suite, cell in cells(preset) for pair in itertools.combinations(parts(cell), 2)}
+    return {pair: suite for pair, suite in found.items() if meet(dict(pair))}
+
+
+def meet(pair: dict[str, str]) -> bool:
+    """Whether two parts see anything of each other: a robust aggregator reads uploads, however they were trained."""
+    return not (pair.keys() == {"aggregator", "objective"} and pair["aggregator"] in ROBUST)
 
 
 def cells(preset: str) -> Iterator[tuple[str, dict[str, Any]]]:

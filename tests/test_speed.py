@@ -264,15 +264,16 @@ def test_a_cache_that_is_damaged_or_cannot_be_written_changes_nothing(grid: file
 def test_a_long_list_is_printed_without_rich(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tables = calls_of(monkeypatch, show, "_table")
+    console = show._console()
+    printed = calls_of(monkeypatch, console, "print")
     rows = [[f"c{i}", "done", str(i)] for i in range(show.LONG + 1)]
-    show._rows(show._console(), ("cell", "state", "n"), rows, ("n",))
+    show._rows(console, ("cell", "state", "n"), rows, ("n",))
     out = capsys.readouterr().out.splitlines()
-    assert tables == []
-    assert out[0] == "cell   state     n"
-    assert out[2] == "c0     done      0" and out[-1] == "c200   done    200"
-    show._rows(show._console(), ("cell", "state", "n"), rows[:1], ("n",))
-    assert len(tables) == 1 and "c0     done    0" in capsys.readouterr().out
+    assert printed == []
+    assert out[0] == "cell  state    n"
+    assert out[2] == "c0    done     0" and out[-1] == "c200  done   200"
+    show._rows(console, ("cell", "state", "n"), rows[:1], ("n",))
+    assert len(printed) == 3 and "c0    done   0" in capsys.readouterr().out
 
 
 # --- the database ------------------------------------------------------------------------------------------------

@@ -14,7 +14,6 @@ from fatbench.cli.options import DataDir, Db, Device, Format, Precision, Preset,
 from fatbench.errors import Doubtful, SpecError
 from fatbench.runner.options import RunOptions
 from fatbench.store.opening import opened
-from fatbench.suite import external_models
 
 
 def evaluate(
@@ -82,6 +81,7 @@ def evaluate(
         _checkpoint(file, attack, n, batch, options, format)
         return
     from fatbench.runner import evaluate_external
+    from fatbench.suite.external_models import ROUND
 
     if like is None and (preset or smoke or where):
         raise SpecError("--preset, --smoke and -k choose cells of a suite: name it with --like SUITE")
@@ -97,7 +97,7 @@ def evaluate(
             raise SpecError(f"--expect-natural: {like} has no evaluation named 'natural'")
         cell, status = evaluate_external.evaluate(source, replace(task, evaluations=natural), options, _say)
         if status == "done":
-            _expect(expect_natural, cell, natural[0].stage(external_models.ROUND), db)
+            _expect(expect_natural, cell, natural[0].stage(ROUND), db)
     cell, status = evaluate_external.evaluate(source, task, options, _say)
     flags = _show(cell, db, format)
     if status != "done":

@@ -100,11 +100,12 @@ def training(spec: Mapping[str, Any]) -> Work | None:
 
 def monitoring(spec: Mapping[str, Any]) -> Work:
     """The work of looking at the model while a cell trains."""
-    if spec["monitor"] is None:
+    if spec.get("monitor") is None:
         return Work()
     data = facts.of_data(spec["data"])
-    times = math.ceil(spec["algorithm"]["rounds"] / spec["monitor_every"])
-    tested = sum(min(n, spec["monitor_n"] or n) for n in (spec["test"] or data.test or 0, spec["validation"]) if n)
+    times = math.ceil(spec["algorithm"]["rounds"] / (spec.get("monitor_every") or 1))
+    held = (spec.get("test") or data.test or 0, spec.get("validation"))  # imported cells may lack what has a default
+    tested = sum(min(n, spec.get("monitor_n") or n) for n in held if n)
     forward, backward = formulas.passes(call("Attack", spec["monitor"]))
     return Work(forward=times * tested * (forward + 2), backward=times * tested * backward)
 

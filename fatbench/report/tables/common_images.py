@@ -26,6 +26,7 @@ class OnCommonImages(Numbers):
     def __init__(self, numbers: Numbers, found: Places, sources: Mapping[str, Source]) -> None:
         self.whole = numbers
         self.select, self.failed = numbers.select, numbers.failed
+        self.trained, self.checkpoints = numbers.trained, numbers.checkpoints
         self.outcomes = self._outcomes
         self._cut: dict[tuple[str, str], tuple[int, int] | None] = {}
         self.most: dict[str, int] = {}  # data set -> how many images all have
