@@ -312,10 +312,7 @@ BATCH_NORM = {
 def one_round(name: str, path: str, each: int, mode: Pretended, **more: Any) -> tuple[Round, Counter[str]]:
     """The first round of an algorithm whose clients have `each` images in batches of 4; what the host waited for."""
     parts = formulas.parts(calls.call("Algorithm", {"name": name}))
-    if name in BATCH_NORM:
-        model = BATCH_NORM[name]()
-    else:
-        model = network("edge_vit" if "edge" in parts else "vit")
+    model = BATCH_NORM[name]() if name in BATCH_NORM else network("edge_vit" if "edge" in parts else "vit")
     auxiliary = torch.randint(0, 256, (2 * each, 3, 12, 12), dtype=torch.uint8).to(CUDA)
     on, state = problem(model, each, path=path, auxiliary=auxiliary)
     rounds = ALGORITHMS[name](on, state, **settings("Algorithm", name, batch=4, **more))

@@ -16,7 +16,7 @@ Place = tuple[str, str]  # ("algorithm", "scaffold")
 
 
 def parts(spec: dict[str, Any]) -> list[Place]:
-    """What a cell calls, of the kinds that meet in its training; whatever trains on a partition sees a list of images."""
+    """What a cell calls, of the kinds that meet in its training; of a partition all see a list of images alone."""
     algorithm = spec["algorithm"]
     local = algorithm.get("local") or algorithm
     named = {
