@@ -19,12 +19,14 @@ KEYS = (
     "device",
     "jobs",
     "precision",
+    "attack_precision",
     "checkpoint_seconds",
     "lease_seconds",
     "plugin",
     "time_limit",
 )
 TABLES = ("slurm",)
+PrecisionName = Literal["fp32", "tf32", "bf16"]
 LocalPath = Literal["reference", "loop", "fast", "graphs"]  # of local training, see `fatbench.engine.local`
 AUTO = "auto"  # the path that suits the cell and the device, see `fatbench.runner.gpu_estimates`
 PATHS: tuple[str, ...] = (AUTO, *get_args(LocalPath))
@@ -85,13 +87,22 @@ def database(flag: str | None = None) -> str:
     return url
 
 
-def precision(flag: str | None, devices: Sequence[str] = ()) -> Literal["fp32", "tf32", "bf16"]:
+def precision(flag: str | None, devices: Sequence[str] = ()) -> PrecisionName:
     """What to compute in; fp32 by default. SpecError: no such precision; MachineError: not on one of these devices."""
-    chosen = setting("precision", flag) or "fp32"
-    if chosen not in ("fp32", "tf32", "bf16"):
-        raise SpecError(f"--precision: expected fp32, tf32 or bf16, got '{chosen}'")
+    return _precision("precision", flag, devices) or "fp32"
+
+
+def attack_precision(flag: str | None, devices: Sequence[str] = ()) -> PrecisionName | None:
+    """What the evaluation's attacks compute in; None: as training does. Errors as of `precision`."""
+    return _precision("attack_precision", flag, devices)
+
+
+def _precision(key: str, flag: str | None, devices: Sequence[str]) -> PrecisionName | None:
+    chosen, option = setting(key, flag), f"--{key.replace('_', '-')}"
+    if chosen not in (None, *get_args(PrecisionName)):
+        raise SpecError(f"{option}: expected fp32, tf32 or bf16, got '{chosen}'")
     if chosen == "tf32" and "cpu" in devices:
-        raise MachineError("--precision tf32 needs an NVIDIA GPU, and this would run on a CPU; use fp32 or bf16")
+        raise MachineError(f"{option} tf32 needs an NVIDIA GPU, and this would run on a CPU; use fp32 or bf16")
     return chosen  # type: ignore[return-value]
 
 

@@ -206,7 +206,7 @@ def on_a_gpu(precision: str, path: str) -> tuple[float, float]:
     )
     Path("mlp.yaml").write_text(model)
     plan = files.load("mlp.yaml").plan()
-    known = gpu_estimates.speeds(plan.unique(), "a100", precision, path)
+    known = gpu_estimates.speeds(plan.unique(), "a100", precision, None, path)
     spec = plan.cells[0].spec
     return known.training[duration.kind(spec)], known.passes[duration.network(spec)]
 
@@ -226,7 +226,7 @@ def test_a_pass_takes_as_long_as_its_operations_or_as_starting_its_kernels(
     assert on_a_gpu("fp32", "loop") == pytest.approx((operations / 0.3 / 19.5e12,) * 2)
     assert on_a_gpu("bf16", "loop")[0] == pytest.approx(operations / 0.3 / 312e12)
     mlp = files.load("mlp.yaml").plan()
-    known = gpu_estimates.speeds(mlp.unique(), "a100", "bf16", "loop")
+    known = gpu_estimates.speeds(mlp.unique(), "a100", "bf16", None, "loop")
     assert list(known.autoattack.values()) == pytest.approx([operations / 0.3 / 19.5e12])  # it stays in float32
     (cell, *_), left = (
         mlp.cells,
@@ -234,7 +234,7 @@ def test_a_pass_takes_as_long_as_its_operations_or_as_starting_its_kernels(
     )
     bf16, fp32 = (
         duration.estimate([cell], speeds, left).seconds
-        for speeds in (known, gpu_estimates.speeds(mlp.unique(), "a100", "fp32", "loop"))
+        for speeds in (known, gpu_estimates.speeds(mlp.unique(), "a100", "fp32", None, "loop"))
     )
     assert bf16 == pytest.approx(fp32) and bf16 > 0
 
@@ -272,13 +272,14 @@ def test_a_gpu_is_known_by_what_its_driver_calls_it(driver: str, name: str | Non
 
 def test_a_run_on_a_gpu_says_what_is_chosen_and_what_would_be_faster() -> None:
     cells = files.load("sfat-cifar10").plan().unique()[:6]
-    said = gpu_estimates.choices(cells, "NVIDIA H200", "fp32", "auto")
+    said = gpu_estimates.choices(cells, "NVIDIA H200", "fp32", None, "auto")
     assert said.startswith(f"NVIDIA H200: --precision fp32, --path loop for {len(cells)} cells; estimated ")
     assert "times as fast with --precision tf32" in said
-    assert gpu_estimates.choices(cells[:1], "NVIDIA H200", "tf32", "fast") == (
-        "NVIDIA H200: --precision tf32, --path fast for 1 cells"
+    assert "times as fast with --precision bf16 --attack-precision tf32" in said  # AutoAttack is float32 under bf16
+    assert gpu_estimates.choices(cells[:1], "NVIDIA H200", "bf16", "tf32", "fast") == (
+        "NVIDIA H200: --precision bf16 --attack-precision tf32, --path fast for 1 cells"
     )
-    assert gpu_estimates.choices(cells[:1], "Tesla T4", "fp32", "loop").endswith("how fast it is, is not known")
+    assert gpu_estimates.choices(cells[:1], "Tesla T4", "fp32", None, "loop").endswith("how fast it is, is not known")
 
 
 def test_a_plan_says_its_time_on_a_gpu_that_is_not_here(plan: Plan, run: Callable[..., str]) -> None:
@@ -294,7 +295,7 @@ def test_a_plan_says_its_time_on_a_gpu_that_is_not_here(plan: Plan, run: Callabl
     ("options", "said"),
     [
         (["--on", "h20"], "--on: no GPU is known as 'h20' (did you mean 'h200'?) (known: h200, h100, "),
-        (["--precision", "bf16"], "--precision and --path need --on"),
+        (["--precision", "bf16"], "--precision, --attack-precision and --path need --on"),
         (["--on", "h200", "--calibrate"], "--on cannot be combined with --calibrate"),
         (["--on", "h200", "--precision", "fp8"], "--precision: expected fp32, tf32 or bf16, got 'fp8'"),
         (

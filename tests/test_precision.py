@@ -322,6 +322,16 @@ def test_the_precision_of_an_attack_is_part_of_its_stage(attacked: tuple[Any, Pl
     assert work(few, machine, store, events.append) == "done" and events == []
 
 
+def test_attacks_may_have_a_precision_of_their_own(attacked: tuple[Any, Plan, Machine, Store]) -> None:
+    """Trained in float32, attacked in bfloat16: the provenance of each stage has its own."""
+    _, plan, machine, store = attacked
+    job = jobs_of(plan)[0]
+    few = replace(job, evaluations=[replace(one, n=2) for one in job.evaluations if one.label == "pgd2"])
+    assert work(few, replace(machine, attack_precision="bf16"), store) == "done"
+    assert stages_of(store, job.cell) == {"pgd2.bf16": "done"}
+    assert [run["precision"] for run in store.runs([job.cell])] == ["fp32", "bf16"]
+
+
 def test_an_attack_is_not_continued_in_another_precision(attacked: tuple[Any, Plan, Machine, Store]) -> None:
     """Half of its images in bfloat16, half in float32, would be neither; its random numbers are the same in both."""
     _, plan, machine, store = attacked

@@ -87,6 +87,14 @@ Precision = Annotated[
         autocompletion=completing.one_of("fp32", "tf32", "bf16"),
     ),
 ]
+AttackPrecision = Annotated[
+    str | None,
+    typer.Option(
+        "--attack-precision",
+        help="Precision of the attacks after training, if another.",
+        autocompletion=completing.one_of("fp32", "tf32", "bf16"),
+    ),
+]
 PathOption = Annotated[
     str,
     typer.Option(
@@ -130,6 +138,7 @@ Log = Annotated[
 # field of `fatbench.runner.options.RunOptions` -> how the command line takes it
 RUN = {
     "jobs": Jobs, "device": Device, "per_gpu": PerGpu, "executor": Executor, "precision": Precision,
+    "attack_precision": AttackPrecision,
     "path": PathOption, "microbatch": Microbatch, "vectorise": VectoriseOption, "retry_failed": Retry,
     "rerun_changed": RerunChanged, "fail_fast": FailFast, "time_limit": TimeLimit, "wait": Wait, "dry_run": DryRun,
     "log": Log, "db": Db, "data": DataDir,

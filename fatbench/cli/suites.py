@@ -11,6 +11,7 @@ import typer
 
 from fatbench.cli.common import known_format, plan_of, print_json
 from fatbench.cli.options import (
+    AttackPrecision,
     Attacks,
     DataDir,
     Db,
@@ -249,6 +250,7 @@ def plan_suite(
         str | None, typer.Option("--on", metavar="GPU", help="Estimate the time on this GPU: h200, a100, ...")
     ] = None,
     precision: Precision = None,
+    attack_precision: AttackPrecision = None,
     path: PathOption = AUTO,
     db: Db = None,
     format: Format = "text",
@@ -261,8 +263,10 @@ def plan_suite(
     from fatbench.suite.files import named
 
     known_format(format, ("text", "json"))
-    if on is None and (precision is not None or path != AUTO):
-        raise SpecError("--precision and --path need --on; without it, times are those measured here")
+    if on is None and (precision is not None or attack_precision is not None or path != AUTO):
+        raise SpecError(
+            "--precision, --attack-precision and --path need --on; without it, times are those measured here"
+        )
     plan = plan_of(named(name, override), preset, smoke, seeds, where, attacks)
     unseen = None
     if on is not None:
@@ -270,7 +274,8 @@ def plan_suite(
             raise SpecError("--on cannot be combined with --calibrate, which measures this machine")
         from fatbench.runner.gpu_estimates import speeds
 
-        unseen = speeds(plan.to_run(), on, settings.precision(precision), path)
+        bits, attacks_in = settings.precision(precision), settings.attack_precision(attack_precision)
+        unseen = speeds(plan.to_run(), on, bits, attacks_in, path)
     works = {cell.id: planning.cell_work(cell, plan) for cell in plan.to_run()}
     with opened(db, new=True) as store:
         time, many = _time(plan, store, calibrate, gpus, unseen)

@@ -103,14 +103,19 @@ def _run(theirs: Store, jobs: Sequence[Job], options: RunOptions, path: str | No
     from fatbench.cli.watch import Watch
     from fatbench.runner import start
 
-    alike: dict[tuple[str | None, str], list[Job]] = {}
+    alike: dict[tuple[str | None, str | None, str], list[Job]] = {}
     for one in jobs:
         was = _trained(theirs, one.cell)
-        how = options.precision or was.get("precision"), path or str(was.get("path") or "loop")
+        attacks = next((run["precision"] for run in theirs.runs([one.cell]) if run["stage"] != "train"), None)
+        how = (
+            options.precision or was.get("precision"),
+            options.precision or attacks,
+            path or str(was.get("path") or "loop"),
+        )
         alike.setdefault(how, []).append(one)
-    for (bits, way), these in alike.items():
+    for (bits, attacks, way), these in alike.items():
         with Watch(f"again: {bits}, path {way}") as watch:
-            start.run(these, watch, replace(options, precision=bits, path=way))
+            start.run(these, watch, replace(options, precision=bits, attack_precision=attacks, path=way))
 
 
 def _trained(store: Store, cell: str) -> Mapping[str, Any]:

@@ -63,38 +63,45 @@ def listed(gpu: str) -> str | None:
     return next((word for word in re.split(r"[\s-]", gpu.lower()) if word in GPUS), None)
 
 
-def choices(cells: Sequence[Cell], gpu: str, precision: str, path: str) -> str:
+def choices(cells: Sequence[Cell], gpu: str, precision: str, attacks: str | None, path: str) -> str:
     """What a run on this GPU begins with, in a line: its path and precision, and what would be faster.
 
-    gpu: as its driver calls it. Every cell is counted from its beginning.
+    gpu: as its driver calls it; attacks: --attack-precision. Every cell is counted from its beginning.
     """
     counts = Counter(path_for(cell.spec, precision, gpu) if path == settings.AUTO else path for cell in cells)
     chosen = ", ".join(f"--path {way} for {n} cells" for way, n in counts.most_common())
     if (name := listed(gpu)) is None:
-        return f"{gpu}: --precision {precision}, {chosen}; how fast it is, is not known"
-    seconds = {
-        bits: estimate(
-            cells, speeds(cells, name, bits, path), lambda cell: (1.0, [(one, 1.0) for one in cell.evaluations])
-        ).seconds
-        for bits in GPUS[name]
-    }
-    faster = [
-        f"{seconds[precision] / seconds[bits]:.1f} times as fast with --precision {bits}"
-        for bits in seconds
-        if seconds[bits] and seconds[precision] > 1.2 * seconds[bits]
-    ]
-    return f"{gpu}: --precision {precision}, {chosen}" + (f"; estimated {', '.join(faster)}" if faster else "")
+        return f"{gpu}: {_said(precision, attacks)}, {chosen}; how fast it is, is not known"
+
+    def seconds(bits: str, attacks: str | None) -> float:
+        known = speeds(cells, name, bits, attacks, path)
+        return estimate(cells, known, lambda cell: (1.0, [(one, 1.0) for one in cell.evaluations])).seconds
+
+    now = seconds(precision, attacks)
+    faster = {bits: taken for bits in GPUS[name] if 0 < (taken := seconds(bits, None)) < now / 1.2}
+    lines = [f"{now / taken:.1f} times as fast with {_said(bits, None)}" for bits, taken in faster.items()]
+    mixed = seconds("bf16", "tf32")
+    if 0 < mixed < 0.9 * min([now, *faster.values()]):
+        lines.append(f"{now / mixed:.1f} times as fast with {_said('bf16', 'tf32')}")
+    said = f"{gpu}: {_said(precision, attacks)}, {chosen}"
+    return said + (f"; estimated {', '.join(lines)}" if lines else "")
 
 
-def speeds(cells: Iterable[Cell], gpu: str, precision: str, path: str) -> Speeds:
+def _said(precision: str, attacks: str | None) -> str:
+    return f"--precision {precision}" + (f" --attack-precision {attacks}" if attacks else "")
+
+
+def speeds(cells: Iterable[Cell], gpu: str, precision: str, attacks: str | None, path: str) -> Speeds:
     """What the cells would take there; of cells whose data set says no size before it is read, nothing.
 
+    attacks: the precision of the evaluation's attacks; None: as training. The monitor is counted as an attack.
     SpecError: no GPU is known by this name, or no such path.
     """
     settings.path(path)
     if gpu not in GPUS:
         raise SpecError(f"--on: no GPU is known as '{gpu}'{did_you_mean(gpu, GPUS)} (known: {', '.join(GPUS)})")
-    rate, float32 = FRACTION * GPUS[gpu][precision], FRACTION * GPUS[gpu]["fp32"]
+    attacks = attacks or precision
+    rate, attacking, float32 = (FRACTION * GPUS[gpu][bits] for bits in (precision, attacks, "fp32"))
     training: dict[str, float] = {}
     passes: dict[str, float] = {}
     autoattack: dict[str, float] = {}  # which bf16 leaves in float32
@@ -108,8 +115,8 @@ def speeds(cells: Iterable[Cell], gpu: str, precision: str, path: str) -> Speeds
         at_once = batch * facts.cohort(spec) if way in settings.STACKED else batch
         training[kind(spec)] = max(flops / rate, kernels * LAUNCH / at_once)
         chunk = min((one.batch for one in cell.evaluations), default=1)
-        passes[place] = max(flops / rate, kernels * LAUNCH / chunk, passes.get(place, 0.0))
-        if precision == "bf16":
+        passes[place] = max(flops / attacking, kernels * LAUNCH / chunk, passes.get(place, 0.0))
+        if attacks == "bf16":
             autoattack[place] = max(flops / float32, passes[place])
     return Speeds(training=training, passes=passes, autoattack=autoattack)
 

@@ -23,6 +23,7 @@ class RunOptions:
     per_gpu: int | None = None
     executor: str = "local"
     precision: str | None = None
+    attack_precision: str | None = None  # of the evaluation; default: as precision
     path: str = AUTO
     microbatch: int | None = None
     vectorise: int = 1

@@ -122,6 +122,7 @@ def run(
         files=str(files),
         data=str(root.absolute()),
         precision=precision,
+        attack_precision=settings.attack_precision(options.attack_precision, slots),
         path=path,
         microbatch=options.microbatch,
         retry_failed=options.retry_failed,
@@ -194,6 +195,7 @@ def _check(options: RunOptions) -> None:
     if executor not in EXECUTORS:
         raise SpecError(f"--executor: no executor is named '{executor}'{did_you_mean(executor, EXECUTORS)}")
     settings.precision(options.precision)
+    settings.attack_precision(options.attack_precision)
     settings.path(path)
     if path in settings.STACKED and options.microbatch is not None:
         raise SpecError(
@@ -218,7 +220,7 @@ def _choices(jobs: Sequence[Job], gpu: str, machine: Machine) -> str:
     from fatbench.runner.gpu_estimates import choices
 
     cells = [Cell(job.cell, {}, job.spec, tuple(job.evaluations)) for job in jobs]
-    return choices(cells, gpu_name(gpu) or gpu, machine.precision, machine.path)
+    return choices(cells, gpu_name(gpu) or gpu, machine.precision, machine.attack_precision, machine.path)
 
 
 def _shared(devices: list[str], cells: int, vectorise: int, machine: Machine) -> tuple[list[str], Machine]:

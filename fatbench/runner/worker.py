@@ -55,7 +55,9 @@ def work(
             if status != "done":
                 return status
             try:
-                return attack_models(turn, machine, again)
+                return attack_models(
+                    turn, replace(machine, precision=machine.attack_precision or machine.precision), again
+                )
             except checkpoints.DamagedCheckpoint as error:  # the first time only
                 log.warning("%s: training begins again from round 0", error)
                 store.reopen(job.cell, "train")
