@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.fidelity import fedtorch, networks, others, robust, sfat, table
+from benchmarks.fidelity import fedtorch, networks, others, privacy, robust, sfat, table
 from benchmarks.fidelity.measure import Row
 from benchmarks.fidelity.sources import SOURCES, unpacked
 from benchmarks.measure import provenance
@@ -37,6 +37,8 @@ COMPARISONS: dict[str, Callable[[Path], list[Row]]] = {
     "awp": robust.awp,
     "blades": robust.blades,
     "byzantine": robust.byzantine,
+    "breaching": privacy.breaching,
+    "ilrg": privacy.ilrg,
 }
 
 

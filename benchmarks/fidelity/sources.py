@@ -76,6 +76,10 @@ SOURCES = {
         ("codes",),
         "Byzantine-robust optimizer, with centred clipping",
     ),
+    "breaching": Source(
+        "JonasGeiping/breaching", "8bd99d52cdb8c38d6b12a191e620d11d275a8d45", ("breaching",), "breaching"
+    ),
+    "ilrg": Source("BUAA-CST/iLRG", "17e10f8b79bde1b9724d8a15a5ef9867a29c4617", ("methods.py",), "iLRG"),
 }
 
 
