@@ -54,6 +54,7 @@ base:
 axes:
   split: {skewed: {}, even: {partition: {name: iid, clients: 2}}}
   method: {FAT: {}, Uniform: {algorithm: {aggregator: uniform}}}
+baseline: FAT
 evaluate: {attacks: {natural: natural}}
 presets:
   paper: {}
@@ -819,6 +820,13 @@ def test_the_forest_plot_has_a_row_a_method_and_a_panel_an_attack(drawn: Suite, 
     assert dots == pytest.approx([26, 26])
     assert forest.draw(replace(what, width=plots.COLUMN), "x", tmp_path).name == "x.png"
     assert "mean over 2 seeds" in (tmp_path / "x.txt").read_text()
+
+
+def test_a_baseline_is_a_label_and_where_none_is_named_nothing_is_guessed(drawn: Suite) -> None:
+    assert written(("baseline: FAT", "baseline: Uniform")).plan().baseline == ("method", "Uniform")
+    assert baseline.differences(written(("baseline: FAT\n", "")).plan(), lambda cell: {}) == []
+    with pytest.raises(SpecError, match=r"drawn\.yaml:\d+: baseline: no axis has the label 'FATT' \(did you mean 'FAT'\?\)"):
+        written(("baseline: FAT", "baseline: FATT"))
 
 
 @pytest.mark.parametrize(

@@ -113,6 +113,7 @@ class Plan:
     checkpoints: list[str]
     excluded: list[tuple[Key, str]] = field(default_factory=list)
     added: tuple[str, ...] = ()  # metrics of attacks that the preset does without, see `--attacks`
+    baseline: tuple[str, str] | None = None  # (axis, label)
 
     def to_run(self) -> list[Cell]:
         """The cells to run, each once; first those of any suite with whose models others begin."""
@@ -312,7 +313,7 @@ def expand(
         raise SpecError(f"--attacks: suite '{name}', preset '{preset}', evaluates no model on test images")
     if moved:
         cells = _with_transfers(cells, moved, kept)
-    return Plan(name, preset, chosen.note, cells, [*asked.checkpoints], excluded, tuple(attacks))
+    return Plan(name, preset, chosen.note, cells, [*asked.checkpoints], excluded, tuple(attacks), contents.baseline)
 
 
 def _begun(

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import BeforeValidator, Field
 
-from fatbench.suite.contrasts import Tests, listed
+from fatbench.suite.contrasts import Baseline, Tests, listed
 from fatbench.suite.model import AxesOfSuite, Evaluate, GridSpec, Node, Note, OverrideMap, Presets, Seeds, Text
 from fatbench.suite.tables import Figure, Table
 from fatbench.suite.threats import Letter
@@ -30,6 +30,7 @@ class Contents(Node):
     threat: Letter | None = None  # no attack on privacy may need more
     base: OverrideMap
     axes: AxesOfSuite = Field(default={})
+    baseline: Baseline = None  # what all others of its axis are compared with
     grid: GridSpec = GridSpec()
     evaluate: Evaluate = Evaluate()
     presets: Presets

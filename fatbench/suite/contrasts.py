@@ -47,7 +47,7 @@ def _weight(value: Any) -> float:
     return float(weight)
 
 
-def _axis_of(labels: Iterable[str], axis: str | None, axes: Mapping[str, Any]) -> str:
+def axis_of(labels: Iterable[str], axis: str | None, axes: Mapping[str, Any]) -> str:
     """The axis of the labels: `axis`, or the one that has them all. ValueError: none has, or several have."""
     labels = list(labels)
     fits = [name for name, known in axes.items() if all(label in known for label in labels)]
@@ -80,7 +80,7 @@ def _contrast(value: Any, axis: str | None, axes: Mapping[str, Any]) -> Contrast
         (axis,) = fits
         weights = {(label, ""): _weight(weight) for label, weight in zip(axes[axis], value, strict=True)}
     elif isinstance(value, Mapping) and value:
-        axis = _axis_of(value, axis, axes)
+        axis = axis_of(value, axis, axes)
         for label, weight in value.items():
             if isinstance(weight, Mapping):
                 weights |= {(label, metric): _weight(one) for metric, one in weight.items()}
@@ -106,6 +106,14 @@ def _contrasts(value: Any, info: ValidationInfo) -> dict[str, Contrast]:
         except ValueError as error:
             raise SpecError(f"{named.place(name)}: {error}") from None
     return found
+
+
+def _baseline(value: Any, info: ValidationInfo) -> tuple[str, str] | None:
+    """(axis, label) of a label that one axis has; it may be a number."""
+    return None if value is None else (axis_of([str(value)], None, (info.context or {})["axes"]), str(value))
+
+
+Baseline = Annotated[tuple[str, str] | None, PlainValidator(_baseline)]
 
 
 def listed(value: Any) -> Any:

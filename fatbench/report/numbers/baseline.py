@@ -1,7 +1,4 @@
-"""Every method of a suite against its baseline: the paired differences behind a forest plot and a leaderboard's column.
-
-The baseline is a label that begins with one of BASELINES, else the first of the axis, in the order of the suite.
-"""
+"""Every method of a suite against its baseline: the paired differences behind a forest plot and a leaderboard's column."""
 
 from __future__ import annotations
 
@@ -13,9 +10,6 @@ from fatbench.errors import NothingMatched
 from fatbench.report.numbers import statistics
 from fatbench.report.numbers.compare import LEVEL, Comparison, Measured, Pair, compare, points_up, signed
 from fatbench.suite.cells import Plan
-
-AXES = ("method", "aggregator", "defence", "algorithm")  # that say what is compared; else the last that varies
-BASELINES = ("FedAvg", "FAT", "none", "no defence")
 
 
 @dataclass(frozen=True)
@@ -57,23 +51,16 @@ def attack_name(metric: str) -> str:
     return NAMES.get(metric, metric)
 
 
-def axis_of(plan: Plan) -> str | None:
-    """The axis whose labels are compared; None: nothing varies."""
-    labels: dict[str, set[str]] = {}
-    for cell in plan.cells:
-        for axis, label in cell.key.items():
-            labels.setdefault(axis, set()).add(label)
-    varying = [axis for axis, found in labels.items() if len(found) > 1]
-    return next((axis for axis in AXES if axis in varying), varying[-1] if varying else None)
-
-
 def differences(
     plan: Plan, of: Callable[[str], Mapping[str, Measured]], metrics: Sequence[str] = ()
 ) -> list[Difference]:
-    """All labels of `axis_of` against the baseline, at each combination of other labels. of: see `compare.measured`."""
-    axis = axis_of(plan)
-    if axis is None:
+    """All labels of the baseline's axis against it, at each combination of other labels that has it.
+
+    of: see `compare.measured`. Empty where the suite names no baseline.
+    """
+    if plan.baseline is None:
         return []
+    axis, baseline = plan.baseline
     found: dict[str, dict[str, dict[int, str]]] = {}  # other labels -> label -> seed -> cell
     for cell in plan.cells:
         row = ", ".join(label for name, label in cell.key.items() if name != axis)
@@ -81,8 +68,7 @@ def differences(
     same = set.intersection(*(set(row.split(", ")) for row in found)) if len(found) > 1 else {*found}
     made = []
     for row, labels in found.items():
-        baseline = next((one for start in BASELINES for one in labels if one.startswith(start)), next(iter(labels)))
-        theirs = labels[baseline]
+        theirs = labels.get(baseline, {})
         short = ", ".join(part for part in row.split(", ") if part not in same) if len(found) > 1 else ""
         for label, mine in labels.items():
             if label == baseline:

@@ -231,7 +231,8 @@ def _board(task: Task, grid: Grid) -> Board | None:
         "attacker" in grid.axes
     )
     about += [f"suites: {', '.join(task.parts)}"]
-    compared = [label for label in labels[next((axis for axis in baseline.AXES if axis in axes), axes[-1])] if label]
+    against = next((plan.baseline[0] for _, plan, _ in task.parts.values() if plan.baseline), None)
+    compared = [label for label in labels[against if against in axes else axes[-1]] if label]
     names = ", ".join(compared[:5]) + (f" and {len(compared) - 5} more" if len(compared) > 5 else "")
     return Board(
         id=f"board-{digest([task.preset, data, split, task.evaluations, list(task.parts)])[:8]}",
