@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import functools
 import hashlib
-from collections.abc import Container, Mapping
+from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
 # Told apart by the colour-blind, on white and on black
@@ -13,6 +13,7 @@ COLOURS = ("#3f7fc1", "#dd7a2f", "#2f9e77", "#bf5fa0", "#b99a1f", "#7f8fd6", "#8
 DASHES = ([1, 0], [5, 3], [2, 2], [8, 3, 2, 3])
 HEIGHT = 190  # pixels of a panel
 FIELDS = ("name", "x", "mean", "low", "high")
+CORNERS = ((1, -6), (1, 9), (-1, -6), (-1, 9))  # of a dot, where its name may stand: right or left, pixels down
 BARS = (*FIELDS, "least", "most")  # of what is published, where there is any
 
 Styles = Mapping[str, tuple[int, int]]  # name of a line -> which colour, which dashes
@@ -164,10 +165,41 @@ def forest(x: str, count: int) -> dict[str, Any]:
     return _done(alt.layer(zero.encode(x=alt.X("x:Q", title=x)), span, dots), max(90, 24 * count))
 
 
-def against(x: str, y: str, kinds: Container[str], named: bool = False) -> dict[str, Any]:
+def corners(dots: Sequence[tuple[str, float, float]], across: Domain, up: Domain) -> list[int]:
+    """Where the name of each dot (name, x, y) covers least: which of CORNERS. across, up: what the axes show."""
+    width, letter, line = 330, 5.4, 11  # pixels of a narrow panel, of a letter, of a line
+
+    def scaled(at: float, domain: Domain, size: int) -> float:
+        low, high = domain or (0.0, 1.0)
+        return size * (at - low) / (high - low or 1.0)
+
+    places = [(scaled(x, across, width), HEIGHT - scaled(y, up, HEIGHT)) for _, x, y in dots]
+    taken = [(x - 4, y - 4, x + 4, y + 4) for x, y in places]
+    found = []
+    for (name, *_), (x, y) in zip(dots, places, strict=True):
+        boxes = []
+        for right, dy in CORNERS:
+            near, far = x + 7 * right, x + right * (7 + letter * len(name))
+            boxes.append((min(near, far), y + dy - line / 2, max(near, far), y + dy + line / 2))
+
+        def covered(box: tuple[float, ...]) -> float:
+            overlaps = (
+                max(0, min(box[2], o[2]) - max(box[0], o[0])) * max(0, min(box[3], o[3]) - max(box[1], o[1]))
+                for o in taken
+            )
+            return sum(overlaps) + max(0, -box[0], box[2] - width) * line  # what is outside is cut off
+
+        corner = min(range(len(CORNERS)), key=lambda one: covered(boxes[one]))  # noqa: B023
+        found.append(corner)
+        taken.append(boxes[corner])
+    return found
+
+
+def against(x: str, y: str, kinds: Container[str], named: Container[int] = ()) -> dict[str, Any]:
     """Points (name, x, mean) with a cross of spreads; a ring is the published number. A point opens its cell.
 
-    kinds: which of "measured" and "published" there is a row of. named: the name beside each measured point.
+    kinds: which of "measured" and "published" there is a row of.
+    named: at which of CORNERS measured points have their name; none: no point has.
     """
     import altair as alt
 
@@ -194,10 +226,12 @@ def against(x: str, y: str, kinds: Container[str], named: bool = False) -> dict[
         .encode(x=across, y=up, color=alt.value(COLOURS[1]), tooltip=said)
     )
     layers = [tall, wide, points] * ("measured" in kinds) + [rings] * ("published" in kinds)
-    if named and "measured" in kinds:
-        layers.append(
-            measured.mark_text(align="left", dx=7, dy=-6, fontSize=10, color="currentColor").encode(
-                x=across, y=up, text="name:N"
-            )
-        )
+    if "measured" in kinds:
+        layers += [
+            measured.transform_filter(f"datum.corner == {corner}")
+            .mark_text(align="left" if right > 0 else "right", dx=7 * right, dy=dy, fontSize=10, color="currentColor")
+            .encode(x=across, y=up, text="name:N")
+            for corner, (right, dy) in enumerate(CORNERS)
+            if corner in named
+        ]
     return _done(alt.layer(*layers))

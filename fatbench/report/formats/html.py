@@ -133,6 +133,7 @@ def cell(value: Value, column: Column, links: Links) -> dict[str, Any]:
         "raw": value.mean,
         "rank": value.rank,
         "spread": entry.spread,
+        "seeds": entry.seeds,
         "partial": value.partial,
         "flags": significance.marks(value),
         "published": entry.paper,

@@ -331,8 +331,8 @@ def _against(board: Board, links: html.Links) -> dict[str, Any] | None:
     if (pair := _pair(board)) is None:
         return None
     x, y = (board.grid.columns[place] for place in pair)
-    fields = ("name", "kind", "x", "mean", "low", "high", "left", "right", "href")
-    rows = []
+    fields = ("name", "kind", "x", "mean", "low", "high", "left", "right", "href", "corner")
+    rows: list[list[Any]] = []
     for row in board.rows:
         a, b = (row.values[0][place] for place in pair)
         name = ", ".join(label for axis in board.axes if (label := row.key.get(axis, "")))
@@ -344,7 +344,11 @@ def _against(board: Board, links: html.Links) -> dict[str, Any] | None:
             rows.append([name, "published", across, up, up, up, across, across, ""])
     if not rows:
         return None
-    spec = charts.against(f"{x.heading} (%)", f"{y.heading} (%)", {str(row[1]) for row in rows}, len(rows) <= LABELLED)
+    shown = [(min(row[low] for row in rows), max(row[high] for row in rows)) for low, high in ((6, 7), (4, 5))]
+    corners = charts.corners([(row[0], row[2], row[3]) for row in rows], *shown)
+    rows = [[*row, corner] for row, corner in zip(rows, corners, strict=True)]
+    named = {row[-1] for row in rows if row[1] == "measured" and len(rows) <= LABELLED}
+    spec = charts.against(f"{x.heading} (%)", f"{y.heading} (%)", {str(row[1]) for row in rows}, named)
     return {"spec": spec, "fields": fields, "panels": [rows], "names": []}
 
 
