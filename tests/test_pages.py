@@ -16,6 +16,7 @@ import pytest
 
 from fatbench.cli import app as cli
 from fatbench.engine.rounds import Number
+from fatbench.report.figures import charts
 from fatbench.report.formats import html
 from fatbench.report.numbers import compare
 from fatbench.report.site import drilldown, pages
@@ -520,6 +521,12 @@ def test_a_privacy_board_has_the_strongest_attacker_of_each_defence_and_explains
     assert "<dt>SSIM, 32</dt><dd>structural similarity after both images were shrunk to 32x32 pixels</dd>" in page
 
 
+def test_names_of_dots_that_lie_together_stand_apart_and_none_leaves_the_chart() -> None:
+    together = [("one", 5.0, 5.0), ("two", 5.0, 5.0), ("three", 5.0, 5.0), ("at the right", 10.0, 5.0)]
+    *middle, right = charts.corners(together, (0, 10), (0, 10))
+    assert len(set(middle)) == 3 and charts.CORNERS[right][0] == -1
+
+
 @pytest.mark.slow
 def test_names_stand_beside_the_dots_and_seeds_in_their_order(site: Path, opened: Callable[..., Any]) -> None:
     page = opened(site / "sfat-audit-jpeg75-cpu.html")
@@ -555,7 +562,7 @@ def test_axe_finds_nothing(site: Path, opened: Callable[..., Any], width: int, s
         for chart in page.locator(".chart:visible").all():
             chart.scroll_into_view_if_needed()
             chart.locator("svg").wait_for()
-        # axe does not judge the contrast of text before a gradient, which is the paper's colour behind it, or scrolled away
+        # axe does not judge the contrast of text before a gradient, nor of text scrolled away
         page.add_style_tag(content=".scroll { background: none !important; overflow: visible !important }")
         found = axe.run(page).response["violations"]
         assert [(one["id"], [node["html"] for node in one["nodes"]]) for one in found] == []

@@ -231,9 +231,7 @@ def draw_forest(
     from fatbench.report.tables.grid import label
 
     if plan.baseline is None:
-        raise NothingMatched(
-            f"'{plan.suite}' names no baseline: 'baseline: LABEL' in its file says what to compare with"
-        )
+        raise NothingMatched(f"'{plan.suite}' names no baseline to compare with: write 'baseline: LABEL' in its file")
     found = baseline.differences(plan, compare.measured(store, [c.id for c in plan.cells], select).__getitem__)
     if not found:
         raise NothingMatched(f"'{plan.suite}', preset {plan.preset}, has no two methods with the same evaluation")

@@ -189,7 +189,7 @@ def corners(dots: Sequence[tuple[str, float, float]], across: Domain, up: Domain
             )
             return sum(overlaps) + max(0, -box[0], box[2] - width) * line  # what is outside is cut off
 
-        corner = min(range(len(CORNERS)), key=lambda one: covered(boxes[one]))  # noqa: B023
+        corner = min(range(len(CORNERS)), key=lambda one: covered(boxes[one]))
         found.append(corner)
         taken.append(boxes[corner])
     return found

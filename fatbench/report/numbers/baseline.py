@@ -1,4 +1,4 @@
-"""Every method of a suite against its baseline: the paired differences behind a forest plot and a leaderboard's column."""
+"""Methods against the baseline that their suite names: what a forest plot and a leaderboard's column show."""
 
 from __future__ import annotations
 
