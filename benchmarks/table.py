@@ -44,18 +44,19 @@ def write(folder: Path, device: str, order: Sequence[str]) -> str:
 def _line(line: dict[str, Any], kind: str, device: str) -> str:
     goal, unit = line["goals"].get(kind), line["unit"]
     sign = ">=" if unit in ("x", "%") else "<="
-    shown = "-" if goal is None else f"{sign} {_number(goal)}{_unit(unit)} on {HERE[kind]}"
+    shown = "-" if goal is None else f"{sign} {number(goal)}{_unit(unit)} on {HERE[kind]}"
     if kind != device:
         measured, met = f"not measured: no {'GPU' if kind == 'cuda' else 'run on a CPU'}", "-"
     else:
-        spread = f" ({_number(line['low'])} to {_number(line['high'])})" if line["runs"] > 1 else ""
-        measured = f"{_number(line['measured'])}{_unit(unit)}{spread}"
+        spread = f" ({number(line['low'])} to {number(line['high'])})" if line["runs"] > 1 else ""
+        measured = f"{number(line['measured'])}{_unit(unit)}{spread}"
         good = None if goal is None else line["measured"] >= goal if sign == ">=" else line["measured"] <= goal
         met = "-" if good is None else "yes" if good else "no"
     return f"| {line['work']} | {line['against']} | {shown} | {measured} | {met} |"
 
 
-def _number(value: float) -> str:
+def number(value: float) -> str:
+    """As the tables have it: no digits after the point from 100 on, else two, without zeros at the end."""
     return f"{value:.0f}" if abs(value) >= 100 else f"{value:.2f}".rstrip("0").rstrip(".")
 
 

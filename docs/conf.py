@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 import sys
 from pathlib import Path
@@ -32,12 +33,30 @@ def setup(app):
 
 
 def complete(app, name: str, source: list[str]) -> None:
-    """A page that the index does not name stands at its end: a new page needs no second edit."""
+    """A page that the index does not name stands at its end; the functions of every table, in the reference."""
+    if name == "reference":
+        source[0] = re.sub(r"<!-- Sphinx puts .*-->", tables(), source[0])
     if name == "index":
         pages = sorted(page.stem for page in Path(__file__).parent.glob("*.md"))
         left = [page for page in pages if page != "index" and f"\n{page}\n" not in source[0]]
         if left:
             source[0] += "\n".join(["", "```{toctree}", ":caption: Further", ":maxdepth: 1", "", *left, "```", ""])
+
+
+def tables() -> str:
+    """The docstrings of every function that a suite can name, under those of their modules."""
+    from fatbench.suite.signatures import TABLES
+
+    found, seen = [], set()
+    for module, table in TABLES.values():
+        members: dict[str, list[str]] = {}
+        for function in getattr(importlib.import_module(module), table).values():
+            members.setdefault(function.__module__, []).append(function.__name__)
+        lines = [f".. autofunction:: {m}.{n}" for m, names in members.items() if m in seen for n in names]
+        lines += [f".. automodule:: {m}\n   :members: {', '.join(n)}" for m, n in members.items() if m not in seen]
+        found += [f"### {table.capitalize()}", "", "```{eval-rst}", *lines, "```", ""]
+        seen |= set(members)
+    return "\n".join(found)
 
 
 def plain(lines: list[str]) -> None:

@@ -13,6 +13,7 @@ tests/test_results.py compares every page with what its template makes of the ro
 from __future__ import annotations
 
 import functools
+import json
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
@@ -22,8 +23,9 @@ from pathlib import Path
 import jinja2
 from tabulate import tabulate
 
+from benchmarks.table import number
 from fatbench import report
-from fatbench.report.numbers import declared_tests
+from fatbench.report.numbers import compare, declared_tests, statistics
 from fatbench.report.numbers.compare import measured
 from fatbench.report.numbers.declared_tests import Declared
 from fatbench.report.tables.combined import combine
@@ -157,7 +159,10 @@ class Pages:
         self.templates = jinja2.Environment(
             loader=loader, undefined=jinja2.StrictUndefined, keep_trailing_newline=True, trim_blocks=True
         )
-        self.templates.globals.update(tests=self.tests, accuracies=self.accuracies)
+        self.templates.globals.update(
+            tests=self.tests, accuracies=self.accuracies, values=self.values, one_seed=self.one_seed, shown=shown,
+            bench=json.loads((RESULTS / "bench" / "bench-cpu.json").read_text(encoding="utf-8")), number=number,
+        )  # fmt: skip
 
     def page(self, name: str) -> str:
         """The text of a page."""
@@ -182,6 +187,29 @@ class Pages:
         families = self._families(name, preset)
         said, found = families[0] if family is None else next(one for one in families if one[0] == family)
         return Family(found, said, where, digits)
+
+    @functools.cache  # noqa: B019
+    def values(self, name: str, table: str) -> dict[tuple[str, ...], dict[str, float | None]]:
+        """The labels of a row -> heading -> its mean, in a table of the suite; fractions as such."""
+        suite, plan, store = self._plan(name, None, None)
+        (grid,) = [grid for grid in report.build_tables(suite, plan, store, published=False) if grid.id == table]
+        return {
+            tuple(row.key.values()): {c.heading: v.mean for c, v in zip(grid.columns, row.values[0], strict=True)}
+            for row in grid.rows
+        }
+
+    def one_seed(self, name: str, pairs: list[tuple[str, str]], metric: str) -> list[dict[str, str]]:
+        """A network against another, for each pair of filters: points with the interval over images, p after Holm."""
+        _, plan, store = self._plan(name, None, None)
+        of = measured(store, [cell.id for cell in plan.cells], "last").__getitem__
+        found = [compare.compare(compare.rows(plan, a, b), of, of, [metric])[0].images[0] for a, b in pairs]
+        lines = []
+        for one, p in zip(found, statistics.holm([one.p for one in found]), strict=True):
+            mean = (one.only_a - one.only_b) / one.n
+            half = 1.96 * (((one.only_a + one.only_b) / one.n - mean**2) / (one.n - 1)) ** 0.5
+            low, high = shown(100 * (mean - half)), shown(100 * (mean + half))
+            lines.append({"points": f"{shown(100 * mean)} ({low} to {high})", "p": p_value(p)})
+        return lines
 
     def accuracies(
         self, name: str, rows: str, columns: str, where: str | None = None, preset: str | None = None,

@@ -14,6 +14,8 @@ import typer.main
 from test_readme import examples
 
 from fatbench.cli import app as cli
+from fatbench.suite import files, signatures
+from fatbench.suite.model import Node
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -74,6 +76,21 @@ def test_every_page_that_the_contents_name_is_there() -> None:
     pages = {page.relative_to(DOCS).with_suffix("").as_posix() for page in DOCS.rglob("*.md")} - {"index"}
     assert set(listed) <= pages and len(listed) == len(set(listed))
     assert {page for page in pages if "/" in page} <= set(listed)
+
+
+def kinds(node: type[Node]) -> list[type[Node]]:
+    """The models of a suite file."""
+    return [kind for sub in node.__subclasses__() for kind in (sub, *kinds(sub))]
+
+
+def test_the_page_of_suite_files_names_every_key() -> None:
+    """Those of the file itself, with families of tests on their own page, and a cell's settings."""
+    assert files.load("sfat-cifar10").tables  # imports every model
+    text = "".join((DOCS / name).read_text(encoding="utf-8") for name in ("suites.md", "compare.md"))
+    keys = {field.alias or name for kind in kinds(Node) for name, field in kind.model_fields.items()}
+    keys |= {setting.name for setting in signatures.describe("Experiment").settings}
+    assert len(keys) > 70
+    assert sorted(key for key in keys if not re.search(rf"\b{key}:|`{key}`", text)) == []
 
 
 def test_the_page_of_promises_is_what_the_tests_say() -> None:

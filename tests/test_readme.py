@@ -16,7 +16,6 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from fatbench.methods.algorithms import ALGORITHMS
 from fatbench.runner.executors import slurm
 
 ROOT = Path(__file__).parent.parent
@@ -192,8 +191,3 @@ def test_commands_that_made_the_results_name_their_suites(page, tmp_path):
             assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
         else:
             run(f"{command} --dry-run", tmp_path, [])
-
-
-def test_the_documents_name_every_algorithm():
-    methods = (ROOT / "docs" / "methods.md").read_text(encoding="utf-8")
-    assert all(f"`{name}`" in methods.split("## Conventions")[0] for name in ALGORITHMS)
