@@ -362,7 +362,7 @@ def test_the_first_sentences_on_sfat():
 
 
 def test_quoted_sentences_stand_on_their_pages():
-    quoted = re.findall(r"^\| \[[^]]+\]\(([\w-]+\.md)\) \| (.*?) \| `", page("README.md"), re.MULTILINE)
+    quoted = re.findall(r"^\| \[[^]]+\]\(([\w-]+\.md)\) \| (.*?) \|$", page("README.md"), re.MULTILINE)
     assert {name for name, _ in quoted} == {each.name for each in RESULTS.glob("*.md")} - {"README.md"}
     for name, sentence in quoted:
         assert sentence in " ".join(page(name).replace("**", "").split()), name
