@@ -234,6 +234,7 @@ def test_make_help_lists_what_the_documents_name() -> None:
     assert named <= listed
 
 
+@pytest.mark.nightly
 def test_a_run_of_the_tests_ends_with_what_it_left_out_and_why(tmp_path: Path) -> None:
     """As continuous integration sees it, in two processes."""
     for name in ("conftest.py", "databases.py", "crew.py"):
