@@ -142,6 +142,7 @@ def test_a_series_is_drawn(tmp_path: Path) -> None:
     assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.nightly
 def test_a_database_of_many_cells_is_reported(tmp_path: Path) -> None:
     """40 cells, 20 points with two seeds each: two columns of means, every one 0.5."""
     file, db = many.database(tmp_path, 10, 2, 2)
@@ -167,6 +168,7 @@ def test_what_people_run_is_laid_out_as_torch_does_it() -> None:
     assert all(weight.is_contiguous() for weight in theirs.model.parameters()) and theirs.path == "reference"
 
 
+@pytest.mark.nightly
 def test_a_cell_of_the_memory_rows_and_series_trains(tmp_path: Path) -> None:
     """Two clients of one image at 8x8, in a process of its own as the rows have it."""
     found = rows.cell(Bench(torch.device("cpu"), True, tmp_path), 2, 2, each=1, side=8)

@@ -426,7 +426,7 @@ def test_a_task_like_a_suite_s_cells() -> None:
 # --- the whole way ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_plain_script_s_model_stands_beside_a_suite_s_rows(here: Path, run: Run, tmp_path: Path) -> None:
     """The commands of docs/evaluate.md in order, on what SCRIPT trained; then its cell goes to another database."""
     page = (ROOT / "docs" / "evaluate.md").read_text(encoding="utf-8")

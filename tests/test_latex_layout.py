@@ -152,7 +152,7 @@ class Made(Numbers):
 
 @pytest.mark.slow
 @pytest.mark.skipif(not shutil.which("pdflatex"), reason="pdflatex is not installed")
-@pytest.mark.parametrize("width", ["column", "text"])
+@pytest.mark.parametrize("width", ["column", pytest.param("text", marks=pytest.mark.nightly)])
 def test_the_tables_of_every_suite_in_two_columns(width: str, tmp_path: Path) -> None:
     """`fatbench report --format latex` on a database with every suite: it compiles, and nothing sticks out."""
     grids = []

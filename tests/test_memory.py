@@ -27,6 +27,7 @@ print(faults())
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the GNU C library")
+@pytest.mark.nightly
 def test_memory_that_was_freed_is_not_mapped_anew() -> None:
     kept, given_back = (
         int(subprocess.run([sys.executable, "-c", PROGRAM, how], capture_output=True, text=True, check=True).stdout)

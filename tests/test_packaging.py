@@ -122,7 +122,7 @@ def test_installed_copy_plans_and_makes_its_database(installed: Path, tmp_path: 
     assert (tmp_path / "x.db").stat().st_size > 0
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_method_of_one_s_own_from_an_empty_folder_without_a_checkout(installed: Path, tmp_path: Path) -> None:
     """`fatbench new`, run, report, plot, edit, told so, run again: by the wheel alone."""
 

@@ -203,7 +203,7 @@ def test_verify_trains_them_too(place: Path) -> None:
         assert verify.job(store, first.cell, trained_only=True).evaluations == []
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_commands_run_it_first_and_say_so(
     place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
