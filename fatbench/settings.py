@@ -139,9 +139,9 @@ def cache_folder() -> Path:
     return cache / "fatbench"
 
 
-def files_folder(db: str, flag: str | None = None) -> Path:
+def files_folder(db: str) -> Path:
     """Where checkpoints and logs are: beside a SQLite file, else results/NAME-files, NAME being the database's."""
-    if value := setting("files", flag):
+    if value := setting("files"):
         return Path(value).expanduser()
     path = db.removeprefix("sqlite:///")
     if "://" in path:

@@ -9,7 +9,7 @@ import socket
 import sys
 import threading
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import hypothesis
 import pytest
@@ -99,3 +99,17 @@ def _pipes() -> Iterator[None]:
     yield
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    """Call the program in this process: (exit code, stdout, stderr)."""
+    from fatbench.cli import app
+
+    def call(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["fatbench", *arguments])
+        with pytest.raises(SystemExit) as exit:
+            app.main()
+        return exit.value.code if isinstance(exit.value.code, int) else 0, *capsys.readouterr()
+
+    return call

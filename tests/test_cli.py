@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from fatbench import __version__
-from fatbench.cli import app as cli
 
 TINY = """
 name: tiny
@@ -64,21 +63,6 @@ def place(tmp_path, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     (tmp_path / "tiny.yaml").write_text(TINY)
     return tmp_path
-
-
-@pytest.fixture
-def run(monkeypatch, capsys):
-    """Call the program in this process: (exit code, stdout, stderr)."""
-
-    def call(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["fatbench", *arguments])
-        with pytest.raises(SystemExit) as exit:
-            cli.main()
-        out, err = capsys.readouterr()
-        code = exit.value.code
-        return (code if isinstance(code, int) else 0), out, err
-
-    return call
 
 
 def test_no_arguments_and_help_and_version(run):

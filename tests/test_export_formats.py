@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from fatbench.cli import app
 from fatbench.store.jsonl import import_
 from fatbench.store.stages import Store
 
@@ -25,19 +23,6 @@ def db(tmp_path_factory: pytest.TempPathFactory) -> str:
     with Store.open(str(file), create=True) as store:
         import_(store, RESULTS / "sfat-fashion-cpu.jsonl")
     return str(file)
-
-
-@pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    """Call the program in this process: (exit code, stdout, stderr)."""
-
-    def call(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["fatbench", *arguments])
-        with pytest.raises(SystemExit) as exit:
-            app.main()
-        return exit.value.code if isinstance(exit.value.code, int) else 0, *capsys.readouterr()
-
-    return call
 
 
 def test_pandas_reads_csv_and_parquet_alike(run: Run, db: str, tmp_path: Path) -> None:

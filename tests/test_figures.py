@@ -23,7 +23,6 @@ from PIL import Image
 from safetensors.numpy import save_file
 
 from fatbench import report
-from fatbench.cli import app as cli
 from fatbench.engine.rounds import Number
 from fatbench.errors import MachineError, NothingMatched, SpecError
 from fatbench.report.figures import artifacts, forest, panel_kinds, plots, series, styles
@@ -649,20 +648,6 @@ def test_a_damaged_file_is_said(tmp_path: Path) -> None:
 
 
 # --- the command line --------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
-    """Call the program in this process: (exit code, stdout, stderr)."""
-
-    def call(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["fatbench", *arguments])
-        with pytest.raises(SystemExit) as exit:
-            cli.main()
-        out, err = capsys.readouterr()
-        return (exit.value.code if isinstance(exit.value.code, int) else 0), out, err
-
-    return call
 
 
 def test_plot_from_the_command_line(drawn: Suite, run: Callable[..., tuple[int, str, str]]) -> None:

@@ -6,14 +6,12 @@ Every number here is one of `results/`; the layouts of made-up tables are in tes
 import re
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import test_readme
 
-from fatbench.cli import app
 from fatbench.report import render
 from fatbench.report.formats.latex_layout import span
 from fatbench.report.numbers.measurements import Measurement, Numbers, Source, Stored
@@ -43,19 +41,6 @@ WORDS
 \input{short}
 \end{document}
 """
-
-
-@pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    """Call the program in this process: (exit code, stdout, stderr)."""
-
-    def call(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["fatbench", *arguments])
-        with pytest.raises(SystemExit) as exit:
-            app.main()
-        return exit.value.code if isinstance(exit.value.code, int) else 0, *capsys.readouterr()
-
-    return call
 
 
 @pytest.fixture(scope="module")

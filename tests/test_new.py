@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from fatbench.cli import app as cli
 from fatbench.cli import new
 from fatbench.suite import calls, files, plugins, signatures, sources
 
@@ -29,21 +28,6 @@ def place(tmp_path, monkeypatch):
     yield tmp_path
     sources.delete(*signatures.plugins())
     signatures.drop_plugins(list(signatures.plugins()))
-
-
-@pytest.fixture
-def run(monkeypatch, capsys):
-    """Call the program in this process: (exit code, stdout, stderr)."""
-
-    def call(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["fatbench", *arguments])
-        with pytest.raises(SystemExit) as exit:
-            cli.main()
-        out, err = capsys.readouterr()
-        code = exit.value.code
-        return (code if isinstance(code, int) else 0), out, err
-
-    return call
 
 
 LABELS = {"method": "my_one", "aggregator": "my_one", "objective": "my_one"}

@@ -363,7 +363,7 @@ def plot(
                 chosen, plan = plan_in(name, preset, smoke, seeds, where, store)
                 if store is None:
                     raise NothingMatched(f"nothing has been measured yet of '{name}'")
-                print(reporting.draw_forest(chosen, plan, store, output or FIGURES, format, select=at, width=inches))
+                print(reporting.draw_forest(plan, store, output or FIGURES, format, select=at, width=inches))
         return
     with opened(db) as store:
         if cell is not None:

@@ -223,7 +223,7 @@ def draw(
 
 
 def draw_forest(
-    suite: Suite, plan: Plan, store: Store, folder: Path, format: str, *, select: Checkpoint, width: float | None
+    plan: Plan, store: Store, folder: Path, format: str, *, select: Checkpoint, width: float | None
 ) -> Path:
     """Write the forest plot of a suite: its methods against the baseline. NothingMatched: nothing can be compared."""
     from fatbench.report.figures import forest

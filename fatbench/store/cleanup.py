@@ -52,13 +52,13 @@ def delete_cell(store: Store, cell: str) -> dict[str, int]:
     return {name: counts[name] for name in ("cells", "runs", "stages", "numbers", "outcomes")}
 
 
-def unneeded(store: Store, files: Path, now: float | None = None) -> Iterator[tuple[Path, int]]:
+def unneeded(store: Store, files: Path) -> Iterator[tuple[Path, int]]:
     """Files and folders below `files` that no cell needs, with their bytes: those of cells that are not known, and
     checkpoints that the database does not name.
 
     Left alone are cells that a process holds, what is YOUNG, and whatever does not look like ours.
     """
-    now = time.time() if now is None else now
+    now = time.time()
     if not files.is_dir():
         return
     for folder in sorted(folder for folder in files.iterdir() if folder.is_dir() and FOLDER.fullmatch(folder.name)):
