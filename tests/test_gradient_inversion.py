@@ -13,6 +13,7 @@ from fatbench.errors import SpecError
 from fatbench.methods.algorithms.gradient_inversion import gradient_inversion
 from fatbench.methods.defences import DEFENCES
 from fatbench.methods.inversions import INVERSIONS
+from fatbench.methods.manipulations import MANIPULATIONS
 from fatbench.methods.objectives import standard
 from fatbench.models import MODELS
 from fatbench.suite import cells, cost, files
@@ -50,6 +51,14 @@ def test_least_squares_gives_the_image_back() -> None:
     assert last["psnr"] > 60
     assert (last["identification"], last["label_recovery"], last["identification_ci"]) == (1, 1, 0)
     assert last["grey_psnr"] < 30
+
+
+def test_a_reconstruction_stands_beside_the_image_that_it_is_of() -> None:
+    """The last batch has the classes 8, 9, 0, 1, of which fishing finds the lowest: the third image."""
+    fishing = MANIPULATIONS["fishing"]
+    last = watch("none", "patch_ls", batch=4, target_clients=1, rounds=3, manipulation=fishing)[-1]
+    assert last.metrics["psnr"] > 60
+    assert torch.equal(last.artifacts["original"], last.artifacts["reconstruction"])
 
 
 def test_nothing_is_left_where_the_positions_are_withheld() -> None:

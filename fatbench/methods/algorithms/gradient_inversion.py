@@ -198,10 +198,7 @@ def gradient_inversion(
             state,
             cost,
             metrics=numbers,
-            artifacts={
-                "original": _bytes(originals[:, 0]),
-                "reconstruction": _bytes(_nearest(reconstructions, originals[:, 0])),
-            },
+            artifacts=_best_pair(reconstructions, originals),
         )
 
 
@@ -317,12 +314,15 @@ def _only(observed: Observation, ends: tuple[str, ...] | None) -> Observation:
     return replace(observed, gradient=kept, mask=mask)
 
 
-def _nearest(reconstructions: Tensor, originals: Tensor) -> Tensor:
-    """Of the reconstructions (V, P, C, H, W) of each target the one nearest to its original."""
-    errors = [image_measures.mse(reconstructions[:, p], originals) for p in range(reconstructions.shape[1])]
-    return reconstructions[
-        torch.arange(len(reconstructions), device=reconstructions.device), torch.stack(errors).argmin(0)
-    ]
+def _best_pair(reconstructions: Tensor, originals: Tensor) -> Tensors:
+    """Of each target the reconstruction (V, P, C, H, W) and the original (V, B, C, H, W) that are nearest, as bytes."""
+    errors = image_measures.of_pairs(image_measures.mse, reconstructions, originals)
+    best = errors.flatten(1).argmin(1)
+    rows, batch = torch.arange(len(best), device=best.device), originals.shape[1]
+    return {
+        "original": _bytes(originals[rows, best % batch]),
+        "reconstruction": _bytes(reconstructions[rows, best // batch]),
+    }
 
 
 def _summary(moments: Tensors, interval: str) -> Metrics:
