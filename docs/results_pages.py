@@ -15,7 +15,7 @@ from __future__ import annotations
 import functools
 import json
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from decimal import ROUND_HALF_UP, ROUND_UP, Decimal
 from pathlib import Path
@@ -32,8 +32,8 @@ from fatbench.report.tables.combined import combine
 from fatbench.report.tables.grid import Value
 from fatbench.store import jsonl
 from fatbench.store.stages import Store
-from fatbench.suite import files
-from fatbench.suite.cells import Plan
+from fatbench.suite import files, threats
+from fatbench.suite.cells import Cell, Plan
 from fatbench.suite.files import Suite
 
 RESULTS = Path(__file__).parent.parent / "results"
@@ -46,6 +46,8 @@ ROWS = {  # the first words of a suite's name -> the file of its rows, and the p
     "fat-transformers": ("fat-transformers-trained-jpeg75-cpu", "cpu"),
     "fedaux-imagenet": ("fedaux-imagenet-jpeg75-cpu", "cpu"),
     "fedvkd": ("fedvkd-cifar10-jpeg75-p02-cpu", "cpu"),
+    "privacy-imprint": ("privacy-imprint-cpu", "cpu"),
+    "privacy-updates": ("privacy-updates-cpu", "cpu"),
     "sfat-fashion": ("sfat-fashion-cpu", "cpu"),
     "vit-s-half": ("vit-s-half-jpeg75-cpu", "cpu"),
     "vit-half": ("vit-half-jpeg75-cpu", "cpu"),
@@ -150,6 +152,20 @@ class Family(Mapping[tuple[str, str], Result]):
         return tabulate(lines, heads, tablefmt="github", disable_numparse=True)
 
 
+class Leak:
+    """An attack on privacy as a page quotes it."""
+
+    def __init__(self, cell: Cell, found: Mapping[str, float]):
+        algorithm = cell.spec["algorithm"]
+        clients = algorithm["rounds"] * algorithm["target_clients"]
+        parts = [one["name"] for one in (algorithm["manipulation"], algorithm["inversion"]) if one]
+        low, high = (shown(100 * found[f"identification_{end}"], 0) for end in ("low", "high"))
+        self.attack, self.threat = f"`{', '.join(dict.fromkeys(parts))}`", threats.of_cell(cell.spec)["threat"]
+        self.named, self.interval = f"{round(clients * found['identification'])} of {clients}", f"{low} to {high} %"
+        self.recovered = f"{shown(100 * found['recovered'], 0)} %"
+        self.psnr = f"{shown(found['psnr'])} ±{shown(found['psnr_ci'])}"
+
+
 class Pages:
     """What templates may ask of the committed rows. stores: file without its ending -> database."""
 
@@ -160,7 +176,7 @@ class Pages:
             loader=loader, undefined=jinja2.StrictUndefined, keep_trailing_newline=True, trim_blocks=True
         )
         self.templates.globals.update(
-            tests=self.tests, accuracies=self.accuracies, values=self.values, one_seed=self.one_seed, shown=shown,
+            tests=self.tests, accuracies=self.accuracies, values=self.values, one_seed=self.one_seed, shown=shown, leak=self.leak, leaks=self.leaks,
             bench=json.loads((RESULTS / "bench" / "bench-cpu.json").read_text(encoding="utf-8")), number=number,
         )  # fmt: skip
 
@@ -230,6 +246,21 @@ class Pages:
             seeds = max(len(value.seeds) for value in values)
             cells = [_spread(value, digits) for value in values]
             lines.append([*(row.key.get(axis, "") for axis in grid.axes), str(seeds), *cells])
+        return tabulate(lines, heads, tablefmt="github", disable_numparse=True)
+
+    def leak(self, name: str, where: str) -> Leak:
+        """What an attack makes of what is sent, from the filter of one cell."""
+        _, plan, store = self._plan(name, None, where)
+        (cell,) = plan.cells
+        return Leak(cell, {row["metric"]: row["value"] for row in store.measurements([cell.id]) if row["client"] < 0})
+
+    def leaks(self, rows: Iterable[tuple[str, str, str]]) -> str:
+        """A table of attacks. rows: (what is sent, suite, filter of one cell); of a batch the best pair counts."""
+        lines = []
+        for sent, name, where in rows:
+            one = self.leak(name, where)
+            lines.append([sent, one.attack, one.threat, f"{one.named} ({one.interval})", one.recovered, one.psnr])
+        heads = ["what is sent", "attack", "threat", "identified (95 %)", "recovered", "PSNR, dB"]
         return tabulate(lines, heads, tablefmt="github", disable_numparse=True)
 
 

@@ -135,8 +135,8 @@ def _privacy(board: Board) -> str:
         return ""
     share, row = min(kept, key=lambda one: one[0])
     return (
-        f"The strongest attacker identifies {100 * max(bare):.0f} % of the images without a defence, and"
-        f" {100 * share:.0f} % with {row.key['defence']} ({row.key['attacker']})"
+        f"The strongest attacker identifies an image of {100 * max(bare):.0f} % of the clients without a defence,"
+        f" and of {100 * share:.0f} % with {row.key['defence']} ({row.key['attacker']})"
     )
 
 
