@@ -176,7 +176,8 @@ class Pages:
             loader=loader, undefined=jinja2.StrictUndefined, keep_trailing_newline=True, trim_blocks=True
         )
         self.templates.globals.update(
-            tests=self.tests, accuracies=self.accuracies, values=self.values, one_seed=self.one_seed, shown=shown, leak=self.leak, leaks=self.leaks,
+            tests=self.tests, accuracies=self.accuracies, values=self.values, one_seed=self.one_seed, shown=shown,
+            leak=self.leak, leaks=self.leaks,
             bench=json.loads((RESULTS / "bench" / "bench-cpu.json").read_text(encoding="utf-8")), number=number,
         )  # fmt: skip
 

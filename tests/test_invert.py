@@ -17,6 +17,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fatbench.cli import app as cli
+from fatbench.store import jsonl
+from fatbench.store.stages import Store
 
 NETWORK = """
 import torch
@@ -185,6 +187,22 @@ def test_updates_of_another_model_are_refused(here: Path, run: Run, changes: dic
     code, out, err = run(f"{VIT} --after after.pt --batch 1")
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert message in err
+
+
+def test_a_suite_stands_below_in_the_same_table(here: Path, run: Run) -> None:
+    line = f"{VIT} --after after.pt --batch 1 {SHORT} --original original-0.png --like privacy-imprint --preset cpu"
+    code, out, err = run(line)
+    assert (code, out, err.count("\n")) == (3, "", 1)
+    assert "--like privacy-imprint: no cell of preset cpu has inverted updates here yet" in err
+    rows = Path(__file__).parent.parent / "results" / "privacy-imprint-cpu.jsonl"
+    with Store.open("a.db", create=True) as store:
+        jsonl.import_(store, rows)
+    code, out, err = run(f"{line} -k defence=none --db a.db")
+    assert code == 0, err
+    (mine,) = [row for row in out.splitlines() if row.startswith("| patch_ls")]
+    (fished,) = [row for row in out.splitlines() if row.startswith("| fishing ")]
+    assert mine.count("|") == fished.count("|")
+    assert "| F        | given     | privacy-imprint: mean of 40 clients" in fished
 
 
 def test_what_a_defence_hides_is_said_before_anything_runs(here: Path, run: Run) -> None:

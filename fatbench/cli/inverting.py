@@ -10,12 +10,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fatbench import whole_file
-from fatbench.cli.common import known_format, print_json
-from fatbench.cli.options import Format
-from fatbench.errors import MachineError, SpecError
+from fatbench.cli.common import known_format, plan_of, print_json
+from fatbench.cli.options import Db, Format, Preset, Smoke, Where
+from fatbench.errors import MachineError, NothingMatched, SpecError
+from fatbench.store.opening import opened
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from fatbench.suite.cells import Plan
 
 
 def invert(
@@ -43,6 +46,13 @@ def invert(
     ] = None,
     mean: Annotated[str | None, typer.Option("--mean", help="Mean of the preprocessing, per channel.")] = None,
     std: Annotated[str | None, typer.Option("--std", help="Standard deviation of the preprocessing.")] = None,
+    like: Annotated[
+        str | None, typer.Option("--like", metavar="SUITE", help="Show the results of this suite's cells below.")
+    ] = None,
+    preset: Preset = None,
+    smoke: Smoke = False,
+    where: Where = None,
+    db: Db = None,
     output: Annotated[Path, typer.Option("-o", "--output", help="Folder for the reconstructions.")] = Path("inverted"),
     format: Format = "text",
 ) -> None:
@@ -78,6 +88,9 @@ def invert(
         tuple(_mapping(one) for one in inversion or ()), preprocessing, local or None,
     )  # fmt: skip
     originals = _images(original or [], size, count)
+    if like is None and (preset or smoke or where or db):
+        raise SpecError("--preset, --smoke, -k and --db choose results of a suite: name it with --like SUITE")
+    beside = [] if like is None else _beside(plan_of(like, preset, smoke, None, where), db)
     loaded = inverting.load(task)
     chosen = inverting.fitting(task, loaded)
     answers = inverting.invert(task, loaded, chosen)
@@ -93,13 +106,38 @@ def invert(
     found = loaded.observed.labels[0].tolist()
     verdict = _verdict(rest, inverting.ONE_IMAGE)
     if format == "json":
-        print_json({"labels": found, "residual": rest, "notes": list(loaded.notes), "attacks": rows})
+        print_json({"labels": found, "residual": rest, "notes": list(loaded.notes), "attacks": rows, "like": beside})
         return
-    _print(rows)
+    _print(rows + beside)
     print(f"\nlabels, {'given' if told else 'restored'}: {', '.join(map(str, found))}")
     for line in (verdict, *loaded.notes):
         if line:
             print(line, file=sys.stderr if line in loaded.notes else sys.stdout)
+
+
+MEASURES = ("psnr", "ssim", "matched_psnr", "matched_ssim", "recovered")
+
+
+def _beside(plan: Plan, db: str | None) -> list[dict[str, Any]]:
+    """A row for each cell of a suite that inverted updates: means over its clients. NothingMatched: there is none."""
+    from fatbench.suite import threats
+
+    cells = [cell for cell in plan.cells if cell.spec["algorithm"]["name"] == "gradient_inversion"]
+    varying = [axis for axis in cells[0].key if len({cell.key.get(axis) for cell in cells}) > 1] if cells else []
+    with opened(db) as store:
+        numbers = [] if store is None else store.measurements([cell.id for cell in cells], metrics=MEASURES)
+    found = {(row["cell"], row["metric"]): row["value"] for row in numbers}  # the last round's are those of all clients
+    rows = []
+    for cell in cells:
+        if (cell.id, "psnr") in found:
+            algorithm = cell.spec["algorithm"]
+            labels = ", ".join(str(cell.key.get(axis, "")) for axis in varying) or algorithm["inversion"]["name"]
+            clients = f"{plan.suite}: mean of {algorithm['rounds'] * algorithm['target_clients']} clients"
+            means = {name: found[cell.id, name] for name in MEASURES if (cell.id, name) in found}
+            rows.append({"attack": labels, **threats.of_cell(cell.spec), "file": clients, **means})
+    if not rows:
+        raise NothingMatched(f"--like {plan.suite}: no cell of preset {plan.preset} has inverted updates here yet")
+    return rows
 
 
 def _verdict(residual: float | None, least: float) -> str:
@@ -113,8 +151,8 @@ def _print(rows: list[dict[str, Any]]) -> None:
     from tabulate import tabulate
 
     heads = {
-        "psnr": "PSNR, best pair", "ssim": "SSIM, best pair", "matched_psnr": "PSNR, all", "matched_ssim": "SSIM, all",
-        "recovered": "above 19 dB",
+        "file": "from", "psnr": "PSNR, best pair", "ssim": "SSIM, best pair", "matched_psnr": "PSNR, all",
+        "matched_ssim": "SSIM, all", "recovered": "above 19 dB",
     }  # fmt: skip
     shown = [
         {heads.get(key, key): f"{value:.3f}" if isinstance(value, float) else value for key, value in row.items()}
