@@ -314,8 +314,8 @@ def load_model(
         file = zoo.find(network, places)
         if file is None:
             raise MachineError(
-                f"the file of {name} is not here: {network.sha256}.safetensors (places=[folder or address];"
-                f" fatbench run cell {network.cell} trains it)"
+                f"the file of {name} is not here: {network.sha256}.safetensors (places=[folder or address]);"
+                f" 'fatbench run cell {network.cell}{network.how}' trains it again"
             )
         return zoo.module(file, network.sha256)
 

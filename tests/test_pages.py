@@ -277,7 +277,7 @@ def test_a_mistake_is_one_line_and_nothing_is_written(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_results_of_a_suite_that_is_not_here_are_named(
+def test_results_of_a_suite_that_is_not_here_are_named_and_one_of_this_folder_is_found(
     hostile: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -287,7 +287,10 @@ def test_results_of_a_suite_that_is_not_here_are_named(
     )
     suite = str(hostile.with_name("hostile.yaml"))
     assert run(monkeypatch, "site", suite, "-o", "out", "--db", str(hostile.parent / "test.db")) == 0
-    assert capsys.readouterr().out.split() == ["out/index.html", "out/hostile.html", "out/fatbench.js"]
+    assert (written := capsys.readouterr().out.split()) == ["out/index.html", "out/hostile.html", "out/fatbench.js"]
+    monkeypatch.chdir(hostile.parent)
+    assert run(monkeypatch, "site", "-o", str(tmp_path / "out"), "--db", "test.db") == 0
+    assert capsys.readouterr().out.split() == [str(tmp_path / file) for file in written]
 
 
 def test_every_kind_of_setting_is_explained() -> None:

@@ -52,14 +52,17 @@ def latex(text: str, folder: Path) -> None:
 
 
 def page(file: Path) -> None:
-    """page.png: the page with an opened number beside it."""
+    """page.png: a site from its top to the charts of the first leaderboard."""
     quiet = ["--headless", "--no-sandbox", "--disable-gpu"]
     with sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path="/usr/bin/chromium", args=quiet)
-        shown = browser.new_page(viewport={"width": 1400, "height": 900})
+        shown = browser.new_page(viewport={"width": 1180, "height": 1400})
         shown.goto(file.as_uri())
-        shown.locator(".chart .mark-symbol path").first.wait_for(state="attached")
-        shown.screenshot(path=file.with_suffix(".png"))
+        for chart in range(2):
+            shown.locator(".chart").nth(chart).locator(".mark-symbol path").first.wait_for(state="attached")
+        end = shown.locator(".board details").first.bounding_box()
+        assert end is not None
+        shown.screenshot(path=file.with_suffix(".png"), clip={"x": 0, "y": 0, "width": 1180, "height": end["y"]})
         browser.close()
     with Image.open(file.with_suffix(".png")) as image:
         small(image, HERE / "page.png")
@@ -81,8 +84,8 @@ def main() -> None:
         db = ["--db", str(folder / "results.db")]
         fatbench("import", "results/sfat-jpeg75-cpu.jsonl", *db)
         terminal(fatbench("report", *SUITE, "--format", "terminal", *db, FORCE_COLOR="1", COLUMNS="112"))
-        fatbench("report", *SUITE, "--format", "html", "-o", str(folder / "page.html"), *db)
-        page(folder / "page.html")
+        fatbench("site", "results/sfat-fashion-cpu.jsonl", "-o", str(folder / "site"))
+        page(folder / "site" / "index.html")
         latex(fatbench("report", *SUITE, "--format", "latex", "--notes", "short", *db), folder)
 
 

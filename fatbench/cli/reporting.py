@@ -100,17 +100,21 @@ def _found(names: Collection[str]) -> list[str]:
     return [*by_name, *_own({*names} - {*by_name})]
 
 
+def own_files() -> dict[str, str]:
+    """The suites whose files are in the working directory: name -> file."""
+    found: dict[str, str] = {}
+    for file in sorted(Path().glob("*.y*ml")):
+        text = file.read_text(encoding="utf-8", errors="replace")
+        if name := re.search(r"^name: *['\"]?([^'\"\s#]+)", text, re.MULTILINE):
+            found.setdefault(name[1], str(file))
+    return found
+
+
 def _own(names: Collection[str]) -> list[str]:
     """The files in the working directory of suites that are not found by name; says which are nowhere."""
     from fatbench.suite.files import with_settings
 
-    files: dict[str, str] = {}
-    for file in sorted(Path().glob("*.y*ml")):
-        if found := re.search(
-            r"^name: *['\"]?([^'\"\s#]+)", file.read_text(encoding="utf-8", errors="replace"), re.MULTILINE
-        ):
-            files.setdefault(found[1], str(file))
-    own = []
+    files, own = own_files(), []
     for name in sorted(names):
         base = with_settings(name)[0]
         if base in files:
@@ -273,6 +277,9 @@ def report(
         grids = [grid for _, _, mine in shown for grid in mine]
         if not grids and not names:
             raise NothingMatched("the database has no results yet: fatbench run suite NAME")
+        if store is None:
+            place = settings.shown_url(settings.database(db))
+            print(f"fatbench: {place} does not exist: nothing has been run here, or --db is missing", file=sys.stderr)
         if format == "html" and store is not None:
             from fatbench.report.site import pages
 

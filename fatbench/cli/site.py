@@ -14,7 +14,7 @@ import typer
 
 from fatbench.cli.common import plan_in
 from fatbench.cli.options import Db, Select
-from fatbench.cli.reporting import checkpoint, known_replicates
+from fatbench.cli.reporting import checkpoint, known_replicates, own_files
 from fatbench.errors import FatbenchError, NothingMatched, SpecError
 from fatbench.store.opening import opened
 
@@ -83,13 +83,17 @@ def _parts(store: Store, suites: list[str], at: Checkpoint, which: str) -> tuple
     found: list[Part] = []
     problems = []
     counted = progress.by_suite(store)
+    known = files.available()
+    own = {name: file for name, file in own_files().items() if name not in known}
     # by what a person asked for: a file of a suite has another name than the suite
     wanted: list[tuple[str, str | None]] = [(name, None) for name in suites] or [(n, p or None) for n, p in counted]
     for name, preset in wanted:
         try:
             if not suites and files.is_path(name):  # of imported lines: a name, and never a file to open
                 raise SpecError("a suite's name is no path")
-            suite, plan = plan_in(name, preset, False, None, None, store)
+            base = files.with_settings(name)[0]
+            asked = own[base] + name.removeprefix(base) if base in own else name
+            suite, plan = plan_in(asked, preset, False, None, None, store)
         except FatbenchError as error:
             if suites:
                 raise

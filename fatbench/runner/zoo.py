@@ -39,6 +39,7 @@ class Network:
     round: int
     sha256: str  # of its file
     numbers: Mapping[str, float]  # metric -> accuracy in [0, 1]
+    how: str = ""  # it was trained: options of `fatbench run cell`
 
 
 def entries(results: Iterable[Path]) -> list[Network]:
@@ -47,6 +48,7 @@ def entries(results: Iterable[Path]) -> list[Network]:
     for file in results:
         for cell in _cells(file):
             run: dict[str, Any] = next(iter(cell["runs"]), {})
+            trained = next((one for one in cell["runs"] if one["stage"] == "train" and one["status"] == "done"), run)
             for stage in cell["stages"]:
                 digest = (stage.get("record") or {}).get("model")
                 if digest is None or stage["status"] != "done":
@@ -56,7 +58,7 @@ def entries(results: Iterable[Path]) -> list[Network]:
                 numbers = {**found[key].numbers} if key in found else {}
                 numbers |= dict(_numbers(stage))
                 suite, preset = str(run.get("suite", "")), str(run.get("preset", ""))
-                found[key] = Network(cell["cell"], suite, preset, round, digest, numbers)
+                found[key] = Network(cell["cell"], suite, preset, round, digest, numbers, _how(trained))
     return list(found.values())
 
 
@@ -70,6 +72,12 @@ def _cells(file: Path) -> Iterator[dict[str, Any]]:
                     yield json.loads(line)
     except (OSError, ValueError) as error:
         raise MachineError(f"{file}: cannot be read as results ({error})") from None
+
+
+def _how(run: Mapping[str, Any]) -> str:
+    """The options of a run that decide about its bits."""
+    said = {"precision": run.get("precision"), "path": (run.get("extra") or {}).get("path")}
+    return "".join(f" --{option} {value}" for option, value in said.items() if value)
 
 
 def _numbers(stage: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
