@@ -744,7 +744,7 @@ def test_a_plain_figure_has_its_width_no_notes_and_one_axis_and_a_caption_beside
     asked = ("plot", "drawn.yaml", "--smoke", "--figure", "curves", "--format", "png", "-o", "there")
     assert run(*asked, "--plain", "--width", "column")[0] == 0
     with Image.open("there/drawn-curves-smoke.png") as image:
-        assert image.width == round(200 * plots.COLUMN)
+        assert image.width == int(200 * plots.COLUMN)
     caption = Path("there/drawn-curves-smoke.txt").read_text()
     assert caption.startswith("Accuracy. SMOKE PRESET - not comparable with published numbers.")
     assert "Seeds 1" in caption and "commit" not in caption and "machine" not in caption

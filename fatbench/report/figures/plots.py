@@ -36,7 +36,7 @@ FIXED: dict[Any, Any] = {  # whatever the reader's own matplotlibrc says
 }  # fmt: skip
 
 
-COLUMN, TEXT = 3.25, 6.75  # inches of one and of two columns of a paper
+COLUMN, TEXT = 234 / 72.27, 487 / 72.27  # inches of one and of two columns of a paper, whose points are TeX's
 NARROW = 1.5  # inches that a panel of a paper needs
 
 
