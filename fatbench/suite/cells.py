@@ -250,7 +250,7 @@ def expand(
         raise SpecError(f"suite '{name}' has no preset '{preset}'{did_you_mean(preset, contents.presets)}")
     chosen = contents.presets[preset]
     base = merge(contents.base, chosen.base)
-    overrides = [*contents.grid.overrides, *chosen.overrides]
+    overrides = [*contents.grid.overrides, model.Override(set=chosen.set), *chosen.overrides]
     axes = contents.axes
     lay = functools.partial(_laid_on, file=file, axes=axes)
     asked = contents.evaluate if not chosen.evaluate else lay(contents.evaluate, chosen.evaluate)

@@ -333,6 +333,7 @@ class Preset(Node):
     base: OverrideMap = LocatedMap()
     axes: Annotated[dict[str, list[str]] | None, PlainValidator(lambda value: value)] = None
     evaluate: OverrideMap = LocatedMap()
+    set: OverrideMap = LocatedMap()  # of every cell, over the axes
     overrides: list[Override] = Field(default=[])
 
     @field_validator("axes")
