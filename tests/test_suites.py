@@ -956,6 +956,21 @@ def test_overrides_come_after_the_axes_and_the_last_one_wins(suite_from: Callabl
     assert [(local["epochs"], local["lr"]) for local in found] == [(1, 0.1), (1, 0.1), (3, 0.2), (4, 0.2)]
 
 
+def test_the_set_of_a_preset_is_inherited_and_comes_between_the_axes_and_the_overrides(
+    suite_from: Callable[..., Suite], tmp_path: Path
+) -> None:
+    suite_from(("axes: {E: [one]}}", "set: {train: 60, algorithm: {local: {epochs: 5, lr: 0.3}}}}"))
+    child = tmp_path / "child.yaml"
+    child.write_text(
+        "name: child\ntitle: A child\nextends: s.yaml\npresets:\n  smoke:\n    set: {algorithm: {local: {lr: 0.4}}}\n"
+        "    overrides: [{when: {E: two}, set: {algorithm: {local: {epochs: 4}}}}]\n"
+    )
+    found = [(cell.spec["train"], cell.spec["algorithm"]["local"]) for cell in load(str(child)).plan("smoke").cells]
+    assert [(train, local["epochs"], local["lr"]) for train, local in found] == [
+        (60, 5, 0.4), (60, 5, 0.4), (60, 4, 0.4), (60, 4, 0.4)
+    ]  # fmt: skip
+
+
 def test_a_call_of_another_name_replaces_the_whole(suite_from: Callable[..., Suite]) -> None:
     suite = suite_from(
         (
