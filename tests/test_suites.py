@@ -959,14 +959,14 @@ def test_overrides_come_after_the_axes_and_the_last_one_wins(suite_from: Callabl
 def test_the_set_of_a_preset_is_inherited_and_comes_between_the_axes_and_the_overrides(
     suite_from: Callable[..., Suite], tmp_path: Path
 ) -> None:
-    suite_from(("axes: {E: [one]}}", "set: {train: 60, algorithm: {local: {epochs: 5, lr: 0.3}}}}"))
+    suite_from(("axes: {E: [one]}}", "set: {test: 60, algorithm: {local: {epochs: 5, lr: 0.3}}}}"))
     child = tmp_path / "child.yaml"
     child.write_text(
         "name: child\ntitle: A child\nextends: s.yaml\npresets:\n  smoke:\n    set: {algorithm: {local: {lr: 0.4}}}\n"
         "    overrides: [{when: {E: two}, set: {algorithm: {local: {epochs: 4}}}}]\n"
     )
-    found = [(cell.spec["train"], cell.spec["algorithm"]["local"]) for cell in load(str(child)).plan("smoke").cells]
-    assert [(train, local["epochs"], local["lr"]) for train, local in found] == [
+    found = [(cell.spec["test"], cell.spec["algorithm"]["local"]) for cell in load(str(child)).plan("smoke").cells]
+    assert [(test, local["epochs"], local["lr"]) for test, local in found] == [
         (60, 5, 0.4), (60, 5, 0.4), (60, 4, 0.4), (60, 4, 0.4)
     ]  # fmt: skip
 
@@ -1006,7 +1006,7 @@ def test_attacks_can_be_added_to_a_preset_that_does_without() -> None:
             assert {e.attack["eps"] for e in other.evaluations if e.label in every} == {eps}
             assert {e.attack["step"] for e in other.evaluations if e.label in ("pgd20", "cw")} == {step}
     quick = read("sfat-mu").plan("smoke", attacks=["autoattack"]).cells[0]
-    assert {e.label: e.n for e in quick.evaluations}["autoattack"] == 32  # as many images as the preset's others
+    assert {e.label: e.n for e in quick.evaluations}["autoattack"] == 64  # as many images as the preset's others
     with pytest.raises(SpecError, match=r"--attacks: no attack is named 'pgd02' \(did you mean 'pgd20'\?\)"):
         read("sfat-mu").plan("paper", attacks=["pgd02"])
     with pytest.raises(SpecError, match="--attacks: suite 'april-masks', preset 'paper', evaluates no model on test"):
