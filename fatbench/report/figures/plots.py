@@ -33,6 +33,7 @@ FIXED: dict[Any, Any] = {  # whatever the reader's own matplotlibrc says
     "axes.spines.right": False, "axes.grid": True, "grid.color": "#DDDDDD", "grid.linewidth": 0.5,
     "axes.axisbelow": True, "lines.linewidth": 1.3, "hatch.linewidth": 0.5, "pdf.fonttype": 42, "svg.fonttype": "path",
     "svg.hashsalt": "fatbench", "figure.dpi": 100, "savefig.dpi": 200, "savefig.bbox": None, "text.usetex": False,
+    "axes.formatter.useoffset": False,
 }  # fmt: skip
 
 
