@@ -57,6 +57,7 @@ SMALL = {
     "small_cnn": {"width": 2},
     "mlp": {},
     "vit": {"patch": 4, "dim": 16, "depth": 1, "heads": 2},
+    "t2t": {"patch": 4, "dim": 16, "token_dim": 8, "depth": 1, "heads": 2},
     "edge_vit": {"width": 2, "dim": 6, "depth": 1, "heads": 2},
     "edge_resnet8": {"width": 2, "planes": 2, "blocks": 1},
 }
@@ -292,7 +293,7 @@ def _algorithm(function: Any, begin: Any = None) -> Any:
     for network in (*SMALL, "dual"):
         on = problem(network) if network in SMALL else problem(with_dual_norm(copy.deepcopy(problem().model)))
         try:
-            found = rounds(replace(on, auxiliary=on.images.flip(3)), function, begin)
+            found = rounds(replace(on, auxiliary=on.images.flip(3), held_out=(on.images, on.labels)), function, begin)
         except (ValueError, FatbenchError) as error:  # a network without the parts that it needs
             refused.append(error)
         else:
@@ -544,7 +545,7 @@ def resumes_with_the_same_bytes(kind: str, name: str) -> None:
 
 
 def logits_and_parameters_as_declared(kind: str, name: str) -> None:
-    """(B, classes) logits with a gradient, and as many parameters as the line `Parameters:` says."""
+    """(B, classes) logits with a gradient, and as many trainable parameters as the line `Parameters:` says."""
     call = calls.check(kind, spec(kind, name))
     network = calls.build(kind, call)((3, 16, 16), CLASSES)
     logits = network(torch.rand(2, 3, 16, 16, generator=generator(0, "x")))
@@ -552,7 +553,7 @@ def logits_and_parameters_as_declared(kind: str, name: str) -> None:
         logits.shape == (2, CLASSES) and logits.requires_grad, f"2 images give logits {tuple(logits.shape)}, not (2, 4)"
     )
     said = formulas.formula(call, "Parameters", channels=3, side=16, classes=CLASSES)
-    real = sum(parameter.numel() for parameter in network.parameters())
+    real = sum(parameter.numel() for parameter in network.parameters() if parameter.requires_grad)
     expect(said is None or said == real, f"{real} parameters, declared are {said}")
 
 

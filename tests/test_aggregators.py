@@ -62,6 +62,27 @@ def test_sfat() -> None:
     assert mixing.selected == (1,)
 
 
+def test_two_levels() -> None:
+    """Four clients of 100 examples train adversarially, two of 200 do not; r = 1.2 for client 1."""
+    losses = [0.9, 0.5, 0.7, 0.8, 0.1, 0.2]
+    updates = [client(k, 100 if k < 4 else 200, loss) for k, loss in enumerate(losses)]
+    how = {"adversarial": 4, "alpha": 1 / 11, "top": 1}
+    mixing = mixing_of("two_level", updates, context(6), **how)
+    assert mixing.weights == pytest.approx([0.11905, 0.14286, 0.11905, 0.11905, 0.25, 0.25], abs=1e-5)
+    assert mixing.norm == pytest.approx(weights("samples", updates)) and mixing.selected == (1,)
+    assert mixing.metrics == pytest.approx({"adversarial_loss": 0.725, "standard_loss": 0.15})
+    assert weights("two_level", updates, share=0.8, **how) == pytest.approx(
+        [0.19048, 0.22857, 0.19048, 0.19048, 0.1, 0.1], abs=1e-5
+    )
+    assert mixing_of("sfat", updates, context(6), alpha=1 / 11, top=2).selected == (4, 5)
+    assert weights("two_level", updates, **{**how, "alpha": 0.0}) == pytest.approx(weights("samples", updates))
+    assert weights("two_level", updates[:4], share=0.8, **how) == pytest.approx(
+        weights("sfat", updates[:4], alpha=1 / 11, top=1)
+    )
+    for few in (updates[4:], updates[3:]):  # nobody, and one, that trains adversarially
+        assert weights("two_level", few, **how) == pytest.approx(weights("samples", few))
+
+
 @pytest.mark.parametrize(("alpha", "r"), [(1 / 11, 1.2), (3 / 23, 1.3), (1 / 6, 1.4)])
 def test_sfat_published_slack(alpha: float, r: float) -> None:
     """Five equal clients: the selected one gets r / (4 + r), the others 1 / (4 + r)."""
@@ -537,8 +558,10 @@ def situations(draw: st.DrawFn, aggregator: str) -> tuple[list[Update], Context,
         setting.name: draw(members.allowed(setting.annotation, len(updates) // 2))
         for setting in signatures.describe("Aggregator", aggregator).settings
     }
+    if "adversarial" in arguments:
+        arguments["adversarial"] = 2 * int(str(arguments["top"]))
     asked = calls.call("Aggregator", {"name": aggregator, **arguments})
-    assume(not [*facts.refusals(asked, {}, {"cohort": len(updates), "malicious": 0}, "")])
+    assume(not [*facts.refusals(asked, {"algorithm": None}, {"cohort": len(updates), "malicious": 0}, "")])
     at = context(
         len(updates) + draw(st.integers(0, 2)), round=draw(st.integers(0, 10)), broadcast=cohort(1, 99)[0].model
     )

@@ -59,6 +59,9 @@ def run(name: str, on: Problem, rounds: int = 1, start: State | None = None, **s
     defaults = {"rounds": rounds, "batch": 100, "lr": 0.1, "objective": quadratic}
     if name != "centralized":
         defaults |= {"epochs": 4, "aggregator": aggregator("samples")}
+    if name == "fltrust":
+        on, _ = replace(on, held_out=(on.images, on.labels)), defaults.pop("aggregator")
+        defaults |= {"root": 3}
     if name == "fedavg_validated":
         defaults |= {"validators": 1}
     if name == "fedavg_mixed":

@@ -62,6 +62,17 @@ CASES = [
         for aggregator in SLACK
     ],
     *[
+        ({"algorithm": {**FEDAVG, **more, "aggregator":
+            {"name": "two_level", "alpha": 0.1, "adversarial": 2, "top": top}}}, "algorithm: aggregator", reason)
+        for more, top, reason in (
+            ({}, 2, "top: 2 is more than half of the 2 clients that train adversarially"),
+            ({"name": "fedavg_mixed", "adversarial": 3, "standard": "standard"}, 1,
+                "adversarial: 2 here, and 3 in the algorithm"),
+        )
+    ],
+    ({"algorithm": {"name": "fltrust"}, "validation": 40}, "algorithm",
+        "root: fltrust needs 100 images of the server's own, and 'validation' holds out 40"),
+    *[
         ({"malicious": {"clients": many, "attack": attack}}, "malicious: attack", reason)
         for many, attack, reason in (
             (1, {"name": "badnets", "target": 10}, "target: class 10 of 10, counted from 0"),

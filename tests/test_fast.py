@@ -227,6 +227,7 @@ COHORT: dict[str, tuple[str, dict[str, object]]] = {  # model, settings
     "fednova": ("nin", TOGETHER),
     "fedavg_mixed": ("nin", {**TOGETHER, "participation": 1.0, "adversarial": 3, "standard": objective("standard")}),
     "fedbn": ("small_cnn", TOGETHER),
+    "fltrust": ("small_cnn", {**{key: value for key, value in TOGETHER.items() if key != "aggregator"}, "root": 6}),
     "fedrbn": ("dual_cnn", {**TOGETHER, "participation": 1.0, "adversarial": 3, "standard": objective("standard")}),
     # At its own rate Adam makes whole steps of the rounding noise of gradients that are zero.
     "fedaux": ("small_cnn", {**TOGETHER, "privacy": "none", "distillation_lr": 1e-7}),
@@ -244,7 +245,7 @@ ALONE: dict[str, tuple[str, dict[str, object]]] = {  # one model, or training of
 def rounds(name: str, model: str, path: str, how: dict[str, object], *, double: bool) -> list[Round]:
     """An algorithm with five clients of unequal size."""
     on = problem(model, path, (7, 4, 7, 3, 6))
-    on = replace(on, auxiliary=on.images.flip(3) if name == "fedaux" else None)
+    on = replace(on, auxiliary=on.images.flip(3) if name == "fedaux" else None, held_out=(on.images, on.labels))
     if double:
         on.model.double()
     if name == "centralized":

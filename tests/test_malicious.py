@@ -239,15 +239,19 @@ base:
   data: digits
   train: 200
   test: 100
+  validation: 40
   partition: {name: iid, clients: 4}
   model: {name: mlp}
   monitor: natural
-  algorithm: {name: fedavg, rounds: 12, aggregator: samples, local: {batch: 25, lr: 0.5, objective: standard}}
+  algorithm: {name: fedavg, rounds: 12, aggregator: samples, local: &local {batch: 20, lr: 0.5, objective: standard}}
 axes:
   clients:
     honest: {}
     destroyed: {malicious: {clients: 1, attack: {name: ipm, epsilon: 100000000.0}}}
     infinite: {malicious: {clients: "2", attack: {name: model_replacement, factor: 1.0e+60}}}
+    distrusted:
+      malicious: {clients: 3, attack: sign_flip}
+      algorithm: {name: fltrust, rounds: 12, participation: 0.25, root: 40, local: *local}
 evaluate:
   attacks: {natural: natural, fgsm: {name: fgsm, eps: 0.1}}
 presets: {paper: {}}
@@ -340,10 +344,10 @@ def test_a_model_that_malicious_clients_destroy_is_a_result(tmp_path: Path, monk
     monkeypatch.chdir(tmp_path)
     Path("liars.yaml").write_text(SUITE)
     done = fatbench.run("liars.yaml", jobs=1, device="cpu", quiet=True)
-    assert done["status"].tolist() == ["done"] * 3
+    assert done["status"].tolist() == ["done"] * 4
     table = fatbench.table("liars.yaml")
     (grid,) = table.grids
-    honest, destroyed, infinite = (row.values[0] for row in grid.rows)
+    honest, destroyed, infinite, distrusted = (row.values[0] for row in grid.rows)
     results = fatbench.results("liars.yaml")
     (chance,) = set(results[results["metric"] == "chance"]["value"])
     assert [value.mean for value in destroyed] == [chance, chance]
@@ -352,6 +356,8 @@ def test_a_model_that_malicious_clients_destroy_is_a_result(tmp_path: Path, monk
     assert said[0].startswith("training diverged in round ") and said[0].endswith("that of the most frequent class")
     assert "12 uploads were not finite and were left out" in infinite[0].flags
     assert infinite[0].mean > 0.5 and honest[0].flags == ()
+    kept = results.query("metric == 'trusted' and value == 0")
+    assert 0 < len(kept) < 12 and f"no update was trusted in {len(kept)} rounds" in distrusted[0].flags
     for how in ("markdown", "latex", "csv", "json", "html", "terminal"):
         assert "training diverged in round" in render(table.grids, how), how
     assert (results[results["metric"] == "diverged"]["value"] < 12).all()

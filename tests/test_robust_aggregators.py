@@ -20,6 +20,7 @@ from fatbench.engine.rounds import Context, Mixing, Update
 from fatbench.errors import SpecError
 from fatbench.methods import robust_aggregators
 from fatbench.methods.aggregators import AGGREGATORS
+from fatbench.methods.algorithms.fltrust import trust
 from fatbench.suite import calls, facts
 
 NAMES = [name for name, function in AGGREGATORS.items() if hasattr(robust_aggregators, name) and function]
@@ -131,6 +132,21 @@ def test_centred_clipping_and_its_memory() -> None:
             updates, context(on=at.problem, broadcast=at.broadcast, memory=mixing.memory), radius=1.0
         )
         assert mixing.model is not None and float(mixing.model["w"]) == pytest.approx(expected)
+
+
+def test_fltrust() -> None:
+    """u_0 = (1, 0): scores 1, 0, 0 and 0.70711. Without a score above 0 nothing moves."""
+    zero, own = {"w": torch.zeros(2)}, {"w": torch.tensor([1.0, 0.0])}
+    uploads = [[2.0, 0.0], [0.0, 3.0], [-1.0, 0.0], [1.0, 1.0]]
+    updates, at = vectors(uploads)
+    mixing = trust([update.model for update in updates], own, zero, ["w"])
+    moved = mix(updates, mixing, zero, at.problem.model)["w"]
+    assert moved.tolist() == pytest.approx([0.87868, 0.29289], abs=1e-5)
+    assert [weight > 0 for weight in mixing.weights] == [True, False, False, True]
+    for uploads, root in (([[0.0, 3.0], [-1.0, 0.0], [0.0, 0.0]], own), ([[1.0, 0.0]], zero)):
+        updates, at = vectors(uploads)
+        mixing = trust([update.model for update in updates], root, zero, ["w"])
+        assert mixing.weights == [0.0] * len(uploads) and mixing.broadcast == 1
 
 
 # --- against what torch has, by another way ------------------------------------------------------------------------

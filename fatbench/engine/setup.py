@@ -101,18 +101,18 @@ def setup(
         unlabelled = torch.from_numpy(auxiliary_images(dataset, other, train, auxiliary_n, train_from)).to(
             runtime.device
         )
+    held_out = tensors("validation", dataset.train_images, dataset.train_labels, chosen.validation)
     problem = Problem(
         network, images, labels, shards, dataset.classes, seed, runtime.device, runtime.precision, runtime.path, size,
         augment, unlabelled, malicious, runtime.vectorise.train_cohort if runtime.vectorise else None,
+        held_out if validation else None,
     )  # fmt: skip
     start = {name: value.detach().clone() for name, value in network.state_dict().items()}
     return Setup(
         problem=problem,
         initial=State(0, start),
         test=tensors("test", dataset.test_images, dataset.test_labels, slice(test)),
-        validation=(
-            tensors("validation", dataset.train_images, dataset.train_labels, chosen.validation) if validation else None
-        ),
+        validation=problem.held_out,
         held=on_device(chosen.held),
         classes=dataset.classes,
         data={"name": dataset.name, "variant": dataset.variant, "fingerprint": dataset.fingerprint},

@@ -38,7 +38,7 @@ from fatbench.methods.robust_aggregators import (
     trimmed_mean,
 )
 from fatbench.models import logit_parameters
-from fatbench.suite.types import Count, Momentum, NonNegative, Positive, Real
+from fatbench.suite.types import Count, Momentum, NonNegative, Positive, Probability, Real
 
 RankBy = Literal["nk_weighted", "mean_loss", "released"]
 
@@ -197,6 +197,66 @@ def _ranking(update: Update, rank_by: RankBy) -> float:
             return update.stats.loss_released
         case _:  # the paper's N_k / N * L_k: N is the same for all
             return update.n * update.stats.loss
+
+
+def two_level(
+    updates: Sequence[Update],
+    context: Context,
+    *,
+    adversarial: Count,
+    alpha: Momentum,
+    top: Count = 1,
+    share: Probability | None = None,
+    rank_by: Literal["nk_weighted", "mean_loss", "released"] = "nk_weighted",
+    first_round: bool = False,
+) -> Mixing:
+    """SFAT among the clients that train adversarially, FedAvg among the others, then a mean of the two.
+
+    The losses of clients that do not train adversarially are smaller, so SFAT over all would select those alone.
+    Clients 0 to `adversarial` - 1 train adversarially, as in `fedavg_mixed`. `share` is the weight of their group;
+    without it, their fraction of the examples. `alpha`, `top`, `rank_by` and `first_round` are those of `sfat`; in a
+    round with fewer than 2 `top` adversarial clients, as many as half of them are selected. A group that is not in the
+    round has no weight. Batch normalisation keeps FedAvg's weights within a group. Metrics: adversarial_loss and
+    standard_loss, mean losses weighted by examples.
+
+    Two of four clients train adversarially, with losses 2 and 3; r = 2, so client 0 counts twice in its half:
+
+    >>> from fatbench.engine.rounds import Stats
+    >>> losses = enumerate([2.0, 3.0, 0.1, 0.2])
+    >>> updates = [Update(k, 10, {}, Stats(loss, loss, 0.5, 1, 1.0, 1)) for k, loss in losses]
+    >>> context = Context(round=1, rounds=10, problem=None, broadcast={}, memory={}, lr=0.1)
+    >>> [round(weight, 3) for weight in two_level(updates, context, adversarial=2, alpha=1 / 3).weights]
+    [0.333, 0.167, 0.25, 0.25]
+
+    Source: ours, for the setting of Hong et al. 2023; methods: SFAT.
+    Example: {adversarial: 2}
+    Refuse if top > adversarial / 2: top: {top} is more than half of the {adversarial} clients that train adversarially
+    Refuse if algorithm.adversarial and adversarial != algorithm.adversarial: adversarial: {adversarial} here, and
+        {algorithm.adversarial} in the algorithm
+    """
+    factor = (1 + alpha) / (1 - alpha)
+    groups = [[k for k, u in enumerate(updates) if (u.client < adversarial) == first] for first in (True, False)]
+    here = [[updates[k] for k in group] for group in groups]
+    examples = [sum(update.n for update in group) for group in here]
+    shares = normalised([float(n) for n in examples])
+    if share is not None and all(groups):
+        shares = [share, 1 - share]
+    selected = min(top, len(groups[0]) // 2)
+    trained, others = (Mixing(normalised([float(u.n) for u in group]) if group else []) for group in here)
+    if selected:
+        trained = _slack("two_level", here[0], context, factor, selected, rank_by, first_round)
+    weights, norm = [0.0] * len(updates), [0.0] * len(updates)
+    for group, part, mixing in zip(groups, shares, (trained, others), strict=True):
+        for place, k in enumerate(group):
+            weights[k] = part * mixing.weights[place]
+            norm[k] = part * (mixing.norm or mixing.weights)[place]
+    losses = {
+        name: math.fsum(update.n * update.stats.loss for update in group) / n
+        for name, group, n in zip(("adversarial_loss", "standard_loss"), here, examples, strict=True)
+        if n
+    }
+    chosen = tuple(groups[0][place] for place in trained.selected)
+    return Mixing(weights, norm=norm, selected=chosen, metrics={**losses})
 
 
 # --- SFAT as released --------------------------------------------------------------------------------------------
@@ -405,6 +465,7 @@ AGGREGATORS: dict[str, Callable[..., Mixing]] = {
     "uniform": uniform,
     "sfat": sfat,
     "sfat_annealed": sfat_annealed,
+    "two_level": two_level,
     "resfat_deemph": resfat_deemph,
     "resfat_up_large": resfat_up_large,
     "sfat_released": sfat_released,

@@ -249,11 +249,13 @@ def _numbers(stage: _Stage, pairs: list[transfer.ModelPair], each: Tensor) -> li
 
 
 def _said(stage: _Stage) -> Iterator[str]:
-    """What malicious clients have done to the training that its numbers do not say."""
+    """What has happened in training that its numbers do not say."""
     if stage.diverged:
         yield f"training diverged in round {stage.diverged}, so accuracy is that of the most frequent class"
     if refused := stage.record.get("uploads_refused"):
         yield f"{refused} uploads were not finite and were left out"
+    for words, count in stage.record.get("said", {}).items():
+        yield f"{words} in {count} rounds"
 
 
 def _beside(stage: _Stage, loaded: _Loaded, each: Tensor, job: Job) -> list[Number]:

@@ -98,6 +98,9 @@ def _rounds(run: int, turn: Turn, machine: Machine) -> CellStatus:
             record["diverged"] = int(series["diverged"])
         if refused := int(series.get("uploads_refused", 0)):
             record["uploads_refused"] = record.get("uploads_refused", 0) + refused
+        for words in [name.removeprefix("flag_").replace("_", " ") for name in series if name.startswith("flag_")]:
+            said = record.get("said", {})
+            record["said"] = {**said, words: said.get(words, 0) + 1}
         latest = (result.state.model, result.own)
         models = {r: m for r, m in {**models, count: latest}.items() if model_file(r) in files_of(record)}
         if kept := {**result.artifacts, **(result.mixing.artifacts if result.mixing else {})}:

@@ -218,8 +218,9 @@ def _can_be_malicious(spec: Mapping[str, Any], place: str) -> None:
     algorithm = spec["algorithm"]
     while algorithm.wrapped is not None:
         algorithm = algorithm.wrapped
+    sends = "aggregator" in algorithm or ("local" in algorithm and formulas.formula(algorithm, "Up", batches=1))
     for attack in spec["malicious"].nested.values():
-        if "aggregator" not in algorithm and "images" not in attack.signature.asks:
+        if not sends and "images" not in attack.signature.asks:
             raise SpecError(
                 f"{place}: '{attack['name']}' changes what clients train or send, and {algorithm['name']} does not "
                 "aggregate their models: use an adversary that changes images or labels"

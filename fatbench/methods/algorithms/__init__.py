@@ -14,6 +14,7 @@ from fatbench.methods.algorithms.fednova import fednova
 from fatbench.methods.algorithms.fedrbn import fedrbn
 from fatbench.methods.algorithms.fedsgd import fedsgd
 from fatbench.methods.algorithms.fedvkd import fedvkd
+from fatbench.methods.algorithms.fltrust import fltrust
 from fatbench.methods.algorithms.gradient_inversion import gradient_inversion
 from fatbench.methods.algorithms.scaffold import scaffold
 from fatbench.methods.algorithms.scaffold_sfat import scaffold_sfat
@@ -24,6 +25,7 @@ ALGORITHMS = {
     "fedavg_mixed": fedavg_mixed,
     "fedbn": fedbn,
     "fedrbn": fedrbn,
+    "fltrust": fltrust,
     "scaffold": scaffold,
     "scaffold_sfat": scaffold_sfat,
     "fedgate": fedgate,

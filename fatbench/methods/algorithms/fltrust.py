@@ -1,0 +1,105 @@
+"""FLTrust: the server trains on a few images of its own, and trusts updates that go its way.
+
+| paper | here | what |
+|---|---|---|
+| D_0 | problem.held_out, the first `root` | the server's images, which no client has |
+| g_i, g_0 | u_k = theta_k - theta^t, u_0 | update of client k, and of the server |
+| TS_i | scores[k] | trust score |
+
+    for t = 0 .. T-1:
+        draw m clients
+        each: theta_k <- E epochs of SGD from theta^t on the objective;  the server: theta_0, in the same way, on D_0
+        TS_k = max(0, cos(u_k, u_0))
+        theta^{t+1} <- theta^t + sum_k TS_k (|u_0| / |u_k|) u_k / sum_k TS_k
+
+Cao et al. 2021, algorithm 2, with a server's learning rate of 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from fatbench.engine.cohort import cost, draw_cohort, train_cohort
+from fatbench.engine.local import trainable
+from fatbench.engine.mixing import mix
+from fatbench.engine.rounds import Metrics, Mixing, Problem, Round, State, Tensors
+from fatbench.suite.types import Count, Fraction, Local
+
+
+def fltrust(
+    problem: Problem,
+    state: State,
+    *,
+    rounds: Count,
+    local: Local,
+    root: Count = 100,
+    participation: Fraction = 1.0,
+) -> Iterator[Round]:
+    """FLTrust; the server has the first `root` of the images that the cell's `validation` holds out.
+
+    It trains as the clients do, adversarially if they do. N_k is not used; running averages of batch normalisation are
+    plain means. An update of length 0 is not trusted. Where none is, theta^t stays, and the cell's numbers say in how
+    many rounds. Metric: trusted, the fraction of clients with a score above 0. A checkpoint that is chosen on
+    validation images is chosen on the server's too. ValueError: too few images are held out.
+
+    Source: Cao et al. 2021 (arXiv 2012.13995); methods: Robust aggregation.
+    Example: {root: 5}
+    Fractions: trusted
+    Forward: rounds * (participation + root / images) * local
+    Backward: rounds * (participation + root / images) * local
+    Up: 1
+    Down: 1
+    Refuse if root > validation: root: {name} needs {root} images of the server's own, and 'validation' holds out
+        {validation}
+    """
+    images, labels = problem.held_out or (problem.images[:0], problem.labels[:0])
+    if len(images) < root:
+        raise ValueError(f"fltrust: root: {len(images)} images are held out, fewer than {root}")
+    clients = len(problem.shards)
+    shards = [*(torch.empty(0) for _ in range(clients)), torch.arange(root, device=problem.device)]
+    server = replace(problem, images=images[:root], labels=labels[:root], shards=shards, malicious=None)
+    for t in range(state.round, rounds):
+        cohort = draw_cohort(problem, t, participation)
+        now = local.at(t)
+        updates = train_cohort(problem, state.model, cohort, t, now)
+        (own,) = train_cohort(server, state.model, [clients], t, now)
+        mixing = trust([update.model for update in updates], own.model, state.model, trainable(problem.model))
+        trusted = sum(mixing.weights) > 0
+        model = mix([replace(update, n=1) for update in updates], mixing, state.model, problem.model)
+        after = State(t + 1, model if trusted else state.model)
+        metrics: Metrics = {"trusted": sum(weight > 0 for weight in mixing.weights) / len(updates)}
+        metrics |= {} if trusted else {"flag_no_update_was_trusted": 1.0}
+        spent, passes = cost(updates, now, state.model), root * now.epochs
+        spent = replace(
+            spent,
+            gradient_steps=spent.gradient_steps + own.stats.steps,
+            forward=spent.forward + passes,
+            backward=spent.backward + passes,
+        )
+        yield Round(t, state.model, updates, mixing, after, spent, metrics=metrics)
+        state = after
+
+
+def trust(models: Sequence[Tensors], own: Tensors, broadcast: Tensors, names: Sequence[str]) -> Mixing:
+    """The weights of the clients' models, over the tensors `names`; what is missing to 1 stays with `broadcast`."""
+
+    def update(model: Tensors) -> Tensor:
+        return torch.cat([(model[name] - broadcast[name]).flatten() for name in names]).double()
+
+    root = update(own)
+    lengths, cosines = [], []
+    for model in models:
+        u = update(model)
+        lengths.append(float(u.norm()))
+        cosines.append(float(u @ root / (u.norm() * root.norm())) if lengths[-1] > 0 and root.norm() > 0 else 0.0)
+    scores = [max(cosine, 0.0) for cosine in cosines]
+    total = sum(scores)
+    weights = [
+        score / total * float(root.norm()) / length if score > 0 else 0.0
+        for score, length in zip(scores, lengths, strict=True)
+    ]
+    return Mixing(weights, broadcast=1 - sum(weights))
