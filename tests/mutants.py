@@ -89,7 +89,11 @@ ROOMS: dict[str, tuple[list[str], list[str], str]] = {
         ["test_leases.py", "test_selection.py", "test_store.py"],
         "not racing and not random_instants and not ten_thousand and not clock_is_off and not killed_while",
     ),
-    "attacks": (["methods/attacks.py", "methods/packages.py"], ["test_attacks.py"], ""),
+    "attacks": (
+        ["methods/attacks.py", "methods/packages.py"],
+        ["test_attacks.py", "test_personalised.py", "test_precision.py"],
+        "test_attacks or test_personalised and through_which or test_precision and autoattack",
+    ),
 }
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
-import io
 import logging
 import random
 import subprocess
@@ -770,26 +769,27 @@ def test_an_attack_error_is_a_mistake_of_the_caller() -> None:
     assert issubclass(packages.AttackError, ValueError) and packages.AttackError("").exit_code == 2
 
 
-def test_autoattack_leaves_tracing_and_logging_as_they_were() -> None:
+def test_autoattack_leaves_tracing_as_it_was() -> None:
     """The package's check for dynamic defences ends every trace, which would cut a coverage measurement short."""
 
     def trace(frame: object, event: str, argument: object) -> None:
         return None
 
     outer = sys.gettrace()
-    stream = logging.StreamHandler(io.StringIO())
-    logging.getLogger().addHandler(stream)
     try:
         sys.settrace(trace)
-        model = nn.Sequential(flat(4), nn.Softmax(1)).eval()  # the package warns of probabilities
         x = torch.rand(2, 1, 2, 2, generator=generator())
-        packages.autoattack(model, x, torch.tensor([0, 1]), generator(), eps=1.0)
+        packages.autoattack(flat(4), x, torch.tensor([0, 1]), generator(), eps=1.0)
         assert sys.gettrace() is trace
     finally:
         sys.settrace(outer)
-        logging.getLogger().removeHandler(stream)
-    assert stream.stream.getvalue() == ""
-    assert not logging.getLogger("auto-attack").disabled
+
+
+def test_autoattack_logs_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    model = nn.Sequential(flat(4), nn.Softmax(1)).eval()  # the package warns of probabilities
+    x = torch.rand(2, 1, 2, 2, generator=generator())
+    packages.autoattack(model, x, torch.tensor([0, 1]), generator(), eps=1.0)
+    assert caplog.text == "" and not logging.getLogger("auto-attack").disabled
 
 
 def test_the_authors_own_package_is_used_where_it_is_installed(
@@ -884,6 +884,17 @@ def test_what_torchattacks_raises_is_said_in_one_line() -> None:
     message = "^torchattacks.EADL1 failed: ZeroDivisionError: integer modulo by zero$"
     with pytest.raises(packages.AttackError, match=message):
         packages.torchattacks(conv(), *batch(2), generator(), attack="EADL1", max_iterations=2)
+
+
+def test_memory_that_runs_out_in_torchattacks_is_not_a_mistake_of_the_caller() -> None:
+    """So that the worker tries smaller batches."""
+
+    class Full(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            raise MemoryError("no room")
+
+    with pytest.raises(MemoryError, match="no room"):
+        packages.torchattacks(Full().eval(), *batch(2), generator(), attack="FGSM")
 
 
 @pytest.mark.parametrize("name", ["FAB", "CW", "DeepFool"])

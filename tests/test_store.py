@@ -297,18 +297,26 @@ def test_outcomes_follow_one_another(store: Store) -> None:
     run = taken(store, "pgd20@3")
     store.commit(run, round=10, outcomes=(0, 10, b"\xff\xc0"))
     store.commit(run, round=13, outcomes=(10, 3, b"\xa0"))
-    assert store.outcomes(CELL, "pgd20@3") == [(0, 10, b"\xff\xc0"), (10, 3, b"\xa0")]
-    assert row(store, "pgd20@3").round == 13
+    store.commit(run, round=14, outcomes=(13, 1, b"\x80"))
+    assert store.outcomes(CELL, "pgd20@3") == [(0, 10, b"\xff\xc0"), (10, 3, b"\xa0"), (13, 1, b"\x80")]
+    assert row(store, "pgd20@3").round == 14
     assert store.outcomes(CELL, "train") == []
 
 
 @pytest.mark.parametrize(
-    "chunk", [(0, 10, b"\xff"), (0, 9, b"\xff\x80"), (1, 9, b"\xff\x80"), (0, 0, b""), (0, 10, b"\xff\xff\xff")]
+    ("round", "chunk"),
+    [
+        (10, (0, 10, b"\xff")),
+        (10, (0, 9, b"\xff\x80")),
+        (10, (1, 9, b"\xff\x80")),
+        (0, (0, 0, b"")),
+        (10, (0, 10, b"\xff\xff\xff")),
+    ],
 )
-def test_outcomes_that_do_not_fit_are_refused(store: Store, chunk: tuple[int, int, bytes]) -> None:
+def test_outcomes_that_do_not_fit_are_refused(store: Store, round: int, chunk: tuple[int, int, bytes]) -> None:
     run = taken(store, "pgd20@3")
-    with pytest.raises(ValueError, match=r"do not lead from 0 examples to 10"):
-        store.commit(run, numbers=[Number("a", 1.0, 3)], round=10, outcomes=chunk)
+    with pytest.raises(ValueError, match=f"do not lead from 0 examples to {round}$"):
+        store.commit(run, numbers=[Number("a", 1.0, 3)], round=round, outcomes=chunk)
     assert (row(store, "pgd20@3").round, store.measurements()) == (0, [])
 
 
@@ -1054,6 +1062,9 @@ def test_what_sqlite_says_in_words(code: int, kind: type[Exception], message: st
         assert (type(found), str(found)) == (kind, message)
     assert opened._explained(sqlite_error(sqlite3.SQLITE_ERROR)) is None
     assert opened._explained(sqlite3.ProgrammingError("Cannot operate on a closed database.")) is None
+    no_text = sqlite3.OperationalError("Could not decode to UTF-8 column 'spec' with text '{\ufffd}'")
+    said = "x.db is damaged: Could not decode to UTF-8 column 'spec' (fatbench db check)"
+    assert str(opened._explained(no_text)) == said
 
 
 @pytest.mark.parametrize(
@@ -1237,6 +1248,11 @@ def _schema(url: str) -> Any:
             )
             for name in sorted(found.get_table_names())
         ] + [found.get_view_definition(name) for name in sorted(found.get_view_names())]  # fmt: skip
+
+
+def test_the_migrations_are_found_below_any_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(database, "__file__", "/50%/of(all)s/database.py")
+    assert alembic_config().get_main_option("script_location") == "/50%/of(all)s/migrations"
 
 
 def test_the_migrations_make_the_schema(url: str, other_url: str) -> None:

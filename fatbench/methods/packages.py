@@ -124,7 +124,6 @@ def _in_tf32(adversary: Any, victim: _Logits, x: Tensor, y: Tensor, seed: int) -
     An image that TF32 takes for broken, and float32 does not, is attacked by the same stage in float32: else that
     stage, which stops at what it takes for a success, would be weaker than the package's.
     """
-    victim.part = part_of(x, victim.model)
 
     def right(images: Tensor, labels: Tensor) -> Tensor:
         with torch.no_grad():
@@ -243,7 +242,7 @@ class _Contiguous(torch.autograd.Function):
 
 
 class _Logits(nn.Module):
-    """The model as the packages expect one: a module in eval mode whose logits are float32; `part` images at a time.
+    """The model as the packages expect one: a module in eval mode whose logits are float32.
 
     On a GPU whose memory does not take the whole batch, activations are computed again when a gradient asks for them.
     `contiguous`: the gradient by the images is contiguous, whatever the model's layout, for packages that use view().
@@ -252,22 +251,19 @@ class _Logits(nn.Module):
     def __init__(self, model: nn.Module):
         super().__init__()
         self.model = model
-        self.part: int | None = None
         self.contiguous = False
 
     def forward(self, x: Tensor) -> Tensor:
         if self.contiguous:
             x = _Contiguous.apply(x)
-        if x.device.type != "cpu" and len(x) > (fits := part_of(x, self.model)):
-            if torch.is_grad_enabled():
-                from torch.utils.checkpoint import checkpoint
-
-                kept = functools.partial(checkpoint, predict, self.model, use_reentrant=False)
-                return torch.cat([kept(part) for part in x.split(fits)])
-            return torch.cat([predict(self.model, part) for part in x.split(fits)])
-        if self.part is None or len(x) <= self.part:
+        if x.device.type == "cpu" or len(x) <= (fits := part_of(x, self.model)):
             return predict(self.model, x)
-        return torch.cat([predict(self.model, part) for part in x.split(self.part)])
+        if torch.is_grad_enabled():
+            from torch.utils.checkpoint import checkpoint
+
+            kept = functools.partial(checkpoint, predict, self.model, use_reentrant=False)
+            return torch.cat([kept(part) for part in x.split(fits)])
+        return torch.cat([predict(self.model, part) for part in x.split(fits)])
 
 
 @contextlib.contextmanager

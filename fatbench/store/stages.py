@@ -286,7 +286,6 @@ class Store:
         with self._appending(run, rows), self.database.writing() as connection:
             owned = _owned(connection, run)
             values: dict[str, Any] = {"status": "done", "checkpoint": None, "error": None}
-            values["heartbeat"] = self._beat(connection)
             if round is not None:
                 values["round"] = round
             if record is not None:
