@@ -72,6 +72,7 @@ ROOMS: dict[str, tuple[list[str], list[str], str]] = {
             "test_checkpoints.py",
             "test_evaluate.py",
             "test_fast.py",
+            "test_malicious.py",
             "test_precision.py",
             "test_resume.py",
             "test_stage.py",
@@ -79,7 +80,8 @@ ROOMS: dict[str, tuple[list[str], list[str], str]] = {
             "test_transfer.py",
         ],
         "test_checkpoints and (another_cell or not_here_any_more or imported or round_kept or undamaged)"
-        " or test_evaluate and (digest_and_its or same_command) or images_once or deterministic_kernel"
+        " or test_evaluate and (digest_and_its or same_command or doubts_are_said) or images_once"
+        " or clients_destroy or deterministic_kernel"
         " or test_resume and not killed_anywhere and not many_kills and not rare_checkpoints"
         " or test_stage or test_takeover and (takes_nothing or memory or batch_norm or lock_of)"
         " or test_transfer and not mistakes",
@@ -150,6 +152,7 @@ NOTHING = (
     | m.Arg(keyword=m.Name("strict"))
     | m.Call(func=m.Name("cast") | m.Name("isinstance") | m.Name("len"))
     | m.Call(func=m.Attribute(value=m.Name("log")))
+    | m.Expr(value=m.Call(func=m.Attribute(value=m.Name("log"))))
     | m.SimpleStatementLine(body=[m.Expr(m.SimpleString())])  # a docstring
     | m.If(test=m.Name("TYPE_CHECKING"))
 )

@@ -329,8 +329,11 @@ def run(job: Job, place: Machine, rounds: int = 0, chunks: int = 0) -> tuple[str
     trained, asked = [], 0
 
     def notify(event) -> None:
+        assert event.cell == job.cell
         if (event.stage, event.kind) == ("train", "progress"):
             trained.append(event.round)
+        elif event.stage == "train" and event.kind in ("done", "interrupted"):
+            assert (event.round, event.total) == (trained[-1], ROUNDS[-1])
 
     def stop() -> bool:
         nonlocal asked

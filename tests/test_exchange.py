@@ -736,7 +736,9 @@ def attacked(store: Store, value: float = 0.5, **more: Any) -> None:
     spec = {"seed": 1, "algorithm": {"rounds": 2}, "partition": {"clients": 2}, "test": 8}
     store.add_cell("a", spec)
     run = claim(store, "a", "train")
-    store.finish(run, [Number("train_accuracy", 0.5, 2, 9), Number("train_accuracy", 0.25, 2, 9, 1)], round=2)
+    numbers = [Number("train_accuracy", 0.5, 2, 9), Number("train_accuracy", 0.25, 2, 9, 1), Number("seconds", 3.0, 2)]
+    numbers += [Number("monitor", 0.125, 1, 8), Number("monitor", 0.375, 2, 8)]
+    store.finish(run, numbers, round=2, record={"best-test": {"round": 2, "value": 0.375}})
     run = claim(store, "a", "pgd20-0a1b2c3d@2")
     store.commit(run, round=8, outcomes=(0, 8, b"\x0f"))
     store.finish(run, [Number("pgd20", value, 2, 8), Number("prior_accuracy", 0.5, 2, 8, 0)])
@@ -758,6 +760,15 @@ FORGED = [
         "train: train_accuracy of client 1 is of round 3 of 2",
     ),
     ("0a1b2c3d@2", "0a1b2c3d@3", "pgd20-0a1b2c3d@3: round 3 of 2"),
+    ('"pgd20",0.5,8', '"pgd20",0.5,4', "pgd20-0a1b2c3d@2: pgd20 is of 4 images and 1 model, its outcomes are of 8"),
+    ('"round":8', '"round":6', "pgd20-0a1b2c3d@2: 8 outcomes of 6 examples"),
+    ('"run":0', '"run":1', "pgd20-0a1b2c3d@2: its run is one of train"),
+    ('"seconds",3.0', '"seconds",-3.0', "train: seconds is -3.0: below 0"),
+    (
+        '"best-test":{"round":2',
+        '"best-test":{"round":1',
+        "train: best-test is 0.375 in round 1, the best monitor 0.375 in round 2",
+    ),
 ]
 
 

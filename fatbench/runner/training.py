@@ -113,7 +113,7 @@ def _rounds(run: int, turn: Turn, machine: Machine) -> CellStatus:
         loss, accuracy = series.get("train_loss"), series.get("natural")
         notify(Event(job.cell, "train", "progress", count, rounds, images, loss=loss, accuracy=accuracy))
         log.info("round %d: %s", count, " ".join(f"{k}={v:.6g}" for k, v in series.items() if k != "seconds"))
-        stopping = count < rounds and turn.stop()
+        stopping = turn.stop()
         if count == rounds or stopping or time.monotonic() - committed >= machine.checkpoint_seconds:
             store.heartbeat(run)  # a file written by a run that has lost its stage would be in another's way
             for r, (model, own) in models.items():

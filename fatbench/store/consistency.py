@@ -1,13 +1,16 @@
 """What a stage's numbers must satisfy: accuracies are the means of their outcomes, and all is within the cell's bounds.
 
-An accuracy under attack is stored twice, as a number and as one bit for each test image. The bits decide.
+An accuracy under attack is stored twice, as a number and as one bit for each test image. The bits decide. So is the
+best round, as a record and as the greatest of the numbers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import base64
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from fatbench.store import selection
 from fatbench.store.stage_names import parsed
 
 # stored accuracies and fractions beside those that evaluations are named after
@@ -16,6 +19,7 @@ FRACTIONS = {"train_accuracy", "natural", "val_natural", "monitor", "val_monitor
              "zero_gradients", "chance"}  # fmt: skip
 OF_CLIENTS = {"train_loss", "train_accuracy", "weight", "selected", "holdout_accuracy", "holdout_gap",
               "prior_accuracy"}  # fmt: skip
+COUNTS = {"seconds", "forward", "backward", "gradient_steps", "bytes_up", "bytes_down"}
 ROUNDING = 1e-12  # of a mean of several models' accuracies: far below one image of any test set
 
 
@@ -44,7 +48,38 @@ def disagreement(metric: str, value: float, n: int, correct: int, total: int) ->
     return None
 
 
-def problem(
+def problems(line: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """(stage, in what it contradicts itself or the cell) of a line of an export as JSON data."""
+    for stage in line["stages"]:
+        name = stage["stage"]
+        numbers = [tuple(number[:5]) for number in stage["numbers"]]
+        chunks = [(n, base64.b64decode(bits)) for _, n, bits in stage["outcomes"]]
+        said = _problem(line["spec"], name, numbers, chunks)
+        outcomes = sum(n for n, _ in chunks)
+        if said is None and outcomes and outcomes != stage["round"]:
+            said = f"{outcomes} outcomes of {stage['round']} examples"
+        if said is None and stage["status"] == "done":
+            said = _best(stage["record"], numbers)
+        if said is None and stage["run"] is not None:
+            other = line["runs"][stage["run"]]["stage"]
+            said = None if other == name else f"its run is one of {other}"
+        if said is not None:
+            yield name, said
+
+
+def _best(record: Mapping[str, Any], numbers: Iterable[tuple[Any, ...]]) -> str | None:
+    """In what the rounds that were chosen in training are not those of its numbers."""
+    for name, metric in selection.MONITORED.items():
+        series = {round: value for round, client, of, value, _ in numbers if of == metric and client < 0}
+        best = selection.checkpoint_round(series)
+        said = record.get(name)
+        if best is not None and said is not None and (said["round"], said.get("value")) != (best, series[best]):
+            chosen = f"{name} is {said.get('value')!r} in round {said['round']}"
+            return f"{chosen}, the best {metric} {series[best]!r} in round {best}"
+    return None
+
+
+def _problem(
     spec: Mapping[str, Any],
     stage: str,
     numbers: Sequence[tuple[int, int, str, float, int]],
@@ -59,6 +94,7 @@ def problem(
     if evaluation and last is not None and at > last:
         return f"round {at} of {last}"
     correct, total = right(chunks)
+    models = sum(client >= 0 for _, client, name, _, _ in numbers if name == metric) or 1
     for round, client, name, value, n in numbers:
         who = f"{name} of client {client}" if client >= 0 else name
         own = evaluation and name == metric
@@ -66,12 +102,16 @@ def problem(
             return f"{who} is of round {round}{f', the stage of round {at}' if own else f' of {last}'}"
         if (own or name in FRACTIONS) and not 0 <= value <= 1:
             return f"{who} is {value!r}: not in [0, 1]"
+        if name in COUNTS and value < 0:
+            return f"{who} is {value!r}: below 0"
         if (own or name in OF_CLIENTS) and clients is not None and client >= clients:
             return f"{who}: the cell has {clients} clients"
         if own and images is not None and n > images:
             return f"{who} is of {n} images, the cell has {images}"
         if own and client < 0 and (said := disagreement(name, value, n, correct, total)):
             return said
+        if own and client < 0 and total and n * models != total:
+            return f"{who} is of {n} images and {models} model{'s' * (models != 1)}, its outcomes are of {total}"
     return _of_models(metric, sorted(row for row in numbers if row[2] == metric), chunks) if evaluation else None
 
 

@@ -216,18 +216,17 @@ def cell(line: str, at: str, identify: Callable[[Mapping[str, Any]], str] | None
             if run >= len(found.runs):
                 raise ExchangeError(f"{at}: cell {found.cell} {stage.stage}: there is no run {run}")
         _distinct([number[:3] for number in stage.numbers], "number", found, at)
-        position, chunks = 0, []
+        position = 0
         for start, n, text in stage.outcomes:
             try:
-                chunks.append((n, bits_of(text)))
+                bits = bits_of(text)
             except ValueError as error:
                 raise ExchangeError(f"{at}: cell {found.cell} {stage.stage}: outcomes: {error}") from None
-            if start != position or len(chunks[-1][1]) != (n + 7) // 8:
+            if start != position or len(bits) != (n + 7) // 8:
                 raise ExchangeError(f"{at}: cell {found.cell} {stage.stage}: the outcomes from {start} on do not fit")
             position += n
-        numbers = [number[:5] for number in stage.numbers]
-        if said := consistency.problem(found.spec, stage.stage, numbers, chunks):
-            raise ExchangeError(f"{at}: cell {found.cell} {stage.stage}: {said}")
+    for name, said in consistency.problems(value):
+        raise ExchangeError(f"{at}: cell {found.cell} {name}: {said}")
     for part, _ in lines.mismatches(value):
         said = "its digest is of other numbers or outcomes" if part.get("digest") else "a finished stage has no digest"
         raise ExchangeError(f"{at}: cell {found.cell} {part['stage']}: {said}; was the file edited?")

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import base64
 import sqlite3
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from sqlalchemy import Connection, and_, func, select
@@ -143,11 +142,8 @@ def _of_cell(line: Mapping[str, Any], identify: Identify | None) -> Iterator[str
         identity = own
     if identity != own:
         yield f"cell {line['cell']}: its spec is that of {identity}"
-    for stage in line["stages"]:
-        chunks = [(n, base64.b64decode(bits)) for _, n, bits in stage["outcomes"]]
-        numbers: Sequence[Any] = [tuple(number[:5]) for number in stage["numbers"]]
-        if said := consistency.problem(line["spec"], stage["stage"], numbers, chunks):
-            yield f"cell {line['cell']} {stage['stage']}: {said}"
+    for name, said in consistency.problems(line):
+        yield f"cell {line['cell']} {name}: {said}"
     for stage, _ in lines.mismatches(line):
         said = "has changed since it was finished" if stage["digest"] else "is finished but has no digest"
         yield f"cell {line['cell']} {stage['stage']} {said}"
