@@ -56,7 +56,7 @@ def problems(line: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         chunks = [(n, base64.b64decode(bits)) for _, n, bits in stage["outcomes"]]
         said = _problem(line["spec"], name, numbers, chunks)
         outcomes = sum(n for n, _ in chunks)
-        if said is None and outcomes and outcomes != stage["round"]:
+        if said is None and name != "train" and outcomes not in (0, stage["round"]):
             said = f"{outcomes} outcomes of {stage['round']} examples"
         if said is None and stage["status"] == "done":
             said = _best(stage["record"], numbers)
