@@ -100,7 +100,7 @@ def test_the_page_of_promises_is_what_the_tests_say() -> None:
     assert (DOCS / "promises.md").read_text(encoding="utf-8") == made["page"]()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("page", RUN, ids=name)
 def test_the_commands_of_a_paper_and_of_pages_run(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

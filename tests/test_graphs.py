@@ -65,7 +65,7 @@ def test_every_objective(name: str, taped: list[int]) -> None:
     assert len(taped) == 2 or not members.stacks(name)
 
 
-@pytest.mark.parametrize("model", ["small_cnn", "vit"])
+@pytest.mark.parametrize("model", ["small_cnn", pytest.param("vit", marks=pytest.mark.nightly)])
 def test_all_that_a_algorithm_asks_and_several_epochs(model: str, taped: list[int]) -> None:
     """Clipping, a proximal term, shifts, the loss of theta^t, augmentation, in bf16: from one recording a shape."""
     results = []
