@@ -458,7 +458,8 @@ def test_a_plain_script_s_model_stands_beside_a_suite_s_rows(here: Path, run: Ru
 
 
 def test_checkpoints_of_runs_are_evaluated_as_before(here: Path, run: Run) -> None:
-    done = fatbench.run("sfat-cifar10", preset="smoke", where="partition=IID and optimizer=FedAvg and method=FAT", jobs=1, quiet=True)
+    where = "partition=IID and optimizer=FedAvg and method=FAT"
+    done = fatbench.run("sfat-cifar10", preset="smoke", where=where, jobs=1, quiet=True)
     file = next(Path("results/fatbench-files", done["cell"][0]).glob("model-*.safetensors"))
     code, out, _ = run(
         f"fatbench evaluate {file} -n 20 --attack natural --attack '{{name: fgsm, eps: 8/255}}' --format json"
