@@ -142,6 +142,13 @@ def test_what_cannot_be_solved_is_refused_before_anything_runs(inversion, model,
     cell(model={**VIT, "dim": 64})
 
 
+def test_a_defence_of_positions_needs_some() -> None:
+    algorithm = {"name": "gradient_inversion", "rounds": 1, "objective": "standard", "defence": "fixed_position"}
+    data = {"seed": 0, "data": "digits", "size": 12, "partition": {"name": "iid", "clients": 1}}
+    with pytest.raises(SpecError, match="here: algorithm: defence: fixed_position withholds learned positions"):
+        cells.canonical({**data, "model": "small_cnn", "algorithm": {**algorithm, "inversion": "matching"}}, "here")
+
+
 def test_a_plan_knows_that_nothing_is_trained():
     spec = files.load("april-masks").plan("quick").cells[0].spec
     work = cost.training(spec)

@@ -74,6 +74,7 @@ def fixed_position(part: Gradient, at: Upload) -> tuple[Gradient, Mask]:
     ValueError: no parameter is called pos_embed.
 
     Source: Lu et al. 2022 (APRIL), section 5; the comparison of Sawada et al. 2024.
+    Refuse if 'patches' not in model.parts: {name} withholds learned positions, which this model has not: {{name: vit}}
     """
     positions = [name for name in part if name.endswith("pos_embed")]
     if not positions:
