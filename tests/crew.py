@@ -118,8 +118,13 @@ def undisturbed(machine: Machine, job: Job) -> list[tuple]:
 
 def pid_of(machine: Machine, job: Job) -> int:
     """The process that has the cell's training in hand."""
+    return next(iter(pids_of(machine, job)))
+
+
+def pids_of(machine: Machine, job: Job) -> set[int]:
+    """The processes that have a stage of the cell in hand; none just after one was killed."""
     with Store.open(machine.db) as store:
-        return next(run["pid"] for run in store.runs([job.cell]) if run["status"] == "running")
+        return {run["pid"] for run in store.runs([job.cell]) if run["status"] == "running"}
 
 
 def once_begun(machine: Machine, job: Job, act: Callable[[int], int | None]) -> Callable[[], int]:
@@ -142,9 +147,10 @@ def each_time(machine: Machine, job: Job, act: Callable[[int], object]) -> Calla
     seen: set[int] = set()
 
     def stop() -> int:
-        if rows(machine, job).get("train", ("", ""))[0] == "running" and (pid := pid_of(machine, job)) not in seen:
-            seen.add(pid)
-            act(pid)
+        if rows(machine, job).get("train", ("", ""))[0] == "running":
+            for pid in pids_of(machine, job) - seen:
+                seen.add(pid)
+                act(pid)
         return 0
 
     return stop

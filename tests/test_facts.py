@@ -201,6 +201,8 @@ CASES = [
         ]
     ],
     ({"algorithm": watched(name="imprint")}, "algorithm: inversion", "imprint reads the block that a manipulation"),
+    ({"algorithm": {**watched(name="matching"), "defence": "fixed_position"}, "model": {"name": "small_cnn"}},
+        "algorithm: defence", "fixed_position withholds learned positions, which this model has not"),
     *[
         ({"algorithm": {**watched(name="matching"), "local": SGD, "defence": defence}}, "algorithm: defence",
             f"{defence['name']} {why}")

@@ -313,8 +313,9 @@ def one_round(name: str, path: str, each: int, mode: Pretended, **more: Any) -> 
     """The first round of an algorithm whose clients have `each` images in batches of 4; what the host waited for."""
     parts = formulas.parts(calls.call("Algorithm", {"name": name}))
     model = BATCH_NORM[name]() if name in BATCH_NORM else network("edge_vit" if "edge" in parts else "vit")
-    auxiliary = torch.randint(0, 256, (2 * each, 3, 12, 12), dtype=torch.uint8).to(CUDA)
-    on, state = problem(model, each, path=path, auxiliary=auxiliary)
+    on_side = torch.randint(0, 256, (2 * each, 3, 12, 12), dtype=torch.uint8).to(CUDA)
+    held_out = (on_side[:8], torch.arange(8).to(CUDA) % 10)  # FLTrust trains on some of them
+    on, state = problem(model, each, path=path, auxiliary=on_side, held_out=held_out)
     rounds = ALGORITHMS[name](on, state, **settings("Algorithm", name, batch=4, **more))
     mode.waits.clear()
     return next(rounds), Counter(mode.waits)

@@ -200,7 +200,7 @@ def test_a_heading_that_no_cell_can_fill(run: Run, tmp_path: Path, monkeypatch: 
     assert run("suite", "check", "heads.yaml") == (0, "heads.yaml: ok (paper 1 cells, smoke 1 cells)\n", "")
     code, out, err = run("report", "heads.yaml", "--smoke", "--format", "markdown")
     assert code == 0 and out.count("###") == 1 and "*left out*: FGSM: not evaluated in this preset" in out
-    assert err == "fatbench: suite heads, table B is left out of preset smoke: not evaluated in this preset\n"
+    assert "fatbench: suite heads, table B is left out of preset smoke: not evaluated in this preset\n" in err
     Path("heads.yaml").write_text(HEADINGS.replace("values: {FGSM: fgsm}", "values: {FGSM: fgsm, CW: cw}"))
     code, _, err = run("suite", "check", "heads.yaml")
     assert code == 2 and "heads.yaml:" in err and "CW: no cell can fill this heading of table B" in err

@@ -157,7 +157,7 @@ def test_the_python_interface_has_the_flag(transformers: Path) -> None:
 
 
 def test_the_share_of_the_most_frequent_class_is_stored_and_counts(tmp_path: Path) -> None:
-    """Of 32 digits the evaluation stores it. 60 % of two halves is no learning, whatever one over ten classes is."""
+    """Of 64 digits the evaluation stores it. 60 % of two halves is no learning, whatever one over ten classes is."""
     plan = files.load("adfl-mnist").plan("smoke")
     job = jobs_of(plan)[0]
     machine = Machine(db=str(tmp_path / "r.db"), files=str(tmp_path / "f"), data=str(tmp_path / "d"))
@@ -166,8 +166,8 @@ def test_the_share_of_the_most_frequent_class_is_stored_and_counts(tmp_path: Pat
         (fraction,) = {row["value"] for row in store.measurements([job.cell], metrics=["chance"])}
         from fatbench.data import DATASETS
 
-        labels = torch.from_numpy(DATASETS["digits"](tmp_path).test_labels[:32])
-        assert fraction == labels.bincount().max().item() / 32
+        labels = torch.from_numpy(DATASETS["digits"](tmp_path).test_labels[:64])
+        assert fraction == labels.bincount().max().item() / 64
     stage = {"cell": job.cell, "stage": "natural-x@2", "round": 2, "client": -1, "n": 32}
     numbers = [{**stage, "metric": metric, "value": value} for metric, value in (("natural", 0.6), ("chance", 0.5))]
     flags.add_flags(numbers, {job.cell: job.spec})  # P(X >= 19) of 32 halves is 0.19; of tenths nothing

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 from test_figures import EVALUATED, SUITE, fill, row
-from test_figures import run as run
 
 from fatbench import report
 from fatbench.report.figures import adhoc_figures, series

@@ -1294,8 +1294,8 @@ BAD: list[tuple[str, tuple[str, str], str]] = [
     (
         "a base that is no mapping",
         ("base:\n", "base: 3\nnothing:\n"),
-        "s.yaml:5: nothing: unknown key 'nothing' (known: axes, base, description, evaluate, extends, figures, "
-        "grid, name, plugins, presets, seeds, tables, tests, threat, title)",
+        "s.yaml:5: nothing: unknown key 'nothing' (known: axes, base, baseline, description, evaluate, extends, "
+        "figures, grid, name, plugins, presets, seeds, tables, tests, threat, title)",
     ),
     ("no presets", ("presets:\n", "tables_:\n"), "s.yaml:32: tables_: unknown key 'tables_' (did you mean 'tables'?)"),
     ("no paper preset", ("  paper: {}", "  papper: {}"), "s.yaml:32: presets: a preset named 'paper' is missing"),
