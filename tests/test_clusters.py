@@ -84,21 +84,22 @@ def test_ray(jobs, machine, cluster):
     assert ray.run([job], machine, ["cpu"], ignore, stop) == {job.cell: "interrupted"}
     assert rows(machine, job) == {"train": ("interrupted", None)}
 
-    outcomes = ray.run(jobs[:2], machine, ["cpu"] * 2, seen, each_time(machine, jobs[0], kill))
-    assert outcomes == {jobs[0].cell: "failed", jobs[1].cell: "done"}
+    killed = lasting(jobs[0])
+    outcomes = ray.run([killed, jobs[1]], machine, ["cpu"] * 2, seen, each_time(machine, killed, kill))
+    assert outcomes == {killed.cell: "failed", jobs[1].cell: "done"}
     said = [event.message for _, event in seen.seen if event.kind == "interrupted"]
     assert said == ["its Ray worker was killed (out of memory?): it starts again"]
-    status, error = rows(machine, jobs[0])["train"]
+    status, error = rows(machine, killed)["train"]
     assert status == "failed" and error is not None
     assert error.startswith(f"the Ray worker on {this_worker().host} ended: WorkerCrashedError: ")
-    assert seen.kinds(jobs[0], "train")[-1] == "failed" and seen.kinds(jobs[0]) == ["failed"]
+    assert seen.kinds(killed, "train")[-1] == "failed" and seen.kinds(killed) == ["failed"]
     assert seen.kinds(jobs[1], "train") == ["start", *["progress"] * 4, "done"] and seen.kinds(jobs[1]) == ["done"]
     assert numbers(machine, jobs[1]) == undisturbed(machine, jobs[1])
 
     again, seen = replace(machine, retry_failed=True), Watcher()
-    assert ray.run(jobs[:1], again, ["cpu"], seen, once_begun(machine, jobs[0], kill)) == {jobs[0].cell: "done"}
-    assert "interrupted" in seen.kinds(jobs[0], "train")
-    assert numbers(machine, jobs[0]) == undisturbed(machine, jobs[0])
+    assert ray.run([killed], again, ["cpu"], seen, once_begun(machine, killed, kill)) == {killed.cell: "done"}
+    assert "interrupted" in seen.kinds(killed, "train")
+    assert numbers(machine, killed) == undisturbed(machine, killed)
 
     wish = [0]
     seen = Watcher(job.cell, "progress", partial(wish.__setitem__, 0, 1))
