@@ -129,7 +129,7 @@ golden: $(STAMP) ## write the files under tests/golden anew; look at the differe
 	@FATBENCH_UPDATE_GOLDEN=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest --quiet -k golden
 
 results: $(STAMP) ## the pages of results/ anew, from their templates and the committed rows
-	@OMP_NUM_THREADS=1 $(BIN)/python docs/results_pages.py
+	@OMP_NUM_THREADS=1 PYTHONPATH=. $(BIN)/python docs/results_pages.py
 
 wheel: $(STAMP) ## the wheel and the source archive, in dist/
 	@$(BIN)/python -m hatchling build
