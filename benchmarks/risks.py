@@ -21,10 +21,10 @@ from fatbench.engine.cohort import train_cohort
 from fatbench.engine.fast import clients as fast
 from fatbench.engine.gradients import part_of
 from fatbench.engine.local import LocalTraining, copied, load, pixels
-from fatbench.engine.precision import Precision, exact, without_kernel
+from fatbench.engine.precision import exact, without_kernel
 from fatbench.engine.rounds import Problem, Tensors, Update
 from fatbench.methods import attacks, objectives
-from fatbench.settings import LocalPath
+from fatbench.settings import LocalPath, Precision
 from fatbench.suite import files
 
 Found = dict[str, Any]

@@ -26,7 +26,8 @@ KEYS = (
     "time_limit",
 )
 TABLES = ("slurm",)
-PrecisionName = Literal["fp32", "tf32", "bf16"]
+Precision = Literal["fp32", "tf32", "bf16"]
+PRECISIONS: tuple[str, ...] = get_args(Precision)
 LocalPath = Literal["reference", "loop", "fast", "graphs"]  # of local training, see `fatbench.engine.local`
 AUTO = "auto"  # the path that suits the cell and the device, see `fatbench.runner.gpu_estimates`
 PATHS: tuple[str, ...] = (AUTO, *get_args(LocalPath))
@@ -87,19 +88,19 @@ def database(flag: str | None = None) -> str:
     return url
 
 
-def precision(flag: str | None, devices: Sequence[str] = ()) -> PrecisionName:
+def precision(flag: str | None, devices: Sequence[str] = ()) -> Precision:
     """What to compute in; fp32 by default. SpecError: no such precision; MachineError: not on one of these devices."""
     return _precision("precision", flag, devices) or "fp32"
 
 
-def attack_precision(flag: str | None, devices: Sequence[str] = ()) -> PrecisionName | None:
+def attack_precision(flag: str | None, devices: Sequence[str] = ()) -> Precision | None:
     """What the evaluation's attacks compute in; None: as training does. Errors as of `precision`."""
     return _precision("attack_precision", flag, devices)
 
 
-def _precision(key: str, flag: str | None, devices: Sequence[str]) -> PrecisionName | None:
+def _precision(key: str, flag: str | None, devices: Sequence[str]) -> Precision | None:
     chosen, option = setting(key, flag), f"--{key.replace('_', '-')}"
-    if chosen not in (None, *get_args(PrecisionName)):
+    if chosen not in (None, *PRECISIONS):
         raise SpecError(f"{option}: expected fp32, tf32 or bf16, got '{chosen}'")
     if chosen == "tf32" and "cpu" in devices:
         raise MachineError(f"{option} tf32 needs an NVIDIA GPU, and this would run on a CPU; use fp32 or bf16")

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from fatbench.cli import completing
-from fatbench.settings import PATHS
+from fatbench.settings import PATHS, PRECISIONS
 
 Name = Annotated[
     str,
@@ -84,7 +84,7 @@ Precision = Annotated[
     typer.Option(
         "--precision",
         help="fp32, tf32 (GPUs), or bf16; weights stay fp32.",
-        autocompletion=completing.one_of("fp32", "tf32", "bf16"),
+        autocompletion=completing.one_of(*PRECISIONS),
     ),
 ]
 AttackPrecision = Annotated[
@@ -92,7 +92,7 @@ AttackPrecision = Annotated[
     typer.Option(
         "--attack-precision",
         help="Precision of the attacks after training, if another.",
-        autocompletion=completing.one_of("fp32", "tf32", "bf16"),
+        autocompletion=completing.one_of(*PRECISIONS),
     ),
 ]
 PathOption = Annotated[

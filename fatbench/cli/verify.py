@@ -106,13 +106,9 @@ def _run(theirs: Store, jobs: Sequence[Job], options: RunOptions, path: str | No
     alike: dict[tuple[str | None, str | None, str], list[Job]] = {}
     for one in jobs:
         was = _trained(theirs, one.cell)
-        attacks = next((run["precision"] for run in theirs.runs([one.cell]) if run["stage"] != "train"), None)
-        how = (
-            options.precision or was.get("precision"),
-            options.precision or attacks,
-            path or str(was.get("path") or "loop"),
-        )
-        alike.setdefault(how, []).append(one)
+        attacked = next((run["precision"] for run in theirs.runs([one.cell]) if run["stage"] != "train"), None)
+        trained, way = was.get("precision"), path or str(was.get("path") or "loop")
+        alike.setdefault((options.precision or trained, options.precision or attacked, way), []).append(one)
     for (bits, attacks, way), these in alike.items():
         with Watch(f"again: {bits}, path {way}") as watch:
             start.run(these, watch, replace(options, precision=bits, attack_precision=attacks, path=way))

@@ -13,14 +13,12 @@ import contextlib
 import os
 import re
 from collections.abc import Iterator
-from typing import Literal
 
 import torch
 import torch.utils.deterministic
 
 from fatbench.errors import MachineError
-
-Precision = Literal["fp32", "tf32", "bf16"]
+from fatbench.settings import Precision
 
 
 def exact(device: torch.device, precision: Precision, strict: bool = True) -> None:

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from fatbench.settings import LocalPath
+from fatbench.settings import LocalPath, Precision
 
 if TYPE_CHECKING:
     from torch import Generator, Tensor, device, nn
@@ -36,7 +36,7 @@ class Problem:
     classes: int  # C
     seed: int
     device: device
-    precision: Literal["fp32", "tf32", "bf16"] = "fp32"
+    precision: Precision = "fp32"
     path: LocalPath = "loop"
     size: int | None = None  # side in pixels that images are resized to before a model or an attack sees them
     augment: Callable[[Tensor, Generator], Tensor] | None = None  # what training does to a batch before the attack

@@ -13,11 +13,11 @@ from torch import Tensor
 from fatbench.engine import memory, microbatch
 from fatbench.engine.fast.cells import Party
 from fatbench.engine.malicious import Malicious, deal
-from fatbench.engine.precision import Precision, exact
+from fatbench.engine.precision import exact
 from fatbench.engine.randomness import forked
 from fatbench.engine.rounds import Problem, State
 from fatbench.engine.splits import auxiliary_images, split
-from fatbench.settings import LocalPath
+from fatbench.settings import LocalPath, Precision
 
 
 @dataclass(frozen=True)

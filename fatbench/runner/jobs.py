@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from fatbench.errors import UnknownName
-from fatbench.settings import LocalPath, PrecisionName
+from fatbench.settings import LocalPath, Precision
 from fatbench.store.leases import LEASE
 from fatbench.suite.calls import call
 from fatbench.suite.cells import Evaluation
@@ -55,8 +55,8 @@ class Machine:
     files: str
     data: str
     device: str = "cpu"
-    precision: PrecisionName = "fp32"
-    attack_precision: PrecisionName | None = None  # of the evaluation; None: as precision
+    precision: Precision = "fp32"
+    attack_precision: Precision | None = None  # of the evaluation; None: as precision
     strict: bool = True  # deterministic kernels only, where the precision has them; see `stage.with_some_kernel`
     path: LocalPath | Literal["auto"] = "loop"  # auto: a worker chooses for each cell
     microbatch: int | None = None

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from fatbench.errors import SpecError, did_you_mean
+from fatbench.settings import PRECISIONS
 from fatbench.suite import calls, facts, formulas, input_limits, model, standard_attacks, threats, weights
 from fatbench.suite.contents import Contents
 from fatbench.suite.located import LocatedMap, merge
@@ -43,9 +44,6 @@ class TransferOrigin:
     def said(self) -> str:
         """As it stands in the settings of the stage."""
         return f"cell {self.cell}" if self.cell else f"client {self.client} of {self.clients}"
-
-
-PRECISIONS = ("fp32", "tf32", "bf16")  # that an attack may compute in
 
 
 @dataclass(frozen=True)

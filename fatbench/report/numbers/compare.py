@@ -19,12 +19,12 @@ from fatbench.report.numbers import statistics
 from fatbench.report.numbers.provenance import attacked_in
 from fatbench.report.numbers.query import outcomes
 from fatbench.report.numbers.statistics import ImageOutcomes, Images, Paired, SeedsAndImages
+from fatbench.settings import PRECISIONS
 from fatbench.store.consistency import disagreement
 from fatbench.store.replicates import SIGN
 from fatbench.store.selection import WORDS, Checkpoint
 from fatbench.store.stage_names import parsed
 from fatbench.suite import filters
-from fatbench.suite.cells import PRECISIONS
 
 if TYPE_CHECKING:
     from fatbench.store.stages import Store
