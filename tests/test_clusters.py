@@ -301,7 +301,7 @@ def test_slurm_jobs_on_this_machine(jobs, machine, quiet_submitit, monkeypatch):
     goes on in another.
     """
     monkeypatch.setattr(slurm, "PATIENCE", 1.0)  # no network file system here
-    killed, warned = jobs[0], lasting(jobs[1])
+    killed, warned = lasting(jobs[0]), lasting(jobs[1])
     Path("fatbench.toml").write_text('[slurm]\ncluster = "local"\n')
     assert slurm.slots("cpu", 2, 1, machine.db) == ["cpu"] * 2
     seen = Watcher(warned.cell, "progress", lambda: os.kill(pid_of(machine, warned), signal.SIGUSR2))
