@@ -259,7 +259,7 @@ def test_a_run_of_the_tests_ends_with_what_it_left_out_and_why(tmp_path: Path) -
 def test_the_citation_is_of_this_version_and_names_the_papers_of_the_references() -> None:
     cited = YAML(typ="safe").load(ROOT / "CITATION.cff")
     assert (cited["version"], cited["license"]) == (fatbench.__version__, PROJECT["license"])
-    references = (ROOT / "docs" / "methods.md").read_text(encoding="utf-8")
+    references = (ROOT / "docs" / "references.md").read_text(encoding="utf-8")
     prefixes = set()
     for one in cited["references"]:
         names = one["authors"]

@@ -56,7 +56,7 @@ def samples(updates: Sequence[Update], context: Context) -> Mixing:
 def uniform(updates: Sequence[Update], context: Context) -> Mixing:
     """FedAvg as in FedTorch and in the SFAT release: w_k = 1 / m, whatever N_k is.
 
-    Source: methods: FedAvg; differences: fedavg-uniform.
+    Source: differences: fedavg-uniform.
     """
     return Mixing(normalised([1.0] * len(updates)))
 
@@ -338,7 +338,7 @@ def fedsoftbetter(updates: Sequence[Update], context: Context, *, temperature: N
 
     temperature >= 0; 0 is FedAvg by samples, 0.3125 is the authors' 20 per batch of 64. Optimal losses are taken as 0.
 
-    Source: Ben Mansour et al. 2022; methods: FedSoftBetter; differences: fedsoftbetter-loss.
+    Source: Ben Mansour et al. 2022; differences: fedsoftbetter-loss.
     """
     return Mixing(_softmax([-temperature * update.stats.loss for update in updates], [update.n for update in updates]))
 

@@ -44,7 +44,7 @@ def corruption(
     Noise is drawn from the generator: other draws than those of CIFAR-10-C, which `cifar10_c` reads. Strengths are
     those for images of 32 x 32. `severity: [1, 3, 5]` makes three columns, and `mean:NAME` their mean.
 
-    Source: Hendrycks and Dietterich 2019 (arXiv 1903.12261); methods: Common corruptions.
+    Source: Hendrycks and Dietterich 2019 (arXiv 1903.12261).
     Role: corruption
     Forward: 0
     Backward: 0
@@ -72,7 +72,7 @@ def cifar10_c(
     The files, such as CIFAR-10-C/fog.npy, are in the data folder. The first 15 kinds are the benchmark, the last four
     are for validation. MachineError: the file is missing, or holds other than 50,000 images of 32 x 32.
 
-    Source: Hendrycks and Dietterich 2019 (arXiv 1903.12261); methods: Common corruptions.
+    Source: Hendrycks and Dietterich 2019 (arXiv 1903.12261).
     Role: corruption
     Forward: 0
     Backward: 0

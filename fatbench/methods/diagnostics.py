@@ -55,7 +55,7 @@ def svcca(
 
     Example: {blocks: "1", pairs: "0-1,0-server", n: 20}
     Source: Aldahdooh et al. 2022, Figures 3 and 20-25, where clients count from 1 (differences: svcca-clients);
-    Raghu et al. 2017; methods: SV-CCA.
+    Raghu et al. 2017.
 
     Refuse if n <= 2 * model.dim: n: {n} images are too few for a model of width {model.dim}
     Refuse if max(numbers(blocks)) > model.depth: blocks: block {max(numbers(blocks))} of a model with
@@ -171,7 +171,7 @@ def boundaries(
     label of the client's examples, and boundary_c<client>_adversarial (N_k, 3), where the monitor's attack on the
     client's model moves them. The number boundary_apart is the fraction of the grid on which clients disagree.
 
-    Source: Zhu et al. 2023, Figure 5 (b, c); methods: Decision boundaries; differences: sfat-toy.
+    Source: Zhu et al. 2023, Figure 5 (b, c); differences: sfat-toy.
     Refuse if channels != 2 or side != 1 or classes != 2: boundaries: {classes} classes of {channels} x {side} x {side}
         images, not 2 classes of points in the plane (2 x 1 x 1)
     Refuse if points < 2: points: a grid of {points} x {points}
@@ -215,7 +215,7 @@ def backdoor(
     backdoor_success with the white square of `size` pixels, backdoor_none without it. Means over the clients' models
     where there is no global one. ValueError: every test image is of the target's class.
 
-    Source: Gu et al. 2017 (BadNets); methods: Malicious clients.
+    Source: Gu et al. 2017 (BadNets).
     Fractions: backdoor_success, backdoor_none
     Example: {target: 0}
     Refuse if target >= classes: target: class {target} of {classes}, counted from 0

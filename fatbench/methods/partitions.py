@@ -35,7 +35,7 @@ DIRICHLET_DRAWS = 1000
 def iid(labels: Labels, rng: numpy.random.Generator, writers: Labels | None, *, clients: Count) -> Shards:
     """Equal random parts of N // clients examples each; the remainder of the division is left out.
 
-    Source: Zhu et al. 2023, released `cifar_iid`; methods: Partitions. ValueError: more clients than examples.
+    Source: Zhu et al. 2023, released `cifar_iid`. ValueError: more clients than examples.
     """
     size = _chunk("iid", labels, clients)
     order = rng.permutation(len(labels))
@@ -233,7 +233,7 @@ def by_writer(
     fraction does (455 in Zhu et al. 2023, Table 19); None takes all.
 
     Example: {min_images: 1}
-    Source: Caldas et al. 2018; methods: Partitions. ValueError: a data set without writers, or fewer writers with
+    Source: Caldas et al. 2018. ValueError: a data set without writers, or fewer writers with
     min_images examples than clients.
 
     Refuse if 'writers' not in data.parts: by_writer: {data.name} does not say who wrote which example

@@ -39,7 +39,7 @@ def coordinate_median(updates: Sequence[Update], context: Context) -> Mixing:
 
     Float buffers are medians too.
 
-    Source: Yin et al. 2018 (ICML); methods: Robust aggregation.
+    Source: Yin et al. 2018 (ICML).
     Bears: (cohort - 1) // 2
     """
     return _by_coordinate(updates, context, lambda values: _middle(values.sort(0).values))
@@ -50,7 +50,7 @@ def trimmed_mean(updates: Sequence[Update], context: Context, *, byzantine: Natu
 
     byzantine 0 is `uniform`. Float buffers are trimmed too.
 
-    Source: Yin et al. 2018 (ICML); methods: Robust aggregation.
+    Source: Yin et al. 2018 (ICML).
     Bears: byzantine
     Refuse if 2 * byzantine >= cohort: byzantine: twice {byzantine} of {cohort} clients of a round leaves none
     """
@@ -67,7 +67,7 @@ def bulyan(updates: Sequence[Update], context: Context, *, byzantine: Natural) -
     After a choice, Krum scores the uploads that are left again; its neighbours are at least one. Float buffers are
     averaged in the same way over the chosen clients.
 
-    Source: Mhamdi et al. 2018 (arXiv 1802.07927); methods: Robust aggregation.
+    Source: Mhamdi et al. 2018 (arXiv 1802.07927).
     Example: {byzantine: 0}
     Bears: byzantine
     Refuse if 4 * byzantine + 3 > cohort: byzantine: Bulyan needs {4 * byzantine + 3} clients in a round to bear
@@ -124,7 +124,9 @@ def _by_coordinate(
 def krum(updates: Sequence[Update], context: Context, *, byzantine: Natural) -> Mixing:
     """The one upload that is nearest to its m - `byzantine` - 2 nearest others, by the sum of squared distances.
 
-    Source: Blanchard et al. 2017 (arXiv 1703.02757); methods: Robust aggregation.
+    Several libraries square the squared distances, or return a sum.
+
+    Source: Blanchard et al. 2017 (arXiv 1703.02757).
     Example: {byzantine: 0}
     Bears: byzantine
     Refuse if 2 * byzantine + 2 >= cohort: byzantine: Krum needs {2 * byzantine + 3} clients in a round to bear
@@ -136,7 +138,7 @@ def krum(updates: Sequence[Update], context: Context, *, byzantine: Natural) -> 
 def multi_krum(updates: Sequence[Update], context: Context, *, byzantine: Natural, keep: Count | None = None) -> Mixing:
     """The mean of the `keep` uploads with the least Krum scores; without `keep`, of m - `byzantine`.
 
-    Source: Blanchard et al. 2017 (arXiv 1703.02757); methods: Robust aggregation.
+    Source: Blanchard et al. 2017 (arXiv 1703.02757).
     Example: {byzantine: 0}
     Bears: byzantine
     Refuse if 2 * byzantine + 2 >= cohort: byzantine: Krum needs {2 * byzantine + 3} clients in a round to bear
@@ -174,7 +176,7 @@ def geometric_median(
     A step weighs each upload by 1 / max(smoothing, its distance from the point); `by_samples` also by N_k, as RFA does,
     which trusts a client's word. Steps end early where the sum falls by less than a millionth.
 
-    Source: Pillutla et al. 2019 (arXiv 1912.13445); methods: Robust aggregation.
+    Source: Pillutla et al. 2019 (arXiv 1912.13445).
     Bears: (cohort - 1) // 2
     """
     kept = by_number(updates)
@@ -219,7 +221,7 @@ def norm_clipping(updates: Sequence[Update], context: Context, *, bound: Positiv
 
     Float buffers are plain means. Metric: clipped, the fraction of uploads that were longer.
 
-    Source: Sun et al. 2019 (arXiv 1911.07963); methods: Robust aggregation.
+    Source: Sun et al. 2019 (arXiv 1911.07963).
     Fractions: clipped
     """
     kept = by_number(updates)
@@ -239,7 +241,7 @@ def centred_clipping(
     of uploads outside the radius in the last step. Its proof needs momentum that a client keeps over rounds, which
     clients here do not.
 
-    Source: Karimireddy et al. 2021 (arXiv 2012.10333); methods: Robust aggregation.
+    Source: Karimireddy et al. 2021 (arXiv 2012.10333).
     Fractions: clipped
     """
     kept = by_number(updates)

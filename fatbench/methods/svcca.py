@@ -1,4 +1,4 @@
-"""SV-CCA: how alike two networks see the same images (Raghu et al. 2017; methods: SV-CCA).
+"""SV-CCA: how alike two networks see the same images (Raghu et al. 2017).
 
     a = activations(model, x, block=1)         -> (B, D), the mean over each image's visual tokens after a block
     svcca(a_client, a_server)                  -> the mean canonical correlation, in [0, 1]

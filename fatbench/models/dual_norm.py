@@ -13,7 +13,7 @@ from torch.nn import functional as F
 def with_dual_norm(network: nn.Module) -> nn.Module:
     """The network with two sets of statistics in each layer of 2D batch normalisation; it predicts by the clean ones.
 
-    Weight and bias of a layer are one for both. Source: illidanlab/FedRBN nets/dual_bn.py; methods: FedRBN.
+    Weight and bias of a layer are one for both. Source: illidanlab/FedRBN nets/dual_bn.py.
     """
     for name, module in list(network.named_modules()):
         if type(module) is nn.BatchNorm2d:

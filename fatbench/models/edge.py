@@ -147,7 +147,7 @@ def edge_resnet8(
     batch norm the output is the same, but a step of the same size changes torch's start up to 20 times as much.
     ValueError: images not square, an edge that emits another shape than the server takes.
 
-    Source: He et al. 2020, in the form of FedML's `resnet8_56` and `resnet56_server`; methods: Models.
+    Source: He et al. 2020, in the form of FedML's `resnet8_56` and `resnet56_server`.
     Parameters: width*(9*channels+35*width+34)+(4*width+1)*classes
     Parameters: planes*(5*width+473*planes+140+(blocks-1)*(357*planes+84))+(16*planes+1)*classes
     Parts: edge, server

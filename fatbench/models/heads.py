@@ -1,4 +1,4 @@
-"""What turns a transformer's tokens into logits: CLS, VIS and CLS+VIS (methods: Models; differences: cls-vis-head).
+"""What turns a transformer's tokens into logits: CLS, VIS and CLS+VIS (differences: cls-vis-head).
 
 A head maps tokens (B, 1 + N, D), the class token first and all after the backbone's last LayerNorm, to (B, classes).
 `logit_layers` names its modules that emit logits.

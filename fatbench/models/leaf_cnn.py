@@ -1,4 +1,4 @@
-"""The convolutional network of LEAF for CelebA (Zhu et al. 2023, Table 19; methods: Models)."""
+"""The convolutional network of LEAF for CelebA (Zhu et al. 2023, Table 19)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The convolutional network of McMahan et al. for MNIST (AdFL's here; methods: Models)."""
+"""The convolutional network of McMahan et al. for MNIST (AdFL's here)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Network in Network, the CIFAR-10 model of the SFAT paper (Zhu et al. 2023; methods: Models)."""
+"""Network in Network, the CIFAR-10 model of the SFAT paper (Zhu et al. 2023)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ResNet-18 for small images, the CIFAR-100 model of the SFAT paper (Zhu et al. 2023; methods: Models)."""
+"""ResNet-18 for small images, the CIFAR-100 model of the SFAT paper (Zhu et al. 2023)."""
 
 from __future__ import annotations
 

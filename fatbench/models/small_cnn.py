@@ -1,4 +1,4 @@
-"""SmallCNN, the SVHN model of the SFAT paper (Zhu et al. 2023; methods: Models)."""
+"""SmallCNN, the SVHN model of the SFAT paper (Zhu et al. 2023)."""
 
 from __future__ import annotations
 

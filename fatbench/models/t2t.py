@@ -1,4 +1,4 @@
-"""Tokens-to-Token ViT, which timm does not have (Aldahdooh et al. 2022; methods: Models).
+"""Tokens-to-Token ViT, which timm does not have (Aldahdooh et al. 2022).
 
 Names of modules and parameters are those of the authors' release, so that their checkpoints load as they are.
 

@@ -1,4 +1,4 @@
-"""Transformer in Transformer on timm's blocks (Aldahdooh et al. 2022; methods: Models)."""
+"""Transformer in Transformer on timm's blocks (Aldahdooh et al. 2022)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Vision Transformer on timm's blocks (Aldahdooh et al. 2022; methods: Models)."""
+"""Vision Transformer on timm's blocks (Aldahdooh et al. 2022)."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@
 | | pretrain | SimCLR on the auxiliary images |
 | s_k(x) | certainty | how much x looks like client k's data: P(own) by a private logistic regression |
 
-Sattler, Korjakow, Rischke and Samek 2021 (FedAUX); methods: FedAUX.
+Sattler, Korjakow, Rischke and Samek 2021 (FedAUX).
 """
 
 from __future__ import annotations

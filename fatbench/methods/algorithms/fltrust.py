@@ -42,11 +42,12 @@ def fltrust(
     """FLTrust; the server has the first `root` of the images that the cell's `validation` holds out.
 
     It trains as the clients do, adversarially if they do. N_k is not used; running averages of batch normalisation are
-    plain means. An update of length 0 is not trusted. Where none is, theta^t stays, and the cell's numbers say in how
-    many rounds. Metric: trusted, the fraction of clients with a score above 0. A checkpoint that is chosen on
-    validation images is chosen on the server's too. ValueError: too few images are held out.
+    plain means. An update of length 0 is not trusted. Where none is, theta^t stays (FLPoison takes the plain mean), and
+    the cell's numbers say in how many rounds. Metric: trusted, the fraction of clients with a score above 0. A
+    checkpoint that is chosen on validation images is chosen on the server's too. ValueError: too few images are held
+    out.
 
-    Source: Cao et al. 2021 (arXiv 2012.13995); methods: Robust aggregation.
+    Source: Cao et al. 2021 (arXiv 2012.13995).
     Example: {root: 5}
     Fractions: trusted
     Forward: rounds * (participation + root / images) * local
