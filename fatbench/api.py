@@ -31,7 +31,7 @@ from fatbench.report.tables.common_images import WHICH as IMAGES
 from fatbench.report.tables.grid import Grid
 from fatbench.report.tables.notes import LEVELS, shortened
 from fatbench.report.tables.replicate_selection import WHICH
-from fatbench.runner.options import RunOptions, with_keywords
+from fatbench.runner.run_options import RunOptions, with_keywords
 from fatbench.store.opening import opened
 from fatbench.store.stages import Store
 from fatbench.suite import cost, external_models, files, sizes

@@ -22,7 +22,7 @@ from fatbench import api
 from fatbench.cli import app as cli
 from fatbench.errors import NothingMatched, SpecError
 from fatbench.methods.attacks import ATTACKS
-from fatbench.store.lines import seal
+from fatbench.store.export_lines import seal
 
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "python.md").read_text(encoding="utf-8")

@@ -361,7 +361,7 @@ def test_interrupted_and_killed_the_same_command_goes_on(place):
 def test_every_way_to_start_a_run_lets_the_path_be_chosen() -> None:
     from fatbench import api
     from fatbench.cli import running
-    from fatbench.runner.options import RunOptions
+    from fatbench.runner.run_options import RunOptions
 
     functions = (running.run_suite, running.run_cell, api.run, RunOptions)
     assert {inspect.signature(one).parameters["path"].default for one in functions} == {"auto"}

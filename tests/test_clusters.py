@@ -26,7 +26,7 @@ from fatbench.cli.watch import Watch
 from fatbench.errors import MachineError, SpecError
 from fatbench.runner.executors import ray, slurm, this_worker
 from fatbench.runner.jobs import Event, Job, Machine
-from fatbench.runner.options import RunOptions
+from fatbench.runner.run_options import RunOptions
 from fatbench.runner.start import jobs_of
 from fatbench.runner.start import run as run_all
 from fatbench.runner.worker import work

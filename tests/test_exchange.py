@@ -19,8 +19,8 @@ from sqlalchemy import update
 
 from fatbench.engine.rounds import Number
 from fatbench.errors import DatabaseError, FatbenchError, MachineError, SpecError
+from fatbench.store import export_lines as as_lines
 from fatbench.store import jsonl as exchange
-from fatbench.store import lines as as_lines
 from fatbench.store.integrity import check
 from fatbench.store.jsonl import ExchangeError, import_
 from fatbench.store.rows import dumps

@@ -25,7 +25,7 @@ from fatbench.runner import processes
 from fatbench.runner import start as run
 from fatbench.runner.executors import Worker, attempt, device_and_jobs, local, record_loss, release, this_worker
 from fatbench.runner.jobs import Event, Machine
-from fatbench.runner.options import RunOptions
+from fatbench.runner.run_options import RunOptions
 from fatbench.runner.start import run as run_all
 from fatbench.store.stages import Store
 

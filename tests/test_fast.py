@@ -28,7 +28,7 @@ from fatbench.engine import experiment
 from fatbench.engine import local as local_module
 from fatbench.engine import randomness as rng
 from fatbench.engine.cohort import train_cohort
-from fatbench.engine.fast import cells as together
+from fatbench.engine.fast import barrier as together
 from fatbench.engine.fast import clients as fast
 from fatbench.engine.fast.channels import ChannelStack
 from fatbench.engine.fast.draws import Streams, clients_of, normal, per_client, subset, uniform
@@ -41,7 +41,7 @@ from fatbench.methods.algorithms import ALGORITHMS
 from fatbench.runner import checkpoints, worker
 from fatbench.runner import start as run
 from fatbench.runner.jobs import Machine
-from fatbench.runner.options import RunOptions
+from fatbench.runner.run_options import RunOptions
 from fatbench.runner.stage import ready_for
 from fatbench.store.stages import Store
 from fatbench.suite import files

@@ -27,7 +27,7 @@ from fatbench.engine.rounds import Number
 from fatbench.errors import MachineError, NothingMatched, SpecError
 from fatbench.report.figures import artifacts, forest, panel_kinds, plots, series, styles
 from fatbench.report.numbers import baseline, compare
-from fatbench.report.numbers.measurements import Numbers, Stored
+from fatbench.report.numbers.measurements import Numbers, StoredResults
 from fatbench.store.stages import Store
 from fatbench.suite import files
 from fatbench.suite.cells import Cell, Plan
@@ -136,7 +136,7 @@ def rows_of(plan: Plan) -> list[dict[str, Any]]:
 
 def build(suite: Suite, plan: Plan, rows: list[Any]) -> list[series.Plot]:
     """The figures of a suite, filled with these measurements."""
-    return series.build(suite, plan, Numbers(plan, Stored(rows)))
+    return series.build(suite, plan, Numbers(plan, StoredResults(rows)))
 
 
 def plot_of(found: list[series.Plot], id: str) -> series.Plot:
@@ -764,8 +764,8 @@ def test_fewer_than_four_points_are_marks_without_a_line_or_a_band(drawn: Suite)
     plan = drawn.plan()
     plot = plot_of(build(drawn, plan, rows_of(plan)), "curves")
     line = plot.panels[0].lines[0]
-    few = [series.Point(r, 0.1 * r, 0.01, (1, 2)) for r in (1, 2, 3)]
-    for points, drawn_as in ((few, "None"), ([*few, series.Point(4, 0.4, 0.01, (1, 2))], "-")):
+    few = [series.SeriesPoint(r, 0.1 * r, 0.01, (1, 2)) for r in (1, 2, 3)]
+    for points, drawn_as in ((few, "None"), ([*few, series.SeriesPoint(4, 0.4, 0.01, (1, 2))], "-")):
         panel = replace(plot.panels[0], lines=[replace(line, points=points)])
         axes = axes_of(replace(plot, panels=[panel]))[0]
         assert axes.get_lines()[0].get_linestyle() == drawn_as

@@ -21,7 +21,7 @@ from fatbench.engine.rounds import Problem
 from fatbench.errors import MachineError
 from fatbench.methods import aggregators, augmentations, objectives
 from fatbench.runner import start
-from fatbench.runner.options import RunOptions
+from fatbench.runner.run_options import RunOptions
 
 SHARDS = (58, 58, 38, 7)  # in batches of four: of all four once, of three eight times, of two five times, and rests
 

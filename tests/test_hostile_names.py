@@ -12,7 +12,7 @@ import pytest
 from fatbench.errors import SpecError, masked
 from fatbench.report.formats import markdown
 from fatbench.report.site.pages import Part
-from fatbench.store.lines import mismatches
+from fatbench.store.export_lines import mismatches
 from fatbench.suite import files
 
 

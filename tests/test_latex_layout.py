@@ -14,7 +14,7 @@ import test_readme
 
 from fatbench.report import render
 from fatbench.report.formats.latex_layout import span
-from fatbench.report.numbers.measurements import Measurement, Numbers, Source, Stored
+from fatbench.report.numbers.measurements import Measurement, Numbers, Source, StoredResults
 from fatbench.report.tables import layout
 from fatbench.suite import files
 from fatbench.suite.cells import Cell
@@ -144,7 +144,7 @@ def test_the_tables_of_every_suite_in_two_columns(width: str, tmp_path: Path) ->
     for file in sorted((ROOT / "suites").glob("*.yaml")):
         suite = files.load(str(file))
         plan = suite.plan("paper")
-        grids += layout.build(suite, plan, Made(plan, Stored()))
+        grids += layout.build(suite, plan, Made(plan, StoredResults()))
     text = render(grids, "latex", width=width)
     assert len(grids) > 80 and text.count(r"\begin{table") >= len(grids)
     (tmp_path / "table.tex").write_text(text, encoding="utf-8")

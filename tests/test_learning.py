@@ -25,7 +25,7 @@ from fatbench.runner.jobs import Machine
 from fatbench.runner.start import jobs_of
 from fatbench.runner.worker import work
 from fatbench.store import jsonl
-from fatbench.store.lines import mismatches
+from fatbench.store.export_lines import mismatches
 from fatbench.store.stages import Store
 from fatbench.suite import files
 

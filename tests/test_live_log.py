@@ -13,7 +13,7 @@ import pytest
 from fatbench.errors import SpecError
 from fatbench.runner.jobs import Event, Job
 from fatbench.runner.live_log import logged
-from fatbench.runner.options import RunOptions
+from fatbench.runner.run_options import RunOptions
 
 
 def events(name: str, tmp_path: Path) -> None:

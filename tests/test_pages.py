@@ -252,7 +252,7 @@ def test_a_curve_is_thinned_to_its_ends() -> None:
 
 
 def test_images_that_would_make_the_page_too_large_are_left_out_and_named() -> None:
-    one = drilldown.Point("a", "s", "paper", "t", ("c0",), images=[("small", "x" * 4), ("large", "x" * 9)])
+    one = drilldown.GridPoint("a", "s", "paper", "t", ("c0",), images=[("small", "x" * 4), ("large", "x" * 9)])
     pages._within([one], 10)
     assert [caption for caption, _ in one.images] == ["small"]
     assert one.commands == ["fatbench show c0 --artifacts   # images that were too large to include here"]

@@ -101,7 +101,7 @@ def test_sv_cca_has_a_panel_for_each_pair_and_block_and_a_page_for_every_cell(id
     wanted = {f"train:svcca_b{block}_{pair}_{images}" for block in (1, 9) for pair in pairs}
     assert set(figure.series.values()) == wanted and not figure.where
     plan = suite.plan("paper")
-    found = series.places_of(plan, figure)
+    found = series.points_of_figure(plan, figure)
     assert {cell.id for here in found.values() for cells in here.values() for cell in cells} == {
         cell.id for cell in plan.cells
     }

@@ -35,7 +35,7 @@ from fatbench.report.figures import series
 from fatbench.report.formats import html, latex, markdown, records, terminal
 from fatbench.report.formats import latex_layout as pages
 from fatbench.report.numbers import flags
-from fatbench.report.numbers.measurements import EVERY, RANGE, Numbers, Source, Stored, metric_names
+from fatbench.report.numbers.measurements import EVERY, RANGE, Numbers, Source, StoredResults, metric_names
 from fatbench.report.tables import layout
 from fatbench.report.tables.combined import combine
 from fatbench.report.tables.grid import Grid, Value
@@ -128,7 +128,7 @@ def build(
     suite: Suite, plan: Plan, rows: Any, select: Any = "last", published: bool = True, **stored: Any
 ) -> list[Grid]:
     """The tables of a suite, filled with these measurements."""
-    numbers = Numbers(plan, Stored(list(rows), **stored), select)
+    numbers = Numbers(plan, StoredResults(list(rows), **stored), select)
     return layout.build(suite, plan, numbers, published=published)
 
 
@@ -1713,7 +1713,7 @@ def test_a_figure_calls_it_a_formula_too(name: str, id: str) -> None:
          "value": 0.5, "n": None, "suite": name, "preset": "paper"}
         for cell in plan.cells for heading in figure.series for client in (0, 1)
     ]  # fmt: skip
-    [plot] = series.build(suite, plan, Numbers(plan, Stored(rows)), [figure])
+    [plot] = series.build(suite, plan, Numbers(plan, StoredResults(rows)), [figure])
     assert [what for what, _ in plot.notes if what in ("published", "formula")] == ["formula"]
     lines = list(csv.DictReader(io.StringIO(series.render_csv([plot]))))
     assert lines and {line["published"] for line in lines} == {""} and any(line["formula"] for line in lines)

@@ -9,7 +9,7 @@ import pytest
 
 from fatbench.runner import slots, start
 from fatbench.runner.executors import local
-from fatbench.runner.options import RunOptions
+from fatbench.runner.run_options import RunOptions
 from fatbench.store.stages import Store
 from fatbench.store.timing import gpu_memory
 

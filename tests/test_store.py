@@ -36,7 +36,7 @@ from fatbench.store import database, schema
 from fatbench.store.cleanup import delete_cell
 from fatbench.store.database import NETWORK, Locked, NoDatabase, alembic_config, shown_url, upgrade
 from fatbench.store.integrity import check
-from fatbench.store.processes import gone, this_machine
+from fatbench.store.liveness import gone, this_machine
 from fatbench.store.rows import now
 from fatbench.store.schema import CELLS, NUMBERS, OUTCOME_CHUNKS, REVISIONS, RUNS, STAGES, VERSION
 from fatbench.store.stages import StageRow, Stolen, Store
@@ -476,14 +476,14 @@ MACHINE, BOOT, NAMESPACE = "m1", "b1", "pid:[4026531836]"
     ],
 )
 def test_who_is_gone(monkeypatch: pytest.MonkeyPatch, theirs: str | None, expected: bool) -> None:
-    monkeypatch.setattr("fatbench.store.processes.this_machine", lambda: f"{MACHINE} {BOOT} {NAMESPACE}")
+    monkeypatch.setattr("fatbench.store.liveness.this_machine", lambda: f"{MACHINE} {BOOT} {NAMESPACE}")
     assert gone(socket.gethostname(), os.getpid(), theirs) is expected
     assert not gone("elsewhere", os.getpid(), theirs)
 
 
 def test_who_is_gone_without_proc(monkeypatch: pytest.MonkeyPatch) -> None:
     """Elsewhere than on Linux there is only the pid."""
-    monkeypatch.setattr("fatbench.store.processes.this_machine", lambda: "")
+    monkeypatch.setattr("fatbench.store.liveness.this_machine", lambda: "")
     monkeypatch.setattr(Path, "read_text", _no_file)
     assert not gone(socket.gethostname(), os.getpid(), None)
     assert gone(socket.gethostname(), 2**22 + 1, None)

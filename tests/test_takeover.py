@@ -32,7 +32,7 @@ from fatbench.runner import progress, waiting, worker
 from fatbench.runner.executors import Worker, attempt, is_working, local
 from fatbench.runner.heartbeat import Heartbeat, renewing
 from fatbench.runner.jobs import Event, Job, Machine
-from fatbench.runner.options import RunOptions
+from fatbench.runner.run_options import RunOptions
 from fatbench.runner.start import run as run_all
 from fatbench.runner.worker import work
 from fatbench.settings import time_limit

@@ -178,12 +178,12 @@ def test_the_simulated_update_is_that_of_the_order_of_the_images():
 def test_simulated_steps_are_those_of_local_training():
     """Two images, three epochs with momentum and decay: at the truth nothing is left of the distance."""
     on, how = problem(), local(epochs=3, batch=2, momentum=0.5, weight_decay=0.01)
-    from fatbench.methods.inversions.target_client import Client, Images, update
+    from fatbench.methods.inversions.target_client import ClientImages, TargetClient, update
 
     chosen = torch.arange(2)[None]
     x, y = on.images[chosen].double() / 255, on.labels[chosen]
-    client = Client(on, DEFENCES["none"], how, "float64")
-    sent = update(client, on.model, dict(on.model.state_dict()), Images(chosen, x.float(), y), None, 0)
+    client = TargetClient(on, DEFENCES["none"], how, "float64")
+    sent = update(client, on.model, dict(on.model.state_dict()), ClientImages(chosen, x.float(), y), None, 0)
     model = on.model.double().eval()
     own = steps(model, dict(model.state_dict()), x, y[0], how, list(sent))
     for name, value in sent.items():
@@ -255,7 +255,7 @@ def test_a_sum_of_clients_hides_and_dead_heads_undo_it():
 def test_a_sum_of_clients_is_the_gradient_of_all_their_images():
     from fatbench.methods.algorithms.gradient_inversion import _sums
     from fatbench.methods.defences import Upload
-    from fatbench.methods.inversions.target_client import Client, Images
+    from fatbench.methods.inversions.target_client import ClientImages, TargetClient
     from fatbench.methods.inversions.upload import gradients
     from fatbench.methods.manipulations import Manipulated
 
@@ -264,7 +264,7 @@ def test_a_sum_of_clients_is_the_gradient_of_all_their_images():
     chosen = torch.arange(6).view(3, 2)
     x, y = on.images[chosen] / 255, on.labels[chosen]
     honest = Manipulated(model, theta, theta)
-    (seen,) = _sums(Client(on, DEFENCES["none"]), Images(chosen, x, y), [Upload(0, 0)], 0, honest, None)
+    (seen,) = _sums(TargetClient(on, DEFENCES["none"]), ClientImages(chosen, x, y), [Upload(0, 0)], 0, honest, None)
     whole = gradients(model, theta, x.view(1, 6, 1, 12, 12), y.view(1, 6))
     for name, value in whole.items():
         torch.testing.assert_close(seen.gradient[name], value, atol=1e-6, rtol=1e-4)
@@ -432,9 +432,9 @@ def test_a_suite_that_states_a_model_refuses_what_needs_more(tmp_path):
 
 
 def test_threat_and_labels_are_columns_of_a_table(tmp_path):
-    from fatbench.report.tables.grid_points import places_of
+    from fatbench.report.tables.grid_points import points_of_table
 
     file = tmp_path / "mine.yaml"
     file.write_text(SUITE.format(threat="B"))
     suite = files.load(str(file))
-    assert list(places_of(suite.plan(), suite.tables[0])) == [((("threat", "B"), ("labels", "given")), ())]
+    assert list(points_of_table(suite.plan(), suite.tables[0])) == [((("threat", "B"), ("labels", "given")), ())]

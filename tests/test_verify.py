@@ -17,7 +17,7 @@ from fatbench.errors import NothingMatched, SpecError
 from fatbench.runner.jobs import Machine
 from fatbench.runner.start import jobs_of
 from fatbench.runner.worker import work
-from fatbench.store import jsonl, lines
+from fatbench.store import export_lines, jsonl
 from fatbench.store.schema import NUMBERS, OUTCOME_CHUNKS
 from fatbench.store.stages import Store
 from fatbench.suite import files
@@ -177,7 +177,7 @@ def test_a_true_file_and_an_edited_one(results: Path, monkeypatch: Any, capsys: 
             for number in stage["numbers"]:
                 number[3] = 0.9 if number[2] == "natural" else number[3]
             stage["outcomes"] = stage["outcomes"] if stage["stage"][:7] != "natural" else NINE_OF_TEN
-        for stage, digest in lines.mismatches(cell):
+        for stage, digest in export_lines.mismatches(cell):
             stage["digest"] = digest
         edited.append(json.dumps(cell))
     file = tmp_path / "edited.jsonl"

@@ -30,8 +30,8 @@ def delete(
         ours = belongs(store, folder)
         for id in chosen:
             counts = cleanup.delete_cell(store, id)
-            for place in [folder / id, *folder.glob(f"{id}~*")] if ours else []:
-                cleanup.remove(place)
+            for path in [folder / id, *folder.glob(f"{id}~*")] if ours else []:
+                cleanup.remove(path)
             print(f"{id}: {', '.join(f'{count} {what}' for what, count in counts.items())} deleted", flush=True)
 
 
@@ -51,9 +51,9 @@ def clean(
         if folder.is_dir() and not belongs(store, folder):
             raise SpecError(f"{folder} does not say whose files these are: no run of this database has used it")
         freed = number = 0
-        for place, size in cleanup.unneeded(store, folder):
-            print(place)
+        for path, size in cleanup.unneeded(store, folder):
+            print(path)
             if not dry_run:
-                cleanup.remove(place)
+                cleanup.remove(path)
             freed, number = freed + size, number + 1
     print(f"{number} {'would be ' if dry_run else ''}removed, {freed / 1e6:.1f} MB in {folder}")

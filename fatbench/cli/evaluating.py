@@ -12,7 +12,7 @@ import typer
 from fatbench.cli.common import known_format, plan_of, print_json
 from fatbench.cli.options import DataDir, Db, Device, Format, Precision, Preset, Smoke, Where
 from fatbench.errors import Doubtful, SpecError
-from fatbench.runner.options import RunOptions
+from fatbench.runner.run_options import RunOptions
 from fatbench.store.opening import opened
 
 

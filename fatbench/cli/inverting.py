@@ -83,7 +83,7 @@ def invert(
         raise SpecError("--mean and --std go together, one number per channel")
     update, kind = (after, "after") if after is not None else (gradient, "gradient")
     assert update is not None
-    task = inverting.Task(
+    task = inverting.InversionTask(
         file, update, kind, model, size, classes, threat, batch, told,  # type: ignore[arg-type]
         tuple(_mapping(one) for one in inversion or ()), preprocessing, local or None,
     )  # fmt: skip

@@ -135,7 +135,7 @@ Log = Annotated[
     ),
 ]
 
-# field of `fatbench.runner.options.RunOptions` -> how the command line takes it
+# field of `fatbench.runner.run_options.RunOptions` -> how the command line takes it
 RUN = {
     "jobs": Jobs, "device": Device, "per_gpu": PerGpu, "executor": Executor, "precision": Precision,
     "attack_precision": AttackPrecision,

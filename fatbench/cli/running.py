@@ -11,7 +11,7 @@ import typer
 from fatbench.cli.common import plan_of
 from fatbench.cli.options import RUN, Attacks, Name, Override, Preset, Seeds, Smoke, Where
 from fatbench.errors import NothingMatched, SpecError
-from fatbench.runner.options import RunOptions, with_keywords
+from fatbench.runner.run_options import RunOptions, with_keywords
 from fatbench.suite import weights
 
 if TYPE_CHECKING:

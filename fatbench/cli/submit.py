@@ -14,7 +14,7 @@ import typer
 from fatbench import whole_file
 from fatbench.cli.options import DataDir, Device
 from fatbench.errors import SpecError
-from fatbench.runner.options import RunOptions
+from fatbench.runner.run_options import RunOptions
 
 if TYPE_CHECKING:
     from fatbench.store.stages import Store
@@ -59,11 +59,11 @@ def submit(
         record = _record(theirs, file) | {
             "verified": {"cells": chosen, "apart": worst, "tolerance": tolerance, "because": because}
         }
-    place = output / f"{record['sha256'][:12]}.jsonl"
-    whole_file.write(place, file.read_text(encoding="utf-8"), f"-o {output}", make_folder=True)
-    whole_file.write(place.with_suffix(".json"), json.dumps(record, indent=2) + "\n", f"-o {output}")
-    whole_file.write(place.with_suffix(".md"), _text(record, place), f"-o {output}")
-    print(f"wrote {place}, its record .json and the text of a pull request .md")
+    target = output / f"{record['sha256'][:12]}.jsonl"
+    whole_file.write(target, file.read_text(encoding="utf-8"), f"-o {output}", make_folder=True)
+    whole_file.write(target.with_suffix(".json"), json.dumps(record, indent=2) + "\n", f"-o {output}")
+    whole_file.write(target.with_suffix(".md"), _text(record, target), f"-o {output}")
+    print(f"wrote {target}, its record .json and the text of a pull request .md")
 
 
 def _problems(store: Store) -> Iterator[str]:
@@ -114,10 +114,10 @@ def _record(store: Store, file: Path) -> dict[str, Any]:
     }
 
 
-def _text(record: dict[str, Any], place: Path) -> str:
+def _text(record: dict[str, Any], target: Path) -> str:
     """The text of the pull request."""
     again = record["verified"]
-    lines = [f"# Results: {'; '.join(record['suites'])}", "", f"`{place}`, SHA-256 `{record['sha256']}`.", ""]
+    lines = [f"# Results: {'; '.join(record['suites'])}", "", f"`{target}`, SHA-256 `{record['sha256']}`.", ""]
     for what in ("cells", "commits", "devices", "precisions", "torch", "plugins"):
         value = record[what]
         lines.append(

@@ -15,7 +15,7 @@ import typer
 from fatbench.cli.common import cell_in, known_format, print_json
 from fatbench.cli.options import DataDir, Device, Format, Precision
 from fatbench.errors import NothingMatched, SpecError
-from fatbench.runner.options import RunOptions
+from fatbench.runner.run_options import RunOptions
 from fatbench.suite import weights
 
 if TYPE_CHECKING:

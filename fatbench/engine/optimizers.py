@@ -117,11 +117,11 @@ def masked_adam(
     kept = {key: [t.clone() for t in moments[key]] for key in ("first", "second") if key in moments}
     before = [w.clone() for w in weights]
     after = _adam(weights, gradients, moments, how.lr)
-    for place, here in enumerate(moved):
-        weights[place].copy_(torch.where(here, weights[place], before[place]))
+    for position, here in enumerate(moved):
+        weights[position].copy_(torch.where(here, weights[position], before[position]))
         for key in ("first", "second"):
-            old = kept[key][place] if kept else torch.zeros_like(before[place])
-            after[key][place] = torch.where(here, after[key][place], old)
+            old = kept[key][position] if kept else torch.zeros_like(before[position])
+            after[key][position] = torch.where(here, after[key][position], old)
     return after
 
 

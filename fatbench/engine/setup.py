@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fatbench.engine import memory, microbatch
-from fatbench.engine.fast.cells import Party
+from fatbench.engine.fast.barrier import Party
 from fatbench.engine.malicious import Malicious, deal
 from fatbench.engine.precision import exact
 from fatbench.engine.randomness import forked

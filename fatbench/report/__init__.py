@@ -92,14 +92,14 @@ def build_tables(
     or the latest run of a cell that was run more than once, or "pool", the mean of its runs. digits: after
     the point of percentages; images: "all" of each attack, or those in "common".
     """
-    from fatbench.report.numbers.measurements import Numbers, Stored
+    from fatbench.report.numbers.measurements import Numbers, StoredResults
     from fatbench.report.tables.grid_points import with_added
     from fatbench.report.tables.layout import build
 
     suite = with_added(suite, plan)
 
     if store is None:
-        empty = Numbers(plan, Stored(), select)
+        empty = Numbers(plan, StoredResults(), select)
         return build(suite, plan, empty, published=published, digits=digits)
     from fatbench.report.numbers import query
     from fatbench.report.tables import replicate_selection
@@ -122,7 +122,7 @@ def check(suite: Suite, plan: Plan) -> None:
     from fatbench.report.tables import grid_points
 
     for table in suite.tables:
-        grid_points.places_of(plan, table)
+        grid_points.points_of_table(plan, table)
     for figure in suite.figures:
         series.check(plan, figure)
 
@@ -138,7 +138,9 @@ def check_headings(suite: Suite, plans: Sequence[Plan]) -> None:
             raise SpecError(f"{place}: no preset evaluates '{metric}'{did_you_mean(metric, known)}")
     for table in suite.tables:
         whys = [
-            (plan.preset, grid_points.unfilled(plan, table)) for plan in plans if grid_points.places_of(plan, table)
+            (plan.preset, grid_points.unfilled(plan, table))
+            for plan in plans
+            if grid_points.points_of_table(plan, table)
         ]
         for heading in table.values:
             missing = [f"{preset}: {why[heading]}" for preset, why in whys if heading in why]
@@ -166,7 +168,7 @@ def build_figures(
     """The figures of a suite, or the one with an id, with what the database has. SpecError: no such figure."""
     from fatbench.report.figures import series
     from fatbench.report.numbers import query
-    from fatbench.report.numbers.measurements import Numbers, Stored
+    from fatbench.report.numbers.measurements import Numbers, StoredResults
     from fatbench.report.tables import replicate_selection
 
     ids = [figure.id for figure in suite.figures]
@@ -174,7 +176,7 @@ def build_figures(
         raise SpecError(f"suite '{suite.name}' has no figure '{only}'{did_you_mean(only, ids)}")
     wanted = [figure for figure in suite.figures if only in (None, figure.id)]
     if store is None:
-        return series.build(suite, plan, Numbers(plan, Stored(), select), wanted)
+        return series.build(suite, plan, Numbers(plan, StoredResults(), select), wanted)
     (plan,) = replicate_selection.plans(plan, store, "first")
     return series.build(suite, plan, Numbers(plan, query.gather_series(wanted, plan, store, select), select), wanted)
 

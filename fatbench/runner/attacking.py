@@ -205,8 +205,8 @@ def _attack(stage: _Stage, turn: Turn, loaded: _Loaded, machine: Machine) -> Cel
     attack = calls.build("Attack", evaluation.attack)
     cost = sum(formulas.passes(calls.call("Attack", evaluation.attack))) + 1
     begin = time.perf_counter()
-    for place, pair in enumerate(pairs):  # all images on one model, then on the next
-        first = place * n
+    for position, pair in enumerate(pairs):  # all images on one model, then on the next
+        first = position * n
         if position >= first + n:
             continue
         chunks = attacked(
@@ -267,7 +267,9 @@ def _beside(stage: _Stage, loaded: _Loaded, each: Tensor, job: Job) -> list[Numb
     images, labels = ready.test[0][:n], ready.test[1][:n]
     liars = ready.problem.malicious.numbers if ready.problem.malicious is not None else ()  # have no accuracy
     fractions = [ready.problem.labels[() if k in liars else shard] for k, shard in enumerate(ready.problem.shards)]
-    by_client = prior_accuracy({k: each[place] for place, k in enumerate(models)}, labels, fractions, ready.classes)
+    by_client = prior_accuracy(
+        {k: each[position] for position, k in enumerate(models)}, labels, fractions, ready.classes
+    )
     numbers = [Number("prior_accuracy", v, round, n, k) for k, v in by_client.items()]
     if facts.role(stage.evaluation.attack) == "natural":
         few, truth = images[:LOOKED_AT], labels[:LOOKED_AT]

@@ -36,9 +36,9 @@ def samples(cells: Iterable[Cell], known: duration.Speeds) -> list[Cell]:
     works: dict[tuple[str, ...], float] = {}
     first: dict[tuple[str, ...], Cell] = {}
     for cell in cells:
-        place, kind = duration.network(cell.spec), duration.kind(cell.spec)
+        net, kind = duration.network(cell.spec), duration.kind(cell.spec)
         attacks = {digest(one.attack) for one in cell.evaluations if one.attack["name"] not in EARLY}
-        new = tuple(sorted(one for one in attacks if (place, one) not in known.attacks))
+        new = tuple(sorted(one for one in attacks if (net, one) not in known.attacks))
         if kind in known.training and not new:
             continue
         work = cost.training(cell.spec)
@@ -78,7 +78,7 @@ def _cut(cell: Cell, plan: Plan, batches: int, images: int) -> Job:
     return Job(digest(spec)[:12], spec, evaluations, ["last"], plan.suite, plan.preset)
 
 
-def calibrated(plan: Plan, known: duration.Speeds, data: Path, seconds: float) -> list[timing.Timed]:
+def calibrated(plan: Plan, known: duration.Speeds, data: Path, seconds: float) -> list[timing.TimedRun]:
     """What could be timed of the plan's cells in about so many seconds, once torch is imported."""
     cells = samples(plan.unique(), known)
     jobs = list({one.cell: one for size in SIZES for cell in cells for one in [job(cell, plan, data, size)]}.values())

@@ -136,13 +136,13 @@ def unflatten(flat: Tensors) -> dict[str, Any]:
     tree: dict[str, Any] = {}
     for path, value in flat.items():
         *parents, last = (part.replace("~1", "/").replace("~0", "~") for part in path.split("/"))
-        place = tree
+        branch = tree
         for parent in parents:
-            place = place.setdefault(parent, {})
-            if not isinstance(place, dict):
+            branch = branch.setdefault(parent, {})
+            if not isinstance(branch, dict):
                 raise ValueError(f"'{path}' leads through a tensor")
         if last:
-            place[last] = value
+            branch[last] = value
     return tree
 
 

@@ -11,7 +11,7 @@ from fatbench import settings
 from fatbench.errors import MachineError, SpecError
 from fatbench.runner import checkpoints
 from fatbench.runner.executors import local
-from fatbench.runner.options import RunOptions
+from fatbench.runner.run_options import RunOptions
 from fatbench.suite import calls, facts
 
 

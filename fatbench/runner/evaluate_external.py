@@ -17,7 +17,7 @@ from fatbench.errors import MachineError, SpecError
 from fatbench.runner import worker
 from fatbench.runner.executors import local
 from fatbench.runner.jobs import CellStatus, Event, Job, Machine
-from fatbench.runner.options import RunOptions
+from fatbench.runner.run_options import RunOptions
 from fatbench.store.folder import claim
 from fatbench.store.stages import Store
 from fatbench.suite import calls, cells, external_models, facts
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Task:
+class EvaluationTask:
     """On what a model is judged."""
 
     data: Any  # a name or a mapping, as in a suite
@@ -49,7 +49,7 @@ class ExternalModel:
     state: Mapping[str, Tensor]
 
 
-def task_like(plan: Plan, dataset: str | None = None) -> Task:
+def task_like(plan: Plan, dataset: str | None = None) -> EvaluationTask:
     """The images and attacks of a suite's cells, so that a model's row can stand among theirs.
 
     An attack that only some of the cells face is among them. Transfers are left out: they are between the suite's own
@@ -71,7 +71,7 @@ def task_like(plan: Plan, dataset: str | None = None) -> Task:
                 "(-k, in Python `where`) or by the data set"
             )
         attacks = {**attacks, **own}
-    return Task(data, tuple(attacks.values()), test, size)
+    return EvaluationTask(data, tuple(attacks.values()), test, size)
 
 
 def task(
@@ -82,7 +82,7 @@ def task(
     n: int | None = None,
     batch: int = 500,
     size: int | None = None,
-) -> Task:
+) -> EvaluationTask:
     """Images and attacks: those of a suite's cells (`like`), or of a data set. SpecError: both are said, or neither."""
     if plan is not None:
         if attacks or n is not None or size is not None:
@@ -90,7 +90,7 @@ def task(
         return task_like(plan, dataset)
     if dataset is None:
         raise SpecError("say the data set by --dataset NAME, or --like SUITE")
-    return Task(
+    return EvaluationTask(
         dataset, external_models.evaluations(list(attacks or external_models.DEFAULT_ATTACKS), eps, n, batch), size=size
     )
 
@@ -141,7 +141,7 @@ def from_module(module: nn.Module, name: str | None = None, **preprocessing: Any
 
 def evaluate(
     external: ExternalModel,
-    task: Task,
+    task: EvaluationTask,
     options: RunOptions,
     notify: Callable[[Event], None] = lambda event: None,
 ) -> tuple[str, CellStatus]:

@@ -106,7 +106,7 @@ def speeds(cells: Iterable[Cell], gpu: str, precision: str, attacks: str | None,
     passes: dict[str, float] = {}
     autoattack: dict[str, float] = {}  # which bf16 leaves in float32
     for cell in cells:
-        place, spec = network(cell.spec), cell.spec
+        net, spec = network(cell.spec), cell.spec
         if (found := count(spec)) is None:
             continue
         flops, kernels = found
@@ -115,9 +115,9 @@ def speeds(cells: Iterable[Cell], gpu: str, precision: str, attacks: str | None,
         at_once = batch * facts.cohort(spec) if way in settings.STACKED else batch
         training[kind(spec)] = max(flops / rate, kernels * LAUNCH / at_once)
         chunk = min((one.batch for one in cell.evaluations), default=1)
-        passes[place] = max(flops / attacking, kernels * LAUNCH / chunk, passes.get(place, 0.0))
+        passes[net] = max(flops / attacking, kernels * LAUNCH / chunk, passes.get(net, 0.0))
         if attacks == "bf16":
-            autoattack[place] = max(flops / float32, passes[place])
+            autoattack[net] = max(flops / float32, passes[net])
     return Speeds(training=training, passes=passes, autoattack=autoattack)
 
 

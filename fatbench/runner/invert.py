@@ -37,7 +37,7 @@ DEFAULTS: tuple[dict[str, Any], ...] = (
 
 
 @dataclass(frozen=True)
-class Task:
+class InversionTask:
     """What is attacked, and what the attacker knows."""
 
     before: Path  # weights that the client received
@@ -55,7 +55,7 @@ class Task:
 
 
 @dataclass(frozen=True)
-class Loaded:
+class CheckedUpdate:
     """An update that has been checked."""
 
     model: nn.Module
@@ -73,7 +73,7 @@ class Answer:
     images: Tensor  # (P, C, H, W) in [0, 1]
 
 
-def load(task: Task) -> Loaded:
+def load(task: InversionTask) -> CheckedUpdate:
     """Read and check the files. SpecError: they contradict each other or the model; MachineError: unreadable."""
     import torch
 
@@ -143,10 +143,10 @@ def load(task: Task) -> Loaded:
             draw = torch.Generator().manual_seed(0)
             found = restored("ilrg", observed, model, count, task.shape, draw)
         observed = Observation(observed.weights, observed.gradient, found, local=local)
-    return Loaded(model, observed, tuple(notes))
+    return CheckedUpdate(model, observed, tuple(notes))
 
 
-def fitting(task: Task, loaded: Loaded) -> list[calls.Call]:
+def fitting(task: InversionTask, loaded: CheckedUpdate) -> list[calls.Call]:
     """The attacks to run. SpecError: one that was asked for needs more than the threat model, or was not sent."""
     from fatbench.methods.inversions import INVERSIONS, reads_of
 
@@ -166,7 +166,7 @@ def fitting(task: Task, loaded: Loaded) -> list[calls.Call]:
     return chosen
 
 
-def _unfit(task: Task, loaded: Loaded, one: calls.Call, reads: Sequence[str] | None) -> str:
+def _unfit(task: InversionTask, loaded: CheckedUpdate, one: calls.Call, reads: Sequence[str] | None) -> str:
     """Why an attack cannot run; empty if it can."""
     letter = threats.letter(one)
     if letter is None or letter == threats.BOUND:
@@ -196,7 +196,7 @@ def _unfit(task: Task, loaded: Loaded, one: calls.Call, reads: Sequence[str] | N
     return ""
 
 
-def invert(task: Task, loaded: Loaded, chosen: Sequence[calls.Call]) -> list[Answer]:
+def invert(task: InversionTask, loaded: CheckedUpdate, chosen: Sequence[calls.Call]) -> list[Answer]:
     """Run the attacks. SpecError: one of them cannot solve this update, and why."""
     import torch
 
@@ -219,7 +219,7 @@ def invert(task: Task, loaded: Loaded, chosen: Sequence[calls.Call]) -> list[Ans
     return answers
 
 
-def residual(task: Task, loaded: Loaded) -> float | None:
+def residual(task: InversionTask, loaded: CheckedUpdate) -> float | None:
     """|M - A^T X| / |M| of the least squares through the patch embedding; None: too few equations to tell.
 
     Near 0 for the update of one image, above 0.01 for a mixture: it says without the originals whether to believe.

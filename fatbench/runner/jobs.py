@@ -14,7 +14,7 @@ from fatbench.suite.calls import call
 from fatbench.suite.cells import Evaluation
 
 if TYPE_CHECKING:
-    from fatbench.engine.fast.cells import Barrier
+    from fatbench.engine.fast.barrier import Barrier
     from fatbench.runner.heartbeat import Heartbeat
     from fatbench.store.stages import Store
 

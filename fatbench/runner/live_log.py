@@ -17,7 +17,7 @@ from fatbench import settings
 from fatbench.errors import MachineError, SpecError, did_you_mean
 from fatbench.runner import versions
 from fatbench.runner.jobs import Event, Job
-from fatbench.runner.options import RunOptions
+from fatbench.runner.run_options import RunOptions
 from fatbench.runner.start import Observer
 
 Write = Callable[[str, int, Mapping[str, float]], None]  # of a cell: round, numbers
@@ -94,8 +94,8 @@ def tensorboard(folder: Path) -> Iterator[Callable[[Job], Write]]:
     with contextlib.ExitStack() as stack:
 
         def open_(job: Job) -> Write:
-            place = folder / "tensorboard" / re.sub(r"[^\w.+-]+", "-", f"{_name(job)}-{job.cell}")
-            writer: Any = stack.enter_context(SummaryWriter(str(place)))
+            run_folder = folder / "tensorboard" / re.sub(r"[^\w.+-]+", "-", f"{_name(job)}-{job.cell}")
+            writer: Any = stack.enter_context(SummaryWriter(str(run_folder)))
 
             def write(stage: str, round: int, numbers: Mapping[str, float]) -> None:
                 for key, value in numbers.items():

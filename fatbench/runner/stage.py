@@ -95,7 +95,7 @@ def ready_for(job: Job, machine: Machine, trained: Path | None) -> tuple[dict[st
     bound = calls.bind_cell(job.spec, Path(machine.data), trained)
     party = None
     if machine.barrier is not None:
-        from fatbench.engine.fast.cells import Party
+        from fatbench.engine.fast.barrier import Party
 
         party = Party(machine.barrier, job.cell, json.dumps(job.spec["model"], sort_keys=True))
     assert machine.path != "auto"  # the worker has chosen

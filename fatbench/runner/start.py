@@ -18,7 +18,7 @@ from fatbench.errors import MachineError, NothingMatched, SpecError, Unavailable
 from fatbench.runner import progress, slots, transfer, versions, waiting
 from fatbench.runner.executors import local
 from fatbench.runner.jobs import Event, Job, Machine
-from fatbench.runner.options import RunOptions
+from fatbench.runner.run_options import RunOptions
 from fatbench.runner.slots import gpu_name
 from fatbench.runner.waiting import StopRequest
 from fatbench.store.database import NoDatabase

@@ -84,13 +84,13 @@ def clients_wanted(job: Job, record: Mapping[str, Any], round: int) -> int:
 def client_models(result: Round, many: int) -> dict[int, Tensors]:
     """The models that the first clients of a round have before averaging, on the CPU; empty: they train none."""
     found = {}
-    for place, update in enumerate(sorted(result.updates, key=lambda update: update.client)[:many]):
+    for position, update in enumerate(sorted(result.updates, key=lambda update: update.client)[:many]):
         model = update.model
         if not model and update.client in result.own:
             model = {**result.state.model, **result.own[update.client]}
         if not model:
             return {}
-        found[place] = {name: value.detach().cpu().clone() for name, value in model.items()}
+        found[position] = {name: value.detach().cpu().clone() for name, value in model.items()}
     return found
 
 

@@ -85,17 +85,17 @@ def _age(file: Path, now: float) -> float:
         return 0.0
 
 
-def remove(place: Path) -> None:
+def remove(path: Path) -> None:
     """Remove a file or a folder; what is gone is gone. MachineError: it may not be removed."""
     try:
-        if place.is_dir() and not place.is_symlink():
-            shutil.rmtree(place)
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
         else:
-            place.unlink(missing_ok=True)
+            path.unlink(missing_ok=True)
     except FileNotFoundError:
         pass
     except OSError as error:
-        raise MachineError(f"cannot remove {place}: {error.strerror or error}") from None
+        raise MachineError(f"cannot remove {path}: {error.strerror or error}") from None
 
 
 def backup(store: Store, file: Path) -> int:

@@ -28,7 +28,7 @@ from sqlalchemy.pool import NullPool
 
 from fatbench.errors import DatabaseError, FatbenchError, MachineError, SpecError, Unavailable
 from fatbench.settings import shown_url
-from fatbench.store import lines
+from fatbench.store import export_lines
 from fatbench.store.schema import (
     APPLICATION_ID,
     IDENTITY,
@@ -295,9 +295,9 @@ class Database:
                 path.parent.mkdir(parents=True, exist_ok=True)
             except OSError as error:
                 raise MachineError(f"{self.shown}: cannot make its folder: {error.strerror}") from None
-            for place in (path.parent, path):
-                if os.path.exists(place) and not os.access(place, os.W_OK):
-                    raise MachineError(f"{self.shown}: {place} cannot be written")
+            for file in (path.parent, path):
+                if os.path.exists(file) and not os.access(file, os.W_OK):
+                    raise MachineError(f"{self.shown}: {file} cannot be written")
         # Never open the file but through SQLite: closing any other handle drops all locks this process has on it, so
         # that another process, believing itself alone, removes the log (sqlite.org/howtocorrupt.html, 2.2).
         try:
@@ -413,7 +413,7 @@ def upgrade(url: str) -> str:
         config.attributes["connection"] = connection
         command.upgrade(config, "head")
         for cell, stages in groupby(connection.execute(UNSEALED).all(), lambda row: row.cell):
-            lines.seal(connection, cell, [row.stage for row in stages])
+            export_lines.seal(connection, cell, [row.stage for row in stages])
     return f"{database.shown} was upgraded from schema {revision or 'none'} to {REVISIONS[-1]}"
 
 

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from fatbench.errors import FatbenchError, UnknownName
-from fatbench.store import consistency, lines
+from fatbench.store import consistency, export_lines
 from fatbench.store.rows import LARGEST
 
 FORMAT = "fatbench results"
@@ -163,7 +163,7 @@ class Stage(_Line):
     outcomes: list[Chunk]
 
 
-class Cell(_Line):
+class CellLine(_Line):
     """A cell with all that is known of it."""
 
     cell: Name
@@ -175,7 +175,7 @@ class Cell(_Line):
     stages: list[Stage]
 
 
-_HEADER, _CELL = TypeAdapter(_Header), TypeAdapter(Cell)
+_HEADER, _CELL = TypeAdapter(_Header), TypeAdapter(CellLine)
 
 
 def header(line: str, at: str) -> int:
@@ -194,14 +194,14 @@ def header(line: str, at: str) -> int:
     return int(_read(_HEADER, _parsed(line, at), at).cells)
 
 
-def cell(line: str, at: str, identify: Callable[[Mapping[str, Any]], str] | None = None) -> Cell:
+def cell(line: str, at: str, identify: Callable[[Mapping[str, Any]], str] | None = None) -> CellLine:
     """A line as a cell. ExchangeError, with `at` and the place in the line: it is none, or contradicts itself, or a
     finished stage is not what its digest says.
 
     identify: the identity of a spec, which a cell's id must be.
     """
     value = _parsed(line, at)
-    found: Cell = _read(_CELL, value, at)
+    found: CellLine = _read(_CELL, value, at)
     if identify is not None:
         try:
             identity = identify(found.spec)
@@ -227,7 +227,7 @@ def cell(line: str, at: str, identify: Callable[[Mapping[str, Any]], str] | None
             position += n
     for name, said in consistency.problems(value):
         raise ExchangeError(f"{at}: cell {found.cell} {name}: {said}")
-    for part, _ in lines.mismatches(value):
+    for part, _ in export_lines.mismatches(value):
         said = "its digest is of other numbers or outcomes" if part.get("digest") else "a finished stage has no digest"
         raise ExchangeError(f"{at}: cell {found.cell} {part['stage']}: {said}; was the file edited?")
     return found
@@ -289,7 +289,7 @@ def _cut(text: str) -> str:
     return " ".join(text.split()) if len(text) <= 300 else " ".join(text[:300].split()) + "..."
 
 
-def _brought(cell: Cell, error: Exception) -> str:
+def _brought(cell: CellLine, error: Exception) -> str:
     """The plug-in that a cell's runs had a name from that is unknown here, for the message."""
     records = (record for run in cell.runs for record in run.extra.get("plugins", ()))
     names = {
@@ -300,7 +300,7 @@ def _brought(cell: Cell, error: Exception) -> str:
     return f"; its runs used the plug-in {' and '.join(sorted(names))}: pass it with --plugin" if names else ""
 
 
-def _distinct(keys: Sequence[Any], what: str, cell: Cell, at: str) -> None:
+def _distinct(keys: Sequence[Any], what: str, cell: CellLine, at: str) -> None:
     seen = set()
     for key in keys:
         if key in seen:

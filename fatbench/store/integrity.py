@@ -12,7 +12,7 @@ from sqlalchemy.exc import SAWarning, SQLAlchemyError
 
 from fatbench.errors import DatabaseError, FatbenchError
 from fatbench.settings import shown_url
-from fatbench.store import consistency, lines, replicates
+from fatbench.store import consistency, export_lines, replicates
 from fatbench.store.database import Database
 from fatbench.store.rows import batches
 from fatbench.store.schema import (
@@ -128,7 +128,7 @@ def _contents(connection: Connection, identify: Identify | None) -> Iterator[str
             yield f"replicate {row.id} is said to be number {row.number} of {row.cell}"
     for part in batches(connection.scalars(select(CELLS.c.id)), 100):
         try:
-            for line in lines.lines(connection, part):
+            for line in export_lines.lines(connection, part):
                 yield from _of_cell(line, identify)
         except UNREADABLE as error:
             yield f"cells {part[0]} to {part[-1]}: {_line(error)}"
@@ -144,6 +144,6 @@ def _of_cell(line: Mapping[str, Any], identify: Identify | None) -> Iterator[str
         yield f"cell {line['cell']}: its spec is that of {identity}"
     for name, said in consistency.problems(line):
         yield f"cell {line['cell']} {name}: {said}"
-    for stage, _ in lines.mismatches(line):
+    for stage, _ in export_lines.mismatches(line):
         said = "has changed since it was finished" if stage["digest"] else "is finished but has no digest"
         yield f"cell {line['cell']} {stage['stage']} {said}"

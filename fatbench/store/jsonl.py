@@ -7,8 +7,8 @@ code), its stages, their numbers and their outcomes:
     {"cell":"0a1b2c...","created":"...","runs":[{...}],"spec":{...},"stages":[{"stage":"train","numbers":[...],...}]}
 
 A number is [round, client, metric, value, n, run, created], where `run` is a position in the cell's `runs`; outcomes
-are [first example, how many, base64 of the packed bits]. A finished stage has its digest (`fatbench.store.lines`). The
-same results always give the same bytes.
+are [first example, how many, base64 of the packed bits]. A finished stage has its digest
+(`fatbench.store.export_lines`). The same results always give the same bytes.
 
 Models and checkpoints are not in it. So a stage that was under way is imported as interrupted, with its numbers but
 nothing to go on from; a stage that is further along here is left as it is. Another run of a cell that is here already
@@ -30,9 +30,9 @@ from sqlalchemy.exc import DataError, IntegrityError
 
 from fatbench import whole_file
 from fatbench.errors import DatabaseError, MachineError
-from fatbench.store import export_schema, leases, lines, replicates
+from fatbench.store import export_lines, export_schema, leases, replicates
 from fatbench.store.database import lock
-from fatbench.store.export_schema import FORMAT, SCHEMA_VERSION, Cell, ExchangeError, Stage, bits_of
+from fatbench.store.export_schema import FORMAT, SCHEMA_VERSION, CellLine, ExchangeError, Stage, bits_of
 from fatbench.store.rows import batches, cell_row, dumps
 from fatbench.store.schema import CELLS, NUMBERS, OUTCOME_CHUNKS, REPLICATES, RUNS, SHARED_CELLS, STAGES, SUITE_CELLS
 from fatbench.store.stages import Store
@@ -78,8 +78,8 @@ def _lines(connection: Connection, cells: Sequence[str], copies: Mapping[str, tu
     for suite, preset, cell in connection.execute(rows.order_by(*SHARED_CELLS.primary_key)):
         shared.setdefault(cell, []).append((suite, preset))
     try:
-        for line in lines.lines(connection, cells, copies):
-            for stage, digest in lines.mismatches(line):
+        for line in export_lines.lines(connection, cells, copies):
+            for stage, digest in export_lines.mismatches(line):
                 if stage["digest"] is not None:
                     raise DatabaseError(
                         f"cell {line['cell']} {stage['stage']} is damaged: it has changed since it was finished"
@@ -117,15 +117,15 @@ def check(
         count = 0
         for part in numbered:
             with nullcontext() if store is None else store.database.reading() as connection:
-                for place, line in part:
-                    at = f"{path}:{place}"
+                for number, line in part:
+                    at = f"{path}:{number}"
                     count += 1
                     try:
                         cell = export_schema.cell(line, at, identify)
                         if count > promised:
                             raise ExchangeError(f"{at}: more cells than the {promised} that the first line promises")
                         for run in cell.runs:
-                            if seen.setdefault(run.uid, place) != place:
+                            if seen.setdefault(run.uid, number) != number:
                                 raise ExchangeError(f"{at}: run {run.uid} is also in line {seen[run.uid]}")
                         if connection is not None:
                             _contradiction(connection, cell, at)
@@ -133,7 +133,7 @@ def check(
                         if bad is None:
                             raise
                         bad.append(str(error).removesuffix(NOTHING))
-                        left_out.add(place)
+                        left_out.add(number)
         if count < promised:
             short = f"{path}: ends after {count} of {promised} cells: it is truncated"
             if bad is None:
@@ -165,9 +165,9 @@ def import_(
     with _opened(path) as (_, numbered):
         for part in numbered:
             cells = [
-                (f"{path}:{place}", export_schema.cell(line, f"{path}:{place}", identify))
-                for place, line in part
-                if place not in left_out
+                (f"{path}:{number}", export_schema.cell(line, f"{path}:{number}", identify))
+                for number, line in part
+                if number not in left_out
             ]
             at, before = "", counts["cells"]
             try:
@@ -215,10 +215,10 @@ def _parts(stream: TextIO, path: Path) -> Iterator[list[tuple[int, str]]]:
     """The further lines with their numbers, BATCH at a time, or fewer where they are long. ExchangeError: too long."""
     part: list[tuple[int, str]] = []
     held = 0
-    for place, line in enumerate(iter(lambda: stream.readline(LINE), ""), 2):
+    for number, line in enumerate(iter(lambda: stream.readline(LINE), ""), 2):
         if len(line) == LINE and not line.endswith("\n"):
-            raise ExchangeError(f"{path}:{place}: a line of more than {LINE} characters is no cell that export wrote")
-        part.append((place, line))
+            raise ExchangeError(f"{path}:{number}: a line of more than {LINE} characters is no cell that export wrote")
+        part.append((number, line))
         held += len(line)
         if len(part) == BATCH or held > PART:
             yield part
@@ -227,15 +227,15 @@ def _parts(stream: TextIO, path: Path) -> Iterator[list[tuple[int, str]]]:
         yield part
 
 
-def _contradiction(connection: Connection, cell: Cell, at: str) -> None:
+def _contradiction(connection: Connection, cell: CellLine, at: str) -> None:
     """ExchangeError: the database says something else."""
     known = replicates.here(connection, cell.cell)
     for part in batches(run.uid for run in cell.runs):
         foreign = select(RUNS.c.uid, RUNS.c.cell).where(RUNS.c.uid.in_(part), RUNS.c.cell.not_in(known))
         if row := connection.execute(foreign).first():
             raise ExchangeError(f"{at}: contradicts what is here: run {row.uid} is of cell {row.cell}{NOTHING}")
-    place = _place(connection, cell, known)
-    here = {} if place is None else _here(connection, place)
+    id = _id_for(connection, cell, known)
+    here = {} if id is None else _here(connection, id)
     for stage in cell.stages:
         _compare(here.get(stage.stage), stage, cell, at)
 
@@ -249,25 +249,25 @@ def is_export(file: str | Path) -> bool:
         raise MachineError(f"cannot read {file}: {error.strerror or error}") from None
 
 
-def _take(connection: Connection, cell: Cell, at: str, counts: dict[str, int], file: Path | None) -> None:
+def _take(connection: Connection, cell: CellLine, at: str, counts: dict[str, int], file: Path | None) -> None:
     """Merge one cell into the database, counting what was new."""
     connection.scalar(select(CELLS.c.id).where(CELLS.c.id == cell.cell).with_for_update(key_share=True))  # as `claim`
     known = replicates.here(connection, cell.cell)
-    place = _place(connection, cell, known)
-    if place is None:
+    id = _id_for(connection, cell, known)
+    if id is None:
         number = 1 + int(known[-1].partition(replicates.SIGN)[2] or 0) if known else 0  # one may be deleted
-        place = replicates.name(cell.cell, number)
-        connection.execute(insert(CELLS), [cell_row(place, cell.spec, cell.created)])
+        id = replicates.name(cell.cell, number)
+        connection.execute(insert(CELLS), [cell_row(id, cell.spec, cell.created)])
         if number:
-            connection.execute(insert(REPLICATES), [{"id": place, "cell": cell.cell, "number": number}])
+            connection.execute(insert(REPLICATES), [{"id": id, "cell": cell.cell, "number": number}])
         counts["new replicates" if number else "new cells"] += 1
     else:
-        _undamaged(connection, place, at)
+        _undamaged(connection, id, at)
     own = select(SUITE_CELLS.c.suite, SUITE_CELLS.c.preset).where(SUITE_CELLS.c.cell == cell.cell)
     known_of = {tuple(row) for row in connection.execute(own)} if cell.suites else set()
     if new_of := [(s, p) for s, p in dict.fromkeys(cell.suites) if (s, p) not in known_of]:
         connection.execute(insert(SHARED_CELLS), [{"suite": s, "preset": p, "cell": cell.cell} for s, p in new_of])
-    cell = cell.model_copy(update={"cell": place})
+    cell = cell.model_copy(update={"cell": id})
     here = _here(connection, cell.cell)
     running = [stage.row for stage in here.values() if stage.row.status == "running"]
     time = leases.clock(connection, file) if running else 0.0
@@ -305,13 +305,13 @@ def _take(connection: Connection, cell: Cell, at: str, counts: dict[str, int], f
                 for start, n, text in stage.outcomes
             ]
             connection.execute(insert(OUTCOME_CHUNKS), rows)
-    lines.seal(connection, cell.cell, [stage.stage for stage in cell.stages])
+    export_lines.seal(connection, cell.cell, [stage.stage for stage in cell.stages])
 
 
 def _undamaged(connection: Connection, cell: str, at: str) -> None:
     """ExchangeError: a finished stage of the cell here is damaged; what is added to it would give it a new digest."""
-    for line in lines.lines(connection, [cell]):
-        for stage, _ in lines.mismatches(line):
+    for line in export_lines.lines(connection, [cell]):
+        for stage, _ in export_lines.mismatches(line):
             raise ExchangeError(f"{at}: cell {cell} {stage['stage']} is damaged here (fatbench db check){NOTHING}")
 
 
@@ -344,10 +344,10 @@ def _here(connection: Connection, cell: str) -> dict[str, _Here]:
 CLOCK = ("seconds",)  # what a number tells of the machine: no two runs have the same
 
 
-def _place(connection: Connection, cell: Cell, known: Sequence[str]) -> str | None:
+def _id_for(connection: Connection, cell: CellLine, known: Sequence[str]) -> str | None:
     """The replicate here that the file's cell is: one that shares a run with it, else one that says the same.
 
-    None: it is another run, for which there is no place yet.
+    None: it is another run, for which there is no id yet.
     """
     uids = {run.uid for run in cell.runs}
     for id in known:
@@ -360,7 +360,7 @@ def _place(connection: Connection, cell: Cell, known: Sequence[str]) -> str | No
     return None
 
 
-def _compare(mine: _Here | None, stage: Stage, cell: Cell, at: str) -> list[Any]:
+def _compare(mine: _Here | None, stage: Stage, cell: CellLine, at: str) -> list[Any]:
     """The numbers of the file's stage that are not here. ExchangeError: one of the same run is another here."""
     if mine is None:
         return stage.numbers
@@ -381,7 +381,7 @@ def _differs(mine: _Here, stage: Stage) -> str | None:
     return None
 
 
-def _take_stage(connection: Connection, cell: Cell, stage: Stage, runs: Sequence[int], *, new: bool) -> None:
+def _take_stage(connection: Connection, cell: CellLine, stage: Stage, runs: Sequence[int], *, new: bool) -> None:
     """The stage's row, as the file has it; there is no checkpoint of it here."""
     values = {
         "status": stage.status, "round": stage.round, "total": stage.total, "record": dumps(stage.record),
@@ -404,7 +404,7 @@ def _further(mine: _Here | None, stage: Stage, held: set[int]) -> bool:
     return stage.status == "done" or (mine.row.checkpoint is None and stage.round > mine.row.round)
 
 
-def _take_runs(connection: Connection, cell: Cell, held: set[int]) -> list[int]:
+def _take_runs(connection: Connection, cell: CellLine, held: set[int]) -> list[int]:
     """The ids here of the file's runs, in its order; new ones are added, ended ones get their end."""
     here = {
         row.uid: row

@@ -16,7 +16,7 @@ from typing import Any
 
 from sqlalchemy import Connection, text
 
-from fatbench.store.processes import gone
+from fatbench.store.liveness import gone
 
 LEASE = 15 * 60.0  # seconds; a run that wants another lease says so in its provenance
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from sqlalchemy import Connection
 
-from fatbench.store.processes import start_of, this_machine
+from fatbench.store.liveness import start_of, this_machine
 from fatbench.store.schema import RUNS
 
 

@@ -100,7 +100,7 @@ STAGES = Table(
     Column("run", Integer, ForeignKey("runs.id")),
     Column("error", Text),
     Column("heartbeat", TIME),
-    Column("digest", String(64)),  # of a finished stage, see fatbench.store.lines
+    Column("digest", String(64)),  # of a finished stage, see fatbench.store.export_lines
     PrimaryKeyConstraint("cell", "stage", name="stages_key"),
     Index("stages_run", "run"),
 )

@@ -34,7 +34,7 @@ from sqlalchemy import Connection, and_, func, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
 from fatbench.errors import FatbenchError
-from fatbench.store import leases, lines, replicates
+from fatbench.store import export_lines, leases, replicates
 from fatbench.store.database import Database, lock
 from fatbench.store.rows import LARGEST, cell_row, dumps, fetch, now, printable, run_values, split_provenance
 from fatbench.store.schema import CELLS, NUMBERS, OUTCOME_CHUNKS, RUNS, SHARED_CELLS, STAGES, SUITE_CELLS, VIEW
@@ -50,7 +50,7 @@ class Stolen(FatbenchError):
     exit_code = 1
 
 
-class Number(Protocol):
+class NumberLike(Protocol):
     """One measurement, as `fatbench.engine.rounds.Number` has it; the store knows no more of it than these names."""
 
     @property
@@ -237,7 +237,7 @@ class Store:
         self,
         run: int,
         *,
-        numbers: Iterable[Number] = (),
+        numbers: Iterable[NumberLike] = (),
         round: int,
         checkpoint: str | None = None,
         record: Mapping[str, Any] | None = None,
@@ -273,7 +273,7 @@ class Store:
     def finish(
         self,
         run: int,
-        numbers: Iterable[Number] = (),
+        numbers: Iterable[NumberLike] = (),
         *,
         round: int | None = None,
         record: Mapping[str, Any] | None = None,
@@ -293,7 +293,7 @@ class Store:
             _set(connection, owned, values)
             _append(connection, owned, run, rows)
             _end(connection, run, "done", now())
-            lines.seal(connection, owned.cell, [owned.stage])
+            export_lines.seal(connection, owned.cell, [owned.stage])
 
     def fail(self, run: int, error: str) -> None:
         """Declare a run failed, with its traceback; what was committed stays, and a retry goes on from there.
@@ -359,10 +359,10 @@ class Store:
             )
             was = connection.execute(select(RUNS.c.cell, RUNS.c.stage).where(RUNS.c.id == run)).first()
             if was is not None:  # whoever took it over may have finished it: this run's end is part of the digest
-                lines.seal(connection, was.cell, [was.stage])
+                export_lines.seal(connection, was.cell, [was.stage])
 
     @contextmanager
-    def _appending(self, run: int, numbers: Sequence[Number]) -> Iterator[None]:
+    def _appending(self, run: int, numbers: Sequence[NumberLike]) -> Iterator[None]:
         """Refuse numbers that cannot be stored; name the one that is there already."""
         seen = set()
         for number in numbers:
@@ -513,7 +513,7 @@ def _end(connection: Connection, run: int | None, status: Status, moment: str | 
     connection.execute(update(RUNS).where(RUNS.c.id == run).values(status=status, ended=moment))
 
 
-def _append(connection: Connection, owned: Any, run: int, numbers: Sequence[Number]) -> None:
+def _append(connection: Connection, owned: Any, run: int, numbers: Sequence[NumberLike]) -> None:
     moment = now()
     rows = [
         {
@@ -527,6 +527,6 @@ def _append(connection: Connection, owned: Any, run: int, numbers: Sequence[Numb
         connection.execute(insert(NUMBERS), rows)
 
 
-def _named(number: Number) -> str:
+def _named(number: NumberLike) -> str:
     client = f" of client {number.client}" if number.client >= 0 else ""
     return f"{number.metric}{client} of round {number.round}"

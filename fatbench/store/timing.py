@@ -20,7 +20,7 @@ PAUSE = 10.0  # seconds between two stages of a process up to which they belong 
 
 
 @dataclass(frozen=True)
-class Timed:
+class TimedRun:
     """One run of a stage: its work in `seconds`.
 
     `wall` is from the end of its process's stage before it to its own end, less rounds that do not count.
@@ -33,7 +33,7 @@ class Timed:
     wall: float | None  # None where the run did not come to its end
 
 
-def measured(store: Store, after: int = 0, everywhere: bool = False) -> list[Timed]:
+def measured(store: Store, after: int = 0, everywhere: bool = False) -> list[TimedRun]:
     """The runs on this machine, or everywhere, on the device that ran last; of training only rounds after `after`.
 
     The LATEST runs alone: they tell the machine as it is, and there may be a million.
@@ -98,7 +98,7 @@ def measured(store: Store, after: int = 0, everywhere: bool = False) -> list[Tim
             before[row.pid, row.process] = ended
             wall = (ended - began - uncounted.get(row.id, 0.0)) / together
         if count and seconds > 0:
-            timed.append(Timed(known[row.cell], attack, float(count), seconds, wall))
+            timed.append(TimedRun(known[row.cell], attack, float(count), seconds, wall))
     return timed
 
 

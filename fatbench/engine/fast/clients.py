@@ -174,8 +174,8 @@ def train(clients: Sequence[Client], local: LocalTraining, broadcast_loss: bool 
     alike in all that a batch goes through (precision, size, augmentation).
     CannotStack: the objective gives no loss per client, or something drew from a stream that is no client's.
     """
-    places = sorted(range(len(clients)), key=lambda at: -clients[at].n)  # those of one batch length are neighbours
-    clients = [clients[at] for at in places]
+    by_size = sorted(range(len(clients)), key=lambda at: -clients[at].n)  # those of one batch length are neighbours
+    clients = [clients[at] for at in by_size]
     problem = replace(clients[0].problem, path="reference")  # tensors as they come: channels are not innermost
     sizes = [client.n for client in clients]
     images, labels, shards = pool = _pooled(clients)
@@ -251,14 +251,14 @@ def train(clients: Sequence[Client], local: LocalTraining, broadcast_loss: bool 
                     losses.append(loss)
                     parts.append((length, i, j))
     found = _per_client(losses, parts, len(clients))
-    rows = zip(places, clients, found, correct.tolist(), before, strict=True)
+    rows = zip(by_size, clients, found, correct.tolist(), before, strict=True)
     updates = {}
-    for at, (place, client, (means, lengths), right, first) in enumerate(rows):
+    for at, (position, client, (means, lengths), right, first) in enumerate(rows):
         own = {name: tensor[at].detach().clone() for name, tensor in state.items()}
         said = stats(local, client.n, means, lengths, right)
         said = replace(said, broadcast_loss=first, stack=len(clients))
-        updates[place] = Update(client.k, client.n, own, said)
-    return [updates[place] for place in range(len(clients))]
+        updates[position] = Update(client.k, client.n, own, said)
+    return [updates[position] for position in range(len(clients))]
 
 
 def groups(sizes: Sequence[int], batch: int) -> Iterator[tuple[int, int, int, int]]:

@@ -40,7 +40,7 @@ from fatbench.methods.defences import Upload
 from fatbench.methods.inversions import image_measures, reads_of
 from fatbench.methods.inversions.april import without_block0_norm
 from fatbench.methods.inversions.labels import head_of, label_counts, restored
-from fatbench.methods.inversions.target_client import Client, Images, sent, update
+from fatbench.methods.inversions.target_client import ClientImages, TargetClient, sent, update
 from fatbench.methods.inversions.upload import Observation, recovered_labels
 from fatbench.methods.manipulations import Manipulated
 from fatbench.models import logit_parameters
@@ -126,7 +126,7 @@ def gradient_inversion(
             f"gradient_inversion: {rounds} rounds of {target_clients} target clients need {need} images, "
             f"there are {len(shard)}"
         )
-    client = Client(problem, defence, local, wire)
+    client = TargetClient(problem, defence, local, wire)
     change = None if manipulation is None else _changing(problem, manipulation, shard[need:][:surrogates])
     bias = [name for name in logit_parameters(model) if name.endswith("bias")][-1]
     ends = reads_of(inversion)
@@ -150,7 +150,7 @@ def gradient_inversion(
         observed: list[list[Observation]] = []  # of targets that share their weights, round by round
         if change is None and aggregate == 1:
             seen, now, computed = [], theta, {}
-            targets = Images(chosen[:, 0], originals, labels)
+            targets = ClientImages(chosen[:, 0], originals, labels)
             for j in range(observed_rounds):
                 if j == 0 or weights == "moving":
                     names = None if weights == "moving" or client.needs_all else reads
@@ -162,7 +162,7 @@ def gradient_inversion(
             observed.append(guess(seen))
         else:
             for v in range(target_clients):
-                everybody = Images(chosen[v], x[v], y[v])
+                everybody = ClientImages(chosen[v], x[v], y[v])
                 sums = functools.partial(_sums, client, everybody, [of_round[v] for of_round in uploads], t)
                 honest = Manipulated(model, theta, theta)
                 if change is None:
@@ -224,8 +224,8 @@ def _changing(problem: Problem, manipulation: Callable[..., Manipulated], own: T
 
 
 def _sums(
-    client: Client,
-    everybody: Images,
+    client: TargetClient,
+    everybody: ClientImages,
     uploads: Sequence[Upload],
     t: int,
     changed: Manipulated,
@@ -241,7 +241,7 @@ def _sums(
     for at in uploads:
         parts = []
         for weights, part in ((changed.target, slice(0, 1)), (changed.others, slice(1, count))):
-            images = Images(everybody.indices[part], everybody.x[part], everybody.y[part])
+            images = ClientImages(everybody.indices[part], everybody.x[part], everybody.y[part])
             if len(images.x):
                 whose = [at] if part.start == 0 else [replace(at, step=i) for i in range(1, count)]
                 computed = update(client, changed.model, weights, images, names, t)

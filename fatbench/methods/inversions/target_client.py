@@ -20,7 +20,7 @@ Wire = Literal["float64", "float32", "float16"]
 
 
 @dataclass(frozen=True)
-class Images:
+class ClientImages:
     """The images of V clients: their numbers in problem.images (V, B), x (V, B, C, H, W) in [0, 1] and y (V, B)."""
 
     indices: Tensor
@@ -29,7 +29,7 @@ class Images:
 
 
 @dataclass(frozen=True)
-class Client:
+class TargetClient:
     """How every target client computes and sends."""
 
     problem: Problem
@@ -44,7 +44,12 @@ class Client:
 
 
 def update(
-    client: Client, model: nn.Module, weights: Tensors, images: Images, names: Sequence[str] | None, round: int
+    client: TargetClient,
+    model: nn.Module,
+    weights: Tensors,
+    images: ClientImages,
+    names: Sequence[str] | None,
+    round: int,
 ) -> Tensors:
     """name -> (V, ...): what V clients have computed, before any defence.
 
@@ -73,7 +78,12 @@ def update(
 
 
 def sent(
-    client: Client, model: nn.Module, weights: Tensors, computed: Tensors, images: Images, uploads: Sequence[Upload]
+    client: TargetClient,
+    model: nn.Module,
+    weights: Tensors,
+    computed: Tensors,
+    images: ClientImages,
+    uploads: Sequence[Upload],
 ) -> Observation:
     """What crosses the wire of V clients' gradients or updates (V, ...), after the defence."""
 

@@ -219,9 +219,9 @@ def heat_map(name: str, tensor: np.ndarray, tile: int = 64, labels: Sequence[str
 
 def colour(fraction: float) -> tuple[int, int, int]:
     """CIVIDIS between its steps, for a fraction in [0, 1]."""
-    place = min(max(fraction, 0.0), 1.0) * (len(CIVIDIS) - 1)
-    below = min(int(place), len(CIVIDIS) - 2)
-    r, g, b = (round(a + (z - a) * (place - below)) for a, z in zip(CIVIDIS[below], CIVIDIS[below + 1], strict=True))
+    at = min(max(fraction, 0.0), 1.0) * (len(CIVIDIS) - 1)
+    below = min(int(at), len(CIVIDIS) - 2)
+    r, g, b = (round(a + (z - a) * (at - below)) for a, z in zip(CIVIDIS[below], CIVIDIS[below + 1], strict=True))
     return r, g, b
 
 

@@ -173,10 +173,10 @@ def corners(dots: Sequence[tuple[str, float, float]], across: Domain, up: Domain
         low, high = domain or (0.0, 1.0)
         return size * (at - low) / (high - low or 1.0)
 
-    places = [(scaled(x, across, width), HEIGHT - scaled(y, up, HEIGHT)) for _, x, y in dots]
-    taken = [(x - 4, y - 4, x + 4, y + 4) for x, y in places]
+    centres = [(scaled(x, across, width), HEIGHT - scaled(y, up, HEIGHT)) for _, x, y in dots]
+    taken = [(x - 4, y - 4, x + 4, y + 4) for x, y in centres]
     found = []
-    for (name, *_), (x, y) in zip(dots, places, strict=True):
+    for (name, *_), (x, y) in zip(dots, centres, strict=True):
         boxes = []
         for right, dy in CORNERS:
             near, far = x + 7 * right, x + right * (7 + letter * len(name))

@@ -121,8 +121,8 @@ def _seeds(axes: Axes, line: Line, at: float, width: float) -> None:
     values = [_scaled(line, value) for value in line.points[-1].values]
     if len(values) < 2:
         return
-    places = [at + (i - (len(values) - 1) / 2) * 0.5 * width / len(values) for i in range(len(values))]
-    axes.scatter(places, values, s=5, facecolors="white", edgecolors=INK, linewidths=0.5, zorder=3)
+    positions = [at + (i - (len(values) - 1) / 2) * 0.5 * width / len(values) for i in range(len(values))]
+    axes.scatter(positions, values, s=5, facecolors="white", edgecolors=INK, linewidths=0.5, zorder=3)
 
 
 def raster(panel: Panel, axes: Axes, name: Names, styles: Styles) -> None:

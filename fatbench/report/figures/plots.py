@@ -203,8 +203,8 @@ def _page(plot: Plot, names: Key, panels: Sequence[Panel], files: Path | None, p
         elif any(line.points for line in panel.lines):
             first[same] = axes
     if paper is not None and len(first) == 1:  # one vertical axis for all, labelled on the left
-        for place, axes in enumerate(grid.flat[: len(tiles)]):
-            if place % columns:
+        for position, axes in enumerate(grid.flat[: len(tiles)]):
+            if position % columns:
                 axes.tick_params(labelleft=False)
                 axes.set_ylabel("")
     for axes in first.values():

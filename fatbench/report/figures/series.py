@@ -17,7 +17,16 @@ from fatbench.report.numbers.measurements import EVERY, RANGE, Numbers, Source, 
 from fatbench.report.numbers.published import Lookup
 from fatbench.report.tables import tidy
 from fatbench.report.tables.grid import label
-from fatbench.report.tables.grid_points import Place, Places, baselines, inside, place_of, places, spread, sweeps
+from fatbench.report.tables.grid_points import (
+    PointKey,
+    TablePoints,
+    baselines,
+    grouped_points,
+    inside,
+    point_key,
+    spread,
+    sweeps,
+)
 from fatbench.report.tables.notes import data_note
 from fatbench.store.selection import PUBLISHED, WORDS, Checkpoint
 from fatbench.suite.cells import Cell, Plan
@@ -28,7 +37,7 @@ from fatbench.suite.types import number
 
 
 @dataclass(frozen=True)
-class Point:
+class SeriesPoint:
     """The mean over the seeds that have a number there."""
 
     round: float  # of an evaluation: the radius of the attack, or where its value is in a list; 0 without one
@@ -48,7 +57,7 @@ class Line:
     heading: str
     source: Source
     index: int | None  # of a source "metric[*]"
-    points: list[Point]  # in order of rounds; empty where nothing is measured
+    points: list[SeriesPoint]  # in order of rounds; empty where nothing is measured
     wanted: int  # seeds that the plan asks for
     cells: tuple[str, ...]  # the cells behind it, in order of seeds
     published: tuple[float, float] | None = None  # (least, most) of what the paper gives
@@ -90,7 +99,7 @@ class Plot:
         return not any(line.points for panel in self.panels for line in panel.lines)
 
 
-def places_of(plan: Plan, figure: Figure) -> Places:
+def points_of_figure(plan: Plan, figure: Figure) -> TablePoints:
     """(labels of the panel, labels of the line) -> heading -> its cells. SpecError: a line of several points."""
     panels = [axis for axis in figure.panels if axis != SERIES]
     if figure.include:
@@ -98,12 +107,12 @@ def places_of(plan: Plan, figure: Figure) -> Places:
             plan, cells=[cell for cell in plan.cells if any(inside(cell.key, one) for one in figure.include)]
         )
     words = ("figure", "a line shows", "'panels', 'lines' or 'where'")
-    return places(plan, figure, panels, figure.lines, words)
+    return grouped_points(plan, figure, panels, figure.lines, words)
 
 
 def check(plan: Plan, figure: Figure) -> None:
     """SpecError: a line of several points, a panel of fractions and plain numbers, or a curve of one radius."""
-    places_of(plan, figure)
+    points_of_figure(plan, figure)
     if figure.kind == "lines":
         single = {one.label for cell in plan.cells for one in cell.evaluations if not one.sweep or one.origin}
         single |= {one.sweep for cell in plan.cells for one in cell.evaluations if one.origin}
@@ -142,7 +151,7 @@ def _plot(suite: Suite, plan: Plan, figure: Figure, numbers: Numbers, values: Va
     check(plan, figure)
     if figure.kind in ("bars", "matrix"):
         figure = spread(figure, plan)
-    found = places_of(plan, figure)
+    found = points_of_figure(plan, figure)
     if not found:
         return None
     swept = sweeps(plan)
@@ -157,7 +166,7 @@ def _plot(suite: Suite, plan: Plan, figure: Figure, numbers: Numbers, values: Va
             key = {axis: heading if axis == SERIES else names[axis] for axis in figure.panels}
             panel = panels.setdefault(tuple(key.items()), Panel(key, []))
             source = sources[heading]
-            less = [others.get(place_of(cell, figure.minus)) for cell in cells] if figure.minus else None
+            less = [others.get(point_key(cell, figure.minus)) for cell in cells] if figure.minus else None
             if source.stage in ("train", "artifact"):
                 lines = list(_lines(dict(line_names), heading, source, cells, less, values))
             else:
@@ -189,7 +198,7 @@ def _plot(suite: Suite, plan: Plan, figure: Figure, numbers: Numbers, values: Va
     return plot
 
 
-def _others(plan: Plan, figure: Figure) -> dict[Place, Cell]:
+def _others(plan: Plan, figure: Figure) -> dict[PointKey, Cell]:
     """Where the cells are whose numbers are taken off. SpecError: the figure takes off what the plan does not have."""
     found = baselines(plan, figure.minus)
     if figure.minus and not found:
@@ -288,9 +297,9 @@ def _position(value: str, position: int) -> float:
         return float(position)
 
 
-def _point(series: Mapping[int, Mapping[int, float]], round: int) -> Point:
+def _point(series: Mapping[int, Mapping[int, float]], round: int) -> SeriesPoint:
     there = {seed: values[round] for seed, values in series.items() if round in values}
-    return Point(round, *mean_and_std(tuple(there.values())), tuple(there), tuple(there.values()))
+    return SeriesPoint(round, *mean_and_std(tuple(there.values())), tuple(there), tuple(there.values()))
 
 
 def merged(plots: Sequence[Plot]) -> list[Plot]:

@@ -64,10 +64,10 @@ def styles_of(plot: Plot, panels: Sequence[Panel]) -> tuple[Names, dict[str, Sty
         return name, alone, {label: alone[label] for label in shown}
     found = {name(line): _of([labels.index(part(line)) for part, labels in varying] or [0]) for line in lines}
     legend = {}
-    for place, (_, labels) in enumerate(varying[:3]):
+    for position, (_, labels) in enumerate(varying[:3]):
         for i, label in enumerate(labels):
             legend[label] = (
-                _of([i]) if place == 0 else Style(GREY, i % 7) if place == 1 else Style(GREY, 0, i % len(MARKERS))
+                _of([i]) if position == 0 else Style(GREY, i % 7) if position == 1 else Style(GREY, 0, i % len(MARKERS))
             )
     return name, found, legend
 
@@ -95,18 +95,18 @@ def axis_label(axis: str, label: str) -> str:
     return f"{axis} {label}" if label[:1].isdigit() else label
 
 
-def _alone(place: int, of: int) -> Style:
+def _alone(position: int, of: int) -> Style:
     """One of so many that differ in one thing: colour and style, or of very many a colour in their order."""
     if of > MANY:
-        return Style(_scale(place / (of - 1)), 0, None, 0.9)
-    turn = place // len(COLOURS)  # the eighth has the colour of the first and another style
-    return Style(COLOURS[place % 7], (place + turn) % 7, (place + turn) % 7)
+        return Style(_scale(position / (of - 1)), 0, None, 0.9)
+    turn = position // len(COLOURS)  # the eighth has the colour of the first and another style
+    return Style(COLOURS[position % 7], (position + turn) % 7, (position + turn) % 7)
 
 
-def _of(places: Sequence[int]) -> Style:
+def _of(positions: Sequence[int]) -> Style:
     """At these places among the labels of the things that vary."""
-    colour, style = places[0], places[1] if len(places) > 1 else 0
-    marker = places[2] if len(places) > 2 else colour
+    colour, style = positions[0], positions[1] if len(positions) > 1 else 0
+    marker = positions[2] if len(positions) > 2 else colour
     return Style(COLOURS[colour % 7], style % 7, marker % 7)
 
 

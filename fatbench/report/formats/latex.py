@@ -11,9 +11,9 @@ import unicodedata
 from collections.abc import Sequence
 
 from fatbench.report.formats import latex_layout
-from fatbench.report.formats.latex_layout import Layout, Place
+from fatbench.report.formats.latex_layout import GroupColumn, Layout
 from fatbench.report.tables import number_format
-from fatbench.report.tables.grid import Comparison, Grid
+from fatbench.report.tables.grid import Grid, PairedComparison
 from fatbench.report.tables.notes import IN_CAPTION, p_value
 from fatbench.report.tables.number_format import Entry
 
@@ -203,7 +203,7 @@ def _tests(grid: Grid) -> list[tuple[float, str, str]]:
     return pieces
 
 
-def _test(one: Comparison) -> str:
+def _test(one: PairedComparison) -> str:
     test = one.test
     labels = [*one.key.values(), f"{one.label} − {one.against}, {one.column.heading}"]
     difference = (
@@ -212,7 +212,7 @@ def _test(one: Comparison) -> str:
     return " & ".join([*map(escape, labels), difference, p_value(test.t_p), p_value(test.wilcoxon_p)]) + r" \\"
 
 
-def _tabular(grid: Grid, layout: Layout, places: Sequence[Place], rows: range) -> str:
+def _tabular(grid: Grid, layout: Layout, places: Sequence[GroupColumn], rows: range) -> str:
     style = layout.style
     beside = {place: style.paper == "beside" and _published_in(grid, place) for place in places}
     spans = {place: 5 if beside[place] else 2 for place in places}  # TeX columns: number@spread [paper@mark difference]
@@ -290,7 +290,7 @@ def _stub(label: str, cap: float, size: str) -> str:
     return rf"\parbox[t]{{{cap:.0f}pt}}{{\raggedright\hangindent=1em {escape(label)}\strut}}"
 
 
-def _published_in(grid: Grid, place: Place) -> bool:
+def _published_in(grid: Grid, place: GroupColumn) -> bool:
     g, c = place
     return any(row.values[g][c].published is not None for row in grid.rows)
 

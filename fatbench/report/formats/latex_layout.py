@@ -27,12 +27,12 @@ STUB = 0.42  # at most this fraction of a line is for the labels of the rows
 
 SPREADS = ("beside", "below", "none")  # where the spread over seeds stands
 
-Place = tuple[int, int]  # one heading of one group: indices into grid.groups and grid.columns
-Tabular = tuple[Sequence[Place], range]  # its columns, its rows
+GroupColumn = tuple[int, int]  # one heading of one group: indices into grid.groups and grid.columns
+Tabular = tuple[Sequence[GroupColumn], range]  # its columns, its rows
 
 
 @dataclass(frozen=True)
-class Style:
+class TableStyle:
     """Where the parts of a number stand."""
 
     paper: str  # the paper's numbers "beside" ours or "under" them; "bare" where there are none
@@ -44,7 +44,7 @@ class Style:
 class Layout:
     """How a grid is laid out."""
 
-    style: Style
+    style: TableStyle
     size: str  # of SIZES
     stubs: list[float]  # how wide the labels of each axis are, pt
     tabulars: list[Tabular]
@@ -93,9 +93,9 @@ def arrange(grid: Grid, width: float, published: str | None = None, spread: str 
     beside = {"column": ("beside",), "below": ("under",), None: ("beside", "under")}[published]
     papers = beside if grid.has_published else ("bare",)
     spreads = [spread] if spread else ["beside", "below"] if any(v.std is not None for v in grid.all()) else ["beside"]
-    tried = [(Style(paper, where), size) for where in spreads for size in SIZES for paper in papers]
+    tried = [(TableStyle(paper, where), size) for where in spreads for size in SIZES for paper in papers]
     if len(grid.axes) > 1:
-        narrow = Style(papers[-1], spreads[-1], block=True)
+        narrow = TableStyle(papers[-1], spreads[-1], block=True)
         tried += [(narrow, size) for size in (*SIZES, "scriptsize")]
     for style, size in tried:
         room = STUB * width  # else all that the numbers leave
@@ -107,7 +107,7 @@ def arrange(grid: Grid, width: float, published: str | None = None, spread: str 
     size = min(SIZES, key=points_of)
     layouts = []
     blocks = (False, True) if len(grid.axes) > 1 else (False,)
-    for style in (Style(papers[-1], where, block) for where in spreads for block in blocks):
+    for style in (TableStyle(papers[-1], where, block) for where in spreads for block in blocks):
         stubs = _stubs(grid, style, size, STUB * width)
         parts = _parts(grid, style, size, stubs, places, width)
         layouts.append(Layout(style, size, stubs, _slices(grid, style, size, stubs, parts)))
@@ -121,24 +121,24 @@ def row_seeds(row: Row) -> str:
     return f"[{seeds}/{wanted}]" if seeds < wanted else ""
 
 
-def axes(grid: Grid, style: Style) -> list[str]:
+def axes(grid: Grid, style: TableStyle) -> list[str]:
     """The axes whose labels stand beside the numbers."""
     return grid.axes[1:] if style.block else grid.axes
 
 
-def labels(grid: Grid, row: Row, style: Style) -> list[str]:
+def labels(grid: Grid, row: Row, style: TableStyle) -> list[str]:
     """A row's labels, the last with the seeds that all its numbers are of, where some are missing."""
     said = [row.key.get(axis, "") for axis in axes(grid, style)]
     return [*said[:-1], f"{said[-1]} {row_seeds(row)}".strip()] if said else said
 
 
-def entry(grid: Grid, row: Row, place: Place) -> Entry:
+def entry(grid: Grid, row: Row, place: GroupColumn) -> Entry:
     """What a table says of one value; the seeds that the row's label says are left out."""
     found = number_format.entry(row.values[place[0]][place[1]], grid.columns[place[1]])
     return replace(found, seeds="") if row_seeds(row) else found
 
 
-def _stubs(grid: Grid, style: Style, size: str, room: float) -> list[float]:
+def _stubs(grid: Grid, style: TableStyle, size: str, room: float) -> list[float]:
     """How wide the row labels of each axis are set, in pt, of `room` for all: longer ones go on in a second line."""
     said = [[axis, *(labels(grid, row, style)[i] for row in grid.rows)] for i, axis in enumerate(axes(grid, style))]
     body = points_of(size)
@@ -154,12 +154,14 @@ def _stubs(grid: Grid, style: Style, size: str, room: float) -> list[float]:
     return caps
 
 
-def width_of_tabular(grid: Grid, style: Style, size: str, stubs: Sequence[float], places: Sequence[Place]) -> float:
+def width_of_tabular(
+    grid: Grid, style: TableStyle, size: str, stubs: Sequence[float], places: Sequence[GroupColumn]
+) -> float:
     """About how wide a tabular is, in pt."""
     return sum(stubs) + GAP * len(stubs) - GAP + sum(_width(grid, style, size, place) for place in places)
 
 
-def _width(grid: Grid, style: Style, size: str, place: Place) -> float:
+def _width(grid: Grid, style: TableStyle, size: str, place: GroupColumn) -> float:
     """A heading's columns, with the gaps before them."""
     body = points_of(size)
     ours = spread = paper = paper_spread = delta = below = 0.0
@@ -184,12 +186,12 @@ def _width(grid: Grid, style: Style, size: str, place: Place) -> float:
     return max(ours + spread, below, heading) + GAP
 
 
-def _planned(grid: Grid, place: Place) -> list[Entry]:
+def _planned(grid: Grid, place: GroupColumn) -> list[Entry]:
     found = [entry(grid, row, place) for row in grid.rows]
     return [one for one in found if one.value.planned]
 
 
-def _spread(entry: Entry, style: Style) -> float:
+def _spread(entry: Entry, style: TableStyle) -> float:
     """What stands behind our number in small type, in pt."""
     return 2 + span(entry.spread * (style.spread == "beside") + entry.seeds, SMALL) + marks(entry.value.marks)
 
@@ -199,7 +201,7 @@ def marks(said: Iterable[str]) -> float:
     return sum(span(mark, 6.0) for mark in said)
 
 
-def heading_lines(grid: Grid, place: Place, size: str, style: Style) -> list[str]:
+def heading_lines(grid: Grid, place: GroupColumn, size: str, style: TableStyle) -> list[str]:
     """A heading in one line, or in two where it is wider than the numbers below it and has a space to break at."""
     column, body = grid.columns[place[1]], points_of(size)
     heading = column.label
@@ -214,14 +216,14 @@ def heading_lines(grid: Grid, place: Place, size: str, style: Style) -> list[str
 
 
 def _parts(
-    grid: Grid, style: Style, size: str, stubs: Sequence[float], places: list[Place], width: float
-) -> list[list[Place]]:
+    grid: Grid, style: TableStyle, size: str, stubs: Sequence[float], places: list[GroupColumn], width: float
+) -> list[list[GroupColumn]]:
     """The columns in blocks that are not too wide: groups together where they fit, else each cut evenly."""
 
-    def fits(part: Sequence[Place]) -> bool:
+    def fits(part: Sequence[GroupColumn]) -> bool:
         return width_of_tabular(grid, style, size, stubs, part) <= width
 
-    parts: list[list[Place]] = []
+    parts: list[list[GroupColumn]] = []
     for g in range(len(grid.groups)):
         group = [place for place in places if place[0] == g]
         if parts and fits(parts[-1] + group):
@@ -237,7 +239,7 @@ def _parts(
 
 
 def _slices(
-    grid: Grid, style: Style, size: str, stubs: Sequence[float], parts: Sequence[Sequence[Place]]
+    grid: Grid, style: TableStyle, size: str, stubs: Sequence[float], parts: Sequence[Sequence[GroupColumn]]
 ) -> list[Tabular]:
     """Each block of columns with as many rows as a page has room for."""
     rows = range(len(grid.rows))
@@ -253,12 +255,12 @@ def _slices(
     return [(part, rows[a:b]) for part in parts for a, b in zip(cuts, ends, strict=True)]
 
 
-def _head(grid: Grid, style: Style, size: str) -> float:
+def _head(grid: Grid, style: TableStyle, size: str) -> float:
     lines = 2 + any(group.label for group in grid.groups) + (style.paper == "beside")
     return points_of(size) * LINE * lines + 15
 
 
-def height(grid: Grid, style: Style, size: str, stubs: Sequence[float], rows: range) -> float:
+def height(grid: Grid, style: TableStyle, size: str, stubs: Sequence[float], rows: range) -> float:
     """About how high a tabular of these rows is, in pt."""
     line = points_of(size) * LINE
     high = _head(grid, style, size)

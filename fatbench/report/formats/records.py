@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from fatbench.report.numbers.provenance import Origin
 from fatbench.report.tables import tidy
-from fatbench.report.tables.grid import Column, Comparison, Grid, Row, Value
+from fatbench.report.tables.grid import Column, Grid, PairedComparison, Row, Value
 from fatbench.suite.model import Key
 
 if TYPE_CHECKING:
@@ -187,7 +187,7 @@ def _measured(value: Value) -> dict[str, Any]:
     }
 
 
-def _paired(comparison: Comparison) -> dict[str, Any]:
+def _paired(comparison: PairedComparison) -> dict[str, Any]:
     test = comparison.test
     return {
         "key": comparison.key,

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
-Place = tuple[int, int]  # indices into grid.groups and grid.columns
+GroupColumn = tuple[int, int]  # indices into grid.groups and grid.columns
 
 
 def render(grids: Sequence[Grid], published: str | None = None) -> str:
@@ -67,8 +67,8 @@ class TableBlock:
 
     grid: Grid
     labels: list[list[Text]]  # [axis][row]
-    places: Sequence[Place]
-    cells: dict[Place, list[Text]]  # [place][row]
+    places: Sequence[GroupColumn]
+    cells: dict[GroupColumn, list[Text]]  # [place][row]
 
     def heads(self) -> list[Text]:
         from rich.text import Text

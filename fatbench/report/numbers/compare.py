@@ -18,7 +18,7 @@ from fatbench.errors import DatabaseError, NothingMatched, SpecError, did_you_me
 from fatbench.report.numbers import statistics
 from fatbench.report.numbers.provenance import attacked_in
 from fatbench.report.numbers.query import outcomes
-from fatbench.report.numbers.statistics import ImageOutcomes, Images, Paired, SeedsAndImages
+from fatbench.report.numbers.statistics import ImageOutcomes, Paired, PairedOutcomes, SeedsAndImages
 from fatbench.settings import PRECISIONS
 from fatbench.store.consistency import disagreement
 from fatbench.store.replicates import SIGN
@@ -64,7 +64,7 @@ class Comparison:
     seeds: tuple[int, ...]
     a: tuple[float, ...]  # accuracies in [0, 1], one a seed
     b: tuple[float, ...]
-    images: tuple[Images, ...]  # of the networks, one a seed; empty: not one outcome an image is stored on both sides
+    images: tuple[PairedOutcomes, ...]  # of the networks, one a seed; empty: no outcomes are stored on both sides
     over_seeds: Paired | None  # None below two seeds
     precisions: tuple[str, ...]  # of the attack, one a seed
     test: SeedsAndImages | None  # of the methods; None: one seed, or one image

@@ -44,7 +44,7 @@ class Declared:
 
 
 Side = tuple[tuple[str, ...], str]  # labels of the other axes, label
-Place = tuple[Side, str]  # side, metric
+SideMetric = tuple[Side, str]  # side, metric
 
 
 def run(tests: Tests, plan: Plan, of: Callable[[str], Mapping[str, Measured]]) -> list[Declared]:
@@ -87,12 +87,12 @@ def _axes(plan: Plan) -> list[str]:
 
 def _tested(
     one: Declared,
-    weights: Mapping[Place, float],
+    weights: Mapping[SideMetric, float],
     cells: Mapping[Side, Mapping[int, Cell]],
     of: Callable[[str], Mapping[str, Measured]],
 ) -> Declared:
     """The comparison with its test, or with why there is none."""
-    measured: dict[Place, dict[int, Measured]] = {}
+    measured: dict[SideMetric, dict[int, Measured]] = {}
     for side, metric in weights:
         if side not in cells:
             return replace(one, why=f"{side[1]} is not in this preset")
@@ -104,7 +104,7 @@ def _tested(
     seeds = tuple(sorted(set.intersection(*(set(by_seed) for by_seed in measured.values()))))
     if len(seeds) < 2:
         return replace(one, seeds=seeds, why="fewer than two seeds are measured of every cell")
-    used = {place: [by_seed[seed] for seed in seeds] for place, by_seed in measured.items()}
+    used = {side_metric: [by_seed[seed] for seed in seeds] for side_metric, by_seed in measured.items()}
     sizes = {each.n for every in used.values() for each in every}
     attacks = {each.id for (side, metric) in weights for cell in cells[side].values() for each in cell.evaluations
                if each.label == metric}  # fmt: skip
@@ -114,11 +114,11 @@ def _tested(
         return replace(one, seeds=seeds, why="the cells of a seed were attacked in different precisions")
     (n,) = sizes
     one = replace(one, n=n, seeds=seeds, precisions=tuple(each.precision for each in next(iter(used.values()))))
-    bits = {place: [each.outcomes for each in every if each.outcomes] for place, every in used.items()}
+    bits = {side_metric: [each.outcomes for each in every if each.outcomes] for side_metric, every in used.items()}
     if all(len(every) == len(seeds) for every in bits.values()):
-        test = statistics.contrast([(weight, bits[place]) for place, weight in weights.items()], n)
+        test = statistics.contrast([(weight, bits[side_metric]) for side_metric, weight in weights.items()], n)
         return replace(one, test=test, with_images=True, why="" if test else "one image")
-    differences = [sum(w * used[place][s].value for place, w in weights.items()) for s in range(len(seeds))]
+    differences = [sum(w * used[side_metric][s].value for side_metric, w in weights.items()) for s in range(len(seeds))]
     return replace(one, test=statistics.over_seeds(differences, n, max(map(abs, weights.values()))))
 
 

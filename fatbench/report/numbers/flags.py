@@ -123,14 +123,14 @@ def at_chance(numbers: Iterable[Mapping[str, Any]], specs: Mapping[str, Mapping[
     for row in numbers:
         if row["stage"] == "train" or row["client"] >= 0 or row["metric"] not in ("natural", "chance"):
             continue
-        place = row["cell"], row["round"], row["stage"]
+        key = row["cell"], row["round"], row["stage"]
         if row["metric"] == "natural":
-            natural[place] = row
+            natural[key] = row
         else:
-            fractions[place] = row["value"]
+            fractions[key] = row["value"]
     found = set()
-    for place, row in natural.items():
-        fraction = chance(specs[place[0]], fractions.get(place), row["n"])
+    for key, row in natural.items():
+        fraction = chance(specs[key[0]], fractions.get(key), row["n"])
         if fraction is not None and row["n"] and not above_chance(row["value"], row["n"], fraction):
-            found.add(place[:2])
+            found.add(key[:2])
     return found

@@ -146,7 +146,7 @@ Outcomes = Callable[[str, str], "tuple[int, int] | None"]
 
 
 @dataclass
-class Stored:
+class StoredResults:
     """What the database has of a plan's cells, as far as tables and figures need it.
 
     rows: measurements (cell, stage, metric, round, client, value, n; with device, precision, commit, ... or a
@@ -196,7 +196,7 @@ class Stages:
 class Numbers:
     """The measurements of a plan, by cell, stage, metric, round and client."""
 
-    def __init__(self, plan: Plan, stored: Stored, select: Checkpoint = "last") -> None:
+    def __init__(self, plan: Plan, stored: StoredResults, select: Checkpoint = "last") -> None:
         self.select, self.known, self.outcomes, self.failed = select, stored.rounds, stored.outcomes, stored.failed
         self.trained, self.checkpoints = stored.trained, tuple(plan.checkpoints)
         self.stages = Stages()

@@ -171,8 +171,8 @@ class TableFacts:
         for name, of in (("device", _device), ("precision", _precision), ("code", _code)):
             values = self.values(of)
             if len(values) > 1:
-                everywhere = len({frozenset(places) for places in values.values()}) == 1
-                found[name] = "; ".join(f"{text} ({_places(places, everywhere)})" for text, places in values.items())
+                everywhere = len({frozenset(cells_of) for cells_of in values.values()}) == 1
+                found[name] = "; ".join(f"{text} ({_cells_of(those, everywhere)})" for text, those in values.items())
         for name, versions_of_data in self.data.items():
             if len(versions_of_data) > 1:
                 found[f"{name} files"] = ", ".join(
@@ -203,7 +203,9 @@ def _counted(by_precision: Mapping[str, set[str]]) -> str:
     """ "bf16", or "fp32 (15 cells), bf16 (18 cells)"."""
     if len(by_precision) == 1:
         return next(iter(by_precision))
-    return ", ".join(f"{precision} ({_places({'': cells}, True)})" for precision, cells in sorted(by_precision.items()))
+    return ", ".join(
+        f"{precision} ({_cells_of({'': cells}, True)})" for precision, cells in sorted(by_precision.items())
+    )
 
 
 def attacked_in(seeds: Iterable[int], precisions: Iterable[str]) -> str:
@@ -236,8 +238,8 @@ def _code(origin: Origin) -> str:
     return f"{commit} with uncommitted changes" if origin.dirty else commit
 
 
-def _places(places: Mapping[str, set[str]], everywhere: bool) -> str:
+def _cells_of(cells_of: Mapping[str, set[str]], everywhere: bool) -> str:
     """ "2 cells", or "training of 2 cells" and the like where the values are not behind the same things."""
-    cells = len(set().union(*places.values()))
+    cells = len(set().union(*cells_of.values()))
     count = f"{cells} cell{'s' * (cells != 1)}"
-    return count if everywhere else f"{', '.join(places)} of {count}"
+    return count if everywhere else f"{', '.join(cells_of)} of {count}"

@@ -14,7 +14,7 @@ from sqlalchemy import select as sql
 
 from fatbench.errors import DatabaseError
 from fatbench.report.numbers.flags import joined
-from fatbench.report.numbers.measurements import ENDS, EVERY, PRIOR, RANGE, Outcomes, Source, Stages, Stored
+from fatbench.report.numbers.measurements import ENDS, EVERY, PRIOR, RANGE, Outcomes, Source, Stages, StoredResults
 from fatbench.store import consistency
 from fatbench.store.rows import batches
 from fatbench.store.schema import NUMBERS, OUTCOME_CHUNKS, RUNS, STAGES
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from fatbench.suite.tables import Figure
 
 
-def gather(suite: Suite, plan: Plan, store: Store, select: Checkpoint) -> Stored:
+def gather(suite: Suite, plan: Plan, store: Store, select: Checkpoint) -> StoredResults:
     """The numbers, checkpoints and runs that the suite's tables need of the plan's cells."""
     sources = [Source.parse(text) for table in suite.tables for text in table.values.values()]
     cells = [cell.id for cell in plan.unique()]
@@ -37,7 +37,7 @@ def gather(suite: Suite, plan: Plan, store: Store, select: Checkpoint) -> Stored
     checkpoints = {select} if evaluated else set()
     if any(source.stage == "gap" for source in sources):
         checkpoints |= {"best-test", "last"}
-    found = Stored(outcomes=outcomes(cells, store))
+    found = StoredResults(outcomes=outcomes(cells, store))
     stages = _evaluated(found, plan, cells, store, checkpoints, sources)
     metrics = {source.metric for source in sources if source.stage == "train"}
     if metrics:
@@ -58,7 +58,7 @@ def gather(suite: Suite, plan: Plan, store: Store, select: Checkpoint) -> Stored
 
 
 def _evaluated(
-    found: Stored,
+    found: StoredResults,
     plan: Plan,
     cells: Sequence[str],
     store: Store,
@@ -93,7 +93,7 @@ def _agree(rows: Iterable[Mapping[str, Any]], cells: Iterable[str], store: Store
                 raise DatabaseError(f"{store.database.shown}: cell {cell} {stage}: {said} (fatbench db check)")
 
 
-def gather_series(figures: Sequence[Figure], plan: Plan, store: Store, select: Checkpoint = "last") -> Stored:
+def gather_series(figures: Sequence[Figure], plan: Plan, store: Store, select: Checkpoint = "last") -> StoredResults:
     """The numbers over all rounds, those of evaluations, and the runs, that figures need of the plan's cells."""
     cells = [cell.id for cell in plan.unique()]
     wanted: dict[str, set[int]] = {}
@@ -101,7 +101,7 @@ def gather_series(figures: Sequence[Figure], plan: Plan, store: Store, select: C
     for source in sources:
         if source.stage == "train":
             wanted.setdefault(source.metric, set()).add(source.client)
-    found = Stored(outcomes=outcomes(cells, store))
+    found = StoredResults(outcomes=outcomes(cells, store))
     stages: set[str] = set()
     if any(source.stage not in ("train", "artifact") for source in sources):
         stages = _evaluated(found, plan, cells, store, {select}, sources)

@@ -33,7 +33,7 @@ SEEDS_FOR_A_CLAIM = 5  # with fewer, only differences of several standard deviat
 
 
 @dataclass(frozen=True)
-class Images:
+class PairedOutcomes:
     """Two trained networks on the same images: what is said of them is about other such images, not about methods."""
 
     n: int
@@ -53,12 +53,12 @@ class Images:
         return self.only_a / self.only_b if self.only_b else None
 
 
-def images(a: ImageOutcomes, b: ImageOutcomes) -> Images:
+def images(a: ImageOutcomes, b: ImageOutcomes) -> PairedOutcomes:
     """The exact McNemar test of two networks. ValueError: not the same number of images, or none."""
     if a[1] != b[1] or a[1] < 1:
         raise ValueError(f"outcomes of {a[1]} and {b[1]} images are not about the same images")
     only_a, only_b = (a[0] & ~b[0]).bit_count(), (b[0] & ~a[0]).bit_count()
-    return Images(a[1], (a[0] & b[0]).bit_count(), only_a, only_b, mcnemar(only_a, only_b))
+    return PairedOutcomes(a[1], (a[0] & b[0]).bit_count(), only_a, only_b, mcnemar(only_a, only_b))
 
 
 def mcnemar(only_a: int, only_b: int) -> float:

@@ -1,4 +1,4 @@
-"""What is behind a number: the cells of one place, seed by seed, in words, curves and images."""
+"""What is behind a number: the cells of one point of the grid, seed by seed, in words, curves and images."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ KINDS = {
 
 
 @dataclass
-class Point:
-    """One place of the grid."""
+class GridPoint:
+    """One point of the grid."""
 
     anchor: str
     suite: str
@@ -72,9 +72,9 @@ class Point:
         return any(one["difference"] for one in self.shown)
 
 
-def points_of(grids: Iterable[Grid], boards: Iterable[Grid] = ()) -> dict[tuple[str, ...], Point]:
-    """The places that the numbers of some tables and leaderboards stand for, each with what the tables show of it."""
-    found: dict[tuple[str, ...], Point] = {}
+def points_of(grids: Iterable[Grid], boards: Iterable[Grid] = ()) -> dict[tuple[str, ...], GridPoint]:
+    """The points that the numbers of some tables and leaderboards stand for, each with what the tables show of it."""
+    found: dict[tuple[str, ...], GridPoint] = {}
     anchors: set[str] = set()
     for grid, is_table in [*((grid, True) for grid in grids), *((grid, False) for grid in boards)]:
         for row in grid.rows:
@@ -86,7 +86,7 @@ def points_of(grids: Iterable[Grid], boards: Iterable[Grid] = ()) -> dict[tuple[
                     if point is None:
                         key = {**row.key, **group.key, **value.labels}
                         anchor = _anchor(value.cells[0], anchors)
-                        point = Point(anchor, grid.suite, grid.preset, _title(key), value.cells)
+                        point = GridPoint(anchor, grid.suite, grid.preset, _title(key), value.cells)
                         found[value.cells] = point
                     if not is_table or (value.mean is None and value.published is None):
                         continue
@@ -116,7 +116,7 @@ def _anchor(cell: str, taken: set[str]) -> str:
     return name
 
 
-AT_ONCE = 500  # places whose rows of the database are in memory together
+AT_ONCE = 500  # points whose rows of the database are in memory together
 
 
 def _title(key: Key) -> str:
@@ -124,15 +124,15 @@ def _title(key: Key) -> str:
 
 
 def fill(
-    points: Sequence[Point], store: Store, files: Path | None, images: Mapping[str, list[tuple[str, str]]]
+    points: Sequence[GridPoint], store: Store, files: Path | None, images: Mapping[str, list[tuple[str, str]]]
 ) -> None:
-    """Say of each place what the database knows of its cells. files: their folders; images: of a cell, besides."""
+    """Say of each point what the database knows of its cells. files: their folders; images: of a cell, besides."""
     for first in range(0, len(points), AT_ONCE):
         _fill(points[first : first + AT_ONCE], store, files, images)
 
 
 def _fill(
-    points: Sequence[Point], store: Store, files: Path | None, images: Mapping[str, list[tuple[str, str]]]
+    points: Sequence[GridPoint], store: Store, files: Path | None, images: Mapping[str, list[tuple[str, str]]]
 ) -> None:
     ids = list(dict.fromkeys(cell for point in points for cell in point.cells))
     specs = store.cells(ids)
@@ -203,28 +203,28 @@ def _settings(spec: Mapping[str, Any]) -> Iterable[tuple[str, str, str]]:
         yield "further", ", ".join(f"{name}={value}" for name, value in rest.items()), ""
 
 
-def _call(place: str, value: Mapping[str, Any]) -> Iterable[tuple[str, str, str]]:
+def _call(path: str, value: Mapping[str, Any]) -> Iterable[tuple[str, str, str]]:
     """A call without the calls inside it, which follow it."""
-    inner = {key: one for key, one in value.items() if isinstance(one, Mapping) and f"{place}.{key}" in PARTS}
+    inner = {key: one for key, one in value.items() if isinstance(one, Mapping) and f"{path}.{key}" in PARTS}
     plain = {key: one for key, one in value.items() if key not in inner and one is not None}
     shown = format_call.full({"name": "", **plain})
     yield (
-        place.rpartition(".")[2],
+        path.rpartition(".")[2],
         shown.removeprefix("(").removesuffix(")") if "name" not in plain else shown,
-        _does(place, value),
+        _does(path, value),
     )
     for key, one in inner.items():
-        yield from _call(f"{place}.{key}", one)
+        yield from _call(f"{path}.{key}", one)
 
 
-PARTS = {"algorithm.local", *(place for place in KINDS if "." in place)}
+PARTS = {"algorithm.local", *(path for path in KINDS if "." in path)}
 
 
-def _does(place: str, value: Mapping[str, Any]) -> str:
+def _does(path: str, value: Mapping[str, Any]) -> str:
     """The first line of the function's docstring; of a plug-in that is not here, nothing."""
-    if place in KINDS and "name" in value:
+    if path in KINDS and "name" in value:
         with suppress(FatbenchError):
-            return signatures.describe(KINDS[place], str(value["name"])).summary
+            return signatures.describe(KINDS[path], str(value["name"])).summary
     return ""
 
 
@@ -251,9 +251,9 @@ def _evaluations(
             if stage == "train" or label not in metrics:
                 continue
             (value, n), *_ = metrics[label].values()
-            place = flags.CHAIN.index(label) if label in flags.CHAIN else len(flags.CHAIN)
+            strength = flags.CHAIN.index(label) if label in flags.CHAIN else len(flags.CHAIN)
             row = found.setdefault(
-                (-at, place, stage), {"metric": _in(label, precision), "round": at, "by": {}, "n": n}
+                (-at, strength, stage), {"metric": _in(label, precision), "round": at, "by": {}, "n": n}
             )
             row["by"][cell] = f"{100 * value:.2f}"
     return [

@@ -79,7 +79,7 @@ def tasks(parts: Sequence[Part]) -> list[Task]:
 def boards(parts: Sequence[Part], grids: Sequence[Grid], store: Store, select: Checkpoint, which: str) -> list[Board]:
     """The leaderboards of some suites; grids: their tables, which know the published numbers."""
     found = []
-    for task in sorted(tasks(parts), key=lambda task: place_of(next(iter(task.parts)))):
+    for task in sorted(tasks(parts), key=lambda task: paper_order(next(iter(task.parts)))):
         grid = _grid(task, store, select, which)
         if grid is not None:
             _publish(grid, grids)
@@ -98,8 +98,8 @@ def difference(board: Board, row: Row) -> Difference | None:
     return next((one for one in board.differences if mine & one.cells), None)
 
 
-def place_of(suite: str) -> int:
-    """The place of a suite's paper among the papers."""
+def paper_order(suite: str) -> int:
+    """The position of a suite's paper among the papers."""
     return [*dict.fromkeys(PAPERS.values()), OTHER].index(paper_of(suite))
 
 
@@ -197,9 +197,11 @@ def _publish(board: Grid, grids: Sequence[Grid]) -> None:
 def _board(task: Task, grid: Grid) -> Board | None:
     rows = [row for row in grid.rows if any(v.mean is not None or v.published is not None for v in row.values[0])]
     keep = [
-        place
-        for place in range(len(grid.columns))
-        if any(row.values[0][place].mean is not None or row.values[0][place].published is not None for row in rows)
+        position
+        for position in range(len(grid.columns))
+        if any(
+            row.values[0][position].mean is not None or row.values[0][position].published is not None for row in rows
+        )
     ]
     if len(rows) < LEAST or not keep:
         return None
@@ -210,8 +212,8 @@ def _board(task: Task, grid: Grid) -> Board | None:
     every = [cell.key for _, plan, _ in task.parts.values() for cell in plan.cells]
     of_task = {axis for axis in labels if len({key[axis] for key in every if axis in key}) > 1}
     same = [(axis, said[0]) for axis, said in labels.items() if axis not in (*axes, "suite", "dataset") and said[0]]
-    rows = [Row(row.key, [[row.values[0][place] for place in keep]]) for row in rows]
-    grid = replace(grid, columns=[grid.columns[place] for place in keep], rows=rows)
+    rows = [Row(row.key, [[row.values[0][position] for position in keep]]) for row in rows]
+    grid = replace(grid, columns=[grid.columns[position] for position in keep], rows=rows)
     at = _strongest(grid)
     sign = 1 if grid.columns[at].best == "min" else -1
 
@@ -254,30 +256,30 @@ def _strongest_attackers(grid: Grid, rows: Sequence[Row]) -> list[Row]:
     by = [metrics.index(metric) for metric in ("identification", "psnr") if metric in metrics]
 
     def strength(row: Row) -> tuple[float, ...]:
-        means = [row.values[0][place].mean for place in by]
+        means = [row.values[0][position].mean for position in by]
         return tuple(-1.0 if mean is None else mean for mean in means)
 
     found: dict[tuple[tuple[str, str], ...], Row] = {}
     for row in rows:
         if "oracle" in row.key.get("attacker", ""):
             continue
-        place = tuple((axis, label) for axis, label in row.key.items() if axis != "attacker")
-        if place not in found or strength(row) > strength(found[place]):
-            found[place] = row
+        others = tuple((axis, label) for axis, label in row.key.items() if axis != "attacker")
+        if others not in found or strength(row) > strength(found[others]):
+            found[others] = row
     return [*found.values()]
 
 
 def _strongest(grid: Grid) -> int:
     """The column that a leaderboard is first sorted by: the strongest attack of the known order, else the last one."""
-    order = {metric: place for place, metric in enumerate(flags.CHAIN)}
+    order = {metric: position for position, metric in enumerate(flags.CHAIN)}
     attacks = [
-        place
-        for place, column in enumerate(grid.columns)
+        position
+        for position, column in enumerate(grid.columns)
         if column.source.stage == "evaluation"
         and all(facts.role(spec) != "corruption" for spec in grid.attacks.get(column.source.metric, ()))
     ]
     if not attacks:
         metrics = [column.metric for column in grid.columns]
         return metrics.index("identification") if "identification" in metrics else 0
-    known = [place for place in attacks if order.get(grid.columns[place].metric, 0) > 0]
-    return max(known or attacks, key=lambda place: (order.get(grid.columns[place].metric, 0), place))
+    known = [position for position in attacks if order.get(grid.columns[position].metric, 0) > 0]
+    return max(known or attacks, key=lambda position: (order.get(grid.columns[position].metric, 0), position))

@@ -22,7 +22,7 @@ from fatbench.report.formats import html, latex
 from fatbench.report.numbers.compare import signed
 from fatbench.report.site import drilldown
 from fatbench.report.site import leaderboards as leaderboards
-from fatbench.report.site.drilldown import Point
+from fatbench.report.site.drilldown import GridPoint
 from fatbench.report.site.leaderboards import Board
 from fatbench.report.tables.grid import Column, Grid, Row, Value
 from fatbench.store.selection import WORDS, Checkpoint
@@ -64,7 +64,7 @@ class Content:
     parts: list[Part]
     boards: list[Board]
     plots: list[tuple[series.Plot, list[str]]]  # with its images; a chart has none
-    points: dict[tuple[str, ...], Point]
+    points: dict[tuple[str, ...], GridPoint]
 
 
 def content(
@@ -104,7 +104,7 @@ def _drawn(plot: series.Plot, files: Path | None, drawn: Mapping[str, Path]) -> 
     return [drilldown.uri(drawn[name]) for name in drawing.names(plot) if name in drawn]
 
 
-def _within(places: Iterable[Point], left: int) -> None:
+def _within(places: Iterable[GridPoint], left: int) -> None:
     """Leave out images that would make the page larger than what is left, and say so."""
     for point in places:
         kept = []
@@ -147,7 +147,7 @@ def site(
     found = read(parts).boards if len(parts) > 1 else several[0].boards
     views = [_board(board, links) for board in found]
     papers: dict[str, list[dict[str, Any]]] = {}
-    for part in sorted(parts, key=lambda part: leaderboards.place_of(part.plan.suite)):
+    for part in sorted(parts, key=lambda part: leaderboards.paper_order(part.plan.suite)):
         row = {
             "file": part.file, "name": part.plan.suite, "title": part.suite.title, "preset": part.plan.preset,
             "cells": len(part.plan.unique()), "done": part.counts.get("done", 0),
@@ -231,10 +231,10 @@ def _slug(name: str) -> str:
 def _data(
     boards: Iterable[Board],
     plots: Iterable[Mapping[str, Any]],
-    places: Iterable[Point],
+    places: Iterable[GridPoint],
     links: html.Links,
 ) -> dict[str, Any]:
-    """What the script reads: the charts' specifications and rows, the curves of each place."""
+    """What the script reads: the charts' specifications and rows, the curves of each point."""
     drawn = {board.id: chart for board in boards if (chart := _against(board, links))}
     drawn |= {f"{board.id}-forest": chart for board in boards if (chart := _forest(board, links))}
     return {
@@ -264,9 +264,9 @@ def _board(board: Board, links: html.Links) -> dict[str, Any]:
         {
             "heading": column.heading,
             "best": "min" if column.best == "min" else "max",
-            "sorted": ("ascending" if column.best == "min" else "descending") if place == board.sorted_by else "",
+            "sorted": ("ascending" if column.best == "min" else "descending") if position == board.sorted_by else "",
         }
-        for place, column in enumerate(grid.columns)
+        for position, column in enumerate(grid.columns)
     ]
     pair = _pair(board)
     published = f" Published: {grid.published_at}." * bool(grid.published_at)
@@ -330,11 +330,11 @@ def _against(board: Board, links: html.Links) -> dict[str, Any] | None:
     """Robust against clean accuracy, in per cent: a point a row, a ring what is published."""
     if (pair := _pair(board)) is None:
         return None
-    x, y = (board.grid.columns[place] for place in pair)
+    x, y = (board.grid.columns[position] for position in pair)
     fields = ("name", "kind", "x", "mean", "low", "high", "left", "right", "href", "corner")
     rows: list[list[Any]] = []
     for row in board.rows:
-        a, b = (row.values[0][place] for place in pair)
+        a, b = (row.values[0][position] for position in pair)
         name = ", ".join(label for axis in board.axes if (label := row.key.get(axis, "")))
         if a.mean is not None and b.mean is not None:
             href = links.get(b.cells, "")
@@ -412,9 +412,9 @@ def _chart(plot: series.Plot, panels: Sequence[series.Panel]) -> dict[str, Any]:
     for name, part in parts.items():
         seen = [list(dict.fromkeys(other[i] for other in parts.values())).index(part[i]) for i in varying[:2]]
         two = len(varying) == 2 and len({other[varying[1]] for other in parts.values()}) <= len(charts.DASHES)
-        place = list(parts).index(name)
-        dashes = place // len(charts.COLOURS) % len(charts.DASHES)  # the ninth line has the first colour again
-        styles[name] = (seen[0], seen[1]) if two else (place, dashes)
+        position = list(parts).index(name)
+        dashes = position // len(charts.COLOURS) % len(charts.DASHES)  # the ninth line has the first colour again
+        styles[name] = (seen[0], seen[1]) if two else (position, dashes)
     headings = list(dict.fromkeys(line.heading for line in shown))
     apart = SERIES in figure.panels  # panels of several units
     unit = " (%)" if shown[0].source.fraction else ""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from fatbench.report.numbers.measurements import Measurement, Numbers, Source
 from fatbench.report.numbers.provenance import Origin
-from fatbench.report.tables.grid_points import Places
+from fatbench.report.tables.grid_points import TablePoints
 
 if TYPE_CHECKING:
     from fatbench.suite.cells import Cell
@@ -23,7 +23,7 @@ NOT_CUT = "of all images: their outcomes are not stored"
 class OnCommonImages(Numbers):
     """The numbers of a table, each attack's on the images that every attack of the table took."""
 
-    def __init__(self, numbers: Numbers, found: Places, sources: Mapping[str, Source]) -> None:
+    def __init__(self, numbers: Numbers, found: TablePoints, sources: Mapping[str, Source]) -> None:
         self.whole = numbers
         self.select, self.failed = numbers.select, numbers.failed
         self.trained, self.checkpoints = numbers.trained, numbers.checkpoints

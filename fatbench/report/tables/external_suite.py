@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Stored(Evaluation):
+class StoredEvaluation(Evaluation):
     """An evaluation that the database has; its stage says what it is called."""
 
     name: str = ""
@@ -115,7 +115,7 @@ def _evaluations(rows: list[StageRow]) -> tuple[Evaluation, ...]:
     found = []
     for row in sorted(rows, key=lambda row: row.run or 0):
         label, name, *_ = parsed(row.stage)
-        found.append(Stored(label, _attack(row.settings or {"name": label}), row.total or None, 0, name=name))
+        found.append(StoredEvaluation(label, _attack(row.settings or {"name": label}), row.total or None, 0, name=name))
     return tuple(found)
 
 

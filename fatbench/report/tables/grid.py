@@ -1,4 +1,4 @@
-"""What a table is before it is printed: headings, rows, and what stands at each place. Data, and no work.
+"""What a table is before it is printed: headings, rows, and the number in each field. Data, and no work.
 
 A grid holds fractions in [0, 1] and plain numbers, unrounded; formats print them. `layout` fills it.
 """
@@ -52,7 +52,7 @@ class Value:
     values: tuple[float, ...] = ()  # one a seed
     interval: tuple[float, float] | None = None  # of a difference: 95 % confidence interval of the mean over seeds
     behind: tuple[tuple[str, str], ...] = ()  # (cell, stage) whose outcomes they are, one a seed; none of training
-    cells: tuple[str, ...] = ()  # all that the place stands for, one a seed, measured or not
+    cells: tuple[str, ...] = ()  # all that the number stands for, one a seed, measured or not
     published: float | None = None
     published_most: float | None = None  # where the paper gives a range
     published_std: float | None = None
@@ -100,7 +100,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class PairedComparison:
     """A label of the paired axis against another, under one heading: differences between runs of the same seed."""
 
     key: Key  # the labels of the other axes
@@ -130,7 +130,7 @@ class Grid:
     notes: list[tuple[str, str]] = field(default_factory=list)  # (what, text), shown under the table
     footnotes: list[tuple[str, str]] = field(default_factory=list)  # (mark, text)
     points: list[tuple[str, str]] = field(default_factory=list)  # (labels, cell), one a point and seed
-    paired: list[Comparison] = field(default_factory=list)  # the tests that the table asks for
+    paired: list[PairedComparison] = field(default_factory=list)  # the tests that the table asks for
     attacks: dict[str, list[dict[str, Any]]] = field(default_factory=dict)  # metric -> its attacks, all settings
     split: bool = False  # numbers under one heading that are not compared with each other
 

@@ -1,4 +1,4 @@
-"""Which cells stand at which place of a table or a figure."""
+"""Which cells a number of a table or a figure is made of."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fatbench.suite.standard_attacks import TITLES
 from fatbench.suite.tables import OVER, Displayed, Heading, Table
 
 Names = tuple[tuple[str, str], ...]
-Places = dict[tuple[Names, Names], dict[str, list[Cell]]]
+TablePoints = dict[tuple[Names, Names], dict[str, list[Cell]]]
 
 
 def sweeps(plan: Plan) -> dict[str, dict[str, str]]:
@@ -91,15 +91,15 @@ def _with_added(table: Table, plan: Plan) -> Table:
     return table.model_copy(update={"sources": {**table.sources, **more}, "best": {**table.best, **best}})
 
 
-def places_of(plan: Plan, table: Table) -> Places:
+def points_of_table(plan: Plan, table: Table) -> TablePoints:
     """(labels of the row, labels of the group) -> heading -> its cells, one a seed; only what some heading shows."""
     words = ("table", "a row holds", "'rows', 'across' or 'where'")
-    return places(plan, table, table.rows, table.across, words)
+    return grouped_points(plan, table, table.rows, table.across, words)
 
 
-def places(
+def grouped_points(
     plan: Plan, shown: Displayed, first: Sequence[str], second: Sequence[str], words: tuple[str, str, str]
-) -> Places:
+) -> TablePoints:
     """The cells of a table or a figure: (labels of the first axes, of the second) -> heading -> cells, one a seed.
 
     words: what it is, what may hold only one point of the grid, and where to say which. SpecError: it holds several.
@@ -133,10 +133,10 @@ def places(
                 )
             cells.setdefault((a, b), {}).setdefault(kind, []).append(cell)
     at = {heading: kinds.index(conditions.get(heading, {})) for heading in headings}
-    return {place: {h: here[k] for h, k in at.items() if k in here} for place, here in cells.items()}
+    return {row_and_group: {h: here[k] for h, k in at.items() if k in here} for row_and_group, here in cells.items()}
 
 
-def absent(sources: Mapping[str, Source], found: Places) -> dict[str, str]:
+def absent(sources: Mapping[str, Source], found: TablePoints) -> dict[str, str]:
     """Heading -> why none of the cells can have such a number: a reduced preset lacks the attack, or ends before."""
     why = {}
     for heading, source in sources.items():
@@ -159,7 +159,7 @@ def measures(cell: Cell, source: Source) -> bool:
 
 def unfilled(plan: Plan, table: Table) -> dict[str, str]:
     """Heading of a table -> why no cell of the plan can fill it; empty where the table has no cells at all."""
-    found = places_of(plan, spread(table, plan))
+    found = points_of_table(plan, spread(table, plan))
     if not found:
         return {}
     return absent({heading: Source.parse(text) for heading, text in spread(table, plan).values.items()}, found)
@@ -170,15 +170,15 @@ def inside(key: Key, where: Condition) -> bool:
     return all(key.get(axis) in labels for axis, labels in where.items())
 
 
-Place = tuple[Names, int]
+PointKey = tuple[Names, int]
 
 
-def place_of(cell: Cell, labels: Mapping[str, Sequence[str]]) -> Place:
+def point_key(cell: Cell, labels: Mapping[str, Sequence[str]]) -> PointKey:
     """The point of a cell with some of its labels exchanged, and its seed."""
     key = {**cell.key, **{axis: chosen[0] for axis, chosen in labels.items()}}
     return tuple(sorted(key.items())), int(cell.spec["seed"])
 
 
-def baselines(plan: Plan, minus: Condition) -> dict[Place, Cell]:
+def baselines(plan: Plan, minus: Condition) -> dict[PointKey, Cell]:
     """Where the cells are whose numbers are taken off; none without `minus`."""
-    return {place_of(cell, {}): cell for cell in plan.cells if minus and inside(cell.key, minus)}
+    return {point_key(cell, {}): cell for cell in plan.cells if minus and inside(cell.key, minus)}

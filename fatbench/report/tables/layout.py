@@ -28,16 +28,16 @@ from fatbench.report.numbers.published import Lookup
 from fatbench.report.numbers.statistics import paired
 from fatbench.report.tables import significance
 from fatbench.report.tables.common_images import OnCommonImages
-from fatbench.report.tables.grid import Column, Comparison, Grid, Group, Row, Value, label
+from fatbench.report.tables.grid import Column, Grid, Group, PairedComparison, Row, Value, label
 from fatbench.report.tables.grid_points import (
     Names,
-    Place,
-    Places,
+    PointKey,
+    TablePoints,
     absent,
     baselines,
     measures,
-    place_of,
-    places_of,
+    point_key,
+    points_of_table,
     spread,
 )
 from fatbench.report.tables.notes import as_published, checkpoint, footnotes, notes
@@ -81,7 +81,7 @@ def _grid(
     percent_digits: int,
     images: str,
 ) -> Grid | None:
-    found = places_of(plan, table)
+    found = points_of_table(plan, table)
     if not found:
         return None
     sources = {heading: Source.parse(text) for heading, text in table.values.items()}
@@ -215,13 +215,13 @@ def _grid(
 
 
 def _by_client(
-    found: Places, sources: Mapping[str, Source], table: Table
-) -> tuple[Places, list[str], Mapping[str, int]]:
+    found: TablePoints, sources: Mapping[str, Source], table: Table
+) -> tuple[TablePoints, list[str], Mapping[str, int]]:
     """The places with a row for each client, where a source is "metric[*]"; the axes of the rows; label -> index."""
     every = [heading for heading, source in sources.items() if source.client == EVERY]
     if not every:
         return found, table.rows, {}
-    rows: Places = {}
+    rows: TablePoints = {}
     index: dict[str, int] = {}
     for (row, group), here in found.items():
         for k in range(max(clients(here.get(heading, ()), sources[heading]) for heading in every)):
@@ -256,7 +256,7 @@ def _evaluated(
     return Row({first: cell.key["model"], **dict.fromkeys(others, "")}, values)
 
 
-def _attacks(columns: Iterable[Column], found: Places) -> dict[str, list[dict[str, Any]]]:
+def _attacks(columns: Iterable[Column], found: TablePoints) -> dict[str, list[dict[str, Any]]]:
     """Metric -> its attack with all settings, or attacks where the grid has points that differ in them."""
     attacks: dict[str, list[dict[str, Any]]] = {}
     for column in columns:
@@ -276,7 +276,7 @@ def _attacks(columns: Iterable[Column], found: Places) -> dict[str, list[dict[st
 
 
 def _value(cells: Sequence[Cell], source: Source, numbers: Numbers, facts: provenance.TableFacts) -> Value:
-    """Mean and spread over the seeds of one place."""
+    """Mean and spread over the seeds of one point."""
     if not cells:
         return Value(planned=False)
     measured: list[tuple[int, Measurement]] = []
@@ -339,11 +339,11 @@ def _difference(
     source: Source,
     numbers: Numbers,
     facts: provenance.TableFacts,
-    others: Mapping[Place, Cell],
+    others: Mapping[PointKey, Cell],
     minus: Condition,
 ) -> Value:
-    """What a place has more than another, seed by seed; nothing is planned where it is that other one."""
-    pairs = [(cell, other) for cell in cells if (other := others.get(place_of(cell, minus))) not in (None, cell)]
+    """How much a point has more than another, seed by seed; nothing is planned where it is that other one."""
+    pairs = [(cell, other) for cell in cells if (other := others.get(point_key(cell, minus))) not in (None, cell)]
     ours = _value([cell for cell, _ in pairs], source, numbers, facts)
     theirs = _value([other for _, other in pairs if other is not None], source, numbers, facts)
     mine, less = (dict(zip(value.seeds, value.values, strict=True)) for value in (ours, theirs))
@@ -401,7 +401,7 @@ def _digits(values: Sequence[Value]) -> int:
     return 6 if largest else 2
 
 
-def _comparisons(grid: Grid, axis: str, against: str) -> Iterable[Comparison]:
+def _comparisons(grid: Grid, axis: str, against: str) -> Iterable[PairedComparison]:
     """Each label of an axis against one of them, at the same labels of all others, under each heading."""
     values: dict[tuple[tuple[Names, int], str], Value] = {}  # (the other labels, heading), label
     for row in grid.rows:
@@ -409,10 +409,10 @@ def _comparisons(grid: Grid, axis: str, against: str) -> Iterable[Comparison]:
             key = {**row.key, **group.key}
             rest = tuple((other, said) for other, said in key.items() if other != axis)
             values |= {((rest, position), key[axis]): value for position, value in enumerate(here)}
-    for (place, mine), value in values.items():
-        base = values.get((place, against))
+    for (rest_and_column, mine), value in values.items():
+        base = values.get((rest_and_column, against))
         if mine == against or base is None:
             continue
         ours, theirs = (dict(zip(one.seeds, one.values, strict=True)) for one in (value, base))
         if (test := paired(ours, theirs)) is not None:
-            yield Comparison(dict(place[0]), mine, against, grid.columns[place[1]], test)
+            yield PairedComparison(dict(rest_and_column[0]), mine, against, grid.columns[rest_and_column[1]], test)

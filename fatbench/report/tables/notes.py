@@ -10,7 +10,7 @@ from fatbench.report.numbers import flags as checking
 from fatbench.report.numbers import provenance, statistics
 from fatbench.report.numbers.published import Lookup
 from fatbench.report.tables import number_format
-from fatbench.report.tables.grid import Column, Comparison, Grid
+from fatbench.report.tables.grid import Column, Grid, PairedComparison
 from fatbench.report.tables.grid_points import inside
 from fatbench.report.tables.significance import UNTESTED
 from fatbench.store.selection import WORDS
@@ -181,7 +181,7 @@ def _below(table: Table, cells: Sequence[Cell], below: Sequence[tuple[Cell, tupl
     )
 
 
-def _tests(comparisons: Sequence[Comparison]) -> Iterable[tuple[str, str]]:
+def _tests(comparisons: Sequence[PairedComparison]) -> Iterable[tuple[str, str]]:
     """What the paired tests are, and one line for each."""
     if comparisons:
         count = f"{len(comparisons)} comparison{'s' * (len(comparisons) > 1)}"
@@ -261,7 +261,7 @@ def _brief(what: str, note: str, grid: Grid) -> str:
 PLURAL = {"device": "devices", "precision": "precisions", "code": "commits"}  # facts that `MIXED` lists with cells
 
 
-def _summary(comparisons: Sequence[Comparison]) -> str:
+def _summary(comparisons: Sequence[PairedComparison]) -> str:
     """How many of the paired t tests stay below 0.05 after Holm's correction, and the largest of these differences."""
     tested = [one for one in comparisons if one.test.t_p is not None]
     corrected = statistics.holm([float(one.test.t_p or 0.0) for one in tested])

@@ -75,7 +75,7 @@ def _test(best: Value, other: Value, outcomes: Outcomes | None) -> float | str:
         return "no per-image outcomes"
     if len({tuple(parsed(stage).precision for _, stage in value.behind) for value in (best, other)}) > 1:
         return "attacked in another precision"
-    a, b = ([found for place in value.behind if (found := outcomes(*place))] for value in (best, other))
+    a, b = ([found for stored in value.behind if (found := outcomes(*stored))] for value in (best, other))
     n = max(best.n, default=0)
     if {*best.n, *other.n} != {n}:
         return "other test images"

@@ -1,7 +1,7 @@
 """Worker processes on this machine, each takes the next cell when it is free.
 
 A slot is what one cell at a time goes through. Every slot has a process of its own; with `--vectorise N`, N slots share
-one, each a thread there, and train as one program (`fatbench.engine.fast.cells`).
+one, each a thread there, and train as one program (`fatbench.engine.fast.barrier`).
 
 A worker that makes no progress for two leases (it was stopped, or hangs) is killed, and its cell begun once more. So is
 that of a worker that somebody else kills with SIGKILL, as a system does that is out of memory.
@@ -293,7 +293,7 @@ def _serve(machine: Machine, pipes: Sequence[Any]) -> None:
     if len(pipes) == 1:
         _take(machine, pipes[0])
     else:
-        from fatbench.engine.fast.cells import Barrier
+        from fatbench.engine.fast.barrier import Barrier
 
         machine = replace(machine, barrier=Barrier())
         threads = [threading.Thread(target=_take, args=(machine, pipe), daemon=True) for pipe in pipes]

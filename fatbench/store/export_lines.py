@@ -45,7 +45,7 @@ def lines(
     outcomes = by_cell(OUTCOME_CHUNKS, *OUTCOME_CHUNKS.primary_key)
     for cell in connection.execute(select(CELLS).where(CELLS.c.id.in_(cells)).order_by(CELLS.c.id)):
         mine = runs.get(cell.id, [])
-        position = {run.id: place for place, run in enumerate(mine)}
+        position = {run.id: number for number, run in enumerate(mine)}
         measured = {stage: list(group) for stage, group in groupby(numbers.get(cell.id, []), lambda row: row.stage)}
         chunks = {stage: list(group) for stage, group in groupby(outcomes.get(cell.id, []), lambda row: row.stage)}
         yield {
