@@ -102,6 +102,7 @@ MISTAKES = [  # arguments, exit code, the message on stderr
     (["plan", "suite", "sfat-cifar"], 2, "no suite is named 'sfat-cifar' (did you mean 'sfat-cifar10'?)"),
     (["plan", "suite", "zzz"], 2, "no suite is named 'zzz' (the nearest of "),
     (["run", "sfat-cifar10"], 2, "'sfat-cifar10' is a suite: fatbench run suite sfat-cifar10"),
+    (["run", "sfat-cifer10"], 2, "no suite is named 'sfat-cifer10': fatbench run suite sfat-cifar10?"),
     (["plan", "tiny.yaml"], 2, "'tiny.yaml' is a suite: fatbench plan suite tiny.yaml"),
     (["report", "tiny.yaml", "--db", "no.db"], 4, "no.db does not exist: nothing has been run yet"),
     (["show", "0123", "--db", "no.db"], 4, "no.db does not exist: nothing has been run yet"),

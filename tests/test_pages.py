@@ -472,7 +472,8 @@ def test_hostile_names_run_nothing_and_a_failure_is_told(hostile: Path, opened: 
 
 def test_the_index_answers_first_then_leaderboards_then_suites_by_paper(site: Path) -> None:
     page = (site / "index.html").read_text()
-    answers = re.search(r'<ul class="answers">(.*?)</ul>', page, re.DOTALL)[1]  # type: ignore[index]
+    answers = re.search(r'<dl class="answers">(.*?)</dl>', page, re.DOTALL)[1]  # type: ignore[index]
+    assert answers.lstrip().startswith("<dt>SFAT</dt>")
     assert re.search(
         r'<a href="#board-\w+">CIFAR-10, as JPEG at quality 75</a>: SFAT .* FAT .*under AutoAttack', answers
     )

@@ -133,7 +133,7 @@ def test_looking_at_runs_elsewhere_ends_when_nothing_is_left(
                         store.finish(run, round=10, record={"last": {"round": 10}})
 
     monkeypatch.setattr(time, "sleep", elsewhere)
-    watching.watch_plan(lambda store: plan, db, 5.0)
+    watching.watch_plan("two", lambda store: plan, db, 5.0)
     lines = [line[9:] for line in capsys.readouterr().out.splitlines()]
     head = "suite two, preset paper: "
     assert lines == [
@@ -148,9 +148,9 @@ def test_looking_ends_where_nothing_runs(
 ) -> None:
     waited: list[float] = []
     monkeypatch.setattr(time, "sleep", waited.append)
-    watching.watch_plan(lambda store: plan, str(tmp_path / "none.db"), 5.0)
+    watching.watch_plan("two", lambda store: plan, str(tmp_path / "none.db"), 5.0)
     assert waited == [5.0, 5.0]
-    assert capsys.readouterr().err == "nothing runs; 2 cells to do: fatbench run suite two\n"
+    assert capsys.readouterr().err == "nothing runs; 2 cells to do: fatbench run suite two --preset paper\n"
 
 
 def test_one_error_of_two_cells_is_said_once(plan: Plan, capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,6 +6,7 @@ commands: `--help`, `suite list`, `plan`, `status` and `report` never import tor
 
 from __future__ import annotations
 
+import difflib
 import logging
 import os
 import signal
@@ -56,13 +57,14 @@ class Suggesting(typer.core.TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         if args and self.get_command(ctx, args[0]) is None and not args[0].startswith("-"):
-            if self.get_command(ctx, "suite") is not None and args[0].removesuffix(".yaml") in {
-                *folders.available(),
-                *(file.stem for file in Path().glob("*.yaml")),
-            }:
-                path = ctx.command_path
-                raise SpecError(f"'{args[0]}' is a suite: {path} suite {args[0]}")
-            raise SpecError(f"no command is named '{args[0]}'{did_you_mean(args[0], self.list_commands(ctx))}")
+            commands, path = self.list_commands(ctx), ctx.command_path
+            if "suite" in commands:
+                suites = {*folders.available(), *(file.stem for file in Path().glob("*.yaml"))}
+                if args[0].removesuffix(".yaml") in suites:
+                    raise SpecError(f"'{args[0]}' is a suite: {path} suite {args[0]}")
+                if near := difflib.get_close_matches(args[0], suites, n=1, cutoff=0.8):
+                    raise SpecError(f"no suite is named '{args[0]}': {path} suite {near[0]}?")
+            raise SpecError(f"no command is named '{args[0]}'{did_you_mean(args[0], commands)}")
         return super().resolve_command(ctx, args)
 
 

@@ -50,7 +50,7 @@ def status(
             raise SpecError("--watch: name the suite to watch" if name is None else "--watch prints text, not json")
         from fatbench.cli import watch as watching
 
-        watching.watch_plan(lambda store: plan_in(name, preset, smoke, seeds, where, store)[1], db, every)
+        watching.watch_plan(name, lambda store: plan_in(name, preset, smoke, seeds, where, store)[1], db, every)
         return
     with opened(db, new=True) as store:
         if store is None and db is not None:

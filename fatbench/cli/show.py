@@ -115,7 +115,7 @@ def suites(rows: Sequence[Mapping[str, Any]], hidden: int) -> None:
             console.print(line, markup=False, no_wrap=True, overflow="ellipsis")
     more = f"\n{hidden} more on images as JPEG: --all" if hidden else ""
     console.print(
-        f"\nNumbers are cells (training runs) of the preset paper; fatbench suite show NAME has more.{more}",
+        f"\nNumbers are cells (training runs) of the preset paper: fatbench suite show NAME{more}",
         style="dim",
     )
 

@@ -101,7 +101,9 @@ def _parts(store: Store, suites: list[str], at: Checkpoint, which: str) -> tuple
             problems.append(f"{cells} cells of '{name}' are not shown: {error}")
             continue
         grids = report.build_tables(suite, plan, store, select=at, which=which)
-        counts = progress.count(progress.cells_of(plan, store))
+        shown = {cell.id for cell in plan.unique()}  # and not the networks that they begin with
+        rows = [row for row in progress.cells_of(plan, store) if row.cell.id in shown]
+        counts = {"measured": sum(row.stages_done > (row.stages > 1) for row in rows), **progress.count(rows)}
         if grids and not (preset and any(part.file == Part(suite, plan, []).file for part in found)):
             found.append(Part(suite, plan, grids, counts))
     return found, problems

@@ -245,7 +245,7 @@ def duration(seconds: float) -> str:
 IDLE = 3  # looks: between two cells of a run there may be a moment without one
 
 
-def watch_plan(chosen: Callable[[Store | None], Plan], db: str | None, every: float) -> None:
+def watch_plan(name: str, chosen: Callable[[Store | None], Plan], db: str | None, every: float) -> None:
     """Show how far the cells of a plan are, whoever runs them: live, or a line at a time.
 
     Ends when none is left, or when none has run for IDLE looks.
@@ -271,9 +271,8 @@ def watch_plan(chosen: Callable[[Store | None], Plan], db: str | None, every: fl
             idle = 0 if running else idle + 1
             if not running and (not counts["todo"] or idle == IDLE):
                 if counts["todo"]:
-                    print(
-                        f"nothing runs; {counts['todo']} cells to do: fatbench run suite {plan.suite}", file=sys.stderr
-                    )
+                    command = f"fatbench run suite {name} --preset {plan.preset}"
+                    print(f"nothing runs; {counts['todo']} cells to do: {command}", file=sys.stderr)
                 return
             time.sleep(every)
 

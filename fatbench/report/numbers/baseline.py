@@ -33,6 +33,8 @@ class Difference:
         if test is None:
             return f"{self.label} is {size:.1f} points {side} {self.baseline} {under} ({seeds}: not tested)"
         said = f"95 % interval {signed(test.low)} to {signed(test.high)}, {seeds}"
+        if few and not round(size, 1):
+            return f"{self.label} and {self.baseline} differ by 0.0 points {under} ({said}, too few for a claim)"
         if few:
             return f"{self.label} is {size:.1f} points {side} {self.baseline} {under} ({said}, too few for a claim)"
         if test.p < LEVEL:

@@ -1,7 +1,8 @@
 """Leaderboards: every row of one task, of any suite, in one table that can be sorted.
 
-A task is a data set with its variant, a split among clients, and attacks with their settings, in one preset. The table
-is a grid like any other (`combined`), so its marks and notes are those of the tables.
+A task is a data set with its variant, a split among clients, and attacks with their settings, in one preset. Attacks on
+privacy are a task of their suite, whose threat model they share. The table is a grid like any other (`combined`), so its
+marks and notes are those of the tables.
 """
 
 from __future__ import annotations
@@ -57,6 +58,7 @@ class Board:
     choices: list[tuple[str, list[str]]]  # axis -> labels
     differences: list[Difference] = field(default_factory=list)  # of its rows, where they were tested
     sentence: str = ""  # what the numbers come to
+    suites: list[str] = field(default_factory=list)
 
 
 def tasks(parts: Sequence[Part]) -> list[Task]:
@@ -65,7 +67,10 @@ def tasks(parts: Sequence[Part]) -> list[Task]:
     for suite, plan in parts:
         for cell in plan.cells:
             asked = {one.label: one.id for one in cell.evaluations}
-            what = digest([plan.preset, cell.spec["data"], cell.spec.get("partition"), cell.spec.get("test")])
+            what = digest(
+                [plan.preset, cell.spec["data"], cell.spec.get("partition"), cell.spec.get("test"),
+                 suite.name if "attacker" in cell.key else ""]
+            )  # fmt: skip
             known = found.setdefault(what, [])
             fits = (t for t in known if all(t.evaluations.get(label, id) == id for label, id in asked.items()))
             task = next(fits, None)
@@ -118,7 +123,10 @@ def _answer(plans: Sequence[Plan], board: Board, of: Callable[[str], Mapping[str
         best = max(sum(one.comparison.b) / len(one.comparison.b) for one in every)
         group = [one for one in every if sum(one.comparison.b) / len(one.comparison.b) == best]
         one = next((one for one in group if one.label.startswith(METHODS)), group[0])
-        board.sentence = f"{one.row}: " * bool(one.row) + one.sentence()
+        key = next(cell.key for plan in plans for cell in plan.cells if cell.id in one.cells)
+        others = [(axis, label) for axis, label in key.items() if axis in board.axes and label in one.row.split(", ")]
+        where = ", ".join(f"{axis} {label}" for axis, label in others)
+        board.sentence = f"{where}: " * bool(where) + one.sentence()
 
 
 def _privacy(board: Board) -> str:
@@ -127,17 +135,15 @@ def _privacy(board: Board) -> str:
     if at is None or "defence" not in board.axes:
         return ""
     named = [(mean, row) for row in board.rows if (mean := row.values[0][at].mean) is not None]
-    suite = named[0][1].key.get("suite") if named else None
-    named = [(share, row) for share, row in named if row.key.get("suite") == suite]
     bare = [share for share, row in named if row.key.get("defence") == "none"]
     kept = [(share, row) for share, row in named if row.key.get("defence") != "none"]
     if not bare or not kept:
         return ""
     share, row = min(kept, key=lambda one: one[0])
-    return (
-        f"The strongest attacker identifies an image of {100 * max(bare):.0f} % of the clients without a defence,"
-        f" and of {100 * share:.0f} % with {row.key['defence']} ({row.key['attacker']})"
-    )
+    said = f"The strongest attacker identifies {100 * max(bare):.0f} % of the images without a defence"
+    if share >= max(bare):
+        return f"{said}, and as many with each defence"
+    return f"{said}, and {100 * share:.0f} % with {row.key['defence']} ({row.key['attacker']})"
 
 
 def _grid(task: Task, store: Store, select: Checkpoint, which: str) -> Grid | None:
@@ -153,7 +159,7 @@ def _grid(task: Task, store: Store, select: Checkpoint, which: str) -> Grid | No
                 # of an attack's headings some speak of their table's rows: "AT, PGD-7", and "server" for natural
                 own = parsed.stage == "train" or (parsed.metric != "natural" and heading not in table.conditions)
                 if not parsed.stage.startswith(("gap", "prior")):
-                    shown.setdefault(source, (heading if own else parsed.metric, table.best[heading]))
+                    shown.setdefault(source, (heading if own else baseline.attack_name(parsed.metric), table.best[heading]))
     sources = list(task.evaluations) or list(shown)
     try:
         suite, plan = combined.combine(mine, (), sources)
@@ -162,7 +168,9 @@ def _grid(task: Task, store: Store, select: Checkpoint, which: str) -> Grid | No
     (table,) = suite.tables
     names: dict[str, str] = {}
     for source in sources:
-        heading = shown.get(source, (source, ""))[0]
+        heading = shown.get(source, (baseline.attack_name(source), ""))[0]
+        if heading in names.values():
+            heading = Source.parse(source).metric.replace("_", " ")
         names[source] = source if heading in names.values() else heading
     table = table.model_copy(
         update={
@@ -184,7 +192,7 @@ def _publish(board: Grid, grids: Sequence[Grid]) -> None:
         for row in grid.rows
         for values in row.values
         for column, value in zip(grid.columns, values, strict=True)
-        if value.published is not None and not value.formula
+        if value.published is not None and not value.formula and not column.minus
     }
     for row in board.rows:
         for column, value in zip(board.columns, row.values[0], strict=True):
@@ -211,10 +219,15 @@ def _board(task: Task, grid: Grid) -> Board | None:
     axes = [axis for axis, said in labels.items() if len(said) > 1] or grid.axes[-1:]
     every = [cell.key for _, plan, _ in task.parts.values() for cell in plan.cells]
     of_task = {axis for axis in labels if len({key[axis] for key in every if axis in key}) > 1}
-    same = [(axis, said[0]) for axis, said in labels.items() if axis not in (*axes, "suite", "dataset") and said[0]]
+    same = [(axis, said[0]) for axis, said in labels.items() if axis not in (*axes, "suite", "dataset")]
+    same = [(axis, said) for axis, said in same if said not in ("", "none")]
     rows = [Row(row.key, [[row.values[0][position] for position in keep]]) for row in rows]
     grid = replace(grid, columns=[grid.columns[position] for position in keep], rows=rows)
     at = _strongest(grid)
+    if grid.columns[at].metric == "identification":  # what counts stands first
+        keep = [at, *(position for position in range(len(grid.columns)) if position != at)]
+        rows = [Row(row.key, [[row.values[0][position] for position in keep]]) for row in rows]
+        grid, at = replace(grid, columns=[grid.columns[position] for position in keep], rows=rows), 0
     sign = 1 if grid.columns[at].best == "min" else -1
 
     def order(row: Row) -> float:
@@ -230,11 +243,12 @@ def _board(task: Task, grid: Grid) -> Board | None:
     about = [f"Split: {format_call.full({k: v for k, v in split.items() if v is not None})}"] if split else []
     about += [", ".join(f"{axis} {said}" for axis, said in same)] if same else []
     about += ["each defence with the attacker who identifies most; the tables have all attackers"] * (
-        "attacker" in grid.axes
+        "attacker" in axes
     )
     about += [f"suites: {', '.join(task.parts)}"]
-    against = next((plan.baseline[0] for _, plan, _ in task.parts.values() if plan.baseline), None)
-    compared = [label for label in labels[against if against in axes else axes[-1]] if label]
+    against = [plan.baseline[0] for _, plan, _ in task.parts.values() if plan.baseline]
+    shown = next((axis for axis in (*against, "defence") if axis in axes), axes[-1])
+    compared = [label for label in labels[shown] if label]
     names = ", ".join(compared[:5]) + (f" and {len(compared) - 5} more" if len(compared) > 5 else "")
     return Board(
         id=f"board-{digest([task.preset, data, split, task.evaluations, list(task.parts)])[:8]}",
@@ -247,6 +261,7 @@ def _board(task: Task, grid: Grid) -> Board | None:
         choices=[
             (axis, labels[axis]) for axis in axes if 1 < len(labels[axis]) <= LABELS and len(labels[axis]) < len(rows)
         ],
+        suites=[*task.parts],
     )
 
 

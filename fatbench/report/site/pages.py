@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 SCRIPT = "fatbench.js"
 LABELLED = 12  # dots that have their names beside them
 IMAGES = 2_500_000  # characters of images on a page
-Counts = Mapping[str, int]  # "done", "failed", ... -> cells
+Counts = Mapping[str, int]  # "measured", "failed", ... -> cells
 
 
 @dataclass
@@ -150,7 +150,7 @@ def site(
     for part in sorted(parts, key=lambda part: leaderboards.paper_order(part.plan.suite)):
         row = {
             "file": part.file, "name": part.plan.suite, "title": part.suite.title, "preset": part.plan.preset,
-            "cells": len(part.plan.unique()), "done": part.counts.get("done", 0),
+            "cells": len(part.plan.unique()), "measured": part.counts.get("measured", 0),
             "failed": part.counts.get("failed", 0),
         }  # fmt: skip
         papers.setdefault(paper_of(part.plan.suite), []).append(row)
@@ -161,7 +161,7 @@ def site(
         heading="Results",
         lead=f"{len(parts)} suite{'s' * (len(parts) != 1)} with {cells} cells. A cell is one experiment: data, split,"
         " model, method and seed. Click a number to see the runs behind it.",
-        answers=[(board.id, board.title.partition(":")[0], board.sentence) for board in found if board.sentence],
+        answers=_answers(found),
         papers=papers,
         problems=list(problems),
         boards=views,
@@ -174,6 +174,17 @@ def site(
     for name, body in files.items():
         whole_file.write(folder / name, body, f"-o {folder}", make_folder=True)
     return [folder / "index.html", *(folder / name for name in written), folder / SCRIPT]
+
+
+def _answers(boards: Iterable[Board]) -> dict[str, list[tuple[str, str, str, str]]]:
+    """Of each paper, its tasks: (place on the page, task, what its numbers come to, suites)."""
+    found: dict[str, list[tuple[str, str, str, str]]] = {}
+    for board in boards:
+        if board.sentence:
+            task = board.title.partition(":")[0]
+            said = board.id, task, board.sentence.replace(" -", " \u2212"), ", ".join(board.suites)
+            found.setdefault(paper_of(board.suites[0]).partition(" (")[0], []).append(said)
+    return found
 
 
 def _suite_page(what: Content, script: str, policy: str, home: str = "") -> str:
@@ -278,7 +289,7 @@ def _board(board: Board, links: html.Links) -> dict[str, Any]:
         "label": grid.label,
         "axes": board.axes, "choices": board.choices, "columns": columns, "rows": rows, "grid": grid,
         "published": grid.has_published, "chart": _against(board, {}) is not None, "chart_title": title,
-        "sentence": board.sentence, "against": _heading(board), "forest": _forest(board, {}) is not None,
+        "sentence": board.sentence.replace(" -", " \u2212"), "against": _heading(board), "forest": _forest(board, {}) is not None,
     }  # fmt: skip
 
 
