@@ -403,6 +403,12 @@ def test_what_data_a_suite_needs(place, run):
     assert "vit-half-jpeg75.safetensors" in run("data", "list", "april-trained-jpeg75")[1]
 
 
+def test_what_data_of_yours_a_suite_needs(place, run):
+    assert run("new", "dataset", "mine")[0] == 0
+    row = run("data", "list", "mine.yaml")[1].splitlines()[2]
+    assert row.split() == ["mine", "own", "1437", "360", "paper,", "smoke", "mine"]
+
+
 def test_a_status_of_a_database_that_is_not_there_says_so(place, run):
     code, out, err = run("status", "tiny.yaml", "--db", "no.db")
     assert (code, err) == (0, "fatbench: no.db does not exist: nothing has been run yet\n")

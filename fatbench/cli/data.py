@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -33,26 +34,35 @@ def data_list(
     root = settings.data_folder(str(data) if data else None)
     rows, weights = datasets.status(root), datasets.weights_status(root)
     if suite is not None:
-        wanted, weights = _wanted_by(suite, root)
-        rows = [{**row, "presets": wanted[row["name"]]} for row in rows if row["name"] in wanted]
+        rows, weights = _wanted_by(suite, {row["name"]: row for row in rows}, root)
     if format == "json":
         print_json({"root": str(root), "datasets": rows, "weights": weights})
     else:
         show.datasets(root, rows, weights)
 
 
-def _wanted_by(name: str, root: Path) -> tuple[dict[str, list[str]], list[dict[str, Any]]]:
-    """Data sets with the presets of a suite that read them; the files of weights that its cells begin with."""
-    from fatbench.suite import files, weights
+def _wanted_by(
+    name: str, known: Mapping[str, dict[str, Any]], root: Path
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Rows of data sets with the presets of a suite that read them; the files of weights that its cells begin with.
 
-    chosen, wanted, texts = files.load(name), dict[str, list[str]](), dict[str, None]()
+    known: rows of the data sets with published files. Of another, as a folder or a plug-in's, the row has its settings.
+    """
+    from fatbench.suite import calls, facts, files, format_call, weights
+
+    chosen, rows, texts = files.load(name), dict[str, dict[str, Any]](), dict[str, None]()
     for preset in chosen.presets():
         specs = [cell.spec for cell in chosen.plan(preset).to_run()]
-        named = {data["name"] for spec in specs for data in (spec["data"], spec.get("auxiliary")) if data}
-        for one in sorted(named):
-            wanted.setdefault(one, []).append(preset)
+        needed = [data for spec in specs for data in (spec["data"], spec.get("auxiliary")) if data]
+        for said, data in sorted({format_call.brief("Data", data): data for data in needed}.items()):
+            row = known.get(data["name"])
+            if row is None:
+                found = facts.of_data(calls.call("Data", data))
+                row = {"name": data["name"], "state": "own", "train": found.train, "test": found.test, "where": said}
+            presets = rows.setdefault(said if row["state"] == "own" else row["name"], {**row, "presets": []})["presets"]
+            presets += [preset] * (preset not in presets)
         texts.update(dict.fromkeys(weights.weights_of(specs)))
-    return wanted, [weights.status(found, root) for text in texts if (found := weights.read(text))]
+    return [*rows.values()], [weights.status(found, root) for text in texts if (found := weights.read(text))]
 
 
 def data_prepare(names: DataNames, data: DataDir = None) -> None:

@@ -88,7 +88,7 @@ def load_image_folder(root: Path, path: str, size: int) -> Loaded:
     """path/train/<class>/* and path/test/<class>/*, `path` absolute or below the root."""
     folder = Path(root, Path(path).expanduser())
     if not folder.is_dir():
-        raise Missing(f"data: {{name: image_folder, path: {path}}}: no such folder: {folder} (below --data, or absolute)")
+        raise Missing(f"data: {{name: image_folder, path: {path}}}: no such folder: {folder} (below --data)")
     train, test = listed(folder / "train"), listed(folder / "test")
     if len(train) < 2:
         raise DamagedData(f"{folder / 'train'} has {len(train)} class folders, at least 2 are needed")

@@ -33,6 +33,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from fatbench import settings
 from fatbench.errors import SpecError
 from fatbench.suite import types
 from fatbench.suite.calls import Call
@@ -44,8 +45,9 @@ Lookup = Callable[..., Any]  # a dotted name, part by part, -> its value
 
 
 def count(folder: str, pattern: str) -> Any:
-    """How many entries of a folder match; unknown where none does."""
-    found = (entry for entry in Path(folder).expanduser().glob(pattern) if not entry.name.startswith("."))
+    """How many entries of a folder, absolute or below that of the data sets, match; unknown where none does."""
+    place = settings.data_folder() / Path(folder).expanduser()
+    found = (entry for entry in place.glob(pattern) if not entry.name.startswith("."))
     return sum(1 for _ in found) or UNKNOWN
 
 

@@ -156,7 +156,9 @@ def forest(x: str, count: int) -> dict[str, Any]:
         alt.Tooltip("low:Q", title="from", format="+.2f"), alt.Tooltip("high:Q", title="to", format="+.2f"),
     ]  # fmt: skip
     span = base.mark_rule(strokeWidth=2, opacity=0.6).encode(
-        x=alt.X("low:Q", title=x, axis=alt.Axis(tickCount=5), scale=alt.Scale(padding=8)), x2="high:Q", color=alt.value(COLOURS[0])
+        x=alt.X("low:Q", title=x, axis=alt.Axis(tickCount=5), scale=alt.Scale(padding=8)),
+        x2="high:Q",
+        color=alt.value(COLOURS[0]),
     )
     dots = base.mark_circle(size=72, opacity=1, cursor="pointer").encode(
         x=alt.X("mean:Q", title=x), color=alt.value(COLOURS[0]), tooltip=said

@@ -1,8 +1,8 @@
 """Leaderboards: every row of one task, of any suite, in one table that can be sorted.
 
 A task is a data set with its variant, a split among clients, and attacks with their settings, in one preset. Attacks on
-privacy are a task of their suite, whose threat model they share. The table is a grid like any other (`combined`), so its
-marks and notes are those of the tables.
+privacy are a task of their suite. The table is a grid like any other (`combined`), so its marks and notes are those of
+the tables.
 """
 
 from __future__ import annotations
@@ -159,7 +159,8 @@ def _grid(task: Task, store: Store, select: Checkpoint, which: str) -> Grid | No
                 # of an attack's headings some speak of their table's rows: "AT, PGD-7", and "server" for natural
                 own = parsed.stage == "train" or (parsed.metric != "natural" and heading not in table.conditions)
                 if not parsed.stage.startswith(("gap", "prior")):
-                    shown.setdefault(source, (heading if own else baseline.attack_name(parsed.metric), table.best[heading]))
+                    said = heading if own else baseline.attack_name(parsed.metric)
+                    shown.setdefault(source, (said, table.best[heading]))
     sources = list(task.evaluations) or list(shown)
     try:
         suite, plan = combined.combine(mine, (), sources)

@@ -289,7 +289,8 @@ def _board(board: Board, links: html.Links) -> dict[str, Any]:
         "label": grid.label,
         "axes": board.axes, "choices": board.choices, "columns": columns, "rows": rows, "grid": grid,
         "published": grid.has_published, "chart": _against(board, {}) is not None, "chart_title": title,
-        "sentence": board.sentence.replace(" -", " \u2212"), "against": _heading(board), "forest": _forest(board, {}) is not None,
+        "sentence": board.sentence.replace(" -", " \u2212"), "against": _heading(board),
+        "forest": _forest(board, {}) is not None,
     }  # fmt: skip
 
 
