@@ -57,8 +57,8 @@ def _wanted_by(
         for said, data in sorted({format_call.brief("Data", data): data for data in needed}.items()):
             row = known.get(data["name"])
             if row is None:
-                found = facts.of_data(calls.call("Data", data))
-                row = {"name": data["name"], "state": "own", "train": found.train, "test": found.test, "where": said}
+                size = facts.of_data(calls.call("Data", data))
+                row = {"name": data["name"], "state": "own", "train": size.train, "test": size.test, "where": said}
             presets = rows.setdefault(said if row["state"] == "own" else row["name"], {**row, "presets": []})["presets"]
             presets += [preset] * (preset not in presets)
         texts.update(dict.fromkeys(weights.weights_of(specs)))
