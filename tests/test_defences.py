@@ -14,7 +14,7 @@ from fatbench.engine import randomness as rng
 from fatbench.engine.inject import asks
 from fatbench.errors import SpecError
 from fatbench.methods.accountants import gaussian_epsilon, laplace_epsilon, renyi, sampled_gaussian_epsilon
-from fatbench.methods.defences import DEFENCES, Examples, Spent, Upload, epsilon_of
+from fatbench.methods.defences import DEFENCES, Examples, Spent, Upload, guarantee
 from fatbench.methods.inversions.upload import gradients
 from fatbench.models import MODELS
 from fatbench.suite import calls
@@ -162,7 +162,7 @@ def test_settings_of_a_suite_are_checked_and_fractions_read():
         calls.check("Defence", {"name": "random_binary", "mask_probability": 0.2, "layers": {"pos_embed": 1}})
 
 
-def test_epsilon_of_one_gaussian_solves_its_equation_and_known_values():
+def test_guarantee_one_gaussian_solves_its_equation_and_known_values():
     """sigma = sqrt(2 ln(1.25 / delta)) / eps is the classical sufficient noise for eps < 1, so the exact one is below.
 
     Composition: 100 uploads at sigma = 10 are one at sigma = 1. delta(0) = 2 Phi(mu / 2) - 1.
@@ -229,7 +229,7 @@ def test_soteria_changes_the_last_layer_alone():
     ("rate", "noise", "steps", "whole", "all_orders"),
     [(0.01, 1, 1000, 2.1078, 2.1014), (0.05, 2, 500, 2.7749, 2.7686), (0.064, 1, 160, 6.3202, 6.2406)],
 )
-def test_epsilon_of_drawn_batches(rate, noise, steps, whole, all_orders):
+def test_guarantee_drawn_batches(rate, noise, steps, whole, all_orders):
     """Whole orders alone cost up to 1.3 %; opacus takes fractional ones too."""
     assert sampled_gaussian_epsilon(noise, rate, steps, 1e-5) == pytest.approx(whole, abs=1e-4)
     accountants = pytest.importorskip("opacus.accountants")
@@ -238,7 +238,7 @@ def test_epsilon_of_drawn_batches(rate, noise, steps, whole, all_orders):
     assert accountant.get_epsilon(1e-5) == pytest.approx(all_orders, abs=1e-3)
 
 
-def test_epsilon_of_one_drawn_step_and_of_all_examples():
+def test_guarantee_one_drawn_step_and_of_all_examples():
     assert renyi(2, 1.0, 0.01) == pytest.approx(1.718134e-4, rel=1e-6)
     assert sampled_gaussian_epsilon(4, 1, 10, 1e-5) == gaussian_epsilon(4, 1e-5, 10)
     assert gaussian_epsilon(4, 1e-5, 10) == pytest.approx(3.3414, abs=1e-4)
@@ -246,10 +246,11 @@ def test_epsilon_of_one_drawn_step_and_of_all_examples():
 
 def test_what_a_defence_has_spent():
     """Clipped batches may turn round (sensitivity 2); an example takes part once an epoch, or is drawn in each step."""
-    four = Spent(4, 40, None)
-    assert epsilon_of(functools.partial(DEFENCES["dpsgd"], noise=2), four, 1e-5) == gaussian_epsilon(2, 1e-5, 4)
-    assert epsilon_of(functools.partial(DEFENCES["gaussian"], noise=2), four, 1e-5) == gaussian_epsilon(1, 1e-5, 4)
-    assert epsilon_of(functools.partial(DEFENCES["laplace"], noise=2), four, 1e-5) == pytest.approx(4)
-    drawn = epsilon_of(functools.partial(DEFENCES["dpsgd"], noise=2), Spent(4, 40, 0.1), 1e-5)
-    assert drawn == sampled_gaussian_epsilon(2, 0.1, 40, 1e-5)
-    assert epsilon_of(DEFENCES["none"], four, 1e-5) is None
+    four, delta = Spent(4, 40, None), 1e-5
+    found = {name: guarantee(functools.partial(DEFENCES[name], noise=2), four, delta) for name in ("dpsgd", "gaussian", "laplace")}
+    assert found["dpsgd"] == (gaussian_epsilon(2, delta, 4), delta)
+    assert found["gaussian"] == (gaussian_epsilon(1, delta, 4), delta)
+    assert found["laplace"] == (pytest.approx(4), 0)
+    drawn = guarantee(functools.partial(DEFENCES["dpsgd"], noise=2), Spent(4, 40, 0.1), delta)
+    assert drawn == (sampled_gaussian_epsilon(2, 0.1, 40, delta), delta)
+    assert guarantee(DEFENCES["none"], four, delta) is None

@@ -239,7 +239,10 @@ def test_a_round_says_what_the_run_has_spent():
     assert [r.metrics["epsilon"] for r in shuffled] == [gaussian_epsilon(3, 1e-5, n) for n in (1, 2)]
     drawn = run(problem((4, 4, 4)), rounds=2, batch=2, defence=noisy, sampling="poisson")
     assert drawn[-1].metrics["epsilon"] == sampled_gaussian_epsilon(3, 0.5, 4, 1e-5)
-    assert "epsilon" not in run(problem())[0].metrics
+    assert drawn[-1].metrics["delta"] == 1e-5
+    pure = run(problem((4, 4, 4)), batch=2, defence=functools.partial(DEFENCES["laplace"], noise=3.0))[-1].metrics
+    assert (pure["epsilon"], pure["delta"]) == (pytest.approx(2 / 3), 0)
+    assert not {"epsilon", "delta"} & run(problem())[0].metrics.keys()
 
 
 def test_drawn_batches_may_be_empty_and_have_the_right_mean():

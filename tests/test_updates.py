@@ -291,6 +291,38 @@ def test_the_readout_of_two_bins_by_hand():
     torch.testing.assert_close(torch.stack([first, W[1] / b[1]]), x)
 
 
+def test_released_readouts_subtract_the_wrong_neighbour():
+    """Rows less those before them lose the image above the last threshold; the first row is the sum of both."""
+    model, x = Two(), torch.tensor([[0.2, 0.4], [0.8, 0.6]], dtype=torch.float64)
+    W, b = torch.autograd.grad(F.cross_entropy(model(x), torch.tensor([0, 1])), [model.weight, model.bias])
+    released = torch.stack([W[0] / b[0], (W[1] - W[0]) / (b[1] - b[0])])
+    torch.testing.assert_close(released, torch.tensor([[1.222, 0.741], [0.2, 0.4]]).double(), atol=6e-4, rtol=0)
+
+
+@pytest.mark.parametrize("kind", ["cumulative", "sparse"])
+def test_bins_after_local_steps_by_hand(kind):
+    """Two images alone in their bins, rate 0.1, thresholds 0, 0.5 (and 1): only rows that one image moves stay exact."""
+    x, y = torch.tensor([[0.2, 0.4], [0.8, 0.6]], dtype=torch.float64), torch.tensor([0, 1])
+    width = 0.5 if kind == "sparse" else 1.0
+    start = [torch.full((2, 2), 0.5 / width), torch.tensor([0.0, -0.5 / width]), torch.tensor([[1.0, 1], [-1, -1]])]
+    theta = [*(part.double() for part in start), torch.zeros(2, dtype=torch.float64)]
+    first, errors = list(theta), []
+    for _ in range(10):
+        theta = [part.detach().requires_grad_() for part in theta]
+        h = F.linear(x, theta[0], theta[1])
+        h = h.clamp(0, 1) if kind == "sparse" else h.relu()
+        slopes = torch.autograd.grad(F.cross_entropy(F.linear(h, theta[2], theta[3]), y), theta)
+        theta = [part - 0.1 * slope for part, slope in zip(theta, slopes, strict=True)]
+        W, b = (before - after.detach() for before, after in zip(first[:2], theta[:2], strict=True))
+        found = W[0] / b[0] if kind == "sparse" else (W[0] - W[1]) / (b[0] - b[1])
+        errors.append(float((found - x[0]).abs().max()))
+    assert errors[0] < 1e-12
+    if kind == "sparse":
+        assert max(errors) < 1e-12
+    else:
+        assert (errors[1], errors[4]) == (pytest.approx(0.0096, abs=1e-4), pytest.approx(5.4, abs=0.1))
+
+
 @pytest.mark.parametrize("kind", ["cumulative", "sparse"])
 def test_an_imprint_block_gives_images_of_a_batch(kind):
     with rng.forked(0, "model"):
@@ -300,6 +332,14 @@ def test_an_imprint_block_gives_images_of_a_batch(kind):
     on = Problem(model, images, torch.arange(60) % 10, [torch.arange(60)], 10, 3, torch.device("cpu"))
     got = look("imprint", on=on, batch=4, manipulation=caught("imprint", bins=200, kind=kind)).metrics
     assert got["recovered"] >= 0.5 and got["psnr"] > 60
+
+
+@pytest.mark.parametrize("wire", ["float32", "float64"])
+@pytest.mark.parametrize("kind", ["cumulative", "sparse"])
+def test_an_imprint_block_survives_local_training(kind, wire):
+    block = caught("imprint", bins=100, kind=kind)
+    got = look("imprint", batch=4, local=local(epochs=2, batch=4), manipulation=block, wire=wire).metrics
+    assert got["psnr"] > 40 and got["recovered"] >= 0.25
 
 
 def test_images_alone_in_their_bin():

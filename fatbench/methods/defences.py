@@ -283,30 +283,36 @@ class Spent:
     rate: float | None  # probability of an example to be drawn in a step; None: epochs go through all examples
 
 
-def _of_gaussian(spent: Spent, delta: float, noise: float, clip: float = 1.0) -> float:
+Guarantee = tuple[float, float]  # epsilon, delta
+
+
+def _of_gaussian(spent: Spent, delta: float, noise: float, clip: float = 1.0) -> Guarantee:
     uploads = spent.epochs if spent.rate is None else spent.steps
-    return gaussian_epsilon(noise, delta, uploads, sensitivity=2)  # the cut gradient of a batch may turn round
+    return gaussian_epsilon(noise, delta, uploads, sensitivity=2), delta  # the gradient of a batch may turn round
 
 
-def _of_laplace(spent: Spent, delta: float, noise: float, clip: float = 1.0) -> float:
-    return laplace_epsilon(noise, spent.epochs if spent.rate is None else spent.steps, sensitivity=2)
+def _of_laplace(spent: Spent, delta: float, noise: float, clip: float = 1.0) -> Guarantee:
+    return laplace_epsilon(noise, spent.epochs if spent.rate is None else spent.steps, sensitivity=2), 0.0
 
 
-def _of_dpsgd(spent: Spent, delta: float, noise: float, clip: float = 1.0) -> float:
+def _of_dpsgd(spent: Spent, delta: float, noise: float, clip: float = 1.0) -> Guarantee:
     if spent.rate is None:
-        return gaussian_epsilon(noise, delta, spent.epochs)
-    return sampled_gaussian_epsilon(noise, spent.rate, spent.steps, delta)
+        return gaussian_epsilon(noise, delta, spent.epochs), delta
+    return sampled_gaussian_epsilon(noise, spent.rate, spent.steps, delta), delta
 
 
-# What a defence gives away of one example: epsilon of a client's uploads. An example is there, or sends nothing.
-EPSILONS: dict[Callable[..., tuple[Gradient, Mask]], Callable[..., float]] = {
+# What a defence gives away of one example in a client's uploads. An example is there, or sends nothing.
+GUARANTEES: dict[Callable[..., tuple[Gradient, Mask]], Callable[..., Guarantee]] = {
     gaussian: _of_gaussian,
     laplace: _of_laplace,
     dpsgd: _of_dpsgd,
 }
 
 
-def epsilon_of(defence: Callable[..., tuple[Gradient, Mask]], spent: Spent, delta: float) -> float | None:
-    """Epsilon of what a client has sent under a defence with its settings; None: the defence has no such guarantee."""
-    known = EPSILONS.get(getattr(defence, "func", defence))
+def guarantee(defence: Callable[..., tuple[Gradient, Mask]], spent: Spent, delta: float) -> Guarantee | None:
+    """(epsilon, delta) of what a client has sent under a defence with its settings; None: it has no such guarantee.
+
+    `delta` is what is asked for; Laplace noise needs none, and its guarantee has delta 0.
+    """
+    known = GUARANTEES.get(getattr(defence, "func", defence))
     return None if known is None else known(spent, delta, **getattr(defence, "keywords", {}))

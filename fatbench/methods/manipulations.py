@@ -98,8 +98,8 @@ def imprint(
     t = seen.quantile(torch.arange(bins).to(seen) / bins)
     block = Imprint(q, t, kind)
     whole = _Behind(block, model)
-    own = {f"network.{name}": value for name, value in weights.items()}
-    target = {**whole.state_dict(), **own}
+    target = {f"imprint.{name}": value.clone() for name, value in block.state_dict().items()}  # training changes them
+    target |= {f"network.{name}": value for name, value in weights.items()}
     return Manipulated(whole, target, target, {"sparse": torch.tensor(kind == "sparse")})
 
 

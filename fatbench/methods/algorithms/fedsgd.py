@@ -37,7 +37,7 @@ from fatbench.engine.local import frozen, gradients_of, load, offers, pixels, pr
 from fatbench.engine.optimizers import Descent, Moments, masked_adam, packed, unpacked
 from fatbench.engine.randomness import forked, generator
 from fatbench.engine.rounds import Cost, Memory, Metrics, Mixing, Problem, Round, State, Stats, Tensors, Update
-from fatbench.methods.defences import Examples, Spent, Upload, epsilon_of
+from fatbench.methods.defences import Examples, Guarantee, Spent, Upload, guarantee
 from fatbench.suite.types import Count, Defence, Fraction, Objective, Positive
 
 
@@ -66,12 +66,12 @@ def fedsgd(
 
     `sampling`: an epoch goes through all examples, or each step draws every example with probability batch / N_k.
 
-    Numbers of a round: epsilon, what a client's uploads so far give away of one of its examples, at `delta`, the most
-    over the clients, where the defence has a guarantee; never_updated, the fraction of entries that no round so far has
-    moved; updated_rounds, the mean number of rounds that moved one; updated_fraction, the fraction that 0, 1, ...
-    rounds moved (with `steps` null that
-    is Fig. 6: epochs). Artifact update_counts: the same as numbers of entries. ValueError: the model has batch
-    normalisation, whose statistics are no gradient.
+    Numbers of a round: epsilon and delta, what a client's uploads so far give away of one of its examples, the most
+    over the clients, where the defence has a guarantee (Laplace noise has one at delta 0); never_updated, the fraction
+    of entries that no round so far has moved; updated_rounds, the mean number of rounds that moved one;
+    updated_fraction, the fraction that 0, 1, ... rounds moved (with `steps` null that is Fig. 6: epochs). Artifact
+    update_counts: the same as numbers of entries. ValueError: the model has batch normalisation, whose statistics are
+    no gradient.
 
     Forward: rounds * objective
     Backward: rounds * objective
@@ -126,9 +126,9 @@ def fedsgd(
             "updated_rounds": float((fraction * torch.arange(t + 2, device=fraction.device)).sum()),
             "updated_fraction": dict(enumerate(fraction.tolist())),
         }
-        spent = _epsilon(problem, defence, sampling, batch, (t + 1) * length, delta)
-        if spent is not None and math.isfinite(spent):
-            numbers["epsilon"] = spent
+        spent = _spent(problem, defence, sampling, batch, (t + 1) * length, delta)
+        if spent is not None and math.isfinite(spent[0]):
+            numbers["epsilon"], numbers["delta"] = spent
         mixing = Mixing([1 / len(updates)] * len(updates), artifacts={"update_counts": histogram})
         theta = {name: value.clone() for name, value in theta.items()}  # each with its own memory, as files have it
         after = State(t + 1, theta, {"optimizer": packed(_apart(moments, theta, names), names), "rounds": rounds_moved})
@@ -136,7 +136,7 @@ def fedsgd(
         state = after
 
 
-def _epsilon(problem: Problem, defence: Any, sampling: str, batch: int, steps: int, delta: float) -> float | None:
+def _spent(problem: Problem, defence: Any, sampling: str, batch: int, steps: int, delta: float) -> Guarantee | None:
     """The most that the uploads of `steps` steps of the server give away of an example of any client."""
     longest = max(-(-len(shard) // batch) for shard in problem.shards)
     found = []
@@ -144,7 +144,7 @@ def _epsilon(problem: Problem, defence: Any, sampling: str, batch: int, steps: i
         own = -(-len(shard) // batch)
         whole, rest = divmod(steps, longest)
         rate = min(1.0, batch / len(shard)) if sampling == "poisson" else None
-        found.append(epsilon_of(defence, Spent(whole + (rest > 0), whole * own + min(rest, own), rate), delta))
+        found.append(guarantee(defence, Spent(whole + (rest > 0), whole * own + min(rest, own), rate), delta))
     return None if found[0] is None else max(value for value in found if value is not None)
 
 
