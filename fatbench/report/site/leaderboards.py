@@ -20,7 +20,7 @@ from fatbench.report.numbers.measurements import Source
 from fatbench.report.tables import combined, replicate_selection
 from fatbench.report.tables.grid import Grid, Row
 from fatbench.store.selection import Checkpoint
-from fatbench.suite import facts, format_call
+from fatbench.suite import facts, format_call, threats
 from fatbench.suite.cells import Cell, Plan, digest
 from fatbench.suite.files import Suite
 from fatbench.suite.papers import METHODS, OTHER, PAPERS, paper_of
@@ -215,7 +215,7 @@ def _board(task: Task, grid: Grid) -> Board | None:
     if len(rows) < LEAST or not keep:
         return None
     if "attacker" in grid.axes:
-        rows = _strongest_attackers(grid, rows)
+        rows = _strongest_attackers(grid, rows, {key["attacker"] for key in _bounds(task) if "attacker" in key})
     labels = {axis: list(dict.fromkeys(row.key.get(axis, "") for row in rows)) for axis in grid.axes}
     axes = [axis for axis, said in labels.items() if len(said) > 1] or grid.axes[-1:]
     every = [cell.key for _, plan, _ in task.parts.values() for cell in plan.cells]
@@ -266,8 +266,14 @@ def _board(task: Task, grid: Grid) -> Board | None:
     )
 
 
-def _strongest_attackers(grid: Grid, rows: Sequence[Row]) -> list[Row]:
-    """For each defence, network and suite the attacker who identifies most; an oracle is no attacker."""
+def _bounds(task: Task) -> list[Mapping[str, str]]:
+    """The places of cells that invert with what only the client has: upper bounds, no attackers."""
+    cells = [cell for _, plan, _ in task.parts.values() for cell in plan.cells]
+    return [cell.key for cell in cells if threats.of_cell(cell.spec).get("threat") == threats.BOUND]
+
+
+def _strongest_attackers(grid: Grid, rows: Sequence[Row], bounds: set[str]) -> list[Row]:
+    """For each defence, network and suite the attacker who identifies most; an upper bound is no attacker."""
     metrics = [column.metric for column in grid.columns]
     by = [metrics.index(metric) for metric in ("identification", "psnr") if metric in metrics]
 
@@ -277,7 +283,7 @@ def _strongest_attackers(grid: Grid, rows: Sequence[Row]) -> list[Row]:
 
     found: dict[tuple[tuple[str, str], ...], Row] = {}
     for row in rows:
-        if "oracle" in row.key.get("attacker", ""):
+        if row.key.get("attacker") in bounds:
             continue
         others = tuple((axis, label) for axis, label in row.key.items() if axis != "attacker")
         if others not in found or strength(row) > strength(found[others]):
