@@ -577,6 +577,7 @@ PROPERTIES: dict[str, tuple[Property, ...]] = {
 
 def check(file: Path) -> Iterator[tuple[str, str, list[str], list[str]]]:
     """Of every function that a plug-in brings: kind, name, the properties that hold, and what does not hold."""
+    torch.set_num_threads(1)  # for networks of a few numbers, threads only wait for one another
     for kind, properties in PROPERTIES.items():
         for name in signatures.names(kind):
             if signatures.describe(kind, name).plugin != file:

@@ -319,7 +319,7 @@ def test_a_loss_of_each_client_trains_one_by_one(
     on = problem(path="fast")
     theta = start(on).model
     updates = train_cohort(on, theta, [0, 1], 0, local(objective=by_client))
-    assert "clients are not vectorised: the objective takes client_number; use --path loop" in caplog.text
+    assert "clients are not vectorised: the objective asks for `client`; use --path loop" in caplog.text
     for update in updates:
         assert update.stats.stack == 1
         alone = train_cohort(replace(on, path="loop"), theta, [update.client], 0, local(lr=0.05 * (update.client + 1)))

@@ -10,8 +10,9 @@ import pytest
 import torch
 from torch import nn
 
+from fatbench.methods.algorithms.fedbn import normalisation
 from fatbench.models import MODELS, logit_parameters
-from fatbench.suite import signatures
+from fatbench.suite import formulas, signatures
 
 SHAPES = [(1, 8, 8), (3, 8, 8), (1, 28, 28), (3, 32, 32), (3, 84, 84)]
 
@@ -91,6 +92,16 @@ def test_every_model(name: str, shape: tuple[int, int, int]) -> None:
     torch.testing.assert_close(model(x)[:1], model(x[:1]), rtol=1e-4, atol=1e-6)
     count = sum(p.numel() for p in trainable(model))
     assert count == expected_parameters(name, **settings, channels=shape[0], side=shape[1], classes=7)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_what_a_model_says_of_batch_normalisation(name: str) -> None:
+    with torch.device("meta"):
+        model = MODELS[name]((3, 32, 32), 7)
+    said = any(
+        "batch normalisation" in parts for parts in formulas.lines(signatures.describe("Model", name).doc, "Parts:")
+    )
+    assert said == bool(normalisation(model))
 
 
 @pytest.mark.parametrize(

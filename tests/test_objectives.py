@@ -39,9 +39,11 @@ def spec(name: str, attack: object = INNER) -> dict[str, object]:
     return calls.check("Objective", {"name": name, **given})
 
 
-def built(name: str, attack: object = INNER, classes: int = 4) -> Callable[..., tuple[Tensor, Tensor]]:
+def built(
+    name: str, attack: object = INNER, classes: int = 4, theta: nn.Module | None = None
+) -> Callable[..., tuple[Tensor, Tensor]]:
     """The objective of `spec`, given what it asks for: as of client 0, whose classes are equally frequent."""
-    counts, theta = torch.full((1, classes), 3.0), conv().eval()
+    counts, theta = torch.full((1, classes), 3.0), (theta or conv()).eval().requires_grad_(False)
     return members.given_what_it_asks(
         calls.build("Objective", spec(name, attack)), client=0, class_counts=counts, broadcast=theta
     )
@@ -212,7 +214,7 @@ def test_correct_is_counted_on_the_images_trained_on(name: str) -> None:
 
     ratio = {"ratio": 1.0}  # where it has one
     objective = members.given_what_it_asks(
-        members.member("Objective", name, **ratio), client=0, class_counts=torch.ones(1, 4)
+        members.member("Objective", name, **ratio), client=0, class_counts=torch.ones(1, 4), broadcast=model
     )
     _, correct = objective(model, x, y, generator(), attack=turn(0))
     assert correct.dtype == torch.bool and correct.tolist() == [True] * 8
@@ -401,6 +403,34 @@ def test_weight_perturbation_of_two_numbers() -> None:
     assert torch.equal(ours[0], objectives.at(conv(), x, y, generator(), attack=attack)[0])
 
 
+@pytest.mark.parametrize("y", [0, 1])
+def test_boundary_by_hand(y: int) -> None:
+    """theta^t has logits (2, 0), so rho is 0.11920; f has (1, 0): the spread of the readings, and the divergence."""
+    found = {
+        (weight, beta): objectives.boundary_at(
+            Logits(1.0, 0.0), torch.zeros(1, 1, 1, 1), torch.tensor([y]), generator(), Logits(2.0, 0.0),
+            attack=lambda model, x, y, generator: x, weight=weight, beta=beta,
+        )[0].item()
+        for weight in ("logits", "loss") for beta in (0.0, 1.5)
+    }  # fmt: skip
+    expected = [[0.63532, 0.75923, 0.03734, 0.16125], [0.75452, 0.87844, 0.15654, 0.28045]][y]
+    assert list(found.values()) == pytest.approx(expected, abs=1e-5)
+
+
+def test_boundary_begins_without_a_pull() -> None:
+    """Where the model is theta^t the divergence is 0, and so is its gradient."""
+    pulls = []
+    for beta in (0.0, 1e6):
+        model = Logits(1.0, 0.0)
+        loss, _ = objectives.boundary_at(
+            model, torch.zeros(2, 1, 1, 1), torch.tensor([0, 1]), generator(), Logits(1.0, 0.0),
+            attack=lambda model, x, y, generator: x, weight="loss", beta=beta,
+        )  # fmt: skip
+        loss.backward()
+        pulls.append((loss.item(), *model.logits.grad.tolist()))
+    assert pulls[0] == pytest.approx(pulls[1], abs=1e-9)
+
+
 # --- CalFAT and the margin by class frequency -----------------------------------------------------------------------
 
 COUNTS = torch.tensor([[90.0, 10.0]])
@@ -509,7 +539,7 @@ def test_attack_in_eval_mode_loss_in_train_mode(name: str) -> None:
     for before in (True, False):
         model = Observation().train(before)
         x, y = torch.rand(4, 1, 2, 2), torch.arange(4) % 3
-        built(name, classes=3)(model, x, y, generator())
+        built(name, classes=3, theta=Observation())(model, x, y, generator())
         modes = [training for training, _ in model.calls]
         trained = modes.count(True)
         assert modes == [False] * (len(modes) - trained) + [True] * trained and trained >= 1
@@ -553,11 +583,12 @@ def test_adversarial_forward_comes_first(name: str) -> None:
 
 
 class Passes:
-    """Image passes through a model: forward by a hook, backward by a hook on the logits."""
+    """Image passes through models: forward by a hook, backward by a hook on the logits."""
 
-    def __init__(self, model: nn.Module):
+    def __init__(self, *models: nn.Module):
         self.forward = self.backward = 0
-        model.register_forward_hook(self._count)
+        for model in models:
+            model.register_forward_hook(self._count)
 
     def _count(self, module: nn.Module, inputs: object, logits: Tensor) -> None:
         self.forward += len(logits)
@@ -573,8 +604,9 @@ class Passes:
 def test_passes_are_those_of_the_docstring(name: str, inner: object) -> None:
     """One training step with its backward: attack and loss together, for B = 6 (half of which is whole)."""
     model, (x, y) = conv(), batch(6)
-    passes, call = Passes(model), spec(name, inner)
-    loss, _ = built(name, inner)(model, x, y, generator())
+    theta, call = conv(), spec(name, inner)
+    passes = Passes(model, theta)
+    loss, _ = built(name, inner, theta=theta)(model, x, y, generator())
     loss.backward()
     assert (passes.forward / 6, passes.backward / 6) == formulas.passes(calls.call("Objective", call))
 

@@ -182,15 +182,22 @@ def test_networks_without_what_is_kept_are_refused(tmp_path) -> None:
         run("fedbn", replace(problem(), model=nn.Sequential(nn.Flatten(), nn.Linear(64, 3))))
     with pytest.raises(ValueError, match="fedrbn: the network has no statistics of attacked images"):
         run("fedrbn", problem(), standard=STANDARD, adversarial=1)
-    suite = (
-        "name: x\ntitle: x\ndescription: x\nseeds: [0]\nbase:\n  data: {name: digits}\n"
-        "  partition: {name: iid, clients: 3}\n  model: {name: small_cnn}\n"
-        "  algorithm: {name: fedrbn, rounds: 1, adversarial: 4, standard: standard, aggregator: samples,\n"
-        "    local: {batch: 4, lr: 0.1, objective: standard}}\n"
-        "evaluate: {checkpoints: [last], attacks: {natural: {name: natural}}}\npresets: {paper: {}}\n"
-        "tables: [{id: t, title: t, rows: [], values: {natural: natural}}]\n"
-    )
-    file = tmp_path / "x.yaml"
-    file.write_text(suite)
-    with pytest.raises(SpecError, match="adversarial: 4 of 3 clients"):
-        files.load(str(file)).plan("paper")
+    for network, algorithm, message in (
+        ("small_cnn", "name: fedrbn, adversarial: 4, standard: standard", "adversarial: 4 of 3 clients"),
+        ("small_cnn", "name: fedrbn, adversarial: 1, standard: standard", "fedrbn needs a network with `norm: dual`"),
+        (
+            "mlp",
+            "name: fedbn",
+            "fedbn needs a network with batch normalisation, and mlp has no line `Parts: batch norm",
+        ),
+    ):
+        (tmp_path / "x.yaml").write_text(
+            "name: x\ntitle: x\ndescription: x\nseeds: [0]\nbase:\n  data: {name: digits}\n"
+            f"  partition: {{name: iid, clients: 3}}\n  model: {{name: {network}}}\n"
+            f"  algorithm: {{{algorithm}, rounds: 1, aggregator: samples,\n"
+            "    local: {batch: 4, lr: 0.1, objective: standard}}\n"
+            "evaluate: {checkpoints: [last], attacks: {natural: {name: natural}}}\npresets: {paper: {}}\n"
+            "tables: [{id: t, title: t, rows: [], values: {natural: natural}}]\n"
+        )
+        with pytest.raises(SpecError, match=message):
+            files.load(str(tmp_path / "x.yaml")).plan("paper")

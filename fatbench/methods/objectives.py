@@ -259,6 +259,42 @@ def awp_at(
     return F.cross_entropy(logits, y), _correct(logits, y)
 
 
+def boundary_at(
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    generator: torch.Generator,
+    broadcast: nn.Module,
+    *,
+    attack: Attack,
+    weight: Literal["logits", "loss"],
+    beta: NonNegative = 1.5,
+) -> tuple[Tensor, Tensor]:
+    """AT that counts images near a decision boundary of theta^t more, + beta mean KL(p(x_adv) || p_t(x_adv)).
+
+    rho = 1 - max_c p_t,c(x_adv), without gradient, is the distance of an image. It multiplies the logits in the
+    cross-entropy (weight: logits) or the cross-entropy (weight: loss). This is not DBFAT (Zhang et al. 2023), whose
+    weights and divergence could not be read: `logits` is the form of a public adaptation, beta that of its scripts.
+
+    Source: KevinHaoo/FedBEAT src/utils/robust/dbfat/losses.py:57-77.
+    Example: {weight: logits}
+    Forward: attack + 2
+    Backward: attack + 1
+    """
+
+    def loss(logits: Tensor, before: Tensor, y: Tensor) -> Tensor:
+        rho = 1 - before.softmax(1).amax(1)
+        if weight == "logits":
+            near = F.cross_entropy(rho.unsqueeze(1) * logits, y)
+        else:
+            near = (rho * F.cross_entropy(logits, y, reduction="none")).mean()
+        return near + beta * _kl(logits.log_softmax(1), before.log_softmax(1)).mean()
+
+    x_adv = _adversarial(model, x, y, generator, attack)
+    logits, before = predict(model, x_adv), predict(broadcast, x_adv).detach()
+    return per_client(loss, generator, logits, before, y), _correct(logits, y)
+
+
 # --- by the client's class counts ---------------------------------------------------------------------------------
 
 
@@ -407,6 +443,7 @@ OBJECTIVES: dict[str, Callable[..., tuple[Tensor, Tensor]]] = {
     "dual_at": dual_at,
     "n_fgsm_at": n_fgsm_at,
     "awp_at": awp_at,
+    "boundary_at": boundary_at,
     "calfat": calfat,
     "calfat_released": calfat_released,
     "margin_at": margin_at,

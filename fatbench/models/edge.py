@@ -58,7 +58,7 @@ def edge_vit(
     Parameters: width*(2688*width+140)+(8*width+1)*classes
     Parameters: dim*(patch*patch*width+7+depth*(12*dim+13))+2*(dim+1)*classes
     Parameters: dim*(side*4//(3*stem-5)//patch)*(side*4//(3*stem-5)//patch)
-    Parts: edge, server, distillation head
+    Parts: edge, server, distillation head, batch normalisation
     Refuse if side * 4 // (3 * stem - 5) % patch: patch: patches of {patch}x{patch} do not tile images of
         {side * 4 // (3 * stem - 5)}x{side * 4 // (3 * stem - 5)} (see 'size')
     Refuse if dim % heads: dim: {dim} is not a multiple of its {heads} attention heads
@@ -92,6 +92,7 @@ def whole_vit(
     Refuse if side * 4 // (3 * stem - 5) % patch: patch: patches of {patch}x{patch} do not tile images of
         {side * 4 // (3 * stem - 5)}x{side * 4 // (3 * stem - 5)} (see 'size')
     Refuse if dim % heads: dim: {dim} is not a multiple of its {heads} attention heads
+    Parts: batch normalisation
     """
     extractor = _shallow(shape, width, stem, "whole_vit")
     server = _vit("whole_vit", extractor, shape, classes, width, dim, depth, heads, patch)
@@ -120,7 +121,7 @@ def edge_resnet(
     Parameters: width*(stem*stem*channels+36*width+10)
     Parameters: width*(2688*width+140)+(8*width+1)*classes
     Parameters: planes*(5*width+473*planes+140+(blocks-1)*(357*planes+84))+(16*planes+1)*classes
-    Parts: edge, server
+    Parts: edge, server, batch normalisation
     Refuse if 'edge' not in algorithm.parts: {algorithm.name} trains a model that is trained whole
         (whole_resnet?), not {name}
     """
@@ -150,7 +151,7 @@ def edge_resnet8(
     Source: He et al. 2020, in the form of FedML's `resnet8_56` and `resnet56_server`.
     Parameters: width*(9*channels+35*width+34)+(4*width+1)*classes
     Parameters: planes*(5*width+473*planes+140+(blocks-1)*(357*planes+84))+(16*planes+1)*classes
-    Parts: edge, server
+    Parts: edge, server, batch normalisation
     Refuse if 'edge' not in algorithm.parts: {algorithm.name} trains a model that is trained whole
         (whole_resnet?), not {name}
     """
@@ -175,6 +176,7 @@ def whole_resnet(
     Source: Tao et al. 2022, section 4.1; differences: fedvkd-layers.
     Parameters: width*(stem*stem*channels+36*width+10)
     Parameters: planes*(5*width+473*planes+140+(blocks-1)*(357*planes+84))+(16*planes+1)*classes
+    Parts: batch normalisation
     """
     extractor = _shallow(shape, width, stem, "whole_resnet")
     return Whole(
@@ -190,6 +192,7 @@ def whole_edge(shape: Shape, classes: int, *, width: Count = 64, stem: Literal[3
     Source: Tao et al. 2022, Figure 5.
     Parameters: width*(stem*stem*channels+36*width+10)
     Parameters: width*(2688*width+140)+(8*width+1)*classes
+    Parts: batch normalisation
     """
     return Whole(_shallow(shape, width, stem, "whole_edge"), _rest(width, classes), ("server.fc",))
 

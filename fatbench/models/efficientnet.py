@@ -30,6 +30,7 @@ def efficientnet_lite0(shape: tuple[int, int, int], classes: int, *, weights: We
 
     Source: Tan and Le 2019, in the form of TensorFlow's release of the Lite networks (2020).
     Parameters: 288*channels + 3370144 + (1280+1)*classes
+    Parts: batch normalisation
     Refuse if side < 8: efficientnet_lite0: needs images of at least 8x8, got {side}x{side}
     """
     image_side("efficientnet_lite0", shape, 8)

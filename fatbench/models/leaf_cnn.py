@@ -20,6 +20,7 @@ def leaf_cnn(shape: tuple[int, int, int], classes: int, *, width: Count = 32) ->
 
     Source: Caldas et al. 2018 (LEAF), models/celeba/cnn.py. Zhu et al. 2023 do not say which model they used.
     Parameters: 9*channels*width + 27*width*width + 12*width + (width*((side+15)//16)*((side+15)//16)+1)*classes
+    Parts: batch normalisation
     Refuse if side < 2: leaf_cnn: needs images of at least 2x2, got {side}x{side}
     """
     return LeafCNN(shape[0], image_side("leaf_cnn", shape, 2), classes, width)

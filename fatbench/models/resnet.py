@@ -26,6 +26,7 @@ def resnet18(
 
     Source: He et al. 2016 in the form of the SFAT release's models.py.
     Parameters: 9*channels*width + 2724*width*width + 150*width + (8*width+1)*classes
+    Parts: batch normalisation
     Refuse if side < 8: resnet18: needs images of at least 8x8, got {side}x{side}
     """
     image_side("resnet18", shape, 8)

@@ -27,6 +27,7 @@ def small_cnn(
 
     Source: Zhu et al. 2023, Table 6 and its released models.py.
     Parameters: width*(9*channels+198*width+328+4*classes+(12*width+16)*(side//8)*(side//8)) + 168 + classes
+    Parts: batch normalisation
     Refuse if side < 8: small_cnn: needs images of at least 8x8, got {side}x{side}
     """
     network = SmallCNN(shape[0], image_side("small_cnn", shape, 8), classes, width)

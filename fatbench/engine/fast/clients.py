@@ -377,7 +377,7 @@ def _asked(
         return torch.cat(of_each).repeat_interleave(length, 0)
 
     def one_client() -> Any:
-        raise CannotStack("the objective takes client_number; use --path loop")
+        raise CannotStack("the objective asks for `client`; use --path loop")
 
     def asked(i: int, j: int, length: int) -> dict[str, Any]:
         offers: dict[str, Callable[[], Any]] = {

@@ -46,6 +46,8 @@ def fedbn(
     Up: 1
     Down: 1
     Deploys: clients
+    Refuse if 'batch normalisation' not in model.parts and model.head != 'cls_vis': {name} needs a network with
+        batch normalisation, and {model.name} has no line `Parts: batch normalisation`
     """
     names = normalisation(problem.model)
     if not names:
