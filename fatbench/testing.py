@@ -15,6 +15,7 @@ import copy
 import functools
 import inspect
 import math
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
@@ -591,7 +592,9 @@ def check(file: Path) -> Iterator[tuple[str, str, list[str], list[str]]]:
                 except Broken as error:
                     broken.append(f"{words}: {error}")
                 except Exception as error:
-                    broken.append(
-                        f"{words}: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-                    )
+                    said = next(iter(str(error).splitlines()), "")
+                    places = [frame.lineno for frame in traceback.extract_tb(error.__traceback__)
+                              if Path(frame.filename) == file]  # fmt: skip
+                    where = f" ({file.name}, line {places[-1]})" if places else ""
+                    broken.append(f"{words}: {type(error).__name__}: {said}{where}")
             yield kind.lower(), name, held, broken

@@ -30,7 +30,7 @@ def place(tmp_path, monkeypatch):
     signatures.drop_plugins(list(signatures.plugins()))
 
 
-LABELS = {"method": "my_one", "aggregator": "my_one", "objective": "my_one"}
+LABELS = {"method": "my_one", "aggregator": "my_one", "objective": "my_one", "adversary": "my_one"}
 
 
 @pytest.mark.parametrize("kind", new.CHANGES)
@@ -128,6 +128,7 @@ def test_the_methods_of_the_templates_compute_what_they_say(place, run):
     """The aggregator: losses 1, 1.2 and 9 have the median 1.2; the third client is further away than 0.5.
 
     The attack: one step of 0.1 on f(x) = x w with w = (1, -1) lowers the label's logit, to the edge of its ball.
+    The adversary: (3, 5) has the part (3, 0) along the mean (2, 0) of the others.
     """
     import torch
 
@@ -135,7 +136,8 @@ def test_the_methods_of_the_templates_compute_what_they_say(place, run):
 
     run("new", "aggregator", "close")
     run("new", "attack", "push")
-    plugins.load([place / "close.py", place / "push.py"])
+    run("new", "adversary", "against")
+    plugins.load([place / "close.py", place / "push.py", place / "against.py"])
     updates = [
         Update(k, n, {}, Stats(loss, loss, 0.0, 1, 1.0, 1))
         for k, (n, loss) in enumerate([(30, 1.0), (10, 1.2), (60, 9.0)])
@@ -151,6 +153,10 @@ def test_the_methods_of_the_templates_compute_what_they_say(place, run):
     attack = calls.build("Attack", calls.check("Attack", {"name": "push", "eps": 0.05, "step": 0.1, "steps": 1}))
     found = attack(model, x, torch.tensor([0]), torch.Generator())
     assert found.flatten().tolist() == pytest.approx([0.45, 0.55])
+
+    adversary = calls.build("Adversary", calls.check("Adversary", {"name": "against", "factor": 2}))
+    others = torch.tensor([[1.0, 1.0], [3.0, -1.0]])
+    assert adversary(torch.tensor([3.0, 5.0]), others).tolist() == [-6.0, 5.0]
 
 
 @pytest.mark.nightly

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -70,6 +71,12 @@ BROKEN = [
      "PARTITIONS", "disjoint shards", "an example is dealt twice"),
     ("changes its input", "def f(x, generator):\n    return x.mul_(0.5)",
      "AUGMENTS", "images stay images", "the images that came are changed in place"),
+    ("returns a list", "def f(updates, context):\n    return [1 / 3] * 3",
+     "AGGREGATORS", "weights go with the client", "TypeError: the aggregator returns list, not a Mixing"),
+    ("returns all of them", "def f(update, others):\n    return others",
+     "ADVERSARIES", "the honest stay honest", "ValueError: the adversary returns (2, 1750), in place of (1750,)"),
+    ("returns nothing", "def f(images, labels):\n    labels.fill_(0)",
+     "ADVERSARIES", "the honest stay honest", "returns NoneType, in place of (8, 1, 12, 12) and (8,)"),
     ("does nothing", "def f(update):\n    return update",
      "ADVERSARIES", "the honest stay honest", "it sends what an honest client sends"),
     ("keeps its state to itself", "def f(problem, state, *, rounds: Count, aggregator: Aggregator, local: Local):\n"
@@ -125,4 +132,5 @@ def test_a_plug_in_on_the_command_line(
         out = capsys.readouterr().out
         assert f"p{code}.py: aggregator mine: ok\n" in out
     assert "p1.py: aggregator yours: 3 of 3 properties do not hold\n" in out
-    assert "\n  same bytes under another name: KeyError: 'stats'" in out
+    assert re.search(r"\n  same bytes under another name, nothing .*: KeyError: 'stats' \(p1.py, line \d+\)\n", out)
+    assert out.count("KeyError") == 1

@@ -21,6 +21,7 @@ KINDS = {
     "aggregator": "Aggregator",
     "objective": "Objective",
     "attack": "Attack",
+    "adversary": "Adversary",
     "dataset": "Data",
     "model": "Model",
     "partition": "Partition",
@@ -40,6 +41,10 @@ CHANGES: dict[str, dict[str, str]] = {
     "attack": {
         "# ATTACK": "NAME: {name: NAME, eps: 25/255, step: 3/255, steps: 20}",
         "PGD-20: pgd20}": "PGD-20: pgd20, NAME: NAME}",
+    },
+    "adversary": {
+        "# METHOD": "NAME: {malicious: {clients: 1, attack: {name: NAME}}}",
+        "NAME beside FedAvg and SFAT": "FedAvg with a malicious client, FedAvg and SFAT",
     },
     "dataset": {
         "data: {name: digits}           # later: cifar10, svhn, ... (fatbench data list)": "data: {name: NAME}",
@@ -70,6 +75,7 @@ method = _command("method", "Write an algorithm to NAME.py, and the suite NAME.y
 aggregator = _command("aggregator", "Write an aggregator to NAME.py, and the suite NAME.yaml.")
 objective = _command("objective", "Write a training objective to NAME.py, and the suite NAME.yaml.")
 attack = _command("attack", "Write an attack to NAME.py, and the suite NAME.yaml.")
+adversary = _command("adversary", "Write what malicious clients do to NAME.py, and the suite NAME.yaml.")
 dataset = _command("dataset", "Write a data set of arrays to NAME.py, and the suite NAME.yaml.")
 model = _command("model", "Write a network to NAME.py, and the suite NAME.yaml.")
 partition = _command("partition", "Write a partition to NAME.py, and the suite NAME.yaml.")

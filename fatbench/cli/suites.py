@@ -142,6 +142,8 @@ def _contract(files: list[str]) -> None:
     from fatbench.suite import plugins
 
     paths = [Path(file).expanduser().resolve() for file in files]
+    if suites := [path.name for path in paths if path.suffix in (".yaml", ".yml")]:
+        raise SpecError(f"--contract takes plug-ins, Python files, and {suites[0]} is a suite")
     for path in paths:
         plugins.add(path, "")
     from fatbench import testing
@@ -151,7 +153,12 @@ def _contract(files: list[str]) -> None:
         for kind, name, held, broken in testing.check(path):
             wrong += bool(broken)
             said = f"{len(broken)} of {len(held) + len(broken)} properties do not hold" if broken else "ok"
-            print(f"{path.name}: {kind} {name}: {said}", *(f"  {words}" for words in broken), sep="\n")
+            print(f"{path.name}: {kind} {name}: {said}")
+            shown: dict[str, list[str]] = {}  # what is wrong -> the properties that it breaks
+            for line in broken:
+                property, _, words = line.partition(": ")
+                shown.setdefault(words, []).append(property)
+            print(*(f"  {', '.join(properties)}: {words}\n" for words, properties in shown.items()), sep="", end="")
     if wrong:
         raise typer.Exit(1)
 

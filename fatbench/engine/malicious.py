@@ -66,7 +66,8 @@ def deal(
         for k in sorted(malicious.numbers):
             own, told = images[shards[k]], labels[shards[k]]
             noise = functools.partial(generator, seed, "adversary", k, device=images.device)
-            x, y = adversary(own, told, **granted(adversary, {"classes": lambda: classes, "generator": noise}))
+            changed = adversary(own, told, **granted(adversary, {"classes": lambda: classes, "generator": noise}))
+            x, y = _like(changed, own, told)
             images = images if x is own else images.index_put((shards[k],), x)
             labels = labels.index_put((shards[k],), y)
     return images, labels
@@ -88,7 +89,7 @@ def _descending(
 ) -> tuple[Tensor, Tensor]:
     """An objective with the adversary's gradient, and its own value."""
     loss, correct = objective(model, x, y, generator)
-    wanted = adversary(loss)
+    (wanted,) = _like((adversary(loss),), loss)
     return wanted + (loss - wanted).detach(), correct
 
 
@@ -126,7 +127,7 @@ def sent(problem: Problem, starts: Mapping[int, Tensors], updates: Sequence[Upda
         change = flat(update.model) - start
         for adversary in malicious.acting("update"):
             if len(liars) < len(updates) or not asks(adversary, "others"):
-                change = adversary(change, **granted(adversary, offers(update.client)))
+                (change,) = _like((adversary(change, **granted(adversary, offers(update.client))),), change)
         parts = (start + change).split([update.model[name].numel() for name in names])
         trained = [(name, update.model[name]) for name in names]
         own = {name: part.view_as(like).to(like.dtype) for (name, like), part in zip(trained, parts, strict=True)}
@@ -137,6 +138,18 @@ def sent(problem: Problem, starts: Mapping[int, Tensors], updates: Sequence[Upda
             updates = [lied(update) if update.client in liars else update for update in updates]
     kept = [update for update in updates if finite(update.model)] or list(updates)
     return [replace(update, refused=len(updates) - len(kept)) for update in kept]
+
+
+def _like(given: Any, *expected: Tensor) -> Sequence[Tensor]:
+    """What an adversary gives in place of tensors. ValueError: other than as many of the same shapes."""
+    found = given if isinstance(given, tuple) else (given,)
+    if [getattr(one, "shape", None) for one in found] != [one.shape for one in expected]:
+        said, wanted = (
+            " and ".join(str(tuple(one.shape)) if isinstance(one, Tensor) else type(one).__name__ for one in tensors)
+            for tensors in (found, expected)
+        )
+        raise ValueError(f"the adversary returns {said}, in place of {wanted}")
+    return found
 
 
 def finite(tensors: Tensors) -> bool:

@@ -19,8 +19,15 @@ from fatbench.engine.rounds import Context, Mixing, Tensors, Update
 
 
 def aggregate(aggregator: Callable[..., Mixing], updates: Sequence[Update], context: Context) -> Mixing:
-    """The aggregator's Mixing. It may ask for `broadcast_losses`: the loss of theta^t on each client's data."""
-    return aggregator(updates, context, **granted(aggregator, {"broadcast_losses": lambda: _broadcast_losses(updates)}))
+    """The aggregator's Mixing. It may ask for `broadcast_losses`: the loss of theta^t on each client's data.
+
+    TypeError: it gives something else.
+    """
+    asked = granted(aggregator, {"broadcast_losses": lambda: _broadcast_losses(updates)})
+    mixing = aggregator(updates, context, **asked)
+    if not isinstance(mixing, Mixing):
+        raise TypeError(f"the aggregator returns {type(mixing).__name__}, not a Mixing")
+    return mixing
 
 
 def _broadcast_losses(updates: Sequence[Update]) -> list[float]:
