@@ -161,6 +161,8 @@ CASES = [
     ],
     ({"algorithm": {"name": "fedrbn", "standard": "standard", "adversarial": 1, "rounds": 1, "local": LOCAL,
         "aggregator": "samples"}}, "algorithm", "fedrbn needs a network with `norm: dual`"),
+    ({"model": "mlp", "algorithm": {"name": "fedbn", "rounds": 1, "local": LOCAL, "aggregator": "samples"}},
+     "algorithm", "fedbn needs a network with batch normalisation, and mlp has no line `Parts: batch normalisation`"),
     *[(seen({"name": "small_cnn"}, name=name), "algorithm: inversion", f"{name} {NEEDS}") for name in READERS],
     *[
         (seen(**inversion), "algorithm: inversion", f"{inversion['name']}: {FEW}")
