@@ -35,14 +35,15 @@ if TYPE_CHECKING:
 
 __all__ = [
     "FORMATS",
+    "build_figures",
+    "build_tables",
     "check",
     "check_headings",
     "draw",
+    "draw_forest",
     "drawable",
-    "figures",
     "left_out",
     "render",
-    "tables",
     "unknown",
 ]
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 from fatbench.report.numbers import provenance
@@ -72,110 +73,55 @@ def build(
     return [grid for grid in grids if grid is not None]
 
 
+@dataclass(frozen=True)
+class _Asked:
+    """A table, the points of the grid that it shows, and where their numbers come from."""
+
+    plan: Plan
+    table: Table
+    numbers: Numbers
+    found: TablePoints
+    sources: Mapping[str, Source]
+    headings: Sequence[str]  # those of `sources` that some point has a number of
+    axes: list[str]  # of the rows
+    client: Mapping[str, int]  # the index of a row's client, by its label
+    lookup: Lookup | None  # of published numbers
+    facts: provenance.TableFacts = field(default_factory=provenance.TableFacts)
+
+    @cached_property
+    def row_keys(self) -> list[Names]:
+        return list(dict.fromkeys(row for row, _ in self.found))
+
+    @cached_property
+    def group_keys(self) -> list[Names]:
+        return list(dict.fromkeys(group for _, group in self.found))
+
+    def minus(self, heading: str) -> Condition:
+        """The labels of the point that the heading's numbers are differences from; empty: they are none."""
+        return self.table.sources[heading].minus
+
+
 def _grid(
-    plan: Plan,
-    table: Table,
-    numbers: Numbers,
-    with_published: bool,
-    evaluated: Sequence[Cell],
-    percent_digits: int,
-    images: str,
+    plan: Plan, table: Table, numbers: Numbers, published: bool, evaluated: Sequence[Cell], digits: int, images: str
 ) -> Grid | None:
     found = points_of_table(plan, table)
     if not found:
         return None
     sources = {heading: Source.parse(text) for heading, text in table.values.items()}
-    found, axes, index = _by_client(found, sources, table)
+    found, axes, client = _by_client(found, sources, table)
     lacking = absent(sources, found)
     headings = [heading for heading in sources if heading not in lacking]
     if not headings:  # `unfilled` says why
         return None
-    row_keys = list(dict.fromkeys(row for row, _ in found))
-    group_keys = list(dict.fromkeys(group for _, group in found))
     if images == "common":
         numbers = OnCommonImages(numbers, found, sources)
-    lookup = Lookup(table.reference) if with_published and table.reference else None
-
-    facts = provenance.TableFacts()
-    minus = {heading: table.sources[heading].minus for heading in headings}
-    others = {heading: baselines(plan, minus[heading]) for heading in headings}
-    rows: list[Row] = []
-    for row_key in row_keys:
-        values = []
-        for group_key in group_keys:
-            here = found.get((row_key, group_key), {})
-            shown = {h: [cell for cell in here.get(h, ()) if measures(cell, sources[h])] for h in headings}
-            client = dict(row_key).get(CLIENT, "") if axes != table.rows else ""
-            at = {h: replace(s, client=index[client]) if s.client == EVERY else s for h, s in sources.items()}
-            values.append([
-                _difference(cells, at[h], numbers, facts, others[h], minus[h])
-                if minus[h] else _value(cells, at[h], numbers, facts)
-                for h, cells in shown.items()
-            ])  # fmt: skip
-            for heading, value in zip(headings, values[-1], strict=True):
-                if not value.planned:
-                    continue
-                point = here[heading][0].key
-                value.labels = {axis: point[axis] for axis in table.conditions.get(heading, ())}
-                if lookup:
-                    said = {**point, SERIES: heading}
-                    value.published, value.published_std, value.published_flag = lookup.find(said, heading)
-                    least, most = lookup.range(said, heading) or (None, None)
-                    value.published_most = most if most != least else None
-                    ours = at[heading].checkpoint(numbers.select)
-                    value.published_select = lookup.select if ours else ""
-                    value.formula = lookup.formula and value.published is not None
-                    value.comparable = as_published(plan, here[heading]) and value.published_select == ours
-        rows.append(Row(dict(row_key), values))
-    for cell in evaluated:
-        fits = [
-            any(c.spec["data"] == cell.spec["data"] for (_, g), here in found.items() if g == group_key
-                for cells in here.values() for c in cells)
-            for group_key in group_keys
-        ]  # fmt: skip
-        wanted = [None if minus[heading] else sources[heading] for heading in headings]
-        rows.append(_evaluated(cell, axes, fits, wanted, numbers, facts))
-
-    columns = []
-    judged = [position for position, heading in enumerate(headings) if sources[heading].stage == "evaluation"]
-    names = metric_names(sources.values())
-    for position, heading in enumerate(headings):
-        under = [group[position] for row in rows for group in row.values]
-        source = sources[heading]
-        given = table.reference
-        plain = not source.fraction or (given is not None and given.unit == "plain" and heading in given.values)
-        unit, digits = ("plain", _digits(under)) if plain else ("percent", percent_digits)
-        where = table.conditions.get(heading, {})
-        metric = names[source.text]
-        if minus[heading]:
-            metric += f" minus {', '.join(label for chosen in minus[heading].values() for label in chosen)}"
-        fewer = _fewer_images(rows, position, judged) if position in judged else ""
-        best = table.best[heading]
-        columns.append(Column(heading, source, metric, best, unit, digits, where, minus[heading], fewer))
-    split = False  # whether some rows of a column, or groups of a row, are not compared
-    groups_compared: list[tuple[list[Value], str]] = []
-    alone: dict[str, None] = {}  # rows that nothing is compared with, because their training objective is another
-    for position, column in enumerate(columns):
-        compared: dict[tuple[Names, str, str], list[Value]] = {}
-        rows_of: dict[tuple[Names, str, str], str] = {}
-        for row_key, row in zip(row_keys, rows, strict=False):  # those of the plan come first
-            for group, group_key in enumerate(group_keys):
-                for cell in found.get((row_key, group_key), {}).get(column.heading, ())[:1]:
-                    side = row_key if table.best_within == "row" else group_key
-                    comparison = (side, *_comparison_group(cell, column.source, table))
-                    compared.setdefault(comparison, []).append(row.values[group][position])
-                    rows_of[comparison] = ", ".join(row.key.values())
-        groups_compared += [(members, column.best) for members in compared.values()]
-        split |= len(compared) > len({side for side, *_ in compared})
-        sizes = Counter(comparison[:2] for comparison in compared for _ in compared[comparison])
-        alone |= {
-            rows_of[comparison]: None
-            for comparison, members in compared.items()
-            if column.best != "none" and len(members) == 1 < sizes[comparison[:2]]
-        }
-
+    lookup = Lookup(table.reference) if published and table.reference else None
+    asked = _Asked(plan, table, numbers, found, sources, headings, axes, client, lookup)
+    rows = [*_rows(asked), *(_evaluated(cell, asked) for cell in evaluated)]
+    columns = _columns(asked, rows, digits)
     bucket = [cell for here in found.values() for cells in here.values() for cell in cells]
     cells = list({cell.id: cell for cell in bucket}.values())
+    comparable, split, alone = _comparable(asked, columns, rows)
     grid = Grid(
         suite=plan.suite,
         preset=plan.preset,
@@ -183,13 +129,13 @@ def _grid(
         name=table.title,
         label=label(plan),
         axes=axes,
-        groups=[Group(dict(key)) for key in group_keys],
+        groups=[Group(dict(key)) for key in asked.group_keys],
         columns=columns,
         rows=rows,
         select=numbers.select,
         checkpoint=checkpoint(columns, numbers.select, plan, cells),
         seeds=sorted({int(cell.spec["seed"]) for cell in cells}),
-        facts=facts,
+        facts=asked.facts,
         points=list(dict.fromkeys((", ".join(cell.key.values()), cell.id) for cell in bucket)),
         attacks=_attacks(columns, found),
         split=split,
@@ -199,7 +145,7 @@ def _grid(
         counts = " or ".join(f"{n:,}" for n in dict.fromkeys(numbers.most.values()))
         grid.notes.append(("images", f"every attack on the first {counts} test images, which all of them have"))
     if table.ties:
-        significance.mark(grid, groups_compared, numbers.outcomes, "comparison group" if split else table.best_within)
+        significance.mark(grid, comparable, numbers.outcomes, "comparison group" if split else table.best_within)
     if table.ties and alone:
         grid.notes.append(("not compared", f"{'; '.join(alone)}: another training objective (compare_across)"))
     if table.paired is not None:
@@ -212,6 +158,96 @@ def _grid(
         grid.notes.append(("failed", f"{count}: {', '.join(sorted(broken))} (see fatbench logs)"))
     grid.notes.extend(("evaluated", f"external model: {describe_model(cell.spec)}") for cell in evaluated)
     return grid
+
+
+def _rows(asked: _Asked) -> Iterator[Row]:
+    """The rows of the plan's cells, each number beside the published one."""
+    others = {heading: baselines(asked.plan, asked.minus(heading)) for heading in asked.headings}
+    for row_key in asked.row_keys:
+        client = dict(row_key).get(CLIENT, "") if asked.axes != asked.table.rows else ""
+        values: list[list[Value]] = []
+        for group_key in asked.group_keys:
+            here = asked.found.get((row_key, group_key), {})
+            values.append([])
+            for heading in asked.headings:
+                source, minus = asked.sources[heading], asked.minus(heading)
+                cells = [cell for cell in here.get(heading, ()) if measures(cell, source)]
+                if source.client == EVERY:
+                    source = replace(source, client=asked.client[client])
+                value = (
+                    _difference(cells, source, asked.numbers, asked.facts, others[heading], minus)
+                    if minus
+                    else _value(cells, source, asked.numbers, asked.facts)
+                )
+                if value.planned:
+                    _beside_published(value, heading, here[heading], source, asked)
+                values[-1].append(value)
+        yield Row(dict(row_key), values)
+
+
+def _beside_published(value: Value, heading: str, cells: Sequence[Cell], source: Source, asked: _Asked) -> None:
+    """Set the labels that the heading's condition names, and what is published of the point."""
+    point, lookup = cells[0].key, asked.lookup
+    value.labels = {axis: point[axis] for axis in asked.table.conditions.get(heading, ())}
+    if lookup is None:
+        return
+    said = {**point, SERIES: heading}
+    value.published, value.published_std, value.published_flag = lookup.find(said, heading)
+    least, most = lookup.range(said, heading) or (None, None)
+    value.published_most = most if most != least else None
+    ours = source.checkpoint(asked.numbers.select)
+    value.published_select = lookup.select if ours else ""
+    value.formula = lookup.formula and value.published is not None
+    value.comparable = as_published(asked.plan, cells) and value.published_select == ours
+
+
+def _columns(asked: _Asked, rows: Sequence[Row], percent_digits: int) -> list[Column]:
+    columns, reference = [], asked.table.reference
+    judged = [i for i, heading in enumerate(asked.headings) if asked.sources[heading].stage == "evaluation"]
+    names = metric_names(asked.sources.values())
+    for position, heading in enumerate(asked.headings):
+        source, minus = asked.sources[heading], asked.minus(heading)
+        given_plain = reference is not None and reference.unit == "plain" and heading in reference.values
+        under = [group[position] for row in rows for group in row.values]
+        plain = not source.fraction or given_plain
+        unit, digits = ("plain", _digits(under)) if plain else ("percent", percent_digits)
+        metric = names[source.text]
+        if minus:
+            metric += f" minus {', '.join(label for chosen in minus.values() for label in chosen)}"
+        fewer = _fewer_images(rows, position, judged) if position in judged else ""
+        where, best = asked.table.conditions.get(heading, {}), asked.table.best[heading]
+        columns.append(Column(heading, source, metric, best, unit, digits, where, minus, fewer))
+    return columns
+
+
+def _comparable(
+    asked: _Asked, columns: Sequence[Column], rows: Sequence[Row]
+) -> tuple[list[tuple[list[Value], str]], bool, dict[str, None]]:
+    """(the numbers that are ranked against each other, with what is best of them; whether some rows of a column, or
+    groups of a row, are not compared; rows that nothing is compared with, because their training objective is another).
+    """
+    table, split = asked.table, False
+    groups: list[tuple[list[Value], str]] = []
+    alone: dict[str, None] = {}
+    for position, column in enumerate(columns):
+        compared: dict[tuple[Names, str, str], list[Value]] = {}
+        rows_of: dict[tuple[Names, str, str], str] = {}
+        for row_key, row in zip(asked.row_keys, rows, strict=False):  # those of the plan come first
+            for group, group_key in enumerate(asked.group_keys):
+                for cell in asked.found.get((row_key, group_key), {}).get(column.heading, ())[:1]:
+                    side = row_key if table.best_within == "row" else group_key
+                    comparison = (side, *_comparison_group(cell, column.source, table))
+                    compared.setdefault(comparison, []).append(row.values[group][position])
+                    rows_of[comparison] = ", ".join(row.key.values())
+        groups += [(members, column.best) for members in compared.values()]
+        split |= len(compared) > len({side for side, *_ in compared})
+        sizes = Counter(comparison[:2] for comparison in compared for _ in compared[comparison])
+        alone |= {
+            rows_of[comparison]: None
+            for comparison, members in compared.items()
+            if column.best != "none" and len(members) == 1 < sizes[comparison[:2]]
+        }
+    return groups, split, alone
 
 
 def _by_client(
@@ -231,27 +267,23 @@ def _by_client(
     return rows, [*table.rows, CLIENT], index
 
 
-def _evaluated(
-    cell: Cell,
-    axes: Sequence[str],
-    fits: Sequence[bool],
-    sources: Sequence[Source | None],
-    numbers: Numbers,
-    facts: provenance.TableFacts,
-) -> Row:
-    """The row of a model that was not trained here. fits: of each group of columns whether it is on the same data.
-
-    sources: None where it can have no number.
-    """
-    first, *others = axes
+def _evaluated(cell: Cell, asked: _Asked) -> Row:
+    """The row of a model that was not trained here: its evaluations in each group of columns on the same data."""
+    first, *others = asked.axes
+    on_same_data = {
+        group
+        for (_, group), here in asked.found.items()
+        if any(one.spec["data"] == cell.spec["data"] for cells in here.values() for one in cells)
+    }
+    shown = [None if asked.minus(heading) else asked.sources[heading] for heading in asked.headings]
     values = [
         [
-            _value([cell], source, numbers, facts)
-            if fit and source is not None and source.stage == "evaluation"
+            _value([cell], source, asked.numbers, asked.facts)
+            if group in on_same_data and source is not None and source.stage == "evaluation"
             else Value(planned=False)
-            for source in sources
+            for source in shown
         ]
-        for fit in fits
+        for group in asked.group_keys
     ]
     return Row({first: cell.key["model"], **dict.fromkeys(others, "")}, values)
 
