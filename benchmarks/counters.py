@@ -24,7 +24,7 @@ from torch.utils.flop_counter import flop_registry
 from fatbench.engine.cohort import train_cohort
 from fatbench.engine.counters import Flops, Formula, starts_a_kernel
 from fatbench.engine.fast import clients as fast
-from fatbench.engine.local import LocalTraining, copied
+from fatbench.engine.local import Client, LocalTraining, copied
 from fatbench.engine.rounds import Problem
 
 WAITS = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
@@ -105,7 +105,7 @@ def program_batches(problems: Sequence[Problem], objective: Any, batch: int) -> 
         clients = []
         for problem, whole, start in zip(problems, shards, starts, strict=True):
             on = replace(problem, shards=[shard[: batches * batch] for shard in whole])
-            clients += [fast.Client(on, start, k, 0) for k in range(len(whole))]
+            clients += [Client(on, start, k, 0) for k in range(len(whole))]
         return fast.train(clients, local)
 
     run(1)  # finds out how the model is stacked

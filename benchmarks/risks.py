@@ -20,7 +20,7 @@ from fatbench.engine.accuracy import accuracy
 from fatbench.engine.cohort import train_cohort
 from fatbench.engine.fast import clients as fast
 from fatbench.engine.gradients import part_of
-from fatbench.engine.local import LocalTraining, copied, load, pixels
+from fatbench.engine.local import Client, LocalTraining, copied, load, pixels
 from fatbench.engine.precision import exact, without_kernel
 from fatbench.engine.rounds import Problem, Tensors, Update
 from fatbench.methods import attacks, objectives
@@ -66,7 +66,7 @@ def nin(bench: Bench, variant: str) -> Found:
     def step() -> Sequence[Update]:
         if path == "loop":
             return train_cohort(problems[0], start, range(clients), 0, local)
-        return fast.train([fast.Client(on, start, k, 0) for on in problems for k in range(clients)], local)
+        return fast.train([Client(on, start, k, 0) for on in problems for k in range(clients)], local)
 
     wall(bench.device, step)  # kernels are chosen, memory is taken
     seconds = statistics.median(wall(bench.device, step) for _ in range(bench.repeats(5)))
@@ -90,7 +90,7 @@ def recorded(bench: Bench, precision: Precision) -> Found:
     start, models = copied(network), dict[str, list[Tensors]]()
 
     def round_(path: LocalPath) -> None:
-        updates = fast.train([fast.Client(replace(on, path=path), start, k, 0) for k in range(clients)], local)
+        updates = fast.train([Client(replace(on, path=path), start, k, 0) for k in range(clients)], local)
         models[path] = [update.model for update in updates]
 
     round_("fast")  # kernels are chosen, memory is taken

@@ -32,7 +32,7 @@ from fatbench.engine.fast import barrier as together
 from fatbench.engine.fast import clients as fast
 from fatbench.engine.fast.channels import ChannelStack
 from fatbench.engine.fast.draws import Streams, clients_of, normal, per_client, subset, uniform
-from fatbench.engine.local import LocalTraining
+from fatbench.engine.local import Client, LocalTraining
 from fatbench.engine.rounds import Problem, Round, State, Update
 from fatbench.errors import SpecError
 from fatbench.methods import aggregators, attacks, defences, inversions, objectives
@@ -481,7 +481,7 @@ def test_no_stack_is_larger_than_what_fits(clients: int, stacks: list[int], monk
 
 def test_what_a_client_takes_is_counted_on_a_cpu_and_more_for_more_images(monkeypatch: pytest.MonkeyPatch) -> None:
     on = problem("nin", "fast")
-    clients = [fast.Client(on, state_of(on), k, 0) for k in (0, 2)]
+    clients = [Client(on, state_of(on), k, 0) for k in (0, 2)]
     few, many = (fast._bytes_of_one(clients, local(batch=b)) for b in (1, 4))
     assert few is not None and many is not None and 1.5 * few < many
     assert fast._free(CPU) > 1e6
@@ -608,7 +608,7 @@ def test_an_objective_that_looks_across_the_stack_trains_one_by_one_and_the_log_
 def test_our_objectives_pass_the_check_of_company_in_float32(model: str) -> None:
     on = problem(model, "fast")
     for name in filter(members.stacks, objectives.OBJECTIVES):
-        fast._check_company(fast.Client(on, state_of(on), 0, 1), local(name))
+        fast._check_company(Client(on, state_of(on), 0, 1), local(name))
 
 
 # --- by channels or by vmap --------------------------------------------------------------------------------------

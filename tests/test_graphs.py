@@ -17,6 +17,7 @@ from test_fast import LONG, TRAINED_WHOLE, local, problem, same, train
 from torch import Generator, Tensor, nn
 
 from fatbench.engine.fast import clients, graphs
+from fatbench.engine.local import Client
 from fatbench.engine.rounds import Problem
 from fatbench.errors import MachineError
 from fatbench.methods import aggregators, augmentations, objectives
@@ -168,5 +169,5 @@ def test_a_stack_that_draws_from_a_strange_generator_is_found_before_it_is_recor
     with pytest.raises(clients.CannotStack, match="draw from a generator shared by clients"):
         own = on("nin", "graphs")
         start_of = {name: value.clone() for name, value in own.model.state_dict().items()}
-        clients.train([clients.Client(own, start_of, k, 0) for k in (0, 1)], replace(local(), objective=careless))
+        clients.train([Client(own, start_of, k, 0) for k in (0, 1)], replace(local(), objective=careless))
     assert not taped

@@ -19,7 +19,7 @@ from torch import nn
 import fatbench
 from fatbench.engine.cohort import train_cohort
 from fatbench.engine.fast import clients as fast
-from fatbench.engine.local import LocalTraining, trainable
+from fatbench.engine.local import Client, LocalTraining, trainable
 from fatbench.engine.malicious import Malicious, deal, finite
 from fatbench.engine.randomness import generator
 from fatbench.engine.rounds import State
@@ -222,8 +222,8 @@ def test_cells_that_train_as_one_program_keep_their_own_labels() -> None:
     on = problem(path="fast")
     flipped = replace(on, labels=3 - on.labels)
     theta = start(on).model
-    together = fast.train([fast.Client(one, theta, k, 0) for one in (on, flipped) for k in (0, 1)], local())
-    alone = [fast.train([fast.Client(one, theta, k, 0) for k in (0, 1)], local()) for one in (on, flipped)]
+    together = fast.train([Client(one, theta, k, 0) for one in (on, flipped) for k in (0, 1)], local())
+    alone = [fast.train([Client(one, theta, k, 0) for k in (0, 1)], local()) for one in (on, flipped)]
     for ours, theirs in zip(together, [*alone[0], *alone[1]], strict=True):
         assert ours.stats.loss == pytest.approx(theirs.stats.loss, rel=1e-4)
     assert together[0].stats.loss != pytest.approx(together[2].stats.loss, rel=1e-2)

@@ -11,7 +11,7 @@ import torch
 from algorithm_runs import nested, same
 from torch import Tensor, nn
 
-from fatbench.engine.local import LocalTraining, train_client
+from fatbench.engine.local import Client, LocalTraining, train_client
 from fatbench.engine.rounds import Problem, Round, State
 from fatbench.methods import aggregators, attacks, objectives
 from fatbench.methods.algorithms import ALGORITHMS
@@ -57,7 +57,7 @@ def test_fedbn_by_hand() -> None:
             torch.testing.assert_close(value, mean)
     for update in second.updates:
         began = {**first.state.model, **first.own[update.client]}
-        again = train_client(on, began, update.client, 1, LocalTraining(4, 0.05, STANDARD), {}, {})
+        again = train_client(Client(on, began, update.client, 1), LocalTraining(4, 0.05, STANDARD))
         assert same(again.model, update.model)
     sent = sum(v.numel() * v.element_size() for n, v in first.broadcast.items() if n not in names)
     assert first.cost.bytes_up == 3 * sent
@@ -98,7 +98,7 @@ def test_a_mixed_cohort() -> None:
     (result,) = run("fedavg_mixed", on, rounds=1, objective=at, standard=STANDARD, adversarial=1)
     for update in result.updates:
         how = LocalTraining(4, 0.05, at if update.client == 0 else STANDARD)
-        assert same(train_client(on, result.broadcast, update.client, 0, how, {}, {}).model, update.model)
+        assert same(train_client(Client(on, result.broadcast, update.client, 0), how).model, update.model)
 
 
 # --- two sets of statistics ---------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from benchmarks.fidelity.measure import Row, difference, differs, equal
 from benchmarks.fidelity.sources import imported, replaced
-from fatbench.engine.local import LocalTraining, batches, class_counts, copied, train_client
+from fatbench.engine.local import Client, LocalTraining, batches, class_counts, copied, train_client
 from fatbench.engine.mixing import mix
 from fatbench.engine.randomness import generator
 from fatbench.engine.rounds import Context, Mixing, Problem, Stats, Update
@@ -45,7 +45,7 @@ def calfat(folder: Path) -> list[Row]:
         batch=BATCH, lr=0.1, momentum=0.9, weight_decay=2e-3, epochs=2,
         objective=functools.partial(objectives.calfat_released, attack=attack),
     )  # fmt: skip
-    ours = [train_client(problem, start, k, 0, local, {}, {}) for k in range(3)]
+    ours = [train_client(Client(problem, start, k, 0), local) for k in range(3)]
     stubs: dict[str, dict[str, Any]] = {"tensorboardX": {"SummaryWriter": None}, "tqdm": {"tqdm": iter}}
     with replaced(sys, argv=["fat.py", "--dataset", "cifar10", "--lr", "0.1", "--local_ep", "1"]):  # noqa: SIM117
         with imported(folder, "fat", "utils", stubs=stubs) as (fat, utils):

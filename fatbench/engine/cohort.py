@@ -9,7 +9,7 @@ from typing import Any
 from fatbench.engine import malicious
 from fatbench.engine.fast import clients as fast
 from fatbench.engine.inject import asks
-from fatbench.engine.local import LocalTraining, broadcast_loss, train_client
+from fatbench.engine.local import Client, LocalTraining, broadcast_loss, train_client
 from fatbench.engine.randomness import numpy_generator
 from fatbench.engine.rounds import Cost, Problem, Tensors, Update
 from fatbench.settings import STACKED
@@ -46,19 +46,19 @@ def train_cohort(
     measured = aggregator is not None and asks(aggregator, "broadcast_losses")
     shifts = {k: (gradient_shift[k] if gradient_shift else {}, weight_shift[k] if weight_shift else {}) for k in cohort}
     starts = {k: {**broadcast, **own[k]} if own and k in own else broadcast for k in cohort}
+    clients = {k: Client(problem, starts[k], k, round, *shifts[k]) for k in cohort}
     how = malicious.training(problem, cohort, {k: (locals or {}).get(k, local) for k in cohort})
     updates: dict[int, Update] = {}
     for now in {id(one): one for one in how.values()}.values():
         alike = [k for k in cohort if how[k] is now]
         if problem.path in STACKED:
-            clients = [fast.Client(problem, starts[k], k, round, *shifts[k]) for k in alike]
             at_once = problem.train_at_once or fast.train_cohort
-            if (trained := at_once(clients, now, measured)) is not None:
+            if (trained := at_once([clients[k] for k in alike], now, measured)) is not None:
                 updates.update(zip(alike, trained, strict=True))
                 continue
         for k in alike:
-            loss = broadcast_loss(problem, starts[k], k, round, now) if measured else None
-            update = train_client(problem, starts[k], k, round, now, *shifts[k])
+            loss = broadcast_loss(clients[k], now) if measured else None
+            update = train_client(clients[k], now)
             updates[k] = replace(update, stats=replace(update.stats, broadcast_loss=loss))
     return malicious.sent(problem, starts, [updates[k] for k in cohort], round)
 

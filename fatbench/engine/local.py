@@ -12,11 +12,11 @@ import contextlib
 import copy
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
 from fatbench.engine import precision
@@ -113,6 +113,26 @@ def copied(model: nn.Module, prefix: str | tuple[str, ...] = "") -> Tensors:
 
 
 @dataclass(frozen=True)
+class Client:
+    """A client to be trained: whose data, from which model, in which round, and what its algorithm adds to a step."""
+
+    problem: Problem
+    broadcast: Tensors
+    k: int
+    round: int
+    gradient_shift: Tensors = field(default_factory=dict)  # as in `cohort.train_cohort`, of this client
+    weight_shift: Tensors = field(default_factory=dict)
+
+    @property
+    def n(self) -> int:
+        return len(self.problem.shards[self.k])
+
+    def stream(self, name: str, device: torch.device | str | None = None) -> Generator:
+        problem = self.problem
+        return generator(problem.seed, name, self.round, self.k, device=device or problem.device)
+
+
+@dataclass(frozen=True)
 class Batch:
     """One step's examples."""
 
@@ -137,11 +157,9 @@ def batches(problem: Problem, k: int, round: int, local: LocalTraining) -> Itera
 
 
 def train(
-    problem: Problem,
+    client: Client,
     network: nn.Module,
     weights: list[Tensor],
-    k: int,
-    round: int,
     local: LocalTraining,
     *,
     moments: Moments | None = None,
@@ -150,15 +168,16 @@ def train(
     loss_of: Callable[[Batch], Tensor] | None = None,
     broadcast: Callable[[], nn.Module] | None = None,
 ) -> tuple[Moments, Stats]:
-    """Client k's training of `weights`, in place; the optimizer's moments after it, and what the client reports.
+    """A client's training of `weights`, in place; the optimizer's moments after it, and what the client reports.
 
     `network` maps images (B, C, H, W) to logits (B, classes) by these weights. gradient: what is done to the gradients
     before a step; after_step: what is done to the weights after it; loss_of: added to the objective's loss, after its
     last forward pass. The objective may ask for what `offers` names.
     """
+    problem, k, round = client.problem, client.k, client.round
     moments = moments or {}
     how = local.descent(plain=problem.path == "reference")
-    noise = generator(problem.seed, "attack", round, k, device=problem.device)
+    noise = client.stream("attack")
     asked = granted(local.objective, offers(problem, k, broadcast))
     correct = torch.zeros((), device=problem.device)
     with forked(problem.seed, "dropout", round, k, device=problem.device):
@@ -178,8 +197,7 @@ def train(
                 losses.append(loss.detach())
                 sizes.append(len(batch.y))
     means = torch.stack(losses).double().tolist()
-    n = len(problem.shards[k])
-    return moments, stats(local, n, means, sizes, float(correct))
+    return moments, stats(local, client.n, means, sizes, float(correct))
 
 
 def offers(
@@ -213,43 +231,34 @@ def class_counts(problem: Problem, clients: Sequence[int]) -> Tensor:
     return torch.stack(of_each).float()
 
 
-def train_client(
-    problem: Problem,
-    broadcast: Tensors,
-    k: int,
-    round: int,
-    local: LocalTraining,
-    gradient_shift: Tensors,
-    weight_shift: Tensors,
-) -> Update:
-    """What client k uploads after training from `broadcast`; the shifts are as in `cohort.train_cohort`."""
-    model = load(problem, broadcast)
+def train_client(client: Client, local: LocalTraining) -> Update:
+    """What a client uploads after its training."""
+    model = load(client.problem, client.broadcast)
     named = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     weights: list[Tensor] = list(named.values())
-    theta = [broadcast[name] for name in named]
-    added = [gradient_shift[name] for name in named] if gradient_shift else []
-    entries = model.state_dict() if weight_shift else {}  # shares storage with the model
+    theta = [client.broadcast[name] for name in named]
+    added = [client.gradient_shift[name] for name in named] if client.gradient_shift else []
+    entries = model.state_dict() if client.weight_shift else {}  # shares storage with the model
 
     def gradient(gradients: list[Tensor]) -> list[Tensor]:
         if local.proximal is not None:
-            gradients = list(torch._foreach_add(gradients, local.proximal(weights, theta, round)))
+            gradients = list(torch._foreach_add(gradients, local.proximal(weights, theta, client.round)))
         return list(torch._foreach_add(gradients, added)) if added else gradients
 
     def after_step() -> None:
-        for name, shift in weight_shift.items():
+        for name, shift in client.weight_shift.items():
             entries[name].sub_(shift)
 
-    _, said = train(
-        problem, model, weights, k, round, local, gradient=gradient, after_step=after_step, broadcast=frozen(model)
-    )
-    return Update(k, len(problem.shards[k]), copied(model), said)
+    _, said = train(client, model, weights, local, gradient=gradient, after_step=after_step, broadcast=frozen(model))
+    return Update(client.k, client.n, copied(model), said)
 
 
-def broadcast_loss(problem: Problem, broadcast: Tensors, k: int, round: int, local: LocalTraining) -> float:
-    """The mean objective of theta^t on client k's data: one pass without a step (AFL, q-FFL)."""
-    model = load(problem, broadcast)
+def broadcast_loss(client: Client, local: LocalTraining) -> float:
+    """The mean objective of theta^t on a client's data: one pass without a step (AFL, q-FFL)."""
+    problem, k, round = client.problem, client.k, client.round
+    model = load(problem, client.broadcast)
     shard = problem.shards[k]
-    noise = generator(problem.seed, "broadcast_loss", round, k, device=problem.device)
+    noise = client.stream("broadcast_loss")
     asked = granted(local.objective, offers(problem, k, frozen(model)))
     losses, sizes = [], []
     with forked(problem.seed, "broadcast_loss", round, k, device=problem.device):

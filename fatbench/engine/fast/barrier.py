@@ -25,7 +25,7 @@ from weakref import WeakValueDictionary
 from torch import Tensor
 
 from fatbench.engine.fast import clients as fast
-from fatbench.engine.local import LocalTraining
+from fatbench.engine.local import Client, LocalTraining
 from fatbench.engine.rounds import Update
 
 
@@ -35,7 +35,7 @@ class _Waiting:
 
     cell: str
     alike: Hashable
-    clients: list[fast.Client]
+    clients: list[Client]
     local: LocalTraining
     broadcast_loss: bool
     over: bool = False
@@ -119,7 +119,7 @@ class Party:
         return images, labels
 
     def train_cohort(
-        self, clients: list[fast.Client], local: LocalTraining, broadcast_loss: bool = False
+        self, clients: list[Client], local: LocalTraining, broadcast_loss: bool = False
     ) -> list[Update] | None:
         """As `fast.train_cohort`, with the clients of other cells."""
         problem, first = clients[0].problem, clients[0]

@@ -28,7 +28,7 @@ import logging
 import math
 import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import cache
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -46,6 +46,7 @@ from fatbench.engine.footprint import footprint
 from fatbench.engine.gradients import FRACTION, free_memory
 from fatbench.engine.inject import granted
 from fatbench.engine.local import (
+    Client,
     LocalTraining,
     class_counts,
     copied,
@@ -136,26 +137,6 @@ class _Attention(torch.autograd.Function):
         ]
         y: Tensor = F.scaled_dot_product_attention(*joined, **settings)
         return y.unflatten(0, (info.batch_size, -1)), 0
-
-
-@dataclass(frozen=True)
-class Client:
-    """A client to be trained: whose data, from which model, in which round, and what its algorithm adds to a step."""
-
-    problem: Problem
-    broadcast: Tensors
-    k: int
-    round: int
-    gradient_shift: Tensors = field(default_factory=dict)  # as in `cohort.train_cohort`, of this client
-    weight_shift: Tensors = field(default_factory=dict)
-
-    @property
-    def n(self) -> int:
-        return len(self.problem.shards[self.k])
-
-    def stream(self, name: str, device: torch.device | str | None = None) -> Generator:
-        problem = self.problem
-        return generator(problem.seed, name, self.round, self.k, device=device or problem.device)
 
 
 def train_cohort(clients: Sequence[Client], local: LocalTraining, broadcast_loss: bool = False) -> list[Update] | None:
@@ -509,7 +490,7 @@ def _check_company(client: Client, local: LocalTraining) -> None:
         return torch.cat([step.double().flatten() for step in steps])
 
     def alone(weights: Tensors) -> Tensor:
-        return step_of(train_client(replace(two, path="loop"), weights, 0, client.round, how, {}, {}))
+        return step_of(train_client(Client(replace(two, path="loop"), weights, 0, client.round), how))
 
     def far(a: Tensor, b: Tensor, noise: Tensor, least: float) -> bool:
         rounding = 1e-7 * a.numel() ** 0.5  # of probabilities, where the gradient is nothing else

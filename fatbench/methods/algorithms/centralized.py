@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Literal
 
 from fatbench.engine.cohort import cost, train_cohort
-from fatbench.engine.local import LocalTraining, copied, load, train, trainable
+from fatbench.engine.local import Client, LocalTraining, copied, load, train, trainable
 from fatbench.engine.optimizers import packed, unpacked
 from fatbench.engine.rounds import Memory, Mixing, Problem, Round, State, Update
 from fatbench.suite.types import Count, Local
@@ -64,5 +64,6 @@ def _going_on(problem: Problem, state: State, t: int, local: LocalTraining) -> t
     names = trainable(model)
     parameters = dict(model.named_parameters())
     before = unpacked(state.server.get("moments", {}), names)
-    after, said = train(problem, model, [parameters[name] for name in names], 0, t, local, moments=before)
-    return Update(0, len(problem.shards[0]), copied(model), said), packed(after, names)
+    client = Client(problem, state.model, 0, t)
+    after, said = train(client, model, [parameters[name] for name in names], local, moments=before)
+    return Update(0, client.n, copied(model), said), packed(after, names)

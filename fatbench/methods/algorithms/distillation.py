@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from fatbench.engine.local import Batch, LocalTraining, copied, load, pixels, train, trainable
+from fatbench.engine.local import Batch, Client, LocalTraining, copied, load, pixels, train, trainable
 from fatbench.engine.optimizers import packed, unpacked
 from fatbench.engine.randomness import generator
 from fatbench.engine.rounds import Memory, Metrics, Problem, State, Stats, Tensors
@@ -117,7 +117,7 @@ def train_edge(
         return alpha * divergence(edge.logits.float(), taught[batch.rows], temperature)
 
     loss_of = None if taught is None else distillation
-    moments, said = train(problem, edge, weights, k, round, local, moments=moments, loss_of=loss_of)
+    moments, said = train(Client(problem, {}, k, round), edge, weights, local, moments=moments, loss_of=loss_of)
     return {"edge": copied(model, EDGE), "optimizer": packed(moments, names)}, said
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Generator, Tensor, nn
 
 from fatbench.engine.inject import asks
-from fatbench.engine.local import LocalTraining, train_client
+from fatbench.engine.local import Client, LocalTraining, train_client
 from fatbench.engine.rounds import Problem, Tensors
 from fatbench.methods.defences import Examples, Upload
 from fatbench.methods.inversions.upload import Observation, gradients, observe
@@ -69,7 +69,7 @@ def update(
             return (batch if own is None else own(batch, views)).double()
 
         problem = replace(problem, augment=augment)
-    trained = [train_client(problem, weights, v, round, client.local, {}, {}).model for v in range(len(x))]
+    trained = [train_client(Client(problem, weights, v, round), client.local).model for v in range(len(x))]
     return {
         name: torch.stack([weights[name] - after[name] for after in trained])
         for name, _ in model.named_parameters()
