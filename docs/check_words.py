@@ -1,15 +1,17 @@
 """The English that `make lint` checks: old words, translated phrases, long sentences, links that lead nowhere.
 
-Documents are read as text. Suites are read whole, comments too. Of the program the public names are checked (modules,
-classes, functions, parameters) and the help of every command. Prints file and line; exit code 1 where something is
-found. docs/glossary.md says which words to use instead.
+Documents are read as text. Suites are read whole, comments too. Of the program it reads docstrings, comments, public
+names (modules, classes, functions, parameters) and the help of every command. Prints file and line; exit code 1 if
+something is found. docs/glossary.md says which words to use instead.
 """
 
 from __future__ import annotations
 
 import ast
+import io
 import re
 import sys
+import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -137,6 +139,17 @@ def dead_links(page: Path) -> Iterator[str]:
             yield f"leads nowhere: {link}"
 
 
+def remarks(file: Path) -> Iterator[tuple[int, str]]:
+    """(line, text) of a module's comments and docstrings."""
+    text = file.read_text(encoding="utf-8")
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type == tokenize.COMMENT:
+            yield token.start[0], token.string[1:]
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node):
+            yield node.body[0].lineno, ast.get_docstring(node, clean=False) or ""
+
+
 def public_names(file: Path) -> Iterator[tuple[int, str]]:
     """(line, name) of a module's classes, functions and parameters without an underscore, and of the module itself."""
     yield 1, file.stem
@@ -175,6 +188,9 @@ def found() -> Iterator[tuple[str, str]]:
         text = suite.read_text(encoding="utf-8")
         yield from ((f"{name(suite)}:{line}", message) for line, message in old_words(text))
     for file in CODE:
+        for first, text in remarks(file):
+            yield from ((f"{name(file)}:{first + line - 1}", message) for line, message in old_words(text))
+            yield from ((f"{name(file)}:{first}", message) for message in banned(text))
         for line, identifier in public_names(file):
             yield from ((f"{name(file)}:{line}", f"{identifier}: {m}") for _, m in old_words(split(identifier)))
     import typer.main

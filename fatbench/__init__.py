@@ -2,7 +2,7 @@
 
     import fatbench
 
-    fatbench.suites()                              what there is
+    fatbench.suites()                              all suites
     fatbench.run("sfat-cifar10", preset="smoke")   what is not done yet
     fatbench.table("sfat-cifar10")                 measured beside published, in a notebook as HTML
     fatbench.results("sfat-cifar10")               the same numbers as a pandas.DataFrame

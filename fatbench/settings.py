@@ -36,7 +36,7 @@ LIBPQ = re.compile(r"(?i)(^|\s)(host|hostaddr|port|dbname|user|password|passfile
 
 
 def setting(key: str, flag: object = None) -> str | None:
-    """The value of one setting, or None where nobody set it. SpecError: it, or fatbench.toml, cannot be read."""
+    """The value of one setting, or None if it is not set. SpecError: it, or fatbench.toml, cannot be read."""
     found = flag if flag is not None else os.environ.get(f"FATBENCH_{key.upper()}") or _file().get(key)
     if found is not None and "\0" in str(found):  # of which no path and no address is made
         raise SpecError(f"{key}: {str(found)!r} holds a zero byte")
@@ -60,7 +60,7 @@ def _file() -> dict[str, object]:
 
 
 def table(name: str) -> dict[str, object]:
-    """A table of fatbench.toml, such as [slurm]; empty where there is none. SpecError: the file cannot be read."""
+    """A table of fatbench.toml, such as [slurm]; empty if absent. SpecError: the file cannot be read."""
     value = _file().get(name)
     return dict(value) if isinstance(value, dict) else {}
 

@@ -490,7 +490,7 @@ def _foreign(kind: str, name: str) -> bool:
 
 
 def inside_ball_and_box(kind: str, name: str) -> None:
-    """Images of the same shape in [0, 1], and within eps where there is one; the images that came are as they were."""
+    """Images of the same shape in [0, 1], and within eps if there is one; the images given are unchanged."""
     bound = member(kind, name)
     x = problem().images[:6] / 255
     x_adv = _attack(bound)

@@ -19,7 +19,7 @@ FULL = (errno.ENOSPC, errno.EDQUOT)
 def replacing(file: Path, *, new: bool = False) -> Iterator[BinaryIO]:
     """A stream to a temporary file beside `file`, which takes its name when all is written and on the disk.
 
-    A link is replaced, never followed. new: FileExistsError where there is such a file. OSError: it cannot be written,
+    A link is replaced, never followed. new: FileExistsError if there is such a file. OSError: it cannot be written,
     and nothing was changed.
     """
     part = file.with_name(f".{file.name}.{os.getpid()}.part")

@@ -52,3 +52,9 @@ def test_dead_links_and_public_names_are_found(check: Any, tmp_path: Path) -> No
     module = tmp_path / "lanes.py"
     module.write_text("def f(rule, _a): pass\nclass _P: pass\nclass Q: pass\n")
     assert list(check.public_names(module)) == [(1, "lanes"), (1, "f"), (1, "rule"), (1, "_a"), (3, "Q")]
+
+
+def test_comments_and_docstrings_are_found_with_their_lines(check: Any, tmp_path: Path) -> None:
+    module = tmp_path / "m.py"
+    module.write_text('"""Head."""\nx = "text"  # why\n\n\ndef f():\n    """What f does.\n\n    More.\n    """\n')
+    assert sorted(check.remarks(module)) == [(1, "Head."), (2, " why"), (6, "What f does.\n\n    More.\n    ")]

@@ -202,7 +202,7 @@ def main() -> None:
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
         sys.exit(130)
-    except BrokenPipeError:  # of a run, to whom the signal says nothing (`fatbench.runner.waiting.StopRequest`)
+    except BrokenPipeError:  # of a run, which ignores the signal (`fatbench.runner.waiting.StopRequest`)
         sys.exit(128 + signal.SIGPIPE)
     except MemoryError:
         print("fatbench: out of memory", file=sys.stderr)

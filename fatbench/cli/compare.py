@@ -133,7 +133,7 @@ def _is_results(side: str) -> bool:
 
 @contextlib.contextmanager
 def _results(side: str) -> Iterator[Store]:
-    """A database, or a file of `export` in a database of its own for as long as it is looked at."""
+    """A database, or an exported file, imported into a temporary database."""
     from fatbench.store import jsonl
     from fatbench.store.stages import Store
 

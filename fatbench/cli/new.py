@@ -1,4 +1,4 @@
-"""`fatbench new`: a small working file to begin with, and a suite that puts it beside FedAvg and SFAT."""
+"""`fatbench new`: a small working starter file, and a suite that compares it with FedAvg and SFAT."""
 
 from __future__ import annotations
 

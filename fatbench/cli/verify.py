@@ -1,4 +1,4 @@
-"""`fatbench verify`: some cells of somebody's results once more, and how far apart the numbers are."""
+"""`fatbench verify`: run a sample of exported cells again and compare the numbers."""
 
 from __future__ import annotations
 

@@ -113,7 +113,7 @@ def celeba(
     `split: recipe` makes LEAF's split from root/celeba/{identity_CelebA.txt,list_attr_celeba.txt} (or from LEAF's
     all_data/*.json): the draws of `preprocess.sh -s niid --sf SAMPLE -k LEAST -t sample --tf 0.9` with both its seeds
     set to `seed`. `split: json` takes LEAF's own train/*.json and test/*.json, in root/celeba or root/celeba/data.
-    Images come from img_align_celeba, a folder or the published zip; they carry no checksum of their own, the lists do.
+    Images come from img_align_celeba, a folder or the published zip; they have no published checksum, the lists do.
     Source: Caldas et al. 2018 (LEAF); paper: 455 clients (SFAT Table 19), which draw is not stated.
 
     Train: about None if split == 'json' else round(sample * 200288) - round(sample * (0.1 * 200288 + 0.45 * 9343))
@@ -245,7 +245,7 @@ def huggingface(
 
     {name: huggingface, dataset: ylecun/mnist, size: 28, grey: true}. `image` and `label` name the columns. Images
     become RGB, or grey, and are resized (bicubic) to `size` x `size` without cropping. `root` is not used: the package
-    fetches into a cache of its own. Needs `pip install datasets`.
+    fetches into its own cache. Needs `pip install datasets`.
 
     Side: size
     Channels: 1 if grey else 3

@@ -48,7 +48,7 @@ def attacked(
 
     images (n, C, H, W) uint8, labels (n,). The attack's randomness is keyed by `key` and the chunk's first image, so
     a stage that was interrupted goes on as if it had not been. origin: the model that the attack is computed on, where
-    it is another; its problem has a network of its own. An attack may ask for `index` (B,) int64, the places of its
+    it is another; its problem has its own network. An attack may ask for `index` (B,) int64, the positions of its
     images among `images`. It may leave the model in the mode in which that is to predict: a call begins with `eval()`.
     """
     model = load(problem, state).eval()

@@ -63,7 +63,7 @@ def in_parts(
 ) -> tuple[Tensor, ...]:
     """`function` of the batch (B, ...), at most `part` images at a time; None: all at once, whatever happens.
 
-    Where the memory does not do, half as many from then on, down to one; what was computed of them is computed again.
+    If memory runs out, half as many from then on, down to one; what was computed of them is computed again.
     """
     x = batch[0]
     if part is None or len(x) <= min(part, _FITS.get(model, {}).get(x.shape[1:], part)):

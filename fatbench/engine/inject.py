@@ -6,9 +6,8 @@
     shy(updates, context, **granted(shy, {"broadcast_losses": measured}))
 
 A function that is a setting of another asks through it: `granted` binds the losses to the inner function, and the outer
-one calls it with `(updates, context)`. What nobody names is not computed. Which names exist for which kind stands in
-`fatbench.suite.signatures`, where a suite is checked before anything runs; what each of them is, at the place that
-offers it.
+one calls it with `(updates, context)`. What no parameter names is not computed. `fatbench.suite.signatures` has the
+names of each kind, by which a suite is checked before anything runs; the function that offers one says what it is.
 """
 
 from __future__ import annotations

@@ -26,10 +26,10 @@ def exact(device: torch.device, precision: Precision, strict: bool = True) -> No
 
     By default cuDNN rounds what a float32 convolution multiplies to TF32, whose mantissa has 10 bits: a success of an
     attack that only such a convolution sees would pass for one that float32 confirms. Deterministic kernels are chosen
-    under fp32 only, because they cost time. Where there is none torch raises (`without_kernel`), or with `strict` False
+    under fp32 only, because they cost time. Without one torch raises (`without_kernel`), or with `strict` False
     takes another; a warning would not do, it leaves the gradient of attention random where that need not be. Where the
     bytes do not matter cuDNN tries its kernels and keeps the fastest. Holds for the whole process; a CPU has nothing to
-    set. MachineError: TF32 where there is none.
+    set. MachineError: this machine has no TF32.
     """
     if precision == "tf32" and (device.type != "cuda" or torch.cuda.get_device_capability(device) < (8, 0)):
         raise MachineError("--precision tf32 needs an NVIDIA GPU (Ampere or newer); use fp32 or bf16")

@@ -114,7 +114,7 @@ def _towards_labels(problem: Problem, model: Callable[[Tensor], Tensor], x: Tens
         x = x.detach().requires_grad_()
         with precision_context(problem):
             logits = model(x)
-        # summed, every image has the gradient of its own loss; -log p of the target, without the log's loss of digits
+        # summed, each image gets the gradient of just its loss; -log p of the target, without the log's loss of digits
         loss = -logits.float().log_softmax(-1).diagonal(dim1=-2, dim2=-1).sum()
         x = (x.detach() - step * gradients_of(problem, loss, [x])[0].sign()).clamp(0, 1)
     return x.detach()

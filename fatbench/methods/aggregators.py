@@ -315,7 +315,7 @@ def fedavg_shrink(updates: Sequence[Update], context: Context, *, r: Positive, t
     """The control of `sfat_released`: the plain mean times what its weights sum to in the same round. Improper.
 
     Shrinks (r < 1: inflates) exactly when and as much as `sfat_released` with the same r and top would on the same
-    updates, tensors named "bn" included, but favours nobody. What `sfat_released` gains beyond this is the slack.
+    updates, tensors named "bn" included, but favours no client. What `sfat_released` gains beyond this is the slack.
 
     Source: ours; differences: sfat-released-sum.
     Refuse if top > cohort / 2: top: {top} is more than half of the {cohort} clients of a round

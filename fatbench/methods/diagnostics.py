@@ -106,7 +106,7 @@ def leakage(
     """What the round's first upload gives away of its client's first `target_clients` examples, one by one.
 
     Uploaded feature maps are inverted by a decoder (`fatbench.methods.inversions.decoder`, `steps` steps, `width`
-    channels) that the attacker trains on images of its own, here the test images, through the client's own extractor:
+    channels) that the attacker trains on images it has, here the test images, through the client's own extractor:
     leak_*; and through the extractor that all clients began with, which the server knows: leak_initial_*. Of a client
     that uploads its model, the gradient of one example at the broadcast weights is inverted by gradient matching
     (`steps` steps), its label given: leak_*. No such gradient crosses the wire: it is a bound on what gradient matching
@@ -213,7 +213,7 @@ def backdoor(
     """How often a backdoor of `badnets` works: the fraction of test images of other classes that are read as `target`.
 
     backdoor_success with the white square of `size` pixels, backdoor_none without it. Means over the clients' models
-    where there is no global one. ValueError: every test image is of the target's class.
+    without a global one. ValueError: every test image is of the target's class.
 
     Source: Gu et al. 2017 (BadNets).
     Fractions: backdoor_success, backdoor_none

@@ -4,7 +4,7 @@
 
 `model`, `x`, `y`, `generator` are as in `fatbench.methods.attacks`; `attack` is an attack with its settings bound.
 `loss` is a scalar to call backward() on, the mean over the batch; `correct` (B,) bool says which of the images that the
-model was trained on (the adversarial ones, where there are any) it classified right, before the step. The attack sees
+model was trained on (the adversarial ones, if any) it classified right, before the step. The attack sees
 the model in eval mode (dropout off, running batch-norm statistics, which it leaves alone), the loss in train mode, and
 the model is left in train mode (SFAT's update.py; Aldahdooh et al. 2022 do not say).
 

@@ -31,7 +31,7 @@ def logit_parameters(model: nn.Module) -> list[str]:
     """The names of the parameters of the layers that emit the logits, in the order of the model's parameters.
 
     The modules named in the model's `logit_layers` where it has that attribute (a head with two classifiers has two);
-    else the last module that has parameters of its own.
+    else the last module that has parameters itself.
     """
     if hasattr(model, "logit_layers"):
         prefixes = tuple(f"{layer}." for layer in model.logit_layers)  # type: ignore[union-attr]

@@ -176,5 +176,5 @@ def new_head(key: str) -> bool:
 
 
 def first_line(error: Exception) -> str:
-    """What an error says first, less its full stop; its kind where it says nothing."""
+    """The first line of an error without its full stop; its class if there is no message."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")

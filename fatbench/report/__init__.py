@@ -6,7 +6,7 @@
 | tables | a table before it is printed: which cell stands where, marks, notes |
 | formats | Markdown, LaTeX, HTML, CSV, JSON, terminal |
 | figures | curves, bars, matrices and images, drawn with matplotlib or as Vega-Lite |
-| site | pages to look at: leaderboards, tables, what is behind a number |
+| site | pages to look at: leaderboards, tables, the runs of every number |
 
 Not here: anything that trains, attacks or writes to the database.
 

@@ -239,7 +239,7 @@ def _attack(stage: _Stage, turn: Turn, loaded: _Loaded, machine: Machine) -> Cel
 
 
 def _numbers(stage: _Stage, pairs: list[transfer.ModelPair], each: Tensor) -> list[Number]:
-    """The accuracy over all models, and of each client's where they have models of their own. each: (models, n)."""
+    """The accuracy over all models, and of each client's where they have their own models. each: (models, n)."""
     label, round, n = stage.evaluation.label, stage.round, each.shape[1]
     right = each.double().mean(1)
     numbers = [Number(label, float(right.mean()), round, n=n)]

@@ -1,6 +1,6 @@
 """How fast this machine is, measured where nothing is known: cells of a plan, cut to a moment's work, for some seconds.
 
-They run as any cell does, in a process and a database of their own that are thrown away.
+They run as any cell does, in a temporary process and database.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from fatbench.suite.cells import Cell, Plan, digest
 from fatbench.suite.types import number
 
 ROUNDS = 2  # the first is not counted: it warms up
-EARLY = ("autoattack",)  # stop at images that fall: of a model that learned nothing they say nothing
+EARLY = ("autoattack",)  # stop at images that fall, so their time on an untrained model is meaningless
 # (batches of a client, images attacked) of one pass over the kinds after another, for as long as there is time: what a
 # client or an attack begins with counts less in a long one, and each measurement counts by its work
 SIZES = ((1, 32), (4, 128), (16, 512))

@@ -48,7 +48,7 @@ def load_state(
 
 
 def save_model(file: Path, model: Tensors, own: Mapping[int, Tensors], **header: str) -> str:
-    """Write a model's state_dict, and the tensors that single clients have of their own, with text about them.
+    """Write a model's state_dict, and the tensors that differ between clients, with text about them.
 
     Returns the file's SHA-256. Unavailable: disk full or folder not writable.
     """

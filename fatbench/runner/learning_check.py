@@ -22,7 +22,7 @@ class LearningCheck:
     rounds: int
     steps: int  # of a client's optimizer so far, the mean over those that took part
     loss: float  # mean training loss of the round's clients; nan where the algorithm reports none
-    accuracy: float  # natural, mean over the clients' models where there is no global one
+    accuracy: float  # natural, mean over the clients' models without a global one
     n: int
     chance: float  # fraction of the most frequent class
 

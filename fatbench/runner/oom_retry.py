@@ -63,7 +63,7 @@ def with_oom_retry(
 
 
 def free_memory() -> None:
-    """Give back what nobody uses any more."""
+    """Free memory that is no longer used."""
     torch = sys.modules.get("torch")
     gc.collect()
     if torch is not None and torch.cuda.is_available():

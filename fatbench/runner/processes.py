@@ -1,8 +1,8 @@
-"""Worker processes: deaf to the user's signals, and one of them begun before it is known what there is to do.
+"""Worker processes: they ignore the user's signals, and one of them starts before the jobs are known.
 
 A worker first imports torch, which takes longer than to expand ten thousand cells. So a command may have one begin with
 that, `early`, while it reads the suite and the database; an executor takes it from `taken`. It opens nothing and writes
-nothing before it is handed its machine, and where there is nothing to do after all, it is killed.
+nothing before it is handed its machine, and if nothing is left to do, it is killed.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from fatbench.suite.cells import Cell, Evaluation, Plan
 from fatbench.suite.files import Suite
 
 STATES = ("done", "failed", "running", "todo")
-CHANGED = "changed"  # computed with another version of a plug-in; counted where there is any
+CHANGED = "changed"  # computed with another version of a plug-in; counted if there is any
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ def cells_left(plan: Plan, store: Store) -> duration.Left:
 
 
 def count(rows: Iterable[CellProgress]) -> dict[str, int]:
-    """{"done": n, "failed": n, "running": n, "todo": n}, and "changed" where there are any."""
+    """{"done": n, "failed": n, "running": n, "todo": n}, and "changed" if there are any."""
     states = [row.status for row in rows]
     return {state: states.count(state) for state in (*STATES, *([CHANGED] if CHANGED in states else []))}
 

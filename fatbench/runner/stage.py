@@ -145,7 +145,7 @@ def header_of(job: Job, round: int, classes: int) -> dict[str, str]:
 def failed(error: BaseException, run: int, turn: Turn, stage: str) -> CellStatus:
     """Store a failure with its traceback; a mistake a person can cause keeps its own message.
 
-    What is nobody's fault is no failure: the stage is given back, and where even that cannot be written, its lease
+    What is not the cell's fault is no failure: the stage is released, and where even that cannot be written, its lease
     ends.
     """
     store, job = turn.store, turn.job

@@ -280,7 +280,7 @@ def check_data(jobs: Sequence[Job], root: Path) -> None:
 
 
 def _check_origins(jobs: Sequence[Job], store: Store, files: Path) -> None:
-    """MachineError: cells are to begin with the model of a cell that nobody trains in this run and that is not here."""
+    """MachineError: cells begin with the model of a cell that this run does not train and that is not here."""
     todo = {job.cell for job in jobs}
     for job in jobs:
         origin = weights.trained_by(job.spec)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from fatbench.store.stages import Store
     from fatbench.suite.cells import TransferOrigin
 
-    Origins = tuple[Problem, dict[int, Tensors]]  # a problem with a network of their own, client -> model
+    Origins = tuple[Problem, dict[int, Tensors]]  # a problem with their network, client -> model
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ Changed = Mapping[str, Mapping[str, str]]  # cell -> stage -> what changed, in w
 def changed(jobs: Sequence[Job], store: Store) -> Changed:
     """Stages that hold results of another version of their plug-ins, of all that the jobs ask for.
 
-    A stage that was begun counts too: nobody may go on from there with other code. One that holds nothing does not.
+    A stage that was begun counts too: no run may continue it with other code. One that holds nothing does not.
     """
     if not signatures.plugins():
         return {}

@@ -135,7 +135,7 @@ def lock(connection: Connection) -> None:
 
 
 class Database:
-    """An open database. Each transaction has a connection of its own, so it may be used after a fork."""
+    """An open database. Each transaction has its own connection, so it may be used after a fork."""
 
     patience = 0.0  # seconds that a transaction waits for the database, beyond the minute that SQLite waits by itself
 
@@ -159,7 +159,7 @@ class Database:
         else:
             mode = "rwc" if create else "rw"
             if not create and not (os.access(self.path, os.W_OK) and os.access(self.path.parent, os.W_OK)):
-                # to read from a folder that cannot be written, SQLite must be told that nobody else does either
+                # to read from a folder that cannot be written, SQLite must be told that no other process writes to it
                 log = f"{self.path}-wal"
                 mode = "ro" if os.path.exists(log) and os.path.getsize(log) else "ro&immutable=1"
             self._connect = _sqlite(self.path, mode)
@@ -201,7 +201,7 @@ class Database:
         self.close()
 
     def close(self) -> None:
-        """Let go of the database. Nothing is pending: every method is a transaction of its own."""
+        """Close the database. Nothing is pending: every method is one transaction."""
         self._letting_go()
 
     # --- transactions and what can go wrong in them --------------------------------------------------------------

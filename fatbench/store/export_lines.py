@@ -84,7 +84,7 @@ def lines(
 
 
 def _rest(status: str) -> str:
-    """What a status means elsewhere: nobody there runs it."""
+    """A status as another database may take it: no process there runs the stage."""
     return "interrupted" if status == "running" else status
 
 

@@ -34,7 +34,7 @@ StageName = Annotated[str, Field(pattern=r"^(train|[^@]+@[0-9]{1,9})$", max_leng
 Integer = Annotated[int, Field(ge=-(2**31), lt=2**31)]
 Natural = Annotated[int, Field(ge=0, lt=2**31)]
 Value = Annotated[float, Field(ge=-LARGEST, le=LARGEST)]
-Status = Literal["todo", "done", "failed", "interrupted"]  # nobody runs what is in a file
+Status = Literal["todo", "done", "failed", "interrupted"]  # no process runs what is in a file
 # strict about what is in them, but JSON knows lists only
 NumberLine = Annotated[tuple[Natural, Integer, Name, Value, Natural, Natural, Time], Field(strict=False)]
 Chunk = Annotated[tuple[Natural, Annotated[Natural, Field(ge=1)], str], Field(strict=False)]

@@ -29,7 +29,7 @@ def claim(store: Store, folder: Path) -> None:
 
 
 def belongs(store: Store, folder: Path) -> bool:
-    """Whether a folder is this database's; False: it is nobody's yet. SpecError: it is another's."""
+    """Whether a folder is this database's; False: it has no owner yet. SpecError: it is another's."""
     try:
         owner, _, address = (folder / MARK).read_text(encoding="utf-8", errors="replace").strip().partition(" ")
     except (FileNotFoundError, NotADirectoryError):

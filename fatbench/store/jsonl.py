@@ -396,7 +396,7 @@ def _take_stage(connection: Connection, cell: CellLine, stage: Stage, runs: Sequ
 
 
 def _further(mine: _Here | None, stage: Stage, held: set[int]) -> bool:
-    """Whether the file's stage should replace what is here: it knows more, and nobody could go on from here."""
+    """Whether the file's stage should replace what is here: it knows more, and no run could continue from here."""
     if mine is None or mine.row.status == "todo":
         return True
     if mine.row.status == "done" or mine.row.run in held:

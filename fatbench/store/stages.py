@@ -90,7 +90,7 @@ class StageRow:
     settings: dict[str, Any] | None  # of the attack, every default filled in, and its implementation; None: training
     heartbeat: float | None  # of the last progress, seconds since the epoch on the database's clock
     age: float | None = field(default=None, compare=False)  # seconds since then, where it is running
-    alive: bool = False  # running, not known to be dead, and its lease has not ended: nobody else can claim it
+    alive: bool = False  # running, not known to be dead, and its lease has not ended: no other process can claim it
 
 
 # --- the store ---------------------------------------------------------------------------------------------------
@@ -114,7 +114,7 @@ class Store:
         self.close()
 
     def close(self) -> None:
-        """Let go of the database. Nothing is pending: every method is a transaction of its own."""
+        """Close the database. Nothing is pending: every method is one transaction."""
         self.database.close()
 
     # --- cells ---------------------------------------------------------------------------------------------------
@@ -189,7 +189,7 @@ class Store:
         retry_failed: bool = False,
         fresh: bool = False,
     ) -> int | None:
-        """Take a stage to work on: the id of the new run, or None where there is nothing to take.
+        """Take a stage to work on: the id of the new run, or None if there is nothing to take.
 
         A stage can be taken that was never begun, was interrupted, failed (with `retry_failed`), or whose run has lost
         it: its process is gone from this machine, or its lease has ended (`fatbench.store.leases`). None: done,
@@ -325,7 +325,7 @@ class Store:
     def restart(self, run: int) -> None:
         """Begin a stage again from nothing: for when the checkpoint that its numbers lead up to is lost or damaged.
 
-        Numbers are taken away only here and by `claim(fresh=True)`; these belong to a model that nobody has. Stolen as
+        Numbers are taken away only here and by `claim(fresh=True)`; these belong to a model that is lost. Stolen as
         for `commit`.
         """
         with self.database.writing() as connection:
@@ -518,7 +518,7 @@ def _append(connection: Connection, owned: Any, run: int, numbers: Sequence[Numb
     rows = [
         {
             "cell": owned.cell, "stage": owned.stage, "round": number.round, "client": number.client,
-            "metric": number.metric, "value": float(number.value) + 0.0,  # SQLite has no -0.0, so nobody has
+            "metric": number.metric, "value": float(number.value) + 0.0,  # SQLite has no -0.0, so no database has
             "n": number.n, "run": run, "created": moment,
         }
         for number in numbers

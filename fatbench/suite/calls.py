@@ -31,8 +31,8 @@ Checked = tuple[Mapping[str, Any], Mapping[str, Any]]  # settings as they were w
 class Call(dict[str, Any]):
     """A canonical mapping, every setting in it, that knows the signature of what it calls; nested calls are Calls.
 
-    Of a settings class, and of a cell, it has no `name`. Nobody changes one. Copied with `{**call}`, pickled or as JSON
-    it is plain data, of which `call` makes a Call again.
+    Of a settings class, and of a cell, it has no `name`. It is never changed. Copied with `{**call}`, pickled or as
+    JSON it is plain data, of which `call` makes a Call again.
     """
 
     def __init__(self, signature: Signature, settings: Mapping[str, Any]):

@@ -200,7 +200,7 @@ def _fits_its_data(spec: Mapping[str, Any], place: str) -> None:
 
 
 def _without_index(call: Mapping[str, Any]) -> str:
-    """The name of an attack that asks for the places of test images where there are none: in training, the monitor."""
+    """The name of an attack in training or of the monitor that asks for positions of test images, which these lack."""
     nested = [value for value in call.values() if isinstance(value, calls.Call)]
     own = next((one["name"] for one in nested if one.kind == "Attack" and "index" in one.signature.asks), "")
     return own or next((found for one in nested if (found := _without_index(one))), "")

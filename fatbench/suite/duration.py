@@ -1,6 +1,6 @@
 """How long a run will take: from what stages of the same kind took, less what is done already.
 
-Training and attacks have rates of their own. Training: seconds an image pass, of the same network on the same data set
+Training and attacks have different rates. Training: seconds an image pass, of the same network on the same data set
 at the same batch size. An attack: seconds an image, of the same attack on the same network; one that was never run
 there takes the passes it counts at the pace of the others. What begins and ends a stage is added to each.
 """

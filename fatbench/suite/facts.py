@@ -33,7 +33,7 @@ DATA = {"data", "auxiliary"}  # settings of a cell that are data sets
 
 @dataclass(frozen=True)
 class Data:
-    """What the docstring of a data set says of it; None where it says nothing, or only the files know."""
+    """What the docstring of a data set says of it; None if it does not say, or only the files know."""
 
     train: int | None  # images
     test: int | None
@@ -219,7 +219,7 @@ def _fine(part: Call, cell: Mapping[str, Any], facts: Mapping[str, Any]) -> bool
 
 
 def _reads(part: Call) -> frozenset[str]:
-    """The names in the lines of a call, and of those nested in it, that are none of their own settings."""
+    """The names in the lines of a call, and of those nested in it, that are none of their settings."""
     found: set[str] = set()
     for line in _refusing(part.signature):
         condition, _, message = line.partition(": ")

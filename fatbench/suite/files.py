@@ -320,7 +320,7 @@ def _plain(node: Any, file: Path) -> Any:
     """ruamel's tree as Maps, lists and plain Python values."""
     if isinstance(node, CommentedMap):
         items = {str(key): _plain(value, file) for key, value in node.items()}
-        lines = node.lc.data or {}  # a key that came with a merge (<<) has no line of its own
+        lines = node.lc.data or {}  # a key that came with a merge (<<) has no line
         where = {str(key): f"{file}:{lines[key][0] + 1 if key in lines else node.lc.line + 1}" for key in node}
         return LocatedMap(items, where, at=f"{file}:{node.lc.line + 1}")
     if isinstance(node, CommentedSeq):

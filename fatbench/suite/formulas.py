@@ -5,7 +5,7 @@ Several lines of one label are terms of a sum.
 
     Forward, Backward    image passes per image; the name of a nested call stands for its own passes
     Up, Down             of an algorithm: models a client sends and receives in a round, given `batches` of an epoch
-    Deploys              of an algorithm whose clients have models of their own: how many are attacked, given `clients`
+    Deploys              of an algorithm whose clients have their own models: how many are attacked, given `clients`
     Steps                of an algorithm that does not train for `epochs`: gradient steps of the whole run
     Parameters           of a model, given `channels`, `side` and `classes`
     Train, Test          of a data set: images, "about 8800" where the files decide
@@ -194,7 +194,7 @@ def passes(call: Call | None, **replaced: float) -> tuple[float, float]:
     """(forward, backward) passes per image of one call, from the docstring's Forward: and Backward: lines.
 
     In an expression a setting stands for its value (or for the one in `replaced`), a nested call or settings class for
-    its own passes. A function without the lines costs what the one of its own kind costs that is among its settings.
+    its own passes. A function without the lines costs what the function of the same kind among its settings costs.
     """
     if call is None:
         return 0.0, 0.0

@@ -16,7 +16,7 @@ def memoised(what: str, kind: str, node: Any, find: Callable[[], Any]) -> Any:
 
 
 def memoised_part(what: str, kind: str, part: Any, find: Callable[[], Any], *given: Any) -> Any:
-    """`memoised` for a part that cells share and nobody changes: the same object is known again without being read.
+    """`memoised` for a part that cells share and never change: the same object is known again without being read.
 
     given: what else the answer depends on, hashable.
     """

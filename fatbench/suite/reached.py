@@ -195,7 +195,7 @@ class _Walk:
 
 
 def _text(statement: ast.stmt) -> str:
-    """A statement without comments, layout, and what of its docstrings nobody but people reads."""
+    """A statement without comments, layout, and without the parts of its docstrings that only people read."""
     statement = copy.deepcopy(statement)
     for node in ast.walk(statement):
         if isinstance(node, Definition) and (doc := ast.get_docstring(node)) is not None:

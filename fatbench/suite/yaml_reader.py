@@ -62,7 +62,7 @@ def _value(node: Any, file: str) -> Any:
 
 
 def _mapping(node: Any, file: str) -> LocatedMap:
-    """Keys of its own in order, then those that a merge (<<) adds; the latter have the line of the mapping."""
+    """The mapping's keys in order, then those that a merge (<<) adds; the latter have the line of the mapping."""
     if node.tag != f"{_PREFIX}map":
         raise Unusual
     items: dict[str, Any] = {}

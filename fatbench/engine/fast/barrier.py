@@ -1,7 +1,7 @@
 """Cells of one process trained as one program: a table's cells often differ only in what happens once a round.
 
 FAT, SFAT and Re-SFAT over three seeds have 45 clients, which a GPU could train at once and gets five at a time, because
-each cell has a server of its own. Here every cell has a thread, in which all of its code runs as it would alone, and
+each cell has its own server. Here every cell has a thread, in which all of its code runs as it would alone, and
 the threads go on in turn:
 
     one cell's thread:  work ... | its cohort is to be trained: wait | ... aggregate, measure, commit ... | wait

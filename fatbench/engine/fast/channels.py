@@ -119,7 +119,7 @@ def stacks_by_channels(
 ) -> bool:
     """Whether two different clients folded give what they give by vmap, on images x (2 * B, C, H, W), in both modes.
 
-    Logits and the buffers left behind, as near as precision allows that nobody asked to be high: a network that does
+    Logits and the buffers left behind, as near as an ordinary precision allows: a network that does
     not fold is wrong altogether.
     """
     draws = torch.Generator().manual_seed(0)

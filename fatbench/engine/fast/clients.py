@@ -151,7 +151,7 @@ def train_cohort(clients: Sequence[Client], local: LocalTraining, broadcast_loss
 def train(clients: Sequence[Client], local: LocalTraining, broadcast_loss: bool = False) -> list[Update]:
     """What `cohort.train_cohort` does, for clients that are all stacked; updates in their order.
 
-    They may be of several problems, each with its own data, seed and model to begin with: of one architecture, and
+    They may be of several problems, each with its own data, seed and initial model: of one architecture, and
     alike in all that a batch goes through (precision, size, augmentation).
     CannotStack: the objective gives no loss per client, or something drew from a stream that is no client's.
     """
@@ -445,7 +445,7 @@ def _bytes_of_one(clients: Sequence[Client], local: LocalTraining, broadcast_los
     """Bytes that training takes per client of a stack; None, and a line in the log, where it cannot be stacked.
 
     On a GPU measured: the peak while the client with most images trains on its first batch as a stack of one. On a CPU
-    counted by `footprint`: there nobody says what a process had at its peak.
+    counted by `footprint`: a CPU does not report the peak of a process.
     """
     client = max(clients, key=lambda client: client.n)
     problem = client.problem

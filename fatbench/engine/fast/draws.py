@@ -17,7 +17,7 @@ from torch import Generator, Tensor
 class Streams(Generator):
     """The generators of K clients, in the order in which their images lie in a batch.
 
-    Itself a generator, which nobody is to draw from: that it has moved tells that somebody took K clients for one.
+    Itself a generator that must not be drawn from: if its state has changed, something took K clients for one.
     """
 
     clients: Sequence[Generator]
@@ -63,7 +63,7 @@ def subset(x: Tensor, size: int, generator: Generator) -> Tensor:
 
 
 def per_client(loss: Callable[..., Tensor], generator: Generator, *batch: Tensor) -> Tensor:
-    """`loss(*batch)`, a scalar; (K,) for several clients, each of its own part of every tensor of the batch."""
+    """`loss(*batch)`, a scalar; (K,) for several clients, each from one client's part of every tensor of the batch."""
     if not isinstance(generator, Streams):
         return loss(*batch)
     losses: Tensor = torch.vmap(loss)(*(tensor.unflatten(0, (len(generator.clients), -1)) for tensor in batch))

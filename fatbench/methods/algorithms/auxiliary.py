@@ -94,7 +94,7 @@ def pretrain(problem: Problem, start: Tensors, epochs: int, batch: int, lr: floa
 
     Chen et al. 2020: two views of each image, cosine similarities over 0.5, each view to find the other among the
     2 (B - 1) + 1 of its batch; Adam; a projection head of two layers that is thrown away. An image left over alone at
-    the end of an epoch is dropped, it has nothing to be told from.
+    the end of an epoch is dropped, it has no negatives.
     """
     assert problem.auxiliary is not None
     model = load(problem, start)

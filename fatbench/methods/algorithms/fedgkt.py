@@ -13,7 +13,7 @@
         each client k:  E_c epochs of  CE(edge(x), y) + alpha KD(edge(x), z_s)      (no KD in the first round)
                         H_i, z_i <- edge, once, for all own examples
         server:         E_s epochs of  CE(server(H), y) + alpha KD(server(H), z_c)
-                        z_s <- server(H);  each client gets those of its own examples
+                        z_s <- server(H);  each client gets those of its examples
 
 He, Annavaram and Avestimehr 2020, algorithm 1. Where the released code (FedML) differs is an option: `server_alpha`,
 `server_distillation`, `server_shuffle`, `server_logits` (differences: fedgkt-release).

@@ -13,7 +13,7 @@
         each client k:  E_c epochs of  CE(edge(x), y) + alpha KD(edge(x), z_t)      (no KD in the first round)
                         H_i, y_hat_i = argmax edge(x_i), once, for all own examples
         server:         E_s epochs of  CE(class head(H), y) + CE(distillation head(H), y_hat)
-                        z_t <- mean of both heads;  each client gets those of its own examples
+                        z_t <- mean of both heads;  each client gets those of its examples
 
 Tao et al. 2022, equations 13 to 18.
 paper: equation 7 has halves and a divergence with a hard label / here: equations 13 and 15,

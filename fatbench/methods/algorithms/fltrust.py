@@ -1,4 +1,4 @@
-"""FLTrust: the server trains on a few images of its own, and trusts updates that go its way.
+"""FLTrust: the server trains on a few held-out images, and trusts updates that go its way.
 
 | paper | here | what |
 |---|---|---|

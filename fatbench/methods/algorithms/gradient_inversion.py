@@ -2,7 +2,7 @@
 
 | Sawada et al. 2024 | here | what |
 |---|---|---|
-| n | target | a client with one batch of its own, observed alone |
+| n | target | a client with one batch, observed alone |
 | m | observed_rounds | rounds in which the same target is observed, each with the defence's fresh randomness |
 | B_n | defence's mask | |
 | x, x* | original, reconstruction | |
@@ -86,11 +86,11 @@ def gradient_inversion(
     the normal or from Student's t distribution): psnr (dB), ssim and mse at the images' size, ssim32 and correlation32
     at 32 x 32, identification (is the reconstruction's original the likeliest of the first `candidates` training
     images, by correlation at 32 x 32; identification_low and identification_high are Wilson's interval of its count),
-    label_recovery (batch of 1) and label_counts (labels not told: share of the counts that is right); psnr,
+    label_recovery (batch of 1) and label_counts (labels not told: fraction of correct counts); psnr,
     correlation32 and identification also per target. Of a batch these are of the best pair. matched_psnr, matched_ssim
-    and recovered are of all pairs: reconstructions assigned to originals one to one, and the share of originals above
-    19 dB. grey_psnr, grey_ssim, another_psnr, ... are baselines: what a flat grey reconstruction and another image
-    score. Only the gradients that the inversion reads are computed. `rounding`: the images, once resized, have 256
+    and recovered are of all pairs: reconstructions assigned to originals one to one, and the fraction of originals
+    above 19 dB. grey_psnr, grey_ssim, another_psnr, ... are baselines: scores of a flat grey reconstruction and of
+    another image. Only the gradients that the inversion reads are computed. `rounding`: the images, once resized, have 256
     levels again, as a file of that size has. `objective` counts work alone: the loss is the cross-entropy, or that of
     `local`.
 
@@ -193,7 +193,7 @@ def gradient_inversion(
         yield Round(
             t,
             theta,
-            [],  # nobody trains, and what was sent has been looked at
+            [],  # no client trains, and what was sent has been inverted
             None,
             state,
             cost,

@@ -51,7 +51,7 @@ def april(
 
     Takes the upload as if it were complete; of several rounds the mean (at the first round's weights). Exact for one
     image where D >= 1 + N and D >= C p p; with D < C p p, as in ViT-S/16, the patch of least norm that explains its
-    token, about 24 dB without any defence. paper (Eq. 9): multiplies by E where an inverse is meant, and forgets the
+    token, about 24 dB without any defence. paper (Eq. 9): multiplies by E where an inverse is meant, and omits the
     bias / here: the pseudo-inverse, the bias taken off first. `cut`: singular values of A below `cut` times the largest
     count as zero; 0: those below rounding. ValueError: no learned positions, no joint weight of
     queries, keys, values.

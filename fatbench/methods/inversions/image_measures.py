@@ -2,7 +2,7 @@
 
 Images are (V, C, H, W), float in [0, 1]; what lies outside is clamped, because that is what would be shown. Every
 measure of a pair returns (V,); all are symmetric but for the clamp. A number alone misleads: a flat grey image has a
-high SSIM beside a smooth original, and a reconstruction of 8 dB can still be told from a thousand others. `BASELINES`
+high SSIM beside a smooth original, and a reconstruction of 8 dB can still identify one image of a thousand. `BASELINES`
 are what somebody who has observed no gradient would answer, and `identified` says whether the reconstruction points at
 its original.
 """
@@ -75,8 +75,8 @@ def identified(images: Tensor, candidates: Tensor, truth: Tensor) -> Tensor:
     """(V,) bool: is the original the likeliest among N candidates (N, C, H, W)? truth: (V,) int64 indices.
 
     Likeliest by correlation, so that a wrong brightness or contrast does not hide whose reconstruction it is; a sign
-    does. A tie is a failure: a constant reconstruction identifies nobody. Chance is 1 / N. Pass both at the same size,
-    e.g. 32 x 32.
+    does. A tie is a failure: a constant reconstruction identifies no image. Chance is 1 / N. Pass both at the same
+    size, e.g. 32 x 32.
     """
     reconstructions, originals = (x.clamp(0, 1).flatten(1).double() for x in (images, candidates))
     reconstructions = F.normalize(reconstructions - reconstructions.mean(1, keepdim=True), dim=1)
@@ -113,7 +113,7 @@ def matched(reconstructions: Tensor, originals: Tensor) -> dict[str, Tensor]:
     """matched_psnr, matched_ssim, recovered, each (V,): reconstructions assigned to originals one to one.
 
     P reconstructions (V, P, C, H, W), B originals (V, B, C, H, W); the assignment with the largest sum of PSNR (of
-    SSIM). The means are over the min(P, B) pairs, `recovered` is the share of the originals above RECOVERED dB.
+    SSIM). The means are over the min(P, B) pairs, `recovered` is the fraction of originals above RECOVERED dB.
 
     Source: Dimitrov et al. 2022, section 5, whose threshold is 19 dB.
     """

@@ -30,7 +30,7 @@ def ilrg(g: Tensor, G: Tensor, W: Tensor, b: Tensor, batch: int, p: Callable[[],
     """Counts (K,) by iLRG: the mean features of a class are G_c / g_c, and their probabilities solve for the counts.
 
     sum_j n_j (p_j(c) - [j = c]) = B g_c for all c, and sum_j n_j = B, by the pseudo-inverse. A class whose g_c is 0
-    says nothing of itself and has the probabilities of zero features.
+    is unknown and gets the probabilities of zero features.
 
     Source: Ma et al. 2023, section 4. paper's code: where the counts fall short, it adds one to nearly every class /
     here: to the classes that rounding took most from.
@@ -124,6 +124,6 @@ def noise_probabilities(model: nn.Module, weights: Tensors, shape: tuple[int, ..
 
 
 def label_counts(found: Tensor, labels: Tensor, classes: int) -> Tensor:
-    """(V,): share of the counts that is right, 1 - sum_c |n_c found - n_c| / (2 B), of labels (V, B)."""
+    """(V,): fraction of correct counts, 1 - sum_c |n_c found - n_c| / (2 B), of labels (V, B)."""
     own, true = (torch.nn.functional.one_hot(part, classes).sum(1).double() for part in (found, labels))
     return 1 - (own - true).abs().sum(1) / (2 * labels.shape[1])

@@ -89,7 +89,7 @@ def masked(
 ) -> Tensor:
     """The image behind one or several masked uploads of it, its gradient completed: (V, 1, C, H, W) in [0, 1].
 
-    Masks are those of the upload; where there are none, a zero is taken for a withheld entry. Where all rounds together
+    Masks are those of the upload; without any, a zero is taken for a withheld entry. Where all rounds together
     leave nothing out, the system is that of `patch_ls` and is solved at once. `latent`: the image is `latent` x
     `latent` behind bilinear upsampling; null: the pixels themselves. `iterations` 0: A is completed from its own
     entries alone; `inner`: steps of conjugate gradients; `floor`: smallest variance of the noise in units of A's mean

@@ -61,7 +61,7 @@ def gradients(model: nn.Module, weights: Tensors, x: Tensor, y: Tensor, names: S
     def loss(theta: Tensors, images: Tensor, labels: Tensor) -> Tensor:
         return F.cross_entropy(functional_call(model, {**rest, **theta}, (images,)), labels)
 
-    with sdpa_kernel(SDPBackend.MATH):  # the fused kernels have no rule for vmap
+    with sdpa_kernel(SDPBackend.MATH):  # the fused kernels cannot be vmapped
         result: Tensors = vmap(grad(loss), in_dims=(None, 0, 0))(wanted, x, y)
     return {name: g.detach() for name, g in result.items()}
 

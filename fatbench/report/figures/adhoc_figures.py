@@ -37,7 +37,7 @@ LOSSES = ("train_loss", "natural_loss", "monitor_loss", "val_natural_loss", "val
 
 @dataclass(frozen=True)
 class Known:
-    """What there is to draw of a plan."""
+    """The metrics of a plan that can be drawn."""
 
     overall: list[str]  # logged in training, a number a round
     indexed: list[str]  # logged in training, a number a round and client or class
@@ -217,7 +217,7 @@ def _named(plots: Sequence[Plot], cell: str) -> list[Plot]:
 
 
 def _alone(store: Store, cell: str) -> tuple[Suite, Plan]:
-    """A cell as a suite of its own, under the name and preset of the suite that ran it."""
+    """A suite of just one cell, under the name and preset of the suite that ran it."""
     spec = store.cells([cell])[cell]
     runs = [run for run in store.runs([cell]) if run.get("suite")]
     name, preset = (runs[-1]["suite"], runs[-1].get("preset") or "paper") if runs else ("cell", "paper")

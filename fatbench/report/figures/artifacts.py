@@ -8,7 +8,7 @@
 | (a, b, c) | heat maps: the mean over c, then each of c |
 | (n,), () | a line of text |
 
-Where there is a vector NAME_clients (a,), rows of NAME_... are labelled with the clients it names, else counted.
+If there is a vector NAME_clients (a,), rows of NAME_... are labelled with the clients it names, else counted.
 Images are uint8, or floats in [0, 1]. Pillow and numpy only: neither torch nor matplotlib.
 """
 

@@ -14,7 +14,7 @@ DASHES = ([1, 0], [5, 3], [2, 2], [8, 3, 2, 3])
 HEIGHT = 190  # pixels of a panel
 FIELDS = ("name", "x", "mean", "low", "high")
 CORNERS = ((1, -6), (1, 9), (-1, -6), (-1, 9))  # of a dot, where its name may stand: right or left, pixels down
-BARS = (*FIELDS, "least", "most")  # of what is published, where there is any
+BARS = (*FIELDS, "least", "most")  # of what is published, if anything
 
 Styles = Mapping[str, tuple[int, int]]  # name of a line -> which colour, which dashes
 Domain = tuple[float, float] | None  # of the vertical axis, the same for all panels

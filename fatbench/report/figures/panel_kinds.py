@@ -30,7 +30,7 @@ POINTS: dict[
 
 
 def wrapped(text: str, width: float, size: float, weight: str = "normal") -> str:
-    """Text in lines that fit so many inches as they are drawn; a word that does not fit has a line of its own."""
+    """Text in lines that fit so many inches as they are drawn; a word that does not fit gets a separate line."""
     from matplotlib.font_manager import FontProperties
     from matplotlib.textpath import text_to_path
 

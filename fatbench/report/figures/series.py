@@ -243,7 +243,7 @@ def ranges(by_client: Mapping[int, Mapping[int, float]]) -> Mapping[int, float]:
 
 
 def _less(cell: Cell, other: Cell | None, source: Source, values: Values) -> Mapping[int, Mapping[int, float]]:
-    """client -> round -> value of a cell; less those of another where there is another."""
+    """client -> round -> value of a cell; less those of another cell, if given."""
     mine = values.get((cell.id, source.metric), {})
     if other is cell:
         return mine

@@ -1,4 +1,4 @@
-"""What a line, a bar or a mark styles like: colours that the colour-blind tell apart, and styles that print in grey."""
+"""Styles of lines, bars and markers: colours that the colour-blind can distinguish, and styles that print in grey."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ STYLES: tuple[Any, ...] = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1, 1
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 HATCHES = ("", "///", "...", "xxx", "\\\\\\", "+++", "ooo")
 GREY = "#666666"
-MANY = 14  # lines that colours and styles tell apart; more are coloured in the order of their index
+MANY = 14  # lines that colours and styles distinguish; more are coloured in the order of their index
 
 
 @dataclass(frozen=True)

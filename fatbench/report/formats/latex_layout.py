@@ -1,7 +1,7 @@
 """How a table is laid out on the pages of a paper: how wide words are, which columns and rows go into one piece.
 
 Nothing is scaled: type is \\small, else \\footnotesize, and never smaller than \\scriptsize. What does not fit a line
-gets its spreads below the numbers, then the first axis in lines of its own, and is then broken into blocks of columns.
+gets its spreads below the numbers, then the first axis in separate lines, and is then broken into blocks of columns.
 What does not fit a page goes on in a further float.
 """
 
@@ -35,9 +35,9 @@ Tabular = tuple[Sequence[GroupColumn], range]  # its columns, its rows
 class TableStyle:
     """Where the parts of a number stand."""
 
-    paper: str  # the paper's numbers "beside" ours or "under" them; "bare" where there are none
+    paper: str  # the paper's numbers "beside" ours or "under" them; "bare": there are none
     spread: str  # over seeds: one of SPREADS
-    block: bool = False  # whether the labels of the first axis stand in lines of their own, above their rows
+    block: bool = False  # whether the labels of the first axis stand in separate lines, above their rows
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ GroupColumn = tuple[int, int]  # indices into grid.groups and grid.columns
 def render(grids: Sequence[Grid], published: str | None = None) -> str:
     """Text with ANSI colours where stdout is a terminal or FORCE_COLOR asks for them; as wide as the terminal.
 
-    published: the paper's numbers in a "column" of their own or "below" ours; None: beside ours where that fits.
+    published: the paper's numbers in a separate "column" or "below" ours; None: beside ours where that fits.
     """
     from rich.console import Console
 

@@ -115,7 +115,7 @@ def rows(plan: Plan, a: str, b: str) -> list[Pair]:
     if not found:
         raise NothingMatched(f"no cell of '{a}' has a partner of the same seed and labels among those of '{b}'")
     parts = [pair.row.split(", ") for pair in found]
-    same = set.intersection(*map(set, parts))  # a label that all pairs share says nothing
+    same = set.intersection(*map(set, parts))  # a label that all pairs share distinguishes none
     return [replace(p, row=", ".join(x for x in row if x not in same)) for p, row in zip(found, parts, strict=True)]
 
 

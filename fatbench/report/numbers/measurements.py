@@ -305,7 +305,7 @@ class Numbers:
         return Measurement(value, min(one.n for one in found), tuple(stages), tuple(flags))
 
     def below_chance(self, cell: Cell) -> tuple[float, int, float] | None:
-        """(natural accuracy, images, chance) of a cell that has not learned; None: it has, or nobody knows."""
+        """(natural accuracy, images, chance) of a cell that has not learned; None: it has, or that is unknown."""
         self._evaluations(cell, self.select)
         return self.below.get((cell.id, self.select))
 

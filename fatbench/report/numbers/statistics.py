@@ -44,7 +44,7 @@ class PairedOutcomes:
 
     @property
     def agreement(self) -> float:
-        """Share of the images on which both are right or both wrong."""
+        """Fraction of images on which both are right or both wrong."""
         return 1 - (self.only_a + self.only_b) / self.n
 
     @property
@@ -222,7 +222,7 @@ def seeds_and_images(
 ) -> SeedsAndImages | None:
     """The difference A - B of mean accuracies over seeds and images; None below two seeds or two images.
 
-    a, b: outcomes of each seed, in the same order, all on the same n images. Where there are several times as many
+    a, b: outcomes of each seed, in the same order, all on the same n images. If there are several times as many
     outcomes they are those of several models, one after the other, and an image counts with their mean: models are
     the nodes of a federation and no sample. ValueError: not so many outcomes.
     """
@@ -277,7 +277,7 @@ def mean_squares(D: NDArray[np.float64]) -> tuple[float, float, float]:
 
 
 def _mean_over_models(outcomes: ImageOutcomes, n: int) -> NDArray[np.float64]:
-    """Of each of n images the share of the models that classify it right, (n,)."""
+    """For each of n images the fraction of models that classify it correctly, (n,)."""
     import numpy as np
 
     bits, count = outcomes
@@ -301,7 +301,7 @@ def binomial_tail(k: int, n: int, p: float) -> float:
 
 
 def wilson(k: int, n: int, level: float = 0.95) -> tuple[float, float]:
-    """Wilson's interval of a fraction k of n: of one network, on other such images. It says nothing of other trainings.
+    """Wilson's interval of a fraction k of n: of one network, on other such images. It does not cover other trainings.
 
     Wilson 1927. ValueError: not 0 <= k <= n, or n is 0.
     """

@@ -1,1 +1,1 @@
-"""Pages that open from disk: leaderboards, tables, figures and what is behind each number."""
+"""Pages that open from disk: leaderboards, tables, figures and the runs of each number."""

@@ -1,4 +1,4 @@
-"""What is behind a number: the cells of one point of the grid, seed by seed, in words, curves and images."""
+"""The runs of a number: the cells of one point of the grid, seed by seed, in words, curves and images."""
 
 from __future__ import annotations
 

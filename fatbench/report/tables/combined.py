@@ -19,7 +19,7 @@ SUITE = "suite"  # the axis that says which suite a cell is of
 def combine(parts: Sequence[tuple[Suite, Plan]], rows: Sequence[str], columns: Sequence[str]) -> tuple[Suite, Plan]:
     """A suite of one table and its plan. rows: axes, default all; columns: axes and sources, default every metric.
 
-    "suite" is an axis of its own. If the table does not show it, a cell that several suites have is there once.
+    "suite" is an axis. If the table does not show it, a cell that several suites have is there once.
     SpecError: no such axis or metric.
     """
     axes = {SUITE: {suite.name: LocatedMap() for suite, _ in parts}}

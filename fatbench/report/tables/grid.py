@@ -59,7 +59,7 @@ class Value:
     published_select: str = ""  # the checkpoint behind it; empty where the heading says all, as that of a round
     formula: bool = False  # what is "published" is a formula's, and no paper prints it
     comparable: bool = True  # with what is published: its settings and its checkpoint are the paper's
-    rank: str = ""  # "best": significantly better than all it competes with; "shared": marked ≈; see `significance`
+    rank: str = ""  # "best": significantly better than the others of its group; "shared": marked ≈; see `significance`
     flags: tuple[str, ...] = ()
     marks: tuple[str, ...] = ()  # footnote marks: one for each flag, then that of `significance`
     published_flag: str = ""

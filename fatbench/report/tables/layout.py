@@ -64,7 +64,7 @@ def build(
     """The tables of a suite that the plan's cells have a row in.
 
     numbers: of the plan's cells and of those evaluated: models that were not trained here; each has a row below those
-    of the plan and competes with none of them. published: whether the papers' numbers are shown. digits: after the
+    of the plan and is compared with none of them. published: whether the papers' numbers are shown. digits: after the
     point of percentages. images: those of each attack ("all"), or those that all attacks of a table have ("common").
     SpecError: a table lumps together points of the grid that differ in an axis it does not name.
     """

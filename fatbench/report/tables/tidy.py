@@ -28,7 +28,7 @@ def frame(
 
 
 def csv(data: pandas.DataFrame) -> str:
-    """Numbers with 15 significant digits, so that 0.1 + 0.2 prints as 0.3; empty where there is none."""
+    """Numbers with 15 significant digits, so that 0.1 + 0.2 prints as 0.3; empty if missing."""
     text: str = data.to_csv(index=False, lineterminator="\n", float_format=f"%{DIGITS}")
     return text
 

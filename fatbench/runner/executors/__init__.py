@@ -57,7 +57,7 @@ def open_store(db: str) -> Store:
 
 
 def attempt(job: Job, machine: Machine, notify: Callable[[Event], None], stop: Callable[[], bool]) -> CellStatus:
-    """A worker's turn at a cell, with a database connection of its own.
+    """A worker's turn at a cell, with its own database connection.
 
     A stage that fails is stored by `work`. What goes wrong around the stages (no database, no place for the log) has
     nowhere to be stored: it is an event, and the worker lives to take the next cell.

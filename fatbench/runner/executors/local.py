@@ -1,6 +1,6 @@
 """Worker processes on this machine, each takes the next cell when it is free.
 
-A slot is what one cell at a time goes through. Every slot has a process of its own; with `--vectorise N`, N slots share
+A slot is what one cell at a time goes through. Every slot has its own process; with `--vectorise N`, N slots share
 one, each a thread there, and train as one program (`fatbench.engine.fast.barrier`).
 
 A worker that makes no progress for two leases (it was stopped, or hangs) is killed, and its cell begun once more. So is
@@ -8,7 +8,7 @@ that of a worker that somebody else kills with SIGKILL, as a system does that is
 
 A worker that dies otherwise (a crash in a library), or twice, takes only its cell with it: the cell is marked failed, a
 new worker takes the next one. So workers share nothing with one another, not even the lock of a queue, which
-would die with the worker that holds it: each has a pipe of its own.
+would die with the worker that holds it: each has its own pipe.
 
 A plug-in is code that may change all of torch. A process that has run one takes only cells whose training uses it; for
 others a new process is begun.
@@ -266,7 +266,7 @@ def _judge(workers: Iterable[_Slot], machine: Machine) -> None:
         assert worker.job is not None
         try:
             worker.idle = 0 if is_working(worker.job, machine, worker.worker) else worker.idle + 1
-        except Unavailable:  # nobody can make progress
+        except Unavailable:  # no worker can make progress
             worker.idle = 0
         if limit is not None and time.monotonic() - worker.began > limit + GRACE:
             worker.reason = f"TimeLimit: {limit:g} s are over, and the worker process did not stop"

@@ -283,7 +283,7 @@ def _connected(ray: Any, slots: Sequence[str] = ()) -> Iterator[None]:
 
 
 def _knock(address: str) -> None:
-    """Find out in seconds that nobody answers at HOST:PORT; Ray takes minutes."""
+    """Find out in seconds that nothing answers at HOST:PORT; Ray takes minutes."""
     host, _, port = address.rpartition("/")[2].rpartition(":")
     if host and port.isdecimal():
         socket.create_connection((host, int(port)), timeout=10).close()

@@ -43,12 +43,12 @@ from fatbench.store.database import Database
 
 SHORT = {"time": "timeout_min", "gpus": "gpus_per_node", "cpus": "cpus_per_task"}
 SHARED = {*SHORT.values(), "mem_gb", "nodes", "tasks_per_node", "name", "stderr_to_stdout"}
-AT_ONCE = 256  # jobs of an array that run side by side where --jobs says nothing
+AT_ONCE = 256  # jobs of an array that run side by side without --jobs
 ARRAY = 1000  # jobs in an array; SLURM's usual limit is 1,001
 TIMEOUTS = 50  # times that a cell goes on in a new job after its time ran out
 PAUSE = 2.0  # seconds between two looks at the jobs
 PATIENCE = 30.0  # seconds that a network file system may take to show a job's last word
-# how a job can end that says nothing about its cell
+# ends of a job that do not mean that its cell failed
 UNFINISHED = ("CANCELLED", "PREEMPTED", "TIMEOUT", "NODE_FAIL", "BOOT_FAIL", "DEADLINE", "REVOKED")
 OVER = (*UNFINISHED, "COMPLETED", "FAILED", "OUT_OF_MEMORY", "GONE")
 
@@ -311,7 +311,7 @@ class SlurmTask:
             self._tell("over", self.status)
 
     def checkpoint(self) -> Any:
-        """What the next job is to do, once the round at hand is committed; None where there is nothing left."""
+        """What the next job is to do, once the round at hand is committed; None if nothing is left."""
         import submitit
 
         self.leaving = True
