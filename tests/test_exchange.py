@@ -16,7 +16,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sqlalchemy import update
+from typer.testing import CliRunner
 
+from fatbench.cli.app import app
 from fatbench.engine.rounds import Number
 from fatbench.errors import DatabaseError, FatbenchError, MachineError, SpecError
 from fatbench.store import export_lines as as_lines
@@ -212,7 +214,10 @@ def test_a_finished_cell_imports_as_done(store: Store, other: Store, tmp_path: P
     other.finish(run, [Number("loss", 2.5, 1)])
 
 
-names = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=8)
+# the program's own words, of which Hypothesis tries those that it finds in the source, have bounds
+names = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=8).filter(
+    lambda name: not re.fullmatch("[a-z_-]{4,}", name)
+)
 values = st.floats(-1e100, 1e100)
 stage_names = names.map(lambda name: f"{name.replace('@', '')}@1" if name.strip("@") else "train")
 json_values = st.recursive(
@@ -542,6 +547,7 @@ ODD: list[tuple[str, Any, str]] = [
     ("spec.x", deep(29), "spec: nested more than 30 levels deep"),
     ("spec.x", deep(900), "spec: nested more than 30 levels deep"),
     ("spec.x", "a\0", UNSTORABLE),
+    ("runs.0.started", "2026-02-30T10:00:00.000Z", "runs.0.started: there is no such time as 2026-02-30T10:00:00.000Z"),
 ]  # fmt: skip
 
 
@@ -769,6 +775,11 @@ FORGED = [
         '"best-test":{"round":1',
         "train: best-test is 0.375 in round 1, the best monitor 0.375 in round 2",
     ),
+    ('"round":2,"run":1', '"round":1,"run":1', "train: finished in round 1 of 2"),
+    ('"best-test"', '"last":{"round":1},"best-test"', "train: finished in round 1 of 2"),
+    ('"monitor",0.375,8', '"monitor",0.375,9', "train: monitor is of 9 images, the cell has 8"),
+    ('"monitor",0.375,8', '"monitor",0.375,0', "train: monitor is of 0 images, the cell has 8"),
+    ('[2,1,"train_accuracy"', '[2,-2,"train_accuracy"', "train: train_accuracy of client -2: the cell has 2 clients"),
 ]
 
 
@@ -824,6 +835,21 @@ def test_an_edited_database_is_neither_whole_nor_exported(tmp_path: Path) -> Non
         check(path)
     with Store.open(path) as store, pytest.raises(DatabaseError, match="cell a pgd20-0a1b2c3d@2 is damaged"):
         exported(store)
+
+
+@pytest.mark.parametrize("command", [["show", "a"], ["export", "--format", "csv"]])
+def test_no_command_ends_in_a_traceback_on_a_damaged_record(tmp_path: Path, command: list[str]) -> None:
+    """Text that is no JSON any more, wherever it is read first: the same sentence as that of `db check`."""
+    path = str(tmp_path / "x.db")
+    with Store.open(path, create=True) as store:
+        attacked(store)
+    with sqlite3.connect(path) as connection:
+        for table, column in (("cells", "spec"), ("runs", "extra"), ("runs", "versions"), ("stages", "record")):
+            connection.execute(f"UPDATE {table} SET {column} = '{{\"a\"(1}}'")
+    connection.close()
+    result = CliRunner().invoke(app, [*command, "--db", path])
+    assert isinstance(result.exception, DatabaseError), result.exception
+    assert re.search(r"x\.db is damaged: cells a to a: it cannot be read \(Expecting", str(result.exception))
 
 
 FLIPS = 400

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from fatbench import whole_file
 from fatbench.cli.options import Plugin
-from fatbench.errors import NothingMatched, SpecError, UnknownName, did_you_mean
+from fatbench.errors import FatbenchError, NothingMatched, SpecError, UnknownName, did_you_mean
 
 if TYPE_CHECKING:
     from fatbench.store.stages import Store
@@ -37,7 +37,8 @@ def known_format(value: str, known: tuple[str, ...]) -> str:
 def with_plugins(command: Callable[..., None]) -> Callable[..., None]:
     """The command with the option --plugin; the plug-ins that are named anywhere are added before it runs.
 
-    A name that is unknown without a plug-in of the database's runs is answered with which plug-in that was.
+    A name that is unknown without a plug-in of the database's runs is answered with which plug-in that was. A mistake
+    of the program is looked for in the database first: what it cannot read is damaged.
     """
 
     @functools.wraps(command)
@@ -51,12 +52,30 @@ def with_plugins(command: Callable[..., None]) -> Callable[..., None]:
             from fatbench.runner import versions
 
             raise SpecError(versions.explain(error, options.get("db"))) from None
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+            if "db" in options and (damage := _damage(options["db"])):
+                raise damage from error
+            raise
 
     signature = inspect.signature(command, eval_str=True)
     option = inspect.Parameter("plugin", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Plugin)
     run.__signature__ = signature.replace(parameters=[*signature.parameters.values(), option])  # type: ignore[attr-defined]
     run.__annotations__ = {**command.__annotations__, "plugin": Plugin}
     return run
+
+
+def _damage(db: str | None) -> FatbenchError | None:
+    """What is damaged in the database; None: nothing, or there is none."""
+    from fatbench import settings
+    from fatbench.store import integrity
+
+    try:
+        integrity.check(settings.database(db))
+    except integrity.Damaged as damage:
+        return damage
+    except FatbenchError:
+        pass
+    return None
 
 
 def plan_of(

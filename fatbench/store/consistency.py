@@ -17,6 +17,7 @@ from fatbench.store.stage_names import parsed
 FRACTIONS = {"train_accuracy", "natural", "val_natural", "monitor", "val_monitor", "natural_class", "monitor_class",
              "val_natural_class", "val_monitor_class", "edge_natural", "holdout_accuracy", "prior_accuracy",
              "zero_gradients", "chance"}  # fmt: skip
+OF_TEST_IMAGES = {"natural", "monitor", "edge_natural"}  # beside what evaluations are named after
 OF_CLIENTS = {"train_loss", "train_accuracy", "weight", "selected", "holdout_accuracy", "holdout_gap",
               "prior_accuracy"}  # fmt: skip
 COUNTS = {"seconds", "forward", "backward", "gradient_steps", "bytes_up", "bytes_down"}
@@ -59,12 +60,20 @@ def problems(line: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         if said is None and name != "train" and outcomes not in (0, stage["round"]):
             said = f"{outcomes} outcomes of {stage['round']} examples"
         if said is None and stage["status"] == "done":
-            said = _best(stage["record"], numbers)
+            said = _last(line["spec"], stage) or _best(stage["record"], numbers)
         if said is None and stage["run"] is not None:
             other = line["runs"][stage["run"]]["stage"]
             said = None if other == name else f"its run is one of {other}"
         if said is not None:
             yield name, said
+
+
+def _last(spec: Mapping[str, Any], stage: Mapping[str, Any]) -> str | None:
+    """In what a finished training did not end in its last round."""
+    rounds, last = _bound(spec, *BOUNDS[0]), stage["record"].get("last", {}).get("round", stage["round"])
+    if stage["stage"] != "train" or rounds is None or (stage["round"], last) == (rounds, rounds):
+        return None
+    return f"finished in round {last if stage['round'] == rounds else stage['round']} of {rounds}"
 
 
 def _best(record: Mapping[str, Any], numbers: Iterable[tuple[Any, ...]]) -> str | None:
@@ -104,10 +113,10 @@ def _problem(
             return f"{who} is {value!r}: not in [0, 1]"
         if name in COUNTS and value < 0:
             return f"{who} is {value!r}: below 0"
-        if (own or name in OF_CLIENTS) and clients is not None and client >= clients:
-            return f"{who}: the cell has {clients} clients"
-        if own and images is not None and n > images:
-            return f"{who} is of {n} images, the cell has {images}"
+        if client < -1 or ((own or name in OF_CLIENTS) and clients is not None and client >= clients):
+            return f"{name} of client {client}: the cell has {clients if clients is not None else 'no such'} clients"
+        if (own or name in OF_TEST_IMAGES) and (n < 1 or (images is not None and n > images)):
+            return f"{who} is of {n} images, the cell has {images if images is not None else 'more'}"
         if own and client < 0 and (said := disagreement(name, value, n, correct, total)):
             return said
         if own and client < 0 and total and n * models != total:

@@ -6,9 +6,11 @@ Whatever is accepted here every command can read, count and print. What a line m
 from __future__ import annotations
 
 import base64
+import functools
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
@@ -28,7 +30,18 @@ class ExchangeError(FatbenchError):
 
 # --- fields ------------------------------------------------------------------------------------------------------
 
-Time = Annotated[str, Field(pattern=r"^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}\.[0-9]{3}Z$")]
+
+@functools.lru_cache(1024)  # the numbers of a commit share theirs
+def _a_date(text: str) -> str:
+    try:
+        datetime.fromisoformat(text)
+    except ValueError:
+        raise ValueError(f"there is no such time as {text}") from None
+    return text
+
+
+_TIME = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}\.[0-9]{3}Z$"
+Time = Annotated[str, Field(pattern=_TIME), AfterValidator(_a_date)]
 Name = Annotated[str, Field(min_length=1, max_length=190)]
 StageName = Annotated[str, Field(pattern=r"^(train|[^@]+@[0-9]{1,9})$", max_length=190)]
 Integer = Annotated[int, Field(ge=-(2**31), lt=2**31)]

@@ -37,11 +37,15 @@ UNREADABLE = (
 )  # fmt: skip
 
 
-def check(url: str, identify: Identify | None = None, contents: bool = True) -> str:
-    """What a database holds, in a sentence, when it is intact and of this version. DatabaseError says what is wrong.
+class Damaged(DatabaseError):
+    """A database that holds what this program did not write (exit 4)."""
 
-    identify: the identity of a spec, which its cell's id must be. contents: whether numbers and outcomes are read, a
-    second for a thousand cells.
+
+def check(url: str, identify: Identify | None = None, contents: bool = True) -> str:
+    """What a database holds, in a sentence, when it is intact and of this version. Damaged says what is not.
+
+    Other errors are those of opening it. identify: the identity of a spec, which its cell's id must be. contents:
+    whether numbers and outcomes are read, a second for a thousand cells.
     """
     shown = shown_url(url)
     try:
@@ -51,10 +55,10 @@ def check(url: str, identify: Identify | None = None, contents: bool = True) -> 
             tables = [part for part in METADATA.sorted_tables if part is not IDENTITY]
             counts = [f"{connection.scalar(select(func.count()).select_from(part))} {part.name}" for part in tables]
     except UNREADABLE as error:  # what cannot be read is damaged, whatever reads it
-        raise DatabaseError(f"{shown} is damaged: {_line(error)}") from error
+        raise Damaged(f"{shown} is damaged: {_line(error)}") from error
     if problems:
         more = f" (and {len(problems) - 5} more)" if len(problems) > 5 else ""
-        raise DatabaseError(f"{shown} is damaged: {'; '.join(problems[:5])}{more}")
+        raise Damaged(f"{shown} is damaged: {'; '.join(problems[:5])}{more}")
     return f"{shown} is intact (schema {REVISIONS[-1]}): {', '.join(counts)}"
 
 
