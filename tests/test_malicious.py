@@ -185,7 +185,8 @@ def test_an_adversary_is_given_what_it_names() -> None:
     on = replace(problem(model, clients=4), malicious=Malicious("1,3", curious))
     theta = torch.cat([value.flatten() for value in start(on).model.values()])
     updates = train_cohort(on, start(on).model, [3, 0, 1], 7, local())
-    assert [entry[:3] for entry in seen] == [((1, 22), 2, 7)] * 2 and seen[0][3] != seen[1][3]
+    draws = [torch.rand(1, generator=generator(on.seed, "adversary", 7, k)).item() for k in (3, 1)]
+    assert seen == [((1, 22), 2, 7, draw) for draw in draws] and draws[0] != draws[1]
     for update in (updates[0], updates[2]):
         assert same(update.model, start(on).model)  # nothing is what it sends
 
@@ -213,6 +214,14 @@ def test_data_are_changed_where_they_are_dealt_and_nobody_elses() -> None:
     assert images is on.images
     for k, shard in enumerate(on.shards):
         assert torch.equal(labels[shard], on.labels[shard] if k == 1 else 3 - on.labels[shard])
+    draws: list[float] = []
+
+    def drawing(images, labels, generator):  # type: ignore[no-untyped-def]
+        draws.append(torch.rand(1, generator=generator).item())
+        return images, labels
+
+    deal(Malicious("0,2", drawing), on.shards, on.images, on.labels, 4, 9)
+    assert draws == [torch.rand(1, generator=generator(9, "adversary", k)).item() for k in (0, 2)]
     with pytest.raises(ValueError, match="there is no client 3, there are 3"):
         deal(Malicious("3", adversary("label_flip")), on.shards, on.images, on.labels, 4, 0)
 

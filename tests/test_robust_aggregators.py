@@ -290,5 +290,9 @@ def test_too_few_clients_of_a_caller_of_ours() -> None:
     updates, at = vectors([[0.0]] * 4)
     with pytest.raises(ValueError, match="krum: byzantine=1 needs 5 clients in a round, and there are 4"):
         AGGREGATORS["krum"](updates, at, byzantine=1)
+    updates, at = vectors([[0.0]] * 5)
+    refused = [replace(update, refused=1) for update in updates]
+    with pytest.raises(ValueError, match="bulyan: byzantine=1 needs 7 clients in a round, and there are 6"):
+        AGGREGATORS["bulyan"](refused, at, byzantine=1)
     with pytest.raises(SpecError, match="byzantine"):
         calls.check("Aggregator", {"name": "krum", "byzantine": -1})
