@@ -489,7 +489,7 @@ def test_a_leaderboard_has_the_difference_of_each_row_that_compare_finds(site: P
     page = (site / "sfat-audit-jpeg75-cpu.html").read_text()
     board = re.search(r'<section class="board" id="([\w-]+)".*?</section>', page, re.DOTALL)
     assert board is not None
-    head = re.search(r"<th[^>]*>(AA: points from FAT \(95 %\))</th>", board[0])
+    head = re.search(r"<th[^>]*>(AA: points from FAT \(95 %, not corrected\))</th>", board[0])
     assert head is not None
     suite = files.load("sfat-audit-jpeg75")
     file = ROOT / "results" / "sfat-jpeg75-cpu.jsonl"

@@ -1748,11 +1748,13 @@ def gains(tmp_path: Path, values: Values, where: str | None = None) -> Grid:
 
 
 def test_a_column_of_differences_with_the_interval_of_their_mean(tmp_path: Path) -> None:
-    """Mean 0.03, t(1) = 12.7062, standard error 0.01: from -0.0971 to 0.1571. The baseline's row has none."""
+    """Mean 0.03, t(1) = 12.7062, standard deviation 0.0141421 and half of 10,000 images: from -0.0975 to 0.1575. The
+    baseline's row has none.
+    """
     grid = gains(tmp_path, UNIFORM)
     value = at(grid, "Uniform", "gain")
     assert (value.mean, *value.values) == pytest.approx((0.03, 0.02, 0.04))
-    assert value.interval == pytest.approx((0.03 - 0.127062, 0.03 + 0.127062), abs=1e-6)
+    assert value.interval == pytest.approx((0.03 - 0.127511, 0.03 + 0.127511), abs=1e-6)
     assert not at(grid, "FAT", "gain").planned and at(grid, "FAT", "natural").mean == pytest.approx(0.55)
     assert (value.published, value.published_most, value.difference) == (
         pytest.approx(0.015),
@@ -1763,13 +1765,13 @@ def test_a_column_of_differences_with_the_interval_of_their_mean(tmp_path: Path)
     assert notes(grid)["differences"] == (
         "gain: minus method FAT, seed by seed; in brackets the 95 % interval of the mean, Student's t"
     )
-    said = "+3.00 (-9.71 to +15.71) (pub. +1.50 to +2.00)"
+    said = "+3.00 (-9.75 to +15.75) (pub. +1.50 to +2.00)"
     assert said in markdown.render([grid])
     for text in (latex.render([grid]), html.fragment([grid]), terminal.render([grid])):
-        assert re.search(r"\+\$?3\.00", text) and "15.71" in text
+        assert re.search(r"\+\$?3\.00", text) and "15.75" in text
     [line] = [one for one in csv.DictReader(io.StringIO(records.render_csv([grid]))) if one["mean"] == "0.03"]
     assert (line["heading"], line["metric"], line["published_most"]) == ("gain", "natural minus FAT", "0.02")
-    assert (float(line["low"]), float(line["high"])) == pytest.approx((-0.097062, 0.157062), abs=1e-6)
+    assert (float(line["low"]), float(line["high"])) == pytest.approx((-0.097511, 0.157511), abs=1e-6)
     [row] = [
         one for one in json.loads(records.render_json([grid]))["tables"][0]["rows"] if one["key"]["method"] == "Uniform"
     ]
@@ -1781,6 +1783,9 @@ def test_differences_need_the_same_seed_and_a_baseline(tmp_path: Path) -> None:
     value = at(gains(tmp_path, one_seed), "Uniform", "gain")
     assert (value.mean, value.interval, value.seeds, value.wanted) == (pytest.approx(0.02), None, (6,), 2)
     assert not at(gains(tmp_path, UNIFORM, "method=Uniform"), "Uniform", "gain").planned
+    agree = at(gains(tmp_path, {**UNIFORM, ("Non-IID", "Uniform", 7): {"natural": 0.62}}), "Uniform", "gain")
+    half = 12.7062 * 0.00005 / 2**0.5
+    assert agree.interval == pytest.approx((0.02 - half, 0.02 + half), abs=1e-7)
 
 
 @pytest.mark.parametrize(

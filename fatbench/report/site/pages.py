@@ -299,7 +299,7 @@ def _heading(board: Board) -> str:
     if not board.differences:
         return ""
     baselines = ", ".join(dict.fromkeys(one.baseline for one in board.differences))
-    return f"{board.grid.columns[board.sorted_by].heading}: points from {baselines} (95 %)"
+    return f"{board.grid.columns[board.sorted_by].heading}: points from {baselines} (95 %, not corrected)"
 
 
 def _difference(board: Board, row: Row) -> dict[str, Any] | None:

@@ -26,7 +26,7 @@ from fatbench.report.numbers.measurements import (
     metric_names,
 )
 from fatbench.report.numbers.published import Lookup
-from fatbench.report.numbers.statistics import paired
+from fatbench.report.numbers.statistics import over_seeds, paired
 from fatbench.report.tables import significance
 from fatbench.report.tables.common_images import OnCommonImages
 from fatbench.report.tables.grid import Column, Grid, Group, PairedComparison, Row, Value, label
@@ -386,9 +386,12 @@ def _difference(
     values = tuple(mine[seed] - less[seed] for seed in seeds)
     mean, std = mean_and_std(values)
     test = paired(mine, less)
+    interval = None if test is None else test.interval
+    if source.fraction and len(ours.n) == 1 and ours.n[0] and (accuracies := over_seeds(values, ours.n[0])):
+        interval = accuracies.low, accuracies.high  # seeds that agree to the image are no interval of no width
     return Value(
         mean=mean, std=std, seeds=seeds, wanted=ours.wanted, n=ours.n, values=values, flags=ours.flags,
-        cells=ours.cells, interval=None if test is None else test.interval,
+        cells=ours.cells, interval=interval,
     )  # fmt: skip
 
 
