@@ -125,8 +125,10 @@ def shown_url(url: str) -> str:
 
 
 def data_folder(flag: str | None = None) -> Path:
-    """Where data sets are: the user's cache folder by default."""
+    """Where data sets are: the user's cache folder by default. SpecError: an address, which may hold a password."""
     if value := setting("data", flag):
+        if "://" in value:
+            raise SpecError(f"--data: expected a folder, got the address {value}")
         return Path(value).expanduser()
     return cache_folder()
 

@@ -50,6 +50,10 @@ def test_plugins_of_the_command_and_of_the_file_of_settings_too(
     Path("fatbench.toml").write_text('plugin = "https://me:hunter2@host/mine.py"\n')
     code, said = fuzzing.program("suite", "list")
     assert code == 2 and "hunter2" not in said
+    Path("fatbench.toml").write_text('data = "https://me:hunter2@host/x"\n')
+    for command in ("doctor", "data list"):
+        code, said = fuzzing.program(*command.split())
+        assert code == 2 and "https://me:***@host/x" in said
 
 
 def test_no_two_suites_share_a_page_and_none_replaces_the_index() -> None:
