@@ -22,6 +22,8 @@ def replacing(file: Path, *, new: bool = False) -> Iterator[BinaryIO]:
     A link is replaced, never followed. new: FileExistsError if there is such a file. OSError: it cannot be written,
     and nothing was changed.
     """
+    if not file.name:  # "." and "/"
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
     part = file.with_name(f".{file.name}.{os.getpid()}.part")
     try:
         with part.open("xb") as handle:

@@ -56,6 +56,7 @@ def test_robustbench_reads_its_records(run: Run, db: str, tmp_path: Path) -> Non
     [
         (["--format", "parquett"], "--format: no format is named 'parquett' (did you mean 'parquet'?)"),
         (["--format", "parquet"], "--format parquet: say where with -o FILE"),
+        (["--format", "parquet", "-o", "/"], "-o /: Is a directory"),
         (["--format", "robustbench", "-o", "x"], "--format robustbench: name the suite with --suite"),
         (
             ["--format", "robustbench", "-o", "x", "--suite", "adfl-mnist"],

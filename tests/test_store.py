@@ -1022,6 +1022,7 @@ def test_a_full_disk(tmp_path: Path) -> None:
         refused_new = str(tmp_path / "new.db")
         with pytest.raises(MachineError, match=r"new\.db: (the disk is full|reading or writing failed)"):
             Store.open(refused_new, create=True)
+        assert not Path(refused_new).exists()
     finally:
         subprocess.run(["umount", str(tmp_path)], check=True)
 

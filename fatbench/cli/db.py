@@ -91,8 +91,7 @@ def _numbers(name: str | None, preset: str | None, db: str | None, format: str, 
     if importlib.util.find_spec("pyarrow") is None:
         raise SpecError("--format parquet: pip install 'fatbench[parquet]'")
     assert output is not None
-    with whole_file.replacing(output) as handle:
-        frame.to_parquet(handle, index=False)
+    whole_file.write(output, frame.to_parquet(index=False), f"-o {output}")
 
 
 def import_(

@@ -13,7 +13,7 @@ import stat
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from itertools import groupby
 from pathlib import Path
 from types import TracebackType
@@ -178,16 +178,22 @@ class Database:
         reached. SpecError: no such kind of database.
         """
         database = cls(url, create=create)
+        fresh = database.path is not None and not database.path.exists()
         database._ready_file(create)
-        with database.reading() as connection:
-            revision = database._revision(connection)
-        if revision is not None:
-            database._demand_current(revision)
-        elif create:
-            with database.writing() as connection:
-                database._create(connection)
-        else:
-            raise NoDatabase(f"{database.shown} is empty: nothing has been run yet")
+        try:
+            with database.reading() as connection:
+                revision = database._revision(connection)
+            if revision is not None:
+                database._demand_current(revision)
+            elif create:
+                with database.writing() as connection:
+                    database._create(connection)
+            else:
+                raise NoDatabase(f"{database.shown} is empty: nothing has been run yet")
+        except Unavailable as error:
+            if fresh and not isinstance(error, Locked):  # a full disk; a lock is of somebody who fills the same file
+                database._drop_empty()
+            raise
         if database.path is not None:
             if create:
                 database._set_journal()
@@ -312,6 +318,11 @@ class Database:
             raise DatabaseError(f"{self.shown} is a folder, not a fatbench database")
         if not os.access(path, os.R_OK):
             raise MachineError(f"{self.shown} cannot be read: Permission denied")
+
+    def _drop_empty(self) -> None:
+        with suppress(OSError):
+            if self.path is not None and not self.path.stat().st_size:
+                self.path.unlink()
 
     def _revision(self, connection: Connection) -> str | None:
         """The revision of the schema, "" where it is older than the first; None: an empty database."""
