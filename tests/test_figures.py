@@ -27,7 +27,7 @@ from fatbench.engine.rounds import Number
 from fatbench.errors import MachineError, NothingMatched, SpecError
 from fatbench.report.figures import artifacts, forest, panel_kinds, plots, series, styles
 from fatbench.report.numbers import baseline, compare
-from fatbench.report.numbers.measurements import Numbers, StoredResults
+from fatbench.report.numbers.measurements import Numbers, Source, StoredResults
 from fatbench.store.stages import Store
 from fatbench.suite import files
 from fatbench.suite.cells import Cell, Plan
@@ -321,6 +321,8 @@ def test_the_range_over_clients_is_drawn_over_the_rounds(drawn: Suite) -> None:
     plan = suite.plan("paper")
     plot = next(one for one in build(suite, plan, rows_of(plan)) if one.figure.id == "weights")
     assert {point.mean for panel in plot.panels for line in panel.lines for point in line.points} == {0.5}
+    of_accuracies = replace(plot.panels[0].lines[0], source=Source.parse("train:train_accuracy[range]"))
+    assert plots._unit(plot, replace(plot.panels[0], lines=[of_accuracies])) == "weight (points)"
 
 
 MORE = """\

@@ -17,6 +17,7 @@ from fatbench.errors import MachineError
 from fatbench.report.figures import panel_kinds
 from fatbench.report.figures.series import Line, Panel, Plot
 from fatbench.report.figures.styles import GREY, axis_label, handle, styles_of
+from fatbench.report.numbers.measurements import RANGE
 from fatbench.suite.model import Key
 from fatbench.suite.tables import SERIES
 
@@ -241,9 +242,9 @@ def _arranged(count: int, labels: Sequence[Sequence[str]]) -> tuple[int, int]:
 
 def _unit(plot: Plot, panel: Panel, titled: bool = False) -> str:
     """What stands beside the vertical axis: its only heading, unless the title has it; else what the figure says."""
-    said = "points" if plot.figure.minus else "%"
+    points = plot.figure.minus or any(line.source.client == RANGE for line in panel.lines)
     headings = list(dict.fromkeys(line.heading for line in panel.lines))
     fraction = any(line.source.fraction for line in panel.lines)
     if len(headings) == 1 and not titled:
-        return f"{headings[0]} ({said})" if fraction else headings[0]
-    return ("points" if plot.figure.minus else "per cent") if fraction else plot.figure.ylabel
+        return f"{headings[0]} ({'points' if points else '%'})" if fraction else headings[0]
+    return ("points" if points else "per cent") if fraction else plot.figure.ylabel
