@@ -205,8 +205,8 @@ def _attack(stage: _Stage, turn: Turn, loaded: _Loaded, machine: Machine) -> Cel
     attack = calls.build("Attack", evaluation.attack)
     cost = sum(formulas.passes(calls.call("Attack", evaluation.attack))) + 1
     begin = time.perf_counter()
-    for position, pair in enumerate(pairs):  # all images on one model, then on the next
-        first = position * n
+    for number, pair in enumerate(pairs):  # all images on one model, then on the next
+        first = number * n
         if position >= first + n:
             continue
         chunks = attacked(
