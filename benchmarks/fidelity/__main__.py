@@ -35,6 +35,7 @@ COMPARISONS: dict[str, Callable[[Path], list[Row]]] = {
     "tamaya": others.fedsoftbetter,
     "calfat": robust.calfat,
     "awp": robust.awp,
+    "fedrbn": robust.fedrbn,
     "blades": robust.blades,
     "byzantine": robust.byzantine,
     "breaching": privacy.breaching,

@@ -1,10 +1,12 @@
-"""CalFAT's clients, AWP's perturbation, and the aggregators of two Byzantine libraries, beside ours."""
+"""CalFAT's clients, AWP's perturbation, FedRBN's, and the aggregators of two Byzantine libraries, beside ours."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,8 @@ from fatbench.engine.randomness import generator
 from fatbench.engine.rounds import Context, Mixing, Problem, Stats, Update
 from fatbench.methods import attacks, objectives, robust_aggregators
 from fatbench.methods.aggregators import uniform
+from fatbench.methods.algorithms.fedbn import normalisation
+from fatbench.methods.algorithms.fedrbn import propagated
 from fatbench.models.small_cnn import small_cnn
 
 CPU = torch.device("cpu")
@@ -126,6 +130,111 @@ def awp(folder: Path) -> list[Row]:
     rows.append(equal("awp.gradient", said, "awp_at", "gradient", difference(*kept)))
     rows.append(equal("awp.statistics", said, "awp_at", "output", difference(*statistics), note="running statistics"))
     return rows
+
+
+def fedrbn(folder: Path) -> list[Row]:
+    """Two AT users and an ST user by `train`, then the ST user's statistics by `copy_multi_dual_noise_bn`."""
+    problem = replace(_clients(), model=_dual())
+    start = copied(problem.model)
+    attack = functools.partial(attacks.pgd, eps=8 / 255, step=2 / 255, steps=7)
+    at = LocalTraining(batch=BATCH, lr=0.01, objective=functools.partial(objectives.dual_at, attack=attack))
+    locals = [at, at, replace(at, objective=objectives.standard)]
+    ours = [train_client(Client(problem, start, k, 0), local).model for k, local in enumerate(locals)]
+
+    @contextlib.contextmanager
+    def in_eval_mode(model: nn.Module) -> Iterator[None]:
+        model.eval()
+        yield
+        model.train()
+
+    stubs: dict[str, dict[str, Any]] = {
+        "advertorch": {}, "advertorch.context": {"ctx_noparamgrad_and_eval": in_eval_mode},
+        "advertorch.attacks": {"LinfPGDAttack": None}, "federated.core": {"ModelAccumulator": None},
+        "federated.baselines": {"train_free": None}, "utils.attack": {"FreeAttack": _Never, "AffineAttack": _Never},
+    }  # fmt: skip
+    names = ("federated.learning", "federated.aggregation", "nets.dual_bn")
+    with imported(folder, *names, stubs=stubs) as (learning, aggregation, layers):
+        theirs = []
+        for k, local in enumerate(locals):
+            network = _dual(layers)
+            network.load_state_dict(_as_theirs(start))
+            noise = generator(problem.seed, "attack", 0, k)
+            perturb = functools.partial(_perturbed, network, attack, noise)
+            seen = [(batch.x, batch.y) for batch in batches(problem, k, 0, local)]
+            learning.train(
+                network, seen, torch.optim.SGD(network.parameters(), lr=0.01), F.cross_entropy, CPU,
+                adversary=_Instead(perturb) if k < 2 else None, att_BNn=True,
+            )  # fmt: skip
+            theirs.append(copied(network))
+        said = "train, one epoch"
+        rows = [
+            equal(f"fedrbn.client.{k}", said, "dual_at" if k < 2 else "standard", "run",
+                  difference(_counted(_as_theirs(own)), _counted(state)))
+            for k, (own, state) in enumerate(zip(ours, theirs, strict=True))
+        ]  # fmt: skip
+        aggregation.copy_multi_dual_noise_bn(theirs[:2], theirs[2], src_weight_mode="cos")
+    kept = [{name: own[name] for name in normalisation(problem.model)} for own in ours]
+    moved = _as_theirs(propagated(dict(enumerate(kept)), [0, 1])[2])
+    rows.append(
+        equal("fedrbn.propagation", "copy_multi_dual_noise_bn, cos", "propagated", "output",
+              difference(_counted(moved), {name: theirs[2][name] for name in _counted(moved)}))
+    )  # fmt: skip
+    return rows
+
+
+class _Never:
+    """A class of attacks that is not compared."""
+
+
+class _Instead:
+    """An adversary of theirs with our attack."""
+
+    def __init__(self, perturb: Callable[[Tensor, Tensor], Tensor]) -> None:
+        self.perturb = perturb
+
+
+def _perturbed(network: nn.Module, attack: Any, noise: torch.Generator, x: Tensor, y: Tensor) -> Tensor:
+    found: Tensor = attack(network, x, y, noise)
+    return found
+
+
+def _dual(layers: Any = None) -> nn.Module:
+    """Our network with our layers of two statistics, or with theirs and the switch that their networks have."""
+    if layers is None:
+        torch.manual_seed(0)
+        return small_cnn((3, 8, 8), 10, width=4, norm="dual")
+    network = small_cnn((3, 8, 8), 10, width=4)
+    for name, module in list(network.named_modules()):
+        if isinstance(module, nn.BatchNorm2d):
+            setattr(network, name, layers.DualBatchNorm2d(module.num_features))
+
+    def set_bn_mode(attacked: bool) -> None:
+        for module in network.modules():
+            if isinstance(module, layers.DualNormLayer):
+                module.clean_input = not attacked
+
+    network.set_bn_mode = set_bn_mode  # type: ignore[assignment]
+    return network
+
+
+def _as_theirs(state: Any) -> dict[str, Tensor]:
+    """Our tensors under their names."""
+    found: dict[str, Tensor] = {}
+    for name, value in state.items():
+        layer, _, own = name.rpartition(".")
+        kind, _, what = own.partition("_")
+        if kind == "attacked":
+            found[f"{layer}.noise_bn.running_{what}"] = value
+        elif kind in ("running", "num"):
+            found[f"{layer}.clean_bn.{own}"] = value
+            found.setdefault(f"{layer}.noise_bn.{own}", value)
+        else:
+            found[name] = value
+    return found
+
+
+def _counted(state: Any) -> dict[str, Tensor]:
+    return {name: value for name, value in state.items() if not name.endswith("num_batches_tracked")}
 
 
 # --- aggregators --------------------------------------------------------------------------------------------------

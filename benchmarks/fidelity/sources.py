@@ -69,6 +69,9 @@ SOURCES = {
     ),
     "calfat": Source("cc233/CalFAT", "e53f8e8fdb978c9d9a9c1560a2044c66bcad0064", title="CalFAT"),
     "awp": Source("csdongxian/AWP", "a7acf5d842fccf1bbb4b91644352ce157d370a26", ("AT_AWP",), "AWP"),
+    "fedrbn": Source(
+        "illidanlab/FedRBN", "b18846cf9fe536f74613479eab2c7de713cd6fd0", ("federated", "nets", "utils"), "FedRBN"
+    ),
     "blades": Source("lishenghui/blades", "ca1ac15c0e4b2cf671a9e6848456a5e185c00bf4", ("fllib/aggregators",), "Blades"),
     "byzantine": Source(
         "epfml/byzantine-robust-optimizer",
