@@ -247,7 +247,10 @@ def test_guarantee_one_drawn_step_and_of_all_examples():
 def test_what_a_defence_has_spent():
     """Clipped batches may turn round (sensitivity 2); an example takes part once an epoch, or is drawn in each step."""
     four, delta = Spent(4, 40, None), 1e-5
-    found = {name: guarantee(functools.partial(DEFENCES[name], noise=2), four, delta) for name in ("dpsgd", "gaussian", "laplace")}
+    found = {
+        name: guarantee(functools.partial(DEFENCES[name], noise=2), four, delta)
+        for name in ("dpsgd", "gaussian", "laplace")
+    }
     assert found["dpsgd"] == (gaussian_epsilon(2, delta, 4), delta)
     assert found["gaussian"] == (gaussian_epsilon(1, delta, 4), delta)
     assert found["laplace"] == (pytest.approx(4), 0)

@@ -301,7 +301,7 @@ def test_released_readouts_subtract_the_wrong_neighbour():
 
 @pytest.mark.parametrize("kind", ["cumulative", "sparse"])
 def test_bins_after_local_steps_by_hand(kind):
-    """Two images alone in their bins, rate 0.1, thresholds 0, 0.5 (and 1): only rows that one image moves stay exact."""
+    """Two images alone in their bins, rate 0.1, thresholds 0, 0.5, 1: only rows that one image moves stay exact."""
     x, y = torch.tensor([[0.2, 0.4], [0.8, 0.6]], dtype=torch.float64), torch.tensor([0, 1])
     width = 0.5 if kind == "sparse" else 1.0
     start = [torch.full((2, 2), 0.5 / width), torch.tensor([0.0, -0.5 / width]), torch.tensor([[1.0, 1], [-1, -1]])]

@@ -191,7 +191,7 @@ class Database:
             else:
                 raise NoDatabase(f"{database.shown} is empty: nothing has been run yet")
         except Unavailable as error:
-            if fresh and not isinstance(error, Locked):  # a full disk; a lock is of somebody who fills the same file
+            if fresh and not isinstance(error, Locked):  # a full disk; a lock means that another process fills the file
                 database._drop_empty()
             raise
         if database.path is not None:

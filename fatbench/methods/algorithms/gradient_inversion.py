@@ -90,9 +90,9 @@ def gradient_inversion(
     correlation32 and identification also per target. Of a batch these are of the best pair. matched_psnr, matched_ssim
     and recovered are of all pairs: reconstructions assigned to originals one to one, and the fraction of originals
     above 19 dB. grey_psnr, grey_ssim, another_psnr, ... are baselines: scores of a flat grey reconstruction and of
-    another image. Only the gradients that the inversion reads are computed. `rounding`: the images, once resized, have 256
-    levels again, as a file of that size has. `objective` counts work alone: the loss is the cross-entropy, or that of
-    `local`.
+    another image. Only the gradients that the inversion reads are computed. `rounding`: the images, once resized, have
+    256 levels again, as a file of that size has. `objective` counts work alone: the loss is the cross-entropy, or
+    that of `local`.
 
     ValueError: fewer images than are needed; local training of a model with batch normalisation.
 
