@@ -28,7 +28,9 @@ def events(name: str, tmp_path: Path) -> None:
         for round in (1, 2):
             observer.see(0, Event(job.cell, "train", "progress", round, 2, loss=1.0 / round, accuracy=0.25 * round))
         observer.see(0, Event(job.cell, "train", "done", 2, 2))
-    assert heard == ["begin", "progress", "progress", "done"]
+        for round in (1, 2):  # the best model and the last one are attacked alike
+            observer.see(0, Event(job.cell, f"natural-01abdeb9@{round}", "progress", 64, 64, accuracy=0.3 * round))
+    assert heard == ["begin", "progress", "progress", "done", "progress", "progress"]
 
 
 def test_tensorboard_reads_the_curves(tmp_path: Path) -> None:
@@ -40,6 +42,9 @@ def test_tensorboard_reads_the_curves(tmp_path: Path) -> None:
     read.Reload()
     assert [(one.step, one.value) for one in read.Scalars("train/loss")] == [(1, 1.0), (2, 0.5)]
     assert [one.value for one in read.Scalars("train/accuracy")] == [0.25, 0.5]
+    assert [[one.value for one in read.Scalars(f"natural@{round}/accuracy")] for round in (1, 2)] == [
+        pytest.approx([0.3]), pytest.approx([0.6])
+    ]  # fmt: skip
 
 
 def test_weights_and_biases_reads_the_curves_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -57,7 +62,7 @@ def test_weights_and_biases_reads_the_curves_offline(tmp_path: Path, monkeypatch
             rows.append(
                 {"/".join(one.nested_key) or one.key: json.loads(one.value_json) for one in record.history.item}
             )
-    assert [(row["train/round"], row["train/loss"], row["train/accuracy"]) for row in rows] == [
+    assert [(row["train/round"], row["train/loss"], row["train/accuracy"]) for row in rows[:2]] == [
         (1, 1.0, 0.25),
         (2, 0.5, 0.5),
     ]

@@ -80,5 +80,9 @@ def test_models_lists_numbers_and_what_is_here(
     code, out, _ = run(str(RESULTS), "--from", str(FILE.parent), "--here", "--format", "json")
     (row,) = json.loads(out)["models"]
     assert (code, row["name"], row["file"]) == (0, NAME, str(FILE)) and 0.6 < row["numbers"]["natural"] < 0.65
+    code, out, _ = run(str(ROOT / "results" / "sfat-fashion-cpu.jsonl"), "--format", "json")
+    names = [row["name"] for row in json.loads(out)["models"]]
+    first = [name for name in names if name.startswith("sfat-fashion/Non-IID/SFAT/")]
+    assert [name.rpartition("/")[2] for name in first] == ["6", "7", "8", "9", "10"]
     assert run()[0] == 3
     assert run("no.jsonl")[::2] == (2, "fatbench: no such file: no.jsonl\n")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated
 
@@ -33,7 +34,7 @@ def models(
     rows = [
         {"name": name, "cell": one.cell, "round": one.round, "sha256": one.sha256, "numbers": dict(one.numbers),
          "file": None if (file := zoo.find(one, folders)) is None else str(file)}
-        for name, one in known.items()
+        for name, one in sorted(known.items(), key=lambda item: _counted(item[0]))
     ]  # fmt: skip
     rows = [row for row in rows if row["file"] is not None or not here]
     if not rows:
@@ -42,3 +43,8 @@ def models(
         print_json({"models": rows})
     else:
         show.models(rows)
+
+
+def _counted(name: str) -> list[tuple[str, int]]:
+    """A name for sorting: numbers in it by their size, so that seed 10 follows seed 9."""
+    return [(text, int(number or 0)) for text, number in re.findall(r"(\D+)(\d*)", name)]

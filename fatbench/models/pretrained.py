@@ -148,7 +148,7 @@ def from_file(name: str, path: Path) -> dict[str, Tensor]:
             return {published_name(key): value for key, value in load_file(path).items() if not new_head(key)}
         with torch.serialization.safe_globals([argparse.Namespace]):  # training scripts store their arguments, too
             stored: Any = torch.load(path, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
+    except (pickle.UnpicklingError, KeyError) as error:  # KeyError: an opcode that torch does not know
         if "GLOBAL" not in str(error):  # that is how torch says that the file names code, which is not executed
             raise MachineError(f"{name}: weights: cannot read {path}: not a file that torch.save wrote") from None
         raise SpecError(

@@ -63,7 +63,8 @@ class Both:
             return
         if event.cell not in self.writes:
             self.writes[event.cell] = self.open(self.jobs[event.cell])
-        stage = event.stage.partition("@")[0].rpartition("-")[0] or event.stage
+        name, at, round = event.stage.partition("@")
+        stage = f"{name.rpartition('-')[0]}{at}{round}" if at else name  # an attack on the model of a round
         self.writes[event.cell](stage, event.round, numbers)
 
     def note(self, text: str) -> None:
