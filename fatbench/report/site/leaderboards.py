@@ -59,6 +59,7 @@ class Board:
     differences: list[Difference] = field(default_factory=list)  # of its rows, where they were tested
     sentence: str = ""  # what the numbers come to
     suites: list[str] = field(default_factory=list)
+    preset: str = ""
 
 
 def tasks(parts: Sequence[Part]) -> list[Task]:
@@ -263,6 +264,7 @@ def _board(task: Task, grid: Grid) -> Board | None:
             (axis, labels[axis]) for axis in axes if 1 < len(labels[axis]) <= LABELS and len(labels[axis]) < len(rows)
         ],
         suites=[*task.parts],
+        preset=task.preset,
     )
 
 

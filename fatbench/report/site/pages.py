@@ -182,7 +182,7 @@ def _answers(boards: Iterable[Board]) -> dict[str, list[tuple[str, str, str, str
     for board in boards:
         if board.sentence:
             task = board.title.partition(":")[0]
-            said = board.id, task, board.sentence.replace(" -", " \u2212"), ", ".join(board.suites)
+            said = board.id, task, board.sentence.replace(" -", " \u2212"), f"{', '.join(board.suites)}, {board.preset}"
             found.setdefault(paper_of(board.suites[0]).partition(" (")[0], []).append(said)
     return found
 
@@ -286,7 +286,7 @@ def _board(board: Board, links: html.Links) -> dict[str, Any]:
         title += ": a dot for each row, ± standard deviation" + "; a ring for what is published" * grid.has_published
     return {
         "id": board.id, "title": board.title, "about": f"{board.about} Numbers: {WORDS[grid.select]}." + published,
-        "label": grid.label,
+        "label": grid.label, "region": f"{board.title} ({', '.join(board.suites)}, {board.preset})",
         "axes": board.axes, "choices": board.choices, "columns": columns, "rows": rows, "grid": grid,
         "published": grid.has_published, "chart": _against(board, {}) is not None, "chart_title": title,
         "sentence": board.sentence.replace(" -", " \u2212"), "against": _heading(board),
