@@ -433,6 +433,17 @@ def test_local_epochs_fall_over_the_rounds_and_the_plan_counts_them():
     torch.testing.assert_close(results[-1].state.model["w"], after(THETA, A.mean(0), 13))
 
 
+def test_the_first_rounds_may_have_an_objective_of_their_own():
+    """Two rounds of warm-up at the objective with twice the gradient: factors 0.8, 0.8 and 0.9."""
+
+    def doubled(*given):
+        loss, correct = quadratic(*given)
+        return 2 * loss, correct
+
+    result = run("fedavg", problem(), rounds=3, epochs=1, warmup=doubled, warmup_rounds=2)[-1].state.model["w"]
+    torch.testing.assert_close(result, A.mean(0) + 0.8 * 0.8 * 0.9 * (THETA - A.mean(0)))
+
+
 def test_broadcast_loss_is_measured_only_for_aggregators_that_ask():
     assert run("fedavg", problem())[0].updates[0].stats.broadcast_loss is None
     update = run("fedavg", problem(), aggregator=aggregator("q_ffl", q=1.0))[0].updates[0]

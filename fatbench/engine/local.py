@@ -25,7 +25,7 @@ from fatbench.engine.optimizers import Descent, Moments, step
 from fatbench.engine.randomness import forked, generator
 from fatbench.engine.rounds import Problem, Stats, Tensors, Update
 from fatbench.suite.cost import epochs_in_round
-from fatbench.suite.types import Count, Fraction, Momentum, NonNegative, Objective, Positive, Proximal
+from fatbench.suite.types import Count, Fraction, Momentum, Natural, NonNegative, Objective, Positive, Proximal
 
 
 @dataclass(frozen=True)
@@ -36,10 +36,13 @@ class LocalTraining:
     batch: examples of a step, the last one of an epoch may have fewer. lr: the rate of round 0, times lr_decay every
     round. momentum is SGD's; its buffer starts at zero every round. weight_decay is added to the gradient (AdamW
     shrinks the weights). clip: the gradient is scaled to at most this norm. proximal: a term added to the gradient that
-    pulls towards the broadcast weights (FedProx).
+    pulls towards the broadcast weights (FedProx). warmup: the objective of the first `warmup_rounds` rounds, such as
+    fewer adversarial images, or AT before AWP; plan and rounds count image passes as if there were none.
 
     Forward: epochs * objective
     Backward: epochs * objective
+    Refuse if warmup_rounds and warmup is None: warmup_rounds: 'warmup' does not say on which objective
+    Refuse if not warmup_rounds and warmup is not None: warmup: 'warmup_rounds' does not say for how many rounds
     """
 
     batch: Count
@@ -54,11 +57,14 @@ class LocalTraining:
     weight_decay: NonNegative = 0.0
     clip: Positive | None = None
     proximal: Proximal | None = None
+    warmup: Objective | None = None
+    warmup_rounds: Natural = 0
 
     def at(self, round: int) -> LocalTraining:
         """The settings of round `round`, counted from 0: the rate has fallen, and the number of epochs."""
         epochs = epochs_in_round(self.epochs, self.epochs_factor, self.epochs_every, round)
-        return replace(self, lr=self.lr * self.lr_decay**round, epochs=epochs)
+        objective = self.warmup if self.warmup is not None and round < self.warmup_rounds else self.objective
+        return replace(self, lr=self.lr * self.lr_decay**round, epochs=epochs, objective=objective)
 
     def descent(self, plain: bool = False) -> Descent:
         """The optimizer of a round."""
