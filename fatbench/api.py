@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     import pandas
     from torch import nn
 
-    from fatbench.runner.jobs import Event, Job
+    from fatbench.runner.jobs import Event, Job, Summary
     from fatbench.store.selection import Checkpoint
     from fatbench.suite.cells import Plan
     from fatbench.suite.files import Suite
@@ -209,20 +209,12 @@ class _Lines:
     def note(self, text: str) -> None:
         self._say(text)
 
-    def summary(
-        self,
-        cells: int,
-        failed: Sequence[str],
-        interrupted: Sequence[str],
-        elsewhere: Sequence[str],
-        changed: Mapping[str, Mapping[str, str]],
-    ) -> None:
-        left = len(failed) + len(interrupted) + len(elsewhere) + len(changed)
-        self._say(f"{self.what}: {cells - left} of {cells} cells done")
-        if changed:
+    def summary(self, end: Summary) -> None:
+        self._say(f"{self.what}: {end.done} of {end.cells} cells done")
+        if end.changed:
             from fatbench.runner import versions
 
-            self._say("\n".join(versions.lines(changed)))
+            self._say("\n".join(versions.lines(end.changed)))
 
     def _say(self, text: str) -> None:
         if not self.quiet:

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from fatbench.cli import watch as watching
 from fatbench.cli.watch import Watch
-from fatbench.runner.jobs import Event
+from fatbench.runner.jobs import Event, Summary
 from fatbench.runner.start import jobs_of
 from fatbench.store.stages import Store
 from fatbench.suite import files
@@ -160,7 +160,7 @@ def test_one_error_of_two_cells_is_said_once(plan: Plan, capsys: pytest.CaptureF
     for cell in (a, b):
         watch.see(0, Event(cell, "train", "failed", message="ValueError: no"))
         watch.see(0, Event(cell, "cell", "failed"))
-    watch.summary(2, [a, b], [], [], {})
+    watch.summary(Summary(2, [a, b], [], [], {}))
     lines = [line[9:] for line in capsys.readouterr().err.splitlines()]
     assert lines[1:3] == [f"{a} train failed: ValueError: no", f"{b} train failed: as above"]
     assert lines[4:] == [

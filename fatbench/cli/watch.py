@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fatbench.runner import progress, versions
-from fatbench.runner.jobs import Event, Job
+from fatbench.runner.jobs import Event, Job, Summary
 from fatbench.store import timing
 from fatbench.store.opening import opened
 from fatbench.store.stage_names import parsed
@@ -130,32 +130,24 @@ class Watch:
         else:
             self._line(text)
 
-    def summary(
-        self,
-        cells: int,
-        failed: Sequence[str],
-        interrupted: Sequence[str],
-        elsewhere: Sequence[str],
-        changed: versions.Changed,
-    ) -> None:
+    def summary(self, end: Summary) -> None:
         """The last lines: what was done and what to do about the rest."""
         if self.live.is_started:
             self.live.stop()
-        done = cells - len(failed) - len(interrupted) - len(elsewhere) - len(changed)
-        parts = [f"{done} of {cells} cells done"]
-        parts += [f"{len(failed)} failed"] if failed else []
-        parts += [f"{len(interrupted)} not finished"] if interrupted else []
-        parts += [f"{len(elsewhere)} being run by another process"] if elsewhere else []
-        parts += [f"{len(changed)} from an older version of a plug-in"] if changed else []
+        parts = [f"{end.done} of {end.cells} cells done"]
+        parts += [f"{len(end.failed)} failed"] if end.failed else []
+        parts += [f"{len(end.interrupted)} not finished"] if end.interrupted else []
+        parts += [f"{len(end.elsewhere)} being run by another process"] if end.elsewhere else []
+        parts += [f"{len(end.changed)} from an older version of a plug-in"] if end.changed else []
         self._line(f"{self.what}: {', '.join(parts)} in {duration(time.monotonic() - self.began)}")
         by_error: dict[str, list[str]] = {}
-        for cell in failed:
+        for cell in end.failed:
             by_error.setdefault(self.errors.get(cell, ""), []).append(cell)
         for error, cells_of_it in by_error.items():
             self._line(f"  failed: {said_once(cells_of_it, error)}")
-        if failed:
+        if end.failed:
             self._line("  run them again with --retry-failed")
-        for line in versions.lines(changed) if changed else ():
+        for line in versions.lines(end.changed) if end.changed else ():
             self._line(line)
 
     def _line(self, text: str) -> None:

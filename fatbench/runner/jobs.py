@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -85,6 +85,21 @@ class Event:
     loss: float | None = None  # of the round's training
     accuracy: float | None = None  # of training: on clean test images; of an attack: so far
     message: str = ""
+
+
+@dataclass(frozen=True)
+class Summary:
+    """How a run ended: the number of its cells, and which of them did not end as they should."""
+
+    cells: int
+    failed: Sequence[str]
+    interrupted: Sequence[str]
+    elsewhere: Sequence[str]  # another process runs them
+    changed: Mapping[str, Mapping[str, str]]  # see `fatbench.runner.versions.Changed`
+
+    @property
+    def done(self) -> int:
+        return self.cells - len(self.failed) - len(self.interrupted) - len(self.elsewhere) - len(self.changed)
 
 
 @dataclass(frozen=True)

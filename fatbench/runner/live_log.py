@@ -15,8 +15,7 @@ from typing import Any
 
 from fatbench import settings
 from fatbench.errors import MachineError, SpecError, did_you_mean
-from fatbench.runner import versions
-from fatbench.runner.jobs import Event, Job
+from fatbench.runner.jobs import Event, Job, Summary
 from fatbench.runner.run_options import RunOptions
 from fatbench.runner.start import Observer
 
@@ -70,15 +69,8 @@ class Both:
     def note(self, text: str) -> None:
         self.watch.note(text)
 
-    def summary(
-        self,
-        cells: int,
-        failed: Sequence[str],
-        interrupted: Sequence[str],
-        elsewhere: Sequence[str],
-        changed: versions.Changed,
-    ) -> None:
-        self.watch.summary(cells, failed, interrupted, elsewhere, changed)
+    def summary(self, end: Summary) -> None:
+        self.watch.summary(end)
 
 
 def _name(job: Job) -> str:

@@ -17,7 +17,7 @@ from fatbench.engine.splits import split
 from fatbench.errors import MachineError, NothingMatched, SpecError, Unavailable, did_you_mean
 from fatbench.runner import progress, slots, transfer, versions, waiting
 from fatbench.runner.executors import local
-from fatbench.runner.jobs import Event, Job, Machine
+from fatbench.runner.jobs import Event, Job, Machine, Summary
 from fatbench.runner.run_options import RunOptions
 from fatbench.runner.slots import gpu_name
 from fatbench.runner.waiting import StopRequest
@@ -66,15 +66,8 @@ class Observer(Protocol):
     def note(self, text: str) -> None:
         """Something that a person should know now, in a line."""
 
-    def summary(
-        self,
-        cells: int,
-        failed: Sequence[str],
-        interrupted: Sequence[str],
-        elsewhere: Sequence[str],
-        changed: versions.Changed,
-    ) -> None:
-        """The run is over: how many cells it had, and which of them did not end as they should."""
+    def summary(self, end: Summary) -> None:
+        """The run is over."""
 
 
 def run(
@@ -178,7 +171,7 @@ def run(
     def those(state: str) -> list[str]:
         return [job.cell for job in jobs if states[job.cell] == state and job.cell not in changed]
 
-    watch.summary(len(jobs), those("failed"), those("todo"), those("running"), changed)
+    watch.summary(Summary(len(jobs), those("failed"), those("todo"), those("running"), changed))
     for line in held:
         watch.note(line)
     if request.code:
