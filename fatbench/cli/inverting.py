@@ -115,7 +115,7 @@ def invert(
             print(line, file=sys.stderr if line in loaded.notes else sys.stdout)
 
 
-MEASURES = ("psnr", "ssim", "matched_psnr", "matched_ssim", "recovered")
+MEASURES = ("psnr", "ssim", "lpips", "matched_psnr", "matched_ssim", "recovered")
 
 
 def _beside(plan: Plan, db: str | None) -> list[dict[str, Any]]:
@@ -151,7 +151,8 @@ def _print(rows: list[dict[str, Any]]) -> None:
     from tabulate import tabulate
 
     heads = {
-        "file": "from", "psnr": "PSNR, best pair", "ssim": "SSIM, best pair", "matched_psnr": "PSNR, all",
+        "file": "from", "psnr": "PSNR, best pair", "ssim": "SSIM, best pair", "lpips": "LPIPS, best pair",
+        "matched_psnr": "PSNR, all",
         "matched_ssim": "SSIM, all", "recovered": "above 19 dB",
     }  # fmt: skip
     shown = [

@@ -110,6 +110,11 @@ def load(task: InversionTask) -> CheckedUpdate:
     broken = next((name for name, value in sent.items() if not bool(value.isfinite().all())), None)
     if broken is not None:
         raise SpecError(f"{task.update}: {broken} has entries that are not finite")
+    alike = _cosine(sent, states[0])
+    if task.kind == "gradient" and alike > 0.9:
+        raise SpecError(f"{task.update} is nearly {task.before}, so it holds weights: give them by --after")
+    if task.kind == "after" and abs(alike) < 0.1:
+        raise SpecError(f"{task.update} has nothing of {task.before}: is it a gradient? Give it by --gradient")
     if task.kind == "after":
         gradient = {name: states[0][name].double() - value.double() for name, value in sent.items()}
     else:
@@ -144,6 +149,14 @@ def load(task: InversionTask) -> CheckedUpdate:
             found = restored("ilrg", observed, model, count, task.shape, draw)
         observed = Observation(observed.weights, observed.gradient, found, local=local)
     return CheckedUpdate(model, observed, tuple(notes))
+
+
+def _cosine(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> float:
+    """Of all tensors of `a` with those of the same names in `b`; no number where `a` is zero."""
+    product, left, right = (
+        float(sum((x[name].double() * y[name].double()).sum() for name in a)) for x, y in ((a, b), (a, a), (b, b))
+    )
+    return product / (left * right) ** 0.5 if left and right else float("nan")
 
 
 def fitting(task: InversionTask, loaded: CheckedUpdate) -> list[calls.Call]:
@@ -239,14 +252,16 @@ def residual(task: InversionTask, loaded: CheckedUpdate) -> float | None:
 
 
 def scores(answer: Answer, originals: Tensor) -> dict[str, float]:
-    """PSNR and SSIM of the best pair, and of all pairs assigned one to one."""
-    from fatbench.methods.inversions import image_measures
+    """PSNR and SSIM of the best pair, and of all pairs assigned one to one; LPIPS where its weights are installed."""
+    from fatbench.methods.inversions import image_measures, lpips
 
     found = {
         name: float(image_measures.best_of(measure, answer.images[None], originals[None])[0])
         for name, measure in (("psnr", image_measures.psnr), ("ssim", image_measures.ssim))
     }
     found["psnr"] = min(found["psnr"], 300.0)
+    if perceptual := lpips.measure(originals.shape[-1]):
+        found["lpips"] = float(image_measures.least_of(perceptual, answer.images[None], originals[None])[0])
     return found | {
         name: float(value[0]) for name, value in image_measures.matched(answer.images[None], originals[None]).items()
     }

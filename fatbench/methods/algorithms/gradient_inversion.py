@@ -37,7 +37,7 @@ from fatbench.engine.local import pixels
 from fatbench.engine.randomness import generator
 from fatbench.engine.rounds import Cost, Metrics, Problem, Round, State, Tensors
 from fatbench.methods.defences import Upload
-from fatbench.methods.inversions import image_measures, reads_of
+from fatbench.methods.inversions import image_measures, lpips, reads_of
 from fatbench.methods.inversions.april import without_block0_norm
 from fatbench.methods.inversions.labels import head_of, label_counts, restored
 from fatbench.methods.inversions.target_client import ClientImages, TargetClient, sent, update
@@ -84,7 +84,8 @@ def gradient_inversion(
 
     Numbers, means over the clients so far with the half width of their 95 % interval (`psnr_ci`, ...; `interval`: from
     the normal or from Student's t distribution): psnr (dB), ssim and mse at the images' size, ssim32 and correlation32
-    at 32 x 32, identification (is the reconstruction's original the likeliest of the first `candidates` training
+    at 32 x 32, lpips where its weights are installed,
+    identification (is the reconstruction's original the likeliest of the first `candidates` training
     images, by correlation at 32 x 32; identification_low and identification_high are Wilson's interval of its count),
     label_recovery (batch of 1) and label_counts (labels not told: fraction of correct counts); psnr,
     correlation32 and identification also per target. Of a batch these are of the best pair. matched_psnr, matched_ssim
@@ -286,11 +287,13 @@ def _compared(reconstructions: Tensor, originals: Tensor, truth: Tensor, gallery
     found = {
         "psnr": image_measures.best_of(image_measures.psnr, reconstructions, originals),
         "ssim": image_measures.best_of(image_measures.ssim, reconstructions, originals),
-        "mse": -image_measures.best_of(lambda a, b: -image_measures.mse(a, b), reconstructions, originals),
+        "mse": image_measures.least_of(image_measures.mse, reconstructions, originals),
         "ssim32": image_measures.best_of(image_measures.ssim, small, small_originals),
         "correlation32": image_measures.best_of(image_measures.correlation, small, small_originals),
         "identification": torch.stack(hits).any(0).view(truth.shape).any(1),
     }
+    if perceptual := lpips.measure(originals.shape[-1]):
+        found["lpips"] = image_measures.least_of(perceptual, reconstructions, originals)
     found |= image_measures.matched(reconstructions, originals)
     first, first_small = originals[:, 0], small_originals[:, 0]
     grey, another = image_measures.grey(first), image_measures.another_image(first)

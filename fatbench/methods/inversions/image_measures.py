@@ -96,6 +96,11 @@ def best_of(measure: Callable[[Tensor, Tensor], Tensor], reconstructions: Tensor
     return of_pairs(measure, reconstructions, originals).flatten(1).amax(1)
 
 
+def least_of(measure: Callable[[Tensor, Tensor], Tensor], reconstructions: Tensor, originals: Tensor) -> Tensor:
+    """As `best_of`, of a measure that is least where the images are equal."""
+    return of_pairs(measure, reconstructions, originals).flatten(1).amin(1)
+
+
 def of_pairs(measure: Callable[[Tensor, Tensor], Tensor], reconstructions: Tensor, originals: Tensor) -> Tensor:
     """(V, P, B): a measure of every pair of a reconstruction (V, P, C, H, W) and an original (V, B, C, H, W).
 

