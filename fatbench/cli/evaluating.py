@@ -50,7 +50,7 @@ def evaluate(
             "--expect-natural",
             min=0,
             max=100,
-            help="Natural accuracy in per cent that your own program measured; no attack runs if it is another here.",
+            help="Natural accuracy in per cent that your own program measured; no attack runs if it differs here.",
         ),
     ] = None,
     strict: Annotated[

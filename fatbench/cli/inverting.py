@@ -30,12 +30,17 @@ def invert(
     after: Annotated[Path | None, typer.Option("--after", help="The weights that the client returned.")] = None,
     gradient: Annotated[Path | None, typer.Option("--gradient", help="Instead: a gradient, by parameter.")] = None,
     classes: Annotated[int, typer.Option("--classes", min=2, help="Number of classes.")] = 10,
-    batch: Annotated[int | None, typer.Option("--batch", min=1, help="Images behind the update.")] = None,
-    labels: Annotated[str | None, typer.Option("--labels", help="Their labels, such as 3,1; else restored.")] = None,
+    batch: Annotated[int | None, typer.Option("--batch", min=1, help="Number of images behind the update.")] = None,
+    labels: Annotated[
+        str | None,
+        typer.Option("--labels", help="Labels of the images, such as 3,1; default: restored from the update."),
+    ] = None,
     threat: Annotated[str, typer.Option("--threat", help="Threat model of the attacker: A, B, C or D.")] = "B",
-    lr: Annotated[float | None, typer.Option("--lr", min=1e-12, help="Rate of local SGD (threat C).")] = None,
+    lr: Annotated[float | None, typer.Option("--lr", min=1e-12, help="Learning rate of local SGD (threat C).")] = None,
     epochs: Annotated[int, typer.Option("--epochs", min=1, help="Local epochs.")] = 1,
-    local_batch: Annotated[int | None, typer.Option("--local-batch", min=1, help="Images of a local step.")] = None,
+    local_batch: Annotated[
+        int | None, typer.Option("--local-batch", min=1, help="Batch size of local training.")
+    ] = None,
     momentum: Annotated[float, typer.Option("--momentum", min=0, max=0.9999, help="Local momentum.")] = 0.0,
     weight_decay: Annotated[float, typer.Option("--weight-decay", min=0, help="Local weight decay.")] = 0.0,
     inversion: Annotated[

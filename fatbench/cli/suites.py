@@ -42,7 +42,7 @@ CALIBRATION = 20  # seconds
 
 
 def suite_list(
-    every: Annotated[bool, typer.Option("--all", help="Also suites on images as JPEG.")] = False,
+    every: Annotated[bool, typer.Option("--all", help="Include suites on JPEG-compressed images.")] = False,
     format: Format = "text",
 ) -> None:
     """List the suites of each paper with their numbers of cells."""
@@ -80,7 +80,7 @@ def suite_check(
     contract: Annotated[
         bool,
         typer.Option(
-            "--contract", help="FILES are plug-ins: see whether their functions keep what every function keeps."
+            "--contract", help="Treat FILES as plug-ins and test the properties that every function must have."
         ),
     ] = False,
     learn: Annotated[

@@ -55,7 +55,7 @@ def letter(part: Call) -> str | None:
             return name
         if name in part:
             return member(part[name], path)
-        raise ValueError(f"it has no setting '{name}', and no threat model is called so")
+        raise ValueError(f"it has no setting '{name}', and no threat model has that name")
 
     for text in lines(part.signature.doc, "Threat:"):
         try:
