@@ -18,7 +18,7 @@ from fatbench.runner.start import jobs_of
 from fatbench.runner.worker import work
 from fatbench.store import jsonl
 from fatbench.store.export_lines import seal
-from fatbench.store.schema import NUMBERS, OUTCOME_CHUNKS, RUNS
+from fatbench.store.schema import NUMBERS, OUTCOME_CHUNKS, RUNS, STAGES
 from fatbench.store.stages import Store
 from fatbench.suite import files
 
@@ -143,6 +143,26 @@ def test_results_of_another_torch_are_allowed_two_points_and_the_record_says_so(
     assert "within the tolerance of 0.02 (torch: 2.11.0 there, " in out
     (record,) = (json.loads(file.read_text()) for file in tmp_path.glob("results/submitted/*.json"))
     assert record["torch"] == ["2.11.0"] and record["verified"]["tolerance"] == 0.02
+
+
+def test_names_of_a_file_are_text_in_a_pull_request(honest: Path, submit: Call, tmp_path: Path) -> None:
+    name = "a\n# b [c](https://d) <img>"
+    code, out, err = submit(changed(honest, tmp_path, lambda c: c.execute(update(RUNS).values(suite=name))))
+    assert code == 0, out + err
+    (text,) = tmp_path.glob("results/submitted/*.md")
+    said = r"# Results: a \# b [c]\(https://d) \<img\>, preset paper"
+    assert text.read_text().splitlines()[0] == said
+
+
+def test_results_without_outcomes_are_refused(honest: Path, submit: Call, tmp_path: Path) -> None:
+    """Whatever else is left out with them."""
+
+    def bare(connection: Any) -> None:
+        connection.execute(OUTCOME_CHUNKS.delete())
+        connection.execute(update(STAGES).values(settings=None))
+
+    code, _, err = submit(changed(honest, tmp_path, bare))
+    assert code == 2 and "has no outcome of each image; nothing was written" in err
 
 
 def test_code_that_was_modified_is_refused_before_anything_runs(honest: Path, submit: Call, tmp_path: Path) -> None:

@@ -80,9 +80,7 @@ def _problems(store: Store) -> Iterator[str]:
         for name, row in mine.items():
             if name != "train" and row.status != "done":
                 yield f"cell {cell}: {name} is {row.status}"
-            elif (
-                name != "train" and parsed(name).metric and row.settings is not None and not store.outcomes(cell, name)
-            ):
+            elif name != "train" and parsed(name).metric and not store.outcomes(cell, name):
                 yield f"cell {cell}: {name} has no outcome of each image"
     numbers = store.measurements(list(specs))
     for cell, _ in sorted(flags.at_chance(numbers, specs)):
@@ -115,14 +113,20 @@ def _record(store: Store, file: Path) -> dict[str, Any]:
 
 
 def _text(record: dict[str, Any], target: Path) -> str:
-    """The text of the pull request."""
+    """The text of the pull request. Names are the file's, so they may hold anything."""
+    from fatbench.report.formats.markdown import escape
+
     again = record["verified"]
-    lines = [f"# Results: {'; '.join(record['suites'])}", "", f"`{target}`, SHA-256 `{record['sha256']}`.", ""]
-    for what in ("cells", "commits", "devices", "precisions", "torch", "plugins"):
-        value = record[what]
-        lines.append(
-            f"* {what}: {', '.join(value) if isinstance(value, list) else value}" if value else f"* {what}: none"
-        )
+    suites = escape("; ".join(record["suites"]))
+    lines = [
+        f"# Results: {suites}",
+        "",
+        f"`{target}`, SHA-256 `{record['sha256']}`.",
+        "",
+        f"* cells: {record['cells']}",
+    ]
+    for what in ("commits", "devices", "precisions", "torch", "plugins"):
+        lines.append(f"* {what}: {escape(', '.join(record[what])) or 'none'}")
     lines.append(
         f"* run again: {', '.join(again['cells'])}; at most {again['apart']:.4g} apart, tolerance"
         f" {again['tolerance']:g} ({again['because']})"
