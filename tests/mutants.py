@@ -96,6 +96,21 @@ ROOMS: dict[str, tuple[list[str], list[str], str]] = {
         ["test_attacks.py", "test_personalised.py", "test_precision.py"],
         "test_attacks or test_personalised and through_which or test_precision and autoattack",
     ),
+    "numbers": (
+        ["report/numbers/statistics.py", "report/numbers/declared_tests.py", "report/tables/significance.py"],
+        ["test_declared_tests.py", "test_significance.py", "test_statistics.py"],
+        "not analysis_of_variance and not null",
+    ),
+    "robustness": (
+        ["engine/malicious.py", "methods/adversaries.py", "methods/robust_aggregators.py"],
+        ["test_malicious.py", "test_robust_aggregators.py"],
+        "",
+    ),
+    "exchange": (
+        ["store/consistency.py", "store/export_schema.py", "store/jsonl.py"],
+        ["test_exchange.py"],
+        "not flipped and not journey",
+    ),
 }
 
 
@@ -542,9 +557,10 @@ def main() -> None:
         if "store" in (asked.room or ROOMS):
             stack.enter_context(_server())
         for name in tracked.split("\0"):
-            if name and not name.startswith("results/") and (ROOT / name).is_file():
+            committed = name.startswith("results/") and name.endswith(".jsonl")
+            if name and (committed or not name.startswith("results/")) and (ROOT / name).is_file():
                 (place / name).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy(ROOT / name, place / name)
+                (os.symlink if committed else shutil.copy)(ROOT / name, place / name)
         os.environ |= {"PYTHONPATH": folder, "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
         sys.dont_write_bytecode = True
         here = (str(ROOT), str(ROOT / "tests"))

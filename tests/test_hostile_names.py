@@ -9,10 +9,12 @@ from pathlib import Path
 import fuzzing
 import pytest
 
+from fatbench.engine.rounds import Number
 from fatbench.errors import SpecError, masked
 from fatbench.report.formats import markdown
 from fatbench.report.site.pages import Part
 from fatbench.store.export_lines import mismatches
+from fatbench.store.stages import Store
 from fatbench.suite import files
 
 
@@ -82,6 +84,20 @@ def test_a_suite_s_name_in_a_file_of_results_is_never_opened(tmp_path: Path, mon
     (tmp_path / "r.jsonl").write_text(f"{json.dumps(head)}\n{json.dumps(cell)}\n")
     code, said = fuzzing.program("site", "r.jsonl", "-o", "site")
     assert "hunter2" not in said and "'password'" not in said and "a suite's name is no path" in said and code == 3
+
+
+def test_brackets_in_names_are_text(tmp_path: Path) -> None:
+    """Rich reads "[/x]" as the end of a style: here it is what a file of results says of itself."""
+    path = str(tmp_path / "x.db")
+    with Store.open(path, create=True) as store:
+        store.add_cell("a", {"seed": 1, "algorithm": {"rounds": 1}})
+        run = store.claim("a", "train", suite="[/s]", total=1, provenance={"host": "[/h]", "device": "[/d]"})
+        assert run is not None
+        store.finish(run, [Number("[/m]", 0.5, 1)], round=1)
+    code, said = fuzzing.program("status", "--db", path)
+    assert code == 0 and "[/s]" in said
+    code, said = fuzzing.program("show", "a", "--db", path)
+    assert code == 0 and "[/m]" in said and "on [/h], [/d]" in said
 
 
 def test_what_a_suite_extends_is_a_suite(tmp_path: Path) -> None:

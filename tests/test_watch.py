@@ -167,3 +167,16 @@ def test_one_error_of_two_cells_is_said_once(plan: Plan, capsys: pytest.CaptureF
         f"  failed: {a}, {b}: ValueError: no (fatbench logs {a})",
         "  run them again with --retry-failed",
     ]
+
+
+def test_an_error_with_brackets_does_not_end_the_table(
+    plan: Plan, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Rich reads "[/x]" as the end of a style."""
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    a = jobs_of(plan)[0].cell
+    with Watch("suite two") as watch:
+        watch.begin(jobs_of(plan), {job.cell: "todo" for job in jobs_of(plan)}, ["cpu"])
+        assert watch.live.is_started
+        watch.see(0, Event(a, "train", "failed", message="KeyError: '[/x]'"))
+    assert "train: KeyError: '[/x]'" in capsys.readouterr().err

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 from rich import box
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
@@ -45,7 +44,7 @@ COLOURS = {
 
 
 def _console() -> Console:
-    console = Console(highlight=False, soft_wrap=False)
+    console = Console(highlight=False, markup=False, soft_wrap=False)  # names may hold brackets
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = 200  # a pipe has no width: do not cut what a script may want
     return console
@@ -76,7 +75,6 @@ def _rows(console: Console, columns: Sequence[str], rows: Sequence[Sequence[str]
             console.print(
                 f"all: {', '.join(f'{columns[i]} {rows[0][i]}' for i in same)}",
                 style="dim",
-                markup=False,
                 soft_wrap=True,
             )
     texts = [i for i in widths if i and columns[i] not in (*right, "presets", GOT)]  # a command is of use whole
@@ -107,12 +105,12 @@ def suites(rows: Sequence[Mapping[str, Any]], hidden: int) -> None:
     for row in rows:
         papers.setdefault(paper_of(row["name"]), []).append(row)
     for paper, group in papers.items():
-        console.print(f"\n{paper}", style="bold", markup=False)
+        console.print(f"\n{paper}", style="bold")
         for row in group:
             cells = row["presets"].get("paper", "")
             title = re.sub(r"^[\w ]*?,? (?=(Table|Figure)s? \d)", "", row["title"])  # without the name of the paper
             line = f"  {row['name']:{names}} {cells:>5}  {title}"
-            console.print(line, markup=False, no_wrap=True, overflow="ellipsis")
+            console.print(line, no_wrap=True, overflow="ellipsis")
     more = f"\n{hidden} more on images as JPEG: --all" if hidden else ""
     console.print(
         f"\nNumbers are cells (training runs) of the preset paper: fatbench suite show NAME{more}",
@@ -123,7 +121,7 @@ def suites(rows: Sequence[Mapping[str, Any]], hidden: int) -> None:
 def suite(chosen: Suite) -> None:
     """`suite show`."""
     console = _console()
-    console.print(f"[bold]{chosen.name}[/bold]  {chosen.title}")
+    console.print(Text.assemble((chosen.name, "bold"), f"  {chosen.title}"))
     if chosen.description:
         console.print(chosen.description)
     console.print()
@@ -132,13 +130,11 @@ def suite(chosen: Suite) -> None:
     for preset in chosen.presets():
         plan = chosen.plan(preset)
         seeds = sorted({cell.spec["seed"] for cell in plan.cells})
-        console.print(
-            f"\n[bold]preset {preset}[/bold]: {len(plan.to_run())} cells, seeds {', '.join(map(str, seeds))}"
-            + (f"\n  {plan.note}" if plan.note else "")
-        )
+        counted = f": {len(plan.to_run())} cells, seeds {', '.join(map(str, seeds))}"
+        console.print(Text.assemble((f"\npreset {preset}", "bold"), counted, f"\n  {plan.note}" if plan.note else ""))
         console.print(f"  evaluated at {', '.join(plan.checkpoints)}:{'' if plan.metrics() else ' nothing'}")
         for metric, attacks in _attacks(plan).items():
-            console.print(f"    {format_call.attack(metric, attacks)}", markup=False)
+            console.print(f"    {format_call.attack(metric, attacks)}")
         _weights(console, plan)
         for key, reason in plan.excluded:
             console.print(f"  left out: {', '.join(key.values())}: {reason}", style="dim")
@@ -147,7 +143,7 @@ def suite(chosen: Suite) -> None:
         console.print(f"  table {table.id}: {table.title}")
     for figure in chosen.figures:
         console.print(f"  figure {figure.id}: {figure.title}")
-    console.print(f"\n[dim]{chosen.file}[/dim]")
+    console.print(f"\n{chosen.file}", style="dim")
 
 
 def _weights(console: Console, what: Plan) -> None:
@@ -156,9 +152,9 @@ def _weights(console: Console, what: Plan) -> None:
     cells = what.to_run()
     for begin in {cell.origin.id: cell.origin for cell in cells if cell.origin is not None}.values():
         said = ", ".join([begin.suite, *begin.key.values(), f"seed {begin.spec['seed']}"])
-        console.print(f"  weights of cell {begin.id}, which runs first: {said}", markup=False)
+        console.print(f"  weights of cell {begin.id}, which runs first: {said}")
     for text in weights.weights_of(cell.spec for cell in cells if cell.origin is None):
-        console.print(f"  weights {weights.describe(text, root)}", markup=False)
+        console.print(f"  weights {weights.describe(text, root)}")
 
 
 def _attacks(what: Plan) -> dict[str, list[dict[str, Any]]]:
@@ -272,13 +268,13 @@ def status(what: Plan, rows: Sequence[CellProgress]) -> None:
     counts = progress.count(rows).items()
     console.print(f"suite {what.suite}, preset {what.preset}: " + ", ".join(f"{n} {state}" for state, n in counts))
     if changed := {row.cell.id: row.changed for row in rows if row.changed}:
-        console.print("\n".join(versions.lines(changed)), style="yellow", markup=False)
+        console.print("\n".join(versions.lines(changed)), style="yellow")
     failed: dict[str, list[str]] = {}
     for row in rows:
         if row.status == "failed":
             failed.setdefault(row.error, []).append(row.cell.id)
     for error, ids in failed.items():
-        console.print(f"failed: {said_once(ids, error)}", style="red", markup=False)
+        console.print(f"failed: {said_once(ids, error)}", style="red")
 
 
 def all_status(counts: Mapping[tuple[str, str], Mapping[str, int]]) -> None:
@@ -307,12 +303,12 @@ def cell(
     import json
 
     console = _console()
-    console.print(f"[bold]cell {id}[/bold]")
-    console.print(json.dumps(spec, indent=2), markup=False)
+    console.print(f"cell {id}", style="bold")
+    console.print(json.dumps(spec, indent=2))
     table = _table("stage", "state", "done", "run", "attack", right=("done", "run"))
     for (_, name), stage in sorted(stages.items()):
-        state = f"[{COLOURS.get(stage.status, '')}]{stage.status}[/]"
-        attack = escape(format_call.full(stage.settings)) if stage.settings else ""
+        state = Text(stage.status, COLOURS.get(stage.status, ""))
+        attack = format_call.full(stage.settings) if stage.settings else ""
         table.add_row(name, state, f"{stage.round}/{stage.total}", str(stage.run or ""), attack)
     console.print(table)
     table = _table(
@@ -329,7 +325,7 @@ def cell(
         )  # fmt: skip
     console.print(table)
     for flag in dict.fromkeys(flag for row in numbers for flag in row["flags"]):
-        console.print(f"† {flag}", style="red", markup=False)
+        console.print(f"† {flag}", style="red")
     hidden = sum(row["stage"] == "train" and row["round"] != last for row in numbers)
     if hidden:
         console.print(f"{hidden} numbers of earlier rounds not shown: --format json has them all", style="dim")
@@ -377,7 +373,7 @@ def datasets(root: Path, rows: Sequence[Mapping[str, Any]], files: Sequence[Mapp
         )
     for row in [*rows, *files]:
         if row["state"] in ("variant", "damaged"):
-            console.print(f"{row['name']}: {row['message']}", markup=False)
+            console.print(f"{row['name']}: {row['message']}")
     console.print(f"looked in {root} (--data, FATBENCH_DATA)", style="dim")
 
 
@@ -443,5 +439,5 @@ def doctor(db: str | None, data: Path | None) -> None:
     lines.append(("checkpoints", str(settings.files_folder(url))))
     table = Table.grid(padding=(0, 2))
     for name, text in lines:
-        table.add_row(f"[bold]{name}[/bold]", text)
+        table.add_row(Text(name, "bold"), text)
     console.print(table)

@@ -52,7 +52,7 @@ class Watch:
         self.recent: deque[tuple[float, float]] = deque(maxlen=200)
         self.began = 0.0
         self.rounds_done = 0.0
-        self.console = Console(stderr=True)
+        self.console = Console(stderr=True, markup=False)
         self.live = Live(console=self.console, refresh_per_second=4, get_renderable=self.render, transient=True)
 
     def __enter__(self) -> Watch:
@@ -117,7 +117,9 @@ class Watch:
             self.errors.setdefault(event.cell, event.message)
             event = replace(event, message="as above") if said else event
             if self.live.is_started:
-                self.console.print(f"[red]failed[/red] {event.cell} {event.stage}: {event.message}", highlight=False)
+                self.console.print(
+                    Text.assemble(("failed", "red"), f" {event.cell} {event.stage}: {event.message}"), highlight=False
+                )
         if not self.live.is_started:
             where = f"{event.round}/{event.total}" if event.kind == "progress" else event.kind
             tail = f": {event.message}" if event.message else ""
@@ -126,7 +128,7 @@ class Watch:
     def note(self, text: str) -> None:
         """Something that a person should know now."""
         if self.live.is_started:
-            self.console.print(text, highlight=False, markup=False)
+            self.console.print(text, highlight=False)
         else:
             self._line(text)
 
@@ -242,7 +244,7 @@ def watch_plan(name: str, chosen: Callable[[Store | None], Plan], db: str | None
 
     Ends when none is left, or when none has run for IDLE looks.
     """
-    console, idle = Console(), 0
+    console, idle = Console(markup=False), 0
     with Live(console=console, auto_refresh=False) if console.is_terminal else contextlib.nullcontext() as live:
         while True:
             with opened(db, new=True) as store:

@@ -30,7 +30,7 @@ def render(grids: Sequence[Grid], published: str | None = None) -> str:
     """
     from rich.console import Console
 
-    console = Console(file=io.StringIO(), force_terminal=sys.stdout.isatty() or None, highlight=False)
+    console = Console(file=io.StringIO(), force_terminal=sys.stdout.isatty() or None, highlight=False, markup=False)
     for position, grid in enumerate(grids):
         if position:
             console.print()
