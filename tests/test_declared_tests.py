@@ -316,6 +316,9 @@ def test_slack_and_shrink_of_the_committed_rows(db: str, monkeypatch: Any, capsy
         assert found[name, "natural"]["test"]["mean"] == pytest.approx(effect, abs=1e-4)
     assert [one["p_holm"] for one in found.values()] == holm([one["test"]["p"] for one in found.values()])
     assert 0.005 < found["shrink", "natural"]["test"]["p"] < 0.01 < 0.05 < found["shrink", "natural"]["p_holm"]
+    signs = {"FAT shrunk": 0.5, "SFAT (released weights)": 0.5, "FAT": -0.5, "SFAT": -0.5}
+    weights = {(one["label"], one["metric"]): one["weight"] for one in found["shrink", "natural"]["weights"]}
+    assert weights == {(label, "natural"): sign for label, sign in signs.items()}
     code, out, _ = call(monkeypatch, capsys, *asked)
     assert out.startswith("suite sfat-audit-jpeg75, preset cpu: family 'slack-and-shrink' of 9 comparisons")
     assert "shrink = 0.5 FAT shrunk + 0.5 SFAT (released weights) - 0.5 FAT - 0.5 SFAT\n" in out
