@@ -1,6 +1,6 @@
 r"""LaTeX: a float a grid in booktabs style, with the notes under it. Compiles under pdfLaTeX, XeLaTeX and LuaLaTeX.
 
-A heading has the sub-columns ours, paper and difference where they fit the line; where they do not, paper and
+A heading has the sub-columns ours, paper and, if any, difference where they fit the line; where they do not, paper and
 difference stand in small type under our number (`latex_layout`). The caption says what the numbers are.
 """
 
@@ -215,8 +215,9 @@ def _test(one: PairedComparison) -> str:
 def _tabular(grid: Grid, layout: Layout, places: Sequence[GroupColumn], rows: range) -> str:
     style = layout.style
     beside = {place: style.paper == "beside" and _published_in(grid, place) for place in places}
-    spans = {place: 5 if beside[place] else 2 for place in places}  # TeX columns: number@spread [paper@mark difference]
-    spec = "".join("r@{}l r@{}l r" if beside[place] else "r@{}l" for place in places)
+    wide = 5 if grid.has_differences else 4  # TeX columns: number@spread paper@mark [difference]
+    spans = {place: wide if beside[place] else 2 for place in places}
+    spec = "".join({2: "r@{}l", 4: "r@{}l r@{}l", 5: "r@{}l r@{}l r"}[spans[place]] for place in places)
     lines = [rf"\begin{{tabular}}{{@{{}}{'l' * len(layout.stubs)}{spec}@{{}}}}", r"\toprule"]
     stub = len(layout.stubs)
     axes = [escape(axis) for axis in latex_layout.axes(grid, style)]
@@ -243,10 +244,9 @@ def _tabular(grid: Grid, layout: Layout, places: Sequence[GroupColumn], rows: ra
     if any(beside.values()):
         levels.append(rules)
         below = [
-            r"\multicolumn{2}{c}{ours} & "
-            + rf"\multicolumn{{2}}{{c}}{{{grid.by}}} & \multicolumn{{1}}{{c}}{{$\Delta$}}"
-            if beside[place]
-            else r"\multicolumn{2}{c}{ours}"
+            r"\multicolumn{2}{c}{ours}"
+            + rf" & \multicolumn{{2}}{{c}}{{{grid.by}}}" * beside[place]
+            + r" & \multicolumn{1}{c}{$\Delta$}" * (spans[place] == 5)
             for place in places
         ]
         heads.append(below)
@@ -269,11 +269,11 @@ def _tabular(grid: Grid, layout: Layout, places: Sequence[GroupColumn], rows: ra
         if style.block and (first or new_block[index]):
             said = escape(row.key.get(grid.axes[0], ""))
             lines.append(rf"\multicolumn{{{stub + sum(spans.values())}}}{{@{{}}l}}{{\textit{{{said}}}}} \\")
-        shown_here = (_cell(entry, beside[place], style.spread) for place, entry in entries.items())
+        shown_here = (_cell(entry, spans[place], style.spread) for place, entry in entries.items())
         lines.append(" & ".join([*stubs, *shown_here]) + r" \\")
         small: list[list[str]] = []  # lines in small type below
         if style.spread == "below" and any(entry.spread for entry in entries.values()):
-            small.append([_spread_below(entry, beside[place]) for place, entry in entries.items()])
+            small.append([_spread_below(entry, spans[place]) for place, entry in entries.items()])
         if style.paper == "under" and any(entry.published for entry in entries.values()):
             small.append([_under(entry, style.spread != "none") for entry in entries.values()])
         lines += [" & ".join([*empty, *here]) + r" \\" for here in small]
@@ -295,12 +295,12 @@ def _published_in(grid: Grid, place: GroupColumn) -> bool:
     return any(row.values[g][c].published is not None for row in grid.rows)
 
 
-def _cell(entry: Entry, wide: bool, spread: str) -> str:
-    """Our number with its spread (two TeX columns), and where `wide` the paper's (two) and the difference (one)."""
+def _cell(entry: Entry, columns: int, spread: str) -> str:
+    """Our number with its spread (two TeX columns), in four also the paper's (two), in five the difference (one)."""
     said = entry.spread if spread == "beside" else ""
     value = entry.value
     if not value.planned:
-        return " & ".join([""] * (5 if wide else 2))
+        return " & ".join([""] * columns)
     marks = "".join(map(_mark, value.marks))
     if value.mean is None:
         ours = rf"\multicolumn{{2}}{{c}}{{{entry.number}{marks}}}"
@@ -309,19 +309,17 @@ def _cell(entry: Entry, wide: bool, spread: str) -> str:
         number = rf"\textbf{{{number}}}" if value.rank == "best" else number
         seeds = rf"\,{entry.seeds}" if entry.seeds else ""
         ours = f"{number} & {_small(_signs(said) + seeds)}{marks}"
-    if not wide:
-        return ours
-    if not entry.published:
-        return f"{ours} & & &"
+    if columns == 2 or not entry.published:
+        return ours + " &" * (columns - 2)
     theirs = _small(_signs(entry.published_spread if spread == "beside" else "")) + _mark(value.published_mark)
-    return f"{ours} & {_signs(entry.published)} & {theirs} & {_signs(entry.difference)}"
+    return f"{ours} & {_signs(entry.published)} & {theirs}" + f" & {_signs(entry.difference)}" * (columns == 5)
 
 
-def _spread_below(entry: Entry, wide: bool) -> str:
-    """The spreads of our number and, where `wide`, the paper's, for the line below them."""
-    shown = [entry.spread, entry.published_spread] if wide else [entry.spread]
+def _spread_below(entry: Entry, columns: int) -> str:
+    """The spreads of our number and, in four TeX columns or five, the paper's, for the line below them."""
+    shown = [entry.spread, entry.published_spread][: columns // 2]
     cells = [rf"\multicolumn{{2}}{{c}}{{\scriptsize {_signs(one)}}}" if one else " & " for one in shown]
-    return " & ".join([*cells, *[""] * wide])
+    return " & ".join([*cells, *[""] * (columns == 5)])
 
 
 def _under(entry: Entry, with_spread: bool) -> str:

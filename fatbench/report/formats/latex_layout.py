@@ -182,7 +182,8 @@ def _width(grid: Grid, style: TableStyle, size: str, place: GroupColumn) -> floa
     heading = max(span(line, body) for line in heading_lines(grid, place, size, style))
     if style.paper == "beside" and paper:
         own = max(ours + spread, below, span("ours", body)) + max(paper + paper_spread, span(grid.by, body))
-        return max(own + max(delta, span("Δ", body)) + 3 * GAP, heading + GAP)
+        difference = max(delta, span("Δ", body)) + GAP if grid.has_differences else 0.0
+        return max(own + difference + 2 * GAP, heading + GAP)
     return max(ours + spread, below, heading) + GAP
 
 
