@@ -161,6 +161,9 @@ CASES = [
     ],
     ({"algorithm": {"name": "fedrbn", "standard": "standard", "adversarial": 1, "rounds": 1, "local": LOCAL,
         "aggregator": "samples"}}, "algorithm", "fedrbn needs a network with `norm: dual`"),
+    ({"algorithm": {"name": "fedavg", "rounds": 1, "aggregator": "samples", "local": {**LOCAL, "objective": {
+        "name": "mixfat", "mix": "sum", "ratio": 0.2, "attack": {"name": "fgsm", "eps": 0.1}}}}},
+     "algorithm: local: objective", "ratio: a sum has none"),
     ({"model": "mlp", "algorithm": {"name": "fedbn", "rounds": 1, "local": LOCAL, "aggregator": "samples"}},
      "algorithm", "fedbn needs a network with batch normalisation, and mlp has no line `Parts: batch normalisation`"),
     *[(seen({"name": "small_cnn"}, name=name), "algorithm: inversion", f"{name} {NEEDS}") for name in READERS],

@@ -629,6 +629,7 @@ PRIORS = """\
       mean: prior_mean:pgd20
       worst: prior_worst:pgd20
       tenth: prior_tenth:pgd20
+      best: prior_best_tenth:pgd20
       std: prior_std:pgd20
       client 3: "prior:pgd20[3]"
       client 99: "prior:pgd20[99]"
@@ -637,7 +638,7 @@ PRIORS = """\
 
 @pytest.mark.parametrize("stored", [False, True])
 def test_statistics_over_the_clients_own_accuracies(tmp_path: Path, stored: bool) -> None:
-    """a = 0.0, 0.1, ..., 0.9: mean 0.45, worst 0, tenth 0, std 0.28723; of 11 clients the tenth is two, mean 0.05."""
+    """a = 0.0, 0.1, ..., 0.9: mean 0.45, worst 0, tenth 0, best 0.9, std 0.28723; of 11 a tenth is two."""
     found = written(tmp_path, SUITE + PRIORS)
     plan = found.plan("paper", seeds=[6])
     rows = rows_of(plan, {("Non-IID", "FAT", 6): accuracies(0.6, 0.45), ("IID", "FAT", 6): accuracies(0.6, 0.5)})
@@ -652,13 +653,13 @@ def test_statistics_over_the_clients_own_accuracies(tmp_path: Path, stored: bool
             grid = report.build_tables(found, plan, store)[2]
     else:
         grid = build(found, plan, rows)[2]
-    headings = ["mean", "worst", "tenth", "std", "client 3", "client 99"]
+    headings = ["mean", "worst", "tenth", "best", "std", "client 3", "client 99"]
     said = [at(grid, "FAT", heading, "Non-IID").mean for heading in headings]
-    assert said == pytest.approx([0.45, 0.0, 0.0, 0.2872281, 0.3, None])
-    assert at(grid, "FAT", "tenth", "IID").mean == pytest.approx(0.05)
+    assert said == pytest.approx([0.45, 0.0, 0.0, 0.9, 0.2872281, 0.3, None])
+    assert [at(grid, "FAT", end, "IID").mean for end in ("tenth", "best")] == pytest.approx([0.05, 0.95])
     assert [column.metric for column in grid.columns][:2] == ["prior_mean:pgd20", "prior_worst:pgd20"]
     assert all(column.unit == "percent" for column in grid.columns)
-    assert [column.best for column in grid.columns[:4]] == ["max", "max", "max", "none"]
+    assert [column.best for column in grid.columns[:5]] == ["max"] * 4 + ["none"]
     assert "weighted by its own fraction of each class" in notes(grid)["clients"]
     assert notes(grid)["checkpoint"] == "last round (3)"
     assert at(grid, "Uniform", "mean", "Non-IID").mean is None

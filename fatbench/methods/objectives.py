@@ -146,6 +146,7 @@ def mixfat(
     its ratio, and which way is its own, could not be read. The passes of append are exact where ratio B is whole.
 
     Example: {mix: weighted}
+    Refuse if mix == 'sum' and ratio != 0.5: ratio: a sum has none
     Forward: ratio * (attack + 1) + 1 if mix == 'append' else attack + 2
     Backward: ratio * (attack + 1) + 1 if mix == 'append' else attack + 2
     """

@@ -21,7 +21,7 @@ KEPT = ("heatmap", "images", "boundaries")  # kinds that show a tensor which a r
 Best = Literal["max", "min", "none"]
 
 SOURCE = re.compile(
-    r"(?:(?P<stage>train|gap|artifact|prior|prior_mean|prior_worst|prior_tenth|prior_std):)?(?P<metric>[a-z_][a-z0-9_]*)(?:\[(?P<client>\d+|\*|range)\])?(?:@(?P<round>\d+))?\Z"
+    r"(?:(?P<stage>train|gap|artifact|prior|prior_mean|prior_worst|prior_tenth|prior_best_tenth|prior_std):)?(?P<metric>[a-z_][a-z0-9_]*)(?:\[(?P<client>\d+|\*|range)\])?(?:@(?P<round>\d+))?\Z"
     r"|(?P<over>mean|min|all):(?P<metrics>[a-z_][a-z0-9_]*(?:\+[a-z_][a-z0-9_]*)*)\Z"
 )
 OVER = ("mean", "min", "all")  # of several evaluations: their mean, the least, the images that all leave right

@@ -121,7 +121,7 @@ def range_of(values: Sequence[float]) -> float | None:
 def over_clients(source: Source, by_client: Mapping[int, float]) -> float | None:
     """What a source "prior..." says of the clients' accuracies; None: there are none, or not of that client.
 
-    The worst tenth is the mean of the ceil(K / 10) smallest; the standard deviation is that of the population.
+    A tenth is the mean of the ceil(K / 10) smallest, or largest; the standard deviation is that of the population.
     """
     values = sorted(by_client.values())
     if source.stage == PRIOR_STAGE or not values:
@@ -130,7 +130,10 @@ def over_clients(source: Source, by_client: Mapping[int, float]) -> float | None
         return statistics.fmean(values)
     if source.stage == "prior_std":
         return statistics.pstdev(values)
-    return statistics.fmean(values[: 1 if source.stage == "prior_worst" else -(-len(values) // 10)])
+    if source.stage == "prior_worst":
+        return values[0]
+    tenth = math.ceil(len(values) / 10)
+    return statistics.fmean(values[-tenth:] if source.stage == "prior_best_tenth" else values[:tenth])
 
 
 def mean_and_std(values: Sequence[float]) -> tuple[float, float | None]:

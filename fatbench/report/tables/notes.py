@@ -22,7 +22,7 @@ from fatbench.suite.tables import OVER, Table
 NOT_COMPARED = "no difference shown: the settings are not the paper's"
 PRIOR = (
     "a client's accuracy is the mean of the test set's accuracies by class, weighted by its own fraction of each class;"
-    " tenth: mean of the worst tenth of the clients; std: over clients (ddof 0)"
+    " tenth: mean of the worst (or best) tenth of the clients; std: over clients (ddof 0)"
 )
 MEANINGS = {
     "mean": "the mean over several evaluations",
