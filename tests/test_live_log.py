@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import struct
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -47,21 +49,39 @@ def test_tensorboard_reads_the_curves(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
+def logged_records(data: bytes) -> Iterator[bytes]:
+    """LevelDB's log format after a header of 7 bytes: CRC, length and kind of a piece; none crosses 32 KiB."""
+    at, whole = 7, b""
+    while at + 7 <= len(data):
+        if (left := 32768 - at % 32768) < 7:  # padding
+            at += left
+            continue
+        _, length, kind = struct.unpack_from("<IHB", data, at)
+        if at + 7 + length > len(data):  # it is being written
+            return
+        whole += data[at + 7 : at + 7 + length]
+        at += 7 + length
+        if kind in (1, 4):  # whole, or the last piece
+            yield whole
+            whole = b""
+
+
 def test_weights_and_biases_reads_the_curves_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     records = pytest.importorskip("wandb.proto.wandb_internal_pb2")
     monkeypatch.setenv("WANDB_MODE", "offline")
     events("wandb", tmp_path)
     (file,) = tmp_path.rglob("run-*.wandb")
-    data, at, rows = file.read_bytes(), 7, []  # a header, then LevelDB's log format: CRC, length and kind of a record
-    while at + 7 <= len(data):
-        _, length, _ = struct.unpack_from("<IHB", data, at)
-        record = records.Record()
-        record.ParseFromString(data[at + 7 : at + 7 + length])
-        at += 7 + length
-        if record.WhichOneof("record_type") == "history":
-            rows.append(
-                {"/".join(one.nested_key) or one.key: json.loads(one.value_json) for one in record.history.item}
-            )
+    written: list[Any] = []
+    for _ in range(600):  # its service may write the last of them after the run is over
+        written = [records.Record.FromString(one) for one in logged_records(file.read_bytes())]
+        if written and written[-1].WhichOneof("record_type") == "exit":
+            break
+        time.sleep(0.1)
+    rows = [
+        {"/".join(one.nested_key) or one.key: json.loads(one.value_json) for one in record.history.item}
+        for record in written
+        if record.WhichOneof("record_type") == "history"
+    ]
     assert [(row["train/round"], row["train/loss"], row["train/accuracy"]) for row in rows[:2]] == [
         (1, 1.0, 0.25),
         (2, 0.5, 0.5),
