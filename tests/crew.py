@@ -89,11 +89,11 @@ def diverging(job: Job, cell: str = "wild") -> Job:
     return replace(job, cell=cell, spec=spec)
 
 
-def lasting(job: Job) -> Job:
-    """A cell that is still being trained when somebody reacts to its first round."""
+def lasting(job: Job, rounds: int = 100) -> Job:
+    """A cell that is still being trained when somebody reacts to its first round: a round takes some 20 ms."""
     spec = copy.deepcopy(job.spec)
-    spec["algorithm"]["rounds"] = 100
-    return replace(job, cell=f"{job.cell}-100", spec=spec)
+    spec["algorithm"]["rounds"] = rounds
+    return replace(job, cell=f"{job.cell}-{rounds}", spec=spec)
 
 
 def rows(machine: Machine, job: Job) -> dict[str, tuple[str, str | None]]:

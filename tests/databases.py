@@ -88,14 +88,14 @@ def serving(binaries: Path) -> Iterator[str]:
         )
     assert server.stdin is not None
     try:
-        end = time.monotonic() + 60
+        end = time.monotonic() + 300
         while subprocess.run([binaries / "pg_isready", "-q", "-h", folder], check=False).returncode != 0:
             assert server.poll() is None and time.monotonic() < end, (folder / "log").read_text()
             time.sleep(0.05)
         yield str(folder)
     finally:
         server.stdin.close()
-        server.wait(60)
+        server.wait(300)
         shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -205,26 +205,32 @@ KILLED = "the worker process ended with SIGKILL (out of memory?)"
 
 def test_a_killed_worker_takes_only_its_cell_with_it_and_that_is_begun_once_more(jobs, machine, forks):
     """One of two workers gets SIGKILL in its first cell; three slots for three cells minus one, so a cell waits."""
-    seen = Watcher(jobs[0].cell, "start", lambda: os.kill(pid_of(machine, jobs[0]), signal.SIGKILL))
-    outcomes = local.run(jobs, machine, ["cpu", "cpu"], seen, never)
-    assert outcomes == {job.cell: "done" for job in jobs}
-    assert seen.kinds(jobs[0], "train")[:3] == ["start", "interrupted", "start"]
+    killed = lasting(jobs[0])
+    cells = [killed, *jobs[1:]]
+    seen = Watcher(killed.cell, "start", lambda: os.kill(pid_of(machine, killed), signal.SIGKILL))
+    outcomes = local.run(cells, machine, ["cpu", "cpu"], seen, never)
+    assert outcomes == {job.cell: "done" for job in cells}
+    told = [kind for kind in seen.kinds(killed, "train") if kind != "progress"]
+    assert told == ["start", "interrupted", "start", "done"]
     said = [event.message for _, event in seen.seen if event.kind == "interrupted"]
     assert said == [f"{KILLED}: it starts again"]
-    for job in jobs:
+    for job in cells:
         assert len(rows(machine, job)) == 3 and {status for status, _ in rows(machine, job).values()} == {"done"}
-    assert numbers(machine, jobs[0]) == undisturbed(machine, jobs[0])
+    assert numbers(machine, killed) == undisturbed(machine, killed)
 
 
 def test_a_cell_whose_worker_is_killed_twice_fails(jobs, machine, forks):
-    def watch(slot: int, event: Event) -> None:
-        if (event.cell, event.stage, event.kind) == (jobs[0].cell, "train", "start"):
-            os.kill(pid_of(machine, jobs[0]), signal.SIGKILL)
+    killed = lasting(jobs[0])
 
-    assert local.run(jobs[:2], machine, ["cpu"], watch, never) == {jobs[0].cell: "failed", jobs[1].cell: "done"}
-    assert rows(machine, jobs[0]) == {"train": ("failed", KILLED)}
+    def watch(slot: int, event: Event) -> None:
+        if (event.cell, event.stage, event.kind) == (killed.cell, "train", "start"):
+            os.kill(pid_of(machine, killed), signal.SIGKILL)
+
+    outcomes = local.run([killed, jobs[1]], machine, ["cpu"], watch, never)
+    assert outcomes == {killed.cell: "failed", jobs[1].cell: "done"}
+    assert rows(machine, killed) == {"train": ("failed", KILLED)}
     again = replace(machine, retry_failed=True)
-    assert local.run(jobs[:1], again, ["cpu"], ignore, never) == {jobs[0].cell: "done"}
+    assert local.run([killed], again, ["cpu"], ignore, never) == {killed.cell: "done"}
 
 
 def test_cells_in_one_program_have_numbers_logs_and_failures_of_their_own(jobs, machine, forks):
@@ -261,11 +267,12 @@ def test_a_killed_process_takes_the_cells_of_all_its_slots_with_it_and_they_are_
                 os.kill(pid_of(place, cells[0]), signal.SIGKILL)
         said.extend([event.message] if event.kind == "interrupted" else [])
 
-    cells = [*jobs, replace(jobs[0], cell="later")]
+    first = [lasting(job) for job in jobs]
+    cells = [*first, replace(jobs[0], cell="later")]
     outcomes = local.run(cells, place, ["cpu"] * 3, watch, never)
     assert outcomes == {job.cell: "done" for job in cells}
     assert said == [f"{KILLED}: it starts again"] * 3
-    assert sorted(begun) == sorted([job.cell for job in jobs] * 2 + ["later"])
+    assert sorted(begun) == sorted([job.cell for job in first] * 2 + ["later"])
 
 
 @pytest.mark.parametrize("wish", [1, 2])
@@ -309,11 +316,11 @@ def test_more_slots_than_cells_and_stopping_after_the_round(jobs, machine, forks
 
 def test_stopping_at_once(jobs, machine, forks):
     """Nothing is committed, nothing is left in the hands of a process that is gone, the other cells are not begun."""
-    wish = [0]
-    seen = Watcher(jobs[0].cell, "start", partial(wish.__setitem__, 0, 2))
-    outcomes = local.run(jobs, machine, ["cpu"], seen, lambda: wish[0])
+    wish, begun = [0], lasting(jobs[0])
+    seen = Watcher(begun.cell, "start", partial(wish.__setitem__, 0, 2))
+    outcomes = local.run([begun, *jobs[1:]], machine, ["cpu"], seen, lambda: wish[0])
     assert set(outcomes.values()) == {"interrupted"} and len(outcomes) == 3
-    assert rows(machine, jobs[0]) == {"train": ("interrupted", None)}
+    assert rows(machine, begun) == {"train": ("interrupted", None)}
     assert rows(machine, jobs[1]) == rows(machine, jobs[2]) == {}
 
 

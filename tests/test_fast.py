@@ -339,7 +339,7 @@ def meet(cells: Sequence[Cell]) -> list[list[Round] | Exception]:
         while barrier.cells < len(cells):
             time.sleep(0.001)
     for thread in threads:
-        thread.join(60)
+        thread.join(300)
     assert not any(thread.is_alive() for thread in threads) and barrier.cells == 0 and not barrier.waiting
     return results
 
