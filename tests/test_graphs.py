@@ -13,7 +13,7 @@ import members
 import pytest
 import tape
 import torch
-from test_fast import LONG, TRAINED_WHOLE, local, problem, same, train
+from test_fast import TRAINED_WHOLE, local, problem, same, train
 from torch import Generator, Tensor, nn
 
 from fatbench.engine.fast import clients, graphs
@@ -52,9 +52,15 @@ def on(model: str | nn.Module, path: str, **changes: object) -> Problem:
     return replace(problem(model, path, SHARDS), **changes)
 
 
-@pytest.mark.parametrize("model", [pytest.param(model, marks=LONG.get(model, ())) for model in TRAINED_WHOLE])
+# A network of each kind: convolutions, batch norm, attention, both. The others' own operations test_fast runs, too.
+KINDS = ("nin", "small_cnn", "resnet18", "mlp", "vit", "whole_edge")
+
+
+@pytest.mark.parametrize(
+    "model", [pytest.param(name, marks=() if name in KINDS else pytest.mark.nightly) for name in TRAINED_WHOLE]
+)
 def test_a_replayed_step_is_the_step(model: str, taped: list[int]) -> None:
-    """Every model: draws of dropout and attack, statistics of batch norm, momentum, counts."""
+    """Draws of dropout and attack, statistics of batch norm, momentum, counts."""
     results = [train(on(model, path), local(), (0, 1, 2, 3)) for path in ("fast", "graphs")]
     same(results[1], results[0])
     assert len(taped) == 2 and min(taped) > 100  # batches of four of the three, and of the two larger ones
