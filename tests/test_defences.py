@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 
+import members
 import numpy
 import pytest
 import torch
@@ -20,13 +21,6 @@ from fatbench.models import MODELS
 from fatbench.suite import calls
 
 AT = Upload(seed=3, client=1, epoch=2, step=4)
-REQUIRED = {
-    "random_binary": {"mask_probability": 0.3}, "locked_binary": {"mask_probability": 0.3},
-    "pruning": {"fraction": 0.3},
-    "gaussian": {"noise": 0.1}, "laplace": {"noise": 0.1},
-}  # fmt: skip
-
-
 WITHHELD = {"random_binary": "mask_probability", "locked_binary": "mask_probability", "pruning": "fraction"}
 
 
@@ -43,8 +37,9 @@ def flat(values: dict[str, Tensor]) -> Tensor:
 @pytest.mark.parametrize("name", [name for name in DEFENCES if not asks(DEFENCES[name], "examples")])
 def test_a_defence_is_a_pure_function_and_withheld_entries_are_zero(name):
     before = gradient()
-    sent, mask = DEFENCES[name](before, AT, **REQUIRED.get(name, {}))
-    again, _ = DEFENCES[name](gradient(), AT, **REQUIRED.get(name, {}))
+    defence = members.member("Defence", name)
+    sent, mask = defence(before, AT)
+    again, _ = defence(gradient(), AT)
     torch.testing.assert_close(before, gradient(), rtol=0, atol=0)
     torch.testing.assert_close(sent, again, rtol=0, atol=0)
     assert {n: (v.shape, v.dtype) for n, v in sent.items()} == {n: (v.shape, v.dtype) for n, v in before.items()}

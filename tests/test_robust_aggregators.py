@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+import members
 import pytest
 import torch
 from hypothesis import given, settings
@@ -180,11 +181,7 @@ def test_against_torch_functions(m: int) -> None:
 
 # --- each of them -------------------------------------------------------------------------------------------------
 
-ARGUMENTS: dict[str, dict[str, object]] = {
-    "trimmed_mean": {"byzantine": 1},
-    "krum": {"byzantine": 1},
-    "multi_krum": {"byzantine": 1},
-    "bulyan": {"byzantine": 1},
+ARGUMENTS: dict[str, dict[str, object]] = {  # beside the examples of their types
     "norm_clipping": {"bound": 2.0},
     "centred_clipping": {"radius": 2.0, "iterations": 3},
     "geometric_median": {"iterations": 8},
@@ -192,8 +189,10 @@ ARGUMENTS: dict[str, dict[str, object]] = {
 
 
 def bound(name: str, scale: float = 1.0) -> Callable[..., Mixing]:
-    lengths = {key: value * scale for key, value in ARGUMENTS.get(name, {}).items() if key in ("bound", "radius")}
-    return functools.partial(AGGREGATORS[name], **{**ARGUMENTS.get(name, {}), **lengths})
+    one = {"byzantine": 1} if members.takes("Aggregator", name, "byzantine") else {}
+    chosen = {**members.arguments("Aggregator", name), **one, **ARGUMENTS.get(name, {})}
+    lengths = {key: value * scale for key, value in chosen.items() if key in ("bound", "radius")}
+    return functools.partial(AGGREGATORS[name], **{**chosen, **lengths})
 
 
 def of(name: str, uploads: Tensor, scale: float = 1.0) -> Tensor:
@@ -227,7 +226,7 @@ def test_one_far_upload_moves_none_of_them_far(name: str) -> None:
     assert float((of(name, uploads) - 1).norm()) < 3
 
 
-@pytest.mark.parametrize("name", [name for name in ARGUMENTS if "byzantine" in ARGUMENTS[name]])
+@pytest.mark.parametrize("name", [name for name in NAMES if members.takes("Aggregator", name, "byzantine")])
 def test_a_refused_upload_was_a_malicious_one(name: str) -> None:
     """Of eight clients one was refused: the other seven are aggregated for one malicious client less."""
     torch.manual_seed(1)
