@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from scipy import stats
 
-from fatbench.cli import app
 from fatbench.errors import NothingMatched, SpecError
 from fatbench.report.numbers.compare import Comparison, Measured, Pair, as_json, as_text, compare, points_up, rows
 from fatbench.store import jsonl
@@ -164,16 +162,9 @@ def db(tmp_path_factory: pytest.TempPathFactory) -> str:
     return path
 
 
-def call(monkeypatch: Any, capsys: Any, *arguments: str) -> tuple[int, str, str]:
-    monkeypatch.setattr(sys, "argv", ["fatbench", "compare", *arguments])
-    with pytest.raises(SystemExit) as exit:
-        app.main()
-    return (exit.value.code or 0, *capsys.readouterr())
-
-
-def test_two_rows_of_committed_results(db: str, monkeypatch: Any, capsys: Any) -> None:
+def test_two_rows_of_committed_results(db: str, run: Any) -> None:
     """SFAT is 1.1 points below FAT under PGD-20, two seeds: in JSON and in text, by label and by filter."""
-    code, out, _ = call(monkeypatch, capsys, "SFAT", "FAT", *SUITE, "--db", db, "--format", "json")
+    code, out, _ = run("compare", "SFAT", "FAT", *SUITE, "--db", db, "--format", "json")
     found = {one["metric"]: one for one in json.loads(out)["comparisons"]}
     assert code == 0
     assert set(found) == {"natural", "fgsm", "fgsm_sfat", "pgd20", "cw"}
@@ -184,30 +175,28 @@ def test_two_rows_of_committed_results(db: str, monkeypatch: Any, capsys: Any) -
     test = pgd20["test"]
     assert test["interval"][0] < -0.011 < test["interval"][1] and test["over"] == "seeds and images"
     assert test["p"] == pgd20["p"] > 0.05 and test["at_most"] > 0.011 and test["equivalent"] is None
-    code, out, _ = call(
-        monkeypatch, capsys, "aggregator=sfat", "aggregator=samples", *SUITE, "--db", db, "--metric", "pgd20"
-    )
+    code, out, _ = run("compare", "aggregator=sfat", "aggregator=samples", *SUITE, "--db", db, "--metric", "pgd20")
     assert "A 23.90, B 25.00: difference -1.10" in out
     assert "=> not significantly different (p >= 0.05); they differ by at most" in out
 
 
-def test_files_databases_and_cells(db: str, monkeypatch: Any, capsys: Any) -> None:
+def test_files_databases_and_cells(db: str, run: Any) -> None:
     """bf16 against fp32: a database against a file, paired by cell; two cells; a mixture is refused."""
     fp32 = str(RESULTS / "sfat-fp32-cpu.jsonl")
-    code, out, _ = call(monkeypatch, capsys, db, fp32, "--metric", "natural", "--format", "json")
+    code, out, _ = run("compare", db, fp32, "--metric", "natural", "--format", "json")
     found = json.loads(out)["comparisons"]
     assert code == 0
     assert [(one["row"], one["seeds"]) for one in found] == [
         ("algorithm.aggregator=samples", [6, 7]),
         ("algorithm.aggregator=sfat", [6, 7]),
     ]
-    code, out, _ = call(monkeypatch, capsys, "cce9", "77d1", "--db", db, "--metric", "cw")
+    code, out, _ = run("compare", "cce9", "77d1", "--db", db, "--metric", "cw")
     assert "(500 images, seed 6; attacked in bf16)" in out
     assert "=> not tested: one seed" in out and "McNemar p = 0.0086" in out
-    code, _, err = call(monkeypatch, capsys, "cce9", fp32, "--db", db)
+    code, _, err = run("compare", "cce9", fp32, "--db", db)
     expected = f"fatbench: '{fp32}' is a file or database, but 'cce9' is not: give two of a kind\n"
     assert (code, err) == (2, expected)
-    code, _, err = call(monkeypatch, capsys, "aggregator=sfat", "aggregator=samples", "--db", db)
+    code, _, err = run("compare", "aggregator=sfat", "aggregator=samples", "--db", db)
     assert (code, err) == (
         2,
         "fatbench: --suite: 'aggregator=sfat' and 'aggregator=samples' are rows: name their suite with --suite\n",

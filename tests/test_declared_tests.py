@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +12,6 @@ import numpy as np
 import pytest
 
 from fatbench import report
-from fatbench.cli import app
 from fatbench.errors import SpecError
 from fatbench.report.numbers import declared_tests
 from fatbench.report.numbers.compare import Measured
@@ -292,17 +290,10 @@ def db(tmp_path_factory: pytest.TempPathFactory) -> str:
     return path
 
 
-def call(monkeypatch: Any, capsys: Any, *arguments: str) -> tuple[int, str, str]:
-    monkeypatch.setattr(sys, "argv", ["fatbench", "compare", *arguments])
-    with pytest.raises(SystemExit) as exit:
-        app.main()
-    return (exit.value.code or 0, *capsys.readouterr())
-
-
-def test_slack_and_shrink_of_the_committed_rows(db: str, monkeypatch: Any, capsys: Any) -> None:
+def test_slack_and_shrink_of_the_committed_rows(db: str, run: Any) -> None:
     """The 2 x 2 design of sfat-audit: by hand from the means of FAT, FAT shrunk, SFAT and SFAT (released weights)."""
     asked = ("sfat-audit-jpeg75", "--tests", "--preset", "cpu", "--db", db)
-    code, out, _ = call(monkeypatch, capsys, *asked, "--format", "json")
+    code, out, _ = run("compare", *asked, "--format", "json")
     (said,) = json.loads(out)["families"]
     found = {(one["contrast"], one["metric"]): one for one in said["comparisons"]}
     assert (code, said["family"], len(found)) == (0, "slack-and-shrink", 9)
@@ -319,7 +310,7 @@ def test_slack_and_shrink_of_the_committed_rows(db: str, monkeypatch: Any, capsy
     signs = {"FAT shrunk": 0.5, "SFAT (released weights)": 0.5, "FAT": -0.5, "SFAT": -0.5}
     weights = {(one["label"], one["metric"]): one["weight"] for one in found["shrink", "natural"]["weights"]}
     assert weights == {(label, "natural"): sign for label, sign in signs.items()}
-    code, out, _ = call(monkeypatch, capsys, *asked)
+    code, out, _ = run("compare", *asked)
     assert out.startswith("suite sfat-audit-jpeg75, preset cpu: family 'slack-and-shrink' of 9 comparisons")
     assert "shrink = 0.5 FAT shrunk + 0.5 SFAT (released weights) - 0.5 FAT - 0.5 SFAT\n" in out
     assert "shrink, natural (2000 images, seeds 6, 7, 8, 9, 10): -7.60\n" in out
@@ -335,8 +326,6 @@ def test_slack_and_shrink_of_the_committed_rows(db: str, monkeypatch: Any, capsy
         (("FAT",), "compare takes two sides, A and B"),
     ],
 )
-def test_mistakes_on_the_command_line(
-    db: str, arguments: tuple[str, ...], message: str, monkeypatch: Any, capsys: Any
-) -> None:
-    code, _, err = call(monkeypatch, capsys, *arguments, "--db", db)
+def test_mistakes_on_the_command_line(db: str, arguments: tuple[str, ...], message: str, run: Any) -> None:
+    code, _, err = run("compare", *arguments, "--db", db)
     assert code == 2 and message in err

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import runpy
 import shlex
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -103,7 +103,7 @@ def test_the_page_of_promises_is_what_the_tests_say() -> None:
 @pytest.mark.nightly
 @pytest.mark.parametrize("page", RUN, ids=name)
 def test_the_commands_of_a_paper_and_of_pages_run(
-    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Callable[..., tuple[int, str, str]]
 ) -> None:
     """In order, in one folder, from the committed results; what trains is only planned."""
     monkeypatch.chdir(tmp_path)
@@ -116,10 +116,6 @@ def test_the_commands_of_a_paper_and_of_pages_run(
         assert arguments[0] != "run" or "--dry-run" in arguments, arguments
         if arguments[0] in ("data", "verify"):  # a download; minutes of training, and test_verify trains on digits
             continue
-        monkeypatch.setattr(sys, "argv", ["fatbench", *arguments])
-        try:
-            cli.main()
-        except SystemExit as exit:
-            assert not exit.code, (arguments, capsys.readouterr().err)
-        said = capsys.readouterr()
-        assert said.out or "-o" in arguments, arguments
+        code, out, err = run(*arguments)
+        assert not code, (arguments, err)
+        assert out or "-o" in arguments, arguments

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from fatbench.cli import app
 from fatbench.engine.rounds import Number
 from fatbench.runner import calibrate, gpu_estimates, progress, start, worker
 from fatbench.runner.jobs import Machine
@@ -43,6 +41,7 @@ presets:
   paper: {}
 """
 PGD = {"name": "pgd", "eps": "8/255", "step": "2/255", "steps": 5}
+Run = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
@@ -153,34 +152,22 @@ def test_what_is_done_is_subtracted(plan: Plan, tmp_path: Path) -> None:
         assert fraction == 0.25 and [models for _, models in evaluations] == [1, 1, 1]  # as of the cell that is trained
 
 
-@pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
-    def call(*arguments: str) -> str:
-        monkeypatch.setattr(sys, "argv", ["fatbench", *arguments])
-        with pytest.raises(SystemExit) as exit:
-            app.main()
-        assert exit.value.code in (0, None)
-        return capsys.readouterr().out
-
-    return call
-
-
 @pytest.mark.slow
-def test_a_calibration_knows_all_cells_of_a_plan(plan: Plan, run: Callable[..., str]) -> None:
+def test_a_calibration_knows_all_cells_of_a_plan(plan: Plan, run: Run) -> None:
     """In a process of its own, on digits; without it nothing is known, and nothing is left behind."""
     Path("short.yaml").write_text(SUITE.replace("    autoattack: {name: autoattack, eps: 8/255}\n", ""))
-    assert "time: unknown, nothing comparable has run here (--calibrate" in run("plan", "suite", "short.yaml")
-    time = json.loads(run("plan", "suite", "short.yaml", "--calibrate", "--format", "json"))["time"]
+    assert "time: unknown, nothing comparable has run here (--calibrate" in run("plan", "suite", "short.yaml")[1]
+    code, out, _ = run("plan", "suite", "short.yaml", "--calibrate", "--format", "json")
+    time = json.loads(out)["time"]
+    assert code == 0
     assert time["seconds"] > 0 and (time["unknown"], time["done"], time["bound"]) == (0, 0, False)
     assert sorted(path.name for path in Path().iterdir()) == ["short.yaml"]
 
 
-def test_a_calibration_too_short_for_any_cell_says_so(plan, monkeypatch, capsys) -> None:
+def test_a_calibration_too_short_for_any_cell_says_so(plan, monkeypatch, run) -> None:
     monkeypatch.setattr(calibrate, "calibrated", lambda *asked: [])
-    monkeypatch.setattr(sys, "argv", ["fatbench", "plan", "suite", "short.yaml", "--calibrate"])
-    with pytest.raises(SystemExit, match="0"):
-        app.main()
-    assert "no cell got far enough to be measured" in capsys.readouterr().err
+    code, _, err = run("plan", "suite", "short.yaml", "--calibrate")
+    assert code == 0 and "no cell got far enough to be measured" in err
 
 
 def test_a_calibration_takes_one_cell_of_a_kind_and_none_that_is_known(plan: Plan, tmp_path: Path) -> None:
@@ -304,11 +291,6 @@ def test_a_plan_says_its_time_on_a_gpu_that_is_not_here(plan: Plan, run: Callabl
         ),
     ],
 )
-def test_what_is_wrong_with_a_gpu_that_is_not_here(
-    plan: Plan, options: list[str], said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["fatbench", "plan", "suite", "short.yaml", *options])
-    with pytest.raises(SystemExit) as exit:
-        app.main()
-    assert exit.value.code == 2
-    assert said in capsys.readouterr().err
+def test_what_is_wrong_with_a_gpu_that_is_not_here(plan: Plan, options: list[str], said: str, run: Run) -> None:
+    code, _, err = run("plan", "suite", "short.yaml", *options)
+    assert code == 2 and said in err

@@ -19,7 +19,6 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 import fatbench
-from fatbench.cli import app as cli
 from fatbench.data import DATASETS
 from fatbench.engine import plausible
 from fatbench.engine.accuracy import unpacked
@@ -98,17 +97,9 @@ def here(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
 
 
 @pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    """Call the program in this process: (exit code, stdout, stderr)."""
-
-    def call(command: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", shlex.split(command))
-        with pytest.raises(SystemExit) as exit:
-            cli.main()
-        out, err = capsys.readouterr()
-        return exit.value.code if isinstance(exit.value.code, int) else 0, out, err
-
-    return call
+def run(run: Run) -> Run:
+    """The program, of a command as it is typed."""
+    return lambda command: run(*shlex.split(command)[1:])
 
 
 MINE = "fatbench evaluate my.pt --model my_model.py:make --dataset digits --mean 0.3 --std 0.4 -n 40"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shlex
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,7 +15,6 @@ from PIL import Image
 from torch import Tensor
 from torch.nn import functional as F
 
-from fatbench.cli import app as cli
 from fatbench.store import jsonl
 from fatbench.store.stages import Store
 
@@ -71,15 +69,9 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    def command(line: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["fatbench", "invert", *shlex.split(line)])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        out, err = capsys.readouterr()
-        return int(ended.value.code or 0), out, err
-
-    return command
+def run(run: Run) -> Run:
+    """`fatbench invert`, of options as they are typed."""
+    return lambda line: run("invert", *shlex.split(line))
 
 
 VIT = "before.pt --model net.py:make --shape 3x16x16 --classes 5 --mean 0.5,0.5,0.5 --std 0.5,0.5,0.5"

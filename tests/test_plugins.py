@@ -84,19 +84,9 @@ def place(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def run(monkeypatch, capsys):
+def run(run):
     """Call the program in this process, with nothing loaded: (exit code, stdout, stderr)."""
-
-    def call(*arguments: str) -> tuple[int, str, str]:
-        delete()
-        monkeypatch.setattr(sys, "argv", ["fatbench", *arguments])
-        with pytest.raises(SystemExit) as exit:
-            cli.main()
-        out, err = capsys.readouterr()
-        code = exit.value.code
-        return (code if isinstance(code, int) else 0), out, err
-
-    return call
+    return lambda *arguments: (delete(), run(*arguments))[1]
 
 
 def sha(text: str) -> str:

@@ -207,23 +207,13 @@ def test_a_replicate_is_no_further_cell(both: Store) -> None:
     assert cell_in(both, cell[:10]) == cell and cell_in(both, f"{cell}~1") == f"{cell}~1"
 
 
-def test_one_table_of_all_options(both: Store, monkeypatch: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_table_of_all_options(both: Store, run: Any) -> None:
     """All of report's choices at once; FAT under PGD-20: first 25.6, 24.4; latest 25.6, 23.0; pooled 25.6, 23.7."""
-    import sys
-
-    from fatbench.cli import app
-
-    text = (
-        "fatbench report sfat-audit-jpeg75 --preset precision --rows suite,method --columns pgd20 --select last "
-        "--format json"
-    )
+    text = "report sfat-audit-jpeg75 --preset precision --rows suite,method --columns pgd20 --select last --format json"
     for which, mean in (("first", 0.25), ("latest", 0.243), ("pool", 0.2465)):
         command = [*text.split(), "--with-evaluated", "--replicates", which, "--db", str(both.database.path)]
-        monkeypatch.setattr(sys, "argv", command)
-        with pytest.raises(SystemExit) as exit:
-            app.main()
-        out, err = capsys.readouterr()
-        assert not exit.value.code and "no model has been evaluated with the attacks of 'sfat-audit-jpeg75'" in err
+        code, out, err = run(*command)
+        assert not code and "no model has been evaluated with the attacks of 'sfat-audit-jpeg75'" in err
         rows = json.loads(out)["tables"][0]["rows"]
         (fat,) = [row for row in rows if row["key"] == {"suite": "sfat-audit-jpeg75", "method": "FAT"}]
         assert fat["measured"]["pgd20"]["mean"] == pytest.approx(mean)

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from fatbench import testing
-from fatbench.cli import app as cli
 from fatbench.suite import signatures
 
 # What meets no image of 12 x 12, needs files, or no network without an imprint block; and networks of many millions.
@@ -115,7 +113,7 @@ def test_what_does_not_hold_is_said(
 
 
 def test_a_plug_in_on_the_command_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], plugin: Callable[[str], Path]
+    tmp_path: Path, run: Callable[..., tuple[int, str, str]], plugin: Callable[[str], Path]
 ) -> None:
     """A function a line, what does not hold below it; exit 1 if there is any such."""
     good = "def f(updates, context):\n    return Mixing([1 / len(updates)] * len(updates))"
@@ -125,11 +123,8 @@ def test_a_plug_in_on_the_command_line(
         file = tmp_path / f"p{code}.py"
         file.write_text(f"{HEAD}\n\n{good}\n\n\n{bad}\n\n\nAGGREGATORS = {table}\n")
         signatures.drop_plugins(list(signatures.plugins()))
-        monkeypatch.setattr(sys, "argv", ["fatbench", "suite", "check", "--contract", str(file)])
-        with pytest.raises(SystemExit) as exit:
-            cli.main()
-        assert (exit.value.code or 0) == code
-        out = capsys.readouterr().out
+        ended, out, _ = run("suite", "check", "--contract", str(file))
+        assert ended == code
         assert f"p{code}.py: aggregator mine: ok\n" in out
     assert "p1.py: aggregator yours: 3 of 3 properties do not hold\n" in out
     assert re.search(r"\n  same bytes under another name, nothing .*: KeyError: 'stats' \(p1.py, line \d+\)\n", out)

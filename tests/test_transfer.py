@@ -22,7 +22,6 @@ from pathlib import Path
 import pytest
 
 import fatbench
-from fatbench.cli import app as cli
 from fatbench.errors import SpecError
 from fatbench.report import build_figures, build_tables
 from fatbench.runner.jobs import Event, Machine
@@ -274,18 +273,16 @@ def test_a_stage_goes_on_where_it_was_stopped_and_begins_again_for_another_model
 
 
 @pytest.mark.slow
-def test_the_command_comes_back_to_what_waits_and_says_what_still_does(place, monkeypatch, capsys):
-    def run(*arguments: str) -> tuple[int, str]:
+def test_the_command_comes_back_to_what_waits_and_says_what_still_does(place, run):
+    def said(*arguments: str) -> tuple[int, str]:
         delete()
-        monkeypatch.setattr(sys, "argv", ["fatbench", *arguments])
-        with pytest.raises(SystemExit) as exit:
-            cli.main()
-        return exit.value.code or 0, "".join(capsys.readouterr())
+        code, out, err = run(*arguments)
+        return code, out + err
 
-    code, err = run("run", "suite", "moved.yaml", "-k", "method=Left", "--jobs", "1")
+    code, err = said("run", "suite", "moved.yaml", "-k", "method=Left", "--jobs", "1")
     assert code == 1 and "0 of 1 cells done, 1 not finished" in err
     assert err.count("waiting: for the model of ") == 2 and "Right" in err and "Both" in err
-    code, err = run("run", "suite", "moved.yaml", "--jobs", "1")
+    code, err = said("run", "suite", "moved.yaml", "--jobs", "1")
     assert code == 0 and "3 of 3 cells done" in err
     with Store.open("results/fatbench.db") as store:
         assert {text for cell in store.cells() for text in [bits(store, cell)["natural"]]} == {"1111"}
@@ -298,9 +295,9 @@ def test_the_command_comes_back_to_what_waits_and_says_what_still_does(place, mo
     # the attacked model's plug-in is edited: what was judged under it is of an older version, in every cell
     edited = PLUGIN.replace("class Looks(nn.Module):", "class Looks(nn.Module):\n    edited = 1\n")
     (place / "looking.py").write_text(edited)
-    code, out = run("run", "suite", "moved.yaml", "--dry-run")
+    code, out = said("run", "suite", "moved.yaml", "--dry-run")
     assert "3 cells from an older version of a plug-in are kept as they are" in out
-    code, err = run("plot", "moved.yaml", "--format", "svg")
+    code, err = said("plot", "moved.yaml", "--format", "svg")
     assert code == 0 and Path("results/figures/moved-M.svg").is_file()
 
 

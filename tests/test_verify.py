@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import base64
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from sqlalchemy import update
 
-from fatbench.cli import app
 from fatbench.cli.verify import Apart, _allowed, apart, choose, job
 from fatbench.errors import NothingMatched, SpecError
 from fatbench.runner.jobs import Machine
@@ -150,21 +148,14 @@ def test_how_far_apart(theirs: Store) -> None:
     assert Apart("c", "train_loss", 2.0, 1.0, None, False).far == pytest.approx(0.5)
 
 
-def call(monkeypatch: Any, capsys: Any, *arguments: str) -> tuple[int, str, str]:
-    monkeypatch.setattr(sys, "argv", ["fatbench", "verify", *arguments])
-    with pytest.raises(SystemExit) as exit:
-        app.main()
-    return (exit.value.code or 0, *capsys.readouterr())
-
-
 NINE_OF_TEN = [[0, 20, base64.b64encode(b"\x7f\xff\xf0").decode()], [20, 10, base64.b64encode(b"\x3f\xc0").decode()]]
 
 
 @pytest.mark.slow
-def test_a_true_file_and_an_edited_one(results: Path, monkeypatch: Any, capsys: Any, tmp_path: Path) -> None:
+def test_a_true_file_and_an_edited_one(results: Path, monkeypatch: Any, tmp_path: Path, run: Any) -> None:
     """Run again on the same machine: nothing is apart. An accuracy of 0.9, with outcomes to match, is found out."""
     monkeypatch.chdir(tmp_path)
-    code, out, err = call(monkeypatch, capsys, str(results), "--sample", "1", "--format", "json")
+    code, out, err = run("verify", str(results), "--sample", "1", "--format", "json")
     assert code == 0, err
     said = json.loads(out)
     assert (said["apart"], len(said["cells"])) == (0.0, 1)
@@ -182,8 +173,8 @@ def test_a_true_file_and_an_edited_one(results: Path, monkeypatch: Any, capsys: 
         edited.append(json.dumps(cell))
     file = tmp_path / "edited.jsonl"
     file.write_text("\n".join([results.read_text().splitlines()[0], *edited]) + "\n")
-    code, out, _ = call(monkeypatch, capsys, str(file), "--cell", said["cells"][0])
+    code, out, _ = run("verify", str(file), "--cell", said["cells"][0])
     assert code == 1
     assert out.endswith("apart: beyond the tolerance of 0 (same machine, torch and precision)\n")
-    code, _, err = call(monkeypatch, capsys, "nowhere.jsonl")
+    code, _, err = run("verify", "nowhere.jsonl")
     assert (code, err) == (2, "fatbench: nowhere.jsonl: no such file (give one that 'fatbench export' wrote)\n")

@@ -6,6 +6,7 @@ import hashlib
 import json
 import re
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +15,6 @@ import torch
 from sklearn.datasets import load_sample_images
 from torch.nn.functional import interpolate
 
-from fatbench.cli import app as cli
 from fatbench.data import disk
 from fatbench.engine.randomness import forked
 from fatbench.errors import MachineError, SpecError
@@ -28,6 +28,7 @@ from fatbench.store.stages import Store
 from fatbench.suite import calls, cells, weights
 from fatbench.suite.weights import WEIGHTS, Weights
 
+Run = Callable[..., tuple[int, str, str]]
 CONTENT = b"three words of weights"
 DIGEST = hashlib.sha256(CONTENT).hexdigest()
 NOBODYS = "a-package-that-nobody-has"
@@ -233,25 +234,17 @@ def test_the_digest_of_tensors_is_of_their_names_shapes_and_contents() -> None:
     assert of_tensors({**state, "b": torch.ones(1, 2)}) != of_tensors(state)
 
 
-def test_commands_say_which_file_they_want(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_commands_say_which_file_they_want(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Run) -> None:
     monkeypatch.setenv("FATBENCH_DATA", str(tmp_path))
     monkeypatch.setenv("COLUMNS", "400")
 
-    def run(*arguments: str) -> str:
-        monkeypatch.setattr(sys, "argv", ["fatbench", *arguments])
-        with pytest.raises(SystemExit):
-            cli.main()
-        return capsys.readouterr().out
-
     said = f"t2t_vit_14: 81.5_T2T_ViT_14.pth.tar in {tmp_path / 'weights'} (missing, fatbench data prepare t2t_vit_14"
     suite = ("fat-transformers-noniid2", "-k", "model='T2T-ViT-14'")
-    assert said in run("suite", "show", suite[0])
-    assert said in run("plan", "suite", *suite)
-    assert said in run("doctor")
-    assert re.search(r"^t2t_vit_14 +missing", run("data", "list"), re.MULTILINE)
-    planned = json.loads(run("plan", "suite", *suite, "--format", "json"))["weights"]
+    assert said in run("suite", "show", suite[0])[1]
+    assert said in run("plan", "suite", *suite)[1]
+    assert said in run("doctor")[1]
+    assert re.search(r"^t2t_vit_14 +missing", run("data", "list")[1], re.MULTILINE)
+    planned = json.loads(run("plan", "suite", *suite, "--format", "json")[1])["weights"]
     assert [(row["name"], row["state"]) for row in planned] == [("t2t_vit_14", "missing")]
 
 

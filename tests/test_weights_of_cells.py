@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file
 
-from fatbench.cli import app as cli
 from fatbench.cli import verify
 from fatbench.errors import MachineError, SpecError
 from fatbench.models.pretrained import from_file
@@ -204,21 +203,17 @@ def test_verify_trains_them_too(place: Path) -> None:
 
 
 @pytest.mark.nightly
-def test_the_commands_run_it_first_and_say_so(
-    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def run(*arguments: str) -> tuple[int, str]:
-        monkeypatch.setattr(sys, "argv", ["fatbench", *arguments, "--db", "a.db"])
-        with pytest.raises(SystemExit) as exit:
-            cli.main()
-        return int(exit.value.code or 0), "".join(capsys.readouterr())
+def test_the_commands_run_it_first_and_say_so(place: Path, run: Callable[..., tuple[int, str, str]]) -> None:
+    def told(*arguments: str) -> tuple[int, str]:
+        code, out, err = run(*arguments, "--db", "a.db")
+        return code, out + err
 
     which = ("-k", "rate=slow and head=CLS and seed=0")
     first, second = start.jobs_of(planned(which[1]))
-    code, said = run("plan", "suite", "second.yaml", *which)
+    code, said = told("plan", "suite", "second.yaml", *which)
     assert code == 0 and said.index(first.cell) < said.index(second.cell)
     assert f"weights of cell {first.cell}, which runs first: first, fast, CLS, seed 0" in said
-    code, said = run("run", "suite", "second.yaml", *which, "--jobs", "2", "--device", "cpu")
+    code, said = told("run", "suite", "second.yaml", *which, "--jobs", "2", "--device", "cpu")
     assert code == 0 and "2 of 2 cells done" in said
-    code, said = run("status", "second.yaml", *which)
+    code, said = told("status", "second.yaml", *which)
     assert code == 0 and "2 done, 0 failed, 0 running, 0 todo" in said

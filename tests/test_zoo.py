@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
 import fatbench
-from fatbench.cli import app as cli
 from fatbench.errors import MachineError, SpecError
 from fatbench.runner import zoo
 
@@ -68,21 +67,13 @@ def test_names_are_of_labels_and_seed_and_a_part_is_enough() -> None:
         zoo.choose("sfat-fashion/SFATT/6", known)
 
 
-def test_models_lists_numbers_and_what_is_here(
-    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def run(*arguments: str) -> tuple[object, str, str]:
-        monkeypatch.setattr(sys, "argv", ["fatbench", "models", *arguments])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        return (ended.value.code or 0, *capsys.readouterr())
-
-    code, out, _ = run(str(RESULTS), "--from", str(FILE.parent), "--here", "--format", "json")
+def test_models_lists_numbers_and_what_is_here(place: Path, run: Callable[..., tuple[int, str, str]]) -> None:
+    code, out, _ = run("models", str(RESULTS), "--from", str(FILE.parent), "--here", "--format", "json")
     (row,) = json.loads(out)["models"]
     assert (code, row["name"], row["file"]) == (0, NAME, str(FILE)) and 0.6 < row["numbers"]["natural"] < 0.65
-    code, out, _ = run(str(ROOT / "results" / "sfat-fashion-cpu.jsonl"), "--format", "json")
+    code, out, _ = run("models", str(ROOT / "results" / "sfat-fashion-cpu.jsonl"), "--format", "json")
     names = [row["name"] for row in json.loads(out)["models"]]
     first = [name for name in names if name.startswith("sfat-fashion/Non-IID/SFAT/")]
     assert [name.rpartition("/")[2] for name in first] == ["6", "7", "8", "9", "10"]
-    assert run()[0] == 3
-    assert run("no.jsonl")[::2] == (2, "fatbench: no such file: no.jsonl\n")
+    assert run("models")[0] == 3
+    assert run("models", "no.jsonl")[::2] == (2, "fatbench: no such file: no.jsonl\n")
