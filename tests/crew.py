@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+import multiprocessing
 import os
 import signal
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -53,6 +55,25 @@ presets:
 tables:
   - {id: A, title: Crew, rows: [pace], values: {natural: natural}}
 """
+
+
+def fork_server() -> Any:
+    """Processes from a server that has torch loaded. It keeps the environment that it was started with."""
+    context = multiprocessing.get_context("forkserver")
+    parts = ("runner.executors.local", "engine.accuracy", "engine.experiment", "methods.algorithms", "methods.attacks")
+    context.set_forkserver_preload(["torch", *(f"fatbench.{part}" for part in parts)])
+    return context
+
+
+def fork_workers(patch: pytest.MonkeyPatch) -> None:
+    """Workers come from that server; the program itself starts new interpreters, which takes seconds each."""
+    context = fork_server()
+    patch.setattr(multiprocessing, "get_context", lambda method: context)
+
+
+@pytest.fixture
+def forks(monkeypatch: pytest.MonkeyPatch) -> None:
+    fork_workers(monkeypatch)
 
 
 @pytest.fixture

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 from typing import Any
 
+import torch
 from hypothesis import strategies as st
+from torch import nn
 
 from fatbench import testing
+from fatbench.engine.fast.draws import Streams
 from fatbench.engine.inject import asks, granted
 from fatbench.suite import calls, signatures
 from fatbench.testing import choices, limits, settings, spec
@@ -47,6 +51,14 @@ def given_what_it_asks(function: Any, **offers: Any) -> Any:
     return functools.partial(function, **granted(function, {key: lambda v=v: v for key, v in offers.items()}))
 
 
+@functools.cache
 def stacks(name: str) -> bool:
-    """Whether clients with this objective may train as one program: not where it asks which client it is."""
-    return not asks(calls.function(signatures.describe("Objective", name)), "client")
+    """Whether clients with this objective may train as one program: it gives the loss of each, whichever they are."""
+    if asks(calls.function(signatures.describe("Objective", name)), "client"):
+        return False
+    model = nn.Sequential(nn.Flatten(), nn.Linear(12, 4))
+    offers = {"class_counts": torch.ones(1, 4), "broadcast": copy.deepcopy(model)}
+    objective = given_what_it_asks(member("Objective", name), **offers)
+    noise = Streams([torch.Generator(), torch.Generator()])
+    losses, _ = objective(model, torch.full((4, 3, 2, 2), 0.5), torch.tensor([0, 1, 2, 3]), noise)
+    return losses.shape == (2,)

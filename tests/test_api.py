@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy
 import pytest
 import torch
+from crew import fork_workers
 from torch import nn
 
 import fatbench
@@ -61,6 +62,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "tiny.yaml").write_text(TINY)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
+        fork_workers(patch)
         done = fatbench.run("tiny.yaml", jobs=1, device="cpu", quiet=True)
     assert done[["metric", "seed", "status", "error"]].values.tolist() == [
         ["samples", 1, "done", ""],

@@ -73,7 +73,7 @@ def test_adversarial_points_are_moved_against_their_own_client() -> None:
     torch.testing.assert_close(found["boundary_c2_adversarial"], torch.tensor([[0.7, 0.2, 1], [0.3, 0.4, 0]]))
 
 
-def test_a_suite_in_the_plane_is_run_and_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_suite_in_the_plane_is_run_and_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forks: None) -> None:
     """The number goes to the database, the margins beside it. Margins x - 0.3 and y - 0.2 put in their place are drawn
     as those lines, and a margin that is 1 everywhere as none."""
     from matplotlib.axes import Axes

@@ -269,11 +269,11 @@ def test_a_run_on_a_gpu_says_what_is_chosen_and_what_would_be_faster() -> None:
     assert gpu_estimates.choices(cells[:1], "Tesla T4", "fp32", None, "loop").endswith("how fast it is, is not known")
 
 
-def test_a_plan_says_its_time_on_a_gpu_that_is_not_here(plan: Plan, run: Callable[..., str]) -> None:
-    shown = run("plan", "suite", "short.yaml", "--on", "h200", "--precision", "bf16", "--gpus", "2")
+def test_a_plan_says_its_time_on_a_gpu_that_is_not_here(plan: Plan, run: Run) -> None:
+    _, shown, _ = run("plan", "suite", "short.yaml", "--on", "h200", "--precision", "bf16", "--gpus", "2")
     assert "time left on one H200: about " in shown and "an estimate: operations and kernels were counted" in shown
     assert "on 2 GPUs of that kind: " in shown
-    told = json.loads(run("plan", "suite", "short.yaml", "--on", "h200", "--format", "json"))
+    told = json.loads(run("plan", "suite", "short.yaml", "--on", "h200", "--format", "json")[1])
     assert told["on"] == "h200" and told["time"]["seconds"] > 0 and told["time"]["unknown"] == 0
     assert list(Path().glob("*.db")) == []
 

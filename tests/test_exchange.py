@@ -852,19 +852,20 @@ def test_no_command_ends_in_a_traceback_on_a_damaged_record(tmp_path: Path, comm
     assert re.search(r"x\.db is damaged: cells a to a: it cannot be read \(Expecting", str(result.exception))
 
 
-FLIPS = 400
+FLIPS = [100, pytest.param(2000, marks=pytest.mark.nightly)]
 
 
-def test_no_flipped_bit_of_a_database_is_called_intact(tmp_path: Path) -> None:
+@pytest.mark.parametrize("flips", FLIPS)
+def test_no_flipped_bit_of_a_database_is_called_intact(flips: int, tmp_path: Path) -> None:
     """Where the export then says something else, or cannot be made, `db check` says that the file is damaged."""
     path = tmp_path / "x.db"
     with Store.open(str(path), create=True) as store:
         attacked(store)
         text = exported(store)
     content, draws, other = path.read_bytes(), random.Random(32), 0
-    places = [draws.randrange(8 * len(content)) for _ in range(20 * FLIPS)]
-    used = [place for place in places if any(content[max(0, place // 8 - 4) : place // 8 + 5])][:FLIPS]
-    assert len(used) == FLIPS
+    places = [draws.randrange(8 * len(content)) for _ in range(20 * flips)]
+    used = [place for place in places if any(content[max(0, place // 8 - 4) : place // 8 + 5])][:flips]
+    assert len(used) == flips
     for place in used:
         damaged = bytearray(content)
         damaged[place // 8] ^= 1 << place % 8
@@ -882,16 +883,17 @@ def test_no_flipped_bit_of_a_database_is_called_intact(tmp_path: Path) -> None:
         except FatbenchError:
             whole = False
         assert same or not whole, f"bit {place} changes what is read, and the database is called intact"
-    assert other > 100
+    assert other > flips / 4
 
 
-def test_no_flipped_bit_of_a_file_is_imported(tmp_path: Path) -> None:
+@pytest.mark.parametrize("flips", FLIPS)
+def test_no_flipped_bit_of_a_file_is_imported(flips: int, tmp_path: Path) -> None:
     """What is taken in of a file with a flipped bit says the same as before."""
     with Store.open(str(tmp_path / "x.db"), create=True) as store:
         attacked(store)
         text = exported(store)
     content, draws, refused = text.encode(), random.Random(32), 0
-    for place in draws.sample(range(8 * len(content)), FLIPS):
+    for place in draws.sample(range(8 * len(content)), flips):
         damaged = bytearray(content)
         damaged[place // 8] ^= 1 << place % 8
         file = tmp_path / "results.jsonl"
@@ -905,7 +907,7 @@ def test_no_flipped_bit_of_a_file_is_imported(tmp_path: Path) -> None:
                 refused += 1
                 continue
         assert taken == text, f"bit {place}"
-    assert refused > 100
+    assert refused > flips / 4
 
 
 def test_long_lines_are_judged_as_they_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

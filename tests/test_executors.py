@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import multiprocessing
 import os
 import pickle
 import signal
@@ -28,16 +27,6 @@ from fatbench.runner.jobs import Event, Machine
 from fatbench.runner.run_options import RunOptions
 from fatbench.runner.start import run as run_all
 from fatbench.store.stages import Store
-
-
-@pytest.fixture
-def forks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Local workers from a server that has torch loaded; the executor itself starts new interpreters."""
-    context = multiprocessing.get_context("forkserver")
-    parts = ("runner.executors.local", "engine.accuracy", "engine.experiment", "methods.algorithms")
-    context.set_forkserver_preload(["torch", *(f"fatbench.{part}" for part in parts)])
-    monkeypatch.setattr(local.multiprocessing, "get_context", lambda method: context)
-
 
 # --- what executors share ----------------------------------------------------------------------------------------
 

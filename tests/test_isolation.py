@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 from crew import ignore, never
-from test_executors import forks  # noqa: F401
 
 from fatbench.cli import app
 from fatbench.runner import start
@@ -126,7 +125,7 @@ DOUBLE = "\nimport torch\n\ntorch.set_default_dtype(torch.float64)\n"
 
 
 @pytest.mark.parametrize(("settings", "more"), [({}, ""), ({"vectorise": 2, "path": "fast"}, ""), ({}, DOUBLE)])
-def test_a_hostile_plug_in_changes_no_cell_that_does_not_use_it(place, forks, settings, more):  # noqa: F811
+def test_a_hostile_plug_in_changes_no_cell_that_does_not_use_it(place, forks, settings, more):
     """It replaces a loss of torch, or its default data type, when it is imported."""
     (place / "hostile.py").write_text(HOSTILE + more)
     first, fedavg, uniform = jobs(place)
@@ -138,7 +137,7 @@ def test_a_hostile_plug_in_changes_no_cell_that_does_not_use_it(place, forks, se
     assert (processes, one) == (2, 1)  # one process for the plug-in's cell, one for both others
 
 
-def test_a_hostile_attack_changes_neither_the_training_nor_the_other_attacks(place, forks):  # noqa: F811
+def test_a_hostile_attack_changes_neither_the_training_nor_the_other_attacks(place, forks):
     """The attack's name comes first in the suite, but what else the cells are attacked by comes first in time."""
     _, fedavg, uniform = jobs(place, f"blank: blank, {OURS}")
     ours, processes = numbers(place, [fedavg, uniform])
@@ -147,7 +146,7 @@ def test_a_hostile_attack_changes_neither_the_training_nor_the_other_attacks(pla
     assert ours == numbers(place, plain)[0]
 
 
-def test_cells_of_one_plug_in_share_a_process(place, forks):  # noqa: F811
+def test_cells_of_one_plug_in_share_a_process(place, forks):
     first, *_ = jobs(place)
     other = Job("other", {**first.spec, "seed": 9}, first.evaluations, first.checkpoints, first.suite, first.preset)
     assert numbers(place, [first, other])[1] == 1

@@ -359,7 +359,9 @@ def test_an_adversary_of_a_plug_in_is_checked(tmp_path: Path, parameters: str, m
     assert message in str(caught.value)
 
 
-def test_a_model_that_malicious_clients_destroy_is_a_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_that_malicious_clients_destroy_is_a_result(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forks: None
+) -> None:
     """Trained to the round that ended it, with chance as its accuracy under every attack, and a mark at the number in
     every format; the cell whose infinite uploads were left out is as good as an honest one, and says so.
     """

@@ -548,7 +548,14 @@ def test_attack_in_eval_mode_loss_in_train_mode(name: str) -> None:
         assert model.training and model.layer.training
 
 
-@pytest.mark.parametrize("name", OBJECTIVES)
+def test_clients_with_most_objectives_train_as_one_program() -> None:
+    """Not AWP, which asks which client it is."""
+    together = {"standard", "at", "trades", "mart", "mixed_at", "mixfat", "dual_at", "n_fgsm_at"}
+    together |= {"calfat", "calfat_released", "margin_at"}
+    assert together <= {name for name in OBJECTIVES if members.stacks(name)} and not members.stacks("awp_at")
+
+
+@pytest.mark.parametrize("name", filter(members.stacks, OBJECTIVES))
 def test_the_loss_of_several_clients_is_that_of_each(name: str) -> None:
     """Two clients of four images in a batch, each with a generator of its own: two losses, those of each alone."""
     objective = built(name)
@@ -556,8 +563,6 @@ def test_the_loss_of_several_clients_is_that_of_each(name: str) -> None:
     model[1] = nn.Identity()  # batch norm would see both clients together; they are stacked under vmap
     each = [objective(model, x[part], y[part], generator(seed)) for seed, part in enumerate((slice(4), slice(4, 8)))]
     losses, correct = objective(model, x, y, Streams([generator(0), generator(1)]))
-    if not members.stacks(name):
-        return  # trains client by client
     torch.testing.assert_close(losses, torch.stack([loss for loss, _ in each]))
     assert torch.equal(correct, torch.cat([right for _, right in each]))
 

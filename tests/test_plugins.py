@@ -71,7 +71,7 @@ def delete() -> None:
 
 
 @pytest.fixture
-def place(tmp_path, monkeypatch):
+def place(tmp_path, monkeypatch, forks):
     """An empty working folder with the plug-in mine.py, its module helper.py and the suite mine.yaml."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])

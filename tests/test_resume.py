@@ -7,13 +7,13 @@ and after each checkpoint file and each transaction.
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import signal
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from crew import fork_server
 
 from fatbench.runner import attacking
 from fatbench.runner.jobs import Job, Machine
@@ -102,15 +102,12 @@ def child(job: Job, machine: Machine, crash: tuple[str, str, int] | None) -> Non
 
 @pytest.fixture(scope="module")
 def spawn():
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(
-        ["torch", "fatbench.runner.worker", "fatbench.engine.experiment", "fatbench.methods.attacks"]
-    )
+    context = fork_server()
 
     def run(job: Job, machine: Machine, crash: tuple[str, str, int] | None = None) -> int:
         process = context.Process(target=child, args=(job, machine, crash))
         process.start()
-        process.join(120)
+        process.join(600)
         assert process.exitcode is not None
         return process.exitcode
 

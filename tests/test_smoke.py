@@ -28,7 +28,8 @@ SUITES = [name for name in files.available() if not name.endswith(("-jpeg75", "-
 START = 3000  # image passes that take as long as a cell needs before its first one and for its tables
 
 Part = tuple[str, str]  # ("algorithm", "scaffold")
-AT_NIGHT: frozenset[Part] = frozenset({("model", "efficientnet_lite0")})  # with every suite: it is slow on a CPU
+# Slow on a CPU: with every suite, and AutoAttack also in `make demo`.
+AT_NIGHT: frozenset[Part] = frozenset({("model", "efficientnet_lite0"), ("attack", "autoattack")})
 
 
 @functools.cache
@@ -73,9 +74,9 @@ def chosen() -> dict[str, list[Cell]]:
         cell.id: (name, cell, parts(cell), START + passes(cell, smoke(name)))
         for name in SUITES
         for cell in smoke(name).unique()
-        if not parts(cell) & AT_NIGHT
+        if not {*named("cell", cell.spec)} & AT_NIGHT
     }
-    left = frozenset().union(*(calls for _, _, calls, _ in cells.values()))
+    left = frozenset().union(*(calls for _, _, calls, _ in cells.values())) - AT_NIGHT
     taken: list[tuple[str, Cell]] = []
     while left:
         name, cell, calls, _ = cells[max(cells, key=lambda id: len(cells[id][2] & left) / cells[id][3])]
@@ -83,7 +84,7 @@ def chosen() -> dict[str, list[Cell]]:
         left -= calls
     kept = {cell.id: [*cell.evaluations[:1]] for _, cell in taken}
     left = frozenset().union(*(attacks(one) for _, cell in taken for one in cell.evaluations))
-    left -= frozenset().union(*(attacks(one) for few in kept.values() for one in few))
+    left -= AT_NIGHT.union(*(attacks(one) for few in kept.values() for one in few))
     offers = [(name, replace(cell, evaluations=(one,))) for name, cell in taken for one in cell.evaluations]
     for _, cell in sorted(
         offers, key=lambda offer: passes(offer[1], smoke(offer[0])) * (parameters(offer[1].spec) or 1e6)

@@ -21,7 +21,6 @@ from pathlib import Path
 import pytest
 import torch
 from crew import Watcher, diverging, lasting, never, numbers, pid_of, rows, undisturbed
-from test_executors import forks
 from test_store import _mount
 
 from fatbench.cli.watch import Watch
@@ -39,8 +38,6 @@ from fatbench.settings import time_limit
 from fatbench.store import database
 from fatbench.store.schema import STAGES
 from fatbench.store.stages import Stolen, Store
-
-__all__ = ("forks",)
 
 
 @pytest.fixture

@@ -273,7 +273,7 @@ def test_a_stage_goes_on_where_it_was_stopped_and_begins_again_for_another_model
 
 
 @pytest.mark.slow
-def test_the_command_comes_back_to_what_waits_and_says_what_still_does(place, run):
+def test_the_command_comes_back_to_what_waits_and_says_what_still_does(place, run, forks):
     def said(*arguments: str) -> tuple[int, str]:
         delete()
         code, out, err = run(*arguments)
