@@ -555,7 +555,7 @@ def test_clients_with_most_objectives_train_as_one_program() -> None:
     assert together <= {name for name in OBJECTIVES if members.stacks(name)} and not members.stacks("awp_at")
 
 
-@pytest.mark.parametrize("name", filter(members.stacks, OBJECTIVES))
+@pytest.mark.parametrize("name", [*filter(members.stacks, OBJECTIVES)])
 def test_the_loss_of_several_clients_is_that_of_each(name: str) -> None:
     """Two clients of four images in a batch, each with a generator of its own: two losses, those of each alone."""
     objective = built(name)
