@@ -297,7 +297,7 @@ def test_a_notebook_puts_a_plain_model_beside_a_suite_s_row(tmp_path: Path, monk
 
 @pytest.mark.slow
 @pytest.mark.parametrize("module", ["fatbench.api", "fatbench.attacks"])
-def test_examples_of_docstrings(module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_examples_of_docstrings(module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forks: None) -> None:
     import importlib
 
     monkeypatch.chdir(tmp_path)

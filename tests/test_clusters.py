@@ -75,9 +75,7 @@ def cluster(patient_ray) -> Iterator[Any]:
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::ResourceWarning")  # files of Ray that it leaves to the garbage collector
 def test_ray(jobs, machine, cluster):
-    """A task that is killed begins once more, and fails if it is killed again. Stopped and cancelled tasks go on where
-    they were.
-    """
+    """A task that is killed begins once more, and fails if it is killed again. Stopped tasks go on where they were."""
     assert ray.slots("cpu", None, 1, machine.db) == ["cpu"] * 2
     job, seen = lasting(jobs[2]), Watcher()
     stop = once_begun(machine, job, lambda pid: 2)
@@ -96,11 +94,6 @@ def test_ray(jobs, machine, cluster):
     assert seen.kinds(jobs[1], "train") == ["start", *["progress"] * 4, "done"] and seen.kinds(jobs[1]) == ["done"]
     assert numbers(machine, jobs[1]) == undisturbed(machine, jobs[1])
 
-    again, seen = replace(machine, retry_failed=True), Watcher()
-    assert ray.run([killed], again, ["cpu"], seen, once_begun(machine, killed, kill)) == {killed.cell: "done"}
-    assert "interrupted" in seen.kinds(killed, "train")
-    assert numbers(machine, killed) == undisturbed(machine, killed)
-
     wish = [0]
     seen = Watcher(job.cell, "progress", partial(wish.__setitem__, 0, 1))
     assert ray.run([job], machine, ["cpu"], seen, lambda: wish[0]) == {job.cell: "interrupted"}
@@ -109,6 +102,15 @@ def test_ray(jobs, machine, cluster):
     assert ray.run([job], machine, ["cpu"], seen, never) == {job.cell: "done"}
     assert next(event for _, event in seen.seen if event.stage == "train").round > 0  # it goes on
     assert numbers(machine, job) == undisturbed(machine, job)
+
+
+@pytest.mark.nightly
+@pytest.mark.filterwarnings("ignore::ResourceWarning")  # files of Ray that it leaves to the garbage collector
+def test_a_ray_task_that_is_killed_once_ends_as_if_it_had_not_been(jobs, machine, cluster):
+    killed, seen = lasting(jobs[0]), Watcher()
+    assert ray.run([killed], machine, ["cpu"], seen, once_begun(machine, killed, kill)) == {killed.cell: "done"}
+    assert "interrupted" in seen.kinds(killed, "train")
+    assert numbers(machine, killed) == undisturbed(machine, killed)
 
 
 @pytest.fixture
@@ -317,6 +319,18 @@ def test_slurm_jobs_on_this_machine(jobs, machine, quiet_submitit, monkeypatch):
     assert numbers(machine, warned) == undisturbed(machine, warned)
     (folder,) = Path(machine.files, "slurm").iterdir()  # what failed can be looked into
     assert folder.stat().st_mode & 0o077 == 0
+
+
+@pytest.mark.nightly
+def test_a_slurm_job_that_failed_is_retried_and_when_killed_once_ends_as_if_it_had_not_been(
+    jobs, machine, quiet_submitit, monkeypatch
+):
+    monkeypatch.setattr(slurm, "PATIENCE", 1.0)
+    Path("fatbench.toml").write_text('[slurm]\ncluster = "local"\n')
+    killed, seen = lasting(jobs[0]), Watcher()
+    assert slurm.slots("cpu", 1, 1, machine.db) == ["cpu"]
+    outcomes = slurm.run([killed], machine, ["cpu"], seen, each_time(machine, killed, kill))
+    assert outcomes == {killed.cell: "failed"}
     again, seen = replace(machine, retry_failed=True), Watcher()
     assert slurm.run([killed], again, ["cpu"], seen, once_begun(machine, killed, kill)) == {killed.cell: "done"}
     assert "interrupted" in seen.kinds(killed, "train")

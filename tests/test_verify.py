@@ -152,7 +152,7 @@ NINE_OF_TEN = [[0, 20, base64.b64encode(b"\x7f\xff\xf0").decode()], [20, 10, bas
 
 
 @pytest.mark.slow
-def test_a_true_file_and_an_edited_one(results: Path, monkeypatch: Any, tmp_path: Path, run: Any) -> None:
+def test_a_true_file_and_an_edited_one(results: Path, monkeypatch: Any, tmp_path: Path, run: Any, forks: None) -> None:
     """Run again on the same machine: nothing is apart. An accuracy of 0.9, with outcomes to match, is found out."""
     monkeypatch.chdir(tmp_path)
     code, out, err = run("verify", str(results), "--sample", "1", "--format", "json")
