@@ -329,6 +329,7 @@ def test_a_broken_method_fails_alone(run, place, forks):
     code, _, err = run(*command)
     assert code == 1
     assert "train" not in err
+    assert run(*command, "-n")[1].endswith("2 cells, 0 to run\n1 failed earlier: --retry-failed\n")
     (place / "broken").unlink()
     code, _, err = run(*command, "--retry-failed", "--jobs", "1")
     assert code == 0, err

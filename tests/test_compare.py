@@ -82,6 +82,8 @@ def test_two_seeds_and_a_row_without_outcomes() -> None:
     text = as_text([first, second], "x", "y", "last")
     assert "over seeds, these images: 95 % interval" in text and "over seeds and images: 95 % interval" in text
     assert "exploratory, not corrected for 2 comparisons\n2 seeds: a claim about methods needs at least 5\n" in text
+    text = as_text(compare([*pairs, Pair("y", 2, "c0", "d0")], of, of), "x", "y", "last")
+    assert "seeds 0, 1)\n  2 seeds: a claim" in text and "seeds 0, 1, 2)\n  3 seeds: a claim" in text
 
 
 def test_networks_that_agree_on_everything() -> None:

@@ -54,7 +54,8 @@ def status(
         return
     with opened(db, new=True) as store:
         if store is None and db is not None:
-            print(f"fatbench: {settings.shown_url(db)} does not exist: nothing has been run yet", file=sys.stderr)
+            rest = "" if name is None else ": nothing has been run yet"  # else the next line says so
+            print(f"fatbench: {settings.shown_url(db)} does not exist{rest}", file=sys.stderr)
         if name is None:
             counts = {} if store is None else progress.by_suite(store)
             if format == "json":

@@ -89,7 +89,7 @@ def run(
     url = settings.database(options.db)
     root = settings.data_folder(str(options.data) if options.data else None)
     if options.dry_run:
-        _say_what_would_run(jobs, url, watch.what, options.rerun_changed)
+        _say_what_would_run(jobs, url, watch.what, options)
         return
     chosen: Any = importlib.import_module(f"fatbench.runner.executors.{options.executor}")
     fit: Any = options.per_gpu or 1
@@ -308,20 +308,24 @@ def _check_auxiliary(job: Job, root: Path) -> None:
         raise SpecError(f"cell {job.cell}: {error}") from None
 
 
-def _say_what_would_run(jobs: Sequence[Job], url: str, what: str, rerun_changed: bool) -> None:
+def _say_what_would_run(jobs: Sequence[Job], url: str, what: str, options: RunOptions) -> None:
     changed: versions.Changed = {}
     try:
         with Store.open(url) as store:
             states = progress.of_jobs(jobs, store)
-            changed = {} if rerun_changed else versions.changed(jobs, store)
+            changed = {} if options.rerun_changed else versions.changed(jobs, store)
     except NoDatabase:
         states = {job.cell: "todo" for job in jobs}
-    keep = ("done",) if rerun_changed else ("done", progress.CHANGED)
+    keep = {"done"} | (set() if options.rerun_changed else {progress.CHANGED})
+    keep |= set() if options.retry_failed else {"failed"}
     left = [job for job in jobs if states[job.cell] not in keep]
+    failed = [job for job in jobs if states[job.cell] == "failed" and job not in left]
     if not jobs:
         raise NothingMatched("nothing to run")
     print(f"{what}: {len(jobs)} cells, {len(left)} to run")
     for job in left:
         print(f"{job.cell}  {states[job.cell]}")
+    if failed:
+        print(f"{len(failed)} failed earlier: --retry-failed")
     if changed:
         print("\n".join(versions.lines(changed)))

@@ -309,9 +309,12 @@ def as_text(comparisons: Sequence[Comparison], a: str, b: str, select: str, marg
     """A block for each comparison, which ends in what it comes to."""
     lines = [f"A = {a}", f"B = {b}", f"checkpoint: {WORDS[select]}; differences are A - B, in points"]
     lines.append(exploratory(len(comparisons)))
-    lines += too_few(min(len(one.seeds) for one in comparisons))
+    seeds = {len(one.seeds) for one in comparisons}
+    lines += too_few(min(seeds)) if len(seeds) == 1 else []
     for one in comparisons:
-        lines += ["", *_block(one, margin)]
+        head, *rest = _block(one, margin)
+        few = too_few(len(one.seeds)) if len(seeds) > 1 else []
+        lines += ["", head, *(f"  {line}" for line in few), *rest]
     return "\n".join(lines) + "\n"
 
 
