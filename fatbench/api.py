@@ -329,7 +329,8 @@ def results(
     the provenance suite, preset, commit, dirty, device, precision, created, run, attack (all its settings), flags (such
     as that the model's natural accuracy is at chance; separated by ";"). Values are fractions, not per cent. An axis
     with the name of another column is called "axis:NAME". preset: default the first that was run. An experiment that
-    stands at several points of the grid has a row for each. SpecError: no such suite.
+    stands at several points of the grid has a row for each. SpecError: no such suite. DatabaseError: an accuracy is not
+    the mean of its outcomes.
 
     >>> import fatbench
     >>> found = fatbench.results("sfat-cifar10", preset="smoke")
@@ -337,7 +338,7 @@ def results(
     """
     import pandas
 
-    from fatbench.report.numbers import flags
+    from fatbench.report.numbers import flags, query
     from fatbench.suite import format_call
 
     with _with(plugins, db), opened(db) as store:
@@ -347,6 +348,8 @@ def results(
             for cell in planned(name, preset, None, where, store)[1].cells:
                 keys.setdefault(cell.id, []).append(cell.key)
         numbers = [] if store is None else store.measurements(None if keys is None else list(keys))
+        if store is not None:
+            query.agree(numbers, store)
         flags.add_flags(numbers, {} if store is None else store.cells(list({number["cell"] for number in numbers})))
     rows = []
     attack: dict[str, str] = {}

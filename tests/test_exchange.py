@@ -835,6 +835,9 @@ def test_an_edited_database_is_neither_whole_nor_exported(tmp_path: Path) -> Non
         check(path)
     with Store.open(path) as store, pytest.raises(DatabaseError, match="cell a pgd20-0a1b2c3d@2 is damaged"):
         exported(store)
+    for command in (["show", "a"], ["export", "--format", "csv"]):
+        result = CliRunner().invoke(app, [*command, "--db", path])
+        assert isinstance(result.exception, DatabaseError) and said.partition(";")[0] in str(result.exception)
 
 
 @pytest.mark.parametrize("command", [["show", "a"], ["export", "--format", "csv"]])

@@ -104,6 +104,7 @@ def test_two_networks_on_six_images() -> None:
     assert found.odds_ratio == 3
     same = images(bits("0110"), bits("0110"))
     assert (same.p, same.agreement, same.odds_ratio) == (1.0, 1.0, None)
+    assert images(bits("1110"), bits("1100")).both == 2
     with pytest.raises(ValueError, match="outcomes of 2 and 3 images are not about the same images"):
         images(bits("01"), bits("011"))
 

@@ -71,23 +71,23 @@ def _evaluated(
     for round, there in _by_round(plan, found.rounds, checkpoints).items():
         names_here = {name for evaluation in evaluations for name in names.of(evaluation, round)}
         rows = _numbers(there, store, NUMBERS.c.stage.in_(sorted(names_here)) & _clients(sources))
-        _agree(rows, there, store, names_here)
+        agree(rows, store)
         found.rows += rows
         stages |= names_here
     return stages
 
 
-def _agree(rows: Iterable[Mapping[str, Any]], cells: Iterable[str], store: Store, stages: Iterable[str]) -> None:
+def agree(rows: Sequence[Mapping[str, Any]], store: Store) -> None:
     """DatabaseError: an accuracy under attack is not the mean of its outcomes, or no accuracy."""
     chunks: dict[tuple[str, str], list[tuple[int, bytes]]] = {}
+    metrics = {stage: parsed(stage).metric for stage in {row["stage"] for row in rows} - {"train"}}
     query = sql(OUTCOME_CHUNKS.c.cell, OUTCOME_CHUNKS.c.stage, OUTCOME_CHUNKS.c.n, OUTCOME_CHUNKS.c.bits)
-    query = query.where(OUTCOME_CHUNKS.c.stage.in_(sorted(stages)))
-    for cell, stage, n, bits in _fetch(store, query, OUTCOME_CHUNKS.c.cell, cells):
+    query = query.where(OUTCOME_CHUNKS.c.stage.in_(sorted(metrics)))
+    for cell, stage, n, bits in _fetch(store, query, OUTCOME_CHUNKS.c.cell, {row["cell"] for row in rows}):
         chunks.setdefault((cell, stage), []).append((n, bits))
-    metrics = {stage: parsed(stage).metric for stage in stages}
     for row in rows:
         cell, stage, metric = row["cell"], row["stage"], row["metric"]
-        if metric == metrics[stage] and row["client"] == -1:
+        if metric == metrics.get(stage) and row["client"] == -1:
             counted = consistency.right(chunks.get((cell, stage), ()))
             if said := consistency.disagreement(metric, row["value"], row["n"], *counted):
                 raise DatabaseError(f"{store.database.shown}: cell {cell} {stage}: {said} (fatbench db check)")
