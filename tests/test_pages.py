@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterator
 from html.parser import HTMLParser
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,7 +20,7 @@ from fatbench.engine.rounds import Number
 from fatbench.report.figures import charts
 from fatbench.report.formats import html
 from fatbench.report.numbers import compare
-from fatbench.report.site import drilldown, pages
+from fatbench.report.site import drilldown, leaderboards, pages
 from fatbench.store import jsonl
 from fatbench.store.stages import Store
 from fatbench.suite import files, signatures
@@ -514,8 +515,8 @@ def test_a_privacy_board_has_the_strongest_attacker_of_each_defence_and_explains
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(ROOT)
-    assert run(monkeypatch, "site", "results/april-jpeg75-cpu.jsonl",
-               "-o", str(tmp_path)) == 0  # fmt: skip
+    results = (f"results/{name}-cpu.jsonl" for name in ("april-jpeg75", "privacy-imprint"))
+    assert run(monkeypatch, "site", *results, "-o", str(tmp_path)) == 0
     page = next(file for file in tmp_path.glob("april-masks*.html")).read_text()
     board = re.search(r'<section class="board".*?</section>', page, re.DOTALL)[0]  # type: ignore[index]
     rows = re.findall(r'<tr>\s*<th scope=row class="stub">(.*?)</th>(.*?)</tr>', board, re.DOTALL)
@@ -523,6 +524,25 @@ def test_a_privacy_board_has_the_strongest_attacker_of_each_defence_and_explains
     assert len(defences) == len(set(defences)) > 3 and "oracle" not in "".join(row for _, row in rows)
     assert "The strongest attacker identifies" in board
     assert "<dt>SSIM, 32</dt><dd>structural similarity after both images were shrunk to 32x32 pixels</dd>" in page
+    index = (tmp_path / "index.html").read_text()
+    of = re.findall(r'role="region" aria-label="[^"]*\((april-masks-jpeg75|privacy-imprint)[^,]*, cpu\)"', index)
+    assert sorted(of) == ["april-masks-jpeg75", "privacy-imprint"]  # each has its threat model, and a board of its own
+    assert re.search(r'"axis"[^>]*>attacker</th>\s*<th[^>]*>top-1</th>', board)  # what is identified stands first
+
+
+@pytest.mark.parametrize("minus", [{}, {"method": ["FedAvg"]}])
+def test_what_a_paper_prints_as_a_difference_stands_beside_no_accuracy(minus: dict[str, list[str]]) -> None:
+    def grid(published: float | None) -> Any:
+        value = SimpleNamespace(
+            cells=("a",), published=published, published_std=None, published_flag="", published_select=None,
+            formula=False, comparable=False,
+        )  # fmt: skip
+        column = SimpleNamespace(minus=minus, source=SimpleNamespace(text="natural"))
+        return SimpleNamespace(columns=[column], rows=[SimpleNamespace(values=[[value]])])
+
+    board = grid(None)
+    leaderboards._publish(board, [grid(0.015)])
+    assert board.rows[0].values[0][0].published == (None if minus else 0.015)
 
 
 def test_names_of_dots_that_lie_together_stand_apart_and_none_leaves_the_chart() -> None:
