@@ -602,6 +602,7 @@ def test_more_lines_than_promised(empty: Store, lines: list[str], tmp_path: Path
             "{}:1: written by another fatbench (schema_version 2; this one reads 1)",
         ),
         ('{"format": "fatbench results", "schema_version": 1}\n', "{}:1: cells: Field required"),
+        ('{"format": "fatbench results", "schema_version": 1, "cells": NaN}\n', "{}:1: NaN is not a number"),
     ],
 )
 def test_files_of_others(empty: Store, lines: list[str], tmp_path: Path, header: str, message: str) -> None:
@@ -778,8 +779,12 @@ FORGED = [
     ('"round":2,"run":1', '"round":1,"run":1', "train: finished in round 1 of 2"),
     ('"best-test"', '"last":{"round":1},"best-test"', "train: finished in round 1 of 2"),
     ('"monitor",0.375,8', '"monitor",0.375,9', "train: monitor is of 9 images, the cell has 8"),
-    ('"monitor",0.375,8', '"monitor",0.375,0', "train: monitor is of 0 images, the cell has 8"),
-    ('[2,1,"train_accuracy"', '[2,-2,"train_accuracy"', "train: train_accuracy of client -2: the cell has 2 clients"),
+    ('"monitor",0.375,8', '"monitor",0.375,0', "train: monitor is of no image"),
+    (
+        '[2,1,"train_accuracy"',
+        '[2,-2,"train_accuracy"',
+        "train: train_accuracy of client -2: clients are counted from 0",
+    ),
 ]
 
 

@@ -113,10 +113,14 @@ def _problem(
             return f"{who} is {value!r}: not in [0, 1]"
         if name in COUNTS and value < 0:
             return f"{who} is {value!r}: below 0"
-        if client < -1 or ((own or name in OF_CLIENTS) and clients is not None and client >= clients):
-            return f"{name} of client {client}: the cell has {clients if clients is not None else 'no such'} clients"
-        if (own or name in OF_TEST_IMAGES) and (n < 1 or (images is not None and n > images)):
-            return f"{who} is of {n} images, the cell has {images if images is not None else 'more'}"
+        if client < -1:
+            return f"{name} of client {client}: clients are counted from 0"
+        if (own or name in OF_CLIENTS) and clients is not None and client >= clients:
+            return f"{who}: the cell has {clients} clients"
+        if (own or name in OF_TEST_IMAGES) and n < 1:
+            return f"{who} is of no image"
+        if (own or name in OF_TEST_IMAGES) and images is not None and n > images:
+            return f"{who} is of {n} images, the cell has {images}"
         if own and client < 0 and (said := disagreement(name, value, n, correct, total)):
             return said
         if own and client < 0 and total and n * models != total:
