@@ -53,7 +53,7 @@ def test_a_deleted_cell_leaves_nothing_and_its_replicates_go_with_it(store: Stor
     assert cleanup.delete_cell(store, A) == {"cells": 2, "runs": 4, "stages": 4, "numbers": 2, "outcomes": 4}
     assert sorted(store.cells()) == [B]
     assert {cell for cell, _ in store.stages()} == {run["cell"] for run in store.runs()} == {B}
-    assert "1 cells" in whole(store) and "0 replicates" in whole(store)
+    assert "1 cell," in whole(store) and "0 replicates" in whole(store)
 
 
 def test_a_replicate_is_deleted_alone(store: Store) -> None:
@@ -209,7 +209,7 @@ def test_the_commands_of_the_page_about_results(tmp_path: Path, monkeypatch: pyt
                 continue
             code, said[command] = fuzzing.program(*command.replace("0a1b2c3d4e5f", id[:6]).split()[1:])
             assert code == 0, said[command]
-    assert said["fatbench delete 0a1b2c3d4e5f"].startswith(f"{id}: 1 cells, 1 runs, 1 stages, 16 numbers")
+    assert said["fatbench delete 0a1b2c3d4e5f"].startswith(f"{id}: 1 cell, 1 run, 1 stage, 16 numbers")
     assert said["fatbench clean -n"].endswith("1 would be removed, 0.0 MB in base-files\n")
     assert said["fatbench clean"].startswith(f"base-files/{C}\n1 removed")
     assert not (tmp_path / "base-files" / id).exists() and not (tmp_path / "base-files" / C).exists()

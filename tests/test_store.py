@@ -776,7 +776,7 @@ def test_another_program_in_the_postgres_database(new_postgres: Callable[[], str
     _execute(url, "CREATE TABLE alembic_version(version_num text); INSERT INTO alembic_version VALUES ('theirs')")
     with Store.open(url, create=True) as store:
         store.add_cell(CELL, SPEC)
-    assert "1 cells" in check(url)
+    assert "1 cell," in check(url)
     url = new_postgres()
     _execute(url, "CREATE TABLE runs(id int)")
     refused(DatabaseError, url, "{} is not a fatbench database: it has another program's 'runs'", create=True)
@@ -872,8 +872,8 @@ def test_check_names_what_does_not_belong(tmp_path: Path) -> None:
 
 def test_check_says_what_there_is(store: Store, url: str) -> None:
     store.finish(taken(store), [Number("loss", 1.0, 1), Number("x", 1.0, 1)])
-    expected = f"{shown_url(url)} is intact (schema {REVISIONS[-1]}): 1 cells, 0 replicates, 1 runs, 0 shared_cells, 1"
-    expected += " stages, 2 numbers, 0 outcome_chunks"
+    expected = f"{shown_url(url)} is intact (schema {REVISIONS[-1]}): 1 cell, 0 replicates, 1 run, 0 shared cells, 1"
+    expected += " stage, 2 numbers, 0 outcome chunks"
     assert check(url) == expected
     with store.database.writing() as connection:
         connection.execute(text("CREATE TABLE diary(entry text)"))

@@ -20,6 +20,7 @@ def delete(
     from fatbench import settings
     from fatbench.store import cleanup
     from fatbench.store.folder import belongs
+    from fatbench.store.rows import counted
 
     with opened(db) as store:
         if short := [id for id in cells if len(id) < 4]:
@@ -32,7 +33,7 @@ def delete(
             counts = cleanup.delete_cell(store, id)
             for path in [folder / id, *folder.glob(f"{id}~*")] if ours else []:
                 cleanup.remove(path)
-            print(f"{id}: {', '.join(f'{count} {what}' for what, count in counts.items())} deleted", flush=True)
+            print(f"{id}: {counted(counts)} deleted", flush=True)
 
 
 def clean(

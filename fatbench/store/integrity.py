@@ -14,7 +14,7 @@ from fatbench.errors import DatabaseError, FatbenchError
 from fatbench.settings import shown_url
 from fatbench.store import consistency, export_lines, replicates
 from fatbench.store.database import Database
-from fatbench.store.rows import batches
+from fatbench.store.rows import batches, counted
 from fatbench.store.schema import (
     CELLS,
     IDENTITY,
@@ -53,13 +53,13 @@ def check(url: str, identify: Identify | None = None, contents: bool = True) -> 
             warnings.simplefilter("error", SAWarning)  # of a table that says something else than it was made with
             problems = [*_problems(connection), *(_contents(connection, identify) if contents else ())]
             tables = [part for part in METADATA.sorted_tables if part is not IDENTITY]
-            counts = [f"{connection.scalar(select(func.count()).select_from(part))} {part.name}" for part in tables]
+            counts = {part.name: connection.scalar(select(func.count()).select_from(part)) or 0 for part in tables}
     except UNREADABLE as error:  # what cannot be read is damaged, whatever reads it
         raise Damaged(f"{shown} is damaged: {_line(error)}") from error
     if problems:
         more = f" (and {len(problems) - 5} more)" if len(problems) > 5 else ""
         raise Damaged(f"{shown} is damaged: {'; '.join(problems[:5])}{more}")
-    return f"{shown} is intact (schema {REVISIONS[-1]}): {', '.join(counts)}"
+    return f"{shown} is intact (schema {REVISIONS[-1]}): {counted(counts)}"
 
 
 def _line(error: Exception) -> str:

@@ -25,6 +25,12 @@ def now() -> str:
     return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
+def counted(counts: Mapping[str, int]) -> str:
+    """{"cells": 1, "outcome_chunks": 2} as "1 cell, 2 outcome chunks"."""
+    names = ((n, name.replace("_", " ")) for name, n in counts.items())
+    return ", ".join(f"{n} {name.removesuffix('s') if n == 1 else name}" for n, name in names)
+
+
 def printable(message: str) -> str:
     """Text that any database takes: no NUL, no half of a surrogate pair."""
     return message.encode("utf-8", "backslashreplace").decode().replace("\0", "\\x00")
