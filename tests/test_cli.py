@@ -432,6 +432,7 @@ def test_a_setting_of_the_command_line_makes_cells_of_their_own(place, run, fork
     for given, said in (
         ("lr", "expected a setting such as algorithm.local.lr=0.02, got 'lr'"),
         ("algorithm.local.lrr=1", "--set: lrr: 'local' has no setting 'lrr' (did you mean 'lr'?)"),
+        ("lr=0.02", "--set lr=0.02: a cell has no setting 'lr' (did you mean 'algorithm.local.lr=0.02'?)"),
         ("train=many", "--set: train: "),
     ):
         code, _, err = run("plan", "suite", "tiny.yaml", "--set", given)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from ruamel.yaml.constructor import DuplicateKeyError
 from ruamel.yaml.error import YAMLError
 
 from fatbench.errors import SpecError, did_you_mean
-from fatbench.suite import input_limits, model, plugins, yaml_reader
+from fatbench.suite import input_limits, model, plugins, signatures, yaml_reader
 from fatbench.suite.cells import Cell, Plan, expand, grid_size
 from fatbench.suite.contents import Axes, Contents
 from fatbench.suite.contrasts import Tests
@@ -192,6 +192,13 @@ def with_settings(name: str) -> tuple[str, list[str]]:
 
 def _overridden(suite: Suite, settings: Sequence[str]) -> Suite:
     """The suite with settings in all cells of all presets, over every other override, and their text in its name."""
+    of_cells = {setting.name for setting in signatures.describe("Experiment").settings}
+    for setting in settings:
+        key, _, value = setting.partition("=")
+        if key not in of_cells and (
+            paths := [path for path in _paths(suite.contents.base) if path.endswith(f".{key}")]
+        ):
+            raise SpecError(f"--set {setting}: a cell has no setting '{key}' (did you mean '{paths[0]}={value}'?)")
     override = model.Override(set=functools.reduce(merge, map(_nested, settings)))
     presets = {
         name: preset.model_copy(update={"overrides": [*preset.overrides, override]})
@@ -199,6 +206,14 @@ def _overridden(suite: Suite, settings: Sequence[str]) -> Suite:
     }
     said = {"name": "+".join([suite.name, *settings]), "title": f"{suite.title}, {', '.join(settings)}"}
     return replace(suite, contents=suite.contents.model_copy(update={**said, "presets": presets}))
+
+
+def _paths(base: Mapping[str, Any], above: str = "") -> Iterator[str]:
+    """The settings of a mapping as `--set` writes them: "algorithm.local.lr"."""
+    for key, value in base.items():
+        yield f"{above}{key}"
+        if isinstance(value, Mapping):
+            yield from _paths(value, f"{above}{key}.")
 
 
 def _nested(setting: str) -> LocatedMap:
