@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import struct
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -223,6 +225,15 @@ def test_an_original_of_another_size(here: Path, run: Run) -> None:
     code, _, err = run(f"{VIT} --after after.pt --batch 1 --original small.png")
     assert (code, err.count("\n")) == (2, 1)
     assert "8 x 8 pixels, --shape says 16 x 16" in err
+
+
+def test_an_original_that_claims_to_be_huge(here: Path, run: Run) -> None:
+    """A header of a few bytes: 60,000 x 60,000 pixels."""
+    head = b"IHDR" + struct.pack(">IIBBBBB", 60_000, 60_000, 8, 2, 0, 0, 0)
+    signed = struct.pack(">I", 13) + head + struct.pack(">I", zlib.crc32(head))
+    Path("huge.png").write_bytes(b"\x89PNG\r\n\x1a\n" + signed)
+    code, _, err = run(f"{VIT} --after after.pt --batch 1 --original huge.png")
+    assert (code, err.count("\n")) == (5, 1) and "--original huge.png: not an image" in err
 
 
 def test_the_command_of_the_page(here: Path, run: Run) -> None:

@@ -184,7 +184,7 @@ def _images(files: list[Path], shape: tuple[int, int, int], count: int) -> Tenso
     """(N, C, H, W) in [0, 1]. SpecError: an image of another size, or another number of them."""
     import numpy
     import torch
-    from PIL import Image, UnidentifiedImageError
+    from PIL import Image
 
     if not files:
         return None
@@ -196,12 +196,13 @@ def _images(files: list[Path], shape: tuple[int, int, int], count: int) -> Tenso
     for file in files:
         try:
             with Image.open(file) as image:
+                width, height = image.size
+                if (height, width) != shape[1:]:  # before it is unpacked
+                    wanted = f"{shape[1]} x {shape[2]}"
+                    raise SpecError(f"--original {file}: {height} x {width} pixels, --shape says {wanted}")
                 pixels = numpy.asarray(image.convert("RGB" if shape[0] == 3 else "L"))
-        except (OSError, UnidentifiedImageError) as error:
+        except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
             raise MachineError(f"--original {file}: {getattr(error, 'strerror', None) or 'not an image'}") from None
-        if pixels.shape[:2] != shape[1:]:
-            wanted = f"{shape[1]} x {shape[2]}"
-            raise SpecError(f"--original {file}: {pixels.shape[0]} x {pixels.shape[1]} pixels, --shape says {wanted}")
         found.append(torch.from_numpy(pixels.copy()).view(*shape[1:], shape[0]).permute(2, 0, 1).float() / 255)
     return torch.stack(found)
 

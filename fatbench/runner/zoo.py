@@ -10,8 +10,8 @@ A name is SUITE/LABEL/.../SEED: the labels that tell the cell from the others of
 from __future__ import annotations
 
 import hashlib
+import http.client
 import json
-import urllib.error
 import urllib.request
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -153,13 +153,11 @@ def _fetch(address: str, sha256: str) -> Path | None:
     try:
         with urllib.request.urlopen(url, timeout=30) as answer:
             content = answer.read()
-    except (urllib.error.URLError, OSError):
+    except (OSError, ValueError, http.client.HTTPException):  # URLError among them
         return None
     if (digest := hashlib.sha256(content).hexdigest()) != sha256:
         raise MachineError(f"{url} has SHA-256 {digest}, not {sha256}: it is another file")
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with whole_file.replacing(target) as handle:
-        handle.write(content)
+    whole_file.write(target, content, make_folder=True)
     return target
 
 
