@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.measure import Bench, fatbench, program, wall
+from benchmarks.measure import Bench, fatbench, interleaved, program, ratios, wall
 from benchmarks.rows import AT, PGD7, apart, built, noise_problem
 from fatbench.engine.accuracy import accuracy
 from fatbench.engine.cohort import train_cohort
@@ -24,6 +24,8 @@ from fatbench.engine.local import Client, LocalTraining, copied, load, pixels
 from fatbench.engine.precision import exact, without_kernel
 from fatbench.engine.rounds import Problem, Tensors, Update
 from fatbench.methods import attacks, objectives
+from fatbench.runner.gpu_estimates import path_for
+from fatbench.runner.slots import gpu_name
 from fatbench.settings import LocalPath, Precision
 from fatbench.suite import files
 
@@ -78,6 +80,25 @@ def nin(bench: Bench, variant: str) -> Found:
     calls = sum(one.count for one in averages if "Launch" in one.key)
     largest = ", ".join(f"{key} {us / 1e3:.1f} ms" for key, us in sorted(times.items(), key=lambda t: -t[1])[:5])
     return {"said": f"{rate:.0f} passes/s; {calls} launches; {largest}", "passes_per_second": rate, "seconds": seconds}
+
+
+def auto(bench: Bench) -> Found:
+    """What `--path auto` takes for NIN on CIFAR-10, beside the times of both paths for large and for small clients."""
+    spec = files.load("sfat-cifar10").plan("paper").cells[0].spec
+    chosen = path_for(spec, "fp32", gpu_name("cuda:0") if bench.gpu else None)
+    local = LocalTraining(batch=32, lr=0.01, momentum=0.9, objective=AT)
+    network = built("nin", (3, 32, 32), width=8 if bench.quick else 192)
+    start, said = copied(network), [f"auto takes {chosen}"]
+    for clients, images in ((2, 4), (3, 2)) if bench.quick else ((5, 64), (100, 8)):
+        on = noise_problem(bench, network, [images] * clients, 32, "loop")
+        ways = {
+            path: functools.partial(train_cohort, replace(on, path=path), start, range(clients), 0, local)
+            for path in ("loop", "fast")
+        }
+        interleaved(bench.device, ways, 1)  # kernels are chosen, memory is taken
+        faster = statistics.median(ratios(interleaved(bench.device, ways, bench.repeats(3)), "loop", "fast"))
+        said.append(f"fast is {faster:.2f} times as fast as loop with {clients} clients of {images} images")
+    return {"said": "; ".join(said), "path": chosen}
 
 
 def recorded(bench: Bench, precision: Precision) -> Found:
@@ -176,6 +197,7 @@ def items(bench: Bench, suites: int | None = None) -> dict[str, Callable[[Bench]
     return {
         **{f"smoke of {name}": functools.partial(smoke, suite=name) for name in names},
         **{f"a batch of NIN, {name}": functools.partial(nin, variant=name) for name in VARIANTS},
+        "choice of auto": auto,
         **{f"steps recorded, {bits}": functools.partial(recorded, precision=bits) for bits in PRECISIONS},
         "ViT-S twice": same_bytes,
         "monitor of ViT-B": vit_b_monitor,

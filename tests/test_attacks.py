@@ -26,11 +26,13 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fatbench import __version__
+from fatbench.data import digits
 from fatbench.engine.fast.draws import Streams
 from fatbench.errors import SpecError
 from fatbench.methods import attacks, packages
 from fatbench.methods.attacks import ATTACKS
 from fatbench.methods.packages import implementation
+from fatbench.models import MODELS
 from fatbench.suite import calls, formulas, signatures
 
 torch.set_num_threads(1)
@@ -752,8 +754,12 @@ PASSES = {"standard": (7865, 1910), "rand": (4048, 4040), "plus": (9788, 7819)}
 @pytest.mark.parametrize(
     "version", ["standard", *(pytest.param(version, marks=pytest.mark.nightly) for version in ("rand", "plus"))]
 )
-def test_autoattack_costs_what_its_docstring_says_at_most(version: str) -> None:
-    """10 classes and a margin of 50 that nothing overcomes: every stage runs to its end, and the bound is attained."""
+def test_autoattack_costs_what_its_docstring_says_at_most(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """10 classes and a margin of 50 that nothing overcomes: every stage runs to its end, and the bound is attained.
+
+    By queries that all change the image; of one channel many do not.
+    """
+    monkeypatch.setattr(packages, "_asked_once", lambda ask: ask)
     model = flat(10, margin=50)
     passes, call = Passes(model), spec("autoattack", eps="8/255", version=version)
     x = torch.rand(1, 1, 2, 2, generator=generator())
@@ -761,6 +767,115 @@ def test_autoattack_costs_what_its_docstring_says_at_most(version: str) -> None:
     assert torch.equal(x_adv, x)
     looks = 1  # at one image of the batch a second time: does the network draw?
     assert (passes.forward - looks, passes.backward) == formulas.passes(calls.call("Attack", call)) == PASSES[version]
+
+
+class Counting(nn.Module):
+    """A network whose logits are another number's each time it is asked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.calls = nn.BatchNorm2d(1), 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return self.norm(x).flatten(1) * self.calls
+
+
+class Branching(nn.Module):
+    """A network whose code looks at the images."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm2d(1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(x).flatten(1) if x.sum() > 0 else x.flatten(1)
+
+
+def trained(x: Tensor, y: Tensor, steps: int) -> nn.Module:
+    """A small SmallCNN after so many steps on 64 of the images."""
+    with torch.random.fork_rng():
+        torch.manual_seed(5)
+        model = MODELS["small_cnn"](tuple(x.shape[1:]), 10, width=8)
+        step = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+        for _ in range(steps):
+            some = torch.randint(len(x), (64,))
+            step.zero_grad()
+            nn.functional.cross_entropy(model(x[some]), y[some]).backward()
+            step.step()
+    return model.eval().requires_grad_(False)
+
+
+def test_a_network_without_its_normalisation_gives_the_same_logits() -> None:
+    """And beats as it does; a network that cannot be traced, or is another one then, stays as it is."""
+    x = torch.rand(6, 3, 8, 8, generator=generator())
+    model = trained(x, torch.arange(6), 3)
+    beats: list[object] = []
+    model.register_forward_pre_hook(lambda *_: beats.append(0))
+    fused = packages._fused(model, x)
+    assert fused is not model and not any(isinstance(one, nn.BatchNorm2d) for one in fused.modules())
+    assert sum(isinstance(one, nn.BatchNorm2d) for one in model.modules()) == 6
+    beats.clear()
+    logits = fused(x)
+    assert len(beats) == 1
+    torch.testing.assert_close(logits, model(x), rtol=1e-5, atol=1e-6)
+    grey = torch.rand(4, 1, 2, 2, generator=generator())
+    for other in (Counting().eval(), Branching().eval(), flat(4)):
+        assert packages._fused(other, grey) is other
+
+
+def test_square_asks_nothing_about_an_image_that_stays_as_it_is() -> None:
+    """Margins and losses are those of always asking, also where Square writes into what it was given."""
+    asked: list[int] = []
+    scale = torch.tensor([1.0, 2.0, 3.0])
+
+    def ask(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        asked.append(len(x))
+        value = x.flatten(1).sum(1) * scale[y] - 1.0
+        return value, value.clone()
+
+    once = packages._asked_once(ask)
+    x, y = torch.full((3, 1, 1, 2), 2.0), torch.tensor([0, 1, 2])
+    margin, loss = once(x, y)
+    assert margin.tolist() == [3.0, 7.0, 11.0] and asked == [3]
+    for written in (x, margin, loss):
+        written.zero_()
+    x = torch.full((3, 1, 1, 2), 2.0)
+    assert once(x, y)[0].tolist() == [3.0, 7.0, 11.0] and asked == [3]  # nothing has changed
+    x[1] = 3.0  # worse: the image before is kept
+    assert once(x, y)[1].tolist() == [3.0, 11.0, 11.0] and asked == [3, 1]
+    x[1] = 2.0
+    assert once(x, y)[0].tolist() == [3.0, 7.0, 11.0] and asked == [3, 1]
+    x[0], x[2] = 0.25, 1.0  # the first is wrong now, the last better: the first is not looked at again
+    assert once(x, y)[0].tolist() == [-0.5, 7.0, 5.0] and asked == [3, 1, 2]
+    assert once(x[1:], y[1:])[0].tolist() == [7.0, 5.0] and asked == [3, 1, 2]
+    assert once(x[1:], y[:2])[0].tolist() == [3.0, 3.0] and asked == [3, 1, 2, 2]  # other labels: another attack
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(("channels", "eps"), [(1, 0.1), (3, 0.01)])
+def test_autoattack_has_the_outcomes_of_the_package(channels: int, eps: float) -> None:
+    """100 digits, grey or in colours: the same are robust, some of them and not all."""
+    model, x, y = coloured(channels)
+    ours = packages.autoattack(model, x, y, generator(3), eps=eps)
+    seed = int(torch.randint(2**31, (1,), generator=generator(3)))
+    adversary = pyautoattack.AutoAttack(model, norm="Linf", eps=eps, seed=seed, version="standard")
+    with torch.random.fork_rng():
+        theirs, _ = adversary.run_standard_evaluation(x, y, batch_size=100)
+    robust = model(theirs).argmax(1) == y
+    assert 5 < robust.sum() < 95
+    assert torch.equal(model(ours).argmax(1) == y, robust)
+
+
+def coloured(channels: int) -> tuple[nn.Module, Tensor, Tensor]:
+    """100 digits, each in two colours of its own where there are channels, and a network that has learnt from 1,000."""
+    dataset, g = digits(Path()), generator()
+    grey, labels = (torch.from_numpy(part) for part in (dataset.train_images[:1100], dataset.train_labels[:1100]))
+    x = grey.float() / 255
+    if channels > 1:
+        ink, paper = (torch.rand(len(x), channels, 1, 1, generator=g) for _ in range(2))
+        x = x * ink + (1 - x) * paper
+    return trained(x[100:], labels[100:].long(), 80), x[:100], labels[:100].long()
 
 
 @pytest.mark.parametrize("classes", [2, 3])

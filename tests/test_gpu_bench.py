@@ -25,6 +25,7 @@ def rehearsal(folder: Path) -> Bench:
     [
         ("a batch of NIN, fast fp32 together", "passes/s"),
         ("a batch of NIN, fast tf32", "a CPU has no TF32"),
+        ("choice of auto", "auto takes loop; fast is "),
         ("steps recorded, bf16", "a CPU repeats no recorded steps"),
         ("ViT-S twice", "the same bytes twice"),
         ("monitor of ViT-B", "32 images at once"),
