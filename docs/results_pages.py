@@ -17,7 +17,7 @@ import json
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
-from decimal import ROUND_HALF_UP, ROUND_UP, Decimal
+from decimal import ROUND_UP, Decimal
 from pathlib import Path
 
 import jinja2
@@ -28,6 +28,7 @@ from fatbench import report
 from fatbench.report.numbers import compare, declared_tests, statistics
 from fatbench.report.numbers.compare import measured
 from fatbench.report.numbers.declared_tests import Declared
+from fatbench.report.tables import number_format
 from fatbench.report.tables.combined import combine
 from fatbench.report.tables.grid import Value
 from fatbench.store import jsonl
@@ -73,9 +74,8 @@ def stores(folder: Path) -> Iterator[tuple[str, Store]]:
 
 
 def shown(value: float, digits: int = 1) -> str:
-    """Rounded half up; no minus at a zero."""
-    text = str(Decimal(repr(round(value, 6))).quantize(Decimal(1).scaleb(-digits), ROUND_HALF_UP))
-    return text.removeprefix("-") if not float(text) else text
+    """As the tables round."""
+    return number_format.rounded(value, digits)
 
 
 def up(value: float, digits: int = 1) -> str:

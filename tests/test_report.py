@@ -36,7 +36,7 @@ from fatbench.report.formats import html, latex, markdown, records, terminal
 from fatbench.report.formats import latex_layout as pages
 from fatbench.report.numbers import flags
 from fatbench.report.numbers.measurements import EVERY, RANGE, Numbers, Source, StoredResults, metric_names
-from fatbench.report.tables import layout
+from fatbench.report.tables import layout, number_format
 from fatbench.report.tables.combined import combine
 from fatbench.report.tables.grid import Grid, Value
 from fatbench.runner import progress
@@ -1805,3 +1805,19 @@ def test_a_column_of_differences_names_one_baseline(tmp_path: Path, old: str, ne
     (tmp_path / "published" / "gains.csv").write_text("who,what,low,high\n")
     with pytest.raises(SpecError, match=message):
         written(tmp_path, SUITE + GAINS.replace(old, new))
+
+
+@pytest.mark.parametrize(
+    ("value", "digits", "text"),
+    [
+        (100 * 0.98125, 2, "98.13"),  # a tie that a float holds exactly, which format() rounds to even
+        (72.64999999999999, 1, "72.7"),  # 72.65 as a mean of five numbers has it
+        (72.649, 1, "72.6"),
+        (-0.125, 2, "-0.13"),
+        (-0.0001, 2, "0.00"),
+        (1e100, 2, f"{1e100:.2f}"),
+        (math.nan, 2, "nan"),
+    ],
+)
+def test_numbers_are_rounded_half_up(value: float, digits: int, text: str) -> None:
+    assert number_format.rounded(value, digits) == text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from decimal import ROUND_HALF_UP, Decimal
 
 from fatbench.report.tables.grid import Column, Grid, Value
 
@@ -10,17 +11,23 @@ MISSING = "--"  # not measured yet
 NEVER = "n/a"  # and will not be
 
 
+def rounded(value: float, digits: int) -> str:
+    """Half up, as a person rounds: 72.65 to "72.7", also where the float is 72.64999999999999. No minus at a zero."""
+    if not abs(value) < 1e15:  # not finite, or without decimals
+        return f"{value:.{digits}f}"
+    text = f"{Decimal(repr(round(value, digits + 6))).quantize(Decimal(1).scaleb(-digits), ROUND_HALF_UP):f}"
+    return text.removeprefix("-") if not float(text) else text
+
+
 def number(value: float, column: Column) -> str:
     """A mean or a spread: "57.01" for 0.5701 in per cent, "11.56" for a distance."""
-    scaled = 100 * value if column.unit == "percent" else value
-    return f"{scaled:.{column.digits}f}".replace("-0." + "0" * column.digits, "0." + "0" * column.digits)
+    return rounded(100 * value if column.unit == "percent" else value, column.digits)
 
 
 def signed(value: float, column: Column) -> str:
     """A difference with its sign: "+0.04", "-1.20"."""
-    scaled = 100 * value if column.unit == "percent" else value
-    text = f"{scaled:+.{column.digits}f}"
-    return text.replace("-", "+") if float(text) == 0 else text
+    text = number(value, column)
+    return text if text.startswith("-") else f"+{text}"
 
 
 @dataclass(frozen=True)
