@@ -116,6 +116,8 @@ def test_sfat_rankings() -> None:
         for by in ("mean_loss", "nk_weighted", "released")
     }
     assert chosen == {"mean_loss": (1,), "nk_weighted": (0,), "released": (2,)}
+    for by in chosen:
+        calls.check("Aggregator", {"name": "sfat", "alpha": "1/3", "top": 1, "rank_by": by})
 
 
 def test_sfat_is_the_papers_ranking() -> None:
@@ -205,7 +207,7 @@ def test_released_exact() -> None:
     assert mixing.norm_match == "substring"
     control = mixing_of("fedavg_shrink", THREE, context(), r=2.0, top=1)
     assert control.weights == pytest.approx([4 / 15] * 3)
-    assert control.norm == pytest.approx([1 / 4] * 3)
+    assert control.norm == pytest.approx([1 / 4] * 3) and control.norm_match == "substring"
 
 
 def test_released_edges() -> None:
