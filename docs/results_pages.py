@@ -163,8 +163,8 @@ class Leak:
         parts = [one["name"] for one in (algorithm["manipulation"], algorithm["inversion"]) if one]
         low, high = (shown(100 * found[f"identification_{end}"], 0) for end in ("low", "high"))
         self.attack, self.threat = f"`{', '.join(dict.fromkeys(parts))}`", threats.of_cell(cell.spec)["threat"]
-        self.named, self.interval = f"{round(clients * found['identification'])} of {clients}", f"{low} to {high} %"
-        self.recovered = f"{shown(100 * found['recovered'], 0)} %"
+        self.named, self.interval = f"{round(clients * found['identification'])} of {clients}", f"{low} to {high}"
+        self.recovered = shown(100 * found["recovered"], 0)
         self.psnr = f"{shown(found['psnr'])} ±{shown(found['psnr_ci'])}"
 
 
@@ -263,7 +263,7 @@ class Pages:
         for sent, name, where in rows:
             one = self.leak(name, where)
             lines.append([sent, one.attack, one.threat, f"{one.named} ({one.interval})", one.recovered, one.psnr])
-        heads = ["what is sent", "attack", "threat", "identified (95 %)", "recovered", "PSNR, dB"]
+        heads = ["what is sent", "attack", "threat", "identified (95 %, in %)", "recovered, %", "PSNR, dB"]
         return tabulate(lines, heads, tablefmt="github", disable_numparse=True)
 
 

@@ -152,6 +152,7 @@ def change(file: str, **changes: Tensor | None) -> None:
         ("--batch 1", 2, "give the update as --after WEIGHTS or as --gradient FILE"),
         ("--gradient after.pt --batch 1", 2, "after.pt is nearly before.pt, so it holds weights: give them by --after"),
         ("--after gradient.pt --batch 1", 2, "nothing of before.pt: is it a gradient? Give it by --gradient"),
+        ("--after after.pt --batch 1 --std 0,1,1", 2, "--std: expected positive numbers, by which images are divided"),
         ("--after nothing.pt --batch 1", 5, "nothing.pt: no such file"),
         ("--after before.pt --batch 1", 2, "before.pt is the same as before.pt: there is no update"),
         ("--after after.pt --batch 1 --threat F", 2, "expected A, B, C or D, got 'F' (a manipulated model is needed"),

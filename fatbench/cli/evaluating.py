@@ -178,9 +178,12 @@ def _checkpoint(
 
 def _numbers(option: str, text: str | None) -> tuple[float, ...]:
     try:
-        return tuple(float(part) for part in (text or "").split(",") if part.strip())
+        found = tuple(float(part) for part in (text or "").split(",") if part.strip())
     except ValueError:
         raise SpecError(f"{option}: expected numbers such as 0.5,0.5,0.5, got '{text}'") from None
+    if option == "--std" and not all(0 < one < float("inf") for one in found):
+        raise SpecError(f"--std: expected positive numbers, by which images are divided, got '{text}'")
+    return found
 
 
 def _mapping(dataset: str) -> Any:
