@@ -813,13 +813,13 @@ def test_a_digest_that_does_not_fit(tmp_path: Path, empty: Store) -> None:
 
 
 def test_several_models_have_the_mean_of_theirs(tmp_path: Path, empty: Store) -> None:
-    """Of two clients, 5 and 2 of 6 images each; the number of each client is checked against its own outcomes."""
+    """Of three clients, 5, 2 and 1 of 6 images each; the number of each is checked against its own outcomes."""
     with Store.open(str(tmp_path / "true.db"), create=True) as store:
         store.add_cell("a", {"seed": 1})
         run = claim(store, "a", "pgd20-0a1b2c3d@2")
-        store.commit(run, round=12, outcomes=(0, 12, 0b111110_110000_0000.to_bytes(2)))
-        each = [Number("pgd20", 5 / 6, 2, 6, 0), Number("pgd20", 2 / 6, 2, 6, 4)]
-        store.finish(run, [Number("pgd20", (5 / 6 + 2 / 6) / 2, 2, 6), *each])
+        store.commit(run, round=18, outcomes=(0, 18, 0b111110_110000_100000_000000.to_bytes(3)))
+        each = [Number("pgd20", right / 6, 2, 6, client) for client, right in ((0, 5), (4, 2), (5, 1))]
+        store.finish(run, [Number("pgd20", (5 + 2 + 1) / 18, 2, 6), *each])
         text = exported(store)
     forged = resealed(text.replace(f'"pgd20",{2 / 6}', '"pgd20",0.5'))
     message = f"cell a pgd20-0a1b2c3d@2: pgd20 of client 4 is 0.5, its outcomes say {2 / 6} (2 of 6)"
