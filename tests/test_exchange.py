@@ -536,6 +536,8 @@ ODD: list[tuple[str, Any, str]] = [
     ("stages.0.settings", {}, "stages.0.settings.name: Field required"),
     ("stages.1.record.last", 5, "stages.1.record.last: Input should be a valid dictionary"),
     ("stages.1.record.last", {}, "stages.1.record.last.round: Field required"),
+    ("stages.1.record.best-test", {}, "stages.1.record.best-test.round: Field required"),
+    ("stages.0.stage", 189 * "p" + "@1", "stages.0.stage: String should have at most 190 characters"),
     ("stages.1.record.last", {"round": 1, "value": ""}, "stages.1.record.last.value: Input should be a valid number"),
     ("stages.1.numbers.0.3", 1e308, "stages.1.numbers.0.3: Input should be less than or equal to 1e+100"),
     ("runs.0.extra.vectorise", "x", "runs.0.extra.vectorise: Input should be a valid integer"),
