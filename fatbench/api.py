@@ -338,7 +338,8 @@ def results(
     """
     import pandas
 
-    from fatbench.report.numbers import flags, query
+    from fatbench.report.numbers import flags
+    from fatbench.store import integrity
     from fatbench.suite import format_call
 
     with _with(plugins, db), opened(db) as store:
@@ -349,7 +350,7 @@ def results(
                 keys.setdefault(cell.id, []).append(cell.key)
         numbers = [] if store is None else store.measurements(None if keys is None else list(keys))
         if store is not None:
-            query.agree(numbers, store)
+            integrity.agree(numbers, store.database)
         flags.add_flags(numbers, {} if store is None else store.cells(list({number["cell"] for number in numbers})))
     rows = []
     attack: dict[str, str] = {}

@@ -931,6 +931,7 @@ def test_the_authors_own_package_is_used_where_it_is_installed(
         "                 version='standard', is_tf_model=False, device='cuda', log_path=None):\n"
         "        print('setting parameters for standard version')\n"
         "        self.eps, self.apgd_targeted, self.fab = eps, type('', (), {})(), type('', (), {})()\n"
+        "        self.square = type('', (), {'margin_and_loss': None})()\n"
         "    def run_standard_evaluation(self, x_orig, y_orig, bs=250, return_labels=False):\n"
         "        assert bs == len(x_orig) and self.fab.n_target_classes == 3 and not self.verbose\n"
         "        assert y_orig.tolist() == [0, 1] and not x_orig.requires_grad\n"

@@ -31,7 +31,8 @@ def show_cell(
 ) -> None:
     """Show the numbers of a cell and the runs behind them; with --artifacts, draw what a round kept."""
     from fatbench.cli import show
-    from fatbench.report.numbers import cell_runs, flags, query
+    from fatbench.report.numbers import cell_runs, flags
+    from fatbench.store import integrity
 
     known_format(format, ("text", "json"))
     if not artifacts and (round is not None or output is not None):
@@ -44,7 +45,7 @@ def show_cell(
         assert store is not None
         spec = store.cells([id])[id]
         numbers = store.measurements([id])
-        query.agree(numbers, store)
+        integrity.agree(numbers, store.database)
         runs = store.runs([id])
         stages = store.stages([id])
         others = cell_runs.runs_of_cell(store, id)

@@ -178,7 +178,7 @@ class Database:
         reached. SpecError: no such kind of database.
         """
         database = cls(url, create=create)
-        fresh = database.path is not None and not database.path.exists()
+        fresh = database.path is not None and not os.path.exists(database.path)  # a name too long: False
         database._ready_file(create)
         try:
             with database.reading() as connection:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import Connection, and_, func, select
@@ -14,7 +14,7 @@ from fatbench.errors import DatabaseError, FatbenchError
 from fatbench.settings import shown_url
 from fatbench.store import consistency, export_lines, replicates
 from fatbench.store.database import Database
-from fatbench.store.rows import batches, counted
+from fatbench.store.rows import batches, counted, fetch
 from fatbench.store.schema import (
     CELLS,
     IDENTITY,
@@ -30,6 +30,7 @@ from fatbench.store.schema import (
     VIEW,
     VIEW_SQL,
 )
+from fatbench.store.stage_names import parsed
 
 Identify = Callable[[Mapping[str, Any]], str]
 UNREADABLE = (
@@ -60,6 +61,23 @@ def check(url: str, identify: Identify | None = None, contents: bool = True) -> 
         more = f" (and {len(problems) - 5} more)" if len(problems) > 5 else ""
         raise Damaged(f"{shown} is damaged: {'; '.join(problems[:5])}{more}")
     return f"{shown} is intact (schema {REVISIONS[-1]}): {counted(counts)}"
+
+
+def agree(rows: Sequence[Mapping[str, Any]], database: Database) -> None:
+    """DatabaseError: an accuracy among these measurements is not the mean of its outcomes, or no accuracy."""
+    chunks: dict[tuple[str, str], list[tuple[int, bytes]]] = {}
+    metrics = {stage: parsed(stage).metric for stage in {row["stage"] for row in rows} - {"train"}}
+    query = select(OUTCOME_CHUNKS.c.cell, OUTCOME_CHUNKS.c.stage, OUTCOME_CHUNKS.c.n, OUTCOME_CHUNKS.c.bits)
+    query = query.where(OUTCOME_CHUNKS.c.stage.in_(sorted(metrics)))
+    with database.reading() as connection:
+        for cell, stage, n, bits in fetch(connection, query, OUTCOME_CHUNKS.c.cell, {row["cell"] for row in rows}):
+            chunks.setdefault((cell, stage), []).append((n, bits))
+    for row in rows:
+        cell, stage, metric = row["cell"], row["stage"], row["metric"]
+        if metric == metrics.get(stage) and row["client"] == -1:
+            known = consistency.right(chunks.get((cell, stage), ()))
+            if said := consistency.disagreement(metric, row["value"], row["n"], *known):
+                raise DatabaseError(f"{database.shown}: cell {cell} {stage}: {said} (fatbench db check)")
 
 
 def _line(error: Exception) -> str:

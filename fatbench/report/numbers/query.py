@@ -12,14 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import select as sql
 
-from fatbench.errors import DatabaseError
 from fatbench.report.numbers.flags import joined
 from fatbench.report.numbers.measurements import ENDS, EVERY, PRIOR, RANGE, Outcomes, Source, Stages, StoredResults
-from fatbench.store import consistency
+from fatbench.store import integrity
 from fatbench.store.rows import batches
 from fatbench.store.schema import NUMBERS, OUTCOME_CHUNKS, RUNS, STAGES
 from fatbench.store.selection import MONITORED, Checkpoint, checkpoint_round
-from fatbench.store.stage_names import parsed
 from fatbench.suite.tables import OVER
 
 if TYPE_CHECKING:
@@ -71,26 +69,10 @@ def _evaluated(
     for round, there in _by_round(plan, found.rounds, checkpoints).items():
         names_here = {name for evaluation in evaluations for name in names.of(evaluation, round)}
         rows = _numbers(there, store, NUMBERS.c.stage.in_(sorted(names_here)) & _clients(sources))
-        agree(rows, store)
+        integrity.agree(rows, store.database)
         found.rows += rows
         stages |= names_here
     return stages
-
-
-def agree(rows: Sequence[Mapping[str, Any]], store: Store) -> None:
-    """DatabaseError: an accuracy under attack is not the mean of its outcomes, or no accuracy."""
-    chunks: dict[tuple[str, str], list[tuple[int, bytes]]] = {}
-    metrics = {stage: parsed(stage).metric for stage in {row["stage"] for row in rows} - {"train"}}
-    query = sql(OUTCOME_CHUNKS.c.cell, OUTCOME_CHUNKS.c.stage, OUTCOME_CHUNKS.c.n, OUTCOME_CHUNKS.c.bits)
-    query = query.where(OUTCOME_CHUNKS.c.stage.in_(sorted(metrics)))
-    for cell, stage, n, bits in _fetch(store, query, OUTCOME_CHUNKS.c.cell, {row["cell"] for row in rows}):
-        chunks.setdefault((cell, stage), []).append((n, bits))
-    for row in rows:
-        cell, stage, metric = row["cell"], row["stage"], row["metric"]
-        if metric == metrics.get(stage) and row["client"] == -1:
-            counted = consistency.right(chunks.get((cell, stage), ()))
-            if said := consistency.disagreement(metric, row["value"], row["n"], *counted):
-                raise DatabaseError(f"{store.database.shown}: cell {cell} {stage}: {said} (fatbench db check)")
 
 
 def gather_series(figures: Sequence[Figure], plan: Plan, store: Store, select: Checkpoint = "last") -> StoredResults:
