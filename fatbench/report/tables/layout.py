@@ -74,7 +74,7 @@ def build(
 
 
 @dataclass(frozen=True)
-class _Asked:
+class _TableRequest:
     """A table, the points of the grid that it shows, and where their numbers come from."""
 
     plan: Plan
@@ -116,12 +116,12 @@ def _grid(
     if images == "common":
         numbers = OnCommonImages(numbers, found, sources)
     lookup = Lookup(table.reference) if published and table.reference else None
-    asked = _Asked(plan, table, numbers, found, sources, headings, axes, client, lookup)
-    rows = [*_rows(asked), *(_evaluated(cell, asked) for cell in evaluated)]
-    columns = _columns(asked, rows, digits)
+    request = _TableRequest(plan, table, numbers, found, sources, headings, axes, client, lookup)
+    rows = [*_rows(request), *(_evaluated(cell, request) for cell in evaluated)]
+    columns = _columns(request, rows, digits)
     bucket = [cell for here in found.values() for cells in here.values() for cell in cells]
     cells = list({cell.id: cell for cell in bucket}.values())
-    comparable, split, alone = _comparable(asked, columns, rows)
+    comparable, split, alone = _comparable(request, columns, rows)
     grid = Grid(
         suite=plan.suite,
         preset=plan.preset,
@@ -129,13 +129,13 @@ def _grid(
         name=table.title,
         label=label(plan),
         axes=axes,
-        groups=[Group(dict(key)) for key in asked.group_keys],
+        groups=[Group(dict(key)) for key in request.group_keys],
         columns=columns,
         rows=rows,
         select=numbers.select,
         checkpoint=checkpoint(columns, numbers.select, plan, cells),
         seeds=sorted({int(cell.spec["seed"]) for cell in cells}),
-        facts=asked.facts,
+        facts=request.facts,
         points=list(dict.fromkeys((", ".join(cell.key.values()), cell.id) for cell in bucket)),
         attacks=_attacks(columns, found),
         split=split,
@@ -160,53 +160,55 @@ def _grid(
     return grid
 
 
-def _rows(asked: _Asked) -> Iterator[Row]:
+def _rows(request: _TableRequest) -> Iterator[Row]:
     """The rows of the plan's cells, each number beside the published one."""
-    others = {heading: baselines(asked.plan, asked.minus(heading)) for heading in asked.headings}
-    for row_key in asked.row_keys:
-        client = dict(row_key).get(CLIENT, "") if asked.axes != asked.table.rows else ""
+    others = {heading: baselines(request.plan, request.minus(heading)) for heading in request.headings}
+    for row_key in request.row_keys:
+        client = dict(row_key).get(CLIENT, "") if request.axes != request.table.rows else ""
         values: list[list[Value]] = []
-        for group_key in asked.group_keys:
-            here = asked.found.get((row_key, group_key), {})
+        for group_key in request.group_keys:
+            here = request.found.get((row_key, group_key), {})
             values.append([])
-            for heading in asked.headings:
-                source, minus = asked.sources[heading], asked.minus(heading)
+            for heading in request.headings:
+                source, minus = request.sources[heading], request.minus(heading)
                 cells = [cell for cell in here.get(heading, ()) if measures(cell, source)]
                 if source.client == EVERY:
-                    source = replace(source, client=asked.client[client])
+                    source = replace(source, client=request.client[client])
                 value = (
-                    _difference(cells, source, asked.numbers, asked.facts, others[heading], minus)
+                    _difference(cells, source, request.numbers, request.facts, others[heading], minus)
                     if minus
-                    else _value(cells, source, asked.numbers, asked.facts)
+                    else _value(cells, source, request.numbers, request.facts)
                 )
                 if value.planned:
-                    _beside_published(value, heading, here[heading], source, asked)
+                    _beside_published(value, heading, here[heading], source, request)
                 values[-1].append(value)
         yield Row(dict(row_key), values)
 
 
-def _beside_published(value: Value, heading: str, cells: Sequence[Cell], source: Source, asked: _Asked) -> None:
+def _beside_published(
+    value: Value, heading: str, cells: Sequence[Cell], source: Source, request: _TableRequest
+) -> None:
     """Set the labels that the heading's condition names, and what is published of the point."""
-    point, lookup = cells[0].key, asked.lookup
-    value.labels = {axis: point[axis] for axis in asked.table.conditions.get(heading, ())}
+    point, lookup = cells[0].key, request.lookup
+    value.labels = {axis: point[axis] for axis in request.table.conditions.get(heading, ())}
     if lookup is None:
         return
     said = {**point, SERIES: heading}
     value.published, value.published_std, value.published_flag = lookup.find(said, heading)
     least, most = lookup.range(said, heading) or (None, None)
     value.published_most = most if most != least else None
-    ours = source.checkpoint(asked.numbers.select)
+    ours = source.checkpoint(request.numbers.select)
     value.published_select = lookup.select if ours else ""
     value.formula = lookup.formula and value.published is not None
-    value.comparable = as_published(asked.plan, cells) and value.published_select == ours
+    value.comparable = as_published(request.plan, cells) and value.published_select == ours
 
 
-def _columns(asked: _Asked, rows: Sequence[Row], percent_digits: int) -> list[Column]:
-    columns, reference = [], asked.table.reference
-    judged = [i for i, heading in enumerate(asked.headings) if asked.sources[heading].stage == "evaluation"]
-    names = metric_names(asked.sources.values())
-    for position, heading in enumerate(asked.headings):
-        source, minus = asked.sources[heading], asked.minus(heading)
+def _columns(request: _TableRequest, rows: Sequence[Row], percent_digits: int) -> list[Column]:
+    columns, reference = [], request.table.reference
+    judged = [i for i, heading in enumerate(request.headings) if request.sources[heading].stage == "evaluation"]
+    names = metric_names(request.sources.values())
+    for position, heading in enumerate(request.headings):
+        source, minus = request.sources[heading], request.minus(heading)
         given_plain = reference is not None and reference.unit == "plain" and heading in reference.values
         under = [group[position] for row in rows for group in row.values]
         plain = not source.fraction or given_plain
@@ -215,26 +217,26 @@ def _columns(asked: _Asked, rows: Sequence[Row], percent_digits: int) -> list[Co
         if minus:
             metric += f" minus {', '.join(label for chosen in minus.values() for label in chosen)}"
         fewer = _fewer_images(rows, position, judged) if position in judged else ""
-        where, best = asked.table.conditions.get(heading, {}), asked.table.best[heading]
+        where, best = request.table.conditions.get(heading, {}), request.table.best[heading]
         columns.append(Column(heading, source, metric, best, unit, digits, where, minus, fewer))
     return columns
 
 
 def _comparable(
-    asked: _Asked, columns: Sequence[Column], rows: Sequence[Row]
+    request: _TableRequest, columns: Sequence[Column], rows: Sequence[Row]
 ) -> tuple[list[tuple[list[Value], str]], bool, dict[str, None]]:
     """(the numbers that are ranked against each other, with what is best of them; whether some rows of a column, or
     groups of a row, are not compared; rows that nothing is compared with, because their training objective is another).
     """
-    table, split = asked.table, False
+    table, split = request.table, False
     groups: list[tuple[list[Value], str]] = []
     alone: dict[str, None] = {}
     for position, column in enumerate(columns):
         compared: dict[tuple[Names, str, str], list[Value]] = {}
         rows_of: dict[tuple[Names, str, str], str] = {}
-        for row_key, row in zip(asked.row_keys, rows, strict=False):  # those of the plan come first
-            for group, group_key in enumerate(asked.group_keys):
-                for cell in asked.found.get((row_key, group_key), {}).get(column.heading, ())[:1]:
+        for row_key, row in zip(request.row_keys, rows, strict=False):  # those of the plan come first
+            for group, group_key in enumerate(request.group_keys):
+                for cell in request.found.get((row_key, group_key), {}).get(column.heading, ())[:1]:
                     side = row_key if table.best_within == "row" else group_key
                     comparison = (side, *_comparison_group(cell, column.source, table))
                     compared.setdefault(comparison, []).append(row.values[group][position])
@@ -267,23 +269,23 @@ def _by_client(
     return rows, [*table.rows, CLIENT], index
 
 
-def _evaluated(cell: Cell, asked: _Asked) -> Row:
+def _evaluated(cell: Cell, request: _TableRequest) -> Row:
     """The row of a model that was not trained here: its evaluations in each group of columns on the same data."""
-    first, *others = asked.axes
+    first, *others = request.axes
     on_same_data = {
         group
-        for (_, group), here in asked.found.items()
+        for (_, group), here in request.found.items()
         if any(one.spec["data"] == cell.spec["data"] for cells in here.values() for one in cells)
     }
-    shown = [None if asked.minus(heading) else asked.sources[heading] for heading in asked.headings]
+    shown = [None if request.minus(heading) else request.sources[heading] for heading in request.headings]
     values = [
         [
-            _value([cell], source, asked.numbers, asked.facts)
+            _value([cell], source, request.numbers, request.facts)
             if group in on_same_data and source is not None and source.stage == "evaluation"
             else Value(planned=False)
             for source in shown
         ]
-        for group in asked.group_keys
+        for group in request.group_keys
     ]
     return Row({first: cell.key["model"], **dict.fromkeys(others, "")}, values)
 
