@@ -30,9 +30,7 @@ def replacing(file: Path, *, new: bool = False) -> Iterator[BinaryIO]:
             yield handle
             handle.flush()
             os.fsync(handle.fileno())
-        if new:
-            os.link(part, file)  # unlike a new name, it never replaces what somebody put there meanwhile
-        else:
+        if not new or not _linked(part, file):
             os.replace(part, file)
         folder = os.open(file.parent, os.O_RDONLY)
         try:
@@ -42,6 +40,19 @@ def replacing(file: Path, *, new: bool = False) -> Iterator[BinaryIO]:
     finally:
         with suppress(OSError):
             part.unlink()
+
+
+def _linked(part: Path, file: Path) -> bool:
+    """Give a file its name unless that is taken (FileExistsError); False: it is free, on a disk without links."""
+    try:
+        os.link(part, file)  # unlike a new name, it never replaces what somebody put there meanwhile
+    except FileExistsError:
+        raise
+    except OSError:
+        if file.exists():
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST)) from None
+        return False
+    return True
 
 
 def write(

@@ -15,7 +15,7 @@ import fuzzing
 import pytest
 
 from fatbench.engine.rounds import Number
-from fatbench.errors import MachineError, SpecError
+from fatbench.errors import MachineError, SpecError, Unavailable
 from fatbench.store import cleanup, folder, jsonl
 from fatbench.store.integrity import check
 from fatbench.store.schema import REPLICATES
@@ -131,6 +131,47 @@ def test_a_folder_serves_one_database(tmp_path: Path) -> None:
         cleanup.backup(one, tmp_path / "copy.db")
     with Store.open(str(tmp_path / "copy.db")) as copy:
         assert folder.belongs(copy, files)
+
+
+def test_of_two_that_claim_a_folder_at_once_one_gets_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both look, both find no owner, both write. The second gets the ordinary message, and the first keeps its mark."""
+    files, link = tmp_path / "files", os.link
+    with (
+        Store.open(str(tmp_path / "one.db"), create=True) as one,
+        Store.open(str(tmp_path / "two.db"), create=True) as two,
+    ):
+
+        def slow(part: Path, file: Path) -> None:
+            file.write_bytes(mark)  # another process's
+            link(part, file)
+
+        folder.claim(one, tmp_path / "other")
+        mark = (tmp_path / "other" / folder.MARK).read_bytes()
+        monkeypatch.setattr(os, "link", slow)
+        with pytest.raises(SpecError, match=r"another database \(.*one\.db\), not of .*two\.db"):
+            folder.claim(two, files)
+        assert folder.belongs(one, files) and os.listdir(files) == [folder.MARK]
+        (files / folder.MARK).unlink()
+        folder.claim(one, files)  # one database, two runs: both have it
+        assert folder.belongs(one, files)
+
+
+def test_no_database_is_made_that_would_not_get_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Refused for the folder's owner, for a file in its place, for a folder that cannot be made."""
+    files, two = tmp_path / "files", tmp_path / "two.db"
+    with folder.opened(str(tmp_path / "one.db"), files), folder.opened(str(tmp_path / "one.db"), files) as one:
+        assert folder.belongs(one, files)
+    monkeypatch.setenv("FATBENCH_FILES", str(files))
+    code, said = fuzzing.program("run", "suite", "sfat-cifar10", "--smoke", "--db", str(two))
+    assert code == 2 and "another database" in said and "not of" in said
+    (tmp_path / "file").touch()
+    for place, reason in ((tmp_path / "file", "File exists"), (tmp_path / "file" / "below", "Not a directory")):
+        with pytest.raises(Unavailable, match=f"cannot make .*: {reason}"), folder.opened(str(two), place):
+            pass
+    monkeypatch.setattr(os, "access", lambda path, mode: str(path) != str(files.with_name("free")))
+    with pytest.raises(Unavailable, match="free: Permission denied"), folder.opened(str(two), tmp_path / "free"):
+        pass
+    assert not list(tmp_path.glob("two*"))
 
 
 def test_two_databases_in_one_folder_lose_no_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

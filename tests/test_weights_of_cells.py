@@ -14,6 +14,7 @@ from fatbench.errors import MachineError, SpecError
 from fatbench.models.pretrained import from_file
 from fatbench.runner import start
 from fatbench.runner.jobs import Event, Job, Machine
+from fatbench.runner.run_options import RunOptions
 from fatbench.runner.worker import work
 from fatbench.store.stages import Store
 from fatbench.suite import calls, files, weights
@@ -157,6 +158,10 @@ def test_a_damaged_or_missing_model_is_never_used(place: Path) -> None:
         store_of_others = Store.open(str(place / "b.db"), create=True)
         with store_of_others, pytest.raises(MachineError, match=f"weights of cell {first.cell}: run that first"):
             start._check_origins([second], store_of_others, place / "files")
+        options = RunOptions(device="cpu", db=str(place / "c.db"))
+        with pytest.raises(MachineError, match=f"weights of cell {first.cell}: run that first"):
+            start.run([second], start.Observer, options)  # type: ignore[arg-type]
+        assert not list(place.glob("c*"))
 
 
 @pytest.mark.parametrize(

@@ -50,6 +50,18 @@ def test_what_must_be_new_replaces_nothing(tmp_path: Path) -> None:
     assert file.read_text() == "mine" and os.listdir(tmp_path) == ["mine.py"]
 
 
+def test_what_must_be_new_is_written_on_a_disk_without_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def without(part: Path, file: Path) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", without)
+    file = tmp_path / "mine.py"
+    whole_file.write(file, "mine", new=True)
+    with pytest.raises(SpecError, match="File exists"):
+        whole_file.write(file, "other", new=True)
+    assert file.read_text() == "mine" and os.listdir(tmp_path) == ["mine.py"]
+
+
 def test_folders_are_refused_and_devices_written(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match=r"-o .*: Is a directory"):
         whole_file.write(tmp_path, "x", f"-o {tmp_path}")

@@ -18,8 +18,7 @@ from fatbench.runner import worker
 from fatbench.runner.executors import local
 from fatbench.runner.jobs import CellStatus, Event, Job, Machine
 from fatbench.runner.run_options import RunOptions
-from fatbench.store.folder import claim
-from fatbench.store.stages import Store
+from fatbench.store import folder
 from fatbench.suite import calls, cells, external_models, facts
 from fatbench.suite.cells import Evaluation, Plan
 from fatbench.suite.external_models import Model
@@ -168,8 +167,7 @@ def evaluate(
         retry_failed=True,
     )
     ready = _ready(external, spec, machine)
-    with Store.open(url, create=True) as store:
-        claim(store, Path(machine.files))
+    with folder.opened(url, Path(machine.files)) as store:
         return job.cell, worker.evaluate(job, machine, store, ready, notify)
 
 

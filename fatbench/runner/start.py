@@ -21,9 +21,10 @@ from fatbench.runner.jobs import Event, Job, Machine, Summary
 from fatbench.runner.run_options import RunOptions
 from fatbench.runner.slots import gpu_name
 from fatbench.runner.waiting import StopRequest
+from fatbench.store import folder
 from fatbench.store.database import NoDatabase
-from fatbench.store.folder import claim
 from fatbench.store.leases import LEASE
+from fatbench.store.opening import opened
 from fatbench.store.stages import Store
 from fatbench.store.timing import gpu_memory
 from fatbench.suite import calls, duration, plugins, signatures, weights
@@ -103,12 +104,12 @@ def run(
         watch.note(f"runs the plug-in {plugins.describe(plugins.version(file))} at {file}")  # a suite may have named it
     check_data(jobs, root)
     files, checkpoint_seconds = settings.files_folder(url).absolute(), settings.checkpoint_seconds()
-    with Store.open(url, create=True) as store:
-        claim(store, files)
-        before = progress.of_jobs(jobs, store)
+    with opened(url, new=True) as known:
+        before, changed, left = _standing(jobs, known, options)
+        _check_origins(left, known, files)
+    with folder.opened(url, files) as store:
         for suite, preset in dict.fromkeys((job.suite, job.preset) for job in jobs):
             store.share([job.cell for job in jobs], suite, preset)
-        changed = {} if options.rerun_changed else versions.changed(jobs, store)
         address = str(store.database.path or url)
     machine = Machine(  # a worker may have another working directory
         db=address,
@@ -125,12 +126,6 @@ def run(
         time_limit=limit,
         plugins=tuple(str(file) for file in signatures.plugins()),
     )
-    keep = {"done"}
-    keep |= set() if options.retry_failed else {"failed"}
-    keep |= set() if options.rerun_changed else {progress.CHANGED}
-    left = [job for job in jobs if before[job.cell] not in keep]
-    with Store.open(url) as store:
-        _check_origins(left, store, files)
     if options.executor == "local" and (gpu := next((slot for slot in slots if slot != "cpu"), None)) and left:
         watch.note(_choices(left, gpu, machine))
     request, blocked = StopRequest(), list[str]()
@@ -272,15 +267,28 @@ def check_data(jobs: Sequence[Job], root: Path) -> None:
             raise SpecError(f"cell {job.cell}: partition: {str(error).removeprefix('partition: ')}") from None
 
 
-def _check_origins(jobs: Sequence[Job], store: Store, files: Path) -> None:
+def _standing(
+    jobs: Sequence[Job], store: Store | None, options: RunOptions
+) -> tuple[dict[str, str], versions.Changed, list[Job]]:
+    """(cell -> its state, the stages that changed, the jobs that are to run); store: None before the first run."""
+    if store is None:
+        return {job.cell: "todo" for job in jobs}, {}, list(jobs)
+    states = progress.of_jobs(jobs, store)
+    changed = {} if options.rerun_changed else versions.changed(jobs, store)
+    keep = {"done"} | (set() if options.rerun_changed else {progress.CHANGED})
+    keep |= set() if options.retry_failed else {"failed"}
+    return states, changed, [job for job in jobs if states[job.cell] not in keep]
+
+
+def _check_origins(jobs: Sequence[Job], store: Store | None, files: Path) -> None:
     """MachineError: cells begin with the model of a cell that this run does not train and that is not here."""
     todo = {job.cell for job in jobs}
     for job in jobs:
         origin = weights.trained_by(job.spec)
         if origin is None or origin in todo:
             continue
-        there = transfer.trained(origin, store)
-        if there is None:
+        there = None if store is None else transfer.trained(origin, store)
+        if store is None or there is None:
             raise MachineError(
                 f"cell {job.cell} begins with the weights of cell {origin}: run that first, or its suite"
             )
@@ -309,16 +317,8 @@ def _check_auxiliary(job: Job, root: Path) -> None:
 
 
 def _say_what_would_run(jobs: Sequence[Job], url: str, what: str, options: RunOptions) -> None:
-    changed: versions.Changed = {}
-    try:
-        with Store.open(url) as store:
-            states = progress.of_jobs(jobs, store)
-            changed = {} if options.rerun_changed else versions.changed(jobs, store)
-    except NoDatabase:
-        states = {job.cell: "todo" for job in jobs}
-    keep = {"done"} | (set() if options.rerun_changed else {progress.CHANGED})
-    keep |= set() if options.retry_failed else {"failed"}
-    left = [job for job in jobs if states[job.cell] not in keep]
+    with opened(url, new=True) as known:
+        states, changed, left = _standing(jobs, known, options)
     failed = [job for job in jobs if states[job.cell] == "failed" and job not in left]
     if not jobs:
         raise NothingMatched("nothing to run")

@@ -5,43 +5,86 @@ Two databases in one folder would sweep each other's checkpoints, and `clean` on
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from sqlalchemy import select
 
 from fatbench import whole_file
 from fatbench.errors import SpecError, Unavailable
+from fatbench.settings import shown_url
+from fatbench.store.database import NoDatabase
 from fatbench.store.schema import IDENTITY
 from fatbench.store.stages import Store
 
 MARK = ".fatbench-database"  # holds the identity, and for people the address
 
 
+@contextmanager
+def opened(url: str, folder: Path) -> Iterator[Store]:
+    """The database at `url` with its folder, both made where they are missing. Errors as for `Store.open` and `claim`;
+    a database that would not get its folder is not made.
+    """
+    try:
+        Store.open(url).close()
+    except NoDatabase:
+        if (owner := _owner(folder)) is not None:
+            raise _foreign(folder, owner, shown_url(url)) from None
+        _make(folder)
+    with Store.open(url, create=True) as store:
+        claim(store, folder)
+        yield store
+
+
 def claim(store: Store, folder: Path) -> None:
     """Make a folder this database's. SpecError: it is another's; Unavailable: it cannot be written."""
-    if not belongs(store, folder):
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            with whole_file.replacing(folder / MARK) as handle:
-                handle.write(f"{_identity(store)} {store.database.shown}\n".encode())
-        except OSError as error:
-            raise Unavailable(f"cannot write {folder / MARK}: {error.strerror}") from None
+    if belongs(store, folder):
+        return
+    _make(folder)
+    try:
+        with whole_file.replacing(folder / MARK, new=True) as handle:
+            handle.write(f"{_identity(store)} {store.database.shown}\n".encode())
+    except FileExistsError:  # another process was quicker
+        belongs(store, folder)
+    except OSError as error:
+        raise Unavailable(f"cannot write {folder / MARK}: {error.strerror}") from None
 
 
 def belongs(store: Store, folder: Path) -> bool:
     """Whether a folder is this database's; False: it has no owner yet. SpecError: it is another's."""
+    owner = _owner(folder)
+    if owner is not None and owner[0] != _identity(store):
+        raise _foreign(folder, owner, store.database.shown)
+    return owner is not None
+
+
+def _owner(folder: Path) -> tuple[str, str] | None:
+    """(identity, address) of the database that a folder belongs to; None: it has no owner yet."""
     try:
-        owner, _, address = (folder / MARK).read_text(encoding="utf-8", errors="replace").strip().partition(" ")
+        identity, _, address = (folder / MARK).read_text(encoding="utf-8", errors="replace").strip().partition(" ")
     except (FileNotFoundError, NotADirectoryError):
-        return False
+        return None
     except OSError as error:
         raise SpecError(f"{folder / MARK}: {error.strerror}") from None
-    if owner != _identity(store):
-        raise SpecError(
-            f"{folder} holds the checkpoints of another database ({address}), not of {store.database.shown}: give this "
-            f"one a folder by FATBENCH_FILES; if it is the same database made anew, remove {folder / MARK}"
-        )
-    return True
+    return identity, address
+
+
+def _foreign(folder: Path, owner: tuple[str, str], shown: str) -> SpecError:
+    return SpecError(
+        f"{folder} holds the checkpoints of another database ({owner[1]}), not of {shown}: give this one a folder by "
+        f"FATBENCH_FILES; if it is the same database made anew, remove {folder / MARK}"
+    )
+
+
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise Unavailable(f"cannot make {folder}: {error.strerror}") from None
+    if not os.access(folder, os.W_OK):
+        raise Unavailable(f"cannot write {folder}: Permission denied")
 
 
 def _identity(store: Store) -> str:
