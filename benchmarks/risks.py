@@ -162,7 +162,7 @@ def vit_b_monitor(bench: Bench) -> Found:
     state, attack = copied(network), functools.partial(attacks.pgd, **{**PGD7, "steps": 2})
     if bench.gpu:
         torch.cuda.reset_peak_memory_stats(bench.device)
-    seconds = wall(bench.device, lambda: accuracy(on, state, on.images, on.labels, attack, ("monitor",), n))
+    seconds = wall(bench.device, lambda: accuracy(on, state, on.images, on.labels, attack, ("monitor",), batch=n))
     part = part_of(pixels(on, on.images), load(on, state))
     peak = torch.cuda.max_memory_allocated(bench.device) / 1e9 if bench.gpu else None
     said = f"{part} images at once, {seconds:.1f} s for {n}" + (f", peak {peak:.1f} GB" if peak is not None else "")

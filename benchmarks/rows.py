@@ -337,7 +337,7 @@ def _autoattack(bench: Bench, n: int, goals: dict[str, dict[str, float | None]])
 
     def one(name: str, first: int) -> None:
         part = slice(first, first + batch)
-        bits, _ = accuracy(ways[name], state, images[part], labels[part], attack, ("bench", first), batch)
+        bits, _ = accuracy(ways[name], state, images[part], labels[part], attack, ("bench", first), batch=batch)
         right[name].append(bits)
 
     for first in range(0, n, batch):  # the parts take turns, as repeats would

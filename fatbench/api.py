@@ -272,7 +272,7 @@ def evaluate(
         found = evaluate_external.from_file(Path(module), network, name, **preprocessing)
     with _with(plugins, db):
         chosen = None if like is None else files.load(like).plan(preset, None, where)
-        task = evaluate_external.task(chosen, dataset, attacks, eps, n, batch, size)
+        task = evaluate_external.task(chosen, dataset, attacks, eps=eps, n=n, batch=batch, size=size)
     with tempfile.TemporaryDirectory() as nowhere:
         url = db or str(Path(nowhere) / "evaluate.db")
         said = _Lines("", quiet)

@@ -48,7 +48,7 @@ def so_vit(folder: Path) -> list[Row]:
                 return made
 
             def ours(start: str = start) -> nn.Module:
-                return heads.build("cls_vis", 384, CLASSES, None, None, "bn", start)
+                return heads.build("cls_vis", 384, CLASSES, d1=None, d2=None, norm="bn", start=start)
 
             what = f"heads.ClsVisHead, head_start: {start}"
             named = f"so-vit.head{'' if start == 'kaiming' else '.small'}"

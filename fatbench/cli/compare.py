@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -20,11 +20,14 @@ from fatbench.store.opening import opened
 if TYPE_CHECKING:
     from fatbench.store.selection import Checkpoint
     from fatbench.store.stages import Store
+    from fatbench.suite.cells import Plan
+    from fatbench.suite.files import Suite
 
 
 def compare(
     a: Annotated[str, typer.Argument(help="A filter, label, cell id, database or exported file.")],
     b: Annotated[str | None, typer.Argument(help="What to compare A with; the same kind as A.")] = None,
+    *,
     name: Annotated[str | None, typer.Option("--suite", help="The suite that A and B are rows of.")] = None,
     metric: Annotated[
         list[str] | None, typer.Option("--metric", help="Show this evaluation only; may be repeated.")
@@ -50,7 +53,7 @@ def compare(
     if tests:
         if b is not None or name or metric:
             raise SpecError("--tests: the suite is A, and what it declares says the rest: no B, --suite or --metric")
-        _declared(a, at, preset, smoke, seeds, where, db, format)
+        _declared(lambda store: plan_in(a, preset, smoke, seeds, where, store), at, db, format)
         return
     if b is None:
         raise SpecError("compare takes two sides, A and B (or a suite and --tests)")
@@ -94,21 +97,14 @@ def compare(
 
 
 def _declared(
-    name: str,
-    select: Checkpoint,
-    preset: str | None,
-    smoke: bool,
-    seeds: str | None,
-    where: list[str] | None,
-    db: str | None,
-    format: str,
+    chosen: Callable[[Store | None], tuple[Suite, Plan]], select: Checkpoint, db: str | None, format: str
 ) -> None:
     """Print the families of comparisons that a suite declares. SpecError: it declares none."""
     from fatbench.report.numbers import declared_tests
     from fatbench.report.numbers.compare import measured
 
     with opened(db) as store:
-        suite, plan = plan_in(name, preset, smoke, seeds, where, store)
+        suite, plan = chosen(store)
         families = [tests for tests in suite.tests if tests.contrasts]
         if not families:
             raise SpecError(f"--tests: suite '{suite.name}' declares no contrasts (section 'tests', docs/suites.md)")

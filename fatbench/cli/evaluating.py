@@ -21,6 +21,7 @@ def evaluate(
         Path,
         typer.Argument(help="A checkpoint of a run, or a state dict (.pt, .safetensors).", show_default=False),
     ],
+    *,
     model: Annotated[
         str | None, typer.Option("--model", help="Network of a state dict: timm/NAME or FILE.py:FUNCTION.")
     ] = None,
@@ -86,7 +87,7 @@ def evaluate(
     if like is None and (preset or smoke or where):
         raise SpecError("--preset, --smoke and -k choose cells of a suite: name it with --like SUITE")
     plan = None if like is None else plan_of(like, preset, smoke, None, where)
-    task = evaluate_external.task(plan, dataset and _mapping(dataset), attack, eps, n, batch, size)
+    task = evaluate_external.task(plan, dataset and _mapping(dataset), attack, eps=eps, n=n, batch=batch, size=size)
     preprocessing: dict[str, Any] = {
         "mean": _numbers("--mean", mean), "std": _numbers("--std", std), "outputs": outputs, "channels": channels,
     }  # fmt: skip

@@ -25,6 +25,7 @@ def invert(
     file: Annotated[
         Path, typer.Argument(help="The weights that the client received: .pt or .safetensors.", show_default=False)
     ],
+    *,
     model: Annotated[str, typer.Option("--model", help="Network: timm/NAME or FILE.py:FUNCTION.")],
     shape: Annotated[str, typer.Option("--shape", help="Shape of an image, such as 3x32x32.")],
     after: Annotated[Path | None, typer.Option("--after", help="The weights that the client returned.")] = None,

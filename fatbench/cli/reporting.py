@@ -28,6 +28,7 @@ def status(
         str | None,
         typer.Argument(help="Suite name or file; default: all in the database.", autocompletion=completing.suites),
     ] = None,
+    *,
     preset: Preset = None,
     smoke: Smoke = False,
     where: Where = None,
@@ -168,6 +169,7 @@ def report(
             help="Suite names or files; default: every suite with results.", autocompletion=completing.suites
         ),
     ] = None,
+    *,
     rows: Annotated[
         str | None,
         typer.Option("--rows", metavar="AXES", help="Combine the suites in one table with these rows: 'suite,method'."),
@@ -308,6 +310,7 @@ def plot(
         str | None,
         typer.Option("--figure", metavar="ID", help="Draw this figure only; forest: all methods against the baseline."),
     ] = None,
+    *,
     x: Annotated[
         str | None,
         typer.Option("--x", metavar="NAME", help="Draw your own figure over round, eps, client, or an axis (bars)."),

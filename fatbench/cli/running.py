@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 def _run_suite(
     name: Name,
+    *,
     preset: Preset = None,
     smoke: Smoke = False,
     where: Where = None,
     seeds: Seeds = None,
     override: Override = None,
     attacks: Attacks = None,
-    *,
     options: RunOptions,
 ) -> None:
     """Run a suite: train and attack every cell that is not done yet."""

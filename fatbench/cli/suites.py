@@ -77,6 +77,7 @@ def suite_show(name: Name) -> None:
 
 def suite_check(
     files: Annotated[list[str], typer.Argument(help="Suite names or files.", show_default=False)],
+    *,
     contract: Annotated[
         bool,
         typer.Option(
@@ -241,6 +242,7 @@ def _time(
 
 def plan_suite(
     name: Name,
+    *,
     preset: Preset = None,
     smoke: Smoke = False,
     where: Where = None,

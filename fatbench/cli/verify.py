@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 def verify(
     file: Annotated[Path, typer.Argument(help="A file written by `fatbench export`.", show_default=False)],
+    *,
     sample: Annotated[int, typer.Option("--sample", min=1, help="Number of cells to run again.")] = 3,
     seed: Annotated[
         int | None, typer.Option("--seed", help="Sample the cells with this seed; default: the cheapest ones.")

@@ -71,6 +71,7 @@ def accuracy(
     labels: Tensor,
     attack: Callable[..., Tensor],
     key: tuple[str | int, ...],
+    *,
     batch: int = 500,
 ) -> tuple[Tensor, float]:
     """(which images are classified correctly under the attack, (n,) bool on the CPU; their mean cross-entropy)."""

@@ -9,7 +9,7 @@ TorchDynamo and SymPy: more than a second of every worker's start.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from math import prod
 from typing import Any
 
@@ -27,17 +27,14 @@ def _added_product(_out: Any, _to: Any, a: Any, b: Any) -> int:
     return 2 * prod(a.shape) * b.shape[-1]
 
 
-def _convolution(
-    out: Any, x: Any, w: Any, _bias: Any, _stride: Any, _padding: Any, _dilation: Any, transposed: bool, *_: Any
-) -> int:
+def _convolution(out: Any, x: Any, w: Any, *others: Any) -> int:
+    transposed = others[4]  # after bias, stride, padding and dilation
     return 2 * prod(w.shape) * x.shape[0] * prod((x if transposed else out).shape[2:])
 
 
-def _convolution_backward(
-    _out: Any, grad: Any, x: Any, w: Any, _bias: Any, _stride: Any, _padding: Any, _dilation: Any, transposed: bool,
-    _output_padding: Any, _groups: int, wanted: Sequence[bool],
-) -> int:  # fmt: skip
+def _convolution_backward(_out: Any, grad: Any, x: Any, w: Any, *others: Any) -> int:
     """Of the gradients of the input and of the weights, where they are wanted."""
+    transposed, wanted = others[4], others[7]  # after bias, stride, padding, dilation; output padding, groups
     of_input = 2 * prod(w.shape) * x.shape[0] * prod((x if transposed else grad).shape[2:])
     small, channels = (x, grad.shape[1]) if transposed else (grad, x.shape[1])
     of_weights = 2 * prod(small.shape) * channels * prod(w.shape[2:])

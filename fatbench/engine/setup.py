@@ -74,7 +74,9 @@ def setup(
     if runtime.device.type == "cpu":
         memory.keep()
     dataset = data(runtime.data)
-    chosen = split(dataset, seed, partition, train, validation, client_holdout, train_from)
+    chosen = split(
+        dataset, seed, partition, train, validation=validation, client_holdout=client_holdout, train_from=train_from
+    )
 
     def tensors(part: str, images: Any, labels: Any, indices: Any) -> tuple[Tensor, Tensor]:
         def make() -> tuple[Tensor, Tensor]:

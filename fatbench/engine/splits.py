@@ -31,6 +31,7 @@ def split(
     seed: int,
     partition: Callable[..., Any],
     train: int | None = None,
+    *,
     validation: int = 0,
     client_holdout: float = 0.0,
     train_from: int = 0,

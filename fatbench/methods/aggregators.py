@@ -97,7 +97,7 @@ def sfat(
     Refuse if top > cohort / 2: top: {top} is more than half of the {cohort} clients of a round
     """
     factor = (1 + alpha) / (1 - alpha)
-    return _slack("sfat", updates, context, factor, top, rank_by, first_round)
+    return _slack("sfat", updates, context, factor, top=top, rank_by=rank_by, first_round=first_round)
 
 
 def sfat_annealed(
@@ -119,7 +119,7 @@ def sfat_annealed(
     """
     start = (1 + alpha) / (1 - alpha)
     factor = start - (start - 1) * context.round / max(context.rounds - 1, 1)
-    return _slack("sfat_annealed", updates, context, factor, top, rank_by, first_round)
+    return _slack("sfat_annealed", updates, context, factor, top=top, rank_by=rank_by, first_round=first_round)
 
 
 def resfat_deemph(
@@ -139,7 +139,7 @@ def resfat_deemph(
     Source: Zhu et al. 2023, Table 10 (r = 0.8, 0.6); differences: resfat-readings.
     Refuse if top > cohort / 2: top: {top} is more than half of the {cohort} clients of a round
     """
-    return _slack("resfat_deemph", updates, context, r, top, rank_by, first_round)
+    return _slack("resfat_deemph", updates, context, r, top=top, rank_by=rank_by, first_round=first_round)
 
 
 def resfat_up_large(
@@ -159,7 +159,9 @@ def resfat_up_large(
     Refuse if top > cohort / 2: top: {top} is more than half of the {cohort} clients of a round
     """
     factor = (1 + alpha) / (1 - alpha)
-    return _slack("resfat_up_large", updates, context, factor, top, rank_by, first_round, largest=True)
+    return _slack(
+        "resfat_up_large", updates, context, factor, top=top, rank_by=rank_by, first_round=first_round, largest=True
+    )
 
 
 def _slack(
@@ -167,6 +169,7 @@ def _slack(
     updates: Sequence[Update],
     context: Context,
     factor: float,
+    *,
     top: int,
     rank_by: RankBy,
     first_round: bool,
@@ -244,7 +247,7 @@ def two_level(
     selected = min(top, len(groups[0]) // 2)
     trained, others = (Mixing(normalised([float(u.n) for u in group]) if group else []) for group in here)
     if selected:
-        trained = _slack("two_level", here[0], context, factor, selected, rank_by, first_round)
+        trained = _slack("two_level", here[0], context, factor, top=selected, rank_by=rank_by, first_round=first_round)
     weights, norm = [0.0] * len(updates), [0.0] * len(updates)
     for group, part, mixing in zip(groups, shares, (trained, others), strict=True):
         for place, k in enumerate(group):

@@ -66,7 +66,9 @@ def edge_vit(
         (whole_vit?), not {name}
     """
     extractor = _shallow(shape, width, stem, "edge_vit")
-    server = _vit("edge_vit", extractor, shape, classes, takes or width, dim, depth, heads, patch)
+    server = _vit(
+        "edge_vit", extractor, shape, classes, channels=takes or width, dim=dim, depth=depth, heads=heads, patch=patch
+    )
     return EdgeServer(extractor, _rest(width, classes), server, ("server.head", "server.head_dist"))
 
 
@@ -95,7 +97,9 @@ def whole_vit(
     Parts: batch normalisation
     """
     extractor = _shallow(shape, width, stem, "whole_vit")
-    server = _vit("whole_vit", extractor, shape, classes, width, dim, depth, heads, patch)
+    server = _vit(
+        "whole_vit", extractor, shape, classes, channels=width, dim=dim, depth=depth, heads=heads, patch=patch
+    )
     return Whole(extractor, server, ("server.head", "server.head_dist"))
 
 
@@ -126,7 +130,9 @@ def edge_resnet(
         (whole_resnet?), not {name}
     """
     extractor = _shallow(shape, width, stem, "edge_resnet")
-    server = _bottlenecks("edge_resnet", extractor, shape, classes, takes or width, planes, blocks)
+    server = _bottlenecks(
+        "edge_resnet", extractor, shape, classes, channels=takes or width, planes=planes, blocks=blocks
+    )
     return EdgeServer(extractor, _rest(width, classes), server, ("server.fc",))
 
 
@@ -158,7 +164,9 @@ def edge_resnet8(
     image_side("edge_resnet8", shape, 4)
     extractor = nn.Sequential(OrderedDict(_stem(shape[0], width, 3)))
     classifier = nn.Sequential(_stage(width, width, 2, 1), *_answer(4 * width, classes).values())
-    server = _bottlenecks("edge_resnet8", extractor, shape, classes, takes or width, planes, blocks)
+    server = _bottlenecks(
+        "edge_resnet8", extractor, shape, classes, channels=takes or width, planes=planes, blocks=blocks
+    )
     if start == "kaiming":
         for module in nn.ModuleList((extractor, classifier, server)).modules():
             if isinstance(module, nn.Conv2d):
@@ -180,7 +188,9 @@ def whole_resnet(
     """
     extractor = _shallow(shape, width, stem, "whole_resnet")
     return Whole(
-        extractor, _bottlenecks("whole_resnet", extractor, shape, classes, width, planes, blocks), ("server.fc",)
+        extractor,
+        _bottlenecks("whole_resnet", extractor, shape, classes, channels=width, planes=planes, blocks=blocks),
+        ("server.fc",),
     )
 
 
@@ -275,6 +285,7 @@ def _vit(
     extractor: nn.Module,
     shape: Shape,
     classes: int,
+    *,
     channels: int,
     dim: int,
     depth: int,
@@ -301,7 +312,7 @@ def _vit(
 
 
 def _bottlenecks(
-    name: str, extractor: nn.Module, shape: Shape, classes: int, channels: int, planes: int, blocks: int
+    name: str, extractor: nn.Module, shape: Shape, classes: int, *, channels: int, planes: int, blocks: int
 ) -> nn.Module:
     """Three stages of bottleneck blocks on features, strides 1, 2, 2: (B, channels, h, w) -> (B, classes)."""
     _, height, width = _emitted(extractor, shape)

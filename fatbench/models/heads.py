@@ -120,7 +120,7 @@ def power_normalised(x: Tensor, start: Tensor) -> Tensor:
     return x / sigma.sqrt()[:, None, None]
 
 
-def build(head: str, dim: int, classes: int, d1: int | None, d2: int | None, norm: str, start: str) -> nn.Module:
+def build(head: str, dim: int, classes: int, *, d1: int | None, d2: int | None, norm: str, start: str) -> nn.Module:
     """The head named `head`: cls, vis or cls_vis.
 
     d1, d2 None: those of So-ViT: 96 x 48 from dim 448 on, 64 x 48 from 384 on, 48 x 24 below. So-ViT has no model 768

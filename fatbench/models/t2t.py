@@ -76,9 +76,12 @@ def t2t(
     if token_dim % 2:
         raise ValueError(f"t2t: token_dim must be even, for half as many random features, got {token_dim}")
     scale = (dim if weights is not None else dim // heads) ** -0.5
-    backbone = T2T(shape[0], size, patch, dim, token_dim, depth, heads, mlp, scale)
+    backbone = T2T(shape[0], size, patch, dim=dim, token_dim=token_dim, depth=depth, heads=heads, mlp=mlp, scale=scale)
     model = Transformer(
-        backbone, heads_module.build(head, dim, classes, d1, d2, head_norm, head_start), normalise, shape[0]
+        backbone,
+        heads_module.build(head, dim, classes, d1=d1, d2=d2, norm=head_norm, start=head_start),
+        normalise,
+        shape[0],
     )
     if weights is not None:
         load_pretrained("t2t", model, weights, None, position="pos_embed")
@@ -93,6 +96,7 @@ class T2T(nn.Module):
         channels: int,
         size: int,
         patch: int,
+        *,
         dim: int,
         token_dim: int,
         depth: int,

@@ -90,7 +90,10 @@ def tnt(
         legacy=legacy,
     )
     model = Transformer(
-        fuse(backbone), heads_module.build(head, dim, classes, d1, d2, head_norm, head_start), normalise, shape[0]
+        fuse(backbone),
+        heads_module.build(head, dim, classes, d1=d1, d2=d2, norm=head_norm, start=head_start),
+        normalise,
+        shape[0],
     )
     if weights is not None:
         published = TIMM.get((patch, pixels, dim, inner, depth, heads, inner_heads, mlp, legacy))

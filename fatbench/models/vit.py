@@ -72,7 +72,10 @@ def vit(
         mlp_ratio=mlp,
     )
     model = Transformer(
-        backbone, heads_module.build(head, dim, classes, d1, d2, head_norm, head_start), normalise, shape[0]
+        backbone,
+        heads_module.build(head, dim, classes, d1=d1, d2=d2, norm=head_norm, start=head_start),
+        normalise,
+        shape[0],
     )
     if weights is not None:
         load_pretrained("vit", model, weights, TIMM.get((patch, dim, depth, heads, mlp)), position="pos_embed")

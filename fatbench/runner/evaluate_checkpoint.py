@@ -45,7 +45,7 @@ def checkpoint(
     for text, attack in specs:
         function = calls.build("Attack", attack)
         bits = [
-            accuracy(ready.problem, one, images, labels, function, ("evaluate", text), batch)[0]
+            accuracy(ready.problem, one, images, labels, function, ("evaluate", text), batch=batch)[0]
             for one in models_of(model, own).values()
         ]
         value = float(torch.cat(bits).double().mean())

@@ -77,6 +77,7 @@ def task(
     plan: Plan | None,
     dataset: Any = None,
     attacks: Sequence[str] | None = None,
+    *,
     eps: str = "8/255",
     n: int | None = None,
     batch: int = 500,

@@ -238,6 +238,7 @@ def expand(
     preset: str,
     seeds: Sequence[int] | None = None,
     origin: Origin | None = None,
+    *,
     only: Condition | None = None,
     attacks: Sequence[str] = (),
 ) -> Plan:

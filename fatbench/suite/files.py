@@ -130,7 +130,7 @@ class _Origins:
                 model.known_label(model.known_axis(axis, other.axes()), label, other.axes())
             only = {axis: [label] for axis, label in labels.items()}
             further = _Origins(other, (*self.below, said))
-            cells = expand(other.name, other.contents, other.file, preset, None, further.cell, only).cells
+            cells = expand(other.name, other.contents, other.file, preset, None, further.cell, only=only).cells
         except (SpecError, ValueError) as error:
             raise SpecError(f"{place}: {error}") from None
         keys = list({tuple(cell.key.items()): cell.key for cell in cells}.values())

@@ -91,7 +91,7 @@ def edge_of(state: State, k: int) -> Tensors:
 
 
 def train_edge(
-    problem: Problem, state: State, k: int, round: int, local: LocalTraining, temperature: float, alpha: float
+    problem: Problem, state: State, k: int, round: int, local: LocalTraining, *, temperature: float, alpha: float
 ) -> tuple[Memory, Stats]:
     """What client k keeps after local training, {"edge", "optimizer"}, and what it reports.
 

@@ -103,7 +103,9 @@ def fedsgd(
                 for indices in todo[k][place : place + 1]:
                     at = Upload(problem.seed, k, epoch, place)
                     drawn = batch if sampling == "poisson" else len(indices)
-                    upload, loss, hits = _upload(problem, model, at, indices, drawn, objective, defence, count)
+                    upload, loss, hits = _upload(
+                        problem, model, at, indices, drawn, objective=objective, defence=defence, count=count
+                    )
                     uploads.append(upload)
                     one = torch.stack([loss * len(indices), hits, torch.ones_like(loss) * len(indices)])
                     sums.setdefault(k, []).append(one)
@@ -165,6 +167,7 @@ def _upload(
     at: Upload,
     indices: Tensor,
     drawn: int,
+    *,
     objective: Any,
     defence: Any,
     count: str,

@@ -83,7 +83,10 @@ def fedvkd(
     names = [name for name in trainable(problem.model) if name.startswith("server.")]
     for t in range(state.round, rounds):
         now = local.at(t)
-        trained = {k: train_edge(problem, state, k, t, now, temperature, alpha) for k in range(len(problem.shards))}
+        trained = {
+            k: train_edge(problem, state, k, t, now, temperature=temperature, alpha=alpha)
+            for k in range(len(problem.shards))
+        }
         edges = {k: own["edge"] for k, (own, _) in trained.items()}
         sent = transfer(problem, state, edges, server.batch, features)
         answers = sent.logits.argmax(1)

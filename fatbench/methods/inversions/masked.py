@@ -126,7 +126,8 @@ def masked(
             X = filtered(A, M, "ridge")[0] if u is None else up(latent_ls(A, M, u), u)
         else:
             low, high = float((-mean / std).min()), float(((1 - mean) / std).max())
-            X = _alternate(_side_by_side(systems), u, low, high, iterations, inner, floor, rank)[None]
+            known = _side_by_side(systems)
+            X = _alternate(known, u, low, high, iterations=iterations, inner=inner, floor=floor, rank=rank)[None]
         reconstructions.append(shown(to_images(X, at), model))
     return torch.cat(reconstructions)
 
@@ -160,7 +161,7 @@ def _side_by_side(systems: Sequence[System]) -> System:
 
 
 def _alternate(
-    known: System, u: Tensor | None, low: float, high: float, iterations: int, inner: int, floor: float, rank: int
+    known: System, u: Tensor | None, low: float, high: float, *, iterations: int, inner: int, floor: float, rank: int
 ) -> Tensor:
     """X (N, K). The unknown is z (l l, C), or X itself."""
     A, M, a, b = known
@@ -172,7 +173,9 @@ def _alternate(
     def drop(X: Tensor) -> Tensor:
         return X if u is None else down(X[None], u)[0].flatten(1).T
 
-    def step(z: Tensor, right: Tensor, A: Tensor, weigh: Map, weight: Tensor, spread: Tensor, noise: float) -> Tensor:
+    def step(
+        z: Tensor, right: Tensor, A: Tensor, weigh: Map, *, weight: Tensor, spread: Tensor, noise: float
+    ) -> Tensor:
         """z and the solution of (A weigh A^T + spread + noise / prior) d = right - noise / prior z."""
 
         def apply(d: Tensor) -> Tensor:
@@ -192,7 +195,8 @@ def _alternate(
     full = _completed(known, X, precision, 1.0)
     trust = (floor / (floor + PIXEL * full.loose))[:, None]  # little where the missing entries could explain much
     z = step(
-        z, full.A @ (trust * b * M), full.A, lambda E: trust * b * E, trust[:, 0] * fraction, 0 * full.spread, floor
+        z, full.A @ (trust * b * M), full.A, lambda E: trust * b * E,
+        weight=trust[:, 0] * fraction, spread=0 * full.spread, noise=floor,
     )  # fmt: skip
     X = lift(z).clamp(low, high)
     noise = float((b * (M - full.A.T @ X)).square().sum() / b.sum())
@@ -206,9 +210,9 @@ def _alternate(
             full.A @ gap - full.spread @ X,
             full.A,
             lambda E, full=full, X=X: _unexplained(b * E, b, X, full),  # type: ignore[misc]
-            weight,
-            full.spread,
-            level,
+            weight=weight,
+            spread=full.spread,
+            noise=level,
         )
         found = lift(tried).clamp(low, high)
         gone = float((b * (M - full.A.T @ found)).square().sum() / b.sum())

@@ -93,7 +93,7 @@ def patch_ls(
         u = rows(bilinear(shape[1], latent, A), at)
         return shown(to_images(up(latent_ls(A, M, u, strength), u), at), model)
     if solver in ("box", "tv"):
-        return shown(_split(A, M, at, model, solver, strength, iterations), model)
+        return shown(_split(A, M, at, model, solver=solver, strength=strength, iterations=iterations), model)
     return shown(to_images(filtered(A, M, solver, strength)[0], at), model)
 
 
@@ -192,7 +192,7 @@ def _latent_image(eigen: Tensor, Q: Tensor, gamma: Tensor, ridge: Tensor, u: Ten
 
 
 def _split(
-    A: Tensor, M: Tensor, at: Geometry, model: nn.Module, solver: str, strength: float | None, iterations: int
+    A: Tensor, M: Tensor, at: Geometry, model: nn.Module, *, solver: str, strength: float | None, iterations: int
 ) -> Tensor:
     """Least squares with a prior, by splitting X = W (ADMM): X fits the data, W obeys the prior."""
     start, ridge = filtered(A, M, "ridge")

@@ -23,6 +23,7 @@ from torch import Generator, Tensor, nn
 
 from fatbench.methods.inversions.upload import (
     PATCH,
+    Geometry,
     Observation,
     bilinear,
     geometry,
@@ -80,7 +81,7 @@ def patch_span(
             f"and at most {at.width} (width)"
         )
     u = rows(bilinear(shape[1], latent, M), at)
-    z = torch.stack([_eigenvector(m, u, at.channels, at.patches, iterations, cut, generator) for m in M])
+    z = torch.stack([_eigenvector(m, u, at, iterations, cut, generator) for m in M])
     z = z / z.flatten(1).std(1)[:, None, None, None]
     _, std = normalisation(model, z)
     spread = [sign * length * z for length in SPREADS for sign in (1, -1)]
@@ -98,12 +99,11 @@ def _likeness(observed: Observation, model: nn.Module, reconstructions: Tensor) 
     )
 
 
-def _eigenvector(
-    m: Tensor, u: Tensor, channels: int, patches: int, iterations: int, cut: float, generator: Generator
-) -> Tensor:
+def _eigenvector(m: Tensor, u: Tensor, at: Geometry, iterations: int, cut: float, generator: Generator) -> Tensor:
     """(C, l, l): the smallest eigenvector of S, by inverse iteration on its Cholesky factor."""
     _, s, Vh = torch.linalg.svd(m, full_matrices=False)
-    rank = min(patches, int((s > cut * s[0]).sum()))
+    channels = at.channels
+    rank = min(at.patches, int((s > cut * s[0]).sum()))
     outside = torch.eye(m.shape[1], dtype=m.dtype, device=m.device) - Vh[:rank].T @ Vh[:rank]
     grid, patch, latent = u.shape
     S = m.new_zeros(channels, latent, latent, channels, latent, latent)

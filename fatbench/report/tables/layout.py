@@ -68,8 +68,10 @@ def build(
     point of percentages. images: those of each attack ("all"), or those that all attacks of a table have ("common").
     SpecError: a table lumps together points of the grid that differ in an axis it does not name.
     """
-    tables = (spread(table, plan) for table in suite.tables)
-    grids = (_grid(plan, table, numbers, published, evaluated, digits, images) for table in tables)
+    grids = (
+        _grid(plan, spread(table, plan), numbers, published, evaluated, digits=digits, images=images)
+        for table in suite.tables
+    )
     return [grid for grid in grids if grid is not None]
 
 
@@ -102,7 +104,7 @@ class _TableRequest:
 
 
 def _grid(
-    plan: Plan, table: Table, numbers: Numbers, published: bool, evaluated: Sequence[Cell], digits: int, images: str
+    plan: Plan, table: Table, numbers: Numbers, published: bool, evaluated: Sequence[Cell], *, digits: int, images: str
 ) -> Grid | None:
     found = points_of_table(plan, table)
     if not found:
@@ -152,7 +154,7 @@ def _grid(
         grid.paired.extend(_comparisons(grid, *table.paired))
     evaluates = any(column.source.stage != "train" for column in columns)
     below = [(cell, low) for cell in cells if evaluates and (low := numbers.below_chance(cell))]
-    grid.notes.extend(notes(grid, plan, table, cells, lacking, lookup, below))
+    grid.notes.extend(notes(grid, plan, table, cells, lacking, lookup, below=below))
     if broken := numbers.failed & {cell.id for cell in cells}:
         count = f"{len(broken)} cell{'s' * (len(broken) > 1)}"
         grid.notes.append(("failed", f"{count}: {', '.join(sorted(broken))} (see fatbench logs)"))

@@ -56,6 +56,7 @@ def notes(
     cells: Sequence[Cell],
     absent: Mapping[str, str],
     lookup: Lookup | None,
+    *,
     below: Sequence[tuple[Cell, tuple[float, int, float]]] = (),
 ) -> Iterable[tuple[str, str]]:
     """What the numbers are and where they come from, always in this order.

@@ -67,7 +67,7 @@ def run(
     """Work through `jobs`, as many tasks at a time as there are slots; status of each cell."""
     ray = _package()
     with _connected(ray, slots):
-        return _run(ray, jobs, machine, slots, watch, stop, fail_fast)
+        return _run(ray, jobs, machine, slots, watch, stop, fail_fast=fail_fast)
 
 
 def _run(
@@ -77,6 +77,7 @@ def _run(
     slots: Sequence[str],
     watch: Callable[[int, Event], None],
     stop: Callable[[], int],
+    *,
     fail_fast: bool,
 ) -> dict[str, CellStatus]:
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
