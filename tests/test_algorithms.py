@@ -7,8 +7,10 @@ tau SGD steps of rate lr from theta end at a_k + (1 - lr)^tau (theta - a_k).
 from __future__ import annotations
 
 import functools
+import re
 from dataclasses import replace
 
+import members
 import pytest
 import torch
 from algorithm_runs import nested, same
@@ -18,6 +20,7 @@ from fatbench.engine.local import LocalTraining
 from fatbench.engine.rounds import Problem, State
 from fatbench.methods import aggregators, objectives
 from fatbench.methods.algorithms import ALGORITHMS
+from fatbench.suite import signatures
 from fatbench.suite.cost import mean_epochs
 
 TARGETS = [[51, 102], [204, 0], [255, 153]]  # a_k in 1/255
@@ -56,18 +59,11 @@ def aggregator(name: str, **settings: object) -> object:
 
 
 def run(name: str, on: Problem, rounds: int = 1, start: State | None = None, **settings: object) -> list:
-    defaults = {"rounds": rounds, "batch": 100, "lr": 0.1, "objective": quadratic}
-    if name != "centralized":
-        defaults |= {"epochs": 4, "aggregator": aggregator("samples")}
-    if name == "fltrust":
-        on, _ = replace(on, held_out=(on.images, on.labels)), defaults.pop("aggregator")
-        defaults |= {"root": 3}
-    if name == "fedavg_validated":
-        defaults |= {"validators": 1}
-    if name == "fedavg_mixed":
-        defaults |= {"adversarial": 1, "standard": quadratic}
-    theta = start or State(0, {"w": torch.tensor([1.0, -1.0])})
-    return list(ALGORITHMS[name](on, theta, **nested(**{**defaults, **settings})))
+    flat = {"rounds": rounds, "batch": 100, "lr": 0.1, "objective": quadratic, "standard": quadratic}
+    flat |= {"epochs": 1 if name == "centralized" else 4, "aggregator": aggregator("samples"), **settings}
+    box = members.member("Algorithm", name, **flat, local=nested(**flat)["local"])
+    held_out = (on.images.repeat(2, 1, 1, 1), on.labels.repeat(2))
+    return list(box(replace(on, held_out=held_out), start or State(0, {"w": torch.tensor([1.0, -1.0])})))
 
 
 def after(theta: Tensor, target: Tensor, steps: int, lr: float = 0.1) -> Tensor:
@@ -377,10 +373,14 @@ def test_centralized_as_released_keeps_its_momentum_over_epochs():
     assert not torch.allclose(reset, w.detach())
 
 
-# Those need an edge and a server, unlabelled images, batch normalisation, or a model that gradients are sent of: they
-# have their own tests.
-ELSEWHERE = ("fedgkt", "fedvkd", "fedaux", "fedbn", "fedrbn", "fedsgd", "gradient_inversion")
-ONE_MODEL = [name for name in ALGORITHMS if name not in ELSEWHERE]
+def trains_a_number(name):
+    """Whether it needs no parts of a network, no unlabelled images, and trains: the others have tests of their own."""
+    signature = signatures.describe("Algorithm", name)
+    needs = re.findall(r"Refuse if .*(?:auxiliary|\bmodel\b)", signature.doc)
+    return not needs and "batch" not in signature.by_name
+
+
+ONE_MODEL = [name for name in ALGORITHMS if trains_a_number(name)]
 
 
 @pytest.mark.parametrize("name", ONE_MODEL)
