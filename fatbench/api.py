@@ -307,7 +307,8 @@ def load_model(
         if file is None:
             raise MachineError(
                 f"the file of {name} is not here: {network.sha256}.safetensors (places=[folder or address]);"
-                f" 'fatbench run cell {network.cell}{network.how}' trains it again"
+                f" 'fatbench run cell {network.cell}{network.how}' trains it again, and"
+                " 'fatbench export' writes a file for results= that knows the new one"
             )
         return zoo.module(file, network.sha256)
 

@@ -39,15 +39,22 @@ def test_pandas_reads_csv_and_parquet_alike(run: Run, db: str, tmp_path: Path) -
 
 
 def test_robustbench_reads_its_records(run: Run, db: str, tmp_path: Path) -> None:
-    """As `robustbench.utils.list_available_models` reads model_info/DATASET/THREAT/NAME.json and sorts it."""
+    """What its leaderboard and its list of models take from model_info/DATASET/THREAT/NAME.json, and as what."""
     options = ("--suite", "sfat-fashion", "--preset", "cpu", "--format", "robustbench", "-o", str(tmp_path), "--db", db)
-    code, out, _ = run("export", *options)
+    code, out, said = run("export", *options)
+    assert "RobustBench has boards of cifar10, cifar100, imagenet, none of fashion_mnist" in said
     files = sorted((tmp_path / "fashion_mnist" / "Linf").glob("*.json"))
     assert code == 0 and sorted(out.splitlines()) == [str(file) for file in files] and len(files) == 31
     for file in files:
         record = json.loads(file.read_text(encoding="utf-8"))
         assert 0 < float(record["autoattack_acc"]) <= float(record["clean_acc"]) <= 100
-        assert {"name", "link", "venue", "authors", "architecture", "additional_data", "eps"} <= record.keys()
+        for key in ("name", "link", "venue", "authors", "architecture", "eps", "dataset", "reported"):
+            assert type(record[key]) is str, key
+        assert (record["dataset"], record["additional_data"], record["number_forward_passes"]) == (
+            "fashion_mnist",
+            False,
+            1,
+        )
         assert (record["n_examples"], record["unreliable"]) == (500, True)
 
 
@@ -58,6 +65,7 @@ def test_robustbench_reads_its_records(run: Run, db: str, tmp_path: Path) -> Non
         (["--format", "parquet"], "--format parquet: say where with -o FILE"),
         (["--format", "parquet", "-o", "/"], "-o /: Is a directory"),
         (["--format", "robustbench", "-o", "x"], "--format robustbench: name the suite with --suite"),
+        (["--suite", "sfat-fashion", "--preset", "paper"], "the database has no cell of 'sfat-fashion', preset paper"),
         (
             ["--format", "robustbench", "-o", "x", "--suite", "adfl-mnist"],
             "'adfl-mnist' has no network that AutoAttack took: fatbench run ... --attacks autoattack",

@@ -34,8 +34,8 @@ from fatbench.errors import SpecError
 from fatbench.report.figures import series
 from fatbench.report.formats import html, latex, markdown, records, terminal
 from fatbench.report.formats import latex_layout as pages
-from fatbench.report.numbers import flags
-from fatbench.report.numbers.measurements import EVERY, RANGE, Numbers, Source, StoredResults, metric_names
+from fatbench.report.numbers import flags, provenance
+from fatbench.report.numbers.measurements import EVERY, RANGE, Numbers, Source, StoredResults, in_words, metric_names
 from fatbench.report.tables import layout, number_format
 from fatbench.report.tables.combined import combine
 from fatbench.report.tables.grid import Grid, Value
@@ -547,8 +547,8 @@ def test_a_list_of_radii_is_a_stage_and_a_column_each(tmp_path: Path) -> None:
     assert at(grid, "FAT", "PGD-20 2/255", "Non-IID").mean == 0.5
     assert marks(grid, 2) == ["", "°", ""]
     assert "pgd(eps=" not in notes(grid)["attack code"]
-    assert "pgd20_2_255 = pgd(eps=2/255, step=2/255, steps=20); pgd20_8_255 = pgd(eps=8/255" in notes(grid)["attacks"]
-    assert notes(grid)["attacks"].endswith("autoattack = autoattack(eps=0.5, norm=L2)")
+    assert "PGD-20 2/255 = pgd(eps=2/255, step=2/255, steps=20); PGD-20 8/255 = pgd(eps=8/255" in notes(grid)["attacks"]
+    assert notes(grid)["attacks"].endswith("AA = autoattack(eps=0.5, norm=L2)")
     assert r"\shortstack{PGD-20\\8/255}" in report.render([grid], "latex")
 
 
@@ -923,8 +923,8 @@ def test_notes_say_where_numbers_come_from(paper: list[Grid]) -> None:
     assert said["seeds"] == "6, 7; mean ± sample standard deviation over seeds (ddof 1)"
     assert said["machine"] == "NVIDIA H200, fp32"
     assert said["code"] == "commit 1a2b3c4d5e; torch 2.15.0"
-    assert said["attacks"] == "pgd20 = pgd(eps=8/255, step=2/255, steps=20); autoattack = autoattack(eps=8/255)"
-    assert said["attack code"] == "natural, pgd20: fatbench 0.1.0; autoattack: pyautoattack 0.2.0"
+    assert said["attacks"] == "PGD-20 = pgd(eps=8/255, step=2/255, steps=20); AA = autoattack(eps=8/255)"
+    assert said["attack code"] == "natural, PGD-20: fatbench 0.1.0; AA: pyautoattack 0.2.0"
     assert "MIXED" not in said
     assert said["note"] == "One of two tables."
 
@@ -939,7 +939,7 @@ MIXTURES: list[tuple[dict[str, Any], str]] = [
         "cifar10 files: published [cdcdcdcd], jpeg75 [abababab]",
     ),
     ({"versions": {"torch": "2.11.0"}}, "torch version: 2.11.0, 2.15.0"),
-    ({"attack": "fatbench 9"}, "pgd20 attack: fatbench 9, fatbench 0.1.0"),
+    ({"attack": "fatbench 9"}, "PGD-20 attack: fatbench 9, fatbench 0.1.0"),
 ]
 
 
@@ -965,7 +965,7 @@ def test_training_and_evaluation_on_other_machines(tiny: Suite) -> None:
         if row["stage"] == "train":
             row["provenance"] = {**row["provenance"], "precision": "bf16"}
     mixed = [text for what, text in build(tiny, plan, rows)[0].notes if what == "MIXED"]
-    expected = "precision: bf16 (training of 7 cells); fp32 (natural, pgd20, autoattack of 7 cells)"
+    expected = "precision: bf16 (training of 7 cells); fp32 (natural, PGD-20, AA of 7 cells)"
     assert mixed == [expected]
 
 
@@ -995,7 +995,7 @@ def test_mixed_numbers_of_images_are_said(tiny: Suite) -> None:
     next(row for row in rows if row["metric"] == "natural")["n"] = 500
     grid = build(tiny, plan, rows)[0]
     assert ("MIXED", "natural test images of cifar10: 500, 10000") in grid.notes
-    expected = "500 and 10000 for natural, 10000 for pgd20, autoattack"
+    expected = "500 and 10000 for natural, 10000 for PGD-20, AA"
     assert notes(grid)["data"] == f"CIFAR-10, variant jpeg75: not the published files; test images: {expected}"
 
 
@@ -1661,7 +1661,7 @@ def test_the_settings_of_every_attack_stand_under_the_table(tmp_path: Path) -> N
     """As the plan has them; where points of the grid differ in an attack, both are named."""
     suite = written(tmp_path, SUITE)
     (grid, _) = build(suite, suite.plan("paper"), [])
-    assert ("attacks", "pgd20 = pgd(eps=8/255, step=2/255, steps=20); autoattack = autoattack(eps=8/255)") in grid.notes
+    assert ("attacks", "PGD-20 = pgd(eps=8/255, step=2/255, steps=20); AA = autoattack(eps=8/255)") in grid.notes
     strong = "  overrides: [{when: {method: FAT}, set: {attacks: {pgd20: {eps: 4/255, start: none}}}}]\n"
     text = re.sub(r"(\nevaluate:\n)", rf"\1{strong}", SUITE)
     assert text != SUITE
@@ -1669,10 +1669,25 @@ def test_the_settings_of_every_attack_stand_under_the_table(tmp_path: Path) -> N
     (grid, _) = build(suite, suite.plan("paper"), [])
     said = dict(grid.notes)["attacks"]
     assert said == (
-        "pgd20 = pgd(eps=4/255, step=2/255, steps=20, start=none) or pgd(eps=8/255, step=2/255, steps=20);"
-        " autoattack = autoattack(eps=8/255)"
+        "PGD-20 = pgd(eps=4/255, step=2/255, steps=20, start=none) or pgd(eps=8/255, step=2/255, steps=20);"
+        " AA = autoattack(eps=8/255)"
     )
     assert [spec["eps"] for spec in grid.attacks["pgd20"]] == ["4/255", "8/255"]
+
+
+def test_footers_speak_the_words_of_the_headings() -> None:
+    """A heading of the accuracy goes before those of its clients; what no heading shows keeps its name in the suite."""
+    shown = {
+        "AT, AA": "autoattack", "PGD-20, worst": "prior_worst:pgd20", "PGD-20": "pgd20", "NT": "natural",
+        "server": "natural", "worst FGSM": "prior_worst:fgsm", "loss": "train:cw", "both": "all:a+b",
+    }  # fmt: skip
+    assert in_words((heading, Source.parse(text)) for heading, text in shown.items()) == {
+        "autoattack": "'AT, AA'", "pgd20": "PGD-20", "natural": "NT and server", "fgsm": "worst FGSM",
+    }  # fmt: skip
+    facts = provenance.TableFacts()
+    for cell, n in (("a", 500), ("b", 200)):
+        facts.add(cell, "digits", "pgd20", n, [(f"pgd20-{cell}@1", [])])
+    assert list(facts.mixed({"pgd20": "PGD-20"})) == ["PGD-20 test images of digits"]
 
 
 def test_a_call_in_words() -> None:

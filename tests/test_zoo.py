@@ -85,3 +85,13 @@ def test_models_lists_numbers_and_what_is_here(place: Path, run: Callable[..., t
     assert [name.rpartition("/")[2] for name in first] == ["6", "7", "8", "9", "10"]
     assert run("models")[0] == 3
     assert run("models", "no.jsonl")[::2] == (2, "fatbench: no such file: no.jsonl\n")
+
+
+def test_small_networks_of_the_results_are_committed_with_the_numbers_of_their_rows() -> None:
+    known = zoo.names(zoo.entries([ROOT / "results" / "fat-byzantine-cpu.jsonl"]))
+    here = {name for name, one in known.items() if zoo.find(one, [FILE.parent]) is not None}
+    assert here == {f"fat-byzantine/AT/{a}/{b}/3" for a in ("none", "IPM 0.5") for b in ("mean", "multi-Krum")}
+    network = fatbench.load_model(
+        "none/multi-Krum/3", results=[ROOT / "results" / "fat-byzantine-cpu.jsonl"], places=[FILE.parent]
+    )
+    assert network(torch.rand(2, 1, 28, 28)).shape == (2, 10)

@@ -11,7 +11,7 @@ import typer
 
 from fatbench import whole_file
 from fatbench.cli import completing
-from fatbench.cli.common import known_format, plan_in, plan_of, write_text
+from fatbench.cli.common import known_format, plan_in, write_text
 from fatbench.cli.options import Db, Preset, Smoke
 from fatbench.errors import NothingMatched, SpecError
 from fatbench.store.opening import opened
@@ -50,7 +50,12 @@ def export(
     with opened(db) as store:
         if store is None:
             raise NothingMatched("the database has no results yet: fatbench run suite NAME")
-        cells = [cell.id for cell in plan_of(name, preset, smoke, None, None).to_run()] if name else None
+        cells = None
+        if name:
+            plan = plan_in(name, preset, smoke, None, None, store)[1]
+            cells = [cell.id for cell in plan.to_run()]
+            if not store.known(cells):
+                raise NothingMatched(f"the database has no cell of '{plan.suite}', preset {plan.preset}")
         if output is None:
             jsonl.export(store, sys.stdout, cells)
         else:
@@ -69,8 +74,12 @@ def _robustbench(name: str | None, preset: str | None, smoke: bool, db: str | No
     with opened(db) as store:
         if store is None:
             raise NothingMatched("the database has no results yet: fatbench run suite NAME")
-        for file in robustbench.write(plan_in(name, preset, smoke, None, None, store)[1], store, folder):
-            print(file)
+        written = robustbench.write(plan_in(name, preset, smoke, None, None, store)[1], store, folder)
+    for file in written:
+        print(folder / file)
+    if strange := {file.parts[0] for file in written} - {*robustbench.BOARDS}:
+        boards = ", ".join(robustbench.BOARDS)
+        print(f"fatbench: RobustBench has boards of {boards}, none of {', '.join(sorted(strange))}", file=sys.stderr)
 
 
 def _numbers(name: str | None, preset: str | None, db: str | None, format: str, output: Path | None) -> None:

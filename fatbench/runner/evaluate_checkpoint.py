@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from fatbench import settings
 from fatbench.errors import MachineError, SpecError
-from fatbench.runner import checkpoints
+from fatbench.runner import checkpoints, stage
 from fatbench.runner.executors import local
 from fatbench.runner.run_options import RunOptions
 from fatbench.suite import calls, facts
@@ -34,12 +33,12 @@ def checkpoint(
     model, own, header = checkpoints.load_model(file, device)
     if "spec" not in header:
         raise MachineError(f"{file}: no settings in it; give a model-*.safetensors of a run")
-    spec = calls.call("Experiment", json.loads(header["spec"]))
+    spec = stage.spec_of(header)
     for _, attack in specs:
         facts.refuse(attack, spec, "--attack")
     root = settings.data_folder(str(options.data) if options.data else None)
     runtime = Runtime(root, torch.device(device), settings.precision(options.precision, [device]))
-    ready = setup(runtime, **calls.bind_cell(spec, root, file))
+    ready = setup(runtime, **calls.bind_cell(spec, root))
     images, labels = ready.test[0][:n], ready.test[1][:n]
     results = []
     for text, attack in specs:

@@ -22,7 +22,7 @@ from fatbench.store import selection
 from fatbench.store.leases import LEASE
 from fatbench.store.stages import Stolen, Store
 from fatbench.suite import calls, plugins, sources
-from fatbench.suite.cells import Evaluation
+from fatbench.suite.cells import Evaluation, canonical
 
 log = logging.getLogger("fatbench")
 
@@ -138,8 +138,21 @@ def files_of(record: Mapping[str, Any]) -> list[str]:
 
 
 def header_of(job: Job, round: int, classes: int) -> dict[str, str]:
-    """What a model's file says of it: enough to attack it outside any suite."""
-    return {"cell": job.cell, "round": str(round), "spec": json.dumps(job.spec), "classes": str(classes)}
+    """What a model's file says of it: enough to attack it outside any suite.
+
+    Settings at their default are left out, as in a cell's identity: a setting that a later version adds would give the
+    same network another file, and so another SHA-256. Weights that it began with are no part of it.
+    """
+    short = calls.without_defaults(calls.call("Experiment", job.spec))
+    short["model"] = {key: value for key, value in short["model"].items() if key != "weights"}
+    said = json.dumps(short, sort_keys=True)
+    return {"cell": job.cell, "round": str(round), "spec": said, "classes": str(classes)}
+
+
+def spec_of(header: Mapping[str, str]) -> calls.Call:
+    """The canonical cell of a model's file, less the weights that it began with. SpecError: of another version."""
+    said = json.loads(header["spec"])
+    return canonical({**said, "model": {key: value for key, value in said["model"].items() if key != "weights"}})
 
 
 def failed(error: BaseException, run: int, turn: Turn, stage: str) -> CellStatus:

@@ -171,11 +171,11 @@ def module(file: Path, sha256: str) -> nn.Module:
 
     state, _, header = checkpoints.load_model(file, "cpu", sha256)
     spec = json.loads(header["spec"])
-    data = facts.of_data(calls.call("Data", spec["data"]))
+    data = facts.of_data(calls.check("Data", spec["data"], "data"))
     side = spec.get("size") or data.side
     if data.channels is None or side is None:
         raise MachineError(f"{file}: the size of its images is only known from the data set")
-    settings_of = {**spec["model"], **({"weights": None} if "weights" in spec["model"] else {})}
+    settings_of = {key: value for key, value in spec["model"].items() if key != "weights"}
     build = calls.build("Model", calls.check("Model", settings_of, "model"))
     network: nn.Module = build((data.channels, side, side), int(header["classes"]))
     network.load_state_dict(state)

@@ -13,7 +13,7 @@ from typing import Any
 
 from fatbench.errors import SpecError
 from fatbench.report.numbers import provenance
-from fatbench.report.numbers.measurements import EVERY, RANGE, Numbers, Source, clients, mean_and_std
+from fatbench.report.numbers.measurements import EVERY, RANGE, Numbers, Source, clients, in_words, mean_and_std
 from fatbench.report.numbers.published import Lookup
 from fatbench.report.tables import tidy
 from fatbench.report.tables.grid import label
@@ -282,7 +282,7 @@ def _evaluated(
             if found is not None and math.isfinite(found.value) and (other is cell or taken is not None):
                 there[int(cell.spec["seed"])] = found.value - (0 if taken is None else taken.value)
                 origins = [(stage, numbers.origins(cell.id, stage)) for stage in found.stages]
-                facts.add(cell.id, cell.spec["data"]["name"], metric, found.n, origins)
+                facts.add(cell.id, cell.spec["data"]["name"], source.metric, found.n, origins)  # of all radii
         if there:
             point = _point({seed: {0: value} for seed, value in there.items()}, 0)
             points.append(replace(point, round=_position(radius, position), radius=radius, swept=swept))
@@ -356,8 +356,9 @@ def _notes(plot: Plot, plan: Plan, cells: Sequence[Cell], select: Checkpoint) ->
     if plot.label:
         preset += f": {plot.label}"
     yield "suite", f"{preset}. {plan.note}".removesuffix(". ")
-    yield "data", data_note(plot.facts, cells)
     lines = [line for panel in plot.panels for line in panel.lines]
+    words = in_words((line.heading, line.source) for line in lines)
+    yield "data", data_note(plot.facts, cells, words)
     if any(line.source.stage not in ("train", "artifact") for line in lines):
         yield "checkpoint", WORDS[select]
     seeds = sorted({int(cell.spec["seed"]) for cell in cells})
@@ -381,7 +382,7 @@ def _notes(plot: Plot, plan: Plan, cells: Sequence[Cell], select: Checkpoint) ->
         else:
             yield "published", f"black marks: the paper's numbers{of}; a bar shows their range"
     if plot.facts.origins:
-        yield from plot.facts.notes()
+        yield from plot.facts.notes(words=words)
     if partial := sum(line.partial for line in lines):
         yield "incomplete", f"{partial} of {len(lines)} lines average fewer seeds than planned, at some rounds or all"
     if plot.figure.note:

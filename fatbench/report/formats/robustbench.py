@@ -1,6 +1,7 @@
 """Results as RobustBench's records: model_info/DATASET/THREAT/NAME.json, a file for each network under AutoAttack.
 
 What only the authors of a network know is empty: link, authors, venue. Accuracies are text, in per cent, as there.
+RobustBench's own programs read them; they have boards of BOARDS alone.
 """
 
 from __future__ import annotations
@@ -13,9 +14,13 @@ from fatbench.data.catalogue import CATALOGUE
 from fatbench.errors import NothingMatched
 from fatbench.report.numbers.compare import label, measured
 from fatbench.suite.cells import Plan
+from fatbench.suite.weights import CELL
 
 if TYPE_CHECKING:
     from fatbench.store.stages import Store
+
+
+BOARDS = ("cifar10", "cifar100", "imagenet")
 
 
 def records(plan: Plan, store: Store) -> dict[Path, dict[str, Any]]:
@@ -37,11 +42,13 @@ def records(plan: Plan, store: Store) -> dict[Path, dict[str, Any]]:
         n = min(clean.n, robust.n)
         first = (_first(one.value, one.outcomes, one.n, n) for one in (clean, robust))
         accuracies = [f"{100 * value:.2f}" for value in first]
+        weights = cell.spec["model"].get("weights")
+        more = cell.spec.get("auxiliary") or (weights and not weights.startswith(CELL))
         said = ", ".join([*cell.key.values(), f"seed {cell.spec['seed']}"])
         known = CATALOGUE.get(data["name"])
         file = Path(data["name"], attack.get("norm", "Linf"), f"{plan.suite}-{id}.json")
         found[file] = {
-            "link": "", "name": f"{plan.suite}, {plan.preset}: {said}", "authors": "", "additional_data": False,
+            "link": "", "name": f"{plan.suite}, {plan.preset}: {said}", "authors": "", "additional_data": bool(more),
             "number_forward_passes": 1, "dataset": data["name"], "venue": "Unpublished",
             "architecture": cell.spec["model"]["name"], "eps": str(attack["eps"]), "clean_acc": accuracies[0],
             "reported": "", "autoattack_acc": accuracies[1], "n_examples": n,
@@ -65,12 +72,12 @@ def _first(value: float, outcomes: tuple[int, int] | None, n: int, most: int) ->
 
 
 def write(plan: Plan, store: Store, folder: Path) -> list[Path]:
-    """Write the records below a folder; their files. NothingMatched as for `records`; MachineError."""
+    """Write the records below a folder; their files there. NothingMatched as for `records`; MachineError."""
     from fatbench import whole_file
 
     written = []
     for file, record in records(plan, store).items():
         text = json.dumps(record, indent=2) + "\n"
         whole_file.write(folder / file, text, f"-o {folder}", make_folder=True)
-        written.append(folder / file)
+        written.append(file)
     return written

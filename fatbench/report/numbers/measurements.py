@@ -100,6 +100,20 @@ def metric_names(sources: Iterable[Source]) -> dict[str, str]:
     return names
 
 
+def in_words(shown: Iterable[tuple[str, Source]]) -> dict[str, str]:
+    """Metric of an evaluation -> the heading that shows it, as a footer says it; several: "'NT' and 'AT'".
+
+    shown: headings with their sources. A heading of the accuracy itself goes before those of what is derived from it;
+    one with a comma stands in quotes, since footers list with commas.
+    """
+    found: dict[str, dict[bool, list[str]]] = {}  # metric -> derived -> headings
+    for heading, source in shown:
+        if source.stage not in ("train", "artifact", *OVER):
+            said = f"'{heading}'" if "," in heading else heading
+            found.setdefault(source.metric, {}).setdefault(source.stage != "evaluation", []).append(said)
+    return {metric: " and ".join(dict.fromkeys(by.get(False) or by[True])) for metric, by in found.items()}
+
+
 CLIENT = "client"  # the axis of rows that a source "metric[*]" makes
 
 

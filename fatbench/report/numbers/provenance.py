@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 from fatbench.store.stage_names import parsed
@@ -129,14 +130,14 @@ class TableFacts:
                 text += f" {plugins.describe(now)}; fatbench run ... --rerun-changed computes them again"
                 yield "OLDER", text
 
-    def notes(self, settings: str = "") -> Iterable[tuple[str, str]]:
+    def notes(self, settings: str = "", words: Mapping[str, str] = MappingProxyType({})) -> Iterable[tuple[str, str]]:
         """What stands under a table. A fact that is not the same for all its numbers is said to be mixed.
 
-        settings: those of its attacks, in words; they stand before what ran them.
+        settings: those of its attacks, in words; they stand before what ran them. words: metric -> heading.
         """
         devices, precisions, codes = self.values(_device), self.values(_precision), self.values(_code)
         versions, attacks = self.versions(), self.attacks()
-        mixed = self.mixed()
+        mixed = self.mixed(words)
         device = f"{len(devices)} devices" if "device" in mixed else next(iter(devices), "device unknown")
         precision = (
             f"{len(precisions)} precisions" if "precision" in mixed else next(iter(precisions), "precision unknown")
@@ -155,24 +156,27 @@ class TableFacts:
         if {"fp32"} != {precision for by_precision in self.attacked_in.values() for precision in by_precision} != set():
             alike: dict[str, list[str]] = {}
             for metric, by_precision in self.attacked_in.items():
-                alike.setdefault(_counted(by_precision), []).append(metric)
+                alike.setdefault(_counted(by_precision), []).append(words.get(metric, metric))
             yield "attack precision", "; ".join(f"{', '.join(metrics)}: {said}" for said, metrics in alike.items())
         if attacks:
             by_code: dict[str, list[str]] = {}
             for metric, implementations in attacks.items():
-                by_code.setdefault(" and ".join(implementations), []).append(metric)
+                by_code.setdefault(" and ".join(implementations), []).append(words.get(metric, metric))
             yield "attack code", "; ".join(f"{', '.join(metrics)}: {code}" for code, metrics in by_code.items())
         for what, text in mixed.items():
             yield "MIXED", f"{what}: {text}"
 
-    def mixed(self) -> dict[str, str]:
-        """Every fact that has more than one value, with what each is behind."""
+    def mixed(self, words: Mapping[str, str] = MappingProxyType({})) -> dict[str, str]:
+        """Every fact that has more than one value, with what each is behind. words: metric -> heading."""
         found: dict[str, str] = {}
         for name, of in (("device", _device), ("precision", _precision), ("code", _code)):
             values = self.values(of)
             if len(values) > 1:
                 everywhere = len({frozenset(cells_of) for cells_of in values.values()}) == 1
-                found[name] = "; ".join(f"{text} ({_cells_of(those, everywhere)})" for text, those in values.items())
+                found[name] = "; ".join(
+                    f"{text} ({_cells_of({words.get(what, what): ids for what, ids in those.items()}, everywhere)})"
+                    for text, those in values.items()
+                )
         for name, versions_of_data in self.data.items():
             if len(versions_of_data) > 1:
                 found[f"{name} files"] = ", ".join(
@@ -186,16 +190,16 @@ class TableFacts:
                 found[f"versions of {name}"] = ", ".join(map(plugins.describe, records))
         for metric, implementations in self.attacks().items():
             if len(implementations) > 1:
-                found[f"{metric} attack"] = ", ".join(implementations)
+                found[f"{words.get(metric, metric)} attack"] = ", ".join(implementations)
         for metric, by_precision in self.attacked_in.items():
             if len(by_precision) > 1:
-                found[f"{metric} precision"] = _counted(by_precision)
+                found[f"{words.get(metric, metric)} precision"] = _counted(by_precision)
         for package, versions in self.versions().items():
             if len(versions) > 1:
                 found[f"{package} version"] = ", ".join(versions)
         for (dataset, metric), sizes in self.sizes.items():
             if len(sizes) > 1:
-                found[f"{metric} test images of {dataset}"] = ", ".join(map(str, sorted(sizes)))
+                found[f"{words.get(metric, metric)} test images of {dataset}"] = ", ".join(map(str, sorted(sizes)))
         return found
 
 

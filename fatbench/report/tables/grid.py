@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fatbench.report.numbers import provenance
-from fatbench.report.numbers.measurements import Source
+from fatbench.report.numbers.measurements import Source, in_words
 from fatbench.report.numbers.statistics import Paired
 from fatbench.store.selection import PUBLISHED
 from fatbench.suite.cells import Plan
@@ -156,6 +156,11 @@ class Grid:
     @property
     def has_differences(self) -> bool:
         return any(value.difference is not None for value in self.all())
+
+    @property
+    def words(self) -> dict[str, str]:
+        """Metric -> its heading, as notes say it."""
+        return in_words((column.heading, column.source) for column in self.columns if not column.minus)
 
     def all(self) -> Iterable[Value]:
         return (value for row in self.rows for group in row.values for value in group)

@@ -65,7 +65,7 @@ def notes(
     """
     facts = grid.facts
     yield "suite", f"{plan.suite}, preset {plan.preset}. {plan.note}".removesuffix(". ")
-    yield "data", data_note(facts, cells)
+    yield "data", data_note(facts, cells, grid.words)
     yield "checkpoint", grid.checkpoint
     if any(column.minus for column in grid.columns):
         yield "differences", _differences(grid)
@@ -81,13 +81,13 @@ def notes(
     yield "seeds", f"{seeds}; {spread}"
     named: dict[str, list[str]] = {}
     for metric, specs in grid.attacks.items():
-        if specs and (said := format_call.attack(metric, specs)) not in grid.attacks:  # "natural" says it all
-            named.setdefault(role_of(specs[0]), []).append(said)
+        if specs and format_call.attack(metric, specs) != metric:  # "natural" says it all
+            named.setdefault(role_of(specs[0]), []).append(format_call.attack(grid.words.get(metric, metric), specs))
     attacks = "; ".join(said for role, each in named.items() if role != "corruption" for said in each)
     if "corruption" in named:
         yield "corruptions", "; ".join(named["corruption"])
     if any(value.mean is not None for value in grid.all()):
-        yield from facts.notes(attacks)
+        yield from facts.notes(attacks, grid.words)
     elif attacks:
         yield "attacks", attacks
     if any(value.rank or UNTESTED in value.marks for value in grid.all()):
@@ -242,7 +242,7 @@ def shortened(grid: Grid, level: str, captioned: Collection[str] = ()) -> Grid:
 def _brief(what: str, note: str, grid: Grid) -> str:
     """A note in a few words; empty where the short form does without."""
     if what == "MIXED":
-        mixed = grid.facts.mixed().items()
+        mixed = grid.facts.mixed(grid.words).items()
         return "mixed: " + ", ".join(
             f"{text.count('; ') + 1} {PLURAL[fact]}" if fact in PLURAL else fact for fact, text in mixed
         )
@@ -319,8 +319,8 @@ def _points(grid: Grid) -> str:
     return ", in points" if all(column.unit == "percent" for column in grid.columns) else ""
 
 
-def data_note(facts: provenance.TableFacts, cells: Sequence[Cell]) -> str:
-    """Data sets with their variant, and on how many test images each metric was measured."""
+def data_note(facts: provenance.TableFacts, cells: Sequence[Cell], words: Mapping[str, str]) -> str:
+    """Data sets with their variant, and on how many test images each metric (words: its heading) was measured."""
     shown = []
     files = facts.data
     for name in dict.fromkeys(cell.spec["data"]["name"] for cell in cells):
@@ -331,7 +331,7 @@ def data_note(facts: provenance.TableFacts, cells: Sequence[Cell]) -> str:
         by_size: dict[str, list[str]] = {}
         for (dataset, metric), sizes in facts.sizes.items():
             if dataset == name:
-                by_size.setdefault(" and ".join(map(str, sorted(sizes))), []).append(metric)
+                by_size.setdefault(" and ".join(map(str, sorted(sizes))), []).append(words.get(metric, metric))
         if len(by_size) == 1:
             said += f"; n = {next(iter(by_size))} test images"
         elif by_size:
