@@ -867,10 +867,11 @@ FLIPS = [100, pytest.param(2000, marks=pytest.mark.nightly)]
 
 @pytest.mark.parametrize("flips", FLIPS)
 def test_no_flipped_bit_of_a_database_is_called_intact(flips: int, tmp_path: Path) -> None:
-    """Where the export then says something else, or cannot be made, `db check` says that the file is damaged."""
+    """The export says the same, or is refused in a sentence; then `db check` says that the file is damaged."""
     path = tmp_path / "x.db"
     with Store.open(str(path), create=True) as store:
         attacked(store)
+        store.share(["a"], "other", "quick")
         text = exported(store)
     content, draws, other = path.read_bytes(), random.Random(32), 0
     places = [draws.randrange(8 * len(content)) for _ in range(20 * flips)]
@@ -884,8 +885,10 @@ def test_no_flipped_bit_of_a_database_is_called_intact(flips: int, tmp_path: Pat
             Path(log).unlink(missing_ok=True)
         try:
             with Store.open(str(path)) as store:
-                same = exported(store) == text
-        except Exception:  # whatever it is, `check` must say it in a sentence
+                found = exported(store)
+            assert found == text, f"bit {place} changes what is exported"
+            same = True
+        except FatbenchError:  # `check` must say it too
             same = False
         other += not same
         try:
@@ -918,6 +921,61 @@ def test_no_flipped_bit_of_a_file_is_imported(flips: int, tmp_path: Path) -> Non
                 continue
         assert taken == text, f"bit {place}"
     assert refused > flips / 4
+
+
+EDITED = {  # what is edited: where the message of the export says so; a NULL is beyond what SQLite would write
+    "UPDATE stages SET status = 'dond' WHERE stage = 'train'": r"CHECK constraint failed in stages",
+    "UPDATE runs SET status = 'dond' WHERE stage = 'train'": r"CHECK constraint failed in runs",
+    "UPDATE stages SET digest = NULL WHERE stage = 'train'": r"a train is damaged: it is finished and has no digest",
+    "UPDATE stages SET stage = 'train' || char(1) WHERE stage = 'train'": r"a train.* is damaged: it has changed",
+    "UPDATE stages SET cell = 'c' WHERE cell = 'b'": r"stages refers to missing cells",
+    "UPDATE shared_cells SET cell = 'c'": r"shared_cells refers to missing cells",
+    "UPDATE runs SET cell = 'c'": r"runs refers to missing cells",
+    "UPDATE cells SET id = 'c' WHERE id = 'a'": r"refers to missing cells",
+    "UPDATE runs SET started = 'late' WHERE cell = 'b'": r"cell b: runs\.0\.started: String should match pattern",
+    "UPDATE runs SET uid = 'x' WHERE cell = 'b'": r"cell b: runs\.0\.uid",
+    "UPDATE cells SET created = 'late' WHERE id = 'b'": r"cell b: created",
+    "UPDATE stages SET stage = 'train@' WHERE cell = 'b'": r"cell b: stages\.0\.stage",
+    "UPDATE numbers SET created = 'late' WHERE cell = 'b'": r"cell b: stages\.0\.numbers\.0\.6",
+    "INSERT INTO cells SELECT 'a~1', spec, seed, created FROM cells WHERE id = 'a'": r"cell a~1 is named as a rep",
+    "INSERT INTO replicates VALUES ('b', 'a', 1)": r"replicate b is said to be number 1 of a",
+}
+
+
+@pytest.mark.parametrize("edit", EDITED)
+def test_every_column_of_an_export_is_checked(edit: str, tmp_path: Path) -> None:
+    """Of a finished stage its digest covers all; its keys, and the fields of what is not finished, are looked at."""
+    path = str(tmp_path / "x.db")
+    with Store.open(path, create=True) as store:
+        attacked(store)
+        store.add_cell("b", {"seed": 1})
+        run = claim(store, "b", "train")
+        store.commit(run, numbers=[Number("loss", 2.5, 1)], round=1, checkpoint="s1")
+        store.share(["a"], "other", "quick")
+    with sqlite3.connect(path) as connection:
+        connection.execute("PRAGMA ignore_check_constraints = ON")
+        assert connection.execute(edit).rowcount
+    connection.close()
+    with Store.open(path) as store, pytest.raises(DatabaseError, match=EDITED[edit]):
+        exported(store)
+
+
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        ("UPDATE cells SET seed = 2", "cell a: its seed is said to be 2, and is 1"),
+        ("UPDATE stages SET heartbeat = 'late'", "cell a pgd20-0a1b2c3d@2: its heartbeat is no time"),
+    ],
+)
+def test_what_no_line_says_is_checked_too(edit: str, message: str, tmp_path: Path) -> None:
+    path = str(tmp_path / "x.db")
+    with Store.open(path, create=True) as store:
+        attacked(store)
+    with sqlite3.connect(path) as connection:
+        connection.execute(edit)
+    connection.close()
+    with pytest.raises(DatabaseError, match=f"is damaged: {message}"):
+        check(path)
 
 
 def test_long_lines_are_judged_as_they_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

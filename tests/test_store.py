@@ -1066,6 +1066,8 @@ def test_what_sqlite_says_in_words(code: int, kind: type[Exception], message: st
     no_text = sqlite3.OperationalError("Could not decode to UTF-8 column 'spec' with text '{\ufffd}'")
     said = "x.db is damaged: Could not decode to UTF-8 column 'spec' (fatbench db check)"
     assert str(opened._explained(no_text)) == said
+    for missed in ("no such column: runs.host", 'foreign key mismatch - "runs" referencing "cells"'):
+        assert str(opened._explained(sqlite3.OperationalError(missed))) == f"x.db is damaged: {missed}"
 
 
 @pytest.mark.parametrize(

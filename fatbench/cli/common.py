@@ -52,7 +52,7 @@ def with_plugins(command: Callable[..., None]) -> Callable[..., None]:
             from fatbench.runner import versions
 
             raise SpecError(versions.explain(error, options.get("db"))) from None
-        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        except (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError) as error:
             if "db" in options and (damage := _damage(options["db"])):
                 raise damage from error
             raise

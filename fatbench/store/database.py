@@ -114,6 +114,11 @@ def _sqlite(path: Path, mode: str) -> Callable[[], sqlite3.Connection]:
         except sqlite3.Error:
             connection.close()
             raise
+        except UnicodeDecodeError:  # SQLite quotes what is damaged in its schema
+            connection.close()
+            error = sqlite3.DatabaseError("malformed database schema")
+            error.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
+            raise error from None
         return connection
 
     return connect
@@ -273,7 +278,8 @@ class Database:
                 return Locked(f"{shown}: another process has been writing for more than a minute")
             if code == sqlite3.SQLITE_NOTADB:
                 return DatabaseError(f"{shown} is not a fatbench database (nor any SQLite file)")
-            if code == sqlite3.SQLITE_CORRUPT:
+            # the schema's version was found right before a table or a column is missed
+            if code == sqlite3.SQLITE_CORRUPT or str(original).startswith(("no such ", "foreign key mismatch")):
                 return DatabaseError(f"{shown} is damaged: {original}")
             if "decode to UTF-8" in str(original):
                 where = " ".join(str(original).partition(" with text")[0].split())

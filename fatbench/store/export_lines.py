@@ -73,7 +73,7 @@ def lines(
                     "error": row.error,
                     "digest": row.digest if row.status == "done" else None,
                     "numbers": [
-                        [m.round, m.client, m.metric, m.value, m.n, position[m.run], m.created]
+                        [m.round, m.client, m.metric, float(m.value), m.n, position[m.run], m.created]
                         for m in measured.get(row.stage, [])
                     ],
                     "outcomes": [[c.start, c.n, base64.b64encode(c.bits).decode()] for c in chunks.get(row.stage, [])],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -12,9 +13,9 @@ from sqlalchemy.exc import SAWarning, SQLAlchemyError
 
 from fatbench.errors import DatabaseError, FatbenchError
 from fatbench.settings import shown_url
-from fatbench.store import consistency, export_lines, replicates
+from fatbench.store import consistency, export_lines, leases, replicates
 from fatbench.store.database import Database
-from fatbench.store.rows import batches, counted, fetch
+from fatbench.store.rows import batches, cell_row, counted, fetch
 from fatbench.store.schema import (
     CELLS,
     IDENTITY,
@@ -24,6 +25,9 @@ from fatbench.store.schema import (
     OUTCOMES_VIEW_SQL,
     REPLICATES,
     REVISIONS,
+    RUNS,
+    SHARED_CELLS,
+    STAGES,
     SUITE_CELLS,
     SUITE_CELLS_SQL,
     VERSION,
@@ -61,6 +65,34 @@ def check(url: str, identify: Identify | None = None, contents: bool = True) -> 
         more = f" (and {len(problems) - 5} more)" if len(problems) > 5 else ""
         raise Damaged(f"{shown} is damaged: {'; '.join(problems[:5])}{more}")
     return f"{shown} is intact (schema {REVISIONS[-1]}): {counted(counts)}"
+
+
+def whole_rows(connection: Connection, shown: str) -> None:
+    """Damaged: what decides which cells and stages there are contradicts its keys, or a replicate is misnamed.
+
+    What a stage says is covered by its digest. A server's tables are its own business.
+    """
+    if connection.dialect.name == "sqlite":
+        for table in (CELLS, REPLICATES, STAGES, RUNS, SHARED_CELLS):
+            for (line,) in connection.exec_driver_sql(f"PRAGMA integrity_check({table.name})"):
+                if line != "ok":
+                    raise Damaged(f"{shown} is damaged: {line} (fatbench db check)")
+            for row in connection.exec_driver_sql(f"PRAGMA foreign_key_check({table.name})"):
+                raise Damaged(f"{shown} is damaged: {row[0]} refers to missing {row[2]} (fatbench db check)")
+    for said in _misnamed(connection):
+        raise Damaged(f"{shown} is damaged: {said}")
+
+
+def _misnamed(connection: Connection) -> Iterator[str]:
+    """Replicates whose id is not that of their cell and number, and ids of replicates that are said to be none."""
+    copies = {row.id: row for row in connection.execute(select(REPLICATES))}
+    for row in copies.values():
+        if row.id != replicates.name(row.cell, row.number):
+            yield f"replicate {row.id} is said to be number {row.number} of {row.cell}"
+    ids = set(connection.scalars(select(CELLS.c.id)))
+    for id in sorted(ids - copies.keys()):
+        if replicates.SIGN in id and id.partition(replicates.SIGN)[0] in ids:
+            yield f"cell {id} is named as a replicate and is none"
 
 
 def agree(rows: Sequence[Mapping[str, Any]], database: Database) -> None:
@@ -145,15 +177,26 @@ def _contents(connection: Connection, identify: Identify | None) -> Iterator[str
     """Cells that are not what their id says, stages that are not what they were when they were finished, and numbers
     that their outcomes contradict.
     """
-    for row in connection.execute(select(REPLICATES)):
-        if row.id != replicates.name(row.cell, row.number):
-            yield f"replicate {row.id} is said to be number {row.number} of {row.cell}"
+    yield from _misnamed(connection)
     for part in batches(connection.scalars(select(CELLS.c.id)), 100):
         try:
             for line in export_lines.lines(connection, part):
                 yield from _of_cell(line, identify)
+            yield from _besides(connection, part)
         except UNREADABLE as error:
             yield f"cells {part[0]} to {part[-1]}: {_line(error)}"
+
+
+def _besides(connection: Connection, cells: Sequence[str]) -> Iterator[str]:
+    """What of some cells no line of an export says: the seed that tables choose by, and the times of progress."""
+    for row in connection.execute(select(CELLS).where(CELLS.c.id.in_(cells))):
+        if row.seed != (seed := cell_row(row.id, json.loads(row.spec), row.created)["seed"]):
+            yield f"cell {row.id}: its seed is said to be {row.seed}, and is {seed}"
+    for row in connection.execute(select(STAGES).where(STAGES.c.cell.in_(cells))):
+        try:
+            leases.epoch(row.heartbeat)
+        except ValueError:
+            yield f"cell {row.cell} {row.stage}: its heartbeat is no time"
 
 
 def _of_cell(line: Mapping[str, Any], identify: Identify | None) -> Iterator[str]:

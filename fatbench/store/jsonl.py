@@ -30,7 +30,7 @@ from sqlalchemy.exc import DataError, IntegrityError
 
 from fatbench import whole_file
 from fatbench.errors import DatabaseError, MachineError
-from fatbench.store import export_lines, export_schema, leases, replicates
+from fatbench.store import export_lines, export_schema, integrity, leases, replicates
 from fatbench.store.database import lock
 from fatbench.store.export_schema import FORMAT, SCHEMA_VERSION, CellLine, ExchangeError, Stage, bits_of
 from fatbench.store.rows import batches, cell_row, dumps
@@ -47,6 +47,7 @@ def export(store: Store, file: str | Path | TextIO, cells: Iterable[str] | None 
     database are left out. MachineError: the file cannot be written. DatabaseError: a stage is damaged.
     """
     with store.database.reading() as connection:
+        integrity.whole_rows(connection, store.database.shown)
         copies = {row.id: (row.cell, row.number) for row in connection.execute(select(REPLICATES))}
         wanted = None if cells is None else set(cells)
         known = connection.scalars(select(CELLS.c.id))
@@ -79,15 +80,16 @@ def _lines(connection: Connection, cells: Sequence[str], copies: Mapping[str, tu
         shared.setdefault(cell, []).append((suite, preset))
     try:
         for line in export_lines.lines(connection, cells, copies):
-            for stage, digest in export_lines.mismatches(line):
-                if stage["digest"] is not None:
-                    raise DatabaseError(
-                        f"cell {line['cell']} {stage['stage']} is damaged: it has changed since it was finished"
-                    )
-                stage["digest"] = digest
+            for stage, _ in export_lines.mismatches(line):
+                said = "it has changed since it was finished" if stage["digest"] else "it is finished and has no digest"
+                raise DatabaseError(f"cell {line['cell']} {stage['stage']} is damaged: {said}")
             own = {(run["suite"], run["preset"]) for run in line["runs"]}
             suites = [list(one) for one in shared.get(line["cell"], ()) if "replicate" not in line and one not in own]
-            yield dumps({**line, "suites": suites} if suites else line)
+            line |= {"suites": suites} if suites else {}
+            export_schema.fields(line)
+            yield dumps(line)
+    except ExchangeError as error:
+        raise DatabaseError(f"{error} (fatbench db check)") from None
     except (ArithmeticError, LookupError, TypeError, ValueError) as error:  # text that is no JSON, a row of no run
         raise DatabaseError(f"cells {cells[0]} to {cells[-1]} cannot be read: {error} (fatbench db check)") from None
 
