@@ -5,8 +5,8 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -63,19 +63,42 @@ def write(
     said: how a message calls the file, such as "-o table.tex". new: it must not be there. MachineError: the disk is
     full; SpecError: it cannot be written.
     """
-    data = content.encode("utf-8") if isinstance(content, str) else content
-    try:
+    with _explaining(said or file):
         if not new and _special(file):
-            file.write_bytes(data)
+            file.write_bytes(_bytes(content))
             return
         if make_folder:
             file.parent.mkdir(parents=True, exist_ok=True)
         with replacing(file, new=new) as handle:
-            handle.write(data)
+            handle.write(_bytes(content))
+
+
+def write_all(contents: Mapping[Path, str | bytes], said: object) -> None:
+    """Write files, and their folders, that belong together: each takes its name when all are on the disk.
+
+    Errors as for `write`.
+    """
+    with _explaining(said), ExitStack() as stack:
+        for file, content in contents.items():
+            file.parent.mkdir(parents=True, exist_ok=True)
+            handle = stack.enter_context(replacing(file))
+            handle.write(_bytes(content))
+            handle.flush()
+            os.fsync(handle.fileno())
+
+
+def _bytes(content: str | bytes) -> bytes:
+    return content.encode("utf-8") if isinstance(content, str) else content
+
+
+@contextmanager
+def _explaining(said: object) -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
         if error.errno in FULL:
-            raise MachineError(f"{said or file}: the disk is full; nothing was changed") from None
-        raise SpecError(f"{said or file}: {error.strerror or error}") from None
+            raise MachineError(f"{said}: the disk is full; nothing was changed") from None
+        raise SpecError(f"{said}: {error.strerror or error}") from None
 
 
 def _special(file: Path) -> bool:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import re
 import shlex
 import struct
@@ -91,6 +93,20 @@ def test_three_steps_on_one_image_give_it_away(here: Path, run: Run) -> None:
     assert row["psnr"] > 40
     with Image.open(row["file"]) as made:
         assert made.width >= 16
+
+
+def test_a_full_disk_leaves_no_picture(here: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    sync = os.fsync
+
+    def full(handle: int) -> None:
+        if "originals.png" in os.readlink(f"/proc/self/fd/{handle}"):  # the last of them
+            raise OSError(errno.ENOSPC, "No space left on device")
+        sync(handle)
+
+    monkeypatch.setattr(os, "fsync", full)
+    code, _, err = run(f"{VIT} --after after.pt --batch 1 {SHORT} --original original-0.png")
+    assert (code, err) == (5, "fatbench: -o inverted: the disk is full; nothing was changed\n")
+    assert os.listdir("inverted") == []
 
 
 def test_the_gradient_of_two_images_is_called_a_mixture(here: Path, run: Run) -> None:

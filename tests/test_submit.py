@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +14,7 @@ import pytest
 from ruamel.yaml import YAML
 from sqlalchemy import update
 
-from fatbench.cli import app
+from fatbench.cli import app, verify
 from fatbench.runner.jobs import Machine
 from fatbench.runner.start import jobs_of
 from fatbench.runner.worker import work
@@ -96,6 +98,24 @@ def test_an_honest_file_is_run_again_and_gets_a_record_and_a_text(honest: Path, 
     assert text.read_text().startswith("# Results: tiny, preset paper\n") and record["sha256"] in text.read_text()
     (copy,) = tmp_path.glob("results/submitted/*.jsonl")
     assert copy.read_bytes() == honest.read_bytes()
+
+
+def test_a_full_disk_leaves_no_part_of_a_submission(
+    honest: Path, submit: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whichever of the three files finds no room: one line, exit code 5, none of them."""
+    monkeypatch.setattr(verify, "again", lambda *_: ([], 0.0, "not run again here"))
+    sync = os.fsync
+
+    def full(handle: int) -> None:
+        if os.readlink(f"/proc/self/fd/{handle}").partition(".md.")[1]:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        sync(handle)
+
+    monkeypatch.setattr(os, "fsync", full)
+    code, _, err = submit(honest)
+    assert code == 5 and err == "fatbench: -o results/submitted: the disk is full; nothing was changed\n"
+    assert list(tmp_path.glob("results/submitted/*")) == list(tmp_path.glob("results/submitted/.*")) == []
 
 
 def test_a_number_that_was_changed_in_the_file_is_refused_by_its_outcomes(

@@ -34,6 +34,31 @@ def test_on_a_full_disk_the_old_file_stays(tmp_path: Path, monkeypatch: pytest.M
     assert file.read_text() == "good" and os.listdir(tmp_path) == ["page.html"]
 
 
+@pytest.mark.parametrize("fails", [1, 2, 3])
+def test_of_files_that_belong_together_none_is_changed(
+    fails: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three files, the disk full at each of them; with room all three are written."""
+    old, new = tmp_path / "a", tmp_path / "new" / "b"
+    old.write_text("good")
+    sync, calls = os.fsync, []
+
+    def full(handle: int) -> None:
+        calls.append(handle)
+        if len(calls) == fails:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        sync(handle)
+
+    contents: dict[Path, str | bytes] = {old: "one", new: b"two", new.with_name("c"): "three"}
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(MachineError, match=r"^-o there: the disk is full; nothing was changed$"):
+        whole_file.write_all(contents, "-o there")
+    assert old.read_text() == "good" and len(calls) == fails and list(new.parent.glob("*")) == []
+    whole_file.write_all(contents, "-o there")
+    assert [file.read_text() for file in contents] == ["one", "two", "three"]
+    assert sorted(os.listdir(new.parent)) == ["b", "c"]
+
+
 def test_a_link_is_replaced_and_what_it_leads_to_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "precious").write_text("precious")
     link = tmp_path / "out.md"

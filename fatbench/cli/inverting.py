@@ -102,13 +102,15 @@ def invert(
     answers = inverting.invert(task, loaded, chosen)
     rest = inverting.residual(task, loaded)
     rows: list[dict[str, Any]] = []
+    pictures: dict[Path, str | bytes] = {}
     for position, answer in enumerate(answers):
         made = output / f"{position + 1}-{re.sub('[^a-z0-9]+', '-', answer.name.lower()).strip('-')}.png"
-        _write(made, answer.images)
+        pictures[made] = _png(answer.images)
         row = {"attack": answer.name, "threat": answer.threat, "labels": answer.labels, "file": str(made)}
         rows.append(row | (inverting.scores(answer, originals) if originals is not None else {}))
     if originals is not None:
-        _write(output / "originals.png", originals)
+        pictures[output / "originals.png"] = _png(originals)
+    whole_file.write_all(pictures, f"-o {output}")
     found = loaded.observed.labels[0].tolist()
     verdict = _verdict(rest, inverting.ONE_IMAGE)
     if format == "json":
@@ -208,8 +210,8 @@ def _images(files: list[Path], shape: tuple[int, int, int], count: int) -> Tenso
     return torch.stack(found)
 
 
-def _write(file: Path, images: Tensor) -> None:
+def _png(images: Tensor) -> bytes:
     from fatbench.report.figures.artifacts import images as drawn
 
     stack = (images.clamp(0, 1) * 255).round().byte().cpu().numpy()
-    whole_file.write(file, drawn({"images": stack})[0].png(), f"-o {file.parent}", make_folder=True)
+    return drawn({"images": stack})[0].png()

@@ -60,9 +60,14 @@ def submit(
             "verified": {"cells": chosen, "apart": worst, "tolerance": tolerance, "because": because}
         }
     target = output / f"{record['sha256'][:12]}.jsonl"
-    whole_file.write(target, file.read_text(encoding="utf-8"), f"-o {output}", make_folder=True)
-    whole_file.write(target.with_suffix(".json"), json.dumps(record, indent=2) + "\n", f"-o {output}")
-    whole_file.write(target.with_suffix(".md"), _text(record, target), f"-o {output}")
+    whole_file.write_all(
+        {
+            target: file.read_bytes(),
+            target.with_suffix(".json"): json.dumps(record, indent=2) + "\n",
+            target.with_suffix(".md"): _text(record, target),
+        },
+        f"-o {output}",
+    )
     print(f"wrote {target}, its record .json and the text of a pull request .md")
 
 
