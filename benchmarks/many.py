@@ -9,8 +9,9 @@ from pathlib import Path
 from sqlalchemy import insert
 
 from benchmarks.measure import Bench, fatbench, program
+from fatbench.store.numbers import append
 from fatbench.store.rows import now
-from fatbench.store.schema import NUMBERS, RUNS, STAGES
+from fatbench.store.schema import RUNS, STAGES
 from fatbench.store.stages import Store
 from fatbench.suite import files
 
@@ -116,6 +117,7 @@ def database(folder: Path, rates: int, splits: int, seeds: int) -> tuple[Path, s
     with Store.open(str(db), create=True) as store:
         store.add_cells({cell.id: cell.spec for cell in plan})
         with store.database.writing() as connection:
-            for table, rows in ((RUNS, runs), (STAGES, stages), (NUMBERS, numbers)):
+            for table, rows in ((RUNS, runs), (STAGES, stages)):
                 connection.execute(insert(table), rows)
+            append(connection, numbers)
     return file, str(db)

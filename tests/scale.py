@@ -128,8 +128,14 @@ def build(folder: Path) -> tuple[Path, Path]:
         new = f"(SELECT id FROM cells WHERE id != '{first.id}' ORDER BY id) c"
         _copied(connection, "runs", new, {"id": None, "uid": "lower(hex(randomblob(16)))", "cell": "c.id"})
         here = "(SELECT r.id FROM runs r WHERE r.cell = c.id AND r.stage = t.stage)"
-        for table in ("stages", "numbers", "outcome_chunks"):
-            _copied(connection, table, new, {"cell": "c.id", "run": here, "digest": "NULL"})  # export makes them
+        for table in ("stages", "round_metrics", "outcome_chunks"):
+            other = {"cell": "c.id", "run": here, "digest": "NULL", "id": None}  # export makes digests
+            _copied(connection, table, new, other)
+        connection.execute(
+            "INSERT INTO numbers SELECT m.id, n.client, n.value, n.n FROM round_metrics m JOIN round_metrics f"
+            f" ON f.cell = '{first.id}' AND f.stage = m.stage AND f.round = m.round AND f.metric = m.metric"
+            " JOIN numbers n ON n.round_metric = f.id WHERE m.cell != f.cell ORDER BY m.id"
+        )
     connection.close()
     part.rename(file)
     return suite, file

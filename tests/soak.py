@@ -45,7 +45,7 @@ def contents(db: Path, query: str) -> list[tuple]:
 
 RESULTS = {
     "stages": "SELECT cell, stage, status, round, total FROM stages ORDER BY 1, 2",
-    "numbers": "SELECT cell, stage, round, client, metric, value, n FROM numbers WHERE metric != 'seconds'"
+    "numbers": "SELECT cell, stage, round, client, metric, value, n FROM measurements WHERE metric != 'seconds'"
     " ORDER BY 1, 2, 3, 4, 5",
     "outcomes": "SELECT cell, stage, position, correct FROM outcomes ORDER BY 1, 2, 3",
 }

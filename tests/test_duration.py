@@ -236,6 +236,10 @@ def test_a_path_is_chosen_by_what_takes_longer() -> None:
     assert gpu_estimates.path_for(small, "fp32", None) == "loop"  # on a CPU
     # between the two lies NIN: on an H200 it is the arithmetic of float32 that takes longer, in bfloat16 the kernels
     assert [gpu_estimates.path_for(spec, bits, "NVIDIA H200") for bits in ("fp32", "bf16")] == ["loop", "fast"]
+    # a batch of 32 images that a client with 8 cannot fill: its kernels take longer to start
+    few = {**spec, "train": 8 * spec["partition"]["clients"] + spec["validation"]}
+    assert cost.images_at_once(few) == 8 < cost.images_at_once(spec) == 32
+    assert gpu_estimates.path_for(few, "fp32", "NVIDIA H200") == "fast"
     assert gpu_estimates.path_for(spec, "bf16", "Tesla T4") == gpu_estimates.path_for(spec, "bf16", "NVIDIA L4")
 
 

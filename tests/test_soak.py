@@ -26,10 +26,11 @@ def twice(jobs: list[Job], machine: Machine) -> tuple[Path, Path]:
     return Path(machine.db), copy
 
 
+OF = "round_metric IN (SELECT id FROM round_metrics WHERE metric ="
 DAMAGE: dict[str, tuple[str, str]] = {
     "nothing": ("SELECT 1", ""),
-    "a number": ("UPDATE numbers SET value = value + 1e-12 WHERE metric = 'fgsm'", "numbers: 1 missing or other"),
-    "a lost number": ("DELETE FROM numbers WHERE metric = 'natural' AND round = 3", "numbers: 1 missing or other"),
+    "a number": (f"UPDATE numbers SET value = value + 1e-12 WHERE {OF} 'fgsm')", "numbers: 1 missing or other"),
+    "a lost number": (f"DELETE FROM numbers WHERE {OF} 'natural' AND round = 3)", "numbers: 1 missing or other"),
     "an outcome": ("UPDATE outcome_chunks SET bits = x'00112233' WHERE stage LIKE 'fgsm%'", "outcomes: "),
     "a stage": ("UPDATE stages SET status = 'running' WHERE stage = 'train'", "stages: 1 missing or other"),
     "a cell more": ("INSERT INTO stages SELECT cell, 'x', status, round, total, NULL, record, NULL, run, NULL, NULL "

@@ -27,18 +27,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import insert, inspect, select, text, update
+from sqlalchemy import func, insert, inspect, select, text, update
 from sqlalchemy.exc import DBAPIError, OperationalError
 
 from fatbench.engine.rounds import Number
 from fatbench.errors import DatabaseError, MachineError, SpecError, Unavailable
-from fatbench.store import database, schema
+from fatbench.store import database, jsonl, schema
 from fatbench.store.cleanup import delete_cell
 from fatbench.store.database import NETWORK, Locked, NoDatabase, alembic_config, shown_url, upgrade
 from fatbench.store.integrity import check
 from fatbench.store.liveness import gone, this_machine
+from fatbench.store.numbers import append
 from fatbench.store.rows import now
-from fatbench.store.schema import CELLS, NUMBERS, OUTCOME_CHUNKS, REVISIONS, RUNS, STAGES, VERSION
+from fatbench.store.schema import CELLS, OUTCOME_CHUNKS, REVISIONS, RUNS, STAGES, VERSION
 from fatbench.store.stages import StageRow, Stolen, Store
 
 pytest_plugins = ("databases",)
@@ -648,8 +649,8 @@ def _fill(store: Store, cells: int, metrics: int) -> list[str]:
                 for i, c in enumerate(ids)
             ],
         )
-        connection.execute(
-            insert(NUMBERS),
+        append(
+            connection,
             [
                 {
                     "cell": c, "stage": "train", "round": 1, "client": -1, "metric": m, "value": i + j / 16, "n": 100,
@@ -858,14 +859,16 @@ def test_check_names_what_does_not_belong(tmp_path: Path) -> None:
         store.commit(run, round=8, outcomes=(0, 8, b"\xff"))
     connection = sqlite3.connect(path)
     connection.execute("UPDATE outcome_chunks SET start = 4")
-    connection.execute("INSERT INTO numbers VALUES ('nobody', 'train', 1, -1, 'loss', 1.0, 0, ?, '')", (run,))
+    connection.execute("INSERT INTO round_metrics VALUES (7, 'nobody', 'train', 1, 'loss', ?, '')", (run,))
+    connection.execute("INSERT INTO numbers VALUES (8, -1, 1.0, 0)")
     connection.execute("ALTER TABLE runs DROP COLUMN log")
     connection.commit()
     connection.close()
     with pytest.raises(DatabaseError, match="is damaged: ") as caught:
         check(str(path))
     message = str(caught.value)
-    assert "numbers ('nobody', 'train', 1, -1, 'loss') refers to missing stages" in message
+    assert "round_metrics (7,) refers to missing stages" in message
+    assert "numbers (8, -1) refers to missing round_metrics" in message
     assert f"outcomes of {CELL} pgd20@3: the chunk at 4 does not follow 0" in message
     assert "the schema has been changed" in message and "log" in message
 
@@ -873,7 +876,7 @@ def test_check_names_what_does_not_belong(tmp_path: Path) -> None:
 def test_check_says_what_there_is(store: Store, url: str) -> None:
     store.finish(taken(store), [Number("loss", 1.0, 1), Number("x", 1.0, 1)])
     expected = f"{shown_url(url)} is intact (schema {REVISIONS[-1]}): 1 cell, 0 replicates, 1 run, 0 shared cells, 1"
-    expected += " stage, 2 numbers, 0 outcome chunks"
+    expected += " stage, 0 outcome chunks, 2 round metrics, 2 numbers"
     assert check(url) == expected
     with store.database.writing() as connection:
         connection.execute(text("CREATE TABLE diary(entry text)"))
@@ -1294,6 +1297,56 @@ def test_a_database_before_suite_cells_is_upgraded(url: str, tmp_path: Path) -> 
         store.share([CELL, "unknown"], "b", "quick")
         assert suite_cells(store) == [("a", "paper", CELL), ("b", "quick", CELL)]
     assert "intact" in check(url)
+
+
+def test_numbers_of_a_database_before_round_metrics_are_as_they_were(url: str, tmp_path: Path) -> None:
+    """Revision 0004 had a row a number. What an upgraded database exports, digests and all, is the same to the byte."""
+    from alembic import command
+
+    with Store.open(str(tmp_path / "new.db"), create=True) as store:
+        store.add_cell(CELL, SPEC)
+        run = taken(store)
+        of_clients = [Number("w", k / 3, 1, client=k) for k in range(3)]
+        store.commit(run, numbers=[Number("loss", 0.1, 1, n=8), *of_clients], round=1)
+        store.commit(run, numbers=[Number("late", 5e-324, 1)], round=1)
+        store.finish(run, [Number("loss", 1 / 3, 2), Number("loss", -2.5, 2, 4, 1)], round=2)
+        jsonl.export(store, tmp_path / "new.jsonl")
+        rows = store.measurements()
+        with store.database.reading() as connection:
+            tables = [(part, connection.execute(select(part)).mappings().all()) for part in (CELLS, RUNS, STAGES)]
+    old = database.Database(url, create=True)
+    old._ready_file(create=True)
+    with old.writing() as connection:
+        config = alembic_config()
+        config.attributes["connection"] = connection
+        command.upgrade(config, "0004")
+        if old.path is not None:
+            connection.exec_driver_sql(f"PRAGMA application_id = {schema.APPLICATION_ID}")
+        for part, there in tables:
+            connection.execute(insert(part), [dict(row) for row in there])
+        columns = "cell, stage, round, client, metric, value, n, run, created"
+        named = ", ".join(f":{name}" for name in columns.split(", "))
+        connection.execute(text(f"INSERT INTO numbers ({columns}) VALUES ({named})"), rows)
+    assert upgrade(url).endswith(f"from schema 0004 to {REVISIONS[-1]}")
+    with Store.open(url) as store:
+        assert store.measurements() == rows and len(rows) == 7
+        jsonl.export(store, tmp_path / "old.jsonl")
+    assert (tmp_path / "old.jsonl").read_bytes() == (tmp_path / "new.jsonl").read_bytes()
+    assert "intact" in check(url)
+
+
+def test_clients_share_what_is_said_of_a_round(store: Store) -> None:
+    """A hundred clients: one row says cell, stage, round, metric, run and time, a hundred have a value each."""
+    run = taken(store)
+    store.commit(run, numbers=[Number("w", 1.0, 1), *(Number("w", k / 7, 1, 9, k) for k in range(100))], round=1)
+    with store.database.reading() as connection:
+        assert connection.scalar(select(func.count()).select_from(schema.ROUND_METRICS)) == 1
+    assert [(m["client"], m["value"]) for m in store.measurements()] == [(-1, 1.0), *((k, k / 7) for k in range(100))]
+    store.restart(run)
+    with store.database.reading() as connection:
+        assert [
+            connection.scalar(select(func.count()).select_from(p)) for p in (schema.ROUND_METRICS, schema.VALUES)
+        ] == [0, 0]
 
 
 def suite_cells(store: Store) -> list[tuple[str, str, str]]:

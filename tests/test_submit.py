@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from ruamel.yaml import YAML
-from sqlalchemy import update
+from sqlalchemy import select, update
 
 from fatbench.cli import app, verify
 from fatbench.runner.jobs import Machine
@@ -20,7 +20,7 @@ from fatbench.runner.start import jobs_of
 from fatbench.runner.worker import work
 from fatbench.store import jsonl
 from fatbench.store.export_lines import seal
-from fatbench.store.schema import NUMBERS, OUTCOME_CHUNKS, RUNS, STAGES
+from fatbench.store.schema import OUTCOME_CHUNKS, ROUND_METRICS, RUNS, STAGES, VALUES
 from fatbench.store.stages import Store
 from fatbench.suite import files
 
@@ -136,9 +136,8 @@ def test_a_forgery_with_new_digests_and_outcomes_is_found_by_running_it_again(
     honest: Path, submit: Call, tmp_path: Path
 ) -> None:
     def forge(connection: Any) -> None:
-        connection.execute(
-            update(NUMBERS).where(NUMBERS.c.metric == "natural", NUMBERS.c.stage != "train").values(value=1.0)
-        )
+        of = select(ROUND_METRICS.c.id).where(ROUND_METRICS.c.metric == "natural", ROUND_METRICS.c.stage != "train")
+        connection.execute(update(VALUES).where(VALUES.c.round_metric.in_(of)).values(value=1.0))
         for row in connection.execute(OUTCOME_CHUNKS.select()).all():
             whole = bytes([0xFF] * (row.n // 8) + ([0xFF00 >> row.n % 8 & 0xFF] if row.n % 8 else []))
             connection.execute(update(OUTCOME_CHUNKS).where(OUTCOME_CHUNKS.c.stage == row.stage).values(bits=whole))

@@ -27,7 +27,8 @@ from fatbench.report import build_figures, build_tables
 from fatbench.runner.jobs import Event, Machine
 from fatbench.runner.start import jobs_of
 from fatbench.runner.worker import work
-from fatbench.store.schema import NUMBERS, OUTCOME_CHUNKS, STAGES
+from fatbench.store.numbers import remove
+from fatbench.store.schema import OUTCOME_CHUNKS, ROUND_METRICS, STAGES
 from fatbench.store.stages import Store
 from fatbench.suite import files, signatures, sources
 
@@ -253,7 +254,7 @@ def test_a_stage_goes_on_where_it_was_stopped_and_begins_again_for_another_model
             connection.execute(
                 OUTCOME_CHUNKS.update().where(OUTCOME_CHUNKS.c.stage == stage).values(bits=bytes([0b10000000]))
             )
-            connection.execute(NUMBERS.delete().where(NUMBERS.c.stage == stage))
+            remove(connection, ROUND_METRICS.c.stage == stage)
         assert work(moved, machine(place), store) == "done"
         assert bits(store, left.cell) == {"moved_both": MATRIX["Left"]["Both"]}
         assert store.stages([left.cell])[left.cell, stage].record == finished.record

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import update
+from sqlalchemy import select, update
 
 from fatbench.cli.verify import Apart, _allowed, apart, choose, job
 from fatbench.errors import NothingMatched, SpecError
@@ -16,7 +16,8 @@ from fatbench.runner.jobs import Machine
 from fatbench.runner.start import jobs_of
 from fatbench.runner.worker import work
 from fatbench.store import export_lines, jsonl
-from fatbench.store.schema import NUMBERS, OUTCOME_CHUNKS
+from fatbench.store.numbers import remove
+from fatbench.store.schema import OUTCOME_CHUNKS, ROUND_METRICS, VALUES
 from fatbench.store.stages import Store
 from fatbench.suite import files
 
@@ -84,10 +85,15 @@ def test_what_ran_before_a_setting_was_added_runs_again_without_it(tmp_path: Pat
         assert choose(store, 2, None)
 
 
+def seconds(*where: Any) -> Any:
+    """The values of all stages' seconds."""
+    return VALUES.c.round_metric.in_(select(ROUND_METRICS.c.id).where(ROUND_METRICS.c.metric == "seconds", *where))
+
+
 def test_the_cheapest_cells_or_random_ones(theirs: Store, tmp_path: Path) -> None:
     by_rounds = {spec["algorithm"]["rounds"]: cell for cell, spec in theirs.cells().items()}
     with theirs.database.writing() as connection:
-        connection.execute(update(NUMBERS).where(NUMBERS.c.metric == "seconds").values(value=1.0))
+        connection.execute(update(VALUES).where(seconds()).values(value=1.0))
     assert choose(theirs, 1, None) == [by_rounds[1]]
     assert choose(theirs, 9, None) == [by_rounds[1], by_rounds[3]]
     assert {choose(theirs, 1, seed)[0] for seed in range(20)} == set(by_rounds.values())
@@ -103,8 +109,8 @@ def test_the_cheapest_are_those_that_took_the_least_seconds(theirs: Store) -> No
     """The cell of three rounds took less time than that of one, on a machine that was busy meanwhile."""
     by_rounds = {spec["algorithm"]["rounds"]: cell for cell, spec in theirs.cells().items()}
     with theirs.database.writing() as connection:
-        slow = (NUMBERS.c.cell == by_rounds[1]) & (NUMBERS.c.metric == "seconds")
-        connection.execute(update(NUMBERS).where(slow).values(value=1e6))
+        slow = seconds(ROUND_METRICS.c.cell == by_rounds[1])
+        connection.execute(update(VALUES).where(slow).values(value=1e6))
     assert choose(theirs, 9, None) == [by_rounds[3], by_rounds[1]]
 
 
@@ -124,11 +130,16 @@ def test_runs_say_on_which_cpu_they_were(theirs: Store) -> None:
     assert all({"model", "capability", "instructions"} == set(run["cpu"]) for run in theirs.runs())
 
 
-@pytest.mark.parametrize(("table", "lacking"), [(NUMBERS, "numbers"), (OUTCOME_CHUNKS, "outcomes")])
-def test_a_finished_evaluation_with_nothing_in_it(theirs: Store, table: Any, lacking: str) -> None:
+@pytest.mark.parametrize("lacking", ["numbers", "outcomes"])
+def test_a_finished_evaluation_with_nothing_in_it(theirs: Store, lacking: str) -> None:
     cell = choose(theirs, 1, None)[0]
+    table = ROUND_METRICS if lacking == "numbers" else OUTCOME_CHUNKS
+    where = (table.c.cell == cell) & (table.c.stage != "train")
     with theirs.database.writing() as connection:
-        connection.execute(table.delete().where(table.c.cell == cell, table.c.stage != "train"))
+        if lacking == "numbers":
+            remove(connection, where)
+        else:
+            connection.execute(table.delete().where(where))
     with pytest.raises(
         SpecError, match=f"cell {cell} fgsm-.*@[13] is finished but has no {lacking}: it cannot be verified"
     ):

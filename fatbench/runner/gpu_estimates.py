@@ -54,8 +54,7 @@ def path_for(spec: Mapping[str, Any], precision: str, gpu: str | None) -> settin
     name = listed(gpu)
     rate = GPUS[name][precision] if name else min(rates[precision] for rates in GPUS.values())
     flops, kernels = found
-    batch = cost.local(spec["algorithm"]).get("batch") or 1
-    return "fast" if kernels * LAUNCH > batch * flops / (FRACTION * rate) else "loop"
+    return "fast" if kernels * LAUNCH > cost.images_at_once(spec) * flops / (FRACTION * rate) else "loop"
 
 
 def listed(gpu: str) -> str | None:
@@ -110,7 +109,7 @@ def speeds(cells: Iterable[Cell], gpu: str, precision: str, attacks: str | None,
         if (found := count(spec)) is None:
             continue
         flops, kernels = found
-        batch = cost.local(spec["algorithm"]).get("batch") or 1
+        batch = cost.images_at_once(spec)
         way = path_for(spec, precision, gpu) if path == settings.AUTO else path
         at_once = batch * facts.cohort(spec) if way in settings.STACKED else batch
         training[kind(spec)] = max(flops / rate, kernels * LAUNCH / at_once)

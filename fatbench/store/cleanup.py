@@ -14,9 +14,9 @@ from pathlib import Path
 from sqlalchemy import delete, select
 
 from fatbench.errors import MachineError, SpecError
-from fatbench.store import leases, replicates
+from fatbench.store import leases, numbers, replicates
 from fatbench.store.database import lock
-from fatbench.store.schema import CELLS, NUMBERS, OUTCOME_CHUNKS, REPLICATES, RUNS, SHARED_CELLS, STAGES
+from fatbench.store.schema import CELLS, OUTCOME_CHUNKS, REPLICATES, ROUND_METRICS, RUNS, SHARED_CELLS, STAGES
 from fatbench.store.stages import Store
 
 YOUNG = 600.0  # seconds; a file that is younger may belong to a process that has not told the database yet
@@ -42,8 +42,8 @@ def delete_cell(store: Store, cell: str) -> dict[str, int]:
         for row in connection.execute(running).all():
             if leases.held(row, leases.clock(connection, store.database.path)):
                 raise SpecError(f"cell {row.cell}: a process is working on {row.stage}; stop it first")
-        counts = {}
-        for table in (OUTCOME_CHUNKS, NUMBERS, STAGES, RUNS):
+        counts = {"numbers": numbers.remove(connection, ROUND_METRICS.c.cell.in_(own))}
+        for table in (OUTCOME_CHUNKS, STAGES, RUNS):
             counts[table.name] = connection.execute(delete(table).where(table.c.cell.in_(own))).rowcount
         connection.execute(delete(SHARED_CELLS).where(SHARED_CELLS.c.cell.in_(own)))
         connection.execute(delete(REPLICATES).where(REPLICATES.c.id.in_(own)))

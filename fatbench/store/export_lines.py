@@ -41,7 +41,7 @@ def lines(
 
     runs = by_cell(RUNS, RUNS.c.stage, RUNS.c.started, RUNS.c.uid)
     rows = by_cell(STAGES, STAGES.c.stage)
-    numbers = by_cell(NUMBERS, *NUMBERS.primary_key)
+    numbers = by_cell(NUMBERS, *(NUMBERS.c[name] for name in ("stage", "round", "client", "metric")))
     outcomes = by_cell(OUTCOME_CHUNKS, *OUTCOME_CHUNKS.primary_key)
     for cell in connection.execute(select(CELLS).where(CELLS.c.id.in_(cells)).order_by(CELLS.c.id)):
         mine = runs.get(cell.id, [])

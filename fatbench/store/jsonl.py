@@ -30,7 +30,7 @@ from sqlalchemy.exc import DataError, IntegrityError
 
 from fatbench import whole_file
 from fatbench.errors import DatabaseError, MachineError
-from fatbench.store import export_lines, export_schema, integrity, leases, replicates
+from fatbench.store import export_lines, export_schema, integrity, leases, numbers, replicates
 from fatbench.store.database import lock
 from fatbench.store.export_schema import FORMAT, SCHEMA_VERSION, CellLine, ExchangeError, Stage, bits_of
 from fatbench.store.rows import batches, cell_row, dumps
@@ -290,11 +290,11 @@ def _take(connection: Connection, cell: CellLine, at: str, counts: dict[str, int
             rows = [
                 {
                     "cell": cell.cell, "stage": stage.stage, "round": round, "client": client, "metric": metric,
-                    "value": value + 0.0, "n": n, "run": runs[run], "created": created,
+                    "value": value, "n": n, "run": runs[run], "created": created,
                 }
                 for round, client, metric, value, n, run, created in new
             ]  # fmt: skip
-            connection.execute(insert(NUMBERS), rows)
+            numbers.append(connection, rows)
             counts["new numbers"] += len(rows)
         chunks = [] if mine is None else mine.outcomes
         if sum(n for _, n, _ in stage.outcomes) > sum(n for _, n, _ in chunks):

@@ -19,11 +19,18 @@ from sqlalchemy import (
     Table,
     Text,
     column,
+    select,
     table,
 )
 
 APPLICATION_ID = 0x66617462  # "fatb", in the header of our SQLite files
-REVISIONS = ("0001", "0002", "0003", "0004")  # of the schema, as in migrations/versions; METADATA is the last one's
+REVISIONS = (
+    "0001",
+    "0002",
+    "0003",
+    "0004",
+    "0005",
+)  # as in migrations/versions; METADATA is the last one's
 
 METADATA = MetaData()
 # byte order on every database, so that an export does not depend on the server's language
@@ -104,21 +111,34 @@ STAGES = Table(
     PrimaryKeyConstraint("cell", "stage", name="stages_key"),
     Index("stages_run", "run"),
 )
-NUMBERS = Table(
-    "numbers",
+ROUND_METRICS = Table(  # what the numbers of all clients share, in one metric of one round
+    "round_metrics",
     METADATA,
+    Column("id", Integer, primary_key=True),
     Column("cell", NAME, nullable=False),
     Column("stage", NAME, nullable=False),
     Column("round", Integer, nullable=False),
-    Column("client", Integer, nullable=False),  # -1: not about one client (a NULL would escape the key)
     Column("metric", NAME, nullable=False),
-    Column("value", Float(53), nullable=False),
-    Column("n", Integer, nullable=False),
     Column("run", Integer, ForeignKey("runs.id"), nullable=False),
     Column("created", TIME, nullable=False),
-    PrimaryKeyConstraint("cell", "stage", "round", "client", "metric", name="numbers_key"),
-    ForeignKeyConstraint(["cell", "stage"], ["stages.cell", "stages.stage"], name="numbers_stage"),
+    ForeignKeyConstraint(["cell", "stage"], ["stages.cell", "stages.stage"], name="round_metrics_stage"),
+    Index("round_metrics_cell", "cell", "stage", "round", "metric"),
+)
+VALUES = Table(
+    "numbers",
+    METADATA,
+    Column("round_metric", Integer, ForeignKey("round_metrics.id"), nullable=False),
+    Column("client", Integer, nullable=False),  # -1: not about one client (a NULL would escape the key)
+    Column("value", Float(53), nullable=False),
+    Column("n", Integer, nullable=False),
+    PrimaryKeyConstraint("round_metric", "client", name="numbers_key"),
     sqlite_with_rowid=False,  # the key is the table: half the size
+)
+NUMBERS = (  # to read from: a row a number
+    select(*(ROUND_METRICS.c[name] for name in ("cell", "stage", "round", "metric", "run", "created")))
+    .add_columns(VALUES.c.client, VALUES.c.value, VALUES.c.n)
+    .join(VALUES, VALUES.c.round_metric == ROUND_METRICS.c.id)
+    .subquery("all_numbers")
 )
 OUTCOME_CHUNKS = Table(
     "outcome_chunks",
@@ -139,11 +159,12 @@ VERSION = Table(  # as Alembic makes it; a name of our own, for a PostgreSQL dat
 )
 VIEW_SQL = """\
 CREATE VIEW measurements AS
-SELECT n.cell, r.suite, n.stage, n.round, n.metric, n.value, n.n, c.seed, r."commit", r.device, r."precision",
-  n.created, n.client, r.preset, r.dirty, n.run, s.settings, p.cell AS replicate_of,
+SELECT m.cell, r.suite, m.stage, m.round, m.metric, n.value, n.n, c.seed, r."commit", r.device, r."precision",
+  m.created, n.client, r.preset, r.dirty, m.run, s.settings, p.cell AS replicate_of,
   coalesce(p.number, 0) AS replicate
-FROM numbers n JOIN runs r ON r.id = n.run JOIN cells c ON c.id = n.cell
-  JOIN stages s ON s.cell = n.cell AND s.stage = n.stage LEFT JOIN replicates p ON p.id = n.cell"""
+FROM round_metrics m JOIN numbers n ON n.round_metric = m.id JOIN runs r ON r.id = m.run
+  JOIN cells c ON c.id = m.cell JOIN stages s ON s.cell = m.cell AND s.stage = m.stage
+  LEFT JOIN replicates p ON p.id = m.cell"""
 VIEW = table(
     "measurements",
     *map(column, ("cell", "suite", "stage", "round", "metric", "value", "n", "seed", "commit", "device", "precision")),

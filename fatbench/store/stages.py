@@ -24,20 +24,19 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Literal, Protocol, Self, cast
 
 from sqlalchemy import Connection, and_, func, insert, select, update
-from sqlalchemy.exc import IntegrityError
 
 from fatbench.errors import FatbenchError
 from fatbench.store import export_lines, leases, replicates
+from fatbench.store import numbers as written
 from fatbench.store.database import Database, lock
 from fatbench.store.rows import LARGEST, cell_row, dumps, fetch, now, printable, run_values, split_provenance
-from fatbench.store.schema import CELLS, NUMBERS, OUTCOME_CHUNKS, RUNS, SHARED_CELLS, STAGES, SUITE_CELLS, VIEW
+from fatbench.store.schema import CELLS, OUTCOME_CHUNKS, ROUND_METRICS, RUNS, SHARED_CELLS, STAGES, SUITE_CELLS, VIEW
 
 Status = Literal["todo", "running", "done", "failed", "interrupted"]
 
@@ -251,7 +250,8 @@ class Store:
         ValueError: a value that is not finite, a number that is there already, a chunk that does not fit.
         """
         rows = list(numbers)
-        with self._appending(run, rows), self.database.writing() as connection:
+        _demand_storable(rows)
+        with self.database.writing() as connection:
             owned = _owned(connection, run)
             if round < owned.round:
                 raise ValueError(f"{owned.cell} {owned.stage}: round {round} after round {owned.round}")
@@ -283,7 +283,8 @@ class Store:
         Stolen, ValueError as for `commit`.
         """
         rows = list(numbers)
-        with self._appending(run, rows), self.database.writing() as connection:
+        _demand_storable(rows)
+        with self.database.writing() as connection:
             owned = _owned(connection, run)
             values: dict[str, Any] = {"status": "done", "checkpoint": None, "error": None}
             if round is not None:
@@ -360,31 +361,6 @@ class Store:
             was = connection.execute(select(RUNS.c.cell, RUNS.c.stage).where(RUNS.c.id == run)).first()
             if was is not None:  # whoever took it over may have finished it: this run's end is part of the digest
                 export_lines.seal(connection, was.cell, [was.stage])
-
-    @contextmanager
-    def _appending(self, run: int, numbers: Sequence[NumberLike]) -> Iterator[None]:
-        """Refuse numbers that cannot be stored; name the one that is there already."""
-        seen = set()
-        for number in numbers:
-            if not abs(number.value) <= LARGEST:
-                raise ValueError(f"{number.metric} of round {number.round} is {number.value}: not a finite number")
-            key = (number.metric, number.round, number.client)
-            if key in seen:
-                raise ValueError(f"{_named(number)} is given twice")
-            seen.add(key)
-        try:
-            yield
-        except IntegrityError as error:
-            with self.database.reading() as connection:
-                owner = connection.execute(select(RUNS.c.cell, RUNS.c.stage).where(RUNS.c.id == run)).one()
-                for number in numbers:
-                    where = [NUMBERS.c.cell == owner.cell, NUMBERS.c.stage == owner.stage]
-                    where += [NUMBERS.c.round == number.round, NUMBERS.c.client == number.client]
-                    if connection.execute(select(NUMBERS).where(*where, NUMBERS.c.metric == number.metric)).first():
-                        raise ValueError(
-                            f"{owner.cell} {owner.stage}: {_named(number)} is there already; nothing was written"
-                        ) from error
-            raise
 
     # --- reading -------------------------------------------------------------------------------------------------
 
@@ -503,8 +479,9 @@ def _empty(connection: Connection, cell: str, stage: str, run: int) -> None:
     for row in connection.execute(select(RUNS.c.id, RUNS.c.extra).where(earlier)).all():
         extra = dumps({**json.loads(row.extra), "dropped": True})
         connection.execute(update(RUNS).where(RUNS.c.id == row.id).values(extra=extra))
-    for part in (NUMBERS, OUTCOME_CHUNKS):
-        connection.execute(part.delete().where(part.c.cell == cell, part.c.stage == stage))
+    written.remove(connection, ROUND_METRICS.c.cell == cell, ROUND_METRICS.c.stage == stage)
+    mine = (OUTCOME_CHUNKS.c.cell == cell) & (OUTCOME_CHUNKS.c.stage == stage)
+    connection.execute(OUTCOME_CHUNKS.delete().where(mine))
     nothing = {"round": 0, "checkpoint": None, "record": "{}"}
     connection.execute(update(STAGES).where(STAGES.c.cell == cell, STAGES.c.stage == stage).values(**nothing))
 
@@ -513,18 +490,27 @@ def _end(connection: Connection, run: int | None, status: Status, moment: str | 
     connection.execute(update(RUNS).where(RUNS.c.id == run).values(status=status, ended=moment))
 
 
+def _demand_storable(numbers: Sequence[NumberLike]) -> None:
+    """ValueError: a number that cannot be stored, or one that is given twice."""
+    seen = set()
+    for number in numbers:
+        if not abs(number.value) <= LARGEST:
+            raise ValueError(f"{number.metric} of round {number.round} is {number.value}: not a finite number")
+        key = (number.metric, number.round, number.client)
+        if key in seen:
+            raise ValueError(f"{_named(number)} is given twice")
+        seen.add(key)
+
+
 def _append(connection: Connection, owned: Any, run: int, numbers: Sequence[NumberLike]) -> None:
-    moment = now()
-    rows = [
-        {
-            "cell": owned.cell, "stage": owned.stage, "round": number.round, "client": number.client,
-            "metric": number.metric, "value": float(number.value) + 0.0,  # SQLite has no -0.0, so no database has
-            "n": number.n, "run": run, "created": moment,
-        }
-        for number in numbers
-    ]  # fmt: skip
-    if rows:
-        connection.execute(insert(NUMBERS), rows)
+    """Write a stage's numbers. ValueError: one is there already."""
+    known = written.known(connection, owned.cell, owned.stage, {number.round for number in numbers})
+    for number in numbers:
+        if (number.metric, number.round, number.client) in known:
+            raise ValueError(f"{owned.cell} {owned.stage}: {_named(number)} is there already; nothing was written")
+    shared = {"cell": owned.cell, "stage": owned.stage, "run": run, "created": now()}
+    of_each = ("metric", "round", "client", "value", "n")
+    written.append(connection, [{**shared, **{name: getattr(number, name) for name in of_each}} for number in numbers])
 
 
 def _named(number: NumberLike) -> str:

@@ -49,6 +49,17 @@ def local(algorithm: Mapping[str, Any]) -> Mapping[str, Any]:
     return local(inner[0]) if inner else algorithm
 
 
+def images_at_once(spec: Mapping[str, Any]) -> int:
+    """Images of one batch of a client of average size, which may have fewer than its batch asks for."""
+    batch = local(spec["algorithm"]).get("batch")
+    total = facts.training_images(spec)
+    if not total:
+        return batch or 1
+    images = (total - spec["validation"]) * (1 - float(number(spec["client_holdout"])))
+    each = max(1, round(images / (spec["partition"].get("clients") or 1)))
+    return min(batch or each, each)
+
+
 def epochs_in_round(start: int, factor: float, every: int, round: int) -> int:
     """Local epochs of a round, counted from 0: max(1, floor(start factor^floor(round / every)))."""
     return max(1, int(start * factor ** (round // every) + 1e-9))

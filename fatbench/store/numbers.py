@@ -1,0 +1,48 @@
+"""Numbers as they are written: what those of one round and metric share stands once, each value in a row of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import Connection, delete, insert, select
+
+from fatbench.store.schema import NUMBERS, ROUND_METRICS, VALUES
+
+SHARED = ("cell", "stage", "round", "metric", "run", "created")
+
+
+def append(connection: Connection, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Write numbers, rows with the columns of NUMBERS. That none is there already is the caller's to know."""
+    groups: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
+    for row in rows:
+        groups.setdefault(tuple(row[name] for name in SHARED), []).append(row)
+    if not groups:
+        return
+    heads = [dict(zip(SHARED, group, strict=True)) for group in groups]
+    ids = connection.scalars(insert(ROUND_METRICS).returning(ROUND_METRICS.c.id, sort_by_parameter_order=True), heads)
+    connection.execute(
+        insert(VALUES),
+        [
+            {"round_metric": id, "client": row["client"], "value": float(row["value"]) + 0.0, "n": row["n"]}
+            for id, group in zip(ids.all(), groups.values(), strict=True)
+            for row in group
+        ],  # + 0.0: SQLite has no -0.0, so no database has
+    )
+
+
+def known(connection: Connection, cell: str, stage: str, rounds: set[int]) -> set[tuple[str, int, int]]:
+    """(metric, round, client) of the numbers that a stage has of some rounds."""
+    query = select(NUMBERS.c.metric, NUMBERS.c.round, NUMBERS.c.client)
+    found = connection.execute(
+        query.where(NUMBERS.c.cell == cell, NUMBERS.c.stage == stage, NUMBERS.c.round.in_(sorted(rounds)))
+    )
+    return {(metric, round, client) for metric, round, client in found}
+
+
+def remove(connection: Connection, *where: Any) -> int:
+    """Take away the numbers of these round metrics: how many there were."""
+    gone = select(ROUND_METRICS.c.id).where(*where)
+    count = connection.execute(delete(VALUES).where(VALUES.c.round_metric.in_(gone))).rowcount
+    connection.execute(delete(ROUND_METRICS).where(*where))
+    return count
