@@ -356,7 +356,8 @@ def test_replicates_and_several_suites_are_asked_for_as_on_the_command_line(
     with sqlite3.connect(other) as connection:
         connection.execute("UPDATE runs SET uid = lower(hex(randomblob(16))), ended = '2999-01-01T00:00:00.000Z'")
         judged = "stage LIKE 'natural-%'"
-        connection.execute(f"UPDATE numbers SET value = 0 WHERE metric = 'natural' AND {judged}")
+        natural = f"SELECT id FROM round_metrics WHERE metric = 'natural' AND {judged}"
+        connection.execute(f"UPDATE numbers SET value = 0 WHERE round_metric IN ({natural})")
         connection.execute(f"UPDATE outcome_chunks SET bits = zeroblob(length(bits)) WHERE {judged}")
     with api.opened(other) as second, second.database.writing() as sealing:
         for cell, stage in second.stages():

@@ -1330,6 +1330,9 @@ def test_numbers_of_a_database_before_round_metrics_are_as_they_were(url: str, t
     assert upgrade(url).endswith(f"from schema 0004 to {REVISIONS[-1]}")
     with Store.open(url) as store:
         assert store.measurements() == rows and len(rows) == 7
+        if store.database.path is not None:
+            with store.database.reading() as connection:
+                assert connection.exec_driver_sql("PRAGMA freelist_count").scalar() == 0  # of the table that is gone
         jsonl.export(store, tmp_path / "old.jsonl")
     assert (tmp_path / "old.jsonl").read_bytes() == (tmp_path / "new.jsonl").read_bytes()
     assert "intact" in check(url)

@@ -13,7 +13,7 @@ import stat
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from itertools import groupby
 from pathlib import Path
 from types import TracebackType
@@ -431,6 +431,9 @@ def upgrade(url: str) -> str:
         command.upgrade(config, "head")
         for cell, stages in groupby(connection.execute(UNSEALED).all(), lambda row: row.cell):
             export_lines.seal(connection, cell, [row.stage for row in stages])
+    if database.path is not None:
+        with suppress(sqlite3.OperationalError), closing(database._connect()) as raw:  # a full disk: it stays as large
+            raw.execute("VACUUM")
     return f"{database.shown} was upgraded from schema {revision or 'none'} to {REVISIONS[-1]}"
 
 

@@ -1,4 +1,4 @@
-"""Numbers as they are written: what those of one round and metric share stands once, each value in a row of its own."""
+"""Numbers as they are written: what those of one round and metric share stands once, each value in its row."""
 
 from __future__ import annotations
 
