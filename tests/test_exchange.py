@@ -937,7 +937,7 @@ EDITED = {  # what is edited: where the message of the export says so; a NULL is
     "UPDATE runs SET uid = 'x' WHERE cell = 'b'": r"cell b: runs\.0\.uid",
     "UPDATE cells SET created = 'late' WHERE id = 'b'": r"cell b: created",
     "UPDATE stages SET stage = 'train@' WHERE cell = 'b'": r"cell b: stages\.0\.stage",
-    "UPDATE numbers SET created = 'late' WHERE cell = 'b'": r"cell b: stages\.0\.numbers\.0\.6",
+    "UPDATE round_metrics SET created = 'late' WHERE cell = 'b'": r"cell b: stages\.0\.numbers\.0\.6",
     "INSERT INTO cells SELECT 'a~1', spec, seed, created FROM cells WHERE id = 'a'": r"cell a~1 is named as a rep",
     "INSERT INTO replicates VALUES ('b', 'a', 1)": r"replicate b is said to be number 1 of a",
 }
