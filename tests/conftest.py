@@ -102,6 +102,16 @@ def _pipes() -> Iterator[None]:
 
 
 @pytest.fixture
+def own_plugins() -> Iterator[None]:
+    """The plug-ins that a test adds are taken out after it."""
+    from fatbench.suite import signatures
+
+    before = signatures.plugins()
+    yield
+    signatures.drop_plugins([file for file in signatures.plugins() if file not in before])
+
+
+@pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
     """Call the program in this process: (exit code, stdout, stderr)."""
     from fatbench.cli import app

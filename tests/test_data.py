@@ -785,11 +785,16 @@ def test_cinic10_counts_classes_and_sizes_are_checked(tmp_path: Path) -> None:
     assert found == f"{folder / 'test' / 'dog'} is missing"
 
 
+def state_of(name: str, root: Path) -> dict[str, Any]:
+    """What `data status` says of a data set."""
+    return next(row for row in disk.status(root) if row["name"] == name)
+
+
 def test_cinic10_from_its_archive(tmp_path: Path) -> None:
     folder = layouts.write_cinic(tmp_path)
     before = DATASETS["cinic10"](tmp_path, variant="small").fingerprint
     layouts.tar_folder(tmp_path / "CINIC-10.tar.gz", folder, "")
-    assert disk._inspect("cinic10", tmp_path, thorough=False)["message"] == "complete, to be unpacked on first use"
+    assert state_of("cinic10", tmp_path)["message"] == "complete, to be unpacked on first use"
     assert DATASETS["cinic10"](tmp_path, variant="small").fingerprint == before
 
 
@@ -1076,12 +1081,12 @@ def test_status_counts_images_in_folders_without_reading_them(tmp_path: Path, mo
     sums = [common.Check(base / name, "same", "same") for name in folders.LISTS]
     monkeypatch.setattr(folders, "read_lists", lambda base: ({}, tuple(sums)))
     monkeypatch.setattr(folders, "decode", lambda *_: pytest.fail("an image was read"))
-    row = disk._inspect("celeba", tmp_path, thorough=False)
+    row = state_of("celeba", tmp_path)
     assert row["state"] == "damaged" and row["message"] == f"{base} holds 20 of the 202,599 published images"
     monkeypatch.setattr(catalogue, "CELEBA_IMAGES", 20)
-    assert disk._inspect("celeba", tmp_path, thorough=False)["state"] == "complete"
+    assert state_of("celeba", tmp_path)["state"] == "complete"
     layouts.zip_images(base)
-    assert disk._inspect("celeba", tmp_path, thorough=False)["state"] == "complete"
+    assert state_of("celeba", tmp_path)["state"] == "complete"
 
 
 def test_verify_hashes_the_zip_of_celeba_and_reads_the_split(tmp_path: Path) -> None:

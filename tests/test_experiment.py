@@ -61,14 +61,12 @@ presets: {paper: {}}
 
 
 @pytest.fixture
-def cell(tmp_path, monkeypatch):
-    monkeypatch.setattr(signatures, "_PLUGINS", [])
+def cell(tmp_path, own_plugins):
     plugin, file = tmp_path / "stubborn.py", tmp_path / "stubborn.yaml"
     plugin.write_text(PLUGIN)
     file.write_text(SUITE)
     signatures.add_plugin(plugin)
-    yield jobs_of(files.load(str(file)).plan())[0]
-    signatures._clear()
+    return jobs_of(files.load(str(file)).plan())[0]
 
 
 def numbers(store: Store, cell: str) -> dict[tuple[str, str, int, int], float]:

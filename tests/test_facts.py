@@ -241,7 +241,7 @@ def canonical(changes: dict) -> dict:
 
 
 @pytest.fixture
-def plugin(tmp_path, monkeypatch):
+def plugin(tmp_path, own_plugins):
     """Writes a plug-in and adds it, for one test."""
 
     def add(text: str):
@@ -249,9 +249,7 @@ def plugin(tmp_path, monkeypatch):
         signatures.add_plugin(tmp_path / "mine.py")
         return tmp_path / "mine.py"
 
-    monkeypatch.setattr(signatures, "_PLUGINS", [])
-    yield add
-    signatures._clear()
+    return add
 
 
 def found(spec: dict) -> list[facts.Refusal]:

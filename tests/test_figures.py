@@ -499,8 +499,8 @@ def test_every_kind_is_drawn_and_drawn_again_the_same(drawn: Suite, format: str)
 
 def axes_of(plot: series.Plot, files: Path | None = None) -> list[Any]:
     """matplotlib's axes of a plot of one page."""
-    [(names, panels)] = plots._pages(plot)
-    return plots._page(plot, names, panels, files).axes
+    [(names, panels)] = plots.paged(plot)
+    return plots.page_of(plot, names, panels, files).axes
 
 
 def test_curves_as_drawn(drawn: Suite, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -592,9 +592,9 @@ def test_many_panels_become_pages(drawn: Suite) -> None:
     many = files.load("drawn.yaml")
     plan = many.plan()
     [plot] = build(many, plan, [])
-    pages = plots._pages(plot)
+    pages = plots.paged(plot)
     assert [(names, len(panels)) for names, panels in pages][:2] == [({"size": "L0"}, 2), ({"size": "L1"}, 2)]
-    assert plots._file_name(plot, pages[12][0]) == "drawn-F-l12"
+    assert plots.names(plot)[12] == "drawn-F-l12"
 
 
 def test_without_matplotlib(drawn: Suite, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -755,8 +755,8 @@ def test_a_plain_figure_has_its_width_no_notes_and_one_axis_and_a_caption_beside
         "--width: expected column, text, or 1 to 40 inches, got 'wide'" in run(*asked, "--plain", "--width", "wide")[2]
     )
     plot = plot_of(build(drawn, plan, rows_of(plan)), "curves")
-    [(names, panels)] = plots._pages(plot)
-    page = plots._page(plot, names, panels, None, plots.TEXT)
+    [(names, panels)] = plots.paged(plot)
+    page = plots.page_of(plot, names, panels, None, plots.TEXT)
     assert page.get_suptitle() == "" and not [text.get_text() for text in page.texts if text.get_text()]
     assert [one.get_ylabel() for one in page.axes] == ["per cent", ""]
     assert page.axes[0].get_ylim() == page.axes[1].get_ylim()
@@ -776,7 +776,7 @@ def test_fewer_than_four_points_are_marks_without_a_line_or_a_band(drawn: Suite)
 
 def test_images_of_a_sheet_are_numbered_at_their_middle() -> None:
     axes = Figure().subplots()
-    panel_kinds._sheet(axes, np.zeros((2, 3, 1, 8, 8), np.uint8), ["a", "b"])
+    panel_kinds.image_sheet(axes, np.zeros((2, 3, 1, 8, 8), np.uint8), ["a", "b"])
     assert list(axes.get_xticks()) == [3.5, 13.5, 23.5] and list(axes.get_yticks()) == [3.5, 13.5]
 
 
@@ -800,7 +800,7 @@ def test_the_forest_plot_has_a_row_a_method_and_a_panel_an_attack(drawn: Suite, 
         ", 2 seeds, too few for a claim)"
     )
     what = forest.Forest(found, ["natural", "pgd20"], "", "png", None)
-    axes = forest._figure(what).axes
+    axes = forest.figure_of(what).axes
     assert [one.get_title() for one in axes] == ["natural", "PGD-20"]
     assert [text.get_text() for text in axes[0].get_yticklabels()] == ["skewed, Uniform", "even, Uniform"]
     dots = [line.get_xdata()[0] for line in axes[1].get_lines() if line.get_marker() == "o"]

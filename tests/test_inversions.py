@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from fatbench.methods.defences import DEFENCES, Upload, none
 from fatbench.methods.inversions import INVERSIONS
 from fatbench.methods.inversions.april import without_block0_norm
-from fatbench.methods.inversions.april_opt import _distance
+from fatbench.methods.inversions.april_opt import distance
 from fatbench.methods.inversions.image_measures import best_of, correlation, psnr
-from fatbench.methods.inversions.masked import _covariance
+from fatbench.methods.inversions.masked import covariance_of
 from fatbench.methods.inversions.patch_ls import tv_denoised
 from fatbench.methods.inversions.upload import (
     EMBEDDING,
@@ -326,8 +326,8 @@ def test_gradient_matching_can_leave_out_what_was_withheld():
     target = {n: g[0] for n, g in observed.gradient.items()}
     kept = {n: m[0].double() for n, m in observed.mask.items()}
     found = differentiable(model, observed.weights, x, observed.labels[0], target)
-    assert _distance(found, target, kept, 0.5).item() < 1e-12
-    assert _distance(found, target, {}, 0.5).item() > 0.1
+    assert distance(found, target, kept, 0.5).item() < 1e-12
+    assert distance(found, target, {}, 0.5).item() > 0.1
 
 
 def test_models_that_cannot_be_inverted_are_refused_by_name():
@@ -354,7 +354,7 @@ def test_a_token_that_nothing_was_sent_of() -> None:
     A = torch.randn(6, 2, generator=g, dtype=torch.float64) @ torch.randn(2, 40, generator=g, dtype=torch.float64)
     a = torch.ones_like(A)
     a[2] = 0
-    S = _covariance(A * a, a, 2)
+    S = covariance_of(A * a, a, 2)
     rest = [0, 1, 3, 4, 5]
     assert float(S[2, rest].abs().max()) < 1e-6
     assert torch.allclose(S[rest][:, rest], A[rest] @ A[rest].T / 40, atol=0.3)

@@ -315,9 +315,8 @@ def test_bad_input_is_refused_with_the_suite(malicious: dict[str, Any], message:
     assert message in str(caught.value)
 
 
-def test_an_aggregator_says_how_many_it_bears(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_aggregator_says_how_many_it_bears(tmp_path: Path, own_plugins: None) -> None:
     """Of three malicious clients in all, one takes part in an average round of five."""
-    monkeypatch.setattr(signatures, "_PLUGINS", [])
     plugin = tmp_path / "krum.py"
     plugin.write_text(
         "def krum(updates, context, *, bad: Count = 1):\n"
@@ -331,7 +330,6 @@ def test_an_aggregator_says_how_many_it_bears(tmp_path: Path, monkeypatch: pytes
     assert "algorithm: aggregator: 3 malicious clients of 10, my_krum bears at most 1" in str(caught.value)
     for allowed in ({"aggregator": {"name": "my_krum", "bad": 3}}, {"participation": 0.5}):
         cells.canonical(cell(algorithm={**algorithm, **allowed}))
-    signatures._clear()
 
 
 def test_an_adversary_that_an_algorithm_would_not_hear_is_refused() -> None:

@@ -254,7 +254,7 @@ def test_a_curve_is_thinned_to_its_ends() -> None:
 
 def test_images_that_would_make_the_page_too_large_are_left_out_and_named() -> None:
     one = drilldown.GridPoint("a", "s", "paper", "t", ("c0",), images=[("small", "x" * 4), ("large", "x" * 9)])
-    pages._within([one], 10)
+    pages.keep_within([one], 10)
     assert [caption for caption, _ in one.images] == ["small"]
     assert one.commands == ["fatbench show c0 --artifacts   # images that were too large to include here"]
 
@@ -541,7 +541,7 @@ def test_what_a_paper_prints_as_a_difference_stands_beside_no_accuracy(minus: di
         return SimpleNamespace(columns=[column], rows=[SimpleNamespace(values=[[value]])])
 
     board = grid(None)
-    leaderboards._publish(board, [grid(0.015)])
+    leaderboards.add_published(board, [grid(0.015)])
     assert board.rows[0].values[0][0].published == (None if minus else 0.015)
 
 

@@ -235,7 +235,7 @@ presets: {paper: {}}
 
 
 def test_a_run_without_a_deterministic_kernel_goes_on_and_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest, own_plugins: None
 ) -> None:
     """In its provenance and under the table; the cell's evaluation, which needs no such kernel, is strict again."""
 
@@ -248,12 +248,10 @@ def test_a_run_without_a_deterministic_kernel_goes_on_and_says_so(
     request.addfinalizer(lambda: torch.use_deterministic_algorithms(False))
     monkeypatch.setattr("fatbench.engine.setup.exact", exact)
     monkeypatch.setattr(precision, "exact", exact)
-    monkeypatch.setattr(signatures, "_PLUGINS", [])
     plugin, file = tmp_path / "puts.py", tmp_path / "puts.yaml"
     plugin.write_text(PUTS)
     file.write_text(SUITE)
     signatures.add_plugin(plugin)
-    request.addfinalizer(signatures._clear)
     suite = files.load(str(file))
     plan = suite.plan()
     (job,) = jobs_of(plan)
@@ -379,7 +377,7 @@ def test_precisions_are_said_where_a_number_pools_them_and_never_compared(
         return report.render(report.build_tables(suite, plan, store), "markdown")
 
     assert shown().count("‡ attacked in fp32 at seed 0, bf16 at seed 1") == 1
-    assert "pgd2 precision: bf16 (2 cells), fp32 (2 cells)" in shown()
+    assert "PGD precision: bf16 (2 cells), fp32 (2 cells)" in shown()
     assert "attacked in another precision" not in shown()
     pairs = compare.rows(plan, "low", "high")
 

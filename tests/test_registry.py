@@ -177,7 +177,7 @@ LOCAL = {"epochs": 2, "objective": AT, "noise": "8/255"}
 
 
 @pytest.fixture
-def tiny(tmp_path, monkeypatch):
+def tiny(tmp_path, monkeypatch, own_plugins):
     """A settings class `Tiny`, and an algorithm `twice` that has one."""
     (tmp_path / "tinyclass.py").write_text(TINY.replace(", Tiny", ""))
     (tmp_path / "caller.py").write_text(TINY[: TINY.index("@")] + CALLER)
@@ -186,13 +186,11 @@ def tiny(tmp_path, monkeypatch):
         signatures, "_module_file", lambda m: tmp_path / "tinyclass.py" if m == "tinyclass" else find(m)
     )
     monkeypatch.setitem(signatures.CLASSES, "Tiny", ("tinyclass", "TinyTraining"))
-    monkeypatch.setattr(signatures, "_PLUGINS", [])
     monkeypatch.syspath_prepend(tmp_path)
     signatures.add_plugin(tmp_path / "caller.py")
     yield
     sys.modules.pop("tinyclass", None)
-    for cached in (signatures._entries, signatures._signature, signatures._class_signature):
-        cached.cache_clear()
+    signatures._class_signature.cache_clear()
 
 
 def test_a_settings_class_is_read_from_its_source_without_its_methods(tiny):
@@ -265,8 +263,7 @@ def test_mistakes_in_a_settings_class_name_file_line_and_key(tiny, local, messag
 # --- what a function asks for -------------------------------------------------------------------------------------
 
 
-def test_a_function_says_what_it_asks_for_by_the_names_of_its_further_parameters(tmp_path, monkeypatch):
-    monkeypatch.setattr(signatures, "_PLUGINS", [])
+def test_a_function_says_what_it_asks_for_by_the_names_of_its_further_parameters(tmp_path, own_plugins):
     plugin = tmp_path / "asks.py"
     plugin.write_text(
         "def wants(updates, context, broadcast_losses, *, top: int = 1): ...\ndef wants_none(u, c): ...\n"
@@ -278,7 +275,6 @@ def test_a_function_says_what_it_asks_for_by_the_names_of_its_further_parameters
     assert signatures.describe("Aggregator", "wants_none").asks == ()
     assert signatures.describe("Defence", "whole").asks == ("gradient",)
     assert [s.name for s in signatures.describe("Aggregator", "wants").settings] == ["top"]
-    signatures._clear()
 
 
 @pytest.mark.parametrize(
@@ -325,9 +321,8 @@ def test_what_is_not_offered_is_refused_with_the_plugin(tmp_path, text, message)
     assert plugin not in signatures.plugins()
 
 
-def test_a_function_around_another_costs_what_that_costs(tmp_path, monkeypatch):
+def test_a_function_around_another_costs_what_that_costs(tmp_path, own_plugins):
     """Image passes, bytes, and the batch that a run makes smaller when memory is short."""
-    monkeypatch.setattr(signatures, "_PLUGINS", [])
     plugin = tmp_path / "around.py"
     plugin.write_text(
         "def f(problem, state, *, rounds: Count, inner: Algorithm): ...\nALGORITHMS = {'f': f}\n"
@@ -344,7 +339,6 @@ def test_a_function_around_another_costs_what_that_costs(tmp_path, monkeypatch):
                                                     "inner": {**inner, "local": around}}})  # fmt: skip
     assert cost.training(other) == cost.training(plain) and cost.training(plain).backward > 0
     assert cost.local(json.loads(json.dumps(other))["algorithm"])["batch"] == inner["local"]["batch"]
-    signatures._clear()
 
 
 def test_what_every_kind_is_called_with_is_written_down():

@@ -43,7 +43,7 @@ def test_the_largest_of_the_cells_counts_and_an_unknown_one_forbids() -> None:
     [(None, ["0", "1", "2"]), ("2,0", ["2", "0", None]), ("GPU-ab12", ["GPU-ab12", None, None]), ("", [None] * 3)],
 )
 def test_what_the_driver_calls_a_gpu(visible: str | None, names: list[str | None]) -> None:
-    assert [slots._name(gpu, visible) for gpu in range(3)] == names
+    assert [slots.driver_name(gpu, visible) for gpu in range(3)] == names
 
 
 class _Nvml:

@@ -1427,7 +1427,7 @@ def test_two_processes_make_the_schema(store: Store) -> None:
 def test_no_write_ahead_log_on_a_network_file_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "x.db"
     Store.open(str(path), create=True).close()
-    monkeypatch.setattr(database, "_on_network", lambda path: True)
+    monkeypatch.setattr(database, "on_network", lambda path: True)
     with Store.open(str(path), create=True) as store, store.database.reading() as connection:
         assert connection.exec_driver_sql("PRAGMA journal_mode").scalar() == "delete"
 
@@ -1439,9 +1439,9 @@ def test_no_write_ahead_log_on_a_network_file_system(tmp_path: Path, monkeypatch
 def test_network_file_systems(monkeypatch: pytest.MonkeyPatch, path: str, expected: bool) -> None:
     mounts = f"/dev/sda / ext4 rw 0 0\nserver:/home /home {NETWORK[1]} rw 0 0\n/dev/sdb /home/local xfs rw 0 0\n"
     monkeypatch.setattr(Path, "read_text", lambda self: mounts)
-    assert database._on_network(Path(path)) is expected
+    assert database.on_network(Path(path)) is expected
     monkeypatch.setattr(Path, "read_text", _no_file)
-    assert not database._on_network(Path(path))  # elsewhere than on Linux
+    assert not database.on_network(Path(path))  # elsewhere than on Linux
 
 
 def test_foreign_keys_hold(store: Store) -> None:

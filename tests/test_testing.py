@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -90,7 +90,7 @@ BROKEN = [
 
 
 @pytest.fixture
-def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Path]]:
+def plugin(tmp_path: Path, own_plugins: None) -> Callable[[str], Path]:
     """Writes a plug-in and adds it, for one test."""
 
     def add(text: str) -> Path:
@@ -98,9 +98,7 @@ def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable
         signatures.add_plugin(tmp_path / "mine.py")
         return tmp_path / "mine.py"
 
-    monkeypatch.setattr(signatures, "_PLUGINS", [])
-    yield add
-    signatures._clear()
+    return add
 
 
 @pytest.mark.parametrize(("text", "table", "named", "words"), [case[1:] for case in BROKEN], ids=[c[0] for c in BROKEN])

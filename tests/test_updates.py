@@ -253,7 +253,7 @@ def test_a_sum_of_clients_hides_and_dead_heads_undo_it():
 
 
 def test_a_sum_of_clients_is_the_gradient_of_all_their_images():
-    from fatbench.methods.algorithms.gradient_inversion import _sums
+    from fatbench.methods.algorithms.gradient_inversion import sums_of_clients
     from fatbench.methods.defences import Upload
     from fatbench.methods.inversions.target_client import ClientImages, TargetClient
     from fatbench.methods.inversions.upload import gradients
@@ -264,7 +264,9 @@ def test_a_sum_of_clients_is_the_gradient_of_all_their_images():
     chosen = torch.arange(6).view(3, 2)
     x, y = on.images[chosen] / 255, on.labels[chosen]
     honest = Manipulated(model, theta, theta)
-    (seen,) = _sums(TargetClient(on, DEFENCES["none"]), ClientImages(chosen, x, y), [Upload(0, 0)], 0, honest, None)
+    (seen,) = sums_of_clients(
+        TargetClient(on, DEFENCES["none"]), ClientImages(chosen, x, y), [Upload(0, 0)], 0, honest, None
+    )
     whole = gradients(model, theta, x.view(1, 6, 1, 12, 12), y.view(1, 6))
     for name, value in whole.items():
         torch.testing.assert_close(seen.gradient[name], value, atol=1e-6, rtol=1e-4)

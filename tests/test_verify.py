@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from sqlalchemy import select, update
 
-from fatbench.cli.verify import Apart, _allowed, apart, choose, job
+from fatbench.cli.verify import Apart, apart, choose, job, largest_allowed
 from fatbench.errors import NothingMatched, SpecError
 from fatbench.runner.jobs import Machine
 from fatbench.runner.start import jobs_of
@@ -117,13 +117,13 @@ def test_the_cheapest_are_those_that_took_the_least_seconds(theirs: Store) -> No
 def test_the_tolerance_is_zero_where_the_bytes_should_be_the_same() -> None:
     run = {"device": "cpu (A)", "cpu": {"model": "A", "capability": "AVX2"}, "precision": "fp32", "path": "loop",
            "threads": 1, "versions": {"torch": "2.15.0"}}  # fmt: skip
-    assert _allowed([(run, run)]) == (0.0, "same machine, torch and precision")
+    assert largest_allowed([(run, run)]) == (0.0, "same machine, torch and precision")
     other = {**run, "versions": {"torch": "2.14.0"}}
-    assert _allowed([(run, run), (run, other)]) == (0.02, "torch: 2.15.0 there, 2.14.0 here")
-    assert _allowed([({**run, "cpu": None}, run)]) == (0.02, "cpu: not recorded there, A AVX2 here")
-    assert _allowed([({**run, "precision": "bf16"}, run)]) == (0.02, "precision: bf16 there, fp32 here")
+    assert largest_allowed([(run, run), (run, other)]) == (0.02, "torch: 2.15.0 there, 2.14.0 here")
+    assert largest_allowed([({**run, "cpu": None}, run)]) == (0.02, "cpu: not recorded there, A AVX2 here")
+    assert largest_allowed([({**run, "precision": "bf16"}, run)]) == (0.02, "precision: bf16 there, fp32 here")
     gpu = {**run, "not_reproducible": "bf16 on a GPU"}
-    assert _allowed([(gpu, gpu)]) == (0.02, "not reproducible: bf16 on a GPU")
+    assert largest_allowed([(gpu, gpu)]) == (0.02, "not reproducible: bf16 on a GPU")
 
 
 def test_runs_say_on_which_cpu_they_were(theirs: Store) -> None:

@@ -43,7 +43,8 @@ COLOURS = {
 }
 
 
-def _console() -> Console:
+def new_console() -> Console:
+    """The terminal, or a pipe."""
     console = Console(highlight=False, markup=False, soft_wrap=False)  # names may hold brackets
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = 200  # a pipe has no width: do not cut what a script may want
@@ -61,7 +62,9 @@ LONG = 200  # rows; Rich takes a millisecond for each
 NARROW = 8  # letters that are left of a text at least
 
 
-def _rows(console: Console, columns: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[str] = ()) -> None:
+def print_rows(
+    console: Console, columns: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[str] = ()
+) -> None:
     """A table, one line a row. If it is too wide, what all rows share is said once above it, then texts are cut."""
     widths = {i: max(len(column), *(len(row[i]) for row in rows)) for i, column in enumerate(columns)}
 
@@ -99,7 +102,7 @@ def _rows(console: Console, columns: Sequence[str], rows: Sequence[Sequence[str]
 
 def suites(rows: Sequence[Mapping[str, Any]], hidden: int) -> None:
     """`suite list`: a line a suite under the name of its paper; hidden: how many are not shown."""
-    console = _console()
+    console = new_console()
     names = max((len(row["name"]) for row in rows), default=0)
     papers: dict[str, list[Mapping[str, Any]]] = {}
     for row in rows:
@@ -120,7 +123,7 @@ def suites(rows: Sequence[Mapping[str, Any]], hidden: int) -> None:
 
 def suite(chosen: Suite) -> None:
     """`suite show`."""
-    console = _console()
+    console = new_console()
     console.print(Text.assemble((chosen.name, "bold"), f"  {chosen.title}"))
     if chosen.description:
         console.print(chosen.description)
@@ -169,7 +172,7 @@ def _attacks(what: Plan) -> dict[str, list[dict[str, Any]]]:
 
 def plan(what: Plan, works: Mapping[str, Work | None], total: Work, time: Estimate, on: str | None = None) -> None:
     """`plan suite`; on: the GPU that the time is an estimate for."""
-    console = _console()
+    console = new_console()
     cells = what.to_run()
     axes = list(dict.fromkeys(axis for cell in cells for axis in cell.key))
     rows = []
@@ -178,7 +181,7 @@ def plan(what: Plan, works: Mapping[str, Work | None], total: Work, time: Estima
         counts = ("?", "?") if work is None else (_short(work.gradient_steps), _short(work.image_passes))
         rows.append([cell.id, *(cell.key.get(axis, "") for axis in axes), str(cell.spec["seed"]), *counts])
     numbers = ("seed", "steps", "images")
-    _rows(console, ("cell", *axes, *numbers), rows, numbers)
+    print_rows(console, ("cell", *axes, *numbers), rows, numbers)
     console.print(f"suite {what.suite}, preset {what.preset}: {len(cells)} cells")
     _weights(console, what)
     console.print(
@@ -253,7 +256,7 @@ def status(what: Plan, rows: Sequence[CellProgress]) -> None:
     from fatbench.cli.watch import said_once
     from fatbench.runner import progress, versions
 
-    console = _console()
+    console = new_console()
     axes = list(dict.fromkeys(axis for row in rows for axis in row.cell.key))
     labels: dict[tuple[str, str], dict[str, None]] = {}  # several where points of the grid are one cell
     for cell in what.cells:
@@ -264,7 +267,7 @@ def status(what: Plan, rows: Sequence[CellProgress]) -> None:
          row.status, f"{row.round}/{row.total}", f"{row.stages_done}/{row.stages}"]
         for row in rows
     ]  # fmt: skip
-    _rows(console, ("cell", *axes, "seed", "state", "rounds", "stages"), shown, ("seed", "rounds", "stages"))
+    print_rows(console, ("cell", *axes, "seed", "state", "rounds", "stages"), shown, ("seed", "rounds", "stages"))
     counts = progress.count(rows).items()
     console.print(f"suite {what.suite}, preset {what.preset}: " + ", ".join(f"{n} {state}" for state, n in counts))
     if changed := {row.cell.id: row.changed for row in rows if row.changed}:
@@ -281,7 +284,7 @@ def all_status(counts: Mapping[tuple[str, str], Mapping[str, int]]) -> None:
     """`status`: what the database holds."""
     from fatbench.runner.progress import STATES
 
-    console = _console()
+    console = new_console()
     if not counts:
         console.print("nothing has been run yet: fatbench run suite NAME (see fatbench suite list)")
         return
@@ -302,7 +305,7 @@ def cell(
     """`show CELL`: settings, stages, the last round's numbers, the runs behind them."""
     import json
 
-    console = _console()
+    console = new_console()
     console.print(f"cell {id}", style="bold")
     console.print(json.dumps(spec, indent=2))
     table = _table("stage", "state", "done", "run", "attack", right=("done", "run"))
@@ -349,12 +352,12 @@ def evaluation(results: Sequence[Mapping[str, Any]]) -> None:
     table = _table("attack", "accuracy", "n", right=("accuracy", "n"))
     for row in results:
         table.add_row(row["label"], f"{100 * row['accuracy']:.2f} %", str(row["n"]))
-    _console().print(table)
+    new_console().print(table)
 
 
 def datasets(root: Path, rows: Sequence[Mapping[str, Any]], files: Sequence[Mapping[str, Any]] = ()) -> None:
     """`data list`."""
-    console = _console()
+    console = new_console()
     numbers = ("train", "test")
     shown = [
         [row["name"], row["state"], str(row["train"] or ""), str(row["test"] or ""),
@@ -363,10 +366,10 @@ def datasets(root: Path, rows: Sequence[Mapping[str, Any]], files: Sequence[Mapp
     ]  # fmt: skip
     if shown:
         extra = ["presets"] if len(shown[0]) > 5 else []
-        _rows(console, ("data set", "state", *numbers, *extra, GOT), shown, numbers)
+        print_rows(console, ("data set", "state", *numbers, *extra, GOT), shown, numbers)
     if files:
         console.print()
-        _rows(
+        print_rows(
             console,
             ("weights", "state", GOT),
             [[Path(row["name"]).name.partition("@")[0], row["state"], _got(row)] for row in files],
@@ -392,7 +395,7 @@ def models(rows: Sequence[Mapping[str, Any]]) -> None:
     """`models`: per cent, and the file or how its name begins."""
     known = dict.fromkeys(metric for row in rows for metric in row["numbers"])
     shown = [metric for metric in ("natural", "pgd20", "autoattack") if metric in known] or [*known][:3]
-    _rows(_console(), ("network", *shown, GOT), [
+    print_rows(new_console(), ("network", *shown, GOT), [
         [row["name"], *(f"{100 * row['numbers'][m]:.2f}" if m in row["numbers"] else "" for m in shown),
          row["file"] or f"SHA-256 {row['sha256'][:12]}"]
         for row in rows
@@ -405,7 +408,7 @@ def doctor(db: str | None, data: Path | None) -> None:
     from fatbench.store import integrity
     from fatbench.version import __version__
 
-    console = _console()
+    console = new_console()
     code = provenance.code_version()
     lines: list[tuple[str, str]] = [
         ("fatbench", f"{__version__}, commit {code['commit']}{' (modified)' if code['dirty'] else ''}"),

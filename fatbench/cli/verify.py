@@ -83,7 +83,7 @@ def again(
         found = [one for id in chosen for one in apart(theirs, ours, id)]
         if tolerance is not None:
             return found, tolerance, "--tolerance"
-        return found, *_allowed([(_trained(theirs, id), _trained(ours, id)) for id in chosen], found)
+        return found, *largest_allowed([(_trained(theirs, id), _trained(ours, id)) for id in chosen], found)
 
 
 def origins(store: Store, cells: Sequence[str]) -> list[str]:
@@ -124,7 +124,7 @@ TOLERANCE = 0.02  # where another machine, library or precision may change what 
 MACHINE = ("device", "cpu", "precision", "path", "threads", "not_reproducible")
 
 
-def _allowed(
+def largest_allowed(
     runs: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]], numbers: Sequence[Apart] = ()
 ) -> tuple[float, str]:
     """The largest difference allowed between runs (there, here), and why: 0 where the bytes should be the same."""

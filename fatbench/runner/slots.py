@@ -54,7 +54,7 @@ def gpu_name(device: str) -> str | None:
 
 def _asked(gpu: int, ask: Callable[[ctypes.CDLL, ctypes.c_void_p], T | None]) -> T | None:
     """What NVIDIA's management library says of a GPU. Asking it takes no memory there, as a context would."""
-    name = _name(gpu, os.environ.get("CUDA_VISIBLE_DEVICES"))
+    name = driver_name(gpu, os.environ.get("CUDA_VISIBLE_DEVICES"))
     if name is None:
         return None
     try:
@@ -74,7 +74,7 @@ def _asked(gpu: int, ask: Callable[[ctypes.CDLL, ctypes.c_void_p], T | None]) ->
         return None
 
 
-def _name(gpu: int, visible: str | None) -> str | None:
+def driver_name(gpu: int, visible: str | None) -> str | None:
     """What the driver calls a GPU, an index or a UUID, where CUDA_VISIBLE_DEVICES renames those that torch sees."""
     if visible is None:
         return str(gpu)

@@ -87,7 +87,7 @@ def _parsed(url: str) -> URL:
     raise SpecError(f"{shown_url(url)}: unknown kind of database '{parsed.drivername}' (known: sqlite, postgresql)")
 
 
-def _on_network(path: Path) -> bool:
+def on_network(path: Path) -> bool:
     """Whether a file is on a network file system, as far as Linux says."""
     try:
         mounts = [line.split() for line in Path("/proc/self/mounts").read_text().splitlines()]
@@ -380,7 +380,7 @@ class Database:
         The log needs memory shared by all processes, which a network file system cannot give.
         """
         assert self.path is not None
-        wanted = "delete" if _on_network(self.path) else "wal"
+        wanted = "delete" if on_network(self.path) else "wal"
         with self._explaining(), self._engine.connect() as connection:
             raw = connection.connection.driver_connection
             assert raw is not None

@@ -300,11 +300,11 @@ def parse(text: str, file: Path) -> LocatedMap:
     input_limits.characters(text, str(file))
     input_limits.levels(text, str(file))
     found = yaml_reader.read(text, file)
-    return _slowly(text, file) if found is None else found
+    return by_ruamel(text, file) if found is None else found
 
 
-def _slowly(text: str, file: Path) -> LocatedMap:
-    """The same by ruamel alone: for what `lines` leaves to it, and for mistakes."""
+def by_ruamel(text: str, file: Path) -> LocatedMap:
+    """`parse` by ruamel alone: for what `yaml_reader` leaves to it, and for mistakes."""
     try:
         tree = YAML(typ="rt", pure=True).load(text)
     except RecursionError:

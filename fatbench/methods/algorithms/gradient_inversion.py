@@ -164,7 +164,7 @@ def gradient_inversion(
         else:
             for v in range(target_clients):
                 everybody = ClientImages(chosen[v], x[v], y[v])
-                sums = functools.partial(_sums, client, everybody, [of_round[v] for of_round in uploads], t)
+                sums = functools.partial(sums_of_clients, client, everybody, [of_round[v] for of_round in uploads], t)
                 honest = Manipulated(model, theta, theta)
                 if change is None:
                     observed.append(guess(sums(honest, reads)))
@@ -224,7 +224,7 @@ def _changing(problem: Problem, manipulation: Callable[..., Manipulated], own: T
     return change
 
 
-def _sums(
+def sums_of_clients(
     client: TargetClient,
     everybody: ClientImages,
     uploads: Sequence[Upload],

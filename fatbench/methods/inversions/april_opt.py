@@ -73,7 +73,7 @@ def april_opt(
             for _ in range(steps):
                 x = reconstruction()
                 found = (differentiable(model, s.weights, x, labels, t) for s, t in zip(observed, targets, strict=True))
-                loss = sum(_distance(*each, alpha) for each in zip(found, targets, kept, strict=True))
+                loss = sum(distance(*each, alpha) for each in zip(found, targets, kept, strict=True))
                 if tv:
                     loss = loss + tv * ((x.diff(dim=-1).abs()).mean() + (x.diff(dim=-2).abs()).mean())
                 (z.grad,) = torch.autograd.grad(loss, z)  # type: ignore[arg-type]
@@ -83,7 +83,8 @@ def april_opt(
     return torch.stack([one(v) for v in range(len(observed[0].labels))])
 
 
-def _distance(found: Tensors, target: Tensors, kept: Tensors, alpha: float) -> Tensor:
+def distance(found: Tensors, target: Tensors, kept: Tensors, alpha: float) -> Tensor:
+    """Of two gradients: the squares of their differences relative to the target's, and alpha times 1 - cosine."""
     own = {name: g * kept[name] if name in kept else g for name, g in found.items()}
     gap = torch.stack([(own[name] - target[name]).square().sum() for name in target]).sum()
     size = torch.stack([g.square().sum() for g in target.values()]).sum().clamp(min=1e-30)

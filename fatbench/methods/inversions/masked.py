@@ -191,7 +191,7 @@ def _alternate(
     X = torch.zeros(len(A), M.shape[1]).to(A)
     z = drop(X)
     prior = torch.eye(len(A)).to(A) / PIXEL if u is None else _smooth(u.shape[2]).to(A)
-    precision = torch.linalg.inv(_covariance(A, a, min(rank, len(A))))
+    precision = torch.linalg.inv(covariance_of(A, a, min(rank, len(A))))
     full = _completed(known, X, precision, 1.0)
     trust = (floor / (floor + PIXEL * full.loose))[:, None]  # little where the missing entries could explain much
     z = step(
@@ -224,7 +224,7 @@ def _alternate(
     return X
 
 
-def _covariance(A: Tensor, a: Tensor, rank: int, rounds: int = 30) -> Tensor:
+def covariance_of(A: Tensor, a: Tensor, rank: int, rounds: int = 30) -> Tensor:
     """S (N, N) of the columns of A (N, D), of which `a` says what is known: F F^T + variance, F (N, rank), by EM."""
     both = (a @ a.T).clamp(min=1)
     eigen, Q = torch.linalg.eigh((A @ A.T) / both)

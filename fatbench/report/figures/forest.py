@@ -49,7 +49,7 @@ def draw(what: Forest, name: str, folder: Path) -> Path:
     from matplotlib import rc_context, style
 
     with style.context("default"), rc_context(FIXED):
-        figure, drawn = _figure(what), io.BytesIO()
+        figure, drawn = figure_of(what), io.BytesIO()
         figure.savefig(drawn, format=what.format, metadata={"CreationDate": None} if what.format == "pdf" else None)
     file = folder / f"{name}.{what.format}"
     whole_file.write(file, drawn.getvalue(), f"-o {folder}", make_folder=True)
@@ -58,7 +58,8 @@ def draw(what: Forest, name: str, folder: Path) -> Path:
     return file
 
 
-def _figure(what: Forest) -> Figure:
+def figure_of(what: Forest) -> Figure:
+    """A panel for each metric, a row for each comparison."""
     from matplotlib.figure import Figure
 
     names = list(dict.fromkeys(map(_name, what.differences)))

@@ -215,7 +215,7 @@ def tensor(plot: Plot, panel: Panel, line: Line, names: Key, axes: Axes, files: 
     tensor, rows = tensors[metric], artifacts.clients(metric, tensors)
     axes.set_title(wrapped(f"{said}, round {round}", WIDE, 8))
     if plot.figure.kind == "images" and artifacts.is_images(tensor):
-        _sheet(axes, tensor, rows)
+        image_sheet(axes, tensor, rows)
     elif plot.figure.kind == "heatmap" and artifacts.is_matrix(tensor):
         return [_heat(axes, artifacts.flat(tensor), rows)]
     else:
@@ -274,7 +274,7 @@ def _heat(axes: Axes, matrix: Any, rows: Sequence[str]) -> AxesImage:
     return image
 
 
-def _sheet(axes: Axes, tensor: Any, rows: Sequence[str]) -> None:
+def image_sheet(axes: Axes, tensor: Any, rows: Sequence[str]) -> None:
     """Images (a, b, ch, H, W), or (n, ch, H, W) in rows of ten, with their indices."""
     from fatbench.report.figures import artifacts
 

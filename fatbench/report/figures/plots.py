@@ -56,10 +56,10 @@ def draw(
         raise MachineError("figures need matplotlib: pip install 'fatbench[plots]'") from None
     written = []
     for plot in plots:
-        for names, panels in _pages(plot):
+        for names, panels in paged(plot):
             file = folder / f"{_file_name(plot, names)}.{format}"
             with style.context("default"), rc_context(FIXED):
-                figure, drawn = _page(plot, names, panels, files, width), io.BytesIO()
+                figure, drawn = page_of(plot, names, panels, files, width), io.BytesIO()
                 figure.savefig(drawn, format=format, metadata=_metadata(plot, names, format))
             whole_file.write(file, drawn.getvalue(), f"-o {folder}", make_folder=True)
             if width is not None:
@@ -78,7 +78,7 @@ def _caption(plot: Plot, names: Key) -> str:
     return ". ".join(part.rstrip(".") for part in (plot.figure.title, cut, plot.label, *notes) if part) + ".\n"
 
 
-def _pages(plot: Plot) -> list[tuple[Key, list[Panel]]]:
+def paged(plot: Plot) -> list[tuple[Key, list[Panel]]]:
     """(labels that all panels of the page share by the cut, its panels)."""
     axes = plot.figure.panels
     for leading in range(len(axes) + 1):
@@ -92,7 +92,7 @@ def _pages(plot: Plot) -> list[tuple[Key, list[Panel]]]:
 
 def names(plot: Plot) -> list[str]:
     """What `draw` calls the files of a plot, without the ending."""
-    return [_file_name(plot, cut) for cut, _ in _pages(plot)]
+    return [_file_name(plot, cut) for cut, _ in paged(plot)]
 
 
 def _file_name(plot: Plot, names: Key) -> str:
@@ -127,7 +127,8 @@ TILED = ("heatmap", "images")  # kinds that show one line in a panel
 # --- a page ------------------------------------------------------------------------------------------------------
 
 
-def _page(plot: Plot, names: Key, panels: Sequence[Panel], files: Path | None, paper: float | None = None) -> Figure:
+def page_of(plot: Plot, names: Key, panels: Sequence[Panel], files: Path | None, paper: float | None = None) -> Figure:
+    """One page of `paged`; paper: its width in inches, in a paper."""
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
 

@@ -88,7 +88,7 @@ def boards(parts: Sequence[Part], grids: Sequence[Grid], store: Store, select: C
     for task in sorted(tasks(parts), key=lambda task: paper_order(next(iter(task.parts)))):
         grid = _grid(task, store, select, which)
         if grid is not None:
-            _publish(grid, grids)
+            add_published(grid, grids)
             if (board := _board(task, grid)) is not None:
                 plans = [replace(plan, cells=cells) for _, plan, cells in task.parts.values()]
                 plans = [replicate_selection.plans(plan, store, which)[0] for plan in plans]
@@ -186,7 +186,7 @@ def _grid(task: Task, store: Store, select: Checkpoint, which: str) -> Grid | No
     return found[0] if found else None
 
 
-def _publish(board: Grid, grids: Sequence[Grid]) -> None:
+def add_published(board: Grid, grids: Sequence[Grid]) -> None:
     """Put the published numbers of the suites' tables beside the same cells and metrics."""
     known = {
         (value.cells, column.source.text): value

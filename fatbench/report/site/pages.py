@@ -89,7 +89,7 @@ def content(
     drawn = {file.stem: file for file in sorted(images.rglob("*.png"))} if images else {}
     shown = [(plot, _drawn(plot, files, drawn) if plot.figure.kind in KEPT else []) for plot in plots]
     shown = [(plot, made) for plot, made in shown if made or not plot.empty]
-    _within(places.values(), IMAGES - sum(len(uri) for _, made in shown for uri in made))
+    keep_within(places.values(), IMAGES - sum(len(uri) for _, made in shown for uri in made))
     return Content(list(parts), found, shown, places)
 
 
@@ -104,7 +104,7 @@ def _drawn(plot: series.Plot, files: Path | None, drawn: Mapping[str, Path]) -> 
     return [drilldown.uri(drawn[name]) for name in drawing.names(plot) if name in drawn]
 
 
-def _within(places: Iterable[GridPoint], left: int) -> None:
+def keep_within(places: Iterable[GridPoint], left: int) -> None:
     """Leave out images that would make the page larger than what is left, and say so."""
     for point in places:
         kept = []
