@@ -1,4 +1,4 @@
-"""Writes docs/promises.md from the tests: each `@pytest.mark.promise(section, text)` is a row."""
+"""Writes docs/promises.md from the tests: each `@pytest.mark.promise(section, text)` is a line."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ PAGE = ROOT / "docs" / "promises.md"
 SECTIONS = ("Numbers", "Leases", "Interrupted and shared runs", "Faults of the machine", "Input")
 HEAD = """# What is promised
 
-Each promise has a test, named beside it. `python docs/promises.py` writes this page from the tests.
-[running.md](running.md) explains leases, and [development.md](development.md#tests) the larger tests.
+`python docs/promises.py` writes this page from the tests, which are named in parentheses.
+[running.md](running.md#several-runs-on-one-database) explains leases.
 
-One fault remains: a process stopped in the middle of a commit keeps SQLite's write lock. The others wait until it
-continues or is killed. PostgreSQL releases the lock after `idle_in_transaction_session_timeout`, a server setting.
+One fault remains: a process stopped in the middle of a commit keeps SQLite's write lock until it continues or is
+killed. PostgreSQL releases the lock after `idle_in_transaction_session_timeout`, a server setting.
 """
 
 
@@ -36,8 +36,8 @@ def page() -> str:
     found = list(promises())
     parts = [HEAD]
     for section in SECTIONS:
-        rows = [f"| {text} | {test} |" for of, text, test in found if of == section]
-        parts.append("\n".join(["", f"## {section}", "", "| promise | test |", "|---|---|", *rows, ""]))
+        lines = [f"- {text} ({test})" for of, text, test in found if of == section]
+        parts.append("\n".join(["", f"## {section}", "", *lines, ""]))
     return "".join(parts)
 
 
