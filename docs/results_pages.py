@@ -142,15 +142,19 @@ class Family(Mapping[tuple[str, str], Result]):
         return [Result(one, self.digits) for one in self.found if one.test is not None]
 
     def table(self) -> str:
-        """A row for each comparison: points with their interval, what the data exclude, p after Holm."""
-        heads = ["difference", *(["where"] if self.rows else []), "evaluated", "points (95 % interval)",
-                 "size at most (95 %)", f"p after Holm over {self.size}"]  # fmt: skip
+        """A row for each comparison: points with their interval, what the data exclude, p after Holm.
+
+        If all are of one metric, the page names it.
+        """
+        several = len({one.metric for one in self.found}) > 1
+        heads = ["difference", *(["where"] if self.rows else []), *(["evaluated"] if several else []),
+                 "points (95 % interval)", "size at most (95 %)", f"p after Holm over {self.size}"]  # fmt: skip
         lines = []
         for one in self.found:
             result = Result(one, self.digits)
             where = [one.row] if self.rows else []
-            metric = HEADINGS.get(one.metric, one.metric)
-            lines.append([one.name, *where, metric, result.interval, result.most, result.p])
+            metric = [HEADINGS.get(one.metric, one.metric)] if several else []
+            lines.append([one.name, *where, *metric, result.interval, result.most, result.p])
         return tabulate(lines, heads, tablefmt="github", disable_numparse=True)
 
 
@@ -236,19 +240,22 @@ class Pages:
     ) -> str:  # fmt: skip
         """A table in per cent, mean and sample standard deviation over seeds. rows: axes; columns: metrics.
 
+        If all rows have the same number of seeds, the page names it.
+
         images: "all" of each attack, or those that they have in "common".
         """
         suite, plan, store = self._plan(name, preset, where)
         axes, metrics = ([part.strip() for part in text.split(",")] for text in (rows, columns))
         combined, all_cells = combine([(suite, plan)], axes, metrics)
         (grid,) = report.build_tables(combined, all_cells, store, published=False, digits=digits, images=images)
-        heads = [*grid.axes, "seeds", *(HEADINGS.get(one.heading, one.heading) for one in grid.columns)]
+        seeds = [max(len(value.seeds) for value in row.values[0]) for row in grid.rows]
+        several = len(set(seeds)) > 1
+        headings = (HEADINGS.get(one.heading, one.heading) for one in grid.columns)
+        heads = [*grid.axes, *(["seeds"] if several else []), *headings]
         lines = []
-        for row in grid.rows:
-            (values,) = row.values
-            seeds = max(len(value.seeds) for value in values)
-            cells = [_spread(value, digits) for value in values]
-            lines.append([*(row.key.get(axis, "") for axis in grid.axes), str(seeds), *cells])
+        for row, count in zip(grid.rows, seeds, strict=True):
+            cells = [_spread(value, digits) for value in row.values[0]]
+            lines.append([*(row.key.get(axis, "") for axis in grid.axes), *([str(count)] if several else []), *cells])
         return tabulate(lines, heads, tablefmt="github", disable_numparse=True)
 
     def leak(self, name: str, where: str) -> Leak:
