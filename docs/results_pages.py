@@ -169,7 +169,6 @@ class Leak:
         self.attack, self.threat = f"`{', '.join(dict.fromkeys(parts))}`", threats.of_cell(cell.spec)["threat"]
         self.named, self.interval = f"{round(clients * found['identification'])} of {clients}", f"{low} to {high}"
         self.recovered = shown(100 * found["recovered"], 0)
-        self.psnr = f"{shown(found['psnr'])} ±{shown(found['psnr_ci'])}"
 
 
 class Pages:
@@ -269,8 +268,8 @@ class Pages:
         lines = []
         for sent, name, where in rows:
             one = self.leak(name, where)
-            lines.append([sent, one.attack, one.threat, f"{one.named} ({one.interval})", one.recovered, one.psnr])
-        heads = ["what is sent", "attack", "threat", "identified (95 %, in %)", "recovered, %", "PSNR, dB"]
+            lines.append([sent, one.attack, one.threat, f"{one.named} ({one.interval})", one.recovered])
+        heads = ["what is sent", "attack", "threat", "identified (95 %, in %)", "recovered, %"]
         return tabulate(lines, heads, tablefmt="github", disable_numparse=True)
 
 
