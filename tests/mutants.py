@@ -23,6 +23,7 @@ import argparse
 import ast
 import contextlib
 import gc
+import inspect
 import itertools
 import json
 import multiprocessing
@@ -197,6 +198,7 @@ class _Places(cst.CSTVisitor):
 
 def spans(source: str) -> tuple[dict[int, frozenset[int]], dict[int, frozenset[int]]]:
     """Line -> the lines of its innermost statement (the head alone, of one that has a body), and of its function."""
+    whole = frozenset(range(1, len(source.splitlines()) + 1))
     statement: dict[int, frozenset[int]] = {}
     function: dict[int, frozenset[int]] = {}
     for node in ast.walk(ast.parse(source)):  # outer ones first
@@ -207,7 +209,8 @@ def spans(source: str) -> tuple[dict[int, frozenset[int]], dict[int, frozenset[i
             statement.update(dict.fromkeys(own, frozenset(own)))
             if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
                 every = range(node.lineno, (node.end_lineno or node.lineno) + 1)
-                function.update(dict.fromkeys(every, frozenset(every)))
+                within = whole if isinstance(node, ast.ClassDef) else frozenset(every)  # a field is made at import
+                function.update(dict.fromkeys(every, within))
     return statement, function
 
 
@@ -283,8 +286,8 @@ def put_in(mutant: Mutant, file: Path, module: types.ModuleType) -> None:
             if live.__code__.co_filename == str(file) and name in changed and "<locals>" not in name:
                 # of a method that lost its `super()` the cell of `__class__` stays, and nothing looks into it
                 live.__code__ = now[name].replace(co_freevars=live.__code__.co_freevars)
-    if was["<module>"] == now["<module>"]:
-        return
+    if all(code == now.get(name) for name, code in was.items() if not code.co_flags & inspect.CO_NEWLOCALS):
+        return  # of the module and its classes nothing is made another way
     scratch = types.ModuleType(module.__name__)  # a default or a constant: what the module makes when it is imported
     scratch.__dict__.update(__file__=str(file), __package__=module.__package__)
     try:
@@ -297,26 +300,35 @@ def put_in(mutant: Mutant, file: Path, module: types.ModuleType) -> None:
             old.__defaults__, old.__kwdefaults__ = new.__defaults__, new.__kwdefaults__
         elif isinstance(new, type) and isinstance(old, type):
             _defaults(old, new)
-        elif not name.startswith("__") and not isinstance(new, types.ModuleType) and repr(old) != repr(new):
+        elif not name.startswith("__") and not isinstance(new, types.ModuleType) and _said(old) != _said(new):
             for other in [*sys.modules.values()]:
                 if other is not None and vars(other).get(name) is old and old is not None:
                     setattr(other, name, new)
 
 
+def _said(value: object) -> str:
+    """By what a constant is known; what checks a pydantic model is called like its model, whatever it checks."""
+    return repr(getattr(value, "core_schema", value))
+
+
 def _defaults(old: type, new: type) -> None:
     for name, made in vars(new).items():
         live = vars(old).get(name)
-        if isinstance(made, types.FunctionType) and isinstance(live, types.FunctionType):
+        if isinstance(made, types.FunctionType) and made.__code__.co_filename == "<string>":
+            setattr(old, name, made)  # what a dataclass wrote keeps the factories of its fields to itself
+        elif isinstance(made, types.FunctionType) and isinstance(live, types.FunctionType):
             live.__defaults__, live.__kwdefaults__ = made.__defaults__, made.__kwdefaults__
 
 
 def _codes(code: types.CodeType) -> dict[str, types.CodeType]:
-    """Every code object by its qualified name; a module's own is compared without what is nested in it."""
+    """Every code object by its qualified name; a module's or a class's own is compared without what is
+    nested in it.
+    """
     found = {}
     for inner in code.co_consts:
         if isinstance(inner, types.CodeType):
             found |= _codes(inner)
-    if code.co_name == "<module>":
+    if not code.co_flags & inspect.CO_NEWLOCALS:
         bare = tuple(c for c in code.co_consts if not isinstance(c, types.CodeType))
         code = code.replace(co_consts=bare, co_linetable=b"", co_firstlineno=1)
     return {**found, code.co_qualname: code}

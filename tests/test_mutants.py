@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 import types
 from pathlib import Path
 
@@ -64,6 +65,38 @@ def test_a_method_may_lose_its_super(tmp_path: Path) -> None:
     without = program.replace("        super().__init__()\n", "        pass\n").replace("1", "2")
     mutants.put_in(mutants.Mutant("some.py", 0, without, "", "", frozenset(), frozenset()), file, module)
     assert module.A().x == 2
+
+
+def test_a_field_of_a_class_gets_its_mistake(tmp_path: Path) -> None:
+    """The factory of a dataclass's field, and the bound of a pydantic model's; any test of the file may see either."""
+    program = """
+from dataclasses import dataclass, field
+from typing import Annotated
+from pydantic import BaseModel, Field, TypeAdapter
+
+@dataclass
+class Some:
+    many: list = field(default_factory=list)
+
+class Model(BaseModel):
+    size: Annotated[int, Field(ge=0)]
+
+FORM = TypeAdapter(Model)
+"""
+    file, module = tmp_path / "some.py", types.ModuleType("some")
+    file.write_text(program)
+    sys.modules["some"] = module
+    try:
+        exec(compile(program, str(file), "exec", dont_inherit=True), module.__dict__)
+        assert module.Some().many == [] and module.FORM.validate_python({"size": 0}).size == 0
+        wrong = program.replace("default_factory=list", "default_factory=dict").replace("ge=0", "ge=1")
+        mutants.put_in(mutants.Mutant("some.py", 0, wrong, "", "", frozenset(), frozenset()), file, module)
+        assert module.Some().many == {}
+        with pytest.raises(ValueError, match="greater than or equal to 1"):
+            module.FORM.validate_python({"size": 0})
+    finally:
+        del sys.modules["some"]
+    assert 1 in mutants.spans(program)[1][8] and 1 in mutants.spans(program)[1][11]
 
 
 def test_the_mistakes_made_by_hand_can_still_be_made(monkeypatch: pytest.MonkeyPatch) -> None:

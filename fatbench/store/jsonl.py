@@ -21,7 +21,7 @@ from __future__ import annotations
 import io
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -322,8 +322,8 @@ class _Here:
     """What the database holds of a stage."""
 
     row: Any
-    numbers: dict[tuple[int, int, str], tuple[float, int]] = field(default_factory=dict)
-    outcomes: list[tuple[int, int, bytes]] = field(default_factory=list)
+    numbers: dict[tuple[int, int, str], tuple[float, int]]
+    outcomes: list[tuple[int, int, bytes]]
 
 
 def _here(connection: Connection, cell: str) -> dict[str, _Here]:
@@ -334,7 +334,7 @@ def _here(connection: Connection, cell: str) -> dict[str, _Here]:
         .where(STAGES.c.cell == cell)
         .with_for_update(of=STAGES)
     )
-    here = {row.stage: _Here(row) for row in connection.execute(query)}
+    here = {row.stage: _Here(row, {}, []) for row in connection.execute(query)}
     for row in connection.execute(select(NUMBERS).where(NUMBERS.c.cell == cell)) if here else ():
         here[row.stage].numbers[row.round, row.client, row.metric] = (row.value, row.n)
     chunks = select(OUTCOME_CHUNKS).where(OUTCOME_CHUNKS.c.cell == cell).order_by(*OUTCOME_CHUNKS.primary_key)
