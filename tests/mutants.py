@@ -109,7 +109,7 @@ ROOMS: dict[str, tuple[list[str], list[str], str]] = {
     ),
     "exchange": (
         ["store/consistency.py", "store/export_schema.py", "store/jsonl.py"],
-        ["test_exchange.py"],
+        ["test_consistency.py", "test_exchange.py", "test_export_schema.py"],
         "not flipped and not journey",
     ),
 }

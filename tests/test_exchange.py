@@ -10,6 +10,7 @@ import re
 import sqlite3
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -922,6 +923,90 @@ def test_no_flipped_bit_of_a_file_is_imported(flips: int, tmp_path: Path) -> Non
                 continue
         assert taken == text, f"bit {place}"
     assert refused > flips / 4
+
+
+@pytest.mark.parametrize(
+    ("content", "is_one"), [(b"{", True), (b'{"cells":1}\n', True), (b"", False), (b"SQL{", False)]
+)
+def test_an_export_begins_with_a_brace(content: bytes, is_one: bool, tmp_path: Path) -> None:
+    (tmp_path / "x").write_bytes(content)
+    assert exchange.is_export(tmp_path / "x") is is_one
+    with pytest.raises(MachineError, match=r"cannot read .*y: No such file"):
+        exchange.is_export(tmp_path / "y")
+
+
+def test_two_lists_of_outcomes_agree_where_both_cover() -> None:
+    """1011 0001 1 in several cuts; a shorter list is compared as far as it goes, one without outcomes agrees."""
+    whole, cut = [(0, 9, b"\xb1\x80")], [(0, 4, b"\xb0"), (4, 5, b"\x18")]
+    for mine, theirs, agrees in (
+        (whole, cut, True),
+        (whole, cut[:1], True),
+        (whole, [(0, 8, b"\xb1")], True),
+        (whole, [], True),
+        (whole, [(0, 9, b"\xb1\x00")], False),
+        (whole, [(0, 1, b"\x00")], False),
+        (whole, [(0, 4, b"\xa0")], False),
+        (whole, [(0, 3, b"\xb0")], True),
+    ):
+        assert exchange._agree(mine, theirs) is exchange._agree(theirs, mine) is agrees
+
+
+FURTHER = [  # (status, round, checkpoint, held) here, (status, round) there, whether there replaces here
+    (("todo", 0, None, False), ("interrupted", 0), True),
+    (("todo", 5, "c", True), ("failed", 1), True),
+    (("done", 1, None, False), ("done", 9), False),
+    (("running", 1, None, True), ("done", 9), False),
+    (("running", 1, None, False), ("done", 1), True),
+    (("interrupted", 1, "c", False), ("interrupted", 9), False),
+    (("interrupted", 1, "c", False), ("done", 9), True),
+    (("interrupted", 1, None, False), ("interrupted", 2), True),
+    (("interrupted", 2, None, False), ("interrupted", 2), False),
+    (("failed", 3, None, False), ("interrupted", 2), False),
+]
+
+
+@pytest.mark.parametrize(("here", "there", "replaces"), FURTHER)
+def test_what_is_further_replaces_what_cannot_go_on(here: Any, there: Any, replaces: bool) -> None:
+    status, round, checkpoint, held = here
+    mine = exchange._Here(SimpleNamespace(status=status, round=round, checkpoint=checkpoint, run=1), {}, [])
+    theirs: Any = SimpleNamespace(status=there[0], round=there[1])
+    assert exchange._further(mine, theirs, {1} if held else {2}) is replaces
+    assert exchange._further(None, theirs, {1}) is True
+
+
+def test_numbers_differ_in_value_or_n_and_never_in_wall_time() -> None:
+    def differs(number: list[Any], here: tuple[float, int], key: tuple[int, int, str] = (1, 0, "loss")) -> str | None:
+        mine = exchange._Here(None, {key: here}, [])
+        return exchange._differs(mine, SimpleNamespace(numbers=[[*number, 0, "t"]], outcomes=[]))  # type: ignore[arg-type]
+
+    assert differs([1, 0, "loss", 0.5, 3], (0.5, 3)) is None
+    assert differs([1, 0, "loss", 0.25, 3], (0.5, 3)) == (
+        "loss of client 0 of round 1 is 0.25 (n=3) there and 0.5 (n=3) here"
+    )
+    assert differs([1, 0, "loss", 0.5, 4], (0.5, 3)) == (
+        "loss of client 0 of round 1 is 0.5 (n=4) there and 0.5 (n=3) here"
+    )
+    assert differs([1, -1, "loss", 0.5, 4], (0.5, 3), (1, -1, "loss")) == (
+        "loss of round 1 is 0.5 (n=4) there and 0.5 (n=3) here"
+    )
+    assert differs([1, -1, "seconds", 0.5, 4], (9.5, 4), (1, -1, "seconds")) is None
+    for other in ([2, 0, "loss"], [1, 1, "loss"], [1, 0, "gain"]):
+        assert differs([*other, 0.25, 3], (0.5, 3)) is None
+
+
+def test_lines_come_a_hundred_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first line is no cell; a part ends with the line that goes beyond PART characters."""
+    head = json.dumps({"format": "fatbench results", "schema_version": 1, "cells": 205}) + "\n"
+    file = put(tmp_path, head + "12345678\n" * 205)
+    with exchange._opened(file) as (promised, parts):
+        found = list(parts)
+    assert promised == 205 and [len(part) for part in found] == [100, 100, 5]
+    assert [number for part in found for number, _ in part] == list(range(2, 207))
+    assert {line for part in found for _, line in part} == {"12345678\n"}
+    monkeypatch.setattr(exchange, "PART", 27)
+    with exchange._opened(file) as (_, parts):
+        assert [len(part) for part in parts] == [4] * 51 + [1]
+    assert (exchange.BATCH, exchange.LINE) == (100, 2**26)
 
 
 EDITED = {  # what is edited: where the message of the export says so; a NULL is beyond what SQLite would write
