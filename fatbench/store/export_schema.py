@@ -68,6 +68,9 @@ def _shallow(value: Any) -> Any:
     raise ValueError(f"nested more than {LEVELS} levels deep")
 
 
+ABSENT: Any = None  # of a key that may be missing: nobody reads what stands for it
+
+
 class _Open(BaseModel):
     """A mapping of which these keys are read; others are kept as they are."""
 
@@ -76,43 +79,43 @@ class _Open(BaseModel):
 
 class _Best(_Open):
     round: Natural
-    value: Value | None = None
+    value: Value | None = ABSENT
 
 
 class _Record(_Open):
-    last: _Best | None = None
-    best_val: _Best | None = Field(None, alias="best-val")
-    best_test: _Best | None = Field(None, alias="best-test")
-    model: str | None = None
+    last: _Best | None = ABSENT
+    best_val: _Best | None = Field(ABSENT, alias="best-val")
+    best_test: _Best | None = Field(ABSENT, alias="best-test")
+    model: str | None = ABSENT
 
 
 class _Data(_Open):
     name: str
-    variant: str | None = None
-    fingerprint: str | None = None
+    variant: str | None = ABSENT
+    fingerprint: str | None = ABSENT
 
 
 class _Plugin(_Open):
     plugin: str
     sha256: str
-    modules: dict[str, str] = {}
+    modules: dict[str, str] = ABSENT
     names: list[str]
 
 
 class _Extra(_Open):
-    data: _Data | str | None = None
-    attack: str | None = None
-    path: str | None = None
-    stack: Natural | None = None
-    vectorise: Annotated[int, Field(ge=1, lt=2**31)] = 1
-    dropped: bool = False
-    lease: Annotated[float, Field(gt=0, le=1e9)] | None = None
-    plugins: list[_Plugin] = []
+    data: _Data | str | None = ABSENT
+    attack: str | None = ABSENT
+    path: str | None = ABSENT
+    stack: Natural | None = ABSENT
+    vectorise: Annotated[int, Field(ge=1, lt=2**31)] = ABSENT
+    dropped: bool = ABSENT
+    lease: Annotated[float, Field(gt=0, le=1e9)] | None = ABSENT
+    plugins: list[_Plugin] = ABSENT
 
 
 class _Settings(_Open):
     name: Name
-    implementation: str | None = None
+    implementation: str | None = ABSENT
 
 
 def _as(model: type[_Open]) -> Any:
