@@ -13,7 +13,7 @@ from fatbench.suite import files
 from fatbench.suite.files import Suite
 
 ROOT = Path(__file__).parent.parent
-HEAD = "| item | shows | suite and id | what differs |"
+HEAD = "| item | suite and id | what differs |"
 TABLES = {"SFAT": 21, "Federated": 3, "Random": 1, "FedVKD": 1, "AdFL": 1}  # how many each paper has
 FIGURES = {"SFAT": 12, "Federated": 25, "Random": 6, "FedVKD": 5, "AdFL": 6}
 VARIANTS = ("-jpeg75", "-jpeg")  # the same suites on other images
@@ -41,7 +41,7 @@ def listed() -> dict[str, list[Item]]:
     for part in (ROOT / "docs" / "papers.md").read_text(encoding="utf-8").split("\n## ")[1:]:
         assert part.count(HEAD) == 1
         for line in part.split(HEAD)[1].split("\n\n")[0].splitlines()[2:]:
-            item, _, where, differs = (cell.strip() for cell in line.strip("|").split(" | "))
+            item, where, differs = (cell.strip() for cell in line.strip("|").split(" | "))
             ids = re.sub(r"`[^`]*`,?", "", where).replace(",", "").split()
             suites = re.findall(r"`([^`]*)`", where)
             kind = item.split()[0].removesuffix("s")
