@@ -290,10 +290,13 @@ def put_in(mutant: Mutant, file: Path, module: types.ModuleType) -> None:
         return  # of the module and its classes nothing is made another way
     scratch = types.ModuleType(module.__name__)  # a default or a constant: what the module makes when it is imported
     scratch.__dict__.update(__file__=str(file), __package__=module.__package__)
+    live_module, sys.modules[module.__name__] = sys.modules.get(module.__name__), scratch  # annotations are looked up
     try:
         exec(compile(mutant.source, str(file), "exec", dont_inherit=True), scratch.__dict__)
     except Exception as error:
         raise NotImportable(type(error).__name__) from error
+    finally:
+        sys.modules[module.__name__] = live_module or module
     for name, new in vars(scratch).items():
         old = vars(module).get(name)
         if isinstance(new, types.FunctionType) and isinstance(old, types.FunctionType):

@@ -152,6 +152,13 @@ def test_sfat_ties_and_nan() -> None:
     assert mixing_of("resfat_up_large", updates, context(10), alpha=1 / 3, top=1).selected == (2,)
 
 
+def test_sfat_breaks_ties_by_the_loss() -> None:
+    """The released number is 5 for both; of losses 2 and 1 the second is the smallest, the first the largest."""
+    updates = [client(0, 1, 2.0, loss_released=5.0), client(1, 1, 1.0, loss_released=5.0)]
+    assert mixing_of("sfat", updates, context(), alpha=1 / 3, top=1, rank_by="released").selected == (1,)
+    assert mixing_of("resfat_up_large", updates, context(), alpha=1 / 3, top=1, rank_by="released").selected == (0,)
+
+
 def test_resfat() -> None:
     """N_k L_k is 3, 2, 10. r = 1/2 on the smallest: 1, 1, 5 of 7. r = 2 on the largest: 1, 2, 10 of 13."""
     assert weights("resfat_deemph", r=0.5) == pytest.approx([1 / 7, 1 / 7, 5 / 7])
@@ -522,6 +529,13 @@ def test_q_ffl() -> None:
     plain = mixing_of("q_ffl", updates, context(2), q=0.0)
     assert plain.weights == pytest.approx([0.5, 0.5])
     assert plain.broadcast == pytest.approx(0.0, abs=1e-12)
+
+
+def test_q_ffl_of_small_losses() -> None:
+    """As above with one client at distance 1: L F / (|D|^2 + L F) is 5 / 105 for F = 1/2, and F is never below 1e-10."""
+    for loss, weight in ((0.5, 5 / 105), (1e-9, 1e-8 / (100 + 1e-8)), (0.0, 1e-9 / (100 + 1e-9))):
+        mixing = mixing_of("q_ffl", [client(0, 7, loss, {"fc.weight": torch.tensor([1.0])})], context(1), q=1.0)
+        assert mixing.weights == pytest.approx([weight], rel=1e-9)
 
 
 def test_q_ffl_leaves_running_averages_out() -> None:

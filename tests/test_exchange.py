@@ -371,6 +371,19 @@ def test_a_dead_run_here_is_no_live_one(store: Store, other: Store, tmp_path: Pa
     assert import_(other, put(tmp_path, exported(store)))["new stages"] == 1
 
 
+def test_a_run_whose_versions_are_not_known(other: Store, tmp_path: Path) -> None:
+    with Store.open(str(tmp_path / "here.db"), create=True) as here:
+        attacked(here)
+        text = exported(here)
+    head, line, _ = text.split("\n")
+    cell = json.loads(line)
+    for run in cell["runs"]:
+        run["versions"] = None
+    text = resealed(f"{head}\n{dumps(cell)}\n")
+    import_(other, put(tmp_path, text))
+    assert exported(other) == text and [run["versions"] for run in other.runs()] == [{}, {}]
+
+
 def test_the_settings_of_an_attack_travel(store: Store, other: Store, tmp_path: Path) -> None:
     """A stage without them, as another program may write it, is taken in without."""
     store.add_cell("a", {"seed": 1})

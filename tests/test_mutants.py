@@ -70,6 +70,7 @@ def test_a_method_may_lose_its_super(tmp_path: Path) -> None:
 def test_a_field_of_a_class_gets_its_mistake(tmp_path: Path) -> None:
     """The factory of a dataclass's field, and the bound of a pydantic model's; any test of the file may see either."""
     program = """
+from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated
 from pydantic import BaseModel, Field, TypeAdapter
@@ -78,8 +79,9 @@ from pydantic import BaseModel, Field, TypeAdapter
 class Some:
     many: list = field(default_factory=list)
 
+Size = Annotated[int, Field(ge=0)]
 class Model(BaseModel):
-    size: Annotated[int, Field(ge=0)]
+    size: Size
 
 FORM = TypeAdapter(Model)
 """
@@ -96,7 +98,7 @@ FORM = TypeAdapter(Model)
             module.FORM.validate_python({"size": 0})
     finally:
         del sys.modules["some"]
-    assert 1 in mutants.spans(program)[1][8] and 1 in mutants.spans(program)[1][11]
+    assert 1 in mutants.spans(program)[1][9] and 1 in mutants.spans(program)[1][13]
 
 
 def test_the_mistakes_made_by_hand_can_still_be_made(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -79,6 +79,11 @@ def test_equal_numbers() -> None:
     assert decided(group([CLEAR])) == ([[""]], [])
 
 
+def test_a_column_of_equal_numbers_does_not_end_the_table() -> None:
+    equal, lone = group([[400, 400, 400]] * 2), group([[400, 400, 400]])
+    assert decided(equal, lone, group([CLEAR, LOW]))[0] == [["", ""], [""], ["B", ""]]
+
+
 def test_holm_is_within_a_column() -> None:
     """p of one comparison is near 0.03: alone it is significant, with a second like it no longer. What other columns
     hold changes nothing.
