@@ -14,7 +14,8 @@ They run cheapest first until one fails. A mutant is killed if a test fails, if 
 several times as long as it should.
 
 Left out, because no behaviour is in them: annotations, decorators, imports, messages of errors and of the log, the
-`strict=` of zip. What survives and cannot matter is explained in tests/mutants.yaml.
+`strict=` of zip, and `device=`, for which another device than the CPU is needed. What survives and cannot matter is
+explained in tests/mutants.yaml.
 """
 
 from __future__ import annotations
@@ -146,10 +147,13 @@ def _not_called(node: cst.Call) -> Iterator[cst.CSTNode]:
         yield node.func.value
 
 
+UNSEEN = m.Arg(keyword=m.Name("strict") | m.Name("device"))
+
+
 def _rest(call: cst.CSTNode) -> tuple[Any, list[cst.Arg]]:
-    """A call without `strict=`."""
+    """A call without `strict=` and `device=`."""
     given = getattr(call, "args", ())
-    return getattr(call, "func", call), [arg for arg in given if not m.matches(arg, m.Arg(keyword=m.Name("strict")))]
+    return getattr(call, "func", call), [arg for arg in given if not m.matches(arg, UNSEEN)]
 
 
 OPERATORS: list[tuple[type, Callable[[Any], Iterable[cst.CSTNode]]]] = [
@@ -165,7 +169,7 @@ NOTHING = (
     | m.Assert()
     | m.Import()
     | m.ImportFrom()
-    | m.Arg(keyword=m.Name("strict"))
+    | UNSEEN
     | m.Call(func=m.Name("cast") | m.Name("isinstance") | m.Name("len"))
     | m.Call(func=m.Attribute(value=m.Name("log")))
     | m.Expr(value=m.Call(func=m.Attribute(value=m.Name("log"))))

@@ -532,7 +532,7 @@ def test_q_ffl() -> None:
 
 
 def test_q_ffl_of_small_losses() -> None:
-    """As above with one client at distance 1: L F / (|D|^2 + L F) is 5 / 105 for F = 1/2, and F is never below 1e-10."""
+    """As above with one client at distance 1: L F / (|D|^2 + L F) is 5 / 105 for F = 1/2; F is at least 1e-10."""
     for loss, weight in ((0.5, 5 / 105), (1e-9, 1e-8 / (100 + 1e-8)), (0.0, 1e-9 / (100 + 1e-9))):
         mixing = mixing_of("q_ffl", [client(0, 7, loss, {"fc.weight": torch.tensor([1.0])})], context(1), q=1.0)
         assert mixing.weights == pytest.approx([weight], rel=1e-9)

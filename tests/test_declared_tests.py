@@ -173,6 +173,7 @@ def test_what_cannot_be_tested_counts_with_one(tmp_path: Path) -> None:
     few = suite.plan("few")
     found = declared_tests.run(suite.tests[0], few, pretended(few))
     assert [one.why for one in found] == ["D is not in this preset"] * 8 + [""] * 4
+    assert [one.seeds for one in found[:8]] == [()] * 8
     text = declared_tests.as_text(found, suite.tests[0], few, "last")
     assert "interaction, SVHN, fgsm: not tested, counts with p = 1: D is not in this preset" in text
     assert "family 'claims' of 12 comparisons" in text and "3 seeds: a claim about methods needs at least 5" in text

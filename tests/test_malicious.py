@@ -72,6 +72,8 @@ def test_gaussian_upload_has_nothing_of_the_update() -> None:
     assert torch.equal(noise, other)
     assert noise.mean().item() == pytest.approx(0.1, abs=0.02)
     assert noise.std().item() == pytest.approx(0.5, abs=0.02)
+    standard = torch.empty(20_000).normal_(generator=generator(0, "g"))
+    assert torch.equal(noise, 0.1 + 0.5 * standard)
 
 
 def test_ipm_is_minus_epsilon_times_the_mean() -> None:
@@ -109,6 +111,14 @@ def test_badnets_changes_a_fraction_of_the_images_and_nothing_else_of_them() -> 
     assert torch.equal(patched(images / 255, 5), patched(images, 5) / 255)
     with pytest.raises(ValueError, match="a square of 8 pixels on images of 8 x 8"):
         ADVERSARIES["badnets"](images, labels, generator(0, "p"), target=2, size=8)
+
+
+def test_badnets_takes_the_floor_of_the_fraction() -> None:
+    """0.29 of 100 is 28.999999999999996 in floats, and means 29."""
+    for fraction, n, changed in ((0.29, 100, 29), (0.5, 4, 2), (0.35, 20, 7), (0.349, 20, 6), (0.0, 5, 0), (1.0, 5, 5)):
+        images, labels = torch.zeros(n, 1, 2, 2, dtype=torch.uint8), torch.zeros(n, dtype=torch.int64)
+        x, y = ADVERSARIES["badnets"](images, labels, generator(0, "p"), target=1, fraction=fraction, size=1)
+        assert int(y.sum()) == int((x == 255).sum()) == changed
 
 
 def test_a_scaled_update_replaces_the_model() -> None:

@@ -61,6 +61,26 @@ def test_median_of_an_even_number_is_between_the_two_in_the_middle() -> None:
     assert result("coordinate_median", [[0, 5], [1, -5], [9, 0]]).tolist() == [1, 0]
 
 
+def test_float_buffers_are_weighed_as_the_weights_are() -> None:
+    """Of clients with 1 and 9 examples and weights 1/4 and 3/4 the running mean is 3/4, not 9/10."""
+
+    class Normalised(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.w = nn.Parameter(torch.zeros(1))
+            self.register_buffer("running", torch.zeros(1))
+
+    at = context(on=problem(2, Normalised()), broadcast={"w": torch.zeros(1), "running": torch.zeros(1)})
+    updates = [client(k, n, model={"w": torch.tensor([x]), "running": torch.tensor([x])}) for k, n, x in
+               ((0, 1, 0.0), (1, 9, 1.0))]  # fmt: skip
+    mixing = robust_aggregators._weighted(updates, at, {0: 0.25, 1: 0.75}, selected=[1])
+    assert mixing.model is not None and {name: float(v) for name, v in mixing.model.items()} == {
+        "w": 0.75,
+        "running": 0.75,
+    }
+    assert (mixing.weights, mixing.selected) == ([0.25, 0.75], (1,))
+
+
 def test_trimmed_mean() -> None:
     assert scalar("trimmed_mean", [100, 1, -100, 0, 2], byzantine=1) == 1
     assert scalar("trimmed_mean", [100, 1, -100, 0, 4], byzantine=0) == 1
