@@ -87,8 +87,10 @@ def test_the_files_of_a_record_and_what_they_say_of_themselves() -> None:
         "model-000002.safetensors", "model-000003.safetensors",
     ]  # fmt: skip
     assert stage.files_of({}) == []
-    header = stage.header_of(JOB, 3, 10)
-    assert header == {"cell": JOB.cell, "round": "3", "spec": json.dumps(JOB.spec), "classes": "10"}
+    spec = {"seed": 7, "validation": 0, "model": {"name": "mlp", "weights": "a.pt"}}  # no validation is the default
+    header = stage.header_of(replace(JOB, spec=spec), 3, 10)
+    said = json.dumps({"model": {"name": "mlp"}, "seed": 7})
+    assert header == {"cell": JOB.cell, "round": "3", "spec": said, "classes": "10"}
 
 
 FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
