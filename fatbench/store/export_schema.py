@@ -68,7 +68,7 @@ def _shallow(value: Any) -> Any:
     raise ValueError(f"nested more than {LEVELS} levels deep")
 
 
-ABSENT: Any = None  # of a key that may be missing: nobody reads what stands for it
+ABSENT: Any = None  # of a key that may be missing; never read
 
 
 class _Open(BaseModel):
