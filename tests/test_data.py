@@ -1269,6 +1269,7 @@ def test_arrays_become_a_data_set_whatever_their_layout() -> None:
     assert data.shape == (3, 5, 4) and data.classes == 3 and data.writers is not None
     assert (data.train_images == data.test_images).all() and data.train_images[0, 2, 0, 0] == 2
     assert data.fingerprint != of_grey.fingerprint and data.name == "mine"
+    assert own.dataset(grey, [1, 2], grey, [1, 2], name="mine", classes=3).classes == 3
 
 
 X, Y = np.zeros((4, 8, 8)), [0, 1, 2, 1]
@@ -1283,6 +1284,7 @@ X, Y = np.zeros((4, 8, 8)), [0, 1, 2, 1]
         ((X, Y[:3], X, Y), "x, y: 4 images and 3 labels"),
         ((X, Y, X[:, :7], Y), "x has images of 1x8x8, x_test of 1x7x8"),
         ((X, [0, 1, 2, -1], X, Y), "labels must be 0 to 2, the largest is 2"),
+        ((X, [1, 2, 3, 1], X, Y), "y: labels begin at 0, the smallest is 1 (classes=4 allows it)"),
         ((X, np.ones(4), X, Y), "y: expected whole numbers (N,), got float64 (4,)"),
     ],
 )
@@ -1294,6 +1296,7 @@ def test_arrays_that_cannot_be_a_data_set(arrays: tuple[Any, ...], said: str) ->
     ("body", "said"),
     [
         ("    return open('no.npz')", "mine.py:2: FileNotFoundError: [Errno 2] No such file or directory: 'no.npz'"),
+        ("    return open(root / 'no.npz')", "no.npz'; --data names another folder"),
         ("    return 1, 2", "returned a tuple, not a Dataset; fatbench.dataset(...) makes one"),
     ],
 )

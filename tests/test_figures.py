@@ -807,6 +807,8 @@ def test_the_forest_plot_has_a_row_a_method_and_a_panel_an_attack(drawn: Suite, 
     assert dots == pytest.approx([26, 26])
     assert forest.draw(replace(what, width=plots.COLUMN), "x", tmp_path).name == "x.png"
     assert "mean over 2 seeds" in (tmp_path / "x.txt").read_text()
+    alone = [replace(one, comparison=replace(one.comparison, seeds=(1,), test=None)) for one in found]
+    assert replace(what, differences=alone).caption == "Differences in points, not tested; dot: one seed."
 
 
 def test_a_baseline_is_a_label_and_where_none_is_named_nothing_is_guessed(drawn: Suite) -> None:

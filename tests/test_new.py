@@ -124,6 +124,17 @@ def test_the_smoke_preset_of_what_is_written_runs_and_is_reported(place, run, ki
             assert row["measured"]["my_one"]["mean"] <= row["measured"]["natural"]["mean"]
 
 
+def test_a_plan_of_images_of_unknown_size_says_so_instead_of_no_bytes(place, run):
+    run("new", "dataset", "my_one")
+    assert " uploaded and " in run("plan", "suite", "my_one.yaml", "--smoke")[1]
+    text = (place / "my_one.py").read_text()
+    (place / "my_one.py").write_text(text.replace("    Side: 8\n", ""))
+    sources.delete(*signatures.plugins())
+    signatures.drop_plugins(list(signatures.plugins()))
+    code, out, _ = run("plan", "suite", "my_one.yaml", "--smoke")
+    assert code == 0 and "bytes uploaded, downloaded and on this disk: unknown" in out and "0 B" not in out
+
+
 def test_the_methods_of_the_templates_compute_what_they_say(place, run):
     """The aggregator: losses 1, 1.2 and 9 have the median 1.2; the third client is further away than 0.5.
 

@@ -1058,7 +1058,9 @@ def test_identity_ignores_defaults_and_how_a_suite_is_written(suite_from: Callab
     assert [c.id for c in evaluated.plan().cells] == ids
 
 
-def test_extends_merges_and_keeps_lines(suite_from: Callable[..., Suite], tmp_path: Path) -> None:
+def test_extends_merges_and_keeps_lines(
+    suite_from: Callable[..., Suite], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     suite_from()
     child = tmp_path / "child.yaml"
     child.write_text(
@@ -1067,6 +1069,9 @@ def test_extends_merges_and_keeps_lines(suite_from: Callable[..., Suite], tmp_pa
     )
     with pytest.raises(SpecError, match="no suite is named 's'"):
         load(str(child))  # by name only where suites are looked for; beside it, by file
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SpecError, match=r"no suite is named 's' \(did you mean 's.yaml'\?\)"):
+        load("s")
     child.write_text(child.read_text().replace("extends: s\n", "extends: s.yaml\n"))
     plan = load(str(child)).plan()
     assert keys(plan) == ["one five", "one ten", "one two", "two five", "two ten", "two two"]

@@ -17,7 +17,7 @@ from rich.text import Text
 
 from fatbench import settings
 from fatbench.data import catalogue
-from fatbench.suite import format_call, plugins, signatures, weights
+from fatbench.suite import cost, format_call, plugins, signatures, weights
 from fatbench.suite.papers import paper_of
 
 if TYPE_CHECKING:
@@ -188,10 +188,16 @@ def plan(what: Plan, works: Mapping[str, Work | None], total: Work, time: Estima
         f"{_short(total.gradient_steps)} gradient steps, {_short(total.forward)} forward and"
         f" {_short(total.backward)} backward image passes (AutoAttack counted as if every image survived)"
     )
-    console.print(
-        f"{_bytes(total.bytes_up)} uploaded and {_bytes(total.bytes_down)} downloaded by the clients,"
-        f" {_bytes(total.disk)} of checkpoints on this disk"
-    )
+    if all(cost.parameters(cell.spec) is not None for cell in cells):
+        console.print(
+            f"{_bytes(total.bytes_up)} uploaded and {_bytes(total.bytes_down)} downloaded by the clients,"
+            f" {_bytes(total.disk)} of checkpoints on this disk"
+        )
+    else:
+        console.print(
+            "bytes uploaded, downloaded and on this disk: unknown, a data set or model does not say its size"
+            " (lines Classes, Side and Channels, or Parameters, of its docstring)"
+        )
     console.print(_how_long(len(cells), time, on))
 
 

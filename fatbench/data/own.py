@@ -44,9 +44,12 @@ def dataset(
         if len(a) != len(b) or not len(a):
             raise SpecError(f"{name}: {axes}: {len(a)} images and {len(b)} labels")
     largest = int(max(labels.max(), test_labels.max()))
+    given_none = classes is None
     classes = largest + 1 if classes is None else classes
     if min(labels.min(), test_labels.min()) < 0 or largest >= classes:
         raise SpecError(f"{name}: labels must be 0 to {classes - 1}, the largest is {largest}")
+    if given_none and not (labels == 0).any():
+        raise SpecError(f"{name}: y: labels begin at 0, the smallest is {labels.min()} (classes={classes} allows it)")
     of_train, of_test = writers or (None, None)
     loaded = Loaded(
         Path(name), images, labels, test_images, test_labels, classes,
@@ -96,7 +99,10 @@ def load(spec: Mapping[str, Any], root: Path) -> Dataset:
             raise
         lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename) == plugin]
         line = f":{lines[-1]}" if lines else ""
-        raise SpecError(f"data: {spec['name']}: {plugin}{line}: {type(error).__name__}: {reason(error)}") from error
+        below = isinstance(error, FileNotFoundError) and Path(str(error.filename)).is_relative_to(root)
+        hint = "; --data names another folder" if below else ""
+        said = f"{type(error).__name__}: {reason(error)}{hint}"
+        raise SpecError(f"data: {spec['name']}: {plugin}{line}: {said}") from error
     if not isinstance(found, Dataset):
         raise SpecError(
             f"data: {spec['name']} returned a {type(found).__name__}, not a Dataset; fatbench.dataset(...) makes one"

@@ -163,7 +163,9 @@ def locate(name: str) -> Path:
         return path
     known = available()
     if name not in known:
-        raise SpecError(f"no suite is named '{name}'{did_you_mean(name, known)}")
+        beside = next((f"{name}{end}" for end in (".yaml", ".yml") if Path(f"{name}{end}").is_file()), None)
+        meant = f" (did you mean '{beside}'?)" if beside else did_you_mean(name, known)
+        raise SpecError(f"no suite is named '{name}'{meant}")
     return known[name]
 
 

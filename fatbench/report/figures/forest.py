@@ -39,8 +39,12 @@ class Forest:
         seeds = sorted({len(one.comparison.seeds) for one in found})
         several = f"{seeds[0]} to {seeds[-1]}" if len(seeds) > 1 else f"{seeds[0]}"
         over = " and ".join(dict.fromkeys(one.comparison.over for one in found if one.comparison.test is not None))
-        interval = f"bar: 95 % interval over {over}, not corrected for several comparisons" if over else "not tested"
+        interval = f"bar: 95 % interval over {over}, not corrected for several comparisons"
         label = f"{self.label}. " if self.label else ""
+        if not over:
+            return (
+                f"{label}Differences in points, not tested; dot: {'one seed' if seeds == [1] else 'mean over seeds'}."
+            )
         return f"{label}Differences in points; dot: mean over {several} seeds, full if 0 is excluded; {interval}."
 
 
