@@ -197,7 +197,7 @@ class _Lines:
 
     def begin(self, jobs: Sequence[Job], before: Mapping[str, str], slots: Sequence[str]) -> None:
         done = sum(state == "done" for state in before.values())
-        self._say(f"{self.what}: {len(jobs)} cells, {done} done, {len(jobs) - done} to go")
+        self._say(f"{self.what}: {len(jobs)} cell{'s' * (len(jobs) != 1)}, {done} done, {len(jobs) - done} to go")
 
     def work_in(self, slots: Sequence[str]) -> None:
         """Lines name no slots."""

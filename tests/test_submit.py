@@ -11,10 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from ruamel.yaml import YAML
 from sqlalchemy import select, update
 
+import fatbench
 from fatbench.cli import app, verify
+from fatbench.errors import NothingMatched
 from fatbench.runner.jobs import Machine
 from fatbench.runner.start import jobs_of
 from fatbench.runner.worker import work
@@ -182,6 +185,20 @@ def test_results_without_outcomes_are_refused(honest: Path, submit: Call, tmp_pa
 
     code, _, err = submit(changed(honest, tmp_path, bare))
     assert code == 2 and "has no outcome of each image; nothing was written" in err
+
+
+def test_models_that_were_trained_elsewhere_are_not_run_again_and_it_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
+    fatbench.evaluate(net, dataset="digits", attacks=["natural"], n=20, db="a.db", device="cpu")
+    with (
+        Store.open("a.db") as store,
+        pytest.raises(NothingMatched, match="these are models that were trained elsewhere"),
+    ):
+        verify.choose(store, 1, None)
 
 
 def test_code_that_was_modified_is_refused_before_anything_runs(honest: Path, submit: Call, tmp_path: Path) -> None:

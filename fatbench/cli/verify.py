@@ -179,9 +179,15 @@ def choose(store: Store, sample: int, seed: int | None) -> list[str]:
     """Cells whose training is done: with a seed any of them at random, without the cheapest. NothingMatched: none."""
     from fatbench.store.replicates import SIGN
 
-    specs = {id: spec for id, spec in store.cells().items() if SIGN not in id and "evaluated" not in spec}
+    known = {id: spec for id, spec in store.cells().items() if SIGN not in id}
+    specs = {id: spec for id, spec in known.items() if "evaluated" not in spec}
     stages = store.stages()
     done = sorted(id for id in specs if (row := stages.get((id, "train"))) is not None and row.status == "done")
+    if not done and len(known) > len(specs):
+        raise NothingMatched(
+            "these are models that were trained elsewhere: without their files nobody can attack them again;"
+            " fatbench site FILE ... shows them beside other results"
+        )
     if not done:
         raise NothingMatched("no cell of these results finished its training: there is nothing to verify")
     if seed is not None:

@@ -75,7 +75,8 @@ class Watch:
         if self.console.is_terminal:
             self.live.start()
         else:
-            self._line(f"{self.what}: {self.total} cells, {self.done} done, {self.total - self.done} to go")
+            cells = f"{self.total} cell{'s' * (self.total != 1)}"
+            self._line(f"{self.what}: {cells}, {self.done} done, {self.total - self.done} to go")
 
     def work_in(self, slots: Sequence[str]) -> None:
         """Show these places from now on."""

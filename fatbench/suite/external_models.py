@@ -49,7 +49,7 @@ class Model:
         if bool(self.mean) != bool(self.std):
             raise SpecError("--mean and --std go together")
         if self.mean and len(self.mean) != len(self.std):
-            raise SpecError(f"--mean has {len(self.mean)} numbers, --std {len(self.std)}")
+            raise SpecError(f"--mean and --std: numbers of {len(self.mean)} and of {len(self.std)} channels")
         if any(not value > 0 for value in self.std):
             raise SpecError(f"--std: expected numbers above 0, got {', '.join(map(str, self.std))}")
 
