@@ -65,8 +65,8 @@ def autoattack(
     The package runs its stages in float32, also where networks compute in bfloat16: APGD takes the larger of two
     losses, FAB walks along the boundary, Square keeps what is a little better, and bfloat16 knows none of these well.
     Under TF32, with eight times as many steps between 1 and 2, `_in_tf32` runs them; float32 says what a success is.
-    Square, most of the passes, asks a copy of the network that has its batch normalisation in the convolutions
-    (`_fused`), and asks nothing about an image that a query leaves as it is (`_asked_once`).
+    Its stages attack a copy of the network that has its batch normalisation in the convolutions (`_fused`); what they
+    broke the network itself says. Square asks nothing about an image that a query leaves as it is (`_asked_once`).
     The passes below are at most: those of an image that withstands every stage, in float32 and with 10 classes or more
     (of "plus", with 10: untargeted FAB asks for a gradient of every class).
 
@@ -96,7 +96,9 @@ def autoattack(
         )
         adversary.verbose = False
         adversary.apgd_targeted.n_target_classes = adversary.fab.n_target_classes = min(9, classes - 1)
-        adversary.square.predict = _Logits(_fused(model, x)).eval()
+        attacked = _Logits(_fused(model, x)).eval()
+        adversary.apgd.model = adversary.apgd_targeted.model = attacked
+        adversary.fab.predict = adversary.square.predict = attacked
         adversary.square.margin_and_loss = _asked_once(adversary.square.margin_and_loss)
         evaluate = adversary.run_standard_evaluation
         # The packages reshape gradients with view(), which a channels_last tensor does not have.
@@ -157,7 +159,7 @@ def _in_tf32(adversary: Any, victim: _Logits, x: Tensor, y: Tensor, seed: int) -
 
 
 def _fused(model: nn.Module, x: Tensor) -> nn.Module:
-    """A copy of the model, for passes without gradients: a convolution and its batch normalisation are one convolution.
+    """A copy of the model in which a convolution and its batch normalisation are one convolution.
 
     The model itself where torch cannot follow its forward pass, or where the copy gives the images x other logits.
     """
