@@ -416,10 +416,8 @@ def table(
             parts = [combine(parts, rows, columns)]
         if id is not None:
             parts = with_table(parts, [id])
-        made = grids_of(
-            parts, store, select=select, published=published, with_evaluated=with_evaluated, replicates=replicates,
-            digits=digits, images=images,
-        )  # fmt: skip
+        how = {"select": select, "published": published, "which": replicates, "digits": digits, "images": images}
+        made = grids_of(parts, store, with_evaluated, **how)
     return Table([grid for _, _, grids in made for grid in grids], notes)
 
 
@@ -472,17 +470,9 @@ def with_table(parts: Sequence[tuple[Suite, Plan]], ids: Sequence[str]) -> list[
 
 
 def grids_of(
-    parts: Sequence[tuple[Suite, Plan]],
-    store: Store | None,
-    *,
-    select: Checkpoint,
-    published: bool,
-    with_evaluated: bool,
-    replicates: str,
-    digits: int,
-    images: str,
+    parts: Sequence[tuple[Suite, Plan]], store: Store | None, with_evaluated: bool, **how: Any
 ) -> list[tuple[Suite, Plan, list[Grid]]]:
-    """The tables of each suite; what is asked for and not there is said on stderr."""
+    """The tables of each suite, `how`: see `build_tables`; what is asked for and not there is said on stderr."""
     made = []
     for suite, chosen in parts:
         for line in left_out(suite, chosen):
@@ -493,11 +483,7 @@ def grids_of(
             print(
                 f"fatbench: no model has been evaluated with the attacks of '{chosen.suite}': {like}", file=sys.stderr
             )
-        grids = build_tables(
-            suite, chosen, store, select=select, published=published, evaluated=more, which=replicates,
-            digits=digits, images=images,
-        )  # fmt: skip
-        made.append((suite, chosen, grids))
+        made.append((suite, chosen, build_tables(suite, chosen, store, evaluated=more, **how)))
     return made
 
 

@@ -273,10 +273,8 @@ def report(
             parts = [combine(parts, listed(rows), listed(columns))]
         if table:
             parts = api.with_table(parts, table)
-        shown = api.grids_of(
-            parts, store, select=at, published=with_published, with_evaluated=with_evaluated, replicates=which,
-            digits=digits, images=images,
-        )  # fmt: skip
+        measured = {"select": at, "which": which, "published": with_published, "digits": digits, "images": images}
+        shown = api.grids_of(parts, store, with_evaluated, **measured)
         grids = [grid for _, _, mine in shown for grid in mine]
         if not grids and not names:
             raise NothingMatched("the database has no results yet: fatbench run suite NAME")
