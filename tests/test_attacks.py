@@ -37,17 +37,24 @@ from fatbench.suite import calls, formulas, signatures
 
 torch.set_num_threads(1)
 
-CORRUPTIONS = ("corruption", "cifar10_c")  # in tests/test_corruptions.py: they are in no ball and know no model
-PERTURBING = [name for name in ATTACKS if name not in CORRUPTIONS]
-OURS = [name for name in PERTURBING if name not in ("autoattack", "torchattacks")]
+
+def declares(name: str, start: str) -> list[str]:
+    """What stands behind `start` in the attack's docstring."""
+    return formulas.lines(signatures.describe("Attack", name).doc, start)
+
+
+# Corruptions are in tests/test_corruptions.py: they are in no ball and know no model.
+PERTURBING = [name for name in ATTACKS if "corruption" not in declares(name, "Role:")]
+OURS = [name for name in PERTURBING if not declares(name, "Package:")]
 # Settings without a default, where their type's example says little. What torchattacks takes is its attack's.
 VALUES = {"eps": "8/255", "step": "2/255", "steps": 3, "through": "clean", "predicts": "clean"}
-FREE = {"torchattacks": {"attack": "PGD", "eps": "8/255", "alpha": "2/255", "steps": 3}}
+FREE = {"eps": "8/255", "alpha": "2/255", "steps": 3}
 
 
 def spec(name: str, **values: object) -> dict[str, object]:
     """A canonical call of the attack: every required setting from VALUES, `values` where the attack takes them."""
-    node: dict[str, object] = dict(FREE.get(name, {}))
+    free = inspect.getfullargspec(ATTACKS[name]).varkw is not None
+    node: dict[str, object] = {**members.settings("Attack", name), **FREE} if free else {}
     for setting in signatures.describe("Attack", name).settings:
         if setting.name in values:
             node[setting.name] = values[setting.name]
@@ -55,7 +62,7 @@ def spec(name: str, **values: object) -> dict[str, object]:
             node[setting.name] = spec("pgd", **values)
         elif setting.default is signatures.REQUIRED and setting.name not in node:
             node[setting.name] = VALUES.get(setting.name, members.settings("Attack", name)[setting.name])
-    if name in FREE:
+    if free:
         node.update({key: value for key, value in values.items() if key in node})
     return calls.check("Attack", {"name": name, **node})
 
@@ -429,11 +436,11 @@ def test_pgd_kl_equals_torchattacks() -> None:
 
 def check_ball_and_box(name: str, eps: float, step: float, steps: int, seed: int, size: int) -> None:
     model, (x, y) = conv(), batch(size, seed=seed)
-    attack = calls.build("Attack", spec(name, eps=eps, step=step, alpha=step, steps=steps))
-    x_adv = attack(model, x, y, generator(seed))
+    call = spec(name, eps=eps, step=step, alpha=step, steps=steps)
+    x_adv = calls.build("Attack", call)(model, x, y, generator(seed))
     assert x_adv.shape == x.shape and x_adv.dtype == x.dtype and not x_adv.requires_grad
     assert x_adv.min() >= 0 and x_adv.max() <= 1
-    assert (x_adv - x).abs().max() <= (0 if name == "natural" else eps + 1e-6)
+    assert (x_adv - x).abs().max() <= (0 if declares(name, "Role:") == ["natural"] else eps + 1e-6)
     if eps == 0:
         assert torch.equal(x_adv, x)
 
@@ -470,8 +477,11 @@ def test_the_generator_alone_decides(name: str) -> None:
     assert global_states() == before
     torch.manual_seed(2)
     assert torch.equal(attack(model, x, y, generator(7)), first)
-    if name not in ("natural", "fgsm"):  # the two that draw nothing
-        assert not torch.equal(attack(model, x, y, generator(8)), first)
+    noise = generator(8)
+    other = attack(model, x, y, noise)
+    draws = not torch.equal(noise.get_state(), generator(8).get_state())
+    assert torch.equal(other, first) != draws
+    assert draws or name not in ("fgsm_sfat", "pgd", "pgd_kl", "cw", "autoattack", "torchattacks", "dual")
 
 
 @pytest.mark.parametrize("name", PERTURBING)
@@ -525,7 +535,7 @@ def test_works_under_autocast(name: str) -> None:
     model, (x, y) = Recorded(conv()).eval(), batch(4)
     with torch.autocast("cpu", torch.bfloat16):
         x_adv = calls.build("Attack", spec(name, eps=0.3))(model, x, y, generator())
-    confirmed = {torch.float32} if name == "autoattack" else set()
+    confirmed = {torch.float32} if name in PERTURBING and name not in OURS and declares(name, "Float32:") else set()
     asked = name not in OURS or asks_the_network(name)  # what a package does its docstring does not count
     assert model.types == ({torch.bfloat16} | confirmed if asked else set())
     assert x_adv.dtype == torch.float32

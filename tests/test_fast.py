@@ -250,7 +250,7 @@ MORE: dict[str, tuple[str, dict[str, object]]] = {  # another network, and setti
     "fedrbn": ("dual_cnn", {**MIXED, "objective": objective("dual_at")}),
     # At its own rate Adam makes whole steps of the rounding noise of gradients that are zero.
     "fedaux": ("small_cnn", {"privacy": "none", "distillation_lr": 1e-7}),
-    "gradient_inversion": ("bare_vit", {"batch": 1, "candidates": 10, "objective": objective("standard")}),
+    "gradient_inversion": ("bare_vit", {"candidates": 10, "objective": objective("standard")}),
 }
 COHORT = [name for name, algorithm in ALGORITHMS.items() if "train_cohort" in algorithm.__globals__]
 ALONE = [name for name in ALGORITHMS if name not in COHORT]  # gradients alone, or training of their own
@@ -259,8 +259,11 @@ ALONE = [name for name in ALGORITHMS if name not in COHORT]  # gradients alone, 
 def rounds(name: str, path: str, count: int, *, double: bool) -> list[Round]:
     """An algorithm with five clients of unequal size, on the first network that it takes."""
     networks, more = ([MORE[name][0]], MORE[name][1]) if name in MORE else (NETWORKS, {})
-    flat = {"rounds": count, "objective": objective("at"), **TOGETHER, **more}
-    box = members.member("Algorithm", name, **flat, local=nested(**flat)["local"])
+    example = members.settings("Algorithm", name)
+    rest = {key: value for key, value in TOGETHER.items() if key not in example}
+    flat = {"rounds": count, "objective": objective("at"), **rest, **more}
+    asks_local = {"local": nested(**{**TOGETHER, **flat})["local"]} if "local" in example else {}
+    box = members.member("Algorithm", name, **flat, **asks_local)
     refused: list[Exception] = []
     for model in networks:
         on = problem(model, path, (7, 4, 7, 3, 6))
