@@ -239,7 +239,14 @@ def test_a_step_of_five_clients_is_not_much_more_to_launch_than_one_of_one() -> 
 
 TOGETHER = {"batch": 4, "lr": 0.05, "aggregator": aggregators.AGGREGATORS["uniform"], "epochs": 2, "momentum": 0.9,
             "participation": 0.8}  # fmt: skip
-NETWORKS = ("nin", "small_cnn", "dual_cnn", "edge_resnet8", "edge_vit")  # an algorithm gets the first that it takes
+NETWORKS = (
+    "nin",
+    "small_cnn",
+    "dual_cnn",
+    "edge_resnet8",
+    "edge_vit",
+    "bare_vit",
+)  # an algorithm gets the first that it takes
 MIXED = {"participation": 1.0, "adversarial": 3}
 MORE: dict[str, tuple[str, dict[str, object]]] = {  # another network, and settings that ask for more than `Example:`
     "fedavg": ("nin", {"aggregator": functools.partial(aggregators.AGGREGATORS["q_ffl"], q=1.0)}),
