@@ -20,6 +20,7 @@ from fatbench.store import jsonl
 from fatbench.store.stages import Store
 from fatbench.suite import files
 from fatbench.suite.cells import Cell, Plan
+from fatbench.suite.contrasts import Contrast
 from fatbench.suite.files import Suite
 
 RESULTS = Path(__file__).parent.parent / "results"
@@ -331,3 +332,12 @@ def test_slack_and_shrink_of_the_committed_rows(db: str, run: Any) -> None:
 def test_mistakes_on_the_command_line(db: str, arguments: tuple[str, ...], message: str, run: Any) -> None:
     code, _, err = run("compare", *arguments, "--db", db)
     assert code == 2 and message in err
+
+
+def test_a_formula_has_what_is_subtracted_last() -> None:
+    def formula(weights: dict[tuple[str, str], float]) -> str:
+        return declared_tests._formula(Contrast(axis="method", weights=weights))
+
+    assert formula({("A", ""): 1.0, ("B", ""): -1.0}) == "A - B"
+    assert formula({("B", ""): -1.0, ("A", ""): 0.5, ("C", "pgd20"): 0.5}) == "0.5 A + 0.5 C under pgd20 - B"
+    assert formula({("B", ""): -1.0, ("A", ""): 0.0, ("C", ""): 1.0}) == "0 A + C - B"

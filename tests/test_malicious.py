@@ -80,9 +80,11 @@ def test_ipm_is_minus_epsilon_times_the_mean() -> None:
     assert ADVERSARIES["ipm"](U, OTHERS, epsilon=0.5).tolist() == [-1.0, -1.0]
 
 
-@pytest.mark.parametrize(("n", "f", "z"), [(20, 4, 0.15731), (50, 12, 0.33604), (60, 18, 0.49720), (10, 2, 0.0)])
+@pytest.mark.parametrize(
+    ("n", "f", "z"), [(20, 4, 0.15731), (50, 12, 0.33604), (60, 18, 0.49720), (10, 2, 0.0), (8, 5, 0.43073)]
+)
 def test_alie_is_as_far_from_the_mean_as_enough_honest_clients(n: int, f: int, z: float) -> None:
-    """s = floor(n/2) + 1 - f, z = Phi^-1((n - f - s) / (n - f)); updates with mean 3 and unbiased deviation 2."""
+    """s = floor(n/2) + 1 - f, z = Phi^-1((n - f - s) / (n - f)), s > 0; updates with mean 3 and deviation 2."""
     others = torch.randn(n - f, 1, generator=generator(0, "alie"), dtype=torch.float64)
     others = 3 + 2 * (others - others.mean()) / others.std()
     for sign, way in (("minus", -1), ("plus", 1)):

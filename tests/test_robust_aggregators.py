@@ -61,6 +61,18 @@ def test_median_of_an_even_number_is_between_the_two_in_the_middle() -> None:
     assert result("coordinate_median", [[0, 5], [1, -5], [9, 0]]).tolist() == [1, 0]
 
 
+def test_buffers_keep_their_type() -> None:
+    """Medians are taken in float32, and a buffer of float64 stays one."""
+    updates, at = vectors([[1.0], [2.0], [9.0]])
+    updates = [replace(u, model={**u.model, "b": u.model["w"].double()}) for u in updates]
+    at = replace(at, broadcast={**at.broadcast, "b": torch.zeros(1, dtype=torch.float64)})
+    mixing = AGGREGATORS["coordinate_median"](updates, at)
+    assert mixing.model is not None
+    assert {name: (value.item(), value.dtype) for name, value in mixing.model.items()} == {
+        "w": (2.0, torch.float32), "b": (2.0, torch.float64)
+    }  # fmt: skip
+
+
 def test_float_buffers_are_weighed_as_the_weights_are() -> None:
     """Of clients with 1 and 9 examples and weights 1/4 and 3/4 the running mean is 3/4, not 9/10."""
 

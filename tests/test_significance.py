@@ -128,6 +128,15 @@ def test_one_untestable_number_and_nothing_is_bold(why: str, change: dict[str, A
     assert decided((values, bits | {("empty", "e"): (0, 0)}), other)[0][1] == ["B", ""]
 
 
+def test_values_over_no_image_are_not_tested() -> None:
+    values, bits = group([CLEAR, LOW])
+    for value in values:
+        value.n = (0,)
+    assert decided((values, bits))[0] == [["°", ""]]
+    values, bits = group([[1, 1], [0, 0]], n=1)
+    assert decided((values, bits)) == ([["°", ""]], [("°", "the best of its column, not tested: one image")])
+
+
 def test_without_outcomes_or_with_numbers_missing() -> None:
     assert decided(group([CLEAR, LOW]), outcomes=None)[0] == [["°", ""]]
     values, bits = group([CLEAR, LOW, CLOSE])
