@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
+from fatbench.engine.rounds import Number
 from fatbench.errors import MachineError, SpecError, Unavailable
-from fatbench.runner import stage
+from fatbench.runner import attacking, stage
 from fatbench.runner.jobs import Event, Job, Machine, Turn
 from fatbench.store.leases import LEASE
 from fatbench.store.schema import STAGES
@@ -78,6 +79,20 @@ def test_what_can_be_claimed(machine: Machine, store: Store) -> None:
     assert stage.claim(turn(store), at, machine, 0, NATURAL) is None
     assert stage.claim(turn(store), at, machine, 0, NATURAL, fresh=True) is not None
     assert store.stages()[JOB.cell, at].round == 0
+
+
+def test_an_emptied_attack_keeps_its_settings_and_nothing_else(machine: Machine, store: Store) -> None:
+    at, settings = NATURAL.stage(3), {"name": "natural", "implementation": f"fatbench {__version__}"}
+    run = stage.claim(turn(store), at, machine, 8, NATURAL)
+    assert run is not None
+    attacking._empty(turn(store), at, machine, NATURAL)  # this run is alive: not to be had
+    assert store.stages()[JOB.cell, at].run == run
+    store.commit(run, round=8, outcomes=(0, 8, b"x"), record={"model": "m"})
+    store.finish(run, [Number("natural", 0.5, 3, 8)])
+    attacking._empty(turn(store), at, machine, NATURAL)
+    row = store.stages()[JOB.cell, at]
+    assert (row.status, row.round, row.record, row.settings) == ("interrupted", 0, {}, settings)
+    assert store.outcomes(JOB.cell, at) == store.measurements() == []
 
 
 def test_the_files_of_a_record_and_what_they_say_of_themselves() -> None:
