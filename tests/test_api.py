@@ -7,6 +7,7 @@ import inspect
 import json
 import os
 import re
+import shutil
 import sqlite3
 import subprocess
 import sys
@@ -232,7 +233,9 @@ def test_a_script_without_a_guard_is_told_so_before_anything_runs(tmp_path: Path
 
 @pytest.mark.nightly
 def test_a_notebook_of_every_block_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """docs/python.md as a notebook, in an empty folder: no block fails, tables come as HTML, frames as pandas' own."""
+    """docs/python.md as a notebook, beside our results: no block fails, tables come as HTML, frames as pandas' own."""
+    shutil.copytree(ROOT / "results" / "weights", tmp_path / "results" / "weights")
+    shutil.copy(ROOT / "results" / "fat-byzantine-cpu.jsonl", tmp_path / "results")
     monkeypatch.setenv("JUPYTER_PLATFORM_DIRS", "1")
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     import nbformat
