@@ -14,7 +14,7 @@ import pytest
 
 from fatbench.engine.rounds import Number
 from fatbench.errors import MachineError, SpecError, Unavailable
-from fatbench.runner import attacking, stage
+from fatbench.runner import attacking, stage, training
 from fatbench.runner.jobs import Event, Job, Machine, Turn
 from fatbench.store.leases import LEASE
 from fatbench.store.schema import STAGES
@@ -93,6 +93,14 @@ def test_an_emptied_attack_keeps_its_settings_and_nothing_else(machine: Machine,
     row = store.stages()[JOB.cell, at]
     assert (row.status, row.round, row.record, row.settings) == ("interrupted", 0, {}, settings)
     assert store.outcomes(JOB.cell, at) == store.measurements() == []
+
+
+def test_training_waits_for_the_cell_whose_weights_it_begins_with(machine, store, monkeypatch) -> None:
+    heard: list[Event] = []
+    monkeypatch.setattr(training.weights, "trained_by", lambda spec: "fedcba987654")
+    assert training.train(turn(store, heard.append), machine) == "waiting"
+    said = "for the weights of cell fedcba987654, not trained yet"
+    assert heard == [Event(JOB.cell, "train", "waiting", message=said)] and store.stages() == {}
 
 
 def test_the_files_of_a_record_and_what_they_say_of_themselves() -> None:
