@@ -110,8 +110,8 @@ ROOMS: dict[str, tuple[list[str], list[str], str]] = {
     ),
     "exchange": (
         ["store/consistency.py", "store/export_schema.py", "store/jsonl.py"],
-        ["test_consistency.py", "test_exchange.py", "test_export_schema.py"],
-        "not flipped and not journey",
+        ["test_consistency.py", "test_exchange.py", "test_export_schema.py", "test_replicates.py"],
+        "not flipped and not journey and (not test_replicates or another_run or wall_time)",
     ),
 }
 
@@ -573,7 +573,7 @@ def main() -> None:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="fatbench-mutants-"))
         place = Path(folder)
         place.chmod(0o755)  # some tests look as another user
-        if "store" in (asked.room or ROOMS):
+        if {"store", "exchange"} & {*(asked.room or ROOMS)}:
             stack.enter_context(_server())
         for name in tracked.split("\0"):
             committed = name.startswith("results/") and name.endswith(".jsonl")

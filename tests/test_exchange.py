@@ -9,6 +9,7 @@ import random
 import re
 import sqlite3
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +17,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from sqlalchemy import update
+from sqlalchemy import select, update
 from typer.testing import CliRunner
 
 from fatbench.cli.app import app
@@ -27,7 +28,7 @@ from fatbench.store import jsonl as exchange
 from fatbench.store.integrity import check
 from fatbench.store.jsonl import ExchangeError, import_
 from fatbench.store.rows import dumps
-from fatbench.store.schema import RUNS, STAGES
+from fatbench.store.schema import CELLS, RUNS, STAGES
 from fatbench.store.stages import Store
 
 pytest_plugins = ("databases",)
@@ -682,6 +683,23 @@ def test_bad_lines_are_named_and_left_out(store: Store, empty: Store, lines: lis
     ]
     assert import_(empty, file, left_out={2, 3, 4})["new cells"] == 1
     assert sorted(empty.cells()) == ["a", "b", "c"]
+
+
+def test_an_import_waits_for_who_claims_a_stage_of_the_cell(store: Store, tmp_path: Path) -> None:
+    """On a server `claim` locks the cell's row, and so does an import; another cell's it does not wait for."""
+    if store.database.path is not None:
+        pytest.skip("SQLite has one writer")
+    store.add_cell("b", {"seed": 2})
+    attacked(store)
+    file = put(tmp_path, exported(store, ["a"]))
+    at = store.database._engine.url
+    at = at.update_query_dict({"options": f"{at.query.get('options', '')} -c lock_timeout=200"})
+    with Store.open(at.render_as_string(hide_password=False)) as impatient:
+        for cell, waits in (("b", False), ("a", True)):
+            with store.database.writing() as connection:
+                connection.execute(select(CELLS.c.id).where(CELLS.c.id == cell).with_for_update(key_share=True))
+                with pytest.raises(FatbenchError, match="lock timeout") if waits else nullcontext():
+                    import_(impatient, file)
 
 
 @pytest.mark.promise("Input", "An import lets other processes write in between")
