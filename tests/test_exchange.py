@@ -709,7 +709,7 @@ def test_an_import_lets_others_write_in_between(empty: Store, tmp_path: Path, mo
         many.add_cells({f"c{i:03d}": {"seed": i} for i in range(250)})
         file = put(tmp_path, exported(many))
     taken: list[int] = []
-    take = exchange._take
+    take = exchange.take_in
 
     def counted(connection: Any, cell: Any, *rest: Any) -> None:
         if cell.cell == "c240" and len(taken) < 250:
@@ -718,7 +718,7 @@ def test_an_import_lets_others_write_in_between(empty: Store, tmp_path: Path, mo
             taken.append(len(reader.cells()))
         take(connection, cell, *rest)
 
-    monkeypatch.setattr(exchange, "_take", counted)
+    monkeypatch.setattr(exchange, "take_in", counted)
     with pytest.raises(ExchangeError, match=r"in the meantime; 200 cells before it were imported$"):
         import_(empty, file)
     assert (taken[99], taken[100], taken[199], taken[200]) == (0, 100, 100, 200)
@@ -743,7 +743,7 @@ def test_a_file_is_whole_or_not_there(empty: Store, tmp_path: Path, monkeypatch:
         yield "half a line"
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(exchange, "_lines", full)
+    monkeypatch.setattr(exchange, "lines_of", full)
     before = file.read_bytes()
     with pytest.raises(MachineError, match="No space left on device"):
         exchange.export(empty, file)
@@ -979,7 +979,7 @@ def test_two_lists_of_outcomes_agree_where_both_cover() -> None:
         (whole, [(0, 4, b"\xa0")], False),
         (whole, [(0, 3, b"\xb0")], True),
     ):
-        assert exchange._agree(mine, theirs) is exchange._agree(theirs, mine) is agrees
+        assert exchange.agree(mine, theirs) is exchange.agree(theirs, mine) is agrees
 
 
 FURTHER = [  # (status, round, checkpoint, held) here, (status, round) there, whether there replaces here
@@ -999,16 +999,16 @@ FURTHER = [  # (status, round, checkpoint, held) here, (status, round) there, wh
 @pytest.mark.parametrize(("here", "there", "replaces"), FURTHER)
 def test_what_is_further_replaces_what_cannot_go_on(here: Any, there: Any, replaces: bool) -> None:
     status, round, checkpoint, held = here
-    mine = exchange._Here(SimpleNamespace(status=status, round=round, checkpoint=checkpoint, run=1), {}, [])
+    mine = exchange.StageHere(SimpleNamespace(status=status, round=round, checkpoint=checkpoint, run=1), {}, [])
     theirs: Any = SimpleNamespace(status=there[0], round=there[1])
-    assert exchange._further(mine, theirs, {1} if held else {2}) is replaces
-    assert exchange._further(None, theirs, {1}) is True
+    assert exchange.knows_more(mine, theirs, {1} if held else {2}) is replaces
+    assert exchange.knows_more(None, theirs, {1}) is True
 
 
 def test_numbers_differ_in_value_or_n_and_never_in_wall_time() -> None:
     def differs(number: list[Any], here: tuple[float, int], key: tuple[int, int, str] = (1, 0, "loss")) -> str | None:
-        mine = exchange._Here(None, {key: here}, [])
-        return exchange._differs(mine, SimpleNamespace(numbers=[[*number, 0, "t"]], outcomes=[]))  # type: ignore[arg-type]
+        mine = exchange.StageHere(None, {key: here}, [])
+        return exchange.contradiction(mine, SimpleNamespace(numbers=[[*number, 0, "t"]], outcomes=[]))  # type: ignore[arg-type]
 
     assert differs([1, 0, "loss", 0.5, 3], (0.5, 3)) is None
     assert differs([1, 0, "loss", 0.25, 3], (0.5, 3)) == (
@@ -1029,13 +1029,13 @@ def test_lines_come_a_hundred_at_a_time(tmp_path: Path, monkeypatch: pytest.Monk
     """The first line is no cell; a part ends with the line that goes beyond PART characters."""
     head = json.dumps({"format": "fatbench results", "schema_version": 1, "cells": 205}) + "\n"
     file = put(tmp_path, head + "12345678\n" * 205)
-    with exchange._opened(file) as (promised, parts):
+    with exchange.read_parts(file) as (promised, parts):
         found = list(parts)
     assert promised == 205 and [len(part) for part in found] == [100, 100, 5]
     assert [number for part in found for number, _ in part] == list(range(2, 207))
     assert {line for part in found for _, line in part} == {"12345678\n"}
     monkeypatch.setattr(exchange, "PART", 27)
-    with exchange._opened(file) as (_, parts):
+    with exchange.read_parts(file) as (_, parts):
         assert [len(part) for part in parts] == [4] * 51 + [1]
     assert (exchange.BATCH, exchange.LINE) == (100, 2**26)
 
@@ -1106,7 +1106,7 @@ def test_long_lines_are_judged_as_they_come(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(
         exchange.export_schema, "cell", lambda line, at, identify: (read.append(len(line)), real(line, at, identify))[1]
     )
-    with exchange._opened(file) as (_, parts):
+    with exchange.read_parts(file) as (_, parts):
         assert [len(part) for part in parts] == [1] * 9
     with pytest.raises(exchange.ExchangeError, match=r"long\.jsonl:2: "):
         exchange.check(None, file)

@@ -242,9 +242,9 @@ def test_an_identity_that_cannot_be_computed_names_the_plugin_of_the_runs() -> N
 
 
 def test_messages_are_cut_at_300_characters_and_in_one_line() -> None:
-    assert export_schema._cut(f"a \n b{295 * 'x'}") == f"a b{295 * 'x'}"
-    assert export_schema._cut(f"a \n b{296 * 'x'}") == f"a b{295 * 'x'}..."
-    assert export_schema._cut(300 * "x") == 300 * "x"
+    assert export_schema.shortened(f"a \n b{295 * 'x'}") == f"a b{295 * 'x'}"
+    assert export_schema.shortened(f"a \n b{296 * 'x'}") == f"a b{295 * 'x'}..."
+    assert export_schema.shortened(300 * "x") == 300 * "x"
 
 
 @pytest.mark.parametrize(

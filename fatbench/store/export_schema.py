@@ -222,7 +222,7 @@ def cell(line: str, at: str, identify: Callable[[Mapping[str, Any]], str] | None
         try:
             identity = identify(found.spec)
         except (FatbenchError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-            raise ExchangeError(f"{at}: cell {found.cell}: {_cut(str(error))}{_brought(found, error)}") from None
+            raise ExchangeError(f"{at}: cell {found.cell}: {shortened(str(error))}{_brought(found, error)}") from None
         if identity != found.cell:
             raise ExchangeError(f"{at}: cell {found.cell}: its spec has the identity {identity}; was the file edited?")
     _distinct([run.uid for run in found.runs], "run", found, at)
@@ -293,7 +293,7 @@ def _read(form: TypeAdapter[Any], value: Mapping[str, Any], at: str) -> Any:
         where = ".".join(str(part) for part in problem["loc"] if str(part) != "_Data")
         what = problem["msg"].removeprefix("Value error, ").replace("1" + 100 * "0", f"{LARGEST:g}")
         what = re.sub(r" or instance of \w+", "", what)
-        raise ExchangeError(f"{at}: {_cut(where) + ': ' if where else ''}{_cut(what)}") from None
+        raise ExchangeError(f"{at}: {shortened(where) + ': ' if where else ''}{shortened(what)}") from None
     except RecursionError:
         raise ExchangeError(f"{at}: nested more than {LEVELS} levels deep") from None
 
@@ -308,7 +308,8 @@ def _storable(value: Any, at: str) -> None:
         raise ExchangeError(f"{at}: text that cannot be stored (a NUL, or half of a surrogate pair)")
 
 
-def _cut(text: str) -> str:
+def shortened(text: str) -> str:
+    """In one line, of at most 300 characters."""
     return " ".join(text.split()) if len(text) <= 300 else " ".join(text[:300].split()) + "..."
 
 

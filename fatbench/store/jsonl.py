@@ -55,7 +55,7 @@ def export(store: Store, file: str | Path | TextIO, cells: Iterable[str] | None 
         with nullcontext(file) if hasattr(file, "write") else _whole(Path(file)) as stream:
             stream.write(dumps({"format": FORMAT, "schema_version": SCHEMA_VERSION, "cells": len(chosen)}) + "\n")
             for part in batches(chosen, 100):
-                for line in _lines(connection, part, copies):
+                for line in lines_of(connection, part, copies):
                     stream.write(line + "\n")
     return len(chosen)
 
@@ -72,7 +72,7 @@ def _whole(file: Path) -> Iterator[TextIO]:
         raise MachineError(f"cannot write {file}: {error.strerror or error}") from None
 
 
-def _lines(connection: Connection, cells: Sequence[str], copies: Mapping[str, tuple[str, int]]) -> Iterator[str]:
+def lines_of(connection: Connection, cells: Sequence[str], copies: Mapping[str, tuple[str, int]]) -> Iterator[str]:
     """The lines of some cells, in order. DatabaseError: a finished stage is not what it was when it was finished."""
     shared: dict[str, list[tuple[str, str]]] = {}
     rows = select(SHARED_CELLS).where(SHARED_CELLS.c.cell.in_(cells))
@@ -115,7 +115,7 @@ def check(
     """
     path, left_out = Path(file), set()
     seen: dict[str, int] = {}  # run -> the line it is in
-    with _opened(path) as (promised, numbered):
+    with read_parts(path) as (promised, numbered):
         count = 0
         for part in numbered:
             with nullcontext() if store is None else store.database.reading() as connection:
@@ -164,7 +164,7 @@ def import_(
     left_out = check(store, path, identify=identify) if left_out is None else left_out
     what = ("cells", "new cells", "new replicates", "new stages", "new numbers", "numbers already here")
     counts = dict.fromkeys(what, 0)
-    with _opened(path) as (_, numbered):
+    with read_parts(path) as (_, numbered):
         for part in numbered:
             cells = [
                 (f"{path}:{number}", export_schema.cell(line, f"{path}:{number}", identify))
@@ -176,7 +176,7 @@ def import_(
                 with store.database.writing() as connection:
                     lock(connection)
                     for at, cell in cells:
-                        _take(connection, cell, at, counts, store.database.path)
+                        take_in(connection, cell, at, counts, store.database.path)
                         counts["cells"] += 1
             except (UnicodeEncodeError, DataError):
                 raise ExchangeError(f"{at}: text that cannot be stored{_after(before)}") from None
@@ -195,7 +195,7 @@ def _after(cells: int) -> str:
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[tuple[int, Iterator[list[tuple[int, str]]]]]:
+def read_parts(path: Path) -> Iterator[tuple[int, Iterator[list[tuple[int, str]]]]]:
     """How many cells a file promises, and its further lines with their numbers, BATCH at a time."""
     try:
         with path.open(encoding="utf-8") as stream:
@@ -251,7 +251,7 @@ def is_export(file: str | Path) -> bool:
         raise MachineError(f"cannot read {file}: {error.strerror or error}") from None
 
 
-def _take(connection: Connection, cell: CellLine, at: str, counts: dict[str, int], file: Path | None) -> None:
+def take_in(connection: Connection, cell: CellLine, at: str, counts: dict[str, int], file: Path | None) -> None:
     """Merge one cell into the database, counting what was new."""
     connection.scalar(select(CELLS.c.id).where(CELLS.c.id == cell.cell).with_for_update(key_share=True))  # as `claim`
     known = replicates.here(connection, cell.cell)
@@ -281,7 +281,7 @@ def _take(connection: Connection, cell: CellLine, at: str, counts: dict[str, int
         counts["numbers already here"] += len(stage.numbers) - len(new)
         if mine is not None and mine.row.status == stage.status == "done":
             pass  # the same work; a later version may have measured more of it
-        elif _further(mine, stage, held):
+        elif knows_more(mine, stage, held):
             _take_stage(connection, cell, stage, runs, new=mine is None)
             counts["new stages"] += 1
         else:
@@ -318,7 +318,7 @@ def _undamaged(connection: Connection, cell: str, at: str) -> None:
 
 
 @dataclass
-class _Here:
+class StageHere:
     """What the database holds of a stage."""
 
     row: Any
@@ -326,7 +326,7 @@ class _Here:
     outcomes: list[tuple[int, int, bytes]]
 
 
-def _here(connection: Connection, cell: str) -> dict[str, _Here]:
+def _here(connection: Connection, cell: str) -> dict[str, StageHere]:
     """The stages of a cell here, locked."""
     query = (
         select(STAGES, RUNS.c.host, RUNS.c.pid, RUNS.c.process, RUNS.c.extra)
@@ -334,7 +334,7 @@ def _here(connection: Connection, cell: str) -> dict[str, _Here]:
         .where(STAGES.c.cell == cell)
         .with_for_update(of=STAGES)
     )
-    here = {row.stage: _Here(row, {}, []) for row in connection.execute(query)}
+    here = {row.stage: StageHere(row, {}, []) for row in connection.execute(query)}
     for row in connection.execute(select(NUMBERS).where(NUMBERS.c.cell == cell)) if here else ():
         here[row.stage].numbers[row.round, row.client, row.metric] = (row.value, row.n)
     chunks = select(OUTCOME_CHUNKS).where(OUTCOME_CHUNKS.c.cell == cell).order_by(*OUTCOME_CHUNKS.primary_key)
@@ -357,28 +357,28 @@ def _id_for(connection: Connection, cell: CellLine, known: Sequence[str]) -> str
             return id
     for id in known:
         here = _here(connection, id)
-        if all(_differs(here[stage.stage], stage) is None for stage in cell.stages if stage.stage in here):
+        if all(contradiction(here[stage.stage], stage) is None for stage in cell.stages if stage.stage in here):
             return id
     return None
 
 
-def _compare(mine: _Here | None, stage: Stage, cell: CellLine, at: str) -> list[Any]:
+def _compare(mine: StageHere | None, stage: Stage, cell: CellLine, at: str) -> list[Any]:
     """The numbers of the file's stage that are not here. ExchangeError: one of the same run is another here."""
     if mine is None:
         return stage.numbers
-    if problem := _differs(mine, stage):
+    if problem := contradiction(mine, stage):
         raise ExchangeError(f"{at}: cell {cell.cell} {stage.stage}: {problem}{NOTHING}")
     return [number for number in stage.numbers if tuple(number[:3]) not in mine.numbers]
 
 
-def _differs(mine: _Here, stage: Stage) -> str | None:
+def contradiction(mine: StageHere, stage: Stage) -> str | None:
     """In what the file's stage contradicts the one here; wall time is no part of it."""
     for round, client, metric, value, n, *_ in stage.numbers:
         found = mine.numbers.get((round, client, metric))
         if found is not None and found != (value, n) and metric not in CLOCK:
             who = f" of client {client}" if client >= 0 else ""
             return f"{metric}{who} of round {round} is {value!r} (n={n}) there and {found[0]!r} (n={found[1]}) here"
-    if not _agree(mine.outcomes, [(start, n, bits_of(text)) for start, n, text in stage.outcomes]):
+    if not agree(mine.outcomes, [(start, n, bits_of(text)) for start, n, text in stage.outcomes]):
         return "the outcomes per example differ from those here"
     return None
 
@@ -397,7 +397,7 @@ def _take_stage(connection: Connection, cell: CellLine, stage: Stage, runs: Sequ
         connection.execute(update(STAGES).where(key).values(**values))
 
 
-def _further(mine: _Here | None, stage: Stage, held: set[int]) -> bool:
+def knows_more(mine: StageHere | None, stage: Stage, held: set[int]) -> bool:
     """Whether the file's stage should replace what is here: it knows more, and no run could continue from here."""
     if mine is None or mine.row.status == "todo":
         return True
@@ -430,7 +430,7 @@ def _take_runs(connection: Connection, cell: CellLine, held: set[int]) -> list[i
     return ids
 
 
-def _agree(mine: Sequence[tuple[int, int, bytes]], theirs: Sequence[tuple[int, int, bytes]]) -> bool:
+def agree(mine: Sequence[tuple[int, int, bytes]], theirs: Sequence[tuple[int, int, bytes]]) -> bool:
     """Whether two lists of chunks say the same of the examples that both cover."""
     if mine == theirs or not mine or not theirs:
         return True
