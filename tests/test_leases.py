@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -78,6 +79,13 @@ def test_a_lease_ends_a_quarter_of_an_hour_after_the_last_progress(store: Store,
             late()
     row = store.stages([CELL])[CELL, "train"]
     assert (row.run, row.round, row.checkpoint, len(store.measurements())) == (other, 1, "state-1", 1)
+
+
+def test_a_lease_is_over_at_its_end() -> None:
+    row = SimpleNamespace(host="elsewhere", pid=1, process=None, heartbeat="1970-01-01T00:01:40.000Z", extra=None)
+    end = leases.ends(row)
+    assert end == 100 + leases.LEASE
+    assert [leases.held(row, at) for at in (end - 0.001, end, end + 0.001)] == [True, False, False]
 
 
 def test_progress_renews_a_lease(store: Store) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import io
 import json
 import math
 import multiprocessing
@@ -423,6 +424,40 @@ def test_a_dead_process_loses_its_stage_and_may_write_no_more(store: Store) -> N
     assert [(r["status"], r["ended"]) for r in store.runs()] == [("failed", ended), ("running", None)]
     assert Stolen.exit_code == 1
     store.finish(again)
+    with store.database.writing() as connection:  # as if the first had not said yet how it ended
+        connection.execute(update(RUNS).where(RUNS.c.id == run).values(status="interrupted"))
+    store.fail(run, "later still")
+    stream = io.StringIO()
+    jsonl.export(store, stream)  # the end of a run that came too late is in the digest of what another finished
+    assert "later still" in stream.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("denied", "log", "create", "mode"),
+    [
+        ("", None, False, "rw"),
+        ("", None, True, "rwc"),
+        ("x.db", None, True, "rwc"),
+        ("x.db", None, False, "ro&immutable=1"),
+        ("", b"", False, "rw"),
+        ("folder", None, False, "ro&immutable=1"),
+        ("folder", b"", False, "ro&immutable=1"),
+        ("folder", b"log", False, "ro"),
+    ],
+)
+def test_how_a_file_is_opened(
+    denied: str, log: bytes | None, create: bool, mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What cannot be written is only read; without a log of changes SQLite is told that nobody else writes."""
+    path = tmp_path / "folder" / "x.db"
+    path.parent.mkdir()
+    if log is not None:
+        Path(f"{path}-wal").write_bytes(log)
+    modes: list[str] = []
+    monkeypatch.setattr(database, "_sqlite", lambda file, mode: modes.append(mode) or (lambda: None))  # type: ignore[func-returns-value]
+    monkeypatch.setattr(os, "access", lambda file, how: Path(file).name != denied)
+    database.Database(str(path), create=create)
+    assert modes == [mode]
 
 
 def test_a_reused_pid_is_not_the_old_process(store: Store) -> None:

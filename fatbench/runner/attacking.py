@@ -229,7 +229,7 @@ def _attack(stage: _Stage, turn: Turn, loaded: _Loaded, machine: Machine) -> Cel
     seconds = time.perf_counter() - begin
     numbers = _numbers(stage, pairs, each)
     numbers.insert(1, Number("seconds", seconds, stage.round))
-    numbers += [Number(f"flag_{words.replace(' ', '_')}", 1.0, stage.round) for words in _said(stage)]
+    numbers += [_flag(words, stage.round) for words in _said(stage)]
     if evaluation.origin is None:
         numbers += _beside(stage, loaded, each, job)
     store.finish(run, numbers, record=record)
@@ -246,6 +246,11 @@ def _numbers(stage: _Stage, pairs: list[transfer.ModelPair], each: Tensor) -> li
     if len(pairs) > 1 or pairs[0].client >= 0:
         numbers += [Number(label, float(v), round, n, p.client) for p, v in zip(pairs, right, strict=True)]
     return numbers
+
+
+def _flag(words: str, round: int) -> Number:
+    """What the report shows as a mark at the numbers of a stage."""
+    return Number(f"flag_{words.replace(' ', '_')}", 1.0, round)
 
 
 def _said(stage: _Stage) -> Iterator[str]:
@@ -283,8 +288,8 @@ def _beside(stage: _Stage, loaded: _Loaded, each: Tensor, job: Job) -> list[Numb
 
 
 def _doubts(job: Job, problem: Any, model: Any, images: Any, round: int) -> list[Number]:
-    """What is doubtful about a model that was not trained here, as numbers that the report shows as flags."""
+    """What is doubtful about a model that was not trained here."""
     from fatbench.engine import plausible
 
     found = plausible.doubts(problem, model, images, job.spec["evaluated"]["outputs"])
-    return [Number(f"flag_{words.replace(' ', '_')}", 1.0, round) for words in found]
+    return [_flag(words, round) for words in found]
