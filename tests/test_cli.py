@@ -161,6 +161,7 @@ def test_a_mistake_is_one_message_and_the_documented_code(run, place, arguments,
 def test_unknown_options_are_usage_errors(run, place):
     for arguments, message in {
         ("plan", "suite", "tiny.yaml", "--smok"): "plan suite: no such option: --smok (did you mean '--smoke'?)",
+        ("plot", "--data", "x"): "plot: no such option: --data (known: --",
         ("plan", "suite", "tiny.yaml", "--zz"): "plan suite: no such option: --zz (known: --attack-precision, ",
         ("plan", "suite", "tiny.yaml", "--smoke=3"): "fatbench: option '--smoke' does not take a value.",
         ("plan", "suite"): "plan suite: missing argument 'name'.",

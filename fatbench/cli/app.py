@@ -169,7 +169,10 @@ def _of_options(error: Any) -> str:
     elif ctx and (option := getattr(error, "option_name", None)):
         known = {name for parameter in ctx.command.params for name in parameter.opts if name.startswith("-")}
         if option not in known:
-            message = f"no such option: {option[:60]}{did_you_mean(option, known)}"
+            bare = {name.lstrip("-"): name for name in known}  # two dashes alone make nothing alike
+            near = difflib.get_close_matches(option.lstrip("-"), bare, n=1)
+            meant = f"did you mean '{bare[near[0]]}'?" if near else f"known: {', '.join(sorted(known))}"
+            message = f"no such option: {option[:60]} ({meant})"
     return shown_url(f"fatbench{f' {command}' if command else ''}: {message[:1].lower()}{message[1:]}")
 
 
