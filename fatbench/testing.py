@@ -577,14 +577,16 @@ PROPERTIES: dict[str, tuple[Property, ...]] = {
 
 
 def check(file: Path) -> Iterator[tuple[str, str, list[str], list[str]]]:
-    """Of every function that a plug-in brings: kind, name, the properties that hold, and what does not hold."""
+    """Of every function that a plug-in brings: kind, name, the properties that hold, and what does not hold; neither,
+    where a kind has no properties, such as a data set.
+    """
     torch.set_num_threads(1)  # for networks of a few numbers, threads only wait for one another
-    for kind, properties in PROPERTIES.items():
+    for kind in [*PROPERTIES, *(other for other in signatures.TABLES if other not in PROPERTIES)]:
         for name in signatures.names(kind):
             if signatures.describe(kind, name).plugin != file:
                 continue
             held, broken = [], []
-            for holds in properties:
+            for holds in PROPERTIES.get(kind, ()):
                 words = holds.__name__.replace("_", " ")
                 try:
                     holds(kind, name)

@@ -128,3 +128,11 @@ def test_a_plug_in_on_the_command_line(
     assert "p1.py: aggregator yours: 3 of 3 properties do not hold\n" in out
     assert re.search(r"\n  same bytes under another name, nothing .*: KeyError: 'stats' \(p1.py, line \d+\)\n", out)
     assert out.count("KeyError") == 1
+
+
+def test_what_has_no_property_is_not_called_ok(
+    plugin: Callable[[str], Path], run: Callable[..., tuple[int, str, str]]
+) -> None:
+    file = plugin("def mine(root):\n    return None\n\n\nDATASETS = {'mine': mine}\n")
+    said = f"{file.name}: data mine: has no property to test; a run reads it\n"
+    assert run("suite", "check", "--contract", str(file))[:2] == (0, said)

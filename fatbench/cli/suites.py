@@ -154,6 +154,8 @@ def _contract(files: list[str]) -> None:
         for kind, name, held, broken in testing.check(path):
             wrong += bool(broken)
             said = f"{len(broken)} of {len(held) + len(broken)} properties do not hold" if broken else "ok"
+            if not held and not broken:
+                said = "has no property to test; a run reads it"
             print(f"{path.name}: {kind} {name}: {said}")
             shown: dict[str, list[str]] = {}  # what is wrong -> the properties that it breaks
             for line in broken:
