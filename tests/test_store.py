@@ -1159,10 +1159,11 @@ def test_patience_with_a_database_that_is_locked(tmp_path: Path, monkeypatch: py
         with pytest.raises(Locked, match="another process has been writing"):
             store.add_cell(CELL, SPEC)
         store.database.patience = 0.1
-        begin = time.monotonic()
+        begin, sleep, slept = time.monotonic(), time.sleep, []
+        monkeypatch.setattr(database.time, "sleep", lambda seconds: (slept.append(seconds), sleep(seconds)))
         with pytest.raises(Locked):
             store.add_cell(CELL, SPEC)
-        assert time.monotonic() - begin >= 0.1
+        assert time.monotonic() - begin >= 0.1 and set(slept) == {0.05}
         store.database.patience = 60.0
         threading.Timer(0.2, other.rollback).start()
         store.add_cell(CELL, SPEC)
