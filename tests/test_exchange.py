@@ -1073,8 +1073,9 @@ def test_every_column_of_an_export_is_checked(edit: str, tmp_path: Path) -> None
         connection.execute("PRAGMA ignore_check_constraints = ON")
         assert connection.execute(edit).rowcount
     connection.close()
-    with Store.open(path) as store, pytest.raises(DatabaseError, match=EDITED[edit]):
+    with Store.open(path) as store, pytest.raises(DatabaseError, match=EDITED[edit]) as refused:
         exported(store)
+    assert "None" not in str(refused.value)  # the address, where it is said
 
 
 @pytest.mark.parametrize(
