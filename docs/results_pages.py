@@ -144,17 +144,19 @@ class Family(Mapping[tuple[str, str], Result]):
     def table(self) -> str:
         """A row for each comparison: points with their interval, what the data exclude, p after Holm.
 
-        If all are of one metric, the page names it.
+        If all are of one metric or one contrast, the page names it.
         """
         several = len({one.metric for one in self.found}) > 1
-        heads = ["difference", *(["where"] if self.rows else []), *(["evaluated"] if several else []),
+        contrasts = len({one.name for one in self.found}) > 1
+        heads = [*(["difference"] if contrasts else []), *(["where"] if self.rows else []),
+                 *(["evaluated"] if several else []),
                  "points (95 % interval)", "size at most (95 %)", f"p after Holm over {self.size}"]  # fmt: skip
         lines = []
         for one in self.found:
             result = Result(one, self.digits)
             where = [one.row] if self.rows else []
             metric = [HEADINGS.get(one.metric, one.metric)] if several else []
-            lines.append([one.name, *where, *metric, result.interval, result.most, result.p])
+            lines.append([*([one.name] if contrasts else []), *where, *metric, result.interval, result.most, result.p])
         return tabulate(lines, heads, tablefmt="github", disable_numparse=True)
 
 
