@@ -432,6 +432,7 @@ def test_every_partition(name: str, data: st.DataObject) -> None:
         parts = PARTITIONS[name](labels, rng(seed), writers, **arguments)
     except ValueError as error:
         assume(not (name == "group_skew" and "gets none of" in str(error)))
+        assume(not (name == "dirichlet" and "no draw of" in str(error)))  # nearly equal cuts leave one client short
         assume(handed_out(name, labels, arguments, labels) is not None)  # else its ranges are not known here
         raise
     together = numpy.concatenate(parts)

@@ -442,7 +442,7 @@ def test_a_plug_in_from_run_to_report_edit_and_import(place, run):
     shown = f"mine.py (sha256 {sha(AGGREGATOR)[:12]}; helper.py {sha(HELPER)[:12]})"
     assert f"- *plug-in*: {shown}\n" in out
     assert "OLDER" not in out
-    assert "blank: mine.py" in out  # the attack's implementation
+    assert "Blank: mine.py" in out  # the attack's implementation
     # black images are all one class to the model: the digits among the first 20 test images with one label
     record = json.loads(run("report", "mine.yaml", "--format", "json")[1])["tables"][0]
     assert record["plugins"] == [expected("aggregator only", "attack blank")]
