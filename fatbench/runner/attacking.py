@@ -227,8 +227,7 @@ def _attack(stage: _Stage, turn: Turn, loaded: _Loaded, machine: Machine) -> Cel
                 return "interrupted"
     each = torch.cat(bits).reshape(len(pairs), n)
     seconds = time.perf_counter() - begin
-    numbers = _numbers(stage, pairs, each)
-    numbers.insert(1, Number("seconds", seconds, stage.round))
+    numbers = [*_numbers(stage, pairs, each), Number("seconds", seconds, stage.round)]
     numbers += [_flag(words, stage.round) for words in _said(stage)]
     if evaluation.origin is None:
         numbers += _beside(stage, loaded, each, job)
@@ -271,7 +270,7 @@ def _beside(stage: _Stage, loaded: _Loaded, each: Tensor, job: Job) -> list[Numb
     assert ready is not None
     images, labels = ready.test[0][:n], ready.test[1][:n]
     liars = ready.problem.malicious.numbers if ready.problem.malicious is not None else ()  # have no accuracy
-    fractions = [ready.problem.labels[() if k in liars else shard] for k, shard in enumerate(ready.problem.shards)]
+    fractions = [ready.problem.labels[[] if k in liars else shard] for k, shard in enumerate(ready.problem.shards)]
     by_client = prior_accuracy(
         {k: each[position] for position, k in enumerate(models)}, labels, fractions, ready.classes
     )
