@@ -71,6 +71,7 @@ ROOMS: dict[str, tuple[list[str], list[str], str]] = {
     "worker": (
         ["runner/worker.py", "runner/stage.py", "runner/training.py", "runner/attacking.py"],
         [
+            "test_attack_stages.py",
             "test_checkpoints.py",
             "test_evaluate.py",
             "test_fast.py",
@@ -80,8 +81,10 @@ ROOMS: dict[str, tuple[list[str], list[str], str]] = {
             "test_stage.py",
             "test_takeover.py",
             "test_transfer.py",
+            "test_worker.py",
         ],
-        "test_checkpoints and (another_cell or not_here_any_more or imported or round_kept or undamaged)"
+        "test_attack_stages or test_worker"
+        " or test_checkpoints and (another_cell or not_here_any_more or imported or round_kept or undamaged)"
         " or test_evaluate and (digest_and_its or same_command or doubts_are_said) or images_once"
         " or clients_destroy or deterministic_kernel"
         " or test_resume and not killed_anywhere and not many_kills and not rare_checkpoints"

@@ -663,6 +663,20 @@ def test_identities_are_checked(empty: Store, lines: list[str], tmp_path: Path) 
     assert len(empty.cells()) == 2
 
 
+def test_identities_are_checked_before_the_first_cell_and_again_as_each_is_taken_in(
+    empty: Store, lines: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file may be another by then."""
+    monkeypatch.setattr(exchange, "BATCH", 1)
+    file = put(tmp_path, "".join(lines))
+    with pytest.raises(ExchangeError, match="cell b: its spec has the identity a"):
+        import_(empty, file, identify=lambda spec: "a")
+    assert empty.cells() == {}
+    with pytest.raises(ExchangeError, match="cell b: its spec has the identity a"):
+        import_(empty, file, identify=lambda spec: "a", left_out=set())
+    assert [*empty.cells()] == ["a"]
+
+
 @pytest.mark.promise("Input", "With `--skip-bad`, bad lines are named and left out")
 def test_bad_lines_are_named_and_left_out(store: Store, empty: Store, lines: list[str], tmp_path: Path) -> None:
     """A line that is no JSON, one with a field too many, one that contradicts the database; the good one is taken."""

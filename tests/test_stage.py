@@ -8,18 +8,21 @@ import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from fatbench.engine.rounds import Number
 from fatbench.errors import MachineError, SpecError, Unavailable
 from fatbench.runner import attacking, stage, training
+from fatbench.runner.heartbeat import Heartbeat
 from fatbench.runner.jobs import Event, Job, Machine, Turn
 from fatbench.store.leases import LEASE
 from fatbench.store.schema import STAGES
 from fatbench.store.stages import Stolen, Store
-from fatbench.suite.cells import Evaluation
+from fatbench.suite.cells import Evaluation, TransferOrigin
 from fatbench.version import __version__
 
 NATURAL = Evaluation("natural", {"name": "natural"}, 40, 15)
@@ -59,11 +62,116 @@ def test_what_a_claim_says_of_its_run(how: dict, said: dict, machine, store, mon
     run = stage.claim(turn(store), "train", replace(machine, **how), 3)
     (row,) = store.runs()
     usual = {"precision": "fp32", "path": "loop", "threads": 1, "preset": "paper", "suite": "crash", "id": run}
+    usual |= {"cpu": stage.cpu()}
     expected = {**usual, "device": f"a {how.get('device', 'cpu')}", "versions": {"torch": "1"}, **said}
     assert {name: row[name] for name in expected} == expected
-    for name in ("not_reproducible", "microbatch", "vectorise", "lease", "plugins"):
+    for name in ("not_reproducible", "microbatch", "vectorise", "lease", "plugins", "other_plugins"):
         assert (name in row) == (name in said)
     assert store.stages()[JOB.cell, "train"].total == 3
+
+
+def test_a_claim_says_which_plug_ins_it_uses_and_which_ran_here_beside_them(machine, store, monkeypatch) -> None:
+    def files(spec: Any, asked: Any = None) -> set[str]:
+        assert spec == JOB.spec
+        return {"a.py"} if asked is None else {f"{one.label}.py" for one in asked}
+
+    monkeypatch.setattr(stage.plugins, "files", files)
+    monkeypatch.setattr(stage.plugins, "version", lambda file: {"plugin": file})
+    monkeypatch.setattr(stage.plugins, "records", lambda spec: [{"plugin": f"of {spec['seed']}"}])
+    monkeypatch.setattr(
+        stage.plugins, "of_evaluation", lambda spec, one: [{"plugin": f"{one.label} of {spec['seed']}"}]
+    )
+    monkeypatch.setattr(stage.sources, "run_here", lambda: {"natural.py", "c.py", "a.py", "b.py"})
+    assert stage.claim(turn(store), "train", machine)
+    assert stage.claim(turn(store), NATURAL.stage(3), machine, 0, NATURAL)
+    train, attack = store.runs()
+    assert (train["plugins"], attack["plugins"]) == ([{"plugin": "of 7"}], [{"plugin": "natural of 7"}])
+    for row, others in ((train, ["b.py", "c.py", "natural.py"]), (attack, ["a.py", "b.py", "c.py"])):
+        assert row["other_plugins"] == [{"plugin": file} for file in others]
+
+
+def test_an_attack_s_settings_say_whose_model_it_is_computed_on(machine: Machine, store: Store) -> None:
+    moved = replace(NATURAL, origin=TransferOrigin("client 1", client=1, clients=2))
+    assert stage.claim(turn(store), moved.stage(3), machine, 0, moved) is not None
+    settings = store.stages()[JOB.cell, moved.stage(3)].settings
+    assert moved.origin is not None and settings is not None and settings["origin"] == moved.origin.said
+
+
+def test_whose_beats_renew_a_lease(machine, monkeypatch) -> None:
+    """A cell's own, or those of all cells that meet in one process."""
+    monkeypatch.setattr(stage, "renewing", lambda *given, **named: (given, named))
+    place = replace(machine, heartbeat=Heartbeat(), lease=60.0)
+    assert stage.renewed(place, 5) == ((machine.db, 5, place.heartbeat, 60.0), {"alone": True})
+    together: Any = replace(place, barrier=object())
+    assert stage.renewed(together, 5)[1] == {"alone": False}
+
+
+def test_what_a_cell_is_made_ready_with(machine, monkeypatch) -> None:
+    """Settings of the machine; a network that draws dropout masks is warned of where batches are cut."""
+    from fatbench.engine.setup import Runtime
+
+    network, did, said = torch.nn.Identity(), list[Any](), list[str]()
+    ready = SimpleNamespace(problem=SimpleNamespace(model=network))
+    bound = {"seed": 7}
+    monkeypatch.setattr("fatbench.engine.setup.setup", lambda runtime, **given: did.append((runtime, given)) or ready)
+    monkeypatch.setattr("fatbench.engine.microbatch.dropping", lambda model: model is network)
+    monkeypatch.setattr("fatbench.engine.fast.barrier.Party", lambda *given: given)
+    monkeypatch.setattr(torch, "set_num_threads", did.append)
+    monkeypatch.setattr(stage.calls, "bind_cell", lambda *given: did.append(given) or bound)
+    monkeypatch.setattr(stage.log, "warning", said.append)
+    job, data, cpu = replace(JOB, spec={"model": {"name": "mlp", "a": 1}}), Path(machine.data), torch.device("cpu")
+    assert stage.ready_for(job, machine, Path("m")) == (bound, ready) and said == []
+    assert did == [1, (job.spec, data, Path("m")), (Runtime(data, cpu), bound)]
+    did.clear()
+    heartbeat, barrier = Heartbeat(), object()
+    other: dict[str, Any] = {"precision": "bf16", "path": "fast", "microbatch": 4, "strict": False, "threads": 3}
+    place = replace(machine, **other, barrier=barrier, heartbeat=heartbeat)  # type: ignore[arg-type]
+    assert stage.ready_for(job, place, None) == (bound, ready) and len(said) == 1
+    party: Any = (barrier, JOB.cell, '{"a": 1, "name": "mlp"}')
+    assert did == [3, (job.spec, data, None), (Runtime(data, cpu, "bf16", "fast", 4, party, False), bound)]
+    before = heartbeat.beats
+    network(torch.zeros(1))
+    assert heartbeat.beats > before
+
+
+def test_where_no_deterministic_kernel_is_any_other_is_taken_and_said(machine, store, monkeypatch) -> None:
+    """Afterwards kernels are chosen as before; any other error is none of its business."""
+    did = list[Any]()
+    monkeypatch.setattr("fatbench.engine.precision.without_kernel", lambda error: {"no put": "put_"}.get(str(error)))
+    monkeypatch.setattr(
+        "fatbench.engine.precision.exact", lambda device, chosen, strict=True: did.append((device.type, chosen, strict))
+    )
+    run = stage.claim(turn(store), "train", machine, 3)
+    assert run is not None
+    place = replace(machine, precision="tf32")
+
+    def ended(said: str, always: bool, how: Machine = place) -> Any:
+        def once(there: Machine) -> Any:
+            did.append(there)
+            if there.strict or always:
+                raise RuntimeError(said)
+            return "done"
+
+        return stage.with_some_kernel(run, how, store, once)
+
+    loose, before, after = replace(place, strict=False), ("cpu", "tf32", False), ("cpu", "tf32", True)
+    assert ended("no put", False) == "done" and did == [place, before, loose, after]
+    assert store.runs()[0]["not_reproducible"] == "put_ has no deterministic kernel"
+    for said, always, how, expected in (
+        ("another", False, place, [place]),
+        ("no put", True, loose, [loose]),
+        ("no put", True, place, [place, before, loose, after]),
+    ):
+        did.clear()
+        with pytest.raises(RuntimeError):
+            ended(said, always, how)
+        assert did == expected
+
+
+def test_a_file_s_cell_has_no_weights_that_it_began_with(monkeypatch) -> None:
+    monkeypatch.setattr(stage, "canonical", lambda spec: spec)
+    said = {"seed": 1, "model": {"name": "mlp", "weights": "a.pt"}}
+    assert stage.spec_of({"spec": json.dumps(said)}) == {"seed": 1, "model": {"name": "mlp"}}
 
 
 def test_what_can_be_claimed(machine: Machine, store: Store) -> None:
@@ -146,19 +254,22 @@ FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         (ZeroDivisionError("0"), "failed", "failed", "ZeroDivisionError: 0", "ZeroDivisionError: 0"),
     ],
 )
-def test_how_a_stage_ends_that_cannot_go_on(error, outcome, status, stored, message, machine, store) -> None:
+def test_how_a_stage_ends_that_cannot_go_on(
+    error, outcome, status, stored, message, machine, store, monkeypatch
+) -> None:
     """What is nobody's fault is no failure; what a person can cause has no traceback, and what is ours has one."""
     run = stage.claim(turn(store), "train", machine, 3)
     assert run is not None
     store.database.patience = 9.0
-    events: list[Event] = []
+    events, freed = list[Event](), list[bool]()
+    monkeypatch.setattr(stage, "free_memory", lambda: freed.append(True))
     try:
         raise error
     except Exception as raised:
         assert stage.failed(raised, run, turn(store, events.append), "train") == outcome
     row = store.stages()[JOB.cell, "train"]
     assert row.status == status and [attempt["status"] for attempt in store.runs()] == [status]
-    assert events == [Event(JOB.cell, "train", outcome, message=message)]
+    assert events == [Event(JOB.cell, "train", outcome, message=message)] and freed == [True] * (outcome == "failed")
     assert (store.database.patience == 0.0) == (outcome == "blocked")  # what is not to be had is not waited for again
     if isinstance(error, (OSError, ZeroDivisionError)) and stored:
         assert row.error.startswith("Traceback") and row.error.rstrip().endswith(stored)

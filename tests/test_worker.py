@@ -1,0 +1,375 @@
+"""What a worker hands to the parts of its work, and what it makes of what they give back; stand-ins are the parts."""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+import logging
+import re
+import threading
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from fatbench.engine.rounds import Cost, Mixing, Number, Round, State, Stats, Update
+from fatbench.runner import checkpoints, training, worker
+from fatbench.runner.heartbeat import Heartbeat
+from fatbench.runner.jobs import Event, Job, Machine, Turn
+from fatbench.store.stages import Store
+from fatbench.suite.cells import Evaluation, TransferOrigin
+
+ALGORITHM = {"name": "fedavg", "rounds": 5, "local": {"batch": 8, "lr": 0.1, "objective": {"name": "standard"}}}
+SPEC: dict[str, Any] = {"seed": 7, "model": {"name": "mlp"}, "algorithm": ALGORITHM}
+AMONG = Evaluation("among", {"name": "natural"}, 10, 4, origin=TransferOrigin("client 0", client=0, clients=1))
+JOB = Job("0123456789ab", SPEC, [AMONG], ["last", "best-test"], "crash", "paper")
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    return Machine(db=str(tmp_path / "r.db"), files=str(tmp_path / "files"), data=str(tmp_path / "data"))
+
+
+@pytest.fixture
+def store(machine: Machine) -> Iterator[Store]:
+    with Store.open(machine.db, create=True) as opened:
+        yield opened
+
+
+def never() -> bool:
+    return False
+
+
+def of_file() -> list[logging.FileHandler]:
+    return [handler for handler in worker.log.handlers if isinstance(handler, logging.FileHandler)]
+
+
+# --- a turn at a cell --------------------------------------------------------------------------------------------
+
+
+class Part:
+    """What refers to itself, so that only the garbage collector ends it."""
+
+    def __init__(self) -> None:
+        self.itself = self
+
+
+@pytest.mark.parametrize(("attacks", "precision"), [("bf16", "bf16"), (None, "tf32")])
+def test_a_turn_trains_and_attacks_and_after_a_damaged_model_both_once_more(
+    attacks, precision, machine, store, monkeypatch, tmp_path, capfd
+) -> None:
+    """Attacks in their own precision. The log is this thread's, and a disk that takes none of it ends nothing."""
+    heartbeat, seen, added, parts, events = Heartbeat(), [], [], [], list[Event]()
+    place = replace(machine, path="auto", precision="tf32", attack_precision=attacks, plugins=("a.py",), time_limit=9.0)
+    expected = replace(place, path="loop", heartbeat=heartbeat)
+
+    def beats(together: bool, limit: float | None) -> Heartbeat:
+        assert (together, limit) == (False, 9.0)
+        return heartbeat
+
+    def train(turn: Turn, there: Machine) -> str:
+        assert turn == Turn(JOB, store, tmp_path / "files" / JOB.cell, events.append, never) and there == expected
+        assert store.cells() == {JOB.cell: SPEC} and worker.log.propagate is False
+        (handler,) = of_file()
+        assert handler.encoding == "utf-8"
+        parts.append((weakref.ref(Part()), handler))
+        worker.log.info("küche")
+        thread = threading.Thread(target=worker.log.info, args=("of another",))
+        thread.start()
+        thread.join()
+        stream, handler.stream = handler.stream, SimpleNamespace(write=None)
+        worker.log.info("lost")
+        handler.stream = stream
+        row = store.stages().get((JOB.cell, "train"))
+        seen.append(None if row is None else row.status)
+        store.finish(store.claim(JOB.cell, "train", suite="crash", total=5, provenance={}), round=5)
+        return "done"
+
+    def attack(turn: Turn, there: Machine, again: bool) -> str:
+        assert there == replace(expected, precision=precision) and turn.job == JOB
+        seen.append(again)
+        if not again:
+            raise checkpoints.DamagedCheckpoint("it is damaged")
+        return "elsewhere"
+
+    monkeypatch.setattr(worker.signatures, "add_plugin", added.append)
+    monkeypatch.setattr(worker, "heartbeat_of", beats)
+    monkeypatch.setattr(worker, "train", train)
+    monkeypatch.setattr(worker, "attack_models", attack)
+    monkeypatch.setattr(worker.log, "disabled", True)
+    monkeypatch.setattr(worker.log, "propagate", True)
+    gc.disable()
+    try:
+        assert worker.work(JOB, place, store, events.append, never) == "elsewhere"
+        assert all(part() is None and handler.stream is None for part, handler in parts)
+    finally:
+        gc.enable()
+    assert seen == [None, False, "interrupted", True] and added == [Path("a.py")]
+    lines = Path(machine.files, JOB.cell, "log.txt").read_text(encoding="utf-8").splitlines()
+    assert [line.split(" ", 2)[2] for line in lines] == [
+        "INFO küche", "WARNING it is damaged: training begins again from round 0", "INFO küche",
+    ]  # fmt: skip
+    assert all(re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} ", line) for line in lines)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_what_is_not_trained_is_not_attacked(machine, store, monkeypatch) -> None:
+    """Cells that meet in one process share their heartbeat; nobody has to listen, and nobody asks it to stop."""
+
+    def train(turn: Turn, there: Machine) -> str:
+        assert not turn.stop()
+        turn.notify(Event(JOB.cell, "train", "start"))
+        return "waiting"
+
+    monkeypatch.setattr(worker, "heartbeat_of", lambda together, limit: (together, limit))
+    monkeypatch.setattr(worker, "train", lambda turn, there: there.heartbeat == (True, None) and train(turn, there))
+    barrier: Any = object()
+    assert worker.work(JOB, replace(machine, barrier=barrier), store) == "waiting"
+
+
+def test_which_path_suits_a_cell(machine, monkeypatch) -> None:
+    monkeypatch.setattr("fatbench.runner.gpu_estimates.path_for", lambda *given: given)
+    monkeypatch.setattr(worker, "gpu_name", {"cuda:0": "H200"}.get)
+    auto = replace(machine, path="auto")
+    assert worker.path_of(JOB, auto) == "loop"
+    assert worker.path_of(JOB, replace(machine, path="fast", device="cuda:0")) == "fast"
+    assert worker.path_of(JOB, replace(auto, device="cuda:0", precision="bf16")) == (SPEC, "bf16", "H200")
+    assert worker.path_of(JOB, replace(auto, device="cuda:1")) == (SPEC, "fp32", "")
+
+
+def test_a_model_that_was_not_trained_here_is_its_cell_s_only_round(machine, store, monkeypatch) -> None:
+    """And stays it when the command is given again; what the network does keeps the lease."""
+    network, events, stops, handlers = torch.nn.Identity(), list[Event](), list[bool](), []
+    ready: Any = SimpleNamespace(
+        problem=SimpleNamespace(model=network), classes=10, initial=State(0, {"w": torch.ones(2)}), data={"name": "x"}
+    )
+
+    def attack(turn: Turn, there: Machine, again: bool, given: Any) -> str:
+        assert there == replace(machine, heartbeat=there.heartbeat) and again is True and given is ready
+        assert (turn.job, turn.store, turn.folder) == (JOB, store, Path(machine.files) / JOB.cell)
+        before = there.heartbeat.beats
+        network(torch.zeros(1))
+        assert there.heartbeat.beats > before
+        stops.append(turn.stop())
+        turn.notify(Event(JOB.cell, "x", "done"))
+        handlers.extend(of_file())
+        return "done"
+
+    monkeypatch.setattr(worker, "attack_models", attack)
+    assert worker.evaluate(JOB, machine, store, ready, events.append, lambda: True) == "done"
+    assert worker.evaluate(JOB, machine, store, ready) == "done"
+    assert len(events) == 1 and stops[0] is True and not stops[1]
+    file = Path(machine.files, JOB.cell, "model-000005.safetensors")
+    model, own, header = checkpoints.load_model(file, "cpu")
+    assert model["w"].tolist() == [1, 1] and own == {}
+    assert header == {"cell": JOB.cell, "round": "5", "classes": "10"}
+    row, (run,) = store.stages()[JOB.cell, "train"], store.runs()
+    record = {"last": {"round": 5}, "sha256": {file.name: hashlib.sha256(file.read_bytes()).hexdigest()}}
+    assert (row.status, row.round, row.total, row.record) == ("done", 5, 5, record) and run["data"] == {"name": "x"}
+    assert store.cells() == {JOB.cell: SPEC} and (file.parent / "log.txt").is_file()
+    assert len(handlers) == 2 and all(handler.stream is None for handler in handlers)
+
+
+# --- training ----------------------------------------------------------------------------------------------------
+
+
+def turn(store: Store, machine: Machine, events: list[Event], stop: Any = never) -> Turn:
+    store.add_cell(JOB.cell, JOB.spec)
+    return Turn(JOB, store, Path(machine.files) / JOB.cell, events.append, stop)
+
+
+def test_training_of_another_version_is_kept_or_begins_again(machine, store, monkeypatch) -> None:
+    events, begun = list[Event](), []
+    at = turn(store, machine, events)
+
+    def changed(jobs: list[Job], where: Store) -> dict:
+        assert (jobs, where) == ([JOB], store)
+        return {JOB.cell: {"train": "a.py"}}
+
+    def rounds(run: int, there: Turn, how: Machine) -> str:
+        begun.append((there, how, store.stages()[JOB.cell, "train"].round))
+        return "done"
+
+    monkeypatch.setattr(training.versions, "changed", changed)
+    monkeypatch.setattr(training, "_rounds", rounds)
+    run = store.claim(JOB.cell, "train", suite="crash", total=5, provenance={})
+    store.finish(run, [Number("loss", 0.5, 1)], round=5)
+    assert training.train(at, machine) == "interrupted" and begun == []
+    assert events == [Event(JOB.cell, "train", "interrupted", message="kept: of a.py; see --rerun-changed")]
+    place = replace(machine, rerun_changed=True, heartbeat=Heartbeat())
+    assert training.train(at, place) == "done" and begun == [(at, place, 0)]
+    assert store.measurements() == []
+
+
+def test_of_a_training_that_is_done_only_what_counts_is_left(machine, store) -> None:
+    events = list[Event]()
+    at = turn(store, machine, events)
+    at.folder.mkdir(parents=True)
+    for name in ("model-000003.safetensors", "model-000005.safetensors", "state-000004.safetensors"):
+        (at.folder / name).touch()
+    run = store.claim(JOB.cell, "train", suite="crash", total=5, provenance={})
+    store.finish(run, round=5, record={"last": {"round": 5}})
+    assert training.train(at, machine) == "done" and events == []
+    assert [file.name for file in at.folder.iterdir()] == ["model-000005.safetensors"]
+    assert len(store.runs()) == 1
+
+
+def test_training_out_of_memory_is_tried_again_while_its_lease_is_renewed(machine, store, monkeypatch) -> None:
+    """Batches of 8: two images at once. The run says so; the stage's rounds are those of the algorithm."""
+    events, did = list[Event](), list[Any]()
+    at, place = turn(store, machine, events), replace(machine, heartbeat=Heartbeat())
+
+    @contextmanager
+    def renewed(there: Machine, run: int) -> Iterator[None]:
+        did.append((there, run))
+        yield
+        did.append("ended")
+
+    def rounds(run: int, there: Turn, how: Machine) -> str:
+        did.append((run, there, how))
+        if how.microbatch is None:
+            raise MemoryError("no more")
+        return "interrupted"
+
+    monkeypatch.setattr(training, "renewed", renewed)
+    monkeypatch.setattr(training, "_rounds", rounds)
+    assert training.train(at, place) == "interrupted"
+    ((run, row),) = [(one["id"], one) for one in store.runs()]
+    assert did == [(place, run), (run, at, place), (run, at, replace(place, microbatch=2)), "ended"]
+    assert (row["microbatch"], row["out_of_memory"], store.stages()[JOB.cell, "train"].total) == (2, "no more", 5)
+    assert training.train(at, place) == "elsewhere"  # it is in our own hands
+    store.fail(run, "no")
+    assert training.train(at, place) == "failed"
+
+
+STATS = Stats(loss=0.0, loss_released=0.0, accuracy=1.0, steps=1, momentum_steps=1.0, batches=1)
+MONITORED = [0.1, 0.9, 0.2, 0.3, 0.4]
+
+
+class Experiment:
+    """Five rounds of ten seconds each. A client's numbers are never the cell's; the last round has no updates."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, weights: dict[str, str] | None = None):
+        self.clock, self.begun = 100.0, list[Any]()
+        self.ready: Any = SimpleNamespace(
+            initial=State(0, {"w": torch.zeros(1)}), classes=10, data={"name": "x"}, weights=weights
+        )
+        patch.setattr("fatbench.engine.experiment.experiment", self)
+        patch.setattr(training, "ready_for", self.made_ready)
+        patch.setattr(training, "time", SimpleNamespace(monotonic=lambda: self.clock))
+
+    def made_ready(self, job: Job, machine: Machine, trained: Path | None) -> tuple[dict[str, Any], Any]:
+        self.begun.append((job, machine, trained))
+        return {"seed": 3}, self.ready
+
+    def __call__(self, ready: Any, state: State, passes: Any, seed: int) -> Iterator[tuple[Round, list[Number]]]:
+        assert (ready, passes, seed) == (self.ready, (1.0, 1.0), 3)
+        self.begun.append((state.round, state.model["w"].item()))
+        for t in range(state.round, 5):
+            self.clock += 10
+            count = t + 1
+            series = {"train_loss": count / 8, "natural": count / 16, "monitor": MONITORED[t]}
+            series |= {"forward": 20.0 * count, "backward": 3.0, "seconds": 1.0, "uploads_refused": float(count % 2)}
+            series |= {"diverged": 4.0} if count == 4 else {}
+            series |= {"flag_a_b": 1.0} if count in (1, 4) else {}
+            numbers = [Number(metric, value, count) for metric, value in series.items()]
+            numbers += [Number(metric, 99.0, count, client=0) for metric in ("train_loss", "monitor", "forward")]
+            model = {"w": torch.full((1,), float(count))}
+            own = {"w": torch.full((1,), count + 0.5)}
+            updates = [] if count == 5 else [Update(0, 3, own, replace(STATS, stack={1: 2, 2: 3}.get(count, 1)))]
+            kept = {"image": torch.full((1,), 7.0)} if count in (1, 3) else {}
+            mixing = Mixing([1.0], artifacts={"seen": torch.full((1,), 8.0)} if count == 3 else {})
+            end = State(count, model)
+            yield Round(t, {}, updates, mixing if count % 2 else None, end, Cost(), artifacts=kept), numbers
+
+
+def test_what_training_commits_keeps_and_says_round_by_round(machine, store, monkeypatch) -> None:
+    """A checkpoint every 20 s: after round 2, and after round 3, where it is stopped. Goes on from there to the end."""
+    origin = {"source": "a.pt", "digest": "d"}
+    experiment, events, seen = Experiment(monkeypatch, origin), list[Event](), list[Any]()
+    monkeypatch.setattr(training.weights, "trained_by", lambda spec: "fedcba987654")
+    monkeypatch.setattr(training.transfer, "trained", lambda cell, where: (cell, where) == ("fedcba987654", store))
+    monkeypatch.setattr(training.transfer, "model_of", lambda cell, where, there: Path(cell, "m"))
+    monkeypatch.setattr(training, "gpu_memory", lambda device: 7 if device == "cpu" else 0)
+    place = replace(machine, checkpoint_seconds=20.0, heartbeat=Heartbeat())
+    folder = Path(machine.files, JOB.cell)
+
+    def notify(event: Event) -> None:
+        row = store.stages()[JOB.cell, "train"]
+        files = sorted(file.name.partition(".")[0] for file in folder.glob("*.safetensors"))
+        seen.append((event.kind, event.round, row.round, row.checkpoint, files))
+        events.append(event)
+
+    at = replace(turn(store, machine, []), notify=notify, stop=lambda: events[-1].round == 3)
+    folder.mkdir(parents=True)
+    (folder / "state-000009.safetensors").touch()
+    assert training.train(at, place) == "interrupted"
+    two, three = (
+        ["clients-000002", "model-000002", *rest] for rest in (["state-000002"], ["model-000003", "state-000003"])
+    )
+    names = [f"state-00000{n}.safetensors" for n in (2, 3)]
+    assert seen == [
+        ("start", 0, 0, None, []), ("progress", 1, 0, None, []), ("progress", 2, 0, None, []),
+        ("progress", 3, 2, names[0], two), ("interrupted", 3, 3, names[1], three),
+    ]  # fmt: skip
+    row = store.stages()[JOB.cell, "train"]
+    assert (row.status, row.round, row.checkpoint) == ("interrupted", 3, names[1])
+    assert training.train(at, place) == "done"
+    last = ["clients-000002", "model-000002", "model-000005"]
+    assert seen[5:] == [
+        ("start", 3, 3, names[1], three),
+        ("progress", 4, 3, names[1], three),
+        ("progress", 5, 3, names[1], three),
+        ("done", 5, 5, None, last),
+    ]  # fmt: skip
+    ready = (JOB, place, Path("fedcba987654", "m"))
+    assert experiment.begun == [ready, (0, 0.0), ready, (3, 3.0)]
+    for count, event in zip([0, 1, 2, 3, 3, 3, 4, 5, 5], events, strict=True):
+        said = {"images": 20 * count + 3.0, "loss": count / 8, "accuracy": count / 16}
+        assert event == Event(JOB.cell, "train", event.kind, count, 5, **(said if event.kind == "progress" else {}))
+    row = store.stages()[JOB.cell, "train"]
+    digests = row.record.pop("sha256")
+    assert row.record == {
+        "last": {"round": 5}, "best-test": {"round": 2, "value": 0.9}, "diverged": 4, "uploads_refused": 3,
+        "said": {"a b": 2},
+    }  # fmt: skip
+    kept = {"artifacts/round-000001.safetensors": {"image": 7.0}}
+    kept["artifacts/round-000003.safetensors"] = {"image": 7.0, "seen": 8.0}
+    models = {"model-000002.safetensors": 2.0, "model-000005.safetensors": 5.0, "clients-000002.safetensors": 2.5}
+    assert digests == {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in {**models, **kept}}
+    for name, tensors in kept.items():
+        assert {key: value.item() for key, value in load_file(folder / name).items()} == tensors
+    for name, value in models.items():
+        assert [one.item() for one in load_file(folder / name).values()] == [value]
+    _, own, header = checkpoints.load_model(folder / "clients-000002.safetensors", "cpu", None, JOB.cell, 2)
+    assert own.keys() == {0} and header["classes"] == "10"
+    assert checkpoints.load_model(folder / "model-000002.safetensors", "cpu", None, JOB.cell, 2)[1] == {}
+    first, second = store.runs()
+    assert [first.get("stack"), second.get("stack")] == [2, None]
+    assert [first.get("gpu_memory"), second.get("gpu_memory")] == [None, 7]
+    assert first["data"] == {"name": "x"} and first["weights"] == {**origin, "cell": "fedcba987654"}
+    found = [m["round"] for m in store.measurements() if (m["metric"], m["client"]) == ("natural", -1)]
+    assert found == [1, 2, 3, 4, 5]
+
+
+def test_numbers_without_a_state_to_go_on_from_are_taken_away(machine, store, monkeypatch) -> None:
+    """What was imported unfinished. Weights of a file have no cell; a CPU has no memory to tell of."""
+    experiment, events = Experiment(monkeypatch, {"source": "a.pt"}), list[Event]()
+    at = turn(store, machine, events)
+    run = store.claim(JOB.cell, "train", suite="crash", total=5, provenance={})
+    store.commit(run, numbers=[Number("natural", 0.5, 1)], round=1, record={"diverged": 1, "uploads_refused": 9})
+    store.release(run)
+    assert training.train(at, replace(machine, heartbeat=Heartbeat(), checkpoint_seconds=1e9)) == "done"
+    assert experiment.begun[1:] == [(0, 0.0)] and experiment.begun[0][2] is None
+    row, (_, mine) = store.stages()[JOB.cell, "train"], store.runs()
+    assert (row.record["uploads_refused"], row.record["diverged"]) == (3, 4)
+    assert mine["weights"] == {"source": "a.pt"} and "gpu_memory" not in mine
+    found = [m["value"] for m in store.measurements() if (m["metric"], m["client"]) == ("natural", -1)]
+    assert found == [count / 16 for count in range(1, 6)]
