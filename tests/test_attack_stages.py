@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fatbench.engine.accuracy import unpacked
 from fatbench.engine.rounds import Number
-from fatbench.errors import MachineError
+from fatbench.errors import MachineError, Unavailable
 from fatbench.runner import attacking, checkpoints
 from fatbench.runner.attacking import _attack, _Loaded, _Stage, attack_models
 from fatbench.runner.heartbeat import Heartbeat
@@ -112,6 +112,8 @@ def test_every_attack_on_every_model_once(attacks, machine, store) -> None:
     assert {(id(loaded), loaded.microbatch) for loaded in attacks.loaded} == {(id(attacks.loaded[0]), 5)}
     assert attacks.loaded[0].ready is ready and set(attacks.machines) == {replace(machine, microbatch=5)}
     assert attacks.said() == EVERY
+    asked = [row for row in store.stages().values() if row.stage != "train"]
+    assert {(row.settings["name"], row.total) for row in asked if row.settings} == {("natural", 0), ("fgsm", 0)}
     for precision in ("fp32", "bf16"):  # what is done in another precision is not repeated
         assert attack_models(turn(store, machine), replace(machine, precision=precision), False) == "done"
         assert attacks.said() == []
@@ -119,8 +121,10 @@ def test_every_attack_on_every_model_once(attacks, machine, store) -> None:
     assert attack_models(turn(store, machine), replace(machine, precision="bf16"), False) == "done"
     assert attacks.said() == EVERY[2:]
     emptied, ours = FGSM.stage(2), FGSM.stage(2, "bf16")
-    rows = {stage: (row.status, row.record) for (_, stage), row in store.stages().items()}
-    assert rows[emptied] == ("interrupted", {}) and rows[ours] == ("done", {"model": "new"})
+    rows = {stage: (row.status, row.record, row.settings) for (_, stage), row in store.stages().items()}
+    settings = rows[FGSM.stage(3)][2]
+    assert settings and rows[emptied] == ("interrupted", {}, settings)
+    assert rows[ours] == ("done", {"model": "new"}, settings)
     # of imported results no model was here: whatever they say of it, they stay
     train(store, JOB.cell, {"last": {"round": 3}})
     assert attack_models(turn(store, machine), machine, False) == "done"
@@ -155,6 +159,9 @@ def test_one_that_fails_or_is_elsewhere_leaves_the_others_to_run(attacks, machin
     attacks.ends["natural"] = "interrupted"
     train(store, JOB.cell, {**RECORD, "sha256": {**FILES, "model-000003.safetensors": "new"}})
     assert attack_models(turn(store, machine), again, False) == "interrupted"
+    assert attacks.said() == EVERY[:1]
+    attacks.ends["natural"] = Unavailable("no disk")
+    assert attack_models(turn(store, machine), again, False) == "blocked"
     assert attacks.said() == EVERY[:1]
 
 
@@ -233,6 +240,20 @@ def test_an_attack_out_of_memory_is_tried_again_while_its_lease_is_renewed(machi
     run = row["id"]
     assert did == [(machine, run), (run, at, machine), (run, at, replace(machine, microbatch=5)), "ended"]
     assert (row["microbatch"], row["out_of_memory"]) == (5, "no more")
+
+
+def test_an_attack_without_a_deterministic_kernel_goes_on_and_says_so(machine, store, monkeypatch) -> None:
+    def attack(stage: _Stage, there: Turn, loaded: _Loaded, how: Machine) -> str:
+        if how.strict:
+            raise RuntimeError("no put")
+        return "done"
+
+    monkeypatch.setattr(attacking, "_attack", attack)
+    monkeypatch.setattr("fatbench.engine.precision.exact", lambda *given, **named: None)
+    monkeypatch.setattr("fatbench.engine.precision.without_kernel", lambda error: "put_")
+    at = replace(turn(store, machine), job=replace(JOB, evaluations=[NATURAL], checkpoints=["last"]))
+    assert attack_models(at, machine, False) == "done"
+    assert [run.get("not_reproducible") for run in store.runs()] == [None, "put_ has no deterministic kernel"]
 
 
 # --- what they share ----------------------------------------------------------------------------------------------

@@ -84,6 +84,7 @@ def test_a_claim_says_which_plug_ins_it_uses_and_which_ran_here_beside_them(mach
     monkeypatch.setattr(stage.sources, "run_here", lambda: {"natural.py", "c.py", "a.py", "b.py"})
     assert stage.claim(turn(store), "train", machine)
     assert stage.claim(turn(store), NATURAL.stage(3), machine, 0, NATURAL)
+    assert store.stages()[JOB.cell, "train"].total == 0
     train, attack = store.runs()
     assert (train["plugins"], attack["plugins"]) == ([{"plugin": "of 7"}], [{"plugin": "natural of 7"}])
     for row, others in ((train, ["b.py", "c.py", "natural.py"]), (attack, ["a.py", "b.py", "c.py"])):

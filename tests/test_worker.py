@@ -20,9 +20,11 @@ import torch
 from safetensors.torch import load_file
 
 from fatbench.engine.rounds import Cost, Mixing, Number, Round, State, Stats, Update
-from fatbench.runner import checkpoints, training, worker
+from fatbench.runner import attacking, checkpoints, stage, training, worker
 from fatbench.runner.heartbeat import Heartbeat
 from fatbench.runner.jobs import Event, Job, Machine, Turn
+from fatbench.store.rows import dumps
+from fatbench.store.schema import STAGES
 from fatbench.store.stages import Store
 from fatbench.suite.cells import Evaluation, TransferOrigin
 
@@ -132,6 +134,11 @@ def test_what_is_not_trained_is_not_attacked(machine, store, monkeypatch) -> Non
     monkeypatch.setattr(worker, "train", lambda turn, there: there.heartbeat == (True, None) and train(turn, there))
     barrier: Any = object()
     assert worker.work(JOB, replace(machine, barrier=barrier), store) == "waiting"
+
+
+def test_every_part_writes_to_the_log_of_the_program() -> None:
+    for part in (worker, stage, training, attacking):
+        assert part.log is logging.getLogger("fatbench")
 
 
 def test_which_path_suits_a_cell(machine, monkeypatch) -> None:
@@ -350,7 +357,8 @@ def test_what_training_commits_keeps_and_says_round_by_round(machine, store, mon
         assert [one.item() for one in load_file(folder / name).values()] == [value]
     _, own, header = checkpoints.load_model(folder / "clients-000002.safetensors", "cpu", None, JOB.cell, 2)
     assert own.keys() == {0} and header["classes"] == "10"
-    assert checkpoints.load_model(folder / "model-000002.safetensors", "cpu", None, JOB.cell, 2)[1] == {}
+    _, own, header = checkpoints.load_model(folder / "model-000002.safetensors", "cpu", None, JOB.cell, 2)
+    assert own == {} and header["classes"] == "10"
     first, second = store.runs()
     assert [first.get("stack"), second.get("stack")] == [2, None]
     assert [first.get("gpu_memory"), second.get("gpu_memory")] == [None, 7]
@@ -362,14 +370,29 @@ def test_what_training_commits_keeps_and_says_round_by_round(machine, store, mon
 def test_numbers_without_a_state_to_go_on_from_are_taken_away(machine, store, monkeypatch) -> None:
     """What was imported unfinished. Weights of a file have no cell; a CPU has no memory to tell of."""
     experiment, events = Experiment(monkeypatch, {"source": "a.pt"}), list[Event]()
-    at = turn(store, machine, events)
+    at = turn(store, machine, events, lambda: events[-1].round == 4)
     run = store.claim(JOB.cell, "train", suite="crash", total=5, provenance={})
     store.commit(run, numbers=[Number("natural", 0.5, 1)], round=1, record={"diverged": 1, "uploads_refused": 9})
     store.release(run)
-    assert training.train(at, replace(machine, heartbeat=Heartbeat(), checkpoint_seconds=1e9)) == "done"
+    place = replace(machine, heartbeat=Heartbeat(), checkpoint_seconds=1e9)
+    assert training.train(at, place) == "interrupted"
     assert experiment.begun[1:] == [(0, 0.0)] and experiment.begun[0][2] is None
-    row, (_, mine) = store.stages()[JOB.cell, "train"], store.runs()
+    assert training.train(at, place) == "done" and experiment.begun[3] == (4, 4.0)
+    row, (_, mine, last) = store.stages()[JOB.cell, "train"], store.runs()
     assert (row.record["uploads_refused"], row.record["diverged"]) == (3, 4)
-    assert mine["weights"] == {"source": "a.pt"} and "gpu_memory" not in mine
+    assert mine["weights"] == {"source": "a.pt"} and "gpu_memory" not in last
+    assert (mine["stack"], last.get("stack")) == (2, None)
     found = [m["value"] for m in store.measurements() if (m["metric"], m["client"]) == ("natural", -1)]
     assert found == [count / 16 for count in range(1, 6)]
+
+
+def test_a_state_whose_digest_nobody_knows_is_not_gone_on_from(machine, store, monkeypatch) -> None:
+    experiment, events = Experiment(monkeypatch), list[Event]()
+    at = turn(store, machine, events, lambda: events[-1].round == 3)
+    place = replace(machine, heartbeat=Heartbeat())
+    assert training.train(at, place) == "interrupted"
+    record = store.stages()[JOB.cell, "train"].record
+    del record["sha256"]["state-000003.safetensors"]
+    with store.database.writing() as connection:
+        connection.execute(STAGES.update().values(record=dumps(record)))
+    assert training.train(replace(at, stop=never), place) == "done" and experiment.begun[3] == (0, 0.0)
