@@ -58,7 +58,6 @@ def turn(store: Store, notify: Callable[[Event], None] = lambda event: None) -> 
 )
 def test_what_a_claim_says_of_its_run(how: dict, said: dict, machine, store, monkeypatch) -> None:
     """Always who, where and with what; what is as usual is left out."""
-    monkeypatch.setattr(stage.sources, "run_here", set)
     monkeypatch.setattr(stage, "produced_by", lambda device: {"device": f"a {device}", "versions": {"torch": "1"}})
     monkeypatch.setattr(stage.sources, "run_here", set)  # other tests of this process may have run plug-ins
     run = stage.claim(turn(store), "train", replace(machine, **how), 3)
