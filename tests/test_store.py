@@ -23,12 +23,13 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import func, insert, inspect, select, text, update
+from sqlalchemy import Connection, func, insert, inspect, select, text, update
 from sqlalchemy.exc import DBAPIError, OperationalError
 
 from fatbench.engine.rounds import Number
@@ -1297,34 +1298,35 @@ def test_the_migrations_are_found_below_any_folder(monkeypatch: pytest.MonkeyPat
     assert alembic_config().get_main_option("script_location") == "/50%/of(all)s/migrations"
 
 
-def test_the_migrations_make_the_schema(url: str, other_url: str) -> None:
-    """From nothing to the newest revision by migrations, and in one go: the same tables, keys, indexes and view."""
+@contextmanager
+def migrated_to(url: str, revision: str) -> Iterator[Connection]:
+    """A new database as migrations make it up to a revision, for rows of that time."""
     from alembic import command
 
-    Store.open(url, create=True).close()
-    migrated = database.Database(other_url, create=True)
-    migrated._ready_file(create=True)
-    with migrated.writing() as connection:
+    made = database.Database(url, create=True)
+    made._ready_file(create=True)
+    with made.writing() as connection:
         config = alembic_config()
         config.attributes["connection"] = connection
-        command.upgrade(config, "head")
+        command.upgrade(config, revision)
+        if made.path is not None:
+            connection.exec_driver_sql(f"PRAGMA application_id = {schema.APPLICATION_ID}")
+        yield connection
+
+
+def test_the_migrations_make_the_schema(url: str, other_url: str) -> None:
+    """From nothing to the newest revision by migrations, and in one go: the same tables, keys, indexes and view."""
+    Store.open(url, create=True).close()
+    with migrated_to(other_url, "head"):
+        pass
     assert len(_schema(url)) >= 7
     assert _schema(url) == _schema(other_url)
 
 
 def test_a_database_before_suite_cells_is_upgraded(url: str, tmp_path: Path) -> None:
     """What the runs of revision 0003 say of suites is in the view; what is written afterwards too."""
-    from alembic import command
-
-    old = database.Database(url, create=True)
-    old._ready_file(create=True)
-    with old.writing() as connection:
-        config = alembic_config()
-        config.attributes["connection"] = connection
-        command.upgrade(config, "0003")
+    with migrated_to(url, "0003") as connection:
         connection.execute(insert(schema.CELLS).values(id=CELL, spec="{}", created="2026-01-01T00:00:00.000Z"))
-        if old.path is not None:
-            connection.exec_driver_sql(f"PRAGMA application_id = {schema.APPLICATION_ID}")
         run = {"uid": "0" * 32, "cell": CELL, "stage": "train", "suite": "a", "preset": "paper", "status": "done"}
         connection.execute(insert(schema.RUNS).values(**run, started="2026-01-01T00:00:00.000Z", extra="{}"))
     refused(DatabaseError, url, "{} was written by an older fatbench: run 'fatbench db upgrade'")
@@ -1337,8 +1339,6 @@ def test_a_database_before_suite_cells_is_upgraded(url: str, tmp_path: Path) -> 
 
 def test_numbers_of_a_database_before_round_metrics_are_as_they_were(url: str, tmp_path: Path) -> None:
     """Revision 0004 had a row a number. What an upgraded database exports, digests and all, is the same to the byte."""
-    from alembic import command
-
     with Store.open(str(tmp_path / "new.db"), create=True) as store:
         store.add_cell(CELL, SPEC)
         run = taken(store)
@@ -1350,14 +1350,7 @@ def test_numbers_of_a_database_before_round_metrics_are_as_they_were(url: str, t
         rows = store.measurements()
         with store.database.reading() as connection:
             tables = [(part, connection.execute(select(part)).mappings().all()) for part in (CELLS, RUNS, STAGES)]
-    old = database.Database(url, create=True)
-    old._ready_file(create=True)
-    with old.writing() as connection:
-        config = alembic_config()
-        config.attributes["connection"] = connection
-        command.upgrade(config, "0004")
-        if old.path is not None:
-            connection.exec_driver_sql(f"PRAGMA application_id = {schema.APPLICATION_ID}")
+    with migrated_to(url, "0004") as connection:
         for part, there in tables:
             connection.execute(insert(part), [dict(row) for row in there])
         columns = "cell, stage, round, client, metric, value, n, run, created"

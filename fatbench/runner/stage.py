@@ -144,15 +144,19 @@ def header_of(job: Job, round: int, classes: int) -> dict[str, str]:
     same network another file, and so another SHA-256. Weights that it began with are no part of it.
     """
     short = calls.without_defaults(calls.call("Experiment", job.spec))
-    short["model"] = {key: value for key, value in short["model"].items() if key != "weights"}
-    said = json.dumps(short, sort_keys=True)
+    said = json.dumps({**short, "model": without_weights(short["model"])}, sort_keys=True)
     return {"cell": job.cell, "round": str(round), "spec": said, "classes": str(classes)}
 
 
 def spec_of(header: Mapping[str, str]) -> calls.Call:
     """The canonical cell of a model's file, less the weights that it began with. SpecError: of another version."""
     said = json.loads(header["spec"])
-    return canonical({**said, "model": {key: value for key, value in said["model"].items() if key != "weights"}})
+    return canonical({**said, "model": without_weights(said["model"])})
+
+
+def without_weights(model: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a network, less those of the weights that it began with."""
+    return {key: value for key, value in model.items() if key != "weights"}
 
 
 def failed(error: BaseException, run: int, turn: Turn, stage: str) -> CellStatus:

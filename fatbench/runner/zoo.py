@@ -166,7 +166,7 @@ def module(file: Path, sha256: str) -> nn.Module:
 
     MachineError: the file is damaged, or no network of a run.
     """
-    from fatbench.runner import checkpoints
+    from fatbench.runner import checkpoints, stage
     from fatbench.suite import calls, facts
 
     state, _, header = checkpoints.load_model(file, "cpu", sha256)
@@ -175,8 +175,7 @@ def module(file: Path, sha256: str) -> nn.Module:
     side = spec.get("size") or data.side
     if data.channels is None or side is None:
         raise MachineError(f"{file}: the size of its images is only known from the data set")
-    settings_of = {key: value for key, value in spec["model"].items() if key != "weights"}
-    build = calls.build("Model", calls.check("Model", settings_of, "model"))
+    build = calls.build("Model", calls.check("Model", stage.without_weights(spec["model"]), "model"))
     network: nn.Module = build((data.channels, side, side), int(header["classes"]))
     network.load_state_dict(state)
     return network.eval()

@@ -24,13 +24,7 @@ from sqlalchemy import (
 )
 
 APPLICATION_ID = 0x66617462  # "fatb", in the header of our SQLite files
-REVISIONS = (
-    "0001",
-    "0002",
-    "0003",
-    "0004",
-    "0005",
-)  # as in migrations/versions; METADATA is the last one's
+REVISIONS = ("0001", "0002", "0003", "0004", "0005")  # as in migrations/versions; METADATA is the last one's
 
 METADATA = MetaData()
 # byte order on every database, so that an export does not depend on the server's language
