@@ -45,8 +45,10 @@ ROWS = {  # the first words of a suite's name -> the file of its rows, and the p
     "april-trained": ("april-trained-jpeg75-cpu", "cpu"),
     "april": ("april-jpeg75-cpu", "cpu"),
     "fat-transformers": ("fat-transformers-trained-jpeg75-cpu", "cpu"),
+    "fat-baselines": ("fat-baselines-cpu", "cpu"),
     "fat-byzantine": ("fat-byzantine-cpu", "cpu"),
     "fedaux-imagenet": ("fedaux-imagenet-jpeg75-cpu", "cpu"),
+    "fedvkd-robust": ("fedvkd-robust-cpu", "cpu"),
     "fedvkd": ("fedvkd-cifar10-jpeg75-p02-cpu", "cpu"),
     "privacy-imprint": ("privacy-imprint-cpu", "cpu"),
     "privacy-robust": ("privacy-robust-cpu", "cpu"),
@@ -57,7 +59,7 @@ ROWS = {  # the first words of a suite's name -> the file of its rows, and the p
     "sfat-": ("sfat-jpeg75-cpu", "cpu"),
 }
 HEADINGS = {"natural": "natural", "fgsm": "FGSM", "pgd7": "PGD-7", "pgd20": "PGD-20", "cw": "CW",
-            "autoattack": "AutoAttack"}  # fmt: skip
+            "autoattack": "AutoAttack", "prior_worst:pgd20": "PGD-20, worst client"}  # fmt: skip
 
 
 def rows_of(suite: str) -> tuple[str, str]:

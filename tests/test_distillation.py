@@ -340,6 +340,47 @@ def test_what_a_round_says(box: str) -> None:
 
 
 @pytest.mark.parametrize("box", BOXES)
+def test_the_server_trains_on_images_attacked_through_their_own_extractor(box: str) -> None:
+    """Rows of three clients in one batch: the features are those of each client's deployed network attacked alone."""
+    on, state = images(box=box)
+    *_, last = small(box, on, state)
+    clients = {k: last.own[k] for k in range(3)}
+    model = load(on, last.state.model)
+    sent = distillation.transfer(on, last.state, clients, 4, "float32")
+    pgd = functools.partial(attacks.pgd, eps=0.2, step=0.1, steps=3, start="none")
+    inputs = distillation.Inputs(on, clients, sent, pgd, 0)
+    host = torch.tensor([17, 0, 8, 1, 12])
+    model.train()
+    read = inputs(distillation.Rows(host, host))
+    assert model.get_submodule("server").training
+    for row, h in zip(host.tolist(), read, strict=True):
+        whole = load(on, {**last.state.model, **clients[row // 6]}).eval()
+        x, y = on.images[sent.ids[row]][None].float() / 255, sent.labels[row][None]
+        x_adv = pgd(whole, x, y, torch.Generator())
+        assert not torch.equal(x_adv, x)
+        with torch.no_grad():
+            torch.testing.assert_close(h[None], whole.get_submodule("extractor")(x_adv), rtol=1e-4, atol=1e-5)
+    size = 5 * 2 * 8 * 8 * 4
+    assert (inputs.images, inputs.up, inputs.down) == (15, 4 * size, 3 * size)
+
+
+@pytest.mark.parametrize("box", BOXES)
+def test_an_attack_of_radius_zero_on_the_server_changes_nothing_but_the_work(box: str) -> None:
+    on, state = images(box=box)
+    still = functools.partial(attacks.pgd, eps=0.0, step=0.0, steps=2, start="none")
+    settings = {"server_optimizer": "sgd", "optimizer": "sgd"}
+    plain, attacked = (list(small(box, on, state, server_attack=a, **settings)) for a in (None, still))
+    for a, b in zip(plain, attacked, strict=True):
+        for name, value in a.state.model.items():
+            torch.testing.assert_close(value, b.state.model[name], rtol=1e-4, atol=1e-5)
+        assert b.metrics["server_forward"] - a.metrics["server_forward"] == 18 * 2 * 2
+        assert b.metrics["server_backward"] - a.metrics["server_backward"] == 18 * 2 * 2
+        each = 18 * 2 * 8 * 8 * 4  # features of an epoch of the server
+        assert b.cost.bytes_up - a.cost.bytes_up == 2 * 3 * each
+        assert b.cost.bytes_down - a.cost.bytes_down == 2 * 2 * each
+
+
+@pytest.mark.parametrize("box", BOXES)
 def test_released_logits_are_made_while_the_weights_move(box: str) -> None:
     """One batch of the server a client and a rate of (almost) zero: both kinds agree but for batch statistics, so the
     transformer's (no dropout) are equal; at a real rate they differ."""

@@ -27,6 +27,7 @@ from fatbench.engine.local import Batch, Client, LocalTraining, copied, load, pi
 from fatbench.engine.optimizers import packed, unpacked
 from fatbench.engine.randomness import generator
 from fatbench.engine.rounds import Memory, Metrics, Problem, State, Stats, Tensors
+from fatbench.suite.types import Attack
 
 EDGE = ("extractor.", "classifier.")
 Keep = Literal["float32", "bfloat16", "recompute"]
@@ -183,26 +184,85 @@ def _kept(features: Tensor) -> Callable[[Rows], Tensor]:
     return lambda rows: features[rows.here].float()
 
 
-def _recomputed(
-    problem: Problem, clients: Mapping[int, Tensors], ids: Tensor, owned: Mapping[int, slice]
-) -> Callable[[Rows], Tensor]:
-    extractor = problem.model.get_submodule("extractor")
-    tensors = {k: {n: v for n, v in own.items() if n.startswith("extractor.")} for k, own in clients.items()}
-    named = {k: {n.removeprefix("extractor."): v for n, v in own.items()} for k, own in tensors.items()}
+Extract = Callable[[Rows, Tensor], Tensor]
 
-    def read(rows: Rows) -> Tensor:
+
+def _extract(problem: Problem, clients: Mapping[int, Tensors], owned: Mapping[int, slice]) -> Extract:
+    """From rows (b,) and their pixels (b, C, H, W) to features (b, c, h, w), each by its own client's extractor."""
+    extractor = problem.model.get_submodule("extractor")
+    named = {
+        k: {n.removeprefix("extractor."): v for n, v in own.items() if n.startswith("extractor.")}
+        for k, own in clients.items()
+    }
+
+    def extract(rows: Rows, x: Tensor) -> Tensor:
+        extractor.eval()
         places, parts = [], []
         for k, own in owned.items():
             mine = ((rows.host >= own.start) & (rows.host < own.stop)).nonzero().flatten()
             if len(mine):
-                x = pixels(problem, problem.images[ids[rows.host[mine].to(ids.device)]])
-                with torch.no_grad():
-                    parts.append(functional_call(extractor.eval(), named[k], (x,)))
+                parts.append(functional_call(extractor, named[k], (x[mine.to(x.device)],)))
                 places.append(mine)
         order = torch.cat(places).argsort()
-        return torch.cat(parts)[order.to(problem.device)]
+        return torch.cat(parts)[order.to(x.device)]
+
+    return extract
+
+
+def _pixels_of(problem: Problem, ids: Tensor, rows: Rows) -> Tensor:
+    return pixels(problem, problem.images[ids[rows.host.to(ids.device)]])
+
+
+def _recomputed(
+    problem: Problem, clients: Mapping[int, Tensors], ids: Tensor, owned: Mapping[int, slice]
+) -> Callable[[Rows], Tensor]:
+    extract = _extract(problem, clients, owned)
+
+    def read(rows: Rows) -> Tensor:
+        with torch.no_grad():
+            return extract(rows, _pixels_of(problem, ids, rows))
 
     return read
+
+
+class Inputs:
+    """What the server trains on: the features that were sent or, with an `attack`, those of images that it has moved.
+
+    The attack is on the deployed networks as they are at that moment: an image goes through its own client's extractor
+    and the server, both in eval mode; the server is left in train mode. Edges and server can do this together: an edge
+    sends the features of every step, the server returns their gradient. `images` counts what the attack sent forward,
+    `up` and `down` the bytes of these features and gradients, in float32.
+    """
+
+    def __init__(
+        self, problem: Problem, clients: Mapping[int, Tensors], sent: Sent, attack: Attack | None, round: int
+    ) -> None:
+        self.problem, self.sent, self.attack = problem, sent, attack
+        self.extract = _extract(problem, clients, sent.owned)
+        self.noise = generator(problem.seed, "server_attack", round, device=problem.device)
+        self.images, self.up, self.down = 0, 0, 0
+
+    def __call__(self, rows: Rows) -> Tensor:
+        """Features (b, c, h, w) of rows (b,)."""
+        if self.attack is None:
+            return self.sent.read(rows)
+        server = self.problem.model.get_submodule("server").eval()
+
+        def deployed(x: Tensor) -> Tensor:
+            h = self.extract(rows, x)
+            self.images += len(x)
+            self.up += 4 * h.numel()
+            self.down += 4 * h.numel()
+            logits: Tensor = server(h)
+            return logits
+
+        x = _pixels_of(self.problem, self.sent.ids, rows)
+        x_adv = self.attack(deployed, x, self.sent.labels[rows.here], self.noise)
+        server.train()
+        with torch.no_grad():
+            h = self.extract(rows, x_adv)
+        self.up += 4 * h.numel()
+        return h
 
 
 def server_batches(
@@ -238,19 +298,24 @@ def uploads(sent: Sent, **said: Tensor) -> dict[int, Tensors]:
     return {k: {name: rows[own] for name, rows in everything.items()} for k, own in sent.owned.items()}
 
 
-def server_work(losses: Sequence[Tensor], steps: int, examples: int, epochs: int, clean: bool) -> Metrics:
-    """The numbers of a round's work on the server: `losses` are sums over the batches of its last epoch."""
+def server_work(losses: Sequence[Tensor], steps: int, examples: int, epochs: int, extra: int, attacked: int) -> Metrics:
+    """The numbers of a round's work on the server: `losses` are sums over the batches of its last epoch.
+
+    extra: further passes forward over all examples; attacked: images that an attack sent forward and back.
+    """
     return {
         "server_loss": float(torch.stack(list(losses)).double().sum()) / examples,
         "server_steps": float(steps),
-        "server_forward": float(examples * (epochs + clean)),
-        "server_backward": float(examples * epochs),
+        "server_forward": float(examples * (epochs + extra) + attacked),
+        "server_backward": float(examples * epochs + attacked),
     }
 
 
-def wire(sent: Sent, extra: Mapping[int, Tensors], down: Tensor) -> tuple[int, int]:
-    """(bytes up, bytes down) of a round: all tensors of `extra`, features that were not kept, and the logits down."""
+def wire(sent: Sent, extra: Mapping[int, Tensors], down: Tensor, inputs: Inputs) -> tuple[int, int]:
+    """(bytes up, bytes down) of a round: all tensors of `extra`, features that were not kept, the logits down, and what
+    the server's attack needed.
+    """
     up = sum(t.numel() * t.element_size() for own in extra.values() for t in own.values())
     if sent.features is None:
         up += sent.feature_bytes * len(sent.ids)
-    return up, down.numel() * down.element_size()
+    return up + inputs.up, down.numel() * down.element_size() + inputs.down

@@ -34,6 +34,7 @@ from fatbench.engine.optimizers import packed, step, unpacked
 from fatbench.engine.randomness import forked
 from fatbench.engine.rounds import Cost, Problem, Round, State, Update
 from fatbench.methods.algorithms.distillation import (
+    Inputs,
     check_model,
     clean_pass,
     divergence,
@@ -45,7 +46,7 @@ from fatbench.methods.algorithms.distillation import (
     uploads,
     wire,
 )
-from fatbench.suite.types import Count, Local, NonNegative, Positive, Server
+from fatbench.suite.types import Attack, Count, Local, NonNegative, Positive, Server
 
 
 def fedgkt(
@@ -59,6 +60,7 @@ def fedgkt(
     alpha: NonNegative = 1.0,
     server_alpha: Literal["distillation", "labels"] = "distillation",
     server_distillation: bool = True,
+    server_attack: Attack | None = None,
     server_shuffle: bool = True,
     server_logits: Literal["clean", "released"] = "clean",
     features: Literal["float32", "bfloat16", "recompute"] = "float32",
@@ -69,7 +71,9 @@ def fedgkt(
     `server_alpha: labels` is the release, where alpha multiplies the cross-entropy on the server; `server_distillation:
     false` its default, cross-entropy alone. `server_shuffle: false` visits one client after the other, as the release
     does. `server_logits: released` sends the logits of the last epoch, made in train mode while the weights move, so
-    that the first client's are older than the last's. `features` as in
+    that the first client's are older than the last's. `server_attack`: the server trains on features of images that it
+    and their edges have attacked together, see `fatbench.methods.algorithms.distillation.Inputs`; ours, no paper has
+    it. `features` as in
     `fatbench.methods.algorithms.distillation.transfer`. The numbers server_forward, server_backward and server_steps
     count the server's work, the others the edges'. Bytes are those of Update.extra (a label is an int64) and of the
     logits down; test images are not sent.
@@ -93,6 +97,7 @@ def fedgkt(
         }
         edges = {k: own["edge"] for k, (own, _) in trained.items()}
         sent = transfer(problem, state, edges, server.batch, features)
+        inputs = Inputs(problem, edges, sent, server_attack, t)
 
         model = load(problem, state.model)
         network = model.get_submodule("server").train()
@@ -106,7 +111,7 @@ def fedgkt(
         with forked(problem.seed, "server", t, device=problem.device):
             for epoch, rows in server_batches(problem, t, sent.owned, server.epochs, server.batch, server_shuffle):
                 with precision_context(problem):
-                    z = network(sent.read(rows)).float()
+                    z = network(inputs(rows)).float()
                 loss = label_weight * F.cross_entropy(z, sent.labels[rows.here])
                 if edge_weight:
                     loss = loss + edge_weight * divergence(z, sent.logits[rows.here], temperature)
@@ -119,7 +124,7 @@ def fedgkt(
             taught = clean_pass(problem, sent, server.batch)
 
         extra = uploads(sent, logits=sent.logits)
-        up, down = wire(sent, extra, taught)
+        up, down = wire(sent, extra, taught, inputs)
         after = State(
             round=t + 1,
             model={**state.model, **copied(model, "server.")},
@@ -141,7 +146,7 @@ def fedgkt(
                 down,
             ),
             own=edges,
-            metrics=server_work(losses, steps, examples, server.epochs, server_logits == "clean"),
+            metrics=server_work(losses, steps, examples, server.epochs, int(server_logits == "clean"), inputs.images),
         )
         state = after
-        del sent, extra  # the features, before those of the next round are made
+        del sent, extra, inputs  # the features, before those of the next round are made

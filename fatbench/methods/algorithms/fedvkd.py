@@ -35,6 +35,7 @@ from fatbench.engine.optimizers import packed, step, unpacked
 from fatbench.engine.randomness import forked
 from fatbench.engine.rounds import Cost, Problem, Round, State, Update
 from fatbench.methods.algorithms.distillation import (
+    Inputs,
     check_model,
     clean_pass,
     knowledge,
@@ -45,7 +46,7 @@ from fatbench.methods.algorithms.distillation import (
     uploads,
     wire,
 )
-from fatbench.suite.types import Count, Local, NonNegative, Positive, Server
+from fatbench.suite.types import Attack, Count, Local, NonNegative, Positive, Server
 
 
 def fedvkd(
@@ -57,6 +58,7 @@ def fedvkd(
     server: Server,
     temperature: Positive = 3.0,
     alpha: NonNegative = 1.0,
+    server_attack: Attack | None = None,
     server_shuffle: bool = True,
     server_logits: Literal["clean", "released"] = "clean",
     features: Literal["float32", "bfloat16", "recompute"] = "float32",
@@ -89,6 +91,7 @@ def fedvkd(
         }
         edges = {k: own["edge"] for k, (own, _) in trained.items()}
         sent = transfer(problem, state, edges, server.batch, features)
+        inputs = Inputs(problem, edges, sent, server_attack, t)
         answers = sent.logits.argmax(1)
 
         model = load(problem, state.model)
@@ -101,7 +104,7 @@ def fedvkd(
         with forked(problem.seed, "server", t, device=problem.device):
             for epoch, rows in server_batches(problem, t, sent.owned, server.epochs, server.batch, server_shuffle):
                 with precision_context(problem):
-                    tokens = network.forward_features(sent.read(rows))
+                    tokens = network.forward_features(inputs(rows))
                     of_class, of_edge = network.head(tokens[:, 0]).float(), network.head_dist(tokens[:, 1]).float()
                 loss = F.cross_entropy(of_class, sent.labels[rows.here]) + F.cross_entropy(of_edge, answers[rows.here])
                 moments = step(weights, gradients_of(problem, loss, weights), moments, descent)
@@ -113,7 +116,7 @@ def fedvkd(
             taught = clean_pass(problem, sent, server.batch)
 
         extra = uploads(sent, answers=answers)
-        up, down = wire(sent, extra, taught)
+        up, down = wire(sent, extra, taught, inputs)
         after = State(
             round=t + 1,
             model={**state.model, **copied(model, "server.")},
@@ -135,7 +138,7 @@ def fedvkd(
                 down,
             ),
             own=edges,
-            metrics=server_work(losses, steps, examples, server.epochs, server_logits == "clean"),
+            metrics=server_work(losses, steps, examples, server.epochs, int(server_logits == "clean"), inputs.images),
         )
         state = after
-        del sent, extra  # the features, before those of the next round are made
+        del sent, extra, inputs  # the features, before those of the next round are made
