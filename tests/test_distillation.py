@@ -364,6 +364,17 @@ def test_the_server_trains_on_images_attacked_through_their_own_extractor(box: s
     assert (inputs.images, inputs.up, inputs.down) == (15, 4 * size, 3 * size)
 
 
+@pytest.mark.parametrize("attack", [
+    functools.partial(attacks.pgd, eps=0.2, step=0.1, steps=3, early_stop=True),
+    functools.partial(attacks.autoattack, eps=0.05),
+])  # fmt: skip
+def test_the_server_takes_attacks_that_drop_images_on_their_way(attack: functools.partial) -> None:
+    """One that stops early and one of another package: both ask the networks about some of the images only."""
+    on, state = images(box="fedgkt")
+    (result,) = small("fedgkt", on, state, 1, server_epochs=1, server_attack=attack)
+    assert result.metrics["server_forward"] > 18 * 2
+
+
 @pytest.mark.parametrize("box", BOXES)
 def test_an_attack_of_radius_zero_on_the_server_changes_nothing_but_the_work(box: str) -> None:
     on, state = images(box=box)

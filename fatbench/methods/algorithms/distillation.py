@@ -184,43 +184,39 @@ def _kept(features: Tensor) -> Callable[[Rows], Tensor]:
     return lambda rows: features[rows.here].float()
 
 
-Extract = Callable[[Rows, Tensor], Tensor]
+def _by_client(rows: Rows, owned: Mapping[int, slice], read: Callable[[int, Tensor], Tensor]) -> Tensor:
+    """read(k, mine) of each client's rows, (m, ...) for their places `mine` (m,); in the order of all rows."""
+    places, parts = [], []
+    for k, own in owned.items():
+        mine = ((rows.host >= own.start) & (rows.host < own.stop)).nonzero().flatten()
+        if len(mine):
+            parts.append(read(k, mine))
+            places.append(mine)
+    every = torch.cat(parts)
+    return every[torch.cat(places).argsort().to(every.device)]
 
 
-def _extract(problem: Problem, clients: Mapping[int, Tensors], owned: Mapping[int, slice]) -> Extract:
-    """From rows (b,) and their pixels (b, C, H, W) to features (b, c, h, w), each by its own client's extractor."""
-    extractor = problem.model.get_submodule("extractor")
-    named = {
+def _extractors(clients: Mapping[int, Tensors]) -> dict[int, Tensors]:
+    """The tensors of each client's extractor, by their names in it."""
+    return {
         k: {n.removeprefix("extractor."): v for n, v in own.items() if n.startswith("extractor.")}
         for k, own in clients.items()
     }
-
-    def extract(rows: Rows, x: Tensor) -> Tensor:
-        extractor.eval()
-        places, parts = [], []
-        for k, own in owned.items():
-            mine = ((rows.host >= own.start) & (rows.host < own.stop)).nonzero().flatten()
-            if len(mine):
-                parts.append(functional_call(extractor, named[k], (x[mine.to(x.device)],)))
-                places.append(mine)
-        order = torch.cat(places).argsort()
-        return torch.cat(parts)[order.to(x.device)]
-
-    return extract
-
-
-def _pixels_of(problem: Problem, ids: Tensor, rows: Rows) -> Tensor:
-    return pixels(problem, problem.images[ids[rows.host.to(ids.device)]])
 
 
 def _recomputed(
     problem: Problem, clients: Mapping[int, Tensors], ids: Tensor, owned: Mapping[int, slice]
 ) -> Callable[[Rows], Tensor]:
-    extract = _extract(problem, clients, owned)
+    extractor, named = problem.model.get_submodule("extractor"), _extractors(clients)
 
     def read(rows: Rows) -> Tensor:
-        with torch.no_grad():
-            return extract(rows, _pixels_of(problem, ids, rows))
+        def of_client(k: int, mine: Tensor) -> Tensor:
+            x = pixels(problem, problem.images[ids[rows.host[mine].to(ids.device)]])
+            with torch.no_grad():
+                features: Tensor = functional_call(extractor.eval(), named[k], (x,))
+            return features
+
+        return _by_client(rows, owned, of_client)
 
     return read
 
@@ -228,41 +224,50 @@ def _recomputed(
 class Inputs:
     """What the server trains on: the features that were sent or, with an `attack`, those of images that it has moved.
 
-    The attack is on the deployed networks as they are at that moment: an image goes through its own client's extractor
-    and the server, both in eval mode; the server is left in train mode. Edges and server can do this together: an edge
-    sends the features of every step, the server returns their gradient. `images` counts what the attack sent forward,
-    `up` and `down` the bytes of these features and gradients, in float32.
+    The attack is on the deployed networks as they are at that moment, client by client: the client's extractor and the
+    server, both in eval mode; the server is left in train mode. Edges and server can do this together: an edge sends
+    the features of every step, the server returns their gradient. `images` counts what the attack sent forward, `up`
+    and `down` the bytes of these features and gradients, in float32.
     """
 
     def __init__(
         self, problem: Problem, clients: Mapping[int, Tensors], sent: Sent, attack: Attack | None, round: int
     ) -> None:
         self.problem, self.sent, self.attack = problem, sent, attack
-        self.extract = _extract(problem, clients, sent.owned)
+        self.extractors = _extractors(clients)
         self.noise = generator(problem.seed, "server_attack", round, device=problem.device)
         self.images, self.up, self.down = 0, 0, 0
 
     def __call__(self, rows: Rows) -> Tensor:
         """Features (b, c, h, w) of rows (b,)."""
-        if self.attack is None:
-            return self.sent.read(rows)
-        server = self.problem.model.get_submodule("server").eval()
+        attack, sent = self.attack, self.sent
+        if attack is None:
+            return sent.read(rows)
+        model = self.problem.model.eval()
+        extractor, server = model.get_submodule("extractor"), model.get_submodule("server")
 
-        def deployed(x: Tensor) -> Tensor:
-            h = self.extract(rows, x)
-            self.images += len(x)
-            self.up += 4 * h.numel()
-            self.down += 4 * h.numel()
-            logits: Tensor = server(h)
-            return logits
+        def of_client(k: int, mine: Tensor) -> Tensor:
+            extractor.load_state_dict(self.extractors[k])
+            own = rows.here[mine.to(rows.here.device)]
+            x = pixels(self.problem, self.problem.images[sent.ids[own]])
+            x_adv = attack(model, x, sent.labels[own], self.noise)
+            with torch.no_grad():
+                features: Tensor = extractor(x_adv)
+            return features
 
-        x = _pixels_of(self.problem, self.sent.ids, rows)
-        x_adv = self.attack(deployed, x, self.sent.labels[rows.here], self.noise)
+        hook = server.register_forward_hook(self._count)
+        try:
+            features = _by_client(rows, sent.owned, of_client)
+        finally:
+            hook.remove()
         server.train()
-        with torch.no_grad():
-            h = self.extract(rows, x_adv)
-        self.up += 4 * h.numel()
-        return h
+        self.up += 4 * features.numel()
+        return features
+
+    def _count(self, _server: nn.Module, features: tuple[Tensor], _logits: Tensor) -> None:
+        self.images += len(features[0])
+        self.up += 4 * features[0].numel()
+        self.down += 4 * features[0].numel()
 
 
 def server_batches(
@@ -298,15 +303,17 @@ def uploads(sent: Sent, **said: Tensor) -> dict[int, Tensors]:
     return {k: {name: rows[own] for name, rows in everything.items()} for k, own in sent.owned.items()}
 
 
-def server_work(losses: Sequence[Tensor], steps: int, examples: int, epochs: int, extra: int, attacked: int) -> Metrics:
+def server_work(
+    losses: Sequence[Tensor], steps: int, examples: int, epochs: int, clean: bool, attacked: int
+) -> Metrics:
     """The numbers of a round's work on the server: `losses` are sums over the batches of its last epoch.
 
-    extra: further passes forward over all examples; attacked: images that an attack sent forward and back.
+    clean: one more pass forward over all examples; attacked: images that an attack sent forward and back.
     """
     return {
         "server_loss": float(torch.stack(list(losses)).double().sum()) / examples,
         "server_steps": float(steps),
-        "server_forward": float(examples * (epochs + extra) + attacked),
+        "server_forward": float(examples * (epochs + clean) + attacked),
         "server_backward": float(examples * epochs + attacked),
     }
 

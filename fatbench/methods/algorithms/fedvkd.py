@@ -138,7 +138,7 @@ def fedvkd(
                 down,
             ),
             own=edges,
-            metrics=server_work(losses, steps, examples, server.epochs, int(server_logits == "clean"), inputs.images),
+            metrics=server_work(losses, steps, examples, server.epochs, server_logits == "clean", inputs.images),
         )
         state = after
         del sent, extra, inputs  # the features, before those of the next round are made
