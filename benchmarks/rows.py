@@ -329,7 +329,7 @@ AA_GOALS: dict[str, float | None] = {"cpu": 1.5, "cuda": 2.0}
 
 
 def _package_itself(model: torch.nn.Module, x: Tensor, y: Tensor, generator: torch.Generator, *, eps: float) -> Tensor:
-    """AutoAttack as its package runs it, on the network as it is: nothing fused, no query left out."""
+    """AutoAttack as its package runs it: nothing fused, no query left out, and FAB has the gradients of weights too."""
     adversary = pyautoattack.AutoAttack(
         model,
         norm="Linf",

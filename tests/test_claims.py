@@ -290,14 +290,17 @@ def audit(name: str, partition: str) -> Audit:
     return Audit(found, last)
 
 
-def accuracy_lines(found: Audit, most: int | None = None) -> list[str]:
+def spread(right: list[np.ndarray]) -> str:
+    """Mean and sample deviation in per cent, of one array of 0 and 1 a seed."""
+    values = [100 * float(one.mean()) for one in right]
+    return f"{show(np.mean(values))} ±{show(np.std(values, ddof=1))}"
+
+
+def accuracy_lines(found: Audit, most: int) -> list[str]:
     """The lines of a page's table: mean ± sample deviation over a row's seeds, of the first `most` images."""
     lines = []
     for row in [row for row in SFATS if found.seeds(row)]:
-        shown = []
-        for attack in ATTACKS:
-            values = [100 * float(one[:most].mean()) for one in found.outcomes(row, attack)]
-            shown.append(f"{show(np.mean(values))} ±{show(np.std(values, ddof=1))}")
+        shown = [spread([one[:most] for one in found.outcomes(row, attack)]) for attack in ATTACKS]
         lines.append(f"| {row} | {' | '.join(shown)} |")
     return lines
 
@@ -364,10 +367,7 @@ def test_the_table_of_the_front_page() -> None:
     right = {(row, attack): [outcomes(found[row, seed], attack, 12) for seed in range(5)]
              for row, _ in found for attack in ("natural", "pgd20", "autoattack")}  # fmt: skip
     for row in ("FAT", "SFAT", "CalFAT", "N-FGSM"):
-        shown = []
-        for attack in ("natural", "pgd20", "autoattack"):
-            values = [100 * float(one.mean()) for one in right[row, attack]]
-            shown.append(f"{show(np.mean(values))} ±{show(np.std(values, ddof=1))}")
+        shown = [spread(right[row, attack]) for attack in ("natural", "pgd20", "autoattack")]
         last = "| |"
         if row != "FAT":
             both = crossed(right[row, "autoattack"], right["FAT", "autoattack"])
