@@ -48,6 +48,7 @@ ROWS = {  # the first words of a suite's name -> the file of its rows, and the p
     "fat-baselines": ("fat-baselines-cpu", "cpu"),
     "fat-byzantine": ("fat-byzantine-cpu", "cpu"),
     "fedaux-imagenet": ("fedaux-imagenet-jpeg75-cpu", "cpu"),
+    "fedvkd-robust": ("fedvkd-robust-cpu", "cpu"),
     "fedvkd": ("fedvkd-cifar10-jpeg75-p02-cpu", "cpu"),
     "privacy-imprint": ("privacy-imprint-cpu", "cpu"),
     "privacy-robust": ("privacy-robust-cpu", "cpu"),

@@ -379,6 +379,38 @@ def test_the_table_of_the_front_page() -> None:
             assert f"SFAT and FAT differ by at most {at_most(both)} points (95 %)" in text
 
 
+def server_trained() -> dict[str, list[dict[str, Any]]]:
+    """Method -> its cells of fedvkd-robust by seed; "+ AT": the server trains adversarially too."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for cell in sorted(cells("fedvkd-robust-cpu.jsonl"), key=lambda cell: cell["spec"]["seed"]):
+        name, model = cell["spec"]["algorithm"]["name"], cell["spec"]["model"]["name"].rpartition("_")[2]
+        attacked = "+ AT" if cell["spec"]["algorithm"].get("server_attack") else ""
+        found.setdefault(f"{name} {model} {attacked}".strip(), []).append(cell)
+    return found
+
+
+def test_what_a_server_that_trains_adversarially_gains():
+    """The mean over ten networks, image by image, against as many; the front page quotes the first."""
+    found = server_trained()
+    assert {len(of) for of in found.values()} == {5}
+    text, front = (" ".join(page(name).split()) for name in ("fedvkd-robust.md", "../README.md"))
+    right = {(name, attack): [outcomes(cell, attack, 10) for cell in of]
+             for name, of in found.items() for attack in ("natural", "pgd20")}  # fmt: skip
+    assert {len(each) for of in right.values() for each in of} == {500, 5000}
+    for method, server in (("fedgkt", "resnet"), ("fedvkd", "vit")):
+        attacked = f"{method} {server} + AT"
+        for other in (f"{method} {server}", f"fedavg {server}"):
+            for attack in ("natural", "pgd20"):
+                both = crossed(right[attacked, attack], right[other, attack], 500)
+                assert f"| {show(100 * both.mean)} ({interval(both)}) | {at_most(both)} |" in text
+        both = crossed(right[attacked, "pgd20"], right[f"{method} {server}", "pgd20"], 500)
+        assert show(100 * both.mean) in text and interval(both) in text
+        if method == "fedgkt":
+            assert f"gains {show(100 * both.mean)} points under PGD-20 if it trains adversarially too" in text
+            assert f"(95 % interval {interval(both)}; 5 seeds" in text
+            assert f"{show(100 * both.mean)} points under PGD-20 (95 % interval {interval(both)}" in front
+
+
 def test_the_first_sentences_on_sfat():
     both = differences_to_fat("sfat-fashion.md", "shah")["SFAT", "PGD-20"].both
     text = " ".join(page("sfat-fashion.md").split())
