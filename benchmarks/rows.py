@@ -467,7 +467,7 @@ def memory(bench: Bench) -> Lines:
     Several runs in turn: what the allocator holds differs by a tenth from one run of the same program to the next.
     """
     pairs = [[cell(bench, clients, 5)["megabytes"] for clients in (5, 500)] for _ in range(bench.repeats(5))]
-    few, several = ([pair[at] for pair in pairs] for at in (0, 1))
+    few, several = zip(*pairs, strict=True)
     more = 100 * (statistics.median(several) / statistics.median(few) - 1)
     work = "peak memory of a NIN cell, 50,000 images, 5 clients a round"
     lines = [
