@@ -38,7 +38,7 @@ from fatbench.report.numbers import flags, provenance
 from fatbench.report.numbers.measurements import EVERY, RANGE, Numbers, Source, StoredResults, in_words, metric_names
 from fatbench.report.tables import layout, number_format
 from fatbench.report.tables.combined import combine
-from fatbench.report.tables.grid import Grid, Value
+from fatbench.report.tables.grid import Column, Grid, Value
 from fatbench.runner import progress
 from fatbench.store.stages import Store
 from fatbench.suite import files, format_call
@@ -1836,3 +1836,21 @@ def test_a_column_of_differences_names_one_baseline(tmp_path: Path, old: str, ne
 )
 def test_numbers_are_rounded_half_up(value: float, digits: int, text: str) -> None:
     assert number_format.rounded(value, digits) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "published", "number", "difference", "direction"),
+    [
+        (50_272_000.0, 1_272_000.0, "50,272,000", "+49,000,000", "worse"),
+        (9_999.0, None, "9999", "", ""),  # four digits are read without help
+        (-12_345.6, -12_345.8, "-12,346", "+0", ""),
+        (math.inf, None, "inf", "", ""),
+    ],
+)
+def test_long_counts_are_printed_in_thousands(
+    value: float, published: float | None, number: str, difference: str, direction: str
+) -> None:
+    """Bytes, gradient steps and passes: nobody counts the digits of 50272000."""
+    column = Column("bytes up", Source.parse("train:bytes_up"), "bytes_up", best="min", unit="plain", digits=0)
+    entry = number_format.entry(Value(mean=value, published=published), column)
+    assert (entry.number, entry.difference, entry.direction) == (number, difference, direction)

@@ -20,8 +20,9 @@ def rounded(value: float, digits: int) -> str:
 
 
 def number(value: float, column: Column) -> str:
-    """A mean or a spread: "57.01" for 0.5701 in per cent, "11.56" for a distance."""
-    return rounded(100 * value if column.unit == "percent" else value, column.digits)
+    """A mean or a spread: "57.01" for 0.5701 in per cent, "11.56" for a distance, "50,272,000" for a count."""
+    text = rounded(100 * value if column.unit == "percent" else value, column.digits)
+    return f"{Decimal(text):,}" if 10_000 <= abs(value) < float("inf") else text
 
 
 def signed(value: float, column: Column) -> str:
@@ -65,7 +66,7 @@ def entry(value: Value, column: Column) -> Entry:
         else ours(paper, column) + (f" to {ours(most, column)}" if most is not None else ""),
         published_spread=_spread(value.published_std, column),
         difference=apart,
-        direction="" if column.best == "none" or not apart or float(apart) == 0 else "better" if better else "worse",
+        direction="" if column.best == "none" or not apart.strip("+-0.") else "better" if better else "worse",
     )
 
 
