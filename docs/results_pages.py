@@ -62,9 +62,11 @@ HEADINGS = {"natural": "natural", "fgsm": "FGSM", "pgd7": "PGD-7", "pgd20": "PGD
             "autoattack": "AutoAttack", "prior_worst:pgd20": "PGD-20, worst client"}  # fmt: skip
 
 
-def rows_of(suite: str) -> tuple[str, str]:
-    """(file of the committed rows without its ending, preset) of a suite."""
-    return next(found for begin, found in ROWS.items() if suite.startswith(begin))
+def rows_of(suite: str, preset: str | None = None) -> tuple[str, str]:
+    """(file of the committed rows without its ending, preset) of a suite; a preset may have a file of its own."""
+    file, usual = next(found for begin, found in ROWS.items() if suite.startswith(begin))
+    own = (RESULTS / f"{suite}-{preset}.jsonl").exists()
+    return f"{suite}-{preset}" if own else file, preset or usual
 
 
 def stores(folder: Path) -> Iterator[tuple[str, Store]]:
@@ -196,9 +198,9 @@ class Pages:
 
     @functools.cache  # noqa: B019  # lives as long as its pages
     def _plan(self, name: str, preset: str | None, where: str | None) -> tuple[Suite, Plan, Store]:
-        file, usual = rows_of(name)
+        file, preset = rows_of(name, preset)
         suite = files.load(name)
-        return suite, suite.plan(preset or usual, None, where), self.stores[file]
+        return suite, suite.plan(preset, None, where), self.stores[file]
 
     @functools.cache  # noqa: B019
     def _families(self, name: str, preset: str | None) -> list[tuple[str, list[Declared]]]:

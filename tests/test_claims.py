@@ -135,17 +135,34 @@ def interval(both: statistics.SeedsAndImages) -> str:
     return f"{show(100 * both.low)} to {show(100 * both.high)}"
 
 
-@functools.cache
-def adfl() -> dict[tuple[str, bool, int], dict[str, Any]]:
-    """(label table, is it AdFL, seed) -> cell."""
-    return {
-        (
-            cell["spec"]["partition"]["table"],
-            setting(cell["spec"]["algorithm"], "aggregator")["name"] == "adfl",
-            cell["spec"]["seed"],
-        ): cell
-        for cell in cells("adfl-mnist-jpeg-cpu.jsonl")
-    }
+def adfl_right(preset: str, table: str, round: int) -> dict[str, list[np.ndarray]]:
+    """Aggregator -> one 0 or 1 an image after a round, a seed each."""
+    found: dict[str, list[np.ndarray]] = {}
+    for cell in sorted(cells(f"adfl-mnist-jpeg-{preset}.jsonl"), key=lambda cell: cell["spec"]["seed"]):
+        if cell["spec"]["partition"]["table"] == table:
+            aggregator = setting(cell["spec"]["algorithm"], "aggregator")["name"]
+            found.setdefault(aggregator, []).append(outcomes(cell, "natural", round))
+    return found
+
+
+def test_adfl_against_plain_averaging():
+    """Ten pairs of the same seed a line; over the three tables an image counts with its mean over three networks."""
+    text = " ".join(page("adfl.md").replace("**", "").split())
+
+    def line(right: dict[str, list[np.ndarray]]) -> tuple[str, statistics.SeedsAndImages]:
+        assert {(len(of), len(of[0]) % 10_000) for of in right.values()} == {(10, 0)}
+        both = crossed(right["adfl"], right["uniform"], 10_000)
+        low, high = show(100 * both.low, 2), show(100 * both.high, 2)
+        return f"{show(100 * both.mean, 2)} ({low} to {high})", both
+
+    by_table = {table: adfl_right("cpu", table, 30) for table in ("middle", "low", "high")}
+    for table, right in by_table.items():
+        assert f"| {table} | {line(right)[0]} |" in text
+    together = {name: [np.concatenate(each) for each in zip(*(of[name] for of in by_table.values()), strict=True)]
+                for name in ("adfl", "uniform")}  # fmt: skip
+    assert f"| mean over table | {line(together)[0]} |" in text
+    points, both = line(adfl_right("settled", "middle", 150))
+    assert points in text and both is not None
 
 
 def test_april_costs():

@@ -131,6 +131,12 @@ def test_a_folder_serves_one_database(tmp_path: Path) -> None:
         cleanup.backup(one, tmp_path / "copy.db")
     with Store.open(str(tmp_path / "copy.db")) as copy:
         assert folder.belongs(copy, files)
+    (tmp_path / "one.db").unlink()
+    with (
+        Store.open(str(tmp_path / "one.db"), create=True) as again,
+        pytest.raises(SpecError, match=r"of an earlier .*one\.db: remove the folder to begin anew"),
+    ):
+        folder.claim(again, files)
 
 
 def test_of_two_that_claim_a_folder_at_once_one_gets_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
