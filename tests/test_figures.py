@@ -208,6 +208,8 @@ def test_the_database_gives_the_same_curves(drawn: Suite) -> None:
         with pytest.raises(SpecError) as caught:
             report.build_figures(drawn, plan, store, "curve")
         assert str(caught.value) == "suite 'drawn' has no figure 'curve' (did you mean 'curves'?)"
+        with pytest.raises(SpecError, match=r"has no figure 'forst' \(did you mean 'forest'\?\)"):
+            report.build_figures(drawn, plan, store, "forst")  # every suite has this one
         assert report.unknown(found, plan, store) == []
         odd = written(("train:natural_class[*]", "train:natural_clas[*]"))
         assert report.unknown(report.build_figures(odd, plan, store), plan, store) == [

@@ -174,7 +174,7 @@ def build_figures(
 
     ids = [figure.id for figure in suite.figures]
     if only is not None and only not in ids:
-        raise SpecError(f"suite '{suite.name}' has no figure '{only}'{did_you_mean(only, ids)}")
+        raise SpecError(f"suite '{suite.name}' has no figure '{only}'{did_you_mean(only, [*ids, 'forest'])}")
     wanted = [figure for figure in suite.figures if only in (None, figure.id)]
     if store is None:
         return series.build(suite, plan, Numbers(plan, StoredResults(), select), wanted)
