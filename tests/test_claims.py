@@ -167,6 +167,15 @@ def test_adfl_against_plain_averaging():
     sentence = f"after 150 rounds AdFL is {below} points below FedAvg: 95 % interval {near} to {far} over"
     assert sentence in text and sentence in index
     assert both.high < 0.015  # what the paper gains with this table
+    apart = []
+    for cell in cells("adfl-mnist-jpeg-settled.jsonl"):
+        if setting(cell["spec"]["algorithm"], "aggregator")["name"] == "adfl":
+            weights = numbers(cell, "weight")
+            for late in range(101, 151):
+                five = [weight for (round, client), weight in weights.items() if round == late and client >= 0]
+                apart.append(max(five) - min(five))
+    assert len(apart) == 8 * 50
+    assert f"five weights differ by {show(float(np.mean(apart)), 3)} on average" in text
 
 
 def test_april_costs():
