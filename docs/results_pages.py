@@ -65,8 +65,8 @@ HEADINGS = {"natural": "natural", "fgsm": "FGSM", "pgd7": "PGD-7", "pgd20": "PGD
 def rows_of(suite: str, preset: str | None = None) -> tuple[str, str]:
     """(file of the committed rows without its ending, preset) of a suite; a preset may have a file of its own."""
     file, usual = next(found for begin, found in ROWS.items() if suite.startswith(begin))
-    own = (RESULTS / f"{suite}-{preset}.jsonl").exists()
-    return f"{suite}-{preset}" if own else file, preset or usual
+    own = f"{suite}-{preset}"
+    return own if (RESULTS / f"{own}.jsonl").exists() else file, preset or usual
 
 
 def stores(folder: Path) -> Iterator[tuple[str, Store]]:

@@ -135,10 +135,10 @@ def interval(both: statistics.SeedsAndImages) -> str:
     return f"{show(100 * both.low)} to {show(100 * both.high)}"
 
 
-def adfl_pairs(preset: str, table: str, round: int) -> tuple[list[np.ndarray], list[np.ndarray]]:
+def adfl_pairs(of: list[dict[str, Any]], table: str, round: int) -> tuple[list[np.ndarray], list[np.ndarray]]:
     """One 0 or 1 an image after a round, of AdFL and of FedAvg, for each seed that both have."""
     found: dict[str, dict[int, np.ndarray]] = {"adfl": {}, "uniform": {}}
-    for cell in cells(f"adfl-mnist-jpeg-{preset}.jsonl"):
+    for cell in of:
         if cell["spec"]["partition"]["table"] == table:
             aggregator = setting(cell["spec"]["algorithm"], "aggregator")["name"]
             found[aggregator][cell["spec"]["seed"]] = outcomes(cell, "natural", round)
@@ -149,32 +149,32 @@ def adfl_pairs(preset: str, table: str, round: int) -> tuple[list[np.ndarray], l
 def test_adfl_against_plain_averaging():
     """Pairs of the same seed; over the three tables an image counts with its mean over three networks."""
     text, index = (" ".join(page(name).replace("**", "").split()) for name in ("adfl.md", "README.md"))
+    short, settled = (cells(f"adfl-mnist-jpeg-{preset}.jsonl") for preset in ("cpu", "settled"))
 
     def points(pairs: tuple[list[np.ndarray], list[np.ndarray]], seeds: int) -> tuple[str, statistics.SeedsAndImages]:
         assert len(pairs[0]) == len(pairs[1]) == seeds
         both = crossed(*pairs, 10_000)
         return f"{show(100 * both.mean, 2)} ({show(100 * both.low, 2)} to {show(100 * both.high, 2)})", both
 
-    by_table = {table: adfl_pairs("cpu", table, 30) for table in ("middle", "low", "high")}
+    by_table = {table: adfl_pairs(short, table, 30) for table in ("middle", "low", "high")}
     for table, pairs in by_table.items():
         assert f"| {table} | {points(pairs, 10)[0]} |" in text
     adfl, fedavg = ([np.concatenate(each) for each in zip(*sides, strict=True)]
                     for sides in zip(*by_table.values(), strict=True))  # fmt: skip
     assert f"| mean over table | {points((adfl, fedavg), 10)[0]} |" in text
-    said, both = points(adfl_pairs("settled", "middle", 150), 8)
+    said, both = points(adfl_pairs(settled, "middle", 150), 8)
     assert f"| {said} | {at_most(both)} | {p(both.p)} |" in text
     below, near, far = (show(-100 * value, 2) for value in (both.mean, both.high, both.low))
     sentence = f"after 150 rounds AdFL is {below} points below FedAvg: 95 % interval {near} to {far} over"
     assert sentence in text and sentence in index
     assert both.high < 0.015  # what the paper gains with this table
-    apart = []
-    for cell in cells("adfl-mnist-jpeg-settled.jsonl"):
+    weights: dict[tuple[int, int], list[float]] = {}  # (seed, round) -> of the five clients
+    for cell in settled:
         if setting(cell["spec"]["algorithm"], "aggregator")["name"] == "adfl":
-            weights = numbers(cell, "weight")
-            for late in range(101, 151):
-                five = [weight for (round, client), weight in weights.items() if round == late and client >= 0]
-                apart.append(max(five) - min(five))
-    assert len(apart) == 8 * 50
+            for (round, _), weight in numbers(cell, "weight").items():
+                weights.setdefault((cell["spec"]["seed"], round), []).append(weight)
+    apart = [max(five) - min(five) for (_, round), five in weights.items() if round > 100]
+    assert len(apart) == 8 * 50 and {len(five) for five in weights.values()} == {5}
     assert f"five weights differ by {show(float(np.mean(apart)), 3)} on average" in text
 
 

@@ -1842,6 +1842,7 @@ def test_numbers_are_rounded_half_up(value: float, digits: int, text: str) -> No
     ("value", "published", "number", "difference", "direction"),
     [
         (50_272_000.0, 1_272_000.0, "50,272,000", "+49,000,000", "worse"),
+        (9_999.7, None, "10,000", "", ""),  # it is what is printed that counts
         (9_999.0, None, "9999", "", ""),  # four digits are read without help
         (-12_345.6, -12_345.8, "-12,346", "+0", ""),
         (math.inf, None, "inf", "", ""),

@@ -22,7 +22,7 @@ def rounded(value: float, digits: int) -> str:
 def number(value: float, column: Column) -> str:
     """A mean or a spread: "57.01" for 0.5701 in per cent, "11.56" for a distance, "50,272,000" for a count."""
     text = rounded(100 * value if column.unit == "percent" else value, column.digits)
-    return f"{Decimal(text):,}" if 10_000 <= abs(value) < float("inf") else text
+    return f"{Decimal(text):,}" if 10_000 <= abs(float(text)) < float("inf") else text
 
 
 def signed(value: float, column: Column) -> str:
