@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import crew
 import pyautoattack
 import pytest
 import torch
@@ -29,7 +30,7 @@ from fatbench.errors import MachineError
 from fatbench.methods import attacks, packages
 from fatbench.methods.objectives import OBJECTIVES
 from fatbench.report.numbers import compare
-from fatbench.runner import progress
+from fatbench.runner import progress, provenance
 from fatbench.runner.jobs import Machine
 from fatbench.runner.start import jobs_of
 from fatbench.runner.worker import work
@@ -124,6 +125,33 @@ def test_tf32_holds_for_steps_and_attacks_and_never_for_a_outcome(ieee: None) ->
 def test_on_a_cpu_there_is_no_tf32() -> None:
     with pytest.raises(MachineError, match="--precision tf32 needs an NVIDIA GPU"):
         precision.exact(CPU, "tf32")
+
+
+@pytest.mark.parametrize("known, emulates", [
+    (["avx", "avx2", "fma"], True), (["avx512f", "avx512_vnni"], True), (["avx512f", "avx512_bf16"], False),
+    (["amx_bf16"], False), (["neon", "bf16"], False), (["asimd"], True), ([], False),
+])  # fmt: skip
+def test_doctor_says_whether_this_cpu_emulates_bf16(
+    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, known: list[str], emulates: bool
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(provenance, "instructions", lambda: known)
+    assert provenance.emulates_bfloat16() == emulates
+    assert ("no instructions for bfloat16" in run("doctor")[1]) == emulates
+
+
+def test_a_run_in_bf16_where_it_is_slow_begins_with_a_line(
+    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(provenance, "instructions", lambda: ["avx2"])
+    (tmp_path / "crew.yaml").write_text(crew.SUITE)
+    here = ("run", "suite", "crew.yaml", "--jobs", "1", "--device", "cpu")
+    said = "this CPU has no instructions for bfloat16"
+    assert said not in run(*here, "-k", "pace=slow")[2]
+    code, _, err = run(*here, "-k", "pace=usual", "--attack-precision", "bf16")
+    assert (code, err.count(said)) == (0, 1), err
+    assert said not in run(*here, "-k", "pace=usual", "--precision", "bf16")[2]  # nothing is left to do
 
 
 class Blind(nn.Module):

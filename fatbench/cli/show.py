@@ -422,6 +422,7 @@ def doctor(db: str | None, data: Path | None) -> None:
         ("fatbench", f"{__version__}, commit {code['commit']}{' (modified)' if code['dirty'] else ''}"),
         ("python", f"{platform.python_version()} at {sys.executable}"),
         ("system", f"{platform.platform()}, {provenance.processor()}, {os.cpu_count()} cores"),
+        *([("cpu", "no instructions for bfloat16: use --precision fp32")] if provenance.emulates_bfloat16() else []),
     ]
     try:
         import torch

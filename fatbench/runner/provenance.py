@@ -43,7 +43,9 @@ INSTRUCTIONS = (
     "neon",
     "asimd",
     "sve",
+    "bf16",  # ARM's
 )
+BFLOAT16 = {"avx512_bf16", "amx_bf16", "bf16"}
 
 
 @cache
@@ -51,13 +53,24 @@ def cpu() -> dict[str, str]:
     """The CPU and what decides its kernels: {"model", "capability" as torch names it, "instructions"}."""
     import torch
 
+    known = " ".join(instructions())
+    return {"model": processor(), "capability": torch.backends.cpu.get_cpu_capability(), "instructions": known}
+
+
+def instructions() -> list[str]:
+    """Those of `INSTRUCTIONS` that this CPU has; empty where the system does not say."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
-        lines = []
+        return []
     flags = next((line for line in lines if line.startswith(("flags", "Features"))), "").split()
-    known = " ".join(name for name in INSTRUCTIONS if name in flags)
-    return {"model": processor(), "capability": torch.backends.cpu.get_cpu_capability(), "instructions": known}
+    return [name for name in INSTRUCTIONS if name in flags]
+
+
+def emulates_bfloat16() -> bool:
+    """Whether this CPU has no instructions for bfloat16, as far as its system says what it has."""
+    known = instructions()
+    return bool(known) and not BFLOAT16.intersection(known)
 
 
 @cache

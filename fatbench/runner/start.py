@@ -15,7 +15,7 @@ from fatbench import settings
 from fatbench.data.own import load
 from fatbench.engine.splits import split
 from fatbench.errors import MachineError, NothingMatched, SpecError, Unavailable, did_you_mean
-from fatbench.runner import progress, slots, transfer, versions, waiting
+from fatbench.runner import progress, provenance, slots, transfer, versions, waiting
 from fatbench.runner.executors import local
 from fatbench.runner.jobs import Event, Job, Machine, Summary
 from fatbench.runner.run_options import RunOptions
@@ -128,6 +128,13 @@ def run(
     )
     if options.executor == "local" and (gpu := next((slot for slot in slots if slot != "cpu"), None)) and left:
         watch.note(_choices(left, gpu, machine))
+    if (
+        options.executor == "local" and left and "cpu" in slots
+        and "bf16" in (machine.precision, machine.attack_precision) and provenance.emulates_bfloat16()
+    ):  # fmt: skip
+        watch.note(
+            "this CPU has no instructions for bfloat16 (avx512_bf16, amx_bf16): fp32 would be several times as fast"
+        )
     request, blocked = StopRequest(), list[str]()
     slots, machine = _shared(slots[: len(left)], len(left), options.vectorise, machine)
 
