@@ -104,6 +104,37 @@ def test_the_same_cell_gives_the_same_bytes_whatever_ran_before(path):
         assert all(torch.equal(a.model[name], b.model[name]) for name in a.model)
 
 
+@pytest.mark.parametrize("width, path, laid_out", [
+    (4, "loop", torch.contiguous_format), (15, "loop", torch.contiguous_format), (16, "loop", torch.channels_last),
+    (16, "reference", torch.contiguous_format), (4, "fast", torch.contiguous_format), (16, "fast", torch.channels_last),
+])  # fmt: skip
+def test_a_narrow_resnet_is_not_channels_last_on_a_cpu(width, path, laid_out):
+    """oneDNN would write beyond its workspace: a crash, or a wrong gradient."""
+    network = models.MODELS["resnet18"]((3, 8, 8), 10, width=width)
+    on = replace(problem("leaf_cnn", path), model=network)
+    assert local_module.memory_format(on) == laid_out
+    assert local_module.pixels(on, on.images[:2]).is_contiguous(memory_format=laid_out)
+    weight = local_module.load(on, dict(network.state_dict())).state_dict()["conv1.weight"]
+    assert weight.is_contiguous(memory_format=laid_out)
+    if path != "reference":
+        assert local_module.memory_format(replace(on, device=torch.device("cuda"))) == torch.channels_last
+
+
+def test_gradients_of_a_narrow_resnet_are_right():
+    """Against float64, at a size at which oneDNN's are not: with AVX2 the process would end here."""
+    network = models.MODELS["resnet18"]((3, 16, 16), 10, width=4)
+    images = torch.randint(0, 256, (32, 3, 16, 16), dtype=torch.uint8, generator=rng.generator(1, "images"))
+    on = replace(problem("leaf_cnn", "loop"), model=network, images=images)
+    exact = models.MODELS["resnet18"]((3, 16, 16), 10, width=4).double()
+    exact.load_state_dict(network.state_dict())
+    found, right = [], []
+    for model, x, gradients in ((local_module.load(on, network.state_dict()), local_module.pixels(on, images), found),
+                                (exact, images.double() / 255, right)):  # fmt: skip
+        gradients += torch.autograd.grad(model(x).logsumexp(1).sum(), list(model.parameters()))
+    for ours, theirs in zip(found, right, strict=True):
+        torch.testing.assert_close(ours.double(), theirs, rtol=1e-3, atol=1e-3)
+
+
 def test_a_client_does_not_depend_on_who_else_takes_part():
     on = problem("nin", "loop")
     start = {name: value.clone() for name, value in on.model.state_dict().items()}

@@ -1,9 +1,10 @@
 """Local training: what a client does between receiving theta^t and sending theta_k.
 
 One loop that reads like the papers' (`train`), over batches that are drawn by named streams. It can lay tensors out in
-two ways (`Problem.path`): "reference", contiguous NCHW and one tensor after the other; "loop", channels_last and all
-tensors at once. They agree to rounding. "fast" trains many clients as one program (`fatbench.engine.fast`) and is
-"loop" in all else; "graphs" is "fast" with recorded steps. Nothing inside a step waits for the device.
+two ways (`Problem.path`): "reference", contiguous NCHW and one tensor after the other; "loop", channels_last (see
+`memory_format`) and all tensors at once. They agree to rounding. "fast" trains many clients as one program
+(`fatbench.engine.fast`) and is "loop" in all else; "graphs" is "fast" with recorded steps. Nothing inside a step waits
+for the device.
 """
 
 from __future__ import annotations
@@ -81,7 +82,28 @@ def pixels(problem: Problem, images: Tensor) -> Tensor:
     x = images.to(torch.float32).div_(255)
     if problem.size is not None and x.shape[-1] != problem.size:
         x = F.interpolate(x, size=(problem.size, problem.size), mode="bilinear", antialias=x.shape[-1] > problem.size)
-    return x.contiguous(memory_format=torch.contiguous_format if problem.path == "reference" else torch.channels_last)
+    return x.contiguous(memory_format=memory_format(problem))
+
+
+def memory_format(problem: Problem) -> torch.memory_format:
+    """How the path lays images and weights out: contiguous for "reference", else channels_last, which is faster.
+
+    On a CPU, channels_last is not for a network with a strided 1x1 convolution of fewer than 16 input channels, such as
+    a narrow ResNet: its weight gradient would be wrong, or the process would crash, because oneDNN writes beyond its
+    workspace (github.com/uxlfoundation/oneDNN, issue 6035; torch 2.15 has it).
+    """
+    if problem.path == "reference" or (problem.device.type == "cpu" and any(map(_overruns, problem.model.modules()))):
+        return torch.contiguous_format
+    return torch.channels_last
+
+
+def _overruns(layer: nn.Module) -> bool:
+    return (
+        isinstance(layer, nn.Conv2d)
+        and layer.kernel_size == (1, 1)
+        and layer.stride != (1, 1)
+        and layer.in_channels // layer.groups < 16
+    )
 
 
 def precision_context(problem: Problem) -> contextlib.AbstractContextManager[Any]:
@@ -101,8 +123,7 @@ def load(problem: Problem, state: Tensors) -> nn.Module:
     """The problem's model holding a copy of `state`, laid out for the path."""
     model = problem.model
     model.load_state_dict(state)
-    if problem.path != "reference":
-        model.to(memory_format=torch.channels_last)
+    model.to(memory_format=memory_format(problem))
     return model
 
 
