@@ -18,7 +18,7 @@ from fatbench.report.numbers.compare import Measured
 from fatbench.report.numbers.statistics import contrast, holm
 from fatbench.store import jsonl
 from fatbench.store.stages import Store
-from fatbench.suite import files
+from fatbench.suite import files, filters
 from fatbench.suite.cells import Cell, Plan
 from fatbench.suite.contrasts import Contrast
 from fatbench.suite.files import Suite
@@ -319,6 +319,44 @@ def test_slack_and_shrink_of_the_committed_rows(db: str, run: Any) -> None:
     assert "shrink, natural (2000 images, seeds 6, 7, 8, 9, 10): -7.60\n" in out
     assert "=> after Holm over 9 p = 0.077: not significantly different from 0 (p >= 0.05); it is at most 11.1" in out
     assert "exploratory" not in out and "-0.00" not in out
+
+
+def test_a_filter_chooses_what_is_shown_and_corrects_nothing_less(db: str, run: Any) -> None:
+    """-k has no say in the family: p of a comparison is the same with it."""
+    asked = ("compare", "sfat-audit-jpeg75", "--tests", "--preset", "cpu", "--db", db, "--format", "json")
+
+    def families(*filtered: str) -> dict[tuple[str, str], Any]:
+        (family,) = json.loads(run(*asked, *filtered)[1])["families"]
+        assert family["size"] == 9
+        return {(one["contrast"], one["metric"]): one for one in family["comparisons"]}
+
+    whole = families()
+    assert (len(whole), families("-k", "method=SFAT")) == (9, whole)
+    code, _, err = run(*asked[:-2], "-k", "method=MART")
+    assert code != 0 and "method is never 'MART'" in err
+
+
+def test_comparisons_of_a_filter_and_seeds_that_lack(tmp_path: Path) -> None:
+    suite = written(tmp_path, "tests: {family: f, metrics: [fgsm], contrasts: {p: {A: 1, B: -1}, q: {C: 1, D: -1}}}\n")
+    plan = suite.plan("paper")
+    found = declared_tests.run(suite.tests[0], plan, pretended(plan))
+
+    def text(where: str, seeds: tuple[int, ...] = (0, 1, 2)) -> str:
+        only = {cell.id for cell in filters.select(plan, where).cells}
+        return declared_tests.as_text(found, suite.tests[0], plan, "last", only, seeds)
+
+    said = text("method=C and dataset=SVHN")
+    assert "family 'f' of 4 comparisons" in said and "1 of them match the filter" in said
+    assert "Holm's correction is over all 4" in said and "q, SVHN, fgsm (40 images" in said
+    assert said.count(" images, seeds 0, 1, 2)") == 1 and "seeds of the preset" not in said
+    assert "not all 4 seeds of the preset are tested" in text("method=C", (0, 1, 2, 3))
+    some = replace(found[0], cells=frozenset())
+    assert "family 'f': none of its 1 comparison matches" in declared_tests.as_text(
+        [some], suite.tests[0], plan, "last", {"0"}
+    )
+    assert declared_tests.as_text([], suite.tests[0], plan, "last") == (
+        "suite four, preset paper: family 'f' is of points of the grid that are not in this preset\n"
+    )
 
 
 @pytest.mark.parametrize(

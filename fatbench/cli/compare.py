@@ -53,7 +53,7 @@ def compare(
     if tests:
         if b is not None or name or metric:
             raise SpecError("--tests: the suite is A, and what it declares says the rest: no B, --suite or --metric")
-        _declared(lambda store: plan_in(a, preset, smoke, seeds, where, store), at, db, format)
+        _declared(lambda store: plan_in(a, preset, smoke, seeds, None, store), where, at, db, format)
         return
     if b is None:
         raise SpecError("compare takes two sides, A and B (or a suite and --tests)")
@@ -97,29 +97,40 @@ def compare(
 
 
 def _declared(
-    chosen: Callable[[Store | None], tuple[Suite, Plan]], select: Checkpoint, db: str | None, format: str
+    whole: Callable[[Store | None], tuple[Suite, Plan]],
+    where: list[str] | None,
+    select: Checkpoint,
+    db: str | None,
+    format: str,
 ) -> None:
-    """Print the families of comparisons that a suite declares. SpecError: it declares none."""
+    """Print the families of comparisons that a suite declares. SpecError: it declares none.
+
+    whole: the plan, not filtered. A filter chooses what is shown; Holm's correction stays over the whole family.
+    """
     from fatbench.report.numbers import declared_tests
     from fatbench.report.numbers.compare import measured
+    from fatbench.suite import filters
 
     with opened(db) as store:
-        suite, plan = chosen(store)
+        suite, plan = whole(store)
         families = [tests for tests in suite.tests if tests.contrasts]
         if not families:
             raise SpecError(f"--tests: suite '{suite.name}' declares no contrasts (section 'tests', docs/suites.md)")
         if store is None:
             raise NothingMatched("the database holds no results yet: fatbench run suite NAME")
+        only = {cell.id for cell in filters.select(plan, filters.joined(where)).cells} if where else None
         of = measured(store, [cell.id for cell in plan.cells], select).__getitem__
         tested = [(tests, declared_tests.run(tests, plan, of)) for tests in families]
-        if format == "json":
-            print_json({
-                "suite": plan.suite, "preset": plan.preset, "checkpoint": select,
-                "families": [{"family": tests.family, "margin": tests.margin, "note": tests.note,
-                              "comparisons": declared_tests.as_json(found, tests.margin)} for tests, found in tested],
-            })  # fmt: skip
-        else:
-            print("\n".join(declared_tests.as_text(found, tests, plan, select) for tests, found in tested), end="")
+    if format == "json":
+        print_json({
+            "suite": plan.suite, "preset": plan.preset, "checkpoint": select,
+            "families": [{"family": tests.family, "size": len(found), "margin": tests.margin, "note": tests.note,
+                          "comparisons": declared_tests.as_json(declared_tests.shown(found, only), tests.margin)}
+                         for tests, found in tested],
+        })  # fmt: skip
+        return
+    seeds = {int(cell.spec["seed"]) for cell in suite.plan(plan.preset).cells}
+    print("\n".join(declared_tests.as_text(found, tests, plan, select, only, seeds) for tests, found in tested), end="")
 
 
 def _is_results(side: str) -> bool:

@@ -9,7 +9,7 @@ in the family with p = 1, so that leaving a cell out never makes another result 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -30,6 +30,7 @@ class Declared:
     contrast: Contrast
     row: str  # labels of the other axes
     metric: str
+    cells: frozenset[str] = frozenset()  # ids, of every seed
     n: int = 0  # test images
     seeds: tuple[int, ...] = ()  # those that all cells have
     precisions: tuple[str, ...] = ()  # of the attacks, one a seed
@@ -76,7 +77,8 @@ def run(tests: Tests, plan: Plan, of: Callable[[str], Mapping[str, Measured]]) -
                     for (label, own), weight in contrast.weights.items()
                     for row in group
                 }
-                found.append(_tested(Declared(name, contrast, where, said), weights, cells, of))
+                ids = frozenset(cell.id for side, _ in weights for cell in cells.get(side, {}).values())
+                found.append(_tested(Declared(name, contrast, where, said, ids), weights, cells, of))
     ps = statistics.holm([1.0 if one.test is None else one.test.p for one in found])
     return [replace(one, corrected=p) for one, p in zip(found, ps, strict=True)]
 
@@ -122,6 +124,11 @@ def _tested(
     return replace(one, test=statistics.over_seeds(differences, n, max(map(abs, weights.values()))))
 
 
+def shown(found: Sequence[Declared], only: Collection[str] | None) -> Sequence[Declared]:
+    """The comparisons that one of these cells is part of; `only` None: all."""
+    return found if only is None else [one for one in found if not one.cells.isdisjoint(only)]
+
+
 def as_json(found: Sequence[Declared], margin: float | None) -> list[dict[str, Any]]:
     """Each comparison as plain data: fractions in [0, 1], unrounded."""
     return [
@@ -138,20 +145,41 @@ def as_json(found: Sequence[Declared], margin: float | None) -> list[dict[str, A
     ]  # fmt: skip
 
 
-def as_text(found: Sequence[Declared], tests: Tests, plan: Plan, select: str) -> str:
-    """The family as a heading, what each contrast is, and a block for each comparison."""
+def as_text(
+    found: Sequence[Declared],
+    tests: Tests,
+    plan: Plan,
+    select: str,
+    only: Collection[str] | None = None,
+    seeds: Collection[int] = (),
+) -> str:
+    """The family as a heading, what each contrast is, and a block for each comparison.
+
+    only: ids of cells, see `shown`. seeds: those of the preset; a test at fewer is said to be one.
+    """
     count = f"{len(found)} comparison{'s' * (len(found) != 1)}"
+    family = f"suite {plan.suite}, preset {plan.preset}: family '{tests.family}'"
+    if not found:
+        return f"{family} is of points of the grid that are not in this preset\n"
+    some = shown(found, only)
+    if not some:
+        return f"{family}: none of its {count} matches the filter\n"
     lines = [
-        f"suite {plan.suite}, preset {plan.preset}: family '{tests.family}' of {count}, as the suite declares it",
+        f"{family} of {count}, as the suite declares it",
+        *([f"{len(some)} of them match the filter"] if len(some) < len(found) else []),
         *([tests.note] if tests.note else []),
         f"Holm's correction is over all {len(found)}; what cannot be tested counts with p = 1",
         f"checkpoint: {WORDS[select]}; differences are in points",
     ]
     said = {name: _formula(contrast) for name, contrast in tests.contrasts.items()}
     lines += [f"{name} = {formula}" for name, formula in said.items() if name != formula]
-    if tested := [len(one.seeds) for one in found if one.test is not None]:
-        lines += too_few(min(tested))
-    for one in found:
+    if tested := [one.seeds for one in found if one.test is not None]:
+        lines += too_few(min(map(len, tested)))
+        if not all(set(seeds) <= set(each) for each in tested):
+            lines.append(
+                f"not all {len(seeds)} seeds of the preset are tested: to look again and again rejects too often"
+            )
+    for one in some:
         lines += ["", *_block(one, tests.margin, len(found))]
     return "\n".join(lines) + "\n"
 
