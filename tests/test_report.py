@@ -39,6 +39,7 @@ from fatbench.report.numbers.measurements import EVERY, RANGE, Numbers, Source, 
 from fatbench.report.tables import layout, number_format
 from fatbench.report.tables.combined import combine
 from fatbench.report.tables.grid import Column, Grid, Value
+from fatbench.report.tables.notes import shortened
 from fatbench.runner import progress
 from fatbench.store.stages import Store
 from fatbench.suite import files, format_call
@@ -811,6 +812,17 @@ def test_the_groups_of_a_row_compete(tmp_path: Path) -> None:
     said = "nothing is bold: no number is shown to be significantly better than every other measured number of a"
     assert (notes(column)["marks"], notes(row)["marks"]) == (f"{said} column", f"{said} row under the same heading")
     assert row.footnotes[-1] == ("°", "the best of its row, not tested: one seed")
+
+
+def test_a_filtered_table_says_so(tmp_path: Path) -> None:
+    """Fewer rows are fewer rivals, and a number becomes bold more easily."""
+    found = written(tmp_path, SUITE)
+    plan = found.plan("paper", where="method=FAT")
+    grid = build(found, plan, rows_of(plan, VALUES))[0]
+    said = "method=FAT; other cells are neither shown nor compared with"
+    assert notes(grid)["filter"] == said
+    assert dict(shortened(grid, "short").notes)["numbers"].startswith(f"filter: {said}; ")
+    assert "filter" not in notes(build(found, found.plan("paper"), [])[0])
 
 
 def test_paired_differences_stand_under_the_table_and_in_json(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ def select(plan: Plan, where: str) -> Plan:
     if not cells:
         text = f"-k '{where}' matches none of the {len(plan.unique())} cells of '{plan.suite}'"
         raise NothingMatched(text + _never(plan, asked))
-    return replace(plan, cells=cells)
+    return replace(plan, cells=cells, where=where)
 
 
 def _never(plan: Plan, asked: list[tuple[str, str]]) -> str:

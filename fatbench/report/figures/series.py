@@ -356,6 +356,8 @@ def _notes(plot: Plot, plan: Plan, cells: Sequence[Cell], select: Checkpoint) ->
     if plot.label:
         preset += f": {plot.label}"
     yield "suite", f"{preset}. {plan.note}".removesuffix(". ")
+    if plan.where:
+        yield "filter", plan.where
     lines = [line for panel in plot.panels for line in panel.lines]
     words = in_words((line.heading, line.source) for line in lines)
     yield "data", data_note(plot.facts, cells, words)

@@ -65,5 +65,5 @@ def combine(parts: Sequence[tuple[Suite, Plan]], rows: Sequence[str], columns: S
     checkpoints = [one for one in parts[0][1].checkpoints if all(one in plan.checkpoints for _, plan in parts)]
     notes = " ".join(dict.fromkeys(f"{suite.name}: {plan.note}" for suite, plan in parts if plan.note))
     return replace(parts[0][0], contents=contents), Plan(
-        name, " + ".join(presets), notes, list(cells.values()), checkpoints
+        name, " + ".join(presets), notes, list(cells.values()), checkpoints, where=parts[0][1].where
     )

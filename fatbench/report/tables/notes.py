@@ -65,6 +65,8 @@ def notes(
     """
     facts = grid.facts
     yield "suite", f"{plan.suite}, preset {plan.preset}. {plan.note}".removesuffix(". ")
+    if plan.where:
+        yield "filter", f"{plan.where}; other cells are neither shown nor compared with"
     yield "data", data_note(facts, cells, grid.words)
     yield "checkpoint", grid.checkpoint
     if any(column.minus for column in grid.columns):
@@ -210,7 +212,9 @@ def p_value(value: float | None) -> str:
 LEVELS = ("full", "short", "none")
 IN_CAPTION = ("checkpoint", "seeds", "missing", "not there")  # notes whose words the caption of a LaTeX table says
 SHORT = {  # the lines of "short", and the notes that each is made of
-    "numbers": ("data", "images", "checkpoint", "seeds", "differences", "columns", "marks", "published", "formula"),
+    "numbers": (
+        "filter", "data", "images", "checkpoint", "seeds", "differences", "columns", "marks", "published", "formula",
+    ),
     "attacks": ("attacks", "attack precision"),
     "doubt": (
         "MIXED", "OLDER", "failed", "missing", "not there", "incomplete", "at chance", "replicates", "not compared",
@@ -254,7 +258,7 @@ def _brief(what: str, note: str, grid: Grid) -> str:
         return note.partition("; natural accuracy")[0]
     return (
         f"{what}: {note}"
-        if what in ("failed", "left out", "not run", "not compared", "OLDER", "published", "formula")
+        if what in ("failed", "left out", "not run", "not compared", "OLDER", "published", "formula", "filter")
         else note
     )
 
