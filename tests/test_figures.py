@@ -797,6 +797,8 @@ def test_the_forest_plot_has_a_row_a_method_and_a_panel_an_attack(drawn: Suite, 
         (row, "Uniform", "FAT", metric) for row in ("skewed", "even") for metric in ("natural", "pgd20")
     ]
     assert found[0].comparison.difference == pytest.approx(0.26)
+    skewed = {one.id for one in plan.cells if one.key["split"] == "skewed"}  # alone there is nothing to tell it from
+    assert {one.row for one in baseline.differences(plan, lambda cell: of(cell) if cell in skewed else {})} == {""}
     said = found[1].sentence()
     assert said.startswith("Uniform is 26.0 points above FAT under PGD-20 (95 % interval ") and said.endswith(
         ", 2 seeds, too few for a claim)"

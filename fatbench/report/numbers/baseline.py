@@ -4,23 +4,29 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fatbench.errors import NothingMatched
 from fatbench.report.numbers import statistics
 from fatbench.report.numbers.compare import LEVEL, Comparison, Measured, Pair, compare, points_up, signed
 from fatbench.suite.cells import Plan
+from fatbench.suite.model import Key
 
 
 @dataclass(frozen=True)
 class Difference:
     """One label against the baseline under one evaluation, at the same other labels."""
 
-    row: str  # labels of the other axes: "Non-IID"
+    where: Key  # labels of the other axes in which the differences are not alike: {"split": "Non-IID"}
     label: str
     baseline: str
     cells: frozenset[str]  # of the label
     comparison: Comparison
+
+    @property
+    def row(self) -> str:
+        """Those labels alone: "Non-IID"."""
+        return ", ".join(self.where.values())
 
     def sentence(self) -> str:
         """What it comes to: "SFAT and FAT differ by at most 0.8 points under PGD-20 (95 %, 5 seeds)"."""
@@ -63,27 +69,29 @@ def differences(
     if plan.baseline is None:
         return []
     axis, baseline = plan.baseline
-    found: dict[str, dict[str, dict[int, str]]] = {}  # other labels -> label -> seed -> cell
+    found: dict[tuple[tuple[str, str], ...], dict[str, dict[int, str]]] = {}  # other labels -> label -> seed -> cell
     for cell in plan.cells:
-        row = ", ".join(label for name, label in cell.key.items() if name != axis)
-        found.setdefault(row, {}).setdefault(cell.key.get(axis, ""), {})[int(cell.spec["seed"])] = cell.id
-    same = set.intersection(*(set(row.split(", ")) for row in found)) if len(found) > 1 else {*found}
+        others = tuple((name, label) for name, label in cell.key.items() if name != axis)
+        found.setdefault(others, {}).setdefault(cell.key.get(axis, ""), {})[int(cell.spec["seed"])] = cell.id
     made = []
-    for row, labels in found.items():
+    for others, labels in found.items():
         theirs = labels.get(baseline, {})
-        short = ", ".join(part for part in row.split(", ") if part not in same) if len(found) > 1 else ""
         for label, mine in labels.items():
-            if label == baseline:
+            pairs = [Pair("", seed, mine[seed], theirs[seed]) for seed in mine if seed in theirs]
+            if label == baseline or not pairs:
                 continue
-            pairs = [Pair(short, seed, mine[seed], theirs[seed]) for seed in mine if seed in theirs]
             try:
-                compared = compare(pairs, of, of) if pairs else []
+                compared = compare(pairs, of, of)
             except NothingMatched:
                 continue
             cells = frozenset(mine.values())
             made += [
-                Difference(short, label, baseline, cells, one)
+                Difference(dict(others), label, baseline, cells, one)
                 for one in compared
                 if not metrics or one.metric in metrics
             ]
-    return made
+    shared = set.intersection(*(set(one.where.items()) for one in made)) if made else set()
+    return [
+        replace(one, where={name: label for name, label in one.where.items() if (name, label) not in shared})
+        for one in made
+    ]

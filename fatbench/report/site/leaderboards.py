@@ -124,9 +124,7 @@ def _answer(plans: Sequence[Plan], board: Board, of: Callable[[str], Mapping[str
         best = max(sum(one.comparison.b) / len(one.comparison.b) for one in every)
         group = [one for one in every if sum(one.comparison.b) / len(one.comparison.b) == best]
         one = next((one for one in group if one.label.startswith(METHODS)), group[0])
-        key = next(cell.key for plan in plans for cell in plan.cells if cell.id in one.cells)
-        others = [(axis, label) for axis, label in key.items() if axis in board.axes and label in one.row.split(", ")]
-        where = ", ".join(f"{axis} {label}" for axis, label in others)
+        where = ", ".join(f"{axis} {label}" for axis, label in one.where.items() if axis in board.axes)
         board.sentence = f"{where}: " * bool(where) + one.sentence()
 
 
