@@ -48,6 +48,7 @@ log = logging.getLogger("fatbench")
 
 BUSY = 60.0  # seconds that SQLite waits for another process's lock
 PAUSE = 1.0  # seconds between two tries at a database that is not to be had
+DAMAGE = ("no such ", "foreign key mismatch", "unsupported file format")  # what SQLite says of it without a code
 NETWORK = ("nfs", "nfs4", "cifs", "smb3", "smbfs", "lustre", "gpfs", "beegfs", "ceph", "fuse.sshfs", "afs", "glusterfs")
 
 
@@ -279,7 +280,7 @@ class Database:
             if code == sqlite3.SQLITE_NOTADB:
                 return DatabaseError(f"{shown} is not a fatbench database (nor any SQLite file)")
             # the schema's version was found right before a table or a column is missed
-            if code == sqlite3.SQLITE_CORRUPT or str(original).startswith(("no such ", "foreign key mismatch")):
+            if code == sqlite3.SQLITE_CORRUPT or str(original).startswith(DAMAGE):
                 return DatabaseError(f"{shown} is damaged: {original}")
             if "decode to UTF-8" in str(original):
                 where = " ".join(str(original).partition(" with text")[0].split())
