@@ -20,13 +20,16 @@ def append(connection: Connection, rows: Sequence[Mapping[str, Any]]) -> None:
     if not groups:
         return
     heads = [dict(zip(SHARED, group, strict=True)) for group in groups]
-    ids = connection.scalars(insert(ROUND_METRICS).returning(ROUND_METRICS.c.id, sort_by_parameter_order=True), heads)
+    # Asked for with what tells them apart: in the order of the rows SQLite would insert them one by one.
+    columns = [ROUND_METRICS.c[name] for name in SHARED]
+    written = connection.execute(insert(ROUND_METRICS).returning(ROUND_METRICS.c.id, *columns), heads)
+    ids = {tuple(group): id for id, *group in written}
     connection.execute(
         insert(VALUES),
         [
-            {"round_metric": id, "client": row["client"], "value": float(row["value"]) + 0.0, "n": row["n"]}
-            for id, group in zip(ids.all(), groups.values(), strict=True)
-            for row in group
+            {"round_metric": ids[group], "client": row["client"], "value": float(row["value"]) + 0.0, "n": row["n"]}
+            for group, same in groups.items()
+            for row in same
         ],  # + 0.0: SQLite has no -0.0, so no database has
     )
 
