@@ -136,6 +136,7 @@ MISTAKES = [  # arguments, exit code, the message on stderr
     (["run", "cell", "ffffffffffff"], 3, "no suite has a cell 'ffffffffffff'"),
     (["show", "abcd"], 3, "no cell 'abcd' in the database"),
     (["logs", "abcd"], 3, "no cell 'abcd' in the database"),
+    (["show", "sfat-mu"], 3, "(fatbench status sfat-mu lists the cells)"),
     (["report", "tiny.yaml", "--format", "latx"], 2, "--format: no format is named 'latx' (did you mean 'latex'?)"),
     (["report", "tiny.yaml", "--select", "best"], 2, "--select: no checkpoint is named 'best'"),
     (["report"], 3, "the database has no results yet"),

@@ -134,7 +134,10 @@ def cell_in(store: Store | None, cell: str) -> str:
     found = [] if store is None else store.begins(cell)
     found = [cell] if cell in found else found
     if not found:
-        raise NothingMatched(f"no cell '{cell}' in the database (fatbench status NAME lists the cells)")
+        from fatbench.suite import files
+
+        lists = f"fatbench status {cell if cell in files.available() else 'NAME'} lists the cells"
+        raise NothingMatched(f"no cell '{cell}' in the database ({lists})")
     if len(found) > 1:
         raise SpecError(f"'{cell}' could be any of {', '.join(sorted(found)[:8])}")
     return found[0]
