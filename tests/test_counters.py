@@ -1,7 +1,8 @@
 """Dispatcher operations and host synchronisations of one batch of adversarial training: they may fall, not grow.
 
-The counts do not depend on the width of the network or the size of the images, so the networks are narrow here. The
-images have one channel: for three a CPU takes operations of its own (`fatbench.models.nin`), where these cost nothing.
+The counts do not depend on the width of the network or the size of the images, so the networks are as narrow as the
+layout of wide ones allows (`fatbench.engine.local.memory_format`). The images have one channel: for three a CPU takes
+operations of its own (`fatbench.models.nin`), where these cost nothing.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ AT = functools.partial(objectives.at, attack=functools.partial(attacks.pgd, **PG
 
 def problem(model: str, path: str = "loop") -> Problem:
     with rng.forked(0, "model"):
-        network = models.MODELS[model]((1, 8, 8), 10, width=6)
+        network = models.MODELS[model]((1, 8, 8), 10, width=16 if model == "resnet18" else 6)
     images = torch.randint(0, 256, (96, 1, 8, 8), dtype=torch.uint8)
     return Problem(network, images, torch.arange(96) % 10, [], 10, 0, torch.device("cpu"), "fp32", path)
 
