@@ -16,11 +16,12 @@ import functools
 import json
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import closing
 from decimal import ROUND_UP, Decimal
 from pathlib import Path
 
 import jinja2
+from filelock import FileLock
 from tabulate import tabulate
 
 from benchmarks.table import number
@@ -69,12 +70,36 @@ def rows_of(suite: str, preset: str | None = None) -> tuple[str, str]:
     return own if (RESULTS / f"{own}.jsonl").exists() else file, preset or usual
 
 
-def stores(folder: Path) -> Iterator[tuple[str, Store]]:
-    """(file without its ending, database) of every committed file of rows; whoever asks closes them."""
-    for rows in sorted(RESULTS.glob("*.jsonl")):
-        store = Store.open(str(folder / f"{rows.stem}.db"), create=True)
-        jsonl.import_(store, rows)
-        yield rows.stem, store
+class Rows(Mapping[str, Store]):
+    """The committed rows, file without its ending -> database; each is imported when it is first asked for.
+
+    folder: of the databases; several processes may share it. Whoever asks closes them.
+    """
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self.opened: dict[str, Store] = {}
+
+    def __getitem__(self, name: str) -> Store:
+        if name not in self.opened:
+            path = self.folder / f"{name}.db"
+            imported = path.with_suffix(".imported")
+            with FileLock(path.with_suffix(".lock")):
+                self.opened[name] = store = Store.open(str(path), create=True)
+                if not imported.exists():
+                    jsonl.import_(store, RESULTS / f"{name}.jsonl")
+                    imported.touch()
+        return self.opened[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(sorted(rows.stem for rows in RESULTS.glob("*.jsonl")))
+
+    def __len__(self) -> int:
+        return len(list(iter(self)))
+
+    def close(self) -> None:
+        for store in self.opened.values():
+            store.close()
 
 
 def shown(value: float, digits: int = 1) -> str:
@@ -146,17 +171,18 @@ class Family(Mapping[tuple[str, str], Result]):
         return [Result(one, self.digits) for one in self.found if one.test is not None]
 
     def table(self) -> str:
-        """A row for each comparison: points with their interval, what the data exclude, p after Holm.
+        """A row for each comparison that was tested: points with their interval, what the data exclude, p after Holm.
 
         If all are of one metric or one contrast, the page names it.
         """
+        found = [one for one in self.found if one.test is not None]
         several = len({one.metric for one in self.found}) > 1
         contrasts = len({one.name for one in self.found}) > 1
         heads = [*(["difference"] if contrasts else []), *(["where"] if self.rows else []),
                  *(["evaluated"] if several else []),
                  "points (95 % interval)", "size at most (95 %)", f"p after Holm over {self.size}"]  # fmt: skip
         lines = []
-        for one in self.found:
+        for one in found:
             result = Result(one, self.digits)
             where = [one.row] if self.rows else []
             metric = [HEADINGS.get(one.metric, one.metric)] if several else []
@@ -188,7 +214,7 @@ class Pages:
         )
         self.templates.globals.update(
             tests=self.tests, accuracies=self.accuracies, values=self.values, one_seed=self.one_seed, shown=shown,
-            leak=self.leak, leaks=self.leaks,
+            leak=self.leak, leaks=self.leaks, kept=self.kept,
             bench=json.loads((RESULTS / "bench" / "bench-cpu.json").read_text(encoding="utf-8")), number=number,
         )  # fmt: skip
 
@@ -263,6 +289,16 @@ class Pages:
             lines.append([*(row.key.get(axis, "") for axis in grid.axes), *([str(count)] if several else []), *cells])
         return tabulate(lines, heads, tablefmt="github", disable_numparse=True)
 
+    def kept(self, name: str, where: str, preset: str | None = None) -> str:
+        """In how many per cent of the rounds a robust aggregator keeps a malicious client, over them and the seeds."""
+        _, plan, store = self._plan(name, preset, where)
+        lying = {cell.id: cell.spec["malicious"]["clients"] for cell in plan.cells}  # the first of them, in each round
+        weights = [
+            row["value"] for row in store.measurements([*lying])
+            if row["metric"] == "weight" and 0 <= row["client"] < lying[row["cell"]]
+        ]  # fmt: skip
+        return shown(100 * sum(weight > 0 for weight in weights) / len(weights), 0)
+
     def leak(self, name: str, where: str) -> Leak:
         """What an attack makes of what is sent, from the filter of one cell."""
         _, plan, store = self._plan(name, None, where)
@@ -281,11 +317,8 @@ class Pages:
 
 def main() -> None:
     """Write every page that has a template."""
-    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
-        opened = {}
-        for name, store in stores(Path(folder)):
-            opened[name] = stack.enter_context(store)
-        pages = Pages(opened)
+    with tempfile.TemporaryDirectory() as folder, closing(Rows(Path(folder))) as rows:
+        pages = Pages(rows)
         for template in sorted(TEMPLATES.glob("*.md.j2")):
             page = template.name.removesuffix(".md.j2")
             (RESULTS / f"{page}.md").write_text(pages.page(page), encoding="utf-8")

@@ -377,12 +377,12 @@ def test_fashion_on_the_images_that_all_attacks_took() -> None:
 
 
 def baselines() -> dict[tuple[str, int], dict[str, Any]]:
-    """(method, seed) -> cell of fat-baselines, of the four methods on the front page."""
+    """(method, seed) -> cell of fat-baselines, of the methods that have five seeds."""
     found = {}
     for cell in cells("fat-baselines-cpu.jsonl"):
         algorithm = cell["spec"]["algorithm"]
         objective, aggregator = algorithm["local"]["objective"], algorithm["aggregator"]["name"]
-        name = {"calfat": "CalFAT", "n_fgsm_at": "N-FGSM"}.get(objective["name"])
+        name = {"calfat": "CalFAT", "n_fgsm_at": "N-FGSM", "trades": "FedTRADES"}.get(objective["name"])
         if algorithm["name"] == "fedavg" and objective["name"] == "at" and objective["attack"]["steps"] > 1:
             name = {"sfat": "SFAT", "samples": "FAT"}[aggregator]
         if name is not None:
@@ -393,7 +393,7 @@ def baselines() -> dict[tuple[str, int], dict[str, Any]]:
 def test_the_table_of_the_front_page() -> None:
     text = (RESULTS.parent / "README.md").read_text(encoding="utf-8")
     found = baselines()
-    assert len(found) == 20
+    assert len(found) == 25
     right = {(row, attack): [outcomes(found[row, seed], attack, 12) for seed in range(5)]
              for row, _ in found for attack in ("natural", "pgd20", "autoattack")}  # fmt: skip
     for row in ("FAT", "SFAT", "CalFAT", "N-FGSM"):
@@ -407,6 +407,17 @@ def test_the_table_of_the_front_page() -> None:
         assert f"| {row} | {' | '.join(shown)} | {last}" in text
         if row == "SFAT":
             assert f"SFAT and FAT differ by at most {at_most(both)} points (95 %)" in text
+
+
+def test_every_comparison_with_fat() -> None:
+    found, text = baselines(), " ".join(page("baselines.md").split())
+    right = {(row, attack): [outcomes(found[row, seed], attack, 12) for seed in range(5)]
+             for row, _ in found for attack in ("natural", "autoattack")}  # fmt: skip
+    for row in ("SFAT", "CalFAT", "N-FGSM", "FedTRADES"):
+        for attack, heading in (("natural", "natural"), ("autoattack", "AutoAttack")):
+            both = crossed(right[row, attack], right["FAT", attack])
+            assert f"| {row} - FAT | {heading} | {difference(both)} |" in text
+        assert f"and FAT {'differ ' * (row in ('SFAT', 'CalFAT'))}by at most {at_most(both)}" in text
 
 
 def distilled() -> dict[str, list[dict[str, Any]]]:
@@ -452,6 +463,106 @@ def test_what_a_server_that_trains_adversarially_gains():
     assert f"sends {up} MB up and {down} MB down, in place of {up_before} MB and {down_before} MB." in text
 
 
+AGGREGATORS = {"uniform": "mean", "trimmed_mean": "trimmed mean", "multi_krum": "multi-Krum", "bulyan": "Bulyan"}
+ADVERSARIES = {"label_flip": "label flip", "sign_flip": "sign flip", "alie": "ALIE", "min_max": "Min-Max",
+               "badnets": "backdoor"}  # fmt: skip
+SHOWN = {"natural": "natural", "pgd20": "PGD-20"}
+
+
+def malicious(file: str) -> dict[tuple[str, str], list[dict[str, Any]]]:
+    """(adversary, aggregator) -> its cells by seed, named as in the suite fat-byzantine."""
+    found: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for cell in sorted(cells(file), key=lambda cell: cell["spec"]["seed"]):
+        attack = (cell["spec"]["malicious"] or {"attack": {"name": "none"}})["attack"]
+        ipm = f"IPM {attack['epsilon']:g}" if attack["name"] == "ipm" else attack["name"]
+        aggregator = AGGREGATORS[cell["spec"]["algorithm"]["aggregator"]["name"]]
+        found.setdefault((ADVERSARIES.get(ipm, ipm), aggregator), []).append(cell)
+    return found
+
+
+def right(file: str) -> dict[tuple[str, str, str], list[np.ndarray]]:
+    """(adversary, aggregator, attack) -> outcomes by seed: five seeds of 1,000 images."""
+    found = {(*key, attack): [outcomes(cell, attack, 7) for cell in of]
+             for key, of in malicious(file).items() for attack in SHOWN}  # fmt: skip
+    assert {(len(of), len(each)) for of in found.values() for each in of} == {(5, 1000)}
+    return found
+
+
+@pytest.mark.parametrize("file", ["fat-byzantine-cpu.jsonl", "fat-byzantine-skew.jsonl"])
+def test_what_malicious_clients_and_robust_aggregation_cost(file: str) -> None:
+    """Every comparison of the families of one split, and its table of accuracies."""
+    of, text = right(file), " ".join(page("byzantine-tables.md").split())
+    for attack, heading in SHOWN.items():
+        for aggregator in ("mean", "multi-Krum"):
+            both = crossed(of["IPM 0.5", aggregator, attack], of["none", aggregator, attack])
+            assert f"| {aggregator} | {heading} | {difference(both)} |" in text
+        for aggregator in ("trimmed mean", "multi-Krum", "Bulyan"):
+            both = crossed(of["none", aggregator, attack], of["none", "mean", attack])
+            assert f"| {aggregator} - mean | {heading} | {difference(both)} |" in text
+        if file == "fat-byzantine-skew.jsonl":
+            both = crossed(of["IPM 0.5", "multi-Krum", attack], of["IPM 100", "multi-Krum", attack])
+            assert f"| {heading} | {difference(both)} |" in text
+    for adversary, aggregator in malicious(file):
+        said = " | ".join(spread(of[adversary, aggregator, attack]) for attack in SHOWN)
+        assert f"| {adversary} | {aggregator} | {said} |" in text
+
+
+def difference(both: statistics.SeedsAndImages) -> str:
+    """The cells of a line: points with their interval, and the bound on their size."""
+    return f"{show(100 * both.mean)} ({interval(both)}) | {at_most(both)}"
+
+
+def test_the_other_adversaries() -> None:
+    """PGD-20 of seven against none, under both aggregators."""
+    of, text = right("fat-byzantine-cpu.jsonl"), " ".join(page("byzantine-tables.md").split())
+    for adversary in (*ADVERSARIES.values(), "IPM 0.1", "IPM 100"):
+        for aggregator in ("mean", "multi-Krum"):
+            both = crossed(of[adversary, aggregator, "pgd20"], of["none", aggregator, "pgd20"])
+            assert f"| {adversary} - none | {aggregator} | {difference(both)} |" in text
+
+
+def kept_of(file: str) -> list[bool]:
+    """Whether multi-Krum keeps clients 0 and 1, which send IPM 0.5, in each of seven rounds and five seeds."""
+    weights = [value for cell in malicious(file)["IPM 0.5", "multi-Krum"]
+               for (_, client), value in numbers(cell, "weight").items() if client in (0, 1)]  # fmt: skip
+    assert len(weights) == 2 * 7 * 5
+    return [weight > 0 for weight in weights]
+
+
+def test_the_sentences_on_malicious_clients() -> None:
+    skewed, even = right("fat-byzantine-skew.jsonl"), right("fat-byzantine-cpu.jsonl")
+    text = " ".join(page("byzantine.md").replace("**", "").split())
+
+    def taken(
+        of: dict[tuple[str, str, str], list[np.ndarray]], adversary: str, aggregator: str, than: str = "none"
+    ) -> Any:
+        """What an adversary costs an aggregator under PGD-20."""
+        return crossed(of[than, aggregator, "pgd20"], of[adversary, aggregator, "pgd20"])
+
+    krum = taken(skewed, "IPM 0.5", "multi-Krum")
+    assert f"from multi-Krum ({interval(krum)}, 95 %)." in text
+    front = " ".join((RESULTS.parent / "README.md").read_text(encoding="utf-8").split())
+    first = f"that send IPM 0.5 take {show(100 * krum.mean)} points under PGD-20 from"
+    assert first in text and f"{first} [multi-Krum](results/byzantine.md) ({interval(krum)})" in front
+    few = taken(even, "IPM 0.5", "multi-Krum")
+    assert f"With IID clients multi-Krum changes by at most {at_most(few)} points (95 %)." in text
+    beyond = taken(skewed, "IPM 0.5", "multi-Krum", than="IPM 100")
+    assert (
+        f"which multi-Krum never keeps, it is {show(100 * beyond.mean)} points above IPM 0.5 ({interval(beyond)};"
+        in text
+    )
+    kept = [round(100 * np.mean(kept_of(file))) for file in ("fat-byzantine-skew.jsonl", "fat-byzantine-cpu.jsonl")]
+    assert f"senders in {kept[0]} % of rounds under Dirichlet 0.5, in {kept[1]} % with IID clients." in text
+    bulyan = crossed(skewed["none", "mean", "natural"], skewed["none", "Bulyan", "natural"])
+    assert f"Bulyan is {show(100 * bulyan.mean)} points below the mean in natural accuracy" in text
+    assert f"(95 % interval {interval(bulyan)})" in text
+    bulyan = crossed(even["none", "mean", "natural"], even["none", "Bulyan", "natural"])
+    assert f"With IID clients they differ by at most {at_most(bulyan)} (95 %)." in text
+    assert f"IPM 100 takes {show(100 * taken(even, 'IPM 100', 'mean').mean)} points under PGD-20 from the mean" in text
+    tiny = taken(even, "IPM 0.1", "multi-Krum")
+    assert f"from multi-Krum: {show(100 * tiny.mean)} points ({interval(tiny)}; p" in text
+
+
 def test_the_first_sentences_on_sfat():
     both = differences_to_fat("sfat-fashion.md", "shah")["SFAT", "PGD-20"].both
     text = " ".join(page("sfat-fashion.md").split())
@@ -461,7 +572,10 @@ def test_the_first_sentences_on_sfat():
 
 def test_quoted_sentences_stand_on_their_pages():
     quoted = re.findall(r"^\| \[[^]]+\]\(([\w-]+\.md)\) \| (.*?) \|$", page("README.md"), re.MULTILINE)
-    assert {name for name, _ in quoted} == {each.name for each in RESULTS.glob("*.md")} - {"README.md"}
+    assert {name for name, _ in quoted} == {each.name for each in RESULTS.glob("*.md")} - {
+        "README.md",
+        "byzantine-tables.md",
+    }
     for name, sentence in quoted:
         assert sentence in " ".join(page(name).replace("**", "").split()), name
 
