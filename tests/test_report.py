@@ -1588,7 +1588,10 @@ def test_paired_outcomes_are_read_from_the_database(tiny: Suite, tmp_path: Path)
 
 
 def test_ten_thousand_cells_in_time(tmp_path: Path) -> None:
-    """build and render of 10,000 cells in 2 s of processor time; reading them from the database is beside that."""
+    """build and render of 10,000 cells in the processor time of formatting nine million numbers, 2 to 3 s.
+
+    Reading them from the database is beside that.
+    """
     text = SUITE[: SUITE.index("axes:")].replace("[6, 7]", '"0-9"') + "axes:\n  epochs:\n"
     text += "".join(f"    E{i}: {{algorithm: {{local: {{epochs: {i + 1}}}}}}}\n" for i in range(40)) + "  batch:\n"
     text += "".join(f"    B{i}: {{algorithm: {{local: {{batch: {i + 1}}}}}}}\n" for i in range(25))
@@ -1621,7 +1624,13 @@ tables:
         assert len(grids[0].rows) == 1000
         return time.process_time() - begin
 
-    assert any(seconds() < 2.0 for _ in range(3))  # a core that others use, too, is slower
+    def million() -> float:
+        begin = time.process_time()
+        for i in range(10**6):
+            f"{i / 7:.3f}"
+        return time.process_time() - begin
+
+    assert min(seconds() for _ in range(3)) < 9 * min(million() for _ in range(3))  # a core that others use is slower
 
 
 def test_no_format_imports_torch_or_a_plotting_library(tiny: Suite, tmp_path: Path) -> None:

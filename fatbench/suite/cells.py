@@ -112,7 +112,7 @@ class Plan:
     excluded: list[tuple[Key, str]] = field(default_factory=list)
     added: tuple[str, ...] = ()  # metrics of attacks that the preset does without, see `--attacks`
     baseline: tuple[str, str] | None = None  # (axis, label)
-    where: str = ""  # the filter that left these cells
+    where: str = field(default="", compare=False)  # the filter that left these cells
 
     def to_run(self) -> list[Cell]:
         """The cells to run, each once; first those of any suite with whose models others begin."""
