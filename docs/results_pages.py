@@ -175,14 +175,15 @@ class Family(Mapping[tuple[str, str], Result]):
 
         If all are of one metric or one contrast, the page names it.
         """
-        found = [one for one in self.found if one.test is not None]
         several = len({one.metric for one in self.found}) > 1
         contrasts = len({one.name for one in self.found}) > 1
         heads = [*(["difference"] if contrasts else []), *(["where"] if self.rows else []),
                  *(["evaluated"] if several else []),
                  "points (95 % interval)", "size at most (95 %)", f"p after Holm over {self.size}"]  # fmt: skip
         lines = []
-        for one in found:
+        for one in self.found:
+            if one.test is None:
+                continue
             result = Result(one, self.digits)
             where = [one.row] if self.rows else []
             metric = [HEADINGS.get(one.metric, one.metric)] if several else []
@@ -292,11 +293,9 @@ class Pages:
     def kept(self, name: str, where: str, preset: str | None = None) -> str:
         """In how many per cent of the rounds a robust aggregator keeps a malicious client, over them and the seeds."""
         _, plan, store = self._plan(name, preset, where)
-        lying = {cell.id: cell.spec["malicious"]["clients"] for cell in plan.cells}  # the first of them, in each round
-        weights = [
-            row["value"] for row in store.measurements([*lying])
-            if row["metric"] == "weight" and 0 <= row["client"] < lying[row["cell"]]
-        ]  # fmt: skip
+        malicious = {cell.id: cell.spec["malicious"]["clients"] for cell in plan.cells}  # the first clients
+        found = store.measurements([*malicious], metrics=["weight"])
+        weights = [row["value"] for row in found if 0 <= row["client"] < malicious[row["cell"]]]
         return shown(100 * sum(weight > 0 for weight in weights) / len(weights), 0)
 
     def leak(self, name: str, where: str) -> Leak:

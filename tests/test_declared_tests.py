@@ -336,7 +336,7 @@ def test_a_filter_chooses_what_is_shown_and_corrects_nothing_less(db: str, run: 
     assert code != 0 and "method is never 'MART'" in err
 
 
-def test_comparisons_of_a_filter_and_seeds_that_lack(tmp_path: Path) -> None:
+def test_comparisons_of_a_filter_and_missing_seeds(tmp_path: Path) -> None:
     suite = written(tmp_path, "tests: {family: f, metrics: [fgsm], contrasts: {p: {A: 1, B: -1}, q: {C: 1, D: -1}}}\n")
     plan = suite.plan("paper")
     found = declared_tests.run(suite.tests[0], plan, pretended(plan))

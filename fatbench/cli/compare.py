@@ -129,7 +129,7 @@ def _declared(
                          for tests, found in tested],
         })  # fmt: skip
         return
-    seeds = {int(cell.spec["seed"]) for cell in suite.plan(plan.preset).cells}
+    seeds = suite.contents.presets[plan.preset].seeds or suite.contents.seeds
     print("\n".join(declared_tests.as_text(found, tests, plan, select, only, seeds) for tests, found in tested), end="")
 
 

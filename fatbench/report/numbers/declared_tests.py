@@ -177,7 +177,7 @@ def as_text(
         lines += too_few(min(map(len, tested)))
         if not all(set(seeds) <= set(each) for each in tested):
             lines.append(
-                f"not all {len(seeds)} seeds of the preset are tested: to look again and again rejects too often"
+                f"not all {len(seeds)} seeds of the preset are tested: testing again as more arrive rejects too often"
             )
     for one in some:
         lines += ["", *_block(one, tests.margin, len(found))]
