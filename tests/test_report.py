@@ -628,7 +628,7 @@ PRIORS = """\
     across: [split]
     values:
       mean: prior_mean:pgd20
-      worst: prior_worst:pgd20
+      PGD-20, worst: prior_worst:pgd20
       tenth: prior_tenth:pgd20
       best: prior_best_tenth:pgd20
       std: prior_std:pgd20
@@ -654,7 +654,7 @@ def test_statistics_over_the_clients_own_accuracies(tmp_path: Path, stored: bool
             grid = report.build_tables(found, plan, store)[2]
     else:
         grid = build(found, plan, rows)[2]
-    headings = ["mean", "worst", "tenth", "best", "std", "client 3", "client 99"]
+    headings = ["mean", "PGD-20, worst", "tenth", "best", "std", "client 3", "client 99"]
     said = [at(grid, "FAT", heading, "Non-IID").mean for heading in headings]
     assert said == pytest.approx([0.45, 0.0, 0.0, 0.9, 0.2872281, 0.3, None])
     assert [at(grid, "FAT", end, "IID").mean for end in ("tenth", "best")] == pytest.approx([0.05, 0.95])
@@ -662,6 +662,7 @@ def test_statistics_over_the_clients_own_accuracies(tmp_path: Path, stored: bool
     assert all(column.unit == "percent" for column in grid.columns)
     assert [column.best for column in grid.columns[:5]] == ["max"] * 4 + ["none"]
     assert "weighted by its own fraction of each class" in notes(grid)["clients"]
+    assert notes(grid)["clients"].startswith("mean, 'PGD-20, worst', tenth, best, std, client 3 and client 99: ")
     assert notes(grid)["checkpoint"] == "last round (3)"
     assert at(grid, "Uniform", "mean", "Non-IID").mean is None
 

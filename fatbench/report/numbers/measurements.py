@@ -100,17 +100,20 @@ def metric_names(sources: Iterable[Source]) -> dict[str, str]:
     return names
 
 
+def quoted(heading: str) -> str:
+    """A heading as footers list it: one with a comma stands in quotes, since they list with commas."""
+    return f"'{heading}'" if "," in heading else heading
+
+
 def in_words(shown: Iterable[tuple[str, Source]]) -> dict[str, str]:
     """Metric of an evaluation -> the heading that shows it, as a footer says it; several: "'NT' and 'AT'".
 
-    shown: headings with their sources. A heading of the accuracy itself goes before those of what is derived from it;
-    one with a comma stands in quotes, since footers list with commas.
+    shown: headings with their sources. A heading of the accuracy itself goes before those of what is derived from it.
     """
     found: dict[str, dict[bool, list[str]]] = {}  # metric -> derived -> headings
     for heading, source in shown:
         if source.stage not in ("train", "artifact", *OVER):
-            said = f"'{heading}'" if "," in heading else heading
-            found.setdefault(source.metric, {}).setdefault(source.stage != "evaluation", []).append(said)
+            found.setdefault(source.metric, {}).setdefault(source.stage != "evaluation", []).append(quoted(heading))
     return {metric: " and ".join(dict.fromkeys(by.get(False) or by[True])) for metric, by in found.items()}
 
 

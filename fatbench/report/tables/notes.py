@@ -8,6 +8,7 @@ from dataclasses import replace
 from fatbench.data.catalogue import CATALOGUE
 from fatbench.report.numbers import flags as checking
 from fatbench.report.numbers import provenance, statistics
+from fatbench.report.numbers.measurements import quoted
 from fatbench.report.numbers.published import Lookup
 from fatbench.report.tables import number_format
 from fatbench.report.tables.grid import Column, Grid, PairedComparison
@@ -71,10 +72,10 @@ def notes(
     yield "checkpoint", grid.checkpoint
     if any(column.minus for column in grid.columns):
         yield "differences", _differences(grid)
-    if priors := [c.heading for c in grid.columns if c.source.stage.startswith("prior")]:
+    if priors := [quoted(c.heading) for c in grid.columns if c.source.stage.startswith("prior")]:
         yield "clients", f"{_listed(priors)}: {PRIOR}"
     for stage, what in MEANINGS.items():
-        if derived := [c.heading for c in grid.columns if c.source.stage == stage]:
+        if derived := [quoted(c.heading) for c in grid.columns if c.source.stage == stage]:
             yield "columns", f"{_listed(derived)}: {what}"
     if conditions := _conditions(grid.columns):
         yield "columns", conditions
@@ -117,7 +118,7 @@ def notes(
         example = f"[{len(fewest.seeds)}/{fewest.wanted}] means {fewest.partial}"
         yield "incomplete", f"{len(partial)} of {planned} numbers average fewer seeds than planned: {example}"
     for why in dict.fromkeys(absent.values()):
-        yield "left out", f"{', '.join(heading for heading in absent if absent[heading] == why)}: {why}"
+        yield "left out", f"{', '.join(quoted(one) for one in absent if absent[one] == why)}: {why}"
     if any(not value.planned for value in values):
         holes = (why for key, why in plan.excluded if inside(key, table.where))
         if reasons := list(dict.fromkeys(holes)):
@@ -284,7 +285,7 @@ def _differences(grid: Grid) -> str:
     of: dict[str, list[str]] = {}
     for column in grid.columns:
         said = ", ".join(f"{axis} {chosen[0]}" for axis, chosen in column.minus.items())
-        of.setdefault(said, []).append(column.heading)
+        of.setdefault(said, []).append(quoted(column.heading))
     listed = "; ".join(f"{', '.join(headings)}: minus {said}" for said, headings in of.items() if said)
     interval = any(value.interval for value in grid.all())
     return f"{listed}, seed by seed" + "; in brackets the 95 % interval of the mean, Student's t" * interval
