@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from sqlalchemy import select, update
 
-from fatbench.cli.verify import Apart, apart, choose, job, largest_allowed
+from fatbench.cli.verify import Apart, apart, choose, job, largest_allowed, text, within
 from fatbench.errors import NothingMatched, SpecError
 from fatbench.runner.jobs import Machine
 from fatbench.runner.start import jobs_of
@@ -157,6 +157,16 @@ def test_how_far_apart(theirs: Store) -> None:
     assert "seconds" not in found
     assert Apart("c", "natural (last)", 0.5, 0.4, 0.9, True).far == pytest.approx(0.1)
     assert Apart("c", "train_loss", 2.0, 1.0, None, False).far == pytest.approx(0.5)
+
+
+def test_a_difference_of_exactly_the_tolerance_is_within_it() -> None:
+    """In floating point 0.594 - 0.574 is more than 0.02; without a tolerance every bit counts."""
+    one = Apart("c", "pgd20 (last)", 0.594, 0.574, 0.9, True)
+    assert one.far > 0.02
+    assert text([one], one.far, 0.02, "cpu").endswith("at most 0.02 apart: within the tolerance of 0.02 (cpu)")
+    more = Apart("c", "pgd20 (last)", 0.595, 0.574, 0.9, True)
+    assert text([more], more.far, 0.02, "cpu").endswith("at most 0.021 apart: beyond the tolerance of 0.02 (cpu)")
+    assert within(0.0, 0.0) and not within(1e-16, 0.0)
 
 
 NINE_OF_TEN = [[0, 20, base64.b64encode(b"\x7f\xff\xf0").decode()], [20, 10, base64.b64encode(b"\x3f\xc0").decode()]]
