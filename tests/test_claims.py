@@ -419,6 +419,7 @@ def test_the_table_of_the_front_page() -> None:
             both = crossed(right[row, "autoattack"], right["FAT", "autoattack"])
             last = f"{show(100 * both.mean)} ({interval(both)}) | {at_most(both)} |"
             assert both.at_most > 0.02  # not within the margin of the suite
+            assert both.low < 0 < both.high
         assert f"| {row} | {' | '.join(shown)} | {last}" in text
         if row == "SFAT":
             assert f"SFAT and FAT differ by at most {at_most(both)} points (95 %)" in text

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from sqlalchemy import select, update
 
-from fatbench.cli.verify import Apart, apart, choose, job, largest_allowed, text, within
+from fatbench.cli.verify import Apart, apart, choose, job, largest_allowed, text
 from fatbench.errors import NothingMatched, SpecError
 from fatbench.runner.jobs import Machine
 from fatbench.runner.start import jobs_of
@@ -160,13 +160,16 @@ def test_how_far_apart(theirs: Store) -> None:
 
 
 def test_a_difference_of_exactly_the_tolerance_is_within_it() -> None:
-    """In floating point 0.594 - 0.574 is more than 0.02; without a tolerance every bit counts."""
+    """In floating point 0.594 - 0.574 is more than 0.02. Of training numbers every bit counts."""
+    assert 0.594 - 0.574 > 0.02
     one = Apart("c", "pgd20 (last)", 0.594, 0.574, 0.9, True)
-    assert one.far > 0.02
     assert text([one], one.far, 0.02, "cpu").endswith("at most 0.02 apart: within the tolerance of 0.02 (cpu)")
     more = Apart("c", "pgd20 (last)", 0.595, 0.574, 0.9, True)
     assert text([more], more.far, 0.02, "cpu").endswith("at most 0.021 apart: beyond the tolerance of 0.02 (cpu)")
-    assert within(0.0, 0.0) and not within(1e-16, 0.0)
+    bit = Apart("c", "train_loss", 1.0, 1 - 2**-53, None, True)
+    assert text([bit], bit.far, 0.0, "cpu").endswith("apart: beyond the tolerance of 0 (cpu)")
+    same = Apart("c", "train_loss", 1.0, 1.0, None, True)
+    assert text([same], same.far, 0.0, "cpu").endswith("at most 0 apart: within the tolerance of 0 (cpu)")
 
 
 NINE_OF_TEN = [[0, 20, base64.b64encode(b"\x7f\xff\xf0").decode()], [20, 10, base64.b64encode(b"\x3f\xc0").decode()]]
