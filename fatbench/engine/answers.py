@@ -1,0 +1,59 @@
+"""What a network answers to a few images: values that tell it from another network with the same weights."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fatbench.engine.randomness import forked
+
+IMAGES = 8  # of the test images, the first
+CLASSES = 100  # of so many the logits are kept one by one, of the others in their logsumexp
+PIXELS = 256  # of so many of an image's numbers the sign is kept
+ROUNDING = 1e-2  # of an image's largest gradient: below it, a unit at the edge of its ReLU may turn the sign
+
+
+def answers(model: nn.Module, x: Tensor, y: Tensor) -> dict[str, Any]:
+    """The logits and the signs of the loss gradient at images x (B, C, H, W) in [0, 1] with labels y (B,).
+
+    In the form of `fatbench.store.answers`. The network answers in eval mode and is left as it was. Draws from global
+    generators are those of a fixed seed; a network that still answers otherwise the second time is {"random": True}.
+    """
+    modes = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        with torch.enable_grad():
+            return _answers(model, x.detach().clone().requires_grad_(), y)
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
+
+
+def _answers(model: nn.Module, x: Tensor, y: Tensor) -> dict[str, Any]:
+    with forked(0, "answers", device=x.device):
+        logits = model(x)
+    with torch.no_grad(), forked(0, "answers", device=x.device):
+        again = model(x)
+    largest = logits.detach().nan_to_num(posinf=0, neginf=0).abs().amax()
+    if not torch.allclose(logits.detach(), again, rtol=0, atol=1e-4 * float(largest), equal_nan=True):
+        return {"random": True}
+    kept = torch.cat([logits[:, :CLASSES], logits.logsumexp(1, keepdim=True)], dim=1).detach().double().cpu()
+    values = [[float(f"{v:.6g}") if abs(v) < float("inf") else None for v in image] for image in kept.tolist()]
+    return {"logits": values, "signs": _signs(logits, x, y)}
+
+
+def _signs(logits: Tensor, x: Tensor, y: Tensor) -> list[str]:
+    """Text of "+", "-" and "0" at evenly spaced numbers of each image; empty without a gradient."""
+    if not logits.requires_grad:
+        return []
+    loss = F.cross_entropy(logits, y, reduction="sum")
+    gradient: Tensor | None = torch.autograd.grad(loss, x, allow_unused=True)[0]
+    if gradient is None:
+        return []
+    flat = gradient.nan_to_num(0, 0, 0).flatten(1)
+    least = ROUNDING * flat.abs().amax(1, keepdim=True)
+    signs = torch.where(flat.abs() > least, flat.sign(), 0)[:, :: max(1, flat.shape[1] // PIXELS)]
+    return ["".join("0+-"[int(sign)] for sign in image) for image in signs.tolist()]

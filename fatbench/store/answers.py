@@ -1,0 +1,45 @@
+"""What a network answers to a few images, as it stands in the provenance of a run: whether two of them are one network.
+
+    {"logits": [[0.12, -3.4, ...], ...], "signs": ["+-0+...", ...]}
+
+`logits` has a list an image, null where a number is not finite. `signs` has a text an image: the sign of the loss
+gradient at some of its pixels, "0" where it is within rounding; it is empty for a network without gradient. What cannot
+be known is absent: of a network that answers otherwise each time, {"random": true} is all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import chain
+from typing import Any
+
+CLOSE = 1e-3  # of the largest logit of an image: other kernels and devices round by less, other networks by more
+FLIPPED = 0.02  # of the signs: a unit at the edge of its ReLU may change a few
+
+
+def same_answers(then: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
+    """Whether two networks answer alike within rounding; what either side lacks is unknown and not compared."""
+    if then.get("random", False) != now.get("random", False):
+        return False
+    compared = (("logits", _same_logits), ("signs", _same_signs))
+    return all(same(then[key], now[key]) for key, same in compared if key in then and key in now)
+
+
+def _same_logits(then: Sequence[Sequence[float | None]], now: Sequence[Sequence[float | None]]) -> bool:
+    if [len(image) for image in then] != [len(image) for image in now]:
+        return False
+    for pair in zip(then, now, strict=True):
+        margin = CLOSE * max((abs(value) for value in chain(*pair) if value is not None), default=0.0)
+        for a, b in zip(*pair, strict=True):
+            if (a is None or b is None) and a is not b:
+                return False
+            if a is not None and b is not None and abs(a - b) > margin:
+                return False
+    return True
+
+
+def _same_signs(then: Sequence[str], now: Sequence[str]) -> bool:
+    if [len(image) for image in then] != [len(image) for image in now]:
+        return False
+    pairs = [pair for pair in zip("".join(then), "".join(now), strict=True) if pair != ("0", "0")]
+    return sum(a != b for a, b in pairs) <= FLIPPED * len(pairs)
