@@ -59,12 +59,26 @@ def test_of_files_that_belong_together_none_is_changed(
     assert sorted(os.listdir(new.parent)) == ["b", "c"]
 
 
-def test_a_link_is_replaced_and_what_it_leads_to_is_left_alone(tmp_path: Path) -> None:
-    (tmp_path / "precious").write_text("precious")
+@pytest.mark.parametrize("new", [False, True])
+def test_of_a_link_the_target_is_written_and_one_that_must_be_new_is_refused(new: bool, tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    target, link = tmp_path / "folder" / "target", tmp_path / "out.md"
+    link.symlink_to("folder/target")  # which is not there yet
+    if new:
+        with pytest.raises(SpecError, match="File exists"):
+            whole_file.write(link, "table", new=True)
+        assert not target.exists()
+    else:
+        whole_file.write(link, "table")
+        assert target.read_text() == "table"
+    assert link.is_symlink() and sorted(os.listdir(tmp_path)) == ["folder", "out.md"]
+
+
+def test_a_link_that_leads_to_itself_is_refused(tmp_path: Path) -> None:
     link = tmp_path / "out.md"
-    link.symlink_to(tmp_path / "precious")
-    whole_file.write(link, "table")
-    assert (tmp_path / "precious").read_text() == "precious" and not link.is_symlink() and link.read_text() == "table"
+    link.symlink_to("out.md")
+    with pytest.raises(SpecError, match="Too many levels of symbolic links"):
+        whole_file.write(link, "table")
 
 
 def test_what_must_be_new_replaces_nothing(tmp_path: Path) -> None:
@@ -90,9 +104,10 @@ def test_what_must_be_new_is_written_on_a_disk_without_links(tmp_path: Path, mon
 def test_folders_are_refused_and_devices_written(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match=r"-o .*: Is a directory"):
         whole_file.write(tmp_path, "x", f"-o {tmp_path}")
-    whole_file.write(Path(os.devnull), "x")
     read, write = os.pipe()
-    whole_file.write(Path(f"/proc/self/fd/{write}"), "to a pipe")
+    whole_file.write_all({Path(f"/proc/self/fd/{write}"): "to a pipe"}, "-o there")
+    with whole_file.replacing(Path(f"/proc/self/fd/{write}")) as stream:
+        stream.write(b" twice")
     os.close(write)
-    with os.fdopen(read) as stream:
-        assert stream.read() == "to a pipe"
+    with os.fdopen(read) as received:
+        assert received.read() == "to a pipe twice"

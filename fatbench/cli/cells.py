@@ -10,7 +10,7 @@ import typer
 
 from fatbench import whole_file
 from fatbench.cli.common import FIGURES, cell_in, known_format, print_json
-from fatbench.cli.options import Cell, Db, Format
+from fatbench.cli.options import Cell, Db, Format, output_folder
 from fatbench.errors import NothingMatched, SpecError, did_you_mean
 from fatbench.store.opening import opened
 
@@ -24,7 +24,8 @@ def show_cell(
         int | None, typer.Option("--round", min=1, help="The round to show; default: the last one kept.")
     ] = None,
     output: Annotated[
-        Path | None, typer.Option("-o", "--output", help="Folder for images; default: results/figures.")
+        Path | None,
+        typer.Option("-o", "--output", callback=output_folder, help="Folder for images; default: results/figures."),
     ] = None,
     db: Db = None,
     format: Format = "text",

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fatbench import whole_file
 from fatbench.cli.common import cell_in, known_format, plan_in, print_json
 from fatbench.cli.options import Db, Format, Preset, Seeds, Select, Smoke, Where
 from fatbench.cli.reporting import checkpoint
@@ -135,7 +136,9 @@ def _declared(
 
 def _is_results(side: str) -> bool:
     """Whether an argument is a database's URL, or a file."""
-    return "://" in side or os.path.isfile(side)  # which says no to a name too long for a file
+    return "://" in side or os.path.isfile(
+        whole_file.regular(Path(side))
+    )  # which says no to a name too long for a file
 
 
 @contextlib.contextmanager

@@ -12,7 +12,7 @@ import typer
 from fatbench import whole_file
 from fatbench.cli import completing
 from fatbench.cli.common import known_format, plan_in, write_text
-from fatbench.cli.options import Db, Preset, Smoke
+from fatbench.cli.options import Db, Preset, Smoke, output_folder
 from fatbench.errors import NothingMatched, SpecError
 from fatbench.store.opening import opened
 
@@ -65,18 +65,19 @@ def export(
 EXPORTS = ("jsonl", "csv", "parquet", "robustbench")
 
 
-def _robustbench(name: str | None, preset: str | None, smoke: bool, db: str | None, folder: Path) -> None:
+def _robustbench(name: str | None, preset: str | None, smoke: bool, db: str | None, output: Path) -> None:
     """Print the files of the suite's models. SpecError: no suite is named."""
     from fatbench.report.formats import robustbench
 
+    output_folder(output)
     if name is None:
         raise SpecError("--format robustbench: name the suite with --suite")
     with opened(db) as store:
         if store is None:
             raise NothingMatched("the database has no results yet: fatbench run suite NAME")
-        written = robustbench.write(plan_in(name, preset, smoke, None, None, store)[1], store, folder)
+        written = robustbench.write(plan_in(name, preset, smoke, None, None, store)[1], store, output)
     for file in written:
-        print(folder / file)
+        print(output / file)
     if strange := {file.parts[0] for file in written} - {*robustbench.BOARDS}:
         boards = ", ".join(robustbench.BOARDS)
         print(f"fatbench: RobustBench has boards of {boards}, none of {', '.join(sorted(strange))}", file=sys.stderr)

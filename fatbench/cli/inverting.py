@@ -11,7 +11,7 @@ import typer
 
 from fatbench import whole_file
 from fatbench.cli.common import known_format, plan_of, print_json
-from fatbench.cli.options import Db, Format, Preset, Smoke, Where
+from fatbench.cli.options import Db, Format, Preset, Smoke, Where, output_folder
 from fatbench.errors import MachineError, NothingMatched, SpecError
 from fatbench.store.opening import opened
 
@@ -59,7 +59,9 @@ def invert(
     smoke: Smoke = False,
     where: Where = None,
     db: Db = None,
-    output: Annotated[Path, typer.Option("-o", "--output", help="Folder for the reconstructions.")] = Path("inverted"),
+    output: Annotated[
+        Path, typer.Option("-o", "--output", callback=output_folder, help="Folder for the reconstructions.")
+    ] = Path("inverted"),
     format: Format = "text",
 ) -> None:
     """Attack an update of your own: what does it give away?"""

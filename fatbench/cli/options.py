@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from fatbench.cli import completing
+from fatbench.errors import SpecError
 from fatbench.settings import PATHS, PRECISIONS
 
 Name = Annotated[
@@ -46,6 +47,15 @@ DataDir = Annotated[Path | None, typer.Option("--data", help="Folder with the da
 Plugin = Annotated[
     list[Path] | None, typer.Option("--plugin", metavar="FILE", help="Python file with functions of your own.")
 ]
+
+
+def output_folder(output: Path | None) -> Path | None:
+    """What `-o` names where a command writes several files. SpecError: it is stdout, a device or a file."""
+    if output is not None and (str(output) == "-" or (output.exists() and not output.is_dir())):
+        raise SpecError(f"-o {output}: expected a folder, for several files are written")
+    return output
+
+
 Format = Annotated[
     str, typer.Option("--format", help="text or json.", autocompletion=completing.one_of("text", "json"))
 ]

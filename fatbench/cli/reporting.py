@@ -12,7 +12,7 @@ import typer
 
 from fatbench.cli import completing
 from fatbench.cli.common import FIGURES, cell_in, known_format, listed, plan_in, print_json, write_text
-from fatbench.cli.options import Db, Format, Preset, Seeds, Select, Smoke, Where
+from fatbench.cli.options import Db, Format, Preset, Seeds, Select, Smoke, Where, output_folder
 from fatbench.errors import NothingMatched, SpecError, did_you_mean
 from fatbench.store.opening import opened
 
@@ -329,7 +329,8 @@ def plot(
         ),
     ] = "pdf",
     output: Annotated[
-        Path | None, typer.Option("-o", "--output", help="Folder; default: results/figures (csv: stdout).")
+        Path | None,
+        typer.Option("-o", "--output", callback=output_folder, help="Folder; default: results/figures (csv: stdout)."),
     ] = None,
     plain: Annotated[
         bool, typer.Option("--plain", help="For a paper: no title and notes; a text file beside it has the caption.")

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fatbench import whole_file
 from fatbench.cli.common import plan_in
-from fatbench.cli.options import Db, Select
+from fatbench.cli.options import Db, Select, output_folder
 from fatbench.cli.reporting import checkpoint, known_replicates, own_files
 from fatbench.errors import FatbenchError, NothingMatched, SpecError
 from fatbench.store.opening import opened
@@ -25,7 +26,9 @@ if TYPE_CHECKING:
 
 
 def site(
-    output: Annotated[Path, typer.Option("-o", "--output", help="Folder to write to.", show_default=False)],
+    output: Annotated[
+        Path, typer.Option("-o", "--output", callback=output_folder, help="Folder to write to.", show_default=False)
+    ],
     what: Annotated[
         list[str] | None,
         typer.Argument(help="Exported files, or suite names or files; default: every suite in the database."),
@@ -45,9 +48,9 @@ def site(
 
     at, which = checkpoint(select), known_replicates(replicates)
     asked = what or []
-    files = [Path(one) for one in asked if one.endswith(".jsonl")]
-    suites = [one for one in asked if not one.endswith(".jsonl")]
-    if missing := next((file for file in files if not file.is_file()), None):
+    files = [Path(one) for one in asked if one == "-" or one.endswith(".jsonl")]
+    suites = [one for one in asked if Path(one) not in files]
+    if missing := next((file for file in files if not whole_file.regular(file).is_file()), None):
         raise SpecError(f"no such file: {missing}")
     if images is not None and not images.is_dir():
         raise SpecError(f"--images {images}: no such folder")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fatbench import whole_file
-from fatbench.cli.options import DataDir, Device
+from fatbench.cli.options import DataDir, Device, output_folder
 from fatbench.errors import SpecError
 from fatbench.runner.run_options import RunOptions
 
@@ -24,7 +24,9 @@ FOLDER = Path("results/submitted")
 
 def submit(
     file: Annotated[Path, typer.Argument(help="A file written by `fatbench export`.", show_default=False)],
-    output: Annotated[Path, typer.Option("-o", "--output", help="Folder for the file and its record.")] = FOLDER,
+    output: Annotated[
+        Path, typer.Option("-o", "--output", callback=output_folder, help="Folder for the file and its record.")
+    ] = FOLDER,
     sample: Annotated[int, typer.Option("--sample", min=1, help="Number of cells to run again.")] = 1,
     seed: Annotated[
         int | None, typer.Option("--seed", help="Sample the cells with this seed; default: the cheapest ones.")
@@ -38,7 +40,7 @@ def submit(
     from fatbench.store.stages import Store
     from fatbench.suite.validate_import import identity
 
-    if not file.is_file():
+    if not whole_file.regular(file).is_file():
         raise SpecError(f"{file}: no such file (give one that 'fatbench export' wrote)")
     with (
         tempfile.TemporaryDirectory(prefix="fatbench-") as folder,
@@ -62,7 +64,7 @@ def submit(
     target = output / f"{record['sha256'][:12]}.jsonl"
     whole_file.write_all(
         {
-            target: file.read_bytes(),
+            target: whole_file.regular(file).read_bytes(),
             target.with_suffix(".json"): json.dumps(record, indent=2) + "\n",
             target.with_suffix(".md"): _text(record, target),
         },
@@ -106,7 +108,7 @@ def _record(store: Store, file: Path) -> dict[str, Any]:
 
     return {
         "schema_version": 1,
-        "sha256": hashlib.sha256(file.read_bytes()).hexdigest(),
+        "sha256": hashlib.sha256(whole_file.regular(file).read_bytes()).hexdigest(),
         "cells": len(store.cells()),
         "suites": several(f"{run['suite']}, preset {run['preset']}" for run in runs),
         "commits": several(run["commit"] for run in runs),

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fatbench import whole_file
 from fatbench.cli.common import cell_in, known_format, print_json
 from fatbench.cli.options import DataDir, Device, Format, Precision
 from fatbench.errors import NothingMatched, SpecError
@@ -51,7 +52,7 @@ def verify(
     from fatbench.store.stages import Store
     from fatbench.suite.validate_import import identity
 
-    if not file.is_file():
+    if not whole_file.regular(file).is_file():
         raise SpecError(f"{file}: no such file (give one that 'fatbench export' wrote)")
     with tempfile.TemporaryDirectory(prefix="fatbench-") as folder, contextlib.ExitStack() as stack:
         theirs = stack.enter_context(Store.open(f"{folder}/theirs.db", create=True))

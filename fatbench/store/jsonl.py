@@ -198,7 +198,7 @@ def _after(cells: int) -> str:
 def read_parts(path: Path) -> Iterator[tuple[int, Iterator[list[tuple[int, str]]]]]:
     """How many cells a file promises, and its further lines with their numbers, BATCH at a time."""
     try:
-        with path.open(encoding="utf-8") as stream:
+        with whole_file.regular(path).open(encoding="utf-8") as stream:
             first = stream.readline(LINE)
             if not first:
                 raise ExchangeError(f"{path}: empty; expected a file written by 'fatbench export'")
@@ -245,7 +245,7 @@ def _contradiction(connection: Connection, cell: CellLine, at: str) -> None:
 def is_export(file: str | Path) -> bool:
     """Whether a file is JSON lines rather than a database. MachineError: it cannot be read."""
     try:
-        with Path(file).open("rb") as stream:
+        with whole_file.regular(Path(file)).open("rb") as stream:
             return stream.read(1) == b"{"
     except OSError as error:
         raise MachineError(f"cannot read {file}: {error.strerror or error}") from None
