@@ -552,6 +552,25 @@ def test_names_of_dots_that_lie_together_stand_apart_and_none_leaves_the_chart()
     assert len(set(middle)) == 3 and charts.CORNERS[right][0] == -1
 
 
+@pytest.mark.parametrize(("dots", "searches"), [(pages.LABELLED, 1), (pages.LABELLED + 1, 0), (3_000, 0)])
+def test_free_corners_are_searched_for_names_that_are_shown_alone(
+    dots: int, searches: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    searched: list[int] = []
+    corners = charts.corners
+    monkeypatch.setattr(charts, "corners", lambda named, *axes: searched.append(len(named)) or corners(named, *axes))
+    columns = [SimpleNamespace(metric=m, unit="percent", heading=m) for m in ("natural", "pgd20")]
+    values = [
+        [SimpleNamespace(mean=0.5 + i / 10_000, std=None, published=None, cells=(str(i),)) for _ in columns]
+        for i in range(dots)
+    ]
+    rows = [SimpleNamespace(key={"method": f"m{i}"}, values=[pair]) for i, pair in enumerate(values)]
+    board: Any = SimpleNamespace(grid=SimpleNamespace(columns=columns), sorted_by=1, axes=["method"], rows=rows)
+    chart = pages._against(board, {})
+    assert chart is not None and len(chart["panels"][0]) == dots
+    assert len(searched) == searches and ("text" in str(chart["spec"]["layer"][-1]["mark"])) == bool(searches)
+
+
 @pytest.mark.slow
 def test_names_stand_beside_the_dots_and_seeds_in_their_order(site: Path, opened: Callable[..., Any]) -> None:
     page = opened(site / "sfat-audit-jpeg75-cpu.html")

@@ -356,10 +356,12 @@ def _against(board: Board, links: html.Links) -> dict[str, Any] | None:
             rows.append([name, "published", across, up, up, up, across, across, ""])
     if not rows:
         return None
-    shown = [(min(row[low] for row in rows), max(row[high] for row in rows)) for low, high in ((6, 7), (4, 5))]
-    corners = charts.corners([(row[0], row[2], row[3]) for row in rows], *shown)
+    corners, named = [0] * len(rows), set[int]()
+    if len(rows) <= LABELLED:  # the search for free corners is quadratic, and more names than these are unreadable
+        shown = [(min(row[low] for row in rows), max(row[high] for row in rows)) for low, high in ((6, 7), (4, 5))]
+        corners = charts.corners([(row[0], row[2], row[3]) for row in rows], *shown)
+        named = {corner for row, corner in zip(rows, corners, strict=True) if row[1] == "measured"}
     rows = [[*row, corner] for row, corner in zip(rows, corners, strict=True)]
-    named = {row[-1] for row in rows if row[1] == "measured" and len(rows) <= LABELLED}
     spec = charts.against(f"{x.heading} (%)", f"{y.heading} (%)", {str(row[1]) for row in rows}, named)
     return {"spec": spec, "fields": fields, "panels": [rows], "names": []}
 
