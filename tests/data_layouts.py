@@ -147,11 +147,11 @@ def write_cinic(root: Path, n: int = 2) -> Path:
 
 
 def write_image_folder(folder: Path, n: int = 3) -> Path:
-    """Classes ant and bee, n training images and one test image each: 12x12 PNG, red 10 and 200."""
+    """Classes ant and bee, n training images and one test image (blue 1) each: 12x12 PNG, red 10 and 200."""
     for name, red in (("ant", 10), ("bee", 200)):
         for i in range(n):
             save(folder / "train" / name / f"{i}.png", (12, 12), (red, i, 0))
-        save(folder / "test" / name / "t.png", (12, 12), (red, 0, 0))
+        save(folder / "test" / name / "t.png", (12, 12), (red, 0, 1))
     return folder
 
 

@@ -328,7 +328,7 @@ def ready_of(malicious: Any = None) -> Any:
         labels=torch.tensor([0, 0, 1, 2]), shards=[torch.tensor([0, 1, 2]), torch.tensor([3])], malicious=malicious
     )
     images = torch.arange(12)[:, None, None, None].to(torch.uint8)
-    return SimpleNamespace(test=(images, LABELS), problem=problem, classes=3, data={"name": "x"})
+    return SimpleNamespace(test=(images, LABELS), problem=problem, classes=3, data={"name": "x"}, doubts=())
 
 
 class Judged:
@@ -421,6 +421,7 @@ def test_an_attack_on_every_client_s_model_is_stopped_and_goes_on(judged, machin
 def test_clean_images_say_what_is_doubtful_about_a_model(judged, machine, store, monkeypatch) -> None:
     """Gradients of the first six images; the most frequent of the first ten labels is 0, four times."""
     ready, asked = ready_of(), list[Any]()
+    ready.doubts = ("c of d",)
     monkeypatch.setattr("fatbench.engine.plausible.doubts", lambda *given: asked.append(given) or ["a b"])
     at = turn(store, machine)
     at = replace(at, job=replace(JOB, spec={"seed": 7, "evaluated": {"outputs": "logits"}}))
@@ -429,7 +430,7 @@ def test_clean_images_say_what_is_doubtful_about_a_model(judged, machine, store,
     numbers = found(store, stage.name)
     assert {key: value for key, value in numbers.items() if key[0] != "prior_accuracy"} == {
         ("natural", -1): (0.6, 10), ("seconds", -1): (2.0, 0), ("zero_gradients", -1): (0.25, 6),
-        ("chance", -1): (0.4, 10), ("flag_a_b", -1): (1.0, 0),
+        ("chance", -1): (0.4, 10), ("flag_a_b", -1): (1.0, 0), ("flag_c_of_d", -1): (1.0, 0),
         ("flag_2_uploads_were_not_finite_and_were_left_out", -1): (1.0, 0),
     }  # fmt: skip
     assert {key for key in numbers if key[0] == "prior_accuracy"} == {("prior_accuracy", 0), ("prior_accuracy", 1)}

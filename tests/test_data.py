@@ -10,6 +10,7 @@ import lzma
 import os
 import pickle
 import shutil
+import struct
 import subprocess
 import sys
 import tarfile
@@ -39,8 +40,8 @@ def write_huggingface(root: Path) -> None:
     datasets = pytest.importorskip("datasets")
     features = datasets.Features({"image": datasets.Image(), "class": datasets.ClassLabel(names=["a", "b", "c"])})
     parts = {}
-    for split, n in (("train", 6), ("test", 3)):
-        images = [Image.fromarray(np.full((4, 4), 40 * k, np.uint8)) for k in range(n)]
+    for split, n, dark in (("train", 6, 0), ("test", 3, 1)):
+        images = [Image.fromarray(np.full((4, 4), 40 * k + dark, np.uint8)) for k in range(n)]
         columns = {"image": images, "class": [k % 3 for k in range(n)]}
         parts[split] = datasets.Dataset.from_dict(columns, features=features)
     datasets.DatasetDict(parts).save_to_disk("mine")
@@ -1263,13 +1264,14 @@ def test_torchvision_s_names_are_checked(tmp_path: Path, settings: dict[str, Any
 def test_arrays_become_a_data_set_whatever_their_layout() -> None:
     grey = np.arange(2 * 5 * 4, dtype=np.uint8).reshape(2, 5, 4)
     colour = np.stack([grey, grey + 1, grey + 2], 3)  # (N, H, W, C)
-    of_grey = own.dataset(grey, [0, 1], grey / 255, [1, 0], name="mine")
-    assert of_grey.shape == (1, 5, 4) and (of_grey.train_images == of_grey.test_images).all()
-    data = own.dataset(colour, [0, 1], colour.transpose(0, 3, 1, 2), [0, 2], name="mine", writers=([7, 8], [7, 7]))
-    assert data.shape == (3, 5, 4) and data.classes == 3 and data.writers is not None
-    assert (data.train_images == data.test_images).all() and data.train_images[0, 2, 0, 0] == 2
+    of_grey = own.dataset(grey, [0, 1], (grey + 1) / 255, [1, 0], name="mine")
+    assert of_grey.shape == (1, 5, 4) and (of_grey.train_images + 1 == of_grey.test_images).all()
+    turned = colour.transpose(0, 3, 1, 2) + 1
+    data = own.dataset(colour, [0, 1], turned, [0, 1], name="mine", writers=([7, 8], [7, 7]))
+    assert data.shape == (3, 5, 4) and data.classes == 2 and data.writers is not None
+    assert (data.train_images + 1 == data.test_images).all() and data.train_images[0, 2, 0, 0] == 2
     assert data.fingerprint != of_grey.fingerprint and data.name == "mine"
-    assert own.dataset(grey, [1, 2], grey, [1, 2], name="mine", classes=3).classes == 3
+    assert own.dataset(grey, [1, 2], grey + 1, [1, 2], name="mine", classes=3).classes == 3
 
 
 X, Y = np.zeros((4, 8, 8)), [0, 1, 2, 1]
@@ -1286,6 +1288,7 @@ X, Y = np.zeros((4, 8, 8)), [0, 1, 2, 1]
         ((X, [0, 1, 2, -1], X, Y), "labels must be 0 to 2, the largest is 2"),
         ((X, [1, 2, 3, 1], X, Y), "y: labels begin at 0, the smallest is 1 (classes=4 allows it)"),
         ((X, np.ones(4), X, Y), "y: expected whole numbers (N,), got float64 (4,)"),
+        ((X + np.nan, Y, X, Y), "x: 256 values are NaN"),
     ],
 )
 def test_arrays_that_cannot_be_a_data_set(arrays: tuple[Any, ...], said: str) -> None:
@@ -1308,3 +1311,163 @@ def test_a_mistake_in_a_plug_in_s_data_set_is_a_line_with_its_place(tmp_path: Pa
         assert said in message(SpecError, lambda: own.load(calls.check("Data", "mine"), tmp_path))
     finally:
         signatures.drop_plugins([file])
+
+
+# --- what is asked of every data set ------------------------------------------------------------------------------
+
+
+def write_emnist(root: Path, split: str, labels: list[int]) -> None:
+    """A split of EMNIST in torchvision's layout: random training images with these labels, half as many test images."""
+    folder = root / "EMNIST" / "raw"
+    folder.mkdir(parents=True, exist_ok=True)
+    for part, of_part, seed in (("train", labels, 1), ("test", labels[::2], 2)):
+        arrays = {"images-idx3": layouts.pixels(len(of_part), 28, 28, seed=seed), "labels-idx1": np.uint8(of_part)}
+        for kind, array in arrays.items():
+            head = struct.pack(f">{1 + array.ndim}I", 0x0800 | array.ndim, *array.shape)
+            (folder / f"emnist-{split}-{part}-{kind}-ubyte").write_bytes(head + array.tobytes())
+
+
+EMNIST = {"byclass": 62, "bymerge": 47, "balanced": 47, "letters": 26, "digits": 10, "mnist": 10}
+
+
+@pytest.mark.parametrize(("split", "classes"), EMNIST.items())
+def test_emnist_is_read_in_each_of_its_six_splits(tmp_path: Path, split: str, classes: int) -> None:
+    """Letters are published with labels from 1; `train` and not `split` tells training images from test images."""
+    labels = np.random.default_rng(0).permutation(2 * [*range(classes)]).tolist()
+    write_emnist(tmp_path, split, [label + (split == "letters") for label in labels])
+    data = DATASETS["torchvision"](tmp_path, dataset="EMNIST", size=28, grey=True, split=split)
+    assert (data.train_labels.tolist(), data.test_labels.tolist()) == (labels, labels[::2])
+    assert data.classes == classes and common.shared(data.train_images, data.test_images) == 0 and not data.doubts
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"dataset": "EMNIST", "train_split": "letters", "test_split": "letters"}, "EMNIST needs the setting 'split'"),
+        ({"dataset": "SVHN", "split": "test"}, "'split' is set here: both parts of torchvision's SVHN are read, by t"),
+        ({"dataset": "KMNIST", "train": False}, "'train' is set here: both parts of torchvision's KMNIST are read, as"),
+        ({"dataset": "EMNIST", "split": "letters", "tarin": 1}, "no setting 'tarin' (did you mean 'train'?)"),
+    ],
+)  # fmt: skip
+def test_which_part_of_a_class_is_read_is_said_once(tmp_path: Path, settings: dict[str, Any], said: str) -> None:
+    assert said in message(SpecError, lambda: DATASETS["torchvision"](tmp_path, size=28, **settings))
+
+
+def random_images(n: int, *shape: int, seed: int = 0) -> Any:
+    return layouts.pixels(n, *(shape or (1, 6, 6)), seed=seed)
+
+
+def test_test_images_that_are_training_images_are_counted_and_half_of_them_refused() -> None:
+    x, y, other = random_images(40), [0, 1] * 20, random_images(40, seed=1)
+    for test, count in ((x, 40), (x[::-1], 40), (x[:7], 7), (np.concatenate([x[:20], other[:20]]), 20)):
+        said = message(MachineError, lambda: own.dataset(x, y, test, y[: len(test)], name="mine"))  # noqa: B023
+        assert said == f"mine: {count} of {len(test)} test images are training images: no test set"
+    some = own.dataset(x, y, np.concatenate([x[:3], other[3:]]), y, name="mine")
+    assert some.doubts == ("3 of 40 test images are training images",)
+    assert not own.dataset(x, y, other, y, name="mine").doubts
+    nearly = x.copy()
+    nearly[:, 0, 5, 5] ^= 1  # one pixel
+    assert not own.dataset(x, y, nearly, y, name="mine").doubts
+
+
+def test_large_images_that_differ_where_few_bytes_are_compared_first_are_not_the_same() -> None:
+    x = np.zeros((2, 3, 32, 32), np.uint8)
+    x[1, 0, 0, 5] = 9  # between two of the bytes that are compared first
+    assert common.shared(x[:1], x) == 1 and common.shared(x, x) == 2
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "said"),
+    [
+        (random_images(6, 28, 28, 4), [0, 1] * 3, "training images have 28 channels of 28x4: are the channels last?"),
+        (random_images(6, 32, 40, 4), [0, 1] * 3, "training images have 32 channels of 40x4: are the channels last?"),
+        (random_images(6, 28, 28, 13), [0, 1] * 3, "training images have 28 channels of 28x13: are the channels last?"),
+        (random_images(6, 4, 8, 8) | np.uint8([0, 0, 0, 255])[:, None, None], [0, 1] * 3,
+         "training images have 4 channels of 8x8, the last one the same everywhere: leave the alpha ch"),
+        (random_images(6) % 2, [0, 1] * 3, "training images have no pixel above 1 of 255: floats in [0, 1]"),
+        (random_images(6), [0, 1, 3] * 2, "no training image is of class 2: labels must be 0, 1, 2, ..."),
+    ],
+)  # fmt: skip
+def test_arrays_that_are_not_believable(x: Any, y: list[int], said: str) -> None:
+    other = x ^ np.uint8(x > 1)
+    assert f"mine: {said}" in message(MachineError, lambda: own.dataset(x, y, other, y, name="mine"))
+
+
+@pytest.mark.parametrize("shape", [(64, 2, 2), (13, 64, 64), (4, 8, 8), (1, 5, 4), (3, 2, 9)])
+def test_other_numbers_of_channels_are_believed(shape: tuple[int, ...]) -> None:
+    data = own.dataset(random_images(6, *shape), [0, 1] * 3, random_images(6, *shape, seed=1), [0, 1] * 3, name="mine")
+    assert data.shape == shape
+
+
+def test_floats_may_be_outside_by_a_rounding() -> None:
+    x = random_images(4).astype(np.float32) / 255
+    x[0, 0, 0, :2] = (-2.98e-8, 1 + 1.2e-7)
+    data = own.dataset(x, [0, 1] * 2, x[::-1] / 2, [0, 1] * 2, name="mine")
+    assert data.train_images[0, 0, 0, :2].tolist() == [0, 255]
+    x[0, 0, 0, 0] = -1e-3
+    assert "floats must be in [0, 1]" in message(SpecError, lambda: own.dataset(x, [0, 1] * 2, x, [0, 1] * 2, name="m"))
+
+
+def test_the_data_set_of_a_plug_in_is_questioned_however_it_was_made(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "import numpy\nfrom fatbench.data import Dataset\n\n\ndef made(x, y):\n"
+        "    return Dataset(x, y, 255 - x, y, 2, None, None, 'made', None, '0' * 64)\n\n\n"
+        "def floats(root):\n    return made(numpy.eye(8)[:, None, None], numpy.arange(8) % 2)\n\n\n"
+        "def labels(root):\n    return made(numpy.eye(8, dtype='uint8')[:, None, None] * 9, numpy.arange(8) / 8)\n\n\n"
+        "def fine(root):\n    return made(numpy.eye(8, dtype='uint8')[:, None, None] * 9, numpy.arange(8) % 2)\n\n\n"
+        "DATASETS = {'floats': floats, 'labels': labels, 'fine': fine}\n"
+    )
+    signatures.add_plugin(file)
+    try:
+        for name, said in (("floats", "are float64 (8, 1, 1, 8), not uint8"), ("labels", "labels are float64 (8,)")):
+            assert said in message(MachineError, lambda: own.load(calls.check("Data", name), tmp_path))  # noqa: B023
+        assert own.load(calls.check("Data", "fine"), tmp_path).classes == 2
+    finally:
+        signatures.drop_plugins([file])
+
+
+@pytest.mark.parametrize("suffix", ["png", "tif", "pgm"])
+def test_16_bits_of_grey_are_scaled(tmp_path: Path, suffix: str) -> None:
+    """Pillow's convert() would cut them at 255: black and white remain."""
+    grey = random_images(1, 12, 12)[0]
+    for name, values in (("8", grey), ("16", grey.astype(np.uint16) * 257)):
+        if suffix == "pgm":
+            depth = f"P5 12 12 {np.iinfo(values.dtype).max}\n".encode()
+            (tmp_path / f"{name}.pgm").write_bytes(depth + values.astype(values.dtype.newbyteorder(">")).tobytes())
+        else:
+            Image.fromarray(values).save(tmp_path / f"{name}.{suffix}")
+    eight, sixteen = (folders.decode([tmp_path / f"{name}.{suffix}"], 12) for name in ("8", "16"))
+    assert (eight == grey).all() and (sixteen == grey).all()
+
+
+@pytest.mark.parametrize(("mode", "kind"), [("I", "whole numbers"), ("F", "floats")])
+def test_pixels_of_no_known_range_are_refused(tmp_path: Path, mode: str, kind: str) -> None:
+    Image.new(mode, (12, 12), 7).save(tmp_path / "a.tif")
+    said = message(common.DamagedData, lambda: folders.decode([tmp_path / "a.tif"], 12))
+    assert f"pixels are {kind} of 32 bits, whose white is not known" in said
+
+
+def test_the_first_images_of_a_class_of_torchvision_that_is_sorted_are_of_all_classes(tmp_path: Path) -> None:
+    """EuroSAT walks class folders; its 16-bit images are scaled although torchvision's loader would cut them."""
+    for c in range(10):
+        for i in range(20):
+            file = tmp_path / "eurosat" / "2750" / f"class{c}" / f"{i:02}.png"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(np.full((8, 8), (20 * c + i) * 257, np.uint16)).save(file)
+    data = DATASETS["torchvision"](tmp_path, dataset="EuroSAT", size=8)
+    assert len(data.test_labels) == 40 and len(data.train_labels) == 160
+    assert len(np.unique(data.test_labels[:20])) >= 8 and len(np.unique(data.train_labels[:60])) == 10
+    assert np.array_equal(data.train_images[:, 0, 0, 0] // 20, data.train_labels)
+    again = DATASETS["torchvision"](tmp_path, dataset="EuroSAT", size=8)
+    assert again.fingerprint == data.fingerprint
+
+
+def test_a_set_is_sorted_where_neighbours_have_the_same_label() -> None:
+    labels = np.repeat(np.arange(10), 30)
+    order = common.fair_order(labels)
+    assert order is not None and sorted(order) == [*range(300)] and len(np.unique(labels[order][:60])) == 10
+    assert common.fair_order(labels[order]) is None and common.fair_order(np.tile(np.arange(10), 30)) is None
+    assert common.fair_order(np.tile(labels, 2)) is not None  # sorted twice, as two folders behind each other
+    for short in ([], [1], [3] * 9):
+        assert common.fair_order(np.array(short, np.int64)) is None

@@ -191,6 +191,8 @@ def _images(files: list[Path], shape: tuple[int, int, int], count: int) -> Tenso
     import torch
     from PIL import Image
 
+    from fatbench.data.common import eight_bits
+
     if not files:
         return None
     if count and len(files) != count:
@@ -205,7 +207,7 @@ def _images(files: list[Path], shape: tuple[int, int, int], count: int) -> Tenso
                 if (height, width) != shape[1:]:  # before it is unpacked
                     wanted = f"{shape[1]} x {shape[2]}"
                     raise SpecError(f"--original {file}: {height} x {width} pixels, --shape says {wanted}")
-                pixels = numpy.asarray(image.convert("RGB" if shape[0] == 3 else "L"))
+                pixels = numpy.asarray(eight_bits(image, "RGB" if shape[0] == 3 else "L"))
         except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
             raise MachineError(f"--original {file}: {getattr(error, 'strerror', None) or 'not an image'}") from None
         found.append(torch.from_numpy(pixels.copy()).view(*shape[1:], shape[0]).permute(2, 0, 1).float() / 255)

@@ -27,7 +27,8 @@ class Dataset:
     """One data set in memory: images (N, C, H, W) uint8, labels (N,) int64 in 0..classes-1.
 
     `writers` and `test_writers` (N,) int64 say whose example each is (CelebA: the celebrity's number), or None.
-    `fingerprint` is the SHA-256 over all arrays; `variant` the name the suite gave to other files than the published.
+    `fingerprint` is the SHA-256 over all arrays; `variant` the name the suite gave to other files than the published;
+    `doubts` what is doubtful about the arrays, a few words each.
     """
 
     train_images: NDArray[np.uint8]
@@ -40,6 +41,7 @@ class Dataset:
     name: str
     variant: str | None
     fingerprint: str
+    doubts: tuple[str, ...] = ()
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -187,9 +189,9 @@ def cinic10(root: Path, *, enlarge: bool = False, variant: str | None = None) ->
 def image_folder(root: Path, *, path: str, size: Count, variant: str | None = None) -> Dataset:
     """Any images: path/train/<class>/*.png (or .jpg, ...) and path/test/<class>/*.png, `path` absolute or below root.
 
-    Classes are the folders of train in the order of their names. Every image becomes RGB and, where it is not
-    `size` x `size` already, is resized (bicubic) without cropping. The order is that of a hash of class and file name,
-    so that the first n are a fair sample.
+    Classes are the folders of train in the order of their names. Every image becomes RGB (16 bits of grey are scaled)
+    and, where it is not `size` x `size` already, is resized (bicubic) without cropping. The order is that of a hash of
+    class and file name, so that the first n are a fair sample.
 
     Train: about count(path, "train/*/*")
     Test: about count(path, "test/*/*")
@@ -216,8 +218,9 @@ def torchvision(
     """Any class of torchvision.datasets: {name: torchvision, dataset: KMNIST, size: 28, grey: true}.
 
     Images become RGB, or grey, and are resized (bicubic) to `size` x `size` without cropping. The class's own argument
-    `train` or `split` gives both parts; of a class without one, every fifth image of a class is a test image. Other
-    settings go to the class. It reads its files in `root`, and fetches nothing.
+    `train`, else `split`, gives both parts; of a class without one, every fifth image of a class is a test image. A
+    part sorted by class takes the order of a hash, so that the first n are a fair sample. Other settings go to the
+    class: {name: torchvision, dataset: EMNIST, split: letters, ...}. It reads its files in `root`, and fetches nothing.
 
     Side: size
     Channels: 1 if grey else 3
@@ -244,8 +247,9 @@ def huggingface(
     """A data set of the Hugging Face hub, or a folder that its `save_to_disk` wrote, by the package `datasets`.
 
     {name: huggingface, dataset: ylecun/mnist, size: 28, grey: true}. `image` and `label` name the columns. Images
-    become RGB, or grey, and are resized (bicubic) to `size` x `size` without cropping. `root` is not used: the package
-    fetches into its own cache. Needs `pip install datasets`.
+    become RGB, or grey, and are resized (bicubic) to `size` x `size` without cropping. A split that is sorted by class
+    takes the order of a hash, so that the first n are a fair sample. `root` is not used: the package fetches into its
+    own cache. Needs `pip install datasets`.
 
     Side: size
     Channels: 1 if grey else 3

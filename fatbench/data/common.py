@@ -1,4 +1,4 @@
-"""What the readers share: three ways a file can be wrong, checksums, unpacking, the last check of the arrays."""
+"""What the readers share: three ways a file can be wrong, checksums, unpacking, 8 bits, what is asked of all arrays."""
 
 from __future__ import annotations
 
@@ -13,13 +13,16 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fatbench.data import Dataset, catalogue
 from fatbench.errors import FatbenchError, MachineError, SpecError
+
+if TYPE_CHECKING:
+    from PIL import Image
 
 Images = NDArray[np.uint8]
 Labels = NDArray[np.int64]
@@ -51,7 +54,8 @@ class Loaded:
     """Arrays as read, before it is decided whether they may be used.
 
     Images are (N, C, H, W) uint8, labels (N,) int64, writers (N,) int64 or None. `whole` says that the checks cover
-    every byte that was read, so that files that pass them are the published data set.
+    every byte that was read, so that files that pass them are the published data set. `gaps`: the number of classes was
+    given, so that a class may be without training images.
     """
 
     where: Path
@@ -64,6 +68,7 @@ class Loaded:
     whole: bool = False
     writers: Labels | None = None
     test_writers: Labels | None = None
+    gaps: bool = False
 
     @property
     def wrong(self) -> list[Check]:
@@ -140,7 +145,8 @@ def finish(name: str, variant: str | None, loaded: Loaded, counts: tuple[int, in
     """
     if variant is not None and not variant.strip():
         raise SpecError("variant: expected a name, got an empty string")
-    _consistent(name, loaded)
+    known = catalogue.CATALOGUE.get(name)  # a plug-in's is in no catalogue
+    doubts = question(loaded.where, loaded, shape=known.shape if known else None, gaps=loaded.gaps)
     how = f"to use them under a name of their own: data: {{name: {name}, variant: NAME}}"
     if variant is None:
         if wrong := loaded.wrong:
@@ -171,6 +177,7 @@ def finish(name: str, variant: str | None, loaded: Loaded, counts: tuple[int, in
         name=name,
         variant=variant,
         fingerprint=fingerprint(loaded),
+        doubts=doubts,
     )
 
 
@@ -193,21 +200,107 @@ def fingerprint(loaded: Loaded) -> str:
     return digest.hexdigest()
 
 
-def _consistent(name: str, loaded: Loaded) -> None:
-    shape = catalogue.CATALOGUE[name].shape if name in catalogue.CATALOGUE else None  # a plug-in's is in no catalogue
-    for split, images, labels, writers in (
-        ("training", loaded.train_images, loaded.train_labels, loaded.writers),
-        ("test", loaded.test_images, loaded.test_labels, loaded.test_writers),
-    ):
+# --- what is asked of every data set ------------------------------------------------------------------------------
+
+LEAKED = 0.5  # of the test images: as many among the training images are no test set
+SHARED = 0.01  # of the test images: more can move an accuracy by a point
+SAMPLED = 256  # bytes of an image that are compared first
+
+
+def question(
+    where: Path | str, data: Loaded | Dataset, shape: tuple[int, int, int] | None = None, gaps: bool = True
+) -> tuple[str, ...]:
+    """What is doubtful about the arrays, in a few words each, whichever reader they came from.
+
+    shape: (C, H, W) that the set is known to have. gaps: a class may be without training images. DamagedData: what
+    cannot be right, such as labels beyond the classes, pixels in the last axis, test images that are training images.
+    """
+    parts = (
+        ("training", data.train_images, data.train_labels, data.writers),
+        ("test", data.test_images, data.test_labels, data.test_writers),
+    )
+    for split, images, labels, writers in parts:
         if not len(images):
-            raise DamagedData(f"{loaded.where} holds no {split} images")
+            raise DamagedData(f"{where} holds no {split} images")
+        if images.dtype != np.uint8 or images.ndim != 4:
+            raise DamagedData(f"{where}: {split} images are {images.dtype} {images.shape}, not uint8 (N, C, H, W)")
         if len(images) != len(labels) or (writers is not None and len(writers) != len(labels)):
-            raise DamagedData(f"{loaded.where}: {len(images)} {split} images, but {len(labels)} labels")
+            raise DamagedData(f"{where}: {len(images)} {split} images, but {len(labels)} labels")
         if shape is not None and images.shape[1:] != shape:
-            raise DamagedData(f"{loaded.where}: {split} images have shape {images.shape[1:]}, {shape} is published")
+            raise DamagedData(f"{where}: {split} images have shape {images.shape[1:]}, {shape} is published")
+        if images.shape[1:] != data.train_images.shape[1:]:
+            sizes = ["x".join(map(str, each.shape[1:])) for each in (data.train_images, images)]
+            raise DamagedData(f"{where}: training images of {sizes[0]}, test images of {sizes[1]}")
+        if labels.ndim != 1 or labels.dtype.kind not in "iu":
+            raise DamagedData(f"{where}: {split} labels are {labels.dtype} {labels.shape}, not whole numbers (N,)")
         low, high = int(labels.min()), int(labels.max())
-        if low < 0 or high >= loaded.classes:
-            raise DamagedData(f"{loaded.where}: {split} labels run from {low} to {high}, not 0 to {loaded.classes - 1}")
+        if low < 0 or high >= data.classes:
+            raise DamagedData(f"{where}: {split} labels run from {low} to {high}, not 0 to {data.classes - 1}")
+        if shape is None and (problem := _layout(images)):
+            raise DamagedData(f"{where}: {split} images {problem}")
+    held = np.bincount(data.train_labels, minlength=data.classes)
+    if not gaps and (empty := np.flatnonzero(held == 0).tolist()):
+        first = ", ".join(map(str, empty[:5])) + (", ..." if len(empty) > 5 else "")
+        raise DamagedData(
+            f"{where}: no training image is of class {first}: labels must be 0, 1, 2, ... without a gap "
+            "(a plug-in gives other ones: fatbench.dataset(..., classes=N))"
+        )
+    count, n = shared(data.train_images, data.test_images), len(data.test_images)
+    if count >= LEAKED * n:
+        raise DamagedData(f"{where}: {count:,} of {n:,} test images are training images: no test set")
+    return (f"{count:,} of {n:,} test images are training images",) if count > SHARED * n else ()
+
+
+def _layout(images: Images) -> str | None:
+    """What is not believable about images (N, C, H, W) of a set without published facts."""
+    channels, height, width = images.shape[1:]
+    size = f"{channels} channels of {height}x{width}"
+    if width < channels and (channels == height or width <= 4 < min(channels, height)):
+        return f"have {size}: are the channels last? (N, C, H, W) is needed, or (N, H, W, C) with 1 or 3 channels"
+    if channels == 4 and (images[:, 3] == images[0, 3].flat[0]).all():
+        return f"have {size}, the last one the same everywhere: leave the alpha channel of RGBA out"
+    if images.max() == 1:
+        return "have no pixel above 1 of 255: floats in [0, 1] are given as floats"
+    return None
+
+
+def shared(train: Images, test: Images) -> int:
+    """How many test images are training images, to the byte."""
+    train, test = train.reshape(len(train), -1), test.reshape(len(test), -1)
+    stride = -(-train.shape[1] // SAMPLED)  # most images differ in a few bytes, so few are compared whole
+    some = {row.tobytes() for row in test[:, ::stride]}
+    alike = [i for i, row in enumerate(train[:, ::stride]) if row.tobytes() in some]
+    whole = {train[i].tobytes() for i in alike}
+    return sum(row.tobytes() in whole for row in test) if whole else 0
+
+
+# --- images of other programs -------------------------------------------------------------------------------------
+
+
+def eight_bits(image: Image.Image, mode: str) -> Image.Image:
+    """An image in `mode`, "RGB" or "L"; 16 bits of grey are scaled. ValueError: pixels of no known range."""
+    from PIL import Image
+
+    # Pillow's convert() cuts 16 bits at 255. A PGM, and a PNG in older versions, has its 16 bits in mode I.
+    if image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PNG", "PPM")):
+        image = Image.fromarray(((np.asarray(image).astype(np.uint32) + 128) // 257).astype(np.uint8))
+    if image.mode in ("I", "F"):
+        kind = "whole numbers" if image.mode == "I" else "floats"
+        raise ValueError(f"pixels are {kind} of 32 bits, whose white is not known; 8 or 16 bits are needed")
+    return image.convert(mode)
+
+
+def fair_order(labels: Labels) -> NDArray[np.int64] | None:
+    """In which order the first n are a fair sample of a set that is sorted by class; None: it is in no such order.
+
+    Sorted means that less than half as many neighbours differ in their label (N,) as would in a random order. The order
+    is that of a hash of the position, the same everywhere.
+    """
+    n = len(labels)
+    fractions = np.unique(labels, return_counts=True)[1] / max(n, 1)
+    if (labels[1:] != labels[:-1]).sum() >= 0.5 * (n - 1) * (1 - (fractions**2).sum()):
+        return None
+    return np.array(sorted(range(n), key=lambda i: hashlib.blake2b(str(i).encode(), digest_size=8).digest()), np.int64)
 
 
 # --- archives -----------------------------------------------------------------------------------------------------

@@ -24,6 +24,7 @@ from fatbench.data.common import (
     Labels,
     Loaded,
     Missing,
+    eight_bits,
     md5,
     missing,
     parsing,
@@ -49,7 +50,7 @@ def decode(paths: Sequence[Path], size: int, *, resize: bool = True, fetch: Call
         for index in range(start, min(start + CHUNK, len(paths))):
             data = fetch(paths[index])
             with parsing(paths[index], "an image"), Image.open(io.BytesIO(data)) as image:
-                rgb = image.convert("RGB")
+                rgb = eight_bits(image, "RGB")
                 if rgb.size != (size, size):
                     if not resize:
                         raise ValueError(f"{rgb.width}x{rgb.height}, not {size}x{size}")

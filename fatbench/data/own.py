@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from fatbench.data import Dataset
-from fatbench.data.common import Images, Labels, Loaded, finish, reason
+from fatbench.data.common import Images, Labels, Loaded, finish, question, reason
 from fatbench.errors import FatbenchError, SpecError
 from fatbench.suite import calls
+
+ROUNDINGS = 8  # of a float in [0, 1], that normalising and back again may add
 
 
 def dataset(
@@ -27,7 +30,8 @@ def dataset(
 ) -> Dataset:
     """A data set of arrays or tensors, for a plug-in's table DATASETS.
 
-    x, x_test: images (N, C, H, W), (N, H, W, C) or (N, H, W), uint8 or floats in [0, 1], which are rounded to 1/255.
+    x, x_test: images (N, C, H, W), (N, H, W, C) or (N, H, W), uint8 or floats in [0, 1], which are rounded to 1/255;
+    a float may lie outside by a rounding.
     y, y_test: the class of each, 0 to classes - 1. classes: by default one more than the largest label. writers: whose
     example each is, of the training and of the test images. SpecError: arrays that are none of this.
 
@@ -55,6 +59,7 @@ def dataset(
         Path(name), images, labels, test_images, test_labels, classes,
         writers=None if of_train is None else _labels(name, "writers", of_train),
         test_writers=None if of_test is None else _labels(name, "writers", of_test),
+        gaps=not given_none,
     )  # fmt: skip
     return finish(name, None, loaded)
 
@@ -68,9 +73,12 @@ def _images(name: str, axis: str, given: Any) -> Images:
     if array.shape[3] in (1, 3) and array.shape[1] not in (1, 3):
         array = array.transpose(0, 3, 1, 2)
     if array.dtype.kind == "f":
-        if not (array.size and array.min() >= 0 and array.max() <= 1):
+        rounding = ROUNDINGS * float(np.finfo(array.dtype).eps)
+        if np.isnan(array).any():
+            raise SpecError(f"{name}: {axis}: {int(np.isnan(array).sum())} values are NaN")
+        if not (array.size and array.min() >= -rounding and array.max() <= 1 + rounding):
             raise SpecError(f"{name}: {axis}: floats must be in [0, 1]; pixels of 0 to 255 are given as uint8")
-        array = (array * 255).round()
+        array = (array.clip(0, 1) * 255).round()
     elif array.dtype != np.uint8:
         raise SpecError(f"{name}: {axis}: expected uint8, or floats in [0, 1], got {array.dtype}")
     return np.ascontiguousarray(array.astype(np.uint8))
@@ -107,4 +115,6 @@ def load(spec: Mapping[str, Any], root: Path) -> Dataset:
         raise SpecError(
             f"data: {spec['name']} returned a {type(found).__name__}, not a Dataset; fatbench.dataset(...) makes one"
         )
+    if plugin is not None:  # which may have made its Dataset without `finish`
+        return replace(found, doubts=question(f"data: {spec['name']}: {plugin}", found))
     return found

@@ -6,12 +6,15 @@ import inspect
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fatbench.data.common import Images, Labels, Loaded, reason
+from fatbench.data.common import Images, Labels, Loaded, eight_bits, fair_order, reason
 from fatbench.errors import FatbenchError, MachineError, SpecError, did_you_mean
+
+if TYPE_CHECKING:
+    from PIL import Image
 
 EVERY = 5  # of a set that is published in one piece, every fifth image of a class is a test image, as of `digits`
 
@@ -25,19 +28,54 @@ def load_torchvision(
     if dataset not in datasets.__all__:
         raise SpecError(f"torchvision has no data set '{dataset}'{did_you_mean(dataset, datasets.__all__)}")
     kind = getattr(datasets, dataset)
-    takes = inspect.signature(kind).parameters
+    takes = _parameters(kind)
     if unknown := [key for key in settings if key not in takes]:
         raise SpecError(f"torchvision's {dataset} has no setting '{unknown[0]}'{did_you_mean(unknown[0], takes)}")
-    given = {**settings, **({"root": str(root)} if "root" in takes else {})}
     choices: tuple[dict[str, Any], ...] = ({},)
     if "train" in takes:
         choices = ({"train": True}, {"train": False})
     elif "split" in takes:
         choices = ({"split": splits[0]}, {"split": splits[1]})
+    if chosen := [key for key in settings if key in choices[0]]:
+        how = "by train_split and test_split" if chosen == ["split"] else "as training and test images"
+        raise SpecError(f"data: '{chosen[0]}' is set here: both parts of torchvision's {dataset} are read, {how}")
+    given = {**settings, **({"root": str(root)} if "root" in takes else {})}
+    if "loader" in takes:
+        given.setdefault("loader", _opened)
+    for key, parameter in takes.items():
+        if parameter.default is parameter.empty and key not in {*given, *choices[0]}:
+            known = f" ({', '.join(kind.splits)})" if key == "split" and hasattr(kind, "splits") else ""
+            raise SpecError(f"data: torchvision's {dataset} needs the setting '{key}'{known}")
     how = f"to fetch it: python -c \"from torchvision import datasets; datasets.{dataset}('{root}', download=True)\""
     with _of("torchvision", dataset, f" ({how})" if "download" in takes else ""):
-        parts = [_arrays(kind(**given, **choice), size, grey) for choice in choices]
+        parts = [_of_class(kind(**given, **choice), size, grey) for choice in choices]
     return _loaded(f"torchvision's {dataset}", parts)
+
+
+def _parameters(kind: type) -> dict[str, inspect.Parameter]:
+    """What a class takes by name, with what it hands on to its bases: EMNIST's `train` is MNIST's."""
+    takes: dict[str, inspect.Parameter] = {}
+    for base in kind.__mro__:
+        own = inspect.signature(base).parameters.values() if "__init__" in vars(base) else ()
+        takes = {**{one.name: one for one in own if one.kind not in (one.VAR_KEYWORD, one.VAR_POSITIONAL)}, **takes}
+        if own and not any(one.kind is one.VAR_KEYWORD for one in own):
+            break
+    return takes
+
+
+def _opened(path: str) -> Image.Image:
+    """The image of a file in the mode that it has: torchvision's own loader makes 16 bits black and white."""
+    from PIL import Image
+
+    with Image.open(path) as image:
+        image.load()
+    return image
+
+
+def _of_class(examples: Any, size: int, grey: bool) -> tuple[Images, Labels]:
+    images, labels = _arrays(examples, size, grey)
+    names = getattr(examples, "classes", None) or [None]
+    return images, labels - 1 if names[0] == "N/A" else labels  # EMNIST's letters begin at 1
 
 
 def load_huggingface(
@@ -83,7 +121,7 @@ def _arrays(examples: Iterable[tuple[Any, Any]], size: int, grey: bool) -> tuple
     images, labels = [], []
     for image, label in examples:
         picture = image if isinstance(image, Image.Image) else Image.fromarray(np.asarray(image))
-        picture = picture.convert("L" if grey else "RGB")
+        picture = eight_bits(picture, "L" if grey else "RGB")
         if picture.size != (size, size):
             picture = picture.resize((size, size), Image.Resampling.BICUBIC)
         pixels = np.asarray(picture)
@@ -95,13 +133,15 @@ def _arrays(examples: Iterable[tuple[Any, Any]], size: int, grey: bool) -> tuple
 
 
 def _loaded(where: str, parts: Sequence[tuple[Images, Labels]]) -> Loaded:
-    """Both parts, or the one part cut in two."""
+    """Both parts, or the one part cut in two, each in an order whose first n are a fair sample."""
     if len(parts) == 1:
         images, labels = parts[0]
         test = np.zeros(len(labels), bool)
         for label in np.unique(labels):
             test[np.flatnonzero(labels == label)[EVERY - 1 :: EVERY]] = True
         parts = [(images[~test], labels[~test]), (images[test], labels[test])]
-    (train_images, train_labels), (test_images, test_labels) = parts
+    (train_images, train_labels), (test_images, test_labels) = (
+        part if (order := fair_order(part[1])) is None else (part[0][order], part[1][order]) for part in parts
+    )
     classes = int(max(train_labels.max(), test_labels.max())) + 1
     return Loaded(Path(where), train_images, train_labels, test_images, test_labels, classes)

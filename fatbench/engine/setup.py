@@ -45,6 +45,7 @@ class Setup:
     classes: int
     data: dict[str, Any]  # name, variant, fingerprint: goes into the provenance
     weights: dict[str, str] | None = None  # that the model began with: source, digest; goes there too
+    doubts: tuple[str, ...] = ()  # about the data, a few words each
 
 
 def setup(
@@ -119,6 +120,7 @@ def setup(
         classes=dataset.classes,
         data={"name": dataset.name, "variant": dataset.variant, "fingerprint": dataset.fingerprint},
         weights=getattr(network, "pretrained", None),
+        doubts=dataset.doubts,
     )
 
 

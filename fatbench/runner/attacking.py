@@ -228,7 +228,7 @@ def _attack(stage: _Stage, turn: Turn, loaded: _Loaded, machine: Machine) -> Cel
     each = torch.cat(bits).reshape(len(pairs), n)
     seconds = time.perf_counter() - begin
     numbers = [*_numbers(stage, pairs, each), Number("seconds", seconds, stage.round)]
-    numbers += [_flag(words, stage.round) for words in _said(stage)]
+    numbers += [_flag(words, stage.round) for words in (*_said(stage), *ready.doubts)]
     if evaluation.origin is None:
         numbers += _beside(stage, loaded, each, job)
     store.finish(run, numbers, record=record)
