@@ -9,9 +9,7 @@ So attacks work in [0, 1] on RGB images and see logits, whatever the network tak
 from __future__ import annotations
 
 import contextlib
-import importlib.util
-import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -19,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from fatbench.errors import MachineError, SpecError, did_you_mean
+from fatbench.models.own_modules import OwnModules
 from fatbench.models.pretrained import SHOWN, first_line, mismatches
 
 TINY = 1e-30  # the least probability whose logarithm is taken: far below what float32 softmax distinguishes from 0
@@ -85,14 +84,17 @@ def _from_timm(name: str, shape: tuple[int, int, int], classes: int) -> nn.Modul
 def _from_python(file: Path, function: str) -> nn.Module:
     if not file.is_file():
         raise SpecError(f"--model: no such file: {file}")
-    spec = importlib.util.spec_from_file_location(f"fatbench_model_{file.stem}", file)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    with _importable(file.parent):
+    try:
+        own = OwnModules(file)
+    except SpecError as error:
+        raise SpecError(f"--model: {error}") from None
+    except Exception as error:
+        raise _raised(str(file), error) from error
+    with own.first():
         try:
-            spec.loader.exec_module(module)
+            module = own.module()
         except Exception as error:
-            raise MachineError(f"--model: {file}: {type(error).__name__}: {first_line(error)}") from error
+            raise _raised(str(file), error) from error
         make = getattr(module, function, None)
         if not callable(make):
             known = [name for name, value in vars(module).items() if callable(value) and not name.startswith("_")]
@@ -100,21 +102,31 @@ def _from_python(file: Path, function: str) -> nn.Module:
         try:
             made = make()
         except Exception as error:
-            raise MachineError(f"--model: {file}:{function}(): {type(error).__name__}: {first_line(error)}") from error
+            raise _raised(f"{file}:{function}()", error) from error
     if not isinstance(made, nn.Module):
         raise SpecError(f"--model: {file}:{function}() returned a {type(made).__name__}, not a torch.nn.Module")
+    if own.imports_late():
+        _with_neighbours(made, own)
     return made
 
 
-@contextlib.contextmanager
-def _importable(folder: Path) -> Iterator[None]:
-    """Let a file import its neighbours, as it does when it is run."""
-    before = [*sys.path]
-    sys.path.insert(0, str(folder.resolve()))
-    try:
-        yield
-    finally:
-        sys.path[:] = before
+def _raised(what: str, error: Exception) -> MachineError:
+    return MachineError(f"--model: {what}: {type(error).__name__}: {first_line(error)}")
+
+
+def _with_neighbours(network: nn.Module, own: OwnModules) -> None:
+    """Let a network's functions import its neighbours whenever it is called."""
+    inside: list[contextlib.ExitStack] = []
+
+    def enter(*_: object) -> None:
+        inside.append(contextlib.ExitStack())
+        inside[-1].enter_context(own.first())
+
+    def leave(*_: object) -> None:
+        inside.pop().close()
+
+    network.register_forward_pre_hook(enter)
+    network.register_forward_hook(leave, always_call=True)
 
 
 def load(network: nn.Module, source: str, state: Mapping[str, Tensor]) -> None:

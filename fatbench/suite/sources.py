@@ -13,7 +13,7 @@ import hashlib
 import importlib
 import importlib.util
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -81,18 +81,23 @@ class Version:
 @functools.cache
 def version(file: Path) -> Version:
     """The version of a plug-in, its local modules found by their import statements. Errors as for `tree`."""
-    found, left = {file: ""}, [file]
-    while left:
-        here = left.pop()
-        found[here] = hashlib.sha256(read(here)).hexdigest()
-        for node in ast.walk(tree(here)):
-            if isinstance(node, ast.Import | ast.ImportFrom):
-                new = [path for path in imported(here, node) if path not in found]
-                found |= dict.fromkeys(new, "")
-                left += new
+    found = {path: hashlib.sha256(read(path)).hexdigest() for path in (file, *local_modules(file, tree))}
     digest, start = found.pop(file), root(file)
     name = file.name if file.parent == start else module_name(file)
     return Version(name, digest, tuple(sorted((path.relative_to(start).as_posix(), d) for path, d in found.items())))
+
+
+def local_modules(file: Path, parsed: Callable[[Path], ast.Module]) -> list[Path]:
+    """The local files that a file imports, and that these import. Errors of `parsed`, which gives a file's syntax."""
+    found, left = {file: None}, [file]
+    while left:
+        module = left.pop()
+        for node in ast.walk(parsed(module)):
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                new = [path for path in imported(module, node) if path not in found]
+                found |= dict.fromkeys(new)
+                left += new
+    return [path for path in found if path != file]
 
 
 def delete(*files: Path) -> None:

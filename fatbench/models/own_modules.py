@@ -1,0 +1,141 @@
+"""A Python file imported with its neighbours, apart from all that is loaded: two folders may each have a `parts.py`.
+
+    own = OwnModules(Path("one/net.py"))
+    with own.first():
+        own.module().make()            its `import parts` gives one/parts.py, whatever other `parts` is loaded
+
+What is imported so is read from its text, so an edited neighbour is the edited one, and `sys.modules` is afterwards as
+it was. A neighbour that an import statement names may not have the name of an installed module.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import importlib
+import importlib.util
+import sys
+import sysconfig
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
+from importlib.abc import MetaPathFinder
+from importlib.machinery import FileFinder, ModuleSpec, SourceFileLoader
+from pathlib import Path
+from types import CodeType, ModuleType
+
+from fatbench.errors import SpecError
+from fatbench.suite import sources
+
+LIBRARY = Path(sysconfig.get_path("stdlib"))
+
+
+class OwnModules:
+    """A file, the folders in which it looks for neighbours first, and those that were imported.
+
+    SpecError: a neighbour has the name of an installed module that is loaded. SyntaxError, ValueError: no Python file.
+    """
+
+    def __init__(self, file: Path) -> None:
+        self.file = file.resolve()
+        self.start = sources.root(self.file)
+        self.folders = list(dict.fromkeys([str(self.start), str(self.file.parent)]))
+        self.neighbours: dict[str, ModuleType] = {}
+        self._finder = _Neighbours(self.folders)
+        for path in sources.local_modules(self.file, _tree):
+            module = sys.modules.get(sources.module_name(path))
+            if module is not None and not _own(module):
+                raise SpecError(f"{path} has the name of another module that is loaded already: rename it")
+
+    def module(self) -> ModuleType:
+        """The module of the file, run anew. Raises what the file raises."""
+        if self.file.parent != self.start:
+            return importlib.import_module(sources.module_name(self.file))
+        name = f"fatbench_model_{self.file.stem}_{hashlib.sha256(str(self.file).encode()).hexdigest()[:8]}"
+        spec = importlib.util.spec_from_loader(name, _Text(name, str(self.file)))
+        assert spec is not None and spec.loader is not None
+        module = sys.modules[name] = importlib.util.module_from_spec(spec)  # dataclasses look their module up
+        spec.loader.exec_module(module)
+        return module
+
+    @contextmanager
+    def first(self) -> Iterator[None]:
+        """Inside, imports look into the file's folders first, and modules of these names are its neighbours."""
+        names = self._names()
+
+        def of_folders() -> dict[str, ModuleType]:
+            return {name: m for name, m in [*sys.modules.items()] if name.partition(".")[0] in names and _own(m)}
+
+        hidden, path = of_folders(), [*sys.path]
+        for name in hidden:
+            del sys.modules[name]
+        sys.modules.update(self.neighbours)
+        sys.meta_path.insert(0, self._finder)
+        sys.path[:0] = self.folders
+        try:
+            yield
+        finally:
+            sys.meta_path.remove(self._finder)
+            sys.path[:] = path
+            self.neighbours |= of_folders()
+            for name in self.neighbours:
+                sys.modules.pop(name, None)
+            sys.modules.update(hidden)
+
+    def imports_late(self) -> bool:
+        """Whether a function of the file, or of a neighbour, imports a neighbour when it is called."""
+        names = self._names()
+        for path in (self.file, *sources.local_modules(self.file, _tree)):
+            functions = [n for n in ast.walk(_tree(path)) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)]
+            for node in (node for function in functions for node in ast.walk(function)):
+                match node:
+                    case ast.ImportFrom(level=level, module=name) if level or (name or "").split(".")[0] in names:
+                        return True
+                    case ast.Import(names=aliases) if names & {alias.name.split(".")[0] for alias in aliases}:
+                        return True
+        return False
+
+    def _names(self) -> set[str]:
+        return {path.stem for folder in self.folders for path in Path(folder).iterdir()} - {"fatbench"}
+
+
+def _tree(file: Path) -> ast.Module:
+    return ast.parse(file.read_bytes(), str(file))
+
+
+def _own(module: ModuleType) -> bool:
+    """Whether a module is somebody's own: no part of Python, of an installed package or of fatbench."""
+    places = [getattr(module, "__file__", None), *getattr(module, "__path__", ())][:1]
+    name = getattr(module, "__name__", "").partition(".")[0]
+    if not places or places[0] is None or name in ("__main__", "fatbench") or name in sys.stdlib_module_names:
+        return False
+    path = Path(places[0])
+    return not path.is_relative_to(LIBRARY) and not set(path.parts).intersection(sources.INSTALLED)
+
+
+class _Text(SourceFileLoader):
+    """Reads the text: a compiled copy is taken for that of an edited file of the same length and second."""
+
+    def get_code(self, fullname: str) -> CodeType:
+        path = self.get_filename(fullname)
+        code: CodeType = self.source_to_code(self.get_data(path), path)
+        return code
+
+
+class _Neighbours(MetaPathFinder):
+    """Finds the modules that are files of some folders."""
+
+    def __init__(self, folders: Sequence[str]) -> None:
+        self.folders = folders
+        self.finder = cache(lambda folder: FileFinder(folder, (_Text, [".py"])))
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """The neighbour of this name; None: there is none."""
+        for folder in self.folders if path is None else path:
+            if any(Path(folder).is_relative_to(own) for own in self.folders):
+                spec = self.finder(folder).find_spec(name)
+                if spec is not None and spec.loader is not None:
+                    return spec
+        return None
