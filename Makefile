@@ -4,6 +4,9 @@ PYTHON ?= python3
 VENV ?= .venv
 # Test processes: one for each core this process may use, at most 8 (each holds torch, about 1 GB).
 WORKERS ?= auto
+# cpu: torch without CUDA, in an environment that is not there yet: make demo TORCH=cpu
+TORCH ?=
+CPU_BUILDS := https://download.pytorch.org/whl/cpu
 # Further arguments of pytest or of the benchmark: make test ARGS='-k pgd'
 ARGS ?=
 
@@ -21,7 +24,7 @@ export PYTHONDONTWRITEBYTECODE :=
 COLOUR := $(if $(NO_COLOR),,$(if $(MAKE_TERMOUT),FORCE_COLOR=1))
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo site docs test bench gpu fidelity fuzz soak scale mutants nightly check lint format golden results wheel constraints clean
+.PHONY: help env demo site docs test bench gpu fidelity fuzz soak scale mutants nightly check lint format golden results wheel constraints vega clean
 .DELETE_ON_ERROR:
 
 help: ## this list
@@ -49,7 +52,9 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))' || { \
 	    echo "make: $(PYTHON) is not Python 3.11 to 3.13; say which one to use: make PYTHON=python3.12 ..." >&2; exit 1; }
 	@$(PYTHON) -m venv $(VENV)
-	$(call install,.[plots])
+	$(if $(filter cpu,$(TORCH)),@grep -E '^torch(vision)?==' constraints.txt | xargs $(BIN)/python -m pip install --quiet \
+	    --disable-pip-version-check --index-url $(CPU_BUILDS))
+	$(call install,.[attacks])
 
 $(STAMP): $(INSTALLED)
 	$(call install,.[dev])
@@ -141,6 +146,10 @@ constraints: $(STAMP) ## newest versions that resolve, as the pins of constraint
 	    --python-version 3.11 --no-header --no-annotate \
 	    $(foreach name,requests urllib3 idna chardet charset-normalizer,--no-emit-package $(name)) >> constraints.new
 	@mv constraints.new constraints.txt
+
+vega: $(STAMP) ## the script of the pages' charts, for the version of Vega-Lite that Altair writes
+	@$(BIN)/python -c 'import altair, vl_convert; version = ".".join(altair.SCHEMA_VERSION[1:].split(".")[:2]); \
+	    print(vl_convert.javascript_bundle(None, version), end="")' > fatbench/report/figures/vega.js
 
 clean: ## remove the environment, the demo and the caches; results stay
 	@rm -rf $(VENV) $(DEMO) .rehearsal site build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache

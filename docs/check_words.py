@@ -19,7 +19,10 @@ from typing import Any
 ROOT = Path(__file__).parent.parent
 PAGES = sorted(
     [
-        *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "suites/README.md")),
+        *(
+            ROOT / name
+            for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md", "paper.md", "suites/README.md")
+        ),
         *(ROOT / "docs").rglob("*.md"),
         *(ROOT / "results").glob("*.md"),
     ]

@@ -33,7 +33,7 @@ from fatbench.methods import attacks, packages
 from fatbench.methods.attacks import ATTACKS
 from fatbench.methods.packages import implementation
 from fatbench.models import MODELS
-from fatbench.suite import calls, formulas, signatures
+from fatbench.suite import calls, foreign, formulas, signatures
 
 torch.set_num_threads(1)
 
@@ -1066,6 +1066,13 @@ def test_torchattacks_refuses(attack: str, settings: dict[str, float], message: 
         packages.torchattacks(conv(), *batch(1), generator(), attack=attack, **settings)
 
 
+def test_without_torchattacks_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(foreign, "installed", lambda package: package != "torchattacks")
+    message = r"^'torchattacks' needs the package torchattacks: pip install 'fatbench\[attacks\]'$"
+    with pytest.raises(packages.AttackError, match=message):
+        packages.torchattacks(conv(), *batch(1), generator(), attack="FGSM")
+
+
 # --- provenance and the suite's view ------------------------------------------------------------------------------
 
 
@@ -1080,7 +1087,7 @@ def test_implementation() -> None:
 
 
 def test_implementation_by_a_package_that_is_not_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packages, "_installed", lambda package: False)
+    monkeypatch.setattr(foreign, "installed", lambda package: False)
     assert implementation("autoattack") == "autoattack, pyautoattack (version unknown)"
 
 

@@ -599,16 +599,6 @@ def test_many_panels_become_pages(drawn: Suite) -> None:
     assert plots.names(plot)[12] == "drawn-F-l12"
 
 
-def test_without_matplotlib(drawn: Suite, monkeypatch: pytest.MonkeyPatch) -> None:
-    plan = drawn.plan()
-    found = build(drawn, plan, rows_of(plan))
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(MachineError) as caught:
-        report.draw(found, Path("a"), "pdf")
-    assert str(caught.value) == "figures need matplotlib: pip install 'fatbench[plots]'"
-    assert not Path("a").exists()
-
-
 # --- what rounds keep --------------------------------------------------------------------------------------------
 
 

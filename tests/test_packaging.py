@@ -10,12 +10,14 @@ import re
 import shutil
 import subprocess
 import sys
+import tarfile
 import tomllib
 import venv
 import zipfile
 from pathlib import Path
 
 import pytest
+from hatchling.builders.sdist import SdistBuilder
 from hatchling.builders.wheel import WheelBuilder
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
@@ -23,6 +25,7 @@ from packaging.version import Version
 from ruamel.yaml import YAML
 
 import fatbench
+from fatbench.report.figures import charts
 from fatbench.suite.papers import PAPERS
 
 ROOT = Path(__file__).parent.parent
@@ -41,7 +44,6 @@ MODULES = {
 # Dependencies that no `import` statement names, and why they are there.
 UNSEEN = {
     "pyautoattack": "imported by name, for `autoattack` may stand in its place",
-    "torchattacks": "imported by name, where a function of that name stands",
 }
 # Modules that need not be installed: the extra, or the package that stands in, says so.
 OPTIONAL = {"autoattack", "datasets"}
@@ -197,7 +199,7 @@ def test_constraints_are_pins_alone() -> None:
 
 
 def test_an_attack_of_torchattacks_needs_no_requests() -> None:
-    """It asks for a vulnerable version: pyproject.toml overrides that, constraints.txt leaves it out."""
+    """It asks for a vulnerable version: `make` overrides that, constraints.txt leaves it out."""
     code = (
         "import sys; sys.modules['requests'] = None; import torch, torchattacks;"
         "x, y, model = torch.rand(2, 3), torch.tensor([0, 1]), torch.nn.Linear(3, 2);"
@@ -207,6 +209,59 @@ def test_an_attack_of_torchattacks_needs_no_requests() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     assert project["tool"]["uv"]["override-dependencies"] == ["requests>=2.32.4"]
     assert not {"requests", "urllib3", "idna", "chardet"} & set(pins())
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("python", ["3.11", "3.13"])
+@pytest.mark.parametrize("others", [["flwr"], ["jupyterlab>=4"], ["mlflow>=2"], ["sphinx>=8"], ["flwr", "mlflow>=2"]])
+def test_it_resolves_beside_what_people_have(wheel: Path, others: list[str], python: str) -> None:
+    """With a requests that has no known vulnerability; torchattacks, which wants an old one, is an extra."""
+    uv = Path(sys.executable).with_name("uv")
+    if not uv.exists():
+        pytest.skip("uv is not installed")
+    wanted = "\n".join([f"fatbench @ {wheel.as_uri()}", *others])
+    command = [uv, "pip", "compile", "--quiet", "--no-header", "--no-annotate", "--python-version", python, "-"]
+    done = subprocess.run(command, input=wanted, cwd=wheel.parent, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    found = dict(line.split("==") for line in done.stdout.splitlines() if "==" in line)
+    assert {Requirement(one).name for one in others} <= set(found) and "torchattacks" not in found
+    assert Version(found.get("requests", "2.32.4")) >= Version("2.32.4")
+
+
+def test_what_wants_an_old_requests_is_an_extra_that_our_own_lines_bring() -> None:
+    assert "torchattacks" not in requirements() and "torchattacks" in requirements("attacks")
+    for file in ("README.md", "Makefile", "Dockerfile"):
+        assert re.search(r"[ ,/]*\.?\[attacks\]", (ROOT / file).read_text(encoding="utf-8")), file
+
+
+@pytest.mark.skipif(not shutil.which("make"), reason="make is not installed")
+def test_builds_for_the_cpu_are_installed_before_what_needs_torch(tmp_path: Path) -> None:
+    """What `make demo TORCH=cpu` and README's lines hand to pip; the index is not asked."""
+    command = ["make", "-n", "-C", str(ROOT), "demo", f"VENV={tmp_path / 'v'}"]
+    lines = {
+        torch: subprocess.run([*command, f"TORCH={torch}"], capture_output=True, text=True, check=True).stdout
+        for torch in ("", "cpu")
+    }
+    first, second = (line for line in lines["cpu"].splitlines() if "pip install" in line)
+    asked = "xargs .*/bin/python -m pip install .*--index-url (https://download\\.pytorch\\.org/whl/cpu)$"
+    found = re.search(asked, first)
+    assert found and "--editable '.[attacks]'" in second
+    assert "--index-url" not in lines[""]
+    pinned = pins()
+    line = f"pip install --index-url {found[1]} torch=={pinned['torch']} torchvision=={pinned['torchvision']}\n"
+    assert line in (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_the_script_of_the_charts_is_of_the_version_that_altair_writes() -> None:
+    """`make vega` takes it out of vl-convert's package, which a user need not have."""
+    altair, vl_convert = pytest.importorskip("altair"), pytest.importorskip("vl_convert")
+    if (
+        Version(altair.__version__) != pins()["altair"]
+        or Version(vl_convert.__version__) != pins()["vl-convert-python"]
+    ):
+        pytest.skip("altair or vl-convert is not the pinned one")
+    version = ".".join(altair.SCHEMA_VERSION.removeprefix("v").split(".")[:2])
+    assert charts.vega() == vl_convert.javascript_bundle(None, version)
 
 
 def test_torch_and_torchvision_are_one_build() -> None:
@@ -251,6 +306,46 @@ def test_a_run_of_the_tests_ends_with_what_it_left_out_and_why(tmp_path: Path) -
     command[-1] = "test_it.py::test_c"
     run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
     assert "\nEvery test could be run.\n" in run.stdout
+
+
+def test_a_checker_of_types_reads_ours(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        assert "fatbench/py.typed" in archive.namelist()
+    assert "Typing :: Typed" in PROJECT["classifiers"]
+
+
+def test_what_a_package_index_shows_leads_somewhere(wheel: Path) -> None:
+    """Links of the README are relative in the repository; there they are absolute, and of the version that is shown."""
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = [name for name in archive.namelist() if name.endswith("/METADATA")]
+        described = archive.read(name).decode()
+    repository, at = PROJECT["urls"]["Repository"], f"v{fatbench.__version__}"
+    links = re.findall(r"\]\(([^)]+)\)", described)
+    assert len(links) > 12 and all(link.startswith("https://") for link in links)
+    own = [link.removeprefix(f"{repository}/") for link in links if link.startswith(repository)]
+    files = [link.split("/", 2)[2] for link in own if link.startswith(("blob/", "raw/"))]
+    assert files and all((ROOT / file).exists() for file in files)
+    assert {link.split("/")[1] for link in own if not link.startswith("actions/")} == {at}
+    assert f"]({repository}/raw/{at}/docs/images/page.png)" in described
+
+
+def test_the_placeholder_of_the_repository_is_one_and_is_filled_in_by_the_release() -> None:
+    release = (ROOT / ".github" / "workflows" / "release.yml").read_text(encoding="utf-8")
+    named = [url for url in PROJECT["urls"].values() if "OWNER" in url]
+    assert named and all(url.startswith("https://github.com/OWNER/fatbench") for url in named)
+    assert "s|OWNER/fatbench|$GITHUB_REPOSITORY|" in release
+    YAML(typ="safe").load(release)
+
+
+def test_a_source_archive_leaves_out_the_tests_and_what_they_read(tmp_path: Path) -> None:
+    """They are run in a clone: in an unpacked archive they could not start."""
+    (built,) = SdistBuilder(str(ROOT)).build(directory=str(tmp_path), versions=["standard"])
+    with tarfile.open(built) as archive:
+        archive.extractall(tmp_path, filter="data")
+    source = tmp_path / f"fatbench-{fatbench.__version__}"
+    assert not any((source / name).exists() for name in ("tests", "results", "benchmarks"))
+    (rebuilt,) = WheelBuilder(str(source)).build(directory=str(tmp_path), versions=["standard"])
+    assert {*zipfile.ZipFile(rebuilt).namelist()} >= {"fatbench/py.typed", "fatbench/suites/sfat-cifar10.yaml"}
 
 
 # --- what a release needs -----------------------------------------------------------------------------------------

@@ -157,6 +157,10 @@ def _application() -> typer.Typer:
 app = _application()
 
 
+# What the installed typer raises for a mistake on a command line: its own error, or in earlier versions click's.
+Mistake: type[Exception] = sys.modules[typer.BadParameter.__module__].ClickException
+
+
 def _of_options(error: Any) -> str:
     """What is wrong with a command line, on one line; the help of a group that was called without a command."""
     message, ctx = error.format_message(), error.ctx
@@ -200,10 +204,10 @@ def main() -> None:
     except FatbenchError as error:
         print(_without_passwords(f"fatbench: {error}"), file=sys.stderr)
         sys.exit(error.exit_code)
-    except typer.TyperException as error:
+    except Mistake as error:
         print(_without_passwords(_of_options(error)), file=sys.stderr)
-        sys.exit(error.exit_code)
-    except KeyboardInterrupt:
+        sys.exit(error.exit_code)  # type: ignore[attr-defined]
+    except (KeyboardInterrupt, typer.Abort):
         sys.exit(130)
     except BrokenPipeError:  # of a run, which ignores the signal (`fatbench.runner.waiting.StopRequest`)
         sys.exit(128 + signal.SIGPIPE)

@@ -10,11 +10,9 @@ import contextlib
 import functools
 import importlib
 import importlib.metadata
-import importlib.util
 import inspect
 import io
 import logging
-import re
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -29,7 +27,7 @@ from fatbench.engine.gradients import part_of, predict
 from fatbench.engine.memory import out_of_memory
 from fatbench.engine.randomness import forked
 from fatbench.errors import SpecError, did_you_mean
-from fatbench.suite import signatures
+from fatbench.suite import foreign, signatures
 from fatbench.suite.types import NonNegative
 from fatbench.version import __version__
 
@@ -90,7 +88,7 @@ def autoattack(
                 "the network draws at test time (the same image twice, two answers): AutoAttack, also as 'rand', and"
                 " early stopping go by a single forward pass, so one lucky draw would decide an image"
             )
-        package = "autoattack" if _installed("autoattack") else "pyautoattack"
+        package = "autoattack" if foreign.installed("autoattack") else "pyautoattack"
         adversary = importlib.import_module(package).AutoAttack(
             victim, norm=norm, eps=eps, seed=seed, version=version, device=x.device
         )
@@ -223,6 +221,8 @@ def torchattacks(
 
     Example: {attack: PGD, steps: 1}
     """
+    if not foreign.installed("torchattacks"):
+        raise AttackError(foreign.needed("torchattacks", "torchattacks"))
     with _foreign(model, generator, x.device) as (victim, seed):
         package = importlib.import_module("torchattacks")
         if attack == "AutoAttack":
@@ -269,21 +269,15 @@ def implementation(name: str) -> str:
     SpecError: no attack is named so.
     """
     signature = signatures.describe("Attack", name)
-    line = re.search(r"^\s*Package: (.+)$", signature.doc, re.MULTILINE)
-    if line is None:
+    named = foreign.packages(signature.doc)
+    if not named:
         ours = Path(signature.file).resolve().is_relative_to(Path(__file__).resolve().parents[1])
         return f"fatbench {__version__}" if ours else Path(signature.file).name
-    package = next((name for name in re.split(r",\s*", line[1].strip()) if _installed(name)), line[1])
+    package = next(filter(foreign.installed, named), ", ".join(named))
     try:
         return f"{package} {importlib.metadata.version(package)}"
     except importlib.metadata.PackageNotFoundError:  # imported from a checkout on the path
         return f"{package} (version unknown)"
-
-
-def _installed(package: str) -> bool:
-    # No origin: a mere folder of that name.
-    found = importlib.util.find_spec(package)
-    return found is not None and found.origin is not None
 
 
 class _Contiguous(torch.autograd.Function):

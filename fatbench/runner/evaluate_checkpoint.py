@@ -11,7 +11,7 @@ from fatbench.errors import MachineError, SpecError
 from fatbench.runner import checkpoints, stage
 from fatbench.runner.executors import local
 from fatbench.runner.run_options import RunOptions
-from fatbench.suite import calls, facts
+from fatbench.suite import calls, facts, foreign
 
 
 def checkpoint(
@@ -36,6 +36,7 @@ def checkpoint(
     spec = stage.spec_of(header)
     for _, attack in specs:
         facts.refuse(attack, spec, "--attack")
+        foreign.check(attack, "--attack")
     root = settings.data_folder(str(options.data) if options.data else None)
     runtime = Runtime(root, torch.device(device), settings.precision(options.precision, [device]))
     ready = setup(runtime, **calls.bind_cell(spec, root))

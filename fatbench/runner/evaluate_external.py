@@ -19,7 +19,7 @@ from fatbench.runner.executors import local
 from fatbench.runner.jobs import CellStatus, Event, Job, Machine
 from fatbench.runner.run_options import RunOptions
 from fatbench.store import folder
-from fatbench.suite import calls, cells, external_models, facts
+from fatbench.suite import calls, cells, external_models, facts, foreign
 from fatbench.suite.cells import Evaluation, Plan
 from fatbench.suite.external_models import Model
 
@@ -155,6 +155,7 @@ def evaluate(
     for one in task.evaluations:
         attack = calls.call("Attack", one.attack)
         facts.refuse(attack, {"partition": {}, "train": None, "validation": 0, **spec}, one.label)
+        foreign.check(attack, one.label)
     job = Job(cells.identity(spec), spec, list(task.evaluations), ["last"], external_models.SUITE, "paper")
     url = settings.database(options.db)
     device = local.slots(options.device, 1)[0]

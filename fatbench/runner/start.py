@@ -27,7 +27,7 @@ from fatbench.store.leases import LEASE
 from fatbench.store.opening import opened
 from fatbench.store.stages import Store
 from fatbench.store.timing import gpu_memory
-from fatbench.suite import calls, duration, plugins, signatures, weights
+from fatbench.suite import calls, duration, foreign, plugins, signatures, weights
 from fatbench.suite.cells import Cell, Plan
 from fatbench.suite.types import number
 
@@ -102,6 +102,7 @@ def run(
     precision, path = settings.precision(options.precision, slots), settings.path(_path(options), slots)
     for file in sorted({file for job in jobs for file in plugins.files(job.spec, job.evaluations)}):
         watch.note(f"runs the plug-in {plugins.describe(plugins.version(file))} at {file}")  # a suite may have named it
+    check_packages(jobs)
     check_data(jobs, root)
     files, checkpoint_seconds = settings.files_folder(url).absolute(), settings.checkpoint_seconds()
     with opened(url, new=True) as known:
@@ -240,6 +241,14 @@ def _unmeasured(jobs: Sequence[Job], store: Store) -> list[Job]:
         first.setdefault(duration.kind(job.spec), job)
     early = [job for kind, job in first.items() if kind not in known]
     return early if len(early) < len(jobs) else []
+
+
+def check_packages(jobs: Sequence[Job]) -> None:
+    """MachineError: a cell, or an evaluation of it, calls a function of a package that is not installed."""
+    alike = {repr([[item for item in job.spec.items() if item[0] != "seed"], job.evaluations]): job for job in jobs}
+    for job in alike.values():
+        for call in plugins.calls_of(job.spec, job.evaluations):
+            foreign.check(call, f"cell {job.cell}")
 
 
 def check_data(jobs: Sequence[Job], root: Path) -> None:

@@ -116,11 +116,16 @@ def files(spec: Mapping[str, Any], evaluations: Iterable[Evaluation] = ()) -> fr
     """The plug-ins that are run by training a cell, and by these evaluations of it."""
     if not signatures.plugins():
         return frozenset()
+    return frozenset(file for one in calls_of(spec, evaluations) for file, _ in used(one))
+
+
+def calls_of(spec: Mapping[str, Any], evaluations: Iterable[Evaluation] = ()) -> list[Call]:
+    """What training a cell calls, and these evaluations of it."""
     asked = [_trained(spec)]
     for one in evaluations:
         asked += [call("Attack", one.attack)]
         asked += [_trained(one.origin.spec)] if one.origin is not None and one.origin.spec else []
-    return frozenset(file for one in asked for file, _ in used(one))
+    return asked
 
 
 def _trained(spec: Mapping[str, Any]) -> Call:

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fatbench import whole_file
-from fatbench.errors import MachineError
 from fatbench.report.figures import panel_kinds
 from fatbench.report.figures.series import Line, Panel, Plot
 from fatbench.report.figures.styles import GREY, axis_label, handle, styles_of
@@ -48,12 +47,10 @@ def draw(
     """Write the plots into a folder: the files, in order. files: where the cells' own folders with artifacts are.
 
     width: in inches, of a figure for a paper: no title and no notes, and a text file beside it has its caption.
-    MachineError: matplotlib is not installed, or the disk is full; SpecError: the folder cannot be written.
+    MachineError: the disk is full; SpecError: the folder cannot be written.
     """
-    try:
-        from matplotlib import rc_context, style
-    except ImportError:
-        raise MachineError("figures need matplotlib: pip install 'fatbench[plots]'") from None
+    from matplotlib import rc_context, style
+
     written = []
     for plot in plots:
         for names, panels in paged(plot):

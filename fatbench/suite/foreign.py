@@ -1,0 +1,36 @@
+"""Functions whose code is another package's: which package, whether it is installed, and what brings it."""
+
+from __future__ import annotations
+
+import importlib.util
+
+from fatbench.errors import MachineError
+from fatbench.suite import formulas
+from fatbench.suite.calls import Call
+
+EXTRAS = {"torchattacks": "fatbench[attacks]"}  # package -> what pip installs, where that is another name
+
+
+def packages(doc: str) -> list[str]:
+    """The packages that a docstring's line `Package: a, b` names, any of which will do; none: the code is ours."""
+    return [name.strip() for line in formulas.lines(doc, "Package:") for name in line.split(",")]
+
+
+def installed(package: str) -> bool:
+    """Whether a package can be imported; a mere folder of that name cannot."""
+    spec = importlib.util.find_spec(package)
+    return spec is not None and spec.origin is not None
+
+
+def check(call: Call, place: str) -> None:
+    """MachineError: the package of a function, or of one nested in it, is not installed."""
+    wanted = packages(call.signature.doc)
+    if wanted and not any(map(installed, wanted)):
+        raise MachineError(f"{place}: {needed(call.signature.name, wanted[-1])}")
+    for inner in call.nested.values():
+        check(inner, place)
+
+
+def needed(name: str, package: str) -> str:
+    """What to say where a function's package is not installed."""
+    return f"'{name}' needs the package {package}: pip install '{EXTRAS.get(package, package)}'"
