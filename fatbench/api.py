@@ -138,8 +138,9 @@ def run(
     """Run what is not done of a suite; the same call again goes on. One row a cell: labels, seed, status, error.
 
     Cells run in other processes, so a script calls this below `if __name__ == "__main__":`. A cell that fails leaves
-    the others to run; its status is "failed", its error the last line of the traceback. One that an older version of a
-    plug-in computed is "changed", and `rerun_changed` begins it again. Arguments are the options of `fatbench run
+    the others to run; its status is "failed", its error the last line of the traceback. One that was computed with
+    other data, models or plug-ins than those of now is "changed"; `rerun_changed` begins it again. Arguments are the
+    options of `fatbench run
     suite`. quiet: without a line on stderr for every cell. SpecError, NothingMatched, MachineError:
     nothing was run. KeyboardInterrupt: what was done is stored.
 

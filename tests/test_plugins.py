@@ -18,7 +18,7 @@ from fatbench.runner import progress, versions
 from fatbench.runner.jobs import Machine
 from fatbench.runner.start import jobs_of
 from fatbench.runner.worker import work
-from fatbench.store import jsonl
+from fatbench.store import inputs, jsonl
 from fatbench.store.stages import Store
 from fatbench.suite import calls, cells, files, plugins, signatures, sources
 
@@ -307,22 +307,20 @@ def test_what_a_cell_uses_is_found_in_nested_calls(place):
 
 def test_versions_are_the_same_wherever_the_file_is(place):
     record = {"plugin": "a.py", "sha256": "1", "modules": {}, "names": ["aggregator x"]}
-    assert plugins.same_functions([record], [{**record, "plugin": "b.py", "names": []}])
-    assert not plugins.same_functions([record], [{**record, "sha256": "2"}])
-    assert not plugins.same_functions([record], [{**record, "modules": {"h.py": "3"}}])
-    assert not plugins.same_functions([], [record])
+    assert inputs.same_functions([record], [{**record, "plugin": "b.py", "names": []}])
+    assert not inputs.same_functions([record], [{**record, "sha256": "2"}])
+    assert not inputs.same_functions([record], [{**record, "modules": {"h.py": "3"}}])
+    assert not inputs.same_functions([], [record])
     new = {**record, "names": ["aggregator x"], "reached": {"aggregator x": "4"}}
-    assert plugins.same_functions(
+    assert inputs.same_functions(
         [new], [{**new, "sha256": "2", "modules": {"h.py": "3"}}]
     )  # another text, the same function
-    assert not plugins.same_functions([new], [{**new, "sha256": "2", "reached": {"aggregator x": "5"}}])
-    assert plugins.same_functions([record], [new]) and not plugins.same_functions([record], [{**new, "sha256": "2"}])
-    assert plugins.versions_differ([record, {**record, "sha256": "2"}]) and not plugins.versions_differ(
-        [record, record]
-    )
-    assert not plugins.versions_differ([new, {**new, "sha256": "2"}])
-    assert not plugins.versions_differ([new, {**new, "names": ["attack y"], "reached": {"attack y": "5"}}])
-    assert plugins.versions_differ([new, {**new, "reached": {"aggregator x": "5"}}])
+    assert not inputs.same_functions([new], [{**new, "sha256": "2", "reached": {"aggregator x": "5"}}])
+    assert inputs.same_functions([record], [new]) and not inputs.same_functions([record], [{**new, "sha256": "2"}])
+    assert inputs.versions_differ([record, {**record, "sha256": "2"}]) and not inputs.versions_differ([record, record])
+    assert not inputs.versions_differ([new, {**new, "sha256": "2"}])
+    assert not inputs.versions_differ([new, {**new, "names": ["attack y"], "reached": {"attack y": "5"}}])
+    assert inputs.versions_differ([new, {**new, "reached": {"aggregator x": "5"}}])
 
 
 # --- work of an older version -------------------------------------------------------------------------------------
@@ -365,7 +363,7 @@ def test_edited_work_is_kept_until_it_is_asked_for_again(place):
         }
         was, now = sha(HELPER)[:12], sha(UNIFORM)[:12]
         words = f"mine.py (sha256 {sha(AGGREGATOR)[:12]}; helper.py {{}})"
-        assert changed[mine]["train"] == f"{words.format(was)}, now {words.format(now)}"
+        assert changed[mine]["train"][0].words == f"{words.format(was)}, now {words.format(now)}"
         rows = progress.cells_of(plan, store)
         assert [(row.status, row.stages_done, row.stages) for row in rows] == [("done", 3, 3), ("changed", 0, 3)]
         assert progress.count(rows) == {"done": 1, "failed": 0, "running": 0, "todo": 0, "changed": 1}
@@ -418,7 +416,9 @@ def test_results_without_a_version_are_of_an_older_one(place):
         store.add_cell(job.cell, job.spec)
         run = store.claim(job.cell, "train", suite="mine", total=2, provenance={"device": "cpu"})
         store.finish(run, round=2)
-        assert versions.changed([job], store)[job.cell]["train"].startswith("a plug-in of unknown version, now mine.py")
+        assert versions.changed([job], store)[job.cell]["train"][0].words.startswith(
+            "a plug-in of unknown version, now mine.py"
+        )
 
 
 def test_claiming_afresh_takes_what_was_there_away_in_the_same_transaction(place):
@@ -473,8 +473,8 @@ def test_a_plug_in_from_run_to_report_edit_and_import(place, run):
     shown = f"mine.py (sha256 {sha(AGGREGATOR.replace('x * 0', 'x * 0.0'))[:12]}; helper.py"
     code, _, err = run(*command)
     assert code == 1
-    assert "0 of 2 cells done, 2 from an older version of a plug-in" in err
-    assert "2 cells from an older version of a plug-in are kept as they are: " in err
+    assert "0 of 2 cells done, 2 changed" in err
+    assert "2 cells were computed with other inputs than those of now and are kept as they are: " in err
     assert "--rerun-changed computes them again" in err
     assert "train start" not in err
     code, out, _ = run(*command, "--dry-run")
@@ -506,7 +506,7 @@ def test_a_table_of_two_versions_says_so(place):
     for cell, used in (("a", records), ("b", older)):
         facts.add(cell, "digits", "", 0, [("train", [origins.of({"plugins": used})])])
     said = facts.mixed()["versions of mine.py"]
-    assert said == f"{plugins.describe(records[0])}, {plugins.describe(older[0])}"
+    assert said == f"{inputs.describe(records[0])}, {inputs.describe(older[0])}"
     assert [what for what, _ in facts.notes()].count("OLDER") == 1
 
 
@@ -772,7 +772,7 @@ def test_python_keeps_what_an_older_version_computed_until_told_otherwise(place,
     (place / "mine.py").write_text(edited)
     capsys.readouterr()
     assert fatbench.run("mine.yaml", **chosen)["status"].tolist() == ["changed"]
-    assert "1 cell from an older version of a plug-in is kept as it is" in capsys.readouterr().err
+    assert "1 cell was computed with other inputs than those of now and is kept as it is" in capsys.readouterr().err
     assert fatbench.run("mine.yaml", rerun_changed=True, **chosen)["status"].tolist() == ["done"]
     assert sha(edited)[:12] in fatbench.table("mine.yaml", plugins=["mine.py"]).markdown()
     delete()

@@ -24,6 +24,7 @@ import pytest
 import fatbench
 from fatbench.errors import SpecError
 from fatbench.report import build_figures, build_tables
+from fatbench.runner import versions
 from fatbench.runner.jobs import Event, Machine
 from fatbench.runner.start import jobs_of
 from fatbench.runner.worker import work
@@ -150,9 +151,9 @@ def place(tmp_path, monkeypatch):
     delete()
 
 
-def machine(folder: Path) -> Machine:
+def machine(folder: Path, **more) -> Machine:
     here = tuple(str(file) for file in signatures.plugins())
-    return Machine(db=str(folder / "r.db"), files=str(folder / "files"), data=str(folder), plugins=here)
+    return Machine(db=str(folder / "r.db"), files=str(folder / "files"), data=str(folder), plugins=here, **more)
 
 
 def bits(store: Store, cell: str) -> dict[str, str]:
@@ -269,8 +270,12 @@ def test_a_stage_goes_on_where_it_was_stopped_and_begins_again_for_another_model
         new = checkpoints.save_model(place / "files" / both.cell / file, {"at": torch.zeros(2)}, {}, **header)
         run = store.claim(both.cell, "train", suite="moved", total=1, provenance={}, fresh=True)
         store.finish(run, round=1, record={**row.record, "sha256": {file: new}})
+        assert list(versions.changed([moved], store)[left.cell]) == [stage]
         assert work(moved, machine(place), store) == "done"
+        assert bits(store, left.cell) == {"moved_both": MATRIX["Left"]["Both"]}  # kept until it is asked for
+        assert work(moved, machine(place, rerun_changed=True), store) == "done"
         assert bits(store, left.cell) == {"moved_both": "1111"}
+        assert versions.changed([moved], store) == {}
 
 
 @pytest.mark.slow
@@ -297,7 +302,7 @@ def test_the_command_comes_back_to_what_waits_and_says_what_still_does(place, ru
     edited = PLUGIN.replace("class Looks(nn.Module):", "class Looks(nn.Module):\n    edited = 1\n")
     (place / "looking.py").write_text(edited)
     code, out = said("run", "suite", "moved.yaml", "--dry-run")
-    assert "3 cells from an older version of a plug-in are kept as they are" in out
+    assert "3 cells were computed with other inputs than those of now and are kept as they are" in out
     code, err = said("plot", "moved.yaml", "--format", "svg")
     assert code == 0 and Path("results/figures/moved-M.svg").is_file()
 

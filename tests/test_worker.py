@@ -23,6 +23,7 @@ from fatbench.engine.rounds import Cost, Mixing, Number, Round, State, Stats, Up
 from fatbench.runner import attacking, checkpoints, stage, training, worker
 from fatbench.runner.heartbeat import Heartbeat
 from fatbench.runner.jobs import Event, Job, Machine, Turn
+from fatbench.store.inputs import Reason
 from fatbench.store.rows import dumps
 from fatbench.store.schema import STAGES
 from fatbench.store.stages import Store
@@ -155,7 +156,10 @@ def test_a_model_that_was_not_trained_here_is_its_cell_s_only_round(machine, sto
     """And stays it when the command is given again; what the network does keeps the lease."""
     network, events, stops, handlers = torch.nn.Identity(), list[Event](), list[bool](), []
     ready: Any = SimpleNamespace(
-        problem=SimpleNamespace(model=network), classes=10, initial=State(0, {"w": torch.ones(2)}), data={"name": "x"}
+        problem=SimpleNamespace(model=network),
+        classes=10,
+        initial=State(0, {"w": torch.ones(2)}),
+        data={"data": {"name": "x"}},
     )
 
     def attack(turn: Turn, there: Machine, again: bool, given: Any) -> str:
@@ -198,7 +202,7 @@ def test_training_of_another_version_is_kept_or_begins_again(machine, store, mon
 
     def changed(jobs: list[Job], where: Store) -> dict:
         assert (jobs, where) == ([JOB], store)
-        return {JOB.cell: {"train": "a.py"}}
+        return {JOB.cell: {"train": [Reason("functions", "", "a.py", "b.py")]}}
 
     def rounds(run: int, there: Turn, how: Machine) -> str:
         begun.append((there, how, store.stages()[JOB.cell, "train"].round))
@@ -209,7 +213,7 @@ def test_training_of_another_version_is_kept_or_begins_again(machine, store, mon
     run = store.claim(JOB.cell, "train", suite="crash", total=5, provenance={})
     store.finish(run, [Number("loss", 0.5, 1)], round=5)
     assert training.train(at, machine) == "interrupted" and begun == []
-    assert events == [Event(JOB.cell, "train", "interrupted", message="kept: of a.py; see --rerun-changed")]
+    assert events == [Event(JOB.cell, "train", "interrupted", message="kept: a.py, now b.py; see --rerun-changed")]
     place = replace(machine, rerun_changed=True, heartbeat=Heartbeat())
     assert training.train(at, place) == "done" and begun == [(at, place, 0)]
     assert store.measurements() == []
@@ -266,7 +270,7 @@ class Experiment:
     def __init__(self, patch: pytest.MonkeyPatch, weights: dict[str, str] | None = None):
         self.clock, self.begun = 100.0, list[Any]()
         self.ready: Any = SimpleNamespace(
-            initial=State(0, {"w": torch.zeros(1)}), classes=10, data={"name": "x"}, weights=weights
+            initial=State(0, {"w": torch.zeros(1)}), classes=10, data={"data": {"name": "x"}}, weights=weights
         )
         patch.setattr("fatbench.engine.experiment.experiment", self)
         patch.setattr(training, "ready_for", self.made_ready)

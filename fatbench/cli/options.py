@@ -123,7 +123,8 @@ VectoriseOption = Annotated[
 ]
 Retry = Annotated[bool, typer.Option("--retry-failed", help="Run failed stages again.")]
 RerunChanged = Annotated[
-    bool, typer.Option("--rerun-changed", help="Recompute cells made by an older version of a plug-in.")
+    bool,
+    typer.Option("--rerun-changed", help="Recompute cells that other data, models or plug-ins have answered."),
 ]
 FailFast = Annotated[bool, typer.Option("--fail-fast", help="Stop at the first failure.")]
 TimeLimit = Annotated[

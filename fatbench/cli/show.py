@@ -413,7 +413,7 @@ def models(rows: Sequence[Mapping[str, Any]]) -> None:
 def doctor(db: str | None, data: Path | None) -> None:
     """Versions, devices, folders: what a bug report needs."""
     from fatbench.runner import provenance
-    from fatbench.store import integrity
+    from fatbench.store import inputs, integrity
     from fatbench.version import __version__
 
     console = new_console()
@@ -446,7 +446,7 @@ def doctor(db: str | None, data: Path | None) -> None:
     root = settings.data_folder(str(data) if data else None)
     lines.append(("data", str(root)))
     if used := signatures.plugins():
-        lines.append(("plug-ins", ", ".join(f"{plugins.describe(plugins.version(file))} at {file}" for file in used)))
+        lines.append(("plug-ins", ", ".join(f"{inputs.describe(plugins.version(file))} at {file}" for file in used)))
     lines += [("weights", weights.describe(name, root)) for name in weights.WEIGHTS]
     lines.append(("checkpoints", str(settings.files_folder(url))))
     table = Table.grid(padding=(0, 2))

@@ -141,7 +141,7 @@ class Watch:
         parts += [f"{len(end.failed)} failed"] if end.failed else []
         parts += [f"{len(end.interrupted)} not finished"] if end.interrupted else []
         parts += [f"{len(end.elsewhere)} being run by another process"] if end.elsewhere else []
-        parts += [f"{len(end.changed)} from an older version of a plug-in"] if end.changed else []
+        parts += [f"{len(end.changed)} changed"] if end.changed else []
         self._line(f"{self.what}: {', '.join(parts)} in {duration(time.monotonic() - self.began)}")
         by_error: dict[str, list[str]] = {}
         for cell in end.failed:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -18,6 +18,9 @@ from fatbench.engine.randomness import forked
 from fatbench.engine.rounds import Problem, State
 from fatbench.engine.splits import auxiliary_images, split
 from fatbench.settings import LocalPath, Precision
+
+if TYPE_CHECKING:
+    from fatbench.data import Dataset
 
 
 @dataclass(frozen=True)
@@ -43,7 +46,7 @@ class Setup:
     validation: tuple[Tensor, Tensor] | None
     held: list[Tensor]  # per client: indices of its held-out fraction
     classes: int
-    data: dict[str, Any]  # name, variant, fingerprint: goes into the provenance
+    data: dict[str, Any]  # "data", "auxiliary" -> name, variant, fingerprint: goes into the provenance
     weights: dict[str, str] | None = None  # that the model began with: source, digest; goes there too
     doubts: tuple[str, ...] = ()  # about the data, a few words each
 
@@ -98,9 +101,11 @@ def setup(
     network = network_of(
         runtime, seed, model, dataset.shape if size is None else (dataset.shape[0], size, size), dataset.classes
     )
+    read = {"data": _described(dataset)}
     unlabelled = None
     if auxiliary is not None:
         other = dataset if _same(auxiliary, data) else auxiliary(runtime.data)
+        read["auxiliary"] = _described(other)
         unlabelled = torch.from_numpy(auxiliary_images(dataset, other, train, auxiliary_n, train_from)).to(
             runtime.device
         )
@@ -118,10 +123,14 @@ def setup(
         validation=problem.held_out,
         held=on_device(chosen.held),
         classes=dataset.classes,
-        data={"name": dataset.name, "variant": dataset.variant, "fingerprint": dataset.fingerprint},
+        data=read,
         weights=getattr(network, "pretrained", None),
         doubts=dataset.doubts,
     )
+
+
+def _described(dataset: Dataset) -> dict[str, Any]:
+    return {"name": dataset.name, "variant": dataset.variant, "fingerprint": dataset.fingerprint}
 
 
 def network_of(

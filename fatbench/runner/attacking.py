@@ -16,7 +16,7 @@ from fatbench.runner import checkpoints, transfer, versions
 from fatbench.runner.checkpoints import clients_file, model_file
 from fatbench.runner.jobs import WORSE, CellStatus, Event, Job, Machine, Turn, evaluation_rounds
 from fatbench.runner.oom_retry import with_oom_retry
-from fatbench.runner.stage import claim, failed, ready_for, renewed, with_some_kernel
+from fatbench.runner.stage import claim, demand_same_inputs, failed, ready_for, renewed, with_some_kernel
 from fatbench.suite import calls, facts, formulas, plugins
 from fatbench.suite.cells import Evaluation
 
@@ -123,8 +123,7 @@ def attack_models(turn: Turn, machine: Machine, again: bool, ready: Setup | None
         origin = evaluation.origin
         theirs = transfer.trained(origin.cell, store) if origin is not None and origin.cell else None
         if row is not None and row.status == "done" and stage not in other:
-            same = digest is None or row.record.get("model", digest) == digest
-            if same and (theirs is None or row.record.get("origin", theirs.digest) == theirs.digest):
+            if not transfer.of_former_model(row, rows[(job.cell, "train")]):
                 continue
             store.reopen(job.cell, stage)
         if origin is not None and origin.cell and theirs is None:
@@ -196,7 +195,8 @@ def _attack(stage: _Stage, turn: Turn, loaded: _Loaded, machine: Machine) -> Cel
     images, labels = ready.test[0][: evaluation.n], ready.test[1][: evaluation.n]
     n = len(labels)
     total = n * len(pairs)
-    said: dict[str, Any] = {"data": ready.data, "attack": implementation(evaluation.attack["name"])}
+    demand_same_inputs(turn, run, stage.name, ready.data)
+    said: dict[str, Any] = {**ready.data, "attack": implementation(evaluation.attack["name"])}
     said |= {"microbatch": loaded.microbatch} if loaded.microbatch else {}
     store.describe_run(run, said, total=total)
     bits = [torch.from_numpy(unpacked(data, length)) for _, length, data in store.outcomes(job.cell, stage.name)]

@@ -16,6 +16,7 @@ from fatbench.suite.cells import Evaluation
 if TYPE_CHECKING:
     from fatbench.engine.fast.barrier import Barrier
     from fatbench.runner.heartbeat import Heartbeat
+    from fatbench.store.inputs import Reason
     from fatbench.store.stages import Store
 
 # waiting: for other cells' models; blocked: what every cell needs is not to be had (Unavailable), so the run stops
@@ -62,7 +63,7 @@ class Machine:
     microbatch: int | None = None
     vectorise: int = 1  # cells that one process trains as one program
     retry_failed: bool = False
-    rerun_changed: bool = False  # begin again what other versions of the plug-ins computed
+    rerun_changed: bool = False  # begin again what other inputs than those of now have answered
     checkpoint_seconds: float = 30.0
     threads: int = 1
     plugins: tuple[str, ...] = ()
@@ -95,7 +96,7 @@ class Summary:
     failed: Sequence[str]
     interrupted: Sequence[str]
     elsewhere: Sequence[str]  # another process runs them
-    changed: Mapping[str, Mapping[str, str]]  # see `fatbench.runner.versions.Changed`
+    changed: Mapping[str, Mapping[str, Sequence[Reason]]]  # see `fatbench.runner.versions.Changed`
 
     @property
     def done(self) -> int:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from sqlalchemy import select
 
-from fatbench.runner import versions
+from fatbench.runner import transfer, versions
 from fatbench.runner.jobs import Job, evaluation_rounds
+from fatbench.store.inputs import Reason
 from fatbench.store.rows import fetch
 from fatbench.store.schema import STAGES, SUITE_CELLS
 from fatbench.store.stage_names import parsed
@@ -18,7 +19,7 @@ from fatbench.suite.cells import Cell, Evaluation, Plan
 from fatbench.suite.files import Suite
 
 STATES = ("done", "failed", "running", "todo")
-CHANGED = "changed"  # computed with another version of a plug-in; counted if there is any
+CHANGED = "changed"  # computed with other inputs than those of now; counted if there is any
 
 
 @dataclass(frozen=True)
@@ -32,16 +33,12 @@ class CellProgress:
     stages_done: int
     stages: int
     error: str
-    changed: Mapping[str, str]  # stage -> what changed
+    changed: Mapping[str, Sequence[Reason]]  # stage -> in what its inputs differ from those of now
 
 
 def cells_of(plan: Plan, store: Store | None) -> list[CellProgress]:
     """The state of each cell of a plan."""
-    cells = plan.to_run()
-    jobs = {
-        cell.id: Job(cell.id, cell.spec, list(cell.evaluations), plan.checkpoints, plan.suite, plan.preset)
-        for cell in cells
-    }
+    cells, jobs = plan.to_run(), _jobs(plan)
     rows = {} if store is None else _by_cell(store.stages(list(jobs)))
     other = {} if store is None else versions.changed(list(jobs.values()), store)
     result = []
@@ -57,10 +54,17 @@ def cells_of(plan: Plan, store: Store | None) -> list[CellProgress]:
     return result
 
 
-def of_jobs(jobs: Sequence[Job], store: Store) -> dict[str, str]:
-    """The state of each job's cell."""
+def _jobs(plan: Plan) -> dict[str, Job]:
+    return {
+        cell.id: Job(cell.id, cell.spec, list(cell.evaluations), plan.checkpoints, plan.suite, plan.preset)
+        for cell in plan.to_run()
+    }
+
+
+def of_jobs(jobs: Sequence[Job], store: Store, changed: versions.Changed | None = None) -> dict[str, str]:
+    """The state of each job's cell. changed: of these jobs, where it is known."""
     rows = _by_cell(store.stages([job.cell for job in jobs]))
-    other = versions.changed(jobs, store)
+    other = versions.changed(jobs, store) if changed is None else changed
     return {job.cell: _state(job, rows.get(job.cell, {}), other.get(job.cell, {}))[0] for job in jobs}
 
 
@@ -71,7 +75,7 @@ def _by_cell(stages: Mapping[tuple[str, str], StageRow]) -> dict[str, dict[str, 
     return rows
 
 
-def _state(job: Job, rows: Mapping[str, StageRow], changed: Mapping[str, str]) -> tuple[str, int, int]:
+def _state(job: Job, rows: Mapping[str, StageRow], changed: Collection[str]) -> tuple[str, int, int]:
     """(state, stages done, stages asked for) of one cell.
 
     A changed stage is not done. A cell whose training is changed is changed, whatever else is to do.
@@ -84,7 +88,8 @@ def _state(job: Job, rows: Mapping[str, StageRow], changed: Mapping[str, str]) -
         wanted += [(e.id,) for e in job.evaluations]  # which rounds is not known yet
     left = ("running", "failed", "todo", "interrupted", CHANGED)
     first = ("done", "running", "failed", CHANGED, "interrupted", "todo")  # an attack in one precision stands for all
-    states = [min((_of_stage(rows.get(s), s in changed) for s in stages), key=first.index) for stages in wanted]
+    now = {stage: _of_stage(row, stage in changed, train) for stage, row in rows.items()}
+    states = [min((now.get(stage, "todo") for stage in stages), key=first.index) for stages in wanted]
     done = states.count("done")
     state = next((state for state in left if state in states), "done")
     if state != "running" and states[0] == CHANGED:
@@ -92,35 +97,44 @@ def _state(job: Job, rows: Mapping[str, StageRow], changed: Mapping[str, str]) -
     return ("todo" if state == "interrupted" else state), done, len(wanted)
 
 
-def _of_stage(row: StageRow | None, changed: bool) -> str:
-    if row is None or (row.status == "running" and not row.alive and not changed):
+def _of_stage(row: StageRow, changed: bool, train: StageRow | None) -> str:
+    """The state of a stage. train: the training of its cell."""
+    if changed and not row.alive:
+        return CHANGED
+    if row.status == "running" and not row.alive:
         return "todo"
-    return CHANGED if changed and not row.alive else row.status
+    if row.status == "done" and train is not None and row.stage != "train" and transfer.of_former_model(row, train):
+        return "todo"
+    return row.status
 
 
 def cells_left(plan: Plan, store: Store) -> duration.Left:
     """What is to do of each of the plan's cells, for an estimate of its time."""
-    rows = _by_cell(store.stages([cell.id for cell in plan.to_run()]))
+    jobs = _jobs(plan)
+    rows, changed = _by_cell(store.stages(list(jobs))), versions.changed(list(jobs.values()), store)
 
     def rounds(cell: Cell) -> list[int] | None:
         """The rounds to attack, once they are known."""
         train = rows.get(cell.id, {}).get("train")
         if train is None or train.status != "done":
             return None
-        job = Job(cell.id, cell.spec, list(cell.evaluations), plan.checkpoints, plan.suite, plan.preset)
-        return evaluation_rounds(job, train.record)
+        return evaluation_rounds(jobs[cell.id], train.record)
 
     known = [len(found) for cell in plan.to_run() if (found := rounds(cell)) is not None]
     nothing_done = duration.everything(plan, sum(known) / len(known) if known else None)
 
     def of_cell(cell: Cell) -> tuple[float, list[tuple[Evaluation, float]]]:
         mine = rows.get(cell.id, {})
+        other = changed.get(cell.id, {})
+        if "train" in other:
+            return nothing_done(cell)
         if (found := rounds(cell)) is None:
             train = mine.get("train")
             fraction = 1 - train.round / train.total if train is not None and train.total else 1.0
             return fraction, nothing_done(cell)[1]
+        now = {stage: _of_stage(row, stage in other, mine["train"]) for stage, row in mine.items()}
         todo = [
-            (one, sum(all(_of_stage(mine.get(s), False) != "done" for s in one.stages(r)) for r in found))
+            (one, sum(all(now.get(stage) != "done" for stage in one.stages(round)) for round in found))
             for one in cell.evaluations
         ]
         return 0.0, [(evaluation, float(models)) for evaluation, models in todo if models]

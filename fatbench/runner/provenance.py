@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import platform
 import subprocess
 from functools import cache
@@ -75,7 +76,10 @@ def emulates_bfloat16() -> bool:
 
 @cache
 def code_version() -> dict[str, Any]:
-    """{"commit": hash, "dirty": bool} of the code that runs; the package's version where it is not a git checkout."""
+    """{"commit": hash, "dirty": bool} of the code that runs; the package's version where it is not a git checkout.
+
+    Where something is not committed, "diff" is the SHA-256 of what differs, files that git does not know included.
+    """
     from fatbench.version import __version__
 
     root = Path(__file__).parent.parent.parent
@@ -89,7 +93,19 @@ def code_version() -> dict[str, Any]:
 
     if not (root / ".git").exists() or (commit := git("rev-parse", "HEAD")) is None:
         return {"commit": f"release {__version__}", "dirty": False}
-    return {"commit": commit, "dirty": bool(git("status", "--porcelain", "--", "fatbench"))}
+    if not git("status", "--porcelain", "--", "fatbench"):
+        return {"commit": commit, "dirty": False}
+    digest = hashlib.sha256((git("diff", "HEAD", "--binary", "--", "fatbench") or "").encode())
+    for name in sorted((git("ls-files", "--others", "--exclude-standard", "--", "fatbench") or "").splitlines()):
+        digest.update(f"\0{name}\0".encode() + _content(root / name))
+    return {"commit": commit, "dirty": True, "diff": digest.hexdigest()}
+
+
+def _content(file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError:  # gone since git listed it
+        return b""
 
 
 def processor() -> str:

@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from fatbench import whole_file
-from fatbench.errors import FatbenchError, Unavailable
+from fatbench.errors import FatbenchError, MachineError, Unavailable
+from fatbench.runner import versions
 from fatbench.runner.checkpoints import clients_file, model_file
 from fatbench.runner.heartbeat import renewing
 from fatbench.runner.jobs import CellStatus, Event, Job, Machine, Turn
 from fatbench.runner.oom_retry import free_memory
 from fatbench.runner.provenance import cpu, produced_by
-from fatbench.store import selection
+from fatbench.store import inputs, selection
 from fatbench.store.leases import LEASE
 from fatbench.store.stages import Stolen, Store
 from fatbench.suite import calls, plugins, sources
@@ -46,6 +47,7 @@ def claim(
     )
     for file in others:
         log.warning("%s: this process has run %s, which the stage does not use", stage, file)
+    made_by = produced_by(machine.device)
     quick = machine.device.startswith("cuda") and machine.precision != "fp32"  # kernels are chosen by their speed
     return turn.store.claim(
         job.cell,
@@ -54,8 +56,8 @@ def claim(
         total=total,
         settings=None if evaluation is None else _settings(evaluation),
         retry_failed=machine.retry_failed,
-        fresh=fresh,
-        provenance={**produced_by(machine.device), "cpu": cpu(), "preset": job.preset, "precision": machine.precision,
+        fresh=fresh or versions.code_changed(turn.store, job.cell, stage, made_by),
+        provenance={**made_by, "cpu": cpu(), "preset": job.preset, "precision": machine.precision,
                     "path": machine.path, "threads": machine.threads,
                     **({"not_reproducible": f"{machine.precision} on a GPU"} if quick else {}),
                     **({"microbatch": machine.microbatch} if machine.microbatch else {}),
@@ -64,6 +66,26 @@ def claim(
                     **({"plugins": used} if used else {}),
                     **({"other_plugins": [plugins.version(file) for file in sorted(others)]} if others else {})},
     )  # fmt: skip
+
+
+def demand_same_inputs(turn: Turn, run: int, stage: str, now: Mapping[str, Any]) -> None:
+    """MachineError: what the cell holds was answered by other inputs than these, which this machine has.
+
+    run: the one that asks. now: of its provenance: data, auxiliary, weights.
+    """
+    rows = {row.stage: row for row in turn.store.stages([turn.job.cell]).values() if row.status == "done" or row.round}
+    held = {row.run for row in rows.values()}
+    for earlier in turn.store.runs([turn.job.cell]):
+        same_stage = earlier["stage"] == stage and stage in rows and not earlier.get("dropped")
+        if earlier["id"] == run or not (same_stage or earlier["id"] in held):
+            continue
+        known = ("data", "weights") if same_stage else ("data",)  # an attack begins with no weights
+        then, current = inputs.of_run(earlier), inputs.of_run(now)
+        if reasons := inputs.differ({name: then[name] for name in known}, current):
+            raise MachineError(
+                f"{stage}: this machine has {'; '.join(reason.words for reason in reasons)}: what is done of the cell"
+                " is not gone on with; --rerun-changed computes it again"
+            )
 
 
 def _settings(evaluation: Evaluation) -> dict[str, Any]:

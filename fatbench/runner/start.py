@@ -21,14 +21,15 @@ from fatbench.runner.jobs import Event, Job, Machine, Summary
 from fatbench.runner.run_options import RunOptions
 from fatbench.runner.slots import gpu_name
 from fatbench.runner.waiting import StopRequest
-from fatbench.store import folder
+from fatbench.store import folder, inputs
 from fatbench.store.database import NoDatabase
 from fatbench.store.leases import LEASE
 from fatbench.store.opening import opened
+from fatbench.store.stage_names import parsed
 from fatbench.store.stages import Store
-from fatbench.store.timing import gpu_memory
+from fatbench.store.timing import gpu_memory, measured
 from fatbench.suite import calls, duration, foreign, plugins, signatures, weights
-from fatbench.suite.cells import Cell, Plan
+from fatbench.suite.cells import Cell, Evaluation, Plan
 from fatbench.suite.types import number
 
 EXECUTORS = ("local", "ray", "slurm")
@@ -101,14 +102,23 @@ def run(
     slots = chosen.slots(options.device, options.jobs, fit, url)
     precision, path = settings.precision(options.precision, slots), settings.path(_path(options), slots)
     for file in sorted({file for job in jobs for file in plugins.files(job.spec, job.evaluations)}):
-        watch.note(f"runs the plug-in {plugins.describe(plugins.version(file))} at {file}")  # a suite may have named it
+        watch.note(f"runs the plug-in {inputs.describe(plugins.version(file))} at {file}")  # a suite may have named it
     check_packages(jobs)
-    check_data(jobs, root)
+    seen = check_data(jobs, root)
     files, checkpoint_seconds = settings.files_folder(url).absolute(), settings.checkpoint_seconds()
     with opened(url, new=True) as known:
-        before, changed, left = _standing(jobs, known, options)
+        before, changed, left = _standing(jobs, known, options, seen)
         _check_origins(left, known, files)
+        if known is not None:
+            done = [job.cell for job in jobs if before[job.cell] == "done"]
+            for line in versions.asked_in_vain(done, known, precision if options.precision else None, path):
+                watch.note(line)
+            if again := {job.cell: changed[job.cell] for job in left if job.cell in changed}:
+                watch.note(_cost_of_again(left, again, known))
+    following = [job for job in left if versions.only_follows(changed.get(job.cell, {}))]
+    left = [job for job in left if job not in following]
     with folder.opened(url, files) as store:
+        store.see_data(seen)
         for suite, preset in dict.fromkeys((job.suite, job.preset) for job in jobs):
             store.share([job.cell for job in jobs], suite, preset)
         address = str(store.database.path or url)
@@ -167,7 +177,12 @@ def run(
             lacking = [job for job in open_ if statuses[job.cell] == "waiting"]
             open_ = free + (lacking if first or others or "done" in ended else [])
             first = False
-        states = progress.of_jobs(jobs, store)  # what the database says, and `fatbench status` too
+            if not open_ and following:  # those whose models they use are trained again by now
+                _, others_changed, todo = _standing(following, store, options)
+                open_ = [job for job in todo if not versions.only_follows(others_changed.get(job.cell, {}))]
+                following = [job for job in following if job not in open_]
+        changed = versions.changed(jobs, store)
+        states = progress.of_jobs(jobs, store, changed)  # what the database says, and `fatbench status` too
         held = waiting.holders([job for job in jobs if states[job.cell] == "running"], store)
     changed = {cell: stages for cell, stages in changed.items() if states[cell] not in ("failed", "running")}
 
@@ -251,11 +266,11 @@ def check_packages(jobs: Sequence[Job]) -> None:
             foreign.check(call, f"cell {job.cell}")
 
 
-def check_data(jobs: Sequence[Job], root: Path) -> None:
+def check_data(jobs: Sequence[Job], root: Path) -> dict[str, str]:
     """Read every data set of the run once and deal it to the clients, before a worker has work.
 
-    MachineError: missing, damaged or not as named, or a file of weights is not there or another; SpecError: the data
-    cannot be split as the cell says.
+    SHA-256 of the images and labels of each data set, by `versions.data_key`. MachineError: missing, damaged or not as
+    named, or a file of weights is not there or another; SpecError: the data cannot be split as the cell says.
     """
     for text in weights.weights_of(job.spec for job in jobs):
         found = weights.read(text)
@@ -269,31 +284,54 @@ def check_data(jobs: Sequence[Job], root: Path) -> None:
     keys = ("data", "partition", "seed", "train", "train_from", "validation", "client_holdout")
     splits = {repr([job.spec[key] for key in keys]): job for job in jobs}
     datasets: dict[str, Any] = {}
+    seen: dict[str, str] = {}
     with_auxiliary = [job for job in jobs if job.spec.get("auxiliary") is not None]
     for job in {repr([job.spec.get(key) for key in AUXILIARY]): job for job in with_auxiliary}.values():
-        _check_auxiliary(job, root)
+        seen[versions.data_key(job.spec["auxiliary"])] = _check_auxiliary(job, root)
     for job in splits.values():
-        name = repr(job.spec["data"])
+        name = versions.data_key(job.spec["data"])
         if name not in datasets:
             datasets = {name: load(job.spec["data"], root)}  # one in memory at a time
+            seen[name] = datasets[name].fingerprint
         spec = {key: number(job.spec[key]) for key in keys[2:]}
         try:
             split(datasets[name], partition=calls.build("Partition", job.spec["partition"]), **spec)
         except ValueError as error:
             raise SpecError(f"cell {job.cell}: partition: {str(error).removeprefix('partition: ')}") from None
+    return seen
 
 
 def _standing(
-    jobs: Sequence[Job], store: Store | None, options: RunOptions
+    jobs: Sequence[Job], store: Store | None, options: RunOptions, seen: Mapping[str, str] | None = None
 ) -> tuple[dict[str, str], versions.Changed, list[Job]]:
-    """(cell -> its state, the stages that changed, the jobs that are to run); store: None before the first run."""
+    """(cell -> its state, the stages that changed, the jobs that are to run).
+
+    store: None before the first run. seen: as for `versions.changed`.
+    """
     if store is None:
         return {job.cell: "todo" for job in jobs}, {}, list(jobs)
-    states = progress.of_jobs(jobs, store)
-    changed = {} if options.rerun_changed else versions.changed(jobs, store)
+    changed = versions.changed(jobs, store, seen)
+    states = progress.of_jobs(jobs, store, changed)
     keep = {"done"} | (set() if options.rerun_changed else {progress.CHANGED})
     keep |= set() if options.retry_failed else {"failed"}
     return states, changed, [job for job in jobs if states[job.cell] not in keep]
+
+
+def _cost_of_again(jobs: Sequence[Job], changed: versions.Changed, store: Store) -> str:
+    """What `--rerun-changed` is about to compute again, why, and how long that takes on one worker."""
+    again = [Cell(job.cell, {}, job.spec, tuple(job.evaluations)) for job in jobs if job.cell in changed]
+
+    def left(cell: Cell) -> tuple[float, list[tuple[Evaluation, float]]]:
+        stages = changed[cell.id]
+        if "train" in stages:
+            return 1.0, [(one, 1.0) for one in cell.evaluations]
+        judged = {parsed(stage).evaluation for stage in stages}
+        return 0.0, [(one, 1.0) for one in cell.evaluations if one.id in judged]
+
+    time = duration.estimate(again, duration.speeds(measured(store)), left)
+    long = f"about {max(1, round(time.seconds / 60))} min on one worker" if not time.unknown else "time unknown"
+    reasons = "; ".join(versions.words({cell.id: changed[cell.id] for cell in again}))
+    return f"--rerun-changed computes {len(again)} cell{'s' * (len(again) != 1)} again ({long}): {reasons}"
 
 
 def _check_origins(jobs: Sequence[Job], store: Store | None, files: Path) -> None:
@@ -320,8 +358,8 @@ def _check_origins(jobs: Sequence[Job], store: Store | None, files: Path) -> Non
 AUXILIARY = ("data", "train", "train_from", "auxiliary", "auxiliary_n")
 
 
-def _check_auxiliary(job: Job, root: Path) -> None:
-    """Read the server's images too, and refuse those of the test set."""
+def _check_auxiliary(job: Job, root: Path) -> str:
+    """Read the server's images too, and refuse those of the test set; their fingerprint."""
     from fatbench.engine.splits import auxiliary_images
 
     own = load(job.spec["data"], root)
@@ -330,11 +368,14 @@ def _check_auxiliary(job: Job, root: Path) -> None:
         auxiliary_images(own, other, job.spec["train"], job.spec["auxiliary_n"], job.spec["train_from"])
     except SpecError as error:
         raise SpecError(f"cell {job.cell}: {error}") from None
+    return other.fingerprint
 
 
 def _say_what_would_run(jobs: Sequence[Job], url: str, what: str, options: RunOptions) -> None:
     with opened(url, new=True) as known:
         states, changed, left = _standing(jobs, known, options)
+        again = {job.cell: changed[job.cell] for job in left if job.cell in changed}
+        cost = _cost_of_again(left, again, known) if again and known is not None else ""
     failed = [job for job in jobs if states[job.cell] == "failed" and job not in left]
     if not jobs:
         raise NothingMatched("nothing to run")
@@ -343,5 +384,7 @@ def _say_what_would_run(jobs: Sequence[Job], url: str, what: str, options: RunOp
         print(f"{job.cell}  {states[job.cell]}")
     if failed:
         print(f"{len(failed)} failed earlier: --retry-failed")
-    if changed:
+    if changed and not options.rerun_changed:
         print("\n".join(versions.lines(changed)))
+    elif cost:
+        print(cost)

@@ -19,7 +19,16 @@ from fatbench.runner import checkpoints, transfer, versions
 from fatbench.runner.checkpoints import clients_file, model_file
 from fatbench.runner.jobs import CellStatus, Event, Job, Machine, Turn
 from fatbench.runner.oom_retry import gpu_memory, with_oom_retry
-from fatbench.runner.stage import claim, failed, files_of, header_of, ready_for, renewed, with_some_kernel
+from fatbench.runner.stage import (
+    claim,
+    demand_same_inputs,
+    failed,
+    files_of,
+    header_of,
+    ready_for,
+    renewed,
+    with_some_kernel,
+)
 from fatbench.store import selection
 from fatbench.suite import cost, weights
 
@@ -35,7 +44,8 @@ def train(turn: Turn, machine: Machine) -> CellStatus:
     row = store.stages([job.cell]).get((job.cell, "train"))
     other = versions.changed([job], store).get(job.cell, {}).get("train")
     if other and not machine.rerun_changed:
-        turn.notify(Event(job.cell, "train", "interrupted", message=f"kept: of {other}; see --rerun-changed"))
+        what = "; ".join(reason.words for reason in other)
+        turn.notify(Event(job.cell, "train", "interrupted", message=f"kept: {what}; see --rerun-changed"))
         return "interrupted"
     if row is not None and row.status == "done" and not other:
         checkpoints.sweep(turn.folder, files_of(row.record))  # what a process killed after its last commit has left
@@ -67,7 +77,9 @@ def _rounds(run: int, turn: Turn, machine: Machine) -> CellStatus:
     origin = weights.trained_by(job.spec)
     bound, ready = ready_for(job, machine, None if origin is None else transfer.model_of(origin, store, machine))
     began = ready.weights and {**ready.weights, **({} if origin is None else {"cell": origin})}
-    store.describe_run(run, {"data": ready.data, **({"weights": began} if began else {})})
+    with_what = {**ready.data, **({"weights": began} if began else {})}
+    demand_same_inputs(turn, run, "train", with_what)
+    store.describe_run(run, with_what)
     row = store.stages([job.cell])[(job.cell, "train")]
     record: dict[str, Any] = dict(row.record)
     digests: dict[str, str] = record.pop("sha256", {})  # of the files that count, by their path in the folder

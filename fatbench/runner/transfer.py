@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 from fatbench.errors import MachineError, SpecError
 from fatbench.runner import checkpoints
+from fatbench.store.stage_names import parsed
 from fatbench.suite import calls, weights
 
 if TYPE_CHECKING:
     from fatbench.engine.rounds import Problem, Round, Tensors
     from fatbench.engine.setup import Setup
     from fatbench.runner.jobs import Job, Machine
-    from fatbench.store.stages import Store
+    from fatbench.store.stages import StageRow, Store
     from fatbench.suite.cells import TransferOrigin
 
     Origins = tuple[Problem, dict[int, Tensors]]  # a problem with their network, client -> model
@@ -52,12 +53,22 @@ class ModelPair:
 
 def trained(cell: str, store: Store) -> Trained | None:
     """The last model of a cell; None: it is not trained."""
-    row = store.stages([cell]).get((cell, "train"))
+    return last_model(cell, store.stages([cell]).get((cell, "train")))
+
+
+def last_model(cell: str, row: StageRow | None) -> Trained | None:
+    """The last model of a cell, by the row of its training; None: it is not trained."""
     if row is None or row.status != "done":
         return None
     round = int(row.record["last"]["round"]) if "last" in row.record else row.round
     file = checkpoints.model_file(round)
     return Trained(cell, round, file, row.record.get("sha256", {}).get(file))
+
+
+def of_former_model(row: StageRow, train: StageRow) -> bool:
+    """Whether an evaluation is of a model that its cell, whose training has this row, has trained anew since."""
+    digest = train.record.get("sha256", {}).get(checkpoints.model_file(parsed(row.stage).round))
+    return digest is not None and row.record.get("model", digest) != digest
 
 
 def model_of(cell: str, store: Store, machine: Machine) -> Path:

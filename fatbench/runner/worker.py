@@ -103,7 +103,7 @@ def evaluate(
         digest = checkpoints.save_model(turn.folder / model_file(round), ready.initial.model, {}, **header)
         run = claim(turn, "train", machine, round)
         if run is not None:
-            store.describe_run(run, {"data": ready.data})
+            store.describe_run(run, ready.data)
             store.finish(run, round=round, record={"last": {"round": round}, "sha256": {model_file(round): digest}})
         return attack_models(turn, machine, True, ready)
     finally:

@@ -24,7 +24,7 @@ from sqlalchemy import (
 )
 
 APPLICATION_ID = 0x66617462  # "fatb", in the header of our SQLite files
-REVISIONS = ("0001", "0002", "0003", "0004", "0005")  # as in migrations/versions; METADATA is the last one's
+REVISIONS = ("0001", "0002", "0003", "0004", "0005", "0006")  # as in migrations/versions; METADATA is the last one's
 
 METADATA = MetaData()
 # byte order on every database, so that an export does not depend on the server's language
@@ -86,6 +86,13 @@ SHARED_CELLS = Table(  # cells of a suite that another suite has run; what its o
     Column("cell", NAME, ForeignKey("cells.id"), nullable=False),
     PrimaryKeyConstraint("suite", "preset", "cell", name="shared_cells_key"),
     Index("shared_cells_cell", "cell"),
+)
+SEEN_DATA = Table(  # what the newest run found where a cell's data set lies
+    "seen_data",
+    METADATA,
+    Column("data", NAME, primary_key=True),  # canonical JSON of the cell's setting
+    Column("fingerprint", String(64), nullable=False),
+    Column("created", TIME, nullable=False),
 )
 STAGES = Table(
     "stages",

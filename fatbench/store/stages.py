@@ -29,14 +29,24 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Literal, Protocol, Self, cast
 
-from sqlalchemy import Connection, and_, func, insert, select, update
+from sqlalchemy import Connection, and_, delete, func, insert, select, update
 
 from fatbench.errors import FatbenchError
 from fatbench.store import export_lines, leases, replicates
 from fatbench.store import numbers as written
 from fatbench.store.database import Database, lock
 from fatbench.store.rows import LARGEST, cell_row, dumps, fetch, now, printable, run_values, split_provenance
-from fatbench.store.schema import CELLS, OUTCOME_CHUNKS, ROUND_METRICS, RUNS, SHARED_CELLS, STAGES, SUITE_CELLS, VIEW
+from fatbench.store.schema import (
+    CELLS,
+    OUTCOME_CHUNKS,
+    ROUND_METRICS,
+    RUNS,
+    SEEN_DATA,
+    SHARED_CELLS,
+    STAGES,
+    SUITE_CELLS,
+    VIEW,
+)
 
 Status = Literal["todo", "running", "done", "failed", "interrupted"]
 
@@ -171,6 +181,26 @@ class Store:
             rows = [{"suite": suite, "preset": preset, "cell": cell} for cell in sorted(new & _known(connection, new))]
             if rows:
                 connection.execute(insert(SHARED_CELLS), rows)
+
+    # --- data sets -----------------------------------------------------------------------------------------------
+
+    def seen_data(self) -> dict[str, str]:
+        """Setting of a data set, as canonical JSON -> SHA-256 of the images and labels that the newest run found."""
+        with self.database.reading() as connection:
+            return {row.data: row.fingerprint for row in connection.execute(select(SEEN_DATA))}
+
+    def see_data(self, seen: Mapping[str, str]) -> None:
+        """Keep what a run has found, as `seen_data` gives it."""
+        known = self.seen_data()
+        new = {data: fingerprint for data, fingerprint in seen.items() if known.get(data) != fingerprint}
+        if not new:
+            return
+        with self.database.writing() as connection:
+            lock(connection)
+            connection.execute(delete(SEEN_DATA).where(SEEN_DATA.c.data.in_(list(new))))
+            moment = now()
+            rows = [{"data": data, "fingerprint": digest, "created": moment} for data, digest in sorted(new.items())]
+            connection.execute(insert(SEEN_DATA), rows)
 
     # --- the life of a stage -------------------------------------------------------------------------------------
 

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
-import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from importlib.machinery import PathFinder
@@ -145,40 +144,8 @@ def _record(file: Path, names: Iterable[str]) -> dict[str, Any]:
     return {**version(file), "names": list(digests), "reached": digests}
 
 
-def same_functions(then: Iterable[Record], now: Iterable[Record]) -> bool:
-    """Whether two lists of records are of the same functions, wherever the files are and whatever else is in them."""
-    then, now = list(then), list(now)
-    if _sources(then) == _sources(now):
-        return True
-    return all("reached" in record for record in (*then, *now)) and _reached(then) == _reached(now)
-
-
-def _reached(of: Iterable[Record]) -> dict[str, str]:
-    return {name: digest for record in of for name, digest in record["reached"].items()}
-
-
-def versions_differ(records: Iterable[Record]) -> bool:
-    """Whether records are of different versions of some function: one that any two of them name."""
-    digests: dict[str, set[str]] = {}
-    for record in records:
-        whole = json.dumps([record.get("sha256"), record.get("modules", {})], sort_keys=True)
-        for name in record.get("names", ()):
-            digests.setdefault(name, set()).add(record.get("reached", {}).get(name, whole))
-    return any(len(found) > 1 for found in digests.values())
-
-
-def _sources(of: Iterable[Record]) -> set[str]:
-    return {json.dumps([record.get("sha256"), record.get("modules", {})], sort_keys=True) for record in of}
-
-
 def loaded_version(record: Record) -> dict[str, Any] | None:
     """The version that is loaded now of what a record is about; None: no plug-in brings these names."""
     files = {name: signatures.plugin_of(*name.split(" ", 1)) for name in record.get("names", ()) if " " in name}
     file = next((file for file in files.values() if file is not None), None)
     return None if file is None else _record(file, [name for name, own in files.items() if own == file])
-
-
-def describe(record: Record) -> str:
-    """ "mine.py (sha256 1a2b3c4d5e6f; helper.py 6f5e4d3c2b1a)"."""
-    modules = "".join(f"; {path} {digest[:12]}" for path, digest in record.get("modules", {}).items())
-    return f"{record['plugin']} (sha256 {record['sha256'][:12]}{modules})"

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
+from fatbench.store import inputs
 from fatbench.store.stage_names import parsed
 from fatbench.suite import plugins
 
@@ -113,7 +114,7 @@ class TableFacts:
         found: dict[str, dict[str, Any]] = {}
         for (_, origin), cells in self.origins.items():
             for record in json.loads(origin.plugins):
-                one = found.setdefault(plugins.describe(record), {**record, "names": [], "cells": set()})
+                one = found.setdefault(inputs.describe(record), {**record, "names": [], "cells": set()})
                 one["names"] = sorted({*one["names"], *record["names"]})
                 if "reached" in one:
                     one["reached"] = {**one["reached"], **record.get("reached", {})}
@@ -122,12 +123,12 @@ class TableFacts:
 
     def _plugin_notes(self) -> Iterable[tuple[str, str]]:
         for record in self.plugins():
-            yield "plug-in", plugins.describe(record)
+            yield "plug-in", inputs.describe(record)
             now = plugins.loaded_version(record)
-            if now is not None and not plugins.same_functions([record], [now]):
+            if now is not None and not inputs.same_functions([record], [now]):
                 cells = f"{len(record['cells'])} cell{'s' * (len(record['cells']) != 1)}"
                 text = f"the numbers of {cells} come from this version of {record['plugin']}; the file is now"
-                text += f" {plugins.describe(now)}; fatbench run ... --rerun-changed computes them again"
+                text += f" {inputs.describe(now)}; fatbench run ... --rerun-changed computes them again"
                 yield "OLDER", text
 
     def notes(self, settings: str = "", words: Mapping[str, str] = MappingProxyType({})) -> Iterable[tuple[str, str]]:
@@ -186,8 +187,8 @@ class TableFacts:
         for record in self.plugins():
             by_plugin.setdefault(record["plugin"], []).append(record)
         for name, records in by_plugin.items():
-            if plugins.versions_differ(records):
-                found[f"versions of {name}"] = ", ".join(map(plugins.describe, records))
+            if inputs.versions_differ(records):
+                found[f"versions of {name}"] = ", ".join(map(inputs.describe, records))
         for metric, implementations in self.attacks().items():
             if len(implementations) > 1:
                 found[f"{words.get(metric, metric)} attack"] = ", ".join(implementations)

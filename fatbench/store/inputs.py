@@ -1,0 +1,178 @@
+"""What answered a number beside its question, and whether two numbers were answered by the same.
+
+A cell's identity is the question. Its runs say what answered it; `differ` compares two answers, and whoever reuses,
+resumes, pairs or imports a number asks it. What either side lacks is unknown and says nothing.
+
+| input | what it is | where a run has it |
+|---|---|---|
+| data | SHA-256 of the images and labels, of each data set | `extra.data`, `extra.auxiliary` |
+| weights | digest of the weights that the training began with | `extra.weights` |
+| model | SHA-256 of the file of the model that was attacked | the record of the stage |
+| origin | that of the model on which a transferred attack was computed | the record of the stage |
+| functions | what was reached of plug-ins | `extra.plugins` |
+| read | files, modules and variables that a plug-in or a network of a file has read | `extra.read` |
+| answers | logits of a network that was not trained here | `extra.answers` |
+| code | commit, and SHA-256 of what is not committed | columns, `extra.diff` |
+| asked | precision and path | columns, `extra.path` |
+
+`code` and `asked` are said and decide nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+Inputs = Mapping[str, Any]  # input -> {what it is of: digest}; functions: a list of records of plug-ins
+Record = Mapping[str, Any]  # of a plug-in, see `fatbench.suite.plugins.records`
+
+DECIDE = ("data", "weights", "model", "origin", "functions", "read", "answers")
+ASKED = ("precision", "path")
+DATA_SETS = {"data": "", "auxiliary": "auxiliary"}  # setting of a cell that names a data set -> what it is of
+WORDS = {
+    "data": "other {} images or labels",
+    "weights": "other initial weights of {}",
+    "model": "another model",
+    "origin": "another attacking model of {}",
+    "read": "another {}",
+    "answers": "a network that answers differently",
+    "code": "another code of fatbench",
+    "asked": "another {}",
+}
+
+
+class Reason(NamedTuple):
+    """In what two answers differ."""
+
+    code: str  # an input
+    subject: str  # of which data set, cell, file; empty where there is one
+    then: str
+    now: str
+
+    @property
+    def decides(self) -> bool:
+        """Whether the number may not be reused; else it is only said."""
+        return self.code in DECIDE
+
+    @property
+    def words(self) -> str:
+        """ "other images or labels [1a2b3c4d], now [5e6f7a8b]"."""
+        if self.code == "functions":
+            return f"{self.then}, now {self.now}"
+        what = " ".join(WORDS[self.code].format(self.subject).split())
+        return f"{what} [{shortened(self.then)}], now [{shortened(self.now)}]"
+
+
+def shortened(digest: str) -> str:
+    """The first eight characters of a digest, without the name of its algorithm; other texts as they are."""
+    bare = digest.rpartition(":")[2]
+    return bare[:8] if len(bare) >= 32 else bare or "none"
+
+
+def of_run(run: Mapping[str, Any], record: Mapping[str, Any] | None = None, origin: str = "") -> dict[str, Any]:
+    """What answered a stage, as its run states it.
+
+    run: a row of `runs`, the rest of its provenance beside its columns. record: of the stage. origin: the cell on whose
+    model the attack was computed.
+    """
+    record = record or {}
+    weights = run.get("weights")
+    inputs: dict[str, Any] = {
+        "data": {subject: one["fingerprint"] for subject, one in _data_sets(run)},
+        "weights": _named(_began_with(weights), weights.get("digest")) if weights else {},
+        "model": _named("", record.get("model")),
+        "origin": _named(f"cell {origin}", record.get("origin")) if origin else {},
+        "functions": run.get("plugins") or [],
+        "read": run.get("read") or {},
+        "code": _named("", _code(run)),
+        "asked": {name: run[name] for name in ASKED if run.get(name)},
+    }
+    return inputs | ({"answers": run["answers"]} if "answers" in run else {})
+
+
+def _began_with(weights: Mapping[str, Any]) -> str:
+    return f"cell {weights['cell']}" if weights.get("cell") else str(weights.get("source") or "")
+
+
+def _data_sets(run: Mapping[str, Any]) -> Iterable[tuple[str, Mapping[str, str]]]:
+    for setting, subject in DATA_SETS.items():
+        one = run.get(setting)
+        if isinstance(one, Mapping) and one.get("fingerprint"):
+            yield subject, one
+
+
+def _named(subject: Any, digest: Any) -> dict[str, str]:
+    return {str(subject or ""): str(digest)} if digest else {}
+
+
+def _code(run: Mapping[str, Any]) -> str:
+    """ "<commit>", with "+<SHA-256 of the difference>" where some of it is not committed; empty: not known."""
+    if not run.get("commit") or (run.get("dirty") and not run.get("diff")):
+        return ""
+    return f"{run['commit']}+{run['diff']}" if run.get("dirty") else str(run["commit"])
+
+
+def differ(then: Inputs, now: Inputs) -> list[Reason]:
+    """In what two answers differ, those that decide first; empty: in nothing that both sides know."""
+    reasons = []
+    for code in (*DECIDE, "code", "asked"):
+        before, after = then.get(code), now.get(code)
+        if before is None or after is None:
+            continue
+        if code == "functions":
+            if not same_functions(before, after):
+                reasons.append(Reason(code, "", *_versions(before, after)))
+        elif code == "answers":
+            from fatbench.store.answers import same_answers
+
+            if not same_answers(before, after):
+                reasons.append(Reason(code, "", "then", "otherwise"))
+        else:
+            for subject in sorted(before.keys() & after.keys()):
+                if before[subject] != after[subject]:
+                    reasons.append(Reason(code, subject, str(before[subject]), str(after[subject])))
+    return reasons
+
+
+# --- plug-ins ----------------------------------------------------------------------------------------------------
+
+
+def describe(record: Record) -> str:
+    """ "mine.py (sha256 1a2b3c4d5e6f; helper.py 6f5e4d3c2b1a)"."""
+    modules = "".join(f"; {path} {digest[:12]}" for path, digest in record.get("modules", {}).items())
+    return f"{record['plugin']} (sha256 {record['sha256'][:12]}{modules})"
+
+
+def same_functions(then: Iterable[Record], now: Iterable[Record]) -> bool:
+    """Whether two lists of records are of the same functions, wherever the files are and whatever else is in them."""
+    then, now = list(then), list(now)
+    if {_whole(record) for record in then} == {_whole(record) for record in now}:
+        return True
+    return all("reached" in record for record in (*then, *now)) and _reached(then) == _reached(now)
+
+
+def versions_differ(records: Iterable[Record]) -> bool:
+    """Whether records are of different versions of some function: one that any two of them name."""
+    digests: dict[str, set[str]] = {}
+    for record in records:
+        for name in record.get("names", ()):
+            digests.setdefault(name, set()).add(record.get("reached", {}).get(name, _whole(record)))
+    return any(len(versions) > 1 for versions in digests.values())
+
+
+def _reached(records: Iterable[Record]) -> dict[str, str]:
+    return {name: digest for record in records for name, digest in record["reached"].items()}
+
+
+def _whole(record: Record) -> str:
+    return json.dumps([record.get("sha256"), record.get("modules", {})], sort_keys=True)
+
+
+def _versions(then: Sequence[Record], now: Sequence[Record]) -> tuple[str, str]:
+    """Both sides in words; what is the same is left out."""
+    before, after = ({describe(record) for record in records} for records in (then, now))
+    return (
+        ", ".join(sorted(before - after)) or "a plug-in of unknown version",
+        ", ".join(sorted(after - before)) or "without it",
+    )
