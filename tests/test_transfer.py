@@ -31,7 +31,7 @@ from fatbench.runner.worker import work
 from fatbench.store.numbers import remove
 from fatbench.store.schema import OUTCOME_CHUNKS, ROUND_METRICS, STAGES
 from fatbench.store.stages import Store
-from fatbench.suite import files, signatures, sources
+from fatbench.suite import files, plugins, signatures, sources
 
 MATRIX = {  # judged on -> computed on -> which of the images a, b, c, d are classified right
     "Left": {"Left": "0110", "Right": "1111", "Both": "0110"},
@@ -268,7 +268,8 @@ def test_a_stage_goes_on_where_it_was_stopped_and_begins_again_for_another_model
 
         header = {"cell": both.cell, "round": "1"}
         new = checkpoints.save_model(place / "files" / both.cell / file, {"at": torch.zeros(2)}, {}, **header)
-        run = store.claim(both.cell, "train", suite="moved", total=1, provenance={}, fresh=True)
+        made_by = {"plugins": plugins.records(both.spec)}
+        run = store.claim(both.cell, "train", suite="moved", total=1, provenance=made_by, fresh=True)
         store.finish(run, round=1, record={**row.record, "sha256": {file: new}})
         assert list(versions.changed([moved], store)[left.cell]) == [stage]
         assert work(moved, machine(place), store) == "done"

@@ -43,7 +43,7 @@ def status(
     """Show progress: cells done, failed, running and left."""
     from fatbench import settings
     from fatbench.cli import show
-    from fatbench.runner import progress
+    from fatbench.runner import progress, versions
 
     known_format(format, ("text", "json"))
     if watch:
@@ -68,7 +68,9 @@ def status(
         rows = progress.cells_of(plan, store)
         if format == "json":
             cells = [{"id": row.cell.id, "key": row.cell.key, "status": row.status} for row in rows]
-            print_json({"suite": plan.suite, "preset": plan.preset, "cells": progress.count(rows), "list": cells})
+            changed = {row.cell.id: versions.plain(row.changed) for row in rows if row.changed}
+            about = {"suite": plan.suite, "preset": plan.preset, "cells": progress.count(rows), "list": cells}
+            print_json({**about, **({"changed": changed} if changed else {})})
         else:
             show.status(plan, rows)
 

@@ -269,6 +269,7 @@ def plan_suite(
     """List the cells of a run and their cost: gradient steps, image passes, bytes, disk, time."""
     from fatbench import settings
     from fatbench.cli import show
+    from fatbench.runner import progress, versions
     from fatbench.suite import cost as planning
     from fatbench.suite import weights
     from fatbench.suite.files import named
@@ -290,6 +291,7 @@ def plan_suite(
     works = {cell.id: planning.cell_work(cell, plan) for cell in plan.to_run()}
     with opened(db, new=True) as store:
         time, many = _time(plan, store, calibrate, gpus, unseen)
+        changed = {row.cell.id: row.changed for row in progress.cells_of(plan, store) if row.changed}
     if format == "json":
         cells = []
         for cell in plan.to_run():
@@ -301,10 +303,14 @@ def plan_suite(
             found for text in weights.weights_of(cell.spec for cell in plan.to_run()) if (found := weights.read(text))
         ]
         files = [weights.status(found, root) for found in wanted]
+        reasons = {cell: versions.plain(stages) for cell, stages in changed.items()}
         print_json({"suite": plan.suite, "preset": plan.preset, "cells": cells, "weights": files, "time": vars(time),
+                    **({"changed": reasons} if reasons else {}),
                     **({"on": on} if on else {}),
                     **({"schedule": vars(many) if many else None} if gpus else {})})  # fmt: skip
         return
     show.plan(plan, works, planning.total(works.values()), time, on)
+    if changed:
+        print("\n".join(versions.lines(changed)))
     if gpus is not None:
         show.schedule(many, on)

@@ -73,11 +73,11 @@ def demand_same_inputs(turn: Turn, run: int, stage: str, now: Mapping[str, Any])
 
     run: the one that asks. now: of its provenance: data, auxiliary, weights.
     """
-    rows = {row.stage: row for row in turn.store.stages([turn.job.cell]).values() if row.status == "done" or row.round}
-    held = {row.run for row in rows.values()}
+    rows = {stage: row for (_, stage), row in turn.store.stages([turn.job.cell]).items()}
     for earlier in turn.store.runs([turn.job.cell]):
-        same_stage = earlier["stage"] == stage and stage in rows and not earlier.get("dropped")
-        if earlier["id"] == run or not (same_stage or earlier["id"] in held):
+        same_stage = earlier["stage"] == stage and rows[stage].round > 0 and not earlier.get("dropped")
+        trained = stage != "train" and earlier["id"] == rows["train"].run
+        if earlier["id"] == run or not (same_stage or trained):
             continue
         known = ("data", "weights") if same_stage else ("data",)  # an attack begins with no weights
         then, current = inputs.of_run(earlier), inputs.of_run(now)

@@ -209,6 +209,12 @@ def asked_in_vain(cells: Sequence[str], store: Store, precision: str | None, pat
     ]
 
 
+def plain(stages: Mapping[str, Sequence[Reason]]) -> list[dict[str, str]]:
+    """The reasons of one cell as plain data, each once."""
+    reasons = dict.fromkeys(reason for reasons in stages.values() for reason in reasons)
+    return [{**reason._asdict(), "words": reason.words} for reason in reasons]
+
+
 def words(found: Changed) -> list[str]:
     """The reasons of some cells in words, each once."""
     reasons = (reason for stages in found.values() for each in stages.values() for reason in each)

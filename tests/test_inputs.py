@@ -1,0 +1,270 @@
+"""What answered a number: what differs is named, and nothing is reused, resumed or paired where it does."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from fatbench.errors import MachineError
+from fatbench.runner import progress, provenance, start, versions
+from fatbench.runner.jobs import Event, Job, Machine
+from fatbench.runner.worker import work
+from fatbench.store import inputs
+from fatbench.store.inputs import Reason, differ
+from fatbench.store.stages import Store
+from fatbench.suite import files
+
+RUN = {
+    "data": {"name": "digits", "fingerprint": "a" * 64}, "auxiliary": {"name": "mnist", "fingerprint": "b" * 64},
+    "weights": {"source": "w.safetensors", "digest": "sha256:" + "c" * 64}, "commit": "d" * 40, "dirty": False,
+    "precision": "fp32", "path": "loop",
+}  # fmt: skip
+RECORD = {"model": "e" * 64, "origin": "f" * 64}
+
+
+def of(run: dict | None = None, record: dict | None = None, origin: str = "0123") -> dict:
+    return inputs.of_run({**RUN, **(run or {})}, {**RECORD, **(record or {})}, origin)
+
+
+@pytest.mark.parametrize(
+    ("run", "record", "code", "words"),
+    [
+        ({"data": {"fingerprint": "1" * 64}}, {}, "data", "other images or labels [aaaaaaaa], now [11111111]"),
+        ({"auxiliary": {"fingerprint": "1" * 64}}, {}, "data", "other auxiliary images or labels [bbbbbbbb], now"),
+        ({"weights": {"source": "w.safetensors", "digest": "sha256:" + "1" * 64}}, {}, "weights", "other initial"),
+        ({}, {"model": "1" * 64}, "model", "another model [eeeeeeee], now [11111111]"),
+        ({}, {"origin": "1" * 64}, "origin", "another attacking model of cell 0123 [ffffffff], now [11111111]"),
+        ({"plugins": [{"plugin": "m.py", "sha256": "1" * 64, "names": []}]}, {}, "functions", "a plug-in of unknown"),
+        ({"commit": "1" * 40}, {}, "code", "another code of fatbench"),
+        ({"dirty": True, "diff": "1" * 64}, {}, "code", "another code of fatbench"),
+        ({"precision": "bf16"}, {}, "asked", "another precision [fp32], now [bf16]"),
+        ({"path": "fast"}, {}, "asked", "another path [loop], now [fast]"),
+    ],
+)
+def test_every_input_that_differs_is_named(run: dict, record: dict, code: str, words: str) -> None:
+    (reason,) = differ(of(), of(run, record))
+    assert reason.code == code and reason.words.startswith(words)
+    assert reason.decides == (code not in ("code", "asked"))
+
+
+def test_what_either_side_lacks_is_unknown_and_says_nothing() -> None:
+    assert differ(of(), of()) == []
+    assert differ({}, of()) == differ(of(), {}) == []
+    assert differ(inputs.of_run({}), of()) == []
+    assert differ(of({"dirty": True}), of()) == []  # uncommitted, and nobody noted what
+    assert differ(of(origin="4567"), of()) == []  # of another cell
+
+
+# --- a suite on data that can be changed in place --------------------------------------------------------------------
+
+SUITE = """
+name: own
+title: On arrays of one's own
+description: Half a second.
+seeds: [0]
+base:
+  data: {name: image_folder, path: own, size: 8}
+  train: 40
+  test: 20
+  partition: {name: iid, clients: 2}
+  model: {name: mlp, width: 4}
+  algorithm:
+    name: fedavg
+    rounds: 2
+    aggregator: {name: samples}
+    local: {epochs: 1, batch: 20, lr: 0.1, objective: {name: standard}}
+axes: {method: {FedAvg: {}}}
+evaluate: {batch: 20, attacks: {natural: {name: natural}}}
+presets: {paper: {}}
+tables: [{id: A, title: Accuracy, rows: [method], values: {natural: natural}}]
+"""
+
+
+def write_data(place: Path, shift: int = 0) -> None:
+    """60 noisy images of four classes; `shift` gives the test images other labels."""
+    rng = np.random.default_rng(0)
+    shutil.rmtree(place / "own", ignore_errors=True)
+    for number in range(60):
+        part = "train" if number < 40 else "test"
+        label = (number + shift * (part == "test")) % 4
+        folder = place / "own" / part / f"class{label}"
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(rng.integers(0, 256, (8, 8, 3), dtype=np.uint8)).save(folder / f"{number:02d}.png")
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own.yaml").write_text(SUITE)
+    write_data(tmp_path)
+    return tmp_path
+
+
+def machine(place: Path, **more) -> Machine:
+    return Machine(str(place / "r.db"), str(place / "files"), str(place), checkpoint_seconds=0.0, **more)
+
+
+def job() -> Job:
+    (one,) = start.jobs_of(files.load("own.yaml").plan())
+    return one
+
+
+def test_numbers_of_other_images_are_changed_as_soon_as_a_run_has_seen_them(place: Path) -> None:
+    with Store.open(str(place / "r.db"), create=True) as store:
+        store.see_data(start.check_data([job()], place))
+        assert work(job(), machine(place), store) == "done"
+        assert progress.of_jobs([job()], store) == {job().cell: "done"}
+        write_data(place, shift=1)
+        assert versions.changed([job()], store) == {}  # nobody has looked
+        seen = start.check_data([job()], place)
+        changed = versions.changed([job()], store, seen)
+        assert sorted(stage.split("-")[0] for stage in changed[job().cell]) == ["natural", "train"]
+        store.see_data(seen)
+        assert versions.changed([job()], store) == changed
+        (row,) = progress.cells_of(files.load("own.yaml").plan(), store)
+        assert row.status == "changed" and {reason.code for reason in row.changed["train"]} == {"data"}
+        assert progress.cells_left(files.load("own.yaml").plan(), store)(row.cell)[0] == 1.0
+        before = store.measurements()
+        assert work(job(), machine(place), store) == "interrupted" and store.measurements() == before
+        assert work(job(), machine(place, rerun_changed=True), store) == "done"
+        assert versions.changed([job()], store) == {} and store.measurements() != before
+        write_data(place)  # as it was: the numbers of now are of the others
+        store.see_data(start.check_data([job()], place))
+        assert progress.of_jobs([job()], store) == {job().cell: "changed"}
+
+
+def test_a_worker_with_other_images_does_not_go_on_with_what_is_done(place: Path) -> None:
+    with Store.open(str(place / "r.db"), create=True) as store:
+        assert work(job(), machine(place), store, stop=lambda: True) == "interrupted"
+        write_data(place, shift=1)  # as on another machine: the driver has not seen it
+        assert work(job(), machine(place), store) == "failed"
+        row = store.stages()[job().cell, "train"]
+        assert row.round == 1 and "this machine has other images or labels [" in (row.error or "")
+        write_data(place)
+        assert work(job(), machine(place, retry_failed=True), store) == "done"
+        write_data(place, shift=1)
+        with store.database.writing() as connection:
+            from fatbench.store.schema import STAGES
+
+            connection.execute(STAGES.update().where(STAGES.c.stage != "train").values(status="interrupted", round=0))
+        assert work(job(), machine(place), store) == "failed"  # its model is of the other images
+
+
+def test_an_unfinished_stage_is_begun_again_by_other_uncommitted_code(place: Path, monkeypatch) -> None:
+    now = {"commit": "1" * 40, "dirty": False}
+    monkeypatch.setattr(provenance, "code_version", lambda: now)
+    begun: dict[str, int] = {}
+    for name, edit in {
+        "another commit": {"commit": "2" * 40},
+        "the same changes": {"dirty": True, "diff": "3" * 64},
+        "other changes": {"dirty": True, "diff": "4" * 64},
+    }.items():
+        provenance.produced_by.cache_clear()
+        with Store.open(str(place / f"{name}.db"), create=True) as store:
+            now.clear()
+            now.update({"commit": "1" * 40, "dirty": False})
+            if name == "the same changes":
+                now.update(edit)
+            assert work(job(), machine(place), store, stop=lambda: True) == "interrupted"
+            now.update(edit)
+            provenance.produced_by.cache_clear()
+            events: list[Event] = []
+            work(job(), machine(place), store, events.append)
+            begun[name] = next(event.round for event in events if event.kind == "start")
+    provenance.produced_by.cache_clear()
+    assert begun == {"another commit": 1, "the same changes": 1, "other changes": 0}
+
+
+def test_what_is_not_committed_has_a_digest(tmp_path: Path, monkeypatch) -> None:
+    package = tmp_path / "fatbench" / "runner"
+    package.mkdir(parents=True)
+    (package / "provenance.py").write_text("1\n")
+    git = ["git", "-c", "user.name=a", "-c", "user.email=a@example.org", "-C", str(tmp_path)]
+    for command in (["init", "-q"], ["add", "-A"], ["commit", "-qm", "a"]):
+        subprocess.run([*git, *command], check=True)
+    monkeypatch.setattr(provenance, "__file__", str(package / "provenance.py"))
+
+    def version() -> dict:
+        provenance.code_version.cache_clear()
+        return provenance.code_version()
+
+    clean = version()
+    assert clean["dirty"] is False and "diff" not in clean
+    seen = set()
+    for file, text in (("provenance.py", "2\n"), ("provenance.py", "3\n"), ("new.py", "1\n"), ("new.py", "2\n")):
+        (package / file).write_text(text)
+        assert version()["dirty"] is True
+        seen.add(version()["diff"])
+    assert len(seen) == 4 and version()["commit"] == clean["commit"]
+    provenance.code_version.cache_clear()
+
+
+# --- as people meet it -----------------------------------------------------------------------------------------------
+
+
+def test_run_says_what_changed_what_it_costs_and_what_it_keeps(place: Path, run) -> None:
+    command = ("run", "suite", "own.yaml", "--jobs", "1", "--device", "cpu", "--data", ".")
+    assert run(*command)[0] == 0
+    code, _, err = run(*command, "--precision", "bf16", "--path", "fast")
+    assert code == 0
+    assert "1 finished cell with precision fp32 is kept: --precision bf16 is for what is still to do" in err
+    assert "1 finished cell with path loop is kept: --path fast is for what is still to do" in err
+    write_data(place, shift=1)
+    code, _, err = run(*command)
+    assert code == 1 and "0 of 1 cells done, 1 changed" in err
+    assert "computed with other images or labels [" in err and "--rerun-changed computes them again" in err
+    for question in (("status", "own.yaml"), ("plan", "suite", "own.yaml")):
+        code, out, _ = run(*question)
+        assert code == 0 and "other images or labels [" in out, question
+    status = json.loads(run("status", "own.yaml", "--format", "json")[1])
+    assert status["cells"]["changed"] == 1
+    ((cell, reasons),) = status["changed"].items()
+    assert cell == job().cell and reasons[0]["code"] == "data"
+    code, out, _ = run(*command, "-n", "--rerun-changed")
+    assert "--rerun-changed computes 1 cell again (about 1 min on one worker): other images or labels [" in out
+    code, _, err = run(*command, "--rerun-changed")
+    assert code == 0 and "--rerun-changed computes 1 cell again" in err
+    assert run("status", "own.yaml", "--format", "json")[1].count("changed") == 0
+
+
+def test_a_reason_is_plain_data() -> None:
+    reason = Reason("data", "", "a" * 64, "b" * 64)
+    assert Reason(*json.loads(json.dumps(reason))) == reason
+
+
+def test_a_run_of_its_own_is_no_reason(place: Path) -> None:
+    """A first attempt that left nothing may have had other data."""
+    with Store.open(str(place / "r.db"), create=True) as store:
+        store.add_cell(job().cell, job().spec)
+        run = store.claim(job().cell, "train", suite="own", total=2, provenance={"data": {"fingerprint": "a" * 64}})
+        assert run is not None
+        store.release(run)
+        assert work(job(), machine(place), store) == "done"
+
+
+def test_weights_that_differ_end_the_stage_before_anything_is_written(place: Path) -> None:
+    from types import SimpleNamespace
+
+    from fatbench.runner.jobs import Turn
+    from fatbench.runner.stage import demand_same_inputs
+
+    with Store.open(str(place / "r.db"), create=True) as store:
+        assert work(job(), machine(place), store, stop=lambda: True) == "interrupted"
+        first = store.runs()[0]["id"]
+        turn = Turn(job(), store, place, lambda event: None, lambda: False)
+        with store.database.writing() as connection:
+            from fatbench.store.schema import RUNS
+
+            extra = json.dumps({"weights": {"source": "timm's vit", "digest": "sha256:" + "1" * 64}})
+            connection.execute(RUNS.update().where(RUNS.c.id == first).values(extra=extra))
+        other = {"weights": {"source": "timm's vit", "digest": "sha256:" + "2" * 64}}
+        with pytest.raises(MachineError, match=r"other initial weights of timm's vit .11111111., now .22222222."):
+            demand_same_inputs(turn, first + 1, "train", other)
+        demand_same_inputs(turn, first + 1, "train", {"weights": {**other["weights"], "digest": "sha256:" + "1" * 64}})
+        assert SimpleNamespace(**store.runs()[0]).status == "interrupted"
