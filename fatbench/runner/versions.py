@@ -191,7 +191,7 @@ def only_follows(stages: Mapping[str, Sequence[Reason]]) -> bool:
 def asked_in_vain(cells: Sequence[str], store: Store, precision: str | None, path: str) -> list[str]:
     """What to tell a person whose precision or path is not that of finished trainings, which are kept as they are.
 
-    precision: None where nobody asked for one. path: "auto" where nobody did.
+    precision: None where it was not asked for. path: "auto" where it was not named.
     """
     asked = {"precision": precision, "path": None if path == "auto" else path}
     query = select(STAGES.c.cell, RUNS.c.precision, RUNS.c.extra).join(RUNS, RUNS.c.id == STAGES.c.run)

@@ -1,7 +1,7 @@
 """What answered a number beside its question, and whether two numbers were answered by the same.
 
 A cell's identity is the question. Its runs say what answered it; `differ` compares two answers, and whoever reuses,
-resumes, pairs or imports a number asks it. What either side lacks is unknown and says nothing.
+resumes, pairs or imports a number asks it. What either side lacks is unknown and counts as equal.
 
 | input | what it is | where a run has it |
 |---|---|---|
@@ -46,7 +46,7 @@ class Reason(NamedTuple):
     """In what two answers differ."""
 
     code: str  # an input
-    subject: str  # of which data set, cell, file; empty where there is one
+    subject: str  # of which data set, cell, file; empty: there is only one
     then: str
     now: str
 
