@@ -15,7 +15,6 @@ from __future__ import annotations
 import ast
 import contextlib
 import functools
-import json
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -328,48 +327,20 @@ def results(
     """Every number in the database, one row each, with what produced it; of one suite with the labels of its axes.
 
     Columns: cell, the axes, seed, stage ("train", or an evaluation), metric, round, client (-1: of none), value, n, and
-    the provenance suite, preset, commit, dirty, device, precision, created, run, attack (all its settings), flags (such
-    as that the model's natural accuracy is at chance; separated by ";"). Values are fractions, not per cent. An axis
-    with the name of another column is called "axis:NAME". preset: default the first that was run. An experiment that
-    stands at several points of the grid has a row for each. SpecError: no such suite. DatabaseError: an accuracy is not
-    the mean of its outcomes.
+    suite, preset, commit, dirty, device, precision, created and run of what measured it, attack (all its settings),
+    outcomes (how many of single images are stored), replicate, and doubts (such as that the training diverged; in the
+    words of the tables, separated by "; "). Values are fractions, not per cent. An axis with the name of another column
+    is called "axis:NAME". preset: default the first that was run. An experiment that stands at several points of the
+    grid has a row for each. SpecError: no such suite. DatabaseError: an accuracy is not the mean of its outcomes.
 
     >>> import fatbench
     >>> found = fatbench.results("sfat-cifar10", preset="smoke")
     >>> accuracies = found[found["stage"] != "train"].pivot_table(index="method", columns="metric", values="value")
     """
-    import pandas
-
-    from fatbench.report.numbers import flags
-    from fatbench.store import integrity
-    from fatbench.suite import format_call
+    from fatbench.report.numbers.frame import frame
 
     with _with(plugins, db), opened(db) as store:
-        keys: dict[str, list[dict[str, str]]] | None = None
-        if name is not None:
-            keys = {}
-            for cell in planned(name, preset, None, where, store)[1].cells:
-                keys.setdefault(cell.id, []).append(cell.key)
-        numbers = [] if store is None else store.measurements(None if keys is None else list(keys))
-        if store is not None:
-            integrity.agree(numbers, store.database)
-        flags.add_flags(numbers, {} if store is None else store.cells(list({number["cell"] for number in numbers})))
-    rows = []
-    attack: dict[str, str] = {}
-    for number in numbers:
-        text, doubts = number.pop("settings"), ";".join(number.pop("flags"))
-        if text is not None and text not in attack:
-            attack[text] = format_call.full(json.loads(text))
-        for key in [{}] if keys is None else keys[number["cell"]]:
-            labels = {axis if axis not in number else f"axis:{axis}": label for axis, label in key.items()}
-            rows.append({"cell": number["cell"], **labels, **number, "attack": attack.get(text), "flags": doubts})
-    order = ["cell", "suite", "preset", "seed", "stage", "metric", "round", "client", "value", "n"]
-    frame = pandas.DataFrame(rows)
-    if frame.empty:
-        return pandas.DataFrame(columns=order)
-    axes = [column for column in frame if column not in numbers[0] and column not in ("attack", "flags")]
-    first = ["cell", *axes, *order[3:]]
-    return frame[first + [column for column in frame if column not in first]]
+        return frame(store, None if name is None else planned(name, preset, None, where, store)[1])
 
 
 def table(
@@ -446,7 +417,7 @@ class Table:
         return render(self.grids, "latex", self.notes)
 
     def frame(self) -> pandas.DataFrame:
-        """One row a number that the tables show: labels, metric, mean, std, n, published, flags; fractions."""
+        """One row a number that the tables show: labels, metric, mean, std, n, published, doubts; fractions."""
         from fatbench.report.formats import records
 
         return records.frame(self.grids)

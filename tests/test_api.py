@@ -207,8 +207,8 @@ def test_a_module_in_memory_is_judged_and_left_alone(here: Path) -> None:
     frame = fatbench.evaluate(module, dataset="digits", attacks=["fgsm"], n=50).frame()
     zeros = (DATASETS["digits"](Path())).test_labels[:50] == 0
     assert frame.set_index("metric")["mean"].to_dict() == {"natural": zeros.mean(), "fgsm": zeros.mean()}
-    flags = frame.set_index("metric")["flags"]
-    assert "accuracy is at chance" in flags["natural"] and "no gradient" in flags["fgsm"]
+    doubts = frame.set_index("metric")["doubts"]
+    assert "accuracy is at chance" in doubts["natural"] and "no gradient" in doubts["fgsm"]
     assert module.training and len(fatbench.results()) == len(before)  # nothing was stored
 
 

@@ -19,7 +19,8 @@ from fatbench import report
 from fatbench.cli.app import app
 from fatbench.data.catalogue import CATALOGUE
 from fatbench.engine.accuracy import packed
-from fatbench.report.numbers import flags
+from fatbench.report.numbers import doubts, query
+from fatbench.report.numbers.doubts import WORDS
 from fatbench.report.numbers.statistics import binomial_tail
 from fatbench.runner.jobs import Machine
 from fatbench.runner.start import jobs_of
@@ -43,37 +44,39 @@ def test_the_tail_is_scipys(n: int, p: float) -> None:
 
 def test_chance_by_hand() -> None:
     """100 images of ten classes: P(X >= 18) > 0.01 > P(X >= 19). One of one image: P = 0.1."""
-    assert stats.binom.sf(17, 100, 0.1) > flags.LEVEL > stats.binom.sf(18, 100, 0.1)
-    assert not flags.above_chance(0.18, 100, 0.1) and flags.above_chance(0.19, 100, 0.1)
-    assert not flags.above_chance(1.0, 1, 0.1) and not flags.above_chance(0.75, 100, 0.75)
-    assert not flags.above_chance(1.0, 100, 1.0)  # one class: nothing to learn
+    assert stats.binom.sf(17, 100, 0.1) > doubts.LEVEL > stats.binom.sf(18, 100, 0.1)
+    assert not doubts.above_chance(0.18, 100, 0.1) and doubts.above_chance(0.19, 100, 0.1)
+    assert not doubts.above_chance(1.0, 1, 0.1) and not doubts.above_chance(0.75, 100, 0.75)
+    assert not doubts.above_chance(1.0, 100, 1.0)  # one class: nothing to learn
 
 
 @pytest.mark.parametrize("n", [3, 50, 500, 10_000])
 @pytest.mark.parametrize("fraction", [0.01, 0.1, 0.5])
 def test_every_count_is_decided_as_scipy_decides_it(n: int, fraction: float) -> None:
     for right in range(0, n + 1, max(1, n // 400)):
-        decided = stats.binomtest(right, n, fraction, alternative="greater").pvalue < flags.LEVEL
-        assert flags.above_chance(right / n, n, fraction) == decided, right
+        decided = stats.binomtest(right, n, fraction, alternative="greater").pvalue < doubts.LEVEL
+        assert doubts.above_chance(right / n, n, fraction) == decided, right
 
 
 def test_chance_is_what_was_stored_else_unknown_unless_the_labels_are_balanced() -> None:
     """The whole test set of CIFAR-100 has 100 images of each class; its first 2,000 images, and SVHN, have not."""
-    assert flags.chance({"data": {"name": "cifar100"}}, None, 10_000) == 0.01
-    assert flags.chance({"data": {"name": "cifar100", "variant": "jpeg75"}}, None, 10_000) == 0.01
-    assert flags.chance({"data": {"name": "cifar100"}}, 0.03, 10_000) == 0.03
+    assert doubts.chance({"name": "cifar100"}, None, 10_000) == 0.01
+    assert doubts.chance({"name": "cifar100", "variant": "jpeg75"}, None, 10_000) == 0.01
+    assert doubts.chance({"name": "cifar100"}, 0.03, 10_000) == 0.03
     for name, n in (("cifar100", 2_000), ("cifar100", None), ("svhn", 26_032), ("mnist", 10_000), ("of a plug-in", 9)):
-        assert flags.chance({"data": {"name": name}}, None, n) is None
-        assert flags.chance({"data": {"name": name}}, 0.2, n) == 0.2
+        assert doubts.chance({"name": name}, None, n) is None
+        assert doubts.chance({"name": name}, 0.2, n) == 0.2
 
 
 def test_always_the_same_class_is_no_learning() -> None:
     """Shares .5, .3 and .2: 1,000 of 2,000 right is far above a third, and exactly the most frequent class."""
-    assert flags.above_chance(0.5, 2000, 1 / 3) and not flags.above_chance(0.5, 2000, 0.5)
+    assert doubts.above_chance(0.5, 2000, 1 / 3) and not doubts.above_chance(0.5, 2000, 0.5)
     cell, stage = "c", "natural-x@2"
     row = {"cell": cell, "stage": stage, "round": 2, "client": -1, "n": 2000, "metric": "natural", "value": 0.5}
-    assert flags.at_chance([row, {**row, "metric": "chance"}], {cell: {"data": {"name": "svhn"}}}) == {(cell, 2)}
-    assert flags.at_chance([row], {cell: {"data": {"name": "svhn"}}}) == set()  # unknown
+    data = {cell: {"name": "svhn"}}
+    why = doubts.doubts([row, {**row, "metric": "chance"}], {}, data)
+    assert why == {(cell, stage): (doubts.Doubt("chance", 0.5),)}
+    assert doubts.doubts([row], {}, data) == {}  # unknown
 
 
 @pytest.mark.parametrize("name", ["digits", "plane", "fashion_mnist"])
@@ -123,7 +126,7 @@ def test_every_format_flags_the_number_and_the_table_names_the_cell(transformers
     plan = suite.plan("cpu")
     with Store.open(str(transformers)) as store:
         grids = report.build_tables(suite, plan, store)
-    below = [v.mean for grid in grids for v in grid.all() if flags.CHANCE in "".join(v.flags)]
+    below = [v.mean for grid in grids for v in grid.all() if "chance" in v.codes]
     assert [round(100 * mean, 1) for mean in below] == [17.0, 11.8, 10.9]  # means over a seed that learned nothing
     said = dict(grids[0].notes)["at chance"]
     assert (
@@ -132,7 +135,8 @@ def test_every_format_flags_the_number_and_the_table_names_the_cell(transformers
     )
     assert "checks" not in dict(grids[0].notes)  # nothing contradicts itself
     texts = {name: report.render(grids, name) for name in report.FORMATS}
-    marked = {"markdown": "±6.83†", "latex": r"$\pm$6.83}\textsuperscript{\textdagger{}}", "terminal": "±6.83†"}
+    (mark,) = [mark for mark, text in grids[0].footnotes if text.startswith(WORDS["chance"])]
+    marked = {"markdown": f"±6.83{mark}", "latex": r"$\pm$6.83}\textsuperscript{\text", "terminal": f"±6.83{mark}"}
     for name, text in texts.items():
         assert "natural accuracy is at chance" in text, name
         assert marked.get(name, "") in text, name
@@ -149,11 +153,10 @@ def test_a_suite_that_learned_has_no_such_flag(tmp_path: Path) -> None:
 
 def test_the_python_interface_has_the_flag(transformers: Path) -> None:
     table = fatbench.table(TRANSFORMERS, preset="cpu", db=str(transformers)).frame()
-    assert int(table["flags"].fillna("").str.contains("at chance").sum()) == 3
+    assert int(table["doubts"].fillna("").str.contains("at chance").sum()) == 3
     found = fatbench.results(TRANSFORMERS, preset="cpu", db=str(transformers))
-    below = found[found["flags"] != ""]
-    assert "train" not in set(below["stage"]) and set(below["flags"]) == {flags.CHANCE}
-    assert len(set(below["cell"])) == 1
+    below = found[found["doubts"].str.contains("at chance")]
+    assert set(below["metric"]) == {"natural", "pgd7", "autoattack"} and len(set(below["cell"])) == 1
 
 
 def test_the_share_of_the_most_frequent_class_is_stored_and_counts(tmp_path: Path) -> None:
@@ -170,19 +173,19 @@ def test_the_share_of_the_most_frequent_class_is_stored_and_counts(tmp_path: Pat
         assert fraction == labels.bincount().max().item() / 64
     stage = {"cell": job.cell, "stage": "natural-x@2", "round": 2, "client": -1, "n": 32}
     numbers = [{**stage, "metric": metric, "value": value} for metric, value in (("natural", 0.6), ("chance", 0.5))]
-    flags.add_flags(numbers, {job.cell: job.spec})  # P(X >= 19) of 32 halves is 0.19; of tenths nothing
-    assert [row["flags"] for row in numbers] == [[flags.CHANCE], []]
+    why = doubts.doubts(numbers, {}, {job.cell: job.spec["data"]})  # P(X >= 19) of 32 halves is 0.19; of tenths nothing
+    assert why == {(job.cell, "natural-x@2"): (doubts.Doubt("chance", 0.5),)}
 
 
 def test_show_marks_the_number(transformers: Path) -> None:
     with Store.open(str(transformers)) as store:
-        below = flags.at_chance(store.measurements(), store.cells())
-    cell = min(below)[0]
+        why = query.doubts_of(list(store.cells()), store)
+    cell = min(cell for (cell, _), found in why.items() if "chance" in {doubt.code for doubt in found})
     shown = CliRunner().invoke(app, ["show", cell, "--db", str(transformers)])
-    assert shown.exit_code == 0 and "†" in shown.stdout and f"† {flags.CHANCE}" in shown.stdout
+    assert shown.exit_code == 0 and "†" in shown.stdout and f"† {WORDS['chance']}" in shown.stdout
     found = json.loads(CliRunner().invoke(app, ["show", cell, "--db", str(transformers), "--format", "json"]).stdout)
-    assert {row["metric"] for row in found["numbers"] if row["flags"]} >= {"natural"}
-    assert not any(row["flags"] for row in found["numbers"] if row["stage"] == "train")
+    assert {row["metric"] for row in found["numbers"] if row["doubts"]} >= {"natural"}
+    assert not any(row["doubts"] for row in found["numbers"] if row["stage"] == "train")
 
 
 # --- suite check --learn --------------------------------------------------------------------------------------------
@@ -220,8 +223,8 @@ def test_learn_says_at_which_step(tmp_path: Path) -> None:
 
 
 def test_looking_often_does_not_make_a_cell_learn() -> None:
-    assert flags.leaves_chance(0.004, 2) and flags.leaves_chance(0.006, 1)
-    assert not flags.leaves_chance(0.006, 2)
+    assert doubts.leaves_chance(0.004, 2) and doubts.leaves_chance(0.006, 1)
+    assert not doubts.leaves_chance(0.006, 2)
 
 
 @pytest.mark.parametrize(

@@ -385,13 +385,13 @@ def test_a_model_that_malicious_clients_destroy_is_a_result(
     results = fatbench.results("liars.yaml")
     (chance,) = set(results[results["metric"] == "chance"]["value"])
     assert [value.mean for value in destroyed] == [chance, chance]
-    (said,) = {value.flags for value in destroyed}
+    (said,) = {value.doubts for value in destroyed}
     assert [flag for flag in said if "diverged" in flag] == [said[0]]
     assert said[0].startswith("training diverged in round ") and said[0].endswith("that of the most frequent class")
-    assert "12 uploads were not finite and were left out" in infinite[0].flags
-    assert infinite[0].mean > 0.5 and honest[0].flags == ()
+    assert "12 uploads were not finite and were left out" in infinite[0].doubts
+    assert infinite[0].mean > 0.5 and honest[0].doubts == ()
     kept = results.query("metric == 'trusted' and value == 0")
-    assert 0 < len(kept) < 12 and f"no update was trusted in {len(kept)} rounds" in distrusted[0].flags
+    assert 0 < len(kept) < 12 and f"no update was trusted in {len(kept)} rounds" in distrusted[0].doubts
     for how in ("markdown", "latex", "csv", "json", "html", "terminal"):
         assert "training diverged in round" in render(table.grids, how), how
     assert (results[results["metric"] == "diverged"]["value"] < 12).all()

@@ -34,7 +34,7 @@ from fatbench.errors import SpecError
 from fatbench.report.figures import series
 from fatbench.report.formats import html, latex, markdown, records, terminal
 from fatbench.report.formats import latex_layout as pages
-from fatbench.report.numbers import flags, provenance
+from fatbench.report.numbers import doubts, provenance, query
 from fatbench.report.numbers.measurements import EVERY, RANGE, Numbers, Source, StoredResults, in_words, metric_names
 from fatbench.report.tables import layout, number_format
 from fatbench.report.tables.combined import combine
@@ -868,24 +868,24 @@ def test_paired_differences_stand_under_the_table_and_in_json(tmp_path: Path) ->
 def test_consistency_rule() -> None:
     """n = 10000, p = 0.30: independent bound 3 sqrt(2 * 0.3 * 0.7 / 10000) = 0.01944."""
     weak = (0.30, 10_000)
-    assert not flags.violated(weak, (0.319, 10_000))
-    assert flags.violated(weak, (0.3200, 10_000))
-    assert not flags.violated(weak, (0.28, 10_000))
+    assert not doubts.violated(weak, (0.319, 10_000))
+    assert doubts.violated(weak, (0.3200, 10_000))
+    assert not doubts.violated(weak, (0.28, 10_000))
     # The same difference of 100 images, paired: 110 against 10 is 100 > 3 sqrt(120) = 32.9; 1000 against 900 is not.
-    assert flags.violated(weak, (0.31, 10_000), (110, 10))
-    assert not flags.violated(weak, (0.31, 10_000), (1000, 900))
-    assert not flags.violated((0.3, 0), (0.9, 0))
+    assert doubts.violated(weak, (0.31, 10_000), (110, 10))
+    assert not doubts.violated(weak, (0.31, 10_000), (1000, 900))
+    assert not doubts.violated((0.3, 0), (0.9, 0))
 
 
 def test_outcomes_are_joined_and_compared_bit_by_bit() -> None:
     """Images 0..9 in two chunks of 6 and 4: bits 110100 0011 and 010111 0000: only strong: 4, 5; only weak: 0, 8, 9."""
-    weak = flags.joined([(6, 4, bytes([0b00110000])), (0, 6, bytes([0b11010000]))])
-    strong = flags.joined([(0, 6, bytes([0b01011100])), (6, 4, bytes([0b00000000]))])
+    weak = query.joined([(6, 4, bytes([0b00110000])), (0, 6, bytes([0b11010000]))])
+    strong = query.joined([(0, 6, bytes([0b01011100])), (6, 4, bytes([0b00000000]))])
     assert weak == (0b1101000011, 10)
-    assert flags.discordant(weak, strong) == (2, 3)
-    assert flags.discordant(weak, (0, 9)) is None
+    assert doubts.discordant(weak, strong) == (2, 3)
+    assert doubts.discordant(weak, (0, 9)) is None
     with pytest.raises(ValueError, match="outcomes have a gap at image 6"):
-        flags.joined([(0, 6, b"\0"), (7, 1, b"\0")])
+        query.joined([(0, 6, b"\0"), (7, 1, b"\0")])
 
 
 def test_violations_become_flags_with_their_seeds(tiny: Suite) -> None:
@@ -895,17 +895,17 @@ def test_violations_become_flags_with_their_seeds(tiny: Suite) -> None:
     grids = build(tiny, plan, rows_of(plan, values))
     text = "autoattack exceeds pgd20 by more than 3 standard errors (seed 7)"
     value = at(grids[0], "FAT", "AA", "Non-IID")
-    assert (value.flags, value.marks) == ((text,), ("†",))
+    assert (value.doubts, value.marks) == ((text,), ("†",))
     assert ("†", text) in grids[0].footnotes
-    assert notes(grids[0])["checks"].startswith("natural >= fgsm >= pgd20 >= autoattack is checked")
-    assert at(grids[0], "FAT", "PGD-20", "Non-IID").flags == ()
+    assert notes(grids[0])["checks"].startswith("no attack may leave more images right than a weaker one does")
+    assert at(grids[0], "FAT", "PGD-20", "Non-IID").doubts == ()
     for name in ("markdown", "csv", "json", "html", "terminal"):
         assert re.sub(r"\s+", " ", text) in re.sub(r"\s+", " ", report.render(grids, name))
     assert r"\textsuperscript{\textdagger{}}" in report.render(grids, "latex")
 
     paired = {"pgd20": (0b1111, 4), "autoattack": (0b1111, 4)}  # the stored outcomes are what counts
     outcomes = lambda cell, stage: paired.get(stage.split("-")[0])  # noqa: E731
-    assert not any(v.flags for v in build(tiny, plan, rows_of(plan, values), outcomes=outcomes)[0].all())
+    assert not any(v.doubts for v in build(tiny, plan, rows_of(plan, values), outcomes=outcomes)[0].all())
 
 
 def test_stored_flags_and_zero_gradients(tiny: Suite) -> None:
@@ -917,10 +917,10 @@ def test_stored_flags_and_zero_gradients(tiny: Suite) -> None:
     rows.append(number(cell, pgd20.stage(3), "flag_not_raised", 3, 0.0, 0))
     rows.append(number(cell, natural.stage(3), "zero_gradients", 3, 0.02, 10_000))
     grid = build(tiny, plan, rows)[0]
-    dead = f"{flags.NO_GRADIENT} (seed 6)"
-    assert at(grid, "FAT", "PGD-20", "Non-IID").flags == ("black box beats white box (seed 6)", dead)
-    assert at(grid, "FAT", "AA", "Non-IID").flags == (dead,)
-    assert at(grid, "FAT", "natural", "Non-IID").flags == ()
+    dead = f"{doubts.WORDS['gradient']} (seed 6)"
+    assert at(grid, "FAT", "PGD-20", "Non-IID").doubts == ("black box beats white box (seed 6)", dead)
+    assert at(grid, "FAT", "AA", "Non-IID").doubts == (dead,)
+    assert at(grid, "FAT", "natural", "Non-IID").doubts == ()
     assert at(grid, "FAT", "PGD-20", "Non-IID").marks == ("†", "‡")
     assert at(grid, "FAT", "AA", "Non-IID").marks == ("‡",)
 
@@ -1087,7 +1087,7 @@ def test_a_round_that_the_preset_does_not_reach_is_left_out_and_said(tiny: Suite
 
 def test_json_is_as_promised(paper: list[Grid]) -> None:
     content = json.loads(report.render(paper, "json"))
-    assert content["schema_version"] == 1
+    assert content["schema_version"] == 2
     table = content["tables"][0]
     assert (table["id"], table["title"]) == ("T1", "Accuracy of FAT & co. (100%)")
     row = next(row for row in table["rows"] if row["key"] == {"method": "FAT", "split": "Non-IID"})
@@ -1097,7 +1097,7 @@ def test_json_is_as_promised(paper: list[Grid]) -> None:
     assert (measured["seeds"], measured["n"]) == ([6, 7], 10_000)
     assert row["published"]["pgd20"]["mean"] == pytest.approx(0.3258)
     assert row["published"]["pgd20"]["std"] == pytest.approx(0.0001)
-    assert row["flags"] == []
+    assert row["doubts"] == []
     missing = next(row for row in table["rows"] if row["key"] == {"method": ODD, "split": "IID"})["measured"]["pgd20"]
     assert (missing["mean"], missing["std"], missing["seeds"], missing["n"]) == (None, None, [], None)
     assert len(table["rows"]) == 5  # the excluded point is no row
@@ -1575,7 +1575,7 @@ def test_paired_outcomes_are_read_from_the_database(tiny: Suite, tmp_path: Path)
     plan = tiny.plan("paper")
     cell = plan.cells[0]
     fgsm, pgd20 = (next(e for e in cell.evaluations if e.label == label) for label in ("fgsm", "pgd20"))
-    assert flags.violated((4 / 16, 16), (12 / 16, 16))
+    assert doubts.violated((4 / 16, 16), (12 / 16, 16))
     with Store.open(str(tmp_path / "test.db"), create=True) as store:
         store.add_cell(cell.id, cell.spec)
         for evaluation, bits in ((fgsm, 0xF000), (pgd20, 0xFFF0)):
@@ -1585,7 +1585,7 @@ def test_paired_outcomes_are_read_from_the_database(tiny: Suite, tmp_path: Path)
             store.finish(run, [Number(evaluation.label, bits.bit_count() / 16, 3, 16)])
         grid = report.build_tables(tiny, plan, store)[0]
     value = at(grid, "FAT", "PGD-20", "Non-IID")
-    assert (value.mean, value.flags) == (0.75, ())
+    assert (value.mean, value.doubts) == (0.75, ())
 
 
 def test_ten_thousand_cells_in_time(tmp_path: Path) -> None:

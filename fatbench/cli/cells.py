@@ -32,8 +32,10 @@ def show_cell(
 ) -> None:
     """Show the numbers of a cell and the runs behind them; with --artifacts, draw what a round kept."""
     from fatbench.cli import show
-    from fatbench.report.numbers import cell_runs, flags
+    from fatbench.report.numbers import cell_runs, query
+    from fatbench.report.numbers.doubts import in_words
     from fatbench.store import integrity
+    from fatbench.store.stage_names import parsed
 
     known_format(format, ("text", "json"))
     if not artifacts and (round is not None or output is not None):
@@ -50,7 +52,10 @@ def show_cell(
         runs = store.runs([id])
         stages = store.stages([id])
         others = cell_runs.runs_of_cell(store, id)
-    flags.add_flags(numbers, {id: spec})
+        why = query.doubts_of([id], store)
+    for number in numbers:
+        accuracy = number["metric"] == parsed(number["stage"]).metric
+        number["doubts"] = in_words(why.get((id, number["stage"]), ())) if accuracy else []
     if format == "json":
         for number in numbers:
             del number["settings"]  # those of its stage

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,6 +13,7 @@ import typer
 from fatbench.cli.common import known_format, plan_of, print_json
 from fatbench.cli.options import DataDir, Db, Device, Format, Precision, Preset, Smoke, Where
 from fatbench.errors import Doubtful, SpecError
+from fatbench.report.numbers.doubts import MEASURED_WELL, Doubt, in_words
 from fatbench.runner.run_options import RunOptions
 from fatbench.store.opening import opened
 
@@ -54,9 +56,7 @@ def evaluate(
             help="Natural accuracy in per cent that your own program measured; no attack runs if it differs here.",
         ),
     ] = None,
-    strict: Annotated[
-        bool, typer.Option("--strict", help="End with exit code 6 if a number is flagged as doubtful.")
-    ] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="End with exit code 6 if a number is doubtful.")] = False,
     preset: Preset = None,
     smoke: Smoke = False,
     where: Where = None,
@@ -100,12 +100,12 @@ def evaluate(
         if status == "done":
             _expect(expect_natural, cell, natural[0].stage(ROUND), db)
     cell, status = evaluate_external.evaluate(source, task, options, _say)
-    flags = _show(cell, db, format)
+    doubts = _show(cell, db, format)
     if status != "done":
         print(f"fatbench: {cell}: {status} (fatbench logs {cell})", file=sys.stderr)
         raise typer.Exit(1)
-    if strict and flags:
-        raise Doubtful(f"--strict: {cell}: {'; '.join(flags)}")
+    if strict and doubts:
+        raise Doubtful(f"--strict: {cell}: {'; '.join(doubts)}")
 
 
 def _expect(percent: float, cell: str, stage: str, db: str | None) -> None:
@@ -124,15 +124,17 @@ def _expect(percent: float, cell: str, stage: str, db: str | None) -> None:
 
 
 def _show(cell: str, db: str | None, format: str) -> list[str]:
-    """The cell's rows of the table of evaluated models, and on stderr what is doubtful: all that is flagged."""
+    """The cell's rows of the table of evaluated models, and on stderr what is doubtful: what `--strict` ends at."""
     from fatbench import report as reporting
+    from fatbench.report.numbers import query
     from fatbench.report.tables.external_suite import suite_and_plan
 
     with opened(db) as store:
         suite, plan = suite_and_plan(store, f"id={cell}")
         grids = reporting.build_tables(suite, plan, store)
         assert store is not None
-        doubts = doubts_of(store.measurements([cell]), store.cells([cell]))
+        found = dict.fromkeys(doubt for why in query.doubts_of([cell], store).values() for doubt in why)
+    doubts = advised(found)
     if format == "json":
         import json
 
@@ -141,25 +143,19 @@ def _show(cell: str, db: str | None, format: str) -> list[str]:
         sys.stdout.write(reporting.render(grids, "terminal" if sys.stdout.isatty() else "markdown"))
     for line in doubts:
         print(f"fatbench: {line}", file=sys.stderr)
-    flags = (flag for grid in grids for value in grid.all() for flag in value.flags)
-    return list(dict.fromkeys([*flags, *(line.partition(":")[0] for line in doubts)]))
+    return in_words(doubt for doubt in found if doubt.code not in MEASURED_WELL)
 
 
 CHECK = "check --mean, --std, --channels, --size and the order of classes"
 AT_CHANCE = f"no better than guessing the most frequent class; {CHECK}"
 
 
-def doubts_of(numbers: list[dict[str, Any]], specs: dict[str, dict[str, Any]]) -> list[str]:
-    """What is doubtful about a model, a sentence each, from its numbers and its cell."""
+def advised(doubts: Iterable[Doubt]) -> list[str]:
+    """Each doubt about a model in words, a sentence each, with what to do about it where that is known."""
     from fatbench.engine.plausible import ADVICE
-    from fatbench.report.numbers.flags import CHANCE, NO_GRADIENT, ZERO_GRADIENTS, at_chance
 
-    found = dict.fromkeys(row["metric"].removeprefix("flag_").replace("_", " ") for row in numbers if row["value"])
-    lines = [f"{words}: {ADVICE[words]}" for words in found if words in ADVICE]
-    if at_chance(numbers, specs):
-        lines.append(f"{CHANCE}: {AT_CHANCE}")
-    dead = max((row["value"] for row in numbers if row["metric"] == "zero_gradients"), default=0.0)
-    return [*lines, NO_GRADIENT] if dead > ZERO_GRADIENTS else lines
+    advice = {**ADVICE, Doubt("chance").words: AT_CHANCE}
+    return [f"{words}: {advice[words]}" if words in advice else words for words in in_words(doubts)]
 
 
 def _checkpoint(

@@ -331,12 +331,12 @@ def cell(
             continue
         client = "" if row["client"] < 0 else str(row["client"])
         table.add_row(
-            row["stage"], str(row["round"]), row["metric"], client, f"{row['value']:.6g}" + "†" * bool(row["flags"]),
+            row["stage"], str(row["round"]), row["metric"], client, f"{row['value']:.6g}" + "†" * bool(row["doubts"]),
             str(row["n"] or ""), str(row["run"]),
         )  # fmt: skip
     console.print(table)
-    for flag in dict.fromkeys(flag for row in numbers for flag in row["flags"]):
-        console.print(f"† {flag}", style="red")
+    for doubt in dict.fromkeys(doubt for row in numbers for doubt in row["doubts"]):
+        console.print(f"† {doubt}", style="red")
     hidden = sum(row["stage"] == "train" and row["round"] != last for row in numbers)
     if hidden:
         console.print(f"{hidden} numbers of earlier rounds not shown: --format json has them all", style="dim")

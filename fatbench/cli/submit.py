@@ -75,7 +75,8 @@ def submit(
 
 def _problems(store: Store) -> Iterator[str]:
     """Why results cannot stand in a leaderboard: unfinished, at chance, without outcomes or versions, modified code."""
-    from fatbench.report.numbers import flags
+    from fatbench.report.numbers import query
+    from fatbench.report.numbers.doubts import NOT_LEARNED
     from fatbench.store.stage_names import parsed
 
     specs = store.cells()
@@ -89,9 +90,9 @@ def _problems(store: Store) -> Iterator[str]:
                 yield f"cell {cell}: {name} is {row.status}"
             elif name != "train" and parsed(name).metric and not store.outcomes(cell, name):
                 yield f"cell {cell}: {name} has no outcome of each image"
-    numbers = store.measurements(list(specs))
-    for cell, _ in sorted(flags.at_chance(numbers, specs)):
-        yield f"cell {cell}: the network has not learned: {flags.CHANCE}"
+    why = query.doubts_of(list(specs), store)
+    empty = {(cell, doubt.words) for (cell, _), found in why.items() for doubt in found if doubt.code in NOT_LEARNED}
+    yield from (f"cell {cell}: the network has not learned: {words}" for cell, words in sorted(empty))
     for run in store.runs(list(specs)):
         if run["status"] == "done" and not (run.get("versions") or {}).get("torch"):
             yield f"cell {run['cell']}: the versions of the packages are not recorded"

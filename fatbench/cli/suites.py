@@ -168,7 +168,7 @@ def _contract(files: list[str]) -> None:
 
 def _learn(plan: Plan, data: Path, device: str) -> None:
     """Train a plan's first cell round by round and say when it left chance. Exit 1: it did not."""
-    from fatbench.report.numbers.flags import leaves_chance
+    from fatbench.report.numbers.doubts import leaves_chance
     from fatbench.report.numbers.statistics import binomial_tail
     from fatbench.runner.learning_check import check_learning
 

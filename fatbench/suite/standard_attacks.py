@@ -9,7 +9,13 @@ from fatbench.errors import SpecError, did_you_mean
 from fatbench.suite.located import LocatedMap, merge
 from fatbench.suite.types import FRACTION
 
+CHAIN = ("natural", "fgsm", "pgd20", "autoattack")  # metrics, from the weakest
 TITLES = {"fgsm": "FGSM", "pgd20": "PGD-20", "cw": "CW", "autoattack": "AA"}  # metric -> heading of a table
+
+
+def strength(metric: str) -> int:
+    """The place of a metric among those of the field; of any other after them."""
+    return CHAIN.index(metric) if metric in CHAIN else len(CHAIN)
 
 
 def settings(eps: str, place: str = "--eps") -> dict[str, dict[str, Any]]:

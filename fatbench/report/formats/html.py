@@ -136,7 +136,7 @@ def cell(value: Value, column: Column, links: Links) -> dict[str, Any]:
         "spread": entry.spread,
         "seeds": entry.seeds,
         "partial": value.partial,
-        "flags": significance.marks(value),
+        "marks": significance.marks(value),
         "published": entry.paper,
         "word": "formula" if value.formula else "paper",
         "raw_published": value.published,

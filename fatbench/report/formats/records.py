@@ -14,11 +14,11 @@ from fatbench.suite.model import Key
 if TYPE_CHECKING:
     import pandas
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 BEFORE = ("suite", "table")
 AFTER = (
     "heading", "metric", "unit", "checkpoint", "mean", "std", "seeds", "seeds_planned", "n", "published",
-    "published_std", "published_checkpoint", "difference", "flags", "published_flag", "published_most", "formula",
+    "published_std", "published_checkpoint", "difference", "doubts", "published_flag", "published_most", "formula",
     "low", "high", "preset", "variant", "device", "precision", "commit", "label",
 )  # fmt: skip
 
@@ -29,7 +29,7 @@ def render_csv(grids: Sequence[Grid]) -> str:
 
 
 def frame(grids: Sequence[Grid]) -> pandas.DataFrame:
-    """One line for each number of each table, see `tidy.frame`; several seeds, n or flags are separated by ";"."""
+    """One line for each number of each table, see `tidy.frame`; several seeds, n or doubts are separated by ";"."""
     numbers = (
         (key, _shared(grid) | _line(column, value))
         for grid in grids
@@ -80,7 +80,7 @@ def _line(column: Column, value: Value) -> dict[str, Any]:
         "published_std": value.published_std,
         "published_checkpoint": "" if value.published is None else value.published_select,
         "difference": difference,
-        "flags": _joined(value.flags),
+        "doubts": _joined(value.doubts),
         "published_flag": value.published_flag,
         "published_most": value.published_most,
         "formula": value.published if value.formula else None,
@@ -125,7 +125,7 @@ def _table(grid: Grid) -> dict[str, Any]:
                 if v.published is not None and not v.formula
             },
             "formula": {c.metric: v.published for c, v in planned if v.formula},
-            "flags": [f"{c.metric}: {flag}" for c, v in planned for flag in v.flags],
+            "doubts": [f"{c.metric}: {doubt}" for c, v in planned for doubt in v.doubts],
         }
         for (_, labels), planned in points.items()
     ]
@@ -183,7 +183,7 @@ def _measured(value: Value) -> dict[str, Any]:
         "seeds_planned": value.wanted,
         "difference": value.difference,
         "rank": value.rank or None,
-        "flags": list(value.flags),
+        "doubts": list(value.doubts),
     }
 
 

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 from fatbench.errors import DatabaseError, NothingMatched, SpecError, did_you_mean
 from fatbench.report.numbers import statistics
+from fatbench.report.numbers.doubts import Doubt, with_seeds
 from fatbench.report.numbers.provenance import attacked_in
-from fatbench.report.numbers.query import outcomes
+from fatbench.report.numbers.query import doubts_of, outcomes
 from fatbench.report.numbers.statistics import ImageOutcomes, Paired, PairedOutcomes, SeedsAndImages
 from fatbench.settings import PRECISIONS
 from fatbench.store.consistency import disagreement
@@ -52,6 +53,7 @@ class Measured:
     n: int
     outcomes: ImageOutcomes | None  # of every image, by each model that is deployed; None: not stored
     precision: str = "fp32"  # of the attack
+    doubts: tuple[Doubt, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,7 @@ class Comparison:
     precisions: tuple[str, ...]  # of the attack, one a seed
     test: SeedsAndImages | None  # of the methods; None: one seed, or one image
     with_images: bool  # whether `test` is over images as well; False: no outcomes are stored, it is about these images
+    doubts: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())  # of A and of B, in words with the seeds
 
     @property
     def difference(self) -> float:
@@ -183,6 +186,7 @@ def measured(store: Store, cells: Collection[str], select: Checkpoint) -> dict[s
         if row.status == "done" and parsed(name).metric and parsed(name).round == rounds.get(cell)
     }
     bits_of = outcomes(sorted(cells), store)
+    why = doubts_of(sorted(cells), store, bits_of)
     found: dict[str, dict[str, Measured]] = {cell: {} for cell in cells}
     names, metrics = sorted({name for _, name in done}), sorted({one.metric for one in done.values()})
     for number in store.measurements(sorted(rounds), stages=names, metrics=metrics):
@@ -199,7 +203,7 @@ def measured(store: Store, cells: Collection[str], select: Checkpoint) -> dict[s
         if said := disagreement(number["metric"], value, n, bits.bit_count(), total):
             raise DatabaseError(f"{store.database.shown}: cell {cell} {number['stage']}: {said} (fatbench db check)")
         each = (bits, total) if n and total and total % n == 0 else None
-        found[cell][evaluation] = Measured(value, n, each, precision)
+        found[cell][evaluation] = Measured(value, n, each, precision, why.get((cell, number["stage"]), ()))
     return found
 
 
@@ -268,7 +272,17 @@ def _comparison(row: str, metric: str, runs: Sequence[tuple[int, Measured, Measu
         over_seeds=statistics.paired(dict(zip(seeds, a, strict=True)), dict(zip(seeds, b, strict=True))),
         test=statistics.seeds_and_images(ours, theirs, n) if whole else statistics.over_seeds(differences, n),
         with_images=whole,
+        doubts=(_doubts([(seed, one) for seed, one, _ in runs]), _doubts([(seed, other) for seed, _, other in runs])),
     )
+
+
+def _doubts(runs: Sequence[tuple[int, Measured]]) -> tuple[str, ...]:
+    """The doubts about the numbers of one side, as a table says them."""
+    doubted: dict[Doubt, list[int]] = {}
+    for seed, one in runs:
+        for doubt in one.doubts:
+            doubted.setdefault(doubt, []).append(seed)
+    return with_seeds(doubted, [seed for seed, _ in runs], len(runs))
 
 
 # --- what is printed ---------------------------------------------------------------------------------------------
@@ -290,7 +304,7 @@ def as_json(comparisons: Sequence[Comparison], margin: float | None = None) -> l
                 "t_p": one.over_seeds.t_p, "wilcoxon_p": one.over_seeds.wilcoxon_p, "cohens_d": one.over_seeds.d,
             },
             "test": None if one.test is None else {"over": one.over, **plain(one.test, margin)},
-            "p": one.p,
+            "p": one.p, "doubts": dict(zip("ab", map(list, one.doubts), strict=True)),
         }
         for one in comparisons
     ]  # fmt: skip
@@ -335,6 +349,7 @@ def _block(one: Comparison, margin: float | None) -> Iterable[str]:
     yield f"{one.row + ': ' if one.row else ''}{one.metric} ({one.n} images, {seeds})"
     means = [100 * sum(side) / len(side) for side in (one.a, one.b)]
     yield f"  A {means[0]:.2f}, B {means[1]:.2f}: difference {signed(one.difference)}"
+    yield from (f"  {side}: {doubt}" for side, doubts in zip("AB", one.doubts, strict=True) for doubt in doubts)
     if (each := one.over_seeds) is not None:
         d = "" if each.d is None else f", Cohen's d {each.d:.2f}"
         yield f"  over seeds, these images: paired t {_p(each.t_p)}, Wilcoxon {_p(each.wilcoxon_p)}{d}"

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import functools
-import itertools
 import math
 import statistics
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from fatbench.report.numbers import flags as checking
 from fatbench.report.numbers import provenance
+from fatbench.report.numbers.doubts import Doubt, Doubts, Outcomes, doubts
 from fatbench.report.numbers.statistics import wilson
 from fatbench.store.selection import MONITORED, Checkpoint, checkpoint_round
 from fatbench.suite import facts
@@ -161,10 +160,6 @@ def mean_and_std(values: Sequence[float]) -> tuple[float, float | None]:
     return mean, math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1))
 
 
-# outcomes(cell, stage) -> (bits as one integer, number of examples) or None
-Outcomes = Callable[[str, str], "tuple[int, int] | None"]
-
-
 @dataclass
 class StoredResults:
     """What the database has of a plan's cells, as far as tables and figures need it.
@@ -179,6 +174,7 @@ class StoredResults:
     outcomes: Outcomes | None = None
     failed: frozenset[str] = frozenset()  # cells of which something failed, and was not run again since
     trained: frozenset[str] = frozenset()  # cells whose training is done
+    doubts: Doubts | None = None  # about evaluations; None: what these rows and the plan say
 
 
 @dataclass(slots=True)
@@ -188,7 +184,7 @@ class Measurement:
     value: float
     n: int
     stages: tuple[str, ...]  # what was read
-    flags: tuple[str, ...] = ()
+    doubts: tuple[Doubt, ...] = ()
 
 
 class Stages:
@@ -223,10 +219,8 @@ class Numbers:
         self.by_key: dict[tuple[str, str, str, int, int], tuple[float, int]] = {}
         self.measured = Counter(row["stage"] for row in stored.rows)  # stage -> numbers of all cells
         self.by_client: dict[tuple[str, str], list[float]] = {}  # (cell, metric) -> one a client, over all rounds
-        self.stored_flags: dict[tuple[str, str], list[str]] = {}
         self.series: dict[tuple[str, str], dict[int, float]] = {}
         self.priors: dict[tuple[str, str], dict[int, float]] = {}  # (cell, stage) -> client -> accuracy
-        self.below: dict[tuple[str, str], tuple[float, int, float]] = {}  # (cell, checkpoint) -> see `below_chance`
         self.last = {cell.id: int(cell.spec["algorithm"]["rounds"]) for cell in plan.cells}
         # (cell, checkpoint, which evaluations) -> metric -> number
         self.evaluated: dict[tuple[str, str, int], dict[str, Measurement]] = {}
@@ -245,10 +239,10 @@ class Numbers:
                     self.by_client.setdefault((cell, metric), []).append(row["value"])
             elif metric == PRIOR:
                 self.priors.setdefault((cell, stage), {})[client] = row["value"]
-            elif metric.startswith("flag_") and row["value"]:
-                self.stored_flags.setdefault((cell, stage), []).append(metric.removeprefix("flag_").replace("_", " "))
             if stored.runs is None:
                 self.provenance.setdefault((cell, stage), {})[origins.of(row)] = None
+        known = stored.doubts
+        self.doubts = doubts(stored.rows, *_attacks_and_data(plan), self.outcomes) if known is None else known
         for run in stored.runs or ():
             self.provenance.setdefault((run["cell"], run["stage"]), {})[origins.of(run)] = None
 
@@ -320,17 +314,18 @@ class Numbers:
             if len(kept) < len(found) or len({n for _, n in kept}) > 1:  # not of the same images and models
                 return None
             value = functools.reduce(int.__and__, (one for one, _ in kept)).bit_count() / kept[0][1]
-        flags = dict.fromkeys(flag for one in found for flag in one.flags)
+        why = dict.fromkeys(doubt for one in found for doubt in one.doubts)
         stages = dict.fromkeys(stage for one in found for stage in one.stages)
-        return Measurement(value, min(one.n for one in found), tuple(stages), tuple(flags))
+        return Measurement(value, min(one.n for one in found), tuple(stages), tuple(why))
 
     def below_chance(self, cell: Cell) -> tuple[float, int, float] | None:
         """(natural accuracy, images, chance) of a cell that has not learned; None: it has, or that is unknown."""
-        self._evaluations(cell, self.select)
-        return self.below.get((cell.id, self.select))
+        natural = self._evaluations(cell, self.select).get("natural")
+        why = [doubt.value for doubt in natural.doubts if doubt.code == "chance"] if natural else []
+        return (natural.value, natural.n, why[0]) if natural and why else None
 
     def _evaluations(self, cell: Cell, checkpoint: str) -> dict[str, Measurement]:
-        """Every evaluation that has been made of a cell at a checkpoint, by metric, with its flags."""
+        """Every evaluation that has been made of a cell at a checkpoint, by metric, with its doubts."""
         key = cell.id, checkpoint, id(cell.evaluations)
         known = self.evaluated.get(key)
         if known is not None:
@@ -346,56 +341,17 @@ class Numbers:
                 }
                 if here:  # attacked in several precisions: that in which most cells are, else the highest
                     stage = max(here, key=lambda stage: self.measured[stage])
-                    found[evaluation.label] = Measurement(*here[stage], ("train", stage))
-            self._check(cell, round, found, checkpoint)
+                    why = self.doubts.get((cell.id, stage), ())
+                    found[evaluation.label] = Measurement(*here[stage], ("train", stage), why)
         self.evaluated[key] = found
         return found
 
-    def _said(self, cell: Cell, one: Measurement) -> Sequence[str]:
-        """The flags that are stored with an evaluation."""
-        return self.stored_flags.get((cell.id, one.stages[-1]), ()) if self.stored_flags else ()
 
-    def _check(self, cell: Cell, round: int, found: dict[str, Measurement], checkpoint: str) -> None:
-        """Set the flags of one model's evaluations, in words without the seed."""
-        chain = [metric for metric in checking.CHAIN if metric in found]
-        raised: dict[str, list[str]] = {}
-        attacks = {evaluation.label: evaluation.attack for evaluation in cell.evaluations}
-        moved = {one.label: one.origin.name for one in cell.evaluations if one.origin is not None and one.origin.cell}
-        white = {
-            one.label: next((e.label for e in cell.evaluations if e.origin is None and e.attack == one.attack), "")
-            for one in cell.evaluations
-            if one.label in moved
-        }
-        against = [(label, white[label]) for label in moved if label in found and white[label] in found]
-        for weak, strong in [*itertools.combinations(chain, 2), *against]:
-            easy, hard = found[weak], found[strong]
-            if hard.value <= easy.value or not checking.same_ball(attacks[weak], attacks[strong]):
-                continue
-            paired = None
-            if self.outcomes is not None and easy.n == hard.n:
-                bits = [self.outcomes(cell.id, each.stages[-1]) for each in (easy, hard)]
-                paired = checking.discordant(*bits)
-            if checking.violated((easy.value, easy.n), (hard.value, hard.n), paired):
-                on = f", which was computed on {moved[weak]}'s model," if weak in moved else ""
-                raised.setdefault(strong, []).append(f"{strong} exceeds {weak}{on} by more than 3 standard errors")
-        natural = found.get("natural")
-        if natural and natural.n and math.isfinite(natural.value):
-            stored = self.by_key.get((cell.id, natural.stages[-1], "chance", round, -1))
-            fraction = checking.chance(cell.spec, stored and stored[0], natural.n)
-            if any(flag.startswith("training diverged") for flag in self._said(cell, natural)):
-                fraction = None  # which says it already
-            if fraction is not None and not checking.above_chance(natural.value, natural.n, fraction):
-                self.below[cell.id, checkpoint] = natural.value, natural.n, fraction
-                raised |= {metric: [checking.CHANCE, *raised.get(metric, ())] for metric in found}
-        if natural:
-            dead = self.by_key.get((cell.id, natural.stages[-1], "zero_gradients", round, -1))
-            if dead is not None and dead[0] > checking.ZERO_GRADIENTS:
-                for metric in found:
-                    if facts.role(attacks[metric]) == "attack" and metric not in moved:
-                        raised.setdefault(metric, []).append(checking.NO_GRADIENT)
-        for metric, one in found.items():
-            own = self._said(cell, one)
-            if not math.isfinite(one.value):
-                raised.setdefault(metric, []).append("not a number")
-            if own or metric in raised:
-                one.flags = (*own, *raised.get(metric, ()))
+def _attacks_and_data(plan: Plan) -> tuple[dict[str, dict[str, Any]], dict[str, dict[str, Any]]]:
+    """(evaluation -> its attack as a run stores it, cell -> its data set)."""
+    attacks = {
+        one.id: one.attack if one.origin is None else {**one.attack, "origin": one.origin.said}
+        for evaluations in {id(cell.evaluations): cell.evaluations for cell in plan.cells}.values()
+        for one in evaluations
+    }
+    return attacks, {cell.id: cell.spec["data"] for cell in plan.cells}

@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import select as sql
 
-from fatbench.report.numbers.flags import joined
-from fatbench.report.numbers.measurements import ENDS, EVERY, PRIOR, RANGE, Outcomes, Source, Stages, StoredResults
+from fatbench.report.numbers.doubts import Doubts, Outcomes, doubts
+from fatbench.report.numbers.measurements import ENDS, EVERY, PRIOR, RANGE, Source, Stages, StoredResults
 from fatbench.store import integrity
 from fatbench.store.rows import batches
-from fatbench.store.schema import NUMBERS, OUTCOME_CHUNKS, RUNS, STAGES
+from fatbench.store.schema import CELLS, NUMBERS, OUTCOME_CHUNKS, RUNS, STAGES
 from fatbench.store.selection import MONITORED, Checkpoint, checkpoint_round
+from fatbench.store.stage_names import parsed
 from fatbench.suite.tables import OVER
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ def gather(suite: Suite, plan: Plan, store: Store, select: Checkpoint) -> Stored
         if of_intervals:
             found.rows += _numbers(cells, store, (NUMBERS.c.stage == "train") & NUMBERS.c.metric.in_(of_intervals))
     found.runs = _runs(cells, store, stages)
+    found.doubts = doubts_of(cells, store, found.outcomes) if checkpoints else {}
     trained = sql(STAGES.c.cell).where((STAGES.c.stage == "train") & (STAGES.c.status == "done"))
     found.trained = frozenset(row.cell for row in _fetch(store, trained, STAGES.c.cell, cells if metrics else ()))
     broken = sql(STAGES.c.cell).where(STAGES.c.status == "failed").distinct()
@@ -87,6 +89,7 @@ def gather_series(figures: Sequence[Figure], plan: Plan, store: Store, select: C
     stages: set[str] = set()
     if any(source.stage not in ("train", "artifact") for source in sources):
         stages = _evaluated(found, plan, cells, store, {select}, sources)
+        found.doubts = doubts_of(cells, store, found.outcomes)
     found.runs = _runs(cells, store, stages)
     for metric, clients in wanted.items():
         here = (NUMBERS.c.stage == "train") & (NUMBERS.c.metric == metric)
@@ -192,6 +195,32 @@ def outcomes(cells: Sequence[str], store: Store) -> Outcomes:
         return found
 
     return functools.cache(lambda cell, stage: joined(of_stage(stage).get(cell, ())))
+
+
+def joined(chunks: Iterable[tuple[int, int, bytes]]) -> tuple[int, int]:
+    """(bits, n) of stored outcomes (start, n, packed bits): the first image in the highest bit."""
+    bits, total = 0, 0
+    for start, n, data in sorted(chunks):
+        if start != total:
+            raise ValueError(f"outcomes have a gap at image {total}")
+        bits = (bits << n) | (int.from_bytes(data, "big") >> (8 * len(data) - n))
+        total += n
+    return bits, total
+
+
+def doubts_of(cells: Sequence[str], store: Store, read: Outcomes | None = None) -> Doubts:
+    """Every reason to doubt the evaluations of some cells, by (cell, stage), from all that is stored of them.
+
+    read: the cells' outcomes, where they are at hand. What a plan asks for plays no part, so every view has the same.
+    """
+    numbers = _numbers(cells, store, (NUMBERS.c.stage != "train") & (NUMBERS.c.client == -1))
+    evaluated = sorted({row["cell"] for row in numbers})
+    made = sql(STAGES.c.cell, STAGES.c.stage, STAGES.c.settings).where(STAGES.c.settings.is_not(None))
+    texts = {parsed(stage).evaluation: text for _, stage, text in _fetch(store, made, STAGES.c.cell, evaluated)}
+    attacks = {evaluation: json.loads(text) for evaluation, text in texts.items()}
+    specs = _fetch(store, sql(CELLS.c.id, CELLS.c.spec), CELLS.c.id, evaluated)
+    data = {cell: json.loads(spec).get("data", {}) for cell, spec in specs}
+    return doubts(numbers, attacks, data, outcomes(cells, store) if read is None else read)
 
 
 _COLUMNS = ("cell", "stage", "round", "client", "metric", "value", "n")

@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fatbench.errors import FatbenchError
-from fatbench.report.numbers import flags, query
+from fatbench.report.numbers import query
 from fatbench.report.numbers.measurements import Source
 from fatbench.report.tables import number_format, significance
 from fatbench.report.tables.grid import Grid
 from fatbench.store import replicates
 from fatbench.store.selection import PUBLISHED
 from fatbench.store.stage_names import parsed
-from fatbench.suite import format_call, signatures
+from fatbench.suite import format_call, signatures, standard_attacks
 from fatbench.suite.model import Key
 
 if TYPE_CHECKING:
@@ -98,12 +98,12 @@ def points_of(grids: Iterable[Grid], boards: Iterable[Grid] = ()) -> dict[tuple[
                             "number": entry.number,
                             "spread": entry.spread,
                             "rank": value.rank,
-                            "marks": significance.marks(value)[len(value.flags) :],  # flags stand below in full
+                            "marks": significance.marks(value)[len(value.marked) :],  # doubts stand below in full
                             "published": f"formula: {entry.paper}" if value.formula else entry.paper,
                             "published_at": PUBLISHED.get(value.published_select, "") * bool(entry.paper),
                             "published_flag": value.published_flag,
                             "difference": entry.difference.replace("-", "\u2212"),
-                            "flags": value.flags,
+                            "doubts": value.doubts,
                         }
                     )
     return found
@@ -251,7 +251,7 @@ def _evaluations(
             if stage == "train" or label not in metrics:
                 continue
             (value, n), *_ = metrics[label].values()
-            strength = flags.CHAIN.index(label) if label in flags.CHAIN else len(flags.CHAIN)
+            strength = standard_attacks.strength(label)
             row = found.setdefault(
                 (-at, strength, stage), {"metric": _in(label, precision), "round": at, "by": {}, "n": n}
             )

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING
 
 from fatbench.data.catalogue import CATALOGUE
 from fatbench.errors import FatbenchError
-from fatbench.report.numbers import baseline, compare, flags
+from fatbench.report.numbers import baseline, compare
 from fatbench.report.numbers.baseline import Difference
 from fatbench.report.numbers.compare import Measured
 from fatbench.report.numbers.measurements import Source
 from fatbench.report.tables import combined, replicate_selection
 from fatbench.report.tables.grid import Grid, Row
 from fatbench.store.selection import Checkpoint
-from fatbench.suite import facts, format_call, threats
+from fatbench.suite import facts, format_call, standard_attacks, threats
 from fatbench.suite.cells import Cell, Plan, digest
 from fatbench.suite.files import Suite
 from fatbench.suite.papers import METHODS, OTHER, PAPERS, paper_of
@@ -293,7 +293,7 @@ def _strongest_attackers(grid: Grid, rows: Sequence[Row], bounds: set[str]) -> l
 
 def _strongest(grid: Grid) -> int:
     """The column that a leaderboard is first sorted by: the strongest attack of the known order, else the last one."""
-    order = {metric: position for position, metric in enumerate(flags.CHAIN)}
+    order = {metric: position for position, metric in enumerate(standard_attacks.CHAIN)}
     attacks = [
         position
         for position, column in enumerate(grid.columns)

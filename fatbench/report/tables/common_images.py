@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from fatbench.report.numbers.doubts import Doubt
 from fatbench.report.numbers.measurements import Measurement, Numbers, Source
 from fatbench.report.numbers.provenance import Origin
 from fatbench.report.tables.grid_points import TablePoints
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from fatbench.suite.cells import Cell
 
 WHICH = ("all", "common")
-NOT_CUT = "of all images: their outcomes are not stored"
+NOT_CUT = Doubt("not_cut")
 
 
 class OnCommonImages(Numbers):
@@ -48,7 +49,7 @@ class OnCommonImages(Numbers):
         cut = None if whole is None or not whole[1] else first(whole, found.n, most)
         self._cut[cell.id, stage] = cut
         if cut is None:
-            return replace(found, flags=(*found.flags, NOT_CUT))
+            return replace(found, doubts=(*found.doubts, NOT_CUT))
         return replace(found, value=cut[0].bit_count() / cut[1], n=most)
 
     def _outcomes(self, cell: str, stage: str) -> tuple[int, int] | None:

@@ -60,8 +60,10 @@ class Value:
     formula: bool = False  # what is "published" is a formula's, and no paper prints it
     comparable: bool = True  # with what is published: its settings and its checkpoint are the paper's
     rank: str = ""  # "best": significantly better than the others of its group; "shared": marked ≈; see `significance`
-    flags: tuple[str, ...] = ()
-    marks: tuple[str, ...] = ()  # footnote marks: one for each flag, then that of `significance`
+    doubts: tuple[str, ...] = ()  # in words, with the seeds that they are about
+    codes: frozenset[str] = frozenset()  # of these doubts, see `doubts.WORDS`
+    marked: tuple[str, ...] = ()  # the doubts that have a footnote mark
+    marks: tuple[str, ...] = ()  # footnote marks: one for each of `marked`, then that of `significance`
     published_flag: str = ""
     published_mark: str = ""
     labels: Key = field(default_factory=dict)  # of the axes in the heading's condition

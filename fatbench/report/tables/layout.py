@@ -15,6 +15,7 @@ from functools import cached_property
 from typing import Any
 
 from fatbench.report.numbers import provenance
+from fatbench.report.numbers.doubts import Doubt, with_seeds
 from fatbench.report.numbers.measurements import (
     CLIENT,
     EVERY,
@@ -317,14 +318,14 @@ def _value(cells: Sequence[Cell], source: Source, numbers: Numbers, facts: prove
         return Value(planned=False)
     measured: list[tuple[int, Measurement]] = []
     behind: list[tuple[str, str]] = []
-    flagged: dict[str, list[int]] = {}
+    doubted: dict[Doubt, list[int]] = {}
     for cell in cells:
         found = numbers.find(cell, source)
         if found is None:
             continue
         seed = int(cell.spec["seed"])
-        for flag in found.flags:
-            flagged.setdefault(flag, []).append(seed)
+        for doubt in found.doubts:
+            doubted.setdefault(doubt, []).append(seed)
         if math.isfinite(found.value):
             measured.append((seed, found))
             if source.stage == "evaluation" and source.client == -1:
@@ -335,18 +336,12 @@ def _value(cells: Sequence[Cell], source: Source, numbers: Numbers, facts: prove
                     what = parsed(stage).metric
                 origins = [(stage, numbers.origins(cell.id, stage))]
                 facts.add(cell.id, cell.spec["data"]["name"], what, found.n, origins)
-    flags = tuple(
-        text if len(cells) == 1 else f"{text} (seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))})"
-        for text, seeds in flagged.items()
-    )
+    doubts = with_seeds(doubted, [seed for seed, _ in measured], len(cells))
+    codes = frozenset(doubt.code for doubt in doubted)
     ids = tuple(cell.id for cell in cells)
     if not measured:
         never = all(numbers.find(cell, source) is None and _never(cell, source, numbers) for cell in cells)
-        return Value(never=never, wanted=0 if never else len(cells), flags=flags, cells=ids)
-    precisions = [parsed(found.stages[-1]).precision for _, found in measured]
-    if len({*precisions}) > 1:
-        said = provenance.attacked_in([seed for seed, _ in measured], precisions)
-        flags = (*flags, said.removeprefix("; "))
+        return Value(never=never, wanted=0 if never else len(cells), doubts=doubts, codes=codes, cells=ids)
     values = tuple(found.value for _, found in measured)
     mean, std = mean_and_std(values)
     return Value(
@@ -358,7 +353,8 @@ def _value(cells: Sequence[Cell], source: Source, numbers: Numbers, facts: prove
         values=values,
         behind=tuple(behind),
         cells=ids,
-        flags=flags,
+        doubts=doubts,
+        codes=codes,
     )
 
 
@@ -386,7 +382,14 @@ def _difference(
     seeds = tuple(seed for seed in mine if seed in less)
     if not seeds:
         never = ours.never or theirs.never
-        return Value(planned=ours.planned, never=never, wanted=ours.wanted, flags=ours.flags, cells=ours.cells)
+        return Value(
+            planned=ours.planned,
+            never=never,
+            wanted=ours.wanted,
+            doubts=ours.doubts,
+            codes=ours.codes,
+            cells=ours.cells,
+        )
     values = tuple(mine[seed] - less[seed] for seed in seeds)
     mean, std = mean_and_std(values)
     test = paired(mine, less)
@@ -394,8 +397,8 @@ def _difference(
     if source.fraction and len(ours.n) == 1 and ours.n[0] and (accuracies := over_seeds(values, ours.n[0])):
         interval = accuracies.low, accuracies.high  # seeds that agree to the image are no interval of no width
     return Value(
-        mean=mean, std=std, seeds=seeds, wanted=ours.wanted, n=ours.n, values=values, flags=ours.flags,
-        cells=ours.cells, interval=interval,
+        mean=mean, std=std, seeds=seeds, wanted=ours.wanted, n=ours.n, values=values, doubts=ours.doubts,
+        codes=ours.codes, cells=ours.cells, interval=interval,
     )  # fmt: skip
 
 

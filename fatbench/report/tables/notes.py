@@ -6,8 +6,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from fatbench.data.catalogue import CATALOGUE
-from fatbench.report.numbers import flags as checking
 from fatbench.report.numbers import provenance, statistics
+from fatbench.report.numbers.doubts import PRECISION, RULE, Doubt
 from fatbench.report.numbers.measurements import quoted
 from fatbench.report.numbers.published import Lookup
 from fatbench.report.tables import number_format
@@ -30,23 +30,33 @@ MEANINGS = {
     "min": "the least of several evaluations",
     "all": "images that are classified correctly under every one of several evaluations",
 }
+PRECISIONS_IN_WORDS = [Doubt(code).words for code in sorted(PRECISION)]
 SYMBOLS = ("†", "‡", "§", "¶")
 
 
 def footnotes(grid: Grid) -> None:
-    """Number the flags: symbols for measured numbers, letters for published ones; the same words share a mark."""
+    """Number the doubts: symbols for measured numbers, letters for published ones; the same words share a mark.
+
+    A precision that all numbers of a column have is said by a note alone.
+    """
     measured: dict[str, str] = {}
     published: dict[str, str] = {}
+    columns = [[group[position] for row in grid.rows for group in row.values] for position in range(len(grid.columns))]
+    for values in columns:
+        made = [value.doubts for value in values if value.mean is not None]
+        everywhere = {text for text in PRECISIONS_IN_WORDS if all(text in doubts for doubts in made)}
+        for value in values:
+            value.marked = tuple(doubt for doubt in value.doubts if doubt not in everywhere)
     for value in grid.all():
-        for flag in value.flags:
+        for doubt in value.marked:
             index = len(measured)
-            measured.setdefault(flag, SYMBOLS[index % 4] * (index // 4 + 1))
-        value.marks = tuple(measured[flag] for flag in value.flags)
+            measured.setdefault(doubt, SYMBOLS[index % 4] * (index // 4 + 1))
+        value.marks = tuple(measured[doubt] for doubt in value.marked)
         if value.published_flag and value.published is not None:
             index = len(published)
             mark = chr(ord("a") + index % 26) * (index // 26 + 1)
             value.published_mark = published.setdefault(value.published_flag, mark)
-    grid.footnotes.extend((mark, flag) for flag, mark in measured.items())
+    grid.footnotes.extend((mark, doubt) for doubt, mark in measured.items())
     grid.footnotes.extend((mark, f"as published: {flag}") for flag, mark in published.items())
 
 
@@ -128,8 +138,8 @@ def notes(
         yield what, _published(grid, plan, cells, lookup)
         for problem in lookup.problems:
             yield what, problem
-    if any(not flag.startswith(checking.CHANCE) for value in values for flag in value.flags):
-        yield "checks", checking.RULE
+    if any("order" in value.codes for value in values):
+        yield "checks", RULE
     if below:
         yield "at chance", _below(table, cells, below)
     yield from _tests(grid.paired)

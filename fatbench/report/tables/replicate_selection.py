@@ -99,8 +99,8 @@ class Pooled(Numbers):
         values = [one.value for one in found]
         if len(values) > 1:
             self.apart.setdefault(source.text, []).append(max(values) - min(values))
-        flags = tuple(dict.fromkeys(chain(*(one.flags for one in found))))
-        return Measurement(fmean(values), found[0].n, found[0].stages, flags)
+        doubts = tuple(dict.fromkeys(chain(*(one.doubts for one in found))))
+        return Measurement(fmean(values), found[0].n, found[0].stages, doubts)
 
     def below_chance(self, cell: Cell) -> tuple[float, int, float] | None:
         runs = self._runs[self._shown(cell)]

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from fatbench.report.numbers import statistics
-from fatbench.report.numbers.measurements import Outcomes
+from fatbench.report.numbers.doubts import Outcomes
 from fatbench.report.tables.grid import Grid, Value
 from fatbench.store.stage_names import parsed
 
@@ -60,8 +60,8 @@ def mark(grid: Grid, groups: Iterable[tuple[Sequence[Value], str]], outcomes: Ou
 
 
 def marks(value: Value) -> list[tuple[str, str]]:
-    """The marks beside a number, each with what it means: those of its flags, then that of its test."""
-    meanings = [*value.flags, *(TITLES[mark] for mark in value.marks[len(value.flags) :])]
+    """The marks beside a number, each with what it means: those of its doubts, then that of its test."""
+    meanings = [*value.marked, *(TITLES[mark] for mark in value.marks[len(value.marked) :])]
     return list(zip(value.marks, meanings, strict=True))
 
 

@@ -1,0 +1,311 @@
+"""Every reason to doubt a number: decided once from what is stored, as codes and values, and put into words here.
+
+    why = doubts(numbers, attacks, data, outcomes)      (cell, stage) -> its doubts
+    in_words(why["0a1b2c3d4e5f", "pgd20-8d1c@30"])      what a table, a page, `show`, `compare` and a frame say
+
+A stronger attack must leave no more images right than a weaker one does, up to sampling error. Two accuracies p (weaker
+attack) and q (stronger) on the same n images differ by (b - c)/n, with c images right only under the weaker attack and
+b only under the stronger. Where the outcomes of each image are stored, b and c are known and (b - c) has standard
+deviation sqrt(b + c) if the attacks were equally strong (McNemar). Otherwise outcomes are taken as independent,
+sqrt((p(1-p) + q(1-q))/n), which is an upper bound for outcomes that go together, as these do. A violation is a
+difference of more than 3 standard deviations.
+
+And has the network learned anything? Its natural accuracy must be above that of the most frequent class, or nothing
+follows from the others. A robust accuracy that is not above it is one that a constant classifier has.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from fatbench.data.catalogue import CATALOGUE
+from fatbench.errors import FatbenchError
+from fatbench.report.numbers.statistics import binomial_tail
+from fatbench.store.stage_names import parsed
+from fatbench.suite import facts
+from fatbench.suite.types import number
+
+SIGMAS = 3.0
+ZERO_GRADIENTS = 0.01  # fraction of images without any loss gradient above which attacks are not to be trusted
+LEVEL = 0.01  # of the test whether an accuracy is above a constant classifier's
+STRENGTH = {"fgsm": 0, "pgd": 1, "cw": 1, "autoattack": 2}  # of attacks in one ball, from the weakest
+
+_TEST = f"(one-sided binomial test, p >= {LEVEL:g})"
+WORDS = {  # code -> what is printed; {value}, {against} and {metric} are the doubt's
+    "diverged": "training diverged in round {value:.0f}, so accuracy is that of the most frequent class",
+    "uploads_refused": "{value:.0f} uploads were not finite and were left out",
+    "not_finite": "not a number",
+    "chance": f"natural accuracy is at chance {_TEST}",
+    "majority": f"not above the most frequent class {_TEST}",
+    "order": "{metric} exceeds {against} by more than 3 standard errors",
+    "gradient": f"the loss has no gradient on more than {100 * ZERO_GRADIENTS:g}% of the images:"
+    " gradient attacks overstate robustness",
+    "not_cut": "of all images: their outcomes are not stored",
+    "tf32": "attacked in tf32",
+    "bf16": "attacked in bf16",
+}
+PRECISION = frozenset({"tf32", "bf16"})
+MEASURED_WELL = frozenset({"majority", *PRECISION})  # the number is right, and says little
+NOT_LEARNED = frozenset({"diverged", "chance"})  # of a network whose other accuracies mean nothing
+RULE = (
+    f"no attack may leave more images right than a weaker one does, up to {SIGMAS:g} standard errors of the difference"
+    " on the same images"
+)
+STORED = (  # what a run stores as a metric's name, and the code it is
+    (re.compile(r"flag_training_diverged_in_round_(?P<value>\d+),.*"), "diverged"),
+    (re.compile(r"flag_(?P<value>\d+)_uploads_were_not_finite_.*"), "uploads_refused"),
+    (re.compile(r"flag_(?P<code>.+)_in_(?P<value>\d+)_rounds"), ""),
+    (re.compile(r"flag_(?P<code>.+)"), ""),
+)
+
+
+class Doubt(NamedTuple):
+    """One reason to doubt one accuracy."""
+
+    code: str  # of WORDS; any other is its own words: "no_update_was_trusted"
+    value: float = math.nan  # a round, a count, a fraction; NaN: there is none
+    against: str = ""  # the other attack's label
+    metric: str = ""  # the label of what is doubted
+
+    @property
+    def words(self) -> str:
+        """What is printed."""
+        if self.code in WORDS:
+            return WORDS[self.code].format(value=self.value, against=self.against, metric=self.metric)
+        rounds = "" if math.isnan(self.value) else f" in {self.value:.0f} rounds"
+        return self.code.replace("_", " ") + rounds
+
+    @property
+    def short(self) -> str:
+        """As one word of a data frame: "diverged=4", "order=0.03:fgsm", "bf16"."""
+        value = "" if math.isnan(self.value) else f"={self.value:.4g}"
+        return self.code + value + (f":{self.against}" if self.against else "")
+
+
+Outcomes = Callable[[str, str], "tuple[int, int] | None"]  # (cell, stage) -> (bits, how many); None: not stored
+Doubts = dict[tuple[str, str], tuple[Doubt, ...]]  # (cell, stage) -> its doubts, those that a run stored first
+
+
+def in_words(found: Iterable[Doubt]) -> list[str]:
+    """Doubts as they are printed, each once."""
+    return list(dict.fromkeys(doubt.words for doubt in found))
+
+
+def with_seeds(doubted: Mapping[Doubt, Sequence[int]], measured: Collection[int], planned: int) -> tuple[str, ...]:
+    """Doubts in words, the same words once, with their seeds where these are not all that are measured."""
+    texts: dict[str, list[int]] = {}
+    for doubt, seeds in doubted.items():
+        texts.setdefault(doubt.words, []).extend(seeds)
+    return tuple(
+        text
+        if len(seeds) == planned or (measured and {*measured} <= {*seeds})
+        else f"{text} (seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))})"
+        for text, seeds in texts.items()
+    )
+
+
+def doubts(
+    numbers: Iterable[Mapping[str, Any]],
+    attacks: Mapping[str, Mapping[str, Any]],
+    data: Mapping[str, Mapping[str, Any]],
+    outcomes: Outcomes | None = None,
+) -> Doubts:
+    """Every reason to doubt the evaluations among these numbers; a stage without one is not in it.
+
+    numbers: mappings with cell, stage, round, metric, client, value, n; those of training and of single clients are
+    passed over. attacks: evaluation ("pgd20-0a1b2c3d") -> its attack with all settings. data: cell -> its data set.
+    """
+    models: dict[tuple[str, int], dict[str, dict[str, tuple[float, int]]]] = {}  # -> stage -> metric -> value, n
+    for row in numbers:
+        if row["stage"] != "train" and row.get("client", -1) < 0:
+            stages = models.setdefault((row["cell"], row["round"]), {})
+            stages.setdefault(row["stage"], {})[row["metric"]] = row["value"], row.get("n") or 0
+    known = _Attacks(attacks)
+    found: Doubts = {}
+    for (cell, _), stages in models.items():
+        read = None if outcomes is None else functools.partial(outcomes, cell)
+        for stage, why in _of_model(stages, known, data.get(cell, {}), read).items():
+            if why:
+                found[cell, stage] = tuple(why)
+    return found
+
+
+class _Attacks:
+    """What is known of attacks by the names of their evaluations; ten thousand cells share a few."""
+
+    def __init__(self, settings: Mapping[str, Mapping[str, Any]]) -> None:
+        self.role = functools.cache(lambda one: _role(settings.get(one, {})))
+        self.moved = {one for one, attack in settings.items() if "origin" in attack}  # computed on another model
+        self.weaker = functools.cache(lambda a, b: weaker(settings.get(a, {}), settings.get(b, {})))
+
+
+class _Accuracy(NamedTuple):
+    """One evaluation of one model."""
+
+    stage: str
+    label: str
+    evaluation: str
+    value: float
+    n: int
+    precision: str
+
+
+def _of_model(
+    stages: Mapping[str, Mapping[str, tuple[float, int]]],
+    attacks: _Attacks,
+    data: Mapping[str, Any],
+    outcomes: Callable[[str], tuple[int, int] | None] | None,
+) -> dict[str, list[Doubt]]:
+    """The doubts about each evaluation of one model."""
+    accuracies = []
+    for stage, metrics in stages.items():
+        label, evaluation, precision, _ = parsed(stage)
+        if label in metrics:
+            accuracies.append(_Accuracy(stage, label, evaluation, *metrics[label], precision))
+    found = {one.stage: list(_stored(stages[one.stage])) for one in accuracies}
+    diverged = any(doubt.code == "diverged" for why in found.values() for doubt in why)
+    naturals = [one for one in accuracies if one.label == "natural" and one.n and math.isfinite(one.value)]
+    natural = max(naturals, key=lambda one: one.n, default=None)
+    fraction, dead, guesses = None, 0.0, False
+    if natural is not None:
+        stored = stages[natural.stage]
+        dead = stored.get("zero_gradients", (0.0, 0))[0]
+        fraction = None if diverged else chance(data, stored["chance"][0] if "chance" in stored else None, natural.n)
+        guesses = fraction is not None and not above_chance(natural.value, natural.n, fraction)
+    for one in accuracies:
+        why, attacked = found[one.stage], attacks.role(one.evaluation) == "attack"
+        if guesses and fraction is not None:
+            why.append(Doubt("chance", fraction))
+        elif attacked and fraction is not None and not above_chance(one.value, one.n, fraction):
+            why.append(Doubt("majority", fraction))
+        why += (Doubt("order", more, weak, one.label) for more, weak in _exceeded(one, accuracies, attacks, outcomes))
+        if dead > ZERO_GRADIENTS and attacked and one.evaluation not in attacks.moved:
+            why.append(Doubt("gradient", dead))
+        if not math.isfinite(one.value):
+            why.append(Doubt("not_finite"))
+        if one.precision != "fp32":
+            why.append(Doubt(one.precision))
+    return found
+
+
+def _stored(metrics: Mapping[str, tuple[float, int]]) -> Iterable[Doubt]:
+    """What a run stored with an evaluation."""
+    for metric, (value, _) in metrics.items():
+        if value and metric.startswith("flag_"):
+            pattern, code = next((pattern, code) for pattern, code in STORED if pattern.fullmatch(metric))
+            parts = (pattern.fullmatch(metric) or {}).groupdict()  # type: ignore[union-attr]
+            yield Doubt(code or parts["code"], float(parts["value"]) if parts.get("value") else math.nan)
+
+
+# --- whether attacks contradict each other -----------------------------------------------------------------------
+
+
+def _role(attack: Mapping[str, Any]) -> str:
+    """What an attack is; empty: its function is not here."""
+    plain = {key: value for key, value in attack.items() if key not in ("implementation", "origin")}
+    try:
+        return facts.role(plain) if plain else ""
+    except FatbenchError:
+        return ""
+
+
+def _exceeded(
+    strong: _Accuracy,
+    all_of_model: Collection[_Accuracy],
+    attacks: _Attacks,
+    outcomes: Callable[[str], tuple[int, int] | None] | None,
+) -> Iterable[tuple[float, str]]:
+    """(by how much, the label) of the weaker attacks that leave fewer images right than this one."""
+    for weak in all_of_model:
+        if not strong.value > weak.value or not attacks.weaker(weak.evaluation, strong.evaluation):
+            continue
+        paired = None
+        if outcomes is not None and weak.n == strong.n:
+            paired = discordant(outcomes(weak.stage), outcomes(strong.stage))
+        if violated((weak.value, weak.n), (strong.value, strong.n), paired):
+            on = ", which was computed on another model," if weak.evaluation in attacks.moved else ""
+            yield strong.value - weak.value, f"{weak.label}{on}"
+
+
+def weaker(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
+    """Whether attack b, on the same model, must leave no more images right than attack a does."""
+    if "origin" in b or not a or not b:
+        return False
+    a, b = ({key: value for key, value in attack.items() if key != "implementation"} for attack in (a, b))
+    if "origin" in a:
+        another_model = str(a["origin"]).startswith("cell ")
+        return another_model and {key: value for key, value in a.items() if key != "origin"} == b
+    if isinstance(a.get("attack"), Mapping) or isinstance(b.get("attack"), Mapping):  # one in another
+        inner, other = a.pop("attack", None), b.pop("attack", None)
+        return a == b and isinstance(inner, Mapping) and isinstance(other, Mapping) and weaker(inner, other)
+    if a["name"] == "natural":
+        return _role(b) == "attack"
+    if a.get("norm", "Linf") != b.get("norm", "Linf") or number(a.get("eps", 0)) > number(b.get("eps", 0)):
+        return False
+    shared = a.keys() & b.keys() - {"name", "eps", "step", "steps", "norm"}
+    if any(a[key] != b[key] for key in shared):
+        return False
+    if a["name"] == b["name"]:
+        smaller = number(a.get("eps", 0)) < number(b.get("eps", 0)) or a.get("steps", 0) < b.get("steps", 0)
+        return a.keys() == b.keys() and smaller and number(a.get("steps", 0)) <= number(b.get("steps", 0))
+    return STRENGTH.get(a["name"], math.nan) < STRENGTH.get(b["name"], math.nan)
+
+
+def discordant(weak: tuple[int, int] | None, strong: tuple[int, int] | None) -> tuple[int, int] | None:
+    """(b, c): images right only under the stronger, and only under the weaker attack. None: not the same images."""
+    if weak is None or strong is None or weak[1] != strong[1] or weak[1] == 0:
+        return None
+    return (strong[0] & ~weak[0]).bit_count(), (weak[0] & ~strong[0]).bit_count()
+
+
+def violated(weak: tuple[float, int], strong: tuple[float, int], paired: tuple[int, int] | None = None) -> bool:
+    """Whether the stronger attack's accuracy exceeds the weaker one's beyond sampling error. Each is (accuracy, n)."""
+    if paired is not None:
+        b, c = paired
+        return b - c > SIGMAS * math.sqrt(b + c)
+    (p, n), (q, m) = weak, strong
+    if n == 0 or m == 0:
+        return False
+    return q - p > SIGMAS * math.sqrt(p * (1 - p) / n + q * (1 - q) / m)
+
+
+# --- whether a network has learned -------------------------------------------------------------------------------
+
+
+def chance(data: Mapping[str, Any], stored: float | None = None, n: int | None = None) -> float | None:
+    """The accuracy of a constant classifier on n test images of a data set; None: unknown.
+
+    The fraction of the most frequent class of these images, `stored` with the evaluation. Of an evaluation without it
+    one over the number of classes, but only on the whole test set of a data set that has as many images of each class:
+    elsewhere a network that always says the same would pass for one that has learned.
+    """
+    if stored is not None:
+        return stored
+    known = CATALOGUE.get(data.get("name", ""))
+    if known is None or not known.balanced or n != known.test:
+        return None
+    return 1 / known.classes if known.classes else None
+
+
+@functools.cache
+def above_chance(accuracy: float, n: int, fraction: float) -> bool:
+    """Whether `accuracy` on n images is above `fraction`: the exact one-sided binomial test, p < LEVEL.
+
+    Of several models on the same images the accuracy is their mean, and the test takes it as one model's.
+    """
+    if not math.isfinite(accuracy):
+        return True  # which is no number: its own doubt
+    right = round(accuracy * n)
+    far = (right - n * fraction) / math.sqrt(n * fraction * (1 - fraction)) if 0 < fraction < 1 and n else 0.0
+    if not 0 < far < 10:  # p <= 1 / (1 + 10^2) by Cantelli's inequality: most cells need no sum
+        return far >= 10
+    return binomial_tail(right, n, fraction) < LEVEL
+
+
+def leaves_chance(p: float, checks: int) -> bool:
+    """Whether one of so many checks, with this p, shows a model above chance: Bonferroni's correction."""
+    return p < LEVEL / checks
